@@ -1,0 +1,329 @@
+//! One error type for the whole crate.
+//!
+//! [`ErrorKind`] is for programs (match on it), [`Site`] is for people (where in the data it happened),
+//! `source()` is for experts (the operating system's or decoder's own words). The one-line rendering is
+//! part of the contract and asserted by tests:
+//!
+//! ```text
+//! read: truncated: 4096 bytes expected, 1000 read: path=/data/a.bin offset=8192 len=4096 sample=2 batch=0: <source>
+//! ```
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// The crate's result.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong, for programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// A setting or argument is not legal; nothing was started.
+    Config,
+    /// The memory budget does not allow the smallest legal plan; the message is the sum.
+    Budget,
+    /// A file or folder is not there (any more).
+    NotFound,
+    /// The operating system refused access.
+    Permission,
+    /// What should be a regular file is a FIFO, socket, device or folder, or leads out of the dataset's root.
+    NotAFile,
+    /// There is nothing to read: no samples, no classes, an empty file.
+    Empty,
+    /// A file ends before the bytes that the index promised.
+    Truncated,
+    /// A file is not the one that was indexed (size differs).
+    Changed,
+    /// The device or file system reported an error.
+    Io,
+    /// The bytes are not what the decoder expects.
+    Decode,
+    /// A limit (pixels, bytes, entries) was exceeded; checked before memory is taken.
+    Limit,
+    /// A shape, length or dtype does not fit the declared field.
+    Shape,
+    /// User code returned an error.
+    User,
+    /// User code or a third-party decoder panicked.
+    Panicked,
+    /// Another epoch of the same loader is still alive.
+    EpochLive,
+    /// The caller holds every batch slot, so no further batch can be made.
+    BatchesHeld,
+    /// Something did not answer within its deadline.
+    Stalled,
+    /// The device backend is not usable here.
+    Device,
+    /// The loader or epoch was shut down.
+    Cancelled,
+}
+
+impl ErrorKind {
+    /// The words used in the rendering.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Config => "bad configuration",
+            Self::Budget => "memory budget too small",
+            Self::NotFound => "not found",
+            Self::Permission => "permission denied",
+            Self::NotAFile => "not a regular file",
+            Self::Empty => "empty",
+            Self::Truncated => "truncated",
+            Self::Changed => "changed since it was indexed",
+            Self::Io => "I/O error",
+            Self::Decode => "cannot decode",
+            Self::Limit => "over the limit",
+            Self::Shape => "shape mismatch",
+            Self::User => "user code failed",
+            Self::Panicked => "panicked",
+            Self::EpochLive => "another epoch is alive",
+            Self::BatchesHeld => "every batch is held",
+            Self::Stalled => "stalled",
+            Self::Device => "device not usable",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// Where on a sample's way something happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Stage {
+    /// Checking the settings and reserving memory.
+    Build,
+    /// Listing and measuring the dataset.
+    Index,
+    /// Choosing samples.
+    Order,
+    /// Opening a source.
+    Open,
+    /// Bringing bytes from storage.
+    Read,
+    /// Turning bytes into rows.
+    Decode,
+    /// The user's transform.
+    Map,
+    /// Handing out batches.
+    Batch,
+    /// Copying to the device.
+    Device,
+}
+
+impl Stage {
+    /// The word used in renderings and reports.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Build => "build",
+            Self::Index => "index",
+            Self::Order => "order",
+            Self::Open => "open",
+            Self::Read => "read",
+            Self::Decode => "decode",
+            Self::Map => "map",
+            Self::Batch => "batch",
+            Self::Device => "device",
+        }
+    }
+}
+
+/// Where in the data something happened; what is not known is `None`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Site {
+    /// File or folder.
+    pub path: Option<PathBuf>,
+    /// Byte offset in the file.
+    pub offset: Option<u64>,
+    /// Number of bytes asked for.
+    pub len: Option<u64>,
+    /// Sample id: index in the dataset.
+    pub sample: Option<u64>,
+    /// Batch index in the epoch.
+    pub batch: Option<u64>,
+}
+
+/// An error: kind, stage, site, message and source. One pointer wide.
+pub struct Error(Box<Inner>);
+
+struct Inner {
+    kind: ErrorKind,
+    stage: Stage,
+    message: String,
+    site: Site,
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+impl Error {
+    /// An error with a message; add the site with the `with_` methods.
+    pub fn new(kind: ErrorKind, stage: Stage, message: impl Into<String>) -> Self {
+        Self(Box::new(Inner { kind, stage, message: message.into(), site: Site::default(), source: None }))
+    }
+
+    /// An operating-system error; the kind follows from it (`ENOENT` is [`ErrorKind::NotFound`] and so on).
+    pub fn os(stage: Stage, message: impl Into<String>, source: std::io::Error) -> Self {
+        let kind = match source.kind() {
+            std::io::ErrorKind::NotFound => ErrorKind::NotFound,
+            std::io::ErrorKind::PermissionDenied => ErrorKind::Permission,
+            std::io::ErrorKind::UnexpectedEof => ErrorKind::Truncated,
+            std::io::ErrorKind::IsADirectory => ErrorKind::NotAFile,
+            _ => ErrorKind::Io,
+        };
+        Self::new(kind, stage, message).with_source(source)
+    }
+
+    /// The error of a user's decoder or transform, for code outside this crate.
+    pub fn user(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::User, Stage::Map, message)
+    }
+
+    /// What the decoder could not make sense of, for decoders outside this crate.
+    pub fn decode(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Decode, Stage::Decode, message)
+    }
+
+    /// Adds the underlying error.
+    #[must_use]
+    pub fn with_source(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        self.0.source = Some(source.into());
+        self
+    }
+
+    /// Adds the path, unless one is known already.
+    #[must_use]
+    pub fn with_path(mut self, path: impl AsRef<Path>) -> Self {
+        self.0.site.path.get_or_insert_with(|| path.as_ref().to_path_buf());
+        self
+    }
+
+    /// Adds offset and length in bytes, unless known already.
+    #[must_use]
+    pub fn with_range(mut self, offset: u64, len: u64) -> Self {
+        self.0.site.offset.get_or_insert(offset);
+        self.0.site.len.get_or_insert(len);
+        self
+    }
+
+    /// Adds the sample id, unless one is known already.
+    #[must_use]
+    pub fn with_sample(mut self, sample: u64) -> Self {
+        self.0.site.sample.get_or_insert(sample);
+        self
+    }
+
+    /// Adds the batch index, unless one is known already.
+    #[must_use]
+    pub fn with_batch(mut self, batch: u64) -> Self {
+        self.0.site.batch.get_or_insert(batch);
+        self
+    }
+
+    /// What went wrong.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// On which stage of the way.
+    pub fn stage(&self) -> Stage {
+        self.0.stage
+    }
+
+    /// Where in the data.
+    pub fn site(&self) -> &Site {
+        &self.0.site
+    }
+
+    /// The message without kind, site and source.
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { kind, stage, message, site, source } = &*self.0;
+        write!(f, "{}: {}", stage.as_str(), kind.as_str())?;
+        if !message.is_empty() {
+            write!(f, ": {message}")?;
+        }
+        if *site != Site::default() {
+            f.write_str(":")?;
+        }
+        if let Some(path) = &site.path {
+            write!(f, " path={}", path.display())?;
+        }
+        let numbers = [
+            ("offset", site.offset),
+            ("len", site.len),
+            ("sample", site.sample),
+            ("batch", site.batch),
+        ];
+        for (name, value) in numbers {
+            if let Some(value) = value {
+                write!(f, " {name}={value}")?;
+            }
+        }
+        if let Some(source) = source {
+            write!(f, ": {source}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The rendering names everything; `unwrap()` in a user's script should print it on one line.
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source.as_deref().map(|source| source as _)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rendering_is_one_line_with_kind_stage_site_and_source() {
+        let error = Error::new(ErrorKind::Truncated, Stage::Read, "4096 bytes expected, 1000 read")
+            .with_path("/data/a.bin")
+            .with_range(8192, 4096)
+            .with_sample(2)
+            .with_batch(0)
+            .with_source("end of file");
+        let expected = "read: truncated: 4096 bytes expected, 1000 read: path=/data/a.bin offset=8192 len=4096 \
+                        sample=2 batch=0: end of file";
+        assert_eq!(error.to_string(), expected);
+        assert_eq!(format!("{error:?}"), expected);
+    }
+
+    #[test]
+    fn what_is_not_known_is_left_out() {
+        let error = Error::new(ErrorKind::Config, Stage::Build, "batch_size is 0");
+        assert_eq!(error.to_string(), "build: bad configuration: batch_size is 0");
+    }
+
+    #[test]
+    fn the_first_site_wins_since_it_is_nearest_to_the_fault() {
+        let error = Error::user("x").with_sample(1).with_sample(2).with_path("a").with_path("b");
+        assert_eq!(error.site().sample, Some(1));
+        assert_eq!(error.site().path.as_deref(), Some(Path::new("a")));
+    }
+
+    #[test]
+    fn os_errors_map_to_kinds() {
+        let table = [
+            (2, ErrorKind::NotFound),
+            (13, ErrorKind::Permission),
+            (5, ErrorKind::Io),
+            (21, ErrorKind::NotAFile),
+        ];
+        for (code, kind) in table {
+            let error = Error::os(Stage::Open, "", std::io::Error::from_raw_os_error(code));
+            assert_eq!(error.kind(), kind, "errno {code}");
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! feedline (skeleton)
+mod error;
+mod memory;
+pub mod tensor;
+pub use error::{Error, ErrorKind, Result, Site, Stage};
+pub use memory::{BatchMut, Row, Status};

@@ -1,0 +1,95 @@
+//! Page-aligned host bytes from the kernel: the only kind of memory that batches and encoded bytes live in.
+
+#![allow(unsafe_code)]
+
+use crate::error::{Error, ErrorKind, Result, Stage};
+use memmap2::{Advice, MmapMut};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Regions of at least this size ask for huge pages: fewer TLB misses, and far fewer pages to pin for a device or ring.
+const HUGE_FROM: usize = 4 << 20;
+
+/// Anonymous private memory, zeroed, page-aligned, populated on creation, returned to the kernel on drop.
+///
+/// It hands out raw pointers only; `pool` and `ring` decide who may write where.
+pub(crate) struct Region {
+    // Held for its Drop; every access goes through `start`.
+    _map: MmapMut,
+    start: NonNull<u8>,
+    len: usize,
+    id: u64,
+}
+
+// SAFETY: a region is plain memory; which thread may touch which part of it is decided by the tokens of `pool` and
+// `ring`, which are the only callers of `ptr`.
+unsafe impl Send for Region {}
+// SAFETY: as above; `Region` itself has no method that reads or writes the bytes.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Reserves and populates `len` bytes, rounded up to a page.
+    ///
+    /// Errors: [`ErrorKind::Budget`] when the kernel refuses.
+    pub(crate) fn new(len: usize, what: &str) -> Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let len = len.max(1).next_multiple_of(crate::tensor::PAGE);
+        let refused = |source| {
+            Error::new(ErrorKind::Budget, Stage::Build, format!("the kernel refused {len} bytes for {what}"))
+                .with_source(source)
+        };
+        let mut map = MmapMut::map_anon(len).map_err(refused)?;
+        if len >= HUGE_FROM {
+            // Advice only: kernels without transparent huge pages answer EINVAL and work all the same.
+            let _ = map.advise(Advice::HugePage);
+        }
+        // Populate now, so that a lack of memory shows in `build()` and the first epoch pays no page faults. Kernels
+        // before 5.14 do not know the advice; there the pages come with the first write.
+        match map.advise(Advice::PopulateWrite) {
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOMEM.raw_os_error()) => {
+                return Err(refused(error));
+            }
+            _ => {}
+        }
+        let start = NonNull::new(map.as_mut_ptr()).expect("a mapping is never at address 0");
+        Ok(Self { _map: map, start, len, id: NEXT.fetch_add(1, Ordering::Relaxed) })
+    }
+
+    /// First byte.
+    pub(crate) fn ptr(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Bytes, a multiple of the page size.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Unique in the process: names the region to whoever registered it (io_uring, a device).
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_is_page_aligned_rounded_up_and_zeroed() {
+        for len in [0, 1, 4095, 4096, 4097, 5 << 20] {
+            let region = Region::new(len, "a test").unwrap();
+            assert_eq!(region.ptr().as_ptr() as usize % 4096, 0);
+            assert!(region.len() >= len.max(1) && region.len() % 4096 == 0);
+            // SAFETY: the region is alive and nobody else holds a pointer into it.
+            let bytes = unsafe { std::slice::from_raw_parts(region.ptr().as_ptr(), region.len()) };
+            assert!(bytes.iter().all(|byte| *byte == 0));
+        }
+    }
+
+    #[test]
+    fn memory_that_the_kernel_refuses_is_a_typed_error() {
+        let error = Region::new(1 << 60, "a test").err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Budget);
+    }
+}

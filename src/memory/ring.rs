@@ -1,0 +1,187 @@
+//! The byte-counted ring for encoded bytes: reserved in the order of planning, freed in any order, reused in FIFO order.
+//!
+//! Only samples that have everything else they need reserve here, and each reserves once, for all of its bytes. So
+//! every occupant can finish whatever waits for room, and room always comes back.
+
+#![allow(unsafe_code)]
+
+use super::region::Region;
+use crate::error::Result;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+/// Alignment of every span: what O_DIRECT asks for at most in practice.
+pub(crate) const SPAN_ALIGN: usize = 4096;
+
+/// A ring of bytes in one region.
+pub(crate) struct ByteRing {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    region: Arc<Region>,
+    // A lock of tens of nanoseconds, taken twice for a sample that comes from storage (microseconds at best).
+    state: Mutex<State>,
+    on_room: Box<dyn Fn() + Send + Sync>,
+}
+
+struct State {
+    /// Live and freed spans from the oldest to the newest: (start, len, freed).
+    spans: VecDeque<(usize, usize, bool)>,
+    /// Sequence number of `spans[0]`.
+    first: u64,
+}
+
+/// Bytes of the ring; room again when dropped.
+pub(crate) struct RingSpan {
+    shared: Arc<Shared>,
+    sequence: u64,
+    start: usize,
+    len: usize,
+}
+
+impl ByteRing {
+    /// Reserves a ring of `bytes` for at most `spans_max` spans; `on_room` is called after room came back.
+    pub(crate) fn new(bytes: usize, spans_max: usize, on_room: impl Fn() + Send + Sync + 'static) -> Result<Self> {
+        let region = Arc::new(Region::new(bytes, "the ring of encoded bytes")?);
+        let state = State { spans: VecDeque::with_capacity(spans_max.max(1)), first: 0 };
+        Ok(Self { shared: Arc::new(Shared { region, state: Mutex::new(state), on_room: Box::new(on_room) }) })
+    }
+
+    /// Bytes of the ring.
+    pub(crate) fn capacity(&self) -> usize {
+        self.shared.region.len()
+    }
+
+    /// The region, for registration.
+    pub(crate) fn region(&self) -> &Arc<Region> {
+        &self.shared.region
+    }
+
+    /// Takes `len` contiguous bytes, page-aligned, or `None` while there is no room. The bytes are whatever was there.
+    pub(crate) fn reserve(&self, len: usize) -> Option<RingSpan> {
+        let mut state = self.shared.state.lock().unwrap_or_else(|poison| poison.into_inner());
+        if state.spans.len() == state.spans.capacity() {
+            return None;
+        }
+        let room = len.max(1).checked_next_multiple_of(SPAN_ALIGN)?;
+        let start = state.place(room, self.capacity())?;
+        let sequence = state.first + state.spans.len() as u64;
+        state.spans.push_back((start, room, false));
+        Some(RingSpan { shared: self.shared.clone(), sequence, start, len })
+    }
+}
+
+impl State {
+    /// Where `room` bytes fit behind the newest span without reaching the oldest.
+    fn place(&self, room: usize, capacity: usize) -> Option<usize> {
+        let (Some((tail, _, _)), Some((last, last_len, _))) = (self.spans.front(), self.spans.back()) else {
+            return (room <= capacity).then_some(0);
+        };
+        let (tail, head) = (*tail, last + last_len);
+        if *last >= tail {
+            // Free: [head, capacity) and, after wrapping, [0, tail).
+            if room <= capacity - head {
+                return Some(head);
+            }
+            return (room <= tail).then_some(0);
+        }
+        (room <= tail - head).then_some(head)
+    }
+}
+
+impl RingSpan {
+    /// The bytes asked for.
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: `start + len` lies in the region, which `shared` keeps alive; live spans never overlap (`place`), and
+        // this span is unique and borrowed mutably. The region was zeroed once, so every byte is initialised.
+        unsafe { std::slice::from_raw_parts_mut(self.shared.region.ptr().as_ptr().add(self.start), self.len) }
+    }
+
+    /// The bytes asked for.
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        // SAFETY: as in `as_mut_slice`, with a shared borrow of a unique span.
+        unsafe { std::slice::from_raw_parts(self.shared.region.ptr().as_ptr().add(self.start), self.len) }
+    }
+
+    /// Number of bytes asked for.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Region and offset.
+    pub(crate) fn place(&self) -> (u64, usize) {
+        (self.shared.region.id(), self.start)
+    }
+}
+
+impl Drop for RingSpan {
+    fn drop(&mut self) {
+        let mut state = self.shared.state.lock().unwrap_or_else(|poison| poison.into_inner());
+        let index = (self.sequence - state.first) as usize;
+        state.spans[index].2 = true;
+        let before = state.spans.len();
+        while state.spans.front().is_some_and(|(_, _, freed)| *freed) {
+            state.spans.pop_front();
+            state.first += 1;
+        }
+        let came_back = state.spans.len() < before;
+        drop(state);
+        if came_back {
+            (self.shared.on_room)();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Random reservations and frees against the naive oracle: live spans never overlap, and an empty ring takes
+        /// whatever fits its capacity.
+        #[test]
+        fn live_spans_never_overlap_and_room_always_comes_back(
+            steps in prop::collection::vec((any::<bool>(), 0_usize..9 * 4096, any::<prop::sample::Index>()), 1..200)
+        ) {
+            let ring = ByteRing::new(16 * 4096, 8, || {}).unwrap();
+            let mut live: Vec<(RingSpan, u8)> = Vec::new();
+            for (step, (free, len, which)) in steps.into_iter().enumerate() {
+                if free && !live.is_empty() {
+                    let (span, mark) = live.swap_remove(which.index(live.len()));
+                    prop_assert!(span.as_slice().iter().all(|byte| *byte == mark), "a span was overwritten");
+                } else if let Some(mut span) = ring.reserve(len) {
+                    prop_assert_eq!(span.as_slice().len(), len);
+                    prop_assert_eq!(span.as_slice().as_ptr() as usize % SPAN_ALIGN, 0);
+                    let mark = step as u8;
+                    span.as_mut_slice().fill(mark);
+                    live.push((span, mark));
+                } else {
+                    prop_assert!(!live.is_empty(), "an empty ring refused {} bytes", len);
+                }
+            }
+            live.clear();
+            prop_assert!(ring.reserve(16 * 4096).is_some());
+        }
+    }
+
+    #[test]
+    fn more_than_the_capacity_is_refused_for_ever_so_build_must_check() {
+        let ring = ByteRing::new(4096, 4, || {}).unwrap();
+        assert!(ring.reserve(4097).is_none());
+        assert!(ring.reserve(usize::MAX).is_none());
+    }
+
+    #[test]
+    fn room_is_announced_when_the_oldest_span_goes() {
+        let count = Arc::new(std::sync::atomic::AtomicU32::new(0));
+        let seen = count.clone();
+        let ring = ByteRing::new(8192, 4, move || { seen.fetch_add(1, std::sync::atomic::Ordering::SeqCst); }).unwrap();
+        let (a, b) = (ring.reserve(1).unwrap(), ring.reserve(1).unwrap());
+        drop(b);
+        assert_eq!(count.load(std::sync::atomic::Ordering::SeqCst), 0, "FIFO: the oldest still stands");
+        drop(a);
+        assert_eq!(count.load(std::sync::atomic::Ordering::SeqCst), 1);
+    }
+}

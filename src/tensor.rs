@@ -1,0 +1,347 @@
+//! What a batch looks like: dtypes, fields, the spec of a sample and the layout of a slot. Pure arithmetic.
+//!
+//! ```text
+//! slot:  | image [B, 224, 224, 3] u8 | label [B] i64 | lens | ids [B] u64 | status [B] u8 |
+//!          ^ arrays start on 256 bytes; on 4096 when they are that large, so that rows whose
+//!            length is a multiple of the storage's alignment can be read in place by O_DIRECT
+//! ```
+
+use crate::error::{Error, ErrorKind, Result, Stage};
+pub use half::{bf16, f16};
+
+/// Element type of a field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the names are the field's own")]
+pub enum DType {
+    U8,
+    I8,
+    U16,
+    I16,
+    U32,
+    I32,
+    U64,
+    I64,
+    F16,
+    BF16,
+    F32,
+    F64,
+}
+
+impl DType {
+    /// Bytes per element.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::U8 | Self::I8 => 1,
+            Self::U16 | Self::I16 | Self::F16 | Self::BF16 => 2,
+            Self::U32 | Self::I32 | Self::F32 => 4,
+            Self::U64 | Self::I64 | Self::F64 => 8,
+        }
+    }
+
+    /// The usual lower-case name (`u8`, `f32`, `bf16`, …).
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::U8 => "u8",
+            Self::I8 => "i8",
+            Self::U16 => "u16",
+            Self::I16 => "i16",
+            Self::U32 => "u32",
+            Self::I32 => "i32",
+            Self::U64 => "u64",
+            Self::I64 => "i64",
+            Self::F16 => "f16",
+            Self::BF16 => "bf16",
+            Self::F32 => "f32",
+            Self::F64 => "f64",
+        }
+    }
+}
+
+impl std::fmt::Display for DType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// Rust types that a field can be viewed as. Sealed: every bit pattern must be a value.
+pub trait Element: bytemuck::Pod + sealed::Sealed {
+    /// The dtype of this Rust type.
+    const DTYPE: DType;
+}
+
+macro_rules! elements {
+    ($($rust:ty => $dtype:ident),* $(,)?) => {$(
+        impl sealed::Sealed for $rust {}
+        impl Element for $rust { const DTYPE: DType = DType::$dtype; }
+    )*};
+}
+elements! {
+    u8 => U8, i8 => I8, u16 => U16, i16 => I16, u32 => U32, i32 => I32, u64 => U64, i64 => I64,
+    f16 => F16, bf16 => BF16, f32 => F32, f64 => F64,
+}
+
+/// Shape of one row of a field (the batch dimension comes on top).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// Every sample has exactly these dimensions; empty = a scalar.
+    Fixed(Vec<usize>),
+    /// The first dimension varies from sample to sample up to `max`; rows are padded with zeros and `lens` tells
+    /// the true length. A longer sample is an error.
+    UpTo {
+        /// Largest first dimension.
+        max: usize,
+        /// The other dimensions.
+        inner: Vec<usize>,
+    },
+}
+
+/// A named part of a sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Field {
+    name: String,
+    dtype: DType,
+    shape: Shape,
+}
+
+impl Field {
+    /// A field whose rows all have the same shape; an empty shape is a scalar.
+    pub fn fixed(name: impl Into<String>, dtype: DType, shape: impl Into<Vec<usize>>) -> Self {
+        Self { name: name.into(), dtype, shape: Shape::Fixed(shape.into()) }
+    }
+
+    /// A field whose rows are vectors of at most `max` elements.
+    pub fn up_to(name: impl Into<String>, dtype: DType, max: usize) -> Self {
+        Self { name: name.into(), dtype, shape: Shape::UpTo { max, inner: Vec::new() } }
+    }
+
+    /// The name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The same field under another name.
+    #[must_use]
+    pub fn renamed(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The shape of one row.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Dimensions of one row as stored: for `UpTo` the first one is the maximum.
+    pub fn dims(&self) -> Vec<usize> {
+        match &self.shape {
+            Shape::Fixed(dims) => dims.clone(),
+            Shape::UpTo { max, inner } => std::iter::once(*max).chain(inner.iter().copied()).collect(),
+        }
+    }
+
+    /// Whether rows have different lengths.
+    pub fn is_up_to(&self) -> bool {
+        matches!(self.shape, Shape::UpTo { .. })
+    }
+
+    /// Bytes of one row as stored; `None` when they overflow.
+    fn checked_row_bytes(&self) -> Option<usize> {
+        self.dims().iter().try_fold(self.dtype.size(), |bytes, dim| bytes.checked_mul(*dim))
+    }
+
+    /// Bytes of one row as stored.
+    pub fn row_bytes(&self) -> usize {
+        self.checked_row_bytes().unwrap_or(usize::MAX)
+    }
+}
+
+/// The fields of a sample, with unique names, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Spec {
+    fields: Vec<Field>,
+}
+
+impl Spec {
+    /// Most fields of one sample (a bit set of them fits a word).
+    pub const FIELDS_MAX: usize = 64;
+
+    /// Checks names and sizes. Errors: [`ErrorKind::Config`] for no field, a doubled or empty name, too many fields,
+    /// or a row of 0 bytes or over 2^47.
+    pub fn new(fields: Vec<Field>) -> Result<Self> {
+        let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Build, message));
+        if fields.is_empty() || fields.len() > Self::FIELDS_MAX {
+            return bad(format!("a sample needs 1 to {} fields, not {}", Self::FIELDS_MAX, fields.len()));
+        }
+        for (index, field) in fields.iter().enumerate() {
+            if field.name.is_empty() {
+                return bad(format!("field {index} has no name"));
+            }
+            if fields[..index].iter().any(|other| other.name == field.name) {
+                return bad(format!("two fields are called `{}`", field.name));
+            }
+            match field.checked_row_bytes() {
+                Some(bytes) if bytes > 0 && bytes < 1 << 47 => {}
+                _ => return bad(format!("rows of field `{}` have a size that cannot be stored", field.name)),
+            }
+        }
+        Ok(Self { fields })
+    }
+
+    /// The fields in order.
+    pub fn fields(&self) -> &[Field] {
+        &self.fields
+    }
+
+    /// Index of the field with that name.
+    pub fn index_of(&self, name: &str) -> Option<usize> {
+        self.fields.iter().position(|field| field.name == name)
+    }
+}
+
+/// Alignment of every array in a slot: what GPU kernels with vector loads want.
+pub const ARRAY_ALIGN: usize = 256;
+/// Alignment of arrays of at least this size: a page, the largest alignment O_DIRECT asks for in practice.
+pub const PAGE: usize = 4096;
+
+/// Byte offsets of the arrays in a slot of `rows` rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    rows: usize,
+    fields: Vec<FieldLayout>,
+    ids: usize,
+    status: usize,
+    bytes: usize,
+}
+
+/// Where a field's array lies in the slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FieldLayout {
+    /// Byte offset of row 0.
+    pub offset: usize,
+    /// Bytes from row to row; rows are dense.
+    pub row_bytes: usize,
+    /// Byte offset of the `u64` lengths of an `UpTo` field.
+    pub lens: Option<usize>,
+}
+
+impl Layout {
+    /// Lays out the arrays of `spec` for `rows` rows. Errors: [`ErrorKind::Config`] when the size overflows.
+    pub fn new(spec: &Spec, rows: usize) -> Result<Self> {
+        let overflow = || {
+            Error::new(ErrorKind::Config, Stage::Build, format!("a slot of {rows} rows does not fit an address space"))
+        };
+        let mut end = 0_usize;
+        let mut place = |bytes: Option<usize>| -> Result<usize> {
+            let bytes = bytes.filter(|bytes| *bytes < 1 << 47).ok_or_else(overflow)?;
+            let offset = end.next_multiple_of(if bytes >= PAGE { PAGE } else { ARRAY_ALIGN });
+            end = offset.checked_add(bytes).ok_or_else(overflow)?;
+            Ok(offset)
+        };
+        let mut fields = Vec::with_capacity(spec.fields.len());
+        for field in &spec.fields {
+            let row_bytes = field.row_bytes();
+            let offset = place(row_bytes.checked_mul(rows))?;
+            fields.push(FieldLayout { offset, row_bytes, lens: None });
+        }
+        for (field, layout) in spec.fields.iter().zip(&mut fields) {
+            if field.is_up_to() {
+                layout.lens = Some(place(rows.checked_mul(8))?);
+            }
+        }
+        let ids = place(rows.checked_mul(8))?;
+        let status = place(Some(rows))?;
+        Ok(Self { rows, fields, ids, status, bytes: end.next_multiple_of(PAGE) })
+    }
+
+    /// Rows of the slot.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// The arrays of the fields, in the order of the spec.
+    pub fn fields(&self) -> &[FieldLayout] {
+        &self.fields
+    }
+
+    /// Byte offset of the `u64` sample ids.
+    pub fn ids(&self) -> usize {
+        self.ids
+    }
+
+    /// Byte offset of the status bytes.
+    pub fn status(&self) -> usize {
+        self.status
+    }
+
+    /// Bytes of the slot, a multiple of the page size.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn any_field() -> impl Strategy<Value = Field> {
+        let dtype = prop_oneof![Just(DType::U8), Just(DType::I64), Just(DType::F32), Just(DType::BF16)];
+        (dtype, prop::collection::vec(1_usize..70, 0..3), any::<bool>(), 1_usize..5000).prop_map(
+            |(dtype, dims, up_to, max)| {
+                if up_to { Field::up_to("x", dtype, max) } else { Field::fixed("x", dtype, dims) }
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn arrays_of_a_slot_are_aligned_and_never_overlap(fields in prop::collection::vec(any_field(), 1..6), rows in 1_usize..600) {
+            let fields = fields.into_iter().enumerate().map(|(i, f)| f.renamed(format!("f{i}"))).collect();
+            let spec = Spec::new(fields).unwrap();
+            let layout = Layout::new(&spec, rows).unwrap();
+            let mut spans: Vec<(usize, usize)> = vec![(layout.ids(), rows * 8), (layout.status(), rows)];
+            for field in layout.fields() {
+                spans.push((field.offset, field.row_bytes * rows));
+                spans.extend(field.lens.map(|offset| (offset, rows * 8)));
+            }
+            spans.sort_unstable();
+            for pair in spans.windows(2) {
+                prop_assert!(pair[0].0 + pair[0].1 <= pair[1].0);
+            }
+            let (last, bytes) = spans[spans.len() - 1];
+            prop_assert!(last + bytes <= layout.bytes());
+            for (offset, bytes) in spans {
+                prop_assert_eq!(offset % if bytes >= PAGE { PAGE } else { ARRAY_ALIGN }, 0);
+            }
+        }
+    }
+
+    #[test]
+    fn a_spec_refuses_what_a_slot_could_not_hold() {
+        let u8s = |name: &str, dims: Vec<usize>| Field::fixed(name, DType::U8, dims);
+        let cases = [
+            (vec![], "1 to 64 fields"),
+            (vec![u8s("", vec![1])], "no name"),
+            (vec![u8s("a", vec![1]), u8s("a", vec![2])], "two fields"),
+            (vec![u8s("a", vec![0])], "size"),
+            (vec![u8s("a", vec![usize::MAX, 2])], "size"),
+        ];
+        for (fields, words) in cases {
+            let error = Spec::new(fields).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config);
+            assert!(error.to_string().contains(words), "{error}");
+        }
+        let spec = Spec::new(vec![u8s("a", vec![1 << 40])]).unwrap();
+        assert_eq!(Layout::new(&spec, 1 << 30).unwrap_err().kind(), ErrorKind::Config);
+    }
+}
