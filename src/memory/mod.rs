@@ -18,40 +18,69 @@ pub(crate) mod ring;
 pub(crate) use pool::{Filled, FreeSlot, Hooks, Pool, Rows};
 pub use pool::{BatchMut, Row, Status};
 pub(crate) use region::Region;
-pub(crate) use ring::{ByteRing, RingSpan};
+pub use ring::{ByteRing, RingSpan};
 
-use pool::RowSpan;
+pub(crate) use pool::RowSpan;
 
-/// Memory that an I/O operation owns until the kernel has let go of it.
-pub(crate) enum IoBuf {
-    /// One field's row of a slot: the bytes are read where the batch will be.
+/// Memory that an I/O operation owns until the kernel has let go of it. Made from a [`RingSpan`], or by the pipeline
+/// from a row of a batch slot, where the bytes are then read in place.
+pub struct IoBuf(Kind);
+
+enum Kind {
     Row(RowSpan),
-    /// Encoded bytes on their way to a decoder.
     Ring(RingSpan),
 }
 
+impl From<RingSpan> for IoBuf {
+    fn from(span: RingSpan) -> Self {
+        Self(Kind::Ring(span))
+    }
+}
+
+impl From<RowSpan> for IoBuf {
+    fn from(span: RowSpan) -> Self {
+        Self(Kind::Row(span))
+    }
+}
+
+#[allow(clippy::len_without_is_empty, reason = "an operation of no bytes has no buffer")]
 impl IoBuf {
     /// The bytes.
-    pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
-        match self {
-            Self::Row(span) => span.as_mut_slice(),
-            Self::Ring(span) => span.as_mut_slice(),
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        match &mut self.0 {
+            Kind::Row(span) => span.as_mut_slice(),
+            Kind::Ring(span) => span.as_mut_slice(),
         }
     }
 
     /// Number of bytes.
-    pub(crate) fn len(&self) -> usize {
-        match self {
-            Self::Row(span) => span.len(),
-            Self::Ring(span) => span.len(),
+    pub fn len(&self) -> usize {
+        match &self.0 {
+            Kind::Row(span) => span.len(),
+            Kind::Ring(span) => span.len(),
         }
     }
 
     /// The region it lies in, and at which offset: what a registered-buffer read needs.
     pub(crate) fn place(&self) -> (u64, usize) {
-        match self {
-            Self::Row(span) => span.place(),
-            Self::Ring(span) => span.place(),
+        match &self.0 {
+            Kind::Row(span) => span.place(),
+            Kind::Ring(span) => span.place(),
         }
+    }
+
+    /// The row of a slot, if it is one.
+    pub(crate) fn into_row(self) -> Result<RowSpan, RingSpan> {
+        match self.0 {
+            Kind::Row(span) => Ok(span),
+            Kind::Ring(span) => Err(span),
+        }
+    }
+}
+
+impl IoBuf {
+    /// The ring's span back, if it is one.
+    pub fn into_span(self) -> Option<RingSpan> {
+        self.into_row().err()
     }
 }

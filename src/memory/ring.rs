@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 pub(crate) const SPAN_ALIGN: usize = 4096;
 
 /// A ring of bytes in one region.
-pub(crate) struct ByteRing {
+pub struct ByteRing {
     shared: Arc<Shared>,
 }
 
@@ -33,7 +33,7 @@ struct State {
 }
 
 /// Bytes of the ring; room again when dropped.
-pub(crate) struct RingSpan {
+pub struct RingSpan {
     shared: Arc<Shared>,
     sequence: u64,
     start: usize,
@@ -42,14 +42,14 @@ pub(crate) struct RingSpan {
 
 impl ByteRing {
     /// Reserves a ring of `bytes` for at most `spans_max` spans; `on_room` is called after room came back.
-    pub(crate) fn new(bytes: usize, spans_max: usize, on_room: impl Fn() + Send + Sync + 'static) -> Result<Self> {
+    pub fn new(bytes: usize, spans_max: usize, on_room: impl Fn() + Send + Sync + 'static) -> Result<Self> {
         let region = Arc::new(Region::new(bytes, "the ring of encoded bytes")?);
         let state = State { spans: VecDeque::with_capacity(spans_max.max(1)), first: 0 };
         Ok(Self { shared: Arc::new(Shared { region, state: Mutex::new(state), on_room: Box::new(on_room) }) })
     }
 
     /// Bytes of the ring.
-    pub(crate) fn capacity(&self) -> usize {
+    pub fn capacity(&self) -> usize {
         self.shared.region.len()
     }
 
@@ -59,7 +59,7 @@ impl ByteRing {
     }
 
     /// Takes `len` contiguous bytes, page-aligned, or `None` while there is no room. The bytes are whatever was there.
-    pub(crate) fn reserve(&self, len: usize) -> Option<RingSpan> {
+    pub fn reserve(&self, len: usize) -> Option<RingSpan> {
         let mut state = self.shared.state.lock().unwrap_or_else(|poison| poison.into_inner());
         if state.spans.len() == state.spans.capacity() {
             return None;
@@ -90,22 +90,23 @@ impl State {
     }
 }
 
+#[allow(clippy::len_without_is_empty, reason = "a span of no bytes is of no use")]
 impl RingSpan {
     /// The bytes asked for.
-    pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: `start + len` lies in the region, which `shared` keeps alive; live spans never overlap (`place`), and
         // this span is unique and borrowed mutably. The region was zeroed once, so every byte is initialised.
         unsafe { std::slice::from_raw_parts_mut(self.shared.region.ptr().as_ptr().add(self.start), self.len) }
     }
 
     /// The bytes asked for.
-    pub(crate) fn as_slice(&self) -> &[u8] {
+    pub fn as_slice(&self) -> &[u8] {
         // SAFETY: as in `as_mut_slice`, with a shared borrow of a unique span.
         unsafe { std::slice::from_raw_parts(self.shared.region.ptr().as_ptr().add(self.start), self.len) }
     }
 
     /// Number of bytes asked for.
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.len
     }
 

@@ -1,0 +1,165 @@
+//! Where bytes are: files by path and expected length, or memory of the process. A table, not open descriptors.
+
+use crate::error::{Error, ErrorKind, Result, Stage};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Index of a source in its [`Sources`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SourceId(u32);
+
+impl SourceId {
+    /// The index.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Index of a folder in a [`Sources`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirId(u32);
+
+/// A run of bytes of one source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Extent {
+    /// Which source.
+    pub source: SourceId,
+    /// First byte.
+    pub offset: u64,
+    /// Number of bytes.
+    pub len: u64,
+}
+
+/// The sources of a dataset: 24 bytes and the file name for each, folders shared.
+#[derive(Clone, Default)]
+pub struct Sources {
+    dirs: Vec<PathBuf>,
+    names: Vec<u8>,
+    entries: Vec<Entry>,
+    memory: Vec<Arc<[u8]>>,
+    bytes: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Entry {
+    /// Folder, or `MEMORY`.
+    dir: u32,
+    /// Name in `names` (offset up to 2^48, length up to 2^16), or the index in `memory`.
+    name: u64,
+    len: u64,
+}
+
+const MEMORY: u32 = u32::MAX;
+
+impl Sources {
+    /// An empty table.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a folder for [`Self::file_in`].
+    pub fn dir(&mut self, path: impl Into<PathBuf>) -> DirId {
+        self.dirs.push(path.into());
+        DirId((self.dirs.len() - 1) as u32)
+    }
+
+    /// Adds the file `name` of a folder with its length in bytes. A file that has another length when it is opened is
+    /// an error ([`ErrorKind::Changed`]).
+    ///
+    /// Errors: [`ErrorKind::Limit`] for more than 2^32 sources or a name of 2^16 bytes.
+    pub fn file_in(&mut self, dir: DirId, name: impl AsRef<std::ffi::OsStr>, len: u64) -> Result<SourceId> {
+        let name = name.as_ref().as_bytes();
+        let limit = |what: &str| Err(Error::new(ErrorKind::Limit, Stage::Index, what));
+        if name.len() >= 1 << 16 || self.names.len() >= 1 << 48 {
+            return limit("a file name does not fit the source table");
+        }
+        if self.entries.len() >= MEMORY as usize {
+            return limit("more than 2^32 sources");
+        }
+        let packed = (self.names.len() as u64) << 16 | name.len() as u64;
+        self.names.extend_from_slice(name);
+        self.entries.push(Entry { dir: dir.0, name: packed, len });
+        self.bytes = self.bytes.saturating_add(len);
+        Ok(SourceId((self.entries.len() - 1) as u32))
+    }
+
+    /// Adds a file by its path and length.
+    ///
+    /// Errors: as [`Self::file_in`], and [`ErrorKind::Config`] for a path without a file name.
+    pub fn file(&mut self, path: impl AsRef<Path>, len: u64) -> Result<SourceId> {
+        let path = path.as_ref();
+        let Some(name) = path.file_name() else {
+            return Err(Error::new(ErrorKind::Config, Stage::Index, "a path without a file name").with_path(path));
+        };
+        let parent = path.parent().unwrap_or(Path::new(""));
+        let dir = match self.dirs.iter().rposition(|dir| dir == parent) {
+            Some(index) => DirId(index as u32),
+            None => self.dir(parent),
+        };
+        self.file_in(dir, name, len)
+    }
+
+    /// Adds bytes of the process itself: a sample that lies there is copied by the decode workers and never read.
+    pub fn memory(&mut self, bytes: Arc<[u8]>) -> SourceId {
+        self.entries.push(Entry { dir: MEMORY, name: self.memory.len() as u64, len: bytes.len() as u64 });
+        self.memory.push(bytes);
+        SourceId((self.entries.len() - 1) as u32)
+    }
+
+    /// Number of sources.
+    pub fn count(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// All ids.
+    pub fn ids(&self) -> impl Iterator<Item = SourceId> + use<> {
+        (0..self.entries.len() as u32).map(SourceId)
+    }
+
+    /// Bytes of all files together (memory sources not counted).
+    pub fn total_bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Length in bytes as it was when the source was added.
+    pub fn len_of(&self, id: SourceId) -> u64 {
+        self.entries[id.index()].len
+    }
+
+    /// The bytes of a memory source.
+    pub fn bytes_of(&self, id: SourceId) -> Option<&[u8]> {
+        let entry = self.entries[id.index()];
+        (entry.dir == MEMORY).then(|| &*self.memory[entry.name as usize])
+    }
+
+    /// The path, or `<memory>`.
+    pub fn path(&self, id: SourceId) -> PathBuf {
+        let mut path = Vec::new();
+        self.path_into(id, &mut path);
+        PathBuf::from(<std::ffi::OsStr as OsStrExt>::from_bytes(&path))
+    }
+
+    /// Writes the path's bytes (no trailing NUL) into `out`, which is cleared first; no allocation once `out` is large
+    /// enough.
+    pub fn path_into(&self, id: SourceId, out: &mut Vec<u8>) {
+        out.clear();
+        let entry = self.entries[id.index()];
+        if entry.dir == MEMORY {
+            return out.extend_from_slice(b"<memory>");
+        }
+        let dir = self.dirs[entry.dir as usize].as_os_str().as_bytes();
+        out.extend_from_slice(dir);
+        if !dir.is_empty() && !dir.ends_with(b"/") {
+            out.push(b'/');
+        }
+        let (start, len) = ((entry.name >> 16) as usize, (entry.name & 0xffff) as usize);
+        out.extend_from_slice(&self.names[start..start + len]);
+    }
+
+    /// Heap bytes of the table (without memory sources): a term of the loader's sum.
+    pub fn table_bytes(&self) -> usize {
+        let dirs: usize = self.dirs.iter().map(|dir| dir.as_os_str().len() + size_of::<PathBuf>()).sum();
+        self.entries.capacity() * size_of::<Entry>() + self.names.capacity() + dirs
+    }
+}
