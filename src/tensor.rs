@@ -208,6 +208,59 @@ impl Spec {
     }
 }
 
+/// What the bytes of a dataset's field are before decoding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Encoding {
+    /// The elements as they stand in memory (native byte order), of this dtype and shape.
+    Raw {
+        /// Element type.
+        dtype: DType,
+        /// Shape of one sample.
+        shape: Shape,
+    },
+    /// An encoded picture (JPEG, PNG, …); which one is told from its bytes.
+    Image,
+    /// Bytes that only a decoder of the user's knows.
+    Bytes,
+}
+
+/// A field as a dataset delivers it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EncodedField {
+    /// The name; a raw field keeps it in the batch.
+    pub name: String,
+    /// What its bytes are.
+    pub encoding: Encoding,
+}
+
+impl EncodedField {
+    /// A field whose bytes are copied as they stand.
+    pub fn raw(field: Field) -> Self {
+        Self { name: field.name, encoding: Encoding::Raw { dtype: field.dtype, shape: field.shape } }
+    }
+
+    /// An encoded picture.
+    pub fn image(name: impl Into<String>) -> Self {
+        Self { name: name.into(), encoding: Encoding::Image }
+    }
+
+    /// Opaque bytes.
+    pub fn bytes(name: impl Into<String>) -> Self {
+        Self { name: name.into(), encoding: Encoding::Bytes }
+    }
+
+    /// The field of the batch that raw bytes fill.
+    pub fn as_raw(&self) -> Option<Field> {
+        match &self.encoding {
+            Encoding::Raw { dtype, shape } => {
+                Some(Field { name: self.name.clone(), dtype: *dtype, shape: shape.clone() })
+            }
+            _ => None,
+        }
+    }
+}
+
 /// Alignment of every array in a slot: what GPU kernels with vector loads want.
 pub const ARRAY_ALIGN: usize = 256;
 /// Alignment of arrays of at least this size: a page, the largest alignment O_DIRECT asks for in practice.

@@ -1,0 +1,23 @@
+//! Raw: the bytes are the row. The pipeline knows this decoder and reads such fields in place where alignment allows.
+
+use super::{Ctx, Decoder};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::memory::Row;
+use crate::tensor::{EncodedField, Field};
+
+/// Copies the bytes of a raw field into its row: the whole row of a fixed field, up to the row of an `UpTo` field.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Raw;
+
+impl Decoder for Raw {
+    fn outputs(&self, input: &EncodedField) -> Result<Vec<Field>> {
+        input.as_raw().map(|field| vec![field]).ok_or_else(|| {
+            let message = format!("field `{}` is encoded ({:?}) and needs a decoder", input.name, input.encoding);
+            Error::new(ErrorKind::Config, Stage::Build, message)
+        })
+    }
+
+    fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
+        out.copy_from(ctx.fields().start, input)
+    }
+}
