@@ -30,7 +30,8 @@ pub trait Decoder: Send + Sync + 'static {
     /// The fields it writes for such an input. Errors: whatever it cannot take, found when the loader is built.
     fn outputs(&self, input: &EncodedField) -> Result<Vec<Field>>;
 
-    /// Heap bytes that one call may need besides the row, at most: `workers ×` this is a term of the loader's sum.
+    /// Heap bytes that one call may need besides the row, at most. `workers ×` this is a term of the loader's sum; a
+    /// tight memory budget may leave less, see [`Ctx::scratch_limit`].
     fn scratch_bytes(&self) -> usize {
         0
     }
@@ -48,12 +49,24 @@ pub struct Ctx<'a> {
     id: u64,
     fields: Range<usize>,
     scratch: &'a mut Scratch,
+    scratch_limit: usize,
 }
 
 impl<'a> Ctx<'a> {
     /// A context; public so that decoders can be tested and measured alone.
     pub fn new(seed: u64, epoch: u64, id: u64, fields: Range<usize>, scratch: &'a mut Scratch) -> Self {
-        Self { seed, epoch, id, fields, scratch }
+        Self { seed, epoch, id, fields, scratch, scratch_limit: usize::MAX }
+    }
+
+    pub(crate) fn with_scratch_limit(mut self, bytes: usize) -> Self {
+        self.scratch_limit = bytes;
+        self
+    }
+
+    /// Heap bytes that this call may take: [`Decoder::scratch_bytes`], or what the memory budget left of it. A decoder
+    /// that would need more for this sample returns [`ErrorKind::Limit`](crate::ErrorKind::Limit) before it takes them.
+    pub fn scratch_limit(&self) -> usize {
+        self.scratch_limit
     }
 
     /// Sample id.

@@ -45,12 +45,26 @@ struct Slot {
     region: Arc<Region>,
     /// Rows not yet finished.
     remaining: AtomicU32,
-    /// Batch index of the present use.
-    batch: AtomicU64,
+    /// Which batch the present use is, see [`Ticket`]. Atomics only because the slot is shared; they are written while
+    /// the slot is free.
+    ticket: [AtomicU64; 4],
     /// Rows in the present use.
     rows: AtomicU32,
     /// The failure of the lowest row, so that the error does not depend on which worker was first.
     failure: Mutex<Option<(u32, Error)>>,
+}
+
+/// Which batch a slot is used for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ticket {
+    /// Which run of the iterator; slots of an abandoned one are told by it.
+    pub(crate) generation: u64,
+    /// Position in that run, across epochs.
+    pub(crate) sequence: u64,
+    /// Epoch.
+    pub(crate) epoch: u64,
+    /// Batch index in the epoch.
+    pub(crate) batch: u64,
 }
 
 /// All slots of a loader; kept only to reach their regions.
@@ -70,7 +84,7 @@ impl Pool {
                 plan: plan.clone(),
                 region: region.clone(),
                 remaining: AtomicU32::new(0),
-                batch: AtomicU64::new(0),
+                ticket: Default::default(),
                 rows: AtomicU32::new(0),
                 failure: Mutex::new(None),
             };
@@ -93,6 +107,11 @@ impl Slot {
         unsafe { self.region.ptr().as_ptr().add(offset) }
     }
 
+    fn ticket(&self) -> Ticket {
+        let [generation, sequence, epoch, batch] = self.ticket.each_ref().map(|word| word.load(Ordering::Relaxed));
+        Ticket { generation, sequence, epoch, batch }
+    }
+
     fn field_at(&self, field: usize, row: u32) -> (*mut u8, usize) {
         let layout = self.plan.layout.fields()[field];
         (self.at(layout.offset + row as usize * layout.row_bytes, layout.row_bytes), layout.row_bytes)
@@ -101,7 +120,7 @@ impl Slot {
     fn note_failure(&self, row: u32, error: Error) {
         let mut failure = self.failure.lock().unwrap_or_else(|poison| poison.into_inner());
         if failure.as_ref().is_none_or(|(lowest, _)| row < *lowest) {
-            *failure = Some((row, error.with_batch(self.batch.load(Ordering::Relaxed))));
+            *failure = Some((row, error.with_batch(self.ticket().batch)));
         }
     }
 }
@@ -110,11 +129,14 @@ impl Slot {
 pub(crate) struct FreeSlot(Arc<Slot>);
 
 impl FreeSlot {
-    /// Starts filling the slot as batch `batch` with `rows` rows (1 ≤ rows ≤ the layout's).
-    pub(crate) fn begin(self, batch: u64, rows: u32) -> Rows {
+    /// Starts filling the slot as the batch of `ticket` with `rows` rows (1 ≤ rows ≤ the layout's).
+    pub(crate) fn begin(self, ticket: Ticket, rows: u32) -> Rows {
         let slot = self.0;
         assert!(rows > 0 && rows as usize <= slot.plan.layout.rows());
-        slot.batch.store(batch, Ordering::Relaxed);
+        let words = [ticket.generation, ticket.sequence, ticket.epoch, ticket.batch];
+        for (place, word) in slot.ticket.iter().zip(words) {
+            place.store(word, Ordering::Relaxed);
+        }
         slot.rows.store(rows, Ordering::Relaxed);
         *slot.failure.lock().unwrap_or_else(|poison| poison.into_inner()) = None;
         // The tokens reach other threads through queues, which order this store before their work.
@@ -135,9 +157,9 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// Batch index.
-    pub(crate) fn batch(&self) -> u64 {
-        self.slot.batch.load(Ordering::Relaxed)
+    /// Which batch.
+    pub(crate) fn ticket(&self) -> Ticket {
+        self.slot.ticket()
     }
 
     /// The first unfinished row.
@@ -405,9 +427,9 @@ impl Filled {
         self.slot.as_ref().expect("taken only by drop")
     }
 
-    /// Batch index.
-    pub(crate) fn batch(&self) -> u64 {
-        self.slot().batch.load(Ordering::Relaxed)
+    /// Which batch.
+    pub(crate) fn ticket(&self) -> Ticket {
+        self.slot().ticket()
     }
 
     /// Rows in use.
@@ -501,7 +523,7 @@ impl BatchMut<'_> {
 
     /// Batch index in the epoch.
     pub fn index(&self) -> u64 {
-        self.filled.batch()
+        self.filled.ticket().batch
     }
 
     /// The fields.
@@ -583,7 +605,7 @@ mod tests {
     fn a_slot_is_full_exactly_when_its_last_row_is_finished_on_any_thread() {
         let (_pool, full, free) = pool(64, 1);
         for rows in [1_u32, 2, 63, 64] {
-            let mut all = free.recv().unwrap().begin(7, rows);
+            let mut all = free.recv().unwrap().begin(Ticket { batch: 7, ..Ticket::default() }, rows);
             let mut parts = Vec::new();
             while all.len() > 0 {
                 parts.push(all.take(all.len().min(5)));
@@ -607,7 +629,7 @@ mod tests {
             });
             let filled = full.recv().unwrap();
             assert!(full.try_recv().is_err() && !filled.failed());
-            assert_eq!((filled.batch(), filled.rows()), (7, rows as usize));
+            assert_eq!((filled.ticket().batch, filled.rows()), (7, rows as usize));
             assert_eq!(filled.ids(), (0..u64::from(rows)).map(|row| row * 10).collect::<Vec<_>>());
             assert_eq!(filled.bytes(0).len(), 15 * rows as usize);
             assert!(filled.bytes(0).chunks(15).zip(filled.ids()).all(|(row, id)| row.iter().all(|b| *b == *id as u8)));
@@ -620,7 +642,7 @@ mod tests {
     fn the_failure_of_the_lowest_row_wins_whatever_the_order() {
         let (_pool, full, free) = pool(4, 1);
         for order in [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]] {
-            let mut all = free.recv().unwrap().begin(3, 4);
+            let mut all = free.recv().unwrap().begin(Ticket { batch: 3, ..Ticket::default() }, 4);
             let mut parts: Vec<_> = (0..4).map(|_| Some(all.take(1))).collect();
             drop(all);
             for row in order {
@@ -635,7 +657,7 @@ mod tests {
     #[test]
     fn dropped_rows_bring_the_slot_back_as_cancelled() {
         let (_pool, full, free) = pool(8, 1);
-        let mut rows = free.recv().unwrap().begin(0, 8);
+        let mut rows = free.recv().unwrap().begin(Ticket::default(), 8);
         drop(rows.take(3));
         drop(rows);
         let filled = full.recv().unwrap();
@@ -647,7 +669,7 @@ mod tests {
     #[test]
     fn a_lent_field_cannot_be_touched_and_an_abandoned_operation_keeps_the_slot_out_of_the_pool() {
         let (_pool, full, free) = pool(1, 1);
-        let mut rows = free.recv().unwrap().begin(0, 1);
+        let mut rows = free.recv().unwrap().begin(Ticket::default(), 1);
         let mut span = rows.lend(0);
         span.as_mut_slice().fill(9);
         let touched = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| rows.row().bytes_mut(0)[0] = 1));
@@ -664,7 +686,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_a_field_is_a_shape_error_that_names_it() {
         let (_pool, _full, free) = pool(1, 1);
-        let mut rows = free.recv().unwrap().begin(0, 1);
+        let mut rows = free.recv().unwrap().begin(Ticket::default(), 1);
         let mut row = rows.row();
         let errors = [
             (row.copy_from(0, &[0; 14]).unwrap_err(), "`image` takes 15 bytes, the sample has 14"),

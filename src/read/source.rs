@@ -10,6 +10,11 @@ use std::sync::Arc;
 pub struct SourceId(u32);
 
 impl SourceId {
+    /// The source with that index: sources count from 0 in the order in which they were added.
+    pub fn at(index: usize) -> Self {
+        Self(index as u32)
+    }
+
     /// The index.
     pub fn index(self) -> usize {
         self.0 as usize

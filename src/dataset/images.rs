@@ -1,0 +1,311 @@
+//! Images: a folder per class, or one flat folder. Names and sizes are read once, in parallel; pixels are not touched.
+//!
+//! What is taken: regular files whose name ends in one of [`EXTENSIONS`] (any case), also in folders below a class
+//! folder. What is left out, and counted by kind in [`Images::left_out`]: other endings and hidden files. What is an
+//! error: FIFOs, sockets and devices, links that lead out of the root or to a folder, a class without images, images
+//! beside class folders. So no picture disappears without a word.
+
+use super::{Dataset, Parts};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::read::{Extent, SourceId, Sources};
+use crate::tensor::{DType, EncodedField, Field};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Endings (lower case) of the files that are taken for pictures.
+pub const EXTENSIONS: [&str; 7] = ["jpg", "jpeg", "jfif", "png", "webp", "bmp", "gif"];
+
+/// Folders below a class folder are followed so deep.
+const DEPTH_MAX: usize = 32;
+/// Names whose sizes one thread asks for at a time.
+const STAT_CHUNK: usize = 512;
+
+/// Pictures in folders. Fields: `image` (encoded) and, with class folders, `label` (`i64`, the class's index in
+/// [`Images::classes`]). Samples are in the order of class, folder and file name.
+pub struct Images {
+    sources: Arc<Sources>,
+    schema: Vec<EncodedField>,
+    classes: Vec<String>,
+    /// First sample of each class.
+    starts: Vec<u64>,
+    labels: Vec<i64>,
+    left_out: BTreeMap<String, u64>,
+    bytes_max: u64,
+    root: PathBuf,
+}
+
+/// One folder's pictures.
+struct Folder {
+    path: PathBuf,
+    class: usize,
+    names: Vec<OsString>,
+    sizes: Vec<u64>,
+    left_out: BTreeMap<String, u64>,
+}
+
+impl Images {
+    /// Indexes `root`: its subfolders are the classes; without subfolders it is one flat folder without labels.
+    ///
+    /// Errors: as the module says, each naming the path.
+    pub fn open(root: impl AsRef<Path>) -> Result<Self> {
+        let root = root.as_ref();
+        let real = root
+            .canonicalize()
+            .map_err(|source| Error::os(Stage::Index, "cannot open the folder", source).with_path(root))?;
+        let top = list(root, 0, &real)?;
+        let classes = top.folders;
+        if classes.is_empty() {
+            let mut folders = vec![top.folder];
+            measure(&mut folders)?;
+            return Self::index(root, Vec::new(), folders);
+        }
+        if let Some(name) = top.folder.names.first() {
+            let message = "a picture beside class folders belongs to no class";
+            return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(root.join(name)));
+        }
+        let mut folders = parallel(&classes, |index, path| walk(path, index, &real))?.into_iter().flatten().collect::<Vec<_>>();
+        measure(&mut folders)?;
+        let names = classes.iter().map(|path| path.file_name().unwrap_or_default().to_string_lossy().into_owned());
+        folders.push(top.folder);
+        Self::index(root, names.collect(), folders)
+    }
+
+    fn index(root: &Path, classes: Vec<String>, folders: Vec<Folder>) -> Result<Self> {
+        let mut sources = Sources::new();
+        let mut starts = vec![u64::MAX; classes.len().max(1)];
+        let mut left_out = BTreeMap::new();
+        let mut bytes_max = 0;
+        for folder in &folders {
+            for (ending, count) in &folder.left_out {
+                *left_out.entry(ending.clone()).or_default() += count;
+            }
+            if folder.names.is_empty() {
+                continue;
+            }
+            let start = &mut starts[folder.class];
+            *start = (*start).min(sources.count() as u64);
+            let dir = sources.dir(&folder.path);
+            for (name, size) in folder.names.iter().zip(&folder.sizes) {
+                sources.file_in(dir, name, *size)?;
+                bytes_max = bytes_max.max(*size);
+            }
+        }
+        if let Some(class) = starts.iter().position(|start| *start == u64::MAX) {
+            let path = classes.get(class).map_or(root.to_path_buf(), |name| root.join(name));
+            let message = format!("no pictures ({}){}", EXTENSIONS.join(", "), others(&left_out));
+            return Err(Error::new(ErrorKind::Empty, Stage::Index, message).with_path(path));
+        }
+        let mut schema = vec![EncodedField::image("image")];
+        if !classes.is_empty() {
+            schema.push(EncodedField::raw(Field::fixed("label", DType::I64, [])));
+        }
+        let labels = (0..classes.len() as i64).collect();
+        let (sources, root) = (Arc::new(sources), root.to_path_buf());
+        Ok(Self { sources, schema, classes, starts, labels, left_out, bytes_max, root })
+    }
+
+    /// Names of the classes; a label is an index here. Empty for a flat folder.
+    pub fn classes(&self) -> &[String] {
+        &self.classes
+    }
+
+    /// Files that were not taken for pictures: number by ending (`hidden` for names that start with a dot).
+    pub fn left_out(&self) -> &BTreeMap<String, u64> {
+        &self.left_out
+    }
+
+    /// Class of a sample, if there are classes.
+    pub fn class_of(&self, sample: u64) -> Option<usize> {
+        if self.classes.is_empty() {
+            return None;
+        }
+        Some(self.starts.partition_point(|start| *start <= sample) - 1)
+    }
+
+    /// Path of a sample.
+    pub fn path_of(&self, sample: u64) -> PathBuf {
+        self.sources.path(SourceId::at(sample as usize))
+    }
+}
+
+fn others(left_out: &BTreeMap<String, u64>) -> String {
+    if left_out.is_empty() {
+        return String::new();
+    }
+    let list: Vec<_> = left_out.iter().map(|(ending, count)| format!("{count} {ending}")).collect();
+    format!("; left out: {}", list.join(", "))
+}
+
+struct Listing {
+    folder: Folder,
+    folders: Vec<PathBuf>,
+}
+
+/// What is in one folder, sorted by name; sizes are asked for later.
+fn list(path: &Path, class: usize, root: &Path) -> Result<Listing> {
+    let failed = |source| Error::os(Stage::Index, "cannot list the folder", source).with_path(path);
+    let mut folder =
+        Folder { path: path.to_path_buf(), class, names: Vec::new(), sizes: Vec::new(), left_out: BTreeMap::new() };
+    let mut folders = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name();
+        let kind = entry.file_type().map_err(failed)?;
+        if name.as_encoded_bytes().starts_with(b".") {
+            *folder.left_out.entry("hidden".into()).or_default() += 1;
+        } else if kind.is_dir() {
+            folders.push(entry.path());
+        } else if kind.is_symlink() && !stays_inside(&entry.path(), root)? {
+            let message = "a link to a folder, or out of the dataset's root";
+            return Err(Error::new(ErrorKind::NotAFile, Stage::Index, message).with_path(entry.path()));
+        } else if !kind.is_file() && !kind.is_symlink() {
+            let message = "neither a file nor a folder";
+            return Err(Error::new(ErrorKind::NotAFile, Stage::Index, message).with_path(entry.path()));
+        } else {
+            match ending_of(&name) {
+                Ok(()) => folder.names.push(name),
+                Err(ending) => *folder.left_out.entry(ending).or_default() += 1,
+            }
+        }
+    }
+    folder.names.sort_unstable();
+    folders.sort_unstable();
+    Ok(Listing { folder, folders })
+}
+
+/// Whether a link leads to a regular file below `root`.
+fn stays_inside(link: &Path, root: &Path) -> Result<bool> {
+    let target = link
+        .canonicalize()
+        .map_err(|source| Error::os(Stage::Index, "a link that leads nowhere", source).with_path(link))?;
+    Ok(target.starts_with(root) && target.is_file())
+}
+
+/// `Ok` for a picture's ending, else the ending.
+fn ending_of(name: &std::ffi::OsStr) -> std::result::Result<(), String> {
+    let ending = Path::new(name).extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
+    if EXTENSIONS.contains(&ending.as_str()) { Ok(()) } else { Err(format!(".{ending}")) }
+}
+
+/// All folders of a class, parents before children.
+fn walk(path: &Path, class: usize, root: &Path) -> Result<Vec<Folder>> {
+    let mut out = Vec::new();
+    let mut todo = vec![(path.to_path_buf(), 0)];
+    while let Some((path, depth)) = todo.pop() {
+        if depth > DEPTH_MAX {
+            let message = format!("folders are nested deeper than {DEPTH_MAX}");
+            return Err(Error::new(ErrorKind::Limit, Stage::Index, message).with_path(path));
+        }
+        let listing = list(&path, class, root)?;
+        out.push(listing.folder);
+        todo.extend(listing.folders.into_iter().rev().map(|path| (path, depth + 1)));
+    }
+    Ok(out)
+}
+
+/// Asks for the size of every file.
+fn measure(folders: &mut [Folder]) -> Result<()> {
+    let chunks: Vec<(usize, std::ops::Range<usize>)> = folders
+        .iter()
+        .enumerate()
+        .flat_map(|(index, folder)| {
+            let len = folder.names.len();
+            (0..len).step_by(STAT_CHUNK).map(move |start| (index, start..(start + STAT_CHUNK).min(len)))
+        })
+        .collect();
+    let shared: &[Folder] = folders;
+    let sizes = parallel(&chunks, |_, (index, range)| {
+        sizes_of(&shared[*index].path, &shared[*index].names[range.clone()])
+    })?;
+    for ((index, _), sizes) in chunks.iter().zip(sizes) {
+        folders[*index].sizes.extend(sizes);
+    }
+    Ok(())
+}
+
+fn sizes_of(dir: &Path, names: &[OsString]) -> Result<Vec<u64>> {
+    names
+        .iter()
+        .map(|name| {
+            let path = dir.join(name);
+            let meta = std::fs::metadata(&path)
+                .map_err(|source| Error::os(Stage::Index, "cannot look at the file", source).with_path(&path))?;
+            if !meta.is_file() {
+                return Err(Error::new(ErrorKind::NotAFile, Stage::Index, "").with_path(&path));
+            }
+            Ok(meta.len())
+        })
+        .collect()
+}
+
+/// Applies `f` to every item on threads that end here; the first error (in order) wins.
+fn parallel<T: Sync, R: Send>(items: &[T], f: impl Fn(usize, &T) -> Result<R> + Sync) -> Result<Vec<R>> {
+    // Listing waits for storage more than it computes.
+    let threads = std::thread::available_parallelism().map_or(4, usize::from).saturating_mul(2).clamp(1, 32);
+    let next = AtomicUsize::new(0);
+    let mut done: Vec<(usize, Result<R>)> = std::thread::scope(|scope| {
+        let work = || {
+            let mut out = Vec::new();
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                let Some(item) = items.get(index) else { return out };
+                out.push((index, f(index, item)));
+            }
+        };
+        let handles: Vec<_> = (1..threads.min(items.len())).map(|_| scope.spawn(work)).collect();
+        let mut done = work();
+        for handle in handles {
+            done.extend(handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        done
+    });
+    done.sort_by_key(|(index, _)| *index);
+    done.into_iter().map(|(_, result)| result).collect()
+}
+
+impl Dataset for Images {
+    fn schema(&self) -> &[EncodedField] {
+        &self.schema
+    }
+
+    fn len(&self) -> u64 {
+        self.sources.count() as u64
+    }
+
+    fn sources(&self) -> &Arc<Sources> {
+        &self.sources
+    }
+
+    fn sample_bytes_max(&self) -> u64 {
+        self.bytes_max
+    }
+
+    fn largest_sample(&self) -> Option<u64> {
+        self.sources.ids().find(|id| self.sources.len_of(*id) == self.bytes_max).map(|id| id.index() as u64)
+    }
+
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        let source = SourceId::at(sample as usize);
+        let len = self.sources.len_of(source);
+        if len == 0 {
+            let error = Error::new(ErrorKind::Empty, Stage::Read, "a picture of 0 bytes");
+            return Err(error.with_path(self.sources.path(source)).with_range(0, 0));
+        }
+        parts.extent(0, Extent { source, offset: 0, len });
+        if let Some(class) = self.class_of(sample) {
+            parts.inline(1, bytemuck::bytes_of(&self.labels[class]));
+        }
+        Ok(())
+    }
+
+    fn describe(&self) -> String {
+        let classes = match self.classes.len() {
+            0 => "no classes".into(),
+            count => format!("{count} classes"),
+        };
+        format!("{} pictures, {classes}, in {}{}", self.len(), self.root.display(), others(&self.left_out))
+    }
+}

@@ -1,0 +1,282 @@
+//! Records: one or many files of fixed-size records, with a file of labels or none.
+
+use super::{Dataset, Parts};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::read::{Extent, SourceId, Sources};
+use crate::tensor::{DType, EncodedField, Field};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Fixed-size records, the samples of one file after those of the other.
+///
+/// Fields: `record` (or the name, dtype and shape given), and `label` when there are labels. Record *k* of a file lies
+/// at `header + k × record_bytes`.
+///
+/// ```no_run
+/// # use feedline::{dataset::Records, tensor::DType};
+/// let images = Records::builder(150_528)
+///     .field("image", DType::U8, [3, 224, 224])
+///     .labels("train.labels", DType::I64)
+///     .open("train.bin")?;
+/// # Ok::<(), feedline::Error>(())
+/// ```
+pub struct Records {
+    sources: Arc<Sources>,
+    schema: Vec<EncodedField>,
+    /// Number of records in the files before this one; ascending, starts with 0. One entry per source.
+    starts: Vec<u64>,
+    record_bytes: u64,
+    header_bytes: u64,
+    labels: Option<LabelBytes>,
+    len: u64,
+    name: String,
+}
+
+struct LabelBytes {
+    bytes: Arc<[u8]>,
+    size: usize,
+}
+
+/// Where labels come from.
+#[derive(Clone, Debug)]
+pub enum Labels {
+    /// A file of one number per record, native byte order, nothing else. Held in memory.
+    File(PathBuf, DType),
+    /// One class per record.
+    Classes(Vec<i64>),
+}
+
+/// How records are laid out; made by [`Records::builder`].
+#[derive(Clone, Debug)]
+pub struct RecordsBuilder {
+    record_bytes: u64,
+    header_bytes: u64,
+    field: Field,
+    labels: Option<Labels>,
+}
+
+impl Records {
+    /// Records of `record_bytes` bytes, a `u8` vector unless [`RecordsBuilder::field`] says otherwise.
+    pub fn builder(record_bytes: usize) -> RecordsBuilder {
+        RecordsBuilder {
+            record_bytes: record_bytes as u64,
+            header_bytes: 0,
+            field: Field::fixed("record", DType::U8, [record_bytes]),
+            labels: None,
+        }
+    }
+}
+
+impl RecordsBuilder {
+    /// Names the field and says what the bytes are: dtype and shape must have `record_bytes` bytes together.
+    #[must_use]
+    pub fn field(mut self, name: &str, dtype: DType, shape: impl Into<Vec<usize>>) -> Self {
+        self.field = Field::fixed(name, dtype, shape);
+        self
+    }
+
+    /// Every file starts with `bytes` bytes that are not records.
+    #[must_use]
+    pub fn header(mut self, bytes: u64) -> Self {
+        self.header_bytes = bytes;
+        self
+    }
+
+    /// Adds the field `label` (a scalar) from a file of one `dtype` per record. The file is read into memory.
+    #[must_use]
+    pub fn labels(mut self, path: impl Into<PathBuf>, dtype: DType) -> Self {
+        self.labels = Some(Labels::File(path.into(), dtype));
+        self
+    }
+
+    /// Adds the field `label` (a scalar `i64`) from memory.
+    #[must_use]
+    pub fn classes(mut self, classes: Vec<i64>) -> Self {
+        self.labels = Some(Labels::Classes(classes));
+        self
+    }
+
+    /// Opens one file, or a folder: all its regular files in the order of their names (hidden ones left out).
+    ///
+    /// Errors: not found, not a regular file, empty, or a length that is not a whole number of records
+    /// ([`ErrorKind::Truncated`], naming the bytes that are over).
+    pub fn open(self, path: impl AsRef<Path>) -> Result<Records> {
+        let path = path.as_ref();
+        let meta = std::fs::metadata(path)
+            .map_err(|source| Error::os(Stage::Index, "cannot look at the records", source).with_path(path))?;
+        let files = if meta.is_dir() { files_of(path)? } else { vec![path.to_path_buf()] };
+        let mut records = self.open_files(&files)?;
+        records.name = path.display().to_string();
+        Ok(records)
+    }
+
+    /// Opens these files, in this order.
+    ///
+    /// Errors: as [`Self::open`].
+    pub fn open_files(self, paths: &[impl AsRef<Path>]) -> Result<Records> {
+        self.check()?;
+        let mut sources = Sources::new();
+        let mut counts = Vec::with_capacity(paths.len());
+        for path in paths {
+            let path = path.as_ref();
+            let len = regular_len(path)?;
+            counts.push(self.records_in(len).map_err(|error| error.with_path(path))?);
+            sources.file(path, len)?;
+        }
+        let name = paths.first().map_or(String::new(), |path| path.as_ref().display().to_string());
+        self.finish(sources, counts, name)
+    }
+
+    /// Records in memory of the process: no I/O at all.
+    ///
+    /// Errors: a length that is not a whole number of records.
+    pub fn open_bytes(self, bytes: impl Into<Arc<[u8]>>) -> Result<Records> {
+        self.check()?;
+        let bytes = bytes.into();
+        let count = self.records_in(bytes.len() as u64)?;
+        let mut sources = Sources::new();
+        sources.memory(bytes);
+        self.finish(sources, vec![count], "<memory>".into())
+    }
+
+    fn check(&self) -> Result<()> {
+        let bytes = self.field.row_bytes() as u64;
+        if self.record_bytes == 0 || bytes != self.record_bytes {
+            let message = format!(
+                "a record of {} bytes cannot be the field `{}` of {bytes} bytes",
+                self.record_bytes,
+                self.field.name()
+            );
+            return Err(Error::new(ErrorKind::Config, Stage::Index, message));
+        }
+        Ok(())
+    }
+
+    fn records_in(&self, len: u64) -> Result<u64> {
+        let body = len.checked_sub(self.header_bytes).ok_or_else(|| {
+            let message = format!("{len} bytes are less than the header of {}", self.header_bytes);
+            Error::new(ErrorKind::Truncated, Stage::Index, message)
+        })?;
+        let over = body % self.record_bytes;
+        if over != 0 {
+            let message = format!("{body} bytes are not a whole number of {}-byte records: {over} over", self.record_bytes);
+            return Err(Error::new(ErrorKind::Truncated, Stage::Index, message).with_range(len - over, over));
+        }
+        Ok(body / self.record_bytes)
+    }
+
+    fn finish(self, sources: Sources, counts: Vec<u64>, name: String) -> Result<Records> {
+        let mut starts = Vec::with_capacity(counts.len());
+        let mut len = 0_u64;
+        for count in counts {
+            starts.push(len);
+            len += count;
+        }
+        if len == 0 {
+            return Err(Error::new(ErrorKind::Empty, Stage::Index, "there are no records").with_path(name));
+        }
+        let mut schema = vec![EncodedField::raw(self.field)];
+        let labels = self.labels.map(|labels| labels.load(len)).transpose()?;
+        let labels = labels.map(|(bytes, dtype)| {
+            schema.push(EncodedField::raw(Field::fixed("label", dtype, [])));
+            LabelBytes { bytes, size: dtype.size() }
+        });
+        let (record_bytes, header_bytes) = (self.record_bytes, self.header_bytes);
+        Ok(Records { sources: Arc::new(sources), schema, starts, record_bytes, header_bytes, labels, len, name })
+    }
+}
+
+impl Labels {
+    fn load(self, records: u64) -> Result<(Arc<[u8]>, DType)> {
+        let wrong = |labels: u64, path: Option<&Path>| {
+            let message = format!("{labels} labels for {records} records");
+            let error = Error::new(ErrorKind::Shape, Stage::Index, message);
+            Err(match path {
+                Some(path) => error.with_path(path),
+                None => error,
+            })
+        };
+        match self {
+            Self::Classes(classes) if classes.len() as u64 != records => wrong(classes.len() as u64, None),
+            Self::Classes(classes) => Ok((bytemuck::cast_slice(&classes).into(), DType::I64)),
+            Self::File(path, dtype) => {
+                // The length first: a wrong file must not be read into memory to find out.
+                let len = regular_len(&path)?;
+                if Some(len) != records.checked_mul(dtype.size() as u64) {
+                    return wrong(len / dtype.size() as u64, Some(&path));
+                }
+                let bytes = std::fs::read(&path)
+                    .map_err(|source| Error::os(Stage::Index, "cannot read the labels", source).with_path(&path))?;
+                if bytes.len() as u64 != len {
+                    return wrong(bytes.len() as u64 / dtype.size() as u64, Some(&path));
+                }
+                Ok((bytes.into(), dtype))
+            }
+        }
+    }
+}
+
+/// Length of a regular file.
+fn regular_len(path: &Path) -> Result<u64> {
+    let meta = std::fs::metadata(path)
+        .map_err(|source| Error::os(Stage::Index, "cannot look at the file", source).with_path(path))?;
+    if !meta.is_file() {
+        return Err(Error::new(ErrorKind::NotAFile, Stage::Index, "").with_path(path));
+    }
+    Ok(meta.len())
+}
+
+fn files_of(dir: &Path) -> Result<Vec<PathBuf>> {
+    let failed = |source| Error::os(Stage::Index, "cannot list the folder", source).with_path(dir);
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        if !entry.file_name().as_encoded_bytes().starts_with(b".") && !entry.path().is_dir() {
+            files.push(entry.path());
+        }
+    }
+    files.sort();
+    if files.is_empty() {
+        return Err(Error::new(ErrorKind::Empty, Stage::Index, "the folder holds no files").with_path(dir));
+    }
+    Ok(files)
+}
+
+impl Dataset for Records {
+    fn schema(&self) -> &[EncodedField] {
+        &self.schema
+    }
+
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn sources(&self) -> &Arc<Sources> {
+        &self.sources
+    }
+
+    fn sample_bytes_max(&self) -> u64 {
+        self.record_bytes
+    }
+
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        // Almost always one file; the search is over files, not samples.
+        let file = self.starts.partition_point(|start| *start <= sample) - 1;
+        let offset = self.header_bytes + (sample - self.starts[file]) * self.record_bytes;
+        parts.extent(0, Extent { source: SourceId::at(file), offset, len: self.record_bytes });
+        if let Some(labels) = &self.labels {
+            let start = sample as usize * labels.size;
+            parts.inline(1, &labels.bytes[start..start + labels.size]);
+        }
+        Ok(())
+    }
+
+    fn index_bytes(&self) -> usize {
+        let labels = self.labels.as_ref().map_or(0, |labels| labels.bytes.len());
+        self.sources.table_bytes() + self.starts.capacity() * 8 + labels
+    }
+
+    fn describe(&self) -> String {
+        format!("{} records of {} bytes in {}", self.len, self.record_bytes, self.name)
+    }
+}

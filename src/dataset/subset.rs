@@ -1,0 +1,86 @@
+//! A part of a dataset: by a keyed split in no memory, or by a list of ids.
+
+use super::{Dataset, Parts};
+use crate::error::Result;
+use crate::order::subset::{Ids, Split};
+use crate::read::Sources;
+use crate::tensor::EncodedField;
+use std::sync::Arc;
+
+/// Part of a dataset. Its ids count from 0; [`Subset::origin`] gives the id in the whole.
+pub struct Subset<D> {
+    whole: Arc<D>,
+    choice: Choice,
+}
+
+enum Choice {
+    Split { split: Split, second: bool },
+    Ids(Ids),
+}
+
+impl<D: Dataset> Subset<D> {
+    pub(super) fn split(whole: Arc<D>, fraction: f64, key: u64) -> Result<(Self, Self)> {
+        let split = Split::new(whole.len(), fraction, key)?;
+        let part = |second| Self { whole: whole.clone(), choice: Choice::Split { split: split.clone(), second } };
+        Ok((part(false), part(true)))
+    }
+
+    pub(super) fn of_ids(whole: Arc<D>, ids: Vec<u64>) -> Result<Self> {
+        let choice = Choice::Ids(Ids::new(ids, whole.len())?);
+        Ok(Self { whole, choice })
+    }
+
+    /// The id that sample `sample` has in the whole dataset. `sample` is below `len`.
+    pub fn origin(&self, sample: u64) -> u64 {
+        match &self.choice {
+            Choice::Split { split, second } => split.part(u8::from(*second)).id(sample),
+            Choice::Ids(ids) => ids.id(sample),
+        }
+    }
+
+    /// The whole dataset.
+    pub fn whole(&self) -> &Arc<D> {
+        &self.whole
+    }
+}
+
+impl<D: Dataset> Dataset for Subset<D> {
+    fn schema(&self) -> &[EncodedField] {
+        self.whole.schema()
+    }
+
+    fn len(&self) -> u64 {
+        match &self.choice {
+            Choice::Split { split, second } => split.part(u8::from(*second)).len(),
+            Choice::Ids(ids) => ids.len(),
+        }
+    }
+
+    fn sources(&self) -> &Arc<Sources> {
+        self.whole.sources()
+    }
+
+    fn sample_bytes_max(&self) -> u64 {
+        self.whole.sample_bytes_max()
+    }
+
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        self.whole.extents(self.origin(sample), parts)
+    }
+
+    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8]) -> Result<&'a [u8]> {
+        self.whole.open(self.origin(sample), field, bytes)
+    }
+
+    fn index_bytes(&self) -> usize {
+        let ids = match &self.choice {
+            Choice::Split { .. } => 0,
+            Choice::Ids(ids) => ids.len() as usize * 8,
+        };
+        self.whole.index_bytes() + ids
+    }
+
+    fn describe(&self) -> String {
+        format!("{} samples of {}", self.len(), self.whole.describe())
+    }
+}
