@@ -86,8 +86,8 @@ impl<'a> Ctx<'a> {
     }
 
     /// Random draws that depend on (seed, epoch, sample id, purpose) alone. Give every independent use a `purpose` of
-    /// its own (any constant).
-    pub fn draws(&self, purpose: u64) -> Draws {
+    /// its own (any name).
+    pub fn draws(&self, purpose: &str) -> Draws {
         Draws::new(self.seed, self.epoch, self.id, purpose)
     }
 
