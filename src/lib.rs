@@ -1,12 +1,21 @@
 //! feedline (skeleton)
+mod batch;
+pub mod dataset;
+pub mod decode;
+pub mod device;
 mod error;
-<<<<<<< HEAD
+mod loader;
 pub mod memory;
-pub mod read;
-=======
-mod memory;
 pub mod order;
->>>>>>> order
+mod pipeline;
+pub mod profile;
+pub mod read;
 pub mod tensor;
+pub use batch::{Batch, FieldView};
+pub use device::Device;
 pub use error::{Error, ErrorKind, Result, Site, Stage};
+pub use loader::{Epoch, Loader, LoaderBuilder};
 pub use memory::{BatchMut, Row, Status};
+pub use order::{LastBatch, Order};
+pub use pipeline::MemoryPlan;
+pub use profile::Report;

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! slot:  | image [B, 224, 224, 3] u8 | label [B] i64 | lens | ids [B] u64 | status [B] u8 |
-//!          ^ arrays start on 256 bytes; on 4096 when they are that large, so that rows whose
-//!            length is a multiple of the storage's alignment can be read in place by O_DIRECT
+//!          ^ arrays start on 256 bytes; on 4096 when they have 512 bytes or more, so that rows
+//!            whose length is a multiple of the storage's alignment can be read in place by O_DIRECT
 //! ```
 
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -263,8 +263,10 @@ impl EncodedField {
 
 /// Alignment of every array in a slot: what GPU kernels with vector loads want.
 pub const ARRAY_ALIGN: usize = 256;
-/// Alignment of arrays of at least this size: a page, the largest alignment O_DIRECT asks for in practice.
+/// A page: the alignment of larger arrays, and the largest that O_DIRECT asks for in practice.
 pub const PAGE: usize = 4096;
+/// Arrays of at least this many bytes start on a page: the smallest unit that O_DIRECT can read.
+const PAGE_FROM: usize = 512;
 
 /// Byte offsets of the arrays in a slot of `rows` rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -296,7 +298,7 @@ impl Layout {
         let mut end = 0_usize;
         let mut place = |bytes: Option<usize>| -> Result<usize> {
             let bytes = bytes.filter(|bytes| *bytes < 1 << 47).ok_or_else(overflow)?;
-            let offset = end.next_multiple_of(if bytes >= PAGE { PAGE } else { ARRAY_ALIGN });
+            let offset = end.next_multiple_of(if bytes >= PAGE_FROM { PAGE } else { ARRAY_ALIGN });
             end = offset.checked_add(bytes).ok_or_else(overflow)?;
             Ok(offset)
         };
@@ -374,7 +376,7 @@ mod tests {
             let (last, bytes) = spans[spans.len() - 1];
             prop_assert!(last + bytes <= layout.bytes());
             for (offset, bytes) in spans {
-                prop_assert_eq!(offset % if bytes >= PAGE { PAGE } else { ARRAY_ALIGN }, 0);
+                prop_assert_eq!(offset % if bytes >= PAGE_FROM { PAGE } else { ARRAY_ALIGN }, 0);
             }
         }
     }

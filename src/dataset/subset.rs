@@ -2,7 +2,8 @@
 
 use super::{Dataset, Parts};
 use crate::error::Result;
-use crate::order::subset::{Ids, Split};
+use crate::order::Key;
+use crate::order::subset::{Ids, Part, Split};
 use crate::read::Sources;
 use crate::tensor::EncodedField;
 use std::sync::Arc;
@@ -14,15 +15,15 @@ pub struct Subset<D> {
 }
 
 enum Choice {
-    Split { split: Split, second: bool },
+    Split(Part),
     Ids(Ids),
 }
 
 impl<D: Dataset> Subset<D> {
     pub(super) fn split(whole: Arc<D>, fraction: f64, key: u64) -> Result<(Self, Self)> {
-        let split = Split::new(whole.len(), fraction, key)?;
-        let part = |second| Self { whole: whole.clone(), choice: Choice::Split { split: split.clone(), second } };
-        Ok((part(false), part(true)))
+        let (first, second) = Split::new(whole.len(), fraction, Key::new(key))?.parts();
+        let part = |part| Self { whole: whole.clone(), choice: Choice::Split(part) };
+        Ok((part(first), part(second)))
     }
 
     pub(super) fn of_ids(whole: Arc<D>, ids: Vec<u64>) -> Result<Self> {
@@ -33,7 +34,7 @@ impl<D: Dataset> Subset<D> {
     /// The id that sample `sample` has in the whole dataset. `sample` is below `len`.
     pub fn origin(&self, sample: u64) -> u64 {
         match &self.choice {
-            Choice::Split { split, second } => split.part(u8::from(*second)).id(sample),
+            Choice::Split(part) => part.id(sample),
             Choice::Ids(ids) => ids.id(sample),
         }
     }
@@ -51,7 +52,7 @@ impl<D: Dataset> Dataset for Subset<D> {
 
     fn len(&self) -> u64 {
         match &self.choice {
-            Choice::Split { split, second } => split.part(u8::from(*second)).len(),
+            Choice::Split(part) => part.len(),
             Choice::Ids(ids) => ids.len(),
         }
     }
@@ -74,7 +75,7 @@ impl<D: Dataset> Dataset for Subset<D> {
 
     fn index_bytes(&self) -> usize {
         let ids = match &self.choice {
-            Choice::Split { .. } => 0,
+            Choice::Split(_) => 0,
             Choice::Ids(ids) => ids.len() as usize * 8,
         };
         self.whole.index_bytes() + ids

@@ -353,6 +353,14 @@ impl Row<'_> {
         Ok(())
     }
 
+    /// Zeroes a field, and its length if it has one.
+    pub(crate) fn clear(&mut self, field: usize) {
+        self.bytes_mut(field).fill(0);
+        if let Some(offset) = self.slot.plan.layout.fields()[field].lens {
+            self.put(offset + self.row as usize * 8, &0_u64.to_ne_bytes());
+        }
+    }
+
     /// Sample id and validity of the row.
     pub(crate) fn mark(&mut self, id: u64, status: Status) {
         let layout = &self.slot.plan.layout;

@@ -18,7 +18,7 @@
 //! Where to start reading: [`Order`], then `key` for how the shuffle works, then `uniformity` for the evidence.
 
 mod key;
-mod subset;
+pub(crate) mod subset;
 #[cfg(test)]
 mod uniformity;
 

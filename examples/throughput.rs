@@ -1,0 +1,380 @@
+//! How fast does feedline deliver your data? No training, just batches.
+//!
+//! ```text
+//! cargo run --release --example throughput -- --source images --path train/ --crop 224
+//! cargo run --release --example throughput -- --source records --path raw.bin --record-bytes 150528 --shuffle 1 --cold
+//! ```
+
+use clap::{Parser, ValueEnum};
+use feedline::dataset::{Dataset, Images, Records};
+use feedline::decode::{Image, PixelLayout};
+use feedline::read::{Direct, Mode};
+use feedline::tensor::DType;
+use feedline::{Batch, Device, Loader, LoaderBuilder, Order};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::error::Error;
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use xxhash_rust::xxh3::Xxh3;
+
+/// Measures a loader on your own data: batches per second without a training step.
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// What the data is
+    #[arg(long, value_enum)]
+    source: Source,
+    /// Folder of images (a folder per class, or flat), or file / folder of records
+    #[arg(long)]
+    path: PathBuf,
+    /// Bytes of one record
+    #[arg(long, required_if_eq("source", "records"))]
+    record_bytes: Option<usize>,
+    /// Rows of a batch
+    #[arg(long, default_value_t = 256)]
+    batch: usize,
+    /// Decode workers [default: one per core]
+    #[arg(long)]
+    workers: Option<usize>,
+    /// Images: RandomResizedCrop to N × N pixels, with horizontal flip
+    #[arg(long, default_value_t = 224)]
+    crop: u32,
+    /// Images: element type of the batch (floats are normalised with ImageNet's mean and deviation)
+    #[arg(long, value_enum, default_value_t = Type::U8)]
+    dtype: Type,
+    /// Images: order of dimensions
+    #[arg(long, value_enum, default_value_t = Layout::Nhwc)]
+    layout: Layout,
+    /// How storage is read
+    #[arg(long, value_enum, default_value_t = Reader::Auto)]
+    reader: Reader,
+    /// Whether reads bypass the page cache
+    #[arg(long, value_enum, default_value_t = Bypass::Auto)]
+    direct: Bypass,
+    /// Reads in flight at most
+    #[arg(long, default_value_t = 32)]
+    depth: u32,
+    /// Shuffle with this seed [default: sequential]
+    #[arg(long)]
+    shuffle: Option<u64>,
+    /// Run for about so long, over as many epochs as it takes [default: one epoch]
+    #[arg(long, conflicts_with = "batches")]
+    seconds: Option<f64>,
+    /// Stop after N batches
+    #[arg(long)]
+    batches: Option<u64>,
+    /// Where batches are handed out
+    #[arg(long, value_enum, default_value_t = Target::Auto)]
+    device: Target,
+    /// Most MiB of memory [default: as much as the defaults need]
+    #[arg(long)]
+    budget_mib: Option<usize>,
+    /// Drop the files from the page cache first
+    #[arg(long)]
+    cold: bool,
+    /// Hash the delivered bytes (costs time)
+    #[arg(long)]
+    hash: bool,
+    /// One line of JSON instead of the report
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Source {
+    Images,
+    Records,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Type {
+    U8,
+    F32,
+    F16,
+    Bf16,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Layout {
+    Nhwc,
+    Nchw,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Reader {
+    Auto,
+    Uring,
+    Pread,
+    Mmap,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Bypass {
+    Auto,
+    On,
+    Off,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Target {
+    Auto,
+    Host,
+}
+
+fn main() {
+    if let Err(error) = run(&Args::parse()) {
+        eprintln!("error: {error}");
+        std::process::exit(1);
+    }
+}
+
+fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+    let builder = match args.source {
+        Source::Images => images(args)?,
+        Source::Records => {
+            let bytes = args.record_bytes.ok_or("--record-bytes is missing")?;
+            start(args, Records::builder(bytes).open(&args.path)?)?
+        }
+    };
+    let memory = MemoryWatch::start();
+    let built = Instant::now();
+    let loader = configure(builder, args).build()?;
+    let build_s = built.elapsed().as_secs_f64();
+    let tally = pull(&loader, args)?;
+    let figures = Figures { build_s, memory: memory.stop(), tally };
+    if args.json {
+        println!("{}", figures.json(&loader));
+    } else {
+        println!("{}\n\n{}", loader.report(), figures.text());
+    }
+    Ok(())
+}
+
+fn images(args: &Args) -> Result<LoaderBuilder, Box<dyn Error>> {
+    let dtype = match args.dtype {
+        Type::U8 => DType::U8,
+        Type::F32 => DType::F32,
+        Type::F16 => DType::F16,
+        Type::Bf16 => DType::BF16,
+    };
+    let layout = match args.layout {
+        Layout::Nhwc => PixelLayout::Nhwc,
+        Layout::Nchw => PixelLayout::Nchw,
+    };
+    let mut decoder = Image::random_resized_crop(args.crop).flip(0.5).dtype(dtype).layout(layout);
+    if dtype != DType::U8 {
+        decoder = decoder.normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]);
+    }
+    Ok(start(args, Images::open(&args.path)?)?.decode(decoder))
+}
+
+fn start(args: &Args, dataset: impl Dataset) -> Result<LoaderBuilder, Box<dyn Error>> {
+    if args.cold {
+        drop_from_cache(&dataset)?;
+    }
+    Ok(Loader::builder(dataset))
+}
+
+/// Asks the kernel to forget the files. Pages that others use or that are not yet written stay: hence the sync.
+fn drop_from_cache(dataset: &impl Dataset) -> Result<(), Box<dyn Error>> {
+    let sources = dataset.sources();
+    for id in sources.ids() {
+        let path = sources.path(id);
+        let file = std::fs::File::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        // Written pages cannot be dropped; read-only media refuse to sync, and have none.
+        let _ = file.sync_data();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+    }
+    Ok(())
+}
+
+fn configure(builder: LoaderBuilder, args: &Args) -> LoaderBuilder {
+    let mut builder = builder
+        .batch_size(args.batch)
+        .order(args.shuffle.map_or(Order::sequential(), Order::shuffled))
+        .depth(args.depth)
+        .reader(match args.reader {
+            Reader::Auto => Mode::Auto,
+            Reader::Uring => Mode::Uring,
+            Reader::Pread => Mode::Pread,
+            Reader::Mmap => Mode::Mmap,
+        })
+        .direct(match args.direct {
+            Bypass::Auto => Direct::Auto,
+            Bypass::On => Direct::On,
+            Bypass::Off => Direct::Off,
+        })
+        .device(match args.device {
+            Target::Auto => Device::auto(),
+            Target::Host => Device::host(),
+        });
+    if let Some(workers) = args.workers {
+        builder = builder.workers(workers);
+    }
+    if let Some(mib) = args.budget_mib {
+        builder = builder.memory_budget(mib << 20);
+    }
+    builder
+}
+
+/// What was pulled, and in which time.
+struct Tally {
+    samples: u64,
+    bytes: u64,
+    first_batch_s: f64,
+    wall_s: f64,
+    cpu_s: f64,
+    order_hash: u64,
+    data_hash: Option<u64>,
+}
+
+fn pull(loader: &Loader, args: &Args) -> Result<Tally, Box<dyn Error>> {
+    let per_epoch = loader.batches_per_epoch()?;
+    let limit = match (args.batches, args.seconds) {
+        (Some(batches), _) => batches,
+        (None, Some(_)) => u64::MAX,
+        (None, None) => per_epoch,
+    };
+    if per_epoch == 0 {
+        return Err("an epoch has no batch".into());
+    }
+    let bar = progress(limit);
+    let (mut order, mut data) = (Xxh3::new(), Xxh3::new());
+    let (mut samples, mut bytes, mut batches, mut first_batch_s) = (0, 0, 0, 0.0);
+    let (started, cpu) = (Instant::now(), cpu_s());
+    for batch in loader.epochs(0..limit.div_ceil(per_epoch))? {
+        let batch = batch?;
+        if batches == 0 {
+            first_batch_s = started.elapsed().as_secs_f64();
+        }
+        batches += 1;
+        samples += batch.len() as u64;
+        bytes += batch.fields().map(|field| field.as_bytes().len() as u64).sum::<u64>();
+        batch.ids().iter().for_each(|id| order.update(&id.to_le_bytes()));
+        if args.hash {
+            hash_rows(&batch, &mut data);
+        }
+        bar.inc(1);
+        if batches == limit || args.seconds.is_some_and(|seconds| started.elapsed().as_secs_f64() >= seconds) {
+            break;
+        }
+    }
+    bar.finish_and_clear();
+    let wall_s = started.elapsed().as_secs_f64();
+    let data_hash = args.hash.then(|| data.digest());
+    Ok(Tally { samples, bytes, first_batch_s, wall_s, cpu_s: cpu_s() - cpu, order_hash: order.digest(), data_hash })
+}
+
+/// Sample by sample, field by field: the hash does not depend on the batch size.
+fn hash_rows(batch: &Batch, hash: &mut Xxh3) {
+    for row in 0..batch.len() {
+        for field in batch.fields() {
+            let bytes = field.as_bytes();
+            let row_bytes = bytes.len() / batch.len();
+            hash.update(&bytes[row * row_bytes..(row + 1) * row_bytes]);
+        }
+    }
+}
+
+fn progress(batches: u64) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = if batches == u64::MAX { ProgressBar::no_length() } else { ProgressBar::new(batches) };
+    let style = ProgressStyle::with_template("{elapsed_precise} {wide_bar} {pos}/{len} batches ({per_sec})");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
+    bar
+}
+
+struct Figures {
+    build_s: f64,
+    /// Peaks of RSS and of anonymous + shared memory, in MiB.
+    memory: (f64, f64),
+    tally: Tally,
+}
+
+impl Figures {
+    fn json(&self, loader: &Loader) -> String {
+        let Tally { samples, bytes, first_batch_s, wall_s, cpu_s, order_hash, data_hash } = self.tally;
+        let choice = loader.report().choice;
+        let data_hash = data_hash.map_or("null".into(), |hash| format!("\"{hash:016x}\""));
+        format!(
+            "{{\"items_per_s\":{:.1},\"gb_per_s\":{:.4},\"first_batch_s\":{first_batch_s:.4},\"wall_s\":{wall_s:.3},\
+             \"cpu_s_per_10k\":{:.4},\"peak_rss_mib\":{:.1},\"peak_anon_mib\":{:.1},\"reader\":\"{}\",\"direct\":{},\
+             \"order_hash\":\"{order_hash:016x}\",\"data_hash\":{data_hash},\"items\":{samples},\"build_s\":{:.4},\
+             \"plan_mib\":{:.1}}}",
+            samples as f64 / wall_s,
+            bytes as f64 / wall_s / 1e9,
+            cpu_s / samples.max(1) as f64 * 1e4,
+            self.memory.0,
+            self.memory.1,
+            choice.reader,
+            choice.direct,
+            self.build_s,
+            loader.plan().total() as f64 / f64::from(1 << 20),
+        )
+    }
+
+    fn text(&self) -> String {
+        let Tally { samples, bytes, first_batch_s, wall_s, cpu_s, order_hash, data_hash } = self.tally;
+        let data_hash = data_hash.map_or(String::new(), |hash| format!(", data hash {hash:016x}"));
+        format!(
+            "{samples} samples in {wall_s:.2} s: {:.0} samples/s, {:.3} GB/s delivered\nfirst batch {first_batch_s:.3} s \
+             after a build of {:.3} s; {:.2} CPU-s per 10,000 samples\npeak memory {:.0} MiB resident, {:.0} MiB \
+             anonymous\norder hash {order_hash:016x}{data_hash}",
+            samples as f64 / wall_s,
+            bytes as f64 / wall_s / 1e9,
+            self.build_s,
+            cpu_s / samples.max(1) as f64 * 1e4,
+            self.memory.0,
+            self.memory.1,
+        )
+    }
+}
+
+/// CPU time of all threads of the process.
+fn cpu_s() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// Looks at the process's memory 20 times a second: the kernel keeps a peak of RSS only.
+struct MemoryWatch {
+    stop: Arc<AtomicBool>,
+    peak_anon_kib: Arc<AtomicU64>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+impl MemoryWatch {
+    fn start() -> Self {
+        let (stop, peak_anon_kib) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (ended, peak) = (stop.clone(), peak_anon_kib.clone());
+        let thread = std::thread::spawn(move || {
+            while !ended.load(Ordering::Relaxed) {
+                peak.fetch_max(status_kib("RssAnon:") + status_kib("RssShmem:"), Ordering::Relaxed);
+                std::thread::park_timeout(Duration::from_millis(50));
+            }
+        });
+        Self { stop, peak_anon_kib, thread }
+    }
+
+    fn stop(self) -> (f64, f64) {
+        let anon = status_kib("RssAnon:") + status_kib("RssShmem:");
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.thread().unpark();
+        // It cannot panic; if it did, the last look is all there is.
+        let _ = self.thread.join();
+        let mib = |kib: u64| kib as f64 / 1024.0;
+        (mib(status_kib("VmHWM:")), mib(anon.max(self.peak_anon_kib.load(Ordering::Relaxed))))
+    }
+}
+
+fn status_kib(key: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix(key));
+    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+}

@@ -1,0 +1,229 @@
+//! Batches as the user gets them, and the restoring of their order.
+
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::memory::Filled;
+use crate::tensor::{DType, Element, Shape};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// What all batches of a loader share.
+pub(crate) struct BatchInfo {
+    /// Fields of the slot that are handed out.
+    pub(crate) keep: Vec<usize>,
+    pub(crate) device: Device,
+    /// Batches in the user's hands.
+    pub(crate) held: AtomicUsize,
+}
+
+/// A batch: named arrays of the same number of rows. Owned; it may outlive its [`Epoch`](crate::Epoch) and
+/// [`Loader`](crate::Loader). Its memory is used again when it is dropped.
+pub struct Batch {
+    filled: Filled,
+    info: Arc<BatchInfo>,
+}
+
+impl Batch {
+    pub(crate) fn new(filled: Filled, info: Arc<BatchInfo>) -> Self {
+        info.held.fetch_add(1, Ordering::Relaxed);
+        Self { filled, info }
+    }
+
+    /// Rows.
+    #[allow(clippy::len_without_is_empty, reason = "a batch is never empty")]
+    pub fn len(&self) -> usize {
+        self.filled.rows()
+    }
+
+    /// Batch index in its epoch.
+    pub fn index(&self) -> u64 {
+        self.filled.ticket().batch
+    }
+
+    /// Epoch.
+    pub fn epoch(&self) -> u64 {
+        self.filled.ticket().epoch
+    }
+
+    /// Sample ids, one per row: indices in the dataset that the loader was given.
+    pub fn ids(&self) -> &[u64] {
+        self.filled.ids()
+    }
+
+    /// Validity of each row, values of [`Status`](crate::Status).
+    pub fn status(&self) -> &[u8] {
+        self.filled.status()
+    }
+
+    /// Where the fields lie.
+    pub fn device(&self) -> &Device {
+        &self.info.device
+    }
+
+    /// The fields, in order.
+    pub fn fields(&self) -> impl Iterator<Item = FieldView<'_>> {
+        self.info.keep.iter().map(|index| FieldView { filled: &self.filled, index: *index })
+    }
+
+    /// The field with that name.
+    ///
+    /// Errors: [`ErrorKind::Shape`], naming the fields that there are.
+    pub fn field(&self, name: &str) -> Result<FieldView<'_>> {
+        self.fields().find(|field| field.name() == name).ok_or_else(|| {
+            let names: Vec<_> = self.fields().map(|field| field.name()).collect();
+            let message = format!("no field `{name}` in the batch; there are {}", names.join(", "));
+            Error::new(ErrorKind::Shape, Stage::Batch, message)
+        })
+    }
+
+    /// Bytes of all fields.
+    pub(crate) fn bytes(&self) -> usize {
+        self.fields().map(|field| field.as_bytes().len()).sum()
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        self.info.held.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl std::fmt::Debug for Batch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Batch {} of epoch {}:", self.index(), self.epoch())?;
+        for field in self.fields() {
+            write!(f, " {} {}{:?}", field.name(), field.dtype(), field.shape())?;
+        }
+        Ok(())
+    }
+}
+
+/// One field of a batch: dense rows, first dimension = rows of the batch.
+#[derive(Clone, Copy)]
+pub struct FieldView<'a> {
+    filled: &'a Filled,
+    index: usize,
+}
+
+impl<'a> FieldView<'a> {
+    fn field(&self) -> &'a crate::tensor::Field {
+        &self.filled.spec().fields()[self.index]
+    }
+
+    /// The name.
+    pub fn name(&self) -> &'a str {
+        self.field().name()
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.field().dtype()
+    }
+
+    /// Dimensions, the number of rows first. Of an `UpTo` field the second is the maximum.
+    pub fn shape(&self) -> Vec<usize> {
+        std::iter::once(self.filled.rows()).chain(self.field().dims()).collect()
+    }
+
+    /// Elements from one index to the next, per dimension (row-major, dense).
+    pub fn strides(&self) -> Vec<usize> {
+        let shape = self.shape();
+        let mut strides = vec![1; shape.len()];
+        for dim in (1..shape.len()).rev() {
+            strides[dim - 1] = strides[dim] * shape[dim];
+        }
+        strides
+    }
+
+    /// The true first dimension of each row of an `UpTo` field; `None` for fixed shapes.
+    pub fn lens(&self) -> Option<&'a [u64]> {
+        self.filled.lens(self.index)
+    }
+
+    /// All elements, row after row.
+    ///
+    /// Errors: [`ErrorKind::Shape`] when `T` is not the dtype.
+    pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
+        if self.dtype() != T::DTYPE {
+            let message = format!("field `{}` holds {}, not {}", self.name(), self.dtype(), T::DTYPE);
+            return Err(Error::new(ErrorKind::Shape, Stage::Batch, message));
+        }
+        Ok(bytemuck::cast_slice(self.as_bytes()))
+    }
+
+    /// The elements of one row: of an `UpTo` field only the true ones.
+    ///
+    /// Errors: [`ErrorKind::Shape`] when `T` is not the dtype or there is no such row.
+    pub fn row<T: Element>(&self, row: usize) -> Result<&'a [T]> {
+        let all = self.as_slice::<T>()?;
+        let rows = self.filled.rows();
+        if row >= rows {
+            let message = format!("no row {row} in a batch of {rows}");
+            return Err(Error::new(ErrorKind::Shape, Stage::Batch, message));
+        }
+        let row_len = all.len() / rows;
+        let used = match (self.field().shape(), self.lens()) {
+            (Shape::UpTo { max, .. }, Some(lens)) => row_len / max * lens[row] as usize,
+            _ => row_len,
+        };
+        Ok(&all[row * row_len..row * row_len + used])
+    }
+
+    /// All bytes, row after row, native byte order.
+    pub fn as_bytes(&self) -> &'a [u8] {
+        self.filled.bytes(self.index)
+    }
+}
+
+/// Restores the order of things that are numbered 0, 1, 2 … and come in any order, at most `window` ahead. Pure.
+pub(crate) struct Reorder<T> {
+    places: Vec<Option<T>>,
+    next: u64,
+}
+
+impl<T> Reorder<T> {
+    pub(crate) fn new(window: usize) -> Self {
+        Self { places: (0..window).map(|_| None).collect(), next: 0 }
+    }
+
+    /// Puts number `sequence` in its place. Panics when it is outside of the window or there already: the slots bound it.
+    pub(crate) fn put(&mut self, sequence: u64, item: T) {
+        assert!(sequence >= self.next && sequence - self.next < self.places.len() as u64, "outside of the window");
+        let index = (sequence % self.places.len() as u64) as usize;
+        assert!(self.places[index].replace(item).is_none(), "the same number twice");
+    }
+
+    /// The next one in order, if it has come.
+    pub(crate) fn take(&mut self) -> Option<T> {
+        let index = (self.next % self.places.len() as u64) as usize;
+        let item = self.places[index].take()?;
+        self.next += 1;
+        Some(item)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn whatever_the_order_of_arrival_numbers_come_out_in_order(window in 1_usize..9, count in 0_u64..60, seed in any::<u64>()) {
+            let mut reorder = Reorder::new(window);
+            let (mut waiting, mut next_in, mut out, mut state) = (Vec::new(), 0, Vec::new(), seed);
+            while (out.len() as u64) < count {
+                // At most `window` numbers are under way, as slots are.
+                while next_in < count && next_in < out.len() as u64 + window as u64 {
+                    waiting.push(next_in);
+                    next_in += 1;
+                }
+                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                let number = waiting.swap_remove((state >> 33) as usize % waiting.len());
+                reorder.put(number, number);
+                out.extend(std::iter::from_fn(|| reorder.take()));
+            }
+            prop_assert_eq!(out, (0..count).collect::<Vec<_>>());
+        }
+    }
+}

@@ -1,0 +1,447 @@
+//! The I/O thread: plans batches, brings bytes from storage, hands them on. It alone takes permits, and it alone
+//! drives the reader; it sleeps only in [`Reader::wait`], which a completion or a wake ends.
+
+use super::work::{self, decode_row, panicked};
+use super::{Core, Event, IoSide, Job, Start, ticket};
+use crate::dataset::{Part, Parts};
+use crate::decode::Scratch;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::memory::{FreeSlot, IoBuf, RingSpan, Rows};
+use crate::read::{Completion, Extent, ReadOp, Reader};
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Samples of which at most this many bytes must be copied are finished by the I/O thread itself: a hop to a worker
+/// costs more than the copy.
+const COPY_HERE: usize = 64 << 10;
+/// Share of rows that ask the page cache while it is thought to be cold: one in so many.
+const PROBE_ONE_IN: u32 = 16;
+/// Lookups after which the share of hits is believed.
+const EVIDENCE: u64 = 8;
+/// At the end, reads in flight get this long to complete.
+const SHUTDOWN: Duration = Duration::from_secs(5);
+
+/// A sample whose bytes are on their way: the permit for it, reused from sample to sample.
+pub(crate) struct Pending {
+    pub(crate) job: Option<Arc<Job>>,
+    pub(crate) rows: Option<Rows>,
+    pub(crate) id: u64,
+    pub(crate) pieces: Vec<Piece>,
+    /// Operations in flight; the sample is complete at 0.
+    remaining: usize,
+    /// The error of the first failed piece.
+    error: Option<(usize, Error)>,
+}
+
+/// The bytes of one part of a sample.
+pub(crate) struct Piece {
+    span: Option<RingSpan>,
+    start: usize,
+    len: usize,
+    /// The part lies in a memory source: nothing is read.
+    pub(crate) in_memory: bool,
+}
+
+impl Pending {
+    pub(crate) fn new(parts: usize) -> Self {
+        Self { job: None, rows: None, id: 0, pieces: Vec::with_capacity(parts), remaining: 0, error: None }
+    }
+
+    /// Bytes that must be copied or decoded.
+    fn staged(&self) -> usize {
+        self.pieces.iter().map(|piece| if piece.span.is_some() { piece.len } else { 0 }).sum()
+    }
+}
+
+impl Piece {
+    /// The bytes that were read, unless they were read in place.
+    pub(crate) fn bytes(&self) -> Option<&[u8]> {
+        self.span.as_ref().map(|span| &span.as_slice()[self.start..self.start + self.len])
+    }
+}
+
+/// The thread's whole state.
+pub(crate) struct Io {
+    core: Arc<Core>,
+    reader: Box<dyn Reader>,
+    side: IoSide,
+    free: VecDeque<FreeSlot>,
+    runs: VecDeque<Start>,
+    run: Option<Run>,
+    /// Rows of batches that are read without a look at the page cache, oldest first.
+    direct: VecDeque<(Arc<Job>, Rows)>,
+    /// The row that waits for room or for an entry; everything else waits behind it.
+    stuck: Option<(Arc<Job>, Rows)>,
+    flying: Vec<Option<Box<Pending>>>,
+    vacant: Vec<usize>,
+    idle: Vec<Box<Pending>>,
+    /// Operations that the reader had no room for.
+    ops: VecDeque<ReadOp>,
+    completions: Vec<Completion>,
+    scratch: Scratch,
+    /// Whether completions need neither decoder nor transform.
+    plain: bool,
+    /// Hits and misses of the page cache when it was last judged, and the judgement.
+    seen: (u64, u64),
+    warm: bool,
+    ending: bool,
+}
+
+/// The run of epochs that is being planned.
+struct Run {
+    start: Start,
+    job: Arc<Job>,
+    epochs_done: u64,
+    batch: u64,
+    sequence: u64,
+}
+
+enum Begun {
+    /// Reads are on their way, or the row is done already.
+    Yes,
+    /// No room for its bytes yet.
+    NoRoom(Arc<Job>, Rows),
+}
+
+impl Io {
+    pub(crate) fn new(core: Arc<Core>, reader: Box<dyn Reader>, side: IoSide, pending: usize) -> Self {
+        let parts = core.recipe.handlers.len();
+        let plain = core.recipe.maps.is_empty()
+            && core.recipe.handlers.iter().all(|handler| !matches!(handler.how, super::recipe::How::Decode(_)));
+        let depth = reader.depth();
+        Self {
+            reader,
+            side,
+            free: VecDeque::new(),
+            runs: VecDeque::new(),
+            run: None,
+            direct: VecDeque::new(),
+            stuck: None,
+            flying: (0..pending).map(|_| None).collect(),
+            vacant: (0..pending).rev().collect(),
+            idle: (0..pending).map(|_| Box::new(Pending::new(parts))).collect(),
+            ops: VecDeque::with_capacity(parts),
+            completions: Vec::with_capacity(depth),
+            scratch: Scratch::default(),
+            plain,
+            seen: (0, 0),
+            warm: true,
+            ending: false,
+            core,
+        }
+    }
+
+    /// Runs until it is told to end.
+    pub(crate) fn run(&mut self) {
+        while !self.ending {
+            self.listen();
+            self.plan();
+            self.issue();
+            // Whatever happened since rings the bell, so this returns; nothing more can be done before.
+            self.reader.wait(&mut self.completions, if self.ending { Some(Duration::ZERO) } else { None });
+            self.complete();
+        }
+        self.end();
+    }
+
+    fn listen(&mut self) {
+        while let Ok(event) = self.side.events.try_recv() {
+            match event {
+                Event::Free(slot) => self.free.push_back(slot),
+                Event::Start(start) => self.runs.push_back(start),
+                Event::Shutdown => self.ending = true,
+            }
+        }
+        while let Ok(pending) = self.side.idle.try_recv() {
+            self.idle.push(pending);
+        }
+    }
+
+    /// Gives every free slot the next batch.
+    fn plan(&mut self) {
+        while !self.free.is_empty() {
+            let Some((job, ticket, count)) = self.next_batch() else { return };
+            let slot = self.free.pop_front().expect("checked above");
+            let mut rows = slot.begin(ticket, count);
+            if !self.look_first() {
+                if self.core.cache.is_some() {
+                    let probe = rows.take((count / PROBE_ONE_IN).max(1));
+                    work::look_up(&self.core, job.clone(), probe);
+                }
+                if rows.len() > 0 {
+                    self.direct.push_back((job, rows));
+                }
+            } else {
+                work::look_up(&self.core, job, rows);
+            }
+        }
+    }
+
+    fn next_batch(&mut self) -> Option<(Arc<Job>, crate::memory::Ticket, u32)> {
+        loop {
+            if self.run.is_none() {
+                let start = self.runs.pop_front()?;
+                let job = start.first.clone();
+                self.run = Some(Run { start, job, epochs_done: 0, batch: 0, sequence: 0 });
+            }
+            let run = self.run.as_mut()?;
+            if run.job.is_cancelled() || run.epochs_done == run.start.epochs {
+                self.run = None;
+                continue;
+            }
+            if run.batch < run.job.batches.count() {
+                let count = run.job.batches.rows(run.batch);
+                let ticket = ticket(&run.job, run.sequence, run.batch);
+                run.batch += 1;
+                run.sequence += 1;
+                return Some((run.job.clone(), ticket, count));
+            }
+            run.epochs_done += 1;
+            run.batch = 0;
+            if run.epochs_done < run.start.epochs {
+                // The order was checked when the run began; a failure here ends the run, and the iterator reports it.
+                match (run.start.next)(run.epochs_done) {
+                    Ok(job) => run.job = job,
+                    Err(error) => {
+                        self.core.fail(error);
+                        self.run = None;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether workers look rows up before storage is asked.
+    fn look_first(&mut self) -> bool {
+        if self.core.sources.total_bytes() == 0 {
+            return true;
+        }
+        let Some(cache) = &self.core.cache else { return false };
+        let (hits, misses) = (cache.hits(), cache.misses());
+        let (new_hits, new_misses) = (hits - self.seen.0, misses - self.seen.1);
+        if new_hits + new_misses >= EVIDENCE {
+            self.seen = (hits, misses);
+            self.warm = new_hits * u64::from(PROBE_ONE_IN) >= new_hits + new_misses;
+        }
+        self.warm
+    }
+
+    /// Starts as many reads as there is room for.
+    fn issue(&mut self) {
+        loop {
+            while let Some(op) = self.ops.pop_front() {
+                if let Err(op) = self.reader.submit(op) {
+                    self.ops.push_front(op);
+                    return;
+                }
+            }
+            let Some((job, rows)) = self.next_row() else { return };
+            if job.is_cancelled() {
+                continue;
+            }
+            if self.idle.is_empty() || self.reader.in_flight() >= self.reader.depth() {
+                self.stuck = Some((job, rows));
+                return;
+            }
+            if let Begun::NoRoom(job, rows) = self.begin(job, rows) {
+                self.stuck = Some((job, rows));
+                return;
+            }
+        }
+    }
+
+    /// Misses first: they belong to batches that are almost there.
+    fn next_row(&mut self) -> Option<(Arc<Job>, Rows)> {
+        if let Some(stuck) = self.stuck.take() {
+            return Some(stuck);
+        }
+        if let Some(miss) = self.core.to_io.misses.pop() {
+            return Some((miss.job, miss.rows));
+        }
+        let (job, rows) = self.direct.front_mut()?;
+        if rows.len() > 1 && !job.is_cancelled() {
+            return Some((job.clone(), rows.take(1)));
+        }
+        self.direct.pop_front()
+    }
+
+    fn begin(&mut self, job: Arc<Job>, mut rows: Rows) -> Begun {
+        let core = self.core.clone();
+        let mut parts = Parts::new();
+        let mut id = None;
+        let planned = catch_unwind(AssertUnwindSafe(|| -> Result<()> {
+            let sample = *id.insert(job.id_of(&rows)?);
+            core.dataset.extents(sample, &mut parts)?;
+            self.check(&parts)
+        }));
+        let planned = planned.unwrap_or_else(|panic| Err(panicked(&*panic)));
+        if let Err(error) = planned {
+            rows.fail_row(match id {
+                Some(id) => error.with_sample(id),
+                None => error,
+            });
+            return Begun::Yes;
+        }
+        let mut pending = self.idle.pop().expect("checked by the caller");
+        pending.id = id.expect("set on success");
+        if !self.reserve(&mut pending, &parts, &mut rows) {
+            pending.pieces.clear();
+            self.idle.push(pending);
+            return Begun::NoRoom(job, rows);
+        }
+        pending.job = Some(job);
+        pending.rows = Some(rows);
+        self.launch(pending, &parts);
+        Begun::Yes
+    }
+
+    /// What can never fit the ring must not wait for it.
+    fn check(&self, parts: &Parts<'_>) -> Result<()> {
+        let mut bytes = 0_usize;
+        for (field, part) in parts.iter() {
+            self.core.handler(field)?;
+            if let Some(extent) = self.core.file_extent(part)
+                && self.in_place(field, part, &extent).is_none()
+            {
+                let need = self.reader.footprint(&extent).bytes;
+                bytes = bytes.saturating_add(need.checked_next_multiple_of(crate::tensor::PAGE).unwrap_or(usize::MAX));
+            }
+        }
+        let room = self.side.ring.as_ref().map_or(0, crate::memory::ByteRing::capacity);
+        if bytes <= room {
+            return Ok(());
+        }
+        let message = format!("the sample needs {bytes} bytes of buffer, the dataset said so little that only {room} are there");
+        Err(Error::new(ErrorKind::Limit, Stage::Read, message))
+    }
+
+    /// The field of the row that the part can be read into.
+    fn in_place(&self, field: usize, part: Part<'_>, extent: &Extent) -> Option<usize> {
+        let field_out = self.core.recipe.handlers[field].outputs.start;
+        let fits = self.core.reads_in_place(field, part) && self.reader.footprint(extent).in_place;
+        // Row addresses: the array starts on a page when it is large enough to matter; else alignment 1 is needed.
+        let row_bytes = extent.len as usize;
+        (fits && row_bytes.is_multiple_of(self.reader.mem_align())).then_some(field_out)
+    }
+
+    /// Takes the bytes of the ring for all parts, or none; false when there is no room.
+    fn reserve(&self, pending: &mut Pending, parts: &Parts<'_>, rows: &mut Rows) -> bool {
+        debug_assert!(rows.len() == 1);
+        for (field, part) in parts.iter() {
+            let mut piece = Piece { span: None, start: 0, len: 0, in_memory: false };
+            match self.core.file_extent(part) {
+                Some(extent) if extent.len > 0 => {
+                    piece.len = extent.len as usize;
+                    if self.in_place(field, part, &extent).is_none() {
+                        let need = self.reader.footprint(&extent).bytes;
+                        piece.span = self.side.ring.as_ref().and_then(|ring| ring.reserve(need));
+                        if piece.span.is_none() {
+                            return false;
+                        }
+                    }
+                }
+                Some(_) => {}
+                None => piece.in_memory = !matches!(part, Part::Inline(_)),
+            }
+            pending.pieces.push(piece);
+        }
+        true
+    }
+
+    /// Turns the reserved pieces into operations.
+    fn launch(&mut self, mut pending: Box<Pending>, parts: &Parts<'_>) {
+        let index = self.vacant.pop().expect("as many places as entries");
+        let rows = pending.rows.as_mut().expect("set by the caller");
+        pending.remaining = 0;
+        for (number, (field, part)) in parts.iter().enumerate() {
+            let piece = &mut pending.pieces[number];
+            let Some(extent) = self.core.file_extent(part).filter(|_| piece.len > 0) else { continue };
+            let buf = match piece.span.take() {
+                Some(span) => IoBuf::from(span),
+                None => IoBuf::from(rows.lend(self.core.recipe.handlers[field].outputs.start)),
+            };
+            pending.remaining += 1;
+            self.ops.push_back(ReadOp { tag: (index as u64) << 8 | number as u64, extent, buf });
+        }
+        let done = pending.remaining == 0;
+        self.flying[index] = Some(pending);
+        if done {
+            self.finish(index);
+        }
+    }
+
+    fn complete(&mut self) {
+        let mut completions = std::mem::take(&mut self.completions);
+        for completion in completions.drain(..) {
+            let (index, number) = ((completion.tag >> 8) as usize, (completion.tag & 0xff) as usize);
+            let pending = self.flying[index].as_mut().expect("a completion belongs to a sample in flight");
+            match completion.buf.into_row() {
+                Ok(span) => pending.rows.as_mut().expect("in flight").restore(span),
+                Err(span) => pending.pieces[number].span = Some(span),
+            }
+            match completion.result {
+                Ok(start) => pending.pieces[number].start = start,
+                Err(error) => {
+                    if pending.error.as_ref().is_none_or(|(first, _)| number < *first) {
+                        pending.error = Some((number, error));
+                    }
+                }
+            }
+            pending.remaining -= 1;
+            if pending.remaining == 0 {
+                self.finish(index);
+            }
+        }
+        self.completions = completions;
+        self.core.meters.note_reads(self.reader.as_ref());
+    }
+
+    /// All reads of a sample are done.
+    fn finish(&mut self, index: usize) {
+        let mut pending = self.flying[index].take().expect("in flight");
+        self.vacant.push(index);
+        let (id, error) = (pending.id, pending.error.take());
+        let cancelled = pending.job.as_ref().is_none_or(|job| job.is_cancelled());
+        if error.is_none() && !cancelled && !(self.plain && pending.staged() <= COPY_HERE) {
+            return work::decode(&self.core, pending);
+        }
+        let (job, mut rows) = (pending.job.take(), pending.rows.take().expect("in flight"));
+        if let Some((_, error)) = error {
+            rows.fail_row(error.with_sample(id));
+        } else if let (Some(job), false) = (job, cancelled) {
+            let (core, scratch, pieces) = (&self.core, &mut self.scratch, &pending.pieces);
+            let done = catch_unwind(AssertUnwindSafe(|| decode_row(core, &job, id, pieces, &mut rows, scratch)));
+            match done.unwrap_or_else(|panic| Err(panicked(&*panic))) {
+                Ok(()) => rows.finish_row(),
+                Err(error) => rows.fail_row(error.with_sample(id)),
+            }
+        }
+        drop(rows);
+        pending.pieces.clear();
+        self.idle.push(pending);
+    }
+
+    /// Lets go of everything; reads in flight complete first, within a deadline.
+    fn end(&mut self) {
+        self.run = None;
+        self.runs.clear();
+        self.direct.clear();
+        self.stuck = None;
+        while self.core.to_io.misses.pop().is_some() {}
+        let ops: Vec<_> = self.ops.drain(..).collect();
+        for op in ops {
+            let result = Err(Error::new(ErrorKind::Cancelled, Stage::Read, ""));
+            self.completions.push(Completion { tag: op.tag, buf: op.buf, result });
+        }
+        self.complete();
+        self.reader.cancel();
+        let deadline = Instant::now() + SHUTDOWN;
+        while self.reader.in_flight() > 0 && Instant::now() < deadline {
+            self.reader.wait(&mut self.completions, Some(Duration::from_millis(50)));
+            self.complete();
+        }
+        // What is still in flight stays with the reader, which leaks it and counts it.
+    }
+}

@@ -1,0 +1,201 @@
+//! The pipeline: from an order to full slots, in bounded memory, without a thread that waits for another's permit.
+//!
+//! ```text
+//!                    ┌────────────── I/O thread (plans, reads) ──────────────┐
+//!   free slots ────► │ plan batch i ─► rows ─┬─► Reader ─► completions ──┐    │
+//!                    └───────────▲───────────┼──────────────────────────┼────┘
+//!                        misses  │           │ rows to look up          │ bytes to decode
+//!                    ┌───────────┴───────────▼──────────────────────────▼────┐
+//!                    │ decode workers (private rayon pool): page cache or     │
+//!                    │ memory → decode → transform → row of the slot          │
+//!                    └───────────────────────────┬────────────────────────────┘
+//!                         last row of a slot ────▼──► ready ─► Epoch::next (restores the order) ─► Batch
+//! ```
+//!
+//! A batch's rows go one of two ways. When the page cache is likely to hold them (or they lie in memory), workers look
+//! them up themselves and decode what they find; what is missing comes back to the I/O thread. Otherwise the I/O
+//! thread reads them at once, and one run of rows per batch still asks the cache, so that it is noticed when it warms.
+//!
+//! # Why it cannot deadlock
+//!
+//! Permits are slots, bytes of the ring, and entries for samples in flight. All are taken by the I/O thread alone,
+//! slots in batch order. A sample takes ring bytes and an entry only when it already has its row, and takes them all
+//! at once; from then on it needs nothing but the storage device and a worker. So every holder of ring bytes finishes
+//! without waiting for anybody, room comes back, and by induction over the batches the oldest unfinished one always
+//! can finish. Workers take no permits and never wait: what they cannot do at once goes to a queue whose room is
+//! bounded by the permits. The consumer waits for the oldest batch only; when it holds every slot itself, `next()`
+//! says so after a deadline.
+//!
+//! # Memory
+//!
+//! [`plan::MemoryPlan`] is the sum, a line and a reason for each term; `build()` reserves it.
+//!
+//! # Ending
+//!
+//! Dropping an epoch marks its job cancelled: rows not yet begun are dropped (which brings their slot back), reads in
+//! flight complete into memory that nobody looks at. Dropping the loader ends the I/O thread after its last completion
+//! and joins the workers; what does not answer within the deadline is left behind with all the memory it can reach,
+//! and counted.
+
+pub(crate) mod fetch;
+pub(crate) mod plan;
+pub(crate) mod recipe;
+pub(crate) mod runtime;
+pub(crate) mod work;
+
+pub use plan::MemoryPlan;
+
+use crate::dataset::Dataset;
+use crate::error::{Error, Result};
+use crate::memory::{ByteRing, Filled, FreeSlot, Hooks, Rows, Ticket};
+use crate::order::{Batches, EpochOrder};
+use crate::profile::Meters;
+use crate::read::{PageCache, Sources, Waker};
+use crossbeam_channel::{Receiver, Sender};
+use recipe::Recipe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// One epoch being planned and filled.
+pub(crate) struct Job {
+    pub(crate) generation: u64,
+    pub(crate) epoch: u64,
+    pub(crate) order: EpochOrder,
+    pub(crate) batches: Batches,
+    /// Shared by all epochs of one iterator.
+    pub(crate) cancelled: Arc<AtomicBool>,
+}
+
+impl Job {
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+
+    /// Sample id of the first unfinished row.
+    pub(crate) fn id_of(&self, rows: &Rows) -> Result<u64> {
+        let first = self.batches.first_position(rows.ticket().batch);
+        self.order.id(first + u64::from(rows.first()))
+    }
+}
+
+/// What every thread of a loader knows.
+pub(crate) struct Core {
+    pub(crate) dataset: Arc<dyn Dataset>,
+    pub(crate) sources: Arc<Sources>,
+    pub(crate) recipe: Recipe,
+    pub(crate) seed: u64,
+    pub(crate) cache: Option<Arc<PageCache>>,
+    pub(crate) work: work::Workers,
+    pub(crate) to_io: ToIo,
+    pub(crate) exchange: Arc<Exchange>,
+    /// The error of the loader as a whole: set once, ends every iterator.
+    pub(crate) fatal: std::sync::Mutex<Option<Error>>,
+    pub(crate) meters: Arc<Meters>,
+    /// Heap bytes that decoders may take on each worker.
+    pub(crate) scratch_limit: usize,
+}
+
+impl Core {
+    /// Notes an error that no batch can carry. The iterator finds it when it waits.
+    pub(crate) fn fail(&self, error: Error) {
+        self.fatal.lock().unwrap_or_else(|poison| poison.into_inner()).get_or_insert(error);
+    }
+}
+
+/// The way to the I/O thread: queues whose room is bounded by the permits, and a bell.
+pub(crate) struct ToIo {
+    pub(crate) events: Sender<Event>,
+    pub(crate) misses: work::Queue<Miss>,
+    pub(crate) idle: Sender<Box<fetch::Pending>>,
+    pub(crate) waker: Waker,
+}
+
+impl ToIo {
+    /// An entry for a sample in flight is free again.
+    pub(crate) fn give_back(&self, pending: Box<fetch::Pending>) {
+        if self.idle.send(pending).is_ok() {
+            self.waker.wake();
+        }
+    }
+}
+
+/// What the I/O thread is told.
+pub(crate) enum Event {
+    /// A slot is free.
+    Free(FreeSlot),
+    /// Plan these epochs (any number, one after the other) when the present ones are planned.
+    Start(Start),
+    /// End.
+    Shutdown,
+}
+
+/// A run of epochs to plan.
+pub(crate) struct Start {
+    pub(crate) first: Arc<Job>,
+    /// Epochs in the run.
+    pub(crate) epochs: u64,
+    /// Makes the job of a later epoch of the run.
+    pub(crate) next: Box<dyn Fn(u64) -> Result<Arc<Job>> + Send>,
+}
+
+/// A row whose bytes must come from storage.
+pub(crate) struct Miss {
+    pub(crate) job: Arc<Job>,
+    pub(crate) rows: Rows,
+}
+
+/// Where slots go: full ones to the iterator (through `.map_batch`, if there is one), free ones to the planner.
+pub(crate) struct Exchange {
+    /// The iterator's run; slots of older runs are not worth handing out.
+    pub(crate) generation: AtomicU64,
+    pub(crate) ready: Sender<Filled>,
+    pub(crate) events: Sender<Event>,
+    pub(crate) waker: Waker,
+    /// Full slots that `.map_batch` must see first; its receiver is the workers.
+    pub(crate) to_map: Option<Sender<Filled>>,
+    /// Rings when something was put into `to_map`.
+    pub(crate) map_bell: std::sync::OnceLock<std::sync::Weak<Core>>,
+}
+
+impl Hooks for Arc<Exchange> {
+    fn full(&self, slot: Filled) {
+        if slot.ticket().generation != self.generation.load(Ordering::Acquire) {
+            return drop(slot);
+        }
+        if let (Some(to_map), false) = (&self.to_map, slot.failed()) {
+            if to_map.send(slot).is_ok()
+                && let Some(core) = self.map_bell.get().and_then(std::sync::Weak::upgrade)
+            {
+                work::ring(&core, 1);
+            }
+            return;
+        }
+        self.hand_out(slot);
+    }
+
+    fn free(&self, slot: FreeSlot) {
+        // The receiver is gone when the loader is: then the slot's memory goes, too.
+        if self.events.send(Event::Free(slot)).is_ok() {
+            self.waker.wake();
+        }
+    }
+}
+
+impl Exchange {
+    /// Puts a full slot where the iterator takes it. The channel has room for every slot there is.
+    pub(crate) fn hand_out(&self, slot: Filled) {
+        let _ = self.ready.send(slot);
+    }
+}
+
+/// A run's place of every batch: tickets count across its epochs.
+pub(crate) fn ticket(job: &Job, sequence: u64, batch: u64) -> Ticket {
+    Ticket { generation: job.generation, sequence, epoch: job.epoch, batch }
+}
+
+/// Receivers that the I/O thread owns.
+pub(crate) struct IoSide {
+    pub(crate) events: Receiver<Event>,
+    pub(crate) idle: Receiver<Box<fetch::Pending>>,
+    pub(crate) ring: Option<ByteRing>,
+}

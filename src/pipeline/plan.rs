@@ -1,0 +1,252 @@
+//! All memory of a loader as a sum: one line, one reason per term. Pure; `build()` reserves exactly this.
+
+use crate::error::{Error, ErrorKind, Result, Stage};
+use std::fmt;
+
+/// Heap bytes that every decoder gets on each worker, however small the budget.
+const SCRATCH_LEAST: usize = 32 << 20;
+/// Encoded samples up to this size are copied from the page cache by the worker that decodes them; each worker holds
+/// a buffer of at most this size. Larger ones take the way through the ring.
+const CACHED_MAX: usize = 4 << 20;
+/// What slots add up to by default when single ones are small: enough that the hops between threads do not show.
+const SLOTS_TOTAL: usize = 64 << 20;
+const SLOTS_MOST: usize = 16;
+/// Default size of the ring in samples, and its bounds in bytes.
+const RING_LEAST: usize = 8 << 20;
+const RING_MOST: usize = 256 << 20;
+/// Touched stack of a thread; measured, not reserved.
+const STACK: usize = 256 << 10;
+
+/// What the sum depends on.
+#[derive(Clone, Debug)]
+pub(crate) struct Demand {
+    pub(crate) slot_bytes: usize,
+    pub(crate) slots: Option<usize>,
+    pub(crate) workers: usize,
+    /// Operations in flight at most.
+    pub(crate) depth: usize,
+    /// Most bytes of buffer that the storage reads of one sample need outside of the slot; 0 when none do.
+    pub(crate) encoded_max: usize,
+    /// The same on average.
+    pub(crate) encoded_mean: usize,
+    /// Whether the page cache is asked first.
+    pub(crate) cached: bool,
+    pub(crate) scratch: usize,
+    /// Samples in flight at most, and bytes for each.
+    pub(crate) pending: usize,
+    pub(crate) pending_bytes: usize,
+    pub(crate) index_bytes: usize,
+    pub(crate) budget: Option<usize>,
+    pub(crate) largest: Option<u64>,
+}
+
+/// The sum of a loader's memory in bytes. Printed by `println!("{}", loader.plan())`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryPlan {
+    /// Number of batch slots.
+    pub slots: usize,
+    /// Bytes of one batch slot.
+    pub slot_bytes: usize,
+    /// Bytes of the ring of encoded bytes.
+    pub ring_bytes: usize,
+    /// Decode workers.
+    pub workers: usize,
+    /// Buffer of each worker for encoded samples that the page cache holds.
+    pub cached_bytes: usize,
+    /// Heap bytes that third-party decoders may take on each worker.
+    pub scratch_bytes: usize,
+    /// Tables of samples in flight.
+    pub table_bytes: usize,
+    /// Touched stacks of all threads.
+    pub stack_bytes: usize,
+    /// The dataset's index; it was there before the loader and is not part of the budget.
+    pub index_bytes: usize,
+    /// What `memory_budget` allowed, if it was set.
+    pub budget: Option<usize>,
+}
+
+impl MemoryPlan {
+    /// Bytes of all terms that the budget bounds.
+    pub fn total(&self) -> usize {
+        self.terms().iter().fold(0_usize, |sum, (_, bytes, _)| sum.saturating_add(*bytes))
+    }
+
+    fn terms(&self) -> [(&'static str, usize, String); 6] {
+        let Self { slots, slot_bytes, workers, cached_bytes, scratch_bytes, .. } = self;
+        [
+            ("batch slots", slots.saturating_mul(*slot_bytes), format!("{slots} × {}", Bytes(*slot_bytes))),
+            ("encoded bytes", self.ring_bytes, "ring for reads in flight that are decoded later".into()),
+            (
+                "cached reads",
+                workers * cached_bytes,
+                format!("{workers} workers × {}, for what the page cache holds", Bytes(*cached_bytes)),
+            ),
+            (
+                "decoder scratch",
+                workers.saturating_mul(*scratch_bytes),
+                format!("{workers} workers × at most {}, taken when a picture needs it", Bytes(*scratch_bytes)),
+            ),
+            ("tables", self.table_bytes, "samples in flight".into()),
+            ("stacks", self.stack_bytes, "touched part".into()),
+        ]
+    }
+
+    /// The plan for a demand: the defaults, or as much of them as the budget allows.
+    ///
+    /// Errors: [`ErrorKind::Budget`] with the sum of the smallest legal plan.
+    pub(crate) fn new(demand: &Demand) -> Result<Self> {
+        let most = Self::with(demand, demand.slots_default(), demand.ring_default(), demand.scratch);
+        let Some(budget) = demand.budget else { return Ok(most) };
+        if most.total() <= budget {
+            return Ok(most);
+        }
+        let scratch_least = demand.scratch.min(SCRATCH_LEAST);
+        let mut plan = Self::with(demand, demand.slots.unwrap_or(2), demand.ring_least(), scratch_least);
+        if plan.total() > budget {
+            return Err(plan.too_small(demand, budget));
+        }
+        // What is left goes to slots first (they hide latency), then the ring (depth), then large pictures.
+        let room = |plan: &Self| budget - plan.total();
+        plan.slots += (room(&plan) / plan.slot_bytes).min(most.slots.saturating_sub(plan.slots));
+        plan.ring_bytes += page_down(room(&plan)).min(most.ring_bytes - plan.ring_bytes);
+        plan.scratch_bytes += (room(&plan) / plan.workers).min(most.scratch_bytes - plan.scratch_bytes);
+        Ok(plan)
+    }
+
+    fn with(demand: &Demand, slots: usize, ring_bytes: usize, scratch_bytes: usize) -> Self {
+        Self {
+            slots,
+            slot_bytes: demand.slot_bytes,
+            ring_bytes,
+            workers: demand.workers,
+            cached_bytes: if demand.cached { demand.encoded_max.min(CACHED_MAX) } else { 0 },
+            scratch_bytes,
+            table_bytes: demand.pending.saturating_mul(demand.pending_bytes),
+            stack_bytes: (demand.workers + 1) * STACK,
+            index_bytes: demand.index_bytes,
+            budget: demand.budget,
+        }
+    }
+
+    fn too_small(&self, demand: &Demand, budget: usize) -> Error {
+        let sample = demand.largest.map_or(String::new(), |id| format!(", sample {id}"));
+        let message = format!(
+            "{budget} bytes are allowed, {} are needed at least (largest encoded sample: {}{sample}):\n{self}",
+            self.total(),
+            Bytes(demand.encoded_max),
+        );
+        Error::new(ErrorKind::Budget, Stage::Build, message)
+    }
+}
+
+impl Demand {
+    fn slots_default(&self) -> usize {
+        let by_size = (SLOTS_TOTAL / self.slot_bytes.max(1)).clamp(4, SLOTS_MOST);
+        self.slots.unwrap_or(by_size)
+    }
+
+    fn ring_least(&self) -> usize {
+        self.encoded_max.next_multiple_of(crate::tensor::PAGE)
+    }
+
+    fn ring_default(&self) -> usize {
+        if self.encoded_max == 0 {
+            return 0;
+        }
+        // Twice the depth: one half in flight, the other being decoded. Twice the largest, so that it does not block.
+        let depth = self.encoded_mean.saturating_mul(2 * self.depth).clamp(RING_LEAST, RING_MOST);
+        depth.max(self.encoded_max.saturating_mul(2)).next_multiple_of(crate::tensor::PAGE)
+    }
+}
+
+fn page_down(bytes: usize) -> usize {
+    bytes & !(crate::tensor::PAGE - 1)
+}
+
+/// Bytes with a unit.
+pub(crate) struct Bytes(pub(crate) usize);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+        let mut value = self.0 as f64;
+        let mut unit = 0;
+        while value >= 1024.0 && unit + 1 < UNITS.len() {
+            value /= 1024.0;
+            unit += 1;
+        }
+        if unit == 0 { write!(f, "{} B", self.0) } else { write!(f, "{value:.1} {}", UNITS[unit]) }
+    }
+}
+
+impl fmt::Display for MemoryPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, bytes, why) in self.terms() {
+            if bytes > 0 {
+                writeln!(f, "  {name:<16} {:>10}  {why}", Bytes(bytes).to_string())?;
+            }
+        }
+        let budget = self.budget.map_or("no budget set".into(), |budget| format!("budget {}", Bytes(budget)));
+        writeln!(f, "  {:<16} {:>10}  {budget}", "sum", Bytes(self.total()).to_string())?;
+        write!(f, "  {:<16} {:>10}  the dataset's, before the loader", "(index)", Bytes(self.index_bytes).to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn demand(slot: usize, encoded: usize, scratch: usize, workers: usize) -> Demand {
+        Demand {
+            slot_bytes: slot.next_multiple_of(4096),
+            slots: None,
+            workers,
+            depth: 32,
+            encoded_max: encoded,
+            encoded_mean: encoded / 2,
+            cached: true,
+            scratch,
+            pending: 1024,
+            pending_bytes: 300,
+            index_bytes: 0,
+            budget: None,
+            largest: Some(3),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_plan_never_exceeds_its_budget_and_one_byte_below_the_smallest_is_refused(
+            slot in 1_usize..1 << 28, encoded in 0_usize..1 << 26, scratch in 0_usize..1 << 30, workers in 1_usize..64, extra in 0_usize..1 << 32
+        ) {
+            let mut demand = demand(slot, encoded, scratch, workers);
+            let least = MemoryPlan::with(&demand, 2, demand.ring_least(), scratch.min(SCRATCH_LEAST)).total();
+            demand.budget = Some(least + extra);
+            let plan = MemoryPlan::new(&demand).unwrap();
+            prop_assert!(plan.total() <= least + extra);
+            prop_assert!(plan.slots >= 2 && plan.ring_bytes >= encoded);
+            demand.budget = Some(least - 1);
+            prop_assert_eq!(MemoryPlan::new(&demand).unwrap_err().kind(), ErrorKind::Budget);
+        }
+    }
+
+    #[test]
+    fn the_sum_names_every_term_and_the_largest_sample() {
+        let mut demand = demand(38 << 20, 1 << 20, 200 << 20, 2);
+        demand.budget = Some(1 << 20);
+        let text = MemoryPlan::new(&demand).unwrap_err().to_string();
+        for word in ["batch slots", "encoded bytes", "cached reads", "decoder scratch", "tables", "sum", "sample 3"] {
+            assert!(text.contains(word), "{word} is missing in {text}");
+        }
+    }
+
+    #[test]
+    fn bytes_have_units() {
+        let table = [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (4 << 30, "4.0 GiB")];
+        for (bytes, text) in table {
+            assert_eq!(Bytes(bytes).to_string(), text);
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! How the parts of a sample become its row: which decoder fills which fields, then which transforms run. Pure.
+
+use crate::dataset::Dataset;
+use crate::decode::{Ctx, Decoder, Raw};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::memory::{BatchMut, Row};
+use crate::tensor::{EncodedField, Encoding, Field, Shape, Spec};
+use std::ops::Range;
+use std::sync::Arc;
+
+pub(crate) type MapFn = dyn Fn(&mut Row<'_>, &mut Ctx<'_>) -> Result<()> + Send + Sync;
+pub(crate) type MapBatchFn = dyn Fn(&mut BatchMut<'_>, &mut Ctx<'_>) -> Result<()> + Send + Sync;
+
+/// What the user asked for, in the order of the calls.
+#[derive(Default)]
+pub(crate) struct Steps {
+    /// `.decode(d)` (no name) and `.decode_field(name, d)`.
+    pub(crate) decoders: Vec<(Option<String>, Arc<dyn Decoder>)>,
+    pub(crate) maps: Vec<(Vec<Field>, Arc<MapFn>)>,
+    pub(crate) map_batches: Vec<(Vec<Field>, Arc<MapBatchFn>)>,
+    pub(crate) keep: Option<Vec<String>>,
+}
+
+/// How one field of the dataset gets into the row.
+pub(crate) struct Handler {
+    pub(crate) name: String,
+    pub(crate) how: How,
+    /// The fields it fills.
+    pub(crate) outputs: Range<usize>,
+}
+
+pub(crate) enum How {
+    /// Bytes of exactly this length are the row: storage may write them where the batch will be.
+    InPlace(usize),
+    /// Bytes are copied into the row.
+    Copy,
+    /// A decoder makes the row.
+    Decode(Arc<dyn Decoder>),
+}
+
+/// The checked recipe.
+pub(crate) struct Recipe {
+    pub(crate) spec: Spec,
+    pub(crate) handlers: Vec<Handler>,
+    pub(crate) maps: Vec<Arc<MapFn>>,
+    pub(crate) map_batches: Vec<Arc<MapBatchFn>>,
+    /// Fields that `.map` and `.map_batch` declared: zeroed for each sample, as nobody else writes them.
+    pub(crate) added: Range<usize>,
+    /// Fields that are handed out.
+    pub(crate) keep: Vec<usize>,
+}
+
+impl Recipe {
+    /// Checks the steps against the dataset's schema. Errors: [`ErrorKind::Config`], naming fields.
+    pub(crate) fn new(dataset: &dyn Dataset, steps: Steps) -> Result<Self> {
+        let schema = dataset.schema();
+        let mut decoders: Vec<Option<Arc<dyn Decoder>>> = vec![None; schema.len()];
+        for (name, decoder) in steps.decoders {
+            let index = which_field(schema, name.as_deref())?;
+            if decoders[index].replace(decoder).is_some() {
+                return bad(format!("field `{}` has two decoders", schema[index].name));
+            }
+        }
+        let mut fields = Vec::new();
+        let mut handlers = Vec::new();
+        for (encoded, decoder) in schema.iter().zip(decoders) {
+            let outputs = match &decoder {
+                Some(decoder) => decoder.outputs(encoded)?,
+                None => Raw.outputs(encoded).map_err(|_| undecoded(encoded))?,
+            };
+            let start = fields.len();
+            fields.extend(outputs);
+            let how = match (decoder, &encoded.encoding) {
+                (Some(decoder), _) => How::Decode(decoder),
+                (None, Encoding::Raw { shape: Shape::Fixed(_), .. }) => How::InPlace(fields[start].row_bytes()),
+                (None, _) => How::Copy,
+            };
+            handlers.push(Handler { name: encoded.name.clone(), how, outputs: start..fields.len() });
+        }
+        let first_added = fields.len();
+        let (mut maps, mut map_batches) = (Vec::new(), Vec::new());
+        for (added, map) in steps.maps {
+            fields.extend(added);
+            maps.push(map);
+        }
+        for (added, map) in steps.map_batches {
+            fields.extend(added);
+            map_batches.push(map);
+        }
+        let added = first_added..fields.len();
+        let spec = Spec::new(fields)?;
+        let keep = match steps.keep {
+            Some(names) => kept(&spec, &names)?,
+            None => (0..spec.fields().len()).collect(),
+        };
+        Ok(Self { spec, handlers, maps, map_batches, added, keep })
+    }
+
+    /// Bytes that the decoders may take beside the row, for one worker.
+    pub(crate) fn scratch_bytes(&self) -> usize {
+        // One decoder runs at a time, but what it keeps for the next sample stays.
+        self.handlers.iter().map(|handler| handler.how.scratch_bytes()).fold(0, usize::saturating_add)
+    }
+
+    /// Whether every field of storage is read in place, so that no encoded bytes need room.
+    pub(crate) fn all_in_place(&self) -> bool {
+        self.handlers.iter().all(|handler| matches!(handler.how, How::InPlace(_)))
+    }
+}
+
+impl How {
+    fn scratch_bytes(&self) -> usize {
+        match self {
+            Self::Decode(decoder) => decoder.scratch_bytes(),
+            Self::InPlace(_) | Self::Copy => 0,
+        }
+    }
+}
+
+fn bad<T>(message: String) -> Result<T> {
+    Err(Error::new(ErrorKind::Config, Stage::Build, message))
+}
+
+fn undecoded(encoded: &EncodedField) -> Error {
+    let call = match encoded.encoding {
+        Encoding::Image => format!("e.g. .decode_field(\"{}\", decode::Image::resize(224, 224))", encoded.name),
+        _ => format!(".decode_field(\"{}\", …)", encoded.name),
+    };
+    let message = format!("field `{}` is encoded and needs a decoder: {call}", encoded.name);
+    Error::new(ErrorKind::Config, Stage::Build, message)
+}
+
+fn which_field(schema: &[EncodedField], name: Option<&str>) -> Result<usize> {
+    let names = || schema.iter().map(|field| field.name.as_str()).collect::<Vec<_>>().join(", ");
+    let Some(name) = name else {
+        let mut encoded = (0..schema.len()).filter(|index| schema[*index].as_raw().is_none());
+        return match (encoded.next(), encoded.next()) {
+            (Some(index), None) => Ok(index),
+            (None, _) => bad(format!("`.decode` needs an encoded field; the dataset has only raw ones: {}", names())),
+            _ => bad(format!("`.decode` cannot tell which field; use `.decode_field` with one of {}", names())),
+        };
+    };
+    match schema.iter().position(|field| field.name == name) {
+        Some(index) => Ok(index),
+        None => bad(format!("no field `{name}` to decode; the dataset has {}", names())),
+    }
+}
+
+fn kept(spec: &Spec, names: &[String]) -> Result<Vec<usize>> {
+    let mut keep = Vec::with_capacity(names.len());
+    for name in names {
+        match spec.index_of(name) {
+            Some(index) if !keep.contains(&index) => keep.push(index),
+            Some(_) => return bad(format!("`.keep` names `{name}` twice")),
+            None => return bad(format!("`.keep` names `{name}`, which is no field of the batch")),
+        }
+    }
+    if keep.is_empty() {
+        return bad("`.keep` keeps no field".into());
+    }
+    Ok(keep)
+}

@@ -1,0 +1,123 @@
+//! The threads of a loader: how they start, and how they are ended and joined.
+
+use super::{Core, Event};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crossbeam_channel::Sender;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// At the end, threads get this long beyond the reads in flight.
+const JOIN: Duration = Duration::from_secs(6);
+
+/// Threads of this process that did not end in time and were left behind with all they can reach.
+static ABANDONED: AtomicU64 = AtomicU64::new(0);
+
+/// Number of threads that did not end in time at a shutdown, in this process.
+pub(crate) fn abandoned() -> u64 {
+    ABANDONED.load(Ordering::Relaxed)
+}
+
+/// Owns the threads; dropping it ends and joins them.
+pub(crate) struct Runtime {
+    core: Option<Arc<Core>>,
+    events: Sender<Event>,
+    io: Option<JoinHandle<()>>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+/// A private rayon pool whose threads can be joined.
+pub(crate) fn pool(workers: usize) -> Result<(rayon::ThreadPool, Vec<JoinHandle<()>>)> {
+    let handles = Arc::new(Mutex::new(Vec::with_capacity(workers)));
+    let spawned = handles.clone();
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(workers)
+        .thread_name(|index| format!("feedline-dec-{index}"))
+        .spawn_handler(move |thread| {
+            let mut builder = std::thread::Builder::new();
+            if let Some(name) = thread.name() {
+                builder = builder.name(name.to_string());
+            }
+            let handle = builder.spawn(|| thread.run())?;
+            spawned.lock().unwrap_or_else(|poison| poison.into_inner()).push(handle);
+            Ok(())
+        })
+        .build()
+        .map_err(|source| {
+            Error::new(ErrorKind::Config, Stage::Build, format!("cannot start {workers} decode workers"))
+                .with_source(source)
+        })?;
+    let handles = std::mem::take(&mut *handles.lock().unwrap_or_else(|poison| poison.into_inner()));
+    Ok((pool, handles))
+}
+
+impl Runtime {
+    /// Starts the I/O thread with what `make` builds on it.
+    pub(crate) fn start(core: Arc<Core>, mut io: super::fetch::Io, workers: Vec<JoinHandle<()>>) -> Result<Self> {
+        let events = core.to_io.events.clone();
+        let for_panic = core.clone();
+        let body = move || {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| io.run())) {
+                let error = super::work::panicked(&*panic);
+                for_panic.fail(Error::new(ErrorKind::Panicked, Stage::Read, format!("I/O thread: {}", error.message())));
+            }
+        };
+        let spawned = std::thread::Builder::new().name("feedline-io".into()).spawn(body);
+        let io = spawned.map_err(|source| Error::os(Stage::Build, "cannot start the I/O thread", source))?;
+        Ok(Self { core: Some(core), events, io: Some(io), workers })
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        self.core.as_ref().expect("taken only by drop")
+    }
+
+    /// Tells the I/O thread.
+    pub(crate) fn send(&self, event: Event) {
+        if self.events.send(event).is_ok() {
+            self.core().to_io.waker.wake();
+        }
+    }
+}
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        let Some(core) = self.core.take() else { return };
+        // No batch of an older run is worth handing out: full slots go straight back from here on.
+        core.exchange.generation.fetch_add(1, Ordering::AcqRel);
+        if self.events.send(Event::Shutdown).is_ok() {
+            core.to_io.waker.wake();
+        }
+        let deadline = Instant::now() + JOIN;
+        if let Some(io) = self.io.take() {
+            join(io, deadline);
+        }
+        // Drains hold the core; the last of them must be gone before the pool is, or it would end on its own thread.
+        while core.work.active() > 0 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        drop(core);
+        for worker in self.workers.drain(..) {
+            join(worker, deadline);
+        }
+    }
+}
+
+fn join(thread: JoinHandle<()>, deadline: Instant) {
+    // A thread that drops a batch or loader in its own transform ends up here: it cannot wait for itself.
+    if thread.thread().id() == std::thread::current().id() {
+        return;
+    }
+    let mut pause = Duration::from_micros(20);
+    while !thread.is_finished() {
+        if Instant::now() >= deadline {
+            ABANDONED.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(5));
+    }
+    // A panic has been reported already.
+    let _ = thread.join();
+}

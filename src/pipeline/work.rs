@@ -1,0 +1,460 @@
+//! The decode workers: tasks on a private rayon pool that never wait.
+//!
+//! Work lies in queues of our own; a rayon task ("drain") takes from them until they are empty and then ends. So rayon
+//! allocates for a drain, not for a sample; at most `workers` drains run at a time. A drain looks at rows to look up
+//! before bytes to decode: misses reach storage early, and the device works while the workers decode.
+
+use super::fetch::{Pending, Piece};
+use super::recipe::How;
+use super::{Core, Job, Miss};
+use crate::dataset::{Part, Parts};
+use crate::decode::{Ctx, Scratch};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::memory::{Filled, Rows, Status};
+use crate::read::{Cached, Extent};
+use crossbeam_channel::Receiver;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+/// Rows that a worker takes at a time have about this many bytes: long enough that taking them does not show, short
+/// enough that all workers finish a batch together.
+const RUN_BYTES: usize = 512 << 10;
+
+/// A queue whose room is bounded by the permits of whoever fills it, so it neither waits nor grows after warm-up. A
+/// lock of tens of nanoseconds per run of rows or per sample from storage.
+pub(crate) struct Queue<T>(Mutex<VecDeque<T>>);
+
+impl<T> Queue<T> {
+    pub(crate) fn with_room(room: usize) -> Self {
+        Self(Mutex::new(VecDeque::with_capacity(room)))
+    }
+
+    pub(crate) fn push(&self, item: T) {
+        self.lock().push_back(item);
+    }
+
+    pub(crate) fn pop(&self) -> Option<T> {
+        self.lock().pop_front()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<T>> {
+        self.0.lock().unwrap_or_else(|poison| poison.into_inner())
+    }
+}
+
+/// The pool and what waits for it.
+pub(crate) struct Workers {
+    pub(crate) pool: rayon::ThreadPool,
+    pub(crate) count: usize,
+    /// Rows to look up; split when taken.
+    lookups: Queue<(Arc<Job>, Rows)>,
+    /// Samples whose bytes have come.
+    decodes: Queue<Box<Pending>>,
+    /// Slots for `.map_batch`.
+    maps: Option<Receiver<Filled>>,
+    /// Drains that run or are about to.
+    active: AtomicUsize,
+    states: Vec<Mutex<State>>,
+    cached_bytes: usize,
+    run_rows: u32,
+}
+
+/// What one worker keeps from sample to sample.
+struct State {
+    scratch: Scratch,
+    /// Encoded bytes from the page cache.
+    bytes: Vec<u8>,
+}
+
+impl Workers {
+    pub(crate) fn new(
+        pool: rayon::ThreadPool,
+        slots: usize,
+        pending: usize,
+        maps: Option<Receiver<Filled>>,
+        row_bytes: usize,
+        cached_bytes: usize,
+    ) -> Self {
+        let count = pool.current_num_threads();
+        let state = || Mutex::new(State { scratch: Scratch::default(), bytes: vec![0; cached_bytes] });
+        Self {
+            pool,
+            count,
+            lookups: Queue::with_room(slots + 1),
+            decodes: Queue::with_room(pending),
+            maps,
+            active: AtomicUsize::new(0),
+            states: (0..count).map(|_| state()).collect(),
+            cached_bytes,
+            run_rows: (RUN_BYTES / row_bytes.max(1)).clamp(1, 1 << 16) as u32,
+        }
+    }
+
+    /// Drains that run or are about to.
+    pub(crate) fn active(&self) -> usize {
+        self.active.load(Ordering::SeqCst)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.lookups.lock().is_empty()
+            && self.decodes.lock().is_empty()
+            && self.maps.as_ref().is_none_or(|maps| maps.is_empty())
+    }
+
+    /// A few rows of the oldest batch that is to be looked up.
+    fn take_lookup(&self) -> Option<(Arc<Job>, Rows)> {
+        let mut queue = self.lookups.lock();
+        let (job, rows) = queue.front_mut()?;
+        if rows.len() > self.run_rows {
+            return Some((job.clone(), rows.take(self.run_rows)));
+        }
+        queue.pop_front()
+    }
+}
+
+/// Gives workers rows to look up.
+pub(crate) fn look_up(core: &Arc<Core>, job: Arc<Job>, rows: Rows) {
+    let runs = rows.len().div_ceil(core.work.run_rows) as usize;
+    core.work.lookups.push((job, rows));
+    ring(core, runs);
+}
+
+/// Gives a worker a sample whose bytes have come.
+pub(crate) fn decode(core: &Arc<Core>, pending: Box<Pending>) {
+    core.work.decodes.push(pending);
+    ring(core, 1);
+}
+
+/// Sees to it that up to `items` more drains run.
+pub(crate) fn ring(core: &Arc<Core>, items: usize) {
+    let work = &core.work;
+    for _ in 0..items.min(work.count) {
+        let more = |active: usize| (active < work.count).then_some(active + 1);
+        if work.active.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_err() {
+            return;
+        }
+        // One allocation of rayon's per drain.
+        let core = core.clone();
+        work.pool.spawn(move || drain(&core));
+    }
+}
+
+fn drain(core: &Core) {
+    let started = Instant::now();
+    let work = &core.work;
+    let index = rayon::current_thread_index().unwrap_or(0);
+    // A decoder that uses rayon itself may find this drain on its own thread; then the state is taken already.
+    let mut own = work.states.get(index).and_then(|state| state.try_lock().ok());
+    let mut spare = None;
+    let state = match &mut own {
+        Some(state) => &mut **state,
+        None => spare.insert(State { scratch: Scratch::default(), bytes: vec![0; work.cached_bytes] }),
+    };
+    loop {
+        while step(core, state) {}
+        work.active.fetch_sub(1, Ordering::SeqCst);
+        // Somebody may have put work in after the last look and found every place taken: look once more.
+        let again = !work.is_empty()
+            && work
+                .active
+                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| (n < work.count).then_some(n + 1))
+                .is_ok();
+        if !again {
+            break;
+        }
+    }
+    core.meters.decode_busy_ns.add(started.elapsed().as_nanos() as u64);
+}
+
+/// Does one piece of work; false when there is none.
+fn step(core: &Core, state: &mut State) -> bool {
+    if let Some(slot) = core.work.maps.as_ref().and_then(|maps| maps.try_recv().ok()) {
+        map_batch(core, state, slot);
+    } else if let Some((job, rows)) = core.work.take_lookup() {
+        look_up_rows(core, &job, rows, state);
+    } else if let Some(pending) = core.work.decodes.pop() {
+        decode_pending(core, pending, state);
+    } else {
+        return false;
+    }
+    true
+}
+
+enum Looked {
+    Done,
+    Missing,
+}
+
+fn look_up_rows(core: &Core, job: &Arc<Job>, mut rows: Rows, state: &mut State) {
+    let mut parts = Parts::new();
+    let mut missed = false;
+    while rows.len() > 0 && !job.is_cancelled() {
+        let looked = guarded(state, |state| {
+            let id = job.id_of(&rows)?;
+            look_up_one(core, job, id, &mut rows, &mut parts, state).map_err(|error| error.with_sample(id))
+        });
+        match looked {
+            Ok(Looked::Done) => rows.finish_row(),
+            Ok(Looked::Missing) => {
+                let rows = rows.take(1);
+                core.to_io.misses.push(Miss { job: job.clone(), rows });
+                missed = true;
+            }
+            Err(error) => rows.fail_row(error),
+        }
+    }
+    if missed {
+        core.to_io.waker.wake();
+    }
+}
+
+/// Runs code that may be the user's or a third party's; a panic becomes an error and the worker's state is made anew.
+fn guarded<R>(state: &mut State, work: impl FnOnce(&mut State) -> Result<R>) -> Result<R> {
+    match catch_unwind(AssertUnwindSafe(|| work(state))) {
+        Ok(result) => result,
+        Err(panic) => {
+            state.scratch = Scratch::default();
+            Err(panicked(&*panic))
+        }
+    }
+}
+
+/// The error for a caught panic.
+pub(crate) fn panicked(panic: &(dyn std::any::Any + Send)) -> Error {
+    let words = panic.downcast_ref::<&str>().map(|words| (*words).to_string());
+    let words = words.or_else(|| panic.downcast_ref::<String>().cloned());
+    Error::new(ErrorKind::Panicked, Stage::Decode, words.unwrap_or_default())
+}
+
+/// Fills the first row from memory and the page cache, or says that something must be read.
+fn look_up_one<'d>(
+    core: &'d Core,
+    job: &Job,
+    id: u64,
+    rows: &mut Rows,
+    parts: &mut Parts<'d>,
+    state: &mut State,
+) -> Result<Looked> {
+    parts.clear();
+    core.dataset.extents(id, parts)?;
+    // All bytes first: nothing is decoded for a sample of which something is missing.
+    let mut used = 0;
+    for (field, part) in parts.iter() {
+        let Some(extent) = core.file_extent(part) else { continue };
+        let handler = core.handler(field)?;
+        if core.reads_in_place(field, part) {
+            match core.cached(&extent, rows.row().bytes_mut(handler.outputs.start)) {
+                Cached::Hit => {}
+                Cached::Miss => return Ok(Looked::Missing),
+                Cached::Failed(error) => return Err(error),
+            }
+        } else {
+            let len = extent.len as usize;
+            let Some(place) = state.bytes.get_mut(used..).and_then(|rest| rest.get_mut(..len)) else {
+                return Ok(Looked::Missing);
+            };
+            match core.cached(&extent, place) {
+                Cached::Hit => used += len,
+                Cached::Miss => return Ok(Looked::Missing),
+                Cached::Failed(error) => return Err(error),
+            }
+        }
+    }
+    let mut used = 0;
+    let mut filled = 0_u64;
+    let State { scratch, bytes } = state;
+    for (field, part) in parts.iter() {
+        filled |= 1_u64.checked_shl(field as u32).unwrap_or(0);
+        let bytes = match (core.file_extent(part), part) {
+            (Some(_), _) if core.reads_in_place(field, part) => continue,
+            (Some(extent), _) => {
+                used += extent.len as usize;
+                &bytes[used - extent.len as usize..used]
+            }
+            (None, Part::Inline(bytes)) => bytes,
+            (None, Part::Extent(extent) | Part::Framed(extent)) => core.memory_bytes(&extent)?,
+        };
+        core.fill_field(job, id, field, part, bytes, rows, scratch)?;
+    }
+    core.finish_row(job, id, filled, rows, scratch)?;
+    Ok(Looked::Done)
+}
+
+fn decode_pending(core: &Core, mut pending: Box<Pending>, state: &mut State) {
+    let job = pending.job.take().expect("a pending sample has its job");
+    let mut rows = pending.rows.take().expect("a pending sample has its row");
+    if !job.is_cancelled() {
+        let (id, pieces) = (pending.id, &pending.pieces);
+        let done = guarded(state, |state| {
+            decode_row(core, &job, id, pieces, &mut rows, &mut state.scratch).map_err(|error| error.with_sample(id))
+        });
+        match done {
+            Ok(()) => rows.finish_row(),
+            Err(error) => rows.fail_row(error),
+        }
+    }
+    drop(rows);
+    pending.pieces.clear();
+    core.to_io.give_back(pending);
+}
+
+/// Fills the row from bytes that were read.
+pub(crate) fn decode_row(
+    core: &Core,
+    job: &Job,
+    id: u64,
+    pieces: &[Piece],
+    rows: &mut Rows,
+    scratch: &mut Scratch,
+) -> Result<()> {
+    let mut parts = Parts::new();
+    core.dataset.extents(id, &mut parts)?;
+    let mut filled = 0_u64;
+    for (index, (field, part)) in parts.iter().enumerate() {
+        filled |= 1_u64.checked_shl(field as u32).unwrap_or(0);
+        let piece = pieces.get(index).ok_or_else(|| unsteady(id))?;
+        let bytes = match (piece.bytes(), part) {
+            (Some(bytes), _) => bytes,
+            (None, Part::Inline(bytes)) => bytes,
+            (None, Part::Extent(extent) | Part::Framed(extent)) if piece.in_memory => core.memory_bytes(&extent)?,
+            (None, Part::Extent(extent) | Part::Framed(extent)) if extent.len == 0 => &[],
+            // Read in place.
+            (None, _) => continue,
+        };
+        core.fill_field(job, id, field, part, bytes, rows, scratch)?;
+    }
+    core.finish_row(job, id, filled, rows, scratch)
+}
+
+fn unsteady(id: u64) -> Error {
+    let message = "the dataset gave other parts for the same sample when asked again";
+    Error::new(ErrorKind::User, Stage::Read, message).with_sample(id)
+}
+
+fn map_batch(core: &Core, state: &mut State, mut slot: Filled) {
+    let ticket = slot.ticket();
+    let mapped = guarded(state, |state| {
+        let mut batch = slot.batch_mut();
+        for map in &core.recipe.map_batches {
+            let fields = 0..core.recipe.spec.fields().len();
+            let mut ctx = Ctx::new(core.seed, ticket.epoch, ticket.batch, fields, &mut state.scratch);
+            map(&mut batch, &mut ctx)?;
+        }
+        Ok(())
+    });
+    if let Err(error) = mapped {
+        slot.note_failure(error);
+    }
+    core.exchange.hand_out(slot);
+}
+
+impl Core {
+    pub(crate) fn handler(&self, field: usize) -> Result<&super::recipe::Handler> {
+        self.recipe.handlers.get(field).ok_or_else(|| {
+            let message = format!("the dataset names field {field}, its schema has {}", self.recipe.handlers.len());
+            Error::new(ErrorKind::User, Stage::Read, message)
+        })
+    }
+
+    /// The extent of a part that lies in a file.
+    pub(crate) fn file_extent(&self, part: Part<'_>) -> Option<Extent> {
+        match part {
+            Part::Extent(extent) | Part::Framed(extent) if self.sources.bytes_of(extent.source).is_none() => {
+                Some(extent)
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether storage may write the part straight into the row.
+    pub(crate) fn reads_in_place(&self, field: usize, part: Part<'_>) -> bool {
+        let How::InPlace(row_bytes) = self.recipe.handlers[field].how else { return false };
+        matches!(part, Part::Extent(extent) if extent.len == row_bytes as u64)
+    }
+
+    fn memory_bytes(&self, extent: &Extent) -> Result<&[u8]> {
+        let all = self.sources.bytes_of(extent.source).unwrap_or_default();
+        let range = extent.offset as usize..(extent.offset.saturating_add(extent.len)) as usize;
+        all.get(range).ok_or_else(|| {
+            let message = format!("the source has {} bytes", all.len());
+            Error::new(ErrorKind::Truncated, Stage::Read, message).with_range(extent.offset, extent.len)
+        })
+    }
+
+    fn cached(&self, extent: &Extent, dst: &mut [u8]) -> Cached {
+        if extent.len == 0 {
+            return Cached::Hit;
+        }
+        self.cache.as_ref().map_or(Cached::Miss, |cache| cache.try_read(extent, dst))
+    }
+
+    /// Turns the bytes of one part into the fields of its handler.
+    #[allow(clippy::too_many_arguments, reason = "one sample's whole context; a struct would only rename it")]
+    fn fill_field(
+        &self,
+        job: &Job,
+        id: u64,
+        field: usize,
+        part: Part<'_>,
+        bytes: &[u8],
+        rows: &mut Rows,
+        scratch: &mut Scratch,
+    ) -> Result<()> {
+        let site = |error: Error| match part {
+            Part::Extent(extent) | Part::Framed(extent) => {
+                error.with_path(self.sources.path(extent.source)).with_range(extent.offset, extent.len)
+            }
+            Part::Inline(_) => error,
+        };
+        let handler = self.handler(field)?;
+        let bytes = match part {
+            Part::Framed(_) => self.dataset.open(id, field, bytes).map_err(site)?,
+            _ => bytes,
+        };
+        let mut row = rows.row();
+        match &handler.how {
+            How::InPlace(_) | How::Copy => row.copy_from(handler.outputs.start, bytes).map_err(site),
+            How::Decode(decoder) => {
+                let mut ctx = Ctx::new(self.seed, job.epoch, id, handler.outputs.clone(), scratch)
+                    .with_scratch_limit(self.scratch_limit);
+                decoder.decode(bytes, &mut ctx, &mut row.only(mask(&handler.outputs))).map_err(site)
+            }
+        }
+    }
+
+    /// Transforms and marks a row all of whose fields are there.
+    pub(crate) fn finish_row(
+        &self,
+        job: &Job,
+        id: u64,
+        filled: u64,
+        rows: &mut Rows,
+        scratch: &mut Scratch,
+    ) -> Result<()> {
+        let all = mask(&(0..self.recipe.handlers.len()));
+        if filled != all {
+            let missing = &self.recipe.handlers[(!filled).trailing_zeros() as usize].name;
+            let message = format!("the dataset gave no bytes for field `{missing}`");
+            return Err(Error::new(ErrorKind::User, Stage::Read, message));
+        }
+        let mut row = rows.row();
+        for field in self.recipe.added.clone() {
+            row.clear(field);
+        }
+        for map in &self.recipe.maps {
+            let fields = 0..self.recipe.spec.fields().len();
+            let mut ctx = Ctx::new(self.seed, job.epoch, id, fields, scratch).with_scratch_limit(self.scratch_limit);
+            map(&mut row, &mut ctx)?;
+        }
+        row.mark(id, Status::Real);
+        Ok(())
+    }
+}
+
+fn mask(range: &std::ops::Range<usize>) -> u64 {
+    let below = |end: usize| if end >= 64 { u64::MAX } else { (1 << end) - 1 };
+    below(range.end) & !below(range.start)
+}

@@ -1,0 +1,59 @@
+//! What the loader observed: counters that every stage writes without a lock, and the report made of them.
+//!
+//! Knows stages only as labels. Two clocks matter to the user: how long `next()` waited for a batch (the device had
+//! nothing to do because of the loader), and how long the user's own code took between two calls.
+
+mod report;
+
+pub use report::{Bound, Report};
+
+use crate::read::{ReadStats, Reader};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A relaxed counter: exact in sum, not ordered with anything.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, by: u64) {
+        self.0.fetch_add(by, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// All counters of a loader.
+#[derive(Debug, Default)]
+pub(crate) struct Meters {
+    pub(crate) batches: Counter,
+    pub(crate) samples: Counter,
+    /// Bytes of the batches' fields.
+    pub(crate) bytes: Counter,
+    /// The consumer waited in `next()`.
+    pub(crate) wait_ns: Counter,
+    /// Of that, for the first batch of each iterator.
+    pub(crate) first_wait_ns: Counter,
+    /// Waits in `next()` for another than the first batch.
+    pub(crate) waits: Counter,
+    /// Between two calls of `next()`: the user's own work.
+    pub(crate) user_ns: Counter,
+    /// Workers were looking up, decoding or transforming (sum over workers).
+    pub(crate) decode_busy_ns: Counter,
+    reads: Mutex<ReadStats>,
+}
+
+impl Meters {
+    /// Takes over what the reader counted. A lock per wake of the I/O thread, contended only while a report is made.
+    pub(crate) fn note_reads(&self, reader: &dyn Reader) {
+        if let Ok(mut reads) = self.reads.try_lock() {
+            *reads = reader.stats();
+        }
+    }
+
+    pub(crate) fn reads(&self) -> ReadStats {
+        self.reads.lock().unwrap_or_else(|poison| poison.into_inner()).clone()
+    }
+}

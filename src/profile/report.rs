@@ -1,0 +1,143 @@
+//! The report: a snapshot of the counters, and what they say. Pure.
+
+use crate::pipeline::MemoryPlan;
+use crate::read::{Choice, ReadStats};
+use std::fmt;
+use std::time::Duration;
+
+/// What a loader did so far. All times are wall-clock; `Display` is the text for people.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Report {
+    /// The dataset in words.
+    pub dataset: String,
+    /// The device in words.
+    pub device: String,
+    /// Batches handed out.
+    pub batches: u64,
+    /// Samples handed out.
+    pub samples: u64,
+    /// Bytes of the fields handed out.
+    pub bytes: u64,
+    /// Time that `next()` waited for batches other than the first of an iterator: starvation.
+    pub starved: Duration,
+    /// Time that `next()` waited for the first batch of each iterator.
+    pub first_batches: Duration,
+    /// Time between calls of `next()`: the user's own work.
+    pub user: Duration,
+    /// Time that decode workers worked, summed over workers.
+    pub decode_busy: Duration,
+    /// Number of decode workers.
+    pub workers: usize,
+    /// Which reader was chosen and why.
+    pub choice: Choice,
+    /// What it did.
+    pub reads: ReadStats,
+    /// Extents that the page cache was asked for first: held, and not held.
+    pub cache: Option<(u64, u64)>,
+    /// The memory.
+    pub plan: MemoryPlan,
+    /// Things the kernel may still write to, left behind at shutdowns of this process.
+    pub leaked: u64,
+}
+
+/// What limits the loader, as far as the counters tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Bound {
+    /// Too few batches to say.
+    Unknown,
+    /// The user's own code takes the time; the loader is ahead.
+    Consumer,
+    /// Decode workers are busy while the consumer waits.
+    Decode,
+    /// Workers are idle while the consumer waits.
+    Storage,
+}
+
+/// Batches below which a verdict would be a guess.
+const BATCHES_LEAST: u64 = 4;
+/// The consumer counts as fed when it waits less than this share of its time.
+const FED: f64 = 0.02;
+/// Workers count as busy from this share of their time.
+const BUSY: f64 = 0.8;
+
+impl Report {
+    /// Time of the iterators after their first batches.
+    pub fn steady(&self) -> Duration {
+        self.starved + self.user
+    }
+
+    /// Share of the steady time in which the consumer had to wait: 0 … 1.
+    pub fn starved_share(&self) -> f64 {
+        share(self.starved, self.steady())
+    }
+
+    /// Share of the workers' time in which they worked: 0 … 1.
+    pub fn busy_share(&self) -> f64 {
+        share(self.decode_busy, (self.steady() + self.first_batches) * self.workers.max(1) as u32).min(1.0)
+    }
+
+    /// What limits the loader.
+    pub fn bound(&self) -> Bound {
+        if self.batches < BATCHES_LEAST {
+            return Bound::Unknown;
+        }
+        match (self.starved_share() < FED, self.busy_share() >= BUSY) {
+            (true, _) => Bound::Consumer,
+            (false, true) => Bound::Decode,
+            (false, false) => Bound::Storage,
+        }
+    }
+
+    fn advice(&self) -> &'static str {
+        match self.bound() {
+            Bound::Unknown => "too few batches to say what limits",
+            Bound::Consumer => "not starved: the consumer's own work takes the time",
+            Bound::Decode => "bound by decode: more workers (if there are cores) or cheaper decoding would help",
+            Bound::Storage => "bound by storage: workers are idle while reads are on their way",
+        }
+    }
+}
+
+fn share(part: Duration, whole: Duration) -> f64 {
+    if whole.is_zero() { 0.0 } else { part.as_secs_f64() / whole.as_secs_f64() }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = (self.steady() + self.first_batches).as_secs_f64();
+        let rate = |amount: f64| if seconds > 0.0 { amount / seconds } else { 0.0 };
+        writeln!(f, "dataset   {}", self.dataset)?;
+        writeln!(f, "device    {}", self.device)?;
+        writeln!(
+            f,
+            "delivered {} batches, {} samples, {:.3} GB in {seconds:.2} s = {:.0} samples/s, {:.3} GB/s",
+            self.batches,
+            self.samples,
+            self.bytes as f64 / 1e9,
+            rate(self.samples as f64),
+            rate(self.bytes as f64 / 1e9),
+        )?;
+        writeln!(
+            f,
+            "waits     starved {:.1} % ({:.2} s of {:.2} s); first batches {:.3} s; own work {:.2} s",
+            100.0 * self.starved_share(),
+            self.starved.as_secs_f64(),
+            self.steady().as_secs_f64(),
+            self.first_batches.as_secs_f64(),
+            self.user.as_secs_f64(),
+        )?;
+        writeln!(f, "workers   {} decode workers, busy {:.0} %", self.workers, 100.0 * self.busy_share())?;
+        writeln!(f, "reader    {}", self.choice)?;
+        writeln!(f, "storage   {}", self.reads)?;
+        if let Some((hits, misses)) = self.cache {
+            writeln!(f, "cache     asked first: held {hits}, not held {misses}")?;
+        }
+        if self.leaked > 0 {
+            writeln!(f, "leaked    {} things that the kernel may still write to", self.leaked)?;
+        }
+        writeln!(f, "memory\n{}", self.plan)?;
+        write!(f, "verdict   {}", self.advice())
+    }
+}
