@@ -15,8 +15,8 @@ pub(crate) mod pool;
 pub(crate) mod region;
 pub(crate) mod ring;
 
-pub use pool::{BatchMut, Row, Status};
 pub(crate) use pool::{Filled, FreeSlot, Hooks, Pool, Rows};
+pub use pool::{BatchMut, Row, Status};
 pub(crate) use region::Region;
 pub(crate) use ring::{ByteRing, RingSpan};
 
