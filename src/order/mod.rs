@@ -26,7 +26,6 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 pub use key::{Draws, Key, Permutation};
 use std::fmt;
 use std::sync::Arc;
-pub(crate) use subset::{Ids, Part, Split};
 
 /// A user's own order: a pure function from position to sample id.
 ///
@@ -279,5 +278,144 @@ impl Batches {
     pub(crate) fn locate(&self, position: u64) -> Option<(u64, u32)> {
         let size = u64::from(self.batch_size);
         (position < self.len).then(|| (position / size, (position % size) as u32))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids(order: &Order, dataset_len: u64, epoch: u64) -> Vec<u64> {
+        order.preview(dataset_len, epoch, u64::MAX).unwrap()
+    }
+
+    fn sorted(mut ids: Vec<u64>) -> Vec<u64> {
+        ids.sort_unstable();
+        ids
+    }
+
+    struct Ramp {
+        len: u64,
+        step: u64,
+    }
+
+    impl Sampler for Ramp {
+        fn len(&self) -> u64 {
+            self.len
+        }
+
+        fn id(&self, epoch: u64, position: u64) -> u64 {
+            epoch + position * self.step
+        }
+    }
+
+    #[test]
+    fn a_sequential_order_is_the_dataset_s_own() {
+        assert_eq!(ids(&Order::sequential(), 5, 9), [0, 1, 2, 3, 4]);
+        assert_eq!(ids(&Order::sequential(), 0, 0), [0; 0]);
+    }
+
+    #[test]
+    fn each_epoch_of_a_shuffled_order_visits_every_sample_once_in_another_order() {
+        let order = Order::shuffled(7);
+        for n in [1, 2, 1000, 3000] {
+            let all: Vec<u64> = (0..n).collect();
+            assert_eq!(sorted(ids(&order, n, 0)), all);
+            assert_eq!(sorted(ids(&order, n, 1)), all);
+        }
+        assert_ne!(ids(&order, 3000, 0), ids(&order, 3000, 1));
+        assert_ne!(ids(&order, 3000, 0), ids(&Order::shuffled(8), 3000, 0));
+        assert_eq!(ids(&order, 3000, 4), ids(&Order::shuffled(7), 3000, 4));
+    }
+
+    #[test]
+    fn listed_indices_come_as_listed_or_shuffled_with_their_repeats() {
+        let order = Order::indices([5, 5, 2, 9]);
+        assert_eq!(ids(&order, 10, 3), [5, 5, 2, 9]);
+        let shuffled = order.then_shuffled(1);
+        assert_eq!(sorted(ids(&shuffled, 10, 0)), [2, 5, 5, 9]);
+        assert!((1..20).any(|epoch| ids(&shuffled, 10, epoch) != ids(&shuffled, 10, 0)));
+        assert_eq!(ids(&Order::indices([]), 10, 0), [0; 0]);
+    }
+
+    #[test]
+    fn an_index_outside_the_dataset_is_refused_when_built() {
+        let error = Order::indices([1, 10, 11]).epoch(10, 0).unwrap_err();
+        assert_eq!((error.kind(), error.stage()), (ErrorKind::Config, Stage::Build));
+        assert_eq!(
+            error.to_string(),
+            "build: bad configuration: entry 1 of the order's indices is 10, the dataset has 10 samples: sample=10"
+        );
+        assert!(Order::indices([0]).check(0).is_err());
+        assert!(Order::indices([]).check(0).is_ok());
+        assert!(Order::indices([9]).check(10).is_ok());
+    }
+
+    #[test]
+    fn a_sampler_that_leaves_the_dataset_is_named_with_position_and_id() {
+        let epoch = Order::sampler(Ramp { len: 4, step: 3 }).epoch(9, 0).unwrap();
+        assert_eq!(epoch.id(2).unwrap(), 6);
+        let error = epoch.id(3).unwrap_err();
+        assert_eq!((error.kind(), error.stage(), error.site().sample), (ErrorKind::Config, Stage::Order, Some(9)));
+        assert_eq!(
+            error.to_string(),
+            "order: bad configuration: the sampler gave id 9 at position 3 of epoch 0, the dataset has 9 samples: sample=9"
+        );
+    }
+
+    #[test]
+    fn a_sampler_sees_the_epoch_and_may_be_shuffled() {
+        let order = Order::sampler(Ramp { len: 50, step: 2 });
+        assert_eq!(ids(&order, 200, 7)[..3], [7, 9, 11]);
+        let shuffled = ids(&order.clone().then_shuffled(1), 200, 7);
+        assert_ne!(shuffled, ids(&order, 200, 7));
+        assert_eq!(sorted(shuffled), ids(&order, 200, 7));
+    }
+
+    #[test]
+    fn the_seed_is_what_was_set() {
+        assert_eq!(Order::sequential().seed(), 0);
+        assert_eq!(Order::shuffled(5).seed(), 5);
+        let order = Order::sequential().with_seed(6);
+        assert_eq!((order.seed(), ids(&order, 3, 0)), (6, vec![0, 1, 2]));
+    }
+
+    #[test]
+    fn an_epoch_of_10_to_the_12_samples_is_ready_at_once() {
+        let epoch = Order::shuffled(1).epoch(1_000_000_000_000, 0).unwrap();
+        assert!(size_of::<EpochOrder>() <= 256);
+        assert_eq!(epoch.len(), 1_000_000_000_000);
+        assert!(epoch.id(0).unwrap() < epoch.len());
+        assert_ne!(epoch.id(0).unwrap(), epoch.id(1).unwrap());
+    }
+
+    #[test]
+    fn batches_partition_the_positions() {
+        for (len, batch_size) in [(0, 1), (1, 1), (10, 5), (11, 5), (14, 5), (4, 5), (1000, 7)] {
+            for last in [LastBatch::Keep, LastBatch::Drop] {
+                let batches = Batches::new(len, batch_size, last).unwrap();
+                let mut position = 0;
+                for batch in 0..batches.count() {
+                    assert_eq!(batches.first_position(batch), position);
+                    for row in 0..batches.rows(batch) {
+                        assert_eq!(batches.locate(position), Some((batch, row)));
+                        position += 1;
+                    }
+                }
+                assert_eq!((position, batches.rows(batches.count())), (batches.positions(), 0));
+                assert_eq!(batches.locate(position), None);
+                let dropped = if last == LastBatch::Drop { len % u64::from(batch_size) } else { 0 };
+                assert_eq!(position + dropped, len);
+            }
+        }
+    }
+
+    #[test]
+    fn batch_arithmetic_does_not_overflow() {
+        let batches = Batches::new(u64::MAX, u32::MAX, LastBatch::Keep).unwrap();
+        assert_eq!(batches.rows(u64::MAX), 0);
+        assert_eq!(batches.first_position(u64::MAX), u64::MAX);
+        assert_eq!(batches.count(), u64::MAX / u64::from(u32::MAX));
+        assert_eq!(Batches::new(9, 0, LastBatch::Keep).unwrap_err().kind(), ErrorKind::Config);
     }
 }

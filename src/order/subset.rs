@@ -87,3 +87,88 @@ impl Ids {
         self.0[local as usize]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn members(part: &Part) -> Vec<u64> {
+        (0..part.len()).map(|local| part.id(local)).collect()
+    }
+
+    #[test]
+    fn the_parts_of_a_split_are_disjoint_and_exhaustive() {
+        for n in [0, 1, 2, 10, 1000, 1025, 2500] {
+            for fraction in [0.0, 0.1, 0.5, 0.8, 1.0] {
+                let (first, second) = Split::new(n, fraction, Key::new(n)).unwrap().parts();
+                assert_eq!(first.len(), (n as f64 * fraction).round() as u64);
+                let mut all = [members(&first), members(&second)].concat();
+                for (local, id) in all.iter().enumerate() {
+                    let local = local as u64;
+                    let (in_first, in_second) = (first.local(*id), second.local(*id));
+                    assert_eq!(in_first.or(in_second.map(|at| at + first.len())), Some(local));
+                    assert!(in_first.is_none() || in_second.is_none());
+                }
+                all.sort_unstable();
+                assert_eq!(all, (0..n).collect::<Vec<u64>>());
+            }
+        }
+    }
+
+    #[test]
+    fn a_split_depends_on_its_key_alone_and_grows_with_the_fraction() {
+        let first = |fraction, seed| members(&Split::new(2000, fraction, Key::new(seed)).unwrap().parts().0);
+        assert_eq!(first(0.3, 1), first(0.3, 1));
+        assert_ne!(first(0.3, 1), first(0.3, 2));
+        assert_eq!(first(0.3, 1)[..], first(0.5, 1)[..600]);
+    }
+
+    #[test]
+    fn a_split_does_not_follow_the_shuffle_of_the_same_seed() {
+        let order = super::super::Order::shuffled(1).preview(2000, 0, 1000).unwrap();
+        let part = members(&Split::new(2000, 0.5, Key::new(1)).unwrap().parts().0);
+        let common = order.iter().filter(|id| part.contains(id)).count();
+        // Hypergeometric: mean 500, sd 11.2; 57 is 5 sd.
+        assert!(common.abs_diff(500) < 57, "{common}");
+    }
+
+    #[test]
+    fn a_split_of_10_to_the_18_samples_is_ready_at_once() {
+        let n = 1_000_000_000_000_000_000;
+        let (first, second) = Split::new(n, 0.999, Key::new(1)).unwrap().parts();
+        assert_eq!(first.len() + second.len(), n);
+        assert_eq!(first.local(second.id(0)), None);
+        assert_eq!(second.local(second.id(9)), Some(9));
+    }
+
+    #[test]
+    fn a_fraction_outside_of_0_to_1_is_refused() {
+        for fraction in [-0.1, 1.1, f64::NAN, f64::INFINITY] {
+            let error = Split::new(10, fraction, Key::new(0)).unwrap_err();
+            assert_eq!((error.kind(), error.stage()), (ErrorKind::Config, Stage::Build));
+        }
+        let error = Split::new(10, 1.5, Key::new(0)).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "build: bad configuration: the fraction of a split must lie between 0 and 1, not 1.5"
+        );
+    }
+
+    #[test]
+    fn halves_round_up() {
+        let cut = |n, fraction| Split::new(n, fraction, Key::new(0)).unwrap().parts().0.len();
+        assert_eq!([cut(1, 0.5), cut(3, 0.5), cut(5, 0.5), cut(10, 0.04)], [1, 2, 3, 0]);
+        assert_eq!(cut(u64::MAX, 1.0), u64::MAX);
+    }
+
+    #[test]
+    fn a_list_keeps_its_order_and_refuses_ids_outside_the_dataset() {
+        let ids = Ids::new([3, 1, 3], 4).unwrap();
+        assert_eq!((ids.len(), ids.id(0), ids.id(1), ids.id(2)), (3, 3, 1, 3));
+        let error = Ids::new([3, 4], 4).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "build: bad configuration: entry 1 of the subset is 4, the dataset has 4 samples: sample=4"
+        );
+    }
+}
