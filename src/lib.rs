@@ -1,4 +1,5 @@
 //! feedline (skeleton)
+pub mod decode;
 mod error;
 pub mod memory;
 pub mod read;

@@ -13,10 +13,12 @@
 #[cfg(feature = "image")]
 mod image;
 mod raw;
+mod single;
 
 #[cfg(feature = "image")]
 pub use self::image::{Filter, Image, Limits, PixelLayout};
 pub use raw::Raw;
+pub use single::Single;
 
 use crate::error::Result;
 use crate::memory::Row;
@@ -87,7 +89,7 @@ impl<'a> Ctx<'a> {
 
     /// Random draws that depend on (seed, epoch, sample id, purpose) alone. Give every independent use a `purpose` of
     /// its own (any constant).
-    pub fn draws(&self, purpose: u64) -> Draws {
+    pub fn draws(&self, purpose: &str) -> Draws {
         Draws::new(self.seed, self.epoch, self.id, purpose)
     }
 
