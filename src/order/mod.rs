@@ -1,0 +1,283 @@
+//! The order of an epoch: which sample stands at which position. Pure arithmetic; nothing is read or waited for.
+//!
+//! ```text
+//! seed, epoch ──► key ──► permutation ──┐ (when shuffled)
+//!                                       ▼
+//! batch ──► positions first..first+rows ──► index ──► the dataset, a list of indices, or a sampler ──► sample id
+//! ```
+//!
+//! What holds, and is tested:
+//! - The id at a position depends on (seed, epoch, position) and the dataset's length alone: not on workers, readers,
+//!   faults or the number of ranks. Hence a position is all that a checkpoint needs.
+//! - Every epoch of a shuffled order visits every index exactly once, each epoch in another order.
+//! - An order takes memory for the indices that the user listed and nothing else: no array of the dataset's length, so
+//!   10^12 samples start as fast as 10^3 (`benches/order.rs`).
+//!
+//! Limits: lengths, positions and ids are `u64`, any value; a batch holds at most `u32::MAX` rows.
+//!
+//! Where to start reading: [`Order`], then `key` for how the shuffle works, then `uniformity` for the evidence.
+
+mod key;
+mod subset;
+#[cfg(test)]
+mod uniformity;
+
+use crate::error::{Error, ErrorKind, Result, Stage};
+pub use key::{Draws, Key, Permutation};
+use std::fmt;
+use std::sync::Arc;
+pub(crate) use subset::{Ids, Part, Split};
+
+/// A user's own order: a pure function from position to sample id.
+///
+/// `id` must depend on its arguments and on the sampler's constants alone; randomness comes from [`Draws`], keyed by
+/// epoch and position. It may be called from any thread, for any position below `len`, in any order, more than once.
+/// An id outside the dataset ends the epoch with [`ErrorKind::Config`], naming position and id.
+///
+/// A sampler that draws every class equally often, with replacement:
+///
+/// ```
+/// use feedline::order::{Draws, Order, Sampler};
+///
+/// struct Balanced {
+///     seed: u64,
+///     ids_of_class: Vec<Vec<u64>>,
+/// }
+///
+/// impl Sampler for Balanced {
+///     fn len(&self) -> u64 {
+///         self.ids_of_class.iter().map(|ids| ids.len() as u64).sum()
+///     }
+///
+///     fn id(&self, epoch: u64, position: u64) -> u64 {
+///         let mut draws = Draws::new(self.seed, epoch, position, "balanced");
+///         let ids = &self.ids_of_class[draws.below(self.ids_of_class.len() as u64) as usize];
+///         ids[draws.below(ids.len() as u64) as usize]
+///     }
+/// }
+///
+/// let order = Order::sampler(Balanced { seed: 1, ids_of_class: vec![vec![0], (1..1000).collect()] });
+/// let ids = order.preview(1000, 0, 1000)?;
+/// let rare = ids.iter().filter(|id| **id == 0).count();
+/// assert!((400..600).contains(&rare), "{rare}");
+/// # Ok::<(), feedline::Error>(())
+/// ```
+#[allow(clippy::len_without_is_empty, reason = "an empty sampler is of no use to anybody")]
+pub trait Sampler: Send + Sync + 'static {
+    /// Positions per epoch. Asked once per epoch.
+    fn len(&self) -> u64;
+
+    /// The sample at `position` (below `len`) of `epoch`.
+    fn id(&self, epoch: u64, position: u64) -> u64;
+}
+
+/// Which samples an epoch visits, and in which order. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Order {
+    source: Source,
+    seed: u64,
+    shuffled: bool,
+}
+
+#[derive(Clone)]
+enum Source {
+    /// Every sample of the dataset, once.
+    Dataset,
+    /// What the user listed, and the largest of it.
+    Indices {
+        ids: Arc<[u64]>,
+        largest: u64,
+    },
+    Sampler(Arc<dyn Sampler>),
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Dataset => f.write_str("Dataset"),
+            Self::Indices { ids, .. } => write!(f, "{} indices", ids.len()),
+            Self::Sampler(_) => f.write_str("Sampler"),
+        }
+    }
+}
+
+impl Order {
+    /// Samples 0, 1, 2, … as they lie in the dataset; for evaluation.
+    pub fn sequential() -> Self {
+        Self { source: Source::Dataset, seed: 0, shuffled: false }
+    }
+
+    /// Every sample once per epoch, each epoch in another random order.
+    pub fn shuffled(seed: u64) -> Self {
+        Self::sequential().then_shuffled(seed)
+    }
+
+    /// Exactly these samples, in this order, every epoch; repeats are allowed.
+    pub fn indices(ids: impl Into<Vec<u64>>) -> Self {
+        let ids: Arc<[u64]> = ids.into().into();
+        let largest = ids.iter().copied().max().unwrap_or(0);
+        Self { source: Source::Indices { ids, largest }, seed: 0, shuffled: false }
+    }
+
+    /// What a user's [`Sampler`] says.
+    pub fn sampler(sampler: impl Sampler) -> Self {
+        Self { source: Source::Sampler(Arc::new(sampler)), seed: 0, shuffled: false }
+    }
+
+    /// The same samples, shuffled anew each epoch; also sets the seed of transforms.
+    #[must_use]
+    pub fn then_shuffled(mut self, seed: u64) -> Self {
+        self.shuffled = true;
+        self.with_seed(seed)
+    }
+
+    /// Sets the seed that transforms see, and that of the shuffle if there is one, without shuffling.
+    #[must_use]
+    pub fn with_seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// The seed of the shuffle and of transforms; 0 unless set.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// The first `count` ids of an epoch over a dataset of `dataset_len` samples (fewer when the epoch is shorter): to
+    /// look at an order, or to test a sampler. Errors: [`ErrorKind::Config`] for an id outside the dataset.
+    pub fn preview(&self, dataset_len: u64, epoch: u64, count: u64) -> Result<Vec<u64>> {
+        let order = self.epoch(dataset_len, epoch)?;
+        (0..count.min(order.len())).map(|position| order.id(position)).collect()
+    }
+
+    /// Refuses listed indices outside a dataset of `dataset_len` samples ([`ErrorKind::Config`]). What a sampler will
+    /// say is only known when it is asked.
+    pub(crate) fn check(&self, dataset_len: u64) -> Result<()> {
+        match &self.source {
+            Source::Indices { ids, largest } if !ids.is_empty() && *largest >= dataset_len => {
+                Err(out_of_range("the order's indices", ids, dataset_len))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Prepares one epoch: whatever depends on the seed and the epoch is computed here, once. Errors: as `check`.
+    pub(crate) fn epoch(&self, dataset_len: u64, epoch: u64) -> Result<EpochOrder> {
+        self.check(dataset_len)?;
+        let len = match &self.source {
+            Source::Dataset => dataset_len,
+            Source::Indices { ids, .. } => ids.len() as u64,
+            Source::Sampler(sampler) => sampler.len(),
+        };
+        let key = Key::new(self.seed).named("order").derive(epoch);
+        let permutation = self.shuffled.then(|| Permutation::new(len, key));
+        Ok(EpochOrder { source: self.source.clone(), permutation, len, dataset_len, epoch })
+    }
+}
+
+/// The error for the first of `ids` that is not below `len`.
+fn out_of_range(what: &str, ids: &[u64], len: u64) -> Error {
+    let first = ids.iter().enumerate().find(|(_, id)| **id >= len);
+    let (position, id) = first.map_or((0, 0), |(position, id)| (position, *id));
+    let message = format!("entry {position} of {what} is {id}, the dataset has {len} samples");
+    Error::new(ErrorKind::Config, Stage::Build, message).with_sample(id)
+}
+
+/// The order of one epoch. A few hundred bytes, whatever the length; clones share what is larger.
+#[derive(Clone, Debug)]
+pub(crate) struct EpochOrder {
+    source: Source,
+    permutation: Option<Permutation>,
+    len: u64,
+    dataset_len: u64,
+    epoch: u64,
+}
+
+impl EpochOrder {
+    /// Positions of the epoch.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// The sample at `position`, which must be below `len`. Errors: [`ErrorKind::Config`] when a sampler names a sample
+    /// that does not exist.
+    pub(crate) fn id(&self, position: u64) -> Result<u64> {
+        assert!(position < self.len, "position {position} of an epoch of {}", self.len);
+        let index = self.permutation.as_ref().map_or(position, |permutation| permutation.get(position));
+        match &self.source {
+            Source::Dataset => Ok(index),
+            Source::Indices { ids, .. } => Ok(ids[index as usize]),
+            Source::Sampler(sampler) => self.checked(position, sampler.id(self.epoch, index)),
+        }
+    }
+
+    fn checked(&self, position: u64, id: u64) -> Result<u64> {
+        if id < self.dataset_len {
+            return Ok(id);
+        }
+        let (epoch, len) = (self.epoch, self.dataset_len);
+        let message =
+            format!("the sampler gave id {id} at position {position} of epoch {epoch}, the dataset has {len} samples");
+        Err(Error::new(ErrorKind::Config, Stage::Order, message).with_sample(id))
+    }
+}
+
+/// What becomes of the samples that do not fill a batch at the end of an epoch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LastBatch {
+    /// They come as a smaller batch.
+    #[default]
+    Keep,
+    /// They are left out of this epoch; in a shuffled order they are others each time.
+    Drop,
+}
+
+/// How the positions of an epoch fall into batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Batches {
+    /// Positions in batches: `len` of the epoch, less what is dropped.
+    len: u64,
+    batch_size: u32,
+}
+
+impl Batches {
+    /// Errors: [`ErrorKind::Config`] when `batch_size` is 0.
+    pub(crate) fn new(len: u64, batch_size: u32, last: LastBatch) -> Result<Self> {
+        if batch_size == 0 {
+            return Err(Error::new(ErrorKind::Config, Stage::Build, "batch_size is 0"));
+        }
+        let len = match last {
+            LastBatch::Keep => len,
+            LastBatch::Drop => len - len % u64::from(batch_size),
+        };
+        Ok(Self { len, batch_size })
+    }
+
+    /// Number of batches.
+    pub(crate) fn count(&self) -> u64 {
+        self.len.div_ceil(u64::from(self.batch_size))
+    }
+
+    /// Positions in all batches together: what the epoch delivers.
+    pub(crate) fn positions(&self) -> u64 {
+        self.len
+    }
+
+    /// The position of row 0 of `batch`; `positions()` for a batch past the end.
+    pub(crate) fn first_position(&self, batch: u64) -> u64 {
+        batch.saturating_mul(u64::from(self.batch_size)).min(self.len)
+    }
+
+    /// Rows of `batch`; 0 for a batch past the end.
+    pub(crate) fn rows(&self, batch: u64) -> u32 {
+        // At most batch_size, so it fits.
+        (self.len - self.first_position(batch)).min(u64::from(self.batch_size)) as u32
+    }
+
+    /// The batch and row where `position` is; `None` when it is dropped or past the end.
+    pub(crate) fn locate(&self, position: u64) -> Option<(u64, u32)> {
+        let size = u64::from(self.batch_size);
+        (position < self.len).then(|| (position / size, (position % size) as u32))
+    }
+}
