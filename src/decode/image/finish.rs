@@ -36,9 +36,7 @@ pub(super) fn write(pixels: &[u8], size: Size, flip: bool, values: Values, layou
     let width = size.width as usize;
     match values.dtype {
         DType::U8 => spread(pixels, width, flip, layout, &table(|_, v| v), row),
-        DType::F16 => {
-            spread(pixels, width, flip, layout, &table(|c, v| f16::from_f32(value(values, c, v))), cast(row))
-        }
+        DType::F16 => spread(pixels, width, flip, layout, &table(|c, v| f16::from_f32(value(values, c, v))), cast(row)),
         DType::BF16 => {
             spread(pixels, width, flip, layout, &table(|c, v| bf16::from_f32(value(values, c, v))), cast(row))
         }

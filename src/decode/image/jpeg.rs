@@ -5,7 +5,7 @@
 //! the entropy decoder reads.
 
 use super::geometry::Size;
-use super::{Limits, bad};
+use super::{Room, bad};
 use crate::error::Result;
 use std::cell::Cell;
 use zune_core::bytestream::{ZByteIoError, ZByteReaderTrait, ZSeekFrom};
@@ -41,8 +41,11 @@ impl Header {
             match marker {
                 0xC0..=0xC2 if frame.is_none() => frame = Some(Frame::parse(marker, body)?),
                 0xC3 | 0xC5..=0xC7 | 0xC9..=0xCB | 0xCD..=0xCF => {
-                    let message = format!("JPEG of a kind that is not supported (SOF{}: lossless, hierarchical or \
-                        arithmetic coding)", marker - 0xC0);
+                    let message = format!(
+                        "JPEG of a kind that is not supported (SOF{}: lossless, hierarchical or \
+                        arithmetic coding)",
+                        marker - 0xC0
+                    );
                     return Err(bad(message));
                 }
                 0xD9 => return Err(bad("JPEG ends before its first scan")),
@@ -64,12 +67,11 @@ impl Header {
         if self.components == 4 && !self.adobe { 4 } else { 3 }
     }
 
-    /// Heap bytes of the decode, at most: the pixels, zune's rows of MCUs, and its coefficients when a picture comes
-    /// in several scans.
-    pub(super) fn memory(&self) -> u64 {
+    /// Heap bytes that zune takes, at most: rows of MCUs, and coefficients when a picture comes in several scans.
+    fn scratch(&self) -> u64 {
         let rows = ROW_BYTES * (u64::from(self.size.width) + 32);
         let coefficients = if self.progressive || !self.one_scan { 2 * self.samples } else { 0 };
-        self.size.pixels() * self.channels() + rows + coefficients
+        rows + coefficients
     }
 }
 
@@ -94,7 +96,8 @@ impl Frame {
             return Err(bad(format!("JPEG of {bits} bits per sample; only 8 are supported")));
         }
         if size.pixels() == 0 || factors.len() != usize::from(*components) || !matches!(components, 1 | 3 | 4) {
-            let message = format!("JPEG frame header of {}x{} pixels, {components} components", size.width, size.height);
+            let message =
+                format!("JPEG frame header of {}x{} pixels, {components} components", size.width, size.height);
             return Err(bad(message));
         }
         Ok(Self { size, progressive: marker == 0xC2, components: *components, samples: samples(size, factors) })
@@ -130,15 +133,11 @@ fn segment(input: &[u8], at: usize) -> Result<(u8, usize, usize)> {
     Ok((marker, at + 4, end))
 }
 
-/// Decodes to RGB in `pixels[..3 * width * height]`, which grows when it must.
-pub(super) fn decode(input: &[u8], limits: &Limits, strict: bool, pixels: &mut Vec<u8>) -> Result<Size> {
+/// Decodes to RGB, which lies in the front of the room's pixels afterwards.
+pub(super) fn decode(input: &[u8], strict: bool, room: &mut Room<'_>) -> Result<Size> {
     let header = Header::parse(input)?;
-    limits.check(header.size, header.memory())?;
     let channels = header.channels();
-    let bytes = (header.size.pixels() * channels) as usize;
-    if pixels.len() < bytes {
-        pixels.resize(bytes, 0);
-    }
+    let pixels = room.take(header.size, header.size.pixels() * channels, header.scratch())?;
     let colors = if channels == 4 { ColorSpace::CMYK } else { ColorSpace::RGB };
     let options = DecoderOptions::new_fast()
         .set_strict_mode(strict)
@@ -153,13 +152,13 @@ pub(super) fn decode(input: &[u8], limits: &Limits, strict: bool, pixels: &mut V
     if found != Some(header.size) {
         return Err(bad("JPEG with a second frame header"));
     }
-    decoder.decode_into(&mut pixels[..bytes]).map_err(damaged)?;
+    decoder.decode_into(pixels).map_err(damaged)?;
     drop(decoder);
     if strict {
         watch.check()?;
     }
     if channels == 4 {
-        cmyk_to_rgb(&mut pixels[..bytes]);
+        cmyk_to_rgb(pixels);
     }
     Ok(header.size)
 }

@@ -59,9 +59,7 @@ pub struct Limits {
     pub pixels: u64,
     /// Bytes of the encoded picture.
     pub bytes: usize,
-    /// Heap bytes of one decode: the RGB pixels (3 per pixel) and what the format's decoder takes besides. That is
-    /// little for a JPEG of one scan; 3 bytes per pixel for a progressive one (4:2:0; 6 for 4:4:4, 8 for CMYK); 1 to 5
-    /// for PNG and BMP, 9 for GIF, 13 for WebP. Every worker may take as much at once.
+    /// Heap bytes of one decode, everything included; every worker may take as much at once. See [`Image`] for the sum.
     pub memory: usize,
 }
 
@@ -72,32 +70,21 @@ impl Default for Limits {
     }
 }
 
-impl Limits {
-    fn check_encoded(&self, bytes: usize) -> Result<()> {
-        if bytes <= self.bytes {
-            return Ok(());
-        }
-        Err(over(format!("{bytes} encoded bytes; the limit is {}", self.bytes)))
-    }
-
-    fn check(&self, size: Size, memory: u64) -> Result<()> {
-        let Size { width, height } = size;
-        if size.pixels() > self.pixels {
-            let message = format!("{width}x{height} = {} pixels; the limit is {}", size.pixels(), self.pixels);
-            return Err(over(message));
-        }
-        if memory > self.memory as u64 {
-            let message = format!("{width}x{height} pixels take {memory} bytes to decode; the limit is {}", self.memory);
-            return Err(over(message));
-        }
-        Ok(())
-    }
-}
-
 /// Decodes JPEG, PNG, WebP, BMP or GIF (told by their first bytes), crops, resizes, flips and converts.
 ///
 /// The row is `[height, width, 3]`, or `[3, height, width]` in [`PixelLayout::Nchw`]. Random choices depend on (seed,
 /// epoch, sample id) alone.
+///
+/// # Memory
+///
+/// One decode takes, in bytes of heap per pixel of the encoded picture, and no more:
+/// - 3 for the RGB pixels (kept for the next picture; 4 to 8 while a PNG has alpha or 16 bits, GIF 4);
+/// - for the decoder of the format, while it runs: JPEG 2 per sample when it comes in several scans (progressive: 3 per
+///   pixel for 4:2:0, 6 for 4:4:4, 8 for CMYK), else only rows, 512 per pixel of width; PNG and BMP 1, GIF 4, WebP 12;
+///   2 MiB for the tables of all but JPEG;
+/// - for the resizing: 3 per (pixel of width × row of output) and the filter's weights; 3 per pixel of output.
+///
+/// The sum is computed from the header and compared with [`Limits::memory`] before any of it is allocated.
 ///
 /// ```
 /// use feedline::decode::{Image, PixelLayout};
@@ -282,16 +269,17 @@ impl Decoder for Image {
         Ok(vec![Field::fixed(&input.name, self.values.dtype, shape)])
     }
 
-    /// [`Limits::memory`], and the resized pixels before and during the last pass.
+    /// [`Limits::memory`].
     fn scratch_bytes(&self) -> usize {
-        self.limits.memory + RESIZE_BYTES * self.op.output().pixels() as usize
+        self.limits.memory
     }
 
     fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
         let mut draws = ctx.draws("feedline image");
         let field = ctx.fields().start;
+        let limits = Limits { memory: self.limits.memory.min(ctx.scratch_limit()), ..self.limits };
         let scratch: &mut Workspace = ctx.scratch().get();
-        let picture = scratch.decode(input, &self.limits, self.strict)?;
+        let picture = scratch.decode(input, self, limits)?;
         let crop = self.op.crop(picture, &mut draws);
         let flip = draws.bool(self.flip);
         let size = self.op.output();
@@ -309,9 +297,6 @@ impl Decoder for Image {
     }
 }
 
-/// Bytes per output pixel: the resized pixels, and the resizer's rows in between.
-const RESIZE_BYTES: usize = 6;
-
 /// A worker's buffers; they grow to the largest picture within the limits and stay.
 #[derive(Default)]
 struct Workspace {
@@ -323,11 +308,15 @@ struct Workspace {
 }
 
 impl Workspace {
-    fn decode(&mut self, input: &[u8], limits: &Limits, strict: bool) -> Result<Size> {
-        limits.check_encoded(input.len())?;
+    fn decode(&mut self, input: &[u8], image: &Image, limits: Limits) -> Result<Size> {
+        if input.len() > limits.bytes {
+            return Err(over(format!("{} encoded bytes; the limit is {}", input.len(), limits.bytes)));
+        }
+        let output = image.op.output();
+        let mut room = Room { limits, output, pixels: &mut self.pixels, resizer: &mut self.resizer };
         match Format::of(input)? {
-            Format::Jpeg => jpeg::decode(input, limits, strict, &mut self.pixels),
-            format => other::decode(format, input, limits, &mut self.pixels),
+            Format::Jpeg => jpeg::decode(input, image.strict, &mut room),
+            format => other::decode(format, input, &mut room),
         }
     }
 
@@ -341,8 +330,9 @@ impl Workspace {
         row: Option<&mut [u8]>,
     ) -> Result<()> {
         let pixels = &self.pixels[..3 * picture.pixels() as usize];
-        let source = fir::images::TypedImageRef::<fir::pixels::U8x3>::from_buffer(picture.width, picture.height, pixels)
-            .map_err(unresized)?;
+        let source =
+            fir::images::TypedImageRef::<fir::pixels::U8x3>::from_buffer(picture.width, picture.height, pixels)
+                .map_err(unresized)?;
         let geometry::Rect { left, top, size: Size { width, height } } = crop.view;
         let view = fir::images::TypedCroppedImage::from_ref(&source, left, top, width, height).map_err(unresized)?;
         let target = match row {
@@ -358,6 +348,52 @@ impl Workspace {
         let options = fir::ResizeOptions::new().resize_alg(algorithm).crop(left, top, width, height).use_alpha(false);
         self.resizer.resize_typed(&view, &mut target, &options).map_err(unresized)
     }
+}
+
+/// The only way to memory for a picture: past the limits.
+struct Room<'a> {
+    limits: Limits,
+    output: Size,
+    pixels: &'a mut Vec<u8>,
+    resizer: &'a mut fir::Resizer,
+}
+
+impl Room<'_> {
+    /// `own` bytes (of any content) for the pixels of a picture of size `picture`, if they, `theirs` of the decoder
+    /// and those of the resizing are within the limits.
+    fn take(&mut self, picture: Size, own: u64, theirs: u64) -> Result<&mut [u8]> {
+        let Size { width, height } = picture;
+        if picture.pixels() > self.limits.pixels {
+            let (pixels, limit) = (picture.pixels(), self.limits.pixels);
+            return Err(over(format!("{width}x{height} = {pixels} pixels; the limit is {limit}")));
+        }
+        let (resizing, limit) = (resizing(picture, self.output), self.limits.memory as u64);
+        let sum = own.saturating_add(theirs).saturating_add(resizing);
+        if sum > limit {
+            return Err(over(format!("{width}x{height} pixels take {sum} bytes to decode; the limit is {limit}")));
+        }
+        let kept = (self.pixels.len().max(own as usize) + self.resizer.size_of_internal_buffers()) as u64;
+        if kept.max(own.saturating_add(resizing)).saturating_add(theirs) > limit {
+            // What earlier pictures left would not leave enough for this one.
+            *self.pixels = Vec::new();
+            self.resizer.reset_internal_buffers();
+        }
+        if self.pixels.len() < own as usize {
+            // Freed first: nothing of the old pixels is needed.
+            *self.pixels = Vec::new();
+            *self.pixels = vec![0; own as usize];
+        }
+        Ok(&mut self.pixels[..own as usize])
+    }
+}
+
+/// Heap bytes of scaling a picture to `output`, at most: the rows between the two passes, the weights of the widest
+/// filter (6 source pixels per output pixel, in f64 and once more as integers), and the output before its last pass.
+fn resizing(picture: Size, output: Size) -> u64 {
+    let sides = [picture.width, picture.height, output.width, output.height].map(u64::from);
+    let rows = 3 * (u64::from(picture.width) + 1) * u64::from(output.height);
+    let weights = 16 * 8 * sides.iter().sum::<u64>();
+    rows + weights + 3 * output.pixels()
 }
 
 /// Sizes that do not fit each other; they are computed here, so this is a defect of this crate.

@@ -1,27 +1,26 @@
 //! PNG, WebP, BMP and GIF by the `image` crate, into the worker's buffer, then converted to RGB in place.
 
 use super::geometry::Size;
-use super::{Format, Limits, bad, over};
+use super::{Format, Room, bad, over};
 use crate::error::{Error, Result};
 use image::codecs::{bmp::BmpDecoder, gif::GifDecoder, png::PngDecoder, webp::WebPDecoder};
 use image::{ColorType, ImageDecoder, ImageError};
 use std::io::Cursor;
 
-/// Decodes to RGB in `pixels[..3 * width * height]`, which grows when it must. Of an animation the first picture.
-pub(super) fn decode(format: Format, input: &[u8], limits: &Limits, pixels: &mut Vec<u8>) -> Result<Size> {
+/// Decodes to RGB, which lies in the front of the room's pixels afterwards. Of an animation the first picture.
+pub(super) fn decode(format: Format, input: &[u8], room: &mut Room<'_>) -> Result<Size> {
     let reader = Cursor::new(input);
     let refused = |error| refused(format, error);
     match format {
-        Format::Png => read(format, png(reader, limits).map_err(refused)?, limits, pixels),
-        Format::WebP => read(format, WebPDecoder::new(reader).map_err(refused)?, limits, pixels),
-        Format::Bmp => read(format, BmpDecoder::new(reader).map_err(refused)?, limits, pixels),
-        _ => read(format, GifDecoder::new(reader).map_err(refused)?, limits, pixels),
+        Format::Png => {
+            // It may inflate colour profiles and texts before it says how large the picture is.
+            let allowance = allowance(room.limits.memory as u64);
+            read(format, PngDecoder::with_limits(reader, allowance).map_err(refused)?, room)
+        }
+        Format::WebP => read(format, WebPDecoder::new(reader).map_err(refused)?, room),
+        Format::Bmp => read(format, BmpDecoder::new(reader).map_err(refused)?, room),
+        _ => read(format, GifDecoder::new(reader).map_err(refused)?, room),
     }
-}
-
-/// PNG may inflate colour profiles and texts before it says how large the picture is.
-fn png<'a>(reader: Cursor<&'a [u8]>, limits: &Limits) -> Result<PngDecoder<Cursor<&'a [u8]>>, ImageError> {
-    PngDecoder::with_limits(reader, allowance(limits.memory as u64))
 }
 
 fn allowance(bytes: u64) -> image::Limits {
@@ -30,22 +29,19 @@ fn allowance(bytes: u64) -> image::Limits {
     allowance
 }
 
-fn read(format: Format, mut decoder: impl ImageDecoder, limits: &Limits, pixels: &mut Vec<u8>) -> Result<Size> {
+fn read(format: Format, mut decoder: impl ImageDecoder, room: &mut Room<'_>) -> Result<Size> {
     let (width, height) = decoder.dimensions();
     let size = Size::new(width, height);
-    let color = decoder.color_type();
-    let own = size.pixels().saturating_mul(u64::from(color.bytes_per_pixel()));
-    let theirs = size.pixels().saturating_mul(scratch_per_pixel(format)).saturating_add(SCRATCH);
     if size.pixels() == 0 {
         return Err(bad(format!("{} of {width}x{height} pixels", format.name())));
     }
-    limits.check(size, own.max(3 * size.pixels().min(u64::MAX / 3)).saturating_add(theirs))?;
+    let color = decoder.color_type();
+    let native = size.pixels().saturating_mul(u64::from(color.bytes_per_pixel()));
+    let own = native.max(size.pixels().saturating_mul(3));
+    let theirs = size.pixels().saturating_mul(scratch_per_pixel(format)).saturating_add(SCRATCH);
+    let pixels = room.take(size, own, theirs)?;
     decoder.set_limits(allowance(theirs)).map_err(|error| refused(format, error))?;
-    let (own, rgb) = (own as usize, 3 * size.pixels() as usize);
-    if pixels.len() < own.max(rgb) {
-        pixels.resize(own.max(rgb), 0);
-    }
-    decoder.read_image(&mut pixels[..own]).map_err(|error| refused(format, error))?;
+    decoder.read_image(&mut pixels[..native as usize]).map_err(|error| refused(format, error))?;
     to_rgb(color, size.pixels() as usize, pixels)?;
     Ok(size)
 }
