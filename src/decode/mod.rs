@@ -13,10 +13,12 @@
 #[cfg(feature = "image")]
 mod image;
 mod raw;
+mod single;
 
 #[cfg(feature = "image")]
 pub use self::image::{Filter, Image, Limits, PixelLayout};
 pub use raw::Raw;
+pub use single::Single;
 
 use crate::error::Result;
 use crate::memory::Row;

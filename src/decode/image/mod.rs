@@ -1,0 +1,464 @@
+//! Pictures: any common format in, pixels of one size out.
+//!
+//! ```text
+//! encoded bytes ──jpeg | other──► RGB of the whole picture ──crop + resize, one pass──► u8 pixels ──► row
+//!                 (limits from    (worker's buffer)          (u8 NHWC: into the row,  flip, dtype, layout,
+//!                  the header)                                else a small buffer)    normalise, one pass
+//! ```
+//!
+//! What comes out is always RGB, converted as Pillow's `convert("RGB")` does: grey is repeated, alpha is dropped (not
+//! blended), of 16 bits the high 8 are kept, palettes are looked up, CMYK and YCCK are converted without a profile. Of
+//! an animation the first picture is taken. An EXIF orientation is not applied, as in torchvision.
+//!
+//! Invariants: nothing is allocated before the header's size is checked against [`Limits`]; in steady state nothing is
+//! allocated here at all (zune-jpeg, `image` and fast_image_resize allocate their own tables and rows per picture, within
+//! [`Limits::memory`]); a damaged picture is an error, never grey pixels, as far as its format allows to tell.
+
+mod finish;
+mod geometry;
+mod jpeg;
+mod other;
+
+use self::finish::Values;
+use self::geometry::{Crop, Op, Part, Size};
+use super::{Ctx, Decoder};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::memory::Row;
+use crate::tensor::{DType, EncodedField, Encoding, Field};
+use fast_image_resize as fir;
+
+/// How the dimensions of a picture's row are ordered (the N is the batch).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PixelLayout {
+    /// Height, width, channel: as decoded.
+    Nhwc,
+    /// Channel, height, width: as PyTorch's convolutions take it by default.
+    Nchw,
+}
+
+/// The filter of the resizing. All but `Nearest` average over every source pixel that an output pixel covers
+/// (antialiasing), as Pillow does and torchvision by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Filter {
+    /// The nearest pixel: for label maps.
+    Nearest,
+    /// Triangle, the default.
+    #[default]
+    Bilinear,
+    /// Cubic with a = -0.5.
+    Bicubic,
+    /// Windowed sinc over 6 pixels.
+    Lanczos3,
+}
+
+/// What a picture may cost, checked from its header before memory is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Pixels of the encoded picture.
+    pub pixels: u64,
+    /// Bytes of the encoded picture.
+    pub bytes: usize,
+    /// Heap bytes of one decode, everything included; every worker may take as much at once. See [`Image`] for the sum.
+    pub memory: usize,
+}
+
+impl Default for Limits {
+    /// 64 megapixels, 256 MiB encoded, 256 MiB of heap.
+    fn default() -> Self {
+        Self { pixels: 64 << 20, bytes: 256 << 20, memory: 256 << 20 }
+    }
+}
+
+/// Decodes JPEG, PNG, WebP, BMP or GIF (told by their first bytes), crops, resizes, flips and converts.
+///
+/// The row is `[height, width, 3]`, or `[3, height, width]` in [`PixelLayout::Nchw`]. Random choices depend on (seed,
+/// epoch, sample id) alone.
+///
+/// # Memory
+///
+/// One decode takes, in bytes of heap per pixel of the encoded picture, and no more:
+/// - 3 for the RGB pixels (kept for the next picture; 4 to 8 while a PNG has alpha or 16 bits, GIF 4);
+/// - for the decoder of the format, while it runs: JPEG 2 per sample when it comes in several scans (progressive: 3 per
+///   pixel for 4:2:0, 6 for 4:4:4, 8 for CMYK), else only rows, 512 per pixel of width; PNG and BMP 1, GIF 4, WebP 12;
+///   2 MiB for the tables of all but JPEG;
+/// - for the resizing: 3 per (pixel of width × row of output) and the filter's weights; 3 per pixel of output.
+///
+/// The sum is computed from the header and compared with [`Limits::memory`] before any of it is allocated.
+///
+/// ```
+/// use feedline::decode::{Image, PixelLayout};
+/// use feedline::tensor::DType;
+///
+/// let train = Image::random_resized_crop(224)
+///     .flip(0.5)
+///     .dtype(DType::BF16)
+///     .layout(PixelLayout::Nchw)
+///     .normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]);
+/// let validate = Image::center_crop(256, 224);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Image {
+    op: Op,
+    flip: f64,
+    values: Values,
+    layout: PixelLayout,
+    filter: Filter,
+    limits: Limits,
+    strict: bool,
+}
+
+impl Image {
+    /// The whole picture, scaled to `width` × `height` pixels.
+    pub fn resize(width: u32, height: u32) -> Self {
+        Self::new(Op::Resize(Size::new(width, height)))
+    }
+
+    /// The middle `size` × `size` pixels of the picture, whose shorter side is first scaled to `resize_shorter_side`:
+    /// torchvision's `Resize` and `CenterCrop`. A `size` over `resize_shorter_side` is refused.
+    pub fn center_crop(resize_shorter_side: u32, size: u32) -> Self {
+        Self::new(Op::CenterCrop { resize: resize_shorter_side, size })
+    }
+
+    /// A random part of the picture, scaled to `size` × `size` pixels: torchvision's `RandomResizedCrop`.
+    pub fn random_resized_crop(size: u32) -> Self {
+        Self::new(Op::RandomResizedCrop { size, scale: (0.08, 1.0), ratio: (3.0 / 4.0, 4.0 / 3.0) })
+    }
+
+    fn new(op: Op) -> Self {
+        Self {
+            op,
+            flip: 0.0,
+            values: Values { dtype: DType::U8, normalize: None },
+            layout: PixelLayout::Nhwc,
+            filter: Filter::default(),
+            limits: Limits::default(),
+            strict: true,
+        }
+    }
+
+    /// Least and largest share of the picture's area that a random crop takes; 0.08 to 1 by default. No meaning for
+    /// the other crops.
+    #[must_use]
+    pub fn scale(mut self, low: f64, high: f64) -> Self {
+        if let Op::RandomResizedCrop { scale, .. } = &mut self.op {
+            *scale = (low, high);
+        }
+        self
+    }
+
+    /// Least and largest width / height of a random crop; 3/4 to 4/3 by default. No meaning for the other crops.
+    #[must_use]
+    pub fn ratio(mut self, low: f64, high: f64) -> Self {
+        if let Op::RandomResizedCrop { ratio, .. } = &mut self.op {
+            *ratio = (low, high);
+        }
+        self
+    }
+
+    /// Mirrors left and right with probability `p`; 0 by default.
+    #[must_use]
+    pub fn flip(mut self, p: f64) -> Self {
+        self.flip = p;
+        self
+    }
+
+    /// `U8` (the default: the pixels), `F32`, `F16` or `BF16` (scaled to 0..1).
+    #[must_use]
+    pub fn dtype(mut self, dtype: DType) -> Self {
+        self.values.dtype = dtype;
+        self
+    }
+
+    /// The order of dimensions; [`PixelLayout::Nhwc`] by default.
+    #[must_use]
+    pub fn layout(mut self, layout: PixelLayout) -> Self {
+        self.layout = layout;
+        self
+    }
+
+    /// Subtracts `mean` from and divides by `std` the values of each channel, scaled to 0..1. Not for `U8`.
+    #[must_use]
+    pub fn normalize(mut self, mean: [f32; 3], std: [f32; 3]) -> Self {
+        self.values.normalize = Some((mean, std));
+        self
+    }
+
+    /// The filter of the resizing; [`Filter::Bilinear`] by default.
+    #[must_use]
+    pub fn filter(mut self, filter: Filter) -> Self {
+        self.filter = filter;
+        self
+    }
+
+    /// What a picture may cost.
+    #[must_use]
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Whether a damaged JPEG is an error; true by default. Else what can be made of it is taken, as browsers do, and
+    /// the rest is grey.
+    #[must_use]
+    pub fn strict(mut self, strict: bool) -> Self {
+        self.strict = strict;
+        self
+    }
+
+    /// Finds parameters that make no sense.
+    fn check(&self) -> Result<()> {
+        let config = |message: String| Err(Error::new(ErrorKind::Config, Stage::Build, message));
+        let size = self.op.output();
+        if ![size.width, size.height].iter().all(|side| (1..=SIDE_MAX).contains(side)) {
+            return config(format!("an output of {}x{} pixels; 1 to {SIDE_MAX} a side", size.width, size.height));
+        }
+        match self.op {
+            Op::CenterCrop { resize, size } if resize < size || resize > SIDE_MAX => {
+                return config(format!("a centre crop of {size} pixels from a shorter side of {resize}"));
+            }
+            Op::RandomResizedCrop { scale: (low, high), .. } if !(0.0 < low && low <= high && high <= 1.0) => {
+                return config(format!("crop scale {low} to {high}; it must be rising, within 0 to 1"));
+            }
+            Op::RandomResizedCrop { ratio: (low, high), .. } if !(0.0 < low && low <= high && high.is_finite()) => {
+                return config(format!("crop ratio {low} to {high}; it must be rising and above 0"));
+            }
+            _ => {}
+        }
+        if !(0.0..=1.0).contains(&self.flip) {
+            return config(format!("flip probability {}; 0 to 1", self.flip));
+        }
+        match self.values {
+            Values { dtype: DType::U8, normalize: Some(_) } => config("u8 pixels cannot be normalised".into()),
+            Values { dtype: DType::U8 | DType::F32 | DType::F16 | DType::BF16, normalize } => match normalize {
+                Some((mean, std)) if !(mean.iter().all(|v| v.is_finite()) && std.iter().all(|v| v.is_normal())) => {
+                    config(format!("mean {mean:?} and std {std:?}; they must be finite, std not 0"))
+                }
+                _ => Ok(()),
+            },
+            Values { dtype, .. } => config(format!("pixels as {dtype}; u8, f32, f16 and bf16 are supported")),
+        }
+    }
+
+    fn filter_of_fir(&self) -> fir::ResizeAlg {
+        match self.filter {
+            Filter::Nearest => fir::ResizeAlg::Nearest,
+            Filter::Bilinear => fir::ResizeAlg::Convolution(fir::FilterType::Bilinear),
+            Filter::Bicubic => fir::ResizeAlg::Convolution(fir::FilterType::CatmullRom),
+            Filter::Lanczos3 => fir::ResizeAlg::Convolution(fir::FilterType::Lanczos3),
+        }
+    }
+}
+
+/// Longest side of an output.
+const SIDE_MAX: u32 = 16_384;
+
+impl Decoder for Image {
+    fn outputs(&self, input: &EncodedField) -> Result<Vec<Field>> {
+        if !matches!(input.encoding, Encoding::Image | Encoding::Bytes) {
+            let message = format!("field `{}` is {:?}, not an encoded picture", input.name, input.encoding);
+            return Err(Error::new(ErrorKind::Config, Stage::Build, message));
+        }
+        self.check()?;
+        let Size { width, height } = self.op.output();
+        let (width, height) = (width as usize, height as usize);
+        let shape = match self.layout {
+            PixelLayout::Nhwc => [height, width, 3],
+            PixelLayout::Nchw => [3, height, width],
+        };
+        Ok(vec![Field::fixed(&input.name, self.values.dtype, shape)])
+    }
+
+    /// [`Limits::memory`].
+    fn scratch_bytes(&self) -> usize {
+        self.limits.memory
+    }
+
+    fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
+        let mut draws = ctx.draws("feedline image");
+        let field = ctx.fields().start;
+        let limits = Limits { memory: self.limits.memory.min(ctx.scratch_limit()), ..self.limits };
+        let scratch: &mut Workspace = ctx.scratch().get();
+        let picture = scratch.decode(input, self, limits)?;
+        let crop = self.op.crop(picture, &mut draws);
+        let flip = draws.bool(self.flip);
+        let size = self.op.output();
+        let row = out.bytes_mut(field);
+        if finish::in_place(self.values, self.layout) {
+            scratch.resize(picture, crop, size, self.filter_of_fir(), Some(row))?;
+            if flip {
+                finish::flip(row, size);
+            }
+            return Ok(());
+        }
+        scratch.resize(picture, crop, size, self.filter_of_fir(), None)?;
+        finish::write(&scratch.resized, size, flip, self.values, self.layout, row);
+        Ok(())
+    }
+}
+
+/// A worker's buffers; they grow to the largest picture within the limits and stay.
+#[derive(Default)]
+struct Workspace {
+    /// The whole picture, RGB.
+    pixels: Vec<u8>,
+    /// The output before its last pass.
+    resized: Vec<u8>,
+    resizer: fir::Resizer,
+}
+
+impl Workspace {
+    fn decode(&mut self, input: &[u8], image: &Image, limits: Limits) -> Result<Size> {
+        if input.len() > limits.bytes {
+            return Err(over(format!("{} encoded bytes; the limit is {}", input.len(), limits.bytes)));
+        }
+        let output = image.op.output();
+        let mut room = Room { limits, output, pixels: &mut self.pixels, resizer: &mut self.resizer };
+        match Format::of(input)? {
+            Format::Jpeg => jpeg::decode(input, image.strict, &mut room),
+            format => other::decode(format, input, &mut room),
+        }
+    }
+
+    /// Cuts and scales the decoded picture into `row`, or into `self.resized`.
+    fn resize(
+        &mut self,
+        picture: Size,
+        crop: Crop,
+        size: Size,
+        algorithm: fir::ResizeAlg,
+        row: Option<&mut [u8]>,
+    ) -> Result<()> {
+        let pixels = &self.pixels[..3 * picture.pixels() as usize];
+        let source =
+            fir::images::TypedImageRef::<fir::pixels::U8x3>::from_buffer(picture.width, picture.height, pixels)
+                .map_err(unresized)?;
+        let geometry::Rect { left, top, size: Size { width, height } } = crop.view;
+        let view = fir::images::TypedCroppedImage::from_ref(&source, left, top, width, height).map_err(unresized)?;
+        let target = match row {
+            Some(row) => row,
+            None => {
+                self.resized.resize(3 * size.pixels() as usize, 0);
+                &mut self.resized
+            }
+        };
+        let mut target = fir::images::TypedImage::<fir::pixels::U8x3>::from_buffer(size.width, size.height, target)
+            .map_err(unresized)?;
+        let Part { left, top, width, height } = crop.part;
+        let options = fir::ResizeOptions::new().resize_alg(algorithm).crop(left, top, width, height).use_alpha(false);
+        self.resizer.resize_typed(&view, &mut target, &options).map_err(unresized)
+    }
+}
+
+/// The only way to memory for a picture: past the limits.
+struct Room<'a> {
+    limits: Limits,
+    output: Size,
+    pixels: &'a mut Vec<u8>,
+    resizer: &'a mut fir::Resizer,
+}
+
+impl Room<'_> {
+    /// `own` bytes (of any content) for the pixels of a picture of size `picture`, if they, `theirs` of the decoder
+    /// and those of the resizing are within the limits.
+    fn take(&mut self, picture: Size, own: u64, theirs: u64) -> Result<&mut [u8]> {
+        let Size { width, height } = picture;
+        if picture.pixels() > self.limits.pixels {
+            let (pixels, limit) = (picture.pixels(), self.limits.pixels);
+            return Err(over(format!("{width}x{height} = {pixels} pixels; the limit is {limit}")));
+        }
+        let (resizing, limit) = (resizing(picture, self.output), self.limits.memory as u64);
+        let sum = own.saturating_add(theirs).saturating_add(resizing);
+        if sum > limit {
+            return Err(over(format!("{width}x{height} pixels take {sum} bytes to decode; the limit is {limit}")));
+        }
+        let kept = (self.pixels.len().max(own as usize) + self.resizer.size_of_internal_buffers()) as u64;
+        if kept.max(own.saturating_add(resizing)).saturating_add(theirs) > limit {
+            // What earlier pictures left would not leave enough for this one.
+            *self.pixels = Vec::new();
+            self.resizer.reset_internal_buffers();
+        }
+        if self.pixels.len() < own as usize {
+            // Freed first: nothing of the old pixels is needed.
+            *self.pixels = Vec::new();
+            *self.pixels = vec![0; own as usize];
+        }
+        Ok(&mut self.pixels[..own as usize])
+    }
+}
+
+/// Heap bytes of scaling a picture to `output`, at most: the rows between the two passes, the weights of the widest
+/// filter (6 source pixels per output pixel, in f64 and once more as integers), and the output before its last pass.
+fn resizing(picture: Size, output: Size) -> u64 {
+    let sides = [picture.width, picture.height, output.width, output.height].map(u64::from);
+    let rows = 3 * (u64::from(picture.width) + 1) * u64::from(output.height);
+    let weights = 16 * 8 * sides.iter().sum::<u64>();
+    rows + weights + 3 * output.pixels()
+}
+
+/// Sizes that do not fit each other; they are computed here, so this is a defect of this crate.
+fn unresized(error: impl std::error::Error + Send + Sync + 'static) -> Error {
+    bad("the picture could not be resized").with_source(error)
+}
+
+/// What the first bytes say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    Jpeg,
+    Png,
+    WebP,
+    Bmp,
+    Gif,
+}
+
+impl Format {
+    fn of(input: &[u8]) -> Result<Self> {
+        match input {
+            [0xFF, 0xD8, 0xFF, ..] => Ok(Self::Jpeg),
+            [0x89, b'P', b'N', b'G', 0x0D, 0x0A, 0x1A, 0x0A, ..] => Ok(Self::Png),
+            [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => Ok(Self::WebP),
+            [b'G', b'I', b'F', b'8', b'7' | b'9', b'a', ..] => Ok(Self::Gif),
+            [b'B', b'M', ..] => Ok(Self::Bmp),
+            [] => Err(bad("no bytes at all")),
+            _ => Err(unknown(input)),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Jpeg => "JPEG",
+            Self::Png => "PNG",
+            Self::WebP => "WebP",
+            Self::Bmp => "BMP",
+            Self::Gif => "GIF",
+        }
+    }
+}
+
+/// Names what it is, where that is known, and the first bytes in any case.
+fn unknown(input: &[u8]) -> Error {
+    let name = match input {
+        [b'I', b'I', 42, 0, ..] | [b'M', b'M', 0, 42, ..] => "TIFF",
+        [_, _, _, _, b'f', b't', b'y', b'p', b'a', b'v', b'i', ..] => "AVIF",
+        [_, _, _, _, b'f', b't', b'y', b'p', b'h' | b'm', ..] => "HEIF",
+        [0xFF, 0x0A, ..] | [0, 0, 0, 12, b'J', b'X', b'L', b' ', ..] => "JPEG XL",
+        [0, 0, 0, 12, b'j', b'P', ..] => "JPEG 2000",
+        [b'<', ..] => "text (HTML, XML, SVG)",
+        _ => "not a picture",
+    };
+    let start: Vec<_> = input.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    let message = format!(
+        "{name}, starting with {}, {} bytes; JPEG, PNG, WebP, BMP and GIF are supported",
+        start.join(" "),
+        input.len()
+    );
+    bad(message)
+}
+
+fn bad(message: impl Into<String>) -> Error {
+    Error::decode(message)
+}
+
+fn over(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Limit, Stage::Decode, message)
+}

@@ -1,0 +1,90 @@
+//! Single samples, outside of a loader: for tests, benchmarks and looking at what a decoder does.
+
+use super::{Ctx, Decoder, Scratch};
+use crate::error::Result;
+use crate::memory::{Filled, FreeSlot, Hooks, Pool, Status, Ticket};
+use crate::tensor::{EncodedField, Field, Layout, Spec};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A decoder with a row and a worker's scratch of its own.
+///
+/// ```
+/// use feedline::decode::{Raw, Single};
+/// use feedline::tensor::{DType, EncodedField, Field};
+///
+/// let field = EncodedField::raw(Field::fixed("x", DType::U8, [3]));
+/// let mut single = Single::new(Raw, &field)?;
+/// single.decode(&[1, 2, 3], 0, 0, 0)?;
+/// assert_eq!(single.bytes(0), [1, 2, 3]);
+/// # Ok::<(), feedline::Error>(())
+/// ```
+pub struct Single {
+    decoder: Box<dyn Decoder>,
+    spec: Spec,
+    scratch: Scratch,
+    mailbox: Arc<Mailbox>,
+    /// The row of the last call.
+    row: Option<Filled>,
+}
+
+/// Where the only slot lies between two steps.
+#[derive(Default)]
+struct Mailbox {
+    free: Mutex<Option<FreeSlot>>,
+    full: Mutex<Option<Filled>>,
+}
+
+struct Post(Arc<Mailbox>);
+
+impl Hooks for Post {
+    fn full(&self, slot: Filled) {
+        *self.0.full.lock().unwrap_or_else(PoisonError::into_inner) = Some(slot);
+    }
+
+    fn free(&self, slot: FreeSlot) {
+        *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) = Some(slot);
+    }
+}
+
+impl Single {
+    /// Reserves a row for what `decoder` makes of `input`. Errors: those of [`Decoder::outputs`].
+    pub fn new(decoder: impl Decoder, input: &EncodedField) -> Result<Self> {
+        let spec = Spec::new(decoder.outputs(input)?)?;
+        let layout = Layout::new(&spec, 1)?;
+        let mailbox = Arc::new(Mailbox::default());
+        Pool::new(spec.clone(), layout, 1, Box::new(Post(mailbox.clone())))?;
+        Ok(Self { decoder: Box::new(decoder), spec, scratch: Scratch::default(), mailbox, row: None })
+    }
+
+    /// Decodes one sample. Errors: the decoder's.
+    pub fn decode(&mut self, input: &[u8], seed: u64, epoch: u64, id: u64) -> Result<()> {
+        // Dropping the last row frees the slot; a panic of the decoder brings it back as a failed one.
+        self.row = None;
+        drop(self.mailbox.full.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let slot = self.mailbox.free.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut rows = slot.expect("every use of the slot ends in the mailbox").begin(Ticket::default(), 1);
+        let fields = 0..self.spec.fields().len();
+        let mut row = rows.row();
+        row.mark(id, Status::Real);
+        self.decoder.decode(input, &mut Ctx::new(seed, epoch, id, fields, &mut self.scratch), &mut row)?;
+        rows.finish_row();
+        drop(rows);
+        self.row = self.mailbox.full.lock().unwrap_or_else(PoisonError::into_inner).take();
+        Ok(())
+    }
+
+    /// The fields of the row.
+    pub fn fields(&self) -> &[Field] {
+        self.spec.fields()
+    }
+
+    /// The bytes of field `field` as the last call of [`Single::decode`] left them; empty when it failed.
+    pub fn bytes(&self, field: usize) -> &[u8] {
+        self.row.as_ref().map_or(&[], |row| row.bytes(field))
+    }
+
+    /// The decoder.
+    pub fn decoder(&self) -> &dyn Decoder {
+        &*self.decoder
+    }
+}
