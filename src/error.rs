@@ -251,12 +251,7 @@ impl fmt::Display for Error {
         if let Some(path) = &site.path {
             write!(f, " path={}", path.display())?;
         }
-        let numbers = [
-            ("offset", site.offset),
-            ("len", site.len),
-            ("sample", site.sample),
-            ("batch", site.batch),
-        ];
+        let numbers = [("offset", site.offset), ("len", site.len), ("sample", site.sample), ("batch", site.batch)];
         for (name, value) in numbers {
             if let Some(value) = value {
                 write!(f, " {name}={value}")?;
@@ -315,12 +310,8 @@ mod tests {
 
     #[test]
     fn os_errors_map_to_kinds() {
-        let table = [
-            (2, ErrorKind::NotFound),
-            (13, ErrorKind::Permission),
-            (5, ErrorKind::Io),
-            (21, ErrorKind::NotAFile),
-        ];
+        let table =
+            [(2, ErrorKind::NotFound), (13, ErrorKind::Permission), (5, ErrorKind::Io), (21, ErrorKind::NotAFile)];
         for (code, kind) in table {
             let error = Error::os(Stage::Open, "", std::io::Error::from_raw_os_error(code));
             assert_eq!(error.kind(), kind, "errno {code}");

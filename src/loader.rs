@@ -198,8 +198,7 @@ impl LoaderBuilder {
         let dataset = self.dataset;
         let recipe = Recipe::new(&*dataset, self.steps)?;
         let layout = Layout::new(&recipe.spec, self.batch_size)?;
-        let job_maker =
-            JobMaker { order: self.order.clone(), dataset_len: dataset.len(), batch_size, last: self.last };
+        let job_maker = JobMaker { order: self.order.clone(), dataset_len: dataset.len(), batch_size, last: self.last };
         job_maker.job(0, 0, Arc::default())?;
         let workers =
             self.workers.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
@@ -562,7 +561,11 @@ impl Epoch {
         let meters = &self.shared.runtime.core().meters;
         let now = Instant::now();
         let waited = now.duration_since(asked).as_nanos() as u64;
-        if self.delivered == 0 { meters.first_wait_ns.add(waited) } else { meters.wait_ns.add(waited) }
+        if self.delivered == 0 {
+            meters.first_wait_ns.add(waited)
+        } else {
+            meters.wait_ns.add(waited)
+        }
         let batch = Batch::new(filled, self.shared.info.clone());
         meters.batches.add(1);
         meters.samples.add(batch.len() as u64);

@@ -66,7 +66,8 @@ impl Images {
             let message = "a picture beside class folders belongs to no class";
             return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(root.join(name)));
         }
-        let mut folders = parallel(&classes, |index, path| walk(path, index, &real))?.into_iter().flatten().collect::<Vec<_>>();
+        let mut folders =
+            parallel(&classes, |index, path| walk(path, index, &real))?.into_iter().flatten().collect::<Vec<_>>();
         measure(&mut folders)?;
         let names = classes.iter().map(|path| path.file_name().unwrap_or_default().to_string_lossy().into_owned());
         folders.push(top.folder);
@@ -217,9 +218,8 @@ fn measure(folders: &mut [Folder]) -> Result<()> {
         })
         .collect();
     let shared: &[Folder] = folders;
-    let sizes = parallel(&chunks, |_, (index, range)| {
-        sizes_of(&shared[*index].path, &shared[*index].names[range.clone()])
-    })?;
+    let sizes =
+        parallel(&chunks, |_, (index, range)| sizes_of(&shared[*index].path, &shared[*index].names[range.clone()]))?;
     for ((index, _), sizes) in chunks.iter().zip(sizes) {
         folders[*index].sizes.extend(sizes);
     }

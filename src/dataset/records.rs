@@ -159,7 +159,8 @@ impl RecordsBuilder {
         })?;
         let over = body % self.record_bytes;
         if over != 0 {
-            let message = format!("{body} bytes are not a whole number of {}-byte records: {over} over", self.record_bytes);
+            let message =
+                format!("{body} bytes are not a whole number of {}-byte records: {over} over", self.record_bytes);
             return Err(Error::new(ErrorKind::Truncated, Stage::Index, message).with_range(len - over, over));
         }
         Ok(body / self.record_bytes)

@@ -15,8 +15,8 @@ pub(crate) mod pool;
 pub(crate) mod region;
 pub(crate) mod ring;
 
-pub(crate) use pool::{Filled, FreeSlot, Hooks, Pool, Rows, Ticket};
 pub use pool::{BatchMut, Row, Status};
+pub(crate) use pool::{Filled, FreeSlot, Hooks, Pool, Rows, Ticket};
 pub(crate) use region::Region;
 pub use ring::{ByteRing, RingSpan};
 

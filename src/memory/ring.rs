@@ -178,7 +178,10 @@ mod tests {
     fn room_is_announced_when_the_oldest_span_goes() {
         let count = Arc::new(std::sync::atomic::AtomicU32::new(0));
         let seen = count.clone();
-        let ring = ByteRing::new(8192, 4, move || { seen.fetch_add(1, std::sync::atomic::Ordering::SeqCst); }).unwrap();
+        let ring = ByteRing::new(8192, 4, move || {
+            seen.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        })
+        .unwrap();
         let (a, b) = (ring.reserve(1).unwrap(), ring.reserve(1).unwrap());
         drop(b);
         assert_eq!(count.load(std::sync::atomic::Ordering::SeqCst), 0, "FIFO: the oldest still stands");

@@ -313,7 +313,8 @@ impl Io {
         if bytes <= room {
             return Ok(());
         }
-        let message = format!("the sample needs {bytes} bytes of buffer, the dataset said so little that only {room} are there");
+        let message =
+            format!("the sample needs {bytes} bytes of buffer, the dataset said so little that only {room} are there");
         Err(Error::new(ErrorKind::Limit, Stage::Read, message))
     }
 

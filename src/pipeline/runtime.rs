@@ -61,7 +61,11 @@ impl Runtime {
         let body = move || {
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| io.run())) {
                 let error = super::work::panicked(&*panic);
-                for_panic.fail(Error::new(ErrorKind::Panicked, Stage::Read, format!("I/O thread: {}", error.message())));
+                for_panic.fail(Error::new(
+                    ErrorKind::Panicked,
+                    Stage::Read,
+                    format!("I/O thread: {}", error.message()),
+                ));
             }
         };
         let spawned = std::thread::Builder::new().name("feedline-io".into()).spawn(body);

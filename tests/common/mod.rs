@@ -1,0 +1,110 @@
+//! What the integration tests share: folders on a real file system, and a naive oracle for records.
+
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use feedline::dataset::Records;
+use feedline::read::{Direct, Mode};
+use feedline::{Batch, Loader, LoaderBuilder, Result};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A folder of its own, removed at the end. Below the target folder, since `/tmp` may be a tmpfs, which accepts any
+/// alignment of O_DIRECT and so tests none.
+pub struct Dir(PathBuf);
+
+impl Dir {
+    pub fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let name = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    pub fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.path(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, bytes).unwrap();
+        path
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Bytes without a period that a wrong offset could hit.
+pub fn noise(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend(state.wrapping_mul(0x2545_f491_4f6c_dd1d).to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// A file of `count` records, and its bytes.
+pub fn records_file(dir: &Dir, count: usize, record: usize) -> (PathBuf, Vec<u8>) {
+    let bytes = noise(count * record, (count * 31 + record) as u64);
+    (dir.write(&format!("{count}x{record}.bin"), &bytes), bytes)
+}
+
+pub fn records(path: &Path, record: usize) -> Records {
+    Records::builder(record).open(path).unwrap()
+}
+
+/// Every way to read.
+pub const READERS: [(Mode, Direct); 6] = [
+    (Mode::Auto, Direct::Auto),
+    (Mode::Uring, Direct::On),
+    (Mode::Uring, Direct::Off),
+    (Mode::Pread, Direct::On),
+    (Mode::Pread, Direct::Off),
+    (Mode::Mmap, Direct::Off),
+];
+
+/// Pulls everything: (sample id, bytes of field 0) in order.
+pub fn pull(loader: &Loader, epoch: u64) -> Result<Vec<(u64, Vec<u8>)>> {
+    let mut out = Vec::new();
+    for batch in loader.epoch(epoch)? {
+        out.extend(rows(&batch?));
+    }
+    Ok(out)
+}
+
+pub fn rows(batch: &Batch) -> Vec<(u64, Vec<u8>)> {
+    let field = batch.fields().next().unwrap();
+    let row_bytes = field.as_bytes().len() / batch.len();
+    batch.ids().iter().copied().zip(field.as_bytes().chunks(row_bytes).map(<[u8]>::to_vec)).collect()
+}
+
+pub fn build(builder: LoaderBuilder) -> Loader {
+    builder.build().unwrap()
+}
+
+/// Names of this process's threads that belong to loaders.
+pub fn loader_threads() -> Vec<String> {
+    let mut names = Vec::new();
+    for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
+        let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+        if name.starts_with("feedline-") {
+            names.push(name.trim().to_string());
+        }
+    }
+    names
+}
+
+/// Open descriptors of this process.
+pub fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}

@@ -1,0 +1,587 @@
+//! What a loader promises, as sentences. Records are the data, `std::fs::read` is the oracle.
+
+mod common;
+
+use common::*;
+use feedline::dataset::{Dataset, DatasetExt, Parts, Records};
+use feedline::decode::{Ctx, Decoder};
+use feedline::read::{Direct, Extent, Mode, SourceId, Sources};
+use feedline::tensor::{DType, EncodedField, Field};
+use feedline::{Error, ErrorKind, LastBatch, Loader, Order, Result, Row, Stage};
+use std::sync::Arc;
+use std::time::Duration;
+
+fn expected(bytes: &[u8], record: usize, ids: &[u64]) -> Vec<(u64, Vec<u8>)> {
+    ids.iter().map(|id| (*id, bytes[*id as usize * record..][..record].to_vec())).collect()
+}
+
+#[test]
+fn every_sample_comes_once_with_its_bytes_by_every_reader_and_size() {
+    let dir = Dir::new();
+    // 512 and 4096 fit the alignment of O_DIRECT, 100 and 5000 do not, 1 is as odd as it gets.
+    for (count, record) in [(1, 512), (37, 4096), (300, 100), (70, 5000), (1000, 1), (5, 150_528)] {
+        let (path, bytes) = records_file(&dir, count, record);
+        for (mode, direct) in READERS {
+            for batch_size in [1, 7, 64] {
+                let loader =
+                    build(Loader::builder(records(&path, record)).batch_size(batch_size).reader(mode).direct(direct));
+                let ids: Vec<u64> = (0..count as u64).collect();
+                let got = pull(&loader, 0).unwrap();
+                assert!(got == expected(&bytes, record, &ids), "{count} × {record}, {mode:?} {direct:?}, {batch_size}");
+            }
+        }
+    }
+}
+
+#[test]
+fn order_and_bytes_do_not_depend_on_workers_reader_depth_or_slots() {
+    let dir = Dir::new();
+    let (path, bytes) = records_file(&dir, 501, 1024);
+    let ids = Order::shuffled(7).preview(501, 3, 501).unwrap();
+    let expected = expected(&bytes, 1024, &ids);
+    for workers in [1, 2, 4, 8] {
+        for (mode, direct) in READERS {
+            for (depth, slots) in [(1, 2), (64, 9)] {
+                let builder = Loader::builder(records(&path, 1024)).order(Order::shuffled(7)).batch_size(50);
+                let loader = build(builder.workers(workers).reader(mode).direct(direct).depth(depth).slots(slots));
+                assert!(
+                    pull(&loader, 3).unwrap() == expected,
+                    "{workers} workers, {mode:?} {direct:?}, {depth} {slots}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_shuffled_epoch_is_another_permutation_each_time_and_the_same_when_asked_again() {
+    let loader = build(Loader::builder(in_memory(100, 8)).order(Order::shuffled(1)));
+    let ids = |epoch| pull(&loader, epoch).unwrap().into_iter().map(|(id, _)| id).collect::<Vec<_>>();
+    let (first, second) = (ids(0), ids(1));
+    assert_ne!(first, second);
+    assert_eq!(first, ids(0));
+    for mut order in [first, second] {
+        order.sort_unstable();
+        assert_eq!(order, (0..100).collect::<Vec<_>>());
+    }
+}
+
+fn in_memory(count: usize, record: usize) -> Records {
+    Records::builder(record).open_bytes(noise(count * record, 5)).unwrap()
+}
+
+#[test]
+fn memory_sources_need_no_storage() {
+    let bytes = noise(640, 5);
+    let loader = build(Loader::builder(in_memory(10, 64)).batch_size(3));
+    assert!(pull(&loader, 0).unwrap() == expected(&bytes, 64, &(0..10).collect::<Vec<_>>()));
+    assert_eq!(loader.report().reads.ops, 0);
+}
+
+#[test]
+fn several_files_follow_each_other_and_headers_are_skipped() {
+    let dir = Dir::new();
+    let (mut files, mut all) = (Vec::new(), Vec::new());
+    for (index, count) in [3_usize, 0, 5, 1].into_iter().enumerate() {
+        let body = noise(count * 600, index as u64 + 1);
+        let bytes: Vec<u8> = [vec![0xee; 100], body.clone()].concat();
+        files.push(dir.write(&format!("{index}.bin"), &bytes));
+        all.extend(body);
+    }
+    for (mode, direct) in READERS {
+        let records = Records::builder(600).header(100).open_files(&files).unwrap();
+        let loader = build(Loader::builder(records).batch_size(4).reader(mode).direct(direct));
+        assert!(pull(&loader, 0).unwrap() == expected(&all, 600, &(0..9).collect::<Vec<_>>()), "{mode:?}");
+    }
+}
+
+#[test]
+fn the_last_batch_is_kept_or_dropped_and_the_size_is_known_before() {
+    for (count, size, last, batches) in [
+        (10, 4, LastBatch::Keep, vec![4, 4, 2]),
+        (10, 4, LastBatch::Drop, vec![4, 4]),
+        (8, 4, LastBatch::Drop, vec![4, 4]),
+        (3, 4, LastBatch::Keep, vec![3]),
+        (3, 4, LastBatch::Drop, vec![]),
+    ] {
+        let loader = build(Loader::builder(in_memory(count, 16)).batch_size(size).last_batch(last));
+        assert_eq!(loader.batches_per_epoch().unwrap(), batches.len() as u64);
+        let mut epoch = loader.epoch(0).unwrap();
+        for (done, rows) in batches.iter().enumerate() {
+            assert_eq!(epoch.size_hint(), (batches.len() - done, Some(batches.len() - done)));
+            let batch = epoch.next().unwrap().unwrap();
+            assert_eq!((batch.len(), batch.index()), (*rows, done as u64));
+        }
+        assert_eq!(epoch.size_hint(), (0, Some(0)));
+        assert!(epoch.next().is_none() && epoch.next().is_none());
+    }
+}
+
+#[test]
+fn epochs_in_one_iterator_are_the_epochs_one_by_one() {
+    let loader = build(Loader::builder(in_memory(23, 8)).order(Order::shuffled(3)).batch_size(5));
+    let apart: Vec<_> = (2..6).flat_map(|epoch| pull(&loader, epoch).unwrap()).collect();
+    let mut together = Vec::new();
+    let mut epochs = Vec::new();
+    for batch in loader.epochs(2..6).unwrap() {
+        let batch = batch.unwrap();
+        epochs.push(batch.epoch());
+        together.extend(rows(&batch));
+    }
+    assert!(apart == together);
+    assert_eq!(epochs, [2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 4, 4, 4, 4, 4, 5, 5, 5, 5, 5]);
+}
+
+#[test]
+fn a_batch_outlives_its_epoch_and_its_loader() {
+    let bytes = noise(20 * 32, 5);
+    let loader = build(Loader::builder(in_memory(20, 32)).batch_size(10));
+    let mut epoch = loader.epoch(0).unwrap();
+    let batch = epoch.next().unwrap().unwrap();
+    drop(epoch);
+    drop(loader);
+    assert!(rows(&batch) == expected(&bytes, 32, &(0..10).collect::<Vec<_>>()));
+    std::thread::spawn(move || drop(batch)).join().unwrap();
+}
+
+#[test]
+fn a_second_live_epoch_is_an_error_and_the_next_one_works_after_a_drop_in_the_middle() {
+    let loader = build(Loader::builder(in_memory(50, 32)).batch_size(5));
+    let mut epoch = loader.epoch(0).unwrap();
+    epoch.next().unwrap().unwrap();
+    assert_eq!(loader.epoch(1).err().unwrap().kind(), ErrorKind::EpochLive);
+    drop(epoch);
+    for taken in 0..10 {
+        let got = loader.epoch(taken).unwrap().take(taken as usize).map(|batch| batch.unwrap().len()).sum::<usize>();
+        assert_eq!(got, 5 * taken as usize);
+    }
+    assert_eq!(pull(&loader, 0).unwrap().len(), 50);
+}
+
+#[test]
+fn holding_every_batch_is_an_error_after_the_deadline_and_dropping_one_goes_on() {
+    let loader =
+        build(Loader::builder(in_memory(60, 8)).batch_size(5).slots(3).held_deadline(Duration::from_millis(200)));
+    let mut epoch = loader.epoch(0).unwrap();
+    let mut held: Vec<_> = (0..3).map(|_| epoch.next().unwrap().unwrap()).collect();
+    let error = epoch.next().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::BatchesHeld);
+    assert!(error.to_string().contains("all 3 batches"), "{error}");
+    held.remove(1);
+    assert_eq!(epoch.next().unwrap().unwrap().ids(), [15, 16, 17, 18, 19]);
+    drop(held);
+    assert_eq!(epoch.map(|batch| batch.unwrap().len()).sum::<usize>(), 40);
+}
+
+/// Fails in a chosen way on chosen samples.
+struct Trap {
+    bad: Vec<u64>,
+    panics: bool,
+}
+
+impl Decoder for Trap {
+    fn outputs(&self, _: &EncodedField) -> Result<Vec<Field>> {
+        Ok(vec![Field::fixed("record", DType::U8, [8])])
+    }
+
+    fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
+        if self.bad.contains(&ctx.id()) {
+            assert!(!self.panics, "trapped by sample {}", ctx.id());
+            return Err(Error::decode("trapped"));
+        }
+        out.copy_from(ctx.fields().start, input)
+    }
+}
+
+#[test]
+fn an_error_or_panic_of_a_decoder_names_the_sample_and_ends_the_epoch_exactly_once() {
+    let dir = Dir::new();
+    let (path, _) = records_file(&dir, 100, 8);
+    for (mode, direct) in READERS {
+        for panics in [false, true] {
+            // The order of delivery decides which error is seen: batch 3 before 7, the lower row of batch 3 first.
+            let trap = Trap { bad: vec![71, 36, 34], panics };
+            let builder = Loader::builder(records(&path, 8)).decode_field("record", trap).batch_size(10).workers(3);
+            let loader = build(builder.reader(mode).direct(direct));
+            for _ in 0..2 {
+                let mut epoch = loader.epoch(0).unwrap();
+                for batch in 0..3 {
+                    assert_eq!(epoch.next().unwrap().unwrap().index(), batch);
+                }
+                let error = epoch.next().unwrap().unwrap_err();
+                let kind = if panics { ErrorKind::Panicked } else { ErrorKind::Decode };
+                assert_eq!(
+                    (error.kind(), error.site().sample, error.site().batch),
+                    (kind, Some(34), Some(3)),
+                    "{error}"
+                );
+                if !panics {
+                    assert_eq!(error.site().path.as_deref(), Some(path.as_path()));
+                    assert_eq!((error.site().offset, error.site().len), (Some(34 * 8), Some(8)));
+                }
+                assert!(epoch.next().is_none());
+                assert_eq!(epoch.size_hint(), (0, Some(0)));
+            }
+        }
+    }
+}
+
+#[test]
+fn errors_and_panics_of_transforms_become_errors_too() {
+    let bad = |what: &str| {
+        let message = what.to_string();
+        let builder = Loader::builder(in_memory(40, 8)).batch_size(10);
+        match what {
+            "map error" => {
+                builder.map(move |_, ctx| if ctx.id() == 25 { Err(Error::user(message.clone())) } else { Ok(()) })
+            }
+            "map panic" => builder.map(|_, ctx| {
+                assert!(ctx.id() != 25, "map panic");
+                Ok(())
+            }),
+            "batch error" => builder
+                .map_batch(move |batch, _| if batch.index() == 2 { Err(Error::user(message.clone())) } else { Ok(()) }),
+            _ => builder.map_batch(|batch, _| {
+                assert!(batch.index() != 2, "batch panic");
+                Ok(())
+            }),
+        }
+    };
+    for what in ["map error", "map panic", "batch error", "batch panic"] {
+        let loader = build(bad(what));
+        let mut epoch = loader.epoch(0).unwrap();
+        assert!(epoch.next().unwrap().is_ok() && epoch.next().unwrap().is_ok());
+        let error = epoch.next().unwrap().unwrap_err();
+        assert!(error.to_string().contains(what), "{error}");
+        assert_eq!(error.site().batch, Some(2));
+        assert!(epoch.next().is_none());
+    }
+}
+
+#[test]
+fn transforms_add_fields_see_their_own_draws_and_do_not_depend_on_workers() {
+    let run = |workers| {
+        let classes = (0..64).map(|id| id % 4).collect();
+        let records = Records::builder(4).classes(classes).open_bytes(noise(256, 1)).unwrap();
+        let loader = build(
+            Loader::builder(records)
+                .batch_size(10)
+                .workers(workers)
+                .order(Order::shuffled(9))
+                .map_adding([Field::fixed("one_hot", DType::F32, [4])], |row, ctx| {
+                    let (label, one_hot) = (row.index_of("label")?, row.index_of("one_hot")?);
+                    let (label, one_hot) = row.two_mut::<i64, f32>(label, one_hot)?;
+                    one_hot[label[0] as usize] = 1.0;
+                    row.bytes_mut(0)[0] = ctx.draws("noise").below(256) as u8;
+                    Ok(())
+                })
+                .map_batch(|batch, ctx| {
+                    let mut draws = ctx.draws("mixup");
+                    let field = batch.index_of("one_hot")?;
+                    let share = draws.next_f64() as f32;
+                    let rows = batch.slice_mut::<f32>(field)?;
+                    rows.iter_mut().for_each(|value| *value *= share);
+                    Ok(())
+                })
+                .keep(["one_hot", "record"]),
+        );
+        let mut out = Vec::new();
+        for batch in loader.epoch(1).unwrap() {
+            let batch = batch.unwrap();
+            assert!(batch.field("label").is_err());
+            let one_hot = batch.field("one_hot").unwrap();
+            assert_eq!((one_hot.shape(), one_hot.strides()), (vec![batch.len(), 4], vec![4, 1]));
+            for (row, id) in batch.ids().iter().enumerate() {
+                let values = one_hot.row::<f32>(row).unwrap();
+                assert!(values.iter().enumerate().all(|(class, value)| (*value > 0.0) == (class as u64 == id % 4)));
+            }
+            out.push((
+                batch.ids().to_vec(),
+                one_hot.as_bytes().to_vec(),
+                batch.field("record").unwrap().as_bytes().to_vec(),
+            ));
+        }
+        out
+    };
+    let one = run(1);
+    assert_eq!(one.len(), 7);
+    for workers in [2, 5] {
+        assert!(one == run(workers));
+    }
+}
+
+/// Two files and the index make a sample: a framed payload, a raw vector that is read in place, a label in memory.
+struct Many {
+    sources: Arc<Sources>,
+    schema: Vec<EncodedField>,
+    labels: Vec<i64>,
+    twist: Twist,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Twist {
+    None,
+    PastTheEnd,
+    Huge,
+    ForgetsAField,
+    NoSuchField,
+    Panics,
+}
+
+impl Many {
+    fn new(dir: &Dir, twist: Twist) -> (Self, Vec<u8>, Vec<u8>) {
+        let framed = noise(50 * 20, 1);
+        let raw = noise(50 * 512, 2);
+        let mut sources = Sources::new();
+        sources.file(dir.write("framed", &framed), 1000).unwrap();
+        sources.file(dir.write("raw", &raw), 50 * 512).unwrap();
+        let schema = vec![
+            EncodedField::raw(Field::up_to("payload", DType::U8, 16)),
+            EncodedField::raw(Field::fixed("raw", DType::U8, [512])),
+            EncodedField::raw(Field::fixed("label", DType::I64, [])),
+        ];
+        (Self { sources: Arc::new(sources), schema, labels: (0..50).collect(), twist }, framed, raw)
+    }
+}
+
+impl Dataset for Many {
+    fn schema(&self) -> &[EncodedField] {
+        &self.schema
+    }
+    fn len(&self) -> u64 {
+        50
+    }
+    fn sources(&self) -> &Arc<Sources> {
+        &self.sources
+    }
+    fn sample_bytes_max(&self) -> u64 {
+        532
+    }
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        let odd = sample == 13;
+        assert!(!(odd && self.twist == Twist::Panics), "extents panics");
+        let at = |source, offset, len| Extent { source: SourceId::at(source), offset, len };
+        parts.framed(
+            0,
+            match self.twist {
+                Twist::PastTheEnd if odd => at(0, 990, 20),
+                Twist::Huge if odd => at(0, 0, 1 << 50),
+                _ => at(0, sample * 20, 20),
+            },
+        );
+        parts.extent(if odd && self.twist == Twist::NoSuchField { 9 } else { 1 }, at(1, sample * 512, 512));
+        if !(odd && self.twist == Twist::ForgetsAField) {
+            parts.inline(2, bytemuck_bytes(&self.labels[sample as usize]));
+        }
+        Ok(())
+    }
+    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8]) -> Result<&'a [u8]> {
+        assert_eq!(field, 0);
+        // A payload of another length for each sample; the first four bytes are its header.
+        Ok(&bytes[4..4 + (sample % 17) as usize])
+    }
+}
+
+fn bytemuck_bytes(value: &i64) -> &[u8] {
+    bytemuck::bytes_of(value)
+}
+
+#[test]
+fn a_sample_of_several_extents_framed_raw_and_inline_comes_together_by_every_reader() {
+    let dir = Dir::new();
+    for (mode, direct) in READERS {
+        let (dataset, framed, raw) = Many::new(&dir, Twist::None);
+        let loader =
+            build(Loader::builder(dataset).batch_size(8).reader(mode).direct(direct).order(Order::shuffled(2)));
+        let mut seen = 0;
+        for batch in loader.epoch(0).unwrap() {
+            let batch = batch.unwrap();
+            let (payload, rest) = (batch.field("payload").unwrap(), batch.field("raw").unwrap());
+            for (row, id) in batch.ids().iter().map(|id| *id as usize).enumerate() {
+                assert_eq!(payload.lens().unwrap()[row], id as u64 % 17);
+                assert_eq!(payload.row::<u8>(row).unwrap(), &framed[id * 20 + 4..][..id % 17], "{mode:?} {direct:?}");
+                assert!(payload.as_slice::<u8>().unwrap()[row * 16 + id % 17..(row + 1) * 16].iter().all(|b| *b == 0));
+                assert_eq!(rest.row::<u8>(row).unwrap(), &raw[id * 512..][..512]);
+                assert_eq!(batch.field("label").unwrap().row::<i64>(row).unwrap(), [id as i64]);
+                seen += 1;
+            }
+        }
+        assert_eq!(seen, 50);
+    }
+}
+
+#[test]
+fn a_dataset_that_lies_gets_a_typed_error_that_names_the_sample_and_nothing_hangs() {
+    let dir = Dir::new();
+    let cases = [
+        (Twist::PastTheEnd, ErrorKind::Truncated, "offset=990 len=20"),
+        (Twist::Huge, ErrorKind::Limit, "bytes"),
+        (Twist::ForgetsAField, ErrorKind::User, "`label`"),
+        (Twist::NoSuchField, ErrorKind::User, "names field 9"),
+        (Twist::Panics, ErrorKind::Panicked, "extents panics"),
+    ];
+    for (twist, kind, words) in cases {
+        for (mode, direct) in READERS {
+            let (dataset, ..) = Many::new(&dir, twist);
+            let loader = build(Loader::builder(dataset).batch_size(50).reader(mode).direct(direct));
+            let error = pull(&loader, 0).unwrap_err();
+            assert!(error.to_string().contains(words), "{mode:?} {direct:?}: {error}");
+            assert_eq!(error.kind(), kind, "{mode:?} {direct:?}: {error}");
+            if twist != Twist::Panics {
+                assert_eq!(error.site().sample, Some(13), "{error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_file_that_vanishes_shrinks_or_grows_after_it_was_opened_is_a_typed_error_naming_it() {
+    let dir = Dir::new();
+    let shrink =
+        |path: &std::path::Path, len| std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(len).unwrap();
+    for (mode, direct) in READERS {
+        for (what, kind) in
+            [("vanish", ErrorKind::NotFound), ("shrink", ErrorKind::Changed), ("grow", ErrorKind::Changed)]
+        {
+            let (path, _) = records_file(&dir, 16, 4096);
+            let loader = build(Loader::builder(records(&path, 4096)).batch_size(4).reader(mode).direct(direct));
+            match what {
+                "vanish" => std::fs::remove_file(&path).unwrap(),
+                "shrink" => shrink(&path, 9 * 4096),
+                _ => shrink(&path, 99 * 4096),
+            }
+            let error = pull(&loader, 0).unwrap_err();
+            assert_eq!(error.kind(), kind, "{mode:?} {direct:?} {what}: {error}");
+            assert_eq!(error.site().path.as_deref(), Some(path.as_path()), "{error}");
+            assert_eq!((error.site().sample, error.site().offset), (Some(0), Some(0)), "{error}");
+        }
+        // Cut while it is being read: the samples that are there come, the first that is not names its offset.
+        let (path, _) = records_file(&dir, 16, 4096);
+        let loader = build(Loader::builder(records(&path, 4096)).batch_size(1).slots(2).reader(mode).direct(direct));
+        let mut epoch = loader.epoch(0).unwrap();
+        epoch.next().unwrap().unwrap();
+        shrink(&path, 9 * 4096 + 100);
+        let error = epoch.find_map(Result::err).unwrap();
+        assert_eq!(
+            (error.kind(), error.site().sample),
+            (ErrorKind::Truncated, Some(9)),
+            "{mode:?} {direct:?}: {error}"
+        );
+        assert_eq!((error.site().offset, error.site().len), (Some(9 * 4096), Some(4096)), "{error}");
+    }
+}
+
+#[test]
+fn settings_that_are_not_legal_are_refused_by_build_in_words() {
+    let start = || Loader::builder(in_memory(10, 8));
+    let cases = [
+        (start().batch_size(0).build(), ErrorKind::Config, "batch_size"),
+        (start().workers(0).build(), ErrorKind::Config, "workers"),
+        (start().slots(0).build(), ErrorKind::Config, "slots"),
+        (start().depth(0).build(), ErrorKind::Config, "depth"),
+        (start().keep(["x"]).build(), ErrorKind::Config, "`x`"),
+        (start().keep([]).build(), ErrorKind::Config, "no field"),
+        (start().decode_field("x", Trap { bad: vec![], panics: false }).build(), ErrorKind::Config, "no field `x`"),
+        (start().decode(Trap { bad: vec![], panics: false }).build(), ErrorKind::Config, "only raw"),
+        (
+            start().map_adding([Field::fixed("record", DType::U8, [1])], |_, _| Ok(())).build(),
+            ErrorKind::Config,
+            "two fields",
+        ),
+        (start().order(Order::indices([3, 10])).build(), ErrorKind::Config, "10"),
+        (start().memory_budget(1000).build(), ErrorKind::Budget, "sum"),
+        (start().batch_size(usize::MAX).build(), ErrorKind::Config, "batch_size"),
+        (start().reader(Mode::Mmap).direct(Direct::On).build(), ErrorKind::Config, "mmap"),
+    ];
+    for (index, (result, kind, words)) in cases.into_iter().enumerate() {
+        let error = result.err().unwrap_or_else(|| panic!("case {index} was accepted"));
+        assert_eq!(error.kind(), kind, "case {index}: {error}");
+        assert!(error.to_string().contains(words), "case {index}: {error}");
+    }
+}
+
+#[test]
+fn the_smallest_legal_budget_delivers_everything_and_one_byte_less_is_refused() {
+    let dir = Dir::new();
+    for (count, record, batch) in [(40, 100, 7), (25, 5000, 10), (64, 4096, 3)] {
+        let (path, bytes) = records_file(&dir, count, record);
+        for (mode, direct) in READERS {
+            let with = |budget| {
+                let builder = Loader::builder(records(&path, record)).batch_size(batch).workers(2);
+                builder.reader(mode).direct(direct).memory_budget(budget).build()
+            };
+            let (mut refused, mut legal) = (0, 1 << 30);
+            while legal - refused > 1 {
+                let middle = (refused + legal) / 2;
+                if with(middle).is_ok() { legal = middle } else { refused = middle }
+            }
+            assert_eq!(with(refused).err().unwrap().kind(), ErrorKind::Budget);
+            let loader = with(legal).unwrap();
+            assert!(loader.plan().total() <= legal);
+            let ids: Vec<u64> = (0..count as u64).collect();
+            assert!(pull(&loader, 0).unwrap() == expected(&bytes, record, &ids));
+        }
+    }
+}
+
+#[test]
+fn a_split_is_disjoint_and_whole_and_a_subset_is_what_was_listed() {
+    let bytes = noise(1000 * 4, 5);
+    let (held, train) = in_memory(1000, 4).split(0.2, 42).unwrap();
+    assert_eq!((held.len(), train.len()), (200, 800));
+    let mut seen = Vec::new();
+    for part in [held, train] {
+        let part = Arc::new(part);
+        for (id, row) in pull(&build(Loader::builder(part.clone())), 0).unwrap() {
+            let origin = part.origin(id);
+            assert_eq!(row, bytes[origin as usize * 4..][..4]);
+            seen.push(origin);
+        }
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, (0..1000).collect::<Vec<_>>());
+    let subset = in_memory(1000, 4).subset([5, 5, 999]).unwrap();
+    assert!(
+        pull(&build(Loader::builder(subset)), 0)
+            .unwrap()
+            .iter()
+            .map(|(_, row)| row.clone())
+            .eq([5, 5, 999].map(|id: usize| bytes[id * 4..][..4].to_vec()))
+    );
+    assert_eq!(in_memory(10, 4).subset([10]).err().unwrap().kind(), ErrorKind::Config);
+    assert_eq!(in_memory(10, 4).split(1.5, 0).err().unwrap().kind(), ErrorKind::Config);
+}
+
+#[test]
+fn a_sampler_that_names_a_sample_that_does_not_exist_is_an_error_not_a_panic() {
+    struct Off;
+    impl feedline::order::Sampler for Off {
+        fn len(&self) -> u64 {
+            20
+        }
+        fn id(&self, _: u64, position: u64) -> u64 {
+            position
+        }
+    }
+    let loader = build(Loader::builder(in_memory(10, 4)).order(Order::sampler(Off)).batch_size(4));
+    let mut epoch = loader.epoch(0).unwrap();
+    assert!(epoch.next().unwrap().is_ok() && epoch.next().unwrap().is_ok());
+    let error = epoch.next().unwrap().unwrap_err();
+    assert_eq!((error.kind(), error.stage()), (ErrorKind::Config, Stage::Order), "{error}");
+    assert!(epoch.next().is_none());
+}
+
+#[test]
+fn the_report_counts_what_was_delivered_and_says_how_it_was_read() {
+    let dir = Dir::new();
+    let (path, _) = records_file(&dir, 64, 4096);
+    let loader = build(Loader::builder(records(&path, 4096)).batch_size(16).reader(Mode::Uring).direct(Direct::On));
+    pull(&loader, 0).unwrap();
+    let report = loader.report();
+    assert_eq!((report.batches, report.samples, report.bytes), (4, 64, 64 * 4096));
+    assert_eq!((report.reads.ops, report.reads.direct_reads), (64, 64));
+    let text = report.to_string();
+    for word in ["delivered 4 batches, 64 samples", "io_uring", "batch slots", "verdict"] {
+        assert!(text.contains(word), "{word} is missing in\n{text}");
+    }
+}

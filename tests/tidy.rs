@@ -1,0 +1,145 @@
+//! Rules of the tree that no compiler checks: who may import whom, where `unsafe` may stand, what the README names.
+
+use std::path::{Path, PathBuf};
+
+/// Level of a module and, where it is narrower than "all below", what it may import beside levels 0 and its own.
+const LEVELS: [(&str, u32); 12] = [
+    ("error", 0),
+    ("tensor", 0),
+    ("order", 0),
+    ("profile", 0),
+    ("memory", 1),
+    ("read", 2),
+    ("device", 2),
+    ("decode", 2),
+    ("dataset", 3),
+    ("batch", 3),
+    ("pipeline", 4),
+    ("loader", 5),
+];
+
+/// The only files that may hold `unsafe`.
+const UNSAFE: [&str; 6] = [
+    "src/memory/region.rs",
+    "src/memory/pool.rs",
+    "src/memory/ring.rs",
+    "src/read/uring/ring.rs",
+    "src/read/mmap.rs",
+    "tests/allocations.rs",
+];
+
+/// Imports upwards that are agreed on, each with its reason.
+const EXCEPTIONS: [(&str, &str); 2] = [
+    // The report is data about the reader and the plan; it calls neither.
+    ("profile", "read"),
+    ("profile", "pipeline"),
+];
+
+fn files(dir: &str) -> Vec<PathBuf> {
+    let mut out = Vec::new();
+    let mut todo = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join(dir)];
+    while let Some(path) = todo.pop() {
+        for entry in std::fs::read_dir(&path).unwrap().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                todo.push(path);
+            } else if path.extension().is_some_and(|ending| ending == "rs") {
+                out.push(path);
+            }
+        }
+    }
+    out.sort();
+    out
+}
+
+fn name(path: &Path) -> String {
+    path.strip_prefix(env!("CARGO_MANIFEST_DIR")).unwrap().display().to_string()
+}
+
+fn module_of(name: &str) -> Option<&str> {
+    name.strip_prefix("src/")?.split(['/', '.']).next()
+}
+
+/// Code without comments; strings stay.
+fn code(text: &str) -> String {
+    text.lines().map(|line| if line.trim_start().starts_with("//") { "" } else { line }).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn modules_import_only_from_below() {
+    let level = |module: &str| LEVELS.iter().find(|(name, _)| *name == module).map(|(_, level)| *level);
+    let mut wrong = Vec::new();
+    for path in files("src") {
+        let name = name(&path);
+        let Some(from) = module_of(&name).filter(|module| *module != "lib") else { continue };
+        let own = level(from).unwrap_or_else(|| panic!("{name} is in no level: add it to the table"));
+        let text = code(&std::fs::read_to_string(&path).unwrap());
+        for (at, _) in text.match_indices("crate::") {
+            let to: String = text[at + 7..].chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            let Some(other) = level(&to) else { continue };
+            // Level 2 modules do not know each other.
+            let legal = to == from || other < own || (own == 0 && to == "error");
+            if !legal && !EXCEPTIONS.contains(&(from, to.as_str())) {
+                wrong.push(format!("{name} imports {to}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn unsafe_stands_in_the_listed_files_only_and_every_block_argues() {
+    let mut wrong = Vec::new();
+    for path in ["src", "tests", "benches", "examples"].into_iter().flat_map(files) {
+        let name = name(&path);
+        let text = std::fs::read_to_string(&path).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        for (index, line) in lines.iter().enumerate() {
+            let bare = line.split("//").next().unwrap_or("");
+            let word = bare.contains("unsafe {") || bare.contains("unsafe impl") || bare.contains("unsafe fn");
+            if !word || name == "tests/tidy.rs" {
+                continue;
+            }
+            if !UNSAFE.contains(&name.as_str()) {
+                wrong.push(format!("{name}:{} holds unsafe", index + 1));
+            }
+            let argued = bare.contains("unsafe fn")
+                || lines[index.saturating_sub(8)..index].iter().any(|line| line.contains("SAFETY:"));
+            if !argued {
+                wrong.push(format!("{name}:{} has no SAFETY comment", index + 1));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn the_map_in_the_readme_names_every_file_of_src() {
+    let readme = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
+    let map = readme.split("## Map of `src/`").nth(1).expect("the README has a map").split("\n## ").next().unwrap();
+    let mut missing = Vec::new();
+    for path in files("src") {
+        let name = name(&path);
+        let short = name.strip_prefix("src/").unwrap();
+        if !map.contains(&format!("`{short}`")) {
+            missing.push(short.to_string());
+        }
+    }
+    for named in map.split('`').skip(1).step_by(2).filter(|word| word.ends_with(".rs")) {
+        if !Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(named).exists() {
+            missing.push(format!("{named} is gone"));
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
+#[test]
+fn the_top_level_holds_what_was_agreed() {
+    let agreed = ["Cargo.toml", "Cargo.lock", "README.md", "src", "benches", "examples", "fuzz", "tests", "target"];
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for entry in std::fs::read_dir(root).unwrap().flatten() {
+        let name = entry.file_name().into_string().unwrap();
+        let legal = agreed.contains(&name.as_str()) || name.starts_with('.') || name.starts_with("LICENSE");
+        assert!(legal, "{name} does not belong at the top");
+    }
+}
