@@ -138,6 +138,16 @@ impl Sources {
         (entry.dir == MEMORY).then(|| &*self.memory[entry.name as usize])
     }
 
+    /// The first file of each folder, of at most `dirs_max` folders.
+    pub(crate) fn first_of_dirs(&self, dirs_max: usize) -> Vec<SourceId> {
+        let mut seen = vec![false; self.dirs.len()];
+        let first = |(_, entry): &(usize, &Entry)| {
+            entry.dir != MEMORY && !std::mem::replace(&mut seen[entry.dir as usize], true)
+        };
+        let files = self.entries.iter().enumerate().filter(first);
+        files.take(dirs_max.min(self.dirs.len())).map(|(index, _)| SourceId(index as u32)).collect()
+    }
+
     /// The path, or `<memory>`.
     pub fn path(&self, id: SourceId) -> PathBuf {
         let mut path = Vec::new();

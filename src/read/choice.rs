@@ -1,0 +1,235 @@
+//! Which reader, and why: decided once, when the dataset is opened, from what the machine offers.
+
+use super::files::{Files, Probe, probe};
+use super::pread::Pread;
+use super::threads::Threaded;
+use super::{DEPTH_MAX, Direct, Mode, PageCache, Reader, ReaderOptions, Sources, THREADS_MAX};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Threads of a pread or mmap reader unless the options say more: each only waits for the device.
+const THREADS_DEFAULT: u32 = 32;
+
+/// A reader and how it came about.
+#[non_exhaustive]
+pub struct Opened {
+    /// The reader.
+    pub reader: Box<dyn Reader>,
+    /// The page cache to ask first, under [`Mode::Auto`].
+    pub cache: Option<Arc<PageCache>>,
+    /// What was chosen and why.
+    pub choice: Choice,
+}
+
+/// What was chosen and why, for the report.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Choice {
+    /// `io_uring`, `pread` or `mmap`.
+    pub reader: &'static str,
+    /// Whether reads bypass the page cache.
+    pub direct: bool,
+    /// Whether the page cache is asked first.
+    pub cached_first: bool,
+    /// One reason per line.
+    pub why: Vec<String>,
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let first = if self.cached_first { "page cache, then " } else { "" };
+        write!(f, "{first}{}{}", self.reader, if self.direct { " with O_DIRECT" } else { "" })?;
+        if self.why.is_empty() { Ok(()) } else { write!(f, " ({})", self.why.join("; ")) }
+    }
+}
+
+/// Opens a reader for `sources`.
+///
+/// Errors: [`ErrorKind::Config`] for options out of their limits, for `O_DIRECT` where the file system refuses it (it
+/// names the file) and for [`Mode::Uring`] where io_uring is refused (it says why).
+pub fn open(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
+    check_limits(options)?;
+    let mut why = Vec::new();
+    let align = choose_align(&sources, options, &mut why)?;
+    let files = || Files::new(sources.clone(), align, options.fds);
+    let reader: Box<dyn Reader> = Box::new(start_threads(Pread::new(files()), options)?);
+    let cache = (options.mode == Mode::Auto).then(|| Arc::new(PageCache::new(sources.clone(), options.fds)));
+    let choice = Choice { reader: reader.name(), direct: align > 1, cached_first: cache.is_some(), why };
+    Ok(Opened { reader, cache, choice })
+}
+
+fn config(message: String) -> Error {
+    Error::new(ErrorKind::Config, Stage::Build, message)
+}
+
+fn check_limits(options: &ReaderOptions) -> Result<()> {
+    let ReaderOptions { depth, threads, .. } = *options;
+    if depth == 0 || depth > DEPTH_MAX {
+        return Err(config(format!("a read depth of {depth}; 1 to {DEPTH_MAX} are possible")));
+    }
+    if threads > THREADS_MAX {
+        return Err(config(format!("{threads} reader threads; at most {THREADS_MAX} are possible")));
+    }
+    if options.mode == Mode::Mmap && options.direct == Direct::On {
+        return Err(config("mmap reads through the page cache: O_DIRECT cannot be had with it".into()));
+    }
+    Ok(())
+}
+
+fn start_threads<W: super::threads::Work>(work: W, options: &ReaderOptions) -> Result<Threaded<W>> {
+    let threads = if options.threads == 0 { THREADS_DEFAULT } else { options.threads };
+    Threaded::start(work, options.depth as usize, threads.min(options.depth) as usize)
+}
+
+/// The alignment to read with; 1 for reads through the page cache.
+fn choose_align(sources: &Sources, options: &ReaderOptions, why: &mut Vec<String>) -> Result<usize> {
+    if options.direct == Direct::Off || options.mode == Mode::Mmap {
+        return Ok(1);
+    }
+    if options.mode == Mode::Auto && options.direct == Direct::Auto && fits_memory(sources.total_bytes(), why) {
+        return Ok(1);
+    }
+    match probe(sources) {
+        Probe { refused: None, align } => Ok(align),
+        Probe { refused: Some((path, reason)), .. } if options.direct == Direct::On => {
+            Err(config(format!("O_DIRECT was asked for: {reason}")).with_path(path))
+        }
+        Probe { refused: Some((path, reason)), .. } => {
+            why.push(format!("buffered reads, since {reason} ({})", path.display()));
+            Ok(1)
+        }
+    }
+}
+
+/// Whether a second epoch would run from memory, so that the first one had better fill the page cache.
+fn fits_memory(dataset: u64, why: &mut Vec<String>) -> bool {
+    let Some(free) = free_memory() else {
+        why.push("free memory unknown: misses bypass the page cache".into());
+        return false;
+    };
+    let fits = dataset <= free / 2;
+    let (verdict, how) =
+        if fits { ("fits", "misses are read buffered") } else { ("does not fit", "misses bypass the page cache") };
+    why.push(format!("dataset of {} {verdict} half of {} free memory: {how}", gigabytes(dataset), gigabytes(free)));
+    fits
+}
+
+fn gigabytes(bytes: u64) -> String {
+    format!("{:.1} GB", bytes as f64 / 1e9)
+}
+
+/// Bytes that the page cache could still take: what the system has, and what the control groups allow.
+fn free_memory() -> Option<u64> {
+    let read = |path: &Path| std::fs::read_to_string(path).ok();
+    let system = meminfo_available(&read(Path::new("/proc/meminfo"))?)?;
+    let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
+    Some(cgroup_free(&groups, read).map_or(system, |group| group.min(system)))
+}
+
+/// `MemAvailable` in bytes.
+fn meminfo_available(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+/// The least free memory of all groups that this process is in: limit − (usage − file pages, which can be reclaimed).
+fn cgroup_free(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
+    let mut least: Option<u64> = None;
+    for line in groups.lines() {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (parts.next()?, parts.next()?);
+        let (root, limit, usage) = match controllers {
+            "" => ("/sys/fs/cgroup", "memory.max", "memory.current"),
+            list if list.split(',').any(|name| name == "memory") => {
+                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
+            }
+            _ => continue,
+        };
+        // In a container the path may be of the host's hierarchy: the root of the mount is then our own group.
+        let own = Path::new(root).join(path.trim_start_matches('/'));
+        for folder in own.ancestors().take_while(|folder| folder.starts_with(root)) {
+            let number = |name: &str| read(&folder.join(name))?.trim().parse::<u64>().ok();
+            // "max" (v2) does not parse, and v1 says "no limit" by a number that no machine has.
+            let (Some(limit), Some(usage)) = (number(limit), number(usage)) else { continue };
+            let stat = read(&folder.join("memory.stat")).unwrap_or_default();
+            let free = limit.saturating_sub(usage.saturating_sub(file_pages(&stat)));
+            least = Some(least.map_or(free, |least| least.min(free)));
+        }
+    }
+    least
+}
+
+/// Bytes of file pages in `memory.stat`: of the group and, in v1, of those below it.
+fn file_pages(stat: &str) -> u64 {
+    let value = |name: &str| {
+        let line = stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.and_then(|value| value.parse::<u64>().ok())
+    };
+    let pages = |kind: &str| value(&format!("total_{kind}_file")).or(value(&format!("{kind}_file"))).unwrap_or(0);
+    pages("inactive") + pages("active")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    #[test]
+    fn available_memory_is_read_from_meminfo() {
+        let text = "MemTotal:       24000000 kB\nMemFree:  1 kB\nMemAvailable:   22000000 kB\n";
+        assert_eq!(meminfo_available(text), Some(22_000_000 * 1024));
+        assert_eq!(meminfo_available("MemTotal: 1 kB"), None);
+        assert!(free_memory().is_some());
+    }
+
+    #[test]
+    fn the_tightest_group_of_version_1_or_2_bounds_the_page_cache() {
+        let files: HashMap<&str, &str> = HashMap::from([
+            ("/sys/fs/cgroup/a/memory.max", "8000\n"),
+            ("/sys/fs/cgroup/a/memory.current", "3000\n"),
+            ("/sys/fs/cgroup/a/memory.stat", "anon 1000\ninactive_file 1500\nactive_file 500\n"),
+            ("/sys/fs/cgroup/a/b/memory.max", "max\n"),
+            ("/sys/fs/cgroup/a/b/memory.current", "3000\n"),
+            ("/sys/fs/cgroup/memory/docker/memory.limit_in_bytes", "5000\n"),
+            ("/sys/fs/cgroup/memory/docker/memory.usage_in_bytes", "4000\n"),
+            ("/sys/fs/cgroup/memory/docker/memory.stat", "inactive_file 1\ntotal_inactive_file 700\n"),
+        ]);
+        let read = |path: &Path| files.get(path.to_str()?).map(|text| text.to_string());
+        let table = [
+            ("0::/a/b\n", Some(7000)),
+            ("5:cpu,memory:/docker\n3:pids:/docker\n", Some(1700)),
+            ("0::/\n", None),
+            ("nonsense", None),
+        ];
+        for (groups, free) in table {
+            assert_eq!(cgroup_free(groups, read), free, "{groups}");
+        }
+    }
+
+    #[test]
+    fn options_out_of_their_limits_are_errors_that_name_the_limit() {
+        type Change = fn(&mut ReaderOptions);
+        let table: [(Change, &str); 4] = [
+            (|options| options.depth = 0, "a read depth of 0; 1 to 4096"),
+            (|options| options.depth = 4097, "a read depth of 4097"),
+            (|options| options.threads = 257, "257 reader threads; at most 256"),
+            (|options| (options.mode, options.direct) = (Mode::Mmap, Direct::On), "mmap reads through the page cache"),
+        ];
+        for (change, words) in table {
+            let mut options = ReaderOptions::default();
+            change(&mut options);
+            let error = open(Arc::new(Sources::new()), &options).err().unwrap();
+            assert_eq!(error.kind(), ErrorKind::Config);
+            assert!(error.to_string().contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_choice_reads_as_one_line() {
+        let why = vec!["a".to_string(), "b".to_string()];
+        let choice = Choice { reader: "io_uring", direct: true, cached_first: true, why };
+        assert_eq!(choice.to_string(), "page cache, then io_uring with O_DIRECT (a; b)");
+    }
+}

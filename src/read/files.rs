@@ -1,0 +1,376 @@
+//! Descriptors: which files are open, and how they are opened.
+//!
+//! When all sources fit the budget (a quarter of the soft `RLIMIT_NOFILE` for each table, so that reader and page cache
+//! together leave half of it to the program; the limit itself is never raised, since programs that use `select` rely
+//! on it) every file stays open once opened, and reaching it takes no lock. Else, as with millions of images, a file is
+//! opened for each read and closed after it.
+//!
+//! Whatever is opened is a regular file of the length that was indexed, or an error that says what it is instead.
+
+use super::{Extent, SourceId, Sources, add};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
+use rustix::io::Errno;
+use std::cell::RefCell;
+use std::ffi::CStr;
+use std::ops::Deref;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// `O_NONBLOCK` so that a FIFO in place of a file is an error and not an endless wait; cleared again once it is known
+/// to be a file, since io_uring answers EAGAIN for it on file systems without asynchronous reads.
+pub(crate) const OPEN_FLAGS: OFlags =
+    OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
+
+/// What `O_DIRECT` is assumed to need where the kernel does not say.
+const ALIGN_UNKNOWN: usize = 4096;
+
+/// Folders that `probe` looks at: file systems differ by folder, hardly by file.
+const PROBES_MAX: usize = 64;
+
+/// The descriptor table of a reader.
+pub(crate) struct Files {
+    sources: Arc<Sources>,
+    /// Alignment of reads in bytes; 1 means that files are opened without `O_DIRECT`.
+    align: usize,
+    /// One cell per source, or nothing when they are too many.
+    kept: Option<Box<[OnceLock<File>]>>,
+    opens: AtomicU64,
+    fallbacks: AtomicU64,
+}
+
+/// An open regular file of the right length.
+pub(crate) struct File {
+    fd: OwnedFd,
+    /// `O_DIRECT` was refused or cleared.
+    buffered: AtomicBool,
+}
+
+/// An open file, kept in the table or closed when dropped.
+pub(crate) enum Handle<'a> {
+    Kept(&'a File),
+    Once(File),
+}
+
+impl Deref for Handle<'_> {
+    type Target = File;
+    fn deref(&self) -> &File {
+        match self {
+            Self::Kept(file) => file,
+            Self::Once(file) => file,
+        }
+    }
+}
+
+impl AsFd for File {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Files {
+    /// A table for `sources`, with `budget` descriptors at most (`None`: a quarter of the soft limit).
+    pub(crate) fn new(sources: Arc<Sources>, align: usize, budget: Option<u32>) -> Self {
+        let budget = budget.map_or_else(|| descriptor_limit() / 4, u64::from);
+        let kept = (sources.count() as u64 <= budget)
+            .then(|| (0..sources.count()).map(|_| OnceLock::new()).collect::<Box<[_]>>());
+        Self { sources, align, kept, opens: AtomicU64::new(0), fallbacks: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn sources(&self) -> &Arc<Sources> {
+        &self.sources
+    }
+
+    /// Alignment in bytes of reads; 1 without `O_DIRECT`.
+    pub(crate) fn align(&self) -> usize {
+        self.align
+    }
+
+    /// Cells of the table, when files stay open.
+    pub(crate) fn kept_count(&self) -> Option<usize> {
+        self.kept.as_ref().map(|kept| kept.len())
+    }
+
+    pub(crate) fn opens(&self) -> u64 {
+        self.opens.load(Ordering::Relaxed)
+    }
+
+    /// Files and reads for which `O_DIRECT` was refused.
+    pub(crate) fn fallbacks(&self) -> u64 {
+        self.fallbacks.load(Ordering::Relaxed)
+    }
+
+    /// The file if it is open already.
+    pub(crate) fn open_already(&self, id: SourceId) -> Option<&File> {
+        self.kept.as_ref()?[id.index()].get()
+    }
+
+    /// How files of this table are opened.
+    pub(crate) fn flags(&self) -> OFlags {
+        if self.align > 1 { OPEN_FLAGS | OFlags::DIRECT } else { OPEN_FLAGS }
+    }
+
+    /// The file, opened if need be.
+    ///
+    /// Errors: those of [`Files::adopt`] and [`open_error`].
+    pub(crate) fn get(&self, id: SourceId) -> Result<Handle<'_>> {
+        if let Some(file) = self.open_already(id) {
+            return Ok(Handle::Kept(file));
+        }
+        let open = |flags| with_path(&self.sources, id, |path| rustix::fs::open(path, flags, Mode::empty()));
+        match open(self.flags()) {
+            Err(Errno::INVAL) if self.align > 1 => {
+                let fd = open(OPEN_FLAGS).map_err(|errno| open_error(&self.sources, id, errno))?;
+                self.adopt(id, fd, true)
+            }
+            Err(errno) => Err(open_error(&self.sources, id, errno)),
+            Ok(fd) => self.adopt(id, fd, false),
+        }
+    }
+
+    /// The file if opening it needs no I/O: `None` when it does, or when the kernel cannot tell.
+    ///
+    /// Errors: as [`Files::get`].
+    pub(crate) fn get_cached(&self, id: SourceId) -> Result<Option<Handle<'_>>> {
+        if let Some(file) = self.open_already(id) {
+            return Ok(Some(Handle::Kept(file)));
+        }
+        let opened = with_path(&self.sources, id, |path| {
+            rustix::fs::openat2(CWD, path, self.flags(), Mode::empty(), ResolveFlags::CACHED)
+        });
+        match opened {
+            Ok(fd) => self.adopt(id, fd, false).map(Some),
+            Err(Errno::AGAIN) => Ok(None),
+            // Before 5.12 (EINVAL), before 5.6 (ENOSYS), or under a seccomp filter (EPERM): a file that stays open may
+            // block once; one that is opened for each read is left to the reader.
+            Err(Errno::INVAL | Errno::NOSYS | Errno::PERM) => {
+                if self.kept.is_some() {
+                    self.get(id).map(Some)
+                } else {
+                    Ok(None)
+                }
+            }
+            Err(errno) => Err(open_error(&self.sources, id, errno)),
+        }
+    }
+
+    /// Checks what was opened and puts it into the table, if there is one. `buffered`: it was opened without
+    /// `O_DIRECT` although the table asks for it.
+    ///
+    /// Errors: [`ErrorKind::NotAFile`], [`ErrorKind::Changed`] with both lengths.
+    pub(crate) fn adopt(&self, id: SourceId, fd: OwnedFd, buffered: bool) -> Result<Handle<'_>> {
+        add(&self.opens, 1);
+        let site = |error: Error| error.with_path(self.sources.path(id));
+        let failed = |errno: Errno| site(Error::os(Stage::Open, "", errno.into()));
+        let stat = rustix::fs::fstat(&fd).map_err(failed)?;
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        if kind != FileType::RegularFile {
+            return Err(site(Error::new(ErrorKind::NotAFile, Stage::Open, kind_name(kind))));
+        }
+        let (len, indexed) = (stat.st_size as u64, self.sources.len_of(id));
+        if len != indexed {
+            let message = format!("{len} bytes now, {indexed} when it was indexed");
+            return Err(site(Error::new(ErrorKind::Changed, Stage::Open, message)));
+        }
+        let kept_flags = if self.align > 1 && !buffered { OFlags::DIRECT } else { OFlags::empty() };
+        rustix::fs::fcntl_setfl(&fd, kept_flags).map_err(failed)?;
+        if buffered {
+            add(&self.fallbacks, 1);
+        }
+        let file = File { fd, buffered: AtomicBool::new(buffered) };
+        let Some(kept) = &self.kept else {
+            return Ok(Handle::Once(file));
+        };
+        // Two threads may open the same file at once: the first one's stays, the other's is closed here.
+        Ok(Handle::Kept(kept[id.index()].get_or_init(|| file)))
+    }
+
+    /// Alignment in bytes of reads of this file.
+    pub(crate) fn align_of(&self, file: &File) -> usize {
+        if file.buffered.load(Ordering::Relaxed) { 1 } else { self.align }
+    }
+
+    /// Turns `O_DIRECT` off for a file whose reads were refused with EINVAL. Reads in flight are not disturbed.
+    pub(crate) fn make_buffered(&self, file: &File) {
+        // On failure the next read fails with EINVAL again, without `O_DIRECT` to blame: an error then.
+        let _ = rustix::fs::fcntl_setfl(&file.fd, OFlags::empty());
+        file.buffered.store(true, Ordering::Relaxed);
+        add(&self.fallbacks, 1);
+    }
+}
+
+impl File {
+    /// Length in bytes now.
+    pub(crate) fn len_now(&self) -> Result<u64, Errno> {
+        rustix::fs::fstat(&self.fd).map(|stat| stat.st_size as u64)
+    }
+}
+
+/// Checks what can be checked before any system call; `Some` when the read is over already.
+pub(crate) fn check(sources: &Sources, extent: &Extent, room: usize, needed: usize) -> Result<()> {
+    let len = sources.len_of(extent.source);
+    let site = |error: Error| error.with_path(sources.path(extent.source)).with_range(extent.offset, extent.len);
+    if extent.offset.checked_add(extent.len).is_none_or(|end| end > len) {
+        let message = format!("the extent ends behind the end of the file, which was {len} bytes when it was indexed");
+        return Err(site(Error::new(ErrorKind::Truncated, Stage::Read, message)));
+    }
+    if room < needed {
+        let message = format!("the buffer is of {room} bytes, the read needs {needed}");
+        return Err(site(Error::new(ErrorKind::Config, Stage::Read, message)));
+    }
+    Ok(())
+}
+
+/// Calls `f` with the path of a source; no allocation in steady state.
+pub(crate) fn with_path<T>(
+    sources: &Sources,
+    id: SourceId,
+    f: impl FnOnce(&CStr) -> Result<T, Errno>,
+) -> Result<T, Errno> {
+    thread_local!(static PATH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) });
+    PATH.with_borrow_mut(|path| {
+        sources.path_into(id, path);
+        path.push(0);
+        // A NUL inside of a path names nothing that exists.
+        f(CStr::from_bytes_with_nul(path).map_err(|_| Errno::NOENT)?)
+    })
+}
+
+/// The error of a file that could not be opened.
+pub(crate) fn open_error(sources: &Sources, id: SourceId, errno: Errno) -> Error {
+    let os = |message: String| Error::os(Stage::Open, message, errno.into());
+    let typed = |kind, message: &str| Error::new(kind, Stage::Open, message).with_source(std::io::Error::from(errno));
+    let error = match errno {
+        Errno::MFILE | Errno::NFILE => {
+            let message = format!("too many open files (the soft limit is {}, see `ulimit -n`)", descriptor_limit());
+            typed(ErrorKind::Limit, &message)
+        }
+        Errno::LOOP => typed(ErrorKind::NotAFile, "a loop of symbolic links"),
+        Errno::NXIO | Errno::NODEV => typed(ErrorKind::NotAFile, "a socket or device"),
+        Errno::NOTDIR => typed(ErrorKind::NotFound, ""),
+        _ => os(String::new()),
+    };
+    error.with_path(sources.path(id))
+}
+
+fn kind_name(kind: FileType) -> &'static str {
+    match kind {
+        FileType::Fifo => "a FIFO",
+        FileType::Directory => "a folder",
+        FileType::CharacterDevice | FileType::BlockDevice => "a device",
+        FileType::Socket => "a socket",
+        _ => "neither file nor folder",
+    }
+}
+
+/// The soft limit of open files.
+pub(crate) fn descriptor_limit() -> u64 {
+    rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1 << 20)
+}
+
+/// What `O_DIRECT` needs on the file systems of a dataset.
+#[derive(Debug)]
+pub(crate) struct Probe {
+    /// The largest alignment, in bytes, of offsets, lengths and memory.
+    pub(crate) align: usize,
+    /// The first file whose file system refuses it, and how.
+    pub(crate) refused: Option<(PathBuf, String)>,
+}
+
+/// Asks for the first file of each folder, of at most [`PROBES_MAX`] folders. A file that cannot be opened says nothing
+/// here: its error belongs to the read that wants it.
+pub(crate) fn probe(sources: &Sources) -> Probe {
+    let mut probe = Probe { align: 512, refused: None };
+    for id in sources.first_of_dirs(PROBES_MAX) {
+        match with_path(sources, id, direct_align) {
+            Ok(align) => probe.align = probe.align.max(align),
+            Err(Errno::INVAL | Errno::OPNOTSUPP) if probe.refused.is_none() => {
+                probe.refused = Some((sources.path(id), "the file system does not support O_DIRECT".to_string()));
+            }
+            Err(_) => {}
+        }
+    }
+    probe
+}
+
+/// Opens with `O_DIRECT` and asks which alignment it needs.
+fn direct_align(path: &CStr) -> Result<usize, Errno> {
+    let fd = rustix::fs::open(path, OPEN_FLAGS | OFlags::DIRECT, Mode::empty())?;
+    // Kernels before 6.1 do not know the question, and seccomp filters may refuse it.
+    let Ok(stat) = rustix::fs::statx(&fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else {
+        return Ok(ALIGN_UNKNOWN);
+    };
+    if stat.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
+        return Ok(ALIGN_UNKNOWN);
+    }
+    match stat.stx_dio_offset_align.max(stat.stx_dio_mem_align) as usize {
+        0 => Err(Errno::OPNOTSUPP),
+        align => Ok(align.next_power_of_two()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(budget: u32) -> (Arc<Sources>, Files) {
+        let mut sources = Sources::new();
+        let path = std::env::current_exe().unwrap();
+        sources.file(&path, std::fs::metadata(&path).unwrap().len()).unwrap();
+        let sources = Arc::new(sources);
+        (sources.clone(), Files::new(sources, 1, Some(budget)))
+    }
+
+    #[test]
+    fn a_file_within_the_budget_is_opened_once_and_beyond_it_for_each_read() {
+        for (budget, opens) in [(1, 1), (0, 3)] {
+            let (sources, files) = table(budget);
+            let id = sources.ids().next().unwrap();
+            (0..3).for_each(|_| drop(files.get(id).unwrap()));
+            assert_eq!(files.opens(), opens);
+        }
+    }
+
+    #[test]
+    fn threads_that_open_the_same_file_at_once_share_one_descriptor() {
+        let (sources, files) = table(1);
+        let id = sources.ids().next().unwrap();
+        let fds: Vec<_> = std::thread::scope(|scope| {
+            let open = || match files.get(id).unwrap() {
+                Handle::Kept(file) => std::ptr::from_ref(file) as usize,
+                Handle::Once(_) => 0,
+            };
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(open)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(fds.iter().all(|fd| *fd == fds[0] && *fd != 0));
+    }
+
+    #[test]
+    fn what_o_direct_needs_is_a_power_of_two_or_a_refusal_that_names_the_file() {
+        let (sources, _) = table(1);
+        let probe = probe(&sources);
+        assert!(probe.align.is_power_of_two());
+        assert!(probe.refused.is_none_or(|(path, _)| path == std::env::current_exe().unwrap()));
+    }
+
+    #[test]
+    fn running_out_of_descriptors_names_the_limit() {
+        let (sources, _) = table(1);
+        let error = open_error(&sources, sources.ids().next().unwrap(), Errno::MFILE);
+        assert_eq!(error.kind(), ErrorKind::Limit);
+        assert!(error.message().contains("ulimit -n"), "{error}");
+    }
+
+    #[test]
+    fn an_extent_behind_the_end_is_an_error_before_any_system_call() {
+        let (sources, _) = table(1);
+        let source = sources.ids().next().unwrap();
+        for (offset, len) in [(sources.len_of(source), 1), (u64::MAX, 2)] {
+            let error = check(&sources, &Extent { source, offset, len }, 10, 2).unwrap_err();
+            assert_eq!((error.kind(), error.site().offset), (ErrorKind::Truncated, Some(offset)));
+        }
+    }
+}

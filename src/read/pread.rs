@@ -1,0 +1,78 @@
+//! Threads that call `pread`: the reader that works everywhere.
+
+use super::files::{Files, check};
+use super::progress::{Progress, Step, footprint};
+use super::threads::Work;
+use super::{Counters, Extent, Footprint, ReadStats, add};
+use crate::error::{Error, ErrorKind, Result, Stage};
+
+/// `pread`, past the page cache when `files` says so.
+pub(super) struct Pread {
+    files: Files,
+}
+
+impl Pread {
+    pub(super) fn new(files: Files) -> Self {
+        Self { files }
+    }
+
+    fn read_file(&self, extent: &Extent, buf: &mut [u8], counters: &Counters) -> Result<usize> {
+        let file = self.files.get(extent.source)?;
+        let mut progress = Progress::new(*extent, self.files.align_of(&file));
+        check_aligned(buf, progress.is_direct(), self.files.align())?;
+        loop {
+            let next = progress.next();
+            let reads = if progress.is_direct() { &counters.direct_reads } else { &counters.buffered_reads };
+            add(reads, 1);
+            let result = rustix::io::pread(&*file, &mut buf[next.at..next.at + next.len], next.offset);
+            add(&counters.bytes_moved, result.unwrap_or(0) as u64);
+            match progress.step(result) {
+                Step::Done(start) => return Ok(start),
+                Step::Continue => add(&counters.short_reads, u64::from(result.is_ok_and(|read| read < next.len))),
+                Step::Retry => add(&counters.retries, 1),
+                Step::Buffered => self.files.make_buffered(&file),
+                Step::Fail(failure) => return Err(failure.error(extent)),
+            }
+        }
+    }
+}
+
+/// The buffer of a read past the page cache must be aligned.
+pub(super) fn check_aligned(buf: &[u8], direct: bool, align: usize) -> Result<()> {
+    if direct && !buf.as_ptr().addr().is_multiple_of(align) {
+        let message = format!("the buffer is not aligned to {align} bytes, which O_DIRECT needs");
+        return Err(Error::new(ErrorKind::Config, Stage::Read, message));
+    }
+    Ok(())
+}
+
+impl Work for Pread {
+    const NAME: &'static str = "pread";
+
+    fn read(&self, extent: &Extent, buf: &mut [u8], counters: &Counters) -> Result<usize> {
+        let sources = self.files.sources();
+        check(sources, extent, buf.len(), self.footprint(extent).bytes)?;
+        if let Some(bytes) = sources.bytes_of(extent.source) {
+            buf[..extent.len as usize].copy_from_slice(&bytes[extent.offset as usize..][..extent.len as usize]);
+            return Ok(0);
+        }
+        if extent.len == 0 {
+            return Ok(0);
+        }
+        self.read_file(extent, buf, counters)
+            .map_err(|error| error.with_path(sources.path(extent.source)).with_range(extent.offset, extent.len))
+    }
+
+    fn footprint(&self, extent: &Extent) -> Footprint {
+        footprint(extent, self.files.align())
+    }
+
+    fn mem_align(&self) -> usize {
+        self.files.align()
+    }
+
+    fn stats(&self, stats: &mut ReadStats) {
+        stats.opens = self.files.opens();
+        stats.fallbacks = self.files.fallbacks();
+    }
+}

@@ -1,0 +1,272 @@
+//! What a read asks for and how it goes on: pure, shared by all readers that may bypass the page cache.
+//!
+//! ```text
+//! extent          |......wanted......|
+//! O_DIRECT   |----+------------------+--|     start and end on multiples of `align`
+//! short read |===========|                    the next read starts at a multiple of `align` again, so a few bytes
+//!                     |--+-----------+--|     are read twice; no new byte = the file ends here
+//! ```
+
+use super::{Extent, Footprint};
+use crate::error::{Error, ErrorKind, Stage};
+use rustix::io::Errno;
+
+/// Bytes of one system call at most: a power of two below the kernel's 0x7ffff000, and the largest piece of memory
+/// that io_uring registers.
+pub(crate) const READ_MAX: usize = 1 << 30;
+
+/// `EINTR` and `EAGAIN` in a row without a byte, after which a read fails rather than spins.
+const RETRIES_MAX: u32 = 1000;
+
+/// What to do after a read returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// All bytes are there; the extent starts at this offset of the buffer.
+    Done(usize),
+    /// Some bytes came: read on at `next()`.
+    Continue,
+    /// Nothing happened: the same read again.
+    Retry,
+    /// `O_DIRECT` was refused: clear the flag; `next()` starts anew without it.
+    Buffered,
+    /// It cannot be had.
+    Fail(Failure),
+}
+
+/// Why a read failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// The file ends before the extent does: that many of its bytes are there.
+    Truncated(u64),
+    /// An error of the operating system.
+    Os(Errno),
+}
+
+/// The next read: file offset, offset in the buffer, number of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Next {
+    pub(crate) offset: u64,
+    pub(crate) at: usize,
+    pub(crate) len: usize,
+}
+
+/// A read under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Progress {
+    extent: Extent,
+    /// First file byte that is read; `extent.offset` rounded down.
+    start: u64,
+    /// Bytes read when nothing is short: up to the extent's end rounded up.
+    span: usize,
+    /// 1 without `O_DIRECT`.
+    align: usize,
+    /// Bytes of the buffer that are filled.
+    got: usize,
+    retries: u32,
+}
+
+/// What a read of `extent` needs when offsets, lengths and memory are multiples of `align` (a power of two).
+pub(crate) fn footprint(extent: &Extent, align: usize) -> Footprint {
+    let progress = Progress::new(*extent, align);
+    Footprint { bytes: progress.span, in_place: progress.start == extent.offset && progress.span as u64 == extent.len }
+}
+
+impl Progress {
+    /// The read of `extent`, whose end is below 2^63, with `align` a power of two.
+    pub(crate) fn new(extent: Extent, align: usize) -> Self {
+        let wide = align as u64;
+        let start = extent.offset & !(wide - 1);
+        let end = (extent.offset + extent.len).next_multiple_of(wide);
+        Self { extent, start, span: (end - start) as usize, align, got: 0, retries: 0 }
+    }
+
+    /// Whether it reads past the page cache.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.align > 1
+    }
+
+    /// Bytes of buffer it needs.
+    pub(crate) fn span(&self) -> usize {
+        self.span
+    }
+
+    /// What to read now.
+    pub(crate) fn next(&self) -> Next {
+        let at = self.got & !(self.align - 1);
+        Next { offset: self.start + at as u64, at, len: (self.span - at).min(READ_MAX) }
+    }
+
+    /// What to do after the read of `next()` returned `result`.
+    pub(crate) fn step(&mut self, result: Result<usize, Errno>) -> Step {
+        match result {
+            Ok(read) => self.advance(read),
+            Err(Errno::INTR | Errno::AGAIN) if self.retries < RETRIES_MAX => {
+                self.retries += 1;
+                Step::Retry
+            }
+            // The alignment differs on this file, or its file system knows O_DIRECT only on opening.
+            Err(Errno::INVAL) if self.is_direct() => {
+                *self = Self::new(self.extent, 1);
+                Step::Buffered
+            }
+            Err(errno) => Step::Fail(Failure::Os(errno)),
+        }
+    }
+
+    fn advance(&mut self, read: usize) -> Step {
+        let next = self.next();
+        let total = next.at + read.min(next.len);
+        let skip = (self.extent.offset - self.start) as usize;
+        if total >= skip + self.extent.len as usize {
+            return Step::Done(skip);
+        }
+        if total <= self.got {
+            return Step::Fail(Failure::Truncated(self.got.saturating_sub(skip) as u64));
+        }
+        self.got = total;
+        self.retries = 0;
+        Step::Continue
+    }
+}
+
+impl Failure {
+    /// The error without its path.
+    pub(crate) fn error(self, extent: &Extent) -> Error {
+        let error = match self {
+            Self::Truncated(read) => {
+                let message = format!("{} bytes expected, {read} read", extent.len);
+                Error::new(ErrorKind::Truncated, Stage::Read, message)
+            }
+            Self::Os(Errno::CANCELED) => Error::new(ErrorKind::Cancelled, Stage::Read, ""),
+            Self::Os(errno) => Error::os(Stage::Read, "", errno.into()),
+        };
+        error.with_range(extent.offset, extent.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::read::Sources;
+    use proptest::prelude::*;
+
+    fn extent(offset: u64, len: u64) -> Extent {
+        let source = Sources::new().memory([].into());
+        Extent { source, offset, len }
+    }
+
+    /// Plays `results` and returns the reads asked for and the last step.
+    fn play(extent: Extent, align: usize, results: &[Result<usize, Errno>]) -> (Vec<(u64, usize, usize)>, Step) {
+        let mut progress = Progress::new(extent, align);
+        let mut reads = Vec::new();
+        let mut last = Step::Retry;
+        for result in results {
+            let next = progress.next();
+            reads.push((next.offset, next.at, next.len));
+            last = progress.step(*result);
+        }
+        (reads, last)
+    }
+
+    #[test]
+    fn a_buffered_read_asks_for_the_extent_itself() {
+        assert_eq!(play(extent(100, 50), 1, &[Ok(50)]), (vec![(100, 0, 50)], Step::Done(0)));
+    }
+
+    #[test]
+    fn a_direct_read_asks_for_the_aligned_superset_and_says_where_the_extent_starts() {
+        assert_eq!(play(extent(1000, 100), 512, &[Ok(1024)]), (vec![(512, 0, 1024)], Step::Done(488)));
+        assert_eq!(play(extent(1024, 512), 512, &[Ok(512)]), (vec![(1024, 0, 512)], Step::Done(0)));
+    }
+
+    #[test]
+    fn a_short_read_is_continued_from_where_it_ended_and_not_taken_as_success() {
+        let (reads, last) = play(extent(100, 50), 1, &[Ok(20), Ok(29), Ok(1)]);
+        assert_eq!((reads, last), (vec![(100, 0, 50), (120, 20, 30), (149, 49, 1)], Step::Done(0)));
+    }
+
+    #[test]
+    fn after_a_short_direct_read_the_offset_is_aligned_down() {
+        let (reads, last) = play(extent(0, 4096), 512, &[Ok(1000), Ok(3584)]);
+        assert_eq!((reads, last), (vec![(0, 0, 4096), (512, 512, 3584)], Step::Done(0)));
+    }
+
+    #[test]
+    fn the_tail_of_a_file_is_short_and_complete() {
+        assert_eq!(play(extent(4096, 100), 4096, &[Ok(100)]).1, Step::Done(0));
+        assert_eq!(play(extent(4000, 196), 4096, &[Ok(4196)]).1, Step::Done(4000));
+    }
+
+    #[test]
+    fn a_read_of_0_before_the_end_is_a_truncated_file_and_not_retried_for_ever() {
+        assert_eq!(play(extent(100, 50), 1, &[Ok(0)]).1, Step::Fail(Failure::Truncated(0)));
+        assert_eq!(play(extent(100, 50), 1, &[Ok(20), Ok(0)]).1, Step::Fail(Failure::Truncated(20)));
+        // O_DIRECT brings the same tail again after aligning down: no new byte is the end as well.
+        assert_eq!(play(extent(100, 900), 512, &[Ok(700), Ok(188)]).1, Step::Fail(Failure::Truncated(600)));
+        // The file ends before the extent starts.
+        assert_eq!(play(extent(400, 100), 512, &[Ok(300), Ok(300)]).1, Step::Fail(Failure::Truncated(0)));
+    }
+
+    #[test]
+    fn eintr_and_eagain_repeat_the_same_read_but_not_for_ever() {
+        let (reads, last) = play(extent(100, 50), 1, &[Err(Errno::INTR), Err(Errno::AGAIN), Ok(50)]);
+        assert_eq!((reads, last), (vec![(100, 0, 50); 3], Step::Done(0)));
+        let endless = vec![Err(Errno::AGAIN); RETRIES_MAX as usize + 1];
+        assert_eq!(play(extent(100, 50), 1, &endless).1, Step::Fail(Failure::Os(Errno::AGAIN)));
+    }
+
+    #[test]
+    fn einval_on_a_direct_read_starts_anew_without_o_direct_and_is_an_error_the_second_time() {
+        let (reads, last) = play(extent(1000, 100), 512, &[Err(Errno::INVAL), Ok(100)]);
+        assert_eq!((reads, last), (vec![(512, 0, 1024), (1000, 0, 100)], Step::Done(0)));
+        let twice = play(extent(1000, 100), 512, &[Err(Errno::INVAL); 2]);
+        assert_eq!(twice.1, Step::Fail(Failure::Os(Errno::INVAL)));
+    }
+
+    #[test]
+    fn more_than_one_call_can_read_is_cut_and_not_counted_as_the_end() {
+        let len = 3 * READ_MAX as u64 / 2;
+        let (reads, last) = play(extent(0, len), 1, &[Ok(READ_MAX), Ok(READ_MAX / 2)]);
+        assert_eq!((reads[1], last), ((READ_MAX as u64, READ_MAX, READ_MAX / 2), Step::Done(0)));
+    }
+
+    proptest! {
+        /// A file of `file` bytes behind a kernel that returns any short count it likes: what is wanted arrives
+        /// whenever it is there, at the right place, and nothing else is called success.
+        #[test]
+        fn any_sequence_of_short_reads_ends_well_exactly_when_the_bytes_are_there(
+            offset in 0_u64..5000, len in 1_u64..5000, file in 0_u64..12_000, shift in 0_u32..13,
+            cuts in prop::collection::vec(1_usize..5000, 1..50)
+        ) {
+            let align = 1_usize << shift;
+            let wanted = extent(offset, len);
+            let mut progress = Progress::new(wanted, align);
+            let mut buffer = vec![u64::MAX; footprint(&wanted, align).bytes];
+            for turn in 0.. {
+                prop_assert!(turn < 20_000, "it does not end");
+                let next = progress.next();
+                prop_assert!(next.offset.is_multiple_of(align as u64) && (next.at | next.len).is_multiple_of(align));
+                let there = file.saturating_sub(next.offset).min(next.len as u64) as usize;
+                // A short count that is not the end of the file is at least one block, as on real devices.
+                let read = there.min(cuts[turn % cuts.len()].next_multiple_of(align));
+                for (index, byte) in buffer[next.at..next.at + read].iter_mut().enumerate() {
+                    *byte = next.offset + index as u64;
+                }
+                match progress.step(Ok(read)) {
+                    Step::Continue => {}
+                    Step::Done(at) => {
+                        prop_assert!(offset + len <= file);
+                        prop_assert!((0..len).all(|index| buffer[at + index as usize] == offset + index));
+                        break;
+                    }
+                    Step::Fail(Failure::Truncated(read)) => {
+                        prop_assert!(offset + len > file);
+                        prop_assert_eq!(read, file.saturating_sub(offset));
+                        break;
+                    }
+                    other => prop_assert!(false, "{:?}", other),
+                }
+            }
+        }
+    }
+}

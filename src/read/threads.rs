@@ -1,0 +1,252 @@
+//! A reader made of threads: what pread and mmap share. The threads are the reader's own, named after it, and joined
+//! when it is dropped; a thread that the kernel does not let go within the deadline is left behind with its buffer.
+
+use super::{
+    Completion, Counters, DROP_DEADLINE, Footprint, ReadOp, ReadStats, Reader, Sealed, Waker, add, count_leaked,
+};
+use super::{Extent, waker::Bell};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::memory::Region;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How one read is done by a thread that may block.
+pub(super) trait Work: Send + Sync + 'static {
+    /// The reader's name; threads are `feedline-NAME-N`.
+    const NAME: &'static str;
+    /// Reads `extent` and says where in `buf` it starts.
+    fn read(&self, extent: &Extent, buf: &mut [u8], counters: &Counters) -> Result<usize>;
+    /// As [`Reader::footprint`].
+    fn footprint(&self, extent: &Extent) -> Footprint;
+    /// As [`Reader::mem_align`].
+    fn mem_align(&self) -> usize;
+    /// Adds what `counters` do not know.
+    fn stats(&self, stats: &mut ReadStats);
+}
+
+/// A reader whose reads are done by threads.
+pub(super) struct Threaded<W> {
+    shared: Arc<Shared<W>>,
+    threads: Vec<JoinHandle<()>>,
+    /// Submitted and not yet sent.
+    pending: Vec<ReadOp>,
+    in_flight: usize,
+    depth: usize,
+}
+
+struct Shared<W> {
+    work: W,
+    counters: Counters,
+    queue: Mutex<Queue>,
+    /// A job came, or the end.
+    changed: Condvar,
+    done: Mutex<Vec<Completion>>,
+    bell: Arc<Bell>,
+}
+
+struct Queue {
+    jobs: VecDeque<ReadOp>,
+    stop: bool,
+    /// Threads that wait for a job.
+    idle: usize,
+    /// Threads that have not ended.
+    alive: usize,
+}
+
+impl<W: Work> Threaded<W> {
+    /// Starts `threads` threads for at most `depth` reads in flight.
+    ///
+    /// Errors: [`ErrorKind::Io`] when the system refuses a thread.
+    pub(super) fn start(work: W, depth: usize, threads: usize) -> Result<Self> {
+        let queue = Queue { jobs: VecDeque::with_capacity(depth), stop: false, idle: 0, alive: 0 };
+        let shared = Arc::new(Shared {
+            work,
+            counters: Counters::default(),
+            queue: Mutex::new(queue),
+            changed: Condvar::new(),
+            done: Mutex::new(Vec::with_capacity(depth)),
+            bell: Bell::futex(),
+        });
+        let mut reader = Self { shared, threads: Vec::new(), pending: Vec::with_capacity(depth), in_flight: 0, depth };
+        for number in 0..threads {
+            let shared = reader.shared.clone();
+            lock(&shared.queue).alive += 1;
+            let builder = std::thread::Builder::new().name(format!("feedline-{}-{number}", W::NAME));
+            match builder.spawn(move || shared.run()) {
+                Ok(thread) => reader.threads.push(thread),
+                Err(error) => {
+                    lock(&reader.shared.queue).alive -= 1;
+                    return Err(Error::os(Stage::Build, format!("no thread for the {} reader", W::NAME), error));
+                }
+            }
+        }
+        Ok(reader)
+    }
+
+    fn send(&mut self) {
+        if self.pending.is_empty() {
+            return;
+        }
+        let mut queue = lock(&self.shared.queue);
+        let wanted = self.pending.len().min(queue.idle);
+        queue.jobs.extend(self.pending.drain(..));
+        drop(queue);
+        (0..wanted).for_each(|_| self.shared.changed.notify_one());
+    }
+
+    fn collect(&mut self, out: &mut Vec<Completion>) -> bool {
+        let mut done = lock(&self.shared.done);
+        self.in_flight -= done.len();
+        let some = !done.is_empty();
+        out.append(&mut done);
+        some
+    }
+}
+
+impl<W: Work> Sealed for Threaded<W> {
+    fn register(&mut self, _: &[Arc<Region>]) -> Option<String> {
+        Some(format!("{} reads into memory as it is", W::NAME))
+    }
+}
+
+impl<W: Work> Reader for Threaded<W> {
+    fn name(&self) -> &'static str {
+        W::NAME
+    }
+
+    fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn footprint(&self, extent: &Extent) -> Footprint {
+        self.shared.work.footprint(extent)
+    }
+
+    fn mem_align(&self) -> usize {
+        self.shared.work.mem_align()
+    }
+
+    fn submit(&mut self, op: ReadOp) -> std::result::Result<(), ReadOp> {
+        if self.in_flight == self.depth {
+            return Err(op);
+        }
+        self.in_flight += 1;
+        self.pending.push(op);
+        Ok(())
+    }
+
+    fn wait(&mut self, out: &mut Vec<Completion>, timeout: Option<Duration>) {
+        self.send();
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        while !self.collect(out) && timeout != Some(Duration::ZERO) {
+            match self.shared.bell.doze() {
+                Err(woken) if woken => return,
+                // A completion came after `collect` looked.
+                Err(_) => continue,
+                Ok(()) => self.shared.bell.sleep(deadline),
+            }
+            if self.shared.bell.rise() || deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                self.collect(out);
+                return;
+            }
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn cancel(&mut self) {
+        let queued = std::mem::take(&mut lock(&self.shared.queue).jobs);
+        let cancelled = self.pending.drain(..).chain(queued).map(|op| {
+            let error = Error::new(ErrorKind::Cancelled, Stage::Read, "").with_range(op.extent.offset, op.extent.len);
+            Completion { tag: op.tag, buf: op.buf, result: Err(error) }
+        });
+        lock(&self.shared.done).extend(cancelled);
+        self.shared.bell.nudge();
+    }
+
+    fn waker(&self) -> Waker {
+        self.shared.bell.waker()
+    }
+
+    fn stats(&self) -> ReadStats {
+        let mut stats = self.shared.counters.snapshot();
+        self.shared.work.stats(&mut stats);
+        stats
+    }
+}
+
+impl<W: Work> Shared<W> {
+    fn run(&self) {
+        while let Some(op) = self.next() {
+            let completion = self.finish(op);
+            lock(&self.done).push(completion);
+            self.bell.nudge();
+        }
+        let mut queue = lock(&self.queue);
+        queue.alive -= 1;
+        self.changed.notify_all();
+    }
+
+    fn next(&self) -> Option<ReadOp> {
+        let mut queue = lock(&self.queue);
+        loop {
+            if queue.stop {
+                return None;
+            }
+            if let Some(op) = queue.jobs.pop_front() {
+                return Some(op);
+            }
+            queue.idle += 1;
+            queue = self.changed.wait(queue).unwrap_or_else(|poison| poison.into_inner());
+            queue.idle -= 1;
+        }
+    }
+
+    fn finish(&self, op: ReadOp) -> Completion {
+        let ReadOp { tag, extent, mut buf } = op;
+        let read = || self.work.read(&extent, buf.as_mut_slice(), &self.counters);
+        // A panic here would be a bug of this crate; it must not cost the caller a completion.
+        let result = catch_unwind(AssertUnwindSafe(read))
+            .unwrap_or_else(|_| Err(Error::new(ErrorKind::Panicked, Stage::Read, "a reader thread panicked")));
+        let counters = &self.counters;
+        add(&counters.ops, 1);
+        add(&counters.bytes_asked, extent.len);
+        add(&counters.failed, u64::from(result.is_err()));
+        Completion { tag, buf, result }
+    }
+}
+
+impl<W> Drop for Threaded<W> {
+    fn drop(&mut self) {
+        let deadline = Instant::now() + DROP_DEADLINE;
+        let mut queue = lock(&self.shared.queue);
+        queue.stop = true;
+        let unsent = queue.jobs.drain(..).len();
+        self.in_flight -= unsent + self.pending.len();
+        self.shared.changed.notify_all();
+        while queue.alive > 0 {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            queue = self.shared.changed.wait_timeout(queue, left).unwrap_or_else(|poison| poison.into_inner()).0;
+        }
+        let alive = queue.alive;
+        drop(queue);
+        if alive > 0 {
+            // They own `shared` and their buffers; nothing of that is freed.
+            count_leaked(self.in_flight - lock(&self.shared.done).len());
+            return;
+        }
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poison| poison.into_inner())
+}

@@ -1,0 +1,185 @@
+//! Ending a `wait` from another thread, at the price of one atomic when nobody waits.
+//!
+//! One word holds AWAKE, SLEEPING, NUDGED (a completion of the reader's own threads) or NOTIFIED (a wake). The driver
+//! sleeps only after AWAKE → SLEEPING succeeded; `wake` raises the word to NOTIFIED and makes a system call only when it
+//! found SLEEPING. No wake-up is lost: all changes of one atomic are totally ordered, so either the raise comes first
+//! and the driver's exchange fails (it does not sleep), or the exchange comes first and the waker finds SLEEPING and
+//! signals. The signal itself cannot be lost either: an eventfd stays readable until it is read, and a futex wait
+//! returns at once when the word is no longer SLEEPING. What the waker wrote before `wake` is seen after `wait`, because
+//! both sides change the same word (acquire, release).
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::thread::futex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+const AWAKE: u32 = 0;
+const SLEEPING: u32 = 1;
+const NUDGED: u32 = 2;
+const NOTIFIED: u32 = 3;
+
+/// Ends a [`Reader::wait`](super::Reader::wait) from any thread: the one under way or the next one.
+#[derive(Clone)]
+pub struct Waker(Arc<Bell>);
+
+impl Waker {
+    /// Ends the wait. Costs one atomic exchange while the reader is not asleep.
+    pub fn wake(&self) {
+        self.0.ring();
+    }
+}
+
+/// The reader's side.
+pub(crate) struct Bell {
+    state: AtomicU32,
+    /// What a ring can poll; without it the word itself is waited for.
+    event: Option<OwnedFd>,
+}
+
+impl Bell {
+    /// For readers that sleep in [`Bell::sleep`].
+    pub(crate) fn futex() -> Arc<Self> {
+        Arc::new(Self { state: AtomicU32::new(AWAKE), event: None })
+    }
+
+    /// For readers that sleep in a ring and poll [`Bell::event`].
+    pub(crate) fn eventfd() -> std::io::Result<Arc<Self>> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Arc::new(Self { state: AtomicU32::new(AWAKE), event: Some(event) }))
+    }
+
+    pub(crate) fn waker(self: &Arc<Self>) -> Waker {
+        Waker(self.clone())
+    }
+
+    pub(crate) fn event(&self) -> Option<BorrowedFd<'_>> {
+        self.event.as_ref().map(AsFd::as_fd)
+    }
+
+    /// A wake: ends the wait.
+    pub(crate) fn ring(&self) {
+        self.raise(NOTIFIED);
+    }
+
+    /// A completion: the driver shall look again.
+    pub(crate) fn nudge(&self) {
+        self.raise(NUDGED);
+    }
+
+    fn raise(&self, state: u32) {
+        if self.state.fetch_max(state, Ordering::AcqRel) != SLEEPING {
+            return;
+        }
+        match &self.event {
+            // Fails only when 2^64 - 2 signals are pending, and then it is readable all the same.
+            Some(event) => drop(rustix::io::write(event, &1_u64.to_ne_bytes())),
+            None => drop(futex::wake(&self.state, futex::Flags::PRIVATE, 1)),
+        }
+    }
+
+    /// Announces sleep. An error when something came in since the last `rise`, which this consumes: do not sleep;
+    /// true for a wake, false for a completion.
+    pub(crate) fn doze(&self) -> Result<(), bool> {
+        match self.state.compare_exchange(AWAKE, SLEEPING, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(self.rise()),
+        }
+    }
+
+    /// Ends what `doze` announced; true when a wake came in.
+    pub(crate) fn rise(&self) -> bool {
+        self.state.swap(AWAKE, Ordering::AcqRel) == NOTIFIED
+    }
+
+    /// Empties the eventfd after the ring saw it readable.
+    pub(crate) fn drain(&self) {
+        if let Some(event) = &self.event {
+            let _ = rustix::io::read(event, &mut [0_u8; 8]);
+        }
+    }
+
+    /// Sleeps after `doze` until `ring` or `deadline`.
+    pub(crate) fn sleep(&self, deadline: Option<Instant>) {
+        while self.state.load(Ordering::Acquire) == SLEEPING {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return;
+            }
+            let timeout = left.and_then(|left| left.try_into().ok());
+            // Every error is a reason to look at the word again: EAGAIN, EINTR, ETIMEDOUT.
+            let _ = futex::wait(&self.state, futex::Flags::PRIVATE, SLEEPING, timeout.as_ref());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wake_before_the_sleep_prevents_it() {
+        let bell = Bell::futex();
+        bell.waker().wake();
+        assert_eq!(bell.doze(), Err(true));
+        assert_eq!(bell.doze(), Ok(()), "it was consumed");
+        bell.ring();
+        bell.sleep(None);
+        assert!(bell.rise() && !bell.rise());
+    }
+
+    #[test]
+    fn a_completion_does_not_hide_a_wake() {
+        let bell = Bell::futex();
+        bell.ring();
+        bell.nudge();
+        assert_eq!(bell.doze(), Err(true));
+        bell.nudge();
+        assert_eq!(bell.doze(), Err(false));
+    }
+
+    #[test]
+    fn an_eventfd_is_written_only_for_a_sleeper() {
+        let bell = Bell::eventfd().unwrap();
+        let readable = |bell: &Bell| rustix::io::read(bell.event().unwrap(), &mut [0_u8; 8]).is_ok();
+        bell.ring();
+        assert!(!readable(&bell) && bell.rise());
+        assert_eq!(bell.doze(), Ok(()));
+        bell.ring();
+        bell.ring();
+        assert!(readable(&bell) && bell.rise());
+    }
+
+    #[test]
+    fn no_wake_up_is_lost_in_a_hundred_thousand_races() {
+        let bell = Bell::futex();
+        let (turns, seen) = (100_000_u32, Arc::new(AtomicU32::new(0)));
+        let (waker, acknowledged) = (bell.waker(), seen.clone());
+        let other = std::thread::spawn(move || {
+            for turn in 0..turns {
+                waker.wake();
+                while acknowledged.load(Ordering::Acquire) <= turn {
+                    std::hint::spin_loop();
+                    std::thread::yield_now();
+                }
+            }
+        });
+        for turn in 0..turns {
+            let deadline = Instant::now() + Duration::from_secs(10);
+            let mut woken = false;
+            while !woken {
+                assert!(Instant::now() < deadline, "wake {turn} was lost");
+                woken = bell.doze().map_or_else(
+                    |woken| woken,
+                    |()| {
+                        bell.sleep(Some(deadline));
+                        bell.rise()
+                    },
+                );
+            }
+            seen.store(turn + 1, Ordering::Release);
+        }
+        other.join().unwrap();
+    }
+}
