@@ -298,7 +298,7 @@ struct Assembly {
 impl Assembly {
     fn start(self, spec: Spec, workers: usize) -> Result<(Runtime, Receiver<Filled>, Choice)> {
         let Self { dataset, recipe, layout, opened, plan, pending, parts, seed } = self;
-        let Opened { mut reader, cache, choice } = opened;
+        let Opened { reader, cache, choice, .. } = opened;
         let waker = reader.waker();
         let (events_in, events) = bounded(plan.slots + 8);
         let (ready_in, ready) = bounded(plan.slots);
@@ -326,7 +326,6 @@ impl Assembly {
         };
         let mut regions = slots.regions().to_vec();
         regions.extend(ring.as_ref().map(|ring| ring.region().clone()));
-        reader.register(&regions);
         let (pool, handles) = runtime::pool(workers)?;
         let work = Workers::new(pool, plan.slots, pending, maps, row_bytes, plan.cached_bytes);
         let misses = Queue::with_room(256);
@@ -344,7 +343,7 @@ impl Assembly {
             scratch_limit: plan.scratch_bytes,
         });
         let _ = exchange.map_bell.set(Arc::downgrade(&core));
-        let io = Io::new(core.clone(), reader, IoSide { events, idle, ring }, pending);
+        let io = Io::new(core.clone(), reader, IoSide { events, idle, ring, regions }, pending);
         Ok((Runtime::start(core, io, handles)?, ready, choice))
     }
 }

@@ -135,6 +135,8 @@ impl Io {
 
     /// Runs until it is told to end.
     pub(crate) fn run(&mut self) {
+        // Here, since a ring belongs to the thread that drives it. Without registration everything works all the same.
+        let _ = self.reader.register(&self.side.regions);
         while !self.ending {
             self.listen();
             self.plan();

@@ -47,7 +47,7 @@ pub use plan::MemoryPlan;
 
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
-use crate::memory::{ByteRing, Filled, FreeSlot, Hooks, Rows, Ticket};
+use crate::memory::{ByteRing, Filled, FreeSlot, Hooks, Region, Rows, Ticket};
 use crate::order::{Batches, EpochOrder};
 use crate::profile::Meters;
 use crate::read::{PageCache, Sources, Waker};
@@ -198,4 +198,6 @@ pub(crate) struct IoSide {
     pub(crate) events: Receiver<Event>,
     pub(crate) idle: Receiver<Box<fetch::Pending>>,
     pub(crate) ring: Option<ByteRing>,
+    /// What the reader may register with the kernel.
+    pub(crate) regions: Vec<Arc<Region>>,
 }

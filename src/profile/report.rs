@@ -100,6 +100,32 @@ impl Report {
     }
 }
 
+/// The counters that are not zero.
+fn reads_in_words(reads: &ReadStats) -> String {
+    if reads.ops == 0 {
+        return "no reads".into();
+    }
+    let gb = |bytes: u64| bytes as f64 / 1e9;
+    let mut words = vec![format!("{} reads, {:.3} GB", reads.ops, gb(reads.bytes_asked))];
+    if reads.bytes_moved > reads.bytes_asked {
+        words.push(format!("{:.3} GB moved", gb(reads.bytes_moved)));
+    }
+    let counts = [
+        (reads.direct_reads, "past the page cache"),
+        (reads.buffered_reads, "through it"),
+        (reads.short_reads, "short and continued"),
+        (reads.retries, "repeated"),
+        (reads.fallbacks, "refused by O_DIRECT and read through the cache"),
+        (reads.failed, "failed"),
+        (reads.opens, "files opened"),
+    ];
+    words.extend(counts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")));
+    if reads.registered_buffers {
+        words.push("registered buffers".into());
+    }
+    words.join(", ")
+}
+
 fn share(part: Duration, whole: Duration) -> f64 {
     if whole.is_zero() { 0.0 } else { part.as_secs_f64() / whole.as_secs_f64() }
 }
@@ -130,7 +156,7 @@ impl fmt::Display for Report {
         )?;
         writeln!(f, "workers   {} decode workers, busy {:.0} %", self.workers, 100.0 * self.busy_share())?;
         writeln!(f, "reader    {}", self.choice)?;
-        writeln!(f, "storage   {}", self.reads)?;
+        writeln!(f, "storage   {}", reads_in_words(&self.reads))?;
         if let Some((hits, misses)) = self.cache {
             writeln!(f, "cache     asked first: held {hits}, not held {misses}")?;
         }
