@@ -1,7 +1,7 @@
 //! The I/O thread: plans batches, brings bytes from storage, hands them on. It alone takes permits, and it alone
 //! drives the reader; it sleeps only in [`Reader::wait`], which a completion or a wake ends.
 
-use super::work::{self, decode_row, panicked};
+use super::work::{self, decode_row, named, panicked};
 use super::{Core, Event, IoSide, Job, Start, ticket};
 use crate::dataset::{Part, Parts};
 use crate::decode::Scratch;
@@ -280,10 +280,7 @@ impl Io {
         }));
         let planned = planned.unwrap_or_else(|panic| Err(panicked(&*panic)));
         if let Err(error) = planned {
-            rows.fail_row(match id {
-                Some(id) => error.with_sample(id),
-                None => error,
-            });
+            rows.fail_row(named(error, id));
             return Begun::Yes;
         }
         let mut pending = self.idle.pop().expect("checked by the caller");

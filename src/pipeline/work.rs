@@ -192,9 +192,10 @@ fn look_up_rows(core: &Core, job: &Arc<Job>, mut rows: Rows, state: &mut State) 
     let mut parts = Parts::new();
     let mut missed = false;
     while rows.len() > 0 && !job.is_cancelled() {
+        let mut id = None;
         let looked = guarded(state, |state| {
-            let id = job.id_of(&rows)?;
-            look_up_one(core, job, id, &mut rows, &mut parts, state).map_err(|error| error.with_sample(id))
+            let id = *id.insert(job.id_of(&rows)?);
+            look_up_one(core, job, id, &mut rows, &mut parts, state)
         });
         match looked {
             Ok(Looked::Done) => rows.finish_row(),
@@ -203,7 +204,7 @@ fn look_up_rows(core: &Core, job: &Arc<Job>, mut rows: Rows, state: &mut State) 
                 core.to_io.misses.push(Miss { job: job.clone(), rows });
                 missed = true;
             }
-            Err(error) => rows.fail_row(error),
+            Err(error) => rows.fail_row(named(error, id)),
         }
     }
     if missed {
@@ -219,6 +220,14 @@ fn guarded<R>(state: &mut State, work: impl FnOnce(&mut State) -> Result<R>) -> 
             state.scratch = Scratch::default();
             Err(panicked(&*panic))
         }
+    }
+}
+
+/// The error with the sample's id, where the order got so far as to give one.
+pub(crate) fn named(error: Error, id: Option<u64>) -> Error {
+    match id {
+        Some(id) => error.with_sample(id),
+        None => error,
     }
 }
 
@@ -288,12 +297,10 @@ fn decode_pending(core: &Core, mut pending: Box<Pending>, state: &mut State) {
     let mut rows = pending.rows.take().expect("a pending sample has its row");
     if !job.is_cancelled() {
         let (id, pieces) = (pending.id, &pending.pieces);
-        let done = guarded(state, |state| {
-            decode_row(core, &job, id, pieces, &mut rows, &mut state.scratch).map_err(|error| error.with_sample(id))
-        });
+        let done = guarded(state, |state| decode_row(core, &job, id, pieces, &mut rows, &mut state.scratch));
         match done {
             Ok(()) => rows.finish_row(),
-            Err(error) => rows.fail_row(error),
+            Err(error) => rows.fail_row(error.with_sample(id)),
         }
     }
     drop(rows);
