@@ -156,7 +156,12 @@ impl Field {
 
     /// Bytes of one row as stored; `None` when they overflow.
     fn checked_row_bytes(&self) -> Option<usize> {
-        self.dims().iter().try_fold(self.dtype.size(), |bytes, dim| bytes.checked_mul(*dim))
+        // Without `dims()`, which allocates: this is asked for each sample.
+        let (first, rest) = match &self.shape {
+            Shape::Fixed(dims) => (1, dims),
+            Shape::UpTo { max, inner } => (*max, inner),
+        };
+        rest.iter().try_fold(self.dtype.size().checked_mul(first)?, |bytes, dim| bytes.checked_mul(*dim))
     }
 
     /// Bytes of one row as stored.

@@ -339,9 +339,9 @@ impl Row<'_> {
     /// Errors: [`ErrorKind::Shape`] when the length does not fit.
     pub fn copy_from(&mut self, field: usize, bytes: &[u8]) -> Result<()> {
         let spec = &self.slot.plan.spec.fields()[field];
-        let (row_bytes, up_to) = (spec.row_bytes(), spec.is_up_to());
-        if up_to {
-            let unit = row_bytes / spec.dims()[0];
+        let row_bytes = spec.row_bytes();
+        if let crate::tensor::Shape::UpTo { max, .. } = spec.shape() {
+            let unit = row_bytes / max;
             if bytes.len() % unit != 0 {
                 return Err(wrong_bytes(spec, bytes.len()));
             }
