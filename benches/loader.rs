@@ -1,0 +1,165 @@
+//! The loader as a whole. CPU time per 64-byte record from memory is what the crate itself costs; with
+//! `FEEDLINE_PAIRS=15` it is compared, in alternating pairs, with what the machine can do without it:
+//!
+//! ```text
+//! FEEDLINE_PAIRS=15 cargo bench --bench loader -- pairs
+//! ```
+
+mod common;
+
+use common::{as_test, compare, cpu_s, evict, file, fio, pairs_wanted, warm};
+use criterion::{Criterion, Throughput, criterion_group};
+use feedline::dataset::Records;
+use feedline::read::{Direct, Mode};
+use feedline::{Loader, LoaderBuilder, Order};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const RECORD: usize = 150_528;
+const BATCH: usize = 256;
+
+fn small_records(batch: usize) -> LoaderBuilder {
+    let count = if as_test() { 10_000 } else { 1_000_000 };
+    let records = Records::builder(64).open_bytes(vec![7; count * 64]).unwrap();
+    Loader::builder(records).order(Order::shuffled(1)).batch_size(batch)
+}
+
+/// CPU time of the whole process for `samples` records.
+fn cpu_of(loader: &Loader, samples: u64) -> Duration {
+    let mut epochs = loader.epochs(0..u64::MAX / 2).unwrap();
+    // The first batches pay for what is made once.
+    epochs.by_ref().take(64).for_each(|batch| drop(batch.unwrap()));
+    let mut done = 0;
+    let before = cpu_s();
+    while done < samples {
+        done += epochs.next().unwrap().unwrap().len() as u64;
+    }
+    Duration::from_secs_f64((cpu_s() - before) * samples as f64 / done as f64)
+}
+
+fn overhead(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("loader: CPU time per 64-byte record from memory");
+    group.throughput(Throughput::Elements(1));
+    for batch in [256, 4096] {
+        let loader = small_records(batch).build().unwrap();
+        group.bench_function(format!("shuffled, batch {batch}"), |bencher| {
+            bencher.iter_custom(|samples| cpu_of(&loader, samples));
+        });
+    }
+    group.finish();
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default().sample_size(10).measurement_time(Duration::from_secs(if as_test() { 1 } else { 5 }));
+    targets = overhead
+}
+
+fn records(path: &Path, mode: Mode, direct: Direct) -> Loader {
+    let len = std::fs::metadata(path).unwrap().len();
+    assert_eq!(len % RECORD as u64, 0, "the file is not a whole number of {RECORD}-byte records");
+    let records = Records::builder(RECORD).open(path).unwrap();
+    let builder = Loader::builder(records).order(Order::shuffled(1)).batch_size(BATCH).workers(2);
+    builder.reader(mode).direct(direct).build().unwrap()
+}
+
+/// GB per second of a loader for about `seconds`, starting with epoch `epoch`.
+fn pull(loader: &Loader, epoch: u64, seconds: f64) -> f64 {
+    let (started, mut bytes) = (Instant::now(), 0);
+    for batch in loader.epochs(epoch..u64::MAX / 2).unwrap() {
+        bytes += batch.unwrap().field("record").unwrap().as_bytes().len();
+        if started.elapsed().as_secs_f64() >= seconds {
+            break;
+        }
+    }
+    bytes as f64 / started.elapsed().as_secs_f64() / 1e9
+}
+
+/// The limit for cached data: two threads that pread random records into memory of the same size and kind.
+fn bare_pread(path: &Path, seconds: f64) -> f64 {
+    let file = std::fs::File::open(path).unwrap();
+    let count = file.metadata().unwrap().len() / RECORD as u64;
+    let order = feedline::order::Permutation::new(count, feedline::order::Key::new(7));
+    let bytes = 4 * BATCH * RECORD;
+    let mut memory = memmap2::MmapMut::map_anon(bytes).unwrap();
+    let _ = memory.advise(memmap2::Advice::HugePage);
+    let _ = memory.advise(memmap2::Advice::PopulateWrite);
+    let (next, started) = (AtomicU64::new(0), Instant::now());
+    std::thread::scope(|scope| {
+        for half in memory.chunks_mut(bytes / 2) {
+            let (file, order, next) = (&file, &order, &next);
+            scope.spawn(move || {
+                while started.elapsed().as_secs_f64() < seconds {
+                    for row in half.chunks_exact_mut(RECORD) {
+                        let index = order.get(next.fetch_add(1, Ordering::Relaxed) % count);
+                        file.read_exact_at(row, index * RECORD as u64).unwrap();
+                    }
+                }
+            });
+        }
+    });
+    next.load(Ordering::Relaxed) as f64 * RECORD as f64 / started.elapsed().as_secs_f64() / 1e9
+}
+
+fn pairs(count: usize, seconds: f64) {
+    let path = file(14_000 * RECORD as u64);
+    let len = std::fs::metadata(&path).unwrap().len();
+    println!("{} ({:.2} GB), {count} pairs of {seconds} s", path.display(), len as f64 / 1e9);
+
+    let direct = records(&path, Mode::Uring, Direct::On);
+    let mut epoch = 0;
+    evict(&path, 0..len);
+    compare(
+        "cold: loader, O_DIRECT, shuffled / fio randread, same block and depth",
+        "GB/s",
+        count,
+        || {
+            pull(
+                &direct,
+                {
+                    epoch += 1;
+                    epoch
+                },
+                seconds,
+            )
+        },
+        || fio(&path, RECORD as u64, 32, seconds).map_or(f64::NAN, |fio| fio.gb_per_s),
+    );
+
+    let half = len / 2 / RECORD as u64 * RECORD as u64;
+    let auto = |direct| records(&path, Mode::Auto, direct);
+    let buffered = records(&path, Mode::Uring, Direct::Off);
+    let mixed = auto(Direct::On);
+    // A single pass over half of the data each: longer runs of the buffered reader would cache the other half.
+    let one = |loader: &Loader| {
+        evict(&path, half..len);
+        warm(&path, 0..half);
+        let started = Instant::now();
+        let bytes: usize = loader.epoch(0).unwrap().take(30).map(|batch| batch.unwrap().len() * RECORD).sum();
+        bytes as f64 / started.elapsed().as_secs_f64() / 1e9
+    };
+    compare("half cached: auto / io_uring O_DIRECT", "GB/s", count, || one(&mixed), || one(&direct));
+    compare("half cached: auto / io_uring buffered", "GB/s", count, || one(&mixed), || one(&buffered));
+
+    warm(&path, 0..len);
+    let cached = auto(Direct::Auto);
+    compare(
+        "warm: loader, auto, 2 workers / bare pread loop on 2 threads",
+        "GB/s",
+        count,
+        || pull(&cached, 0, seconds),
+        || bare_pread(&path, seconds),
+    );
+}
+
+fn main() {
+    let (count, seconds) = pairs_wanted();
+    if count > 0 {
+        pairs(count, seconds);
+    } else {
+        benches();
+        Criterion::default().configure_from_args().final_summary();
+    }
+}
