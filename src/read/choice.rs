@@ -1,10 +1,13 @@
 //! Which reader, and why: decided once, when the dataset is opened, from what the machine offers.
 
 use super::files::{Files, Probe, probe};
+use super::mmap::Mmap;
 use super::pread::Pread;
 use super::threads::Threaded;
+use super::uring::{Uring, refusal};
 use super::{DEPTH_MAX, Direct, Mode, PageCache, Reader, ReaderOptions, Sources, THREADS_MAX};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use rustix::io::Errno;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
@@ -54,7 +57,21 @@ pub fn open(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
     let mut why = Vec::new();
     let align = choose_align(&sources, options, &mut why)?;
     let files = || Files::new(sources.clone(), align, options.fds);
-    let reader: Box<dyn Reader> = Box::new(start_threads(Pread::new(files()), options)?);
+    let reader: Box<dyn Reader> = match options.mode {
+        Mode::Pread => Box::new(start_threads(Pread::new(files()), options)?),
+        Mode::Mmap => Box::new(start_threads(Mmap::new(files()), options)?),
+        Mode::Uring | Mode::Auto => match start_uring(files(), options) {
+            Ok(reader) => {
+                why.push(format!("io_uring: {}", reader.flavour()));
+                Box::new(reader)
+            }
+            Err(errno) if options.mode == Mode::Uring => return Err(config(refusal(errno)).with_source(errno)),
+            Err(errno) => {
+                why.push(format!("{}, so pread threads", refusal(errno)));
+                Box::new(start_threads(Pread::new(files()), options)?)
+            }
+        },
+    };
     let cache = (options.mode == Mode::Auto).then(|| Arc::new(PageCache::new(sources.clone(), options.fds)));
     let choice = Choice { reader: reader.name(), direct: align > 1, cached_first: cache.is_some(), why };
     Ok(Opened { reader, cache, choice })
@@ -76,6 +93,13 @@ fn check_limits(options: &ReaderOptions) -> Result<()> {
         return Err(config("mmap reads through the page cache: O_DIRECT cannot be had with it".into()));
     }
     Ok(())
+}
+
+fn start_uring(files: Files, options: &ReaderOptions) -> Result<Uring, Errno> {
+    match options.deny_uring {
+        Some(errno) => Err(Errno::from_raw_os_error(errno)),
+        None => Uring::new(files, options.depth as usize, options.registered),
+    }
 }
 
 fn start_threads<W: super::threads::Work>(work: W, options: &ReaderOptions) -> Result<Threaded<W>> {

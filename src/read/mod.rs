@@ -23,11 +23,13 @@
 mod cache;
 mod choice;
 mod files;
+mod mmap;
 mod pread;
 mod progress;
 mod source;
 mod sys;
 mod threads;
+mod uring;
 mod waker;
 
 pub use cache::{Cached, PageCache};

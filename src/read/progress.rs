@@ -85,11 +85,6 @@ impl Progress {
         self.align > 1
     }
 
-    /// Bytes of buffer it needs.
-    pub(crate) fn span(&self) -> usize {
-        self.span
-    }
-
     /// What to read now.
     pub(crate) fn next(&self) -> Next {
         let at = self.got & !(self.align - 1);

@@ -1,0 +1,211 @@
+//! Threads that copy out of memory maps, without ever touching them: the kernel copies (`process_vm_readv` on
+//! ourselves), so that a file truncated under its map is a short count and not a SIGBUS.
+//!
+//! Two things a map does not do by itself: reading ahead (a random access pattern makes the kernel read single pages, so
+//! the thread asks for the whole extent first), and noticing the end of the file inside of its last page (the map shows
+//! zeros there, so the length is looked up again after the copy).
+
+#![allow(unsafe_code)]
+
+use super::files::{File, Files, check};
+use super::progress::{Failure, Progress, Step};
+use super::threads::Work;
+use super::{Counters, Extent, Footprint, ReadStats, add};
+use crate::error::{Error, Result, Stage};
+use memmap2::{Advice, MmapOptions, MmapRaw};
+use rustix::fd::AsFd;
+use rustix::io::Errno;
+use std::ffi::{c_int, c_ulong};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Maps kept at most: a quarter of the kernel's default `vm.max_map_count`. Beyond it an extent is mapped for its read.
+const MAPS_MAX: usize = 16_384;
+
+/// Copies out of maps.
+pub(super) struct Mmap {
+    files: Files,
+    /// One cell per source, when files stay open and are few enough.
+    maps: Option<Box<[OnceLock<MmapRaw>]>>,
+    /// `process_vm_readv` is refused (a seccomp filter): read by `pread` instead.
+    denied: AtomicBool,
+}
+
+/// `struct iovec`.
+#[repr(C)]
+struct IoVec {
+    base: *mut u8,
+    len: usize,
+}
+
+unsafe extern "C" {
+    fn process_vm_readv(
+        pid: c_int,
+        local: *const IoVec,
+        local_count: c_ulong,
+        remote: *const IoVec,
+        remote_count: c_ulong,
+        flags: c_ulong,
+    ) -> isize;
+}
+
+impl Mmap {
+    pub(super) fn new(files: Files) -> Self {
+        let count = files.kept_count().filter(|count| *count <= MAPS_MAX);
+        let maps = count.map(|count| (0..count).map(|_| OnceLock::new()).collect());
+        Self { files, maps, denied: AtomicBool::new(false) }
+    }
+
+    fn read_file(&self, extent: &Extent, dst: &mut [u8], counters: &Counters) -> Result<()> {
+        let file = self.files.get(extent.source)?;
+        add(&counters.buffered_reads, 1);
+        if !self.denied.load(Ordering::Relaxed) {
+            let copied = self.read_map(&file, extent, dst).map_err(|errno| Failure::Os(errno).error(extent))?;
+            add(&counters.bytes_moved, copied as u64);
+            if !self.denied.load(Ordering::Relaxed) {
+                return self.check_end(&file, extent, copied);
+            }
+        }
+        read_plain(&file, extent, dst, counters)
+    }
+
+    /// Copies what can be copied.
+    fn read_map(&self, file: &File, extent: &Extent, dst: &mut [u8]) -> Result<usize, Errno> {
+        let whole = || map(file, 0, self.files.sources().len_of(extent.source) as usize);
+        if let Some(maps) = &self.maps {
+            let cell = &maps[extent.source.index()];
+            let map = match cell.get() {
+                Some(map) => map,
+                None => {
+                    let fresh = whole()?;
+                    cell.get_or_init(|| fresh)
+                }
+            };
+            return self.copy(map, extent.offset as usize, dst);
+        }
+        let map = map(file, extent.offset, dst.len())?;
+        self.copy(&map, 0, dst)
+    }
+
+    /// Copies from `start` of the map until `dst` is full or a page cannot be had.
+    fn copy(&self, map: &MmapRaw, start: usize, dst: &mut [u8]) -> Result<usize, Errno> {
+        // First all of it on its way at once, then wait for it: faults alone would bring it page by page. Both are
+        // hints: what they miss the copy brings, and what cannot be had it reports.
+        let _ = map.advise_range(Advice::WillNeed, start, dst.len());
+        let _ = map.advise_range(Advice::PopulateRead, start, dst.len());
+        let mut done = 0;
+        while done < dst.len() {
+            match copy_once(map, start + done, &mut dst[done..]) {
+                Ok(0) | Err(Errno::FAULT) => break,
+                Ok(count) => done += count,
+                Err(Errno::INTR | Errno::AGAIN) => {}
+                Err(Errno::PERM | Errno::NOSYS | Errno::ACCESS) => {
+                    self.denied.store(true, Ordering::Relaxed);
+                    break;
+                }
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Whether what was copied is the file's: behind its end a map shows zeros up to the end of the page.
+    fn check_end(&self, file: &File, extent: &Extent, copied: usize) -> Result<()> {
+        let len = file.len_now().map_err(|errno| Failure::Os(errno).error(extent))?;
+        if len < extent.offset + extent.len {
+            return Err(Failure::Truncated(len.saturating_sub(extent.offset)).error(extent));
+        }
+        if (copied as u64) < extent.len {
+            let message = format!("{} bytes expected, {copied} could be read", extent.len);
+            return Err(Error::os(Stage::Read, message, Errno::IO.into()));
+        }
+        Ok(())
+    }
+}
+
+/// The bytes by `pread`.
+fn read_plain(file: &File, extent: &Extent, dst: &mut [u8], counters: &Counters) -> Result<()> {
+    let mut progress = Progress::new(*extent, 1);
+    loop {
+        let next = progress.next();
+        let result = rustix::io::pread(file, &mut dst[next.at..next.at + next.len], next.offset);
+        add(&counters.bytes_moved, result.unwrap_or(0) as u64);
+        match progress.step(result) {
+            Step::Done(_) => return Ok(()),
+            Step::Continue => add(&counters.short_reads, 1),
+            Step::Retry | Step::Buffered => add(&counters.retries, 1),
+            Step::Fail(failure) => return Err(failure.error(extent)),
+        }
+    }
+}
+
+/// Maps `len` bytes from `offset`; the result starts at `offset`, whatever its alignment.
+fn map(file: &File, offset: u64, len: usize) -> Result<MmapRaw, Errno> {
+    let mapped = MmapOptions::new().offset(offset).len(len).map_raw_read_only(&file.as_fd());
+    mapped.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))
+}
+
+/// One copy by the kernel; a short count ends at a page that cannot be had.
+fn copy_once(map: &MmapRaw, start: usize, dst: &mut [u8]) -> Result<usize, Errno> {
+    assert!(start + dst.len() <= map.len());
+    let local = IoVec { base: dst.as_mut_ptr(), len: dst.len() };
+    let remote = IoVec { base: map.as_mut_ptr().wrapping_add(start), len: dst.len() };
+    let pid = rustix::process::getpid().as_raw_nonzero().get();
+    // SAFETY: `local` is a live, exclusive slice, the only memory that is written. `remote` lies in a live map of this
+    // process, is only read, and by the kernel, which answers a page that is gone with a short count or EFAULT.
+    let count = unsafe { process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
+    usize::try_from(count).map_err(|_| Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
+}
+
+impl Work for Mmap {
+    const NAME: &'static str = "mmap";
+
+    fn read(&self, extent: &Extent, buf: &mut [u8], counters: &Counters) -> Result<usize> {
+        let sources = self.files.sources();
+        check(sources, extent, buf.len(), extent.len as usize)?;
+        let dst = &mut buf[..extent.len as usize];
+        if let Some(bytes) = sources.bytes_of(extent.source) {
+            dst.copy_from_slice(&bytes[extent.offset as usize..][..dst.len()]);
+        } else if !dst.is_empty() {
+            self.read_file(extent, dst, counters)
+                .map_err(|error| error.with_path(sources.path(extent.source)).with_range(extent.offset, extent.len))?;
+        }
+        Ok(0)
+    }
+
+    fn footprint(&self, extent: &Extent) -> Footprint {
+        Footprint { bytes: extent.len as usize, in_place: true }
+    }
+
+    fn mem_align(&self) -> usize {
+        1
+    }
+
+    fn stats(&self, stats: &mut ReadStats) {
+        stats.opens = self.files.opens();
+        stats.fallbacks = u64::from(self.denied.load(Ordering::Relaxed));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::read::Sources;
+    use std::sync::Arc;
+
+    #[test]
+    fn where_the_kernel_refuses_the_copy_the_same_bytes_come_by_pread() {
+        let path = std::env::current_exe().unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        let mut sources = Sources::new();
+        let source = sources.file(&path, bytes.len() as u64).unwrap();
+        let mmap = Mmap::new(Files::new(Arc::new(sources), 1, None));
+        let extent = Extent { source, offset: 5000, len: 10_000 };
+        for denied in [false, true] {
+            mmap.denied.store(denied, Ordering::Relaxed);
+            let mut buf = vec![0; 10_000];
+            assert_eq!(mmap.read(&extent, &mut buf, &Counters::default()).unwrap(), 0);
+            assert_eq!(buf, bytes[5000..15_000], "denied: {denied}");
+        }
+    }
+}

@@ -1,0 +1,535 @@
+//! The io_uring reader: one ring, driven by one thread, and no thread of its own.
+//!
+//! ```text
+//! submit ─► start ─┬─ file open ────────────► read entry ─► completion entry ─► done │ read on │ again │ failed
+//!                  └─ open entry ─► fstat ──►     ▲                                     └───────┴──┘
+//! ```
+//!
+//! * `inflight` decides (pure), `ring` holds what the kernel may touch (unsafe), this file joins them.
+//! * Opening goes through the ring as well. What the dentry cache knows is opened inline while submitting, at no extra
+//!   system call; what it does not know goes to the kernel's own workers, so that cold inodes do not queue up behind
+//!   each other on the driving thread.
+//! * A `wait` is one `io_uring_enter` that sends what was submitted and sleeps; looking at an empty queue is none.
+//! * The ring belongs to the thread that first uses it (the kernel insists, in exchange for fewer interrupts). After it
+//!   ran empty it may go on to another thread: it is then set up anew there.
+
+mod inflight;
+mod ring;
+
+use self::inflight::{Action, CANCEL, Key, Phase, Table, WAKE};
+use self::ring::{Ring, Target};
+use super::files::{Files, OPEN_FLAGS, check, open_error};
+use super::progress::{Failure, Progress, Step, footprint};
+use super::waker::Bell;
+use super::{Completion, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, Sealed, Waker, count_leaked};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::memory::{IoBuf, Region};
+use rustix::fd::AsFd;
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+
+/// How long to rest when the kernel is short of memory, or the ring cannot be entered at all.
+const REST: Duration = Duration::from_millis(1);
+
+/// The reader.
+pub(super) struct Uring {
+    ring: Ring,
+    table: Table<Op>,
+    /// Operations that want an entry.
+    unsent: VecDeque<Key>,
+    /// Entries to be cancelled.
+    cancels: VecDeque<Key>,
+    /// Completed without the kernel.
+    ready: Vec<Completion>,
+    /// Scratch for completion entries and paths.
+    events: Vec<(u64, i32)>,
+    files: Files,
+    regions: Vec<Arc<Region>>,
+    bell: Arc<Bell>,
+    /// A look-out for wakes is under way.
+    armed: bool,
+    /// The thread that may enter the ring.
+    owner: Option<ThreadId>,
+    /// Why the ring cannot be used any more.
+    broken: Option<Errno>,
+    /// Since when the kernel has refused to take entries.
+    refused: Option<Instant>,
+    registered: bool,
+    depth: usize,
+    stats: ReadStats,
+}
+
+struct Op {
+    tag: u64,
+    extent: Extent,
+    phase: Phase,
+    /// Do not go on after the entry under way.
+    cancelled: bool,
+}
+
+/// Why io_uring is not to be had, in words.
+pub(super) fn refusal(errno: Errno) -> String {
+    let switch = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
+    let name = match errno {
+        Errno::NOSYS => "ENOSYS (this kernel has none, or one before 5.11, or a filter hides it)".to_string(),
+        Errno::PERM | Errno::ACCESS if matches!(switch.trim(), "1" | "2") => {
+            format!("EPERM (kernel.io_uring_disabled = {})", switch.trim())
+        }
+        Errno::PERM => "EPERM (a seccomp filter, as container runtimes have?)".to_string(),
+        Errno::ACCESS => "EACCES (a security module?)".to_string(),
+        Errno::NOMEM => "ENOMEM (RLIMIT_MEMLOCK?)".to_string(),
+        errno => errno.to_string(),
+    };
+    format!("io_uring: setup refused with {name}")
+}
+
+impl Uring {
+    /// A reader over `files`; its ring is made and tried out here, and enabled by the thread that first uses it.
+    pub(super) fn new(files: Files, depth: usize, registered: bool) -> Result<Self, Errno> {
+        Ring::try_out()?;
+        let ring = Ring::new(depth)?;
+        let bell = Bell::eventfd().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::MFILE))?;
+        let mut reader = Self {
+            ring,
+            table: Table::new(depth),
+            unsent: VecDeque::with_capacity(depth),
+            cancels: VecDeque::new(),
+            ready: Vec::with_capacity(depth),
+            events: Vec::with_capacity(2 * depth + 2),
+            files,
+            regions: Vec::new(),
+            bell,
+            armed: false,
+            owner: None,
+            broken: None,
+            refused: None,
+            registered,
+            depth,
+            stats: ReadStats::default(),
+        };
+        reader.register_files();
+        Ok(reader)
+    }
+
+    /// How the kernel runs completions, for the report.
+    pub(super) fn flavour(&self) -> &'static str {
+        self.ring.flavour()
+    }
+
+    fn register_files(&mut self) {
+        let Some(count) = self.files.kept_count().filter(|_| self.registered) else { return };
+        // Not to be had (a low limit of descriptors, say): files are then used by their descriptors.
+        if self.ring.register_files(count).is_ok() {
+            for id in self.files.sources().ids() {
+                let Some(file) = self.files.open_already(id) else { continue };
+                self.ring.set_file(id.index(), file.as_fd());
+            }
+        }
+        self.stats.registered_files = self.ring.has_files();
+    }
+
+    fn register_regions(&mut self) -> Option<String> {
+        let regions = std::mem::take(&mut self.regions);
+        let result = self.ring.register_buffers(&regions);
+        self.regions = regions;
+        self.stats.registered_buffers = self.ring.has_buffers();
+        let bytes: usize = self.regions.iter().map(|region| region.len()).sum();
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+        let limit = limit.map_or("none".into(), |limit| format!("{limit} bytes"));
+        let errno = result.err()?;
+        Some(format!("io_uring: {bytes} bytes of buffers not registered: {errno} (RLIMIT_MEMLOCK: {limit})"))
+    }
+
+    /// Whether this thread may enter the ring; takes it over when nothing is under way in it.
+    fn may_enter(&mut self) -> bool {
+        let thread = std::thread::current().id();
+        if self.broken.is_some() || self.owner == Some(thread) {
+            return self.broken.is_none();
+        }
+        if self.owner.is_some() && self.ring.busy() > 0 {
+            return false;
+        }
+        if let Err(errno) = self.take_over() {
+            self.break_down(errno);
+            return false;
+        }
+        self.owner = Some(thread);
+        true
+    }
+
+    fn take_over(&mut self) -> Result<(), Errno> {
+        if self.owner.is_some() {
+            // Its buffers are in the old ring's slots: those of operations that have no entry under way.
+            let mut fresh = Ring::new(self.depth)?;
+            for (key, _) in self.table.iter_mut() {
+                if let Some(buf) = self.ring.release(key.index()) {
+                    fresh.hold(key.index(), buf);
+                }
+            }
+            for (key, op) in self.table.iter_mut() {
+                if matches!(op.phase, Phase::Read(_)) && self.files.open_already(op.extent.source).is_none() {
+                    // Its own file went with the old ring.
+                    op.phase = Phase::open(self.files.align() > 1);
+                    debug_assert!(!fresh.is_busy(key.index()));
+                }
+            }
+            self.ring = fresh;
+            self.armed = false;
+            self.cancels.clear();
+            self.register_files();
+            if !self.regions.is_empty() {
+                self.register_regions();
+            }
+        }
+        self.ring.enable()
+    }
+
+    /// Gives the ring up: what has no entry under way ends with an error, and so does all that follows.
+    fn break_down(&mut self, errno: Errno) {
+        self.broken = Some(errno);
+        while let Some(key) = self.unsent.pop_front() {
+            self.end(key, Err(broken_error(errno)));
+        }
+    }
+
+    /// Takes the operation over: into the table, or to `ready` when it is over already.
+    fn start(&mut self, op: ReadOp) {
+        let ReadOp { tag, extent, mut buf } = op;
+        self.stats.bytes_asked += extent.len;
+        match self.first_phase(&extent, &mut buf) {
+            Ok(Some(phase)) => {
+                let key = self.table.insert(Op { tag, extent, phase, cancelled: false });
+                self.ring.hold(key.index(), buf);
+                self.unsent.push_back(key);
+            }
+            Ok(None) => self.finish(tag, extent, buf, Ok(0)),
+            Err(error) => self.finish(tag, extent, buf, Err(error)),
+        }
+    }
+
+    /// What to do first; `None` when all is done.
+    fn first_phase(&mut self, extent: &Extent, buf: &mut IoBuf) -> Result<Option<Phase>> {
+        if let Some(errno) = self.broken {
+            return Err(broken_error(errno));
+        }
+        let (sources, align) = (self.files.sources(), self.files.align());
+        check(sources, extent, buf.len(), footprint(extent, align).bytes)?;
+        if let Some(bytes) = sources.bytes_of(extent.source) {
+            let bytes = &bytes[extent.offset as usize..][..extent.len as usize];
+            buf.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
+            return Ok(None);
+        }
+        if extent.len == 0 {
+            return Ok(None);
+        }
+        super::pread::check_aligned(buf.as_mut_slice(), align > 1, align)?;
+        Ok(Some(match self.files.open_already(extent.source) {
+            Some(file) => Phase::Read(Progress::new(*extent, self.files.align_of(file))),
+            None => Phase::open(align > 1),
+        }))
+    }
+
+    /// Moves what wants an entry into the queue, as far as there is room.
+    fn push_unsent(&mut self) {
+        while let Some(key) = self.cancels.front() {
+            if !self.ring.cancel(*key) {
+                return;
+            }
+            self.cancels.pop_front();
+        }
+        while let Some(key) = self.unsent.front().copied() {
+            if !self.push(key) {
+                return;
+            }
+            self.unsent.pop_front();
+        }
+    }
+
+    fn push(&mut self, key: Key) -> bool {
+        let Some(op) = self.table.get_mut(key) else { return true };
+        let id = op.extent.source;
+        match &op.phase {
+            Phase::Open { direct, .. } => {
+                let flags = if *direct { self.files.flags() } else { OPEN_FLAGS };
+                let sources = self.files.sources();
+                self.ring.open(key, flags, |path| sources.path_into(id, path))
+            }
+            Phase::Read(progress) => {
+                let target = match self.files.open_already(id) {
+                    Some(file) => Target::Kept(file, id.index()),
+                    None => Target::Own,
+                };
+                let pushed = self.ring.read(key, target, progress.next());
+                let reads =
+                    if progress.is_direct() { &mut self.stats.direct_reads } else { &mut self.stats.buffered_reads };
+                *reads += u64::from(pushed);
+                pushed
+            }
+        }
+    }
+
+    /// Handles all completion entries that are there.
+    fn reap(&mut self) {
+        let mut events = std::mem::take(&mut self.events);
+        self.ring.reap(&mut events);
+        for (user_data, result) in events.drain(..) {
+            match Key::from_user_data(user_data) {
+                Some(key) => self.handle(key, result),
+                None if user_data == WAKE => {
+                    self.bell.drain();
+                    self.armed = false;
+                }
+                None => debug_assert_eq!(user_data, CANCEL),
+            }
+        }
+        self.events = events;
+    }
+
+    fn handle(&mut self, key: Key, result: i32) {
+        let Some(op) = self.table.get_mut(key) else {
+            return debug_assert!(false, "a completion of nobody");
+        };
+        let asked = if let Phase::Read(progress) = &op.phase { Some(progress.next().len) } else { None };
+        let action = op.phase.step(result);
+        if asked.is_some() {
+            self.stats.bytes_moved += result.max(0) as u64;
+        }
+        let (extent, cancelled) = (op.extent, op.cancelled);
+        match action {
+            Action::Opened(fd) => self.opened(key, fd),
+            Action::OpenFailed(errno) => self.end(key, Err(open_error(self.files.sources(), extent.source, errno))),
+            Action::Read(Step::Done(start)) => self.end(key, Ok(start)),
+            Action::Read(Step::Fail(failure)) => self.end(key, Err(failure.error(&extent))),
+            _ if cancelled || self.broken.is_some() => self.end(key, Err(self.cut_short(&extent))),
+            Action::Resend => {
+                self.stats.retries += 1;
+                self.unsent.push_back(key);
+            }
+            Action::Read(step) => {
+                self.go_on(key, &extent, step, asked.is_some_and(|asked| asked > result.max(0) as usize));
+            }
+        }
+    }
+
+    /// The error of an operation that is not continued.
+    fn cut_short(&self, extent: &Extent) -> Error {
+        self.broken.map_or_else(|| Failure::Os(Errno::CANCELED).error(extent), broken_error)
+    }
+
+    fn go_on(&mut self, key: Key, extent: &Extent, step: Step, short: bool) {
+        match step {
+            Step::Continue => self.stats.short_reads += u64::from(short),
+            Step::Buffered => match self.files.open_already(extent.source).or_else(|| self.ring.file(key.index())) {
+                Some(file) => self.files.make_buffered(file),
+                None => debug_assert!(false, "read without a file"),
+            },
+            _ => self.stats.retries += 1,
+        }
+        self.unsent.push_back(key);
+    }
+
+    /// Checks the file that was opened and reads from it.
+    fn opened(&mut self, key: Key, fd: i32) {
+        let fd = ring::adopt(fd);
+        let Some(op) = self.table.get_mut(key) else { return };
+        let (id, extent, cancelled) = (op.extent.source, op.extent, op.cancelled);
+        let buffered = matches!(op.phase, Phase::Open { direct: false, .. }) && self.files.align() > 1;
+        if cancelled || self.broken.is_some() {
+            return self.end(key, Err(self.cut_short(&extent)));
+        }
+        let handle = match self.files.adopt(id, fd, buffered) {
+            Ok(handle) => handle,
+            Err(error) => return self.end(key, Err(error)),
+        };
+        op.phase = Phase::Read(Progress::new(extent, self.files.align_of(&handle)));
+        match handle {
+            super::files::Handle::Kept(file) => self.ring.set_file(id.index(), file.as_fd()),
+            super::files::Handle::Once(file) => self.ring.hold_file(key.index(), file),
+        }
+        self.unsent.push_back(key);
+    }
+
+    /// Takes the operation out of the table.
+    fn end(&mut self, key: Key, result: Result<usize>) {
+        let Some(buf) = self.ring.release(key.index()) else {
+            return debug_assert!(false, "ended while an entry is under way");
+        };
+        if let Some(op) = self.table.remove(key) {
+            self.finish(op.tag, op.extent, buf, result);
+        }
+    }
+
+    fn finish(&mut self, tag: u64, extent: Extent, buf: IoBuf, result: Result<usize>) {
+        let site = |error: Error| {
+            error.with_path(self.files.sources().path(extent.source)).with_range(extent.offset, extent.len)
+        };
+        self.stats.ops += 1;
+        self.stats.failed += u64::from(result.is_err());
+        self.ready.push(Completion { tag, buf, result: result.map_err(site) });
+    }
+
+    /// One `io_uring_enter`. Every error is either a reason to look and come again, or the end of the ring.
+    fn enter(&mut self, wait: bool, timeout: Option<Duration>) {
+        self.stats.enters += 1;
+        match self.ring.enter(wait, timeout) {
+            Ok(()) | Err(Errno::TIME | Errno::INTR) => self.refused = None,
+            // Short of memory, or completions overflowed and must be reaped first. What is queued stays queued.
+            Err(errno @ (Errno::AGAIN | Errno::BUSY | Errno::NOMEM)) => {
+                self.stats.retries += 1;
+                let since = *self.refused.get_or_insert_with(Instant::now);
+                if since.elapsed() > DROP_DEADLINE {
+                    self.break_down(errno);
+                } else {
+                    std::thread::sleep(REST);
+                }
+            }
+            Err(errno) => self.break_down(errno),
+        }
+    }
+
+    /// Sends what is queued and looks for completions, without sleeping.
+    fn look(&mut self) {
+        self.push_unsent();
+        if self.ring.needs_enter() {
+            self.enter(false, None);
+        }
+        self.reap();
+    }
+
+    /// Sleeps in the ring; true when a wake ended it.
+    fn sleep(&mut self, deadline: Option<Instant>) -> bool {
+        if let Some(event) = self.bell.event().filter(|_| !self.armed) {
+            self.armed = self.ring.poll(event);
+        }
+        // Without a look-out (the queue was full) a wake could not end the sleep: only send.
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        self.enter(self.armed, left);
+        self.bell.rise()
+    }
+
+    /// As `wait`, where the ring cannot be entered: it broke, or another thread's operations are under way.
+    fn wait_outside(&mut self, timeout: Option<Duration>) {
+        self.reap();
+        if self.ready.is_empty() && timeout != Some(Duration::ZERO) {
+            std::thread::sleep(timeout.map_or(REST, |timeout| timeout.min(REST)));
+            self.reap();
+        }
+    }
+
+    fn wait_inside(&mut self, timeout: Option<Duration>) {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        // Completions that are there already are worth no sleep, but what was submitted must be sent all the same.
+        self.reap();
+        loop {
+            self.push_unsent();
+            if !self.ready.is_empty() || timeout == Some(Duration::ZERO) || self.broken.is_some() {
+                return self.look();
+            }
+            if self.bell.doze().is_err() {
+                return self.look();
+            }
+            let woken = self.sleep(deadline);
+            self.reap();
+            if woken || deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                return self.look();
+            }
+            if !self.ready.is_empty() && self.unsent.is_empty() {
+                return;
+            }
+        }
+    }
+}
+
+fn broken_error(errno: Errno) -> Error {
+    Error::os(Stage::Read, "the ring cannot be used any more", errno.into())
+}
+
+impl Sealed for Uring {
+    fn register(&mut self, regions: &[Arc<Region>]) -> Option<String> {
+        if !self.registered {
+            return Some("io_uring: registration was turned off".into());
+        }
+        if self.ring.busy() > 0 || self.owner.is_some_and(|owner| owner != std::thread::current().id()) {
+            return Some("io_uring: buffers can only be registered while nothing is under way".into());
+        }
+        self.regions = regions.to_vec();
+        self.register_regions()
+    }
+}
+
+impl Reader for Uring {
+    fn name(&self) -> &'static str {
+        "io_uring"
+    }
+
+    fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn footprint(&self, extent: &Extent) -> Footprint {
+        footprint(extent, self.files.align())
+    }
+
+    fn mem_align(&self) -> usize {
+        self.files.align()
+    }
+
+    fn submit(&mut self, op: ReadOp) -> std::result::Result<(), ReadOp> {
+        if self.in_flight() == self.depth {
+            return Err(op);
+        }
+        self.start(op);
+        Ok(())
+    }
+
+    fn wait(&mut self, out: &mut Vec<Completion>, timeout: Option<Duration>) {
+        if self.may_enter() {
+            self.wait_inside(timeout)
+        } else {
+            self.wait_outside(timeout)
+        }
+        out.append(&mut self.ready);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.table.len() + self.ready.len()
+    }
+
+    fn cancel(&mut self) {
+        self.unsent.clear();
+        let mark = |(key, op): (Key, &mut Op)| (key, std::mem::replace(&mut op.cancelled, true));
+        let keys: Vec<_> = self.table.iter_mut().map(mark).collect();
+        for (key, already) in keys {
+            if !self.ring.is_busy(key.index()) {
+                self.end(key, Err(Error::new(ErrorKind::Cancelled, Stage::Read, "")));
+            } else if !already {
+                self.cancels.push_back(key);
+            }
+        }
+    }
+
+    fn waker(&self) -> Waker {
+        self.bell.waker()
+    }
+
+    fn stats(&self) -> ReadStats {
+        ReadStats { opens: self.files.opens(), fallbacks: self.files.fallbacks(), ..self.stats }
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        let deadline = Instant::now() + DROP_DEADLINE;
+        self.cancel();
+        let mut out = Vec::new();
+        while self.ring.busy() > 0 && Instant::now() < deadline {
+            self.wait(&mut out, Some(REST * 10));
+            out.clear();
+        }
+        // What is left is leaked by the ring itself.
+        count_leaked(self.ring.busy());
+    }
+}

@@ -1,0 +1,454 @@
+//! The ring and all memory that the kernel may touch through it; the only unsafe code of the io_uring reader.
+//!
+//! The rule that makes the interface safe: a buffer goes into a slot by [`Ring::hold`] and comes back by
+//! [`Ring::release`], which refuses while an entry of the slot is under way. An entry is under way from the moment it is
+//! pushed (a failed submit may leave it queued, to be sent by the next one) until its completion was reaped. If the
+//! ring is dropped before that, everything the kernel could still write to is leaked: closing a ring does not wait.
+
+#![allow(unsafe_code)]
+
+use super::inflight::{CANCEL, Key, WAKE};
+use crate::memory::{IoBuf, Region};
+use crate::read::files::File;
+use crate::read::progress::{Next, READ_MAX};
+use io_uring::{IoUring, Probe, opcode, squeue, types};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use rustix::io::Errno;
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// `POLLIN`, which is the same on all architectures.
+const POLL_IN: u32 = 1;
+
+/// Buffers that a ring can register (the kernel's `IORING_MAX_REG_BUFFERS`).
+const BUFFERS_MAX: usize = 16_384;
+
+/// Files that every kernel with sparse tables can register.
+const FILES_MAX: usize = 32_768;
+
+type Configure = fn(&mut io_uring::Builder);
+
+/// What the kernel is asked for, the best first; EINVAL means that it is older.
+const FLAVOURS: [(&str, Configure); 4] = [
+    ("deferred task work", |builder| {
+        builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all().setup_r_disabled();
+    }),
+    ("cooperative task work", |builder| {
+        builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all().setup_r_disabled();
+    }),
+    ("plain", |builder| {
+        builder.setup_r_disabled();
+    }),
+    ("plain, enabled at once", |_| {}),
+];
+
+/// An io_uring and what it may write to.
+pub(super) struct Ring {
+    ring: ManuallyDrop<IoUring>,
+    slots: ManuallyDrop<Vec<Slot>>,
+    /// Registered memory, kept alive for as long as it is registered.
+    regions: ManuallyDrop<Vec<Arc<Region>>>,
+    /// Parts of `regions` in the order of registration.
+    pieces: Vec<Piece>,
+    /// Which registered-file cells are filled; empty when files are not registered.
+    fixed: Vec<bool>,
+    busy: usize,
+    flavour: &'static str,
+}
+
+#[derive(Default)]
+struct Slot {
+    buf: Option<IoBuf>,
+    /// The file, when it is open for this operation only.
+    file: Option<File>,
+    /// The path while it is being opened, with its NUL.
+    path: Vec<u8>,
+    /// An entry is under way.
+    busy: bool,
+}
+
+/// Registered buffer number `i` is `len` bytes from `start` of the region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Piece {
+    region: u64,
+    start: usize,
+    len: usize,
+}
+
+/// `struct iovec`.
+#[repr(C)]
+struct IoVec {
+    base: *mut u8,
+    len: usize,
+}
+
+/// Which file an entry reads.
+#[derive(Clone, Copy)]
+pub(super) enum Target<'a> {
+    /// A file of the table, with its cell.
+    Kept(&'a File, usize),
+    /// The slot's own.
+    Own,
+}
+
+impl Ring {
+    /// A ring for `slots` operations, not enabled yet; it belongs to the thread that calls [`Ring::enable`].
+    pub(super) fn new(slots: usize) -> Result<Self, Errno> {
+        // One entry per slot, one for the wakes, and room so that cancels need not wait.
+        let entries = (slots as u32 + 2).next_power_of_two();
+        let (ring, flavour) = build(entries)?;
+        let params = ring.params();
+        let mut probe = Probe::new();
+        ring.submitter().register_probe(&mut probe).map_err(errno_of)?;
+        let codes = [opcode::Read::CODE, opcode::ReadFixed::CODE, opcode::OpenAt::CODE, opcode::PollAdd::CODE];
+        let codes_known = codes.into_iter().all(|code| probe.is_supported(code));
+        if !params.is_feature_ext_arg() || !params.is_feature_nodrop() || !codes_known {
+            return Err(Errno::NOSYS);
+        }
+        Ok(Self {
+            ring: ManuallyDrop::new(ring),
+            slots: ManuallyDrop::new((0..slots).map(|_| Slot::default()).collect()),
+            regions: ManuallyDrop::new(Vec::new()),
+            pieces: Vec::new(),
+            fixed: Vec::new(),
+            busy: 0,
+            flavour,
+        })
+    }
+
+    /// Sends one entry through a ring of its own and waits for it: setting a ring up proves nothing where a filter
+    /// refuses to enter it.
+    pub(super) fn try_out() -> Result<(), Errno> {
+        let mut ring = IoUring::new(2).map_err(errno_of)?;
+        let nop = opcode::Nop::new().build();
+        // SAFETY: a NOP refers to no memory.
+        unsafe { ring.submission().push(&nop) }.map_err(|_| Errno::NOSYS)?;
+        ring.submit_and_wait(1).map_err(errno_of)?;
+        ring.completion().next().map(|_| ()).ok_or(Errno::NOSYS)
+    }
+
+    /// How the kernel runs completions.
+    pub(super) fn flavour(&self) -> &'static str {
+        self.flavour
+    }
+
+    /// Makes the calling thread the one that may enter the ring.
+    pub(super) fn enable(&mut self) -> Result<(), Errno> {
+        match self.ring.submitter().register_enable_rings().map_err(errno_of) {
+            // Never disabled.
+            Err(Errno::BADFD) => Ok(()),
+            result => result,
+        }
+    }
+
+    /// Slots with an entry under way.
+    pub(super) fn busy(&self) -> usize {
+        self.busy
+    }
+
+    /// Whether completed work waits for an enter.
+    pub(super) fn needs_enter(&mut self) -> bool {
+        let queue = self.ring.submission();
+        !queue.is_empty() || queue.taskrun() || queue.cq_overflow()
+    }
+
+    /// Registers the regions instead of those before.
+    pub(super) fn register_buffers(&mut self, regions: &[Arc<Region>]) -> Result<(), Errno> {
+        if !self.pieces.is_empty() {
+            self.pieces.clear();
+            self.ring.submitter().unregister_buffers().map_err(errno_of)?;
+            self.regions.clear();
+        }
+        let sizes: Vec<_> = regions.iter().map(|region| (region.id(), region.len())).collect();
+        let pieces = cut(&sizes);
+        if pieces.len() > BUFFERS_MAX {
+            return Err(Errno::INVAL);
+        }
+        let start_of = |id: u64| regions.iter().find(|region| region.id() == id).map(|region| region.ptr().as_ptr());
+        let vector =
+            |piece: &Piece| Some(IoVec { base: start_of(piece.region)?.wrapping_add(piece.start), len: piece.len });
+        let vectors: Vec<IoVec> = pieces.iter().filter_map(vector).collect();
+        // SAFETY: `IoVec` has the layout of `struct iovec`, whose Rust type the parameter names. The vectors lie in
+        // regions that `self.regions` keeps alive until they are unregistered or the ring is closed; registration
+        // itself accesses nothing, and reads into them go through `read` alone.
+        unsafe {
+            let vectors = std::slice::from_raw_parts(vectors.as_ptr().cast(), vectors.len());
+            self.ring.submitter().register_buffers(vectors)
+        }
+        .map_err(errno_of)?;
+        self.regions.extend(regions.iter().cloned());
+        self.pieces = pieces;
+        Ok(())
+    }
+
+    /// Makes room for `count` registered files.
+    pub(super) fn register_files(&mut self, count: usize) -> Result<(), Errno> {
+        if count == 0 || count > FILES_MAX {
+            return Err(Errno::MFILE);
+        }
+        self.ring.submitter().register_files_sparse(count as u32).map_err(errno_of)?;
+        self.fixed = vec![false; count];
+        Ok(())
+    }
+
+    pub(super) fn has_buffers(&self) -> bool {
+        !self.pieces.is_empty()
+    }
+
+    pub(super) fn has_files(&self) -> bool {
+        !self.fixed.is_empty()
+    }
+
+    /// Registers a file of the table; without success it is used by its descriptor.
+    pub(super) fn set_file(&mut self, cell: usize, fd: BorrowedFd<'_>) {
+        let Some(filled) = self.fixed.get_mut(cell) else { return };
+        if !*filled {
+            *filled = self.ring.submitter().register_files_update(cell as u32, &[fd.as_raw_fd()]).is_ok();
+        }
+    }
+
+    /// Puts the operation's buffer into its slot.
+    pub(super) fn hold(&mut self, slot: usize, buf: IoBuf) {
+        let slot = &mut self.slots[slot];
+        assert!(!slot.busy && slot.buf.is_none());
+        slot.buf = Some(buf);
+    }
+
+    /// Keeps the file open until the slot is released.
+    pub(super) fn hold_file(&mut self, slot: usize, file: File) {
+        self.slots[slot].file = Some(file);
+    }
+
+    /// The slot's own file.
+    pub(super) fn file(&self, slot: usize) -> Option<&File> {
+        self.slots[slot].file.as_ref()
+    }
+
+    pub(super) fn is_busy(&self, slot: usize) -> bool {
+        self.slots[slot].busy
+    }
+
+    /// The buffer back, its file closed; `None` while the kernel may still write to it.
+    pub(super) fn release(&mut self, slot: usize) -> Option<IoBuf> {
+        let slot = &mut self.slots[slot];
+        if slot.busy {
+            return None;
+        }
+        slot.file = None;
+        slot.buf.take()
+    }
+
+    /// Queues the read of `next` into the slot's buffer. False when the queue is full: enter, then try again.
+    pub(super) fn read(&mut self, key: Key, target: Target<'_>, next: Next) -> bool {
+        let slot = &mut self.slots[key.index()];
+        assert!(!slot.busy, "one entry at a time");
+        let buf = slot.buf.as_mut().expect("held since it was started");
+        let (region, start) = buf.place();
+        let bytes = &mut buf.as_mut_slice()[next.at..next.at + next.len];
+        let (ptr, len) = (bytes.as_mut_ptr(), next.len as u32);
+        let piece = find(&self.pieces, region, start + next.at, next.len);
+        let cell = match target {
+            Target::Kept(_, cell) => {
+                self.fixed.get(cell).is_some_and(|filled| *filled).then_some(types::Fixed(cell as u32))
+            }
+            Target::Own => None,
+        };
+        let file = match target {
+            Target::Kept(file, _) => file,
+            Target::Own => slot.file.as_ref().expect("held since it was opened"),
+        };
+        let fd = types::Fd(file.as_fd().as_raw_fd());
+        let entry = match (cell, piece) {
+            (Some(cell), Some(piece)) => opcode::ReadFixed::new(cell, ptr, len, piece).offset(next.offset).build(),
+            (Some(cell), None) => opcode::Read::new(cell, ptr, len).offset(next.offset).build(),
+            (None, Some(piece)) => opcode::ReadFixed::new(fd, ptr, len, piece).offset(next.offset).build(),
+            (None, None) => opcode::Read::new(fd, ptr, len).offset(next.offset).build(),
+        };
+        self.push(entry.user_data(key.user_data()), Some(key.index()))
+    }
+
+    /// Queues the opening of the path that `write` writes (without its NUL).
+    pub(super) fn open(&mut self, key: Key, flags: rustix::fs::OFlags, write: impl FnOnce(&mut Vec<u8>)) -> bool {
+        let slot = &mut self.slots[key.index()];
+        assert!(!slot.busy, "one entry at a time");
+        write(&mut slot.path);
+        if slot.path.contains(&0) {
+            // The kernel would open what the path says up to there; the empty path is ENOENT.
+            slot.path.clear();
+        }
+        slot.path.push(0);
+        let entry = opcode::OpenAt::new(types::Fd(rustix::fs::CWD.as_raw_fd()), slot.path.as_ptr().cast())
+            .flags(flags.bits() as i32)
+            .build();
+        self.push(entry.user_data(key.user_data()), Some(key.index()))
+    }
+
+    /// Queues one look-out for wakes.
+    pub(super) fn poll(&mut self, event: BorrowedFd<'_>) -> bool {
+        let entry = opcode::PollAdd::new(types::Fd(event.as_raw_fd()), POLL_IN).build();
+        self.push(entry.user_data(WAKE), None)
+    }
+
+    /// Queues the cancellation of an operation's entry.
+    pub(super) fn cancel(&mut self, key: Key) -> bool {
+        self.push(opcode::AsyncCancel::new(key.user_data()).build().user_data(CANCEL), None)
+    }
+
+    fn push(&mut self, entry: squeue::Entry, slot: Option<usize>) -> bool {
+        // SAFETY: an entry refers to the buffer or path of its slot, which stays where it is and cannot be reached or
+        // freed until `busy` is cleared by its completion: `hold`, `read` and `open` refuse a busy slot, `release`
+        // keeps it, and `drop` leaks it. Wakes and cancels refer to no memory.
+        let pushed = unsafe { self.ring.submission().push(&entry) }.is_ok();
+        if let (true, Some(slot)) = (pushed, slot) {
+            self.slots[slot].busy = true;
+            self.busy += 1;
+        }
+        pushed
+    }
+
+    /// Sends what is queued and, with `wait`, sleeps until a completion or the timeout (`ETIME`).
+    pub(super) fn enter(&mut self, wait: bool, timeout: Option<Duration>) -> Result<(), Errno> {
+        let time = timeout.map(types::Timespec::from).unwrap_or_default();
+        let args = types::SubmitArgs::new();
+        let args = if timeout.is_some() { args.timespec(&time) } else { args };
+        self.ring.submitter().submit_with_args(usize::from(wait), &args).map(|_| ()).map_err(errno_of)
+    }
+
+    /// Takes the completions: user data and result.
+    pub(super) fn reap(&mut self, out: &mut Vec<(u64, i32)>) {
+        for entry in self.ring.completion() {
+            if let Some(key) = Key::from_user_data(entry.user_data()) {
+                let slot = &mut self.slots[key.index()];
+                self.busy -= usize::from(slot.busy);
+                slot.busy = false;
+            }
+            out.push((entry.user_data(), entry.result()));
+        }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        if self.busy > 0 {
+            // The kernel may write to these buffers at any time, and an entry may still be queued: leak all of it.
+            return;
+        }
+        // SAFETY: dropped once, here. The ring goes first: nothing is under way, and the registered regions must
+        // outlive it.
+        unsafe {
+            ManuallyDrop::drop(&mut self.ring);
+            ManuallyDrop::drop(&mut self.slots);
+            ManuallyDrop::drop(&mut self.regions);
+        }
+    }
+}
+
+/// Takes over a descriptor that an open entry returned.
+pub(super) fn adopt(fd: i32) -> OwnedFd {
+    assert!(fd >= 0);
+    // SAFETY: the kernel made this descriptor for an `OpenAt` entry of ours, whose completion is handled once.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+fn build(entries: u32) -> Result<(IoUring, &'static str), Errno> {
+    let mut last = Errno::INVAL;
+    for (flavour, configure) in FLAVOURS {
+        let mut builder = IoUring::builder();
+        // A forked child must not share the queues.
+        builder.dontfork();
+        configure(&mut builder);
+        match builder.build(entries) {
+            Ok(ring) => return Ok((ring, flavour)),
+            Err(error) => last = errno_of(error),
+        }
+        if last != Errno::INVAL {
+            break;
+        }
+    }
+    Err(last)
+}
+
+/// Regions (id, bytes) in pieces that the kernel registers, ordered by id.
+fn cut(regions: &[(u64, usize)]) -> Vec<Piece> {
+    let mut regions = regions.to_vec();
+    regions.sort_unstable();
+    regions.dedup();
+    let pieces = |(region, bytes): (u64, usize)| {
+        (0..bytes).step_by(READ_MAX).map(move |start| Piece { region, start, len: READ_MAX.min(bytes - start) })
+    };
+    regions.into_iter().flat_map(pieces).collect()
+}
+
+/// The registered buffer that holds `len` bytes from `start` of the region; none when they cross a piece's end.
+fn find(pieces: &[Piece], region: u64, start: usize, len: usize) -> Option<u16> {
+    let behind = pieces.partition_point(|piece| (piece.region, piece.start) <= (region, start));
+    let index = behind.checked_sub(1)?;
+    let piece = pieces[index];
+    (piece.region == region && start + len <= piece.start + piece.len).then_some(index as u16)
+}
+
+fn errno_of(error: std::io::Error) -> Errno {
+    Errno::from_io_error(&error).unwrap_or(Errno::IO)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::ByteRing;
+
+    #[test]
+    fn regions_are_registered_in_pieces_that_the_kernel_takes_and_found_again() {
+        let pieces = cut(&[(7, 4096), (3, READ_MAX + 4096), (7, 4096)]);
+        let piece = |region, start, len| Piece { region, start, len };
+        assert_eq!(pieces, [piece(3, 0, READ_MAX), piece(3, READ_MAX, 4096), piece(7, 0, 4096)]);
+        let table = [
+            ((3, 0, 4096), Some(0)),
+            ((3, READ_MAX - 4096, 4096), Some(0)),
+            ((3, READ_MAX - 4096, 8192), None),
+            ((3, READ_MAX, 4096), Some(1)),
+            ((7, 512, 512), Some(2)),
+            ((7, 0, 4097), None),
+            ((5, 0, 1), None),
+            ((1, 0, 1), None),
+        ];
+        for ((region, start, len), index) in table {
+            assert_eq!(find(&pieces, region, start, len), index, "{region} {start} {len}");
+        }
+    }
+
+    #[test]
+    fn a_buffer_under_way_is_not_given_back_and_is_leaked_with_the_ring() {
+        let Ok(mut ring) = Ring::new(1) else { return eprintln!("skipped: no io_uring here") };
+        let bytes = ByteRing::new(4096, 1, || {}).unwrap();
+        ring.hold(0, bytes.reserve(10).unwrap().into());
+        let key = Key::new(0, 0);
+        assert!(ring.open(key, crate::read::files::OPEN_FLAGS, |path| path.extend(b"/")));
+        assert!(ring.release(0).is_none() && ring.busy() == 1);
+        drop(ring);
+        assert!(bytes.reserve(4096).is_none(), "the span was freed while the kernel may write to it");
+    }
+
+    #[test]
+    fn a_full_queue_refuses_an_entry_and_takes_it_after_an_enter() {
+        let Ok(mut ring) = Ring::new(1) else { return eprintln!("skipped: no io_uring here") };
+        ring.enable().unwrap();
+        let mut queued = 0;
+        while ring.cancel(Key::new(0, 0)) {
+            queued += 1;
+        }
+        assert_eq!(queued, 4);
+        ring.enter(true, None).unwrap();
+        assert!(ring.cancel(Key::new(0, 0)));
+        let mut events = Vec::new();
+        ring.reap(&mut events);
+        assert_eq!(events.len(), 4);
+    }
+
+    #[test]
+    fn a_timeout_is_etime() {
+        let Ok(mut ring) = Ring::new(1) else { return eprintln!("skipped: no io_uring here") };
+        ring.enable().unwrap();
+        assert_eq!(ring.enter(true, Some(Duration::from_millis(5))), Err(Errno::TIME));
+    }
+}
