@@ -312,11 +312,15 @@ impl Assembly {
         let exchange = Arc::new(Exchange {
             generation: AtomicU64::new(0),
             ready: ready_in,
+            ready_out: ready.clone(),
             events: events_in.clone(),
+            events_out: events.clone(),
+            closed: AtomicBool::new(false),
             waker: waker.clone(),
             to_map: map_in,
             map_bell: OnceLock::new(),
         });
+        let closing = CloseOnError(Some(exchange.clone()));
         let row_bytes = layout.bytes() / layout.rows();
         let slots = Pool::new(spec, layout, plan.slots, Box::new(exchange.clone()))?;
         let on_room = waker.clone();
@@ -344,7 +348,26 @@ impl Assembly {
         });
         let _ = exchange.map_bell.set(Arc::downgrade(&core));
         let io = Io::new(core.clone(), reader, IoSide { events, idle, ring, regions }, pending);
-        Ok((Runtime::start(core, io, handles)?, ready, choice))
+        let runtime = Runtime::start(core, io, handles)?;
+        closing.defuse();
+        Ok((runtime, ready, choice))
+    }
+}
+
+/// When `build` fails half-way, the slots that lie in the exchange already must not stay there for ever.
+struct CloseOnError(Option<Arc<Exchange>>);
+
+impl CloseOnError {
+    fn defuse(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for CloseOnError {
+    fn drop(&mut self) {
+        if let Some(exchange) = &self.0 {
+            exchange.close();
+        }
     }
 }
 

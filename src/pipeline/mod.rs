@@ -149,7 +149,12 @@ pub(crate) struct Exchange {
     /// The iterator's run; slots of older runs are not worth handing out.
     pub(crate) generation: AtomicU64,
     pub(crate) ready: Sender<Filled>,
+    pub(crate) ready_out: Receiver<Filled>,
     pub(crate) events: Sender<Event>,
+    pub(crate) events_out: Receiver<Event>,
+    /// The loader is gone: what still arrives in the channels is taken out again. Slots know this exchange, so one that
+    /// lay in its channels for ever would keep both alive.
+    pub(crate) closed: AtomicBool,
     pub(crate) waker: Waker,
     /// Full slots that `.map_batch` must see first; its receiver is the workers.
     pub(crate) to_map: Option<Sender<Filled>>,
@@ -174,10 +179,12 @@ impl Hooks for Arc<Exchange> {
     }
 
     fn free(&self, slot: FreeSlot) {
-        // The receiver is gone when the loader is: then the slot's memory goes, too.
-        if self.events.send(Event::Free(slot)).is_ok() {
-            self.waker.wake();
+        // It has room for every slot, and its receiver lives in `self`.
+        let _ = self.events.send(Event::Free(slot));
+        if self.closed.load(Ordering::SeqCst) {
+            return self.empty();
         }
+        self.waker.wake();
     }
 }
 
@@ -185,6 +192,20 @@ impl Exchange {
     /// Puts a full slot where the iterator takes it. The channel has room for every slot there is.
     pub(crate) fn hand_out(&self, slot: Filled) {
         let _ = self.ready.send(slot);
+        if self.closed.load(Ordering::SeqCst) {
+            self.empty();
+        }
+    }
+
+    /// After the threads have ended. Whoever sends later sees the flag, or was seen here: both are totally ordered.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.empty();
+    }
+
+    fn empty(&self) {
+        while self.ready_out.try_recv().is_ok() {}
+        while self.events_out.try_recv().is_ok() {}
     }
 }
 

@@ -101,6 +101,8 @@ impl Drop for Runtime {
         while core.work.active() > 0 && Instant::now() < deadline {
             std::thread::sleep(Duration::from_micros(50));
         }
+        core.work.let_go();
+        core.exchange.close();
         drop(core);
         for worker in self.workers.drain(..) {
             join(worker, deadline);

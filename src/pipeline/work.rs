@@ -98,6 +98,13 @@ impl Workers {
         self.active.load(Ordering::SeqCst)
     }
 
+    /// Drops what nobody will work on any more.
+    pub(crate) fn let_go(&self) {
+        while self.lookups.pop().is_some() {}
+        while self.decodes.pop().is_some() {}
+        while self.maps.as_ref().is_some_and(|maps| maps.try_recv().is_ok()) {}
+    }
+
     fn is_empty(&self) -> bool {
         self.lookups.lock().is_empty()
             && self.decodes.lock().is_empty()

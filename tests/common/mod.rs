@@ -104,7 +104,14 @@ pub fn loader_threads() -> Vec<String> {
     names
 }
 
-/// Open descriptors of this process.
-pub fn descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").unwrap().count()
+/// Open descriptors of this process, as what they lead to.
+pub fn descriptors() -> Vec<String> {
+    let mut out = Vec::new();
+    for fd in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
+        out.extend(std::fs::read_link(fd.path()).map(|path| path.display().to_string()));
+    }
+    // The folder being listed is one of them and bears the process's number.
+    out.retain(|path| !path.ends_with("/fd"));
+    out.sort();
+    out
 }
