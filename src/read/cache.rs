@@ -5,7 +5,7 @@
 //! read after it would move the same bytes twice. Hence, after a miss, `cachestat` is asked first; and where the kernel
 //! does not answer that, probing is spaced out while it does not pay.
 
-use super::files::{Files, check};
+use super::files::Files;
 use super::{Extent, Sources, add, sys};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use rustix::fd::AsFd;
@@ -60,28 +60,18 @@ impl PageCache {
 
     /// Copies the extent to the start of `dst` if that needs no I/O. Bytes of a memory source are always a hit.
     pub fn try_read(&self, extent: &Extent, dst: &mut [u8]) -> Cached {
-        let sources = self.files.sources();
-        if let Err(error) = check(sources, extent, dst.len(), extent.len as usize) {
-            return Cached::Failed(error);
-        }
-        let dst = &mut dst[..extent.len as usize];
-        let result = match sources.bytes_of(extent.source) {
-            Some(bytes) => {
-                dst.copy_from_slice(&bytes[extent.offset as usize..][..dst.len()]);
-                Ok(true)
-            }
-            None if dst.is_empty() => Ok(true),
-            None => self.look(extent, dst),
-        };
+        let result = self.files.check(extent, dst.len()).and_then(|()| self.copied(extent, dst));
         match result {
-            Ok(true) => add(&self.hits, 1),
-            Ok(false) => add(&self.misses, 1),
-            Err(error) => {
-                let error = error.with_path(sources.path(extent.source)).with_range(extent.offset, extent.len);
-                return Cached::Failed(error);
+            Ok(true) => {
+                add(&self.hits, 1);
+                Cached::Hit
             }
+            Ok(false) => {
+                add(&self.misses, 1);
+                Cached::Miss
+            }
+            Err(error) => Cached::Failed(self.files.at_site(error, extent)),
         }
-        if result.is_ok_and(|hit| hit) { Cached::Hit } else { Cached::Miss }
     }
 
     /// Extents found.
@@ -97,6 +87,18 @@ impl PageCache {
     /// Why nothing is ever found here, when the kernel or file system cannot read without waiting.
     pub fn refused(&self) -> Option<&str> {
         self.refused.get().map(String::as_str)
+    }
+
+    fn copied(&self, extent: &Extent, dst: &mut [u8]) -> Result<bool> {
+        let dst = &mut dst[..extent.len as usize];
+        match self.files.sources().bytes_of(extent.source) {
+            Some(bytes) => {
+                dst.copy_from_slice(&bytes[extent.offset as usize..][..dst.len()]);
+                Ok(true)
+            }
+            None if dst.is_empty() => Ok(true),
+            None => self.look(extent, dst),
+        }
     }
 
     fn look(&self, extent: &Extent, dst: &mut [u8]) -> Result<bool> {

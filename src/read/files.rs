@@ -7,7 +7,8 @@
 //!
 //! Whatever is opened is a regular file of the length that was indexed, or an error that says what it is instead.
 
-use super::{Extent, SourceId, Sources, add};
+use super::progress::footprint;
+use super::{Extent, Footprint, SourceId, Sources, add};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
@@ -86,6 +87,34 @@ impl Files {
     /// Alignment in bytes of reads; 1 without `O_DIRECT`.
     pub(crate) fn align(&self) -> usize {
         self.align
+    }
+
+    /// What a read needs; bytes of a memory source are copied as they are.
+    pub(crate) fn footprint(&self, extent: &Extent) -> Footprint {
+        let align = if self.sources.bytes_of(extent.source).is_some() { 1 } else { self.align };
+        footprint(extent, align)
+    }
+
+    /// Checks what can be checked before any system call.
+    ///
+    /// Errors: [`ErrorKind::Truncated`] for an extent behind the end, [`ErrorKind::Config`] for a buffer too small.
+    pub(crate) fn check(&self, extent: &Extent, room: usize) -> Result<()> {
+        let len = self.sources.len_of(extent.source);
+        if extent.offset.checked_add(extent.len).is_none_or(|end| end > len) {
+            let message = format!("the extent ends behind the end of the file, of {len} bytes when it was indexed");
+            return Err(Error::new(ErrorKind::Truncated, Stage::Read, message));
+        }
+        let needed = self.footprint(extent).bytes;
+        if room < needed {
+            let message = format!("the buffer is of {room} bytes, the read needs {needed}");
+            return Err(Error::new(ErrorKind::Config, Stage::Read, message));
+        }
+        Ok(())
+    }
+
+    /// Where in the data an error happened.
+    pub(crate) fn at_site(&self, error: Error, extent: &Extent) -> Error {
+        error.with_path(self.sources.path(extent.source)).with_range(extent.offset, extent.len)
     }
 
     /// Cells of the table, when files stay open.
@@ -206,21 +235,6 @@ impl File {
     pub(crate) fn len_now(&self) -> Result<u64, Errno> {
         rustix::fs::fstat(&self.fd).map(|stat| stat.st_size as u64)
     }
-}
-
-/// Checks what can be checked before any system call; `Some` when the read is over already.
-pub(crate) fn check(sources: &Sources, extent: &Extent, room: usize, needed: usize) -> Result<()> {
-    let len = sources.len_of(extent.source);
-    let site = |error: Error| error.with_path(sources.path(extent.source)).with_range(extent.offset, extent.len);
-    if extent.offset.checked_add(extent.len).is_none_or(|end| end > len) {
-        let message = format!("the extent ends behind the end of the file, which was {len} bytes when it was indexed");
-        return Err(site(Error::new(ErrorKind::Truncated, Stage::Read, message)));
-    }
-    if room < needed {
-        let message = format!("the buffer is of {room} bytes, the read needs {needed}");
-        return Err(site(Error::new(ErrorKind::Config, Stage::Read, message)));
-    }
-    Ok(())
 }
 
 /// Calls `f` with the path of a source; no allocation in steady state.
@@ -366,11 +380,11 @@ mod tests {
 
     #[test]
     fn an_extent_behind_the_end_is_an_error_before_any_system_call() {
-        let (sources, _) = table(1);
+        let (sources, files) = table(1);
         let source = sources.ids().next().unwrap();
         for (offset, len) in [(sources.len_of(source), 1), (u64::MAX, 2)] {
-            let error = check(&sources, &Extent { source, offset, len }, 10, 2).unwrap_err();
-            assert_eq!((error.kind(), error.site().offset), (ErrorKind::Truncated, Some(offset)));
+            let error = files.check(&Extent { source, offset, len }, 10).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Truncated);
         }
     }
 }

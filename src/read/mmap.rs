@@ -7,7 +7,7 @@
 
 #![allow(unsafe_code)]
 
-use super::files::{File, Files, check};
+use super::files::{File, Files};
 use super::progress::{Failure, Progress, Step};
 use super::threads::Work;
 use super::{Counters, Extent, Footprint, ReadStats, add};
@@ -161,20 +161,18 @@ impl Work for Mmap {
     const NAME: &'static str = "mmap";
 
     fn read(&self, extent: &Extent, buf: &mut [u8], counters: &Counters) -> Result<usize> {
-        let sources = self.files.sources();
-        check(sources, extent, buf.len(), extent.len as usize)?;
+        self.files.check(extent, buf.len()).map_err(|error| self.files.at_site(error, extent))?;
         let dst = &mut buf[..extent.len as usize];
-        if let Some(bytes) = sources.bytes_of(extent.source) {
+        if let Some(bytes) = self.files.sources().bytes_of(extent.source) {
             dst.copy_from_slice(&bytes[extent.offset as usize..][..dst.len()]);
         } else if !dst.is_empty() {
-            self.read_file(extent, dst, counters)
-                .map_err(|error| error.with_path(sources.path(extent.source)).with_range(extent.offset, extent.len))?;
+            self.read_file(extent, dst, counters).map_err(|error| self.files.at_site(error, extent))?;
         }
         Ok(0)
     }
 
     fn footprint(&self, extent: &Extent) -> Footprint {
-        Footprint { bytes: extent.len as usize, in_place: true }
+        self.files.footprint(extent)
     }
 
     fn mem_align(&self) -> usize {

@@ -1,7 +1,7 @@
 //! Threads that call `pread`: the reader that works everywhere.
 
-use super::files::{Files, check};
-use super::progress::{Progress, Step, footprint};
+use super::files::Files;
+use super::progress::{Progress, Step};
 use super::threads::Work;
 use super::{Counters, Extent, Footprint, ReadStats, add};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -50,21 +50,19 @@ impl Work for Pread {
     const NAME: &'static str = "pread";
 
     fn read(&self, extent: &Extent, buf: &mut [u8], counters: &Counters) -> Result<usize> {
-        let sources = self.files.sources();
-        check(sources, extent, buf.len(), self.footprint(extent).bytes)?;
-        if let Some(bytes) = sources.bytes_of(extent.source) {
+        self.files.check(extent, buf.len()).map_err(|error| self.files.at_site(error, extent))?;
+        if let Some(bytes) = self.files.sources().bytes_of(extent.source) {
             buf[..extent.len as usize].copy_from_slice(&bytes[extent.offset as usize..][..extent.len as usize]);
             return Ok(0);
         }
         if extent.len == 0 {
             return Ok(0);
         }
-        self.read_file(extent, buf, counters)
-            .map_err(|error| error.with_path(sources.path(extent.source)).with_range(extent.offset, extent.len))
+        self.read_file(extent, buf, counters).map_err(|error| self.files.at_site(error, extent))
     }
 
     fn footprint(&self, extent: &Extent) -> Footprint {
-        footprint(extent, self.files.align())
+        self.files.footprint(extent)
     }
 
     fn mem_align(&self) -> usize {

@@ -67,16 +67,20 @@ pub(crate) struct Progress {
 
 /// What a read of `extent` needs when offsets, lengths and memory are multiples of `align` (a power of two).
 pub(crate) fn footprint(extent: &Extent, align: usize) -> Footprint {
+    if extent.len == 0 {
+        return Footprint { bytes: 0, in_place: true };
+    }
     let progress = Progress::new(*extent, align);
     Footprint { bytes: progress.span, in_place: progress.start == extent.offset && progress.span as u64 == extent.len }
 }
 
 impl Progress {
-    /// The read of `extent`, whose end is below 2^63, with `align` a power of two.
+    /// The read of `extent`, which is not empty, with `align` a power of two.
     pub(crate) fn new(extent: Extent, align: usize) -> Self {
         let wide = align as u64;
         let start = extent.offset & !(wide - 1);
-        let end = (extent.offset + extent.len).next_multiple_of(wide);
+        // Saturating: what lies behind 2^64 is refused before it is read, but may be asked about.
+        let end = extent.offset.saturating_add(extent.len).checked_next_multiple_of(wide).unwrap_or(u64::MAX);
         Self { extent, start, span: (end - start) as usize, align, got: 0, retries: 0 }
     }
 

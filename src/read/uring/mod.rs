@@ -18,8 +18,8 @@ mod ring;
 
 use self::inflight::{Action, CANCEL, Key, Phase, Table, WAKE};
 use self::ring::{Ring, Target};
-use super::files::{Files, OPEN_FLAGS, check, open_error};
-use super::progress::{Failure, Progress, Step, footprint};
+use super::files::{Files, Handle, OPEN_FLAGS, open_error};
+use super::progress::{Failure, Progress, Step};
 use super::waker::Bell;
 use super::{Completion, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, Sealed, Waker, count_leaked};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -216,7 +216,7 @@ impl Uring {
             return Err(broken_error(errno));
         }
         let (sources, align) = (self.files.sources(), self.files.align());
-        check(sources, extent, buf.len(), footprint(extent, align).bytes)?;
+        self.files.check(extent, buf.len())?;
         if let Some(bytes) = sources.bytes_of(extent.source) {
             let bytes = &bytes[extent.offset as usize..][..extent.len as usize];
             buf.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
@@ -346,8 +346,8 @@ impl Uring {
         };
         op.phase = Phase::Read(Progress::new(extent, self.files.align_of(&handle)));
         match handle {
-            super::files::Handle::Kept(file) => self.ring.set_file(id.index(), file.as_fd()),
-            super::files::Handle::Once(file) => self.ring.hold_file(key.index(), file),
+            Handle::Kept(file) => self.ring.set_file(id.index(), file.as_fd()),
+            Handle::Once(file) => self.ring.hold_file(key.index(), file),
         }
         self.unsent.push_back(key);
     }
@@ -363,12 +363,9 @@ impl Uring {
     }
 
     fn finish(&mut self, tag: u64, extent: Extent, buf: IoBuf, result: Result<usize>) {
-        let site = |error: Error| {
-            error.with_path(self.files.sources().path(extent.source)).with_range(extent.offset, extent.len)
-        };
         self.stats.ops += 1;
         self.stats.failed += u64::from(result.is_err());
-        self.ready.push(Completion { tag, buf, result: result.map_err(site) });
+        self.ready.push(Completion { tag, buf, result: result.map_err(|error| self.files.at_site(error, &extent)) });
     }
 
     /// One `io_uring_enter`. Every error is either a reason to look and come again, or the end of the ring.
@@ -470,7 +467,7 @@ impl Reader for Uring {
     }
 
     fn footprint(&self, extent: &Extent) -> Footprint {
-        footprint(extent, self.files.align())
+        self.files.footprint(extent)
     }
 
     fn mem_align(&self) -> usize {
