@@ -56,6 +56,9 @@ pub(super) struct Part {
     pub(super) height: f64,
 }
 
+/// Source pixels, times the scaling, that the widest filter (Lanczos3) looks at on either side.
+const FILTER_RADIUS: f64 = 3.0;
+
 impl Op {
     /// The size of the output.
     pub(super) fn output(&self) -> Size {
@@ -76,9 +79,23 @@ impl Op {
 }
 
 impl Crop {
-    fn of_view(view: Rect) -> Self {
+    pub(super) fn of_view(view: Rect) -> Self {
         let Size { width, height } = view.size;
         Self { view, part: Part { left: 0.0, top: 0.0, width: f64::from(width), height: f64::from(height) } }
+    }
+
+    /// Rows from the top of the picture that matter to an output of size `output`, with any filter.
+    pub(super) fn rows(&self, output: Size) -> u32 {
+        let pitch = (self.part.height / f64::from(output.height)).max(1.0);
+        let bottom = self.part.top + self.part.height + FILTER_RADIUS * pitch + 1.0;
+        // The part lies in the view, so the cast is of a small number.
+        self.view.top + (bottom.ceil() as u32).min(self.view.size.height)
+    }
+
+    /// The same crop of a picture of which only the first `rows` rows are there; all that matter are.
+    pub(super) fn within(mut self, rows: u32) -> Self {
+        self.view.size.height = self.view.size.height.min(rows - self.view.top);
+        self
     }
 }
 

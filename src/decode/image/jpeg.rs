@@ -3,6 +3,9 @@
 //! zune checks much in its strict mode, but a scan that ends too early is filled with zeros up to the end of the
 //! picture, and one that ends too late is cut. Both are what a damaged file looks like, so [`Watch`] sees how far
 //! the entropy decoder reads.
+//!
+//! The rows below a crop are not decoded: zune is told a smaller height ([`Header::rows`]), which in a picture of one
+//! scan just ends the work earlier, with the same pixels.
 
 use super::geometry::Size;
 use super::{Room, bad};
@@ -21,10 +24,12 @@ pub(super) struct Header {
     components: u8,
     /// Samples of all components together, padded to whole MCUs.
     samples: u64,
-    /// Whether an Adobe segment says how four components are meant.
-    adobe: bool,
     /// Whether the first scan holds all components.
     one_scan: bool,
+    /// Rows of an MCU.
+    mcu: u32,
+    /// Offset of the picture's height.
+    height_at: usize,
     /// Offset of the first entropy-coded byte.
     scan: usize,
 }
@@ -32,14 +37,13 @@ pub(super) struct Header {
 impl Header {
     /// Reads the segments up to the first scan.
     pub(super) fn parse(input: &[u8]) -> Result<Self> {
-        let mut frame = None;
-        let mut adobe = false;
+        let mut header: Option<Self> = None;
         let mut at = 2;
         loop {
             let (marker, start, end) = segment(input, at)?;
             let body = &input[start..end];
             match marker {
-                0xC0..=0xC2 if frame.is_none() => frame = Some(Frame::parse(marker, body)?),
+                0xC0..=0xC2 if header.is_none() => header = Some(Self::of_frame(marker, body, start)?),
                 0xC3 | 0xC5..=0xC7 | 0xC9..=0xCB | 0xCD..=0xCF => {
                     let message = format!(
                         "JPEG of a kind that is not supported (SOF{}: lossless, hierarchical or \
@@ -50,43 +54,17 @@ impl Header {
                 }
                 0xD9 => return Err(bad("JPEG ends before its first scan")),
                 0xDA => {
-                    let Frame { size, progressive, components, samples } =
-                        frame.ok_or_else(|| bad("JPEG without a frame header"))?;
-                    let one_scan = body.first() == Some(&components);
-                    return Ok(Self { size, progressive, components, samples, adobe, one_scan, scan: end });
+                    let header = header.ok_or_else(|| bad("JPEG without a frame header"))?;
+                    let one_scan = !header.progressive && body.first() == Some(&header.components);
+                    return Ok(Self { one_scan, scan: end, ..header });
                 }
-                0xEE => adobe |= body.starts_with(b"Adobe"),
                 _ => {}
             }
             at = end;
         }
     }
 
-    /// Bytes per pixel that zune is asked for: CMYK without Adobe's segment is converted here, see `cmyk_to_rgb`.
-    fn channels(&self) -> u64 {
-        if self.components == 4 && !self.adobe { 4 } else { 3 }
-    }
-
-    /// Heap bytes that zune takes, at most: rows of MCUs, and coefficients when a picture comes in several scans.
-    fn scratch(&self) -> u64 {
-        let rows = ROW_BYTES * (u64::from(self.size.width) + 32);
-        let coefficients = if self.progressive || !self.one_scan { 2 * self.samples } else { 0 };
-        rows + coefficients
-    }
-}
-
-/// zune's buffers for one row of MCUs of all components, per pixel of width (measured: 130 for 4:2:0).
-const ROW_BYTES: u64 = 512;
-
-struct Frame {
-    size: Size,
-    progressive: bool,
-    components: u8,
-    samples: u64,
-}
-
-impl Frame {
-    fn parse(marker: u8, body: &[u8]) -> Result<Self> {
+    fn of_frame(marker: u8, body: &[u8], at: usize) -> Result<Self> {
         let [bits, h1, h0, w1, w0, components, factors @ ..] = body else {
             return Err(bad("JPEG frame header is cut"));
         };
@@ -100,9 +78,36 @@ impl Frame {
                 format!("JPEG frame header of {}x{} pixels, {components} components", size.width, size.height);
             return Err(bad(message));
         }
-        Ok(Self { size, progressive: marker == 0xC2, components: *components, samples: samples(size, factors) })
+        let mcu = 8 * factors.iter().map(|factor| u32::from(factor[1] & 15)).max().unwrap_or(1).max(1);
+        Ok(Self {
+            size,
+            progressive: marker == 0xC2,
+            components: *components,
+            samples: samples(size, factors),
+            one_scan: false,
+            mcu,
+            height_at: at + 1,
+            scan: 0,
+        })
+    }
+
+    /// Rows to decode when only the first `needed` are looked at: whole MCUs, and one more for the chroma of the last
+    /// row, which is interpolated with the next. All, when the picture comes in several scans.
+    pub(super) fn rows(&self, needed: u32) -> u32 {
+        let rows = needed.next_multiple_of(self.mcu) + self.mcu;
+        if self.one_scan { rows.min(self.size.height) } else { self.size.height }
+    }
+
+    /// Heap bytes that zune takes, at most: rows of MCUs, and coefficients when a picture comes in several scans.
+    fn scratch(&self) -> u64 {
+        let rows = ROW_BYTES * (u64::from(self.size.width) + 32);
+        let coefficients = if self.progressive || !self.one_scan { 2 * self.samples } else { 0 };
+        rows + coefficients
     }
 }
+
+/// zune's buffers for one row of MCUs of all components, per pixel of width (measured: 130 for 4:2:0).
+const ROW_BYTES: u64 = 512;
 
 /// Samples of all components, padded to whole MCUs.
 fn samples(size: Size, factors: &[[u8; 3]]) -> u64 {
@@ -133,72 +138,76 @@ fn segment(input: &[u8], at: usize) -> Result<(u8, usize, usize)> {
     Ok((marker, at + 4, end))
 }
 
-/// Decodes to RGB, which lies in the front of the room's pixels afterwards.
-pub(super) fn decode(input: &[u8], strict: bool, room: &mut Room<'_>) -> Result<Size> {
-    let header = Header::parse(input)?;
-    let channels = header.channels();
-    let pixels = room.take(header.size, header.size.pixels() * channels, header.scratch())?;
-    let colors = if channels == 4 { ColorSpace::CMYK } else { ColorSpace::RGB };
+/// Decodes the first `rows` rows to RGB, which lie in the front of the room's pixels afterwards.
+pub(super) fn decode(input: &[u8], header: &Header, rows: u32, strict: bool, room: &mut Room<'_>) -> Result<Size> {
+    let size = Size::new(header.size.width, rows);
+    let pixels = room.take(header.size, 3 * size.pixels(), header.scratch())?;
     let options = DecoderOptions::new_fast()
         .set_strict_mode(strict)
         .set_max_width(usize::from(u16::MAX))
         .set_max_height(usize::from(u16::MAX))
-        .jpeg_set_out_colorspace(colors);
-    let watch = Watch::new(input, &header, strict)?;
-    let stream = watch.stream();
-    let mut decoder = JpegDecoder::new_with_options(stream, options);
+        .jpeg_set_out_colorspace(ColorSpace::RGB);
+    let watch = Watch::new(input, header, rows, strict)?;
+    let mut decoder = JpegDecoder::new_with_options(watch.stream(), options);
     decoder.decode_headers().map_err(damaged)?;
     let found = decoder.dimensions().map(|(width, height)| Size::new(width as u32, height as u32));
-    if found != Some(header.size) {
+    if found != Some(size) {
         return Err(bad("JPEG with a second frame header"));
     }
     decoder.decode_into(pixels).map_err(damaged)?;
     drop(decoder);
-    if strict {
-        watch.check()?;
-    }
-    if channels == 4 {
-        cmyk_to_rgb(pixels);
-    }
-    Ok(header.size)
+    watch.check()?;
+    Ok(size)
+}
+
+/// zune's words on one line: some of its messages end in a line break.
+fn damaged(error: zune_jpeg::errors::DecodeErrors) -> crate::Error {
+    bad("damaged JPEG").with_source(error.to_string().trim_end().replace('\n', " "))
 }
 
 /// The bytes that zune gets, and how far its entropy decoder read.
 ///
-/// The end marker of a picture of one scan is put off by some zeros: a decoder that is in step with the data never
-/// sees them but for what it reads ahead, so whoever uses more of them is short of data.
+/// The end marker of a picture of one scan is put off by some bytes that decode to nothing: zune finds its data damaged
+/// when it is short of a single code, where it would else go on with zeros once it has seen the marker.
 struct Watch<'a> {
     /// Up to the end marker, which is left out when `tail` has it.
     bytes: &'a [u8],
     tail: &'static [u8],
+    header: &'a Header,
+    /// The height that zune is told.
+    rows: u32,
     /// One past the last byte that the entropy decoder took.
     reached: Cell<usize>,
-    /// Offset of the first entropy-coded byte.
-    scan: usize,
 }
 
-/// The end marker after more zeros than zune reads ahead (`SLACK`).
-const TAIL: &[u8] = &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xD9];
-/// zune holds at most 63 bits.
-const SLACK: usize = 8;
+/// One bits, which are no code of any Huffman table, more than zune reads ahead (`SLACK`), then the end marker.
+const TAIL: &[u8] = b"\xFF\0\xFF\0\xFF\0\xFF\0\xFF\0\xFF\0\xFF\0\xFF\0\xFF\0\xFF\0\xFF\0\xFF\0\xFF\xD9";
+/// zune holds at most 63 bits; a byte of ones is written as two.
+const SLACK: usize = 16;
+/// Bytes of padding before the end marker that pass as an encoder's habit.
+const SURPLUS: usize = 2;
 const END: [u8; 2] = [0xFF, 0xD9];
 
 impl<'a> Watch<'a> {
-    fn new(input: &'a [u8], header: &Header, strict: bool) -> Result<Self> {
+    fn new(input: &'a [u8], header: &'a Header, rows: u32, strict: bool) -> Result<Self> {
         let reached = Cell::new(header.scan);
         if !strict {
-            return Ok(Self { bytes: input, tail: &[], reached, scan: header.scan });
+            return Ok(Self { bytes: input, tail: &[], reached, header, rows });
         }
         // From the back: a thumbnail in the header has an end marker too.
         let end = input[header.scan..].windows(2).rposition(|pair| pair == END);
         let end = end.ok_or_else(|| bad("JPEG without its end marker: the file is cut"))? + header.scan;
-        let watched = header.one_scan && !header.progressive;
-        let (bytes, tail) = if watched { (&input[..end], TAIL) } else { (&input[..end + 2], &[][..]) };
-        Ok(Self { bytes, tail, reached, scan: header.scan })
+        let (bytes, tail) = if header.one_scan { (&input[..end], TAIL) } else { (&input[..end + 2], &[][..]) };
+        Ok(Self { bytes, tail, reached, header, rows })
     }
 
     fn stream(&self) -> Input<'_> {
-        Input { bytes: self.bytes, tail: self.tail, position: 0, reached: &self.reached }
+        Input { watch: self, bytes: self.bytes, position: 0 }
+    }
+
+    /// Whether not all rows are decoded.
+    fn partial(&self) -> bool {
+        self.rows != self.header.size.height
     }
 
     /// Whether the scan was as long as the picture.
@@ -210,30 +219,36 @@ impl<'a> Watch<'a> {
         if reached > end + SLACK {
             return Err(bad("damaged JPEG: its data ends before the picture is complete"));
         }
-        // The end marker may come earlier than ours: a second picture may follow in the file.
-        let rest = &self.bytes[reached.saturating_sub(2).clamp(self.scan, end)..];
-        let extra = rest.windows(2).position(|pair| pair == END).unwrap_or(rest.len());
-        if extra > SLACK {
-            return Err(bad(format!("damaged JPEG: {extra} bytes of data are left when the picture is complete")));
+        if self.partial() {
+            return Ok(());
+        }
+        // The end marker may come earlier than ours, a second picture may follow in the file; it may just have been
+        // read.
+        let start = reached.saturating_sub(2).clamp(self.header.scan, end);
+        let rest = &self.bytes[start..];
+        let stop = start + rest.windows(2).position(|pair| pair == END).unwrap_or(rest.len());
+        if stop > reached + SURPLUS {
+            let surplus = stop - reached;
+            return Err(bad(format!("damaged JPEG: {surplus} bytes of data are left when the picture is complete")));
         }
         Ok(())
     }
 }
 
 struct Input<'a> {
+    watch: &'a Watch<'a>,
+    /// The watch's, one step nearer.
     bytes: &'a [u8],
-    tail: &'static [u8],
     position: usize,
-    reached: &'a Cell<usize>,
 }
 
 impl Input<'_> {
     fn total(&self) -> usize {
-        self.bytes.len() + self.tail.len()
+        self.bytes.len() + self.watch.tail.len()
     }
 
     fn byte(&self, at: usize) -> Option<u8> {
-        self.bytes.get(at).or_else(|| self.tail.get(at - self.bytes.len())).copied()
+        self.bytes.get(at).or_else(|| self.watch.tail.get(at - self.bytes.len())).copied()
     }
 
     /// Fills the front of `buf` from `position` on.
@@ -253,7 +268,7 @@ impl ZByteReaderTrait for Input<'_> {
             None => self.byte(self.position).unwrap_or(0),
         };
         self.position += 1;
-        self.reached.set(self.position);
+        self.watch.reached.set(self.position);
         byte
     }
 
@@ -269,11 +284,20 @@ impl ZByteReaderTrait for Input<'_> {
                 }
             }
         }
-        self.position = end;
-        // The entropy decoder takes four bytes at a time, the search for a marker single ones.
-        if buf.len() == 4 {
-            self.reached.set(end);
+        match buf.len() {
+            // The entropy decoder takes four bytes at a time,
+            4 => self.watch.reached.set(end),
+            // the search for the next marker single ones: after part of the picture there is none to be found,
+            1 if self.watch.partial() && end > self.watch.header.scan => {
+                return Err(ZByteIoError::NotEnoughBytes(0, 1));
+            }
+            // the header pairs.
+            2 if self.position == self.watch.header.height_at => {
+                buf.copy_from_slice(&(self.watch.rows as u16).to_be_bytes());
+            }
+            _ => {}
         }
+        self.position = end;
         Ok(())
     }
 
@@ -319,22 +343,5 @@ impl ZByteReaderTrait for Input<'_> {
         sink.extend((self.position..self.total()).filter_map(|at| self.byte(at)));
         self.position += rest;
         Ok(rest)
-    }
-}
-
-/// zune's words on one line: some of its messages end in a line break.
-fn damaged(error: zune_jpeg::errors::DecodeErrors) -> crate::Error {
-    bad("damaged JPEG").with_source(error.to_string().trim_end().replace('\n', " "))
-}
-
-/// Pillow's conversion of CMYK that is not Adobe's (whose values are stored inverted, which zune takes for granted).
-fn cmyk_to_rgb(pixels: &mut [u8]) {
-    let white = |ink: u8| 255 - u16::from(ink);
-    for pixel in 0..pixels.len() / 4 {
-        let [c, m, y, k] = std::array::from_fn(|channel| pixels[4 * pixel + channel]);
-        for (channel, ink) in [c, m, y].into_iter().enumerate() {
-            let product = u32::from(white(ink)) * u32::from(white(k)) + 127;
-            pixels[3 * pixel + channel] = (product / 255) as u8;
-        }
     }
 }

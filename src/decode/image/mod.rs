@@ -7,8 +7,9 @@
 //! ```
 //!
 //! What comes out is always RGB, converted as Pillow's `convert("RGB")` does: grey is repeated, alpha is dropped (not
-//! blended), of 16 bits the high 8 are kept, palettes are looked up, CMYK and YCCK are converted without a profile. Of
-//! an animation the first picture is taken. An EXIF orientation is not applied, as in torchvision.
+//! blended), of 16 bits the high 8 are kept (of grey too, which Pillow would clip at 255), palettes are looked up, CMYK
+//! and YCCK JPEGs are converted without a profile, as Adobe stores them. Of an animation the first picture is taken. An
+//! EXIF orientation is not applied, as in torchvision.
 //!
 //! Invariants: nothing is allocated before the header's size is checked against [`Limits`]; in steady state nothing is
 //! allocated here at all (zune-jpeg, `image` and fast_image_resize allocate their own tables and rows per picture, within
@@ -18,12 +19,15 @@ mod finish;
 mod geometry;
 mod jpeg;
 mod other;
+#[cfg(test)]
+mod tests;
 
 use self::finish::Values;
 use self::geometry::{Crop, Op, Part, Size};
 use super::{Ctx, Decoder};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::Row;
+use crate::order::Draws;
 use crate::tensor::{DType, EncodedField, Encoding, Field};
 use fast_image_resize as fir;
 
@@ -250,6 +254,9 @@ impl Image {
     }
 }
 
+/// The draws of this decoder: one for the flip, then those of the crop.
+const PURPOSE: &str = "feedline image";
+
 /// Longest side of an output.
 const SIDE_MAX: u32 = 16_384;
 
@@ -275,13 +282,13 @@ impl Decoder for Image {
     }
 
     fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
-        let mut draws = ctx.draws("feedline image");
+        let mut draws = ctx.draws(PURPOSE);
         let field = ctx.fields().start;
         let limits = Limits { memory: self.limits.memory.min(ctx.scratch_limit()), ..self.limits };
         let scratch: &mut Workspace = ctx.scratch().get();
-        let picture = scratch.decode(input, self, limits)?;
-        let crop = self.op.crop(picture, &mut draws);
+        // Drawn first, so that a flip does not depend on the picture's size.
         let flip = draws.bool(self.flip);
+        let (picture, crop) = scratch.decode(input, self, limits, &mut draws)?;
         let size = self.op.output();
         let row = out.bytes_mut(field);
         if finish::in_place(self.values, self.layout) {
@@ -308,15 +315,24 @@ struct Workspace {
 }
 
 impl Workspace {
-    fn decode(&mut self, input: &[u8], image: &Image, limits: Limits) -> Result<Size> {
+    /// Decodes at least the rows that the crop needs. The size of what was decoded, and what to cut from it.
+    fn decode(&mut self, input: &[u8], image: &Image, limits: Limits, draws: &mut Draws) -> Result<(Size, Crop)> {
         if input.len() > limits.bytes {
             return Err(over(format!("{} encoded bytes; the limit is {}", input.len(), limits.bytes)));
         }
         let output = image.op.output();
         let mut room = Room { limits, output, pixels: &mut self.pixels, resizer: &mut self.resizer };
         match Format::of(input)? {
-            Format::Jpeg => jpeg::decode(input, image.strict, &mut room),
-            format => other::decode(format, input, &mut room),
+            Format::Jpeg => {
+                let header = jpeg::Header::parse(input)?;
+                let crop = image.op.crop(header.size, draws);
+                let rows = header.rows(crop.rows(output));
+                Ok((jpeg::decode(input, &header, rows, image.strict, &mut room)?, crop.within(rows)))
+            }
+            format => {
+                let picture = other::decode(format, input, &mut room)?;
+                Ok((picture, image.op.crop(picture, draws)))
+            }
         }
     }
 
