@@ -1,4 +1,117 @@
-//! feedline (skeleton)
+//! feedline keeps a training loop fed: bytes go from storage to batches with as few copies as the machine allows, in
+//! bounded memory, in an order that depends on (seed, epoch, position) alone, and the loader says what limits it.
+//!
+//! ```text
+//! order ──► read ──► decode ──► slot ──► device ──► iterator ──► your step
+//! (which)   (bytes)  (rows)    (memory)            (Batch)      (drop = room again)
+//!    └────────────────── profile watches every edge ───────────────┘
+//! ```
+//!
+//! ```no_run
+//! use feedline::{Loader, Order, dataset, decode};
+//!
+//! let loader = Loader::builder(dataset::Images::open("train/")?)
+//!     .decode(decode::Image::random_resized_crop(224).flip(0.5))
+//!     .order(Order::shuffled(42))
+//!     .batch_size(256)
+//!     .memory_budget(2 << 30)
+//!     .build()?; // all memory is reserved and checked here
+//! for epoch in 0..90 {
+//!     for batch in loader.epoch(epoch)? {
+//!         let batch = batch?;
+//!         let images = batch.field("image")?.as_slice::<u8>()?; // [256, 224, 224, 3], dense
+//!         let labels = batch.field("label")?.as_slice::<i64>()?; // [256]
+//!         # let _ = (images, labels);
+//!     } // dropping the batch returns its memory
+//! }
+//! println!("{}", loader.report());
+//! # Ok::<(), feedline::Error>(())
+//! ```
+//!
+//! # Where to start reading
+//!
+//! [`Loader`] and its builder are what most users need. [`dataset`] says how a format becomes samples and how to add
+//! your own, [`decode`] how bytes become rows, [`order`] which sample comes when, [`read`] how storage is read. The
+//! module docs of `pipeline` in the source say how it all fits and why it cannot deadlock.
+//!
+//! # A decoder of your own
+//!
+//! Decoders and datasets are open traits and need no `unsafe`. This one turns a text field of numbers into a vector; a
+//! dataset is shown in [`dataset`].
+//!
+//! ```
+//! use feedline::decode::{Ctx, Decoder};
+//! use feedline::tensor::{DType, EncodedField, Field};
+//! use feedline::{Error, Loader, Result, Row, dataset::Records};
+//!
+//! struct Numbers;
+//!
+//! impl Decoder for Numbers {
+//!     fn outputs(&self, _input: &EncodedField) -> Result<Vec<Field>> {
+//!         Ok(vec![Field::up_to("numbers", DType::F32, 4)])
+//!     }
+//!
+//!     fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
+//!         let text = std::str::from_utf8(input).map_err(|e| Error::decode("not UTF-8").with_source(e))?;
+//!         let field = ctx.fields().start;
+//!         let mut len = 0;
+//!         for (place, word) in out.slice_mut::<f32>(field)?.iter_mut().zip(text.split_whitespace()) {
+//!             *place = word.parse().map_err(|e| Error::decode("not a number").with_source(e))?;
+//!             len += 1;
+//!         }
+//!         out.set_len(field, len)
+//!     }
+//! }
+//!
+//! let records = Records::builder(8).open_bytes(*b"1 2 3   4.5     ")?;
+//! let loader = Loader::builder(records).decode_field("record", Numbers).build()?;
+//! let batch = loader.epoch(0)?.next().unwrap()?;
+//! assert_eq!(batch.field("numbers")?.row::<f32>(0)?, [1.0, 2.0, 3.0]);
+//! assert_eq!(batch.field("numbers")?.row::<f32>(1)?, [4.5]);
+//! # Ok::<(), feedline::Error>(())
+//! ```
+//!
+//! # Transforms: mixup
+//!
+//! `.map` changes a sample, `.map_batch` a whole batch, both in place and with randomness from their [`decode::Ctx`], so
+//! that a batch does not depend on the number of workers.
+//!
+//! ```
+//! use feedline::tensor::{DType, Field};
+//! use feedline::{Loader, Order, dataset::Records};
+//!
+//! let records = Records::builder(8).field("x", DType::F32, [2]).classes(vec![0, 1, 2, 1]).open_bytes([0; 32])?;
+//! let loader = Loader::builder(records)
+//!     .order(Order::shuffled(1))
+//!     .map_adding([Field::fixed("target", DType::F32, [3])], |row, _| {
+//!         let (label, target) = (row.index_of("label")?, row.index_of("target")?);
+//!         let (label, target) = row.two_mut::<i64, f32>(label, target)?;
+//!         target[label[0] as usize] = 1.0;
+//!         Ok(())
+//!     })
+//!     .map_batch(|batch, ctx| {
+//!         let share = ctx.draws("mixup").next_f64() as f32;
+//!         let rows = batch.len();
+//!         for name in ["x", "target"] {
+//!             let field = batch.index_of(name)?;
+//!             let values = batch.slice_mut::<f32>(field)?;
+//!             let width = values.len() / rows;
+//!             // Row i is mixed with row i + 1 as it was; the last one with the first as it was.
+//!             let first = values[..width].to_vec();
+//!             for at in 0..values.len() {
+//!                 let next = values.get(at + width).copied().unwrap_or_else(|| first[at % width]);
+//!                 values[at] = share * values[at] + (1.0 - share) * next;
+//!             }
+//!         }
+//!         Ok(())
+//!     })
+//!     .keep(["x", "target"])
+//!     .build()?;
+//! let batch = loader.epoch(0)?.next().unwrap()?;
+//! assert!(batch.field("target")?.as_slice::<f32>()?.chunks(3).all(|row| (row.iter().sum::<f32>() - 1.0).abs() < 1e-6));
+//! # Ok::<(), feedline::Error>(())
+//! ```
+
 mod batch;
 pub mod dataset;
 pub mod decode;
@@ -11,6 +124,7 @@ mod pipeline;
 pub mod profile;
 pub mod read;
 pub mod tensor;
+
 pub use batch::{Batch, FieldView};
 pub use device::Device;
 pub use error::{Error, ErrorKind, Result, Site, Stage};

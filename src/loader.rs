@@ -430,6 +430,11 @@ impl Loader {
         Ok(self.shared.jobs.job(0, 0, Arc::default())?.batches.count())
     }
 
+    /// Samples that one epoch delivers: fewer than the order's length only when the last batch is dropped.
+    pub fn samples_per_epoch(&self) -> Result<u64> {
+        Ok(self.shared.jobs.job(0, 0, Arc::default())?.batches.positions())
+    }
+
     /// The fields of a batch, in order.
     pub fn spec(&self) -> Vec<Field> {
         let fields = self.shared.runtime.core().recipe.spec.fields();

@@ -9,7 +9,7 @@
 //! * A byte has one writer at a time: the tokens (`FreeSlot`, `Rows`, `RowSpan`, `RingSpan`, `Filled`) are unique,
 //!   cannot be cloned, and each keeps the memory alive that it names.
 //! * No token can be lost: dropping a `Rows` counts its rows as failed, so every slot comes back.
-//! * Nothing here knows a device or a ring; whoever registers a [`Region`] keeps it alive by its `Arc`.
+//! * Nothing here knows a device or a ring; whoever registers a region keeps it alive by its `Arc`.
 
 pub(crate) mod pool;
 pub(crate) mod region;

@@ -251,10 +251,6 @@ impl RowSpan {
         self.slot.plan.layout.fields()[self.field].row_bytes
     }
 
-    pub(crate) fn field(&self) -> usize {
-        self.field
-    }
-
     pub(crate) fn place(&self) -> (u64, usize) {
         let layout = self.slot.plan.layout.fields()[self.field];
         (self.slot.region.id(), layout.offset + self.row as usize * layout.row_bytes)
@@ -342,7 +338,7 @@ impl Row<'_> {
         let row_bytes = spec.row_bytes();
         if let crate::tensor::Shape::UpTo { max, .. } = spec.shape() {
             let unit = row_bytes / max;
-            if bytes.len() % unit != 0 {
+            if !bytes.len().is_multiple_of(unit) {
                 return Err(wrong_bytes(spec, bytes.len()));
             }
             self.set_len(field, bytes.len() / unit)?;

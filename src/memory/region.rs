@@ -80,7 +80,7 @@ mod tests {
         for len in [0, 1, 4095, 4096, 4097, 5 << 20] {
             let region = Region::new(len, "a test").unwrap();
             assert_eq!(region.ptr().as_ptr() as usize % 4096, 0);
-            assert!(region.len() >= len.max(1) && region.len() % 4096 == 0);
+            assert!(region.len() >= len.max(1) && region.len().is_multiple_of(4096));
             // SAFETY: the region is alive and nobody else holds a pointer into it.
             let bytes = unsafe { std::slice::from_raw_parts(region.ptr().as_ptr(), region.len()) };
             assert!(bytes.iter().all(|byte| *byte == 0));

@@ -274,6 +274,7 @@ impl Batches {
         (self.len - self.first_position(batch)).min(u64::from(self.batch_size)) as u32
     }
 
+    #[cfg(test)]
     /// The batch and row where `position` is; `None` when it is dropped or past the end.
     pub(crate) fn locate(&self, position: u64) -> Option<(u64, u32)> {
         let size = u64::from(self.batch_size);

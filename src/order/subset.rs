@@ -57,6 +57,7 @@ impl Part {
         self.permutation.get(self.start + local)
     }
 
+    #[cfg(test)]
     /// Where a sample of the whole stands in this part; `None` when it is in the other. `id` must be below n.
     pub(crate) fn local(&self, id: u64) -> Option<u64> {
         self.permutation.inverse(id).checked_sub(self.start).filter(|local| *local < self.len)

@@ -76,6 +76,10 @@ pub(crate) struct Io {
     stuck: Option<(Arc<Job>, Rows)>,
     flying: Vec<Option<Box<Pending>>>,
     vacant: Vec<usize>,
+    #[allow(
+        clippy::vec_box,
+        reason = "entries move through queues and keep their own buffers: boxed once, at the start"
+    )]
     idle: Vec<Box<Pending>>,
     /// Operations that the reader had no room for.
     ops: VecDeque<ReadOp>,

@@ -36,8 +36,6 @@ pub(crate) struct Meters {
     pub(crate) wait_ns: Counter,
     /// Of that, for the first batch of each iterator.
     pub(crate) first_wait_ns: Counter,
-    /// Waits in `next()` for another than the first batch.
-    pub(crate) waits: Counter,
     /// Between two calls of `next()`: the user's own work.
     pub(crate) user_ns: Counter,
     /// Workers were looking up, decoding or transforming (sum over workers).
@@ -54,6 +52,6 @@ impl Meters {
     }
 
     pub(crate) fn reads(&self) -> ReadStats {
-        self.reads.lock().unwrap_or_else(|poison| poison.into_inner()).clone()
+        *self.reads.lock().unwrap_or_else(|poison| poison.into_inner())
     }
 }
