@@ -118,6 +118,7 @@ fn unsafe_stands_in_the_listed_files_only_and_every_block_argues() {
 fn the_map_in_the_readme_names_every_file_of_src() {
     let readme = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
     let map = readme.split("## Map of `src/`").nth(1).expect("the README has a map").split("\n## ").next().unwrap();
+    let map: String = map.lines().filter(|line| line.starts_with('|')).collect();
     let mut missing = Vec::new();
     for path in files("src") {
         let name = name(&path);
