@@ -1,0 +1,296 @@
+//! Readers against the device, and against fio on the same file.
+//!
+//! ```text
+//! cargo test  --benches                          each case once, small, so that it cannot rot
+//! cargo bench --bench storage                    criterion: every reader, block and depth
+//! FEEDLINE_PAIRS=15 FEEDLINE_PAIR_SECONDS=5 cargo bench --bench storage
+//!                                                feedline and fio in turn; the ratio with its interval
+//! ```
+//!
+//! `FEEDLINE_BENCH_FILE` names the file (else 2 GiB are generated under `target/`), `FEEDLINE_BENCH_CASES` the cases of
+//! the pairs as `block:depth,…`, `FEEDLINE_BENCH_READER` their reader (`uring`, `pread`, `mmap`), `FEEDLINE_FIO_ARGS`
+//! more words for fio (`--fixedbufs=1 --registerfiles=1`). The physical limit that stands beside each figure is what fio
+//! gets: io_uring, O_DIRECT, random reads, the same block, depth and file, one thread.
+//!
+//! Everything is cold: O_DIRECT, or, for mmap, a page cache that is emptied before each sample.
+
+use criterion::{BenchmarkId, Criterion, Throughput};
+use feedline::memory::{ByteRing, IoBuf};
+use feedline::read::{Direct, Extent, Mode, Opened, ReadOp, Reader, ReaderOptions, SourceId, Sources, open};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const BLOCKS: [u64; 4] = [4 << 10, 128 << 10, 150_528, 1 << 20];
+const DEPTHS: [u32; 4] = [1, 4, 32, 64];
+/// Block, depth, least ratio of bytes per second to fio's.
+const TARGETS: [(u64, u32, f64); 3] = [(128 << 10, 32, 0.98), (1 << 20, 32, 0.98), (4 << 10, 64, 0.90)];
+/// Most CPU seconds per byte, as a ratio to fio's.
+const CPU_TARGET: f64 = 1.2;
+
+fn main() {
+    let measuring = std::env::args().any(|arg| arg == "--bench");
+    let file = bench_file(if measuring { 2 << 30 } else { 16 << 20 });
+    match number("FEEDLINE_PAIRS") {
+        Some(pairs) if measuring => compare_with_fio(&file, pairs as usize),
+        _ => {
+            let mut criterion = Criterion::default()
+                .sample_size(10)
+                .warm_up_time(Duration::from_millis(200))
+                .measurement_time(Duration::from_secs(1))
+                .configure_from_args();
+            every_reader(&mut criterion, &file, if measuring { 64 << 20 } else { 1 << 20 });
+            criterion.final_summary();
+        }
+    }
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+/// The file to read: the one named, else one of `bytes` random bytes, made once.
+fn bench_file(bytes: u64) -> PathBuf {
+    if let Some(path) = std::env::var_os("FEEDLINE_BENCH_FILE") {
+        return path.into();
+    }
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("storage-{bytes}"));
+    if std::fs::metadata(&path).map_or(0, |meta| meta.len()) != bytes {
+        let mut state = 1_u64;
+        let block: Vec<u8> = (0..1 << 20).map(|_| random(&mut state) as u8).collect();
+        let mut file = std::fs::File::create(&path).unwrap();
+        (0..bytes >> 20).for_each(|_| std::io::Write::write_all(&mut file, &block).unwrap());
+        file.sync_all().unwrap();
+    }
+    path
+}
+
+/// xorshift64.
+fn random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+/// A reader that is kept busy with random reads of one size.
+struct Load {
+    reader: Box<dyn Reader>,
+    idle: Vec<IoBuf>,
+    source: SourceId,
+    block: u64,
+    blocks: u64,
+    state: u64,
+    path: PathBuf,
+}
+
+impl Load {
+    fn new(path: &Path, mode: Mode, block: u64, depth: u32) -> Option<Self> {
+        let len = std::fs::metadata(path).unwrap().len();
+        let mut sources = Sources::new();
+        let source = sources.file(path, len).unwrap();
+        let mut options = ReaderOptions::default();
+        (options.mode, options.depth) = (mode, depth);
+        options.direct = if mode == Mode::Mmap { Direct::Off } else { Direct::On };
+        let opened = open(Arc::new(sources), &options).map_err(|error| eprintln!("skipped: {error}")).ok()?;
+        let Opened { mut reader, .. } = opened;
+        let room = (block as usize).next_multiple_of(4096);
+        let ring = ByteRing::new(room * depth as usize, depth as usize, || {}).unwrap();
+        if let Some(reason) = reader.register_ring(&ring).filter(|_| mode == Mode::Uring) {
+            eprintln!("{reason}");
+        }
+        let idle = (0..depth).map(|_| ring.reserve(room).unwrap().into()).collect();
+        let blocks = (len / block).max(1);
+        Some(Self { reader, idle, source, block, blocks, state: 7, path: path.into() })
+    }
+
+    /// Reads for as long as `go_on(bytes so far)` says, then what is still in flight; returns the bytes.
+    fn run(&mut self, mut go_on: impl FnMut(u64) -> bool) -> u64 {
+        let (mut bytes, mut out) = (0, Vec::with_capacity(self.idle.len()));
+        loop {
+            while go_on(bytes) {
+                let Some(buf) = self.idle.pop() else { break };
+                let offset = random(&mut self.state) % self.blocks * self.block;
+                let extent = Extent { source: self.source, offset, len: self.block };
+                assert!(self.reader.submit(ReadOp { tag: 0, extent, buf }).is_ok());
+            }
+            if self.reader.in_flight() == 0 {
+                return bytes;
+            }
+            self.reader.wait(&mut out, None);
+            for completion in out.drain(..) {
+                completion.result.unwrap();
+                bytes += self.block;
+                self.idle.push(completion.buf);
+            }
+        }
+    }
+
+    fn drop_cache(&self) {
+        if self.reader.name() == "mmap" {
+            let file = std::fs::File::open(&self.path).unwrap();
+            rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        }
+    }
+}
+
+fn every_reader(criterion: &mut Criterion, path: &Path, sample_bytes: u64) {
+    for (name, mode) in [("uring", Mode::Uring), ("pread", Mode::Pread), ("mmap", Mode::Mmap)] {
+        let mut group = criterion.benchmark_group(name);
+        for block in BLOCKS {
+            for depth in DEPTHS {
+                let Some(mut load) = Load::new(path, mode, block, depth) else { continue };
+                // Small blocks and depths are slow: fewer bytes make a sample.
+                let bytes = (block * 16 * u64::from(depth)).clamp(block, sample_bytes.max(block));
+                let count = bytes / block;
+                group.throughput(Throughput::Bytes(count * block));
+                group.bench_function(BenchmarkId::new(block.to_string(), depth), |bencher| {
+                    bencher.iter_custom(|rounds| {
+                        load.drop_cache();
+                        let start = Instant::now();
+                        let mut left = rounds * count;
+                        load.run(|_| {
+                            left > 0 && {
+                                left -= 1;
+                                true
+                            }
+                        });
+                        start.elapsed()
+                    });
+                });
+            }
+        }
+        group.finish();
+    }
+}
+
+/// Bytes per second, and CPU seconds per gigabyte.
+#[derive(Clone, Copy, Debug)]
+struct Figure {
+    bytes_per_second: f64,
+    cpu_per_gigabyte: f64,
+}
+
+fn measure(load: &mut Load, seconds: u64) -> Figure {
+    load.drop_cache();
+    let (start, cpu) = (Instant::now(), cpu_seconds());
+    let (end, mut turn) = (start + Duration::from_secs(seconds), 0_u32);
+    let bytes = load.run(|_| {
+        // The clock is read for every 16th operation: at 4 KiB it would show.
+        turn = turn.wrapping_add(1);
+        turn % 16 != 0 || Instant::now() < end
+    });
+    let cpu = cpu_seconds() - cpu;
+    Figure {
+        bytes_per_second: bytes as f64 / start.elapsed().as_secs_f64(),
+        cpu_per_gigabyte: cpu / (bytes as f64 / 1e9),
+    }
+}
+
+/// CPU time of this process: all threads, user and system.
+fn cpu_seconds() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}
+
+/// The same load by fio; `None` where it is not installed.
+fn measure_fio(path: &Path, block: u64, depth: u32, seconds: u64) -> Option<Figure> {
+    let more = std::env::var("FEEDLINE_FIO_ARGS").unwrap_or_default();
+    let output = Command::new("fio")
+        .args(["--name=feedline", "--readonly", "--rw=randread", "--ioengine=io_uring", "--direct=1", "--time_based"])
+        .args(["--norandommap", "--randrepeat=0", "--thread", "--output-format=json"])
+        .arg(format!("--filename={}", path.display()))
+        .args([format!("--bs={block}"), format!("--iodepth={depth}"), format!("--runtime={seconds}")])
+        .args(more.split_whitespace())
+        .output()
+        .ok()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    // The first of each name belongs to the job's reads, since nothing is written.
+    let value = |name: &str| {
+        let rest = &text[text.find(&format!("\"{name}\" : "))? + name.len() + 5..];
+        rest[..rest.find([',', '\n'])?].trim().parse::<f64>().ok()
+    };
+    let (speed, runtime) = (value("bw_bytes")?, value("runtime")? / 1e3);
+    let cpu = (value("usr_cpu")? + value("sys_cpu")?) / 100.0 * (value("job_runtime")? / 1e3);
+    Some(Figure { bytes_per_second: speed, cpu_per_gigabyte: cpu / (speed * runtime / 1e9) })
+}
+
+fn compare_with_fio(path: &Path, pairs: usize) {
+    let seconds = number("FEEDLINE_PAIR_SECONDS").unwrap_or(5);
+    let mode = match std::env::var("FEEDLINE_BENCH_READER").as_deref() {
+        Ok("pread") => Mode::Pread,
+        Ok("mmap") => Mode::Mmap,
+        _ => Mode::Uring,
+    };
+    println!("{pairs} pairs of {seconds} s, {mode:?} and fio in turn, {}", path.display());
+    println!("   block depth |     GB/s      fio | ratio [95 %] | CPU s/GB      fio | ratio [95 %] | verdict");
+    for (block, depth) in cases() {
+        let Some(mut load) = Load::new(path, mode, block, depth) else { continue };
+        let mut all = Vec::new();
+        for _ in 0..pairs {
+            let ours = measure(&mut load, seconds);
+            match measure_fio(path, block, depth, seconds) {
+                Some(fio) => all.push((ours, fio)),
+                None => println!("{block:>8} {depth:>5} | {:>8.3} | no fio here", ours.bytes_per_second / 1e9),
+            }
+        }
+        if !all.is_empty() {
+            print_case(block, depth, &all);
+        }
+    }
+}
+
+fn cases() -> Vec<(u64, u32)> {
+    let text = std::env::var("FEEDLINE_BENCH_CASES").unwrap_or_default();
+    let parse = |case: &str| {
+        let (block, depth) = case.split_once(':')?;
+        Some((block.parse().ok()?, depth.parse().ok()?))
+    };
+    let named: Vec<_> = text.split(',').filter_map(parse).collect();
+    if named.is_empty() { TARGETS.iter().map(|(block, depth, _)| (*block, *depth)).collect() } else { named }
+}
+
+fn print_case(block: u64, depth: u32, pairs: &[(Figure, Figure)]) {
+    let of = |value: fn(&(Figure, Figure)) -> f64| median(pairs.iter().map(value).collect());
+    let speed = of(|(ours, fio)| ours.bytes_per_second / fio.bytes_per_second);
+    let cpu = of(|(ours, fio)| ours.cpu_per_gigabyte / fio.cpu_per_gigabyte);
+    let target = TARGETS.iter().find(|(b, d, _)| (*b, *d) == (block, depth)).map(|(_, _, target)| *target);
+    let verdict = target.map_or(String::new(), |target| {
+        format!("{}, CPU {}", judge(speed, |value| value >= target), judge(cpu, |value| value <= CPU_TARGET))
+    });
+    println!(
+        "{block:>8} {depth:>5} | {:>8.3} {:>8.3} | {:.3} [{:.3}, {:.3}] | {:>8.3} {:>8.3} | {:.3} [{:.3}, {:.3}] | {verdict}",
+        of(|(ours, _)| ours.bytes_per_second / 1e9).0,
+        of(|(_, fio)| fio.bytes_per_second / 1e9).0,
+        speed.0,
+        speed.1,
+        speed.2,
+        of(|(ours, _)| ours.cpu_per_gigabyte).0,
+        of(|(_, fio)| fio.cpu_per_gigabyte).0,
+        cpu.0,
+        cpu.1,
+        cpu.2,
+    );
+}
+
+/// A target is met when the interval reaches it; an interval wider than ± 5 % says nothing.
+fn judge((middle, low, high): (f64, f64, f64), met: impl Fn(f64) -> bool) -> &'static str {
+    if high - low > 0.1 * middle {
+        "inconclusive: machine too noisy"
+    } else if met(low) || met(high) {
+        "met"
+    } else {
+        "missed"
+    }
+}
+
+/// Median with the 95 % interval of order statistics; the extremes where there are fewer than 6 values.
+fn median(mut values: Vec<f64>) -> (f64, f64, f64) {
+    values.sort_by(f64::total_cmp);
+    let n = values.len();
+    let middle = (values[(n - 1) / 2] + values[n / 2]) / 2.0;
+    let reach = 0.98 * (n as f64).sqrt();
+    let low = ((n as f64 / 2.0 - reach).floor().max(0.0) as usize).min(n - 1);
+    (middle, values[low], values[n - 1 - low])
+}
