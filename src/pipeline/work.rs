@@ -150,7 +150,6 @@ pub(crate) fn ring(core: &Arc<Core>, items: usize) {
 }
 
 fn drain(core: &Core) {
-    let started = Instant::now();
     let work = &core.work;
     let index = rayon::current_thread_index().unwrap_or(0);
     // A decoder that uses rayon itself may find this drain on its own thread; then the state is taken already.
@@ -161,7 +160,13 @@ fn drain(core: &Core) {
         None => spare.insert(State { scratch: Scratch::default(), bytes: vec![0; work.cached_bytes] }),
     };
     loop {
-        while step(core, state) {}
+        let mut before = Instant::now();
+        while step(core, state) {
+            // For each piece, so that a report in mid-epoch is true: a drain may last for the whole of it.
+            let now = Instant::now();
+            core.meters.decode_busy_ns.add((now - before).as_nanos() as u64);
+            before = now;
+        }
         work.active.fetch_sub(1, Ordering::SeqCst);
         // Somebody may have put work in after the last look and found every place taken: look once more.
         let again = !work.is_empty()
@@ -173,7 +178,6 @@ fn drain(core: &Core) {
             break;
         }
     }
-    core.meters.decode_busy_ns.add(started.elapsed().as_nanos() as u64);
 }
 
 /// Does one piece of work; false when there is none.
