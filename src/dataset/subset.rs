@@ -14,6 +14,14 @@ pub struct Subset<D> {
     choice: Choice,
 }
 
+/// Cheap: the index is shared.
+impl<D> Clone for Subset<D> {
+    fn clone(&self) -> Self {
+        Self { whole: self.whole.clone(), choice: self.choice.clone() }
+    }
+}
+
+#[derive(Clone)]
 enum Choice {
     Split(Part),
     Ids(Ids),
