@@ -147,6 +147,10 @@ pub(super) fn decode(input: &[u8], header: &Header, rows: u32, strict: bool, roo
         .set_max_width(usize::from(u16::MAX))
         .set_max_height(usize::from(u16::MAX))
         .jpeg_set_out_colorspace(ColorSpace::RGB);
+    if !strict {
+        // zune may leave out the end, where an earlier picture's pixels would show.
+        pixels.fill(128);
+    }
     let watch = Watch::new(input, header, rows, strict)?;
     let mut decoder = JpegDecoder::new_with_options(watch.stream(), options);
     decoder.decode_headers().map_err(damaged)?;

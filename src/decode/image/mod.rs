@@ -84,8 +84,8 @@ impl Default for Limits {
 /// One decode takes, in bytes of heap per pixel of the encoded picture, and no more:
 /// - 3 for the RGB pixels (kept for the next picture; 4 to 8 while a PNG has alpha or 16 bits, GIF 4);
 /// - for the decoder of the format, while it runs: JPEG 2 per sample when it comes in several scans (progressive: 3 per
-///   pixel for 4:2:0, 6 for 4:4:4, 8 for CMYK), else only rows, 512 per pixel of width; PNG and BMP 1, GIF 4, WebP 12;
-///   2 MiB for the tables of all but JPEG;
+///   pixel for 4:2:0, 6 for 4:4:4, 8 for CMYK), else only rows, 512 per pixel of width; PNG and BMP 1, GIF 4, WebP 8;
+///   4 MiB for the tables of all but JPEG;
 /// - for the resizing: 3 per (pixel of width × row of output) and the filter's weights; 3 per pixel of output.
 ///
 /// The sum is computed from the header and compared with [`Limits::memory`] before any of it is allocated.

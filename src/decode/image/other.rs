@@ -14,8 +14,7 @@ pub(super) fn decode(format: Format, input: &[u8], room: &mut Room<'_>) -> Resul
     match format {
         Format::Png => {
             // It may inflate colour profiles and texts before it says how large the picture is.
-            let allowance = allowance(room.limits.memory as u64);
-            read(format, PngDecoder::with_limits(reader, allowance).map_err(refused)?, room)
+            read(format, PngDecoder::with_limits(reader, allowance(SCRATCH)).map_err(refused)?, room)
         }
         Format::WebP => read(format, WebPDecoder::new(reader).map_err(refused)?, room),
         Format::Bmp => read(format, BmpDecoder::new(reader).map_err(refused)?, room),
@@ -40,19 +39,22 @@ fn read(format: Format, mut decoder: impl ImageDecoder, room: &mut Room<'_>) -> 
     let own = native.max(size.pixels().saturating_mul(3));
     let theirs = size.pixels().saturating_mul(scratch_per_pixel(format)).saturating_add(SCRATCH);
     let pixels = room.take(size, own, theirs)?;
+    // GIF and BMP may leave pixels out; those of an earlier picture must not show there.
+    pixels.fill(0);
     decoder.set_limits(allowance(theirs)).map_err(|error| refused(format, error))?;
     decoder.read_image(&mut pixels[..native as usize]).map_err(|error| refused(format, error))?;
     to_rgb(color, size.pixels() as usize, pixels)?;
     Ok(size)
 }
 
-/// Tables, windows and rows of all these decoders, in bytes.
-const SCRATCH: u64 = 2 << 20;
+/// Tables, windows and rows of all these decoders, and what a PNG may say about itself, in bytes.
+const SCRATCH: u64 = 4 << 20;
 
-/// Bytes per pixel that these decoders take for themselves: WebP's planes, transforms and alpha, GIF's frame.
+/// Bytes per pixel that these decoders take for themselves: WebP's planes, transforms and alpha (found: 6.5 for lossy
+/// with alpha), GIF's frame.
 fn scratch_per_pixel(format: Format) -> u64 {
     match format {
-        Format::WebP => 12,
+        Format::WebP => 8,
         Format::Gif => 4,
         _ => 1,
     }

@@ -2,7 +2,7 @@
 
 use self::geometry::Rect;
 use super::*;
-use crate::decode::{Scratch, Single};
+use crate::decode::Single;
 use crate::tensor::{bf16, f16};
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};
@@ -258,8 +258,43 @@ fn rounding(dtype: DType) -> f64 {
     }
 }
 
-/// One level for the two roundings of the resizing (half a level each) and its weights in 16 bits, and the rounding of
-/// the dtype.
+/// Column, row and channel of the element at `at`.
+fn place(at: usize, layout: PixelLayout, size: Size) -> (usize, usize, usize) {
+    let (width, height) = (size.width as usize, size.height as usize);
+    match layout {
+        PixelLayout::Nhwc => (at / 3 % width, at / 3 / width, at % 3),
+        PixelLayout::Nchw => (at % width, at / width % height, at / width / height),
+    }
+}
+
+/// What a level (0..255) becomes, and how far apart two levels are then.
+fn oracle_value(level: f64, channel: usize, values: Values) -> (f64, f64) {
+    match (values.dtype, values.normalize) {
+        (DType::U8, _) => (level, 1.0),
+        (_, None) => (level / 255.0, 1.0 / 255.0),
+        (_, Some((mean, std))) => {
+            let (mean, std) = (f64::from(mean[channel]), f64::from(std[channel]));
+            ((level / 255.0 - mean) / std, 1.0 / 255.0 / std)
+        }
+    }
+}
+
+/// One level for the two roundings of the resizing (half a level each), a little for its weights in 16 bits, and the
+/// rounding of the dtype.
+fn compare(row: &[u8], image: &Image, resized: &[f64], flip: bool) {
+    let size = image.op.output();
+    let found = values(row, image.values.dtype);
+    assert_eq!(found.len(), resized.len());
+    for (at, value) in found.into_iter().enumerate() {
+        let (x, y, channel) = place(at, image.layout, size);
+        let x = if flip { size.width as usize - 1 - x } else { x };
+        let level = resized[(y * size.width as usize + x) * 3 + channel];
+        let (expected, step) = oracle_value(level, channel, image.values);
+        let allowed = 1.05 * step + expected.abs() * rounding(image.values.dtype);
+        assert!((value - expected).abs() <= allowed, "{image:?}, element {at}: {value} instead of {expected}");
+    }
+}
+
 #[test]
 fn every_dtype_layout_and_crop_is_that_of_the_straight_loops() {
     let input = fixture("rgb.png");
@@ -283,42 +318,15 @@ fn every_dtype_layout_and_crop_is_that_of_the_straight_loops() {
                 Crop::of_view(oracle_random(picture, scale, ratio, &mut draws))
             }
         };
-        let size = op.output();
-        let resized = oracle_resize(&pixels, picture, crop, size);
+        let resized = oracle_resize(&pixels, picture, crop, op.output());
         for dtype in [DType::U8, DType::F32, DType::F16, DType::BF16] {
-            for (layout, normalize) in
-                [PixelLayout::Nhwc, PixelLayout::Nchw].into_iter().flat_map(|l| [(l, false), (l, true)])
-            {
-                if dtype == DType::U8 && normalize {
-                    continue;
-                }
-                let mut image = Image::new(op).dtype(dtype).layout(layout).flip(0.5);
-                if normalize {
-                    image = image.normalize(MEAN, STD);
-                }
-                let mut single = single(image);
-                single.decode(&input, 3, 1, id).unwrap();
-                let found = values(single.bytes(0), dtype);
-                assert_eq!(found.len(), resized.len());
-                for (at, value) in found.iter().enumerate() {
-                    let (width, height) = (size.width as usize, size.height as usize);
-                    let (x, y, c) = match layout {
-                        PixelLayout::Nhwc => (at / 3 % width, at / 3 / width, at % 3),
-                        PixelLayout::Nchw => (at % width, at / width % height, at / width / height),
-                    };
-                    let x = if flip { width - 1 - x } else { x };
-                    let level = resized[(y * width + x) * 3 + c];
-                    let (expected, step) = match (dtype, normalize) {
-                        (DType::U8, _) => (level, 1.0),
-                        (_, false) => (level / 255.0, 1.0 / 255.0),
-                        _ => {
-                            let (mean, std) = (f64::from(MEAN[c]), f64::from(STD[c]));
-                            ((level / 255.0 - mean) / std, 1.0 / 255.0 / std)
-                        }
-                    };
-                    let allowed = 1.05 * step + expected.abs() * rounding(dtype);
-                    let wrong = (value - expected).abs();
-                    assert!(wrong <= allowed, "{op:?} {id} {dtype} {layout:?} {normalize} at {at}: {value} {expected}");
+            for layout in [PixelLayout::Nhwc, PixelLayout::Nchw] {
+                let plain = Image::new(op).dtype(dtype).layout(layout).flip(0.5);
+                let normalized = (dtype != DType::U8).then(|| plain.clone().normalize(MEAN, STD));
+                for image in [Some(plain), normalized].into_iter().flatten() {
+                    let mut single = single(image.clone());
+                    single.decode(&input, 3, 1, id).unwrap();
+                    compare(single.bytes(0), &image, &resized, flip);
                 }
             }
         }
@@ -374,12 +382,12 @@ fn areas_ratios_and_places_of_random_crops_are_distributed_as_torchvisions() {
         assert!((a - b).abs() < 4.0 * a_error.hypot(b_error), "statistic {index}: {a} {b} ± {a_error}");
     }
     // Where there is room, every place is as likely as any other: chi-square of 10 bins, 9 degrees, 1 in 10,000.
-    let places: [fn(&Rect) -> (u32, u32); 2] =
-        [|rect| (rect.left, 500 - rect.size.width), |rect| (rect.top, 375 - rect.size.height)];
-    for place in places {
+    let columns = ours.iter().map(|rect| (rect.left, 500 - rect.size.width));
+    let rows = ours.iter().map(|rect| (rect.top, 375 - rect.size.height));
+    for places in [columns.collect::<Vec<_>>(), rows.collect()] {
         let mut bins = [0.0_f64; 10];
         let mut count = 0.0;
-        for (start, room) in ours.iter().map(place).filter(|(_, room)| *room >= 50) {
+        for (start, room) in places.into_iter().filter(|(_, room)| *room >= 50) {
             bins[(u64::from(start) * 10 / (u64::from(room) + 1)) as usize] += 1.0;
             count += 1.0;
         }
@@ -463,6 +471,23 @@ fn a_cut_jpeg_is_an_error_wherever_it_is_cut() {
         for length in 0..input.len() {
             let error = whole(&input[..length], &mut workspace).expect_err(&format!("{name} cut at {length}"));
             assert_eq!(error.kind(), ErrorKind::Decode, "{name} cut at {length}: {error}");
+        }
+    }
+}
+
+/// What is missing may be what follows the pixels.
+#[test]
+fn a_cut_picture_of_another_format_is_an_error_or_complete() {
+    let mut workspace = Workspace::default();
+    for (name, input) in fixtures().iter().filter(|(name, _)| !name.ends_with("jpg")) {
+        let good = whole(input, &mut workspace).unwrap();
+        for length in 0..input.len() {
+            // Other pixels than the last picture's, so that what is not written shows.
+            workspace.pixels.fill(0x5A);
+            match whole(&input[..length], &mut workspace) {
+                Ok(found) => assert!(found == good, "{name} cut at {length} of {}", input.len()),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Decode, "{name} cut at {length}: {error}"),
+            }
         }
     }
 }
@@ -701,12 +726,15 @@ proptest! {
         }
         let limits = Limits { pixels: 1 << 20, bytes: 1 << 20, memory: 32 << 20 };
         let image = Image::random_resized_crop(7).limits(limits).strict(strict);
-        let mut scratch = Scratch::default();
-        let workspace: &mut Workspace = scratch.get();
-        let mut draws = Draws::new(0, 0, 0, "test");
-        if let Ok((size, crop)) = workspace.decode(&input, &image, limits, &mut draws) {
+        let decode = |left_over: Vec<u8>| {
+            let mut workspace = Workspace { pixels: left_over, ..Workspace::default() };
+            let mut draws = Draws::new(0, 0, 0, "test");
+            let (size, crop) = workspace.decode(&input, &image, limits, &mut draws).ok()?;
             workspace.resize(size, crop, Size::new(7, 7), image.filter_of_fir(), None).unwrap();
-        }
-        prop_assert!(workspace.pixels.capacity() <= 32 << 20);
+            assert!(workspace.pixels.capacity() <= 32 << 20);
+            Some(workspace.resized)
+        };
+        // What an earlier picture left in the buffer must not show.
+        prop_assert!(decode(Vec::new()) == decode(vec![0x5A; 3 << 20]));
     }
 }
