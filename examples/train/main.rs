@@ -77,7 +77,11 @@ fn run(args: &Args) -> Anyhow<()> {
     let augmented = decoder(Image::random_resized_crop(SIDE as u32).scale(0.5, 1.0).flip(0.5));
     let order = Order::shuffled(args.seed);
     // Whole batches only: a last batch of one picture would have no variance to normalise by.
-    let loader = open(|| Loader::builder(training.clone()).decode(augmented.clone()).order(order.clone()), args, LastBatch::Drop)?;
+    let loader = open(
+        || Loader::builder(training.clone()).decode(augmented.clone()).order(order.clone()),
+        args,
+        LastBatch::Drop,
+    )?;
     println!("memory\n{}", loader.plan());
 
     let steps = loader.batches_per_epoch()? * args.epochs;
@@ -105,7 +109,12 @@ fn run(args: &Args) -> Anyhow<()> {
         score += trainer.evaluate(images, labels)?;
     }
     println!("\n{}\n", loader.report());
-    println!("held-out accuracy {:.1} % of {} pictures; {:.0} s in all", score.accuracy(), score.seen(), begin.elapsed().as_secs_f64());
+    println!(
+        "held-out accuracy {:.1} % of {} pictures; {:.0} s in all",
+        score.accuracy(),
+        score.seen(),
+        begin.elapsed().as_secs_f64()
+    );
     Ok(())
 }
 

@@ -9,11 +9,10 @@ use crate::shapes::Rng;
 /// Width and height of the pictures the network takes.
 pub const SIDE: usize = 48;
 
-/// Output channels and kernel size of each convolution. All have stride 2, so that the sides are
-/// 48, 24, 12, 6 and 3.
-const CONVOLUTIONS: [(usize, usize); 4] = [(16, 5), (32, 3), (64, 3), (64, 3)];
-const STRIDE: usize = 2;
-const LEARNING_RATE: f64 = 0.01;
+/// Output channels, kernel size and stride of each convolution. After them, the sides are 12, 6, 6
+/// and 3.
+const CONVOLUTIONS: [(usize, usize, usize); 4] = [(32, 7, 4), (64, 3, 2), (64, 3, 1), (64, 3, 2)];
+const PEAK_LEARNING_RATE: f64 = 0.01;
 
 /// Sums over some pictures.
 #[derive(Default)]
@@ -55,7 +54,7 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// A new network. The learning rate falls to 0 over `steps` training steps.
+    /// A new network, to be trained in `steps` steps.
     pub fn new(classes: usize, steps: usize, seed: u64) -> Result<Self> {
         let mut parameters = Parameters { rng: Rng::new(seed, 0), vars: Vec::new() };
         let model = Model::new(classes, &mut parameters)?;
@@ -65,8 +64,7 @@ impl Trainer {
 
     /// One training step. `images` is `[n, 3, SIDE, SIDE]`, normalised; `labels` is `[n]`.
     pub fn train(&mut self, images: &[f32], labels: &[i64]) -> Result<Score> {
-        let done = self.step as f64 / self.steps as f64;
-        self.optimizer.set_learning_rate(LEARNING_RATE * (1.0 - done));
+        self.optimizer.set_learning_rate(learning_rate(self.step as f64 / self.steps as f64));
         self.step += 1;
         let (loss, score) = self.score(images, labels, true)?;
         self.optimizer.backward_step(&loss)?;
@@ -90,6 +88,17 @@ impl Trainer {
         let sum = f64::from(loss.to_scalar::<f32>()?) * seen as f64;
         Ok((loss, Score { loss: sum, correct, seen }))
     }
+}
+
+/// Linear warm-up, then half a cosine down to 0. `done` is the part of the training that is done.
+fn learning_rate(done: f64) -> f64 {
+    const WARM_UP: f64 = 0.1;
+    let part = if done < WARM_UP {
+        done / WARM_UP
+    } else {
+        0.5 + 0.5 * (std::f64::consts::PI * (done - WARM_UP) / (1.0 - WARM_UP)).cos()
+    };
+    PEAK_LEARNING_RATE * part
 }
 
 /// What the optimizer changes, drawn from a seed. (candle's own generator for the CPU takes none.)
@@ -130,9 +139,10 @@ impl Model {
     fn new(classes: usize, parameters: &mut Parameters) -> Result<Self> {
         let (mut side, mut channels) = (SIDE, 3);
         let mut convolutions = Vec::new();
-        for (outputs, kernel) in CONVOLUTIONS {
-            convolutions.push(Convolution::new(channels, outputs, kernel, side, parameters)?);
-            (side, channels) = (side / STRIDE, outputs);
+        for (outputs, kernel, stride) in CONVOLUTIONS {
+            let window = Window { kernel, stride, side };
+            convolutions.push(Convolution::new(channels, outputs, window, parameters)?);
+            (side, channels) = (side / stride, outputs);
         }
         let bias = parameters.zeros(classes)?;
         let head = Linear::new(parameters.weight(classes, channels)?, Some(bias));
@@ -152,12 +162,12 @@ impl Model {
     }
 }
 
-/// A convolution with stride 2, batch normalisation and ReLU.
+/// A convolution, batch normalisation and ReLU.
 ///
-/// Its input and output have a row for each channel and position and a column for each picture.
-/// In this order the convolution is a gather of rows and one matrix product, and so is its
-/// gradient. On a CPU that takes a third of the time of candle's `Conv2d`, whose gradient is a
-/// transposed convolution without SIMD.
+/// Input and output have a row for each channel and position and a column for each picture. In
+/// this order the convolution is a gather of rows and one matrix product, and so is its gradient.
+/// On a CPU that takes a third of the time of candle's `Conv2d`, whose gradient is a transposed
+/// convolution without SIMD.
 struct Convolution {
     weight: Tensor,
     norm: BatchNorm,
@@ -165,24 +175,15 @@ struct Convolution {
     rows: Tensor,
 }
 
-/// An index for which candle's `index_select` gives zeros, and `index_add` leaves out the gradient.
-const PADDING: u32 = u32::MAX;
-
 impl Convolution {
-    fn new(
-        inputs: usize,
-        outputs: usize,
-        kernel: usize,
-        side: usize,
-        parameters: &mut Parameters,
-    ) -> Result<Self> {
-        let zeros = Tensor::zeros(outputs, DType::F32, &Device::Cpu)?;
-        let ones = Tensor::ones(outputs, DType::F32, &Device::Cpu)?;
+    fn new(inputs: usize, outputs: usize, window: Window, parameters: &mut Parameters) -> Result<Self> {
+        let mean = Tensor::zeros(outputs, DType::F32, &Device::Cpu)?;
+        let variance = Tensor::ones(outputs, DType::F32, &Device::Cpu)?;
         let (gamma, beta) = (parameters.ones(outputs)?, parameters.zeros(outputs)?);
         Ok(Convolution {
-            weight: parameters.weight(outputs, inputs * kernel * kernel)?,
-            norm: BatchNorm::new(outputs, zeros, ones, gamma, beta, 1e-5)?,
-            rows: Tensor::new(rows_under_kernel(inputs, kernel, side), &Device::Cpu)?,
+            weight: parameters.weight(outputs, inputs * window.kernel.pow(2))?,
+            norm: BatchNorm::new(outputs, mean, variance, gamma, beta, 1e-5)?,
+            rows: Tensor::new(window.rows(inputs), &Device::Cpu)?,
         })
     }
 
@@ -196,23 +197,34 @@ impl Convolution {
     }
 }
 
-fn rows_under_kernel(channels: usize, kernel: usize, side: usize) -> Vec<u32> {
-    // The input row or column under place `k` of the kernel; none beyond the border.
-    let under = |output: usize, k: usize| {
-        (output * STRIDE + k).checked_sub(kernel / 2).filter(|&input| input < side)
-    };
-    let mut rows = Vec::new();
-    for channel in 0..channels {
-        for (ky, kx) in pairs(kernel) {
-            for (y, x) in pairs(side / STRIDE) {
-                let row = under(y, ky)
-                    .zip(under(x, kx))
-                    .map(|(y, x)| ((channel * side + y) * side + x) as u32);
-                rows.push(row.unwrap_or(PADDING));
+/// An index for which candle's `index_select` gives zeros, and its gradient nothing.
+const PADDING: u32 = u32::MAX;
+
+/// How a kernel moves over a square input. Half the kernel reaches over the border.
+struct Window {
+    kernel: usize,
+    stride: usize,
+    side: usize,
+}
+
+impl Window {
+    fn rows(&self, channels: usize) -> Vec<u32> {
+        let mut rows = Vec::new();
+        for channel in 0..channels {
+            for (kernel_y, kernel_x) in pairs(self.kernel) {
+                for (y, x) in pairs(self.side / self.stride) {
+                    let position = self.input(y, kernel_y).zip(self.input(x, kernel_x));
+                    rows.push(position.map_or(PADDING, |(y, x)| ((channel * self.side + y) * self.side + x) as u32));
+                }
             }
         }
+        rows
     }
-    rows
+
+    /// The input's row (or column) under place `k` of the kernel; none beyond the border.
+    fn input(&self, output: usize, k: usize) -> Option<usize> {
+        (output * self.stride + k).checked_sub(self.kernel / 2).filter(|&input| input < self.side)
+    }
 }
 
 /// All pairs of two numbers below `n`, in order.

@@ -12,8 +12,7 @@ use image::codecs::jpeg::JpegEncoder;
 use rayon::prelude::*;
 
 /// The classes, one folder each. In alphabetical order, so that a label is an index into this list.
-pub const CLASSES: [&str; 8] =
-    ["circle", "crescent", "cross", "heart", "ring", "square", "star", "triangle"];
+pub const CLASSES: [&str; 8] = ["circle", "crescent", "cross", "heart", "ring", "square", "star", "triangle"];
 
 const JPEG_QUALITY: u8 = 90;
 
@@ -23,12 +22,7 @@ const JPEG_QUALITY: u8 = 90;
 /// A folder that is there already is left as it is. It is a whole set: the pictures go to a
 /// temporary folder first, which gets its name only once the last picture is in it.
 /// The same seed draws the same pictures.
-pub fn make_shapes(
-    dir: &Path,
-    n_per_class: usize,
-    seed: u64,
-    progress: impl Fn(u64) + Sync,
-) -> io::Result<()> {
+pub fn make_shapes(dir: &Path, n_per_class: usize, seed: u64, progress: impl Fn(u64) + Sync) -> io::Result<()> {
     if dir.is_dir() {
         return Ok(());
     }
@@ -48,12 +42,7 @@ pub fn make_shapes(
     made
 }
 
-fn draw_all(
-    dir: &Path,
-    n_per_class: usize,
-    seed: u64,
-    progress: impl Fn(u64) + Sync,
-) -> io::Result<()> {
+fn draw_all(dir: &Path, n_per_class: usize, seed: u64, progress: impl Fn(u64) + Sync) -> io::Result<()> {
     for class in CLASSES {
         fs::create_dir_all(dir.join(class))?;
     }
@@ -63,9 +52,7 @@ fn draw_all(
         // A generator of its own for each picture: the order of the threads has no say.
         let picture = Scene::random(class, Rng::new(seed, i as u64)).photograph();
         let mut jpeg = Vec::new();
-        JpegEncoder::new_with_quality(&mut jpeg, JPEG_QUALITY)
-            .encode_image(&picture)
-            .map_err(io::Error::other)?;
+        JpegEncoder::new_with_quality(&mut jpeg, JPEG_QUALITY).encode_image(&picture).map_err(io::Error::other)?;
         fs::write(dir.join(CLASSES[class]).join(format!("{number:05}.jpg")), jpeg)?;
         progress(done.fetch_add(1, Ordering::Relaxed) + 1);
         Ok(())
@@ -313,24 +300,9 @@ impl Scene {
 
 /// A thing in a random place and turn, wholly inside the picture. `size` is its radius as a part
 /// of the shorter side.
-fn random_thing(
-    rng: &mut Rng,
-    outline: fn(f32, f32) -> f32,
-    width: f32,
-    height: f32,
-    size: f32,
-    colour: Rgb,
-) -> Thing {
+fn random_thing(rng: &mut Rng, outline: fn(f32, f32) -> f32, width: f32, height: f32, size: f32, colour: Rgb) -> Thing {
     let radius = size * width.min(height);
     let (room_x, room_y) = (width / 2.0 - radius, height / 2.0 - radius);
     let (sin, cos) = rng.range(0.0, std::f32::consts::TAU).sin_cos();
-    Thing {
-        outline,
-        x: rng.range(-room_x, room_x),
-        y: rng.range(-room_y, room_y),
-        sin,
-        cos,
-        radius,
-        colour,
-    }
+    Thing { outline, x: rng.range(-room_x, room_x), y: rng.range(-room_y, room_y), sin, cos, radius, colour }
 }

@@ -172,9 +172,9 @@ impl Io {
             let slot = self.free.pop_front().expect("checked above");
             let mut rows = slot.begin(ticket, count);
             if !self.look_first() {
-                if self.core.cache.is_some() {
-                    let probe = rows.take((count / PROBE_ONE_IN).max(1));
-                    work::look_up(&self.core, job.clone(), probe);
+                let probes = if self.core.cache.is_some() { probes(ticket.sequence, count) } else { 0 };
+                if probes > 0 {
+                    work::look_up(&self.core, job.clone(), rows.take(probes));
                 }
                 if rows.len() > 0 {
                     self.direct.push_back((job, rows));
@@ -447,5 +447,27 @@ impl Io {
             self.complete();
         }
         // What is still in flight stays with the reader, which leaks it and counts it.
+    }
+}
+
+/// Rows of a batch that ask the page cache while it is thought to be cold: of small batches only some ask at all.
+fn probes(sequence: u64, count: u32) -> u32 {
+    if count >= PROBE_ONE_IN {
+        return count / PROBE_ONE_IN;
+    }
+    u32::from(sequence.is_multiple_of(u64::from(PROBE_ONE_IN / count)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn about_one_row_in_sixteen_asks_a_cold_cache_whatever_the_batch_size() {
+        for count in [1_u32, 2, 5, 15, 16, 100, 4096] {
+            let asked: u32 = (0..480).map(|sequence| probes(sequence, count)).sum();
+            let share = f64::from(asked) / (480.0 * f64::from(count));
+            assert!((0.03..0.08).contains(&share), "{count}: {share}");
+        }
     }
 }
