@@ -35,6 +35,8 @@ pub(super) struct Threaded<W> {
     pending: Vec<ReadOp>,
     in_flight: usize,
     depth: usize,
+    /// How long `drop` waits.
+    deadline: Duration,
 }
 
 struct Shared<W> {
@@ -70,7 +72,14 @@ impl<W: Work> Threaded<W> {
             done: Mutex::new(Vec::with_capacity(depth)),
             bell: Bell::futex(),
         });
-        let mut reader = Self { shared, threads: Vec::new(), pending: Vec::with_capacity(depth), in_flight: 0, depth };
+        let mut reader = Self {
+            shared,
+            threads: Vec::new(),
+            pending: Vec::with_capacity(depth),
+            in_flight: 0,
+            depth,
+            deadline: DROP_DEADLINE,
+        };
         for number in 0..threads {
             let shared = reader.shared.clone();
             lock(&shared.queue).alive += 1;
@@ -223,7 +232,7 @@ impl<W: Work> Shared<W> {
 
 impl<W> Drop for Threaded<W> {
     fn drop(&mut self) {
-        let deadline = Instant::now() + DROP_DEADLINE;
+        let deadline = Instant::now() + self.deadline;
         let mut queue = lock(&self.shared.queue);
         queue.stop = true;
         let unsent = queue.jobs.drain(..).len();
@@ -249,4 +258,62 @@ impl<W> Drop for Threaded<W> {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poison| poison.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::ByteRing;
+    use crate::read::{Sources, leaked};
+    use std::sync::mpsc::{Receiver, channel};
+
+    /// Offset 0 waits for a word, offset 1 panics.
+    struct Stuck(Mutex<Receiver<()>>);
+
+    impl Work for Stuck {
+        const NAME: &'static str = "stuck";
+        fn read(&self, extent: &Extent, _: &mut [u8], _: &Counters) -> Result<usize> {
+            assert!(extent.offset == 0, "on purpose");
+            let _ = lock(&self.0).recv();
+            Ok(0)
+        }
+        fn footprint(&self, _: &Extent) -> Footprint {
+            Footprint { bytes: 1, in_place: true }
+        }
+        fn mem_align(&self) -> usize {
+            1
+        }
+        fn stats(&self, _: &mut ReadStats) {}
+    }
+
+    fn op(ring: &ByteRing, offset: u64) -> ReadOp {
+        let source = Sources::new().memory([].into());
+        ReadOp { tag: offset, extent: Extent { source, offset, len: 1 }, buf: ring.reserve(1).unwrap().into() }
+    }
+
+    #[test]
+    fn a_thread_that_does_not_come_back_is_left_behind_with_its_buffer_and_counted() {
+        let (word, words) = channel();
+        let ring = ByteRing::new(4096, 1, || {}).unwrap();
+        let mut reader = Threaded::start(Stuck(Mutex::new(words)), 2, 1).unwrap();
+        reader.deadline = Duration::from_millis(50);
+        assert!(reader.submit(op(&ring, 0)).is_ok());
+        reader.wait(&mut Vec::new(), Some(Duration::from_millis(20)));
+        let before = leaked();
+        drop(reader);
+        assert_eq!(leaked() - before, 1);
+        assert!(ring.reserve(1).is_none(), "its buffer was freed");
+        drop(word);
+    }
+
+    #[test]
+    fn a_panic_of_a_thread_is_a_completion_like_any_other() {
+        let (_word, words) = channel();
+        let ring = ByteRing::new(4096, 1, || {}).unwrap();
+        let mut reader = Threaded::start(Stuck(Mutex::new(words)), 2, 1).unwrap();
+        let mut out = Vec::new();
+        assert!(reader.submit(op(&ring, 1)).is_ok());
+        reader.wait(&mut out, Some(Duration::from_secs(5)));
+        assert_eq!(out[0].result.as_ref().unwrap_err().kind(), ErrorKind::Panicked);
+    }
 }

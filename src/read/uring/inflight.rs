@@ -131,6 +131,26 @@ impl Phase {
     }
 }
 
+/// What an `io_uring_enter` says about the ring. Whatever it says, an entry that was queued may still be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Entered {
+    /// Look at the completions.
+    Fine,
+    /// The kernel is short of memory, or completions overflowed: look at them, rest, come again.
+    Refused(Errno),
+    /// The ring cannot be used any more.
+    Broken(Errno),
+}
+
+/// Sorts the results of `io_uring_enter`.
+pub(super) fn entered(result: Result<(), Errno>) -> Entered {
+    match result {
+        Ok(()) | Err(Errno::TIME | Errno::INTR) => Entered::Fine,
+        Err(errno @ (Errno::AGAIN | Errno::BUSY | Errno::NOMEM)) => Entered::Refused(errno),
+        Err(errno) => Entered::Broken(errno),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -186,6 +206,26 @@ mod tests {
         assert_eq!(table.iter_mut().map(|(key, op)| (key, *op)).collect::<Vec<_>>().len(), 3);
         assert_eq!(table.remove(keys[1]), Some(1));
         assert_eq!(table.vacant().map(Key::index), Some(1));
+    }
+
+    #[test]
+    fn a_signal_or_timeout_is_no_error_a_shortage_passes_and_the_rest_ends_the_ring() {
+        let table = [
+            (Ok(()), Entered::Fine),
+            (Err(Errno::INTR), Entered::Fine),
+            (Err(Errno::TIME), Entered::Fine),
+            (Err(Errno::AGAIN), Entered::Refused(Errno::AGAIN)),
+            (Err(Errno::BUSY), Entered::Refused(Errno::BUSY)),
+            (Err(Errno::NOMEM), Entered::Refused(Errno::NOMEM)),
+            // A completion was dropped; another thread's ring; not a ring; a filter came later.
+            (Err(Errno::BADR), Entered::Broken(Errno::BADR)),
+            (Err(Errno::EXIST), Entered::Broken(Errno::EXIST)),
+            (Err(Errno::BADF), Entered::Broken(Errno::BADF)),
+            (Err(Errno::PERM), Entered::Broken(Errno::PERM)),
+        ];
+        for (result, expected) in table {
+            assert_eq!(entered(result), expected);
+        }
     }
 
     #[test]

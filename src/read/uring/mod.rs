@@ -16,7 +16,7 @@
 mod inflight;
 mod ring;
 
-use self::inflight::{Action, CANCEL, Key, Phase, Table, WAKE};
+use self::inflight::{Action, CANCEL, Entered, Key, Phase, Table, WAKE, entered};
 use self::ring::{Ring, Target};
 use super::files::{Files, Handle, OPEN_FLAGS, open_error};
 use super::progress::{Failure, Progress, Step};
@@ -30,6 +30,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
+
+/// Of small reads in flight an eighth is waited for at once, but at most this many and not for longer than
+/// [`GATHER_TIME`]: at 4 KiB and depth 64 on a virtio disk that was worth 8 % more bytes and no more CPU, since each
+/// batch is one wake-up and one doorbell. The queue never drains by more than that eighth.
+const GATHER_MAX: usize = 8;
+const GATHER_SHARE: usize = 8;
+/// What a wake, or a completion beside stalled others, may have to wait in addition.
+const GATHER_TIME: Duration = Duration::from_millis(1);
 
 /// How long to rest when the kernel is short of memory, or the ring cannot be entered at all.
 const REST: Duration = Duration::from_millis(1);
@@ -369,12 +377,12 @@ impl Uring {
     }
 
     /// One `io_uring_enter`. Every error is either a reason to look and come again, or the end of the ring.
-    fn enter(&mut self, wait: bool, timeout: Option<Duration>) {
+    fn enter(&mut self, want: usize, timeout: Option<Duration>) {
         self.stats.enters += 1;
-        match self.ring.enter(wait, timeout) {
-            Ok(()) | Err(Errno::TIME | Errno::INTR) => self.refused = None,
-            // Short of memory, or completions overflowed and must be reaped first. What is queued stays queued.
-            Err(errno @ (Errno::AGAIN | Errno::BUSY | Errno::NOMEM)) => {
+        match entered(self.ring.enter(want, timeout)) {
+            Entered::Fine => self.refused = None,
+            Entered::Broken(errno) => self.break_down(errno),
+            Entered::Refused(errno) => {
                 self.stats.retries += 1;
                 let since = *self.refused.get_or_insert_with(Instant::now);
                 if since.elapsed() > DROP_DEADLINE {
@@ -383,7 +391,6 @@ impl Uring {
                     std::thread::sleep(REST);
                 }
             }
-            Err(errno) => self.break_down(errno),
         }
     }
 
@@ -391,19 +398,20 @@ impl Uring {
     fn look(&mut self) {
         self.push_unsent();
         if self.ring.needs_enter() {
-            self.enter(false, None);
+            self.enter(0, None);
         }
         self.reap();
     }
 
-    /// Sleeps in the ring; true when a wake ended it.
-    fn sleep(&mut self, deadline: Option<Instant>) -> bool {
+    /// Sleeps in the ring, for `want` completions if that is soon; true when a wake ended it.
+    fn sleep(&mut self, want: usize, deadline: Option<Instant>) -> bool {
         if let Some(event) = self.bell.event().filter(|_| !self.armed) {
             self.armed = self.ring.poll(event);
         }
         // Without a look-out (the queue was full) a wake could not end the sleep: only send.
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        self.enter(self.armed, left);
+        let left = if want > 1 { Some(left.map_or(GATHER_TIME, |left| left.min(GATHER_TIME))) } else { left };
+        self.enter(if self.armed { want } else { 0 }, left);
         self.bell.rise()
     }
 
@@ -420,6 +428,7 @@ impl Uring {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         // Completions that are there already are worth no sleep, but what was submitted must be sent all the same.
         self.reap();
+        let mut gather = true;
         loop {
             self.push_unsent();
             if !self.ready.is_empty() || timeout == Some(Duration::ZERO) || self.broken.is_some() {
@@ -428,7 +437,9 @@ impl Uring {
             if self.bell.doze().is_err() {
                 return self.look();
             }
-            let woken = self.sleep(deadline);
+            let want = if gather { (self.ring.small() / GATHER_SHARE).clamp(1, GATHER_MAX) } else { 1 };
+            let woken = self.sleep(want, deadline);
+            gather = false;
             self.reap();
             if woken || deadline.is_some_and(|deadline| deadline <= Instant::now()) {
                 return self.look();
@@ -528,5 +539,78 @@ impl Drop for Uring {
         }
         // What is left is leaked by the ring itself.
         count_leaked(self.ring.busy());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::ByteRing;
+    use crate::read::Sources;
+
+    fn reader(depth: usize) -> Option<(Uring, Extent)> {
+        let path = std::env::current_exe().unwrap();
+        let mut sources = Sources::new();
+        let source = sources.file(&path, std::fs::metadata(&path).unwrap().len()).unwrap();
+        let files = Files::new(Arc::new(sources), 1, None);
+        let reader = Uring::new(files, depth, true).map_err(|errno| eprintln!("skipped: {}", refusal(errno))).ok()?;
+        Some((reader, Extent { source, offset: 0, len: 1000 }))
+    }
+
+    fn submit(reader: &mut Uring, ring: &ByteRing, extent: Extent, tag: u64) {
+        let buf = ring.reserve(1000).unwrap().into();
+        assert!(reader.submit(ReadOp { tag, extent, buf }).is_ok());
+    }
+
+    #[test]
+    fn after_the_ring_broke_every_operation_ends_with_the_reason_and_nothing_is_leaked() {
+        let Some((mut reader, extent)) = reader(4) else { return };
+        let ring = ByteRing::new(1 << 16, 16, || {}).unwrap();
+        let mut out = Vec::new();
+        submit(&mut reader, &ring, extent, 0);
+        reader.wait(&mut out, None);
+        submit(&mut reader, &ring, extent, 1);
+        reader.break_down(Errno::BADR);
+        submit(&mut reader, &ring, extent, 2);
+        while reader.in_flight() > 0 {
+            reader.wait(&mut out, None);
+        }
+        let results: Vec<_> = out.drain(..).map(|done| (done.tag, done.result.err().map(|e| e.to_string()))).collect();
+        assert!(matches!(&results[0], (0, None)), "{results:?}");
+        for (tag, error) in &results[1..] {
+            assert!(error.as_ref().is_some_and(|words| words.contains("the ring cannot be used")), "{tag} {error:?}");
+        }
+        assert_eq!(results.len(), 3);
+        drop(reader);
+        assert!(ring.reserve(1 << 16).is_some());
+    }
+
+    /// What a wait sends stays in flight when the thread that may enter the ring is another one: nothing is lost, and
+    /// nothing is freed.
+    #[test]
+    fn a_thread_that_may_not_enter_the_ring_takes_over_as_soon_as_it_is_empty() {
+        let Some((mut reader, extent)) = reader(4) else { return };
+        let ring = ByteRing::new(1 << 16, 16, || {}).unwrap();
+        let mut out = Vec::new();
+        submit(&mut reader, &ring, extent, 0);
+        std::thread::scope(|scope| {
+            let reader = &mut reader;
+            scope.spawn(move || reader.look_as_owner()).join().unwrap();
+        });
+        while reader.in_flight() > 0 {
+            reader.wait(&mut out, Some(Duration::from_secs(1)));
+        }
+        submit(&mut reader, &ring, extent, 1);
+        while reader.in_flight() > 0 {
+            reader.wait(&mut out, Some(Duration::from_secs(1)));
+        }
+        assert!(out.len() == 2 && out.iter().all(|completion| completion.result.is_ok()));
+    }
+
+    impl Uring {
+        fn look_as_owner(&mut self) {
+            assert!(self.may_enter());
+            self.look();
+        }
     }
 }

@@ -18,6 +18,9 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Up to this many bytes a read costs more in system calls, wake-ups and doorbells than in bytes.
+const SMALL: usize = 16 << 10;
+
 /// `POLLIN`, which is the same on all architectures.
 const POLL_IN: u32 = 1;
 
@@ -54,6 +57,8 @@ pub(super) struct Ring {
     /// Which registered-file cells are filled; empty when files are not registered.
     fixed: Vec<bool>,
     busy: usize,
+    /// Those of `busy` that open a file or read at most [`SMALL`] bytes.
+    small: usize,
     flavour: &'static str,
 }
 
@@ -66,6 +71,8 @@ struct Slot {
     path: Vec<u8>,
     /// An entry is under way.
     busy: bool,
+    /// It is counted in [`Ring::small`].
+    small: bool,
 }
 
 /// Registered buffer number `i` is `len` bytes from `start` of the region.
@@ -113,6 +120,7 @@ impl Ring {
             pieces: Vec::new(),
             fixed: Vec::new(),
             busy: 0,
+            small: 0,
             flavour,
         })
     }
@@ -145,6 +153,11 @@ impl Ring {
     /// Slots with an entry under way.
     pub(super) fn busy(&self) -> usize {
         self.busy
+    }
+
+    /// Small entries under way.
+    pub(super) fn small(&self) -> usize {
+        self.small
     }
 
     /// Whether completed work waits for an enter.
@@ -265,6 +278,7 @@ impl Ring {
             (None, Some(piece)) => opcode::ReadFixed::new(fd, ptr, len, piece).offset(next.offset).build(),
             (None, None) => opcode::Read::new(fd, ptr, len).offset(next.offset).build(),
         };
+        slot.small = next.len <= SMALL;
         self.push(entry.user_data(key.user_data()), Some(key.index()))
     }
 
@@ -281,6 +295,7 @@ impl Ring {
         let entry = opcode::OpenAt::new(types::Fd(rustix::fs::CWD.as_raw_fd()), slot.path.as_ptr().cast())
             .flags(flags.bits() as i32)
             .build();
+        slot.small = true;
         self.push(entry.user_data(key.user_data()), Some(key.index()))
     }
 
@@ -301,18 +316,20 @@ impl Ring {
         // keeps it, and `drop` leaks it. Wakes and cancels refer to no memory.
         let pushed = unsafe { self.ring.submission().push(&entry) }.is_ok();
         if let (true, Some(slot)) = (pushed, slot) {
-            self.slots[slot].busy = true;
+            let slot = &mut self.slots[slot];
+            slot.busy = true;
             self.busy += 1;
+            self.small += usize::from(slot.small);
         }
         pushed
     }
 
-    /// Sends what is queued and, with `wait`, sleeps until a completion or the timeout (`ETIME`).
-    pub(super) fn enter(&mut self, wait: bool, timeout: Option<Duration>) -> Result<(), Errno> {
+    /// Sends what is queued and sleeps until `want` completions are there, or the timeout (`ETIME`).
+    pub(super) fn enter(&mut self, want: usize, timeout: Option<Duration>) -> Result<(), Errno> {
         let time = timeout.map(types::Timespec::from).unwrap_or_default();
         let args = types::SubmitArgs::new();
         let args = if timeout.is_some() { args.timespec(&time) } else { args };
-        self.ring.submitter().submit_with_args(usize::from(wait), &args).map(|_| ()).map_err(errno_of)
+        self.ring.submitter().submit_with_args(want, &args).map(|_| ()).map_err(errno_of)
     }
 
     /// Takes the completions: user data and result.
@@ -321,6 +338,7 @@ impl Ring {
             if let Some(key) = Key::from_user_data(entry.user_data()) {
                 let slot = &mut self.slots[key.index()];
                 self.busy -= usize::from(slot.busy);
+                self.small -= usize::from(slot.busy && slot.small);
                 slot.busy = false;
             }
             out.push((entry.user_data(), entry.result()));
@@ -438,7 +456,7 @@ mod tests {
             queued += 1;
         }
         assert_eq!(queued, 4);
-        ring.enter(true, None).unwrap();
+        ring.enter(1, None).unwrap();
         assert!(ring.cancel(Key::new(0, 0)));
         let mut events = Vec::new();
         ring.reap(&mut events);
@@ -449,6 +467,6 @@ mod tests {
     fn a_timeout_is_etime() {
         let Ok(mut ring) = Ring::new(1) else { return eprintln!("skipped: no io_uring here") };
         ring.enable().unwrap();
-        assert_eq!(ring.enter(true, Some(Duration::from_millis(5))), Err(Errno::TIME));
+        assert_eq!(ring.enter(1, Some(Duration::from_millis(5))), Err(Errno::TIME));
     }
 }
