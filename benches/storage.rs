@@ -16,11 +16,13 @@
 //!
 //! Everything is cold: O_DIRECT, or, for mmap, a page cache that is emptied before each sample.
 
+mod common;
+
+use common::{Fio, as_test, cpu_s, file, fio, pairs_wanted, spread};
 use criterion::{BenchmarkId, Criterion, Throughput};
 use feedline::memory::{ByteRing, IoBuf};
 use feedline::read::{Direct, Extent, Mode, Opened, ReadOp, Reader, ReaderOptions, SourceId, Sources, open};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -32,40 +34,18 @@ const TARGETS: [(u64, u32, f64); 3] = [(128 << 10, 32, 0.98), (1 << 20, 32, 0.98
 const CPU_TARGET: f64 = 1.2;
 
 fn main() {
-    let measuring = std::env::args().any(|arg| arg == "--bench");
-    let file = bench_file(if measuring { 2 << 30 } else { 16 << 20 });
-    match number("FEEDLINE_PAIRS") {
-        Some(pairs) if measuring => compare_with_fio(&file, pairs as usize),
-        _ => {
-            let mut criterion = Criterion::default()
-                .sample_size(10)
-                .warm_up_time(Duration::from_millis(200))
-                .measurement_time(Duration::from_secs(1))
-                .configure_from_args();
-            every_reader(&mut criterion, &file, if measuring { 64 << 20 } else { 1 << 20 });
-            criterion.final_summary();
-        }
+    let file = file(if as_test() { 16 << 20 } else { 2 << 30 });
+    let (pairs, seconds) = pairs_wanted();
+    if pairs > 0 {
+        return compare_with_fio(&file, pairs, seconds);
     }
-}
-
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
-}
-
-/// The file to read: the one named, else one of `bytes` random bytes, made once.
-fn bench_file(bytes: u64) -> PathBuf {
-    if let Some(path) = std::env::var_os("FEEDLINE_BENCH_FILE") {
-        return path.into();
-    }
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("storage-{bytes}"));
-    if std::fs::metadata(&path).map_or(0, |meta| meta.len()) != bytes {
-        let mut state = 1_u64;
-        let block: Vec<u8> = (0..1 << 20).map(|_| random(&mut state) as u8).collect();
-        let mut file = std::fs::File::create(&path).unwrap();
-        (0..bytes >> 20).for_each(|_| std::io::Write::write_all(&mut file, &block).unwrap());
-        file.sync_all().unwrap();
-    }
-    path
+    let mut criterion = Criterion::default()
+        .sample_size(10)
+        .warm_up_time(Duration::from_millis(200))
+        .measurement_time(Duration::from_secs(1))
+        .configure_from_args();
+    every_reader(&mut criterion, &file, if as_test() { 1 << 20 } else { 64 << 20 });
+    criterion.final_summary();
 }
 
 /// xorshift64.
@@ -167,63 +147,22 @@ fn every_reader(criterion: &mut Criterion, path: &Path, sample_bytes: u64) {
     }
 }
 
-/// Bytes per second, and CPU seconds per gigabyte.
-#[derive(Clone, Copy, Debug)]
-struct Figure {
-    bytes_per_second: f64,
-    cpu_per_gigabyte: f64,
-}
-
-fn measure(load: &mut Load, seconds: u64) -> Figure {
+fn measure(load: &mut Load, seconds: f64) -> Fio {
     load.drop_cache();
-    let (start, cpu) = (Instant::now(), cpu_seconds());
-    let (end, mut turn, mut on) = (start + Duration::from_secs(seconds), 0_u32, true);
+    let (start, cpu) = (Instant::now(), cpu_s());
+    let (end, mut turn, mut on) = (start + Duration::from_secs_f64(seconds), 0_u32, true);
     let bytes = load.run(|_| {
         // The clock is read for every 16th operation: at 4 KiB it would show.
         turn = turn.wrapping_add(1);
         on = on && (!turn.is_multiple_of(16) || Instant::now() < end);
         on
     });
-    let cpu = cpu_seconds() - cpu;
-    Figure {
-        bytes_per_second: bytes as f64 / start.elapsed().as_secs_f64(),
-        cpu_per_gigabyte: cpu / (bytes as f64 / 1e9),
-    }
+    let cpu = cpu_s() - cpu;
+    let gigabytes = bytes as f64 / 1e9;
+    Fio { gb_per_s: gigabytes / start.elapsed().as_secs_f64(), cpu_s_per_gb: cpu / gigabytes }
 }
 
-/// CPU time of this process: all threads, user and system.
-fn cpu_seconds() -> f64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
-}
-
-/// The same load by fio; `None` where it is not installed.
-fn measure_fio(path: &Path, block: u64, depth: u32, seconds: u64) -> Option<Figure> {
-    let more = std::env::var("FEEDLINE_FIO_ARGS").unwrap_or_default();
-    let huge = if std::env::var_os("FEEDLINE_FIO_PLAIN").is_some() { 0 } else { 1 };
-    let output = Command::new("fio")
-        .env("GLIBC_TUNABLES", format!("glibc.malloc.hugetlb={huge}"))
-        .args(["--name=feedline", "--readonly", "--rw=randread", "--ioengine=io_uring", "--direct=1", "--time_based"])
-        .args(["--norandommap", "--randrepeat=0", "--thread", "--output-format=json"])
-        .arg(format!("--filename={}", path.display()))
-        .args([format!("--bs={block}"), format!("--iodepth={depth}"), format!("--runtime={seconds}")])
-        .args(more.split_whitespace())
-        .output()
-        .ok()?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    // Behind the echo of the options the first of each name belongs to the job's reads, since nothing is written.
-    let text = &text[text.find("\"read\" :")?..];
-    let value = |name: &str| {
-        let rest = &text[text.find(&format!("\"{name}\" : "))? + name.len() + 5..];
-        rest[..rest.find([',', '\n'])?].trim().parse::<f64>().ok()
-    };
-    let (speed, runtime) = (value("bw_bytes")?, value("runtime")? / 1e3);
-    let cpu = (value("usr_cpu")? + value("sys_cpu")?) / 100.0 * (value("job_runtime")? / 1e3);
-    Some(Figure { bytes_per_second: speed, cpu_per_gigabyte: cpu / (speed * runtime / 1e9) })
-}
-
-fn compare_with_fio(path: &Path, pairs: usize) {
-    let seconds = number("FEEDLINE_PAIR_SECONDS").unwrap_or(5);
+fn compare_with_fio(path: &Path, pairs: usize, seconds: f64) {
     let mode = match std::env::var("FEEDLINE_BENCH_READER").as_deref() {
         Ok("pread") => Mode::Pread,
         Ok("mmap") => Mode::Mmap,
@@ -236,9 +175,9 @@ fn compare_with_fio(path: &Path, pairs: usize) {
         let mut all = Vec::new();
         for _ in 0..pairs {
             let ours = measure(&mut load, seconds);
-            match measure_fio(path, block, depth, seconds) {
+            match fio(path, block, depth, seconds) {
                 Some(fio) => all.push((ours, fio)),
-                None => println!("{block:>8} {depth:>5} | {:>8.3} | no fio here", ours.bytes_per_second / 1e9),
+                None => println!("{block:>8} {depth:>5} | {:>8.3} | no fio here", ours.gb_per_s),
             }
         }
         if !all.is_empty() {
@@ -257,23 +196,23 @@ fn cases() -> Vec<(u64, u32)> {
     if named.is_empty() { TARGETS.iter().map(|(block, depth, _)| (*block, *depth)).collect() } else { named }
 }
 
-fn print_case(block: u64, depth: u32, pairs: &[(Figure, Figure)]) {
-    let of = |value: fn(&(Figure, Figure)) -> f64| median(pairs.iter().map(value).collect());
-    let speed = of(|(ours, fio)| ours.bytes_per_second / fio.bytes_per_second);
-    let cpu = of(|(ours, fio)| ours.cpu_per_gigabyte / fio.cpu_per_gigabyte);
+fn print_case(block: u64, depth: u32, pairs: &[(Fio, Fio)]) {
+    let of = |value: fn(&(Fio, Fio)) -> f64| spread(pairs.iter().map(value).collect());
+    let speed = of(|(ours, fio)| ours.gb_per_s / fio.gb_per_s);
+    let cpu = of(|(ours, fio)| ours.cpu_s_per_gb / fio.cpu_s_per_gb);
     let target = TARGETS.iter().find(|(b, d, _)| (*b, *d) == (block, depth)).map(|(_, _, target)| *target);
     let verdict = target.map_or(String::new(), |target| {
         format!("{}, CPU {}", judge(speed, |value| value >= target), judge(cpu, |value| value <= CPU_TARGET))
     });
     println!(
         "{block:>8} {depth:>5} | {:>8.3} {:>8.3} | {:.3} [{:.3}, {:.3}] | {:>8.3} {:>8.3} | {:.3} [{:.3}, {:.3}] | {verdict}",
-        of(|(ours, _)| ours.bytes_per_second / 1e9).0,
-        of(|(_, fio)| fio.bytes_per_second / 1e9).0,
+        of(|(ours, _)| ours.gb_per_s).0,
+        of(|(_, fio)| fio.gb_per_s).0,
         speed.0,
         speed.1,
         speed.2,
-        of(|(ours, _)| ours.cpu_per_gigabyte).0,
-        of(|(_, fio)| fio.cpu_per_gigabyte).0,
+        of(|(ours, _)| ours.cpu_s_per_gb).0,
+        of(|(_, fio)| fio.cpu_s_per_gb).0,
         cpu.0,
         cpu.1,
         cpu.2,
@@ -289,14 +228,4 @@ fn judge((middle, low, high): (f64, f64, f64), met: impl Fn(f64) -> bool) -> &'s
     } else {
         "missed"
     }
-}
-
-/// Median with the 95 % interval of order statistics; the extremes where there are fewer than 6 values.
-fn median(mut values: Vec<f64>) -> (f64, f64, f64) {
-    values.sort_by(f64::total_cmp);
-    let n = values.len();
-    let middle = (values[(n - 1) / 2] + values[n / 2]) / 2.0;
-    let reach = 0.98 * (n as f64).sqrt();
-    let low = ((n as f64 / 2.0 - reach).floor().max(0.0) as usize).min(n - 1);
-    (middle, values[low], values[n - 1 - low])
 }
