@@ -216,7 +216,8 @@ pub trait Reader: Sealed + Send {
     fn submit(&mut self, op: ReadOp) -> std::result::Result<(), ReadOp>;
 
     /// Sends what was submitted as one batch and appends what completed to `out`. Returns when that is at least one,
-    /// or after a wake, or after `timeout` (`None`: never; zero: looks once). It may also return early with nothing.
+    /// or after a wake, or after `timeout` (`None`: never; zero: looks once). It may also return early with nothing, and
+    /// up to 1 ms late where many small reads are in flight and their completions are worth gathering.
     fn wait(&mut self, out: &mut Vec<Completion>, timeout: Option<Duration>);
 
     /// Operations submitted whose completion was not handed out yet.
