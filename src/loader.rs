@@ -559,7 +559,7 @@ impl Epoch {
 
     fn look_for_trouble(&self, asked: Instant) -> Result<()> {
         let core = self.shared.runtime.core();
-        if let Some(error) = core.fatal.lock().unwrap_or_else(|poison| poison.into_inner()).take() {
+        if let Some(error) = core.trouble() {
             return Err(error);
         }
         let held = self.shared.info.held.load(Ordering::Relaxed);

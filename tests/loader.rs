@@ -325,6 +325,9 @@ enum Twist {
     Huge,
     ForgetsAField,
     NoSuchField,
+    NoSuchSource,
+    Twice,
+    Overflow,
     Panics,
 }
 
@@ -366,10 +369,15 @@ impl Dataset for Many {
             match self.twist {
                 Twist::PastTheEnd if odd => at(0, 990, 20),
                 Twist::Huge if odd => at(0, 0, 1 << 50),
+                Twist::NoSuchSource if odd => at(7, 0, 20),
+                Twist::Overflow if odd => at(0, u64::MAX, u64::MAX),
                 _ => at(0, sample * 20, 20),
             },
         );
         parts.extent(if odd && self.twist == Twist::NoSuchField { 9 } else { 1 }, at(1, sample * 512, 512));
+        if odd && self.twist == Twist::Twice {
+            parts.extent(1, at(1, sample * 512, 512));
+        }
         if !(odd && self.twist == Twist::ForgetsAField) {
             parts.inline(2, bytemuck_bytes(&self.labels[sample as usize]));
         }
@@ -415,7 +423,10 @@ fn a_dataset_that_lies_gets_a_typed_error_that_names_the_sample_and_nothing_hang
     let dir = Dir::new();
     let cases = [
         (Twist::PastTheEnd, ErrorKind::Truncated, "offset=990 len=20"),
-        (Twist::Huge, ErrorKind::Limit, "bytes"),
+        (Twist::Huge, ErrorKind::Truncated, "behind the end"),
+        (Twist::Overflow, ErrorKind::Truncated, "behind the end"),
+        (Twist::Twice, ErrorKind::User, "`raw` twice"),
+        (Twist::NoSuchSource, ErrorKind::User, "names source 7"),
         (Twist::ForgetsAField, ErrorKind::User, "`label`"),
         (Twist::NoSuchField, ErrorKind::User, "names field 9"),
         (Twist::Panics, ErrorKind::Panicked, "extents panics"),

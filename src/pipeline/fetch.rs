@@ -279,7 +279,7 @@ impl Io {
         let mut id = None;
         let planned = catch_unwind(AssertUnwindSafe(|| -> Result<()> {
             let sample = *id.insert(job.id_of(&rows)?);
-            core.dataset.extents(sample, &mut parts)?;
+            core.parts_of(sample, &mut parts)?;
             self.check(&parts)
         }));
         let planned = planned.unwrap_or_else(|panic| Err(panicked(&*panic)));
@@ -304,7 +304,6 @@ impl Io {
     fn check(&self, parts: &Parts<'_>) -> Result<()> {
         let mut bytes = 0_usize;
         for (field, part) in parts.iter() {
-            self.core.handler(field)?;
             if let Some(extent) = self.core.file_extent(part)
                 && self.in_place(field, part, &extent).is_none()
             {

@@ -46,7 +46,7 @@ pub(crate) mod work;
 pub use plan::MemoryPlan;
 
 use crate::dataset::Dataset;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{ByteRing, Filled, FreeSlot, Hooks, Region, Rows, Ticket};
 use crate::order::{Batches, EpochOrder};
 use crate::profile::Meters;
@@ -89,7 +89,7 @@ pub(crate) struct Core {
     pub(crate) to_io: ToIo,
     pub(crate) exchange: Arc<Exchange>,
     /// The error of the loader as a whole: set once, ends every iterator.
-    pub(crate) fatal: std::sync::Mutex<Option<Error>>,
+    pub(crate) fatal: std::sync::Mutex<Option<Option<Error>>>,
     pub(crate) meters: Arc<Meters>,
     /// Heap bytes that decoders may take on each worker.
     pub(crate) scratch_limit: usize,
@@ -98,7 +98,14 @@ pub(crate) struct Core {
 impl Core {
     /// Notes an error that no batch can carry. The iterator finds it when it waits.
     pub(crate) fn fail(&self, error: Error) {
-        self.fatal.lock().unwrap_or_else(|poison| poison.into_inner()).get_or_insert(error);
+        self.fatal.lock().unwrap_or_else(|poison| poison.into_inner()).get_or_insert(Some(error));
+    }
+
+    /// The error of the loader as a whole, if there is one; in full for the first who asks.
+    pub(crate) fn trouble(&self) -> Option<Error> {
+        let mut fatal = self.fatal.lock().unwrap_or_else(|poison| poison.into_inner());
+        let error = fatal.as_mut()?.take();
+        Some(error.unwrap_or_else(|| Error::new(ErrorKind::Cancelled, Stage::Batch, "the loader failed before")))
     }
 }
 

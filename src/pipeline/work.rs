@@ -258,13 +258,12 @@ fn look_up_one<'d>(
     parts: &mut Parts<'d>,
     state: &mut State,
 ) -> Result<Looked> {
-    parts.clear();
-    core.dataset.extents(id, parts)?;
+    core.parts_of(id, parts)?;
     // All bytes first: nothing is decoded for a sample of which something is missing.
     let mut used = 0;
     for (field, part) in parts.iter() {
         let Some(extent) = core.file_extent(part) else { continue };
-        let handler = core.handler(field)?;
+        let handler = &core.recipe.handlers[field];
         if core.reads_in_place(field, part) {
             match core.cached(&extent, rows.row().bytes_mut(handler.outputs.start)) {
                 Cached::Hit => {}
@@ -284,10 +283,8 @@ fn look_up_one<'d>(
         }
     }
     let mut used = 0;
-    let mut filled = 0_u64;
     let State { scratch, bytes } = state;
     for (field, part) in parts.iter() {
-        filled |= 1_u64.checked_shl(field as u32).unwrap_or(0);
         let bytes = match (core.file_extent(part), part) {
             (Some(_), _) if core.reads_in_place(field, part) => continue,
             (Some(extent), _) => {
@@ -299,7 +296,7 @@ fn look_up_one<'d>(
         };
         core.fill_field(job, id, field, part, bytes, rows, scratch)?;
     }
-    core.finish_row(job, id, filled, rows, scratch)?;
+    core.finish_row(job, id, rows, scratch)?;
     Ok(Looked::Done)
 }
 
@@ -329,10 +326,8 @@ pub(crate) fn decode_row(
     scratch: &mut Scratch,
 ) -> Result<()> {
     let mut parts = Parts::new();
-    core.dataset.extents(id, &mut parts)?;
-    let mut filled = 0_u64;
+    core.parts_of(id, &mut parts)?;
     for (index, (field, part)) in parts.iter().enumerate() {
-        filled |= 1_u64.checked_shl(field as u32).unwrap_or(0);
         let piece = pieces.get(index).ok_or_else(|| unsteady(id))?;
         let bytes = match (piece.bytes(), part) {
             (Some(bytes), _) => bytes,
@@ -344,7 +339,7 @@ pub(crate) fn decode_row(
         };
         core.fill_field(job, id, field, part, bytes, rows, scratch)?;
     }
-    core.finish_row(job, id, filled, rows, scratch)
+    core.finish_row(job, id, rows, scratch)
 }
 
 fn unsteady(id: u64) -> Error {
@@ -370,10 +365,37 @@ fn map_batch(core: &Core, state: &mut State, mut slot: Filled) {
 }
 
 impl Core {
-    pub(crate) fn handler(&self, field: usize) -> Result<&super::recipe::Handler> {
-        self.recipe.handlers.get(field).ok_or_else(|| {
-            let message = format!("the dataset names field {field}, its schema has {}", self.recipe.handlers.len());
-            Error::new(ErrorKind::User, Stage::Read, message)
+    /// What a sample is made of, checked: datasets are open, and everything behind here relies on it. Every field of
+    /// the schema has bytes exactly once, every extent lies within its source.
+    pub(crate) fn parts_of<'d>(&'d self, id: u64, parts: &mut Parts<'d>) -> Result<()> {
+        parts.clear();
+        self.dataset.extents(id, parts)?;
+        let lie = |message: String| Err(Error::new(ErrorKind::User, Stage::Read, message));
+        let mut seen = 0_u64;
+        for (field, part) in parts.iter() {
+            let Some(handler) = self.recipe.handlers.get(field) else {
+                return lie(format!("the dataset names field {field}, its schema has {}", self.recipe.handlers.len()));
+            };
+            if seen & (1 << field) != 0 {
+                return lie(format!("the dataset gave bytes for field `{}` twice", handler.name));
+            }
+            seen |= 1 << field;
+            let (Part::Extent(extent) | Part::Framed(extent)) = part else { continue };
+            if extent.source.index() >= self.sources.count() {
+                let (source, count) = (extent.source.index(), self.sources.count());
+                return lie(format!("the dataset names source {source}, it has {count}"));
+            }
+            let len = self.sources.len_of(extent.source);
+            if extent.offset.checked_add(extent.len).is_none_or(|end| end > len) {
+                let message =
+                    format!("the extent ends behind the end of the source, of {len} bytes when it was indexed");
+                let error = Error::new(ErrorKind::Truncated, Stage::Read, message);
+                return Err(error.with_path(self.sources.path(extent.source)).with_range(extent.offset, extent.len));
+            }
+        }
+        let missing = (0..self.recipe.handlers.len()).find(|field| seen & (1 << field) == 0);
+        missing.map_or(Ok(()), |field| {
+            lie(format!("the dataset gave no bytes for field `{}`", self.recipe.handlers[field].name))
         })
     }
 
@@ -427,7 +449,7 @@ impl Core {
             }
             Part::Inline(_) => error,
         };
-        let handler = self.handler(field)?;
+        let handler = &self.recipe.handlers[field];
         let bytes = match part {
             Part::Framed(_) => self.dataset.open(id, field, bytes).map_err(site)?,
             _ => bytes,
@@ -444,20 +466,7 @@ impl Core {
     }
 
     /// Transforms and marks a row all of whose fields are there.
-    pub(crate) fn finish_row(
-        &self,
-        job: &Job,
-        id: u64,
-        filled: u64,
-        rows: &mut Rows,
-        scratch: &mut Scratch,
-    ) -> Result<()> {
-        let all = mask(&(0..self.recipe.handlers.len()));
-        if filled != all {
-            let missing = &self.recipe.handlers[(!filled).trailing_zeros() as usize].name;
-            let message = format!("the dataset gave no bytes for field `{missing}`");
-            return Err(Error::new(ErrorKind::User, Stage::Read, message));
-        }
+    pub(crate) fn finish_row(&self, job: &Job, id: u64, rows: &mut Rows, scratch: &mut Scratch) -> Result<()> {
         let mut row = rows.row();
         for field in self.recipe.added.clone() {
             row.clear(field);
