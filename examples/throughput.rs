@@ -61,24 +61,24 @@ struct Args {
     #[arg(long)]
     shuffle: Option<u64>,
     /// Run for about so long, over as many epochs as it takes [default: one epoch]
-    #[arg(long, conflicts_with = "batches")]
+    #[arg(long, conflicts_with = "batches", value_parser = seconds)]
     seconds: Option<f64>,
     /// Stop after N batches
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     batches: Option<u64>,
     /// Where batches are handed out
     #[arg(long, value_enum, default_value_t = Target::Auto)]
     device: Target,
     /// Most MiB of memory [default: as much as the defaults need]
-    #[arg(long)]
-    budget_mib: Option<usize>,
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    budget_mib: Option<u32>,
     /// Drop the files from the page cache first
     #[arg(long)]
     cold: bool,
     /// Hash the delivered bytes (costs time)
     #[arg(long)]
     hash: bool,
-    /// One line of JSON instead of the report
+    /// One line of JSON instead of the report (peak_anon_mib is the loader's memory; peak_rss_mib counts mapped files, too)
     #[arg(long)]
     json: bool,
 }
@@ -153,6 +153,13 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if seconds.is_finite() && seconds > 0.0 => Ok(seconds),
+        _ => Err("a number of seconds above 0 is wanted".into()),
+    }
+}
+
 fn images(args: &Args) -> Result<LoaderBuilder, Box<dyn Error>> {
     let dtype = match args.dtype {
         Type::U8 => DType::U8,
@@ -215,7 +222,7 @@ fn configure(builder: LoaderBuilder, args: &Args) -> LoaderBuilder {
         builder = builder.workers(workers);
     }
     if let Some(mib) = args.budget_mib {
-        builder = builder.memory_budget(mib << 20);
+        builder = builder.memory_budget((mib as usize) << 20);
     }
     builder
 }
@@ -283,8 +290,12 @@ fn progress(batches: u64) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let bar = if batches == u64::MAX { ProgressBar::no_length() } else { ProgressBar::new(batches) };
-    let style = ProgressStyle::with_template("{elapsed_precise} {wide_bar} {pos}/{len} batches ({per_sec})");
+    let endless = batches == u64::MAX;
+    let bar = if endless { ProgressBar::no_length() } else { ProgressBar::new(batches) };
+    let style = ProgressStyle::with_template(match endless {
+        true => "{elapsed_precise} {pos} batches ({per_sec})",
+        false => "{elapsed_precise} {wide_bar} {pos}/{len} batches ({per_sec})",
+    });
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
     bar

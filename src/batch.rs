@@ -29,7 +29,7 @@ impl Batch {
         Self { filled, info }
     }
 
-    /// Rows.
+    /// Rows; the last batch of an epoch may have fewer than the others.
     #[allow(clippy::len_without_is_empty, reason = "a batch is never empty")]
     pub fn len(&self) -> usize {
         self.filled.rows()
@@ -92,7 +92,7 @@ impl std::fmt::Debug for Batch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Batch {} of epoch {}:", self.index(), self.epoch())?;
         for field in self.fields() {
-            write!(f, " {} {}{:?}", field.name(), field.dtype(), field.shape())?;
+            write!(f, " {field:?}")?;
         }
         Ok(())
     }
@@ -163,7 +163,7 @@ impl<'a> FieldView<'a> {
         }
         let row_len = all.len() / rows;
         let used = match (self.field().shape(), self.lens()) {
-            (Shape::UpTo { max, .. }, Some(lens)) => row_len / max * lens[row] as usize,
+            (Shape::UpTo { max, .. }, Some(lens)) => row_len / max * (lens[row] as usize).min(*max),
             _ => row_len,
         };
         Ok(&all[row * row_len..row * row_len + used])
@@ -172,6 +172,12 @@ impl<'a> FieldView<'a> {
     /// All bytes, row after row, native byte order.
     pub fn as_bytes(&self) -> &'a [u8] {
         self.filled.bytes(self.index)
+    }
+}
+
+impl std::fmt::Debug for FieldView<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}{:?}", self.name(), self.dtype(), self.shape())
     }
 }
 

@@ -54,8 +54,10 @@
 //!     fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
 //!         let text = std::str::from_utf8(input).map_err(|e| Error::decode("not UTF-8").with_source(e))?;
 //!         let field = ctx.fields().start;
+//!         let places = out.slice_mut::<f32>(field)?;
 //!         let mut len = 0;
-//!         for (place, word) in out.slice_mut::<f32>(field)?.iter_mut().zip(text.split_whitespace()) {
+//!         for word in text.split_whitespace() {
+//!             let place = places.get_mut(len).ok_or_else(|| Error::decode("more numbers than the field holds"))?;
 //!             *place = word.parse().map_err(|e| Error::decode("not a number").with_source(e))?;
 //!             len += 1;
 //!         }

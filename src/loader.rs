@@ -22,6 +22,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+/// Decode workers at most: each is a thread with buffers of its own.
+const WORKERS_MAX: usize = 1024;
 /// How often a waiting `next()` looks for errors that no batch can carry.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -139,14 +141,14 @@ impl LoaderBuilder {
         self
     }
 
-    /// Decode workers (threads). Default: one per core that the process may use.
+    /// Decode workers (threads), at most 1024. Default: one per core that the process may use.
     pub fn workers(mut self, workers: usize) -> Self {
         self.workers = Some(workers);
         self
     }
 
     /// Batches in memory at once, those in the user's hands included. Default: 4 to 16 by their size, less when the
-    /// budget says so, never under 2.
+    /// budget says so, but not under 2. With 1 nothing is read ahead.
     pub fn slots(mut self, slots: usize) -> Self {
         self.slots = Some(slots);
         self
@@ -237,6 +239,9 @@ impl LoaderBuilder {
         }
         if self.workers == Some(0) {
             return Err(config("workers is 0"));
+        }
+        if self.workers.is_some_and(|workers| workers > WORKERS_MAX) {
+            return Err(config(&format!("more than {WORKERS_MAX} workers")));
         }
         if self.slots == Some(0) {
             return Err(config("slots is 0"));
@@ -415,10 +420,12 @@ impl Loader {
     ///
     /// Errors: [`ErrorKind::EpochLive`] while another iterator of this loader is alive.
     pub fn epoch(&self, epoch: u64) -> Result<Epoch> {
-        self.epochs(epoch..epoch.saturating_add(1))
+        let end = epoch.checked_add(1).ok_or_else(|| config("there is no epoch after the last number"))?;
+        self.epochs(epoch..end)
     }
 
-    /// The batches of several epochs in one iterator, which reads ahead across their boundaries.
+    /// The batches of several epochs in one iterator, which reads ahead across their boundaries. An empty range has no
+    /// batches.
     ///
     /// Errors: as [`epoch`](Self::epoch).
     pub fn epochs(&self, epochs: Range<u64>) -> Result<Epoch> {
@@ -426,11 +433,15 @@ impl Loader {
     }
 
     /// Batches of one epoch, known before the first.
+    ///
+    /// Errors: none after `build` has checked the order.
     pub fn batches_per_epoch(&self) -> Result<u64> {
         Ok(self.shared.jobs.job(0, 0, Arc::default())?.batches.count())
     }
 
     /// Samples that one epoch delivers: fewer than the order's length only when the last batch is dropped.
+    ///
+    /// Errors: none after `build` has checked the order.
     pub fn samples_per_epoch(&self) -> Result<u64> {
         Ok(self.shared.jobs.job(0, 0, Arc::default())?.batches.positions())
     }
@@ -650,5 +661,23 @@ impl std::iter::FusedIterator for Epoch {}
 impl Drop for Epoch {
     fn drop(&mut self) {
         self.end();
+    }
+}
+
+impl std::fmt::Debug for LoaderBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "LoaderBuilder of {}, batches of {}", self.dataset.describe(), self.batch_size)
+    }
+}
+
+impl std::fmt::Debug for Loader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Loader of {}", self.shared.runtime.core().dataset.describe())
+    }
+}
+
+impl std::fmt::Debug for Epoch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Epoch at batch {} of {}", self.delivered, self.total)
     }
 }

@@ -215,7 +215,7 @@ fn an_error_or_panic_of_a_decoder_names_the_sample_and_ends_the_epoch_exactly_on
                     (kind, Some(34), Some(3)),
                     "{error}"
                 );
-                if !panics {
+                {
                     assert_eq!(error.site().path.as_deref(), Some(path.as_path()));
                     assert_eq!((error.site().offset, error.site().len), (Some(34 * 8), Some(8)));
                 }
@@ -253,7 +253,7 @@ fn errors_and_panics_of_transforms_become_errors_too() {
         assert!(epoch.next().unwrap().is_ok() && epoch.next().unwrap().is_ok());
         let error = epoch.next().unwrap().unwrap_err();
         assert!(error.to_string().contains(what), "{error}");
-        assert_eq!(error.site().batch, Some(2));
+        assert_eq!((error.stage(), error.site().batch), (Stage::Map, Some(2)), "{error}");
         assert!(epoch.next().is_none());
     }
 }
@@ -488,6 +488,7 @@ fn settings_that_are_not_legal_are_refused_by_build_in_words() {
     let cases = [
         (start().batch_size(0).build(), ErrorKind::Config, "batch_size"),
         (start().workers(0).build(), ErrorKind::Config, "workers"),
+        (start().workers(100_000).build(), ErrorKind::Config, "1024 workers"),
         (start().slots(0).build(), ErrorKind::Config, "slots"),
         (start().depth(0).build(), ErrorKind::Config, "depth"),
         (start().keep(["x"]).build(), ErrorKind::Config, "`x`"),
@@ -594,5 +595,34 @@ fn the_report_counts_what_was_delivered_and_says_how_it_was_read() {
     let text = report.to_string();
     for word in ["delivered 4 batches, 64 samples", "io_uring", "batch slots", "verdict"] {
         assert!(text.contains(word), "{word} is missing in\n{text}");
+    }
+}
+
+#[test]
+fn transforms_read_and_set_the_lengths_of_variable_fields() {
+    let dir = Dir::new();
+    let (dataset, ..) = Many::new(&dir, Twist::None);
+    let loader = build(
+        Loader::builder(dataset)
+            .batch_size(10)
+            .map(|row, ctx| {
+                assert_eq!(row.len_of(0), Some(ctx.id() as usize % 17));
+                assert_eq!(row.len_of(1), None);
+                assert_eq!(row.slice::<i64>(2)?, [ctx.id() as i64]);
+                row.set_len(0, 1)
+            })
+            .map_batch(|batch, _| {
+                let lens = batch.lens_mut(0).unwrap();
+                assert!(lens.iter().all(|len| *len == 1));
+                lens.fill(2);
+                // Over the maximum: what is handed out stays within the row all the same.
+                lens[0] = 1 << 60;
+                Ok(())
+            }),
+    );
+    for batch in loader.epoch(0).unwrap() {
+        let batch = batch.unwrap();
+        let payload = batch.field("payload").unwrap();
+        assert_eq!((payload.row::<u8>(0).unwrap().len(), payload.row::<u8>(1).unwrap().len()), (16, 2));
     }
 }

@@ -34,7 +34,7 @@ struct Args {
     #[arg(long)]
     data: Option<PathBuf>,
     /// Passes over the training pictures
-    #[arg(long, default_value_t = 12)]
+    #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u64).range(1..))]
     epochs: u64,
     /// Pictures per step
     #[arg(long, default_value_t = 16)]
@@ -46,8 +46,8 @@ struct Args {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Pictures per class of the made set
-    #[arg(long, default_value_t = 450)]
-    per_class: usize,
+    #[arg(long, default_value_t = 450, value_parser = clap::value_parser!(u32).range(1..))]
+    per_class: u32,
 }
 
 type Anyhow<T> = Result<T, Box<dyn Error>>;
@@ -68,11 +68,19 @@ fn run(args: &Args) -> Anyhow<()> {
     let images = Images::open(&dir)?;
     let classes = images.classes().len();
     if classes < 2 {
-        return Err(format!("{}: {classes} class folders; there must be at least two", dir.display()).into());
+        return Err(format!(
+            "{}: {classes} class folders; there must be two or more, each with the pictures of one class",
+            dir.display()
+        )
+        .into());
     }
     println!("{}", images.describe());
     let (held_out, training) = images.split(HELD_OUT, args.seed)?;
     println!("{} to learn from, {} held out", training.len(), held_out.len());
+
+    if training.len() < args.batch as u64 || held_out.len() == 0 {
+        return Err("too few pictures: one batch to learn from and one picture to test with are needed".into());
+    }
 
     let augmented = decoder(Image::random_resized_crop(SIDE as u32).scale(0.5, 1.0).flip(0.5));
     let order = Order::shuffled(args.seed);
@@ -85,9 +93,6 @@ fn run(args: &Args) -> Anyhow<()> {
     println!("memory\n{}", loader.plan());
 
     let steps = loader.batches_per_epoch()? * args.epochs;
-    if steps == 0 {
-        return Err("fewer pictures than one batch: choose a smaller --batch".into());
-    }
     let mut trainer = Trainer::new(classes, steps as usize, args.seed)?;
     for epoch in 0..args.epochs {
         let (score, seconds) = train_epoch(&loader, &mut trainer, epoch)?;
@@ -126,7 +131,7 @@ fn decoder(image: Image) -> Image {
 fn open(make: impl Fn() -> LoaderBuilder, args: &Args, last: LastBatch) -> Anyhow<Loader> {
     let make = || make().batch_size(args.batch).workers(args.workers).last_batch(last);
     match make().reader(Mode::Uring).direct(Direct::Auto).build() {
-        Err(error) if error.kind() == ErrorKind::Config => {
+        Err(error) if error.kind() == ErrorKind::Config && error.message().contains("io_uring") => {
             println!("note: {error}");
             Ok(make().build()?)
         }
@@ -157,9 +162,11 @@ fn tensors(batch: &Batch) -> Anyhow<(&[f32], &[i64])> {
 /// The folder of the made set. Its name tells what it was made from, so that other numbers make a new one.
 fn made_shapes(args: &Args) -> Anyhow<PathBuf> {
     let name = format!("target/feedline-shapes/{}-per-class", args.per_class);
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
-    let bar = progress((args.per_class * shapes::CLASSES.len()) as u64, "making pictures", "pictures");
-    let made = shapes::make_shapes(&dir, args.per_class, 1, |done| bar.set_position(done));
+    // The checkout when cargo runs it, else the present folder.
+    let root = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default();
+    let dir = Path::new(&root).join(name);
+    let bar = progress((args.per_class as usize * shapes::CLASSES.len()) as u64, "making pictures", "pictures");
+    let made = shapes::make_shapes(&dir, args.per_class as usize, 1, |done| bar.set_position(done));
     bar.finish_and_clear();
     made.map_err(|error| format!("cannot make {}: {error}", dir.display()))?;
     Ok(dir)

@@ -99,7 +99,7 @@ pub trait Dataset: Send + Sync + 'static {
         self.sources().table_bytes()
     }
 
-    /// What the report and `Debug` call it, with its path.
+    /// What the report calls it, with its path.
     fn describe(&self) -> String {
         format!("{} samples", self.len())
     }

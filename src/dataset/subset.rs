@@ -93,3 +93,9 @@ impl<D: Dataset> Dataset for Subset<D> {
         format!("{} samples of {}", self.len(), self.whole.describe())
     }
 }
+
+impl<D: Dataset> std::fmt::Debug for Subset<D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.describe())
+    }
+}

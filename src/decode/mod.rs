@@ -102,6 +102,8 @@ impl<'a> Ctx<'a> {
 /// Reusable per-worker state, one value per type.
 #[derive(Default)]
 pub struct Scratch {
+    /// A transform of the user's is running: names the stage when it panics.
+    pub(crate) mapping: bool,
     values: Vec<Box<dyn Any + Send>>,
 }
 

@@ -302,6 +302,27 @@ impl Row<'_> {
         Ok(bytemuck::cast_slice_mut(self.bytes_mut(field)))
     }
 
+    /// The elements of field `field`, for reading. Panics when there is no such field.
+    ///
+    /// Errors: [`ErrorKind::Shape`] when `T` is not the field's dtype.
+    pub fn slice<T: Element>(&self, field: usize) -> Result<&[T]> {
+        check_dtype::<T>(&self.slot.plan.spec.fields()[field])?;
+        assert!(self.allowed & (1 << field) != 0, "field {field} is being read into");
+        let (ptr, len) = self.slot.field_at(field, self.row);
+        // SAFETY: as in `bytes_mut`, with a shared borrow of the `Row`.
+        Ok(bytemuck::cast_slice(unsafe { std::slice::from_raw_parts(ptr, len) }))
+    }
+
+    /// The true length (first dimension) of an `UpTo` field; `None` for a fixed shape.
+    pub fn len_of(&self, field: usize) -> Option<usize> {
+        let offset = self.slot.plan.layout.fields()[field].lens? + self.row as usize * 8;
+        let mut bytes = [0; 8];
+        let ptr = self.slot.at(offset, 8);
+        // SAFETY: in bounds, initialised; the lengths of a row are reached through its unique token only.
+        unsafe { std::ptr::copy_nonoverlapping(ptr, bytes.as_mut_ptr(), 8) };
+        Some(u64::from_ne_bytes(bytes) as usize)
+    }
+
     /// The elements of two different fields at once, so that one can be computed from the other.
     ///
     /// Errors: [`ErrorKind::Shape`] when a dtype does not fit or both are the same field.
@@ -498,7 +519,11 @@ impl Filled {
     fn array_mut(&mut self, field: usize) -> &mut [u8] {
         let layout = self.slot().plan.layout.fields()[field];
         let len = layout.row_bytes * self.rows();
-        let ptr = self.slot().at(layout.offset, len);
+        self.bytes_at_mut(layout.offset, len)
+    }
+
+    fn bytes_at_mut(&mut self, offset: usize, len: usize) -> &mut [u8] {
+        let ptr = self.slot().at(offset, len);
         // SAFETY: as in `array`, and the borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(ptr, len) }
     }
@@ -545,6 +570,14 @@ impl BatchMut<'_> {
     /// Errors: [`ErrorKind::Shape`] when there is none.
     pub fn index_of(&self, name: &str) -> Result<usize> {
         index_of(self.filled.spec(), name)
+    }
+
+    /// The true lengths (first dimensions) of an `UpTo` field, one per row, for reading and writing; `None` for a fixed
+    /// shape. No value may be over the field's maximum.
+    pub fn lens_mut(&mut self, field: usize) -> Option<&mut [u64]> {
+        let offset = self.filled.slot().plan.layout.fields()[field].lens?;
+        let len = 8 * self.filled.rows();
+        Some(bytemuck::cast_slice_mut(self.filled.bytes_at_mut(offset, len)))
     }
 
     /// All rows of field `field`, shape `[len, …]`, dense.

@@ -35,8 +35,12 @@ impl Region {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let len = len.max(1).next_multiple_of(crate::tensor::PAGE);
         let refused = |source| {
-            Error::new(ErrorKind::Budget, Stage::Build, format!("the kernel refused {len} bytes for {what}"))
-                .with_source(source)
+            Error::new(
+                ErrorKind::Budget,
+                Stage::Build,
+                format!("the kernel has no {len} bytes for {what}; a smaller batch or fewer slots need less"),
+            )
+            .with_source(source)
         };
         let mut map = MmapMut::map_anon(len).map_err(refused)?;
         if len >= HUGE_FROM {

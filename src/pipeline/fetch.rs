@@ -1,7 +1,7 @@
 //! The I/O thread: plans batches, brings bytes from storage, hands them on. It alone takes permits, and it alone
 //! drives the reader; it sleeps only in [`Reader::wait`], which a completion or a wake ends.
 
-use super::work::{self, decode_row, named, panicked};
+use super::work::{self, decode_row, panicked};
 use super::{Core, Event, IoSide, Job, Start, ticket};
 use crate::dataset::{Part, Parts};
 use crate::decode::Scratch;
@@ -282,9 +282,9 @@ impl Io {
             core.parts_of(sample, &mut parts)?;
             self.check(&parts)
         }));
-        let planned = planned.unwrap_or_else(|panic| Err(panicked(&*panic)));
+        let planned = planned.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Read)));
         if let Err(error) = planned {
-            rows.fail_row(named(error, id));
+            rows.fail_row(self.core.named(error, id));
             return Begun::Yes;
         }
         let mut pending = self.idle.pop().expect("checked by the caller");
@@ -416,9 +416,9 @@ impl Io {
         } else if let (Some(job), false) = (job, cancelled) {
             let (core, scratch, pieces) = (&self.core, &mut self.scratch, &pending.pieces);
             let done = catch_unwind(AssertUnwindSafe(|| decode_row(core, &job, id, pieces, &mut rows, scratch)));
-            match done.unwrap_or_else(|panic| Err(panicked(&*panic))) {
+            match done.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Read))) {
                 Ok(()) => rows.finish_row(),
-                Err(error) => rows.fail_row(error.with_sample(id)),
+                Err(error) => rows.fail_row(self.core.named(error, Some(id))),
             }
         }
         drop(rows);

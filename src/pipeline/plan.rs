@@ -1,10 +1,11 @@
-//! All memory of a loader as a sum: one line, one reason per term. Pure; `build()` reserves exactly this.
+//! All memory of a loader as a sum: one line, one reason per term. Pure. `build()` reserves it, but for the scratch of
+//! third-party decoders: that is a ceiling, taken when a picture needs it.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::fmt;
 
-/// Heap bytes that every decoder gets on each worker, however small the budget.
-const SCRATCH_LEAST: usize = 32 << 20;
+/// Heap bytes that every decoder gets on each worker, however small the budget: a picture of two megapixels.
+const SCRATCH_LEAST: usize = 8 << 20;
 /// Encoded samples up to this size are copied from the page cache by the worker that decodes them; each worker holds
 /// a buffer of at most this size. Larger ones take the way through the ring.
 const CACHED_MAX: usize = 4 << 20;
@@ -132,8 +133,10 @@ impl MemoryPlan {
     fn too_small(&self, demand: &Demand, budget: usize) -> Error {
         let sample = demand.largest.map_or(String::new(), |id| format!(", sample {id}"));
         let message = format!(
-            "{budget} bytes are allowed, {} are needed at least (largest encoded sample: {}{sample}):\n{self}",
-            self.total(),
+            "{} are allowed, {} are needed at least (largest encoded sample: {}{sample}); fewer workers, smaller \
+             batches or fewer slots need less:\n{self}",
+            Bytes(budget),
+            Bytes(self.total()),
             Bytes(demand.encoded_max),
         );
         Error::new(ErrorKind::Budget, Stage::Build, message)

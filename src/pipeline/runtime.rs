@@ -60,7 +60,7 @@ impl Runtime {
         let for_panic = core.clone();
         let body = move || {
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| io.run())) {
-                let error = super::work::panicked(&*panic);
+                let error = super::work::panicked(&*panic, Stage::Read);
                 for_panic.fail(Error::new(
                     ErrorKind::Panicked,
                     Stage::Read,

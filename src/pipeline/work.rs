@@ -215,7 +215,7 @@ fn look_up_rows(core: &Core, job: &Arc<Job>, mut rows: Rows, state: &mut State) 
                 core.to_io.misses.push(Miss { job: job.clone(), rows });
                 missed = true;
             }
-            Err(error) => rows.fail_row(named(error, id)),
+            Err(error) => rows.fail_row(core.named(error, id)),
         }
     }
     if missed {
@@ -225,28 +225,22 @@ fn look_up_rows(core: &Core, job: &Arc<Job>, mut rows: Rows, state: &mut State) 
 
 /// Runs code that may be the user's or a third party's; a panic becomes an error and the worker's state is made anew.
 fn guarded<R>(state: &mut State, work: impl FnOnce(&mut State) -> Result<R>) -> Result<R> {
+    state.scratch.mapping = false;
     match catch_unwind(AssertUnwindSafe(|| work(state))) {
         Ok(result) => result,
         Err(panic) => {
+            let stage = if state.scratch.mapping { Stage::Map } else { Stage::Decode };
             state.scratch = Scratch::default();
-            Err(panicked(&*panic))
+            Err(panicked(&*panic, stage))
         }
     }
 }
 
-/// The error with the sample's id, where the order got so far as to give one.
-pub(crate) fn named(error: Error, id: Option<u64>) -> Error {
-    match id {
-        Some(id) => error.with_sample(id),
-        None => error,
-    }
-}
-
 /// The error for a caught panic.
-pub(crate) fn panicked(panic: &(dyn std::any::Any + Send)) -> Error {
+pub(crate) fn panicked(panic: &(dyn std::any::Any + Send), stage: Stage) -> Error {
     let words = panic.downcast_ref::<&str>().map(|words| (*words).to_string());
     let words = words.or_else(|| panic.downcast_ref::<String>().cloned());
-    Error::new(ErrorKind::Panicked, Stage::Decode, words.unwrap_or_default())
+    Error::new(ErrorKind::Panicked, stage, words.unwrap_or_default())
 }
 
 /// Fills the first row from memory and the page cache, or says that something must be read.
@@ -308,7 +302,7 @@ fn decode_pending(core: &Core, mut pending: Box<Pending>, state: &mut State) {
         let done = guarded(state, |state| decode_row(core, &job, id, pieces, &mut rows, &mut state.scratch));
         match done {
             Ok(()) => rows.finish_row(),
-            Err(error) => rows.fail_row(error.with_sample(id)),
+            Err(error) => rows.fail_row(core.named(error, Some(id))),
         }
     }
     drop(rows);
@@ -350,6 +344,7 @@ fn unsteady(id: u64) -> Error {
 fn map_batch(core: &Core, state: &mut State, mut slot: Filled) {
     let ticket = slot.ticket();
     let mapped = guarded(state, |state| {
+        state.scratch.mapping = true;
         let mut batch = slot.batch_mut();
         for map in &core.recipe.map_batches {
             let fields = 0..core.recipe.spec.fields().len();
@@ -358,6 +353,7 @@ fn map_batch(core: &Core, state: &mut State, mut slot: Filled) {
         }
         Ok(())
     });
+    state.scratch.mapping = false;
     if let Err(error) = mapped {
         slot.note_failure(error);
     }
@@ -365,6 +361,25 @@ fn map_batch(core: &Core, state: &mut State, mut slot: Filled) {
 }
 
 impl Core {
+    /// The error with the sample's id and, unless it names a place already, that of the sample's first bytes.
+    pub(crate) fn named(&self, error: Error, id: Option<u64>) -> Error {
+        let Some(id) = id else { return error };
+        let error = error.with_sample(id);
+        if error.site().path.is_some() {
+            return error;
+        }
+        // The dataset may be what failed: it must not panic once more.
+        let first = catch_unwind(AssertUnwindSafe(|| {
+            let mut parts = Parts::new();
+            self.parts_of(id, &mut parts).ok()?;
+            parts.iter().find_map(|(_, part)| self.file_extent(part))
+        }));
+        match first.ok().flatten() {
+            Some(extent) => error.with_path(self.sources.path(extent.source)).with_range(extent.offset, extent.len),
+            None => error,
+        }
+    }
+
     /// What a sample is made of, checked: datasets are open, and everything behind here relies on it. Every field of
     /// the schema has bytes exactly once, every extent lies within its source.
     pub(crate) fn parts_of<'d>(&'d self, id: u64, parts: &mut Parts<'d>) -> Result<()> {
@@ -471,11 +486,13 @@ impl Core {
         for field in self.recipe.added.clone() {
             row.clear(field);
         }
+        scratch.mapping = true;
         for map in &self.recipe.maps {
             let fields = 0..self.recipe.spec.fields().len();
             let mut ctx = Ctx::new(self.seed, job.epoch, id, fields, scratch).with_scratch_limit(self.scratch_limit);
             map(&mut row, &mut ctx)?;
         }
+        scratch.mapping = false;
         row.mark(id, Status::Real);
         Ok(())
     }
