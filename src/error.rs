@@ -249,7 +249,9 @@ impl fmt::Display for Error {
             f.write_str(":")?;
         }
         if let Some(path) = &site.path {
-            write!(f, " path={}", path.display())?;
+            let text = path.display().to_string();
+            // One line, whatever a file is called.
+            if text.contains(char::is_control) { write!(f, " path={text:?}")? } else { write!(f, " path={text}")? }
         }
         let numbers = [("offset", site.offset), ("len", site.len), ("sample", site.sample), ("batch", site.batch)];
         for (name, value) in numbers {

@@ -12,7 +12,7 @@ use crate::pipeline::plan::{Demand, MemoryPlan};
 use crate::pipeline::recipe::{Recipe, Steps};
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::work::{Queue, Workers};
-use crate::pipeline::{Core, Event, Exchange, IoSide, Job, Start, ToIo};
+use crate::pipeline::{Core, Exchange, IoSide, Job, Start, ToIo};
 use crate::profile::{Meters, Report};
 use crate::read::{self, Choice, Direct, Mode, Opened, PageCache, ReaderOptions};
 use crate::tensor::{Field, Layout, Spec};
@@ -24,6 +24,10 @@ use std::time::{Duration, Instant};
 
 /// Decode workers at most: each is a thread with buffers of its own.
 const WORKERS_MAX: usize = 1024;
+/// Batch slots at most.
+const SLOTS_MAX: usize = 65_536;
+/// Bytes of a sample at most: beyond any memory, and far from where sums overflow.
+const SAMPLE_MAX: u64 = 1 << 44;
 /// How often a waiting `next()` looks for errors that no batch can carry.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -243,8 +247,13 @@ impl LoaderBuilder {
         if self.workers.is_some_and(|workers| workers > WORKERS_MAX) {
             return Err(config(&format!("more than {WORKERS_MAX} workers")));
         }
-        if self.slots == Some(0) {
-            return Err(config("slots is 0"));
+        if self.slots.is_some_and(|slots| slots == 0 || slots > SLOTS_MAX) {
+            return Err(config(&format!("slots must be 1 to {SLOTS_MAX}")));
+        }
+        let largest = self.dataset.sample_bytes_max();
+        if largest > SAMPLE_MAX {
+            let message = format!("a sample of {largest} bytes; {SAMPLE_MAX} are possible");
+            return Err(Error::new(ErrorKind::Limit, Stage::Build, message));
         }
         Ok(())
     }
@@ -305,7 +314,8 @@ impl Assembly {
         let Self { dataset, recipe, layout, opened, plan, pending, parts, seed } = self;
         let Opened { reader, cache, choice, .. } = opened;
         let waker = reader.waker();
-        let (events_in, events) = bounded(plan.slots + 8);
+        // Room for every slot there is, so that giving one back never waits.
+        let (frees_in, frees) = bounded(plan.slots);
         let (ready_in, ready) = bounded(plan.slots);
         let (idle_in, idle) = bounded(pending);
         let (map_in, maps) = if recipe.map_batches.is_empty() {
@@ -318,8 +328,8 @@ impl Assembly {
             generation: AtomicU64::new(0),
             ready: ready_in,
             ready_out: ready.clone(),
-            events: events_in.clone(),
-            events_out: events.clone(),
+            frees: frees_in,
+            frees_out: frees.clone(),
             closed: AtomicBool::new(false),
             waker: waker.clone(),
             to_map: map_in,
@@ -345,14 +355,14 @@ impl Assembly {
             seed,
             cache,
             work,
-            to_io: ToIo { events: events_in, misses, idle: idle_in, waker },
+            to_io: ToIo { starts: Queue::with_room(4), shutdown: AtomicBool::new(false), misses, idle: idle_in, waker },
             exchange: exchange.clone(),
             fatal: Mutex::new(None),
             meters: Arc::new(Meters::default()),
             scratch_limit: plan.scratch_bytes,
         });
         let _ = exchange.map_bell.set(Arc::downgrade(&core));
-        let io = Io::new(core.clone(), reader, IoSide { events, idle, ring, regions }, pending);
+        let io = Io::new(core.clone(), reader, IoSide { frees, idle, ring, regions }, pending);
         let runtime = Runtime::start(core, io, handles)?;
         closing.defuse();
         Ok((runtime, ready, choice))
@@ -529,7 +539,7 @@ impl Epoch {
             epoch.total = first.batches.count().saturating_mul(count);
             let start = epochs.start;
             let next = Box::new(move |done: u64| jobs.job(generation, start + done, cancelled.clone()));
-            epoch.shared.runtime.send(Event::Start(Start { first, epochs: count, next }));
+            epoch.shared.runtime.core().to_io.start(Start { first, epochs: count, next });
         }
         if epoch.total == 0 {
             epoch.end();
@@ -634,8 +644,12 @@ impl Iterator for Epoch {
                 return Some(Err(error));
             }
         };
-        if let Some(error) = filled.take_failure() {
+        if let Some(mut error) = filled.take_failure() {
             drop(filled);
+            if error.kind() == ErrorKind::Cancelled {
+                // Nobody cancelled this run: its rows were dropped by what broke the loader.
+                error = self.shared.runtime.core().trouble().unwrap_or(error);
+            }
             self.end();
             return Some(Err(error));
         }

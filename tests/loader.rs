@@ -626,3 +626,48 @@ fn transforms_read_and_set_the_lengths_of_variable_fields() {
         assert_eq!((payload.row::<u8>(0).unwrap().len(), payload.row::<u8>(1).unwrap().len()), (16, 2));
     }
 }
+
+#[test]
+fn starting_and_dropping_epochs_quickly_never_blocks() {
+    let dir = Dir::new();
+    let (path, bytes) = records_file(&dir, 400, 4096);
+    for (mode, direct) in READERS {
+        for slots in [1, 4] {
+            let builder = Loader::builder(records(&path, 4096)).batch_size(10).slots(slots).workers(2);
+            let loader = build(builder.reader(mode).direct(direct));
+            for epoch in 0..300 {
+                let mut batches = loader.epoch(epoch).unwrap();
+                if epoch % 97 == 0 {
+                    batches.next().unwrap().unwrap();
+                }
+            }
+            let ids: Vec<u64> = (0..400).collect();
+            assert!(pull(&loader, 0).unwrap() == expected(&bytes, 4096, &ids), "{mode:?} {direct:?}");
+        }
+    }
+}
+
+#[test]
+fn a_sampler_that_changes_its_length_or_panics_ends_the_run_with_an_error() {
+    struct Fickle(std::sync::atomic::AtomicU64, bool);
+    impl feedline::order::Sampler for Fickle {
+        fn len(&self) -> u64 {
+            // Asked by `build` and by each epoch.
+            let asked = self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            assert!(!self.1 || asked < 2, "fickle");
+            if asked < 2 { 20 } else { 5 }
+        }
+        fn id(&self, _: u64, position: u64) -> u64 {
+            position
+        }
+    }
+    for panics in [false, true] {
+        let fickle = Fickle(std::sync::atomic::AtomicU64::new(0), panics);
+        let loader = build(Loader::builder(in_memory(20, 4)).order(Order::sampler(fickle)).batch_size(4));
+        let mut epochs = loader.epochs(0..3).unwrap();
+        let error = epochs.find_map(Result::err).unwrap();
+        let kind = if panics { ErrorKind::Panicked } else { ErrorKind::Config };
+        assert_eq!((error.kind(), error.stage()), (kind, Stage::Order), "{error}");
+        assert!(epochs.next().is_none());
+    }
+}

@@ -56,6 +56,7 @@ pub struct Trainer {
 impl Trainer {
     /// A new network, to be trained in `steps` steps.
     pub fn new(classes: usize, steps: usize, seed: u64) -> Result<Self> {
+        keep_freed_memory();
         let mut parameters = Parameters { rng: Rng::new(seed, 0), vars: Vec::new() };
         let model = Model::new(classes, &mut parameters)?;
         let optimizer = AdamW::new(parameters.vars, ParamsAdamW::default())?;
@@ -78,7 +79,7 @@ impl Trainer {
 
     fn score(&self, images: &[f32], labels: &[i64], train: bool) -> Result<(Tensor, Score)> {
         let seen = labels.len();
-        // The only copy on the host: candle's tensors own their memory.
+        // A copy, since candle's tensors own their memory.
         let images = Tensor::from_slice(images, (seen, 3, SIDE, SIDE), &Device::Cpu)?;
         let target = Tensor::from_slice(labels, seen, &Device::Cpu)?;
         let logits = self.model.forward(&images, train)?;
@@ -130,6 +131,12 @@ impl Parameters {
     }
 }
 
+/// Each step frees large tensors, and glibc gives their pages back to the kernel, only to ask for them again. A large
+/// block that was freed once raises the size from which it does: training is then a third faster.
+fn keep_freed_memory() {
+    drop(std::hint::black_box(Vec::<u8>::with_capacity(30 << 20)));
+}
+
 struct Model {
     convolutions: Vec<Convolution>,
     head: Linear,
@@ -166,7 +173,7 @@ impl Model {
 ///
 /// Input and output have a row for each channel and position and a column for each picture. In
 /// this order the convolution is a gather of rows and one matrix product, and so is its gradient.
-/// On a CPU that takes a third of the time of candle's `Conv2d`, whose gradient is a transposed
+/// On a CPU that takes less than half the time of candle's `Conv2d`, whose gradient is a transposed
 /// convolution without SIMD.
 struct Convolution {
     weight: Tensor,

@@ -40,6 +40,7 @@ pub trait Decoder: Send + Sync + 'static {
 
     /// Decodes `input` into the fields `ctx.fields()` of `out`.
     ///
+    /// It must write all of them: the row holds what an earlier sample left there. (Lengths of `UpTo` fields start at 0.)
     /// `input` is untrusted. Errors become errors of the sample; path and sample id are added by the caller.
     fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()>;
 }

@@ -373,6 +373,11 @@ impl Row<'_> {
     /// Zeroes a field, and its length if it has one.
     pub(crate) fn clear(&mut self, field: usize) {
         self.bytes_mut(field).fill(0);
+        self.clear_len(field);
+    }
+
+    /// Sets the length of an `UpTo` field to 0; its bytes stay as they are.
+    pub(crate) fn clear_len(&mut self, field: usize) {
         if let Some(offset) = self.slot.plan.layout.fields()[field].lens {
             self.put(offset + self.row as usize * 8, &0_u64.to_ne_bytes());
         }

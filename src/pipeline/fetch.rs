@@ -2,7 +2,7 @@
 //! drives the reader; it sleeps only in [`Reader::wait`], which a completion or a wake ends.
 
 use super::work::{self, decode_row, panicked};
-use super::{Core, Event, IoSide, Job, Start, ticket};
+use super::{Core, IoSide, Job, Start, ticket};
 use crate::dataset::{Part, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -11,6 +11,7 @@ use crate::read::{Completion, Extent, ReadOp, Reader};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Samples of which at most this many bytes must be copied are finished by the I/O thread itself: a hop to a worker
@@ -90,6 +91,8 @@ pub(crate) struct Io {
     /// Hits and misses of the page cache when it was last judged, and the judgement.
     seen: (u64, u64),
     warm: bool,
+    /// The reader broke, and it has been said.
+    broken: bool,
     ending: bool,
 }
 
@@ -132,6 +135,7 @@ impl Io {
             plain,
             seen: (0, 0),
             warm: true,
+            broken: false,
             ending: false,
             core,
         }
@@ -153,12 +157,12 @@ impl Io {
     }
 
     fn listen(&mut self) {
-        while let Ok(event) = self.side.events.try_recv() {
-            match event {
-                Event::Free(slot) => self.free.push_back(slot),
-                Event::Start(start) => self.runs.push_back(start),
-                Event::Shutdown => self.ending = true,
-            }
+        self.ending = self.core.to_io.shutdown.load(Ordering::Acquire);
+        while let Ok(slot) = self.side.frees.try_recv() {
+            self.free.push_back(slot);
+        }
+        while let Some(start) = self.core.to_io.starts.pop() {
+            self.runs.push_back(start);
         }
         while let Ok(pending) = self.side.idle.try_recv() {
             self.idle.push(pending);
@@ -207,9 +211,9 @@ impl Io {
             run.epochs_done += 1;
             run.batch = 0;
             if run.epochs_done < run.start.epochs {
-                // The order was checked when the run began; a failure here ends the run, and the iterator reports it.
-                match (run.start.next)(run.epochs_done) {
+                match next_job(run) {
                     Ok(job) => run.job = job,
+                    // Ends the run; the iterator finds it when it waits.
                     Err(error) => {
                         self.core.fail(error);
                         self.run = None;
@@ -399,6 +403,9 @@ impl Io {
         }
         self.completions = completions;
         self.core.meters.note_reads(self.reader.as_ref());
+        if let Some(error) = self.reader.broken().filter(|_| !std::mem::replace(&mut self.broken, true)) {
+            self.core.fail(error);
+        }
     }
 
     /// All reads of a sample are done.
@@ -447,6 +454,19 @@ impl Io {
         }
         // What is still in flight stays with the reader, which leaks it and counts it.
     }
+}
+
+/// The job of the run's next epoch. A sampler is the user's code: it may panic, or change its mind about its length.
+fn next_job(run: &Run) -> Result<Arc<Job>> {
+    let made = catch_unwind(AssertUnwindSafe(|| (run.start.next)(run.epochs_done)));
+    let job = made.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Order)))?;
+    let (first, now) = (run.start.first.batches.count(), job.batches.count());
+    if first == now {
+        return Ok(job);
+    }
+    let message =
+        format!("epoch {} has {now} batches, the first of the run had {first}: its sampler changed", job.epoch);
+    Err(Error::new(ErrorKind::Config, Stage::Order, message))
 }
 
 /// Rows of a batch that ask the page cache while it is thought to be cold: of small batches only some ask at all.

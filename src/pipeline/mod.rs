@@ -111,29 +111,30 @@ impl Core {
 
 /// The way to the I/O thread: queues whose room is bounded by the permits, and a bell.
 pub(crate) struct ToIo {
-    pub(crate) events: Sender<Event>,
+    /// Runs to plan, newest last. Not in a channel of limited room: whoever starts epochs must never wait for the I/O
+    /// thread, nor the I/O thread, which frees slots itself, for them.
+    pub(crate) starts: work::Queue<Start>,
+    /// The I/O thread shall end.
+    pub(crate) shutdown: AtomicBool,
     pub(crate) misses: work::Queue<Miss>,
     pub(crate) idle: Sender<Box<fetch::Pending>>,
     pub(crate) waker: Waker,
 }
 
 impl ToIo {
+    /// Has a run of epochs planned. Runs that were cancelled meanwhile make room.
+    pub(crate) fn start(&self, start: Start) {
+        self.starts.retain(|start| !start.first.is_cancelled());
+        self.starts.push(start);
+        self.waker.wake();
+    }
+
     /// An entry for a sample in flight is free again.
     pub(crate) fn give_back(&self, pending: Box<fetch::Pending>) {
         if self.idle.send(pending).is_ok() {
             self.waker.wake();
         }
     }
-}
-
-/// What the I/O thread is told.
-pub(crate) enum Event {
-    /// A slot is free.
-    Free(FreeSlot),
-    /// Plan these epochs (any number, one after the other) when the present ones are planned.
-    Start(Start),
-    /// End.
-    Shutdown,
 }
 
 /// A run of epochs to plan.
@@ -157,8 +158,8 @@ pub(crate) struct Exchange {
     pub(crate) generation: AtomicU64,
     pub(crate) ready: Sender<Filled>,
     pub(crate) ready_out: Receiver<Filled>,
-    pub(crate) events: Sender<Event>,
-    pub(crate) events_out: Receiver<Event>,
+    pub(crate) frees: Sender<FreeSlot>,
+    pub(crate) frees_out: Receiver<FreeSlot>,
     /// The loader is gone: what still arrives in the channels is taken out again. Slots know this exchange, so one that
     /// lay in its channels for ever would keep both alive.
     pub(crate) closed: AtomicBool,
@@ -187,7 +188,7 @@ impl Hooks for Arc<Exchange> {
 
     fn free(&self, slot: FreeSlot) {
         // It has room for every slot, and its receiver lives in `self`.
-        let _ = self.events.send(Event::Free(slot));
+        let _ = self.frees.send(slot);
         if self.closed.load(Ordering::SeqCst) {
             return self.empty();
         }
@@ -212,7 +213,7 @@ impl Exchange {
 
     fn empty(&self) {
         while self.ready_out.try_recv().is_ok() {}
-        while self.events_out.try_recv().is_ok() {}
+        while self.frees_out.try_recv().is_ok() {}
     }
 }
 
@@ -223,7 +224,7 @@ pub(crate) fn ticket(job: &Job, sequence: u64, batch: u64) -> Ticket {
 
 /// Receivers that the I/O thread owns.
 pub(crate) struct IoSide {
-    pub(crate) events: Receiver<Event>,
+    pub(crate) frees: Receiver<FreeSlot>,
     pub(crate) idle: Receiver<Box<fetch::Pending>>,
     pub(crate) ring: Option<ByteRing>,
     /// What the reader may register with the kernel.

@@ -1,8 +1,7 @@
 //! The threads of a loader: how they start, and how they are ended and joined.
 
-use super::{Core, Event};
+use super::Core;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crossbeam_channel::Sender;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -23,7 +22,6 @@ pub(crate) fn abandoned() -> u64 {
 /// Owns the threads; dropping it ends and joins them.
 pub(crate) struct Runtime {
     core: Option<Arc<Core>>,
-    events: Sender<Event>,
     io: Option<JoinHandle<()>>,
     workers: Vec<JoinHandle<()>>,
 }
@@ -56,7 +54,6 @@ pub(crate) fn pool(workers: usize) -> Result<(rayon::ThreadPool, Vec<JoinHandle<
 impl Runtime {
     /// Starts the I/O thread with what `make` builds on it.
     pub(crate) fn start(core: Arc<Core>, mut io: super::fetch::Io, workers: Vec<JoinHandle<()>>) -> Result<Self> {
-        let events = core.to_io.events.clone();
         let for_panic = core.clone();
         let body = move || {
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| io.run())) {
@@ -70,18 +67,11 @@ impl Runtime {
         };
         let spawned = std::thread::Builder::new().name("feedline-io".into()).spawn(body);
         let io = spawned.map_err(|source| Error::os(Stage::Build, "cannot start the I/O thread", source))?;
-        Ok(Self { core: Some(core), events, io: Some(io), workers })
+        Ok(Self { core: Some(core), io: Some(io), workers })
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {
         self.core.as_ref().expect("taken only by drop")
-    }
-
-    /// Tells the I/O thread.
-    pub(crate) fn send(&self, event: Event) {
-        if self.events.send(event).is_ok() {
-            self.core().to_io.waker.wake();
-        }
     }
 }
 
@@ -90,9 +80,8 @@ impl Drop for Runtime {
         let Some(core) = self.core.take() else { return };
         // No batch of an older run is worth handing out: full slots go straight back from here on.
         core.exchange.generation.fetch_add(1, Ordering::AcqRel);
-        if self.events.send(Event::Shutdown).is_ok() {
-            core.to_io.waker.wake();
-        }
+        core.to_io.shutdown.store(true, Ordering::Release);
+        core.to_io.waker.wake();
         let deadline = Instant::now() + JOIN;
         if let Some(io) = self.io.take() {
             join(io, deadline);

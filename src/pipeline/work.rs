@@ -36,6 +36,10 @@ impl<T> Queue<T> {
         self.lock().push_back(item);
     }
 
+    pub(crate) fn retain(&self, keep: impl FnMut(&T) -> bool) {
+        self.lock().retain(keep);
+    }
+
     pub(crate) fn pop(&self) -> Option<T> {
         self.lock().pop_front()
     }
@@ -473,6 +477,7 @@ impl Core {
         match &handler.how {
             How::InPlace(_) | How::Copy => row.copy_from(handler.outputs.start, bytes).map_err(site),
             How::Decode(decoder) => {
+                handler.outputs.clone().for_each(|field| row.clear_len(field));
                 let mut ctx = Ctx::new(self.seed, job.epoch, id, handler.outputs.clone(), scratch)
                     .with_scratch_limit(self.scratch_limit);
                 decoder.decode(bytes, &mut ctx, &mut row.only(mask(&handler.outputs))).map_err(site)

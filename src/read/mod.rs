@@ -37,7 +37,7 @@ pub use choice::{Choice, Opened, open};
 pub use source::{DirId, Extent, SourceId, Sources};
 pub use waker::Waker;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memory::{ByteRing, IoBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -232,6 +232,11 @@ pub trait Reader: Sealed + Send {
 
     /// What it did so far.
     fn stats(&self) -> ReadStats;
+
+    /// Why it cannot read any more, if so. What is in flight may then never complete.
+    fn broken(&self) -> Option<Error> {
+        None
+    }
 
     /// Registers a ring's memory with the kernel (see [`ReadStats::registered_buffers`]); the loader does that itself
     /// for its own. Returns the reason when it was not to be had, which is no error.

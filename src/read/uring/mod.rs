@@ -206,7 +206,7 @@ impl Uring {
     /// Takes the operation over: into the table, or to `ready` when it is over already.
     fn start(&mut self, op: ReadOp) {
         let ReadOp { tag, extent, mut buf } = op;
-        self.stats.bytes_asked += extent.len;
+        self.stats.bytes_asked = self.stats.bytes_asked.saturating_add(extent.len);
         match self.first_phase(&extent, &mut buf) {
             Ok(Some(phase)) => {
                 let key = self.table.insert(Op { tag, extent, phase, cancelled: false });
@@ -418,6 +418,11 @@ impl Uring {
     /// As `wait`, where the ring cannot be entered: it broke, or another thread's operations are under way.
     fn wait_outside(&mut self, timeout: Option<Duration>) {
         self.reap();
+        if self.broken.is_some() && self.owner == Some(std::thread::current().id()) && self.ring.busy() > 0 {
+            // What is under way completes only while its thread is in the ring: the error may have been of one call.
+            let _ = self.ring.enter(1, Some(REST));
+            self.reap();
+        }
         if self.ready.is_empty() && timeout != Some(Duration::ZERO) {
             std::thread::sleep(timeout.map_or(REST, |timeout| timeout.min(REST)));
             self.reap();
@@ -471,6 +476,10 @@ impl Sealed for Uring {
 impl Reader for Uring {
     fn name(&self) -> &'static str {
         "io_uring"
+    }
+
+    fn broken(&self) -> Option<Error> {
+        self.broken.map(broken_error)
     }
 
     fn depth(&self) -> usize {
