@@ -108,9 +108,30 @@ fn pairs(count: usize, seconds: f64) {
     let len = std::fs::metadata(&path).unwrap().len();
     println!("{} ({:.2} GB), {count} pairs of {seconds} s", path.display(), len as f64 / 1e9);
 
+    let wanted = std::env::var("FEEDLINE_BENCH_CASES").unwrap_or("cold,mixed,warm".into());
     let direct = records(&path, Mode::Uring, Direct::On);
+    if wanted.contains("cold") {
+        evict(&path, 0..len);
+        cold(&path, &direct, count, seconds);
+    }
+    if wanted.contains("mixed") {
+        mixed(&path, &direct, count);
+    }
+    if wanted.contains("warm") {
+        warm(&path, 0..len);
+        let cached = records(&path, Mode::Auto, Direct::Auto);
+        compare(
+            "warm: loader, auto, 2 workers / bare pread loop on 2 threads",
+            "GB/s",
+            count,
+            || pull(&cached, 0, seconds),
+            || bare_pread(&path, seconds),
+        );
+    }
+}
+
+fn cold(path: &Path, direct: &Loader, count: usize, seconds: f64) {
     let mut epoch = 0;
-    evict(&path, 0..len);
     compare(
         "cold: loader, O_DIRECT, shuffled / fio randread, same block and depth",
         "GB/s",
@@ -125,33 +146,26 @@ fn pairs(count: usize, seconds: f64) {
                 seconds,
             )
         },
-        || fio(&path, RECORD as u64, 32, seconds).map_or(f64::NAN, |fio| fio.gb_per_s),
+        || fio(path, RECORD as u64, 32, seconds).map_or(f64::NAN, |fio| fio.gb_per_s),
     );
+}
 
+/// Half of the file in the page cache: each a single pass over part of a shuffled epoch, since longer runs of the
+/// buffered reader would cache the other half, too.
+fn mixed(path: &Path, direct: &Loader, count: usize) {
+    let len = std::fs::metadata(path).unwrap().len();
     let half = len / 2 / RECORD as u64 * RECORD as u64;
-    let auto = |direct| records(&path, Mode::Auto, direct);
-    let buffered = records(&path, Mode::Uring, Direct::Off);
-    let mixed = auto(Direct::On);
-    // A single pass over half of the data each: longer runs of the buffered reader would cache the other half.
+    let buffered = records(path, Mode::Uring, Direct::Off);
+    let auto = records(path, Mode::Auto, Direct::On);
     let one = |loader: &Loader| {
-        evict(&path, half..len);
-        warm(&path, 0..half);
+        evict(path, half..len);
+        warm(path, 0..half);
         let started = Instant::now();
         let bytes: usize = loader.epoch(0).unwrap().take(30).map(|batch| batch.unwrap().len() * RECORD).sum();
         bytes as f64 / started.elapsed().as_secs_f64() / 1e9
     };
-    compare("half cached: auto / io_uring O_DIRECT", "GB/s", count, || one(&mixed), || one(&direct));
-    compare("half cached: auto / io_uring buffered", "GB/s", count, || one(&mixed), || one(&buffered));
-
-    warm(&path, 0..len);
-    let cached = auto(Direct::Auto);
-    compare(
-        "warm: loader, auto, 2 workers / bare pread loop on 2 threads",
-        "GB/s",
-        count,
-        || pull(&cached, 0, seconds),
-        || bare_pread(&path, seconds),
-    );
+    compare("half cached: auto / io_uring O_DIRECT", "GB/s", count, || one(&auto), || one(direct));
+    compare("half cached: auto / io_uring buffered", "GB/s", count, || one(&auto), || one(&buffered));
 }
 
 fn main() {

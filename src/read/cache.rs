@@ -2,7 +2,7 @@
 //!
 //! A miss must cost the device nothing. But since Linux 5.x a `RWF_NOWAIT` read that misses *starts* the read into the
 //! page cache before it answers EAGAIN (measured on 6.18: 32 pages of 32 were there 0.2 s later), so that an O_DIRECT
-//! read after it would move the same bytes twice. Hence, after a miss, `cachestat` is asked first; and where the kernel
+//! read after it would move the same bytes twice. Hence `cachestat` is asked first, until many hits in a row; and where the kernel
 //! does not answer that, probing is spaced out while it does not pay.
 
 use super::files::Files;
@@ -17,13 +17,17 @@ use std::sync::{Arc, OnceLock};
 /// Misses that are let pass without a probe at most, where `cachestat` is not to be had.
 const SKIP_MAX: u32 = 32;
 
+/// Hits in a row after which the next read is tried without a look. Where half of the data is cached a look for each
+/// read costs a microsecond, and a miss without one a second read from the device.
+const SURE: u32 = 32;
+
 /// The page cache as a reader that answers at once. Shared by many threads; a hit takes no lock.
 pub struct PageCache {
     files: Files,
     hits: AtomicU64,
     misses: AtomicU64,
-    /// The last answer was a miss: look before reading. A hint; races cost one look.
-    cold: AtomicBool,
+    /// Hits in a row, up to `SURE`. A hint; races cost one look.
+    sure: AtomicU32,
     /// `cachestat` is refused here.
     blind: AtomicBool,
     /// Where it is refused: misses in a row (capped), and how many tries are left to let pass.
@@ -50,7 +54,7 @@ impl PageCache {
             files: Files::new(sources, 1, fds),
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
-            cold: AtomicBool::new(false),
+            sure: AtomicU32::new(0),
             blind: AtomicBool::new(false),
             streak: AtomicU32::new(0),
             skip: AtomicU32::new(0),
@@ -108,13 +112,16 @@ impl PageCache {
         let Some(file) = self.files.get_cached(extent.source)? else {
             return Ok(false);
         };
-        let cold = self.cold.load(Ordering::Relaxed);
-        if cold && !self.blind.load(Ordering::Relaxed) && !self.seems_cached(file.as_fd(), extent) {
+        let sure = self.sure.load(Ordering::Relaxed);
+        if sure < SURE && !self.blind.load(Ordering::Relaxed) && !self.seems_cached(file.as_fd(), extent) {
+            self.sure.store(0, Ordering::Relaxed);
             return Ok(false);
         }
         let hit = self.copy(file.as_fd(), extent, dst)?;
-        if cold == hit {
-            self.cold.store(!hit, Ordering::Relaxed);
+        if !hit {
+            self.sure.store(0, Ordering::Relaxed);
+        } else if sure < SURE {
+            self.sure.store(sure + 1, Ordering::Relaxed);
         }
         if self.blind.load(Ordering::Relaxed) {
             self.space_out(hit);
