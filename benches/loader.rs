@@ -138,7 +138,7 @@ fn cold(path: &Path, direct: &Loader, count: usize, seconds: f64) {
         count,
         || {
             pull(
-                &direct,
+                direct,
                 {
                     epoch += 1;
                     epoch

@@ -280,7 +280,7 @@ fn demand(
     let mean = usize::try_from(files / dataset.len().max(1)).unwrap_or(usize::MAX);
     let in_place = recipe.all_in_place();
     Demand {
-        slot_bytes: layout.bytes(),
+        slot_bytes: crate::memory::Region::size_for(layout.bytes()),
         slots: None,
         workers,
         depth: opened.reader.depth(),

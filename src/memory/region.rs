@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Regions of at least this size ask for huge pages: fewer TLB misses, and far fewer pages to pin for a device or ring.
 const HUGE_FROM: usize = 4 << 20;
+/// The usual size of a huge page (x86-64, and arm64 with 4 KiB pages).
+const HUGE: usize = 2 << 20;
 
 /// Anonymous private memory, zeroed, page-aligned, populated on creation, returned to the kernel on drop.
 ///
@@ -33,7 +35,7 @@ impl Region {
     /// Errors: [`ErrorKind::Budget`] when the kernel refuses.
     pub(crate) fn new(len: usize, what: &str) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let len = len.max(1).next_multiple_of(crate::tensor::PAGE);
+        let len = Self::size_for(len);
         let refused = |source| {
             Error::new(
                 ErrorKind::Budget,
@@ -57,6 +59,13 @@ impl Region {
         }
         let start = NonNull::new(map.as_mut_ptr()).expect("a mapping is never at address 0");
         Ok(Self { _map: map, start, len, id: NEXT.fetch_add(1, Ordering::Relaxed) })
+    }
+
+    /// Bytes that a region of `len` takes. Kernels align a mapping to huge pages only when it is a whole number of them,
+    /// and io_uring joins the pages of a registered buffer only when they are all of one size.
+    pub(crate) fn size_for(len: usize) -> usize {
+        let unit = if len >= HUGE_FROM { HUGE } else { crate::tensor::PAGE };
+        len.max(1).checked_next_multiple_of(unit).unwrap_or(usize::MAX & !(HUGE - 1))
     }
 
     /// First byte.
