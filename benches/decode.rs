@@ -4,12 +4,23 @@
 //! 0.9 ms for the 107 KB of the average picture here, whatever it does with the pixels afterwards), so "full decode" is
 //! the floor under everything that follows, and the steps after it should be small beside it.
 //!
-//! `cargo bench --bench decode -- --quick`; real pictures: `FEEDLINE_BENCH_IMAGES=DIR` (its first 200 JPEGs by name).
-//! Without it some noisy pictures of 500×375 pixels and about 107 KB are made.
+//! `cargo bench --bench decode -- --quick`; real pictures: `FEEDLINE_BENCH_IMAGES=DIR` (its first 200 JPEGs by name), and
+//! `FEEDLINE_BENCH_RESTART=DIR`, the same with restart markers. Without them some noisy pictures of 500×375 pixels and
+//! about 107 KB are made.
+//!
+//! Ratios: `FEEDLINE_PAIRS=15 cargo bench --bench decode --features turbojpeg -- none` runs the contestants of `ratios` in
+//! turn, that many times over all pictures, and prints medians (`FEEDLINE_BENCH_ONLY='NAME;NAME'`: fewer of them). With
+//! `turbojpeg` libjpeg-turbo and fast_image_resize without this crate are among them.
+
+#[path = "common/mod.rs"]
+mod common;
+#[cfg(feature = "turbojpeg")]
+#[path = "common/turbo.rs"]
+mod turbo;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use fast_image_resize as fir;
-use feedline::decode::{Filter, Image, PixelLayout, Single};
+use feedline::decode::{Backend, Filter, Image, PixelLayout, Single};
 use feedline::order::Draws;
 use feedline::tensor::{DType, EncodedField};
 use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
@@ -23,8 +34,8 @@ const STD: [f32; 3] = [0.229, 0.224, 0.225];
 const FILES_MAX: usize = 200;
 const MADE: u64 = 4;
 
-/// Smooth shapes with sensor noise.
-fn made(id: u64) -> Vec<u8> {
+/// Smooth shapes with sensor noise; a restart marker every `interval` MCUs, if not 0.
+fn made(id: u64, interval: u16) -> Vec<u8> {
     const WIDTH: usize = 500;
     const HEIGHT: usize = 375;
     let mut draws = Draws::new(1, 0, id, "bench");
@@ -45,6 +56,9 @@ fn made(id: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut encoder = Encoder::new(&mut bytes, 94);
     encoder.set_sampling_factor(SamplingFactor::F_2_2);
+    if interval > 0 {
+        encoder.set_restart_interval(interval);
+    }
     encoder.encode(&pixels, WIDTH as u16, HEIGHT as u16, ColorType::Rgb).expect("sizes fit");
     bytes
 }
@@ -64,14 +78,15 @@ fn find(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-fn pictures() -> Vec<Vec<u8>> {
-    let pictures: Vec<Vec<u8>> = match std::env::var_os("FEEDLINE_BENCH_IMAGES") {
+/// The pictures of a folder that an environment variable names, or made ones.
+fn pictures(variable: &str, interval: u16) -> Vec<Vec<u8>> {
+    let pictures: Vec<Vec<u8>> = match std::env::var_os(variable) {
         Some(folder) => {
             let mut files = Vec::new();
             find(Path::new(&folder), &mut files);
             files.iter().map(|path| std::fs::read(path).expect("readable")).collect()
         }
-        None => (0..MADE).map(made).collect(),
+        None => (0..MADE).map(|id| made(id, interval)).collect(),
     };
     let bytes: usize = pictures.iter().map(Vec::len).sum();
     println!("{} pictures, {} bytes on average", pictures.len(), bytes / pictures.len());
@@ -83,7 +98,7 @@ fn options() -> DecoderOptions {
 }
 
 fn images(criterion: &mut Criterion) {
-    let pictures = pictures();
+    let pictures = pictures("FEEDLINE_BENCH_IMAGES", 0);
     let mut group = criterion.benchmark_group("images");
     group.throughput(Throughput::Elements(1));
     let mut turn = pictures.iter().cycle();
@@ -112,7 +127,7 @@ fn images(criterion: &mut Criterion) {
         bencher.iter(|| resizer.resize(&source, &mut out, &options).unwrap());
     });
 
-    let train = Image::random_resized_crop(224).flip(0.5);
+    let train = Image::random_resized_crop(224).flip(0.5).backend(Backend::Zune);
     let normalized = train.clone().normalize(MEAN, STD);
     let cases = [
         ("random crop 224, u8 NHWC", train.clone()),
@@ -120,8 +135,10 @@ fn images(criterion: &mut Criterion) {
         ("random crop 224, f32 NHWC normalised", normalized.clone().dtype(DType::F32)),
         ("random crop 224, f32 NCHW normalised", normalized.clone().dtype(DType::F32).layout(PixelLayout::Nchw)),
         ("random crop 224, bf16 NCHW normalised", normalized.dtype(DType::BF16).layout(PixelLayout::Nchw)),
-        ("random crop 224, bicubic u8 NHWC", train.filter(Filter::Bicubic)),
-        ("centre crop 256 to 224, u8 NHWC", Image::center_crop(256, 224)),
+        ("random crop 224, bicubic u8 NHWC", train.clone().filter(Filter::Bicubic)),
+        ("centre crop 256 to 224, u8 NHWC", Image::center_crop(256, 224).backend(Backend::Zune)),
+        #[cfg(feature = "turbojpeg")]
+        ("random crop 224, u8 NHWC, libjpeg-turbo", train.backend(Backend::Turbo)),
     ];
     for (name, decoder) in cases {
         let mut single = Single::new(decoder, &EncodedField::image("image")).unwrap();
@@ -136,5 +153,127 @@ fn images(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, images);
+/// What is measured: a name, and a function of picture number and pictures with and without restart markers.
+type Contestant = (String, Box<dyn FnMut(usize, &[u8], &[u8])>);
+
+fn loaders() -> Vec<Contestant> {
+    let mut out: Vec<Contestant> = Vec::new();
+    let backends = [Some(("zune", Backend::Zune)), cfg!(feature = "turbojpeg").then_some(("turbo", Backend::Turbo))];
+    for (backend_name, backend) in backends.into_iter().flatten() {
+        let u8_nhwc = Image::random_resized_crop(224).flip(0.5).backend(backend);
+        let f32_nchw = u8_nhwc.clone().normalize(MEAN, STD).dtype(DType::F32).layout(PixelLayout::Nchw);
+        let full = Image::resize(224, 224).backend(backend);
+        let kinds = [("u8 NHWC", u8_nhwc), ("f32 NCHW", f32_nchw), ("whole, u8 NHWC", full)];
+        for ((kind, image), restart) in kinds.into_iter().flat_map(|kind| [(kind.clone(), false), (kind, true)]) {
+            let name = format!("Image, {backend_name}{}, {kind}", if restart { ", restart-cut" } else { "" });
+            let mut single = Single::new(image, &EncodedField::image("image")).unwrap();
+            out.push((
+                name,
+                Box::new(move |id, plain, marked| {
+                    single.decode(if restart { marked } else { plain }, 1, 0, id as u64).unwrap();
+                }),
+            ));
+        }
+    }
+    out
+}
+
+/// The crop that `Image` takes of picture `id`.
+#[cfg(feature = "turbojpeg")]
+fn crop_of(id: usize, width: u32, height: u32) -> turbo::Region {
+    let mut draws = Draws::new(1, 0, id as u64, "feedline image");
+    draws.bool(0.5);
+    let area = f64::from(width) * f64::from(height);
+    for _ in 0..10 {
+        let target = area * draws.range_f64(0.08, 1.0);
+        let aspect = draws.range_f64(0.75_f64.ln(), (4.0_f64 / 3.0).ln()).exp();
+        let w = (target * aspect).sqrt().round_ties_even() as u32;
+        let h = (target / aspect).sqrt().round_ties_even() as u32;
+        if w <= width && h <= height {
+            let top = draws.below(u64::from(height - h) + 1) as u32;
+            return [draws.below(u64::from(width - w) + 1) as u32, top, w, h];
+        }
+    }
+    [0, 0, width, height]
+}
+
+/// Libraries without this crate.
+fn libraries() -> Vec<Contestant> {
+    let mut pixels = vec![0; 1 << 24];
+    let mut out: Vec<Contestant> = vec![(
+        String::from("zune-jpeg, full decode"),
+        Box::new(move |_, plain, _| {
+            let mut decoder = JpegDecoder::new_with_options(ZCursor::new(plain), options());
+            decoder.decode_into(&mut pixels).unwrap();
+        }),
+    )];
+    #[cfg(feature = "turbojpeg")]
+    {
+        let mut turbo = turbo::Turbo::new();
+        let full = move |_: usize, plain: &[u8], _: &[u8]| {
+            turbo.decode(plain, |_, _| None);
+        };
+        out.push((String::from("libjpeg-turbo, full decode"), Box::new(full)));
+        let mut turbo = turbo::Turbo::new();
+        let region = move |id, plain: &[u8], _: &[u8]| {
+            turbo.decode(plain, |w, h| Some(crop_of(id, w, h)));
+        };
+        out.push((String::from("libjpeg-turbo, crop region"), Box::new(region)));
+        let mut turbo = turbo::Turbo::new();
+        let mut resizer = fir::Resizer::new();
+        let mut target = fir::images::Image::new(224, 224, fir::PixelType::U8x3);
+        let both = move |id, plain: &[u8], _: &[u8]| {
+            let mut crop = [0; 4];
+            let there = turbo.decode(plain, |w, h| {
+                crop = crop_of(id, w, h);
+                Some(crop)
+            });
+            let pixels = &turbo.pixels[..(3 * there[2] * there[3]) as usize];
+            let source = fir::images::ImageRef::new(there[2], there[3], pixels, fir::PixelType::U8x3).unwrap();
+            let bilinear = fir::ResizeAlg::Convolution(fir::FilterType::Bilinear);
+            let left = f64::from(crop[0] - there[0]);
+            let options =
+                fir::ResizeOptions::new().resize_alg(bilinear).crop(left, 0.0, f64::from(crop[2]), f64::from(crop[3]));
+            resizer.resize(&source, &mut target, &options).unwrap();
+        };
+        out.push((String::from("libjpeg-turbo, crop region, fast_image_resize"), Box::new(both)));
+    }
+    out
+}
+
+/// All contestants in turn, again and again; medians, and ratios to the last library.
+fn ratios(_: &mut Criterion) {
+    let (rounds, _) = common::pairs_wanted();
+    if rounds == 0 {
+        return;
+    }
+    let plain = pictures("FEEDLINE_BENCH_IMAGES", 0);
+    let marked = pictures("FEEDLINE_BENCH_RESTART", 4);
+    let count = plain.len().min(marked.len());
+    let mut contestants = libraries();
+    let reference = contestants.last().expect("not empty").0.clone();
+    contestants.extend(loaders());
+    if let Ok(words) = std::env::var("FEEDLINE_BENCH_ONLY") {
+        contestants.retain(|(name, _)| *name == reference || words.split(';').any(|word| word == name));
+    }
+    let reference = contestants.iter().position(|(name, _)| *name == reference).expect("kept");
+    let mut speeds = vec![Vec::new(); contestants.len()];
+    for _ in 0..rounds {
+        for ((_, run), speeds) in contestants.iter_mut().zip(&mut speeds) {
+            // CPU time of this thread alone: the machine may be shared.
+            let start = common::cpu_s();
+            for id in 0..count {
+                run(id, &plain[id], &marked[id]);
+            }
+            speeds.push(count as f64 / (common::cpu_s() - start));
+        }
+    }
+    for ((name, _), own) in contestants.iter().zip(&speeds) {
+        let ratio = own.iter().zip(&speeds[reference]).map(|(own, other)| own / other).collect();
+        let ((speed, ..), (ratio, low, high)) = (common::spread(own.clone()), common::spread(ratio));
+        println!("{name:48} {speed:7.0} images/s, ratio {ratio:.3} [{low:.3}, {high:.3}]");
+    }
+}
+
+criterion_group!(benches, images, ratios);
 criterion_main!(benches);

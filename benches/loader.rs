@@ -9,8 +9,9 @@ mod common;
 
 use common::{as_test, compare, cpu_s, evict, file, fio, pairs_wanted, warm};
 use criterion::{Criterion, Throughput, criterion_group};
-use feedline::dataset::Records;
+use feedline::dataset::{DatasetExt, Records, Tokens};
 use feedline::read::{Direct, Mode};
+use feedline::tensor::DType;
 use feedline::{Loader, LoaderBuilder, Order};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -103,12 +104,99 @@ fn bare_pread(path: &Path, seconds: f64) -> f64 {
     next.load(Ordering::Relaxed) as f64 * RECORD as f64 / started.elapsed().as_secs_f64() / 1e9
 }
 
+/// Tokens of a window, and windows of a batch.
+const WINDOW: usize = 2048;
+const WINDOWS: usize = 64;
+
+/// Millions of windows per second of a loader.
+fn windows(loader: &Loader, seconds: f64) -> f64 {
+    let (started, mut rows) = (Instant::now(), 0);
+    for batch in loader.epochs(0..u64::MAX / 2).unwrap() {
+        rows += batch.unwrap().len();
+        if started.elapsed().as_secs_f64() >= seconds {
+            break;
+        }
+    }
+    rows as f64 / started.elapsed().as_secs_f64() / 1e6
+}
+
+/// The limits: two threads that copy the same windows in the same order into memory of the same kind, by `copy`.
+fn bare_windows(count: u64, seconds: f64, copy: impl Fn(u64, &mut [u8]) + Sync) -> f64 {
+    let order = feedline::order::Permutation::new(count, feedline::order::Key::new(7));
+    let batch = WINDOWS * WINDOW * 2;
+    let mut memory = memmap2::MmapMut::map_anon(16 * batch).unwrap();
+    let _ = memory.advise(memmap2::Advice::HugePage);
+    let _ = memory.advise(memmap2::Advice::PopulateWrite);
+    let (next, started) = (AtomicU64::new(0), Instant::now());
+    std::thread::scope(|scope| {
+        for half in memory.chunks_mut(8 * batch) {
+            let (order, next, copy) = (&order, &next, &copy);
+            scope.spawn(move || {
+                while started.elapsed().as_secs_f64() < seconds {
+                    for rows in half.chunks_exact_mut(batch) {
+                        let first = next.fetch_add(WINDOWS as u64, Ordering::Relaxed);
+                        for (index, row) in (first..).zip(rows.chunks_exact_mut(WINDOW * 2)) {
+                            copy(order.get(index % count) * (WINDOW as u64 * 2), row);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    next.load(Ordering::Relaxed) as f64 / started.elapsed().as_secs_f64() / 1e6
+}
+
+/// Shuffled windows of tokens from the page cache. `FEEDLINE_BENCH_TOKENS` names a file of `u16` of yours.
+fn tokens(count: usize, seconds: f64) {
+    let own = std::env::var_os("FEEDLINE_BENCH_TOKENS").map(std::path::PathBuf::from);
+    let path = own.unwrap_or_else(|| file(1 << 30));
+    let len = std::fs::metadata(&path).unwrap().len();
+    warm(&path, 0..len);
+    let open = || Tokens::builder(DType::U16).window(WINDOW).open(&path).unwrap();
+    let total = feedline::dataset::Dataset::len(&open());
+    let loader = Loader::builder(open()).order(Order::shuffled(1)).batch_size(WINDOWS).workers(2).build().unwrap();
+    let loader_speed = || windows(&loader, seconds);
+    let opened = std::fs::File::open(&path).unwrap();
+    let by_pread = |at: u64, row: &mut [u8]| opened.read_exact_at(row, at).unwrap();
+    let what = "tokens: shuffled windows of 2048 u16, loader, auto, 2 workers";
+    let unit = "M windows/s";
+    compare(&format!("{what} / pread loop on 2 threads"), unit, count, loader_speed, || {
+        bare_windows(total, seconds, by_pread)
+    });
+    // Stands for a populated map of the file, which safe code cannot have: pages of the same size, all there.
+    let mut pages = memmap2::MmapMut::map_anon(len as usize).unwrap();
+    let _ = pages.advise(memmap2::Advice::NoHugePage);
+    opened.read_exact_at(&mut pages, 0).unwrap();
+    let by_copy = |at: u64, row: &mut [u8]| row.copy_from_slice(&pages[at as usize..][..row.len()]);
+    compare(&format!("{what} / copy loop from mapped pages on 2 threads"), unit, count, loader_speed, || {
+        bare_windows(total, seconds, by_copy)
+    });
+    drop(loader);
+    let memory = DatasetExt::in_memory(open()).unwrap();
+    let loader = Loader::builder(memory).order(Order::shuffled(1)).batch_size(WINDOWS).workers(2).build().unwrap();
+    let what = "tokens: the same from a dataset in memory";
+    compare(
+        &format!("{what} / copy loop from mapped pages on 2 threads"),
+        unit,
+        count,
+        || windows(&loader, seconds),
+        || bare_windows(total, seconds, by_copy),
+    );
+    println!("{}", loader.report());
+}
+
 fn pairs(count: usize, seconds: f64) {
+    if cases().contains("tokens") {
+        tokens(count, seconds);
+    }
+    if !["cold", "mixed", "warm"].iter().any(|case| cases().contains(case)) {
+        return;
+    }
     let path = file(14_000 * RECORD as u64);
     let len = std::fs::metadata(&path).unwrap().len();
     println!("{} ({:.2} GB), {count} pairs of {seconds} s", path.display(), len as f64 / 1e9);
 
-    let wanted = std::env::var("FEEDLINE_BENCH_CASES").unwrap_or("cold,mixed,warm".into());
+    let wanted = cases();
     let direct = records(&path, Mode::Uring, Direct::On);
     if wanted.contains("cold") {
         evict(&path, 0..len);
@@ -128,6 +216,11 @@ fn pairs(count: usize, seconds: f64) {
             || bare_pread(&path, seconds),
         );
     }
+}
+
+/// Which comparisons are made.
+fn cases() -> String {
+    std::env::var("FEEDLINE_BENCH_CASES").unwrap_or("cold,mixed,warm,tokens".into())
 }
 
 fn cold(path: &Path, direct: &Loader, count: usize, seconds: f64) {

@@ -107,6 +107,8 @@ pub enum Stage {
     Batch,
     /// Copying to the device.
     Device,
+    /// Writing prepared data.
+    Write,
 }
 
 impl Stage {
@@ -122,6 +124,7 @@ impl Stage {
             Self::Map => "map",
             Self::Batch => "batch",
             Self::Device => "device",
+            Self::Write => "write",
         }
     }
 }
@@ -220,6 +223,19 @@ impl Error {
     /// What went wrong.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
+    }
+
+    /// Says before the message in which part of the file it was.
+    pub(crate) fn within(mut self, part: impl fmt::Display) -> Self {
+        self.0.message = format!("{part}: {}", self.0.message);
+        self
+    }
+
+    /// The same error once more, for every sample that one fault concerns. The source becomes its words.
+    pub(crate) fn again(&self) -> Self {
+        let Inner { kind, stage, message, site, source } = &*self.0;
+        let source = source.as_ref().map(|source| source.to_string().into());
+        Self(Box::new(Inner { kind: *kind, stage: *stage, message: message.clone(), site: site.clone(), source }))
     }
 
     /// On which stage of the way.

@@ -31,8 +31,9 @@
 //! # Where to start reading
 //!
 //! [`Loader`] and its builder are what most users need. [`dataset`] says how a format becomes samples and how to add
-//! your own, [`decode`] how bytes become rows, [`order`] which sample comes when, [`read`] how storage is read. The
-//! module docs of `pipeline` in the source say how it all fits and why it cannot deadlock.
+//! your own, [`decode`] how bytes become rows, [`order`] which sample comes when, [`read`] how storage is read, [`prepare`]
+//! how pictures are made ready once (restart markers, shards). The module docs of `pipeline` in the source say how it all
+//! fits and why it cannot deadlock.
 //!
 //! # A decoder of your own
 //!
@@ -123,6 +124,7 @@ mod loader;
 pub mod memory;
 pub mod order;
 mod pipeline;
+pub mod prepare;
 pub mod profile;
 pub mod read;
 pub mod tensor;

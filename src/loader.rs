@@ -1,17 +1,18 @@
 //! The loader: settings, the iterator over batches, and what can be asked in mid-loop.
 
 use crate::batch::{Batch, BatchInfo, Reorder};
-use crate::dataset::Dataset;
+use crate::dataset::{self, Dataset};
 use crate::decode::{Ctx, Decoder};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::memory::{BatchMut, ByteRing, Filled, Pool, Row};
-use crate::order::{Batches, LastBatch, Order};
+use crate::memory::{BatchMut, ByteRing, ChunkBuf, Filled, Pool, Row};
+use crate::order::{Batches, ChunkStarts, LastBatch, Order};
+use crate::pipeline::chunks;
 use crate::pipeline::fetch::{Io, Pending};
 use crate::pipeline::plan::{Demand, MemoryPlan};
 use crate::pipeline::recipe::{Recipe, Steps};
 use crate::pipeline::runtime::{self, Runtime};
-use crate::pipeline::work::{Queue, Workers};
+use crate::pipeline::work::{Queue, Sizes, Workers};
 use crate::pipeline::{Core, Exchange, IoSide, Job, Start, ToIo};
 use crate::profile::{Meters, Report};
 use crate::read::{self, Choice, Direct, Mode, Opened, PageCache, ReaderOptions};
@@ -66,7 +67,8 @@ impl LoaderBuilder {
         }
     }
 
-    /// Decodes the dataset's only encoded field.
+    /// Decodes the dataset's only picture; without one, its only encoded field. Where that is ambiguous, say
+    /// [`decode_field`](Self::decode_field).
     pub fn decode(mut self, decoder: impl Decoder) -> Self {
         self.steps.decoders.push((None, Arc::new(decoder)));
         self
@@ -115,7 +117,8 @@ impl LoaderBuilder {
         self
     }
 
-    /// Hands out only these fields; the others are there for the transforms. Default: all.
+    /// Hands out only these fields; the others are there for the transforms, but for encoded ones without a decoder,
+    /// which are not read at all. Default: all.
     pub fn keep<'n>(mut self, names: impl IntoIterator<Item = &'n str>) -> Self {
         self.steps.keep = Some(names.into_iter().map(String::from).collect());
         self
@@ -204,8 +207,10 @@ impl LoaderBuilder {
         let dataset = self.dataset;
         let recipe = Recipe::new(&*dataset, self.steps)?;
         let layout = Layout::new(&recipe.spec, self.batch_size)?;
-        let job_maker = JobMaker { order: self.order.clone(), dataset_len: dataset.len(), batch_size, last: self.last };
-        job_maker.job(0, 0, Arc::default())?;
+        let chunks = chunks::starts_of(&*dataset)?;
+        let order = self.order.clone();
+        let job_maker = JobMaker { order, dataset_len: dataset.len(), chunks, batch_size, last: self.last };
+        let first = job_maker.job(0, 0, Arc::default())?;
         let workers =
             self.workers.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
         let sources = dataset.sources().clone();
@@ -213,12 +218,18 @@ impl LoaderBuilder {
         let depth = opened.reader.depth();
         let pending = 2 * depth + workers;
         let parts = recipe.handlers.len();
-        let demand = demand(&*dataset, &recipe, &layout, &opened, workers, pending);
+        let mut demand = demand(&*dataset, &recipe, &layout, &opened, workers, pending);
+        if dataset.chunked().is_some() {
+            let cached = opened.cache.is_some() && dataset.sources().total_bytes() > 0;
+            demand.take_chunks(&*dataset, &first.order, cached);
+        }
         let plan = MemoryPlan::new(&Demand { slots: self.slots, budget: self.budget, ..demand })?;
         let spec = recipe.spec.clone();
         let info = BatchInfo { keep: recipe.keep.clone(), device: self.device, held: AtomicUsize::new(0) };
         let seed = self.seed.unwrap_or(self.order.seed());
-        let assembly = Assembly { dataset, recipe, layout, opened, plan: plan.clone(), pending, parts, seed };
+        let chunk_starts = job_maker.chunks.as_ref().map(|chunks| chunks.starts.clone());
+        let assembly =
+            Assembly { dataset, chunk_starts, recipe, layout, opened, plan: plan.clone(), pending, parts, seed };
         let (runtime, ready, choice) = assembly.start(spec, workers)?;
         Ok(Loader {
             shared: Arc::new(Shared {
@@ -278,7 +289,7 @@ fn demand(
     let largest = usize::try_from(dataset.sample_bytes_max()).unwrap_or(usize::MAX);
     let encoded_max = if files == 0 { 0 } else { largest.saturating_add(slack) };
     let mean = usize::try_from(files / dataset.len().max(1)).unwrap_or(usize::MAX);
-    let in_place = recipe.all_in_place();
+    let in_place = recipe.all_in_place() && !dataset::opens_bytes(dataset);
     Demand {
         slot_bytes: crate::memory::Region::size_for(layout.bytes()),
         slots: None,
@@ -289,6 +300,8 @@ fn demand(
         encoded_mean: if in_place { 0 } else { mean.min(encoded_max) },
         cached: opened.cache.is_some() && !in_place,
         scratch: recipe.scratch_bytes(),
+        opened: usize::try_from(dataset.opened_bytes_max()).unwrap_or(usize::MAX),
+        chunks: None,
         pending,
         pending_bytes: size_of::<Pending>() + recipe.handlers.len() * 64,
         index_bytes: dataset.index_bytes(),
@@ -300,6 +313,7 @@ fn demand(
 /// Everything `build` has decided, on its way to threads.
 struct Assembly {
     dataset: Arc<dyn Dataset>,
+    chunk_starts: Option<Arc<[u64]>>,
     recipe: Recipe,
     layout: Layout,
     opened: Opened,
@@ -311,7 +325,7 @@ struct Assembly {
 
 impl Assembly {
     fn start(self, spec: Spec, workers: usize) -> Result<(Runtime, Receiver<Filled>, Choice)> {
-        let Self { dataset, recipe, layout, opened, plan, pending, parts, seed } = self;
+        let Self { dataset, chunk_starts, recipe, layout, opened, plan, pending, parts, seed } = self;
         let Opened { reader, cache, choice, .. } = opened;
         let waker = reader.waker();
         // Room for every slot there is, so that giving one back never waits.
@@ -339,30 +353,47 @@ impl Assembly {
         let row_bytes = layout.bytes() / layout.rows();
         let slots = Pool::new(spec, layout, plan.slots, Box::new(exchange.clone()))?;
         let on_room = waker.clone();
+        let spans = pending * parts + chunks::pieces_in_flight(&*dataset, plan.chunks)? + 1;
         let ring = match plan.ring_bytes {
             0 => None,
-            bytes => Some(ByteRing::new(bytes, pending * parts + 1, move || on_room.wake())?),
+            bytes => Some(ByteRing::new(bytes, spans, move || on_room.wake())?),
         };
+        let chunk_bytes = plan.chunk_bytes - plan.chunk_lists;
+        let buffers = (0..plan.chunks).map(|_| ChunkBuf::new(chunk_bytes)).collect::<Result<Vec<_>>>()?;
+        let chunks = (!buffers.is_empty()).then(|| (Arc::new(chunks::Home::new(buffers, waker.clone())), plan.chunks));
         let mut regions = slots.regions().to_vec();
         regions.extend(ring.as_ref().map(|ring| ring.region().clone()));
         let (pool, handles) = runtime::pool(workers)?;
-        let work = Workers::new(pool, plan.slots, pending, maps, row_bytes, plan.cached_bytes);
+        let (cached_bytes, chunk_bytes) = if plan.chunks > 0 { (0, plan.cached_bytes) } else { (plan.cached_bytes, 0) };
+        let sizes = Sizes { slots: plan.slots, pending, row_bytes, cached_bytes, chunks: plan.chunks, chunk_bytes };
+        let work = Workers::new(pool, maps, &sizes)?;
         let misses = Queue::with_room(256);
+        let chunk_misses = Queue::with_room(plan.chunks);
         let core = Arc::new(Core {
+            in_memory: dataset.sources().total_bytes() == 0,
+            skips: recipe.skips(),
+            chunk_starts,
             sources: dataset.sources().clone(),
             dataset,
             recipe,
             seed,
             cache,
             work,
-            to_io: ToIo { starts: Queue::with_room(4), shutdown: AtomicBool::new(false), misses, idle: idle_in, waker },
+            to_io: ToIo {
+                starts: Queue::with_room(4),
+                shutdown: AtomicBool::new(false),
+                misses,
+                chunk_misses,
+                idle: idle_in,
+                waker,
+            },
             exchange: exchange.clone(),
             fatal: Mutex::new(None),
             meters: Arc::new(Meters::default()),
             scratch_limit: plan.scratch_bytes,
         });
         let _ = exchange.map_bell.set(Arc::downgrade(&core));
-        let io = Io::new(core.clone(), reader, IoSide { frees, idle, ring, regions }, pending);
+        let io = Io::new(core.clone(), reader, IoSide { frees, idle, ring, chunks, regions }, pending);
         let runtime = Runtime::start(core, io, handles)?;
         closing.defuse();
         Ok((runtime, ready, choice))
@@ -391,13 +422,14 @@ impl Drop for CloseOnError {
 struct JobMaker {
     order: Order,
     dataset_len: u64,
+    chunks: Option<ChunkStarts>,
     batch_size: u32,
     last: LastBatch,
 }
 
 impl JobMaker {
     fn job(&self, generation: u64, epoch: u64, cancelled: Arc<AtomicBool>) -> Result<Arc<Job>> {
-        let order = self.order.epoch(self.dataset_len, epoch)?;
+        let order = self.order.epoch_in(self.dataset_len, self.chunks.as_ref(), epoch)?;
         let batches = Batches::new(order.len(), self.batch_size, self.last)?;
         Ok(Arc::new(Job { generation, epoch, order, batches, cancelled }))
     }
@@ -490,6 +522,7 @@ impl Shared {
             decode_busy: nanos(&meters.decode_busy_ns),
             workers: core.work.count,
             choice: self.choice.clone(),
+            chunks: core.chunk_starts.as_ref().map(|starts| (meters.chunks.get(), starts.len() as u64 - 1)),
             reads: meters.reads(),
             cache: core.cache.as_deref().map(|cache: &PageCache| (cache.hits(), cache.misses())),
             plan: self.plan.clone(),

@@ -383,7 +383,7 @@ impl Dataset for Many {
         }
         Ok(())
     }
-    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8]) -> Result<&'a [u8]> {
+    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         assert_eq!(field, 0);
         // A payload of another length for each sample; the first four bytes are its header.
         Ok(&bytes[4..4 + (sample % 17) as usize])
@@ -669,5 +669,160 @@ fn a_sampler_that_changes_its_length_or_panics_ends_the_run_with_an_error() {
         let kind = if panics { ErrorKind::Panicked } else { ErrorKind::Config };
         assert_eq!((error.kind(), error.stage()), (kind, Stage::Order), "{error}");
         assert!(epochs.next().is_none());
+    }
+}
+
+/// Two fields cut from the same 8 bytes of each sample, with a label of the index between them.
+struct Halves(Arc<Sources>, Vec<EncodedField>, Vec<i64>);
+
+impl Dataset for Halves {
+    fn schema(&self) -> &[EncodedField] {
+        &self.1
+    }
+    fn len(&self) -> u64 {
+        self.2.len() as u64
+    }
+    fn sources(&self) -> &Arc<Sources> {
+        &self.0
+    }
+    fn sample_bytes_max(&self) -> u64 {
+        8
+    }
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        let extent = Extent { source: SourceId::at(0), offset: sample * 8, len: 8 };
+        parts.framed(0, extent);
+        parts.inline(1, bytemuck_bytes(&self.2[sample as usize]));
+        parts.framed(2, extent);
+        Ok(())
+    }
+    fn open<'a>(&self, _: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        assert!(buffer.is_empty() && bytes.len() == 8);
+        if field == 0 {
+            return Ok(&bytes[..3]);
+        }
+        // Made anew: the rest, backwards.
+        buffer.extend(bytes[3..].iter().rev());
+        Ok(buffer)
+    }
+}
+
+#[test]
+fn fields_cut_from_one_extent_are_read_once_by_every_reader() {
+    let dir = Dir::new();
+    let bytes = noise(8 * 40, 1);
+    let path = dir.write("halves", &bytes);
+    for (mode, direct) in READERS {
+        let mut sources = Sources::new();
+        sources.file(&path, bytes.len() as u64).unwrap();
+        let schema = vec![
+            EncodedField::raw(Field::fixed("front", DType::U8, [3])),
+            EncodedField::raw(Field::fixed("label", DType::I64, [])),
+            EncodedField::raw(Field::fixed("back", DType::U8, [5])),
+        ];
+        let dataset = Halves(Arc::new(sources), schema, (0..40).collect());
+        let loader = build(Loader::builder(dataset).batch_size(7).reader(mode).direct(direct));
+        for batch in loader.epoch(0).unwrap() {
+            let batch = batch.unwrap();
+            for (row, id) in batch.ids().iter().map(|id| *id as usize).enumerate() {
+                let sample = &bytes[id * 8..][..8];
+                let back: Vec<u8> = sample[3..].iter().rev().copied().collect();
+                assert_eq!(batch.field("front").unwrap().row::<u8>(row).unwrap(), &sample[..3], "{mode:?} {direct:?}");
+                assert_eq!(batch.field("label").unwrap().row::<i64>(row).unwrap(), [id as i64]);
+                assert_eq!(batch.field("back").unwrap().row::<u8>(row).unwrap(), back, "{mode:?} {direct:?}");
+            }
+        }
+        let reads = loader.report().reads.ops;
+        assert!(reads <= 40, "{reads} reads of 40 samples by {mode:?} {direct:?}");
+    }
+}
+
+#[test]
+fn a_dataset_in_memory_gives_the_same_batches_without_a_read_even_when_its_files_are_gone() {
+    use feedline::dataset::Concat;
+    let dir = Dir::new();
+    let (path, _) = records_file(&dir, 700, 40);
+    for order in [Order::sequential(), Order::shuffled(3)] {
+        for (mode, direct) in READERS {
+            let make = |dataset: Arc<dyn Dataset>| {
+                build(Loader::builder(dataset).order(order.clone()).batch_size(33).reader(mode).direct(direct))
+            };
+            let expected = pull(&make(Arc::new(records(&path, 40))), 0).unwrap();
+            let memory = records(&path, 40).in_memory().unwrap();
+            assert_eq!(memory.bytes(), 700 * 40);
+            let loader = make(Arc::new(memory));
+            assert!(pull(&loader, 0).unwrap() == expected, "{mode:?} {direct:?}");
+            assert_eq!(loader.report().reads.ops, 0);
+        }
+    }
+    let gone = dir.write("gone", &noise(80, 1));
+    let memory = Arc::new(records(&gone, 40).in_memory().unwrap());
+    std::fs::remove_file(&gone).unwrap();
+    // One part in memory, one in storage.
+    let both = Concat::new([memory as Arc<dyn Dataset>, Arc::new(records(&path, 40))]);
+    let rows = pull(&build(Loader::builder(both.unwrap())), 0).unwrap();
+    assert_eq!(rows.len(), 702);
+    assert_eq!(rows[1].1, noise(80, 1)[40..]);
+    assert_eq!(rows[2].1, std::fs::read(&path).unwrap()[..40]);
+    let changed = dir.write("changed", &noise(80, 1));
+    let dataset = records(&changed, 40);
+    std::fs::write(&changed, noise(120, 1)).unwrap();
+    assert_eq!(dataset.in_memory().unwrap_err().kind(), ErrorKind::Changed);
+}
+
+/// A caption of the index, of another length for each sample, and 8 bytes that nobody decodes.
+struct Captions(Arc<Sources>, Vec<EncodedField>);
+
+impl Dataset for Captions {
+    fn schema(&self) -> &[EncodedField] {
+        &self.1
+    }
+    fn len(&self) -> u64 {
+        30
+    }
+    fn sources(&self) -> &Arc<Sources> {
+        &self.0
+    }
+    fn sample_bytes_max(&self) -> u64 {
+        40
+    }
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        parts.extent(0, Extent { source: SourceId::at(0), offset: sample, len: sample });
+        parts.framed(1, Extent { source: SourceId::at(0), offset: 0, len: 8 });
+        Ok(())
+    }
+    fn open<'a>(&self, _: u64, _: usize, _: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        panic!("a field that is not kept is not opened")
+    }
+}
+
+#[test]
+fn opaque_bytes_are_delivered_with_their_lengths_and_what_is_neither_decoded_nor_kept_is_not_read() {
+    use feedline::decode::Bytes;
+    let dir = Dir::new();
+    let bytes = noise(100, 1);
+    let path = dir.write("captions", &bytes);
+    let make = || {
+        let mut sources = Sources::new();
+        sources.file(&path, 100).unwrap();
+        Captions(Arc::new(sources), vec![EncodedField::bytes("text"), EncodedField::bytes("other")])
+    };
+    let error = Loader::builder(make()).decode_field("text", Bytes::up_to(30)).build().unwrap_err();
+    assert!(error.to_string().contains("`other`"), "{error}");
+    for (mode, direct) in READERS {
+        for (decoder, most) in [(Bytes::up_to(30), 30), (Bytes::cut_to(7), 7)] {
+            let builder = Loader::builder(make()).decode_field("text", decoder).keep(["text"]);
+            let loader = build(builder.reader(mode).direct(direct).batch_size(30));
+            let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
+            let text = batch.field("text").unwrap();
+            for id in 0..30 {
+                let expected = &bytes[id..id + id.min(most)];
+                assert_eq!(text.lens().unwrap()[id], expected.len() as u64, "{mode:?} {direct:?}");
+                assert_eq!(&text.row::<u8>(id).unwrap()[..expected.len()], expected);
+            }
+        }
+        let short =
+            Loader::builder(make()).decode_field("text", Bytes::up_to(7)).keep(["text"]).reader(mode).direct(direct);
+        let error = build(short).epoch(0).unwrap().find_map(Result::err).unwrap();
+        assert_eq!((error.kind(), error.site().sample), (ErrorKind::Shape, Some(8)));
     }
 }

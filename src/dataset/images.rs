@@ -49,7 +49,8 @@ struct Folder {
 impl Images {
     /// Indexes `root`: its subfolders are the classes; without subfolders it is one flat folder without labels.
     ///
-    /// Errors: as the module says, each naming the path.
+    /// Errors: FIFOs, sockets and devices, links that lead out of the root or to a folder, a class without images, images
+    /// beside class folders; each names the path.
     pub fn open(root: impl AsRef<Path>) -> Result<Self> {
         let root = root.as_ref();
         let real = root
@@ -242,7 +243,7 @@ fn sizes_of(dir: &Path, names: &[OsString]) -> Result<Vec<u64>> {
 }
 
 /// Applies `f` to every item on threads that end here; the first error (in order) wins.
-fn parallel<T: Sync, R: Send>(items: &[T], f: impl Fn(usize, &T) -> Result<R> + Sync) -> Result<Vec<R>> {
+pub(super) fn parallel<T: Sync, R: Send>(items: &[T], f: impl Fn(usize, &T) -> Result<R> + Sync) -> Result<Vec<R>> {
     // Listing waits for storage more than it computes.
     let threads = std::thread::available_parallelism().map_or(4, usize::from).saturating_mul(2).clamp(1, 32);
     let next = AtomicUsize::new(0);

@@ -4,9 +4,24 @@
 //! sample id ──extents──► Parts { field → extent | inline bytes } ──readers──► bytes ──open──► field's bytes ──► decoder
 //! ```
 //!
+//! Where samples cannot be had one by one (Parquet row groups, compressed shards) a dataset deals in [chunks](Chunked).
+//!
 //! Limits: ids are 0 … len-1; a sample has at most one extent per field. Invariants: `extents` is arithmetic on an
 //! index (it runs once per sample, on the I/O thread or a decode worker); a dataset never changes after it was
 //! opened; what is on disk may, and the readers find out.
+//!
+//! | data | dataset |
+//! |---|---|
+//! | folders of pictures | [`Images`] |
+//! | WebDataset's tar shards | [`Tar`] |
+//! | Parquet | `Parquet` (feature `parquet`) |
+//! | TFRecord, `tf.train.Example` | [`TfRecord`] |
+//! | MosaicML Streaming's MDS | [`Mds`] |
+//! | NumPy | [`Npy`], [`Npz`] |
+//! | safetensors | [`SafeTensors`] |
+//! | tokens | [`Tokens`] (flat files), [`Megatron`] |
+//! | records of one size | [`Records`] |
+//! | several, a part, with checksums | [`Concat`], [`Mix`], [`Subset`], [`Checked`] |
 //!
 //! A dataset of your own takes a few lines; here every sample is a line of 16 bytes in one file:
 //!
@@ -49,17 +64,58 @@
 //! # Ok::<(), feedline::Error>(())
 //! ```
 
+mod arrays;
+mod checked;
+mod chunked;
+mod crc32;
+mod damage;
+mod example;
+#[doc(hidden)]
+pub mod fuzzing;
 mod images;
+pub(crate) mod index;
+mod input;
+mod mds;
+mod megatron;
+mod memory;
+mod npy;
+#[cfg(feature = "parquet")]
+mod parquet;
+pub(crate) mod paths;
 mod records;
+mod safetensors;
+mod sample;
+mod several;
 mod subset;
+mod tar;
+mod tfrecord;
+mod tokens;
+mod verify;
 
+#[cfg(feature = "parquet")]
+pub use self::parquet::{Nulls, Parquet, ParquetBuilder};
+pub use crate::memory::ChunkBuf;
+pub use checked::Checked;
+pub use chunked::{ChunkBytes, Chunked};
+pub use damage::{Damage, DamageKind, OnDamage};
 pub use images::{EXTENSIONS, Images};
+pub use mds::{Mds, MdsBuilder};
+pub use megatron::{Megatron, MegatronBuilder};
+pub use memory::InMemory;
+pub use npy::{Npy, NpyBuilder, Npz, NpzBuilder};
 pub use records::{Labels, Records, RecordsBuilder};
+pub use safetensors::{SafeTensors, SafeTensorsBuilder};
+pub use several::{Concat, Mix};
 pub use subset::Subset;
+pub use tar::{Tar, TarBuilder};
+pub use tfrecord::{TfRecord, TfRecordBuilder};
+pub use tokens::{Tokens, TokensBuilder};
+pub use verify::{Verified, Verify};
 
 use crate::error::Result;
-use crate::read::{Extent, Sources};
+use crate::read::{Extent, SourceId, Sources};
 use crate::tensor::EncodedField;
+use std::path::Path;
 use std::sync::Arc;
 
 /// A set of samples. Open: implement it for a format of your own.
@@ -87,11 +143,25 @@ pub trait Dataset: Send + Sync + 'static {
     /// Arithmetic only: it is called once per sample on the way. Errors become errors of the sample.
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()>;
 
-    /// Turns the bytes of a [framed](Parts::framed) extent into the field's bytes: checks a header or checksum and
-    /// cuts it off. Runs on a decode worker; the bytes are untrusted. The default gives all bytes.
-    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8]) -> Result<&'a [u8]> {
-        let _ = (sample, field);
+    /// Turns the bytes of a [framed](Parts::framed) extent into the field's bytes: checks a header or checksum, cuts
+    /// it off, and where the bytes must be made anew (unpacked, converted) makes them in `buffer`, which is empty and
+    /// the worker's own. Runs on a decode worker; the bytes are untrusted. The default gives all bytes.
+    ///
+    /// Fields whose framed extents are the same are read once, and opened in the order in which they were given.
+    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        let _ = (sample, field, buffer);
         Ok(bytes)
+    }
+
+    /// Most bytes that [`open`](Self::open) puts into its buffer: a term of the loader's sum, for each worker.
+    fn opened_bytes_max(&self) -> u64 {
+        0
+    }
+
+    /// The chunks, when samples cannot be had one by one: Parquet row groups, compressed shards. Then
+    /// [`extents`](Self::extents) and [`open`](Self::open) are not called.
+    fn chunked(&self) -> Option<&dyn Chunked> {
+        None
     }
 
     /// Heap bytes of the index, for the loader's printed sum.
@@ -124,8 +194,14 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         (**self).extents(sample, parts)
     }
-    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8]) -> Result<&'a [u8]> {
-        (**self).open(sample, field, bytes)
+    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        (**self).open(sample, field, bytes, buffer)
+    }
+    fn opened_bytes_max(&self) -> u64 {
+        (**self).opened_bytes_max()
+    }
+    fn chunked(&self) -> Option<&dyn Chunked> {
+        (**self).chunked()
     }
     fn index_bytes(&self) -> usize {
         (**self).index_bytes()
@@ -151,9 +227,51 @@ pub trait DatasetExt: Dataset + Sized {
     fn subset(self, ids: impl Into<Vec<u64>>) -> Result<Subset<Self>> {
         Subset::of_ids(Arc::new(self), ids.into())
     }
+
+    /// Verifies every byte that is read against a CRC32C per stored field of each sample. They are kept in the file
+    /// `index`; the first time, and when a source has another length or modification time, all bytes are read once to
+    /// make them ([`Checked::built`] tells). Rows are then no longer read in place. Datasets in chunks have one for each
+    /// extent of a chunk.
+    ///
+    /// Errors: those of the file system, also when `index` cannot be written; an `index` that holds something else, which
+    /// is left as it is ([`ErrorKind::Config`](crate::ErrorKind::Config)); files that describe other chunks than
+    /// before though their length and time are the same ([`ErrorKind::Changed`](crate::ErrorKind::Changed)).
+    fn checked(self, index: impl AsRef<Path>) -> Result<Checked<Self>> {
+        Checked::open(self, index.as_ref())
+    }
+
+    /// Reads all files into memory, in parallel: for datasets that fit there and have small samples, which then cost no
+    /// system call. The bytes are the dataset's, not part of a loader's budget.
+    ///
+    /// Errors: those of the file system; [`ErrorKind::Budget`](crate::ErrorKind::Budget) when the kernel has no such
+    /// memory.
+    fn in_memory(self) -> Result<InMemory<Self>> {
+        InMemory::open(self)
+    }
+
+    /// The bytes of every field of one sample as a decoder would get them, read and verified by plain calls on this
+    /// thread: to look at data, not to train.
+    ///
+    /// Errors: [`ErrorKind::Config`](crate::ErrorKind::Config) when there is no such sample or the dataset deals in
+    /// chunks; what [`open`](Dataset::open) and the file system say.
+    fn read_sample(&self, sample: u64) -> Result<Vec<Vec<u8>>> {
+        sample::read(self, sample)
+    }
 }
 
 impl<D: Dataset> DatasetExt for D {}
+
+/// Whether bytes go through [`Dataset::open`], by a few samples: rows are then not read in place, whatever their fields.
+pub(crate) fn opens_bytes(dataset: &dyn Dataset) -> bool {
+    let len = dataset.len();
+    let framed = |sample| {
+        let mut parts = Parts::new();
+        dataset.extents(sample, &mut parts).is_err() || parts.iter().any(|(_, part)| matches!(part, Part::Framed(_)))
+    };
+    // A dataset of the user's may panic here; what it does then is seen, and named, when the sample is planned.
+    let asked = std::panic::AssertUnwindSafe(|| [0, len / 2, len.saturating_sub(1)].into_iter().any(framed));
+    dataset.chunked().is_none() && len > 0 && std::panic::catch_unwind(asked).unwrap_or(true)
+}
 
 /// Where the bytes of one sample's fields are, filled by [`Dataset::extents`].
 pub struct Parts<'a> {
@@ -176,6 +294,16 @@ pub(crate) enum Part<'a> {
     Inline(&'a [u8]),
 }
 
+impl Part<'_> {
+    /// Whether the bytes are those of the file part before it, so that they are read once.
+    pub(crate) fn shares(&self, before: Option<Part<'_>>) -> bool {
+        match (self, before) {
+            (Self::Framed(extent), Some(Part::Framed(before))) => *extent == before && extent.len > 0,
+            _ => false,
+        }
+    }
+}
+
 impl<'a> Parts<'a> {
     pub(crate) fn new() -> Self {
         Self { few: [(0, Part::Inline(&[])); PARTS_INLINE], more: Vec::new(), len: 0 }
@@ -190,6 +318,27 @@ impl<'a> Parts<'a> {
         self.few[..self.len.min(PARTS_INLINE)].iter().chain(&self.more).copied()
     }
 
+    /// Parts so far.
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The parts from number `from` on are of sources `by` places further on, in a table that was appended to another.
+    fn move_sources(&mut self, from: usize, by: usize) {
+        for (_, part) in self.few[..self.len.min(PARTS_INLINE)].iter_mut().chain(&mut self.more).skip(from) {
+            if let Part::Extent(extent) | Part::Framed(extent) = part {
+                extent.source = SourceId::at(extent.source.index() + by);
+            }
+        }
+    }
+
+    /// Keeps the parts of the fields that `keep` says.
+    pub(crate) fn retain(&mut self, keep: impl Fn(usize) -> bool) {
+        let mut kept = Self::new();
+        self.iter().filter(|(field, _)| keep(*field)).for_each(|(field, part)| kept.push(field, part));
+        *self = kept;
+    }
+
     fn push(&mut self, field: usize, part: Part<'a>) {
         match self.few.get_mut(self.len) {
             Some(place) => *place = (field, part),
@@ -198,12 +347,22 @@ impl<'a> Parts<'a> {
         self.len += 1;
     }
 
+    /// All that is in storage is to be opened.
+    pub(crate) fn frame(&mut self) {
+        for (_, part) in self.few[..self.len.min(PARTS_INLINE)].iter_mut().chain(&mut self.more) {
+            if let Part::Extent(extent) = *part {
+                *part = Part::Framed(extent);
+            }
+        }
+    }
+
     /// Field `field` is these bytes as they stand.
     pub fn extent(&mut self, field: usize, extent: Extent) {
         self.push(field, Part::Extent(extent));
     }
 
-    /// Field `field` is what [`Dataset::open`] makes of these bytes.
+    /// Field `field` is what [`Dataset::open`] makes of these bytes. Several fields may be cut from the same extent:
+    /// give them one after the other.
     pub fn framed(&mut self, field: usize, extent: Extent) {
         self.push(field, Part::Framed(extent));
     }

@@ -1,5 +1,6 @@
 //! Records: one or many files of fixed-size records, with a file of labels or none.
 
+use super::paths::{files_of, regular_len};
 use super::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::read::{Extent, SourceId, Sources};
@@ -104,7 +105,7 @@ impl RecordsBuilder {
         let path = path.as_ref();
         let meta = std::fs::metadata(path)
             .map_err(|source| Error::os(Stage::Index, "cannot look at the records", source).with_path(path))?;
-        let files = if meta.is_dir() { files_of(path)? } else { vec![path.to_path_buf()] };
+        let files = if meta.is_dir() { files_of(path, &[])? } else { vec![path.to_path_buf()] };
         let mut records = self.open_files(&files)?;
         records.name = path.display().to_string();
         Ok(records)
@@ -215,32 +216,6 @@ impl Labels {
             }
         }
     }
-}
-
-/// Length of a regular file.
-fn regular_len(path: &Path) -> Result<u64> {
-    let meta = std::fs::metadata(path)
-        .map_err(|source| Error::os(Stage::Index, "cannot look at the file", source).with_path(path))?;
-    if !meta.is_file() {
-        return Err(Error::new(ErrorKind::NotAFile, Stage::Index, "").with_path(path));
-    }
-    Ok(meta.len())
-}
-
-fn files_of(dir: &Path) -> Result<Vec<PathBuf>> {
-    let failed = |source| Error::os(Stage::Index, "cannot list the folder", source).with_path(dir);
-    let mut files = Vec::new();
-    for entry in std::fs::read_dir(dir).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        if !entry.file_name().as_encoded_bytes().starts_with(b".") && !entry.path().is_dir() {
-            files.push(entry.path());
-        }
-    }
-    files.sort();
-    if files.is_empty() {
-        return Err(Error::new(ErrorKind::Empty, Stage::Index, "the folder holds no files").with_path(dir));
-    }
-    Ok(files)
 }
 
 impl Dataset for Records {

@@ -1,14 +1,15 @@
 //! A part of a dataset: by a keyed split in no memory, or by a list of ids.
 
-use super::{Dataset, Parts};
+use super::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
+use crate::decode::Scratch;
 use crate::error::Result;
 use crate::order::Key;
 use crate::order::subset::{Ids, Part, Split};
-use crate::read::Sources;
+use crate::read::{Extent, Sources};
 use crate::tensor::EncodedField;
 use std::sync::Arc;
 
-/// Part of a dataset. Its ids count from 0; [`Subset::origin`] gives the id in the whole.
+/// Part of a dataset; of one in chunks it has no windowed order. Its ids count from 0; [`Subset::origin`] gives the id in the whole.
 pub struct Subset<D> {
     whole: Arc<D>,
     choice: Choice,
@@ -77,8 +78,16 @@ impl<D: Dataset> Dataset for Subset<D> {
         self.whole.extents(self.origin(sample), parts)
     }
 
-    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8]) -> Result<&'a [u8]> {
-        self.whole.open(self.origin(sample), field, bytes)
+    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        self.whole.open(self.origin(sample), field, bytes, buffer)
+    }
+
+    fn opened_bytes_max(&self) -> u64 {
+        self.whole.opened_bytes_max()
+    }
+
+    fn chunked(&self) -> Option<&dyn Chunked> {
+        self.whole.chunked().map(|_| self as &dyn Chunked)
     }
 
     fn index_bytes(&self) -> usize {
@@ -91,6 +100,49 @@ impl<D: Dataset> Dataset for Subset<D> {
 
     fn describe(&self) -> String {
         format!("{} samples of {}", self.len(), self.whole.describe())
+    }
+}
+
+impl<D: Dataset> Subset<D> {
+    fn chunks(&self) -> &dyn Chunked {
+        self.whole.chunked().expect("asked only when the whole has chunks")
+    }
+}
+
+/// The chunks of the whole, of which only some samples are used.
+impl<D: Dataset> Chunked for Subset<D> {
+    fn starts(&self) -> &[u64] {
+        self.chunks().starts()
+    }
+
+    fn is_whole(&self) -> bool {
+        false
+    }
+
+    fn inner(&self, sample: u64) -> u64 {
+        self.chunks().inner(self.origin(sample))
+    }
+
+    fn chunk_extents(&self, chunk: usize, extents: &mut Vec<Extent>) -> Result<()> {
+        self.chunks().chunk_extents(chunk, extents)
+    }
+
+    fn chunk_bytes(&self, chunk: usize) -> ChunkBytes {
+        self.chunks().chunk_bytes(chunk)
+    }
+
+    fn open_chunk(
+        &self,
+        chunk: usize,
+        pieces: &[bytes::Bytes],
+        scratch: &mut Scratch,
+        out: &mut ChunkBuf,
+    ) -> Result<()> {
+        self.chunks().open_chunk(chunk, pieces, scratch, out)
+    }
+
+    fn chunk_name(&self, chunk: usize) -> String {
+        self.chunks().chunk_name(chunk)
     }
 }
 

@@ -10,13 +10,15 @@
 //! [`Ctx::draws`], so a sample's row depends on (seed, epoch, id) alone; sizes are checked against limits before
 //! memory is taken; a panic is caught by the pipeline and named.
 
+mod bytes;
 #[cfg(feature = "image")]
 mod image;
 mod raw;
 mod single;
 
 #[cfg(feature = "image")]
-pub use self::image::{Filter, Image, Limits, PixelLayout};
+pub use self::image::{Backend, Filter, Image, Limits, PixelLayout};
+pub use bytes::Bytes;
 pub use raw::Raw;
 pub use single::Single;
 
@@ -43,6 +45,20 @@ pub trait Decoder: Send + Sync + 'static {
     /// It must write all of them: the row holds what an earlier sample left there. (Lengths of `UpTo` fields start at 0.)
     /// `input` is untrusted. Errors become errors of the sample; path and sample id are added by the caller.
     fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()>;
+}
+
+impl<D: Decoder + ?Sized> Decoder for std::sync::Arc<D> {
+    fn outputs(&self, input: &EncodedField) -> Result<Vec<Field>> {
+        (**self).outputs(input)
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        (**self).scratch_bytes()
+    }
+
+    fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
+        (**self).decode(input, ctx, out)
+    }
 }
 
 /// What a decoder or transform may know about the sample, and the worker's scratch.
@@ -105,6 +121,8 @@ impl<'a> Ctx<'a> {
 pub struct Scratch {
     /// A transform of the user's is running: names the stage when it panics.
     pub(crate) mapping: bool,
+    /// What a dataset makes of framed bytes; see `Dataset::open`.
+    pub(crate) opened: Vec<u8>,
     values: Vec<Box<dyn Any + Send>>,
 }
 

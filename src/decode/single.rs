@@ -46,6 +46,16 @@ impl Hooks for Post {
     }
 }
 
+impl Drop for Single {
+    /// The slot knows the mailbox in which it lies: a circle, which would keep both alive.
+    fn drop(&mut self) {
+        self.row = None;
+        drop(self.mailbox.full.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let slot = self.mailbox.free.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(slot);
+    }
+}
+
 impl Single {
     /// Reserves a row for what `decoder` makes of `input`. Errors: those of [`Decoder::outputs`].
     pub fn new(decoder: impl Decoder, input: &EncodedField) -> Result<Self> {
@@ -86,5 +96,21 @@ impl Single {
     /// The decoder.
     pub fn decoder(&self) -> &dyn Decoder {
         &*self.decoder
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decode::Raw;
+    use crate::tensor::DType;
+
+    #[test]
+    fn a_dropped_single_gives_its_memory_back() {
+        let mut single = Single::new(Raw, &EncodedField::raw(Field::fixed("x", DType::U8, [3]))).unwrap();
+        single.decode(&[1, 2, 3], 0, 0, 0).unwrap();
+        let mailbox = Arc::downgrade(&single.mailbox);
+        drop(single);
+        assert!(mailbox.upgrade().is_none());
     }
 }

@@ -11,13 +11,15 @@
 //! * No token can be lost: dropping a `Rows` counts its rows as failed, so every slot comes back.
 //! * Nothing here knows a device or a ring; whoever registers a region keeps it alive by its `Arc`.
 
+mod chunk;
 pub(crate) mod pool;
 pub(crate) mod region;
 pub(crate) mod ring;
 
+pub use chunk::ChunkBuf;
 pub use pool::{BatchMut, Row, Status};
 pub(crate) use pool::{Filled, FreeSlot, Hooks, Pool, Rows, Ticket};
-pub(crate) use region::Region;
+pub(crate) use region::{Bytes as RegionBytes, Region};
 pub use ring::{ByteRing, RingSpan};
 
 pub(crate) use pool::RowSpan;

@@ -193,6 +193,35 @@ impl Rows {
         self.done += 1;
     }
 
+    /// Field `field` of the first `count` unfinished rows at once, shape `[count, …]`, for writing.
+    pub(crate) fn run_mut(&mut self, field: usize, count: u32) -> &mut [u8] {
+        assert!(count <= self.len() && self.lent == 0);
+        let layout = self.slot.plan.layout.fields()[field];
+        let len = count as usize * layout.row_bytes;
+        let ptr = self.slot.at(layout.offset + self.start as usize * layout.row_bytes, len);
+        // SAFETY: in bounds (`at`), initialised, alive by `slot`; exclusive: this token of the rows is unique and
+        // borrowed mutably, and none of its fields is lent.
+        unsafe { std::slice::from_raw_parts_mut(ptr, len) }
+    }
+
+    /// Marks the first rows as real samples with these ids, and counts them as done.
+    pub(crate) fn finish_run(&mut self, ids: &[u64]) {
+        assert!(ids.len() <= self.len() as usize && self.lent == 0);
+        let layout = &self.slot.plan.layout;
+        let first = self.start as usize;
+        let places = self.slot.at(layout.ids() + first * 8, ids.len() * 8);
+        let statuses = self.slot.at(layout.status() + first, ids.len());
+        let bytes: &[u8] = bytemuck::cast_slice(ids);
+        // SAFETY: in bounds; ids and status of these rows are written through their unique token only, and no reference
+        // to them exists before the slot is full.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), places, bytes.len());
+            std::ptr::write_bytes(statuses, Status::Real as u8, ids.len());
+        }
+        self.start += ids.len() as u32;
+        self.done += ids.len() as u32;
+    }
+
     /// Counts the first unfinished row as failed.
     pub(crate) fn fail_row(&mut self, error: Error) {
         self.slot.note_failure(self.start, error);

@@ -17,7 +17,8 @@ const HUGE: usize = 2 << 20;
 /// It hands out raw pointers only; `pool` and `ring` decide who may write where.
 pub(crate) struct Region {
     // Held for its Drop; every access goes through `start`.
-    _map: MmapMut,
+    #[allow(dead_code, reason = "held for its Drop")]
+    map: MmapMut,
     start: NonNull<u8>,
     len: usize,
     id: u64,
@@ -58,7 +59,7 @@ impl Region {
             _ => {}
         }
         let start = NonNull::new(map.as_mut_ptr()).expect("a mapping is never at address 0");
-        Ok(Self { _map: map, start, len, id: NEXT.fetch_add(1, Ordering::Relaxed) })
+        Ok(Self { map, start, len, id: NEXT.fetch_add(1, Ordering::Relaxed) })
     }
 
     /// Bytes that a region of `len` takes. Kernels align a mapping to huge pages only when it is a whole number of them,
@@ -81,6 +82,28 @@ impl Region {
     /// Unique in the process: names the region to whoever registered it (io_uring, a device).
     pub(crate) fn id(&self) -> u64 {
         self.id
+    }
+}
+
+/// A region with one owner, as a slice: no tokens, so no pointers.
+pub(crate) struct Bytes(MmapMut);
+
+impl Bytes {
+    /// As [`Region::new`].
+    pub(crate) fn new(len: usize, what: &str) -> Result<Self> {
+        Ok(Self(Region::new(len, what)?.map))
+    }
+
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        &self.0
+    }
+
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
     }
 }
 

@@ -53,6 +53,12 @@ impl ByteRing {
         self.shared.region.len()
     }
 
+    /// Whether there is room for so many spans of so many bytes, each counted in whole pages, once nothing else is there.
+    pub(crate) fn can_hold(&self, spans: usize, bytes: usize) -> bool {
+        let state = self.shared.state.lock().unwrap_or_else(|poison| poison.into_inner());
+        spans <= state.spans.capacity() && bytes <= self.capacity()
+    }
+
     /// The region, for registration.
     pub(crate) fn region(&self) -> &Arc<Region> {
         &self.shared.region
@@ -116,6 +122,12 @@ impl RingSpan {
     }
 }
 
+impl AsRef<[u8]> for RingSpan {
+    fn as_ref(&self) -> &[u8] {
+        self.as_slice()
+    }
+}
+
 impl Drop for RingSpan {
     fn drop(&mut self) {
         let mut state = self.shared.state.lock().unwrap_or_else(|poison| poison.into_inner());
@@ -127,6 +139,11 @@ impl Drop for RingSpan {
             state.first += 1;
         }
         let came_back = state.spans.len() < before;
+        // What was reserved last and given back at once (a chunk for which there was too little room) is room again
+        // too; nobody needs to be told, the planner did it itself.
+        while state.spans.back().is_some_and(|(_, _, freed)| *freed) {
+            state.spans.pop_back();
+        }
         drop(state);
         if came_back {
             (self.shared.on_room)();

@@ -21,11 +21,14 @@ mod key;
 pub(crate) mod subset;
 #[cfg(test)]
 mod uniformity;
+pub(crate) mod window;
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 pub use key::{Draws, Key, Permutation};
 use std::fmt;
 use std::sync::Arc;
+pub(crate) use window::Piece;
+use window::{Group, Windows};
 
 /// A user's own order: a pure function from position to sample id.
 ///
@@ -76,6 +79,8 @@ pub struct Order {
     source: Source,
     seed: u64,
     shuffled: bool,
+    /// Chunks of a group, when samples are shuffled within groups of chunks only.
+    window: Option<usize>,
 }
 
 #[derive(Clone)]
@@ -103,7 +108,7 @@ impl fmt::Debug for Source {
 impl Order {
     /// Samples 0, 1, 2, … as they lie in the dataset; for evaluation.
     pub fn sequential() -> Self {
-        Self { source: Source::Dataset, seed: 0, shuffled: false }
+        Self { source: Source::Dataset, seed: 0, shuffled: false, window: None }
     }
 
     /// Every sample once per epoch, each epoch in another random order.
@@ -111,22 +116,33 @@ impl Order {
         Self::sequential().then_shuffled(seed)
     }
 
+    /// Every sample once per epoch, shuffled within groups of `chunks` chunks (row groups, compressed shards), which
+    /// are drawn anew each epoch: for datasets whose samples cannot be had one by one. A sample meets those of
+    /// `chunks` chunks in an epoch; twice as many chunks are in memory. With as many chunks as there are it is a
+    /// global shuffle.
+    ///
+    /// `build()` refuses it for a dataset without chunks, where [`shuffled`](Self::shuffled) costs nothing more.
+    pub fn windowed(seed: u64, chunks: usize) -> Self {
+        Self { window: Some(chunks), ..Self::sequential().with_seed(seed) }
+    }
+
     /// Exactly these samples, in this order, every epoch; repeats are allowed.
     pub fn indices(ids: impl Into<Vec<u64>>) -> Self {
         let ids: Arc<[u64]> = ids.into().into();
         let largest = ids.iter().copied().max().unwrap_or(0);
-        Self { source: Source::Indices { ids, largest }, seed: 0, shuffled: false }
+        Self { source: Source::Indices { ids, largest }, seed: 0, shuffled: false, window: None }
     }
 
     /// What a user's [`Sampler`] says.
     pub fn sampler(sampler: impl Sampler) -> Self {
-        Self { source: Source::Sampler(Arc::new(sampler)), seed: 0, shuffled: false }
+        Self { source: Source::Sampler(Arc::new(sampler)), seed: 0, shuffled: false, window: None }
     }
 
     /// The same samples, shuffled anew each epoch; also sets the seed of transforms.
     #[must_use]
     pub fn then_shuffled(mut self, seed: u64) -> Self {
         self.shuffled = true;
+        self.window = None;
         self.with_seed(seed)
     }
 
@@ -162,7 +178,13 @@ impl Order {
 
     /// Prepares one epoch: whatever depends on the seed and the epoch is computed here, once. Errors: as `check`.
     pub(crate) fn epoch(&self, dataset_len: u64, epoch: u64) -> Result<EpochOrder> {
+        self.epoch_in(dataset_len, None, epoch)
+    }
+
+    /// The same for a dataset in chunks.
+    pub(crate) fn epoch_in(&self, dataset_len: u64, chunks: Option<&ChunkStarts>, epoch: u64) -> Result<EpochOrder> {
         self.check(dataset_len)?;
+        let windows = self.windows(chunks, epoch)?;
         let len = match &self.source {
             Source::Dataset => dataset_len,
             Source::Indices { ids, .. } => ids.len() as u64,
@@ -170,7 +192,24 @@ impl Order {
         };
         let key = Key::new(self.seed).named("order").derive(epoch);
         let permutation = self.shuffled.then(|| Permutation::new(len, key));
-        Ok(EpochOrder { source: self.source.clone(), permutation, len, dataset_len, epoch })
+        let chunks = chunks.cloned();
+        Ok(EpochOrder { source: self.source.clone(), permutation, len, dataset_len, epoch, chunks, windows })
+    }
+
+    fn windows(&self, chunks: Option<&ChunkStarts>, epoch: u64) -> Result<Option<Windows>> {
+        let Some(window) = self.window else { return Ok(None) };
+        let bad = |message: &str| Err(Error::new(ErrorKind::Config, Stage::Build, message));
+        match chunks {
+            _ if window == 0 => bad("a window of 0 chunks"),
+            None => bad("a windowed order needs a dataset in chunks; `Order::shuffled` shuffles this one globally"),
+            Some(chunks) if !chunks.whole => {
+                bad("a windowed order needs the whole dataset, not a subset; split it by files, or list its samples")
+            }
+            Some(chunks) => {
+                let key = Key::new(self.seed).named("windowed order").derive(epoch);
+                Ok(Some(Windows::new(&chunks.starts, window, key)))
+            }
+        }
     }
 }
 
@@ -190,6 +229,45 @@ pub(crate) struct EpochOrder {
     len: u64,
     dataset_len: u64,
     epoch: u64,
+    chunks: Option<ChunkStarts>,
+    windows: Option<Windows>,
+}
+
+/// The chunks of a dataset.
+#[derive(Clone, Debug)]
+pub(crate) struct ChunkStarts {
+    /// First sample of each, and the number of all.
+    pub(crate) starts: Arc<[u64]>,
+    /// The dataset's samples are those of the chunks, not a subset of them.
+    pub(crate) whole: bool,
+}
+
+/// Where the samples of a piece are; made once for many positions.
+pub(crate) enum Places<'a> {
+    /// Positions are samples; this is the first of the piece's chunk.
+    Sequential(u64),
+    Windowed(Group),
+    Any(&'a EpochOrder, &'a [u64]),
+}
+
+impl Places<'_> {
+    /// The entry of the piece (counted from its first), the row in the chunk, and the sample at `position`.
+    pub(crate) fn locate(&self, position: u64, rename: impl Fn(u64) -> u64) -> Result<(usize, u64, u64)> {
+        match self {
+            Self::Sequential(start) => Ok((0, position - start, position)),
+            Self::Windowed(group) => Ok(group.locate(position)),
+            Self::Any(order, starts) => {
+                let id = order.id(position)?;
+                let inner = rename(id);
+                if starts.last().is_none_or(|count| inner >= *count) {
+                    let message = format!("the dataset says that sample {id} is number {inner} of its chunks' samples");
+                    return Err(Error::new(ErrorKind::User, Stage::Order, message));
+                }
+                let chunk = starts.partition_point(|start| *start <= inner).saturating_sub(1);
+                Ok((chunk, inner - starts[chunk], id))
+            }
+        }
+    }
 }
 
 impl EpochOrder {
@@ -202,12 +280,64 @@ impl EpochOrder {
     /// that does not exist.
     pub(crate) fn id(&self, position: u64) -> Result<u64> {
         assert!(position < self.len, "position {position} of an epoch of {}", self.len);
+        if let Some(windows) = &self.windows {
+            return Ok(windows.group(position).locate(position).2);
+        }
         let index = self.permutation.as_ref().map_or(position, |permutation| permutation.get(position));
         match &self.source {
             Source::Dataset => Ok(index),
             Source::Indices { ids, .. } => Ok(ids[index as usize]),
             Source::Sampler(sampler) => self.checked(position, sampler.id(self.epoch, index)),
         }
+    }
+
+    /// Whether positions are samples, so that a chunk is done with when its last sample is.
+    fn is_sequential(&self) -> bool {
+        let whole = self.chunks.as_ref().is_some_and(|chunks| chunks.whole);
+        matches!(self.source, Source::Dataset) && self.permutation.is_none() && whole
+    }
+
+    fn starts(&self) -> &[u64] {
+        self.chunks.as_ref().map_or(&[], |chunks| &chunks.starts)
+    }
+
+    /// The chunk that is entry `k` of the sequence in which chunks are needed; `None` past its end.
+    pub(crate) fn chunk(&self, k: usize) -> Option<usize> {
+        match &self.windows {
+            Some(windows) => windows.chunk(k),
+            None => (k + 1 < self.starts().len()).then_some(k),
+        }
+    }
+
+    /// Whether every chunk is needed all the time.
+    pub(crate) fn needs_all_chunks(&self) -> bool {
+        self.windows.is_none() && !self.is_sequential()
+    }
+
+    /// The run of positions from `position` that needs the same chunks. For datasets in chunks.
+    pub(crate) fn piece(&self, position: u64) -> Piece {
+        let starts = self.starts();
+        if let Some(windows) = &self.windows {
+            let group = windows.group(position);
+            return Piece { len: group.positions.end - position, entries: group.entries };
+        }
+        if self.is_sequential() {
+            let chunk = starts.partition_point(|start| *start <= position) - 1;
+            return Piece { len: starts[chunk + 1] - position, entries: chunk..chunk + 1 };
+        }
+        Piece { len: self.len - position, entries: 0..starts.len().saturating_sub(1) }
+    }
+
+    /// Where the samples of the piece at `position` are.
+    pub(crate) fn places(&self, position: u64) -> Places<'_> {
+        let starts = self.starts();
+        if let Some(windows) = &self.windows {
+            return Places::Windowed(windows.group(position));
+        }
+        if self.is_sequential() {
+            return Places::Sequential(starts[starts.partition_point(|start| *start <= position) - 1]);
+        }
+        Places::Any(self, starts)
     }
 
     fn checked(&self, position: u64, id: u64) -> Result<u64> {
@@ -384,7 +514,7 @@ mod tests {
     #[test]
     fn an_epoch_of_10_to_the_12_samples_is_ready_at_once() {
         let epoch = Order::shuffled(1).epoch(1_000_000_000_000, 0).unwrap();
-        assert!(size_of::<EpochOrder>() <= 256);
+        assert!(size_of::<EpochOrder>() <= 320);
         assert_eq!(epoch.len(), 1_000_000_000_000);
         assert!(epoch.id(0).unwrap() < epoch.len());
         assert_ne!(epoch.id(0).unwrap(), epoch.id(1).unwrap());

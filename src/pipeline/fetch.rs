@@ -1,6 +1,7 @@
 //! The I/O thread: plans batches, brings bytes from storage, hands them on. It alone takes permits, and it alone
 //! drives the reader; it sleeps only in [`Reader::wait`], which a completion or a wake ends.
 
+use super::chunks::{Chunks, Opening};
 use super::work::{self, decode_row, panicked};
 use super::{Core, IoSide, Job, Start, ticket};
 use crate::dataset::{Part, Parts};
@@ -21,6 +22,8 @@ const COPY_HERE: usize = 64 << 10;
 const PROBE_ONE_IN: u32 = 16;
 /// Lookups after which the share of hits is believed.
 const EVIDENCE: u64 = 8;
+/// Marks the tags of reads of chunks: slot and piece stand below.
+const CHUNK_TAG: u64 = 1 << 63;
 /// At the end, reads in flight get this long to complete.
 const SHUTDOWN: Duration = Duration::from_secs(5);
 
@@ -43,6 +46,8 @@ pub(crate) struct Piece {
     len: usize,
     /// The part lies in a memory source: nothing is read.
     pub(crate) in_memory: bool,
+    /// The bytes are those of the last piece that is not shared.
+    pub(crate) shared: bool,
 }
 
 impl Pending {
@@ -82,6 +87,10 @@ pub(crate) struct Io {
         reason = "entries move through queues and keep their own buffers: boxed once, at the start"
     )]
     idle: Vec<Box<Pending>>,
+    /// For datasets in chunks.
+    chunks: Option<Chunks>,
+    /// Chunks that were opened, to let one in so many ask a cold page cache.
+    chunks_begun: u64,
     /// Operations that the reader had no room for.
     ops: VecDeque<ReadOp>,
     completions: Vec<Completion>,
@@ -118,9 +127,12 @@ impl Io {
         let plain = core.recipe.maps.is_empty()
             && core.recipe.handlers.iter().all(|handler| !matches!(handler.how, super::recipe::How::Decode(_)));
         let depth = reader.depth();
+        let chunks = side.chunks.as_ref().map(|(home, buffers)| Chunks::new(home.clone(), *buffers));
         Self {
             reader,
             side,
+            chunks,
+            chunks_begun: 0,
             free: VecDeque::new(),
             runs: VecDeque::new(),
             run: None,
@@ -148,6 +160,7 @@ impl Io {
         while !self.ending {
             self.listen();
             self.plan();
+            self.advance_chunks();
             self.issue();
             // Whatever happened since rings the bell, so this returns; nothing more can be done before.
             self.reader.wait(&mut self.completions, if self.ending { Some(Duration::ZERO) } else { None });
@@ -167,6 +180,11 @@ impl Io {
         while let Ok(pending) = self.side.idle.try_recv() {
             self.idle.push(pending);
         }
+        if let Some(chunks) = &mut self.chunks {
+            while let Some(opening) = self.core.to_io.chunk_misses.pop() {
+                chunks.to_read.push_back(opening);
+            }
+        }
     }
 
     /// Gives every free slot the next batch.
@@ -175,7 +193,9 @@ impl Io {
             let Some((job, ticket, count)) = self.next_batch() else { return };
             let slot = self.free.pop_front().expect("checked above");
             let mut rows = slot.begin(ticket, count);
-            if !self.look_first() {
+            if let Some(chunks) = &mut self.chunks {
+                chunks.plan(&job, rows);
+            } else if !self.look_first() {
                 let probes = if self.core.cache.is_some() { probes(ticket.sequence, count) } else { 0 };
                 if probes > 0 {
                     work::look_up(&self.core, job.clone(), rows.take(probes));
@@ -185,6 +205,72 @@ impl Io {
                 }
             } else {
                 work::look_up(&self.core, job, rows);
+            }
+        }
+    }
+
+    /// Hands on pieces whose chunks are there, and has the next chunks opened.
+    fn advance_chunks(&mut self) {
+        let Some(chunks) = &mut self.chunks else { return };
+        let core = &self.core;
+        let openings = chunks.advance(|job, rows, held| work::gather(core, job, rows, held));
+        for mut opening in openings {
+            if let Err(error) = self.core.chunk_extents(&mut opening).and_then(|()| self.check_chunk(&opening)) {
+                opening.fail(&self.core, error);
+                continue;
+            }
+            self.chunks_begun += 1;
+            if self.look_first()
+                || (self.core.cache.is_some() && self.chunks_begun.is_multiple_of(u64::from(PROBE_ONE_IN)))
+            {
+                work::open_chunk(&self.core, opening);
+            } else if let Some(chunks) = &mut self.chunks {
+                chunks.to_read.push_back(opening);
+            }
+        }
+    }
+
+    /// As for samples: what can never fit the ring must not wait for it.
+    fn check_chunk(&self, opening: &Opening) -> Result<()> {
+        let from_files = |extent: &&Extent| extent.len > 0 && self.core.sources.bytes_of(extent.source).is_none();
+        let (mut pieces, mut bytes) = (0, 0_usize);
+        for extent in opening.extents.iter().filter(from_files) {
+            let need = self.reader.footprint(extent).bytes.checked_next_multiple_of(crate::tensor::PAGE);
+            (pieces, bytes) = (pieces + 1, bytes.saturating_add(need.unwrap_or(usize::MAX)));
+        }
+        if pieces == 0 || self.side.ring.as_ref().is_some_and(|ring| ring.can_hold(pieces, bytes)) {
+            return Ok(());
+        }
+        let message = format!(
+            "the chunk's {pieces} extents need {bytes} bytes of buffer; the dataset named fewer when the loader was built"
+        );
+        Err(Error::new(ErrorKind::Limit, Stage::Read, message))
+    }
+
+    /// Queues the reads of chunks for which there is room.
+    fn read_chunks(&mut self) -> bool {
+        let Some(chunks) = &mut self.chunks else { return false };
+        let (core, reader, ring) = (&self.core, &self.reader, self.side.ring.as_ref());
+        let memory = |extent: &Extent| core.sources.shared(extent);
+        let reserve = |extent: &Extent| ring?.reserve(reader.footprint(extent).bytes);
+        let Some(reads) = chunks.begin_read(memory, reserve) else { return false };
+        let none = reads.is_empty();
+        for read in reads {
+            let tag = CHUNK_TAG | (read.slot as u64) << 32 | read.piece as u64;
+            self.ops.push_back(ReadOp { tag, extent: read.extent, buf: IoBuf::from(read.span) });
+        }
+        if none {
+            self.finish_chunks();
+        }
+        true
+    }
+
+    /// Chunks of which nothing had to be read.
+    fn finish_chunks(&mut self) {
+        let Some(chunks) = &mut self.chunks else { return };
+        for slot in 0..chunks.slots() {
+            if let Some((opening, error)) = chunks.take_complete(slot) {
+                finish_chunk(&self.core, opening, error);
             }
         }
     }
@@ -247,6 +333,9 @@ impl Io {
                     return;
                 }
             }
+            if self.read_chunks() {
+                continue;
+            }
             let Some((job, rows)) = self.next_row() else { return };
             if job.is_cancelled() {
                 continue;
@@ -307,8 +396,10 @@ impl Io {
     /// What can never fit the ring must not wait for it.
     fn check(&self, parts: &Parts<'_>) -> Result<()> {
         let mut bytes = 0_usize;
+        let mut before = None;
         for (field, part) in parts.iter() {
             if let Some(extent) = self.core.file_extent(part)
+                && !part.shares(before.replace(part))
                 && self.in_place(field, part, &extent).is_none()
             {
                 let need = self.reader.footprint(&extent).bytes;
@@ -336,9 +427,11 @@ impl Io {
     /// Takes the bytes of the ring for all parts, or none; false when there is no room.
     fn reserve(&self, pending: &mut Pending, parts: &Parts<'_>, rows: &mut Rows) -> bool {
         debug_assert!(rows.len() == 1);
+        let mut before = None;
         for (field, part) in parts.iter() {
-            let mut piece = Piece { span: None, start: 0, len: 0, in_memory: false };
+            let mut piece = Piece { span: None, start: 0, len: 0, in_memory: false, shared: false };
             match self.core.file_extent(part) {
+                Some(_) if part.shares(before.replace(part)) => piece.shared = true,
                 Some(extent) if extent.len > 0 => {
                     piece.len = extent.len as usize;
                     if self.in_place(field, part, &extent).is_none() {
@@ -382,6 +475,10 @@ impl Io {
     fn complete(&mut self) {
         let mut completions = std::mem::take(&mut self.completions);
         for completion in completions.drain(..) {
+            if completion.tag & CHUNK_TAG != 0 {
+                self.complete_chunk(completion);
+                continue;
+            }
             let (index, number) = ((completion.tag >> 8) as usize, (completion.tag & 0xff) as usize);
             let pending = self.flying[index].as_mut().expect("a completion belongs to a sample in flight");
             match completion.buf.into_row() {
@@ -405,6 +502,14 @@ impl Io {
         self.core.meters.note_reads(self.reader.as_ref());
         if let Some(error) = self.reader.broken().filter(|_| !std::mem::replace(&mut self.broken, true)) {
             self.core.fail(error);
+        }
+    }
+
+    fn complete_chunk(&mut self, completion: Completion) {
+        let (slot, piece) = ((completion.tag & !CHUNK_TAG) >> 32, completion.tag & 0xffff_ffff);
+        let (Some(chunks), Some(span)) = (&mut self.chunks, completion.buf.into_span()) else { return };
+        if let Some((opening, error)) = chunks.complete(slot as usize, piece as usize, span, completion.result) {
+            finish_chunk(&self.core, opening, error);
         }
     }
 
@@ -439,6 +544,10 @@ impl Io {
         self.runs.clear();
         self.direct.clear();
         self.stuck = None;
+        if let Some(chunks) = &mut self.chunks {
+            chunks.clear();
+        }
+        while self.core.to_io.chunk_misses.pop().is_some() {}
         while self.core.to_io.misses.pop().is_some() {}
         let ops: Vec<_> = self.ops.drain(..).collect();
         for op in ops {
@@ -453,6 +562,15 @@ impl Io {
             self.complete();
         }
         // What is still in flight stays with the reader, which leaks it and counts it.
+    }
+}
+
+/// All bytes of a chunk are there, or some cannot be had.
+fn finish_chunk(core: &Arc<Core>, opening: Opening, error: Option<Error>) {
+    match error {
+        Some(error) => opening.fail(core, error),
+        None if opening.is_forgotten() => {}
+        None => work::open_chunk(core, opening),
     }
 }
 

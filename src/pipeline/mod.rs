@@ -16,9 +16,12 @@
 //! them up themselves and decode what they find; what is missing comes back to the I/O thread. Otherwise the I/O
 //! thread reads them at once, and one run of rows per batch still asks the cache, so that it is noticed when it warms.
 //!
+//! Datasets in chunks go another way, see [`chunks`]: the I/O thread has chunks opened ahead of the batches, and rows are
+//! gathered from open ones.
+//!
 //! # Why it cannot deadlock
 //!
-//! Permits are slots, bytes of the ring, and entries for samples in flight. All are taken by the I/O thread alone,
+//! Permits are slots, bytes of the ring, buffers of chunks, and entries for samples in flight. All are taken by the I/O thread alone,
 //! slots in batch order. A sample takes ring bytes and an entry only when it already has its row, and takes them all
 //! at once; from then on it needs nothing but the storage device and a worker. So every holder of ring bytes finishes
 //! without waiting for anybody, room comes back, and by induction over the batches the oldest unfinished one always
@@ -37,6 +40,7 @@
 //! and joins the workers; what does not answer within the deadline is left behind with all the memory it can reach,
 //! and counted.
 
+pub(crate) mod chunks;
 pub(crate) mod fetch;
 pub(crate) mod plan;
 pub(crate) mod recipe;
@@ -71,17 +75,27 @@ impl Job {
         self.cancelled.load(Ordering::Relaxed)
     }
 
+    /// Position in the epoch of the first unfinished row.
+    pub(crate) fn position(&self, rows: &Rows) -> u64 {
+        self.batches.first_position(rows.ticket().batch) + u64::from(rows.first())
+    }
+
     /// Sample id of the first unfinished row.
     pub(crate) fn id_of(&self, rows: &Rows) -> Result<u64> {
-        let first = self.batches.first_position(rows.ticket().batch);
-        self.order.id(first + u64::from(rows.first()))
+        self.order.id(self.position(rows))
     }
 }
 
 /// What every thread of a loader knows.
 pub(crate) struct Core {
     pub(crate) dataset: Arc<dyn Dataset>,
+    /// The first sample of every chunk and the number of all, as they were when the loader was built.
+    pub(crate) chunk_starts: Option<Arc<[u64]>>,
     pub(crate) sources: Arc<Sources>,
+    /// Nothing lies in storage.
+    pub(crate) in_memory: bool,
+    /// Some field of the dataset is not wanted.
+    pub(crate) skips: bool,
     pub(crate) recipe: Recipe,
     pub(crate) seed: u64,
     pub(crate) cache: Option<Arc<PageCache>>,
@@ -117,6 +131,8 @@ pub(crate) struct ToIo {
     /// The I/O thread shall end.
     pub(crate) shutdown: AtomicBool,
     pub(crate) misses: work::Queue<Miss>,
+    /// Chunks that the page cache does not hold.
+    pub(crate) chunk_misses: work::Queue<chunks::Opening>,
     pub(crate) idle: Sender<Box<fetch::Pending>>,
     pub(crate) waker: Waker,
 }
@@ -227,6 +243,8 @@ pub(crate) struct IoSide {
     pub(crate) frees: Receiver<FreeSlot>,
     pub(crate) idle: Receiver<Box<fetch::Pending>>,
     pub(crate) ring: Option<ByteRing>,
+    /// Where the memory of chunks is, for datasets in chunks, and how many buffers there are.
+    pub(crate) chunks: Option<(Arc<chunks::Home>, usize)>,
     /// What the reader may register with the kernel.
     pub(crate) regions: Vec<Arc<Region>>,
 }

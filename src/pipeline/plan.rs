@@ -33,12 +33,35 @@ pub(crate) struct Demand {
     /// Whether the page cache is asked first.
     pub(crate) cached: bool,
     pub(crate) scratch: usize,
+    /// Bytes that the dataset makes anew when it opens a sample, for each worker.
+    pub(crate) opened: usize,
+    /// For datasets in chunks; then `encoded_max` is that of a chunk.
+    pub(crate) chunks: Option<ChunkDemand>,
     /// Samples in flight at most, and bytes for each.
     pub(crate) pending: usize,
     pub(crate) pending_bytes: usize,
     pub(crate) index_bytes: usize,
     pub(crate) budget: Option<usize>,
     pub(crate) largest: Option<u64>,
+}
+
+/// What open chunks need.
+#[derive(Clone, Debug)]
+pub(crate) struct ChunkDemand {
+    /// Bytes of a buffer, which must hold the largest chunk.
+    pub(crate) bytes: usize,
+    /// Bytes beside each buffer at most: where the rows lie in it.
+    pub(crate) lists: usize,
+    /// Buffers without which it cannot work, and those that it would like.
+    pub(crate) least: usize,
+    pub(crate) wanted: usize,
+    /// Encoded bytes of the largest chunk.
+    pub(crate) encoded: usize,
+    /// Heap of each worker while it opens one.
+    pub(crate) scratch: usize,
+    /// What the errors call the chunk that needs the most, and why so many are needed.
+    pub(crate) largest: String,
+    pub(crate) why: &'static str,
 }
 
 /// The sum of a loader's memory in bytes. Printed by `println!("{}", loader.plan())`.
@@ -57,6 +80,14 @@ pub struct MemoryPlan {
     pub cached_bytes: usize,
     /// Heap bytes that third-party decoders may take on each worker.
     pub scratch_bytes: usize,
+    /// What each worker may take to open samples or chunks, beside the above.
+    pub opened_bytes: usize,
+    /// Chunks in memory at once, for datasets in chunks.
+    pub chunks: usize,
+    /// Bytes of one open chunk, with the lists of its rows.
+    pub chunk_bytes: usize,
+    /// Of that, the lists.
+    pub(crate) chunk_lists: usize,
     /// Tables of samples in flight.
     pub table_bytes: usize,
     /// Touched stacks of all threads.
@@ -73,20 +104,27 @@ impl MemoryPlan {
         self.terms().iter().fold(0_usize, |sum, (_, bytes, _)| sum.saturating_add(*bytes))
     }
 
-    fn terms(&self) -> [(&'static str, usize, String); 6] {
-        let Self { slots, slot_bytes, workers, cached_bytes, scratch_bytes, .. } = self;
+    fn terms(&self) -> [(&'static str, usize, String); 8] {
+        let Self { slots, slot_bytes, workers, cached_bytes, scratch_bytes, opened_bytes, chunks, chunk_bytes, .. } =
+            self;
         [
             ("batch slots", slots.saturating_mul(*slot_bytes), format!("{slots} × {}", Bytes(*slot_bytes))),
+            ("open chunks", chunks.saturating_mul(*chunk_bytes), format!("{chunks} × {}", Bytes(*chunk_bytes))),
             ("encoded bytes", self.ring_bytes, "ring for reads in flight that are decoded later".into()),
             (
                 "cached reads",
-                workers * cached_bytes,
+                workers.saturating_mul(*cached_bytes),
                 format!("{workers} workers × {}, for what the page cache holds", Bytes(*cached_bytes)),
             ),
             (
                 "decoder scratch",
                 workers.saturating_mul(*scratch_bytes),
                 format!("{workers} workers × at most {}, taken when a picture needs it", Bytes(*scratch_bytes)),
+            ),
+            (
+                "opening",
+                workers.saturating_mul(*opened_bytes),
+                format!("{workers} workers × at most {}, while they unpack", Bytes(*opened_bytes)),
             ),
             ("tables", self.table_bytes, "samples in flight".into()),
             ("stacks", self.stack_bytes, "touched part".into()),
@@ -104,11 +142,14 @@ impl MemoryPlan {
         }
         let scratch_least = demand.scratch.min(SCRATCH_LEAST);
         let mut plan = Self::with(demand, demand.slots.unwrap_or(2), demand.ring_least(), scratch_least);
+        plan.chunks = demand.chunks.as_ref().map_or(0, |chunks| chunks.least);
         if plan.total() > budget {
             return Err(plan.too_small(demand, budget));
         }
         // What is left goes to slots first (they hide latency), then the ring (depth), then large pictures.
         let room = |plan: &Self| budget - plan.total();
+        let more = room(&plan).checked_div(plan.chunk_bytes).unwrap_or(0);
+        plan.chunks += more.min(most.chunks.saturating_sub(plan.chunks));
         plan.slots += (room(&plan) / plan.slot_bytes).min(most.slots.saturating_sub(plan.slots));
         plan.ring_bytes += page_down(room(&plan)).min(most.ring_bytes - plan.ring_bytes);
         plan.scratch_bytes += (room(&plan) / plan.workers).min(most.scratch_bytes - plan.scratch_bytes);
@@ -121,7 +162,11 @@ impl MemoryPlan {
             slot_bytes: demand.slot_bytes,
             ring_bytes,
             workers: demand.workers,
-            cached_bytes: if demand.cached { demand.encoded_max.min(CACHED_MAX) } else { 0 },
+            cached_bytes: demand.cached_bytes(),
+            opened_bytes: demand.opened.saturating_add(demand.chunks.as_ref().map_or(0, |chunks| chunks.scratch)),
+            chunks: demand.chunks.as_ref().map_or(0, |chunks| chunks.wanted),
+            chunk_lists: demand.chunks.as_ref().map_or(0, |chunks| chunks.lists),
+            chunk_bytes: demand.chunks.as_ref().map_or(0, |chunks| chunks.bytes.saturating_add(chunks.lists)),
             scratch_bytes,
             table_bytes: demand.pending.saturating_mul(demand.pending_bytes),
             stack_bytes: (demand.workers + 1) * STACK,
@@ -131,13 +176,20 @@ impl MemoryPlan {
     }
 
     fn too_small(&self, demand: &Demand, budget: usize) -> Error {
-        let sample = demand.largest.map_or(String::new(), |id| format!(", sample {id}"));
+        let largest = match &demand.chunks {
+            Some(ChunkDemand { bytes, least, largest, why, .. }) => {
+                format!("largest chunk: {largest}, {} when open, {least} at once: {why}", Bytes(*bytes))
+            }
+            None => {
+                let sample = demand.largest.map_or(String::new(), |id| format!(", sample {id}"));
+                format!("largest encoded sample: {}{sample}", Bytes(demand.encoded_max))
+            }
+        };
         let message = format!(
-            "{} are allowed, {} are needed at least (largest encoded sample: {}{sample}); fewer workers, smaller \
-             batches or fewer slots need less:\n{self}",
+            "{} are allowed, {} are needed at least ({largest}); fewer workers, smaller batches or fewer slots need \
+             less:\n{self}",
             Bytes(budget),
             Bytes(self.total()),
-            Bytes(demand.encoded_max),
         );
         Error::new(ErrorKind::Budget, Stage::Build, message)
     }
@@ -147,6 +199,14 @@ impl Demand {
     fn slots_default(&self) -> usize {
         let by_size = (SLOTS_TOTAL / self.slot_bytes.max(1)).clamp(4, SLOTS_MOST);
         self.slots.unwrap_or(by_size)
+    }
+
+    fn cached_bytes(&self) -> usize {
+        match (&self.chunks, self.cached) {
+            (_, false) => 0,
+            (Some(chunks), true) => chunks.encoded,
+            (None, true) => self.encoded_max.min(CACHED_MAX),
+        }
     }
 
     fn ring_least(&self) -> usize {
@@ -211,6 +271,8 @@ mod tests {
             encoded_mean: encoded / 2,
             cached: true,
             scratch,
+            opened: 0,
+            chunks: None,
             pending: 1024,
             pending_bytes: 300,
             index_bytes: 0,

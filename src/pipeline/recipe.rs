@@ -36,6 +36,8 @@ pub(crate) enum How {
     Copy,
     /// A decoder makes the row.
     Decode(Arc<dyn Decoder>),
+    /// Nobody wants it: encoded, without a decoder, and not kept. It is not even read.
+    Skip,
 }
 
 /// The checked recipe.
@@ -64,13 +66,16 @@ impl Recipe {
         let mut fields = Vec::new();
         let mut handlers = Vec::new();
         for (encoded, decoder) in schema.iter().zip(decoders) {
+            let unwanted = steps.keep.as_ref().is_some_and(|keep| !keep.contains(&encoded.name));
             let outputs = match &decoder {
                 Some(decoder) => decoder.outputs(encoded)?,
+                None if unwanted && encoded.as_raw().is_none() => Vec::new(),
                 None => Raw.outputs(encoded).map_err(|_| undecoded(encoded))?,
             };
             let start = fields.len();
             fields.extend(outputs);
             let how = match (decoder, &encoded.encoding) {
+                (None, _) if fields.len() == start => How::Skip,
                 (Some(decoder), _) => How::Decode(decoder),
                 (None, Encoding::Raw { shape: Shape::Fixed(_), .. }) => How::InPlace(fields[start].row_bytes()),
                 (None, _) => How::Copy,
@@ -102,9 +107,21 @@ impl Recipe {
         self.handlers.iter().map(|handler| handler.how.scratch_bytes()).fold(0, usize::saturating_add)
     }
 
+    /// Whether some field is not wanted at all.
+    pub(crate) fn skips(&self) -> bool {
+        self.handlers.iter().any(|handler| matches!(handler.how, How::Skip))
+    }
+
     /// Whether every field of storage is read in place, so that no encoded bytes need room.
     pub(crate) fn all_in_place(&self) -> bool {
-        self.handlers.iter().all(|handler| matches!(handler.how, How::InPlace(_)))
+        self.handlers.iter().all(|handler| matches!(handler.how, How::InPlace(_) | How::Skip))
+    }
+}
+
+impl Recipe {
+    /// Whether rows are copied as they stand and nothing else is done to them.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.all_in_place() && self.maps.is_empty() && self.added.is_empty()
     }
 }
 
@@ -112,7 +129,7 @@ impl How {
     fn scratch_bytes(&self) -> usize {
         match self {
             Self::Decode(decoder) => decoder.scratch_bytes(),
-            Self::InPlace(_) | Self::Copy => 0,
+            Self::InPlace(_) | Self::Copy | Self::Skip => 0,
         }
     }
 }
@@ -122,22 +139,34 @@ fn bad<T>(message: String) -> Result<T> {
 }
 
 fn undecoded(encoded: &EncodedField) -> Error {
-    let call = match encoded.encoding {
-        Encoding::Image => format!("e.g. .decode_field(\"{}\", decode::Image::resize(224, 224))", encoded.name),
-        _ => format!(".decode_field(\"{}\", …)", encoded.name),
+    let name = &encoded.name;
+    let message = match encoded.encoding {
+        Encoding::Image => format!(
+            "field `{name}` is encoded and needs a decoder: e.g. .decode_field(\"{name}\", decode::Image::resize(224, 224))"
+        ),
+        _ => format!(
+            "field `{name}` is encoded and needs a decoder: .decode_field(\"{name}\", …); or open the dataset with a \
+             largest length for it, or without it"
+        ),
     };
-    let message = format!("field `{}` is encoded and needs a decoder: {call}", encoded.name);
     Error::new(ErrorKind::Config, Stage::Build, message)
 }
 
 fn which_field(schema: &[EncodedField], name: Option<&str>) -> Result<usize> {
     let names = || schema.iter().map(|field| field.name.as_str()).collect::<Vec<_>>().join(", ");
     let Some(name) = name else {
-        let mut encoded = (0..schema.len()).filter(|index| schema[*index].as_raw().is_none());
-        return match (encoded.next(), encoded.next()) {
-            (Some(index), None) => Ok(index),
-            (None, _) => bad(format!("`.decode` needs an encoded field; the dataset has only raw ones: {}", names())),
-            _ => bad(format!("`.decode` cannot tell which field; use `.decode_field` with one of {}", names())),
+        let those = |wanted: fn(&EncodedField) -> bool| -> Vec<usize> {
+            (0..schema.len()).filter(|index| wanted(&schema[*index])).collect()
+        };
+        let pictures = those(|field| field.encoding == Encoding::Image);
+        let encoded = those(|field| field.as_raw().is_none());
+        return match (&pictures[..], &encoded[..]) {
+            ([index], _) | (_, [index]) => Ok(*index),
+            (_, []) => bad(format!("`.decode` needs an encoded field; the dataset has only raw ones: {}", names())),
+            _ => {
+                let names: Vec<&str> = encoded.iter().map(|index| schema[*index].name.as_str()).collect();
+                bad(format!("`.decode` cannot tell which field; use `.decode_field` with one of {}", names.join(", ")))
+            }
         };
     };
     match schema.iter().position(|field| field.name == name) {
@@ -159,4 +188,32 @@ fn kept(spec: &Spec, names: &[String]) -> Result<Vec<usize>> {
         return bad("`.keep` keeps no field".into());
     }
     Ok(keep)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::DType;
+
+    #[test]
+    fn decode_means_the_only_picture_or_else_the_only_encoded_field() {
+        let raw = |name: &str| EncodedField::raw(Field::fixed(name, DType::U8, [2]));
+        let (image, bytes) = (EncodedField::image, EncodedField::bytes);
+        let cases: [(Vec<EncodedField>, std::result::Result<usize, &str>); 7] = [
+            (vec![raw("label"), image("image")], Ok(1)),
+            (vec![bytes("json"), raw("label"), image("image")], Ok(2)),
+            (vec![raw("label"), bytes("json")], Ok(1)),
+            (vec![raw("label")], Err("only raw ones: label")),
+            (vec![raw("label"), image("a"), image("b")], Err("with one of a, b")),
+            (vec![bytes("a"), raw("label"), bytes("b")], Err("with one of a, b")),
+            (vec![bytes("c"), image("a"), image("b")], Err("with one of c, a, b")),
+        ];
+        for (schema, expected) in cases {
+            match (which_field(&schema, None), expected) {
+                (Ok(found), Ok(expected)) => assert_eq!(found, expected, "{schema:?}"),
+                (Err(error), Err(words)) => assert!(error.to_string().ends_with(words), "{error}"),
+                (found, _) => panic!("{found:?} for {schema:?}"),
+            }
+        }
+    }
 }

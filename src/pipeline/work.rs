@@ -4,14 +4,16 @@
 //! allocates for a drain, not for a sample; at most `workers` drains run at a time. A drain looks at rows to look up
 //! before bytes to decode: misses reach storage early, and the device works while the workers decode.
 
+use super::chunks::{Held, Opening};
 use super::fetch::{Pending, Piece};
 use super::recipe::How;
 use super::{Core, Job, Miss};
-use crate::dataset::{Part, Parts};
+use crate::dataset::{Chunked, Part, Parts};
 use crate::decode::{Ctx, Scratch};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::memory::{Filled, Rows, Status};
+use crate::memory::{ChunkBuf, Filled, Rows, Status};
 use crate::read::{Cached, Extent};
+use bytes::Bytes;
 use crossbeam_channel::Receiver;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -57,6 +59,10 @@ pub(crate) struct Workers {
     lookups: Queue<(Arc<Job>, Rows)>,
     /// Samples whose bytes have come.
     decodes: Queue<Box<Pending>>,
+    /// Rows whose chunks are open; split when taken.
+    gathers: Queue<(Arc<Job>, Rows, Arc<Held>)>,
+    /// Chunks to be opened.
+    openings: Queue<Opening>,
     /// Slots for `.map_batch`.
     maps: Option<Receiver<Filled>>,
     /// Drains that run or are about to.
@@ -71,30 +77,69 @@ struct State {
     scratch: Scratch,
     /// Encoded bytes from the page cache.
     bytes: Vec<u8>,
+    /// The same of a whole chunk. Shared with the pieces while the chunk is opened.
+    encoded: Arc<Encoded>,
+    /// Where the rows of a run are: which chunk of those that are held, which row in it.
+    places: Vec<(u32, u32)>,
+    ids: Vec<u64>,
+}
+
+/// A worker's buffer for the encoded bytes of a chunk.
+struct Encoded(Option<crate::memory::RegionBytes>);
+
+impl AsRef<[u8]> for Encoded {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_ref().map_or(&[], |bytes| bytes.as_slice())
+    }
+}
+
+impl State {
+    fn new(cached_bytes: usize, chunk_bytes: usize) -> Result<Self> {
+        let encoded = match chunk_bytes {
+            0 => None,
+            bytes => Some(crate::memory::RegionBytes::new(bytes, "a worker's encoded chunk")?),
+        };
+        let bytes = vec![0; cached_bytes];
+        Ok(Self {
+            scratch: Scratch::default(),
+            bytes,
+            encoded: Arc::new(Encoded(encoded)),
+            places: Vec::new(),
+            ids: Vec::new(),
+        })
+    }
+}
+
+/// Sizes of what the workers hold.
+pub(crate) struct Sizes {
+    pub(crate) slots: usize,
+    pub(crate) pending: usize,
+    pub(crate) row_bytes: usize,
+    /// Each worker's buffer for samples from the page cache.
+    pub(crate) cached_bytes: usize,
+    /// Chunk buffers, and each worker's buffer for a chunk from the page cache.
+    pub(crate) chunks: usize,
+    pub(crate) chunk_bytes: usize,
 }
 
 impl Workers {
-    pub(crate) fn new(
-        pool: rayon::ThreadPool,
-        slots: usize,
-        pending: usize,
-        maps: Option<Receiver<Filled>>,
-        row_bytes: usize,
-        cached_bytes: usize,
-    ) -> Self {
+    pub(crate) fn new(pool: rayon::ThreadPool, maps: Option<Receiver<Filled>>, sizes: &Sizes) -> Result<Self> {
         let count = pool.current_num_threads();
-        let state = || Mutex::new(State { scratch: Scratch::default(), bytes: vec![0; cached_bytes] });
-        Self {
+        let state = |_| State::new(sizes.cached_bytes, sizes.chunk_bytes).map(Mutex::new);
+        Ok(Self {
             pool,
             count,
-            lookups: Queue::with_room(slots + 1),
-            decodes: Queue::with_room(pending),
+            lookups: Queue::with_room(sizes.slots + 1),
+            decodes: Queue::with_room(sizes.pending),
+            // A batch has a piece for each chunk boundary in it; small chunks make many.
+            gathers: Queue::with_room(4 * sizes.slots),
+            openings: Queue::with_room(sizes.chunks),
             maps,
             active: AtomicUsize::new(0),
-            states: (0..count).map(|_| state()).collect(),
-            cached_bytes,
-            run_rows: (RUN_BYTES / row_bytes.max(1)).clamp(1, 1 << 16) as u32,
-        }
+            states: (0..count).map(state).collect::<Result<_>>()?,
+            cached_bytes: sizes.cached_bytes,
+            run_rows: (RUN_BYTES / sizes.row_bytes.max(1)).clamp(1, 1 << 16) as u32,
+        })
     }
 
     /// Drains that run or are about to.
@@ -106,12 +151,16 @@ impl Workers {
     pub(crate) fn let_go(&self) {
         while self.lookups.pop().is_some() {}
         while self.decodes.pop().is_some() {}
+        while self.gathers.pop().is_some() {}
+        while self.openings.pop().is_some() {}
         while self.maps.as_ref().is_some_and(|maps| maps.try_recv().is_ok()) {}
     }
 
     fn is_empty(&self) -> bool {
         self.lookups.lock().is_empty()
             && self.decodes.lock().is_empty()
+            && self.gathers.lock().is_empty()
+            && self.openings.lock().is_empty()
             && self.maps.as_ref().is_none_or(|maps| maps.is_empty())
     }
 
@@ -124,6 +173,31 @@ impl Workers {
         }
         queue.pop_front()
     }
+}
+
+impl Workers {
+    /// A few rows of the oldest piece whose chunks are open.
+    fn take_gather(&self) -> Option<(Arc<Job>, Rows, Arc<Held>)> {
+        let mut queue = self.gathers.lock();
+        let (job, rows, held) = queue.front_mut()?;
+        if rows.len() > self.run_rows {
+            return Some((job.clone(), rows.take(self.run_rows), held.clone()));
+        }
+        queue.pop_front()
+    }
+}
+
+/// Gives workers rows whose chunks are open.
+pub(crate) fn gather(core: &Arc<Core>, job: Arc<Job>, rows: Rows, held: Arc<Held>) {
+    let runs = rows.len().div_ceil(core.work.run_rows) as usize;
+    core.work.gathers.push((job, rows, held));
+    ring(core, runs);
+}
+
+/// Gives a worker a chunk to open.
+pub(crate) fn open_chunk(core: &Arc<Core>, opening: Opening) {
+    core.work.openings.push(opening);
+    ring(core, 1);
 }
 
 /// Gives workers rows to look up.
@@ -161,7 +235,8 @@ fn drain(core: &Core) {
     let mut spare = None;
     let state = match &mut own {
         Some(state) => &mut **state,
-        None => spare.insert(State { scratch: Scratch::default(), bytes: vec![0; work.cached_bytes] }),
+        // Without a buffer for chunks: those it finds take the way through the ring.
+        None => spare.insert(State::new(work.cached_bytes, 0).expect("only chunk buffers can fail")),
     };
     loop {
         let mut before = Instant::now();
@@ -188,6 +263,10 @@ fn drain(core: &Core) {
 fn step(core: &Core, state: &mut State) -> bool {
     if let Some(slot) = core.work.maps.as_ref().and_then(|maps| maps.try_recv().ok()) {
         map_batch(core, state, slot);
+    } else if let Some((job, rows, held)) = core.work.take_gather() {
+        gather_rows(core, &job, rows, &held, state);
+    } else if let Some(opening) = core.work.openings.pop() {
+        open(core, opening, state);
     } else if let Some((job, rows)) = core.work.take_lookup() {
         look_up_rows(core, &job, rows, state);
     } else if let Some(pending) = core.work.decodes.pop() {
@@ -198,6 +277,47 @@ fn step(core: &Core, state: &mut State) -> bool {
     true
 }
 
+/// Rows that are copied from memory at a time: their ids are kept that long.
+const COPY_ROWS: u32 = 256;
+
+/// Copies plain rows from memory sources, as many as can be, and says how many: nothing of what a row costs elsewhere
+/// (a guard against panics, marks, a decoder's context) is paid for each. What is left takes the usual way.
+fn copy_from_memory<'d>(core: &'d Core, job: &Job, rows: &mut Rows, parts: &mut Parts<'d>, state: &mut State) -> usize {
+    let count = rows.len().min(COPY_ROWS);
+    let first = job.position(rows);
+    let mut ids = std::mem::take(&mut state.ids);
+    ids.clear();
+    // The dataset and the sampler are the user's: a panic ends the run here, and the usual way names it.
+    let _ = guarded(state, |_| {
+        for row in 0..count as usize {
+            let id = job.order.id(first + row as u64)?;
+            core.parts_of(id, parts)?;
+            for (field, part) in parts.iter() {
+                let handler = &core.recipe.handlers[field];
+                let bytes = match part {
+                    Part::Inline(bytes) => bytes,
+                    Part::Extent(extent) => core.memory_bytes(&extent)?,
+                    Part::Framed(_) => return Ok(()),
+                };
+                let How::InPlace(row_bytes) = handler.how else { return Ok(()) };
+                if bytes.len() != row_bytes {
+                    return Ok(());
+                }
+                let run = rows.run_mut(handler.outputs.start, row as u32 + 1);
+                run[row * row_bytes..].copy_from_slice(bytes);
+            }
+            ids.push(id);
+        }
+        Ok(())
+    });
+    let done = ids.len();
+    if done > 0 {
+        rows.finish_run(&ids);
+    }
+    state.ids = ids;
+    done
+}
+
 enum Looked {
     Done,
     Missing,
@@ -206,7 +326,12 @@ enum Looked {
 fn look_up_rows(core: &Core, job: &Arc<Job>, mut rows: Rows, state: &mut State) {
     let mut parts = Parts::new();
     let mut missed = false;
+    let mut from_memory = core.in_memory && core.recipe.is_plain();
     while rows.len() > 0 && !job.is_cancelled() {
+        if from_memory {
+            from_memory = copy_from_memory(core, job, &mut rows, &mut parts, state) > 0;
+            continue;
+        }
         let mut id = None;
         let looked = guarded(state, |state| {
             let id = *id.insert(job.id_of(&rows)?);
@@ -259,8 +384,12 @@ fn look_up_one<'d>(
     core.parts_of(id, parts)?;
     // All bytes first: nothing is decoded for a sample of which something is missing.
     let mut used = 0;
+    let mut before = None;
     for (field, part) in parts.iter() {
         let Some(extent) = core.file_extent(part) else { continue };
+        if part.shares(before.replace(part)) {
+            continue;
+        }
         let handler = &core.recipe.handlers[field];
         if core.reads_in_place(field, part) {
             match core.cached(&extent, rows.row().bytes_mut(handler.outputs.start)) {
@@ -281,10 +410,12 @@ fn look_up_one<'d>(
         }
     }
     let mut used = 0;
-    let State { scratch, bytes } = state;
+    let mut before = None;
+    let State { scratch, bytes, .. } = state;
     for (field, part) in parts.iter() {
         let bytes = match (core.file_extent(part), part) {
             (Some(_), _) if core.reads_in_place(field, part) => continue,
+            (Some(extent), _) if part.shares(before.replace(part)) => &bytes[used - extent.len as usize..used],
             (Some(extent), _) => {
                 used += extent.len as usize;
                 &bytes[used - extent.len as usize..used]
@@ -326,7 +457,10 @@ pub(crate) fn decode_row(
     let mut parts = Parts::new();
     core.parts_of(id, &mut parts)?;
     for (index, (field, part)) in parts.iter().enumerate() {
-        let piece = pieces.get(index).ok_or_else(|| unsteady(id))?;
+        let mut piece = pieces.get(index).ok_or_else(|| unsteady(id))?;
+        if piece.shared {
+            piece = pieces[..index].iter().rfind(|piece| piece.bytes().is_some()).ok_or_else(|| unsteady(id))?;
+        }
         let bytes = match (piece.bytes(), part) {
             (Some(bytes), _) => bytes,
             (None, Part::Inline(bytes)) => bytes,
@@ -343,6 +477,149 @@ pub(crate) fn decode_row(
 fn unsteady(id: u64) -> Error {
     let message = "the dataset gave other parts for the same sample when asked again";
     Error::new(ErrorKind::User, Stage::Read, message).with_sample(id)
+}
+
+/// Opens a chunk whose bytes were read or lie in the page cache; else sends it to be read.
+fn open(core: &Core, mut opening: Opening, state: &mut State) {
+    if opening.is_forgotten() {
+        return;
+    }
+    if let Some(pieces) = opening.extents.iter().map(|extent| core.sources.shared(extent)).collect() {
+        opening.pieces = pieces;
+    } else if opening.pieces.is_empty() && !opening.extents.is_empty() {
+        match cached_pieces(core, &opening.extents, state) {
+            Ok(Some(pieces)) => opening.pieces = pieces,
+            Ok(None) => {
+                core.to_io.chunk_misses.push(opening);
+                return core.to_io.waker.wake();
+            }
+            Err(error) => return opening.fail(core, error),
+        }
+    }
+    opening.open(core, &mut state.scratch);
+}
+
+/// All extents from the page cache, or nothing.
+fn cached_pieces(core: &Core, extents: &[Extent], state: &mut State) -> Result<Option<Vec<Bytes>>> {
+    // Somebody may have kept a piece of the last chunk; then the ring serves this one.
+    let Some(Encoded(Some(buffer))) = Arc::get_mut(&mut state.encoded) else { return Ok(None) };
+    let mut used = 0;
+    for extent in extents {
+        let Some(place) = buffer.as_mut_slice().get_mut(used..used + extent.len as usize) else { return Ok(None) };
+        match core.cached(extent, place) {
+            Cached::Hit => used += extent.len as usize,
+            Cached::Miss => return Ok(None),
+            Cached::Failed(error) => return Err(error),
+        }
+    }
+    let all = Bytes::from_owner(Shared(state.encoded.clone()));
+    let mut end = 0;
+    let piece = |extent: &Extent| {
+        let start = end;
+        end += extent.len as usize;
+        all.slice(start..end)
+    };
+    Ok(Some(extents.iter().map(piece).collect()))
+}
+
+/// A handle on a worker's buffer that the pieces own together.
+struct Shared(Arc<Encoded>);
+
+impl AsRef<[u8]> for Shared {
+    fn as_ref(&self) -> &[u8] {
+        (*self.0).as_ref()
+    }
+}
+
+/// Fills rows from open chunks.
+fn gather_rows(core: &Core, job: &Arc<Job>, mut rows: Rows, held: &Held, state: &mut State) {
+    if job.is_cancelled() {
+        return;
+    }
+    let first = job.position(&rows);
+    let (mut places, mut ids) = (std::mem::take(&mut state.places), std::mem::take(&mut state.ids));
+    places.clear();
+    ids.clear();
+    let located = guarded(state, |_| {
+        let (chunks, order) = (core.in_chunks()?, job.order.places(first));
+        for position in first..first + u64::from(rows.len()) {
+            let (entry, row, id) = order.locate(position, |id| chunks.inner(id))?;
+            places.push((entry as u32, row as u32));
+            ids.push(id);
+        }
+        Ok(())
+    });
+    match located {
+        Err(error) => {
+            // A sampler's mistake: every row of the run is without a sample.
+            rows.fail_row(error);
+        }
+        Ok(()) if core.recipe.is_plain() && !held.any_failed() && copy_runs(core, &mut rows, held, &places) => {
+            rows.finish_run(&ids);
+        }
+        Ok(()) => {
+            for (place, id) in places.iter().zip(&ids) {
+                match guarded(state, |state| gather_row(core, job, *id, *place, held, &mut rows, &mut state.scratch)) {
+                    Ok(()) => rows.finish_row(),
+                    Err(error) => rows.fail_row(core.named_in_chunk(error, *id, held.chunk(place.0 as usize).chunk())),
+                }
+            }
+        }
+    }
+    (state.places, state.ids) = (places, ids);
+}
+
+/// Copies whole rows of all fields, when every field of every chunk is an array of such rows; false when not.
+fn copy_runs(core: &Core, rows: &mut Rows, held: &Held, places: &[(u32, u32)]) -> bool {
+    for (field, handler) in core.recipe.handlers.iter().enumerate() {
+        let row_bytes = match handler.how {
+            How::InPlace(row_bytes) => row_bytes,
+            How::Skip => continue,
+            _ => return false,
+        };
+        let array = |buffer: Option<&ChunkBuf>| buffer.and_then(|buffer| buffer.array(field).map(|(_, bytes)| bytes));
+        if held.buffers().any(|buffer| array(buffer) != Some(row_bytes)) {
+            return false;
+        }
+        let out = rows.run_mut(handler.outputs.start, places.len() as u32);
+        let mut start = 0;
+        while start < places.len() {
+            let (entry, row) = places[start];
+            let follows = |(at, place): (usize, &(u32, u32))| *place == (entry, row + at as u32);
+            let run = places[start..].iter().enumerate().take_while(|(at, place)| follows((*at, place))).count();
+            let Some(Ok(buffer)) = held.chunk(entry as usize).get() else { return false };
+            let Some((array, _)) = buffer.array(field) else { return false };
+            let from = row as usize * row_bytes;
+            let (to, bytes) = (start * row_bytes, run * row_bytes);
+            out[to..to + bytes].copy_from_slice(&array[from..from + bytes]);
+            start += run;
+        }
+    }
+    true
+}
+
+fn gather_row(
+    core: &Core,
+    job: &Job,
+    id: u64,
+    (entry, row): (u32, u32),
+    held: &Held,
+    rows: &mut Rows,
+    scratch: &mut Scratch,
+) -> Result<()> {
+    let buffer = match held.chunk(entry as usize).get() {
+        Some(Ok(buffer)) => buffer,
+        Some(Err(error)) => return Err(error.again()),
+        None => return Err(Error::new(ErrorKind::Cancelled, Stage::Decode, "the chunk is not open")),
+    };
+    for field in 0..core.recipe.handlers.len() {
+        let bytes = buffer.row(field, row as usize).ok_or_else(|| {
+            let message = format!("the chunk has no row {row} of field `{}`", core.recipe.handlers[field].name);
+            Error::new(ErrorKind::Decode, Stage::Decode, message)
+        })?;
+        core.fill_field(job, id, field, Part::Inline(bytes), bytes, rows, scratch)?;
+    }
+    core.finish_row(job, id, rows, scratch)
 }
 
 fn map_batch(core: &Core, state: &mut State, mut slot: Filled) {
@@ -384,6 +661,68 @@ impl Core {
         }
     }
 
+    /// The side of the dataset that deals in chunks. The user's code: it may panic, or change its mind.
+    pub(crate) fn in_chunks(&self) -> Result<&dyn Chunked> {
+        self.dataset.chunked().ok_or_else(|| {
+            Error::new(
+                ErrorKind::User,
+                Stage::Read,
+                "the dataset had chunks when the loader was built, and has none now",
+            )
+        })
+    }
+
+    /// The extents of a chunk, checked.
+    pub(crate) fn chunk_extents(&self, opening: &mut Opening) -> Result<()> {
+        let chunk = opening.chunk();
+        let asked = catch_unwind(AssertUnwindSafe(|| {
+            let chunks = self.in_chunks()?;
+            chunks.chunk_extents(chunk, &mut opening.extents)?;
+            Ok(chunks.chunk_bytes(chunk).encoded)
+        }));
+        let said = asked.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Read)))?;
+        opening.extents.iter().try_for_each(|extent| self.check_extent(extent))?;
+        let bytes: u64 = opening.extents.iter().map(|extent| extent.len).fold(0, u64::saturating_add);
+        if bytes > said {
+            let message = format!("the dataset said that the chunk has {said} encoded bytes, its extents have {bytes}");
+            return Err(Error::new(ErrorKind::User, Stage::Read, message));
+        }
+        Ok(())
+    }
+
+    /// The error with the sample's id and the chunk's place.
+    fn named_in_chunk(&self, error: Error, id: u64, chunk: usize) -> Error {
+        let error = error.with_sample(id);
+        if error.site().path.is_some() {
+            return error;
+        }
+        let named = catch_unwind(AssertUnwindSafe(|| {
+            let (chunks, mut extents) = (self.in_chunks().ok()?, Vec::new());
+            chunks.chunk_extents(chunk, &mut extents).ok()?;
+            let source = extents.first().map(|extent| extent.source)?;
+            (source.index() < self.sources.count()).then(|| (source, chunks.chunk_name(chunk)))
+        }));
+        match named.ok().flatten() {
+            Some((source, name)) => error.with_path(self.sources.path(source)).within(name),
+            None => error,
+        }
+    }
+
+    fn check_extent(&self, extent: &Extent) -> Result<()> {
+        if extent.source.index() >= self.sources.count() {
+            let (source, count) = (extent.source.index(), self.sources.count());
+            let message = format!("the dataset names source {source}, it has {count}");
+            return Err(Error::new(ErrorKind::User, Stage::Read, message));
+        }
+        let len = self.sources.len_of(extent.source);
+        if extent.offset.checked_add(extent.len).is_none_or(|end| end > len) {
+            let message = format!("the extent ends behind the end of the source, of {len} bytes when it was indexed");
+            let error = Error::new(ErrorKind::Truncated, Stage::Read, message);
+            return Err(error.with_path(self.sources.path(extent.source)).with_range(extent.offset, extent.len));
+        }
+        Ok(())
+    }
+
     /// What a sample is made of, checked: datasets are open, and everything behind here relies on it. Every field of
     /// the schema has bytes exactly once, every extent lies within its source.
     pub(crate) fn parts_of<'d>(&'d self, id: u64, parts: &mut Parts<'d>) -> Result<()> {
@@ -400,22 +739,16 @@ impl Core {
             }
             seen |= 1 << field;
             let (Part::Extent(extent) | Part::Framed(extent)) = part else { continue };
-            if extent.source.index() >= self.sources.count() {
-                let (source, count) = (extent.source.index(), self.sources.count());
-                return lie(format!("the dataset names source {source}, it has {count}"));
-            }
-            let len = self.sources.len_of(extent.source);
-            if extent.offset.checked_add(extent.len).is_none_or(|end| end > len) {
-                let message =
-                    format!("the extent ends behind the end of the source, of {len} bytes when it was indexed");
-                let error = Error::new(ErrorKind::Truncated, Stage::Read, message);
-                return Err(error.with_path(self.sources.path(extent.source)).with_range(extent.offset, extent.len));
-            }
+            self.check_extent(&extent)?;
         }
         let missing = (0..self.recipe.handlers.len()).find(|field| seen & (1 << field) == 0);
-        missing.map_or(Ok(()), |field| {
-            lie(format!("the dataset gave no bytes for field `{}`", self.recipe.handlers[field].name))
-        })
+        if let Some(field) = missing {
+            return lie(format!("the dataset gave no bytes for field `{}`", self.recipe.handlers[field].name));
+        }
+        if self.skips {
+            parts.retain(|field| !matches!(self.recipe.handlers[field].how, How::Skip));
+        }
+        Ok(())
     }
 
     /// The extent of a part that lies in a file.
@@ -469,20 +802,26 @@ impl Core {
             Part::Inline(_) => error,
         };
         let handler = &self.recipe.handlers[field];
+        // Out of the scratch while the decoder has the rest of it.
+        let mut opened = std::mem::take(&mut scratch.opened);
+        opened.clear();
         let bytes = match part {
-            Part::Framed(_) => self.dataset.open(id, field, bytes).map_err(site)?,
+            Part::Framed(_) => self.dataset.open(id, field, bytes, &mut opened).map_err(site)?,
             _ => bytes,
         };
         let mut row = rows.row();
-        match &handler.how {
+        let done = match &handler.how {
             How::InPlace(_) | How::Copy => row.copy_from(handler.outputs.start, bytes).map_err(site),
+            How::Skip => Ok(()),
             How::Decode(decoder) => {
                 handler.outputs.clone().for_each(|field| row.clear_len(field));
                 let mut ctx = Ctx::new(self.seed, job.epoch, id, handler.outputs.clone(), scratch)
                     .with_scratch_limit(self.scratch_limit);
                 decoder.decode(bytes, &mut ctx, &mut row.only(mask(&handler.outputs))).map_err(site)
             }
-        }
+        };
+        scratch.opened = opened;
+        done
     }
 
     /// Transforms and marks a row all of whose fields are there.

@@ -40,6 +40,8 @@ pub(crate) struct Meters {
     pub(crate) user_ns: Counter,
     /// Workers were looking up, decoding or transforming (sum over workers).
     pub(crate) decode_busy_ns: Counter,
+    /// Chunks opened.
+    pub(crate) chunks: Counter,
     reads: Mutex<ReadStats>,
 }
 

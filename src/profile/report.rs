@@ -35,6 +35,8 @@ pub struct Report {
     pub reads: ReadStats,
     /// Extents that the page cache was asked for first: held, and not held.
     pub cache: Option<(u64, u64)>,
+    /// For datasets in chunks: how often a chunk was opened, and how many there are.
+    pub chunks: Option<(u64, u64)>,
     /// The memory.
     pub plan: MemoryPlan,
     /// Things the kernel may still write to, left behind at shutdowns of this process.
@@ -51,14 +53,19 @@ pub enum Bound {
     Consumer,
     /// Decode workers are busy while the consumer waits.
     Decode,
-    /// Workers are idle while the consumer waits.
+    /// Workers are idle while the consumer waits for what is being read.
     Storage,
+    /// Workers are idle while the consumer waits, and next to nothing is read: handing over many small samples or
+    /// batches takes the time.
+    HandOver,
 }
 
 /// Batches below which a verdict would be a guess.
 const BATCHES_LEAST: u64 = 4;
 /// The consumer counts as fed when it waits less than this share of its time.
 const FED: f64 = 0.02;
+/// Reads count as next to nothing below one for so many samples, and a byte for so many.
+const LITTLE: u64 = 50;
 /// Workers count as busy from this share of their time.
 const BUSY: f64 = 0.8;
 
@@ -86,8 +93,15 @@ impl Report {
         match (self.starved_share() < FED, self.busy_share() >= BUSY) {
             (true, _) => Bound::Consumer,
             (false, true) => Bound::Decode,
+            (false, false) if self.hardly_reads() => Bound::HandOver,
             (false, false) => Bound::Storage,
         }
+    }
+
+    /// Whether next to nothing of what was handed out was read: the page cache or memory held it.
+    fn hardly_reads(&self) -> bool {
+        let reads = &self.reads;
+        reads.ops < self.samples / LITTLE && reads.bytes_asked.max(reads.bytes_moved) < self.bytes / LITTLE
     }
 
     fn advice(&self) -> &'static str {
@@ -96,6 +110,9 @@ impl Report {
             Bound::Consumer => "not starved: the consumer's own work takes the time",
             Bound::Decode => "bound by decode: more workers (if there are cores) or cheaper decoding would help",
             Bound::Storage => "bound by storage: workers are idle while reads are on their way",
+            Bound::HandOver => {
+                "bound by handing over: workers are idle and hardly anything is read; larger batches would help"
+            }
         }
     }
 }
@@ -159,6 +176,9 @@ impl fmt::Display for Report {
         writeln!(f, "storage   {}", reads_in_words(&self.reads))?;
         if let Some((hits, misses)) = self.cache {
             writeln!(f, "cache     asked first: held {hits}, not held {misses}")?;
+        }
+        if let Some((opened, all)) = self.chunks {
+            writeln!(f, "chunks    {opened} opened; the dataset has {all}")?;
         }
         if self.leaked > 0 {
             writeln!(f, "leaked    {} things that the kernel may still write to", self.leaked)?;

@@ -1,6 +1,7 @@
 //! Where bytes are: files by path and expected length, or memory of the process. A table, not open descriptors.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
+use bytes::Bytes;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -42,7 +43,9 @@ pub struct Sources {
     dirs: Vec<PathBuf>,
     names: Vec<u8>,
     entries: Vec<Entry>,
-    memory: Vec<Arc<[u8]>>,
+    memory: Vec<Bytes>,
+    /// For a table whose files were read into memory: the bytes of each source.
+    resident: Vec<Option<Bytes>>,
     bytes: u64,
 }
 
@@ -108,8 +111,34 @@ impl Sources {
     /// Adds bytes of the process itself: a sample that lies there is copied by the decode workers and never read.
     pub fn memory(&mut self, bytes: Arc<[u8]>) -> SourceId {
         self.entries.push(Entry { dir: MEMORY, name: self.memory.len() as u64, len: bytes.len() as u64 });
-        self.memory.push(bytes);
+        self.memory.push(Bytes::from_owner(bytes));
         SourceId((self.entries.len() - 1) as u32)
+    }
+
+    /// Adds all sources of `other` behind its own: what was source *k* there is source *k* plus the number returned.
+    ///
+    /// Errors: as [`Self::file_in`].
+    pub(crate) fn append(&mut self, other: &Sources) -> Result<usize> {
+        let base = self.entries.len();
+        let (dirs, names, memory) = (self.dirs.len() as u32, self.names.len() as u64, self.memory.len() as u64);
+        let fits = base + other.entries.len() <= MEMORY as usize && names + (other.names.len() as u64) < 1 << 48;
+        if !fits {
+            return Err(Error::new(ErrorKind::Limit, Stage::Index, "more than 2^32 sources, or 2^48 bytes of names"));
+        }
+        self.dirs.extend_from_slice(&other.dirs);
+        self.names.extend_from_slice(&other.names);
+        self.memory.extend_from_slice(&other.memory);
+        let moved = |entry: &Entry| match entry.dir {
+            MEMORY => Entry { name: entry.name + memory, ..*entry },
+            dir => Entry { dir: dir + dirs, name: entry.name + (names << 16), len: entry.len },
+        };
+        if !(self.resident.is_empty() && other.resident.is_empty()) {
+            self.resident.resize(base, None);
+            self.resident.extend_from_slice(&other.resident);
+        }
+        self.entries.extend(other.entries.iter().map(moved));
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        Ok(base)
     }
 
     /// Number of sources.
@@ -134,15 +163,37 @@ impl Sources {
 
     /// The bytes of a memory source.
     pub fn bytes_of(&self, id: SourceId) -> Option<&[u8]> {
+        self.owned(id).map(|bytes| &bytes[..])
+    }
+
+    /// The bytes of an extent of a memory source, without a copy. `None` for files, and outside of the source.
+    pub(crate) fn shared(&self, extent: &Extent) -> Option<Bytes> {
+        let bytes = self.owned(extent.source)?;
+        let end = extent.offset.checked_add(extent.len).filter(|end| *end <= bytes.len() as u64)?;
+        Some(bytes.slice(extent.offset as usize..end as usize))
+    }
+
+    fn owned(&self, id: SourceId) -> Option<&Bytes> {
+        if let Some(Some(bytes)) = self.resident.get(id.index()) {
+            return Some(bytes);
+        }
         let entry = self.entries[id.index()];
-        (entry.dir == MEMORY).then(|| &*self.memory[entry.name as usize])
+        (entry.dir == MEMORY).then(|| &self.memory[entry.name as usize])
+    }
+
+    /// The same table with the bytes of every source in memory: `bytes` in the order of the ids. Paths stay, for errors.
+    pub(crate) fn with_bytes(&self, bytes: Vec<Bytes>) -> Self {
+        debug_assert_eq!(bytes.len(), self.entries.len());
+        Self { resident: bytes.into_iter().map(Some).collect(), bytes: 0, ..self.clone() }
     }
 
     /// The first file of each folder, of at most `dirs_max` folders.
     pub(crate) fn first_of_dirs(&self, dirs_max: usize) -> Vec<SourceId> {
         let mut seen = vec![false; self.dirs.len()];
-        let first = |(_, entry): &(usize, &Entry)| {
-            entry.dir != MEMORY && !std::mem::replace(&mut seen[entry.dir as usize], true)
+        let first = |(index, entry): &(usize, &Entry)| {
+            self.owned(SourceId(*index as u32)).is_none()
+                && entry.dir != MEMORY
+                && !std::mem::replace(&mut seen[entry.dir as usize], true)
         };
         let files = self.entries.iter().enumerate().filter(first);
         files.take(dirs_max.min(self.dirs.len())).map(|(index, _)| SourceId(index as u32)).collect()

@@ -17,6 +17,11 @@ impl Size {
     pub(super) fn pixels(self) -> u64 {
         u64::from(self.width) * u64::from(self.height)
     }
+
+    /// Each side divided, rounded up.
+    pub(super) fn divided(self, by: u32) -> Self {
+        Self::new(self.width.div_ceil(by), self.height.div_ceil(by))
+    }
 }
 
 /// What the picture is cut to and scaled to.
@@ -71,7 +76,7 @@ impl Op {
     /// The part of a picture of size `picture` (no side 0) that becomes the output.
     pub(super) fn crop(&self, picture: Size, draws: &mut Draws) -> Crop {
         match *self {
-            Self::Resize(_) => Crop::of_view(Rect { left: 0, top: 0, size: picture }),
+            Self::Resize(_) => Crop::of_view(Rect::of(picture)),
             Self::CenterCrop { resize, size } => center(picture, resize, size),
             Self::RandomResizedCrop { scale, ratio, .. } => Crop::of_view(random_rect(picture, scale, ratio, draws)),
         }
@@ -84,18 +89,86 @@ impl Crop {
         Self { view, part: Part { left: 0.0, top: 0.0, width: f64::from(width), height: f64::from(height) } }
     }
 
-    /// Rows from the top of the picture that matter to an output of size `output`, with any filter.
-    pub(super) fn rows(&self, output: Size) -> u32 {
-        let pitch = (self.part.height / f64::from(output.height)).max(1.0);
-        let bottom = self.part.top + self.part.height + FILTER_RADIUS * pitch + 1.0;
-        // The part lies in the view, so the cast is of a small number.
-        self.view.top + (bottom.ceil() as u32).min(self.view.size.height)
+    /// The pixels of the picture that matter to an output of size `output`, with any filter.
+    pub(super) fn needed(&self, output: Size) -> Rect {
+        let Rect { left, top, size } = self.view;
+        let (x, width) = reach(self.part.left, self.part.width, output.width, size.width);
+        let (y, height) = reach(self.part.top, self.part.height, output.height, size.height);
+        Rect { left: left + x, top: top + y, size: Size::new(width, height) }
     }
 
-    /// The same crop of a picture of which only the first `rows` rows are there; all that matter are.
-    pub(super) fn within(mut self, rows: u32) -> Self {
-        self.view.size.height = self.view.size.height.min(rows - self.view.top);
+    /// The same crop of a picture of which only `there` is there; all that matter are.
+    pub(super) fn within(mut self, there: Rect) -> Self {
+        let view = self.view.common(there);
+        self.part.left -= f64::from(view.left - self.view.left);
+        self.part.top -= f64::from(view.top - self.view.top);
+        self.view = Rect { left: view.left - there.left, top: view.top - there.top, size: view.size };
         self
+    }
+
+    /// The same crop of the picture scaled to 1 / `denominator`: the view is rounded outwards, so at the edges of a
+    /// random crop a part of a scaled pixel beside it counts, too.
+    pub(super) fn scaled(self, denominator: u32, picture: Size) -> Self {
+        let d = f64::from(denominator);
+        let Rect { left, top, size } = self.view;
+        let (x, y) = (left / denominator, top / denominator);
+        let right = (left + size.width).div_ceil(denominator).min(picture.width);
+        let bottom = (top + size.height).div_ceil(denominator).min(picture.height);
+        let view = Rect { left: x, top: y, size: Size::new(right - x, bottom - y) };
+        let start = |view: u32, part: f64, scaled: u32| (f64::from(view) + part) / d - f64::from(scaled);
+        let (part_left, part_top) = (start(left, self.part.left, x), start(top, self.part.top, y));
+        let width = (self.part.width / d).min(f64::from(view.size.width) - part_left);
+        let height = (self.part.height / d).min(f64::from(view.size.height) - part_top);
+        Self { view, part: Part { left: part_left, top: part_top, width, height } }
+    }
+}
+
+/// Start and length of what a part of a side (`start`, `length`) looks at, when `output` pixels are made of it.
+fn reach(start: f64, length: f64, output: u32, side: u32) -> (u32, u32) {
+    let margin = FILTER_RADIUS * (length / f64::from(output)).max(1.0) + 1.0;
+    // The part lies in the view, so the casts are of small numbers; below 0 they give 0.
+    let first = ((start - margin).floor() as u32).min(side - 1);
+    let end = ((start + length + margin).ceil() as u32).min(side);
+    (first, end - first)
+}
+
+impl Rect {
+    /// All of a picture.
+    pub(super) fn of(size: Size) -> Self {
+        Self { left: 0, top: 0, size }
+    }
+
+    pub(super) fn right(&self) -> u32 {
+        self.left + self.size.width
+    }
+
+    pub(super) fn bottom(&self) -> u32 {
+        self.top + self.size.height
+    }
+
+    /// What lies in both, which must be something.
+    pub(super) fn common(&self, other: Self) -> Self {
+        let (left, top) = (self.left.max(other.left), self.top.max(other.top));
+        let size = Size::new(self.right().min(other.right()) - left, self.bottom().min(other.bottom()) - top);
+        Self { left, top, size }
+    }
+
+    /// `by` more pixels on every side, as far as a picture of size `picture` has them.
+    pub(super) fn widened(&self, by: u32, picture: Size) -> Self {
+        let (left, top) = (self.left.saturating_sub(by), self.top.saturating_sub(by));
+        let (right, bottom) = ((self.right() + by).min(picture.width), (self.bottom() + by).min(picture.height));
+        Self { left, top, size: Size::new(right - left, bottom - top) }
+    }
+
+    pub(super) fn moved(mut self, right: u32, down: u32) -> Self {
+        self.left += right;
+        self.top += down;
+        self
+    }
+
+    /// The same pixels, counted from the first pixel of `origin`, which holds them.
+    pub(super) fn seen_from(&self, origin: Self) -> Self {
+        Self { left: self.left - origin.left, top: self.top - origin.top, size: self.size }
     }
 }
 
@@ -106,7 +179,7 @@ fn center(picture: Size, resize: u32, size: u32) -> Crop {
     let scaled = |side: u32| u64::from(resize) * u64::from(side) / shorter;
     let (left, width) = center_of(picture.width, scaled(picture.width), size);
     let (top, height) = center_of(picture.height, scaled(picture.height), size);
-    Crop { view: Rect { left: 0, top: 0, size: picture }, part: Part { left, top, width, height } }
+    Crop { view: Rect::of(picture), part: Part { left, top, width, height } }
 }
 
 /// Start and length, in pixels of a side of `side` pixels, of the middle `size` of its `scaled` pixels.

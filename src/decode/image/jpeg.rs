@@ -7,7 +7,8 @@
 //! The rows below a crop are not decoded: zune is told a smaller height ([`Header::rows`]), which in a picture of one
 //! scan just ends the work earlier, with the same pixels.
 
-use super::geometry::Size;
+use super::geometry::{Rect, Size};
+use super::orientation::{EXIF, Orientation};
 use super::{Room, bad};
 use crate::error::Result;
 use std::cell::Cell;
@@ -26,18 +27,24 @@ pub(super) struct Header {
     samples: u64,
     /// Whether the first scan holds all components.
     one_scan: bool,
-    /// Rows of an MCU.
-    mcu: u32,
+    /// Pixels of an MCU. (A scan of one component has MCUs of 8×8, whatever its factors: [`Header::coded_mcu`].)
+    mcu: Size,
+    /// MCUs between two restart markers; 0: there are none.
+    restart: u32,
     /// Offset of the picture's height.
     height_at: usize,
     /// Offset of the first entropy-coded byte.
     scan: usize,
+    /// Where the body of the first APP1 segment with EXIF lies; 0, 0: there is none.
+    exif: (usize, usize),
 }
 
 impl Header {
     /// Reads the segments up to the first scan.
     pub(super) fn parse(input: &[u8]) -> Result<Self> {
         let mut header: Option<Self> = None;
+        let mut restart = 0;
+        let mut exif = (0, 0);
         let mut at = 2;
         loop {
             let (marker, start, end) = segment(input, at)?;
@@ -56,8 +63,13 @@ impl Header {
                 0xDA => {
                     let header = header.ok_or_else(|| bad("JPEG without a frame header"))?;
                     let one_scan = !header.progressive && body.first() == Some(&header.components);
-                    return Ok(Self { one_scan, scan: end, ..header });
+                    return Ok(Self { one_scan, scan: end, restart, exif, ..header });
                 }
+                0xDD => {
+                    let interval = body.first_chunk().ok_or_else(|| bad("JPEG restart interval is cut"))?;
+                    restart = u32::from(u16::from_be_bytes(*interval));
+                }
+                0xE1 if exif == (0, 0) && body.starts_with(EXIF) => exif = (start, end),
                 _ => {}
             }
             at = end;
@@ -78,28 +90,88 @@ impl Header {
                 format!("JPEG frame header of {}x{} pixels, {components} components", size.width, size.height);
             return Err(bad(message));
         }
-        let mcu = 8 * factors.iter().map(|factor| u32::from(factor[1] & 15)).max().unwrap_or(1).max(1);
+        let most = |side: fn(u8) -> u8| 8 * u32::from(factors.iter().map(|f| side(f[1])).max().unwrap_or(1).max(1));
         Ok(Self {
             size,
             progressive: marker == 0xC2,
             components: *components,
             samples: samples(size, factors),
             one_scan: false,
-            mcu,
+            mcu: Size::new(most(|factor| factor >> 4), most(|factor| factor & 15)),
+            restart: 0,
             height_at: at + 1,
             scan: 0,
+            exif: (0, 0),
         })
+    }
+
+    /// What zune decodes to wrong colours, without a word: sequential pictures whose components come in scans of their
+    /// own, when chroma has a quarter of the rows or more than 4 samples of luma (found: 4×2, 1×4 and 2×4), and when
+    /// there are restart markers.
+    fn check_kind(&self) -> Result<()> {
+        if self.progressive || self.one_scan {
+            return Ok(());
+        }
+        let Size { width, height } = self.mcu.divided(8);
+        let what = match (self.restart, width * height) {
+            (1.., _) => String::from("restart markers"),
+            (_, 5..) => format!("sampling factors of {width}x{height}"),
+            _ if height > 2 => format!("sampling factors of {width}x{height}"),
+            _ => return Ok(()),
+        };
+        let message = format!("sequential JPEG of several scans with {what}, which zune-jpeg does not decode");
+        Err(bad(message + " (libjpeg-turbo does: feature `turbojpeg`)"))
+    }
+
+    /// What the EXIF data of `input`, whose header this is, say.
+    pub(super) fn orientation(&self, input: &[u8]) -> Orientation {
+        input.get(self.exif.0..self.exif.1).map(Orientation::of_exif).unwrap_or_default()
+    }
+
+    /// Whether it is sequential and has all components in one scan: then it is decoded row by row of MCUs.
+    pub(super) fn one_scan(&self) -> bool {
+        self.one_scan
+    }
+
+    pub(super) fn components(&self) -> u8 {
+        self.components
+    }
+
+    /// Pixels of an MCU of all components.
+    #[cfg(feature = "turbojpeg")]
+    pub(super) fn mcu(&self) -> Size {
+        self.mcu
+    }
+
+    /// Pixels of an MCU as it is coded in a picture of one scan.
+    pub(super) fn coded_mcu(&self) -> Size {
+        if self.components == 1 { Size::new(8, 8) } else { self.mcu }
+    }
+
+    /// MCUs between two restart markers; 0: there are none.
+    pub(super) fn restart(&self) -> u32 {
+        self.restart
+    }
+
+    /// Offset of the picture's height, which its width follows.
+    pub(super) fn height_at(&self) -> usize {
+        self.height_at
+    }
+
+    /// Offset of the first entropy-coded byte.
+    pub(super) fn scan(&self) -> usize {
+        self.scan
     }
 
     /// Rows to decode when only the first `needed` are looked at: whole MCUs, and one more for the chroma of the last
     /// row, which is interpolated with the next. All, when the picture comes in several scans.
     pub(super) fn rows(&self, needed: u32) -> u32 {
-        let rows = needed.next_multiple_of(self.mcu) + self.mcu;
+        let rows = needed.next_multiple_of(self.mcu.height) + self.mcu.height;
         if self.one_scan { rows.min(self.size.height) } else { self.size.height }
     }
 
-    /// Heap bytes that zune takes, at most: rows of MCUs, and coefficients when a picture comes in several scans.
-    fn scratch(&self) -> u64 {
+    /// Heap bytes that a decoder takes, at most: rows of MCUs, and coefficients when a picture comes in several scans.
+    pub(super) fn scratch(&self) -> u64 {
         let rows = ROW_BYTES * (u64::from(self.size.width) + 32);
         let coefficients = if self.progressive || !self.one_scan { 2 * self.samples } else { 0 };
         rows + coefficients
@@ -107,7 +179,7 @@ impl Header {
 }
 
 /// zune's buffers for one row of MCUs of all components, per pixel of width (found: 170 for 4:2:0; the unusual
-/// factors of 4 take up to 480).
+/// factors of 4 take up to 480). libjpeg-turbo takes less: bytes where zune has words of 16 bits.
 const ROW_BYTES: u64 = 512;
 
 /// Samples of all components, padded to whole MCUs.
@@ -122,7 +194,7 @@ fn samples(size: Size, factors: &[[u8; 3]]) -> u64 {
 }
 
 /// The next segment from `at` on: its marker and where its body lies.
-fn segment(input: &[u8], at: usize) -> Result<(u8, usize, usize)> {
+pub(super) fn segment(input: &[u8], at: usize) -> Result<(u8, usize, usize)> {
     let cut = || bad("JPEG is cut in its header");
     let rest = input.get(at..).ok_or_else(cut)?;
     let skipped = rest.windows(2).position(|pair| pair[0] == 0xFF && !matches!(pair[1], 0 | 0xFF)).ok_or_else(cut)?;
@@ -139,8 +211,11 @@ fn segment(input: &[u8], at: usize) -> Result<(u8, usize, usize)> {
     Ok((marker, at + 4, end))
 }
 
-/// Decodes the first `rows` rows to RGB, which lie in the front of the room's pixels afterwards.
-pub(super) fn decode(input: &[u8], header: &Header, rows: u32, strict: bool, room: &mut Room<'_>) -> Result<Size> {
+/// Decodes at least the pixels `needed` to RGB, which lie in the front of the room's pixels afterwards. Says which
+/// part of the picture that is: some rows from the top.
+pub(super) fn decode(input: &[u8], header: &Header, needed: Rect, strict: bool, room: &mut Room<'_>) -> Result<Rect> {
+    header.check_kind()?;
+    let rows = header.rows(needed.bottom());
     let size = Size::new(header.size.width, rows);
     let pixels = room.take(header.size, 3 * size.pixels(), header.scratch())?;
     let options = DecoderOptions::new_fast()
@@ -162,12 +237,19 @@ pub(super) fn decode(input: &[u8], header: &Header, rows: u32, strict: bool, roo
     decoder.decode_into(pixels).map_err(damaged)?;
     drop(decoder);
     watch.check()?;
-    Ok(size)
+    Ok(Rect::of(size))
 }
 
 /// zune's words on one line: some of its messages end in a line break.
 fn damaged(error: zune_jpeg::errors::DecodeErrors) -> crate::Error {
     bad("damaged JPEG").with_source(error.to_string().trim_end().replace('\n', " "))
+}
+
+/// Offset of the end marker.
+pub(super) fn end_of(input: &[u8], header: &Header) -> Result<usize> {
+    // From the back: a thumbnail in the header has an end marker too.
+    let end = input[header.scan..].windows(2).rposition(|pair| pair == END);
+    Ok(end.ok_or_else(|| bad("JPEG without its end marker: the file is cut"))? + header.scan)
 }
 
 /// The bytes that zune gets, and how far its entropy decoder read.
@@ -190,8 +272,8 @@ const TAIL: &[u8] = b"\xFF\0\xFF\0\xFF\0\xFF\0\xFF\0\xFF\0\xFF\0\xFF\0\xFF\0\xFF
 /// zune holds at most 63 bits; a byte of ones is written as two.
 const SLACK: usize = 16;
 /// Bytes of padding before the end marker that pass as an encoder's habit.
-const SURPLUS: usize = 2;
-const END: [u8; 2] = [0xFF, 0xD9];
+pub(super) const SURPLUS: usize = 2;
+pub(super) const END: [u8; 2] = [0xFF, 0xD9];
 
 impl<'a> Watch<'a> {
     fn new(input: &'a [u8], header: &'a Header, rows: u32, strict: bool) -> Result<Self> {
@@ -199,9 +281,7 @@ impl<'a> Watch<'a> {
         if !strict {
             return Ok(Self { bytes: input, tail: &[], reached, header, rows });
         }
-        // From the back: a thumbnail in the header has an end marker too.
-        let end = input[header.scan..].windows(2).rposition(|pair| pair == END);
-        let end = end.ok_or_else(|| bad("JPEG without its end marker: the file is cut"))? + header.scan;
+        let end = end_of(input, header)?;
         let (bytes, tail) = if header.one_scan { (&input[..end], TAIL) } else { (&input[..end + 2], &[][..]) };
         Ok(Self { bytes, tail, reached, header, rows })
     }

@@ -2,19 +2,22 @@
 //!
 //! ```text
 //! cargo run --release --example throughput -- --source images --path train/ --crop 224
+//! cargo run --release --features parquet --example throughput -- --source parquet --path '*.parquet' --shuffle 1 --window 8
 //! cargo run --release --example throughput -- --source records --path raw.bin --record-bytes 150528 --shuffle 1 --cold
 //! ```
 
+mod source;
+
 use clap::{Parser, ValueEnum};
-use feedline::dataset::{Dataset, Images, Records};
-use feedline::decode::{Image, PixelLayout};
+use feedline::dataset::Dataset;
+use feedline::decode::{Bytes, Image, PixelLayout};
 use feedline::read::{Direct, Mode};
-use feedline::tensor::DType;
+use feedline::tensor::{DType, Encoding};
 use feedline::{Batch, Device, Loader, LoaderBuilder, Order};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use source::SourceArgs;
 use std::error::Error;
 use std::io::IsTerminal;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -24,15 +27,8 @@ use xxhash_rust::xxh3::Xxh3;
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// What the data is
-    #[arg(long, value_enum)]
-    source: Source,
-    /// Folder of images (a folder per class, or flat), or file / folder of records
-    #[arg(long)]
-    path: PathBuf,
-    /// Bytes of one record
-    #[arg(long, required_if_eq("source", "records"))]
-    record_bytes: Option<usize>,
+    #[command(flatten)]
+    source: SourceArgs,
     /// Rows of a batch
     #[arg(long, default_value_t = 256)]
     batch: usize,
@@ -60,6 +56,9 @@ struct Args {
     /// Shuffle with this seed [default: sequential]
     #[arg(long)]
     shuffle: Option<u64>,
+    /// Shuffle within groups of so many chunks (row groups, compressed shards) [default: over everything]
+    #[arg(long, requires = "shuffle")]
+    window: Option<usize>,
     /// Run for about so long, over as many epochs as it takes [default: one epoch]
     #[arg(long, conflicts_with = "batches", value_parser = seconds)]
     seconds: Option<f64>,
@@ -81,12 +80,6 @@ struct Args {
     /// One line of JSON instead of the report (peak_anon_mib is the loader's memory; peak_rss_mib counts mapped files, too)
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Source {
-    Images,
-    Records,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -132,13 +125,19 @@ fn main() {
 }
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
-    let builder = match args.source {
-        Source::Images => images(args)?,
-        Source::Records => {
-            let bytes = args.record_bytes.ok_or("--record-bytes is missing")?;
-            start(args, Records::builder(bytes).open(&args.path)?)?
-        }
-    };
+    let dataset = args.source.open()?;
+    if args.cold {
+        drop_from_cache(&dataset)?;
+    }
+    let (schema, bytes_max) = (dataset.schema().to_vec(), dataset.sample_bytes_max() as usize);
+    let mut builder = Loader::builder(dataset);
+    for field in schema {
+        builder = match field.encoding {
+            Encoding::Image => builder.decode_field(&field.name, pictures(args)),
+            Encoding::Bytes => builder.decode_field(&field.name, Bytes::up_to(bytes_max)),
+            _ => builder,
+        };
+    }
     let memory = MemoryWatch::start();
     let built = Instant::now();
     let loader = configure(builder, args).build()?;
@@ -160,7 +159,7 @@ fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-fn images(args: &Args) -> Result<LoaderBuilder, Box<dyn Error>> {
+fn pictures(args: &Args) -> Image {
     let dtype = match args.dtype {
         Type::U8 => DType::U8,
         Type::F32 => DType::F32,
@@ -171,24 +170,17 @@ fn images(args: &Args) -> Result<LoaderBuilder, Box<dyn Error>> {
         Layout::Nhwc => PixelLayout::Nhwc,
         Layout::Nchw => PixelLayout::Nchw,
     };
-    let mut decoder = Image::random_resized_crop(args.crop).flip(0.5).dtype(dtype).layout(layout);
-    if dtype != DType::U8 {
-        decoder = decoder.normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]);
+    let decoder = Image::random_resized_crop(args.crop).flip(0.5).dtype(dtype).layout(layout);
+    if dtype == DType::U8 {
+        return decoder;
     }
-    Ok(start(args, Images::open(&args.path)?)?.decode(decoder))
-}
-
-fn start(args: &Args, dataset: impl Dataset) -> Result<LoaderBuilder, Box<dyn Error>> {
-    if args.cold {
-        drop_from_cache(&dataset)?;
-    }
-    Ok(Loader::builder(dataset))
+    decoder.normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 }
 
 /// Asks the kernel to forget the files. Pages that others use or that are not yet written stay: hence the sync.
 fn drop_from_cache(dataset: &impl Dataset) -> Result<(), Box<dyn Error>> {
     let sources = dataset.sources();
-    for id in sources.ids() {
+    for id in sources.ids().filter(|id| sources.bytes_of(*id).is_none()) {
         let path = sources.path(id);
         let file = std::fs::File::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         // Written pages cannot be dropped; read-only media refuse to sync, and have none.
@@ -201,7 +193,11 @@ fn drop_from_cache(dataset: &impl Dataset) -> Result<(), Box<dyn Error>> {
 fn configure(builder: LoaderBuilder, args: &Args) -> LoaderBuilder {
     let mut builder = builder
         .batch_size(args.batch)
-        .order(args.shuffle.map_or(Order::sequential(), Order::shuffled))
+        .order(match (args.shuffle, args.window) {
+            (None, _) => Order::sequential(),
+            (Some(seed), None) => Order::shuffled(seed),
+            (Some(seed), Some(chunks)) => Order::windowed(seed, chunks),
+        })
         .depth(args.depth)
         .reader(match args.reader {
             Reader::Auto => Mode::Auto,

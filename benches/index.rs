@@ -1,0 +1,122 @@
+//! What opening a dataset of shards costs: 1,000,000 samples of two fields in tar, as 1, 100 and 1000 shards; the first
+//! time (all shards are scanned) and from the index files.
+//!
+//! Physical limit to hold the figures against: reading the same index files by `std::fs::read`, one after the other.
+//!
+//! `cargo bench --no-default-features --bench index` (makes 1.5 GB below `target/` and removes them)
+
+mod common;
+
+use common::{as_test, spread};
+use feedline::dataset::{Dataset, DatasetExt, Tar, TfRecord};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Targets: time from the cache in ms, and index bytes of a sample.
+const OPEN_MS: f64 = 50.0;
+const SAMPLE_BYTES: f64 = 40.0;
+
+fn main() {
+    let samples = if as_test() { 2000 } else { 1_000_000 };
+    let repeats = if as_test() { 1 } else { 21 };
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("bench-index-{}", std::process::id()));
+    for shards in [1, 100, 1000] {
+        write_shards(&dir, samples, shards);
+        measure(&dir, samples, shards, repeats);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+    measure_records(&dir, samples, repeats);
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
+/// The same for TFRecord: records of 116 bytes in 4 files.
+fn measure_records(dir: &Path, samples: usize, repeats: usize) {
+    std::fs::create_dir_all(dir).unwrap();
+    let masked = |bytes: &[u8]| crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes();
+    let (len, data) = (100_u64.to_le_bytes(), [7; 100]);
+    let record = [&len[..], &masked(&len), &data, &masked(&data)].concat().repeat(samples / 4);
+    (0..4).for_each(|shard| std::fs::write(dir.join(format!("{shard}")), &record).unwrap());
+    let open = || TfRecord::open(dir).unwrap();
+    let start = Instant::now();
+    let records = open();
+    let first = start.elapsed().as_secs_f64();
+    assert_eq!((records.len(), records.shards_scanned()), (samples as u64, 4));
+    let times = (0..repeats).map(|_| {
+        let start = Instant::now();
+        assert_eq!(open().shards_scanned(), 0);
+        start.elapsed().as_secs_f64() * 1e3
+    });
+    let (ms, low, high) = spread(times.collect());
+    let bytes = records.index_bytes() as f64 / samples as f64;
+    println!(
+        "{samples} records: scanned in {first:.2} s; from the index {ms:.1} ms [{low:.1}, {high:.1}]; {bytes:.1} bytes a record"
+    );
+}
+
+fn measure(dir: &Path, samples: usize, shards: usize, repeats: usize) {
+    let open = || Tar::builder().bytes("bin").class("cls").open(dir).unwrap();
+    let start = Instant::now();
+    let tar = open();
+    let first = start.elapsed().as_secs_f64();
+    assert_eq!((tar.len(), tar.shards_scanned()), (samples as u64, shards));
+    let gigabytes = tar.sources().total_bytes() as f64 / 1e9;
+    let class = |id| i64::from_ne_bytes(tar.read_sample(id).unwrap().remove(1).try_into().unwrap());
+    assert_eq!(class(samples as u64 - 1), (samples / shards - 1) as i64);
+    let times = (0..repeats).map(|_| {
+        let start = Instant::now();
+        let tar = open();
+        let seconds = start.elapsed().as_secs_f64();
+        assert_eq!(tar.shards_scanned(), 0);
+        seconds * 1e3
+    });
+    let (ms, low, high) = spread(times.collect());
+    let indexes: Vec<PathBuf> =
+        std::fs::read_dir(dir).unwrap().flatten().map(|file| file.path()).filter(|path| is_index(path)).collect();
+    let plain = (0..repeats).map(|_| {
+        let start = Instant::now();
+        indexes.iter().for_each(|path| drop(std::hint::black_box(std::fs::read(path).unwrap())));
+        start.elapsed().as_secs_f64() * 1e3
+    });
+    let (plain_ms, ..) = spread(plain.collect());
+    let bytes = tar.index_bytes() as f64 / samples as f64;
+    println!(
+        "{samples} samples in {shards:4} shards: scanned in {first:.2} s ({:.2} GB/s); from the index {ms:.1} ms [{low:.1}, \
+         {high:.1}], its files by std::fs::read {plain_ms:.1} ms; {bytes:.1} bytes a sample",
+        gigabytes / first
+    );
+    if !as_test() && (ms > OPEN_MS || bytes > SAMPLE_BYTES) {
+        println!("  over the target of {OPEN_MS} ms or {SAMPLE_BYTES} bytes");
+    }
+}
+
+fn is_index(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ending == "fdx")
+}
+
+/// Samples of an empty member and a class: as many headers as a real shard of so many samples has.
+fn write_shards(dir: &Path, samples: usize, shards: usize) {
+    std::fs::create_dir_all(dir).unwrap();
+    for shard in 0..shards {
+        let mut bytes = Vec::new();
+        for sample in 0..samples / shards {
+            member(&mut bytes, &format!("{sample:07}.bin"), b"");
+            member(&mut bytes, &format!("{sample:07}.cls"), sample.to_string().as_bytes());
+        }
+        bytes.resize(bytes.len() + 1024, 0);
+        std::fs::write(dir.join(format!("{shard:04}.tar")), bytes).unwrap();
+    }
+}
+
+fn member(tar: &mut Vec<u8>, name: &str, data: &[u8]) {
+    let mut block = [0_u8; 512];
+    block[..name.len()].copy_from_slice(name.as_bytes());
+    block[124..136].copy_from_slice(format!("{:011o}\0", data.len()).as_bytes());
+    block[156] = b'0';
+    block[257..265].copy_from_slice(b"ustar\x0000");
+    block[148..156].fill(b' ');
+    let sum: u32 = block.iter().map(|byte| u32::from(*byte)).sum();
+    block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    tar.extend_from_slice(&block);
+    tar.extend_from_slice(data);
+    tar.resize(tar.len().next_multiple_of(512), 0);
+}

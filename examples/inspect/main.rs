@@ -1,0 +1,156 @@
+//! What does a dataset hold, and is all of it whole?
+//!
+//! ```text
+//! cargo run --release --example inspect -- --source tar 'train-{0000..0127}.tar'
+//! cargo run --release --features parquet --example inspect -- --source parquet 'shards/*.parquet' --verify
+//! ```
+//!
+//! Ends with status 0 when nothing is wrong, 1 on an error, 2 when samples are damaged, 130 when it was interrupted.
+
+#[path = "../throughput/source.rs"]
+mod source;
+
+use clap::Parser;
+use feedline::dataset::{Dataset, Verified, Verify};
+use feedline::decode::Image;
+use feedline::tensor::{EncodedField, Encoding};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use source::{Opened, SourceArgs};
+use std::error::Error;
+use std::io::{IsTerminal, Write};
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// Prints what a dataset holds; with --verify reads all of it and names every damaged sample.
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    #[command(flatten)]
+    source: SourceArgs,
+    /// Read everything, in parallel: structure, lengths, checksums
+    #[arg(long)]
+    verify: bool,
+    /// With --verify, decode every picture, too
+    #[arg(long, requires = "verify")]
+    decode: bool,
+    /// Threads for --verify [default: one per core]
+    #[arg(long, requires = "verify")]
+    workers: Option<usize>,
+    /// Damaged samples that are listed at most; all are counted
+    #[arg(long, default_value_t = 1000)]
+    listed: usize,
+}
+
+/// As `println!`; ends the process without a word when nobody reads any more (`inspect … | head`).
+macro_rules! say {
+    ($($text:tt)*) => {
+        if let Err(error) = writeln!(std::io::stdout(), $($text)*) {
+            if error.kind() != std::io::ErrorKind::BrokenPipe {
+                eprintln!("error: cannot write: {error}");
+            }
+            std::process::exit(1);
+        }
+    };
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(1)
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<ExitCode, Box<dyn Error>> {
+    let started = Instant::now();
+    let Opened { dataset, damage } = args.source.open_all()?;
+    let open_s = started.elapsed().as_secs_f64();
+    print_dataset(&*dataset, open_s);
+    for line in &damage {
+        say!("damage    {line}");
+    }
+    if !args.verify {
+        return Ok(ExitCode::from(if damage.is_empty() { 0 } else { 2 }));
+    }
+    let whole = verify(&*dataset, args)? && damage.is_empty();
+    Ok(ExitCode::from(if whole { 0 } else { 2 }))
+}
+
+fn print_dataset(dataset: &dyn Dataset, open_s: f64) {
+    say!("dataset   {}", dataset.describe());
+    say!("samples   {}", dataset.len());
+    let sources = dataset.sources();
+    say!("sources   {} files, {:.3} GB; opened in {open_s:.3} s", sources.count(), sources.total_bytes() as f64 / 1e9);
+    for field in dataset.schema() {
+        say!("field     {:<16} {}", field.name, encoding(field));
+    }
+    say!("sample    at most {} bytes stored; the files have {} for each", dataset.sample_bytes_max(), mean(dataset));
+    if let Some(chunks) = dataset.chunked() {
+        let sizes = (0..chunks.starts().len() - 1).map(|chunk| chunks.chunk_bytes(chunk).opened);
+        let largest = sizes.max().unwrap_or(0) as f64 / f64::from(1 << 20);
+        say!("chunks    {}, the largest takes {largest:.1} MiB when open", chunks.starts().len() - 1);
+    }
+    say!("index     {:.1} bytes per sample in memory", dataset.index_bytes() as f64 / dataset.len().max(1) as f64);
+}
+
+fn mean(dataset: &dyn Dataset) -> u64 {
+    dataset.sources().total_bytes() / dataset.len().max(1)
+}
+
+fn encoding(field: &EncodedField) -> String {
+    match (&field.encoding, field.as_raw()) {
+        (_, Some(raw)) if raw.is_up_to() => format!("{} up to {:?}", raw.dtype(), raw.dims()),
+        (_, Some(raw)) => format!("{} {:?}", raw.dtype(), raw.dims()),
+        (Encoding::Image, _) => "encoded picture".into(),
+        _ => "bytes".into(),
+    }
+}
+
+fn verify(dataset: &dyn Dataset, args: &Args) -> Result<bool, Box<dyn Error>> {
+    let mut verify = Verify::new().listed(args.listed);
+    if let Some(workers) = args.workers {
+        verify = verify.workers(workers);
+    }
+    for field in dataset.schema().iter().filter(|field| args.decode && field.encoding == Encoding::Image) {
+        // Decodes the whole picture, whatever its size.
+        verify = verify.decode_field(&field.name, Image::resize(8, 8));
+    }
+    let bar = progress(dataset.len());
+    let started = Instant::now();
+    let (done, ledger) = verify.run(dataset, |seen: Verified| {
+        bar.set_position(seen.samples);
+        if seen.damaged > 0 {
+            bar.set_message(format!("{} damaged", seen.damaged));
+        }
+        ControlFlow::Continue(())
+    })?;
+    bar.finish_and_clear();
+    for error in &ledger {
+        say!("damaged   {error}");
+    }
+    let listed = ledger.len() as u64;
+    let seconds = started.elapsed().as_secs_f64();
+    say!(
+        "verified  {} samples, {:.3} GB in {seconds:.2} s = {:.3} GB/s; {} damaged{}",
+        done.samples,
+        done.bytes as f64 / 1e9,
+        done.bytes as f64 / 1e9 / seconds.max(1e-9),
+        done.damaged,
+        if listed < done.damaged { format!(", {listed} errors listed") } else { String::new() },
+    );
+    Ok(done.damaged == 0)
+}
+
+fn progress(samples: u64) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(samples);
+    let style = ProgressStyle::with_template("{elapsed_precise} {wide_bar} {pos}/{len} ({per_sec}, {eta} left) {msg}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
+    bar
+}

@@ -1,0 +1,117 @@
+//! Makes a folder of pictures ready for training: JPEGs get restart markers (without a loss), so that a crop can be
+//! decoded alone; many small files become shards.
+//!
+//! ```text
+//! cargo run --release --example prepare -- train/ shards/ --format tar --shuffle 7
+//! cargo run --release --example prepare -- train/ restarts/ --format files
+//! ```
+
+use clap::{Parser, ValueEnum};
+use feedline::prepare::{Format, RestartOptions, Shards};
+use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::error::Error;
+use std::io::IsTerminal;
+use std::num::NonZeroU16;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+/// Writes pictures with restart markers, as shards or as files. Stopped by Ctrl-C it leaves only whole shards, and a
+/// hidden file that the next run removes; `manifest.tsv` is written last.
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// Folder of pictures: a folder per class, or flat
+    input: PathBuf,
+    /// Folder to write to
+    output: PathBuf,
+    /// What is written
+    #[arg(long, value_enum)]
+    format: Kind,
+    /// MCUs from restart to restart [default: of the divisors of a row the one nearest to 4]
+    #[arg(long)]
+    interval: Option<NonZeroU16>,
+    /// Most megapixels (of 2^20) of a picture
+    #[arg(long, default_value_t = 64)]
+    megapixels: u32,
+    /// Samples of a shard [default: as many as 256 MiB hold]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    samples_per_shard: Option<u64>,
+    /// Shuffle the samples over all shards with this seed [default: in the order of the folder]
+    #[arg(long)]
+    shuffle: Option<u64>,
+    /// Threads [default: one per core]
+    #[arg(long, default_value_t = 0, hide_default_value = true)]
+    workers: usize,
+    /// Write into a folder that is not empty; earlier shards there are removed
+    #[arg(long)]
+    force: bool,
+    /// Leave damaged pictures out and list them in damaged.tsv [default: end with the first]
+    #[arg(long)]
+    skip_damaged: bool,
+    /// Wait for the device before a file gets its name
+    #[arg(long)]
+    sync: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Kind {
+    /// WebDataset shards
+    Tar,
+    /// Parquet shards
+    #[cfg(feature = "parquet")]
+    Parquet,
+    /// The same tree of files
+    Files,
+}
+
+fn main() {
+    if let Err(error) = run(&Args::parse()) {
+        eprintln!("error: {error}");
+        std::process::exit(1);
+    }
+}
+
+fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+    let mut restarts = RestartOptions::default().pixels_max(u64::from(args.megapixels) << 20);
+    if let Some(interval) = args.interval {
+        restarts = restarts.interval(interval);
+    }
+    let mut shards = Shards::new(match args.format {
+        Kind::Tar => Format::Tar,
+        #[cfg(feature = "parquet")]
+        Kind::Parquet => Format::Parquet,
+        Kind::Files => Format::Files,
+    })
+    .restarts(restarts)
+    .workers(args.workers)
+    .overwrite(args.force)
+    .skip_damaged(args.skip_damaged)
+    .sync(args.sync);
+    if let Some(samples) = args.samples_per_shard {
+        shards = shards.samples_per_shard(samples);
+    }
+    if let Some(seed) = args.shuffle {
+        shards = shards.shuffle(seed);
+    }
+    let bar = bar()?;
+    let summary = shards.write(&args.input, &args.output, |progress| {
+        bar.set_length(progress.total);
+        bar.set_position(progress.pictures);
+        let (before, after) = (progress.bytes_before, progress.bytes_after);
+        bar.set_message(format!("{} to {}", HumanBytes(before), HumanBytes(after)));
+        ControlFlow::Continue(())
+    });
+    bar.finish_and_clear();
+    println!("{}", summary?);
+    Ok(())
+}
+
+fn bar() -> Result<ProgressBar, Box<dyn Error>> {
+    if !std::io::stderr().is_terminal() {
+        return Ok(ProgressBar::hidden());
+    }
+    let bar = ProgressBar::no_length();
+    bar.set_style(ProgressStyle::with_template("{elapsed_precise} {wide_bar} {pos}/{len} pictures, {msg} ({eta})")?);
+    bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
+    Ok(bar)
+}

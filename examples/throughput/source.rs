@@ -1,0 +1,259 @@
+//! Any dataset that feedline can open, from a path and a few settings.
+
+use clap::{Args, ValueEnum};
+use feedline::dataset::{
+    Dataset, DatasetExt, Images, Mds, Megatron, Npy, Npz, OnDamage, Records, SafeTensors, Tar, TarBuilder, TfRecord,
+    TfRecordBuilder, Tokens,
+};
+use feedline::tensor::{DType, Field};
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// What the data is and how it is laid out.
+#[derive(Args)]
+pub struct SourceArgs {
+    /// What the data is
+    #[arg(long, value_enum)]
+    pub source: Source,
+    /// File, folder, or pattern such as 'train-{0000..0127}.tar' or '*.parquet'
+    #[arg(long)]
+    pub path: PathBuf,
+    /// Records: bytes of one record
+    #[arg(long, required_if_eq("source", "records"))]
+    pub record_bytes: Option<usize>,
+    /// Columns, members, features or tensors to take, by name, with commas [default: all; TFRecord: the payload].
+    /// Features of TFRecord are numbers: 'label' for one integer, 'boxes:f32:4' for four floats
+    #[arg(long, value_delimiter = ',')]
+    pub columns: Vec<String>,
+    /// Parquet: put the columns side by side into one field of this name
+    #[arg(long, requires = "columns")]
+    pub stack: Option<String>,
+    /// The column, feature or member ending that holds encoded pictures
+    #[arg(long)]
+    pub image: Option<String>,
+    /// Tokens: how one is stored
+    #[arg(long, value_enum, default_value_t = Token::U16)]
+    pub token: Token,
+    /// Tokens: how many to a sample
+    #[arg(long, default_value_t = 2048)]
+    pub seq_len: usize,
+    /// npy, npz: each row of the first axis is a sample [default: each file is]
+    #[arg(long)]
+    pub rows: bool,
+    /// npy, npz, Megatron documents, Parquet lists: lengths vary, up to so many
+    #[arg(long)]
+    pub up_to: Option<usize>,
+    /// npz: shapes vary; arrays come flat, of up to so many elements, with their shape
+    #[arg(long, conflicts_with = "up_to", requires = "columns")]
+    pub flat: Option<usize>,
+    /// Parquet: missing values are 0 or empty [default: an error]
+    #[arg(long)]
+    pub null_zero: bool,
+    /// Verify every read against checksums in this file, which is made first when it is missing
+    #[arg(long)]
+    pub checked: Option<PathBuf>,
+    /// Read all files into memory first
+    #[arg(long)]
+    pub in_memory: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Source {
+    /// A folder of pictures, a folder per class or flat
+    Images,
+    /// Fixed-size records in one file or a folder of files
+    Records,
+    /// WebDataset tar shards
+    Tar,
+    /// Parquet files
+    #[cfg(feature = "parquet")]
+    Parquet,
+    /// Flat files of tokens
+    Tokens,
+    /// Megatron's .idx and .bin: windows, or documents with --up-to
+    Megatron,
+    /// TFRecord files
+    Tfrecord,
+    /// NumPy arrays
+    Npy,
+    /// Archives of NumPy arrays
+    Npz,
+    /// safetensors files
+    Safetensors,
+    /// MosaicML Streaming shards
+    Mds,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum Token {
+    U16,
+    U32,
+    I32,
+    I64,
+}
+
+const UP_TO_WHAT: &str = "--up-to needs --columns: the names of those whose lengths vary";
+
+/// A dataset, and what is known to be damaged in it before it is read.
+#[allow(dead_code, reason = "not every example prints the ledger")]
+pub struct Opened {
+    pub dataset: Arc<dyn Dataset>,
+    pub damage: Vec<String>,
+}
+
+impl SourceArgs {
+    /// Opens what can be opened, with a ledger of what is damaged.
+    #[allow(dead_code, reason = "not every example prints the ledger")]
+    pub fn open_all(&self) -> Result<Opened, Box<dyn Error>> {
+        if self.checked.is_some() {
+            return Ok(Opened { dataset: self.open()?, damage: Vec::new() });
+        }
+        match self.source {
+            Source::Tar => {
+                let tar = self.tar().on_damage(OnDamage::Report).open(&self.path)?;
+                let damage = tar.damage().iter().map(ToString::to_string).collect();
+                Ok(Opened { dataset: Arc::new(tar), damage })
+            }
+            Source::Tfrecord => {
+                let records = self.tfrecord()?.on_damage(OnDamage::Report).open(&self.path)?;
+                let damage = records.damage().iter().map(ToString::to_string).collect();
+                Ok(Opened { dataset: Arc::new(records), damage })
+            }
+            _ => Ok(Opened { dataset: self.open()?, damage: Vec::new() }),
+        }
+    }
+
+    /// Opens it; damage that the format finds is an error.
+    pub fn open(&self) -> Result<Arc<dyn Dataset>, Box<dyn Error>> {
+        let mut dataset = self.unchecked()?;
+        if let Some(place) = &self.checked {
+            dataset = Arc::new(dataset.checked(place)?);
+        }
+        if self.in_memory {
+            dataset = Arc::new(dataset.in_memory()?);
+        }
+        Ok(dataset)
+    }
+
+    fn unchecked(&self) -> Result<Arc<dyn Dataset>, Box<dyn Error>> {
+        let path: &Path = &self.path;
+        let columns = || self.columns.iter().map(String::as_str);
+        Ok(match self.source {
+            Source::Images => Arc::new(Images::open(path)?),
+            Source::Records => {
+                Arc::new(Records::builder(self.record_bytes.ok_or("--record-bytes is missing")?).open(path)?)
+            }
+            Source::Tar => Arc::new(self.tar().open(path)?),
+            #[cfg(feature = "parquet")]
+            Source::Parquet if self.up_to.is_some() && self.columns.is_empty() => return Err(UP_TO_WHAT.into()),
+            #[cfg(feature = "parquet")]
+            Source::Parquet => Arc::new(self.parquet()?),
+            Source::Tokens => Arc::new(Tokens::builder(self.token.dtype()).window(self.seq_len).open(path)?),
+            Source::Megatron => Arc::new(match self.up_to {
+                Some(max) => Megatron::builder().documents(max).open(path)?,
+                None => Megatron::builder().window(self.seq_len).open(path)?,
+            }),
+            Source::Tfrecord => Arc::new(self.tfrecord()?.open(path)?),
+            Source::Npy => Arc::new(self.npy()?),
+            Source::Npz if self.up_to.is_some() && self.columns.is_empty() => return Err(UP_TO_WHAT.into()),
+            Source::Npz => Arc::new(self.npz()?),
+            Source::Safetensors if self.columns.is_empty() => Arc::new(SafeTensors::open(path)?),
+            Source::Safetensors => Arc::new(SafeTensors::builder().tensors(columns()).open(path)?),
+            Source::Mds if self.columns.is_empty() => Arc::new(Mds::open(path)?),
+            Source::Mds => Arc::new(Mds::builder().columns(columns()).open(path)?),
+        })
+    }
+
+    fn tar(&self) -> TarBuilder {
+        let mut builder = Tar::builder();
+        if let Some(endings) = &self.image {
+            builder = builder.image(endings);
+        }
+        for ending in &self.columns {
+            builder =
+                if ending == "cls" || ending.ends_with(".cls") { builder.class(ending) } else { builder.bytes(ending) };
+        }
+        builder
+    }
+
+    fn tfrecord(&self) -> Result<TfRecordBuilder, Box<dyn Error>> {
+        let mut builder = TfRecord::builder();
+        if let Some(feature) = &self.image {
+            builder = builder.image(feature);
+        }
+        for column in &self.columns {
+            let mut parts = column.split(':');
+            let name = parts.next().unwrap_or_default();
+            let (dtype, count) = (parts.next().unwrap_or("i64"), parts.next().map_or(Ok(1), str::parse)?);
+            let shape = if count == 1 { vec![] } else { vec![count] };
+            builder = match dtype {
+                "i64" => builder.ints(Field::fixed(name, DType::I64, shape), name),
+                "f32" => builder.floats(Field::fixed(name, DType::F32, shape), name),
+                other => return Err(format!("feature {column}: {other} is neither i64 nor f32").into()),
+            };
+        }
+        Ok(builder)
+    }
+
+    fn npy(&self) -> feedline::Result<Npy> {
+        let mut builder = Npy::builder().field("array", &self.path);
+        if self.rows {
+            builder = builder.rows();
+        }
+        if let Some(max) = self.up_to {
+            builder = builder.up_to("array", max);
+        }
+        builder.open()
+    }
+
+    fn npz(&self) -> feedline::Result<Npz> {
+        let mut builder = Npz::builder();
+        if !self.columns.is_empty() {
+            builder = builder.fields(self.columns.iter().map(String::as_str));
+        }
+        if self.rows {
+            builder = builder.rows();
+        }
+        if let Some(max) = self.up_to {
+            // Of those named; a label or so is as it is.
+            for name in &self.columns {
+                builder = builder.up_to(name, max);
+            }
+        }
+        if let Some(max) = self.flat {
+            for name in &self.columns {
+                builder = builder.flat(name, max);
+            }
+        }
+        builder.open(&self.path)
+    }
+
+    #[cfg(feature = "parquet")]
+    fn parquet(&self) -> feedline::Result<feedline::dataset::Parquet> {
+        let mut builder = feedline::dataset::Parquet::builder();
+        if let Some(image) = &self.image {
+            builder = builder.image(image);
+        }
+        if self.null_zero {
+            builder = builder.nulls(feedline::dataset::Nulls::Zero);
+        }
+        builder = match (&self.stack, self.up_to) {
+            (Some(name), _) => builder.stack(name, &self.columns),
+            (None, Some(max)) => self.columns.iter().fold(builder, |builder, name| builder.up_to(name, max)),
+            (None, None) => builder.columns(self.columns.iter().map(String::as_str)),
+        };
+        builder.open(&self.path)
+    }
+}
+
+impl Token {
+    fn dtype(self) -> DType {
+        match self {
+            Self::U16 => DType::U16,
+            Self::U32 => DType::U32,
+            Self::I32 => DType::I32,
+            Self::I64 => DType::I64,
+        }
+    }
+}

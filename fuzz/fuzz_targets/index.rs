@@ -1,0 +1,11 @@
+//! Any numbers in an index file whose own checksum is right: taken or not, never a panic, no memory that the file has not.
+//!
+//! `cargo +nightly fuzz run index -- -rss_limit_mb=512`
+#![no_main]
+
+use feedline::dataset::fuzzing;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    fuzzing::index(bytes);
+});

@@ -1,0 +1,352 @@
+//! Arrays in files as samples: a whole array is one (npy, npz), or each row of its first axis (npy, npz, safetensors).
+//!
+//! ```text
+//! samples:  file k ─► array ─► field of sample k            rows:  files ─► arrays one after the other ─► row k
+//! ```
+//!
+//! Limits: arrays are dense and in C order. Invariants: all arrays of a field have one dtype and, but for the dimension
+//! that its rule lets vary, one shape; what is said of the files is checked when the dataset is opened; finding a sample
+//! is arithmetic, and a search over files where rows are samples.
+
+use super::Parts;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::read::{Extent, SourceId, Sources};
+use crate::tensor::{DType, EncodedField, Encoding, Field, Shape};
+use std::sync::Arc;
+
+/// An array in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Array {
+    pub(crate) dtype: DType,
+    pub(crate) shape: Vec<u64>,
+    /// First byte of its data in the file.
+    pub(crate) offset: u64,
+}
+
+/// How the arrays of a field may differ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Rule {
+    /// In nothing.
+    #[default]
+    Same,
+    /// In the first dimension, up to this one.
+    UpTo(usize),
+    /// In all dimensions but their number; delivered as a vector of at most so many elements, and the shape beside it.
+    Flat(usize),
+}
+
+/// A field: one array from each of several files.
+pub(crate) struct Given {
+    pub(crate) name: String,
+    /// Index of the first file among the sources; the others follow.
+    pub(crate) base: usize,
+    pub(crate) arrays: Vec<Array>,
+    pub(crate) rule: Rule,
+}
+
+/// The samples.
+pub(crate) struct Arrays {
+    pub(crate) sources: Arc<Sources>,
+    pub(crate) schema: Vec<EncodedField>,
+    columns: Vec<Column>,
+    pub(crate) len: u64,
+    pub(crate) bytes_max: u64,
+    pub(crate) largest: Option<u64>,
+}
+
+struct Column {
+    field: usize,
+    base: usize,
+    /// Rows before each file, where rows are the samples.
+    starts: Option<Box<[u64]>>,
+    /// For each file: where the data starts.
+    offsets: Numbers,
+    /// Bytes of a sample: for each file, or the same for all.
+    bytes: Numbers,
+    /// The shapes that go into the field after this one: so many bytes for each sample.
+    shapes: Option<(Box<[i64]>, usize)>,
+}
+
+/// Numbers of which most lists hold only one kind.
+enum Numbers {
+    Same(u64),
+    Each(Box<[u64]>),
+}
+
+impl Numbers {
+    fn new(numbers: Vec<u64>) -> Self {
+        match numbers.first() {
+            Some(first) if numbers.iter().all(|number| number == first) => Self::Same(*first),
+            _ => Self::Each(numbers.into()),
+        }
+    }
+
+    fn get(&self, index: usize) -> u64 {
+        match self {
+            Self::Same(number) => *number,
+            Self::Each(numbers) => numbers[index],
+        }
+    }
+
+    fn heap(&self) -> usize {
+        if let Self::Each(numbers) = self { size_of_val(&**numbers) } else { 0 }
+    }
+}
+
+impl Arrays {
+    /// Sample *k* is the arrays of the *k*-th files.
+    ///
+    /// Errors: [`ErrorKind::Shape`] for arrays that differ in what they may not, or fields of unequal many files.
+    pub(crate) fn samples(sources: Sources, given: Vec<Given>) -> Result<Self> {
+        let len = given.first().map_or(0, |first| first.arrays.len());
+        let (mut schema, mut columns) = (Vec::new(), Vec::new());
+        let mut totals = vec![0_u64; len];
+        for given in given {
+            if given.arrays.len() != len {
+                let message =
+                    format!("{} files for the field `{}`, {len} for the first", given.arrays.len(), given.name);
+                return Err(Error::new(ErrorKind::Shape, Stage::Index, message));
+            }
+            let field = schema.len();
+            schema.extend(given.fields(&sources, 0)?);
+            let bytes: Vec<u64> = given.arrays.iter().map(Array::bytes).collect();
+            totals.iter_mut().zip(&bytes).for_each(|(total, bytes)| *total = total.saturating_add(*bytes));
+            let shapes = matches!(given.rule, Rule::Flat(_)).then(|| given.shapes());
+            let offsets = Numbers::new(given.arrays.iter().map(|array| array.offset).collect());
+            columns.push(Column { field, base: given.base, starts: None, offsets, bytes: Numbers::new(bytes), shapes });
+        }
+        let bytes_max = totals.iter().copied().max().unwrap_or(0);
+        let largest = totals.iter().position(|total| *total == bytes_max).map(|sample| sample as u64);
+        Ok(Self { sources: Arc::new(sources), schema, columns, len: len as u64, bytes_max, largest })
+    }
+
+    /// Sample *k* is row *k* of all arrays of a field, the files one after the other.
+    ///
+    /// Errors: [`ErrorKind::Shape`] for arrays without a first axis, of different rows, or fields of unequal many rows.
+    pub(crate) fn rows(sources: Sources, given: Vec<Given>) -> Result<Self> {
+        let (mut schema, mut columns): (Vec<EncodedField>, Vec<Column>) = (Vec::new(), Vec::new());
+        let (mut len, mut bytes_max) = (0, 0_u64);
+        for given in given {
+            if given.rule != Rule::Same {
+                let message = format!("the rows of `{}` have one shape: `up_to` and `flat` are for arrays", given.name);
+                return Err(Error::new(ErrorKind::Config, Stage::Index, message));
+            }
+            let field = schema.len();
+            schema.extend(given.fields(&sources, 1)?);
+            let (starts, rows) = given.starts()?;
+            match columns.first() {
+                Some(first) => first.check_rows(&schema, &sources, &given, &starts, len, rows)?,
+                None => len = rows,
+            }
+            let row_bytes = given.arrays.first().map_or(0, |first| first.row_bytes());
+            bytes_max = bytes_max.saturating_add(row_bytes);
+            let offsets = Numbers::new(given.arrays.iter().map(|array| array.offset).collect());
+            let (starts, bytes) = (Some(starts.into()), Numbers::Same(row_bytes));
+            columns.push(Column { field, base: given.base, starts, offsets, bytes, shapes: None });
+        }
+        Ok(Self { sources: Arc::new(sources), schema, columns, len, bytes_max, largest: None })
+    }
+
+    pub(crate) fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) {
+        for column in &self.columns {
+            parts.extent(column.field, column.extent(sample));
+            column.inline(sample, parts);
+        }
+    }
+
+    /// Number of fields that lie in files, the shapes not counted.
+    pub(crate) fn columns(&self) -> usize {
+        self.columns.len()
+    }
+
+    /// Field of the schema, and extent, of column `column`.
+    pub(crate) fn extent(&self, column: usize, sample: u64) -> (usize, Extent) {
+        (self.columns[column].field, self.columns[column].extent(sample))
+    }
+
+    /// The shape of column `column`, if it is a field.
+    pub(crate) fn inline<'a>(&'a self, column: usize, sample: u64, parts: &mut Parts<'a>) {
+        self.columns[column].inline(sample, parts);
+    }
+
+    pub(crate) fn index_bytes(&self) -> usize {
+        let heap = |column: &Column| {
+            let starts = column.starts.as_ref().map_or(0, |starts| size_of_val(&**starts));
+            let shapes = column.shapes.as_ref().map_or(0, |(shapes, _)| size_of_val(&**shapes));
+            starts + shapes + column.offsets.heap() + column.bytes.heap()
+        };
+        self.sources.table_bytes() + self.columns.iter().map(heap).sum::<usize>()
+    }
+
+    /// `x f32 [3, 4], y i64 []`.
+    pub(crate) fn describe_fields(&self) -> String {
+        let one = |field: &EncodedField| match &field.encoding {
+            Encoding::Raw { dtype, shape: Shape::Fixed(dims) } => format!("{} {dtype} {dims:?}", field.name),
+            Encoding::Raw { dtype, shape: Shape::UpTo { max, inner } } => {
+                let inner: String = inner.iter().map(|dim| format!(", {dim}")).collect();
+                format!("{} {dtype} [up to {max}{inner}]", field.name)
+            }
+            _ => field.name.clone(),
+        };
+        self.schema.iter().map(one).collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl Column {
+    fn extent(&self, sample: u64) -> Extent {
+        let (file, row) = match &self.starts {
+            // Of files without rows, which start where the next one does, the last is found: the one with the row.
+            Some(starts) => {
+                let file = starts.partition_point(|start| *start <= sample) - 1;
+                (file, sample - starts[file])
+            }
+            None => (sample as usize, 0),
+        };
+        let len = self.bytes.get(if self.starts.is_some() { 0 } else { file });
+        Extent { source: SourceId::at(self.base + file), offset: self.offsets.get(file) + row * len, len }
+    }
+
+    fn inline<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) {
+        if let Some((shapes, dims)) = &self.shapes {
+            parts.inline(self.field + 1, bytemuck::cast_slice(&shapes[sample as usize * dims..][..*dims]));
+        }
+    }
+
+    /// Whether another field has the rows of this one: as many, and in the same files where they share them.
+    fn check_rows(
+        &self,
+        schema: &[EncodedField],
+        sources: &Sources,
+        given: &Given,
+        starts: &[u64],
+        len: u64,
+        rows: u64,
+    ) -> Result<()> {
+        let first = &schema[self.field].name;
+        let own = self.starts.as_deref().unwrap_or_default();
+        let parted = (self.base == given.base).then(|| own.iter().zip(starts).position(|(a, b)| a != b)).flatten();
+        if rows == len && parted.is_none() {
+            return Ok(());
+        }
+        let message = if self.base == given.base {
+            format!("`{}` and `{first}` have different first dimensions in this file", given.name)
+        } else {
+            format!("`{}` has {rows} rows, `{first}` has {len}", given.name)
+        };
+        // Starts that are alike up to the last leave only the last file.
+        let file = if self.base == given.base { parted.unwrap_or(starts.len()).saturating_sub(1) } else { 0 };
+        let path = sources.path(SourceId::at(given.base + file));
+        Err(Error::new(ErrorKind::Shape, Stage::Index, message).with_path(path))
+    }
+}
+
+impl Array {
+    /// Bytes of the data; the parsers have checked that the file has them.
+    fn bytes(&self) -> u64 {
+        self.dims_bytes(&self.shape)
+    }
+
+    fn row_bytes(&self) -> u64 {
+        self.dims_bytes(self.shape.get(1..).unwrap_or_default())
+    }
+
+    fn dims_bytes(&self, dims: &[u64]) -> u64 {
+        dims.iter().fold(self.dtype.size() as u64, |bytes, dim| bytes.saturating_mul(*dim))
+    }
+
+    fn described(&self) -> String {
+        format!("{} {:?}", self.dtype, self.shape)
+    }
+}
+
+impl Given {
+    /// The fields of the batch: one, or two with the shape. `axes` leading dimensions count samples.
+    fn fields(&self, sources: &Sources, axes: usize) -> Result<Vec<EncodedField>> {
+        let first = self.arrays.first().ok_or_else(|| Error::new(ErrorKind::Empty, Stage::Index, "no arrays"))?;
+        for (file, array) in self.arrays.iter().enumerate() {
+            if let Err(message) = self.fits(first, array, axes) {
+                let path = sources.path(SourceId::at(self.base + file));
+                return Err(Error::new(ErrorKind::Shape, Stage::Index, message).with_path(path));
+            }
+        }
+        let dims = |dims: &[u64]| dims.iter().map(|dim| *dim as usize).collect::<Vec<_>>();
+        let shape = match self.rule {
+            Rule::Same => Shape::Fixed(dims(&first.shape[axes..])),
+            Rule::UpTo(max) => Shape::UpTo { max, inner: dims(&first.shape[1..]) },
+            Rule::Flat(max) => Shape::UpTo { max, inner: Vec::new() },
+        };
+        let encoding = Encoding::Raw { dtype: first.dtype, shape };
+        let mut fields = vec![EncodedField { name: self.name.clone(), encoding }];
+        if let Rule::Flat(_) = self.rule {
+            let name = format!("{}.shape", self.name);
+            fields.push(EncodedField::raw(Field::fixed(name, DType::I64, [first.shape.len()])));
+        }
+        Ok(fields)
+    }
+
+    /// Whether an array may stand beside the first one.
+    fn fits(&self, first: &Array, array: &Array, axes: usize) -> Result<(), String> {
+        let (name, found) = (&self.name, array.described());
+        if array.shape.len() < axes {
+            return Err(format!("`{name}` is {found}: a scalar has no rows"));
+        }
+        let alike = match self.rule {
+            Rule::Same => array.shape[axes..] == first.shape[axes..],
+            Rule::UpTo(_) => array.shape.get(1..) == first.shape.get(1..),
+            Rule::Flat(_) => array.shape.len() == first.shape.len(),
+        };
+        if !alike || array.dtype != first.dtype || array.shape.len() != first.shape.len() {
+            // Which rule would take both.
+            let same_dims = array.dtype == first.dtype && array.shape.len() == first.shape.len();
+            let hint = match self.rule {
+                Rule::Flat(_) => "",
+                _ if !same_dims || axes > 0 => "",
+                Rule::Same if array.shape.get(1..) == first.shape.get(1..) => {
+                    ": `.up_to` takes arrays of several lengths"
+                }
+                _ => ": `.flat` takes arrays of several shapes",
+            };
+            let first = first.described();
+            return Err(format!("`{name}` is {found} here and {first} in the first file{hint}"));
+        }
+        let (count, max) = match self.rule {
+            Rule::Same if axes == 0 && array.bytes() == 0 || axes == 1 && array.row_bytes() == 0 => {
+                return Err(format!("`{name}` is {found}: samples of no bytes"));
+            }
+            Rule::Same => return Ok(()),
+            Rule::UpTo(_) if array.shape.is_empty() => {
+                return Err(format!("`{name}` is {found}: a scalar has no first dimension"));
+            }
+            Rule::UpTo(_) if array.row_bytes() == 0 => {
+                return Err(format!("`{name}` is {found}: a dimension behind the first is 0"));
+            }
+            Rule::Flat(_) if array.shape.is_empty() => {
+                return Err(format!("`{name}` is {found}: a scalar has no shape"));
+            }
+            Rule::UpTo(max) => (array.shape[0], max),
+            Rule::Flat(max) => (array.bytes() / array.dtype.size() as u64, max),
+        };
+        if count > max as u64 {
+            return Err(format!("`{name}` is {found}: {count} is more than the maximum of {max}"));
+        }
+        Ok(())
+    }
+
+    fn shapes(&self) -> (Box<[i64]>, usize) {
+        let shapes = self.arrays.iter().flat_map(|array| array.shape.iter().map(|dim| *dim as i64)).collect();
+        (shapes, self.arrays.first().map_or(0, |first| first.shape.len()))
+    }
+
+    /// Rows before each file, and rows in all.
+    fn starts(&self) -> Result<(Vec<u64>, u64)> {
+        let mut starts = Vec::with_capacity(self.arrays.len());
+        let mut rows = 0_u64;
+        for array in &self.arrays {
+            starts.push(rows);
+            rows = rows.checked_add(array.shape[0]).ok_or_else(|| {
+                Error::new(ErrorKind::Limit, Stage::Index, format!("`{}` has more than 2^64 rows", self.name))
+            })?;
+        }
+        Ok((starts, rows))
+    }
+}

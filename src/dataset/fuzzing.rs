@@ -1,0 +1,72 @@
+//! Doors for fuzz targets and tests: parsers on bytes, datasets without a loader. Not part of the API.
+
+use super::input::Input;
+use super::{ChunkBuf, Dataset};
+use super::{megatron, npy, safetensors};
+use crate::decode::Scratch;
+use crate::error::Result;
+use bytes::Bytes;
+
+/// The fields of one sample, read and opened one after the other as a loader does, by plain `pread`.
+pub fn sample(dataset: &dyn Dataset, sample: u64) -> Result<Vec<Vec<u8>>> {
+    super::sample::read(dataset, sample)
+}
+
+/// The rows of one chunk, each with its fields, brought and opened as a loader does.
+pub fn chunk(dataset: &dyn Dataset, chunk: usize) -> Result<Vec<Vec<Vec<u8>>>> {
+    let chunks = dataset.chunked().expect("a dataset in chunks");
+    let (fields, rows) = (dataset.schema().len(), chunks.starts()[chunk + 1] - chunks.starts()[chunk]);
+    let mut extents = Vec::new();
+    chunks.chunk_extents(chunk, &mut extents)?;
+    let bytes = |extent| super::sample::bytes_of(dataset.sources(), extent).map(Bytes::from);
+    let pieces: Vec<Bytes> = extents.into_iter().map(bytes).collect::<Result<_>>()?;
+    let mut buffer = ChunkBuf::new(chunks.chunk_bytes(chunk).opened as usize + 64 * fields)?;
+    buffer.begin(rows as usize, fields);
+    chunks.open_chunk(chunk, &pieces, &mut Scratch::default(), &mut buffer)?;
+    let row =
+        |row| (0..fields).map(|field| buffer.row(field, row).expect("every field has every row").to_vec()).collect();
+    Ok((0..rows as usize).map(row).collect())
+}
+
+/// An MDS index with one shard, in memory.
+pub fn mds(index: &[u8], shard: &[u8]) -> Result<super::Mds> {
+    super::Mds::builder().of_bytes(index, &shard.into())
+}
+
+/// One bytes list, float list or int64 list (`kind` 0, 1, 2) of a `tf.train.Example`, as a field of at most `bytes_max`
+/// bytes.
+pub fn feature(example: &[u8], name: &str, kind: u8, bytes_max: usize) -> Result<Vec<u8>> {
+    use super::example::{Feature, Kind};
+    let mut buffer = Vec::new();
+    match kind {
+        0 => Feature::find(example, name, Kind::Bytes)?.one_bytes().map(<[u8]>::to_vec),
+        1 => Feature::find(example, name, Kind::Floats)?.floats(bytes_max, &mut buffer).map(<[u8]>::to_vec),
+        _ => Feature::find(example, name, Kind::Ints)?.ints(bytes_max, &mut buffer).map(<[u8]>::to_vec),
+    }
+}
+
+/// An `.npy` header. True when it is taken.
+pub fn npy(bytes: &[u8]) -> bool {
+    npy::parse(&Input::memory(bytes)).is_ok()
+}
+
+/// An `.npz` directory and the headers of its members.
+pub fn npz(bytes: &[u8]) -> bool {
+    npy::parse_npz(&Input::memory(bytes)).is_ok()
+}
+
+/// A safetensors header.
+pub fn safetensors(bytes: &[u8]) -> bool {
+    safetensors::header(&Input::memory(bytes)).is_ok()
+}
+
+/// A Megatron index, behind 8 bytes that are the length of its `.bin`.
+pub fn megatron(bytes: &[u8]) -> bool {
+    let Some((len, index)) = bytes.split_first_chunk::<8>() else { return false };
+    megatron::read_index(&Input::memory(index), u64::from_le_bytes(*len), megatron::Kind::Documents).is_ok()
+}
+
+/// An index file whose own checksum is right. True when it is taken.
+pub fn index(bytes: &[u8]) -> bool {
+    super::index::fuzz(bytes)
+}

@@ -1,0 +1,586 @@
+//! MDS: the shards of MosaicML Streaming, read-only.
+//!
+//! ```text
+//! index.json ──► shards: names, lengths, samples, columns
+//! shard    | u32 samples | u32 offset of each sample and of the end | columns as JSON | samples |
+//!                                                                                        └─ one extent, cut per column
+//! shard.zstd ── a chunk ──► decompressed in memory, then the same
+//! ```
+//!
+//! Opening reads `index.json` and the offsets of every raw shard (4 bytes a sample in memory). If a shard has to be
+//! decompressed, all shards are chunks: read whole, in windows that the order gives.
+//!
+//! Limits: shards under 4 GiB (the format's own); `zstd` is the only compression, and needs the feature of that name; no
+//! pickles. Invariants: `index.json`, file lengths, offsets, the columns that a shard names and the sizes of every sample
+//! agree, or it is an error; decompression ends at the length that the index promised.
+//!
+//! What the format cannot tell: a flipped byte of a value. Raw shards have no checksums, Streaming's zstd frames have
+//! none, and the hashes that `index.json` may hold are not verified here.
+
+mod columns;
+mod index;
+
+use self::columns::{Chosen, Column, Columns, Value};
+use self::index::{FileInfo, INDEX_MAX, ShardInfo};
+use super::chunked::{ChunkBytes, Chunked};
+use super::images::parallel;
+use super::{Dataset, Parts};
+use crate::decode::Scratch;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::memory::ChunkBuf;
+use crate::read::{Extent, SourceId, Sources};
+use crate::tensor::{EncodedField, Field, Spec};
+use bytes::Bytes;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Bytes of the columns that a shard holds as JSON, at most.
+const CONFIG_MAX: u64 = 1 << 20;
+/// Bytes of a zstd frame's header, at most.
+const FRAME_HEADER_MAX: u64 = 18;
+/// Heap that opening a chunk takes: zstd's context, the columns as JSON.
+const SCRATCH: u64 = 1 << 20;
+
+/// Shards of MosaicML Streaming, the samples of one after those of the other.
+///
+/// Fields are the columns, in the index's order (Streaming sorts them by name) or that of [`MdsBuilder::columns`]:
+///
+/// | encoding | field |
+/// |---|---|
+/// | `int`, `int8` … `uint64`, `float16` … `float64` | a scalar (`int` is `i64`) |
+/// | `ndarray:uint8:3,4` | an array of that dtype and shape |
+/// | `jpeg`, `png` | a picture |
+/// | `str_int`, `str_float` | an `i64` or `f64` scalar, read from its digits |
+/// | `ndarray`, `ndarray:uint8` | bytes as stored, or what [`MdsBuilder::raw`] says |
+/// | `bytes`, `str`, `json`, `str_decimal`, `pil`, lists | bytes as stored, or what [`MdsBuilder::raw`] says |
+/// | `pkl` | refused |
+///
+/// ```no_run
+/// # use feedline::{dataset::Mds, tensor::{DType, Field}};
+/// let tokens = Mds::builder().raw(Field::fixed("tokens", DType::I64, [2048])).open("c4/train")?;
+/// # Ok::<(), feedline::Error>(())
+/// ```
+pub struct Mds {
+    sources: Arc<Sources>,
+    schema: Vec<EncodedField>,
+    columns: Columns,
+    chosen: Vec<Chosen>,
+    /// One per source.
+    shards: Vec<Shard>,
+    /// First sample of every shard, then the number of samples.
+    starts: Vec<u64>,
+    /// Of every sample and the end, shard after shard; empty when the shards are chunks.
+    offsets: Vec<u32>,
+    chunks: bool,
+    sample_bytes_max: u64,
+    largest: Option<u64>,
+    name: String,
+}
+
+struct Shard {
+    samples: u32,
+    /// Length of the shard, decompressed.
+    bytes: u32,
+    compressed: bool,
+}
+
+/// Which columns, and what they are; made by [`Mds::builder`].
+#[derive(Clone, Debug, Default)]
+pub struct MdsBuilder {
+    columns: Option<Vec<String>>,
+    raw: Vec<Field>,
+}
+
+impl Mds {
+    /// Opens the folder that holds `index.json`, with all columns.
+    ///
+    /// Errors: as [`MdsBuilder::open`].
+    pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
+        Self::builder().open(dir)
+    }
+
+    /// Says first which columns, and what they are.
+    pub fn builder() -> MdsBuilder {
+        MdsBuilder::default()
+    }
+}
+
+impl MdsBuilder {
+    /// Only these columns, in this order.
+    #[must_use]
+    pub fn columns<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
+        self.columns = Some(names.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// The column of the field's name holds arrays of its dtype and shape: `bytes` as they lie in memory
+    /// (little-endian), or `ndarray` whose own dtype and shape are compared and cut off.
+    #[must_use]
+    pub fn raw(mut self, field: Field) -> Self {
+        self.raw.push(field);
+        self
+    }
+
+    /// Opens the folder that holds `index.json` and the shards. Where a compressed shard lies there decompressed, that
+    /// file is taken.
+    ///
+    /// Errors: [`ErrorKind::NotFound`] for `index.json` or a shard; [`ErrorKind::Decode`] for an index or shard header
+    /// that is damaged; [`ErrorKind::Truncated`] or [`ErrorKind::Changed`] for a shard whose length is not the index's;
+    /// [`ErrorKind::Config`] for columns that are not there or not read, and for compression that is not built in.
+    pub fn open(self, dir: impl AsRef<Path>) -> Result<Mds> {
+        let dir = dir.as_ref();
+        let path = dir.join("index.json");
+        let len = super::paths::regular_len(&path)?;
+        if len > INDEX_MAX {
+            let message = format!("an index of {len} bytes, at most {INDEX_MAX} are read");
+            return Err(Error::new(ErrorKind::Limit, Stage::Index, message).with_path(path));
+        }
+        let text = std::fs::read(&path)
+            .map_err(|error| Error::os(Stage::Index, "cannot read the index", error).with_path(&path))?;
+        self.assemble(&text, &Home::Folder(dir)).map_err(|error| error.with_path(path))
+    }
+
+    /// An index and one shard, in memory.
+    pub(super) fn of_bytes(self, index: &[u8], shard: &Arc<[u8]>) -> Result<Mds> {
+        self.assemble(index, &Home::Memory(shard))
+    }
+
+    fn assemble(self, text: &[u8], home: &Home<'_>) -> Result<Mds> {
+        if cfg!(target_endian = "big") {
+            let message = "MDS is read on little-endian machines only";
+            return Err(Error::new(ErrorKind::Config, Stage::Index, message));
+        }
+        let (all, infos) = index::parse(text)?;
+        let chosen = self.choose(&all)?;
+        let columns = Columns::new(all);
+        // First which file each shard is: one that must be decompressed makes all shards chunks.
+        let files = parallel(&infos, |_, info| home.find(info))?;
+        let chunks = files.iter().any(|(_, compressed)| *compressed);
+        let offsets = match chunks {
+            true => Vec::new(),
+            false => parallel(&infos, |_, info| {
+                let read = |offset, len| home.read(&info.raw.name, offset, len);
+                offsets_of(info.samples, info.raw.bytes as u32, &columns, read)
+                    .map_err(|error| error.with_path(home.path(&info.raw.name)))
+            })?,
+        };
+        let mut sources = Sources::new();
+        let (mut starts, mut len) = (vec![0], 0_u64);
+        for (info, (file, _)) in infos.iter().zip(&files) {
+            home.add(&mut sources, file)?;
+            len += u64::from(info.samples);
+            starts.push(len);
+        }
+        let shard = |(info, (_, compressed)): (&ShardInfo, &(FileInfo, bool))| Shard {
+            samples: info.samples,
+            bytes: info.raw.bytes as u32,
+            compressed: *compressed,
+        };
+        let mut mds = Mds {
+            sources: Arc::new(sources),
+            schema: chosen.iter().map(|chosen| chosen.field.clone()).collect(),
+            columns,
+            chosen,
+            shards: infos.iter().zip(&files).map(shard).collect(),
+            starts,
+            offsets: offsets.concat(),
+            chunks,
+            sample_bytes_max: 0,
+            largest: None,
+            name: home.name(),
+        };
+        mds.measure();
+        Ok(mds)
+    }
+
+    fn choose(&self, all: &[Column]) -> Result<Vec<Chosen>> {
+        let bad = |message: String| Error::new(ErrorKind::Config, Stage::Index, message);
+        let there = || {
+            let names: Vec<&str> = all.iter().take(Spec::FIELDS_MAX).map(|column| &*column.name).collect();
+            names.join(", ")
+        };
+        let at = |name: &str| {
+            let found = all.iter().position(|column| column.name == name);
+            found.ok_or_else(|| bad(format!("no column `{name}`; there are {}", there())))
+        };
+        let wanted: Vec<usize> = match &self.columns {
+            None => (0..all.len()).collect(),
+            Some(names) => names.iter().map(|name| at(name)).collect::<Result<_>>()?,
+        };
+        for (index, column) in wanted.iter().enumerate() {
+            if wanted[..index].contains(column) {
+                return Err(bad(format!("column `{}` is asked for twice", all[*column].name)));
+            }
+        }
+        if wanted.is_empty() || wanted.len() > Spec::FIELDS_MAX {
+            return Err(bad(format!("{} columns, 1 to {} are possible", wanted.len(), Spec::FIELDS_MAX)));
+        }
+        for field in &self.raw {
+            if !wanted.contains(&at(field.name())?) {
+                return Err(bad(format!("column `{}` is not among those asked for", field.name())));
+            }
+        }
+        let raw = |column: &Column| self.raw.iter().rfind(|field| field.name() == column.name);
+        wanted.into_iter().map(|index| Chosen::new(index, &all[index], raw(&all[index]))).collect()
+    }
+}
+
+/// Where the files of a dataset are.
+enum Home<'a> {
+    Folder(&'a Path),
+    /// One shard, for tests.
+    Memory(&'a Arc<[u8]>),
+}
+
+impl Home<'_> {
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        match self {
+            Self::Folder(dir) => dir.join(name),
+            Self::Memory(_) => name.into(),
+        }
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Self::Folder(dir) => dir.display().to_string(),
+            Self::Memory(_) => "<memory>".to_string(),
+        }
+    }
+
+    /// Length of a file, if it is there.
+    fn len(&self, name: &str) -> Result<Option<u64>> {
+        match self {
+            Self::Memory(bytes) => Ok(Some(bytes.len() as u64)),
+            Self::Folder(dir) => match super::paths::regular_len(&dir.join(name)) {
+                Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+                len => len.map(Some),
+            },
+        }
+    }
+
+    /// The file to read for a shard, and whether it is the compressed one.
+    fn find(&self, shard: &ShardInfo) -> Result<(FileInfo, bool)> {
+        let zip = match (&shard.zip, self) {
+            (None, _) => None,
+            (Some(_), Self::Folder(_)) if self.len(&shard.raw.name)?.is_some() => None,
+            (Some((file, compression)), _) => {
+                supported(compression).map_err(|error| error.with_path(self.path(&file.name)))?;
+                Some(file)
+            }
+        };
+        let file = zip.unwrap_or(&shard.raw);
+        let wrong =
+            |kind, message: String| Err(Error::new(kind, Stage::Index, message).with_path(self.path(&file.name)));
+        let expected = file.bytes;
+        match self.len(&file.name)? {
+            None => wrong(ErrorKind::NotFound, "a shard of the index".to_string()),
+            Some(len) if len < expected => {
+                wrong(ErrorKind::Truncated, format!("{len} bytes, the index says {expected}"))
+            }
+            Some(len) if len > expected => wrong(ErrorKind::Changed, format!("{len} bytes, the index says {expected}")),
+            Some(_) => {
+                if zip.is_some() {
+                    let head = self.read(&file.name, 0, expected.min(FRAME_HEADER_MAX) as usize)?;
+                    frame_fits(&head, shard.raw.bytes).map_err(|error| error.with_path(self.path(&file.name)))?;
+                }
+                Ok((file.clone(), zip.is_some()))
+            }
+        }
+    }
+
+    /// Bytes of a file whose length was checked.
+    fn read(&self, name: &str, offset: u64, len: usize) -> Result<Vec<u8>> {
+        match self {
+            Self::Memory(bytes) => Ok(bytes[offset as usize..][..len].to_vec()),
+            Self::Folder(dir) => {
+                let failed = |error| Error::os(Stage::Index, "cannot read the shard", error);
+                let mut bytes = vec![0; len];
+                let file = File::open(dir.join(name)).map_err(failed)?;
+                file.read_exact_at(&mut bytes, offset).map_err(failed)?;
+                Ok(bytes)
+            }
+        }
+    }
+
+    fn add(&self, sources: &mut Sources, file: &FileInfo) -> Result<()> {
+        match self {
+            Self::Memory(bytes) => drop(sources.memory((*bytes).clone())),
+            Self::Folder(dir) => drop(sources.file(dir.join(&file.name), file.bytes)?),
+        }
+        Ok(())
+    }
+}
+
+fn supported(compression: &str) -> Result<()> {
+    let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
+    if compression.split(':').next() != Some("zstd") {
+        return bad(format!("compressed by `{compression}`; zstd is read, other shards must be decompressed first"));
+    }
+    if cfg!(not(feature = "zstd")) {
+        return bad("compressed by zstd: build feedline with the feature `zstd`".to_string());
+    }
+    Ok(())
+}
+
+/// The offsets of a shard's samples and its end, checked against its length; `read` gives bytes within that.
+fn offsets_of(
+    samples: u32,
+    bytes: u32,
+    columns: &Columns,
+    read: impl Fn(u64, usize) -> Result<Vec<u8>>,
+) -> Result<Vec<u32>> {
+    let wrong = |message: String| Error::new(ErrorKind::Decode, Stage::Index, message);
+    // The count, an offset for each sample, and the end's.
+    let table = 4 * (u64::from(samples) + 2);
+    if table > u64::from(bytes) {
+        let message = format!("{bytes} bytes are too few for the offsets of {samples} samples");
+        return Err(Error::new(ErrorKind::Truncated, Stage::Index, message));
+    }
+    let words = read(0, table as usize)?;
+    let mut words = words.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().expect("4 bytes")));
+    let count = words.next().unwrap_or_default();
+    if count != samples {
+        return Err(wrong(format!("{count} samples, the index says {samples}")).with_range(0, 4));
+    }
+    let offsets: Vec<u32> = words.collect();
+    let (first, end) = (offsets[0], offsets[offsets.len() - 1]);
+    if u64::from(first) < table || u64::from(first) > table + CONFIG_MAX || first > bytes || end != bytes {
+        return Err(wrong(format!("samples from {first} to {end} of {bytes} bytes")).with_range(4, table - 4));
+    }
+    for (index, pair) in offsets.windows(2).enumerate() {
+        let fits = pair[1].checked_sub(pair[0]).is_some_and(|bytes| columns.may_have(u64::from(bytes)));
+        if !fits {
+            let message = format!("sample {index} of the shard lies from {} to {}", pair[0], pair[1]);
+            return Err(wrong(message).with_range(4 + 4 * index as u64, 8));
+        }
+    }
+    let len = u64::from(first) - table;
+    // Other writers may leave it out.
+    if len > 0 {
+        let config = read(table, len as usize)?;
+        let own = serde_json::from_slice(&config).map_err(|error| error.to_string());
+        let same = own.and_then(|own| index::columns_of(&own)).and_then(|own| match own == columns.all() {
+            true => Ok(()),
+            false => Err("other columns than the index".to_string()),
+        });
+        same.map_err(|message| wrong(format!("the shard's own description: {message}")).with_range(table, len))?;
+    }
+    Ok(offsets)
+}
+
+impl Mds {
+    /// Finds the largest sample, or chunk.
+    fn measure(&mut self) {
+        if self.chunks {
+            self.sample_bytes_max = self.sources.ids().map(|id| self.sources.len_of(id)).max().unwrap_or(0);
+            return;
+        }
+        for sample in 0..self.len() {
+            let len = self.extent(sample).len;
+            if len > self.sample_bytes_max {
+                (self.sample_bytes_max, self.largest) = (len, Some(sample));
+            }
+        }
+    }
+
+    /// Where a sample lies. Shards are not chunks.
+    fn extent(&self, sample: u64) -> Extent {
+        let shard = self.starts.partition_point(|start| *start <= sample) - 1;
+        // Each shard before this one has an offset more than samples.
+        let at = sample as usize + shard;
+        let (start, end) = (self.offsets[at], self.offsets[at + 1]);
+        Extent { source: SourceId::at(shard), offset: u64::from(start), len: u64::from(end - start) }
+    }
+
+    /// Puts the rows of a shard, which lies at `shard` in the buffer, into their fields.
+    fn place(&self, number: usize, shard: std::ops::Range<usize>, out: &mut ChunkBuf) -> Result<()> {
+        let Shard { samples, bytes, .. } = self.shards[number];
+        let part = |offset: u64, len: usize| Ok(out.bytes(shard.clone())[offset as usize..][..len].to_vec());
+        let offsets = offsets_of(samples, bytes, &self.columns, part)?;
+        for (row, pair) in offsets.windows(2).enumerate() {
+            let sample = shard.start + pair[0] as usize..shard.start + pair[1] as usize;
+            let named = |error: Error| {
+                let range = (u64::from(pair[0]), u64::from(pair[1] - pair[0]));
+                error.with_range(range.0, range.1).with_sample(self.starts[number] + row as u64)
+            };
+            for (field, chosen) in self.chosen.iter().enumerate() {
+                let found = self.columns.find(chosen.column, out.bytes(sample.clone())).map_err(named)?;
+                let start = sample.start + found.start;
+                match chosen.value(out.bytes(start..start + found.len())).map_err(named)? {
+                    Value::Part(part) => out.place(field, start + part.start..start + part.end),
+                    Value::Made(number) => out.push(field, &number)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn open_shard(&self, number: usize, pieces: &[Bytes], scratch: &mut Scratch, out: &mut ChunkBuf) -> Result<()> {
+        let Shard { bytes, compressed, .. } = self.shards[number];
+        let bytes = bytes as usize;
+        let [piece] = pieces else {
+            return Err(Error::new(ErrorKind::User, Stage::Decode, format!("{} pieces of one", pieces.len())));
+        };
+        let room = out.room(bytes)?;
+        let target = out.bytes_mut(room.clone());
+        if compressed {
+            decompress(piece, target, scratch)?;
+        } else if piece.len() == bytes {
+            target.copy_from_slice(piece);
+        } else {
+            let message = format!("{} bytes, the index says {bytes}", piece.len());
+            return Err(Error::new(ErrorKind::Truncated, Stage::Decode, message));
+        }
+        self.place(number, room, out)
+    }
+}
+
+/// Refuses a frame that says itself that it decompresses to more than the index promised.
+#[cfg(feature = "zstd")]
+fn frame_fits(head: &[u8], bytes: u64) -> Result<()> {
+    match zstd::zstd_safe::get_frame_content_size(head) {
+        Ok(Some(content)) if content > bytes => {
+            let message = format!("decompresses to {content} bytes, the index says {bytes}");
+            Err(Error::new(ErrorKind::Decode, Stage::Index, message))
+        }
+        Ok(_) => Ok(()),
+        Err(_) => Err(Error::new(ErrorKind::Decode, Stage::Index, "not a zstd frame")),
+    }
+}
+
+#[cfg(not(feature = "zstd"))]
+fn frame_fits(_: &[u8], _: u64) -> Result<()> {
+    supported("zstd")
+}
+
+/// Fills `target`, exactly.
+#[cfg(feature = "zstd")]
+fn decompress(piece: &[u8], target: &mut [u8], scratch: &mut Scratch) -> Result<()> {
+    let expected = target.len();
+    let wrong = |error: std::io::Error| {
+        let message = format!("zstd, {} bytes that should become {expected}", piece.len());
+        Error::new(ErrorKind::Decode, Stage::Decode, message).with_source(error)
+    };
+    let context: &mut Option<zstd::bulk::Decompressor<'static>> = scratch.get();
+    if context.is_none() {
+        *context = Some(zstd::bulk::Decompressor::new().map_err(wrong)?);
+    }
+    let context = context.as_mut().expect("made above");
+    match context.decompress_to_buffer(piece, target).map_err(wrong)? {
+        bytes if bytes == expected => Ok(()),
+        bytes => {
+            let message = format!("{bytes} bytes decompressed, the index says {expected}");
+            Err(Error::new(ErrorKind::Truncated, Stage::Decode, message))
+        }
+    }
+}
+
+#[cfg(not(feature = "zstd"))]
+fn decompress(_: &[u8], _: &mut [u8], _: &mut Scratch) -> Result<()> {
+    // Refused when the dataset was opened.
+    supported("zstd")
+}
+
+impl Dataset for Mds {
+    fn schema(&self) -> &[EncodedField] {
+        &self.schema
+    }
+
+    fn len(&self) -> u64 {
+        self.starts.last().copied().unwrap_or(0)
+    }
+
+    fn sources(&self) -> &Arc<Sources> {
+        &self.sources
+    }
+
+    fn sample_bytes_max(&self) -> u64 {
+        self.sample_bytes_max
+    }
+
+    fn largest_sample(&self) -> Option<u64> {
+        self.largest
+    }
+
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        if self.chunks {
+            let message = "the samples of compressed shards come in chunks";
+            return Err(Error::new(ErrorKind::User, Stage::Read, message));
+        }
+        let extent = self.extent(sample);
+        (0..self.chosen.len()).for_each(|field| parts.framed(field, extent));
+        Ok(())
+    }
+
+    fn open<'a>(&self, _sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        let chosen = &self.chosen[field];
+        let value = &bytes[self.columns.find(chosen.column, bytes)?];
+        match chosen.value(value)? {
+            Value::Part(part) => Ok(&value[part]),
+            Value::Made(number) => {
+                buffer.extend_from_slice(&number);
+                Ok(buffer)
+            }
+        }
+    }
+
+    fn opened_bytes_max(&self) -> u64 {
+        if self.chosen.iter().any(Chosen::makes) { 8 } else { 0 }
+    }
+
+    fn chunked(&self) -> Option<&dyn Chunked> {
+        self.chunks.then_some(self)
+    }
+
+    fn index_bytes(&self) -> usize {
+        self.sources.table_bytes()
+            + self.offsets.capacity() * 4
+            + self.starts.capacity() * 8
+            + self.shards.capacity() * size_of::<Shard>()
+    }
+
+    fn describe(&self) -> String {
+        let zstd = self.shards.iter().filter(|shard| shard.compressed).count();
+        let how = if zstd > 0 { format!(" ({zstd} compressed by zstd)") } else { String::new() };
+        format!("{} samples in {} MDS shards{how} of {}", self.len(), self.shards.len(), self.name)
+    }
+}
+
+impl Chunked for Mds {
+    fn starts(&self) -> &[u64] {
+        &self.starts
+    }
+
+    fn chunk_extents(&self, chunk: usize, extents: &mut Vec<Extent>) -> Result<()> {
+        let source = SourceId::at(chunk);
+        extents.push(Extent { source, offset: 0, len: self.sources.len_of(source) });
+        Ok(())
+    }
+
+    fn chunk_bytes(&self, chunk: usize) -> ChunkBytes {
+        let Shard { samples, bytes, .. } = self.shards[chunk];
+        let samples = u64::from(samples);
+        let made = 8 * samples * self.chosen.iter().filter(|chosen| chosen.makes()).count() as u64;
+        // The offsets, and where each row of each field lies.
+        let lists = samples * 8;
+        let encoded = self.sources.len_of(SourceId::at(chunk));
+        ChunkBytes { encoded, opened: u64::from(bytes) + made, scratch: SCRATCH + lists }
+    }
+
+    fn open_chunk(&self, chunk: usize, pieces: &[Bytes], scratch: &mut Scratch, out: &mut ChunkBuf) -> Result<()> {
+        self.open_shard(chunk, pieces, scratch, out)
+            .map_err(|error| error.with_path(self.sources.path(SourceId::at(chunk))))
+    }
+
+    fn chunk_name(&self, chunk: usize) -> String {
+        self.sources.path(SourceId::at(chunk)).display().to_string()
+    }
+}
+
+impl std::fmt::Debug for Mds {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.describe())
+    }
+}

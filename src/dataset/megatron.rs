@@ -1,0 +1,471 @@
+//! Megatron's indexed token files: `prefix.bin` holds the tokens of all sequences, `prefix.idx` says where each ends.
+//!
+//! ```text
+//! idx: MMIDIDX\0\0 | version 1 | dtype | S | D | S lengths (i32) | S offsets (i64) | D document starts (i64, the last = S)
+//! bin: sequence 0 | sequence 1 | …           documents are runs of sequences
+//! ```
+//!
+//! Limits: one prefix (several are put together by [`Concat`](super::Concat)); no multimodal indexes, which have a byte per
+//! sequence more. Invariants, checked while the index is read once in blocks: sequences follow each other without holes
+//! from the first byte of `.bin` to the last; documents are ascending and end with the last sequence; the index has
+//! exactly the bytes that its counts say. In memory stay 8 bytes for each document or sequence, and nothing for windows.
+
+use super::input::{Input, little_endian, number};
+use super::tokens::{Cut, Step, Windows, beside};
+use super::{Dataset, Parts};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::read::{Extent, SourceId, Sources};
+use crate::tensor::{DType, EncodedField, Field};
+use std::path::Path;
+use std::sync::Arc;
+
+const MAGIC: &[u8] = b"MMIDIDX\0\0";
+const HEADER_BYTES: u64 = 34;
+/// Bytes of the index that are held at a time, for each of its three lists.
+const BLOCK: u64 = 64 << 10;
+
+/// Tokens indexed by Megatron-LM's tools: documents or sequences of up to a maximum, or windows over all of them.
+///
+/// Field: `tokens`, of the index's dtype; its length tells how many of a document's row are tokens.
+///
+/// ```no_run
+/// # use feedline::dataset::Megatron;
+/// let documents = Megatron::builder().documents(4096).cut(true).open("corpus_text_document")?;
+/// let packed = Megatron::builder().window(2048).next_token().open("corpus_text_document")?;
+/// # Ok::<(), feedline::Error>(())
+/// ```
+pub struct Megatron {
+    sources: Arc<Sources>,
+    schema: Vec<EncodedField>,
+    dtype: DType,
+    samples: Samples,
+    counts: Counts,
+    len: u64,
+    name: String,
+}
+
+enum Samples {
+    /// Ends in tokens; the first entry is 0. `what` is `documents` or `sequences`.
+    Spans {
+        ends: Box<[u64]>,
+        max: u64,
+        what: &'static str,
+        cut_tokens: u64,
+        cut_samples: u64,
+        empty: u64,
+    },
+    Windows {
+        windows: Windows,
+        leftover: u64,
+    },
+}
+
+/// What the index says there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Counts {
+    tokens: u64,
+    sequences: u64,
+    documents: u64,
+}
+
+/// What is taken for a sample; made by [`Megatron::builder`].
+#[derive(Clone, Debug, Default)]
+pub struct MegatronBuilder {
+    spans: Option<(Kind, usize)>,
+    cut_long: bool,
+    cut: Cut,
+}
+
+/// What ends are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Documents,
+    Sequences,
+    Windows,
+}
+
+impl Megatron {
+    /// Settings: [`documents`](MegatronBuilder::documents), [`sequences`](MegatronBuilder::sequences) or
+    /// [`window`](MegatronBuilder::window) must follow.
+    pub fn builder() -> MegatronBuilder {
+        MegatronBuilder::default()
+    }
+
+    /// Tokens in `.bin`.
+    pub fn tokens(&self) -> u64 {
+        self.counts.tokens
+    }
+
+    /// Sequences in the index.
+    pub fn sequences(&self) -> u64 {
+        self.counts.sequences
+    }
+
+    /// Documents in the index.
+    pub fn documents(&self) -> u64 {
+        self.counts.documents
+    }
+
+    /// Tokens that are in no sample: what was cut off, or does not fill a window.
+    pub fn leftover_tokens(&self) -> u64 {
+        match &self.samples {
+            Samples::Spans { cut_tokens, .. } => *cut_tokens,
+            Samples::Windows { leftover, .. } => *leftover,
+        }
+    }
+}
+
+impl MegatronBuilder {
+    /// Each document is a sample, of at most `max` tokens.
+    #[must_use]
+    pub fn documents(mut self, max: usize) -> Self {
+        self.spans = Some((Kind::Documents, max));
+        self
+    }
+
+    /// Each sequence is a sample, of at most `max` tokens.
+    #[must_use]
+    pub fn sequences(mut self, max: usize) -> Self {
+        self.spans = Some((Kind::Sequences, max));
+        self
+    }
+
+    /// What is longer than the maximum loses its end, and is counted in [`Megatron::leftover_tokens`] and the report.
+    /// Default: it is an error when the files are opened.
+    #[must_use]
+    pub fn cut(mut self, cut: bool) -> Self {
+        self.cut_long = cut;
+        self
+    }
+
+    /// Each window over the tokens of all documents, one after the other, is a sample.
+    #[must_use]
+    pub fn window(mut self, tokens: usize) -> Self {
+        self.cut.window = tokens;
+        self
+    }
+
+    /// As [`TokensBuilder::stride`](super::TokensBuilder::stride).
+    #[must_use]
+    pub fn stride(mut self, tokens: usize) -> Self {
+        self.cut.step = Some(Step::Stride(tokens));
+        self
+    }
+
+    /// As [`TokensBuilder::overlap`](super::TokensBuilder::overlap).
+    #[must_use]
+    pub fn overlap(mut self, tokens: usize) -> Self {
+        self.cut.step = Some(Step::Overlap(tokens));
+        self
+    }
+
+    /// As [`TokensBuilder::next_token`](super::TokensBuilder::next_token).
+    #[must_use]
+    pub fn next_token(mut self) -> Self {
+        self.cut.next_token = true;
+        self
+    }
+
+    /// Opens `prefix.idx` and `prefix.bin`; `prefix` may have either ending.
+    ///
+    /// Errors: not found, a cut file ([`ErrorKind::Truncated`]), an index that contradicts itself or `.bin`
+    /// ([`ErrorKind::Decode`]), a document over the maximum ([`ErrorKind::Shape`], naming the first), no sample at all
+    /// ([`ErrorKind::Empty`]).
+    pub fn open(self, prefix: impl AsRef<Path>) -> Result<Megatron> {
+        let kind = self.kind()?;
+        let (idx, bin) = (beside(prefix.as_ref(), ".idx"), beside(prefix.as_ref(), ".bin"));
+        let bin_len = Input::open(&bin)?.len();
+        let index = read_index(&Input::open(&idx)?, bin_len, kind)?;
+        let mut sources = Sources::new();
+        sources.file(&bin, bin_len)?;
+        let name = prefix.as_ref().display().to_string();
+        let samples = match self.spans {
+            Some((kind, max)) => self.spans_of(kind, max as u64, &index).map_err(|error| error.with_path(&bin))?,
+            None => {
+                let windows = self.cut.windows(index.dtype)?;
+                Samples::Windows { windows, leftover: windows.leftover(index.counts.tokens) }
+            }
+        };
+        let (len, field) = match &samples {
+            Samples::Spans { ends, max, .. } => {
+                (ends.len() as u64 - 1, Field::up_to("tokens", index.dtype, *max as usize))
+            }
+            Samples::Windows { windows, .. } => {
+                let field = Field::fixed("tokens", index.dtype, [windows.window as usize]);
+                (windows.count(index.counts.tokens), field)
+            }
+        };
+        if len == 0 {
+            let message = format!("{} tokens make no sample", index.counts.tokens);
+            return Err(Error::new(ErrorKind::Empty, Stage::Index, message).with_path(bin));
+        }
+        let (sources, schema) = (Arc::new(sources), vec![EncodedField::raw(field)]);
+        Ok(Megatron { sources, schema, dtype: index.dtype, samples, counts: index.counts, len, name })
+    }
+
+    fn kind(&self) -> Result<Kind> {
+        let bad = |message: &str| Err(Error::new(ErrorKind::Config, Stage::Index, message));
+        let windowed = self.cut.window > 0 || self.cut.step.is_some() || self.cut.next_token;
+        match self.spans {
+            Some(_) if windowed => bad("samples are documents, sequences or windows, not two of them"),
+            Some((_, 0)) => bad("samples of at most 0 tokens"),
+            Some((kind, _)) => Ok(kind),
+            None if self.cut_long => bad("`cut` is for documents and sequences"),
+            None => Ok(Kind::Windows),
+        }
+    }
+
+    /// The samples between ends. Errors: [`ErrorKind::Shape`] for what is too long, unless it is to be cut.
+    fn spans_of(&self, kind: Kind, max: u64, index: &Index) -> Result<Samples> {
+        let what = if kind == Kind::Documents { "documents" } else { "sequences" };
+        let (mut first, mut cut_tokens, mut cut_samples, mut empty) = (None, 0, 0, 0);
+        for (sample, pair) in index.ends.windows(2).enumerate() {
+            let len = pair[1] - pair[0];
+            empty += u64::from(len == 0);
+            if len > max {
+                first.get_or_insert((sample as u64, len));
+                cut_samples += 1;
+                cut_tokens += len - max;
+            }
+        }
+        if let (Some((sample, len)), false) = (first, self.cut_long) {
+            let message = format!(
+                "{cut_samples} of the {what} are longer than {max} tokens, the first has {len}: `.cut(true)` takes their \
+                 first {max}"
+            );
+            let size = index.dtype.size() as u64;
+            let error = Error::new(ErrorKind::Shape, Stage::Index, message).with_sample(sample);
+            return Err(error.with_range(index.ends[sample as usize] * size, len * size));
+        }
+        Ok(Samples::Spans { ends: index.ends.clone().into(), max, what, cut_tokens, cut_samples, empty })
+    }
+}
+
+/// The checked index.
+pub(crate) struct Index {
+    dtype: DType,
+    counts: Counts,
+    /// 0, and where each document or sequence ends; empty for windows.
+    ends: Vec<u64>,
+}
+
+/// Reads and checks an index against the length of its `.bin`.
+pub(crate) fn read_index(input: &Input<'_>, bin_len: u64, keep: Kind) -> Result<Index> {
+    little_endian("Megatron's index")?;
+    let head: [u8; HEADER_BYTES as usize] = input.array(0, "the header")?;
+    let wrong = |message: String| input.wrong(message, 0, HEADER_BYTES);
+    if &head[..9] != MAGIC || number(&head[9..17]) != 1 {
+        return Err(wrong("not an index of Megatron's, version 1".into()));
+    }
+    let dtype = dtype_of(head[17]).map_err(wrong)?;
+    let (sequences, starts) = (number(&head[18..26]), number(&head[26..34]));
+    let lists = sequences.checked_mul(12).zip(starts.checked_mul(8));
+    let wanted = lists.and_then(|(a, b)| a.checked_add(b)?.checked_add(HEADER_BYTES));
+    if wanted != Some(input.len()) {
+        let message = format!(
+            "{sequences} sequences and {starts} document starts need {} bytes, the index has {}",
+            wanted.map_or("over 2^64".into(), |bytes| bytes.to_string()),
+            input.len()
+        );
+        let kind =
+            if wanted.is_some_and(|bytes| bytes < input.len()) { ErrorKind::Decode } else { ErrorKind::Truncated };
+        return Err(input.error(kind, message, 0, input.len()));
+    }
+    let mut walk = Walk {
+        input,
+        lengths: List::new(HEADER_BYTES, 4, sequences),
+        offsets: List::new(HEADER_BYTES + sequences * 4, 8, sequences),
+        documents: List::new(HEADER_BYTES + sequences * 12, 8, starts),
+    };
+    let (tokens, ends) = walk.run(sequences, dtype.size() as u64, keep)?;
+    // Fits: the offsets, checked on the way, are 64-bit numbers of bytes.
+    let bytes = tokens.checked_mul(dtype.size() as u64);
+    if bytes != Some(bin_len) {
+        let kind = if bytes.is_none_or(|bytes| bytes > bin_len) { ErrorKind::Truncated } else { ErrorKind::Decode };
+        let message = format!("the index says {tokens} {dtype} tokens, its .bin has {bin_len} bytes");
+        return Err(input.error(kind, message, 0, input.len()));
+    }
+    Ok(Index { dtype, counts: Counts { tokens, sequences, documents: starts - 1 }, ends })
+}
+
+fn dtype_of(code: u8) -> Result<DType, String> {
+    match code {
+        1 => Ok(DType::U8),
+        2 => Ok(DType::I8),
+        3 => Ok(DType::I16),
+        4 => Ok(DType::I32),
+        5 => Ok(DType::I64),
+        8 => Ok(DType::U16),
+        6 | 7 => Err(format!("dtype {code} is a float, tokens are whole numbers")),
+        _ => Err(format!("dtype {code} is not known")),
+    }
+}
+
+/// A list of numbers in the index, read in blocks.
+struct List {
+    at: u64,
+    width: u64,
+    left: u64,
+    block: Vec<u8>,
+    used: usize,
+}
+
+impl List {
+    fn new(at: u64, width: u64, count: u64) -> Self {
+        Self { at, width, left: count, block: Vec::new(), used: 0 }
+    }
+
+    /// The next number and its offset, `None` at the end.
+    fn next(&mut self, input: &Input<'_>) -> Result<Option<(u64, u64)>> {
+        if self.left == 0 {
+            return Ok(None);
+        }
+        if self.used == self.block.len() {
+            let bytes = (self.left * self.width).min(BLOCK);
+            self.block.resize(bytes as usize, 0);
+            input.fill(self.at, &mut self.block, "the index")?;
+            self.used = 0;
+        }
+        let value = number(&self.block[self.used..self.used + self.width as usize]);
+        let at = self.at;
+        (self.used, self.at, self.left) = (self.used + self.width as usize, self.at + self.width, self.left - 1);
+        Ok(Some((value, at)))
+    }
+}
+
+/// One pass over the three lists.
+struct Walk<'a> {
+    input: &'a Input<'a>,
+    lengths: List,
+    offsets: List,
+    documents: List,
+}
+
+impl Walk<'_> {
+    /// Tokens in all, and the ends that are wanted.
+    fn run(&mut self, sequences: u64, size: u64, keep: Kind) -> Result<(u64, Vec<u64>)> {
+        let (mut tokens, mut ends) = (0_u64, Vec::new());
+        let mut document = self.documents.next(self.input)?;
+        if document.map(|(first, _)| first) != Some(0) {
+            let message = "the first document does not start with the first sequence";
+            return Err(self.input.wrong(message, HEADER_BYTES + sequences * 12, 8));
+        }
+        if keep != Kind::Windows {
+            ends.push(0);
+        }
+        document = self.documents.next(self.input)?;
+        for sequence in 0..=sequences {
+            // Documents of no sequences end where the one before does.
+            while let Some((end, _)) = document.filter(|(end, _)| *end == sequence) {
+                if keep == Kind::Documents {
+                    ends.push(tokens);
+                }
+                document = self.documents.next(self.input)?;
+                debug_assert!(end <= sequences);
+            }
+            if let Some((end, at)) = document.filter(|(end, _)| *end < sequence || *end > sequences) {
+                let message = format!("a document ends with sequence {end}, behind or before its place");
+                return Err(self.input.wrong(message, at, 8));
+            }
+            if sequence < sequences {
+                tokens = self.sequence(sequence, tokens, size)?;
+                if keep == Kind::Sequences {
+                    ends.push(tokens);
+                }
+            }
+        }
+        self.ended(sequences)?;
+        Ok((tokens, ends))
+    }
+
+    /// Tokens up to the end of the next sequence.
+    fn sequence(&mut self, sequence: u64, tokens: u64, size: u64) -> Result<u64> {
+        let (Some((len, len_at)), Some((offset, at))) =
+            (self.lengths.next(self.input)?, self.offsets.next(self.input)?)
+        else {
+            return Err(self.input.wrong("the index ends before its last sequence", 0, 0));
+        };
+        if len > i32::MAX as u64 {
+            let message = format!("sequence {sequence} has a length of {} tokens", len as u32 as i32);
+            return Err(self.input.wrong(message, len_at, 4));
+        }
+        if tokens.checked_mul(size) != Some(offset) {
+            let message = format!("sequence {sequence} starts at {offset}, those before it end after {tokens} tokens");
+            return Err(self.input.wrong(message, at, 8));
+        }
+        // At most 2^31 for each of fewer than 2^61 entries of a file.
+        tokens.checked_add(len).ok_or_else(|| self.input.wrong("more than 2^64 tokens", len_at, 4))
+    }
+
+    /// The last document must end with the last sequence.
+    fn ended(&mut self, sequences: u64) -> Result<()> {
+        let last = self.documents.at - 8;
+        let end = number(&self.input.array::<8>(last, "the index")?);
+        if end == sequences && self.documents.left == 0 {
+            return Ok(());
+        }
+        let message = format!("the last document ends with sequence {end} of {sequences}");
+        Err(self.input.wrong(message, last, 8))
+    }
+}
+
+impl Dataset for Megatron {
+    fn schema(&self) -> &[EncodedField] {
+        &self.schema
+    }
+
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn sources(&self) -> &Arc<Sources> {
+        &self.sources
+    }
+
+    fn sample_bytes_max(&self) -> u64 {
+        let size = self.dtype.size() as u64;
+        match &self.samples {
+            Samples::Spans { ends, max, .. } => {
+                size * ends.windows(2).map(|pair| (pair[1] - pair[0]).min(*max)).max().unwrap_or(0)
+            }
+            Samples::Windows { windows, .. } => size * windows.window,
+        }
+    }
+
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        let size = self.dtype.size() as u64;
+        let (start, len) = match &self.samples {
+            Samples::Spans { ends, max, .. } => {
+                let (start, end) = (ends[sample as usize], ends[sample as usize + 1]);
+                (start, (end - start).min(*max))
+            }
+            Samples::Windows { windows, .. } => (sample * windows.stride, windows.window),
+        };
+        parts.extent(0, Extent { source: SourceId::at(0), offset: start * size, len: len * size });
+        Ok(())
+    }
+
+    fn index_bytes(&self) -> usize {
+        let ends = if let Samples::Spans { ends, .. } = &self.samples { size_of_val(&**ends) } else { 0 };
+        self.sources.table_bytes() + ends
+    }
+
+    fn describe(&self) -> String {
+        let (len, dtype) = (self.len, self.dtype);
+        let what = match &self.samples {
+            Samples::Spans { max, what, cut_tokens, cut_samples, empty, .. } => {
+                format!("{what} of up to {max} {dtype} tokens, {cut_samples} cut by {cut_tokens}, {empty} empty")
+            }
+            Samples::Windows { windows, leftover } => {
+                format!("{}, {leftover} left over", windows.describe(dtype.name()))
+            }
+        };
+        format!("{len} {what}: {}", self.name)
+    }
+}
+
+impl std::fmt::Debug for Megatron {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.describe())
+    }
+}

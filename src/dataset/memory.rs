@@ -1,0 +1,174 @@
+//! A dataset whose files are read into memory once, when it is opened: small ones that are read again and again.
+//!
+//! ```text
+//! files ──threads──► one region in huge pages ──► sources of the same ids ──► workers copy or decode from there
+//! ```
+//!
+//! No system call for a sample, and none of the page cache's bookkeeping: for samples of a few kilobytes that is most of
+//! what a sample costs. The memory is the dataset's, not part of a loader's budget, and is shared by all loaders of it.
+//! What is on disk may change or vanish afterwards.
+
+use super::{Chunked, Dataset, Parts};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::memory::RegionBytes;
+use crate::read::{SourceId, Sources};
+use crate::tensor::EncodedField;
+use bytes::Bytes;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Bytes that a thread reads at a time.
+const STEP: usize = 16 << 20;
+
+/// A dataset that lies in memory; made by [`DatasetExt::in_memory`](super::DatasetExt::in_memory).
+pub struct InMemory<D> {
+    inner: D,
+    sources: Arc<Sources>,
+    bytes: usize,
+}
+
+/// The region as an owner of slices.
+struct Owner(RegionBytes);
+
+impl AsRef<[u8]> for Owner {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_slice()
+    }
+}
+
+/// A part of a file, and where it goes.
+struct Task<'a> {
+    source: SourceId,
+    offset: u64,
+    place: &'a mut [u8],
+}
+
+impl<D: Dataset> InMemory<D> {
+    pub(super) fn open(inner: D) -> Result<Self> {
+        let table = inner.sources().clone();
+        let file_len = |id| if table.bytes_of(id).is_some() { 0 } else { table.len_of(id) };
+        let total = table.ids().try_fold(0_u64, |sum, id| sum.checked_add(file_len(id)));
+        let total = total
+            .and_then(|total| usize::try_from(total).ok())
+            .ok_or_else(|| Error::new(ErrorKind::Limit, Stage::Index, "more bytes than any memory has"))?;
+        let mut region = RegionBytes::new(total, "a dataset in memory")?;
+        read_all(&table, &mut region.as_mut_slice()[..total])?;
+        let all = Bytes::from_owner(Owner(region));
+        let mut at = 0;
+        let bytes = table.ids().map(|id| match table.bytes_of(id) {
+            Some(bytes) => Bytes::copy_from_slice(bytes),
+            None => {
+                let start = at;
+                at += table.len_of(id) as usize;
+                all.slice(start..at)
+            }
+        });
+        let sources = Arc::new(table.with_bytes(bytes.collect()));
+        Ok(Self { inner, sources, bytes: total })
+    }
+
+    /// The dataset as it lies in storage.
+    pub fn inner(&self) -> &D {
+        &self.inner
+    }
+
+    /// Bytes of the files in memory.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// Reads all files, one behind the other, on threads that end here.
+fn read_all(table: &Sources, mut rest: &mut [u8]) -> Result<()> {
+    let mut tasks = Vec::new();
+    for source in table.ids().filter(|id| table.bytes_of(*id).is_none()) {
+        let (file, after) = rest.split_at_mut(table.len_of(source) as usize);
+        rest = after;
+        let parts = file.chunks_mut(STEP).enumerate();
+        tasks.extend(parts.map(|(part, place)| Task { source, offset: (part * STEP) as u64, place }));
+    }
+    let threads = std::thread::available_parallelism().map_or(4, usize::from).clamp(1, 32).min(tasks.len().max(1));
+    let tasks = Mutex::new(tasks.into_iter());
+    let next = || tasks.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || {
+        while let Some(task) = next() {
+            let (source, offset, len) = (task.source, task.offset, task.place.len() as u64);
+            read(table, task).map_err(|error| error.with_path(table.path(source)).with_range(offset, len))?;
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let handles: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+        let mut done = work();
+        for handle in handles {
+            let result = handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            done = done.and(result);
+        }
+        done
+    })
+}
+
+fn read(table: &Sources, task: Task<'_>) -> Result<()> {
+    let file = File::open(table.path(task.source)).map_err(|source| Error::os(Stage::Open, "", source))?;
+    let meta = file.metadata().map_err(|source| Error::os(Stage::Open, "", source))?;
+    let expected = table.len_of(task.source);
+    if !meta.is_file() || meta.len() != expected {
+        let message = format!("{expected} bytes when it was indexed, {} now", meta.len());
+        return Err(Error::new(ErrorKind::Changed, Stage::Open, message));
+    }
+    file.read_exact_at(task.place, task.offset).map_err(|source| Error::os(Stage::Read, "", source))
+}
+
+impl<D: Dataset> Dataset for InMemory<D> {
+    fn schema(&self) -> &[EncodedField] {
+        self.inner.schema()
+    }
+
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+
+    fn sources(&self) -> &Arc<Sources> {
+        &self.sources
+    }
+
+    fn sample_bytes_max(&self) -> u64 {
+        self.inner.sample_bytes_max()
+    }
+
+    fn largest_sample(&self) -> Option<u64> {
+        self.inner.largest_sample()
+    }
+
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        self.inner.extents(sample, parts)
+    }
+
+    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        self.inner.open(sample, field, bytes, buffer)
+    }
+
+    fn opened_bytes_max(&self) -> u64 {
+        self.inner.opened_bytes_max()
+    }
+
+    fn chunked(&self) -> Option<&dyn Chunked> {
+        // Its extents name the same sources, which are those of `self` when they are read.
+        self.inner.chunked()
+    }
+
+    fn index_bytes(&self) -> usize {
+        self.inner.index_bytes() + self.sources.count() * size_of::<Bytes>()
+    }
+
+    fn describe(&self) -> String {
+        format!("{}; {:.3} GB in memory", self.inner.describe(), self.bytes as f64 / 1e9)
+    }
+}
+
+impl<D: Dataset> std::fmt::Debug for InMemory<D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.describe())
+    }
+}

@@ -1,0 +1,300 @@
+//! numpy's files: `.npy` arrays as samples or as rows, and `.npz` archives of them.
+//!
+//! ```text
+//! pattern ──► files ──headers, in parallel──► dtype, shape, where the data starts ──► extents, read in place
+//! ```
+//!
+//! What is taken: C order, versions 1 to 3, bool (as `u8`), integers and floats in the machine's byte order. What is
+//! refused, by name: pickles (arrays of objects), the other byte order, Fortran order of more than one dimension,
+//! structured and text dtypes. A file must be exactly as long as its header says, so a cut file and several arrays in one
+//! file are errors. The data itself has no checksum in `.npy`: a flipped bit in it cannot be seen.
+
+mod header;
+mod npz;
+mod zip;
+
+pub(super) use npz::parse as parse_npz;
+pub use npz::{Npz, NpzBuilder};
+
+use super::arrays::{Array, Arrays, Given, Rule};
+use super::images::parallel;
+use super::input::Input;
+use super::paths::{expand, regular_len};
+use super::{Dataset, Parts};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::read::Sources;
+use crate::tensor::EncodedField;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// With [`NpyBuilder::uniform`], headers of so many files are read all the same.
+const UNIFORM_LOOKS: usize = 64;
+
+/// Arrays in `.npy` files: each file a sample, or each row of the first axis.
+///
+/// Taken: C order, bool (as `u8`), integers and floats in the machine's byte order. Refused, by name: pickles (arrays of
+/// objects), the other byte order, Fortran order of more than one dimension, structured and text dtypes.
+///
+/// ```no_run
+/// # use feedline::dataset::Npy;
+/// // Volumes and their masks, a file each: samples are paired by the files' names.
+/// let scans = Npy::builder().field("image", "train/*_x.npy").field("mask", "train/*_y.npy").open()?;
+/// // A table: 60,000 rows of [28, 28] and 60,000 labels.
+/// let table = Npy::builder().field("image", "images.npy").field("label", "labels.npy").rows().open()?;
+/// # Ok::<(), feedline::Error>(())
+/// ```
+pub struct Npy {
+    arrays: Arrays,
+    rows: bool,
+    name: String,
+}
+
+/// Which files make which fields; made by [`Npy::builder`].
+#[derive(Clone, Debug, Default)]
+pub struct NpyBuilder {
+    fields: Vec<(String, PathBuf)>,
+    rules: Rules,
+    rows: bool,
+    uniform: bool,
+}
+
+/// What was said of fields by name.
+#[derive(Clone, Debug, Default)]
+struct Rules(Vec<(String, Rule)>);
+
+impl Rules {
+    fn of(&self, name: &str) -> Rule {
+        self.0.iter().find(|(other, _)| other == name).map_or(Rule::Same, |(_, rule)| *rule)
+    }
+
+    /// Errors: [`ErrorKind::Config`] for a rule about a field that is not there, or two about one.
+    fn check(&self, names: &[&str]) -> Result<()> {
+        let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
+        for (index, (name, rule)) in self.0.iter().enumerate() {
+            if !names.contains(&name.as_str()) {
+                return bad(format!("there is no field `{name}`; there are {}", names.join(", ")));
+            }
+            if self.0[..index].iter().any(|(other, _)| other == name) {
+                return bad(format!("`up_to` or `flat` was said of `{name}` twice"));
+            }
+            if matches!(rule, Rule::UpTo(0) | Rule::Flat(0)) {
+                return bad(format!("the maximum of `{name}` is 0"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Npy {
+    /// The files that `pattern` names (a file, a folder, `{000..127}`, `*`), each a sample with the field `array`.
+    ///
+    /// Errors: those of [`NpyBuilder::open`].
+    pub fn open(pattern: impl AsRef<Path>) -> Result<Self> {
+        Self::builder().field("array", pattern).open()
+    }
+
+    /// Fields by their files.
+    pub fn builder() -> NpyBuilder {
+        NpyBuilder::default()
+    }
+}
+
+impl NpyBuilder {
+    /// Adds the field `name`: one array from each file that `pattern` names, in the order of the names.
+    ///
+    /// Where several fields come from many files each, the names of files that belong together must differ in one and
+    /// the same place (`7_x.npy` and `7_y.npy`, or the folder), so that a missing file does not shift what follows it.
+    #[must_use]
+    pub fn field(mut self, name: &str, pattern: impl AsRef<Path>) -> Self {
+        self.fields.push((name.into(), pattern.as_ref().to_path_buf()));
+        self
+    }
+
+    /// Each row of the first axis is a sample, the files one after the other; else each file is.
+    #[must_use]
+    pub fn rows(mut self) -> Self {
+        self.rows = true;
+        self
+    }
+
+    /// The first dimension of `name` varies from file to file, up to `max`; see [`Shape::UpTo`](crate::tensor::Shape).
+    #[must_use]
+    pub fn up_to(mut self, name: &str, max: usize) -> Self {
+        self.rules.0.push((name.into(), Rule::UpTo(max)));
+        self
+    }
+
+    /// All dimensions of `name` vary from file to file: it is delivered as a vector of at most `max` elements, and its
+    /// shape as the field `name.shape` (`i64`).
+    #[must_use]
+    pub fn flat(mut self, name: &str, max: usize) -> Self {
+        self.rules.0.push((name.into(), Rule::Flat(max)));
+        self
+    }
+
+    /// All files of a field have the same header: only those of 64 files, evenly spread, are read, and the lengths of
+    /// all. Opening many files is faster then; but a file of the same length with another header (a reshaped array, another
+    /// dtype of the same size) would go unnoticed. Default: every header is read and checked.
+    #[must_use]
+    pub fn uniform(mut self, uniform: bool) -> Self {
+        self.uniform = uniform;
+        self
+    }
+
+    /// Opens the files, reading their headers in parallel.
+    ///
+    /// Errors: not found, nothing found, a header that is wrong or refused ([`ErrorKind::Decode`]), a cut file
+    /// ([`ErrorKind::Truncated`]), arrays that differ in what they may not ([`ErrorKind::Shape`]); each names the file.
+    pub fn open(self) -> Result<Npy> {
+        let bad = |message: &str| Err(Error::new(ErrorKind::Config, Stage::Index, message));
+        if self.fields.is_empty() {
+            return bad("no field was named");
+        }
+        if self.uniform && !self.rules.0.is_empty() {
+            return bad("files whose shapes vary are not `uniform`");
+        }
+        let names: Vec<&str> = self.fields.iter().map(|(name, _)| name.as_str()).collect();
+        self.rules.check(&names)?;
+        let mut sources = Sources::new();
+        let mut given = Vec::new();
+        let mut first_files: Option<Vec<PathBuf>> = None;
+        for (name, pattern) in &self.fields {
+            let files = expand(pattern, &[".npy"])?;
+            if !self.rows {
+                check_pairs(first_files.get_or_insert_with(|| files.clone()), &files, name)?;
+            }
+            let base = sources.count();
+            let arrays = self.arrays(&files, &mut sources)?;
+            given.push(Given { name: name.clone(), base, arrays, rule: self.rules.of(name) });
+        }
+        let arrays = if self.rows { Arrays::rows(sources, given)? } else { Arrays::samples(sources, given)? };
+        let name = self.fields[0].1.display().to_string();
+        if arrays.len == 0 {
+            return Err(Error::new(ErrorKind::Empty, Stage::Index, "the arrays have no rows").with_path(name));
+        }
+        Ok(Npy { arrays, rows: self.rows, name })
+    }
+
+    /// The array of each file, which is added to the sources.
+    fn arrays(&self, files: &[PathBuf], sources: &mut Sources) -> Result<Vec<Array>> {
+        let step = if self.uniform { files.len().div_ceil(UNIFORM_LOOKS) } else { 1 };
+        let looked = parallel(files, |index, path| {
+            if index % step != 0 {
+                return Ok((regular_len(path)?, None));
+            }
+            let input = Input::open(path)?;
+            let header = header::read(&input, 0, input.len())?;
+            Ok((input.len(), Some(Array { dtype: header.dtype, shape: header.shape, offset: header.size })))
+        })?;
+        let (first_len, first) = looked.first().cloned().unwrap_or_default();
+        let mut arrays = Vec::with_capacity(files.len());
+        for (path, (len, array)) in files.iter().zip(looked) {
+            sources.file(path, len)?;
+            let array = match (array, &first) {
+                (Some(array), _) => array,
+                (None, Some(first)) if len == first_len => first.clone(),
+                _ => {
+                    let message =
+                        format!("the file has {len} bytes, the first of files said to be uniform {first_len}");
+                    return Err(Error::new(ErrorKind::Shape, Stage::Index, message).with_path(path));
+                }
+            };
+            arrays.push(array);
+        }
+        Ok(arrays)
+    }
+}
+
+/// Parses a file in memory, as `open` does.
+pub(super) fn parse(input: &Input<'_>) -> Result<()> {
+    header::read(input, 0, input.len()).map(drop)
+}
+
+/// Whether `files` belong to `first` pair by pair: all pairs of names differ in the same words.
+fn check_pairs(first: &[PathBuf], files: &[PathBuf], name: &str) -> Result<()> {
+    if first.len() != files.len() {
+        let message = format!("{} files for the field `{name}`, {} for the first", files.len(), first.len());
+        return Err(Error::new(ErrorKind::Shape, Stage::Index, message));
+    }
+    let mut words = None;
+    for (a, b) in first.iter().zip(files) {
+        let found = difference(a.as_os_str().as_encoded_bytes(), b.as_os_str().as_encoded_bytes());
+        if *words.get_or_insert(found) != found {
+            let message = format!("`{name}`: by its name this file does not belong to {}", a.display());
+            return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(b));
+        }
+    }
+    Ok(())
+}
+
+/// What is left of two names without their common start and end.
+fn difference<'a>(a: &'a [u8], b: &'a [u8]) -> (&'a [u8], &'a [u8]) {
+    let start = a.iter().zip(b).take_while(|(a, b)| a == b).count();
+    let (a, b) = (&a[start..], &b[start..]);
+    let end = a.iter().rev().zip(b.iter().rev()).take_while(|(a, b)| a == b).count();
+    (&a[..a.len() - end], &b[..b.len() - end])
+}
+
+impl Dataset for Npy {
+    fn schema(&self) -> &[EncodedField] {
+        &self.arrays.schema
+    }
+
+    fn len(&self) -> u64 {
+        self.arrays.len
+    }
+
+    fn sources(&self) -> &Arc<Sources> {
+        &self.arrays.sources
+    }
+
+    fn sample_bytes_max(&self) -> u64 {
+        self.arrays.bytes_max
+    }
+
+    fn largest_sample(&self) -> Option<u64> {
+        self.arrays.largest
+    }
+
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        self.arrays.extents(sample, parts);
+        Ok(())
+    }
+
+    fn index_bytes(&self) -> usize {
+        self.arrays.index_bytes()
+    }
+
+    fn describe(&self) -> String {
+        let what = if self.rows { "rows of npy arrays" } else { "npy arrays" };
+        let (len, files) = (self.arrays.len, self.arrays.sources.count());
+        format!("{len} {what} ({}) in {files} files: {}", self.arrays.describe_fields(), self.name)
+    }
+}
+
+impl std::fmt::Debug for Npy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.describe())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_belong_together_differ_in_one_place() {
+        let paths = |names: &[&str]| names.iter().map(PathBuf::from).collect::<Vec<_>>();
+        let cases: [(&[&str], &[&str], bool); 6] = [
+            (&["a_x", "b_x"], &["a_y", "b_y"], true),
+            (&["x/1", "x/2"], &["y/1", "y/2"], true),
+            (&["1_img.npy", "2_img.npy"], &["1_mask.npy", "2_mask.npy"], true),
+            (&["1_x", "2_x"], &["1_y", "3_y"], false),
+            (&["xx1", "xx2"], &["x1", "x2"], true),
+            (&["1", "2", "3"], &["1", "2", "4"], false),
+        ];
+        for (first, files, fits) in cases {
+            assert_eq!(check_pairs(&paths(first), &paths(files), "y").is_ok(), fits, "{first:?} {files:?}");
+        }
+    }
+}

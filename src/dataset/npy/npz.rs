@@ -1,0 +1,278 @@
+//! `.npz` archives: the stored members of a zip, each an `.npy` array, read at random without unpacking.
+//!
+//! What is refused, by name: deflated members (`np.savez_compressed`), encrypted ones, archives whose directory and
+//! headers disagree. A member's CRC-32 is read by [`NpzBuilder::verify`] only: it costs a copy, since the bytes then
+//! cannot be read in place.
+
+use super::zip::{self, Member};
+use super::{Rules, header};
+use crate::dataset::arrays::{Array, Arrays, Given, Rule};
+use crate::dataset::crc32::crc32;
+use crate::dataset::images::parallel;
+use crate::dataset::input::Input;
+use crate::dataset::paths::expand;
+use crate::dataset::{Dataset, Parts};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::read::{Extent, Sources};
+use crate::tensor::EncodedField;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Archives of arrays: each archive a sample with a field per member, or each row of the members' first axis.
+///
+/// Members must be stored: archives of `np.savez`, not of `np.savez_compressed`. Arrays as [`Npy`](super::Npy) takes them.
+///
+/// ```no_run
+/// # use feedline::dataset::Npz;
+/// // MLPerf Storage's unet3d: `x` of two varying dimensions, `y` of one number.
+/// let scans = Npz::builder().flat("x", 200 << 20).open("unet3d/train/")?;
+/// # Ok::<(), feedline::Error>(())
+/// ```
+pub struct Npz {
+    arrays: Arrays,
+    checks: Option<Box<[Check]>>,
+    fields: usize,
+    rows: bool,
+    name: String,
+}
+
+/// A whole member, header and data, and its checksum.
+#[derive(Clone, Copy)]
+struct Check {
+    header: u32,
+    crc: u32,
+}
+
+/// What is taken from the archives; made by [`Npz::builder`].
+#[derive(Clone, Debug, Default)]
+pub struct NpzBuilder {
+    fields: Option<Vec<String>>,
+    rules: Rules,
+    rows: bool,
+    verify: bool,
+}
+
+/// The chosen members of one archive, in the order of the fields.
+struct Archive {
+    len: u64,
+    members: Vec<(Array, Check)>,
+}
+
+impl Npz {
+    /// The archives that `pattern` names, each a sample with all its members as fields.
+    ///
+    /// Errors: those of [`NpzBuilder::open`].
+    pub fn open(pattern: impl AsRef<Path>) -> Result<Self> {
+        Self::builder().open(pattern)
+    }
+
+    /// Settings; every call may be left out.
+    pub fn builder() -> NpzBuilder {
+        NpzBuilder::default()
+    }
+}
+
+impl NpzBuilder {
+    /// Only these members (named without `.npy`), in this order. Default: all, in the order of the first archive.
+    #[must_use]
+    pub fn fields<'n>(mut self, names: impl IntoIterator<Item = &'n str>) -> Self {
+        self.fields = Some(names.into_iter().map(String::from).collect());
+        self
+    }
+
+    /// Each row of the members' first axis is a sample, the archives one after the other; else each archive is.
+    #[must_use]
+    pub fn rows(mut self) -> Self {
+        self.rows = true;
+        self
+    }
+
+    /// The first dimension of `name` varies from archive to archive, up to `max`.
+    #[must_use]
+    pub fn up_to(mut self, name: &str, max: usize) -> Self {
+        self.rules.0.push((name.into(), Rule::UpTo(max)));
+        self
+    }
+
+    /// All dimensions of `name` vary: it is delivered as a vector of at most `max` elements, and its shape as the field
+    /// `name.shape` (`i64`).
+    #[must_use]
+    pub fn flat(mut self, name: &str, max: usize) -> Self {
+        self.rules.0.push((name.into(), Rule::Flat(max)));
+        self
+    }
+
+    /// Checks the CRC-32 of every member that is read: a damaged one is an error of its sample ([`ErrorKind::Decode`]).
+    /// Costs a copy of each member and a pass over the bytes by table lookups. Not for [`rows`](Self::rows), which are parts of
+    /// members. Default: off.
+    #[must_use]
+    pub fn verify(mut self, verify: bool) -> Self {
+        self.verify = verify;
+        self
+    }
+
+    /// Opens the archives, reading directories and headers in parallel.
+    ///
+    /// Errors: not found, nothing found, a cut or broken archive, a member that is missing, over, packed or refused
+    /// ([`ErrorKind::Truncated`], [`ErrorKind::Decode`]), arrays that differ in what they may not ([`ErrorKind::Shape`]);
+    /// each names the file.
+    pub fn open(self, pattern: impl AsRef<Path>) -> Result<Npz> {
+        let bad = |message: &str| Err(Error::new(ErrorKind::Config, Stage::Index, message));
+        if self.rows && self.verify {
+            return bad("`verify` needs whole members, `rows` reads parts of them");
+        }
+        let files = expand(&pattern, &[".npz"])?;
+        let names = match &self.fields {
+            Some(names) => names.clone(),
+            None => all_names(&files[0])?,
+        };
+        if names.is_empty() {
+            return bad("no member was named");
+        }
+        self.rules.check(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
+        let all = self.fields.is_none();
+        let archives = parallel(&files, |_, path| Archive::open(&Input::open(path)?, &names, all))?;
+        self.finish(&files, names, archives, pattern.as_ref())
+    }
+
+    fn finish(self, files: &[PathBuf], names: Vec<String>, archives: Vec<Archive>, pattern: &Path) -> Result<Npz> {
+        let mut sources = Sources::new();
+        let fields = names.len();
+        let mut given: Vec<Given> = names
+            .into_iter()
+            .map(|name| Given { rule: self.rules.of(&name), name, base: 0, arrays: Vec::new() })
+            .collect();
+        let mut checks = Vec::new();
+        for (path, archive) in files.iter().zip(archives) {
+            sources.file(path, archive.len)?;
+            for (given, (array, check)) in given.iter_mut().zip(archive.members) {
+                given.arrays.push(array);
+                checks.push(check);
+            }
+        }
+        let mut arrays = if self.rows { Arrays::rows(sources, given)? } else { Arrays::samples(sources, given)? };
+        let name = pattern.display().to_string();
+        if arrays.len == 0 {
+            return Err(Error::new(ErrorKind::Empty, Stage::Index, "the arrays have no rows").with_path(name));
+        }
+        let checks = self.verify.then(|| checks.into_boxed_slice());
+        if let Some(checks) = &checks {
+            let headers = checks.chunks(fields).map(|checks| checks.iter().map(|check| u64::from(check.header)).sum());
+            arrays.bytes_max = arrays.bytes_max.saturating_add(headers.max().unwrap_or(0));
+        }
+        Ok(Npz { arrays, checks, fields, rows: self.rows, name })
+    }
+}
+
+/// The members of an archive, without `.npy`.
+fn all_names(path: &Path) -> Result<Vec<String>> {
+    let members = zip::members(&Input::open(path)?)?;
+    if members.is_empty() {
+        return Err(Error::new(ErrorKind::Empty, Stage::Index, "the archive has no members").with_path(path));
+    }
+    Ok(members.iter().map(|member| field_name(member).to_string()).collect())
+}
+
+fn field_name(member: &Member) -> &str {
+    member.name.strip_suffix(".npy").unwrap_or(&member.name)
+}
+
+impl Archive {
+    /// Finds the members called `names`; `all`: there must be no others.
+    fn open(input: &Input<'_>, names: &[String], all: bool) -> Result<Self> {
+        let members = zip::members(input)?;
+        let wrong = |message: String| input.wrong(message, 0, input.len());
+        if let Some(over) = members.iter().find(|member| all && !names.iter().any(|name| name == field_name(member))) {
+            return Err(wrong(format!("`{}` is a member of this archive but not of the first one", over.name)));
+        }
+        let find = |name: &String| {
+            let Some(member) = members.iter().find(|member| field_name(member) == name) else {
+                let there: Vec<&str> = members.iter().take(16).map(field_name).collect();
+                return Err(wrong(format!("there is no member `{name}`; there are {}", there.join(", "))));
+            };
+            array_of(input, member)
+        };
+        Ok(Self { len: input.len(), members: names.iter().map(find).collect::<Result<_>>()? })
+    }
+}
+
+fn array_of(input: &Input<'_>, member: &Member) -> Result<(Array, Check)> {
+    let start = zip::data_of(input, member)?;
+    let header = header::read(input, start, member.packed)?;
+    let array = Array { dtype: header.dtype, shape: header.shape, offset: start + header.size };
+    // A header is of 64 KiB at most.
+    Ok((array, Check { header: header.size as u32, crc: member.crc }))
+}
+
+/// Parses an archive in memory, as `open` does; for fuzzing.
+pub(crate) fn parse(input: &Input<'_>) -> Result<usize> {
+    let members = zip::members(input)?;
+    members.iter().try_for_each(|member| array_of(input, member).map(drop))?;
+    Ok(members.len())
+}
+
+impl Dataset for Npz {
+    fn schema(&self) -> &[EncodedField] {
+        &self.arrays.schema
+    }
+
+    fn len(&self) -> u64 {
+        self.arrays.len
+    }
+
+    fn sources(&self) -> &Arc<Sources> {
+        &self.arrays.sources
+    }
+
+    fn sample_bytes_max(&self) -> u64 {
+        self.arrays.bytes_max
+    }
+
+    fn largest_sample(&self) -> Option<u64> {
+        self.arrays.largest
+    }
+
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        let Some(checks) = &self.checks else {
+            self.arrays.extents(sample, parts);
+            return Ok(());
+        };
+        for column in 0..self.arrays.columns() {
+            let (field, Extent { source, offset, len }) = self.arrays.extent(column, sample);
+            let header = u64::from(checks[sample as usize * self.fields + column].header);
+            parts.framed(field, Extent { source, offset: offset - header, len: len + header });
+            self.arrays.inline(column, sample, parts);
+        }
+        Ok(())
+    }
+
+    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        let column = (0..self.arrays.columns()).find(|column| self.arrays.extent(*column, sample).0 == field);
+        let (Some(checks), Some(column)) = (&self.checks, column) else { return Ok(bytes) };
+        let check = checks[sample as usize * self.fields + column];
+        let found = crc32(bytes);
+        if found != check.crc {
+            let name = &self.arrays.schema[field].name;
+            let message = format!("`{name}` has the CRC-32 {found:08x}, the archive says {:08x}", check.crc);
+            return Err(Error::new(ErrorKind::Decode, Stage::Decode, message));
+        }
+        Ok(&bytes[check.header as usize..])
+    }
+
+    fn index_bytes(&self) -> usize {
+        self.arrays.index_bytes() + self.checks.as_ref().map_or(0, |checks| size_of_val(&**checks))
+    }
+
+    fn describe(&self) -> String {
+        let what = if self.rows { "rows of npz archives" } else { "npz archives" };
+        let checked = if self.checks.is_some() { ", CRC-32 verified" } else { "" };
+        let (len, files) = (self.arrays.len, self.arrays.sources.count());
+        format!("{len} {what} ({}) in {files} files{checked}: {}", self.arrays.describe_fields(), self.name)
+    }
+}
+
+impl std::fmt::Debug for Npz {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.describe())
+    }
+}

@@ -1,0 +1,555 @@
+//! One column of one chunk: from pages to dense values, or to one row of bytes after the other.
+//!
+//! ```text
+//! pages ─┬─ plain, nothing missing ──► slices of the file's own bytes (unpacked into scratch when compressed)
+//!        └─ dictionary, delta, nulls, lists ──► the parquet crate's column reader ──► values in scratch
+//! ```
+//!
+//! Limits: what is allocated is bounded by the sizes of the footer, which [`Pages`] has compared with the page headers
+//! before. Invariants: a column gives exactly the rows of its chunk or an error; a value that is missing is never made
+//! up unless the user said so.
+
+use super::page::{Kind, PLAIN, Page, Pages, RLE, all_defined};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use bytes::{Buf, Bytes};
+use parquet::basic::{Compression, Type};
+use parquet::column::page::PageReader;
+use parquet::column::reader::{ColumnReaderImpl, get_column_reader, get_typed_column_reader};
+use parquet::data_type::{
+    BoolType, ByteArrayType, DataType, DoubleType, FixedLenByteArrayType, FloatType, Int32Type, Int64Type,
+};
+use parquet::errors::ParquetError;
+use parquet::file::metadata::ColumnChunkMetaData;
+use parquet::file::reader::{ChunkReader, Length};
+use parquet::file::serialized_reader::SerializedPageReader;
+use parquet::schema::types::ColumnDescPtr;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What becomes of a missing value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Nulls {
+    /// An error of the chunk's samples that names the row.
+    #[default]
+    Error,
+    /// 0, no bytes, an empty list.
+    Zero,
+}
+
+/// Where a column's bytes are, and what the footer says about them.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    /// The dictionary page when it does not lie before `data` in the same extent.
+    pub(super) dictionary: Option<(u64, u64)>,
+    /// Offset and length of the pages.
+    pub(super) data: (u64, u64),
+    /// Whether `data` starts with a dictionary page.
+    pub(super) has_dictionary: bool,
+    /// What all pages but `dictionary` unpack to, at most.
+    pub(super) uncompressed: u64,
+    /// What `dictionary` unpacks to, at most.
+    pub(super) unpacked_dictionary: u64,
+    /// Bytes of the byte arrays in the pages, if the writer said it.
+    pub(super) payload: Option<u64>,
+    /// Values, missing ones and empty lists included, that the pages hold at most.
+    pub(super) values: u64,
+    pub(super) compression: Compression,
+    /// Row of the row group that the first page starts with, and rows that the pages hold.
+    pub(super) first_row: u64,
+    pub(super) rows: u64,
+}
+
+impl Place {
+    /// Whether the data page at `offset` of the file is one of these.
+    pub(super) fn holds(&self, offset: i64) -> bool {
+        u64::try_from(offset).is_ok_and(|at| at >= self.data.0 && at - self.data.0 < self.data.1)
+    }
+}
+
+/// Columns that are woven into rows together: with 4 bytes each they fill a cache line.
+pub(super) const TOGETHER: usize = 16;
+
+/// A worker's memory between columns and chunks.
+#[derive(Default)]
+pub(super) struct Scratch {
+    /// Values of a column each, of as many as are woven into rows together.
+    pub(super) arenas: [Vec<u8>; TOGETHER],
+    /// A page.
+    unpacked: Vec<u8>,
+    zstd: Option<zstd::bulk::Decompressor<'static>>,
+}
+
+/// Rows of a chunk, as dense values of one width.
+#[derive(Debug)]
+pub(super) struct Segment {
+    pub(super) rows: usize,
+    pub(super) bytes: SegmentBytes,
+}
+
+#[derive(Debug)]
+pub(super) enum SegmentBytes {
+    /// In the piece.
+    Piece(Bytes),
+    /// In the column's arena.
+    Arena(Range<usize>),
+}
+
+impl Segment {
+    pub(super) fn bytes<'a>(&'a self, arena: &'a [u8]) -> &'a [u8] {
+        match &self.bytes {
+            SegmentBytes::Piece(bytes) => bytes,
+            SegmentBytes::Arena(range) => &arena[range.clone()],
+        }
+    }
+}
+
+fn bad(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Decode, Stage::Decode, message)
+}
+
+fn unread(error: ParquetError) -> Error {
+    bad("the column cannot be read").with_source(error)
+}
+
+/// A column that is to be decoded.
+pub(super) struct Column<'a> {
+    pub(super) descr: &'a ColumnDescPtr,
+    pub(super) place: &'a Place,
+    /// The bytes of `place.dictionary` (empty if there is none) and of `place.data`.
+    pub(super) dictionary: &'a Bytes,
+    pub(super) data: &'a Bytes,
+    /// Rows of the row group that the chunk is.
+    pub(super) rows: Range<u64>,
+    pub(super) nulls: Nulls,
+}
+
+impl Column<'_> {
+    /// Bytes of a value as it is stored.
+    fn width(&self) -> usize {
+        match self.descr.physical_type() {
+            Type::INT32 | Type::FLOAT => 4,
+            Type::INT64 | Type::DOUBLE => 8,
+            Type::FIXED_LEN_BYTE_ARRAY => self.descr.type_length().max(0) as usize,
+            _ => 0,
+        }
+    }
+
+    /// Rows of the chunk.
+    fn len(&self) -> usize {
+        (self.rows.end - self.rows.start) as usize
+    }
+
+    /// Dense values of the chunk's rows (times `list` for lists of that length).
+    pub(super) fn dense(&self, list: usize, scratch: &mut Scratch, arena: usize) -> Result<Vec<Segment>> {
+        self.segments(list, scratch, arena).map_err(|error| self.named(error))
+    }
+
+    fn named(&self, error: Error) -> Error {
+        error.within(format_args!("column `{}`", self.descr.path().string()))
+    }
+
+    fn segments(&self, list: usize, scratch: &mut Scratch, arena: usize) -> Result<Vec<Segment>> {
+        if let Some(segments) = self.plain(scratch, arena)? {
+            return Ok(segments);
+        }
+        let arena = &mut scratch.arenas[arena];
+        arena.clear();
+        match self.descr.physical_type() {
+            Type::INT32 => self.values::<Int32Type>(list, arena, |value, out| out.extend(value.to_le_bytes()))?,
+            Type::INT64 => self.values::<Int64Type>(list, arena, |value, out| out.extend(value.to_le_bytes()))?,
+            Type::FLOAT => self.values::<FloatType>(list, arena, |value, out| out.extend(value.to_le_bytes()))?,
+            Type::DOUBLE => self.values::<DoubleType>(list, arena, |value, out| out.extend(value.to_le_bytes()))?,
+            Type::BOOLEAN => self.values::<BoolType>(list, arena, |value, out| out.push(u8::from(*value)))?,
+            Type::FIXED_LEN_BYTE_ARRAY => {
+                let width = self.width();
+                let put = |value: &parquet::data_type::FixedLenByteArray, out: &mut Vec<u8>| {
+                    let value: &[u8] = if value.is_empty() { &[] } else { value.data() };
+                    out.extend(value);
+                    // A missing one, when those are zeros.
+                    out.resize(out.len() + width - value.len().min(width), 0);
+                };
+                self.values::<FixedLenByteArrayType>(list, arena, put)?;
+            }
+            other => return Err(bad(format!("values of type {other} have no fixed width"))),
+        }
+        Ok(vec![Segment { rows: self.len(), bytes: SegmentBytes::Arena(0..arena.len()) }])
+    }
+
+    /// The values where they lie, when every page is plain and nothing is missing.
+    fn plain(&self, scratch: &mut Scratch, arena: usize) -> Result<Option<Vec<Segment>>> {
+        let width = self.width();
+        let compressed = self.place.compression != Compression::UNCOMPRESSED;
+        let (mut segments, mut fits) = (Vec::new(), true);
+        let mut unpacked = std::mem::take(&mut scratch.arenas[arena]);
+        unpacked.clear();
+        // Buffers that all start on a page would fight for the same ways of the first cache when sixteen are woven.
+        unpacked.resize(if compressed { arena * 192 } else { 0 }, 0);
+        // Once, not page by page.
+        unpacked.reserve(if compressed { self.len().saturating_mul(width) } else { 0 });
+        let walked = self.each_plain(scratch, &mut |page| {
+            let values = page.values.get(page.rows.start * width..page.rows.end * width);
+            let Some(values) = values.filter(|_| width > 0) else {
+                fits = false;
+                return Ok(());
+            };
+            let bytes = if compressed {
+                let start = unpacked.len();
+                unpacked.extend_from_slice(values);
+                SegmentBytes::Arena(start..unpacked.len())
+            } else {
+                SegmentBytes::Piece(self.data.slice_ref(values))
+            };
+            segments.push(Segment { rows: page.rows.len(), bytes });
+            Ok(())
+        });
+        scratch.arenas[arena] = unpacked;
+        if !walked? || width == 0 {
+            return Ok(None);
+        }
+        let rows: usize = segments.iter().map(|segment| segment.rows).sum();
+        if !fits || rows != self.len() {
+            return Err(self.wrong_count(rows));
+        }
+        Ok(Some(segments))
+    }
+
+    fn wrong_count(&self, rows: usize) -> Error {
+        bad(format!("the pages hold {rows} of the chunk's {} rows", self.len()))
+    }
+
+    /// Walks all pages, and calls `body` for each until one is not plain; whether all are.
+    fn each_plain(&self, scratch: &mut Scratch, body: &mut dyn FnMut(PlainPage<'_>) -> Result<()>) -> Result<bool> {
+        let mut plain = self.dictionary.is_empty() && self.descr.max_rep_level() == 0;
+        let mut row = self.place.first_row;
+        let uncompressed = usize::try_from(self.place.uncompressed).unwrap_or(usize::MAX);
+        let dictionary = usize::try_from(self.place.unpacked_dictionary).unwrap_or(usize::MAX);
+        let mut before = Pages::new(self.dictionary, dictionary, self.place.dictionary.map_or(0, |(offset, _)| offset));
+        while before.next()?.is_some() {}
+        let mut values = self.place.values;
+        let mut unpacked = std::mem::take(&mut scratch.unpacked);
+        let mut pages = Pages::new(self.data, uncompressed, self.place.data.0);
+        let result = (|| {
+            while let Some(page) = pages.next()? {
+                if matches!(page.header.kind, Kind::Data | Kind::DataV2 { .. }) {
+                    // The reader's memory goes by this number.
+                    values = values.checked_sub(page.header.values as u64).ok_or_else(|| {
+                        let message =
+                            format!("the pages hold more than the {} values of the footer", self.place.values);
+                        Error::new(ErrorKind::Limit, Stage::Decode, message)
+                    })?;
+                }
+                match page.header.kind {
+                    Kind::Dictionary => plain = false,
+                    Kind::Other => {}
+                    Kind::Data | Kind::DataV2 { .. } if plain => {
+                        let values = page.header.values;
+                        let Some(bytes) = self.plain_values(&page, scratch, &mut unpacked)? else {
+                            plain = false;
+                            continue;
+                        };
+                        let end = row.saturating_add(values as u64);
+                        let range = self.rows.start.clamp(row, end)..self.rows.end.clamp(row, end);
+                        let rows = (range.start - row) as usize..(range.end - row) as usize;
+                        if !rows.is_empty() {
+                            body(PlainPage { values: bytes, rows })?;
+                        }
+                        row = end;
+                    }
+                    Kind::Data | Kind::DataV2 { .. } => {}
+                }
+            }
+            Ok(plain)
+        })();
+        scratch.unpacked = unpacked;
+        result
+    }
+
+    /// The values of a page, when it is plain and nothing is missing.
+    fn plain_values<'p>(
+        &self,
+        page: &Page<'p>,
+        scratch: &mut Scratch,
+        unpacked: &'p mut Vec<u8>,
+    ) -> Result<Option<&'p [u8]>> {
+        let (header, max) = (&page.header, self.descr.max_def_level());
+        if header.encoding != PLAIN {
+            return Ok(None);
+        }
+        match header.kind {
+            Kind::Data => {
+                let bytes = self.unpack(page.body, header.uncompressed, scratch, unpacked)?;
+                if max == 0 {
+                    return Ok(Some(bytes));
+                }
+                let levels = (header.def_encoding == RLE).then(|| bytes.split_first_chunk::<4>()).flatten();
+                let levels = levels.and_then(|(len, rest)| rest.split_at_checked(u32::from_le_bytes(*len) as usize));
+                Ok(levels.filter(|(levels, _)| all_defined(levels, header.values, max)).map(|(_, values)| values))
+            }
+            Kind::DataV2 { nulls: 0, def_bytes, rep_bytes: 0, compressed } => {
+                let Some((levels, body)) = page.body.split_at_checked(def_bytes as usize) else { return Ok(None) };
+                if max > 0 && !all_defined(levels, header.values, max) {
+                    return Ok(None);
+                }
+                let size = header.uncompressed.saturating_sub(def_bytes as usize);
+                if compressed { self.unpack(body, size, scratch, unpacked).map(Some) } else { Ok(Some(body)) }
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// `size` bytes from a compressed body; `size` was compared with the footer.
+    fn unpack<'p>(&self, body: &'p [u8], size: usize, scratch: &mut Scratch, out: &'p mut Vec<u8>) -> Result<&'p [u8]> {
+        if self.place.compression == Compression::UNCOMPRESSED {
+            return Ok(body);
+        }
+        if out.len() < size {
+            out.resize(size, 0);
+        }
+        let out = &mut out[..size];
+        let wrong =
+            |error: Box<dyn std::error::Error + Send + Sync>| bad("a page cannot be unpacked").with_source(error);
+        let len = match self.place.compression {
+            Compression::ZSTD(_) => {
+                if scratch.zstd.is_none() {
+                    scratch.zstd = Some(zstd::bulk::Decompressor::new().map_err(|error| wrong(error.into()))?);
+                }
+                let zstd = scratch.zstd.as_mut().expect("made above");
+                zstd.decompress_to_buffer(body, out).map_err(|error| wrong(error.into()))?
+            }
+            Compression::SNAPPY => {
+                snap::raw::Decoder::new().decompress(body, out).map_err(|error| wrong(error.into()))?
+            }
+            Compression::LZ4_RAW => lz4_flex::block::decompress_into(body, out).map_err(|error| wrong(error.into()))?,
+            other => return Err(bad(format!("pages compressed by {other} are not supported"))),
+        };
+        if len != size {
+            return Err(bad(format!("a page unpacks to {len} bytes, its header says {size}")));
+        }
+        Ok(out)
+    }
+
+    /// The parquet crate's reader of this column, at the chunk's first row.
+    fn reader<T: DataType>(&self) -> Result<ColumnReaderImpl<T>> {
+        let source = Arc::new(Parts { dictionary: self.dictionary.clone(), data: self.data.clone() });
+        let (before, len) = (self.dictionary.len() as i64, source.len() as i64);
+        let has_dictionary = self.place.has_dictionary || before > 0;
+        let meta = ColumnChunkMetaData::builder(self.descr.clone())
+            .set_compression(self.place.compression)
+            .set_total_compressed_size(len)
+            .set_total_uncompressed_size(self.place.uncompressed as i64)
+            // Pages are read from the start of the bytes on; only whether there is a dictionary matters.
+            .set_data_page_offset(if has_dictionary { 1 } else { 0 })
+            .set_dictionary_page_offset(has_dictionary.then_some(0))
+            .build()
+            .map_err(unread)?;
+        let pages = SerializedPageReader::new(source, &meta, self.place.rows as usize, None).map_err(unread)?;
+        let pages: Box<dyn PageReader> = Box::new(pages);
+        let mut reader = get_typed_column_reader::<T>(get_column_reader(self.descr.clone(), pages));
+        let skip = (self.rows.start - self.place.first_row) as usize;
+        if skip > 0 && reader.skip_records(skip).map_err(unread)? != skip {
+            return Err(self.wrong_count(0));
+        }
+        Ok(reader)
+    }
+
+    /// The values and levels of all rows.
+    fn read<T: DataType>(&self) -> Result<Read<T::T>> {
+        let mut read = Read { values: Vec::new(), def: Vec::new(), rep: Vec::new() };
+        let mut reader = self.reader::<T>()?;
+        // Once, so that growing does not take twice as much: that is what the plan counts.
+        let most = usize::try_from(self.place.values).unwrap_or(usize::MAX);
+        let most = if self.descr.max_rep_level() == 0 { most.min(self.len()) } else { most };
+        let levels = |is: bool| if is { most } else { 0 };
+        let reserved = read
+            .values
+            .try_reserve_exact(most)
+            .and_then(|()| read.def.try_reserve_exact(levels(self.descr.max_def_level() > 0)))
+            .and_then(|()| read.rep.try_reserve_exact(levels(self.descr.max_rep_level() > 0)));
+        reserved.map_err(|_| Error::new(ErrorKind::Limit, Stage::Decode, format!("no memory for {most} values")))?;
+        let (mut rows, wanted) = (0, self.len());
+        while rows < wanted {
+            let (def, rep) = (Some(&mut read.def), Some(&mut read.rep));
+            let (more, _, _) = reader.read_records(wanted - rows, def, rep, &mut read.values).map_err(unread)?;
+            if more == 0 {
+                return Err(self.wrong_count(rows));
+            }
+            rows += more;
+        }
+        Ok(read)
+    }
+
+    /// Calls `row` with the values of every row, in order; `None` for a missing value or list.
+    fn each_row<T: DataType>(&self, mut row: impl FnMut(usize, Option<&[T::T]>) -> Result<()>) -> Result<()> {
+        let read = self.read::<T>()?;
+        let (max_def, max_rep) = (self.descr.max_def_level(), self.descr.max_rep_level());
+        if max_rep > 1 {
+            return Err(bad("lists of lists are not supported"));
+        }
+        let levels = if max_def > 0 { read.def.len() } else { read.rep.len().max(read.values.len()) };
+        // The definition level from which on a list has an element.
+        let element = self.descr.repeated_ancestor_def_level();
+        let (mut value, mut level, mut number) = (0, 0, 0);
+        while level < levels {
+            let start = value;
+            let (mut there, mut missing) = (false, false);
+            loop {
+                match read.def.get(level) {
+                    Some(def) if *def == max_def => (there, value) = (true, value + 1),
+                    None => (there, value) = (true, value + 1),
+                    // An element is there, but it, or what of it is asked for, is null.
+                    Some(def) if max_rep > 0 && *def >= element => {
+                        let row = self.rows.start + number as u64;
+                        return Err(bad(format!("a null within the list of row {row}")));
+                    }
+                    // A list without elements.
+                    Some(def) if max_rep > 0 && *def + 1 == element => there = true,
+                    Some(_) => missing = true,
+                }
+                level += 1;
+                if max_rep == 0 || read.rep.get(level).is_none_or(|rep| *rep == 0) {
+                    break;
+                }
+            }
+            let values = read.values.get(start..value).ok_or_else(|| bad("fewer values than levels"))?;
+            if missing && self.nulls == Nulls::Error {
+                return Err(self.missing(number));
+            }
+            row(number, there.then_some(values))?;
+            number += 1;
+        }
+        if number != self.len() {
+            return Err(self.wrong_count(number));
+        }
+        Ok(())
+    }
+
+    fn missing(&self, row: usize) -> Error {
+        let row = self.rows.start + row as u64;
+        bad(format!("row {row} of the row group is null (`.nulls(Nulls::Zero)` takes nulls as 0 or empty)"))
+    }
+
+    /// All values by `put`, `list` to a row; one to a row when the column is no list.
+    fn values<T: DataType>(&self, list: usize, out: &mut Vec<u8>, put: impl Fn(&T::T, &mut Vec<u8>)) -> Result<()>
+    where
+        T::T: Default,
+    {
+        let default = T::T::default();
+        self.each_row::<T>(|number, values| {
+            let values = values.unwrap_or_default();
+            if values.len() != list && !(values.is_empty() && self.nulls == Nulls::Zero) {
+                let row = self.rows.start + number as u64;
+                let message = format!("row {row} of the row group has a list of {} values, not {list}", values.len());
+                return Err(Error::new(ErrorKind::Shape, Stage::Decode, message));
+            }
+            values.iter().for_each(|value| put(value, out));
+            (values.len()..list).for_each(|_| put(&default, out));
+            Ok(())
+        })
+    }
+
+    /// One row of bytes after the other: values of any length, or lists of numbers.
+    pub(super) fn ragged(&self, scratch: &mut Scratch, row: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        self.rows_of_bytes(scratch, row).map_err(|error| self.named(error))
+    }
+
+    fn rows_of_bytes(&self, scratch: &mut Scratch, mut row: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        match self.descr.physical_type() {
+            Type::BYTE_ARRAY => self.byte_arrays(scratch, row),
+            Type::INT32 => self.lists::<Int32Type>(scratch, &mut row),
+            Type::INT64 => self.lists::<Int64Type>(scratch, &mut row),
+            Type::FLOAT => self.lists::<FloatType>(scratch, &mut row),
+            Type::DOUBLE => self.lists::<DoubleType>(scratch, &mut row),
+            Type::BOOLEAN => self.lists::<BoolType>(scratch, &mut row),
+            Type::FIXED_LEN_BYTE_ARRAY => {
+                let mut list = Vec::new();
+                self.each_plain(scratch, &mut |_| Ok(()))?;
+                self.each_row::<FixedLenByteArrayType>(|_, values| {
+                    list.clear();
+                    values.unwrap_or_default().iter().for_each(|value| list.extend_from_slice(value.data()));
+                    row(&list)
+                })
+            }
+            other => Err(bad(format!("lists of {other} are not supported"))),
+        }
+    }
+
+    fn lists<T: DataType>(&self, scratch: &mut Scratch, row: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>
+    where
+        T::T: bytemuck::NoUninit,
+    {
+        self.each_plain(scratch, &mut |_| Ok(()))?;
+        self.each_row::<T>(|_, values| row(bytemuck::cast_slice(values.unwrap_or_default())))
+    }
+
+    fn byte_arrays(&self, scratch: &mut Scratch, mut row: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let mut rows = 0;
+        // A page that is not plain may come late, when rows were given already: look before.
+        if self.descr.max_rep_level() == 0 && self.each_plain(scratch, &mut |_| Ok(()))? {
+            self.each_plain(scratch, &mut |page| {
+                rows += page.rows.len();
+                let mut values = page.values;
+                for number in 0..page.rows.end {
+                    let value = values
+                        .split_first_chunk::<4>()
+                        .and_then(|(len, rest)| rest.split_at_checked(u32::from_le_bytes(*len) as usize));
+                    let (value, rest) = value.ok_or_else(|| bad("a value is longer than its page"))?;
+                    values = rest;
+                    if number >= page.rows.start {
+                        row(value)?;
+                    }
+                }
+                Ok(())
+            })?;
+            return if rows == self.len() { Ok(()) } else { Err(self.wrong_count(rows)) };
+        }
+        self.each_row::<ByteArrayType>(|_, values| match values.unwrap_or_default() {
+            [] => row(&[]),
+            [value] => row(value.data()),
+            _ => Err(bad("lists of byte arrays are not supported")),
+        })
+    }
+}
+
+/// The rows of the chunk in a page that is plain.
+struct PlainPage<'a> {
+    values: &'a [u8],
+    rows: Range<usize>,
+}
+
+struct Read<T> {
+    values: Vec<T>,
+    def: Vec<i16>,
+    rep: Vec<i16>,
+}
+
+/// A dictionary page and data pages as if they followed each other in a file. Pages never cross the seam.
+struct Parts {
+    dictionary: Bytes,
+    data: Bytes,
+}
+
+impl Length for Parts {
+    fn len(&self) -> u64 {
+        (self.dictionary.len() + self.data.len()) as u64
+    }
+}
+
+impl ChunkReader for Parts {
+    type T = bytes::buf::Reader<Bytes>;
+
+    fn get_read(&self, start: u64) -> parquet::errors::Result<Self::T> {
+        let before = self.dictionary.len() as u64;
+        let (part, start) = if start < before { (&self.dictionary, start) } else { (&self.data, start - before) };
+        let start = usize::try_from(start).ok().filter(|start| *start <= part.len());
+        let start = start.ok_or_else(|| ParquetError::EOF("behind the end of the chunk".into()))?;
+        Ok(part.slice(start..).reader())
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> parquet::errors::Result<Bytes> {
+        let rest = self.get_read(start)?.into_inner();
+        if length > rest.len() {
+            return Err(ParquetError::EOF("behind the end of the chunk".into()));
+        }
+        Ok(rest.slice(..length))
+    }
+}

@@ -1,0 +1,490 @@
+//! The pages of a column chunk: headers read and checked before anything is allocated, checksums verified, plain
+//! values found where they lie.
+//!
+//! ```text
+//! column chunk: │ header │ dictionary │ header │ levels, values │ header │ levels, values │ …
+//!                 └ thrift compact protocol: kind, sizes, CRC, encoding
+//! ```
+//!
+//! Invariants: every size in a header is compared with the bytes that are there and with what the footer says before
+//! it is believed; a page with a CRC is compared with it; the walk is linear in the bytes.
+
+use crate::error::{Error, ErrorKind, Result, Stage};
+
+/// What a page is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Data,
+    DataV2 {
+        nulls: u32,
+        def_bytes: u32,
+        rep_bytes: u32,
+        compressed: bool,
+    },
+    Dictionary,
+    /// Index pages and what later versions may bring: no values.
+    Other,
+}
+
+/// A page's header, as far as it is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) kind: Kind,
+    pub(super) uncompressed: usize,
+    pub(super) compressed: usize,
+    pub(super) crc: Option<u32>,
+    pub(super) values: usize,
+    pub(super) encoding: i32,
+    /// How definition levels are encoded (version 1).
+    pub(super) def_encoding: i32,
+}
+
+/// Encodings of the format's definition.
+pub(super) const PLAIN: i32 = 0;
+pub(super) const RLE: i32 = 3;
+
+/// Nesting of structures in a header; the format needs 4.
+const DEPTH_MAX: u32 = 16;
+
+fn bad(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Decode, Stage::Decode, message)
+}
+
+/// A reader of thrift's compact protocol, as far as page headers need it.
+struct Thrift<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl Thrift<'_> {
+    fn byte(&mut self) -> Result<u8> {
+        let byte = self.bytes.get(self.at).ok_or_else(|| bad("a page header is cut"))?;
+        self.at += 1;
+        Ok(*byte)
+    }
+
+    fn varint(&mut self) -> Result<u64> {
+        let mut value = 0_u64;
+        for shift in (0..64).step_by(7) {
+            let byte = self.byte()?;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Ok(value);
+            }
+        }
+        Err(bad("a number in a page header is too long"))
+    }
+
+    fn zigzag(&mut self) -> Result<i64> {
+        let value = self.varint()?;
+        Ok((value >> 1) as i64 ^ -((value & 1) as i64))
+    }
+
+    fn skip(&mut self, len: u64) -> Result<()> {
+        let left = (self.bytes.len() - self.at) as u64;
+        if len > left {
+            return Err(bad("a page header is cut"));
+        }
+        self.at += len as usize;
+        Ok(())
+    }
+
+    /// Calls `field` for each field of a structure with its id and type; it returns whether it took the value.
+    fn fields(&mut self, depth: u32, mut field: impl FnMut(&mut Self, i64, u8) -> Result<bool>) -> Result<()> {
+        if depth > DEPTH_MAX {
+            return Err(bad("a page header is nested too deeply"));
+        }
+        let mut id = 0_i64;
+        loop {
+            let byte = self.byte()?;
+            let kind = byte & 0x0f;
+            if kind == 0 {
+                return Ok(());
+            }
+            id = match byte >> 4 {
+                0 => self.zigzag()?,
+                delta => id.saturating_add(i64::from(delta)),
+            };
+            if !field(self, id, kind)? {
+                self.skip_value(kind, depth)?;
+            }
+        }
+    }
+
+    fn skip_value(&mut self, kind: u8, depth: u32) -> Result<()> {
+        match kind {
+            1 | 2 => Ok(()),
+            3 => self.skip(1),
+            4..=6 => self.varint().map(|_| ()),
+            7 => self.skip(8),
+            8 => {
+                let len = self.varint()?;
+                self.skip(len)
+            }
+            9 | 10 => {
+                let byte = self.byte()?;
+                let len = if byte >> 4 == 15 { self.varint()? } else { u64::from(byte >> 4) };
+                // Every element has at least a byte, but for booleans, which lists give one too.
+                for _ in 0..len {
+                    self.skip_element(byte & 0x0f, depth)?;
+                }
+                Ok(())
+            }
+            12 => self.fields(depth + 1, |_, _, _| Ok(false)),
+            _ => Err(bad(format!("type {kind} in a page header"))),
+        }
+    }
+
+    fn skip_element(&mut self, kind: u8, depth: u32) -> Result<()> {
+        if depth > DEPTH_MAX {
+            return Err(bad("a page header is nested too deeply"));
+        }
+        match kind {
+            1 | 2 => self.skip(1),
+            kind => self.skip_value(kind, depth + 1),
+        }
+    }
+}
+
+fn number(what: &str, value: i64) -> Result<usize> {
+    u32::try_from(value)
+        .ok()
+        .filter(|value| *value <= i32::MAX as u32)
+        .map(|value| value as usize)
+        .ok_or_else(|| bad(format!("a page header says {value} {what}")))
+}
+
+impl Header {
+    /// The header at the start of `bytes`, and its length.
+    pub(super) fn parse(bytes: &[u8]) -> Result<(Self, usize)> {
+        let mut thrift = Thrift { bytes, at: 0 };
+        let (mut kind, mut uncompressed, mut compressed, mut crc) = (None, None, None, None);
+        let (mut data, mut data_v2, mut dictionary) = (None, None, None);
+        thrift.fields(0, |thrift, id, of| {
+            match (id, of) {
+                (1, 5) => kind = Some(thrift.zigzag()?),
+                (2, 5) => uncompressed = Some(number("bytes when unpacked", thrift.zigzag()?)?),
+                (3, 5) => compressed = Some(number("bytes", thrift.zigzag()?)?),
+                (4, 5) => crc = Some(thrift.zigzag()? as i32 as u32),
+                (5, 12) => data = Some(numbers(thrift, 4)?),
+                (7, 12) => dictionary = Some(numbers(thrift, 2)?),
+                (8, 12) => data_v2 = Some(numbers(thrift, 7)?),
+                _ => return Ok(false),
+            }
+            Ok(true)
+        })?;
+        let missing = |what: &str| bad(format!("a page header without {what}"));
+        let uncompressed = uncompressed.ok_or_else(|| missing("its unpacked size"))?;
+        let compressed = compressed.ok_or_else(|| missing("its size"))?;
+        let mut header =
+            Self { kind: Kind::Other, uncompressed, compressed, crc, values: 0, encoding: PLAIN, def_encoding: RLE };
+        match kind.ok_or_else(|| missing("its type"))? {
+            0 => {
+                let [values, encoding, def_encoding, ..] = data.ok_or_else(|| missing("data"))?;
+                header.kind = Kind::Data;
+                header.values = number("values", values)?;
+                (header.encoding, header.def_encoding) = (encoding as i32, def_encoding as i32);
+            }
+            2 => {
+                let [values, encoding, ..] = dictionary.ok_or_else(|| missing("its dictionary"))?;
+                header.kind = Kind::Dictionary;
+                header.values = number("values", values)?;
+                header.encoding = encoding as i32;
+            }
+            3 => {
+                let [values, nulls, rows, encoding, def, rep, compressed] =
+                    data_v2.ok_or_else(|| missing("data of version 2"))?;
+                number("rows", rows)?;
+                header.values = number("values", values)?;
+                header.encoding = encoding as i32;
+                header.kind = Kind::DataV2 {
+                    nulls: number("nulls", nulls)? as u32,
+                    def_bytes: number("bytes of definition levels", def)? as u32,
+                    rep_bytes: number("bytes of repetition levels", rep)? as u32,
+                    compressed: compressed != 0,
+                };
+            }
+            _ => {}
+        }
+        Ok((header, thrift.at))
+    }
+}
+
+/// Fields 1 to `count` of a structure; booleans are 0 or 1. Field 7, whether a page of version 2 is compressed, is by
+/// default.
+fn numbers(thrift: &mut Thrift<'_>, count: i64) -> Result<[i64; 7]> {
+    let mut out = [0, 0, 0, 0, 0, 0, 1];
+    thrift.fields(1, |thrift, id, of| {
+        if id < 1 || id > count {
+            return Ok(false);
+        }
+        out[id as usize - 1] = match of {
+            1 => 1,
+            2 => 0,
+            4..=6 => thrift.zigzag()?,
+            _ => return Ok(false),
+        };
+        Ok(true)
+    })?;
+    Ok(out)
+}
+
+/// A page and where its body starts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Page<'a> {
+    pub(super) header: Header,
+    /// As stored: compressed.
+    pub(super) body: &'a [u8],
+}
+
+/// Walks the pages of (a part of) a column chunk.
+pub(super) struct Pages<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    /// Offset of `bytes` in the file, for errors.
+    base: u64,
+    /// Unpacked bytes that the footer still allows.
+    room: usize,
+}
+
+impl<'a> Pages<'a> {
+    /// `uncompressed` is what the footer says that all pages, with their headers, unpack to; `base` is where `bytes` lie
+    /// in the file.
+    pub(super) fn new(bytes: &'a [u8], uncompressed: usize, base: u64) -> Self {
+        Self { bytes, at: 0, base, room: uncompressed }
+    }
+
+    /// The next page, its sizes checked against what is there and its checksum, if it has one, verified.
+    pub(super) fn next(&mut self) -> Result<Option<Page<'a>>> {
+        let rest = &self.bytes[self.at..];
+        if rest.is_empty() {
+            return Ok(None);
+        }
+        let offset = self.base + self.at as u64;
+        let at = |error: Error| error.with_range(offset, rest.len() as u64);
+        let (header, len) = Header::parse(rest).map_err(at)?;
+        let body = rest.get(len..).and_then(|rest| rest.get(..header.compressed)).ok_or_else(|| {
+            let message = format!("a page of {} bytes, the chunk has {} more", header.compressed, rest.len() - len);
+            at(Error::new(ErrorKind::Truncated, Stage::Decode, message))
+        })?;
+        self.room = self.room.checked_sub(header.uncompressed).ok_or_else(|| {
+            let message = format!("a page unpacks to {} bytes, the footer allows {}", header.uncompressed, self.room);
+            at(Error::new(ErrorKind::Limit, Stage::Decode, message))
+        })?;
+        if let Some(crc) = header.crc
+            && crc32fast::hash(body) != crc
+        {
+            let message = "a page is not what its checksum says";
+            return Err(bad(message).with_range(offset + len as u64, body.len() as u64));
+        }
+        self.at += len + header.compressed;
+        Ok(Some(Page { header, body }))
+    }
+}
+
+/// Whether `count` levels in the RLE / bit-packed hybrid are all `max`: no value is missing. Wrong bytes say false.
+pub(super) fn all_defined(mut levels: &[u8], mut count: usize, max: i16) -> bool {
+    let bits = 16 - (max as u16).leading_zeros() as usize;
+    let width = bits.div_ceil(8);
+    while count > 0 {
+        let mut thrift = Thrift { bytes: levels, at: 0 };
+        let Ok(header) = thrift.varint() else { return false };
+        levels = &levels[thrift.at..];
+        if header & 1 == 0 {
+            let run = usize::try_from(header >> 1).unwrap_or(usize::MAX);
+            let Some((value, rest)) = levels.split_at_checked(width) else { return false };
+            let value = value.iter().rev().fold(0_u32, |value, byte| value << 8 | u32::from(*byte));
+            if run == 0 || value != max as u32 {
+                return false;
+            }
+            (levels, count) = (rest, count.saturating_sub(run));
+        } else {
+            // Eight values to a group of `bits` bytes.
+            let groups = usize::try_from(header >> 1).unwrap_or(usize::MAX);
+            let here = count.min(groups.saturating_mul(8));
+            let Some(bytes) = levels.get(..groups.saturating_mul(bits).min(levels.len())) else { return false };
+            if here == 0 || bytes.len() < (here * bits).div_ceil(8) {
+                return false;
+            }
+            let value = |index: usize| {
+                (0..bits).fold(0_u32, |value, bit| {
+                    let at = index * bits + bit;
+                    value | u32::from(bytes[at / 8] >> (at % 8) & 1) << bit
+                })
+            };
+            if (0..here).any(|index| value(index) != max as u32) {
+                return false;
+            }
+            (levels, count) = (&levels[bytes.len()..], count - here);
+        }
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn varint(mut value: u64, out: &mut Vec<u8>) {
+        while value >= 0x80 {
+            out.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        out.push(value as u8);
+    }
+
+    fn zigzag(value: i64, out: &mut Vec<u8>) {
+        varint(((value << 1) ^ (value >> 63)) as u64, out);
+    }
+
+    /// A header of version 1 as writers write it.
+    fn header(uncompressed: i32, compressed: i32, crc: Option<i32>, values: i32) -> Vec<u8> {
+        let mut out = vec![0x15];
+        zigzag(0, &mut out);
+        for size in [uncompressed, compressed] {
+            out.push(0x15);
+            zigzag(i64::from(size), &mut out);
+        }
+        if let Some(crc) = crc {
+            out.push(0x15);
+            zigzag(i64::from(crc), &mut out);
+        }
+        out.push(if crc.is_some() { 0x1c } else { 0x2c });
+        for number in [i64::from(values), 0, 3, 3] {
+            out.push(0x15);
+            zigzag(number, &mut out);
+        }
+        out.extend([0, 0]);
+        out
+    }
+
+    #[test]
+    fn a_header_says_what_was_written_and_where_it_ends() {
+        for crc in [None, Some(-5)] {
+            let bytes = header(1000, 600, crc, 250);
+            let (parsed, len) = Header::parse(&[&bytes[..], &[7; 9]].concat()).unwrap();
+            assert_eq!(len, bytes.len());
+            assert_eq!((parsed.kind, parsed.uncompressed, parsed.compressed), (Kind::Data, 1000, 600));
+            assert_eq!((parsed.crc, parsed.values, parsed.encoding), (crc.map(|crc| crc as u32), 250, PLAIN));
+        }
+    }
+
+    #[test]
+    fn a_header_cut_anywhere_is_an_error() {
+        let bytes = header(1000, 600, Some(77), 250);
+        for len in 0..bytes.len() {
+            assert!(Header::parse(&bytes[..len]).is_err(), "{len}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_compared_with_what_is_there_before_they_are_believed() {
+        let page = |uncompressed, compressed| {
+            let mut bytes = header(uncompressed, compressed, None, 1);
+            bytes.extend([0; 100]);
+            bytes
+        };
+        let kind = |bytes: &[u8]| Pages::new(bytes, 100, 0).next().unwrap_err().kind();
+        assert_eq!(kind(&page(100, 101)), ErrorKind::Truncated);
+        assert_eq!(kind(&page(i32::MAX, 100)), ErrorKind::Limit);
+        assert_eq!(kind(&page(-1, 100)), ErrorKind::Decode);
+        let bytes = page(100, 100);
+        let mut pages = Pages::new(&bytes, 100, 0);
+        assert_eq!(pages.next().unwrap().unwrap().body.len(), 100);
+        assert!(pages.next().unwrap().is_none());
+    }
+
+    #[test]
+    fn a_checksum_that_does_not_fit_is_an_error() {
+        for wrong in [0, 1] {
+            let mut bytes = header(3, 3, Some((crc32fast::hash(b"abc") ^ wrong) as i32), 1);
+            bytes.extend(b"abc");
+            assert_eq!(Pages::new(&bytes, 3, 0).next().is_err(), wrong == 1);
+        }
+    }
+
+    /// The naive oracle: all levels, one after the other.
+    fn levels(bytes: &[u8], bits: usize, count: usize) -> Option<Vec<u32>> {
+        let (mut out, mut at) = (Vec::new(), 0);
+        while out.len() < count {
+            let (mut header, mut shift) = (0_u64, 0);
+            loop {
+                let byte = *bytes.get(at)?;
+                at += 1;
+                header |= u64::from(byte & 0x7f) << shift;
+                shift += 7;
+                if byte & 0x80 == 0 {
+                    break;
+                }
+                if shift > 63 {
+                    return None;
+                }
+            }
+            if header & 1 == 0 {
+                let width = bits.div_ceil(8);
+                let value =
+                    bytes.get(at..at + width)?.iter().rev().fold(0, |value, byte| value << 8 | u32::from(*byte));
+                at += width;
+                if header == 0 {
+                    return None;
+                }
+                (0..(header >> 1).min(count as u64 * 2)).for_each(|_| out.push(value));
+            } else {
+                let all = ((header >> 1) as usize).saturating_mul(8);
+                for index in 0..all.min(count - out.len()) {
+                    let mut value = 0;
+                    for bit in 0..bits {
+                        let place = index * bits + bit;
+                        value |= u32::from(*bytes.get(at + place / 8)? >> (place % 8) & 1) << bit;
+                    }
+                    out.push(value);
+                }
+                if all == 0 {
+                    return None;
+                }
+                at = at.saturating_add(((header >> 1) as usize).saturating_mul(bits));
+            }
+        }
+        out.truncate(count);
+        Some(out)
+    }
+
+    proptest! {
+        #[test]
+        fn levels_are_all_defined_exactly_when_the_naive_reader_says_so(
+            runs in prop::collection::vec((any::<bool>(), 1_usize..40, prop::bool::weighted(0.9)), 1..5), max in 1_i16..4
+        ) {
+            let bits = 16 - (max as u16).leading_zeros() as usize;
+            let (mut bytes, mut count) = (Vec::new(), 0);
+            for (packed, len, defined) in runs {
+                let value = if defined { max as u32 } else { 0 };
+                if packed {
+                    varint((len as u64) << 1 | 1, &mut bytes);
+                    let mut word = vec![0_u8; len * bits];
+                    for place in 0..len * 8 * bits {
+                        word[place / 8] |= ((value >> (place % bits) & 1) as u8) << (place % 8);
+                    }
+                    bytes.extend(word);
+                    count += len * 8;
+                } else {
+                    varint((len as u64) << 1, &mut bytes);
+                    bytes.push(value as u8);
+                    count += len;
+                }
+            }
+            let expected = levels(&bytes, bits, count).is_some_and(|levels| levels.iter().all(|level| *level == max as u32));
+            prop_assert_eq!(all_defined(&bytes, count, max), expected);
+        }
+
+        #[test]
+        fn any_bytes_end_in_an_answer(bytes in prop::collection::vec(any::<u8>(), 0..200), count in 0_usize..500, max in 1_i16..5) {
+            let _ = Header::parse(&bytes);
+            let mut pages = Pages::new(&bytes, 1 << 20, 0);
+            while let Ok(Some(_)) = pages.next() {}
+            let bits = 16 - (max as u16).leading_zeros() as usize;
+            let expected = levels(&bytes, bits, count).is_some_and(|levels| levels.iter().all(|level| *level == max as u32));
+            prop_assert_eq!(all_defined(&bytes, count, max), expected);
+        }
+    }
+}

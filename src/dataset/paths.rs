@@ -1,0 +1,237 @@
+//! Which files a dataset is made of: a file, a folder, or a pattern such as `train-{0000..0127}.tar` or `*.parquet`.
+
+use crate::error::{Error, ErrorKind, Result, Stage};
+use std::path::{Path, PathBuf};
+
+/// Files that one pattern may name.
+const FILES_MAX: usize = 1 << 24;
+
+/// The files that `pattern` names, in the order of their names (numbers in braces in the order written).
+///
+/// A path that exists is taken as it stands; a folder gives its regular files whose names end in one of `endings`
+/// (all when there are none), hidden ones left out. Else `{a,b}` and `{000..127}` are written out, then `*`, `?` and `[…]`
+/// are looked up.
+///
+/// Errors: [`ErrorKind::NotFound`] for a name that is not there, [`ErrorKind::Empty`] when nothing is found.
+pub(crate) fn expand(pattern: impl AsRef<Path>, endings: &[&str]) -> Result<Vec<PathBuf>> {
+    let pattern = pattern.as_ref();
+    if pattern.is_dir() {
+        return files_of(pattern, endings);
+    }
+    if pattern.exists() {
+        return Ok(vec![pattern.to_path_buf()]);
+    }
+    let Some(text) = pattern.to_str() else {
+        return Err(Error::new(ErrorKind::NotFound, Stage::Index, "").with_path(pattern));
+    };
+    let mut files = Vec::new();
+    let mut names = Vec::new();
+    braces(text, &mut names)?;
+    for name in names {
+        if !name.contains(['*', '?', '[']) {
+            if !Path::new(&name).exists() {
+                return Err(Error::new(ErrorKind::NotFound, Stage::Index, "").with_path(name));
+            }
+            files.push(PathBuf::from(name));
+            continue;
+        }
+        let bad = |error: glob::PatternError| {
+            Error::new(ErrorKind::Config, Stage::Index, "not a pattern").with_source(error).with_path(&name)
+        };
+        let options = glob::MatchOptions { require_literal_leading_dot: true, ..glob::MatchOptions::new() };
+        for found in glob::glob_with(&name, options).map_err(bad)? {
+            let found = found.map_err(|error| {
+                let path = error.path().to_path_buf();
+                Error::os(Stage::Index, "cannot list the folder", error.into()).with_path(path)
+            })?;
+            if !found.is_dir() {
+                files.push(found);
+            }
+        }
+    }
+    if files.is_empty() {
+        return Err(Error::new(ErrorKind::Empty, Stage::Index, "no file has such a name").with_path(pattern));
+    }
+    Ok(files)
+}
+
+/// Length of a regular file.
+pub(crate) fn regular_len(path: &Path) -> Result<u64> {
+    let meta = std::fs::metadata(path)
+        .map_err(|source| Error::os(Stage::Index, "cannot look at the file", source).with_path(path))?;
+    if !meta.is_file() {
+        return Err(Error::new(ErrorKind::NotAFile, Stage::Index, "").with_path(path));
+    }
+    Ok(meta.len())
+}
+
+/// The regular files of a folder, sorted by name, hidden ones left out.
+pub(crate) fn files_of(dir: &Path, endings: &[&str]) -> Result<Vec<PathBuf>> {
+    let failed = |source| Error::os(Stage::Index, "cannot list the folder", source).with_path(dir);
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name();
+        let name = name.as_encoded_bytes();
+        let wanted = endings.is_empty() || endings.iter().any(|ending| name.ends_with(ending.as_bytes()));
+        if wanted && !name.starts_with(b".") && !entry.path().is_dir() {
+            files.push(entry.path());
+        }
+    }
+    files.sort();
+    if files.is_empty() {
+        let which = if endings.is_empty() { String::new() } else { format!(" that end in {}", endings.join(", ")) };
+        let message = format!("the folder holds no files{which}");
+        return Err(Error::new(ErrorKind::Empty, Stage::Index, message).with_path(dir));
+    }
+    Ok(files)
+}
+
+/// Writes out all braces. They are counted before: a pattern of a few bytes may stand for any number of files.
+fn braces(text: &str, out: &mut Vec<String>) -> Result<()> {
+    if count(text) > FILES_MAX as u64 {
+        let message = format!("a pattern for more than {FILES_MAX} files");
+        return Err(Error::new(ErrorKind::Limit, Stage::Index, message));
+    }
+    write_out(text, out);
+    Ok(())
+}
+
+/// Writes out the first pair of braces, then the rest of each result.
+fn write_out(text: &str, out: &mut Vec<String>) {
+    let Some((before, inside, after)) = first_braces(text) else { return out.push(text.to_string()) };
+    match range(inside) {
+        Some((first, last, width)) => {
+            let step = |k: u64| if first <= last { first + k } else { first - k };
+            for k in 0..=last.abs_diff(first) {
+                write_out(&format!("{before}{:0width$}{after}", step(k)), out);
+            }
+        }
+        None => {
+            for choice in choices(inside) {
+                write_out(&format!("{before}{choice}{after}"), out);
+            }
+        }
+    }
+}
+
+/// How many names a pattern stands for.
+fn count(text: &str) -> u64 {
+    let Some((_, inside, after)) = first_braces(text) else { return 1 };
+    let here = match range(inside) {
+        Some((first, last, _)) => last.abs_diff(first).saturating_add(1),
+        None => choices(inside).into_iter().map(count).fold(0, u64::saturating_add),
+    };
+    here.saturating_mul(count(after))
+}
+
+/// Before, inside and after the first pair of braces that says something.
+fn first_braces(text: &str) -> Option<(&str, &str, &str)> {
+    for (open, _) in text.match_indices('{') {
+        let mut depth = 0;
+        for (at, c) in text[open..].char_indices() {
+            depth += match c {
+                '{' => 1,
+                '}' => -1,
+                _ => 0,
+            };
+            if depth == 0 {
+                let inside = &text[open + 1..open + at];
+                if inside.contains(',') || range(inside).is_some() {
+                    return Some((&text[..open], inside, &text[open + at + 1..]));
+                }
+                break;
+            }
+        }
+    }
+    None
+}
+
+/// `0000..0127` as first, last and the width that leading zeros ask for.
+fn range(inside: &str) -> Option<(u64, u64, usize)> {
+    let (first, last) = inside.split_once("..")?;
+    let number = |text: &str| text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok()).flatten();
+    let padded = |text: &str| text.len() > 1 && text.starts_with('0');
+    let width = if padded(first) || padded(last) { first.len().max(last.len()) } else { 0 };
+    Some((number(first)?, number(last)?, width))
+}
+
+/// `a,{b,c},d` at its outer commas.
+fn choices(inside: &str) -> Vec<&str> {
+    let (mut depth, mut start, mut out) = (0, 0, Vec::new());
+    for (at, c) in inside.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                out.push(&inside[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    out.push(&inside[start..]);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(text: &str) -> Vec<String> {
+        let mut out = Vec::new();
+        braces(text, &mut out).unwrap();
+        out
+    }
+
+    #[test]
+    fn braces_are_written_out_as_a_shell_does() {
+        let table: [(&str, &[&str]); 9] = [
+            ("a.tar", &["a.tar"]),
+            ("s-{08..11}.tar", &["s-08.tar", "s-09.tar", "s-10.tar", "s-11.tar"]),
+            ("s-{8..10}", &["s-8", "s-9", "s-10"]),
+            ("{2..0}", &["2", "1", "0"]),
+            ("{train,val}/{0..1}", &["train/0", "train/1", "val/0", "val/1"]),
+            ("{a,b{0..1}}x", &["ax", "b0x", "b1x"]),
+            ("{a}", &["{a}"]),
+            ("{open", &["{open"]),
+            ("{a}{0..1}", &["{a}0", "{a}1"]),
+        ];
+        for (pattern, names) in table {
+            assert_eq!(written(pattern), names, "{pattern}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_for_endless_files_is_refused() {
+        let (forty, nested) = ("{a,b}".repeat(40), format!("{{x,{}}}", "{0..9}".repeat(20)));
+        for pattern in ["{0..99999999999}", "{0..9999}{0..9999}", "{0..18446744073709551615}", &forty, &nested] {
+            assert_eq!(braces(pattern, &mut Vec::new()).unwrap_err().kind(), ErrorKind::Limit, "{pattern}");
+        }
+        // Counted, not tried.
+        assert_eq!(["a", "{0..3}{a,b{1..2},c}", "{a}{0..1}"].map(count), [1, 16, 2]);
+    }
+
+    #[test]
+    fn patterns_find_files_in_order_and_name_what_is_missing() {
+        let dir = std::env::temp_dir().join(format!("feedline-paths-{}", std::process::id()));
+        std::fs::create_dir_all(dir.join("sub.tar")).unwrap();
+        for name in ["b-1.tar", "b-0.tar", "a.txt", ".hidden.tar"] {
+            std::fs::write(dir.join(name), name).unwrap();
+        }
+        let names = |pattern: &str| -> Result<Vec<String>> {
+            let files = expand(dir.join(pattern), &[".tar"])?;
+            Ok(files.iter().map(|path| path.file_name().unwrap().to_str().unwrap().to_string()).collect())
+        };
+        assert_eq!(names("").unwrap(), ["b-0.tar", "b-1.tar"]);
+        assert_eq!(names("*.tar").unwrap(), ["b-0.tar", "b-1.tar"]);
+        assert_eq!(names("b-{1..0}.tar").unwrap(), ["b-1.tar", "b-0.tar"]);
+        assert_eq!(names("a.txt").unwrap(), ["a.txt"]);
+        let error = names("b-{0..2}.tar").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        assert!(error.to_string().contains("b-2.tar"), "{error}");
+        assert_eq!(names("*.npy").unwrap_err().kind(), ErrorKind::Empty);
+        assert_eq!(names("gone").unwrap_err().kind(), ErrorKind::NotFound);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}

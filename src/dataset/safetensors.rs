@@ -1,0 +1,520 @@
+//! safetensors: tensors of one first dimension, each row a sample.
+//!
+//! ```text
+//! | length (u64) | {"x":{"dtype":"F32","shape":[100,3],"data_offsets":[0,1200]},…}  padding | data … |
+//! ```
+//!
+//! Limits: headers up to 100 MB, as upstream. Invariants, those of upstream and more: tensors lie one after the other, from
+//! the first byte of the data to the last, without holes or overlaps; dtype × shape is the length of each; no key of the
+//! header stands twice, and none is unknown. So a cut file, bytes over and a header that two readers would see differently are
+//! errors. The data itself has no checksum: a flipped bit in it cannot be seen.
+
+use super::arrays::{Array, Arrays, Given, Rule};
+use super::images::parallel;
+use super::input::{Input, little_endian, number};
+use super::paths::expand;
+use super::{Dataset, Parts};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::read::Sources;
+use crate::tensor::{DType, EncodedField};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Bytes of a header at most.
+const HEADER_MAX: u64 = 100_000_000;
+/// Dimensions at most; the format knows no limit.
+const DIMS_MAX: usize = 64;
+
+/// dtypes of the format, their bits, and what they are in a batch.
+const DTYPES: [(&str, u64, Option<DType>); 22] = [
+    ("BOOL", 8, Some(DType::U8)),
+    ("U8", 8, Some(DType::U8)),
+    ("I8", 8, Some(DType::I8)),
+    ("U16", 16, Some(DType::U16)),
+    ("I16", 16, Some(DType::I16)),
+    ("F16", 16, Some(DType::F16)),
+    ("BF16", 16, Some(DType::BF16)),
+    ("U32", 32, Some(DType::U32)),
+    ("I32", 32, Some(DType::I32)),
+    ("F32", 32, Some(DType::F32)),
+    ("U64", 64, Some(DType::U64)),
+    ("I64", 64, Some(DType::I64)),
+    ("F64", 64, Some(DType::F64)),
+    ("F8_E5M2", 8, Some(DType::U8)),
+    ("F8_E4M3", 8, Some(DType::U8)),
+    ("F8_E8M0", 8, Some(DType::U8)),
+    ("F8_E4M3FNUZ", 8, Some(DType::U8)),
+    ("F8_E5M2FNUZ", 8, Some(DType::U8)),
+    ("F4", 4, None),
+    ("F6_E2M3", 6, None),
+    ("F6_E3M2", 6, None),
+    ("C64", 64, None),
+];
+
+/// Rows of tensors in safetensors files: sample *k* is row *k* of the first axis of every chosen tensor, a field each.
+///
+/// `BOOL` and the 8-bit floats (`F8_…`) are delivered as `u8`, bit by bit; complex numbers and floats of fewer bits have
+/// no dtype here and are refused by name.
+///
+/// ```no_run
+/// # use feedline::dataset::SafeTensors;
+/// let features = SafeTensors::builder().tensors(["embedding", "label"]).open("features-{000..063}.safetensors")?;
+/// # Ok::<(), feedline::Error>(())
+/// ```
+pub struct SafeTensors {
+    arrays: Arrays,
+    name: String,
+}
+
+/// Which tensors are taken; made by [`SafeTensors::builder`].
+#[derive(Clone, Debug, Default)]
+pub struct SafeTensorsBuilder {
+    tensors: Option<Vec<String>>,
+}
+
+impl SafeTensors {
+    /// The files that `pattern` names, one after the other, with all their tensors.
+    ///
+    /// Errors: those of [`SafeTensorsBuilder::open`].
+    pub fn open(pattern: impl AsRef<Path>) -> Result<Self> {
+        Self::builder().open(pattern)
+    }
+
+    /// Settings; every call may be left out.
+    pub fn builder() -> SafeTensorsBuilder {
+        SafeTensorsBuilder::default()
+    }
+}
+
+impl SafeTensorsBuilder {
+    /// Only these tensors, in this order. Default: all, as they lie in the first file.
+    #[must_use]
+    pub fn tensors<'n>(mut self, names: impl IntoIterator<Item = &'n str>) -> Self {
+        self.tensors = Some(names.into_iter().map(String::from).collect());
+        self
+    }
+
+    /// Opens the files, reading their headers in parallel.
+    ///
+    /// Errors: not found, nothing found, a cut file ([`ErrorKind::Truncated`]), a header that is wrong, a tensor that is
+    /// missing or over ([`ErrorKind::Decode`]), tensors of other dtypes, shapes or first dimensions
+    /// ([`ErrorKind::Shape`]); each names the file.
+    pub fn open(self, pattern: impl AsRef<Path>) -> Result<SafeTensors> {
+        little_endian("safetensors")?;
+        let files = expand(&pattern, &[".safetensors"])?;
+        let headers = parallel(&files, |_, path| {
+            let input = Input::open(path)?;
+            Ok((input.len(), self.chosen(header(&input)?)))
+        })?;
+        let first = headers.first().map(|(_, tensors)| tensors).filter(|tensors| !tensors.is_empty());
+        let Some(first) = first else {
+            return Err(Error::new(ErrorKind::Empty, Stage::Index, "the file has no tensors").with_path(&files[0]));
+        };
+        let names = match self.tensors {
+            Some(names) => names,
+            None => first.iter().map(|tensor| tensor.name.clone()).collect(),
+        };
+        let mut sources = Sources::new();
+        let mut given: Vec<Given> =
+            names.into_iter().map(|name| Given { name, base: 0, arrays: Vec::new(), rule: Rule::Same }).collect();
+        for (path, (len, tensors)) in files.iter().zip(headers) {
+            sources.file(path, len)?;
+            take(&mut given, tensors).map_err(|error| error.with_path(path))?;
+        }
+        let arrays = Arrays::rows(sources, given)?;
+        let name = pattern.as_ref().display().to_string();
+        if arrays.len == 0 {
+            return Err(Error::new(ErrorKind::Empty, Stage::Index, "the tensors have no rows").with_path(name));
+        }
+        Ok(SafeTensors { arrays, name })
+    }
+
+    /// Those of a file's tensors that were asked for.
+    fn chosen(&self, mut tensors: Vec<Tensor>) -> Vec<Tensor> {
+        if let Some(names) = &self.tensors {
+            tensors.retain(|tensor| names.contains(&tensor.name));
+        }
+        tensors
+    }
+}
+
+/// Gives every field its tensor of one file.
+fn take(given: &mut [Given], mut tensors: Vec<Tensor>) -> Result<()> {
+    let bad = |message: String| Err(Error::new(ErrorKind::Decode, Stage::Index, message));
+    for given in given {
+        let Some(at) = tensors.iter().position(|tensor| tensor.name == given.name) else {
+            return bad(format!("there is no tensor `{}`", given.name));
+        };
+        let tensor = tensors.swap_remove(at);
+        let Some(dtype) = tensor.dtype.2 else {
+            return bad(format!("`{}` is {}, for which a batch has no dtype", tensor.name, tensor.dtype.0));
+        };
+        given.arrays.push(Array { dtype, shape: tensor.shape, offset: tensor.start });
+    }
+    match tensors.first() {
+        Some(over) => bad(format!("`{}` is a tensor of this file but not of the first one", over.name)),
+        None => Ok(()),
+    }
+}
+
+/// A tensor as the header has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Tensor {
+    name: String,
+    dtype: (&'static str, u64, Option<DType>),
+    shape: Vec<u64>,
+    /// First byte in the file, and the one behind the last.
+    start: u64,
+    end: u64,
+}
+
+/// Reads the header: the tensors in the order in which they lie in the file.
+pub(crate) fn header(input: &Input<'_>) -> Result<Vec<Tensor>> {
+    let size = number(&input.array::<8>(0, "the header's length")?);
+    if size > HEADER_MAX {
+        let message = format!("not safetensors, or damaged: a header of {size} bytes; {HEADER_MAX} are possible");
+        return Err(input.error(ErrorKind::Limit, message, 0, 8));
+    }
+    let text = input.read(8, size, "the header")?;
+    let mut json = Json { text: &text, at: 0 };
+    let mut tensors = json.tensors().map_err(|message| input.wrong(message, 8 + json.at as u64, size))?;
+    tensors.sort_by_key(|tensor| (tensor.start, tensor.end));
+    check(input, &mut tensors, 8 + size)?;
+    Ok(tensors)
+}
+
+/// Checks that the tensors fill the data, which starts at `data`, and moves their offsets there.
+fn check(input: &Input<'_>, tensors: &mut [Tensor], data: u64) -> Result<()> {
+    let mut next = 0;
+    for Tensor { name, dtype: (dtype, bits, _), shape, start, end } in &mut *tensors {
+        let wrong = |message: String| Err(input.wrong(message, 8, data - 8));
+        if *start != next || end < start {
+            return wrong(format!("`{name}` lies at {start} to {end}, the bytes before it end at {next}"));
+        }
+        let bits = shape.iter().try_fold(*bits, |bits, dim| bits.checked_mul(*dim));
+        if bits.is_none_or(|bits| bits % 8 != 0 || bits / 8 != *end - *start) {
+            return wrong(format!("`{name}` is {dtype} {shape:?}, but has {} bytes", *end - *start));
+        }
+        next = *end;
+    }
+    let there = input.len() - data;
+    if next != there {
+        let kind = if next > there { ErrorKind::Truncated } else { ErrorKind::Decode };
+        let message = format!("the tensors have {next} bytes, the file has {there} behind its header");
+        return Err(input.error(kind, message, data, there));
+    }
+    // All offsets are below the file's length now.
+    tensors.iter_mut().for_each(|tensor| (tensor.start, tensor.end) = (tensor.start + data, tensor.end + data));
+    let mut names: Vec<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+    names.sort_unstable();
+    match names.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(input.wrong(format!("the header has `{}` twice", pair[0]), 8, data - 8)),
+        None => Ok(()),
+    }
+}
+
+/// Walks over the header's JSON. A general reader would take the last of two equal keys without a word, and hold a tree
+/// of many times the header's bytes.
+struct Json<'a> {
+    text: &'a [u8],
+    at: usize,
+}
+
+impl Json<'_> {
+    fn tensors(&mut self) -> Result<Vec<Tensor>, String> {
+        let (mut tensors, mut metadata) = (Vec::new(), false);
+        if self.text.first() != Some(&b'{') {
+            return Err("the header does not start with `{`".into());
+        }
+        self.object(|json, key| {
+            if key != "__metadata__" {
+                tensors.push(json.tensor(key)?);
+            } else if std::mem::replace(&mut metadata, true) {
+                return Err("the header has `__metadata__` twice".into());
+            } else {
+                json.object(|json, _| json.string().map(drop))?;
+            }
+            Ok(())
+        })?;
+        if self.peek().is_some() {
+            return Err(self.unexpected("the end of the header"));
+        }
+        Ok(tensors)
+    }
+
+    fn tensor(&mut self, name: String) -> Result<Tensor, String> {
+        let (mut dtype, mut shape, mut span) = (None, None, None);
+        self.object(|json, key| {
+            let doubled = match key.as_str() {
+                "dtype" => dtype.replace(json.dtype()?).is_some(),
+                "shape" => shape.replace(json.numbers(DIMS_MAX)?).is_some(),
+                "data_offsets" => span.replace(json.numbers(2)?).is_some(),
+                _ => return Err(format!("`{name}` has the unknown key `{key}`")),
+            };
+            if doubled { Err(format!("`{name}` has the key `{key}` twice")) } else { Ok(()) }
+        })?;
+        match (dtype, shape, span.as_deref()) {
+            (Some(dtype), Some(shape), Some(&[start, end])) => Ok(Tensor { name, dtype, shape, start, end }),
+            _ => Err(format!("`{name}` lacks dtype, shape or two data_offsets")),
+        }
+    }
+
+    fn dtype(&mut self) -> Result<(&'static str, u64, Option<DType>), String> {
+        let name = self.string()?;
+        let known = DTYPES.iter().find(|(known, _, _)| *known == name);
+        known.copied().ok_or_else(|| format!("the dtype `{name}` is not known"))
+    }
+
+    /// An object, whose values `value` reads.
+    fn object(&mut self, mut value: impl FnMut(&mut Self, String) -> Result<(), String>) -> Result<(), String> {
+        self.expect(b'{')?;
+        if self.take(b'}') {
+            return Ok(());
+        }
+        loop {
+            let key = self.string()?;
+            self.expect(b':')?;
+            value(self, key)?;
+            if !self.take(b',') {
+                return self.expect(b'}');
+            }
+        }
+    }
+
+    /// A list of at most `most` whole numbers.
+    fn numbers(&mut self, most: usize) -> Result<Vec<u64>, String> {
+        let mut numbers = Vec::new();
+        self.expect(b'[')?;
+        if self.take(b']') {
+            return Ok(numbers);
+        }
+        loop {
+            if numbers.len() == most {
+                return Err(self.unexpected(&format!("at most {most} numbers")));
+            }
+            numbers.push(self.number()?);
+            if !self.take(b',') {
+                self.expect(b']')?;
+                return Ok(numbers);
+            }
+        }
+    }
+
+    fn number(&mut self) -> Result<u64, String> {
+        self.peek();
+        let rest = &self.text[self.at..];
+        let len = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        let digits = std::str::from_utf8(&rest[..len]).unwrap_or_default();
+        // As JSON has it: no `01`; what follows (a point, an exponent) is not what the caller expects.
+        let number = digits.parse().ok().filter(|_| len == 1 || rest[0] != b'0');
+        let number = number.ok_or_else(|| self.unexpected("a whole number of 64 bits"))?;
+        self.at += len;
+        Ok(number)
+    }
+
+    fn string(&mut self) -> Result<String, String> {
+        if self.peek() != Some(b'"') {
+            return Err(self.unexpected("a string"));
+        }
+        let rest = &self.text[self.at..];
+        let mut len = 1;
+        while *rest.get(len).ok_or("a string of the header has no end")? != b'"' {
+            len += if rest[len] == b'\\' { 2 } else { 1 };
+        }
+        let string = serde_json::from_slice(&rest[..=len]).map_err(|error| format!("not a string: {error}"))?;
+        self.at += len + 1;
+        Ok(string)
+    }
+
+    fn peek(&mut self) -> Option<u8> {
+        while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.text.get(self.at) {
+            self.at += 1;
+        }
+        self.text.get(self.at).copied()
+    }
+
+    fn take(&mut self, byte: u8) -> bool {
+        let found = self.peek() == Some(byte);
+        self.at += usize::from(found);
+        found
+    }
+
+    fn expect(&mut self, byte: u8) -> Result<(), String> {
+        if self.take(byte) { Ok(()) } else { Err(self.unexpected(&format!("`{}`", byte as char))) }
+    }
+
+    fn unexpected(&mut self, wanted: &str) -> String {
+        match self.peek() {
+            Some(byte) => format!("{wanted} expected, `{}` found", byte.escape_ascii()),
+            None => format!("{wanted} expected, the end found"),
+        }
+    }
+}
+
+impl Dataset for SafeTensors {
+    fn schema(&self) -> &[EncodedField] {
+        &self.arrays.schema
+    }
+
+    fn len(&self) -> u64 {
+        self.arrays.len
+    }
+
+    fn sources(&self) -> &Arc<Sources> {
+        &self.arrays.sources
+    }
+
+    fn sample_bytes_max(&self) -> u64 {
+        self.arrays.bytes_max
+    }
+
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        self.arrays.extents(sample, parts);
+        Ok(())
+    }
+
+    fn index_bytes(&self) -> usize {
+        self.arrays.index_bytes()
+    }
+
+    fn describe(&self) -> String {
+        let (len, files) = (self.arrays.len, self.arrays.sources.count());
+        format!("{len} rows of safetensors ({}) in {files} files: {}", self.arrays.describe_fields(), self.name)
+    }
+}
+
+impl std::fmt::Debug for SafeTensors {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.describe())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn file(header: &str, data: usize) -> Vec<u8> {
+        let mut out = (header.len() as u64).to_le_bytes().to_vec();
+        out.extend(header.as_bytes());
+        out.resize(out.len() + data, 7);
+        out
+    }
+
+    fn of(header_text: &str, data: usize) -> Result<Vec<Tensor>> {
+        header(&Input::memory(&file(header_text, data)))
+    }
+
+    #[test]
+    fn tensors_come_in_the_order_in_which_they_lie() {
+        let text = r#"{"__metadata__":{"format":"pt"},"b\u0061":{"dtype":"F32","shape":[2,1],"data_offsets":[4,12]},
+            "a":{"data_offsets":[0,4],"shape":[4],"dtype":"BOOL"},"none":{"dtype":"I64","shape":[0,9],"data_offsets":[12,12]}}   "#;
+        let tensors = of(text, 12).unwrap();
+        let names: Vec<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+        assert_eq!(names, ["a", "ba", "none"]);
+        assert_eq!(tensors[1].shape, [2, 1]);
+        let data = 8 + text.len() as u64;
+        assert_eq!((tensors[1].start, tensors[1].end), (data + 4, data + 12));
+        assert_eq!(of("{}", 0).unwrap(), []);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let one = |dtype: &str, shape: &str, span: &str| {
+            format!(r#"{{"x":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{span}}}}}"#)
+        };
+        let x = r#""x":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}"#;
+        let empty = r#""x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}"#;
+        let cases = [
+            (one("U8", "[4]", "[0,4]"), 3, ErrorKind::Truncated, "the tensors have 4 bytes, the file has 3"),
+            (one("U8", "[4]", "[0,4]"), 5, ErrorKind::Decode, "the file has 5"),
+            (one("U8", "[4]", "[1,5]"), 5, ErrorKind::Decode, "the bytes before it end at 0"),
+            (one("U8", "[4]", "[4,0]"), 4, ErrorKind::Decode, "lies at 4 to 0"),
+            (one("U8", "[3]", "[0,4]"), 4, ErrorKind::Decode, "is U8 [3], but has 4 bytes"),
+            (one("F4", "[3]", "[0,1]"), 1, ErrorKind::Decode, "is F4 [3]"),
+            (one("U8", "[4294967296,4294967296]", "[0,0]"), 0, ErrorKind::Decode, "has 0 bytes"),
+            (one("Q8", "[4]", "[0,4]"), 4, ErrorKind::Decode, "`Q8` is not known"),
+            (one("U8", "[4.0]", "[0,4]"), 4, ErrorKind::Decode, "`]` expected, `.` found"),
+            (one("U8", "[-4]", "[0,4]"), 4, ErrorKind::Decode, "a whole number"),
+            (one("U8", "[04]", "[0,4]"), 4, ErrorKind::Decode, "a whole number"),
+            (one("U8", "[4]", "[0,4,4]"), 4, ErrorKind::Decode, "at most 2 numbers"),
+            (one("U8", "[4]", "[0]"), 4, ErrorKind::Decode, "lacks"),
+            (one("U8", "[99999999999999999999]", "[0,4]"), 4, ErrorKind::Decode, "64 bits"),
+            (format!("{{{empty},{empty}}}"), 0, ErrorKind::Decode, "`x` twice"),
+            (format!("{{{x},{x}}}"), 4, ErrorKind::Decode, "before it end at 4"),
+            (
+                format!(r#"{{"__metadata__":{{}},"__metadata__":{{}},{x}}}"#),
+                4,
+                ErrorKind::Decode,
+                "`__metadata__` twice",
+            ),
+            (r#"{"__metadata__":{"a":1}}"#.into(), 0, ErrorKind::Decode, "a string expected"),
+            (
+                r#"{"x":{"dtype":"U8","dtype":"U8","shape":[],"data_offsets":[0,1]}}"#.into(),
+                1,
+                ErrorKind::Decode,
+                "twice",
+            ),
+            (r#"{"x":{"dtype":"U8","more":1}}"#.into(), 0, ErrorKind::Decode, "`more`"),
+            (format!(" {{{x}}}"), 4, ErrorKind::Decode, "does not start with"),
+            (format!("{{{x}}} x"), 4, ErrorKind::Decode, "the end of the header expected, `x` found"),
+            (format!("{{{x},}}"), 4, ErrorKind::Decode, "a string expected, `}` found"),
+            ("{\"x".into(), 0, ErrorKind::Decode, "no end"),
+            ("{\"\\".into(), 0, ErrorKind::Decode, "no end"),
+        ];
+        for (text, data, kind, words) in cases {
+            let error = of(&text, data).unwrap_err();
+            assert_eq!(error.kind(), kind, "{text}: {error}");
+            assert!(error.to_string().contains(words), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn lengths_are_checked_before_memory_is_taken() {
+        let claim = |size: u64| header(&Input::memory(&[&size.to_le_bytes()[..], b"{}"].concat())).unwrap_err();
+        assert_eq!(claim(3).kind(), ErrorKind::Truncated);
+        assert_eq!(claim(100_000_001).kind(), ErrorKind::Limit);
+        assert_eq!(claim(u64::MAX).kind(), ErrorKind::Limit);
+        assert_eq!(header(&Input::memory(b"{}")).unwrap_err().kind(), ErrorKind::Truncated);
+    }
+
+    /// What a general JSON reader makes of the header.
+    fn by_serde(text: &str) -> Option<Vec<(String, Vec<u64>)>> {
+        let value: serde_json::Value = serde_json::from_str(text).ok()?;
+        let tensors = value.as_object()?.iter().filter(|(name, _)| *name != "__metadata__");
+        let shape = |value: &serde_json::Value| {
+            value["shape"].as_array()?.iter().map(|dim| dim.as_u64()).collect::<Option<Vec<u64>>>()
+        };
+        tensors.map(|(name, value)| Some((name.clone(), shape(value)?))).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn any_header_is_an_answer_and_never_a_panic(text in "[{}\\[\\]\":,a-z0-9_\\\\ .-]{0,60}", data in 0_usize..9) {
+            if let Ok(tensors) = of(&format!("{{{text}"), data) {
+                let mut own: Vec<_> = tensors.into_iter().map(|tensor| (tensor.name, tensor.shape)).collect();
+                own.sort();
+                prop_assert_eq!(Some(own), by_serde(&format!("{{{text}")));
+            }
+        }
+
+        #[test]
+        fn what_is_written_is_what_a_general_reader_sees(
+            names in prop::collection::btree_set("[a-z\"\\\\é\n]{0,6}", 0..5),
+            dims in prop::collection::vec(prop::collection::vec(0_u64..5, 0..4), 5),
+        ) {
+            let (mut end, mut parts) = (0, Vec::new());
+            for (name, dims) in names.iter().zip(&dims) {
+                let (start, bytes) = (end, dims.iter().product::<u64>() * 2);
+                end += bytes;
+                let name = serde_json::to_string(name).unwrap();
+                parts.push(format!(r#"{name}: {{"dtype": "BF16", "shape": {dims:?}, "data_offsets": [{start}, {end}]}}"#));
+            }
+            let text = format!("{{{}}}", parts.join(", "));
+            let mut own: Vec<_> =
+                of(&text, end as usize).unwrap().into_iter().map(|tensor| (tensor.name, tensor.shape)).collect();
+            own.sort();
+            prop_assert_eq!(Some(own), by_serde(&text));
+        }
+    }
+}

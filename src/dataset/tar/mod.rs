@@ -1,0 +1,551 @@
+//! WebDataset shards: tar files in which the members of a sample follow each other and have one key.
+//!
+//! ```text
+//! n01/0001.jpg  n01/0001.cls  n01/0002.jpg  n01/0002.cls  end marker
+//! └─key──┘ └─ending─► field
+//! ```
+//!
+//! A sample is a run of members whose path up to the first dot behind the last slash is equal. Samples are had in any
+//! order, through an index that is made once (see [`Tar::open`]); the members of a sample are read at once where they lie together.
+//! Names are keys, never paths: nothing is ever written or looked up under them.
+//!
+//! What is left out, and counted in [`Tar::left_out`]: members of endings that no field asks for, members without ending,
+//! hidden ones (`._x.jpg`), WebDataset's notes (`__name__`), folders, links and devices. What is damage: everything by
+//! which samples would be fewer, mixed up, or others for another reader; see [`DamageKind`](super::DamageKind).
+//!
+//! Limits: 16 fields; names of 64 KiB; plain tar (no gzip, no sparse files, no volumes). A shard that lost its end on a
+//! member's boundary *and* got a new end marker there looks whole, as does one of which less than 10 KiB at its very end
+//! were zeroed: only an index that was made before can tell.
+
+mod member;
+mod samples;
+#[cfg(test)]
+mod tests;
+
+use self::samples::{Len, RECORD, Rule, Samples, split};
+use super::damage::{Damage, OnDamage};
+use super::index::{Cache, FIELDS_MAX, Index, Rows, Scan, Settings, without_indexes};
+use super::{Dataset, EXTENSIONS, Parts, paths};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::read::Sources;
+use crate::tensor::{DType, EncodedField, Encoding, Field, Shape, Spec};
+use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The format and the version of its scan.
+const FORMAT: &str = "tar 1";
+
+/// Samples in tar shards.
+///
+/// A sample is a run of members whose path up to the first dot behind the last slash is equal (`n01/0001`); what follows
+/// that dot is the ending (`jpg`, `seg.png`) that a field asks for. Endings that no field asks for are left out and
+/// counted, see [`Tar::left_out`]. Samples are had in any order. Limits: 16 fields; plain tar, no gzip.
+///
+/// ```no_run
+/// # use feedline::dataset::Tar;
+/// let train = Tar::open("train-{0000..0127}.tar")?; // `image` from .jpg, .png, …; `label` from .cls
+/// let pairs = Tar::builder().image("jpg;png").field(feedline::tensor::EncodedField::image("mask"), "seg.png").open("pairs/")?;
+/// # Ok::<(), feedline::Error>(())
+/// ```
+pub struct Tar {
+    index: Index,
+    schema: Vec<EncodedField>,
+    /// Fields that hold a class as text (a bit set).
+    classes: u32,
+    /// Fields whose bytes may be read in place.
+    plain: u32,
+    endings: Vec<String>,
+    name: String,
+}
+
+/// Which members become which fields, and what is checked; made by [`Tar::builder`].
+#[derive(Clone, Debug)]
+pub struct TarBuilder {
+    fields: Vec<TarField>,
+    checksums: bool,
+    cache: Cache,
+    on_damage: OnDamage,
+    padding: u64,
+}
+
+#[derive(Clone, Debug)]
+struct TarField {
+    field: EncodedField,
+    rule: Rule,
+}
+
+impl Tar {
+    /// Opens shards: a file, a folder (its `.tar` files) or a pattern such as `train-{0000..0127}.tar` or `*.tar`.
+    /// Which members become fields is told from the first sample: a picture (an ending of [`EXTENSIONS`]) becomes
+    /// `image`, `cls` becomes `label` (`i64`). [`Tar::builder`] says it explicitly.
+    ///
+    /// The first time, every shard is read once, as many at a time as there are cores, to make the index: where each
+    /// member lies, and its CRC32C. The index is kept beside each shard (`SHARD.….fdx`); from then on opening reads it
+    /// alone, every member is verified against it when it is read, and a shard that was written to is indexed anew.
+    ///
+    /// Errors: not found, nothing found, no fields recognised ([`ErrorKind::Config`]), damage ([`ErrorKind::Decode`] or
+    /// [`ErrorKind::Truncated`], naming path and offset).
+    pub fn open(pattern: impl AsRef<Path>) -> Result<Self> {
+        Self::builder().open(pattern)
+    }
+
+    /// Settings, before shards are opened.
+    pub fn builder() -> TarBuilder {
+        TarBuilder {
+            fields: Vec::new(),
+            checksums: true,
+            cache: Cache::Beside,
+            on_damage: OnDamage::Refuse,
+            padding: RECORD,
+        }
+    }
+
+    /// The ledger: damage in the order of the shards. Empty unless [`TarBuilder::on_damage`] asked for reports.
+    pub fn damage(&self) -> &[Damage] {
+        self.index.damage()
+    }
+
+    /// Members that are left out by rule: endings that no field asks for (`.json`), other reasons, with counts.
+    pub fn left_out(&self) -> &BTreeMap<String, u64> {
+        self.index.left_out()
+    }
+
+    /// Shards that were scanned by this call, since no index fitted; the others came from their index.
+    pub fn shards_scanned(&self) -> usize {
+        self.index.scanned()
+    }
+
+    /// Why indexes could not be saved (for the first shard), if so: the next `open` will scan again.
+    pub fn index_unsaved(&self) -> Option<&str> {
+        self.index.unsaved()
+    }
+
+    /// The name of a sample's member for field `field`, as its own header gives it (of a longer name the first 100
+    /// bytes). Reads 512 bytes of the shard.
+    ///
+    /// Errors: those of the file system; [`ErrorKind::Empty`] when the sample lacks the field.
+    pub fn member_name(&self, sample: u64, field: usize) -> Result<String> {
+        let none = || Error::new(ErrorKind::Empty, Stage::Index, "no such member").with_sample(sample);
+        if sample >= self.len() || field >= self.schema.len() {
+            return Err(none());
+        }
+        let (source, entry) = self.index.entry(sample, field).ok_or_else(none)?;
+        let at = entry.offset.saturating_sub(member::BLOCK);
+        let mut block = [0; member::BLOCK as usize];
+        let sources = self.index.sources();
+        let site =
+            |error: Error| error.with_path(sources.path(source)).with_range(at, member::BLOCK).with_sample(sample);
+        match sources.bytes_of(source) {
+            Some(bytes) => {
+                let bytes = bytes.get(at as usize..).and_then(|rest| rest.get(..block.len()));
+                block.copy_from_slice(bytes.ok_or_else(|| site(none()))?);
+            }
+            None => std::fs::File::open(sources.path(source))
+                .and_then(|file| file.read_exact_at(&mut block, at))
+                .map_err(|source| site(Error::os(Stage::Index, "cannot read the header", source)))?,
+        }
+        let header = member::Header::parse(&block);
+        let header = header.map_err(|(_, what)| site(Error::new(ErrorKind::Decode, Stage::Index, what)))?;
+        let name = header.regular().ok_or_else(|| site(none()))?.0;
+        Ok(String::from_utf8_lossy(name).into_owned())
+    }
+
+    /// Says which member an error is about.
+    fn named(&self, error: &Error, sample: u64, field: usize) -> Error {
+        // The way of an error: a small read more does no harm.
+        let member = match self.member_name(sample, field) {
+            Ok(name) => format!("member {name:?}"),
+            Err(_) => format!("the member that ends in {}", self.endings[field]),
+        };
+        let named =
+            Error::new(error.kind(), error.stage(), format!("{member}: {}", error.message())).with_sample(sample);
+        match self.index.entry(sample, field) {
+            Some((source, entry)) => named.with_path(self.sources().path(source)).with_range(entry.offset, entry.len),
+            None => named,
+        }
+    }
+}
+
+impl TarBuilder {
+    /// Members with these endings are the field `image`, an encoded picture. Endings are the part of a name behind its
+    /// first dot, any case; alternatives are separated by `;`, and a sample has exactly one of them.
+    #[must_use]
+    pub fn image(self, endings: &str) -> Self {
+        self.field(EncodedField::image("image"), endings)
+    }
+
+    /// Members with these endings are the field `label`: a whole number as text becomes a scalar `i64`.
+    #[must_use]
+    pub fn class(self, endings: &str) -> Self {
+        self.class_named("label", endings)
+    }
+
+    /// As [`Self::class`], under another name.
+    #[must_use]
+    pub fn class_named(mut self, name: &str, endings: &str) -> Self {
+        self.push(EncodedField::raw(Field::fixed(name, DType::I64, [])), endings, Len::Class);
+        self
+    }
+
+    /// Members with these endings are `field`, whose bytes they hold in native byte order, nothing else.
+    #[must_use]
+    pub fn raw(self, field: Field, endings: &str) -> Self {
+        self.field(EncodedField::raw(field), endings)
+    }
+
+    /// Members with these endings are an opaque field for a decoder of yours, called as the first ending.
+    #[must_use]
+    pub fn bytes(self, endings: &str) -> Self {
+        let name = endings.split(';').next().unwrap_or_default().to_string();
+        self.field(EncodedField::bytes(name), endings)
+    }
+
+    /// Members with these endings are `field`.
+    #[must_use]
+    pub fn field(mut self, field: EncodedField, endings: &str) -> Self {
+        let len = match &field.encoding {
+            Encoding::Raw { dtype, shape } => {
+                let bytes =
+                    |dims: &[usize]| dims.iter().fold(dtype.size() as u64, |n, dim| n.saturating_mul(*dim as u64));
+                match shape {
+                    Shape::Fixed(dims) => Len::Exactly(bytes(dims)),
+                    Shape::UpTo { max, inner } => {
+                        let unit = bytes(inner).max(1);
+                        Len::UpTo { unit, max: unit.saturating_mul(*max as u64) }
+                    }
+                }
+            }
+            _ => Len::Any,
+        };
+        self.push(field, endings, len);
+        self
+    }
+
+    fn push(&mut self, field: EncodedField, endings: &str, len: Len) {
+        let endings = endings.split(';').map(|ending| ending.trim_start_matches('.').to_ascii_lowercase()).collect();
+        self.fields.push(TarField { field, rule: Rule { endings, required: true, len } });
+    }
+
+    /// A sample may lack the last field named: it then has 0 bytes. Legal for opaque fields and for raw ones of
+    /// variable length.
+    #[must_use]
+    pub fn optional(mut self) -> Self {
+        if let Some(field) = self.fields.last_mut() {
+            field.rule.required = false;
+        }
+        self
+    }
+
+    /// Keeps index files in this folder instead of beside the shards; it is made when missing.
+    #[must_use]
+    pub fn index_dir(mut self, dir: impl Into<PathBuf>) -> Self {
+        self.cache = Cache::Folder(dir.into());
+        self
+    }
+
+    /// With `false` no index file is read or written: each `open` scans the shards.
+    #[must_use]
+    pub fn index(mut self, keep: bool) -> Self {
+        match keep {
+            false => self.cache = Cache::Off,
+            true if self.cache == Cache::Off => self.cache = Cache::Beside,
+            true => {}
+        }
+        self
+    }
+
+    /// With `false` making the index reads headers alone, which is faster on large members; a payload that was changed
+    /// is then not noticed. All checks of structure stay. Default: `true`.
+    #[must_use]
+    pub fn checksums(mut self, on: bool) -> Self {
+        self.checksums = on;
+        self
+    }
+
+    /// What happens when a shard is damaged. Default: [`OnDamage::Refuse`].
+    #[must_use]
+    pub fn on_damage(mut self, on_damage: OnDamage) -> Self {
+        self.on_damage = on_damage;
+        self
+    }
+
+    /// Shards may be padded with zeroes to a multiple of `bytes` (`tar -b`). Always legal: no padding behind the end marker, and
+    /// to a multiple of 10,240. More zeroes than that are taken for a zeroed end.
+    #[must_use]
+    pub fn padding(mut self, bytes: u64) -> Self {
+        self.padding = bytes.max(1);
+        self
+    }
+
+    /// Opens shards as [`Tar::open`] does. Errors: as there.
+    pub fn open(self, pattern: impl AsRef<Path>) -> Result<Tar> {
+        let pattern = pattern.as_ref();
+        let files = without_indexes(paths::expand(pattern, &[".tar"])?);
+        let name = pattern.display().to_string();
+        self.open_as(&files, name)
+    }
+
+    /// Opens these shards, in this order. Errors: as [`Tar::open`].
+    pub fn open_files(self, paths: &[impl AsRef<Path>]) -> Result<Tar> {
+        let files: Vec<PathBuf> = paths.iter().map(|path| path.as_ref().to_path_buf()).collect();
+        let name = files.first().map_or(String::new(), |path| path.display().to_string());
+        self.open_as(&files, name)
+    }
+
+    /// Opens a shard in memory of the process: no I/O at all, and no index file. Errors: as [`Tar::open`].
+    pub fn open_bytes(mut self, bytes: impl Into<Arc<[u8]>>) -> Result<Tar> {
+        let bytes = bytes.into();
+        if self.fields.is_empty() {
+            let first = First::default();
+            Index::of_bytes(bytes.clone(), &first.settings(), |input, rows| first.scan(input, rows))?;
+            self = self.infer(first, Path::new("<memory>"))?;
+        }
+        let (rules, options) = self.checked()?;
+        let index = Index::of_bytes(bytes, &self.settings(&rules, &options), |input, rows| {
+            Samples::new(&rules, self.checksums, self.padding).scan(input, rows)
+        })?;
+        self.finish(index, "<memory>".into())
+    }
+
+    fn open_as(mut self, files: &[PathBuf], name: String) -> Result<Tar> {
+        if self.fields.is_empty() {
+            self = self.infer_from(files)?;
+        }
+        let (rules, options) = self.checked()?;
+        let index = Index::open_or_build(files, &self.settings(&rules, &options), |input, rows| {
+            Samples::new(&rules, self.checksums, self.padding).scan(input, rows)
+        })?;
+        self.finish(index, name)
+    }
+
+    fn settings<'a>(&self, rules: &[Rule], options: &'a str) -> Settings<'a> {
+        Settings {
+            format: FORMAT,
+            options,
+            fields: rules.len(),
+            checksums: self.checksums,
+            cache: self.cache.clone(),
+            on_damage: self.on_damage,
+        }
+    }
+
+    /// The rules, and as text all that makes another index.
+    fn checked(&self) -> Result<(Vec<Rule>, String)> {
+        let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
+        if self.fields.len() > FIELDS_MAX {
+            return bad(format!("{} fields, {FIELDS_MAX} are the limit", self.fields.len()));
+        }
+        let rules: Vec<Rule> = self.fields.iter().map(|field| field.rule.clone()).collect();
+        let mut known: Vec<&str> = Vec::new();
+        for TarField { field, rule } in &self.fields {
+            for ending in &rule.endings {
+                if ending.is_empty() || known.contains(&ending.as_str()) {
+                    return bad(format!(
+                        "field `{}` has an ending that is empty or there twice: {ending:?}",
+                        field.name
+                    ));
+                }
+                known.push(ending);
+            }
+            let may_lack =
+                matches!(field.encoding, Encoding::Bytes) || field.as_raw().is_some_and(|raw| raw.is_up_to());
+            if !rule.required && !may_lack {
+                return bad(format!("field `{}` cannot be optional: 0 bytes are no value of it", field.name));
+            }
+        }
+        if rules.iter().all(|rule| !rule.required) {
+            return bad("every field is optional; one must tell that a sample is there".into());
+        }
+        // Names and shapes are checked where a batch is: here only that no name is there twice.
+        let names = self.fields.iter().map(|own| Field::fixed(own.field.name.clone(), DType::U8, [1]));
+        Spec::new(names.collect())?;
+        let options = format!("{rules:?} {}", self.padding);
+        Ok((rules, options))
+    }
+
+    /// Fields from the first sample that there is.
+    fn infer_from(self, files: &[PathBuf]) -> Result<Self> {
+        for file in files {
+            let first = First::default();
+            Index::open_or_build(std::slice::from_ref(file), &first.settings(), |input, rows| first.scan(input, rows))?;
+            if !first.endings().is_empty() {
+                return self.infer(first, file);
+            }
+            // An empty shard, or a damaged one.
+        }
+        let file = files.first().map_or(Path::new(""), PathBuf::as_path);
+        self.infer(First::default(), file)
+    }
+
+    fn infer(mut self, first: First, path: &Path) -> Result<Self> {
+        let endings = first.endings();
+        if endings.is_empty() {
+            // There is no sample: the scan proper says why, whatever the fields.
+            return Ok(self.image(&EXTENSIONS.join(";")));
+        }
+        let pictures: Vec<&String> = endings.iter().filter(|ending| EXTENSIONS.contains(&ending.as_str())).collect();
+        if pictures.len() == 1 {
+            self = self.image(&EXTENSIONS.join(";"));
+        }
+        if endings.iter().any(|ending| ending == "cls") {
+            self = self.class("cls");
+        }
+        if self.fields.is_empty() || pictures.len() > 1 {
+            let found = endings.join(", ");
+            let message =
+                format!("cannot tell the fields from the first sample, which has {found}: name them by `Tar::builder`");
+            return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(path));
+        }
+        Ok(self)
+    }
+
+    fn finish(self, index: Index, name: String) -> Result<Tar> {
+        if index.len() == 0 {
+            let damage = match index.damage().first() {
+                Some(first) => format!("; damage: {first}"),
+                None => String::new(),
+            };
+            let message = format!("no samples in {} shards{damage}", index.sources().count());
+            return Err(Error::new(ErrorKind::Empty, Stage::Index, message).with_path(name));
+        }
+        let mask = |wanted: &dyn Fn(&TarField) -> bool| {
+            let hits = self.fields.iter().enumerate().filter(|(_, field)| wanted(field));
+            hits.fold(0_u32, |mask, (index, _)| mask | 1 << index)
+        };
+        Ok(Tar {
+            index,
+            classes: mask(&|field| field.rule.len == Len::Class),
+            plain: mask(&|field| field.rule.len != Len::Class),
+            endings: self.fields.iter().map(|field| field.rule.endings.join(" or ")).collect(),
+            schema: self.fields.into_iter().map(|field| field.field).collect(),
+            name,
+        })
+    }
+}
+
+/// Looks for the endings of the first sample, and no further.
+#[derive(Default)]
+struct First(Mutex<Vec<String>>);
+
+impl First {
+    fn settings(&self) -> Settings<'static> {
+        Settings {
+            format: FORMAT,
+            options: "",
+            fields: 1,
+            checksums: false,
+            cache: Cache::Off,
+            on_damage: OnDamage::Report,
+        }
+    }
+
+    fn endings(&self) -> Vec<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn scan(&self, input: &mut Scan<'_>, _: &mut Rows) -> Result<()> {
+        let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut first: Option<Vec<u8>> = None;
+        let mut at = 0;
+        loop {
+            let member = match member::next(input, at) {
+                Ok(member::Step::Member(member)) => member,
+                Err(member::Stop::Failed(error)) => return Err(error),
+                // What is wrong here is found again, and named, by the scan proper.
+                Ok(member::Step::End) | Err(member::Stop::Damage(_)) => return Ok(()),
+            };
+            at = member.next;
+            let Ok((key, ending)) = split(&member.name) else { continue };
+            if member.kind != member::Kind::Regular {
+                continue;
+            }
+            // More endings than fields do not help, and a sample may have any number of members.
+            if first.get_or_insert_with(|| key.to_vec()) != key || found.len() == 64 {
+                return Ok(());
+            }
+            found.push(String::from_utf8_lossy(&ending).into_owned());
+        }
+    }
+}
+
+/// A class as text.
+fn class(text: &[u8]) -> Result<i64> {
+    let number = std::str::from_utf8(text).ok().and_then(|text| text.trim_ascii().parse().ok());
+    number.ok_or_else(|| {
+        let shown = String::from_utf8_lossy(&text[..text.len().min(samples::CLASS_BYTES_MAX as usize)]).into_owned();
+        Error::new(ErrorKind::Decode, Stage::Decode, format!("a whole number expected, {shown:?} found"))
+    })
+}
+
+impl Dataset for Tar {
+    fn schema(&self) -> &[EncodedField] {
+        &self.schema
+    }
+
+    fn len(&self) -> u64 {
+        self.index.len()
+    }
+
+    fn sources(&self) -> &Arc<Sources> {
+        self.index.sources()
+    }
+
+    fn sample_bytes_max(&self) -> u64 {
+        self.index.sample_bytes_max()
+    }
+
+    fn largest_sample(&self) -> Option<u64> {
+        self.index.largest_sample()
+    }
+
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        self.index.extents(sample, self.plain, parts);
+        Ok(())
+    }
+
+    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        let own = self.index.open(sample, field, bytes).map_err(|error| self.named(&error, sample, field))?;
+        if self.classes & (1 << field) == 0 {
+            return Ok(own);
+        }
+        let class = class(own).map_err(|error| self.named(&error, sample, field))?;
+        buffer.extend_from_slice(&class.to_ne_bytes());
+        Ok(buffer)
+    }
+
+    fn opened_bytes_max(&self) -> u64 {
+        if self.classes == 0 { 0 } else { 8 }
+    }
+
+    fn index_bytes(&self) -> usize {
+        self.index.heap_bytes()
+    }
+
+    fn describe(&self) -> String {
+        let (samples, shards) = (self.len(), self.sources().count());
+        let mut text = format!("{samples} samples in {shards} tar shards, {}", self.name);
+        if !self.damage().is_empty() {
+            let lost = self.damage().iter().fold(0_u64, |lost, damage| lost.saturating_add(damage.samples));
+            text += &format!("; damage in {} places costs {lost} samples", self.damage().len());
+        }
+        if !self.left_out().is_empty() {
+            let list: Vec<String> = self.left_out().iter().map(|(what, count)| format!("{count} {what}")).collect();
+            text += &format!("; left out: {}", list.join(", "));
+        }
+        if !self.index.checksums() {
+            text += "; without checksums";
+        }
+        if let Some(why) = self.index_unsaved() {
+            text += &format!("; index not saved: {why}");
+        }
+        text
+    }
+}
+
+impl std::fmt::Debug for Tar {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.describe())
+    }
+}

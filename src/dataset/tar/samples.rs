@@ -1,0 +1,314 @@
+//! Members become samples: those that follow each other and have the same key.
+//!
+//! Invariant: every sample that the shard shows is a row or in the ledger, never both, and what the ledger names is not
+//! handed out. Behind damage after which the place of the next header is not certain nothing more is taken: bytes of a
+//! payload may look like a member, too.
+
+use super::super::damage::{Damage, DamageKind};
+use super::super::index::{Entry, FIELDS_MAX, Rows, Scan};
+use super::member::{self, BLOCK, Header, Kind, Member, Step, Stop};
+use crate::error::Result;
+use std::collections::HashMap;
+
+/// The end marker.
+const MARKER: u64 = 2 * BLOCK;
+/// Most tar writers pad shards to whole records of this size.
+pub(super) const RECORD: u64 = 20 * BLOCK;
+/// No number that names a class is longer.
+pub(super) const CLASS_BYTES_MAX: u64 = 32;
+
+/// Which member becomes which field.
+#[derive(Clone, Debug)]
+pub(super) struct Rule {
+    /// Endings (lower case), without the dot; any of them.
+    pub(super) endings: Vec<String>,
+    pub(super) required: bool,
+    pub(super) len: Len,
+}
+
+/// What lengths a member may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Len {
+    Any,
+    /// A class: a short text.
+    Class,
+    /// Whole elements of that many bytes, up to so many bytes.
+    UpTo {
+        unit: u64,
+        max: u64,
+    },
+    Exactly(u64),
+}
+
+impl Len {
+    fn wrong(self, len: u64) -> Option<String> {
+        match self {
+            Self::Class if len == 0 || len > CLASS_BYTES_MAX => Some(format!("{len} bytes, which are no number")),
+            Self::UpTo { unit, max } if !len.is_multiple_of(unit) || len > max => {
+                Some(format!("{len} bytes, at most {max} and whole elements of {unit} expected"))
+            }
+            Self::Exactly(bytes) if len != bytes => Some(format!("{len} bytes, {bytes} expected")),
+            _ => None,
+        }
+    }
+}
+
+/// Key and ending of a member: its path up to the first dot behind the last slash, and the rest in lower case. `Err` is
+/// the rule by which such a name belongs to no sample.
+pub(super) fn split(name: &[u8]) -> std::result::Result<(&[u8], Vec<u8>), &'static str> {
+    let base = name.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
+    // WebDataset's own notes: `__name__`, or a folder of that name.
+    let first = name.split(|byte| *byte == b'/').next().unwrap_or_default();
+    if first.len() >= 4 && first.starts_with(b"__") && first.ends_with(b"__") {
+        return Err("notes");
+    }
+    match name[base..].iter().position(|byte| *byte == b'.') {
+        Some(0) => Err("hidden"),
+        Some(dot) => Ok((&name[..base + dot], name[base + dot + 1..].to_ascii_lowercase())),
+        None => Err("without ending"),
+    }
+}
+
+/// A sample whose members come.
+struct Sample {
+    key: Vec<u8>,
+    start: u64,
+    end: u64,
+    entries: [Option<Entry>; FIELDS_MAX],
+    wrong: Option<(DamageKind, String)>,
+}
+
+/// Scans one shard.
+pub(super) struct Samples<'a> {
+    pub(super) rules: &'a [Rule],
+    pub(super) checksums: bool,
+    /// Shards may be padded to a multiple of this.
+    pub(super) padding: u64,
+    sample: Option<Sample>,
+    /// Keys and where they were.
+    keys: HashMap<Vec<u8>, u64>,
+}
+
+impl<'a> Samples<'a> {
+    pub(super) fn new(rules: &'a [Rule], checksums: bool, padding: u64) -> Self {
+        Self { rules, checksums, padding, sample: None, keys: HashMap::new() }
+    }
+
+    pub(super) fn scan(mut self, input: &mut Scan<'_>, rows: &mut Rows) -> Result<()> {
+        if input.len() >= 2 && input.bytes(0, 2)? == [0x1f, 0x8b] {
+            let message = "a gzip file: samples of a compressed shard cannot be had one by one, unpack it first";
+            rows.damage(Damage::new(DamageKind::Unsupported, 0, input.len(), 0, message));
+            return Ok(());
+        }
+        let mut at = 0;
+        let stopped = loop {
+            match member::next(input, at) {
+                Ok(Step::End) => match self.tail(input, at) {
+                    Ok(()) => break None,
+                    Err(stop) => break Some(stop),
+                },
+                Ok(Step::Member(member)) => {
+                    let next = member.next;
+                    match self.member(input, at, member, rows) {
+                        Ok(()) => at = next,
+                        Err(stop) => break Some(stop),
+                    }
+                }
+                Err(stop) => break Some(stop),
+            }
+        };
+        match stopped {
+            None => self.flush(rows),
+            Some(Stop::Failed(error)) => return Err(error),
+            Some(Stop::Damage(damage)) => self.stop(input, rows, at, damage)?,
+        }
+        Ok(())
+    }
+
+    /// Looks at what is behind the last member: the end marker, then zeroes up to the padding.
+    fn tail(&self, input: &mut Scan<'_>, at: u64) -> std::result::Result<(), Stop> {
+        let stop = |kind, offset, len, message: String| Err(Stop::Damage(Damage::new(kind, offset, len, 0, message)));
+        let tail = input.len() - at;
+        if let Some(offset) = not_zero(input, at)? {
+            let block = offset / BLOCK * BLOCK;
+            let mut bytes = [0; BLOCK as usize];
+            let whole = input.len() - block >= BLOCK;
+            if whole {
+                bytes.copy_from_slice(input.bytes(block, BLOCK as usize)?);
+            }
+            let what = match (offset - at < MARKER, whole && Header::parse(&bytes).is_ok()) {
+                (true, true) => "a zeroed header, then another member",
+                (true, false) => "half an end marker",
+                (false, true) => "an end marker or zeroed bytes, then another member (a second archive?)",
+                (false, false) => "bytes that are not zero behind the end marker",
+            };
+            let kind = if offset - at < MARKER { DamageKind::Zeroed } else { DamageKind::Trailing };
+            return stop(kind, offset, input.len() - offset, what.into());
+        }
+        if tail < MARKER {
+            let message = format!("the shard ends after {tail} bytes of its end marker of {MARKER}");
+            return stop(DamageKind::Cut, at, tail, message);
+        }
+        let padded = |record: u64| (at + MARKER).checked_next_multiple_of(record);
+        let whole = [Some(at + MARKER), padded(RECORD), padded(self.padding)];
+        if !whole.contains(&Some(input.len())) {
+            let message = format!(
+                "{tail} zero bytes at the end, where a marker of {MARKER} or padding to a multiple of {RECORD} is expected: \
+                 zeroed or cut; see `TarBuilder::padding`"
+            );
+            return stop(DamageKind::Zeroed, at, tail, message);
+        }
+        Ok(())
+    }
+
+    fn member(
+        &mut self,
+        input: &mut Scan<'_>,
+        at: u64,
+        member: Member,
+        rows: &mut Rows,
+    ) -> std::result::Result<(), Stop> {
+        if let Kind::Other(what) = member.kind {
+            rows.leave_out(what);
+            return Ok(());
+        }
+        let (key, ending) = match split(&member.name) {
+            Ok(split) => split,
+            // A name in an extension header has no checksum: what it takes out must be so by the header's own name.
+            Err(rule) if member.short_name.as_ref().is_none_or(|name| split(name).is_err()) => {
+                rows.leave_out(rule);
+                return Ok(());
+            }
+            Err(rule) => {
+                let message = format!(
+                    "member {:?} is {rule} by its long name, and not by its short one",
+                    String::from_utf8_lossy(&member.name)
+                );
+                return Err(Stop::Damage(Damage::new(DamageKind::Ambiguous, at, member.next - at, 0, message)));
+            }
+        };
+        if self.sample.as_ref().is_none_or(|sample| sample.key != key) {
+            self.flush(rows);
+            self.sample = Some(self.begin(key, at));
+        }
+        let (rules, checksums) = (self.rules, self.checksums);
+        let Some(sample) = &mut self.sample else { return Ok(()) };
+        sample.end = member.next;
+        let Some(field) = rules.iter().position(|rule| rule.endings.iter().any(|own| own.as_bytes() == ending)) else {
+            rows.leave_out(&format!(".{}", short(&ending)));
+            return Ok(());
+        };
+        if let Some(what) = rules[field].len.wrong(member.len) {
+            let message = format!("member {:?} has {what}", String::from_utf8_lossy(&member.name));
+            sample.wrong.get_or_insert((DamageKind::Incomplete, message));
+            return Ok(());
+        }
+        let crc = if checksums { input.crc(member.data, member.len)? } else { 0 };
+        if sample.entries[field].replace(Entry { offset: member.data, len: member.len, crc }).is_some() {
+            let endings = rules[field].endings.join(", ");
+            let message = format!("two members of sample {:?} end in {endings}", String::from_utf8_lossy(&sample.key));
+            sample.wrong.get_or_insert((DamageKind::Duplicate, message));
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, key: &[u8], start: u64) -> Sample {
+        let wrong = self.keys.get(key).map(|first| {
+            let message = format!(
+                "key {:?} was there before, at offset {first}; members of a sample must follow each other",
+                String::from_utf8_lossy(key)
+            );
+            (DamageKind::Duplicate, message)
+        });
+        if wrong.is_none() {
+            self.keys.insert(key.to_vec(), start);
+        }
+        Sample { key: key.to_vec(), start, end: start, entries: [None; FIELDS_MAX], wrong }
+    }
+
+    /// The sample is over: a row, or an entry of the ledger.
+    fn flush(&mut self, rows: &mut Rows) {
+        let Some(sample) = self.sample.take() else { return };
+        let lacks = |rule: &Rule, entry: &Option<Entry>| rule.required && entry.is_none();
+        let missing = self.rules.iter().zip(&sample.entries).find(|(rule, entry)| lacks(rule, entry));
+        let wrong = sample.wrong.or_else(|| {
+            let endings = missing?.0.endings.join(", ");
+            let message =
+                format!("sample {:?} has no member that ends in {endings}", String::from_utf8_lossy(&sample.key));
+            Some((DamageKind::Incomplete, message))
+        });
+        match wrong {
+            Some((kind, message)) => {
+                rows.damage(Damage::new(kind, sample.start, sample.end - sample.start, 1, message));
+            }
+            None => rows.push(&sample.entries[..self.rules.len()]),
+        }
+    }
+
+    /// Nothing behind `at` can be trusted. The sample before it is kept when it cannot lack anything.
+    fn stop(&mut self, input: &mut Scan<'_>, rows: &mut Rows, at: u64, mut damage: Damage) -> Result<()> {
+        let mut key = Vec::new();
+        if let Some(sample) = self.sample.take() {
+            key.clone_from(&sample.key);
+            if sample.wrong.is_none() && sample.entries[..self.rules.len()].iter().all(Option::is_some) {
+                rows.push(&sample.entries[..self.rules.len()]);
+            } else {
+                damage.samples += 1;
+                damage.len = damage.offset + damage.len - sample.start.min(damage.offset);
+                damage.offset = sample.start.min(damage.offset);
+                let name = String::from_utf8_lossy(&key).into_owned();
+                damage.message = format!("{}; sample {name:?} is not whole", damage.message);
+            }
+        }
+        let rest = recognise(input, at.max(damage.offset), key)?;
+        damage.samples += rest;
+        if input.len() > damage.offset + damage.len {
+            damage.len = input.len() - damage.offset;
+            damage.message = format!("{}; nothing is taken from there to the end of the shard", damage.message);
+        }
+        rows.damage(damage);
+        Ok(())
+    }
+}
+
+/// The first byte from `at` on that is not zero.
+fn not_zero(input: &mut Scan<'_>, mut at: u64) -> Result<Option<u64>> {
+    const ZEROES: [u8; BLOCK as usize] = [0; BLOCK as usize];
+    while at < input.len() {
+        let len = (input.len() - at).min(BLOCK) as usize;
+        let bytes = input.bytes(at, len)?;
+        if bytes != &ZEROES[..len] {
+            let first = bytes.iter().position(|byte| *byte != 0).unwrap_or(0);
+            return Ok(Some(at + first as u64));
+        }
+        at += len as u64;
+    }
+    Ok(None)
+}
+
+/// How many samples seem to begin behind `at`; `key` is that of the sample before.
+fn recognise(input: &mut Scan<'_>, at: u64, mut key: Vec<u8>) -> Result<u64> {
+    let mut at = at / BLOCK * BLOCK;
+    let mut found = 0;
+    while at + BLOCK <= input.len() {
+        let mut block = [0; BLOCK as usize];
+        block.copy_from_slice(input.bytes(at, BLOCK as usize)?);
+        at += BLOCK;
+        let Ok(header) = Header::parse(&block) else { continue };
+        let Some((name, size)) = header.regular() else { continue };
+        if let Ok((own, _)) = split(name)
+            && own != key
+        {
+            key = own.to_vec();
+            found += 1;
+        }
+        let next = size.checked_next_multiple_of(BLOCK).and_then(|padded| at.checked_add(padded));
+        at = next.filter(|next| *next <= input.len()).unwrap_or(at);
+    }
+    Ok(found)
+}
+
+/// An ending as it is shown.
+fn short(ending: &[u8]) -> String {
+    String::from_utf8_lossy(&ending[..ending.len().min(32)]).into_owned()
+}

@@ -1,0 +1,494 @@
+//! TFRecord: files of records, each with the CRC32C of its length and of its bytes; `tf.train.Example` by feature.
+//!
+//! ```text
+//! record   | length: u64 | masked CRC32C of the length | payload | masked CRC32C of the payload |
+//!            └────────────────────── one extent, read once for all fields ───────────────────────┘
+//! ```
+//!
+//! Opening walks from length to length (each with its CRC) and never reads payloads for it; the index is 12 bytes a
+//! record (20 in files over 4 GiB) and is kept beside the file for the next time. Limits: not compressed; a record fits
+//! memory. Invariants: whatever a file holds, its records add up to its length; a record's bytes are handed out when
+//! length, CRC of the length and CRC of the payload are right.
+//!
+//! What the format cannot tell: a file that was cut just between two records is a shorter file. The index of an earlier
+//! run does not help there, since a file of another length is walked again; [`TfRecordBuilder::records`] does.
+
+use super::damage::{Damage, DamageKind, OnDamage};
+use super::example::{Feature, Kind};
+use super::index::{Cache, Entry, Index, Rows, Scan, Settings, without_indexes};
+use super::{Dataset, Parts, paths};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::read::{Extent, Sources};
+use crate::tensor::{DType, EncodedField, Encoding, Field, Shape, Spec};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Length and its CRC.
+const HEAD: u64 = 12;
+/// Length, its CRC, and the payload's.
+const FRAME: u64 = 16;
+
+/// Records of TFRecord files, the samples of one file after those of the other.
+///
+/// TFRecord files (not compressed). Fields: `record`, the payload as it stands, or the features that the builder names.
+///
+/// ```no_run
+/// # use feedline::{dataset::TfRecord, tensor::{DType, Field}};
+/// let images = TfRecord::builder()
+///     .image("image/encoded")
+///     .ints(Field::fixed("label", DType::I64, []), "image/class/label")
+///     .floats(Field::up_to("boxes", DType::F32, 400), "image/object/bbox")
+///     .open("train-{00000..01023}-of-01024")?;
+/// # Ok::<(), feedline::Error>(())
+/// ```
+///
+/// Verified: the CRC of every length when the index is made and when a record is read; the CRC of the payload when it is
+/// read, unless [`TfRecordBuilder::checksums`] says otherwise.
+pub struct TfRecord {
+    index: Index,
+    schema: Vec<EncodedField>,
+    features: Vec<Take>,
+    checksums: bool,
+    opened_bytes_max: u64,
+    name: String,
+}
+
+/// Which bytes of a record a field gets.
+#[derive(Clone, Debug)]
+enum Take {
+    Payload,
+    /// The only value of a bytes list, as it stands.
+    Bytes(String),
+    /// The values of a list: how many bytes the row has, and whether that many must be there.
+    List {
+        feature: String,
+        kind: Kind,
+        row_bytes: usize,
+        fixed: bool,
+    },
+}
+
+/// What records hold; made by [`TfRecord::builder`].
+#[derive(Clone, Debug)]
+pub struct TfRecordBuilder {
+    record: EncodedField,
+    fields: Vec<(EncodedField, String, Kind)>,
+    checksums: bool,
+    records: Option<u64>,
+    cache: Cache,
+    on_damage: OnDamage,
+}
+
+impl TfRecord {
+    /// Opens a file, a folder or a pattern (`train-{00000..00127}-of-00128`, `*.tfrecord`) with one field, `record`: the
+    /// payload.
+    ///
+    /// Errors: as [`TfRecordBuilder::open`].
+    pub fn open(pattern: impl AsRef<Path>) -> Result<Self> {
+        Self::builder().open(pattern)
+    }
+
+    /// Says first what the records hold.
+    pub fn builder() -> TfRecordBuilder {
+        TfRecordBuilder {
+            record: EncodedField::bytes("record"),
+            fields: Vec::new(),
+            checksums: true,
+            records: None,
+            cache: Cache::Beside,
+            on_damage: OnDamage::Refuse,
+        }
+    }
+
+    /// Damage of the files, in their order: empty unless [`TfRecordBuilder::on_damage`] allows some.
+    pub fn damage(&self) -> &[Damage] {
+        self.index.damage()
+    }
+
+    /// Files that were walked since no index file fitted.
+    pub fn shards_scanned(&self) -> usize {
+        self.index.scanned()
+    }
+
+    /// Why an index file could not be written, for the first file where that failed: the next `open` walks it again.
+    pub fn index_unsaved(&self) -> Option<&str> {
+        self.index.unsaved()
+    }
+}
+
+impl TfRecordBuilder {
+    /// What the payload is, when it is no example: a picture, an array of fixed shape (little-endian), bytes.
+    #[must_use]
+    pub fn record(mut self, field: EncodedField) -> Self {
+        self.record = field;
+        self
+    }
+
+    /// Field `image`: the encoded picture in the bytes feature `feature`.
+    #[must_use]
+    pub fn image(self, feature: &str) -> Self {
+        self.field(EncodedField::image("image"), feature)
+    }
+
+    /// A field of the feature's name: the only value of the bytes feature `feature`, for a decoder of yours.
+    #[must_use]
+    pub fn bytes(self, feature: &str) -> Self {
+        self.field(EncodedField::bytes(feature), feature)
+    }
+
+    /// The only value of the bytes feature `feature` is an array as it lies in memory (little-endian), of the dtype and
+    /// shape of `field`.
+    #[must_use]
+    pub fn raw_bytes(self, field: Field, feature: &str) -> Self {
+        self.field(EncodedField::raw(field), feature)
+    }
+
+    /// The only value of the bytes feature `feature` is what `field` says.
+    #[must_use]
+    pub fn field(mut self, field: EncodedField, feature: &str) -> Self {
+        self.fields.push((field, feature.to_string(), Kind::Bytes));
+        self
+    }
+
+    /// The values of the float list `feature`: as many as the shape of `field` says, of dtype `f32`.
+    #[must_use]
+    pub fn floats(mut self, field: Field, feature: &str) -> Self {
+        self.fields.push((EncodedField::raw(field), feature.to_string(), Kind::Floats));
+        self
+    }
+
+    /// The values of the int64 list `feature`: as many as the shape of `field` says, of dtype `i64`.
+    #[must_use]
+    pub fn ints(mut self, field: Field, feature: &str) -> Self {
+        self.fields.push((EncodedField::raw(field), feature.to_string(), Kind::Ints));
+        self
+    }
+
+    /// Whether the payload's CRC is verified when a record is read (by default it is). The CRC of its length always is.
+    #[must_use]
+    pub fn checksums(mut self, verify: bool) -> Self {
+        self.checksums = verify;
+        self
+    }
+
+    /// There must be this many records in all: without it, a file that was cut between two records just has fewer.
+    #[must_use]
+    pub fn records(mut self, count: u64) -> Self {
+        self.records = Some(count);
+        self
+    }
+
+    /// Keeps index files in this folder instead of beside the files; it is made when missing.
+    #[must_use]
+    pub fn index_dir(mut self, dir: impl Into<PathBuf>) -> Self {
+        self.cache = Cache::Folder(dir.into());
+        self
+    }
+
+    /// With `false` no index file is read or written: each `open` walks the files.
+    #[must_use]
+    pub fn index(mut self, keep: bool) -> Self {
+        match keep {
+            false => self.cache = Cache::Off,
+            true if self.cache == Cache::Off => self.cache = Cache::Beside,
+            true => {}
+        }
+        self
+    }
+
+    /// With [`OnDamage::Report`], records before the first damage of a file are delivered and the rest of that file is an
+    /// entry of [`TfRecord::damage`]. By default damage is an error.
+    #[must_use]
+    pub fn on_damage(mut self, on_damage: OnDamage) -> Self {
+        self.on_damage = on_damage;
+        self
+    }
+
+    /// Opens a file, a folder (all its files) or a pattern.
+    ///
+    /// Errors: no such file; [`ErrorKind::Truncated`] for a file that ends within a record, [`ErrorKind::Decode`] for a
+    /// wrong length or a compressed file, both naming path and offset; [`ErrorKind::Shape`] when the number of records is
+    /// not [`records`](Self::records); [`ErrorKind::Config`] for fields that cannot be.
+    pub fn open(self, pattern: impl AsRef<Path>) -> Result<TfRecord> {
+        let pattern = pattern.as_ref();
+        let files = without_indexes(paths::expand(pattern, &[])?);
+        let name = match &files[..] {
+            [_] => pattern.display().to_string(),
+            _ => format!("{} files of {}", files.len(), pattern.display()),
+        };
+        self.open_as(&files, name)
+    }
+
+    /// Opens these files, in this order. Errors: as [`open`](Self::open).
+    pub fn open_files(self, paths: &[impl AsRef<Path>]) -> Result<TfRecord> {
+        let files: Vec<PathBuf> = paths.iter().map(|path| path.as_ref().to_path_buf()).collect();
+        let name = files.first().map_or(String::new(), |path| path.display().to_string());
+        self.open_as(&files, name)
+    }
+
+    fn open_as(self, files: &[PathBuf], name: String) -> Result<TfRecord> {
+        let index = Index::open_or_build(files, &self.settings(), walk)?;
+        self.finish(index, name)
+    }
+
+    /// Records in memory: they are copied by the decode workers and never read.
+    ///
+    /// Errors: as [`open`](Self::open).
+    pub fn open_bytes(self, bytes: impl Into<Arc<[u8]>>) -> Result<TfRecord> {
+        let index = Index::of_bytes(bytes.into(), &self.settings(), walk)?;
+        self.finish(index, "<memory>".to_string())
+    }
+
+    fn settings(&self) -> Settings<'static> {
+        Settings {
+            format: "tfrecord 1",
+            options: "",
+            fields: 1,
+            checksums: false,
+            cache: self.cache.clone(),
+            on_damage: self.on_damage,
+        }
+    }
+
+    fn finish(self, index: Index, name: String) -> Result<TfRecord> {
+        let error = |kind, message| Err(Error::new(kind, Stage::Index, message).with_path(&name));
+        if let Some(records) = self.records.filter(|records| *records != index.len()) {
+            return error(ErrorKind::Shape, format!("{} records, there should be {records}", index.len()));
+        }
+        if index.len() == 0 {
+            let damage = index.damage().first().map(|first| format!("; damage: {first}")).unwrap_or_default();
+            return error(ErrorKind::Empty, format!("there are no records{damage}"));
+        }
+        let (schema, features) = self.fields()?;
+        let list = |take: &Take| if let Take::List { row_bytes, .. } = take { *row_bytes as u64 } else { 0 };
+        let opened_bytes_max = features.iter().map(list).max().unwrap_or(0);
+        Ok(TfRecord { index, schema, features, checksums: self.checksums, opened_bytes_max, name })
+    }
+
+    fn fields(&self) -> Result<(Vec<EncodedField>, Vec<Take>)> {
+        let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
+        if cfg!(target_endian = "big") {
+            return bad("TFRecord is read on little-endian machines only".to_string());
+        }
+        if self.fields.is_empty() {
+            return Ok((vec![self.record.clone()], vec![Take::Payload]));
+        }
+        let mut features = Vec::with_capacity(self.fields.len());
+        for (index, (field, feature, kind)) in self.fields.iter().enumerate() {
+            if self.fields[..index].iter().any(|(other, ..)| other.name == field.name) {
+                return bad(format!("two fields are called `{}`", field.name));
+            }
+            features.push(match kind {
+                Kind::Bytes => Take::Bytes(feature.clone()),
+                Kind::Floats => list(field, feature, *kind, DType::F32)?,
+                Kind::Ints => list(field, feature, *kind, DType::I64)?,
+            });
+        }
+        if features.len() > Spec::FIELDS_MAX {
+            return bad(format!("{} fields, at most {} are possible", features.len(), Spec::FIELDS_MAX));
+        }
+        Ok((self.fields.iter().map(|(field, ..)| field.clone()).collect(), features))
+    }
+}
+
+/// A list of numbers, whose dtype the format says.
+fn list(field: &EncodedField, feature: &str, kind: Kind, holds: DType) -> Result<Take> {
+    let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
+    let Encoding::Raw { dtype, shape } = &field.encoding else {
+        return bad(format!("field `{}` must be an array", field.name));
+    };
+    if *dtype != holds {
+        return bad(format!("field `{}` is {dtype}, the values of its feature are {holds}", field.name));
+    }
+    let fixed = matches!(shape, Shape::Fixed(_));
+    let row_bytes = field.as_raw().map_or(usize::MAX, |field| field.row_bytes());
+    if row_bytes == 0 || row_bytes >= 1 << 47 {
+        return bad(format!("rows of field `{}` have a size that cannot be stored", field.name));
+    }
+    Ok(Take::List { feature: feature.to_string(), kind, row_bytes, fixed })
+}
+
+/// Walks from record to record.
+fn walk(input: &mut Scan<'_>, rows: &mut Rows) -> Result<()> {
+    let len = input.len();
+    let mut at = 0;
+    if len == 0 {
+        rows.damage(Damage::new(DamageKind::Cut, 0, 0, 0, "the file is empty"));
+    }
+    while at < len {
+        let left = len - at;
+        match record_at(input, at, left) {
+            Ok(bytes) => {
+                rows.push(&[Some(Entry { offset: at, len: bytes, crc: 0 })]);
+                at += bytes;
+            }
+            Err(Walk::Damage(kind, message)) => {
+                // As many as there were, if the rest is like the start; at least the one that is damaged.
+                let samples = (left * rows.len() as u64).checked_div(at).unwrap_or(0).max(1);
+                rows.damage(Damage::new(kind, at, left, samples, message));
+                return Ok(());
+            }
+            Err(Walk::Io(error)) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+enum Walk {
+    Io(Error),
+    Damage(DamageKind, String),
+}
+
+/// Bytes of the record at `at`, of at most `left`.
+fn record_at(input: &mut Scan<'_>, at: u64, left: u64) -> Result<u64, Walk> {
+    if left < FRAME {
+        return Err(Walk::Damage(DamageKind::Cut, format!("{left} bytes, a record has at least {FRAME}")));
+    }
+    let head = input.bytes(at, HEAD as usize).map_err(Walk::Io)?;
+    let first = [head[0], head[1], head[2]];
+    match payload_len(head) {
+        Ok(payload) if payload <= left - FRAME => Ok(payload + FRAME),
+        Ok(payload) => {
+            let message = format!("a record of {payload} bytes, {} are left", left - FRAME);
+            Err(Walk::Damage(DamageKind::Cut, message))
+        }
+        // A length may begin like that, too; its CRC would be right then.
+        Err(_) if at == 0 && compressed(first) => {
+            let message = "the file is compressed (gzip or zlib); only uncompressed TFRecord files are read";
+            Err(Walk::Damage(DamageKind::Unsupported, message.to_string()))
+        }
+        Err(message) => Err(Walk::Damage(DamageKind::Header, message)),
+    }
+}
+
+/// The magic of gzip with deflate, or a zlib header.
+fn compressed(first: [u8; 3]) -> bool {
+    let zlib = first[0] & 0x8f == 0x08 && u16::from_be_bytes([first[0], first[1]]).is_multiple_of(31);
+    first == [0x1f, 0x8b, 8] || zlib
+}
+
+/// The length of the payload, from the first bytes of a record (at least 12).
+fn payload_len(head: &[u8]) -> Result<u64, String> {
+    let found = masked_crc(&head[..8]);
+    let stored = u32_at(head, 8);
+    if found != stored {
+        return Err(format!("the CRC of a record's length is {found:08x}, the file says {stored:08x}"));
+    }
+    Ok(u64::from_le_bytes(head[..8].try_into().expect("8 bytes")))
+}
+
+/// CRC32C as TFRecord stores it: rotated and shifted, since a CRC over bytes that hold their own CRC is weak.
+pub(super) fn masked_crc(bytes: &[u8]) -> u32 {
+    crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
+}
+
+impl TfRecord {
+    /// The payload of a record. The CRCs are verified for the first field alone: the bytes are the same for all.
+    fn payload<'a>(&self, field: usize, record: &'a [u8]) -> Result<&'a [u8]> {
+        let wrong = |kind, message| Err(Error::new(kind, Stage::Decode, message));
+        let Some(payload_bytes) = record.len().checked_sub(FRAME as usize) else {
+            return wrong(ErrorKind::Truncated, format!("{} bytes, a record has at least {FRAME}", record.len()));
+        };
+        let payload = &record[HEAD as usize..][..payload_bytes];
+        if field > 0 {
+            return Ok(payload);
+        }
+        match payload_len(record) {
+            Ok(len) if len == payload_bytes as u64 => {}
+            Ok(len) => {
+                return wrong(
+                    ErrorKind::Changed,
+                    format!("the record's length is {len}, the index says {payload_bytes}"),
+                );
+            }
+            Err(message) => return wrong(ErrorKind::Decode, message),
+        }
+        let stored = u32_at(record, HEAD as usize + payload_bytes);
+        match self.checksums.then(|| masked_crc(payload)) {
+            Some(found) if found != stored => {
+                wrong(ErrorKind::Decode, format!("the CRC of the record is {found:08x}, the file says {stored:08x}"))
+            }
+            _ => Ok(payload),
+        }
+    }
+}
+
+impl Dataset for TfRecord {
+    fn schema(&self) -> &[EncodedField] {
+        &self.schema
+    }
+
+    fn len(&self) -> u64 {
+        self.index.len()
+    }
+
+    fn sources(&self) -> &Arc<Sources> {
+        self.index.sources()
+    }
+
+    fn sample_bytes_max(&self) -> u64 {
+        self.index.sample_bytes_max()
+    }
+
+    fn largest_sample(&self) -> Option<u64> {
+        self.index.largest_sample()
+    }
+
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        if let Some((source, entry)) = self.index.entry(sample, 0) {
+            let extent = Extent { source, offset: entry.offset, len: entry.len };
+            (0..self.features.len()).for_each(|field| parts.framed(field, extent));
+        }
+        Ok(())
+    }
+
+    fn open<'a>(&self, _sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        let payload = self.payload(field, bytes)?;
+        let (feature, kind, row_bytes, fixed) = match &self.features[field] {
+            Take::Payload => return Ok(payload),
+            Take::Bytes(feature) => {
+                return Feature::find(payload, feature, Kind::Bytes)?.one_bytes().map_err(|error| of(feature, error));
+            }
+            Take::List { feature, kind, row_bytes, fixed } => (feature, *kind, *row_bytes, *fixed),
+        };
+        let list = Feature::find(payload, feature, kind)?;
+        let (values, size) = match kind {
+            Kind::Ints => (list.ints(row_bytes, buffer), 8),
+            _ => (list.floats(row_bytes, buffer), 4),
+        };
+        let values = values.map_err(|error| of(feature, error))?;
+        if fixed && values.len() != row_bytes {
+            let message = format!("{} values, {} expected", values.len() / size, row_bytes / size);
+            return Err(of(feature, Error::new(ErrorKind::Shape, Stage::Decode, message)));
+        }
+        Ok(values)
+    }
+
+    fn opened_bytes_max(&self) -> u64 {
+        self.opened_bytes_max
+    }
+
+    fn index_bytes(&self) -> usize {
+        self.index.heap_bytes()
+    }
+
+    fn describe(&self) -> String {
+        format!("{} records in {}", self.index.len(), self.name)
+    }
+}
+
+/// Names the feature.
+#[cold]
+fn of(feature: &str, error: Error) -> Error {
+    error.within(format_args!("feature {feature:?}"))
+}
+
+impl std::fmt::Debug for TfRecord {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.describe())
+    }
+}

@@ -1,0 +1,383 @@
+//! Tokens: flat files of numbers, cut into windows of one length (nanoGPT, llm.c).
+//!
+//! ```text
+//! file:     | header | t0 t1 t2 … |          window 3, next_token: t0 t1 t2 t3 | t3 t4 t5 t6 | t6 …
+//! windows:  k ─► header + k × stride                               (inputs are [..3], targets [1..])
+//! ```
+//!
+//! Limits: a window lies within one file; what does not fill one at a file's end is not delivered and counted in
+//! [`Tokens::leftover_tokens`]. Invariants: a file is a whole number of tokens; finding a window is arithmetic. Flat files
+//! have no checksum and, but for llm.c's, no count: one that was cut at a whole token cannot be told from a shorter one.
+
+use super::input::{Input, little_endian, number};
+use super::paths::expand;
+use super::{Dataset, Parts};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::read::{Extent, SourceId, Sources};
+use crate::tensor::{DType, EncodedField, Field};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Headers of llm.c's files: 256 `i32`, of which the first three are magic, version and the number of tokens.
+const LLM_C_BYTES: u64 = 1024;
+/// What llm.c writes: magic, version, dtype.
+const LLM_C: [(u64, u64, DType); 2] = [(20_240_520, 1, DType::U16), (20_240_801, 7, DType::U32)];
+
+/// Windows of tokens. Field: `tokens`, of the dtype given and as long as a window. Windows are in the order of files and
+/// places.
+///
+/// ```no_run
+/// # use feedline::{dataset::Tokens, tensor::DType};
+/// // What nanoGPT's get_batch cuts, without its overlaps at random: 1,025 tokens each, 1,024 apart.
+/// let train = Tokens::builder(DType::U16).window(1024).next_token().open("openwebtext/train.bin")?;
+/// println!("{} tokens left over", train.leftover_tokens());
+/// # Ok::<(), feedline::Error>(())
+/// ```
+pub struct Tokens {
+    sources: Arc<Sources>,
+    schema: Vec<EncodedField>,
+    /// Windows in the files before this one; ascending, starts with 0.
+    starts: Vec<u64>,
+    windows: Windows,
+    header_bytes: u64,
+    token_bytes: u64,
+    len: u64,
+    tokens: u64,
+    leftover: u64,
+    name: String,
+}
+
+/// How windows are cut; made by [`Tokens::builder`].
+#[derive(Clone, Debug)]
+pub struct TokensBuilder {
+    dtype: DType,
+    cut: Cut,
+    header_bytes: u64,
+    llm_c: bool,
+}
+
+impl Tokens {
+    /// Files of tokens of this dtype, an integer one. [`TokensBuilder::window`] must follow.
+    pub fn builder(dtype: DType) -> TokensBuilder {
+        TokensBuilder { dtype, cut: Cut::default(), header_bytes: 0, llm_c: false }
+    }
+
+    /// Tokens in all files together.
+    pub fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// Tokens that are in no window: at the ends of files and, where the stride is longer than the window, between.
+    pub fn leftover_tokens(&self) -> u64 {
+        self.leftover
+    }
+}
+
+impl TokensBuilder {
+    /// Tokens of a sample.
+    #[must_use]
+    pub fn window(mut self, tokens: usize) -> Self {
+        self.cut.window = tokens;
+        self
+    }
+
+    /// Tokens from the start of a window to that of the next. Default: the window's length.
+    #[must_use]
+    pub fn stride(mut self, tokens: usize) -> Self {
+        self.cut.step = Some(Step::Stride(tokens));
+        self
+    }
+
+    /// Tokens that a window shares with the next one. Instead of [`stride`](Self::stride).
+    #[must_use]
+    pub fn overlap(mut self, tokens: usize) -> Self {
+        self.cut.step = Some(Step::Overlap(tokens));
+        self
+    }
+
+    /// Windows get one token more, and start as far apart as before: the first tokens are the inputs, the last the
+    /// targets, and every token but the first is a target once.
+    #[must_use]
+    pub fn next_token(mut self) -> Self {
+        self.cut.next_token = true;
+        self
+    }
+
+    /// Every file starts with `bytes` bytes that are not tokens.
+    #[must_use]
+    pub fn header(mut self, bytes: u64) -> Self {
+        self.header_bytes = bytes;
+        self
+    }
+
+    /// The files are llm.c's: a header of 1,024 bytes whose magic, version and number of tokens are checked. It says
+    /// `u16` (GPT-2's tokens) or `u32` (Llama 3's), which must be the builder's dtype.
+    #[must_use]
+    pub fn llm_c(mut self) -> Self {
+        self.llm_c = true;
+        self.header_bytes = LLM_C_BYTES;
+        self
+    }
+
+    /// Opens the files that `pattern` names: a file, a folder (its `.bin` files), `{000..127}`, `*`.
+    ///
+    /// Errors: [`ErrorKind::Config`] for a window that cannot be, not found, nothing found, a file that is not a whole
+    /// number of tokens ([`ErrorKind::Truncated`], naming the bytes over), a header that is not llm.c's
+    /// ([`ErrorKind::Decode`]), no window at all ([`ErrorKind::Empty`]).
+    pub fn open(self, pattern: impl AsRef<Path>) -> Result<Tokens> {
+        let mut tokens = self.open_files(&expand(&pattern, &[".bin"])?)?;
+        tokens.name = pattern.as_ref().display().to_string();
+        Ok(tokens)
+    }
+
+    /// Opens these files, in this order.
+    ///
+    /// Errors: as [`open`](Self::open).
+    pub fn open_files(self, paths: &[impl AsRef<Path>]) -> Result<Tokens> {
+        let mut sources = Sources::new();
+        let mut counts = Vec::with_capacity(paths.len());
+        for path in paths {
+            let input = Input::open(path.as_ref())?;
+            counts.push(self.tokens_of(&input)?);
+            sources.file(path, input.len())?;
+        }
+        let name = paths.first().map_or(String::new(), |path| path.as_ref().display().to_string());
+        self.finish(sources, &counts, name)
+    }
+
+    /// Tokens in memory of the process: no I/O at all.
+    ///
+    /// Errors: as [`open`](Self::open).
+    pub fn open_bytes(self, bytes: impl Into<Arc<[u8]>>) -> Result<Tokens> {
+        let bytes = bytes.into();
+        let count = self.tokens_of(&Input::memory(&bytes))?;
+        let mut sources = Sources::new();
+        sources.memory(bytes);
+        self.finish(sources, &[count], "<memory>".into())
+    }
+
+    /// Tokens of a file.
+    fn tokens_of(&self, input: &Input<'_>) -> Result<u64> {
+        let Some(body) = input.len().checked_sub(self.header_bytes) else {
+            let message = format!("{} bytes are less than the header of {}", input.len(), self.header_bytes);
+            return Err(input.error(ErrorKind::Truncated, message, 0, input.len()));
+        };
+        if self.llm_c {
+            self.check_llm_c(input, body)?;
+        }
+        let (size, over) = (self.dtype.size() as u64, body % self.dtype.size() as u64);
+        if over != 0 {
+            let message = format!("{body} bytes are not a whole number of {}-byte tokens: {over} over", size);
+            return Err(input.error(ErrorKind::Truncated, message, input.len() - over, over));
+        }
+        Ok(body / size)
+    }
+
+    fn check_llm_c(&self, input: &Input<'_>, body: u64) -> Result<()> {
+        little_endian("llm.c's token file")?;
+        let head: [u8; 12] = input.array(0, "the header")?;
+        let [magic, version, count] = [&head[..4], &head[4..8], &head[8..]].map(number);
+        let wrong = |message: String| Err(input.wrong(message, 0, 12));
+        let known = LLM_C.iter().find(|(known, of, _)| (*known, *of) == (magic, version));
+        let Some((_, _, dtype)) = known else {
+            return wrong(format!("magic {magic}, version {version}: not a token file of llm.c"));
+        };
+        if *dtype != self.dtype {
+            return wrong(format!("the header says {dtype} tokens, not {}", self.dtype));
+        }
+        if count * dtype.size() as u64 != body {
+            let kind = if count * dtype.size() as u64 > body { ErrorKind::Truncated } else { ErrorKind::Decode };
+            let message = format!("the header says {count} {dtype} tokens, {body} bytes follow it");
+            return Err(input.error(kind, message, LLM_C_BYTES, body));
+        }
+        Ok(())
+    }
+
+    fn finish(self, sources: Sources, counts: &[u64], name: String) -> Result<Tokens> {
+        let windows = self.cut.windows(self.dtype)?;
+        let (mut starts, mut len, mut leftover) = (Vec::with_capacity(counts.len()), 0, 0);
+        for tokens in counts {
+            starts.push(len);
+            len += windows.count(*tokens);
+            leftover += windows.leftover(*tokens);
+        }
+        let tokens = counts.iter().sum();
+        if len == 0 {
+            let message = format!("{tokens} tokens in {} files make no window of {}", counts.len(), windows.window);
+            return Err(Error::new(ErrorKind::Empty, Stage::Index, message).with_path(name));
+        }
+        let schema = vec![EncodedField::raw(Field::fixed("tokens", self.dtype, [windows.window as usize]))];
+        let (header_bytes, token_bytes) = (self.header_bytes, self.dtype.size() as u64);
+        let sources = Arc::new(sources);
+        Ok(Tokens { sources, schema, starts, windows, header_bytes, token_bytes, len, tokens, leftover, name })
+    }
+}
+
+/// What the user says of windows.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Cut {
+    pub(super) window: usize,
+    pub(super) step: Option<Step>,
+    pub(super) next_token: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Step {
+    Stride(usize),
+    Overlap(usize),
+}
+
+/// Windows as they are cut.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Windows {
+    pub(super) window: u64,
+    pub(super) stride: u64,
+}
+
+impl Cut {
+    /// Errors: [`ErrorKind::Config`] for windows that cannot be.
+    pub(super) fn windows(&self, dtype: DType) -> Result<Windows> {
+        let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
+        if matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64) {
+            return bad(format!("tokens are whole numbers, not {dtype}"));
+        }
+        let window = (self.window as u64).saturating_add(u64::from(self.next_token));
+        if self.window == 0 || window > 1 << 40 {
+            return bad(format!("a window of {} tokens: `.window` says how many a sample has", self.window));
+        }
+        let stride = match self.step {
+            None => self.window as u64,
+            Some(Step::Stride(stride)) => stride as u64,
+            Some(Step::Overlap(overlap)) => window.saturating_sub(overlap as u64),
+        };
+        if stride == 0 {
+            return bad(format!("windows of {window} tokens that are {stride} apart ({:?})", self.step));
+        }
+        Ok(Windows { window, stride })
+    }
+}
+
+impl Windows {
+    /// Windows in `tokens` tokens.
+    pub(super) fn count(&self, tokens: u64) -> u64 {
+        tokens.checked_sub(self.window).map_or(0, |rest| rest / self.stride + 1)
+    }
+
+    /// Tokens of them that are in no window.
+    pub(super) fn leftover(&self, tokens: u64) -> u64 {
+        let count = self.count(tokens);
+        let apart = self.stride.max(self.window) == self.stride;
+        let covered = match count {
+            0 => 0,
+            _ if apart => count * self.window,
+            _ => (count - 1) * self.stride + self.window,
+        };
+        tokens - covered
+    }
+
+    /// `windows of 1025 u16 tokens, 1024 apart`.
+    pub(super) fn describe(&self, dtype: &str) -> String {
+        format!("windows of {} {dtype} tokens, {} apart", self.window, self.stride)
+    }
+}
+
+impl Dataset for Tokens {
+    fn schema(&self) -> &[EncodedField] {
+        &self.schema
+    }
+
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn sources(&self) -> &Arc<Sources> {
+        &self.sources
+    }
+
+    fn sample_bytes_max(&self) -> u64 {
+        self.windows.window * self.token_bytes
+    }
+
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        // Almost always few files. Of files without windows, which start where the next one does, the last is found.
+        let file = self.starts.partition_point(|start| *start <= sample) - 1;
+        let first = (sample - self.starts[file]) * self.windows.stride;
+        let offset = self.header_bytes + first * self.token_bytes;
+        parts.extent(0, Extent { source: SourceId::at(file), offset, len: self.windows.window * self.token_bytes });
+        Ok(())
+    }
+
+    fn index_bytes(&self) -> usize {
+        self.sources.table_bytes() + self.starts.capacity() * 8
+    }
+
+    fn describe(&self) -> String {
+        let dtype = self.schema[0].as_raw().map_or("", |field| field.dtype().name());
+        let (windows, files) = (self.windows.describe(dtype), self.sources.count());
+        format!("{} {windows}, in {files} files, {} left over: {}", self.len, self.leftover, self.name)
+    }
+}
+
+impl std::fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.describe())
+    }
+}
+
+/// `prefix` with an ending put behind it; `prefix.idx` and `prefix.bin` are taken for `prefix`.
+pub(super) fn beside(prefix: &Path, ending: &str) -> PathBuf {
+    let bare = match prefix.extension() {
+        Some(found) if found == "idx" || found == "bin" => prefix.with_extension(""),
+        _ => prefix.to_path_buf(),
+    };
+    let mut name = bare.into_os_string();
+    name.push(ending);
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn cut(window: usize, step: Option<Step>, next_token: bool) -> Result<Windows> {
+        Cut { window, step, next_token }.windows(DType::U16)
+    }
+
+    #[test]
+    fn windows_are_what_was_said() {
+        let of = |windows: Windows| (windows.window, windows.stride);
+        assert_eq!(of(cut(8, None, false).unwrap()), (8, 8));
+        assert_eq!(of(cut(8, None, true).unwrap()), (9, 8));
+        assert_eq!(of(cut(8, Some(Step::Overlap(1)), false).unwrap()), (8, 7));
+        assert_eq!(of(cut(8, Some(Step::Overlap(1)), true).unwrap()), (9, 8));
+        assert_eq!(of(cut(8, Some(Step::Stride(3)), true).unwrap()), (9, 3));
+        for (window, step) in [(0, None), (8, Some(Step::Stride(0))), (8, Some(Step::Overlap(8)))] {
+            assert_eq!(cut(window, step, false).unwrap_err().kind(), ErrorKind::Config);
+        }
+        assert!(Cut { window: 1, ..Cut::default() }.windows(DType::F32).is_err());
+    }
+
+    #[test]
+    fn a_prefix_may_be_given_with_either_ending() {
+        for prefix in ["a/b.c", "a/b.c.idx", "a/b.c.bin"] {
+            assert_eq!(beside(Path::new(prefix), ".idx"), Path::new("a/b.c.idx"));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn count_and_leftover_are_those_of_a_walk(tokens in 0_u64..200, window in 1_u64..40, stride in 1_u64..60) {
+            let windows = Windows { window, stride };
+            let mut covered = vec![false; tokens as usize];
+            let (mut count, mut at) = (0, 0);
+            while at + window <= tokens {
+                covered[at as usize..(at + window) as usize].fill(true);
+                count += 1;
+                at += stride;
+            }
+            let left = covered.iter().filter(|covered| !**covered).count() as u64;
+            prop_assert_eq!((windows.count(tokens), windows.leftover(tokens)), (count, left));
+        }
+    }
+}

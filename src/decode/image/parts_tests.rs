@@ -1,0 +1,635 @@
+//! Parts of JPEGs, decoded alone, are those of the whole picture, to the bit: by every backend, with and without restart
+//! markers, for crops of any place and size. And pictures that do not stand upright.
+
+use super::*;
+use crate::decode::Single;
+use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
+use proptest::prelude::*;
+use std::path::Path;
+
+fn folder(name: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+fn fixture(name: &str) -> Vec<u8> {
+    std::fs::read(folder("jpeg").join(name)).unwrap()
+}
+
+fn backends() -> Vec<Backend> {
+    let turbo = cfg!(feature = "turbojpeg").then_some(Backend::Turbo);
+    [Backend::Zune].into_iter().chain(turbo).collect()
+}
+
+/// What Pillow makes of a fixture.
+fn expected() -> Vec<(String, Size, Vec<u8>)> {
+    let pixels = std::fs::read(folder("jpeg").join("expected.bin")).unwrap();
+    let text = String::from_utf8(std::fs::read(folder("jpeg").join("cases.txt")).unwrap()).unwrap();
+    let case = |line: &str| {
+        let (name, numbers) = line.split_once(": ").unwrap();
+        let numbers: Vec<usize> = numbers.split(' ').map(|word| word.parse().unwrap()).collect();
+        let size = Size::new(numbers[0] as u32, numbers[1] as u32);
+        (name.to_string(), size, pixels[numbers[2]..][..numbers[3]].to_vec())
+    };
+    text.lines().filter(|line| !line.starts_with('#')).map(case).collect()
+}
+
+/// A picture with nothing smooth about it: every pixel that is taken for another shows.
+fn noise(seed: u64, size: Size, smooth: bool) -> Vec<u8> {
+    let mut draws = Draws::new(seed, 0, 0, "noise");
+    let (width, height) = (size.width as usize, size.height as usize);
+    let (a, b) = (draws.range_f64(0.05, 0.5), draws.range_f64(0.05, 0.5));
+    let mut pixels = Vec::with_capacity(3 * width * height);
+    for (y, x) in (0..height).flat_map(|y| (0..width).map(move |x| (y, x))) {
+        for channel in 0..3 {
+            let wave = 90.0 * (a * x as f64 + b * y as f64 + f64::from(channel)).sin();
+            let noise = draws.range_f64(-1.0, 1.0) * if smooth { 8.0 } else { 120.0 };
+            pixels.push((128.0 + wave + noise).clamp(0.0, 255.0) as u8);
+        }
+    }
+    pixels
+}
+
+/// How a picture is encoded.
+#[derive(Clone, Copy, Debug)]
+struct Kind {
+    factor: SamplingFactor,
+    gray: bool,
+    progressive: bool,
+    /// MCUs between restart markers; 0: none.
+    interval: u16,
+}
+
+const COLOR: Kind = Kind { factor: SamplingFactor::F_2_2, gray: false, progressive: false, interval: 0 };
+
+fn encoded(pixels: &[u8], size: Size, kind: Kind, quality: u8) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut encoder = Encoder::new(&mut bytes, quality);
+    encoder.set_sampling_factor(kind.factor);
+    encoder.set_progressive(kind.progressive);
+    if kind.interval > 0 {
+        encoder.set_restart_interval(kind.interval);
+    }
+    let gray: Vec<u8> = pixels.iter().step_by(3).copied().collect();
+    let (data, color) = if kind.gray { (&gray[..], ColorType::Luma) } else { (pixels, ColorType::Rgb) };
+    encoder.encode(data, size.width as u16, size.height as u16, color).unwrap();
+    bytes
+}
+
+/// Pixels of an MCU.
+fn mcu(kind: Kind) -> Size {
+    let factors = kind.factor as u8 & 0x7F;
+    match kind {
+        Kind { gray: true, .. } => Size::new(8, 8),
+        _ => Size::new(8 * u32::from(factors >> 4), 8 * u32::from(factors & 15)),
+    }
+}
+
+/// All pixels, decoded from the file as it stands.
+fn whole(input: &[u8], backend: Backend) -> (Size, Vec<u8>) {
+    let mut workspace = Workspace::default();
+    let image = Image::resize(1, 1).backend(backend);
+    let picture = workspace.decode(input, &image, Limits::default(), &mut Draws::new(0, 0, 0, "t")).unwrap();
+    assert_eq!(picture.crop.view, Rect::of(picture.size));
+    (picture.size, workspace.pixels[..3 * picture.size.pixels() as usize].to_vec())
+}
+
+fn pixels_of(pixels: &[u8], size: Size, rect: Rect) -> Vec<u8> {
+    let rows = pixels.chunks_exact(3 * size.width as usize).skip(rect.top as usize).take(rect.size.height as usize);
+    rows.flat_map(|row| &row[3 * rect.left as usize..3 * rect.right() as usize]).copied().collect()
+}
+
+/// Decodes for `image` and compares all that the crop may look at with the whole picture. The size of what was decoded.
+fn compare(input: &[u8], image: &Image, seed: u64, workspace: &mut Workspace, whole: &(Size, Vec<u8>)) -> Size {
+    let picture = workspace.decode(input, image, Limits::default(), &mut Draws::new(seed, 0, 0, "t")).unwrap();
+    let asked = image.op.crop(whole.0, &mut Draws::new(seed, 0, 0, "t"));
+    // How far the decoded part is from the picture's corner, by the place of the same part in both.
+    let shift = |asked: f64, found: f64| (asked - found).round() as u32;
+    let left = asked.view.left + shift(asked.part.left, picture.crop.part.left);
+    let top = asked.view.top + shift(asked.part.top, picture.crop.part.top);
+    let there = Rect { left, top, size: picture.crop.view.size };
+    let needed = asked.needed(image.op.output());
+    assert_eq!(needed.common(there), needed, "all that is needed is there");
+    // Around that, at the border of what was decoded, chroma may be another.
+    let view = picture.crop.view;
+    let found = Rect { left: view.left + needed.left - left, top: view.top + needed.top - top, size: needed.size };
+    let found = pixels_of(&workspace.pixels, picture.size, found);
+    assert!(found == pixels_of(&whole.1, whole.0, needed), "{needed:?} of {:?}, {image:?}", whole.0);
+    picture.size
+}
+
+fn factors() -> impl Strategy<Value = SamplingFactor> {
+    use SamplingFactor::*;
+    prop::sample::select(vec![F_1_1, F_2_1, F_1_2, F_2_2, F_2_2, F_4_1, F_4_2, F_1_4, F_2_4])
+}
+
+fn divisors(of: u32) -> Vec<u32> {
+    (1..=of).filter(|divisor| of.is_multiple_of(*divisor)).collect()
+}
+
+/// An interval that can be cut: a divisor of the MCUs of a row, or some rows.
+fn interval(size: Size, kind: Kind, pick: usize) -> u16 {
+    let across = size.width.div_ceil(mcu(kind).width);
+    let mut legal = divisors(across);
+    legal.extend([2 * across, 3 * across]);
+    legal[pick % legal.len()] as u16
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// Every factor, any size, any crop; a divisor of a row, whole rows, no restart markers, progressive.
+    #[test]
+    fn a_part_decoded_alone_is_that_of_the_whole_picture(
+        (width, height) in (1_u32..150, 1_u32..150),
+        (factor, gray, progressive) in (factors(), any::<bool>(), prop::bool::weighted(0.2)),
+        restart in prop::option::weighted(0.8, any::<usize>()),
+        smooth in any::<bool>(),
+        seed in any::<u64>(),
+    ) {
+        let size = Size::new(width, height);
+        let mut kind = Kind { factor, gray, progressive, interval: 0 };
+        kind.interval = restart.map_or(0, |pick| interval(size, kind, pick));
+        let input = encoded(&noise(seed, size, smooth), size, kind, 80);
+        for backend in backends() {
+            let several = !gray && !progressive && (mcu(kind).width > 16 || mcu(kind).height > 16);
+            if backend == Backend::Zune && several {
+                // Refused for the most part, see below.
+                continue;
+            }
+            let whole = whole(&input, backend);
+            let mut workspace = Workspace::default();
+            for turn in 0..6 {
+                let image = Image::random_resized_crop(5).scale(0.001, 1.0).ratio(0.1, 10.0).backend(backend);
+                compare(&input, &image, seed.wrapping_add(turn), &mut workspace, &whole);
+            }
+            for resize in [5, 9, 40] {
+                compare(&input, &Image::center_crop(resize, 5).backend(backend), 0, &mut workspace, &whole);
+            }
+        }
+    }
+
+    /// What cannot be cut is decoded as it stands, and what is damaged is an error or some pixels, never a panic.
+    #[test]
+    fn damaged_restart_intervals_end_in_a_row_or_an_error(
+        (width, height) in (1_u32..90, 1_u32..90),
+        factor in factors(),
+        pick in any::<usize>(),
+        flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),
+        cut in prop::option::weighted(0.2, any::<prop::sample::Index>()),
+        strict in any::<bool>(),
+        seed in any::<u64>(),
+    ) {
+        let size = Size::new(width, height);
+        let mut kind = Kind { factor, ..COLOR };
+        kind.interval = interval(size, kind, pick);
+        let mut input = encoded(&noise(seed, size, true), size, kind, 60);
+        for (at, value) in flips {
+            let at = at.index(input.len());
+            input[at] = value;
+        }
+        if let Some(cut) = cut {
+            input.truncate(cut.index(input.len()));
+        }
+        let limits = Limits { pixels: 1 << 20, bytes: 1 << 20, memory: 32 << 20 };
+        for backend in backends() {
+            let image = Image::random_resized_crop(7).limits(limits).strict(strict).backend(backend);
+            let decode = |left_over: Vec<u8>| {
+                let mut workspace = Workspace { pixels: left_over, ..Workspace::default() };
+                let picture = workspace.decode(&input, &image, limits, &mut Draws::new(seed, 0, 0, "t")).ok()?;
+                workspace.resize(&picture, Size::new(7, 7), image.filter_of_fir(), None).unwrap();
+                Some(workspace.resized)
+            };
+            prop_assert!(decode(Vec::new()) == decode(vec![0x5A; 3 << 20]));
+        }
+    }
+}
+
+#[test]
+fn what_is_decoded_is_little_more_than_the_crop() {
+    let size = Size::new(320, 240);
+    let kind = Kind { interval: 4, ..COLOR };
+    let pixels = noise(1, size, true);
+    let (plain, marked) = (encoded(&pixels, size, COLOR, 90), encoded(&pixels, size, kind, 90));
+    for seed in 0..40 {
+        let image = Image::random_resized_crop(16).scale(0.1, 0.3);
+        let crop = image.op.crop(size, &mut Draws::new(seed, 0, 0, "t")).view;
+        for backend in backends() {
+            let mut workspace = Workspace::default();
+            let image = image.clone().backend(backend);
+            let found = compare(&marked, &image, seed, &mut workspace, &whole(&marked, backend));
+            // Rounded out to segments of 64 x 16 pixels, after 2 pixels.
+            assert!(found.width <= crop.size.width + 4 + 2 * 63 && found.height <= crop.size.height + 4 + 2 * 15);
+            let share = workspace.cut.len() as f64 / marked.len() as f64;
+            let most = f64::from((found.width + 128) * (found.height + 32)) / size.pixels() as f64;
+            assert!(share < most.min(0.95), "{share} of the bytes for {crop:?}");
+            let mut workspace = Workspace::default();
+            let found = compare(&plain, &image, seed, &mut workspace, &whole(&plain, backend));
+            assert!(workspace.cut.is_empty());
+            if backend == Backend::Turbo {
+                assert!(found.width <= crop.size.width + 4 + 15 && found.height == crop.size.height);
+            }
+        }
+    }
+}
+
+/// Files by Pillow (libjpeg-turbo): the whole picture is Pillow's, every part that of the whole picture; and what is cut
+/// where there is something to cut.
+#[test]
+fn restart_intervals_by_another_encoder_are_cut_alike() {
+    for (name, size, expected) in expected().iter().filter(|(name, ..)| !name.starts_with("orientation")) {
+        let input = fixture(name);
+        for backend in backends() {
+            let whole = whole(&input, backend);
+            assert_eq!(whole.0, *size);
+            let most = whole.1.iter().zip(expected).map(|(a, b)| a.abs_diff(*b)).max().unwrap();
+            let allowed = if backend == Backend::Turbo { 0 } else { 6 };
+            assert!(most <= allowed, "{name}: {most}");
+            let mut workspace = Workspace::default();
+            let mut cut = 0;
+            for seed in 0..60 {
+                let image = Image::random_resized_crop(5).backend(backend);
+                compare(&input, &image, seed, &mut workspace, &whole);
+                cut += usize::from(!std::mem::take(&mut workspace.cut).is_empty());
+            }
+            let cuttable = !["odd.jpg", "progressive.jpg"].contains(&name.as_str());
+            assert_eq!(cut > 10, cuttable, "{name}: {cut} of 60 crops were cut");
+        }
+    }
+}
+
+/// Offsets of the restart markers, and of the end marker.
+fn markers(input: &[u8]) -> Vec<usize> {
+    let scan = jpeg::Header::parse(input).unwrap().scan();
+    let marker = |pair: &[u8]| pair[0] == 0xFF && matches!(pair[1], 0xD0..=0xD7 | 0xD9);
+    input[scan..].windows(2).enumerate().filter(|(_, pair)| marker(pair)).map(|(at, _)| scan + at).collect()
+}
+
+/// Wherever the crop lies. (Not strict, such a file is decoded as it stands.)
+#[test]
+fn restart_markers_that_are_missing_doubled_or_out_of_order_are_errors() {
+    let size = Size::new(160, 96);
+    let kind = Kind { interval: 2, ..COLOR };
+    let good = encoded(&noise(3, size, true), size, kind, 80);
+    let markers = markers(&good);
+    assert_eq!(markers.len(), 5 * 6);
+    let mut bad = Vec::new();
+    for (index, at) in markers.iter().enumerate().take(29) {
+        let (before, after) = (&good[..*at], &good[at + 2..]);
+        bad.push(("missing", [before, after].concat()));
+        bad.push(("doubled", [before, &good[*at..at + 2], &good[*at..]].concat()));
+        bad.push(("another", [before, &[0xFF, 0xD0 | (index as u8 + 3) & 7], after].concat()));
+        bad.push(("a segment is missing", [before, &good[markers[index + 1]..]].concat()));
+        bad.push(("the end", [before, &[0xFF, 0xD9]].concat()));
+        bad.push(("cut", before.to_vec()));
+    }
+    for (what, input) in bad {
+        for (backend, seed) in backends().into_iter().flat_map(|backend| (0..4).map(move |seed| (backend, seed))) {
+            let image = Image::random_resized_crop(5).scale(0.05, 0.1).backend(backend);
+            let mut workspace = Workspace::default();
+            let draws = || Draws::new(seed, 0, 0, "t");
+            let error = workspace.decode(&input, &image, Limits::default(), &mut draws()).map(|_| ()).expect_err(what);
+            assert_eq!(error.kind(), ErrorKind::Decode);
+            let whole = Image::resize(5, 5).backend(backend);
+            workspace.decode(&input, &whole, Limits::default(), &mut draws()).map(|_| ()).expect_err(what);
+            let lenient = image.strict(false);
+            workspace.decode(&input, &lenient, Limits::default(), &mut draws()).expect(what);
+        }
+    }
+}
+
+/// Restart markers may follow fill bytes, and a segment's data may be a stuffed byte of ones.
+#[test]
+fn fill_bytes_before_restart_markers_are_no_data() {
+    let size = Size::new(96, 64);
+    let good = encoded(&noise(4, size, false), size, Kind { interval: 1, ..COLOR }, 95);
+    let mut filled = good.clone();
+    for at in markers(&good).into_iter().rev() {
+        filled.splice(at..at, [0xFF, 0xFF]);
+    }
+    for backend in backends() {
+        let whole = whole(&good, backend);
+        for seed in 0..20 {
+            let image = Image::random_resized_crop(5).scale(0.05, 0.5).backend(backend);
+            compare(&filled, &image, seed, &mut Workspace::default(), &whole);
+        }
+    }
+}
+
+/// Among the segments of the crop, damage is found as it is in a whole picture.
+#[test]
+fn damage_under_the_crop_is_found_and_beside_it_is_not_looked_at() {
+    let size = Size::new(160, 96);
+    let good = encoded(&noise(5, size, true), size, Kind { interval: 2, ..COLOR }, 80);
+    let header = jpeg::Header::parse(&good).unwrap();
+    let needed = Rect { left: 40, top: 20, size: Size::new(20, 20) };
+    let decode = |input: &[u8]| {
+        let mut cut = Vec::new();
+        restart::cut(input, &header, needed, true, &mut cut).unwrap().expect("cuttable");
+        cut
+    };
+    let first = decode(&good);
+    let markers = markers(&good);
+    let (mut within, mut beside) = (0, 0);
+    for (index, at) in markers.iter().enumerate() {
+        // Zeros just before a marker: a byte of data at least.
+        let mut damaged = good.clone();
+        damaged[at - 1] ^= 0x10;
+        if damaged[at - 1] == 0xFF || damaged[at - 2] == 0xFF {
+            continue;
+        }
+        let (row, column) = (index / 5, index % 5);
+        let needs = (1..=2).contains(&row) && (1..=1).contains(&column);
+        assert_eq!(decode(&damaged) != first, needs, "segment {index}");
+        within += usize::from(needs);
+        beside += usize::from(!needs);
+    }
+    assert!(within > 0 && beside > 20, "{within} {beside}");
+}
+
+#[test]
+fn a_picture_is_turned_upright_on_request_as_pillow_does() {
+    for (name, size, expected) in expected().iter().filter(|(name, ..)| name.starts_with("orientation")) {
+        let input = fixture(name);
+        for backend in backends() {
+            let image = Image::resize(size.width, size.height).backend(backend);
+            let upright = image.clone().exif_orientation(true);
+            let allowed = if backend == Backend::Turbo { 0 } else { 6 };
+            let planes = upright.clone().layout(PixelLayout::Nchw);
+            let mut single = Single::new(upright, &EncodedField::image("image")).unwrap();
+            single.decode(&input, 0, 0, 0).unwrap();
+            let most = single.bytes(0).iter().zip(expected).map(|(a, b)| a.abs_diff(*b)).max().unwrap();
+            assert!(most <= allowed, "{name} {backend:?}: {most}");
+            let interleaved = single.bytes(0).to_vec();
+            let mut single = Single::new(planes, &EncodedField::image("image")).unwrap();
+            single.decode(&input, 0, 0, 0).unwrap();
+            let count = size.pixels() as usize;
+            let found: Vec<u8> = (0..3 * count).map(|at| single.bytes(0)[at % 3 * count + at / 3]).collect();
+            assert_eq!(found, interleaved, "{name}: planes");
+            // Off by default.
+            let mut workspace = Workspace::default();
+            let draws = &mut Draws::new(0, 0, 0, "t");
+            let stored = workspace.decode(&input, &image, Limits::default(), draws).unwrap();
+            assert_eq!((stored.size, stored.orientation), (Size::new(29, 18), Orientation::default()));
+        }
+    }
+}
+
+/// Crop, flip and all are those of the upright picture: as if it had been stored so.
+#[test]
+fn crops_of_a_turned_picture_are_those_of_the_upright_one() {
+    let size = Size::new(61, 47);
+    for value in 1..=8_u8 {
+        let mut exif = b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0".to_vec();
+        exif.extend([value, 0, 0, 0, 0, 0, 0, 0]);
+        let orientation = Orientation::of_exif(&[b"Exif\0\0", &exif[..]].concat());
+        let upright = noise(u64::from(value), orientation.size(size), true);
+        let mut stored = vec![0; upright.len()];
+        // The turn that undoes it: both quarter turns are each other's, the others their own.
+        let inverse = match value {
+            6 => Orientation::of_exif(&[b"Exif\0\0", &exif[..18], &[8, 0, 0, 0]].concat()),
+            8 => Orientation::of_exif(&[b"Exif\0\0", &exif[..18], &[6, 0, 0, 0]].concat()),
+            _ => orientation,
+        };
+        inverse.turn(&upright, orientation.size(size), &mut stored);
+        let encode = |pixels: &[u8], size: Size, exif: Option<&[u8]>| {
+            let mut bytes = Vec::new();
+            let mut encoder = Encoder::new(&mut bytes, 100);
+            encoder.set_sampling_factor(SamplingFactor::F_1_1);
+            if let Some(exif) = exif {
+                encoder.add_exif_metadata(exif).unwrap();
+            }
+            encoder.encode(pixels, size.width as u16, size.height as u16, ColorType::Rgb).unwrap();
+            bytes
+        };
+        let turned = encode(&stored, size, Some(&exif));
+        let straight = encode(&upright, orientation.size(size), None);
+        for image in [Image::random_resized_crop(24).flip(0.5), Image::center_crop(40, 33), Image::resize(30, 20)] {
+            let mut turned_up = Single::new(image.clone().exif_orientation(true), &EncodedField::image("x")).unwrap();
+            let mut plain = Single::new(image, &EncodedField::image("x")).unwrap();
+            for id in 0..10 {
+                turned_up.decode(&turned, 0, 0, id).unwrap();
+                plain.decode(&straight, 0, 0, id).unwrap();
+                let pairs = turned_up.bytes(0).iter().zip(plain.bytes(0));
+                let most = pairs.map(|(a, b)| a.abs_diff(*b)).max().unwrap();
+                // Two encodings of the same pixels, rounded along other axes.
+                assert!(most <= 4, "orientation {value}: {most}");
+            }
+        }
+    }
+}
+
+/// zune would give wrong colours, and not a word. (jpeg-encoder writes factors of 4 in scans of one component.)
+#[test]
+fn kinds_that_zune_decodes_wrongly_are_refused() {
+    use SamplingFactor::*;
+    let size = Size::new(90, 70);
+    let pixels = noise(1, size, true);
+    for (factor, interval) in
+        [F_4_2, F_1_4, F_2_4, F_4_1, F_1_1, F_2_1, F_1_2, F_2_2].into_iter().flat_map(|f| [(f, 0), (f, 5)])
+    {
+        let input = encoded(&pixels, size, Kind { factor, interval, ..COLOR }, 90);
+        for backend in backends() {
+            let mut single = Single::new(Image::resize(90, 70).backend(backend), &EncodedField::image("x")).unwrap();
+            let wrong = matches!((factor, interval), (F_4_2 | F_1_4 | F_2_4, _) | (F_4_1, 1..));
+            if backend == Backend::Zune && wrong {
+                let error = single.decode(&input, 0, 0, 0).unwrap_err();
+                assert!(error.to_string().contains("several scans"), "{error}");
+                continue;
+            }
+            single.decode(&input, 0, 0, 0).unwrap();
+            let differences = single.bytes(0).iter().zip(&pixels).map(|(a, b)| f64::from(a.abs_diff(*b)));
+            let mean = differences.sum::<f64>() / pixels.len() as f64;
+            // Chroma of the wrong place: over 100.
+            assert!(mean < 40.0, "{factor:?}: {mean}");
+        }
+    }
+}
+
+#[cfg(not(feature = "turbojpeg"))]
+#[test]
+fn a_backend_that_is_not_built_in_is_refused_when_the_loader_is_built() {
+    let error = Image::resize(2, 2).backend(Backend::Turbo).outputs(&EncodedField::image("x")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("`turbojpeg`"), "{error}");
+    assert_eq!(Backend::default(), Backend::Zune);
+}
+
+#[cfg(feature = "turbojpeg")]
+mod turbo {
+    use super::*;
+
+    /// Largest and mean difference.
+    fn difference(a: &[u8], b: &[u8]) -> (u8, f64) {
+        assert_eq!(a.len(), b.len());
+        let differences = a.iter().zip(b).map(|(a, b)| a.abs_diff(*b));
+        (differences.clone().max().unwrap_or(0), differences.map(f64::from).sum::<f64>() / a.len() as f64)
+    }
+
+    fn fixtures() -> Vec<(String, Vec<u8>)> {
+        let files = ["jpeg", "images"].into_iter().flat_map(|name| std::fs::read_dir(folder(name)).unwrap());
+        let mut paths: Vec<_> = files.map(|entry| entry.unwrap().path()).collect();
+        paths.retain(|path| path.extension().is_some_and(|end| end == "jpg"));
+        paths.sort();
+        paths.iter().map(|path| (path.display().to_string(), std::fs::read(path).unwrap())).collect()
+    }
+
+    /// Every fixture, CMYK and progressive among them: parts are those of the whole picture.
+    #[test]
+    fn a_part_of_every_kind_of_picture_is_that_of_the_whole() {
+        for (_, input) in fixtures() {
+            let whole = whole(&input, Backend::Turbo);
+            for seed in 0..30 {
+                let image = Image::random_resized_crop(5).scale(0.01, 1.0).backend(Backend::Turbo);
+                compare(&input, &image, seed, &mut Workspace::default(), &whole);
+            }
+        }
+    }
+
+    /// libjpeg-turbo writes factors of 4 in one scan, which jpeg-encoder does not: 4:4:4, 4:2:2, 4:2:0, grey, 4:4:0, 4:1:1,
+    /// 4:4:1; sequential and progressive, with and without restart markers.
+    #[test]
+    fn parts_of_pictures_by_libjpeg_turbo_are_those_of_the_whole_by_both_backends() {
+        let kinds = (0..7).flat_map(|samp| [(samp, false), (samp, true)]);
+        for (samp, progressive, seed) in kinds.flat_map(|(samp, kind)| (0..6).map(move |seed| (samp, kind, seed))) {
+            let size = Size::new(60 + 13 * seed as u32, 90 - 9 * seed as u32);
+            let pixels = noise(seed, size, seed % 2 == 0);
+            for interval in [0, 1, 2, 3, 5] {
+                let input = super::super::turbo::encoded(&pixels, size, samp, interval, progressive);
+                let expected = whole(&input, Backend::Turbo);
+                for backend in backends() {
+                    let image = Image::random_resized_crop(5).scale(0.01, 1.0).ratio(0.2, 5.0).backend(backend);
+                    let found = whole(&input, backend);
+                    let inner = Rect::of(Size::new(size.width - 1, size.height - 1));
+                    let cut = |pixels: &[u8]| pixels_of(pixels, size, inner);
+                    let (most, mean) = difference(&cut(&found.1), &cut(&expected.1));
+                    let case = format!("{samp} {progressive} {interval} {seed} {backend:?}");
+                    assert!(most <= 5 && mean <= 0.5, "{case}: {most} {mean}");
+                    let mut workspace = Workspace::default();
+                    for turn in 0..4 {
+                        compare(&input, &image, seed + 100 * turn, &mut workspace, &found);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The statement in the documentation of `Backend`: over the fixtures, photo-like pictures and noise.
+    #[test]
+    fn both_backends_agree_within_the_stated_tolerance() {
+        let mut failed = false;
+        let mut table = |name: &str, (most, mean): (u8, f64), (edge, _): (u8, f64)| {
+            println!("{name:60} most {most}, mean {mean:.3}, with the last column and row {edge}");
+            failed |= most > 5 || mean > 0.5 || edge > 80;
+        };
+        let compare = |input: &[u8]| {
+            let ((size, zune), (_, turbo)) = (whole(input, Backend::Zune), whole(input, Backend::Turbo));
+            let inner = Rect::of(Size::new(size.width.max(2) - 1, size.height.max(2) - 1));
+            let inner = difference(&pixels_of(&zune, size, inner), &pixels_of(&turbo, size, inner));
+            (inner, difference(&zune, &turbo))
+        };
+        // A picture of 3 columns has nothing but a border.
+        for (name, input) in fixtures().iter().filter(|(name, _)| !name.ends_with("thin.jpg")) {
+            let (inner, all) = compare(input);
+            table(name.rsplit('/').next().unwrap(), inner, all);
+        }
+        use SamplingFactor::*;
+        for (smooth, factor) in
+            [true, false].into_iter().flat_map(|s| [F_1_1, F_2_1, F_1_2, F_2_2, F_4_1].map(|f| (s, f)))
+        {
+            let (mut inner, mut all) = ((0, 0.0_f64), (0, 0.0_f64));
+            for seed in 0..20 {
+                let size = Size::new(90 + seed as u32 % 33, 60 + seed as u32 % 19);
+                let input = encoded(&noise(seed, size, smooth), size, Kind { factor, ..COLOR }, 92);
+                let (i, a) = compare(&input);
+                inner = (inner.0.max(i.0), inner.1.max(i.1));
+                all = (all.0.max(a.0), all.1.max(a.1));
+            }
+            table(&format!("{factor:?}, {}", if smooth { "smooth" } else { "noise" }), inner, all);
+        }
+        assert!(!failed, "see the table above");
+    }
+
+    #[test]
+    fn a_byte_or_two_before_the_end_marker_are_an_encoders_habit() {
+        let size = Size::new(40, 30);
+        for interval in [0, 3, 1] {
+            let good = encoded(&noise(1, size, true), size, Kind { interval, ..COLOR }, 80);
+            let end = good.len() - 2;
+            for backend in backends() {
+                let mut single = Single::new(Image::resize(8, 8).backend(backend), &EncodedField::image("x")).unwrap();
+                single.decode(&good, 0, 0, 0).unwrap();
+                let expected = single.bytes(0).to_vec();
+                for surplus in 1..=2 {
+                    let input = [&good[..end], &vec![0; surplus], &good[end..]].concat();
+                    single.decode(&input, 0, 0, 0).unwrap();
+                    assert_eq!(single.bytes(0), expected, "{surplus} bytes, {backend:?}");
+                }
+                let input = [&good[..end], &[1; 24], &good[end..]].concat();
+                let error = single.decode(&input, 0, 0, 0).expect_err(&format!("{interval} {backend:?}"));
+                assert_eq!(error.kind(), ErrorKind::Decode, "{backend:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_progressive_picture_of_too_many_scans_is_refused() {
+        let size = Size::new(16, 16);
+        let input = encoded(&noise(1, size, true), size, Kind { progressive: true, ..COLOR }, 80);
+        // The last scan, again and again.
+        let start = input.windows(2).rposition(|pair| pair == [0xFF, 0xDA]).unwrap();
+        let mut many = input[..start].to_vec();
+        for _ in 0..150 {
+            many.extend(&input[start..input.len() - 2]);
+        }
+        many.extend([0xFF, 0xD9]);
+        for strict in [true, false] {
+            let image = Image::resize(8, 8).backend(Backend::Turbo).strict(strict);
+            let mut single = Single::new(image, &EncodedField::image("x")).unwrap();
+            single.decode(&input, 0, 0, 0).unwrap();
+            let error = single.decode(&many, 0, 0, 0).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Decode);
+            println!("{error}");
+            single.decode(&input, 0, 0, 0).unwrap();
+        }
+    }
+
+    /// Slow waves: nothing that averaging in another order could change by much, but a shift by half a pixel would show.
+    fn waves(seed: u64, size: Size) -> Vec<u8> {
+        let mut draws = Draws::new(seed, 0, 0, "waves");
+        let [a, b] = [0, 1].map(|_| draws.range_f64(0.02, 0.05));
+        let pixel = |x: u32, y: u32| {
+            let phase = a * f64::from(x) + b * f64::from(y);
+            [0.0, 1.0, 2.0].map(|channel: f64| (128.0 + 110.0 * (phase + channel).sin()) as u8)
+        };
+        (0..size.height).flat_map(|y| (0..size.width).flat_map(move |x| pixel(x, y))).collect()
+    }
+
+    /// DCT scaling averages blocks first; what it gives is where it should be, and near what it would be without.
+    #[test]
+    fn scaled_decoding_is_near_the_whole() {
+        for (output, scale) in [(60, 2), (30, 4), (15, 8)] {
+            let (mut most, mut mean) = (0, 0.0_f64);
+            for seed in 0..20 {
+                let size = Size::new(180 + seed as u32, 140);
+                let kind = Kind { interval: if seed % 2 == 0 { 1 } else { 0 }, ..COLOR };
+                let input = encoded(&waves(seed, size), size, kind, 95);
+                let crops = [Image::center_crop(output, output), Image::random_resized_crop(output).scale(0.9, 1.0)];
+                for image in crops.map(|image| image.backend(Backend::Turbo)) {
+                    let scaled = image.clone().dct_scaling(true);
+                    let crop = image.op.crop(size, &mut Draws::new(0, 0, seed, PURPOSE));
+                    if crop.part.width.min(crop.part.height) >= f64::from(scale * output) {
+                        assert_eq!(scaled.scale_of(&crop, image.op.output()), scale);
+                    }
+                    let mut exact = Single::new(image, &EncodedField::image("x")).unwrap();
+                    let mut scaled = Single::new(scaled, &EncodedField::image("x")).unwrap();
+                    exact.decode(&input, 0, 0, seed).unwrap();
+                    scaled.decode(&input, 0, 0, seed).unwrap();
+                    let (max, average) = difference(exact.bytes(0), scaled.bytes(0));
+                    (most, mean) = (most.max(max), mean.max(average));
+                }
+            }
+            println!("1/{scale}: most {most}, mean {mean:.2}");
+            assert!(most <= 12 && mean <= 2.0, "1/{scale}: {most} {mean}");
+        }
+    }
+}

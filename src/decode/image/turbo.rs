@@ -1,0 +1,331 @@
+//! JPEG by libjpeg-turbo: only the columns and rows that a crop needs, straight into the worker's buffer.
+//!
+//! ```text
+//!      ┌──────────────────────────────┐   entropy coding is decoded down to the last row of the crop,
+//!      │ rows above: no IDCT          │   IDCT, chroma and colours are computed for the middle alone:
+//!      │      ┌──────────────┬──┐     │   from the MCU column that holds the crop's left side, less 2 pixels,
+//!      │      │     crop     │+2│     │   to 2 pixels beyond its right side
+//!      │      └──────────────┴──┘     │
+//!      │ rows below: nothing          │
+//!      └──────────────────────────────┘
+//! ```
+//!
+//! At the border of what is decoded libjpeg-turbo interpolates chroma as at the border of a picture; with the 2 pixels
+//! more the crop itself is that of the whole picture, to the bit.
+//!
+//! Strict means that every warning of the library is an error and ends the decode at once: codes that are none, data
+//! that end too early or too late, markers out of order. A byte or two of padding before the end marker are an encoder's
+//! habit: such a picture is decoded again without them, under the same rules.
+//!
+//! All `unsafe` of image decoding is in this file. What it has to answer for: the library writes `rows` rows of `pitch`
+//! bytes and no more, which follows from the size that it reads in the header being the one that we read
+//! ([`Session::region`]); a handle is used by one thread at a time (`&mut`); an error leaves the handle in an unknown
+//! state, so it is destroyed then. Errors unwind through the library by `longjmp`, which never crosses a Rust frame: the
+//! library calls nothing of ours.
+
+#![allow(unsafe_code)]
+
+use super::geometry::{Rect, Size};
+use super::jpeg::{self, Header};
+use super::{Room, bad};
+use crate::error::{Error, Result};
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr::NonNull;
+use turbojpeg_sys as sys;
+
+/// Scans of a progressive picture: each costs a pass over all coefficients. Encoders write 10 or so.
+const SCANS_MAX: c_int = 100;
+/// Pixels of the border whose chroma may differ from the whole picture's.
+const MARGIN: u32 = 2;
+/// Bytes that the library takes for its tables and structures, besides rows and coefficients.
+const OWN: u64 = 256 << 10;
+
+/// A worker's handle; made when it is first needed.
+#[derive(Default)]
+pub(super) struct Turbo {
+    handle: Option<Handle>,
+}
+
+/// What is to be decoded.
+#[derive(Clone, Copy)]
+pub(super) struct Want {
+    /// In pixels of the encoded picture.
+    pub(super) needed: Rect,
+    /// 1, 2, 4 or 8: the picture is scaled to 1 / `scale` as it is decoded.
+    pub(super) scale: u32,
+    pub(super) strict: bool,
+}
+
+/// A decompressor of the library.
+struct Handle(NonNull<c_void>);
+
+// SAFETY: the library keeps nothing per thread but the text of the last error without a handle; a handle may move from
+// thread to thread as long as one uses it at a time, which `&mut` sees to.
+unsafe impl Send for Handle {}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: made by `tj3Init` and destroyed only here.
+        unsafe { sys::tj3Destroy(self.0.as_ptr()) };
+    }
+}
+
+/// What went wrong.
+enum Failure {
+    /// Bytes of padding before the end marker; all else was in order.
+    Surplus(usize),
+    Error(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Error(error)
+    }
+}
+
+impl Turbo {
+    /// Decodes at least the pixels `want.needed` to RGB, which lie in the front of the room's pixels afterwards. Says
+    /// which part of the (scaled) picture that is.
+    pub(super) fn decode(&mut self, input: &[u8], header: &Header, want: Want, room: &mut Room<'_>) -> Result<Rect> {
+        let surplus = match self.attempt(input, header, want, room) {
+            Ok(there) => return Ok(there),
+            Err(Failure::Error(error)) => return Err(error),
+            Err(Failure::Surplus(surplus)) => surplus,
+        };
+        let end = jpeg::end_of(input, header)?;
+        let kept = end.checked_sub(surplus).filter(|kept| *kept >= header.scan());
+        let trimmed = kept.map(|kept| [&input[..kept], &jpeg::END].concat());
+        match trimmed.map(|trimmed| self.attempt(&trimmed, header, want, room)) {
+            Some(Ok(there)) => Ok(there),
+            Some(Err(Failure::Error(error))) => Err(error),
+            _ => Err(bad(format!("damaged JPEG: {surplus} bytes of data are left when the picture is complete"))),
+        }
+    }
+
+    fn attempt(&mut self, input: &[u8], header: &Header, want: Want, room: &mut Room<'_>) -> Result<Rect, Failure> {
+        if want.strict {
+            jpeg::end_of(input, header)?;
+        }
+        let handle = match self.handle.take() {
+            Some(handle) => handle,
+            None => Handle::new()?,
+        };
+        // Put back below; after an error it is gone, so that what is left in it cannot touch the next picture.
+        let mut session = Session { handle, input, header, want };
+        let there = session.run(room)?;
+        self.handle = Some(session.handle);
+        Ok(there)
+    }
+}
+
+impl Handle {
+    fn new() -> Result<Self> {
+        // SAFETY: no pointers are passed; null is the answer when there is no memory.
+        let handle = unsafe { sys::tj3Init(sys::TJINIT_TJINIT_DECOMPRESS as c_int) };
+        NonNull::new(handle).map(Self).ok_or_else(|| bad("libjpeg-turbo could not be started"))
+    }
+
+    fn set(&mut self, parameter: sys::TJPARAM, value: c_int) -> Result<()> {
+        // SAFETY: the handle is alive; parameters are numbers, which the library checks.
+        match unsafe { sys::tj3Set(self.0.as_ptr(), parameter as c_int, value) } {
+            0 => Ok(()),
+            _ => Err(bad("libjpeg-turbo refused a setting").with_source(self.message())),
+        }
+    }
+
+    fn get(&mut self, parameter: sys::TJPARAM) -> c_int {
+        // SAFETY: the handle is alive; an unknown parameter gives -1.
+        unsafe { sys::tj3Get(self.0.as_ptr(), parameter as c_int) }
+    }
+
+    /// Whether the last call ended with nothing worse than warnings, as far as the library tells.
+    fn only_warned(&mut self) -> bool {
+        // SAFETY: the handle is alive.
+        unsafe { sys::tj3GetErrorCode(self.0.as_ptr()) == sys::TJERR_TJERR_WARNING as c_int }
+    }
+
+    /// The library's words on one line.
+    fn message(&mut self) -> String {
+        // SAFETY: the handle is alive; the answer is a string with an end in the handle or in this thread's memory, which
+        // is copied before the library is called again.
+        let message = unsafe { CStr::from_ptr(sys::tj3GetErrorStr(self.0.as_ptr())) };
+        message.to_string_lossy().trim_end().replace('\n', " ")
+    }
+}
+
+/// One decode.
+struct Session<'a> {
+    handle: Handle,
+    input: &'a [u8],
+    header: &'a Header,
+    want: Want,
+}
+
+impl Session<'_> {
+    fn run(&mut self, room: &mut Room<'_>) -> Result<Rect, Failure> {
+        let (header, strict) = (self.header, self.want.strict);
+        let channels = if header.components() == 4 { 4 } else { 3 };
+        room.admit(header.size)?;
+        self.settings()?;
+        self.read_header()?;
+        let region = self.region()?;
+        let bytes = channels as u64 * region.size.pixels();
+        let pixels = room.take(header.size, bytes, header.scratch() + OWN)?;
+        if !strict {
+            // A decode that is given up leaves rows out, where an earlier picture's pixels would show.
+            pixels.fill(128);
+        }
+        self.decompress(region, channels, pixels)?;
+        if channels == 4 {
+            cmyk_to_rgb(region.size.pixels() as usize, pixels);
+        }
+        Ok(region)
+    }
+
+    fn settings(&mut self) -> Result<()> {
+        let number = |number: u64| c_int::try_from(number).unwrap_or(c_int::MAX);
+        let pixels = number(self.header.size.pixels());
+        // Megabytes, of coefficients above all; a second line behind the sum that `Room` checks.
+        let memory = number((self.header.scratch() + OWN).div_ceil(1 << 20) + 1);
+        self.handle.set(sys::TJPARAM_TJPARAM_STOPONWARNING, c_int::from(self.want.strict))?;
+        self.handle.set(sys::TJPARAM_TJPARAM_SCANLIMIT, SCANS_MAX)?;
+        self.handle.set(sys::TJPARAM_TJPARAM_SAVEMARKERS, 0)?;
+        self.handle.set(sys::TJPARAM_TJPARAM_MAXMEMORY, memory)?;
+        self.handle.set(sys::TJPARAM_TJPARAM_MAXPIXELS, pixels)
+    }
+
+    fn read_header(&mut self) -> Result<(), Failure> {
+        let (input, handle) = (self.input, self.handle.0.as_ptr());
+        // SAFETY: the handle is alive, and `input` for the length of the call; the library reads within it.
+        let code = unsafe { sys::tj3DecompressHeader(handle, input.as_ptr(), input.len() as sys::size_t) };
+        self.judge(code)?;
+        let side = |side: u32| side as c_int;
+        let found = [sys::TJPARAM_TJPARAM_JPEGWIDTH, sys::TJPARAM_TJPARAM_JPEGHEIGHT].map(|side| self.handle.get(side));
+        if found != [side(self.header.size.width), side(self.header.size.height)] {
+            return Err(bad("JPEG with a second frame header").into());
+        }
+        Ok(())
+    }
+
+    /// Tells the library what is to be decoded, and says what it will be. The header has been read, and is of the size
+    /// that we read.
+    fn region(&mut self) -> Result<Rect> {
+        let Want { needed, scale, .. } = self.want;
+        let picture = self.header.size;
+        let scaled = picture.divided(scale);
+        let factor = sys::tjscalingfactor { num: 1, denom: scale as c_int };
+        // SAFETY: the handle is alive; the factor is passed by value and checked by the library.
+        if unsafe { sys::tj3SetScalingFactor(self.handle.0.as_ptr(), factor) } != 0 {
+            return Err(bad("libjpeg-turbo refused a scale").with_source(self.handle.message()));
+        }
+        let wide = needed.widened(MARGIN * scale, picture);
+        // A multiple of the MCU, which is one of the scale.
+        let left = wide.left / self.header.mcu().width * self.header.mcu().width / scale;
+        let (right, top) = (wide.right().div_ceil(scale), needed.top / scale);
+        let size = Size::new(right - left, needed.bottom().div_ceil(scale) - top);
+        let mut region = Rect { left, top, size };
+        let unusual = self.handle.get(sys::TJPARAM_TJPARAM_SUBSAMP) == sys::TJSAMP_TJSAMP_UNKNOWN;
+        if unusual || size == scaled {
+            region = Rect::of(scaled);
+        }
+        let request = match region == Rect::of(scaled) {
+            true => sys::tjregion { x: 0, y: 0, w: 0, h: 0 },
+            false => sys::tjregion {
+                x: region.left as c_int,
+                y: region.top as c_int,
+                w: region.size.width as c_int,
+                h: region.size.height as c_int,
+            },
+        };
+        // SAFETY: the handle is alive; the region is passed by value and checked by the library.
+        if unsafe { sys::tj3SetCroppingRegion(self.handle.0.as_ptr(), request) } != 0 {
+            return Err(bad("libjpeg-turbo refused a region").with_source(self.handle.message()));
+        }
+        Ok(region)
+    }
+
+    /// Decodes the region, which was set, to `channels` bytes per pixel.
+    fn decompress(&mut self, region: Rect, channels: usize, pixels: &mut [u8]) -> Result<(), Failure> {
+        let pitch = channels * region.size.width as usize;
+        let format = if channels == 4 { sys::TJPF_TJPF_CMYK } else { sys::TJPF_TJPF_RGB };
+        assert!(pixels.len() >= pitch * region.size.height as usize, "room for the region");
+        let (input, handle) = (self.input, self.handle.0.as_ptr());
+        // SAFETY: the handle is alive, `input` and `pixels` for the length of the call. The library reads the same header
+        // again, whose size is that of `self.header` (checked by `read_header`), and writes the region that was set for
+        // it: `region.size.height` rows of `region.size.width` pixels, `pitch` bytes apart, for which there is room.
+        let code = unsafe {
+            sys::tj3Decompress8(
+                handle,
+                input.as_ptr(),
+                input.len() as sys::size_t,
+                pixels.as_mut_ptr(),
+                pitch as c_int,
+                format as c_int,
+            )
+        };
+        self.judge(code)
+    }
+
+    /// What a return code means.
+    fn judge(&mut self, code: c_int) -> Result<(), Failure> {
+        if code == 0 {
+            return Ok(());
+        }
+        if !self.want.strict && self.handle.only_warned() {
+            return Ok(());
+        }
+        let message = self.handle.message();
+        match surplus(&message) {
+            Some(surplus @ 1..=jpeg::SURPLUS) => Err(Failure::Surplus(surplus)),
+            _ => Err(bad("damaged JPEG").with_source(message).into()),
+        }
+    }
+}
+
+/// The number in the library's warning of bytes before the end marker.
+fn surplus(message: &str) -> Option<usize> {
+    message.strip_prefix("Corrupt JPEG data: ")?.strip_suffix(" extraneous bytes before marker 0xd9")?.parse().ok()
+}
+
+/// As Adobe stores it, inverted: a product of each ink with black. From the front, in place.
+fn cmyk_to_rgb(count: usize, pixels: &mut [u8]) {
+    for pixel in 0..count {
+        let [cyan, magenta, yellow, black] = *pixels[4 * pixel..].first_chunk::<4>().expect("four bytes per pixel");
+        let product = |ink: u8| {
+            let product = u32::from(ink) * u32::from(black) + 128;
+            ((product + (product >> 8)) >> 8) as u8
+        };
+        pixels[3 * pixel..3 * pixel + 3].copy_from_slice(&[cyan, magenta, yellow].map(product));
+    }
+}
+
+/// A JPEG by libjpeg-turbo, of one of its kinds of subsampling, a restart marker every `interval` MCUs if not 0.
+#[cfg(test)]
+pub(super) fn encoded(pixels: &[u8], size: Size, subsampling: c_int, interval: c_int, progressive: bool) -> Vec<u8> {
+    assert_eq!(pixels.len() as u64, 3 * size.pixels());
+    // SAFETY: no pointers go in.
+    let handle = unsafe { sys::tj3Init(sys::TJINIT_TJINIT_COMPRESS as c_int) };
+    let handle = Handle(NonNull::new(handle).expect("a compressor"));
+    let settings = [
+        (sys::TJPARAM_TJPARAM_SUBSAMP, subsampling),
+        (sys::TJPARAM_TJPARAM_QUALITY, 90),
+        (sys::TJPARAM_TJPARAM_RESTARTBLOCKS, interval),
+        (sys::TJPARAM_TJPARAM_PROGRESSIVE, c_int::from(progressive)),
+    ];
+    for (parameter, value) in settings {
+        // SAFETY: the handle is alive.
+        assert_eq!(unsafe { sys::tj3Set(handle.0.as_ptr(), parameter as c_int, value) }, 0);
+    }
+    let (mut start, mut length) = (std::ptr::null_mut(), 0);
+    let (width, height, format) = (size.width as c_int, size.height as c_int, sys::TJPF_TJPF_RGB as c_int);
+    // SAFETY: the pixels are as many as width and height say; null lets the library allocate the bytes, which are copied
+    // for the length that it says and freed once.
+    unsafe {
+        let source = pixels.as_ptr();
+        let code = sys::tj3Compress8(handle.0.as_ptr(), source, width, 0, height, format, &mut start, &mut length);
+        assert_eq!(code, 0);
+        let bytes = std::slice::from_raw_parts(start, length as usize).to_vec();
+        sys::tj3Free(start.cast());
+        bytes
+    }
+}

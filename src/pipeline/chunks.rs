@@ -1,0 +1,440 @@
+//! Datasets in chunks: which chunks are open, who waits for them, and when their memory comes back.
+//!
+//! ```text
+//!            ┌──── I/O thread ─────────────────────────────┐      ┌──── decode workers ────────────────┐
+//! free ────► │ open the next chunk of the sequence ────────┼────► │ page cache has it? ─yes─► open_chunk│
+//! buffers    │        reads, ring ◄────────────────────────┼─ no ─┤                             │       │
+//!   ▲        │          └─────────────────────────────────┼────► │ open_chunk ─────────────────┤       │
+//!   │        │ pieces of batches wait for all their chunks ◄─────┼──────────── chunk is open ──┘       │
+//!   │        │          └── ready ───────────────────────┼────► │ gather rows into the slot           │
+//!   │        └─────────────────────────────────────────────┘      └──────────────┬─────────────────────┘
+//!   └──────────────── last piece that needs the chunk is done ◄──────────────────┘
+//! ```
+//!
+//! The order gives the sequence in which chunks are needed, and for every piece of a batch a range of it. The planner
+//! opens chunks in that sequence as buffers are free, ahead of the pieces; it lets go of a chunk when the oldest waiting
+//! piece is past it, and the buffer comes back when the last gather that uses it ends.
+//!
+//! It cannot deadlock: `build()` gives at least as many buffers as one piece needs. The oldest waiting piece needs a
+//! range that starts where the open ones start; whatever is before it is held only by gathers, which wait for nobody.
+//! So its buffers come, and a chunk with a buffer needs only the ring and a worker.
+
+use super::plan::{ChunkDemand, Demand};
+use super::work::panicked;
+use super::{Core, Job};
+use crate::dataset::{ChunkBytes, Chunked, Dataset};
+use crate::decode::Scratch;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::memory::{ChunkBuf, RingSpan, Rows};
+use crate::order::{ChunkStarts, EpochOrder};
+use crate::read::{Extent, Waker};
+use crate::tensor::PAGE;
+use bytes::Bytes;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, OnceLock};
+
+/// Where free buffers are.
+pub(crate) struct Home {
+    free: super::work::Queue<ChunkBuf>,
+    waker: Waker,
+}
+
+impl Home {
+    pub(crate) fn new(buffers: Vec<ChunkBuf>, waker: Waker) -> Self {
+        let free = super::work::Queue::with_room(buffers.len());
+        buffers.into_iter().for_each(|buffer| free.push(buffer));
+        Self { free, waker }
+    }
+
+    fn give_back(&self, buffer: ChunkBuf) {
+        self.free.push(buffer);
+        self.waker.wake();
+    }
+}
+
+/// A chunk that is open, is being opened, or could not be.
+pub(crate) struct OpenChunk {
+    chunk: usize,
+    result: OnceLock<Result<ChunkBuf>>,
+    home: Arc<Home>,
+}
+
+impl OpenChunk {
+    /// The rows; `None` while it is being opened.
+    pub(crate) fn get(&self) -> Option<&Result<ChunkBuf>> {
+        self.result.get()
+    }
+
+    pub(crate) fn chunk(&self) -> usize {
+        self.chunk
+    }
+
+    fn failed(&self) -> bool {
+        matches!(self.get(), Some(Err(_)))
+    }
+}
+
+impl Drop for OpenChunk {
+    fn drop(&mut self) {
+        if let Some(Ok(buffer)) = self.result.take() {
+            self.home.give_back(buffer);
+        }
+    }
+}
+
+/// A chunk on its way to be open.
+pub(crate) struct Opening {
+    entry: Arc<OpenChunk>,
+    buffer: Option<ChunkBuf>,
+    pub(crate) extents: Vec<Extent>,
+    /// The bytes of the extents, once they are there.
+    pub(crate) pieces: Vec<Bytes>,
+}
+
+impl Opening {
+    pub(crate) fn chunk(&self) -> usize {
+        self.entry.chunk
+    }
+
+    /// Whether nobody waits for it any more.
+    pub(crate) fn is_forgotten(&self) -> bool {
+        Arc::strong_count(&self.entry) == 1
+    }
+
+    /// Ends it with an error.
+    pub(crate) fn fail(self, core: &Core, error: Error) {
+        let error = match self.extents.first() {
+            Some(first) if error.site().path.is_none() => error.with_path(core.sources.path(first.source)),
+            _ => error,
+        };
+        let _ = self.entry.result.set(Err(error));
+        core.to_io.waker.wake();
+    }
+
+    /// Opens it, from the pieces.
+    pub(crate) fn open(mut self, core: &Core, scratch: &mut Scratch) {
+        let mut buffer = self.buffer.take().expect("taken once");
+        let opened = open(core, self.entry.chunk, &self.pieces, scratch, &mut buffer);
+        // Before anybody is told: the ring's room and the worker's buffer are free again.
+        self.pieces.clear();
+        core.meters.chunks.add(1);
+        match opened {
+            Ok(()) => {
+                let _ = self.entry.result.set(Ok(buffer));
+                core.to_io.waker.wake();
+            }
+            Err(error) => {
+                self.buffer = Some(buffer);
+                self.fail(core, error);
+            }
+        }
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.entry.home.give_back(buffer);
+        }
+    }
+}
+
+fn open(core: &Core, chunk: usize, pieces: &[Bytes], scratch: &mut Scratch, buffer: &mut ChunkBuf) -> Result<()> {
+    let starts = core.chunk_starts.as_ref().and_then(|starts| starts.get(chunk..chunk + 2));
+    let rows = starts.map_or(0, |starts| starts[1] - starts[0]);
+    let fields = core.recipe.handlers.len();
+    buffer.begin(rows as usize, fields);
+    let opened = catch_unwind(AssertUnwindSafe(|| core.in_chunks()?.open_chunk(chunk, pieces, scratch, buffer)));
+    opened.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Decode)))?;
+    buffer.incomplete().map_or(Ok(()), |(field, there)| {
+        let name = core.recipe.handlers.get(field).map_or("?", |handler| &handler.name);
+        let message = format!("the chunk has {rows} samples, but {there} of field `{name}`");
+        Err(Error::new(ErrorKind::Decode, Stage::Decode, message))
+    })
+}
+
+/// The chunks that a piece needs, all open or failed.
+pub(crate) struct Held(Vec<Arc<OpenChunk>>);
+
+impl Held {
+    pub(crate) fn chunk(&self, entry: usize) -> &OpenChunk {
+        &self.0[entry]
+    }
+
+    pub(crate) fn any_failed(&self) -> bool {
+        self.0.iter().any(|entry| entry.failed())
+    }
+
+    pub(crate) fn buffers(&self) -> impl Iterator<Item = Option<&ChunkBuf>> {
+        self.0.iter().map(|entry| entry.get().and_then(|result| result.as_ref().ok()))
+    }
+}
+
+/// Rows of a batch that wait for the same chunks.
+struct Waiting {
+    job: Arc<Job>,
+    rows: Rows,
+    entries: Range<usize>,
+}
+
+/// The I/O thread's side.
+pub(crate) struct Chunks {
+    home: Arc<Home>,
+    /// The epoch whose sequence is being opened.
+    job: Option<Arc<Job>>,
+    /// Open chunks of the sequence, from entry `base`.
+    entries: VecDeque<Arc<OpenChunk>>,
+    base: usize,
+    waiting: VecDeque<Waiting>,
+    /// Chunks that must be read.
+    pub(crate) to_read: VecDeque<Opening>,
+    reads: Vec<Option<Read>>,
+}
+
+/// A chunk whose reads are in flight.
+struct Read {
+    opening: Opening,
+    remaining: usize,
+    error: Option<Error>,
+}
+
+/// A read to be submitted: which chunk in flight, which piece, from where, to where.
+pub(crate) struct PieceRead {
+    pub(crate) slot: usize,
+    pub(crate) piece: usize,
+    pub(crate) extent: Extent,
+    pub(crate) span: RingSpan,
+}
+
+impl Chunks {
+    pub(crate) fn new(home: Arc<Home>, buffers: usize) -> Self {
+        Self {
+            home,
+            job: None,
+            entries: VecDeque::with_capacity(buffers),
+            base: 0,
+            waiting: VecDeque::new(),
+            to_read: VecDeque::new(),
+            reads: (0..buffers).map(|_| None).collect(),
+        }
+    }
+
+    /// Cuts a batch into pieces that wait for their chunks.
+    pub(crate) fn plan(&mut self, job: &Arc<Job>, mut rows: Rows) {
+        while rows.len() > 0 {
+            let position = job.position(&rows);
+            let piece = job.order.piece(position);
+            let count = u32::try_from(piece.len).unwrap_or(u32::MAX).min(rows.len()).max(1);
+            self.waiting.push_back(Waiting { job: job.clone(), rows: rows.take(count), entries: piece.entries });
+        }
+    }
+
+    /// Hands on what is ready, lets go of what is done, and says what is to be opened.
+    pub(crate) fn advance(&mut self, mut ready: impl FnMut(Arc<Job>, Rows, Arc<Held>)) -> Vec<Opening> {
+        let mut openings = Vec::new();
+        loop {
+            while self.waiting.front().is_some_and(|waiting| waiting.job.is_cancelled()) {
+                self.waiting.pop_front();
+            }
+            let Some(front) = self.waiting.front() else { break };
+            let (job, entries) = (front.job.clone(), front.entries.clone());
+            self.turn_to(&job);
+            while self.base < entries.start {
+                self.base = if self.entries.pop_front().is_some() { self.base + 1 } else { entries.start };
+            }
+            self.open_ahead(&mut openings);
+            let Some(held) = self.held(&entries) else { break };
+            let waiting = self.waiting.pop_front().expect("looked at above");
+            ready(waiting.job, waiting.rows, held);
+        }
+        openings
+    }
+
+    /// The chunks of `entries`, when all of them are settled.
+    fn held(&self, entries: &Range<usize>) -> Option<Arc<Held>> {
+        let range = entries.start.checked_sub(self.base)?..entries.end.checked_sub(self.base)?;
+        if range.end > self.entries.len() {
+            return None;
+        }
+        let entries = self.entries.range(range);
+        entries.clone().all(|entry| entry.get().is_some()).then(|| Arc::new(Held(entries.cloned().collect())))
+    }
+
+    /// Starts the sequence of another epoch. Chunks that lie at its start and are open stay.
+    fn turn_to(&mut self, job: &Arc<Job>) {
+        if self.job.as_ref().is_some_and(|before| Arc::ptr_eq(before, job)) {
+            return;
+        }
+        let old: Vec<_> = std::mem::take(&mut self.entries).into();
+        self.base = 0;
+        while let Some(chunk) = job.order.chunk(self.entries.len()) {
+            let Some(entry) = old.iter().find(|entry| entry.chunk == chunk && !entry.failed()) else { break };
+            self.entries.push_back(entry.clone());
+        }
+        self.job = Some(job.clone());
+    }
+
+    fn open_ahead(&mut self, openings: &mut Vec<Opening>) {
+        let Some(job) = &self.job else { return };
+        while let Some(chunk) = job.order.chunk(self.base + self.entries.len()) {
+            let Some(buffer) = self.home.free.pop() else { return };
+            let entry = Arc::new(OpenChunk { chunk, result: OnceLock::new(), home: self.home.clone() });
+            self.entries.push_back(entry.clone());
+            openings.push(Opening { entry, buffer: Some(buffer), extents: Vec::new(), pieces: Vec::new() });
+        }
+    }
+
+    /// Gives the reads of the next chunk to be read, when `reserve` has room for all of them at once.
+    pub(crate) fn begin_read(
+        &mut self,
+        memory: impl Fn(&Extent) -> Option<Bytes>,
+        reserve: impl Fn(&Extent) -> Option<RingSpan>,
+    ) -> Option<Vec<PieceRead>> {
+        while self.to_read.front().is_some_and(Opening::is_forgotten) {
+            self.to_read.pop_front();
+        }
+        let slot = self.reads.iter().position(Option::is_none)?;
+        let front = self.to_read.front()?;
+        let mut reads = Vec::with_capacity(front.extents.len());
+        let mut pieces = vec![Bytes::new(); front.extents.len()];
+        for (piece, extent) in front.extents.iter().enumerate().filter(|(_, extent)| extent.len > 0) {
+            match memory(extent) {
+                Some(bytes) => pieces[piece] = bytes,
+                None => reads.push(PieceRead { slot, piece, extent: *extent, span: reserve(extent)? }),
+            }
+        }
+        let mut opening = self.to_read.pop_front().expect("looked at above");
+        opening.pieces = pieces;
+        self.reads[slot] = Some(Read { opening, remaining: reads.len(), error: None });
+        Some(reads)
+    }
+
+    /// Chunks that may be in flight.
+    pub(crate) fn slots(&self) -> usize {
+        self.reads.len()
+    }
+
+    /// The chunk in `slot`, if all of its reads are done.
+    pub(crate) fn take_complete(&mut self, slot: usize) -> Option<(Opening, Option<Error>)> {
+        if self.reads[slot].as_ref()?.remaining > 0 {
+            return None;
+        }
+        let read = self.reads[slot].take()?;
+        Some((read.opening, read.error))
+    }
+
+    /// A read is done; the chunk, when it was the last.
+    pub(crate) fn complete(
+        &mut self,
+        slot: usize,
+        piece: usize,
+        span: RingSpan,
+        result: Result<usize>,
+    ) -> Option<(Opening, Option<Error>)> {
+        let read = self.reads[slot].as_mut().expect("a completion belongs to a chunk in flight");
+        match result {
+            Ok(start) => {
+                let len = read.opening.extents[piece].len as usize;
+                read.opening.pieces[piece] = Bytes::from_owner(span).slice(start..start + len);
+            }
+            Err(error) => {
+                // The kernel has let go of the span, whose room is free with its drop.
+                read.error.get_or_insert(error);
+            }
+        }
+        read.remaining -= 1;
+        self.take_complete(slot)
+    }
+
+    /// Lets go of everything that is not in flight.
+    pub(crate) fn clear(&mut self) {
+        self.waiting.clear();
+        self.to_read.clear();
+        self.entries.clear();
+        self.job = None;
+    }
+}
+
+impl Demand {
+    /// What the chunks of a dataset need for this order, in place of what its samples would.
+    pub(crate) fn take_chunks(&mut self, dataset: &dyn Dataset, order: &EpochOrder, cached: bool) {
+        let Some(chunks) = dataset.chunked() else { return };
+        let count = chunks.starts().len() - 1;
+        let fields = dataset.schema().len() as u64;
+        let slack = pieces_max(chunks).unwrap_or(0) * 3 * PAGE;
+        let mut demand = ChunkDemand {
+            bytes: 0,
+            lists: 0,
+            least: 1,
+            wanted: 0,
+            encoded: 0,
+            scratch: 0,
+            largest: String::new(),
+            why: "a sequential order",
+        };
+        for chunk in 0..count {
+            let ChunkBytes { encoded, opened, scratch } = chunks.chunk_bytes(chunk);
+            // Every array may start on the next cache line.
+            let bytes = to_usize(opened.saturating_add(64 * fields));
+            if bytes > demand.bytes {
+                (demand.bytes, demand.largest) = (bytes, chunks.chunk_name(chunk));
+            }
+            demand.encoded = demand.encoded.max(to_usize(encoded));
+            demand.scratch = demand.scratch.max(to_usize(scratch));
+            let rows = chunks.starts()[chunk + 1] - chunks.starts()[chunk];
+            demand.lists = demand.lists.max(to_usize(rows.saturating_mul(fields)).saturating_mul(ChunkBuf::LIST_ENTRY));
+        }
+        demand.bytes = ChunkBuf::size_for(demand.bytes);
+        let window = order.piece(0).entries.len();
+        (demand.least, demand.wanted) = match order {
+            order if order.needs_all_chunks() => {
+                demand.why = "this order needs every chunk at any time; `Order::windowed` needs few";
+                (count, count)
+            }
+            _ if window > 1 => {
+                demand.why = "the order's window";
+                (window, (2 * window).min(count))
+            }
+            _ => (1, (self.workers + 2).min(count)),
+        };
+        self.encoded_max = if self.encoded_max == 0 { 0 } else { demand.encoded.saturating_add(slack) };
+        self.encoded_mean = 0;
+        self.cached = cached;
+        self.chunks = Some(demand);
+    }
+}
+
+fn to_usize(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+/// The most extents that a chunk has.
+fn pieces_max(chunks: &dyn Chunked) -> Result<usize> {
+    let mut extents = Vec::new();
+    (0..chunks.starts().len() - 1).try_fold(0, |most, chunk| {
+        extents.clear();
+        chunks.chunk_extents(chunk, &mut extents)?;
+        Ok(most.max(extents.len()))
+    })
+}
+
+/// Reads in flight at most when `buffers` chunks are being opened.
+pub(crate) fn pieces_in_flight(dataset: &dyn Dataset, buffers: usize) -> Result<usize> {
+    dataset.chunked().map_or(Ok(0), |chunks| Ok(pieces_max(chunks)? * buffers))
+}
+
+/// The chunk starts of a dataset, for its orders.
+pub(crate) fn starts_of(dataset: &dyn Dataset) -> Result<Option<ChunkStarts>> {
+    let Some(chunks) = dataset.chunked() else { return Ok(None) };
+    let starts = chunks.starts();
+    let rising = starts.first() == Some(&0) && starts.windows(2).all(|pair| pair[0] <= pair[1]);
+    let whole = chunks.is_whole();
+    let small = starts.windows(2).all(|pair| pair[1] - pair[0] <= u64::from(u32::MAX));
+    if !rising || !small || (whole && starts.last() != Some(&dataset.len())) {
+        let message = "the dataset's chunk starts are not ascending from 0 to its length";
+        return Err(Error::new(ErrorKind::User, Stage::Build, message));
+    }
+    Ok(Some(ChunkStarts { starts: starts.into(), whole }))
+}

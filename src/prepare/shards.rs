@@ -1,0 +1,631 @@
+//! A folder of pictures into shards: in parallel over pictures, in one order, in bounded memory.
+//!
+//! ```text
+//! Images ──order──► window of pictures ──rayon: read, transcode──► window of bytes ──one writer──► shard-000000.tar …
+//!                   (next one)                                     (this one)
+//! ```
+//!
+//! While one window is written the next one is made. Invariants: what is written depends on the pictures, their names
+//! and the options alone, not on workers or timing; a file bears its name only when it is complete; a picture that is
+//! neither written nor listed in the ledger is an error. The manifest is written last: a folder without one is not
+//! complete.
+//!
+//! Limits: a window has at most 256 pictures or 32 MiB of encoded bytes (at least one picture), of which two exist at a
+//! time; a Parquet shard holds a row group of at most 64 MiB and the library's copy of it besides.
+
+use super::output::{self, Pending};
+#[cfg(feature = "parquet")]
+use super::parquet;
+use super::{Outcome, Reason, RestartOptions, restart_jpeg, tar};
+use crate::dataset::{Dataset, Images};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::order::{Key, Permutation};
+use crate::read::SourceId;
+use rayon::prelude::*;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{Read, Write};
+use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+const WINDOW_PICTURES: u64 = 256;
+const WINDOW_BYTES: u64 = 32 << 20;
+const MANIFEST: &str = "manifest.tsv";
+const LEDGER: &str = "damaged.tsv";
+
+/// What is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Format {
+    /// WebDataset's: `shard-000000.tar` …, a sample being the members `00000000.jpg` and `00000000.cls` (the label as
+    /// ASCII; not for a flat folder). The ending of a picture that is no JPEG stays.
+    Tar,
+    /// `shard-000000.parquet` …, columns `image` (binary) and `label` (int64; not for a flat folder), uncompressed plain
+    /// pages without dictionary, row groups of 512 rows or 64 MiB, whichever is less, with an offset index.
+    #[cfg(feature = "parquet")]
+    Parquet,
+    /// A file for a file, with the same names.
+    Files,
+}
+
+/// Writes a folder of pictures as shards, JPEGs with restart markers. See the [module](super).
+///
+/// ```no_run
+/// use feedline::prepare::{Format, Shards};
+/// use std::ops::ControlFlow;
+///
+/// let summary = Shards::new(Format::Tar).shuffle(7).write("train/", "shards/", |_| ControlFlow::Continue(()))?;
+/// println!("{summary}");
+/// # Ok::<(), feedline::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Shards {
+    format: Format,
+    restarts: RestartOptions,
+    samples: u64,
+    bytes: u64,
+    seed: Option<u64>,
+    workers: usize,
+    overwrite: bool,
+    skip_damaged: bool,
+    sync: bool,
+}
+
+/// How far it is; given after every window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Progress {
+    /// Pictures that are done.
+    pub pictures: u64,
+    /// Pictures of the folder.
+    pub total: u64,
+    /// Encoded bytes of the pictures that are done, as they were.
+    pub bytes_before: u64,
+    /// And as they are written, without the framing of a shard.
+    pub bytes_after: u64,
+}
+
+/// What was done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Summary {
+    /// Pictures of the folder.
+    pub pictures: u64,
+    /// Pictures that have restart markers now.
+    pub transcoded: u64,
+    /// Of these, the ones with new Huffman tables.
+    pub new_tables: u64,
+    /// Their encoded bytes, before and after.
+    pub transcoded_bytes: (u64, u64),
+    /// Pictures that are as they were: number and first path for each reason.
+    pub unchanged: BTreeMap<Reason, (u64, PathBuf)>,
+    /// Pictures that were left out because they are damaged; `damaged.tsv` names all.
+    pub damaged: u64,
+    /// Encoded bytes of all pictures that were written, before and after, without the framing of a shard.
+    pub bytes: (u64, u64),
+    /// Shards, or files.
+    pub files: u64,
+    /// Files of the folder that are not pictures, by ending.
+    pub left_out: BTreeMap<String, u64>,
+    /// How long it took.
+    pub elapsed: Duration,
+}
+
+/// A picture that is ready to be written.
+struct Made {
+    sample: u64,
+    /// Encoded bytes, before and after.
+    before: u64,
+    after: u64,
+    /// The bytes are empty when their file is written already.
+    result: Result<(Outcome, Vec<u8>)>,
+}
+
+impl Shards {
+    /// Shards of at most 256 MiB in the order of the folder, a worker per core, nothing overwritten, damage refused.
+    pub fn new(format: Format) -> Self {
+        Self {
+            format,
+            restarts: RestartOptions::default(),
+            samples: u64::MAX,
+            bytes: 256 << 20,
+            seed: None,
+            workers: 0,
+            overwrite: false,
+            skip_damaged: false,
+            sync: false,
+        }
+    }
+
+    /// How restart markers are put, and what a picture may cost.
+    #[must_use]
+    pub fn restarts(mut self, options: RestartOptions) -> Self {
+        self.restarts = options;
+        self
+    }
+
+    /// Most samples of a shard; then bytes do not count.
+    #[must_use]
+    pub fn samples_per_shard(mut self, samples: u64) -> Self {
+        (self.samples, self.bytes) = (samples, u64::MAX);
+        self
+    }
+
+    /// Most encoded bytes of a shard (a single picture may have more); then samples do not count.
+    #[must_use]
+    pub fn bytes_per_shard(mut self, bytes: u64) -> Self {
+        (self.samples, self.bytes) = (u64::MAX, bytes);
+        self
+    }
+
+    /// Shuffles the samples over all shards, so that shards read from front to back are random enough. For
+    /// [`Format::Files`] it only changes the order of work.
+    #[must_use]
+    pub fn shuffle(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// Threads; 0: one per core.
+    #[must_use]
+    pub fn workers(mut self, workers: usize) -> Self {
+        self.workers = workers;
+        self
+    }
+
+    /// Writes into a folder that is not empty. Shards, manifest and ledger that lie there are removed first; files that
+    /// [`Format::Files`] does not write again stay.
+    #[must_use]
+    pub fn overwrite(mut self, overwrite: bool) -> Self {
+        self.overwrite = overwrite;
+        self
+    }
+
+    /// Leaves damaged pictures out and lists them in `damaged.tsv`, instead of ending with the first of them.
+    #[must_use]
+    pub fn skip_damaged(mut self, skip: bool) -> Self {
+        self.skip_damaged = skip;
+        self
+    }
+
+    /// Waits for the device before a file gets its name.
+    #[must_use]
+    pub fn sync(mut self, sync: bool) -> Self {
+        self.sync = sync;
+        self
+    }
+
+    /// Writes the pictures of the folder `from` into the folder `to`. `progress` is called after every window of up to
+    /// 256 pictures; when it breaks, the work ends with [`ErrorKind::Cancelled`].
+    ///
+    /// Errors: those of [`Images::open`] and of [`restart_jpeg`], with the path (the first damaged picture in the order of
+    /// writing); [`ErrorKind::Config`] when `to` is not empty, or one folder lies in the other; what the operating
+    /// system says, a full disk by that name. Shards that were complete by then stay, without a manifest.
+    pub fn write(
+        &self,
+        from: impl AsRef<Path>,
+        to: impl AsRef<Path>,
+        progress: impl FnMut(Progress) -> ControlFlow<()> + Send,
+    ) -> Result<Summary> {
+        let (from, to) = (from.as_ref(), to.as_ref());
+        if self.samples == 0 || self.bytes == 0 {
+            return Err(Error::new(ErrorKind::Config, Stage::Build, "shards of nothing"));
+        }
+        let started = Instant::now();
+        check_apart(from, to)?;
+        let images = Images::open(from)?;
+        self.prepare_folder(to)?;
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(self.workers).build();
+        let pool = pool
+            .map_err(|error| Error::new(ErrorKind::Io, Stage::Build, "cannot start the workers").with_source(error))?;
+        let mut run = Run::new(Maker { shards: self, images: &images, from, to });
+        pool.install(|| run.all(progress))?;
+        let mut summary = run.finish()?;
+        summary.elapsed = started.elapsed();
+        Ok(summary)
+    }
+
+    /// Makes the folder, and empties it of what an earlier call wrote where that is allowed.
+    fn prepare_folder(&self, to: &Path) -> Result<()> {
+        std::fs::create_dir_all(to).map_err(|source| output::failed(source, to))?;
+        let failed = |source| Error::os(Stage::Write, "cannot list the folder", source).with_path(to);
+        for entry in std::fs::read_dir(to).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            // What a killed call left is nobody's.
+            let partial = name.starts_with('.') && name.ends_with(output::SUFFIX);
+            if !partial && !self.overwrite {
+                let message = "the output folder is not empty; say that it may be overwritten, or choose another";
+                return Err(Error::new(ErrorKind::Config, Stage::Write, message).with_path(path));
+            }
+            if partial || is_ours(&name) {
+                std::fs::remove_file(&path).map_err(|source| output::failed(source, &path))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether an earlier call may have written a file of this name at the top of its folder.
+fn is_ours(name: &str) -> bool {
+    let number = |ending: &str| name.strip_prefix("shard-").and_then(|rest| rest.strip_suffix(ending));
+    let number = number(".tar").or_else(|| number(".parquet"));
+    let shard = number.is_some_and(|text| text.len() >= 6 && text.bytes().all(|byte| byte.is_ascii_digit()));
+    shard || name == MANIFEST || name == LEDGER
+}
+
+/// Neither folder may lie in the other: pictures would be written over while they are read.
+fn check_apart(from: &Path, to: &Path) -> Result<()> {
+    let (from, real) = (real(from), real(to));
+    if from.starts_with(&real) || real.starts_with(&from) {
+        let message = format!("input {} and output lie in each other", from.display());
+        return Err(Error::new(ErrorKind::Config, Stage::Build, message).with_path(to));
+    }
+    Ok(())
+}
+
+/// The path without links, as far as it exists.
+fn real(path: &Path) -> PathBuf {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    for ancestor in absolute.ancestors() {
+        if let Ok(found) = ancestor.canonicalize() {
+            let rest = absolute.strip_prefix(ancestor).unwrap_or(Path::new(""));
+            return found.join(rest);
+        }
+    }
+    absolute
+}
+
+/// One call of [`Shards::write`].
+struct Run<'a> {
+    maker: Maker<'a>,
+    order: Option<Permutation>,
+    shard: Option<Shard>,
+    /// Next key.
+    key: u64,
+    manifest: Option<Pending>,
+    ledger: Option<Pending>,
+    summary: Summary,
+}
+
+/// The shard that is being written.
+struct Shard {
+    name: String,
+    samples: u64,
+    bytes: u64,
+    writer: Writer,
+}
+
+enum Writer {
+    Tar(Pending),
+    #[cfg(feature = "parquet")]
+    Parquet(Box<parquet::Writer>),
+}
+
+impl<'a> Run<'a> {
+    fn new(maker: Maker<'a>) -> Self {
+        let Maker { shards, images, .. } = maker;
+        let order = shards.seed.map(|seed| Permutation::new(images.len(), Key::new(seed).named("prepare")));
+        let summary = Summary { pictures: images.len(), left_out: images.left_out().clone(), ..Summary::default() };
+        Self { maker, order, shard: None, key: 0, manifest: None, ledger: None, summary }
+    }
+
+    fn sample_at(&self, position: u64) -> u64 {
+        self.order.as_ref().map_or(position, |order| order.get(position))
+    }
+
+    /// The samples from position `start` on that are made at once.
+    fn window(&self, start: u64) -> Vec<u64> {
+        let (mut samples, mut bytes) = (Vec::new(), 0);
+        for position in start..self.maker.images.len().min(start + WINDOW_PICTURES) {
+            let sample = self.sample_at(position);
+            bytes += self.maker.len_of(sample);
+            if !samples.is_empty() && bytes > WINDOW_BYTES {
+                break;
+            }
+            samples.push(sample);
+        }
+        samples
+    }
+
+    fn all(&mut self, mut progress: impl FnMut(Progress) -> ControlFlow<()> + Send) -> Result<()> {
+        let (maker, total) = (self.maker, self.maker.images.len());
+        let mut position = 0;
+        let mut made = maker.make(&self.window(0));
+        while !made.is_empty() {
+            position += made.len() as u64;
+            let next = self.window(position);
+            let (written, following) = rayon::join(|| self.take_all(made), || maker.make(&next));
+            written?;
+            made = following;
+            let (bytes_before, bytes_after) = self.summary.bytes;
+            if progress(Progress { pictures: position, total, bytes_before, bytes_after }).is_break() {
+                return Err(Error::new(ErrorKind::Cancelled, Stage::Write, format!("after {position} pictures")));
+            }
+        }
+        Ok(())
+    }
+
+    fn take_all(&mut self, made: Vec<Made>) -> Result<()> {
+        made.into_iter().try_for_each(|made| self.take(made))
+    }
+
+    /// Writes one picture, or its line of the ledger.
+    fn take(&mut self, made: Made) -> Result<()> {
+        let Made { sample, before, after, result } = made;
+        let (outcome, bytes) = match result {
+            Ok(done) => done,
+            Err(error) if self.maker.shards.skip_damaged && is_damage(&error) => return self.leave_out(sample, &error),
+            Err(error) => return Err(error),
+        };
+        if self.maker.shards.format == Format::Files {
+            self.summary.files += 1;
+        } else {
+            let shard = self.write_sample(sample, bytes)?;
+            self.list(sample, &shard, outcome, (before, after))?;
+        }
+        let summary = &mut self.summary;
+        summary.bytes.0 += before;
+        summary.bytes.1 += after;
+        match outcome {
+            Outcome::Transcoded { new_tables, .. } => {
+                summary.transcoded += 1;
+                summary.new_tables += u64::from(new_tables);
+                summary.transcoded_bytes.0 += before;
+                summary.transcoded_bytes.1 += after;
+            }
+            Outcome::Unchanged { reason } => {
+                let images = self.maker.images;
+                summary.unchanged.entry(reason).or_insert_with(|| (0, images.path_of(sample))).0 += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends to the shard that is open, or a new one; gives its name.
+    fn write_sample(&mut self, sample: u64, bytes: Vec<u8>) -> Result<String> {
+        let len = bytes.len() as u64;
+        let (samples_max, bytes_max) = (self.maker.shards.samples, self.maker.shards.bytes);
+        if self.shard.as_ref().is_some_and(|shard| shard.samples >= samples_max || shard.bytes + len > bytes_max) {
+            self.end_shard()?;
+        }
+        let mut shard = match self.shard.take() {
+            Some(shard) => shard,
+            None => self.begin_shard()?,
+        };
+        let class = self.maker.images.class_of(sample);
+        match &mut shard.writer {
+            Writer::Tar(pending) => {
+                let key = format!("{:08}", self.key);
+                let image = format!("{key}.{}", ending_of(&self.maker.images.path_of(sample)));
+                let written = tar::append(pending, &image, &bytes).and_then(|()| match class {
+                    Some(class) => tar::append(pending, &format!("{key}.cls"), class.to_string().as_bytes()),
+                    None => Ok(()),
+                });
+                written.map_err(|source| pending.failed(source))?;
+            }
+            #[cfg(feature = "parquet")]
+            Writer::Parquet(writer) => writer.append(bytes, class.unwrap_or(0) as i64)?,
+        }
+        shard.samples += 1;
+        shard.bytes += len;
+        let name = shard.name.clone();
+        self.shard = Some(shard);
+        Ok(name)
+    }
+
+    /// The sample's line of the manifest.
+    fn list(&mut self, sample: u64, shard: &str, outcome: Outcome, (before, after): (u64, u64)) -> Result<()> {
+        let what = match outcome {
+            Outcome::Transcoded { interval, .. } => format!("restarts every {interval}"),
+            Outcome::Unchanged { reason } => format!("unchanged: {reason}"),
+        };
+        let label = self.maker.images.class_of(sample).map_or(String::new(), |class| class.to_string());
+        let source = self.maker.source(sample);
+        let line = format!("{:08}\t{shard}\t{label}\t{source}\t{what}\t{before}\t{after}\n", self.key);
+        self.key += 1;
+        let heading = "#key\tshard\tlabel\tsource\toutcome\tbytes before\tbytes after\n";
+        append_line(&mut self.manifest, &self.maker.to.join(MANIFEST), heading, &line)
+    }
+
+    fn begin_shard(&self) -> Result<Shard> {
+        let number = self.summary.files;
+        let (name, writer) = match self.maker.shards.format {
+            #[cfg(feature = "parquet")]
+            Format::Parquet => {
+                let name = format!("shard-{number:06}.parquet");
+                let labelled = !self.maker.images.classes().is_empty();
+                let writer = parquet::Writer::create(self.maker.to.join(&name), labelled)?;
+                (name, Writer::Parquet(Box::new(writer)))
+            }
+            Format::Tar | Format::Files => {
+                let name = format!("shard-{number:06}.tar");
+                let pending = Pending::create(self.maker.to.join(&name))?;
+                (name, Writer::Tar(pending))
+            }
+        };
+        Ok(Shard { name, samples: 0, bytes: 0, writer })
+    }
+
+    fn end_shard(&mut self) -> Result<()> {
+        let Some(shard) = self.shard.take() else { return Ok(()) };
+        let sync = self.maker.shards.sync;
+        match shard.writer {
+            Writer::Tar(mut pending) => {
+                tar::finish(&mut pending).map_err(|source| pending.failed(source))?;
+                pending.commit(sync)?;
+            }
+            #[cfg(feature = "parquet")]
+            Writer::Parquet(writer) => writer.commit(sync)?,
+        }
+        self.summary.files += 1;
+        Ok(())
+    }
+
+    fn leave_out(&mut self, sample: u64, error: &Error) -> Result<()> {
+        self.summary.damaged += 1;
+        let words = error.to_string().replace(['\t', '\n', '\r'], " ");
+        let line = format!("{}\t{words}\n", self.maker.source(sample));
+        append_line(&mut self.ledger, &self.maker.to.join(LEDGER), "#source\terror\n", &line)
+    }
+
+    /// Ends the last shard, the ledger, and then the manifest.
+    fn finish(mut self) -> Result<Summary> {
+        self.end_shard()?;
+        if let Some(ledger) = self.ledger.take() {
+            ledger.commit(self.maker.shards.sync)?;
+        }
+        if let Some(manifest) = self.manifest.take() {
+            manifest.commit(self.maker.shards.sync)?;
+        }
+        if self.summary.damaged == self.summary.pictures {
+            let message = format!("all {} pictures are damaged", self.summary.pictures);
+            return Err(Error::new(ErrorKind::Empty, Stage::Write, message).with_path(self.maker.from));
+        }
+        Ok(self.summary)
+    }
+}
+
+/// Adds a line to a list that is begun with its first.
+fn append_line(list: &mut Option<Pending>, path: &Path, heading: &str, line: &str) -> Result<()> {
+    let begun = list.is_some();
+    let pending = match list {
+        Some(pending) => pending,
+        None => list.insert(Pending::create(path.to_path_buf())?),
+    };
+    let heading = if begun { "" } else { heading };
+    let written = pending.write_all(heading.as_bytes()).and_then(|()| pending.write_all(line.as_bytes()));
+    written.map_err(|source| pending.failed(source))
+}
+
+/// Whether the picture is at fault, not the machine.
+fn is_damage(error: &Error) -> bool {
+    error.stage() == Stage::Decode
+}
+
+/// What a tar member is called after its key.
+fn ending_of(path: &Path) -> String {
+    let ending = path.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
+    if matches!(ending.as_str(), "jpeg" | "jfif") { "jpg".into() } else { ending }
+}
+
+/// A path as a field of a line: backslash, control characters and what is not UTF-8 as `\xNN`.
+fn escaped(path: &Path) -> String {
+    let mut out = String::new();
+    let escape = |out: &mut String, bytes: &[u8]| bytes.iter().for_each(|byte| *out += &format!("\\x{byte:02x}"));
+    for chunk in path.as_os_str().as_bytes().utf8_chunks() {
+        for c in chunk.valid().chars() {
+            match c.is_control() || c == '\\' {
+                true => escape(&mut out, c.encode_utf8(&mut [0; 4]).as_bytes()),
+                false => out.push(c),
+            }
+        }
+        escape(&mut out, chunk.invalid());
+    }
+    out
+}
+
+/// Makes pictures, on all workers.
+#[derive(Clone, Copy)]
+struct Maker<'a> {
+    shards: &'a Shards,
+    images: &'a Images,
+    from: &'a Path,
+    to: &'a Path,
+}
+
+impl Maker<'_> {
+    fn len_of(&self, sample: u64) -> u64 {
+        self.images.sources().len_of(SourceId::at(sample as usize))
+    }
+
+    /// The sample's path in the folder, for a list.
+    fn source(&self, sample: u64) -> String {
+        let path = self.images.path_of(sample);
+        escaped(path.strip_prefix(self.from).unwrap_or(&path))
+    }
+
+    fn make(&self, samples: &[u64]) -> Vec<Made> {
+        let one = |sample: &u64| {
+            let (sample, before) = (*sample, self.len_of(*sample));
+            let path = self.images.path_of(sample);
+            match self.make_one(&path, before) {
+                Ok((after, outcome, bytes)) => Made { sample, before, after, result: Ok((outcome, bytes)) },
+                Err(error) => {
+                    Made { sample, before, after: 0, result: Err(error.with_path(&path).with_sample(sample)) }
+                }
+            }
+        };
+        samples.par_iter().map(one).collect()
+    }
+
+    /// Length of the result, what was done, and the result unless its file is written already.
+    fn make_one(&self, path: &Path, len: u64) -> Result<(u64, Outcome, Vec<u8>)> {
+        let input = self.read(path, len)?;
+        let mut out = Vec::new();
+        let outcome = restart_jpeg(&input, &self.shards.restarts, &mut out)?;
+        drop(input);
+        let after = out.len() as u64;
+        if self.shards.format == Format::Files {
+            self.write_file(path, &out)?;
+            out = Vec::new();
+        }
+        Ok((after, outcome, out))
+    }
+
+    /// The bytes of a picture, as many as were there when it was listed.
+    fn read(&self, path: &Path, len: u64) -> Result<Vec<u8>> {
+        if len > self.shards.restarts.bytes as u64 {
+            let message = format!("a file of {len} bytes, {} allowed", self.shards.restarts.bytes);
+            return Err(Error::new(ErrorKind::Limit, Stage::Decode, message));
+        }
+        if len == 0 {
+            return Err(Error::new(ErrorKind::Empty, Stage::Decode, "a picture of 0 bytes"));
+        }
+        let file = std::fs::File::open(path).map_err(|source| Error::os(Stage::Open, "", source))?;
+        let mut input = Vec::with_capacity(len as usize + 1);
+        let read = file.take(len + 1).read_to_end(&mut input);
+        read.map_err(|source| Error::os(Stage::Read, "cannot read the picture", source))?;
+        if input.len() as u64 != len {
+            let message = format!("{len} bytes when it was listed, not any more");
+            return Err(Error::new(ErrorKind::Changed, Stage::Read, message));
+        }
+        Ok(input)
+    }
+
+    fn write_file(&self, path: &Path, bytes: &[u8]) -> Result<()> {
+        let target = self.to.join(path.strip_prefix(self.from).unwrap_or(path));
+        if let Some(dir) = target.parent() {
+            std::fs::create_dir_all(dir).map_err(|source| output::failed(source, dir))?;
+        }
+        let mut pending = Pending::create(target)?;
+        pending.write_all(bytes).map_err(|source| pending.failed(source))?;
+        pending.commit(self.shards.sync)
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let growth = |(before, after): (u64, u64)| 100.0 * (after as f64 / before.max(1) as f64 - 1.0);
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        writeln!(f, "pictures    {} into {} files", self.pictures, self.files)?;
+        let (before, after) = self.transcoded_bytes;
+        write!(f, "transcoded  {}, {:.1} MiB to {:.1} MiB ", self.transcoded, mib(before), mib(after))?;
+        writeln!(f, "({:+.2} %), {} with new Huffman tables", growth(self.transcoded_bytes), self.new_tables)?;
+        for (reason, (count, path)) in &self.unchanged {
+            writeln!(f, "unchanged   {count}: {reason} (the first is {})", path.display())?;
+        }
+        if self.damaged > 0 {
+            writeln!(f, "left out    {}: damaged, listed in {LEDGER}", self.damaged)?;
+        }
+        for (ending, count) in &self.left_out {
+            writeln!(f, "left out    {count}: {ending}, not taken for pictures")?;
+        }
+        let seconds = self.elapsed.as_secs_f64();
+        let rate = self.bytes.0 as f64 / 1e6 / seconds.max(1e-9);
+        write!(f, "bytes       {:.1} MiB to {:.1} MiB ", mib(self.bytes.0), mib(self.bytes.1))?;
+        write!(f, "({:+.2} %) in {seconds:.1} s, {rate:.0} MB/s", growth(self.bytes))
+    }
+}

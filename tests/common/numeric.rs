@@ -1,0 +1,183 @@
+//! What the tests of numeric formats share: fixtures with what other libraries read from them, and a loader's rows.
+
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use crate::common::Dir;
+use feedline::dataset::Dataset;
+use feedline::read::{Direct, Mode};
+use feedline::{Loader, Order, Result};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Name and true bytes of each field.
+pub type Row = Vec<(String, Vec<u8>)>;
+
+pub fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// An array as the library that wrote it reads it.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub file: String,
+    pub member: String,
+    pub dtype: String,
+    pub shape: Vec<usize>,
+    pub bytes: Vec<u8>,
+}
+
+impl Case {
+    /// The bytes of a row of the first axis.
+    pub fn row(&self, row: usize) -> Vec<u8> {
+        let len = self.bytes.len() / self.shape[0];
+        self.bytes[row * len..][..len].to_vec()
+    }
+}
+
+/// The arrays of a fixture folder whose file names start with `prefix`.
+pub fn cases(folder: &str, prefix: &str) -> Vec<Case> {
+    let text = std::fs::read_to_string(fixture(folder).join("cases.txt")).unwrap();
+    let data = std::fs::read(fixture(folder).join("expected.bin")).unwrap();
+    let case = |line: &str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        let (start, len): (usize, usize) = (words[4].parse().unwrap(), words[5].parse().unwrap());
+        let dims = words[3].split('x').filter(|dim| *dim != "-");
+        Case {
+            file: words[0].into(),
+            member: words[1].into(),
+            dtype: words[2].into(),
+            shape: dims.map(|dim| dim.parse().unwrap()).collect(),
+            bytes: data[start..start + len].to_vec(),
+        }
+    };
+    let found: Vec<_> = text.lines().filter(|line| line.starts_with(prefix)).map(case).collect();
+    assert!(!found.is_empty(), "no case starts with {prefix}");
+    found
+}
+
+/// One way to load.
+pub const ORDERS: [fn() -> Order; 2] = [Order::sequential, || Order::shuffled(3)];
+
+/// The rows of an epoch by sample id, as a loader delivers them; each id must come once, and what is behind the end of
+/// a varying field must be zero.
+pub fn load_by(dataset: impl Dataset, order: Order, mode: Mode, direct: Direct) -> Result<BTreeMap<u64, Row>> {
+    let len = dataset.len();
+    let loader = Loader::builder(dataset).order(order).batch_size(3).workers(1).reader(mode).direct(direct).build()?;
+    let mut out = BTreeMap::new();
+    for batch in loader.epoch(0)? {
+        let batch = batch?;
+        for (row, id) in batch.ids().iter().enumerate() {
+            let mut fields = Row::new();
+            for field in batch.fields() {
+                let row_bytes = field.as_bytes().len() / batch.len();
+                let bytes = &field.as_bytes()[row * row_bytes..][..row_bytes];
+                let used = field.lens().map_or(row_bytes, |lens| row_bytes / field.shape()[1] * lens[row] as usize);
+                assert!(bytes[used..].iter().all(|byte| *byte == 0), "sample {id}: the padding is not zero");
+                fields.push((field.name().to_string(), bytes[..used].to_vec()));
+            }
+            assert!(out.insert(*id, fields).is_none(), "sample {id} came twice");
+        }
+    }
+    assert_eq!(out.len() as u64, len);
+    Ok(out)
+}
+
+/// As [`load_by`], by the plainest reader, sequentially.
+pub fn load(dataset: impl Dataset) -> Result<BTreeMap<u64, Row>> {
+    load_by(dataset, Order::sequential(), Mode::Pread, Direct::Off)
+}
+
+/// Opens by `open` for every order and some readers, and compares with what is expected.
+pub fn check<D: Dataset>(open: impl Fn() -> Result<D>, expected: &[Row]) {
+    let expected: BTreeMap<u64, Row> = (0..).zip(expected.iter().cloned()).collect();
+    for order in ORDERS {
+        for (mode, direct) in [(Mode::Auto, Direct::Auto), (Mode::Uring, Direct::On), (Mode::Pread, Direct::Off)] {
+            let dataset = open().unwrap();
+            let name = dataset.describe();
+            let found = load_by(dataset, order(), mode, direct).unwrap();
+            assert!(found == expected, "{name}, {:?}, {mode:?}:\n{found:?}\n{expected:?}", order());
+        }
+    }
+}
+
+pub fn one(name: &str, bytes: &[u8]) -> Row {
+    vec![(name.to_string(), bytes.to_vec())]
+}
+
+/// What became of damaged files.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Sweep {
+    /// Refused when opened, or the sample's error.
+    pub refused: usize,
+    /// As if nothing had happened: the byte means nothing.
+    pub harmless: usize,
+    /// Values differ, structure does not.
+    pub values: usize,
+    /// Fewer or other samples, fields, dtypes or shapes without a word.
+    pub structure: Vec<String>,
+}
+
+/// What a file is to a user: fields with dtype and shape, and rows.
+pub type Seen = (String, BTreeMap<u64, Row>);
+
+pub fn seen<D: Dataset>(dataset: Result<D>) -> Result<Seen> {
+    let dataset = dataset?;
+    Ok((format!("{:?}", dataset.schema()), load(dataset)?))
+}
+
+/// Damages `name` in every way: cut at every length, and every bit of every byte in `flip` flipped. `look` opens the folder.
+pub fn sweep(dir: &Dir, name: &str, flip: std::ops::Range<usize>, look: impl Fn() -> Result<Seen>) -> (Sweep, Sweep) {
+    let bytes = std::fs::read(dir.path(name)).unwrap();
+    let good = look().unwrap();
+    let judge = |sweep: &mut Sweep, what: String| match look() {
+        Err(error) => {
+            assert!(error.site().path.is_some(), "{what}: no path in {error}");
+            sweep.refused += 1;
+        }
+        Ok(found) if found == good => sweep.harmless += 1,
+        Ok((schema, rows)) => {
+            let shapes = |rows: &BTreeMap<u64, Row>| -> Vec<_> {
+                rows.values().flatten().map(|(name, bytes)| (name.clone(), bytes.len())).collect()
+            };
+            if schema == good.0 && shapes(&rows) == shapes(&good.1) {
+                sweep.values += 1;
+            } else {
+                sweep.structure.push(format!("{what}: {schema}"));
+            }
+        }
+    };
+    let (mut cuts, mut flips) = (Sweep::default(), Sweep::default());
+    for len in 0..bytes.len() {
+        dir.write(name, &bytes[..len]);
+        judge(&mut cuts, format!("{name} cut to {len}"));
+    }
+    for at in flip {
+        for bit in 0..8 {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 1 << bit;
+            dir.write(name, &damaged);
+            judge(&mut flips, format!("{name} bit {bit} of byte {at} flipped"));
+        }
+    }
+    dir.write(name, &bytes);
+    assert!(look().unwrap() == good);
+    println!("{name}: cuts {cuts:?}; flips {flips:?}");
+    (cuts, flips)
+}
+
+/// `bytes` with some of them written over, cut or made longer: what a flip alone does not reach.
+pub fn mangled(bytes: Vec<u8>) -> impl proptest::strategy::Strategy<Value = Vec<u8>> {
+    use proptest::prelude::*;
+    let len = bytes.len();
+    let byte = prop_oneof![any::<u8>(), Just(0), Just(0xff), Just(b'0')];
+    let spots = prop::collection::vec((0..len, byte), 0..8);
+    let tail = prop_oneof![4 => Just(Vec::new()), 1 => prop::collection::vec(any::<u8>(), 0..40)];
+    let end = prop_oneof![4 => Just(len), 1 => 0..=len];
+    (spots, end, tail).prop_map(move |(spots, end, tail)| {
+        let mut out = bytes.clone();
+        spots.into_iter().for_each(|(at, byte)| out[at] = byte);
+        out.truncate(end);
+        out.extend(tail);
+        out
+    })
+}
