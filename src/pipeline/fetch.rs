@@ -473,6 +473,8 @@ impl Io {
     }
 
     fn complete(&mut self) {
+        // First: who has received a batch finds all of its reads in the report.
+        self.core.meters.note_reads(self.reader.as_ref());
         let mut completions = std::mem::take(&mut self.completions);
         for completion in completions.drain(..) {
             if completion.tag & CHUNK_TAG != 0 {
@@ -499,7 +501,6 @@ impl Io {
             }
         }
         self.completions = completions;
-        self.core.meters.note_reads(self.reader.as_ref());
         if let Some(error) = self.reader.broken().filter(|_| !std::mem::replace(&mut self.broken, true)) {
             self.core.fail(error);
         }

@@ -48,9 +48,7 @@ pub(crate) struct Meters {
 impl Meters {
     /// Takes over what the reader counted. A lock per wake of the I/O thread, contended only while a report is made.
     pub(crate) fn note_reads(&self, reader: &dyn Reader) {
-        if let Ok(mut reads) = self.reads.try_lock() {
-            *reads = reader.stats();
-        }
+        *self.reads.lock().unwrap_or_else(|poison| poison.into_inner()) = reader.stats();
     }
 
     pub(crate) fn reads(&self) -> ReadStats {
