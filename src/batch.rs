@@ -29,7 +29,8 @@ impl Batch {
         Self { filled, info }
     }
 
-    /// Rows; the last batch of an epoch may have fewer than the others.
+    /// Rows; the last batch of an epoch may have fewer than the others. Of these, [`valid`](Self::valid) are samples that do
+    /// not merely fill up.
     #[allow(clippy::len_without_is_empty, reason = "a batch is never empty")]
     pub fn len(&self) -> usize {
         self.filled.rows()
@@ -45,7 +46,13 @@ impl Batch {
         self.filled.ticket().epoch
     }
 
-    /// Sample ids, one per row: indices in the dataset that the loader was given.
+    /// Rows that do not merely fill the batch up (see [`LastBatch`](crate::LastBatch)); they come first. Fewer than
+    /// [`len`](Self::len) in the last batch of an epoch only.
+    pub fn valid(&self) -> usize {
+        self.filled.valid()
+    }
+
+    /// Sample ids, one per row: indices in the dataset that the loader was given; `u64::MAX` for a blank row.
     pub fn ids(&self) -> &[u64] {
         self.filled.ids()
     }
@@ -62,18 +69,41 @@ impl Batch {
 
     /// The fields, in order.
     pub fn fields(&self) -> impl Iterator<Item = FieldView<'_>> {
-        self.info.keep.iter().map(|index| FieldView { filled: &self.filled, index: *index })
+        self.all().fields()
     }
 
     /// The field with that name.
     ///
     /// Errors: [`ErrorKind::Shape`], naming the fields that there are.
     pub fn field(&self, name: &str) -> Result<FieldView<'_>> {
-        self.fields().find(|field| field.name() == name).ok_or_else(|| {
-            let names: Vec<_> = self.fields().map(|field| field.name()).collect();
-            let message = format!("no field `{name}` in the batch; there are {}", names.join(", "));
-            Error::new(ErrorKind::Shape, Stage::Batch, message)
-        })
+        self.all().field(name)
+    }
+
+    /// The batch in `count` parts for gradient accumulation: runs of rows whose numbers differ by at most one, as views
+    /// without a copy. A batch of fewer rows comes in as many parts as it has rows.
+    ///
+    /// ```
+    /// # use feedline::{Loader, dataset::Records};
+    /// # let loader = Loader::builder(Records::builder(1).open_bytes([7; 10])?).batch_size(10).build()?;
+    /// let batch = loader.epoch(0)?.next().unwrap()?;
+    /// let rows: Vec<usize> = batch.micro(4)?.map(|part| part.len()).collect();
+    /// assert_eq!(rows, [3, 3, 2, 2]);
+    /// # Ok::<(), feedline::Error>(())
+    /// ```
+    ///
+    /// Errors: [`ErrorKind::Config`] for 0 parts.
+    pub fn micro(&self, count: usize) -> Result<impl ExactSizeIterator<Item = MicroBatch<'_>>> {
+        if count == 0 {
+            return Err(Error::new(ErrorKind::Config, Stage::Batch, "a batch in 0 parts"));
+        }
+        let count = count.min(self.len());
+        let (least, longer) = (self.len() / count, self.len() % count);
+        let start = move |part: usize| part * least + part.min(longer);
+        Ok((0..count).map(move |part| MicroBatch { batch: self, start: start(part), end: start(part + 1) }))
+    }
+
+    fn all(&self) -> MicroBatch<'_> {
+        MicroBatch { batch: self, start: 0, end: self.len() }
     }
 
     /// Bytes of all fields.
@@ -98,11 +128,73 @@ impl std::fmt::Debug for Batch {
     }
 }
 
-/// One field of a batch: dense rows, first dimension = rows of the batch.
+/// A run of rows of a batch, see [`Batch::micro`].
+#[derive(Clone, Copy)]
+pub struct MicroBatch<'a> {
+    batch: &'a Batch,
+    start: usize,
+    end: usize,
+}
+
+impl<'a> MicroBatch<'a> {
+    /// Rows.
+    #[allow(clippy::len_without_is_empty, reason = "a part is never empty")]
+    pub fn len(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// Rows that do not merely fill the batch up; they come first. May be 0.
+    pub fn valid(&self) -> usize {
+        self.batch.valid().clamp(self.start, self.end) - self.start
+    }
+
+    /// The rows of the batch that these are.
+    pub fn rows(&self) -> std::ops::Range<usize> {
+        self.start..self.end
+    }
+
+    /// Sample ids, one per row.
+    pub fn ids(&self) -> &'a [u64] {
+        &self.batch.ids()[self.rows()]
+    }
+
+    /// Validity of each row, values of [`Status`](crate::Status).
+    pub fn status(&self) -> &'a [u8] {
+        &self.batch.status()[self.rows()]
+    }
+
+    /// The fields, in order.
+    pub fn fields(&self) -> impl Iterator<Item = FieldView<'a>> + use<'a> {
+        let Self { batch, start, end } = *self;
+        batch.info.keep.iter().map(move |index| FieldView { filled: &batch.filled, index: *index, start, end })
+    }
+
+    /// The field with that name.
+    ///
+    /// Errors: [`ErrorKind::Shape`], naming the fields that there are.
+    pub fn field(&self, name: &str) -> Result<FieldView<'a>> {
+        self.fields().find(|field| field.name() == name).ok_or_else(|| {
+            let names: Vec<_> = self.fields().map(|field| field.name()).collect();
+            let message = format!("no field `{name}` in the batch; there are {}", names.join(", "));
+            Error::new(ErrorKind::Shape, Stage::Batch, message)
+        })
+    }
+}
+
+impl std::fmt::Debug for MicroBatch<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "rows {:?} of {:?}", self.rows(), self.batch)
+    }
+}
+
+/// One field of a batch or of a part of it: dense rows, first dimension = rows.
 #[derive(Clone, Copy)]
 pub struct FieldView<'a> {
     filled: &'a Filled,
     index: usize,
+    /// Rows of the batch.
+    start: usize,
+    end: usize,
 }
 
 impl<'a> FieldView<'a> {
@@ -122,7 +214,7 @@ impl<'a> FieldView<'a> {
 
     /// Dimensions, the number of rows first. Of an `UpTo` field the second is the maximum.
     pub fn shape(&self) -> Vec<usize> {
-        std::iter::once(self.filled.rows()).chain(self.field().dims()).collect()
+        std::iter::once(self.end - self.start).chain(self.field().dims()).collect()
     }
 
     /// Elements from one index to the next, per dimension (row-major, dense).
@@ -137,7 +229,7 @@ impl<'a> FieldView<'a> {
 
     /// The true first dimension of each row of an `UpTo` field; `None` for fixed shapes.
     pub fn lens(&self) -> Option<&'a [u64]> {
-        self.filled.lens(self.index)
+        self.filled.lens(self.index).map(|lens| &lens[self.start..self.end])
     }
 
     /// All elements, row after row.
@@ -156,7 +248,7 @@ impl<'a> FieldView<'a> {
     /// Errors: [`ErrorKind::Shape`] when `T` is not the dtype or there is no such row.
     pub fn row<T: Element>(&self, row: usize) -> Result<&'a [T]> {
         let all = self.as_slice::<T>()?;
-        let rows = self.filled.rows();
+        let rows = self.end - self.start;
         if row >= rows {
             let message = format!("no row {row} in a batch of {rows}");
             return Err(Error::new(ErrorKind::Shape, Stage::Batch, message));
@@ -171,7 +263,8 @@ impl<'a> FieldView<'a> {
 
     /// All bytes, row after row, native byte order.
     pub fn as_bytes(&self) -> &'a [u8] {
-        self.filled.bytes(self.index)
+        let row_bytes = self.filled.row_bytes(self.index);
+        &self.filled.bytes(self.index)[self.start * row_bytes..self.end * row_bytes]
     }
 }
 

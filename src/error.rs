@@ -34,6 +34,10 @@ pub enum ErrorKind {
     Truncated,
     /// A file is not the one that was indexed (size differs).
     Changed,
+    /// The dataset is not the one that a saved state belongs to.
+    FingerprintMismatch,
+    /// A saved state is damaged, of another version, or of a loader that was set otherwise.
+    State,
     /// The device or file system reported an error.
     Io,
     /// The bytes are not what the decoder expects.
@@ -70,6 +74,8 @@ impl ErrorKind {
             Self::Empty => "empty",
             Self::Truncated => "truncated",
             Self::Changed => "changed since it was indexed",
+            Self::FingerprintMismatch => "dataset changed",
+            Self::State => "state not usable",
             Self::Io => "I/O error",
             Self::Decode => "cannot decode",
             Self::Limit => "over the limit",

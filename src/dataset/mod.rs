@@ -70,6 +70,7 @@ mod chunked;
 mod crc32;
 mod damage;
 mod example;
+mod fingerprint;
 #[doc(hidden)]
 pub mod fuzzing;
 mod images;
@@ -98,6 +99,7 @@ pub use crate::memory::ChunkBuf;
 pub use checked::Checked;
 pub use chunked::{ChunkBytes, Chunked};
 pub use damage::{Damage, DamageKind, OnDamage};
+pub use fingerprint::Fingerprint;
 pub use images::{EXTENSIONS, Images};
 pub use mds::{Mds, MdsBuilder};
 pub use megatron::{Megatron, MegatronBuilder};

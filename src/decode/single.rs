@@ -2,7 +2,7 @@
 
 use super::{Ctx, Decoder, Scratch};
 use crate::error::Result;
-use crate::memory::{Filled, FreeSlot, Hooks, Pool, Status, Ticket};
+use crate::memory::{Filled, FreeSlot, Hooks, Pool, Ticket};
 use crate::tensor::{EncodedField, Field, Layout, Spec};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -72,10 +72,10 @@ impl Single {
         self.row = None;
         drop(self.mailbox.full.lock().unwrap_or_else(PoisonError::into_inner).take());
         let slot = self.mailbox.free.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let mut rows = slot.expect("every use of the slot ends in the mailbox").begin(Ticket::default(), 1);
+        let mut rows = slot.expect("every use of the slot ends in the mailbox").begin(Ticket::default(), 1, 1);
         let fields = 0..self.spec.fields().len();
         let mut row = rows.row();
-        row.mark(id, Status::Real);
+        row.mark(id);
         self.decoder.decode(input, &mut Ctx::new(seed, epoch, id, fields, &mut self.scratch), &mut row)?;
         rows.finish_row();
         drop(rows);

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex};
 pub enum Status {
     /// A sample of the dataset.
     Real = 0,
-    /// Repeats another sample so that the batch keeps its size.
+    /// Fills the batch up: repeats another sample, or is blank (id `u64::MAX`, zeros).
     Padding = 1,
     /// Stands in for a sample that could not be had.
     Substitute = 2,
@@ -47,9 +47,10 @@ struct Slot {
     remaining: AtomicU32,
     /// Which batch the present use is, see [`Ticket`]. Atomics only because the slot is shared; they are written while
     /// the slot is free.
-    ticket: [AtomicU64; 4],
-    /// Rows in the present use.
+    ticket: [AtomicU64; 5],
+    /// Rows in the present use, and how many of them, the first ones, are samples of the epoch; the others fill up.
     rows: AtomicU32,
+    valid: AtomicU32,
     /// The failure of the lowest row, so that the error does not depend on which worker was first.
     failure: Mutex<Option<(u32, Error)>>,
 }
@@ -65,6 +66,8 @@ pub(crate) struct Ticket {
     pub(crate) epoch: u64,
     /// Batch index in the epoch.
     pub(crate) batch: u64,
+    /// Position in the epoch of row 0.
+    pub(crate) position: u64,
 }
 
 /// All slots of a loader; kept only to reach their regions.
@@ -86,6 +89,7 @@ impl Pool {
                 remaining: AtomicU32::new(0),
                 ticket: Default::default(),
                 rows: AtomicU32::new(0),
+                valid: AtomicU32::new(0),
                 failure: Mutex::new(None),
             };
             plan.hooks.free(FreeSlot(Arc::new(slot)));
@@ -108,8 +112,9 @@ impl Slot {
     }
 
     fn ticket(&self) -> Ticket {
-        let [generation, sequence, epoch, batch] = self.ticket.each_ref().map(|word| word.load(Ordering::Relaxed));
-        Ticket { generation, sequence, epoch, batch }
+        let words = self.ticket.each_ref().map(|word| word.load(Ordering::Relaxed));
+        let [generation, sequence, epoch, batch, position] = words;
+        Ticket { generation, sequence, epoch, batch, position }
     }
 
     fn field_at(&self, field: usize, row: u32) -> (*mut u8, usize) {
@@ -129,15 +134,17 @@ impl Slot {
 pub(crate) struct FreeSlot(Arc<Slot>);
 
 impl FreeSlot {
-    /// Starts filling the slot as the batch of `ticket` with `rows` rows (1 ≤ rows ≤ the layout's).
-    pub(crate) fn begin(self, ticket: Ticket, rows: u32) -> Rows {
+    /// Starts filling the slot as the batch of `ticket` with `rows` rows (1 ≤ rows ≤ the layout's), of which the first
+    /// `valid` are samples of the epoch and the others fill up.
+    pub(crate) fn begin(self, ticket: Ticket, rows: u32, valid: u32) -> Rows {
         let slot = self.0;
-        assert!(rows > 0 && rows as usize <= slot.plan.layout.rows());
-        let words = [ticket.generation, ticket.sequence, ticket.epoch, ticket.batch];
+        assert!(rows > 0 && rows as usize <= slot.plan.layout.rows() && valid <= rows);
+        let words = [ticket.generation, ticket.sequence, ticket.epoch, ticket.batch, ticket.position];
         for (place, word) in slot.ticket.iter().zip(words) {
             place.store(word, Ordering::Relaxed);
         }
         slot.rows.store(rows, Ordering::Relaxed);
+        slot.valid.store(valid, Ordering::Relaxed);
         *slot.failure.lock().unwrap_or_else(|poison| poison.into_inner()) = None;
         // The tokens reach other threads through queues, which order this store before their work.
         slot.remaining.store(rows, Ordering::Relaxed);
@@ -204,7 +211,19 @@ impl Rows {
         unsafe { std::slice::from_raw_parts_mut(ptr, len) }
     }
 
-    /// Marks the first rows as real samples with these ids, and counts them as done.
+    /// Makes all unfinished rows blank, and counts them as done.
+    pub(crate) fn blank(mut self) {
+        while self.len() > 0 {
+            let mut row = self.row();
+            for field in 0..row.spec().fields().len() {
+                row.clear(field);
+            }
+            row.mark(u64::MAX);
+            self.finish_row();
+        }
+    }
+
+    /// Gives the first rows these sample ids, and counts them as done.
     pub(crate) fn finish_run(&mut self, ids: &[u64]) {
         assert!(ids.len() <= self.len() as usize && self.lent == 0);
         let layout = &self.slot.plan.layout;
@@ -212,11 +231,13 @@ impl Rows {
         let places = self.slot.at(layout.ids() + first * 8, ids.len() * 8);
         let statuses = self.slot.at(layout.status() + first, ids.len());
         let bytes: &[u8] = bytemuck::cast_slice(ids);
-        // SAFETY: in bounds; ids and status of these rows are written through their unique token only, and no reference
-        // to them exists before the slot is full.
+        let valid = (self.slot.valid.load(Ordering::Relaxed) as usize).saturating_sub(first).min(ids.len());
+        // SAFETY: in bounds, since `valid` is at most the number of ids; ids and status of these rows are written through
+        // their unique token only, and no reference to them exists before the slot is full.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), places, bytes.len());
-            std::ptr::write_bytes(statuses, Status::Real as u8, ids.len());
+            std::ptr::write_bytes(statuses, Status::Real as u8, valid);
+            std::ptr::write_bytes(statuses.add(valid), Status::Padding as u8, ids.len() - valid);
         }
         self.start += ids.len() as u32;
         self.done += ids.len() as u32;
@@ -412,8 +433,10 @@ impl Row<'_> {
         }
     }
 
-    /// Sample id and validity of the row.
-    pub(crate) fn mark(&mut self, id: u64, status: Status) {
+    /// Sample id of the row, and its validity, which follows from its place.
+    pub(crate) fn mark(&mut self, id: u64) {
+        let valid = self.row < self.slot.valid.load(Ordering::Relaxed);
+        let status = if valid { Status::Real } else { Status::Padding };
         let layout = &self.slot.plan.layout;
         let (ids, statuses) = (layout.ids(), layout.status());
         self.put(ids + self.row as usize * 8, &id.to_ne_bytes());
@@ -496,6 +519,11 @@ impl Filled {
         self.slot().rows.load(Ordering::Relaxed) as usize
     }
 
+    /// Rows that do not fill up; they come first.
+    pub(crate) fn valid(&self) -> usize {
+        self.slot().valid.load(Ordering::Relaxed) as usize
+    }
+
     /// Takes the failure of the lowest row, if any row failed.
     pub(crate) fn take_failure(&self) -> Option<Error> {
         self.slot().failure.lock().unwrap_or_else(|poison| poison.into_inner()).take().map(|(_, error)| error)
@@ -520,6 +548,11 @@ impl Filled {
     pub(crate) fn bytes(&self, field: usize) -> &[u8] {
         let layout = self.slot().plan.layout.fields()[field];
         self.array(layout.offset, layout.row_bytes * self.rows())
+    }
+
+    /// Bytes of a row of field `field`.
+    pub(crate) fn row_bytes(&self, field: usize) -> usize {
+        self.slot().plan.layout.fields()[field].row_bytes
     }
 
     /// True lengths of an `UpTo` field.
@@ -582,6 +615,11 @@ impl BatchMut<'_> {
     #[allow(clippy::len_without_is_empty, reason = "a batch is never empty")]
     pub fn len(&self) -> usize {
         self.filled.rows()
+    }
+
+    /// Rows that do not merely fill the batch up; they come first.
+    pub fn valid(&self) -> usize {
+        self.filled.valid()
     }
 
     /// Batch index in the epoch.
@@ -676,7 +714,7 @@ mod tests {
     fn a_slot_is_full_exactly_when_its_last_row_is_finished_on_any_thread() {
         let (_pool, full, free) = pool(64, 1);
         for rows in [1_u32, 2, 63, 64] {
-            let mut all = free.recv().unwrap().begin(Ticket { batch: 7, ..Ticket::default() }, rows);
+            let mut all = free.recv().unwrap().begin(Ticket { batch: 7, ..Ticket::default() }, rows, rows);
             let mut parts = Vec::new();
             while all.len() > 0 {
                 parts.push(all.take(all.len().min(5)));
@@ -689,7 +727,7 @@ mod tests {
                         while part.len() > 0 {
                             let id = u64::from(part.first()) * 10;
                             let mut row = part.row();
-                            row.mark(id, Status::Real);
+                            row.mark(id);
                             row.bytes_mut(0).fill(id as u8);
                             row.slice_mut::<i64>(1).unwrap()[0] = -(id as i64);
                             row.copy_from(2, &[1, 0, 2, 0]).unwrap();
@@ -713,7 +751,7 @@ mod tests {
     fn the_failure_of_the_lowest_row_wins_whatever_the_order() {
         let (_pool, full, free) = pool(4, 1);
         for order in [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]] {
-            let mut all = free.recv().unwrap().begin(Ticket { batch: 3, ..Ticket::default() }, 4);
+            let mut all = free.recv().unwrap().begin(Ticket { batch: 3, ..Ticket::default() }, 4, 4);
             let mut parts: Vec<_> = (0..4).map(|_| Some(all.take(1))).collect();
             drop(all);
             for row in order {
@@ -728,7 +766,7 @@ mod tests {
     #[test]
     fn dropped_rows_bring_the_slot_back_as_cancelled() {
         let (_pool, full, free) = pool(8, 1);
-        let mut rows = free.recv().unwrap().begin(Ticket::default(), 8);
+        let mut rows = free.recv().unwrap().begin(Ticket::default(), 8, 8);
         drop(rows.take(3));
         drop(rows);
         let filled = full.recv().unwrap();
@@ -740,7 +778,7 @@ mod tests {
     #[test]
     fn a_lent_field_cannot_be_touched_and_an_abandoned_operation_keeps_the_slot_out_of_the_pool() {
         let (_pool, full, free) = pool(1, 1);
-        let mut rows = free.recv().unwrap().begin(Ticket::default(), 1);
+        let mut rows = free.recv().unwrap().begin(Ticket::default(), 1, 1);
         let mut span = rows.lend(0);
         span.as_mut_slice().fill(9);
         let touched = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| rows.row().bytes_mut(0)[0] = 1));
@@ -755,9 +793,39 @@ mod tests {
     }
 
     #[test]
+    fn rows_behind_the_valid_ones_fill_up_and_blank_ones_hold_nothing_of_an_earlier_batch() {
+        let (_pool, full, free) = pool(8, 1);
+        let mut rows = free.recv().unwrap().begin(Ticket::default(), 8, 8);
+        for field in 0..3 {
+            rows.run_mut(field, 8).fill(0xaa);
+        }
+        rows.finish_run(&[1; 8]);
+        drop(rows);
+        drop(full.recv().unwrap());
+        let mut rows = free.recv().unwrap().begin(Ticket::default(), 8, 3);
+        rows.finish_run(&[10, 11]);
+        rows.row().mark(12);
+        rows.finish_row();
+        rows.row().mark(13);
+        rows.finish_row();
+        rows.finish_run(&[14]);
+        rows.blank();
+        let filled = full.recv().unwrap();
+        assert_eq!(filled.valid(), 3);
+        assert_eq!(filled.ids(), [10, 11, 12, 13, 14, u64::MAX, u64::MAX, u64::MAX]);
+        assert_eq!(filled.status(), [0, 0, 0, 1, 1, 1, 1, 1]);
+        for field in 0..3 {
+            let row_bytes = filled.row_bytes(field);
+            assert!(filled.bytes(field)[..5 * row_bytes].iter().all(|byte| *byte == 0xaa));
+            assert!(filled.bytes(field)[5 * row_bytes..].iter().all(|byte| *byte == 0), "field {field}");
+        }
+        assert_eq!(filled.lens(2).map(|lens| &lens[5..]), Some(&[0, 0, 0][..]));
+    }
+
+    #[test]
     fn what_does_not_fit_a_field_is_a_shape_error_that_names_it() {
         let (_pool, _full, free) = pool(1, 1);
-        let mut rows = free.recv().unwrap().begin(Ticket::default(), 1);
+        let mut rows = free.recv().unwrap().begin(Ticket::default(), 1, 1);
         let mut row = rows.row();
         let errors = [
             (row.copy_from(0, &[0; 14]).unwrap_err(), "`image` takes 15 bytes, the sample has 14"),

@@ -11,13 +11,14 @@
 //!   └──────────────── last piece that needs the chunk is done ◄──────────────────┘
 //! ```
 //!
-//! The order gives the sequence in which chunks are needed, and for every piece of a batch a range of it. The planner
-//! opens chunks in that sequence as buffers are free, ahead of the pieces; it lets go of a chunk when the oldest waiting
-//! piece is past it, and the buffer comes back when the last gather that uses it ends.
+//! The order gives the sequence in which chunks are needed, and for every piece of a batch some entries of it. The planner
+//! opens chunks strictly in that sequence as buffers are free, ahead of the pieces; it lets go of an entry when the oldest
+//! waiting piece is at the position from which on nobody needs it, and the buffer comes back when the last gather that
+//! uses it ends.
 //!
-//! It cannot deadlock: `build()` gives at least as many buffers as one piece needs. The oldest waiting piece needs a
-//! range that starts where the open ones start; whatever is before it is held only by gathers, which wait for nobody.
-//! So its buffers come, and a chunk with a buffer needs only the ring and a worker.
+//! It cannot deadlock: `build()` gives at least as many buffers as one piece needs. Every entry before the last one that
+//! the oldest waiting piece needs is needed by it, too, or by nobody any more (see `order::lanes`); the latter are held only by
+//! gathers, which wait for nobody. So its buffers come, and a chunk with a buffer needs only the ring and a worker.
 
 use super::plan::{ChunkDemand, Demand};
 use super::work::panicked;
@@ -26,12 +27,11 @@ use crate::dataset::{ChunkBytes, Chunked, Dataset};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{ChunkBuf, RingSpan, Rows};
-use crate::order::{ChunkStarts, EpochOrder};
+use crate::order::{ChunkStarts, EpochOrder, Need};
 use crate::read::{Extent, Waker};
 use crate::tensor::PAGE;
 use bytes::Bytes;
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
@@ -120,6 +120,7 @@ impl Opening {
         // Before anybody is told: the ring's room and the worker's buffer are free again.
         self.pieces.clear();
         core.meters.chunks.add(1);
+        core.meters.chunk_rows.add(rows_of(core, self.entry.chunk));
         match opened {
             Ok(()) => {
                 let _ = self.entry.result.set(Ok(buffer));
@@ -142,8 +143,7 @@ impl Drop for Opening {
 }
 
 fn open(core: &Core, chunk: usize, pieces: &[Bytes], scratch: &mut Scratch, buffer: &mut ChunkBuf) -> Result<()> {
-    let starts = core.chunk_starts.as_ref().and_then(|starts| starts.get(chunk..chunk + 2));
-    let rows = starts.map_or(0, |starts| starts[1] - starts[0]);
+    let rows = rows_of(core, chunk);
     let fields = core.recipe.handlers.len();
     buffer.begin(rows as usize, fields);
     let opened = catch_unwind(AssertUnwindSafe(|| core.in_chunks()?.open_chunk(chunk, pieces, scratch, buffer)));
@@ -153,6 +153,11 @@ fn open(core: &Core, chunk: usize, pieces: &[Bytes], scratch: &mut Scratch, buff
         let message = format!("the chunk has {rows} samples, but {there} of field `{name}`");
         Err(Error::new(ErrorKind::Decode, Stage::Decode, message))
     })
+}
+
+fn rows_of(core: &Core, chunk: usize) -> u64 {
+    let starts = core.chunk_starts.as_ref().and_then(|starts| starts.get(chunk..chunk + 2));
+    starts.map_or(0, |starts| starts[1] - starts[0])
 }
 
 /// The chunks that a piece needs, all open or failed.
@@ -176,7 +181,16 @@ impl Held {
 struct Waiting {
     job: Arc<Job>,
     rows: Rows,
-    entries: Range<usize>,
+    position: u64,
+    /// Which of the sequence it needs; shared by the pieces of many batches.
+    entries: Arc<[usize]>,
+}
+
+/// An entry of the sequence, from when it is opened until nobody needs it.
+struct Entry {
+    open: Arc<OpenChunk>,
+    /// The position from which on nobody does.
+    until: u64,
 }
 
 /// The I/O thread's side.
@@ -184,10 +198,12 @@ pub(crate) struct Chunks {
     home: Arc<Home>,
     /// The epoch whose sequence is being opened.
     job: Option<Arc<Job>>,
-    /// Open chunks of the sequence, from entry `base`.
-    entries: VecDeque<Arc<OpenChunk>>,
+    /// The sequence from entry `base` to the last that was opened; `None` where nobody needs it any more.
+    entries: VecDeque<Option<Entry>>,
     base: usize,
     waiting: VecDeque<Waiting>,
+    /// The last piece that was planned: its epoch, its end, and what it needs.
+    piece: Option<(Arc<Job>, u64, Arc<[usize]>)>,
     /// Chunks that must be read.
     pub(crate) to_read: VecDeque<Opening>,
     reads: Vec<Option<Read>>,
@@ -216,6 +232,7 @@ impl Chunks {
             entries: VecDeque::with_capacity(buffers),
             base: 0,
             waiting: VecDeque::new(),
+            piece: None,
             to_read: VecDeque::new(),
             reads: (0..buffers).map(|_| None).collect(),
         }
@@ -225,10 +242,26 @@ impl Chunks {
     pub(crate) fn plan(&mut self, job: &Arc<Job>, mut rows: Rows) {
         while rows.len() > 0 {
             let position = job.position(&rows);
-            let piece = job.order.piece(position);
-            let count = u32::try_from(piece.len).unwrap_or(u32::MAX).min(rows.len()).max(1);
-            self.waiting.push_back(Waiting { job: job.clone(), rows: rows.take(count), entries: piece.entries });
+            let (end, entries) = self.piece(job, position);
+            let count = (end - position).div_ceil(job.batches.stride()).max(1);
+            let count = u32::try_from(count).unwrap_or(u32::MAX).min(rows.len());
+            self.waiting.push_back(Waiting { job: job.clone(), rows: rows.take(count), position, entries });
         }
+    }
+
+    /// Where the piece at `position` ends, and what it needs.
+    fn piece(&mut self, job: &Arc<Job>, position: u64) -> (u64, Arc<[usize]>) {
+        if let Some((before, end, entries)) = &self.piece
+            && Arc::ptr_eq(before, job)
+            && position < *end
+        {
+            // Positions only rise.
+            return (*end, entries.clone());
+        }
+        let piece = job.order.piece(position);
+        let entries: Arc<[usize]> = piece.entries.into();
+        self.piece = Some((job.clone(), piece.end, entries.clone()));
+        (piece.end, entries)
     }
 
     /// Hands on what is ready, lets go of what is done, and says what is to be opened.
@@ -239,11 +272,9 @@ impl Chunks {
                 self.waiting.pop_front();
             }
             let Some(front) = self.waiting.front() else { break };
-            let (job, entries) = (front.job.clone(), front.entries.clone());
+            let (job, position, entries) = (front.job.clone(), front.position, front.entries.clone());
             self.turn_to(&job);
-            while self.base < entries.start {
-                self.base = if self.entries.pop_front().is_some() { self.base + 1 } else { entries.start };
-            }
+            self.let_go(position);
             self.open_ahead(&mut openings);
             let Some(held) = self.held(&entries) else { break };
             let waiting = self.waiting.pop_front().expect("looked at above");
@@ -252,14 +283,26 @@ impl Chunks {
         openings
     }
 
-    /// The chunks of `entries`, when all of them are settled.
-    fn held(&self, entries: &Range<usize>) -> Option<Arc<Held>> {
-        let range = entries.start.checked_sub(self.base)?..entries.end.checked_sub(self.base)?;
-        if range.end > self.entries.len() {
-            return None;
+    /// Lets go of what nobody needs from `position` on.
+    fn let_go(&mut self, position: u64) {
+        for entry in &mut self.entries {
+            if entry.as_ref().is_some_and(|entry| entry.until <= position) {
+                *entry = None;
+            }
         }
-        let entries = self.entries.range(range);
-        entries.clone().all(|entry| entry.get().is_some()).then(|| Arc::new(Held(entries.cloned().collect())))
+        while matches!(self.entries.front(), Some(None)) {
+            self.entries.pop_front();
+            self.base += 1;
+        }
+    }
+
+    /// The chunks of `entries`, when all of them are settled.
+    fn held(&self, entries: &[usize]) -> Option<Arc<Held>> {
+        let open = |number: &usize| {
+            let entry = self.entries.get(number.checked_sub(self.base)?)?.as_ref()?;
+            entry.open.get().is_some().then(|| entry.open.clone())
+        };
+        Some(Arc::new(Held(entries.iter().map(open).collect::<Option<_>>()?)))
     }
 
     /// Starts the sequence of another epoch. Chunks that lie at its start and are open stay.
@@ -267,22 +310,22 @@ impl Chunks {
         if self.job.as_ref().is_some_and(|before| Arc::ptr_eq(before, job)) {
             return;
         }
-        let old: Vec<_> = std::mem::take(&mut self.entries).into();
+        let old: Vec<Entry> = std::mem::take(&mut self.entries).into_iter().flatten().collect();
         self.base = 0;
-        while let Some(chunk) = job.order.chunk(self.entries.len()) {
-            let Some(entry) = old.iter().find(|entry| entry.chunk == chunk && !entry.failed()) else { break };
-            self.entries.push_back(entry.clone());
+        while let Some(Need { chunk, until }) = job.order.need(self.entries.len()) {
+            let Some(entry) = old.iter().find(|entry| entry.open.chunk == chunk && !entry.open.failed()) else { break };
+            self.entries.push_back(Some(Entry { open: entry.open.clone(), until }));
         }
         self.job = Some(job.clone());
     }
 
     fn open_ahead(&mut self, openings: &mut Vec<Opening>) {
         let Some(job) = &self.job else { return };
-        while let Some(chunk) = job.order.chunk(self.base + self.entries.len()) {
+        while let Some(Need { chunk, until }) = job.order.need(self.base + self.entries.len()) {
             let Some(buffer) = self.home.free.pop() else { return };
-            let entry = Arc::new(OpenChunk { chunk, result: OnceLock::new(), home: self.home.clone() });
-            self.entries.push_back(entry.clone());
-            openings.push(Opening { entry, buffer: Some(buffer), extents: Vec::new(), pieces: Vec::new() });
+            let open = Arc::new(OpenChunk { chunk, result: OnceLock::new(), home: self.home.clone() });
+            self.entries.push_back(Some(Entry { open: open.clone(), until }));
+            openings.push(Opening { entry: open, buffer: Some(buffer), extents: Vec::new(), pieces: Vec::new() });
         }
     }
 
@@ -353,7 +396,7 @@ impl Chunks {
         self.waiting.clear();
         self.to_read.clear();
         self.entries.clear();
-        self.job = None;
+        (self.job, self.piece) = (None, None);
     }
 }
 
@@ -387,15 +430,15 @@ impl Demand {
             demand.lists = demand.lists.max(to_usize(rows.saturating_mul(fields)).saturating_mul(ChunkBuf::LIST_ENTRY));
         }
         demand.bytes = ChunkBuf::size_for(demand.bytes);
-        let window = order.piece(0).entries.len();
+        let most = order.entries_most();
         (demand.least, demand.wanted) = match order {
             order if order.needs_all_chunks() => {
                 demand.why = "this order needs every chunk at any time; `Order::windowed` needs few";
                 (count, count)
             }
-            _ if window > 1 => {
-                demand.why = "the order's window";
-                (window, (2 * window).min(count))
+            _ if most > 1 => {
+                demand.why = "the windows of this rank's lanes";
+                (most, (2 * most).min(count.max(most)))
             }
             _ => (1, (self.workers + 2).min(count)),
         };

@@ -7,7 +7,7 @@ use super::{Core, IoSide, Job, Start, ticket};
 use crate::dataset::{Part, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::memory::{FreeSlot, IoBuf, RingSpan, Rows};
+use crate::memory::{FreeSlot, IoBuf, RingSpan, Rows, Ticket};
 use crate::read::{Completion, Extent, ReadOp, Reader};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -190,9 +190,10 @@ impl Io {
     /// Gives every free slot the next batch.
     fn plan(&mut self) {
         while !self.free.is_empty() {
-            let Some((job, ticket, count)) = self.next_batch() else { return };
+            let Some((job, ticket)) = self.next_batch() else { return };
             let slot = self.free.pop_front().expect("checked above");
-            let mut rows = slot.begin(ticket, count);
+            let Some(mut rows) = begin_batch(slot, &job, ticket) else { continue };
+            let count = rows.len();
             if let Some(chunks) = &mut self.chunks {
                 chunks.plan(&job, rows);
             } else if !self.look_first() {
@@ -275,24 +276,24 @@ impl Io {
         }
     }
 
-    fn next_batch(&mut self) -> Option<(Arc<Job>, crate::memory::Ticket, u32)> {
+    fn next_batch(&mut self) -> Option<(Arc<Job>, Ticket)> {
         loop {
             if self.run.is_none() {
                 let start = self.runs.pop_front()?;
                 let job = start.first.clone();
-                self.run = Some(Run { start, job, epochs_done: 0, batch: 0, sequence: 0 });
+                let batch = job.batches.first();
+                self.run = Some(Run { start, job, epochs_done: 0, batch, sequence: 0 });
             }
             let run = self.run.as_mut()?;
-            if run.job.is_cancelled() || run.epochs_done == run.start.epochs {
+            if run.job.is_cancelled() || run.epochs_done == run.start.epochs || run.sequence == run.start.batches {
                 self.run = None;
                 continue;
             }
-            if run.batch < run.job.batches.count() {
-                let count = run.job.batches.rows(run.batch);
+            if run.batch < run.job.batches.end() {
                 let ticket = ticket(&run.job, run.sequence, run.batch);
                 run.batch += 1;
                 run.sequence += 1;
-                return Some((run.job.clone(), ticket, count));
+                return Some((run.job.clone(), ticket));
             }
             run.epochs_done += 1;
             run.batch = 0;
@@ -579,13 +580,26 @@ fn finish_chunk(core: &Arc<Core>, opening: Opening, error: Option<Error>) {
 fn next_job(run: &Run) -> Result<Arc<Job>> {
     let made = catch_unwind(AssertUnwindSafe(|| (run.start.next)(run.epochs_done)));
     let job = made.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Order)))?;
-    let (first, now) = (run.start.first.batches.count(), job.batches.count());
+    let (first, now) = (run.start.first.batches.len(), job.batches.len());
     if first == now {
         return Ok(job);
     }
     let message =
-        format!("epoch {} has {now} batches, the first of the run had {first}: its sampler changed", job.epoch);
+        format!("epoch {} has {now} positions, the first of the run had {first}: its sampler changed", job.epoch);
     Err(Error::new(ErrorKind::Config, Stage::Order, message))
+}
+
+/// Starts the batch in `slot`; the rows that have a sample. Blank ones are finished here.
+fn begin_batch(slot: FreeSlot, job: &Job, ticket: Ticket) -> Option<Rows> {
+    let (batches, batch) = (&job.batches, ticket.batch);
+    let mut rows = slot.begin(ticket, batches.rows(batch), batches.valid(batch));
+    let filled = batches.filled(batch);
+    if filled == rows.len() {
+        return Some(rows);
+    }
+    let with_samples = (filled > 0).then(|| rows.take(filled));
+    rows.blank();
+    with_samples
 }
 
 /// Rows of a batch that ask the page cache while it is thought to be cold: of small batches only some ask at all.

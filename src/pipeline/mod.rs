@@ -75,9 +75,9 @@ impl Job {
         self.cancelled.load(Ordering::Relaxed)
     }
 
-    /// Position in the epoch of the first unfinished row.
+    /// Position in the epoch of the first unfinished row; past its end for rows that fill up.
     pub(crate) fn position(&self, rows: &Rows) -> u64 {
-        self.batches.first_position(rows.ticket().batch) + u64::from(rows.first())
+        self.batches.position(rows.ticket().batch, rows.first())
     }
 
     /// Sample id of the first unfinished row.
@@ -156,8 +156,9 @@ impl ToIo {
 /// A run of epochs to plan.
 pub(crate) struct Start {
     pub(crate) first: Arc<Job>,
-    /// Epochs in the run.
+    /// Epochs in the run, and batches at most.
     pub(crate) epochs: u64,
+    pub(crate) batches: u64,
     /// Makes the job of a later epoch of the run.
     pub(crate) next: Box<dyn Fn(u64) -> Result<Arc<Job>> + Send>,
 }
@@ -235,7 +236,8 @@ impl Exchange {
 
 /// A run's place of every batch: tickets count across its epochs.
 pub(crate) fn ticket(job: &Job, sequence: u64, batch: u64) -> Ticket {
-    Ticket { generation: job.generation, sequence, epoch: job.epoch, batch }
+    let position = job.batches.position(batch, 0);
+    Ticket { generation: job.generation, sequence, epoch: job.epoch, batch, position }
 }
 
 /// Receivers that the I/O thread owns.

@@ -11,7 +11,7 @@ use super::{Core, Job, Miss};
 use crate::dataset::{Chunked, Part, Parts};
 use crate::decode::{Ctx, Scratch};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::memory::{ChunkBuf, Filled, Rows, Status};
+use crate::memory::{ChunkBuf, Filled, Rows};
 use crate::read::{Cached, Extent};
 use bytes::Bytes;
 use crossbeam_channel::Receiver;
@@ -290,7 +290,7 @@ fn copy_from_memory<'d>(core: &'d Core, job: &Job, rows: &mut Rows, parts: &mut 
     // The dataset and the sampler are the user's: a panic ends the run here, and the usual way names it.
     let _ = guarded(state, |_| {
         for row in 0..count as usize {
-            let id = job.order.id(first + row as u64)?;
+            let id = job.order.id(first + row as u64 * job.batches.stride())?;
             core.parts_of(id, parts)?;
             for (field, part) in parts.iter() {
                 let handler = &core.recipe.handlers[field];
@@ -542,7 +542,8 @@ fn gather_rows(core: &Core, job: &Arc<Job>, mut rows: Rows, held: &Held, state: 
     ids.clear();
     let located = guarded(state, |_| {
         let (chunks, order) = (core.in_chunks()?, job.order.places(first));
-        for position in first..first + u64::from(rows.len()) {
+        for row in 0..u64::from(rows.len()) {
+            let position = first + row * job.batches.stride();
             let (entry, row, id) = order.locate(position, |id| chunks.inner(id))?;
             places.push((entry as u32, row as u32));
             ids.push(id);
@@ -629,7 +630,7 @@ fn map_batch(core: &Core, state: &mut State, mut slot: Filled) {
         let mut batch = slot.batch_mut();
         for map in &core.recipe.map_batches {
             let fields = 0..core.recipe.spec.fields().len();
-            let mut ctx = Ctx::new(core.seed, ticket.epoch, ticket.batch, fields, &mut state.scratch);
+            let mut ctx = Ctx::new(core.seed, ticket.epoch, ticket.position, fields, &mut state.scratch);
             map(&mut batch, &mut ctx)?;
         }
         Ok(())
@@ -837,7 +838,7 @@ impl Core {
             map(&mut row, &mut ctx)?;
         }
         scratch.mapping = false;
-        row.mark(id, Status::Real);
+        row.mark(id);
         Ok(())
     }
 }

@@ -40,8 +40,9 @@ pub(crate) struct Meters {
     pub(crate) user_ns: Counter,
     /// Workers were looking up, decoding or transforming (sum over workers).
     pub(crate) decode_busy_ns: Counter,
-    /// Chunks opened.
+    /// Chunks opened, and the samples in them.
     pub(crate) chunks: Counter,
+    pub(crate) chunk_rows: Counter,
     reads: Mutex<ReadStats>,
 }
 

@@ -13,9 +13,11 @@ pub struct Report {
     pub dataset: String,
     /// The device in words.
     pub device: String,
+    /// Which rank of how many; `None` when there is one.
+    pub rank: Option<String>,
     /// Batches handed out.
     pub batches: u64,
-    /// Samples handed out.
+    /// Samples handed out; rows that fill a batch up do not count.
     pub samples: u64,
     /// Bytes of the fields handed out.
     pub bytes: u64,
@@ -37,6 +39,8 @@ pub struct Report {
     pub cache: Option<(u64, u64)>,
     /// For datasets in chunks: how often a chunk was opened, and how many there are.
     pub chunks: Option<(u64, u64)>,
+    /// Samples in the chunks that were opened, each time counted.
+    pub chunk_samples: u64,
     /// The memory.
     pub plan: MemoryPlan,
     /// Things the kernel may still write to, left behind at shutdowns of this process.
@@ -98,6 +102,13 @@ impl Report {
         }
     }
 
+    /// For datasets in chunks: samples in the chunks that were opened, for each that was handed out. Above 1, chunks were
+    /// opened for the sake of a part of their samples: by several ranks, or again in another lane. What is open ahead of
+    /// the consumer counts, so it means something from about an epoch on. Summed over ranks it is that of the whole run.
+    pub fn read_amplification(&self) -> Option<f64> {
+        (self.chunks.is_some() && self.samples > 0).then(|| self.chunk_samples as f64 / self.samples as f64)
+    }
+
     /// Whether next to nothing of what was handed out was read: the page cache or memory held it.
     fn hardly_reads(&self) -> bool {
         let reads = &self.reads;
@@ -153,6 +164,9 @@ impl fmt::Display for Report {
         let rate = |amount: f64| if seconds > 0.0 { amount / seconds } else { 0.0 };
         writeln!(f, "dataset   {}", self.dataset)?;
         writeln!(f, "device    {}", self.device)?;
+        if let Some(rank) = &self.rank {
+            writeln!(f, "rank      {rank}")?;
+        }
         writeln!(
             f,
             "delivered {} batches, {} samples, {:.3} GB in {seconds:.2} s = {:.0} samples/s, {:.3} GB/s",
@@ -178,7 +192,10 @@ impl fmt::Display for Report {
             writeln!(f, "cache     asked first: held {hits}, not held {misses}")?;
         }
         if let Some((opened, all)) = self.chunks {
-            writeln!(f, "chunks    {opened} opened; the dataset has {all}")?;
+            let amplified = self
+                .read_amplification()
+                .map_or(String::new(), |times| format!(", with {times:.2} × the samples delivered"));
+            writeln!(f, "chunks    {opened} opened{amplified}; the dataset has {all}")?;
         }
         if self.leaked > 0 {
             writeln!(f, "leaked    {} things that the kernel may still write to", self.leaked)?;

@@ -1,27 +1,29 @@
-//! The loader: settings, the iterator over batches, and what can be asked in mid-loop.
+//! Settings of a loader, and how `build` turns them into threads and memory.
 
-use crate::batch::{Batch, BatchInfo, Reorder};
+use super::{JobMaker, Loader, Place, Shared, config};
+use crate::batch::BatchInfo;
 use crate::dataset::{self, Dataset};
 use crate::decode::{Ctx, Decoder};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{BatchMut, ByteRing, ChunkBuf, Filled, Pool, Row};
-use crate::order::{Batches, ChunkStarts, LastBatch, Order};
+use crate::order::{LastBatch, Order, Shard};
 use crate::pipeline::chunks;
 use crate::pipeline::fetch::{Io, Pending};
 use crate::pipeline::plan::{Demand, MemoryPlan};
 use crate::pipeline::recipe::{Recipe, Steps};
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::work::{Queue, Sizes, Workers};
-use crate::pipeline::{Core, Exchange, IoSide, Job, Start, ToIo};
-use crate::profile::{Meters, Report};
-use crate::read::{self, Choice, Direct, Mode, Opened, PageCache, ReaderOptions};
+use crate::pipeline::{Core, Exchange, IoSide, ToIo};
+use crate::profile::Meters;
+use crate::read::{self, Choice, Direct, Mode, Opened, ReaderOptions};
+use crate::state::{Cursor, State};
+use crate::stop::Stop;
 use crate::tensor::{Field, Layout, Spec};
-use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
-use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use crossbeam_channel::{Receiver, bounded};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Decode workers at most: each is a thread with buffers of its own.
 const WORKERS_MAX: usize = 1024;
@@ -29,9 +31,6 @@ const WORKERS_MAX: usize = 1024;
 const SLOTS_MAX: usize = 65_536;
 /// Bytes of a sample at most: beyond any memory, and far from where sums overflow.
 const SAMPLE_MAX: u64 = 1 << 44;
-/// How often a waiting `next()` looks for errors that no batch can carry.
-const TICK: Duration = Duration::from_millis(100);
-
 /// Settings of a loader; every call may be left out but [`build`](Self::build).
 #[must_use]
 pub struct LoaderBuilder {
@@ -39,8 +38,12 @@ pub struct LoaderBuilder {
     steps: Steps,
     order: Order,
     seed: Option<u64>,
-    batch_size: usize,
+    batch: Option<BatchSize>,
     last: LastBatch,
+    shard: Shard,
+    resume: Option<State>,
+    any_batch: bool,
+    stop: Option<Stop>,
     workers: Option<usize>,
     slots: Option<usize>,
     budget: Option<usize>,
@@ -49,15 +52,30 @@ pub struct LoaderBuilder {
     held_deadline: Duration,
 }
 
+/// How the size of batches was said.
+#[derive(Clone, Copy, Debug)]
+enum BatchSize {
+    /// Of every rank.
+    Rank(usize),
+    /// Of all ranks together.
+    Global(u64),
+}
+
+const BATCH_DEFAULT: usize = 32;
+
 impl LoaderBuilder {
-    fn new(dataset: Arc<dyn Dataset>) -> Self {
+    pub(super) fn new(dataset: Arc<dyn Dataset>) -> Self {
         Self {
             dataset,
             steps: Steps::default(),
             order: Order::sequential(),
             seed: None,
-            batch_size: 32,
+            batch: None,
             last: LastBatch::default(),
+            shard: Shard::single(),
+            resume: None,
+            any_batch: false,
+            stop: None,
             workers: None,
             slots: None,
             budget: None,
@@ -98,8 +116,8 @@ impl LoaderBuilder {
         self
     }
 
-    /// Transforms every full batch in place, once, on a decode worker (mixup, packing). In its `Ctx`, the id is the
-    /// batch's index.
+    /// Transforms every full batch in place, once, on a decode worker (mixup, packing). In its `Ctx`, the id is the position
+    /// in the epoch of the batch's first row: another one on every rank.
     pub fn map_batch(
         self,
         map: impl Fn(&mut BatchMut<'_>, &mut Ctx<'_>) -> Result<()> + Send + Sync + 'static,
@@ -136,9 +154,53 @@ impl LoaderBuilder {
         self
     }
 
-    /// Rows of a batch. Default: 32.
+    /// Rows of a batch of one rank; all ranks must have the same. Default: 32, or what the state that is resumed says.
+    ///
+    /// With a [shard](Self::shard) the global batch is this times the world size. A run that shall go on with another world
+    /// size says [`global_batch`](Self::global_batch) instead.
     pub fn batch_size(mut self, rows: usize) -> Self {
-        self.batch_size = rows;
+        self.batch = Some(BatchSize::Rank(rows));
+        self
+    }
+
+    /// Rows of a batch on all ranks together; each rank gets its part, rank 0 one more where the world size does not divide
+    /// it. In place of [`batch_size`](Self::batch_size); the later call counts.
+    pub fn global_batch(mut self, rows: u64) -> Self {
+        self.batch = Some(BatchSize::Global(rows));
+        self
+    }
+
+    /// Which rank of how many this is: every global batch is cut in as many parts, and this loader delivers one of them.
+    /// Default: the only one. See [`Shard::from_env`].
+    pub fn shard(mut self, shard: Shard) -> Self {
+        self.shard = shard;
+        self
+    }
+
+    /// Goes on from a saved state: the first epoch starts after the last batch that was received before, see
+    /// [`Loader::next_epoch`]. The samples that follow are the same, in the same order, with any number of workers, any
+    /// reader, depth and world size. Without [`batch_size`](Self::batch_size) or [`global_batch`](Self::global_batch) the
+    /// global batch is that of the state.
+    ///
+    /// Then `build` fails with [`ErrorKind::FingerprintMismatch`], naming the shard, when the dataset is not the one that
+    /// the state was saved with; with [`ErrorKind::State`] when order, seeds, global batch or last batch are set otherwise.
+    pub fn resume(mut self, state: State) -> Self {
+        self.resume = Some(state);
+        self
+    }
+
+    /// As [`resume`](Self::resume), and the global batch and the last batch may differ: the rest of the epoch that was
+    /// interrupted is cut into batches of the new size from where it stopped, the later epochs from their beginning. The
+    /// sequence of samples stays the same (but for those that the last batch drops or repeats), the sequence of batches does
+    /// not.
+    pub fn resume_rebatched(mut self, state: State) -> Self {
+        self.any_batch = true;
+        self.resume(state)
+    }
+
+    /// What [`Loader::stop_requested`] asks: a flag that a signal sets, or the program.
+    pub fn stop(mut self, stop: Stop) -> Self {
+        self.stop = Some(stop);
         self
     }
 
@@ -203,14 +265,15 @@ impl LoaderBuilder {
     /// samples, [`ErrorKind::Budget`] with the sum when the budget is too small, and whatever opening the sources finds.
     pub fn build(self) -> Result<Loader> {
         self.check()?;
-        let batch_size = u32::try_from(self.batch_size).map_err(|_| config("batch_size does not fit 32 bits"))?;
+        let global = self.global()?;
         let dataset = self.dataset;
         let recipe = Recipe::new(&*dataset, self.steps)?;
-        let layout = Layout::new(&recipe.spec, self.batch_size)?;
         let chunks = chunks::starts_of(&*dataset)?;
-        let order = self.order.clone();
-        let job_maker = JobMaker { order, dataset_len: dataset.len(), chunks, batch_size, last: self.last };
-        let first = job_maker.job(0, 0, Arc::default())?;
+        let (order, last, shard) = (self.order.clone(), self.last, self.shard);
+        let jobs = JobMaker { order, dataset_len: dataset.len(), chunks, global, last, shard };
+        let whole = jobs.batches()?;
+        let first = jobs.job(0, &Cursor::default(), Arc::default())?;
+        let layout = Layout::new(&recipe.spec, whole.rows_max() as usize)?;
         let workers =
             self.workers.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
         let sources = dataset.sources().clone();
@@ -227,30 +290,45 @@ impl LoaderBuilder {
         let spec = recipe.spec.clone();
         let info = BatchInfo { keep: recipe.keep.clone(), device: self.device, held: AtomicUsize::new(0) };
         let seed = self.seed.unwrap_or(self.order.seed());
-        let chunk_starts = job_maker.chunks.as_ref().map(|chunks| chunks.starts.clone());
+        let chunk_starts = jobs.chunks.as_ref().map(|chunks| chunks.starts.clone());
         let assembly =
             Assembly { dataset, chunk_starts, recipe, layout, opened, plan: plan.clone(), pending, parts, seed };
         let (runtime, ready, choice) = assembly.start(spec, workers)?;
-        Ok(Loader {
-            shared: Arc::new(Shared {
-                runtime,
-                ready,
-                choice,
-                plan,
-                info: Arc::new(info),
-                jobs: job_maker,
-                live: AtomicBool::new(false),
-                held_deadline: self.held_deadline,
-            }),
-        })
+        let shared = Shared {
+            runtime,
+            ready,
+            choice,
+            plan,
+            info: Arc::new(info),
+            jobs,
+            whole,
+            live: AtomicBool::new(false),
+            held_deadline: self.held_deadline,
+            place: Mutex::new(Place::default()),
+            fingerprint: OnceLock::new(),
+            any_batch: self.any_batch,
+            stop: self.stop,
+        };
+        if let Some(state) = &self.resume {
+            shared.resume(state)?;
+        }
+        Ok(Loader { shared: Arc::new(shared) })
+    }
+
+    /// Rows of a batch on all ranks together.
+    fn global(&self) -> Result<u64> {
+        let of_ranks = |rows: usize| (rows as u64).checked_mul(u64::from(self.shard.world()));
+        match (self.batch, &self.resume) {
+            (Some(BatchSize::Global(rows)), _) => Ok(rows),
+            (Some(BatchSize::Rank(rows)), _) => of_ranks(rows).ok_or_else(|| config("batch_size is too large")),
+            (None, Some(state)) => Ok(state.global_batch()),
+            (None, None) => of_ranks(BATCH_DEFAULT).ok_or_else(|| config("too many ranks")),
+        }
     }
 
     fn check(&self) -> Result<()> {
         if self.dataset.len() == 0 {
             return Err(Error::new(ErrorKind::Empty, Stage::Build, "the dataset has no samples"));
-        }
-        if self.batch_size == 0 {
-            return Err(config("batch_size is 0"));
         }
         if self.workers == Some(0) {
             return Err(config("workers is 0"));
@@ -268,10 +346,6 @@ impl LoaderBuilder {
         }
         Ok(())
     }
-}
-
-fn config(message: &str) -> Error {
-    Error::new(ErrorKind::Config, Stage::Build, message)
 }
 
 /// What the memory sum depends on.
@@ -417,314 +491,8 @@ impl Drop for CloseOnError {
     }
 }
 
-/// Makes the jobs of epochs.
-#[derive(Clone)]
-struct JobMaker {
-    order: Order,
-    dataset_len: u64,
-    chunks: Option<ChunkStarts>,
-    batch_size: u32,
-    last: LastBatch,
-}
-
-impl JobMaker {
-    fn job(&self, generation: u64, epoch: u64, cancelled: Arc<AtomicBool>) -> Result<Arc<Job>> {
-        let order = self.order.epoch_in(self.dataset_len, self.chunks.as_ref(), epoch)?;
-        let batches = Batches::new(order.len(), self.batch_size, self.last)?;
-        Ok(Arc::new(Job { generation, epoch, order, batches, cancelled }))
-    }
-}
-
-/// Turns a dataset into batches. `Send + Sync`; threads and memory live until it and its [`Epoch`]s are dropped.
-pub struct Loader {
-    shared: Arc<Shared>,
-}
-
-struct Shared {
-    runtime: Runtime,
-    ready: Receiver<Filled>,
-    choice: Choice,
-    plan: MemoryPlan,
-    info: Arc<BatchInfo>,
-    jobs: JobMaker,
-    /// Whether an iterator is alive.
-    live: AtomicBool,
-    held_deadline: Duration,
-}
-
-impl Loader {
-    /// Settings for a loader of `dataset`.
-    pub fn builder(dataset: impl Dataset) -> LoaderBuilder {
-        LoaderBuilder::new(Arc::new(dataset))
-    }
-
-    /// The batches of epoch `epoch`, in order. What they hold depends on (seed, epoch, position) alone.
-    ///
-    /// Errors: [`ErrorKind::EpochLive`] while another iterator of this loader is alive.
-    pub fn epoch(&self, epoch: u64) -> Result<Epoch> {
-        let end = epoch.checked_add(1).ok_or_else(|| config("there is no epoch after the last number"))?;
-        self.epochs(epoch..end)
-    }
-
-    /// The batches of several epochs in one iterator, which reads ahead across their boundaries. An empty range has no
-    /// batches.
-    ///
-    /// Errors: as [`epoch`](Self::epoch).
-    pub fn epochs(&self, epochs: Range<u64>) -> Result<Epoch> {
-        Epoch::start(self.shared.clone(), epochs)
-    }
-
-    /// Batches of one epoch, known before the first.
-    ///
-    /// Errors: none after `build` has checked the order.
-    pub fn batches_per_epoch(&self) -> Result<u64> {
-        Ok(self.shared.jobs.job(0, 0, Arc::default())?.batches.count())
-    }
-
-    /// Samples that one epoch delivers: fewer than the order's length only when the last batch is dropped.
-    ///
-    /// Errors: none after `build` has checked the order.
-    pub fn samples_per_epoch(&self) -> Result<u64> {
-        Ok(self.shared.jobs.job(0, 0, Arc::default())?.batches.positions())
-    }
-
-    /// The fields of a batch, in order.
-    pub fn spec(&self) -> Vec<Field> {
-        let fields = self.shared.runtime.core().recipe.spec.fields();
-        self.shared.info.keep.iter().map(|index| fields[*index].clone()).collect()
-    }
-
-    /// All memory as a sum.
-    pub fn plan(&self) -> &MemoryPlan {
-        &self.shared.plan
-    }
-
-    /// What happened so far; may be asked at any time.
-    pub fn report(&self) -> Report {
-        self.shared.report()
-    }
-}
-
-impl Shared {
-    fn report(&self) -> Report {
-        let core = self.runtime.core();
-        let meters = &core.meters;
-        let nanos = |counter: &crate::profile::Counter| Duration::from_nanos(counter.get());
-        Report {
-            dataset: core.dataset.describe(),
-            device: self.info.device.to_string(),
-            batches: meters.batches.get(),
-            samples: meters.samples.get(),
-            bytes: meters.bytes.get(),
-            starved: nanos(&meters.wait_ns),
-            first_batches: nanos(&meters.first_wait_ns),
-            user: nanos(&meters.user_ns),
-            decode_busy: nanos(&meters.decode_busy_ns),
-            workers: core.work.count,
-            choice: self.choice.clone(),
-            chunks: core.chunk_starts.as_ref().map(|starts| (meters.chunks.get(), starts.len() as u64 - 1)),
-            reads: meters.reads(),
-            cache: core.cache.as_deref().map(|cache: &PageCache| (cache.hits(), cache.misses())),
-            plan: self.plan.clone(),
-            leaked: read::leaked() + runtime::abandoned(),
-        }
-    }
-}
-
-/// Iterator over the batches of an epoch (or several), in order. Owned: it keeps the loader's threads alive.
-///
-/// After an error it ends, except after [`ErrorKind::BatchesHeld`]: drop a batch and go on. Dropping it at any point
-/// cancels what was planned.
-pub struct Epoch {
-    shared: Arc<Shared>,
-    generation: u64,
-    cancelled: Arc<AtomicBool>,
-    reorder: Reorder<Filled>,
-    total: u64,
-    delivered: u64,
-    ended: bool,
-    /// When the last batch was handed out: from then on the time is the user's.
-    handed_out: Option<Instant>,
-}
-
-impl Epoch {
-    fn start(shared: Arc<Shared>, epochs: Range<u64>) -> Result<Self> {
-        if shared.live.swap(true, Ordering::AcqRel) {
-            let message = "drop the iterator of the last epoch before the next is started";
-            return Err(Error::new(ErrorKind::EpochLive, Stage::Batch, message));
-        }
-        let cancelled = Arc::new(AtomicBool::new(false));
-        let generation = shared.runtime.core().exchange.generation.fetch_add(1, Ordering::AcqRel) + 1;
-        let mut epoch = Self {
-            reorder: Reorder::new(shared.plan.slots),
-            generation,
-            cancelled: cancelled.clone(),
-            total: 0,
-            delivered: 0,
-            ended: false,
-            handed_out: None,
-            shared,
-        };
-        let count = epochs.end.saturating_sub(epochs.start);
-        if count > 0 {
-            let jobs = epoch.shared.jobs.clone();
-            let first = jobs.job(generation, epochs.start, cancelled.clone())?;
-            epoch.total = first.batches.count().saturating_mul(count);
-            let start = epochs.start;
-            let next = Box::new(move |done: u64| jobs.job(generation, start + done, cancelled.clone()));
-            epoch.shared.runtime.core().to_io.start(Start { first, epochs: count, next });
-        }
-        if epoch.total == 0 {
-            epoch.end();
-        }
-        Ok(epoch)
-    }
-
-    /// Number of the batch that comes next, counted across epochs.
-    pub fn position(&self) -> u64 {
-        self.delivered
-    }
-
-    /// What the loader did so far.
-    pub fn report(&self) -> Report {
-        self.shared.report()
-    }
-
-    fn wait(&mut self) -> Result<Filled> {
-        let asked = Instant::now();
-        loop {
-            if let Some(filled) = self.reorder.take() {
-                return Ok(filled);
-            }
-            match self.shared.ready.recv_timeout(TICK) {
-                Ok(filled) => {
-                    let ticket = filled.ticket();
-                    if ticket.generation == self.generation {
-                        self.reorder.put(ticket.sequence, filled);
-                    }
-                }
-                Err(RecvTimeoutError::Timeout) => self.look_for_trouble(asked)?,
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(Error::new(ErrorKind::Cancelled, Stage::Batch, "the loader was shut down"));
-                }
-            }
-        }
-    }
-
-    fn look_for_trouble(&self, asked: Instant) -> Result<()> {
-        let core = self.shared.runtime.core();
-        if let Some(error) = core.trouble() {
-            return Err(error);
-        }
-        let held = self.shared.info.held.load(Ordering::Relaxed);
-        if held >= self.shared.plan.slots && asked.elapsed() >= self.shared.held_deadline {
-            let message = format!("the caller holds all {held} batches; drop one, or raise `slots`");
-            return Err(Error::new(ErrorKind::BatchesHeld, Stage::Batch, message));
-        }
-        Ok(())
-    }
-
-    fn end(&mut self) {
-        if std::mem::replace(&mut self.ended, true) {
-            return;
-        }
-        let core = self.shared.runtime.core();
-        self.cancelled.store(true, Ordering::Relaxed);
-        // From here on full slots of this run go straight back; those that are in the channel already are taken out.
-        core.exchange.generation.fetch_add(1, Ordering::AcqRel);
-        self.reorder = Reorder::new(1);
-        while self.shared.ready.try_recv().is_ok() {}
-        core.to_io.waker.wake();
-        self.shared.live.store(false, Ordering::Release);
-    }
-
-    fn note(&mut self, asked: Instant, filled: Filled) -> Batch {
-        let meters = &self.shared.runtime.core().meters;
-        let now = Instant::now();
-        let waited = now.duration_since(asked).as_nanos() as u64;
-        if self.delivered == 0 {
-            meters.first_wait_ns.add(waited)
-        } else {
-            meters.wait_ns.add(waited)
-        }
-        let batch = Batch::new(filled, self.shared.info.clone());
-        meters.batches.add(1);
-        meters.samples.add(batch.len() as u64);
-        meters.bytes.add(batch.bytes() as u64);
-        self.handed_out = Some(now);
-        self.delivered += 1;
-        batch
-    }
-}
-
-impl Iterator for Epoch {
-    type Item = Result<Batch>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.ended {
-            return None;
-        }
-        let asked = Instant::now();
-        if let Some(handed_out) = self.handed_out.take() {
-            self.shared.runtime.core().meters.user_ns.add(asked.duration_since(handed_out).as_nanos() as u64);
-        }
-        let filled = match self.wait() {
-            Ok(filled) => filled,
-            Err(error) => {
-                if error.kind() != ErrorKind::BatchesHeld {
-                    self.end();
-                }
-                return Some(Err(error));
-            }
-        };
-        if let Some(mut error) = filled.take_failure() {
-            drop(filled);
-            if error.kind() == ErrorKind::Cancelled {
-                // Nobody cancelled this run: its rows were dropped by what broke the loader.
-                error = self.shared.runtime.core().trouble().unwrap_or(error);
-            }
-            self.end();
-            return Some(Err(error));
-        }
-        let batch = self.note(asked, filled);
-        if self.delivered == self.total {
-            self.end();
-        }
-        Some(Ok(batch))
-    }
-
-    /// Exact, unless an error ends the iterator before.
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        let left = if self.ended { 0 } else { self.total - self.delivered };
-        let left = usize::try_from(left).unwrap_or(usize::MAX);
-        (left, Some(left))
-    }
-}
-
-impl ExactSizeIterator for Epoch {}
-
-impl std::iter::FusedIterator for Epoch {}
-
-impl Drop for Epoch {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
 impl std::fmt::Debug for LoaderBuilder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "LoaderBuilder of {}, batches of {}", self.dataset.describe(), self.batch_size)
-    }
-}
-
-impl std::fmt::Debug for Loader {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Loader of {}", self.shared.runtime.core().dataset.describe())
-    }
-}
-
-impl std::fmt::Debug for Epoch {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Epoch at batch {} of {}", self.delivered, self.total)
+        write!(f, "LoaderBuilder of {}, {}", self.dataset.describe(), self.shard)
     }
 }

@@ -1,0 +1,257 @@
+//! The iterator over batches.
+
+use super::{Place, Shared, config};
+use crate::batch::{Batch, Reorder};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::memory::{Filled, Ticket};
+use crate::order::Batches;
+use crate::pipeline::Start;
+use crate::profile::Report;
+use crate::state::Cursor;
+use crossbeam_channel::RecvTimeoutError;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How often a waiting `next()` looks for errors that no batch can carry.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Iterator over the batches of an epoch (or several), in order. Owned: it keeps the loader's threads alive.
+///
+/// After an error it ends, except after [`ErrorKind::BatchesHeld`]: drop a batch and go on. Dropping it at any point
+/// cancels what was planned.
+pub struct Epoch {
+    shared: Arc<Shared>,
+    generation: u64,
+    cancelled: Arc<AtomicBool>,
+    reorder: Reorder<Filled>,
+    /// The epoch that it starts with, and that one's batches; the others have those of a whole epoch.
+    first: (u64, Batches),
+    total: u64,
+    delivered: u64,
+    ended: bool,
+    /// When the last batch was handed out: from then on the time is the user's.
+    handed_out: Option<Instant>,
+}
+
+/// Where an iterator starts.
+#[derive(Clone, Copy)]
+pub(super) enum From {
+    /// At the beginning of this epoch, or where it was resumed.
+    Epoch(u64),
+    /// After the last batch received.
+    Here,
+}
+
+impl From {
+    fn cursor(self, place: Place) -> Result<Cursor> {
+        let Place { cursor, resumed } = place;
+        match self {
+            Self::Epoch(u64::MAX) => Err(config("there is no epoch after the last number")),
+            Self::Here => Ok(cursor),
+            Self::Epoch(epoch) if resumed && epoch == cursor.epoch => Ok(cursor),
+            Self::Epoch(epoch) if resumed => Err(config(&format!(
+                "the state that was resumed stands in epoch {}, not {epoch}: go on with `loader.next_epoch()`",
+                cursor.epoch
+            ))),
+            Self::Epoch(epoch) => Ok(Cursor { epoch, position: 0, batch: 0, steps: cursor.steps }),
+        }
+    }
+}
+
+/// Batches of `epochs` epochs of which the first is not whole.
+fn total(first: &Batches, whole: &Batches, epochs: u64) -> u64 {
+    whole.count().saturating_mul(epochs - 1).saturating_add(first.count())
+}
+
+impl Epoch {
+    /// Starts a run of `epochs` epochs and `steps` batches at most.
+    pub(super) fn start(shared: Arc<Shared>, from: From, epochs: u64, steps: u64) -> Result<Self> {
+        if shared.live.swap(true, Ordering::AcqRel) {
+            let message = "drop the iterator of the last epoch before the next is started";
+            return Err(Error::new(ErrorKind::EpochLive, Stage::Batch, message));
+        }
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let generation = shared.runtime.core().exchange.generation.fetch_add(1, Ordering::AcqRel) + 1;
+        let mut epoch = Self {
+            reorder: Reorder::new(shared.plan.slots),
+            generation,
+            cancelled: cancelled.clone(),
+            first: (0, shared.whole),
+            total: 0,
+            delivered: 0,
+            ended: false,
+            handed_out: None,
+            shared,
+        };
+        if epochs == 0 {
+            epoch.end();
+            return Ok(epoch);
+        }
+        let cursor = from.cursor(epoch.shared.place())?;
+        let jobs = epoch.shared.jobs.clone();
+        let first = jobs.job(generation, &cursor, cancelled.clone())?;
+        epoch.first = (cursor.epoch, first.batches);
+        epoch.total = total(&first.batches, &epoch.shared.whole, epochs).min(steps);
+        epoch.shared.set_place(Place { cursor, resumed: false });
+        if epoch.total == 0 {
+            epoch.end();
+            return Ok(epoch);
+        }
+        let next = Box::new(move |done: u64| {
+            let next =
+                cursor.epoch.checked_add(done).ok_or_else(|| config("there is no epoch after the last number"))?;
+            jobs.job(generation, &Cursor { epoch: next, ..Cursor::default() }, cancelled.clone())
+        });
+        epoch.shared.runtime.core().to_io.start(Start { first, epochs, batches: epoch.total, next });
+        Ok(epoch)
+    }
+
+    /// Batches received from this iterator.
+    pub fn position(&self) -> u64 {
+        self.delivered
+    }
+
+    /// What the loader did so far.
+    pub fn report(&self) -> Report {
+        self.shared.report()
+    }
+
+    fn wait(&mut self) -> Result<Filled> {
+        let asked = Instant::now();
+        loop {
+            if let Some(filled) = self.reorder.take() {
+                return Ok(filled);
+            }
+            match self.shared.ready.recv_timeout(TICK) {
+                Ok(filled) => {
+                    let ticket = filled.ticket();
+                    if ticket.generation == self.generation {
+                        self.reorder.put(ticket.sequence, filled);
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => self.look_for_trouble(asked)?,
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Error::new(ErrorKind::Cancelled, Stage::Batch, "the loader was shut down"));
+                }
+            }
+        }
+    }
+
+    fn look_for_trouble(&self, asked: Instant) -> Result<()> {
+        let core = self.shared.runtime.core();
+        if let Some(error) = core.trouble() {
+            return Err(error);
+        }
+        let held = self.shared.info.held.load(Ordering::Relaxed);
+        if held >= self.shared.plan.slots && asked.elapsed() >= self.shared.held_deadline {
+            let message = format!("the caller holds all {held} batches; drop one, or raise `slots`");
+            return Err(Error::new(ErrorKind::BatchesHeld, Stage::Batch, message));
+        }
+        Ok(())
+    }
+
+    fn end(&mut self) {
+        if std::mem::replace(&mut self.ended, true) {
+            return;
+        }
+        let core = self.shared.runtime.core();
+        self.cancelled.store(true, Ordering::Relaxed);
+        // From here on full slots of this run go straight back; those that are in the channel already are taken out.
+        core.exchange.generation.fetch_add(1, Ordering::AcqRel);
+        self.reorder = Reorder::new(1);
+        while self.shared.ready.try_recv().is_ok() {}
+        core.to_io.waker.wake();
+        self.shared.live.store(false, Ordering::Release);
+    }
+
+    /// What comes after the batch of `ticket`.
+    fn step(&self, ticket: Ticket) {
+        let batches = if ticket.epoch == self.first.0 { &self.first.1 } else { &self.shared.whole };
+        let steps = self.shared.place().cursor.steps.saturating_add(1);
+        let cursor = match batches.after(ticket.batch) {
+            Some((position, batch)) => Cursor { epoch: ticket.epoch, position, batch, steps },
+            None => Cursor { epoch: ticket.epoch.saturating_add(1), position: 0, batch: 0, steps },
+        };
+        self.shared.set_place(Place { cursor, resumed: false });
+    }
+
+    fn note(&mut self, asked: Instant, filled: Filled) -> Batch {
+        self.step(filled.ticket());
+        let meters = &self.shared.runtime.core().meters;
+        let now = Instant::now();
+        let waited = now.duration_since(asked).as_nanos() as u64;
+        if self.delivered == 0 {
+            meters.first_wait_ns.add(waited)
+        } else {
+            meters.wait_ns.add(waited)
+        }
+        let batch = Batch::new(filled, self.shared.info.clone());
+        meters.batches.add(1);
+        meters.samples.add(batch.valid() as u64);
+        meters.bytes.add(batch.bytes() as u64);
+        self.handed_out = Some(now);
+        self.delivered += 1;
+        batch
+    }
+}
+
+impl Iterator for Epoch {
+    type Item = Result<Batch>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.ended {
+            return None;
+        }
+        let asked = Instant::now();
+        if let Some(handed_out) = self.handed_out.take() {
+            self.shared.runtime.core().meters.user_ns.add(asked.duration_since(handed_out).as_nanos() as u64);
+        }
+        let filled = match self.wait() {
+            Ok(filled) => filled,
+            Err(error) => {
+                if error.kind() != ErrorKind::BatchesHeld {
+                    self.end();
+                }
+                return Some(Err(error));
+            }
+        };
+        if let Some(mut error) = filled.take_failure() {
+            drop(filled);
+            if error.kind() == ErrorKind::Cancelled {
+                // Nobody cancelled this run: its rows were dropped by what broke the loader.
+                error = self.shared.runtime.core().trouble().unwrap_or(error);
+            }
+            self.end();
+            return Some(Err(error));
+        }
+        let batch = self.note(asked, filled);
+        if self.delivered == self.total {
+            self.end();
+        }
+        Some(Ok(batch))
+    }
+
+    /// Exact, unless an error ends the iterator before.
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = if self.ended { 0 } else { self.total - self.delivered };
+        let left = usize::try_from(left).unwrap_or(usize::MAX);
+        (left, Some(left))
+    }
+}
+
+impl ExactSizeIterator for Epoch {}
+
+impl std::iter::FusedIterator for Epoch {}
+
+impl Drop for Epoch {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl std::fmt::Debug for Epoch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Epoch at batch {} of {}", self.delivered, self.total)
+    }
+}

@@ -1,0 +1,266 @@
+//! The loader: settings ([`builder`]), the iterator over batches ([`epoch`]), what can be asked in mid-loop, and where a run
+//! stands ([`resume`]).
+
+mod builder;
+mod epoch;
+mod resume;
+
+pub use builder::LoaderBuilder;
+pub use epoch::Epoch;
+
+use crate::batch::BatchInfo;
+use crate::dataset::{Dataset, Fingerprint};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::memory::Filled;
+use crate::order::{Batches, ChunkStarts, LastBatch, Order, Shard};
+use crate::pipeline::runtime::{self, Runtime};
+use crate::pipeline::{Job, MemoryPlan};
+use crate::profile::Report;
+use crate::read::{self, Choice, PageCache};
+use crate::state::{Cursor, State};
+use crate::stop::Stop;
+use crate::tensor::Field;
+use crossbeam_channel::Receiver;
+use std::ops::{Bound, RangeBounds};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+fn config(message: &str) -> Error {
+    Error::new(ErrorKind::Config, Stage::Build, message)
+}
+
+/// Makes the jobs of epochs.
+#[derive(Clone)]
+struct JobMaker {
+    order: Order,
+    dataset_len: u64,
+    chunks: Option<ChunkStarts>,
+    /// Rows of a batch on all ranks together.
+    global: u64,
+    last: LastBatch,
+    shard: Shard,
+}
+
+impl JobMaker {
+    /// The batches of a whole epoch.
+    fn batches(&self) -> Result<Batches> {
+        Batches::new(self.order.len(self.dataset_len), self.global, self.last, self.shard)
+    }
+
+    /// The job of an epoch from a position on, where batch `batch` comes.
+    fn job(&self, generation: u64, cursor: &Cursor, cancelled: Arc<AtomicBool>) -> Result<Arc<Job>> {
+        let order = self.order.epoch_in(self.dataset_len, self.chunks.as_ref(), cursor.epoch)?;
+        let batches = Batches::new(order.len(), self.global, self.last, self.shard)?;
+        let batches = batches.starting(cursor.position, cursor.batch);
+        let order = order.visited_by(&batches);
+        Ok(Arc::new(Job { generation, epoch: cursor.epoch, order, batches, cancelled }))
+    }
+}
+
+/// Turns a dataset into batches. `Send + Sync`; threads and memory live until it and its [`Epoch`]s are dropped.
+pub struct Loader {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    runtime: Runtime,
+    ready: Receiver<Filled>,
+    choice: Choice,
+    plan: MemoryPlan,
+    info: Arc<BatchInfo>,
+    jobs: JobMaker,
+    /// The batches of a whole epoch.
+    whole: Batches,
+    /// Whether an iterator is alive.
+    live: AtomicBool,
+    held_deadline: Duration,
+    /// Where the batch after the last one received is. Locked once per batch, contended only while a state is taken.
+    place: Mutex<Place>,
+    fingerprint: OnceLock<Fingerprint>,
+    /// States with another global batch are taken, too.
+    any_batch: bool,
+    stop: Option<Stop>,
+}
+
+/// Where the loader stands.
+#[derive(Clone, Copy, Debug, Default)]
+struct Place {
+    cursor: Cursor,
+    /// It was set by a state, and no iterator has gone on from there yet.
+    resumed: bool,
+}
+
+impl Loader {
+    /// Settings for a loader of `dataset`.
+    pub fn builder(dataset: impl Dataset) -> LoaderBuilder {
+        LoaderBuilder::new(Arc::new(dataset))
+    }
+
+    /// The batches of epoch `epoch`, in order. What they hold depends on (seed, epoch, position) alone.
+    ///
+    /// After a [resume](LoaderBuilder::resume), the first epoch must be the one that was interrupted
+    /// ([`next_epoch`](Self::next_epoch)), and goes on where it stopped; from then on epochs are whole again.
+    ///
+    /// Errors: [`ErrorKind::EpochLive`] while another iterator of this loader is alive; [`ErrorKind::Config`] for another
+    /// epoch than the one that was resumed.
+    pub fn epoch(&self, epoch: u64) -> Result<Epoch> {
+        self.epochs(epoch..=epoch)
+    }
+
+    /// The batches of several epochs in one iterator, which reads ahead across their boundaries. `3..` goes on for ever. An
+    /// empty range has no batches.
+    ///
+    /// Errors: as [`epoch`](Self::epoch).
+    pub fn epochs(&self, epochs: impl RangeBounds<u64>) -> Result<Epoch> {
+        let start = match epochs.start_bound() {
+            Bound::Included(start) => *start,
+            Bound::Excluded(before) => before.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let count = match epochs.end_bound() {
+            Bound::Included(last) => (u128::from(*last) + 1).saturating_sub(u128::from(start)),
+            Bound::Excluded(end) => u128::from(end.saturating_sub(start)),
+            Bound::Unbounded => u128::from(u64::MAX),
+        };
+        Epoch::start(self.shared.clone(), epoch::From::Epoch(start), u64::try_from(count).unwrap_or(u64::MAX), u64::MAX)
+    }
+
+    /// The next `steps` batches, over as many epochs as that takes: from where a state was resumed, from after the last batch
+    /// received, or from the beginning. Nothing is read beyond them.
+    ///
+    /// Fewer only where an epoch has no batch at all.
+    ///
+    /// Errors: [`ErrorKind::EpochLive`] while another iterator of this loader is alive.
+    pub fn steps(&self, steps: u64) -> Result<Epoch> {
+        Epoch::start(self.shared.clone(), epoch::From::Here, u64::MAX, steps)
+    }
+
+    /// The epoch of the batch that comes next: 0 for a new run, after a resume the one that was interrupted, and the one
+    /// after an epoch that was received to its end.
+    pub fn next_epoch(&self) -> u64 {
+        self.shared.place().cursor.epoch
+    }
+
+    /// Batches of one epoch, the same on every rank; known before the first.
+    ///
+    /// Errors: none after `build` has checked the order.
+    pub fn batches_per_epoch(&self) -> Result<u64> {
+        Ok(self.shared.whole.count())
+    }
+
+    /// Samples that one epoch delivers to all ranks together: fewer than the order's length only when the last batch is
+    /// dropped.
+    ///
+    /// Errors: none after `build` has checked the order.
+    pub fn samples_per_epoch(&self) -> Result<u64> {
+        Ok(self.shared.whole.positions())
+    }
+
+    /// Rows of a full batch on all ranks together.
+    pub fn global_batch(&self) -> u64 {
+        self.shared.jobs.global
+    }
+
+    /// Which rank of how many this is.
+    pub fn shard(&self) -> Shard {
+        self.shared.jobs.shard
+    }
+
+    /// The ids of the first `count` samples of `epoch` in the order of all ranks together; nothing is read.
+    ///
+    /// Errors: [`ErrorKind::Config`] when a sampler names a sample that does not exist.
+    pub fn preview(&self, epoch: u64, count: u64) -> Result<Vec<u64>> {
+        let jobs = &self.shared.jobs;
+        let order = jobs.order.epoch_in(jobs.dataset_len, jobs.chunks.as_ref(), epoch)?;
+        (0..count.min(order.len())).map(|position| order.id(position)).collect()
+    }
+
+    /// Where the run stands: after the last batch that was received, whatever was read ahead. The same on every rank that
+    /// received as many.
+    ///
+    /// The first call reads both ends of up to 256 of the dataset's files, see [`Fingerprint`].
+    ///
+    /// Errors: those of the file system.
+    pub fn state(&self) -> Result<State> {
+        self.shared.state()
+    }
+
+    /// Goes on from `state`: the next [`epoch`](Self::epoch) or [`steps`](Self::steps) starts there. With the loader's own
+    /// [`state`](Self::state) an epoch that ended by an error is taken up again after the last batch received.
+    ///
+    /// Errors: as [`LoaderBuilder::resume`]; [`ErrorKind::EpochLive`] while an iterator of this loader is alive.
+    pub fn resume(&self, state: &State) -> Result<()> {
+        self.shared.resume(state)
+    }
+
+    /// Whether the [`Stop`] that the builder was given was requested, by a signal or by the program.
+    ///
+    /// Ranks see a signal at different steps: let them agree (all-reduce this flag each step) before they save and leave.
+    pub fn stop_requested(&self) -> bool {
+        self.shared.stop.as_ref().is_some_and(Stop::requested)
+    }
+
+    /// The fields of a batch, in order.
+    pub fn spec(&self) -> Vec<Field> {
+        let fields = self.shared.runtime.core().recipe.spec.fields();
+        self.shared.info.keep.iter().map(|index| fields[*index].clone()).collect()
+    }
+
+    /// All memory as a sum.
+    pub fn plan(&self) -> &MemoryPlan {
+        &self.shared.plan
+    }
+
+    /// What happened so far; may be asked at any time.
+    pub fn report(&self) -> Report {
+        self.shared.report()
+    }
+}
+
+impl Shared {
+    fn place(&self) -> Place {
+        *self.place.lock().unwrap_or_else(|poison| poison.into_inner())
+    }
+
+    fn set_place(&self, place: Place) {
+        *self.place.lock().unwrap_or_else(|poison| poison.into_inner()) = place;
+    }
+
+    fn report(&self) -> Report {
+        let core = self.runtime.core();
+        let meters = &core.meters;
+        let nanos = |counter: &crate::profile::Counter| Duration::from_nanos(counter.get());
+        let shard = self.jobs.shard;
+        Report {
+            dataset: core.dataset.describe(),
+            device: self.info.device.to_string(),
+            rank: (shard.world() > 1).then(|| shard.to_string()),
+            batches: meters.batches.get(),
+            samples: meters.samples.get(),
+            bytes: meters.bytes.get(),
+            starved: nanos(&meters.wait_ns),
+            first_batches: nanos(&meters.first_wait_ns),
+            user: nanos(&meters.user_ns),
+            decode_busy: nanos(&meters.decode_busy_ns),
+            workers: core.work.count,
+            choice: self.choice.clone(),
+            chunks: core.chunk_starts.as_ref().map(|starts| (meters.chunks.get(), starts.len() as u64 - 1)),
+            chunk_samples: meters.chunk_rows.get(),
+            reads: meters.reads(),
+            cache: core.cache.as_deref().map(|cache: &PageCache| (cache.hits(), cache.misses())),
+            plan: self.plan.clone(),
+            leaked: read::leaked() + runtime::abandoned(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Loader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Loader of {}", self.shared.runtime.core().dataset.describe())?;
+        match self.shared.jobs.shard {
+            shard if shard.world() > 1 => write!(f, ", {shard}"),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Where a run stands, as a value, and how a loader takes up a run from it.
+//!
+//! A state is about all ranks: (epoch, global position) and the settings by which positions become samples. What differs
+//! between machines (workers, reader, depth, slots, world size) is not in it, and may change.
+
+use super::{Place, Shared};
+use crate::dataset::Fingerprint;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::state::{Stand, State};
+use std::sync::atomic::Ordering;
+
+impl Shared {
+    pub(super) fn state(&self) -> Result<State> {
+        Ok(State::new(self.stand(self.place())?))
+    }
+
+    fn stand(&self, place: Place) -> Result<Stand> {
+        let jobs = &self.jobs;
+        Ok(Stand {
+            cursor: place.cursor,
+            global_batch: jobs.global,
+            last: jobs.last,
+            order: jobs.order.settings(jobs.dataset_len),
+            draws_seed: self.runtime.core().seed,
+            dataset: self.fingerprint()?.clone(),
+        })
+    }
+
+    /// Made when it is first needed, since it reads the ends of some files.
+    fn fingerprint(&self) -> Result<&Fingerprint> {
+        if self.fingerprint.get().is_none() {
+            let made = Fingerprint::of(&*self.runtime.core().dataset)?;
+            let _ = self.fingerprint.set(made);
+        }
+        Ok(self.fingerprint.get().expect("set above"))
+    }
+
+    pub(super) fn resume(&self, state: &State) -> Result<()> {
+        if self.live.load(Ordering::Acquire) {
+            let message = "drop the iterator of the epoch before another place is resumed";
+            return Err(Error::new(ErrorKind::EpochLive, Stage::Batch, message));
+        }
+        let own = self.stand(self.place())?;
+        let saved = state.stand();
+        own.dataset.compare(&saved.dataset, &*self.runtime.core().dataset)?;
+        if let Some(difference) = difference(&own, saved, self.any_batch) {
+            return Err(Error::new(ErrorKind::State, Stage::Build, difference));
+        }
+        self.set_place(Place { cursor: saved.cursor, resumed: true });
+        Ok(())
+    }
+}
+
+/// The first setting that makes another sequence of batches of it, in words.
+fn difference(own: &Stand, saved: &Stand, any_batch: bool) -> Option<String> {
+    let (now, then) = (&own.order, &saved.order);
+    let differ =
+        |what: &str, then: String, now: String| Some(format!("saved with {what} {then}, the loader has {now}"));
+    if (now.kind, now.shuffled) != (then.kind, then.shuffled) {
+        let words = |order: &crate::order::Settings| match (order.kind, order.shuffled) {
+            ("indices" | "sampler", true) => format!("{}, shuffled", order.kind),
+            (kind, _) => kind.to_string(),
+        };
+        return differ("the order", words(then), words(now));
+    }
+    let numbers = [
+        ("the order's seed", then.seed, now.seed),
+        ("the seed of transforms", saved.draws_seed, own.draws_seed),
+        ("a window of chunks of", then.window, now.window),
+        ("lanes", u64::from(then.lanes), u64::from(now.lanes)),
+        ("positions in an epoch:", then.positions, now.positions),
+    ];
+    if let Some((what, then, now)) = numbers.iter().find(|(_, then, now)| then != now) {
+        return differ(what, then.to_string(), now.to_string());
+    }
+    if now.identity != then.identity {
+        return Some(format!(
+            "saved with other {} than the loader has",
+            if now.kind == "indices" { "indices" } else { "settings of the sampler" }
+        ));
+    }
+    if any_batch {
+        return None;
+    }
+    if own.global_batch != saved.global_batch {
+        return Some(format!(
+            "saved with a global batch of {}, the loader has {}: say `.global_batch({})`, or `.resume_rebatched(…)` to go on \
+             with the new one",
+            saved.global_batch, own.global_batch, saved.global_batch
+        ));
+    }
+    let (then, now) = (saved.last.as_str(), own.last.as_str());
+    if then != now {
+        return Some(format!(
+            "saved with the last batch `{then}`, the loader has `{now}`; `.resume_rebatched(…)` takes it"
+        ));
+    }
+    None
+}

@@ -1,0 +1,367 @@
+//! How the positions of an epoch fall into global batches, and which rows of a batch belong to which rank. Pure.
+//!
+//! ```text
+//! positions  start ─────────── one order for all ranks ─────────────── len
+//!            │ global batch i  │ i + 1           │ …      │ the last  ┊ past the end
+//! rank       │ 0 1 2 0 1 2 0 1 2 0 1 2 …                  │ 0 1 2 0 1 ┊ 2 0 1 2
+//! ```
+//!
+//! Row *k* of rank *r* in batch *i* stands at position first(*i*) + *k* × world + *r*. So a global batch holds the same
+//! samples whatever the world size is, every rank gets its part of each, and all ranks get the same number of batches.
+//!
+//! An epoch may start at any position (a resumed one): the global batches are counted from there. `start` is a multiple
+//! of the global batch unless that was changed on the way.
+//!
+//! Limits: everything is `u64` and saturates; rows of a rank fit `u32`.
+
+use super::Shard;
+use crate::error::{Error, ErrorKind, Result, Stage};
+
+/// What becomes of the samples that do not fill a global batch at the end of an epoch.
+///
+/// | | last batch of every rank | samples of the epoch |
+/// |---|---|---|
+/// | `Keep` | smaller, of the same size on all ranks (±1 where the world does not divide the global batch); blank rows where they do not divide evenly | each once |
+/// | `Mask` | full size, blank rows at its end | each once |
+/// | `Pad` | full size, filled up with samples from the beginning of the epoch's order | each once, those again |
+/// | `Drop` | none | all but those |
+///
+/// Rows that fill up are marked [`Status::Padding`](crate::Status) and come last; [`Batch::valid`](crate::Batch::valid)
+/// counts the others. A blank row has the id `u64::MAX` and zeros in every field; no `.map` sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LastBatch {
+    /// They come as a smaller batch.
+    #[default]
+    Keep,
+    /// They come as a batch of full size whose other rows are blank: exact, and of one shape. For evaluation on many ranks.
+    Mask,
+    /// They come in a batch of full size that is filled up from the beginning of the epoch's order. For training on many
+    /// ranks.
+    Pad,
+    /// They are left out of this epoch; in a shuffled order they are others each time.
+    Drop,
+}
+
+impl LastBatch {
+    /// The word in saved states and errors.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Keep => "keep",
+            Self::Mask => "mask",
+            Self::Pad => "pad",
+            Self::Drop => "drop",
+        }
+    }
+}
+
+/// The batches of one epoch, for one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Batches {
+    /// Positions of the epoch.
+    len: u64,
+    /// The position where it starts, and the number of the batch there.
+    start: u64,
+    first: u64,
+    /// Positions of a batch, all ranks together.
+    global: u64,
+    last: LastBatch,
+    rank: u64,
+    world: u64,
+}
+
+impl Batches {
+    /// The batches of an epoch of `len` positions from the beginning. Errors: [`ErrorKind::Config`] when a rank would have
+    /// no row, or too many to count.
+    pub(crate) fn new(len: u64, global: u64, last: LastBatch, shard: Shard) -> Result<Self> {
+        let (rank, world) = (u64::from(shard.rank()), u64::from(shard.world()));
+        let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Build, message));
+        if global == 0 {
+            return bad("batch_size is 0".into());
+        }
+        if global < world {
+            return bad(format!("a global batch of {global} for {world} ranks: some would have no rows"));
+        }
+        if global.div_ceil(world) > u64::from(u32::MAX) {
+            return bad(format!("{} rows in a batch do not fit 32 bits", global.div_ceil(world)));
+        }
+        Ok(Self { len, start: 0, first: 0, global, last, rank, world })
+    }
+
+    /// The same epoch from `position` on, where batch `batch` comes. Positions past the end are the end.
+    pub(crate) fn starting(self, position: u64, batch: u64) -> Self {
+        Self { start: position.min(self.len), first: batch, ..self }
+    }
+
+    /// Positions of the epoch.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Number of the first batch.
+    pub(crate) fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// Number of batches.
+    pub(crate) fn count(&self) -> u64 {
+        let left = self.len - self.start;
+        match self.last {
+            LastBatch::Drop => left / self.global,
+            _ => left.div_ceil(self.global),
+        }
+    }
+
+    /// The number after that of the last batch.
+    pub(crate) fn end(&self) -> u64 {
+        self.first.saturating_add(self.count())
+    }
+
+    /// Positions in all batches together: what the epoch delivers to all ranks, padding not counted.
+    pub(crate) fn positions(&self) -> u64 {
+        match self.last {
+            LastBatch::Drop => self.count() * self.global,
+            _ => self.len - self.start,
+        }
+    }
+
+    /// The position of row 0 of rank 0 of `batch`; `len` at most.
+    pub(crate) fn first_position(&self, batch: u64) -> u64 {
+        let before = batch.saturating_sub(self.first).saturating_mul(self.global);
+        self.start.saturating_add(before).min(self.len)
+    }
+
+    /// Where the epoch stands after `batch`: position and number of the next one; `None` when it is over.
+    pub(crate) fn after(&self, batch: u64) -> Option<(u64, u64)> {
+        let next = batch.saturating_add(1);
+        (next < self.end()).then(|| (self.first_position(next), next))
+    }
+
+    /// The position of `row` of this rank. Rows that fill up stand past the end.
+    pub(crate) fn position(&self, batch: u64, row: u32) -> u64 {
+        let row = u64::from(row).saturating_mul(self.world).saturating_add(self.rank);
+        self.first_position(batch).saturating_add(row)
+    }
+
+    /// Positions from one row of a rank to its next.
+    pub(crate) fn stride(&self) -> u64 {
+        self.world
+    }
+
+    /// Positions between which a rank's lie: those it visits are congruent to its first one modulo this.
+    pub(crate) fn step(&self) -> u64 {
+        gcd(self.world, self.global)
+    }
+
+    /// Positions from the first to one past the last that is visited; past `len` where the epoch is filled up.
+    pub(crate) fn visited(&self) -> std::ops::Range<u64> {
+        let end = match self.last {
+            LastBatch::Pad => self.start.saturating_add(self.count().saturating_mul(self.global)),
+            _ => self.start + self.positions(),
+        };
+        self.start..end
+    }
+
+    /// The first position of this rank.
+    pub(crate) fn class(&self) -> u64 {
+        self.start.saturating_add(self.rank)
+    }
+
+    /// Positions of `batch` before the end of the epoch, all ranks together.
+    fn real(&self, batch: u64) -> u64 {
+        if batch >= self.end() {
+            return 0;
+        }
+        (self.len - self.first_position(batch)).min(self.global)
+    }
+
+    /// Of `rows` of a global batch, those of this rank.
+    fn share(&self, rows: u64) -> u32 {
+        // Fits: `new` has checked the largest.
+        rows.saturating_sub(self.rank).div_ceil(self.world) as u32
+    }
+
+    /// The most rows that a batch of this rank has.
+    pub(crate) fn rows_max(&self) -> u32 {
+        self.share(self.global)
+    }
+
+    /// Rows of `batch`; 0 past the end.
+    pub(crate) fn rows(&self, batch: u64) -> u32 {
+        let real = self.real(batch);
+        match self.last {
+            _ if real == 0 => 0,
+            // At most the rows of a full batch, so it fits.
+            LastBatch::Keep => self.rows_max().min(real.div_ceil(self.world) as u32),
+            _ => self.rows_max(),
+        }
+    }
+
+    /// The rows of `batch` that are samples of the epoch; they come first.
+    pub(crate) fn valid(&self, batch: u64) -> u32 {
+        self.share(self.real(batch))
+    }
+
+    /// The rows of `batch` that have a sample: the others are blank.
+    pub(crate) fn filled(&self, batch: u64) -> u32 {
+        match self.last {
+            LastBatch::Pad => self.rows(batch),
+            _ => self.valid(batch),
+        }
+    }
+}
+
+pub(super) fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const ALL: [LastBatch; 4] = [LastBatch::Keep, LastBatch::Mask, LastBatch::Pad, LastBatch::Drop];
+
+    fn batches(len: u64, global: u64, last: LastBatch, rank: u32, world: u32) -> Batches {
+        Batches::new(len, global, last, Shard::new(rank, world).unwrap()).unwrap()
+    }
+
+    /// What all ranks get: (batch, rank, row, position, whether it is valid), by the naive rule.
+    fn naive(len: u64, global: u64, last: LastBatch, world: u64) -> Vec<(u64, u64, u64, Option<u64>, bool)> {
+        let mut out = Vec::new();
+        let mut batch = 0;
+        while batch * global < len {
+            let mut positions: Vec<u64> = (batch * global..((batch + 1) * global).min(len)).collect();
+            let real = positions.len() as u64;
+            if real < global && last == LastBatch::Drop {
+                break;
+            }
+            let size = match last {
+                LastBatch::Keep if real < global => (real.div_ceil(world) * world).min(global),
+                _ => global,
+            };
+            positions.extend(len..len + size - real);
+            for (index, position) in positions.iter().enumerate() {
+                let index = index as u64;
+                let valid = index < real;
+                let position = (valid || last == LastBatch::Pad).then_some(*position);
+                out.push((batch, index % world, index / world, position, valid));
+            }
+            batch += 1;
+        }
+        out.sort_unstable();
+        out
+    }
+
+    fn taken(len: u64, global: u64, last: LastBatch, world: u32) -> Vec<(u64, u64, u64, Option<u64>, bool)> {
+        let mut out = Vec::new();
+        for rank in 0..world {
+            let batches = batches(len, global, last, rank, world);
+            for batch in 0..batches.end() {
+                for row in 0..batches.rows(batch) {
+                    let position = (row < batches.filled(batch)).then(|| batches.position(batch, row));
+                    out.push((batch, u64::from(rank), u64::from(row), position, row < batches.valid(batch)));
+                }
+            }
+        }
+        out.sort_unstable();
+        out
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4000))]
+
+        #[test]
+        fn every_position_comes_once_over_all_ranks_or_is_padded_as_documented(
+            len in 0_u64..300, extra in 0_u64..40, world in 1_u32..10, last in 0_usize..4
+        ) {
+            let (global, last) = (u64::from(world) + extra, ALL[last]);
+            prop_assert_eq!(taken(len, global, last, world), naive(len, global, last, u64::from(world)));
+            let counts: Vec<u64> = (0..world).map(|rank| batches(len, global, last, rank, world).count()).collect();
+            prop_assert!(counts.iter().all(|count| *count == counts[0]), "{:?}", counts);
+            for batch in 0..counts[0] {
+                let rows: Vec<u32> = (0..world).map(|rank| batches(len, global, last, rank, world).rows(batch)).collect();
+                let (least, most) = (rows.iter().min().unwrap(), rows.iter().max().unwrap());
+                prop_assert!(*least > 0 && most - least <= u32::from(global % u64::from(world) != 0), "{:?}", rows);
+            }
+        }
+
+        #[test]
+        fn what_is_left_after_any_batch_does_not_depend_on_the_world(
+            len in 0_u64..300, extra in 0_u64..30, world in 1_u32..9, other in 1_u32..9, last in 0_usize..4, at in 0_u64..400
+        ) {
+            let (global, last) = (u64::from(world.max(other)) + extra, ALL[last]);
+            let whole = batches(len, global, last, 0, world);
+            let batch = at % (whole.count() + 1);
+            let positions = |batches: Batches, from: u64| -> Vec<u64> {
+                (from..batches.end())
+                    .flat_map(|batch| (0..batches.filled(batch)).map(move |row| batches.position(batch, row)))
+                    .collect()
+            };
+            let mut expected: Vec<u64> = (0..world)
+                .flat_map(|rank| positions(batches(len, global, last, rank, world), batch)).collect();
+            let start = whole.first_position(batch);
+            let mut got: Vec<u64> = (0..other)
+                .flat_map(|rank| positions(batches(len, global, last, rank, other).starting(start, batch), batch)).collect();
+            expected.sort_unstable();
+            got.sort_unstable();
+            prop_assert_eq!(got, expected);
+        }
+
+        #[test]
+        fn a_rank_visits_only_positions_of_its_class(
+            len in 1_u64..300, extra in 0_u64..30, world in 1_u32..9, rank in 0_u32..9, start in 0_u64..300, last in 0_usize..4
+        ) {
+            let batches = batches(len, u64::from(world) + extra, ALL[last], rank % world, world).starting(start, 7);
+            for batch in batches.first()..batches.end() {
+                for row in 0..batches.filled(batch) {
+                    let position = batches.position(batch, row);
+                    prop_assert!(batches.visited().contains(&position));
+                    prop_assert_eq!(position % batches.step(), batches.class() % batches.step());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_epoch_that_starts_later_goes_on_counting_its_batches() {
+        let batches = batches(100, 8, LastBatch::Keep, 0, 1).starting(24, 3);
+        assert_eq!((batches.first(), batches.count(), batches.end(), batches.positions()), (3, 10, 13, 76));
+        assert_eq!((batches.first_position(3), batches.first_position(4), batches.rows(12)), (24, 32, 4));
+        assert_eq!((batches.after(3), batches.after(12)), (Some((32, 4)), None));
+        assert_eq!(batches.starting(100, 13).count(), 0);
+        assert_eq!(batches.starting(1000, 13).count(), 0);
+    }
+
+    #[test]
+    fn a_changed_global_batch_cuts_what_is_left_from_where_it_stopped() {
+        let batches = batches(100, 7, LastBatch::Drop, 0, 1).starting(24, 3);
+        assert_eq!((batches.count(), batches.first_position(4), batches.positions()), (10, 31, 70));
+    }
+
+    #[test]
+    fn batch_arithmetic_does_not_overflow() {
+        for last in ALL {
+            let batches = batches(u64::MAX, u64::from(u32::MAX) * 2, last, 1, 2);
+            assert_eq!(batches.rows(u64::MAX), 0);
+            assert_eq!(batches.first_position(u64::MAX), u64::MAX);
+            assert_eq!(batches.position(u64::MAX, u32::MAX), u64::MAX);
+            assert!(batches.visited().end >= u64::MAX - u64::from(u32::MAX) * 2);
+            assert_eq!(batches.starting(u64::MAX, u64::MAX).count(), 0);
+        }
+    }
+
+    #[test]
+    fn batches_that_leave_a_rank_without_rows_are_refused() {
+        let new = |global, world| Batches::new(9, global, LastBatch::Keep, Shard::new(0, world).unwrap());
+        for (global, world, words) in [
+            (0, 1, "batch_size is 0"),
+            (3, 4, "a global batch of 3 for 4 ranks: some would have no rows"),
+            (u64::MAX, 2, "9223372036854775808 rows in a batch do not fit 32 bits"),
+        ] {
+            let error = new(global, world).unwrap_err();
+            assert_eq!((error.kind(), error.message()), (ErrorKind::Config, words));
+        }
+        assert!(new(4, 4).is_ok());
+    }
+}
