@@ -134,6 +134,6 @@ pub use device::Device;
 pub use error::{Error, ErrorKind, Result, Site, Stage};
 pub use loader::{Epoch, Loader, LoaderBuilder};
 pub use memory::{BatchMut, Row, Status};
-pub use order::{LastBatch, Order};
+pub use order::{LastBatch, Order, Shard};
 pub use pipeline::MemoryPlan;
 pub use profile::Report;

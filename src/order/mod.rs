@@ -18,6 +18,7 @@
 //! Where to start reading: [`Order`], then `key` for how the shuffle works, then `uniformity` for the evidence.
 
 mod key;
+mod shard;
 pub(crate) mod subset;
 #[cfg(test)]
 mod uniformity;
@@ -25,6 +26,7 @@ pub(crate) mod window;
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 pub use key::{Draws, Key, Permutation};
+pub use shard::{Launcher, Shard};
 use std::fmt;
 use std::sync::Arc;
 pub(crate) use window::Piece;
