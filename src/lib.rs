@@ -127,6 +127,7 @@ mod pipeline;
 pub mod prepare;
 pub mod profile;
 pub mod read;
+mod stop;
 pub mod tensor;
 
 pub use batch::{Batch, FieldView};
@@ -137,3 +138,6 @@ pub use memory::{BatchMut, Row, Status};
 pub use order::{LastBatch, Order, Shard};
 pub use pipeline::MemoryPlan;
 pub use profile::Report;
+#[cfg(feature = "signals")]
+pub use stop::Signal;
+pub use stop::Stop;
