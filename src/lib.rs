@@ -140,4 +140,6 @@ pub use order::{LastBatch, Order, Shard};
 pub use pipeline::MemoryPlan;
 pub use profile::Report;
 pub use state::State;
+#[cfg(feature = "signals")]
+pub use stop::Signal;
 pub use stop::Stop;

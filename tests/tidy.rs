@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 
 /// Level of a module and, where it is narrower than "all below", what it may import beside levels 0 and its own.
-const LEVELS: [(&str, u32); 13] = [
+const LEVELS: [(&str, u32); 14] = [
     ("error", 0),
     ("tensor", 0),
     ("order", 0),
     ("profile", 0),
+    ("stop", 0),
     ("memory", 1),
     ("read", 2),
     ("device", 2),

@@ -1,0 +1,285 @@
+//! A flag that says stop: before a job is preempted or its time is up, a training loop saves its state and ends.
+//!
+//! ```text
+//! SIGTERM, SIGUSR1, … ──► handler: an atomic store ──► a flag per signal, of the process ──┐
+//!                                                                                          ├─► Stop::requested()
+//! Stop::request(), from any thread ──────────────────► a flag per Stop and its clones ─────┘   polled once per step
+//! ```
+//!
+//! What holds, and is tested with real signals (`tests/stop.rs`):
+//! - Nothing is installed unless it is asked for, for the signals asked for, once per process. A handler stores into an
+//!   atomic, or ends the process; no lock, no memory (signal-hook's flags, whose handler first calls one that was there).
+//! - A second SIGTERM, SIGINT or SIGHUP ends the process by that signal; SIGUSR1 and SIGUSR2 never do.
+//! - Whether a signal came is a fact of the process and is never taken back.
+//! - Handlers stay until the process ends. signal-hook can take its actions away but does not bring the default action
+//!   back: SIGTERM would be ignored from then on, which is worse than a flag that nobody reads and a second one that ends
+//!   the process.
+//!
+//! Limits: a signal that arrives while its handler is being installed may be lost. Linux merges equal signals that are
+//! pending together, so two SIGTERMs at once may be one.
+
+#[cfg(feature = "signals")]
+use crate::error::Result;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A flag that a training loop polls, to save its state and end before it is ended. Clones share it; any thread may set
+/// and ask it.
+///
+/// ```
+/// let stop = feedline::Stop::new();
+/// let elsewhere = stop.clone();
+/// assert!(!stop.requested());
+/// elsewhere.request();
+/// assert!(stop.requested());
+/// ```
+///
+/// # Signals
+///
+/// With the feature `signals` (default) `Stop::on_signals()` makes one that SIGTERM and SIGUSR1 set, and `Stop::on([…])`
+/// one for other signals. Slurm sends SIGTERM at the end of a job's time and kills it `KillWait` (30 s unless configured)
+/// later; with `--signal=USR1@120` it sends SIGUSR1 two minutes before the end to the job's steps. Kubernetes sends
+/// SIGTERM to the first process of a container and kills it `terminationGracePeriodSeconds` later. A shell script in
+/// between must hand the signal on, or start the program by `exec`.
+///
+/// - From then on a first signal only sets the flag. A second SIGTERM, SIGINT or SIGHUP ends the process as the default
+///   action does, so that a loop that polls no more can be ended; SIGUSR1 and SIGUSR2 never do. Each kind counts by
+///   itself: SIGTERM after SIGINT or SIGUSR1 is a first one. A launcher that hands SIGTERM on to a process that got it
+///   already makes it a second one. The first process of a container, to which default actions do not apply, ends as by
+///   a crash.
+/// - Signals are the process's: every `Stop` that asked for one sees it, also one that is made after it came. It stays
+///   set. Asking again installs nothing again.
+/// - It stays so when every `Stop` is dropped: the first SIGTERM is then noted and nobody looks, the second ends the
+///   process.
+///
+/// # Several ranks
+///
+/// A signal reaches ranks at different steps, and some not at all. A rank that stops alone leaves the others waiting in
+/// their next collective operation, and states of different steps do not fit together. So let the ranks agree: all-reduce
+/// the flag in every step, and stop where the result says so.
+///
+/// ```text
+/// let stop = Stop::on_signals()?;
+/// for batch in loader.epoch(epoch)? {
+///     train(batch?);
+///     // The same answer on every rank after the same step; alone, `stop.requested()` will do.
+///     if all_reduce_max(stop.requested()) {
+///         state.save(path)?;
+///         break;
+///     }
+/// }
+/// ```
+#[derive(Clone, Default)]
+pub struct Stop {
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    requested: AtomicBool,
+    #[cfg(feature = "signals")]
+    signals: signals::Watch,
+}
+
+impl Stop {
+    /// A flag that only [`request`](Self::request) sets.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the flag of this `Stop` and its clones.
+    pub fn request(&self) {
+        self.shared.requested.store(true, Ordering::Release);
+    }
+
+    /// Whether the flag was set, by [`request`](Self::request) or by a signal. A few atomic loads: poll it every step.
+    pub fn requested(&self) -> bool {
+        // The signal first: it is noted here.
+        self.signalled() || self.shared.requested.load(Ordering::Acquire)
+    }
+
+    #[cfg(not(feature = "signals"))]
+    fn signalled(&self) -> bool {
+        false
+    }
+}
+
+#[cfg(feature = "signals")]
+impl Stop {
+    /// A flag that SIGTERM and SIGUSR1 set: what schedulers send before they end a job. Errors: as [`on`](Self::on).
+    pub fn on_signals() -> Result<Self> {
+        Self::on([Signal::Term, Signal::Usr1])
+    }
+
+    /// A flag that these signals set; with none of them it is the same as [`new`](Self::new).
+    ///
+    /// Errors: [`ErrorKind::Io`](crate::ErrorKind::Io) when the operating system does not install a handler; those that
+    /// were installed before stay.
+    pub fn on(signals: impl IntoIterator<Item = Signal>) -> Result<Self> {
+        let signals = signals::Watch::new(signals)?;
+        Ok(Self { shared: Arc::new(Shared { requested: AtomicBool::new(false), signals }) })
+    }
+
+    /// The signal that came first, of those this flag was made for. It is noted when this or
+    /// [`requested`](Self::requested) is called; of several that came since the last such call, the one that stands first
+    /// in [`Signal`].
+    pub fn signal(&self) -> Option<Signal> {
+        self.shared.signals.first()
+    }
+
+    fn signalled(&self) -> bool {
+        self.signal().is_some()
+    }
+}
+
+impl fmt::Debug for Stop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = f.debug_struct("Stop");
+        out.field("requested", &self.requested());
+        #[cfg(feature = "signals")]
+        out.field("signal", &self.signal());
+        out.finish()
+    }
+}
+
+#[cfg(feature = "signals")]
+pub use signals::Signal;
+
+#[cfg(feature = "signals")]
+mod signals {
+    use crate::error::{Error, Result, Stage};
+    use signal_hook::{consts, flag};
+    use std::fmt;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{Mutex, OnceLock, PoisonError};
+
+    /// A signal that can set a [`Stop`](super::Stop).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[non_exhaustive]
+    pub enum Signal {
+        /// SIGTERM: what `kill`, Slurm and Kubernetes send. A second one ends the process.
+        Term,
+        /// SIGINT: Ctrl-C. A second one ends the process.
+        Int,
+        /// SIGHUP: the terminal went away. A second one ends the process. Sets the flag even below `nohup`.
+        Hup,
+        /// SIGUSR1: Slurm's `--signal=USR1@120`. Never ends the process.
+        Usr1,
+        /// SIGUSR2. Never ends the process.
+        Usr2,
+    }
+
+    const ALL: [Signal; 5] = [Signal::Term, Signal::Int, Signal::Hup, Signal::Usr1, Signal::Usr2];
+
+    /// Which signals came, in the order of `ALL`. Of the process, as signals are.
+    static CAME: [AtomicBool; ALL.len()] = [const { AtomicBool::new(false) }; ALL.len()];
+
+    impl Signal {
+        fn number(self) -> i32 {
+            match self {
+                Self::Term => consts::SIGTERM,
+                Self::Int => consts::SIGINT,
+                Self::Hup => consts::SIGHUP,
+                Self::Usr1 => consts::SIGUSR1,
+                Self::Usr2 => consts::SIGUSR2,
+            }
+        }
+
+        fn ends_when_repeated(self) -> bool {
+            matches!(self, Self::Term | Self::Int | Self::Hup)
+        }
+
+        fn came(self) -> &'static AtomicBool {
+            &CAME[self as usize]
+        }
+
+        /// Installs the handler, once per process.
+        fn install(self) -> Result<()> {
+            static INSTALLED: Mutex<[bool; ALL.len()]> = Mutex::new([false; ALL.len()]);
+            let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
+            if !installed[self as usize] {
+                self.register().map_err(|e| Error::os(Stage::Build, format!("no handler for {self}"), e))?;
+                installed[self as usize] = true;
+            }
+            Ok(())
+        }
+
+        fn register(self) -> std::io::Result<()> {
+            // Actions run in the order in which they are registered: the first signal finds the flag down.
+            if self.ends_when_repeated() {
+                flag::register_conditional_default(self.number(), self.came())?;
+            }
+            flag::register(self.number(), self.came())?;
+            Ok(())
+        }
+    }
+
+    impl fmt::Display for Signal {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(match self {
+                Self::Term => "SIGTERM",
+                Self::Int => "SIGINT",
+                Self::Hup => "SIGHUP",
+                Self::Usr1 => "SIGUSR1",
+                Self::Usr2 => "SIGUSR2",
+            })
+        }
+    }
+
+    /// The signals that one `Stop` was made for, and the first of them that it saw.
+    #[derive(Default)]
+    pub(super) struct Watch {
+        watched: [bool; ALL.len()],
+        first: OnceLock<Signal>,
+    }
+
+    impl Watch {
+        pub(super) fn new(signals: impl IntoIterator<Item = Signal>) -> Result<Self> {
+            let mut watch = Self::default();
+            for signal in signals {
+                signal.install()?;
+                watch.watched[signal as usize] = true;
+            }
+            Ok(watch)
+        }
+
+        pub(super) fn first(&self) -> Option<Signal> {
+            let came = |signal: &Signal| self.watched[*signal as usize] && signal.came().load(Ordering::Acquire);
+            match self.first.get() {
+                Some(first) => Some(*first),
+                None => ALL.into_iter().find(came).map(|signal| *self.first.get_or_init(|| signal)),
+            }
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn signals_are_numbered_as_they_are_listed() {
+            for (at, signal) in ALL.into_iter().enumerate() {
+                assert_eq!(signal as usize, at);
+                assert_eq!(signal_hook::low_level::signal_name(signal.number()), Some(signal.to_string().as_str()));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_seen_by_every_clone_and_by_no_other_stop() {
+        let (stop, other) = (Stop::new(), Stop::default());
+        let clone = stop.clone();
+        assert!(!stop.requested() && !clone.requested());
+        std::thread::spawn(move || clone.request()).join().unwrap();
+        assert!(stop.requested() && stop.clone().requested());
+        assert!(!other.requested());
+        let text = format!("{stop:?}");
+        assert!(text.starts_with("Stop { requested: true"), "{text}");
+    }
+}
