@@ -18,6 +18,8 @@
 //! Where to start reading: [`Order`], then `key` for how the shuffle works, then `uniformity` for the evidence.
 
 mod key;
+#[allow(dead_code)]
+mod lanes;
 pub(crate) mod subset;
 #[cfg(test)]
 mod uniformity;
