@@ -9,11 +9,10 @@
 //! What holds, and is tested with real signals (`tests/stop.rs`):
 //! - Nothing is installed unless it is asked for, for the signals asked for, once per process. A handler stores into an
 //!   atomic, or ends the process; no lock, no memory (signal-hook's flags, whose handler first calls one that was there).
-//! - A second SIGTERM, SIGINT or SIGHUP ends the process by that signal; SIGUSR1 and SIGUSR2 never do.
+//! - A second SIGINT (Ctrl-C) ends the process by that signal; no other signal does, since launchers send them twice.
 //! - Whether a signal came is a fact of the process and is never taken back.
 //! - Handlers stay until the process ends. signal-hook can take its actions away but does not bring the default action
-//!   back: SIGTERM would be ignored from then on, which is worse than a flag that nobody reads and a second one that ends
-//!   the process.
+//!   back, so nothing would be won.
 //!
 //! Limits: a signal that arrives while its handler is being installed may be lost. Linux merges equal signals that are
 //! pending together, so two SIGTERMs at once may be one.
@@ -43,15 +42,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// SIGTERM to the first process of a container and kills it `terminationGracePeriodSeconds` later. A shell script in
 /// between must hand the signal on, or start the program by `exec`.
 ///
-/// - From then on a first signal only sets the flag. A second SIGTERM, SIGINT or SIGHUP ends the process as the default
-///   action does, so that a loop that polls no more can be ended; SIGUSR1 and SIGUSR2 never do. Each kind counts by
-///   itself: SIGTERM after SIGINT or SIGUSR1 is a first one. A launcher that hands SIGTERM on to a process that got it
-///   already makes it a second one. The first process of a container, to which default actions do not apply, ends as by
-///   a crash.
+/// - From then on these signals only set the flag, however often they come: Slurm and launchers that hand signals on send
+///   SIGTERM more than once, which must not cut the saving of a state short. A second SIGINT alone ends the process as the
+///   default action does, for whoever sits at the terminal. What polls no more is ended by SIGKILL.
 /// - Signals are the process's: every `Stop` that asked for one sees it, also one that is made after it came. It stays
 ///   set. Asking again installs nothing again.
-/// - It stays so when every `Stop` is dropped: the first SIGTERM is then noted and nobody looks, the second ends the
-///   process.
+/// - It stays so when every `Stop` is dropped.
 ///
 /// # Several ranks
 ///
@@ -158,15 +154,15 @@ mod signals {
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     #[non_exhaustive]
     pub enum Signal {
-        /// SIGTERM: what `kill`, Slurm and Kubernetes send. A second one ends the process.
+        /// SIGTERM: what `kill`, Slurm and Kubernetes send.
         Term,
         /// SIGINT: Ctrl-C. A second one ends the process.
         Int,
-        /// SIGHUP: the terminal went away. A second one ends the process. Sets the flag even below `nohup`.
+        /// SIGHUP: the terminal went away. Sets the flag even below `nohup`.
         Hup,
-        /// SIGUSR1: Slurm's `--signal=USR1@120`. Never ends the process.
+        /// SIGUSR1: Slurm's `--signal=USR1@120`.
         Usr1,
-        /// SIGUSR2. Never ends the process.
+        /// SIGUSR2.
         Usr2,
     }
 
@@ -187,7 +183,7 @@ mod signals {
         }
 
         fn ends_when_repeated(self) -> bool {
-            matches!(self, Self::Term | Self::Int | Self::Hup)
+            matches!(self, Self::Int)
         }
 
         fn came(self) -> &'static AtomicBool {

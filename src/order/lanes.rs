@@ -1,10 +1,10 @@
 //! Orders over chunks for many ranks: lanes that are walked side by side, and which chunks a rank needs when. Pure.
 //!
 //! ```text
-//! permuted chunks   │ 7 │  2  │ 9 │  0  │ 4 │ 5 │ 8 │  1  │ …     every sample once, N in all
-//! cut in L lanes    └──── lane 0 ────┘└──── lane 1 ────┘ …     a chunk on a cut has a piece in both lanes
-//! groups of W       └─ 7 2 ─┘└─ 9 0 ─┘└─ 0 4 ─┘└─ 5 8 ─┘ …     each group's samples permuted
-//! positions         0 L 2L …           1 L+1 2L+1 …            position p is entry p / L of lane p % L
+//! permuted chunks   │ 7 │  2  │ 9 │   0   │ 4 │ 5 │  8  │ …    every sample once, N in all
+//! cut in L lanes    └───── lane 0 ────┴───── lane 1 ────┘ …    a chunk on a cut has a piece in both lanes
+//! groups of W       └── 7 2 ──┴─ 9 0 ─┴─ 0 4 ─┴── 5 8 ──┘ …    each group's samples permuted
+//! positions         0 L 2L …          1 L+1 2L+1 …             position p is entry p / L of lane p % L
 //! ```
 //!
 //! A rank visits the positions p ≡ class (mod step). With g = gcd(L, step) these lie in the lanes l ≡ class (mod g), so
@@ -18,16 +18,17 @@
 //! # Why opening in sequence cannot get stuck
 //!
 //! [`Needs`] lists the pieces of a rank, group by group, by *first need* f: the group's first virtual position in the
-//! run. A pipeline opens them strictly in that sequence in at least [`Lanes::most`] buffers, and lets go of an entry
-//! when the oldest waiting position p reaches its `until`. Let A be what p needs: of every visited lane of p's round
-//! the first group that is not done at p. Then **every entry before the last one of A is in A or done at p**, so that
-//! the entries which must be open at once for p are those of A alone, `most` at the utmost:
+//! run. A pipeline opens them strictly in that sequence in at least [`Lanes::most`] buffers. When the oldest waiting
+//! position p reaches an entry's `until`, the entry is *done*: let go of or, if a rank that skips positions never came to
+//! need it, passed over without a buffer. Let A be what p needs: of every visited lane of p's round the first group that
+//! is not done at p. Then **every entry before the last one of A is in A or done at p**, so that before all of A is open
+//! only entries of A have buffers, and A has at most `most`:
 //!
 //! - Entries of earlier rounds are done at p; those of later rounds have a later f than all of A's.
-//! - Every lane that has entries left in the round has one in [p, p + L), since neighbours of a lane are L apart and its
+//! - A lane that has a position of the run left in the round has one in [p, p + L): its positions are L apart and the
 //!   first is below kN + L. So f(y) < p + L for each y in A.
-//! - Let x of the round be neither in A nor done. An earlier group of its lane is in A and ends at p or later, and x
-//!   begins at least L after that end: f(x) ≥ p + L, so x comes after all of A.
+//! - Let x of the round be neither in A nor done. An earlier group of its lane is in A and ends at p or later; x begins L
+//!   after the end of such a group at the earliest: f(x) ≥ p + L, so x comes after all of A.
 //!
 //! Limits: any L, W ≥ 1, any number of samples. An order takes O(chunks) memory, whatever L is; `Needs` take
 //! O(chunks + min(L, N)) per round that the run touches, and each `piece` of them O(lanes visited × W).
@@ -170,7 +171,7 @@ impl Lanes {
             let group = self.group(lane, at);
             firsts.push((position(at), groups.len()));
             at = group.samples.end;
-            groups.push(Needing { until: position(at - 1).saturating_add(1), group, entry: 0 });
+            groups.push(Needing { until: position(at.min(end) - 1).saturating_add(1), group, entry: 0 });
         }
     }
 
@@ -273,7 +274,8 @@ struct Needing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Need {
     pub(crate) chunk: usize,
-    /// The virtual position from which on it is not needed any more.
+    /// The virtual position from which on it is not needed any more: one past the last of the run (visited or not) that
+    /// its group has in this lane and round.
     pub(crate) until: u64,
 }
 
@@ -477,8 +479,8 @@ mod tests {
                 let first = (i128::from(run.class) - i128::from(base)).rem_euclid(i128::from(run.step)) as u64;
                 let visited = (0..self.lanes).any(|k| (first + k * run.step) % self.lanes == group.0);
                 if visited && seen.insert((base, group)) {
-                    let last = spots.iter().rposition(|spot| spot.group == group).unwrap() as u64;
-                    let until = base + last + 1;
+                    let spots = &spots[..(run.end - base).min(self.len()) as usize];
+                    let until = base + spots.iter().rposition(|spot| spot.group == group).unwrap() as u64 + 1;
                     needs.extend(chunks_of[&group].iter().map(|chunk| Need { chunk: *chunk, until }));
                 }
             }
@@ -579,7 +581,8 @@ mod tests {
                 }
                 open.retain(|k| needs.entry(*k).unwrap().until > position);
                 while open.len() < buffers && needs.entry(next).is_some() {
-                    open.push(next);
+                    // What is done before it is open is skipped.
+                    open.extend(Some(next).filter(|k| needs.entry(*k).unwrap().until > position));
                     next += 1;
                 }
                 let piece = needs.piece(position);

@@ -73,7 +73,7 @@ impl Shard {
     /// - An empty variable is one that is not set.
     /// - The innermost launcher that set anything is believed. torchrun and mpirun are often started once per node by
     ///   another launcher, whose variables then describe nodes: such an outer world must be smaller than the inner one and
-    ///   divide it. Any other must agree in rank and world. The local rank is that of the innermost, or of one that agrees.
+    ///   divide it (but for Slurm around Open MPI, whose daemons are one fewer than the nodes). Any other must agree in rank and world. The local rank is that of the innermost, or of one that agrees.
     /// - Outside of a step of srun (in a batch script, in the shell of `salloc`) Slurm says `SLURM_PROCID=0`, or nothing,
     ///   whatever `SLURM_NTASKS` is. Such variables claim nothing beside another launcher's.
     /// - `WORLD_SIZE` without `RANK` is the world of an indexed job where there is a `JOB_COMPLETION_INDEX`. Elsewhere it
@@ -86,10 +86,6 @@ impl Shard {
     /// below its world, or a local rank not below its own; a rank without a world or the reverse; launchers that
     /// contradict each other; several Slurm tasks and no other launcher in a process that srun did not start, which
     /// as rank 0 of n would see 1/n of the data.
-    ///
-    /// Refused although nothing may be wrong: mpirun within a Slurm job starts its daemons by srun, one fewer than there
-    /// are nodes, and the ranks below them see the daemons' variables, whose number need not divide the world.
-    /// [`Shard::of`]`(Launcher::OpenMpi)` reads what mpirun says and nothing else.
     pub fn from_env() -> Result<Self> {
         resolve(Env(&environment))
     }
@@ -278,7 +274,9 @@ impl Claim {
     fn check_outer(&self, outer: &Self) -> Result<()> {
         let (inner_world, outer_world) = (self.shard.world, outer.shard.world);
         if inner_world != outer_world {
-            if outer_world < inner_world && inner_world.is_multiple_of(outer_world) {
+            // mpirun starts its daemons by srun, one fewer than there are nodes, and the ranks below see their variables.
+            let daemons = (self.names.launcher, outer.names.launcher) == (Launcher::OpenMpi, Launcher::Slurm);
+            if outer_world < inner_world && (daemons || inner_world.is_multiple_of(outer_world)) {
                 return Ok(());
             }
             let why = "the world of an outer launcher must be smaller than the inner one's and divide it";
@@ -589,6 +587,11 @@ mod tests {
                 "rank 5 of 8 (local rank 5)",
             ),
             ("SLURM_JOB_ID=7 SLURM_NTASKS=8 OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_SIZE=8", "rank 5 of 8"),
+            // The daemon of one of four nodes was started by srun, as one of three.
+            (
+                "OMPI_COMM_WORLD_RANK=9 OMPI_COMM_WORLD_SIZE=32 SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_NTASKS=3",
+                "rank 9 of 32",
+            ),
             ("SLURM_JOB_ID=7 SLURM_PROCID=0 SLURM_NTASKS=8 WORLD_SIZE=1 RANK=0", "rank 0 of 1"),
             // Steps, and whatever is not a job, are believed.
             ("SLURM_JOB_ID=7 SLURM_STEP_ID=4 SLURM_PROCID=0 SLURM_NTASKS=8", "rank 0 of 8"),
@@ -683,12 +686,6 @@ mod tests {
                 "RANK=0 WORLD_SIZE=1 SLURM_PROCID=2 SLURM_NTASKS=8",
                 "WORLD_SIZE=1 of torchrun contradicts SLURM_NTASKS=8 of Slurm: the world of an outer launcher must be \
                  smaller than the inner one's and divide it; choose by `Shard::of(Launcher::Torchrun)`, \
-                 `Shard::of(Launcher::Slurm)` or `Shard::new(rank, world)`",
-            ),
-            (
-                "OMPI_COMM_WORLD_RANK=9 OMPI_COMM_WORLD_SIZE=32 SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_NTASKS=3",
-                "OMPI_COMM_WORLD_SIZE=32 of Open MPI contradicts SLURM_NTASKS=3 of Slurm: the world of an outer launcher \
-                 must be smaller than the inner one's and divide it; choose by `Shard::of(Launcher::OpenMpi)`, \
                  `Shard::of(Launcher::Slurm)` or `Shard::new(rank, world)`",
             ),
             (
