@@ -275,7 +275,7 @@ impl Chunks {
             let (job, position, entries) = (front.job.clone(), front.position, front.entries.clone());
             self.turn_to(&job);
             self.let_go(position);
-            self.open_ahead(&mut openings);
+            self.open_ahead(position, &mut openings);
             let Some(held) = self.held(&entries) else { break };
             let waiting = self.waiting.pop_front().expect("looked at above");
             ready(waiting.job, waiting.rows, held);
@@ -319,9 +319,14 @@ impl Chunks {
         self.job = Some(job.clone());
     }
 
-    fn open_ahead(&mut self, openings: &mut Vec<Opening>) {
+    fn open_ahead(&mut self, position: u64, openings: &mut Vec<Opening>) {
         let Some(job) = &self.job else { return };
         while let Some(Need { chunk, until }) = job.order.need(self.base + self.entries.len()) {
+            if until <= position {
+                // A rank that skips positions can pass a small group without a sample of it.
+                self.entries.push_back(None);
+                continue;
+            }
             let Some(buffer) = self.home.free.pop() else { return };
             let open = Arc::new(OpenChunk { chunk, result: OnceLock::new(), home: self.home.clone() });
             self.entries.push_back(Some(Entry { open: open.clone(), until }));
