@@ -34,6 +34,10 @@ pub enum ErrorKind {
     Truncated,
     /// A file is not the one that was indexed (size differs).
     Changed,
+    /// The dataset is not the one that a run was started with.
+    FingerprintMismatch,
+    /// A saved state is damaged, of another version, or not that of the other ranks.
+    State,
     /// The device or file system reported an error.
     Io,
     /// The bytes are not what the decoder expects.
@@ -70,6 +74,8 @@ impl ErrorKind {
             Self::Empty => "empty",
             Self::Truncated => "truncated",
             Self::Changed => "changed since it was indexed",
+            Self::FingerprintMismatch => "dataset changed",
+            Self::State => "state not usable",
             Self::Io => "I/O error",
             Self::Decode => "cannot decode",
             Self::Limit => "over the limit",
@@ -109,6 +115,8 @@ pub enum Stage {
     Device,
     /// Writing prepared data.
     Write,
+    /// Saving, loading or comparing where a run stands.
+    State,
 }
 
 impl Stage {
@@ -125,6 +133,7 @@ impl Stage {
             Self::Batch => "batch",
             Self::Device => "device",
             Self::Write => "write",
+            Self::State => "state",
         }
     }
 }
