@@ -127,6 +127,7 @@ mod pipeline;
 pub mod prepare;
 pub mod profile;
 pub mod read;
+mod state;
 pub mod tensor;
 
 pub use batch::{Batch, FieldView};
@@ -137,3 +138,4 @@ pub use memory::{BatchMut, Row, Status};
 pub use order::{LastBatch, Order};
 pub use pipeline::MemoryPlan;
 pub use profile::Report;
+pub use state::State;
