@@ -34,9 +34,9 @@ pub enum ErrorKind {
     Truncated,
     /// A file is not the one that was indexed (size differs).
     Changed,
-    /// The dataset is not the one that a saved state belongs to.
+    /// The dataset is not the one that a run was started with.
     FingerprintMismatch,
-    /// A saved state is damaged, of another version, or of a loader that was set otherwise.
+    /// A saved state is damaged, of another version, not that of the other ranks, or of a loader that was set otherwise.
     State,
     /// The device or file system reported an error.
     Io,
@@ -115,6 +115,8 @@ pub enum Stage {
     Device,
     /// Writing prepared data.
     Write,
+    /// Saving, loading or comparing where a run stands.
+    State,
 }
 
 impl Stage {
@@ -131,6 +133,7 @@ impl Stage {
             Self::Batch => "batch",
             Self::Device => "device",
             Self::Write => "write",
+            Self::State => "state",
         }
     }
 }

@@ -199,7 +199,7 @@ fn asking_twice_installs_nothing_twice_and_who_asks_later_sees_what_came() {
         linger();
     };
     let name = "asking_twice_installs_nothing_twice_and_who_asks_later_sees_what_came";
-    let Some(mut process) = start(name, child) else { return };
+    let Some(process) = start(name, child) else { return };
     process.send(Number::TERM);
     process.expect("true Some(Term)");
 }

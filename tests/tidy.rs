@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 /// Level of a module and, where it is narrower than "all below", what it may import beside levels 0 and its own.
-const LEVELS: [(&str, u32); 14] = [
+const LEVELS: [(&str, u32); 15] = [
     ("error", 0),
     ("tensor", 0),
     ("order", 0),
@@ -16,6 +16,7 @@ const LEVELS: [(&str, u32); 14] = [
     ("dataset", 3),
     ("batch", 3),
     ("pipeline", 4),
+    ("state", 4),
     ("loader", 5),
     ("prepare", 5),
 ];

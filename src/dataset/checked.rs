@@ -244,6 +244,10 @@ impl<D: Dataset> Dataset for Checked<D> {
         self.inner.chunked().map(|_| self as &dyn Chunked)
     }
 
+    fn identity(&self) -> u64 {
+        self.inner.identity()
+    }
+
     fn index_bytes(&self) -> usize {
         self.inner.index_bytes() + self.words.capacity() * 4 + self.pieces.capacity() * size_of::<usize>()
     }

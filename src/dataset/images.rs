@@ -5,6 +5,7 @@
 //! error: FIFOs, sockets and devices, links that lead out of the root or to a folder, a class without images, images
 //! beside class folders. So no picture disappears without a word.
 
+use super::fingerprint::Digest;
 use super::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::read::{Extent, SourceId, Sources};
@@ -300,6 +301,11 @@ impl Dataset for Images {
             parts.inline(1, bytemuck::bytes_of(&self.labels[class]));
         }
         Ok(())
+    }
+
+    fn identity(&self) -> u64 {
+        let class = |digest: Digest, name: &String| digest.bytes(name.as_bytes());
+        self.classes.iter().fold(Digest::new("images").words(&self.starts), class).end()
     }
 
     fn describe(&self) -> String {

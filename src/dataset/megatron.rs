@@ -10,6 +10,7 @@
 //! from the first byte of `.bin` to the last; documents are ascending and end with the last sequence; the index has
 //! exactly the bytes that its counts say. In memory stay 8 bytes for each document or sequence, and nothing for windows.
 
+use super::fingerprint::Digest;
 use super::input::{Input, little_endian, number};
 use super::tokens::{Cut, Step, Windows, beside};
 use super::{Dataset, Parts};
@@ -443,6 +444,15 @@ impl Dataset for Megatron {
         };
         parts.extent(0, Extent { source: SourceId::at(0), offset: start * size, len: len * size });
         Ok(())
+    }
+
+    fn identity(&self) -> u64 {
+        let digest = Digest::new("megatron");
+        match &self.samples {
+            // The ends are those of the index, which is no source.
+            Samples::Spans { ends, .. } => digest.words(ends).end(),
+            Samples::Windows { windows, .. } => digest.word(windows.window).word(windows.stride).end(),
+        }
     }
 
     fn index_bytes(&self) -> usize {

@@ -158,6 +158,10 @@ impl<D: Dataset> Dataset for InMemory<D> {
         self.inner.chunked()
     }
 
+    fn identity(&self) -> u64 {
+        self.inner.identity()
+    }
+
     fn index_bytes(&self) -> usize {
         self.inner.index_bytes() + self.sources.count() * size_of::<Bytes>()
     }

@@ -166,6 +166,13 @@ pub trait Dataset: Send + Sync + 'static {
         None
     }
 
+    /// What tells it from another dataset of the same files and schema: which samples were chosen, windows, strides, label
+    /// maps. Saved states of a loader remember it ([`Fingerprint`]), so it must be the same in every process and on every
+    /// machine: no addresses, no folders, none of the standard library's hashes.
+    fn identity(&self) -> u64 {
+        0
+    }
+
     /// Heap bytes of the index, for the loader's printed sum.
     fn index_bytes(&self) -> usize {
         self.sources().table_bytes()
@@ -204,6 +211,9 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
     }
     fn chunked(&self) -> Option<&dyn Chunked> {
         (**self).chunked()
+    }
+    fn identity(&self) -> u64 {
+        (**self).identity()
     }
     fn index_bytes(&self) -> usize {
         (**self).index_bytes()

@@ -1,5 +1,6 @@
 //! Records: one or many files of fixed-size records, with a file of labels or none.
 
+use super::fingerprint::Digest;
 use super::paths::{files_of, regular_len};
 use super::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -245,6 +246,11 @@ impl Dataset for Records {
             parts.inline(1, &labels.bytes[start..start + labels.size]);
         }
         Ok(())
+    }
+
+    fn identity(&self) -> u64 {
+        let labels = self.labels.as_ref().map_or(&[][..], |labels| &labels.bytes);
+        Digest::new("records").word(self.header_bytes).bytes(labels).end()
     }
 
     fn index_bytes(&self) -> usize {

@@ -10,6 +10,7 @@
 //! Limits: parts have the same schema; at most 1,024 sources in a mix, each of at least 1/10,000 of the weight. Memory: for a
 //! mix a table of at most 10,000 places, whatever the datasets' lengths, and on each thread the permutations that it uses.
 
+use super::fingerprint::Digest;
 use super::{ChunkBytes, Chunked, Dataset, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -197,6 +198,14 @@ impl Dataset for Concat {
 
     fn chunked(&self) -> Option<&dyn Chunked> {
         self.chunks.is_some().then_some(self)
+    }
+
+    fn identity(&self) -> u64 {
+        let part = |digest: Digest, part: &Member| {
+            let dataset = &part.dataset;
+            digest.word(dataset.len()).word(dataset.sources().count() as u64).word(dataset.identity())
+        };
+        self.parts.iter().fold(Digest::new("concat"), part).end()
     }
 
     fn index_bytes(&self) -> usize {

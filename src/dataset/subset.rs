@@ -1,5 +1,6 @@
 //! A part of a dataset: by a keyed split in no memory, or by a list of ids.
 
+use super::fingerprint::Digest;
 use super::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
 use crate::decode::Scratch;
 use crate::error::Result;
@@ -24,15 +25,21 @@ impl<D> Clone for Subset<D> {
 
 #[derive(Clone)]
 enum Choice {
-    Split(Part),
+    /// `start` is the part's first place in the permutation of `key`.
+    Split {
+        part: Part,
+        key: u64,
+        start: u64,
+    },
     Ids(Ids),
 }
 
 impl<D: Dataset> Subset<D> {
     pub(super) fn split(whole: Arc<D>, fraction: f64, key: u64) -> Result<(Self, Self)> {
         let (first, second) = Split::new(whole.len(), fraction, Key::new(key))?.parts();
-        let part = |part| Self { whole: whole.clone(), choice: Choice::Split(part) };
-        Ok((part(first), part(second)))
+        let cut = first.len();
+        let part = |part, start| Self { whole: whole.clone(), choice: Choice::Split { part, key, start } };
+        Ok((part(first, 0), part(second, cut)))
     }
 
     pub(super) fn of_ids(whole: Arc<D>, ids: Vec<u64>) -> Result<Self> {
@@ -43,7 +50,7 @@ impl<D: Dataset> Subset<D> {
     /// The id that sample `sample` has in the whole dataset. `sample` is below `len`.
     pub fn origin(&self, sample: u64) -> u64 {
         match &self.choice {
-            Choice::Split(part) => part.id(sample),
+            Choice::Split { part, .. } => part.id(sample),
             Choice::Ids(ids) => ids.id(sample),
         }
     }
@@ -61,7 +68,7 @@ impl<D: Dataset> Dataset for Subset<D> {
 
     fn len(&self) -> u64 {
         match &self.choice {
-            Choice::Split(part) => part.len(),
+            Choice::Split { part, .. } => part.len(),
             Choice::Ids(ids) => ids.len(),
         }
     }
@@ -90,9 +97,19 @@ impl<D: Dataset> Dataset for Subset<D> {
         self.whole.chunked().map(|_| self as &dyn Chunked)
     }
 
+    fn identity(&self) -> u64 {
+        let digest = Digest::new("subset").word(self.whole.identity());
+        match &self.choice {
+            Choice::Split { part, key, start } => {
+                digest.word(0).word(*key).word(self.whole.len()).word(*start).word(part.len()).end()
+            }
+            Choice::Ids(ids) => (0..ids.len()).fold(digest.word(1), |digest, local| digest.word(ids.id(local))).end(),
+        }
+    }
+
     fn index_bytes(&self) -> usize {
         let ids = match &self.choice {
-            Choice::Split(_) => 0,
+            Choice::Split { .. } => 0,
             Choice::Ids(ids) => ids.len() as usize * 8,
         };
         self.whole.index_bytes() + ids

@@ -15,6 +15,7 @@
 
 use super::damage::{Damage, DamageKind, OnDamage};
 use super::example::{Feature, Kind};
+use super::fingerprint::Digest;
 use super::index::{Cache, Entry, Index, Rows, Scan, Settings, without_indexes};
 use super::{Dataset, Parts, paths};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -470,6 +471,16 @@ impl Dataset for TfRecord {
 
     fn opened_bytes_max(&self) -> u64 {
         self.opened_bytes_max
+    }
+
+    fn identity(&self) -> u64 {
+        let feature = |digest: Digest, take: &Take| match take {
+            Take::Payload => digest.word(0),
+            Take::Bytes(feature) => digest.word(1).bytes(feature.as_bytes()),
+            // Which list it is the field's dtype says.
+            Take::List { feature, .. } => digest.word(2).bytes(feature.as_bytes()),
+        };
+        self.features.iter().fold(Digest::new("tfrecord"), feature).end()
     }
 
     fn index_bytes(&self) -> usize {

@@ -9,6 +9,7 @@
 //! [`Tokens::leftover_tokens`]. Invariants: a file is a whole number of tokens; finding a window is arithmetic. Flat files
 //! have no checksum and, but for llm.c's, no count: one that was cut at a whole token cannot be told from a shorter one.
 
+use super::fingerprint::Digest;
 use super::input::{Input, little_endian, number};
 use super::paths::expand;
 use super::{Dataset, Parts};
@@ -305,6 +306,11 @@ impl Dataset for Tokens {
         let offset = self.header_bytes + first * self.token_bytes;
         parts.extent(0, Extent { source: SourceId::at(file), offset, len: self.windows.window * self.token_bytes });
         Ok(())
+    }
+
+    fn identity(&self) -> u64 {
+        let Windows { window, stride } = self.windows;
+        Digest::new("tokens").word(self.header_bytes).word(window).word(stride).end()
     }
 
     fn index_bytes(&self) -> usize {

@@ -302,6 +302,7 @@ impl LoaderBuilder {
             info: Arc::new(info),
             jobs,
             whole,
+            planned_amplification: first.order.amplification(&whole),
             live: AtomicBool::new(false),
             held_deadline: self.held_deadline,
             place: Mutex::new(Place::default()),

@@ -72,6 +72,8 @@ struct Shared {
     jobs: JobMaker,
     /// The batches of a whole epoch.
     whole: Batches,
+    /// Samples of opened chunks per sample over all ranks, for datasets in chunks.
+    planned_amplification: Option<f64>,
     /// Whether an iterator is alive.
     live: AtomicBool,
     held_deadline: Duration,
@@ -247,6 +249,7 @@ impl Shared {
             choice: self.choice.clone(),
             chunks: core.chunk_starts.as_ref().map(|starts| (meters.chunks.get(), starts.len() as u64 - 1)),
             chunk_samples: meters.chunk_rows.get(),
+            planned_amplification: self.planned_amplification,
             reads: meters.reads(),
             cache: core.cache.as_deref().map(|cache: &PageCache| (cache.hits(), cache.misses())),
             plan: self.plan.clone(),

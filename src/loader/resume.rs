@@ -6,6 +6,7 @@
 use super::{Place, Shared};
 use crate::dataset::Fingerprint;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::order::{Kind, Settings};
 use crate::state::{Stand, State};
 use std::sync::atomic::Ordering;
 
@@ -21,7 +22,7 @@ impl Shared {
             global_batch: jobs.global,
             last: jobs.last,
             order: jobs.order.settings(jobs.dataset_len),
-            draws_seed: self.runtime.core().seed,
+            draws: self.runtime.core().seed,
             dataset: self.fingerprint()?.clone(),
         })
     }
@@ -57,27 +58,28 @@ fn difference(own: &Stand, saved: &Stand, any_batch: bool) -> Option<String> {
     let differ =
         |what: &str, then: String, now: String| Some(format!("saved with {what} {then}, the loader has {now}"));
     if (now.kind, now.shuffled) != (then.kind, then.shuffled) {
-        let words = |order: &crate::order::Settings| match (order.kind, order.shuffled) {
-            ("indices" | "sampler", true) => format!("{}, shuffled", order.kind),
-            (kind, _) => kind.to_string(),
+        let words = |order: &Settings| {
+            let shuffled = if order.shuffled { ", shuffled" } else { "" };
+            match order.kind {
+                Kind::Indices | Kind::Sampler => format!("{:?}{shuffled}", order.kind).to_lowercase(),
+                kind => format!("{kind:?}").to_lowercase(),
+            }
         };
         return differ("the order", words(then), words(now));
     }
     let numbers = [
         ("the order's seed", then.seed, now.seed),
-        ("the seed of transforms", saved.draws_seed, own.draws_seed),
+        ("the seed of transforms", saved.draws, own.draws),
         ("a window of chunks of", then.window, now.window),
-        ("lanes", u64::from(then.lanes), u64::from(now.lanes)),
+        ("lanes", then.lanes, now.lanes),
         ("positions in an epoch:", then.positions, now.positions),
     ];
     if let Some((what, then, now)) = numbers.iter().find(|(_, then, now)| then != now) {
         return differ(what, then.to_string(), now.to_string());
     }
     if now.identity != then.identity {
-        return Some(format!(
-            "saved with other {} than the loader has",
-            if now.kind == "indices" { "indices" } else { "settings of the sampler" }
-        ));
+        let what = if now.kind == Kind::Indices { "indices" } else { "settings of the sampler" };
+        return Some(format!("saved with other {what} than the loader has"));
     }
     if any_batch {
         return None;
@@ -89,11 +91,10 @@ fn difference(own: &Stand, saved: &Stand, any_batch: bool) -> Option<String> {
             saved.global_batch, own.global_batch, saved.global_batch
         ));
     }
-    let (then, now) = (saved.last.as_str(), own.last.as_str());
-    if then != now {
-        return Some(format!(
-            "saved with the last batch `{then}`, the loader has `{now}`; `.resume_rebatched(…)` takes it"
-        ));
-    }
-    None
+    let (then, now) = (saved.last, own.last);
+    (then != now).then(|| {
+        format!(
+            "saved with `LastBatch::{then:?}`, the loader has `LastBatch::{now:?}`; `.resume_rebatched(…)` takes it"
+        )
+    })
 }

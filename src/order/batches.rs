@@ -16,6 +16,7 @@
 
 use super::Shard;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use serde::{Deserialize, Serialize};
 
 /// What becomes of the samples that do not fill a global batch at the end of an epoch.
 ///
@@ -28,7 +29,8 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 ///
 /// Rows that fill up are marked [`Status::Padding`](crate::Status) and come last; [`Batch::valid`](crate::Batch::valid)
 /// counts the others. A blank row has the id `u64::MAX` and zeros in every field; no `.map` sees it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum LastBatch {
     /// They come as a smaller batch.
@@ -41,18 +43,6 @@ pub enum LastBatch {
     Pad,
     /// They are left out of this epoch; in a shuffled order they are others each time.
     Drop,
-}
-
-impl LastBatch {
-    /// The word in saved states and errors.
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Keep => "keep",
-            Self::Mask => "mask",
-            Self::Pad => "pad",
-            Self::Drop => "drop",
-        }
-    }
 }
 
 /// The batches of one epoch, for one rank.

@@ -110,14 +110,14 @@ impl Lanes {
         lanes.saturating_mul(self.0.window).min(exist)
     }
 
-    /// Rows that `world` ranks (steps of `world`, classes 0..world) open in an epoch, per row of the dataset, when a
-    /// chunk counts with all its rows each time it is opened. 1 is the least; NaN without samples.
-    pub(crate) fn amplification(&self, world: u64) -> f64 {
+    /// Rows that `world` ranks with this `step` open in an epoch, per row of the dataset, when a chunk counts with all its
+    /// rows each time it is opened. 1 is the least; NaN without samples.
+    pub(crate) fn amplification(&self, world: u64, step: u64) -> f64 {
         let Inner { starts, sequence, lanes, .. } = &*self.0;
         let rows = |turn: usize| u128::from(starts[sequence[turn] + 1] - starts[sequence[turn]]);
         let once: u128 = (0..self.len().min(*lanes)).flat_map(|lane| self.turns(lane)).map(rows).sum();
         // So many ranks read each lane.
-        let ranks = world.max(1) / gcd(*lanes, world.max(1));
+        let ranks = world.max(1) / gcd(*lanes, step.max(1));
         once as f64 * ranks as f64 / self.len() as f64
     }
 
@@ -626,7 +626,7 @@ mod tests {
             let lanes = case.lanes();
             let needs = (0..world).flat_map(|rank| all_entries(&lanes.needs(0, lanes.len(), rank, world)));
             let rows: u64 = needs.map(|need| case.starts[need.chunk + 1] - case.starts[need.chunk]).sum();
-            prop_assert_eq!(lanes.amplification(world), rows as f64 / case.len() as f64);
+            prop_assert_eq!(lanes.amplification(world, world), rows as f64 / case.len() as f64);
         }
     }
 
@@ -665,11 +665,11 @@ mod tests {
         for seed in 0..20 {
             let lanes = Lanes::new(&starts_of(&rows), 8, 4, Some(Key::new(seed)));
             for world in [1, 2, 4, 8] {
-                let amplification = lanes.amplification(world);
+                let amplification = lanes.amplification(world, world);
                 assert!((1.0..=1.05).contains(&amplification), "{amplification} for {world}");
             }
-            assert!(lanes.amplification(3) >= 3.0, "each rank reads all lanes");
-            assert_eq!(Lanes::new(&starts_of(&rows), 1, 4, Some(Key::new(seed))).amplification(1), 1.0);
+            assert!(lanes.amplification(3, 3) >= 3.0, "each rank reads all lanes");
+            assert_eq!(Lanes::new(&starts_of(&rows), 1, 4, Some(Key::new(seed))).amplification(1, 1), 1.0);
         }
     }
 

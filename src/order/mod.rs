@@ -31,6 +31,7 @@ pub use batches::LastBatch;
 pub use key::{Draws, Key, Permutation};
 use lanes::{Lanes, Needs};
 pub(crate) use lanes::{Need, Piece};
+use serde::{Deserialize, Serialize};
 pub use shard::{Launcher, Shard};
 use std::fmt;
 use std::sync::Arc;
@@ -270,37 +271,50 @@ impl Order {
     /// What a saved state remembers of it, for a dataset of `dataset_len` samples.
     pub(crate) fn settings(&self, dataset_len: u64) -> Settings {
         let (kind, identity) = match &self.source {
-            Source::Dataset if self.window.is_some() => ("windowed", 0),
-            Source::Dataset => (if self.shuffled { "shuffled" } else { "sequential" }, 0),
-            Source::Indices { ids, .. } => ("indices", hash(ids)),
-            Source::Sampler(sampler) => ("sampler", sampler.identity()),
+            Source::Dataset if self.window.is_some() => (Kind::Windowed, 0),
+            Source::Dataset if self.shuffled => (Kind::Shuffled, 0),
+            Source::Dataset => (Kind::Sequential, 0),
+            Source::Indices { ids, .. } => (Kind::Indices, hash(ids)),
+            Source::Sampler(sampler) => (Kind::Sampler, sampler.identity()),
         };
         Settings {
             kind,
             shuffled: self.shuffled,
             seed: self.seed,
             window: self.window.unwrap_or(0) as u64,
-            lanes: self.lanes,
+            lanes: u64::from(self.lanes),
             positions: self.len(dataset_len),
             identity,
         }
     }
 }
 
-/// An order in a few numbers: equal ones visit the same samples in the same order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What decides which sample stands at which position, in a few numbers: equal ones visit the same samples in the same
+/// order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename = "Order")]
 pub(crate) struct Settings {
-    /// "sequential", "shuffled", "windowed", "indices" or "sampler".
-    pub(crate) kind: &'static str,
+    pub(crate) kind: Kind,
     pub(crate) shuffled: bool,
     pub(crate) seed: u64,
-    /// Chunks of a group; 0 when it is not windowed.
+    /// Chunks of a window; 0 without windows.
     pub(crate) window: u64,
-    pub(crate) lanes: u32,
-    /// Length of an epoch.
+    pub(crate) lanes: u64,
+    /// Positions of an epoch.
     pub(crate) positions: u64,
-    /// What tells listed indices and samplers apart.
+    /// What tells the listed indices, or a sampler, from others.
     pub(crate) identity: u64,
+}
+
+/// The kind of an order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Kind {
+    Sequential,
+    Shuffled,
+    Windowed,
+    Indices,
+    Sampler,
 }
 
 fn hash(ids: &[u64]) -> u64 {
@@ -420,6 +434,14 @@ impl EpochOrder {
     /// The most entries that a piece has, in any epoch.
     pub(crate) fn entries_most(&self) -> usize {
         self.most
+    }
+
+    /// For datasets in chunks: samples in the chunks that all ranks open in an epoch, for each sample there is.
+    pub(crate) fn amplification(&self, batches: &Batches) -> Option<f64> {
+        self.chunks.as_ref()?;
+        let world = batches.stride();
+        let planned = self.lanes.as_ref().filter(|_| self.needs.is_some());
+        Some(planned.map_or(world as f64, |lanes| lanes.amplification(world, batches.step())))
     }
 
     /// The run of positions from `position` that needs the same chunks. For datasets in chunks.

@@ -41,6 +41,9 @@ pub struct Report {
     pub chunks: Option<(u64, u64)>,
     /// Samples in the chunks that were opened, each time counted.
     pub chunk_samples: u64,
+    /// For datasets in chunks: the [read amplification](Self::read_amplification) of a whole epoch over all ranks, as
+    /// planned.
+    pub planned_amplification: Option<f64>,
     /// The memory.
     pub plan: MemoryPlan,
     /// Things the kernel may still write to, left behind at shutdowns of this process.
@@ -195,7 +198,11 @@ impl fmt::Display for Report {
             let amplified = self
                 .read_amplification()
                 .map_or(String::new(), |times| format!(", with {times:.2} × the samples delivered"));
-            writeln!(f, "chunks    {opened} opened{amplified}; the dataset has {all}")?;
+            write!(f, "chunks    {opened} opened{amplified}; the dataset has {all}")?;
+            match self.planned_amplification.filter(|_| self.rank.is_some()) {
+                Some(planned) => writeln!(f, "; planned over all ranks {planned:.2} ×")?,
+                None => writeln!(f)?,
+            }
         }
         if self.leaked > 0 {
             writeln!(f, "leaked    {} things that the kernel may still write to", self.leaked)?;

@@ -206,6 +206,15 @@ impl Sources {
         PathBuf::from(<std::ffi::OsStr as OsStrExt>::from_bytes(&path))
     }
 
+    /// The last component of a file's path; `None` for bytes of the process.
+    pub(crate) fn name_of(&self, id: SourceId) -> Option<&[u8]> {
+        let entry = self.entries[id.index()];
+        let (start, len) = ((entry.name >> 16) as usize, (entry.name & 0xffff) as usize);
+        let name = (entry.dir != MEMORY).then(|| &self.names[start..start + len])?;
+        // `file_in` takes names with folders in them, too.
+        name.rsplit(|byte| *byte == b'/').next()
+    }
+
     /// Writes the path's bytes (no trailing NUL) into `out`, which is cleared first; no allocation once `out` is large
     /// enough.
     pub fn path_into(&self, id: SourceId, out: &mut Vec<u8>) {

@@ -25,6 +25,7 @@ mod weave;
 pub use column::Nulls;
 
 use self::column::{Column, Place, Scratch as Arenas, TOGETHER};
+use super::fingerprint::Digest;
 use super::paths::{expand, regular_len};
 use super::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
 use crate::decode::Scratch;
@@ -1043,6 +1044,20 @@ impl Dataset for Parquet {
 
     fn chunked(&self) -> Option<&dyn Chunked> {
         Some(self)
+    }
+
+    fn identity(&self) -> u64 {
+        let digest = Digest::new("parquet").word(u64::from(self.nulls == Nulls::Zero));
+        let field = |digest: Digest, field: &FieldPlan| {
+            let columns = &self.leaves[field.columns.clone()];
+            let digest = digest.word(columns.len() as u64);
+            columns.iter().fold(digest, |digest, leaf| digest.bytes(leaf.path().string().as_bytes()))
+        };
+        let digest = self.fields.iter().fold(digest, field);
+        let chunk = |digest: Digest, chunk: &Chunk| {
+            digest.word(u64::from(chunk.file)).word(u64::from(chunk.group)).word(chunk.rows.start)
+        };
+        self.chunks.iter().fold(digest, chunk).end()
     }
 
     fn index_bytes(&self) -> usize {

@@ -24,6 +24,7 @@ mod tests;
 
 use self::samples::{Len, RECORD, Rule, Samples, split};
 use super::damage::{Damage, OnDamage};
+use super::fingerprint::Digest;
 use super::index::{Cache, FIELDS_MAX, Index, Rows, Scan, Settings, without_indexes};
 use super::{Dataset, EXTENSIONS, Parts, paths};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -517,6 +518,11 @@ impl Dataset for Tar {
 
     fn opened_bytes_max(&self) -> u64 {
         if self.classes == 0 { 0 } else { 8 }
+    }
+
+    fn identity(&self) -> u64 {
+        // Where the members of all samples lie, not by which endings they were found: the default endings may grow.
+        Digest::new("tar").word(u64::from(self.classes)).word(self.index.places()).end()
     }
 
     fn index_bytes(&self) -> usize {

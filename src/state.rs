@@ -1,0 +1,833 @@
+//! Where a run stands, in less than 1 KiB: saved so that a crash leaves the old state or the new one, loaded so that what
+//! is damaged is an error and never another state.
+//!
+//! ```text
+//! loader ──► Stand { cursor, batches, order, draws, dataset } ──► State ──JSON──► .name.pid.n.tmp ─fsync─rename─► file
+//!                                                                   ▲ version, CRC32C of all values, sanity │
+//!                                                                   └───────────────────────────────────────┘
+//! ```
+//!
+//! The cursor counts positions of the epoch that were delivered to *all* ranks together, so a state is the same on every
+//! rank and fits another number of them.
+//!
+//! Limits: a file of at most 64 KiB is read. Invariants:
+//! - What is loaded is equal to what was saved, or there is an error: the CRC32C is over the values in one binary order, so
+//!   it does not depend on the format (JSON here; any of serde's elsewhere).
+//! - A version that this crate does not read is said to be that, whatever else has changed in it. The version goes first.
+//! - A file appears by a rename: it is the old one or the new one at any time, also for a process that is killed, and after
+//!   [`State::save`] also for a machine that loses power.
+
+use crate::dataset::Fingerprint;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::order::{Kind, LastBatch, Settings};
+use rustix::fs::{FileType, Mode, OFlags};
+use serde::{Deserialize, Deserializer, Serialize};
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What is written, and the only one that is read.
+const VERSION: u32 = 1;
+/// Bytes of a file at most; a state has less than 1 KiB.
+const BYTES_MAX: u64 = 64 << 10;
+/// Characters of what a parser says that an error repeats.
+const WORDS_MAX: usize = 200;
+/// Ranks that an error names.
+const RANKS_MAX: usize = 16;
+/// Bytes of a file's name that its temporary name repeats: both must fit 255.
+const NAME_MAX: usize = 200;
+
+/// Where a run stands between two batches: the same on all ranks, and all that is needed to go on from there with any number
+/// of them.
+///
+/// It is less than 1 KiB of JSON by [`save`](Self::save) or [`to_bytes`](Self::to_bytes); serde's traits put it into any other
+/// checkpoint. However it is stored, a version, a checksum over all values and the [`Fingerprint`] of the dataset
+/// go with it.
+///
+/// ```no_run
+/// use feedline::State;
+/// let state = State::load("checkpoints/step-1200.loader")?;
+/// println!("{state}"); // epoch 3, step 1200 (batch 40 of the epoch, position 10240)
+/// state.save("checkpoints/latest.loader")?;
+/// # Ok::<(), feedline::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "Raw", into = "Raw")]
+pub struct State {
+    stand: Stand,
+}
+
+/// What a state holds.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Stand {
+    pub(crate) cursor: Cursor,
+    /// Rows of a batch over all ranks.
+    pub(crate) global_batch: u64,
+    pub(crate) last: LastBatch,
+    pub(crate) order: Settings,
+    /// Seed of the draws of decoders and transforms.
+    pub(crate) draws: u64,
+    pub(crate) dataset: Fingerprint,
+}
+
+/// How far it has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Cursor {
+    pub(crate) epoch: u64,
+    /// Positions of the epoch that were delivered, to all ranks together.
+    pub(crate) position: u64,
+    /// Index in the epoch of the next global batch.
+    pub(crate) batch: u64,
+    /// Batches since the beginning of the run, over all epochs and resumes.
+    pub(crate) steps: u64,
+}
+
+impl Stand {
+    /// CRC32C of all values, in an order that belongs to the version.
+    fn check(&self) -> u32 {
+        let Self { cursor, global_batch, last, order, draws, dataset } = self;
+        let kind = match order.kind {
+            Kind::Sequential => 0,
+            Kind::Shuffled => 1,
+            Kind::Windowed => 2,
+            Kind::Indices => 3,
+            Kind::Sampler => 4,
+        };
+        let last = match last {
+            LastBatch::Keep => 0,
+            LastBatch::Mask => 1,
+            LastBatch::Pad => 2,
+            LastBatch::Drop => 3,
+        };
+        let cursor = [cursor.epoch, cursor.position, cursor.batch, cursor.steps];
+        let Settings { shuffled, seed, window, lanes, positions, identity, .. } = *order;
+        let order = [kind, u64::from(shuffled), seed, window, lanes, positions, identity];
+        let words = [u64::from(VERSION)].into_iter().chain(cursor).chain([*global_batch, last]).chain(order);
+        let words = words.chain([*draws]).chain(dataset.words());
+        words.fold(0, |crc, word| crc32c::crc32c_append(crc, &word.to_le_bytes()))
+    }
+
+    /// What no run can be like.
+    fn insane(&self) -> Option<String> {
+        let (position, positions) = (self.cursor.position, self.order.positions);
+        if position > positions {
+            return Some(format!("position {position} of an epoch of {positions}"));
+        }
+        (self.global_batch == 0).then(|| "a global batch of 0 rows".into())
+    }
+
+    /// How this rank differs from the others, behind `rank 3` or `ranks 3, 5`.
+    fn unlike(&self, others: &Self, is: &str, has: &str) -> String {
+        let (own, theirs) = (&self.cursor, &others.cursor);
+        if self.dataset != others.dataset {
+            let size = |print: &Fingerprint| format!("{} samples in {} shards", print.samples(), print.shards());
+            return format!("{has} another dataset ({}, the others {})", size(&self.dataset), size(&others.dataset));
+        }
+        if self.order.kind != others.order.kind || self.last != others.last {
+            let settings = |stand: &Self| format!("{:?}, {:?}", stand.order.kind, stand.last).to_lowercase();
+            return format!("{has} other settings ({}, the others {})", settings(self), settings(others));
+        }
+        let (a, b) = (&self.order, &others.order);
+        let settings = [
+            ("global batch", self.global_batch, others.global_batch),
+            ("number of positions in an epoch", a.positions, b.positions),
+            ("seed of the order", a.seed, b.seed),
+            ("seed of transforms", self.draws, others.draws),
+            ("window", a.window, b.window),
+            ("number of lanes", a.lanes, b.lanes),
+            ("shuffle", u64::from(a.shuffled), u64::from(b.shuffled)),
+            ("list of indices or sampler", a.identity, b.identity),
+        ];
+        if let Some((what, own, theirs)) = settings.iter().find(|(_, own, theirs)| own != theirs) {
+            return format!("{has} another {what} ({own}, the others {theirs})");
+        }
+        let places = [
+            ("step", own.steps, theirs.steps),
+            ("epoch", own.epoch, theirs.epoch),
+            ("position", own.position, theirs.position),
+            ("batch", own.batch, theirs.batch),
+        ];
+        let place = places.iter().find(|(_, own, theirs)| own != theirs);
+        place.map_or(String::new(), |(what, own, theirs)| format!("{is} at {what} {own}, the others at {theirs}"))
+    }
+}
+
+impl State {
+    /// The state of a loader that stands there.
+    pub(crate) fn new(stand: Stand) -> Self {
+        debug_assert_eq!(stand.insane(), None);
+        Self { stand }
+    }
+
+    /// What the loader goes on from.
+    pub(crate) fn stand(&self) -> &Stand {
+        &self.stand
+    }
+}
+
+impl State {
+    /// The epoch in which the next batch is.
+    pub fn epoch(&self) -> u64 {
+        self.stand.cursor.epoch
+    }
+
+    /// Positions of the epoch that were delivered, to all ranks together.
+    pub fn position(&self) -> u64 {
+        self.stand.cursor.position
+    }
+
+    /// Index in the epoch of the next global batch.
+    pub fn batch(&self) -> u64 {
+        self.stand.cursor.batch
+    }
+
+    /// Batches received since the beginning of the run, over all epochs and resumes.
+    pub fn steps(&self) -> u64 {
+        self.stand.cursor.steps
+    }
+
+    /// Rows of a batch, over all ranks together.
+    pub fn global_batch(&self) -> u64 {
+        self.stand.global_batch
+    }
+
+    /// The dataset that the run was started with.
+    pub fn fingerprint(&self) -> &Fingerprint {
+        &self.stand.dataset
+    }
+
+    /// Reads a file that [`save`](Self::save) has written. Links are followed.
+    ///
+    /// Errors, each with the path: [`ErrorKind::NotFound`], [`ErrorKind::NotAFile`], [`ErrorKind::State`] for what
+    /// [`from_bytes`](Self::from_bytes) refuses and for files over 64 KiB, those of the file system.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let state = read(path).and_then(|bytes| Self::from_bytes(&bytes));
+        state.map_err(|error| error.with_path(path))
+    }
+
+    /// The state in these bytes, as [`to_bytes`](Self::to_bytes) made them.
+    ///
+    /// Errors: [`ErrorKind::State`] for bytes that were cut or damaged, hold something else, or a version that is not read.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        if bytes.len() as u64 > BYTES_MAX {
+            return Err(bad(format!("{} bytes; a state has less than 1 KiB", bytes.len())));
+        }
+        if bytes.is_empty() {
+            return Err(bad("an empty file: it was cut, or never written"));
+        }
+        // Before anything else of it is looked at, which may be of other types in another version.
+        let version: Version = serde_json::from_slice(bytes).map_err(unread)?;
+        known(version.version).map_err(bad)?;
+        let raw: Raw = serde_json::from_slice(bytes).map_err(unread)?;
+        Self::try_from(raw)
+    }
+
+    /// One line of JSON, less than 1 KiB; the same bytes for equal states.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("numbers and text")
+    }
+
+    /// Writes the state to a file, which appears as a whole or not at all: a temporary file in the same folder
+    /// (`.NAME.PID.N.tmp`) is written, synced to the device and given the name, and the folder is synced. On a local disk that
+    /// takes milliseconds; [`save_unsynced`](Self::save_unsynced) does not wait.
+    ///
+    /// After an error the file is what it was before and the temporary file is gone; only where the error is that the folder
+    /// cannot be synced the new file is there already. A process that is killed leaves the old file or the new one, and maybe a
+    /// temporary one, which nothing reads and nothing removes. Several processes may save to the same path at a time: the file
+    /// is that of one of them.
+    ///
+    /// The file's mode is 0644 less the umask. A link at `path` is replaced, and what it leads to is left alone.
+    ///
+    /// Errors, each with the path: [`ErrorKind::NotFound`] naming the folder that does not exist, [`ErrorKind::NotAFile`]
+    /// when a folder, device or the like has the name, [`ErrorKind::Config`] for a path without a file name, those of the
+    /// file system.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        write(path.as_ref(), &self.to_bytes(), true)
+    }
+
+    /// As [`save`](Self::save) without waiting for the device: a process that is killed leaves the old file or the new one, a
+    /// machine that loses power may leave an empty or damaged one, which [`load`](Self::load) refuses.
+    ///
+    /// Errors: as [`save`](Self::save).
+    pub fn save_unsynced(&self, path: impl AsRef<Path>) -> Result<()> {
+        write(path.as_ref(), &self.to_bytes(), false)
+    }
+
+    /// Checks that all ranks stand at the same place of the same run; `states[i]` is that of rank *i*.
+    ///
+    /// Errors: [`ErrorKind::State`], which names the ranks that differ from most and how; [`ErrorKind::Config`] for no states.
+    pub fn agree(states: &[Self]) -> Result<()> {
+        // For each different state its ranks, in the order of the first ones.
+        let (mut groups, mut group_of) = (Vec::<(&Self, Vec<usize>)>::new(), HashMap::new());
+        for (rank, state) in states.iter().enumerate() {
+            let group = *group_of.entry(state).or_insert(groups.len());
+            match groups.get_mut(group) {
+                Some((_, ranks)) => ranks.push(rank),
+                None => groups.push((state, vec![rank])),
+            }
+        }
+        // Of several largest ones the first.
+        let Some(most) = (0..groups.len()).rev().max_by_key(|group| groups[*group].1.len()) else {
+            return Err(Error::new(ErrorKind::Config, Stage::State, "no states to compare"));
+        };
+        let (common, _) = groups.remove(most);
+        if groups.is_empty() { Ok(()) } else { Err(bad(disagreement(common, &groups))) }
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Cursor { epoch, position, batch, steps } = self.stand.cursor;
+        write!(f, "epoch {epoch}, step {steps} (batch {batch} of the epoch, position {position})")
+    }
+}
+
+/// `ranks 3, 5 are at step 1200, the others at 1201`.
+fn disagreement(common: &State, groups: &[(&State, Vec<usize>)]) -> String {
+    let (mut clauses, mut named) = (Vec::new(), 0);
+    for (state, ranks) in groups {
+        let shown = &ranks[..ranks.len().min(RANKS_MAX - named)];
+        let Some((first, more)) = shown.split_first() else { break };
+        named += shown.len();
+        let mut list = format!("rank{} {first}", if ranks.len() == 1 { "" } else { "s" });
+        more.iter().for_each(|rank| list += &format!(", {rank}"));
+        if shown.len() < ranks.len() {
+            list += &format!(" and {} more", ranks.len() - shown.len());
+        }
+        let (is, has) = if ranks.len() == 1 { ("is", "has") } else { ("are", "have") };
+        clauses.push(format!("{list} {}", state.stand.unlike(&common.stand, is, has)));
+    }
+    let rest: usize = groups[clauses.len()..].iter().map(|(_, ranks)| ranks.len()).sum();
+    if rest > 0 {
+        clauses.push(format!("and {rest} more differ"));
+    }
+    clauses.join("; ")
+}
+
+fn bad(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::State, Stage::State, message)
+}
+
+/// What a parser could not read.
+fn unread(error: serde_json::Error) -> Error {
+    let message = if error.is_eof() { "cut: it ends too early" } else { "not a saved state, or damaged" };
+    let mut words = error.to_string();
+    if let Some((end, _)) = words.char_indices().nth(WORDS_MAX) {
+        words.replace_range(end.., "…");
+    }
+    bad(message).with_source(words)
+}
+
+/// Errors: what to say of a version that is not read.
+fn known(version: u64) -> Result<u32, String> {
+    match u32::try_from(version) {
+        Ok(VERSION) => Ok(VERSION),
+        _ => Err(format!("version {version} of a state; this feedline reads {VERSION}")),
+    }
+}
+
+/// The version of anything that has one.
+#[derive(Deserialize)]
+struct Version {
+    version: u64,
+}
+
+/// How a state is written. The version comes first, so that it is what is complained about.
+#[derive(Serialize, Deserialize)]
+#[serde(rename = "State")]
+struct Raw {
+    #[serde(deserialize_with = "known_version")]
+    version: u32,
+    epoch: u64,
+    position: u64,
+    batch: u64,
+    steps: u64,
+    global_batch: u64,
+    last: LastBatch,
+    order: Settings,
+    draws: u64,
+    dataset: Fingerprint,
+    check: u32,
+}
+
+fn known_version<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
+    known(u32::deserialize(from)?.into()).map_err(serde::de::Error::custom)
+}
+
+impl From<State> for Raw {
+    fn from(state: State) -> Self {
+        let check = state.stand.check();
+        let Stand { cursor: Cursor { epoch, position, batch, steps }, global_batch, last, order, draws, dataset } =
+            state.stand;
+        let version = VERSION;
+        Self { version, epoch, position, batch, steps, global_batch, last, order, draws, dataset, check }
+    }
+}
+
+impl TryFrom<Raw> for State {
+    type Error = Error;
+
+    fn try_from(raw: Raw) -> Result<Self> {
+        let Raw { version: _, epoch, position, batch, steps, global_batch, last, order, draws, dataset, check } = raw;
+        let cursor = Cursor { epoch, position, batch, steps };
+        let stand = Stand { cursor, global_batch, last, order, draws, dataset };
+        let found = stand.check();
+        if found != check {
+            return Err(bad(format!("damaged: its values have the CRC32C {found}, it says {check}")));
+        }
+        match stand.insane() {
+            Some(what) => Err(bad(what)),
+            None => Ok(Self { stand }),
+        }
+    }
+}
+
+/// The bytes of a regular file, if they are few.
+fn read(path: &Path) -> Result<Vec<u8>> {
+    let failed = |source: io::Error| Error::os(Stage::State, "cannot read the state", source);
+    // A FIFO in its place must not be waited for.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
+    let stat = rustix::fs::fstat(&fd).map_err(|errno| failed(errno.into()))?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(Error::new(ErrorKind::NotAFile, Stage::State, "a state is a regular file"));
+    }
+    let too_large = |len: u64| Err(bad(format!("{len} bytes or more; a state has less than 1 KiB")));
+    if stat.st_size as u64 > BYTES_MAX {
+        return too_large(stat.st_size as u64);
+    }
+    let mut bytes = Vec::new();
+    // It may be growing.
+    File::from(fd).take(BYTES_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > BYTES_MAX { too_large(bytes.len() as u64) } else { Ok(bytes) }
+}
+
+/// Gives `path` these bytes, as a whole or not at all.
+fn write(path: &Path, bytes: &[u8], sync: bool) -> Result<()> {
+    let failed = |source: io::Error| Error::os(Stage::State, "cannot save the state", source).with_path(path);
+    let Some(name) = path.file_name() else {
+        return Err(Error::new(ErrorKind::Config, Stage::State, "a path without a file name").with_path(path));
+    };
+    let dir = match path.parent() {
+        Some(dir) if !dir.as_os_str().is_empty() => dir,
+        _ => Path::new("."),
+    };
+    // Here, since a rename would put a file in the place of a device.
+    if path.symlink_metadata().is_ok_and(|meta| !meta.is_file() && !meta.is_symlink()) {
+        return Err(Error::new(ErrorKind::NotAFile, Stage::State, "something else has this name").with_path(path));
+    }
+    // Before anything happens: a folder that may not be opened cannot be synced.
+    let folder = match File::open(dir) {
+        Ok(folder) => Some(folder),
+        Err(source) if sync || source.kind() == io::ErrorKind::NotFound => {
+            return Err(Error::os(Stage::State, "cannot open the folder to save a state in", source).with_path(dir));
+        }
+        Err(_) => None,
+    };
+    let temporary = Temporary::create(dir, name).map_err(failed)?;
+    temporary.finish(path, bytes, sync).map_err(failed)?;
+    let Some(folder) = folder.filter(|_| sync) else { return Ok(()) };
+    match folder.sync_all() {
+        // Some network file systems cannot, and have nothing to sync.
+        Err(source) if !matches!(source.raw_os_error(), Some(EINVAL | ENOTSUP)) => {
+            let message = "the state is saved, but its folder cannot be synced: it may not survive a power cut";
+            Err(Error::os(Stage::State, message, source).with_path(path))
+        }
+        _ => Ok(()),
+    }
+}
+
+const EINVAL: i32 = rustix::io::Errno::INVAL.raw_os_error();
+const ENOTSUP: i32 = rustix::io::Errno::NOTSUP.raw_os_error();
+
+/// A file under a name of its own; dropped before it is finished it leaves nothing.
+struct Temporary {
+    file: File,
+    path: PathBuf,
+    done: bool,
+}
+
+impl Temporary {
+    fn create(dir: &Path, name: &OsStr) -> io::Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let name = &name.as_bytes()[..name.len().min(NAME_MAX)];
+        loop {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let end = format!(".{}.{number}.tmp", std::process::id());
+            let path = dir.join(OsString::from_vec([b".", name, end.as_bytes()].concat()));
+            // Containers on other machines may have the same process id; then the next number.
+            match File::options().write(true).create_new(true).mode(0o644).open(&path) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                file => return Ok(Self { file: file?, path, done: false }),
+            }
+        }
+    }
+
+    fn finish(mut self, target: &Path, bytes: &[u8], sync: bool) -> io::Result<()> {
+        self.file.write_all(bytes)?;
+        if sync {
+            self.file.sync_all()?;
+        }
+        std::fs::rename(&self.path, target)?;
+        self.done = true;
+        Ok(())
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if !self.done {
+            // It may be gone with the folder.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Changing it changes the format: states of before are no longer read.
+    const PINNED: &[u8] = include_bytes!("../tests/fixtures/state/step-1200.json");
+    const NEXT: &[u8] = include_bytes!("../tests/fixtures/state/step-1201.json");
+
+    fn cursor(steps: u64) -> Cursor {
+        Cursor { epoch: 3, position: 10_240 + (steps - 1200) * 256, batch: steps - 1160, steps }
+    }
+
+    fn stand() -> Stand {
+        Stand {
+            cursor: cursor(1200),
+            global_batch: 256,
+            last: LastBatch::Keep,
+            order: Settings {
+                kind: Kind::Shuffled,
+                shuffled: true,
+                seed: 42,
+                window: 0,
+                lanes: 1,
+                positions: 98_960,
+                identity: 0,
+            },
+            draws: 42,
+            dataset: Fingerprint::of_words(std::array::from_fn(|k| match k {
+                0 => 98_960,
+                1 => 64,
+                _ => 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(k as u64),
+            })),
+        }
+    }
+
+    fn at(steps: u64) -> State {
+        State::new(Stand { cursor: cursor(steps), ..stand() })
+    }
+
+    fn stands() -> impl Strategy<Value = Stand> {
+        let kinds = vec![Kind::Sequential, Kind::Shuffled, Kind::Windowed, Kind::Indices, Kind::Sampler];
+        let lasts = vec![LastBatch::Keep, LastBatch::Mask, LastBatch::Pad, LastBatch::Drop];
+        let words = (any::<[u64; 11]>(), any::<[u64; 18]>());
+        let codes = (prop::sample::select(kinds), prop::sample::select(lasts), any::<bool>());
+        (words, codes).prop_map(|((words, print), (kind, last, shuffled))| {
+            let [epoch, position, batch, steps, global_batch, seed, window, lanes, positions, identity, draws] = words;
+            let (position, positions) = (position.min(positions), position.max(positions));
+            Stand {
+                cursor: Cursor { epoch, position, batch, steps },
+                global_batch: global_batch.max(1),
+                last,
+                order: Settings { kind, shuffled, seed, window, lanes, positions, identity },
+                draws,
+                dataset: Fingerprint::of_words(print),
+            }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn every_state_comes_back_by_any_format(stand in stands()) {
+            let state = State::new(stand.clone());
+            prop_assert_eq!(state.stand(), &stand);
+            let text = state.to_bytes();
+            prop_assert!(text.len() < 1024);
+            prop_assert_eq!(&State::from_bytes(&text).unwrap(), &state);
+            let value = serde_json::to_value(&state).unwrap();
+            prop_assert_eq!(&serde_json::from_value::<State>(value).unwrap(), &state);
+            let packed = postcard::to_allocvec(&state).unwrap();
+            prop_assert_eq!(&postcard::from_bytes::<State>(&packed).unwrap(), &state);
+        }
+
+        #[test]
+        fn no_bytes_are_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            prop_assert_eq!(State::from_bytes(&bytes).unwrap_err().kind(), ErrorKind::State);
+            prop_assert!(postcard::from_bytes::<State>(&bytes).is_err());
+        }
+
+        #[test]
+        fn states_that_differ_have_other_checksums(a in stands(), b in stands()) {
+            prop_assert_eq!(a.check() == b.check(), a == b);
+        }
+    }
+
+    #[test]
+    fn the_text_is_pinned() {
+        for (steps, pinned) in [(1200, PINNED), (1201, NEXT)] {
+            assert_eq!(String::from_utf8(at(steps).to_bytes()).unwrap(), String::from_utf8_lossy(pinned));
+            assert_eq!(State::from_bytes(pinned).unwrap(), at(steps));
+        }
+    }
+
+    #[test]
+    fn a_state_is_less_than_1_kib_with_every_number_at_its_largest() {
+        let order = Settings {
+            kind: Kind::Sequential,
+            shuffled: false,
+            seed: u64::MAX,
+            window: u64::MAX,
+            lanes: u64::MAX,
+            positions: u64::MAX,
+            identity: u64::MAX,
+        };
+        let cursor = Cursor { epoch: u64::MAX, position: u64::MAX, batch: u64::MAX, steps: u64::MAX };
+        let dataset = Fingerprint::of_words([u64::MAX; 18]);
+        let stand = Stand { cursor, global_batch: u64::MAX, last: LastBatch::Keep, order, draws: u64::MAX, dataset };
+        let text = State::new(stand).to_bytes();
+        assert!(text.len() < 1024, "{}", text.len());
+        State::from_bytes(&text).unwrap();
+    }
+
+    #[test]
+    fn every_value_is_covered_by_the_checksum() {
+        let text = String::from_utf8(PINNED.to_vec()).unwrap();
+        let value: serde_json::Value = serde_json::from_slice(PINNED).unwrap();
+        let mut paths = Vec::new();
+        for (key, own) in value.as_object().unwrap() {
+            match own.as_object() {
+                Some(inner) => paths.extend(inner.keys().map(|inner| vec![key.clone(), inner.clone()])),
+                None => paths.push(vec![key.clone()]),
+            }
+        }
+        assert_eq!(paths.len(), 6 + 7 + 8 + 3, "{text}");
+        for path in paths {
+            let mut changed = value.clone();
+            let place = path.iter().fold(&mut changed, |value, key| &mut value[key]);
+            *place = match &*place {
+                serde_json::Value::Number(number) => (number.as_u64().unwrap() + 1).into(),
+                serde_json::Value::Bool(on) => (!on).into(),
+                serde_json::Value::String(code) => match code.as_str() {
+                    "keep" => "drop".into(),
+                    "shuffled" => "windowed".into(),
+                    hex => {
+                        let last = if hex.ends_with('0') { "1" } else { "0" };
+                        format!("{}{last}", &hex[..hex.len() - 1]).into()
+                    }
+                },
+                other => panic!("{other}"),
+            };
+            let error = State::from_bytes(&serde_json::to_vec(&changed).unwrap()).unwrap_err();
+            let expected = if path == ["version"] { "version 2 of a state" } else { "damaged: its values" };
+            assert!(error.message().starts_with(expected), "{path:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_packed_state_that_was_cut_or_flipped_is_refused() {
+        let packed = postcard::to_allocvec(&State::new(stand())).unwrap();
+        for len in 0..packed.len() {
+            assert!(postcard::from_bytes::<State>(&packed[..len]).is_err(), "{len}");
+        }
+        for bit in 0..packed.len() * 8 {
+            let mut flipped = packed.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(postcard::from_bytes::<State>(&flipped).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn another_version_is_named_whatever_else_it_holds() {
+        let text = String::from_utf8(PINNED.to_vec()).unwrap();
+        let cases = [
+            (3, text.replace("\"version\":1", "\"version\":3")),
+            (0, text.replace("\"version\":1", "\"version\":0")),
+            (3, r#"{"version":3}"#.into()),
+            (3, r#"{"epoch":"three","order":[],"news":{"a":1},"version":3}"#.into()),
+            (u64::MAX, r#"{"version":18446744073709551615}"#.into()),
+            (1 << 32 | 1, format!(r#"{{"version":{}}}"#, 1_u64 << 32 | 1)),
+        ];
+        for (version, text) in cases {
+            let error = State::from_bytes(text.as_bytes()).unwrap_err();
+            assert_eq!((error.kind(), error.stage()), (ErrorKind::State, Stage::State));
+            let expected =
+                format!("state: state not usable: version {version} of a state; this feedline reads {VERSION}");
+            assert_eq!(error.to_string(), expected);
+        }
+        // Inside another checkpoint it is serde that reads it.
+        let newer = r#"{"version":3,"news":true,"epoch":"three"}"#;
+        let error = serde_json::from_str::<State>(newer).unwrap_err().to_string();
+        assert!(error.starts_with("version 3 of a state; this feedline reads 1"), "{error}");
+        let mut packed = postcard::to_allocvec(&State::new(stand())).unwrap();
+        packed[0] = 3;
+        assert!(postcard::from_bytes::<State>(&packed).is_err());
+    }
+
+    #[test]
+    fn whatever_else_stands_in_a_state_is_one_typed_error() {
+        let text = String::from_utf8(PINNED.to_vec()).unwrap();
+        let with = |from: &str, to: &str| {
+            assert!(text.contains(from), "{from}");
+            text.replacen(from, to, 1).into_bytes()
+        };
+        let long = format!("\"last\":\"{}\"", "é".repeat(30_000));
+        let cases: [(&str, Vec<u8>); 24] = [
+            ("nothing", Vec::new()),
+            ("white space", b"   \n".to_vec()),
+            ("zeroes", vec![0; 700]),
+            ("not UTF-8", with("keep", "ke\u{1}p").iter().map(|byte| if *byte == 1 { 0xff } else { *byte }).collect()),
+            ("a number", b"1".to_vec()),
+            ("a list", b"[1,3,10240]".to_vec()),
+            ("another object", b"{}".to_vec()),
+            ("NaN", with("\"epoch\":3", "\"epoch\":NaN")),
+            ("a fraction", with("\"epoch\":3", "\"epoch\":3.0")),
+            ("an exponent", with("\"epoch\":3", "\"epoch\":3e0")),
+            ("a negative number", with("\"epoch\":3", "\"epoch\":-3")),
+            ("a huge number", with("\"epoch\":3", "\"epoch\":18446744073709551616")),
+            ("a huger number", with("\"epoch\":3", &format!("\"epoch\":{}", "9".repeat(5000)))),
+            ("text for a number", with("\"epoch\":3", "\"epoch\":\"3\"")),
+            ("null", with("\"epoch\":3", "\"epoch\":null")),
+            ("a key twice", with("\"epoch\":3", "\"epoch\":3,\"epoch\":3")),
+            ("the version twice", with("\"version\":1", "\"version\":1,\"version\":1")),
+            ("an inner key twice", with("\"seed\":42", "\"seed\":42,\"seed\":42")),
+            ("a missing key", with("\"epoch\":3,", "")),
+            ("an unknown kind", with("\"kind\":\"shuffled\"", "\"kind\":\"stirred\"")),
+            ("long text", with("\"last\":\"keep\"", &long)),
+            ("bytes behind it", with("\"check\"", "\"check\"").into_iter().chain(*b" x").collect()),
+            ("deep lists", [&b"[".repeat(60_000)[..], &b"]".repeat(5000)].concat()),
+            ("deep objects", br#"{"a":"#.repeat(10_000)),
+        ];
+        for (what, bytes) in cases {
+            let error = State::from_bytes(&bytes).unwrap_err();
+            assert_eq!((error.kind(), error.stage()), (ErrorKind::State, Stage::State), "{what}");
+            let text = error.to_string();
+            assert!(text.len() < 1000 && !text.contains('\n'), "{what}: {text}");
+        }
+        let unknown = with("\"epoch\":3", "\"epoch\":3,\"note\":[{}]");
+        assert_eq!(State::from_bytes(&unknown).unwrap(), State::new(stand()));
+        let error = State::from_bytes(&vec![b' '; 65_537]).unwrap_err();
+        assert_eq!(error.message(), "65537 bytes; a state has less than 1 KiB");
+    }
+
+    #[test]
+    fn a_state_that_no_run_can_have_is_refused_though_its_checksum_is_right() {
+        let mut behind = stand();
+        behind.cursor.position = behind.order.positions + 1;
+        let mut empty = stand();
+        empty.global_batch = 0;
+        for (stand, expected) in [(behind, "position 98961 of an epoch of 98960"), (empty, "a global batch of 0 rows")]
+        {
+            let error = State::from_bytes(&State { stand }.to_bytes()).unwrap_err();
+            assert_eq!((error.kind(), error.message()), (ErrorKind::State, expected));
+        }
+        let mut last = stand();
+        last.cursor.position = last.order.positions;
+        State::from_bytes(&State::new(last).to_bytes()).unwrap();
+    }
+
+    #[test]
+    fn one_line_says_where_a_run_stands() {
+        let state = at(1200);
+        assert_eq!(state.to_string(), "epoch 3, step 1200 (batch 40 of the epoch, position 10240)");
+        assert_eq!((state.epoch(), state.position(), state.batch(), state.steps()), (3, 10_240, 40, 1200));
+        assert_eq!((state.global_batch(), state.fingerprint().samples()), (256, 98_960));
+    }
+
+    #[test]
+    fn equal_states_agree_whatever_their_number() {
+        for ranks in [1, 2, 1000] {
+            State::agree(&vec![at(1200); ranks]).unwrap();
+        }
+        let error = State::agree(&[]).unwrap_err();
+        assert_eq!((error.kind(), error.message()), (ErrorKind::Config, "no states to compare"));
+    }
+
+    #[test]
+    fn ranks_that_differ_from_most_are_named_and_how() {
+        let with = |change: &dyn Fn(&mut Stand)| {
+            let mut stand = at(1201).stand;
+            change(&mut stand);
+            State::new(stand)
+        };
+        let of = |changed: &[(usize, State)]| {
+            let mut states = vec![at(1201); 8];
+            changed.iter().for_each(|(rank, state)| states[*rank] = state.clone());
+            let error = State::agree(&states).unwrap_err();
+            assert_eq!((error.kind(), error.stage()), (ErrorKind::State, Stage::State));
+            error.message().to_string()
+        };
+        assert_eq!(of(&[(3, at(1200)), (5, at(1200))]), "ranks 3, 5 are at step 1200, the others at 1201");
+        assert_eq!(
+            of(&[(0, at(1200)), (5, at(1202))]),
+            "rank 0 is at step 1200, the others at 1201; rank 5 is at step 1202, the others at 1201"
+        );
+        let epoch = with(&|stand| stand.cursor.epoch = 4);
+        assert_eq!(of(&[(7, epoch)]), "rank 7 is at epoch 4, the others at 3");
+        let position = with(&|stand| stand.cursor.position = 1);
+        assert_eq!(of(&[(7, position)]), "rank 7 is at position 1, the others at 10496");
+        let batch = with(&|stand| stand.cursor.batch = 1);
+        assert_eq!(of(&[(7, batch)]), "rank 7 is at batch 1, the others at 41");
+        let seed = with(&|stand| (stand.order.seed, stand.draws) = (1, 1));
+        assert_eq!(of(&[(1, seed)]), "rank 1 has another seed of the order (1, the others 42)");
+        let rows = with(&|stand| (stand.global_batch, stand.cursor.steps) = (64, 1));
+        assert_eq!(of(&[(1, rows.clone()), (2, rows)]), "ranks 1, 2 have another global batch (64, the others 256)");
+        let last = with(&|stand| stand.last = LastBatch::Drop);
+        assert_eq!(of(&[(1, last)]), "rank 1 has other settings (shuffled, drop, the others shuffled, keep)");
+        let other = Fingerprint::of_words(std::array::from_fn(|k| if k < 2 { 7 } else { 0 }));
+        let dataset = with(&|stand| stand.dataset = other.clone());
+        let expected = "rank 1 has another dataset (7 samples in 7 shards, the others 98960 samples in 64 shards)";
+        assert_eq!(of(&[(1, dataset)]), expected);
+    }
+
+    #[test]
+    fn every_setting_that_differs_is_named() {
+        type Change = fn(&mut Stand);
+        let changes: [(&str, Change); 10] = [
+            ("settings", |stand| stand.order.kind = Kind::Sampler),
+            ("seed of transforms", |stand| stand.draws += 1),
+            ("window", |stand| stand.order.window += 1),
+            ("lanes", |stand| stand.order.lanes += 1),
+            ("positions", |stand| stand.order.positions += 1),
+            ("shuffle", |stand| stand.order.shuffled = false),
+            ("sampler", |stand| stand.order.identity += 1),
+            ("seed of the order", |stand| stand.order.seed += 1),
+            ("settings", |stand| stand.last = LastBatch::Pad),
+            ("settings", |stand| stand.last = LastBatch::Mask),
+        ];
+        for (what, change) in changes {
+            let mut other = stand();
+            change(&mut other);
+            let states = [at(1200), at(1200), State::new(other)];
+            let message = State::agree(&states).unwrap_err().message().to_string();
+            assert!(message.starts_with("rank 2 has") && message.contains(what), "{what}: {message}");
+        }
+    }
+
+    #[test]
+    fn of_many_ranks_16_are_named() {
+        let mut states = vec![at(1201); 100];
+        states[..40].fill(at(1200));
+        let message = State::agree(&states).unwrap_err().message().to_string();
+        let expected = "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 and 24 more are at step 1200, the \
+                        others at 1201";
+        assert_eq!(message, expected);
+        // All different: the first is taken for what is common.
+        let states: Vec<State> = (0..100).map(|rank| at(1200 + rank)).collect();
+        let message = State::agree(&states).unwrap_err().message().to_string();
+        assert!(message.starts_with("rank 1 is at step 1201, the others at 1200; rank 2 "), "{message}");
+        assert!(message.ends_with("rank 16 is at step 1216, the others at 1200; and 83 more differ"), "{message}");
+    }
+}
