@@ -395,6 +395,12 @@ impl Sampler for Mix {
     fn id(&self, epoch: u64, position: u64) -> u64 {
         self.pattern.id(u128::from(epoch) * u128::from(self.len) + u128::from(position))
     }
+
+    fn identity(&self) -> u64 {
+        let Pattern { key, counts, lens, .. } = &*self.pattern;
+        let key = Draws::from_key(*key).next_u64();
+        Digest::new("mix").word(key).word(self.len).words(counts).words(lens).end()
+    }
 }
 
 impl std::fmt::Debug for Mix {

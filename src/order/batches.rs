@@ -73,7 +73,7 @@ impl Batches {
             return bad(format!("a global batch of {global} for {world} ranks: some would have no rows"));
         }
         if global.div_ceil(world) > u64::from(u32::MAX) {
-            return bad(format!("{} rows in a batch do not fit 32 bits", global.div_ceil(world)));
+            return bad(format!("batch_size {} does not fit 32 bits", global.div_ceil(world)));
         }
         Ok(Self { len, start: 0, first: 0, global, last, rank, world })
     }
@@ -347,7 +347,7 @@ mod tests {
         for (global, world, words) in [
             (0, 1, "batch_size is 0"),
             (3, 4, "a global batch of 3 for 4 ranks: some would have no rows"),
-            (u64::MAX, 2, "9223372036854775808 rows in a batch do not fit 32 bits"),
+            (u64::MAX, 2, "batch_size 9223372036854775808 does not fit 32 bits"),
         ] {
             let error = new(global, world).unwrap_err();
             assert_eq!((error.kind(), error.message()), (ErrorKind::Config, words));
