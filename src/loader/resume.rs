@@ -7,7 +7,7 @@ use super::{Place, Shared};
 use crate::dataset::Fingerprint;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::order::{Kind, Settings};
-use crate::state::{Stand, State};
+use crate::state::{Cursor, Stand, State};
 use std::sync::atomic::Ordering;
 
 impl Shared {
@@ -46,6 +46,12 @@ impl Shared {
         own.dataset.compare(&saved.dataset, &*self.runtime.core().dataset)?;
         if let Some(difference) = difference(&own, saved, self.any_batch) {
             return Err(Error::new(ErrorKind::State, Stage::Build, difference));
+        }
+        let Cursor { position, batch, .. } = saved.cursor;
+        if batch > position {
+            // Each batch has a position at least; more of them would end the epoch short when they are counted.
+            let message = format!("batch {batch} at position {position} of the epoch");
+            return Err(Error::new(ErrorKind::State, Stage::Build, message));
         }
         self.set_place(Place { cursor: saved.cursor, resumed: true });
         Ok(())
