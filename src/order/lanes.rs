@@ -316,7 +316,8 @@ impl Needs {
         let mut lanes: Vec<_> = round.visited.clone().map(|_| None).collect();
         let mut entry = 0;
         for (lane, Needing { group, .. }) in groups {
-            lanes[lane] = Some(Place { entry, group, permutation: self.0.lanes.permutation(group) });
+            let (permutation, origin) = (self.0.lanes.permutation(group), self.0.lanes.span(group.lane).start);
+            lanes[lane] = Some(Place { entry, group, permutation, origin });
             entry += group.turns.len();
         }
         Places { needed: &self.0, round, lanes }
@@ -351,20 +352,28 @@ struct Place<'a> {
     entry: usize,
     group: &'a Group,
     permutation: Option<Permutation>,
+    /// Where the lane's samples begin.
+    origin: u64,
 }
 
 impl Places<'_> {
     /// The index in the piece's entries, the row in the chunk, and the sample at a virtual position, which must lie in the
     /// piece and in a visited lane.
     pub(crate) fn locate(&self, position: u64) -> (usize, u64, u64) {
+        // Divisions cost more than all else here, and usual orders need none: one lane, or one lane of this rank's.
         let Needed { lanes, stride, .. } = self.needed;
-        let inner = position - self.round.base;
-        let (lane, at) = (inner % lanes.0.lanes, inner / lanes.0.lanes);
-        let at = lanes.span(lane).start + at;
-        let index = lane.checked_sub(self.round.remainder).and_then(|lane| usize::try_from(lane / stride).ok());
+        let (inner, count) = (position - self.round.base, lanes.0.lanes);
+        let (lane, at) = if count == 1 { (0, inner) } else { (inner % count, inner / count) };
+        let index = match lane.checked_sub(self.round.remainder) {
+            Some(0) => Some(0),
+            Some(lane) => usize::try_from(lane / stride).ok(),
+            None => None,
+        };
         let place = index.and_then(|index| self.lanes.get(index)?.as_ref());
-        let place = place.filter(|place| place.group.lane == lane && place.group.samples.contains(&at));
+        let here = |place: &&Place<'_>| place.group.lane == lane && place.group.samples.contains(&(place.origin + at));
+        let place = place.filter(here);
         let place = place.unwrap_or_else(|| panic!("position {position} is not in the piece, or not the rank's"));
+        let at = place.origin + at;
         let (piece, row, id) = lanes.locate(place.group, place.permutation.as_ref(), at);
         (place.entry + piece, row, id)
     }
