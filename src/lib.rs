@@ -30,10 +30,44 @@
 //!
 //! # Where to start reading
 //!
-//! [`Loader`] and its builder are what most users need. [`dataset`] says how a format becomes samples and how to add
-//! your own, [`decode`] how bytes become rows, [`order`] which sample comes when, [`read`] how storage is read, [`prepare`]
-//! how pictures are made ready once (restart markers, shards). The module docs of `pipeline` in the source say how it all
-//! fits and why it cannot deadlock.
+//! [`Loader`] and its builder are what most users need, [`Shard`] and [`State`] what runs on many ranks do. [`dataset`]
+//! says how a format becomes samples and how to add your own, [`decode`] how bytes become rows, [`order`] which sample comes
+//! when, [`read`] how storage is read, [`prepare`] how pictures are made ready once (restart markers, shards). The module
+//! docs of `pipeline` in the source say how it all fits and why it cannot deadlock.
+//!
+//! # Many ranks, and runs that are interrupted
+//!
+//! Every global batch is cut from one order, so a rank is a [`Shard`] of it; a [`State`] is the place in that order after
+//! the last batch received, the same on all ranks, and fits any number of them. Here two ranks go on as three:
+//!
+//! ```
+//! use feedline::{Loader, Order, Shard, State, dataset::Records};
+//!
+//! let builder = |rank, world| -> feedline::Result<_> {
+//!     let records = Records::builder(1).open_bytes((0..100).collect::<Vec<u8>>())?;
+//!     let shard = Shard::new(rank, world)?; // in a real run: Shard::from_env()?
+//!     Ok(Loader::builder(records).order(Order::shuffled(7)).global_batch(12).shard(shard))
+//! };
+//! let first = builder(0, 2)?.build()?;
+//! for batch in first.epoch(0)?.take(3) {
+//!     assert_eq!(batch?.len(), 6);
+//! }
+//! let saved = first.state()?.to_bytes(); // or .save(path), or serde
+//!
+//! let mut rest = Vec::new();
+//! for rank in 0..3 {
+//!     let loader = builder(rank, 3)?.resume(State::from_bytes(&saved)?).build()?;
+//!     for batch in loader.epoch(loader.next_epoch())? {
+//!         let batch = batch?;
+//!         rest.extend_from_slice(&batch.ids()[..batch.valid()]);
+//!     }
+//! }
+//! let mut expected = first.preview(0, 100)?[36..].to_vec();
+//! rest.sort_unstable();
+//! expected.sort_unstable();
+//! assert_eq!(rest, expected);
+//! # Ok::<(), feedline::Error>(())
+//! ```
 //!
 //! # A decoder of your own
 //!
