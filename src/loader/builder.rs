@@ -270,9 +270,10 @@ impl LoaderBuilder {
         let recipe = Recipe::new(&*dataset, self.steps)?;
         let chunks = chunks::starts_of(&*dataset)?;
         let (order, last, shard) = (self.order.clone(), self.last, self.shard);
-        let jobs = JobMaker { order, dataset_len: dataset.len(), chunks, global, last, shard };
-        let whole = jobs.batches()?;
+        let mut jobs = JobMaker { order, dataset_len: dataset.len(), chunks, positions: None, global, last, shard };
         let first = jobs.job(0, &Cursor::default(), Arc::default())?;
+        let whole = first.batches;
+        jobs.positions = Some(whole.len());
         let layout = Layout::new(&recipe.spec, whole.rows_max() as usize)?;
         let workers =
             self.workers.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));

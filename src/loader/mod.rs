@@ -14,6 +14,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::Filled;
 use crate::order::{Batches, ChunkStarts, LastBatch, Order, Shard};
 use crate::pipeline::runtime::{self, Runtime};
+use crate::pipeline::work::panicked;
 use crate::pipeline::{Job, MemoryPlan};
 use crate::profile::Report;
 use crate::read::{self, Choice, PageCache};
@@ -22,6 +23,7 @@ use crate::stop::Stop;
 use crate::tensor::Field;
 use crossbeam_channel::Receiver;
 use std::ops::{Bound, RangeBounds};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -36,6 +38,8 @@ struct JobMaker {
     order: Order,
     dataset_len: u64,
     chunks: Option<ChunkStarts>,
+    /// Length of an epoch, once it is known.
+    positions: Option<u64>,
     /// Rows of a batch on all ranks together.
     global: u64,
     last: LastBatch,
@@ -43,16 +47,23 @@ struct JobMaker {
 }
 
 impl JobMaker {
-    /// The batches of a whole epoch.
-    fn batches(&self) -> Result<Batches> {
-        Batches::new(self.order.len(self.dataset_len), self.global, self.last, self.shard)
-    }
-
-    /// The job of an epoch from a position on, where batch `batch` comes.
+    /// The job of an epoch from a position on, where batch `batch` comes. The sampler is the user's code: it may panic, or
+    /// change its mind about its length.
     fn job(&self, generation: u64, cursor: &Cursor, cancelled: Arc<AtomicBool>) -> Result<Arc<Job>> {
-        let order = self.order.epoch_in(self.dataset_len, self.chunks.as_ref(), cursor.epoch)?;
-        let batches = Batches::new(order.len(), self.global, self.last, self.shard)?;
-        let batches = batches.starting(cursor.position, cursor.batch);
+        let made = catch_unwind(AssertUnwindSafe(|| {
+            let order = self.order.epoch_in(self.dataset_len, self.chunks.as_ref(), cursor.epoch)?;
+            let batches = Batches::new(order.len(), self.global, self.last, self.shard)?;
+            Ok((order, batches.starting(cursor.position, cursor.batch)))
+        }));
+        let (order, batches) = made.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Order)))?;
+        let (then, now) = (self.positions.unwrap_or(batches.len()), batches.len());
+        if now != then {
+            let message = format!(
+                "epoch {} has {now} positions, the loader was built for {then}: its sampler changed",
+                cursor.epoch
+            );
+            return Err(Error::new(ErrorKind::Config, Stage::Order, message));
+        }
         let order = order.visited_by(&batches);
         Ok(Arc::new(Job { generation, epoch: cursor.epoch, order, batches, cancelled }))
     }

@@ -21,7 +21,7 @@ impl Shared {
             cursor: place.cursor,
             global_batch: jobs.global,
             last: jobs.last,
-            order: jobs.order.settings(jobs.dataset_len),
+            order: jobs.order.settings(self.whole.len()),
             draws: self.runtime.core().seed,
             dataset: self.fingerprint()?.clone(),
         })

@@ -215,22 +215,17 @@ impl Order {
     pub(crate) fn epoch_in(&self, dataset_len: u64, chunks: Option<&ChunkStarts>, epoch: u64) -> Result<EpochOrder> {
         self.check(dataset_len)?;
         let lanes = self.walk(dataset_len, chunks, epoch)?;
-        let len = self.len(dataset_len);
+        let len = match &self.source {
+            Source::Dataset => dataset_len,
+            Source::Indices { ids, .. } => ids.len() as u64,
+            Source::Sampler(sampler) => sampler.len(),
+        };
         let key = Key::new(self.seed).named("order").derive(epoch);
         let permutation = self.shuffled.then(|| Permutation::new(len, key));
         let chunks = chunks.cloned();
         let source = self.source.clone();
         let most = chunks.as_ref().map_or(0, |chunks| chunks.starts.len().saturating_sub(1));
         Ok(EpochOrder { source, permutation, len, dataset_len, epoch, chunks, lanes, needs: None, most })
-    }
-
-    /// Positions of an epoch.
-    pub(crate) fn len(&self, dataset_len: u64) -> u64 {
-        match &self.source {
-            Source::Dataset => dataset_len,
-            Source::Indices { ids, .. } => ids.len() as u64,
-            Source::Sampler(sampler) => sampler.len(),
-        }
     }
 
     /// How chunks are walked, unless samples come one by one.
@@ -268,8 +263,8 @@ impl Order {
         }
     }
 
-    /// What a saved state remembers of it, for a dataset of `dataset_len` samples.
-    pub(crate) fn settings(&self, dataset_len: u64) -> Settings {
+    /// What a saved state remembers of it, with the length of its epochs.
+    pub(crate) fn settings(&self, positions: u64) -> Settings {
         let (kind, identity) = match &self.source {
             Source::Dataset if self.window.is_some() => (Kind::Windowed, 0),
             Source::Dataset if self.shuffled => (Kind::Shuffled, 0),
@@ -283,7 +278,7 @@ impl Order {
             seed: self.seed,
             window: self.window.unwrap_or(0) as u64,
             lanes: u64::from(self.lanes),
-            positions: self.len(dataset_len),
+            positions,
             identity,
         }
     }

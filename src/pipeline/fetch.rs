@@ -298,7 +298,7 @@ impl Io {
             run.epochs_done += 1;
             run.batch = 0;
             if run.epochs_done < run.start.epochs {
-                match next_job(run) {
+                match (run.start.next)(run.epochs_done) {
                     Ok(job) => run.job = job,
                     // Ends the run; the iterator finds it when it waits.
                     Err(error) => {
@@ -574,19 +574,6 @@ fn finish_chunk(core: &Arc<Core>, opening: Opening, error: Option<Error>) {
         None if opening.is_forgotten() => {}
         None => work::open_chunk(core, opening),
     }
-}
-
-/// The job of the run's next epoch. A sampler is the user's code: it may panic, or change its mind about its length.
-fn next_job(run: &Run) -> Result<Arc<Job>> {
-    let made = catch_unwind(AssertUnwindSafe(|| (run.start.next)(run.epochs_done)));
-    let job = made.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Order)))?;
-    let (first, now) = (run.start.first.batches.len(), job.batches.len());
-    if first == now {
-        return Ok(job);
-    }
-    let message =
-        format!("epoch {} has {now} positions, the first of the run had {first}: its sampler changed", job.epoch);
-    Err(Error::new(ErrorKind::Config, Stage::Order, message))
 }
 
 /// Starts the batch in `slot`; the rows that have a sample. Blank ones are finished here.
