@@ -1,0 +1,657 @@
+//! A training run on several ranks that is killed, goes on with another number of them, is killed again, …, and proves by
+//! hash that its ranks together received every sample exactly once per epoch, in the order of a run without interruption.
+//!
+//! ```text
+//! cargo run --release --example resume                                       # some seconds
+//! cargo run --release --example resume -- --worlds 8,3,5 --kills 9-one,term --epochs 5
+//! cargo run --release --example resume -- --data train.bin --record 150528   # your own records
+//! ```
+//!
+//! One binary in two roles. The *supervisor* is the launcher, the network and the judge; it starts itself again for every
+//! *rank*, with the variables that torchrun sets:
+//!
+//! ```text
+//! rank r:  loader ─► batch ─► train ─► log: step, ids, hashes ─► all-reduce(stop?) ─► rank 0: state.save, every k steps
+//!                                       one write(2) per step     │        ▲
+//! supervisor:   SIGKILL, SIGTERM  ──►   reads the logs            └─ or ───┘ over all ranks, by a socket pair per rank
+//! ```
+//!
+//! What makes it exact, and what a real training script has to do alike:
+//!
+//! - **A state is saved after a step that all ranks have finished.** Here the all-reduce of the stop flag sees to that (a
+//!   byte to the supervisor and back), in a real script any collective operation of the step. Weights belong to the same
+//!   step: save them together with the state.
+//! - **Ranks agree on the step at which they stop.** SIGTERM may reach one of them, or all at different steps. The flag is
+//!   reduced in every step, so all of them see it set after the same one, save, and leave with exit code 75.
+//! - **The batch is said for all ranks together** (`.global_batch(n)`), so that another world size sees the same batches,
+//!   each rank another part of them.
+//!
+//! What rank r received is what it wrote to its log. A run that was killed has done steps behind the last saved state;
+//! those are done again, and their log entries are not counted (but must be the same). The entries that count, put together
+//! over all ranks and attempts, are compared with `loader.preview` and the bytes of the file.
+
+use clap::{Parser, ValueEnum};
+use feedline::dataset::{Dataset, Records};
+use feedline::order::Draws;
+use feedline::{Batch, ErrorKind, Loader, LoaderBuilder, Order, Shard, Signal, State, Stop};
+use rustix::process::{Pid, Signal as Number, kill_process, set_parent_process_death_signal};
+use std::error::Error;
+use std::fs::File;
+use std::hint::black_box;
+use std::io::{BufWriter, Read, Write, stdin};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant, SystemTime};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+/// Kills a training run on several ranks again and again, goes on with another number of ranks, and checks that nothing was
+/// lost or doubled.
+///
+/// Exit code: 0 when the samples are exact, 1 for a difference or an error, 130 when interrupted.
+#[derive(Parser)]
+#[command(version, args_override_self = true)]
+struct Args {
+    /// Ranks of each attempt; from the beginning again when there are more kills
+    #[arg(long, value_delimiter = ',', default_value = "4,2,1,3", value_parser = clap::value_parser!(u32).range(1..=64))]
+    worlds: Vec<u32>,
+    /// How each attempt but the last ends; from the beginning again when there are more worlds
+    #[arg(long, value_delimiter = ',', value_enum, default_value = "9-one,term,9")]
+    kills: Vec<End>,
+    /// Passes over the data
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    epochs: u64,
+    /// Samples per step, of all ranks together
+    #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u64).range(1..))]
+    global_batch: u64,
+    /// Steps from one saved state to the next
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
+    save_every: u64,
+    /// Time that the training of a step takes beside its arithmetic
+    #[arg(long, default_value_t = 2)]
+    step_ms: u64,
+    /// File of records [default: random bytes, made for the run]
+    #[arg(long, requires = "record", conflicts_with = "samples")]
+    data: Option<PathBuf>,
+    /// Bytes of a record [default: 1024]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    record: Option<u32>,
+    /// Records to make
+    #[arg(long, default_value_t = 3000, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    samples: u64,
+    /// Seed of the order, of the made data and of the moments of the kills [default: another one each time]
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Keep the folder with the data, the logs and the saved state
+    #[arg(long)]
+    keep: bool,
+    /// Be a rank of the run in this folder
+    #[arg(long, hide = true)]
+    rank_in: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum End {
+    /// SIGKILL to all ranks at once
+    #[value(name = "9")]
+    KillAll,
+    /// SIGKILL to one rank; then the others are ended, as a launcher does
+    #[value(name = "9-one")]
+    KillOne,
+    /// SIGTERM to all ranks: they save and leave
+    #[value(name = "term")]
+    TermAll,
+    /// SIGTERM to one rank: all of them save and leave
+    #[value(name = "term-one")]
+    TermOne,
+}
+
+type Anyhow<T> = Result<T, Box<dyn Error>>;
+
+/// Exit code of a rank that was asked to stop and saved before (`EX_TEMPFAIL`: try again).
+const LEFT: u8 = 75;
+const INTERRUPTED: u8 = 130;
+/// The variable in which torchrun counts attempts.
+const RESTARTS: &str = "TORCHELASTIC_RESTART_COUNT";
+/// The name of the saved state in the run's folder.
+const STATE: &str = "state.json";
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let result = match &args.rank_in {
+        Some(folder) => be_a_rank(&args, folder),
+        None => supervise(args),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+/// What both roles know of the run.
+impl Args {
+    fn seed(&self) -> u64 {
+        self.seed.unwrap_or_default()
+    }
+
+    fn record_bytes(&self) -> usize {
+        self.record.unwrap_or(1024) as usize
+    }
+
+    fn data_in(&self, folder: &Path) -> PathBuf {
+        self.data.clone().unwrap_or_else(|| folder.join("data.bin"))
+    }
+
+    fn loader_in(&self, folder: &Path) -> Anyhow<LoaderBuilder> {
+        let records = Records::builder(self.record_bytes()).open(self.data_in(folder))?;
+        Ok(Loader::builder(records).order(Order::shuffled(self.seed())).global_batch(self.global_batch))
+    }
+}
+
+fn log_of(folder: &Path, attempt: usize, rank: u32) -> PathBuf {
+    folder.join(format!("attempt-{attempt}-rank-{rank}.log"))
+}
+
+/// The state that a run goes on from, if one was saved.
+fn saved_in(folder: &Path) -> Anyhow<Option<State>> {
+    match State::load(folder.join(STATE)) {
+        Ok(state) => Ok(Some(state)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+// A rank.
+
+fn be_a_rank(args: &Args, folder: &Path) -> Anyhow<ExitCode> {
+    // Without a supervisor nobody ends the ranks.
+    set_parent_process_death_signal(Some(Number::KILL))?;
+    let mut peers = Peers::new()?;
+    let shard = Shard::from_env()?;
+    let first = shard.rank() == 0;
+    let mut builder = args.loader_in(folder)?.shard(shard).stop(Stop::on_signals()?).workers(1);
+    if let Some(state) = saved_in(folder)? {
+        builder = builder.resume(state);
+    }
+    let loader = builder.build()?;
+    let attempt = std::env::var(RESTARTS)?.parse()?;
+    let mut log = File::options().append(true).create_new(true).open(log_of(folder, attempt, shard.rank()))?;
+    let mut weights = vec![0.0_f32; args.record_bytes()];
+    for batch in loader.epochs(loader.next_epoch()..args.epochs)? {
+        let batch = batch?;
+        train(&mut weights, &batch, args.step_ms)?;
+        let step = loader.state()?.steps();
+        log.write_all(Entry::of(&batch, step)?.to_line().as_bytes())?;
+        let stopping = peers.any(loader.stop_requested())?;
+        if first && (stopping || step.is_multiple_of(args.save_every)) {
+            // Here all ranks have finished the step.
+            loader.state()?.save(folder.join(STATE))?;
+        }
+        if stopping {
+            return Ok(LEFT.into());
+        }
+    }
+    if first {
+        loader.state()?.save(folder.join(STATE))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Stands for a model: moves the weights towards the mean of what it sees.
+fn train(weights: &mut [f32], batch: &Batch, step_ms: u64) -> Anyhow<()> {
+    let records = batch.field("record")?;
+    for row in 0..batch.valid() {
+        let bytes = records.row::<u8>(row)?;
+        weights.iter_mut().zip(bytes).for_each(|(weight, byte)| *weight += 0.01 * (f32::from(*byte) - *weight));
+    }
+    black_box(weights);
+    thread::sleep(Duration::from_millis(step_ms));
+    Ok(())
+}
+
+/// The other ranks, by way of the supervisor: its socket is this rank's standard input.
+struct Peers(UnixStream);
+
+impl Peers {
+    fn new() -> Anyhow<Self> {
+        Ok(Self(UnixStream::from(stdin().as_fd().try_clone_to_owned()?)))
+    }
+
+    /// Whether any rank says so. Returns the same on all, once all have asked.
+    fn any(&mut self, flag: bool) -> Anyhow<bool> {
+        let mut answer = [0];
+        let asked = self.0.write_all(&[flag.into()]).and_then(|()| self.0.read_exact(&mut answer));
+        asked.map_err(|error| format!("the supervisor is gone: {error}"))?;
+        Ok(answer != [0])
+    }
+}
+
+/// The samples of a step, each with a hash of its bytes: all of them, or those of a rank. In a log one line,
+/// `step epoch id:hash id:hash …`.
+#[derive(Debug, PartialEq)]
+struct Entry {
+    step: u64,
+    epoch: u64,
+    samples: Vec<(u64, u64)>,
+}
+
+impl Entry {
+    fn of(batch: &Batch, step: u64) -> Anyhow<Self> {
+        let records = batch.field("record")?;
+        // The rows behind these only fill the last batch of an epoch up.
+        let ids = batch.ids().iter().take(batch.valid()).enumerate();
+        let samples = ids.map(|(row, id)| Ok((*id, xxh3_64(records.row::<u8>(row)?)))).collect::<Anyhow<_>>()?;
+        Ok(Self { step, epoch: batch.epoch(), samples })
+    }
+
+    /// The samples of one rank: it has every `world`-th.
+    fn part(&self, rank: u32, world: u32) -> Self {
+        let samples = self.samples.iter().copied().skip(rank as usize).step_by(world as usize).collect();
+        Self { samples, ..*self }
+    }
+
+    fn to_line(&self) -> String {
+        let mut line = format!("{} {}", self.step, self.epoch);
+        self.samples.iter().for_each(|(id, hash)| line += &format!(" {id}:{hash:016x}"));
+        line + "\n"
+    }
+
+    fn from_line(line: &str) -> Option<Self> {
+        let mut words = line.split(' ');
+        let (step, epoch) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        let sample = |word: &str| {
+            let (id, hash) = word.split_once(':')?;
+            Some((id.parse().ok()?, u64::from_str_radix(hash, 16).ok()?))
+        };
+        Some(Self { step, epoch, samples: words.map(sample).collect::<Option<_>>()? })
+    }
+}
+
+// The supervisor.
+
+fn supervise(mut args: Args) -> Anyhow<ExitCode> {
+    let stop = Stop::on([Signal::Int, Signal::Term, Signal::Hup])?;
+    let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+    let seed = *args.seed.get_or_insert(clock.as_nanos() as u64 % 1_000_000);
+    let folder = Folder::new(args.keep)?;
+    if args.data.is_none() {
+        make_records(&args.data_in(&folder.0), &args)?;
+    }
+    let expected = expected(&args, &folder.0)?;
+    let steps = expected.len() as u64;
+    println!(
+        "{} samples in {} epochs, {steps} steps of {}, seed {seed}",
+        samples(&expected),
+        args.epochs,
+        args.global_batch
+    );
+    println!("attempt  ranks  from step  to step  done again  ended by");
+    let mut run =
+        Run { args, folder: &folder.0, stop, steps, draws: Draws::new(seed, 0, 0, "kills"), attempts: Vec::new() };
+    while !run.attempt()? {
+        if run.stop.requested() {
+            eprintln!("interrupted: all ranks are ended");
+            return Ok(INTERRUPTED.into());
+        }
+    }
+    let found = run.union(&expected)?;
+    if let Some(difference) = difference(&expected, &found) {
+        return Err(format!("not exact: {difference}").into());
+    }
+    println!("exact: {} samples in {} epochs, hash {:016x}", samples(&found), run.args.epochs, hash(&found));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A folder of the run, removed in the end.
+struct Folder(PathBuf, bool);
+
+impl Folder {
+    fn new(keep: bool) -> Anyhow<Self> {
+        let path = std::env::temp_dir().join(format!("feedline-resume-{}", std::process::id()));
+        std::fs::create_dir(&path).map_err(|error| format!("cannot make {}: {error}", path.display()))?;
+        Ok(Self(path, keep))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        match self.1 {
+            true => eprintln!("kept: {}", self.0.display()),
+            false => drop(std::fs::remove_dir_all(&self.0)),
+        }
+    }
+}
+
+fn make_records(path: &Path, args: &Args) -> Anyhow<()> {
+    let mut file = BufWriter::new(File::create(path)?);
+    let mut record = vec![0; args.record_bytes()];
+    for id in 0..args.samples {
+        let mut draws = Draws::new(args.seed(), 0, id, "data");
+        record.chunks_mut(8).for_each(|word| word.copy_from_slice(&draws.next_u64().to_le_bytes()[..word.len()]));
+        file.write_all(&record)?;
+    }
+    file.into_inner()?;
+    Ok(())
+}
+
+/// What a run without interruption receives: the loader's order, and the bytes of the file.
+fn expected(args: &Args, folder: &Path) -> Anyhow<Vec<Entry>> {
+    let world = args.worlds.iter().copied().max().unwrap_or(1);
+    // A rank of the largest world, so that what does not fit is said at once.
+    let loader = args.loader_in(folder)?.shard(Shard::new(0, world)?).workers(1).build()?;
+    let file = File::open(args.data_in(folder))?;
+    let mut record = vec![0; args.record_bytes()];
+    let samples = Records::builder(record.len()).open(args.data_in(folder))?.len();
+    let mut hashes = Vec::new();
+    for id in 0..samples {
+        let offset = id * record.len() as u64;
+        file.read_exact_at(&mut record, offset)?;
+        hashes.push(xxh3_64(&record));
+    }
+    let mut steps = Vec::new();
+    for epoch in 0..args.epochs {
+        let ids = loader.preview(epoch, loader.samples_per_epoch()?)?;
+        for ids in ids.chunks(usize::try_from(args.global_batch)?) {
+            let samples = ids.iter().map(|id| (*id, hashes[*id as usize])).collect();
+            steps.push(Entry { step: steps.len() as u64 + 1, epoch, samples });
+        }
+    }
+    Ok(steps)
+}
+
+fn samples(steps: &[Entry]) -> usize {
+    steps.iter().map(|entry| entry.samples.len()).sum()
+}
+
+/// Of all samples in their order.
+fn hash(steps: &[Entry]) -> u64 {
+    let mut hash = Xxh3::new();
+    for Entry { epoch, samples, .. } in steps {
+        for (id, bytes) in samples {
+            [*epoch, *id, *bytes].iter().for_each(|number| hash.update(&number.to_le_bytes()));
+        }
+    }
+    hash.digest()
+}
+
+/// The first one, in words.
+fn difference(expected: &[Entry], found: &[Entry]) -> Option<String> {
+    if hash(expected) == hash(found) && expected == found {
+        return None;
+    }
+    let Some((expected, found)) = expected.iter().zip(found).find(|(expected, found)| expected != found) else {
+        return Some(format!("{} steps, not {}", found.len(), expected.len()));
+    };
+    let at = expected.samples.iter().zip(&found.samples).take_while(|(a, b)| a == b).count();
+    let show = |entry: &Entry| entry.samples.get(at).map_or("nothing".into(), |(id, hash)| format!("{id}:{hash:016x}"));
+    let (is, should) = (show(found), show(expected));
+    Some(format!("step {}, epoch {}, sample {at} of the batch: {is}, not {should}", expected.step, expected.epoch))
+}
+
+struct Run<'a> {
+    args: Args,
+    folder: &'a Path,
+    stop: Stop,
+    /// Of the whole run.
+    steps: u64,
+    draws: Draws,
+    attempts: Vec<Attempt>,
+}
+
+/// What ends an attempt, and when: after how many steps, and how much later.
+struct Kill {
+    end: End,
+    steps: u64,
+    delay: Duration,
+}
+
+/// A world that has ended.
+struct Attempt {
+    world: u32,
+    /// The step that it started behind.
+    from: u64,
+    /// The step that the next one starts behind: its own steps up to here count.
+    kept: u64,
+}
+
+impl Run<'_> {
+    /// Starts a world, ends it, and says what it did. Returns whether the run is over.
+    fn attempt(&mut self) -> Anyhow<bool> {
+        let (number, from) = (self.attempts.len(), self.attempts.last().map_or(0, |last| last.kept));
+        let world = self.args.worlds[number % self.args.worlds.len()];
+        let kill = self.kill(number, from);
+        let mut ranks = World::start(self.folder, number, world, self.args.seed())?;
+        let Some((ended_by, over)) = ranks.live(kill, &self.stop, &mut self.draws)? else { return Ok(false) };
+        let kept = saved_in(self.folder)?.map_or(0, |state| state.steps());
+        if kept < from {
+            return Err(format!("not exact: saved at step {from}, and then at {kept}").into());
+        }
+        self.attempts.push(Attempt { world, from, kept });
+        let logs = (0..world).map(|rank| self.log(number, rank)).collect::<Anyhow<Vec<_>>>()?;
+        let to = logs.iter().flatten().map(|entry| entry.step).max().unwrap_or(from);
+        let again = to.saturating_sub(kept);
+        println!("{:>7}  {world:>5}  {from:>9}  {to:>7}  {again:>10}  {ended_by}", number + 1);
+        Ok(over || kept == self.steps)
+    }
+
+    /// How this attempt shall end, unless it is the last one.
+    fn kill(&mut self, number: usize, from: u64) -> Option<Kill> {
+        let Args { worlds, kills, step_ms, .. } = &self.args;
+        let left = worlds.len().max(kills.len() + 1) - number - 1;
+        if left == 0 {
+            return None;
+        }
+        let end = kills[number % kills.len()];
+        // On average each attempt gets the same part. SIGTERM is for ranks that can hear it.
+        let least = u64::from(matches!(end, End::TermAll | End::TermOne));
+        let steps = self.draws.below(2 * self.steps.saturating_sub(from) / (left as u64 + 1) + 1).max(least);
+        // With no step it is a moment of the start.
+        let most = if steps == 0 { 50_000 } else { 1000 * step_ms.saturating_add(1).min(10_000) };
+        Some(Kill { end, steps, delay: Duration::from_micros(self.draws.below(most)) })
+    }
+
+    /// The entries of a log; what was cut at the end by a kill is none.
+    fn log(&self, attempt: usize, rank: u32) -> Anyhow<Vec<Entry>> {
+        let path = log_of(self.folder, attempt, rank);
+        if !path.exists() {
+            return Ok(Vec::new()); // killed before
+        }
+        let text = std::fs::read_to_string(&path)?;
+        let lines = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
+        let entry = |line| Entry::from_line(line).ok_or_else(|| format!("{}: {line:?}", path.display()).into());
+        lines.map(entry).collect()
+    }
+
+    /// What all ranks of all attempts received, as far as it counts, put together step by step.
+    fn union(&self, expected: &[Entry]) -> Anyhow<Vec<Entry>> {
+        let mut union: Vec<Entry> = Vec::new();
+        for (number, Attempt { world, from, kept }) in self.attempts.iter().enumerate() {
+            let mut logs = Vec::new();
+            for rank in 0..*world {
+                let log = self.log(number, rank)?;
+                let of_rank = format!("not exact: attempt {}, rank {rank}", number + 1);
+                let last = from + log.len() as u64;
+                if !log.iter().map(|entry| entry.step).eq(from + 1..=last) || last < *kept {
+                    let (count, first) = (log.len(), log.first().map_or(0, |entry| entry.step));
+                    return Err(
+                        format!("{of_rank}: {count} steps from {first} on, but {} to {kept} count", from + 1).into()
+                    );
+                }
+                for entry in log.iter().skip_while(|entry| entry.step <= *kept) {
+                    let again = expected.get(entry.step as usize - 1).map(|expected| expected.part(rank, *world));
+                    if again.as_ref() != Some(entry) {
+                        return Err(format!("{of_rank}: step {} was done again with other samples", entry.step).into());
+                    }
+                }
+                logs.push(log);
+            }
+            union.extend((0..(kept - from) as usize).map(|step| together(logs.iter().map(|log| &log[step]))));
+        }
+        Ok(union)
+    }
+}
+
+/// The samples of all ranks in the order of the epoch: sample k of rank r is number k × world + r.
+fn together<'a>(ranks: impl Iterator<Item = &'a Entry>) -> Entry {
+    let ranks: Vec<&Entry> = ranks.collect();
+    let most = ranks.iter().map(|entry| entry.samples.len()).max().unwrap_or(0);
+    let samples = (0..most).flat_map(|k| ranks.iter().filter_map(move |entry| entry.samples.get(k).copied())).collect();
+    Entry { step: ranks[0].step, epoch: ranks[0].epoch, samples }
+}
+
+/// The processes of an attempt, killed when dropped.
+struct World {
+    ranks: Vec<Child>,
+    ended: Vec<Option<ExitStatus>>,
+    /// Kept open until all have ended: ranks that wait for one that is gone wait until they are ended, too.
+    sockets: Arc<Vec<UnixStream>>,
+    /// All-reduces that were answered.
+    rounds: Arc<AtomicU64>,
+    hub: Option<JoinHandle<()>>,
+}
+
+impl World {
+    fn start(folder: &Path, attempt: usize, world: u32, seed: u64) -> Anyhow<Self> {
+        let ended = vec![None; world as usize];
+        let (sockets, rounds) = (Arc::default(), Arc::default());
+        let mut started = Self { ranks: Vec::new(), ended, sockets, rounds, hub: None };
+        let mut sockets = Vec::new();
+        for rank in 0..world {
+            let (socket, theirs) = UnixStream::pair()?;
+            let mut command = Command::new(std::env::current_exe()?);
+            command.args(std::env::args_os().skip(1)).args(["--seed", &seed.to_string(), "--rank-in"]).arg(folder);
+            let variables = [("RANK", rank), ("WORLD_SIZE", world), ("LOCAL_RANK", rank), (RESTARTS, attempt as u32)];
+            command.envs(variables.map(|(name, value)| (name, value.to_string())));
+            started.ranks.push(command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).spawn()?);
+            sockets.push(socket);
+        }
+        started.sockets = Arc::new(sockets);
+        let (sockets, rounds) = (started.sockets.clone(), started.rounds.clone());
+        started.hub = Some(thread::spawn(move || all_reduce(&sockets, &rounds)));
+        Ok(started)
+    }
+
+    /// Until all ranks have ended; then by what, and whether that is the end of the run. `None` when interrupted.
+    fn live(&mut self, kill: Option<Kill>, stop: &Stop, draws: &mut Draws) -> Anyhow<Option<(String, bool)>> {
+        let (mut due, mut how, mut failed) = (None, None, None);
+        while self.ended.contains(&None) {
+            if stop.requested() {
+                return Ok(None);
+            }
+            self.look()?;
+            // A rank that failed leaves the others waiting for it: a launcher ends them.
+            if failed.is_none()
+                && let Some(rank) = self.ended.iter().position(|ended| ended.is_some_and(is_failure))
+            {
+                failed = Some(rank);
+                self.send(Number::KILL);
+            }
+            if let (Some(kill), None) = (&kill, &how)
+                && self.rounds.load(Ordering::Acquire) >= kill.steps
+                && *due.get_or_insert_with(|| Instant::now() + kill.delay) <= Instant::now()
+            {
+                how = Some(self.kill(kill.end, draws));
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        let all = |good: fn(ExitStatus) -> bool| self.ended.iter().flatten().all(|status| good(*status));
+        match (how, failed) {
+            // To a terminal's Ctrl-C the ranks listen, too.
+            _ if stop.requested() => Ok(None),
+            _ if all(|status| status.success()) => Ok(Some(("its end".into(), true))),
+            (Some(how), _) if all(has_left) || all(|status| is_killed(status) || status.success()) => {
+                Ok(Some((how, false)))
+            }
+            (_, Some(rank)) => {
+                Err(format!("rank {rank} ended by itself: {}", self.ended[rank].unwrap_or_default()).into())
+            }
+            (_, None) => Err("some ranks left, and some did not".into()),
+        }
+    }
+
+    /// Notes who has ended.
+    fn look(&mut self) -> Anyhow<()> {
+        for (rank, ended) in self.ranks.iter_mut().zip(&mut self.ended) {
+            if ended.is_none() {
+                *ended = rank.try_wait()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn kill(&mut self, kill: End, draws: &mut Draws) -> String {
+        let one = draws.below(self.ranks.len() as u64) as usize;
+        let (signal, name) = match kill {
+            End::KillAll | End::KillOne => (Number::KILL, "SIGKILL"),
+            End::TermAll | End::TermOne => (Number::TERM, "SIGTERM"),
+        };
+        match kill {
+            End::KillAll | End::TermAll => {
+                self.send(signal);
+                format!("{name} to all")
+            }
+            End::KillOne | End::TermOne => {
+                self.send_to(one, signal);
+                format!("{name} to rank {one}")
+            }
+        }
+    }
+
+    fn send(&mut self, signal: Number) {
+        (0..self.ranks.len()).for_each(|rank| self.send_to(rank, signal));
+    }
+
+    /// Unless its end was noted: then the number may be another process's.
+    fn send_to(&mut self, rank: usize, signal: Number) {
+        if self.ended[rank].is_none() {
+            let _ = kill_process(Pid::from_child(&self.ranks[rank]), signal);
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        for rank in &mut self.ranks {
+            let _ = rank.kill();
+            let _ = rank.wait();
+        }
+        if let Some(hub) = self.hub.take() {
+            let _ = hub.join();
+        }
+    }
+}
+
+fn has_left(status: ExitStatus) -> bool {
+    status.code() == Some(LEFT.into())
+}
+
+fn is_killed(status: ExitStatus) -> bool {
+    status.signal() == Some(Number::KILL.as_raw())
+}
+
+fn is_failure(status: ExitStatus) -> bool {
+    !status.success() && !has_left(status)
+}
+
+/// Takes a byte of every rank and tells all of them whether any was not 0, until one is gone.
+fn all_reduce(sockets: &[UnixStream], rounds: &AtomicU64) {
+    loop {
+        let mut any = [0];
+        for mut socket in sockets {
+            let mut flag = [0];
+            if socket.read_exact(&mut flag).is_err() {
+                return;
+            }
+            any[0] |= flag[0];
+        }
+        // Who is gone by now is missed in the next round.
+        sockets.iter().for_each(|mut socket| drop(socket.write_all(&any)));
+        rounds.fetch_add(1, Ordering::Release);
+    }
+}
