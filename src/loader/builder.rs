@@ -307,7 +307,7 @@ impl LoaderBuilder {
             live: AtomicBool::new(false),
             held_deadline: self.held_deadline,
             place: Mutex::new(Place::default()),
-            fingerprint: OnceLock::new(),
+            lasting: OnceLock::new(),
             any_batch: self.any_batch,
             stop: self.stop,
         };

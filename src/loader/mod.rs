@@ -9,7 +9,7 @@ pub use builder::LoaderBuilder;
 pub use epoch::Epoch;
 
 use crate::batch::BatchInfo;
-use crate::dataset::{Dataset, Fingerprint};
+use crate::dataset::Dataset;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::Filled;
 use crate::order::{Batches, ChunkStarts, LastBatch, Order, Shard};
@@ -90,7 +90,7 @@ struct Shared {
     held_deadline: Duration,
     /// Where the batch after the last one received is. Locked once per batch, contended only while a state is taken.
     place: Mutex<Place>,
-    fingerprint: OnceLock<Fingerprint>,
+    lasting: OnceLock<resume::Lasting>,
     /// States with another global batch are taken, too.
     any_batch: bool,
     stop: Option<Stop>,
@@ -192,7 +192,8 @@ impl Loader {
     /// Where the run stands: after the last batch that was received, whatever was read ahead. The same on every rank that
     /// received as many.
     ///
-    /// The first call reads both ends of up to 256 of the dataset's files, see [`Fingerprint`].
+    /// The first call reads both ends of up to 256 of the dataset's files, see
+    /// [`Fingerprint`](crate::dataset::Fingerprint).
     ///
     /// Errors: those of the file system.
     pub fn state(&self) -> Result<State> {

@@ -7,8 +7,16 @@ use super::{Place, Shared};
 use crate::dataset::Fingerprint;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::order::{Kind, Settings};
+use crate::pipeline::work::panicked;
 use crate::state::{Cursor, Stand, State};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
+
+/// What all states of a loader have in common.
+pub(super) struct Lasting {
+    order: Settings,
+    dataset: Fingerprint,
+}
 
 impl Shared {
     pub(super) fn state(&self) -> Result<State> {
@@ -16,24 +24,24 @@ impl Shared {
     }
 
     fn stand(&self, place: Place) -> Result<Stand> {
-        let jobs = &self.jobs;
-        Ok(Stand {
-            cursor: place.cursor,
-            global_batch: jobs.global,
-            last: jobs.last,
-            order: jobs.order.settings(self.whole.len()),
-            draws: self.runtime.core().seed,
-            dataset: self.fingerprint()?.clone(),
-        })
+        let Lasting { order, dataset } = self.lasting()?;
+        let (order, dataset) = (*order, dataset.clone());
+        let (global_batch, last, draws) = (self.jobs.global, self.jobs.last, self.runtime.core().seed);
+        Ok(Stand { cursor: place.cursor, global_batch, last, order, draws, dataset })
     }
 
-    /// Made when it is first needed, since it reads the ends of some files.
-    fn fingerprint(&self) -> Result<&Fingerprint> {
-        if self.fingerprint.get().is_none() {
-            let made = Fingerprint::of(&*self.runtime.core().dataset)?;
-            let _ = self.fingerprint.set(made);
+    /// Made when it is first needed: it reads the ends of some files, and hashes listed indices.
+    fn lasting(&self) -> Result<&Lasting> {
+        if self.lasting.get().is_none() {
+            // Datasets and samplers are the user's code.
+            let made = catch_unwind(AssertUnwindSafe(|| {
+                let order = self.jobs.order.settings(self.whole.len());
+                Ok(Lasting { order, dataset: Fingerprint::of(&*self.runtime.core().dataset)? })
+            }));
+            let made = made.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::State)))?;
+            let _ = self.lasting.set(made);
         }
-        Ok(self.fingerprint.get().expect("set above"))
+        Ok(self.lasting.get().expect("set above"))
     }
 
     pub(super) fn resume(&self, state: &State) -> Result<()> {
