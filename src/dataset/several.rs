@@ -395,6 +395,11 @@ impl Sampler for Mix {
     fn id(&self, epoch: u64, position: u64) -> u64 {
         self.pattern.id(u128::from(epoch) * u128::from(self.len) + u128::from(position))
     }
+
+    fn identity(&self) -> u64 {
+        let Pattern { counts, lens, .. } = &*self.pattern;
+        Digest::new("mix").word(self.seed).words(counts).words(lens).end()
+    }
 }
 
 impl std::fmt::Debug for Mix {
