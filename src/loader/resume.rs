@@ -7,7 +7,7 @@ use super::{Place, Shared};
 use crate::dataset::Fingerprint;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::order::{Kind, Settings};
-use crate::state::{Stand, State};
+use crate::state::{Cursor, Stand, State};
 use std::sync::atomic::Ordering;
 
 impl Shared {
@@ -47,7 +47,12 @@ impl Shared {
         if let Some(difference) = difference(&own, saved, self.any_batch) {
             return Err(Error::new(ErrorKind::State, Stage::Build, difference));
         }
-        self.set_place(Place { cursor: saved.cursor, resumed: true });
+        let mut cursor = saved.cursor;
+        if cursor.position > 0 && self.whole.starting(cursor.position, cursor.batch).count() == 0 {
+            // Less is left than one of the larger batches, and such a rest is dropped: the epoch is over.
+            cursor = Cursor { epoch: cursor.epoch.saturating_add(1), steps: cursor.steps, ..Cursor::default() };
+        }
+        self.set_place(Place { cursor, resumed: true });
         Ok(())
     }
 }
