@@ -272,7 +272,7 @@ impl LoaderBuilder {
         let (order, last, shard) = (self.order.clone(), self.last, self.shard);
         let jobs = JobMaker { order, dataset_len: dataset.len(), chunks, global, last, shard };
         let whole = jobs.batches()?;
-        let first = jobs.job(0, &Cursor::default(), Arc::default())?;
+        let first = jobs.job(0, &Cursor::default(), u64::MAX, Arc::default())?;
         let layout = Layout::new(&recipe.spec, whole.rows_max() as usize)?;
         let workers =
             self.workers.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
