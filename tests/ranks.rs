@@ -102,7 +102,7 @@ fn every_sample_comes_once_over_all_ranks_and_at_its_place_or_is_padded_as_docum
                         1 if data.toy.is_some() => Naive::Windowed { seed: 3, window: 2, lanes: 1 },
                         _ => Naive::Sequential { lanes: 1 },
                     };
-                    let run = Run { map: draws.bool(0.3), ..Run::new(data, naive) };
+                    let run = Run { map: draws.bool(0.3), map_batch: draws.bool(0.3), ..Run::new(data, naive) };
                     check(&run, Ranks { global: global.into(), last, world }, &mut draws, name);
                 }
             }
@@ -151,7 +151,7 @@ fn lanes_give_every_rank_its_positions_whether_the_world_divides_them_or_not() {
                 let data = &datas[draws.below(2) as usize];
                 let last = ALL_LAST[draws.below(4) as usize];
                 let global = u64::from([world, world + 1, 3 * world, 2 * world + 3, 100][draws.below(5) as usize]);
-                let run = Run { map: draws.bool(0.2), ..Run::new(data, naive) };
+                let run = Run { map: draws.bool(0.2), map_batch: draws.bool(0.2), ..Run::new(data, naive) };
                 let mut own = draws.clone();
                 let what = format!("{} samples in chunks", data.len());
                 within_a_minute(&format!("{what}, {world}, {:?}", run.naive), move || {
