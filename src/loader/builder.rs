@@ -192,7 +192,7 @@ impl LoaderBuilder {
     /// As [`resume`](Self::resume), and the global batch and the last batch may differ: the rest of the epoch that was
     /// interrupted is cut into batches of the new size from where it stopped, the later epochs from their beginning. The
     /// sequence of samples stays the same (but for those that the last batch drops or repeats), the sequence of batches does
-    /// not.
+    /// not. Where that rest is dropped as a whole, [`Loader::next_epoch`] is the one after the epoch that was interrupted.
     pub fn resume_rebatched(mut self, state: State) -> Self {
         self.any_batch = true;
         self.resume(state)
@@ -271,7 +271,7 @@ impl LoaderBuilder {
         let chunks = chunks::starts_of(&*dataset)?;
         let (order, last, shard) = (self.order.clone(), self.last, self.shard);
         let mut jobs = JobMaker { order, dataset_len: dataset.len(), chunks, positions: None, global, last, shard };
-        let first = jobs.job(0, &Cursor::default(), Arc::default())?;
+        let first = jobs.job(0, &Cursor::default(), u64::MAX, Arc::default())?;
         let whole = first.batches;
         jobs.positions = Some(whole.len());
         let layout = Layout::new(&recipe.spec, whole.rows_max() as usize)?;

@@ -90,7 +90,7 @@ impl Epoch {
         }
         let cursor = from.cursor(epoch.shared.place())?;
         let jobs = epoch.shared.jobs.clone();
-        let first = jobs.job(generation, &cursor, cancelled.clone())?;
+        let first = jobs.job(generation, &cursor, steps, cancelled.clone())?;
         epoch.first = (cursor.epoch, first.batches);
         epoch.total = total(&first.batches, &epoch.shared.whole, epochs).min(steps);
         epoch.shared.set_place(Place { cursor, resumed: false });
@@ -98,10 +98,12 @@ impl Epoch {
             epoch.end();
             return Ok(epoch);
         }
+        let (batches, whole, all) = (first.batches, epoch.shared.whole, epoch.total);
         let next = Box::new(move |done: u64| {
             let next =
                 cursor.epoch.checked_add(done).ok_or_else(|| config("there is no epoch after the last number"))?;
-            jobs.job(generation, &Cursor { epoch: next, ..Cursor::default() }, cancelled.clone())
+            let left = all.saturating_sub(total(&batches, &whole, done));
+            jobs.job(generation, &Cursor { epoch: next, ..Cursor::default() }, left, cancelled.clone())
         });
         epoch.shared.runtime.core().to_io.start(Start { first, epochs, batches: epoch.total, next });
         Ok(epoch)

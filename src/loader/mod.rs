@@ -47,9 +47,9 @@ struct JobMaker {
 }
 
 impl JobMaker {
-    /// The job of an epoch from a position on, where batch `batch` comes. The sampler is the user's code: it may panic, or
+    /// The job of an epoch from a position on, of which the first `most` batches are wanted. The sampler is the user's code: it may panic, or
     /// change its mind about its length.
-    fn job(&self, generation: u64, cursor: &Cursor, cancelled: Arc<AtomicBool>) -> Result<Arc<Job>> {
+    fn job(&self, generation: u64, cursor: &Cursor, most: u64, cancelled: Arc<AtomicBool>) -> Result<Arc<Job>> {
         let made = catch_unwind(AssertUnwindSafe(|| {
             let order = self.order.epoch_in(self.dataset_len, self.chunks.as_ref(), cursor.epoch)?;
             let batches = Batches::new(order.len(), self.global, self.last, self.shard)?;
@@ -64,7 +64,7 @@ impl JobMaker {
             );
             return Err(Error::new(ErrorKind::Config, Stage::Order, message));
         }
-        let order = order.visited_by(&batches);
+        let order = order.visited_by(&batches, most);
         Ok(Arc::new(Job { generation, epoch: cursor.epoch, order, batches, cancelled }))
     }
 }
@@ -140,7 +140,8 @@ impl Loader {
     }
 
     /// The next `steps` batches, over as many epochs as that takes: from where a state was resumed, from after the last batch
-    /// received, or from the beginning. Nothing is read beyond them.
+    /// received, or from the beginning. Nothing is read beyond them, but for the rest of the chunks (and windows of chunks) that
+    /// hold them: under an order that keeps all chunks open that is everything.
     ///
     /// Fewer only where an epoch has no batch at all.
     ///

@@ -61,7 +61,12 @@ impl Shared {
             let message = format!("batch {batch} at position {position} of the epoch");
             return Err(Error::new(ErrorKind::State, Stage::Build, message));
         }
-        self.set_place(Place { cursor: saved.cursor, resumed: true });
+        let mut cursor = saved.cursor;
+        if cursor.position > 0 && self.whole.starting(cursor.position, cursor.batch).count() == 0 {
+            // Less is left than one of the larger batches, and such a rest is dropped: the epoch is over.
+            cursor = Cursor { epoch: cursor.epoch.saturating_add(1), steps: cursor.steps, ..Cursor::default() };
+        }
+        self.set_place(Place { cursor, resumed: true });
         Ok(())
     }
 }

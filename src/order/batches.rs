@@ -143,9 +143,11 @@ impl Batches {
         gcd(self.world, self.global)
     }
 
-    /// Positions from the first to one past the last that is visited; past `len` where the epoch is filled up.
-    pub(crate) fn visited(&self) -> std::ops::Range<u64> {
+    /// Positions from the first to one past the last that is visited by the first `most` batches; past `len` where the
+    /// epoch is filled up.
+    pub(crate) fn visited(&self, most: u64) -> std::ops::Range<u64> {
         let end = match self.last {
+            _ if most < self.count() => self.first_position(self.first.saturating_add(most)),
             LastBatch::Pad => self.start.saturating_add(self.count().saturating_mul(self.global)),
             _ => self.start + self.positions(),
         };
@@ -300,13 +302,15 @@ mod tests {
 
         #[test]
         fn a_rank_visits_only_positions_of_its_class(
-            len in 1_u64..300, extra in 0_u64..30, world in 1_u32..9, rank in 0_u32..9, start in 0_u64..300, last in 0_usize..4
+            len in 1_u64..300, extra in 0_u64..30, world in 1_u32..9, rank in 0_u32..9, start in 0_u64..300, last in 0_usize..4,
+            most in 0_u64..20
         ) {
             let batches = batches(len, u64::from(world) + extra, ALL[last], rank % world, world).starting(start, 7);
             for batch in batches.first()..batches.end() {
                 for row in 0..batches.filled(batch) {
                     let position = batches.position(batch, row);
-                    prop_assert!(batches.visited().contains(&position));
+                    prop_assert!(batches.visited(u64::MAX).contains(&position));
+                    prop_assert_eq!(batches.visited(most).contains(&position), batch - 7 < most);
                     prop_assert_eq!(position % batches.step(), batches.class() % batches.step());
                 }
             }
@@ -336,7 +340,7 @@ mod tests {
             assert_eq!(batches.rows(u64::MAX), 0);
             assert_eq!(batches.first_position(u64::MAX), u64::MAX);
             assert_eq!(batches.position(u64::MAX, u32::MAX), u64::MAX);
-            assert!(batches.visited().end >= u64::MAX - u64::from(u32::MAX) * 2);
+            assert!(batches.visited(u64::MAX).end >= u64::MAX - u64::from(u32::MAX) * 2);
             assert_eq!(batches.starting(u64::MAX, u64::MAX).count(), 0);
         }
     }

@@ -398,11 +398,11 @@ impl EpochOrder {
         }
     }
 
-    /// Prepares the chunk sequence for the positions that `batches` visit. For datasets in chunks.
-    pub(crate) fn visited_by(mut self, batches: &Batches) -> Self {
+    /// Prepares the chunk sequence for the positions that the first `most` of `batches` visit. For datasets in chunks.
+    pub(crate) fn visited_by(mut self, batches: &Batches, most: u64) -> Self {
         let whole = self.chunks.as_ref().is_some_and(|chunks| chunks.whole);
         if let (Some(lanes), true) = (&self.lanes, whole) {
-            let visited = batches.visited();
+            let visited = batches.visited(most);
             self.needs = Some(lanes.needs(visited.start, visited.end, batches.class(), batches.step()));
             self.most = lanes.most(batches.step());
         }

@@ -1,0 +1,562 @@
+//! What the tests of ranks and of resume share: datasets, naive orders and naive batches, and what loaders deliver as plain
+//! values to compare with them.
+//!
+//! The oracle is made of definitions alone: an order is a list of ids, a batch some positions of it by the rule *row k of rank r
+//! in batch i stands at i × G + k × world + r*. Of the crate it uses the keyed permutation and the keyed draws, which have
+//! tests of their own.
+
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use crate::common::{Dir, READERS, noise};
+use bytes::Bytes;
+use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, DatasetExt, Parts, Records};
+use feedline::decode::Scratch;
+use feedline::order::{Draws, Key, Permutation, Sampler};
+use feedline::read::{Extent, SourceId, Sources};
+use feedline::tensor::{DType, EncodedField, Field};
+use feedline::{Batch, LastBatch, Loader, LoaderBuilder, Order, Result, Shard, Status};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+pub const ALL_LAST: [LastBatch; 4] = [LastBatch::Keep, LastBatch::Mask, LastBatch::Pad, LastBatch::Drop];
+
+/// Chunks of `rows[i]` records of this many bytes, one after the other in a file.
+pub const RECORD: usize = 16;
+
+/// A dataset in chunks. Its samples are records, and with `ragged` also as many bytes of them as their first one says.
+pub struct Toy {
+    sources: Arc<Sources>,
+    schema: Vec<EncodedField>,
+    pub starts: Vec<u64>,
+    /// How often each chunk was opened.
+    pub opened: Vec<AtomicU64>,
+}
+
+impl Toy {
+    pub fn new(dir: &Dir, rows: &[u64], ragged: bool) -> (Arc<Self>, Vec<u8>) {
+        let mut starts = vec![0];
+        rows.iter().for_each(|rows| starts.push(starts.last().unwrap() + rows));
+        let bytes = noise(*starts.last().unwrap() as usize * RECORD, 3);
+        let path = dir.write("toy.bin", &bytes);
+        let mut sources = Sources::new();
+        sources.file(&path, bytes.len() as u64).unwrap();
+        let mut schema = vec![EncodedField::raw(Field::fixed("record", DType::U8, [RECORD]))];
+        if ragged {
+            schema.push(EncodedField::raw(Field::up_to("head", DType::U8, RECORD)));
+        }
+        let opened = rows.iter().map(|_| AtomicU64::new(0)).collect();
+        (Arc::new(Self { sources: Arc::new(sources), schema, starts, opened }), bytes)
+    }
+
+    pub fn opened(&self) -> u64 {
+        self.opened.iter().map(|opened| opened.load(Ordering::Relaxed)).sum()
+    }
+
+    fn rows(&self, chunk: usize) -> u64 {
+        self.starts[chunk + 1] - self.starts[chunk]
+    }
+}
+
+impl Dataset for Toy {
+    fn schema(&self) -> &[EncodedField] {
+        &self.schema
+    }
+    fn len(&self) -> u64 {
+        *self.starts.last().unwrap()
+    }
+    fn sources(&self) -> &Arc<Sources> {
+        &self.sources
+    }
+    fn sample_bytes_max(&self) -> u64 {
+        RECORD as u64
+    }
+    fn extents<'a>(&'a self, _: u64, _: &mut Parts<'a>) -> Result<()> {
+        panic!("a chunked dataset is never asked for samples");
+    }
+    fn chunked(&self) -> Option<&dyn Chunked> {
+        Some(self)
+    }
+}
+
+impl Chunked for Toy {
+    fn starts(&self) -> &[u64] {
+        &self.starts
+    }
+    fn chunk_extents(&self, chunk: usize, extents: &mut Vec<Extent>) -> Result<()> {
+        let (offset, len) = (self.starts[chunk] * RECORD as u64, self.rows(chunk) * RECORD as u64);
+        extents.push(Extent { source: SourceId::at(0), offset, len });
+        Ok(())
+    }
+    fn chunk_bytes(&self, chunk: usize) -> ChunkBytes {
+        let bytes = self.rows(chunk) * RECORD as u64;
+        ChunkBytes { encoded: bytes, opened: 2 * bytes, scratch: 0 }
+    }
+    fn open_chunk(&self, chunk: usize, pieces: &[Bytes], _: &mut Scratch, out: &mut ChunkBuf) -> Result<()> {
+        self.opened[chunk].fetch_add(1, Ordering::Relaxed);
+        out.fixed(0, RECORD)?.copy_from_slice(&pieces[0]);
+        if self.schema.len() > 1 {
+            pieces[0].chunks(RECORD).try_for_each(|record| out.push(1, &record[..head_len(record)]))?;
+        }
+        Ok(())
+    }
+    fn chunk_name(&self, chunk: usize) -> String {
+        format!("toy.bin, chunk {chunk}")
+    }
+}
+
+fn head_len(record: &[u8]) -> usize {
+    usize::from(record[0]) % (RECORD + 1)
+}
+
+/// A dataset, and what it must deliver.
+#[derive(Clone)]
+pub struct Data {
+    pub dataset: Arc<dyn Dataset>,
+    /// Of samples in chunks.
+    pub toy: Option<Arc<Toy>>,
+    bytes: Arc<[u8]>,
+    record: usize,
+    labels: bool,
+    ragged: bool,
+    /// First sample of each chunk, and the number of all; all samples are one chunk where there are none.
+    pub starts: Vec<u64>,
+}
+
+impl Data {
+    pub fn len(&self) -> u64 {
+        *self.starts.last().unwrap()
+    }
+
+    /// Records in a file.
+    pub fn file(dir: &Dir, count: usize, record: usize) -> Self {
+        let bytes = noise(count * record, (count * 31 + record) as u64);
+        let path = dir.write(&format!("{count}x{record}.bin"), &bytes);
+        let dataset = Records::builder(record).open(path).unwrap();
+        Self::of_records(Arc::new(dataset), bytes, record, false)
+    }
+
+    /// Records in memory, with labels.
+    pub fn memory(count: usize, record: usize) -> Self {
+        let bytes = noise(count * record, 5);
+        let labels = (0..count as i64).map(|id| id * 3 - 1).collect();
+        let dataset = Records::builder(record).classes(labels).open_bytes(bytes.clone()).unwrap();
+        Self::of_records(Arc::new(dataset), bytes, record, true)
+    }
+
+    fn of_records(dataset: Arc<dyn Dataset>, bytes: Vec<u8>, record: usize, labels: bool) -> Self {
+        let starts = vec![0, dataset.len()];
+        Self { dataset, toy: None, bytes: bytes.into(), record, labels, ragged: false, starts }
+    }
+
+    /// Chunks of so many records, in a file or in memory.
+    pub fn chunks(dir: &Dir, rows: &[u64], ragged: bool, in_memory: bool) -> Self {
+        let (toy, bytes) = Toy::new(dir, rows, ragged);
+        let dataset: Arc<dyn Dataset> =
+            if in_memory { Arc::new(toy.clone().in_memory().unwrap()) } else { toy.clone() };
+        let starts = toy.starts.clone();
+        Self { dataset, toy: Some(toy), bytes: bytes.into(), record: RECORD, labels: false, ragged, starts }
+    }
+
+    /// All fields of a sample, as [`row_bytes`] gives them; of a blank row, too.
+    pub fn row(&self, id: u64) -> Vec<u8> {
+        if id == u64::MAX {
+            return vec![0; self.row(0).len()];
+        }
+        let record = &self.bytes[id as usize * self.record..][..self.record];
+        let mut row = record.to_vec();
+        if self.labels {
+            row.extend((id as i64 * 3 - 1).to_ne_bytes());
+        }
+        if self.ragged {
+            let len = head_len(record);
+            row.extend_from_slice(&record[..len]);
+            row.resize(row.len() + RECORD - len, 0);
+            row.extend((len as u64).to_ne_bytes());
+        }
+        row
+    }
+
+    /// A builder that knows the dataset alone.
+    pub fn builder(&self) -> LoaderBuilder {
+        Loader::builder(self.dataset.clone())
+    }
+}
+
+/// A run: which samples in which order, and what is done to them.
+#[derive(Clone)]
+pub struct Run {
+    pub data: Data,
+    pub naive: Naive,
+    /// Of transforms; the order's by default.
+    pub seed: Option<u64>,
+    /// A transform of each sample that draws, and one of each batch.
+    pub map: bool,
+    pub map_batch: bool,
+    /// Samples that the first one saw.
+    pub mapped: Arc<AtomicU64>,
+}
+
+impl Run {
+    pub fn new(data: &Data, naive: Naive) -> Self {
+        Self { data: data.clone(), naive, seed: None, map: false, map_batch: false, mapped: Arc::default() }
+    }
+
+    pub fn mapped(self) -> Self {
+        Self { map: true, ..self }
+    }
+
+    /// Dataset, order, seeds and transforms; no batch and no rank.
+    pub fn builder(&self) -> LoaderBuilder {
+        let mut builder = self.data.builder().order(self.naive.order());
+        if let Some(seed) = self.seed {
+            builder = builder.seed(seed);
+        }
+        if self.map {
+            let seen = self.mapped.clone();
+            builder = builder.map_adding([Field::fixed("drawn", DType::U64, [])], move |row, ctx| {
+                assert_ne!(ctx.id(), u64::MAX, "a transform of a blank row");
+                seen.fetch_add(1, Ordering::Relaxed);
+                let (draw, field) = (ctx.draws("drawn").next_u64(), row.index_of("drawn")?);
+                row.slice_mut::<u64>(field)?[0] = draw ^ ctx.id();
+                row.bytes_mut(0)[0] ^= draw as u8;
+                Ok(())
+            });
+        }
+        if self.map_batch {
+            builder = builder.map_batch_adding([Field::fixed("mixed", DType::U64, [])], |batch, ctx| {
+                let (draw, field, ids) =
+                    (ctx.draws("mixed").next_u64(), batch.index_of("mixed")?, batch.ids().to_vec());
+                for (row, value) in
+                    batch.slice_mut::<u64>(field)?.iter_mut().enumerate().filter(|(row, _)| ids[*row] != u64::MAX)
+                {
+                    *value = draw.rotate_left(row as u32) ^ ids[row];
+                }
+                Ok(())
+            });
+        }
+        builder
+    }
+
+    /// All fields of a row.
+    pub fn row(&self, spot: Spot) -> Vec<u8> {
+        let Spot { epoch, id, row, position } = spot;
+        let (mut bytes, blank) = (self.data.row(id), id == u64::MAX);
+        let seed = self.seed.unwrap_or(self.naive.seed());
+        if self.map {
+            let draw = Draws::new(seed, epoch, id, "drawn").next_u64();
+            bytes[0] ^= if blank { 0 } else { draw as u8 };
+            bytes.extend(if blank { 0 } else { draw ^ id }.to_ne_bytes());
+        }
+        if self.map_batch {
+            let draw = Draws::new(seed, epoch, position, "mixed").next_u64();
+            bytes.extend(if blank { 0 } else { draw.rotate_left(row as u32) ^ id }.to_ne_bytes());
+        }
+        bytes
+    }
+
+    pub fn ids(&self, epoch: u64) -> Vec<u64> {
+        self.naive.ids(&self.data.starts, epoch)
+    }
+
+    /// What a rank must get of an epoch.
+    pub fn parts(&self, cut: &Cut, epoch: u64, rank: u32) -> Vec<Part> {
+        cut.parts(epoch, &self.ids(epoch), rank, |spot| self.row(spot))
+    }
+}
+
+/// Unequal numbers of rows, 0 among them, with `sum` samples.
+pub fn uneven(draws: &mut Draws, mut sum: u64, most: u64) -> Vec<u64> {
+    let mut rows = Vec::new();
+    while sum > 0 {
+        rows.push(draws.below(most + 1).min(sum));
+        sum -= rows.last().unwrap();
+    }
+    rows
+}
+
+/// A sampler that repeats and leaves out.
+#[derive(Clone, Debug)]
+pub struct Steps {
+    pub len: u64,
+    pub samples: u64,
+    pub step: u64,
+}
+
+impl Sampler for Steps {
+    fn len(&self) -> u64 {
+        self.len
+    }
+    fn id(&self, epoch: u64, position: u64) -> u64 {
+        (epoch * 5 + position * self.step) % self.samples
+    }
+    fn identity(&self) -> u64 {
+        self.step
+    }
+}
+
+/// An order as its definition.
+#[derive(Clone, Debug)]
+pub enum Naive {
+    Sequential { lanes: u32 },
+    Shuffled { seed: u64 },
+    Windowed { seed: u64, window: usize, lanes: u32 },
+    Indices { ids: Vec<u64>, shuffled: Option<u64> },
+    Sampler { steps: Steps, shuffled: Option<u64> },
+}
+
+impl Naive {
+    pub fn order(&self) -> Order {
+        let then = |order: Order, seed: &Option<u64>| match seed {
+            Some(seed) => order.then_shuffled(*seed),
+            None => order,
+        };
+        match self {
+            Self::Sequential { lanes } => Order::sequential().lanes(*lanes),
+            Self::Shuffled { seed } => Order::shuffled(*seed),
+            Self::Windowed { seed, window, lanes } => Order::windowed(*seed, *window).lanes(*lanes),
+            Self::Indices { ids, shuffled } => then(Order::indices(ids.clone()), shuffled),
+            Self::Sampler { steps, shuffled } => then(Order::sampler(steps.clone()), shuffled),
+        }
+    }
+
+    pub fn seed(&self) -> u64 {
+        match self {
+            Self::Sequential { .. } => 0,
+            Self::Shuffled { seed } | Self::Windowed { seed, .. } => *seed,
+            Self::Indices { shuffled, .. } | Self::Sampler { shuffled, .. } => shuffled.unwrap_or(0),
+        }
+    }
+
+    /// The ids of an epoch; `starts` are those of the chunks, or 0 and the number of all samples.
+    pub fn ids(&self, starts: &[u64], epoch: u64) -> Vec<u64> {
+        let samples = *starts.last().unwrap();
+        let shuffle = |ids: Vec<u64>, seed: &Option<u64>| match seed {
+            Some(seed) => permuted(&ids, Key::new(*seed).named("order").derive(epoch)),
+            None => ids,
+        };
+        match self {
+            Self::Sequential { lanes } => walk(starts, *lanes, 1, None),
+            Self::Shuffled { seed } => shuffle((0..samples).collect(), &Some(*seed)),
+            Self::Windowed { seed, window, lanes } => {
+                walk(starts, *lanes, *window, Some(Key::new(*seed).named("windowed order").derive(epoch)))
+            }
+            Self::Indices { ids, shuffled } => shuffle(ids.clone(), shuffled),
+            Self::Sampler { steps, shuffled } => {
+                shuffle((0..steps.len).map(|position| steps.id(epoch, position)).collect(), shuffled)
+            }
+        }
+    }
+}
+
+fn permuted<T: Clone>(items: &[T], key: Key) -> Vec<T> {
+    let permutation = Permutation::new(items.len() as u64, key);
+    (0..items.len() as u64).map(|k| items[permutation.get(k) as usize].clone()).collect()
+}
+
+/// Chunks one after the other (permuted, if there is a key), cut in lanes, each lane in groups of `window` pieces of chunks
+/// whose samples are permuted together; then one sample of each lane in turn.
+fn walk(starts: &[u64], lanes: u32, window: usize, key: Option<Key>) -> Vec<u64> {
+    let permute = |items: Vec<u64>, key: Option<Key>| key.map_or(items.clone(), |key| permuted(&items, key));
+    let chunks = permute((0..starts.len() as u64 - 1).collect(), key.map(|key| key.named("chunks")));
+    let mut samples = Vec::new();
+    for chunk in chunks {
+        samples.extend((starts[chunk as usize]..starts[chunk as usize + 1]).map(|id| (chunk, id)));
+    }
+    let (each, more) = (samples.len() / lanes as usize, samples.len() % lanes as usize);
+    let mut by_lane = Vec::new();
+    for lane in 0..lanes as usize {
+        let rest = samples.split_off(each + usize::from(lane < more));
+        let pieces: Vec<&[(u64, u64)]> = samples.chunk_by(|a, b| a.0 == b.0).collect();
+        let mut ids = Vec::new();
+        for (number, group) in pieces.chunks(window).enumerate() {
+            let key = key.map(|key| key.named("group").derive(lane as u64).derive(number as u64));
+            ids.extend(permute(group.concat().into_iter().map(|(_, id)| id).collect(), key));
+        }
+        by_lane.push(ids.into_iter());
+        samples = rest;
+    }
+    let mut out = Vec::new();
+    while let Some(id) = { by_lane[out.len() % lanes as usize].next() } {
+        out.push(id);
+    }
+    out
+}
+
+/// A row as it was delivered. Blank ones have the id `u64::MAX`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sample {
+    pub id: u64,
+    pub status: u8,
+    pub bytes: Vec<u8>,
+}
+
+/// A batch of one rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    pub epoch: u64,
+    pub index: u64,
+    pub valid: usize,
+    pub rows: Vec<Sample>,
+}
+
+/// A batch of all ranks: what their parts hold, in the order of positions, without blank rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Global {
+    pub epoch: u64,
+    pub index: u64,
+    pub rows: Vec<Sample>,
+}
+
+/// All fields of a row, one after the other: all bytes, and the true lengths.
+pub fn row_bytes(batch: &Batch, row: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for field in batch.fields() {
+        let each = field.as_bytes().len() / batch.len();
+        bytes.extend_from_slice(&field.as_bytes()[row * each..][..each]);
+        if let Some(lens) = field.lens() {
+            bytes.extend(lens[row].to_ne_bytes());
+        }
+    }
+    bytes
+}
+
+pub fn part(batch: &Batch) -> Part {
+    let row = |row: usize| Sample { id: batch.ids()[row], status: batch.status()[row], bytes: row_bytes(batch, row) };
+    let rows = (0..batch.len()).map(row).collect();
+    Part { epoch: batch.epoch(), index: batch.index(), valid: batch.valid(), rows }
+}
+
+pub fn parts(batches: impl IntoIterator<Item = Result<Batch>>) -> Vec<Part> {
+    batches.into_iter().map(|batch| part(&batch.unwrap())).collect()
+}
+
+/// How an epoch falls into batches.
+#[derive(Clone, Copy, Debug)]
+pub struct Cut {
+    pub global: u64,
+    pub last: LastBatch,
+    pub world: u32,
+    /// Where the epoch is begun: the position, and the number of the batch there.
+    pub start: u64,
+    pub first: u64,
+}
+
+/// What a transform may know of a row, but for its bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Spot {
+    pub epoch: u64,
+    pub id: u64,
+    pub row: u64,
+    /// Position of the batch's first row of the rank.
+    pub position: u64,
+}
+
+impl Cut {
+    /// An epoch from its beginning.
+    pub fn whole(global: u64, last: LastBatch, world: u32) -> Self {
+        Self { global, last, world, start: 0, first: 0 }
+    }
+
+    /// For each batch: its first position, and how many positions of the epoch are in it.
+    fn batches(&self, len: u64) -> Vec<(u64, u64)> {
+        let mut batches = Vec::new();
+        let mut at = self.start;
+        while at < len {
+            let real = (len - at).min(self.global);
+            if real == self.global || self.last != LastBatch::Drop {
+                batches.push((at, real));
+            }
+            at += self.global;
+        }
+        batches
+    }
+
+    pub fn count(&self, len: u64) -> u64 {
+        self.batches(len).len() as u64
+    }
+
+    /// What `rank` must get of the epoch whose ids are `ids`.
+    pub fn parts(&self, epoch: u64, ids: &[u64], rank: u32, content: impl Fn(Spot) -> Vec<u8>) -> Vec<Part> {
+        let (len, world) = (ids.len() as u64, u64::from(self.world));
+        let mut parts = Vec::new();
+        for (number, (first, real)) in self.batches(len).into_iter().enumerate() {
+            // As many on every rank, but for the ranks that have one row less of a full batch.
+            let size = match self.last {
+                LastBatch::Keep => (real.div_ceil(world) * world).min(self.global),
+                _ => self.global,
+            };
+            let mut rows = Vec::new();
+            let mut valid = 0;
+            let position = first + u64::from(rank);
+            for offset in (u64::from(rank)..size).step_by(world as usize) {
+                valid += usize::from(offset < real);
+                let status = if offset < real { Status::Real } else { Status::Padding } as u8;
+                let blank = offset >= real && self.last != LastBatch::Pad;
+                let id = if blank { u64::MAX } else { ids[((first + offset) % len) as usize] };
+                let bytes = content(Spot { epoch, id, row: rows.len() as u64, position });
+                rows.push(Sample { id, status, bytes });
+            }
+            parts.push(Part { epoch, index: self.first + number as u64, valid, rows });
+        }
+        parts
+    }
+}
+
+/// What the parts of all ranks, in order, are together; they must fit each other.
+pub fn union(ranks: &[Vec<Part>]) -> Vec<Global> {
+    let count = ranks[0].len();
+    assert!(ranks.iter().all(|parts| parts.len() == count), "not as many batches on every rank");
+    let global = |number: usize| {
+        let parts: Vec<&Part> = ranks.iter().map(|parts| &parts[number]).collect();
+        let (epoch, index) = (parts[0].epoch, parts[0].index);
+        assert!(parts.iter().all(|part| (part.epoch, part.index) == (epoch, index)));
+        let longest = parts.iter().map(|part| part.rows.len()).max().unwrap();
+        let rows = (0..longest).flat_map(|row| parts.iter().filter_map(move |part| part.rows.get(row)));
+        Global { epoch, index, rows: rows.filter(|row| row.id != u64::MAX).cloned().collect() }
+    };
+    (0..count).map(global).collect()
+}
+
+/// Fails with the first difference, and not with all that was delivered.
+#[track_caller]
+pub fn same<T: PartialEq + std::fmt::Debug>(found: &[T], right: &[T], what: &str) {
+    if let Some(at) = (0..found.len().min(right.len())).find(|at| found[*at] != right[*at]) {
+        panic!("{what}: number {at} is\n{:?}\nand not\n{:?}", found[at], right[at]);
+    }
+    assert_eq!(found.len(), right.len(), "{what}: how many");
+}
+
+/// The shards of all ranks.
+pub fn shards(world: u32) -> impl Iterator<Item = Shard> {
+    (0..world).map(move |rank| Shard::new(rank, world).unwrap())
+}
+
+/// Settings that must not matter.
+pub fn any_settings(builder: LoaderBuilder, draws: &mut Draws) -> LoaderBuilder {
+    let (mode, direct) = READERS[draws.below(READERS.len() as u64) as usize];
+    let builder = builder.workers(1 + draws.below(3) as usize).reader(mode).direct(direct);
+    let builder = builder.depth([1, 2, 8][draws.below(3) as usize]);
+    match draws.below(5) {
+        0 => builder,
+        slots => builder.slots(slots as usize),
+    }
+}
+
+/// Runs `body` on a thread of its own; fails when it takes longer than a minute.
+#[track_caller]
+pub fn within_a_minute<T: Send + 'static>(what: &str, body: impl FnOnce() -> T + Send + 'static) -> T {
+    let (send, done) = std::sync::mpsc::channel();
+    let thread = std::thread::Builder::new().name("case".into());
+    let thread = thread.spawn(move || send.send(body())).unwrap();
+    match done.recv_timeout(std::time::Duration::from_secs(60)) {
+        Ok(value) => value,
+        Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("{what}: no end"),
+        Err(_) => match thread.join() {
+            Err(panic) => {
+                println!("in case: {what}");
+                std::panic::resume_unwind(panic)
+            }
+            Ok(_) => unreachable!("it sends before it ends"),
+        },
+    }
+}
