@@ -6,12 +6,30 @@
 //! steps between them: some 180 cycles when every index depends on the one before; those of a batch do not, and overlap.
 //!
 //! `cargo bench --no-default-features --bench order -- --quick`
+//!
+//! What a whole process pays until it knows the first index of an epoch, as the loader prepares it, each in a process of its
+//! own; `benches/random_sampler.py` prints the same lines of others:
+//!
+//! `FEEDLINE_ORDERS=5 cargo bench --no-default-features --bench order` (the median of 5 processes)
 
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+mod common;
+#[path = "common/made.rs"]
+mod made;
+
+use common::{as_test, spread};
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group};
 use feedline::order::{Draws, Key, Permutation};
+use feedline::{Loader, Order, Shard};
+use made::Made;
 use std::hint::black_box;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 const LENGTHS: [u64; 4] = [1_000, 1_000_000, 1_000_000_000, 1_000_000_000_000];
+const CHUNKS: [u64; 4] = [1_000, 10_000, 100_000, 1_000_000];
+/// Of 128 bytes: reading them is not what is measured.
+const CHUNK_ROWS: u64 = 16;
+const LANES: u32 = 8;
 /// Beyond this an array is out of proportion to a benchmark.
 const STORED_MAX: u64 = 1_000_000;
 /// Indices per measured step: those of some batches.
@@ -96,5 +114,120 @@ fn draws(criterion: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, memory, first_index, per_index, draws);
-criterion_main!(benches);
+/// Rank 0 of 8 over so many chunks in memory, windows of 4 in 8 lanes.
+fn lanes(chunks: u64) -> Loader {
+    let dataset = Made::chunks(Made::memory(1 << 20), chunks, CHUNK_ROWS, 8);
+    let order = Order::windowed(1, 4).lanes(LANES);
+    Loader::builder(dataset).order(order).shard(Shard::new(0, LANES).unwrap()).batch_size(1).workers(1).build().unwrap()
+}
+
+/// Until the epoch is prepared and its first index is known; for lanes also what the rank needs when, which a loader
+/// prepares before it reads anything.
+fn first_index_of_an_epoch(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("first index of an epoch");
+    for n in LENGTHS {
+        group.bench_function(BenchmarkId::new("shuffled", n), |bencher| {
+            let mut epoch = 0;
+            bencher.iter(|| {
+                epoch += 1;
+                Order::shuffled(1).preview(black_box(n), epoch, 1)
+            });
+        });
+    }
+    group.sample_size(10);
+    for chunks in CHUNKS.into_iter().take(if as_test() { 2 } else { CHUNKS.len() }) {
+        let loader = lanes(chunks);
+        group.bench_function(BenchmarkId::new("8 lanes over chunks", chunks), |bencher| {
+            let mut epoch = 0;
+            bencher.iter(|| {
+                epoch += 1;
+                loader.preview(epoch, 1)
+            });
+        });
+        group.bench_function(BenchmarkId::new("8 lanes over chunks, and what a rank needs", chunks), |bencher| {
+            bencher.iter_custom(|rounds| {
+                let start = |epoch| {
+                    let started = Instant::now();
+                    let epoch = loader.epoch(epoch).unwrap();
+                    let time = started.elapsed();
+                    drop(epoch);
+                    time
+                };
+                (0..rounds).map(start).sum::<Duration>()
+            });
+        });
+    }
+    group.finish();
+}
+
+/// Peak of resident memory, and what is resident, in bytes.
+fn resident() -> (u64, u64) {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = |name| status.lines().find_map(|line: &str| line.strip_prefix(name)).unwrap();
+    let bytes = |name| line(name).trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024;
+    (bytes("VmHWM:"), bytes("VmRSS:"))
+}
+
+/// Prints the seconds and the bytes that `first` takes beyond what was resident before.
+fn measure_first<T>(first: impl FnOnce() -> T) {
+    // The peak from here on.
+    std::fs::write("/proc/self/clear_refs", "5").unwrap();
+    let (_, before) = resident();
+    let started = Instant::now();
+    let made = black_box(first());
+    let seconds = started.elapsed().as_secs_f64();
+    let (peak, _) = resident();
+    println!("{seconds} {}", peak.saturating_sub(before));
+    drop(made);
+}
+
+/// One order in this process.
+fn measure_one(what: &str) {
+    let (kind, n) = what.split_once(' ').unwrap();
+    let n: u64 = n.parse().unwrap();
+    let shuffled = |n| Order::shuffled(1).preview(n, 0, 1).unwrap();
+    // A short one first: the pages of the program itself are not what is measured.
+    if kind == "shuffled" {
+        shuffled(10);
+        measure_first(|| shuffled(n));
+    } else {
+        drop(lanes(10).epoch(0).unwrap());
+        let loader = lanes(n);
+        measure_first(|| loader.epoch(0).unwrap());
+    }
+}
+
+/// Each order in processes of its own.
+fn orders(processes: usize) {
+    let shuffled = (3..=12).map(|exponent| ("shuffled", 10_u64.pow(exponent)));
+    for (kind, n) in shuffled.chain(CHUNKS.map(|n| ("lanes", n))) {
+        let run = |_| {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            // What is freed goes back to the kernel, or it would serve again and not be counted.
+            command.env("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=131072");
+            let output = command.env("FEEDLINE_ORDER", format!("{kind} {n}")).output().unwrap();
+            let text = String::from_utf8(output.stdout).unwrap();
+            let (seconds, bytes) = text.trim().split_once(' ').expect("a process that prints its figures");
+            (seconds.parse::<f64>().unwrap(), bytes.parse::<f64>().unwrap())
+        };
+        let (seconds, bytes): (Vec<f64>, Vec<f64>) = (0..processes).map(run).unzip();
+        let (seconds, bytes) = (spread(seconds).0, spread(bytes).0);
+        let what = if kind == "lanes" { "feedline, chunks in 8 lanes" } else { "feedline, shuffled" };
+        println!(r#"{{"what": "{what}", "n": {n}, "first_index_s": {seconds:.9}, "peak_bytes": {bytes}}}"#);
+    }
+}
+
+criterion_group!(benches, memory, first_index, per_index, draws, first_index_of_an_epoch);
+
+fn main() {
+    if let Ok(what) = std::env::var("FEEDLINE_ORDER") {
+        return measure_one(&what);
+    }
+    match std::env::var("FEEDLINE_ORDERS").ok().and_then(|processes| processes.parse().ok()) {
+        Some(processes) if !as_test() => orders(processes),
+        _ => {
+            benches();
+            Criterion::default().configure_from_args().final_summary();
+        }
+    }
+}
