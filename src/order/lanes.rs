@@ -92,6 +92,11 @@ impl Lanes {
         self.0.before.last().copied().unwrap_or(0)
     }
 
+    /// Whether positions are samples, with one chunk at a time.
+    pub(crate) fn is_sequential(&self) -> bool {
+        self.0.key.is_none() && self.0.lanes == 1 && self.0.window == 1
+    }
+
     /// The sample at `position`, which must be below `len`.
     pub(crate) fn id(&self, position: u64) -> u64 {
         assert!(position < self.len(), "position {position} of an epoch of {}", self.len());

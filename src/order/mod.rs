@@ -353,6 +353,8 @@ pub(crate) struct ChunkStarts {
 
 /// Where the samples of a piece are; made once for many positions.
 pub(crate) enum Places<'a> {
+    /// Positions are samples; this is the first of the piece's chunk.
+    Sequential(u64),
     Lanes(lanes::Places<'a>),
     Any(&'a EpochOrder, &'a [u64]),
 }
@@ -361,6 +363,7 @@ impl Places<'_> {
     /// The place among the piece's entries, the row in the chunk, and the sample at `position`.
     pub(crate) fn locate(&self, position: u64, rename: impl Fn(u64) -> u64) -> Result<(usize, u64, u64)> {
         match self {
+            Self::Sequential(start) => Ok((0, position - start, position)),
             Self::Lanes(places) => Ok(places.locate(position)),
             Self::Any(order, starts) => {
                 let id = order.id(position)?;
@@ -449,6 +452,11 @@ impl EpochOrder {
 
     /// Where the samples of the piece at `position` are.
     pub(crate) fn places(&self, position: u64) -> Places<'_> {
+        let lanes = self.lanes.as_ref().filter(|_| self.needs.is_some());
+        if lanes.is_some_and(Lanes::is_sequential) && position < self.len {
+            let starts = self.starts();
+            return Places::Sequential(starts[starts.partition_point(|start| *start <= position) - 1]);
+        }
         match &self.needs {
             Some(needs) => Places::Lanes(needs.places(position)),
             None => Places::Any(self, self.starts()),
