@@ -1057,3 +1057,31 @@ fn states_that_were_edited_are_refused_whatever_was_changed() {
     // In another layout it is the same.
     assert_eq!(State::from_bytes(serde_json::to_string_pretty(&json).unwrap().as_bytes()).unwrap(), state);
 }
+
+#[test]
+fn an_iterator_from_which_no_batch_was_received_does_not_use_up_a_resumed_place() {
+    let run = Run::new(&Data::memory(50, 8), Naive::Shuffled { seed: 4 });
+    let rest = &run.parts(&Cut::whole(10, LastBatch::Keep, 1), 1, 0)[2..];
+    let loader = resumed(&run, &state_after(&run, 7));
+    assert_eq!(loader.epoch(1).unwrap().len(), 3);
+    assert_eq!(loader.steps(0).unwrap().len(), 0);
+    drop(loader.steps(5).unwrap());
+    assert!(loader.epoch(0).err().unwrap().message().contains("stands in epoch 1, not 0"));
+    assert_eq!(loader.next_epoch(), 1);
+    same(&parts(loader.epoch(1).unwrap()), rest, "the rest");
+}
+
+#[test]
+fn epochs_without_a_batch_are_over_when_they_were_asked_for() {
+    let run = Run::new(&Data::memory(5, 4), Naive::Shuffled { seed: 1 });
+    let loader = build(run.builder().batch_size(6).last_batch(LastBatch::Drop));
+    while loader.next_epoch() < 3 {
+        assert!(parts(loader.epoch(loader.next_epoch()).unwrap()).is_empty());
+    }
+    assert!(parts(loader.epochs(3..7).unwrap()).is_empty());
+    assert_eq!((loader.next_epoch(), loader.state().unwrap().epoch()), (7, 7));
+    // Neither are asked for.
+    assert!(parts(loader.epochs(9..9).unwrap()).is_empty());
+    assert!(parts(loader.steps(0).unwrap()).is_empty());
+    assert_eq!(loader.next_epoch(), 7);
+}

@@ -100,7 +100,7 @@ struct Shared {
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     cursor: Cursor,
-    /// It was set by a state, and no iterator has gone on from there yet.
+    /// It was set by a state, and no batch was received since.
     resumed: bool,
 }
 
@@ -113,7 +113,7 @@ impl Loader {
     /// The batches of epoch `epoch`, in order. What they hold depends on (seed, epoch, position) alone.
     ///
     /// After a [resume](LoaderBuilder::resume), the first epoch must be the one that was interrupted
-    /// ([`next_epoch`](Self::next_epoch)), and goes on where it stopped; from then on epochs are whole again.
+    /// ([`next_epoch`](Self::next_epoch)), and goes on where it stopped; once a batch was received epochs are whole again.
     ///
     /// Errors: [`ErrorKind::EpochLive`] while another iterator of this loader is alive; [`ErrorKind::Config`] for another
     /// epoch than the one that was resumed.
