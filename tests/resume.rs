@@ -1085,3 +1085,52 @@ fn epochs_without_a_batch_are_over_when_they_were_asked_for() {
     assert!(parts(loader.steps(0).unwrap()).is_empty());
     assert_eq!(loader.next_epoch(), 7);
 }
+
+/// A dataset whose identity takes as long as the test wants.
+struct Gated(Records, std::sync::Barrier, AtomicBool);
+
+impl Dataset for Gated {
+    fn schema(&self) -> &[feedline::tensor::EncodedField] {
+        self.0.schema()
+    }
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+    fn sources(&self) -> &Arc<feedline::read::Sources> {
+        self.0.sources()
+    }
+    fn sample_bytes_max(&self) -> u64 {
+        self.0.sample_bytes_max()
+    }
+    fn extents<'a>(&'a self, sample: u64, parts: &mut feedline::dataset::Parts<'a>) -> feedline::Result<()> {
+        self.0.extents(sample, parts)
+    }
+    fn identity(&self) -> u64 {
+        if self.2.load(Ordering::SeqCst) {
+            self.1.wait();
+            self.1.wait();
+        }
+        1
+    }
+}
+
+#[test]
+fn while_a_state_is_taken_up_no_other_thread_starts_an_iterator_at_the_old_place() {
+    let dataset = |gated| {
+        let records = Records::builder(1).open_bytes([7; 50]).unwrap();
+        Arc::new(Gated(records, std::sync::Barrier::new(2), AtomicBool::new(gated)))
+    };
+    let before = build(Loader::builder(dataset(false)).batch_size(10));
+    assert_eq!(before.steps(3).unwrap().count(), 3);
+    let (gated, state) = (dataset(true), before.state().unwrap());
+    let loader = build(Loader::builder(gated.clone()).batch_size(10));
+    std::thread::scope(|scope| {
+        let resume = scope.spawn(|| loader.resume(&state));
+        gated.1.wait();
+        assert_eq!(loader.epoch(0).err().unwrap().kind(), ErrorKind::EpochLive);
+        gated.1.wait();
+        resume.join().unwrap().unwrap();
+    });
+    assert_eq!(loader.epoch(0).unwrap().count(), 2);
+    assert_eq!(loader.state().unwrap().steps(), 5);
+}
