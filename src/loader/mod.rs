@@ -186,8 +186,11 @@ impl Loader {
     /// Errors: [`ErrorKind::Config`] when a sampler names a sample that does not exist.
     pub fn preview(&self, epoch: u64, count: u64) -> Result<Vec<u64>> {
         let jobs = &self.shared.jobs;
-        let order = jobs.order.epoch_in(jobs.dataset_len, jobs.chunks.as_ref(), epoch)?;
-        (0..count.min(order.len())).map(|position| order.id(position)).collect()
+        let ids = catch_unwind(AssertUnwindSafe(|| {
+            let order = jobs.order.epoch_in(jobs.dataset_len, jobs.chunks.as_ref(), epoch)?;
+            (0..count.min(order.len())).map(|position| order.id(position)).collect()
+        }));
+        ids.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Order)))
     }
 
     /// Where the run stands: after the last batch that was received, whatever was read ahead. The same on every rank that
