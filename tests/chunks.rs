@@ -528,3 +528,16 @@ fn a_dataset_that_lies_about_its_chunks_once_the_loader_is_built_ends_in_an_erro
         }
     }
 }
+
+#[test]
+fn the_printed_sum_counts_the_sequence_in_which_chunks_are_opened() {
+    let dir = Dir::new();
+    let tables = |chunks: usize, order: Order| {
+        let (toy, _) = Toy::new(&dir, &vec![1; chunks], Fault::None);
+        build(Loader::builder(toy).order(order)).plan().table_bytes
+    };
+    let few = tables(10, Order::windowed(1, 2));
+    // Of two epochs, and for each chunk at least where it stands, how many samples are before it, and its group.
+    assert!(tables(5010, Order::windowed(1, 2)) - few >= 2 * 5000 * (8 + 8 + 32));
+    assert_eq!(tables(5010, Order::shuffled(1)), tables(10, Order::shuffled(1)), "all are open all the time");
+}

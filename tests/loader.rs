@@ -672,6 +672,71 @@ fn a_sampler_that_changes_its_length_or_panics_ends_the_run_with_an_error() {
     }
 }
 
+#[test]
+fn a_dataset_or_sampler_that_panics_in_build_or_preview_is_an_error() {
+    struct Panics(Records, bool);
+    impl Dataset for Panics {
+        fn schema(&self) -> &[EncodedField] {
+            self.0.schema()
+        }
+        fn len(&self) -> u64 {
+            self.0.len()
+        }
+        fn sources(&self) -> &Arc<Sources> {
+            self.0.sources()
+        }
+        fn sample_bytes_max(&self) -> u64 {
+            assert!(!self.1, "a bug");
+            4
+        }
+        fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+            self.0.extents(sample, parts)
+        }
+    }
+    impl feedline::order::Sampler for Panics {
+        fn len(&self) -> u64 {
+            20
+        }
+        fn id(&self, _: u64, _: u64) -> u64 {
+            panic!("a bug");
+        }
+    }
+    let error = Loader::builder(Panics(in_memory(20, 4), true)).build().unwrap_err();
+    assert_eq!((error.kind(), error.message()), (ErrorKind::Panicked, "a bug"));
+    let order = Order::sampler(Panics(in_memory(20, 4), false));
+    let error = build(Loader::builder(in_memory(20, 4)).order(order)).preview(0, 1).unwrap_err();
+    assert_eq!((error.kind(), error.message()), (ErrorKind::Panicked, "a bug"));
+}
+
+#[test]
+fn an_error_of_a_later_epoch_comes_in_its_turn_and_is_no_error_of_another_run() {
+    struct Changing(Arc<std::sync::atomic::AtomicU64>);
+    impl feedline::order::Sampler for Changing {
+        fn len(&self) -> u64 {
+            self.0.load(std::sync::atomic::Ordering::SeqCst)
+        }
+        fn id(&self, _: u64, position: u64) -> u64 {
+            position
+        }
+    }
+    let len = Arc::new(std::sync::atomic::AtomicU64::new(12));
+    let set = |to| len.store(to, std::sync::atomic::Ordering::SeqCst);
+    // Batches take longer than `next` waits before it looks for what broke the loader.
+    let slow = |_: &mut feedline::BatchMut<'_>, _: &mut feedline::decode::Ctx<'_>| {
+        std::thread::sleep(std::time::Duration::from_millis(150));
+        Ok(())
+    };
+    let order = Order::sampler(Changing(len.clone()));
+    let loader = build(Loader::builder(in_memory(20, 4)).order(order).batch_size(4).workers(1).map_batch(slow));
+    let mut epochs = loader.epochs(0..3).unwrap();
+    set(5);
+    let found: Vec<_> = epochs.by_ref().map(|batch| batch.map(|batch| batch.index()).map_err(|e| e.kind())).collect();
+    assert_eq!(found, [Ok(0), Ok(1), Ok(2), Err(ErrorKind::Config)]);
+    drop(epochs);
+    set(12);
+    assert_eq!(loader.epoch(1).unwrap().map(|batch| batch.unwrap().index()).collect::<Vec<_>>(), [0, 1, 2]);
+}
+
 /// Two fields cut from the same 8 bytes of each sample, with a label of the index between them.
 struct Halves(Arc<Sources>, Vec<EncodedField>, Vec<i64>);
 

@@ -13,7 +13,7 @@ use crate::pipeline::fetch::{Io, Pending};
 use crate::pipeline::plan::{Demand, MemoryPlan};
 use crate::pipeline::recipe::{Recipe, Steps};
 use crate::pipeline::runtime::{self, Runtime};
-use crate::pipeline::work::{Queue, Sizes, Workers};
+use crate::pipeline::work::{Queue, Sizes, Workers, panicked};
 use crate::pipeline::{Core, Exchange, IoSide, ToIo};
 use crate::profile::Meters;
 use crate::read::{self, Choice, Direct, Mode, Opened, ReaderOptions};
@@ -21,6 +21,7 @@ use crate::state::{Cursor, State};
 use crate::stop::Stop;
 use crate::tensor::{Field, Layout, Spec};
 use crossbeam_channel::{Receiver, bounded};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -264,6 +265,12 @@ impl LoaderBuilder {
     /// Errors: [`ErrorKind::Config`] for a setting that is not legal, [`ErrorKind::Empty`] for a dataset without
     /// samples, [`ErrorKind::Budget`] with the sum when the budget is too small, and whatever opening the sources finds.
     pub fn build(self) -> Result<Loader> {
+        // Datasets, decoders and samplers are the user's code.
+        let built = catch_unwind(AssertUnwindSafe(|| self.make()));
+        built.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Build)))
+    }
+
+    fn make(self) -> Result<Loader> {
         self.check()?;
         let global = self.global()?;
         let dataset = self.dataset;

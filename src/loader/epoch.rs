@@ -88,13 +88,20 @@ impl Epoch {
             epoch.end();
             return Ok(epoch);
         }
-        let cursor = from.cursor(epoch.shared.place())?;
+        let place = epoch.shared.place();
+        let cursor = from.cursor(place)?;
         let jobs = epoch.shared.jobs.clone();
         let first = jobs.job(generation, &cursor, steps, cancelled.clone())?;
         epoch.first = (cursor.epoch, first.batches);
         epoch.total = total(&first.batches, &epoch.shared.whole, epochs).min(steps);
-        epoch.shared.set_place(Place { cursor, resumed: false });
+        // A place that was resumed is one until a batch is received from there.
+        epoch.shared.set_place(Place { cursor, ..place });
         if epoch.total == 0 {
+            if steps > 0 && epochs < u64::MAX {
+                // Without a batch these epochs are over, or whoever asks for the next one would ask for them for ever.
+                let cursor = Cursor { epoch: cursor.epoch.saturating_add(epochs), position: 0, batch: 0, ..cursor };
+                epoch.shared.set_place(Place { cursor, resumed: false });
+            }
             epoch.end();
             return Ok(epoch);
         }

@@ -100,7 +100,7 @@ struct Shared {
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     cursor: Cursor,
-    /// It was set by a state, and no iterator has gone on from there yet.
+    /// It was set by a state, and no batch was received since.
     resumed: bool,
 }
 
@@ -113,7 +113,7 @@ impl Loader {
     /// The batches of epoch `epoch`, in order. What they hold depends on (seed, epoch, position) alone.
     ///
     /// After a [resume](LoaderBuilder::resume), the first epoch must be the one that was interrupted
-    /// ([`next_epoch`](Self::next_epoch)), and goes on where it stopped; from then on epochs are whole again.
+    /// ([`next_epoch`](Self::next_epoch)), and goes on where it stopped; once a batch was received epochs are whole again.
     ///
     /// Errors: [`ErrorKind::EpochLive`] while another iterator of this loader is alive; [`ErrorKind::Config`] for another
     /// epoch than the one that was resumed.
@@ -186,8 +186,11 @@ impl Loader {
     /// Errors: [`ErrorKind::Config`] when a sampler names a sample that does not exist.
     pub fn preview(&self, epoch: u64, count: u64) -> Result<Vec<u64>> {
         let jobs = &self.shared.jobs;
-        let order = jobs.order.epoch_in(jobs.dataset_len, jobs.chunks.as_ref(), epoch)?;
-        (0..count.min(order.len())).map(|position| order.id(position)).collect()
+        let ids = catch_unwind(AssertUnwindSafe(|| {
+            let order = jobs.order.epoch_in(jobs.dataset_len, jobs.chunks.as_ref(), epoch)?;
+            (0..count.min(order.len())).map(|position| order.id(position)).collect()
+        }));
+        ids.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Order)))
     }
 
     /// Where the run stands: after the last batch that was received, whatever was read ahead. The same on every rank that

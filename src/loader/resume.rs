@@ -45,10 +45,17 @@ impl Shared {
     }
 
     pub(super) fn resume(&self, state: &State) -> Result<()> {
-        if self.live.load(Ordering::Acquire) {
+        // Held meanwhile: an iterator that another thread starts must not go on from the old place, and then set its own.
+        if self.live.swap(true, Ordering::AcqRel) {
             let message = "drop the iterator of the epoch before another place is resumed";
             return Err(Error::new(ErrorKind::EpochLive, Stage::Batch, message));
         }
+        let taken = catch_unwind(AssertUnwindSafe(|| self.take_up(state)));
+        self.live.store(false, Ordering::Release);
+        taken.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::State)))
+    }
+
+    fn take_up(&self, state: &State) -> Result<()> {
         let own = self.stand(self.place())?;
         let saved = state.stand();
         own.dataset.compare(&saved.dataset, &*self.runtime.core().dataset)?;

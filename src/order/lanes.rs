@@ -126,6 +126,11 @@ impl Lanes {
         once as f64 * ranks as f64 / self.len() as f64
     }
 
+    /// Heap bytes, without the chunk starts, which are the dataset's.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        size_of_val(&*self.0.sequence) + size_of_val(&*self.0.before)
+    }
+
     /// What a rank needs that visits the virtual positions p ≡ `class` (mod `step`) of `start..end`.
     pub(crate) fn needs(&self, start: u64, end: u64, class: u64, step: u64) -> Needs {
         let (len, stride) = (self.len(), gcd(self.0.lanes, step.max(1)));
@@ -294,6 +299,12 @@ pub(crate) struct Piece {
 }
 
 impl Needs {
+    /// Heap bytes.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        let Needed { rounds, begins, groups, sequence, .. } = &*self.0;
+        size_of_val(&**rounds) + size_of_val(&**begins) + size_of_val(&**groups) + size_of_val(&**sequence)
+    }
+
     /// Entry `k`; `None` past the end.
     pub(crate) fn entry(&self, k: usize) -> Option<Need> {
         let Needed { lanes, groups, sequence, .. } = &*self.0;

@@ -416,6 +416,11 @@ impl EpochOrder {
         self.chunks.as_ref().map_or(&[], |chunks| &chunks.starts)
     }
 
+    /// Heap bytes of what was prepared for this epoch alone: some 100 for each chunk that is walked.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.lanes.as_ref().map_or(0, Lanes::heap_bytes) + self.needs.as_ref().map_or(0, Needs::heap_bytes)
+    }
+
     /// Entry `k` of the sequence in which chunks are needed; `None` past its end.
     pub(crate) fn need(&self, k: usize) -> Option<Need> {
         match &self.needs {

@@ -419,6 +419,8 @@ impl Demand {
             wanted: 0,
             encoded: 0,
             scratch: 0,
+            // While the last batches of an epoch are on their way, the next one is prepared.
+            tables: order.heap_bytes().saturating_mul(2),
             largest: String::new(),
             why: "a sequential order",
         };

@@ -190,8 +190,15 @@ impl Io {
     /// Gives every free slot the next batch.
     fn plan(&mut self) {
         while !self.free.is_empty() {
-            let Some((job, ticket)) = self.next_batch() else { return };
+            let Some(next) = self.next_batch() else { return };
             let slot = self.free.pop_front().expect("checked above");
+            let (job, ticket) = match next {
+                Ok(batch) => batch,
+                Err((ticket, error)) => {
+                    slot.begin(ticket, 1, 1).fail_row(error);
+                    continue;
+                }
+            };
             let Some(mut rows) = begin_batch(slot, &job, ticket) else { continue };
             let count = rows.len();
             if let Some(chunks) = &mut self.chunks {
@@ -276,7 +283,9 @@ impl Io {
         }
     }
 
-    fn next_batch(&mut self) -> Option<(Arc<Job>, Ticket)> {
+    /// The next batch of the run; or, in its place, why there is none: an error of one run is none of the loader's, and must
+    /// not overtake the batches before it.
+    fn next_batch(&mut self) -> Option<Result<(Arc<Job>, Ticket), (Ticket, Error)>> {
         loop {
             if self.run.is_none() {
                 let start = self.runs.pop_front()?;
@@ -293,17 +302,18 @@ impl Io {
                 let ticket = ticket(&run.job, run.sequence, run.batch);
                 run.batch += 1;
                 run.sequence += 1;
-                return Some((run.job.clone(), ticket));
+                return Some(Ok((run.job.clone(), ticket)));
             }
             run.epochs_done += 1;
             run.batch = 0;
             if run.epochs_done < run.start.epochs {
                 match (run.start.next)(run.epochs_done) {
                     Ok(job) => run.job = job,
-                    // Ends the run; the iterator finds it when it waits.
                     Err(error) => {
-                        self.core.fail(error);
+                        let epoch = run.job.epoch.saturating_add(1);
+                        let ticket = Ticket { epoch, batch: 0, position: 0, ..ticket(&run.job, run.sequence, 0) };
                         self.run = None;
+                        return Some(Err((ticket, error)));
                     }
                 }
             }

@@ -59,6 +59,8 @@ pub(crate) struct ChunkDemand {
     pub(crate) encoded: usize,
     /// Heap of each worker while it opens one.
     pub(crate) scratch: usize,
+    /// The sequences in which an epoch and the next one need them.
+    pub(crate) tables: usize,
     /// What the errors call the chunk that needs the most, and why so many are needed.
     pub(crate) largest: String,
     pub(crate) why: &'static str,
@@ -88,7 +90,7 @@ pub struct MemoryPlan {
     pub chunk_bytes: usize,
     /// Of that, the lists.
     pub(crate) chunk_lists: usize,
-    /// Tables of samples in flight.
+    /// Tables of samples in flight, and of the sequences in which two epochs need chunks.
     pub table_bytes: usize,
     /// Touched stacks of all threads.
     pub stack_bytes: usize,
@@ -126,7 +128,11 @@ impl MemoryPlan {
                 workers.saturating_mul(*opened_bytes),
                 format!("{workers} workers × at most {}, while they unpack", Bytes(*opened_bytes)),
             ),
-            ("tables", self.table_bytes, "samples in flight".into()),
+            (
+                "tables",
+                self.table_bytes,
+                if *chunks > 0 { "samples in flight, order of chunks" } else { "samples in flight" }.into(),
+            ),
             ("stacks", self.stack_bytes, "touched part".into()),
         ]
     }
@@ -168,7 +174,8 @@ impl MemoryPlan {
             chunk_lists: demand.chunks.as_ref().map_or(0, |chunks| chunks.lists),
             chunk_bytes: demand.chunks.as_ref().map_or(0, |chunks| chunks.bytes.saturating_add(chunks.lists)),
             scratch_bytes,
-            table_bytes: demand.pending.saturating_mul(demand.pending_bytes),
+            table_bytes: (demand.pending.saturating_mul(demand.pending_bytes))
+                .saturating_add(demand.chunks.as_ref().map_or(0, |chunks| chunks.tables)),
             stack_bytes: (demand.workers + 1) * STACK,
             index_bytes: demand.index_bytes,
             budget: demand.budget,
