@@ -102,7 +102,6 @@ fn the_last_batch_is_kept_or_dropped_and_the_size_is_known_before() {
         (10, 4, LastBatch::Drop, vec![4, 4]),
         (8, 4, LastBatch::Drop, vec![4, 4]),
         (3, 4, LastBatch::Keep, vec![3]),
-        (3, 4, LastBatch::Drop, vec![]),
     ] {
         let loader = build(Loader::builder(in_memory(count, 16)).batch_size(size).last_batch(last));
         assert_eq!(loader.batches_per_epoch().unwrap(), batches.len() as u64);
@@ -490,6 +489,12 @@ fn settings_that_are_not_legal_are_refused_by_build_in_words() {
         (start().workers(0).build(), ErrorKind::Config, "workers"),
         (start().workers(100_000).build(), ErrorKind::Config, "1024 workers"),
         (start().slots(0).build(), ErrorKind::Config, "slots"),
+        (
+            start().batch_size(11).last_batch(LastBatch::Drop).build(),
+            ErrorKind::Empty,
+            "an epoch of 10 samples has no batch of 11",
+        ),
+        (start().order(Order::indices([])).build(), ErrorKind::Empty, "no positions"),
         (start().depth(0).build(), ErrorKind::Config, "depth"),
         (start().keep(["x"]).build(), ErrorKind::Config, "`x`"),
         (start().keep([]).build(), ErrorKind::Config, "no field"),

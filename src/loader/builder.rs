@@ -7,7 +7,7 @@ use crate::decode::{Ctx, Decoder};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{BatchMut, ByteRing, ChunkBuf, Filled, Pool, Row};
-use crate::order::{LastBatch, Order, Shard};
+use crate::order::{Batches, LastBatch, Order, Shard};
 use crate::pipeline::chunks;
 use crate::pipeline::fetch::{Io, Pending};
 use crate::pipeline::plan::{Demand, MemoryPlan};
@@ -40,7 +40,7 @@ pub struct LoaderBuilder {
     order: Order,
     seed: Option<u64>,
     batch: Option<BatchSize>,
-    last: LastBatch,
+    last: Option<LastBatch>,
     shard: Shard,
     resume: Option<State>,
     any_batch: bool,
@@ -72,7 +72,7 @@ impl LoaderBuilder {
             order: Order::sequential(),
             seed: None,
             batch: None,
-            last: LastBatch::default(),
+            last: None,
             shard: Shard::single(),
             resume: None,
             any_batch: false,
@@ -181,7 +181,7 @@ impl LoaderBuilder {
     /// Goes on from a saved state: the first epoch starts after the last batch that was received before, see
     /// [`Loader::next_epoch`]. The samples that follow are the same, in the same order, with any number of workers, any
     /// reader, depth and world size. Without [`batch_size`](Self::batch_size) or [`global_batch`](Self::global_batch) the
-    /// global batch is that of the state.
+    /// global batch is that of the state, and so is [`last_batch`](Self::last_batch).
     ///
     /// Then `build` fails with [`ErrorKind::FingerprintMismatch`], naming the shard, when the dataset is not the one that
     /// the state was saved with; with [`ErrorKind::State`] when order, seeds, global batch or last batch are set otherwise.
@@ -205,9 +205,10 @@ impl LoaderBuilder {
         self
     }
 
-    /// What becomes of the samples that do not fill a batch. Default: a smaller last batch.
+    /// What becomes of the samples that do not fill a global batch. Default: a smaller last batch, or what the state that is
+    /// resumed says.
     pub fn last_batch(mut self, last: LastBatch) -> Self {
-        self.last = last;
+        self.last = Some(last);
         self
     }
 
@@ -260,10 +261,11 @@ impl LoaderBuilder {
         self
     }
 
-    /// Checks everything, reserves all memory and starts the threads.
+    /// Checks everything, reserves all memory and starts the threads. For saved states it looks at the dataset: it reads the
+    /// ends of up to 256 files, see [`Fingerprint`](crate::dataset::Fingerprint).
     ///
     /// Errors: [`ErrorKind::Config`] for a setting that is not legal, [`ErrorKind::Empty`] for a dataset without
-    /// samples, [`ErrorKind::Budget`] with the sum when the budget is too small, and whatever opening the sources finds.
+    /// samples or epochs without a batch, [`ErrorKind::Budget`] with the sum when the budget is too small, and whatever opening the sources finds.
     pub fn build(self) -> Result<Loader> {
         // Datasets, decoders and samplers are the user's code.
         let built = catch_unwind(AssertUnwindSafe(|| self.make()));
@@ -276,10 +278,14 @@ impl LoaderBuilder {
         let dataset = self.dataset;
         let recipe = Recipe::new(&*dataset, self.steps)?;
         let chunks = chunks::starts_of(&*dataset)?;
-        let (order, last, shard) = (self.order.clone(), self.last, self.shard);
+        let last = self.last.or(self.resume.as_ref().map(|state| state.stand().last)).unwrap_or_default();
+        let (order, shard) = (self.order.clone(), self.shard);
         let mut jobs = JobMaker { order, dataset_len: dataset.len(), chunks, positions: None, global, last, shard };
         let first = jobs.job(0, &Cursor::default(), u64::MAX, Arc::default())?;
         let whole = first.batches;
+        if whole.count() == 0 {
+            return Err(no_batches(&whole, global));
+        }
         jobs.positions = Some(whole.len());
         let layout = Layout::new(&recipe.spec, whole.rows_max() as usize)?;
         let workers =
@@ -318,6 +324,8 @@ impl LoaderBuilder {
             any_batch: self.any_batch,
             stop: self.stop,
         };
+        // Now, while the dataset is the one that the run begins with. Where a file cannot be read `state()` says so.
+        let _ = shared.lasting();
         if let Some(state) = &self.resume {
             shared.resume(state)?;
         }
@@ -355,6 +363,17 @@ impl LoaderBuilder {
         }
         Ok(())
     }
+}
+
+/// An epoch without a batch would train on nothing, without a word.
+fn no_batches(whole: &Batches, global: u64) -> Error {
+    let message = match whole.len() {
+        0 => "the order has no positions".into(),
+        len => {
+            format!("an epoch of {len} samples has no batch of {global}, and `LastBatch::Drop` drops what fills none")
+        }
+    };
+    Error::new(ErrorKind::Empty, Stage::Build, message)
 }
 
 /// What the memory sum depends on.

@@ -90,7 +90,8 @@ struct Shared {
     held_deadline: Duration,
     /// Where the batch after the last one received is. Locked once per batch, contended only while a state is taken.
     place: Mutex<Place>,
-    lasting: OnceLock<resume::Lasting>,
+    /// Made by `build`.
+    lasting: OnceLock<Result<resume::Lasting>>,
     /// States with another global batch are taken, too.
     any_batch: bool,
     stop: Option<Stop>,
@@ -196,10 +197,7 @@ impl Loader {
     /// Where the run stands: after the last batch that was received, whatever was read ahead. The same on every rank that
     /// received as many.
     ///
-    /// The first call reads both ends of up to 256 of the dataset's files, see
-    /// [`Fingerprint`](crate::dataset::Fingerprint).
-    ///
-    /// Errors: those of the file system.
+    /// Errors: what made it impossible to look at the dataset when the loader was built.
     pub fn state(&self) -> Result<State> {
         self.shared.state()
     }

@@ -30,18 +30,17 @@ impl Shared {
         Ok(Stand { cursor: place.cursor, global_batch, last, order, draws, dataset })
     }
 
-    /// Made when it is first needed: it reads the ends of some files, and hashes listed indices.
-    fn lasting(&self) -> Result<&Lasting> {
-        if self.lasting.get().is_none() {
+    /// Made by `build`: it reads the ends of some files, and hashes listed indices.
+    pub(super) fn lasting(&self) -> Result<&Lasting> {
+        let made = self.lasting.get_or_init(|| {
             // Datasets and samplers are the user's code.
             let made = catch_unwind(AssertUnwindSafe(|| {
                 let order = self.jobs.order.settings(self.whole.len());
                 Ok(Lasting { order, dataset: Fingerprint::of(&*self.runtime.core().dataset)? })
             }));
-            let made = made.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::State)))?;
-            let _ = self.lasting.set(made);
-        }
-        Ok(self.lasting.get().expect("set above"))
+            made.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::State)))
+        });
+        made.as_ref().map_err(Error::again)
     }
 
     pub(super) fn resume(&self, state: &State) -> Result<()> {
@@ -120,7 +119,8 @@ fn difference(own: &Stand, saved: &Stand, any_batch: bool) -> Option<String> {
     let (then, now) = (saved.last, own.last);
     (then != now).then(|| {
         format!(
-            "saved with `LastBatch::{then:?}`, the loader has `LastBatch::{now:?}`; `.resume_rebatched(…)` takes it"
+            "saved with `LastBatch::{then:?}`, the loader has `LastBatch::{now:?}`: say `.last_batch(LastBatch::{then:?})`, or \
+             `.resume_rebatched(…)` to go on with the new one"
         )
     })
 }

@@ -22,13 +22,13 @@ use serde::{Deserialize, Serialize};
 ///
 /// | | last batch of every rank | samples of the epoch |
 /// |---|---|---|
-/// | `Keep` | smaller, of the same size on all ranks (±1 where the world does not divide the global batch); blank rows where they do not divide evenly | each once |
+/// | `Keep` | smaller, of the same size on all ranks (or as full batches differ, where the world does not divide them); blank rows where the samples do not divide evenly | each once |
 /// | `Mask` | full size, blank rows at its end | each once |
 /// | `Pad` | full size, filled up with samples from the beginning of the epoch's order | each once, those again |
 /// | `Drop` | none | all but those |
 ///
 /// Rows that fill up are marked [`Status::Padding`](crate::Status) and come last; [`Batch::valid`](crate::Batch::valid)
-/// counts the others. A blank row has the id `u64::MAX` and zeros in every field; no `.map` sees it.
+/// counts the others, and may be 0: where fewer samples are left than there are ranks. A blank row has the id `u64::MAX` and zeros in every field; no `.map` sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -67,13 +67,19 @@ impl Batches {
         let (rank, world) = (u64::from(shard.rank()), u64::from(shard.world()));
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Build, message));
         if global == 0 {
-            return bad("batch_size is 0".into());
+            return bad("batch_size or global_batch is 0".into());
         }
         if global < world {
-            return bad(format!("a global batch of {global} for {world} ranks: some would have no rows"));
+            return bad(format!(
+                "a global batch of {global} for {world} ranks: some would have no rows; take at most {global} ranks, or a \
+                 global batch of {world} or more (of a run that is resumed: by `.resume_rebatched`)"
+            ));
         }
         if global.div_ceil(world) > u64::from(u32::MAX) {
-            return bad(format!("batch_size {} does not fit 32 bits", global.div_ceil(world)));
+            return bad(format!(
+                "batch_size or global_batch: {} rows of a rank do not fit 32 bits",
+                global.div_ceil(world)
+            ));
         }
         Ok(Self { len, start: 0, first: 0, global, last, rank, world })
     }
@@ -349,9 +355,14 @@ mod tests {
     fn batches_that_leave_a_rank_without_rows_are_refused() {
         let new = |global, world| Batches::new(9, global, LastBatch::Keep, Shard::new(0, world).unwrap());
         for (global, world, words) in [
-            (0, 1, "batch_size is 0"),
-            (3, 4, "a global batch of 3 for 4 ranks: some would have no rows"),
-            (u64::MAX, 2, "batch_size 9223372036854775808 does not fit 32 bits"),
+            (0, 1, "batch_size or global_batch is 0"),
+            (
+                3,
+                4,
+                "a global batch of 3 for 4 ranks: some would have no rows; take at most 3 ranks, or a global batch of 4 or \
+                 more (of a run that is resumed: by `.resume_rebatched`)",
+            ),
+            (u64::MAX, 2, "batch_size or global_batch: 9223372036854775808 rows of a rank do not fit 32 bits"),
         ] {
             let error = new(global, world).unwrap_err();
             assert_eq!((error.kind(), error.message()), (ErrorKind::Config, words));

@@ -306,6 +306,9 @@ fn local_rank(names: &Names, world: u32, env: Env<'_>) -> Result<Option<u32>> {
         && let Some(local_world) = env.number(size)?
     {
         below(name, local, size, local_world)?;
+        if local_world > world {
+            return Err(bad(format!("{size}={local_world} is more than {}={world}", names.world)));
+        }
     }
     below(name, local, names.world, world)?;
     Ok(Some(local))
@@ -319,7 +322,11 @@ fn resolve(env: Env<'_>) -> Result<Shard> {
     }
     let Some((inner, outer)) = claims.split_first() else { return unclaimed(env) };
     for claim in outer {
-        inner.check_outer(claim)?;
+        // With one process per node the worlds are equal, and torchrun numbers the nodes as they happen to meet.
+        let nodes = inner.names.launcher == Launcher::Torchrun && env.has("TORCHELASTIC_RUN_ID");
+        if !(nodes && inner.shard.world == claim.shard.world) {
+            inner.check_outer(claim)?;
+        }
     }
     // A world that is no launcher's own.
     if claims.iter().all(|claim| claim.names.world != TORCHRUN.world) {
@@ -345,7 +352,17 @@ fn claims(env: Env<'_>) -> Result<Vec<Claim>> {
             claims.extend(Claim::read(names, env)?);
         }
     }
-    Ok(claims)
+    match (env.number(SLURM.world)?, env.number("SLURM_STEP_NUM_TASKS")?) {
+        (Some(tasks), Some(of_step))
+            if tasks != of_step && claims.iter().any(|claim| claim.names.world == SLURM.world) =>
+        {
+            Err(bad(format!(
+                "SLURM_NTASKS={tasks} contradicts SLURM_STEP_NUM_TASKS={of_step}: the step has another number of tasks; \
+                 unset one, or use `Shard::new(rank, world)`"
+            )))
+        }
+        _ => Ok(claims),
+    }
 }
 
 /// Whether Slurm's variables are those of a batch script or of the shell of `salloc`: they then count the tasks that srun
@@ -361,12 +378,16 @@ fn slurm_outside_of_a_step(env: Env<'_>) -> Result<Option<Claim>> {
     if !outside_of_a_step(env)? {
         return Ok(None);
     }
-    let tasks = env.number(SLURM.world)?.unwrap_or(0);
+    let (mut name, mut tasks) = (SLURM.world, env.number(SLURM.world)?);
+    if tasks.is_none() {
+        (name, tasks) = ("SLURM_NTASKS_PER_NODE", env.number("SLURM_NTASKS_PER_NODE")?);
+    }
+    let tasks = tasks.unwrap_or(0);
     if tasks > 1 {
         let step = env.get("SLURM_STEP_ID").map_or("not set".into(), |id| format!("{id:?}, no step of srun"));
         return Err(bad(format!(
-            "SLURM_NTASKS={tasks} but SLURM_STEP_ID is {step}: srun did not start this process, so it has no rank among \
-             the tasks, and as rank 0 it would see 1/{tasks} of the data; start it by srun, or use `Shard::single()`"
+            "{name}={tasks} but SLURM_STEP_ID is {step}: srun did not start this process, so it has no rank among the \
+             tasks, and as rank 0 it would see 1/{tasks} of the data; start it by srun, or use `Shard::single()`"
         )));
     }
     if env.has(SLURM.rank) && env.has(SLURM.world) { Claim::read(&SLURM, env) } else { Ok(None) }
@@ -384,6 +405,9 @@ fn check_spare_world(inner: &Claim, env: Env<'_>) -> Result<()> {
     }
 }
 
+/// Ranks of launchers that are not read: above 0, this process is not the only one.
+const OTHERS: [&str; 5] = ["PMIX_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "GROUP_RANK", "NODE_RANK"];
+
 /// Without a claim: a single process, unless something says that it is not alone.
 fn unclaimed(env: Env<'_>) -> Result<Shard> {
     if env.has(KUBERNETES.rank) {
@@ -393,6 +417,14 @@ fn unclaimed(env: Env<'_>) -> Result<Shard> {
         None | Some(1) => {}
         Some(0) => return Err(empty_world(&TORCHRUN)),
         Some(world) => return Err(half(&TORCHRUN, TORCHRUN.world, world, TORCHRUN.rank)),
+    }
+    for name in OTHERS {
+        if let Some(rank) = env.number(name)?
+            && rank > 0
+        {
+            let message = format!("{name}={rank} is set, but nothing says of how many; use `Shard::new(rank, world)`");
+            return Err(bad(message));
+        }
     }
     match env.number("LOCAL_RANK")? {
         None => Ok(Shard::single()),
@@ -430,6 +462,8 @@ fn below(rank: &str, value: u32, world: &str, size: u32) -> Result<()> {
 fn half(names: &Names, there: &str, value: u32, missing: &str) -> Error {
     let message = if names.launcher == Launcher::Kubernetes && missing == names.world {
         "Kubernetes does not say how many pods a job has; set WORLD_SIZE to the job's number of completions".into()
+    } else if names.launcher == Launcher::Kubernetes {
+        format!("Kubernetes sets {missing} in the pods of an indexed job only")
     } else {
         format!("{} sets both; set {missing}, or unset {there}", names.launcher)
     };
@@ -537,6 +571,12 @@ mod tests {
                 "rank 9 of 16 (local rank 1)",
             ),
             ("RANK=9 WORLD_SIZE=16 LOCAL_RANK=1 JOB_COMPLETION_INDEX=1", "rank 9 of 16 (local rank 1)"),
+            // torchrun once per node, one process each: nodes are numbered as they meet.
+            (
+                "RANK=0 WORLD_SIZE=4 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 TORCHELASTIC_RUN_ID=x SLURM_JOB_ID=7 SLURM_STEP_ID=0 \
+                 SLURM_PROCID=1 SLURM_NTASKS=4",
+                "rank 0 of 4 (local rank 0)",
+            ),
             // A local rank of the node level is not taken.
             ("RANK=9 WORLD_SIZE=16 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=0", "rank 9 of 16"),
             // srun --mpi=pmi2 sets both; PMI alone has no local rank there.
@@ -576,6 +616,11 @@ mod tests {
             ("SLURM_JOB_ID=7 SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0", REFUSED),
             ("SLURM_JOB_ID=7 SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_LOCALID=0", "rank 0 of 1 (local rank 0)"),
             ("SLURM_JOB_ID=7 SLURM_PROCID=0 SLURM_LOCALID=0", "rank 0 of 1"),
+            (
+                "SLURM_JOB_ID=7 SLURM_PROCID=0 SLURM_NTASKS_PER_NODE=4",
+                "SLURM_NTASKS_PER_NODE=4 but SLURM_STEP_ID is not set: srun did not start this process, so it has no rank \
+                 among the tasks, and as rank 0 it would see 1/4 of the data; start it by srun, or use `Shard::single()`",
+            ),
             // The shell of salloc, on the login node and on a compute node.
             ("SLURM_JOB_ID=7 SLURM_NTASKS=8", REFUSED),
             ("SLURM_JOB_ID=7 SLURM_NTASKS=1", "rank 0 of 1"),
@@ -662,8 +707,8 @@ mod tests {
             ("WORLD_SIZE=two", "WORLD_SIZE=\"two\" is not a whole number from 0 to 4294967295"),
             ("LOCAL_RANK=x", "LOCAL_RANK=\"x\" is not a whole number from 0 to 4294967295"),
             ("RANK=4 WORLD_SIZE=8 LOCAL_RANK=4 LOCAL_WORLD_SIZE=4", "LOCAL_RANK=4 is not below LOCAL_WORLD_SIZE=4"),
-            ("RANK=4 WORLD_SIZE=8 LOCAL_RANK=9 LOCAL_WORLD_SIZE=16", "LOCAL_RANK=9 is not below WORLD_SIZE=8"),
-            ("RANK=4 WORLD_SIZE=8 LOCAL_RANK=9", "LOCAL_RANK=9 is not below WORLD_SIZE=8"),
+            ("RANK=4 WORLD_SIZE=8 LOCAL_RANK=9 LOCAL_WORLD_SIZE=16", "LOCAL_WORLD_SIZE=16 is more than WORLD_SIZE=8"),
+            ("RANK=4 WORLD_SIZE=8 LOCAL_RANK=9", "LOCAL_WORLD_SIZE=16 is more than WORLD_SIZE=8"),
             ("PMI_RANK=0 PMI_SIZE=2 MPI_LOCALRANKID=2", "MPI_LOCALRANKID=2 is not below PMI_SIZE=2"),
             // Also those of outer launchers.
             ("RANK=0 WORLD_SIZE=4 SLURM_PROCID=2 SLURM_NTASKS=2", "SLURM_PROCID=2 is not below SLURM_NTASKS=2"),
@@ -693,6 +738,14 @@ mod tests {
                 "PMI_RANK=5 of PMI contradicts JOB_COMPLETION_INDEX=1 of Kubernetes: they are two ranks of one world of 8; \
                  choose by `Shard::of(Launcher::Pmi)`, `Shard::of(Launcher::Kubernetes)` or `Shard::new(rank, world)`",
             ),
+            (
+                "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_NTASKS=8 SLURM_STEP_NUM_TASKS=2",
+                "SLURM_NTASKS=8 contradicts SLURM_STEP_NUM_TASKS=2: the step has another number of tasks; unset one, or use \
+                 `Shard::new(rank, world)`",
+            ),
+            ("RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=8", "LOCAL_WORLD_SIZE=8 is more than WORLD_SIZE=2"),
+            ("PMIX_RANK=1", "PMIX_RANK=1 is set, but nothing says of how many; use `Shard::new(rank, world)`"),
+            ("NODE_RANK=3", "NODE_RANK=3 is set, but nothing says of how many; use `Shard::new(rank, world)`"),
             (
                 "WORLD_SIZE=4 SLURM_PROCID=3 SLURM_NTASKS=8",
                 "WORLD_SIZE=4 contradicts SLURM_NTASKS=8 of Slurm; unset it, or choose by `Shard::of(Launcher::Slurm)` or \
