@@ -114,6 +114,13 @@ struct Run {
     sequence: u64,
 }
 
+enum Next {
+    Batch(Arc<Job>, Ticket),
+    /// Why there is no batch. It goes in the batch's place: an error of one run is none of the loader's, and must not
+    /// overtake the batches before it.
+    Failed(Ticket, Error),
+}
+
 enum Begun {
     /// Reads are on their way, or the row is done already.
     Yes,
@@ -193,8 +200,8 @@ impl Io {
             let Some(next) = self.next_batch() else { return };
             let slot = self.free.pop_front().expect("checked above");
             let (job, ticket) = match next {
-                Ok(batch) => batch,
-                Err((ticket, error)) => {
+                Next::Batch(job, ticket) => (job, ticket),
+                Next::Failed(ticket, error) => {
                     slot.begin(ticket, 1, 1).fail_row(error);
                     continue;
                 }
@@ -283,9 +290,8 @@ impl Io {
         }
     }
 
-    /// The next batch of the run; or, in its place, why there is none: an error of one run is none of the loader's, and must
-    /// not overtake the batches before it.
-    fn next_batch(&mut self) -> Option<Result<(Arc<Job>, Ticket), (Ticket, Error)>> {
+    /// The next batch of the run.
+    fn next_batch(&mut self) -> Option<Next> {
         loop {
             if self.run.is_none() {
                 let start = self.runs.pop_front()?;
@@ -302,7 +308,7 @@ impl Io {
                 let ticket = ticket(&run.job, run.sequence, run.batch);
                 run.batch += 1;
                 run.sequence += 1;
-                return Some(Ok((run.job.clone(), ticket)));
+                return Some(Next::Batch(run.job.clone(), ticket));
             }
             run.epochs_done += 1;
             run.batch = 0;
@@ -313,7 +319,7 @@ impl Io {
                         let epoch = run.job.epoch.saturating_add(1);
                         let ticket = Ticket { epoch, batch: 0, position: 0, ..ticket(&run.job, run.sequence, 0) };
                         self.run = None;
-                        return Some(Err((ticket, error)));
+                        return Some(Next::Failed(ticket, error));
                     }
                 }
             }
