@@ -561,15 +561,16 @@ fn an_epoch_over_a_file_that_was_cut_goes_on_when_the_file_is_whole_again() {
     let dirs = [Dir::new(), Dir::new()];
     for (mode, direct) in READERS {
         let files = [
-            (Data::file(&dirs[0], 16, 4096), dirs[0].path("16x4096.bin"), 9 * 4096 + 100),
+            (Data::file(&dirs[0], 32, 4096), dirs[0].path("32x4096.bin"), 18 * 4096 + 100),
             (Data::chunks(&dirs[1], &[300; 16], false, false), dirs[1].path("toy.bin"), 9 * 300 * RECORD as u64 + 7),
         ];
         for (data, path, cut) in files {
             let bytes = std::fs::read(&path).unwrap();
             let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
             let run = Run::new(&data, Naive::Sequential { lanes: 1 });
-            // Of each file 16 batches.
-            let builder = run.builder().global_batch(data.len() / 16).slots(2).workers(1);
+            // Of each file 32 batches: two of each chunk, so that the one that fails is the first that is needed again.
+            let global = data.len() / 32;
+            let builder = run.builder().global_batch(global).slots(2).workers(1);
             let loader = build(builder.reader(mode).direct(direct));
             let mut epoch = loader.epoch(0).unwrap();
             let mut found = vec![part(&epoch.next().unwrap().unwrap())];
@@ -590,7 +591,7 @@ fn an_epoch_over_a_file_that_was_cut_goes_on_when_the_file_is_whole_again() {
             assert_eq!((state.batch(), state.steps()), (found.len() as u64, found.len() as u64));
             loader.resume(&state).unwrap();
             found.extend(parts(loader.epoch(0).unwrap()));
-            let right = run.parts(&Cut::whole(data.len() / 16, LastBatch::Keep, 1), 0, 0);
+            let right = run.parts(&Cut::whole(global, LastBatch::Keep, 1), 0, 0);
             same(&found, &right, &format!("{mode:?} {direct:?} {}", path.display()));
         }
     }
