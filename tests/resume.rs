@@ -663,14 +663,16 @@ fn steps_over_chunks_open_no_chunk_that_only_later_batches_need() {
 }
 
 #[test]
-fn steps_of_an_order_without_batches_are_none() {
+fn an_order_without_a_batch_is_refused_also_for_a_state_that_is_resumed() {
     for naive in [Naive::Indices { ids: vec![], shuffled: None }, Naive::Shuffled { seed: 1 }] {
         let run = Run::new(&Data::memory(5, 4), naive);
-        let loader = build(run.builder().batch_size(6).last_batch(LastBatch::Drop));
-        assert!(parts(loader.steps(3).unwrap()).is_empty());
-        assert!(parts(loader.epochs(0..).unwrap()).is_empty());
-        assert_eq!((loader.state().unwrap().steps(), loader.batches_per_epoch().unwrap()), (0, 0));
+        let error = run.builder().batch_size(6).last_batch(LastBatch::Drop).build().err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Empty, "{error}");
     }
+    let run = Run::new(&Data::memory(5, 4), Naive::Shuffled { seed: 1 });
+    let state = build(run.builder().batch_size(2)).state().unwrap();
+    let error = run.builder().batch_size(6).last_batch(LastBatch::Drop).resume_rebatched(state).build().err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Empty, "{error}");
 }
 
 #[test]
@@ -1074,68 +1076,4 @@ fn an_iterator_from_which_no_batch_was_received_does_not_use_up_a_resumed_place(
     assert!(loader.epoch(0).err().unwrap().message().contains("stands in epoch 1, not 0"));
     assert_eq!(loader.next_epoch(), 1);
     same(&parts(loader.epoch(1).unwrap()), rest, "the rest");
-}
-
-#[test]
-fn epochs_without_a_batch_are_over_when_they_were_asked_for() {
-    let run = Run::new(&Data::memory(5, 4), Naive::Shuffled { seed: 1 });
-    let loader = build(run.builder().batch_size(6).last_batch(LastBatch::Drop));
-    while loader.next_epoch() < 3 {
-        assert!(parts(loader.epoch(loader.next_epoch()).unwrap()).is_empty());
-    }
-    assert!(parts(loader.epochs(3..7).unwrap()).is_empty());
-    assert_eq!((loader.next_epoch(), loader.state().unwrap().epoch()), (7, 7));
-    // Neither are asked for.
-    assert!(parts(loader.epochs(9..9).unwrap()).is_empty());
-    assert!(parts(loader.steps(0).unwrap()).is_empty());
-    assert_eq!(loader.next_epoch(), 7);
-}
-
-/// A dataset whose identity takes as long as the test wants.
-struct Gated(Records, std::sync::Barrier, AtomicBool);
-
-impl Dataset for Gated {
-    fn schema(&self) -> &[feedline::tensor::EncodedField] {
-        self.0.schema()
-    }
-    fn len(&self) -> u64 {
-        self.0.len()
-    }
-    fn sources(&self) -> &Arc<feedline::read::Sources> {
-        self.0.sources()
-    }
-    fn sample_bytes_max(&self) -> u64 {
-        self.0.sample_bytes_max()
-    }
-    fn extents<'a>(&'a self, sample: u64, parts: &mut feedline::dataset::Parts<'a>) -> feedline::Result<()> {
-        self.0.extents(sample, parts)
-    }
-    fn identity(&self) -> u64 {
-        if self.2.load(Ordering::SeqCst) {
-            self.1.wait();
-            self.1.wait();
-        }
-        1
-    }
-}
-
-#[test]
-fn while_a_state_is_taken_up_no_other_thread_starts_an_iterator_at_the_old_place() {
-    let dataset = |gated| {
-        let records = Records::builder(1).open_bytes([7; 50]).unwrap();
-        Arc::new(Gated(records, std::sync::Barrier::new(2), AtomicBool::new(gated)))
-    };
-    let before = build(Loader::builder(dataset(false)).batch_size(10));
-    assert_eq!(before.steps(3).unwrap().count(), 3);
-    let (gated, state) = (dataset(true), before.state().unwrap());
-    let loader = build(Loader::builder(gated.clone()).batch_size(10));
-    std::thread::scope(|scope| {
-        let resume = scope.spawn(|| loader.resume(&state));
-        gated.1.wait();
-        assert_eq!(loader.epoch(0).err().unwrap().kind(), ErrorKind::EpochLive);
-        gated.1.wait();
-        resume.join().unwrap().unwrap();
-    });
-    assert_eq!(loader.epoch(0).unwrap().count(), 2);
-    assert_eq!(loader.state().unwrap().steps(), 5);
 }

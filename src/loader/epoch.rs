@@ -97,11 +97,6 @@ impl Epoch {
         // A place that was resumed is one until a batch is received from there.
         epoch.shared.set_place(Place { cursor, ..place });
         if epoch.total == 0 {
-            if steps > 0 && epochs < u64::MAX {
-                // Without a batch these epochs are over, or whoever asks for the next one would ask for them for ever.
-                let cursor = Cursor { epoch: cursor.epoch.saturating_add(epochs), position: 0, batch: 0, ..cursor };
-                epoch.shared.set_place(Place { cursor, resumed: false });
-            }
             epoch.end();
             return Ok(epoch);
         }

@@ -144,8 +144,6 @@ impl Loader {
     /// received, or from the beginning. Nothing is read beyond them, but for the rest of the chunks (and windows of chunks) that
     /// hold them: under an order that keeps all chunks open that is everything.
     ///
-    /// Fewer only where an epoch has no batch at all.
-    ///
     /// Errors: [`ErrorKind::EpochLive`] while another iterator of this loader is alive.
     pub fn steps(&self, steps: u64) -> Result<Epoch> {
         Epoch::start(self.shared.clone(), epoch::From::Here, u64::MAX, steps)

@@ -708,7 +708,7 @@ mod tests {
             ("LOCAL_RANK=x", "LOCAL_RANK=\"x\" is not a whole number from 0 to 4294967295"),
             ("RANK=4 WORLD_SIZE=8 LOCAL_RANK=4 LOCAL_WORLD_SIZE=4", "LOCAL_RANK=4 is not below LOCAL_WORLD_SIZE=4"),
             ("RANK=4 WORLD_SIZE=8 LOCAL_RANK=9 LOCAL_WORLD_SIZE=16", "LOCAL_WORLD_SIZE=16 is more than WORLD_SIZE=8"),
-            ("RANK=4 WORLD_SIZE=8 LOCAL_RANK=9", "LOCAL_WORLD_SIZE=16 is more than WORLD_SIZE=8"),
+            ("RANK=4 WORLD_SIZE=8 LOCAL_RANK=9", "LOCAL_RANK=9 is not below WORLD_SIZE=8"),
             ("PMI_RANK=0 PMI_SIZE=2 MPI_LOCALRANKID=2", "MPI_LOCALRANKID=2 is not below PMI_SIZE=2"),
             // Also those of outer launchers.
             ("RANK=0 WORLD_SIZE=4 SLURM_PROCID=2 SLURM_NTASKS=2", "SLURM_PROCID=2 is not below SLURM_NTASKS=2"),
