@@ -51,6 +51,13 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
+/// Prints a line; whoever closed the pipe does not want the rest.
+macro_rules! say {
+    ($($words:tt)*) => {
+        let _ = writeln!(std::io::stdout(), $($words)*);
+    };
+}
+
 /// Kills a training run on several ranks again and again, goes on with another number of ranks, and checks that nothing was
 /// lost or doubled.
 ///
@@ -79,7 +86,7 @@ struct Args {
     /// File of records [default: random bytes, made for the run]
     #[arg(long, requires = "record", conflicts_with = "samples")]
     data: Option<PathBuf>,
-    /// Bytes of a record [default: 1024]
+    /// Bytes of a record; must be said with --data [default: 1024]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     record: Option<u32>,
     /// Records to make
@@ -285,13 +292,13 @@ fn supervise(mut args: Args) -> Anyhow<ExitCode> {
     }
     let expected = expected(&args, &folder.0)?;
     let steps = expected.len() as u64;
-    println!(
+    say!(
         "{} samples in {} epochs, {steps} steps of {}, seed {seed}",
         samples(&expected),
         args.epochs,
         args.global_batch
     );
-    println!("attempt  ranks  from step  to step  done again  ended by");
+    say!("attempt  ranks  from step  to step  done again  ended by");
     let mut run =
         Run { args, folder: &folder.0, stop, steps, draws: Draws::new(seed, 0, 0, "kills"), attempts: Vec::new() };
     while !run.attempt()? {
@@ -304,7 +311,7 @@ fn supervise(mut args: Args) -> Anyhow<ExitCode> {
     if let Some(difference) = difference(&expected, &found) {
         return Err(format!("not exact: {difference}").into());
     }
-    println!("exact: {} samples in {} epochs, hash {:016x}", samples(&found), run.args.epochs, hash(&found));
+    say!("exact: {} samples in {} epochs, hash {:016x}", samples(&found), run.args.epochs, hash(&found));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -436,7 +443,7 @@ impl Run<'_> {
         let logs = (0..world).map(|rank| self.log(number, rank)).collect::<Anyhow<Vec<_>>>()?;
         let to = logs.iter().flatten().map(|entry| entry.step).max().unwrap_or(from);
         let again = to.saturating_sub(kept);
-        println!("{:>7}  {world:>5}  {from:>9}  {to:>7}  {again:>10}  {ended_by}", number + 1);
+        say!("{:>7}  {world:>5}  {from:>9}  {to:>7}  {again:>10}  {ended_by}", number + 1);
         Ok(over || kept == self.steps)
     }
 
