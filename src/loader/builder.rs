@@ -264,8 +264,9 @@ impl LoaderBuilder {
     /// Checks everything, reserves all memory and starts the threads. For saved states it looks at the dataset: it reads the
     /// ends of up to 256 files, see [`Fingerprint`](crate::dataset::Fingerprint).
     ///
-    /// Errors: [`ErrorKind::Config`] for a setting that is not legal, [`ErrorKind::Empty`] for a dataset without
-    /// samples or epochs without a batch, [`ErrorKind::Budget`] with the sum when the budget is too small, and whatever opening the sources finds.
+    /// Errors: [`ErrorKind::Config`] for a setting that is not legal, [`ErrorKind::Empty`] for a dataset without samples or
+    /// epochs without a batch, [`ErrorKind::Budget`] with the sum when the budget is too small, and whatever opening the
+    /// sources finds.
     pub fn build(self) -> Result<Loader> {
         // Datasets, decoders and samplers are the user's code.
         let built = catch_unwind(AssertUnwindSafe(|| self.make()));

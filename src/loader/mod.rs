@@ -47,8 +47,8 @@ struct JobMaker {
 }
 
 impl JobMaker {
-    /// The job of an epoch from a position on, of which the first `most` batches are wanted. The sampler is the user's code: it may panic, or
-    /// change its mind about its length.
+    /// The job of an epoch from a position on, of which the first `most` batches are wanted. The sampler is the user's
+    /// code: it may panic, or change its mind about its length.
     fn job(&self, generation: u64, cursor: &Cursor, most: u64, cancelled: Arc<AtomicBool>) -> Result<Arc<Job>> {
         let made = catch_unwind(AssertUnwindSafe(|| {
             let order = self.order.epoch_in(self.dataset_len, self.chunks.as_ref(), cursor.epoch)?;
