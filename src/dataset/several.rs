@@ -15,7 +15,7 @@ use super::{ChunkBytes, Chunked, Dataset, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::ChunkBuf;
-use crate::order::{Draws, Key, Order, Permutation, Sampler};
+use crate::order::{Draws, Key, Order, Permutation, Sampler, gcd};
 use crate::read::{Extent, SourceId, Sources};
 use crate::tensor::EncodedField;
 use bytes::Bytes;
@@ -431,10 +431,6 @@ fn counts_of(weights: &[f64]) -> Result<Vec<u64>> {
     }
     let divisor = counts.iter().copied().fold(0, gcd);
     Ok(counts.iter().map(|count| count / divisor).collect())
-}
-
-fn gcd(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 impl Pattern {

@@ -172,12 +172,10 @@ impl Epoch {
     /// What comes after the batch of `ticket`.
     fn step(&self, ticket: Ticket) {
         let batches = if ticket.epoch == self.first.0 { &self.first.1 } else { &self.shared.whole };
-        let steps = self.shared.place().cursor.steps.saturating_add(1);
-        let cursor = match batches.after(ticket.batch) {
-            Some((position, batch)) => Cursor { epoch: ticket.epoch, position, batch, steps },
-            None => Cursor { epoch: ticket.epoch.saturating_add(1), position: 0, batch: 0, steps },
-        };
-        self.shared.set_place(Place { cursor, resumed: false });
+        self.shared.received(match batches.after(ticket.batch) {
+            Some((position, batch)) => (ticket.epoch, position, batch),
+            None => (ticket.epoch.saturating_add(1), 0, 0),
+        });
     }
 
     fn note(&mut self, asked: Instant, filled: Filled) -> Batch {

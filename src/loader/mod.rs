@@ -186,8 +186,7 @@ impl Loader {
     pub fn preview(&self, epoch: u64, count: u64) -> Result<Vec<u64>> {
         let jobs = &self.shared.jobs;
         let ids = catch_unwind(AssertUnwindSafe(|| {
-            let order = jobs.order.epoch_in(jobs.dataset_len, jobs.chunks.as_ref(), epoch)?;
-            (0..count.min(order.len())).map(|position| order.id(position)).collect()
+            jobs.order.epoch_in(jobs.dataset_len, jobs.chunks.as_ref(), epoch)?.first_ids(count)
         }));
         ids.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Order)))
     }
@@ -235,6 +234,13 @@ impl Loader {
 impl Shared {
     fn place(&self) -> Place {
         *self.place.lock().unwrap_or_else(|poison| poison.into_inner())
+    }
+
+    /// A batch was received; the next one is at this epoch, position and batch number.
+    fn received(&self, (epoch, position, batch): (u64, u64, u64)) {
+        let mut place = self.place.lock().unwrap_or_else(|poison| poison.into_inner());
+        let steps = place.cursor.steps.saturating_add(1);
+        *place = Place { cursor: Cursor { epoch, position, batch, steps }, resumed: false };
     }
 
     fn set_place(&self, place: Place) {

@@ -14,7 +14,7 @@
 //!
 //! Limits: everything is `u64` and saturates; rows of a rank fit `u32`.
 
-use super::Shard;
+use super::{Shard, gcd};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use serde::{Deserialize, Serialize};
 
@@ -207,10 +207,6 @@ impl Batches {
             _ => self.valid(batch),
         }
     }
-}
-
-pub(super) fn gcd(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 #[cfg(test)]

@@ -33,6 +33,7 @@
 //! Limits: any L, W ≥ 1, any number of samples. An order takes O(chunks) memory, whatever L is; `Needs` take
 //! O(chunks + min(L, N)) per round that the run touches, and each `piece` of them O(lanes visited × W).
 
+use super::gcd;
 use super::key::{Key, Permutation};
 use std::ops::Range;
 use std::sync::Arc;
@@ -228,13 +229,6 @@ impl Lanes {
         let row = at - before[turn];
         (piece, row, starts[sequence[turn]] + row)
     }
-}
-
-fn gcd(mut a: u64, mut b: u64) -> u64 {
-    while b > 0 {
-        (a, b) = (b, a % b);
-    }
-    a
 }
 
 /// (`class` - `base`) mod `stride`.

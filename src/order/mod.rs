@@ -191,8 +191,7 @@ impl Order {
     /// The first `count` ids of an epoch over a dataset of `dataset_len` samples (fewer when the epoch is shorter): to
     /// look at an order, or to test a sampler. Errors: [`ErrorKind::Config`] for an id outside the dataset.
     pub fn preview(&self, dataset_len: u64, epoch: u64, count: u64) -> Result<Vec<u64>> {
-        let order = self.epoch(dataset_len, epoch)?;
-        (0..count.min(order.len())).map(|position| order.id(position)).collect()
+        self.epoch(dataset_len, epoch)?.first_ids(count)
     }
 
     /// Refuses listed indices outside a dataset of `dataset_len` samples ([`ErrorKind::Config`]). What a sampler will
@@ -312,6 +311,11 @@ pub(crate) enum Kind {
     Sampler,
 }
 
+/// The greatest common divisor; of 0 and a number, the number.
+pub(crate) fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
 fn hash(ids: &[u64]) -> u64 {
     Draws::from_key(ids.iter().fold(Key::new(ids.len() as u64).named("indices"), |key, id| key.derive(*id))).next_u64()
 }
@@ -399,6 +403,11 @@ impl EpochOrder {
             Source::Indices { ids, .. } => Ok(ids[index as usize]),
             Source::Sampler(sampler) => self.checked(position, sampler.id(self.epoch, index)),
         }
+    }
+
+    /// The first `count` ids, or as many as there are.
+    pub(crate) fn first_ids(&self, count: u64) -> Result<Vec<u64>> {
+        (0..count.min(self.len)).map(|position| self.id(position)).collect()
     }
 
     /// Prepares the chunk sequence for the positions that the first `most` of `batches` visit. For datasets in chunks.

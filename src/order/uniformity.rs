@@ -29,11 +29,8 @@ fn network<const DOUBLE: usize>(n: u64, seed: u64) -> Box<dyn Fn(u64) -> u64> {
 
 /// x → a·x + b mod n, with `a` coprime to n: every index once, and no shuffle at all.
 fn affine(n: u64, seed: u64) -> Box<dyn Fn(u64) -> u64> {
-    fn gcd(a: u64, b: u64) -> u64 {
-        if b == 0 { a } else { gcd(b, a % b) }
-    }
     let mut random = Xoshiro256::new(seed);
-    let factor = std::iter::repeat_with(|| random.next() % n).find(|factor| gcd(*factor, n) == 1).unwrap();
+    let factor = std::iter::repeat_with(|| random.next() % n).find(|factor| super::gcd(*factor, n) == 1).unwrap();
     let offset = random.next() % n;
     Box::new(move |position| ((u128::from(position) * u128::from(factor) + u128::from(offset)) % u128::from(n)) as u64)
 }
