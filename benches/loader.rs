@@ -70,7 +70,7 @@ fn records(path: &Path, mode: Mode, direct: Direct) -> Loader {
 fn pull(loader: &Loader, epoch: u64, seconds: f64) -> f64 {
     let (started, mut bytes) = (Instant::now(), 0);
     for batch in loader.epochs(epoch..u64::MAX / 2).unwrap() {
-        bytes += batch.unwrap().field("record").unwrap().as_bytes().len();
+        bytes += batch.unwrap().field("record").unwrap().size_bytes();
         if started.elapsed().as_secs_f64() >= seconds {
             break;
         }

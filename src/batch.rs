@@ -1,9 +1,11 @@
 //! Batches as the user gets them, and the restoring of their order.
 
-use crate::device::Device;
+#[cfg(feature = "cuda")]
+use crate::device::cuda::{FieldSlice, Stream, copy::OnDevice};
+use crate::device::{Device, DeviceKind};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::memory::Filled;
-use crate::tensor::{DType, Element, Shape};
+use crate::memory::{Filled, Ticket};
+use crate::tensor::{DType, Element, Shape, Spec};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -12,54 +14,133 @@ pub(crate) struct BatchInfo {
     /// Fields of the slot that are handed out.
     pub(crate) keep: Vec<usize>,
     pub(crate) device: Device,
+    /// Batches that the user can hold at most.
+    pub(crate) most: usize,
+    /// Streams that every batch is bound to.
+    #[cfg(feature = "cuda")]
+    pub(crate) streams: Vec<Stream>,
     /// Batches in the user's hands.
     pub(crate) held: AtomicUsize,
+}
+
+impl BatchInfo {
+    /// The setting that says how many batches the user can hold.
+    pub(crate) fn permit(&self) -> &'static str {
+        if self.device.kind() == DeviceKind::Host { "slots" } else { "device_batches" }
+    }
+}
+
+/// The arrays of a batch, wherever they lie.
+pub(crate) enum Contents {
+    Host(Filled),
+    #[cfg(feature = "cuda")]
+    Cuda(OnDevice),
+}
+
+/// The same method on whichever it is.
+macro_rules! on {
+    ($contents:expr, $inner:ident => $call:expr) => {
+        match $contents {
+            Contents::Host($inner) => $call,
+            #[cfg(feature = "cuda")]
+            Contents::Cuda($inner) => $call,
+        }
+    };
+}
+
+impl Contents {
+    pub(crate) fn ticket(&self) -> Ticket {
+        on!(self, inner => inner.ticket())
+    }
+
+    fn rows(&self) -> usize {
+        on!(self, inner => inner.rows())
+    }
+
+    fn valid(&self) -> usize {
+        on!(self, inner => inner.valid())
+    }
+
+    fn ids(&self) -> &[u64] {
+        on!(self, inner => inner.ids())
+    }
+
+    fn status(&self) -> &[u8] {
+        on!(self, inner => inner.status())
+    }
+
+    fn spec(&self) -> &Spec {
+        on!(self, inner => inner.spec())
+    }
+
+    fn row_bytes(&self, field: usize) -> usize {
+        on!(self, inner => inner.row_bytes(field))
+    }
+
+    fn lens(&self, field: usize) -> Option<&[u64]> {
+        on!(self, inner => inner.lens(field))
+    }
+
+    /// The failure of the lowest row. What failed never gets to a device.
+    pub(crate) fn take_failure(&self) -> Option<Error> {
+        match self {
+            Self::Host(filled) => filled.take_failure(),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(_) => None,
+        }
+    }
 }
 
 /// A batch: named arrays of the same number of rows. Owned; it may outlive its [`Epoch`](crate::Epoch) and
 /// [`Loader`](crate::Loader). Its memory is used again when it is dropped.
 pub struct Batch {
-    filled: Filled,
+    contents: Contents,
     info: Arc<BatchInfo>,
 }
 
 impl Batch {
-    pub(crate) fn new(filled: Filled, info: Arc<BatchInfo>) -> Self {
+    /// Errors: a stream of the builder's that cannot wait for it.
+    pub(crate) fn new(contents: Contents, info: Arc<BatchInfo>) -> Result<Self> {
         info.held.fetch_add(1, Ordering::Relaxed);
-        Self { filled, info }
+        let batch = Self { contents, info };
+        #[cfg(feature = "cuda")]
+        for stream in &batch.info.streams {
+            batch.bind(stream)?;
+        }
+        Ok(batch)
     }
 
     /// Rows; the last batch of an epoch may have fewer than the others. Of these, [`valid`](Self::valid) are samples that do
     /// not merely fill up.
     #[allow(clippy::len_without_is_empty, reason = "a batch is never empty")]
     pub fn len(&self) -> usize {
-        self.filled.rows()
+        self.contents.rows()
     }
 
     /// Batch index in its epoch.
     pub fn index(&self) -> u64 {
-        self.filled.ticket().batch
+        self.contents.ticket().batch
     }
 
     /// Epoch.
     pub fn epoch(&self) -> u64 {
-        self.filled.ticket().epoch
+        self.contents.ticket().epoch
     }
 
     /// Rows that do not merely fill the batch up (see [`LastBatch`](crate::LastBatch)); they come first. Fewer than
     /// [`len`](Self::len) in the last batch of an epoch only.
     pub fn valid(&self) -> usize {
-        self.filled.valid()
+        self.contents.valid()
     }
 
     /// Sample ids, one per row: indices in the dataset that the loader was given; `u64::MAX` for a blank row.
     pub fn ids(&self) -> &[u64] {
-        self.filled.ids()
+        self.contents.ids()
     }
 
     /// Validity of each row, values of [`Status`](crate::Status).
     pub fn status(&self) -> &[u8] {
-        self.filled.status()
+        self.contents.status()
     }
 
     /// Where the fields lie.
@@ -102,13 +183,26 @@ impl Batch {
         Ok((0..count).map(move |part| MicroBatch { batch: self, start: start(part), end: start(part + 1) }))
     }
 
+    /// Has `stream` wait until the batch is on the device; when the batch is dropped, its memory is used again only behind the
+    /// work that `stream` was given before. Several streams may be bound; those of
+    /// [`LoaderBuilder::stream`](crate::LoaderBuilder::stream) are already. Nothing is to be done for a batch on the host.
+    ///
+    /// Errors: [`ErrorKind::Config`] for a stream of another context, [`ErrorKind::Device`] when the device fails.
+    #[cfg(feature = "cuda")]
+    pub fn bind(&self, stream: impl std::borrow::Borrow<Stream>) -> Result<()> {
+        match &self.contents {
+            Contents::Host(_) => Ok(()),
+            Contents::Cuda(on_device) => on_device.bind(stream.borrow()),
+        }
+    }
+
     fn all(&self) -> MicroBatch<'_> {
         MicroBatch { batch: self, start: 0, end: self.len() }
     }
 
     /// Bytes of all fields.
     pub(crate) fn bytes(&self) -> usize {
-        self.fields().map(|field| field.as_bytes().len()).sum()
+        self.fields().map(|field| field.size_bytes()).sum()
     }
 }
 
@@ -166,7 +260,7 @@ impl<'a> MicroBatch<'a> {
     /// The fields, in order.
     pub fn fields(&self) -> impl Iterator<Item = FieldView<'a>> + use<'a> {
         let Self { batch, start, end } = *self;
-        batch.info.keep.iter().map(move |index| FieldView { filled: &batch.filled, index: *index, start, end })
+        batch.info.keep.iter().map(move |index| FieldView { contents: &batch.contents, index: *index, start, end })
     }
 
     /// The field with that name.
@@ -190,7 +284,7 @@ impl std::fmt::Debug for MicroBatch<'_> {
 /// One field of a batch or of a part of it: dense rows, first dimension = rows.
 #[derive(Clone, Copy)]
 pub struct FieldView<'a> {
-    filled: &'a Filled,
+    contents: &'a Contents,
     index: usize,
     /// Rows of the batch.
     start: usize,
@@ -199,7 +293,7 @@ pub struct FieldView<'a> {
 
 impl<'a> FieldView<'a> {
     fn field(&self) -> &'a crate::tensor::Field {
-        &self.filled.spec().fields()[self.index]
+        &self.contents.spec().fields()[self.index]
     }
 
     /// The name.
@@ -229,18 +323,15 @@ impl<'a> FieldView<'a> {
 
     /// The true first dimension of each row of an `UpTo` field; `None` for fixed shapes.
     pub fn lens(&self) -> Option<&'a [u64]> {
-        self.filled.lens(self.index).map(|lens| &lens[self.start..self.end])
+        self.contents.lens(self.index).map(|lens| &lens[self.start..self.end])
     }
 
     /// All elements, row after row.
     ///
-    /// Errors: [`ErrorKind::Shape`] when `T` is not the dtype.
+    /// Errors: [`ErrorKind::Shape`] when `T` is not the dtype, [`ErrorKind::Device`] when the batch lies on a device.
     pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
-        if self.dtype() != T::DTYPE {
-            let message = format!("field `{}` holds {}, not {}", self.name(), self.dtype(), T::DTYPE);
-            return Err(Error::new(ErrorKind::Shape, Stage::Batch, message));
-        }
-        Ok(bytemuck::cast_slice(self.as_bytes()))
+        self.check_dtype::<T>()?;
+        self.as_bytes().map(bytemuck::cast_slice)
     }
 
     /// The elements of one row: of an `UpTo` field only the true ones.
@@ -262,9 +353,112 @@ impl<'a> FieldView<'a> {
     }
 
     /// All bytes, row after row, native byte order.
-    pub fn as_bytes(&self) -> &'a [u8] {
-        let row_bytes = self.filled.row_bytes(self.index);
-        &self.filled.bytes(self.index)[self.start * row_bytes..self.end * row_bytes]
+    ///
+    /// Errors: [`ErrorKind::Device`] when the batch lies on a device.
+    pub fn as_bytes(&self) -> Result<&'a [u8]> {
+        match self.contents {
+            Contents::Host(filled) => Ok(&filled.bytes(self.index)[self.span()]),
+            #[cfg(feature = "cuda")]
+            Contents::Cuda(on_device) => Err(self.elsewhere(on_device)),
+        }
+    }
+
+    /// A copy of all elements, row after row, wherever they lie; see [`read_into`](Self::read_into).
+    ///
+    /// Errors: [`ErrorKind::Shape`] when `T` is not the dtype, [`ErrorKind::Device`] when the device fails.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        self.check_dtype::<T>()?;
+        let mut elements = vec![T::zeroed(); self.size_bytes() / size_of::<T>()];
+        self.read_into(bytemuck::cast_slice_mut(&mut elements))?;
+        Ok(elements)
+    }
+
+    /// Copies all [bytes](Self::size_bytes) to `out`, wherever they lie. From a device this waits for the copy: for looking at
+    /// data, not for training.
+    ///
+    /// Errors: [`ErrorKind::Shape`] when `out` is of another length, [`ErrorKind::Device`] when the device fails.
+    pub fn read_into(&self, out: &mut [u8]) -> Result<()> {
+        if out.len() != self.size_bytes() {
+            let message = format!("field `{}` has {} bytes, not {}", self.name(), self.size_bytes(), out.len());
+            return Err(Error::new(ErrorKind::Shape, Stage::Batch, message));
+        }
+        match self.contents {
+            Contents::Host(_) => out.copy_from_slice(self.as_bytes()?),
+            #[cfg(feature = "cuda")]
+            Contents::Cuda(on_device) => on_device.read_back(self.index, self.span().start, out)?,
+        }
+        Ok(())
+    }
+
+    /// Bytes of all elements.
+    pub fn size_bytes(&self) -> usize {
+        self.span().len()
+    }
+
+    /// Bytes of the field's array.
+    fn span(&self) -> std::ops::Range<usize> {
+        let row_bytes = self.contents.row_bytes(self.index);
+        self.start * row_bytes..self.end * row_bytes
+    }
+
+    fn check_dtype<T: Element>(&self) -> Result<()> {
+        if self.dtype() == T::DTYPE {
+            return Ok(());
+        }
+        let message = format!("field `{}` holds {}, not {}", self.name(), self.dtype(), T::DTYPE);
+        Err(Error::new(ErrorKind::Shape, Stage::Batch, message))
+    }
+}
+
+/// Fields in device memory.
+#[cfg(feature = "cuda")]
+impl<'a> FieldView<'a> {
+    /// The field as a slice of cudarc's, for work on `stream`, which is [bound](Batch::bind) to the batch. `T` is
+    /// checked; the elements are dense, row after row.
+    ///
+    /// Errors: [`ErrorKind::Shape`] when `T` is not the dtype, [`ErrorKind::Device`] when the batch lies on the host,
+    /// [`ErrorKind::Config`] for a stream of another context.
+    pub fn cuda_slice<T: Element>(&self, stream: &Arc<cudarc::driver::CudaStream>) -> Result<FieldSlice<'a, T>> {
+        self.check_dtype::<T>()?;
+        let on_device = self.on_device()?;
+        on_device.bind(&Stream::from(stream))?;
+        let ptr = on_device.ptr(self.index) + self.span().start as u64;
+        FieldSlice::of(on_device, stream, ptr, self.size_bytes() / size_of::<T>())
+    }
+
+    /// The address in device memory of the first element. Where no stream is bound to the batch, the legacy default stream
+    /// is from here on: work on other streams needs [`Batch::bind`] first.
+    ///
+    /// Errors: [`ErrorKind::Device`] when the batch lies on the host.
+    pub fn device_ptr(&self) -> Result<u64> {
+        let on_device = self.on_device()?;
+        on_device.bind_any()?;
+        Ok(on_device.ptr(self.index) + self.span().start as u64)
+    }
+
+    /// The address in device memory of the [lengths](Self::lens) of an `UpTo` field, `u64` each.
+    ///
+    /// Errors: as [`device_ptr`](Self::device_ptr).
+    pub fn device_lens_ptr(&self) -> Result<Option<u64>> {
+        let on_device = self.on_device()?;
+        on_device.bind_any()?;
+        Ok(on_device.lens_ptr(self.index).map(|ptr| ptr + 8 * self.start as u64))
+    }
+
+    fn on_device(&self) -> Result<&'a OnDevice> {
+        match self.contents {
+            Contents::Cuda(on_device) => Ok(on_device),
+            Contents::Host(_) => {
+                let message = format!("field `{}` lies on the host; `as_slice` gives it", self.name());
+                Err(Error::new(ErrorKind::Device, Stage::Batch, message))
+            }
+        }
+    }
+
+    fn elsewhere(&self, on_device: &OnDevice) -> Error {
+        let (name, ordinal) = (self.name(), on_device.gpu().ordinal());
+        let message = format!("field `{name}` lies on cuda:{ordinal}; `cuda_slice` gives it, `to_vec` copies it back");
+        Error::new(ErrorKind::Device, Stage::Batch, message)
     }
 }
 

@@ -22,7 +22,7 @@ fn rows(dataset: Arc<dyn Dataset>) -> Result<Vec<Vec<u8>>> {
         let batch = batch?;
         for row in 0..batch.len() {
             let bytes = |field: &feedline::FieldView<'_>| {
-                let all = field.as_bytes();
+                let all = field.as_bytes().unwrap();
                 all[row * (all.len() / batch.len())..][..all.len() / batch.len()].to_vec()
             };
             rows.push(batch.fields().flat_map(|field| bytes(&field)).collect());

@@ -33,7 +33,7 @@ fn memory_stays_within_the_plan_and_does_not_grow_from_ten_thousand_to_a_hundred
             let loader = build(builder.workers(2).memory_budget(budget).reader(mode).direct(direct));
             assert!(loader.plan().total() <= budget);
             for batch in loader.epoch(0).unwrap().take(30) {
-                assert!(batch.unwrap().field("record").unwrap().as_bytes().iter().all(|byte| *byte == 0));
+                assert!(batch.unwrap().field("record").unwrap().as_bytes().unwrap().iter().all(|byte| *byte == 0));
             }
             let more = anonymous().saturating_sub(before);
             assert!(more <= budget + 32 * MIB, "{mode:?} {direct:?}, {count} records: {} MiB", more / MIB);

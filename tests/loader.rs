@@ -296,8 +296,8 @@ fn transforms_add_fields_see_their_own_draws_and_do_not_depend_on_workers() {
             }
             out.push((
                 batch.ids().to_vec(),
-                one_hot.as_bytes().to_vec(),
-                batch.field("record").unwrap().as_bytes().to_vec(),
+                one_hot.as_bytes().unwrap().to_vec(),
+                batch.field("record").unwrap().as_bytes().unwrap().to_vec(),
             ));
         }
         out

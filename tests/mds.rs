@@ -111,10 +111,10 @@ fn batches_are_right(loader: &Loader, samples: usize) {
         let batch = batch.unwrap();
         for name in NUMBERS {
             let field = batch.field(name).unwrap();
-            let row_bytes = field.as_bytes().len() / batch.len();
+            let row_bytes = field.size_bytes() / batch.len();
             for (row, id) in batch.ids().iter().enumerate() {
                 let right = hex(&expected[*id as usize % 11][name]);
-                let bytes = &field.as_bytes()[row * row_bytes..][..row_bytes];
+                let bytes = &field.as_bytes().unwrap()[row * row_bytes..][..row_bytes];
                 assert_eq!(bytes[..right.len()], right, "{name} of {id}");
                 match field.lens() {
                     Some(lens) => assert_eq!(lens[row] as usize * 4, right.len()),

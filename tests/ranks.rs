@@ -374,9 +374,9 @@ fn check_micro(batch: &Batch, micro: &MicroBatch<'_>) {
         let each = whole.as_bytes().len() / batch.len();
         assert_eq!((field.dtype(), field.shape()[1..].to_vec()), (whole.dtype(), whole.shape()[1..].to_vec()));
         assert_eq!((field.shape()[0], field.strides()), (rows.len(), whole.strides()));
-        assert_eq!(field.as_bytes(), &whole.as_bytes()[rows.start * each..rows.end * each]);
+        assert_eq!(field.as_bytes().unwrap(), &whole.as_bytes().unwrap()[rows.start * each..rows.end * each]);
         // A view, not a copy.
-        assert_eq!(field.as_bytes().as_ptr(), whole.as_bytes()[rows.start * each..].as_ptr());
+        assert_eq!(field.as_bytes().unwrap().as_ptr(), whole.as_bytes().unwrap()[rows.start * each..].as_ptr());
         assert_eq!(field.lens(), whole.lens().map(|lens| &lens[rows.clone()]));
         for (row, number) in rows.clone().enumerate() {
             match field.dtype() {

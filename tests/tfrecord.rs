@@ -123,7 +123,7 @@ fn batches_have_the_features_whatever_reads_them() {
             for (row, id) in batch.ids().iter().enumerate() {
                 let right = &expected[*id as usize % 11];
                 let part = |name: &str| {
-                    let bytes = batch.field(name).unwrap().as_bytes();
+                    let bytes = batch.field(name).unwrap().as_bytes().unwrap();
                     let size = bytes.len() / batch.len();
                     &bytes[row * size..][..size]
                 };

@@ -22,9 +22,13 @@ const LEVELS: [(&str, u32); 15] = [
 ];
 
 /// The only files that may hold `unsafe`.
-const UNSAFE: [&str; 9] = [
+const UNSAFE: [&str; 13] = [
     "benches/common/turbo.rs",
     "src/decode/image/turbo.rs",
+    "src/device/cuda/copy.rs",
+    "src/device/cuda/driver.rs",
+    "src/device/cuda/slice.rs",
+    "src/device/cuda/stream.rs",
     "src/memory/region.rs",
     "src/memory/pool.rs",
     "src/memory/ring.rs",

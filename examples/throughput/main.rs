@@ -13,7 +13,7 @@ use feedline::dataset::Dataset;
 use feedline::decode::{Bytes, Image, PixelLayout};
 use feedline::read::{Direct, Mode};
 use feedline::tensor::{DType, Encoding};
-use feedline::{Batch, Device, Loader, LoaderBuilder, Order};
+use feedline::{Batch, Device, FieldView, Loader, LoaderBuilder, Order};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use source::SourceArgs;
 use std::error::Error;
@@ -65,9 +65,9 @@ struct Args {
     /// Stop after N batches
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     batches: Option<u64>,
-    /// Where batches are handed out
-    #[arg(long, value_enum, default_value_t = Target::Auto)]
-    device: Target,
+    /// Where batches are handed out: auto, host or cuda:N
+    #[arg(long, default_value = "auto")]
+    device: Device,
     /// Most MiB of memory [default: as much as the defaults need]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     budget_mib: Option<u32>,
@@ -109,12 +109,6 @@ enum Bypass {
     Auto,
     On,
     Off,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Target {
-    Auto,
-    Host,
 }
 
 fn main() {
@@ -210,10 +204,7 @@ fn configure(builder: LoaderBuilder, args: &Args) -> LoaderBuilder {
             Bypass::On => Direct::On,
             Bypass::Off => Direct::Off,
         })
-        .device(match args.device {
-            Target::Auto => Device::auto(),
-            Target::Host => Device::host(),
-        });
+        .device(args.device.clone());
     if let Some(workers) = args.workers {
         builder = builder.workers(workers);
     }
@@ -245,7 +236,7 @@ fn pull(loader: &Loader, args: &Args) -> Result<Tally, Box<dyn Error>> {
         return Err("an epoch has no batch".into());
     }
     let bar = progress(limit);
-    let (mut order, mut data) = (Xxh3::new(), Xxh3::new());
+    let (mut order, mut data, mut copy) = (Xxh3::new(), Xxh3::new(), Vec::new());
     let (mut samples, mut bytes, mut batches, mut first_batch_s) = (0, 0, 0, 0.0);
     let (started, cpu) = (Instant::now(), cpu_s());
     for batch in loader.epochs(0..limit.div_ceil(per_epoch))? {
@@ -255,13 +246,16 @@ fn pull(loader: &Loader, args: &Args) -> Result<Tally, Box<dyn Error>> {
         }
         batches += 1;
         samples += batch.len() as u64;
-        bytes += batch.fields().map(|field| field.as_bytes().len() as u64).sum::<u64>();
+        bytes += batch.fields().map(|field| field.size_bytes() as u64).sum::<u64>();
         batch.ids().iter().for_each(|id| order.update(&id.to_le_bytes()));
         if args.hash {
-            hash_rows(&batch, &mut data);
+            hash_rows(&batch, &mut data, &mut copy)?;
         }
         bar.inc(1);
-        if batches == limit || args.seconds.is_some_and(|seconds| started.elapsed().as_secs_f64() >= seconds) {
+        let last = batches == limit || args.seconds.is_some_and(|seconds| started.elapsed().as_secs_f64() >= seconds);
+        if last {
+            // Batches on a device are handed out while their copies are on their way: the last one is waited for.
+            batch.fields().try_for_each(|field| copy_of(&field, &mut copy).map(|_| ()))?;
             break;
         }
     }
@@ -272,14 +266,23 @@ fn pull(loader: &Loader, args: &Args) -> Result<Tally, Box<dyn Error>> {
 }
 
 /// Sample by sample, field by field: the hash does not depend on the batch size.
-fn hash_rows(batch: &Batch, hash: &mut Xxh3) {
-    for row in 0..batch.len() {
-        for field in batch.fields() {
-            let bytes = field.as_bytes();
-            let row_bytes = bytes.len() / batch.len();
-            hash.update(&bytes[row * row_bytes..(row + 1) * row_bytes]);
+fn hash_rows(batch: &Batch, hash: &mut Xxh3, copy: &mut Vec<u8>) -> feedline::Result<()> {
+    for part in batch.micro(batch.len())? {
+        for field in part.fields() {
+            hash.update(copy_of(&field, copy)?);
         }
     }
+    Ok(())
+}
+
+/// The field's bytes: those of the host as they are, those of a device copied.
+fn copy_of<'a>(field: &FieldView<'a>, copy: &'a mut Vec<u8>) -> feedline::Result<&'a [u8]> {
+    if let Ok(bytes) = field.as_bytes() {
+        return Ok(bytes);
+    }
+    copy.resize(field.size_bytes(), 0);
+    field.read_into(copy)?;
+    Ok(copy)
 }
 
 fn progress(batches: u64) -> ProgressBar {

@@ -1,16 +1,25 @@
 //! Where batches are handed out: the host's memory, or a GPU's.
 //!
 //! A device that is absent is a value, not a build option: [`Device::auto`] says what it chose and why. The host device
-//! hands out views of the slot itself. Other backends pin the pool's regions (they return a guard that is dropped
-//! before the region) and copy full slots on a stream of theirs; they come with the CUDA backend.
+//! hands out views of the slot itself. A CUDA device ([`cuda`]) pins the pool's regions and copies full slots on a stream of
+//! its own.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
+
+use crate::error::{Error, ErrorKind, Result, Stage};
 use std::fmt;
+use std::str::FromStr;
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
 
 /// Where the fields of a batch lie.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct Device {
     kind: DeviceKind,
     why: String,
+    #[cfg(feature = "cuda")]
+    gpu: Option<Arc<cuda::driver::Gpu>>,
 }
 
 /// Kinds of device.
@@ -19,17 +28,80 @@ pub struct Device {
 pub enum DeviceKind {
     /// Memory of the process.
     Host,
+    /// Memory of the CUDA device with that number.
+    Cuda(usize),
 }
 
 impl Device {
     /// The host: batches are views of their slots, no copy is made.
     pub fn host() -> Self {
-        Self { kind: DeviceKind::Host, why: "asked for".into() }
+        Self::host_since("asked for")
     }
 
-    /// The best device there is.
+    fn host_since(why: impl Into<String>) -> Self {
+        Self {
+            kind: DeviceKind::Host,
+            why: why.into(),
+            #[cfg(feature = "cuda")]
+            gpu: None,
+        }
+    }
+
+    /// A GPU where one is usable, else the host; [`why`](Self::why) says which and why. Of several GPUs the one with the
+    /// number that the launcher gave this process on its node ([`Shard::local_rank`](crate::Shard::local_rank)), else the
+    /// first.
     pub fn auto() -> Self {
-        Self { kind: DeviceKind::Host, why: "this version has no other backend".into() }
+        Self::best()
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn best() -> Self {
+        Self::host_since("built without the feature `cuda`")
+    }
+
+    #[cfg(feature = "cuda")]
+    fn best() -> Self {
+        let count = match cuda::driver::Driver::get() {
+            Ok(driver) => driver.devices(),
+            Err(absent) => return Self::host_since(absent.to_string()),
+        };
+        let local = crate::order::Shard::from_env().ok().and_then(|shard| shard.local_rank());
+        let (ordinal, why) = match local {
+            Some(rank) if count > 1 => {
+                (rank as usize % count, format!("local rank {rank}, {count} devices are visible"))
+            }
+            _ => (0, format!("the first of {count}")),
+        };
+        match cuda::open(ordinal) {
+            Ok(gpu) => Self::of(gpu, why),
+            Err(error) => Self::host_since(format!("cuda:{ordinal} is not usable: {}", error.message())),
+        }
+    }
+
+    /// The GPU with that number among those that the process sees (`CUDA_VISIBLE_DEVICES` is respected).
+    ///
+    /// Errors: [`ErrorKind::Device`](crate::ErrorKind::Device), saying why not: no driver, too old, no such device, no memory
+    /// left for a context.
+    pub fn cuda(ordinal: usize) -> Result<Self> {
+        #[cfg(feature = "cuda")]
+        return Ok(Self::of(cuda::open(ordinal)?, "asked for".into()));
+        #[cfg(not(feature = "cuda"))]
+        Err(Error::new(ErrorKind::Device, Stage::Build, format!("cuda:{ordinal}: built without the feature `cuda`")))
+    }
+
+    /// The GPU of this context, for programs that use cudarc themselves: events of one context object order the work of
+    /// the other only when both are the same.
+    ///
+    /// Errors: as [`cuda`](Self::cuda).
+    #[cfg(feature = "cuda")]
+    pub fn cuda_in(context: Arc<cudarc::driver::CudaContext>) -> Result<Self> {
+        Ok(Self::of(cuda::open_in(context)?, "asked for, in the caller's context".into()))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn of(gpu: Arc<cuda::driver::Gpu>, why: String) -> Self {
+        let why = format!("{}, {why}", gpu.name());
+        Self { kind: DeviceKind::Cuda(gpu.ordinal()), why, gpu: Some(gpu) }
     }
 
     /// Which kind it is.
@@ -41,19 +113,75 @@ impl Device {
     pub fn why(&self) -> &str {
         &self.why
     }
+
+    /// Where the GPU sits, as in `/sys/bus/pci/devices`; `None` for the host.
+    pub fn pci_bus_id(&self) -> Option<&str> {
+        #[cfg(feature = "cuda")]
+        return self.gpu.as_ref().and_then(|gpu| gpu.pci_bus_id());
+        #[cfg(not(feature = "cuda"))]
+        None
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn gpu(&self) -> Option<&Arc<cuda::driver::Gpu>> {
+        self.gpu.as_ref()
+    }
+}
+
+impl FromStr for Device {
+    type Err = Error;
+
+    /// `auto`, `host`, `cuda` (the first) or `cuda:N`: what command lines take. Errors: as [`Device::cuda`], and
+    /// [`ErrorKind::Config`] for other words.
+    fn from_str(words: &str) -> Result<Self> {
+        let ordinal = match words {
+            "auto" => return Ok(Self::auto()),
+            "host" | "cpu" => return Ok(Self::host()),
+            "cuda" => Some(0),
+            _ => words.strip_prefix("cuda:").and_then(|number| number.parse().ok()),
+        };
+        let unknown = || {
+            let message = format!("no device is called {words:?}; there are auto, host and cuda:N");
+            Error::new(ErrorKind::Config, Stage::Build, message)
+        };
+        Self::cuda(ordinal.ok_or_else(unknown)?)
+    }
 }
 
 impl Default for Device {
+    /// The host: what a program does must not depend on the machine unless it asks for that ([`auto`](Self::auto)).
     fn default() -> Self {
-        Self::auto()
+        Self::host_since("the default")
     }
 }
 
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        self.kind == other.kind
+    }
+}
+
+impl Eq for Device {}
+
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = match self.kind {
-            DeviceKind::Host => "host",
-        };
-        write!(f, "{kind} ({})", self.why)
+        match self.kind {
+            DeviceKind::Host => write!(f, "host ({})", self.why),
+            DeviceKind::Cuda(ordinal) => write!(f, "cuda:{ordinal} ({})", self.why),
+        }
     }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Things that broken devices kept, in this process.
+pub(crate) fn leaked() -> u64 {
+    #[cfg(feature = "cuda")]
+    return cuda::driver::leaked();
+    #[cfg(not(feature = "cuda"))]
+    0
 }

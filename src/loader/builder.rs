@@ -1,10 +1,12 @@
 //! Settings of a loader, and how `build` turns them into threads and memory.
 
 use super::{JobMaker, Loader, Place, Shared, config};
-use crate::batch::BatchInfo;
+use crate::batch::{BatchInfo, Contents};
 use crate::dataset::{self, Dataset};
 use crate::decode::{Ctx, Decoder};
-use crate::device::Device;
+#[cfg(feature = "cuda")]
+use crate::device::cuda::copy::Copier;
+use crate::device::{Device, DeviceKind};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{BatchMut, ByteRing, ChunkBuf, Filled, Pool, Row};
 use crate::order::{Batches, LastBatch, Order, Shard};
@@ -13,14 +15,16 @@ use crate::pipeline::fetch::{Io, Pending};
 use crate::pipeline::plan::{Demand, MemoryPlan};
 use crate::pipeline::recipe::{Recipe, Steps};
 use crate::pipeline::runtime::{self, Runtime};
+#[cfg(feature = "cuda")]
+use crate::pipeline::transfer::Transfer;
 use crate::pipeline::work::{Queue, Sizes, Workers, panicked};
-use crate::pipeline::{Core, Exchange, IoSide, ToIo};
+use crate::pipeline::{Core, Exchange, IoSide, ToDevice, ToIo};
 use crate::profile::Meters;
 use crate::read::{self, Choice, Direct, Mode, Opened, ReaderOptions};
 use crate::state::{Cursor, State};
 use crate::stop::Stop;
 use crate::tensor::{Field, Layout, Spec};
-use crossbeam_channel::{Receiver, bounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -32,6 +36,9 @@ const WORKERS_MAX: usize = 1024;
 const SLOTS_MAX: usize = 65_536;
 /// Bytes of a sample at most: beyond any memory, and far from where sums overflow.
 const SAMPLE_MAX: u64 = 1 << 44;
+/// Batches on a device by default.
+const DEVICE_BATCHES: usize = 3;
+
 /// Settings of a loader; every call may be left out but [`build`](Self::build).
 #[must_use]
 pub struct LoaderBuilder {
@@ -50,6 +57,9 @@ pub struct LoaderBuilder {
     budget: Option<usize>,
     reader: ReaderOptions,
     device: Device,
+    device_batches: Option<usize>,
+    #[cfg(feature = "cuda")]
+    streams: Vec<crate::device::cuda::Stream>,
     held_deadline: Duration,
 }
 
@@ -81,7 +91,10 @@ impl LoaderBuilder {
             slots: None,
             budget: None,
             reader: ReaderOptions::default(),
-            device: Device::auto(),
+            device: Device::default(),
+            device_batches: None,
+            #[cfg(feature = "cuda")]
+            streams: Vec::new(),
             held_deadline: Duration::from_secs(10),
         }
     }
@@ -249,9 +262,24 @@ impl LoaderBuilder {
         self
     }
 
-    /// Where batches are handed out. Default: [`Device::auto`].
+    /// Where batches are handed out. Default: the host; [`Device::auto`] is a GPU where there is one.
     pub fn device(mut self, device: Device) -> Self {
         self.device = device;
+        self
+    }
+
+    /// Batches in device memory at once, those in the user's hands included; at least 2. Default: 3, one in use, one there,
+    /// one on its way. The host device has none beside its [`slots`](Self::slots).
+    pub fn device_batches(mut self, batches: usize) -> Self {
+        self.device_batches = Some(batches);
+        self
+    }
+
+    /// A stream that works on the batches: it waits for each batch's copy, and its work is waited for before the memory of a
+    /// dropped batch is used again. May be called several times. Without it, see [`Batch::bind`](crate::Batch::bind).
+    #[cfg(feature = "cuda")]
+    pub fn stream(mut self, stream: impl Into<crate::device::cuda::Stream>) -> Self {
+        self.streams.push(stream.into());
         self
     }
 
@@ -301,13 +329,33 @@ impl LoaderBuilder {
             let cached = opened.cache.is_some() && dataset.sources().total_bytes() > 0;
             demand.take_chunks(&*dataset, &first.order, cached);
         }
-        let plan = MemoryPlan::new(&Demand { slots: self.slots, budget: self.budget, ..demand })?;
+        let on_host = self.device.kind() == DeviceKind::Host;
+        let device_batches = if on_host { 0 } else { self.device_batches.unwrap_or(DEVICE_BATCHES) };
+        let plan = MemoryPlan::new(&Demand { slots: self.slots, budget: self.budget, device_batches, ..demand })?;
         let spec = recipe.spec.clone();
-        let info = BatchInfo { keep: recipe.keep.clone(), device: self.device, held: AtomicUsize::new(0) };
+        let info = BatchInfo {
+            keep: recipe.keep.clone(),
+            most: if on_host { plan.slots } else { device_batches },
+            #[cfg(feature = "cuda")]
+            streams: self.streams,
+            device: self.device.clone(),
+            held: AtomicUsize::new(0),
+        };
         let seed = self.seed.unwrap_or(self.order.seed());
         let chunk_starts = jobs.chunks.as_ref().map(|chunks| chunks.starts.clone());
-        let assembly =
-            Assembly { dataset, chunk_starts, recipe, layout, opened, plan: plan.clone(), pending, parts, seed };
+        let plan_for = plan.clone();
+        let assembly = Assembly {
+            dataset,
+            chunk_starts,
+            recipe,
+            layout,
+            opened,
+            plan: plan_for,
+            pending,
+            parts,
+            seed,
+            device: self.device,
+        };
         let (runtime, ready, choice) = assembly.start(spec, workers)?;
         let shared = Shared {
             runtime,
@@ -353,6 +401,9 @@ impl LoaderBuilder {
         }
         if self.workers.is_some_and(|workers| workers > WORKERS_MAX) {
             return Err(config(&format!("more than {WORKERS_MAX} workers")));
+        }
+        if self.device_batches.is_some_and(|batches| !(2..=SLOTS_MAX).contains(&batches)) {
+            return Err(config(&format!("device_batches must be 2 to {SLOTS_MAX}")));
         }
         if self.slots.is_some_and(|slots| slots == 0 || slots > SLOTS_MAX) {
             return Err(config(&format!("slots must be 1 to {SLOTS_MAX}")));
@@ -410,6 +461,7 @@ fn demand(
         index_bytes: dataset.index_bytes(),
         budget: None,
         largest: dataset.largest_sample(),
+        device_batches: 0,
     }
 }
 
@@ -424,16 +476,19 @@ struct Assembly {
     pending: usize,
     parts: usize,
     seed: u64,
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "it is the host"))]
+    device: Device,
 }
 
 impl Assembly {
-    fn start(self, spec: Spec, workers: usize) -> Result<(Runtime, Receiver<Filled>, Choice)> {
-        let Self { dataset, chunk_starts, recipe, layout, opened, plan, pending, parts, seed } = self;
+    fn start(self, spec: Spec, workers: usize) -> Result<(Runtime, Receiver<Contents>, Choice)> {
+        let onward = self.onward(&spec)?;
+        let Self { dataset, chunk_starts, recipe, layout, opened, plan, pending, parts, seed, .. } = self;
         let Opened { reader, cache, choice, .. } = opened;
         let waker = reader.waker();
         // Room for every slot there is, so that giving one back never waits.
         let (frees_in, frees) = bounded(plan.slots);
-        let (ready_in, ready) = bounded(plan.slots);
+        let (ready_in, ready) = bounded(plan.slots.saturating_add(plan.device_batches));
         let (idle_in, idle) = bounded(pending);
         let (map_in, maps) = if recipe.map_batches.is_empty() {
             (None, None)
@@ -449,11 +504,13 @@ impl Assembly {
             frees_out: frees.clone(),
             closed: AtomicBool::new(false),
             waker: waker.clone(),
+            to_device: onward.as_ref().map(Onward::to_device),
             to_map: map_in,
             map_bell: OnceLock::new(),
         });
         let closing = CloseOnError(Some(exchange.clone()));
         let row_bytes = layout.bytes() / layout.rows();
+        // Where free slots go is known to them; they are announced when the threads are there.
         let slots = Pool::new(spec, layout, plan.slots, Box::new(exchange.clone()))?;
         let on_room = waker.clone();
         let spans = pending * parts + chunks::pieces_in_flight(&*dataset, plan.chunks)? + 1;
@@ -497,9 +554,62 @@ impl Assembly {
         });
         let _ = exchange.map_bell.set(Arc::downgrade(&core));
         let io = Io::new(core.clone(), reader, IoSide { frees, idle, ring, chunks, regions }, pending);
-        let runtime = Runtime::start(core, io, handles)?;
+        let runtime = Onward::start(onward, core, io, handles, slots)?;
         closing.defuse();
         Ok((runtime, ready, choice))
+    }
+}
+
+/// What stands between full slots and the iterator when there is a device: its memory and streams, before the threads are.
+struct Onward {
+    #[cfg(feature = "cuda")]
+    copier: Copier,
+    full: (Sender<Filled>, Receiver<Filled>),
+    bell: (Sender<()>, Receiver<()>),
+}
+
+impl Assembly {
+    #[cfg(feature = "cuda")]
+    fn onward(&self, spec: &Spec) -> Result<Option<Onward>> {
+        let Some(gpu) = self.device.gpu() else { return Ok(None) };
+        let (full, bell) = (bounded(self.plan.slots), bounded(1));
+        let counts = (self.plan.device_batches, self.plan.slots);
+        let copier = Copier::new(gpu, (spec, &self.layout), &self.recipe.keep, counts, bell.0.clone())?;
+        Ok(Some(Onward { copier, full, bell }))
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn onward(&self, _spec: &Spec) -> Result<Option<Onward>> {
+        Ok(None)
+    }
+}
+
+impl Onward {
+    fn to_device(&self) -> ToDevice {
+        ToDevice { full: self.full.0.clone(), full_out: self.full.1.clone(), bell: self.bell.0.clone() }
+    }
+
+    /// Starts the threads and lets the slots go round.
+    fn start(
+        onward: Option<Self>,
+        core: Arc<Core>,
+        io: Io,
+        workers: Vec<std::thread::JoinHandle<()>>,
+        slots: Pool,
+    ) -> Result<Runtime> {
+        #[cfg(feature = "cuda")]
+        if let Some(Self { copier, full, bell }) = onward {
+            let ready = core.exchange.ready.clone();
+            let room = slots.regions().len();
+            let transfer = Transfer { core: core.clone(), copier, full: full.1, bell: bell.1, ready, slots: room };
+            let mut runtime = Runtime::start(core, io, workers)?;
+            runtime.start_transfer(transfer, slots)?;
+            return Ok(runtime);
+        }
+        #[cfg(not(feature = "cuda"))]
+        drop(onward);
+        slots.announce(|_| {});
+        Runtime::start(core, io, workers)
     }
 }
 

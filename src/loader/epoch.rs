@@ -1,9 +1,9 @@
 //! The iterator over batches.
 
 use super::{Place, Shared, config};
-use crate::batch::{Batch, Reorder};
+use crate::batch::{Batch, Contents, Reorder};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::memory::{Filled, Ticket};
+use crate::memory::Ticket;
 use crate::order::Batches;
 use crate::pipeline::Start;
 use crate::profile::Report;
@@ -24,7 +24,7 @@ pub struct Epoch {
     shared: Arc<Shared>,
     generation: u64,
     cancelled: Arc<AtomicBool>,
-    reorder: Reorder<Filled>,
+    reorder: Reorder<Contents>,
     /// The epoch that it starts with, and that one's batches; the others have those of a whole epoch.
     first: (u64, Batches),
     total: u64,
@@ -121,17 +121,17 @@ impl Epoch {
         self.shared.report()
     }
 
-    fn wait(&mut self) -> Result<Filled> {
+    fn wait(&mut self) -> Result<Contents> {
         let asked = Instant::now();
         loop {
-            if let Some(filled) = self.reorder.take() {
-                return Ok(filled);
+            if let Some(contents) = self.reorder.take() {
+                return Ok(contents);
             }
             match self.shared.ready.recv_timeout(TICK) {
-                Ok(filled) => {
-                    let ticket = filled.ticket();
+                Ok(contents) => {
+                    let ticket = contents.ticket();
                     if ticket.generation == self.generation {
-                        self.reorder.put(ticket.sequence, filled);
+                        self.reorder.put(ticket.sequence, contents);
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => self.look_for_trouble(asked)?,
@@ -148,8 +148,9 @@ impl Epoch {
             return Err(error);
         }
         let held = self.shared.info.held.load(Ordering::Relaxed);
-        if held >= self.shared.plan.slots && asked.elapsed() >= self.shared.held_deadline {
-            let message = format!("the caller holds all {held} batches; drop one, or raise `slots`");
+        if held >= self.shared.info.most && asked.elapsed() >= self.shared.held_deadline {
+            let message =
+                format!("the caller holds all {held} batches; drop one, or raise `{}`", self.shared.info.permit());
             return Err(Error::new(ErrorKind::BatchesHeld, Stage::Batch, message));
         }
         Ok(())
@@ -165,7 +166,7 @@ impl Epoch {
         core.exchange.generation.fetch_add(1, Ordering::AcqRel);
         self.reorder = Reorder::new(1);
         while self.shared.ready.try_recv().is_ok() {}
-        core.to_io.waker.wake();
+        core.exchange.ring();
         self.shared.live.store(false, Ordering::Release);
     }
 
@@ -178,8 +179,10 @@ impl Epoch {
         });
     }
 
-    fn note(&mut self, asked: Instant, filled: Filled) -> Batch {
-        self.step(filled.ticket());
+    fn note(&mut self, asked: Instant, contents: Contents) -> Result<Batch> {
+        let ticket = contents.ticket();
+        let batch = Batch::new(contents, self.shared.info.clone())?;
+        self.step(ticket);
         let meters = &self.shared.runtime.core().meters;
         let now = Instant::now();
         let waited = now.duration_since(asked).as_nanos() as u64;
@@ -188,13 +191,12 @@ impl Epoch {
         } else {
             meters.wait_ns.add(waited)
         }
-        let batch = Batch::new(filled, self.shared.info.clone());
         meters.batches.add(1);
         meters.samples.add(batch.valid() as u64);
         meters.bytes.add(batch.bytes() as u64);
         self.handed_out = Some(now);
         self.delivered += 1;
-        batch
+        Ok(batch)
     }
 }
 
@@ -209,7 +211,7 @@ impl Iterator for Epoch {
         if let Some(handed_out) = self.handed_out.take() {
             self.shared.runtime.core().meters.user_ns.add(asked.duration_since(handed_out).as_nanos() as u64);
         }
-        let filled = match self.wait() {
+        let contents = match self.wait() {
             Ok(filled) => filled,
             Err(error) => {
                 if error.kind() != ErrorKind::BatchesHeld {
@@ -218,8 +220,8 @@ impl Iterator for Epoch {
                 return Some(Err(error));
             }
         };
-        if let Some(mut error) = filled.take_failure() {
-            drop(filled);
+        if let Some(mut error) = contents.take_failure() {
+            drop(contents);
             if error.kind() == ErrorKind::Cancelled {
                 // Nobody cancelled this run: its rows were dropped by what broke the loader.
                 error = self.shared.runtime.core().trouble().unwrap_or(error);
@@ -227,11 +229,11 @@ impl Iterator for Epoch {
             self.end();
             return Some(Err(error));
         }
-        let batch = self.note(asked, filled);
-        if self.delivered == self.total {
+        let batch = self.note(asked, contents);
+        if batch.is_err() || self.delivered == self.total {
             self.end();
         }
-        Some(Ok(batch))
+        Some(batch)
     }
 
     /// Exact, unless an error ends the iterator before.

@@ -8,10 +8,10 @@ mod resume;
 pub use builder::LoaderBuilder;
 pub use epoch::Epoch;
 
-use crate::batch::BatchInfo;
+use crate::batch::{BatchInfo, Contents};
 use crate::dataset::Dataset;
+use crate::device::DeviceKind;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::memory::Filled;
 use crate::order::{Batches, ChunkStarts, LastBatch, Order, Shard};
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::work::panicked;
@@ -76,7 +76,7 @@ pub struct Loader {
 
 struct Shared {
     runtime: Runtime,
-    ready: Receiver<Filled>,
+    ready: Receiver<Contents>,
     choice: Choice,
     plan: MemoryPlan,
     info: Arc<BatchInfo>,
@@ -270,8 +270,9 @@ impl Shared {
             planned_amplification: self.planned_amplification,
             reads: meters.reads(),
             cache: core.cache.as_deref().map(|cache: &PageCache| (cache.hits(), cache.misses())),
+            copies: (self.info.device.kind() != DeviceKind::Host).then(|| meters.device.copies()),
             plan: self.plan.clone(),
-            leaked: read::leaked() + runtime::abandoned(),
+            leaked: read::leaked() + runtime::abandoned() + crate::device::leaked(),
         }
     }
 }

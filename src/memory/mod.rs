@@ -19,6 +19,8 @@ pub(crate) mod ring;
 pub use chunk::ChunkBuf;
 pub use pool::{BatchMut, Row, Status};
 pub(crate) use pool::{Filled, FreeSlot, Hooks, Pool, Rows, Ticket};
+#[cfg(feature = "cuda")]
+pub(crate) use region::Pinned;
 pub(crate) use region::{Bytes as RegionBytes, Region};
 pub use ring::{ByteRing, RingSpan};
 

@@ -70,20 +70,22 @@ pub(crate) struct Ticket {
     pub(crate) position: u64,
 }
 
-/// All slots of a loader; kept only to reach their regions.
+/// All slots of a new loader, and their regions for registration.
 pub(crate) struct Pool {
+    plan: Arc<Plan>,
+    slots: Vec<FreeSlot>,
     regions: Vec<Arc<Region>>,
 }
 
 impl Pool {
-    /// Reserves `count` slots and announces each through `hooks.free`.
+    /// Reserves `count` slots. They are of no use before [`announce`](Self::announce).
     pub(crate) fn new(spec: Spec, layout: Layout, count: usize, hooks: Box<dyn Hooks>) -> Result<Self> {
         let plan = Arc::new(Plan { spec, layout, hooks });
         let regions = (0..count)
             .map(|_| Region::new(plan.layout.bytes(), "a batch slot").map(Arc::new))
             .collect::<Result<Vec<_>>>()?;
-        for region in &regions {
-            let slot = Slot {
+        let slot = |region: &Arc<Region>| {
+            FreeSlot(Arc::new(Slot {
                 plan: plan.clone(),
                 region: region.clone(),
                 remaining: AtomicU32::new(0),
@@ -91,15 +93,23 @@ impl Pool {
                 rows: AtomicU32::new(0),
                 valid: AtomicU32::new(0),
                 failure: Mutex::new(None),
-            };
-            plan.hooks.free(FreeSlot(Arc::new(slot)));
-        }
-        Ok(Self { regions })
+            }))
+        };
+        let slots = regions.iter().map(slot).collect();
+        Ok(Self { plan, slots, regions })
     }
 
     /// One region per slot, for registration.
     pub(crate) fn regions(&self) -> &[Arc<Region>] {
         &self.regions
+    }
+
+    /// Announces each slot through `hooks.free`, after `ready` has seen its region.
+    pub(crate) fn announce(self, mut ready: impl FnMut(&Region)) {
+        for (slot, region) in self.slots.into_iter().zip(&self.regions) {
+            ready(region);
+            self.plan.hooks.free(slot);
+        }
     }
 }
 
@@ -555,6 +565,12 @@ impl Filled {
         self.slot().plan.layout.fields()[field].row_bytes
     }
 
+    /// A run of bytes of the slot, across arrays and what lies between them.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn span(&self, range: std::ops::Range<usize>) -> &[u8] {
+        self.array(range.start, range.len())
+    }
+
     /// True lengths of an `UpTo` field.
     pub(crate) fn lens(&self, field: usize) -> Option<&[u64]> {
         let offset = self.slot().plan.layout.fields()[field].lens?;
@@ -696,7 +712,7 @@ mod tests {
         }
     }
 
-    fn pool(rows: usize, count: usize) -> (Pool, Receiver<Filled>, Receiver<FreeSlot>) {
+    fn pool(rows: usize, count: usize) -> (Vec<Arc<Region>>, Receiver<Filled>, Receiver<FreeSlot>) {
         let fields = vec![
             Field::fixed("image", DType::U8, [3, 5]),
             Field::fixed("label", DType::I64, []),
@@ -707,7 +723,10 @@ mod tests {
         let (full, full_out) = channel();
         let (free, free_out) = channel();
         let hooks = Queues { full: Mutex::new(full), free: Mutex::new(free) };
-        (Pool::new(spec, layout, count, Box::new(hooks)).unwrap(), full_out, free_out)
+        let pool = Pool::new(spec, layout, count, Box::new(hooks)).unwrap();
+        let regions = pool.regions().to_vec();
+        pool.announce(|_| {});
+        (regions, full_out, free_out)
     }
 
     #[test]

@@ -5,6 +5,7 @@
 use crate::error::{Error, ErrorKind, Result, Stage};
 use memmap2::{Advice, MmapMut};
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Regions of at least this size ask for huge pages: fewer TLB misses, and far fewer pages to pin for a device or ring.
@@ -16,12 +17,18 @@ const HUGE: usize = 2 << 20;
 ///
 /// It hands out raw pointers only; `pool` and `ring` decide who may write where.
 pub(crate) struct Region {
-    // Held for its Drop; every access goes through `start`.
-    #[allow(dead_code, reason = "held for its Drop")]
-    map: MmapMut,
+    // Every access goes through `start`; taken out only by `drop`.
+    map: Option<MmapMut>,
     start: NonNull<u8>,
     len: usize,
     id: u64,
+    pin: OnceLock<Box<dyn Pinned>>,
+}
+
+/// A device's hold on a region, so that it can copy from there without the CPU.
+pub(crate) trait Pinned: Send + Sync {
+    /// Lets go. False when that cannot be established: the memory then stays mapped for ever.
+    fn release(&self) -> bool;
 }
 
 // SAFETY: a region is plain memory; which thread may touch which part of it is decided by the tokens of `pool` and
@@ -36,6 +43,14 @@ impl Region {
     /// Errors: [`ErrorKind::Budget`] when the kernel refuses.
     pub(crate) fn new(len: usize, what: &str) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
+        let mut map = Self::map(len, what)?;
+        let (start, len) = (map.as_mut_ptr(), map.len());
+        let start = NonNull::new(start).expect("a mapping is never at address 0");
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { map: Some(map), start, len, id, pin: OnceLock::new() })
+    }
+
+    fn map(len: usize, what: &str) -> Result<MmapMut> {
         let len = Self::size_for(len);
         let refused = |source| {
             Error::new(
@@ -45,7 +60,7 @@ impl Region {
             )
             .with_source(source)
         };
-        let mut map = MmapMut::map_anon(len).map_err(refused)?;
+        let map = MmapMut::map_anon(len).map_err(refused)?;
         if len >= HUGE_FROM {
             // Advice only: kernels without transparent huge pages answer EINVAL and work all the same.
             let _ = map.advise(Advice::HugePage);
@@ -58,8 +73,16 @@ impl Region {
             }
             _ => {}
         }
-        let start = NonNull::new(map.as_mut_ptr()).expect("a mapping is never at address 0");
-        Ok(Self { map, start, len, id: NEXT.fetch_add(1, Ordering::Relaxed) })
+        Ok(map)
+    }
+
+    #[cfg(feature = "cuda")]
+    /// Gives the region to a device for as long as it lives.
+    pub(crate) fn pin(&self, pin: impl FnOnce() -> Result<Box<dyn Pinned>>) -> Result<()> {
+        if self.pin.get().is_none() {
+            let _ = self.pin.set(pin()?);
+        }
+        Ok(())
     }
 
     /// Bytes that a region of `len` takes. Kernels align a mapping to huge pages only when it is a whole number of them,
@@ -85,13 +108,21 @@ impl Region {
     }
 }
 
+impl Drop for Region {
+    fn drop(&mut self) {
+        if self.pin.get().is_some_and(|pin| !pin.release()) {
+            std::mem::forget(self.map.take());
+        }
+    }
+}
+
 /// A region with one owner, as a slice: no tokens, so no pointers.
 pub(crate) struct Bytes(MmapMut);
 
 impl Bytes {
     /// As [`Region::new`].
     pub(crate) fn new(len: usize, what: &str) -> Result<Self> {
-        Ok(Self(Region::new(len, what)?.map))
+        Ok(Self(Region::map(len, what)?))
     }
 
     pub(crate) fn as_slice(&self) -> &[u8] {

@@ -12,6 +12,8 @@
 //!                         last row of a slot ────▼──► ready ─► Epoch::next (restores the order) ─► Batch
 //! ```
 //!
+//! With a GPU the [`transfer`] thread stands between the last row and `ready`: it restores the order and copies.
+//!
 //! A batch's rows go one of two ways. When the page cache is likely to hold them (or they lie in memory), workers look
 //! them up themselves and decode what they find; what is missing comes back to the I/O thread. Otherwise the I/O
 //! thread reads them at once, and one run of rows per batch still asks the cache, so that it is noticed when it warms.
@@ -45,10 +47,13 @@ pub(crate) mod fetch;
 pub(crate) mod plan;
 pub(crate) mod recipe;
 pub(crate) mod runtime;
+#[cfg(feature = "cuda")]
+pub(crate) mod transfer;
 pub(crate) mod work;
 
 pub use plan::MemoryPlan;
 
+use crate::batch::Contents;
 use crate::dataset::Dataset;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{ByteRing, Filled, FreeSlot, Hooks, Region, Rows, Ticket};
@@ -145,6 +150,12 @@ impl ToIo {
         self.waker.wake();
     }
 
+    /// The loader ends.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn is_ending(&self) -> bool {
+        self.shutdown.load(Ordering::Acquire)
+    }
+
     /// An entry for a sample in flight is free again.
     pub(crate) fn give_back(&self, pending: Box<fetch::Pending>) {
         if self.idle.send(pending).is_ok() {
@@ -173,8 +184,10 @@ pub(crate) struct Miss {
 pub(crate) struct Exchange {
     /// The iterator's run; slots of older runs are not worth handing out.
     pub(crate) generation: AtomicU64,
-    pub(crate) ready: Sender<Filled>,
-    pub(crate) ready_out: Receiver<Filled>,
+    pub(crate) ready: Sender<Contents>,
+    pub(crate) ready_out: Receiver<Contents>,
+    /// Where full slots go first when batches are handed out on a device.
+    pub(crate) to_device: Option<ToDevice>,
     pub(crate) frees: Sender<FreeSlot>,
     pub(crate) frees_out: Receiver<FreeSlot>,
     /// The loader is gone: what still arrives in the channels is taken out again. Slots know this exchange, so one that
@@ -185,6 +198,14 @@ pub(crate) struct Exchange {
     pub(crate) to_map: Option<Sender<Filled>>,
     /// Rings when something was put into `to_map`.
     pub(crate) map_bell: std::sync::OnceLock<std::sync::Weak<Core>>,
+}
+
+/// The way to the transfer thread.
+pub(crate) struct ToDevice {
+    pub(crate) full: Sender<Filled>,
+    pub(crate) full_out: Receiver<Filled>,
+    /// Something ended: look.
+    pub(crate) bell: Sender<()>,
 }
 
 impl Hooks for Arc<Exchange> {
@@ -214,9 +235,12 @@ impl Hooks for Arc<Exchange> {
 }
 
 impl Exchange {
-    /// Puts a full slot where the iterator takes it. The channel has room for every slot there is.
+    /// Puts a full slot where the iterator takes it, or the transfer thread. The channels have room for every slot there is.
     pub(crate) fn hand_out(&self, slot: Filled) {
-        let _ = self.ready.send(slot);
+        match &self.to_device {
+            Some(to_device) => drop(to_device.full.send(slot)),
+            None => drop(self.ready.send(Contents::Host(slot))),
+        }
         if self.closed.load(Ordering::SeqCst) {
             self.empty();
         }
@@ -228,8 +252,18 @@ impl Exchange {
         self.empty();
     }
 
+    /// A run ended: whoever waits for its slots shall look.
+    pub(crate) fn ring(&self) {
+        self.waker.wake();
+        if let Some(to_device) = &self.to_device {
+            // Full: it will look anyhow.
+            let _ = to_device.bell.try_send(());
+        }
+    }
+
     fn empty(&self) {
         while self.ready_out.try_recv().is_ok() {}
+        while self.to_device.as_ref().is_some_and(|to_device| to_device.full_out.try_recv().is_ok()) {}
         while self.frees_out.try_recv().is_ok() {}
     }
 }

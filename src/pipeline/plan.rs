@@ -43,6 +43,8 @@ pub(crate) struct Demand {
     pub(crate) index_bytes: usize,
     pub(crate) budget: Option<usize>,
     pub(crate) largest: Option<u64>,
+    /// Batches in device memory.
+    pub(crate) device_batches: usize,
 }
 
 /// What open chunks need.
@@ -96,6 +98,8 @@ pub struct MemoryPlan {
     pub stack_bytes: usize,
     /// The dataset's index; it was there before the loader and is not part of the budget.
     pub index_bytes: usize,
+    /// Batches in device memory, each as large as a slot; not part of the budget. 0 on the host.
+    pub device_batches: usize,
     /// What `memory_budget` allowed, if it was set.
     pub budget: Option<usize>,
 }
@@ -176,8 +180,9 @@ impl MemoryPlan {
             scratch_bytes,
             table_bytes: (demand.pending.saturating_mul(demand.pending_bytes))
                 .saturating_add(demand.chunks.as_ref().map_or(0, |chunks| chunks.tables)),
-            stack_bytes: (demand.workers + 1) * STACK,
+            stack_bytes: (demand.workers + 1 + usize::from(demand.device_batches > 0)) * STACK,
             index_bytes: demand.index_bytes,
+            device_batches: demand.device_batches,
             budget: demand.budget,
         }
     }
@@ -259,6 +264,11 @@ impl fmt::Display for MemoryPlan {
         }
         let budget = self.budget.map_or("no budget set".into(), |budget| format!("budget {}", Bytes(budget)));
         writeln!(f, "  {:<16} {:>10}  {budget}", "sum", Bytes(self.total()).to_string())?;
+        if self.device_batches > 0 {
+            let (count, one) = (self.device_batches, Bytes(self.slot_bytes));
+            let all = Bytes(count.saturating_mul(self.slot_bytes)).to_string();
+            writeln!(f, "  {:<16} {all:>10}  {count} batches × {one}, in its own memory", "(device)")?;
+        }
         write!(f, "  {:<16} {:>10}  the dataset's, before the loader", "(index)", Bytes(self.index_bytes).to_string())
     }
 }
@@ -285,6 +295,7 @@ mod tests {
             index_bytes: 0,
             budget: None,
             largest: Some(3),
+            device_batches: 0,
         }
     }
 

@@ -23,6 +23,8 @@ pub(crate) fn abandoned() -> u64 {
 pub(crate) struct Runtime {
     core: Option<Arc<Core>>,
     io: Option<JoinHandle<()>>,
+    /// The transfer thread, when there is a device.
+    transfer: Option<JoinHandle<()>>,
     workers: Vec<JoinHandle<()>>,
 }
 
@@ -54,25 +56,43 @@ pub(crate) fn pool(workers: usize) -> Result<(rayon::ThreadPool, Vec<JoinHandle<
 impl Runtime {
     /// Starts the I/O thread with what `make` builds on it.
     pub(crate) fn start(core: Arc<Core>, mut io: super::fetch::Io, workers: Vec<JoinHandle<()>>) -> Result<Self> {
-        let for_panic = core.clone();
-        let body = move || {
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| io.run())) {
-                let error = super::work::panicked(&*panic, Stage::Read);
-                for_panic.fail(Error::new(
-                    ErrorKind::Panicked,
-                    Stage::Read,
-                    format!("I/O thread: {}", error.message()),
-                ));
-            }
-        };
-        let spawned = std::thread::Builder::new().name("feedline-io".into()).spawn(body);
-        let io = spawned.map_err(|source| Error::os(Stage::Build, "cannot start the I/O thread", source))?;
-        Ok(Self { core: Some(core), io: Some(io), workers })
+        let io = guarded(&core, "feedline-io", Stage::Read, move || io.run())?;
+        Ok(Self { core: Some(core), io: Some(io), transfer: None, workers })
+    }
+
+    /// Starts the transfer thread.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn start_transfer(
+        &mut self,
+        transfer: super::transfer::Transfer,
+        pool: crate::memory::Pool,
+    ) -> Result<()> {
+        let core = self.core().clone();
+        self.transfer = Some(guarded(&core, "feedline-copy", Stage::Device, move || transfer.run(pool))?);
+        Ok(())
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {
         self.core.as_ref().expect("taken only by drop")
     }
+}
+
+/// Starts a thread whose panic becomes the error of the loader.
+fn guarded(
+    core: &Arc<Core>,
+    name: &'static str,
+    stage: Stage,
+    body: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>> {
+    let core = core.clone();
+    let body = move || {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(body)) {
+            let error = super::work::panicked(&*panic, stage);
+            core.fail(Error::new(ErrorKind::Panicked, stage, format!("thread {name}: {}", error.message())));
+        }
+    };
+    let spawned = std::thread::Builder::new().name(name.into()).spawn(body);
+    spawned.map_err(|source| Error::os(Stage::Build, format!("cannot start the thread {name}"), source))
 }
 
 impl Drop for Runtime {
@@ -81,10 +101,10 @@ impl Drop for Runtime {
         // No batch of an older run is worth handing out: full slots go straight back from here on.
         core.exchange.generation.fetch_add(1, Ordering::AcqRel);
         core.to_io.shutdown.store(true, Ordering::Release);
-        core.to_io.waker.wake();
+        core.exchange.ring();
         let deadline = Instant::now() + JOIN;
-        if let Some(io) = self.io.take() {
-            join(io, deadline);
+        for thread in [self.io.take(), self.transfer.take()].into_iter().flatten() {
+            join(thread, deadline);
         }
         // Drains hold the core; the last of them must be gone before the pool is, or it would end on its own thread.
         while core.work.active() > 0 && Instant::now() < deadline {

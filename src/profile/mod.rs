@@ -5,7 +5,7 @@
 
 mod report;
 
-pub use report::{Bound, Report};
+pub use report::{Bound, Copies, Report};
 
 use crate::read::{ReadStats, Reader};
 use std::sync::Mutex;
@@ -43,7 +43,40 @@ pub(crate) struct Meters {
     /// Chunks opened, and the samples in them.
     pub(crate) chunks: Counter,
     pub(crate) chunk_rows: Counter,
+    pub(crate) device: DeviceMeters,
     reads: Mutex<ReadStats>,
+}
+
+/// What the way onto the device counted.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "no device counts here"))]
+#[derive(Debug, Default)]
+pub(crate) struct DeviceMeters {
+    pub(crate) copies: Counter,
+    pub(crate) bytes: Counter,
+    pub(crate) pinned_slots: Counter,
+    pub(crate) pageable_slots: Counter,
+    /// Why a slot could not be pinned.
+    pageable: Mutex<Option<String>>,
+}
+
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "no device counts here"))]
+impl DeviceMeters {
+    /// A slot is copied from pageable memory, since it could not be pinned.
+    pub(crate) fn note_pageable(&self, why: &crate::Error) {
+        self.pageable_slots.add(1);
+        let mut reason = self.pageable.lock().unwrap_or_else(|poison| poison.into_inner());
+        reason.get_or_insert_with(|| why.message().to_string());
+    }
+
+    pub(crate) fn copies(&self) -> Copies {
+        Copies {
+            batches: self.copies.get(),
+            bytes: self.bytes.get(),
+            pinned_slots: self.pinned_slots.get(),
+            pageable_slots: self.pageable_slots.get(),
+            why_pageable: self.pageable.lock().unwrap_or_else(|poison| poison.into_inner()).clone(),
+        }
+    }
 }
 
 impl Meters {

@@ -44,10 +44,39 @@ pub struct Report {
     /// For datasets in chunks: the [read amplification](Self::read_amplification) of a whole epoch over all ranks, as
     /// planned.
     pub planned_amplification: Option<f64>,
+    /// What was copied to the device; `None` on the host.
+    pub copies: Option<Copies>,
     /// The memory.
     pub plan: MemoryPlan,
-    /// Things the kernel may still write to, left behind at shutdowns of this process.
+    /// Things that the kernel or a device may still use, left behind in this process.
     pub leaked: u64,
+}
+
+/// What a loader copied to its device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Copies {
+    /// Batches whose copy was given to the device.
+    pub batches: u64,
+    /// Bytes of them that crossed the bus.
+    pub bytes: u64,
+    /// Slots that are pinned so far: copied from without the CPU.
+    pub pinned_slots: u64,
+    /// Slots that could not be pinned; the driver copies from them by way of its own buffer, slower.
+    pub pageable_slots: u64,
+    /// Why.
+    pub why_pageable: Option<String>,
+}
+
+impl fmt::Display for Copies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gb = self.bytes as f64 / 1e9;
+        write!(f, "{} batches, {gb:.3} GB; {} slots pinned", self.batches, self.pinned_slots)?;
+        match &self.why_pageable {
+            Some(why) => write!(f, ", {} not ({why}): slower", self.pageable_slots),
+            None => Ok(()),
+        }
+    }
 }
 
 /// What limits the loader, as far as the counters tell.
@@ -204,8 +233,11 @@ impl fmt::Display for Report {
                 None => writeln!(f)?,
             }
         }
+        if let Some(copies) = &self.copies {
+            writeln!(f, "copies    {copies}")?;
+        }
         if self.leaked > 0 {
-            writeln!(f, "leaked    {} things that the kernel may still write to", self.leaked)?;
+            writeln!(f, "leaked    {} things that the kernel or a device may still use", self.leaked)?;
         }
         writeln!(f, "memory\n{}", self.plan)?;
         write!(f, "verdict   {}", self.advice())

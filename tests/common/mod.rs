@@ -84,8 +84,8 @@ pub fn pull(loader: &Loader, epoch: u64) -> Result<Vec<(u64, Vec<u8>)>> {
 
 pub fn rows(batch: &Batch) -> Vec<(u64, Vec<u8>)> {
     let field = batch.fields().next().unwrap();
-    let row_bytes = field.as_bytes().len() / batch.len();
-    batch.ids().iter().copied().zip(field.as_bytes().chunks(row_bytes).map(<[u8]>::to_vec)).collect()
+    let row_bytes = field.size_bytes() / batch.len();
+    batch.ids().iter().copied().zip(field.as_bytes().unwrap().chunks(row_bytes).map(<[u8]>::to_vec)).collect()
 }
 
 pub fn build(builder: LoaderBuilder) -> Loader {

@@ -69,8 +69,8 @@ pub fn load_by(dataset: impl Dataset, order: Order, mode: Mode, direct: Direct) 
         for (row, id) in batch.ids().iter().enumerate() {
             let mut fields = Row::new();
             for field in batch.fields() {
-                let row_bytes = field.as_bytes().len() / batch.len();
-                let bytes = &field.as_bytes()[row * row_bytes..][..row_bytes];
+                let row_bytes = field.size_bytes() / batch.len();
+                let bytes = &field.as_bytes().unwrap()[row * row_bytes..][..row_bytes];
                 let used = field.lens().map_or(row_bytes, |lens| row_bytes / field.shape()[1] * lens[row] as usize);
                 assert!(bytes[used..].iter().all(|byte| *byte == 0), "sample {id}: the padding is not zero");
                 fields.push((field.name().to_string(), bytes[..used].to_vec()));

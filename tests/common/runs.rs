@@ -411,8 +411,8 @@ pub struct Global {
 pub fn row_bytes(batch: &Batch, row: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     for field in batch.fields() {
-        let each = field.as_bytes().len() / batch.len();
-        bytes.extend_from_slice(&field.as_bytes()[row * each..][..each]);
+        let each = field.size_bytes() / batch.len();
+        bytes.extend_from_slice(&field.as_bytes().unwrap()[row * each..][..each]);
         if let Some(lens) = field.lens() {
             bytes.extend(lens[row].to_ne_bytes());
         }

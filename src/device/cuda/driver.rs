@@ -1,0 +1,722 @@
+//! The calls of the CUDA driver that this crate makes, each as a function that returns a [`Result`].
+//!
+//! ```text
+//! Driver   the library, opened once per process, with our own table of symbols: what is missing is a reason, never a panic
+//! Gpu      one device and its context; every call binds the context for itself and leaves the thread as it was
+//! Event, DeviceMemory, CopyStream, Pinned   own one driver object each
+//! ```
+//!
+//! Invariants:
+//! * Result codes are plain numbers here: a driver newer than the bindings may return one that no enum knows.
+//! * An error that breaks the context ("sticky") is latched in the `Gpu`. From then on nothing is called any more, also not
+//!   in `drop`: what the context owned is left to it, and counted.
+//! * Nothing is freed while the device may still use it; who cannot establish that leaks it and counts.
+
+#![allow(unsafe_code)]
+
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crossbeam_channel::Sender;
+use libloading::Library;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::fmt;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// The API version that the committed PTX and the symbols below need, as the driver counts it.
+const VERSION_LEAST: c_int = 12_000;
+
+/// Opaque handles of the driver. Numbers, so that they may cross threads: the driver's objects may be used from any.
+pub(crate) type Handle = usize;
+/// An address in device memory.
+pub(crate) type DevicePtr = u64;
+
+/// The legacy default stream.
+pub(crate) const LEGACY: Handle = 1;
+
+const EVENT_BLOCKING: c_uint = 1;
+const EVENT_NO_TIMING: c_uint = 2;
+const STREAM_NON_BLOCKING: c_uint = 1;
+const SUCCESS: c_int = 0;
+const NOT_READY: c_int = 600;
+
+macro_rules! symbols {
+    ($($field:ident: $name:literal ($($arg:ty),*);)*) => {
+        /// The table of symbols.
+        struct Symbols {
+            $($field: unsafe extern "C" fn($($arg),*) -> c_int,)*
+        }
+
+        impl Symbols {
+            fn load(library: &Library) -> Result<Self, String> {
+                Ok(Self {
+                    // SAFETY: the signatures below are those of CUDA's driver API since version 11, whose ABI is stable;
+                    // the library stays open for the life of the process.
+                    $($field: *unsafe { library.get(concat!($name, "\0").as_bytes()) }
+                        .map_err(|_| concat!("the driver library has no `", $name, "`").to_string())?,)*
+                })
+            }
+        }
+    };
+}
+
+symbols! {
+    init: "cuInit" (c_uint);
+    driver_version: "cuDriverGetVersion" (*mut c_int);
+    device_count: "cuDeviceGetCount" (*mut c_int);
+    device_get: "cuDeviceGet" (*mut c_int, c_int);
+    device_name: "cuDeviceGetName" (*mut c_char, c_int, c_int);
+    device_pci: "cuDeviceGetPCIBusId" (*mut c_char, c_int, c_int);
+    device_bytes: "cuDeviceTotalMem_v2" (*mut usize, c_int);
+    primary_retain: "cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
+    primary_release: "cuDevicePrimaryCtxRelease_v2" (c_int);
+    ctx_push: "cuCtxPushCurrent_v2" (Handle);
+    ctx_pop: "cuCtxPopCurrent_v2" (*mut Handle);
+    ctx_synchronize: "cuCtxSynchronize" ();
+    stream_create: "cuStreamCreate" (*mut Handle, c_uint);
+    stream_destroy: "cuStreamDestroy_v2" (Handle);
+    stream_synchronize: "cuStreamSynchronize" (Handle);
+    stream_wait: "cuStreamWaitEvent" (Handle, Handle, c_uint);
+    stream_ctx: "cuStreamGetCtx" (Handle, *mut Handle);
+    event_create: "cuEventCreate" (*mut Handle, c_uint);
+    event_record: "cuEventRecord" (Handle, Handle);
+    event_query: "cuEventQuery" (Handle);
+    event_synchronize: "cuEventSynchronize" (Handle);
+    event_destroy: "cuEventDestroy_v2" (Handle);
+    mem_alloc: "cuMemAlloc_v2" (*mut DevicePtr, usize);
+    mem_free: "cuMemFree_v2" (DevicePtr);
+    mem_info: "cuMemGetInfo_v2" (*mut usize, *mut usize);
+    host_register: "cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
+    host_unregister: "cuMemHostUnregister" (*mut c_void);
+    copy_to_device: "cuMemcpyHtoDAsync_v2" (DevicePtr, *const c_void, usize, Handle);
+    copy_to_host: "cuMemcpyDtoHAsync_v2" (*mut c_void, DevicePtr, usize, Handle);
+    fill: "cuMemsetD8Async" (DevicePtr, u8, usize, Handle);
+    module_load: "cuModuleLoadData" (*mut Handle, *const c_void);
+    module_unload: "cuModuleUnload" (Handle);
+    module_function: "cuModuleGetFunction" (*mut Handle, Handle, *const c_char);
+    host_func: "cuLaunchHostFunc" (Handle, unsafe extern "C" fn(*mut c_void), *mut c_void);
+    launch: "cuLaunchKernel" (Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void);
+    error_name: "cuGetErrorName" (c_int, *mut *const c_char);
+    error_text: "cuGetErrorString" (c_int, *mut *const c_char);
+}
+
+/// The driver library, ready for use. One per process.
+pub(crate) struct Driver {
+    symbols: Symbols,
+    version: c_int,
+    devices: c_int,
+}
+
+/// Why CUDA is not used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Absent {
+    /// No driver library; the loader's words.
+    NoLibrary(String),
+    /// The library is there, but too old for this crate, or not a driver.
+    TooOld(String),
+    /// The driver cannot be used: its code and name.
+    Init(i32, String),
+    /// The driver sees no device (none built in, or `CUDA_VISIBLE_DEVICES` hides them).
+    NoDevice,
+}
+
+impl fmt::Display for Absent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoLibrary(words) => write!(f, "no CUDA driver: {words}"),
+            Self::TooOld(words) => write!(f, "the CUDA driver is too old: {words}"),
+            Self::Init(code, name) => write!(f, "the CUDA driver does not start: {name} ({code})"),
+            Self::NoDevice => match std::env::var("CUDA_VISIBLE_DEVICES") {
+                Ok(seen) => write!(f, "no CUDA device is visible (CUDA_VISIBLE_DEVICES={seen:?})"),
+                Err(_) => f.write_str("no CUDA device"),
+            },
+        }
+    }
+}
+
+impl std::error::Error for Absent {}
+
+impl Driver {
+    /// Opens the driver, once per process; whatever came out of it stays.
+    pub(crate) fn get() -> Result<&'static Self, Absent> {
+        static DRIVER: OnceLock<Result<Driver, Absent>> = OnceLock::new();
+        DRIVER.get_or_init(Self::open).as_ref().map_err(Clone::clone)
+    }
+
+    fn open() -> Result<Self, Absent> {
+        let library = open_library().map_err(Absent::NoLibrary)?;
+        let symbols = Symbols::load(&library).map_err(Absent::TooOld)?;
+        // Closing a driver library is not something that drivers are tested for.
+        std::mem::forget(library);
+        let mut driver = Self { symbols, version: 0, devices: 0 };
+        let mut version = 0;
+        // SAFETY: the pointer is valid for the call.
+        let asked = unsafe { (driver.symbols.driver_version)(&mut version) };
+        if asked != SUCCESS || version < VERSION_LEAST {
+            let (major, minor) = (version / 1000, version % 1000 / 10);
+            return Err(Absent::TooOld(format!("it supports CUDA {major}.{minor}, 12.0 is needed")));
+        }
+        driver.version = version;
+        // SAFETY: no preconditions; the only legal flag is 0.
+        let started = unsafe { (driver.symbols.init)(0) };
+        // 100: no device.
+        if started == 100 {
+            return Err(Absent::NoDevice);
+        }
+        if started != SUCCESS {
+            return Err(Absent::Init(started, driver.name_of(started)));
+        }
+        // SAFETY: the pointer is valid for the call.
+        let counted = unsafe { (driver.symbols.device_count)(&mut driver.devices) };
+        match (counted, driver.devices) {
+            (SUCCESS, 1..) => Ok(driver),
+            (SUCCESS | 100, _) => Err(Absent::NoDevice),
+            (code, _) => Err(Absent::Init(code, driver.name_of(code))),
+        }
+    }
+
+    /// Devices that the process may use.
+    pub(crate) fn devices(&self) -> usize {
+        usize::try_from(self.devices).unwrap_or(0)
+    }
+
+    /// The newest CUDA that the driver supports: major, minor.
+    pub(crate) fn version(&self) -> (i32, i32) {
+        (self.version / 1000, self.version % 1000 / 10)
+    }
+
+    /// What is known of a device without a context on it.
+    pub(crate) fn found(&self, ordinal: usize) -> Option<super::Found> {
+        let device = self.device(c_int::try_from(ordinal).ok()?).ok()?;
+        let mut bytes = 0;
+        // SAFETY: the pointer is valid for the call. A failure leaves 0, which is only printed.
+        let _ = unsafe { (self.symbols.device_bytes)(&mut bytes, device) };
+        let name = self.text(self.symbols.device_name, device)?;
+        Some(super::Found { ordinal, name, bytes, pci_bus_id: self.text(self.symbols.device_pci, device) })
+    }
+
+    /// The name of a result code, `unknown` when the driver has none.
+    fn name_of(&self, code: c_int) -> String {
+        let text = |find: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int| {
+            let mut text: *const c_char = std::ptr::null();
+            // SAFETY: the pointer is valid for the call; on success the driver's string is static.
+            let found = unsafe { find(code, &mut text) };
+            // SAFETY: not null, and the driver's strings end with a zero and live for ever.
+            (found == SUCCESS && !text.is_null())
+                .then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+        };
+        match (text(self.symbols.error_name), text(self.symbols.error_text)) {
+            (Some(name), Some(words)) => format!("{name}: {words}"),
+            (Some(name), None) => name,
+            _ => "unknown code".into(),
+        }
+    }
+}
+
+fn open_library() -> Result<Library, String> {
+    use libloading::os::unix;
+    const NOLOAD: c_int = 4;
+    // What the process has open already under this name is the one to use: other CUDA code here talks to it, too.
+    // SAFETY: nothing is loaded, so no initialisers run.
+    if let Ok(open) = unsafe { unix::Library::open(Some("libcuda.so"), unix::RTLD_NOW | NOLOAD) } {
+        return Ok(open.into());
+    }
+    // `libcuda.so.1` first: a bare `libcuda.so` on the search path is often the stub that programs are linked with.
+    let mut words = String::new();
+    for name in ["libcuda.so.1", "libcuda.so"] {
+        // SAFETY: loading the driver runs its initialisers, which are made for being loaded at run time.
+        match unsafe { Library::new(name) } {
+            Ok(library) => return Ok(library),
+            Err(error) => words = error.to_string(),
+        }
+    }
+    Err(words)
+}
+
+/// Errors after which the context is of no use: NVIDIA documents that the process must end to go on.
+fn is_sticky(code: c_int) -> bool {
+    matches!(code, 4 | 214 | 220 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 802 | 911 | 999)
+}
+
+/// Driver objects of this process that were not given back, because the context was broken or still used them.
+static LEAKED: AtomicU64 = AtomicU64::new(0);
+
+/// How many things were left to broken contexts, in this process.
+pub(crate) fn leaked() -> u64 {
+    LEAKED.load(Ordering::Relaxed)
+}
+
+pub(crate) fn note_leak() {
+    LEAKED.fetch_add(1, Ordering::Relaxed);
+}
+
+/// One device and the context that a loader uses it by.
+pub(crate) struct Gpu {
+    driver: &'static Driver,
+    device: c_int,
+    context: Handle,
+    /// Keeps the context alive: the user's object, or our count of the primary one.
+    owner: Owner,
+    name: String,
+    pci: Option<String>,
+    bytes: usize,
+    /// The sticky error, once there was one.
+    latch: AtomicI32,
+}
+
+enum Owner {
+    Retained,
+    User(#[allow(dead_code, reason = "held for its Drop")] Arc<cudarc::driver::CudaContext>),
+}
+
+impl Gpu {
+    /// The device's primary context: the one that CUDA's runtime API, PyTorch and cudarc use as well.
+    pub(crate) fn primary(driver: &'static Driver, ordinal: usize) -> Result<Arc<Self>> {
+        let (count, wanted) = (driver.devices(), ordinal);
+        let ordinal = c_int::try_from(ordinal).ok().filter(|_| wanted < count).ok_or_else(|| {
+            let message = format!("no device cuda:{wanted}; the process sees {count}");
+            Error::new(ErrorKind::Device, Stage::Build, message)
+        })?;
+        let device = driver.device(ordinal)?;
+        let mut context = 0;
+        // SAFETY: the pointer is valid for the call, `device` came from the driver.
+        let code = unsafe { (driver.symbols.primary_retain)(&mut context, device) };
+        driver.checked(Stage::Build, "cuDevicePrimaryCtxRetain", code)?;
+        Ok(Arc::new(Self::new(driver, device, context, Owner::Retained)))
+    }
+
+    /// The user's own context object.
+    pub(crate) fn of_user(driver: &'static Driver, context: Arc<cudarc::driver::CudaContext>) -> Result<Arc<Self>> {
+        let ordinal = c_int::try_from(context.ordinal()).unwrap_or(c_int::MAX);
+        let device = driver.device(ordinal)?;
+        let raw = context.cu_ctx() as Handle;
+        Ok(Arc::new(Self::new(driver, device, raw, Owner::User(context))))
+    }
+
+    fn new(driver: &'static Driver, device: c_int, context: Handle, owner: Owner) -> Self {
+        let (name, pci) =
+            (driver.text(driver.symbols.device_name, device), driver.text(driver.symbols.device_pci, device));
+        let mut bytes = 0;
+        // SAFETY: the pointer is valid for the call. A failure leaves 0, which is only printed.
+        let _ = unsafe { (driver.symbols.device_bytes)(&mut bytes, device) };
+        let name = name.unwrap_or_else(|| "a CUDA device".into());
+        Self { driver, device, context, owner, name, pci, bytes, latch: AtomicI32::new(0) }
+    }
+
+    /// Number of the device, as the process sees it.
+    pub(crate) fn ordinal(&self) -> usize {
+        usize::try_from(self.device).unwrap_or(0)
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn pci_bus_id(&self) -> Option<&str> {
+        self.pci.as_deref()
+    }
+
+    /// Bytes of memory of the device.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn driver(&self) -> &'static Driver {
+        self.driver
+    }
+
+    /// The context, for comparing it with that of a stream.
+    pub(crate) fn context(&self) -> Handle {
+        self.context
+    }
+
+    /// Whether an error broke the context.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.latch.load(Ordering::Acquire) != 0
+    }
+
+    /// The error for a result code of this context.
+    pub(crate) fn check(&self, what: &'static str, code: c_int) -> Result<()> {
+        if is_sticky(code) {
+            // The first one is the cause; the later ones repeat it.
+            let _ = self.latch.compare_exchange(0, code, Ordering::AcqRel, Ordering::Acquire);
+        }
+        self.driver
+            .checked(Stage::Device, what, code)
+            .map_err(|error| error.within(format_args!("cuda:{}", self.ordinal())))
+    }
+
+    /// Refuses once the context is broken; else makes it current on this thread until the guard is dropped.
+    pub(crate) fn bind(&self) -> Result<Bound<'_>> {
+        match self.latch.load(Ordering::Acquire) {
+            0 => {}
+            code => {
+                let message = format!("cuda:{} broke before: {} ({code})", self.ordinal(), self.driver.name_of(code));
+                return Err(Error::new(ErrorKind::Device, Stage::Device, message));
+            }
+        }
+        // SAFETY: the context is alive by `owner`.
+        self.check("cuCtxPushCurrent", unsafe { (self.driver.symbols.ctx_push)(self.context) })?;
+        Ok(Bound { gpu: self })
+    }
+
+    /// Free and all bytes of device memory.
+    pub(crate) fn memory(&self) -> Result<(usize, usize)> {
+        let _bound = self.bind()?;
+        let (mut free, mut all) = (0, 0);
+        // SAFETY: the pointers are valid for the call.
+        self.check("cuMemGetInfo", unsafe { (self.driver.symbols.mem_info)(&mut free, &mut all) })?;
+        Ok((free, all))
+    }
+
+    /// Waits until everything in the context is done.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        let _bound = self.bind()?;
+        // SAFETY: no preconditions beside a current context.
+        self.check("cuCtxSynchronize", unsafe { (self.driver.symbols.ctx_synchronize)() })
+    }
+
+    /// Refuses a stream of another context: its events would order nothing here.
+    pub(crate) fn accept(&self, stream: Handle) -> Result<()> {
+        if stream <= 2 {
+            // The default streams belong to whichever context is current.
+            return Ok(());
+        }
+        let _bound = self.bind()?;
+        let mut context = 0;
+        // SAFETY: the pointer is valid for the call; that the stream is alive is the contract of `Stream`.
+        self.check("cuStreamGetCtx", unsafe { (self.driver.symbols.stream_ctx)(stream, &mut context) })?;
+        if context != self.context {
+            let message = format!("the stream belongs to another context than cuda:{} of this loader", self.ordinal());
+            return Err(Error::new(ErrorKind::Config, Stage::Device, message));
+        }
+        Ok(())
+    }
+
+    /// Work that `stream` gets from here on waits for what `event` stands for.
+    pub(crate) fn stream_waits(&self, stream: Handle, event: &Event) -> Result<()> {
+        let _bound = self.bind()?;
+        // SAFETY: the event is alive by the borrow, the stream by the contract of `Stream` or as our own.
+        self.check("cuStreamWaitEvent", unsafe { (self.driver.symbols.stream_wait)(stream, event.raw, 0) })
+    }
+
+    /// Copies `len` bytes to the device when `stream` gets there.
+    ///
+    /// # Safety
+    /// `from` must be valid for reads of `len` bytes, unchanged, until the copy is done; `[to, to + len)` must lie in an
+    /// allocation of this context that nothing else uses from the stream's point on.
+    pub(crate) unsafe fn copy_to_device(
+        &self,
+        to: DevicePtr,
+        from: *const u8,
+        len: usize,
+        stream: Handle,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise; the context is bound by the caller's `Bound`.
+        self.check("cuMemcpyHtoDAsync", unsafe { (self.driver.symbols.copy_to_device)(to, from.cast(), len, stream) })
+    }
+
+    /// Copies `len` bytes to the host and waits for them.
+    pub(crate) fn read_back(&self, to: &mut [u8], from: DevicePtr, stream: Handle) -> Result<()> {
+        let _bound = self.bind()?;
+        // SAFETY: the slice is valid for writes until the synchronisation below has returned.
+        let code = unsafe { (self.driver.symbols.copy_to_host)(to.as_mut_ptr().cast(), from, to.len(), stream) };
+        let copied = self.check("cuMemcpyDtoHAsync", code);
+        // SAFETY: no preconditions; also after a failure, so that nothing is on its way into `to`.
+        let waited = self.check("cuStreamSynchronize", unsafe { (self.driver.symbols.stream_synchronize)(stream) });
+        copied.and(waited)
+    }
+
+    /// Loads PTX text, which ends with a zero byte.
+    pub(crate) fn load_module(&self, ptx: &CStr) -> Result<Handle> {
+        let _bound = self.bind()?;
+        let mut module = 0;
+        // SAFETY: the pointers are valid for the call, the text ends with a zero.
+        self.check("cuModuleLoadData", unsafe { (self.driver.symbols.module_load)(&mut module, ptx.as_ptr().cast()) })?;
+        Ok(module)
+    }
+
+    pub(crate) fn function(&self, module: Handle, name: &CStr) -> Result<Handle> {
+        let _bound = self.bind()?;
+        let mut function = 0;
+        // SAFETY: the pointers are valid for the call, the module is alive.
+        let code = unsafe { (self.driver.symbols.module_function)(&mut function, module, name.as_ptr()) };
+        self.check("cuModuleGetFunction", code)?;
+        Ok(function)
+    }
+
+    pub(crate) fn unload_module(&self, module: Handle) {
+        let Ok(_bound) = self.bind() else { return note_leak() };
+        // SAFETY: the module came from `load_module`, and its caller drops it once.
+        let _ = self.check("cuModuleUnload", unsafe { (self.driver.symbols.module_unload)(module) });
+    }
+
+    /// Starts a kernel.
+    ///
+    /// # Safety
+    /// `params` must point to values of the types that the kernel declares, and what these point to must be valid for what
+    /// the kernel does with it until it has ended.
+    pub(crate) unsafe fn launch(
+        &self,
+        function: Handle,
+        grid: [u32; 3],
+        block: [u32; 3],
+        stream: Handle,
+        params: &mut [*mut c_void],
+    ) -> Result<()> {
+        let ([gx, gy, gz], [bx, by, bz]) = (grid, block);
+        let launch = self.driver.symbols.launch;
+        // SAFETY: the caller's promise; the parameters are copied before the call returns.
+        let code =
+            unsafe { launch(function, gx, gy, gz, bx, by, bz, 0, stream, params.as_mut_ptr(), std::ptr::null_mut()) };
+        self.check("cuLaunchKernel", code)
+    }
+}
+
+impl Driver {
+    fn device(&self, ordinal: c_int) -> Result<c_int> {
+        let mut device = 0;
+        // SAFETY: the pointer is valid for the call.
+        let code = unsafe { (self.symbols.device_get)(&mut device, ordinal) };
+        self.checked(Stage::Build, "cuDeviceGet", code)?;
+        Ok(device)
+    }
+
+    fn checked(&self, stage: Stage, what: &'static str, code: c_int) -> Result<()> {
+        match code {
+            SUCCESS => Ok(()),
+            _ => Err(Error::new(ErrorKind::Device, stage, format!("{what}: {} ({code})", self.name_of(code)))),
+        }
+    }
+
+    fn text(&self, ask: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int, device: c_int) -> Option<String> {
+        let mut text = [0_u8; 256];
+        // SAFETY: the buffer is valid for as many bytes as are named, less one that stays zero.
+        let code = unsafe { ask(text.as_mut_ptr().cast(), text.len() as c_int - 1, device) };
+        let text = CStr::from_bytes_until_nul(&text).ok()?.to_string_lossy().into_owned();
+        (code == SUCCESS && !text.is_empty()).then_some(text)
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        if let Owner::Retained = self.owner {
+            if self.is_broken() {
+                return note_leak();
+            }
+            // SAFETY: retained once by `primary`; every object of ours in the context keeps its `Gpu` alive.
+            let _ = unsafe { (self.driver.symbols.primary_release)(self.device) };
+        }
+    }
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cuda:{} {}", self.ordinal(), self.name)
+    }
+}
+
+/// The context is current on this thread as long as this lives; then the thread's own is again. Other CUDA code in the
+/// process (PyTorch with several devices) relies on its current context.
+pub(crate) struct Bound<'g> {
+    gpu: &'g Gpu,
+}
+
+impl Drop for Bound<'_> {
+    fn drop(&mut self) {
+        let mut context = 0;
+        // SAFETY: the pointer is valid for the call; pops what `bind` pushed on this thread (guards nest).
+        let _ = unsafe { (self.gpu.driver.symbols.ctx_pop)(&mut context) };
+    }
+}
+
+/// A point in a stream's work.
+pub(crate) struct Event {
+    gpu: Arc<Gpu>,
+    raw: Handle,
+}
+
+impl Event {
+    /// An event without timing, whose waiters sleep.
+    pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
+        let _bound = gpu.bind()?;
+        let mut raw = 0;
+        // SAFETY: the pointer is valid for the call.
+        let code = unsafe { (gpu.driver.symbols.event_create)(&mut raw, EVENT_BLOCKING | EVENT_NO_TIMING) };
+        gpu.check("cuEventCreate", code)?;
+        Ok(Self { gpu: gpu.clone(), raw })
+    }
+
+    /// From here on it stands for what `stream` was given so far.
+    pub(crate) fn record(&self, stream: Handle) -> Result<()> {
+        let _bound = self.gpu.bind()?;
+        // SAFETY: the event is alive, the stream by the contract of `Stream` or as our own.
+        self.gpu.check("cuEventRecord", unsafe { (self.gpu.driver.symbols.event_record)(self.raw, stream) })
+    }
+
+    /// Whether it has been reached. An event that was never recorded counts as reached.
+    pub(crate) fn is_done(&self) -> Result<bool> {
+        let _bound = self.gpu.bind()?;
+        // SAFETY: the event is alive.
+        match unsafe { (self.gpu.driver.symbols.event_query)(self.raw) } {
+            NOT_READY => Ok(false),
+            code => self.gpu.check("cuEventQuery", code).map(|()| true),
+        }
+    }
+
+    /// Sleeps until it has been reached.
+    pub(crate) fn wait(&self) -> Result<()> {
+        let _bound = self.gpu.bind()?;
+        // SAFETY: the event is alive.
+        self.gpu.check("cuEventSynchronize", unsafe { (self.gpu.driver.symbols.event_synchronize)(self.raw) })
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let Ok(_bound) = self.gpu.bind() else { return note_leak() };
+        // SAFETY: created by `new`, destroyed once. The driver defers this until a pending event has been reached.
+        let _ = unsafe { (self.gpu.driver.symbols.event_destroy)(self.raw) };
+    }
+}
+
+/// A stream of our own that no default stream waits for.
+pub(crate) struct CopyStream {
+    gpu: Arc<Gpu>,
+    raw: Handle,
+}
+
+impl CopyStream {
+    pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
+        let _bound = gpu.bind()?;
+        let mut raw = 0;
+        // SAFETY: the pointer is valid for the call.
+        gpu.check("cuStreamCreate", unsafe { (gpu.driver.symbols.stream_create)(&mut raw, STREAM_NON_BLOCKING) })?;
+        Ok(Self { gpu: gpu.clone(), raw })
+    }
+
+    pub(crate) fn raw(&self) -> Handle {
+        self.raw
+    }
+
+    /// Rings the bell when all its work until here is done; not when the context breaks.
+    pub(crate) fn ring(&self, bell: &Arc<Sender<()>>) -> Result<()> {
+        unsafe extern "C" fn ring(bell: *mut c_void) {
+            // SAFETY: the pointer that `into_raw` gave below, once for each call.
+            let bell = unsafe { Arc::from_raw(bell.cast_const().cast::<Sender<()>>()) };
+            // Full: it rings already.
+            let _ = bell.try_send(());
+        }
+        let _bound = self.gpu.bind()?;
+        let data = Arc::into_raw(bell.clone());
+        // SAFETY: the stream is alive; the callback makes no CUDA calls, and owns what it is given.
+        let code = unsafe { (self.gpu.driver.symbols.host_func)(self.raw, ring, data.cast_mut().cast()) };
+        self.gpu.check("cuLaunchHostFunc", code).inspect_err(|_| {
+            // SAFETY: a call that failed has taken nothing over.
+            drop(unsafe { Arc::from_raw(data) });
+        })
+    }
+
+    /// Waits until all its work is done.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        let _bound = self.gpu.bind()?;
+        // SAFETY: the stream is alive.
+        self.gpu.check("cuStreamSynchronize", unsafe { (self.gpu.driver.symbols.stream_synchronize)(self.raw) })
+    }
+}
+
+impl Drop for CopyStream {
+    fn drop(&mut self) {
+        let Ok(_bound) = self.gpu.bind() else { return note_leak() };
+        // SAFETY: created by `new`, destroyed once; the driver lets pending work end first.
+        let _ = unsafe { (self.gpu.driver.symbols.stream_destroy)(self.raw) };
+    }
+}
+
+/// Device memory.
+pub(crate) struct DeviceMemory {
+    gpu: Arc<Gpu>,
+    ptr: DevicePtr,
+    len: usize,
+}
+
+impl DeviceMemory {
+    /// Reserves `len` bytes.
+    ///
+    /// Errors: [`ErrorKind::Budget`] when the device has no room, saying how much it has.
+    pub(crate) fn new(gpu: &Arc<Gpu>, len: usize, what: &str) -> Result<Self> {
+        let bound = gpu.bind()?;
+        let mut ptr = 0;
+        // SAFETY: the pointer is valid for the call.
+        let code = unsafe { (gpu.driver.symbols.mem_alloc)(&mut ptr, len) };
+        drop(bound);
+        // 2: out of memory.
+        if code == 2 {
+            let free = gpu.memory().map_or(0, |(free, _)| free);
+            let message = format!(
+                "cuda:{} has no {len} bytes for {what}, of {} bytes {free} are free; a smaller batch or fewer device \
+                 batches need less",
+                gpu.ordinal(),
+                gpu.bytes
+            );
+            return Err(Error::new(ErrorKind::Budget, Stage::Device, message));
+        }
+        gpu.check("cuMemAlloc", code)?;
+        Ok(Self { gpu: gpu.clone(), ptr, len })
+    }
+
+    pub(crate) fn ptr(&self) -> DevicePtr {
+        self.ptr
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Zeroes it when `stream` gets there.
+    pub(crate) fn clear(&self, stream: Handle) -> Result<()> {
+        let _bound = self.gpu.bind()?;
+        // SAFETY: the allocation is alive and `len` bytes long.
+        self.gpu.check("cuMemsetD8Async", unsafe { (self.gpu.driver.symbols.fill)(self.ptr, 0, self.len, stream) })
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        let Ok(_bound) = self.gpu.bind() else { return note_leak() };
+        // SAFETY: allocated by `new`, freed once. The call waits for all work of the device.
+        if self.gpu.check("cuMemFree", unsafe { (self.gpu.driver.symbols.mem_free)(self.ptr) }).is_err() {
+            note_leak();
+        }
+    }
+}
+
+/// Host memory that the device reads at the bus's speed and without the CPU.
+pub(crate) struct Pin {
+    gpu: Arc<Gpu>,
+    start: usize,
+}
+
+impl Pin {
+    /// Pins `len` bytes at `start`.
+    ///
+    /// # Safety
+    /// The memory must stay mapped until the `Pin` is released.
+    pub(crate) unsafe fn new(gpu: &Arc<Gpu>, start: *mut u8, len: usize) -> Result<Self> {
+        // For every context of the process: several devices may copy from the same slot.
+        const PORTABLE: c_uint = 1;
+        let _bound = gpu.bind()?;
+        // SAFETY: the caller's promise.
+        let code = unsafe { (gpu.driver.symbols.host_register)(start.cast(), len, PORTABLE) };
+        gpu.check("cuMemHostRegister", code)?;
+        Ok(Self { gpu: gpu.clone(), start: start as usize })
+    }
+
+    /// Lets go; false when the device may still read the memory, which then must stay mapped for ever.
+    pub(crate) fn release(&self) -> bool {
+        let Ok(_bound) = self.gpu.bind() else { return false };
+        // SAFETY: registered by `new`; the memory is still mapped by its promise.
+        let code = unsafe { (self.gpu.driver.symbols.host_unregister)(self.start as *mut c_void) };
+        self.gpu.check("cuMemHostUnregister", code).is_ok()
+    }
+}

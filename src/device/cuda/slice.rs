@@ -1,0 +1,67 @@
+//! A field of a batch as cudarc's slice.
+
+#![allow(unsafe_code)]
+
+use super::copy::OnDevice;
+use super::driver::DevicePtr;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use cudarc::driver::{CudaSlice, CudaStream};
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+use std::sync::Arc;
+
+/// A field of a batch in device memory, as cudarc's kernels and copies take it: `&*slice` is a [`CudaSlice`]. It belongs to
+/// the batch and frees nothing.
+///
+/// Use it on the stream that it was made for; other streams must be bound to the batch first
+/// ([`Batch::bind`](crate::Batch::bind)).
+pub struct FieldSlice<'a, T> {
+    /// Taken only by `drop`.
+    slice: ManuallyDrop<CudaSlice<T>>,
+    batch: PhantomData<&'a ()>,
+}
+
+impl<'a, T> FieldSlice<'a, T> {
+    /// `len` elements at `ptr` of a batch's buffer, to which `stream` is bound.
+    pub(crate) fn of(batch: &'a OnDevice, stream: &Arc<CudaStream>, ptr: DevicePtr, len: usize) -> Result<Self> {
+        let (gpu, context) = (batch.gpu(), stream.context());
+        if context.cu_ctx() as usize != gpu.context() {
+            let message = format!("the stream belongs to another context than cuda:{} of this loader", gpu.ordinal());
+            return Err(Error::new(ErrorKind::Config, Stage::Device, message));
+        }
+        // With event tracking `upgrade_device_ptr` makes two events, and panics where it cannot.
+        if context.is_event_tracking() {
+            context.new_event(None).map_err(|source| {
+                Error::new(ErrorKind::Device, Stage::Device, "cudarc cannot make an event").with_source(source)
+            })?;
+        }
+        // SAFETY: the elements lie in the buffer of `batch`, which is initialised and lives for `'a`; `drop` leaks the slice,
+        // so that nothing is freed by it. Shared views only are handed out.
+        let slice = unsafe { stream.upgrade_device_ptr(ptr, len) };
+        Ok(Self { slice: ManuallyDrop::new(slice), batch: PhantomData })
+    }
+}
+
+impl<T> Deref for FieldSlice<'_, T> {
+    type Target = CudaSlice<T>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.slice
+    }
+}
+
+impl<T> Drop for FieldSlice<'_, T> {
+    fn drop(&mut self) {
+        // SAFETY: taken once, here.
+        let slice = unsafe { ManuallyDrop::take(&mut self.slice) };
+        // Its stream waits for what other streams did with it, so that the batch's event stands for all of it.
+        let _ = slice.leak();
+    }
+}
+
+impl<T> std::fmt::Debug for FieldSlice<'_, T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} elements on cuda:{}", self.slice.len(), self.slice.ordinal())
+    }
+}

@@ -1,0 +1,57 @@
+//! The consumer's streams.
+
+#![allow(unsafe_code)]
+
+use super::driver::{Handle, LEGACY};
+use cudarc::driver::CudaStream;
+use std::sync::Arc;
+
+/// A stream of the consumer: batches that are bound to it are there before the work that it is given afterwards, and their
+/// memory is used again only behind the work that it was given before the batch was dropped.
+#[derive(Clone)]
+pub struct Stream {
+    raw: Handle,
+    #[allow(dead_code, reason = "held so that the stream lives")]
+    owner: Option<Arc<CudaStream>>,
+}
+
+impl Stream {
+    /// The legacy default stream: what programs use that never made a stream. It is what a batch is bound to when its
+    /// memory is asked for and nothing else was said.
+    pub fn legacy() -> Self {
+        Self { raw: LEGACY, owner: None }
+    }
+
+    /// A stream of CUDA's driver or runtime API (`CUstream`, `cudaStream_t`; in PyTorch
+    /// `torch.cuda.current_stream().cuda_stream`). 0 is the legacy default stream.
+    ///
+    /// # Safety
+    /// The stream must live, on the device of the loader, until every batch that is bound to it has been dropped.
+    pub unsafe fn from_raw(stream: usize) -> Self {
+        Self { raw: if stream == 0 { LEGACY } else { stream }, owner: None }
+    }
+
+    /// The handle.
+    pub(crate) fn raw(&self) -> Handle {
+        self.raw
+    }
+}
+
+impl From<&Arc<CudaStream>> for Stream {
+    fn from(stream: &Arc<CudaStream>) -> Self {
+        let raw = stream.cu_stream() as Handle;
+        Self { raw: if raw == 0 { LEGACY } else { raw }, owner: Some(stream.clone()) }
+    }
+}
+
+impl From<Arc<CudaStream>> for Stream {
+    fn from(stream: Arc<CudaStream>) -> Self {
+        Self::from(&stream)
+    }
+}
+
+impl std::fmt::Debug for Stream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.raw == LEGACY { f.write_str("the legacy default stream") } else { write!(f, "stream {:#x}", self.raw) }
+    }
+}
