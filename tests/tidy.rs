@@ -22,7 +22,7 @@ const LEVELS: [(&str, u32); 15] = [
 ];
 
 /// The only files that may hold `unsafe`.
-const UNSAFE: [&str; 9] = [
+const UNSAFE: [&str; 12] = [
     "benches/common/turbo.rs",
     "src/decode/image/turbo.rs",
     "src/memory/region.rs",
@@ -32,6 +32,9 @@ const UNSAFE: [&str; 9] = [
     "src/read/mmap.rs",
     "src/read/sys.rs",
     "tests/allocations.rs",
+    "tests/common/standin.rs",
+    "tests/standin.rs",
+    "tests/standin/cuda.rs",
 ];
 
 /// Imports upwards that are agreed on, each with its reason.
