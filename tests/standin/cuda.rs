@@ -1,0 +1,2008 @@
+//! A stand-in for `libcuda.so`: the driver API's symbols that feedline and cudarc call, with no GPU behind them.
+//!
+//! ```text
+//! call ─► counted, traced, refused? ─► stream's queue ─► worker thread of the stream ─► bytes move, late
+//!             (fail_at, sticky)          │ clock: what                (delay, fail_async)     │
+//!                                        ▼ it is ordered after                                ▼
+//!                               every access checked against                       host sees it by query,
+//!                               the earlier ones of its range                      synchronise, host function
+//! ```
+//!
+//! What a GPU would do silently becomes a *violation*: two accesses of a range that nothing orders, freed memory used,
+//! pinned memory unmapped or unregistered under a copy, driver calls from a callback.
+//!
+//! - **Order.** Each operation has a vector clock: what its stream waited for, and what the host (all its threads as one)
+//!   had seen complete when it was enqueued. Two overlapping accesses, one a write, of which the later does not have the
+//!   earlier in its clock, are a violation, whether or not they met this time.
+//! - **Memory.** A device pointer lies in a range without access rights; its bytes lie [`SPAN`] further on. Fresh memory holds
+//!   0xA5, freed memory 0xDD, and addresses are never used again.
+//! - **Failure.** Call *i* returns a chosen code and does nothing; a sticky one kills the context. An operation that fails
+//!   on its stream kills its context, too, and no operation of that context runs any more.
+//! - **Stricter than CUDA** where CUDA is silent: operations on a stream of another context than the current one are refused (400),
+//!   pinned ranges must begin at a page, objects of a released context are gone for good (and count as leaks).
+//! - **Limits.** Primary contexts only. The per-thread default stream is the legacy one. Each operation has the bandwidth
+//!   for itself. Kernels count as touching the whole allocation of each pointer.
+//!
+//! Compiled by plain `rustc` as a cdylib; all state is of the process, and `standin_reset` begins a session.
+
+#![allow(non_snake_case)]
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::fmt::Write as _;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+type Result<T = ()> = std::result::Result<T, u32>;
+
+const SUCCESS: u32 = 0;
+const INVALID_VALUE: u32 = 1;
+const OUT_OF_MEMORY: u32 = 2;
+const NOT_INITIALIZED: u32 = 3;
+const INVALID_DEVICE: u32 = 101;
+const INVALID_CONTEXT: u32 = 201;
+const INVALID_PTX: u32 = 218;
+const INVALID_HANDLE: u32 = 400;
+const NOT_FOUND: u32 = 500;
+const NOT_READY: u32 = 600;
+const CONTEXT_IS_DESTROYED: u32 = 709;
+const ALREADY_REGISTERED: u32 = 712;
+const NOT_REGISTERED: u32 = 713;
+const NOT_PERMITTED: u32 = 800;
+
+const PAGE: u64 = 4096;
+/// Bytes of device addresses, and the distance from an address to its bytes.
+const SPAN: u64 = 1 << 40;
+/// Alignment of large allocations.
+const LARGE: u64 = 2 << 20;
+const TRACE_LINES: usize = 1 << 16;
+const VIOLATIONS: usize = 256;
+const HISTORY: usize = 1024;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The C library
+// ---------------------------------------------------------------------------------------------------------------------
+
+unsafe extern "C" {
+    fn mmap(at: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, offset: i64) -> *mut c_void;
+    fn munmap(at: *mut c_void, len: usize) -> c_int;
+    fn madvise(at: *mut c_void, len: usize, advice: c_int) -> c_int;
+    fn mincore(at: *mut c_void, len: usize, pages: *mut u8) -> c_int;
+}
+
+const PROT_NONE: c_int = 0;
+const PROT_READ_WRITE: c_int = 3;
+const MAP_PRIVATE_ANONYMOUS: c_int = 0x22;
+const MAP_FIXED: c_int = 0x10;
+const MAP_NORESERVE: c_int = 0x4000;
+const MADV_DONTNEED: c_int = 4;
+
+fn map(at: u64, len: u64, prot: c_int, flags: c_int) -> Option<u64> {
+    let flags = MAP_PRIVATE_ANONYMOUS | MAP_NORESERVE | flags;
+    // SAFETY: a new mapping; with MAP_FIXED it replaces pages of the range that was reserved here for device memory.
+    let got = unsafe { mmap(at as *mut c_void, len as usize, prot, flags, -1, 0) } as u64;
+    (got != u64::MAX).then_some(got)
+}
+
+/// Whether all pages of the range are mapped.
+fn mapped(start: u64, len: u64) -> bool {
+    let first = start / PAGE * PAGE;
+    let mut pages = vec![0; ((start + len).saturating_sub(first)).div_ceil(PAGE) as usize];
+    // SAFETY: the vector has a byte for each page of the range; the range itself is only looked up.
+    unsafe { mincore(first as *mut c_void, (start + len - first) as usize, pages.as_mut_ptr()) == 0 }
+}
+
+/// A place for a result; null is refused.
+#[repr(transparent)]
+pub struct Out<T>(*mut T);
+
+impl<T> Out<T> {
+    fn put(&self, value: T) -> Result {
+        if self.0.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: the caller of the entry point passes a place for a T, as the driver API demands.
+        unsafe { self.0.write_unaligned(value) };
+        Ok(())
+    }
+}
+
+/// Text of a C string; empty for null.
+fn text(at: *const c_char) -> String {
+    if at.is_null() {
+        return String::new();
+    }
+    // SAFETY: the caller of the entry point passes a C string.
+    unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned()
+}
+
+/// Writes text and a zero byte into a C buffer, cut to its length.
+fn put_text(out: *mut c_char, len: usize, text: &str) -> Result {
+    if out.is_null() || len == 0 {
+        return Err(INVALID_VALUE);
+    }
+    let count = text.len().min(len - 1);
+    // SAFETY: the caller passes a buffer of `len` bytes; count + 1 <= len.
+    unsafe {
+        out.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), count);
+        out.add(count).write(0);
+    }
+    Ok(())
+}
+
+fn fill(at: u64, byte: u8, len: u64) {
+    // SAFETY: only called for bytes of allocations and of mapped ranges that the driver's caller handed over.
+    unsafe { (at as *mut u8).write_bytes(byte, len as usize) };
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// State
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// For each stream the last of its operations that is known to be before.
+type Clock = BTreeMap<u64, u64>;
+
+fn join(clock: &mut Clock, other: &Clock) {
+    for (&stream, &seq) in other {
+        let known = clock.entry(stream).or_default();
+        *known = seq.max(*known);
+    }
+}
+
+struct Device {
+    name: String,
+    bytes: u64,
+    bus: String,
+    used: u64,
+    primary: Option<u64>,
+}
+
+#[derive(Default)]
+struct Config {
+    driver_version: i32,
+    init_error: u32,
+    register_error: u32,
+    /// Bytes per second; 0 = no delay.
+    bandwidth: u64,
+    latency: Duration,
+    attributes: BTreeMap<i32, i32>,
+}
+
+struct Context {
+    device: usize,
+    retains: u64,
+    /// Not 0: what each call returns from now on.
+    dead: u32,
+    legacy: u64,
+}
+
+struct Stream {
+    context: u64,
+    /// Synchronises with the legacy stream.
+    blocking: bool,
+    legacy: bool,
+    /// Destroyed by the user; goes when its queue is empty.
+    closing: bool,
+    last: u64,
+    done: u64,
+    clock: Clock,
+    queue: VecDeque<Op>,
+}
+
+struct Op {
+    seq: u64,
+    /// (stream, operation) pairs that must be done before.
+    after: Vec<(u64, u64)>,
+    touches: Vec<Touch>,
+    work: Work,
+}
+
+enum Work {
+    Marker,
+    Record { event: u64 },
+    Free { start: u64 },
+    Copy { to: u64, from: Source, len: u64 },
+    Fill { to: u64, byte: u8, len: u64 },
+    Kernel(Launch),
+    Host { function: HostFn, data: usize, clock: Clock },
+}
+
+enum Source {
+    At(u64),
+    Staged(Vec<u8>),
+}
+
+pub type HostFn = extern "C" fn(data: *mut c_void);
+pub type KernelFn = extern "C" fn(grid: *const u32, block: *const u32, params: *const *const c_void);
+
+struct Kernel {
+    function: KernelFn,
+    sizes: Vec<u32>,
+    pointers: u64,
+    writes: u64,
+}
+
+struct Launch {
+    function: KernelFn,
+    grid: [u32; 3],
+    block: [u32; 3],
+    params: Vec<Vec<u64>>,
+}
+
+struct Event {
+    context: u64,
+    timing: bool,
+    record: Option<Record>,
+}
+
+struct Record {
+    stream: u64,
+    seq: u64,
+    clock: Clock,
+    at: Option<Instant>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    Device(usize),
+    Registered,
+    HostAlloc,
+}
+
+/// An allocation of device memory, or a pinned range of host memory.
+struct Range {
+    start: u64,
+    len: u64,
+    place: Place,
+    context: u64,
+    name: String,
+    /// Device memory only: the call that freed it.
+    freed: Option<Arc<str>>,
+    history: Vec<Access>,
+}
+
+/// A part of a range that an operation reads or writes.
+#[derive(Clone, Copy)]
+struct Touch {
+    range: u64,
+    start: u64,
+    end: u64,
+    write: bool,
+}
+
+struct Access {
+    touch: Touch,
+    stream: u64,
+    seq: u64,
+    text: Arc<str>,
+}
+
+struct Failure {
+    symbol: Option<String>,
+    index: u64,
+    code: u32,
+    sticky: bool,
+}
+
+struct Line {
+    index: u64,
+    text: Arc<str>,
+    result: Option<u32>,
+}
+
+#[derive(Default)]
+struct State {
+    session: u64,
+    initialised: bool,
+    config: Config,
+    devices: Vec<Device>,
+    contexts: BTreeMap<u64, Context>,
+    streams: BTreeMap<u64, Stream>,
+    events: BTreeMap<u64, Event>,
+    modules: BTreeMap<u64, (u64, String)>,
+    functions: BTreeMap<u64, (u64, String)>,
+    kernels: BTreeMap<String, Kernel>,
+    memory: BTreeMap<u64, Range>,
+    names: BTreeMap<u64, String>,
+    kinds: BTreeMap<&'static str, u64>,
+    /// Handles ever made; those of former sessions stay unknown.
+    handles: u64,
+    /// First device address, and the first never handed out.
+    window: u64,
+    next: u64,
+    /// What the host has seen complete.
+    host: Clock,
+    calls: u64,
+    counts: BTreeMap<String, u64>,
+    failures: Vec<Failure>,
+    async_failures: Vec<(u64, u32)>,
+    executed: u64,
+    /// A sticky error without a context.
+    dead: u32,
+    trace: VecDeque<Line>,
+    /// The call being made, for operations it enqueues.
+    calling: Option<Arc<str>>,
+    violations: Vec<String>,
+    leaked: BTreeSet<u64>,
+    leaked_retains: u64,
+    running: u64,
+    hold: bool,
+}
+
+static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
+static CHANGED: Condvar = Condvar::new();
+static THREADS: AtomicU32 = AtomicU32::new(0);
+
+thread_local! {
+    /// Session and contexts, the current one last.
+    static CURRENT: RefCell<(u64, Vec<u64>)> = const { RefCell::new((0, Vec::new())) };
+    static THREAD: Cell<u32> = const { Cell::new(0) };
+    static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
+}
+
+fn thread() -> u32 {
+    if THREAD.get() == 0 {
+        THREAD.set(THREADS.fetch_add(1, Ordering::Relaxed) + 1);
+    }
+    THREAD.get()
+}
+
+/// The lock of the state, which can be waited with.
+struct Held(Option<MutexGuard<'static, State>>);
+
+impl Held {
+    fn lock() -> Self {
+        Self(Some(STATE.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    fn wait(&mut self) {
+        self.0 = self.0.take().map(|guard| CHANGED.wait(guard).unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Runs without the lock.
+    fn unlocked<T>(&mut self, run: impl FnOnce() -> T) -> T {
+        self.0 = None;
+        let out = run();
+        *self = Self::lock();
+        out
+    }
+}
+
+impl Deref for Held {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        self.0.as_ref().expect("held but while waiting")
+    }
+}
+
+impl DerefMut for Held {
+    fn deref_mut(&mut self) -> &mut State {
+        self.0.as_mut().expect("held but while waiting")
+    }
+}
+
+impl State {
+    /// A handle that is no address: dereferencing it is a fault.
+    fn handle(&mut self, kind: &'static str) -> u64 {
+        self.handles += 1;
+        let handle = 0x00f0_0000_0000_0000 | (self.handles << 4);
+        let name = self.name(kind);
+        self.names.insert(handle, name);
+        handle
+    }
+
+    fn name(&mut self, kind: &'static str) -> String {
+        let count = self.kinds.entry(kind).or_default();
+        *count += 1;
+        format!("{kind}#{count}")
+    }
+
+    fn violation(&mut self, text: String) {
+        if self.violations.len() < VIOLATIONS {
+            self.violations.push(text);
+        }
+    }
+
+    fn calling(&self) -> Arc<str> {
+        self.calling.clone().unwrap_or_else(|| "no call".into())
+    }
+
+    fn in_window(&self, address: u64) -> bool {
+        self.window != 0 && (self.window..self.window + SPAN).contains(&address)
+    }
+
+    /// Where the bytes of an address lie.
+    fn real(&self, address: u64) -> u64 {
+        if self.in_window(address) { address + SPAN } else { address }
+    }
+
+    fn range_at(&self, address: u64) -> Option<&Range> {
+        let (_, range) = self.memory.range(..=address).next_back()?;
+        (address - range.start < range.len).then_some(range)
+    }
+
+    fn device(&self, ordinal: i32) -> Result<&Device> {
+        usize::try_from(ordinal).ok().and_then(|ordinal| self.devices.get(ordinal)).ok_or(INVALID_DEVICE)
+    }
+
+    fn alive(&self, context: u64) -> Result<&Context> {
+        let found = self.contexts.get(&context).ok_or(CONTEXT_IS_DESTROYED)?;
+        if found.dead == SUCCESS { Ok(found) } else { Err(found.dead) }
+    }
+
+    fn current_handle(&self) -> Option<u64> {
+        let found = CURRENT.try_with(|current| {
+            let current = current.borrow();
+            if current.0 == self.session { current.1.last().copied() } else { None }
+        });
+        found.ok().flatten().filter(|context| *context != 0)
+    }
+
+    /// The current context, alive.
+    fn current(&self) -> Result<u64> {
+        let context = self.current_handle().ok_or(INVALID_CONTEXT)?;
+        self.alive(context)?;
+        Ok(context)
+    }
+
+    fn change_current(&self, change: impl FnOnce(&mut Vec<u64>)) {
+        let _ = CURRENT.try_with(|current| {
+            let current = &mut *current.borrow_mut();
+            if current.0 != self.session {
+                *current = (self.session, Vec::new());
+            }
+            change(&mut current.1);
+        });
+    }
+
+    /// The stream of a handle: 0, 1 and 2 are the current context's legacy stream.
+    fn stream(&self, handle: Handle) -> Result<u64> {
+        if handle.0 <= 2 {
+            return Ok(self.alive(self.current()?)?.legacy);
+        }
+        let stream = self.streams.get(&handle.0).filter(|stream| !stream.closing).ok_or(INVALID_HANDLE)?;
+        self.alive(stream.context)?;
+        Ok(handle.0)
+    }
+
+    /// A stream to enqueue on: of the current context.
+    fn own_stream(&self, handle: Handle) -> Result<u64> {
+        let (context, stream) = (self.current()?, self.stream(handle)?);
+        if self.streams[&stream].context == context { Ok(stream) } else { Err(INVALID_HANDLE) }
+    }
+
+    fn event(&mut self, handle: Handle) -> Result<&mut Event> {
+        let context = self.events.get(&handle.0).ok_or(INVALID_HANDLE)?.context;
+        self.alive(context)?;
+        self.events.get_mut(&handle.0).ok_or(INVALID_HANDLE)
+    }
+
+    fn is_done(&self, stream: u64, seq: u64) -> bool {
+        self.streams.get(&stream).is_none_or(|stream| stream.done >= seq)
+    }
+}
+
+/// Waits until an operation is done; the host has then seen `clock`.
+fn wait_done(s: &mut Held, stream: u64, seq: u64, clock: &Clock) -> Result {
+    while !s.is_done(stream, seq) {
+        let context = s.streams[&stream].context;
+        s.alive(context)?;
+        s.wait();
+    }
+    join(&mut s.host, clock);
+    Ok(())
+}
+
+/// Waits for everything of a context.
+fn wait_context(s: &mut Held, context: u64) -> Result {
+    let of_it = s.streams.iter().filter(|(_, stream)| stream.context == context);
+    let all: Vec<_> = of_it.map(|(id, stream)| (*id, stream.last, stream.clock.clone())).collect();
+    all.iter().try_for_each(|(stream, seq, clock)| wait_done(s, *stream, *seq, clock))
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// A call: counted, traced, refused
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// CUcontext, CUstream, CUevent, CUmodule or CUfunction.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Handle(u64);
+
+/// CUdeviceptr, or a pointer to host memory that is more than a place for a result.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Address(u64);
+
+/// An argument as the trace shows it.
+trait Arg {
+    fn show(&self, s: &State) -> String;
+
+    fn value(&self) -> u64 {
+        0
+    }
+}
+
+impl Arg for Handle {
+    fn show(&self, s: &State) -> String {
+        match self.0 {
+            0..=2 => "default".into(),
+            handle => s.names.get(&handle).cloned().unwrap_or_else(|| "unknown".into()),
+        }
+    }
+
+    fn value(&self) -> u64 {
+        self.0
+    }
+}
+
+impl Arg for Address {
+    fn show(&self, s: &State) -> String {
+        match s.range_at(self.0) {
+            _ if self.0 == 0 => "null".into(),
+            Some(range) => format!("{}+{}", range.name, self.0 - range.start),
+            None if s.in_window(self.0) => "nowhere".into(),
+            None => "host".into(),
+        }
+    }
+
+    fn value(&self) -> u64 {
+        self.0
+    }
+}
+
+macro_rules! plain_arg {
+    ($($ty:ty),*) => {
+        $(impl Arg for $ty {
+            fn show(&self, _: &State) -> String {
+                self.to_string()
+            }
+
+            fn value(&self) -> u64 {
+                *self as u64
+            }
+        })*
+    };
+}
+
+plain_arg!(i32, u32, usize);
+
+impl Arg for &str {
+    fn show(&self, _: &State) -> String {
+        (*self).into()
+    }
+}
+
+/// Calls that give something back. What they name counts as leaked by the driver when they are refused.
+const RELEASES: [&str; 8] = [
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuStreamDestroy_v2",
+    "cuEventDestroy_v2",
+    "cuMemFree_v2",
+    "cuMemFreeAsync",
+    "cuMemHostUnregister",
+    "cuMemFreeHost",
+    "cuModuleUnload",
+];
+
+/// What every entry point goes through.
+fn call(symbol: &'static str, args: &[&dyn Arg], body: impl FnOnce(&mut Held) -> Result) -> u32 {
+    let mut s = Held::lock();
+    let index = s.begin(symbol, args);
+    let refused = s.refusal(symbol, index);
+    let injected = refused.is_err();
+    let result = refused.and_then(|()| body(&mut s));
+    let dead = s.dead != SUCCESS || s.contexts.values().any(|context| context.dead != SUCCESS);
+    if result.is_err() && (injected || dead) && RELEASES.contains(&symbol) {
+        s.leak(symbol, args.first().map_or(0, |arg| arg.value()));
+    }
+    let code = result.err().unwrap_or(SUCCESS);
+    let first = s.trace.front().map_or(index, |line| line.index);
+    if let Some(line) = index.checked_sub(first).and_then(|at| s.trace.get_mut(at as usize)) {
+        line.result = Some(code);
+    }
+    code
+}
+
+impl State {
+    fn begin(&mut self, symbol: &'static str, args: &[&dyn Arg]) -> u64 {
+        let index = self.calls;
+        self.calls += 1;
+        *self.counts.entry(symbol.into()).or_default() += 1;
+        let mut text = format!("{index} T{} {symbol}", thread());
+        for arg in args {
+            let _ = write!(text, " {}", arg.show(self));
+        }
+        let text: Arc<str> = text.into();
+        if self.trace.len() == TRACE_LINES {
+            self.trace.pop_front();
+        }
+        self.trace.push_back(Line { index, text: text.clone(), result: None });
+        self.calling = Some(text);
+        index
+    }
+
+    /// Why the call does nothing, if so.
+    fn refusal(&mut self, symbol: &str, index: u64) -> Result {
+        if IN_CALLBACK.get() {
+            let text = format!("{}: called from a host function", self.calling());
+            self.violation(text);
+            return Err(NOT_PERMITTED);
+        }
+        let nth = self.counts[symbol] - 1;
+        let hit = |failure: &&Failure| match &failure.symbol {
+            None => failure.index == index,
+            Some(name) => name == symbol && failure.index == nth,
+        };
+        if let Some(&Failure { code, sticky, .. }) = self.failures.iter().find(hit) {
+            let context = self.current_handle();
+            match context.and_then(|context| self.contexts.get_mut(&context)) {
+                Some(context) if sticky => context.dead = code,
+                None if sticky => self.dead = code,
+                _ => {}
+            }
+            CHANGED.notify_all();
+            return Err(code);
+        }
+        if self.dead != SUCCESS {
+            return Err(self.dead);
+        }
+        if symbol == "cuInit" {
+            return Ok(());
+        }
+        if !self.initialised || self.config.init_error != SUCCESS {
+            return Err(NOT_INITIALIZED);
+        }
+        // Calls about devices work without their context.
+        let context = self.current_handle().and_then(|context| self.contexts.get(&context));
+        match context {
+            Some(context) if context.dead != SUCCESS && !symbol.starts_with("cuDevice") => Err(context.dead),
+            _ => Ok(()),
+        }
+    }
+
+    fn leak(&mut self, symbol: &str, value: u64) {
+        let known = self.streams.contains_key(&value)
+            || self.events.contains_key(&value)
+            || self.modules.contains_key(&value)
+            || self.memory.get(&value).is_some_and(|range| range.freed.is_none());
+        if symbol == "cuDevicePrimaryCtxRelease_v2" {
+            self.leaked_retains += 1;
+        } else if known {
+            self.leaked.insert(value);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Devices and contexts
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuInit(flags: u32) -> u32 {
+    call("cuInit", &[&flags], |s| match s.config.init_error {
+        SUCCESS => {
+            s.initialised = true;
+            Ok(())
+        }
+        code => Err(code),
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDriverGetVersion(version: Out<i32>) -> u32 {
+    version.put(Held::lock().config.driver_version).err().unwrap_or(SUCCESS)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDeviceGetCount(count: Out<i32>) -> u32 {
+    call("cuDeviceGetCount", &[], |s| count.put(s.devices.len() as i32))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDeviceGet(device: Out<i32>, ordinal: i32) -> u32 {
+    call("cuDeviceGet", &[&ordinal], |s| s.device(ordinal).and_then(|_| device.put(ordinal)))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDeviceGetName(name: *mut c_char, len: i32, device: i32) -> u32 {
+    call("cuDeviceGetName", &[&device], |s| put_text(name, len.max(0) as usize, &s.device(device)?.name))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDeviceGetPCIBusId(bus: *mut c_char, len: i32, device: i32) -> u32 {
+    call("cuDeviceGetPCIBusId", &[&device], |s| put_text(bus, len.max(0) as usize, &s.device(device)?.bus))
+}
+
+fn uuid(s: &State, device: i32) -> Result<[u8; 16]> {
+    let mut uuid = *b"feedline-standin";
+    uuid[15] = s.device(device).map(|_| device as u8)?;
+    Ok(uuid)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDeviceGetUuid(out: Out<[u8; 16]>, device: i32) -> u32 {
+    call("cuDeviceGetUuid", &[&device], |s| out.put(uuid(s, device)?))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDeviceGetUuid_v2(out: Out<[u8; 16]>, device: i32) -> u32 {
+    call("cuDeviceGetUuid_v2", &[&device], |s| out.put(uuid(s, device)?))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: i32) -> u32 {
+    call("cuDeviceTotalMem_v2", &[&device], |s| bytes.put(s.device(device)?.bytes as usize))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDeviceGetAttribute(value: Out<i32>, attribute: i32, device: i32) -> u32 {
+    call("cuDeviceGetAttribute", &[&attribute, &device], |s| {
+        let bus = &s.device(device)?.bus;
+        let hex = |part: usize| {
+            let digits = bus.split([':', '.']).nth(part).unwrap_or_default();
+            i32::from_str_radix(digits, 16).unwrap_or_default()
+        };
+        let known = match attribute {
+            1 => 1024,                     // MAX_THREADS_PER_BLOCK
+            2 | 3 => 1024,                 // MAX_BLOCK_DIM_X, _Y
+            4 => 64,                       // MAX_BLOCK_DIM_Z
+            5 => i32::MAX,                 // MAX_GRID_DIM_X
+            6 | 7 => 65_535,               // MAX_GRID_DIM_Y, _Z
+            10 => 32,                      // WARP_SIZE
+            16 => 108,                     // MULTIPROCESSOR_COUNT
+            19 | 41 | 99 | 115 | 116 => 1, // CAN_MAP_HOST_MEMORY, UNIFIED_ADDRESSING, HOST_REGISTER, MEMORY_POOLS, RDMA
+            33 => hex(1),                  // PCI_BUS_ID
+            34 => hex(2),                  // PCI_DEVICE_ID
+            40 => 2,                       // ASYNC_ENGINE_COUNT
+            50 => hex(0),                  // PCI_DOMAIN_ID
+            75 => 8,                       // COMPUTE_CAPABILITY_MAJOR
+            _ => 0,
+        };
+        value.put(s.config.attributes.get(&attribute).copied().unwrap_or(known))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDevicePrimaryCtxRetain(out: Out<u64>, device: i32) -> u32 {
+    call("cuDevicePrimaryCtxRetain", &[&device], |s| {
+        let context = match s.device(device)?.primary {
+            Some(context) => {
+                s.alive(context)?;
+                context
+            }
+            None => new_context(s, device as usize),
+        };
+        s.contexts.entry(context).and_modify(|context| context.retains += 1);
+        out.put(context)
+    })
+}
+
+fn new_context(s: &mut State, device: usize) -> u64 {
+    let context = s.handle("context");
+    let legacy = new_stream(s, context, true, true);
+    s.contexts.insert(context, Context { device, retains: 0, dead: SUCCESS, legacy });
+    s.devices[device].primary = Some(context);
+    context
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDevicePrimaryCtxRelease_v2(device: i32) -> u32 {
+    call("cuDevicePrimaryCtxRelease_v2", &[&device], |s| {
+        let context = s.device(device)?.primary.ok_or(INVALID_CONTEXT)?;
+        if s.contexts[&context].retains == 1 {
+            // A dead context has nothing to wait for.
+            let _ = wait_context(s, context);
+            s.contexts.remove(&context);
+            s.devices[device as usize].primary = None;
+            CHANGED.notify_all();
+        } else {
+            s.contexts.entry(context).and_modify(|context| context.retains -= 1);
+        }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDevicePrimaryCtxGetState(device: i32, flags: Out<u32>, active: Out<i32>) -> u32 {
+    call("cuDevicePrimaryCtxGetState", &[&device], |s| {
+        let is_active = s.device(device)?.primary.is_some();
+        flags.put(0)?;
+        active.put(is_active.into())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxGetCurrent(out: Out<u64>) -> u32 {
+    call("cuCtxGetCurrent", &[], |s| out.put(s.current_handle().unwrap_or_default()))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxSetCurrent(context: Handle) -> u32 {
+    call("cuCtxSetCurrent", &[&context], |s| {
+        if context.0 != 0 {
+            s.contexts.get(&context.0).ok_or(INVALID_CONTEXT)?;
+            s.alive(context.0)?;
+        }
+        s.change_current(|stack| {
+            stack.pop();
+            if context.0 != 0 {
+                stack.push(context.0);
+            }
+        });
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxPushCurrent_v2(context: Handle) -> u32 {
+    call("cuCtxPushCurrent_v2", &[&context], |s| {
+        s.contexts.get(&context.0).ok_or(INVALID_CONTEXT)?;
+        s.alive(context.0)?;
+        s.change_current(|stack| stack.push(context.0));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxPopCurrent_v2(out: Out<u64>) -> u32 {
+    call("cuCtxPopCurrent_v2", &[], |s| {
+        let context = s.current_handle().ok_or(INVALID_CONTEXT)?;
+        s.change_current(|stack| {
+            stack.pop();
+        });
+        // Nobody has to want it.
+        let _ = out.put(context);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxGetDevice(device: Out<i32>) -> u32 {
+    call("cuCtxGetDevice", &[], |s| device.put(s.alive(s.current()?)?.device as i32))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxSynchronize() -> u32 {
+    call("cuCtxSynchronize", &[], |s| {
+        let context = s.current()?;
+        wait_context(s, context)
+    })
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Streams and events
+// ---------------------------------------------------------------------------------------------------------------------
+
+fn new_stream(s: &mut State, context: u64, blocking: bool, legacy: bool) -> u64 {
+    let id = s.handle(if legacy { "legacy" } else { "stream" });
+    let (clock, queue) = (Clock::new(), VecDeque::new());
+    s.streams.insert(id, Stream { context, blocking, legacy, closing: false, last: 0, done: 0, clock, queue });
+    let spawned = std::thread::Builder::new().name("standin-stream".into()).spawn(move || worker(id));
+    spawned.expect("a thread for the stream");
+    id
+}
+
+fn create_stream(s: &mut State, out: &Out<u64>, flags: u32) -> Result {
+    let context = s.current()?;
+    if flags > 1 {
+        return Err(INVALID_VALUE);
+    }
+    let stream = new_stream(s, context, flags == 0, false);
+    out.put(stream)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamCreate(out: Out<u64>, flags: u32) -> u32 {
+    call("cuStreamCreate", &[&flags], |s| create_stream(s, &out, flags))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamCreateWithPriority(out: Out<u64>, flags: u32, priority: i32) -> u32 {
+    call("cuStreamCreateWithPriority", &[&flags, &priority], |s| create_stream(s, &out, flags))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamDestroy_v2(stream: Handle) -> u32 {
+    call("cuStreamDestroy_v2", &[&stream], |s| {
+        s.current()?;
+        let id = s.stream(stream)?;
+        let stream = s.streams.get_mut(&id).filter(|stream| !stream.legacy).ok_or(INVALID_HANDLE)?;
+        stream.closing = true;
+        CHANGED.notify_all();
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamSynchronize(stream: Handle) -> u32 {
+    call("cuStreamSynchronize", &[&stream], |s| {
+        s.current()?;
+        let id = s.stream(stream)?;
+        sync(s, id)
+    })
+}
+
+fn sync(s: &mut Held, stream: u64) -> Result {
+    let (last, clock) = (s.streams[&stream].last, s.streams[&stream].clock.clone());
+    wait_done(s, stream, last, &clock)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamQuery(stream: Handle) -> u32 {
+    call("cuStreamQuery", &[&stream], |s| {
+        s.current()?;
+        let id = s.stream(stream)?;
+        let (done, clock) = (s.streams[&id].done == s.streams[&id].last, s.streams[&id].clock.clone());
+        if !done {
+            return Err(NOT_READY);
+        }
+        join(&mut s.host, &clock);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamGetCtx(stream: Handle, out: Out<u64>) -> u32 {
+    call("cuStreamGetCtx", &[&stream], |s| out.put(s.streams[&s.stream(stream)?].context))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamWaitEvent(stream: Handle, event: Handle, flags: u32) -> u32 {
+    call("cuStreamWaitEvent", &[&stream, &event, &flags], |s| {
+        s.current()?;
+        let id = s.stream(stream)?;
+        // An event that was never recorded is no event to wait for.
+        if let Some(Record { stream, seq, clock, .. }) = &s.event(event)?.record {
+            let (after, clock) = ((*stream, *seq), clock.clone());
+            s.enqueue(id, vec![], Some((after, clock)), Work::Marker);
+        }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventCreate(out: Out<u64>, flags: u32) -> u32 {
+    call("cuEventCreate", &[&flags], |s| {
+        let context = s.current()?;
+        let event = s.handle("event");
+        s.events.insert(event, Event { context, timing: flags & 2 == 0, record: None });
+        out.put(event)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventRecord(event: Handle, stream: Handle) -> u32 {
+    call("cuEventRecord", &[&event, &stream], |s| {
+        s.current()?;
+        let id = s.stream(stream)?;
+        let context = s.event(event)?.context;
+        if context != s.streams[&id].context {
+            return Err(INVALID_HANDLE);
+        }
+        let seq = s.enqueue(id, vec![], None, Work::Record { event: event.0 });
+        let clock = s.streams[&id].clock.clone();
+        s.event(event)?.record = Some(Record { stream: id, seq, clock, at: None });
+        Ok(())
+    })
+}
+
+/// The event's record: stream, operation, clock.
+fn recorded(s: &mut State, event: Handle) -> Result<Option<(u64, u64, Clock)>> {
+    let record = s.event(event)?.record.as_ref();
+    Ok(record.map(|record| (record.stream, record.seq, record.clock.clone())))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventQuery(event: Handle) -> u32 {
+    call("cuEventQuery", &[&event], |s| {
+        let Some((stream, seq, clock)) = recorded(s, event)? else { return Ok(()) };
+        if !s.is_done(stream, seq) {
+            return Err(NOT_READY);
+        }
+        join(&mut s.host, &clock);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventSynchronize(event: Handle) -> u32 {
+    call("cuEventSynchronize", &[&event], |s| {
+        s.current()?;
+        match recorded(s, event)? {
+            Some((stream, seq, clock)) => wait_done(s, stream, seq, &clock),
+            None => Ok(()),
+        }
+    })
+}
+
+fn elapsed(s: &mut State, out: &Out<f32>, start: Handle, end: Handle) -> Result {
+    let mut times = [None; 2];
+    for (time, handle) in times.iter_mut().zip([start, end]) {
+        let event = s.event(handle)?;
+        let record = event.record.as_ref().filter(|_| event.timing).ok_or(INVALID_HANDLE)?;
+        *time = record.at;
+    }
+    let [Some(start), Some(end)] = times else { return Err(NOT_READY) };
+    let seconds = match end.checked_duration_since(start) {
+        Some(time) => time.as_secs_f32(),
+        None => -start.duration_since(end).as_secs_f32(),
+    };
+    out.put(seconds * 1e3)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventElapsedTime(out: Out<f32>, start: Handle, end: Handle) -> u32 {
+    call("cuEventElapsedTime", &[&start, &end], |s| elapsed(s, &out, start, end))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventElapsedTime_v2(out: Out<f32>, start: Handle, end: Handle) -> u32 {
+    call("cuEventElapsedTime_v2", &[&start, &end], |s| elapsed(s, &out, start, end))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventDestroy_v2(event: Handle) -> u32 {
+    call("cuEventDestroy_v2", &[&event], |s| {
+        s.event(event)?;
+        s.events.remove(&event.0);
+        Ok(())
+    })
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Memory
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// New device memory, on pages of its own and followed by one that faults.
+fn allocate(s: &mut State, context: u64, len: u64) -> Result<u64> {
+    let device = s.alive(context)?.device;
+    let used = s.devices[device].used.checked_add(len).filter(|used| *used <= s.devices[device].bytes);
+    let used = used.ok_or(OUT_OF_MEMORY)?;
+    if s.window == 0 {
+        s.window = map(0, 2 * SPAN, PROT_NONE, 0).ok_or(OUT_OF_MEMORY)?;
+        s.next = s.window;
+    }
+    // Large ones lie on large pages; small ones are aligned to 512 bytes and no more.
+    let large = len >= LARGE;
+    let page = if large { s.next.next_multiple_of(LARGE) } else { s.next };
+    let start = if large { page } else { page + 512 };
+    let end = (start + len).next_multiple_of(PAGE);
+    if end + PAGE > s.window + SPAN {
+        return Err(OUT_OF_MEMORY);
+    }
+    map(page + SPAN, end - page, PROT_READ_WRITE, MAP_FIXED).ok_or(OUT_OF_MEMORY)?;
+    fill(start + SPAN, 0xa5, len);
+    s.next = end + PAGE;
+    s.devices[device].used = used;
+    let name = s.name("mem");
+    s.insert_range(start, len, Place::Device(device), context, name);
+    Ok(start)
+}
+
+/// The bytes of freed memory are those no longer.
+fn poison(s: &mut State, start: u64) {
+    let Some(&Range { len, place: Place::Device(device), .. }) = s.memory.get(&start) else { return };
+    s.devices[device].used -= len;
+    let end = (start + len).next_multiple_of(PAGE) + SPAN;
+    let at = (start + SPAN).next_multiple_of(PAGE);
+    if at < end {
+        // SAFETY: pages of this allocation alone, which has been freed.
+        unsafe { madvise(at as *mut c_void, (end - at) as usize, MADV_DONTNEED) };
+    }
+    fill(start + SPAN, 0xdd, len.min(LARGE));
+}
+
+impl State {
+    fn insert_range(&mut self, start: u64, len: u64, place: Place, context: u64, name: String) {
+        let range = Range { start, len, place, context, name, freed: None, history: vec![] };
+        self.memory.insert(start, range);
+    }
+
+    /// The live allocation that begins there.
+    fn to_free(&mut self, start: u64) -> Result<u64> {
+        let calling = self.calling();
+        match self.memory.get(&start).filter(|range| matches!(range.place, Place::Device(_))) {
+            Some(Range { freed: None, len, .. }) => Ok(*len),
+            Some(Range { freed: Some(before), name, .. }) => {
+                let text = format!("double free of {name}: {before}; again: {calling}");
+                self.violation(text);
+                Err(INVALID_VALUE)
+            }
+            None => Err(INVALID_VALUE),
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemAlloc_v2(out: Out<u64>, len: usize) -> u32 {
+    call("cuMemAlloc_v2", &[&len], |s| {
+        let context = s.current()?;
+        if len == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let start = allocate(s, context, len as u64)?;
+        out.put(start)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemFree_v2(at: Address) -> u32 {
+    call("cuMemFree_v2", &[&at], |s| {
+        s.current()?;
+        if at.0 == 0 {
+            return Ok(());
+        }
+        s.to_free(at.0)?;
+        let (context, calling) = (s.memory[&at.0].context, s.calling());
+        s.memory.entry(at.0).and_modify(|range| range.freed = Some(calling));
+        if let Err(code) = wait_context(s, context) {
+            s.memory.entry(at.0).and_modify(|range| range.freed = None);
+            return Err(code);
+        }
+        poison(s, at.0);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemAllocAsync(out: Out<u64>, len: usize, stream: Handle) -> u32 {
+    call("cuMemAllocAsync", &[&len, &stream], |s| {
+        let id = s.stream(stream)?;
+        if len == 0 {
+            return out.put(0);
+        }
+        let context = s.streams[&id].context;
+        let start = allocate(s, context, len as u64)?;
+        let touch = Touch { range: start, start, end: start + len as u64, write: true };
+        s.enqueue(id, vec![touch], None, Work::Marker);
+        out.put(start)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemFreeAsync(at: Address, stream: Handle) -> u32 {
+    call("cuMemFreeAsync", &[&at, &stream], |s| {
+        let id = s.stream(stream)?;
+        if at.0 == 0 {
+            return Ok(());
+        }
+        let len = s.to_free(at.0)?;
+        let touch = Touch { range: at.0, start: at.0, end: at.0 + len, write: true };
+        s.enqueue(id, vec![touch], None, Work::Free { start: at.0 });
+        let calling = s.calling();
+        s.memory.entry(at.0).and_modify(|range| range.freed = Some(calling));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) -> u32 {
+    call("cuMemGetInfo_v2", &[], |s| {
+        let device = &s.devices[s.alive(s.current()?)?.device];
+        free.put((device.bytes - device.used) as usize)?;
+        total.put(device.bytes as usize)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemHostRegister_v2(at: Address, len: usize, flags: u32) -> u32 {
+    call("cuMemHostRegister_v2", &[&at, &len, &flags], |s| {
+        let context = s.current()?;
+        if s.config.register_error != SUCCESS {
+            return Err(s.config.register_error);
+        }
+        let (start, len) = (at.0, len as u64);
+        let fits = start != 0 && len != 0 && start % PAGE == 0 && start.checked_add(len).is_some();
+        if !fits || s.in_window(start) || !mapped(start, len) {
+            return Err(INVALID_VALUE);
+        }
+        let before = s.memory.range(..start + len).next_back();
+        if before.is_some_and(|(_, range)| range.start + range.len > start) {
+            return Err(ALREADY_REGISTERED);
+        }
+        let name = s.name("pin");
+        s.insert_range(start, len, Place::Registered, context, name);
+        Ok(())
+    })
+}
+
+/// Pinned host memory goes: nothing may be on its way, as far as the host can know, and it must still be there.
+fn unpin(s: &mut State, start: u64, place: Place) -> Result<u64> {
+    let range = s.memory.get(&start).filter(|range| range.place == place).ok_or(NOT_REGISTERED)?;
+    let (len, name, calling) = (range.len, range.name.clone(), s.calling());
+    for text in s.unobserved(start, len) {
+        s.violation(format!("{calling}: the host has not seen complete: {text}"));
+    }
+    if !mapped(start, len) {
+        s.violation(format!("{calling}: {name} was unmapped while it was registered"));
+    }
+    s.memory.remove(&start);
+    s.leaked.remove(&start);
+    Ok(len)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemHostUnregister(at: Address) -> u32 {
+    call("cuMemHostUnregister", &[&at], |s| {
+        s.current()?;
+        unpin(s, at.0, Place::Registered)?;
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemHostAlloc(out: Out<u64>, len: usize, flags: u32) -> u32 {
+    call("cuMemHostAlloc", &[&len, &flags], |s| {
+        let context = s.current()?;
+        if len == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let start = map(0, len as u64, PROT_READ_WRITE, 0).ok_or(OUT_OF_MEMORY)?;
+        let name = s.name("host");
+        s.insert_range(start, len as u64, Place::HostAlloc, context, name);
+        out.put(start)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemFreeHost(at: Address) -> u32 {
+    call("cuMemFreeHost", &[&at], |s| {
+        s.current()?;
+        let len = unpin(s, at.0, Place::HostAlloc).map_err(|_| INVALID_VALUE)?;
+        // SAFETY: mapped by cuMemHostAlloc with this length, and forgotten just now.
+        unsafe { munmap(at.0 as *mut c_void, len as usize) };
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemHostGetDevicePointer_v2(out: Out<u64>, at: Address, flags: u32) -> u32 {
+    call("cuMemHostGetDevicePointer_v2", &[&at, &flags], |s| {
+        s.current()?;
+        s.range_at(at.0).filter(|range| !matches!(range.place, Place::Device(_))).ok_or(INVALID_VALUE)?;
+        out.put(at.0)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuPointerGetAttribute(data: *mut c_void, attribute: i32, at: Address) -> u32 {
+    call("cuPointerGetAttribute", &[&attribute, &at], |s| {
+        let range = s.range_at(at.0).filter(|range| range.freed.is_none()).ok_or(INVALID_VALUE)?;
+        let on_device = matches!(range.place, Place::Device(_));
+        let device = s.contexts.get(&range.context).ok_or(CONTEXT_IS_DESTROYED)?.device;
+        match attribute {
+            1 => Out(data.cast()).put(range.context),                    // CONTEXT
+            2 => Out(data.cast()).put(if on_device { 2u32 } else { 1 }), // MEMORY_TYPE
+            3 => Out(data.cast()).put(at.0),                             // DEVICE_POINTER
+            4 if !on_device => Out(data.cast()).put(at.0),               // HOST_POINTER
+            8 => Out(data.cast()).put(0u32),                             // IS_MANAGED
+            9 => Out(data.cast()).put(device as i32),                    // DEVICE_ORDINAL
+            11 => Out(data.cast()).put(range.start),                     // RANGE_START_ADDR
+            12 => Out(data.cast()).put(range.len),                       // RANGE_SIZE
+            _ => Err(INVALID_VALUE),
+        }
+    })
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Copies
+// ---------------------------------------------------------------------------------------------------------------------
+
+impl State {
+    /// The part of a known range that an operation will touch; `None` is pageable memory.
+    fn touch(&mut self, at: u64, len: u64, write: bool) -> Result<Option<Touch>> {
+        let calling = self.calling();
+        let outside = |text: &str| format!("{calling}: {text}");
+        let problem = match self.range_at(at) {
+            None if self.in_window(at) => outside("the device address belongs to no allocation"),
+            None => return Ok(None),
+            Some(Range { freed: Some(by), name, .. }) => outside(&format!("{name} is used after it was freed: {by}")),
+            Some(range) if len > range.len - (at - range.start) => outside(&format!("leaves {}", range.name)),
+            Some(range) => return Ok(Some(Touch { range: range.start, start: at, end: at + len, write })),
+        };
+        self.violation(problem);
+        Err(INVALID_VALUE)
+    }
+
+    /// As `touch`, of memory that a device can reach.
+    fn device_touch(&mut self, at: u64, len: u64, write: bool) -> Result<Touch> {
+        self.touch(at, len, write)?.ok_or(INVALID_VALUE)
+    }
+}
+
+/// The four kinds of end a copy may have are two: what a device can reach, and pageable memory.
+fn copy(s: &mut Held, to: (Address, bool), from: (Address, bool), len: usize, stream: Handle, wait: bool) -> Result {
+    let id = s.own_stream(stream)?;
+    let ((to, to_device), (from, from_device), len) = (to, from, len as u64);
+    if len == 0 {
+        return Ok(());
+    }
+    let read = if from_device { Some(s.device_touch(from.0, len, false)?) } else { s.touch(from.0, len, false)? };
+    let write = if to_device { Some(s.device_touch(to.0, len, true)?) } else { s.touch(to.0, len, true)? };
+    let wrong_side = (!from_device && s.in_window(from.0)) || (!to_device && s.in_window(to.0));
+    if wrong_side || from.0 == 0 || to.0 == 0 {
+        return Err(INVALID_VALUE);
+    }
+    let source = match read {
+        Some(_) => Source::At(s.real(from.0)),
+        // SAFETY: the caller passes `len` readable bytes; they are taken now, as the driver does for pageable memory.
+        None => Source::Staged(unsafe { std::slice::from_raw_parts(from.0 as *const u8, len as usize) }.to_vec()),
+    };
+    let work = Work::Copy { to: s.real(to.0), from: source, len };
+    s.enqueue(id, read.into_iter().chain(write).collect(), None, work);
+    // A copy to pageable memory is there when the call returns.
+    if wait || write.is_none() { sync(s, id) } else { Ok(()) }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyHtoDAsync_v2(to: Address, from: Address, len: usize, stream: Handle) -> u32 {
+    call("cuMemcpyHtoDAsync_v2", &[&to, &from, &len, &stream], |s| {
+        copy(s, (to, true), (from, false), len, stream, false)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyDtoHAsync_v2(to: Address, from: Address, len: usize, stream: Handle) -> u32 {
+    call("cuMemcpyDtoHAsync_v2", &[&to, &from, &len, &stream], |s| {
+        copy(s, (to, false), (from, true), len, stream, false)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyDtoDAsync_v2(to: Address, from: Address, len: usize, stream: Handle) -> u32 {
+    call("cuMemcpyDtoDAsync_v2", &[&to, &from, &len, &stream], |s| {
+        copy(s, (to, true), (from, true), len, stream, false)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyHtoD_v2(to: Address, from: Address, len: usize) -> u32 {
+    call("cuMemcpyHtoD_v2", &[&to, &from, &len], |s| copy(s, (to, true), (from, false), len, Handle(0), true))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyDtoH_v2(to: Address, from: Address, len: usize) -> u32 {
+    call("cuMemcpyDtoH_v2", &[&to, &from, &len], |s| copy(s, (to, false), (from, true), len, Handle(0), true))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemsetD8Async(to: Address, byte: u8, len: usize, stream: Handle) -> u32 {
+    call("cuMemsetD8Async", &[&to, &u32::from(byte), &len, &stream], |s| {
+        let id = s.own_stream(stream)?;
+        if len == 0 {
+            return Ok(());
+        }
+        let touch = s.device_touch(to.0, len as u64, true)?;
+        let work = Work::Fill { to: s.real(to.0), byte, len: len as u64 };
+        s.enqueue(id, vec![touch], None, work);
+        Ok(())
+    })
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Modules, kernels, host functions
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuModuleLoadData(out: Out<u64>, image: *const c_char) -> u32 {
+    call("cuModuleLoadData", &[], |s| {
+        let context = s.current()?;
+        let image = text(image);
+        if image.trim().is_empty() {
+            return Err(INVALID_PTX);
+        }
+        let module = s.handle("module");
+        s.modules.insert(module, (context, image));
+        out.put(module)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuModuleUnload(module: Handle) -> u32 {
+    call("cuModuleUnload", &[&module], |s| {
+        s.current()?;
+        let (context, _) = s.modules.get(&module.0).ok_or(INVALID_HANDLE)?;
+        s.alive(*context)?;
+        s.modules.remove(&module.0);
+        s.functions.retain(|_, (of, _)| *of != module.0);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuModuleGetFunction(out: Out<u64>, module: Handle, name: *const c_char) -> u32 {
+    let name = text(name);
+    call("cuModuleGetFunction", &[&module, &name.as_str()], |s| {
+        s.current()?;
+        let (_, image) = s.modules.get(&module.0).ok_or(INVALID_HANDLE)?;
+        let names = image.split(".entry").skip(1).filter_map(|rest| Some(rest.split_once('(')?.0.trim()));
+        if !{ names }.any(|entry| entry == name) {
+            return Err(NOT_FOUND);
+        }
+        let function = s.handle("function");
+        s.functions.insert(function, (module.0, name.clone()));
+        out.put(function)
+    })
+}
+
+/// Copies the parameters out of the caller's array, moves pointers to where their bytes are, and says what is touched.
+fn bind(s: &mut State, name: &str, params: *const *const u8) -> Result<(KernelFn, Vec<Vec<u64>>, Vec<Touch>)> {
+    let kernel = s.kernels.get(name).ok_or(NOT_FOUND)?;
+    let (function, sizes, pointers, writes) = (kernel.function, kernel.sizes.clone(), kernel.pointers, kernel.writes);
+    if params.is_null() && !sizes.is_empty() {
+        return Err(INVALID_VALUE);
+    }
+    let (mut values, mut touches) = (Vec::new(), Vec::new());
+    for (index, &size) in sizes.iter().enumerate() {
+        let mut value = vec![0u64; (size as usize).div_ceil(8).max(1)];
+        // SAFETY: the caller passes one pointer for each parameter, to as many bytes as the kernel was registered with.
+        unsafe { (*params.add(index)).copy_to_nonoverlapping(value.as_mut_ptr().cast(), size as usize) };
+        let bit = |mask: u64| mask.checked_shr(index as u32).unwrap_or_default() & 1 == 1;
+        if bit(pointers) && value[0] != 0 {
+            let touch = s.device_touch(value[0], 1, bit(writes))?;
+            let range = &s.memory[&touch.range];
+            touches.push(Touch { start: range.start, end: range.start + range.len, ..touch });
+            value[0] = s.real(value[0]);
+        }
+        values.push(value);
+    }
+    Ok((function, values, touches))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuLaunchKernel(
+    function: Handle,
+    grid_x: u32,
+    grid_y: u32,
+    grid_z: u32,
+    block_x: u32,
+    block_y: u32,
+    block_z: u32,
+    shared: u32,
+    stream: Handle,
+    params: *const *const u8,
+    extra: *const c_void,
+) -> u32 {
+    let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+    let shape = format!("{grid:?} {block:?}");
+    call("cuLaunchKernel", &[&function, &shape.as_str(), &shared, &stream], |s| {
+        let id = s.own_stream(stream)?;
+        let (_, name) = s.functions.get(&function.0).cloned().ok_or(INVALID_HANDLE)?;
+        let threads = block.iter().try_fold(1u32, |product, side| product.checked_mul(*side));
+        if grid.contains(&0) || !extra.is_null() || !threads.is_some_and(|count| (1..=1024).contains(&count)) {
+            return Err(INVALID_VALUE);
+        }
+        let text: Arc<str> = format!("{} ({name})", s.calling()).into();
+        s.calling = Some(text);
+        let (function, params, touches) = bind(s, &name, params)?;
+        s.enqueue(id, touches, None, Work::Kernel(Launch { function, grid, block, params }));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuLaunchHostFunc(stream: Handle, function: Option<HostFn>, data: *mut c_void) -> u32 {
+    call("cuLaunchHostFunc", &[&stream], |s| {
+        let id = s.own_stream(stream)?;
+        let function = function.ok_or(INVALID_VALUE)?;
+        s.enqueue(id, vec![], None, Work::Host { function, data: data as usize, clock: Clock::new() });
+        Ok(())
+    })
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Order: what is enqueued, and what it may touch
+// ---------------------------------------------------------------------------------------------------------------------
+
+impl State {
+    /// Appends an operation to a stream and checks what it touches; returns its number.
+    fn enqueue(&mut self, id: u64, touches: Vec<Touch>, wait: Option<((u64, u64), Clock)>, mut work: Work) -> u64 {
+        let stream = &self.streams[&id];
+        let (mut clock, mut after, seq) = (stream.clock.clone(), Vec::new(), stream.last + 1);
+        join(&mut clock, &self.host);
+        if let Some((op, before)) = wait {
+            after.push(op);
+            join(&mut clock, &before);
+        }
+        // The legacy stream and the blocking ones of its context wait for each other.
+        for (&other, before) in &self.streams {
+            let same = before.context == stream.context && before.blocking && stream.blocking;
+            if same && other != id && (before.legacy || stream.legacy) {
+                after.push((other, before.last));
+                join(&mut clock, &before.clock);
+            }
+        }
+        clock.insert(id, seq);
+        for touch in &touches {
+            self.check(touch, id, seq, &clock);
+        }
+        if let Work::Host { clock: seen, .. } = &mut work {
+            *seen = clock.clone();
+        }
+        let stream = self.streams.get_mut(&id).expect("looked up above");
+        (stream.last, stream.clock) = (seq, clock);
+        stream.queue.push_back(Op { seq, after, touches, work });
+        CHANGED.notify_all();
+        seq
+    }
+
+    /// Compares an access with the earlier ones of its range, and becomes one of them.
+    fn check(&mut self, touch: &Touch, stream: u64, seq: u64, clock: &Clock) {
+        let (text, host) = (self.calling(), &self.host);
+        let Some(range) = self.memory.get_mut(&touch.range) else { return };
+        let knows = |clock: &Clock, access: &Access| clock.get(&access.stream).is_some_and(|seq| *seq >= access.seq);
+        let mut found = Vec::new();
+        for access in &range.history {
+            let meet = access.touch.start < touch.end && touch.start < access.touch.end;
+            if meet && (access.touch.write || touch.write) && !knows(clock, access) {
+                let verb = |write: bool| if write { "writes" } else { "reads" };
+                let (first, second) = (verb(access.touch.write), verb(touch.write));
+                let (name, before) = (&range.name, &access.text);
+                found.push(format!("unordered use of {name}: {before} {first} it; {text} {second} it"));
+            }
+        }
+        // Whatever comes later is after what the host has seen, and after what this access covers and knows.
+        range.history.retain(|access| {
+            let inside = touch.start <= access.touch.start && access.touch.end <= touch.end;
+            let covered = inside && knows(clock, access) && (touch.write || !access.touch.write);
+            !covered && !knows(host, access)
+        });
+        if range.history.len() == HISTORY {
+            range.history.remove(0);
+        }
+        range.history.push(Access { touch: *touch, stream, seq, text });
+        found.into_iter().for_each(|text| self.violation(text));
+    }
+
+    /// Operations on the bytes that the host has not seen complete, though they may be.
+    fn unobserved(&self, start: u64, len: u64) -> Vec<Arc<str>> {
+        let seen = |access: &&Access| self.host.get(&access.stream).is_none_or(|seq| *seq < access.seq);
+        let meets = |access: &&Access| access.touch.start < start + len && start < access.touch.end;
+        let ranges = self.memory.range(..start + len).map(|(_, range)| range);
+        let history = ranges.filter(|range| range.start + range.len > start).flat_map(|range| &range.history);
+        history.filter(meets).filter(seen).map(|access| access.text.clone()).collect()
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Workers
+// ---------------------------------------------------------------------------------------------------------------------
+
+enum Step {
+    Gone,
+    Wait,
+    Run(Work),
+}
+
+/// The thread of a stream.
+fn worker(id: u64) {
+    let mut s = Held::lock();
+    loop {
+        match s.step(id) {
+            Step::Gone => return,
+            Step::Wait => s.wait(),
+            Step::Run(work) => {
+                let delay = s.delay(&work);
+                s.running += 1;
+                let problem = s.unlocked(|| {
+                    if !delay.is_zero() {
+                        std::thread::sleep(delay);
+                    }
+                    execute(work)
+                });
+                s.running -= 1;
+                if let Some(problem) = problem {
+                    s.violation(problem);
+                }
+                s.pop(id);
+            }
+        }
+    }
+}
+
+impl State {
+    fn step(&mut self, id: u64) -> Step {
+        let Some(stream) = self.streams.get(&id) else { return Step::Gone };
+        let (context, closing) = (stream.context, stream.closing);
+        let Some(op) = stream.queue.front() else {
+            if !closing {
+                return Step::Wait;
+            }
+            self.streams.remove(&id);
+            CHANGED.notify_all();
+            return Step::Gone;
+        };
+        if self.hold || self.alive(context).is_err() {
+            return Step::Wait;
+        }
+        if let Some(&(other, _)) = op.after.iter().find(|(stream, seq)| !self.is_done(*stream, *seq)) {
+            // What will never be done takes those that wait for it along.
+            let dead = self.streams.get(&other).and_then(|other| self.alive(other.context).err());
+            return dead.map_or(Step::Wait, |code| self.kill(context, code));
+        }
+        self.begin_work(id, context)
+    }
+
+    fn kill(&mut self, context: u64, code: u32) -> Step {
+        self.contexts.entry(context).and_modify(|context| context.dead = code);
+        CHANGED.notify_all();
+        Step::Wait
+    }
+
+    /// Does at once what takes no time; hands out the rest. The operation stays in the queue until it is done.
+    fn begin_work(&mut self, id: u64, context: u64) -> Step {
+        let op = self.streams.get_mut(&id).and_then(|stream| stream.queue.front_mut()).expect("seen by the caller");
+        let seq = op.seq;
+        match std::mem::replace(&mut op.work, Work::Marker) {
+            Work::Marker => {}
+            Work::Record { event } => {
+                let record = self.events.get_mut(&event).and_then(|event| event.record.as_mut());
+                if let Some(record) = record.filter(|record| (record.stream, record.seq) == (id, seq)) {
+                    record.at = Some(Instant::now());
+                }
+            }
+            Work::Free { start } => poison(self, start),
+            work => {
+                let index = self.executed;
+                self.executed += 1;
+                if let Some(&(_, code)) = self.async_failures.iter().find(|(nth, _)| *nth == index) {
+                    return self.kill(context, code);
+                }
+                if let Work::Host { clock, .. } = &work {
+                    join(&mut self.host, clock);
+                }
+                return Step::Run(work);
+            }
+        }
+        self.pop(id);
+        self.step(id)
+    }
+
+    fn pop(&mut self, id: u64) {
+        if let Some(stream) = self.streams.get_mut(&id)
+            && let Some(op) = stream.queue.pop_front()
+        {
+            stream.done = op.seq;
+        }
+        CHANGED.notify_all();
+    }
+
+    fn delay(&self, work: &Work) -> Duration {
+        let bytes = match work {
+            Work::Copy { len, .. } | Work::Fill { len, .. } => *len,
+            _ => 0,
+        };
+        let transfer = if self.config.bandwidth == 0 { 0.0 } else { bytes as f64 / self.config.bandwidth as f64 };
+        self.config.latency + Duration::from_secs_f64(transfer)
+    }
+}
+
+/// Moves the bytes, or runs the code; a problem is a violation.
+fn execute(work: Work) -> Option<String> {
+    match work {
+        Work::Copy { to, from, len } => {
+            let from = match &from {
+                Source::At(from) => *from,
+                Source::Staged(bytes) => bytes.as_ptr() as u64,
+            };
+            if !mapped(from, len) || !mapped(to, len) {
+                return Some(format!("a copy of {len} bytes found its memory unmapped"));
+            }
+            // SAFETY: both ends were checked when the copy was enqueued, and are mapped; they may overlap.
+            unsafe { (to as *mut u8).copy_from(from as *const u8, len as usize) };
+        }
+        Work::Fill { to, byte, len } => fill(to, byte, len),
+        Work::Kernel(Launch { function, grid, block, params }) => {
+            let params: Vec<*const c_void> = params.iter().map(|param| param.as_ptr().cast()).collect();
+            IN_CALLBACK.set(true);
+            function(grid.as_ptr(), block.as_ptr(), params.as_ptr());
+            IN_CALLBACK.set(false);
+        }
+        Work::Host { function, data, .. } => {
+            IN_CALLBACK.set(true);
+            function(data as *mut c_void);
+            IN_CALLBACK.set(false);
+        }
+        Work::Marker | Work::Record { .. } | Work::Free { .. } => {}
+    }
+    None
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Names of errors
+// ---------------------------------------------------------------------------------------------------------------------
+
+const ERRORS: [(u32, &CStr, &CStr); 32] = [
+    (0, c"CUDA_SUCCESS", c"no error"),
+    (1, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
+    (2, c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),
+    (3, c"CUDA_ERROR_NOT_INITIALIZED", c"initialization error"),
+    (4, c"CUDA_ERROR_DEINITIALIZED", c"driver shutting down"),
+    (34, c"CUDA_ERROR_STUB_LIBRARY", c"CUDA driver is a stub library"),
+    (46, c"CUDA_ERROR_DEVICE_UNAVAILABLE", c"CUDA-capable device(s) is/are busy or unavailable"),
+    (100, c"CUDA_ERROR_NO_DEVICE", c"no CUDA-capable device is detected"),
+    (101, c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal"),
+    (200, c"CUDA_ERROR_INVALID_IMAGE", c"device kernel image is invalid"),
+    (201, c"CUDA_ERROR_INVALID_CONTEXT", c"invalid device context"),
+    (209, c"CUDA_ERROR_NO_BINARY_FOR_GPU", c"no kernel image is available for execution on the device"),
+    (214, c"CUDA_ERROR_ECC_UNCORRECTABLE", c"uncorrectable ECC error encountered"),
+    (218, c"CUDA_ERROR_INVALID_PTX", c"a PTX JIT compilation failed"),
+    (222, c"CUDA_ERROR_UNSUPPORTED_PTX_VERSION", c"the provided PTX was compiled with an unsupported toolchain."),
+    (304, c"CUDA_ERROR_OPERATING_SYSTEM", c"OS call failed or operation not supported on this OS"),
+    (400, c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
+    (500, c"CUDA_ERROR_NOT_FOUND", c"named symbol not found"),
+    (600, c"CUDA_ERROR_NOT_READY", c"device not ready"),
+    (700, c"CUDA_ERROR_ILLEGAL_ADDRESS", c"an illegal memory access was encountered"),
+    (701, c"CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", c"too many resources requested for launch"),
+    (702, c"CUDA_ERROR_LAUNCH_TIMEOUT", c"the launch timed out and was terminated"),
+    (709, c"CUDA_ERROR_CONTEXT_IS_DESTROYED", c"context is destroyed"),
+    (712, c"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", c"part or all of the requested memory range is already mapped"),
+    (713, c"CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", c"pointer does not correspond to a registered memory region"),
+    (716, c"CUDA_ERROR_MISALIGNED_ADDRESS", c"misaligned address"),
+    (719, c"CUDA_ERROR_LAUNCH_FAILED", c"unspecified launch failure"),
+    (800, c"CUDA_ERROR_NOT_PERMITTED", c"operation not permitted"),
+    (801, c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported"),
+    (802, c"CUDA_ERROR_SYSTEM_NOT_READY", c"system not yet initialized"),
+    (803, c"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", c"system has unsupported display driver / cuda driver combination"),
+    (999, c"CUDA_ERROR_UNKNOWN", c"unknown error"),
+];
+
+fn describe(
+    code: u32,
+    out: &Out<*const c_char>,
+    pick: fn(&(u32, &'static CStr, &'static CStr)) -> &'static CStr,
+) -> u32 {
+    match ERRORS.iter().find(|(known, ..)| *known == code) {
+        Some(error) => out.put(pick(error).as_ptr()).err().unwrap_or(SUCCESS),
+        None => {
+            let _ = out.put(std::ptr::null());
+            INVALID_VALUE
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGetErrorName(code: u32, out: Out<*const c_char>) -> u32 {
+    describe(code, &out, |error| error.1)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGetErrorString(code: u32, out: Out<*const c_char>) -> u32 {
+    describe(code, &out, |error| error.2)
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Controls
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// Begins a session: forgets all objects, waits for what is running, and applies `key=value` lines.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_reset(config: *const c_char) {
+    let lines = text(config);
+    let mut s = Held::lock();
+    s.streams.clear();
+    CHANGED.notify_all();
+    while s.running > 0 {
+        s.wait();
+    }
+    for range in s.memory.values().filter(|range| range.place == Place::HostAlloc) {
+        // SAFETY: mapped by cuMemHostAlloc with this length; no operation is left that knows it.
+        unsafe { munmap(range.start as *mut c_void, range.len as usize) };
+    }
+    let old = std::mem::take(&mut *s);
+    if old.window != 0 {
+        map(old.window + SPAN, old.next - old.window, PROT_NONE, MAP_FIXED).expect("the range is ours");
+    }
+    (s.session, s.initialised, s.kernels) = (old.session + 1, old.initialised, old.kernels);
+    (s.handles, s.window, s.next) = (old.handles, old.window, old.next);
+    s.config.driver_version = 12_040;
+    lines.lines().filter_map(|line| line.split_once('=')).for_each(|(key, value)| s.configure(key, value));
+}
+
+impl State {
+    fn configure(&mut self, key: &str, value: &str) {
+        let number: u64 = value.parse().unwrap_or_default();
+        match key {
+            "device" => {
+                let mut parts = value.split('|').map(str::to_string);
+                let (name, bytes, bus) = (parts.next(), parts.next(), parts.next());
+                let bytes = bytes.and_then(|bytes| bytes.parse().ok()).unwrap_or_default();
+                let (name, bus) = (name.unwrap_or_default(), bus.unwrap_or_default());
+                self.devices.push(Device { name, bytes, bus, used: 0, primary: None });
+            }
+            "driver_version" => self.config.driver_version = number as i32,
+            "init_error" => self.config.init_error = number as u32,
+            "register_error" => self.config.register_error = number as u32,
+            "bandwidth" => self.config.bandwidth = number,
+            "latency_us" => self.config.latency = Duration::from_micros(number),
+            "attribute" => {
+                let (attribute, value) = value.split_once(':').unwrap_or_default();
+                let value = value.parse().unwrap_or_default();
+                self.config.attributes.insert(attribute.parse().unwrap_or_default(), value);
+            }
+            _ => self.violation(format!("unknown setting {key}")),
+        }
+    }
+}
+
+/// Looks for what only shows at the end: registered memory that is gone.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_finish() {
+    let mut s = Held::lock();
+    let gone = s.memory.values().filter(|range| range.place == Place::Registered && !mapped(range.start, range.len));
+    let gone: Vec<_> = gone.map(|range| range.name.clone()).collect();
+    gone.into_iter().for_each(|name| s.violation(format!("{name} was unmapped while it was registered")));
+}
+
+/// Copies text into a buffer if it fits; returns its length, without the zero byte.
+fn give(text: &str, out: *mut c_char, len: usize) -> usize {
+    if text.len() < len {
+        let _ = put_text(out, len, text);
+    }
+    text.len()
+}
+
+/// The violations so far, one a line.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_violations(out: *mut c_char, len: usize) -> usize {
+    give(&Held::lock().violations.join("\n"), out, len)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_forget_violations() {
+    Held::lock().violations.clear();
+}
+
+/// Adds a violation; for stand-ins of other libraries.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_violation(what: *const c_char) {
+    Held::lock().violation(text(what));
+}
+
+/// The calls, one a line: `INDEX THREAD SYMBOL ARGUMENTS = CODE`.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_trace(out: *mut c_char, len: usize) -> usize {
+    let s = Held::lock();
+    let mut text = String::new();
+    for line in &s.trace {
+        let _ = match line.result {
+            Some(code) => writeln!(text, "{} = {code}", line.text),
+            None => writeln!(text, "{} = ...", line.text),
+        };
+    }
+    give(&text, out, len)
+}
+
+/// Calls so far: of a symbol, or all.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_calls(symbol: *const c_char) -> u64 {
+    let s = Held::lock();
+    if symbol.is_null() { s.calls } else { s.counts.get(&text(symbol)).copied().unwrap_or_default() }
+}
+
+/// Call `index` (of `symbol`, or of all if null; the session's first is 0) returns `code` and does nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_fail(symbol: *const c_char, index: u64, code: u32, sticky: bool) {
+    let symbol = (!symbol.is_null()).then(|| text(symbol));
+    Held::lock().failures.push(Failure { symbol, index, code, sticky });
+}
+
+/// Operation `nth` (copies, fills, kernels, host functions; the session's first is 0) fails on its stream.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_fail_async(nth: u64, code: u32) {
+    Held::lock().async_failures.push((nth, code));
+}
+
+/// While held, no operation begins.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_hold(hold: bool) {
+    Held::lock().hold = hold;
+    CHANGED.notify_all();
+}
+
+/// Operations executed so far.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_executed() -> u64 {
+    Held::lock().executed
+}
+
+/// Operations enqueued and not done that touch these bytes.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_in_flight(at: Address, len: usize) -> usize {
+    let s = Held::lock();
+    let end = at.0.saturating_add(len as u64);
+    let meets = |op: &&Op| op.touches.iter().any(|touch| touch.start < end && at.0 < touch.end);
+    s.streams.values().flat_map(|stream| &stream.queue).filter(meets).count()
+}
+
+/// Operations that touch these bytes and that the host has not seen complete, done or not.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_unobserved(at: Address, len: usize) -> usize {
+    Held::lock().unobserved(at.0, len as u64).len()
+}
+
+/// Where the bytes of a device pointer are; null if it belongs to no live allocation.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_host_address(at: Address) -> *mut u8 {
+    let s = Held::lock();
+    let live = s.range_at(at.0).is_some_and(|range| range.freed.is_none() && matches!(range.place, Place::Device(_)));
+    if live { s.real(at.0) as *mut u8 } else { std::ptr::null_mut() }
+}
+
+/// As `standin_host_address`, for code that is about to access (or has just accessed) the bytes itself, outside of any
+/// stream, as cuFile does: everything enqueued on them must have been seen complete. `what` names the access.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_access(at: Address, len: usize, write: bool, what: *const c_char) -> *mut u8 {
+    let what = text(what);
+    let mut s = Held::lock();
+    s.calling = Some(what.as_str().into());
+    let Ok(touch) = s.device_touch(at.0, len as u64, write) else { return std::ptr::null_mut() };
+    let (range, host) = (&s.memory[&touch.range], &s.host);
+    let unordered = range.history.iter().filter(|access| {
+        let meet = access.touch.start < touch.end && touch.start < access.touch.end;
+        let seen = host.get(&access.stream).is_some_and(|seq| *seq >= access.seq);
+        meet && !seen && (write || access.touch.write)
+    });
+    let name = &range.name;
+    let texts: Vec<_> = unordered.map(|access| format!("unordered use of {name}: {}; {what}", access.text)).collect();
+    texts.into_iter().for_each(|text| s.violation(text));
+    s.real(at.0) as *mut u8
+}
+
+/// What is alive: retains, streams, events, device allocations and their bytes, registrations and their bytes, host
+/// allocations, modules; then what the driver leaked because its release was refused: count and bytes of device memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_live(out: Out<[u64; 11]>) {
+    let s = Held::lock();
+    let kept = |handle: &u64| !s.leaked.contains(handle);
+    let ranges = |wanted: fn(Place) -> bool, leaked: bool| {
+        let live = s.memory.values().filter(move |range| range.freed.is_none() && wanted(range.place));
+        live.filter(|range| kept(&range.start) != leaked).fold((0, 0), |sum, range| (sum.0 + 1, sum.1 + range.len))
+    };
+    let device = |leaked| ranges(|place| matches!(place, Place::Device(_)), leaked);
+    let (allocations, bytes) = device(false);
+    let (registrations, registered) = ranges(|place| place == Place::Registered, false);
+    let (host, _) = ranges(|place| place == Place::HostAlloc, false);
+    let retains: u64 = s.contexts.values().map(|context| context.retains).sum();
+    let streams = s.streams.iter().filter(|(id, stream)| kept(id) && !stream.legacy && !stream.closing).count();
+    let events = s.events.keys().filter(|id| kept(id)).count();
+    let modules = s.modules.keys().filter(|id| kept(id)).count();
+    let (streams, events, modules) = (streams as u64, events as u64, modules as u64);
+    let retains = retains.saturating_sub(s.leaked_retains);
+    let leaked = s.leaked.len() as u64 + s.leaked_retains;
+    let (_, leaked_bytes) = device(true);
+    let _ = out.put([
+        retains,
+        streams,
+        events,
+        allocations,
+        bytes,
+        registrations,
+        registered,
+        host,
+        modules,
+        leaked,
+        leaked_bytes,
+    ]);
+}
+
+/// Code for kernels of this name in any module. `sizes` has a size in bytes for each parameter; bit i of `pointers` says
+/// that parameter i is a device pointer, of `writes` that its allocation is written. Stays for all sessions.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_register_kernel(
+    name: *const c_char,
+    function: KernelFn,
+    sizes: *const u32,
+    count: usize,
+    pointers: u64,
+    writes: u64,
+) {
+    // SAFETY: the caller passes `count` sizes.
+    let sizes = if count == 0 { vec![] } else { unsafe { std::slice::from_raw_parts(sizes, count) }.to_vec() };
+    Held::lock().kernels.insert(text(name), Kernel { function, sizes, pointers, writes });
+}
