@@ -37,6 +37,13 @@ impl Device {
         self.kind
     }
 
+    /// Its address on the PCI bus, for what shall lie next to it; the host has none.
+    pub(crate) fn pci_bus_id(&self) -> Option<&str> {
+        match self.kind {
+            DeviceKind::Host => None,
+        }
+    }
+
     /// Why this one.
     pub fn why(&self) -> &str {
         &self.why

@@ -42,11 +42,13 @@
 
 pub(crate) mod chunks;
 pub(crate) mod fetch;
+pub(crate) mod placement;
 pub(crate) mod plan;
 pub(crate) mod recipe;
 pub(crate) mod runtime;
 pub(crate) mod work;
 
+pub use placement::Numa;
 pub use plan::MemoryPlan;
 
 use crate::dataset::Dataset;
