@@ -6,7 +6,7 @@ use crate::dataset::{self, Dataset};
 use crate::decode::{Ctx, Decoder};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::memory::{BatchMut, ByteRing, ChunkBuf, Filled, Pool, Row};
+use crate::memory::{BatchMut, Budget, ByteRing, ChunkBuf, Filled, Lease, Pool, Row};
 use crate::order::{Batches, LastBatch, Order, Shard};
 use crate::pipeline::chunks;
 use crate::pipeline::fetch::{Io, Pending};
@@ -51,6 +51,7 @@ pub struct LoaderBuilder {
     workers: Option<usize>,
     slots: Option<usize>,
     budget: Option<usize>,
+    shared_budget: Option<Budget>,
     reader: ReaderOptions,
     device: Device,
     numa: Numa,
@@ -86,6 +87,7 @@ impl LoaderBuilder {
             workers: None,
             slots: None,
             budget: None,
+            shared_budget: None,
             reader: ReaderOptions::default(),
             device: Device::auto(),
             numa: Numa::Auto,
@@ -240,6 +242,13 @@ impl LoaderBuilder {
         self
     }
 
+    /// Takes its memory from a budget that several loaders of this process share: at most an equal part of what is free
+    /// there, see [`Budget`]; and at most the [`memory_budget`](Self::memory_budget), if that is set, too.
+    pub fn shared_budget(mut self, budget: &Budget) -> Self {
+        self.shared_budget = Some(budget.clone());
+        self
+    }
+
     /// Which reader. Default: [`Mode::Auto`].
     pub fn reader(mut self, mode: Mode) -> Self {
         self.reader.mode = mode;
@@ -280,8 +289,8 @@ impl LoaderBuilder {
     /// ends of up to 256 files, see [`Fingerprint`](crate::dataset::Fingerprint).
     ///
     /// Errors: [`ErrorKind::Config`] for a setting that is not legal, [`ErrorKind::Empty`] for a dataset without samples or
-    /// epochs without a batch, [`ErrorKind::Budget`] with the sum when the budget is too small, and whatever opening the
-    /// sources finds.
+    /// epochs without a batch, [`ErrorKind::Budget`] with the sum when the budget, or its part of the shared one, is too small,
+    /// and whatever opening the sources finds.
     pub fn build(self) -> Result<Loader> {
         // Datasets, decoders and samplers are the user's code.
         let built = catch_unwind(AssertUnwindSafe(|| self.make()));
@@ -320,13 +329,14 @@ impl LoaderBuilder {
             let cached = opened.cache.is_some() && dataset.sources().total_bytes() > 0;
             demand.take_chunks(&*dataset, &first.order, cached);
         }
-        let plan = MemoryPlan::new(&Demand { slots: self.slots, budget: self.budget, ..demand })?;
+        let demand = Demand { slots: self.slots, budget: self.budget, ..demand };
+        let (plan, lease) = plan(demand, self.shared_budget.as_ref())?;
         let spec = recipe.spec.clone();
         let info = BatchInfo { keep: recipe.keep.clone(), device: self.device, held: AtomicUsize::new(0) };
         let seed = self.seed.unwrap_or(self.order.seed());
         let chunk_starts = jobs.chunks.as_ref().map(|chunks| chunks.starts.clone());
         let assembly =
-            Assembly { dataset, chunk_starts, recipe, layout, opened, plan: plan.clone(), pending, parts, seed };
+            Assembly { dataset, chunk_starts, recipe, layout, opened, plan: plan.clone(), lease, pending, parts, seed };
         // Apart from the rest, since they may be left where they are. What else there is of threads and memory is made, and
         // populated, on the node.
         let threads = on_node(placing.for_workers(self.numa, workers), || runtime::pool(workers))??;
@@ -432,8 +442,20 @@ fn demand(
         pending_bytes: size_of::<Pending>() + recipe.handlers.len() * 64,
         index_bytes: dataset.index_bytes(),
         budget: None,
+        part: None,
         largest: dataset.largest_sample(),
     }
+}
+
+/// The plan, and what it takes of a shared budget.
+fn plan(demand: Demand, shared: Option<&Budget>) -> Result<(MemoryPlan, Option<Lease>)> {
+    let Some(budget) = shared else { return Ok((MemoryPlan::new(&demand)?, None)) };
+    let (plan, lease) = budget.take(|part| {
+        let plan = MemoryPlan::new(&Demand { part: Some(part), ..demand })?;
+        let total = plan.total();
+        Ok((plan, total))
+    })?;
+    Ok((plan, Some(lease)))
 }
 
 /// Everything `build` has decided, on its way to threads.
@@ -444,6 +466,7 @@ struct Assembly {
     layout: Layout,
     opened: Opened,
     plan: MemoryPlan,
+    lease: Option<Lease>,
     pending: usize,
     parts: usize,
     seed: u64,
@@ -453,7 +476,7 @@ type WorkerThreads = (rayon::ThreadPool, Vec<JoinHandle<()>>);
 
 impl Assembly {
     fn start(self, spec: Spec, workers: WorkerThreads) -> Result<(Runtime, Receiver<Filled>, Choice)> {
-        let Self { dataset, chunk_starts, recipe, layout, opened, plan, pending, parts, seed } = self;
+        let Self { dataset, chunk_starts, recipe, layout, opened, plan, lease, pending, parts, seed } = self;
         let Opened { reader, cache, choice, .. } = opened;
         let waker = reader.waker();
         // Room for every slot there is, so that giving one back never waits.
@@ -476,6 +499,7 @@ impl Assembly {
             waker: waker.clone(),
             to_map: map_in,
             map_bell: OnceLock::new(),
+            lease,
         });
         let closing = CloseOnError(Some(exchange.clone()));
         let row_bytes = layout.bytes() / layout.rows();
