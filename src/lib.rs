@@ -169,9 +169,9 @@ pub use batch::{Batch, FieldView, MicroBatch};
 pub use device::Device;
 pub use error::{Error, ErrorKind, Result, Site, Stage};
 pub use loader::{Epoch, Loader, LoaderBuilder};
-pub use memory::{BatchMut, Row, Status};
+pub use memory::{BatchMut, Budget, Row, Status};
 pub use order::{LastBatch, Order, Shard};
-pub use pipeline::MemoryPlan;
+pub use pipeline::{MemoryPlan, Numa};
 pub use profile::Report;
 pub use state::State;
 #[cfg(feature = "signals")]

@@ -371,7 +371,7 @@ fn check_micro(batch: &Batch, micro: &MicroBatch<'_>) {
     assert_eq!(names(micro.fields().collect()), names(batch.fields().collect()));
     for whole in batch.fields() {
         let field = micro.field(whole.name()).unwrap();
-        let each = whole.as_bytes().len() / batch.len();
+        let each = whole.size_bytes() / batch.len();
         assert_eq!((field.dtype(), field.shape()[1..].to_vec()), (whole.dtype(), whole.shape()[1..].to_vec()));
         assert_eq!((field.shape()[0], field.strides()), (rows.len(), whole.strides()));
         assert_eq!(field.as_bytes().unwrap(), &whole.as_bytes().unwrap()[rows.start * each..rows.end * each]);

@@ -8,10 +8,11 @@ use crate::decode::{Ctx, Decoder};
 use crate::device::cuda::copy::Copier;
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::memory::{BatchMut, ByteRing, ChunkBuf, Filled, Pool, Row};
+use crate::memory::{BatchMut, Budget, ByteRing, ChunkBuf, Filled, Lease, Pool, Row};
 use crate::order::{Batches, LastBatch, Order, Shard};
 use crate::pipeline::chunks;
 use crate::pipeline::fetch::{Io, Pending};
+use crate::pipeline::placement::{Numa, Placing, on_node};
 use crate::pipeline::plan::{Demand, MemoryPlan};
 use crate::pipeline::recipe::{Recipe, Steps};
 use crate::pipeline::runtime::{self, Runtime};
@@ -26,8 +27,10 @@ use crate::stop::Stop;
 use crate::tensor::{Field, Layout, Spec};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Decode workers at most: each is a thread with buffers of its own.
@@ -55,11 +58,15 @@ pub struct LoaderBuilder {
     workers: Option<usize>,
     slots: Option<usize>,
     budget: Option<usize>,
+    shared_budget: Option<Budget>,
     reader: ReaderOptions,
     device: Device,
     device_batches: Option<usize>,
     #[cfg(feature = "cuda")]
     streams: Vec<crate::device::cuda::Stream>,
+    numa: Numa,
+    /// Where the kernel shows the machine; tests show another one.
+    sysfs: PathBuf,
     held_deadline: Duration,
 }
 
@@ -90,11 +97,14 @@ impl LoaderBuilder {
             workers: None,
             slots: None,
             budget: None,
+            shared_budget: None,
             reader: ReaderOptions::default(),
             device: Device::default(),
             device_batches: None,
             #[cfg(feature = "cuda")]
             streams: Vec::new(),
+            numa: Numa::Auto,
+            sysfs: "/sys".into(),
             held_deadline: Duration::from_secs(10),
         }
     }
@@ -225,7 +235,8 @@ impl LoaderBuilder {
         self
     }
 
-    /// Decode workers (threads), at most 1024. Default: one per core that the process may use.
+    /// Decode workers (threads), at most 1024. Default: one per core that the process may use, or that it may use of the
+    /// [NUMA node](Self::numa) where it is placed on one.
     pub fn workers(mut self, workers: usize) -> Self {
         self.workers = Some(workers);
         self
@@ -241,6 +252,13 @@ impl LoaderBuilder {
     /// Most bytes of memory; [`build`](Self::build) reserves all of it that is needed, or fails with the sum.
     pub fn memory_budget(mut self, bytes: usize) -> Self {
         self.budget = Some(bytes);
+        self
+    }
+
+    /// Takes its memory from a budget that several loaders of this process share: at most an equal part of what is free
+    /// there, see [`Budget`]; and at most the [`memory_budget`](Self::memory_budget), if that is set, too.
+    pub fn shared_budget(mut self, budget: &Budget) -> Self {
+        self.shared_budget = Some(budget.clone());
         self
     }
 
@@ -283,6 +301,12 @@ impl LoaderBuilder {
         self
     }
 
+    /// On which NUMA node threads run and memory lies. Default: [`Numa::Auto`], next to the device.
+    pub fn numa(mut self, numa: Numa) -> Self {
+        self.numa = numa;
+        self
+    }
+
     /// How long `next()` waits when the caller holds every batch, before it says so. Default: 10 s.
     pub fn held_deadline(mut self, deadline: Duration) -> Self {
         self.held_deadline = deadline;
@@ -293,8 +317,8 @@ impl LoaderBuilder {
     /// ends of up to 256 files, see [`Fingerprint`](crate::dataset::Fingerprint).
     ///
     /// Errors: [`ErrorKind::Config`] for a setting that is not legal, [`ErrorKind::Empty`] for a dataset without samples or
-    /// epochs without a batch, [`ErrorKind::Budget`] with the sum when the budget is too small, and whatever opening the
-    /// sources finds.
+    /// epochs without a batch, [`ErrorKind::Budget`] with the sum when the budget, or its part of the shared one, is too small,
+    /// and whatever opening the sources finds.
     pub fn build(self) -> Result<Loader> {
         // Datasets, decoders and samplers are the user's code.
         let built = catch_unwind(AssertUnwindSafe(|| self.make()));
@@ -317,10 +341,14 @@ impl LoaderBuilder {
         }
         jobs.positions = Some(whole.len());
         let layout = Layout::new(&recipe.spec, whole.rows_max() as usize)?;
-        let workers =
-            self.workers.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
+        let placing = Placing::new(self.numa, self.device.pci_bus_id(), &self.sysfs)?;
+        let place = placing.placement();
+        let workers = self.workers.unwrap_or_else(|| {
+            let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+            place.map_or(cores, |place| place.cpus().min(cores))
+        });
         let sources = dataset.sources().clone();
-        let opened = read::open(sources, &self.reader)?;
+        let opened = on_node(place, || read::open(sources, &self.reader))??;
         let depth = opened.reader.depth();
         let pending = 2 * depth + workers;
         let parts = recipe.handlers.len();
@@ -331,7 +359,8 @@ impl LoaderBuilder {
         }
         let on_host = self.device.kind() == DeviceKind::Host;
         let device_batches = if on_host { 0 } else { self.device_batches.unwrap_or(DEVICE_BATCHES) };
-        let plan = MemoryPlan::new(&Demand { slots: self.slots, budget: self.budget, device_batches, ..demand })?;
+        let demand = Demand { slots: self.slots, budget: self.budget, device_batches, ..demand };
+        let (plan, lease) = plan(demand, self.shared_budget.as_ref())?;
         let spec = recipe.spec.clone();
         let info = BatchInfo {
             keep: recipe.keep.clone(),
@@ -343,24 +372,28 @@ impl LoaderBuilder {
         };
         let seed = self.seed.unwrap_or(self.order.seed());
         let chunk_starts = jobs.chunks.as_ref().map(|chunks| chunks.starts.clone());
-        let plan_for = plan.clone();
         let assembly = Assembly {
             dataset,
             chunk_starts,
             recipe,
             layout,
             opened,
-            plan: plan_for,
+            plan: plan.clone(),
+            lease,
             pending,
             parts,
             seed,
             device: self.device,
         };
-        let (runtime, ready, choice) = assembly.start(spec, workers)?;
+        // Apart from the rest, since they may be left where they are. What else there is of threads and memory is made, and
+        // populated, on the node.
+        let threads = on_node(placing.for_workers(self.numa, workers), || runtime::pool(workers))??;
+        let (runtime, ready, choice) = on_node(place, || assembly.start(spec, threads))??;
         let shared = Shared {
             runtime,
             ready,
             choice,
+            numa: placing.line(self.numa, workers),
             plan,
             info: Arc::new(info),
             jobs,
@@ -460,9 +493,21 @@ fn demand(
         pending_bytes: size_of::<Pending>() + recipe.handlers.len() * 64,
         index_bytes: dataset.index_bytes(),
         budget: None,
+        part: None,
         largest: dataset.largest_sample(),
         device_batches: 0,
     }
+}
+
+/// The plan, and what it takes of a shared budget.
+fn plan(demand: Demand, shared: Option<&Budget>) -> Result<(MemoryPlan, Option<Lease>)> {
+    let Some(budget) = shared else { return Ok((MemoryPlan::new(&demand)?, None)) };
+    let (plan, lease) = budget.take(|part| {
+        let plan = MemoryPlan::new(&Demand { part: Some(part), ..demand })?;
+        let total = plan.total();
+        Ok((plan, total))
+    })?;
+    Ok((plan, Some(lease)))
 }
 
 /// Everything `build` has decided, on its way to threads.
@@ -473,6 +518,7 @@ struct Assembly {
     layout: Layout,
     opened: Opened,
     plan: MemoryPlan,
+    lease: Option<Lease>,
     pending: usize,
     parts: usize,
     seed: u64,
@@ -480,10 +526,12 @@ struct Assembly {
     device: Device,
 }
 
+type WorkerThreads = (rayon::ThreadPool, Vec<JoinHandle<()>>);
+
 impl Assembly {
-    fn start(self, spec: Spec, workers: usize) -> Result<(Runtime, Receiver<Contents>, Choice)> {
+    fn start(self, spec: Spec, workers: WorkerThreads) -> Result<(Runtime, Receiver<Contents>, Choice)> {
         let onward = self.onward(&spec)?;
-        let Self { dataset, chunk_starts, recipe, layout, opened, plan, pending, parts, seed, .. } = self;
+        let Self { dataset, chunk_starts, recipe, layout, opened, plan, lease, pending, parts, seed, .. } = self;
         let Opened { reader, cache, choice, .. } = opened;
         let waker = reader.waker();
         // Room for every slot there is, so that giving one back never waits.
@@ -507,6 +555,7 @@ impl Assembly {
             to_device: onward.as_ref().map(Onward::to_device),
             to_map: map_in,
             map_bell: OnceLock::new(),
+            lease,
         });
         let closing = CloseOnError(Some(exchange.clone()));
         let row_bytes = layout.bytes() / layout.rows();
@@ -523,7 +572,7 @@ impl Assembly {
         let chunks = (!buffers.is_empty()).then(|| (Arc::new(chunks::Home::new(buffers, waker.clone())), plan.chunks));
         let mut regions = slots.regions().to_vec();
         regions.extend(ring.as_ref().map(|ring| ring.region().clone()));
-        let (pool, handles) = runtime::pool(workers)?;
+        let (pool, handles) = workers;
         let (cached_bytes, chunk_bytes) = if plan.chunks > 0 { (0, plan.cached_bytes) } else { (plan.cached_bytes, 0) };
         let sizes = Sizes { slots: plan.slots, pending, row_bytes, cached_bytes, chunks: plan.chunks, chunk_bytes };
         let work = Workers::new(pool, maps, &sizes)?;
@@ -633,5 +682,90 @@ impl Drop for CloseOnError {
 impl std::fmt::Debug for LoaderBuilder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "LoaderBuilder of {}, {}", self.dataset.describe(), self.shard)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dataset::Records;
+    use crate::pipeline::placement::tests::{Sysfs, here, own_cpus};
+
+    fn builder(sysfs: &Sysfs) -> LoaderBuilder {
+        let mut builder = LoaderBuilder::new(Arc::new(Records::builder(1).open_bytes(vec![7; 64]).unwrap()));
+        builder.sysfs = sysfs.root().into();
+        builder.reader(Mode::Pread).depth(3)
+    }
+
+    /// Names of the threads of this process that run on exactly these CPUs.
+    fn threads_on(cpus: &str) -> Vec<String> {
+        let mut names = Vec::new();
+        for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
+            let status = std::fs::read_to_string(task.path().join("status")).unwrap_or_default();
+            let value =
+                |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or("").trim().to_string();
+            if value("Cpus_allowed_list:") == cpus {
+                names.push(value("Name:"));
+            }
+        }
+        names
+    }
+
+    /// A name that is there fewer times than it should be.
+    fn missing<'n>(names: &[&'n str], threads: &[String]) -> Option<&'n str> {
+        let wanted = |name: &str| names.iter().filter(|other| **other == name).count();
+        let found = |name: &str| threads.iter().filter(|other| *other == name).count();
+        names.iter().copied().find(|name| found(name) < wanted(name))
+    }
+
+    #[test]
+    fn workers_io_thread_and_reader_run_on_the_node_and_the_report_says_so() {
+        let (cpu, all) = own_cpus();
+        let (sysfs, node) = Sysfs::around(&cpu);
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let map = {
+            let seen = seen.clone();
+            move |_: &mut Row<'_>, _: &mut Ctx<'_>| {
+                seen.lock().unwrap().push(here());
+                Ok(())
+            }
+        };
+        let loader = builder(&sysfs).numa(Numa::Node(node)).workers(3).map(map).build().unwrap();
+        // The system cuts names to 15 bytes, and a thread bears the name of who started it until it runs.
+        let mut names = ["feedline-dec-0", "feedline-dec-1", "feedline-dec-2", "feedline-io"].to_vec();
+        names.extend(["feedline-pread-"; 3]);
+        let started = std::time::Instant::now();
+        while let Some(missing) = missing(&names, &threads_on(&cpu)) {
+            assert!(started.elapsed() < Duration::from_secs(60), "{missing} is not among {:?}", threads_on(&cpu));
+            std::thread::yield_now();
+        }
+        assert!(loader.epoch(0).unwrap().all(|batch| batch.is_ok()));
+        let seen = seen.lock().unwrap();
+        assert!(seen.len() == 64 && seen.iter().all(|cpus| *cpus == cpu), "{seen:?}");
+        let line = format!("numa      threads and memory on NUMA node {node} (1 CPUs: {cpu}), as asked for\n");
+        assert!(loader.report().to_string().contains(&line), "{}", loader.report());
+        assert_eq!(here(), all, "the caller stays where it was");
+    }
+
+    #[test]
+    fn one_worker_for_each_cpu_of_the_node_is_the_default() {
+        let (cpu, _) = own_cpus();
+        let (sysfs, node) = Sysfs::around(&cpu);
+        assert_eq!(builder(&sysfs).numa(Numa::Node(node)).build().unwrap().plan().workers, 1);
+        let cores = std::thread::available_parallelism().unwrap().get();
+        for numa in [Numa::Auto, Numa::Off] {
+            let loader = builder(&sysfs).numa(numa).build().unwrap();
+            assert_eq!((loader.plan().workers, loader.report().numa), (cores, None), "{numa:?} on the host");
+        }
+    }
+
+    #[test]
+    fn a_node_that_cannot_be_had_is_an_error_of_build() {
+        let sysfs = Sysfs::new(&[(0, "1022")], &[]);
+        for (node, words) in [(0, "NUMA node 0 has 1022"), (9, "no NUMA node 9, its nodes are 0")] {
+            let error = builder(&sysfs).numa(Numa::Node(node)).build().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config);
+            assert!(error.to_string().contains(words), "{error}");
+        }
     }
 }

@@ -78,6 +78,8 @@ struct Shared {
     runtime: Runtime,
     ready: Receiver<Contents>,
     choice: Choice,
+    /// Where threads and memory are, for the report.
+    numa: Option<String>,
     plan: MemoryPlan,
     info: Arc<BatchInfo>,
     jobs: JobMaker,
@@ -255,6 +257,7 @@ impl Shared {
         Report {
             dataset: core.dataset.describe(),
             device: self.info.device.to_string(),
+            numa: self.numa.clone(),
             rank: (shard.world() > 1).then(|| shard.to_string()),
             batches: meters.batches.get(),
             samples: meters.samples.get(),

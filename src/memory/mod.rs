@@ -9,13 +9,17 @@
 //! * A byte has one writer at a time: the tokens (`FreeSlot`, `Rows`, `RowSpan`, `RingSpan`, `Filled`) are unique,
 //!   cannot be cloned, and each keeps the memory alive that it names.
 //! * No token can be lost: dropping a `Rows` counts its rows as failed, so every slot comes back.
+//! * Several loaders of one process share a [`Budget`], from which each takes what its plan says.
 //! * Nothing here knows a device or a ring; whoever registers a region keeps it alive by its `Arc`.
 
+mod budget;
 mod chunk;
 pub(crate) mod pool;
 pub(crate) mod region;
 pub(crate) mod ring;
 
+pub use budget::Budget;
+pub(crate) use budget::{Lease, Part};
 pub use chunk::ChunkBuf;
 pub use pool::{BatchMut, Row, Status};
 pub(crate) use pool::{Filled, FreeSlot, Hooks, Pool, Rows, Ticket};

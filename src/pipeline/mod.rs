@@ -33,7 +33,8 @@
 //!
 //! # Memory
 //!
-//! [`plan::MemoryPlan`] is the sum, a line and a reason for each term; `build()` reserves it.
+//! [`plan::MemoryPlan`] is the sum, a line and a reason for each term; `build()` reserves it. Several loaders may share a
+//! [`Budget`](crate::Budget).
 //!
 //! # Ending
 //!
@@ -44,6 +45,7 @@
 
 pub(crate) mod chunks;
 pub(crate) mod fetch;
+pub(crate) mod placement;
 pub(crate) mod plan;
 pub(crate) mod recipe;
 pub(crate) mod runtime;
@@ -51,12 +53,13 @@ pub(crate) mod runtime;
 pub(crate) mod transfer;
 pub(crate) mod work;
 
+pub use placement::Numa;
 pub use plan::MemoryPlan;
 
 use crate::batch::Contents;
 use crate::dataset::Dataset;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::memory::{ByteRing, Filled, FreeSlot, Hooks, Region, Rows, Ticket};
+use crate::memory::{ByteRing, Filled, FreeSlot, Hooks, Lease, Region, Rows, Ticket};
 use crate::order::{Batches, EpochOrder};
 use crate::profile::Meters;
 use crate::read::{PageCache, Sources, Waker};
@@ -198,6 +201,10 @@ pub(crate) struct Exchange {
     pub(crate) to_map: Option<Sender<Filled>>,
     /// Rings when something was put into `to_map`.
     pub(crate) map_bell: std::sync::OnceLock<std::sync::Weak<Core>>,
+    /// What the loader took of a shared budget. Threads and slots all know this exchange, so it is given back with the last
+    /// of the memory, and not while a batch is held.
+    #[allow(dead_code, reason = "held for its Drop")]
+    pub(crate) lease: Option<Lease>,
 }
 
 /// The way to the transfer thread.

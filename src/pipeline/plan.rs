@@ -2,6 +2,7 @@
 //! third-party decoders: that is a ceiling, taken when a picture needs it.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::memory::Part;
 use std::fmt;
 
 /// Heap bytes that every decoder gets on each worker, however small the budget: a picture of two megapixels.
@@ -42,6 +43,8 @@ pub(crate) struct Demand {
     pub(crate) pending_bytes: usize,
     pub(crate) index_bytes: usize,
     pub(crate) budget: Option<usize>,
+    /// Of a budget that loaders share.
+    pub(crate) part: Option<Part>,
     pub(crate) largest: Option<u64>,
     /// Batches in device memory.
     pub(crate) device_batches: usize,
@@ -100,8 +103,10 @@ pub struct MemoryPlan {
     pub index_bytes: usize,
     /// Batches in device memory, each as large as a slot; not part of the budget. 0 on the host.
     pub device_batches: usize,
-    /// What `memory_budget` allowed, if it was set.
+    /// What `memory_budget` allowed, if it was set, or the part of the `shared_budget` where that is less.
     pub budget: Option<usize>,
+    /// The part of the `shared_budget`, if there is one.
+    pub(crate) part: Option<Part>,
 }
 
 impl MemoryPlan {
@@ -146,7 +151,7 @@ impl MemoryPlan {
     /// Errors: [`ErrorKind::Budget`] with the sum of the smallest legal plan.
     pub(crate) fn new(demand: &Demand) -> Result<Self> {
         let most = Self::with(demand, demand.slots_default(), demand.ring_default(), demand.scratch);
-        let Some(budget) = demand.budget else { return Ok(most) };
+        let Some(budget) = demand.allowed() else { return Ok(most) };
         if most.total() <= budget {
             return Ok(most);
         }
@@ -183,8 +188,22 @@ impl MemoryPlan {
             stack_bytes: (demand.workers + 1 + usize::from(demand.device_batches > 0)) * STACK,
             index_bytes: demand.index_bytes,
             device_batches: demand.device_batches,
-            budget: demand.budget,
+            budget: demand.allowed(),
+            part: demand.part,
         }
+    }
+
+    fn budget_in_words(&self) -> String {
+        let Some(budget) = self.budget else { return "no budget set".into() };
+        let Some(part) = self.part else { return format!("budget {}", Bytes(budget)) };
+        let relation = if budget < part.bytes { ", less than" } else { ":" };
+        let share = if part.parts == 1 { "all".into() } else { format!("1/{}", part.parts) };
+        let (free, whole) = (Bytes(part.free), Bytes(part.whole));
+        let loaders = part.loaders;
+        format!(
+            "budget {}{relation} {share} of the {free} free in a budget of {whole} for {loaders} loaders",
+            Bytes(budget)
+        )
     }
 
     fn too_small(&self, demand: &Demand, budget: usize) -> Error {
@@ -197,9 +216,15 @@ impl MemoryPlan {
                 format!("largest encoded sample: {}{sample}", Bytes(demand.encoded_max))
             }
         };
+        let later = match self.part {
+            Some(part) if part.bytes == budget && part.parts > 1 => {
+                ", and loaders that need less, built first, leave more"
+            }
+            _ => "",
+        };
         let message = format!(
             "{} are allowed, {} are needed at least ({largest}); fewer workers, smaller batches or fewer slots need \
-             less:\n{self}",
+             less{later}:\n{self}",
             Bytes(budget),
             Bytes(self.total()),
         );
@@ -208,6 +233,11 @@ impl MemoryPlan {
 }
 
 impl Demand {
+    /// The least of what the loader and the shared budget allow.
+    fn allowed(&self) -> Option<usize> {
+        self.budget.into_iter().chain(self.part.map(|part| part.bytes)).min()
+    }
+
     fn slots_default(&self) -> usize {
         let by_size = (SLOTS_TOTAL / self.slot_bytes.max(1)).clamp(4, SLOTS_MOST);
         self.slots.unwrap_or(by_size)
@@ -262,7 +292,7 @@ impl fmt::Display for MemoryPlan {
                 writeln!(f, "  {name:<16} {:>10}  {why}", Bytes(bytes).to_string())?;
             }
         }
-        let budget = self.budget.map_or("no budget set".into(), |budget| format!("budget {}", Bytes(budget)));
+        let budget = self.budget_in_words();
         writeln!(f, "  {:<16} {:>10}  {budget}", "sum", Bytes(self.total()).to_string())?;
         if self.device_batches > 0 {
             let (count, one) = (self.device_batches, Bytes(self.slot_bytes));
@@ -294,6 +324,7 @@ mod tests {
             pending_bytes: 300,
             index_bytes: 0,
             budget: None,
+            part: None,
             largest: Some(3),
             device_batches: 0,
         }
@@ -322,6 +353,36 @@ mod tests {
         let text = MemoryPlan::new(&demand).unwrap_err().to_string();
         for word in ["batch slots", "encoded bytes", "cached reads", "decoder scratch", "tables", "sum", "sample 3"] {
             assert!(text.contains(word), "{word} is missing in {text}");
+        }
+    }
+
+    #[test]
+    fn the_last_line_and_the_error_say_which_part_of_a_shared_budget_is_allowed() {
+        let part = |bytes, parts| Part { bytes, free: bytes * parts, parts, whole: 4 << 30, loaders: 4 };
+        let words = "1/3 of the 3.0 GiB free in a budget of 4.0 GiB for 4 loaders\n";
+        let table = [
+            (None, part(1 << 30, 3), format!("budget 1.0 GiB: {words}")),
+            (Some(2 << 30), part(1 << 30, 3), format!("budget 1.0 GiB: {words}")),
+            (Some(1 << 29), part(1 << 30, 3), format!("budget 512.0 MiB, less than {words}")),
+            (None, part(1 << 30, 1), "budget 1.0 GiB: all of the 1.0 GiB free in a budget of 4.0 GiB for 4".into()),
+        ];
+        for (budget, part, words) in table {
+            let demand = Demand { budget, part: Some(part), ..demand(1 << 20, 1 << 20, 8 << 20, 2) };
+            let plan = MemoryPlan::new(&demand).unwrap();
+            assert!(plan.to_string().contains(&words), "{plan}");
+            assert!(plan.total() <= plan.budget.unwrap());
+        }
+        for (parts, advice) in [(3, true), (1, false)] {
+            let demand = Demand { part: Some(part(1 << 20, parts)), ..demand(1 << 20, 1 << 20, 8 << 20, 2) };
+            let error = MemoryPlan::new(&demand).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Budget);
+            let text = error.to_string();
+            assert_eq!(
+                text.contains("need less, and loaders that need less, built first, leave more:\n"),
+                advice,
+                "{text}"
+            );
+            assert!(text.contains("1.0 MiB are allowed") && text.contains("for 4 loaders"), "{text}");
         }
     }
 

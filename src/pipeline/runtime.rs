@@ -28,7 +28,7 @@ pub(crate) struct Runtime {
     workers: Vec<JoinHandle<()>>,
 }
 
-/// A private rayon pool whose threads can be joined.
+/// A private rayon pool whose threads can be joined. They run on the CPUs of the thread that calls this, see `placement`.
 pub(crate) fn pool(workers: usize) -> Result<(rayon::ThreadPool, Vec<JoinHandle<()>>)> {
     let handles = Arc::new(Mutex::new(Vec::with_capacity(workers)));
     let spawned = handles.clone();
@@ -135,4 +135,21 @@ fn join(thread: JoinHandle<()>, deadline: Instant) {
     }
     // A panic has been reported already.
     let _ = thread.join();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pipeline::placement::{on_node, tests};
+
+    #[test]
+    fn workers_run_where_the_pool_was_made() {
+        let (cpu, all) = tests::own_cpus();
+        for (place, cpus) in [(Some(tests::placement(&cpu)), cpu), (None, all)] {
+            let (pool, workers) = on_node(place.as_ref(), || pool(3)).unwrap().unwrap();
+            assert_eq!(pool.broadcast(|_| tests::here()), vec![cpus; 3]);
+            drop(pool);
+            workers.into_iter().for_each(|worker| worker.join().unwrap());
+        }
+    }
 }

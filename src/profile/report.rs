@@ -13,6 +13,8 @@ pub struct Report {
     pub dataset: String,
     /// The device in words.
     pub device: String,
+    /// On which NUMA node threads and memory are, or why on none; `None` where nobody asked. See [`Numa`](crate::Numa).
+    pub numa: Option<String>,
     /// Which rank of how many; `None` when there is one.
     pub rank: Option<String>,
     /// Batches handed out.
@@ -196,6 +198,9 @@ impl fmt::Display for Report {
         let rate = |amount: f64| if seconds > 0.0 { amount / seconds } else { 0.0 };
         writeln!(f, "dataset   {}", self.dataset)?;
         writeln!(f, "device    {}", self.device)?;
+        if let Some(numa) = &self.numa {
+            writeln!(f, "numa      {numa}")?;
+        }
         if let Some(rank) = &self.rank {
             writeln!(f, "rank      {rank}")?;
         }

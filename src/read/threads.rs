@@ -1,5 +1,6 @@
 //! A reader made of threads: what pread and mmap share. The threads are the reader's own, named after it, and joined
 //! when it is dropped; a thread that the kernel does not let go within the deadline is left behind with its buffer.
+//! They run on the CPUs of the thread that opens the reader: who wants them on a NUMA node opens it there.
 
 use super::{
     Completion, Counters, DROP_DEADLINE, Footprint, ReadOp, ReadStats, Reader, Sealed, Waker, add, count_leaked,

@@ -1,0 +1,280 @@
+//! One budget for the memory of several loaders of a process.
+//!
+//! ```text
+//! free ─┬─ 1 / (loaders not built yet) ─► the most that the loader being built may plan ─► what its plan took
+//!       └─ the rest stays for the others                                                    (back when it is gone)
+//! ```
+//!
+//! Invariants: what loaders took never exceeds the budget. Until one is dropped no part is below bytes / loaders, by
+//! induction: who takes at most 1/n of what is free leaves at least as much for each of the n - 1 others.
+
+use crate::error::{Error, ErrorKind, Result, Stage};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// One memory budget for several loaders of a process: one per GPU, say, or one for training and one for evaluation.
+///
+/// A loader may plan at most an equal part of what is free: the bytes that no loader has, divided by the number of loaders
+/// that are not built yet. So an early one leaves every later one at least bytes / loaders, and what it does not need is
+/// shared by those after it.
+///
+/// A loader's bytes are free again, and its place open to another one, when its memory is: after the loader, its epochs and
+/// its batches are dropped, or at once when `build` fails. The same rule then holds for what is free: a loader that takes the
+/// place of the only one missing may plan at least what that one had.
+///
+/// ```
+/// use feedline::{Budget, Device, Loader, dataset::Records};
+///
+/// let budget = Budget::new(64 << 20, 2); // for two loaders, one per device
+/// let mut loaders = Vec::new();
+/// for device in [Device::host(), Device::host()] {
+///     let records = Records::builder(1).open_bytes([0; 100])?;
+///     loaders.push(Loader::builder(records).device(device).workers(1).shared_budget(&budget).build()?);
+/// }
+/// let planned: usize = loaders.iter().map(|loader| loader.plan().total()).sum();
+/// assert_eq!(budget.free(), (64 << 20) - planned);
+/// # Ok::<(), feedline::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Budget {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    bytes: usize,
+    loaders: usize,
+    taken: Mutex<Taken>,
+}
+
+/// By loaders that are alive.
+#[derive(Clone, Copy, Default)]
+struct Taken {
+    bytes: usize,
+    loaders: usize,
+}
+
+/// What a loader that is being built may take, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// The most it may take: `free / parts`.
+    pub(crate) bytes: usize,
+    pub(crate) free: usize,
+    /// Loaders that are not built yet, this one included.
+    pub(crate) parts: usize,
+    /// The whole budget, and for how many loaders it is.
+    pub(crate) whole: usize,
+    pub(crate) loaders: usize,
+}
+
+/// What a loader took; free again when dropped.
+pub(crate) struct Lease {
+    shared: Arc<Shared>,
+    bytes: usize,
+}
+
+impl Budget {
+    /// A budget of `bytes` for at most `loaders` loaders at a time. Nothing is reserved before they are built.
+    pub fn new(bytes: usize, loaders: usize) -> Self {
+        Self { shared: Arc::new(Shared { bytes, loaders, taken: Mutex::default() }) }
+    }
+
+    /// Bytes in all.
+    pub fn bytes(&self) -> usize {
+        self.shared.bytes
+    }
+
+    /// For how many loaders it is.
+    pub fn loaders(&self) -> usize {
+        self.shared.loaders
+    }
+
+    /// Bytes that no loader has.
+    pub fn free(&self) -> usize {
+        self.shared.bytes - self.shared.lock().bytes
+    }
+
+    /// Lets `plan` say how much of a part it takes, and takes it. Others wait meanwhile: `plan` must only compute.
+    ///
+    /// Errors: [`ErrorKind::Budget`] when as many loaders are alive as it is for, or when `plan` takes more than the part;
+    /// those of `plan`. Then nothing is taken.
+    pub(crate) fn take<T>(&self, plan: impl FnOnce(Part) -> Result<(T, usize)>) -> Result<(T, Lease)> {
+        let mut taken = self.shared.lock();
+        let part = self.shared.part(*taken)?;
+        let (planned, bytes) = plan(part)?;
+        if bytes > part.bytes {
+            let message = format!("{bytes} bytes of a shared budget were planned, {} are allowed", part.bytes);
+            return Err(Error::new(ErrorKind::Budget, Stage::Build, message));
+        }
+        taken.bytes += bytes;
+        taken.loaders += 1;
+        Ok((planned, Lease { shared: self.shared.clone(), bytes }))
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(|poison| poison.into_inner())
+    }
+
+    fn part(&self, taken: Taken) -> Result<Part> {
+        let Self { bytes: whole, loaders, .. } = *self;
+        let (free, parts) = (whole - taken.bytes, loaders - taken.loaders);
+        let bytes = free.checked_div(parts).ok_or_else(|| {
+            let message = format!(
+                "the shared budget is for {loaders} loaders, and as many are alive (or batches of theirs): drop one, or say \
+                 more in `Budget::new`"
+            );
+            Error::new(ErrorKind::Budget, Stage::Build, message)
+        })?;
+        Ok(Part { bytes, free, parts, whole, loaders })
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let mut taken = self.shared.lock();
+        taken.bytes -= self.bytes;
+        taken.loaders -= 1;
+    }
+}
+
+impl fmt::Debug for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Taken { bytes, loaders } = *self.shared.lock();
+        let Shared { bytes: whole, loaders: most, .. } = *self.shared;
+        write!(f, "Budget: {bytes} of {whole} bytes taken by {loaders} of {most} loaders")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// As a loader does: at most what it wants, not less than it needs.
+    fn build(budget: &Budget, need: usize, want: usize) -> Result<(usize, Lease)> {
+        budget.take(|part| {
+            if need > part.bytes {
+                return Err(Error::new(ErrorKind::Budget, Stage::Build, format!("needs {need}, {part:?}")));
+            }
+            let bytes = want.max(need).min(part.bytes);
+            Ok((bytes, bytes))
+        })
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Build { need: usize, want: usize },
+        Drop(prop::sample::Index),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            3 => (0_usize..100, 0_usize..400).prop_map(|(need, want)| Step::Build { need, want }),
+            2 => any::<prop::sample::Index>().prop_map(Step::Drop),
+        ]
+    }
+
+    proptest! {
+        /// The oracle knows nothing but the sizes of who is alive, and hands bytes out one by one, in turn.
+        #[test]
+        fn parts_are_those_of_the_oracle_whoever_comes_and_goes(
+            bytes in 0_usize..600, loaders in 0_usize..7, steps in prop::collection::vec(step(), 1..60)
+        ) {
+            let budget = Budget::new(bytes, loaders);
+            let mut alive: Vec<(usize, Lease)> = Vec::new();
+            for step in steps {
+                match step {
+                    Step::Drop(which) if !alive.is_empty() => drop(alive.swap_remove(which.index(alive.len()))),
+                    Step::Drop(_) => {}
+                    Step::Build { need, want } => {
+                        let mut shares = vec![0_usize; loaders - alive.len()];
+                        let free = bytes - alive.iter().map(|(bytes, _)| bytes).sum::<usize>();
+                        for byte in 0..free {
+                            if let Some(len) = std::num::NonZero::new(shares.len()) {
+                                shares[byte % len] += 1;
+                            }
+                        }
+                        // The least share: what is left over by the division is nobody's.
+                        let expected = shares.last().filter(|share| need <= **share).map(|share| want.max(need).min(*share));
+                        match (build(&budget, need, want), expected) {
+                            (Ok(built), Some(expected)) => {
+                                prop_assert_eq!(built.0, expected);
+                                alive.push(built);
+                            }
+                            (Err(error), None) => prop_assert_eq!(error.kind(), ErrorKind::Budget),
+                            (built, _) => prop_assert!(false, "{:?}, not {:?}", built.map(|(bytes, _)| bytes), expected),
+                        }
+                    }
+                }
+                let taken = alive.iter().map(|(bytes, _)| bytes).sum::<usize>();
+                prop_assert!(taken <= bytes);
+                prop_assert_eq!(budget.free(), bytes - taken);
+            }
+            drop(alive);
+            prop_assert_eq!(budget.free(), bytes);
+        }
+
+        #[test]
+        fn whatever_the_early_ones_want_each_later_one_can_have_an_equal_share(
+            bytes in 0_usize..100_000, wants in prop::collection::vec(0_usize..200_000, 1..12)
+        ) {
+            let budget = Budget::new(bytes, wants.len());
+            let share = bytes / wants.len();
+            let built: Vec<_> = wants.iter().map(|want| build(&budget, share.min(*want), *want).unwrap()).collect();
+            prop_assert!(built.iter().zip(&wants).all(|((bytes, _), want)| *bytes >= share.min(*want)));
+        }
+
+        #[test]
+        fn who_takes_a_dropped_ones_place_can_have_as_much(
+            bytes in 1_usize..100_000, wants in prop::collection::vec(0_usize..50_000, 1..8), gone in prop::collection::vec(any::<prop::sample::Index>(), 1..8)
+        ) {
+            let budget = Budget::new(bytes, wants.len());
+            let mut alive: Vec<_> = wants.iter().map(|want| build(&budget, 0, *want).unwrap()).collect();
+            for which in gone {
+                let (had, lease) = alive.swap_remove(which.index(alive.len()));
+                drop(lease);
+                alive.push(build(&budget, had, had).unwrap());
+            }
+        }
+    }
+
+    #[test]
+    fn what_early_ones_leave_is_shared_by_those_after_them() {
+        let budget = Budget::new(1000, 4);
+        let mut built = Vec::new();
+        for (want, bytes) in [(100, 100), (5000, 300), (5000, 300), (5000, 300)] {
+            built.push(build(&budget, 0, want).unwrap());
+            assert_eq!(built.last().unwrap().0, bytes);
+        }
+        assert_eq!(budget.free(), 0);
+        assert_eq!(format!("{budget:?}"), "Budget: 1000 of 1000 bytes taken by 4 of 4 loaders");
+    }
+
+    #[test]
+    fn one_loader_more_than_it_is_for_is_refused_until_one_is_gone() {
+        let budget = Budget::new(1000, 1);
+        let first = build(&budget, 1, 1).unwrap();
+        let error = build(&budget, 0, 0).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Budget);
+        assert!(error.to_string().contains("for 1 loaders, and as many are alive"), "{error}");
+        drop(first);
+        assert!(build(&budget, 1000, 1000).is_ok());
+        assert_eq!(build(&Budget::new(1000, 0), 0, 0).err().unwrap().kind(), ErrorKind::Budget);
+    }
+
+    #[test]
+    fn a_plan_that_fails_panics_or_takes_too_much_leaves_the_budget_as_it_was() {
+        let budget = Budget::new(1000, 2);
+        let failing = budget.take::<()>(|_| Err(Error::user("no")));
+        assert_eq!(failing.err().unwrap().kind(), ErrorKind::User);
+        let greedy = budget.take(|part| Ok(((), part.bytes + 1)));
+        assert_eq!(greedy.err().unwrap().kind(), ErrorKind::Budget);
+        let panicking = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            budget.take::<()>(|_| panic!("in the plan")).map(|_| ())
+        }));
+        assert!(panicking.is_err());
+        assert_eq!(budget.free(), 1000);
+        assert_eq!(build(&budget, 500, 5000).unwrap().0, 500);
+    }
+}
