@@ -22,7 +22,7 @@ const LEVELS: [(&str, u32); 15] = [
 ];
 
 /// The only files that may hold `unsafe`.
-const UNSAFE: [&str; 10] = [
+const UNSAFE: [&str; 12] = [
     "benches/common/turbo.rs",
     "src/decode/image/turbo.rs",
     "src/device/cuda/kernels.rs",
@@ -33,6 +33,8 @@ const UNSAFE: [&str; 10] = [
     "src/read/mmap.rs",
     "src/read/sys.rs",
     "tests/allocations.rs",
+    "tests/common/kernels.rs",
+    "tests/kernels.rs",
 ];
 
 /// Imports upwards that are agreed on, each with its reason.
