@@ -6,6 +6,9 @@
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod finish;
+
+pub use finish::Finish;
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::fmt;

@@ -18,6 +18,7 @@
 
 pub(crate) mod copy;
 pub(crate) mod driver;
+pub(crate) mod kernels;
 mod slice;
 mod stream;
 

@@ -1,0 +1,501 @@
+//! What is made of `u8` pictures after their copy, so that the bus carries one byte per value and not four.
+//!
+//! ```text
+//! slot [B, H, W, C] u8 ── copy ──► [B, H, W, C] u8 ── Finish ──► [B, H, W, C] or [B, C, H, W] f32, f16, bf16
+//!      host                        device             y = x * scale + bias per channel, mirrored where drawn
+//! ```
+//!
+//! The rule is exact, and the same on the CPU (this file) and on a GPU (`cuda/kernels/finish.cu`), bit for bit:
+//!
+//! ```text
+//! scale = f32(1 / (255 std))    bias = f32(-mean / std)      computed in f64, rounded once
+//! y     = dtype(f32(f32(x * scale) + bias))                  three roundings, to nearest, ties to even; never fused
+//! ```
+//!
+//! A pixel has 256 values, so here what becomes of it is a table of 256 entries per channel, made once per field.
+//!
+//! Limits: 1 to 4 channels, pictures below 2^31 values, every result finite in its dtype. All are checked when the
+//! loader is built, and the kernels rely on them.
+
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::tensor::{DType, Field, Shape, bf16, f16};
+
+/// Most channels of a picture: the kernels take that many scales by value.
+const CHANNELS_MAX: usize = 4;
+
+/// What is made of a `u8` image field after its copy to the device: dtype, normalisation, layout, flip.
+///
+/// ```
+/// use feedline::device::Finish;
+/// use feedline::tensor::{DType, Field, Shape};
+///
+/// let finish = Finish::to(DType::F16).mean_std(&[0.485, 0.456, 0.406], &[0.229, 0.224, 0.225]).channels_first();
+/// let pictures = Field::fixed("image", DType::U8, [224, 224, 3]);
+/// let made = finish.output(&pictures)?;
+/// assert_eq!((made.dtype(), made.shape()), (DType::F16, &Shape::Fixed(vec![3, 224, 224])));
+/// # Ok::<(), feedline::Error>(())
+/// ```
+///
+/// Each value `x` becomes `y = (x / 255 - mean) / std`, computed as `x * scale + bias` in `f32` with
+/// `scale = 1 / (255 std)` and `bias = -mean / std` (both computed in `f64` and rounded to `f32`): the product is
+/// rounded, then the sum, then the result to `F16` or `BF16`; always to the nearest, ties to even. The results on a CPU
+/// and on a GPU are the same to the last bit.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finish {
+    dtype: DType,
+    mean: Vec<f32>,
+    std: Vec<f32>,
+    channels_first: bool,
+    flip: f64,
+}
+
+impl Finish {
+    /// Values of this dtype: [`DType::F32`], [`DType::F16`] or [`DType::BF16`] (others are an error of
+    /// [`Finish::output`]), in 0..=1 unless [`Finish::mean_std`] is set, in the layout of the input, not mirrored.
+    pub fn to(dtype: DType) -> Self {
+        Self { dtype, mean: vec![0.0], std: vec![1.0], channels_first: false, flip: 0.0 }
+    }
+
+    /// Mean and standard deviation, in units of 0..=1 (255 is 1); one per channel, or one for all.
+    #[must_use]
+    pub fn mean_std(mut self, mean: &[f32], std: &[f32]) -> Self {
+        self.mean = mean.to_vec();
+        self.std = std.to_vec();
+        self
+    }
+
+    /// Pictures as `[C, H, W]` instead of `[H, W, C]`.
+    #[must_use]
+    pub fn channels_first(mut self) -> Self {
+        self.channels_first = true;
+        self
+    }
+
+    /// Mirrors a picture (left and right change places) with this probability, in 0..=1; drawn by (seed, epoch, id).
+    #[must_use]
+    pub fn flip(mut self, probability: f64) -> Self {
+        self.flip = probability;
+        self
+    }
+
+    /// The probability of a mirrored picture.
+    #[allow(dead_code, reason = "asked by whoever draws the flips")]
+    pub(crate) fn flip_probability(&self) -> f64 {
+        self.flip
+    }
+
+    /// The field that this makes of `input`: the same name, the new dtype, `[H, W, C]` or `[C, H, W]`.
+    ///
+    /// Errors: [`ErrorKind::Config`] unless `input` is `u8` of a fixed shape `[H, W, C]` with 1 to 4 channels and below
+    /// 2^31 values; or when the dtype is not a float of at most 32 bits, a mean is not finite, a std is not finite and
+    /// above 0, their number is neither 1 nor C, the flip is not a probability, or a result would overflow the dtype.
+    pub fn output(&self, input: &Field) -> Result<Field> {
+        self.checked(input).map(|(size, _)| self.made(input, size))
+    }
+
+    /// Finishes `rows` pictures on the CPU: `pictures` holds `[rows, H, W, C]` as `input` declares them, `out` gets
+    /// `[rows, H, W, C]` or `[rows, C, H, W]` in native byte order, at any address. `flips` has a byte per picture,
+    /// not 0 where it is mirrored; `None`: no picture is.
+    ///
+    /// This is what a loader does on the host device, for use on its own; the table of values is made anew with each
+    /// call.
+    ///
+    /// Errors: as of [`Finish::output`]; [`ErrorKind::Shape`] when a length does not fit.
+    pub fn apply(
+        &self,
+        input: &Field,
+        rows: usize,
+        pictures: &[u8],
+        flips: Option<&[u8]>,
+        out: &mut [u8],
+    ) -> Result<()> {
+        let plan = self.plan(input)?;
+        let fits = |what: &str, len: usize, row: usize| match row.checked_mul(rows) {
+            Some(expected) if expected == len => Ok(()),
+            _ => Err(Error::new(
+                ErrorKind::Shape,
+                Stage::Device,
+                format!("field `{}`: {what} has {len} bytes, not {row} for each of {rows} pictures", input.name()),
+            )),
+        };
+        fits("the input", pictures.len(), plan.input_bytes())?;
+        fits("the output", out.len(), plan.output_bytes())?;
+        if let Some(flips) = flips {
+            fits("the list of flips", flips.len(), 1)?;
+        }
+        let pairs = pictures.chunks_exact(plan.input_bytes()).zip(out.chunks_exact_mut(plan.output_bytes()));
+        for (row, (picture, out)) in pairs.enumerate() {
+            let flip = flips.and_then(|flips| flips.get(row)).is_some_and(|flip| *flip != 0);
+            plan.run_row(picture, flip, out);
+        }
+        Ok(())
+    }
+
+    /// Everything that does not depend on the pictures, made once per field. Errors: as of [`Finish::output`].
+    pub(crate) fn plan(&self, input: &Field) -> Result<FinishPlan> {
+        let (size, affine) = self.checked(input)?;
+        let table = match self.dtype {
+            DType::F16 => Table::Two(table(&affine, size, |y| f16::from_f32(y).to_ne_bytes())),
+            DType::BF16 => Table::Two(table(&affine, size, |y| bf16::from_f32(y).to_ne_bytes())),
+            _ => Table::Four(table(&affine, size, f32::to_ne_bytes)),
+        };
+        Ok(FinishPlan { size, dtype: self.dtype, channels_first: self.channels_first, affine, table })
+    }
+
+    fn made(&self, input: &Field, size: Size) -> Field {
+        let Size { height, width, channels } = size;
+        let dims = if self.channels_first { [channels, height, width] } else { [height, width, channels] };
+        Field::fixed(input.name(), self.dtype, dims)
+    }
+
+    fn checked(&self, input: &Field) -> Result<(Size, Affine)> {
+        let named = |message: String| {
+            let message = format!("field `{}` cannot be finished on the device: {message}", input.name());
+            Error::new(ErrorKind::Config, Stage::Build, message)
+        };
+        let size = Size::of(input).map_err(named)?;
+        self.affine(size.channels).map_err(named).map(|affine| (size, affine))
+    }
+
+    /// Checks all that is set, and computes scale and bias.
+    fn affine(&self, channels: usize) -> Result<Affine, String> {
+        let max = match self.dtype {
+            DType::F32 => f32::MAX,
+            DType::F16 => f16::MAX.to_f32(),
+            DType::BF16 => bf16::MAX.to_f32(),
+            other => return Err(format!("it can become f32, f16 or bf16, not {other}")),
+        };
+        if !(0.0..=1.0).contains(&self.flip) {
+            return Err(format!("the probability of a flip is {}, not in 0..=1", self.flip));
+        }
+        let mut affine = Affine { scale: [0.0; CHANNELS_MAX], bias: [0.0; CHANNELS_MAX] };
+        for (c, (scale, bias)) in affine.scale.iter_mut().zip(&mut affine.bias).enumerate().take(channels) {
+            let (mean, std) = (each("mean", &self.mean, c, channels)?, each("std", &self.std, c, channels)?);
+            if !mean.is_finite() || !std.is_finite() || std <= 0.0 {
+                return Err(format!("channel {c} has mean {mean} and std {std}; both must be finite, std above 0"));
+            }
+            *scale = (1.0 / (255.0 * f64::from(std))) as f32;
+            *bias = (-f64::from(mean) / f64::from(std)) as f32;
+            // The largest and smallest results are those of 0 and 255. A scale that overflows makes the latter so.
+            let fits = |x: f32| (x * *scale + *bias).abs() <= max;
+            if !fits(0.0) || !fits(255.0) {
+                return Err(format!(
+                    "with mean {mean} and std {std}, channel {c} has values too large for {}",
+                    self.dtype
+                ));
+            }
+        }
+        Ok(affine)
+    }
+}
+
+/// The value of a channel in a list of one per channel, or one for all.
+fn each(what: &str, values: &[f32], channel: usize, channels: usize) -> Result<f32, String> {
+    let at = if values.len() == 1 { 0 } else { channel };
+    match values.get(at) {
+        Some(value) if values.len() == 1 || values.len() == channels => Ok(*value),
+        _ => Err(format!(
+            "{} values of {what} are set, and it has {channels} channels: 1 or {channels} fit",
+            values.len()
+        )),
+    }
+}
+
+/// Scale and bias per channel, as the kernels take them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C)]
+pub(crate) struct Affine {
+    scale: [f32; CHANNELS_MAX],
+    bias: [f32; CHANNELS_MAX],
+}
+
+impl Affine {
+    /// The rule. Rust never fuses the two operations.
+    fn of(&self, channel: usize, x: u8) -> f32 {
+        f32::from(x) * self.scale[channel] + self.bias[channel]
+    }
+}
+
+/// Size of one picture, each at least 1; `height * width * channels < 2^31`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Size {
+    /// Lines.
+    pub(crate) height: usize,
+    /// Pixels of a line.
+    pub(crate) width: usize,
+    /// Values of a pixel, 1 to 4.
+    pub(crate) channels: usize,
+}
+
+impl Size {
+    fn of(input: &Field) -> Result<Self, String> {
+        let wanted = "u8 of a fixed shape [H, W, C] with 1 to 4 channels is needed";
+        let dims = match input.shape() {
+            Shape::Fixed(dims) if input.dtype() == DType::U8 => dims.as_slice(),
+            _ => return Err(format!("{wanted}, and it is {} {:?}", input.dtype(), input.shape())),
+        };
+        let &[height, width, channels @ 1..=CHANNELS_MAX] = dims else {
+            return Err(format!("{wanted}, and it is {dims:?}"));
+        };
+        match height.checked_mul(width).and_then(|plane| plane.checked_mul(channels)) {
+            Some(values) if values > 0 && i32::try_from(values).is_ok() => Ok(Self { height, width, channels }),
+            _ => Err(format!("a picture needs 1 to 2^31 - 1 values, and it is {dims:?}")),
+        }
+    }
+
+    fn values(self) -> usize {
+        self.height * self.width * self.channels
+    }
+}
+
+/// What every value of each channel becomes, `N` bytes each; channels that are not there are zero.
+type Values<const N: usize> = Box<[[[u8; N]; 256]; CHANNELS_MAX]>;
+
+enum Table {
+    Two(Values<2>),
+    Four(Values<4>),
+}
+
+fn table<const N: usize>(affine: &Affine, size: Size, bytes: impl Fn(f32) -> [u8; N]) -> Values<N> {
+    let mut table = Box::new([[[0; N]; 256]; CHANNELS_MAX]);
+    for (channel, entries) in table.iter_mut().enumerate().take(size.channels) {
+        for (x, entry) in (0..=255).zip(entries) {
+            *entry = bytes(affine.of(channel, x));
+        }
+    }
+    table
+}
+
+/// A [`Finish`] for one field, ready to run: on the CPU by [`FinishPlan::run_row`], on a GPU by its kernels.
+pub(crate) struct FinishPlan {
+    size: Size,
+    dtype: DType,
+    channels_first: bool,
+    affine: Affine,
+    table: Table,
+}
+
+#[allow(dead_code, reason = "some are asked by the kernels' launch only, which a build without `cuda` lacks")]
+impl FinishPlan {
+    /// Bytes of one picture before.
+    pub(crate) fn input_bytes(&self) -> usize {
+        self.size.values()
+    }
+
+    /// Bytes of one picture after.
+    pub(crate) fn output_bytes(&self) -> usize {
+        self.size.values() * self.dtype.size()
+    }
+
+    /// Size of a picture.
+    pub(crate) fn size(&self) -> Size {
+        self.size
+    }
+
+    /// The dtype made: `F32`, `F16` or `BF16`.
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Whether pictures become `[C, H, W]`.
+    pub(crate) fn is_channels_first(&self) -> bool {
+        self.channels_first
+    }
+
+    /// Scale and bias per channel.
+    pub(crate) fn affine(&self) -> Affine {
+        self.affine
+    }
+}
+
+impl FinishPlan {
+    /// Finishes one picture: `input` has [`FinishPlan::input_bytes`], `out` has [`FinishPlan::output_bytes`] at any
+    /// address. No allocation.
+    pub(crate) fn run_row(&self, input: &[u8], flip: bool, out: &mut [u8]) {
+        debug_assert_eq!((input.len(), out.len()), (self.input_bytes(), self.output_bytes()));
+        match &self.table {
+            Table::Two(table) => self.channels(table, input, flip, out.as_chunks_mut().0),
+            Table::Four(table) => self.channels(table, input, flip, out.as_chunks_mut().0),
+        }
+    }
+
+    fn channels<const N: usize>(&self, table: &Values<N>, input: &[u8], flip: bool, out: &mut [[u8; N]]) {
+        match self.size.channels {
+            1 => self.spread::<N, 1>(table, input, flip, out),
+            2 => self.spread::<N, 2>(table, input, flip, out),
+            3 => self.spread::<N, 3>(table, input, flip, out),
+            _ => self.spread::<N, 4>(table, input, flip, out),
+        }
+    }
+
+    fn spread<const N: usize, const C: usize>(&self, table: &Values<N>, input: &[u8], flip: bool, out: &mut [[u8; N]]) {
+        let pixels = input.as_chunks::<C>().0;
+        let Size { height, width, .. } = self.size;
+        if !self.channels_first {
+            let out = out.as_chunks_mut::<C>().0;
+            return lines(pixels, width, flip, out, |pixel| std::array::from_fn(|c| table[c][usize::from(pixel[c])]));
+        }
+        for (c, plane) in out.chunks_exact_mut(height * width).enumerate().take(C) {
+            lines(pixels, width, flip, plane, |pixel| table[c][usize::from(pixel[c])]);
+        }
+    }
+}
+
+/// Maps pixels to places of `out`, line by line, each line backwards where `flip` says so.
+fn lines<P, T>(pixels: &[P], width: usize, flip: bool, out: &mut [T], made: impl Fn(&P) -> T) {
+    for (line, out) in pixels.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+        let put = |(out, pixel): (&mut T, &P)| *out = made(pixel);
+        if flip {
+            out.iter_mut().zip(line.iter().rev()).for_each(put);
+        } else {
+            out.iter_mut().zip(line).for_each(put);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn picture(dims: impl Into<Vec<usize>>) -> Field {
+        Field::fixed("image", DType::U8, dims)
+    }
+
+    /// One value by the formula, as bits of the dtype.
+    fn naive(dtype: DType, mean: f32, std: f32, x: u8) -> Vec<u8> {
+        let scale = (1.0 / (255.0 * f64::from(std))) as f32;
+        let bias = (-f64::from(mean) / f64::from(std)) as f32;
+        let product = f32::from(x) * scale;
+        let y = product + bias;
+        match dtype {
+            DType::F16 => f16::from_f32(y).to_ne_bytes().to_vec(),
+            DType::BF16 => bf16::from_f32(y).to_ne_bytes().to_vec(),
+            _ => y.to_ne_bytes().to_vec(),
+        }
+    }
+
+    #[test]
+    fn the_output_has_the_new_dtype_and_layout_under_the_old_name() {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let input = picture([5, 7, 3]);
+            assert_eq!(Finish::to(dtype).output(&input).unwrap(), Field::fixed("image", dtype, [5, 7, 3]));
+            let first = Finish::to(dtype).channels_first().output(&input).unwrap();
+            assert_eq!(first, Field::fixed("image", dtype, [3, 5, 7]));
+        }
+        assert_eq!(Finish::to(DType::F32).flip(0.25).flip_probability(), 0.25);
+    }
+
+    #[test]
+    fn without_mean_and_std_0_is_0_and_255_is_1() {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let mut out = vec![0; 2 * dtype.size()];
+            Finish::to(dtype).apply(&picture([1, 2, 1]), 1, &[0, 255], None, &mut out).unwrap();
+            let one = match dtype {
+                DType::F16 => f16::ONE.to_ne_bytes().to_vec(),
+                DType::BF16 => bf16::ONE.to_ne_bytes().to_vec(),
+                _ => 1f32.to_ne_bytes().to_vec(),
+            };
+            assert_eq!(out, [vec![0; dtype.size()], one].concat());
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_finished_is_refused_with_the_field_s_name() {
+        let to = Finish::to;
+        let rgb = || picture([4, 4, 3]);
+        let cases = [
+            (to(DType::U8), rgb(), "not u8"),
+            (to(DType::F64), rgb(), "not f64"),
+            (to(DType::F32), Field::fixed("image", DType::I8, [4, 4, 3]), "it is i8"),
+            (to(DType::F32), Field::up_to("image", DType::U8, 9), "fixed shape"),
+            (to(DType::F32), picture([4, 4]), "[4, 4]"),
+            (to(DType::F32), picture([1, 4, 4, 3]), "[1, 4, 4, 3]"),
+            (to(DType::F32), picture([4, 4, 0]), "[4, 4, 0]"),
+            (to(DType::F32), picture([4, 4, 5]), "[4, 4, 5]"),
+            (to(DType::F32), picture([4, 0, 3]), "[4, 0, 3]"),
+            (to(DType::F32), picture([1 << 30, 1, 2]), "2^31"),
+            (to(DType::F32), picture([usize::MAX, 2, 3]), "2^31"),
+            (to(DType::F32).mean_std(&[0.5, 0.5], &[1.0]), rgb(), "2 values of mean"),
+            (to(DType::F32).mean_std(&[0.5], &[1.0; 4]), rgb(), "4 values of std"),
+            (to(DType::F32).mean_std(&[], &[1.0]), rgb(), "0 values of mean"),
+            (to(DType::F32).mean_std(&[f32::NAN], &[1.0]), rgb(), "mean NaN"),
+            (to(DType::F32).mean_std(&[0.0, 0.0, f32::INFINITY], &[1.0]), rgb(), "channel 2"),
+            (to(DType::F32).mean_std(&[0.0], &[0.0]), rgb(), "std 0"),
+            (to(DType::F32).mean_std(&[0.0], &[-1.0]), rgb(), "std -1"),
+            (to(DType::F32).mean_std(&[0.0], &[f32::NAN]), rgb(), "std NaN"),
+            (to(DType::F32).mean_std(&[0.0], &[f32::INFINITY]), rgb(), "std inf"),
+            (to(DType::F32).mean_std(&[0.0], &[1e-45]), rgb(), "too large for f32"),
+            (to(DType::F32).mean_std(&[1e30], &[1e-30]), rgb(), "too large for f32"),
+            (to(DType::F16).mean_std(&[0.0], &[1e-5]), rgb(), "too large for f16"),
+            (to(DType::F16).mean_std(&[-1e5], &[1.0]), rgb(), "too large for f16"),
+            (to(DType::BF16).mean_std(&[-f32::MAX], &[1.0]), rgb(), "too large for bf16"),
+            (to(DType::F32).flip(1.1), rgb(), "1.1"),
+            (to(DType::F32).flip(-0.1), rgb(), "-0.1"),
+            (to(DType::F32).flip(f64::NAN), rgb(), "NaN"),
+        ];
+        for (finish, field, words) in cases {
+            let error = finish.output(&field).unwrap_err();
+            assert_eq!((error.kind(), error.stage()), (ErrorKind::Config, Stage::Build), "{error}");
+            assert!(error.to_string().contains(words), "{words}: {error}");
+            assert!(error.to_string().contains("`image`"), "{error}");
+        }
+    }
+
+    #[test]
+    fn lengths_that_do_not_fit_are_refused() {
+        let input = picture([2, 2, 3]);
+        let run = |rows: usize, input_len: usize, flips: Option<usize>, out_len: usize| {
+            let flips = flips.map(|len| vec![0; len]);
+            Finish::to(DType::F16).apply(&input, rows, &vec![0; input_len], flips.as_deref(), &mut vec![0; out_len])
+        };
+        run(2, 24, Some(2), 48).unwrap();
+        run(0, 0, None, 0).unwrap();
+        let cases = [
+            (2, 23, None, 48, "the input"),
+            (2, 24, None, 49, "the output"),
+            (2, 24, Some(3), 48, "flips"),
+            (usize::MAX, 24, None, 48, "the input"),
+        ];
+        for (rows, input, flips, out, words) in cases {
+            let error = run(rows, input, flips, out).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Shape);
+            assert!(error.to_string().contains(words) && error.to_string().contains("`image`"), "{error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_element_is_what_the_formula_says(
+            (height, width, channels) in (1usize..6, 1usize..9, 1usize..5),
+            flips in proptest::option::of(proptest::collection::vec(0u8..3, 3)),
+            dtype in proptest::sample::select(vec![DType::F32, DType::F16, DType::BF16]),
+            first in any::<bool>(),
+            one in any::<bool>(),
+            mean in proptest::array::uniform4(-2.0f32..2.0),
+            std in proptest::array::uniform4(0.001f32..3.0),
+            pixels in proptest::collection::vec(any::<u8>(), 3 * 5 * 8 * 4),
+        ) {
+            let values = height * width * channels;
+            let (pixels, size) = (&pixels[..3 * values], dtype.size());
+            let count = if one { 1 } else { channels };
+            let mut finish = Finish::to(dtype).mean_std(&mean[..count], &std[..count]);
+            if first {
+                finish = finish.channels_first();
+            }
+            let mut out = vec![0xaa; 3 * values * size];
+            finish.apply(&picture([height, width, channels]), 3, pixels, flips.as_deref(), &mut out).unwrap();
+            for (row, c) in (0..3).flat_map(|row| (0..channels).map(move |c| (row, c))) {
+                for (y, x) in (0..height).flat_map(|y| (0..width).map(move |x| (y, x))) {
+                    let flip = flips.as_ref().is_some_and(|flips| flips[row] != 0);
+                    let from = if flip { width - 1 - x } else { x };
+                    let source = pixels[row * values + (y * width + from) * channels + c];
+                    let at = if first { (c * height + y) * width + x } else { (y * width + x) * channels + c };
+                    let at = (row * values + at) * size;
+                    let channel = if one { 0 } else { c };
+                    prop_assert_eq!(&out[at..at + size], naive(dtype, mean[channel], std[channel], source));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Our kernels on the CPU: their source, compiled by the machine's own C++ compiler (`tests/standin/kernels.cpp`); and
+//! memory that shows every byte read or written outside of it.
+//!
+//! ```text
+//!   no access │ canary │ the bytes │ canary │ no access       canaries: what is left of the first and last page
+//! ```
+
+#![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(unsafe_code)]
+
+use libloading::Library;
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
+use rustix::param::page_size;
+use std::ffi::c_void;
+use std::ops::{Deref, DerefMut};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// The sources, relative to the crate; the first includes the second.
+const SOURCES: [&str; 2] = ["tests/standin/kernels.cpp", "src/device/cuda/kernels/finish.cu"];
+/// Each operation rounded by itself; what is undefined in C++ or misaligned ends the process.
+const FLAGS: [&str; 11] = [
+    "-std=c++17",
+    "-O2",
+    "-shared",
+    "-fPIC",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-fsanitize=undefined",
+    "-fsanitize-undefined-trap-on-error",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unknown-pragmas",
+];
+
+/// Parameters as `cuLaunchKernel` takes them; grid and block have three sizes.
+type Run = unsafe extern "C" fn(grid: *const u32, block: *const u32, params: *const *const c_void);
+
+/// Nothing outside of the addresses from .. to may be loaded on this thread.
+type Limit = unsafe extern "C" fn(from: *const c_void, to: *const c_void);
+
+/// The shared library with `run_NAME` for each kernel, compiled once per content of its sources. `None`, with a printed
+/// reason, where there is no C++ compiler; a source that does not compile is a failure.
+pub fn library() -> Option<&'static Path> {
+    static PATH: OnceLock<Option<PathBuf>> = OnceLock::new();
+    PATH.get_or_init(compiled).as_deref()
+}
+
+fn compiled() -> Option<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut sum = crc32c::crc32c(FLAGS.join(" ").as_bytes());
+    for source in SOURCES {
+        sum = crc32c::crc32c_append(sum, &std::fs::read(root.join(source)).unwrap());
+    }
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let library = folder.join(format!("kernels-{sum:08x}.so"));
+    if !library.exists() {
+        // Several test binaries may do this at once: the name is there only when the content is whole.
+        let unfinished = folder.join(format!("kernels-{sum:08x}.{}", std::process::id()));
+        let compiler = std::env::var_os("CXX").unwrap_or_else(|| "c++".into());
+        let output =
+            match Command::new(&compiler).args(FLAGS).arg(root.join(SOURCES[0])).arg("-o").arg(&unfinished).output() {
+                Ok(output) => output,
+                Err(error) => {
+                    println!(
+                        "skipped: the kernels cannot be compiled for the CPU, {compiler:?} does not start: {error}"
+                    );
+                    return None;
+                }
+            };
+        assert!(output.status.success(), "{compiler:?}: {}", String::from_utf8_lossy(&output.stderr));
+        std::fs::rename(&unfinished, &library).unwrap();
+    }
+    Some(library)
+}
+
+fn loaded() -> Option<&'static Library> {
+    static LOADED: OnceLock<Option<Library>> = OnceLock::new();
+    // SAFETY: our own library, which does nothing when it is loaded.
+    let load = |path| unsafe { Library::new(path) }.unwrap();
+    LOADED.get_or_init(|| library().map(load)).as_ref()
+}
+
+/// Runs a kernel for each thread of the grid, one after the other. The process ends when it loads anything but
+/// the 4-byte words that hold `words`, where that is given. `None`: see [`library`].
+///
+/// # Safety
+/// `params` leads to values of the kernel's parameter types, and the kernel may run with them.
+pub unsafe fn run(
+    name: &str,
+    [grid, block]: [[u32; 2]; 2],
+    params: &[*const c_void],
+    words: Option<&[u8]>,
+) -> Option<()> {
+    let library = loaded()?;
+    // SAFETY: every `run_` function of our library has this type.
+    let run = unsafe { library.get::<Run>(format!("run_{name}")) }.unwrap();
+    // SAFETY: this function of our library has this type.
+    let limit = unsafe { library.get::<Limit>("limit_loads") }.unwrap();
+    let range = words.map(|words| words.as_ptr_range()).map(|range| (range.start as usize, range.end as usize));
+    let (from, to) = range.map_or((0, 0), |(from, to)| (from / 4 * 4, to.next_multiple_of(4)));
+    let (grid, block) = ([grid[0], grid[1], 1], [block[0], block[1], 1]);
+    // SAFETY: two addresses that are only compared; three sizes each, and the caller's promise.
+    unsafe {
+        limit(from as *const c_void, to as *const c_void);
+        run(grid.as_ptr(), block.as_ptr(), params.as_ptr());
+    }
+    Some(())
+}
+
+/// A parameter as a kernel takes it: its place.
+pub fn place<T>(value: &T) -> *const c_void {
+    std::ptr::from_ref(value).cast()
+}
+
+/// Where in their pages bytes lie.
+#[derive(Clone, Copy, Debug)]
+pub enum At {
+    /// The first byte is that many bytes after memory that must not be touched.
+    Start(usize),
+    /// The last byte is that many bytes before memory that must not be touched.
+    End(usize),
+}
+
+/// What stands around the bytes.
+const CANARY: u8 = 0xa5;
+
+/// Bytes between two pages that end the process when they are touched.
+pub struct Guarded {
+    map: *mut u8,
+    pages: usize,
+    start: usize,
+    len: usize,
+}
+
+impl Guarded {
+    /// Holds a copy of `bytes`.
+    pub fn new(bytes: &[u8], at: At) -> Self {
+        let (At::Start(apart) | At::End(apart)) = at;
+        let pages = (bytes.len() + apart).next_multiple_of(page_size());
+        let (whole, flags) = (pages + 2 * page_size(), MapFlags::PRIVATE);
+        // SAFETY: new memory at an address that the kernel chooses.
+        let map = unsafe { mmap_anonymous(std::ptr::null_mut(), whole, ProtFlags::empty(), flags) }.unwrap();
+        let map = map.cast::<u8>();
+        // SAFETY: a part of the memory just mapped, from one page after its start; nobody has seen it yet.
+        unsafe { mprotect(map.add(page_size()).cast(), pages, MprotectFlags::READ | MprotectFlags::WRITE) }.unwrap();
+        let start = match at {
+            At::Start(apart) => apart,
+            At::End(apart) => pages - apart - bytes.len(),
+        };
+        let mut guarded = Self { map, pages, start, len: bytes.len() };
+        guarded.all().fill(CANARY);
+        guarded.copy_from_slice(bytes);
+        guarded
+    }
+
+    fn all(&mut self) -> &mut [u8] {
+        // SAFETY: this part of the map is ours, readable, writable and zero at first; the borrow is unique.
+        unsafe { std::slice::from_raw_parts_mut(self.map.add(page_size()), self.pages) }
+    }
+
+    /// Fails when anything around the bytes has been written.
+    pub fn check(&mut self) {
+        let (start, len) = (self.start, self.len);
+        let all = self.all();
+        let intact = all[..start].iter().chain(&all[start + len..]).all(|byte| *byte == CANARY);
+        assert!(intact, "bytes were written outside of a buffer of {len} bytes");
+    }
+}
+
+impl Deref for Guarded {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `start + len` is at most `pages`, and that part of the map is readable and initialised.
+        unsafe { std::slice::from_raw_parts(self.map.add(page_size() + self.start), self.len) }
+    }
+}
+
+impl DerefMut for Guarded {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let (start, len) = (self.start, self.len);
+        &mut self.all()[start..start + len]
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // SAFETY: the whole of our own map, whose borrows have ended.
+        unsafe { munmap(self.map.cast(), self.pages + 2 * page_size()) }.unwrap();
+    }
+}

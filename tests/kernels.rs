@@ -1,0 +1,260 @@
+//! The kernels of the GPU, run on the CPU from their own source, against the rule that `Finish` states and against a
+//! plain copy. Every buffer stands between canaries and pages that nobody may touch.
+
+mod common;
+#[path = "common/kernels.rs"]
+mod kernels;
+
+use common::noise;
+use feedline::device::Finish;
+use feedline::tensor::{DType, Field};
+use kernels::{At, Guarded, place};
+use proptest::prelude::*;
+
+/// Scale and bias as the kernels take them, by the formula of `Finish`'s documentation.
+#[repr(C)]
+struct Affine {
+    scale: [f32; 4],
+    bias: [f32; 4],
+}
+
+impl Affine {
+    fn new(mean: &[f32], std: &[f32]) -> Self {
+        let mut affine = Self { scale: [0.0; 4], bias: [0.0; 4] };
+        for (c, (mean, std)) in mean.iter().zip(std).enumerate() {
+            affine.scale[c] = (1.0 / (255.0 * f64::from(*std))) as f32;
+            affine.bias[c] = (-f64::from(*mean) / f64::from(*std)) as f32;
+        }
+        affine
+    }
+}
+
+/// Pictures to be finished, and how.
+#[derive(Clone, Debug)]
+struct Pictures {
+    dtype: DType,
+    channels_first: bool,
+    /// Rows, height, width, channels.
+    sizes: [usize; 4],
+    mean: Vec<f32>,
+    std: Vec<f32>,
+    flips: Option<Vec<u8>>,
+    bytes: Vec<u8>,
+}
+
+impl Pictures {
+    fn finish(&self) -> Finish {
+        let finish = Finish::to(self.dtype).mean_std(&self.mean, &self.std);
+        if self.channels_first { finish.channels_first() } else { finish }
+    }
+
+    fn expected(&self) -> Vec<u8> {
+        let [rows, height, width, channels] = self.sizes;
+        let input = Field::fixed("image", DType::U8, [height, width, channels]);
+        let mut out = vec![0; self.bytes.len() * self.dtype.size()];
+        self.finish().apply(&input, rows, &self.bytes, self.flips.as_deref(), &mut out).unwrap();
+        out
+    }
+
+    /// What the kernel makes; `None` where there is no compiler. `out` is aligned to the dtype.
+    fn by_kernel(&self, input: At, out: At, launch: [[u32; 2]; 2]) -> Option<Vec<u8>> {
+        let name = format!("feedline_finish_{}", self.dtype);
+        let mut input = Guarded::new(&self.bytes, input);
+        let mut out = Guarded::new(&vec![0x5a; self.bytes.len() * self.dtype.size()], out);
+        let mut flips = Guarded::new(self.flips.as_deref().unwrap_or_default(), At::End(0));
+        let sizes = self.sizes.map(|size| size as u32);
+        let (channels_first, affine) = (i32::from(self.channels_first), Affine::new(&self.mean, &self.std));
+        let pointers = (input.as_ptr(), out.as_mut_ptr());
+        let flips_pointer = if self.flips.is_some() { flips.as_ptr() } else { std::ptr::null() };
+        let params = [
+            place(&pointers.0),
+            place(&pointers.1),
+            place(&flips_pointer),
+            place(&sizes[0]),
+            place(&sizes[1]),
+            place(&sizes[2]),
+            place(&sizes[3]),
+            place(&channels_first),
+            place(&affine),
+        ];
+        // SAFETY: the parameters are those of the kernel; the arrays have the lengths that `sizes` says.
+        #[allow(unsafe_code)]
+        unsafe {
+            kernels::run(&name, launch, &params, Some(&input))?;
+        }
+        input.check();
+        flips.check();
+        out.check();
+        assert_eq!(*input, self.bytes[..]);
+        Some(out.to_vec())
+    }
+}
+
+fn pictures() -> impl Strategy<Value = Pictures> {
+    // Widths of whole groups of four and others, lines and planes of one value.
+    let width = prop_oneof![1usize..14, (1usize..6).prop_map(|groups| 4 * groups)];
+    let flips = |rows: usize| proptest::option::of(proptest::collection::vec(0u8..3, rows));
+    (1usize..5, 1usize..6, width, 1usize..5).prop_flat_map(move |(rows, height, width, channels)| {
+        (
+            proptest::sample::select(vec![DType::F32, DType::F16, DType::BF16]),
+            any::<bool>(),
+            proptest::collection::vec(-2.0f32..2.0, channels),
+            proptest::collection::vec(prop_oneof![0.001f32..3.0, 100.0f32..60_000.0], channels),
+            flips(rows),
+            proptest::collection::vec(any::<u8>(), rows * height * width * channels),
+        )
+            .prop_map(move |(dtype, channels_first, mean, std, flips, bytes)| {
+                let sizes = [rows, height, width, channels];
+                Pictures { dtype, channels_first, sizes, mean, std, flips, bytes }
+            })
+    })
+}
+
+fn at(apart: impl Strategy<Value = usize> + Clone) -> impl Strategy<Value = At> {
+    prop_oneof![apart.clone().prop_map(At::Start), apart.prop_map(At::End)]
+}
+
+fn launch() -> impl Strategy<Value = [[u32; 2]; 2]> {
+    (1u32..4, 1u32..4, 1u32..70).prop_map(|(x, y, threads)| [[x, y], [threads, 1]])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn finish_on_the_gpu_is_finish_on_the_cpu(
+        pictures in pictures(),
+        input in at(0usize..17),
+        out in at((0usize..9).prop_map(|apart| 4 * apart)),
+        launch in launch(),
+    ) {
+        let made = pictures.by_kernel(input, out, launch);
+        prop_assert!(made.is_none_or(|made| made == pictures.expected()));
+    }
+
+    #[test]
+    fn gather_is_a_copy_of_each_row(
+        (row_bytes, rows) in prop_oneof![(0usize..70, 0usize..9), (100usize..400, 1usize..5)],
+        seed in any::<u64>(),
+        spare in 0usize..40,
+        ends in any::<bool>(),
+        places in proptest::collection::vec(any::<prop::sample::Index>(), 9),
+        staging in at((0usize..9).prop_map(|words| 4 * words)),
+        out in at(0usize..17),
+        (grid, block) in ([1u32..4, 1u32..4], [1u32..20, 1u32..5]),
+    ) {
+        let staging = Guarded::new(&noise(row_bytes + spare, seed), staging);
+        let mut offsets: Vec<u64> = places[..rows].iter().map(|place| place.index(spare + 1) as u64).collect();
+        if let (true, Some(last)) = (ends, offsets.last_mut()) {
+            *last = spare as u64;
+        }
+        check_gather(staging, &offsets, row_bytes, out, [grid, block]);
+    }
+}
+
+/// Rows of `staging` at `offsets` against copies of them.
+fn check_gather(mut staging: Guarded, offsets: &[u64], row_bytes: usize, out: At, launch: [[u32; 2]; 2]) {
+    let before = staging.to_vec();
+    let mut expected = vec![0; row_bytes * offsets.len()];
+    for (row, offset) in offsets.iter().enumerate() {
+        expected[row * row_bytes..][..row_bytes].copy_from_slice(&before[*offset as usize..][..row_bytes]);
+    }
+    let mut out = Guarded::new(&vec![0x5a; expected.len()], out);
+    let bytes: Vec<u8> = offsets.iter().flat_map(|offset| offset.to_ne_bytes()).collect();
+    let offsets = Guarded::new(&bytes, At::End(0));
+    let pointers = (staging.as_ptr(), offsets.as_ptr(), out.as_mut_ptr());
+    let numbers = (row_bytes as u64, (bytes.len() / 8) as u64);
+    let params = [place(&pointers.0), place(&pointers.1), place(&pointers.2), place(&numbers.0), place(&numbers.1)];
+    // SAFETY: the parameters are those of the kernel; each row lies in `staging`, which ends with a whole word.
+    #[allow(unsafe_code)]
+    let ran = unsafe { kernels::run("feedline_gather", launch, &params, Some(&staging)) };
+    staging.check();
+    out.check();
+    assert!(*staging == before[..]);
+    assert!(ran.is_none() || *out == expected[..]);
+}
+
+#[test]
+fn gather_reads_no_word_that_holds_no_byte_of_the_row() {
+    // Rows that are all of their buffer, at every alignment of both sides; and beside memory that must not be touched.
+    for row_bytes in (1..36).chain([47, 48, 64, 255]) {
+        for (apart, place) in (0..16).flat_map(|apart| (0..17).map(move |from| (apart, At::Start(from)))) {
+            let staging = Guarded::new(&noise(row_bytes, 7), place);
+            check_gather(staging, &[0], row_bytes, At::End(apart), [[1, 1], [3, 1]]);
+        }
+        for apart in 0..16 {
+            let staging = Guarded::new(&noise(row_bytes, 7), At::End(0));
+            check_gather(staging, &[0, 0, 0], row_bytes, At::End(apart), [[1, 2], [3, 1]]);
+        }
+    }
+}
+
+#[test]
+fn gather_finds_rows_beyond_4_gib() {
+    // Memory that is never written takes no room, so the map costs a few pages.
+    let len = (5 << 30) + 64;
+    let mut map = memmap2::MmapOptions::new().len(len).no_reserve_swap().map_anon().unwrap();
+    let row = noise(61, 3);
+    let offsets = [(4u64 << 30) + 3, (5 << 30) + 1, 2];
+    for offset in offsets {
+        map[offset as usize..][..row.len()].copy_from_slice(&row);
+    }
+    let mut out = vec![0; row.len() * offsets.len()];
+    let pointers = (map.as_ptr(), offsets.as_ptr(), out.as_mut_ptr());
+    let numbers = (row.len() as u64, offsets.len() as u64);
+    let params = [place(&pointers.0), place(&pointers.1), place(&pointers.2), place(&numbers.0), place(&numbers.1)];
+    // SAFETY: the parameters are those of the kernel; each row lies in `map`, which ends with a whole word.
+    #[allow(unsafe_code)]
+    let ran = unsafe { kernels::run("feedline_gather", [[1, 1], [4, 4]], &params, None) };
+    assert!(ran.is_none() || out == row.repeat(3));
+}
+
+/// Mean and std whose results are usual, large, subnormal in f16, or in the middle of two values of bf16 or f16.
+fn scales() -> impl Iterator<Item = (f32, f32)> {
+    let usual = [(0.0, 1.0), (0.5, 0.25), (0.449, 0.226), (0.0, 0.0001), (0.0, 30_000.0), (1.0, 60_000.0)];
+    // A scale of exactly 3; that of 1 / 255, rounded twice, is not 1.
+    let three = 1.0 / 765.0;
+    // Here a value is 3 x + 512, 3 x + 2048 and so on: bf16 keeps 8 bits of it, f16 11.
+    let whole = [0.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 16_384.0].map(|bias| (-bias * three, three));
+    // Here it is 3 x / 2^power; the smallest value of f16 is 2^-24, and half of it the last one's bias.
+    let small = (1..30).map(move |power| (0.0, 2f32.powi(power) * three));
+    let half = (-8.0 * three, 2f32.powi(28) * three);
+    usual.into_iter().chain(whole).chain(small).chain([half])
+}
+
+#[test]
+fn every_value_of_every_channel_is_the_same_on_both_sides() {
+    for (mean, std) in scales() {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            for (channels_first, channels) in (1..5).flat_map(|channels| [(false, channels), (true, channels)]) {
+                let value = |x: u8, c: usize| x.wrapping_add(60 * c as u8);
+                let bytes = (0..=255).flat_map(|x| (0..channels).map(move |c| value(x, c))).collect();
+                let (mean, std, flips) = (vec![mean; channels], vec![std; channels], Some(vec![1]));
+                let sizes = [1, 16, 16, channels];
+                let pictures = Pictures { dtype, channels_first, sizes, mean, std, flips, bytes };
+                let made = pictures.by_kernel(At::End(0), At::End(0), [[2, 1], [32, 1]]);
+                assert!(made.is_none_or(|made| made == pictures.expected()), "{dtype} {channels_first} {channels}");
+            }
+        }
+    }
+}
+
+#[test]
+fn those_values_reach_the_subnormals_of_f16_and_the_ties_of_both_short_dtypes() {
+    let values: Vec<f32> = scales()
+        .flat_map(|(mean, std)| {
+            let affine = Affine::new(&[mean], &[std]);
+            (0..=255u8).map(move |x| f32::from(x) * affine.scale[0] + affine.bias[0])
+        })
+        .collect();
+    let smallest_normal = 2f32.powi(-14);
+    let any = |what: &str, is: &dyn Fn(f32) -> bool| assert!(values.iter().any(|y| is(*y)), "{what}");
+    any("subnormal", &|y| y > 0.0 && y < smallest_normal);
+    any("subnormal tie", &|y| y < smallest_normal && (y * 2f32.powi(24)).fract() == 0.5);
+    any("half of the smallest", &|y| y == 2f32.powi(-25));
+    any("less than that", &|y| y > 0.0 && y < 2f32.powi(-25));
+    for odd in [0, 1] {
+        any("tie of f16", &|y| y >= smallest_normal && y.to_bits() & 0x3fff == 0x1000 | odd << 13);
+        any("tie of bf16", &|y| y.to_bits() & 0x1_ffff == 0x8000 | odd << 16);
+    }
+}
