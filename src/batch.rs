@@ -5,14 +5,14 @@ use crate::device::cuda::{FieldSlice, Stream, copy::OnDevice};
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{Filled, Ticket};
-use crate::tensor::{DType, Element, Shape, Spec};
+use crate::tensor::{DType, Element, Field, Shape};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What all batches of a loader share.
 pub(crate) struct BatchInfo {
-    /// Fields of the slot that are handed out.
-    pub(crate) keep: Vec<usize>,
+    /// Fields that are handed out.
+    pub(crate) keep: Vec<Kept>,
     pub(crate) device: Device,
     /// Batches that the user can hold at most.
     pub(crate) most: usize,
@@ -28,6 +28,15 @@ impl BatchInfo {
     pub(crate) fn permit(&self) -> &'static str {
         if self.device.kind() == DeviceKind::Host { "slots" } else { "device_batches" }
     }
+}
+
+/// A field that is handed out.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Kept {
+    /// Its number in the contents.
+    pub(crate) index: usize,
+    /// As the user knows it.
+    pub(crate) field: Field,
 }
 
 /// The arrays of a batch, wherever they lie.
@@ -67,10 +76,6 @@ impl Contents {
 
     fn status(&self) -> &[u8] {
         on!(self, inner => inner.status())
-    }
-
-    fn spec(&self) -> &Spec {
-        on!(self, inner => inner.spec())
     }
 
     fn row_bytes(&self, field: usize) -> usize {
@@ -260,7 +265,7 @@ impl<'a> MicroBatch<'a> {
     /// The fields, in order.
     pub fn fields(&self) -> impl Iterator<Item = FieldView<'a>> + use<'a> {
         let Self { batch, start, end } = *self;
-        batch.info.keep.iter().map(move |index| FieldView { contents: &batch.contents, index: *index, start, end })
+        batch.info.keep.iter().map(move |kept| FieldView { contents: &batch.contents, kept, start, end })
     }
 
     /// The field with that name.
@@ -285,15 +290,15 @@ impl std::fmt::Debug for MicroBatch<'_> {
 #[derive(Clone, Copy)]
 pub struct FieldView<'a> {
     contents: &'a Contents,
-    index: usize,
+    kept: &'a Kept,
     /// Rows of the batch.
     start: usize,
     end: usize,
 }
 
 impl<'a> FieldView<'a> {
-    fn field(&self) -> &'a crate::tensor::Field {
-        &self.contents.spec().fields()[self.index]
+    fn field(&self) -> &'a Field {
+        &self.kept.field
     }
 
     /// The name.
@@ -323,7 +328,7 @@ impl<'a> FieldView<'a> {
 
     /// The true first dimension of each row of an `UpTo` field; `None` for fixed shapes.
     pub fn lens(&self) -> Option<&'a [u64]> {
-        self.contents.lens(self.index).map(|lens| &lens[self.start..self.end])
+        self.contents.lens(self.kept.index).map(|lens| &lens[self.start..self.end])
     }
 
     /// All elements, row after row.
@@ -357,7 +362,7 @@ impl<'a> FieldView<'a> {
     /// Errors: [`ErrorKind::Device`] when the batch lies on a device.
     pub fn as_bytes(&self) -> Result<&'a [u8]> {
         match self.contents {
-            Contents::Host(filled) => Ok(&filled.bytes(self.index)[self.span()]),
+            Contents::Host(filled) => Ok(&filled.bytes(self.kept.index)[self.span()]),
             #[cfg(feature = "cuda")]
             Contents::Cuda(on_device) => Err(self.elsewhere(on_device)),
         }
@@ -385,7 +390,7 @@ impl<'a> FieldView<'a> {
         match self.contents {
             Contents::Host(_) => out.copy_from_slice(self.as_bytes()?),
             #[cfg(feature = "cuda")]
-            Contents::Cuda(on_device) => on_device.read_back(self.index, self.span().start, out)?,
+            Contents::Cuda(on_device) => on_device.read_back(self.kept.index, self.span().start, out)?,
         }
         Ok(())
     }
@@ -397,7 +402,7 @@ impl<'a> FieldView<'a> {
 
     /// Bytes of the field's array.
     fn span(&self) -> std::ops::Range<usize> {
-        let row_bytes = self.contents.row_bytes(self.index);
+        let row_bytes = self.contents.row_bytes(self.kept.index);
         self.start * row_bytes..self.end * row_bytes
     }
 
@@ -422,7 +427,7 @@ impl<'a> FieldView<'a> {
         self.check_dtype::<T>()?;
         let on_device = self.on_device()?;
         on_device.bind(&Stream::from(stream))?;
-        let ptr = on_device.ptr(self.index) + self.span().start as u64;
+        let ptr = on_device.ptr(self.kept.index) + self.span().start as u64;
         FieldSlice::of(on_device, stream, ptr, self.size_bytes() / size_of::<T>())
     }
 
@@ -433,7 +438,7 @@ impl<'a> FieldView<'a> {
     pub fn device_ptr(&self) -> Result<u64> {
         let on_device = self.on_device()?;
         on_device.bind_any()?;
-        Ok(on_device.ptr(self.index) + self.span().start as u64)
+        Ok(on_device.ptr(self.kept.index) + self.span().start as u64)
     }
 
     /// The address in device memory of the [lengths](Self::lens) of an `UpTo` field, `u64` each.
@@ -442,7 +447,7 @@ impl<'a> FieldView<'a> {
     pub fn device_lens_ptr(&self) -> Result<Option<u64>> {
         let on_device = self.on_device()?;
         on_device.bind_any()?;
-        Ok(on_device.lens_ptr(self.index).map(|ptr| ptr + 8 * self.start as u64))
+        Ok(on_device.lens_ptr(self.kept.index).map(|ptr| ptr + 8 * self.start as u64))
     }
 
     fn on_device(&self) -> Result<&'a OnDevice> {

@@ -297,6 +297,11 @@ pub struct FieldLayout {
 impl Layout {
     /// Lays out the arrays of `spec` for `rows` rows. Errors: [`ErrorKind::Config`] when the size overflows.
     pub fn new(spec: &Spec, rows: usize) -> Result<Self> {
+        Self::without(spec, rows, &[])
+    }
+
+    /// As [`new`](Self::new), where the fields with the numbers `absent` take no room: their rows have no bytes.
+    pub(crate) fn without(spec: &Spec, rows: usize, absent: &[usize]) -> Result<Self> {
         let overflow = || {
             Error::new(ErrorKind::Config, Stage::Build, format!("a slot of {rows} rows does not fit an address space"))
         };
@@ -308,8 +313,8 @@ impl Layout {
             Ok(offset)
         };
         let mut fields = Vec::with_capacity(spec.fields.len());
-        for field in &spec.fields {
-            let row_bytes = field.row_bytes();
+        for (index, field) in spec.fields.iter().enumerate() {
+            let row_bytes = if absent.contains(&index) { 0 } else { field.row_bytes() };
             let offset = place(row_bytes.checked_mul(rows))?;
             fields.push(FieldLayout { offset, row_bytes, lens: None });
         }

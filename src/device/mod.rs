@@ -9,6 +9,7 @@ pub mod cuda;
 mod finish;
 
 pub use finish::Finish;
+pub(crate) use finish::FinishStep;
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::fmt;

@@ -5,7 +5,7 @@ use crate::batch::{BatchInfo, Contents};
 use crate::dataset::{self, Dataset};
 use crate::decode::{Ctx, Decoder};
 #[cfg(feature = "cuda")]
-use crate::device::cuda::copy::Copier;
+use crate::device::cuda::copy::{Copier, Shape};
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{BatchMut, Budget, ByteRing, ChunkBuf, Filled, Lease, Pool, Row};
@@ -163,6 +163,13 @@ impl LoaderBuilder {
     /// which are not read at all. Default: all.
     pub fn keep<'n>(mut self, names: impl IntoIterator<Item = &'n str>) -> Self {
         self.steps.keep = Some(names.into_iter().map(String::from).collect());
+        self
+    }
+
+    /// Makes floats of a picture field of `u8` at the very end: on a GPU after the copy, so that the bus carries a byte per
+    /// value, on the host in the slot. The bytes are the same on both. The field keeps its name; transforms see it before.
+    pub fn finish(mut self, name: &str, finish: crate::device::Finish) -> Self {
+        self.steps.finishes.push((name.into(), finish));
         self
     }
 
@@ -329,7 +336,8 @@ impl LoaderBuilder {
         self.check()?;
         let global = self.global()?;
         let dataset = self.dataset;
-        let recipe = Recipe::new(&*dataset, self.steps)?;
+        let on_host = self.device.kind() == DeviceKind::Host;
+        let recipe = Recipe::new(&*dataset, self.steps, !on_host)?;
         let chunks = chunks::starts_of(&*dataset)?;
         let last = self.last.or(self.resume.as_ref().map(|state| state.stand().last)).unwrap_or_default();
         let (order, shard) = (self.order.clone(), self.shard);
@@ -357,9 +365,11 @@ impl LoaderBuilder {
             let cached = opened.cache.is_some() && dataset.sources().total_bytes() > 0;
             demand.take_chunks(&*dataset, &first.order, cached);
         }
-        let on_host = self.device.kind() == DeviceKind::Host;
         let device_batches = if on_host { 0 } else { self.device_batches.unwrap_or(DEVICE_BATCHES) };
-        let demand = Demand { slots: self.slots, budget: self.budget, device_batches, ..demand };
+        // What one batch takes on a device; on the host it is the slot.
+        let contents = Layout::new(&recipe.contents, layout.rows())?;
+        let device_bytes = if on_host { 0 } else { contents.bytes() };
+        let demand = Demand { slots: self.slots, budget: self.budget, device_batches, device_bytes, ..demand };
         let (plan, lease) = plan(demand, self.shared_budget.as_ref())?;
         let spec = recipe.spec.clone();
         let info = BatchInfo {
@@ -377,6 +387,7 @@ impl LoaderBuilder {
             chunk_starts,
             recipe,
             layout,
+            contents,
             opened,
             plan: plan.clone(),
             lease,
@@ -496,6 +507,7 @@ fn demand(
         part: None,
         largest: dataset.largest_sample(),
         device_batches: 0,
+        device_bytes: 0,
     }
 }
 
@@ -516,6 +528,8 @@ struct Assembly {
     chunk_starts: Option<Arc<[u64]>>,
     recipe: Recipe,
     layout: Layout,
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "it is the slot's"))]
+    contents: Layout,
     opened: Opened,
     plan: MemoryPlan,
     lease: Option<Lease>,
@@ -530,7 +544,7 @@ type WorkerThreads = (rayon::ThreadPool, Vec<JoinHandle<()>>);
 
 impl Assembly {
     fn start(self, spec: Spec, workers: WorkerThreads) -> Result<(Runtime, Receiver<Contents>, Choice)> {
-        let onward = self.onward(&spec)?;
+        let onward = self.onward()?;
         let Self { dataset, chunk_starts, recipe, layout, opened, plan, lease, pending, parts, seed, .. } = self;
         let Opened { reader, cache, choice, .. } = opened;
         let waker = reader.waker();
@@ -619,16 +633,29 @@ struct Onward {
 
 impl Assembly {
     #[cfg(feature = "cuda")]
-    fn onward(&self, spec: &Spec) -> Result<Option<Onward>> {
+    fn onward(&self) -> Result<Option<Onward>> {
         let Some(gpu) = self.device.gpu() else { return Ok(None) };
         let (full, bell) = (bounded(self.plan.slots), bounded(1));
         let counts = (self.plan.device_batches, self.plan.slots);
-        let copier = Copier::new(gpu, (spec, &self.layout), &self.recipe.keep, counts, bell.0.clone())?;
+        let copier = Copier::new(gpu, self.shape(), counts, bell.0.clone())?;
         Ok(Some(Onward { copier, full, bell }))
     }
 
+    /// What of a slot gets to the device: what is handed out, and what that is made of.
+    #[cfg(feature = "cuda")]
+    fn shape(&self) -> Shape {
+        let recipe = &self.recipe;
+        let finishes: Vec<_> = recipe.finishes.iter().map(|finishing| finishing.step.clone()).collect();
+        let sources = finishes.iter().flat_map(|step| [Some(step.input), step.flips]).flatten();
+        let mut copied: Vec<_> = recipe.keep.iter().map(|kept| kept.index).chain(sources).collect();
+        copied.retain(|field| *field < recipe.spec.fields().len());
+        copied.sort_unstable();
+        copied.dedup();
+        Shape { slot: self.layout.clone(), contents: self.contents.clone(), copied, finishes }
+    }
+
     #[cfg(not(feature = "cuda"))]
-    fn onward(&self, _spec: &Spec) -> Result<Option<Onward>> {
+    fn onward(&self) -> Result<Option<Onward>> {
         Ok(None)
     }
 }

@@ -218,8 +218,7 @@ impl Loader {
 
     /// The fields of a batch, in order.
     pub fn spec(&self) -> Vec<Field> {
-        let fields = self.shared.runtime.core().recipe.spec.fields();
-        self.shared.info.keep.iter().map(|index| fields[*index].clone()).collect()
+        self.shared.info.keep.iter().map(|kept| kept.field.clone()).collect()
     }
 
     /// All memory as a sum.

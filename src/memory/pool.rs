@@ -362,6 +362,16 @@ impl Row<'_> {
         Ok(bytemuck::cast_slice_mut(self.bytes_mut(field)))
     }
 
+    /// One field for reading, another for writing. Panics when they are the same or there is no such field.
+    pub(crate) fn input_and_output(&mut self, input: usize, output: usize) -> (&[u8], &mut [u8]) {
+        assert_ne!(input, output);
+        let first: *mut [u8] = self.bytes_mut(input);
+        let second = self.bytes_mut(output);
+        // SAFETY: arrays of different fields do not overlap (tested in `tensor`), so both borrows are exclusive; both live
+        // as long as the mutable borrow of `self`.
+        (unsafe { &*first }, second)
+    }
+
     /// The elements of field `field`, for reading. Panics when there is no such field.
     ///
     /// Errors: [`ErrorKind::Shape`] when `T` is not the field's dtype.
@@ -590,6 +600,16 @@ impl Filled {
     /// The batch for `.map_batch`.
     pub(crate) fn batch_mut(&mut self) -> BatchMut<'_> {
         BatchMut { filled: self }
+    }
+
+    /// All rows of one field for reading, of another for writing. Panics when they are the same.
+    pub(crate) fn input_and_output(&mut self, input: usize, output: usize) -> (&[u8], &mut [u8]) {
+        assert_ne!(input, output);
+        let first: *mut [u8] = self.array_mut(input);
+        let second = self.array_mut(output);
+        // SAFETY: arrays of different fields do not overlap (tested in `tensor`), so both borrows are exclusive; both live
+        // as long as the mutable borrow of `self`.
+        (unsafe { &*first }, second)
     }
 
     fn array(&self, offset: usize, len: usize) -> &[u8] {

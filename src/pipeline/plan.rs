@@ -46,8 +46,9 @@ pub(crate) struct Demand {
     /// Of a budget that loaders share.
     pub(crate) part: Option<Part>,
     pub(crate) largest: Option<u64>,
-    /// Batches in device memory.
+    /// Batches in device memory, and bytes of each.
     pub(crate) device_batches: usize,
+    pub(crate) device_bytes: usize,
 }
 
 /// What open chunks need.
@@ -101,8 +102,10 @@ pub struct MemoryPlan {
     pub stack_bytes: usize,
     /// The dataset's index; it was there before the loader and is not part of the budget.
     pub index_bytes: usize,
-    /// Batches in device memory, each as large as a slot; not part of the budget. 0 on the host.
+    /// Batches in device memory; not part of the budget. 0 on the host.
     pub device_batches: usize,
+    /// Bytes of device memory of one batch.
+    pub device_bytes: usize,
     /// What `memory_budget` allowed, if it was set, or the part of the `shared_budget` where that is less.
     pub budget: Option<usize>,
     /// The part of the `shared_budget`, if there is one.
@@ -188,6 +191,7 @@ impl MemoryPlan {
             stack_bytes: (demand.workers + 1 + usize::from(demand.device_batches > 0)) * STACK,
             index_bytes: demand.index_bytes,
             device_batches: demand.device_batches,
+            device_bytes: demand.device_bytes,
             budget: demand.allowed(),
             part: demand.part,
         }
@@ -295,8 +299,8 @@ impl fmt::Display for MemoryPlan {
         let budget = self.budget_in_words();
         writeln!(f, "  {:<16} {:>10}  {budget}", "sum", Bytes(self.total()).to_string())?;
         if self.device_batches > 0 {
-            let (count, one) = (self.device_batches, Bytes(self.slot_bytes));
-            let all = Bytes(count.saturating_mul(self.slot_bytes)).to_string();
+            let (count, one) = (self.device_batches, Bytes(self.device_bytes));
+            let all = Bytes(count.saturating_mul(self.device_bytes)).to_string();
             writeln!(f, "  {:<16} {all:>10}  {count} batches × {one}, in its own memory", "(device)")?;
         }
         write!(f, "  {:<16} {:>10}  the dataset's, before the loader", "(index)", Bytes(self.index_bytes).to_string())
@@ -327,6 +331,7 @@ mod tests {
             part: None,
             largest: Some(3),
             device_batches: 0,
+            device_bytes: 0,
         }
     }
 

@@ -1,10 +1,13 @@
 //! How the parts of a sample become its row: which decoder fills which fields, then which transforms run. Pure.
 
+use crate::batch::Kept;
 use crate::dataset::Dataset;
 use crate::decode::{Ctx, Decoder, Raw};
+use crate::device::{Finish, FinishStep};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::memory::{BatchMut, Row};
-use crate::tensor::{EncodedField, Encoding, Field, Shape, Spec};
+use crate::memory::{BatchMut, Filled, Row};
+use crate::order::Draws;
+use crate::tensor::{DType, EncodedField, Encoding, Field, Shape, Spec};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -19,6 +22,8 @@ pub(crate) struct Steps {
     pub(crate) maps: Vec<(Vec<Field>, Arc<MapFn>)>,
     pub(crate) map_batches: Vec<(Vec<Field>, Arc<MapBatchFn>)>,
     pub(crate) keep: Option<Vec<String>>,
+    /// `.finish(name, f)`.
+    pub(crate) finishes: Vec<(String, Finish)>,
 }
 
 /// How one field of the dataset gets into the row.
@@ -36,6 +41,9 @@ pub(crate) enum How {
     Copy,
     /// A decoder makes the row.
     Decode(Arc<dyn Decoder>),
+    /// Storage writes bytes of exactly this length into the device's memory; the host never sees them.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "there is no device"))]
+    Direct(usize),
     /// Nobody wants it: encoded, without a decoder, and not kept. It is not even read.
     Skip,
 }
@@ -48,13 +56,62 @@ pub(crate) struct Recipe {
     pub(crate) map_batches: Vec<Arc<MapBatchFn>>,
     /// Fields that `.map` and `.map_batch` declared: zeroed for each sample, as nobody else writes them.
     pub(crate) added: Range<usize>,
+    /// The fields as they are handed out: those of the slot, and on a device what is made of them there.
+    pub(crate) contents: Spec,
+    /// What is made of pictures at the very end.
+    pub(crate) finishes: Vec<Finishing>,
+    /// Whether the finishing is the device's.
+    pub(crate) on_device: bool,
     /// Fields that are handed out.
-    pub(crate) keep: Vec<usize>,
+    pub(crate) keep: Vec<Kept>,
+}
+
+/// The last step for one picture field.
+pub(crate) struct Finishing {
+    /// Shared with the device.
+    pub(crate) step: Arc<FinishStep>,
+    flip: f64,
+    purpose: String,
+}
+
+impl Finishing {
+    /// Whether this sample is mirrored.
+    fn flipped(&self, seed: u64, epoch: u64, id: u64) -> bool {
+        self.flip > 0.0 && Draws::new(seed, epoch, id, &self.purpose).next_f64() < self.flip
+    }
+
+    /// Finishes all rows of a full slot on the host; blank ones stay so.
+    pub(crate) fn run_late(&self, slot: &mut Filled, seed: u64) {
+        let (epoch, rows) = (slot.ticket().epoch, slot.rows());
+        for row in 0..rows {
+            let id = slot.ids()[row];
+            if id == u64::MAX {
+                continue;
+            }
+            let flip = self.flipped(seed, epoch, id);
+            let (input, output) = slot.input_and_output(self.step.input, self.step.output);
+            let (from, to) = (self.step.plan.input_bytes(), self.step.plan.output_bytes());
+            self.step.plan.run_row(&input[row * from..][..from], flip, &mut output[row * to..][..to]);
+        }
+    }
+
+    /// Finishes a row on the host, or notes for the device whether it is mirrored.
+    pub(crate) fn run(&self, row: &mut Row<'_>, seed: u64, epoch: u64, id: u64, on_device: bool) {
+        let flip = self.flipped(seed, epoch, id);
+        match self.step.flips.filter(|_| on_device) {
+            Some(flips) => row.bytes_mut(flips).fill(u8::from(flip)),
+            None if on_device => {}
+            None => {
+                let (input, output) = row.input_and_output(self.step.input, self.step.output);
+                self.step.plan.run_row(input, flip, output);
+            }
+        }
+    }
 }
 
 impl Recipe {
     /// Checks the steps against the dataset's schema. Errors: [`ErrorKind::Config`], naming fields.
-    pub(crate) fn new(dataset: &dyn Dataset, steps: Steps) -> Result<Self> {
+    pub(crate) fn new(dataset: &dyn Dataset, steps: Steps, on_device: bool) -> Result<Self> {
         let schema = dataset.schema();
         let mut decoders: Vec<Option<Arc<dyn Decoder>>> = vec![None; schema.len()];
         for (name, decoder) in steps.decoders {
@@ -93,12 +150,16 @@ impl Recipe {
             map_batches.push(map);
         }
         let added = first_added..fields.len();
-        let spec = Spec::new(fields)?;
+        let mut keep = every(&Spec::new(fields.clone())?);
+        let (finishes, made) = finishings(steps.finishes, &mut fields, &mut keep, on_device)?;
+        let spec = Spec::new(fields.clone())?;
+        fields.extend(made);
+        let contents = Spec::new(fields)?;
         let keep = match steps.keep {
-            Some(names) => kept(&spec, &names)?,
-            None => (0..spec.fields().len()).collect(),
+            Some(names) => kept(&keep, &names)?,
+            None => keep,
         };
-        Ok(Self { spec, handlers, maps, map_batches, added, keep })
+        Ok(Self { spec, handlers, maps, map_batches, added, contents, finishes, on_device, keep })
     }
 
     /// Bytes that the decoders may take beside the row, for one worker.
@@ -109,19 +170,31 @@ impl Recipe {
 
     /// Whether some field is not wanted at all.
     pub(crate) fn skips(&self) -> bool {
-        self.handlers.iter().any(|handler| matches!(handler.how, How::Skip))
+        self.handlers.iter().any(|handler| matches!(handler.how, How::Skip | How::Direct(_)))
     }
 
     /// Whether every field of storage is read in place, so that no encoded bytes need room.
     pub(crate) fn all_in_place(&self) -> bool {
-        self.handlers.iter().all(|handler| matches!(handler.how, How::InPlace(_) | How::Skip))
+        self.handlers.iter().all(|handler| matches!(handler.how, How::InPlace(_) | How::Direct(_) | How::Skip))
     }
 }
 
 impl Recipe {
     /// Whether rows are copied as they stand and nothing else is done to them.
     pub(crate) fn is_plain(&self) -> bool {
-        self.all_in_place() && self.maps.is_empty() && self.added.is_empty()
+        self.all_in_place() && self.maps.is_empty() && self.added.is_empty() && self.finishes.is_empty()
+    }
+
+    /// Finishes a row whose other fields are as they will be.
+    pub(crate) fn finish(&self, row: &mut Row<'_>, seed: u64, epoch: u64, id: u64) {
+        for finishing in &self.finishes {
+            finishing.run(row, seed, epoch, id, self.on_device);
+        }
+    }
+
+    /// Whether pictures change after their rows are full: then they are finished behind that, on the host.
+    pub(crate) fn finishes_late(&self) -> bool {
+        !self.on_device && !self.map_batches.is_empty() && !self.finishes.is_empty()
     }
 }
 
@@ -129,7 +202,7 @@ impl How {
     fn scratch_bytes(&self) -> usize {
         match self {
             Self::Decode(decoder) => decoder.scratch_bytes(),
-            Self::InPlace(_) | Self::Copy | Self::Skip => 0,
+            Self::InPlace(_) | Self::Copy | Self::Direct(_) | Self::Skip => 0,
         }
     }
 }
@@ -175,11 +248,59 @@ fn which_field(schema: &[EncodedField], name: Option<&str>) -> Result<usize> {
     }
 }
 
-fn kept(spec: &Spec, names: &[String]) -> Result<Vec<usize>> {
-    let mut keep = Vec::with_capacity(names.len());
+/// All fields, as they are.
+fn every(spec: &Spec) -> Vec<Kept> {
+    spec.fields().iter().enumerate().map(|(index, field)| Kept { index, field: field.clone() }).collect()
+}
+
+/// The finishing steps, and the fields that a device makes of those of the slot. The slot gets what the steps need in it, and
+/// what is handed out under a name becomes what was made.
+fn finishings(
+    steps: Vec<(String, Finish)>,
+    slot: &mut Vec<Field>,
+    keep: &mut [Kept],
+    on_device: bool,
+) -> Result<(Vec<Finishing>, Vec<Field>)> {
+    let (mut finishings, mut made) = (Vec::with_capacity(steps.len()), Vec::new());
+    for (name, finish) in steps {
+        let Some(input) = keep.iter().position(|kept| kept.field.name() == name) else {
+            let names: Vec<_> = keep.iter().map(|kept| kept.field.name()).collect();
+            return bad(format!(
+                "`.finish` names `{name}`, which is no field of the batch; there are {}",
+                names.join(", ")
+            ));
+        };
+        if finishings.iter().any(|other: &(FinishStep, f64, String)| other.0.input == input) {
+            return bad(format!("field `{name}` is finished twice"));
+        }
+        let field = finish.output(&slot[input])?;
+        let (plan, flip) = (finish.plan(&slot[input])?, finish.flip_probability());
+        let flips = (on_device && flip > 0.0).then(|| {
+            slot.push(Field::fixed(format!("{name} (mirrored)"), DType::U8, []));
+            slot.len() - 1
+        });
+        keep[input] = Kept { index: made.len(), field: field.clone() };
+        made.push(field.renamed(format!("{name} (finished)")));
+        let purpose = format!("flip of {name}");
+        finishings.push((FinishStep { plan, input, flips, output: made.len() - 1 }, flip, purpose));
+    }
+    // Behind all that the slot has got now; on the host they are part of it.
+    for (step, ..) in &mut finishings {
+        step.output += slot.len();
+        keep[step.input].index = step.output;
+    }
+    if !on_device {
+        slot.append(&mut made);
+    }
+    let finishing = |(step, flip, purpose)| Finishing { step: Arc::new(step), flip, purpose };
+    Ok((finishings.into_iter().map(finishing).collect(), made))
+}
+
+fn kept(all: &[Kept], names: &[String]) -> Result<Vec<Kept>> {
+    let mut keep: Vec<Kept> = Vec::with_capacity(names.len());
     for name in names {
-        match spec.index_of(name) {
-            Some(index) if !keep.contains(&index) => keep.push(index),
+        match all.iter().find(|kept| kept.field.name() == name) {
+            Some(kept) if !keep.contains(kept) => keep.push(kept.clone()),
             Some(_) => return bad(format!("`.keep` names `{name}` twice")),
             None => return bad(format!("`.keep` names `{name}`, which is no field of the batch")),
         }
@@ -193,7 +314,6 @@ fn kept(spec: &Spec, names: &[String]) -> Result<Vec<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::DType;
 
     #[test]
     fn decode_means_the_only_picture_or_else_the_only_encoded_field() {

@@ -575,7 +575,7 @@ fn copy_runs(core: &Core, rows: &mut Rows, held: &Held, places: &[(u32, u32)]) -
     for (field, handler) in core.recipe.handlers.iter().enumerate() {
         let row_bytes = match handler.how {
             How::InPlace(row_bytes) => row_bytes,
-            How::Skip => continue,
+            How::Skip | How::Direct(_) => continue,
             _ => return false,
         };
         let array = |buffer: Option<&ChunkBuf>| buffer.and_then(|buffer| buffer.array(field).map(|(_, bytes)| bytes));
@@ -632,6 +632,9 @@ fn map_batch(core: &Core, state: &mut State, mut slot: Filled) {
             let fields = 0..core.recipe.spec.fields().len();
             let mut ctx = Ctx::new(core.seed, ticket.epoch, ticket.position, fields, &mut state.scratch);
             map(&mut batch, &mut ctx)?;
+        }
+        if core.recipe.finishes_late() {
+            core.recipe.finishes.iter().for_each(|finishing| finishing.run_late(&mut slot, core.seed));
         }
         Ok(())
     });
@@ -747,7 +750,7 @@ impl Core {
             return lie(format!("the dataset gave no bytes for field `{}`", self.recipe.handlers[field].name));
         }
         if self.skips {
-            parts.retain(|field| !matches!(self.recipe.handlers[field].how, How::Skip));
+            parts.retain(|field| !matches!(self.recipe.handlers[field].how, How::Skip | How::Direct(_)));
         }
         Ok(())
     }
@@ -813,7 +816,7 @@ impl Core {
         let mut row = rows.row();
         let done = match &handler.how {
             How::InPlace(_) | How::Copy => row.copy_from(handler.outputs.start, bytes).map_err(site),
-            How::Skip => Ok(()),
+            How::Skip | How::Direct(_) => Ok(()),
             How::Decode(decoder) => {
                 handler.outputs.clone().for_each(|field| row.clear_len(field));
                 let mut ctx = Ctx::new(self.seed, job.epoch, id, handler.outputs.clone(), scratch)
@@ -838,6 +841,9 @@ impl Core {
             map(&mut row, &mut ctx)?;
         }
         scratch.mapping = false;
+        if !self.recipe.finishes_late() {
+            self.recipe.finish(&mut row, self.seed, job.epoch, id);
+        }
         row.mark(id);
         Ok(())
     }

@@ -14,21 +14,32 @@
 
 use super::Stream;
 use super::driver::{self, CopyStream, DeviceMemory, DevicePtr, Event, Gpu, Pin};
+use super::kernels::Kernels;
+use crate::device::FinishStep;
 use crate::error::{Error, Result};
 use crate::memory::{Filled, Pinned, Region, Ticket};
-use crate::tensor::{Layout, PAGE, Spec};
+use crate::tensor::{Layout, PAGE};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
+/// What of a slot gets to the device, and what is made of it there.
+pub(crate) struct Shape {
+    /// The arrays of the slot.
+    pub(crate) slot: Layout,
+    /// The arrays of a batch on the device: the fields of the slot under the same numbers, then those that are made there.
+    pub(crate) contents: Layout,
+    /// Fields of the slot that are copied.
+    pub(crate) copied: Vec<usize>,
+    /// What is made of copied fields.
+    pub(crate) finishes: Vec<Arc<FinishStep>>,
+}
+
 /// What the batches of a loader share on the device.
 pub(crate) struct Home {
     gpu: Arc<Gpu>,
-    spec: Spec,
-    layout: Layout,
-    /// Fields that are handed out.
-    keep: Vec<usize>,
+    shape: Shape,
     back: Sender<Box<Buffer>>,
 }
 
@@ -51,10 +62,10 @@ pub(crate) struct Buffer {
 
 impl Buffer {
     fn new(home: &Home) -> Result<Self> {
-        let rows = home.layout.rows();
-        let lens = home.layout.fields().iter().map(|field| Vec::with_capacity(field.lens.map_or(0, |_| rows)));
+        let rows = home.shape.slot.rows();
+        let lens = home.shape.slot.fields().iter().map(|field| Vec::with_capacity(field.lens.map_or(0, |_| rows)));
         Ok(Self {
-            memory: DeviceMemory::new(&home.gpu, home.layout.bytes(), "a batch")?,
+            memory: DeviceMemory::new(&home.gpu, home.shape.contents.bytes(), "a batch")?,
             copied: Arc::new(Event::new(&home.gpu)?),
             released: vec![Event::new(&home.gpu)?],
             pending: 0,
@@ -147,26 +158,22 @@ impl OnDevice {
         &self.buffer().status
     }
 
-    pub(crate) fn spec(&self) -> &Spec {
-        &self.home.spec
-    }
-
     pub(crate) fn row_bytes(&self, field: usize) -> usize {
-        self.home.layout.fields()[field].row_bytes
+        self.home.shape.contents.fields()[field].row_bytes
     }
 
     pub(crate) fn lens(&self, field: usize) -> Option<&[u64]> {
-        self.home.layout.fields()[field].lens.map(|_| &*self.buffer().lens[field])
+        self.home.shape.contents.fields()[field].lens.map(|_| &*self.buffer().lens[field])
     }
 
     /// Where row 0 of the field is. Only for work on bound streams.
     pub(crate) fn ptr(&self, field: usize) -> DevicePtr {
-        self.buffer().memory.ptr() + self.home.layout.fields()[field].offset as DevicePtr
+        self.buffer().memory.ptr() + self.home.shape.contents.fields()[field].offset as DevicePtr
     }
 
     /// The same of the lengths of an `UpTo` field.
     pub(crate) fn lens_ptr(&self, field: usize) -> Option<DevicePtr> {
-        let offset = self.home.layout.fields()[field].lens?;
+        let offset = self.home.shape.contents.fields()[field].lens?;
         Some(self.buffer().memory.ptr() + offset as DevicePtr)
     }
 
@@ -225,9 +232,17 @@ pub(crate) enum Copied {
     Broken(Error),
 }
 
+/// Bytes of a slot and where they go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Run {
+    from: Range<usize>,
+    to: usize,
+}
+
 /// Copies slots. Lives on the transfer thread.
 pub(crate) struct Copier {
     home: Arc<Home>,
+    kernels: Option<Kernels>,
     stream: CopyStream,
     /// Rings when a copy is done, beside the copies: a callback would hold up the stream that it is in.
     notify: CopyStream,
@@ -237,29 +252,23 @@ pub(crate) struct Copier {
     spare: Option<Box<Buffer>>,
     /// Slots that the device is reading, oldest first.
     in_flight: VecDeque<(Filled, Arc<Event>)>,
-    /// What a full batch copies: runs of arrays that are handed out.
-    whole: Vec<Range<usize>>,
+    /// What a full batch copies.
+    whole: Vec<Run>,
 }
 
 impl Copier {
     /// Reserves everything for `count` batches on the device.
-    pub(crate) fn new(
-        gpu: &Arc<Gpu>,
-        (spec, layout): (&Spec, &Layout),
-        keep: &[usize],
-        (count, slots): (usize, usize),
-        bell: Sender<()>,
-    ) -> Result<Self> {
+    pub(crate) fn new(gpu: &Arc<Gpu>, shape: Shape, (count, slots): (usize, usize), bell: Sender<()>) -> Result<Self> {
         let (back, free) = bounded(count);
-        let (spec, layout, keep) = (spec.clone(), layout.clone(), keep.to_vec());
-        let whole = runs(arrays(&layout, &keep, layout.rows()));
-        let home = Arc::new(Home { gpu: gpu.clone(), spec, layout, keep, back });
+        let whole = runs(arrays(&shape, shape.slot.rows()));
+        let kernels = if shape.finishes.is_empty() { None } else { Some(Kernels::load(gpu)?) };
+        let home = Arc::new(Home { gpu: gpu.clone(), shape, back });
         for _ in 0..count {
             let _ = home.back.send(Box::new(Buffer::new(&home)?));
         }
         let (stream, notify) = (CopyStream::new(gpu)?, CopyStream::new(gpu)?);
         let in_flight = VecDeque::with_capacity(slots);
-        Ok(Self { home, stream, notify, bell: Arc::new(bell), free, spare: None, in_flight, whole })
+        Ok(Self { home, kernels, stream, notify, bell: Arc::new(bell), free, spare: None, in_flight, whole })
     }
 
     /// Pins a slot's memory for as long as it lives. Takes about 0.6 s per GB.
@@ -306,31 +315,44 @@ impl Copier {
     }
 
     fn enqueue(&self, slot: &Filled, buffer: &mut Buffer) -> Result<usize> {
-        let Home { gpu, layout, keep, .. } = &*self.home;
+        let Home { gpu, shape, .. } = &*self.home;
         let bound = gpu.bind()?;
         for event in &buffer.released[..buffer.pending] {
             gpu.stream_waits(self.stream.raw(), event)?;
         }
         let mut bytes = 0;
-        let mut copy = |range: Range<usize>| {
-            let from = slot.span(range.clone());
-            let to = buffer.memory.ptr() + range.start as DevicePtr;
+        let mut copy = |run: Run| {
+            let (from, to) = (slot.span(run.from), buffer.memory.ptr() + run.to as DevicePtr);
             bytes += from.len();
             // SAFETY: the slot's bytes stay as they are until `copied` is reached, since `in_flight` (or a leak) keeps it
-            // until then; the buffer is as long as the slot, ours alone, and its last users' events were waited for.
+            // until then; the run lies within the buffer, which is ours alone, and its last users' events were waited for.
             unsafe { gpu.copy_to_device(to, from.as_ptr(), from.len(), self.stream.raw()) }
         };
-        if slot.rows() == layout.rows() {
+        if slot.rows() == shape.slot.rows() {
             self.whole.iter().cloned().try_for_each(&mut copy)?;
         } else {
-            arrays(layout, keep, slot.rows()).try_for_each(&mut copy)?;
+            arrays(shape, slot.rows()).try_for_each(&mut copy)?;
         }
+        shape.finishes.iter().try_for_each(|step| self.finish(step, slot, buffer))?;
         drop(bound);
         buffer.copied.record(self.stream.raw())?;
         gpu.stream_waits(self.notify.raw(), &buffer.copied)?;
         self.notify.ring(&self.bell)?;
         buffer.pending = 0;
         Ok(bytes)
+    }
+
+    /// Makes floats of the pictures. Blank rows come last, and stay zero.
+    fn finish(&self, step: &FinishStep, slot: &Filled, buffer: &Buffer) -> Result<()> {
+        let Some(kernels) = &self.kernels else { return Ok(()) };
+        let at = |field: usize| buffer.memory.ptr() + self.home.shape.contents.fields()[field].offset as DevicePtr;
+        let made = slot.ids().iter().take_while(|id| **id != u64::MAX).count();
+        let fields = (at(step.input), at(step.output));
+        // SAFETY: the fields lie in the buffer, as long as the plan says, and only this stream uses it now; the context is
+        // bound by the caller.
+        unsafe { kernels.finish(self.stream.raw(), &step.plan, fields, step.flips.map(at), made) }?;
+        let (from, bytes) = (made * step.plan.output_bytes(), (slot.rows() - made) * step.plan.output_bytes());
+        buffer.memory.clear(from + self.home.shape.contents.fields()[step.output].offset, bytes, self.stream.raw())
     }
 
     /// Lets go of the slots whose copies are done.
@@ -366,28 +388,35 @@ impl Drop for Copier {
     }
 }
 
-/// The arrays that are handed out, of a batch of `rows` rows.
-fn arrays<'a>(layout: &'a Layout, keep: &'a [usize], rows: usize) -> impl Iterator<Item = Range<usize>> + 'a {
+/// The arrays that are copied, of a batch of `rows` rows.
+fn arrays(shape: &Shape, rows: usize) -> impl Iterator<Item = Run> + '_ {
+    let run = |from: usize, to: usize, len: usize| Run { from: from..from + len, to };
     let of = move |field: &usize| {
-        let field = layout.fields()[*field];
-        let lens = field.lens.map(|lens| lens..lens + 8 * rows);
-        std::iter::once(field.offset..field.offset + field.row_bytes * rows).chain(lens)
+        let (from, to) = (shape.slot.fields()[*field], shape.contents.fields()[*field]);
+        let lens = from.lens.zip(to.lens).map(|(from, to)| run(from, to, 8 * rows));
+        std::iter::once(run(from.offset, to.offset, from.row_bytes * rows)).chain(lens)
     };
-    keep.iter().flat_map(of)
+    shape.copied.iter().flat_map(of).filter(|run| !run.from.is_empty())
 }
 
-/// Joins ranges between which there is hardly anything: a copy costs some microseconds, a page next to nothing.
-fn runs(ranges: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
-    let mut ranges: Vec<_> = ranges.collect();
-    ranges.sort_unstable_by_key(|range| range.start);
-    let mut runs: Vec<Range<usize>> = Vec::new();
-    for range in ranges {
-        match runs.last_mut() {
-            Some(last) if range.start - last.end <= PAGE => last.end = range.end,
-            _ => runs.push(range),
+/// Joins runs between which there is hardly anything: a copy costs some microseconds, a page next to nothing.
+fn runs(runs: impl Iterator<Item = Run>) -> Vec<Run> {
+    let mut all: Vec<_> = runs.collect();
+    all.sort_unstable_by_key(|run| run.from.start);
+    let mut joined: Vec<Run> = Vec::new();
+    for run in all {
+        match joined.last_mut() {
+            Some(last) if follows(last, &run) => last.from.end = run.from.end,
+            _ => joined.push(run),
         }
     }
-    runs
+    joined
+}
+
+/// Whether one copy can take both: what lies between them is short, the same on both sides, and nobody's on the device.
+fn follows(last: &Run, next: &Run) -> bool {
+    let gap = next.from.start - last.from.end;
+    gap <= PAGE && next.to.checked_sub(last.to) == Some(next.from.start - last.from.start)
 }
 
 impl Pinned for Pin {

@@ -669,15 +669,17 @@ impl DeviceMemory {
         self.ptr
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Zeroes it when `stream` gets there.
-    pub(crate) fn clear(&self, stream: Handle) -> Result<()> {
+    /// Zeroes `bytes` bytes from `from` on when `stream` gets there.
+    pub(crate) fn clear(&self, from: usize, bytes: usize, stream: Handle) -> Result<()> {
+        assert!(from.checked_add(bytes).is_some_and(|end| end <= self.len), "outside of the allocation");
+        if bytes == 0 {
+            return Ok(());
+        }
         let _bound = self.gpu.bind()?;
-        // SAFETY: the allocation is alive and `len` bytes long.
-        self.gpu.check("cuMemsetD8Async", unsafe { (self.gpu.driver.symbols.fill)(self.ptr, 0, self.len, stream) })
+        let start = self.ptr + from as DevicePtr;
+        // SAFETY: within the allocation by the line above, which is alive by the borrow when the call is made; whoever frees
+        // it waits for the stream.
+        self.gpu.check("cuMemsetD8Async", unsafe { (self.gpu.driver.symbols.fill)(start, 0, bytes, stream) })
     }
 }
 
