@@ -4,6 +4,9 @@
 //! hands out views of the slot itself. Other backends pin the pool's regions (they return a guard that is dropped
 //! before the region) and copy full slots on a stream of theirs; they come with the CUDA backend.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
+
 use std::fmt;
 
 /// Where the fields of a batch lie.
