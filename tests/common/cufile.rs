@@ -18,6 +18,7 @@ use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 const SOURCE: &str = include_str!("../standin/cufile.rs");
 
@@ -78,8 +79,10 @@ fn unique(folder: &Path, name: &str) -> PathBuf {
 }
 
 /// Compiles the stand-in with these `--cfg`s, unless that was done already. Several processes may do so at once: each
-/// compiles to a name of its own, the last rename wins, and all results are the same.
+/// compiles to a name of its own, the last rename wins, and all results are the same. The threads of one take turns.
 pub fn compile(cfgs: &[&str]) -> PathBuf {
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut hash = DefaultHasher::new();
     (SOURCE, cfgs, env!("CARGO_PKG_VERSION")).hash(&mut hash);
     let folder = folder();

@@ -6,7 +6,7 @@
 //!
 //! Each check stands for something that the library does when it is not met: without `/proc/modules` its open spins for
 //! ever on a core; without udev it opens but refuses every file; with the module nvidia-fs loaded but its device files
-//! absent (a container without them) it closes descriptor 0.
+//! absent (a container without them) it may close descriptor 0, perhaps more than once, and there is little to win.
 
 use super::failure;
 use std::fmt;
@@ -69,7 +69,7 @@ impl fmt::Display for Absent {
             ),
             Self::NoDeviceFiles { path } => write!(
                 f,
-                "the kernel module nvidia-fs is loaded but {} is not there, in which state libcufile would close \
+                "the kernel module nvidia-fs is loaded but {} is not there, in which state libcufile may close \
                  standard input; map the device files /dev/nvidia-fs* into the container",
                 path.display()
             ),

@@ -234,15 +234,14 @@ impl CuFile {
         self.opened.stats || self.machine().is_some()
     }
 
-    /// The counters of the library's GPU `gpu`; without them those of the machine; `None` when nobody counts. Meant to be
-    /// called a few times per epoch: it allocates.
+    /// The counters of the library's GPU `gpu`; where those are not to be had, those of the machine; `None` when nobody
+    /// counts. Meant to be called a few times per epoch: it allocates.
     ///
     /// GPUs are numbered by the library; compare the UUID with that of the device.
     pub(crate) fn stats(&self, gpu: usize) -> Option<Stats> {
-        if !self.opened.stats {
-            return self.machine();
-        }
-        stats::of_gpu(bytemuck::cast_slice(&self.api.statistics()?), self.version?, gpu)
+        let counted = self.version.filter(|_| self.opened.stats);
+        let of_gpu = |version| stats::of_gpu(bytemuck::cast_slice(&self.api.statistics()?), version, gpu);
+        counted.and_then(of_gpu).or_else(|| self.machine())
     }
 
     fn machine(&self) -> Option<Stats> {
