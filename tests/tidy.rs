@@ -26,6 +26,9 @@ const UNSAFE: &[&str] = &[
     "benches/common/turbo.rs",
     "src/decode/image/turbo.rs",
     "src/device/cuda/copy.rs",
+    "src/device/cuda/cufile/api.rs",
+    "src/device/cuda/cufile/mod.rs",
+    "src/device/cuda/cufile/tests.rs",
     "src/device/cuda/driver.rs",
     "src/device/cuda/kernels.rs",
     "src/device/cuda/slice.rs",
@@ -37,11 +40,13 @@ const UNSAFE: &[&str] = &[
     "src/read/sys.rs",
     "src/read/uring/ring.rs",
     "tests/allocations.rs",
+    "tests/common/cufile.rs",
     "tests/common/kernels.rs",
     "tests/common/standin.rs",
     "tests/kernels.rs",
     "tests/standin.rs",
     "tests/standin/cuda.rs",
+    "tests/standin/cufile.rs",
 ];
 
 /// Imports upwards that are agreed on, each with its reason.

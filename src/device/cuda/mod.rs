@@ -17,6 +17,7 @@
 //! * No thread waits in the driver for the device, but for those that end things.
 
 pub(crate) mod copy;
+pub(crate) mod cufile;
 pub(crate) mod driver;
 pub(crate) mod kernels;
 mod slice;

@@ -1,0 +1,402 @@
+//! Finding libcufile and its symbols; every call into it is in this file.
+//!
+//! ```text
+//! $FEEDLINE_CUFILE, and nothing else when it is set
+//! libcufile.so.0, libcufile.so          as the dynamic linker finds them: also what the process has loaded already
+//! $CUDA_HOME, $CUDA_PATH, /usr/local/cuda          lib64, lib, targets/…/lib
+//! $VIRTUAL_ENV, $CONDA_PREFIX                      lib, lib/python3.*/site-packages/nvidia/{cu13,cufile}/lib
+//! ```
+//!
+//! A library stays loaded to the end of the process: it has threads and handlers of its own, and `dlclose` would take the
+//! code from under them. Nothing here waits, checks or remembers; `mod.rs` does.
+
+#![allow(unsafe_code)]
+
+use super::absent::Absent;
+use super::failure::{Cause, outcome};
+use super::stats;
+use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
+use rustix::fd::{AsRawFd, BorrowedFd};
+use std::ffi::{OsStr, OsString, c_int, c_uint, c_void};
+use std::path::{Path, PathBuf};
+
+/// `CUfileError_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Status {
+    code: c_int,
+    cuda: c_int,
+}
+
+impl Status {
+    fn ok(self) -> Result<(), Cause> {
+        if self.code == 0 { Ok(()) } else { Err(Cause::CuFile { code: self.code, cuda: self.cuda }) }
+    }
+}
+
+/// `CUfileDescr_t` of a descriptor of Linux.
+#[repr(C)]
+struct Descr {
+    kind: c_int,
+    handle: Union,
+    ops: *const c_void,
+}
+
+#[repr(C)]
+union Union {
+    fd: c_int,
+    whole: *mut c_void,
+}
+
+const OPAQUE_FD: c_int = 1;
+
+/// `CUfileDrvProps_t`, with room for what it may grow by.
+#[repr(C)]
+#[derive(Default)]
+struct RawProperties {
+    major: c_uint,
+    minor: c_uint,
+    poll_threshold: usize,
+    max_direct_io: usize,
+    status: c_uint,
+    control: c_uint,
+    features: c_uint,
+    rest: [c_uint; 32],
+}
+
+/// What the driver says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Properties {
+    /// Version of the kernel module nvidia-fs; 0.0 when it is absent.
+    pub(crate) nvidia_fs: (u32, u32),
+    /// Longest transfer that the library hands to the kernel at once, in bytes; it cuts longer reads itself.
+    pub(crate) max_direct_io: u64,
+    /// Reads that cannot be direct go through host memory instead of failing.
+    pub(crate) compat_allowed: bool,
+    /// PCIe peer-to-peer DMA without nvidia-fs is supported here.
+    pub(crate) p2p: bool,
+}
+
+/// A registered file, by cuFile's name for it.
+#[derive(Clone, Copy)]
+pub(super) struct RawHandle(usize);
+
+type Plain = unsafe extern "C" fn() -> Status;
+
+/// The symbols; those that are not needed for a read are optional.
+pub(super) struct Api {
+    library: String,
+    open: Plain,
+    register_file: unsafe extern "C" fn(*mut *mut c_void, *mut Descr) -> Status,
+    deregister_file: unsafe extern "C" fn(*mut c_void),
+    register_buffer: unsafe extern "C" fn(*const c_void, usize, c_int) -> Status,
+    deregister_buffer: unsafe extern "C" fn(*const c_void) -> Status,
+    read: unsafe extern "C" fn(*mut c_void, *mut c_void, usize, i64, i64) -> isize,
+    close: Option<Plain>,
+    version: Option<unsafe extern "C" fn(*mut c_int) -> Status>,
+    properties: Option<unsafe extern "C" fn(*mut RawProperties) -> Status>,
+    set_level: Option<unsafe extern "C" fn(c_int) -> Status>,
+    level: Option<unsafe extern "C" fn(*mut c_int) -> Status>,
+    start: Option<Plain>,
+    stop: Option<Plain>,
+    level3: Option<unsafe extern "C" fn(*mut c_void) -> Status>,
+}
+
+/// A function of the library, if it is there.
+///
+/// # Safety
+///
+/// `F` is the type of a function pointer of exactly the signature that cuFile's header declares for the symbol.
+unsafe fn symbol<F: Copy>(library: &Library, name: &str) -> Option<F> {
+    // SAFETY: the caller vouches for the type; the copied pointer stays valid, since the library is never unloaded.
+    unsafe { library.get::<F>(name).ok().map(|symbol| *symbol) }
+}
+
+impl Api {
+    /// Loads the first library that can be loaded. Only an explicitly named one is tried when there is one.
+    pub(super) fn load(named: Option<&Path>) -> Result<Self, Absent> {
+        let candidates = match named {
+            Some(path) => vec![path.as_os_str().to_owned()],
+            None => candidates(&|name| std::env::var_os(name), &entries),
+        };
+        let mut tried = Vec::new();
+        for name in candidates {
+            let shown = name.to_string_lossy().into_owned();
+            // SAFETY: loading runs the library's initialisers, and with it is granted what the dynamic linker or the user
+            // names a libcufile; it is never unloaded, so none of its terminators run before the end of the process.
+            match unsafe { Library::open(Some(&name), RTLD_LAZY | RTLD_LOCAL) } {
+                Ok(library) => return Self::resolve(library, shown),
+                Err(error) if Path::new(&name).exists() => {
+                    // The linker's own words are the source.
+                    let words =
+                        std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+                    tried.push(format!("{shown}: {words}"));
+                }
+                Err(_) => tried.push(shown),
+            }
+        }
+        Err(Absent::NoLibrary { tried })
+    }
+
+    fn resolve(library: Library, shown: String) -> Result<Self, Absent> {
+        // Never unloaded, whether it is used or not.
+        let library = std::mem::ManuallyDrop::new(library);
+        macro_rules! optional {
+            ($name:literal) => {
+                // SAFETY: the type of the field is that of the symbol in cufile.h of 1.11 to 1.20.
+                unsafe { symbol(&library, $name) }
+            };
+        }
+        macro_rules! needed {
+            ($name:literal) => {
+                optional!($name).ok_or_else(|| Absent::NoSymbol { library: shown.clone(), symbol: $name })?
+            };
+        }
+        Ok(Self {
+            open: needed!("cuFileDriverOpen"),
+            register_file: needed!("cuFileHandleRegister"),
+            deregister_file: needed!("cuFileHandleDeregister"),
+            register_buffer: needed!("cuFileBufRegister"),
+            deregister_buffer: needed!("cuFileBufDeregister"),
+            read: needed!("cuFileRead"),
+            close: optional!("cuFileDriverClose_v2").or(optional!("cuFileDriverClose")),
+            version: optional!("cuFileGetVersion"),
+            properties: optional!("cuFileDriverGetProperties"),
+            set_level: optional!("cuFileSetStatsLevel"),
+            level: optional!("cuFileGetStatsLevel"),
+            start: optional!("cuFileStatsStart"),
+            stop: optional!("cuFileStatsStop"),
+            level3: optional!("cuFileGetStatsL3"),
+            library: shown,
+        })
+    }
+
+    /// The library's name or path, as it was loaded.
+    pub(super) fn library(&self) -> &str {
+        &self.library
+    }
+
+    /// Opens the driver. May hang, and may close descriptors that are not its own: see `watch`.
+    pub(super) fn open(&self) -> Result<(), Cause> {
+        // SAFETY: takes no argument and may be called at any time, also repeatedly.
+        unsafe { (self.open)() }.ok()
+    }
+
+    /// Closes what one [`Self::open`] opened.
+    pub(super) fn close(&self) -> Result<(), Cause> {
+        // SAFETY: takes no argument; handles and buffers keep the owner of this table alive, so none is in use.
+        self.close.map_or(Ok(()), |close| unsafe { close() }.ok())
+    }
+
+    /// Major and minor version; `None` when the library does not tell.
+    pub(super) fn version(&self) -> Option<(u32, u32)> {
+        let mut number: c_int = 0;
+        // SAFETY: writes one int to a live local.
+        unsafe { (self.version?)(&raw mut number) }.ok().ok()?;
+        let number = u32::try_from(number).ok()?;
+        Some((number / 1000, number % 1000 / 10))
+    }
+
+    /// What the driver says of itself.
+    pub(super) fn properties(&self) -> Option<Properties> {
+        let mut raw = RawProperties::default();
+        // SAFETY: writes the structure, the same one in 1.11 to 1.20, to a live local that is larger.
+        unsafe { (self.properties?)(&raw mut raw) }.ok().ok()?;
+        Some(Properties {
+            nvidia_fs: (raw.major, raw.minor),
+            max_direct_io: (raw.max_direct_io as u64).saturating_mul(1024),
+            compat_allowed: raw.control >> 1 & 1 == 1,
+            p2p: raw.features >> 4 & 1 == 1,
+        })
+    }
+
+    /// Registers a descriptor that stays open until [`Self::deregister_file`].
+    pub(super) fn register_file(&self, fd: BorrowedFd<'_>) -> Result<RawHandle, Cause> {
+        let mut descr = Descr { kind: OPAQUE_FD, handle: Union { whole: std::ptr::null_mut() }, ops: std::ptr::null() };
+        descr.handle.fd = fd.as_raw_fd();
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: both pointers are to live locals of the layouts of cufile.h; no table of operations is given, so the
+        // descriptor is used as an ordinary file.
+        unsafe { (self.register_file)(&raw mut handle, &raw mut descr) }.ok()?;
+        Ok(RawHandle(handle.expose_provenance()))
+    }
+
+    /// Forgets a registered file.
+    ///
+    /// # Safety
+    ///
+    /// The handle comes from [`Self::register_file`] of this table, was not deregistered, and no read is using it.
+    pub(super) unsafe fn deregister_file(&self, handle: RawHandle) {
+        // SAFETY: as the caller promises.
+        unsafe { (self.deregister_file)(std::ptr::with_exposed_provenance_mut(handle.0)) }
+    }
+
+    /// Registers (pins) device memory. An address that is not the device's is refused by the library.
+    pub(super) fn register_buffer(&self, address: u64, len: usize) -> Result<(), Cause> {
+        // SAFETY: the memory is neither read nor written through the registration, only by reads, which are unsafe.
+        unsafe { (self.register_buffer)(pointer(address)?, len, 0) }.ok()
+    }
+
+    /// Takes back [`Self::register_buffer`].
+    pub(super) fn deregister_buffer(&self, address: u64) -> Result<(), Cause> {
+        // SAFETY: an address that is not registered is refused by the library.
+        unsafe { (self.deregister_buffer)(pointer(address)?) }.ok()
+    }
+
+    /// Reads into device memory.
+    ///
+    /// # Safety
+    ///
+    /// The handle comes from [`Self::register_file`] of this table and is registered; the `len` bytes at `address +
+    /// device_offset` are memory that nobody else uses until the call returns.
+    pub(super) unsafe fn read(
+        &self,
+        handle: RawHandle,
+        address: u64,
+        len: usize,
+        file_offset: i64,
+        device_offset: i64,
+    ) -> Result<usize, Cause> {
+        let handle = std::ptr::with_exposed_provenance_mut(handle.0);
+        // SAFETY: as the caller promises.
+        let returned = unsafe { (self.read)(handle, pointer(address)?, len, file_offset, device_offset) };
+        // Nothing may run between the call and this.
+        let errno = if returned == -1 { std::io::Error::last_os_error().raw_os_error().unwrap_or(0) } else { 0 };
+        outcome(returned, len, errno)
+    }
+
+    /// Whether all symbols of statistics are there.
+    pub(super) fn has_statistics(&self) -> bool {
+        self.set_level.is_some() && self.start.is_some() && self.level3.is_some()
+    }
+
+    /// Asks for statistics per GPU; a higher level that was set already stays.
+    pub(super) fn raise_level(&self) -> bool {
+        let mut level: c_int = 0;
+        // SAFETY: writes one int to a live local.
+        let told = self.level.is_some_and(|get| unsafe { get(&raw mut level) }.ok().is_ok());
+        // SAFETY: takes a number.
+        (told && level >= 3) || self.set_level.is_some_and(|set| unsafe { set(3) }.ok().is_ok())
+    }
+
+    /// Starts counting; the driver has to be open.
+    pub(super) fn start_statistics(&self) -> bool {
+        // SAFETY: takes no argument; without a driver it answers a code.
+        self.start.is_some_and(|start| unsafe { start() }.ok().is_ok())
+    }
+
+    /// Stops counting.
+    pub(super) fn stop_statistics(&self) {
+        if let Some(stop) = self.stop {
+            // SAFETY: takes no argument.
+            let _ = unsafe { stop() }.ok();
+        }
+    }
+
+    /// What `cuFileGetStatsL3` writes, over the pattern of `stats`.
+    pub(super) fn statistics(&self) -> Option<Vec<u64>> {
+        let mut room = vec![stats::PATTERN; stats::ROOM];
+        // SAFETY: the room is thirteen times what the structure of 1.20 takes, and aligned for its 8-byte counters.
+        unsafe { (self.level3?)(room.as_mut_ptr().cast()) }.ok().ok()?;
+        Some(room)
+    }
+}
+
+/// A device's address as cuFile takes it; nothing is ever read or written through it here.
+fn pointer(address: u64) -> Result<*mut c_void, Cause> {
+    let address = usize::try_from(address)
+        .map_err(|_| Cause::Refused(format!("device address {address:#x} does not fit an address of the host")))?;
+    Ok(std::ptr::with_exposed_provenance_mut(address))
+}
+
+/// Names and paths to try, in order; those below folders only where the folder lists them.
+fn candidates(variable: &dyn Fn(&str) -> Option<OsString>, list: &dyn Fn(&Path) -> Vec<PathBuf>) -> Vec<OsString> {
+    let set = |name: &str| variable(name).filter(|value| !value.is_empty());
+    if let Some(named) = set("FEEDLINE_CUFILE") {
+        return vec![named];
+    }
+    let mut out: Vec<OsString> = vec!["libcufile.so.0".into(), "libcufile.so".into()];
+    let mut folders = Vec::new();
+    let default = Some("/usr/local/cuda".into());
+    for root in [set("CUDA_HOME"), set("CUDA_PATH"), default].into_iter().flatten().map(PathBuf::from) {
+        folders.extend([root.join("lib64"), root.join("lib")]);
+        folders.extend(list(&root.join("targets")).into_iter().map(|target| target.join("lib")));
+    }
+    for root in [set("VIRTUAL_ENV"), set("CONDA_PREFIX")].into_iter().flatten().map(PathBuf::from) {
+        let lib = root.join("lib");
+        let python =
+            |path: &PathBuf| path.file_name().and_then(OsStr::to_str).is_some_and(|name| name.starts_with("python3"));
+        let packages: Vec<_> = list(&lib).into_iter().filter(python).collect();
+        folders.push(lib);
+        for folder in packages.into_iter().map(|path| path.join("site-packages/nvidia")) {
+            folders.extend([folder.join("cu13/lib"), folder.join("cufile/lib")]);
+        }
+    }
+    out.extend(folders.into_iter().map(|folder| folder.join("libcufile.so.0").into_os_string()));
+    let mut seen = std::collections::HashSet::new();
+    out.retain(|path| seen.insert(path.clone()));
+    out
+}
+
+/// What is in a folder, in the order of the names; nothing when it cannot be listed.
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let mut out: Vec<_> = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    out.sort();
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_looked_for_where_cuda_and_python_put_them() {
+        let variable = |name: &str| match name {
+            "CUDA_HOME" => Some("/opt/cuda".into()),
+            "CUDA_PATH" => Some("/usr/local/cuda".into()),
+            "VIRTUAL_ENV" => Some("/venv".into()),
+            "CONDA_PREFIX" => Some("".into()),
+            _ => None,
+        };
+        let list = |folder: &Path| match folder.to_str().unwrap() {
+            "/opt/cuda/targets" => vec!["/opt/cuda/targets/sbsa-linux".into()],
+            "/venv/lib" => vec!["/venv/lib/python3.12".into(), "/venv/lib/perl5".into()],
+            _ => vec![],
+        };
+        let expected = [
+            "libcufile.so.0",
+            "libcufile.so",
+            "/opt/cuda/lib64/libcufile.so.0",
+            "/opt/cuda/lib/libcufile.so.0",
+            "/opt/cuda/targets/sbsa-linux/lib/libcufile.so.0",
+            "/usr/local/cuda/lib64/libcufile.so.0",
+            "/usr/local/cuda/lib/libcufile.so.0",
+            "/venv/lib/libcufile.so.0",
+            "/venv/lib/python3.12/site-packages/nvidia/cu13/lib/libcufile.so.0",
+            "/venv/lib/python3.12/site-packages/nvidia/cufile/lib/libcufile.so.0",
+        ];
+        assert_eq!(candidates(&variable, &list), expected.map(OsString::from));
+    }
+
+    #[test]
+    fn a_library_that_is_named_is_the_only_one_tried() {
+        let variable = |name: &str| (name == "FEEDLINE_CUFILE").then(|| "/x/libcufile.so".into());
+        assert_eq!(candidates(&variable, &|_| vec![]), ["/x/libcufile.so"]);
+        let empty = |name: &str| (name == "FEEDLINE_CUFILE").then(OsString::new);
+        assert_eq!(candidates(&empty, &|_| vec![])[0], "libcufile.so.0");
+    }
+
+    #[test]
+    fn the_structures_have_the_layout_of_cufile_h() {
+        assert_eq!((size_of::<Status>(), size_of::<Descr>()), (8, 24));
+        assert_eq!((std::mem::offset_of!(Descr, handle), std::mem::offset_of!(Descr, ops)), (8, 16));
+        let offsets = [
+            std::mem::offset_of!(RawProperties, max_direct_io),
+            std::mem::offset_of!(RawProperties, status),
+            std::mem::offset_of!(RawProperties, control),
+            std::mem::offset_of!(RawProperties, features),
+        ];
+        assert_eq!(offsets, [16, 24, 28, 32]);
+        assert!(size_of::<RawProperties>() > 56 && size_of::<u64>() * stats::ROOM > 5112);
+    }
+}

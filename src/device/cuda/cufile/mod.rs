@@ -1,0 +1,362 @@
+//! GPUDirect Storage: reads from files straight into device memory, by NVIDIA's libcufile loaded at run time.
+//!
+//! ```text
+//! CuFile::get() ──► Arc<CuFile>  or  Arc<Absent>: one sentence why not          once per process
+//!      ├── register_file(fd opened with O_DIRECT) ──► Handle                    both keep the CuFile alive; dropping one
+//!      ├── register_buffer(address, len) ──► BufferGuard                        deregisters it, the last one closes
+//!      ├── read(&handle, address, len, file offset, device offset) ──► bytes
+//!      └── stats(gpu) before and after ──► Mode::between: P2P, nvidia-fs, through the host, mixed, unknown
+//! ```
+//!
+//! # Invariants
+//!
+//! - Opening never hangs: it runs on a thread of its own, which is abandoned at the deadline and remembered, so that it is
+//!   not tried again in this process. It never leaves standard input, output or error closed. (Should other code open a
+//!   file in the moment between the library's `close` and the repair, that file keeps the number.) It is the one thread
+//!   that this module starts; closing uses the same way.
+//! - A file stays open for longer than its registration; the driver for longer than all files and buffers. No call is
+//!   made after the close: a late read would make the library open itself again.
+//! - A read that succeeded says nothing about its way: the library falls back to host memory without a word. Only
+//!   [`Mode`] does.
+//!
+//! # Limits
+//!
+//! - Registering and reading run on the caller's thread and may take as long as the kernel takes; who needs a deadline
+//!   calls them on a thread that can be abandoned, with all that they use. The device's context should be current there.
+//! - Memory may be registered at 4096-byte boundaries only: elsewhere the library would go through bounce buffers.
+//! - Reads are ordered with no CUDA stream.
+//! - The library writes `cufile.log` to the working directory unless the environment has `CUFILE_LOGFILE_PATH` (or
+//!   `cufile.json` names a folder). This crate does not set the variable: changing the environment of a process that has
+//!   threads is unsound. Set it where the process is started.
+//! - The [`CuFile`] of [`CuFile::get`] is never closed; the library does what it does at the end of the process.
+
+#![allow(unsafe_code)]
+
+mod absent;
+mod api;
+mod failure;
+mod stats;
+#[cfg(test)]
+mod tests;
+mod watch;
+
+#[allow(unused_imports, reason = "what the direct route does not use yet")]
+pub(crate) use stats::{Mode, Scope, Stats};
+
+pub(crate) use absent::Absent;
+pub(crate) use api::Properties;
+pub(crate) use failure::{Cause, Failure};
+
+use api::{Api, RawHandle};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{OFlags, fcntl_getfl};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+use watch::Silent;
+
+/// What registered memory starts at, and what a read's offsets and length should be multiples of to be direct.
+pub(crate) const ALIGN: u64 = 4096;
+
+/// How [`CuFile::open_with`] goes about it.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    /// The only library to try; without it `$FEEDLINE_CUFILE`, else the usual names and folders.
+    pub(crate) library: Option<PathBuf>,
+    /// Where `proc`, `run` and `dev` are: `/`, but for tests.
+    pub(crate) root: PathBuf,
+    /// How long opening and closing may take. A machine with many disks and network cards needs seconds.
+    pub(crate) deadline: Duration,
+    /// Count reads per GPU, for [`CuFile::stats`].
+    pub(crate) stats: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { library: None, root: "/".into(), deadline: Duration::from_secs(30), stats: true }
+    }
+}
+
+/// An open cuFile driver.
+pub(crate) struct CuFile {
+    api: Arc<Api>,
+    version: Option<(u32, u32)>,
+    properties: Option<Properties>,
+    opened: Opened,
+    root: PathBuf,
+    deadline: Duration,
+    reads: AtomicU64,
+}
+
+/// What [`CuFile::open_with`] did and closing takes back.
+#[derive(Clone, Copy, Debug)]
+struct Opened {
+    /// We opened the driver; else other code of the process had.
+    driver: bool,
+    /// We started the statistics.
+    stats: bool,
+}
+
+/// Libraries whose driver did not answer. Each has a thread in it, perhaps for ever.
+static SILENT: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+impl CuFile {
+    /// The driver of this process, opened by the first call. Takes at most the deadline of [`Options::default`].
+    ///
+    /// That CUDA is usable here is for the caller to know: newer libraries open without it.
+    pub(crate) fn get() -> Result<Arc<Self>, Arc<Absent>> {
+        static ONLY: OnceLock<Result<Arc<CuFile>, Arc<Absent>>> = OnceLock::new();
+        ONLY.get_or_init(|| Self::open_with(&Options::default()).map_err(Arc::new)).clone()
+    }
+
+    /// Opens a driver; closed with the last reference to it, its files and its buffers.
+    pub(crate) fn open_with(options: &Options) -> Result<Arc<Self>, Absent> {
+        let api = Arc::new(Api::load(options.library.as_deref())?);
+        let library = || api.library().to_owned();
+        let silent = || Absent::TimedOut { library: library(), after: options.deadline };
+        if SILENT.lock().unwrap_or_else(PoisonError::into_inner).contains(&library()) {
+            return Err(silent());
+        }
+        let version = api.version();
+        if let Some(found) = version.filter(|version| *version < absent::OLDEST) {
+            return Err(Absent::VersionTooOld { library: library(), found });
+        }
+        absent::check(&options.root)?;
+        let count = options.stats && version.is_some_and(|version| version >= stats::FIRST) && api.has_statistics();
+        let inside = api.clone();
+        let answer = watch::within(options.deadline, move || open(&inside, count));
+        let (opened, properties) = match answer {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(Cause::CuFile { code, cuda })) => return Err(Absent::DriverOpen { library: library(), code, cuda }),
+            Ok(Err(other)) => return Err(Absent::NoThread { why: other.to_string() }),
+            Err(Silent::Late) => {
+                SILENT.lock().unwrap_or_else(PoisonError::into_inner).push(library());
+                return Err(silent());
+            }
+            Err(Silent::NotStarted(why)) => return Err(Absent::NoThread { why: why.to_string() }),
+            Err(Silent::Died) => return Err(Absent::NoThread { why: "its thread panicked".into() }),
+        };
+        let (root, deadline, reads) = (options.root.clone(), options.deadline, AtomicU64::new(0));
+        Ok(Arc::new(Self { api, version, properties, opened, root, deadline, reads }))
+    }
+
+    /// Name or path of the library.
+    pub(crate) fn library(&self) -> &str {
+        self.api.library()
+    }
+
+    /// Major and minor version of the library, when it tells.
+    pub(crate) fn version(&self) -> Option<(u32, u32)> {
+        self.version
+    }
+
+    /// What the driver said of itself when it was opened.
+    pub(crate) fn properties(&self) -> Option<Properties> {
+        self.properties
+    }
+
+    /// Registers a file that was opened with O_DIRECT, and keeps it open for as long as it is registered.
+    pub(crate) fn register_file(self: &Arc<Self>, file: impl Into<OwnedFd>) -> Result<Handle, Failure> {
+        const CALL: &str = "cuFileHandleRegister";
+        let fd: OwnedFd = file.into();
+        let flags = fcntl_getfl(&fd).map_err(|errno| Failure::new(CALL, Cause::Os(errno.raw_os_error())))?;
+        if !flags.contains(OFlags::DIRECT) {
+            return Err(Failure::refused(CALL, "the file was opened without O_DIRECT: no read of it could be direct"));
+        }
+        let raw = self.api.register_file(fd.as_fd()).map_err(|cause| Failure::new(CALL, cause))?;
+        Ok(Handle { raw, cufile: self.clone(), _fd: fd })
+    }
+
+    /// Registers `len` bytes of device memory at `device_ptr`, a multiple of [`ALIGN`]. The memory has to stay allocated
+    /// until the guard is released.
+    pub(crate) fn register_buffer(self: &Arc<Self>, device_ptr: u64, len: usize) -> Result<BufferGuard, Failure> {
+        const CALL: &str = "cuFileBufRegister";
+        let end = u64::try_from(len).ok().and_then(|len| device_ptr.checked_add(len));
+        if device_ptr == 0 || len == 0 || end.is_none() {
+            return Err(Failure::refused(CALL, format!("{len} bytes at device address {device_ptr:#x} are no range")));
+        }
+        if !device_ptr.is_multiple_of(ALIGN) {
+            let why = format!(
+                "device address {device_ptr:#x} is not a multiple of {ALIGN}: reads into it would go through bounce buffers"
+            );
+            return Err(Failure::refused(CALL, why));
+        }
+        self.api.register_buffer(device_ptr, len).map_err(|cause| Failure::new(CALL, cause))?;
+        Ok(BufferGuard { cufile: Some(self.clone()), device_ptr, len })
+    }
+
+    /// Reads `len` bytes at `file_offset` to `device_ptr + device_offset` and returns once they are there. `device_ptr` is
+    /// the start of a registered buffer. A short read is returned as it is: at the end of the file, 0 behind it.
+    ///
+    /// # Safety
+    ///
+    /// The `len` bytes at `device_ptr + device_offset` are allocated memory of the device (or the host), that no kernel,
+    /// copy or thread uses until the call returns. If the calling thread may be abandoned within the call, nobody may use
+    /// or free them ever after.
+    pub(crate) unsafe fn read(
+        &self,
+        handle: &Handle,
+        device_ptr: u64,
+        len: usize,
+        file_offset: u64,
+        device_offset: u64,
+    ) -> Result<usize, Failure> {
+        const CALL: &str = "cuFileRead";
+        let refused = |why: &str| {
+            let range = format!("{len} bytes at offset {file_offset} to {device_ptr:#x} + {device_offset}: {why}");
+            Failure::refused(CALL, range)
+        };
+        if !std::ptr::eq(self, &*handle.cufile) {
+            return Err(refused("the file is registered with another driver"));
+        }
+        let reach = |offset: u64| i64::try_from(offset).ok().filter(|offset| fits(*offset, len));
+        let (Some(from), Some(to)) = (reach(file_offset), reach(device_offset)) else {
+            return Err(refused("beyond what an offset can be"));
+        };
+        if device_ptr.checked_add(device_offset).and_then(|start| start.checked_add(len as u64)).is_none() {
+            return Err(refused("beyond the address space"));
+        }
+        if len == 0 {
+            return Ok(0);
+        }
+        // SAFETY: the handle is registered for as long as it lives, with this library (checked above); the memory is the
+        // caller's promise.
+        let bytes = unsafe { self.api.read(handle.raw, device_ptr, len, from, to) };
+        let bytes = bytes.map_err(|cause| Failure::new(CALL, cause))?;
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        Ok(bytes)
+    }
+
+    /// Whether [`Self::stats`] has something to say.
+    pub(crate) fn stats_on(&self) -> bool {
+        self.opened.stats || self.machine().is_some()
+    }
+
+    /// The counters of the library's GPU `gpu`; where those are not to be had, those of the machine; `None` when nobody
+    /// counts. Meant to be called a few times per epoch: it allocates.
+    ///
+    /// GPUs are numbered by the library; compare the UUID with that of the device.
+    pub(crate) fn stats(&self, gpu: usize) -> Option<Stats> {
+        let counted = self.version.filter(|_| self.opened.stats);
+        let of_gpu = |version| stats::of_gpu(bytemuck::cast_slice(&self.api.statistics()?), version, gpu);
+        counted.and_then(of_gpu).or_else(|| self.machine())
+    }
+
+    fn machine(&self) -> Option<Stats> {
+        let text = std::fs::read_to_string(absent::nvidia_fs(&self.root, "stats")).ok()?;
+        stats::of_machine(&text, self.reads.load(Ordering::Relaxed))
+    }
+}
+
+/// Whether `offset + len` is an offset, too.
+fn fits(offset: i64, len: usize) -> bool {
+    i64::try_from(len).is_ok_and(|len| offset.checked_add(len).is_some())
+}
+
+/// On the watched thread.
+fn open(api: &Api, count: bool) -> Result<(Opened, Option<Properties>), Cause> {
+    let count = count && api.raise_level();
+    let driver = match api.open() {
+        Ok(()) => true,
+        Err(Cause::CuFile { code: failure::DRIVER_ALREADY_OPEN, .. }) => false,
+        Err(cause) => return Err(cause),
+    };
+    let stats = count && api.start_statistics();
+    Ok((Opened { driver, stats }, api.properties()))
+}
+
+impl Drop for CuFile {
+    fn drop(&mut self) {
+        let (api, opened) = (self.api.clone(), self.opened);
+        let close = move || {
+            if opened.stats {
+                api.stop_statistics();
+            }
+            if opened.driver {
+                // Nothing can be done about a failure: the driver stays open.
+                let _ = api.close();
+            }
+        };
+        // One that does not answer is abandoned.
+        let _ = watch::within(self.deadline, close);
+    }
+}
+
+impl fmt::Debug for CuFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CuFile")
+            .field("library", &self.library())
+            .field("version", &self.version)
+            .field("properties", &self.properties)
+            .field("opened", &self.opened)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A registered file. Dropping it deregisters, then closes it.
+pub(crate) struct Handle {
+    raw: RawHandle,
+    cufile: Arc<CuFile>,
+    _fd: OwnedFd,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: registered when this was made and by nobody else deregistered; a read borrows the handle, so there is
+        // none. The descriptor is a field and closed after this.
+        unsafe { self.cufile.api.deregister_file(self.raw) }
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").field("fd", &self._fd).finish_non_exhaustive()
+    }
+}
+
+/// Registered device memory. Dropping it deregisters the memory; [`BufferGuard::release`] also says whether that worked.
+pub(crate) struct BufferGuard {
+    /// `None` once released.
+    cufile: Option<Arc<CuFile>>,
+    device_ptr: u64,
+    len: usize,
+}
+
+impl BufferGuard {
+    /// Where it starts.
+    pub(crate) fn device_ptr(&self) -> u64 {
+        self.device_ptr
+    }
+
+    /// Bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Deregisters. After a failure the memory may still be pinned: it should be leaked rather than freed.
+    pub(crate) fn release(mut self) -> Result<(), Failure> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<(), Failure> {
+        let Some(cufile) = self.cufile.take() else { return Ok(()) };
+        cufile.api.deregister_buffer(self.device_ptr).map_err(|cause| Failure::new("cuFileBufDeregister", cause))
+    }
+}
+
+impl Drop for BufferGuard {
+    fn drop(&mut self) {
+        let _ = self.end();
+    }
+}
+
+impl fmt::Debug for BufferGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BufferGuard")
+            .field("device_ptr", &format_args!("{:#x}", self.device_ptr))
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
