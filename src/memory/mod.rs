@@ -17,8 +17,8 @@ pub(crate) mod region;
 pub(crate) mod ring;
 
 pub use chunk::ChunkBuf;
+pub(crate) use pool::{Array, Filled, FreeSlot, Hooks, Pool, Rows, Ticket};
 pub use pool::{BatchMut, Row, Status};
-pub(crate) use pool::{Filled, FreeSlot, Hooks, Pool, Rows, Ticket};
 pub(crate) use region::{Bytes as RegionBytes, Region};
 pub use ring::{ByteRing, RingSpan};
 
