@@ -161,7 +161,7 @@ impl Batch {
     }
 }
 
-/// Whoever drops the last tensor drops the batch, on a thread of its own.
+/// Whoever drops the last tensor drops the batch: any thread may.
 const _: () = {
     const fn is_shared<T: Send + Sync + 'static>() {}
     is_shared::<Batch>();
