@@ -3,9 +3,11 @@
 #[cfg(feature = "cuda")]
 use crate::device::cuda::{FieldSlice, Stream, copy::OnDevice};
 use crate::device::{Device, DeviceKind};
+use crate::dlpack::{self, DLDevice, Dlpack, Parts, Tensors};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::memory::{Filled, Ticket};
+use crate::memory::{Array, Filled, Ticket};
 use crate::tensor::{DType, Element, Field, Shape};
+use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -37,6 +39,21 @@ pub(crate) struct Kept {
     pub(crate) index: usize,
     /// As the user knows it.
     pub(crate) field: Field,
+}
+
+impl dlpack::Owner for Arc<Batch> {
+    #[cfg(feature = "cuda")]
+    fn bind(&self, stream: usize) -> Result<()> {
+        Batch::bind(self, Stream::promised(stream))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn bind_any(&self) -> Result<()> {
+        match &self.contents {
+            Contents::Host(_) => Ok(()),
+            Contents::Cuda(on_device) => on_device.bind_any(),
+        }
+    }
 }
 
 /// The arrays of a batch, wherever they lie.
@@ -201,6 +218,59 @@ impl Batch {
         }
     }
 
+    /// The batch as tensors for another framework, without a copy. Consumers may write to them, from any thread. The batch
+    /// counts as held, and its memory is used again, until and when the last of them is gone.
+    ///
+    /// ```
+    /// # use feedline::{Loader, dataset::Records};
+    /// # let loader = Loader::builder(Records::builder(4).open_bytes([7; 40])?).batch_size(10).build()?;
+    /// let batch = loader.epoch(0)?.next().unwrap()?;
+    /// for (name, tensor) in batch.into_dlpack().fields {
+    ///     assert_eq!((name.as_str(), tensor.shape()), ("record", [10, 4].as_slice()));
+    ///     let managed = tensor.into_versioned(); // for Python: into a capsule called `dltensor_versioned`
+    ///     // What the consumer does in the end:
+    ///     unsafe { (managed.as_ref().deleter.unwrap())(managed.as_ptr()) };
+    /// }
+    /// # Ok::<(), feedline::Error>(())
+    /// ```
+    pub fn into_dlpack(self) -> Tensors {
+        let batch = Arc::new(self);
+        let rows = [batch.len()];
+        let (mut fields, mut lens) = (Vec::new(), Vec::new());
+        for field in batch.fields() {
+            let name = || field.name().to_string();
+            fields.push((name(), batch.export(Array::Field(field.kept.index), field.dtype(), &field.shape())));
+            if field.lens().is_some() {
+                lens.push((name(), batch.export(Array::Lens(field.kept.index), DType::U64, &rows)));
+            }
+        }
+        let ids = batch.export(Array::Ids, DType::U64, &rows);
+        let status = batch.export(Array::Status, DType::U8, &rows);
+        Tensors { fields, lens, ids, status }
+    }
+
+    /// Only for a batch that `into_dlpack` consumed: nobody borrows from it any more.
+    fn export(self: &Arc<Self>, array: Array, dtype: DType, shape: &[usize]) -> Dlpack {
+        // Nobody has a slot of 2^63 bytes.
+        let numbers = |list: &[usize]| list.iter().map(|number| *number as i64).collect::<Vec<_>>();
+        let (data, device, read_only) = self.place(array);
+        let (shape, strides) = (numbers(shape), numbers(&dense_strides(shape)));
+        Dlpack::new(Parts { data, device, dtype, shape, strides, read_only, owner: Box::new(self.clone()) })
+    }
+
+    /// Where an array begins, and whether it may not be written: all that exports know of devices.
+    fn place(&self, array: Array) -> (*mut c_void, DLDevice, bool) {
+        match &self.contents {
+            Contents::Host(filled) => (filled.ptr(array).cast(), DLDevice::CPU, false),
+            #[cfg(feature = "cuda")]
+            Contents::Cuda(on_device) => match on_device.place(array) {
+                Ok(address) => (address as *mut c_void, DLDevice::cuda(on_device.gpu().ordinal() as i32), false),
+                // What the host keeps of a batch on a device is kept for looking at.
+                Err(kept) => (kept.cast_mut().cast(), DLDevice::CPU, true),
+            },
+        }
+    }
+
     fn all(&self) -> MicroBatch<'_> {
         MicroBatch { batch: self, start: 0, end: self.len() }
     }
@@ -210,6 +280,12 @@ impl Batch {
         self.fields().map(|field| field.size_bytes()).sum()
     }
 }
+
+/// Whoever drops the last tensor drops the batch: any thread may.
+const _: () = {
+    const fn is_shared<T: Send + Sync + 'static>() {}
+    is_shared::<Batch>();
+};
 
 impl Drop for Batch {
     fn drop(&mut self) {
@@ -318,12 +394,7 @@ impl<'a> FieldView<'a> {
 
     /// Elements from one index to the next, per dimension (row-major, dense).
     pub fn strides(&self) -> Vec<usize> {
-        let shape = self.shape();
-        let mut strides = vec![1; shape.len()];
-        for dim in (1..shape.len()).rev() {
-            strides[dim - 1] = strides[dim] * shape[dim];
-        }
-        strides
+        dense_strides(&self.shape())
     }
 
     /// The true first dimension of each row of an `UpTo` field; `None` for fixed shapes.
@@ -471,6 +542,15 @@ impl std::fmt::Debug for FieldView<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {}{:?}", self.name(), self.dtype(), self.shape())
     }
+}
+
+/// Elements from one index to the next, per dimension, where nothing lies between them.
+fn dense_strides(shape: &[usize]) -> Vec<usize> {
+    let mut strides = vec![1; shape.len()];
+    for dim in (1..shape.len()).rev() {
+        strides[dim - 1] = strides[dim] * shape[dim];
+    }
+    strides
 }
 
 /// Restores the order of things that are numbered 0, 1, 2 … and come in any order, at most `window` ahead. Pure.

@@ -153,6 +153,7 @@ mod batch;
 pub mod dataset;
 pub mod decode;
 pub mod device;
+pub mod dlpack;
 mod error;
 mod loader;
 pub mod memory;

@@ -12,6 +12,7 @@ const LEVELS: &[(&str, u32)] = &[
     ("memory", 1),
     ("read", 2),
     ("device", 2),
+    ("dlpack", 2),
     ("decode", 2),
     ("dataset", 3),
     ("batch", 3),
@@ -24,6 +25,7 @@ const LEVELS: &[(&str, u32)] = &[
 /// The only files that may hold `unsafe`.
 const UNSAFE: &[&str] = &[
     "benches/common/turbo.rs",
+    "examples/pytorch/src/tensor.rs",
     "src/decode/image/turbo.rs",
     "src/device/cuda/copy.rs",
     "src/device/cuda/cufile/api.rs",
@@ -33,6 +35,7 @@ const UNSAFE: &[&str] = &[
     "src/device/cuda/kernels.rs",
     "src/device/cuda/slice.rs",
     "src/device/cuda/stream.rs",
+    "src/dlpack.rs",
     "src/memory/pool.rs",
     "src/memory/region.rs",
     "src/memory/ring.rs",
@@ -43,6 +46,7 @@ const UNSAFE: &[&str] = &[
     "tests/common/cufile.rs",
     "tests/common/kernels.rs",
     "tests/common/standin.rs",
+    "tests/dlpack.rs",
     "tests/kernels.rs",
     "tests/standin.rs",
     "tests/standin/cuda.rs",

@@ -21,8 +21,8 @@ pub(crate) mod ring;
 pub use budget::Budget;
 pub(crate) use budget::{Lease, Part};
 pub use chunk::ChunkBuf;
+pub(crate) use pool::{Array, Filled, FreeSlot, Hooks, Pool, Rows, Ticket};
 pub use pool::{BatchMut, Row, Status};
-pub(crate) use pool::{Filled, FreeSlot, Hooks, Pool, Rows, Ticket};
 #[cfg(feature = "cuda")]
 pub(crate) use region::Pinned;
 pub(crate) use region::{Bytes as RegionBytes, Region};

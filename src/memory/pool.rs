@@ -519,6 +519,17 @@ fn wrong_bytes(field: &Field, len: usize) -> Error {
     Error::new(ErrorKind::Shape, Stage::Batch, message)
 }
 
+/// An array of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Array {
+    /// Of this field.
+    Field(usize),
+    /// The lengths of this `UpTo` field.
+    Lens(usize),
+    Ids,
+    Status,
+}
+
 /// A full slot, uniquely owned; free again when dropped.
 pub(crate) struct Filled {
     slot: Option<Arc<Slot>>,
@@ -595,6 +606,25 @@ impl Filled {
     /// Status bytes, values of [`Status`].
     pub(crate) fn status(&self) -> &[u8] {
         self.array(self.slot().plan.layout.status(), self.rows())
+    }
+
+    /// Where the used rows of an array begin, for a framework that reads and writes there while this lives; no slice of
+    /// the batch may be borrowed meanwhile. Null for the lengths of a field that has none.
+    ///
+    /// Not by way of a slice: what is written through must not come from a shared borrow.
+    pub(crate) fn ptr(&self, array: Array) -> *mut u8 {
+        let (layout, rows) = (&self.slot().plan.layout, self.rows());
+        match array {
+            Array::Field(field) => {
+                let field = layout.fields()[field];
+                self.slot().at(field.offset, field.row_bytes * rows)
+            }
+            Array::Lens(field) => {
+                layout.fields()[field].lens.map_or(std::ptr::null_mut(), |offset| self.slot().at(offset, 8 * rows))
+            }
+            Array::Ids => self.slot().at(layout.ids(), 8 * rows),
+            Array::Status => self.slot().at(layout.status(), rows),
+        }
     }
 
     /// The batch for `.map_batch`.

@@ -17,7 +17,7 @@ use super::driver::{self, CopyStream, DeviceMemory, DevicePtr, Event, Gpu, Pin};
 use super::kernels::Kernels;
 use crate::device::FinishStep;
 use crate::error::{Error, Result};
-use crate::memory::{Filled, Pinned, Region, Ticket};
+use crate::memory::{Array, Filled, Pinned, Region, Ticket};
 use crate::tensor::{Layout, PAGE};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::collections::VecDeque;
@@ -169,6 +169,16 @@ impl OnDevice {
     /// Where row 0 of the field is. Only for work on bound streams.
     pub(crate) fn ptr(&self, field: usize) -> DevicePtr {
         self.buffer().memory.ptr() + self.home.shape.contents.fields()[field].offset as DevicePtr
+    }
+
+    /// Where an array begins in device memory; in the host's for what lies there. Only for work on bound streams.
+    pub(crate) fn place(&self, array: Array) -> std::result::Result<DevicePtr, *const u8> {
+        match array {
+            Array::Field(field) => Ok(self.ptr(field)),
+            Array::Lens(field) => self.lens_ptr(field).ok_or(std::ptr::null()),
+            Array::Ids => Err(self.buffer().ids.as_ptr().cast()),
+            Array::Status => Err(self.buffer().status.as_ptr()),
+        }
     }
 
     /// The same of the lengths of an `UpTo` field.

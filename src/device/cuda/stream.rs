@@ -28,6 +28,11 @@ impl Stream {
     /// # Safety
     /// The stream must live, on the device of the loader, until every batch that is bound to it has been dropped.
     pub unsafe fn from_raw(stream: usize) -> Self {
+        Self::promised(stream)
+    }
+
+    /// As [`from_raw`](Self::from_raw), whose promise was made to somebody else.
+    pub(crate) fn promised(stream: usize) -> Self {
         Self { raw: if stream == 0 { LEGACY } else { stream }, owner: None }
     }
 

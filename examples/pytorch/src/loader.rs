@@ -1,0 +1,294 @@
+//! The loader and its iterator as Python classes.
+
+use crate::error::{config, exception};
+use crate::source::{Pictures, Source};
+use crate::tensor::Tensor;
+use feedline::dlpack::Tensors;
+use feedline::{Batch, Device, LastBatch, LoaderBuilder, Order, Result, Shard, State};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyTuple};
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// Reads a dataset and hands out batches; see the README for what each source's fields are.
+///
+/// Loader(source, path, *, batch_size=32, seed=None, ...)
+///
+/// source        "images": a folder of pictures, a folder per class. "records": fixed-size records in one file or a
+///               folder. "tokens": flat files of tokens. "wds": tar shards as WebDataset writes them.
+/// path          File, folder or pattern, as in "train-{0000..0127}.tar".
+/// batch_size    Rows of a batch of this rank.
+/// seed          Shuffles, and augments pictures. None: in order, as for validation.
+/// shard         "env": rank and world from torchrun, Slurm, MPI. (rank, world): these. None: the only one.
+/// last_batch    What becomes of samples that fill no batch: "keep", "mask", "pad", "drop".
+/// workers       Decode threads; one per core by default.
+/// slots         Batches in memory at once, yours included.
+/// memory_budget Most bytes of memory.
+/// held_deadline Seconds that next() waits while you hold every batch; 10 by default.
+/// device        "auto" or "cpu": where batches are handed out.
+/// gds           "auto" or "off": GPUDirect Storage.
+/// ids           Also hands out "ids" and "status", one per row.
+/// decode_size   Pictures: pixels of a side.
+/// augment       Pictures: random part and flip, or the middle. By default the first when there is a seed.
+/// dtype, layout Pictures: "u8", "f32", "f16", "bf16"; "nhwc", "nchw". Floats are normalised as for ImageNet.
+/// record_bytes  Records: bytes of one.
+/// token, seq_len Tokens: "u16", "u32", "i32", "i64"; how many to a sample.
+/// image, columns wds: endings of the picture ("jpg;png"); of the other members, "cls" being a class. By default the
+///               first sample tells.
+#[pyclass(frozen, module = "feedline_torch")]
+pub struct Loader {
+    inner: feedline::Loader,
+    ids: bool,
+}
+
+#[pymethods]
+impl Loader {
+    #[new]
+    #[pyo3(signature = (source, path, *, batch_size=32, seed=None, shard=None, last_batch="keep", workers=None,
+        slots=None, memory_budget=None, held_deadline=None, device="auto", gds="auto", ids=false, decode_size=None,
+        augment=None, dtype="u8", layout="nhwc", record_bytes=None, token=None, seq_len=None, image=None,
+        columns=None))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn new(
+        py: Python<'_>,
+        source: String,
+        path: PathBuf,
+        batch_size: usize,
+        seed: Option<u64>,
+        shard: Option<ShardArg>,
+        last_batch: &str,
+        workers: Option<usize>,
+        slots: Option<usize>,
+        memory_budget: Option<usize>,
+        held_deadline: Option<f64>,
+        device: &str,
+        gds: &str,
+        ids: bool,
+        decode_size: Option<u32>,
+        augment: Option<bool>,
+        dtype: &str,
+        layout: &str,
+        record_bytes: Option<usize>,
+        token: Option<String>,
+        seq_len: Option<usize>,
+        image: Option<String>,
+        columns: Option<Vec<String>>,
+    ) -> PyResult<Self> {
+        let source = Source { kind: source, path, record_bytes, token, seq_len, image, columns };
+        let augment = augment.unwrap_or(seed.is_some());
+        let pictures = Pictures { size: decode_size, augment, dtype: dtype.into(), layout: layout.into() };
+        let settings = Settings { batch_size, seed, shard, workers, slots, memory_budget, held_deadline };
+        // Opening may read much of the dataset, and building takes memory: other threads go on meanwhile.
+        let built = py.detach(|| {
+            let builder = settings.apply(source.builder(&pictures)?)?;
+            let loader = builder.last_batch(last(last_batch)?).device(place(device, gds)?).build()?;
+            no_doubled_names(&loader, ids)?;
+            Ok(Self { inner: loader, ids })
+        });
+        built.map_err(|error| exception(py, &error))
+    }
+
+    /// The batches of epoch `epoch`, by default of the one that comes next; an iterator. Only one may be open at a time:
+    /// one that was not read to its end ends by `close()`, `with`, or with its last reference.
+    #[pyo3(signature = (epoch=None))]
+    fn epoch(&self, py: Python<'_>, epoch: Option<u64>) -> PyResult<Epoch> {
+        let started = py.detach(|| self.inner.epoch(epoch.unwrap_or_else(|| self.inner.next_epoch())));
+        let inner = started.map_err(|error| exception(py, &error))?;
+        Ok(Epoch { inner: Mutex::new(Some(inner)), ids: self.ids })
+    }
+
+    /// Where the run stands, after the last batch received: bytes (under 1 KiB) for a checkpoint. The same on every rank.
+    fn state<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let state = self.inner.state().map_err(|error| exception(py, &error))?;
+        Ok(PyBytes::new(py, &state.to_bytes()))
+    }
+
+    /// Goes on from what `state()` gave, with the same settings on any number of ranks: the next epoch (`next_epoch`) starts
+    /// after the last batch that was received.
+    fn resume(&self, py: Python<'_>, state: &[u8]) -> PyResult<()> {
+        let resumed = State::from_bytes(state).and_then(|state| self.inner.resume(&state));
+        resumed.map_err(|error| exception(py, &error))
+    }
+
+    /// What the loader did so far and what limits it, as text.
+    fn report(&self) -> String {
+        self.inner.report().to_string()
+    }
+
+    /// The fields of a batch: (name, element type, shape of one row). Where lengths vary the first size is the largest,
+    /// and the batch has the true ones under `name + ".lens"`.
+    fn spec<'py>(&self, py: Python<'py>) -> PyResult<Vec<(String, &'static str, Bound<'py, PyTuple>)>> {
+        let spec = self.inner.spec();
+        spec.iter().map(|f| Ok((f.name().to_string(), f.dtype().name(), PyTuple::new(py, f.dims())?))).collect()
+    }
+
+    /// The epoch of the batch that comes next.
+    #[getter]
+    fn next_epoch(&self) -> u64 {
+        self.inner.next_epoch()
+    }
+
+    /// Batches of one epoch.
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        let batches = self.inner.batches_per_epoch().map_err(|error| exception(py, &error))?;
+        Ok(usize::try_from(batches).unwrap_or(usize::MAX))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("{:?}", self.inner)
+    }
+}
+
+/// An iterator over batches: dicts from name to `Tensor`.
+///
+/// next() waits without the GIL. Ctrl-C is heard when the batch has come: a wait has no deadline of its own, but that of the
+/// storage.
+#[pyclass(frozen, module = "feedline_torch")]
+pub struct Epoch {
+    /// `None` once it was closed.
+    inner: Mutex<Option<feedline::Epoch>>,
+    ids: bool,
+}
+
+impl Epoch {
+    fn with<T>(&self, f: impl FnOnce(&mut Option<feedline::Epoch>) -> T) -> T {
+        f(&mut self.inner.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+#[pymethods]
+impl Epoch {
+    fn __iter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        // Locked without the GIL as well: a second thread waits here for the first one.
+        let next = py.detach(|| self.with(|epoch| epoch.as_mut().and_then(Iterator::next)));
+        match next.transpose().map_err(|error| exception(py, &error))? {
+            Some(batch) => Ok(Some(dict(py, batch, self.ids)?)),
+            None => Ok(None),
+        }
+    }
+
+    /// Batches that are still to come.
+    fn __len__(&self, py: Python<'_>) -> usize {
+        py.detach(|| self.with(|epoch| epoch.as_ref().map_or(0, ExactSizeIterator::len)))
+    }
+
+    /// Ends it, so that the next epoch can start. Batches that were handed out stay.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| drop(self.with(Option::take)));
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_error))]
+    fn __exit__(&self, py: Python<'_>, _error: &Bound<'_, PyTuple>) {
+        self.close(py);
+    }
+}
+
+fn dict(py: Python<'_>, batch: Batch, ids: bool) -> PyResult<Bound<'_, PyDict>> {
+    let dict = PyDict::new(py);
+    let Tensors { fields, lens, ids: numbers, status, .. } = batch.into_dlpack();
+    for (name, tensor) in fields {
+        dict.set_item(name, Tensor::new(tensor))?;
+    }
+    for (name, tensor) in lens {
+        dict.set_item(lens_name(&name), Tensor::new(tensor))?;
+    }
+    if ids {
+        dict.set_item("ids", Tensor::new(numbers))?;
+        dict.set_item("status", Tensor::new(status))?;
+    }
+    Ok(dict)
+}
+
+fn lens_name(field: &str) -> String {
+    format!("{field}.lens")
+}
+
+/// A dict would lose one of them.
+fn no_doubled_names(loader: &feedline::Loader, ids: bool) -> Result<()> {
+    let spec = loader.spec();
+    let lens = spec.iter().filter(|field| field.is_up_to()).map(|field| lens_name(field.name()));
+    let more: Vec<_> = lens.chain(["ids", "status"].into_iter().filter(|_| ids).map(String::from)).collect();
+    match spec.iter().find(|field| more.iter().any(|name| name == field.name())) {
+        Some(field) => Err(config(format!("the batch would have `{}` twice", field.name()))),
+        None => Ok(()),
+    }
+}
+
+/// Settings of the loader whatever the source.
+struct Settings {
+    batch_size: usize,
+    seed: Option<u64>,
+    shard: Option<ShardArg>,
+    workers: Option<usize>,
+    slots: Option<usize>,
+    memory_budget: Option<usize>,
+    held_deadline: Option<f64>,
+}
+
+#[derive(FromPyObject)]
+enum ShardArg {
+    From(String),
+    Of(u32, u32),
+}
+
+impl Settings {
+    fn apply(&self, mut builder: LoaderBuilder) -> Result<LoaderBuilder> {
+        builder = builder.batch_size(self.batch_size).order(self.seed.map_or(Order::sequential(), Order::shuffled));
+        match &self.shard {
+            None => {}
+            Some(ShardArg::From(launcher)) if launcher == "env" => builder = builder.shard(Shard::from_env()?),
+            Some(ShardArg::From(other)) => {
+                return Err(config(format!("shard {other:?}: there are \"env\", (rank, world) and None")));
+            }
+            Some(ShardArg::Of(rank, world)) => builder = builder.shard(Shard::new(*rank, *world)?),
+        }
+        if let Some(workers) = self.workers {
+            builder = builder.workers(workers);
+        }
+        if let Some(slots) = self.slots {
+            builder = builder.slots(slots);
+        }
+        if let Some(bytes) = self.memory_budget {
+            builder = builder.memory_budget(bytes);
+        }
+        if let Some(seconds) = self.held_deadline {
+            let deadline = Duration::try_from_secs_f64(seconds);
+            let deadline = deadline.map_err(|_| config(format!("held_deadline of {seconds} seconds")))?;
+            builder = builder.held_deadline(deadline);
+        }
+        Ok(builder)
+    }
+}
+
+fn last(name: &str) -> Result<LastBatch> {
+    Ok(match name {
+        "keep" => LastBatch::Keep,
+        "mask" => LastBatch::Mask,
+        "pad" => LastBatch::Pad,
+        "drop" => LastBatch::Drop,
+        other => return Err(config(format!("last_batch {other:?}: there are keep, mask, pad and drop"))),
+    })
+}
+
+/// Where batches are handed out. The only place that knows devices: a GPU, its stream and GPUDirect Storage come in here.
+fn place(device: &str, gds: &str) -> Result<Device> {
+    if !["auto", "off"].contains(&gds) {
+        return Err(config(format!("gds {gds:?}: this version hands out host memory, so there are auto and off")));
+    }
+    match device {
+        "auto" => Ok(Device::auto()),
+        "cpu" => Ok(Device::host()),
+        other => Err(config(format!(
+            "device {other:?}: this version hands out host memory, so there are auto and cpu; copy from there, as train.py does"
+        ))),
+    }
+}

@@ -1,0 +1,570 @@
+//! DLPack: the arrays of a batch for another framework, without a copy.
+//!
+//! ```text
+//! Batch ──into_dlpack──► Tensors: a Dlpack per array, each with an Arc of the batch
+//!                                     │ into_versioned, into_legacy
+//!                                     ▼
+//!                          a C struct that is the consumer's ──its deleter: any thread, once──► Arc dropped
+//!                                                               the last one: the batch's memory is used again
+//! ```
+//!
+//! The structs are those of `dlpack.h`, version 1.0 and the one before versions ("legacy"), which consumers that know
+//! no `max_version` expect. Python wraps their address in a capsule called `dltensor_versioned` or `dltensor`.
+//!
+//! Why writing is sound, as consumers do in place:
+//! * A batch is consumed by its export, so no slice of it is borrowed, and nobody can borrow one: the `Arc`s are only
+//!   ever dropped. The pipeline keeps no way to a slot that it has handed out.
+//! * Arrays of one batch do not overlap (tested in `tensor`), so tensors do not see each other's writes.
+//! * The pointers come from the memory's own, never from a shared slice.
+//! * Nothing of what was written stays: the next use of a slot writes every array anew, as it must after `map_batch`.
+//! * The owner is `Send`, and what the deleter does (count, give back a slot, free memory) waits for nobody.
+//!
+//! Limits: nothing here reads or writes `data`; that the memory is there while the owner lives is the promise of who
+//! makes a [`Dlpack`]. The legacy struct has no way to say "read only".
+
+#![allow(unsafe_code)]
+
+use crate::error::Result;
+use crate::tensor::DType;
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
+/// Where memory is: `DLDevice`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DLDevice {
+    /// 1: the host (`kDLCPU`). 2: a GPU of CUDA (`kDLCUDA`).
+    pub device_type: i32,
+    /// Number of the device; 0 for the host.
+    pub device_id: i32,
+}
+
+impl DLDevice {
+    /// The memory of the process.
+    pub const CPU: Self = Self { device_type: 1, device_id: 0 };
+
+    /// The GPU with this number.
+    pub const fn cuda(device_id: i32) -> Self {
+        Self { device_type: 2, device_id }
+    }
+}
+
+/// Element type: `DLDataType`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DLDataType {
+    /// 0: signed, 1: unsigned, 2: IEEE float, 4: bfloat.
+    pub code: u8,
+    /// Bits of one element.
+    pub bits: u8,
+    /// Elements of a vector; always 1 here.
+    pub lanes: u16,
+}
+
+impl From<DType> for DLDataType {
+    fn from(dtype: DType) -> Self {
+        let (code, bits) = match dtype {
+            DType::I8 => (0, 8),
+            DType::I16 => (0, 16),
+            DType::I32 => (0, 32),
+            DType::I64 => (0, 64),
+            DType::U8 => (1, 8),
+            DType::U16 => (1, 16),
+            DType::U32 => (1, 32),
+            DType::U64 => (1, 64),
+            DType::F16 => (2, 16),
+            DType::F32 => (2, 32),
+            DType::F64 => (2, 64),
+            DType::BF16 => (4, 16),
+        };
+        Self { code, bits, lanes: 1 }
+    }
+}
+
+/// An array: `DLTensor`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct DLTensor {
+    /// First element; of a batch it is aligned to 256 bytes.
+    pub data: *mut c_void,
+    /// Where `data` is.
+    pub device: DLDevice,
+    /// Dimensions.
+    pub ndim: i32,
+    /// Element type.
+    pub dtype: DLDataType,
+    /// `ndim` sizes; never null.
+    pub shape: *mut i64,
+    /// `ndim` distances in elements; never null.
+    pub strides: *mut i64,
+    /// From `data` to the first element; always 0 here.
+    pub byte_offset: u64,
+}
+
+/// `DLManagedTensor`, as before there were versions.
+#[repr(C)]
+#[derive(Debug)]
+pub struct DLManagedTensor {
+    /// The array.
+    pub dl_tensor: DLTensor,
+    /// The deleter's own.
+    pub manager_ctx: *mut c_void,
+    /// Frees the struct and lets go of the memory; called once, from any thread.
+    pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensor)>,
+}
+
+/// `DLPackVersion`. Structs of one major version have one layout.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DLPackVersion {
+    /// Changes with the layout.
+    pub major: u32,
+    /// Changes with what is possible.
+    pub minor: u32,
+}
+
+impl DLPackVersion {
+    /// What [`Dlpack::into_versioned`] makes.
+    pub const OURS: Self = Self { major: 1, minor: 0 };
+}
+
+/// In [`DLManagedTensorVersioned::flags`]: nobody may write.
+pub const FLAG_READ_ONLY: u64 = 1;
+/// In [`DLManagedTensorVersioned::flags`]: the memory is a copy made for the consumer. Never set here.
+pub const FLAG_IS_COPIED: u64 = 2;
+
+/// `DLManagedTensorVersioned`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct DLManagedTensorVersioned {
+    /// Of this struct. A consumer that does not know the major version may only call the deleter.
+    pub version: DLPackVersion,
+    /// The deleter's own.
+    pub manager_ctx: *mut c_void,
+    /// Frees the struct and lets go of the memory; called once, from any thread.
+    pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensorVersioned)>,
+    /// [`FLAG_READ_ONLY`], [`FLAG_IS_COPIED`].
+    pub flags: u64,
+    /// The array.
+    pub dl_tensor: DLTensor,
+}
+
+/// A batch as tensors, made by [`Batch::into_dlpack`](crate::Batch::into_dlpack). The first dimension of each is the rows.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Tensors {
+    /// The fields by name, in order.
+    pub fields: Vec<(String, Dlpack)>,
+    /// The true lengths of the rows of each `UpTo` field, by the field's name: `u64`.
+    pub lens: Vec<(String, Dlpack)>,
+    /// Sample ids: `u64`.
+    pub ids: Dlpack,
+    /// Validity of each row, values of [`Status`](crate::Status): `u8`.
+    pub status: Dlpack,
+}
+
+/// What a [`Dlpack`] is made of.
+pub(crate) struct Parts {
+    /// First element; null only for an array without elements. Readable, and writable unless `read_only`, by any thread
+    /// and by nobody else, as long as `owner` lives.
+    pub(crate) data: *mut c_void,
+    pub(crate) device: DLDevice,
+    pub(crate) dtype: DType,
+    pub(crate) shape: Vec<i64>,
+    /// As many as dimensions, in elements.
+    pub(crate) strides: Vec<i64>,
+    pub(crate) read_only: bool,
+    /// Dropped, by whichever thread, when the last user of the memory is done.
+    pub(crate) owner: Box<dyn Owner>,
+}
+
+/// What keeps the memory alive, and on a device orders its use.
+pub(crate) trait Owner: Send {
+    /// Orders the memory's use with the work of a stream of the device, which lives until the owner is dropped: that is the
+    /// promise of who calls [`Dlpack::bind`].
+    fn bind(&self, _stream: usize) -> Result<()> {
+        Ok(())
+    }
+
+    /// The same with the default stream, unless some stream was named.
+    fn bind_any(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// One array of a batch on its way to another framework. It keeps the memory alive, as what is made of it does; dropped,
+/// it gives it back.
+pub struct Dlpack(Box<Parts>);
+
+// SAFETY: `data` is never followed here, and by the contract of `Parts` it may be by any thread; the owner is `Send`, the
+// rest is plain data.
+unsafe impl Send for Dlpack {}
+
+impl Dlpack {
+    pub(crate) fn new(parts: Parts) -> Self {
+        assert_eq!(parts.shape.len(), parts.strides.len(), "a stride for each dimension");
+        Self(Box::new(parts))
+    }
+
+    /// Sizes of the dimensions, rows first.
+    pub fn shape(&self) -> &[i64] {
+        &self.0.shape
+    }
+
+    /// Elements from one index to the next, per dimension.
+    pub fn strides(&self) -> &[i64] {
+        &self.0.strides
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.0.dtype
+    }
+
+    /// Where the memory is.
+    pub fn device(&self) -> DLDevice {
+        self.0.device
+    }
+
+    /// Whether consumers may not write. The legacy struct cannot say so: then do not make one.
+    pub fn read_only(&self) -> bool {
+        self.0.read_only
+    }
+
+    /// Has a CUDA stream wait until the memory is filled, and the memory wait, before it is used again, for the work that
+    /// the stream was given until the last tensor of the batch is gone. Call it before exporting: this is what `stream` of
+    /// `__dlpack__` asks for. 0 and 1 are the legacy default stream; without a call it is that one. Nothing is to be done
+    /// for memory of the host.
+    ///
+    /// Errors: [`ErrorKind::Config`](crate::ErrorKind::Config) for a stream of another context,
+    /// [`ErrorKind::Device`](crate::ErrorKind::Device) when the device fails.
+    ///
+    /// # Safety
+    /// The stream must live, on the device of the memory, until every tensor of the batch is gone.
+    pub unsafe fn bind(&self, stream: usize) -> Result<()> {
+        self.0.owner.bind(stream)
+    }
+
+    /// The struct of version 1.0. It is the caller's, who calls its deleter once, from any thread, with no lock held that
+    /// a thread of the loader could want.
+    #[must_use = "the memory comes back only by the deleter"]
+    pub fn into_versioned(mut self) -> NonNull<DLManagedTensorVersioned> {
+        self.order();
+        let (dl_tensor, flags) = (self.tensor(), if self.read_only() { FLAG_READ_ONLY } else { 0 });
+        NonNull::from(Box::leak(Box::new(DLManagedTensorVersioned {
+            version: DLPackVersion::OURS,
+            manager_ctx: Box::into_raw(self.0).cast(),
+            deleter: Some(delete_versioned),
+            flags,
+            dl_tensor,
+        })))
+    }
+
+    /// The struct for consumers that know no versions; otherwise as [`into_versioned`](Self::into_versioned).
+    #[must_use = "the memory comes back only by the deleter"]
+    pub fn into_legacy(mut self) -> NonNull<DLManagedTensor> {
+        self.order();
+        let dl_tensor = self.tensor();
+        let manager_ctx = Box::into_raw(self.0).cast();
+        NonNull::from(Box::leak(Box::new(DLManagedTensor { dl_tensor, manager_ctx, deleter: Some(delete_legacy) })))
+    }
+
+    /// Somebody will use the memory now: on a stream that was named, else on the default one.
+    fn order(&self) {
+        // A device that cannot do that is broken, and says so with the next batch; it runs nothing any more.
+        let _ = self.0.owner.bind_any();
+    }
+
+    /// Points into the lists of the parts, whose elements stay where they are. An empty list has an address, too.
+    fn tensor(&mut self) -> DLTensor {
+        let Parts { data, device, dtype, shape, strides, .. } = &mut *self.0;
+        DLTensor {
+            data: *data,
+            device: *device,
+            ndim: i32::try_from(shape.len()).unwrap_or(i32::MAX),
+            dtype: (*dtype).into(),
+            shape: shape.as_mut_ptr(),
+            strides: strides.as_mut_ptr(),
+            byte_offset: 0,
+        }
+    }
+}
+
+impl std::fmt::Debug for Dlpack {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}{:?}", self.dtype(), self.shape())
+    }
+}
+
+/// The deleter of [`Dlpack::into_versioned`].
+unsafe extern "C" fn delete_versioned(this: *mut DLManagedTensorVersioned) {
+    if this.is_null() {
+        return;
+    }
+    // SAFETY: by the protocol this is the struct that `into_versioned` leaked, and nobody calls twice or uses it after.
+    let managed = unsafe { Box::from_raw(this) };
+    // SAFETY: `into_versioned` made it by `Box::into_raw`, and it belongs to this struct alone.
+    drop(unsafe { Box::from_raw(managed.manager_ctx.cast::<Parts>()) });
+}
+
+/// The deleter of [`Dlpack::into_legacy`].
+unsafe extern "C" fn delete_legacy(this: *mut DLManagedTensor) {
+    if this.is_null() {
+        return;
+    }
+    // SAFETY: by the protocol this is the struct that `into_legacy` leaked, and nobody calls twice or uses it after.
+    let managed = unsafe { Box::from_raw(this) };
+    // SAFETY: `into_legacy` made it by `Box::into_raw`, and it belongs to this struct alone.
+    drop(unsafe { Box::from_raw(managed.manager_ctx.cast::<Parts>()) });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::mem::{offset_of, size_of};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// Owns bytes, and counts when it goes.
+    struct Bytes {
+        bytes: Vec<u64>,
+        gone: Arc<AtomicUsize>,
+    }
+
+    impl super::Owner for Bytes {}
+
+    struct Nobody;
+
+    impl super::Owner for Nobody {}
+
+    impl Drop for Bytes {
+        fn drop(&mut self) {
+            self.gone.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn dense(shape: &[i64]) -> Vec<i64> {
+        (0..shape.len()).map(|dim| shape[dim + 1..].iter().product()).collect()
+    }
+
+    fn dlpack(dtype: DType, shape: Vec<i64>, gone: &Arc<AtomicUsize>) -> Dlpack {
+        let elements: i64 = shape.iter().product();
+        let words = (elements as usize * dtype.size()).div_ceil(8);
+        let mut owner = Bytes { bytes: (0..words as u64).collect(), gone: gone.clone() };
+        let data = owner.bytes.as_mut_ptr().cast();
+        let strides = dense(&shape);
+        let (device, read_only) = (DLDevice::CPU, false);
+        Dlpack::new(Parts { data, device, dtype, shape, strides, read_only, owner: Box::new(owner) })
+    }
+
+    fn count(gone: &Arc<AtomicUsize>) -> usize {
+        gone.load(Ordering::SeqCst)
+    }
+
+    /// What a consumer reads of either struct, as C would: through the addresses alone.
+    fn read(tensor: &DLTensor) -> (Vec<i64>, Vec<i64>) {
+        let ndim = tensor.ndim as usize;
+        assert!(!tensor.shape.is_null() && !tensor.strides.is_null());
+        // SAFETY: `ndim` elements each, alive until the deleter is called.
+        unsafe {
+            let shape = std::slice::from_raw_parts(tensor.shape, ndim).to_vec();
+            (shape, std::slice::from_raw_parts(tensor.strides, ndim).to_vec())
+        }
+    }
+
+    /// A struct that another thread may have.
+    struct Elsewhere<T>(NonNull<T>);
+
+    // SAFETY: the protocol allows any thread.
+    unsafe impl<T> Send for Elsewhere<T> {}
+
+    impl Elsewhere<DLManagedTensorVersioned> {
+        fn delete(self) {
+            // SAFETY: the struct is ours, and this is the only call.
+            unsafe { (self.0.as_ref().deleter.unwrap())(self.0.as_ptr()) }
+        }
+    }
+
+    impl Elsewhere<DLManagedTensor> {
+        fn delete(self) {
+            // SAFETY: as above.
+            unsafe { (self.0.as_ref().deleter.unwrap())(self.0.as_ptr()) }
+        }
+    }
+
+    #[test]
+    fn every_dtype_has_the_code_and_the_bits_of_the_header() {
+        let table = [
+            (DType::I8, 0, 8),
+            (DType::I16, 0, 16),
+            (DType::I32, 0, 32),
+            (DType::I64, 0, 64),
+            (DType::U8, 1, 8),
+            (DType::U16, 1, 16),
+            (DType::U32, 1, 32),
+            (DType::U64, 1, 64),
+            (DType::F16, 2, 16),
+            (DType::F32, 2, 32),
+            (DType::F64, 2, 64),
+            (DType::BF16, 4, 16),
+        ];
+        for (dtype, code, bits) in table {
+            let gone = Arc::default();
+            let managed = Elsewhere(dlpack(dtype, vec![2, 3], &gone).into_versioned());
+            // SAFETY: alive until `delete`.
+            let seen = unsafe { managed.0.as_ref() }.dl_tensor.dtype;
+            assert_eq!(seen, DLDataType { code, bits, lanes: 1 }, "{dtype}");
+            assert_eq!(usize::from(bits), dtype.size() * 8);
+            managed.delete();
+        }
+    }
+
+    #[test]
+    #[cfg(target_pointer_width = "64")]
+    fn the_structs_have_the_layout_of_the_header() {
+        // What a C compiler says of dlpack.h 1.0 on a 64-bit machine.
+        assert_eq!((size_of::<DLDevice>(), size_of::<DLDataType>(), size_of::<DLPackVersion>()), (8, 4, 8));
+        let tensor = [
+            offset_of!(DLTensor, data),
+            offset_of!(DLTensor, device),
+            offset_of!(DLTensor, ndim),
+            offset_of!(DLTensor, dtype),
+            offset_of!(DLTensor, shape),
+            offset_of!(DLTensor, strides),
+            offset_of!(DLTensor, byte_offset),
+            size_of::<DLTensor>(),
+        ];
+        assert_eq!(tensor, [0, 8, 16, 20, 24, 32, 40, 48]);
+        let legacy = [
+            offset_of!(DLManagedTensor, dl_tensor),
+            offset_of!(DLManagedTensor, manager_ctx),
+            offset_of!(DLManagedTensor, deleter),
+            size_of::<DLManagedTensor>(),
+        ];
+        assert_eq!(legacy, [0, 48, 56, 64]);
+        let versioned = [
+            offset_of!(DLManagedTensorVersioned, version),
+            offset_of!(DLManagedTensorVersioned, manager_ctx),
+            offset_of!(DLManagedTensorVersioned, deleter),
+            offset_of!(DLManagedTensorVersioned, flags),
+            offset_of!(DLManagedTensorVersioned, dl_tensor),
+            size_of::<DLManagedTensorVersioned>(),
+        ];
+        assert_eq!(versioned, [0, 8, 16, 24, 32, 80]);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn a_consumer_reads_by_shape_and_strides_what_lies_in_memory_row_after_row(
+            shape in prop::collection::vec(0_i64..6, 0..5),
+            legacy in any::<bool>(),
+        ) {
+            let gone = Arc::default();
+            let dlpack = dlpack(DType::U64, shape.clone(), &gone);
+            prop_assert_eq!(dlpack.shape(), &shape[..]);
+            let check = |tensor: &DLTensor| {
+                let (seen, strides) = read(tensor);
+                assert_eq!((&seen, tensor.byte_offset, tensor.device), (&shape, 0, DLDevice::CPU));
+                let elements: i64 = shape.iter().product();
+                for number in 0..elements {
+                    // The naive way from an element's number to its index, and from there by strides to its place.
+                    let (mut rest, mut place) = (number, 0);
+                    for dim in (0..shape.len()).rev() {
+                        place += rest % shape[dim] * strides[dim];
+                        rest /= shape[dim];
+                    }
+                    // SAFETY: in bounds, since the oracle's places are those of a dense array.
+                    assert_eq!(unsafe { *tensor.data.cast::<u64>().add(place as usize) }, number as u64);
+                }
+            };
+            if legacy {
+                let managed = Elsewhere(dlpack.into_legacy());
+                // SAFETY: alive until `delete`.
+                check(&unsafe { managed.0.as_ref() }.dl_tensor);
+                prop_assert_eq!(count(&gone), 0);
+                managed.delete();
+            } else {
+                let managed = Elsewhere(dlpack.into_versioned());
+                // SAFETY: as above.
+                let seen = unsafe { managed.0.as_ref() };
+                check(&seen.dl_tensor);
+                prop_assert_eq!((seen.version.major, seen.flags), (1, 0));
+                prop_assert_eq!(count(&gone), 0);
+                managed.delete();
+            }
+            prop_assert_eq!(count(&gone), 1);
+        }
+    }
+
+    #[test]
+    fn the_owner_goes_once_whichever_thread_calls_the_deleter_and_whatever_was_exported() {
+        let gone = Arc::default();
+        for _ in 0..50 {
+            let versioned = Elsewhere(dlpack(DType::F32, vec![4, 4], &gone).into_versioned());
+            let legacy = Elsewhere(dlpack(DType::F32, vec![4, 4], &gone).into_legacy());
+            let never = dlpack(DType::F32, vec![4, 4], &gone);
+            let before = count(&gone);
+            let threads = [
+                std::thread::spawn(move || versioned.delete()),
+                std::thread::spawn(move || legacy.delete()),
+                std::thread::spawn(move || drop(never)),
+            ];
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            assert_eq!(count(&gone) - before, 3);
+        }
+    }
+
+    #[test]
+    fn memory_is_the_consumers_to_write_and_read_until_the_deleter() {
+        let gone = Arc::default();
+        let managed = Elsewhere(dlpack(DType::U64, vec![3], &gone).into_versioned());
+        let managed = std::thread::spawn(move || {
+            let managed = managed;
+            // SAFETY: three elements, alive until `delete`, and nobody else's.
+            let data = unsafe { std::slice::from_raw_parts_mut(managed.0.as_ref().dl_tensor.data.cast::<u64>(), 3) };
+            data.iter_mut().for_each(|value| *value += 10);
+            managed
+        })
+        .join()
+        .unwrap();
+        // SAFETY: as above; the other thread is gone.
+        let data = unsafe { std::slice::from_raw_parts(managed.0.as_ref().dl_tensor.data.cast::<u64>(), 3) };
+        assert_eq!(data, [10, 11, 12]);
+        managed.delete();
+        assert_eq!(count(&gone), 1);
+    }
+
+    #[test]
+    fn read_only_memory_is_flagged_and_a_gpu_named() {
+        let parts = |read_only| Parts {
+            data: std::ptr::without_provenance_mut(0x1000),
+            device: DLDevice::cuda(3),
+            dtype: DType::F16,
+            shape: vec![1],
+            strides: vec![1],
+            read_only,
+            owner: Box::new(Nobody),
+        };
+        for (read_only, flags) in [(false, 0), (true, FLAG_READ_ONLY)] {
+            let dlpack = Dlpack::new(parts(read_only));
+            assert_eq!((dlpack.read_only(), dlpack.device()), (read_only, DLDevice { device_type: 2, device_id: 3 }));
+            let managed = Elsewhere(dlpack.into_versioned());
+            // SAFETY: alive until `delete`.
+            let seen = unsafe { managed.0.as_ref() };
+            assert_eq!((seen.flags, seen.dl_tensor.device), (flags, DLDevice::cuda(3)));
+            assert_eq!(seen.dl_tensor.data.addr(), 0x1000);
+            managed.delete();
+        }
+    }
+
+    #[test]
+    fn the_deleters_take_null() {
+        // SAFETY: what is tested: null is legal.
+        unsafe {
+            delete_versioned(std::ptr::null_mut());
+            delete_legacy(std::ptr::null_mut());
+        }
+    }
+}
