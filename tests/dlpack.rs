@@ -89,7 +89,7 @@ fn the_slot_is_free_after_the_last_tensor_of_its_batch_and_not_before() {
     assert_eq!(last.values::<u8>(), &bytes[..32]);
     std::thread::spawn(move || drop(last)).join().unwrap();
     let third = epoch.next().unwrap().unwrap();
-    assert_eq!(third.field("record").unwrap().as_bytes(), &bytes[64..96]);
+    assert_eq!(third.field("record").unwrap().as_bytes().unwrap(), &bytes[64..96]);
     drop(second);
 }
 
