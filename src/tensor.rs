@@ -64,6 +64,14 @@ impl std::fmt::Display for DType {
     }
 }
 
+/// What a pixel's value becomes in a normalised picture, before it is rounded to the field's dtype: scaled to 0..1,
+/// less the mean, over the standard deviation. Three operations in `f32`, each rounded to nearest, ties to even; none
+/// is fused or replaced by a reciprocal. These are the values of torchvision's `ToTensor` and `Normalize`. Decoders and
+/// devices both follow this one rule, so that it does not matter which of them normalises.
+pub(crate) fn normalized(pixel: u8, mean: f32, std: f32) -> f32 {
+    (f32::from(pixel) / 255.0 - mean) / std
+}
+
 mod sealed {
     pub trait Sealed {}
 }

@@ -1,5 +1,6 @@
 //! The kernels of the GPU, run on the CPU from their own source, against the rule that `Finish` states and against a
-//! plain copy. Every buffer stands between canaries and pages that nobody may touch.
+//! plain copy; and `Finish` against the image decoder, which follows the same rule. Every buffer stands between canaries
+//! and pages that nobody may touch.
 
 mod common;
 #[path = "common/kernels.rs"]
@@ -11,21 +12,22 @@ use feedline::tensor::{DType, Field};
 use kernels::{At, Guarded, place};
 use proptest::prelude::*;
 
-/// Scale and bias as the kernels take them, by the formula of `Finish`'s documentation.
+/// What pictures can become.
+const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+/// Mean and std as the kernels take them.
 #[repr(C)]
-struct Affine {
-    scale: [f32; 4],
-    bias: [f32; 4],
+struct Moments {
+    mean: [f32; 4],
+    std: [f32; 4],
 }
 
-impl Affine {
+impl Moments {
     fn new(mean: &[f32], std: &[f32]) -> Self {
-        let mut affine = Self { scale: [0.0; 4], bias: [0.0; 4] };
-        for (c, (mean, std)) in mean.iter().zip(std).enumerate() {
-            affine.scale[c] = (1.0 / (255.0 * f64::from(*std))) as f32;
-            affine.bias[c] = (-f64::from(*mean) / f64::from(*std)) as f32;
-        }
-        affine
+        let mut moments = Self { mean: [0.0; 4], std: [1.0; 4] };
+        moments.mean[..mean.len()].copy_from_slice(mean);
+        moments.std[..std.len()].copy_from_slice(std);
+        moments
     }
 }
 
@@ -63,7 +65,7 @@ impl Pictures {
         let mut out = Guarded::new(&vec![0x5a; self.bytes.len() * self.dtype.size()], out);
         let mut flips = Guarded::new(self.flips.as_deref().unwrap_or_default(), At::End(0));
         let sizes = self.sizes.map(|size| size as u32);
-        let (channels_first, affine) = (i32::from(self.channels_first), Affine::new(&self.mean, &self.std));
+        let (channels_first, moments) = (i32::from(self.channels_first), Moments::new(&self.mean, &self.std));
         let pointers = (input.as_ptr(), out.as_mut_ptr());
         let flips_pointer = if self.flips.is_some() { flips.as_ptr() } else { std::ptr::null() };
         let params = [
@@ -75,7 +77,7 @@ impl Pictures {
             place(&sizes[2]),
             place(&sizes[3]),
             place(&channels_first),
-            place(&affine),
+            place(&moments),
         ];
         // SAFETY: the parameters are those of the kernel; the arrays have the lengths that `sizes` says.
         #[allow(unsafe_code)]
@@ -96,7 +98,7 @@ fn pictures() -> impl Strategy<Value = Pictures> {
     let flips = |rows: usize| proptest::option::of(proptest::collection::vec(0u8..3, rows));
     (1usize..5, 1usize..6, width, 1usize..5).prop_flat_map(move |(rows, height, width, channels)| {
         (
-            proptest::sample::select(vec![DType::F32, DType::F16, DType::BF16]),
+            proptest::sample::select(DTYPES.to_vec()),
             any::<bool>(),
             proptest::collection::vec(-2.0f32..2.0, channels),
             proptest::collection::vec(prop_oneof![0.001f32..3.0, 100.0f32..60_000.0], channels),
@@ -209,23 +211,25 @@ fn gather_finds_rows_beyond_4_gib() {
     assert!(ran.is_none() || out == row.repeat(3));
 }
 
-/// Mean and std whose results are usual, large, subnormal in f16, or in the middle of two values of bf16 or f16.
-fn scales() -> impl Iterator<Item = (f32, f32)> {
-    let usual = [(0.0, 1.0), (0.5, 0.25), (0.449, 0.226), (0.0, 0.0001), (0.0, 30_000.0), (1.0, 60_000.0)];
-    // A scale of exactly 3; that of 1 / 255, rounded twice, is not 1.
-    let three = 1.0 / 765.0;
-    // Here a value is 3 x + 512, 3 x + 2048 and so on: bf16 keeps 8 bits of it, f16 11.
-    let whole = [0.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 16_384.0].map(|bias| (-bias * three, three));
-    // Here it is 3 x / 2^power; the smallest value of f16 is 2^-24, and half of it the last one's bias.
-    let small = (1..30).map(move |power| (0.0, 2f32.powi(power) * three));
-    let half = (-8.0 * three, 2f32.powi(28) * three);
-    usual.into_iter().chain(whole).chain(small).chain([half])
+/// Mean and std whose results are usual, large, subnormal, or in the middle of two values of bf16 or f16, or beside it.
+fn moments() -> impl Iterator<Item = (f32, f32)> {
+    let usual = [(0.0, 1.0), (0.5, 0.25), (0.485, 0.229), (0.456, 0.224), (0.406, 0.225)];
+    let far = [(0.0, 0.0001), (0.0, 30_000.0), (1.0, 60_000.0), (0.5, 1e38), (-60_000.0, 1.0)];
+    // With a std of 1 the value of 0 is exactly -mean. In f16 steps are of 2^-10 from 1 on and of 2^-24 near 0, in bf16
+    // of 2^-7 from 1 on: these are half a step past an even and an odd multiple.
+    let steps = [2f32.powi(-10), 2f32.powi(-7)].into_iter().flat_map(|step| [1.0 + 0.5 * step, 1.0 + 1.5 * step]);
+    let near_0 = [0.5, 1.5, 2.5, 1022.5, 1023.5].map(|steps| steps * 2f32.powi(-24));
+    // And what rounds up into the next power of two.
+    let up = [2.0 - 2f32.powi(-11), 2.0 - 2f32.powi(-8)];
+    let ties = steps.chain(near_0).chain(up);
+    let beside = ties.flat_map(|tie| [tie.next_down(), tie, tie.next_up()]).flat_map(|value| [value, -value]);
+    usual.into_iter().chain(far).chain(beside.map(|value| (-value, 1.0)))
 }
 
 #[test]
 fn every_value_of_every_channel_is_the_same_on_both_sides() {
-    for (mean, std) in scales() {
-        for dtype in [DType::F32, DType::F16, DType::BF16] {
+    for (mean, std) in moments() {
+        for dtype in DTYPES {
             for (channels_first, channels) in (1..5).flat_map(|channels| [(false, channels), (true, channels)]) {
                 let value = |x: u8, c: usize| x.wrapping_add(60 * c as u8);
                 let bytes = (0..=255).flat_map(|x| (0..channels).map(move |c| value(x, c))).collect();
@@ -240,21 +244,93 @@ fn every_value_of_every_channel_is_the_same_on_both_sides() {
 }
 
 #[test]
-fn those_values_reach_the_subnormals_of_f16_and_the_ties_of_both_short_dtypes() {
-    let values: Vec<f32> = scales()
-        .flat_map(|(mean, std)| {
-            let affine = Affine::new(&[mean], &[std]);
-            (0..=255u8).map(move |x| f32::from(x) * affine.scale[0] + affine.bias[0])
-        })
+fn those_values_reach_the_subnormals_of_f32_and_f16_and_the_ties_of_both_short_dtypes() {
+    let values: Vec<f32> = moments()
+        .flat_map(|(mean, std)| (0..=255u8).map(move |x| (f32::from(x) / 255.0 - mean) / std))
+        .map(f32::abs)
         .collect();
     let smallest_normal = 2f32.powi(-14);
     let any = |what: &str, is: &dyn Fn(f32) -> bool| assert!(values.iter().any(|y| is(*y)), "{what}");
-    any("subnormal", &|y| y > 0.0 && y < smallest_normal);
+    any("subnormal of f32", &|y| y.is_subnormal());
+    any("subnormal", &|y| y > 2f32.powi(-24) && y < smallest_normal);
     any("subnormal tie", &|y| y < smallest_normal && (y * 2f32.powi(24)).fract() == 0.5);
     any("half of the smallest", &|y| y == 2f32.powi(-25));
     any("less than that", &|y| y > 0.0 && y < 2f32.powi(-25));
     for odd in [0, 1] {
         any("tie of f16", &|y| y >= smallest_normal && y.to_bits() & 0x3fff == 0x1000 | odd << 13);
         any("tie of bf16", &|y| y.to_bits() & 0x1_ffff == 0x8000 | odd << 16);
+    }
+}
+
+#[test]
+fn those_values_tell_the_rule_from_its_shortcuts() {
+    type Rule = fn(x: f32, mean: f32, std: f32) -> f32;
+    let rule: Rule = |x, mean, std| (x / 255.0 - mean) / std;
+    let shortcuts: [(&str, Rule); 4] = [
+        ("times 1 / 255", |x, mean, std| (x * (1.0 / 255.0) - mean) / std),
+        ("times 1 / std", |x, mean, std| (x / 255.0 - mean) * (1.0 / std)),
+        ("fused", |x, mean, std| x.mul_add(1.0 / 255.0, -mean) / std),
+        ("rounded once", |x, mean, std| ((f64::from(x) / 255.0 - f64::from(mean)) / f64::from(std)) as f32),
+    ];
+    for (what, other) in shortcuts {
+        let differs = |(mean, std)| (0..=255u8).map(f32::from).any(|x| other(x, mean, std) != rule(x, mean, std));
+        assert!(moments().any(differs), "{what}");
+    }
+}
+
+/// A BMP of 16 x 16 pixels in which every channel has every value.
+#[cfg(feature = "image")]
+fn bmp() -> Vec<u8> {
+    let header = [54u32, 40, 16, 16, 1 | 24 << 16, 0, 768, 0, 0, 0, 0];
+    let mut bytes = b"BM".to_vec();
+    for number in [822, 0].into_iter().chain(header) {
+        bytes.extend(u32::to_le_bytes(number));
+    }
+    bytes.extend((0..=255u8).flat_map(|x| [x, x.wrapping_mul(5), x.wrapping_add(60)]));
+    bytes
+}
+
+#[cfg(feature = "image")]
+#[test]
+fn a_picture_that_is_finished_after_its_copy_is_the_one_that_the_decoder_finishes() {
+    use feedline::decode::{Image, PixelLayout, Single};
+    use feedline::tensor::EncodedField;
+
+    let decoded = |image: Image, encoded: &[u8]| {
+        let mut single = Single::new(image, &EncodedField::image("image")).unwrap();
+        single.decode(encoded, 1, 2, 3).unwrap();
+        (single.fields()[0].clone(), single.bytes(0).to_vec())
+    };
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/images");
+    let [photo, drawing] = ["420.jpg", "rgb.png"].map(|name| std::fs::read(folder.join(name)).unwrap());
+    let sources = [
+        (bmp(), Image::resize(16, 16)),
+        (photo, Image::random_resized_crop(21)),
+        (drawing, Image::center_crop(30, 24)),
+    ];
+    let moments =
+        [None, Some(([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])), Some(([0.5, -0.1, 2.0], [0.5, 3.0, 0.01]))];
+    for (source, (encoded, image)) in sources.iter().enumerate() {
+        let (input, pixels) = decoded(image.clone(), encoded);
+        if source == 0 {
+            let all = |c: usize| (0..=255).all(|x| pixels.iter().skip(c).step_by(3).any(|pixel| *pixel == x));
+            assert!((0..3).all(all), "the decoder keeps every value");
+        }
+        let ways = DTYPES.into_iter().flat_map(|dtype| [false, true].map(|channels_first| (dtype, channels_first)));
+        let ways = ways.flat_map(|(dtype, first)| [false, true].map(|flip| (dtype, first, flip)));
+        for ((dtype, channels_first, flip), moments) in ways.flat_map(|way| moments.map(|moments| (way, moments))) {
+            let layout = if channels_first { PixelLayout::Nchw } else { PixelLayout::Nhwc };
+            let mut image = image.clone().dtype(dtype).layout(layout).flip(if flip { 1.0 } else { 0.0 });
+            let mut finish = Finish::to(dtype);
+            if let Some((mean, std)) = moments {
+                (image, finish) = (image.normalize(mean, std), finish.mean_std(&mean, &std));
+            }
+            let finish = if channels_first { finish.channels_first() } else { finish };
+            let (field, expected) = decoded(image, encoded);
+            assert_eq!(finish.output(&input).unwrap(), field);
+            let mut out = vec![0x5a; expected.len()];
+            finish.apply(&input, 1, &pixels, Some(&[u8::from(flip)]), &mut out).unwrap();
+            assert!(out == expected, "picture {source}, {dtype}, {layout:?}, flip {flip}, {moments:?}");
+        }
     }
 }

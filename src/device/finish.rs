@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! slot [B, H, W, C] u8 ── copy ──► [B, H, W, C] u8 ── Finish ──► [B, H, W, C] or [B, C, H, W] f32, f16, bf16
-//!      host                        device             y = x * scale + bias per channel, mirrored where drawn
+//!      host                        device             y = (x / 255 - mean) / std per channel, mirrored where drawn
 //! ```
 //!
-//! The rule is exact, and the same on the CPU (this file) and on a GPU (`cuda/kernels/finish.cu`), bit for bit:
+//! The rule is exact, and the same on the CPU (this file), on a GPU (`cuda/kernels/finish.cu`) and in the image decoder
+//! (`decode/image/finish.rs`), bit for bit:
 //!
 //! ```text
-//! scale = f32(1 / (255 std))    bias = f32(-mean / std)      computed in f64, rounded once
-//! y     = dtype(f32(f32(x * scale) + bias))                  three roundings, to nearest, ties to even; never fused
+//! y = dtype(f32(f32(f32(x / 255) - mean) / std))        each rounded to nearest, ties to even; never fused
 //! ```
 //!
 //! A pixel has 256 values, so here what becomes of it is a table of 256 entries per channel, made once per field.
@@ -18,9 +18,9 @@
 //! loader is built, and the kernels rely on them.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::tensor::{DType, Field, Shape, bf16, f16};
+use crate::tensor::{DType, Field, Shape, bf16, f16, normalized};
 
-/// Most channels of a picture: the kernels take that many scales by value.
+/// Most channels of a picture: the kernels take that many means by value.
 const CHANNELS_MAX: usize = 4;
 
 /// What is made of a `u8` image field after its copy to the device: dtype, normalisation, layout, flip.
@@ -36,10 +36,9 @@ const CHANNELS_MAX: usize = 4;
 /// # Ok::<(), feedline::Error>(())
 /// ```
 ///
-/// Each value `x` becomes `y = (x / 255 - mean) / std`, computed as `x * scale + bias` in `f32` with
-/// `scale = 1 / (255 std)` and `bias = -mean / std` (both computed in `f64` and rounded to `f32`): the product is
-/// rounded, then the sum, then the result to `F16` or `BF16`; always to the nearest, ties to even. The results on a CPU
-/// and on a GPU are the same to the last bit.
+/// Each value `x` becomes `y = (x / 255 - mean) / std`, as torchvision's `ToTensor` and `Normalize` compute it: three
+/// operations in `f32`, each rounded, then the result to `F16` or `BF16`; always to the nearest, ties to even. On a CPU,
+/// on a GPU and by a decoder that normalises (`decode::Image::normalize`) the results are the same to the last bit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finish {
     dtype: DType,
@@ -133,13 +132,13 @@ impl Finish {
 
     /// Everything that does not depend on the pictures, made once per field. Errors: as of [`Finish::output`].
     pub(crate) fn plan(&self, input: &Field) -> Result<FinishPlan> {
-        let (size, affine) = self.checked(input)?;
+        let (size, moments) = self.checked(input)?;
         let table = match self.dtype {
-            DType::F16 => Table::Two(table(&affine, size, |y| f16::from_f32(y).to_ne_bytes())),
-            DType::BF16 => Table::Two(table(&affine, size, |y| bf16::from_f32(y).to_ne_bytes())),
-            _ => Table::Four(table(&affine, size, f32::to_ne_bytes)),
+            DType::F16 => Table::Two(table(&moments, size, |y| f16::from_f32(y).to_ne_bytes())),
+            DType::BF16 => Table::Two(table(&moments, size, |y| bf16::from_f32(y).to_ne_bytes())),
+            _ => Table::Four(table(&moments, size, f32::to_ne_bytes)),
         };
-        Ok(FinishPlan { size, dtype: self.dtype, channels_first: self.channels_first, affine, table })
+        Ok(FinishPlan { size, dtype: self.dtype, channels_first: self.channels_first, moments, table })
     }
 
     fn made(&self, input: &Field, size: Size) -> Field {
@@ -148,17 +147,17 @@ impl Finish {
         Field::fixed(input.name(), self.dtype, dims)
     }
 
-    fn checked(&self, input: &Field) -> Result<(Size, Affine)> {
+    fn checked(&self, input: &Field) -> Result<(Size, Moments)> {
         let named = |message: String| {
             let message = format!("field `{}` cannot be finished on the device: {message}", input.name());
             Error::new(ErrorKind::Config, Stage::Build, message)
         };
         let size = Size::of(input).map_err(named)?;
-        self.affine(size.channels).map_err(named).map(|affine| (size, affine))
+        self.moments(size.channels).map_err(named).map(|moments| (size, moments))
     }
 
-    /// Checks all that is set, and computes scale and bias.
-    fn affine(&self, channels: usize) -> Result<Affine, String> {
+    /// Checks all that is set, and finds each channel's mean and std.
+    fn moments(&self, channels: usize) -> Result<Moments, String> {
         let max = match self.dtype {
             DType::F32 => f32::MAX,
             DType::F16 => f16::MAX.to_f32(),
@@ -168,24 +167,24 @@ impl Finish {
         if !(0.0..=1.0).contains(&self.flip) {
             return Err(format!("the probability of a flip is {}, not in 0..=1", self.flip));
         }
-        let mut affine = Affine { scale: [0.0; CHANNELS_MAX], bias: [0.0; CHANNELS_MAX] };
-        for (c, (scale, bias)) in affine.scale.iter_mut().zip(&mut affine.bias).enumerate().take(channels) {
+        let mut moments = Moments { mean: [0.0; CHANNELS_MAX], std: [1.0; CHANNELS_MAX] };
+        for c in 0..channels {
             let (mean, std) = (each("mean", &self.mean, c, channels)?, each("std", &self.std, c, channels)?);
             if !mean.is_finite() || !std.is_finite() || std <= 0.0 {
                 return Err(format!("channel {c} has mean {mean} and std {std}; both must be finite, std above 0"));
             }
-            *scale = (1.0 / (255.0 * f64::from(std))) as f32;
-            *bias = (-f64::from(mean) / f64::from(std)) as f32;
-            // The largest and smallest results are those of 0 and 255. A scale that overflows makes the latter so.
-            let fits = |x: f32| (x * *scale + *bias).abs() <= max;
-            if !fits(0.0) || !fits(255.0) {
+            (moments.mean[c], moments.std[c]) = (mean, std);
+            // Every step of the rule keeps the order, rounding too: the smallest and largest results are those of 0
+            // and 255. The difference is finite, since the mean is; the last division may overflow.
+            let fits = |x: u8| moments.of(c, x).abs() <= max;
+            if !fits(0) || !fits(255) {
                 return Err(format!(
                     "with mean {mean} and std {std}, channel {c} has values too large for {}",
                     self.dtype
                 ));
             }
         }
-        Ok(affine)
+        Ok(moments)
     }
 }
 
@@ -201,18 +200,18 @@ fn each(what: &str, values: &[f32], channel: usize, channels: usize) -> Result<f
     }
 }
 
-/// Scale and bias per channel, as the kernels take them.
+/// Mean and std per channel, as the kernels take them; 0 and 1 for channels that are not there.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]
-pub(crate) struct Affine {
-    scale: [f32; CHANNELS_MAX],
-    bias: [f32; CHANNELS_MAX],
+pub(crate) struct Moments {
+    mean: [f32; CHANNELS_MAX],
+    std: [f32; CHANNELS_MAX],
 }
 
-impl Affine {
-    /// The rule. Rust never fuses the two operations.
+impl Moments {
+    /// The rule, but for the dtype.
     fn of(&self, channel: usize, x: u8) -> f32 {
-        f32::from(x) * self.scale[channel] + self.bias[channel]
+        normalized(x, self.mean[channel], self.std[channel])
     }
 }
 
@@ -256,11 +255,11 @@ enum Table {
     Four(Values<4>),
 }
 
-fn table<const N: usize>(affine: &Affine, size: Size, bytes: impl Fn(f32) -> [u8; N]) -> Values<N> {
+fn table<const N: usize>(moments: &Moments, size: Size, bytes: impl Fn(f32) -> [u8; N]) -> Values<N> {
     let mut table = Box::new([[[0; N]; 256]; CHANNELS_MAX]);
     for (channel, entries) in table.iter_mut().enumerate().take(size.channels) {
         for (x, entry) in (0..=255).zip(entries) {
-            *entry = bytes(affine.of(channel, x));
+            *entry = bytes(moments.of(channel, x));
         }
     }
     table
@@ -271,7 +270,7 @@ pub(crate) struct FinishPlan {
     size: Size,
     dtype: DType,
     channels_first: bool,
-    affine: Affine,
+    moments: Moments,
     table: Table,
 }
 
@@ -302,9 +301,9 @@ impl FinishPlan {
         self.channels_first
     }
 
-    /// Scale and bias per channel.
-    pub(crate) fn affine(&self) -> Affine {
-        self.affine
+    /// Mean and std per channel.
+    pub(crate) fn moments(&self) -> Moments {
+        self.moments
     }
 }
 
@@ -375,10 +374,9 @@ mod tests {
 
     /// One value by the formula, as bits of the dtype.
     fn naive(dtype: DType, mean: f32, std: f32, x: u8) -> Vec<u8> {
-        let scale = (1.0 / (255.0 * f64::from(std))) as f32;
-        let bias = (-f64::from(mean) / f64::from(std)) as f32;
-        let product = f32::from(x) * scale;
-        let y = product + bias;
+        let scaled = f32::from(x) / 255.0;
+        let centred = scaled - mean;
+        let y = centred / std;
         match dtype {
             DType::F16 => f16::from_f32(y).to_ne_bytes().to_vec(),
             DType::BF16 => bf16::from_f32(y).to_ne_bytes().to_vec(),
@@ -438,6 +436,8 @@ mod tests {
             (to(DType::F32).mean_std(&[0.0], &[f32::INFINITY]), rgb(), "std inf"),
             (to(DType::F32).mean_std(&[0.0], &[1e-45]), rgb(), "too large for f32"),
             (to(DType::F32).mean_std(&[1e30], &[1e-30]), rgb(), "too large for f32"),
+            (to(DType::F32).mean_std(&[-f32::MAX], &[0.999]), rgb(), "too large for f32"),
+            (to(DType::F32).mean_std(&[1.0], &[2e-39]), rgb(), "too large for f32"),
             (to(DType::F16).mean_std(&[0.0], &[1e-5]), rgb(), "too large for f16"),
             (to(DType::F16).mean_std(&[-1e5], &[1.0]), rgb(), "too large for f16"),
             (to(DType::BF16).mean_std(&[-f32::MAX], &[1.0]), rgb(), "too large for bf16"),
@@ -450,6 +450,26 @@ mod tests {
             assert_eq!((error.kind(), error.stage()), (ErrorKind::Config, Stage::Build), "{error}");
             assert!(error.to_string().contains(words), "{words}: {error}");
             assert!(error.to_string().contains("`image`"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_just_fits_the_dtype_is_made() {
+        let cases = [
+            (DType::F32, -f32::MAX, 1.0, f32::MAX),
+            (DType::F32, 0.0, 2f32.powi(-127), 2f32.powi(127)),
+            (DType::F16, -65_503.0, 1.0, 65_504.0),
+            (DType::BF16, -bf16::MAX.to_f32(), 1.0, bf16::MAX.to_f32()),
+        ];
+        for (dtype, mean, std, largest) in cases {
+            let mut out = vec![0; dtype.size()];
+            Finish::to(dtype).mean_std(&[mean], &[std]).apply(&picture([1, 1, 1]), 1, &[255], None, &mut out).unwrap();
+            let expected = match dtype {
+                DType::F16 => f16::from_f32(largest).to_ne_bytes().to_vec(),
+                DType::BF16 => bf16::from_f32(largest).to_ne_bytes().to_vec(),
+                _ => largest.to_ne_bytes().to_vec(),
+            };
+            assert_eq!(out, expected, "{dtype} {mean} {std}");
         }
     }
 
@@ -472,6 +492,37 @@ mod tests {
             let error = run(rows, input, flips, out).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Shape);
             assert!(error.to_string().contains(words) && error.to_string().contains("`image`"), "{error}");
+        }
+    }
+
+    #[test]
+    fn values_known_from_exact_arithmetic_come_out() {
+        // Rounded from fractions, step by step. Those not of 0, 1 or 255 differ in f32 when 255 or std is replaced by
+        // its reciprocal, when scale and bias are computed beforehand, and when only the last step is rounded.
+        let cases: [(f32, f32, u8, u32, u16, u16); 12] = [
+            (0.0, 1.0, 1, 0x3b80_8081, 0x1c04, 0x3b81),
+            (0.0, 1.0, 255, 0x3f80_0000, 0x3c00, 0x3f80),
+            (0.485, 0.229, 0, 0xc007_8bbd, 0xc03c, 0xc008),
+            (0.485, 0.229, 118, 0xbdc7_07e5, 0xae38, 0xbdc7),
+            (0.485, 0.229, 255, 0x400f_ee1d, 0x407f, 0x4010),
+            (0.456, 0.224, 27, 0xbfc8_1136, 0xbe41, 0xbfc8),
+            (0.456, 0.224, 98, 0xbea3_dab5, 0xb51f, 0xbea4),
+            (0.456, 0.224, 100, 0xbe91_ed5a, 0xb48f, 0xbe92),
+            (0.406, 0.225, 49, 0xbf73_4e53, 0xbb9a, 0xbf73),
+            (0.406, 0.225, 101, 0xbd34_9dc7, 0xa9a5, 0xbd35),
+            (0.406, 0.225, 107, 0x3d77_b939, 0x2bbe, 0x3d78),
+            (0.406, 0.225, 255, 0x4028_f5c3, 0x4148, 0x4029),
+        ];
+        for (mean, std, x, single, half, brain) in cases {
+            let made = |dtype: DType| {
+                let mut out = vec![0; dtype.size()];
+                let finish = Finish::to(dtype).mean_std(&[mean], &[std]);
+                finish.apply(&picture([1, 1, 1]), 1, &[x], None, &mut out).unwrap();
+                out
+            };
+            assert_eq!(made(DType::F32), single.to_ne_bytes(), "{x} with {mean} and {std}");
+            assert_eq!(made(DType::F16), half.to_ne_bytes(), "{x} with {mean} and {std}");
+            assert_eq!(made(DType::BF16), brain.to_ne_bytes(), "{x} with {mean} and {std}");
         }
     }
 

@@ -31,8 +31,8 @@ struct Dim {
 static thread_local Dim threadIdx, blockIdx, blockDim, gridDim;
 
 // With -ffp-contract=off each operation is rounded by itself.
-static inline float __fmul_rn(float a, float b) { return a * b; }
-static inline float __fadd_rn(float a, float b) { return a + b; }
+static inline float __fdiv_rn(float a, float b) { return a / b; }
+static inline float __fsub_rn(float a, float b) { return a - b; }
 
 static thread_local std::uintptr_t loads_from = 0, loads_to = UINTPTR_MAX;
 

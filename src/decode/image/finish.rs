@@ -5,7 +5,7 @@
 
 use super::PixelLayout;
 use super::geometry::Size;
-use crate::tensor::{DType, bf16, f16};
+use crate::tensor::{DType, bf16, f16, normalized};
 use bytemuck::Pod;
 
 /// Per channel: what becomes of the pixel value.
@@ -49,10 +49,10 @@ fn cast<T: Pod>(row: &mut [u8]) -> &mut [T] {
     bytemuck::cast_slice_mut(row)
 }
 
-/// As `ToTensor` and `Normalize` compute it: in f32, a division each.
+/// Mean 0 and std 1 change no bit: without a normalisation this is the value scaled to 0..1.
 fn value(values: Values, channel: usize, pixel: u8) -> f32 {
-    let scaled = f32::from(pixel) / 255.0;
-    values.normalize.map_or(scaled, |(mean, std)| (scaled - mean[channel]) / std[channel])
+    let (mean, std) = values.normalize.unwrap_or(([0.0; 3], [1.0; 3]));
+    normalized(pixel, mean[channel], std[channel])
 }
 
 fn table<T: Copy + Default>(entry: impl Fn(usize, u8) -> T) -> Table<T> {

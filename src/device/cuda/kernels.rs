@@ -13,7 +13,7 @@
 #![allow(unsafe_code)]
 
 use super::driver::{DevicePtr, Gpu, Handle};
-use crate::device::finish::{Affine, FinishPlan};
+use crate::device::finish::{FinishPlan, Moments};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::tensor::DType;
 use std::ffi::{CStr, c_int, c_uint, c_void};
@@ -23,7 +23,7 @@ use std::sync::Arc;
 /// The kernels as text, which the driver compiles for the GPU at hand; ends with a NUL.
 pub(crate) const PTX: &str = concat!(include_str!("kernels/finish.ptx"), "\0");
 
-/// `const u8* in, T* out, const u8* flips, u32 rows, height, width, channels, int channels_first, Affine`.
+/// `const u8* in, T* out, const u8* flips, u32 rows, height, width, channels, int channels_first, Moments`.
 pub(crate) const FINISH_F32: &CStr = c"feedline_finish_f32";
 /// As [`FINISH_F32`].
 pub(crate) const FINISH_F16: &CStr = c"feedline_finish_f16";
@@ -92,7 +92,7 @@ impl Kernels {
         // A plan has fewer than 2^31 values per picture, and the shape fewer than 2^31 rows, so nothing is cut off.
         let sizes = [rows, plan.size().height, plan.size().width, plan.size().channels].map(|size| size as c_uint);
         let channels_first = c_int::from(plan.is_channels_first());
-        let (flips, affine): (_, Affine) = (flips.unwrap_or(0), plan.affine());
+        let (flips, moments): (_, Moments) = (flips.unwrap_or(0), plan.moments());
         let params = [
             place(&input),
             place(&out),
@@ -102,7 +102,7 @@ impl Kernels {
             place(&sizes[2]),
             place(&sizes[3]),
             place(&channels_first),
-            place(&affine),
+            place(&moments),
         ];
         // SAFETY: the parameters are those of `FINISH_F32`, in order and of its types; the caller promises the arrays.
         unsafe { self.launch(function, shape, stream, params) }
@@ -226,10 +226,15 @@ mod tests {
     }
 
     #[test]
-    fn the_ptx_fuses_no_multiplication_with_an_addition_and_flushes_no_subnormal() {
-        assert!(PTX.contains("mul.rn.f32") && PTX.contains("add.rn.f32"));
-        for word in ["fma.", "mad.f32", "mad.rn", ".ftz"] {
-            assert!(!PTX.contains(word), "{word}");
+    fn the_ptx_divides_twice_and_subtracts_once_per_value_and_rounds_nowhere_else_in_f32() {
+        let count = |word: &str| PTX.matches(word).count();
+        let values = count("cvt.rn.f32.u16");
+        assert!(values > 0);
+        assert_eq!((count("div.rn.f32"), count("sub.rn.f32")), (2 * values, values));
+        // Reciprocals, approximations, products, sums, fused operations, subnormals taken for 0.
+        let others = ["rcp", "approx", "full", "mul", "add", "fma", "mad", ".ftz"];
+        for line in PTX.lines().filter(|line| line.contains(".f32")) {
+            assert!(!others.iter().any(|word| line.contains(word)), "{line}");
         }
     }
 

@@ -24,10 +24,15 @@ static __device__ __forceinline__ unsigned feedline_bits(float value) { return _
 typedef unsigned char u8;
 typedef unsigned long long u64;
 
-// Per channel: y = x * scale + bias. Passed by value; src/device/finish.rs has the same struct.
-struct Affine {
-    float scale[4];
-    float bias[4];
+// Per channel: y = (x / 255 - mean) / std. Passed by value; src/device/finish.rs has the same struct.
+struct Moments {
+    float mean[4];
+    float std[4];
+
+    // The rule, but for the dtype: each operation rounded by itself to the nearest, ties to even.
+    __device__ __forceinline__ float of(unsigned channel, u8 x) const {
+        return __fdiv_rn(__fsub_rn(__fdiv_rn((float)x, 255.0f), mean[channel]), std[channel]);
+    }
 };
 
 // Values that are stored at once.
@@ -77,7 +82,7 @@ static __device__ __forceinline__ void load(const u8* __restrict__ at, u8 (&byte
 template <class D, unsigned C, unsigned V>
 static __device__ __forceinline__ void pictures(const u8* __restrict__ in, typename D::Bits* __restrict__ out,
                                                 const u8* __restrict__ flips, unsigned rows, unsigned height,
-                                                unsigned width, bool channels_first, const Affine& affine) {
+                                                unsigned width, bool channels_first, const Moments& moments) {
     typedef typename D::Bits T;
     const unsigned plane = height * width;
     const unsigned groups = plane / V, across = width / V;
@@ -99,7 +104,7 @@ static __device__ __forceinline__ void pictures(const u8* __restrict__ in, typen
 #pragma unroll
                 for (unsigned c = 0; c < C; c++) {
                     const u8 x = flip ? bytes[(V - 1 - p) * C + c] : bytes[p * C + c];
-                    made[p][c] = D::of(__fadd_rn(__fmul_rn((float)x, affine.scale[c]), affine.bias[c]));
+                    made[p][c] = D::of(moments.of(c, x));
                 }
             }
             // Either way C stores of V values: one into each plane, or one after the other.
@@ -121,12 +126,12 @@ static __device__ __forceinline__ void pictures(const u8* __restrict__ in, typen
 template <class D, unsigned C>
 static __device__ __forceinline__ void channels_are(const u8* __restrict__ in, typename D::Bits* __restrict__ out,
                                                     const u8* __restrict__ flips, unsigned rows, unsigned height,
-                                                    unsigned width, bool channels_first, const Affine& affine) {
+                                                    unsigned width, bool channels_first, const Moments& moments) {
     const bool aligned = width % 4 == 0 && (u64)in % 4 == 0 && (u64)out % (4 * sizeof(typename D::Bits)) == 0;
     if (aligned) {
-        pictures<D, C, 4>(in, out, flips, rows, height, width, channels_first, affine);
+        pictures<D, C, 4>(in, out, flips, rows, height, width, channels_first, moments);
     } else {
-        pictures<D, C, 1>(in, out, flips, rows, height, width, channels_first, affine);
+        pictures<D, C, 1>(in, out, flips, rows, height, width, channels_first, moments);
     }
 }
 
@@ -134,12 +139,12 @@ template <class D>
 static __device__ __forceinline__ void finish(const u8* __restrict__ in, typename D::Bits* __restrict__ out,
                                               const u8* __restrict__ flips, unsigned rows, unsigned height,
                                               unsigned width, unsigned channels, bool channels_first,
-                                              const Affine& affine) {
+                                              const Moments& moments) {
     switch (channels) {
-    case 1: return channels_are<D, 1>(in, out, flips, rows, height, width, channels_first, affine);
-    case 2: return channels_are<D, 2>(in, out, flips, rows, height, width, channels_first, affine);
-    case 3: return channels_are<D, 3>(in, out, flips, rows, height, width, channels_first, affine);
-    case 4: return channels_are<D, 4>(in, out, flips, rows, height, width, channels_first, affine);
+    case 1: return channels_are<D, 1>(in, out, flips, rows, height, width, channels_first, moments);
+    case 2: return channels_are<D, 2>(in, out, flips, rows, height, width, channels_first, moments);
+    case 3: return channels_are<D, 3>(in, out, flips, rows, height, width, channels_first, moments);
+    case 4: return channels_are<D, 4>(in, out, flips, rows, height, width, channels_first, moments);
     }
 }
 
@@ -147,8 +152,8 @@ static __device__ __forceinline__ void finish(const u8* __restrict__ in, typenam
 #define FEEDLINE_FINISH(NAME, D)                                                                                       \
     extern "C" __global__ void __launch_bounds__(256)                                                                  \
         NAME(const u8* __restrict__ in, D::Bits* __restrict__ out, const u8* __restrict__ flips, unsigned rows,        \
-             unsigned height, unsigned width, unsigned channels, int channels_first, Affine affine) {                  \
-        finish<D>(in, out, flips, rows, height, width, channels, channels_first != 0, affine);                         \
+             unsigned height, unsigned width, unsigned channels, int channels_first, Moments moments) {                \
+        finish<D>(in, out, flips, rows, height, width, channels, channels_first != 0, moments);                        \
     }
 FEEDLINE_FINISH(feedline_finish_f32, ToF32)
 FEEDLINE_FINISH(feedline_finish_f16, ToF16)
