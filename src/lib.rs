@@ -172,7 +172,7 @@ pub use error::{Error, ErrorKind, Result, Site, Stage};
 pub use loader::{Epoch, Loader, LoaderBuilder};
 pub use memory::{BatchMut, Budget, Row, Status};
 pub use order::{LastBatch, Order, Shard};
-pub use pipeline::{MemoryPlan, Numa};
+pub use pipeline::{FieldRoute, Gds, MemoryPlan, Numa, Route};
 pub use profile::Report;
 pub use state::State;
 #[cfg(feature = "signals")]

@@ -352,17 +352,6 @@ fn lines<P, T>(pixels: &[P], width: usize, flip: bool, out: &mut [T], made: impl
     }
 }
 
-/// A [`FinishPlan`] and the numbers of the fields that it is for.
-pub(crate) struct FinishStep {
-    pub(crate) plan: FinishPlan,
-    /// The `u8` field in the slot.
-    pub(crate) input: usize,
-    /// The field of the slot that says, on a device, which pictures are mirrored: a byte each.
-    pub(crate) flips: Option<usize>,
-    /// The field in the contents of a batch that it makes.
-    pub(crate) output: usize,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

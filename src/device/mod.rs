@@ -7,9 +7,10 @@
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod finish;
+mod steps;
 
 pub use finish::Finish;
-pub(crate) use finish::FinishStep;
+pub(crate) use steps::{DirectStep, FinishStep, Gather};
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::fmt;

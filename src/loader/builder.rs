@@ -1,14 +1,13 @@
 //! Settings of a loader, and how `build` turns them into threads and memory.
 
+use super::onward::{Onward, Ways};
 use super::{JobMaker, Loader, Place, Shared, config};
 use crate::batch::{BatchInfo, Contents};
 use crate::dataset::{self, Dataset};
 use crate::decode::{Ctx, Decoder};
-#[cfg(feature = "cuda")]
-use crate::device::cuda::copy::{Copier, Shape};
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::memory::{BatchMut, Budget, ByteRing, ChunkBuf, Filled, Lease, Pool, Row};
+use crate::memory::{BatchMut, Budget, ByteRing, ChunkBuf, Lease, Pool, Row};
 use crate::order::{Batches, LastBatch, Order, Shard};
 use crate::pipeline::chunks;
 use crate::pipeline::fetch::{Io, Pending};
@@ -16,16 +15,14 @@ use crate::pipeline::placement::{Numa, Placing, on_node};
 use crate::pipeline::plan::{Demand, MemoryPlan};
 use crate::pipeline::recipe::{Recipe, Steps};
 use crate::pipeline::runtime::{self, Runtime};
-#[cfg(feature = "cuda")]
-use crate::pipeline::transfer::Transfer;
 use crate::pipeline::work::{Queue, Sizes, Workers, panicked};
-use crate::pipeline::{Core, Exchange, IoSide, ToDevice, ToIo};
+use crate::pipeline::{Core, Exchange, Gds, IoSide, ToIo};
 use crate::profile::Meters;
 use crate::read::{self, Choice, Direct, Mode, Opened, ReaderOptions};
 use crate::state::{Cursor, State};
 use crate::stop::Stop;
 use crate::tensor::{Field, Layout, Spec};
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, bounded};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
@@ -62,6 +59,9 @@ pub struct LoaderBuilder {
     reader: ReaderOptions,
     device: Device,
     device_batches: Option<usize>,
+    gds: Gds,
+    /// A cuFile library and the root of the file system that it shall see, for tests.
+    cufile: Option<(PathBuf, PathBuf)>,
     #[cfg(feature = "cuda")]
     streams: Vec<crate::device::cuda::Stream>,
     numa: Numa,
@@ -101,6 +101,8 @@ impl LoaderBuilder {
             reader: ReaderOptions::default(),
             device: Device::default(),
             device_batches: None,
+            gds: Gds::default(),
+            cufile: None,
             #[cfg(feature = "cuda")]
             streams: Vec::new(),
             numa: Numa::Auto,
@@ -300,6 +302,21 @@ impl LoaderBuilder {
         self
     }
 
+    /// Whether fields whose rows are bytes of a file as they stand go straight into the device's memory (GPUDirect Storage).
+    /// Such bytes are not checksummed by the host. Default: [`Gds::Auto`], where cuFile really goes past the host's memory
+    /// and the page cache has no room for the dataset; the report says which way each field takes and why.
+    pub fn gds(mut self, gds: Gds) -> Self {
+        self.gds = gds;
+        self
+    }
+
+    /// For tests: this cuFile library, on a machine whose `proc`, `run` and `dev` are below `root`.
+    #[doc(hidden)]
+    pub fn cufile_at(mut self, library: impl Into<PathBuf>, root: impl Into<PathBuf>) -> Self {
+        self.cufile = Some((library.into(), root.into()));
+        self
+    }
+
     /// A stream that works on the batches: it waits for each batch's copy, and its work is waited for before the memory of a
     /// dropped batch is used again. May be called several times. Without it, see [`Batch::bind`](crate::Batch::bind).
     #[cfg(feature = "cuda")]
@@ -337,7 +354,12 @@ impl LoaderBuilder {
         let global = self.global()?;
         let dataset = self.dataset;
         let on_host = self.device.kind() == DeviceKind::Host;
-        let recipe = Recipe::new(&*dataset, self.steps, !on_host)?;
+        let placing = Placing::new(self.numa, self.device.pci_bus_id(), &self.sysfs)?;
+        let place = placing.placement();
+        let sources = dataset.sources().clone();
+        let opened = on_node(place, || read::open(sources, &self.reader))??;
+        let mut ways = Ways::new(&self.device, self.gds, self.cufile, &*dataset, opened.cache.is_some());
+        let recipe = Recipe::new(&*dataset, self.steps, !on_host, |draft| ways.choose(draft))?;
         let chunks = chunks::starts_of(&*dataset)?;
         let last = self.last.or(self.resume.as_ref().map(|state| state.stand().last)).unwrap_or_default();
         let (order, shard) = (self.order.clone(), self.shard);
@@ -348,15 +370,12 @@ impl LoaderBuilder {
             return Err(no_batches(&whole, global));
         }
         jobs.positions = Some(whole.len());
-        let layout = Layout::new(&recipe.spec, whole.rows_max() as usize)?;
-        let placing = Placing::new(self.numa, self.device.pci_bus_id(), &self.sysfs)?;
-        let place = placing.placement();
+        let absent: Vec<_> = recipe.directs.iter().map(|step| step.field).collect();
+        let layout = Layout::without(&recipe.spec, whole.rows_max() as usize, &absent)?;
         let workers = self.workers.unwrap_or_else(|| {
             let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
             place.map_or(cores, |place| place.cpus().min(cores))
         });
-        let sources = dataset.sources().clone();
-        let opened = on_node(place, || read::open(sources, &self.reader))??;
         let depth = opened.reader.depth();
         let pending = 2 * depth + workers;
         let parts = recipe.handlers.len();
@@ -394,8 +413,9 @@ impl LoaderBuilder {
             pending,
             parts,
             seed,
-            device: self.device,
+            ways,
         };
+        let (routes, direct) = assembly.ways.told();
         // Apart from the rest, since they may be left where they are. What else there is of threads and memory is made, and
         // populated, on the node.
         let threads = on_node(placing.for_workers(self.numa, workers), || runtime::pool(workers))??;
@@ -404,6 +424,8 @@ impl LoaderBuilder {
             runtime,
             ready,
             choice,
+            routes,
+            direct,
             numa: placing.line(self.numa, workers),
             plan,
             info: Arc::new(info),
@@ -536,15 +558,15 @@ struct Assembly {
     pending: usize,
     parts: usize,
     seed: u64,
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "it is the host"))]
-    device: Device,
+    ways: Ways,
 }
 
 type WorkerThreads = (rayon::ThreadPool, Vec<JoinHandle<()>>);
 
 impl Assembly {
     fn start(self, spec: Spec, workers: WorkerThreads) -> Result<(Runtime, Receiver<Contents>, Choice)> {
-        let onward = self.onward()?;
+        let (rows, counts) = (self.layout.clone(), (self.plan.device_batches, self.plan.slots));
+        let onward = self.ways.open(&self.recipe, rows, self.contents.clone(), counts)?;
         let Self { dataset, chunk_starts, recipe, layout, opened, plan, lease, pending, parts, seed, .. } = self;
         let Opened { reader, cache, choice, .. } = opened;
         let waker = reader.waker();
@@ -620,72 +642,6 @@ impl Assembly {
         let runtime = Onward::start(onward, core, io, handles, slots)?;
         closing.defuse();
         Ok((runtime, ready, choice))
-    }
-}
-
-/// What stands between full slots and the iterator when there is a device: its memory and streams, before the threads are.
-struct Onward {
-    #[cfg(feature = "cuda")]
-    copier: Copier,
-    full: (Sender<Filled>, Receiver<Filled>),
-    bell: (Sender<()>, Receiver<()>),
-}
-
-impl Assembly {
-    #[cfg(feature = "cuda")]
-    fn onward(&self) -> Result<Option<Onward>> {
-        let Some(gpu) = self.device.gpu() else { return Ok(None) };
-        let (full, bell) = (bounded(self.plan.slots), bounded(1));
-        let counts = (self.plan.device_batches, self.plan.slots);
-        let copier = Copier::new(gpu, self.shape(), counts, bell.0.clone())?;
-        Ok(Some(Onward { copier, full, bell }))
-    }
-
-    /// What of a slot gets to the device: what is handed out, and what that is made of.
-    #[cfg(feature = "cuda")]
-    fn shape(&self) -> Shape {
-        let recipe = &self.recipe;
-        let finishes: Vec<_> = recipe.finishes.iter().map(|finishing| finishing.step.clone()).collect();
-        let sources = finishes.iter().flat_map(|step| [Some(step.input), step.flips]).flatten();
-        let mut copied: Vec<_> = recipe.keep.iter().map(|kept| kept.index).chain(sources).collect();
-        copied.retain(|field| *field < recipe.spec.fields().len());
-        copied.sort_unstable();
-        copied.dedup();
-        Shape { slot: self.layout.clone(), contents: self.contents.clone(), copied, finishes }
-    }
-
-    #[cfg(not(feature = "cuda"))]
-    fn onward(&self) -> Result<Option<Onward>> {
-        Ok(None)
-    }
-}
-
-impl Onward {
-    fn to_device(&self) -> ToDevice {
-        ToDevice { full: self.full.0.clone(), full_out: self.full.1.clone(), bell: self.bell.0.clone() }
-    }
-
-    /// Starts the threads and lets the slots go round.
-    fn start(
-        onward: Option<Self>,
-        core: Arc<Core>,
-        io: Io,
-        workers: Vec<std::thread::JoinHandle<()>>,
-        slots: Pool,
-    ) -> Result<Runtime> {
-        #[cfg(feature = "cuda")]
-        if let Some(Self { copier, full, bell }) = onward {
-            let ready = core.exchange.ready.clone();
-            let room = slots.regions().len();
-            let transfer = Transfer { core: core.clone(), copier, full: full.1, bell: bell.1, ready, slots: room };
-            let mut runtime = Runtime::start(core, io, workers)?;
-            runtime.start_transfer(transfer, slots)?;
-            return Ok(runtime);
-        }
-        #[cfg(not(feature = "cuda"))]
-        drop(onward);
-        slots.announce(|_| {});
-        Runtime::start(core, io, workers)
     }
 }
 

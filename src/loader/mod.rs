@@ -3,6 +3,8 @@
 
 mod builder;
 mod epoch;
+#[cfg_attr(not(feature = "cuda"), path = "host_only.rs")]
+mod onward;
 mod resume;
 
 pub use builder::LoaderBuilder;
@@ -15,7 +17,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::order::{Batches, ChunkStarts, LastBatch, Order, Shard};
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::work::panicked;
-use crate::pipeline::{Job, MemoryPlan};
+use crate::pipeline::{FieldRoute, Job, MemoryPlan};
 use crate::profile::Report;
 use crate::read::{self, Choice, PageCache};
 use crate::state::{Cursor, State};
@@ -82,6 +84,9 @@ struct Shared {
     numa: Option<String>,
     plan: MemoryPlan,
     info: Arc<BatchInfo>,
+    /// The ways of the fields to the device.
+    routes: Vec<FieldRoute>,
+    direct: onward::Direct,
     jobs: JobMaker,
     /// The batches of a whole epoch.
     whole: Batches,
@@ -273,6 +278,8 @@ impl Shared {
             reads: meters.reads(),
             cache: core.cache.as_deref().map(|cache: &PageCache| (cache.hits(), cache.misses())),
             copies: (self.info.device.kind() != DeviceKind::Host).then(|| meters.device.copies()),
+            routes: self.routes.clone(),
+            direct: onward::direct_reads(&self.direct, meters),
             plan: self.plan.clone(),
             leaked: read::leaked() + runtime::abandoned() + crate::device::leaked(),
         }

@@ -632,6 +632,12 @@ impl Filled {
         BatchMut { filled: self }
     }
 
+    /// The rows of a field of numbers. Panics for another one.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn numbers_mut(&mut self, field: usize) -> &mut [u64] {
+        bytemuck::cast_slice_mut(self.array_mut(field))
+    }
+
     /// All rows of one field for reading, of another for writing. Panics when they are the same.
     pub(crate) fn input_and_output(&mut self, input: usize, output: usize) -> (&[u8], &mut [u8]) {
         assert_ne!(input, output);

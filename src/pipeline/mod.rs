@@ -44,10 +44,13 @@
 //! and counted.
 
 pub(crate) mod chunks;
+#[cfg(feature = "cuda")]
+pub(crate) mod direct;
 pub(crate) mod fetch;
 pub(crate) mod placement;
 pub(crate) mod plan;
 pub(crate) mod recipe;
+pub(crate) mod route;
 pub(crate) mod runtime;
 #[cfg(feature = "cuda")]
 pub(crate) mod transfer;
@@ -55,6 +58,7 @@ pub(crate) mod work;
 
 pub use placement::Numa;
 pub use plan::MemoryPlan;
+pub use route::{FieldRoute, Gds, Route};
 
 use crate::batch::Contents;
 use crate::dataset::Dataset;

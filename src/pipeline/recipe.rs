@@ -3,7 +3,7 @@
 use crate::batch::Kept;
 use crate::dataset::Dataset;
 use crate::decode::{Ctx, Decoder, Raw};
-use crate::device::{Finish, FinishStep};
+use crate::device::{DirectStep, Finish, FinishStep, Gather};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{BatchMut, Filled, Row};
 use crate::order::Draws;
@@ -43,7 +43,7 @@ pub(crate) enum How {
     Decode(Arc<dyn Decoder>),
     /// Storage writes bytes of exactly this length into the device's memory; the host never sees them.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "there is no device"))]
-    Direct(usize),
+    Direct,
     /// Nobody wants it: encoded, without a decoder, and not kept. It is not even read.
     Skip,
 }
@@ -62,8 +62,26 @@ pub(crate) struct Recipe {
     pub(crate) finishes: Vec<Finishing>,
     /// Whether the finishing is the device's.
     pub(crate) on_device: bool,
+    /// Fields that storage writes into the device's memory.
+    pub(crate) directs: Vec<DirectStep>,
     /// Fields that are handed out.
     pub(crate) keep: Vec<Kept>,
+}
+
+/// What is known of the fields before their ways are chosen.
+pub(crate) struct Draft<'a> {
+    pub(crate) handlers: &'a [Handler],
+    /// By handler: somebody wants what it makes.
+    pub(crate) wanted: Vec<bool>,
+    /// The host sees the rows.
+    pub(crate) transforms: bool,
+}
+
+/// A field of the dataset that goes directly.
+pub(crate) struct DirectField {
+    pub(crate) handler: usize,
+    /// Rows are not whole pages of the file: they are read with what lies around them, and moved on the device.
+    pub(crate) unaligned: bool,
 }
 
 /// The last step for one picture field.
@@ -111,7 +129,14 @@ impl Finishing {
 
 impl Recipe {
     /// Checks the steps against the dataset's schema. Errors: [`ErrorKind::Config`], naming fields.
-    pub(crate) fn new(dataset: &dyn Dataset, steps: Steps, on_device: bool) -> Result<Self> {
+    ///
+    /// `direct` says which of the dataset's fields storage shall write into the device's memory.
+    pub(crate) fn new(
+        dataset: &dyn Dataset,
+        steps: Steps,
+        on_device: bool,
+        direct: impl FnOnce(&Draft<'_>) -> Result<Vec<DirectField>>,
+    ) -> Result<Self> {
         let schema = dataset.schema();
         let mut decoders: Vec<Option<Arc<dyn Decoder>>> = vec![None; schema.len()];
         for (name, decoder) in steps.decoders {
@@ -151,15 +176,29 @@ impl Recipe {
         }
         let added = first_added..fields.len();
         let mut keep = every(&Spec::new(fields.clone())?);
+        let wanted = |handler: &Handler| match &steps.keep {
+            Some(names) => {
+                fields[handler.outputs.clone()].iter().any(|field| names.iter().any(|name| name == field.name()))
+            }
+            None => true,
+        };
+        let transforms = !maps.is_empty() || !map_batches.is_empty();
+        let draft = Draft { wanted: handlers.iter().map(wanted).collect(), handlers: &handlers, transforms };
+        let direct = direct(&draft)?;
+        let (mut directs, staging) = direct_steps(direct, &mut handlers, &mut fields);
         let (finishes, made) = finishings(steps.finishes, &mut fields, &mut keep, on_device)?;
         let spec = Spec::new(fields.clone())?;
         fields.extend(made);
+        for (gather, area) in directs.iter_mut().filter_map(|step| step.gather.as_mut()).zip(staging) {
+            gather.staging = fields.len();
+            fields.push(area);
+        }
         let contents = Spec::new(fields)?;
         let keep = match steps.keep {
             Some(names) => kept(&keep, &names)?,
             None => keep,
         };
-        Ok(Self { spec, handlers, maps, map_batches, added, contents, finishes, on_device, keep })
+        Ok(Self { spec, handlers, maps, map_batches, added, contents, finishes, on_device, directs, keep })
     }
 
     /// Bytes that the decoders may take beside the row, for one worker.
@@ -170,12 +209,12 @@ impl Recipe {
 
     /// Whether some field is not wanted at all.
     pub(crate) fn skips(&self) -> bool {
-        self.handlers.iter().any(|handler| matches!(handler.how, How::Skip | How::Direct(_)))
+        self.handlers.iter().any(|handler| matches!(handler.how, How::Skip | How::Direct))
     }
 
     /// Whether every field of storage is read in place, so that no encoded bytes need room.
     pub(crate) fn all_in_place(&self) -> bool {
-        self.handlers.iter().all(|handler| matches!(handler.how, How::InPlace(_) | How::Direct(_) | How::Skip))
+        self.handlers.iter().all(|handler| matches!(handler.how, How::InPlace(_) | How::Direct | How::Skip))
     }
 }
 
@@ -202,7 +241,7 @@ impl How {
     fn scratch_bytes(&self) -> usize {
         match self {
             Self::Decode(decoder) => decoder.scratch_bytes(),
-            Self::InPlace(_) | Self::Copy | Self::Direct(_) | Self::Skip => 0,
+            Self::InPlace(_) | Self::Copy | Self::Direct | Self::Skip => 0,
         }
     }
 }
@@ -251,6 +290,27 @@ fn which_field(schema: &[EncodedField], name: Option<&str>) -> Result<usize> {
 /// All fields, as they are.
 fn every(spec: &Spec) -> Vec<Kept> {
     spec.fields().iter().enumerate().map(|(index, field)| Kept { index, field: field.clone() }).collect()
+}
+
+/// Marks the fields that go directly. The slot gets what is needed in it; the staging areas are the device's.
+fn direct_steps(
+    direct: Vec<DirectField>,
+    handlers: &mut [Handler],
+    slot: &mut Vec<Field>,
+) -> (Vec<DirectStep>, Vec<Field>) {
+    let (mut steps, mut staging) = (Vec::with_capacity(direct.len()), Vec::new());
+    for DirectField { handler, unaligned } in direct {
+        let How::InPlace(row_bytes) = handlers[handler].how else { continue };
+        handlers[handler].how = How::Direct;
+        let (name, field) = (&handlers[handler].name, handlers[handler].outputs.start);
+        let gather = unaligned.then(|| {
+            staging.push(Field::fixed(format!("{name} (staging)"), DType::U8, [DirectStep::stride(row_bytes)]));
+            slot.push(Field::fixed(format!("{name} (offsets)"), DType::U64, []));
+            Gather { staging: 0, offsets: slot.len() - 1 }
+        });
+        steps.push(DirectStep { handler, field, row_bytes, gather });
+    }
+    (steps, staging)
 }
 
 /// The finishing steps, and the fields that a device makes of those of the slot. The slot gets what the steps need in it, and

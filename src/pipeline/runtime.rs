@@ -23,8 +23,8 @@ pub(crate) fn abandoned() -> u64 {
 pub(crate) struct Runtime {
     core: Option<Arc<Core>>,
     io: Option<JoinHandle<()>>,
-    /// The transfer thread, when there is a device.
-    transfer: Option<JoinHandle<()>>,
+    /// Those that only a device needs.
+    others: Vec<JoinHandle<()>>,
     workers: Vec<JoinHandle<()>>,
 }
 
@@ -56,19 +56,15 @@ pub(crate) fn pool(workers: usize) -> Result<(rayon::ThreadPool, Vec<JoinHandle<
 impl Runtime {
     /// Starts the I/O thread with what `make` builds on it.
     pub(crate) fn start(core: Arc<Core>, mut io: super::fetch::Io, workers: Vec<JoinHandle<()>>) -> Result<Self> {
-        let io = guarded(&core, "feedline-io", Stage::Read, move || io.run())?;
-        Ok(Self { core: Some(core), io: Some(io), transfer: None, workers })
+        let io = guarded(&core, "feedline-io".into(), Stage::Read, move || io.run())?;
+        Ok(Self { core: Some(core), io: Some(io), others: Vec::new(), workers })
     }
 
-    /// Starts the transfer thread.
+    /// Starts a thread that ends with the loader, after the I/O thread.
     #[cfg(feature = "cuda")]
-    pub(crate) fn start_transfer(
-        &mut self,
-        transfer: super::transfer::Transfer,
-        pool: crate::memory::Pool,
-    ) -> Result<()> {
+    pub(crate) fn spawn(&mut self, name: String, stage: Stage, body: impl FnOnce() + Send + 'static) -> Result<()> {
         let core = self.core().clone();
-        self.transfer = Some(guarded(&core, "feedline-copy", Stage::Device, move || transfer.run(pool))?);
+        self.others.push(guarded(&core, name, stage, body)?);
         Ok(())
     }
 
@@ -80,18 +76,18 @@ impl Runtime {
 /// Starts a thread whose panic becomes the error of the loader.
 fn guarded(
     core: &Arc<Core>,
-    name: &'static str,
+    name: String,
     stage: Stage,
     body: impl FnOnce() + Send + 'static,
 ) -> Result<JoinHandle<()>> {
-    let core = core.clone();
+    let (core, called) = (core.clone(), name.clone());
     let body = move || {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(body)) {
             let error = super::work::panicked(&*panic, stage);
-            core.fail(Error::new(ErrorKind::Panicked, stage, format!("thread {name}: {}", error.message())));
+            core.fail(Error::new(ErrorKind::Panicked, stage, format!("thread {called}: {}", error.message())));
         }
     };
-    let spawned = std::thread::Builder::new().name(name.into()).spawn(body);
+    let spawned = std::thread::Builder::new().name(name.clone()).spawn(body);
     spawned.map_err(|source| Error::os(Stage::Build, format!("cannot start the thread {name}"), source))
 }
 
@@ -103,7 +99,7 @@ impl Drop for Runtime {
         core.to_io.shutdown.store(true, Ordering::Release);
         core.exchange.ring();
         let deadline = Instant::now() + JOIN;
-        for thread in [self.io.take(), self.transfer.take()].into_iter().flatten() {
+        for thread in self.io.take().into_iter().chain(self.others.drain(..)) {
             join(thread, deadline);
         }
         // Drains hold the core; the last of them must be gone before the pool is, or it would end on its own thread.

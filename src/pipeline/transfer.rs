@@ -1,8 +1,8 @@
 //! The transfer thread: full slots, in order, onto the device.
 //!
 //! ```text
-//! full slots ──► order restored ──► a free buffer? ──copy──► ready ─► Epoch::next
-//!                     ▲                  ▲    └──► in flight ──"copied" reached──► free slot
+//! full slots ──► order restored ──► a free buffer? ──► direct reads ──► copy ──► ready ─► Epoch::next
+//!                     ▲                  ▲             (if there are)    └──► in flight ──"copied" reached──► free slot
 //!                 the next one       dropped batches
 //! ```
 //!
@@ -14,10 +14,13 @@
 //! rings when one is done. A broken context rings no bells, so it also looks now and then.
 
 use super::Core;
+use super::direct::{Reading, Reads};
 use crate::batch::{Contents, Reorder};
-use crate::device::cuda::copy::{Copied, Copier};
+use crate::device::cuda::copy::{Buffer, Copied, Copier};
+use crate::error::Result;
 use crate::memory::{Filled, Pool};
 use crossbeam_channel::{Receiver, Sender, never, select};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -29,6 +32,8 @@ const LOOK: Duration = Duration::from_millis(250);
 pub(crate) struct Transfer {
     pub(crate) core: Arc<Core>,
     pub(crate) copier: Copier,
+    /// For fields that go from storage to the device.
+    pub(crate) reads: Option<Reads>,
     /// Full slots of the present run, in any order.
     pub(crate) full: Receiver<Filled>,
     /// Something ended: look.
@@ -52,6 +57,15 @@ impl Waiting {
     }
 }
 
+/// A batch that has its buffer, and is not copied yet.
+struct Flight {
+    slot: Filled,
+    /// Nothing for a slot that failed: it only waits for its turn.
+    buffer: Option<Box<Buffer>>,
+    /// Its direct reads, once its buffer is idle.
+    reading: Option<Arc<Reading>>,
+}
+
 impl Transfer {
     /// Pins the slots, one after the other, and then copies until the loader ends.
     pub(crate) fn run(mut self, pool: Pool) {
@@ -62,44 +76,97 @@ impl Transfer {
             (false, Err(error)) => core.meters.device.note_pageable(&error),
         });
         let mut waiting = Waiting::new(0, self.slots);
+        let mut flights = VecDeque::with_capacity(self.slots);
         while !core.to_io.is_ending() {
             self.forget_old(&mut waiting);
             while let Ok(slot) = self.full.try_recv() {
                 self.take(&mut waiting, slot);
             }
-            let room = self.copy_all(&mut waiting);
-            if let Err(error) = self.copier.let_go_done() {
+            let room = self.begin_all(&mut waiting, &mut flights);
+            let read = flights.iter_mut().try_for_each(|flight| self.read(flight));
+            self.land_all(&mut flights);
+            if let Err(error) = read.and(self.copier.let_go_done()) {
                 core.fail(error);
             }
             self.wait(&mut waiting, room);
         }
+        self.end(flights);
     }
 
-    /// Copies slots as long as the next one is there and a buffer is free; true when there is a free buffer left or nothing
-    /// to put into it.
-    fn copy_all(&mut self, waiting: &mut Waiting) -> bool {
+    /// Gives slots their buffers as long as the next one is there and a buffer is free; false when one waits for a buffer.
+    fn begin_all(&mut self, waiting: &mut Waiting, flights: &mut VecDeque<Flight>) -> bool {
         loop {
             let Some(slot) = waiting.next.take().or_else(|| waiting.reorder.take()) else { return true };
-            if slot.failed() {
+            let buffer = if slot.failed() { None } else { self.copier.take() };
+            if buffer.is_none() && !slot.failed() {
+                waiting.next = Some(slot);
+                return false;
+            }
+            let flight = Flight { slot, buffer, reading: None };
+            // Without direct reads there is nothing to wait for.
+            if self.reads.is_none() { self.land(flight) } else { flights.push_back(flight) }
+        }
+    }
+
+    /// Starts a batch's direct reads when nobody uses its buffer any more.
+    fn read(&self, flight: &mut Flight) -> Result<()> {
+        let (Some(reads), Some(buffer), None) = (&self.reads, &mut flight.buffer, &flight.reading) else {
+            return Ok(());
+        };
+        if self.is_present(&flight.slot) && self.copier.is_idle(buffer)? {
+            flight.reading = Some(reads.read(flight.slot.ids(), buffer.base()));
+        }
+        Ok(())
+    }
+
+    /// Copies the oldest batches whose reads are done, and hands them out.
+    fn land_all(&mut self, flights: &mut VecDeque<Flight>) {
+        while let Some(flight) = flights.front_mut() {
+            let present = self.is_present(&flight.slot);
+            let reading = flight.reading.as_ref();
+            if let (false, Some(reading)) = (present, reading) {
+                reading.cancelled.store(true, Ordering::Relaxed);
+            }
+            let done = match reading {
+                Some(reading) => reading.is_done(),
+                None => !present || flight.buffer.is_none(),
+            };
+            if !done {
+                return;
+            }
+            if let Some(flight) = flights.pop_front() {
+                self.land(flight);
+            }
+        }
+    }
+
+    /// Copies a batch, and hands it out; one of an older run, or that failed, gives its buffer back.
+    fn land(&mut self, flight: Flight) {
+        let Flight { mut slot, buffer, reading } = flight;
+        let failure = reading.as_ref().and_then(|reading| reading.take_failure());
+        if !self.is_present(&slot) || failure.is_some() {
+            buffer.into_iter().for_each(|buffer| self.copier.give_back(buffer));
+            if let Some(error) = failure.filter(|_| self.is_present(&slot)) {
+                slot.note_failure(error);
                 self.hand_out(Contents::Host(slot));
-                continue;
             }
-            match self.copier.copy(slot) {
-                Copied::Started(on_device, bytes) => {
-                    self.core.meters.device.copies.add(1);
-                    self.core.meters.device.bytes.add(bytes as u64);
-                    self.hand_out(Contents::Cuda(on_device));
-                }
-                Copied::NoRoom(slot) => {
-                    waiting.next = Some(slot);
-                    return false;
-                }
-                Copied::Failed(slot, error) => {
-                    slot.note_failure(error);
-                    self.hand_out(Contents::Host(slot));
-                }
-                Copied::Broken(error) => self.core.fail(error),
+            return;
+        }
+        let Some(buffer) = buffer else { return self.hand_out(Contents::Host(slot)) };
+        if let (Some(reads), Some(reading)) = (&self.reads, &reading) {
+            reads.note_offsets(reading, &mut slot);
+        }
+        match self.copier.copy(slot, buffer) {
+            Copied::Started(on_device, bytes) => {
+                self.core.meters.device.copies.add(1);
+                self.core.meters.device.bytes.add(bytes as u64);
+                self.hand_out(Contents::Cuda(on_device));
             }
+            Copied::Failed(slot, error) => {
+                slot.note_failure(error);
+                self.hand_out(Contents::Host(slot));
+            }
+            Copied::Broken(error) => self.core.fail(error),
         }
     }
 
@@ -115,10 +182,10 @@ impl Transfer {
     }
 
     fn take(&self, waiting: &mut Waiting, slot: Filled) {
-        let ticket = slot.ticket();
-        if ticket.generation != self.generation() {
+        if !self.is_present(&slot) {
             return;
         }
+        let ticket = slot.ticket();
         if ticket.generation != waiting.generation {
             *waiting = Waiting::new(ticket.generation, self.slots);
         }
@@ -137,8 +204,23 @@ impl Transfer {
         self.core.exchange.generation.load(Ordering::Acquire)
     }
 
+    /// Whether the slot belongs to the present run.
+    fn is_present(&self, slot: &Filled) -> bool {
+        slot.ticket().generation == self.generation()
+    }
+
     fn hand_out(&self, contents: Contents) {
         // It has room for all slots and buffers.
         let _ = self.ready.send(contents);
+    }
+
+    /// What storage still writes to must stay until it has let go: a device that never answers keeps this thread, and all
+    /// that it has.
+    fn end(self, flights: VecDeque<Flight>) {
+        let readings = || flights.iter().filter_map(|flight| flight.reading.as_ref());
+        readings().for_each(|reading| reading.cancelled.store(true, Ordering::Relaxed));
+        while !readings().all(|reading| reading.is_done()) {
+            let _ = self.bell.recv_timeout(LOOK);
+        }
     }
 }

@@ -575,7 +575,7 @@ fn copy_runs(core: &Core, rows: &mut Rows, held: &Held, places: &[(u32, u32)]) -
     for (field, handler) in core.recipe.handlers.iter().enumerate() {
         let row_bytes = match handler.how {
             How::InPlace(row_bytes) => row_bytes,
-            How::Skip | How::Direct(_) => continue,
+            How::Skip | How::Direct => continue,
             _ => return false,
         };
         let array = |buffer: Option<&ChunkBuf>| buffer.and_then(|buffer| buffer.array(field).map(|(_, bytes)| bytes));
@@ -730,6 +730,15 @@ impl Core {
     /// What a sample is made of, checked: datasets are open, and everything behind here relies on it. Every field of
     /// the schema has bytes exactly once, every extent lies within its source.
     pub(crate) fn parts_of<'d>(&'d self, id: u64, parts: &mut Parts<'d>) -> Result<()> {
+        self.all_parts_of(id, parts)?;
+        if self.skips {
+            parts.retain(|field| !matches!(self.recipe.handlers[field].how, How::Skip | How::Direct));
+        }
+        Ok(())
+    }
+
+    /// As [`parts_of`](Self::parts_of), with those that the host does not need.
+    pub(crate) fn all_parts_of<'d>(&'d self, id: u64, parts: &mut Parts<'d>) -> Result<()> {
         parts.clear();
         self.dataset.extents(id, parts)?;
         let lie = |message: String| Err(Error::new(ErrorKind::User, Stage::Read, message));
@@ -748,9 +757,6 @@ impl Core {
         let missing = (0..self.recipe.handlers.len()).find(|field| seen & (1 << field) == 0);
         if let Some(field) = missing {
             return lie(format!("the dataset gave no bytes for field `{}`", self.recipe.handlers[field].name));
-        }
-        if self.skips {
-            parts.retain(|field| !matches!(self.recipe.handlers[field].how, How::Skip | How::Direct(_)));
         }
         Ok(())
     }
@@ -771,7 +777,7 @@ impl Core {
         matches!(part, Part::Extent(extent) if extent.len == row_bytes as u64)
     }
 
-    fn memory_bytes(&self, extent: &Extent) -> Result<&[u8]> {
+    pub(crate) fn memory_bytes(&self, extent: &Extent) -> Result<&[u8]> {
         let all = self.sources.bytes_of(extent.source).unwrap_or_default();
         let range = extent.offset as usize..(extent.offset.saturating_add(extent.len)) as usize;
         all.get(range).ok_or_else(|| {
@@ -816,7 +822,7 @@ impl Core {
         let mut row = rows.row();
         let done = match &handler.how {
             How::InPlace(_) | How::Copy => row.copy_from(handler.outputs.start, bytes).map_err(site),
-            How::Skip | How::Direct(_) => Ok(()),
+            How::Skip | How::Direct => Ok(()),
             How::Decode(decoder) => {
                 handler.outputs.clone().for_each(|field| row.clear_len(field));
                 let mut ctx = Ctx::new(self.seed, job.epoch, id, handler.outputs.clone(), scratch)

@@ -5,7 +5,7 @@
 
 mod report;
 
-pub use report::{Bound, Copies, Report};
+pub use report::{Bound, Copies, DirectReads, Report};
 
 use crate::read::{ReadStats, Reader};
 use std::sync::Mutex;
@@ -55,6 +55,12 @@ pub(crate) struct DeviceMeters {
     pub(crate) bytes: Counter,
     pub(crate) pinned_slots: Counter,
     pub(crate) pageable_slots: Counter,
+    /// Direct reads, their bytes, and rows that came by the host instead.
+    pub(crate) reads: Counter,
+    pub(crate) direct_bytes: Counter,
+    pub(crate) host_rows: Counter,
+    /// Why the first of these did.
+    by_host: Mutex<Option<String>>,
     /// Why a slot could not be pinned.
     pageable: Mutex<Option<String>>,
 }
@@ -66,6 +72,21 @@ impl DeviceMeters {
         self.pageable_slots.add(1);
         let mut reason = self.pageable.lock().unwrap_or_else(|poison| poison.into_inner());
         reason.get_or_insert_with(|| why.message().to_string());
+    }
+
+    /// A direct read was not possible.
+    pub(crate) fn note_by_host(&self, why: &str) {
+        self.by_host.lock().unwrap_or_else(|poison| poison.into_inner()).get_or_insert_with(|| why.to_string());
+    }
+
+    pub(crate) fn direct(&self, how: String) -> DirectReads {
+        DirectReads {
+            how,
+            reads: self.reads.get(),
+            bytes: self.direct_bytes.get(),
+            host_rows: self.host_rows.get(),
+            why_host: self.by_host.lock().unwrap_or_else(|poison| poison.into_inner()).clone(),
+        }
     }
 
     pub(crate) fn copies(&self) -> Copies {

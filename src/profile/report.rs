@@ -1,6 +1,6 @@
 //! The report: a snapshot of the counters, and what they say. Pure.
 
-use crate::pipeline::MemoryPlan;
+use crate::pipeline::{FieldRoute, MemoryPlan};
 use crate::read::{Choice, ReadStats};
 use std::fmt;
 use std::time::Duration;
@@ -48,6 +48,10 @@ pub struct Report {
     pub planned_amplification: Option<f64>,
     /// What was copied to the device; `None` on the host.
     pub copies: Option<Copies>,
+    /// Which way the fields of the dataset take, and why; empty on the host.
+    pub routes: Vec<FieldRoute>,
+    /// What was read directly into the device's memory, if some field is.
+    pub direct: Option<DirectReads>,
     /// The memory.
     pub plan: MemoryPlan,
     /// Things that the kernel or a device may still use, left behind in this process.
@@ -77,6 +81,35 @@ impl fmt::Display for Copies {
         match &self.why_pageable {
             Some(why) => write!(f, ", {} not ({why}): slower", self.pageable_slots),
             None => Ok(()),
+        }
+    }
+}
+
+/// What a loader read from files into device memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DirectReads {
+    /// Which way the bytes went by cuFile's own count: `p2p`, `nvidia-fs`, `compat` (through host memory), several, or that
+    /// it does not say.
+    pub how: String,
+    /// Reads by cuFile, and their bytes.
+    pub reads: u64,
+    /// Bytes of rows that these brought.
+    pub bytes: u64,
+    /// Rows that came by way of the host, since cuFile could not bring them.
+    pub host_rows: u64,
+    /// Why the first of them did.
+    pub why_host: Option<String>,
+}
+
+impl fmt::Display for DirectReads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gb = self.bytes as f64 / 1e9;
+        write!(f, "{} reads by cuFile, {gb:.3} GB, {}; not checksummed by the host", self.reads, self.how)?;
+        match (&self.why_host, self.host_rows) {
+            (_, 0) => Ok(()),
+            (Some(why), rows) => write!(f, "; {rows} rows by the host ({why})"),
+            (None, rows) => write!(f, "; {rows} rows by the host"),
         }
     }
 }
@@ -237,6 +270,12 @@ impl fmt::Display for Report {
                 Some(planned) => writeln!(f, "; planned over all ranks {planned:.2} ×")?,
                 None => writeln!(f)?,
             }
+        }
+        for (index, route) in self.routes.iter().enumerate() {
+            writeln!(f, "{:<9} {route}", if index == 0 { "routes" } else { "" })?;
+        }
+        if let Some(direct) = &self.direct {
+            writeln!(f, "direct    {direct}")?;
         }
         if let Some(copies) = &self.copies {
             writeln!(f, "copies    {copies}")?;

@@ -34,6 +34,8 @@ mod waker;
 
 pub use cache::{Cached, PageCache};
 pub use choice::{Choice, Opened, open};
+#[cfg(feature = "cuda")]
+pub(crate) use files::{Files, descriptor_limit};
 pub use source::{DirId, Extent, SourceId, Sources};
 pub use waker::Waker;
 

@@ -13,9 +13,10 @@
 #![allow(unsafe_code)]
 
 use super::Stream;
+use super::cufile::{BufferGuard, CuFile};
 use super::driver::{self, CopyStream, DeviceMemory, DevicePtr, Event, Gpu, Pin};
 use super::kernels::Kernels;
-use crate::device::FinishStep;
+use crate::device::{DirectStep, FinishStep};
 use crate::error::{Error, Result};
 use crate::memory::{Array, Filled, Pinned, Region, Ticket};
 use crate::tensor::{Layout, PAGE};
@@ -32,7 +33,10 @@ pub(crate) struct Shape {
     pub(crate) contents: Layout,
     /// Fields of the slot that are copied.
     pub(crate) copied: Vec<usize>,
-    /// What is made of copied fields.
+    /// Fields that somebody else writes into the buffer before the copy, and by what.
+    pub(crate) directs: Vec<DirectStep>,
+    pub(crate) cufile: Option<Arc<CuFile>>,
+    /// What is made of fields that are there.
     pub(crate) finishes: Vec<Arc<FinishStep>>,
 }
 
@@ -43,9 +47,23 @@ pub(crate) struct Home {
     back: Sender<Box<Buffer>>,
 }
 
+impl Home {
+    /// Where a field of the contents begins in a buffer.
+    fn at(&self, buffer: &Buffer, field: usize) -> DevicePtr {
+        buffer.memory.ptr() + self.shape.contents.fields()[field].offset as DevicePtr
+    }
+}
+
+/// Rows that are not blank; they come first.
+fn real_rows(slot: &Filled) -> usize {
+    slot.ids().iter().take_while(|id| **id != u64::MAX).count()
+}
+
 /// Device memory for one batch, and what the host keeps of it.
 pub(crate) struct Buffer {
     memory: DeviceMemory,
+    /// For direct reads into it.
+    registered: Option<BufferGuard>,
     copied: Arc<Event>,
     /// The first `pending` of these stand for the work that consumers gave their streams before they let go.
     released: Vec<Event>,
@@ -64,8 +82,14 @@ impl Buffer {
     fn new(home: &Home) -> Result<Self> {
         let rows = home.shape.slot.rows();
         let lens = home.shape.slot.fields().iter().map(|field| Vec::with_capacity(field.lens.map_or(0, |_| rows)));
+        let memory = DeviceMemory::new(&home.gpu, home.shape.contents.bytes(), "a batch")?;
+        let registered = match &home.shape.cufile {
+            Some(cufile) => Some(cufile.register_buffer(memory.ptr(), home.shape.contents.bytes())?),
+            None => None,
+        };
         Ok(Self {
-            memory: DeviceMemory::new(&home.gpu, home.shape.contents.bytes(), "a batch")?,
+            memory,
+            registered,
             copied: Arc::new(Event::new(&home.gpu)?),
             released: vec![Event::new(&home.gpu)?],
             pending: 0,
@@ -77,6 +101,11 @@ impl Buffer {
             status: Vec::with_capacity(rows),
             lens: lens.collect(),
         })
+    }
+
+    /// Where it begins.
+    pub(crate) fn base(&self) -> DevicePtr {
+        self.memory.ptr()
     }
 
     fn streams(&mut self) -> &mut Vec<Stream> {
@@ -119,6 +148,9 @@ impl Drop for Buffer {
             let _ = event.wait();
         }
         let _ = self.copied.wait();
+        if self.registered.take().is_some_and(|registered| registered.release().is_err()) {
+            self.memory.leak();
+        }
     }
 }
 
@@ -168,7 +200,7 @@ impl OnDevice {
 
     /// Where row 0 of the field is. Only for work on bound streams.
     pub(crate) fn ptr(&self, field: usize) -> DevicePtr {
-        self.buffer().memory.ptr() + self.home.shape.contents.fields()[field].offset as DevicePtr
+        self.home.at(self.buffer(), field)
     }
 
     /// Where an array begins in device memory; in the host's for what lies there. Only for work on bound streams.
@@ -234,8 +266,6 @@ impl Drop for OnDevice {
 pub(crate) enum Copied {
     /// Its copy, of so many bytes, is on its way; the slot is free again when it is done.
     Started(OnDevice, usize),
-    /// Every buffer is in use.
-    NoRoom(Filled),
     /// It could not be copied; the next one may be.
     Failed(Filled, Error),
     /// The device is of no use any more, and still has the slot.
@@ -271,7 +301,8 @@ impl Copier {
     pub(crate) fn new(gpu: &Arc<Gpu>, shape: Shape, (count, slots): (usize, usize), bell: Sender<()>) -> Result<Self> {
         let (back, free) = bounded(count);
         let whole = runs(arrays(&shape, shape.slot.rows()));
-        let kernels = if shape.finishes.is_empty() { None } else { Some(Kernels::load(gpu)?) };
+        let needed = !shape.finishes.is_empty() || shape.directs.iter().any(|step| step.gather.is_some());
+        let kernels = if needed { Some(Kernels::load(gpu)?) } else { None };
         let home = Arc::new(Home { gpu: gpu.clone(), shape, back });
         for _ in 0..count {
             let _ = home.back.send(Box::new(Buffer::new(&home)?));
@@ -295,16 +326,39 @@ impl Copier {
         &self.free
     }
 
-    /// Takes back what came out of [`free`](Self::free).
+    /// Takes back what came out of [`free`](Self::free), or was taken and not used.
     pub(crate) fn give_back(&mut self, buffer: Box<Buffer>) {
-        self.spare = Some(buffer);
+        if let Some(other) = self.spare.replace(buffer) {
+            let _ = self.home.back.send(other);
+        }
     }
 
-    /// Gives the copy of a slot to the device, if a buffer is free.
-    pub(crate) fn copy(&mut self, slot: Filled) -> Copied {
-        let Some(mut buffer) = self.spare.take().or_else(|| self.free.try_recv().ok()) else {
-            return Copied::NoRoom(slot);
-        };
+    pub(crate) fn gpu(&self) -> &Arc<Gpu> {
+        &self.home.gpu
+    }
+
+    /// A buffer for a batch, if one is free.
+    pub(crate) fn take(&mut self) -> Option<Box<Buffer>> {
+        self.spare.take().or_else(|| self.free.try_recv().ok())
+    }
+
+    /// Whether nobody uses the buffer any more: for those who write to it beside the copy stream. When not, the bell rings
+    /// when that is so.
+    pub(crate) fn is_idle(&self, buffer: &mut Buffer) -> Result<bool> {
+        let users = || buffer.released[..buffer.pending].iter().chain([&*buffer.copied]);
+        for event in users() {
+            if !event.is_done()? {
+                users().try_for_each(|event| self.home.gpu.stream_waits(self.notify.raw(), event))?;
+                self.notify.ring(&self.bell)?;
+                return Ok(false);
+            }
+        }
+        buffer.pending = 0;
+        Ok(true)
+    }
+
+    /// Gives the copy of a slot to the device.
+    pub(crate) fn copy(&mut self, slot: Filled, mut buffer: Box<Buffer>) -> Copied {
         buffer.take_head(&slot);
         match self.enqueue(&slot, &mut buffer) {
             Ok(bytes) => {
@@ -313,7 +367,7 @@ impl Copier {
             }
             // A part may be on its way: only when that has ended may the memory be used again.
             Err(error) if self.stream.synchronize().is_ok() => {
-                let _ = self.home.back.send(buffer);
+                self.give_back(buffer);
                 Copied::Failed(slot, error)
             }
             Err(error) => {
@@ -343,6 +397,7 @@ impl Copier {
         } else {
             arrays(shape, slot.rows()).try_for_each(&mut copy)?;
         }
+        shape.directs.iter().try_for_each(|step| self.land(step, slot, buffer))?;
         shape.finishes.iter().try_for_each(|step| self.finish(step, slot, buffer))?;
         drop(bound);
         buffer.copied.record(self.stream.raw())?;
@@ -352,17 +407,33 @@ impl Copier {
         Ok(bytes)
     }
 
-    /// Makes floats of the pictures. Blank rows come last, and stay zero.
+    /// Moves rows that were read with their surroundings to where they belong.
+    fn land(&self, step: &DirectStep, slot: &Filled, buffer: &Buffer) -> Result<()> {
+        let (at, rows) = (|field| self.home.at(buffer, field), real_rows(slot));
+        if let (Some(kernels), Some(gather)) = (&self.kernels, step.gather) {
+            let places = (at(gather.staging), at(gather.offsets), at(step.field));
+            // SAFETY: staging has `stride` bytes for each row, and every offset leaves a row's bytes before its end, as
+            // `direct.rs` computes them; the arrays lie in the buffer, which only this stream uses now.
+            unsafe { kernels.gather(self.stream.raw(), places, step.row_bytes as u64, rows as u64) }?;
+        }
+        self.blank(step.field, step.row_bytes, rows, slot, buffer)
+    }
+
+    /// Zeroes the rows behind the first `rows`.
+    fn blank(&self, field: usize, row_bytes: usize, rows: usize, slot: &Filled, buffer: &Buffer) -> Result<()> {
+        let from = self.home.shape.contents.fields()[field].offset + rows * row_bytes;
+        buffer.memory.clear(from, (slot.rows() - rows) * row_bytes, self.stream.raw())
+    }
+
+    /// Makes floats of the pictures. Blank rows stay zero.
     fn finish(&self, step: &FinishStep, slot: &Filled, buffer: &Buffer) -> Result<()> {
         let Some(kernels) = &self.kernels else { return Ok(()) };
-        let at = |field: usize| buffer.memory.ptr() + self.home.shape.contents.fields()[field].offset as DevicePtr;
-        let made = slot.ids().iter().take_while(|id| **id != u64::MAX).count();
+        let (at, made) = (|field| self.home.at(buffer, field), real_rows(slot));
         let fields = (at(step.input), at(step.output));
         // SAFETY: the fields lie in the buffer, as long as the plan says, and only this stream uses it now; the context is
         // bound by the caller.
         unsafe { kernels.finish(self.stream.raw(), &step.plan, fields, step.flips.map(at), made) }?;
-        let (from, bytes) = (made * step.plan.output_bytes(), (slot.rows() - made) * step.plan.output_bytes());
-        buffer.memory.clear(from + self.home.shape.contents.fields()[step.output].offset, bytes, self.stream.raw())
+        self.blank(step.output, step.plan.output_bytes(), made, slot, buffer)
     }
 
     /// Lets go of the slots whose copies are done.

@@ -15,6 +15,7 @@
 #![allow(unsafe_code)]
 
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::tensor::PAGE;
 use crossbeam_channel::Sender;
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -314,15 +315,6 @@ impl Gpu {
 
     pub(crate) fn pci_bus_id(&self) -> Option<&str> {
         self.pci.as_deref()
-    }
-
-    /// Bytes of memory of the device.
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    pub(crate) fn driver(&self) -> &'static Driver {
-        self.driver
     }
 
     /// The context, for comparing it with that of a stream.
@@ -636,19 +628,22 @@ impl Drop for CopyStream {
 /// Device memory.
 pub(crate) struct DeviceMemory {
     gpu: Arc<Gpu>,
+    /// What the driver gave, 0 once it is leaked.
+    given: DevicePtr,
+    /// The first page in it.
     ptr: DevicePtr,
     len: usize,
 }
 
 impl DeviceMemory {
-    /// Reserves `len` bytes.
+    /// Reserves `len` bytes that start at a page: the driver aligns small ones to less than cuFile needs.
     ///
     /// Errors: [`ErrorKind::Budget`] when the device has no room, saying how much it has.
     pub(crate) fn new(gpu: &Arc<Gpu>, len: usize, what: &str) -> Result<Self> {
         let bound = gpu.bind()?;
         let mut ptr = 0;
         // SAFETY: the pointer is valid for the call.
-        let code = unsafe { (gpu.driver.symbols.mem_alloc)(&mut ptr, len) };
+        let code = unsafe { (gpu.driver.symbols.mem_alloc)(&mut ptr, len.saturating_add(PAGE)) };
         drop(bound);
         // 2: out of memory.
         if code == 2 {
@@ -662,11 +657,21 @@ impl DeviceMemory {
             return Err(Error::new(ErrorKind::Budget, Stage::Device, message));
         }
         gpu.check("cuMemAlloc", code)?;
-        Ok(Self { gpu: gpu.clone(), ptr, len })
+        Ok(Self { gpu: gpu.clone(), given: ptr, ptr: ptr.next_multiple_of(PAGE as DevicePtr), len })
+    }
+
+    /// Leaves it to the device for ever.
+    pub(crate) fn leak(&mut self) {
+        self.given = 0;
+        note_leak();
     }
 
     pub(crate) fn ptr(&self) -> DevicePtr {
         self.ptr
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
     }
 
     /// Zeroes `bytes` bytes from `from` on when `stream` gets there.
@@ -685,9 +690,12 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
+        if self.given == 0 {
+            return;
+        }
         let Ok(_bound) = self.gpu.bind() else { return note_leak() };
         // SAFETY: allocated by `new`, freed once. The call waits for all work of the device.
-        if self.gpu.check("cuMemFree", unsafe { (self.gpu.driver.symbols.mem_free)(self.ptr) }).is_err() {
+        if self.gpu.check("cuMemFree", unsafe { (self.gpu.driver.symbols.mem_free)(self.given) }).is_err() {
             note_leak();
         }
     }

@@ -49,6 +49,7 @@ impl Failure {
     }
 
     /// Who refused, and with which code.
+    #[cfg(test)]
     pub(crate) fn cause(&self) -> &Cause {
         &self.cause
     }

@@ -152,6 +152,7 @@ impl CuFile {
         self.version
     }
 
+    #[cfg(test)]
     /// What the driver said of itself when it was opened.
     pub(crate) fn properties(&self) -> Option<Properties> {
         self.properties
@@ -229,6 +230,7 @@ impl CuFile {
         Ok(bytes)
     }
 
+    #[cfg(test)]
     /// Whether [`Self::stats`] has something to say.
     pub(crate) fn stats_on(&self) -> bool {
         self.opened.stats || self.machine().is_some()
@@ -326,10 +328,12 @@ pub(crate) struct BufferGuard {
 
 impl BufferGuard {
     /// Where it starts.
+    #[cfg(test)]
     pub(crate) fn device_ptr(&self) -> u64 {
         self.device_ptr
     }
 
+    #[cfg(test)]
     /// Bytes.
     pub(crate) fn len(&self) -> usize {
         self.len

@@ -71,6 +71,18 @@ pub(crate) enum Mode {
     Unknown,
 }
 
+impl std::fmt::Display for Mode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::P2p => f.write_str("p2p"),
+            Self::NvidiaFs => f.write_str("nvidia-fs"),
+            Self::Compat => f.write_str("compat: through host memory"),
+            Self::Mixed { direct, host } => write!(f, "{direct} reads direct, {host} through host memory"),
+            Self::Unknown => f.write_str("cuFile does not say which way"),
+        }
+    }
+}
+
 impl Mode {
     /// What the reads between `before` and `after` were; [`Mode::Unknown`] when there were none, when the counters
     /// belong to different GPUs, or when they were reset in between.

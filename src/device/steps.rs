@@ -1,0 +1,48 @@
+//! What the device does with fields of a slot, by their numbers: the agreement between the pipeline, which makes the slot, and
+//! the device, which makes the batch's contents of it. Pure.
+//!
+//! Fields of the slot have the same numbers in the contents; what is made on the device follows behind them.
+
+use super::finish::FinishPlan;
+use crate::tensor::PAGE;
+
+/// A field of floats made of one of `u8`.
+pub(crate) struct FinishStep {
+    pub(crate) plan: FinishPlan,
+    /// The `u8` field.
+    pub(crate) input: usize,
+    /// The field of the slot that says, on a device, which pictures are mirrored: a byte each.
+    pub(crate) flips: Option<usize>,
+    /// The field in the contents that it makes.
+    pub(crate) output: usize,
+}
+
+/// A field that storage writes into device memory. It takes no room in the slot.
+#[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "there is no device"))]
+pub(crate) struct DirectStep {
+    /// Field of the dataset.
+    pub(crate) handler: usize,
+    /// Field of the contents.
+    pub(crate) field: usize,
+    pub(crate) row_bytes: usize,
+    /// Where rows are read to that are not whole pages of their file.
+    pub(crate) gather: Option<Gather>,
+}
+
+/// Rows with the pages around them, before they are moved to where they belong.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "there is no device"))]
+pub(crate) struct Gather {
+    /// Field of the contents: [`stride`](DirectStep::stride) bytes for each row.
+    pub(crate) staging: usize,
+    /// Field of the slot: where in that field each row begins, `u64`.
+    pub(crate) offsets: usize,
+}
+
+impl DirectStep {
+    /// Bytes of the staging area for a row: its pages, at whichever offset it begins.
+    pub(crate) fn stride(row_bytes: usize) -> usize {
+        row_bytes.next_multiple_of(PAGE) + PAGE
+    }
+}

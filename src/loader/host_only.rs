@@ -1,0 +1,74 @@
+//! What stands behind full slots in a build without devices: nothing. The same face as `onward.rs`.
+
+use crate::dataset::Dataset;
+use crate::device::Device;
+use crate::error::Result;
+use crate::memory::Pool;
+use crate::pipeline::fetch::Io;
+use crate::pipeline::recipe::{DirectField, Draft, Recipe};
+use crate::pipeline::route::{self, Around, Asked};
+use crate::pipeline::runtime::Runtime;
+use crate::pipeline::{Core, FieldRoute, Gds, ToDevice};
+use crate::profile::{DirectReads, Meters};
+use crate::tensor::Layout;
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// What the report asks for: nothing goes directly.
+pub(super) type Direct = ();
+
+pub(super) fn direct_reads(_: &Direct, _: &Meters) -> Option<DirectReads> {
+    None
+}
+
+/// Every field stays on the host.
+pub(super) struct Ways(Gds);
+
+impl Ways {
+    pub(super) fn new(_: &Device, gds: Gds, _: Option<(PathBuf, PathBuf)>, _: &dyn Dataset, _: bool) -> Self {
+        Self(gds)
+    }
+
+    /// Errors: when direct reads are required.
+    pub(super) fn choose(&mut self, draft: &Draft<'_>) -> Result<Vec<DirectField>> {
+        let asked = |index: usize| {
+            let (name, wanted) = (draft.handlers[index].name.as_str(), draft.wanted[index]);
+            Asked { name, row_bytes: None, wanted, plain: false }
+        };
+        let asked: Vec<_> = (0..draft.handlers.len()).map(asked).collect();
+        let around =
+            Around { on_device: false, transforms: draft.transforms, in_chunks: false, cached: false, too_many: None };
+        route::choose(self.0, &asked, &around, || Err("built without the feature `cuda`".into())).map(|_| Vec::new())
+    }
+
+    pub(super) fn told(&self) -> (Vec<FieldRoute>, Direct) {
+        (Vec::new(), ())
+    }
+
+    pub(super) fn open(&self, _: &Recipe, _: Layout, _: Layout, _: (usize, usize)) -> Result<Option<Onward>> {
+        Ok(None)
+    }
+}
+
+/// There is none.
+pub(super) struct Onward(Infallible);
+
+impl Onward {
+    pub(super) fn to_device(&self) -> ToDevice {
+        match self.0 {}
+    }
+
+    /// Starts the threads and lets the slots go round.
+    pub(super) fn start(
+        _: Option<Self>,
+        core: Arc<Core>,
+        io: Io,
+        workers: Vec<JoinHandle<()>>,
+        pool: Pool,
+    ) -> Result<Runtime> {
+        pool.announce(|_| {});
+        Runtime::start(core, io, workers)
+    }
+}

@@ -1,0 +1,434 @@
+//! Direct reads: rows from files into device memory by cuFile, for the batches that the transfer thread has taken a buffer for.
+//!
+//! ```text
+//! transfer thread ──(rows of a field)──► threads "feedline-gds" ── cuFileRead ──► the buffer's rows, or its staging area
+//!        ▲                                      │ what cuFile cannot do: pread, pinned bounce buffer, copy
+//!        └────────── bell: all rows are there ──┘
+//! ```
+//!
+//! Rows that are whole pages of their file go where they belong. Others are read with the pages around them into a staging
+//! area of the same buffer, and a kernel moves them. Rows that follow each other in a file and in the batch are one read.
+//!
+//! Invariants:
+//! * A buffer is written only after everything that used it is done ([`Copier::is_idle`](crate::device::cuda::copy::Copier)),
+//!   and used only after every row has been counted down: also when the batch is cancelled, also when a thread panics.
+//! * Every row is read, or has an error that names file, offset and sample. What cuFile could not do is counted.
+
+#![allow(unsafe_code)]
+
+use super::{Core, Gds};
+use crate::dataset::{Part, Parts};
+use crate::device::DirectStep;
+use crate::device::cuda::copy::Copier;
+use crate::device::cuda::cufile::{ALIGN, CuFile, Failure, Handle};
+use crate::device::cuda::driver::{CopyStream, DeviceMemory, DevicePtr, Gpu};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::memory::{Filled, Region};
+use crate::pipeline::work::panicked;
+use crate::read::{Extent, Files, SourceId};
+use crate::tensor::Layout;
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// Rows that a thread takes at a time have about this many bytes.
+const TASK_BYTES: usize = 1 << 20;
+/// A read has at most this many bytes: larger ones gain nothing, and hold up what is behind them.
+const READ_MOST: u64 = 16 << 20;
+/// The bounce buffer of each thread.
+const BOUNCE: usize = 1 << 20;
+/// Threads that read.
+const THREADS: usize = 8;
+
+/// What the reading threads share.
+pub(crate) struct Direct {
+    core: Arc<Core>,
+    gpu: Arc<Gpu>,
+    cufile: Arc<CuFile>,
+    steps: Vec<DirectStep>,
+    contents: Layout,
+    gds: Gds,
+    /// For cuFile, and for reads by the host.
+    files: Files,
+    plain_files: Files,
+    /// By source; nothing where cuFile refused the file.
+    handles: Box<[OnceLock<Option<Handle>>]>,
+    bell: Sender<()>,
+}
+
+/// The rows of one batch on their way.
+pub(crate) struct Reading {
+    ids: Vec<u64>,
+    /// Where the buffer begins.
+    base: DevicePtr,
+    /// By step: where in the staging area each row begins.
+    offsets: Vec<Vec<AtomicU64>>,
+    /// Rows of all steps that are not done.
+    left: AtomicU32,
+    pub(crate) cancelled: AtomicBool,
+    failure: Mutex<Option<(u32, Error)>>,
+}
+
+impl Reading {
+    pub(crate) fn is_done(&self) -> bool {
+        self.left.load(Ordering::Acquire) == 0
+    }
+
+    /// The failure of the lowest row.
+    pub(crate) fn take_failure(&self) -> Option<Error> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).take().map(|(_, error)| error)
+    }
+
+    fn fail(&self, row: u32, error: Error) {
+        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        if failure.as_ref().is_none_or(|(lowest, _)| row < *lowest) {
+            *failure = Some((row, error));
+        }
+    }
+}
+
+struct Task {
+    reading: Arc<Reading>,
+    step: usize,
+    rows: Range<u32>,
+}
+
+/// The way to the reading threads; they end when it is dropped.
+pub(crate) struct Reads {
+    direct: Arc<Direct>,
+    tasks: Sender<Task>,
+}
+
+/// What `build` has decided about direct reads.
+pub(crate) struct Plan {
+    pub(crate) cufile: Arc<CuFile>,
+    pub(crate) steps: Vec<DirectStep>,
+    pub(crate) contents: Layout,
+    pub(crate) gds: Gds,
+}
+
+impl Reads {
+    /// Starts the threads.
+    pub(crate) fn start(
+        plan: Plan,
+        core: &Arc<Core>,
+        copier: &Copier,
+        bell: Sender<()>,
+        mut spawn: impl FnMut(String, Box<dyn FnOnce() + Send>) -> Result<()>,
+    ) -> Result<Self> {
+        let Plan { cufile, steps, contents, gds } = plan;
+        let sources = core.sources.clone();
+        let handles = (0..sources.count()).map(|_| OnceLock::new()).collect();
+        let (files, plain_files) = (Files::new(sources.clone(), ALIGN as usize, None), Files::new(sources, 1, None));
+        let (core, gpu) = (core.clone(), copier.gpu().clone());
+        let direct = Arc::new(Direct { core, gpu, cufile, steps, contents, gds, files, plain_files, handles, bell });
+        let (tasks, todo) = unbounded::<Task>();
+        for index in 0..THREADS {
+            let (direct, todo) = (direct.clone(), todo.clone());
+            let host = HostWay::new(&direct.gpu)?;
+            spawn(format!("feedline-gds-{index}"), Box::new(move || work(&direct, &todo, host)))?;
+        }
+        Ok(Self { direct, tasks })
+    }
+
+    /// Has the rows of a batch read into the buffer at `base`, which nobody uses.
+    pub(crate) fn read(&self, ids: &[u64], base: DevicePtr) -> Arc<Reading> {
+        // Blank rows come last.
+        let ids: Vec<u64> = ids.iter().copied().take_while(|id| *id != u64::MAX).collect();
+        let (steps, rows) = (&self.direct.steps, ids.len() as u32);
+        let offsets = steps.iter().map(|step| match step.gather {
+            Some(_) => ids.iter().map(|_| AtomicU64::new(0)).collect(),
+            None => Vec::new(),
+        });
+        let reading = Arc::new(Reading {
+            base,
+            offsets: offsets.collect(),
+            left: AtomicU32::new(rows * steps.len() as u32),
+            cancelled: AtomicBool::new(false),
+            failure: Mutex::new(None),
+            ids,
+        });
+        for (step, of) in steps.iter().enumerate() {
+            let run = (TASK_BYTES / of.row_bytes.max(1)).max(1);
+            for first in (0..rows).step_by(run) {
+                let rows = first..rows.min(first.saturating_add(run as u32));
+                // Its receivers live as long as the threads, which end after `self`.
+                let _ = self.tasks.send(Task { reading: reading.clone(), step, rows });
+            }
+        }
+        reading
+    }
+
+    /// Writes into the slot where in the staging areas rows begin: the device is told with the copy.
+    pub(crate) fn note_offsets(&self, reading: &Reading, slot: &mut Filled) {
+        for (step, offsets) in self.direct.steps.iter().zip(&reading.offsets) {
+            let Some(gather) = step.gather else { continue };
+            let offsets = offsets.iter().map(|offset| offset.load(Ordering::Relaxed));
+            slot.numbers_mut(gather.offsets).iter_mut().zip(offsets).for_each(|(place, offset)| *place = offset);
+        }
+    }
+}
+
+fn work(direct: &Direct, todo: &Receiver<Task>, mut host: HostWay) {
+    for task in todo {
+        let reading = &task.reading;
+        if !reading.cancelled.load(Ordering::Relaxed) {
+            // The dataset is the user's code.
+            let done = catch_unwind(AssertUnwindSafe(|| direct.read_rows(&task, &mut host)));
+            match done {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => reading.fail(task.rows.start, error),
+                Err(panic) => reading.fail(task.rows.start, panicked(&*panic, Stage::Read)),
+            }
+        }
+        let rows = task.rows.len() as u32;
+        // AcqRel: whoever sees zero sees what was noted by all.
+        if reading.left.fetch_sub(rows, Ordering::AcqRel) == rows {
+            let _ = direct.bell.try_send(());
+        }
+    }
+}
+
+/// A run of rows that are one read.
+struct Run {
+    rows: Range<u32>,
+    extent: Extent,
+}
+
+impl Direct {
+    fn read_rows(&self, task: &Task, host: &mut HostWay) -> Result<()> {
+        let _bound = self.gpu.bind()?;
+        let step = &self.steps[task.step];
+        let mut row = task.rows.start;
+        while row < task.rows.end {
+            let next = match self.run_at(task, row)? {
+                Some(run) => {
+                    let next = run.rows.end;
+                    self.read_run(task, step, &run, host)?;
+                    next
+                }
+                None => {
+                    self.by_host(task, step, row, host)?;
+                    row + 1
+                }
+            };
+            row = next;
+        }
+        Ok(())
+    }
+
+    /// The rows from `row` on that follow each other in a file; nothing when the row is not in a file as it stands.
+    fn run_at(&self, task: &Task, row: u32) -> Result<Option<Run>> {
+        let step = &self.steps[task.step];
+        let Some(extent) = self.extent_of(task, row)? else { return Ok(None) };
+        let mut run = Run { rows: row..row + 1, extent };
+        while run.rows.end < task.rows.end && run.extent.len + step.row_bytes as u64 <= READ_MOST {
+            let end = run.extent.offset + run.extent.len;
+            match self.extent_of(task, run.rows.end)? {
+                Some(next) if next.source == extent.source && next.offset == end => {
+                    run.extent.len += next.len;
+                    run.rows.end += 1;
+                }
+                _ => break,
+            }
+        }
+        Ok(Some(run))
+    }
+
+    fn extent_of(&self, task: &Task, row: u32) -> Result<Option<Extent>> {
+        let (step, id) = (&self.steps[task.step], task.reading.ids[row as usize]);
+        let mut parts = Parts::new();
+        self.core.all_parts_of(id, &mut parts).map_err(|error| self.core.named(error, Some(id)))?;
+        let part = parts.iter().find_map(|(field, part)| (field == step.handler).then_some(part));
+        Ok(match part {
+            Some(Part::Extent(extent))
+                if extent.len == step.row_bytes as u64 && self.core.sources.bytes_of(extent.source).is_none() =>
+            {
+                Some(extent)
+            }
+            _ => None,
+        })
+    }
+
+    fn read_run(&self, task: &Task, step: &DirectStep, run: &Run, host: &mut HostWay) -> Result<()> {
+        match self.by_cufile(task, step, run) {
+            Ok(()) => {
+                self.core.meters.device.reads.add(1);
+                self.core.meters.device.direct_bytes.add(run.extent.len);
+                Ok(())
+            }
+            Err(why) if self.gds == Gds::Require => {
+                let id = task.reading.ids[run.rows.start as usize];
+                let error = Error::new(ErrorKind::Device, Stage::Read, why).with_sample(id);
+                Err(self.files.at_site(error, &run.extent))
+            }
+            Err(why) => {
+                self.core.meters.device.note_by_host(&why);
+                run.rows.clone().try_for_each(|row| self.by_host(task, step, row, host))
+            }
+        }
+    }
+
+    /// Reads a run by cuFile, or says why not.
+    fn by_cufile(&self, task: &Task, step: &DirectStep, run: &Run) -> Result<(), String> {
+        let handle = self.handle(run.extent.source).ok_or("cuFile does not take the file")?;
+        let (offset, end) = (run.extent.offset, run.extent.offset + run.extent.len);
+        let aligned = offset.is_multiple_of(ALIGN) && end.is_multiple_of(ALIGN);
+        let (from, to, place) = match step.gather {
+            None if !aligned => return Err("a row that is not whole pages of its file, unlike the first one".into()),
+            None => (offset, end, self.row_at(step, run.rows.start)),
+            Some(gather) => {
+                let stride = DirectStep::stride(step.row_bytes) as u64;
+                let (from, to) = (offset - offset % ALIGN, end.next_multiple_of(ALIGN));
+                let first = u64::from(run.rows.start) * stride;
+                for (index, row) in run.rows.clone().enumerate() {
+                    let begins = first + (offset - from) + index as u64 * step.row_bytes as u64;
+                    task.reading.offsets[task.step][row as usize].store(begins, Ordering::Relaxed);
+                }
+                (from, to, self.contents.fields()[gather.staging].offset as u64 + first)
+            }
+        };
+        let len = usize::try_from(to - from).map_err(|_| "a read beyond the address space".to_string())?;
+        // SAFETY: the bytes lie in the buffer of the batch: rows where they belong, or in staging, where a run of n rows has
+        // n strides, each a page and a row at least. The buffer is idle, only this task writes these rows, and the transfer
+        // thread keeps it until the rows are counted down, or for ever.
+        let read = unsafe { self.cufile.read(handle, task.reading.base, len, from, place) };
+        match read {
+            // What lies behind the last page is not needed.
+            Ok(bytes) if bytes as u64 >= end - from => Ok(()),
+            Ok(bytes) => Err(format!("cuFileRead brought {bytes} of {len} bytes")),
+            Err(failure) => Err(failure.to_string()),
+        }
+    }
+
+    /// Where a row of the field begins in the buffer.
+    fn row_at(&self, step: &DirectStep, row: u32) -> u64 {
+        self.contents.fields()[step.field].offset as u64 + u64::from(row) * step.row_bytes as u64
+    }
+
+    fn handle(&self, source: SourceId) -> Option<&Handle> {
+        self.handles[source.index()].get_or_init(|| register(&self.cufile, &self.files, source).ok()).as_ref()
+    }
+
+    /// Reads a row by way of the host: what cuFile cannot do, and what does not lie in a file.
+    fn by_host(&self, task: &Task, step: &DirectStep, row: u32, host: &mut HostWay) -> Result<()> {
+        self.core.meters.device.host_rows.add(1);
+        let id = task.reading.ids[row as usize];
+        let named = |error: Error| self.core.named(error, Some(id));
+        let place = match step.gather {
+            None => self.row_at(step, row),
+            Some(gather) => {
+                let begins = u64::from(row) * DirectStep::stride(step.row_bytes) as u64;
+                task.reading.offsets[task.step][row as usize].store(begins, Ordering::Relaxed);
+                self.contents.fields()[gather.staging].offset as u64 + begins
+            }
+        };
+        let mut to = task.reading.base + place;
+        let mut parts = Parts::new();
+        self.core.all_parts_of(id, &mut parts).map_err(named)?;
+        let part = parts.iter().find_map(|(field, part)| (field == step.handler).then_some(part));
+        let lie = || Error::new(ErrorKind::User, Stage::Read, "the dataset gave no bytes for the field");
+        let (extent, bytes) = match part.ok_or_else(lie).map_err(named)? {
+            Part::Inline(bytes) => (None, Some(bytes)),
+            Part::Extent(extent) | Part::Framed(extent) if self.core.sources.bytes_of(extent.source).is_some() => {
+                (None, Some(self.core.memory_bytes(&extent).map_err(named)?))
+            }
+            Part::Extent(extent) => (Some(extent), None),
+            Part::Framed(_) => {
+                let message =
+                    "rows of this field stood in files as they are when the loader was built; this one does not";
+                return Err(named(Error::new(ErrorKind::User, Stage::Read, message)));
+            }
+        };
+        let len = bytes.map_or_else(|| extent.map_or(0, |extent| extent.len), |bytes| bytes.len() as u64);
+        if len != step.row_bytes as u64 {
+            let message = format!("the field takes {} bytes, the sample has {len}", step.row_bytes);
+            return Err(named(Error::new(ErrorKind::Shape, Stage::Read, message)));
+        }
+        let mut done = 0;
+        while done < len as usize {
+            let piece = host.room().min(len as usize - done);
+            match (&extent, bytes) {
+                (Some(extent), _) => self.pread(extent, done, host.bytes(piece)).map_err(named)?,
+                (None, Some(bytes)) => host.bytes(piece).copy_from_slice(&bytes[done..done + piece]),
+                (None, None) => {}
+            }
+            host.send(&self.gpu, to, piece).map_err(named)?;
+            to += piece as DevicePtr;
+            done += piece;
+        }
+        Ok(())
+    }
+
+    fn pread(&self, extent: &Extent, from: usize, out: &mut [u8]) -> Result<()> {
+        let site = |error: Error| self.plain_files.at_site(error, extent);
+        let file = self.plain_files.get(extent.source)?;
+        let mut done = 0;
+        while done < out.len() {
+            let offset = extent.offset + (from + done) as u64;
+            match rustix::io::pread(&*file, &mut out[done..], offset) {
+                Ok(0) => {
+                    let message = format!("{} bytes expected, the file ends {done} behind offset {offset}", out.len());
+                    return Err(site(Error::new(ErrorKind::Truncated, Stage::Read, message)));
+                }
+                Ok(bytes) => done += bytes,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(site(Error::os(Stage::Read, "", errno.into()))),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Opens a file for cuFile.
+pub(crate) fn register(cufile: &Arc<CuFile>, files: &Files, source: SourceId) -> Result<Handle, String> {
+    let file = files.get(source).map_err(|error| error.to_string())?;
+    let own = rustix::io::fcntl_dupfd_cloexec(&*file, 0).map_err(|errno| errno.to_string())?;
+    cufile.register_file(own).map_err(|failure: Failure| failure.to_string())
+}
+
+/// Reads up to `len` bytes of a file to memory that nobody else knows, which starts a registered buffer.
+pub(crate) fn read_into(
+    cufile: &CuFile,
+    handle: &Handle,
+    memory: &DeviceMemory,
+    len: usize,
+    offset: u64,
+) -> Result<usize, Failure> {
+    assert!(len <= memory.len());
+    // SAFETY: in bounds of an allocation that nothing else uses, as the borrow's owner says by calling.
+    unsafe { cufile.read(handle, memory.ptr(), len, offset, 0) }
+}
+
+/// Host memory and a stream, for what does not go directly.
+struct HostWay {
+    region: Region,
+    stream: CopyStream,
+}
+
+impl HostWay {
+    fn new(gpu: &Arc<Gpu>) -> Result<Self> {
+        Ok(Self { region: Region::new(BOUNCE, "a bounce buffer")?, stream: CopyStream::new(gpu)? })
+    }
+
+    fn room(&self) -> usize {
+        self.region.len()
+    }
+
+    fn bytes(&mut self, len: usize) -> &mut [u8] {
+        assert!(len <= self.region.len());
+        // SAFETY: in bounds, initialised, and exclusive by `&mut self`: `send` waits before it returns.
+        unsafe { std::slice::from_raw_parts_mut(self.region.ptr().as_ptr(), len) }
+    }
+
+    /// Copies the first `len` bytes to the device and waits for that.
+    fn send(&mut self, gpu: &Arc<Gpu>, to: DevicePtr, len: usize) -> Result<()> {
+        let from = self.bytes(len).as_ptr();
+        // SAFETY: the bytes stay as they are until the synchronisation has returned; where they go is the row's place, as
+        // in `by_cufile`. The task has bound the context.
+        let copied = unsafe { gpu.copy_to_device(to, from, len, self.stream.raw()) };
+        copied.and(self.stream.synchronize())
+    }
+}
