@@ -13,7 +13,7 @@ use feedline::dataset::Dataset;
 use feedline::decode::{Bytes, Image, PixelLayout};
 use feedline::read::{Direct, Mode};
 use feedline::tensor::{DType, Encoding};
-use feedline::{Batch, Device, FieldView, Loader, LoaderBuilder, Order};
+use feedline::{Batch, Device, FieldView, Gds, Loader, LoaderBuilder, Order};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use source::SourceArgs;
 use std::error::Error;
@@ -68,6 +68,9 @@ struct Args {
     /// Where batches are handed out: auto, host or cuda:N
     #[arg(long, default_value = "auto")]
     device: Device,
+    /// Whether fields whose rows stand in files as they are go straight to the device: auto, require or off
+    #[arg(long, default_value = "auto")]
+    gds: Gds,
     /// Most MiB of memory [default: as much as the defaults need]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     budget_mib: Option<u32>,
@@ -204,7 +207,8 @@ fn configure(builder: LoaderBuilder, args: &Args) -> LoaderBuilder {
             Bypass::On => Direct::On,
             Bypass::Off => Direct::Off,
         })
-        .device(args.device.clone());
+        .device(args.device.clone())
+        .gds(args.gds);
     if let Some(workers) = args.workers {
         builder = builder.workers(workers);
     }

@@ -13,7 +13,7 @@ use feedline::dataset::{Dataset, DatasetExt, Images};
 use feedline::decode::{Image, PixelLayout};
 use feedline::read::{Direct, Mode};
 use feedline::tensor::DType;
-use feedline::{Batch, ErrorKind, LastBatch, Loader, LoaderBuilder, Order};
+use feedline::{Batch, Device, ErrorKind, Gds, LastBatch, Loader, LoaderBuilder, Order};
 use indicatif::{ProgressBar, ProgressStyle};
 use model::{SIDE, Score, Trainer};
 use std::error::Error;
@@ -42,6 +42,12 @@ struct Args {
     /// Decode workers; the network computes on the other cores
     #[arg(long, default_value_t = 1)]
     workers: usize,
+    /// Where the network computes: auto or host; candle is built without CUDA here
+    #[arg(long, default_value = "auto", value_parser = device)]
+    device: Device,
+    /// Whether pictures may go straight to a GPU: auto or off; they are decoded by the host
+    #[arg(long, default_value = "auto", value_parser = gds)]
+    gds: Gds,
     /// Seed of the network, the order and the augmentation
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -123,13 +129,33 @@ fn run(args: &Args) -> Anyhow<()> {
     Ok(())
 }
 
+/// The network is candle's, whose CUDA side needs nvcc to build. Training on a GPU, without a detour of the batch through
+/// host memory, is shown by `examples/pytorch/train.py`.
+fn device(words: &str) -> Result<Device, String> {
+    match words {
+        "auto" | "host" | "cpu" => Ok(Device::host()),
+        _ => Err("this network computes on the CPU; on a GPU: python examples/pytorch/train.py --device cuda:0".into()),
+    }
+}
+
+fn gds(words: &str) -> Result<Gds, String> {
+    match words.parse() {
+        Ok(Gds::Require) => Err("pictures are decoded by the host: no field can go straight to a GPU".into()),
+        Ok(gds) => Ok(gds),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
 fn decoder(image: Image) -> Image {
     image.dtype(DType::F32).layout(PixelLayout::Nchw).normalize(MEAN, STD)
 }
 
 /// The loader with io_uring past the page cache, to show the whole way; where that is refused, whatever works.
 fn open(make: impl Fn() -> LoaderBuilder, args: &Args, last: LastBatch) -> Anyhow<Loader> {
-    let make = || make().batch_size(args.batch).workers(args.workers).last_batch(last);
+    let make = || {
+        let loader = make().batch_size(args.batch).workers(args.workers).last_batch(last);
+        loader.device(args.device.clone()).gds(args.gds)
+    };
     match make().reader(Mode::Uring).direct(Direct::Auto).build() {
         Err(error) if error.kind() == ErrorKind::Config && error.message().contains("io_uring") => {
             println!("note: {error}");

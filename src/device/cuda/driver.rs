@@ -223,15 +223,16 @@ fn open_library() -> Result<Library, String> {
         return Ok(open.into());
     }
     // `libcuda.so.1` first: a bare `libcuda.so` on the search path is often the stub that programs are linked with.
-    let mut words = String::new();
+    let mut words = Vec::new();
     for name in ["libcuda.so.1", "libcuda.so"] {
         // SAFETY: loading the driver runs its initialisers, which are made for being loaded at run time.
         match unsafe { Library::new(name) } {
             Ok(library) => return Ok(library),
-            Err(error) => words = error.to_string(),
+            // The loader's own words are the source, and begin with the name.
+            Err(error) => words.push(std::error::Error::source(&error).unwrap_or(&error).to_string()),
         }
     }
-    Err(words)
+    Err(words.join("; "))
 }
 
 /// Errors after which the context is of no use: NVIDIA documents that the process must end to go on.
