@@ -109,6 +109,27 @@ impl Device {
         Self { kind: DeviceKind::Cuda(gpu.ordinal()), why, gpu: Some(gpu) }
     }
 
+    /// What there is, and why what is missing is not used: for people. Starts the driver, makes no context.
+    ///
+    /// ```
+    /// println!("{}", feedline::Device::probe());
+    /// ```
+    pub fn probe() -> String {
+        #[cfg(feature = "cuda")]
+        return match cuda::devices() {
+            Err(absent) => format!("host only: {absent}"),
+            Ok(((major, minor), devices)) => {
+                let lines = devices.iter().map(|device| {
+                    let (bytes, bus) = (device.bytes as f64 / 1e9, device.pci_bus_id.as_deref().unwrap_or("unknown"));
+                    format!("\n  cuda:{} {}, {bytes:.1} GB, PCI {bus}", device.ordinal, device.name)
+                });
+                format!("the driver supports CUDA {major}.{minor}{}", lines.collect::<String>())
+            }
+        };
+        #[cfg(not(feature = "cuda"))]
+        "host only: built without the feature `cuda`".into()
+    }
+
     /// Which kind it is.
     pub fn kind(&self) -> DeviceKind {
         self.kind

@@ -22,7 +22,8 @@ use crate::read::{self, Choice, Direct, Mode, Opened, ReaderOptions};
 use crate::state::{Cursor, State};
 use crate::stop::Stop;
 use crate::tensor::{Field, Layout, Spec};
-use crossbeam_channel::{Receiver, bounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
+use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
@@ -419,11 +420,13 @@ impl LoaderBuilder {
         // Apart from the rest, since they may be left where they are. What else there is of threads and memory is made, and
         // populated, on the node.
         let threads = on_node(placing.for_workers(self.numa, workers), || runtime::pool(workers))??;
-        let (runtime, ready, choice) = on_node(place, || assembly.start(spec, threads))??;
+        let (pinning, pinned) = bounded(0);
+        let (runtime, ready, choice) = on_node(place, || assembly.start(spec, threads, pinning))??;
         let shared = Shared {
             runtime,
             ready,
             choice,
+            pinned,
             routes,
             direct,
             numa: placing.line(self.numa, workers),
@@ -564,7 +567,12 @@ struct Assembly {
 type WorkerThreads = (rayon::ThreadPool, Vec<JoinHandle<()>>);
 
 impl Assembly {
-    fn start(self, spec: Spec, workers: WorkerThreads) -> Result<(Runtime, Receiver<Contents>, Choice)> {
+    fn start(
+        self,
+        spec: Spec,
+        workers: WorkerThreads,
+        pinning: Sender<Infallible>,
+    ) -> Result<(Runtime, Receiver<Contents>, Choice)> {
         let (rows, counts) = (self.layout.clone(), (self.plan.device_batches, self.plan.slots));
         let onward = self.ways.open(&self.recipe, rows, self.contents.clone(), counts)?;
         let Self { dataset, chunk_starts, recipe, layout, opened, plan, lease, pending, parts, seed, .. } = self;
@@ -639,7 +647,7 @@ impl Assembly {
         });
         let _ = exchange.map_bell.set(Arc::downgrade(&core));
         let io = Io::new(core.clone(), reader, IoSide { frees, idle, ring, chunks, regions }, pending);
-        let runtime = Onward::start(onward, core, io, handles, slots)?;
+        let runtime = Onward::start(onward, core, io, handles, (slots, pinning))?;
         closing.defuse();
         Ok((runtime, ready, choice))
     }

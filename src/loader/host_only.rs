@@ -11,6 +11,7 @@ use crate::pipeline::runtime::Runtime;
 use crate::pipeline::{Core, FieldRoute, Gds, ToDevice};
 use crate::profile::{DirectReads, Meters};
 use crate::tensor::Layout;
+use crossbeam_channel::Sender;
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -66,9 +67,10 @@ impl Onward {
         core: Arc<Core>,
         io: Io,
         workers: Vec<JoinHandle<()>>,
-        pool: Pool,
+        (pool, pinning): (Pool, Sender<Infallible>),
     ) -> Result<Runtime> {
         pool.announce(|_| {});
+        drop(pinning);
         Runtime::start(core, io, workers)
     }
 }

@@ -84,6 +84,8 @@ struct Shared {
     numa: Option<String>,
     plan: MemoryPlan,
     info: Arc<BatchInfo>,
+    /// Disconnected once every slot is pinned.
+    pinned: Receiver<std::convert::Infallible>,
     /// The ways of the fields to the device.
     routes: Vec<FieldRoute>,
     direct: onward::Direct,
@@ -219,6 +221,13 @@ impl Loader {
     /// Ranks see a signal at different steps: let them agree (all-reduce this flag each step) before they save and leave.
     pub fn stop_requested(&self) -> bool {
         self.shared.stop.as_ref().is_some_and(Stop::requested)
+    }
+
+    /// Waits until everything is ready: with a GPU slots are pinned after `build`, one after the other (about a second for
+    /// 2 GB), and come into use as they are. Nobody has to call this; who measures the first batches may want to.
+    pub fn ready(&self) {
+        // Nothing is ever sent: it ends when the other side is gone.
+        let _ = self.shared.pinned.recv();
     }
 
     /// The fields of a batch, in order.

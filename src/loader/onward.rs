@@ -21,6 +21,7 @@ use crate::profile::DirectReads;
 use crate::read::{self, Sources};
 use crate::tensor::{Layout, PAGE};
 use crossbeam_channel::{Receiver, Sender, bounded};
+use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -242,7 +243,7 @@ impl Onward {
         core: Arc<Core>,
         io: Io,
         workers: Vec<JoinHandle<()>>,
-        pool: Pool,
+        (pool, pinning): (Pool, Sender<Infallible>),
     ) -> Result<Runtime> {
         if let Some(Self { copier, plan, full, bell }) = onward {
             let ready = core.exchange.ready.clone();
@@ -255,10 +256,11 @@ impl Onward {
                 None => None,
             };
             let transfer = Transfer { core, copier, reads, full: full.1, bell: bell.1, ready, slots };
-            runtime.spawn("feedline-copy".into(), Stage::Device, move || transfer.run(pool))?;
+            runtime.spawn("feedline-copy".into(), Stage::Device, move || transfer.run(pool, pinning))?;
             return Ok(runtime);
         }
         pool.announce(|_| {});
+        drop(pinning);
         Runtime::start(core, io, workers)
     }
 }

@@ -21,6 +21,7 @@ use crate::error::Result;
 use crate::memory::{Filled, Pool};
 use crossbeam_channel::{Receiver, Sender, never, select};
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -68,13 +69,14 @@ struct Flight {
 
 impl Transfer {
     /// Pins the slots, one after the other, and then copies until the loader ends.
-    pub(crate) fn run(mut self, pool: Pool) {
+    pub(crate) fn run(mut self, pool: Pool, pinning: Sender<Infallible>) {
         let core = self.core.clone();
         pool.announce(|region| match (core.to_io.is_ending(), self.copier.pin(region)) {
             (true, _) => {}
             (false, Ok(())) => core.meters.device.pinned_slots.add(1),
             (false, Err(error)) => core.meters.device.note_pageable(&error),
         });
+        drop(pinning);
         let mut waiting = Waiting::new(0, self.slots);
         let mut flights = VecDeque::with_capacity(self.slots);
         while !core.to_io.is_ending() {
