@@ -199,7 +199,6 @@ struct Run {
 
 impl Direct {
     fn read_rows(&self, task: &Task, host: &mut HostWay) -> Result<()> {
-        let _bound = self.gpu.bind()?;
         let step = &self.steps[task.step];
         let mut row = task.rows.start;
         while row < task.rows.end {
@@ -291,6 +290,7 @@ impl Direct {
             }
         };
         let len = usize::try_from(to - from).map_err(|_| "a read beyond the address space".to_string())?;
+        let _bound = self.gpu.bind().map_err(|error| error.to_string())?;
         // SAFETY: the bytes lie in the buffer of the batch: rows where they belong, or in staging, where a run of n rows has
         // n strides, each a page and a row at least. The buffer is idle, only this task writes these rows, and the transfer
         // thread keeps it until the rows are counted down, or for ever.
@@ -425,9 +425,10 @@ impl HostWay {
 
     /// Copies the first `len` bytes to the device and waits for that.
     fn send(&mut self, gpu: &Arc<Gpu>, to: DevicePtr, len: usize) -> Result<()> {
+        let _bound = gpu.bind()?;
         let from = self.bytes(len).as_ptr();
         // SAFETY: the bytes stay as they are until the synchronisation has returned; where they go is the row's place, as
-        // in `by_cufile`. The task has bound the context.
+        // in `by_cufile`.
         let copied = unsafe { gpu.copy_to_device(to, from, len, self.stream.raw()) };
         copied.and(self.stream.synchronize())
     }

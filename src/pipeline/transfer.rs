@@ -70,7 +70,9 @@ struct Flight {
 impl Transfer {
     /// Pins the slots, one after the other, and then copies until the loader ends.
     pub(crate) fn run(mut self, pool: Pool, pinning: Sender<Infallible>) {
-        let core = self.core.clone();
+        let (core, gpu) = (self.core.clone(), self.copier.gpu().clone());
+        // Once for the life of the thread. Where it fails, every call says so itself.
+        let _bound = gpu.bind();
         pool.announce(|region| match (core.to_io.is_ending(), self.copier.pin(region)) {
             (true, _) => {}
             (false, Ok(())) => core.meters.device.pinned_slots.add(1),

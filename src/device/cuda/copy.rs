@@ -227,6 +227,7 @@ impl OnDevice {
         if streams.iter().any(|bound| bound.raw() == stream.raw()) {
             return Ok(());
         }
+        let _bound = self.home.gpu.bind()?;
         self.home.gpu.accept(stream.raw())?;
         self.home.gpu.stream_waits(stream.raw(), &buffer.copied)?;
         streams.push(stream.clone());
@@ -251,6 +252,7 @@ impl Drop for OnDevice {
     fn drop(&mut self) {
         let Some(mut buffer) = self.buffer.take() else { return };
         let gpu = &self.home.gpu;
+        let _bound = gpu.bind();
         if buffer.mark_released(gpu).is_err() && gpu.synchronize().is_err() {
             // Nobody can say what still reads this memory: it is never used again.
             driver::note_leak();
@@ -380,7 +382,7 @@ impl Copier {
 
     fn enqueue(&self, slot: &Filled, buffer: &mut Buffer) -> Result<usize> {
         let Home { gpu, shape, .. } = &*self.home;
-        let bound = gpu.bind()?;
+        let _bound = gpu.bind()?;
         for event in &buffer.released[..buffer.pending] {
             gpu.stream_waits(self.stream.raw(), event)?;
         }
@@ -399,7 +401,6 @@ impl Copier {
         }
         shape.directs.iter().try_for_each(|step| self.land(step, slot, buffer))?;
         shape.finishes.iter().try_for_each(|step| self.finish(step, slot, buffer))?;
-        drop(bound);
         buffer.copied.record(self.stream.raw())?;
         gpu.stream_waits(self.notify.raw(), &buffer.copied)?;
         self.notify.ring(&self.bell)?;

@@ -18,8 +18,10 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::tensor::PAGE;
 use crossbeam_channel::Sender;
 use libloading::Library;
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -348,9 +350,13 @@ impl Gpu {
                 return Err(Error::new(ErrorKind::Device, Stage::Device, message));
             }
         }
-        // SAFETY: the context is alive by `owner`.
-        self.check("cuCtxPushCurrent", unsafe { (self.driver.symbols.ctx_push)(self.context) })?;
-        Ok(Bound { gpu: self })
+        let before = CURRENT.get();
+        if before != self.context {
+            // SAFETY: the context is alive by `owner`.
+            self.check("cuCtxPushCurrent", unsafe { (self.driver.symbols.ctx_push)(self.context) })?;
+            CURRENT.set(self.context);
+        }
+        Ok(Bound { gpu: self, before, here: PhantomData })
     }
 
     /// Free and all bytes of device memory.
@@ -509,14 +515,26 @@ impl fmt::Debug for Gpu {
     }
 }
 
+thread_local! {
+    /// The context that the innermost guard of this thread made current, 0 without one: guards within it cost nothing.
+    static CURRENT: Cell<Handle> = const { Cell::new(0) };
+}
+
 /// The context is current on this thread as long as this lives; then the thread's own is again. Other CUDA code in the
-/// process (PyTorch with several devices) relies on its current context.
+/// process (PyTorch with several devices) relies on its current context, and does not run while this lives.
 pub(crate) struct Bound<'g> {
     gpu: &'g Gpu,
+    before: Handle,
+    /// Stays on its thread.
+    here: PhantomData<*const ()>,
 }
 
 impl Drop for Bound<'_> {
     fn drop(&mut self) {
+        CURRENT.set(self.before);
+        if self.before == self.gpu.context {
+            return;
+        }
         let mut context = 0;
         // SAFETY: the pointer is valid for the call; pops what `bind` pushed on this thread (guards nest).
         let _ = unsafe { (self.gpu.driver.symbols.ctx_pop)(&mut context) };
