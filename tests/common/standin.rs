@@ -171,8 +171,7 @@ impl Deref for Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.call::<extern "C" fn(), _>("standin_finish", |finish| finish());
-        self.hold(false);
+        self.finish();
         if !self.allowed && !std::thread::panicking() {
             let violations = self.violations();
             assert!(violations.is_empty(), "violations:\n{}", violations.join("\n"));
@@ -185,6 +184,17 @@ impl Session {
     pub fn expect_violations(&mut self) -> Vec<String> {
         self.allowed = true;
         self.violations()
+    }
+
+    /// Ends the session and returns its violations, also those that only show at the end.
+    pub fn end(mut self) -> Vec<String> {
+        self.finish();
+        self.expect_violations()
+    }
+
+    /// Operations that have not begun are dropped, so nothing runs once the session is over.
+    fn finish(&self) {
+        self.call::<extern "C" fn(), _>("standin_finish", |finish| finish());
     }
 }
 

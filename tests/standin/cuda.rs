@@ -328,6 +328,8 @@ struct State {
     violations: Vec<String>,
     leaked: BTreeSet<u64>,
     leaked_retains: u64,
+    /// Registrations of contexts that are gone, and their bytes.
+    abandoned: (u64, u64),
     running: u64,
     hold: bool,
 }
@@ -597,8 +599,13 @@ fn call(symbol: &'static str, args: &[&dyn Arg], body: impl FnOnce(&mut Held) ->
     let injected = refused.is_err();
     let result = refused.and_then(|()| body(&mut s));
     let dead = s.dead != SUCCESS || s.contexts.values().any(|context| context.dead != SUCCESS);
-    if result.is_err() && (injected || dead) && RELEASES.contains(&symbol) {
-        s.leak(symbol, args.first().map_or(0, |arg| arg.value()));
+    if RELEASES.contains(&symbol) {
+        let value = args.first().map_or(0, |arg| arg.value());
+        match result {
+            Ok(()) => _ = s.leaked.remove(&value),
+            Err(_) if injected || dead => s.leak(symbol, value),
+            Err(_) => {}
+        }
     }
     let code = result.err().unwrap_or(SUCCESS);
     let first = s.trace.front().map_or(index, |line| line.index);
@@ -790,6 +797,21 @@ fn new_context(s: &mut State, device: usize) -> u64 {
     context
 }
 
+/// Its registrations end with it, and count as alive for ever if nobody tried to end them.
+fn destroy_context(s: &mut State, context: u64, device: usize) {
+    let State { memory, leaked, abandoned, .. } = &mut *s;
+    memory.retain(|start, range| {
+        let ends = range.context == context && range.place == Place::Registered;
+        if ends && !leaked.contains(start) {
+            *abandoned = (abandoned.0 + 1, abandoned.1 + range.len);
+        }
+        !ends
+    });
+    s.contexts.remove(&context);
+    s.devices[device].primary = None;
+    CHANGED.notify_all();
+}
+
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDevicePrimaryCtxRelease_v2(device: i32) -> u32 {
     call("cuDevicePrimaryCtxRelease_v2", &[&device], |s| {
@@ -797,9 +819,7 @@ pub extern "C" fn cuDevicePrimaryCtxRelease_v2(device: i32) -> u32 {
         if s.contexts[&context].retains == 1 {
             // A dead context has nothing to wait for.
             let _ = wait_context(s, context);
-            s.contexts.remove(&context);
-            s.devices[device as usize].primary = None;
-            CHANGED.notify_all();
+            destroy_context(s, context, device as usize);
         } else {
             s.contexts.entry(context).and_modify(|context| context.retains -= 1);
         }
@@ -1095,6 +1115,8 @@ fn poison(s: &mut State, start: u64) {
         unsafe { madvise(at as *mut c_void, (end - at) as usize, MADV_DONTNEED) };
     }
     fill(start + SPAN, 0xdd, len.min(LARGE));
+    // Any later use is a violation by itself.
+    s.memory.entry(start).and_modify(|range| range.history.clear());
 }
 
 impl State {
@@ -1139,6 +1161,7 @@ pub extern "C" fn cuMemFree_v2(at: Address) -> u32 {
         }
         s.to_free(at.0)?;
         let (context, calling) = (s.memory[&at.0].context, s.calling());
+        s.alive(context)?;
         s.memory.entry(at.0).and_modify(|range| range.freed = Some(calling));
         if let Err(code) = wait_context(s, context) {
             s.memory.entry(at.0).and_modify(|range| range.freed = None);
@@ -1222,7 +1245,6 @@ fn unpin(s: &mut State, start: u64, place: Place) -> Result<u64> {
         s.violation(format!("{calling}: {name} was unmapped while it was registered"));
     }
     s.memory.remove(&start);
-    s.leaked.remove(&start);
     Ok(len)
 }
 
@@ -1696,7 +1718,12 @@ fn execute(work: Work) -> Option<String> {
             // SAFETY: both ends were checked when the copy was enqueued, and are mapped; they may overlap.
             unsafe { (to as *mut u8).copy_from(from as *const u8, len as usize) };
         }
-        Work::Fill { to, byte, len } => fill(to, byte, len),
+        Work::Fill { to, byte, len } => {
+            if !mapped(to, len) {
+                return Some(format!("a fill of {len} bytes found its memory unmapped"));
+            }
+            fill(to, byte, len);
+        }
         Work::Kernel(Launch { function, grid, block, params }) => {
             let params: Vec<*const c_void> = params.iter().map(|param| param.as_ptr().cast()).collect();
             IN_CALLBACK.set(true);
@@ -1785,11 +1812,7 @@ pub extern "C" fn cuGetErrorString(code: u32, out: Out<*const c_char>) -> u32 {
 pub extern "C" fn standin_reset(config: *const c_char) {
     let lines = text(config);
     let mut s = Held::lock();
-    s.streams.clear();
-    CHANGED.notify_all();
-    while s.running > 0 {
-        s.wait();
-    }
+    stop(&mut s);
     for range in s.memory.values().filter(|range| range.place == Place::HostAlloc) {
         // SAFETY: mapped by cuMemHostAlloc with this length; no operation is left that knows it.
         unsafe { munmap(range.start as *mut c_void, range.len as usize) };
@@ -1830,13 +1853,27 @@ impl State {
     }
 }
 
-/// Looks for what only shows at the end: registered memory that is gone.
+/// Drops what has not begun and waits for what has.
+fn stop(s: &mut Held) {
+    s.streams.clear();
+    CHANGED.notify_all();
+    while s.running > 0 {
+        s.wait();
+    }
+}
+
+/// Ends a session: no operation runs any more; finds registered memory that is gone.
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_finish() {
     let mut s = Held::lock();
+    stop(&mut s);
     let gone = s.memory.values().filter(|range| range.place == Place::Registered && !mapped(range.start, range.len));
-    let gone: Vec<_> = gone.map(|range| range.name.clone()).collect();
-    gone.into_iter().for_each(|name| s.violation(format!("{name} was unmapped while it was registered")));
+    let texts = gone.map(|range| match s.leaked.contains(&range.start) {
+        true => format!("{} was unmapped though its unregistration failed", range.name),
+        false => format!("{} was unmapped while it was registered", range.name),
+    });
+    let texts: Vec<_> = texts.collect();
+    texts.into_iter().for_each(|text| s.violation(text));
 }
 
 /// Copies text into a buffer if it fits; returns its length, without the zero byte.
@@ -1967,6 +2004,7 @@ pub extern "C" fn standin_live(out: Out<[u64; 11]>) {
     let device = |leaked| ranges(|place| matches!(place, Place::Device(_)), leaked);
     let (allocations, bytes) = device(false);
     let (registrations, registered) = ranges(|place| place == Place::Registered, false);
+    let (registrations, registered) = (registrations + s.abandoned.0, registered + s.abandoned.1);
     let (host, _) = ranges(|place| place == Place::HostAlloc, false);
     let retains: u64 = s.contexts.values().map(|context| context.retains).sum();
     let streams = s.streams.iter().filter(|(id, stream)| kept(id) && !stream.legacy && !stream.closing).count();
