@@ -36,7 +36,9 @@ const UNSAFE: &[&str] = &[
     "src/read/mmap.rs",
     "src/read/sys.rs",
     "tests/allocations.rs",
+    "tests/common/cuda.rs",
     "tests/common/standin.rs",
+    "tests/cuda/streams.rs",
     "tests/standin.rs",
     "tests/standin/cuda.rs",
 ];

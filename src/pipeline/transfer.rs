@@ -56,10 +56,14 @@ impl Transfer {
     /// Pins the slots, one after the other, and then copies until the loader ends.
     pub(crate) fn run(mut self, pool: Pool) {
         let core = self.core.clone();
-        pool.announce(|region| match (core.to_io.is_ending(), self.copier.pin(region)) {
-            (true, _) => {}
-            (false, Ok(())) => core.meters.device.pinned_slots.add(1),
-            (false, Err(error)) => core.meters.device.note_pageable(&error),
+        pool.announce(|region| {
+            if core.to_io.is_ending() {
+                return;
+            }
+            match self.copier.pin(region) {
+                Ok(()) => core.meters.device.pinned_slots.add(1),
+                Err(error) => core.meters.device.note_pageable(&error),
+            }
         });
         let mut waiting = Waiting::new(0, self.slots);
         while !core.to_io.is_ending() {
@@ -140,5 +144,6 @@ impl Transfer {
     fn hand_out(&self, contents: Contents) {
         // It has room for all slots and buffers.
         let _ = self.ready.send(contents);
+        self.core.exchange.empty_if_closed();
     }
 }
