@@ -4,6 +4,8 @@
 mod common;
 #[path = "common/cuda.rs"]
 mod gpu;
+#[path = "common/runs.rs"]
+mod runs;
 #[path = "common/standin.rs"]
 mod standin;
 
@@ -14,3 +16,15 @@ mod conformance;
 /// The consumer's streams: when it may read, and until when.
 #[path = "cuda/streams.rs"]
 mod streams;
+
+/// Which device, whose context, and why none.
+#[path = "cuda/devices.rs"]
+mod devices;
+
+/// What is reserved when, and what a batch costs.
+#[path = "cuda/hot.rs"]
+mod hot;
+
+/// Iterators and loaders that are dropped while the device works.
+#[path = "cuda/ends.rs"]
+mod ends;

@@ -38,6 +38,8 @@ const UNSAFE: &[&str] = &[
     "tests/allocations.rs",
     "tests/common/cuda.rs",
     "tests/common/standin.rs",
+    "tests/cuda_faults.rs",
+    "tests/cuda/devices.rs",
     "tests/cuda/streams.rs",
     "tests/standin.rs",
     "tests/standin/cuda.rs",

@@ -1,5 +1,6 @@
 use crate::common::*;
 use crate::gpu::*;
+use crate::runs::Data;
 use crate::standin::Session;
 use feedline::dataset::{Dataset, Npy, Records, Tar, Tokens};
 use feedline::order::Draws;
@@ -208,6 +209,20 @@ fn tokens_tar_and_npy_are_those_of_the_host() {
         Loader::builder(npy.open().unwrap())
     };
     conforms_late_or_not("npy", move || npy().batch_size(3), epoch_2);
+}
+
+#[test]
+fn windows_of_chunks_are_those_of_the_host() {
+    for config in [config(), late()] {
+        case(config, |session| {
+            let dir = Dir::new();
+            for in_memory in [false, true] {
+                let data = Data::chunks(&dir, &[7, 1, 0, 13, 5, 9, 2], true, in_memory);
+                let make = || data.builder().order(Order::windowed(4, 2).lanes(2)).batch_size(5);
+                conforms(session, "chunks", &make, &epoch_2);
+            }
+        });
+    }
 }
 
 #[test]

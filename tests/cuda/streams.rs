@@ -279,6 +279,46 @@ fn a_batch_that_is_dropped_before_its_readers_are_done_is_not_overwritten() {
 }
 
 #[test]
+fn where_a_stream_cannot_mark_its_place_the_memory_waits_for_everything() {
+    for symbol in ["cuEventRecord", "cuEventCreate", "cuCtxPushCurrent_v2"] {
+        case(config(), move |session| {
+            let mut consumer = Consumer::new();
+            let further = consumer.context.new_stream().unwrap();
+            let loader = build(on_gpu().device_batches(2).slots(2));
+            let gate = Gate::close();
+            consumer.kernels.wait(&consumer.stream);
+            let mut epoch = loader.epoch(0).unwrap();
+            let first = epoch.next().unwrap().unwrap();
+            // The second stream needs an event that is not there yet.
+            first.bind(Stream::from(&further)).unwrap();
+            consumer.read_slice(&first);
+            // Nothing else is called meanwhile: the device has a batch for each of its buffers.
+            let second = epoch.next().unwrap().unwrap();
+            until("nothing is in flight", || {
+                let calls = session.calls();
+                std::thread::sleep(Duration::from_millis(5));
+                session.calls() == calls
+            });
+            session.fail_named(symbol, session.count(symbol), 2, false);
+            drop(first);
+            consumer.read_slice(&second);
+            drop(second);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(20));
+                    gate.open();
+                });
+                for batch in epoch {
+                    consumer.read_slice(&batch.unwrap());
+                }
+            });
+            drop(loader);
+            assert!(consumer.found() == right(), "{symbol}");
+        });
+    }
+}
+
+#[test]
 fn batches_may_be_dropped_on_other_threads_in_any_order() {
     case(late(), |_| {
         let mut consumer = Consumer::new();

@@ -381,7 +381,7 @@ impl Copier {
 
     /// The device cannot say any more which slots it still reads: it keeps them all.
     fn leave_all(&mut self) {
-        for slot in self.in_flight.drain(..) {
+        for (slot, _) in self.in_flight.drain(..) {
             driver::note_leak();
             std::mem::forget(slot);
         }

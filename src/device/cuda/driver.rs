@@ -17,6 +17,7 @@
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crossbeam_channel::Sender;
 use libloading::Library;
+use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -231,7 +232,8 @@ fn open_library() -> Result<Library, String> {
         // SAFETY: loading the driver runs its initialisers, which are made for being loaded at run time.
         match unsafe { Library::new(name) } {
             Ok(library) => return Ok(library),
-            Err(error) => words = error.to_string(),
+            // The error itself only says which call failed; the linker's words are its source.
+            Err(error) => words = error.source().map_or_else(|| error.to_string(), |linker| linker.to_string()),
         }
     }
     Err(words)
@@ -437,8 +439,11 @@ impl Gpu {
         // SAFETY: the slice is valid for writes until the synchronisation below has returned.
         let code = unsafe { (self.driver.symbols.copy_to_host)(to.as_mut_ptr().cast(), from, to.len(), stream) };
         let copied = self.check("cuMemcpyDtoHAsync", code);
-        // SAFETY: no preconditions; also after a failure, so that nothing is on its way into `to`.
-        let waited = self.check("cuStreamSynchronize", unsafe { (self.driver.symbols.stream_synchronize)(stream) });
+        // Also after a failure, so that nothing is on its way into `to`.
+        let waited = self.intact().and_then(|()| {
+            // SAFETY: no preconditions.
+            self.check("cuStreamSynchronize", unsafe { (self.driver.symbols.stream_synchronize)(stream) })
+        });
         if waited.is_err() {
             let _ = self.synchronize();
         }
