@@ -121,13 +121,13 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Errors: a stream of the builder's that cannot wait for it.
+    /// Errors: a device that is broken, or a stream of the builder's that cannot wait for it.
     pub(crate) fn new(contents: Contents, info: Arc<BatchInfo>) -> Result<Self> {
         info.held.fetch_add(1, Ordering::Relaxed);
         let batch = Self { contents, info };
         #[cfg(feature = "cuda")]
-        for stream in &batch.info.streams {
-            batch.bind(stream)?;
+        if let Contents::Cuda(on_device) = &batch.contents {
+            on_device.hand_out(&batch.info.streams)?;
         }
         Ok(batch)
     }

@@ -465,6 +465,10 @@ impl LoaderBuilder {
         if self.dataset.len() == 0 {
             return Err(Error::new(ErrorKind::Empty, Stage::Build, "the dataset has no samples"));
         }
+        #[cfg(feature = "cuda")]
+        if let Some(gpu) = self.device.gpu() {
+            self.streams.iter().try_for_each(|stream| stream.check(gpu))?;
+        }
         if self.workers == Some(0) {
             return Err(config("workers is 0"));
         }

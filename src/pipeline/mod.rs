@@ -252,6 +252,11 @@ impl Exchange {
             Some(to_device) => drop(to_device.full.send(slot)),
             None => drop(self.ready.send(Contents::Host(slot))),
         }
+        self.empty_if_closed();
+    }
+
+    /// For whoever has put something into a channel: nobody looks there after the end.
+    pub(crate) fn empty_if_closed(&self) {
         if self.closed.load(Ordering::SeqCst) {
             self.empty();
         }

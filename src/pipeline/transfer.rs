@@ -73,10 +73,14 @@ impl Transfer {
         let (core, gpu) = (self.core.clone(), self.copier.gpu().clone());
         // Once for the life of the thread. Where it fails, every call says so itself.
         let _bound = gpu.bind();
-        pool.announce(|region| match (core.to_io.is_ending(), self.copier.pin(region)) {
-            (true, _) => {}
-            (false, Ok(())) => core.meters.device.pinned_slots.add(1),
-            (false, Err(error)) => core.meters.device.note_pageable(&error),
+        pool.announce(|region| {
+            if core.to_io.is_ending() {
+                return;
+            }
+            match self.copier.pin(region) {
+                Ok(()) => core.meters.device.pinned_slots.add(1),
+                Err(error) => core.meters.device.note_pageable(&error),
+            }
         });
         drop(pinning);
         let mut waiting = Waiting::new(0, self.slots);
@@ -216,6 +220,7 @@ impl Transfer {
     fn hand_out(&self, contents: Contents) {
         // It has room for all slots and buffers.
         let _ = self.ready.send(contents);
+        self.core.exchange.empty_if_closed();
     }
 
     /// What storage still writes to must stay until it has let go: a device that never answers keeps this thread, and all

@@ -188,6 +188,8 @@ struct Stream {
     closing: bool,
     last: u64,
     done: u64,
+    /// The operation that its thread is at.
+    busy: Option<u64>,
     clock: Clock,
     queue: VecDeque<Op>,
 }
@@ -901,7 +903,8 @@ pub extern "C" fn cuCtxSynchronize() -> u32 {
 fn new_stream(s: &mut State, context: u64, blocking: bool, legacy: bool) -> u64 {
     let id = s.handle(if legacy { "legacy" } else { "stream" });
     let (clock, queue) = (Clock::new(), VecDeque::new());
-    s.streams.insert(id, Stream { context, blocking, legacy, closing: false, last: 0, done: 0, clock, queue });
+    s.streams
+        .insert(id, Stream { context, blocking, legacy, closing: false, last: 0, done: 0, busy: None, clock, queue });
     let spawned = std::thread::Builder::new().name("standin-stream".into()).spawn(move || worker(id));
     spawned.expect("a thread for the stream");
     id
@@ -1356,9 +1359,16 @@ fn copy(s: &mut Held, to: (Address, bool), from: (Address, bool), len: usize, st
         None => Source::Staged(unsafe { std::slice::from_raw_parts(from.0 as *const u8, len as usize) }.to_vec()),
     };
     let work = Work::Copy { to: s.real(to.0), from: source, len };
-    s.enqueue(id, read.into_iter().chain(write).collect(), None, work);
-    // A copy to pageable memory is there when the call returns.
-    if wait || write.is_none() { sync(s, id) } else { Ok(()) }
+    let seq = s.enqueue(id, read.into_iter().chain(write).collect(), None, work);
+    if !wait && write.is_some() {
+        return Ok(());
+    }
+    // A copy to pageable memory is there when the call returns, or never comes: the memory is the caller's again.
+    let copied = sync(s, id);
+    while copied.is_err() && s.streams.get(&id).is_some_and(|stream| stream.busy == Some(seq)) {
+        s.wait();
+    }
+    copied
 }
 
 #[unsafe(no_mangle)]
@@ -1678,6 +1688,9 @@ impl State {
                 if let Work::Host { clock, .. } = &work {
                     join(&mut self.host, clock);
                 }
+                if let Some(stream) = self.streams.get_mut(&id) {
+                    stream.busy = Some(seq);
+                }
                 return Step::Run(work);
             }
         }
@@ -1689,7 +1702,7 @@ impl State {
         if let Some(stream) = self.streams.get_mut(&id)
             && let Some(op) = stream.queue.pop_front()
         {
-            stream.done = op.seq;
+            (stream.done, stream.busy) = (op.seq, None);
         }
         CHANGED.notify_all();
     }

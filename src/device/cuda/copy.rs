@@ -68,6 +68,8 @@ pub(crate) struct Buffer {
     /// The first `pending` of these stand for the work that consumers gave their streams before they let go.
     released: Vec<Event>,
     pending: usize,
+    /// Some consumer's work is in none of these: only what waits for the whole context waits for it.
+    unsure: bool,
     streams: Mutex<Vec<Stream>>,
     ticket: Ticket,
     rows: usize,
@@ -93,6 +95,7 @@ impl Buffer {
             copied: Arc::new(Event::new(&home.gpu)?),
             released: vec![Event::new(&home.gpu)?],
             pending: 0,
+            unsure: false,
             streams: Mutex::new(Vec::with_capacity(4)),
             ticket: Ticket::default(),
             rows: 0,
@@ -108,10 +111,6 @@ impl Buffer {
         self.memory.ptr()
     }
 
-    fn streams(&mut self) -> &mut Vec<Stream> {
-        self.streams.get_mut().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Keeps of the slot what the host is asked for, so that the slot can go when its copy is done.
     fn take_head(&mut self, slot: &Filled) {
         (self.ticket, self.rows, self.valid) = (slot.ticket(), slot.rows(), slot.valid());
@@ -124,8 +123,9 @@ impl Buffer {
 
     /// Has every bound stream mark where it stands.
     fn mark_released(&mut self, gpu: &Arc<Gpu>) -> Result<()> {
+        let streams = self.streams.get_mut().unwrap_or_else(PoisonError::into_inner);
         self.pending = 0;
-        for stream in std::mem::take(self.streams()) {
+        for stream in streams.drain(..) {
             if self.released.len() == self.pending {
                 self.released.push(Event::new(gpu)?);
             }
@@ -133,6 +133,15 @@ impl Buffer {
             self.pending += 1;
         }
         Ok(())
+    }
+
+    /// Waits until nothing uses the memory any more.
+    fn wait(&self, gpu: &Gpu) -> Result<()> {
+        if self.unsure {
+            return gpu.synchronize();
+        }
+        self.released[..self.pending].iter().try_for_each(Event::wait)?;
+        self.copied.wait()
     }
 }
 
@@ -144,10 +153,10 @@ fn refill<T: Copy>(list: &mut Vec<T>, from: &[T]) {
 impl Drop for Buffer {
     fn drop(&mut self) {
         // The loader is gone. `cuMemFree` waits as well, but that is its habit, not its promise.
-        for event in &self.released[..self.pending] {
-            let _ = event.wait();
+        let gpu = self.copied.gpu();
+        if self.wait(gpu).is_err() && gpu.synchronize().is_err() {
+            self.memory.leak();
         }
-        let _ = self.copied.wait();
         if self.registered.take().is_some_and(|registered| registered.release().is_err()) {
             self.memory.leak();
         }
@@ -222,16 +231,26 @@ impl OnDevice {
     /// What `stream` is given from here on finds the data; the memory is not used again before what it was given until the
     /// batch is dropped is done. A lock that nobody else wants, for binding takes `&self`.
     pub(crate) fn bind(&self, stream: &Stream) -> Result<()> {
+        stream.check(&self.home.gpu)?;
+        self.bind_checked(stream)
+    }
+
+    fn bind_checked(&self, stream: &Stream) -> Result<()> {
         let buffer = self.buffer();
         let mut streams = buffer.streams.lock().unwrap_or_else(PoisonError::into_inner);
         if streams.iter().any(|bound| bound.raw() == stream.raw()) {
             return Ok(());
         }
-        let _bound = self.home.gpu.bind()?;
-        self.home.gpu.accept(stream.raw())?;
         self.home.gpu.stream_waits(stream.raw(), &buffer.copied)?;
         streams.push(stream.clone());
         Ok(())
+    }
+
+    /// Binds the streams of the builder, which `build` has checked. On a broken device no batch is handed out: its bytes may
+    /// never come.
+    pub(crate) fn hand_out(&self, streams: &[Stream]) -> Result<()> {
+        self.home.gpu.intact()?;
+        streams.iter().try_for_each(|stream| self.bind_checked(stream))
     }
 
     /// Binds the legacy default stream, unless some stream is bound.
@@ -251,14 +270,8 @@ impl OnDevice {
 impl Drop for OnDevice {
     fn drop(&mut self) {
         let Some(mut buffer) = self.buffer.take() else { return };
-        let gpu = &self.home.gpu;
-        let _bound = gpu.bind();
-        if buffer.mark_released(gpu).is_err() && gpu.synchronize().is_err() {
-            // Nobody can say what still reads this memory: it is never used again.
-            driver::note_leak();
-            std::mem::forget(buffer);
-            return;
-        }
+        // It comes back all the same: `next()` would wait for one that does not, for ever.
+        buffer.unsure |= buffer.mark_released(&self.home.gpu).is_err();
         // It has room for every buffer. When the loader is gone, the buffer goes here.
         let _ = self.home.back.send(buffer);
     }
@@ -347,6 +360,10 @@ impl Copier {
     /// Whether nobody uses the buffer any more: for those who write to it beside the copy stream. When not, the bell rings
     /// when that is so.
     pub(crate) fn is_idle(&self, buffer: &mut Buffer) -> Result<bool> {
+        if buffer.unsure {
+            self.home.gpu.synchronize()?;
+            buffer.unsure = false;
+        }
         let users = || buffer.released[..buffer.pending].iter().chain([&*buffer.copied]);
         for event in users() {
             if !event.is_done()? {
@@ -368,21 +385,35 @@ impl Copier {
                 Copied::Started(OnDevice { buffer: Some(buffer), home: self.home.clone() }, bytes)
             }
             // A part may be on its way: only when that has ended may the memory be used again.
-            Err(error) if self.stream.synchronize().is_ok() => {
+            Err(error) if self.settle() => {
                 self.give_back(buffer);
                 Copied::Failed(slot, error)
             }
             Err(error) => {
                 driver::note_leak();
-                std::mem::forget((slot, buffer));
+                std::mem::forget(slot);
                 Copied::Broken(error)
             }
         }
     }
 
+    /// Waits until no copy is on its way. Where that cannot be established, the device is given up.
+    fn settle(&self) -> bool {
+        let gpu = &self.home.gpu;
+        let settled = self.stream.synchronize().is_ok() || gpu.synchronize().is_ok();
+        if !settled {
+            gpu.give_up();
+        }
+        settled
+    }
+
     fn enqueue(&self, slot: &Filled, buffer: &mut Buffer) -> Result<usize> {
         let Home { gpu, shape, .. } = &*self.home;
         let _bound = gpu.bind()?;
+        if buffer.unsure {
+            gpu.synchronize()?;
+            buffer.unsure = false;
+        }
         for event in &buffer.released[..buffer.pending] {
             gpu.stream_waits(self.stream.raw(), event)?;
         }
@@ -443,6 +474,8 @@ impl Copier {
             match copied.is_done() {
                 Ok(false) => return Ok(()),
                 Ok(true) => drop(self.in_flight.pop_front()),
+                // It does not say so, but they are done.
+                Err(_) if self.settle() => self.in_flight.clear(),
                 Err(error) => {
                     self.leave_all();
                     return Err(error);
@@ -454,7 +487,7 @@ impl Copier {
 
     /// The device cannot say any more which slots it still reads: it keeps them all.
     fn leave_all(&mut self) {
-        for slot in self.in_flight.drain(..) {
+        for (slot, _) in self.in_flight.drain(..) {
             driver::note_leak();
             std::mem::forget(slot);
         }
@@ -463,8 +496,8 @@ impl Copier {
 
 impl Drop for Copier {
     fn drop(&mut self) {
-        // The streams' work reads the slots and writes the buffers.
-        if self.stream.synchronize().and_then(|()| self.notify.synchronize()).is_err() {
+        // The stream's work reads the slots and writes the buffers; the bells own themselves.
+        if !self.settle() {
             self.leave_all();
         }
     }

@@ -35,12 +35,16 @@ pub(crate) type DevicePtr = u64;
 
 /// The legacy default stream.
 pub(crate) const LEGACY: Handle = 1;
+/// The default stream of whichever thread asks.
+pub(crate) const PER_THREAD: Handle = 2;
 
 const EVENT_BLOCKING: c_uint = 1;
 const EVENT_NO_TIMING: c_uint = 2;
 const STREAM_NON_BLOCKING: c_uint = 1;
 const SUCCESS: c_int = 0;
 const NOT_READY: c_int = 600;
+/// No code of the driver's: it could not be established what the device still uses.
+const GIVEN_UP: c_int = -1;
 
 macro_rules! symbols {
     ($($field:ident: $name:literal ($($arg:ty),*);)*) => {
@@ -341,15 +345,32 @@ impl Gpu {
             .map_err(|error| error.within(format_args!("cuda:{}", self.ordinal())))
     }
 
+    /// The end of a driver object: what the driver does not take back is counted.
+    fn released(&self, what: &'static str, code: c_int) {
+        if self.check(what, code).is_err() {
+            note_leak();
+        }
+    }
+
+    /// Nobody can say any more what the device still uses: as good as broken.
+    pub(crate) fn give_up(&self) {
+        let _ = self.latch.compare_exchange(0, GIVEN_UP, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Refuses once the context is broken, without a call.
+    pub(crate) fn intact(&self) -> Result<()> {
+        let (code, ordinal) = (self.latch.load(Ordering::Acquire), self.ordinal());
+        let message = match code {
+            0 => return Ok(()),
+            GIVEN_UP => format!("cuda:{ordinal} was given up before: it did not say what it still used"),
+            _ => format!("cuda:{ordinal} broke before: {} ({code})", self.driver.name_of(code)),
+        };
+        Err(Error::new(ErrorKind::Device, Stage::Device, message))
+    }
+
     /// Refuses once the context is broken; else makes it current on this thread until the guard is dropped.
     pub(crate) fn bind(&self) -> Result<Bound<'_>> {
-        match self.latch.load(Ordering::Acquire) {
-            0 => {}
-            code => {
-                let message = format!("cuda:{} broke before: {} ({code})", self.ordinal(), self.driver.name_of(code));
-                return Err(Error::new(ErrorKind::Device, Stage::Device, message));
-            }
-        }
+        self.intact()?;
         let before = CURRENT.get();
         if before != self.context {
             // SAFETY: the context is alive by `owner`.
@@ -375,21 +396,13 @@ impl Gpu {
         self.check("cuCtxSynchronize", unsafe { (self.driver.symbols.ctx_synchronize)() })
     }
 
-    /// Refuses a stream of another context: its events would order nothing here.
-    pub(crate) fn accept(&self, stream: Handle) -> Result<()> {
-        if stream <= 2 {
-            // The default streams belong to whichever context is current.
-            return Ok(());
-        }
+    /// The context of a stream that is not a default one: those belong to whichever is current.
+    pub(crate) fn context_of(&self, stream: Handle) -> Result<Handle> {
         let _bound = self.bind()?;
         let mut context = 0;
         // SAFETY: the pointer is valid for the call; that the stream is alive is the contract of `Stream`.
         self.check("cuStreamGetCtx", unsafe { (self.driver.symbols.stream_ctx)(stream, &mut context) })?;
-        if context != self.context {
-            let message = format!("the stream belongs to another context than cuda:{} of this loader", self.ordinal());
-            return Err(Error::new(ErrorKind::Config, Stage::Device, message));
-        }
-        Ok(())
+        Ok(context)
     }
 
     /// Work that `stream` gets from here on waits for what `event` stands for.
@@ -411,6 +424,8 @@ impl Gpu {
         len: usize,
         stream: Handle,
     ) -> Result<()> {
+        // The guard was taken before the copies that went before.
+        self.intact()?;
         // SAFETY: the caller's promise; the context is bound by the caller's `Bound`.
         self.check("cuMemcpyHtoDAsync", unsafe { (self.driver.symbols.copy_to_device)(to, from.cast(), len, stream) })
     }
@@ -421,8 +436,14 @@ impl Gpu {
         // SAFETY: the slice is valid for writes until the synchronisation below has returned.
         let code = unsafe { (self.driver.symbols.copy_to_host)(to.as_mut_ptr().cast(), from, to.len(), stream) };
         let copied = self.check("cuMemcpyDtoHAsync", code);
-        // SAFETY: no preconditions; also after a failure, so that nothing is on its way into `to`.
-        let waited = self.check("cuStreamSynchronize", unsafe { (self.driver.symbols.stream_synchronize)(stream) });
+        // Also after a failure, so that nothing is on its way into `to`.
+        let waited = self.intact().and_then(|()| {
+            // SAFETY: no preconditions.
+            self.check("cuStreamSynchronize", unsafe { (self.driver.symbols.stream_synchronize)(stream) })
+        });
+        if waited.is_err() {
+            let _ = self.synchronize();
+        }
         copied.and(waited)
     }
 
@@ -447,7 +468,7 @@ impl Gpu {
     pub(crate) fn unload_module(&self, module: Handle) {
         let Ok(_bound) = self.bind() else { return note_leak() };
         // SAFETY: the module came from `load_module`, and its caller drops it once.
-        let _ = self.check("cuModuleUnload", unsafe { (self.driver.symbols.module_unload)(module) });
+        self.released("cuModuleUnload", unsafe { (self.driver.symbols.module_unload)(module) });
     }
 
     /// Starts a kernel.
@@ -504,7 +525,7 @@ impl Drop for Gpu {
                 return note_leak();
             }
             // SAFETY: retained once by `primary`; every object of ours in the context keeps its `Gpu` alive.
-            let _ = unsafe { (self.driver.symbols.primary_release)(self.device) };
+            self.released("cuDevicePrimaryCtxRelease", unsafe { (self.driver.symbols.primary_release)(self.device) });
         }
     }
 }
@@ -537,7 +558,9 @@ impl Drop for Bound<'_> {
         }
         let mut context = 0;
         // SAFETY: the pointer is valid for the call; pops what `bind` pushed on this thread (guards nest).
-        let _ = unsafe { (self.gpu.driver.symbols.ctx_pop)(&mut context) };
+        let code = unsafe { (self.gpu.driver.symbols.ctx_pop)(&mut context) };
+        // For the latch alone: the call that the guard was for has its own result.
+        let _ = self.gpu.check("cuCtxPopCurrent", code);
     }
 }
 
@@ -556,6 +579,10 @@ impl Event {
         let code = unsafe { (gpu.driver.symbols.event_create)(&mut raw, EVENT_BLOCKING | EVENT_NO_TIMING) };
         gpu.check("cuEventCreate", code)?;
         Ok(Self { gpu: gpu.clone(), raw })
+    }
+
+    pub(crate) fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
     }
 
     /// From here on it stands for what `stream` was given so far.
@@ -587,7 +614,7 @@ impl Drop for Event {
     fn drop(&mut self) {
         let Ok(_bound) = self.gpu.bind() else { return note_leak() };
         // SAFETY: created by `new`, destroyed once. The driver defers this until a pending event has been reached.
-        let _ = unsafe { (self.gpu.driver.symbols.event_destroy)(self.raw) };
+        self.gpu.released("cuEventDestroy", unsafe { (self.gpu.driver.symbols.event_destroy)(self.raw) });
     }
 }
 
@@ -640,7 +667,7 @@ impl Drop for CopyStream {
     fn drop(&mut self) {
         let Ok(_bound) = self.gpu.bind() else { return note_leak() };
         // SAFETY: created by `new`, destroyed once; the driver lets pending work end first.
-        let _ = unsafe { (self.gpu.driver.symbols.stream_destroy)(self.raw) };
+        self.gpu.released("cuStreamDestroy", unsafe { (self.gpu.driver.symbols.stream_destroy)(self.raw) });
     }
 }
 
@@ -713,10 +740,8 @@ impl Drop for DeviceMemory {
             return;
         }
         let Ok(_bound) = self.gpu.bind() else { return note_leak() };
-        // SAFETY: allocated by `new`, freed once. The call waits for all work of the device.
-        if self.gpu.check("cuMemFree", unsafe { (self.gpu.driver.symbols.mem_free)(self.given) }).is_err() {
-            note_leak();
-        }
+        // SAFETY: allocated by `new`, freed once; the owner has waited for what used it.
+        self.gpu.released("cuMemFree", unsafe { (self.gpu.driver.symbols.mem_free)(self.given) });
     }
 }
 
@@ -741,11 +766,13 @@ impl Pin {
         Ok(Self { gpu: gpu.clone(), start: start as usize })
     }
 
-    /// Lets go; false when the device may still read the memory, which then must stay mapped for ever.
+    /// Lets go; false, and counted, when the device may still read the memory, which then must stay mapped for ever.
     pub(crate) fn release(&self) -> bool {
-        let Ok(_bound) = self.gpu.bind() else { return false };
-        // SAFETY: registered by `new`; the memory is still mapped by its promise.
-        let code = unsafe { (self.gpu.driver.symbols.host_unregister)(self.start as *mut c_void) };
-        self.gpu.check("cuMemHostUnregister", code).is_ok()
+        let released = self.gpu.bind().and_then(|_bound| {
+            // SAFETY: registered by `new`; the memory is still mapped by its promise.
+            let code = unsafe { (self.gpu.driver.symbols.host_unregister)(self.start as *mut c_void) };
+            self.gpu.check("cuMemHostUnregister", code)
+        });
+        released.inspect_err(|_| note_leak()).is_ok()
     }
 }

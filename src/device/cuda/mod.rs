@@ -40,7 +40,8 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<Gpu>> {
     let driver = driver()?;
     let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
     gpus.retain(|gpu| gpu.strong_count() > 0);
-    let known = gpus.iter().filter_map(Weak::upgrade).find(|gpu| gpu.ordinal() == ordinal);
+    // Of one that broke a user may have made a new context; whether it is usable is for the driver to say.
+    let known = gpus.iter().filter_map(Weak::upgrade).find(|gpu| gpu.ordinal() == ordinal && !gpu.is_broken());
     if let Some(gpu) = known {
         return Ok(gpu);
     }

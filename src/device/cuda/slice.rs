@@ -9,6 +9,7 @@ use cudarc::driver::{CudaSlice, CudaStream};
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// A field of a batch in device memory, as cudarc's kernels and copies take it: `&*slice` is a [`CudaSlice`]. It belongs to
@@ -25,20 +26,18 @@ pub struct FieldSlice<'a, T> {
 impl<'a, T> FieldSlice<'a, T> {
     /// `len` elements at `ptr` of a batch's buffer, to which `stream` is bound.
     pub(crate) fn of(batch: &'a OnDevice, stream: &Arc<CudaStream>, ptr: DevicePtr, len: usize) -> Result<Self> {
-        let (gpu, context) = (batch.gpu(), stream.context());
-        if context.cu_ctx() as usize != gpu.context() {
-            let message = format!("the stream belongs to another context than cuda:{} of this loader", gpu.ordinal());
-            return Err(Error::new(ErrorKind::Config, Stage::Device, message));
+        debug_assert_eq!(stream.context().cu_ctx() as usize, batch.gpu().context(), "bound, so checked");
+        let failed = || Error::new(ErrorKind::Device, Stage::Device, "cudarc cannot make an event");
+        // With event tracking `upgrade_device_ptr` makes two events, and panics where it cannot: rarely after this.
+        if stream.context().is_event_tracking() {
+            stream.context().new_event(None).map_err(|source| failed().with_source(source))?;
         }
-        // With event tracking `upgrade_device_ptr` makes two events, and panics where it cannot.
-        if context.is_event_tracking() {
-            context.new_event(None).map_err(|source| {
-                Error::new(ErrorKind::Device, Stage::Device, "cudarc cannot make an event").with_source(source)
-            })?;
-        }
-        // SAFETY: the elements lie in the buffer of `batch`, which is initialised and lives for `'a`; `drop` leaks the slice,
-        // so that nothing is freed by it. Shared views only are handed out.
-        let slice = unsafe { stream.upgrade_device_ptr(ptr, len) };
+        let make = || {
+            // SAFETY: the elements lie in the buffer of `batch`, which is initialised and lives for `'a`; `drop` leaks the
+            // slice, so that nothing is freed by it. Shared views only are handed out.
+            unsafe { stream.upgrade_device_ptr(ptr, len) }
+        };
+        let slice = catch_unwind(AssertUnwindSafe(make)).map_err(|_| failed())?;
         Ok(Self { slice: ManuallyDrop::new(slice), batch: PhantomData })
     }
 }

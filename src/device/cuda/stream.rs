@@ -2,7 +2,8 @@
 
 #![allow(unsafe_code)]
 
-use super::driver::{Handle, LEGACY};
+use super::driver::{Gpu, Handle, LEGACY, PER_THREAD};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use cudarc::driver::CudaStream;
 use std::sync::Arc;
 
@@ -23,7 +24,8 @@ impl Stream {
     }
 
     /// A stream of CUDA's driver or runtime API (`CUstream`, `cudaStream_t`; in PyTorch
-    /// `torch.cuda.current_stream().cuda_stream`). 0 is the legacy default stream.
+    /// `torch.cuda.current_stream().cuda_stream`). 0 is the legacy default stream; 2, the per-thread default stream, is
+    /// refused when a batch is bound to it, for it is another one on each thread.
     ///
     /// # Safety
     /// The stream must live, on the device of the loader, until every batch that is bound to it has been dropped.
@@ -39,6 +41,25 @@ impl Stream {
     /// The handle.
     pub(crate) fn raw(&self) -> Handle {
         self.raw
+    }
+
+    /// Refuses a stream that could order nothing on `gpu`. The driver is asked only where nobody else knows.
+    pub(crate) fn check(&self, gpu: &Gpu) -> Result<()> {
+        let refused = |message: String| Err(Error::new(ErrorKind::Config, Stage::Device, message));
+        if self.raw == PER_THREAD {
+            // Batches are dropped on any thread, where this would be another stream than the one that used them.
+            return refused("the per-thread default stream is another one on each thread; make a stream".into());
+        }
+        let context = match &self.owner {
+            Some(stream) => stream.context().cu_ctx() as Handle,
+            None if self.raw == LEGACY => return Ok(()),
+            None => gpu.context_of(self.raw)?,
+        };
+        if context != gpu.context() {
+            let ordinal = gpu.ordinal();
+            return refused(format!("the stream belongs to another context than cuda:{ordinal} of this loader"));
+        }
+        Ok(())
     }
 }
 

@@ -1,0 +1,249 @@
+//! What the tests of CUDA devices share: cases against the stand-in, batches as plain values, and kernels that read them.
+//!
+//! ```text
+//! case(config) ── session of three GPUs ── body, on a thread with a deadline ──► nothing is alive, no violation
+//! gate (a kernel that waits for the test) ─► copy (a kernel that reads a batch) ─► bytes to compare, as late as the test wants
+//! ```
+
+#![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(unsafe_code)]
+
+use crate::standin::{self, Config, Gpu, Live, Session};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result, sys};
+use feedline::tensor::DType;
+use feedline::{Batch, Device, Error, Loader, Result};
+use std::ffi::{CString, c_void};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// More than any case needs, since nothing waits so long unless a test fails.
+pub const DEADLINE: Duration = Duration::from_secs(120);
+
+/// Three GPUs: the process counts them once, so every session of a test binary has as many.
+pub fn config() -> Config {
+    let devices = (0..3).map(|number| Gpu::new(1 << 30, &format!("0000:{:02x}:00.0", 0x3b + number))).collect();
+    Config { devices, ..Config::default() }
+}
+
+/// The same with copies that take their time.
+pub fn late() -> Config {
+    Config { bandwidth: 400 << 20, latency: Duration::from_micros(200), ..config() }
+}
+
+/// Runs `body` in a session of its own; afterwards nothing may be alive in the driver. A body without an end ends the
+/// process, and says what it called last.
+#[track_caller]
+pub fn case(config: Config, body: impl FnOnce(&mut Session) + Send + 'static) {
+    let standin = standin::cuda();
+    let (send, done) = channel();
+    let thread = std::thread::spawn(move || {
+        let mut session = standin.session(config);
+        // Sessions wait for each other: from here on the time counts.
+        send.send(()).unwrap();
+        body(&mut session);
+        assert_eq!(session.live(), Live::default(), "alive in the driver");
+        drop(session);
+        drop(send);
+    });
+    done.recv().unwrap();
+    if done.recv_timeout(DEADLINE) == Err(RecvTimeoutError::Timeout) {
+        let trace = standin.trace();
+        let last: Vec<_> = trace.lines().rev().take(60).collect();
+        eprintln!("no end; the last calls, newest first:\n{}", last.join("\n"));
+        std::process::exit(101);
+    }
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+pub fn gpu(ordinal: usize) -> Device {
+    Device::cuda(ordinal).unwrap()
+}
+
+/// Waits until `reached`, for at most [`DEADLINE`].
+#[track_caller]
+pub fn until(what: &str, mut reached: impl FnMut() -> bool) {
+    let started = std::time::Instant::now();
+    while !reached() {
+        assert!(started.elapsed() < DEADLINE, "never: {what}");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// A field of a batch as plain values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Array {
+    pub name: String,
+    pub dtype: DType,
+    pub shape: Vec<usize>,
+    pub strides: Vec<usize>,
+    pub lens: Option<Vec<u64>>,
+    pub bytes: Vec<u8>,
+}
+
+/// A batch as plain values, wherever it lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Got {
+    pub epoch: u64,
+    pub index: u64,
+    pub len: usize,
+    pub valid: usize,
+    pub ids: Vec<u64>,
+    pub status: Vec<u8>,
+    pub fields: Vec<Array>,
+}
+
+impl Got {
+    /// Errors: what reading it back gives.
+    pub fn of(batch: &Batch) -> Result<Self> {
+        let mut fields = Vec::new();
+        for field in batch.fields() {
+            let mut bytes = vec![0; field.size_bytes()];
+            field.read_into(&mut bytes)?;
+            let lens = field.lens().map(<[u64]>::to_vec);
+            let (dtype, shape, strides) = (field.dtype(), field.shape(), field.strides());
+            fields.push(Array { name: field.name().into(), dtype, shape, strides, lens, bytes });
+        }
+        let (ids, status) = (batch.ids().to_vec(), batch.status().to_vec());
+        let (epoch, index, len, valid) = (batch.epoch(), batch.index(), batch.len(), batch.valid());
+        Ok(Self { epoch, index, len, valid, ids, status, fields })
+    }
+
+    /// All batches of an iterator.
+    pub fn all(batches: impl Iterator<Item = Result<Batch>>) -> Vec<Self> {
+        batches.map(|batch| Self::of(&batch.unwrap()).unwrap()).collect()
+    }
+
+    pub fn epoch(loader: &Loader, epoch: u64) -> Vec<Self> {
+        Self::all(loader.epoch(epoch).unwrap())
+    }
+
+    pub fn bytes(&self, field: &str) -> &[u8] {
+        &self.fields.iter().find(|array| array.name == field).unwrap().bytes
+    }
+}
+
+/// Fails with the first difference, and not with all that was delivered.
+#[track_caller]
+pub fn same(found: &[Got], right: &[Got], what: &str) {
+    for (at, (found, right)) in found.iter().zip(right).enumerate() {
+        let (mut found, mut right) = (found.clone(), right.clone());
+        for (found, right) in found.fields.iter_mut().zip(&mut right.fields) {
+            let differs = found.bytes.iter().zip(&right.bytes).position(|(found, right)| found != right);
+            assert_eq!(differs, None, "{what}: batch {at}, field {}: first byte that differs", found.name);
+            found.bytes = vec![found.bytes.len() as u8];
+            right.bytes = vec![right.bytes.len() as u8];
+        }
+        assert_eq!(found, right, "{what}: batch {at}");
+    }
+    assert_eq!(found.len(), right.len(), "{what}: how many");
+}
+
+/// Things that were left behind, in this process.
+pub fn leaked() -> u64 {
+    let records = feedline::dataset::Records::builder(1).open_bytes([1]).unwrap();
+    Loader::builder(records).workers(1).slots(1).build().unwrap().report().leaked
+}
+
+/// Kinds and messages of an error and its sources.
+pub fn words(error: &Error) -> String {
+    let mut words = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(inner) = source {
+        words += &format!(": {inner}");
+        source = inner.source();
+    }
+    words
+}
+
+static OPEN: Mutex<bool> = Mutex::new(true);
+static OPENED: Condvar = Condvar::new();
+
+extern "C" fn gate(_: *const u32, _: *const u32, _: *const *const c_void) {
+    let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    drop(OPENED.wait_while(open, |open| !*open).unwrap_or_else(PoisonError::into_inner));
+}
+
+extern "C" fn copy(_: *const u32, _: *const u32, params: *const *const c_void) {
+    // SAFETY: the stand-in calls this with the three parameters of the registration: two addresses whose bytes are
+    // mapped, and how many.
+    unsafe {
+        let to = (*params).cast::<*mut u8>().read();
+        let from = (*params.add(1)).cast::<*const u8>().read();
+        let len = (*params.add(2)).cast::<u64>().read();
+        to.copy_from(from, len as usize);
+    }
+}
+
+/// While it lives, streams that were given [`Kernels::wait`] do not get any further.
+pub struct Gate(());
+
+impl Gate {
+    pub fn close() -> Self {
+        *OPEN.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        Self(())
+    }
+
+    pub fn open(self) {}
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        *OPEN.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        OPENED.notify_all();
+    }
+}
+
+/// The consumer's kernels.
+pub struct Kernels {
+    context: Arc<CudaContext>,
+    module: sys::CUmodule,
+    gate: sys::CUfunction,
+    copy: sys::CUfunction,
+}
+
+impl Kernels {
+    pub fn new(context: &Arc<CudaContext>) -> Self {
+        standin::cuda().register_kernel("gate", gate, &[], 0, 0);
+        standin::cuda().register_kernel("copy", copy, &[8, 8, 8], 0b011, 0b001);
+        context.bind_to_thread().unwrap();
+        let image = c".version 7.0 .visible .entry gate() .visible .entry copy()";
+        // SAFETY: the text ends with a zero; the module lives until the drop.
+        let (module, gate, copy) = unsafe {
+            let module = result::module::load_data(image.as_ptr().cast()).unwrap();
+            let function = |name: &str| result::module::get_function(module, CString::new(name).unwrap()).unwrap();
+            (module, function("gate"), function("copy"))
+        };
+        Self { context: context.clone(), module, gate, copy }
+    }
+
+    fn launch(&self, function: sys::CUfunction, stream: &CudaStream, params: &mut [*mut c_void]) {
+        self.context.bind_to_thread().unwrap();
+        // SAFETY: the parameters are those that the kernel was registered with; the caller keeps what they point to.
+        unsafe { result::launch_kernel(function, (1, 1, 1), (1, 1, 1), 0, stream.cu_stream(), params) }.unwrap();
+    }
+
+    /// `stream` stops here as long as the gate is closed.
+    pub fn wait(&self, stream: &CudaStream) {
+        self.launch(self.gate, stream, &mut []);
+    }
+
+    /// `stream` copies `len` bytes from the device address `from` to the beginning of `to`.
+    pub fn copy(&self, stream: &CudaStream, to: &CudaSlice<u8>, from: u64, len: usize) {
+        let (to, _done) = to.device_ptr(stream);
+        let (mut to, mut from, mut len) = (to, from, len as u64);
+        let mut params: [*mut c_void; 3] = [(&raw mut to).cast(), (&raw mut from).cast(), (&raw mut len).cast()];
+        self.launch(self.copy, stream, &mut params);
+    }
+}
+
+impl Drop for Kernels {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: loaded by `new`, unloaded once.
+            let _ = unsafe { result::module::unload(self.module) };
+        }
+    }
+}
