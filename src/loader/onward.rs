@@ -4,12 +4,11 @@
 use crate::dataset::{Dataset, Part, Parts};
 use crate::device::Device;
 use crate::device::cuda::{
-    copy::{Copier, Shape},
+    copy::{Copier, Shape, Target},
     cufile::{CuFile, Mode, Options, Stats},
-    driver::{DeviceMemory, Gpu},
+    driver::Gpu,
 };
-use crate::error::Result;
-use crate::error::Stage;
+use crate::error::{Error, Result, Stage};
 use crate::memory::{Filled, Pool};
 use crate::pipeline::fetch::Io;
 use crate::pipeline::recipe::{DirectField, Draft, How, Recipe};
@@ -21,6 +20,7 @@ use crate::profile::DirectReads;
 use crate::read::{self, Sources};
 use crate::tensor::{Layout, PAGE};
 use crossbeam_channel::{Receiver, Sender, bounded};
+use std::error::Error as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -175,17 +175,16 @@ impl Ways {
     fn read_a_little(&self, gpu: &Arc<Gpu>, cufile: &Arc<CuFile>, extent: read::Extent) -> Result<(), String> {
         let files = read::Files::new(self.sources.clone(), PAGE, Some(1));
         let handle = direct::register(cufile, &files, extent.source)?;
-        let memory = DeviceMemory::new(gpu, TRIAL, "a trial of cuFile").map_err(|error| error.to_string())?;
-        let registered = cufile.register_buffer(memory.ptr(), TRIAL).map_err(|failure| failure.to_string())?;
-        let _bound = gpu.bind().map_err(|error| error.to_string())?;
+        let words = |error: Error| match error.source() {
+            Some(source) => format!("{}: {source}", error.message()),
+            None => error.message().into(),
+        };
+        let mut target = Target::new(gpu, TRIAL, "a trial of cuFile", Some(cufile)).map_err(words)?;
+        let bound = gpu.bind().map_err(words)?;
         let from = extent.offset - extent.offset % PAGE as u64;
-        direct::read_into(cufile, &handle, &memory, TRIAL, from).map_err(|failure| failure.to_string())?;
-        registered.release().map_err(|failure| {
-            let failed = failure.to_string();
-            // Somebody may still write to it.
-            std::mem::forget(memory);
-            failed
-        })
+        let read = direct::read_into(cufile, &handle, target.memory(), TRIAL, from);
+        drop(bound);
+        target.release().map_err(words).and(read.map(drop).map_err(|failure| failure.to_string()))
     }
 
     /// Reserves the device's memory, and says what of a slot gets there.

@@ -666,6 +666,10 @@ impl DeviceMemory {
         note_leak();
     }
 
+    pub(crate) fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
     pub(crate) fn ptr(&self) -> DevicePtr {
         self.ptr
     }
