@@ -210,6 +210,8 @@ impl Direct {
                     next
                 }
                 None => {
+                    // There is nothing for cuFile to read.
+                    self.core.meters.device.note_by_host("not in a file as it stands, unlike the first one");
                     self.by_host(task, step, row, host)?;
                     row + 1
                 }
