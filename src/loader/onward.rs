@@ -184,7 +184,12 @@ impl Ways {
         let from = extent.offset - extent.offset % PAGE as u64;
         let read = direct::read_into(cufile, &handle, target.memory(), TRIAL, from);
         drop(bound);
-        target.release().map_err(words).and(read.map(drop).map_err(|failure| failure.to_string()))
+        target.release().map_err(words)?;
+        let (read, least) = (read.map_err(|failure| failure.to_string())?, extent.offset + extent.len - from);
+        if (read as u64) < least.min(TRIAL as u64) {
+            return Err(format!("cuFileRead brought {read} of {least} bytes"));
+        }
+        Ok(())
     }
 
     /// Reserves the device's memory, and says what of a slot gets there.
