@@ -15,6 +15,7 @@ use feedline::tensor::DType;
 use feedline::{Batch, Device, Gds, Loader, LoaderBuilder, Result};
 use libloading::Library;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -147,6 +148,21 @@ pub fn lived(name: String, double: CuFileMachine, body: impl FnOnce(&Machine) + 
     if let Err(panic) = thread.join() {
         std::panic::resume_unwind(panic);
     }
+}
+
+/// Runs the calling test once more in a process of its own; returns whether this is that process. For what leaves a context
+/// behind: the next session would find it.
+pub fn alone(test: &str) -> bool {
+    const MARK: &str = "FEEDLINE_TEST_ALONE";
+    if std::env::var_os(MARK).is_some() {
+        return true;
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", test, "--test-threads=1", "--nocapture"]).env(MARK, "1");
+    let output = child.output().unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    false
 }
 
 /// Says on the way out which case it was, and what the driver was asked last.
