@@ -359,7 +359,9 @@ impl LoaderBuilder {
         let place = placing.placement();
         let sources = dataset.sources().clone();
         let opened = on_node(place, || read::open(sources, &self.reader))??;
-        let mut ways = Ways::new(&self.device, self.gds, self.cufile, &*dataset, opened.cache.is_some());
+        // The cache is asked first also where it has no room: then what is missing is read past it.
+        let cached = opened.cache.is_some() && !opened.choice.direct;
+        let mut ways = Ways::new(&self.device, self.gds, self.cufile, &*dataset, cached);
         let recipe = Recipe::new(&*dataset, self.steps, !on_host, |draft| ways.choose(draft))?;
         let chunks = chunks::starts_of(&*dataset)?;
         let last = self.last.or(self.resume.as_ref().map(|state| state.stand().last)).unwrap_or_default();

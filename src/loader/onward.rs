@@ -4,12 +4,11 @@
 use crate::dataset::{Dataset, Part, Parts};
 use crate::device::Device;
 use crate::device::cuda::{
-    copy::{Copier, Shape},
+    copy::{Copier, Shape, Target},
     cufile::{CuFile, Mode, Options, Stats},
-    driver::{DeviceMemory, Gpu},
+    driver::Gpu,
 };
-use crate::error::Result;
-use crate::error::Stage;
+use crate::error::{Error, Result, Stage};
 use crate::memory::{Filled, Pool};
 use crate::pipeline::fetch::Io;
 use crate::pipeline::recipe::{DirectField, Draft, How, Recipe};
@@ -22,6 +21,8 @@ use crate::read::{self, Sources};
 use crate::tensor::{Layout, PAGE};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::convert::Infallible;
+use std::error::Error as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -134,8 +135,8 @@ impl Ways {
 fn firsts(dataset: &dyn Dataset) -> Vec<Option<read::Extent>> {
     let mut parts = Parts::new();
     let mut firsts = vec![None; dataset.schema().len()];
-    // What is wrong with the first sample is said when it is read.
-    if dataset.extents(0, &mut parts).is_ok() {
+    // What is wrong with the first sample, a panic included, is said when it is read.
+    if catch_unwind(AssertUnwindSafe(|| dataset.extents(0, &mut parts))).is_ok_and(|given| given.is_ok()) {
         for (field, part) in parts.iter() {
             if let (Part::Extent(extent), Some(first)) = (part, firsts.get_mut(field))
                 && extent.source.index() < dataset.sources().count()
@@ -174,19 +175,24 @@ impl Ways {
     }
 
     fn read_a_little(&self, gpu: &Arc<Gpu>, cufile: &Arc<CuFile>, extent: read::Extent) -> Result<(), String> {
-        let files = read::Files::new(self.sources.clone(), PAGE, Some(1));
+        let files = read::Files::new(self.sources.clone(), PAGE, Some(0));
         let handle = direct::register(cufile, &files, extent.source)?;
-        let memory = DeviceMemory::new(gpu, TRIAL, "a trial of cuFile").map_err(|error| error.to_string())?;
-        let registered = cufile.register_buffer(memory.ptr(), TRIAL).map_err(|failure| failure.to_string())?;
-        let _bound = gpu.bind().map_err(|error| error.to_string())?;
+        let words = |error: Error| match error.source() {
+            Some(source) => format!("{}: {source}", error.message()),
+            None => error.message().into(),
+        };
+        let mut target = Target::new(gpu, TRIAL, "a trial of cuFile", Some(cufile)).map_err(words)?;
+        let bound = gpu.bind().map_err(words)?;
         let from = extent.offset - extent.offset % PAGE as u64;
-        direct::read_into(cufile, &handle, &memory, TRIAL, from).map_err(|failure| failure.to_string())?;
-        registered.release().map_err(|failure| {
-            let failed = failure.to_string();
-            // Somebody may still write to it.
-            std::mem::forget(memory);
-            failed
-        })
+        let read = direct::read_into(cufile, &handle, target.memory(), TRIAL, from);
+        drop(bound);
+        target.release().map_err(words)?;
+        let (read, least) =
+            (read.map_err(|failure| failure.to_string())?, extent.offset.saturating_add(extent.len) - from);
+        if (read as u64) < least.min(TRIAL as u64) {
+            return Err(format!("cuFileRead brought {read} of {least} bytes"));
+        }
+        Ok(())
     }
 
     /// Reserves the device's memory, and says what of a slot gets there.

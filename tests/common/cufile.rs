@@ -111,6 +111,7 @@ pub struct StandIn {
     reset: extern "C" fn(),
     set: extern "C" fn(c_int, c_int),
     fail: extern "C" fn(u64, i64, c_int),
+    fail_register: extern "C" fn(c_int, u64, c_int),
     count: extern "C" fn(c_int) -> i64,
     text: unsafe extern "C" fn(c_int, *mut u8, usize) -> usize,
 }
@@ -147,6 +148,7 @@ impl StandIn {
             reset: symbol!("standin_cufile_reset"),
             set: symbol!("standin_cufile_set"),
             fail: symbol!("standin_cufile_fail_read"),
+            fail_register: symbol!("standin_cufile_fail_register"),
             count: symbol!("standin_cufile_count"),
             text: symbol!("standin_cufile_text"),
             path,
@@ -188,6 +190,11 @@ impl StandIn {
     /// The next such call answers that code.
     pub fn fail_register(&self, what: Register, code: i32) {
         (self.set)(what as c_int, code);
+    }
+
+    /// The same of the call after `skip` more.
+    pub fn fail_register_after(&self, what: Register, skip: u64, code: i32) {
+        (self.fail_register)(what as c_int, skip, code);
     }
 
     /// Read number `call` (from 0) returns -1 and this errno.

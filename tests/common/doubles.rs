@@ -1,13 +1,23 @@
-//! A GPU machine of stand-ins: driver, kernels (their own source, on the CPU) and cuFile together.
+//! A GPU machine of stand-ins: driver, kernels (their own source, on the CPU) and cuFile together; and batches as plain
+//! values.
+//!
+//! ```text
+//! on_machine ── session + cuFile ── body, on a thread with a deadline ──► nothing is alive, no violation
+//! ```
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(unsafe_code)]
 
 use crate::cufile::{Route, StandIn};
-use crate::standin::{KernelFn, Session};
+use crate::standin::{self, Config, KernelFn, Live, Session};
 use crate::{common::Dir, kernels};
+use feedline::tensor::DType;
+use feedline::{Batch, Device, Gds, Loader, LoaderBuilder, Result};
 use libloading::Library;
 use std::path::PathBuf;
+use std::process::Command;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
 
 /// Sizes of the parameters of a kernel, which of them are device pointers, and which of these are written.
 const KERNELS: [(&str, &[u32], u64, u64); 4] = [
@@ -33,12 +43,17 @@ pub fn with_kernels(session: &Session) -> bool {
 /// A cuFile of its own for the session's driver, and the root of the machine that it shall see.
 pub struct CuFileMachine {
     pub cufile: StandIn,
-    dir: Dir,
+    pub dir: Dir,
 }
 
 impl CuFileMachine {
     pub fn new(route: Route) -> Self {
-        let (cufile, dir) = (StandIn::own(), Dir::new());
+        Self::of(StandIn::own(), route)
+    }
+
+    /// With this library.
+    pub fn of(cufile: StandIn, route: Route) -> Self {
+        let dir = Dir::new();
         dir.write("proc/modules", b"ext4 1 1 - Live 0x0\n");
         dir.write("run/udev/data/b259:0", b"");
         cufile.route(0, route);
@@ -48,4 +63,189 @@ impl CuFileMachine {
     pub fn root(&self) -> PathBuf {
         self.dir.path("")
     }
+}
+
+/// More than any case needs, since nothing waits so long unless a test fails.
+pub const DEADLINE: Duration = Duration::from_secs(120);
+
+/// Waits until `reached`, for at most [`DEADLINE`].
+#[track_caller]
+pub fn until(what: &str, mut reached: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !reached() {
+        assert!(started.elapsed() < DEADLINE, "never: {what}");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// A session of the GPU together with a cuFile.
+pub struct Machine {
+    pub session: Session,
+    pub double: CuFileMachine,
+}
+
+impl Machine {
+    /// A loader's batches on the GPU, with this setting of direct reads.
+    pub fn on_gpu(&self, builder: LoaderBuilder, gds: Gds) -> LoaderBuilder {
+        let device = Device::cuda(0).unwrap();
+        builder.device(device).gds(gds).cufile_at(self.double.cufile.path(), self.double.root())
+    }
+
+    /// The same where some field has to go directly.
+    pub fn direct(&self, builder: LoaderBuilder) -> LoaderBuilder {
+        self.on_gpu(builder, Gds::Require)
+    }
+
+    /// Reads that cuFile was asked for.
+    pub fn reads(&self) -> i64 {
+        self.double.cufile.counts().reads
+    }
+}
+
+/// Runs `body` on a machine of its own, without kernels not at all. Afterwards nothing is alive in driver and cuFile, no thread
+/// of a loader runs, and nobody did what he must not. A body without an end ends the process, and says what was called last.
+#[track_caller]
+pub fn on_machine(body: impl FnOnce(&Machine) + Send + 'static) {
+    on_double(CuFileMachine::new(Route::P2p), body);
+}
+
+/// The same with this cuFile.
+#[track_caller]
+pub fn on_double(double: CuFileMachine, body: impl FnOnce(&Machine) + Send + 'static) {
+    lived(String::new(), double, |machine| {
+        body(machine);
+        until("the loaders' threads have ended", || crate::common::loader_threads().is_empty());
+        assert_eq!(machine.session.live(), Live::default(), "alive in the driver");
+        let counts = machine.double.cufile.counts();
+        assert_eq!((counts.files, counts.buffers, counts.users), (0, 0, 0), "registered with cuFile");
+    });
+}
+
+/// The same, but what is alive at the end is for the body to judge. `name` is what a failure says.
+#[track_caller]
+pub fn lived(name: String, double: CuFileMachine, body: impl FnOnce(&Machine) + Send + 'static) {
+    let (standin, title) = (standin::cuda(), name.clone());
+    let (send, done) = channel();
+    let thread = std::thread::spawn(move || {
+        let session = standin.session(Config::default());
+        // Sessions wait for each other: from here on the time counts.
+        send.send(()).unwrap();
+        if with_kernels(&session) {
+            let (machine, shows) = (Machine { session, double }, Shows(name));
+            body(&machine);
+            std::mem::forget(shows);
+            let Machine { session, double } = machine;
+            let violations = [session.end(), double.cufile.violations()].concat();
+            assert!(violations.is_empty(), "violations: {violations:#?}");
+        }
+        drop(send);
+    });
+    done.recv().unwrap();
+    if done.recv_timeout(DEADLINE) == Err(RecvTimeoutError::Timeout) {
+        eprintln!("{title}: no end; the last calls:\n{}", tail(&standin.trace()));
+        std::process::exit(101);
+    }
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// Runs the calling test once more in a process of its own; returns whether this is that process. For what leaves a context
+/// behind: the next session would find it.
+pub fn alone(test: &str) -> bool {
+    const MARK: &str = "FEEDLINE_TEST_ALONE";
+    if std::env::var_os(MARK).is_some() {
+        return true;
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", test, "--test-threads=1", "--nocapture"]).env(MARK, "1");
+    let output = child.output().unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    false
+}
+
+/// Says on the way out which case it was, and what the driver was asked last.
+struct Shows(String);
+
+impl Drop for Shows {
+    fn drop(&mut self) {
+        eprintln!("{}; the last calls:\n{}", self.0, tail(&standin::cuda().trace()));
+    }
+}
+
+fn tail(trace: &str) -> String {
+    let lines: Vec<&str> = trace.lines().collect();
+    lines[lines.len().saturating_sub(40)..].join("\n")
+}
+
+/// A field of a batch as plain values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Array {
+    pub name: String,
+    pub dtype: DType,
+    pub shape: Vec<usize>,
+    pub lens: Option<Vec<u64>>,
+    pub bytes: Vec<u8>,
+}
+
+/// A batch as plain values, wherever it lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Got {
+    pub epoch: u64,
+    pub index: u64,
+    pub ids: Vec<u64>,
+    pub status: Vec<u8>,
+    pub fields: Vec<Array>,
+}
+
+impl Got {
+    /// Errors: what reading it back gives.
+    pub fn of(batch: &Batch) -> Result<Self> {
+        let mut fields = Vec::new();
+        for field in batch.fields() {
+            let mut bytes = vec![0; field.size_bytes()];
+            field.read_into(&mut bytes)?;
+            let lens = field.lens().map(<[u64]>::to_vec);
+            fields.push(Array { name: field.name().into(), dtype: field.dtype(), shape: field.shape(), lens, bytes });
+        }
+        let (ids, status) = (batch.ids().to_vec(), batch.status().to_vec());
+        Ok(Self { epoch: batch.epoch(), index: batch.index(), ids, status, fields })
+    }
+
+    /// All batches of an epoch, or the error that it ends with.
+    pub fn epoch(loader: &Loader, epoch: u64) -> Result<Vec<Self>> {
+        loader.epoch(epoch)?.map(|batch| Self::of(&batch?)).collect()
+    }
+
+    pub fn bytes(&self, field: &str) -> &[u8] {
+        &self.fields.iter().find(|array| array.name == field).unwrap().bytes
+    }
+}
+
+/// Fails with the first difference, and not with all that was delivered.
+#[track_caller]
+pub fn same(found: &[Got], right: &[Got], what: &str) {
+    for (at, (found, right)) in found.iter().zip(right).enumerate() {
+        if found == right {
+            continue;
+        }
+        for (found, right) in found.fields.iter().zip(&right.fields) {
+            let differs = found.bytes.iter().zip(&right.bytes).position(|(found, right)| found != right);
+            assert_eq!(differs, None, "{what}: batch {at}, field {}: first byte that differs", found.name);
+        }
+        let bare = |got: &Got| {
+            let mut got = got.clone();
+            got.fields.iter_mut().for_each(|field| field.bytes = vec![field.bytes.len() as u8]);
+            got
+        };
+        panic!("{what}: batch {at} is {:?}, not {:?}", bare(found), bare(right));
+    }
+    assert_eq!(found.len(), right.len(), "{what}: how many");
+}
+
+/// Things that were left behind, in this process.
+pub fn leaked() -> u64 {
+    let records = feedline::dataset::Records::builder(1).open_bytes([1]).unwrap();
+    Loader::builder(records).workers(1).slots(1).build().unwrap().report().leaked
 }

@@ -6,10 +6,14 @@
 //!                                                                          library exports it; else the address itself
 //! ```
 //!
+//! Beside a stand-in of CUDA each read is an access outside of its streams (`standin_access`): what they were given for the
+//! same bytes must have been seen complete, before the read and when it returns, and the memory must be there all the time.
+//! A context must then be current wherever device memory is registered, deregistered or read to.
+//!
 //! It is stricter than the real one: what would silently go through bounce buffers or reopen the driver there is kept as a
-//! *violation* here (reads of memory that is not registered, out of range, after the close; deregistering what a read is
-//! using; a file closed before it is deregistered). Where a violation is found the call fails as well. Unaligned reads are
-//! no violation: as in the real library they work, and count as reads through the host.
+//! *violation* here (reads of memory that is not registered, out of range, into what another one writes, after the close;
+//! deregistering what a read is using; a file closed before it is deregistered). Where a violation is found the call mostly
+//! fails as well. Unaligned reads are no violation: as in the real library they work, and count as reads through the host.
 //!
 //! One file, `std` only: `rustc --crate-type cdylib`. With `--cfg without_stats` it is a library before 1.15, with
 //! `--cfg without_version` one that does not tell its version, with `--cfg without_read` none at all. `standin_cufile_*`
@@ -80,6 +84,8 @@ struct File {
 struct Buffer {
     len: u64,
     busy: u32,
+    /// Its deregistration was refused: nobody can do anything about it.
+    lost: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -111,9 +117,12 @@ struct State {
     next: usize,
     files: HashMap<usize, File>,
     buffers: BTreeMap<u64, Buffer>,
-    /// Codes that the next registrations (0 file, 1 buffer, 2 buffer taken back) answer; 0 none.
-    registers: [c_int; 3],
+    /// Registrations so far (0 file, 1 buffer, 2 buffer taken back), and codes that some answer.
+    registered: [u64; 3],
+    registers: HashMap<(usize, u64), c_int>,
     reads: u64,
+    /// What reads in flight write to.
+    writing: Vec<(u64, u64)>,
     faults: HashMap<u64, Fault>,
     hold: bool,
     held: i64,
@@ -140,8 +149,10 @@ fn fresh() -> State {
         next: 0,
         files: HashMap::new(),
         buffers: BTreeMap::new(),
-        registers: [0; 3],
+        registered: [0; 3],
+        registers: HashMap::new(),
         reads: 0,
+        writing: Vec::new(),
         faults: HashMap::new(),
         hold: false,
         held: 0,
@@ -168,6 +179,13 @@ impl State {
     /// What a correct caller never does.
     fn violation(&mut self, what: String) {
         self.violations.push(what);
+    }
+
+    /// The code that this registration answers; 0 none.
+    fn register_fault(&mut self, what: usize) -> c_int {
+        let number = self.registered[what];
+        self.registered[what] += 1;
+        self.registers.remove(&(what, number)).unwrap_or(0)
     }
 
     /// Whether the driver is open; a call that finds it closed is a violation.
@@ -218,7 +236,7 @@ pub extern "C" fn cuFileDriverClose_v2() -> Status {
         if !state.is_open("cuFileDriverClose") {
             return fail(5001);
         }
-        let (files, buffers) = (state.files.len(), state.buffers.len());
+        let (files, buffers) = (state.files.len(), state.buffers.values().filter(|buffer| !buffer.lost).count());
         if state.users == 1 && files + buffers > 0 {
             state.violation(format!("closed with {files} files and {buffers} buffers registered"));
         }
@@ -281,7 +299,7 @@ pub unsafe extern "C" fn cuFileHandleRegister(handle: *mut *mut c_void, descr: *
     let regular = std::fs::metadata(format!("/proc/self/fd/{fd}")).is_ok_and(|data| data.is_file());
     let answer = with(|state| {
         let open = state.is_open("cuFileHandleRegister");
-        let fault = std::mem::take(&mut state.registers[0]);
+        let fault = state.register_fault(0);
         let known = state.files.values().any(|file| file.fd == fd);
         let code = match () {
             () if !open => 5001,
@@ -333,12 +351,13 @@ pub extern "C" fn cuFileHandleDeregister(handle: *mut c_void) {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileBufRegister(address: *const c_void, len: usize, _flags: c_int) -> Status {
-    let (start, len) = (address.addr() as u64, len as u64);
+    let (start, len, current) = (address.addr() as u64, len as u64, has_context());
     with(|state| {
         if !state.is_open("cuFileBufRegister") {
             return fail(5001);
         }
-        let fault = std::mem::take(&mut state.registers[1]);
+        state.needs_context("cuFileBufRegister", current);
+        let fault = state.register_fault(1);
         let Some(end) = start.checked_add(len).filter(|_| start != 0 && len != 0) else { return fail(5022) };
         let before = state.buffers.range(..end).next_back();
         let overlaps = before.is_some_and(|(other, buffer)| other + buffer.len > start);
@@ -350,7 +369,7 @@ pub extern "C" fn cuFileBufRegister(address: *const c_void, len: usize, _flags: 
         if !start.is_multiple_of(ALIGN) {
             state.violation(format!("buffer {start:#x} is not aligned"));
         }
-        state.buffers.insert(start, Buffer { len, busy: 0 });
+        state.buffers.insert(start, Buffer { len, busy: 0, lost: false });
         state.trace("buffer+");
         OK
     })
@@ -358,13 +377,15 @@ pub extern "C" fn cuFileBufRegister(address: *const c_void, len: usize, _flags: 
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileBufDeregister(address: *const c_void) -> Status {
-    let start = address.addr() as u64;
+    let (start, current) = (address.addr() as u64, has_context());
     with(|state| {
         if !state.is_open("cuFileBufDeregister") {
             return fail(5001);
         }
-        let fault = std::mem::take(&mut state.registers[2]);
+        state.needs_context("cuFileBufDeregister", current);
+        let fault = state.register_fault(2);
         if fault != 0 {
+            state.buffers.entry(start).and_modify(|buffer| buffer.lost = true);
             return fail(fault);
         }
         let Some(buffer) = state.buffers.remove(&start) else {
@@ -388,6 +409,7 @@ struct Plan {
     /// Start of the buffer.
     base: u64,
     target: u64,
+    end: u64,
     gpu: usize,
     aligned: bool,
 }
@@ -409,6 +431,23 @@ fn host(address: u64) -> Option<*mut u8> {
     Some(translate(address)).filter(|pointer| !pointer.is_null())
 }
 
+/// Whether a context is current on this thread, as far as a stand-in of CUDA tells: it may refuse the question.
+fn has_context() -> bool {
+    let (Some(_), Some(found)) = (global(c"standin_access"), global(c"cuCtxGetCurrent")) else { return true };
+    // SAFETY: the driver API declares it so.
+    let current: extern "C" fn(*mut u64) -> u32 = unsafe { std::mem::transmute(found) };
+    let mut context = 0;
+    current(&raw mut context) != 0 || context != 0
+}
+
+/// Tells the stand-in of CUDA, if there is one, that bytes are written outside of its streams, and whether they are there.
+fn access(address: u64, len: usize, what: &std::ffi::CStr) -> bool {
+    let Some(found) = global(c"standin_access") else { return true };
+    // SAFETY: the stand-in of CUDA exports it with this signature.
+    let access: extern "C" fn(u64, usize, bool, *const c_char) -> *mut u8 = unsafe { std::mem::transmute(found) };
+    !access(address, len, true, what.as_ptr()).is_null()
+}
+
 /// Which GPU an address is of: 0, unless the stand-in of CUDA says otherwise.
 fn gpu_of(address: u64) -> usize {
     let Some(found) = global(c"standin_device_of") else { return 0 };
@@ -418,6 +457,12 @@ fn gpu_of(address: u64) -> usize {
 }
 
 impl State {
+    fn needs_context(&mut self, call: &str, current: bool) {
+        if !current {
+            self.violation(format!("{call} without a current context"));
+        }
+    }
+
     fn plan(&mut self, handle: usize, base: u64, len: u64, from: i64, to: i64) -> Result<Plan, c_int> {
         let fault = self.faults.remove(&self.reads);
         self.reads += 1;
@@ -442,9 +487,14 @@ impl State {
         };
         file.busy += 1;
         buffer.busy += 1;
+        let fd = file.fd;
         let target = base + to;
+        if self.writing.iter().any(|(start, end)| *start < target + len && target < *end) {
+            self.violation(format!("two reads at once into the {len} bytes at {to} of {base:#x}"));
+        }
+        self.writing.push((target, target + len));
         let aligned = [from, len, target].iter().all(|value| value.is_multiple_of(ALIGN));
-        Ok(Plan { fd: file.fd, fault, base, target, gpu: gpu_of(target), aligned })
+        Ok(Plan { fd, fault, base, target, end: target + len, gpu: gpu_of(target), aligned })
     }
 
     fn done(&mut self, handle: usize, plan: &Plan, result: i64) {
@@ -453,6 +503,9 @@ impl State {
         }
         if let Some(buffer) = self.buffers.get_mut(&plan.base) {
             buffer.busy -= 1;
+        }
+        if let Some(at) = self.writing.iter().position(|range| *range == (plan.target, plan.end)) {
+            self.writing.swap_remove(at);
         }
         if !self.counting {
             return;
@@ -490,33 +543,30 @@ fn pread(fd: c_int, from: u64, len: usize) -> std::io::Result<Vec<u8>> {
     Ok(scratch[..got].get(skip..).map(|rest| rest[..rest.len().min(len)].to_vec()).unwrap_or_default())
 }
 
-fn carry_out(plan: &Plan, from: u64, len: usize) -> i64 {
+/// What the read answers, and its errno.
+fn carry_out(plan: &Plan, from: u64, len: usize) -> (i64, c_int) {
     let most = match plan.fault {
-        Some(Fault { result, errno }) if result < 0 => {
-            set_errno(errno);
-            return result;
-        }
+        Some(Fault { result, errno }) if result < 0 => return (result, errno),
         Some(Fault { result, .. }) => len.min(result as usize),
         None => len,
     };
     let bytes = match pread(plan.fd, from, most) {
         Ok(bytes) => bytes,
-        Err(error) => {
-            set_errno(error.raw_os_error().unwrap_or(5));
-            return -1;
-        }
+        Err(error) => return (-1, error.raw_os_error().unwrap_or(5)),
     };
-    let Some(target) = host(plan.target) else { return -5012 };
+    let Some(target) = host(plan.target) else { return (-5012, 0) };
     // SAFETY: the range is within a registered buffer, which the caller of cuFileRead keeps allocated and unused until it
     // returns; the scratch memory is another.
     unsafe { target.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-    bytes.len() as i64
+    (bytes.len() as i64, 0)
 }
 
 #[cfg(not(without_read))]
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileRead(handle: *mut c_void, address: *mut c_void, len: usize, from: i64, to: i64) -> isize {
+    let current = has_context();
     let plan = with(|state| {
+        state.needs_context("cuFileRead", current);
         let plan = state.plan(handle.addr(), address.addr() as u64, len as u64, from, to);
         state.held += i64::from(state.hold && plan.is_ok());
         plan
@@ -530,16 +580,18 @@ pub extern "C" fn cuFileRead(handle: *mut c_void, address: *mut c_void, len: usi
         }
         Err(code) => return -(code as isize),
     };
+    let before = access(plan.target, len, c"a read of cuFile begins");
     while with(|state| state.hold) {
         std::thread::sleep(Duration::from_millis(1));
     }
     let result = carry_out(&plan, from as u64, len);
-    // The lock may change it.
-    // SAFETY: the C library gives the address of this thread's errno, which is always valid.
-    let errno = unsafe { *__errno_location() };
-    with(|state| state.done(handle.addr(), &plan, result));
-    set_errno(errno);
-    result as isize
+    if !(before && access(plan.target, len, c"a read of cuFile ends")) {
+        with(|state| state.violation(format!("read of {len} bytes to memory that is not there")));
+    }
+    with(|state| state.done(handle.addr(), &plan, result.0));
+    // What was called since may have changed it.
+    set_errno(result.1);
+    result.0 as isize
 }
 
 // Statistics.
@@ -650,7 +702,7 @@ pub extern "C" fn standin_cufile_set(what: c_int, value: c_int) {
         0 => state.version = value,
         1 => state.open_mode = value,
         2 => state.open_code = value,
-        3..=5 => state.registers[what as usize - 3] = value,
+        3..=5 => state.fail_register(what as usize - 3, 0, value),
         6 => {
             state.hold = value != 0;
             state.held = 0;
@@ -661,6 +713,19 @@ pub extern "C" fn standin_cufile_set(what: c_int, value: c_int) {
         100..116 => state.gpus[what as usize - 100].route = value.clamp(0, 2),
         _ => state.violation(format!("no setting {what}")),
     });
+}
+
+impl State {
+    fn fail_register(&mut self, what: usize, skip: u64, code: c_int) {
+        self.registers.insert((what, self.registered[what] + skip), code);
+    }
+}
+
+/// Of the registrations of a file (3), of a buffer (4), or the deregistrations of a buffer (5), the one after `skip` more
+/// answers `code`.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_cufile_fail_register(what: c_int, skip: u64, code: c_int) {
+    with(|state| state.fail_register((what as usize).clamp(3, 5) - 3, skip, code));
 }
 
 /// Read number `call` (from 0) answers `result` with `errno`; a result of 0 or more is the most that it reads.

@@ -50,7 +50,7 @@ pub(crate) struct Home {
 impl Home {
     /// Where a field of the contents begins in a buffer.
     fn at(&self, buffer: &Buffer, field: usize) -> DevicePtr {
-        buffer.memory.ptr() + self.shape.contents.fields()[field].offset as DevicePtr
+        buffer.base() + self.shape.contents.fields()[field].offset as DevicePtr
     }
 }
 
@@ -59,11 +59,60 @@ fn real_rows(slot: &Filled) -> usize {
     slot.ids().iter().take_while(|id| **id != u64::MAX).count()
 }
 
+/// Device memory that cuFile may write to, where there is a cuFile. Its calls want the context to be current.
+pub(crate) struct Target {
+    memory: DeviceMemory,
+    registered: Option<BufferGuard>,
+}
+
+impl Target {
+    pub(crate) fn new(gpu: &Arc<Gpu>, len: usize, what: &str, cufile: Option<&Arc<CuFile>>) -> Result<Self> {
+        let memory = DeviceMemory::new(gpu, len, what)?;
+        let _bound = gpu.bind()?;
+        let registered = cufile.map(|cufile| cufile.register_buffer(memory.ptr(), len)).transpose()?;
+        Ok(Self { memory, registered })
+    }
+
+    pub(crate) fn memory(&self) -> &DeviceMemory {
+        &self.memory
+    }
+
+    /// Leaves it to the device, and to cuFile, for ever.
+    fn leak(&mut self) {
+        std::mem::forget(self.registered.take());
+        self.memory.leak();
+    }
+
+    /// Ends the registration, and with it the use of the memory: where that fails it may still be written to and is never
+    /// used again.
+    pub(crate) fn release(&mut self) -> Result<()> {
+        let Some(registered) = self.registered.take() else { return Ok(()) };
+        let bound = match self.memory.gpu().bind() {
+            Ok(bound) => bound,
+            Err(error) => {
+                // A broken context keeps the memory, and cuFile what it knows of it.
+                std::mem::forget(registered);
+                return Err(error);
+            }
+        };
+        let released = registered.release();
+        drop(bound);
+        released.map_err(|failure| {
+            self.memory.leak();
+            failure.into()
+        })
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        let _ = self.release();
+    }
+}
+
 /// Device memory for one batch, and what the host keeps of it.
 pub(crate) struct Buffer {
-    memory: DeviceMemory,
-    /// For direct reads into it.
-    registered: Option<BufferGuard>,
+    memory: Target,
     copied: Arc<Event>,
     /// The first `pending` of these stand for the work that consumers gave their streams before they let go.
     released: Vec<Event>,
@@ -84,14 +133,9 @@ impl Buffer {
     fn new(home: &Home) -> Result<Self> {
         let rows = home.shape.slot.rows();
         let lens = home.shape.slot.fields().iter().map(|field| Vec::with_capacity(field.lens.map_or(0, |_| rows)));
-        let memory = DeviceMemory::new(&home.gpu, home.shape.contents.bytes(), "a batch")?;
-        let registered = match &home.shape.cufile {
-            Some(cufile) => Some(cufile.register_buffer(memory.ptr(), home.shape.contents.bytes())?),
-            None => None,
-        };
+        let bytes = home.shape.contents.bytes();
         Ok(Self {
-            memory,
-            registered,
+            memory: Target::new(&home.gpu, bytes, "a batch", home.shape.cufile.as_ref())?,
             copied: Arc::new(Event::new(&home.gpu)?),
             released: vec![Event::new(&home.gpu)?],
             pending: 0,
@@ -108,7 +152,7 @@ impl Buffer {
 
     /// Where it begins.
     pub(crate) fn base(&self) -> DevicePtr {
-        self.memory.ptr()
+        self.memory.memory().ptr()
     }
 
     /// Keeps of the slot what the host is asked for, so that the slot can go when its copy is done.
@@ -155,9 +199,6 @@ impl Drop for Buffer {
         // The loader is gone. `cuMemFree` waits as well, but that is its habit, not its promise.
         let gpu = self.copied.gpu();
         if self.wait(gpu).is_err() && gpu.synchronize().is_err() {
-            self.memory.leak();
-        }
-        if self.registered.take().is_some_and(|registered| registered.release().is_err()) {
             self.memory.leak();
         }
     }
@@ -225,7 +266,7 @@ impl OnDevice {
     /// The same of the lengths of an `UpTo` field.
     pub(crate) fn lens_ptr(&self, field: usize) -> Option<DevicePtr> {
         let offset = self.home.shape.contents.fields()[field].lens?;
-        Some(self.buffer().memory.ptr() + offset as DevicePtr)
+        Some(self.buffer().base() + offset as DevicePtr)
     }
 
     /// What `stream` is given from here on finds the data; the memory is not used again before what it was given until the
@@ -348,6 +389,12 @@ impl Copier {
         }
     }
 
+    /// Leaves a buffer to the device, which may write to it for ever.
+    pub(crate) fn leave(buffer: Box<Buffer>) {
+        driver::note_leak();
+        std::mem::forget(buffer);
+    }
+
     pub(crate) fn gpu(&self) -> &Arc<Gpu> {
         &self.home.gpu
     }
@@ -419,7 +466,7 @@ impl Copier {
         }
         let mut bytes = 0;
         let mut copy = |run: Run| {
-            let (from, to) = (slot.span(run.from), buffer.memory.ptr() + run.to as DevicePtr);
+            let (from, to) = (slot.span(run.from), buffer.base() + run.to as DevicePtr);
             bytes += from.len();
             // SAFETY: the slot's bytes stay as they are until `copied` is reached, since `in_flight` (or a leak) keeps it
             // until then; the run lies within the buffer, which is ours alone, and its last users' events were waited for.
@@ -454,7 +501,7 @@ impl Copier {
     /// Zeroes the rows behind the first `rows`.
     fn blank(&self, field: usize, row_bytes: usize, rows: usize, slot: &Filled, buffer: &Buffer) -> Result<()> {
         let from = self.home.shape.contents.fields()[field].offset + rows * row_bytes;
-        buffer.memory.clear(from, (slot.rows() - rows) * row_bytes, self.stream.raw())
+        buffer.memory.memory().clear(from, (slot.rows() - rows) * row_bytes, self.stream.raw())
     }
 
     /// Makes floats of the pictures. Blank rows stay zero.
