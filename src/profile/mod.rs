@@ -3,27 +3,19 @@
 //! Knows stages only as labels. Two clocks matter to the user: how long `next()` waited for a batch (the device had
 //! nothing to do because of the loader), and how long the user's own code took between two calls.
 
+mod clock;
+mod meter;
 mod report;
+mod snapshot;
 
 pub use report::{Bound, Copies, DirectReads, Report};
 
+pub(crate) use meter::Counter;
+pub use meter::Latency;
+pub use snapshot::{Consumer, Copy, Decode, GpuIdle, Order, Slots, Snapshot, Storage};
+
 use crate::read::{ReadStats, Reader};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// A relaxed counter: exact in sum, not ordered with anything.
-#[derive(Debug, Default)]
-pub(crate) struct Counter(AtomicU64);
-
-impl Counter {
-    pub(crate) fn add(&self, by: u64) {
-        self.0.fetch_add(by, Ordering::Relaxed);
-    }
-
-    pub(crate) fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
 
 /// All counters of a loader.
 #[derive(Debug, Default)]
