@@ -233,7 +233,7 @@ mod tests {
             }
             // In any order that has as many inside as there can be: all entries first is one, and the harshest.
             let mut state = seed | 1;
-            notes.sort_by_key(|(_, enters)| {
+            notes.sort_by_cached_key(|(_, enters)| {
                 state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
                 (!*enters, state)
             });

@@ -7,12 +7,14 @@ mod clock;
 mod meter;
 mod report;
 mod snapshot;
+mod timeline;
 
 pub use report::{Bound, Copies, DirectReads, Report};
 
 pub(crate) use meter::Counter;
 pub use meter::Latency;
 pub use snapshot::{Consumer, Copy, Decode, GpuIdle, Order, Slots, Snapshot, Storage};
+pub use timeline::{BatchRecord, Gauges, Timeline};
 
 use crate::read::{ReadStats, Reader};
 use std::sync::Mutex;
