@@ -9,7 +9,6 @@
 //!
 //! All are relaxed: each is right by itself, and two read one after the other may be a moment apart.
 
-use super::clock::Clock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// A relaxed counter: exact in sum, not ordered with anything.
@@ -92,6 +91,68 @@ impl<const N: usize> States<N> {
         let mut ns = self.ns.each_ref().map(|ns| ns.load(Ordering::Relaxed));
         ns[self.now.load(Ordering::Relaxed)] += now.saturating_sub(self.since.load(Ordering::Relaxed));
         ns
+    }
+}
+
+/// What a pool of workers was doing, summed over them: worked; or had nothing to do, while there was something to be filled
+/// (they starved) or not (they are ahead). One word changes at a time, so every nanosecond counts once.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    workers: u64,
+    /// Since when (53 bits), whether something is being filled (1 bit), how many work (10 bits).
+    word: AtomicU64,
+    busy: Counter,
+    starved: Counter,
+    ahead: Counter,
+}
+
+const WORKING_BITS: u32 = 10;
+const TIME_MASK: u64 = u64::MAX >> (WORKING_BITS + 1);
+
+impl Pool {
+    pub(crate) fn new(workers: usize) -> Self {
+        let (busy, starved, ahead) = Default::default();
+        Self { workers: workers as u64, word: AtomicU64::new(0), busy, starved, ahead }
+    }
+
+    /// One worker more works (`by` 1) or one fewer (-1), or only `filling` has changed (0).
+    pub(crate) fn change(&self, by: i64, filling: bool, now: u64) {
+        let mut old = self.word.load(Ordering::Relaxed);
+        loop {
+            let working = (old & ((1 << WORKING_BITS) - 1)).saturating_add_signed(by).min((1 << WORKING_BITS) - 1);
+            let new = (now & TIME_MASK) << (WORKING_BITS + 1) | u64::from(filling) << WORKING_BITS | working;
+            match self.word.compare_exchange_weak(old, new, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => break,
+                Err(changed) => old = changed,
+            }
+        }
+        let (busy, starved, ahead) = self.stretch(old, now);
+        self.busy.add(busy);
+        self.starved.add(starved);
+        self.ahead.add(ahead);
+    }
+
+    /// What became of the time since the word was written.
+    fn stretch(&self, word: u64, now: u64) -> (u64, u64, u64) {
+        let since = word >> (WORKING_BITS + 1);
+        // Threads read the clock before they change the word: one may be a moment behind.
+        let len = (now & TIME_MASK).wrapping_sub(since) & TIME_MASK;
+        let len = if len > TIME_MASK / 2 { 0 } else { len };
+        let working = word & ((1 << WORKING_BITS) - 1);
+        let idle = self.workers.saturating_sub(working) * len;
+        let filling = word >> WORKING_BITS & 1 == 1;
+        (working * len, if filling { idle } else { 0 }, if filling { 0 } else { idle })
+    }
+
+    /// How many work.
+    pub(crate) fn working(&self) -> u64 {
+        self.word.load(Ordering::Relaxed) & ((1 << WORKING_BITS) - 1)
+    }
+
+    /// Nanoseconds busy, starved and ahead until `now`.
+    pub(crate) fn read(&self, now: u64) -> (u64, u64, u64) {
+        let (busy, starved, ahead) = self.stretch(self.word.load(Ordering::Relaxed), now);
+        (self.busy.get() + busy, self.starved.get() + starved, self.ahead.get() + ahead)
     }
 }
 
@@ -197,24 +258,6 @@ pub struct Latency {
     pub buckets: Vec<(f64, u64)>,
 }
 
-/// A stretch of time, measured by a clock.
-pub(crate) struct Stopwatch<'c> {
-    clock: &'c Clock,
-    since: u64,
-}
-
-impl<'c> Stopwatch<'c> {
-    pub(crate) fn start(clock: &'c Clock) -> Self {
-        Self { clock, since: clock.now() }
-    }
-
-    /// Nanoseconds since the start or the last lap.
-    pub(crate) fn lap(&mut self) -> u64 {
-        let now = self.clock.now();
-        now.saturating_sub(std::mem::replace(&mut self.since, now))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -249,6 +292,20 @@ mod tests {
             let middle = middle(bucket(ns));
             prop_assert!((middle - ns as f64).abs() <= 0.02 * ns as f64, "{} for {}", middle, ns);
         }
+    }
+
+    #[test]
+    fn every_nanosecond_of_every_worker_is_busy_starved_or_ahead() {
+        let pool = Pool::new(3);
+        pool.change(0, true, 100); // 3 × 100 ahead
+        pool.change(1, true, 150); // 3 × 50 starved
+        pool.change(1, true, 170); // 20 busy, 2 × 20 starved
+        pool.change(0, false, 180); // 2 × 10 busy, 10 starved
+        pool.change(-1, false, 200); // 2 × 20 busy, 20 ahead
+        assert_eq!(pool.read(210), (20 + 20 + 40 + 10, 150 + 40 + 10, 300 + 20 + 20));
+        assert_eq!(pool.working(), 1);
+        let (busy, starved, ahead) = pool.read(1_000);
+        assert_eq!(busy + starved + ahead, 3 * 1_000);
     }
 
     #[test]

@@ -165,58 +165,55 @@ pub struct Slots {
     pub held_ns: u64,
 }
 
+/// All numbers that grow, of two snapshots.
+macro_rules! numbers {
+    ($do:ident, $later:expr, $before:expr) => {
+        $do!(
+            $later, $before; at_ns, steady_ns, consumer.batches, consumer.samples, consumer.bytes, consumer.waited_ns,
+            consumer.first_ns, consumer.user_ns, order.busy_ns, order.no_slot_ns, storage.busy_ns, storage.blocked_ns,
+            storage.in_flight_ns, storage.reads, storage.bytes, storage.direct_bytes, storage.cached_bytes,
+            storage.retries, decode.busy_ns, decode.starved_ns, decode.ahead_ns, decode.queued_ns, decode.samples,
+            slots.free_ns, slots.filling_ns, slots.full_ns, slots.held_ns
+        );
+        if let (Some(now), Some(then)) = (&mut $later.decode.cpu_ns, &$before.decode.cpu_ns) {
+            $do!(one now, then);
+        }
+        if let (Some(gpu), Some(then)) = (&mut $later.consumer.gpu, &$before.consumer.gpu) {
+            $do!(gpu, then; steps, starved_ns, host_late_ns);
+        }
+        if let (Some(copy), Some(then)) = (&mut $later.copy, &$before.copy) {
+            $do!(copy, then; busy_ns, starved_ns, blocked_ns, batches, bytes);
+        }
+    };
+}
+
+macro_rules! subtract {
+    (one $later:expr, $before:expr) => { *$later = $later.saturating_sub(*$before) };
+    ($later:expr, $before:expr; $($($part:ident).+),*) => {
+        $($later.$($part).+ = $later.$($part).+.saturating_sub($before.$($part).+);)*
+    };
+}
+
+macro_rules! add {
+    (one $later:expr, $before:expr) => { *$later = $later.saturating_add(*$before) };
+    ($later:expr, $before:expr; $($($part:ident).+),*) => {
+        $($later.$($part).+ = $later.$($part).+.saturating_add($before.$($part).+);)*
+    };
+}
+
 impl Snapshot {
-    /// What was measured after `before`, an earlier snapshot of the same loader. Histograms, which cannot be subtracted
-    /// from their quantiles, are those of the whole time.
+    /// What was measured after `before`, an earlier snapshot of the same loader. Histograms, whose quantiles cannot be
+    /// subtracted, are those of the whole time.
     pub fn since(&self, before: &Self) -> Self {
         let mut later = self.clone();
-        macro_rules! subtract {
-            ($($($part:ident).+),* $(,)?) => {
-                $(later.$($part).+ = later.$($part).+.saturating_sub(before.$($part).+);)*
-            };
-        }
-        subtract!(
-            at_ns,
-            steady_ns,
-            consumer.batches,
-            consumer.samples,
-            consumer.bytes,
-            consumer.waited_ns,
-            consumer.first_ns,
-            consumer.user_ns,
-            order.busy_ns,
-            order.no_slot_ns,
-            storage.busy_ns,
-            storage.blocked_ns,
-            storage.in_flight_ns,
-            storage.reads,
-            storage.bytes,
-            storage.direct_bytes,
-            storage.cached_bytes,
-            storage.retries,
-            decode.busy_ns,
-            decode.starved_ns,
-            decode.ahead_ns,
-            decode.queued_ns,
-            decode.samples,
-            slots.free_ns,
-            slots.filling_ns,
-            slots.full_ns,
-            slots.held_ns,
-        );
-        later.decode.cpu_ns = self.decode.cpu_ns.zip(before.decode.cpu_ns).map(|(now, then)| now.saturating_sub(then));
-        if let (Some(gpu), Some(then)) = (&mut later.consumer.gpu, &before.consumer.gpu) {
-            gpu.steps = gpu.steps.saturating_sub(then.steps);
-            gpu.starved_ns = gpu.starved_ns.saturating_sub(then.starved_ns);
-            gpu.host_late_ns = gpu.host_late_ns.saturating_sub(then.host_late_ns);
-        }
-        if let (Some(copy), Some(then)) = (&mut later.copy, &before.copy) {
-            copy.busy_ns = copy.busy_ns.saturating_sub(then.busy_ns);
-            copy.starved_ns = copy.starved_ns.saturating_sub(then.starved_ns);
-            copy.blocked_ns = copy.blocked_ns.saturating_sub(then.blocked_ns);
-            copy.batches = copy.batches.saturating_sub(then.batches);
-            copy.bytes = copy.bytes.saturating_sub(then.bytes);
-        }
+        numbers!(subtract, later, before);
         later
+    }
+
+    /// Both together, with the histograms of this one.
+    pub(crate) fn and(&self, other: &Self) -> Self {
+        let mut both = self.clone();
+        numbers!(add, both, other);
+        both
     }
 }
