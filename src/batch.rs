@@ -6,6 +6,7 @@ use crate::device::{Device, DeviceKind};
 use crate::dlpack::{self, DLDevice, Dlpack, Parts, Tensors};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{Array, Filled, Ticket};
+use crate::profile::{BatchRecord, Meters, Stay};
 use crate::tensor::{DType, Element, Field, Shape};
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -23,6 +24,7 @@ pub(crate) struct BatchInfo {
     pub(crate) streams: Vec<Stream>,
     /// Batches in the user's hands.
     pub(crate) held: AtomicUsize,
+    pub(crate) meters: Arc<Meters>,
 }
 
 impl BatchInfo {
@@ -103,6 +105,15 @@ impl Contents {
         on!(self, inner => inner.lens(field))
     }
 
+    /// When it was planned, its reads were there and it was full; and when its copy was given to the device.
+    fn times(&self) -> ([u64; 3], u64) {
+        match self {
+            Self::Host(filled) => (filled.times().read_all(), 0),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(on_device) => on_device.times(),
+        }
+    }
+
     /// The failure of the lowest row. What failed never gets to a device.
     pub(crate) fn take_failure(&self) -> Option<Error> {
         match self {
@@ -118,13 +129,18 @@ impl Contents {
 pub struct Batch {
     contents: Contents,
     info: Arc<BatchInfo>,
+    /// Its number for the profiler, once it has one.
+    recorded: Option<u64>,
 }
 
 impl Batch {
     /// Errors: a stream of the builder's that cannot wait for it.
     pub(crate) fn new(contents: Contents, info: Arc<BatchInfo>) -> Result<Self> {
         info.held.fetch_add(1, Ordering::Relaxed);
-        let batch = Self { contents, info };
+        let batch = Self { contents, info, recorded: None };
+        if let Contents::Host(filled) = &batch.contents {
+            batch.info.meters.slots.move_to(filled.times(), Stay::Held, batch.info.meters.clock.now());
+        }
         #[cfg(feature = "cuda")]
         for stream in &batch.info.streams {
             batch.bind(stream)?;
@@ -275,6 +291,16 @@ impl Batch {
         MicroBatch { batch: self, start: 0, end: self.len() }
     }
 
+    /// Has the profiler remember it; `asked` and `got` by the loader's clock.
+    pub(crate) fn record(&mut self, asked_ns: u64, got_ns: u64) {
+        let ([planned_ns, read_ns, full_ns], copied_ns) = self.contents.times();
+        let ticket = self.contents.ticket();
+        let (epoch, batch, rows) = (ticket.epoch, ticket.batch, self.len() as u32);
+        let times = BatchRecord { planned_ns, read_ns, full_ns, copied_ns, asked_ns, got_ns, ..BatchRecord::default() };
+        let meters = &self.info.meters;
+        self.recorded = Some(meters.recorder.note(BatchRecord { epoch, batch, rows, ..times }, meters.gauges(got_ns)));
+    }
+
     /// Bytes of all fields.
     pub(crate) fn bytes(&self) -> usize {
         self.fields().map(|field| field.size_bytes()).sum()
@@ -290,6 +316,9 @@ const _: () = {
 impl Drop for Batch {
     fn drop(&mut self) {
         self.info.held.fetch_sub(1, Ordering::Relaxed);
+        if let Some(number) = self.recorded {
+            self.info.meters.recorder.dropped(number, self.info.meters.clock.now());
+        }
     }
 }
 

@@ -18,7 +18,7 @@ use crate::order::{Batches, ChunkStarts, LastBatch, Order, Shard};
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::work::panicked;
 use crate::pipeline::{FieldRoute, Job, MemoryPlan};
-use crate::profile::Report;
+use crate::profile::{Report, Settings, Snapshot, Timeline};
 use crate::read::{self, Choice, PageCache};
 use crate::state::{Cursor, State};
 use crate::stop::Stop;
@@ -94,6 +94,10 @@ struct Shared {
     whole: Batches,
     /// Samples of opened chunks per sample over all ranks, for datasets in chunks.
     planned_amplification: Option<f64>,
+    /// What a snapshot says that meters do not know.
+    settings: Settings,
+    /// What was measured in steady times; locked at the first batch and the end of an iterator, and for snapshots.
+    steady: Mutex<Steady>,
     /// Whether an iterator is alive.
     live: AtomicBool,
     held_deadline: Duration,
@@ -104,6 +108,15 @@ struct Shared {
     /// States with another global batch are taken, too.
     any_batch: bool,
     stop: Option<Stop>,
+}
+
+/// What was measured from the first batches of iterators to their ends.
+#[derive(Default)]
+struct Steady {
+    /// Of those that ended.
+    sum: Option<Snapshot>,
+    /// When the present one had delivered its first batch.
+    since: Option<Snapshot>,
 }
 
 /// Where the loader stands.
@@ -240,6 +253,16 @@ impl Loader {
         &self.shared.plan
     }
 
+    /// What was measured in the steady times of all iterators so far, as numbers; may be asked at any time.
+    pub fn snapshot(&self) -> Snapshot {
+        self.shared.snapshot()
+    }
+
+    /// The last batches, one by one, and how full the queues were.
+    pub fn timeline(&self) -> Timeline {
+        self.shared.runtime.core().meters.recorder.read()
+    }
+
     /// What happened so far; may be asked at any time.
     pub fn report(&self) -> Report {
         self.shared.report()
@@ -262,6 +285,43 @@ impl Shared {
         *self.place.lock().unwrap_or_else(|poison| poison.into_inner()) = place;
     }
 
+    fn measured(&self) -> Snapshot {
+        self.runtime.core().meters.snapshot(&self.settings)
+    }
+
+    /// The steady time of an iterator begins, or ends.
+    fn mark_steady(&self, begins: bool) {
+        let now = self.measured();
+        let mut steady = self.steady.lock().unwrap_or_else(|poison| poison.into_inner());
+        if let Some(since) = steady.since.take() {
+            let stretch = now.since(&since);
+            steady.sum = Some(steady.sum.take().map_or(stretch.clone(), |sum| stretch.and(&sum)));
+        }
+        steady.since = begins.then_some(now);
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let now = self.measured();
+        let steady = self.steady.lock().unwrap_or_else(|poison| poison.into_inner());
+        let stretch = steady.since.as_ref().map(|since| now.since(since));
+        let sum = match (stretch, &steady.sum) {
+            (Some(stretch), Some(sum)) => stretch.and(sum),
+            (Some(stretch), None) => stretch,
+            // Histograms go on after the last steady time; nothing else does.
+            (None, Some(sum)) => sum.clone(),
+            (None, None) => now.since(&now),
+        };
+        // What is counted, not timed, counts from the beginning.
+        let mut snapshot = Snapshot { at_ns: now.at_ns, ..sum };
+        snapshot.consumer.batches = now.consumer.batches;
+        snapshot.consumer.samples = now.consumer.samples;
+        snapshot.consumer.bytes = now.consumer.bytes;
+        snapshot.consumer.first_ns = now.consumer.first_ns;
+        // The step that is under way is the consumer's own, too.
+        snapshot.consumer.user_ns = snapshot.steady_ns.saturating_sub(snapshot.consumer.waited_ns);
+        snapshot
+    }
+
     fn report(&self) -> Report {
         let core = self.runtime.core();
         let meters = &core.meters;
@@ -278,7 +338,7 @@ impl Shared {
             starved: nanos(&meters.wait_ns),
             first_batches: nanos(&meters.first_wait_ns),
             user: nanos(&meters.user_ns),
-            decode_busy: nanos(&meters.decode_busy_ns),
+            decode_busy: Duration::from_nanos(self.measured().decode.busy_ns),
             workers: core.work.count,
             choice: self.choice.clone(),
             chunks: core.chunk_starts.as_ref().map(|starts| (meters.chunks.get(), starts.len() as u64 - 1)),

@@ -123,7 +123,7 @@ pub struct Decode {
     pub ahead_ns: u64,
     /// Sum over time of the samples and runs of rows that waited for a worker.
     pub queued_ns: u64,
-    /// Samples decoded or copied.
+    /// Samples that they were given; one that they looked for in the page cache and did not find counts twice.
     pub samples: u64,
     /// How long each piece of work took.
     pub latency: Latency,

@@ -70,6 +70,8 @@ pub(crate) struct Buffer {
     pending: usize,
     streams: Mutex<Vec<Stream>>,
     ticket: Ticket,
+    /// As of the slot; and when its copy was submitted.
+    times: ([u64; 3], u64),
     rows: usize,
     valid: usize,
     ids: Vec<u64>,
@@ -95,6 +97,7 @@ impl Buffer {
             pending: 0,
             streams: Mutex::new(Vec::with_capacity(4)),
             ticket: Ticket::default(),
+            times: Default::default(),
             rows: 0,
             valid: 0,
             ids: Vec::with_capacity(rows),
@@ -113,7 +116,8 @@ impl Buffer {
     }
 
     /// Keeps of the slot what the host is asked for, so that the slot can go when its copy is done.
-    fn take_head(&mut self, slot: &Filled) {
+    fn take_head(&mut self, slot: &Filled, now: u64) {
+        self.times = (slot.times().read_all(), now);
         (self.ticket, self.rows, self.valid) = (slot.ticket(), slot.rows(), slot.valid());
         refill(&mut self.ids, slot.ids());
         refill(&mut self.status, slot.status());
@@ -172,6 +176,10 @@ impl OnDevice {
 
     pub(crate) fn ticket(&self) -> Ticket {
         self.buffer().ticket
+    }
+
+    pub(crate) fn times(&self) -> ([u64; 3], u64) {
+        self.buffer().times
     }
 
     pub(crate) fn rows(&self) -> usize {
@@ -293,7 +301,7 @@ pub(crate) struct Copier {
     /// Taken out of `free` while waiting for it.
     spare: Option<Box<Buffer>>,
     /// Slots that the device is reading, oldest first.
-    in_flight: VecDeque<(Filled, Arc<Event>)>,
+    in_flight: VecDeque<(Filled, Arc<Event>, u64)>,
     /// What a full batch copies.
     whole: Vec<Run>,
 }
@@ -360,11 +368,11 @@ impl Copier {
     }
 
     /// Gives the copy of a slot to the device.
-    pub(crate) fn copy(&mut self, slot: Filled, mut buffer: Box<Buffer>) -> Copied {
-        buffer.take_head(&slot);
+    pub(crate) fn copy(&mut self, slot: Filled, mut buffer: Box<Buffer>, now: u64) -> Copied {
+        buffer.take_head(&slot, now);
         match self.enqueue(&slot, &mut buffer) {
             Ok(bytes) => {
-                self.in_flight.push_back((slot, buffer.copied.clone()));
+                self.in_flight.push_back((slot, buffer.copied.clone(), now));
                 Copied::Started(OnDevice { buffer: Some(buffer), home: self.home.clone() }, bytes)
             }
             // A part may be on its way: only when that has ended may the memory be used again.
@@ -437,12 +445,20 @@ impl Copier {
         self.blank(step.output, step.plan.output_bytes(), made, slot, buffer)
     }
 
-    /// Lets go of the slots whose copies are done.
-    pub(crate) fn let_go_done(&mut self) -> Result<()> {
-        while let Some((_, copied)) = self.in_flight.front() {
+    /// Copies in flight.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Lets go of the slots whose copies are done, saying of each when it was submitted.
+    pub(crate) fn let_go_done(&mut self, done: impl Fn(u64)) -> Result<()> {
+        while let Some((_, copied, since)) = self.in_flight.front() {
             match copied.is_done() {
                 Ok(false) => return Ok(()),
-                Ok(true) => drop(self.in_flight.pop_front()),
+                Ok(true) => {
+                    done(*since);
+                    drop(self.in_flight.pop_front());
+                }
                 Err(error) => {
                     self.leave_all();
                     return Err(error);
