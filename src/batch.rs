@@ -105,6 +105,15 @@ impl Contents {
         on!(self, inner => inner.lens(field))
     }
 
+    /// The consumer has it now. On a device its slot goes its own way.
+    fn held(&self, meters: &Meters) {
+        match self {
+            Self::Host(filled) => meters.slots.move_to(filled.times(), Stay::Held, meters.clock.now()),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(_) => {}
+        }
+    }
+
     /// When it was planned, its reads were there and it was full; and when its copy was given to the device.
     fn times(&self) -> ([u64; 3], u64) {
         match self {
@@ -138,9 +147,7 @@ impl Batch {
     pub(crate) fn new(contents: Contents, info: Arc<BatchInfo>) -> Result<Self> {
         info.held.fetch_add(1, Ordering::Relaxed);
         let batch = Self { contents, info, recorded: None };
-        if let Contents::Host(filled) = &batch.contents {
-            batch.info.meters.slots.move_to(filled.times(), Stay::Held, batch.info.meters.clock.now());
-        }
+        batch.contents.held(&batch.info.meters);
         #[cfg(feature = "cuda")]
         for stream in &batch.info.streams {
             batch.bind(stream)?;

@@ -1,6 +1,6 @@
 //! Settings of a loader, and how `build` turns them into threads and memory.
 
-use super::onward::{Onward, Ways};
+use super::onward::{Idle, Onward, Ways, idle_meter};
 use super::{JobMaker, Loader, Place, Shared, config};
 use crate::batch::{BatchInfo, Contents};
 use crate::dataset::{self, Dataset};
@@ -396,6 +396,7 @@ impl LoaderBuilder {
         let (plan, lease) = plan(demand, self.shared_budget.as_ref())?;
         let spec = recipe.spec.clone();
         let meters = Arc::new(Meters::new(self.clock, workers));
+        let idle = idle_meter(&self.device);
         let info = BatchInfo {
             keep: recipe.keep.clone(),
             most: if on_host { plan.slots } else { device_batches },
@@ -420,6 +421,7 @@ impl LoaderBuilder {
             parts,
             seed,
             ways,
+            idle: idle.clone(),
             meters,
         };
         let (routes, direct) = assembly.ways.told();
@@ -448,6 +450,7 @@ impl LoaderBuilder {
                 buffers: (!on_host).then_some(device_batches as u32),
             },
             plan,
+            idle,
             steady: Mutex::default(),
             live: AtomicBool::new(false),
             held_deadline: self.held_deadline,
@@ -576,6 +579,7 @@ struct Assembly {
     parts: usize,
     seed: u64,
     ways: Ways,
+    idle: Option<Idle>,
     meters: Arc<Meters>,
 }
 
@@ -589,7 +593,7 @@ impl Assembly {
         pinning: Sender<Infallible>,
     ) -> Result<(Runtime, Receiver<Contents>, Choice)> {
         let (rows, counts) = (self.layout.clone(), (self.plan.device_batches, self.plan.slots));
-        let onward = self.ways.open(&self.recipe, rows, self.contents.clone(), counts)?;
+        let onward = self.ways.open(&self.recipe, rows, self.contents.clone(), counts, self.idle.clone())?;
         let Self { dataset, chunk_starts, recipe, layout, opened, plan, lease, pending, parts, seed, meters, .. } =
             self;
         let Opened { reader, cache, choice, .. } = opened;

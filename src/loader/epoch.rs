@@ -1,6 +1,6 @@
 //! The iterator over batches.
 
-use super::{Place, Shared, config};
+use super::{Place, Shared, config, onward};
 use crate::batch::{Batch, Contents, Reorder};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::Ticket;
@@ -215,6 +215,7 @@ impl Iterator for Epoch {
         if self.ended {
             return None;
         }
+        onward::asked(&self.shared.idle);
         let meters = &self.shared.runtime.core().meters;
         let asked = meters.clock.now();
         if let Some(handed_out) = self.handed_out.take() {

@@ -96,6 +96,8 @@ struct Shared {
     planned_amplification: Option<f64>,
     /// What a snapshot says that meters do not know.
     settings: Settings,
+    /// On a GPU: how long the consumer's stream is idle.
+    idle: Option<onward::Idle>,
     /// What was measured in steady times; locked at the first batch and the end of an iterator, and for snapshots.
     steady: Mutex<Steady>,
     /// Whether an iterator is alive.
@@ -286,7 +288,9 @@ impl Shared {
     }
 
     fn measured(&self) -> Snapshot {
-        self.runtime.core().meters.snapshot(&self.settings)
+        let mut snapshot = self.runtime.core().meters.snapshot(&self.settings);
+        snapshot.consumer.gpu = onward::gpu_idle(&self.idle);
+        snapshot
     }
 
     /// The steady time of an iterator begins, or ends.

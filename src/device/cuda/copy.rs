@@ -15,6 +15,7 @@
 use super::Stream;
 use super::cufile::{BufferGuard, CuFile};
 use super::driver::{self, CopyStream, DeviceMemory, DevicePtr, Event, Gpu, Pin};
+use super::idle::IdleMeter;
 use super::kernels::Kernels;
 use crate::device::{DirectStep, FinishStep};
 use crate::error::{Error, Result};
@@ -44,6 +45,7 @@ pub(crate) struct Shape {
 pub(crate) struct Home {
     gpu: Arc<Gpu>,
     shape: Shape,
+    idle: Arc<IdleMeter>,
     back: Sender<Box<Buffer>>,
 }
 
@@ -127,9 +129,10 @@ impl Buffer {
     }
 
     /// Has every bound stream mark where it stands.
-    fn mark_released(&mut self, gpu: &Arc<Gpu>) -> Result<()> {
+    fn mark_released(&mut self, gpu: &Arc<Gpu>, idle: &IdleMeter) -> Result<()> {
         self.pending = 0;
         for stream in std::mem::take(self.streams()) {
+            idle.released(stream.raw());
             if self.released.len() == self.pending {
                 self.released.push(Event::new(gpu)?);
             }
@@ -238,6 +241,7 @@ impl OnDevice {
         let _bound = self.home.gpu.bind()?;
         self.home.gpu.accept(stream.raw())?;
         self.home.gpu.stream_waits(stream.raw(), &buffer.copied)?;
+        self.home.idle.started(stream.raw());
         streams.push(stream.clone());
         Ok(())
     }
@@ -261,7 +265,7 @@ impl Drop for OnDevice {
         let Some(mut buffer) = self.buffer.take() else { return };
         let gpu = &self.home.gpu;
         let _bound = gpu.bind();
-        if buffer.mark_released(gpu).is_err() && gpu.synchronize().is_err() {
+        if buffer.mark_released(gpu, &self.home.idle).is_err() && gpu.synchronize().is_err() {
             // Nobody can say what still reads this memory: it is never used again.
             driver::note_leak();
             std::mem::forget(buffer);
@@ -308,12 +312,18 @@ pub(crate) struct Copier {
 
 impl Copier {
     /// Reserves everything for `count` batches on the device.
-    pub(crate) fn new(gpu: &Arc<Gpu>, shape: Shape, (count, slots): (usize, usize), bell: Sender<()>) -> Result<Self> {
+    pub(crate) fn new(
+        gpu: &Arc<Gpu>,
+        shape: Shape,
+        (count, slots): (usize, usize),
+        bell: Sender<()>,
+        idle: Arc<IdleMeter>,
+    ) -> Result<Self> {
         let (back, free) = bounded(count);
         let whole = runs(arrays(&shape, shape.slot.rows()));
         let needed = !shape.finishes.is_empty() || shape.directs.iter().any(|step| step.gather.is_some());
         let kernels = if needed { Some(Kernels::load(gpu)?) } else { None };
-        let home = Arc::new(Home { gpu: gpu.clone(), shape, back });
+        let home = Arc::new(Home { gpu: gpu.clone(), shape, idle, back });
         for _ in 0..count {
             let _ = home.back.send(Box::new(Buffer::new(&home)?));
         }
