@@ -8,6 +8,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{Array, Filled, Ticket};
 use crate::profile::{BatchRecord, Meters, Stay};
 use crate::tensor::{DType, Element, Field, Shape};
+use crossbeam_channel::Sender;
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -51,7 +52,7 @@ impl dlpack::Owner for Arc<Batch> {
 
     #[cfg(feature = "cuda")]
     fn bind_any(&self) -> Result<()> {
-        match &self.contents {
+        match self.contents() {
             Contents::Host(_) => Ok(()),
             Contents::Cuda(on_device) => on_device.bind_any(),
         }
@@ -136,7 +137,10 @@ impl Contents {
 /// A batch: named arrays of the same number of rows. Owned; it may outlive its [`Epoch`](crate::Epoch) and
 /// [`Loader`](crate::Loader). Its memory is used again when it is dropped.
 pub struct Batch {
-    contents: Contents,
+    /// Taken only by `drop`.
+    contents: Option<Contents>,
+    /// Where they go then, when they are handed out again.
+    again: Option<Sender<Contents>>,
     info: Arc<BatchInfo>,
     /// Its number for the profiler, once it has one.
     recorded: Option<u64>,
@@ -146,8 +150,8 @@ impl Batch {
     /// Errors: a stream of the builder's that cannot wait for it.
     pub(crate) fn new(contents: Contents, info: Arc<BatchInfo>) -> Result<Self> {
         info.held.fetch_add(1, Ordering::Relaxed);
-        let batch = Self { contents, info, recorded: None };
-        batch.contents.held(&batch.info.meters);
+        let batch = Self { contents: Some(contents), again: None, info, recorded: None };
+        batch.contents().held(&batch.info.meters);
         #[cfg(feature = "cuda")]
         for stream in &batch.info.streams {
             batch.bind(stream)?;
@@ -155,37 +159,47 @@ impl Batch {
         Ok(batch)
     }
 
+    fn contents(&self) -> &Contents {
+        self.contents.as_ref().expect("taken only by drop")
+    }
+
+    /// Has the contents go there, and not back to the loader, when the batch is dropped.
+    pub(crate) fn again(mut self, again: Sender<Contents>) -> Self {
+        self.again = Some(again);
+        self
+    }
+
     /// Rows; the last batch of an epoch may have fewer than the others. Of these, [`valid`](Self::valid) are samples that do
     /// not merely fill up.
     #[allow(clippy::len_without_is_empty, reason = "a batch is never empty")]
     pub fn len(&self) -> usize {
-        self.contents.rows()
+        self.contents().rows()
     }
 
     /// Batch index in its epoch.
     pub fn index(&self) -> u64 {
-        self.contents.ticket().batch
+        self.contents().ticket().batch
     }
 
     /// Epoch.
     pub fn epoch(&self) -> u64 {
-        self.contents.ticket().epoch
+        self.contents().ticket().epoch
     }
 
     /// Rows that do not merely fill the batch up (see [`LastBatch`](crate::LastBatch)); they come first. Fewer than
     /// [`len`](Self::len) in the last batch of an epoch only.
     pub fn valid(&self) -> usize {
-        self.contents.valid()
+        self.contents().valid()
     }
 
     /// Sample ids, one per row: indices in the dataset that the loader was given; `u64::MAX` for a blank row.
     pub fn ids(&self) -> &[u64] {
-        self.contents.ids()
+        self.contents().ids()
     }
 
     /// Validity of each row, values of [`Status`](crate::Status).
     pub fn status(&self) -> &[u8] {
-        self.contents.status()
+        self.contents().status()
     }
 
     /// Where the fields lie.
@@ -235,7 +249,7 @@ impl Batch {
     /// Errors: [`ErrorKind::Config`] for a stream of another context, [`ErrorKind::Device`] when the device fails.
     #[cfg(feature = "cuda")]
     pub fn bind(&self, stream: impl std::borrow::Borrow<Stream>) -> Result<()> {
-        match &self.contents {
+        match self.contents() {
             Contents::Host(_) => Ok(()),
             Contents::Cuda(on_device) => on_device.bind(stream.borrow()),
         }
@@ -283,7 +297,7 @@ impl Batch {
 
     /// Where an array begins, and whether it may not be written: all that exports know of devices.
     fn place(&self, array: Array) -> (*mut c_void, DLDevice, bool) {
-        match &self.contents {
+        match self.contents() {
             Contents::Host(filled) => (filled.ptr(array).cast(), DLDevice::CPU, false),
             #[cfg(feature = "cuda")]
             Contents::Cuda(on_device) => match on_device.place(array) {
@@ -300,8 +314,8 @@ impl Batch {
 
     /// Has the profiler remember it; `asked` and `got` by the loader's clock.
     pub(crate) fn record(&mut self, asked_ns: u64, got_ns: u64) {
-        let ([planned_ns, read_ns, full_ns], copied_ns) = self.contents.times();
-        let ticket = self.contents.ticket();
+        let ([planned_ns, read_ns, full_ns], copied_ns) = self.contents().times();
+        let ticket = self.contents().ticket();
         let (epoch, batch, rows) = (ticket.epoch, ticket.batch, self.len() as u32);
         let times = BatchRecord { planned_ns, read_ns, full_ns, copied_ns, asked_ns, got_ns, ..BatchRecord::default() };
         let meters = &self.info.meters;
@@ -325,6 +339,10 @@ impl Drop for Batch {
         self.info.held.fetch_sub(1, Ordering::Relaxed);
         if let Some(number) = self.recorded {
             self.info.meters.recorder.dropped(number, self.info.meters.clock.now());
+        }
+        if let (Some(again), Some(contents)) = (&self.again, self.contents.take()) {
+            // When nobody waits for them any more they come back and are let go of.
+            let _ = again.send(contents);
         }
     }
 }
@@ -377,7 +395,7 @@ impl<'a> MicroBatch<'a> {
     /// The fields, in order.
     pub fn fields(&self) -> impl Iterator<Item = FieldView<'a>> + use<'a> {
         let Self { batch, start, end } = *self;
-        batch.info.keep.iter().map(move |kept| FieldView { contents: &batch.contents, kept, start, end })
+        batch.info.keep.iter().map(move |kept| FieldView { contents: batch.contents(), kept, start, end })
     }
 
     /// The field with that name.

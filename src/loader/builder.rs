@@ -335,6 +335,13 @@ impl LoaderBuilder {
         self
     }
 
+    /// Measures nothing: for the bench that shows what measuring costs.
+    #[doc(hidden)]
+    pub fn unmeasured(mut self) -> Self {
+        self.clock = Clock::still();
+        self
+    }
+
     /// How long `next()` waits when the caller holds every batch, before it says so. Default: 10 s.
     pub fn held_deadline(mut self, deadline: Duration) -> Self {
         self.held_deadline = deadline;

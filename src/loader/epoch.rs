@@ -195,7 +195,9 @@ impl Epoch {
             meters.wait_ns.add(waited);
             meters.waits.record(waited);
         }
-        batch.record(asked, now);
+        if now > 0 {
+            batch.record(asked, now);
+        }
         meters.batches.add(1);
         meters.samples.add(batch.valid() as u64);
         meters.bytes.add(batch.bytes() as u64);

@@ -2,12 +2,14 @@
 //! stands ([`resume`]).
 
 mod builder;
+mod ceiling;
 mod epoch;
 #[cfg_attr(not(feature = "cuda"), path = "host_only.rs")]
 mod onward;
 mod resume;
 
 pub use builder::LoaderBuilder;
+pub use ceiling::Ceiling;
 pub use epoch::Epoch;
 
 use crate::batch::{BatchInfo, Contents};
@@ -171,6 +173,26 @@ impl Loader {
     /// Errors: [`ErrorKind::EpochLive`] while another iterator of this loader is alive.
     pub fn steps(&self, steps: u64) -> Result<Epoch> {
         Epoch::start(self.shared.clone(), epoch::From::Here, u64::MAX, steps)
+    }
+
+    /// How fast the consumer could go if the loader took no time: `steps` batches that are two of the loader's, handed out
+    /// again and again. The place of the run does not change.
+    ///
+    /// ```
+    /// # use feedline::{Loader, dataset::Records};
+    /// # let loader = Loader::builder(Records::builder(1).open_bytes([7; 64])?).batch_size(8).build()?;
+    /// let mut ceiling = loader.ceiling(100)?;
+    /// for batch in &mut ceiling {
+    ///     let batch = batch?; // train(&batch), as in an epoch
+    ///     # let _ = batch;
+    /// }
+    /// println!("at most {:.0} samples/s", ceiling.samples_per_s());
+    /// # Ok::<(), feedline::Error>(())
+    /// ```
+    ///
+    /// Errors: as [`epoch`](Self::epoch), and those of reading two batches.
+    pub fn ceiling(&self, steps: u64) -> Result<Ceiling> {
+        Ceiling::start(self.shared.clone(), steps)
     }
 
     /// The epoch of the batch that comes next: 0 for a new run, after a resume the one that was interrupted, and the one
