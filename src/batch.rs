@@ -6,7 +6,9 @@ use crate::device::{Device, DeviceKind};
 use crate::dlpack::{self, DLDevice, Dlpack, Parts, Tensors};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{Array, Filled, Ticket};
+use crate::profile::{BatchRecord, Meters, Stay};
 use crate::tensor::{DType, Element, Field, Shape};
+use crossbeam_channel::Sender;
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,6 +25,7 @@ pub(crate) struct BatchInfo {
     pub(crate) streams: Vec<Stream>,
     /// Batches in the user's hands.
     pub(crate) held: AtomicUsize,
+    pub(crate) meters: Arc<Meters>,
 }
 
 impl BatchInfo {
@@ -49,7 +52,7 @@ impl dlpack::Owner for Arc<Batch> {
 
     #[cfg(feature = "cuda")]
     fn bind_any(&self) -> Result<()> {
-        match &self.contents {
+        match self.contents() {
             Contents::Host(_) => Ok(()),
             Contents::Cuda(on_device) => on_device.bind_any(),
         }
@@ -103,6 +106,24 @@ impl Contents {
         on!(self, inner => inner.lens(field))
     }
 
+    /// The consumer has it now. On a device its slot goes its own way.
+    fn held(&self, meters: &Meters) {
+        match self {
+            Self::Host(filled) => meters.slots.move_to(filled.times(), Stay::Held, meters.clock.now()),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(_) => {}
+        }
+    }
+
+    /// When it was planned, its reads were there and it was full; and when its copy was given to the device.
+    fn times(&self) -> ([u64; 3], u64) {
+        match self {
+            Self::Host(filled) => (filled.times().read_all(), 0),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(on_device) => on_device.times(),
+        }
+    }
+
     /// The failure of the lowest row. What failed never gets to a device.
     pub(crate) fn take_failure(&self) -> Option<Error> {
         match self {
@@ -116,53 +137,69 @@ impl Contents {
 /// A batch: named arrays of the same number of rows. Owned; it may outlive its [`Epoch`](crate::Epoch) and
 /// [`Loader`](crate::Loader). Its memory is used again when it is dropped.
 pub struct Batch {
-    contents: Contents,
+    /// Taken only by `drop`.
+    contents: Option<Contents>,
+    /// Where they go then, when they are handed out again.
+    again: Option<Sender<Contents>>,
     info: Arc<BatchInfo>,
+    /// Its number for the profiler, once it has one.
+    recorded: Option<u64>,
 }
 
 impl Batch {
     /// Errors: a device that is broken, or a stream of the builder's that cannot wait for it.
     pub(crate) fn new(contents: Contents, info: Arc<BatchInfo>) -> Result<Self> {
         info.held.fetch_add(1, Ordering::Relaxed);
-        let batch = Self { contents, info };
+        let batch = Self { contents: Some(contents), again: None, info, recorded: None };
+        batch.contents().held(&batch.info.meters);
         #[cfg(feature = "cuda")]
-        if let Contents::Cuda(on_device) = &batch.contents {
+        if let Contents::Cuda(on_device) = batch.contents() {
             on_device.hand_out(&batch.info.streams)?;
         }
         Ok(batch)
+    }
+
+    fn contents(&self) -> &Contents {
+        self.contents.as_ref().expect("taken only by drop")
+    }
+
+    /// Has the contents go there, and not back to the loader, when the batch is dropped.
+    pub(crate) fn again(mut self, again: Sender<Contents>) -> Self {
+        self.again = Some(again);
+        self
     }
 
     /// Rows; the last batch of an epoch may have fewer than the others. Of these, [`valid`](Self::valid) are samples that do
     /// not merely fill up.
     #[allow(clippy::len_without_is_empty, reason = "a batch is never empty")]
     pub fn len(&self) -> usize {
-        self.contents.rows()
+        self.contents().rows()
     }
 
     /// Batch index in its epoch.
     pub fn index(&self) -> u64 {
-        self.contents.ticket().batch
+        self.contents().ticket().batch
     }
 
     /// Epoch.
     pub fn epoch(&self) -> u64 {
-        self.contents.ticket().epoch
+        self.contents().ticket().epoch
     }
 
     /// Rows that do not merely fill the batch up (see [`LastBatch`](crate::LastBatch)); they come first. Fewer than
     /// [`len`](Self::len) in the last batch of an epoch only.
     pub fn valid(&self) -> usize {
-        self.contents.valid()
+        self.contents().valid()
     }
 
     /// Sample ids, one per row: indices in the dataset that the loader was given; `u64::MAX` for a blank row.
     pub fn ids(&self) -> &[u64] {
-        self.contents.ids()
+        self.contents().ids()
     }
 
     /// Validity of each row, values of [`Status`](crate::Status).
     pub fn status(&self) -> &[u8] {
-        self.contents.status()
+        self.contents().status()
     }
 
     /// Where the fields lie.
@@ -212,7 +249,7 @@ impl Batch {
     /// Errors: [`ErrorKind::Config`] for a stream of another context, [`ErrorKind::Device`] when the device fails.
     #[cfg(feature = "cuda")]
     pub fn bind(&self, stream: impl std::borrow::Borrow<Stream>) -> Result<()> {
-        match &self.contents {
+        match self.contents() {
             Contents::Host(_) => Ok(()),
             Contents::Cuda(on_device) => on_device.bind(stream.borrow()),
         }
@@ -260,7 +297,7 @@ impl Batch {
 
     /// Where an array begins, and whether it may not be written: all that exports know of devices.
     fn place(&self, array: Array) -> (*mut c_void, DLDevice, bool) {
-        match &self.contents {
+        match self.contents() {
             Contents::Host(filled) => (filled.ptr(array).cast(), DLDevice::CPU, false),
             #[cfg(feature = "cuda")]
             Contents::Cuda(on_device) => match on_device.place(array) {
@@ -273,6 +310,16 @@ impl Batch {
 
     fn all(&self) -> MicroBatch<'_> {
         MicroBatch { batch: self, start: 0, end: self.len() }
+    }
+
+    /// Has the profiler remember it; `asked` and `got` by the loader's clock.
+    pub(crate) fn record(&mut self, asked_ns: u64, got_ns: u64) {
+        let ([planned_ns, read_ns, full_ns], copied_ns) = self.contents().times();
+        let ticket = self.contents().ticket();
+        let (epoch, batch, rows) = (ticket.epoch, ticket.batch, self.len() as u32);
+        let times = BatchRecord { planned_ns, read_ns, full_ns, copied_ns, asked_ns, got_ns, ..BatchRecord::default() };
+        let meters = &self.info.meters;
+        self.recorded = Some(meters.recorder.note(BatchRecord { epoch, batch, rows, ..times }, meters.gauges(got_ns)));
     }
 
     /// Bytes of all fields.
@@ -290,6 +337,13 @@ const _: () = {
 impl Drop for Batch {
     fn drop(&mut self) {
         self.info.held.fetch_sub(1, Ordering::Relaxed);
+        if let Some(number) = self.recorded {
+            self.info.meters.recorder.dropped(number, self.info.meters.clock.now());
+        }
+        if let (Some(again), Some(contents)) = (&self.again, self.contents.take()) {
+            // When nobody waits for them any more they come back and are let go of.
+            let _ = again.send(contents);
+        }
     }
 }
 
@@ -341,7 +395,7 @@ impl<'a> MicroBatch<'a> {
     /// The fields, in order.
     pub fn fields(&self) -> impl Iterator<Item = FieldView<'a>> + use<'a> {
         let Self { batch, start, end } = *self;
-        batch.info.keep.iter().map(move |kept| FieldView { contents: &batch.contents, kept, start, end })
+        batch.info.keep.iter().map(move |kept| FieldView { contents: batch.contents(), kept, start, end })
     }
 
     /// The field with that name.

@@ -169,7 +169,7 @@ pub mod tensor;
 pub use batch::{Batch, FieldView, MicroBatch};
 pub use device::Device;
 pub use error::{Error, ErrorKind, Result, Site, Stage};
-pub use loader::{Epoch, Loader, LoaderBuilder};
+pub use loader::{Ceiling, Epoch, Loader, LoaderBuilder};
 pub use memory::{BatchMut, Budget, Row, Status};
 pub use order::{LastBatch, Order, Shard};
 pub use pipeline::{FieldRoute, Gds, MemoryPlan, Numa, Route};

@@ -1,6 +1,6 @@
 //! Settings of a loader, and how `build` turns them into threads and memory.
 
-use super::onward::{Onward, Ways};
+use super::onward::{Idle, Onward, Ways, idle_meter};
 use super::{JobMaker, Loader, Place, Shared, config};
 use crate::batch::{BatchInfo, Contents};
 use crate::dataset::{self, Dataset};
@@ -17,7 +17,7 @@ use crate::pipeline::recipe::{Recipe, Steps};
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::work::{Queue, Sizes, Workers, panicked};
 use crate::pipeline::{Core, Exchange, Gds, IoSide, ToIo};
-use crate::profile::Meters;
+use crate::profile::{Clock, Meters, Settings};
 use crate::read::{self, Choice, Direct, Mode, Opened, ReaderOptions};
 use crate::state::{Cursor, State};
 use crate::stop::Stop;
@@ -69,6 +69,8 @@ pub struct LoaderBuilder {
     /// Where the kernel shows the machine; tests show another one.
     sysfs: PathBuf,
     held_deadline: Duration,
+    /// Tests have another.
+    clock: Clock,
 }
 
 /// How the size of batches was said.
@@ -109,6 +111,7 @@ impl LoaderBuilder {
             numa: Numa::Auto,
             sysfs: "/sys".into(),
             held_deadline: Duration::from_secs(10),
+            clock: Clock::real(),
         }
     }
 
@@ -332,6 +335,13 @@ impl LoaderBuilder {
         self
     }
 
+    /// Measures nothing: for the bench that shows what measuring costs.
+    #[doc(hidden)]
+    pub fn unmeasured(mut self) -> Self {
+        self.clock = Clock::still();
+        self
+    }
+
     /// How long `next()` waits when the caller holds every batch, before it says so. Default: 10 s.
     pub fn held_deadline(mut self, deadline: Duration) -> Self {
         self.held_deadline = deadline;
@@ -394,6 +404,8 @@ impl LoaderBuilder {
         let demand = Demand { slots: self.slots, budget: self.budget, device_batches, device_bytes, ..demand };
         let (plan, lease) = plan(demand, self.shared_budget.as_ref())?;
         let spec = recipe.spec.clone();
+        let meters = Arc::new(Meters::new(self.clock, workers));
+        let idle = idle_meter(&self.device);
         let info = BatchInfo {
             keep: recipe.keep.clone(),
             most: if on_host { plan.slots } else { device_batches },
@@ -401,6 +413,7 @@ impl LoaderBuilder {
             streams: self.streams,
             device: self.device.clone(),
             held: AtomicUsize::new(0),
+            meters: meters.clone(),
         };
         let seed = self.seed.unwrap_or(self.order.seed());
         let chunk_starts = jobs.chunks.as_ref().map(|chunks| chunks.starts.clone());
@@ -417,6 +430,8 @@ impl LoaderBuilder {
             parts,
             seed,
             ways,
+            idle: idle.clone(),
+            meters,
         };
         let (routes, direct) = assembly.ways.told();
         // Apart from the rest, since they may be left where they are. What else there is of threads and memory is made, and
@@ -432,11 +447,20 @@ impl LoaderBuilder {
             routes,
             direct,
             numa: placing.line(self.numa, workers),
-            plan,
             info: Arc::new(info),
             jobs,
             whole,
             planned_amplification: first.order.amplification(&whole),
+            settings: Settings {
+                depth: depth as u32,
+                workers: workers as u32,
+                cores: std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32),
+                slots: plan.slots as u32,
+                buffers: (!on_host).then_some(device_batches as u32),
+            },
+            plan,
+            idle,
+            steady: Mutex::default(),
             live: AtomicBool::new(false),
             held_deadline: self.held_deadline,
             place: Mutex::new(Place::default()),
@@ -568,6 +592,8 @@ struct Assembly {
     parts: usize,
     seed: u64,
     ways: Ways,
+    idle: Option<Idle>,
+    meters: Arc<Meters>,
 }
 
 type WorkerThreads = (rayon::ThreadPool, Vec<JoinHandle<()>>);
@@ -580,8 +606,9 @@ impl Assembly {
         pinning: Sender<Infallible>,
     ) -> Result<(Runtime, Receiver<Contents>, Choice)> {
         let (rows, counts) = (self.layout.clone(), (self.plan.device_batches, self.plan.slots));
-        let onward = self.ways.open(&self.recipe, rows, self.contents.clone(), counts)?;
-        let Self { dataset, chunk_starts, recipe, layout, opened, plan, lease, pending, parts, seed, .. } = self;
+        let onward = self.ways.open(&self.recipe, rows, self.contents.clone(), counts, self.idle.clone())?;
+        let Self { dataset, chunk_starts, recipe, layout, opened, plan, lease, pending, parts, seed, meters, .. } =
+            self;
         let Opened { reader, cache, choice, .. } = opened;
         let waker = reader.waker();
         // Room for every slot there is, so that giving one back never waits.
@@ -602,6 +629,7 @@ impl Assembly {
             frees_out: frees.clone(),
             closed: AtomicBool::new(false),
             waker: waker.clone(),
+            meters: meters.clone(),
             to_device: onward.as_ref().map(Onward::to_device),
             to_map: map_in,
             map_bell: OnceLock::new(),
@@ -648,7 +676,7 @@ impl Assembly {
             },
             exchange: exchange.clone(),
             fatal: Mutex::new(None),
-            meters: Arc::new(Meters::default()),
+            meters,
             scratch_limit: plan.scratch_bytes,
         });
         let _ = exchange.map_bell.set(Arc::downgrade(&core));

@@ -1,6 +1,6 @@
 //! The iterator over batches.
 
-use super::{Place, Shared, config};
+use super::{Place, Shared, config, onward};
 use crate::batch::{Batch, Contents, Reorder};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::Ticket;
@@ -31,7 +31,7 @@ pub struct Epoch {
     delivered: u64,
     ended: bool,
     /// When the last batch was handed out: from then on the time is the user's.
-    handed_out: Option<Instant>,
+    handed_out: Option<u64>,
 }
 
 /// Where an iterator starts.
@@ -160,6 +160,9 @@ impl Epoch {
         if std::mem::replace(&mut self.ended, true) {
             return;
         }
+        if self.delivered > 0 {
+            self.shared.mark_steady(false);
+        }
         let core = self.shared.runtime.core();
         self.cancelled.store(true, Ordering::Relaxed);
         // From here on full slots of this run go straight back; those that are in the channel already are taken out.
@@ -179,23 +182,30 @@ impl Epoch {
         });
     }
 
-    fn note(&mut self, asked: Instant, contents: Contents) -> Result<Batch> {
+    fn note(&mut self, asked: u64, contents: Contents) -> Result<Batch> {
         let ticket = contents.ticket();
-        let batch = Batch::new(contents, self.shared.info.clone())?;
+        let mut batch = Batch::new(contents, self.shared.info.clone())?;
         self.step(ticket);
         let meters = &self.shared.runtime.core().meters;
-        let now = Instant::now();
-        let waited = now.duration_since(asked).as_nanos() as u64;
+        let now = meters.clock.now();
+        let waited = now.saturating_sub(asked);
         if self.delivered == 0 {
             meters.first_wait_ns.add(waited)
         } else {
-            meters.wait_ns.add(waited)
+            meters.wait_ns.add(waited);
+            meters.waits.record(waited);
+        }
+        if now > 0 {
+            batch.record(asked, now);
         }
         meters.batches.add(1);
         meters.samples.add(batch.valid() as u64);
         meters.bytes.add(batch.bytes() as u64);
         self.handed_out = Some(now);
         self.delivered += 1;
+        if self.delivered == 1 {
+            self.shared.mark_steady(true);
+        }
         Ok(batch)
     }
 }
@@ -207,9 +217,11 @@ impl Iterator for Epoch {
         if self.ended {
             return None;
         }
-        let asked = Instant::now();
+        onward::asked(&self.shared.idle);
+        let meters = &self.shared.runtime.core().meters;
+        let asked = meters.clock.now();
         if let Some(handed_out) = self.handed_out.take() {
-            self.shared.runtime.core().meters.user_ns.add(asked.duration_since(handed_out).as_nanos() as u64);
+            meters.user_ns.add(asked.saturating_sub(handed_out));
         }
         let contents = match self.wait() {
             Ok(filled) => filled,

@@ -9,7 +9,7 @@ use crate::pipeline::recipe::{DirectField, Draft, Recipe};
 use crate::pipeline::route::{self, Around, Asked};
 use crate::pipeline::runtime::Runtime;
 use crate::pipeline::{Core, FieldRoute, Gds, ToDevice};
-use crate::profile::{DirectReads, Meters};
+use crate::profile::{DirectReads, GpuIdle, Meters};
 use crate::tensor::Layout;
 use crossbeam_channel::Sender;
 use std::convert::Infallible;
@@ -21,6 +21,19 @@ use std::thread::JoinHandle;
 pub(super) type Direct = ();
 
 pub(super) fn direct_reads(_: &Direct, _: &Meters) -> Option<DirectReads> {
+    None
+}
+
+/// Measures how long the consumer's stream is idle: there is none.
+pub(super) type Idle = Infallible;
+
+pub(super) fn idle_meter(_: &Device) -> Option<Idle> {
+    None
+}
+
+pub(super) fn asked(_: &Option<Idle>) {}
+
+pub(super) fn gpu_idle(_: &Option<Idle>) -> Option<GpuIdle> {
     None
 }
 
@@ -48,7 +61,14 @@ impl Ways {
         (Vec::new(), ())
     }
 
-    pub(super) fn open(&self, _: &Recipe, _: Layout, _: Layout, _: (usize, usize)) -> Result<Option<Onward>> {
+    pub(super) fn open(
+        &self,
+        _: &Recipe,
+        _: Layout,
+        _: Layout,
+        _: (usize, usize),
+        _: Option<Idle>,
+    ) -> Result<Option<Onward>> {
         Ok(None)
     }
 }

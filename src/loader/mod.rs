@@ -2,12 +2,14 @@
 //! stands ([`resume`]).
 
 mod builder;
+mod ceiling;
 mod epoch;
 #[cfg_attr(not(feature = "cuda"), path = "host_only.rs")]
 mod onward;
 mod resume;
 
 pub use builder::LoaderBuilder;
+pub use ceiling::Ceiling;
 pub use epoch::Epoch;
 
 use crate::batch::{BatchInfo, Contents};
@@ -18,7 +20,7 @@ use crate::order::{Batches, ChunkStarts, LastBatch, Order, Shard};
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::work::panicked;
 use crate::pipeline::{FieldRoute, Job, MemoryPlan};
-use crate::profile::Report;
+use crate::profile::{Report, Settings, Snapshot, Timeline};
 use crate::read::{self, Choice, PageCache};
 use crate::state::{Cursor, State};
 use crate::stop::Stop;
@@ -94,6 +96,12 @@ struct Shared {
     whole: Batches,
     /// Samples of opened chunks per sample over all ranks, for datasets in chunks.
     planned_amplification: Option<f64>,
+    /// What a snapshot says that meters do not know.
+    settings: Settings,
+    /// On a GPU: how long the consumer's stream is idle.
+    idle: Option<onward::Idle>,
+    /// What was measured in steady times; locked at the first batch and the end of an iterator, and for snapshots.
+    steady: Mutex<Steady>,
     /// Whether an iterator is alive.
     live: AtomicBool,
     held_deadline: Duration,
@@ -104,6 +112,15 @@ struct Shared {
     /// States with another global batch are taken, too.
     any_batch: bool,
     stop: Option<Stop>,
+}
+
+/// What was measured from the first batches of iterators to their ends.
+#[derive(Default)]
+struct Steady {
+    /// Of those that ended.
+    sum: Option<Snapshot>,
+    /// When the present one had delivered its first batch.
+    since: Option<Snapshot>,
 }
 
 /// Where the loader stands.
@@ -156,6 +173,26 @@ impl Loader {
     /// Errors: [`ErrorKind::EpochLive`] while another iterator of this loader is alive.
     pub fn steps(&self, steps: u64) -> Result<Epoch> {
         Epoch::start(self.shared.clone(), epoch::From::Here, u64::MAX, steps)
+    }
+
+    /// How fast the consumer could go if the loader took no time: `steps` batches that are two of the loader's, handed out
+    /// again and again. The place of the run does not change.
+    ///
+    /// ```
+    /// # use feedline::{Loader, dataset::Records};
+    /// # let loader = Loader::builder(Records::builder(1).open_bytes([7; 64])?).batch_size(8).build()?;
+    /// let mut ceiling = loader.ceiling(100)?;
+    /// for batch in &mut ceiling {
+    ///     let batch = batch?; // train(&batch), as in an epoch
+    ///     # let _ = batch;
+    /// }
+    /// println!("at most {:.0} samples/s", ceiling.samples_per_s());
+    /// # Ok::<(), feedline::Error>(())
+    /// ```
+    ///
+    /// Errors: as [`epoch`](Self::epoch), and those of reading two batches.
+    pub fn ceiling(&self, steps: u64) -> Result<Ceiling> {
+        Ceiling::start(self.shared.clone(), steps)
     }
 
     /// The epoch of the batch that comes next: 0 for a new run, after a resume the one that was interrupted, and the one
@@ -240,6 +277,16 @@ impl Loader {
         &self.shared.plan
     }
 
+    /// What was measured in the steady times of all iterators so far, as numbers; may be asked at any time.
+    pub fn snapshot(&self) -> Snapshot {
+        self.shared.snapshot()
+    }
+
+    /// The last batches, one by one, and how full the queues were.
+    pub fn timeline(&self) -> Timeline {
+        self.shared.runtime.core().meters.recorder.read()
+    }
+
     /// What happened so far; may be asked at any time.
     pub fn report(&self) -> Report {
         self.shared.report()
@@ -262,6 +309,45 @@ impl Shared {
         *self.place.lock().unwrap_or_else(|poison| poison.into_inner()) = place;
     }
 
+    fn measured(&self) -> Snapshot {
+        let mut snapshot = self.runtime.core().meters.snapshot(&self.settings);
+        snapshot.consumer.gpu = onward::gpu_idle(&self.idle);
+        snapshot
+    }
+
+    /// The steady time of an iterator begins, or ends.
+    fn mark_steady(&self, begins: bool) {
+        let now = self.measured();
+        let mut steady = self.steady.lock().unwrap_or_else(|poison| poison.into_inner());
+        if let Some(since) = steady.since.take() {
+            let stretch = now.since(&since);
+            steady.sum = Some(steady.sum.take().map_or(stretch.clone(), |sum| stretch.and(&sum)));
+        }
+        steady.since = begins.then_some(now);
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let now = self.measured();
+        let steady = self.steady.lock().unwrap_or_else(|poison| poison.into_inner());
+        let stretch = steady.since.as_ref().map(|since| now.since(since));
+        let sum = match (stretch, &steady.sum) {
+            (Some(stretch), Some(sum)) => stretch.and(sum),
+            (Some(stretch), None) => stretch,
+            // Histograms go on after the last steady time; nothing else does.
+            (None, Some(sum)) => sum.clone(),
+            (None, None) => now.since(&now),
+        };
+        // What is counted, not timed, counts from the beginning.
+        let mut snapshot = Snapshot { at_ns: now.at_ns, ..sum };
+        snapshot.consumer.batches = now.consumer.batches;
+        snapshot.consumer.samples = now.consumer.samples;
+        snapshot.consumer.bytes = now.consumer.bytes;
+        snapshot.consumer.first_ns = now.consumer.first_ns;
+        // The step that is under way is the consumer's own, too.
+        snapshot.consumer.user_ns = snapshot.steady_ns.saturating_sub(snapshot.consumer.waited_ns);
+        snapshot
+    }
+
     fn report(&self) -> Report {
         let core = self.runtime.core();
         let meters = &core.meters;
@@ -278,7 +364,7 @@ impl Shared {
             starved: nanos(&meters.wait_ns),
             first_batches: nanos(&meters.first_wait_ns),
             user: nanos(&meters.user_ns),
-            decode_busy: nanos(&meters.decode_busy_ns),
+            decode_busy: Duration::from_nanos(self.measured().decode.busy_ns),
             workers: core.work.count,
             choice: self.choice.clone(),
             chunks: core.chunk_starts.as_ref().map(|starts| (meters.chunks.get(), starts.len() as u64 - 1)),

@@ -7,6 +7,7 @@ use crate::device::cuda::{
     copy::{Copier, Shape, Target},
     cufile::{CuFile, Mode, Options, Stats},
     driver::Gpu,
+    idle::IdleMeter,
 };
 use crate::error::{Error, Result, Stage};
 use crate::memory::{Filled, Pool};
@@ -16,7 +17,7 @@ use crate::pipeline::route::{self, Around, Asked, Route};
 use crate::pipeline::runtime::Runtime;
 use crate::pipeline::{Core, FieldRoute, Gds, ToDevice};
 use crate::pipeline::{direct, transfer::Transfer};
-use crate::profile::DirectReads;
+use crate::profile::{DirectReads, GpuIdle};
 use crate::read::{self, Sources};
 use crate::tensor::{Layout, PAGE};
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -64,6 +65,24 @@ impl Counted {
             _ => Mode::Unknown,
         }
     }
+}
+
+/// Measures how long the consumer's stream is idle.
+pub(super) type Idle = Arc<IdleMeter>;
+
+/// The meter of a GPU's idle time, if there is a GPU.
+pub(super) fn idle_meter(device: &Device) -> Option<Idle> {
+    device.gpu().map(|gpu| Arc::new(IdleMeter::new(gpu)))
+}
+
+/// `next()` was entered.
+pub(super) fn asked(idle: &Option<Idle>) {
+    idle.iter().for_each(|idle| idle.asked());
+}
+
+/// What was measured on the consumer's stream.
+pub(super) fn gpu_idle(idle: &Option<Idle>) -> Option<GpuIdle> {
+    idle.as_ref().map(|idle| idle.totals())
 }
 
 /// What the report asks for.
@@ -202,8 +221,9 @@ impl Ways {
         slot: Layout,
         contents: Layout,
         (batches, slots): (usize, usize),
+        idle: Option<Idle>,
     ) -> Result<Option<Onward>> {
-        let Some(gpu) = self.device.gpu() else { return Ok(None) };
+        let (Some(gpu), Some(idle)) = (self.device.gpu(), idle) else { return Ok(None) };
         let (full, bell) = (bounded(slots), bounded(1));
         let finishes: Vec<_> = recipe.finishes.iter().map(|finishing| finishing.step.clone()).collect();
         let (directs, cufile) = (recipe.directs.clone(), self.cufile.as_ref().map(|counted| counted.cufile.clone()));
@@ -220,7 +240,7 @@ impl Ways {
             gds: self.gds,
         });
         let shape = Shape { slot, contents, copied, directs, cufile, finishes };
-        let copier = Copier::new(gpu, shape, (batches, slots), bell.0.clone())?;
+        let copier = Copier::new(gpu, shape, (batches, slots), bell.0.clone(), idle)?;
         Ok(Some(Onward { copier, plan, full, bell }))
     }
 }

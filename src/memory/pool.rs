@@ -8,6 +8,7 @@
 
 use super::region::Region;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::profile::SlotTimes;
 use crate::tensor::{Element, Field, Layout, Spec};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -51,6 +52,7 @@ struct Slot {
     /// Rows in the present use, and how many of them, the first ones, are samples of the epoch; the others fill up.
     rows: AtomicU32,
     valid: AtomicU32,
+    times: SlotTimes,
     /// The failure of the lowest row, so that the error does not depend on which worker was first.
     failure: Mutex<Option<(u32, Error)>>,
 }
@@ -92,6 +94,7 @@ impl Pool {
                 ticket: Default::default(),
                 rows: AtomicU32::new(0),
                 valid: AtomicU32::new(0),
+                times: SlotTimes::default(),
                 failure: Mutex::new(None),
             }))
         };
@@ -144,6 +147,11 @@ impl Slot {
 pub(crate) struct FreeSlot(Arc<Slot>);
 
 impl FreeSlot {
+    /// What the profiler notes of the slot.
+    pub(crate) fn times(&self) -> &SlotTimes {
+        &self.0.times
+    }
+
     /// Starts filling the slot as the batch of `ticket` with `rows` rows (1 ≤ rows ≤ the layout's), of which the first
     /// `valid` are samples of the epoch and the others fill up.
     pub(crate) fn begin(self, ticket: Ticket, rows: u32, valid: u32) -> Rows {
@@ -174,6 +182,11 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
+    /// What the profiler notes of the slot.
+    pub(crate) fn times(&self) -> &SlotTimes {
+        &self.slot.times
+    }
+
     /// Which batch.
     pub(crate) fn ticket(&self) -> Ticket {
         self.slot.ticket()
@@ -543,6 +556,11 @@ impl Filled {
     /// Which batch.
     pub(crate) fn ticket(&self) -> Ticket {
         self.slot().ticket()
+    }
+
+    /// What the profiler notes of the slot.
+    pub(crate) fn times(&self) -> &SlotTimes {
+        &self.slot().times
     }
 
     /// Rows in use.

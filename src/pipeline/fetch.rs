@@ -8,6 +8,7 @@ use crate::dataset::{Part, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{FreeSlot, IoBuf, RingSpan, Rows, Ticket};
+use crate::profile::{Stay, planner, storage};
 use crate::read::{Completion, Extent, ReadOp, Reader};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -33,6 +34,8 @@ pub(crate) struct Pending {
     pub(crate) rows: Option<Rows>,
     pub(crate) id: u64,
     pub(crate) pieces: Vec<Piece>,
+    /// When its reads were submitted.
+    since: u64,
     /// Operations in flight; the sample is complete at 0.
     remaining: usize,
     /// The error of the first failed piece.
@@ -52,7 +55,7 @@ pub(crate) struct Piece {
 
 impl Pending {
     pub(crate) fn new(parts: usize) -> Self {
-        Self { job: None, rows: None, id: 0, pieces: Vec::with_capacity(parts), remaining: 0, error: None }
+        Self { job: None, rows: None, id: 0, pieces: Vec::with_capacity(parts), since: 0, remaining: 0, error: None }
     }
 
     /// Bytes that must be copied or decoded.
@@ -91,6 +94,10 @@ pub(crate) struct Io {
     chunks: Option<Chunks>,
     /// Chunks that were opened, to let one in so many ask a cold page cache.
     chunks_begun: u64,
+    /// What is stuck waits for bytes or entries that decoding takes away, not for the reader.
+    no_room: bool,
+    /// The time, as of the last look at the clock.
+    now: u64,
     /// Operations that the reader had no room for.
     ops: VecDeque<ReadOp>,
     completions: Vec<Completion>,
@@ -145,6 +152,8 @@ impl Io {
             run: None,
             direct: VecDeque::new(),
             stuck: None,
+            no_room: false,
+            now: 0,
             flying: (0..pending).map(|_| None).collect(),
             vacant: (0..pending).rev().collect(),
             idle: (0..pending).map(|_| Box::new(Pending::new(parts))).collect(),
@@ -164,16 +173,38 @@ impl Io {
     pub(crate) fn run(&mut self) {
         // Here, since a ring belongs to the thread that drives it. Without registration everything works all the same.
         let _ = self.reader.register(&self.side.regions);
+        let core = self.core.clone();
+        let meters = &core.meters;
         while !self.ending {
+            self.now = meters.clock.now();
+            meters.planner.enter(planner::BUSY, self.now);
             self.listen();
             self.plan();
             self.advance_chunks();
             self.issue();
+            self.now = meters.clock.now();
+            meters.storage.enter(self.storage_state(), self.now);
+            meters.planner.enter(if self.lacks_slots() { planner::NO_SLOT } else { planner::WAITING }, self.now);
             // Whatever happened since rings the bell, so this returns; nothing more can be done before.
             self.reader.wait(&mut self.completions, if self.ending { Some(Duration::ZERO) } else { None });
+            self.now = meters.clock.now();
+            meters.planner.enter(planner::BUSY, self.now);
             self.complete();
         }
         self.end();
+    }
+
+    fn storage_state(&self) -> usize {
+        match (self.no_room && self.stuck.is_some(), self.reader.in_flight()) {
+            (true, _) => storage::BLOCKED,
+            (false, 0) => storage::IDLE,
+            (false, _) => storage::ACTIVE,
+        }
+    }
+
+    /// There is more to plan, and no slot for it.
+    fn lacks_slots(&self) -> bool {
+        self.free.is_empty() && self.run.is_some()
     }
 
     fn listen(&mut self) {
@@ -202,10 +233,14 @@ impl Io {
             let (job, ticket) = match next {
                 Next::Batch(job, ticket) => (job, ticket),
                 Next::Failed(ticket, error) => {
+                    slot.times().begin(self.now);
+                    self.core.meters.move_slot(slot.times(), Stay::Filling, self.now);
                     slot.begin(ticket, 1, 1).fail_row(error);
                     continue;
                 }
             };
+            slot.times().begin(self.now);
+            self.core.meters.move_slot(slot.times(), Stay::Filling, self.now);
             let Some(mut rows) = begin_batch(slot, &job, ticket) else { continue };
             let count = rows.len();
             if let Some(chunks) = &mut self.chunks {
@@ -349,6 +384,7 @@ impl Io {
                     self.ops.push_front(op);
                     return;
                 }
+                self.core.meters.in_flight.enter(1, self.now);
             }
             if self.read_chunks() {
                 continue;
@@ -357,11 +393,14 @@ impl Io {
             if job.is_cancelled() {
                 continue;
             }
-            if self.idle.is_empty() || self.reader.in_flight() >= self.reader.depth() {
+            let full = self.reader.in_flight() >= self.reader.depth();
+            if self.idle.is_empty() || full {
+                self.no_room = !full;
                 self.stuck = Some((job, rows));
                 return;
             }
             if let Begun::NoRoom(job, rows) = self.begin(job, rows) {
+                self.no_room = true;
                 self.stuck = Some((job, rows));
                 return;
             }
@@ -472,6 +511,7 @@ impl Io {
         let index = self.vacant.pop().expect("as many places as entries");
         let rows = pending.rows.as_mut().expect("set by the caller");
         pending.remaining = 0;
+        pending.since = self.now;
         for (number, (field, part)) in parts.iter().enumerate() {
             let piece = &mut pending.pieces[number];
             let Some(extent) = self.core.file_extent(part).filter(|_| piece.len > 0) else { continue };
@@ -493,6 +533,7 @@ impl Io {
         // First: who has received a batch finds all of its reads in the report.
         self.core.meters.note_reads(self.reader.as_ref());
         let mut completions = std::mem::take(&mut self.completions);
+        self.core.meters.in_flight.leave(completions.len() as u64, self.now);
         for completion in completions.drain(..) {
             if completion.tag & CHUNK_TAG != 0 {
                 self.complete_chunk(completion);
@@ -513,6 +554,7 @@ impl Io {
                 }
             }
             pending.remaining -= 1;
+            self.core.meters.read_latency.record(self.now.saturating_sub(pending.since));
             if pending.remaining == 0 {
                 self.finish(index);
             }
@@ -535,6 +577,9 @@ impl Io {
     fn finish(&mut self, index: usize) {
         let mut pending = self.flying[index].take().expect("in flight");
         self.vacant.push(index);
+        if let Some(rows) = &pending.rows {
+            rows.times().read.fetch_max(self.now, Ordering::Relaxed);
+        }
         let (id, error) = (pending.id, pending.error.take());
         let cancelled = pending.job.as_ref().is_none_or(|job| job.is_cancelled());
         if error.is_none() && !cancelled && !(self.plain && pending.staged() <= COPY_HERE) {
@@ -570,6 +615,7 @@ impl Io {
         let ops: Vec<_> = self.ops.drain(..).collect();
         for op in ops {
             let result = Err(Error::new(ErrorKind::Cancelled, Stage::Read, ""));
+            self.core.meters.in_flight.enter(1, self.now);
             self.completions.push(Completion { tag: op.tag, buf: op.buf, result });
         }
         self.complete();

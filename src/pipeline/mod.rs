@@ -65,7 +65,7 @@ use crate::dataset::Dataset;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{ByteRing, Filled, FreeSlot, Hooks, Lease, Region, Rows, Ticket};
 use crate::order::{Batches, EpochOrder};
-use crate::profile::Meters;
+use crate::profile::{Meters, Stay};
 use crate::read::{PageCache, Sources, Waker};
 use crossbeam_channel::{Receiver, Sender};
 use recipe::Recipe;
@@ -203,6 +203,7 @@ pub(crate) struct Exchange {
     pub(crate) waker: Waker,
     /// Full slots that `.map_batch` must see first; its receiver is the workers.
     pub(crate) to_map: Option<Sender<Filled>>,
+    pub(crate) meters: Arc<Meters>,
     /// Rings when something was put into `to_map`.
     pub(crate) map_bell: std::sync::OnceLock<std::sync::Weak<Core>>,
     /// What the loader took of a shared budget. Threads and slots all know this exchange, so it is given back with the last
@@ -221,6 +222,9 @@ pub(crate) struct ToDevice {
 
 impl Hooks for Arc<Exchange> {
     fn full(&self, slot: Filled) {
+        let now = self.meters.clock.now();
+        slot.times().full.store(now, Ordering::Relaxed);
+        self.meters.move_slot(slot.times(), Stay::Full, now);
         if slot.ticket().generation != self.generation.load(Ordering::Acquire) {
             return drop(slot);
         }
@@ -236,6 +240,7 @@ impl Hooks for Arc<Exchange> {
     }
 
     fn free(&self, slot: FreeSlot) {
+        self.meters.move_slot(slot.times(), Stay::Free, self.meters.clock.now());
         // It has room for every slot, and its receiver lives in `self`.
         let _ = self.frees.send(slot);
         if self.closed.load(Ordering::SeqCst) {

@@ -19,6 +19,7 @@ use crate::batch::{Contents, Reorder};
 use crate::device::cuda::copy::{Buffer, Copied, Copier};
 use crate::error::Result;
 use crate::memory::{Filled, Pool};
+use crate::profile::copying;
 use crossbeam_channel::{Receiver, Sender, never, select};
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -93,9 +94,17 @@ impl Transfer {
             let room = self.begin_all(&mut waiting, &mut flights);
             let read = flights.iter_mut().try_for_each(|flight| self.read(flight));
             self.land_all(&mut flights);
-            if let Err(error) = read.and(self.copier.let_go_done()) {
+            let now = core.meters.clock.now();
+            let done = |since: u64| core.meters.device.latency.record(now.saturating_sub(since));
+            if let Err(error) = read.and(self.copier.let_go_done(done)) {
                 core.fail(error);
             }
+            let state = match (self.copier.in_flight(), room) {
+                (1.., _) => copying::BUSY,
+                (0, false) => copying::BLOCKED,
+                (0, true) => copying::STARVED,
+            };
+            core.meters.device.states.enter(state, now);
             self.wait(&mut waiting, room);
         }
         self.end(flights);
@@ -169,7 +178,7 @@ impl Transfer {
         if let (Some(reads), Some(reading)) = (&self.reads, &reading) {
             reads.note_offsets(reading, &mut slot);
         }
-        match self.copier.copy(slot, buffer) {
+        match self.copier.copy(slot, buffer, self.core.meters.clock.now()) {
             Copied::Started(on_device, bytes) => {
                 self.core.meters.device.copies.add(1);
                 self.core.meters.device.bytes.add(bytes as u64);

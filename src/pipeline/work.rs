@@ -19,7 +19,6 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 /// Rows that a worker takes at a time have about this many bytes: long enough that taking them does not show, short
 /// enough that all workers finish a batch together.
@@ -164,38 +163,40 @@ impl Workers {
             && self.maps.as_ref().is_none_or(|maps| maps.is_empty())
     }
 
-    /// A few rows of the oldest batch that is to be looked up.
-    fn take_lookup(&self) -> Option<(Arc<Job>, Rows)> {
+    /// A few rows of the oldest batch that is to be looked up, and whether these are its last.
+    fn take_lookup(&self) -> Option<((Arc<Job>, Rows), bool)> {
         let mut queue = self.lookups.lock();
         let (job, rows) = queue.front_mut()?;
         if rows.len() > self.run_rows {
-            return Some((job.clone(), rows.take(self.run_rows)));
+            return Some(((job.clone(), rows.take(self.run_rows)), false));
         }
-        queue.pop_front()
+        queue.pop_front().map(|entry| (entry, true))
     }
 }
 
 impl Workers {
-    /// A few rows of the oldest piece whose chunks are open.
-    fn take_gather(&self) -> Option<(Arc<Job>, Rows, Arc<Held>)> {
+    /// A few rows of the oldest piece whose chunks are open, and whether these are its last.
+    fn take_gather(&self) -> Option<((Arc<Job>, Rows, Arc<Held>), bool)> {
         let mut queue = self.gathers.lock();
         let (job, rows, held) = queue.front_mut()?;
         if rows.len() > self.run_rows {
-            return Some((job.clone(), rows.take(self.run_rows), held.clone()));
+            return Some(((job.clone(), rows.take(self.run_rows), held.clone()), false));
         }
-        queue.pop_front()
+        queue.pop_front().map(|entry| (entry, true))
     }
 }
 
 /// Gives workers rows whose chunks are open.
 pub(crate) fn gather(core: &Arc<Core>, job: Arc<Job>, rows: Rows, held: Arc<Held>) {
     let runs = rows.len().div_ceil(core.work.run_rows) as usize;
+    core.meters.queued.enter(1, core.meters.clock.now());
     core.work.gathers.push((job, rows, held));
     ring(core, runs);
 }
 
 /// Gives a worker a chunk to open.
 pub(crate) fn open_chunk(core: &Arc<Core>, opening: Opening) {
+    core.meters.queued.enter(1, core.meters.clock.now());
     core.work.openings.push(opening);
     ring(core, 1);
 }
@@ -203,12 +204,14 @@ pub(crate) fn open_chunk(core: &Arc<Core>, opening: Opening) {
 /// Gives workers rows to look up.
 pub(crate) fn look_up(core: &Arc<Core>, job: Arc<Job>, rows: Rows) {
     let runs = rows.len().div_ceil(core.work.run_rows) as usize;
+    core.meters.queued.enter(1, core.meters.clock.now());
     core.work.lookups.push((job, rows));
     ring(core, runs);
 }
 
 /// Gives a worker a sample whose bytes have come.
 pub(crate) fn decode(core: &Arc<Core>, pending: Box<Pending>) {
+    core.meters.queued.enter(1, core.meters.clock.now());
     core.work.decodes.push(pending);
     ring(core, 1);
 }
@@ -238,14 +241,16 @@ fn drain(core: &Core) {
         // Without a buffer for chunks: those it finds take the way through the ring.
         None => spare.insert(State::new(work.cached_bytes, 0).expect("only chunk buffers can fail")),
     };
+    let meters = &core.meters;
     loop {
-        let mut before = Instant::now();
-        while step(core, state) {
-            // For each piece, so that a report in mid-epoch is true: a drain may last for the whole of it.
-            let now = Instant::now();
-            core.meters.decode_busy_ns.add((now - before).as_nanos() as u64);
+        let mut before = meters.clock.now();
+        meters.pool.change(1, meters.is_filling(), before);
+        while step(core, state, before) {
+            let now = meters.clock.now();
+            meters.work_latency.record(now.saturating_sub(before));
             before = now;
         }
+        meters.pool.change(-1, meters.is_filling(), before);
         work.active.fetch_sub(1, Ordering::SeqCst);
         // Somebody may have put work in after the last look and found every place taken: look once more.
         let again = !work.is_empty()
@@ -260,16 +265,28 @@ fn drain(core: &Core) {
 }
 
 /// Does one piece of work; false when there is none.
-fn step(core: &Core, state: &mut State) -> bool {
+fn step(core: &Core, state: &mut State, now: u64) -> bool {
+    let meters = &core.meters;
+    // An entry of many rows leaves the queue with its last ones.
+    let took = |rows: u64, left: bool| {
+        meters.worked.add(rows);
+        if left {
+            meters.queued.leave(1, now);
+        }
+    };
     if let Some(slot) = core.work.maps.as_ref().and_then(|maps| maps.try_recv().ok()) {
         map_batch(core, state, slot);
-    } else if let Some((job, rows, held)) = core.work.take_gather() {
+    } else if let Some(((job, rows, held), left)) = core.work.take_gather() {
+        took(rows.len().into(), left);
         gather_rows(core, &job, rows, &held, state);
     } else if let Some(opening) = core.work.openings.pop() {
+        took(0, true);
         open(core, opening, state);
-    } else if let Some((job, rows)) = core.work.take_lookup() {
+    } else if let Some(((job, rows), left)) = core.work.take_lookup() {
+        took(rows.len().into(), left);
         look_up_rows(core, &job, rows, state);
     } else if let Some(pending) = core.work.decodes.pop() {
+        took(1, true);
         decode_pending(core, pending, state);
     } else {
         return false;
@@ -790,7 +807,11 @@ impl Core {
         if extent.len == 0 {
             return Cached::Hit;
         }
-        self.cache.as_ref().map_or(Cached::Miss, |cache| cache.try_read(extent, dst))
+        let found = self.cache.as_ref().map_or(Cached::Miss, |cache| cache.try_read(extent, dst));
+        if let Cached::Hit = found {
+            self.meters.cached_bytes.add(extent.len);
+        }
+        found
     }
 
     /// Turns the bytes of one part into the fields of its handler.

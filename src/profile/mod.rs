@@ -3,31 +3,55 @@
 //! Knows stages only as labels. Two clocks matter to the user: how long `next()` waited for a batch (the device had
 //! nothing to do because of the loader), and how long the user's own code took between two calls.
 
+mod clock;
+mod meter;
 mod report;
+mod snapshot;
+mod timeline;
 
 pub use report::{Bound, Copies, DirectReads, Report};
 
+pub(crate) use clock::Clock;
+pub use meter::Latency;
+pub(crate) use meter::{Area, Counter, Histogram, Pool, States};
+pub use snapshot::{Consumer, Copy, Decode, GpuIdle, Order, Slots, Snapshot, Storage};
+pub(crate) use timeline::Recorder;
+pub use timeline::{BatchRecord, Gauges, Timeline};
+
 use crate::read::{ReadStats, Reader};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// A relaxed counter: exact in sum, not ordered with anything.
-#[derive(Debug, Default)]
-pub(crate) struct Counter(AtomicU64);
-
-impl Counter {
-    pub(crate) fn add(&self, by: u64) {
-        self.0.fetch_add(by, Ordering::Relaxed);
-    }
-
-    pub(crate) fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
+/// What the planner's thread does.
+pub(crate) mod planner {
+    pub(crate) const WAITING: usize = 0;
+    pub(crate) const BUSY: usize = 1;
+    /// Waiting, with more to plan and no slot for it.
+    pub(crate) const NO_SLOT: usize = 2;
 }
 
-/// All counters of a loader.
-#[derive(Debug, Default)]
+/// What storage does.
+pub(crate) mod storage {
+    pub(crate) const IDLE: usize = 0;
+    /// Reads are in flight, as many as may be or as there are.
+    pub(crate) const ACTIVE: usize = 1;
+    /// Reads wait for room for their bytes.
+    pub(crate) const BLOCKED: usize = 2;
+}
+
+/// What the transfer thread and the copy stream do.
+#[cfg(feature = "cuda")]
+pub(crate) mod copying {
+    pub(crate) const STARVED: usize = 0;
+    pub(crate) const BUSY: usize = 1;
+    /// A full slot waits for device memory.
+    pub(crate) const BLOCKED: usize = 2;
+}
+
+/// All that the stages of a loader write.
+#[derive(Debug)]
 pub(crate) struct Meters {
+    pub(crate) clock: Clock,
     pub(crate) batches: Counter,
     pub(crate) samples: Counter,
     /// Bytes of the batches' fields.
@@ -38,8 +62,22 @@ pub(crate) struct Meters {
     pub(crate) first_wait_ns: Counter,
     /// Between two calls of `next()`: the user's own work.
     pub(crate) user_ns: Counter,
-    /// Workers were looking up, decoding or transforming (sum over workers).
-    pub(crate) decode_busy_ns: Counter,
+    /// Waits that were not for a first batch.
+    pub(crate) waits: Histogram,
+    pub(crate) planner: States<3>,
+    pub(crate) storage: States<3>,
+    pub(crate) in_flight: Area,
+    pub(crate) read_latency: Histogram,
+    /// Bytes that workers copied from the page cache.
+    pub(crate) cached_bytes: Counter,
+    pub(crate) pool: Pool,
+    /// Pieces of work that wait for a worker.
+    pub(crate) queued: Area,
+    pub(crate) work_latency: Histogram,
+    /// Rows that workers were given.
+    pub(crate) worked: Counter,
+    pub(crate) slots: SlotMeters,
+    pub(crate) recorder: Recorder,
     /// Chunks opened, and the samples in them.
     pub(crate) chunks: Counter,
     pub(crate) chunk_rows: Counter,
@@ -47,10 +85,71 @@ pub(crate) struct Meters {
     reads: Mutex<ReadStats>,
 }
 
+/// Where slots are.
+#[derive(Debug, Default)]
+pub(crate) struct SlotMeters {
+    /// By [`Stay`].
+    areas: [Area; 4],
+}
+
+/// Where a slot is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stay {
+    Free = 0,
+    Filling = 1,
+    Full = 2,
+    Held = 3,
+}
+
+/// What is noted of one slot: where it is, and when its batch got how far (nanoseconds, 0 for not).
+#[derive(Debug, Default)]
+pub(crate) struct SlotTimes {
+    /// One more than the [`Stay`]; 0 before the slot is announced.
+    stay: AtomicU8,
+    pub(crate) planned: AtomicU64,
+    pub(crate) read: AtomicU64,
+    pub(crate) full: AtomicU64,
+}
+
+impl SlotMeters {
+    /// The slot is there from `now` on. One thread at a time has a slot.
+    pub(crate) fn move_to(&self, slot: &SlotTimes, stay: Stay, now: u64) {
+        let before = slot.stay.swap(stay as u8 + 1, Ordering::Relaxed);
+        if let Some(area) = before.checked_sub(1).and_then(|before| self.areas.get(usize::from(before))) {
+            area.leave(1, now);
+        }
+        self.areas[stay as usize].enter(1, now);
+    }
+
+    pub(crate) fn inside(&self, stay: Stay) -> u64 {
+        self.areas[stay as usize].inside()
+    }
+
+    fn total_ns(&self, stay: Stay, now: u64) -> u64 {
+        self.areas[stay as usize].total_ns(now)
+    }
+}
+
+impl SlotTimes {
+    /// A batch begins in the slot.
+    pub(crate) fn begin(&self, now: u64) {
+        self.planned.store(now, Ordering::Relaxed);
+        self.read.store(0, Ordering::Relaxed);
+        self.full.store(0, Ordering::Relaxed);
+    }
+
+    /// How far its batch got.
+    pub(crate) fn read_all(&self) -> [u64; 3] {
+        [&self.planned, &self.read, &self.full].map(|time| time.load(Ordering::Relaxed))
+    }
+}
+
 /// What the way onto the device counted.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "no device counts here"))]
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct DeviceMeters {
+    pub(crate) states: States<3>,
+    pub(crate) latency: Histogram,
     pub(crate) copies: Counter,
     pub(crate) bytes: Counter,
     pub(crate) pinned_slots: Counter,
@@ -65,8 +164,32 @@ pub(crate) struct DeviceMeters {
     pageable: Mutex<Option<String>>,
 }
 
+impl Default for DeviceMeters {
+    fn default() -> Self {
+        Self {
+            states: States::new(0),
+            latency: Histogram::default(),
+            copies: Counter::default(),
+            bytes: Counter::default(),
+            pinned_slots: Counter::default(),
+            pageable_slots: Counter::default(),
+            reads: Counter::default(),
+            direct_bytes: Counter::default(),
+            host_rows: Counter::default(),
+            by_host: Mutex::default(),
+            pageable: Mutex::default(),
+        }
+    }
+}
+
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "no device counts here"))]
 impl DeviceMeters {
+    fn snapshot(&self, buffers: u32, now: u64) -> Copy {
+        let [starved_ns, busy_ns, blocked_ns] = self.states.read(now);
+        let (batches, bytes, latency) = (self.copies.get(), self.bytes.get(), self.latency.read());
+        Copy { busy_ns, starved_ns, blocked_ns, batches, bytes, buffers, latency }
+    }
+
     /// A slot is copied from pageable memory, since it could not be pinned.
     pub(crate) fn note_pageable(&self, why: &crate::Error) {
         self.pageable_slots.add(1);
@@ -101,6 +224,122 @@ impl DeviceMeters {
 }
 
 impl Meters {
+    pub(crate) fn new(clock: Clock, workers: usize) -> Self {
+        Self {
+            clock,
+            batches: Counter::default(),
+            samples: Counter::default(),
+            bytes: Counter::default(),
+            wait_ns: Counter::default(),
+            first_wait_ns: Counter::default(),
+            user_ns: Counter::default(),
+            waits: Histogram::default(),
+            planner: States::new(planner::WAITING),
+            storage: States::new(storage::IDLE),
+            in_flight: Area::default(),
+            read_latency: Histogram::default(),
+            cached_bytes: Counter::default(),
+            pool: Pool::new(workers),
+            queued: Area::default(),
+            work_latency: Histogram::default(),
+            worked: Counter::default(),
+            slots: SlotMeters::default(),
+            recorder: Recorder::default(),
+            chunks: Counter::default(),
+            chunk_rows: Counter::default(),
+            device: DeviceMeters::default(),
+            reads: Mutex::default(),
+        }
+    }
+
+    /// A slot is somewhere else. When the first begins to be filled or the last is full, idle workers are so for another
+    /// reason.
+    pub(crate) fn move_slot(&self, slot: &SlotTimes, stay: Stay, now: u64) {
+        self.slots.move_to(slot, stay, now);
+        if matches!(stay, Stay::Filling | Stay::Full) {
+            self.pool.change(0, self.is_filling(), now);
+        }
+    }
+
+    /// Whether some batch is being filled.
+    pub(crate) fn is_filling(&self) -> bool {
+        self.slots.inside(Stay::Filling) > 0
+    }
+
+    /// How full everything is.
+    pub(crate) fn gauges(&self, now: u64) -> Gauges {
+        let slots = |stay| self.slots.inside(stay) as u32;
+        Gauges {
+            at_ns: now,
+            in_flight: self.in_flight.inside() as u32,
+            queued: self.queued.inside() as u32,
+            working: self.pool.working() as u32,
+            free_slots: slots(Stay::Free),
+            filling_slots: slots(Stay::Filling),
+            full_slots: slots(Stay::Full),
+            held: slots(Stay::Held),
+        }
+    }
+
+    /// All numbers until now. `settings` are those that meters do not know.
+    pub(crate) fn snapshot(&self, settings: &Settings) -> Snapshot {
+        let now = self.clock.now();
+        let (waited_ns, user_ns) = (self.wait_ns.get(), self.user_ns.get());
+        let [_, busy_ns, no_slot_ns] = self.planner.read(now);
+        let [_, active_ns, blocked_ns] = self.storage.read(now);
+        let (working_ns, starved_ns, ahead_ns) = self.pool.read(now);
+        let reads = self.reads();
+        let slots = |stay| self.slots.total_ns(stay, now);
+        let direct_share = reads.direct_reads as f64 / (reads.direct_reads + reads.buffered_reads).max(1) as f64;
+        Snapshot {
+            at_ns: now,
+            // Differences of snapshots are wanted.
+            steady_ns: now,
+            consumer: Consumer {
+                batches: self.batches.get(),
+                samples: self.samples.get(),
+                bytes: self.bytes.get(),
+                waited_ns,
+                first_ns: self.first_wait_ns.get(),
+                user_ns,
+                waits: self.waits.read(),
+                gpu: None,
+            },
+            order: Order { busy_ns, no_slot_ns },
+            storage: Storage {
+                busy_ns: active_ns,
+                blocked_ns,
+                depth: settings.depth,
+                in_flight_ns: self.in_flight.total_ns(now),
+                reads: reads.ops,
+                bytes: reads.bytes_moved.max(reads.bytes_asked),
+                direct_bytes: (reads.bytes_moved.max(reads.bytes_asked) as f64 * direct_share) as u64,
+                cached_bytes: self.cached_bytes.get(),
+                retries: reads.retries + reads.short_reads,
+                latency: self.read_latency.read(),
+            },
+            decode: Decode {
+                workers: settings.workers,
+                cores: settings.cores,
+                busy_ns: working_ns,
+                cpu_ns: cpu_of("feedline-dec-"),
+                starved_ns,
+                ahead_ns,
+                queued_ns: self.queued.total_ns(now),
+                samples: self.worked.get(),
+                latency: self.work_latency.read(),
+            },
+            copy: settings.buffers.map(|buffers| self.device.snapshot(buffers, now)),
+            slots: Slots {
+                count: settings.slots,
+                free_ns: slots(Stay::Free),
+                filling_ns: slots(Stay::Filling),
+                full_ns: slots(Stay::Full),
+                held_ns: slots(Stay::Held),
+            },
+        }
+    }
+
     /// Takes over what the reader counted. A lock per wake of the I/O thread, contended only while a report is made.
     pub(crate) fn note_reads(&self, reader: &dyn Reader) {
         *self.reads.lock().unwrap_or_else(|poison| poison.into_inner()) = reader.stats();
@@ -109,4 +348,29 @@ impl Meters {
     pub(crate) fn reads(&self) -> ReadStats {
         *self.reads.lock().unwrap_or_else(|poison| poison.into_inner())
     }
+}
+
+/// What a snapshot says beside the meters.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) depth: u32,
+    pub(crate) workers: u32,
+    pub(crate) cores: u32,
+    pub(crate) slots: u32,
+    /// Batches on a device.
+    pub(crate) buffers: Option<u32>,
+}
+
+/// CPU time of this process's threads whose names begin so: of all loaders together.
+fn cpu_of(name: &str) -> Option<u64> {
+    let mut sum = 0;
+    for task in std::fs::read_dir("/proc/self/task").ok()?.flatten() {
+        let path = task.path();
+        if std::fs::read_to_string(path.join("comm")).is_ok_and(|comm| comm.starts_with(name)) {
+            // Nanoseconds on a CPU, nanoseconds runnable, switches.
+            let times = std::fs::read_to_string(path.join("schedstat")).ok()?;
+            sum += times.split_whitespace().next()?.parse::<u64>().ok()?;
+        }
+    }
+    Some(sum)
 }

@@ -166,7 +166,10 @@ fn calls_of(standin: &Standin, first: u64) -> Vec<Vec<String>> {
 /// Questions whether a copy is done that were answered with yes.
 fn done(standin: &Standin) -> u64 {
     let trace = standin.trace();
-    trace.lines().filter(|line| line.contains(" cuEventQuery ") && line.ends_with(" = 0")).count() as u64
+    // By the thread that copies: the profiler asks for its own events on the caller's.
+    let Some(copying) = trace.lines().find(|line| line.contains(" cuMemcpyHtoDAsync_v2 ")) else { return 0 };
+    let thread = format!(" {} cuEventQuery ", copying.split(' ').nth(1).unwrap());
+    trace.lines().filter(|line| line.contains(&thread) && line.ends_with(" = 0")).count() as u64
 }
 
 /// Numbers of objects and offsets are not what this is about.
@@ -204,17 +207,22 @@ fn a_batch_in_the_steady_state_takes_exactly_these_calls() {
         let copies: Vec<_> = copies.iter().map(|call| without_numbers(call)).collect();
         assert_eq!(copies, copy.repeat(BATCHES as usize));
         assert_eq!(queries.len() as u64, BATCHES);
-        // The caller: its stream waits for the copy in `next`, and marks when the batch is dropped.
-        let consumer: Vec<_> = threads[1].iter().map(|call| without_numbers(call)).collect();
-        assert_eq!(
-            consumer,
-            ["cuStreamWaitEvent stream event 0", "cuEventRecord event stream"].repeat(BATCHES as usize)
-        );
+        // The caller: it marks that it asks, and its stream waits for the copy and marks that it has it, in `next`; and marks
+        // twice when the batch is dropped, for who uses the memory next and for the profiler. That one asks for a step that
+        // is over how long its two stretches were.
+        let consumer = threads[1].iter().map(|call| without_numbers(call));
+        let (read, consumer): (Vec<_>, Vec<_>) =
+            consumer.partition(|call| call.starts_with("cuEventQuery") || call.starts_with("cuEventElapsedTime"));
+        let wait = "cuStreamWaitEvent stream event 0";
+        let mark = "cuEventRecord event stream";
+        assert_eq!(consumer, [mark, wait, mark, mark, mark].repeat(BATCHES as usize));
+        assert!(read.len() as u64 <= 4 * BATCHES, "{read:?}");
         // Each wake (by a full slot, a bell, a buffer that came back) asks for one copy that is not done, at most.
         let nots = session.trace().lines().filter(|line| line.ends_with(" = 600")).count() as u64;
         assert!(nots < 10 * BATCHES, "{nots} questions too many");
-        // The thread that copies has its context for life; the caller's is pushed and popped around each of its two calls.
-        let own = copy.len() as u64 + 1 + 3 * 2;
-        assert_eq!(session.calls() - first, own * BATCHES + (nots - nots_before));
+        // The thread that copies has its context for life; the caller's is pushed and popped three times, to ask, to take and
+        // to drop.
+        let own = copy.len() as u64 + 1 + 5 + 3 * 2;
+        assert!(session.calls() - first <= (own + 4) * BATCHES + (nots - nots_before));
     });
 }

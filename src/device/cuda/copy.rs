@@ -15,6 +15,7 @@
 use super::Stream;
 use super::cufile::{BufferGuard, CuFile};
 use super::driver::{self, CopyStream, DeviceMemory, DevicePtr, Event, Gpu, Pin};
+use super::idle::IdleMeter;
 use super::kernels::Kernels;
 use crate::device::{DirectStep, FinishStep};
 use crate::error::{Error, Result};
@@ -44,6 +45,7 @@ pub(crate) struct Shape {
 pub(crate) struct Home {
     gpu: Arc<Gpu>,
     shape: Shape,
+    idle: Arc<IdleMeter>,
     back: Sender<Box<Buffer>>,
 }
 
@@ -121,6 +123,8 @@ pub(crate) struct Buffer {
     unsure: bool,
     streams: Mutex<Vec<Stream>>,
     ticket: Ticket,
+    /// As of the slot; and when its copy was submitted.
+    times: ([u64; 3], u64),
     rows: usize,
     valid: usize,
     ids: Vec<u64>,
@@ -142,6 +146,7 @@ impl Buffer {
             unsure: false,
             streams: Mutex::new(Vec::with_capacity(4)),
             ticket: Ticket::default(),
+            times: Default::default(),
             rows: 0,
             valid: 0,
             ids: Vec::with_capacity(rows),
@@ -156,7 +161,8 @@ impl Buffer {
     }
 
     /// Keeps of the slot what the host is asked for, so that the slot can go when its copy is done.
-    fn take_head(&mut self, slot: &Filled) {
+    fn take_head(&mut self, slot: &Filled, now: u64) {
+        self.times = (slot.times().read_all(), now);
         (self.ticket, self.rows, self.valid) = (slot.ticket(), slot.rows(), slot.valid());
         refill(&mut self.ids, slot.ids());
         refill(&mut self.status, slot.status());
@@ -166,10 +172,11 @@ impl Buffer {
     }
 
     /// Has every bound stream mark where it stands.
-    fn mark_released(&mut self, gpu: &Arc<Gpu>) -> Result<()> {
+    fn mark_released(&mut self, gpu: &Arc<Gpu>, idle: &IdleMeter) -> Result<()> {
         let streams = self.streams.get_mut().unwrap_or_else(PoisonError::into_inner);
         self.pending = 0;
         for stream in streams.drain(..) {
+            idle.released(stream.raw());
             if self.released.len() == self.pending {
                 self.released.push(Event::new(gpu)?);
             }
@@ -222,6 +229,10 @@ impl OnDevice {
 
     pub(crate) fn ticket(&self) -> Ticket {
         self.buffer().ticket
+    }
+
+    pub(crate) fn times(&self) -> ([u64; 3], u64) {
+        self.buffer().times
     }
 
     pub(crate) fn rows(&self) -> usize {
@@ -277,12 +288,15 @@ impl OnDevice {
     }
 
     fn bind_checked(&self, stream: &Stream) -> Result<()> {
+        // Once around its calls.
+        let _bound = self.home.gpu.bind()?;
         let buffer = self.buffer();
         let mut streams = buffer.streams.lock().unwrap_or_else(PoisonError::into_inner);
         if streams.iter().any(|bound| bound.raw() == stream.raw()) {
             return Ok(());
         }
         self.home.gpu.stream_waits(stream.raw(), &buffer.copied)?;
+        self.home.idle.started(stream.raw());
         streams.push(stream.clone());
         Ok(())
     }
@@ -311,8 +325,10 @@ impl OnDevice {
 impl Drop for OnDevice {
     fn drop(&mut self) {
         let Some(mut buffer) = self.buffer.take() else { return };
+        // One guard around the calls; where it fails, each of them does.
+        let _bound = self.home.gpu.bind();
         // It comes back all the same: `next()` would wait for one that does not, for ever.
-        buffer.unsure |= buffer.mark_released(&self.home.gpu).is_err();
+        buffer.unsure |= buffer.mark_released(&self.home.gpu, &self.home.idle).is_err();
         // It has room for every buffer. When the loader is gone, the buffer goes here.
         let _ = self.home.back.send(buffer);
     }
@@ -347,19 +363,25 @@ pub(crate) struct Copier {
     /// Taken out of `free` while waiting for it.
     spare: Option<Box<Buffer>>,
     /// Slots that the device is reading, oldest first.
-    in_flight: VecDeque<(Filled, Arc<Event>)>,
+    in_flight: VecDeque<(Filled, Arc<Event>, u64)>,
     /// What a full batch copies.
     whole: Vec<Run>,
 }
 
 impl Copier {
     /// Reserves everything for `count` batches on the device.
-    pub(crate) fn new(gpu: &Arc<Gpu>, shape: Shape, (count, slots): (usize, usize), bell: Sender<()>) -> Result<Self> {
+    pub(crate) fn new(
+        gpu: &Arc<Gpu>,
+        shape: Shape,
+        (count, slots): (usize, usize),
+        bell: Sender<()>,
+        idle: Arc<IdleMeter>,
+    ) -> Result<Self> {
         let (back, free) = bounded(count);
         let whole = runs(arrays(&shape, shape.slot.rows()));
         let needed = !shape.finishes.is_empty() || shape.directs.iter().any(|step| step.gather.is_some());
         let kernels = if needed { Some(Kernels::load(gpu)?) } else { None };
-        let home = Arc::new(Home { gpu: gpu.clone(), shape, back });
+        let home = Arc::new(Home { gpu: gpu.clone(), shape, idle, back });
         for _ in 0..count {
             let _ = home.back.send(Box::new(Buffer::new(&home)?));
         }
@@ -424,11 +446,11 @@ impl Copier {
     }
 
     /// Gives the copy of a slot to the device.
-    pub(crate) fn copy(&mut self, slot: Filled, mut buffer: Box<Buffer>) -> Copied {
-        buffer.take_head(&slot);
+    pub(crate) fn copy(&mut self, slot: Filled, mut buffer: Box<Buffer>, now: u64) -> Copied {
+        buffer.take_head(&slot, now);
         match self.enqueue(&slot, &mut buffer) {
             Ok(bytes) => {
-                self.in_flight.push_back((slot, buffer.copied.clone()));
+                self.in_flight.push_back((slot, buffer.copied.clone(), now));
                 Copied::Started(OnDevice { buffer: Some(buffer), home: self.home.clone() }, bytes)
             }
             // A part may be on its way: only when that has ended may the memory be used again.
@@ -515,12 +537,20 @@ impl Copier {
         self.blank(step.output, step.plan.output_bytes(), made, slot, buffer)
     }
 
-    /// Lets go of the slots whose copies are done.
-    pub(crate) fn let_go_done(&mut self) -> Result<()> {
-        while let Some((_, copied)) = self.in_flight.front() {
+    /// Copies in flight.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Lets go of the slots whose copies are done, saying of each when it was submitted.
+    pub(crate) fn let_go_done(&mut self, done: impl Fn(u64)) -> Result<()> {
+        while let Some((_, copied, since)) = self.in_flight.front() {
             match copied.is_done() {
                 Ok(false) => return Ok(()),
-                Ok(true) => drop(self.in_flight.pop_front()),
+                Ok(true) => {
+                    done(*since);
+                    drop(self.in_flight.pop_front());
+                }
                 // It does not say so, but they are done.
                 Err(_) if self.settle() => self.in_flight.clear(),
                 Err(error) => {
@@ -534,7 +564,7 @@ impl Copier {
 
     /// The device cannot say any more which slots it still reads: it keeps them all.
     fn leave_all(&mut self) {
-        for (slot, _) in self.in_flight.drain(..) {
+        for (slot, ..) in self.in_flight.drain(..) {
             driver::note_leak();
             std::mem::forget(slot);
         }

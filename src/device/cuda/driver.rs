@@ -88,6 +88,7 @@ symbols! {
     event_record: "cuEventRecord" (Handle, Handle);
     event_query: "cuEventQuery" (Handle);
     event_synchronize: "cuEventSynchronize" (Handle);
+    event_elapsed: "cuEventElapsedTime" (*mut f32, Handle, Handle);
     event_destroy: "cuEventDestroy_v2" (Handle);
     mem_alloc: "cuMemAlloc_v2" (*mut DevicePtr, usize);
     mem_free: "cuMemFree_v2" (DevicePtr);
@@ -573,10 +574,19 @@ pub(crate) struct Event {
 impl Event {
     /// An event without timing, whose waiters sleep.
     pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
+        Self::with(gpu, EVENT_BLOCKING | EVENT_NO_TIMING)
+    }
+
+    /// An event that says when it was reached.
+    pub(crate) fn timed(gpu: &Arc<Gpu>) -> Result<Self> {
+        Self::with(gpu, EVENT_BLOCKING)
+    }
+
+    fn with(gpu: &Arc<Gpu>, flags: c_uint) -> Result<Self> {
         let _bound = gpu.bind()?;
         let mut raw = 0;
         // SAFETY: the pointer is valid for the call.
-        let code = unsafe { (gpu.driver.symbols.event_create)(&mut raw, EVENT_BLOCKING | EVENT_NO_TIMING) };
+        let code = unsafe { (gpu.driver.symbols.event_create)(&mut raw, flags) };
         gpu.check("cuEventCreate", code)?;
         Ok(Self { gpu: gpu.clone(), raw })
     }
@@ -600,6 +610,17 @@ impl Event {
             NOT_READY => Ok(false),
             code => self.gpu.check("cuEventQuery", code).map(|()| true),
         }
+    }
+
+    /// Nanoseconds on the device from when this one was reached until `end` was; 0 when it was the other way round. Both are
+    /// timed, and have been reached. The device's clock ticks about every 500 ns.
+    pub(crate) fn until(&self, end: &Self) -> Result<u64> {
+        let _bound = self.gpu.bind()?;
+        let mut ms = 0.0_f32;
+        // SAFETY: the pointer is valid for the call, both events are alive.
+        let code = unsafe { (self.gpu.driver.symbols.event_elapsed)(&mut ms, self.raw, end.raw) };
+        self.gpu.check("cuEventElapsedTime", code)?;
+        Ok((f64::from(ms) * 1e6).max(0.0) as u64)
     }
 
     /// Sleeps until it has been reached.

@@ -19,6 +19,7 @@
 pub(crate) mod copy;
 pub(crate) mod cufile;
 pub(crate) mod driver;
+pub(crate) mod idle;
 pub(crate) mod kernels;
 mod slice;
 mod stream;

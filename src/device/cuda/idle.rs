@@ -1,0 +1,157 @@
+//! How long the consumer's stream had nothing to do: by events on it, read when they have been reached. The CPU never waits.
+//!
+//! ```text
+//! stream  ── step k-1's work ──● released(k-1)   ● asked(k)      ● start(k) ── step k's work ──● released(k)
+//!                               \\_ host late _/  \\_ starvation _/
+//! ```
+//!
+//! `asked` is recorded when `next()` is entered, `start` right after the stream's wait for the copy of the batch that it
+//! returns, `released` when that batch is dropped. What lies between `asked` and `start` on the stream is nothing but the
+//! wait: starvation, exact. From the last `released` to `asked` the stream may have been idle because the host was late, or
+//! may still have worked on what was given to it after the drop: an upper bound.
+//!
+//! Limits: one stream, the first one that batches are bound to. At most [`UNREAD`] steps wait for being read; the oldest is
+//! given up beyond, and not counted as measured. Events are made with the loader and used again; none is made for a step.
+
+use super::driver::{Event, Gpu, Handle};
+use crate::profile::GpuIdle;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Steps whose events have not been reached.
+const UNREAD: usize = 16;
+/// Events: three for each of these steps, and for the one that is being made.
+const EVENTS: usize = 3 * (UNREAD + 1);
+
+/// The measurement of a loader. The consumer's threads alone use it; its lock is theirs.
+pub(crate) struct IdleMeter {
+    gpu: Arc<Gpu>,
+    /// The stream that is measured, 0 before the first batch was bound.
+    stream: AtomicUsize,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    spare: Vec<Event>,
+    /// Asked, and not yet attached to a batch.
+    asked: Option<Event>,
+    last_released: Option<Event>,
+    unread: VecDeque<Step>,
+    totals: GpuIdle,
+}
+
+/// The events of one step.
+struct Step {
+    before: Option<Event>,
+    asked: Event,
+    start: Event,
+}
+
+impl IdleMeter {
+    /// Makes the events of a few steps. What cannot be made here is missing later, and the steps with it.
+    pub(crate) fn new(gpu: &Arc<Gpu>) -> Self {
+        let spare = (0..EVENTS).map_while(|_| Event::timed(gpu).ok()).collect();
+        let inner = Mutex::new(Inner { spare, ..Inner::default() });
+        Self { gpu: gpu.clone(), stream: AtomicUsize::new(0), inner }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn measured(&self) -> Option<Handle> {
+        Some(self.stream.load(Ordering::Relaxed)).filter(|stream| *stream != 0)
+    }
+
+    /// `next()` was entered. Errors are those of a broken device, and say so elsewhere: then nothing is measured.
+    pub(crate) fn asked(&self) {
+        let Some(stream) = self.measured() else { return };
+        let Ok(_bound) = self.gpu.bind() else { return };
+        let mut inner = self.lock();
+        inner.read();
+        let former = inner.asked.take();
+        inner.spare.extend(former);
+        inner.asked = inner.record(stream);
+    }
+
+    /// A batch was bound to `stream`, which waits for its copy now.
+    pub(crate) fn started(&self, stream: Handle) {
+        if self.measured().is_none() {
+            // The first step of all has no `asked`.
+            self.stream.store(stream, Ordering::Relaxed);
+            return;
+        }
+        if self.measured() != Some(stream) {
+            return;
+        }
+        let mut inner = self.lock();
+        let Some(asked) = inner.asked.take() else { return };
+        if let Some(start) = inner.record(stream) {
+            let before = inner.last_released.take();
+            inner.unread.push_back(Step { before, asked, start });
+            if inner.unread.len() > UNREAD {
+                inner.forget_oldest();
+            }
+        }
+    }
+
+    /// A batch that was bound to `stream` is dropped.
+    pub(crate) fn released(&self, stream: Handle) {
+        if self.measured() != Some(stream) {
+            return;
+        }
+        let mut inner = self.lock();
+        let former = inner.last_released.take();
+        inner.spare.extend(former);
+        inner.last_released = inner.record(stream);
+    }
+
+    /// What was measured so far.
+    pub(crate) fn totals(&self) -> GpuIdle {
+        let _bound = self.gpu.bind();
+        let mut inner = self.lock();
+        inner.read();
+        inner.totals.clone()
+    }
+}
+
+impl Inner {
+    /// Marks where the stream is; nothing without an event to spare, or on a broken device.
+    fn record(&mut self, stream: Handle) -> Option<Event> {
+        let event = self.spare.pop()?;
+        match event.record(stream) {
+            Ok(()) => Some(event),
+            Err(_) => {
+                self.spare.push(event);
+                None
+            }
+        }
+    }
+
+    fn forget_oldest(&mut self) {
+        if let Some(Step { before, asked, start }) = self.unread.pop_front() {
+            self.spare.extend([asked, start]);
+            self.spare.extend(before);
+        }
+    }
+
+    /// Reads the steps whose events have been reached, oldest first.
+    fn read(&mut self) {
+        while let Some(step) = self.unread.front() {
+            match step.start.is_done() {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(_) => return self.unread.clear(),
+            }
+            if let Ok(starved) = step.asked.until(&step.start) {
+                let late = step.before.as_ref().and_then(|before| before.until(&step.asked).ok()).unwrap_or(0);
+                self.totals.steps += 1;
+                self.totals.starved_ns += starved;
+                self.totals.host_late_ns += late;
+            }
+            self.forget_oldest();
+        }
+    }
+}

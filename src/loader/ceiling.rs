@@ -1,0 +1,96 @@
+//! How fast the consumer could go: the same batches again and again, without reading, decoding or copying.
+
+use super::epoch::{Epoch, From};
+use super::{Place, Shared};
+use crate::batch::{Batch, Contents};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// Batches that are replayed: two, so that the next one is there while the consumer still has the last.
+const BATCHES: u64 = 2;
+
+/// Iterator over replayed batches, see [`Loader::ceiling`](crate::Loader::ceiling).
+///
+/// Each batch is one of the loader's, with its bytes, handed out again once it was dropped. Do not write to them on a device.
+pub struct Ceiling {
+    shared: Arc<Shared>,
+    /// Where the loader stood: it stands there again afterwards.
+    place: Place,
+    back: Sender<Contents>,
+    kept: Receiver<Contents>,
+    left: u64,
+    samples: u64,
+    began: Option<Instant>,
+    ended: Option<Instant>,
+}
+
+impl Ceiling {
+    pub(super) fn start(shared: Arc<Shared>, steps: u64) -> Result<Self> {
+        let place = shared.place();
+        let (back, kept) = unbounded();
+        let batches = BATCHES.min(shared.info.most as u64);
+        let mut epoch = Epoch::start(shared.clone(), From::Here, u64::MAX, batches)?;
+        // Dropped at once, each goes to `kept`.
+        let fetched = epoch.by_ref().try_for_each(|batch| batch.map(|batch| drop(batch.again(back.clone()))));
+        shared.set_place(place);
+        fetched?;
+        drop(epoch);
+        // As an iterator is: no other one beside it.
+        if shared.live.swap(true, Ordering::AcqRel) {
+            let message = "another iterator was started while batches were fetched for the ceiling";
+            return Err(Error::new(ErrorKind::EpochLive, Stage::Batch, message));
+        }
+        Ok(Self { shared, place, back, kept, left: steps, samples: 0, began: None, ended: None })
+    }
+
+    /// Samples per second that the consumer took since the first batch; 0 before the second.
+    pub fn samples_per_s(&self) -> f64 {
+        let (Some(began), Some(ended)) = (self.began, self.ended) else { return 0.0 };
+        self.samples as f64 / (ended - began).as_secs_f64().max(1e-9)
+    }
+
+    fn hand_out(&mut self) -> Result<Batch> {
+        let contents = self.kept.recv_timeout(self.shared.held_deadline).map_err(|_| {
+            let message = "the caller holds every batch that is replayed; drop one";
+            Error::new(ErrorKind::BatchesHeld, Stage::Batch, message)
+        })?;
+        Batch::new(contents, self.shared.info.clone()).map(|batch| batch.again(self.back.clone()))
+    }
+}
+
+impl Iterator for Ceiling {
+    type Item = Result<Batch>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let now = Instant::now();
+        if self.began.is_some() {
+            self.ended = Some(now);
+        }
+        self.began.get_or_insert(now);
+        if self.left == 0 {
+            return None;
+        }
+        let batch = self.hand_out();
+        if let Ok(batch) = &batch {
+            self.left -= 1;
+            self.samples += batch.valid() as u64;
+        }
+        Some(batch)
+    }
+}
+
+impl Drop for Ceiling {
+    fn drop(&mut self) {
+        self.shared.set_place(self.place);
+        self.shared.live.store(false, Ordering::Release);
+    }
+}
+
+impl std::fmt::Debug for Ceiling {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} replayed batches left", self.left)
+    }
+}

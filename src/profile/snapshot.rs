@@ -1,0 +1,219 @@
+//! Everything that was measured, as numbers: what the verdict, the what-if model and the exports are made of. Pure data.
+//!
+//! ```text
+//! order ──► storage ──► decode ──► copy ──► consumer
+//! planning   reading     busy       busy     user's own work        what keeps a stage from going faster is itself,
+//! slots ◄────────────────────────────────────── held                unless it starves (input) or is blocked (room)
+//! ```
+//!
+//! Times are nanoseconds, summed over the threads of a stage where it has several, over the *steady* time: from the first
+//! batch of each iterator on. All but the histograms can be subtracted, see [`Snapshot::since`].
+
+use super::meter::Latency;
+use serde::{Deserialize, Serialize};
+
+/// What was measured until one moment.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// Time since the loader was built.
+    pub at_ns: u64,
+    /// Of that, iterators were alive and had delivered their first batch: the time that all shares are of.
+    pub steady_ns: u64,
+    /// Who takes batches.
+    pub consumer: Consumer,
+    /// Planning: which samples, where they lie.
+    pub order: Order,
+    /// Reads.
+    pub storage: Storage,
+    /// Decode workers: decoding, transforms, and copies from memory and the page cache.
+    pub decode: Decode,
+    /// Copies to a device; `None` on the host.
+    pub copy: Option<Copy>,
+    /// Batch slots, whose number bounds how far the loader is ahead.
+    pub slots: Slots,
+}
+
+/// The consumer's side.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Consumer {
+    /// Batches, samples and bytes handed out.
+    pub batches: u64,
+    /// Samples that do not merely fill up.
+    pub samples: u64,
+    /// Bytes of the fields.
+    pub bytes: u64,
+    /// Waits in `next()` for batches that were not the first of an iterator: starvation on the host.
+    pub waited_ns: u64,
+    /// Waits for the first batch of each iterator; not part of the steady time.
+    pub first_ns: u64,
+    /// Between calls of `next()`: the consumer's own work.
+    pub user_ns: u64,
+    /// How long each wait in `next()` was.
+    pub waits: Latency,
+    /// On a GPU, by events on the consumer's stream.
+    pub gpu: Option<GpuIdle>,
+}
+
+/// Idle time of the consumer's stream. See the definitions in [`crate::profile`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct GpuIdle {
+    /// Steps that were measured. Those whose events had not been reached when their memory was needed again are missing.
+    pub steps: u64,
+    /// The stream had nothing to do and waited for a batch: starvation, exact.
+    pub starved_ns: u64,
+    /// The stream had nothing to do before the next batch was asked for: an upper bound of what the user's own code causes,
+    /// for work may have followed the drop of the batch.
+    pub host_late_ns: u64,
+}
+
+/// The thread that plans.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Order {
+    /// It computed: planning batches, submitting reads, taking completions.
+    pub busy_ns: u64,
+    /// It had nothing to plan since no slot was free.
+    pub no_slot_ns: u64,
+}
+
+/// Reads from storage.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Storage {
+    /// At least one read was in flight and nothing kept more from being started but the depth or that all were.
+    pub busy_ns: u64,
+    /// Rows waited for room for their bytes, or for an entry: what is behind did not take bytes away fast enough.
+    pub blocked_ns: u64,
+    /// Reads in flight at most, and the sum over time of how many there were.
+    pub depth: u32,
+    /// Sum over time of the reads in flight: divide by the steady time for the mean.
+    pub in_flight_ns: u64,
+    /// Reads, and the bytes that they brought.
+    pub reads: u64,
+    /// Bytes that reads brought.
+    pub bytes: u64,
+    /// Bytes of them that bypassed the page cache, when known.
+    pub direct_bytes: u64,
+    /// Bytes that workers copied from the page cache instead of reading.
+    pub cached_bytes: u64,
+    /// Reads that were repeated or continued.
+    pub retries: u64,
+    /// How long each read took, from its submission.
+    pub latency: Latency,
+}
+
+/// The decode workers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Decode {
+    /// How many there are.
+    pub workers: u32,
+    /// Cores that the process may use.
+    pub cores: u32,
+    /// They worked, summed.
+    pub busy_ns: u64,
+    /// CPU time of their threads, summed: less than `busy_ns` when they compete for cores.
+    pub cpu_ns: Option<u64>,
+    /// They had nothing to do while batches were being filled, summed: storage or the order kept them waiting.
+    pub starved_ns: u64,
+    /// They had nothing to do, and there was no batch to fill: they are ahead.
+    pub ahead_ns: u64,
+    /// Sum over time of the samples and runs of rows that waited for a worker.
+    pub queued_ns: u64,
+    /// Samples that they were given; one that they looked for in the page cache and did not find counts twice.
+    pub samples: u64,
+    /// How long each piece of work took.
+    pub latency: Latency,
+}
+
+/// The transfer thread and the copy stream.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Copy {
+    /// At least one copy was in flight.
+    pub busy_ns: u64,
+    /// Nothing was in flight, and no full slot was there.
+    pub starved_ns: u64,
+    /// A full slot waited for device memory that the consumer holds.
+    pub blocked_ns: u64,
+    /// Batches and bytes.
+    pub batches: u64,
+    /// Bytes that crossed the bus.
+    pub bytes: u64,
+    /// Batches in device memory at most.
+    pub buffers: u32,
+    /// How long each copy took, from its submission until it was seen done.
+    pub latency: Latency,
+}
+
+/// The batch slots.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Slots {
+    /// How many there are.
+    pub count: u32,
+    /// Sums over time of how many were free, being filled, full and waiting, and in the consumer's hands.
+    pub free_ns: u64,
+    /// Being filled.
+    pub filling_ns: u64,
+    /// Full, waiting for their turn.
+    pub full_ns: u64,
+    /// In the consumer's hands.
+    pub held_ns: u64,
+}
+
+/// All numbers that grow, of two snapshots.
+macro_rules! numbers {
+    ($do:ident, $later:expr, $before:expr) => {
+        $do!(
+            $later, $before; at_ns, steady_ns, consumer.batches, consumer.samples, consumer.bytes, consumer.waited_ns,
+            consumer.first_ns, consumer.user_ns, order.busy_ns, order.no_slot_ns, storage.busy_ns, storage.blocked_ns,
+            storage.in_flight_ns, storage.reads, storage.bytes, storage.direct_bytes, storage.cached_bytes,
+            storage.retries, decode.busy_ns, decode.starved_ns, decode.ahead_ns, decode.queued_ns, decode.samples,
+            slots.free_ns, slots.filling_ns, slots.full_ns, slots.held_ns
+        );
+        if let (Some(now), Some(then)) = (&mut $later.decode.cpu_ns, &$before.decode.cpu_ns) {
+            $do!(one now, then);
+        }
+        if let (Some(gpu), Some(then)) = (&mut $later.consumer.gpu, &$before.consumer.gpu) {
+            $do!(gpu, then; steps, starved_ns, host_late_ns);
+        }
+        if let (Some(copy), Some(then)) = (&mut $later.copy, &$before.copy) {
+            $do!(copy, then; busy_ns, starved_ns, blocked_ns, batches, bytes);
+        }
+    };
+}
+
+macro_rules! subtract {
+    (one $later:expr, $before:expr) => { *$later = $later.saturating_sub(*$before) };
+    ($later:expr, $before:expr; $($($part:ident).+),*) => {
+        $($later.$($part).+ = $later.$($part).+.saturating_sub($before.$($part).+);)*
+    };
+}
+
+macro_rules! add {
+    (one $later:expr, $before:expr) => { *$later = $later.saturating_add(*$before) };
+    ($later:expr, $before:expr; $($($part:ident).+),*) => {
+        $($later.$($part).+ = $later.$($part).+.saturating_add($before.$($part).+);)*
+    };
+}
+
+impl Snapshot {
+    /// What was measured after `before`, an earlier snapshot of the same loader. Histograms, whose quantiles cannot be
+    /// subtracted, are those of the whole time.
+    pub fn since(&self, before: &Self) -> Self {
+        let mut later = self.clone();
+        numbers!(subtract, later, before);
+        later
+    }
+
+    /// Both together, with the histograms of this one.
+    pub(crate) fn and(&self, other: &Self) -> Self {
+        let mut both = self.clone();
+        numbers!(add, both, other);
+        both
+    }
+}
