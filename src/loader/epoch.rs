@@ -11,6 +11,7 @@ use crate::state::Cursor;
 use crossbeam_channel::RecvTimeoutError;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 /// How often a waiting `next()` looks for errors that no batch can carry.
@@ -30,8 +31,10 @@ pub struct Epoch {
     total: u64,
     delivered: u64,
     ended: bool,
-    /// When the last batch was handed out: from then on the time is the user's.
+    /// When the user got the last answer: from then on the time is the user's.
     handed_out: Option<Instant>,
+    /// How long the calls that had a limit have waited for the next batch so far.
+    waited: Duration,
 }
 
 /// Where an iterator starts.
@@ -82,6 +85,7 @@ impl Epoch {
             delivered: 0,
             ended: false,
             handed_out: None,
+            waited: Duration::ZERO,
             shared,
         };
         if epochs == 0 {
@@ -121,20 +125,79 @@ impl Epoch {
         self.shared.report()
     }
 
-    fn wait(&mut self) -> Result<Contents> {
+    /// As [`next`](Iterator::next), but waits no longer than `limit`: `Pending` says that the batch has not come, and nothing
+    /// is lost; ask again. For callers that have to look up now and then, at signals or at a flag. The limits of several calls
+    /// for one batch add up to what [`next`](Iterator::next) would have waited, in the report and for
+    /// [`held_deadline`](crate::LoaderBuilder::held_deadline).
+    ///
+    /// ```
+    /// # use feedline::{Loader, dataset::Records};
+    /// use std::{task::Poll, time::Duration};
+    ///
+    /// # let loader = Loader::builder(Records::builder(4).open_bytes([7; 400])?).batch_size(10).build()?;
+    /// # let interrupted = || false;
+    /// let (mut epoch, mut batches) = (loader.epoch(0)?, 0);
+    /// while !interrupted() {
+    ///     match epoch.next_within(Duration::from_millis(100)) {
+    ///         Poll::Ready(Some(batch)) => batches += u32::from(batch?.len() == 10),
+    ///         Poll::Ready(None) => break,
+    ///         Poll::Pending => {}
+    ///     }
+    /// }
+    /// assert_eq!(batches, 10);
+    /// # Ok::<(), feedline::Error>(())
+    /// ```
+    pub fn next_within(&mut self, limit: Duration) -> Poll<Option<Result<Batch>>> {
+        // A limit that no clock reaches is none.
+        self.poll(Instant::now().checked_add(limit))
+    }
+
+    fn poll(&mut self, until: Option<Instant>) -> Poll<Option<Result<Batch>>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
         let asked = Instant::now();
+        if let Some(handed_out) = self.handed_out.take() {
+            self.shared.runtime.core().meters.user_ns.add(asked.duration_since(handed_out).as_nanos() as u64);
+        }
+        let contents = self.wait(asked, until);
+        let waited = self.waited.saturating_add(asked.elapsed());
+        self.waited = Duration::ZERO;
+        match contents {
+            Ok(Poll::Ready(contents)) => Poll::Ready(Some(self.hand_out(contents, waited))),
+            Ok(Poll::Pending) => {
+                self.waited = waited;
+                self.handed_out = Some(Instant::now());
+                Poll::Pending
+            }
+            Err(error) => {
+                if error.kind() != ErrorKind::BatchesHeld {
+                    self.end();
+                }
+                Poll::Ready(Some(Err(error)))
+            }
+        }
+    }
+
+    fn wait(&mut self, asked: Instant, until: Option<Instant>) -> Result<Poll<Contents>> {
         loop {
             if let Some(contents) = self.reorder.take() {
-                return Ok(contents);
+                return Ok(Poll::Ready(contents));
             }
-            match self.shared.ready.recv_timeout(TICK) {
+            let left = until.map_or(TICK, |until| until.saturating_duration_since(Instant::now()));
+            match self.shared.ready.recv_timeout(left.min(TICK)) {
                 Ok(contents) => {
                     let ticket = contents.ticket();
                     if ticket.generation == self.generation {
                         self.reorder.put(ticket.sequence, contents);
                     }
                 }
-                Err(RecvTimeoutError::Timeout) => self.look_for_trouble(asked)?,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.look_for_trouble(self.waited.saturating_add(asked.elapsed()))?;
+                    if left <= TICK && until.is_some() {
+                        return Ok(Poll::Pending);
+                    }
+                }
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(Error::new(ErrorKind::Cancelled, Stage::Batch, "the loader was shut down"));
                 }
@@ -142,13 +205,13 @@ impl Epoch {
         }
     }
 
-    fn look_for_trouble(&self, asked: Instant) -> Result<()> {
+    fn look_for_trouble(&self, waited: Duration) -> Result<()> {
         let core = self.shared.runtime.core();
         if let Some(error) = core.trouble() {
             return Err(error);
         }
         let held = self.shared.info.held.load(Ordering::Relaxed);
-        if held >= self.shared.info.most && asked.elapsed() >= self.shared.held_deadline {
+        if held >= self.shared.info.most && waited >= self.shared.held_deadline {
             let message =
                 format!("the caller holds all {held} batches; drop one, or raise `{}`", self.shared.info.permit());
             return Err(Error::new(ErrorKind::BatchesHeld, Stage::Batch, message));
@@ -179,13 +242,29 @@ impl Epoch {
         });
     }
 
-    fn note(&mut self, asked: Instant, contents: Contents) -> Result<Batch> {
+    fn hand_out(&mut self, contents: Contents, waited: Duration) -> Result<Batch> {
+        if let Some(mut error) = contents.take_failure() {
+            drop(contents);
+            if error.kind() == ErrorKind::Cancelled {
+                // Nobody cancelled this run: its rows were dropped by what broke the loader.
+                error = self.shared.runtime.core().trouble().unwrap_or(error);
+            }
+            self.end();
+            return Err(error);
+        }
+        let batch = self.note(waited, contents);
+        if batch.is_err() || self.delivered == self.total {
+            self.end();
+        }
+        batch
+    }
+
+    fn note(&mut self, waited: Duration, contents: Contents) -> Result<Batch> {
         let ticket = contents.ticket();
         let batch = Batch::new(contents, self.shared.info.clone())?;
         self.step(ticket);
         let meters = &self.shared.runtime.core().meters;
-        let now = Instant::now();
-        let waited = now.duration_since(asked).as_nanos() as u64;
+        let waited = waited.as_nanos() as u64;
         if self.delivered == 0 {
             meters.first_wait_ns.add(waited)
         } else {
@@ -194,7 +273,7 @@ impl Epoch {
         meters.batches.add(1);
         meters.samples.add(batch.valid() as u64);
         meters.bytes.add(batch.bytes() as u64);
-        self.handed_out = Some(now);
+        self.handed_out = Some(Instant::now());
         self.delivered += 1;
         Ok(batch)
     }
@@ -204,36 +283,12 @@ impl Iterator for Epoch {
     type Item = Result<Batch>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.ended {
-            return None;
-        }
-        let asked = Instant::now();
-        if let Some(handed_out) = self.handed_out.take() {
-            self.shared.runtime.core().meters.user_ns.add(asked.duration_since(handed_out).as_nanos() as u64);
-        }
-        let contents = match self.wait() {
-            Ok(filled) => filled,
-            Err(error) => {
-                if error.kind() != ErrorKind::BatchesHeld {
-                    self.end();
-                }
-                return Some(Err(error));
+        loop {
+            // Without a limit it is never pending.
+            if let Poll::Ready(next) = self.poll(None) {
+                return next;
             }
-        };
-        if let Some(mut error) = contents.take_failure() {
-            drop(contents);
-            if error.kind() == ErrorKind::Cancelled {
-                // Nobody cancelled this run: its rows were dropped by what broke the loader.
-                error = self.shared.runtime.core().trouble().unwrap_or(error);
-            }
-            self.end();
-            return Some(Err(error));
         }
-        let batch = self.note(asked, contents);
-        if batch.is_err() || self.delivered == self.total {
-            self.end();
-        }
-        Some(batch)
     }
 
     /// Exact, unless an error ends the iterator before.
