@@ -233,9 +233,8 @@ impl Dlpack {
 
     /// Has a CUDA stream wait until the memory is filled, and the memory wait, before it is used again, for the work that
     /// the stream was given until the last tensor of the batch is gone. Call it before exporting: this is what `stream` of
-    /// `__dlpack__` asks for. 0 and 1 are the legacy default stream; 2, the default stream of each thread, goes by
-    /// that one, too, as they wait for each other; without a call it is that one. Nothing is to be done for memory of the
-    /// host.
+    /// `__dlpack__` asks for. 0 and 1 are the legacy default stream; without a call it is that one. Nothing is to be done
+    /// for memory of the host.
     ///
     /// Errors: [`ErrorKind::Config`](crate::ErrorKind::Config) for a stream of another context,
     /// [`ErrorKind::Device`](crate::ErrorKind::Device) when the device fails.

@@ -23,8 +23,7 @@ impl Stream {
     }
 
     /// A stream of CUDA's driver or runtime API (`CUstream`, `cudaStream_t`; in PyTorch
-    /// `torch.cuda.current_stream().cuda_stream`). 0 and 1 are the legacy default stream. So is 2, which would be another stream
-    /// on every thread that asks: the legacy one and all of those wait for each other.
+    /// `torch.cuda.current_stream().cuda_stream`). 0 is the legacy default stream.
     ///
     /// # Safety
     /// The stream must live, on the device of the loader, until every batch that is bound to it has been dropped.
@@ -34,7 +33,7 @@ impl Stream {
 
     /// As [`from_raw`](Self::from_raw), whose promise was made to somebody else.
     pub(crate) fn promised(stream: usize) -> Self {
-        Self { raw: handle(stream), owner: None }
+        Self { raw: if stream == 0 { LEGACY } else { stream }, owner: None }
     }
 
     /// The handle.
@@ -43,16 +42,10 @@ impl Stream {
     }
 }
 
-/// The handle to work with. A batch may be dropped on another thread than the one that bound it, where `CU_STREAM_PER_THREAD`
-/// is another stream: its event would stand for work that nobody gave.
-fn handle(raw: Handle) -> Handle {
-    const PER_THREAD: Handle = 2;
-    if raw == 0 || raw == PER_THREAD { LEGACY } else { raw }
-}
-
 impl From<&Arc<CudaStream>> for Stream {
     fn from(stream: &Arc<CudaStream>) -> Self {
-        Self { raw: handle(stream.cu_stream() as Handle), owner: Some(stream.clone()) }
+        let raw = stream.cu_stream() as Handle;
+        Self { raw: if raw == 0 { LEGACY } else { raw }, owner: Some(stream.clone()) }
     }
 }
 
@@ -65,17 +58,5 @@ impl From<Arc<CudaStream>> for Stream {
 impl std::fmt::Debug for Stream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if self.raw == LEGACY { f.write_str("the legacy default stream") } else { write!(f, "stream {:#x}", self.raw) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_default_streams_go_by_the_legacy_one_and_no_other_does() {
-        for (raw, expected) in [(0, LEGACY), (1, LEGACY), (2, LEGACY), (3, 3), (0x7f00_1234, 0x7f00_1234)] {
-            assert_eq!(Stream::promised(raw).raw(), expected);
-        }
     }
 }
