@@ -9,6 +9,7 @@ use feedline::read::{Direct, Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::{Error, ErrorKind, LastBatch, Loader, Order, Result, Row, Stage};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 fn expected(bytes: &[u8], record: usize, ids: &[u64]) -> Vec<(u64, Vec<u8>)> {
@@ -170,6 +171,63 @@ fn holding_every_batch_is_an_error_after_the_deadline_and_dropping_one_goes_on()
     assert_eq!(epoch.next().unwrap().unwrap().ids(), [15, 16, 17, 18, 19]);
     drop(held);
     assert_eq!(epoch.map(|batch| batch.unwrap().len()).sum::<usize>(), 40);
+}
+
+#[test]
+fn waits_with_limits_give_what_waits_without_give() {
+    for limit in [Duration::ZERO, Duration::from_micros(50), Duration::from_secs(600), Duration::MAX] {
+        let dir = Dir::new();
+        let (path, _) = records_file(&dir, 301, 1000);
+        let loader = build(Loader::builder(records(&path, 1000)).order(Order::shuffled(2)).batch_size(10).slots(3));
+        let expected = pull(&loader, 1).unwrap();
+        let (mut epoch, mut got, mut ends) = (loader.epoch(1).unwrap(), Vec::new(), 0);
+        while ends < 2 {
+            match epoch.next_within(limit) {
+                Poll::Ready(Some(batch)) => got.extend(rows(&batch.unwrap())),
+                Poll::Ready(None) => ends += 1,
+                Poll::Pending => assert!(limit < Duration::from_secs(1)),
+            }
+        }
+        assert!(got == expected, "{limit:?}");
+    }
+}
+
+#[test]
+fn a_wait_that_was_cut_short_loses_nothing_and_counts() {
+    let builder = Loader::builder(in_memory(60, 8)).batch_size(5).slots(2).held_deadline(Duration::from_secs(600));
+    let loader = build(builder);
+    let mut epoch = loader.epoch(0).unwrap();
+    let mut held = vec![epoch.next().unwrap().unwrap(), epoch.next().unwrap().unwrap()];
+    let before = loader.report().starved;
+    for _ in 0..4 {
+        // Nothing can come while every slot is held.
+        assert!(epoch.next_within(Duration::from_millis(15)).is_pending());
+    }
+    assert_eq!((epoch.position(), epoch.len()), (2, 10));
+    held.pop();
+    assert_eq!(epoch.next().unwrap().unwrap().ids(), [10, 11, 12, 13, 14]);
+    assert!(loader.report().starved - before >= Duration::from_millis(60), "{}", loader.report());
+    held.clear();
+    assert_eq!(epoch.map(|batch| batch.unwrap().len()).sum::<usize>(), 45);
+}
+
+#[test]
+fn short_waits_add_up_to_the_deadline_of_who_holds_every_batch() {
+    let builder = Loader::builder(in_memory(60, 8)).batch_size(5).slots(2).held_deadline(Duration::from_millis(60));
+    let loader = build(builder);
+    let mut epoch = loader.epoch(0).unwrap();
+    let held = [epoch.next().unwrap().unwrap(), epoch.next().unwrap().unwrap()];
+    let mut calls = 0;
+    let error = loop {
+        calls += 1;
+        assert!(calls < 100_000, "the deadline never came");
+        if let Poll::Ready(next) = epoch.next_within(Duration::from_millis(1)) {
+            break next.unwrap().unwrap_err();
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::BatchesHeld);
+    drop(held);
+    assert_eq!(epoch.map(|batch| batch.unwrap().len()).sum::<usize>(), 50);
 }
 
 /// Fails in a chosen way on chosen samples.

@@ -3,13 +3,15 @@
     python train.py                          # pictures of its own, on the best device there is
     python train.py --data train/ --size 224 --batch-size 256 --device cuda:0 --checkpoint run.pt
 
-With --checkpoint it goes on where it was interrupted: the same samples in the same order, also with another number of
+On a GPU, pictures are decoded to bytes on the CPU, copied by feedline, and made floats on the GPU; the batches that PyTorch
+gets lie there. With --checkpoint it goes on where it was interrupted: the same samples in the same order, also with another number of
 workers.
 """
 
 import argparse
 import os
 import tempfile
+import time
 
 import torch
 from torch import nn
@@ -28,7 +30,8 @@ def arguments():
     parser.add_argument("--steps", type=int, help="stop after so many batches of this run")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, help="decode threads [default: one per core]")
-    parser.add_argument("--device", default="auto", help="where the model is: auto, cpu, cuda:N")
+    parser.add_argument("--device", default="auto", help="where batches and model are: auto, cpu, cuda:N")
+    parser.add_argument("--gds", default="auto", help="GPUDirect Storage: auto, require, off; pictures are decoded on the CPU")
     parser.add_argument("--checkpoint", help="file to go on from, and to save to")
     return parser.parse_args()
 
@@ -41,15 +44,13 @@ def network(classes):
     return nn.Sequential(*layers, nn.Linear(64, classes))
 
 
-def on_device(batch, device):
-    """Images as float [N, 3, H, W] in 0..1 and labels, on the device.
-
-    The copy waits until it is done, so that the batch may go when this returns. With non_blocking=True the batch would have
-    to be kept until the GPU has read it: its memory is used again once nothing refers to it.
-    """
-    tensors = feedline_torch.to_torch(batch)
-    images = tensors["image"].to(device)  # bytes cross the bus, not floats
-    return images.permute(0, 3, 1, 2).float().div_(255), tensors["label"].to(device)
+def loader(args, folder):
+    """Batches of float [N, 3, H, W] and labels, where the model will be."""
+    # feedline finds a GPU that a PyTorch built for the CPU cannot use.
+    device = "cpu" if args.device == "auto" and not torch.cuda.is_available() else args.device
+    settings = {"float_dtype": "f32", "normalize": feedline_torch.IMAGENET, "channels_first": True}
+    settings |= {"batch_size": args.batch_size, "seed": args.seed, "workers": args.workers, "decode_size": args.size}
+    return feedline_torch.Loader("images", folder, device=device, gds=args.gds, **settings)
 
 
 class Run:
@@ -57,15 +58,12 @@ class Run:
 
     def __init__(self, args, folder):
         torch.manual_seed(args.seed)
-        auto = "cuda:0" if torch.cuda.is_available() else "cpu"
-        self.device = torch.device(auto if args.device == "auto" else args.device)
+        self.loader = loader(args, folder)
+        self.device = torch.device(self.loader.device)
         classes = args.classes or sum(entry.is_dir() for entry in os.scandir(folder))
         self.model = network(classes).to(self.device)
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
         self.path = args.checkpoint
-        self.loader = feedline_torch.Loader(
-            "images", folder, batch_size=args.batch_size, seed=args.seed, workers=args.workers, decode_size=args.size
-        )
         if self.path and os.path.exists(self.path):
             self.load()
 
@@ -88,7 +86,8 @@ class Run:
         os.replace(self.path + ".new", self.path)  # whole, or not at all
 
     def step(self, batch):
-        images, labels = on_device(batch, self.device)
+        tensors = feedline_torch.to_torch(batch)
+        images, labels = tensors["image"], tensors["label"]
         logits = self.model(images)
         loss = nn.functional.cross_entropy(logits, labels)
         self.optimiser.zero_grad(set_to_none=True)
@@ -101,15 +100,18 @@ def train(args, folder):
     run = Run(args, folder)
     steps = 0
     while run.loader.next_epoch < args.epochs:
-        number = run.loader.next_epoch
+        number, images, start = run.loader.next_epoch, 0, time.perf_counter()
         with run.loader.epoch(number) as epoch:
             for batch in epoch:
                 loss, accuracy = run.step(batch)
+                images += batch["label"].shape[0]
                 steps += 1
                 if steps == args.steps:
                     run.save()
                     return print(f"stopped in epoch {number} after {steps} steps")
-        print(f"epoch {number}: loss {loss.item():.3f}, accuracy of the last batch {accuracy.item():.2f}")
+        # Asking for the numbers waits for the GPU, so that the time is that of its work.
+        words = f"epoch {number}: loss {loss.item():.3f}, accuracy of the last batch {accuracy.item():.2f}"
+        print(f"{words} ({images / (time.perf_counter() - start):.0f} images/s)")
         run.save()
     print(run.loader.report())
 

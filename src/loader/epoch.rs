@@ -11,6 +11,7 @@ use crate::state::Cursor;
 use crossbeam_channel::RecvTimeoutError;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 /// How often a waiting `next()` looks for errors that no batch can carry.
@@ -30,8 +31,13 @@ pub struct Epoch {
     total: u64,
     delivered: u64,
     ended: bool,
-    /// When the last batch was handed out: from then on the time is the user's.
+    /// When the user got the last answer, by the loader's clock: from then on the time is the user's.
     handed_out: Option<u64>,
+    /// How long the calls that had a limit have waited for the next batch so far, for deadlines; and by the loader's clock.
+    waited: Duration,
+    waited_ns: u64,
+    /// When the next batch was asked for first.
+    asked_ns: Option<u64>,
 }
 
 /// Where an iterator starts.
@@ -82,6 +88,9 @@ impl Epoch {
             delivered: 0,
             ended: false,
             handed_out: None,
+            waited: Duration::ZERO,
+            waited_ns: 0,
+            asked_ns: None,
             shared,
         };
         if epochs == 0 {
@@ -121,20 +130,96 @@ impl Epoch {
         self.shared.report()
     }
 
-    fn wait(&mut self) -> Result<Contents> {
+    /// As [`next`](Iterator::next), but waits no longer than `limit`: `Pending` says that the batch has not come, and nothing
+    /// is lost; ask again. For callers that have to look up now and then, at signals or at a flag. The limits of several calls
+    /// for one batch add up to what [`next`](Iterator::next) would have waited, in the report and for
+    /// [`held_deadline`](crate::LoaderBuilder::held_deadline).
+    ///
+    /// ```
+    /// # use feedline::{Loader, dataset::Records};
+    /// use std::{task::Poll, time::Duration};
+    ///
+    /// # let loader = Loader::builder(Records::builder(4).open_bytes([7; 400])?).batch_size(10).build()?;
+    /// # let interrupted = || false;
+    /// let (mut epoch, mut batches) = (loader.epoch(0)?, 0);
+    /// while !interrupted() {
+    ///     match epoch.next_within(Duration::from_millis(100)) {
+    ///         Poll::Ready(Some(batch)) => batches += u32::from(batch?.len() == 10),
+    ///         Poll::Ready(None) => break,
+    ///         Poll::Pending => {}
+    ///     }
+    /// }
+    /// assert_eq!(batches, 10);
+    /// # Ok::<(), feedline::Error>(())
+    /// ```
+    pub fn next_within(&mut self, limit: Duration) -> Poll<Option<Result<Batch>>> {
+        // A limit that no clock reaches is none.
+        self.poll(Instant::now().checked_add(limit))
+    }
+
+    fn poll(&mut self, until: Option<Instant>) -> Poll<Option<Result<Batch>>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
         let asked = Instant::now();
+        let from = self.ask();
+        let contents = self.wait(asked, until);
+        let now = self.shared.runtime.core().meters.clock.now();
+        let waited = self.waited.saturating_add(asked.elapsed());
+        let waited_ns = self.waited_ns + now.saturating_sub(from);
+        (self.waited, self.waited_ns) = (Duration::ZERO, 0);
+        match contents {
+            Ok(Poll::Ready(contents)) => {
+                let asked = self.asked_ns.take().unwrap_or(from);
+                Poll::Ready(Some(self.hand_out(contents, (asked, now), waited_ns)))
+            }
+            Ok(Poll::Pending) => {
+                (self.waited, self.waited_ns) = (waited, waited_ns);
+                self.handed_out = Some(now);
+                Poll::Pending
+            }
+            Err(error) => {
+                if error.kind() != ErrorKind::BatchesHeld {
+                    self.end();
+                }
+                Poll::Ready(Some(Err(error)))
+            }
+        }
+    }
+
+    /// The user is back and asks, perhaps again, for the next batch; when.
+    fn ask(&mut self) -> u64 {
+        let meters = &self.shared.runtime.core().meters;
+        let now = meters.clock.now();
+        if let Some(handed_out) = self.handed_out.take() {
+            meters.user_ns.add(now.saturating_sub(handed_out));
+        }
+        if self.asked_ns.is_none() {
+            self.asked_ns = Some(now);
+            onward::asked(&self.shared.idle);
+        }
+        now
+    }
+
+    fn wait(&mut self, asked: Instant, until: Option<Instant>) -> Result<Poll<Contents>> {
         loop {
             if let Some(contents) = self.reorder.take() {
-                return Ok(contents);
+                return Ok(Poll::Ready(contents));
             }
-            match self.shared.ready.recv_timeout(TICK) {
+            let left = until.map_or(TICK, |until| until.saturating_duration_since(Instant::now()));
+            match self.shared.ready.recv_timeout(left.min(TICK)) {
                 Ok(contents) => {
                     let ticket = contents.ticket();
                     if ticket.generation == self.generation {
                         self.reorder.put(ticket.sequence, contents);
                     }
                 }
-                Err(RecvTimeoutError::Timeout) => self.look_for_trouble(asked)?,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.look_for_trouble(self.waited.saturating_add(asked.elapsed()))?;
+                    if left <= TICK && until.is_some() {
+                        return Ok(Poll::Pending);
+                    }
+                }
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(Error::new(ErrorKind::Cancelled, Stage::Batch, "the loader was shut down"));
                 }
@@ -142,13 +227,13 @@ impl Epoch {
         }
     }
 
-    fn look_for_trouble(&self, asked: Instant) -> Result<()> {
+    fn look_for_trouble(&self, waited: Duration) -> Result<()> {
         let core = self.shared.runtime.core();
         if let Some(error) = core.trouble() {
             return Err(error);
         }
         let held = self.shared.info.held.load(Ordering::Relaxed);
-        if held >= self.shared.info.most && asked.elapsed() >= self.shared.held_deadline {
+        if held >= self.shared.info.most && waited >= self.shared.held_deadline {
             let message =
                 format!("the caller holds all {held} batches; drop one, or raise `{}`", self.shared.info.permit());
             return Err(Error::new(ErrorKind::BatchesHeld, Stage::Batch, message));
@@ -182,13 +267,28 @@ impl Epoch {
         });
     }
 
-    fn note(&mut self, asked: u64, contents: Contents) -> Result<Batch> {
+    fn hand_out(&mut self, contents: Contents, times: (u64, u64), waited: u64) -> Result<Batch> {
+        if let Some(mut error) = contents.take_failure() {
+            drop(contents);
+            if error.kind() == ErrorKind::Cancelled {
+                // Nobody cancelled this run: its rows were dropped by what broke the loader.
+                error = self.shared.runtime.core().trouble().unwrap_or(error);
+            }
+            self.end();
+            return Err(error);
+        }
+        let batch = self.note(times, waited, contents);
+        if batch.is_err() || self.delivered == self.total {
+            self.end();
+        }
+        batch
+    }
+
+    fn note(&mut self, (asked, now): (u64, u64), waited: u64, contents: Contents) -> Result<Batch> {
         let ticket = contents.ticket();
         let mut batch = Batch::new(contents, self.shared.info.clone())?;
         self.step(ticket);
         let meters = &self.shared.runtime.core().meters;
-        let now = meters.clock.now();
-        let waited = now.saturating_sub(asked);
         if self.delivered == 0 {
             meters.first_wait_ns.add(waited)
         } else {
@@ -214,38 +314,12 @@ impl Iterator for Epoch {
     type Item = Result<Batch>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.ended {
-            return None;
-        }
-        onward::asked(&self.shared.idle);
-        let meters = &self.shared.runtime.core().meters;
-        let asked = meters.clock.now();
-        if let Some(handed_out) = self.handed_out.take() {
-            meters.user_ns.add(asked.saturating_sub(handed_out));
-        }
-        let contents = match self.wait() {
-            Ok(filled) => filled,
-            Err(error) => {
-                if error.kind() != ErrorKind::BatchesHeld {
-                    self.end();
-                }
-                return Some(Err(error));
+        loop {
+            // Without a limit it is never pending.
+            if let Poll::Ready(next) = self.poll(None) {
+                return next;
             }
-        };
-        if let Some(mut error) = contents.take_failure() {
-            drop(contents);
-            if error.kind() == ErrorKind::Cancelled {
-                // Nobody cancelled this run: its rows were dropped by what broke the loader.
-                error = self.shared.runtime.core().trouble().unwrap_or(error);
-            }
-            self.end();
-            return Some(Err(error));
         }
-        let batch = self.note(asked, contents);
-        if batch.is_err() || self.delivered == self.total {
-            self.end();
-        }
-        Some(batch)
     }
 
     /// Exact, unless an error ends the iterator before.

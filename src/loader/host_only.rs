@@ -27,8 +27,8 @@ pub(super) fn direct_reads(_: &Direct, _: &Meters) -> Option<DirectReads> {
 /// Measures how long the consumer's stream is idle: there is none.
 pub(super) type Idle = Infallible;
 
-pub(super) fn idle_meter(_: &Device) -> Option<Idle> {
-    None
+pub(super) fn idle_meter(_: &Device) -> Result<Option<Idle>> {
+    Ok(None)
 }
 
 pub(super) fn asked(_: &Option<Idle>) {}

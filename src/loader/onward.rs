@@ -71,8 +71,8 @@ impl Counted {
 pub(super) type Idle = Arc<IdleMeter>;
 
 /// The meter of a GPU's idle time, if there is a GPU.
-pub(super) fn idle_meter(device: &Device) -> Option<Idle> {
-    device.gpu().map(|gpu| Arc::new(IdleMeter::new(gpu)))
+pub(super) fn idle_meter(device: &Device) -> Result<Option<Idle>> {
+    device.gpu().map(|gpu| IdleMeter::new(gpu).map(Arc::new)).transpose()
 }
 
 /// `next()` was entered.

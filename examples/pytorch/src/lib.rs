@@ -4,6 +4,7 @@
 //! source.rs   path and settings ──► dataset, decoders
 //! loader.rs   Loader ──epoch(n)──► Epoch ──next, without the GIL──► {name: Tensor}
 //! tensor.rs   Tensor ──__dlpack__──► capsule ──torch.from_dlpack──► the consumer's; frees the batch in the end
+//! stream.rs   CUDA streams as Python names them
 //! error.rs    feedline's errors as Python's
 //! ```
 //!
@@ -13,6 +14,7 @@
 mod error;
 mod loader;
 mod source;
+mod stream;
 mod tensor;
 
 /// feedline's loader for Python.

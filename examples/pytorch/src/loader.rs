@@ -1,15 +1,22 @@
 //! The loader and its iterator as Python classes.
 
 use crate::error::{config, exception};
-use crate::source::{Pictures, Source};
+use crate::source::{Normalize, Pictures, Source};
+use crate::stream::Handle;
 use crate::tensor::Tensor;
+use feedline::device::DeviceKind;
 use feedline::dlpack::Tensors;
-use feedline::{Batch, Device, LastBatch, LoaderBuilder, Order, Result, Shard, State};
+use feedline::{Batch, Device, Gds, LastBatch, LoaderBuilder, Order, Result, Shard, State};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyTuple};
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBytes, PyTuple, PyType};
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
+
+/// How often a wait for a batch looks at Python's signals.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Reads a dataset and hands out batches; see the README for what each source's fields are.
 ///
@@ -26,12 +33,19 @@ use std::time::Duration;
 /// slots         Batches in memory at once, yours included.
 /// memory_budget Most bytes of memory.
 /// held_deadline Seconds that next() waits while you hold every batch; 10 by default.
-/// device        "auto" or "cpu": where batches are handed out.
-/// gds           "auto" or "off": GPUDirect Storage.
-/// ids           Also hands out "ids" and "status", one per row.
+/// device        Where batches are handed out: "auto" (a GPU where one is usable; of several the one of the local rank), "cpu" or
+///               "host", "cuda" (the first), "cuda:N"; or a torch.device.
+/// device_batches GPU: batches in its memory at once, yours included; 3 by default.
+/// streams       GPU: streams that work on every batch beside the one that takes it, see Batch.bind. They must live as long
+///               as the batches.
+/// gds           "auto", "require" or "off": GPUDirect Storage.
+/// ids           Also hands out "ids" and "status", one per row; they lie on the host.
 /// decode_size   Pictures: pixels of a side.
 /// augment       Pictures: random part and flip, or the middle. By default the first when there is a seed.
-/// dtype, layout Pictures: "u8", "f32", "f16", "bf16"; "nhwc", "nchw". Floats are normalised as for ImageNet.
+/// float_dtype   Pictures: "f32", "f16" or "bf16", 0 to 1 before `normalize`. None: bytes. Floats are made at the very end,
+///               on a GPU behind the copy, so that the bus carries bytes; the values are the same everywhere.
+/// normalize     Pictures as floats: (mean, std), a list of one number or of one per channel each; see IMAGENET.
+/// channels_first Pictures: [rows, channels, height, width], not [rows, height, width, channels].
 /// record_bytes  Records: bytes of one.
 /// token, seq_len Tokens: "u16", "u32", "i32", "i64"; how many to a sample.
 /// image, columns wds: endings of the picture ("jpg;png"); of the other members, "cls" being a class. By default the
@@ -40,15 +54,22 @@ use std::time::Duration;
 pub struct Loader {
     inner: feedline::Loader,
     ids: bool,
+    device: String,
 }
 
 #[pymethods]
 impl Loader {
     #[new]
     #[pyo3(signature = (source, path, *, batch_size=32, seed=None, shard=None, last_batch="keep", workers=None,
-        slots=None, memory_budget=None, held_deadline=None, device="auto", gds="auto", ids=false, decode_size=None,
-        augment=None, dtype="u8", layout="nhwc", record_bytes=None, token=None, seq_len=None, image=None,
-        columns=None))]
+        slots=None, memory_budget=None, held_deadline=None, device=Words("auto".into()), device_batches=None,
+        streams=Vec::new(), gds="auto", ids=false, decode_size=None, augment=None, float_dtype=None, normalize=None,
+        channels_first=false, record_bytes=None, token=None, seq_len=None, image=None, columns=None))]
+    #[pyo3(
+        text_signature = "(source, path, *, batch_size=32, seed=None, shard=None, last_batch='keep', workers=None, \
+        slots=None, memory_budget=None, held_deadline=None, device='auto', device_batches=None, streams=[], gds='auto', \
+        ids=False, decode_size=None, augment=None, float_dtype=None, normalize=None, channels_first=False, \
+        record_bytes=None, token=None, seq_len=None, image=None, columns=None)"
+    )]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
         py: Python<'_>,
@@ -62,13 +83,16 @@ impl Loader {
         slots: Option<usize>,
         memory_budget: Option<usize>,
         held_deadline: Option<f64>,
-        device: &str,
+        device: Words,
+        device_batches: Option<usize>,
+        streams: Vec<Handle>,
         gds: &str,
         ids: bool,
         decode_size: Option<u32>,
         augment: Option<bool>,
-        dtype: &str,
-        layout: &str,
+        float_dtype: Option<String>,
+        normalize: Option<Normalize>,
+        channels_first: bool,
         record_bytes: Option<usize>,
         token: Option<String>,
         seq_len: Option<usize>,
@@ -76,15 +100,17 @@ impl Loader {
         columns: Option<Vec<String>>,
     ) -> PyResult<Self> {
         let source = Source { kind: source, path, record_bytes, token, seq_len, image, columns };
-        let augment = augment.unwrap_or(seed.is_some());
-        let pictures = Pictures { size: decode_size, augment, dtype: dtype.into(), layout: layout.into() };
-        let settings = Settings { batch_size, seed, shard, workers, slots, memory_budget, held_deadline };
+        let random = augment.unwrap_or(seed.is_some());
+        let pictures = Pictures { size: decode_size, augment, random, float_dtype, normalize, channels_first };
+        let settings =
+            Settings { batch_size, seed, shard, workers, slots, memory_budget, held_deadline, device_batches, streams };
         // Opening may read much of the dataset, and building takes memory: other threads go on meanwhile.
         let built = py.detach(|| {
-            let builder = settings.apply(source.builder(&pictures)?)?;
-            let loader = builder.last_batch(last(last_batch)?).device(place(device, gds)?).build()?;
+            let builder = settings.apply(source.builder(&pictures)?)?.last_batch(last(last_batch)?);
+            let (builder, device) = place(builder, &device.0, gds)?;
+            let loader = builder.build()?;
             no_doubled_names(&loader, ids)?;
-            Ok(Self { inner: loader, ids })
+            Ok(Self { inner: loader, ids, device })
         });
         built.map_err(|error| exception(py, &error))
     }
@@ -95,7 +121,7 @@ impl Loader {
     fn epoch(&self, py: Python<'_>, epoch: Option<u64>) -> PyResult<Epoch> {
         let started = py.detach(|| self.inner.epoch(epoch.unwrap_or_else(|| self.inner.next_epoch())));
         let inner = started.map_err(|error| exception(py, &error))?;
-        Ok(Epoch { inner: Mutex::new(Some(inner)), ids: self.ids })
+        Ok(Epoch { inner: Mutex::new(Some(inner)), next: Mutex::new(()), ids: self.ids })
     }
 
     /// Where the run stands, after the last batch received: bytes (under 1 KiB) for a checkpoint. The same on every rank.
@@ -123,6 +149,12 @@ impl Loader {
         spec.iter().map(|f| Ok((f.name().to_string(), f.dtype().name(), PyTuple::new(py, f.dims())?))).collect()
     }
 
+    /// Where batches are handed out, as `torch.device` takes it: "cpu" or "cuda:N".
+    #[getter]
+    fn device(&self) -> &str {
+        &self.device
+    }
+
     /// The epoch of the batch that comes next.
     #[getter]
     fn next_epoch(&self) -> u64 {
@@ -142,18 +174,35 @@ impl Loader {
 
 /// An iterator over batches: dicts from name to `Tensor`.
 ///
-/// next() waits without the GIL. Ctrl-C is heard when the batch has come: a wait has no deadline of its own, but that of the
+/// next() waits without the GIL and hears Ctrl-C; it loses no batch by that. A wait has no deadline of its own, but that of the
 /// storage.
 #[pyclass(frozen, module = "feedline_torch")]
 pub struct Epoch {
-    /// `None` once it was closed.
+    /// `None` once it was closed. Locked for [`LOOK`] at most, without the GIL.
     inner: Mutex<Option<feedline::Epoch>>,
+    /// Whose turn it is next: a thread that waits again and again must not keep the others out.
+    next: Mutex<()>,
     ids: bool,
 }
 
 impl Epoch {
-    fn with<T>(&self, f: impl FnOnce(&mut Option<feedline::Epoch>) -> T) -> T {
-        f(&mut self.inner.lock().unwrap_or_else(PoisonError::into_inner))
+    fn lock(&self) -> MutexGuard<'_, Option<feedline::Epoch>> {
+        let _turn = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls `f`, which takes [`LOOK`] at most, until it is ready; signals of Python in between end that.
+    fn wait<T: Send>(
+        &self,
+        py: Python<'_>,
+        mut f: impl FnMut(&mut Option<feedline::Epoch>) -> Poll<T> + Send,
+    ) -> PyResult<T> {
+        loop {
+            if let Poll::Ready(out) = py.detach(|| f(&mut self.lock())) {
+                return Ok(out);
+            }
+            py.check_signals()?;
+        }
     }
 }
 
@@ -163,9 +212,8 @@ impl Epoch {
         slf
     }
 
-    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
-        // Locked without the GIL as well: a second thread waits here for the first one.
-        let next = py.detach(|| self.with(|epoch| epoch.as_mut().and_then(Iterator::next)));
+    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let next = self.wait(py, |epoch| epoch.as_mut().map_or(Poll::Ready(None), |epoch| epoch.next_within(LOOK)))?;
         match next.transpose().map_err(|error| exception(py, &error))? {
             Some(batch) => Ok(Some(dict(py, batch, self.ids)?)),
             None => Ok(None),
@@ -173,13 +221,16 @@ impl Epoch {
     }
 
     /// Batches that are still to come.
-    fn __len__(&self, py: Python<'_>) -> usize {
-        py.detach(|| self.with(|epoch| epoch.as_ref().map_or(0, ExactSizeIterator::len)))
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        self.wait(py, |epoch| Poll::Ready(epoch.as_ref().map_or(0, ExactSizeIterator::len)))
     }
 
     /// Ends it, so that the next epoch can start. Batches that were handed out stay.
-    fn close(&self, py: Python<'_>) {
-        py.detach(|| drop(self.with(Option::take)));
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.wait(py, |epoch| {
+            *epoch = None;
+            Poll::Ready(())
+        })
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -187,13 +238,15 @@ impl Epoch {
     }
 
     #[pyo3(signature = (*_error))]
-    fn __exit__(&self, py: Python<'_>, _error: &Bound<'_, PyTuple>) {
-        self.close(py);
+    fn __exit__(&self, py: Python<'_>, _error: &Bound<'_, PyTuple>) -> PyResult<()> {
+        self.close(py)
     }
 }
 
-fn dict(py: Python<'_>, batch: Batch, ids: bool) -> PyResult<Bound<'_, PyDict>> {
-    let dict = PyDict::new(py);
+/// The batch as Python's class `Batch`, a dict.
+fn dict(py: Python<'_>, batch: Batch, ids: bool) -> PyResult<Bound<'_, PyAny>> {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let dict = CLASS.import(py, "feedline_torch", "Batch")?.call0()?;
     let Tensors { fields, lens, ids: numbers, status, .. } = batch.into_dlpack();
     for (name, tensor) in fields {
         dict.set_item(name, Tensor::new(tensor))?;
@@ -232,12 +285,25 @@ struct Settings {
     slots: Option<usize>,
     memory_budget: Option<usize>,
     held_deadline: Option<f64>,
+    device_batches: Option<usize>,
+    streams: Vec<Handle>,
 }
 
 #[derive(FromPyObject)]
 enum ShardArg {
     From(String),
     Of(u32, u32),
+}
+
+/// What `str()` says of an object.
+struct Words(String);
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Words {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        Ok(Self(object.str()?.extract()?))
+    }
 }
 
 impl Settings {
@@ -265,7 +331,10 @@ impl Settings {
             let deadline = deadline.map_err(|_| config(format!("held_deadline of {seconds} seconds")))?;
             builder = builder.held_deadline(deadline);
         }
-        Ok(builder)
+        if let Some(batches) = self.device_batches {
+            builder = builder.device_batches(batches);
+        }
+        Ok(self.streams.iter().fold(builder, |builder, stream| builder.stream(stream.stream())))
     }
 }
 
@@ -279,16 +348,12 @@ fn last(name: &str) -> Result<LastBatch> {
     })
 }
 
-/// Where batches are handed out. The only place that knows devices: a GPU, its stream and GPUDirect Storage come in here.
-fn place(device: &str, gds: &str) -> Result<Device> {
-    if !["auto", "off"].contains(&gds) {
-        return Err(config(format!("gds {gds:?}: this version hands out host memory, so there are auto and off")));
-    }
-    match device {
-        "auto" => Ok(Device::auto()),
-        "cpu" => Ok(Device::host()),
-        other => Err(config(format!(
-            "device {other:?}: this version hands out host memory, so there are auto and cpu; copy from there, as train.py does"
-        ))),
-    }
+/// Where batches are handed out, also as PyTorch calls it. The only place that knows devices.
+fn place(builder: LoaderBuilder, device: &str, gds: &str) -> Result<(LoaderBuilder, String)> {
+    let device: Device = device.parse()?;
+    let name = match device.kind() {
+        DeviceKind::Cuda(ordinal) => format!("cuda:{ordinal}"),
+        _ => "cpu".into(),
+    };
+    Ok((builder.device(device).gds(gds.parse::<Gds>()?), name))
 }

@@ -3,6 +3,7 @@
 use crate::error::config;
 use feedline::dataset::{Dataset, Images, Records, Tar, Tokens};
 use feedline::decode::{Bytes, Image, PixelLayout};
+use feedline::device::Finish;
 use feedline::tensor::{DType, Encoding};
 use feedline::{Loader, LoaderBuilder, Result};
 use std::path::PathBuf;
@@ -24,12 +25,18 @@ pub struct Source {
     pub columns: Option<Vec<String>>,
 }
 
+/// Mean and standard deviation, in units of 0..=1: one per channel, or one for all.
+pub type Normalize = [Vec<f32>; 2];
+
 /// What becomes of pictures.
 pub struct Pictures {
     pub size: Option<u32>,
-    pub augment: bool,
-    pub dtype: String,
-    pub layout: String,
+    pub augment: Option<bool>,
+    /// What `augment` comes to.
+    pub random: bool,
+    pub float_dtype: Option<String>,
+    pub normalize: Option<Normalize>,
+    pub channels_first: bool,
 }
 
 impl Source {
@@ -38,9 +45,15 @@ impl Source {
         let dataset = self.open()?;
         let (schema, longest) = (dataset.schema().to_vec(), dataset.sample_bytes_max());
         let longest = usize::try_from(longest).unwrap_or(usize::MAX);
+        if schema.iter().all(|field| field.encoding != Encoding::Image) {
+            pictures.refuse()?;
+        }
         schema.into_iter().try_fold(Loader::builder(dataset), |builder, field| {
             Ok(match field.encoding {
-                Encoding::Image => builder.decode_field(&field.name, pictures.decoder()?),
+                Encoding::Image => {
+                    let builder = builder.decode_field(&field.name, pictures.decoder()?);
+                    pictures.finish()?.into_iter().fold(builder, |builder, finish| builder.finish(&field.name, finish))
+                }
                 Encoding::Bytes => builder.decode_field(&field.name, Bytes::up_to(longest)),
                 _ => builder,
             })
@@ -89,25 +102,47 @@ impl Source {
 }
 
 impl Pictures {
-    /// For training a random part and a flip; else the middle, as validation usually has it.
+    /// For training a random part and a flip; else the middle, as validation usually has it. Bytes in any case.
     fn decoder(&self) -> Result<Image> {
         let size = self.size.ok_or_else(|| config("the source has pictures: decode_size (pixels) is missing"))?;
-        let image = if self.augment {
+        let image = if self.random {
             Image::random_resized_crop(size).flip(0.5)
         } else {
             Image::center_crop(size.saturating_mul(8) / 7, size)
         };
-        let layout = match self.layout.as_str() {
-            "nhwc" => PixelLayout::Nhwc,
-            "nchw" => PixelLayout::Nchw,
-            other => return Err(config(format!("layout {other:?}: there are nhwc and nchw"))),
+        // Floats get their layout when they are made.
+        let planes = self.channels_first && self.float_dtype.is_none();
+        Ok(image.layout(if planes { PixelLayout::Nchw } else { PixelLayout::Nhwc }))
+    }
+
+    /// What makes floats of them.
+    fn finish(&self) -> Result<Option<Finish>> {
+        let Some(name) = &self.float_dtype else {
+            return match self.normalize {
+                None => Ok(None),
+                Some(_) => Err(config("normalize makes floats: say float_dtype, \"f32\", \"f16\" or \"bf16\"")),
+            };
         };
-        let (dtype, image) = (dtype(&self.dtype)?, image.layout(layout));
-        if dtype == DType::U8 {
-            return Ok(image);
+        let mut finish = Finish::to(dtype(name)?);
+        if let Some([mean, std]) = &self.normalize {
+            finish = finish.mean_std(mean, std);
         }
-        // Mean and deviation of ImageNet, as pretrained models expect.
-        Ok(image.dtype(dtype).normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+        Ok(Some(if self.channels_first { finish.channels_first() } else { finish }))
+    }
+
+    /// For a source that has none.
+    fn refuse(&self) -> Result<()> {
+        let given = [
+            ("decode_size", self.size.is_some()),
+            ("augment", self.augment.is_some()),
+            ("float_dtype", self.float_dtype.is_some()),
+            ("normalize", self.normalize.is_some()),
+            ("channels_first", self.channels_first),
+        ];
+        match given.iter().find(|(_, given)| *given) {
+            Some((name, _)) => Err(config(format!("{name} is for pictures, and the source has none"))),
+            None => Ok(()),
+        }
     }
 }
 

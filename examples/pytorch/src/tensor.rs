@@ -4,16 +4,22 @@
 //! Tensor ──__dlpack__──► capsule "dltensor_versioned" ──from_dlpack──► renamed "used_…": the consumer calls the deleter
 //!                                                     ──never taken──► our destructor calls it
 //! ```
+//!
+//! On a GPU, `stream` of `__dlpack__` waits for the copy of the batch, and the batch's memory waits, once its last tensor is
+//! gone, for that stream. Nothing here waits on the CPU.
 
 #![allow(unsafe_code)]
 
-use feedline::dlpack::{DLManagedTensor, DLManagedTensorVersioned, Dlpack};
+use crate::error::exception;
+use crate::stream::Handle;
+use feedline::ErrorKind;
+use feedline::dlpack::{DLDevice, DLManagedTensor, DLManagedTensorVersioned, Dlpack};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyTuple};
 use std::ffi::CStr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const VERSIONED: &CStr = c"dltensor_versioned";
 const LEGACY: &CStr = c"dltensor";
@@ -21,6 +27,10 @@ const LEGACY: &CStr = c"dltensor";
 /// An array of a batch. `torch.from_dlpack(t)` or `numpy.from_dlpack(t)` makes it theirs, without a copy and once: from
 /// then on the memory belongs to the result, which may be written to. The batch's memory is used again when all of its
 /// tensors, and all that was made of them, are gone.
+///
+/// On a GPU the stream that the consumer names (torch names its current one) finds the data there, and what it was given
+/// until the last tensor goes is done before the memory is used again. It must live until then; torch's do. Work on other
+/// streams needs bind() before the tensor is taken.
 #[pyclass(frozen, module = "feedline_torch")]
 pub struct Tensor {
     /// `None` once it was handed over.
@@ -32,23 +42,31 @@ pub struct Tensor {
 
 impl Tensor {
     pub fn new(dlpack: Dlpack) -> Self {
-        let device = dlpack.device();
+        let DLDevice { device_type, device_id } = dlpack.device();
         Self {
             shape: dlpack.shape().to_vec(),
             dtype: dlpack.dtype().name(),
-            device: (device.device_type, device.device_id),
+            device: (device_type, device_id),
             dlpack: Mutex::new(Some(dlpack)),
         }
     }
 
+    fn place(&self) -> MutexGuard<'_, Option<Dlpack>> {
+        self.dlpack.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn on_host(&self) -> bool {
+        self.device.0 == DLDevice::CPU.device_type
+    }
+
     /// What has to be said no to before anything is given away.
-    fn check(&self, stream: bool, device: Option<(i32, i32)>, copy: Option<bool>) -> PyResult<()> {
+    fn check(&self, stream: Option<i64>, device: Option<(i32, i32)>, copy: Option<bool>) -> PyResult<()> {
         let no = |message: String| Err(PyBufferError::new_err(message));
-        if stream {
+        if stream.is_some() && self.on_host() {
             return no("the tensor lies in host memory, where no stream has a meaning: stream must be None".into());
         }
-        if device.is_some_and(|device| device != self.device) {
-            let (wanted, own) = (device.unwrap_or_default(), self.device);
+        if let Some(wanted) = device.filter(|wanted| *wanted != self.device) {
+            let own = self.device;
             return no(format!("dl_device is {wanted:?} and the tensor lies on {own:?}: take it there, then move it"));
         }
         if copy == Some(true) {
@@ -58,28 +76,57 @@ impl Tensor {
     }
 }
 
+fn taken() -> PyErr {
+    PyBufferError::new_err("this tensor was handed over before: keep what the first from_dlpack made of it")
+}
+
+/// A stream that is not of the tensor's device is the caller's mistake; all else is the device's.
+fn unbound(py: Python<'_>, error: &feedline::Error) -> PyErr {
+    match error.kind() {
+        ErrorKind::Config => PyBufferError::new_err(error.to_string()),
+        _ => exception(py, error),
+    }
+}
+
 #[pymethods]
 impl Tensor {
     /// The DLPack capsule, once; `BufferError` afterwards. With `max_version` (1, 0) or above it is one of version 1.0.
+    ///
+    /// stream: on a GPU, None or 1 is the legacy default stream, 2 the per-thread default one (which goes by the legacy one),
+    /// a number above the stream with that handle, -1 none beside those that are bound (or, where none is, the legacy default
+    /// one). On the host it must be None.
     #[pyo3(signature = (stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
         py: Python<'py>,
-        stream: Option<Bound<'py, PyAny>>,
+        stream: Option<i64>,
         max_version: Option<(u32, u32)>,
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
-        self.check(stream.is_some(), dl_device, copy)?;
+        self.check(stream, dl_device, copy)?;
+        let stream = if self.on_host() { None } else { Handle::of_dlpack(stream)? };
         let versioned = max_version.is_some_and(|(major, _)| major >= 1);
-        let mut place = self.dlpack.lock().unwrap_or_else(PoisonError::into_inner);
-        if !versioned && place.as_ref().is_some_and(Dlpack::read_only) {
+        let mut place = self.place();
+        let dlpack = place.as_ref().ok_or_else(taken)?;
+        if !versioned && dlpack.read_only() {
             return Err(PyBufferError::new_err("the tensor is read-only, which only DLPack 1.0 can say"));
         }
-        let dlpack = place.take().ok_or_else(|| {
-            PyBufferError::new_err("this tensor was handed over before: keep what the first from_dlpack made of it")
-        })?;
-        capsule(py, dlpack, versioned)
+        if let Some(stream) = stream {
+            stream.bind(dlpack).map_err(|error| unbound(py, &error))?;
+        }
+        capsule(py, place.take().ok_or_else(taken)?, versioned)
+    }
+
+    /// On a GPU, orders the whole batch with the work of one more stream: what it is given from here on finds the data there,
+    /// and the memory is used again only behind the work that it was given until the last tensor of the batch is gone. A
+    /// handle, or a stream of torch, CuPy, cuda.core; it must live until then. `BufferError` once the tensor was taken.
+    fn bind(&self, py: Python<'_>, stream: Handle) -> PyResult<()> {
+        let place = self.place();
+        let dlpack = place
+            .as_ref()
+            .ok_or_else(|| PyBufferError::new_err("this tensor was handed over: bind streams before it is taken"))?;
+        stream.bind(dlpack).map_err(|error| unbound(py, &error))
     }
 
     /// (1, 0) is the host, (2, n) GPU n of CUDA.
@@ -99,9 +146,16 @@ impl Tensor {
         self.dtype
     }
 
+    /// Whether it was handed over.
+    #[getter]
+    fn taken(&self) -> bool {
+        self.place().is_none()
+    }
+
     fn __repr__(&self) -> String {
-        let taken = if self.dlpack.lock().unwrap_or_else(PoisonError::into_inner).is_none() { ", taken" } else { "" };
-        format!("Tensor({} {:?}{taken})", self.dtype, self.shape)
+        let place = if self.on_host() { String::new() } else { format!(" on cuda:{}", self.device.1) };
+        let taken = if self.taken() { ", taken" } else { "" };
+        format!("Tensor({} {:?}{place}{taken})", self.dtype, self.shape)
     }
 }
 

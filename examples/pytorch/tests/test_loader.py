@@ -1,10 +1,12 @@
-"""What Python sees of feedline. Needs numpy; what needs torch is skipped without it.
+"""What Python sees of feedline, on the host. Needs numpy; what needs torch is skipped without it.
 
     pytest examples/pytorch/tests
 """
 
 import gc
 import os
+import re
+import signal
 import subprocess
 import sys
 import tarfile
@@ -17,7 +19,7 @@ import numpy as np
 import pytest
 
 import feedline_torch
-from feedline_torch import Loader, to_numpy
+from feedline_torch import IMAGENET, to_numpy
 
 try:
     import torch
@@ -34,6 +36,11 @@ needs_torch = pytest.mark.skipif(torch is None, reason=f"torch is missing: {with
 
 RECORD = 48
 COUNT = 100
+
+
+def Loader(source, path, **settings):
+    """On the host, also where there is a GPU."""
+    return feedline_torch.Loader(source, path, **{"device": "cpu", **settings})
 
 
 @pytest.fixture
@@ -104,14 +111,24 @@ def test_pictures_are_decoded_with_their_class_as_label(pictures):
     assert batch["label"].tolist() == [0, 0, 1, 1, 2, 2]
 
 
-def test_pictures_as_floats_are_normalised_and_channels_first(pictures):
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("normalize", [None, IMAGENET, ([0.5], [0.25]), [[0.1, 0.2, 0.3], [1.0]]])
+def test_pictures_as_floats_are_normalised_in_either_layout(pictures, normalize, first):
     path, pixels = pictures
-    loader = Loader("images", path, batch_size=6, decode_size=14, dtype="f32", layout="nchw")
+    settings = {"float_dtype": "f32", "normalize": normalize, "channels_first": first}
+    loader = Loader("images", path, batch_size=6, decode_size=14, **settings)
+    assert loader.spec()[0] == ("image", "f32", (3, 14, 14) if first else (14, 14, 3))
     (batch,) = map(to_numpy, loader.epoch(0))
-    mean, deviation = np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])
-    expected = ((pixels[:, 1:15, 1:15] / np.float32(255) - mean) / deviation).transpose(0, 3, 1, 2)
+    mean, deviation = map(np.float32, normalize or ([0.0], [1.0]))
+    expected = (pixels[:, 1:15, 1:15] / np.float32(255) - mean) / deviation
     assert batch["image"].dtype == np.float32
-    np.testing.assert_allclose(batch["image"], expected, atol=1e-5)
+    np.testing.assert_allclose(batch["image"], expected.transpose(0, 3, 1, 2) if first else expected, atol=1e-5)
+
+
+def test_bytes_may_have_their_channels_first_too(pictures):
+    path, pixels = pictures
+    (batch,) = map(to_numpy, Loader("images", path, batch_size=6, decode_size=14, channels_first=True).epoch(0))
+    assert np.array_equal(batch["image"], pixels[:, 1:15, 1:15].transpose(0, 3, 1, 2))
 
 
 def test_tar_members_of_any_length_come_with_their_lengths(tmp_path, pictures):
@@ -243,6 +260,65 @@ def test_threads_may_share_an_epoch_and_drop_each_others_batches(records):
     assert sorted(seen) == list(range(COUNT))
 
 
+# Interruptions
+
+
+def interrupted(call):
+    """Ctrl-C while `call` waits."""
+    begun = threading.Event()
+
+    def press():
+        begun.wait()
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        begun.set()
+        call()
+    thread.join()
+
+
+def test_ctrl_c_ends_a_wait_and_no_batch_is_lost_by_it(records):
+    path, data = records
+    epoch = open_records(path, batch_size=10, slots=2, held_deadline=600).epoch(0)
+    held = [to_numpy(next(epoch)), to_numpy(next(epoch))]
+    for _ in range(2):
+        # Nothing can come while every batch is held.
+        interrupted(lambda: next(epoch))
+    held.clear()
+    rest = [to_numpy(batch)["record"].copy() for batch in epoch]
+    assert np.array_equal(np.concatenate(rest), data[20:])
+
+
+def test_ctrl_c_ends_the_wait_for_a_thread_that_waits(records):
+    path, data = records
+    epoch = open_records(path, batch_size=10, slots=2, held_deadline=600).epoch(0)
+    held, got = [to_numpy(next(epoch)), to_numpy(next(epoch))], []
+    thread = threading.Thread(target=lambda: got.append(to_numpy(next(epoch))["record"].copy()))
+    thread.start()
+    interrupted(lambda: next(epoch))
+    held.clear()
+    thread.join()
+    assert np.array_equal(got[0], data[20:30]) and len(epoch) == 7
+
+
+def test_an_epoch_can_be_closed_while_another_thread_waits_for_it(records):
+    path, _ = records
+    loader = open_records(path, batch_size=10, slots=2, held_deadline=600)
+    epoch = loader.epoch(0)
+    held, got = [next(epoch), next(epoch)], []
+    thread = threading.Thread(target=lambda: got.extend(epoch))
+    thread.start()
+    time.sleep(0.1)
+    epoch.close()
+    thread.join()
+    assert got == [] and len(held) == 2
+    held.clear()
+    assert sum(1 for _ in loader.epoch(1)) == 10
+
+
 # The protocol
 
 
@@ -267,6 +343,7 @@ def test_what_cannot_be_done_is_refused_and_takes_nothing(records):
         ({"stream": 2}, "no stream"),
         ({"dl_device": (2, 0)}, r"lies on \(1, 0\)"),
         ({"copy": True}, "clone"),
+        ({"stream": -1}, "no stream"),
     ]:
         with pytest.raises(BufferError, match=words):
             tensor.__dlpack__(max_version=(1, 0), **settings)
@@ -293,6 +370,19 @@ def test_numpy_may_write_to_versioned_tensors_and_takes_legacy_ones(records):
     array += 1
     assert np.array_equal(array, data[:10] + 1)
     assert np.array_equal(np.from_dlpack(Legacy(first(records))), data[:10])
+
+
+def test_binding_streams_means_nothing_on_the_host(records):
+    loader = open_records(records[0], batch_size=10, streams=[0, 7], ids=True)
+    batch = next(loader.epoch(0))
+    batch.bind(12345)
+    assert isinstance(batch, dict) and list(batch) == ["record", "ids", "status"]
+    to_numpy(batch)
+    with pytest.raises(BufferError, match="before the last one is taken"):
+        batch.bind(0)
+    for wrong, error in [(-1, ValueError), ("1", TypeError), (None, TypeError)]:
+        with pytest.raises(error):
+            next(loader.epoch(1)).bind(wrong)
 
 
 # Settings, errors, places
@@ -348,8 +438,16 @@ def test_one_epoch_at_a_time_which_ends_by_close_with_or_its_last_reference(reco
         ("records", {}, ValueError, "needs record_bytes"),
         ("records", {"record_bytes": RECORD + 1}, OSError, "47 over: path=.*records.bin"),
         ("records", {"record_bytes": RECORD, "seq_len": 4}, ValueError, 'seq_len is for source "tokens"'),
-        ("records", {"record_bytes": RECORD, "device": "tpu"}, ValueError, 'device "tpu"'),
-        ("records", {"record_bytes": RECORD, "gds": "on"}, ValueError, 'gds "on"'),
+        ("records", {"record_bytes": RECORD, "device": "tpu"}, ValueError, 'no device is called "tpu"'),
+        ("records", {"record_bytes": RECORD, "device": None}, ValueError, 'no device is called "None"'),
+        ("records", {"record_bytes": RECORD, "device": "cuda:999"}, RuntimeError, "(?i)cuda|driver"),
+        ("records", {"record_bytes": RECORD, "device_batches": 1}, ValueError, "device_batches must be 2"),
+        ("records", {"record_bytes": RECORD, "gds": "on"}, ValueError, '"on".* there are auto, require and off'),
+        ("records", {"record_bytes": RECORD, "decode_size": 8}, ValueError, "decode_size is for pictures"),
+        ("records", {"record_bytes": RECORD, "augment": False}, ValueError, "augment is for pictures"),
+        ("records", {"record_bytes": RECORD, "float_dtype": "f32"}, ValueError, "float_dtype is for pictures"),
+        ("records", {"record_bytes": RECORD, "normalize": IMAGENET}, ValueError, "normalize is for pictures"),
+        ("records", {"record_bytes": RECORD, "channels_first": True}, ValueError, "channels_first is for pictures"),
         ("records", {"record_bytes": RECORD, "shard": "mpi"}, ValueError, 'shard "mpi"'),
         ("records", {"record_bytes": RECORD, "shard": (2, 2)}, ValueError, "bad configuration"),
         ("records", {"record_bytes": RECORD, "last_batch": "half"}, ValueError, 'last_batch "half"'),
@@ -374,14 +472,35 @@ def test_a_file_cut_after_it_was_opened_is_named_with_the_sample(records):
         list(loader.epoch(0))
 
 
-def test_pictures_need_a_size(pictures):
-    with pytest.raises(ValueError, match="decode_size .* missing"):
-        Loader("images", pictures[0])
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({}, "decode_size .* missing"),
+        ({"decode_size": 14, "normalize": IMAGENET}, "normalize makes floats"),
+        ({"decode_size": 14, "float_dtype": "u8"}, "f32, f16 or bf16, not u8"),
+        ({"decode_size": 14, "float_dtype": "f8"}, 'element type "f8"'),
+        ({"decode_size": 14, "float_dtype": "f32", "normalize": ([0, 0], [1, 1])}, "2 values of mean"),
+        ({"decode_size": 14, "float_dtype": "f32", "normalize": ([0], [0])}, "std 0"),
+    ],
+)
+def test_settings_of_pictures_are_checked(pictures, settings, words):
+    with pytest.raises(ValueError, match=words):
+        Loader("images", pictures[0], **settings)
+
+
+def test_the_device_has_pytorchs_name_and_auto_is_always_one(records):
+    path, _ = records
+    assert {open_records(path, device=words).device for words in ["cpu", "host"]} == {"cpu"}
+    # In a process of its own: a GPU stays open in the process that looked for one.
+    program = "import sys; from feedline_torch import Loader; print(Loader('records', sys.argv[1], record_bytes=48).device)"
+    run = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True)
+    assert re.fullmatch(r"cpu|cuda:\d+", run.stdout.strip()), run.stderr
 
 
 def test_the_launchers_variables_say_the_rank(records):
     program = (
-        "import sys; from feedline_torch import Loader; loader = Loader('records', sys.argv[1], record_bytes=48, shard='env');"
+        "import sys; from feedline_torch import Loader; loader = Loader('records', sys.argv[1], record_bytes=48, shard='env',"
+        "device='cpu');"
         "print(loader)"
     )
     env = {**os.environ, "RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
@@ -427,10 +546,16 @@ def test_torch_takes_legacy_capsules_and_storage_outlives_the_loader(records):
 
 
 @needs_torch
+def test_torch_names_of_devices_are_taken(records):
+    assert open_records(records[0], device=torch.device("cpu")).device == "cpu"
+
+
+@needs_torch
 @pytest.mark.parametrize("name", ["u8", "f32", "f16", "bf16"])
 def test_torch_takes_every_dtype_of_pictures(pictures, name):
     path, pixels = pictures
-    loader = Loader("images", path, batch_size=6, decode_size=14, dtype=name)
+    floats = {} if name == "u8" else {"float_dtype": name, "normalize": IMAGENET}
+    loader = Loader("images", path, batch_size=6, decode_size=14, **floats)
     (batch,) = loader.epoch(0)
     image = torch.from_dlpack(batch["image"])
     kinds = {"u8": torch.uint8, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -450,7 +575,7 @@ def test_the_training_loop_learns_and_goes_on_where_it_was_stopped(tmp_path):
         command = [sys.executable, HERE / "train.py", *settings, *more]
         run = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=300)
         assert run.returncode == 0, run.stderr
-        return run.stdout.splitlines()
+        return [re.sub(r" \(\d+ images/s\)$", "", line) for line in run.stdout.splitlines()]
 
     whole = train()
     checkpoint = ["--checkpoint", tmp_path / "run.pt"]

@@ -14,6 +14,7 @@
 //! given up beyond, and not counted as measured. Events are made with the loader and used again; none is made for a step.
 
 use super::driver::{Event, Gpu, Handle};
+use crate::error::Result;
 use crate::profile::GpuIdle;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -50,11 +51,11 @@ struct Step {
 }
 
 impl IdleMeter {
-    /// Makes the events of a few steps. What cannot be made here is missing later, and the steps with it.
-    pub(crate) fn new(gpu: &Arc<Gpu>) -> Self {
-        let spare = (0..EVENTS).map_while(|_| Event::timed(gpu).ok()).collect();
+    /// Makes the events.
+    pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
+        let spare = (0..EVENTS).map(|_| Event::timed(gpu)).collect::<Result<_>>()?;
         let inner = Mutex::new(Inner { spare, ..Inner::default() });
-        Self { gpu: gpu.clone(), stream: AtomicUsize::new(0), inner }
+        Ok(Self { gpu: gpu.clone(), stream: AtomicUsize::new(0), inner })
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {

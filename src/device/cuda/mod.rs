@@ -15,6 +15,139 @@
 //! * A slot stays the copy's until its event is reached; a buffer stays the consumer's until the events that its streams
 //!   got when the batch was dropped are reached: the copy stream waits for them, no thread does.
 //! * No thread waits in the driver for the device, but for those that end things.
+//!
+//! # Onto the GPU
+//!
+//! Whose stream works on the batches is all that has to be said: it waits for the copy of each batch, and the memory of a dropped
+//! batch waits for it. The CPU waits for neither. [`Finish`](super::Finish) makes floats behind the copy.
+//!
+//! ## cudarc: kernels of your own
+//!
+//! [`Device::cuda_in`](super::Device::cuda_in) takes your context, [`LoaderBuilder::stream`](crate::LoaderBuilder::stream)
+//! your stream. A field is a [`CudaSlice`](cudarc::driver::CudaSlice) then.
+//!
+//! ```no_run
+//! use feedline::device::cuda::cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
+//! use feedline::device::{Device, Finish};
+//! use feedline::tensor::DType;
+//! use feedline::{Loader, Order, dataset, decode};
+//! use std::sync::Arc;
+//!
+//! /// `step` is a kernel `(const float* images, const long long* labels, unsigned rows)` in the stream's context.
+//! fn train(stream: &Arc<CudaStream>, step: &CudaFunction) -> Result<(), Box<dyn std::error::Error>> {
+//!     let floats = Finish::to(DType::F32).mean_std(&[0.485, 0.456, 0.406], &[0.229, 0.224, 0.225]).channels_first();
+//!     let loader = Loader::builder(dataset::Images::open("train/")?)
+//!         .decode(decode::Image::random_resized_crop(224))
+//!         .finish("image", floats)
+//!         .order(Order::shuffled(42))
+//!         .batch_size(256)
+//!         .device(Device::cuda_in(stream.context().clone())?)
+//!         .stream(stream)
+//!         .build()?;
+//!     for batch in loader.epoch(0)? {
+//!         let batch = batch?;
+//!         let images = batch.field("image")?.cuda_slice::<f32>(stream)?; // [256, 3, 224, 224], dense
+//!         let labels = batch.field("label")?.cuda_slice::<i64>(stream)?;
+//!         let rows = batch.len() as u32;
+//!         let mut launch = stream.launch_builder(step);
+//!         launch.arg(&*images).arg(&*labels).arg(&rows);
+//!         unsafe { launch.launch(LaunchConfig::for_num_elems(rows)) }?;
+//!     } // the batch may go while the kernel still waits for its turn
+//!     Ok(())
+//! }
+//! ```
+//!
+//! ## candle
+//!
+//! A candle tensor owns its memory and frees it, so a batch cannot be lent to one: it gets a copy, made on the GPU at the speed
+//! of its memory. Not compiled here, since candle's feature `cuda` needs nvcc; type-checked against candle-core 0.9.2 and
+//! 0.11.1, which share this crate's version of cudarc, and so its types.
+//!
+//! ```ignore
+//! use candle_core::{CudaStorage, Storage, Tensor, op::BackpropOp};
+//!
+//! let device = candle_core::Device::new_cuda_with_stream(0)?;
+//! let candle = device.as_cuda_device()?;
+//! let stream = candle.cuda_stream(); // all of candle's work is on it
+//! let loader = Loader::builder(dataset)
+//!     .device(feedline::Device::cuda_in(stream.context().clone())?)
+//!     .stream(&stream)
+//!     .build()?;
+//! for batch in loader.epoch(0)? {
+//!     let batch = batch?;
+//!     let field = batch.field("x")?;
+//!     let own = stream.clone_dtod(&*field.cuda_slice::<f32>(&stream)?)?;
+//!     let storage = Storage::Cuda(CudaStorage::wrap_cuda_slice(own, candle.clone()));
+//!     let x = Tensor::from_storage(storage, field.shape(), BackpropOp::none(), false);
+//! }
+//! ```
+//!
+//! ## burn
+//!
+//! burn's CUDA backend imports no memory and shows no stream, but the address of its own memory: an empty tensor is filled.
+//! Two waits of the CPU stand for the order that streams cannot give. Not compiled here, as it is no dependency of this crate;
+//! type-checked against burn 0.22.1 (features `cuda`, `extension`, without `fusion`, under which a tensor has no address) and
+//! cubecl 0.11.3.
+//!
+//! ```ignore
+//! use burn::tensor::{Device, Tensor};
+//! use burn_cubecl::Cube;
+//! use cubecl::cuda::CudaRuntime;
+//! use cubecl_runtime::runtime::Runtime;
+//! use feedline::device::cuda::cudarc::driver::{CudaContext, result};
+//!
+//! let stream = CudaContext::new(0)?.new_stream()?; // in the primary context, which cubecl uses as well
+//! let loader = Loader::builder(dataset)
+//!     .device(feedline::Device::cuda_in(stream.context().clone())?)
+//!     .stream(&stream)
+//!     .build()?;
+//! for batch in loader.epoch(0)? {
+//!     let batch = batch?;
+//!     let field = batch.field("x")?; // f32 [rows, 1024]
+//!     let values: usize = field.shape().iter().product();
+//!     // Of one dimension: the rows of others may be padded.
+//!     let empty = Tensor::<1>::empty([values], &Device::cuda(0)).try_into_primitive::<Cube>().expect("a tensor of CUDA");
+//!     let memory = empty.client.get_resource::<<CudaRuntime as Runtime>::Server>(empty.handle.clone())?;
+//!     cubecl::future::block_on(empty.client.sync())?; // who had this memory before is done with it
+//!     let (to, from) = (memory.resource().ptr, field.device_ptr()?);
+//!     unsafe { result::memcpy_dtod_async(to, from, field.size_bytes(), stream.cu_stream()) }?;
+//!     stream.synchronize()?;
+//!     let x: Tensor<2> = Tensor::<1>::from_primitive::<Cube>(empty).reshape([batch.len(), 1024]);
+//! }
+//! ```
+//!
+//! ## PyTorch, JAX, CuPy: DLPack
+//!
+//! [`Batch::into_dlpack`](crate::Batch::into_dlpack) gives the memory itself away, without a copy; it comes back when the last
+//! tensor is gone. From Rust:
+//!
+//! ```no_run
+//! use feedline::dlpack::DLManagedTensorVersioned;
+//! use std::ptr::NonNull;
+//!
+//! /// What `tensor.__dlpack__(stream=stream)` puts into a capsule called "dltensor_versioned".
+//! ///
+//! /// # Safety
+//! /// The stream must live, on the device of the batch, until every tensor of the batch is gone.
+//! unsafe fn export(batch: feedline::Batch, stream: usize) -> feedline::Result<Vec<(String, NonNull<DLManagedTensorVersioned>)>> {
+//!     let export = |(name, tensor): (String, feedline::dlpack::Dlpack)| {
+//!         unsafe { tensor.bind(stream) }?;
+//!         Ok((name, tensor.into_versioned()))
+//!     };
+//!     batch.into_dlpack().fields.into_iter().map(export).collect()
+//! }
+//! ```
+//!
+//! From Python, with the package in `examples/pytorch`, which is that and a loader:
+//!
+//! ```python
+//! import feedline_torch
+//!
+//! loader = feedline_torch.Loader("images", "train/", batch_size=256, decode_size=224, seed=42, device="cuda:0",
+//!                                float_dtype="f16", normalize=feedline_torch.IMAGENET, channels_first=True)
+//! for batch in map(feedline_torch.to_torch, loader.epoch(0)):
+//!     loss = model(batch["image"])  # float16 [256, 3, 224, 224], ordered with PyTorch's current stream
+//! ```
 
 pub(crate) mod copy;
 pub(crate) mod cufile;

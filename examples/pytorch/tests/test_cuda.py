@@ -1,0 +1,438 @@
+"""The package on a GPU, against a stand-in for the driver: no GPU is needed, nor PyTorch.
+
+Each test runs in a process of its own, see standin.py. What a real GPU and PyTorch are needed for is in test_gpu.py.
+"""
+
+import gc
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+
+import standin
+from standin import Gpu, Taken, alone
+
+import feedline_torch
+from feedline_torch import IMAGENET, Loader, to_numpy
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import demo  # noqa: E402
+
+RECORD = 48
+COUNT = 100
+
+
+def raises(kind, words, call):
+    """The call fails with exactly this kind of exception, whose message has the words."""
+    try:
+        call()
+    except BaseException as error:
+        assert type(error) is kind and words in str(error), f"{type(error)}: {error}"
+        return error
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def records(folder):
+    data = np.random.default_rng(1).integers(0, 256, (COUNT, RECORD), dtype=np.uint8)
+    data.tofile(folder / "records.bin")
+    return folder / "records.bin", data
+
+
+def open_records(path, **settings):
+    return Loader("records", path, record_bytes=RECORD, **{"device": "cuda:0", **settings})
+
+
+def pictures(folder):
+    pixels = np.random.default_rng(3).integers(0, 256, (6, 16, 16, 3), dtype=np.uint8)
+    for number, picture in enumerate(pixels):
+        place = folder / "pictures" / f"class{number // 2}"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{number}.png").write_bytes(demo.png(picture.tobytes(), 16, 16))
+    return folder / "pictures"
+
+
+# Devices
+
+
+@alone
+def test_devices_are_named_as_pytorch_names_them(cuda, folder):
+    cuda.reset(devices=2)
+    path, _ = records(folder)
+    table = {"cuda": "cuda:0", "cuda:0": "cuda:0", "cuda:1": "cuda:1", "auto": "cuda:0", "cpu": "cpu", "host": "cpu"}
+    for words, name in table.items():
+        loader = open_records(path, device=words)
+        assert loader.device == name
+        tensor = next(loader.epoch(0))["record"]
+        assert tensor.__dlpack_device__() == ((1, 0) if name == "cpu" else (2, int(name[-1])))
+        assert repr(tensor) == f"Tensor(u8 [32, 48]{'' if name == 'cpu' else ' on ' + name})"
+        taken = Taken(tensor)
+        assert taken.device == tensor.__dlpack_device__()
+        taken.drop()
+    raises(RuntimeError, "no device cuda:2; the process sees 2", lambda: open_records(path, device="cuda:2"))
+    raises(ValueError, 'no device is called "cuda:x"', lambda: open_records(path, device="cuda:x"))
+
+
+@alone
+def test_gds_may_be_left_out_but_not_wanted(cuda, folder):
+    path, _ = records(folder)
+    for gds in ["auto", "off"]:
+        assert sum(1 for _ in open_records(path, gds=gds).epoch(0)) == 4
+    raises(RuntimeError, "device not usable", lambda: open_records(path, gds="require"))
+
+
+# Bytes
+
+
+@alone
+def test_the_bytes_on_the_gpu_are_those_of_the_host(cuda, folder):
+    path, data = records(folder)
+    gpu = Gpu(cuda)
+    for batch_size, stream in [(16, None), (7, 1), (100, 2), (33, gpu.stream()[0])]:
+        settings = {"batch_size": batch_size, "seed": 5, "ids": True}
+        expected = [to_numpy(batch) for batch in open_records(path, device="cpu", **settings).epoch(1)]
+        got = open_records(path, **settings)
+        for batch, host in zip(got.epoch(1), expected, strict=True):
+            taken = Taken(batch["record"], stream=stream)
+            assert (taken.device, taken.shape, taken.dtype) == ((2, 0), host["record"].shape, (1, 8))
+            assert taken.data % 256 == 0 and not taken.read_only
+            assert gpu.read(taken.data, taken.bytes, stream or 0) == host["record"].tobytes()
+            assert np.array_equal(data[host["ids"].astype(np.int64)], host["record"])
+            for name in ["ids", "status"]:
+                assert np.array_equal(np.from_dlpack(batch[name]), host[name])
+            taken.drop()
+        assert "cuda:0 (Stand-in GPU" in got.report()
+    gpu.close()
+
+
+@alone
+def test_floats_are_made_on_the_gpu_of_bytes_and_are_those_of_the_host(cuda, folder):
+    path = pictures(folder)
+    gpu = Gpu(cuda)
+    stream, _ = gpu.stream()
+    # The code and the bits of DLPack, the size of an element.
+    for name, dtype in [("f32", (2, 32)), ("f16", (2, 16)), ("bf16", (4, 16)), (None, (1, 8))]:
+        for first in [False, True]:
+            settings = {"batch_size": 4, "decode_size": 14, "augment": True, "seed": 1, "channels_first": first}
+            if name is not None:
+                settings |= {"float_dtype": name, "normalize": IMAGENET}
+            since = cuda.now()
+            loader = Loader("images", path, device="cuda:0", **settings)
+            assert loader.spec()[0] == ("image", name or "u8", (3, 14, 14) if first else (14, 14, 3))
+            host = Loader("images", path, device="cpu", **settings)
+            for batch, expected in zip(loader.epoch(0), host.epoch(0), strict=True):
+                taken, expected = Taken(batch["image"], stream=stream), Taken(expected["image"])
+                assert (taken.dtype, taken.shape) == (dtype, expected.shape) and expected.dtype == dtype
+                wanted = standin.ctypes.string_at(expected.data, expected.bytes)
+                assert gpu.read(taken.data, taken.bytes, stream) == wanted
+                taken.drop(), expected.drop()
+            # Six pictures of 14 x 14 x 3 bytes, their labels, and what lies between the two.
+            copied = sum(int(copy[2]) for copy in cuda.calls("cuMemcpyHtoDAsync_v2", since))
+            assert 6 * 588 <= copied < 6 * 588 * 2, copied
+            assert len(cuda.calls("cuLaunchKernel", since)) == (0 if name is None else 2)
+    gpu.close()
+
+
+@alone
+def test_lengths_lie_on_the_gpu_beside_their_field(cuda, folder):
+    import tarfile
+    from io import BytesIO
+
+    texts = [b"", b"one", b"two words", b"x" * 40]
+    with tarfile.open(folder / "shard-0.tar", "w") as tar:
+        for number, text in enumerate(texts):
+            member = tarfile.TarInfo(f"{number:04}.txt")
+            member.size = len(text)
+            tar.addfile(member, BytesIO(text))
+    gpu = Gpu(cuda)
+    loader = Loader("wds", folder / "shard-{0..0}.tar", columns=["txt"], batch_size=4, device="cuda:0")
+    (batch,) = loader.epoch(0)
+    lengths, rows = Taken(batch["txt.lens"]), Taken(batch["txt"])
+    assert lengths.device == rows.device == (2, 0) and lengths.dtype == (1, 64)
+    numbers = np.frombuffer(gpu.read(lengths.data, lengths.bytes, 0), np.uint64)
+    rows_bytes = np.frombuffer(gpu.read(rows.data, rows.bytes, 0), np.uint8).reshape(rows.shape)
+    assert [bytes(row[:length]) for row, length in zip(rows_bytes, numbers)] == texts
+    lengths.drop(), rows.drop(), gpu.close()
+
+
+# Streams
+
+
+def memory_of(cuda, taken, gpu, stream):
+    """The name in the trace of the allocation that a tensor lies in."""
+    gpu.read(taken.data, 1, stream)
+    return cuda.calls("cuMemcpyDtoDAsync_v2")[-1][1].split("+")[0]
+
+
+@alone
+def test_the_stream_waits_for_the_copy_and_the_memory_for_the_stream(cuda, folder):
+    path, _ = records(folder)
+    gpu = Gpu(cuda)
+    stream, name = gpu.stream()
+    loader = open_records(path, batch_size=10)
+    epoch = loader.epoch(0)
+    batch = next(epoch)
+    since = cuda.now()
+    taken = Taken(batch["record"], stream=stream)
+    # One wait, of this stream, for the event that the copies' stream recorded behind them; the CPU waits for nothing.
+    ((waits, event, _),) = [wait for wait in cuda.calls("cuStreamWaitEvent", since) if wait[0] == name]
+    ((_, copies),) = [record for record in cuda.calls("cuEventRecord") if record[0] == event]
+    assert waits == name and not cuda.calls("cuStreamSynchronize", since) and not cuda.calls("cuEventSynchronize", since)
+    memory = memory_of(cuda, taken, gpu, stream)
+    assert any(to.startswith(memory) and on == copies for to, _, _, on in cuda.calls("cuMemcpyHtoDAsync_v2"))
+    assert not [record for record in cuda.calls("cuEventRecord", since) if record[1] == name]
+    # The struct alone holds the batch now. When it goes, its stream says where it stands.
+    since = cuda.now()
+    del batch
+    assert not [record for record in cuda.calls("cuEventRecord", since) if record[1] == name]
+    taken.drop()
+    ((event, _),) = [record for record in cuda.calls("cuEventRecord", since) if record[1] == name]
+    # The next copy into that memory waits for it.
+    for _ in epoch:
+        pass
+    lines = [line for line in cuda.trace() if f"cuStreamWaitEvent {copies} {event} " in line or f"cuMemcpyHtoDAsync_v2 {memory}+" in line]
+    kinds = ["wait" if "WaitEvent" in line else "copy" for line in lines]
+    assert kinds[:3] == ["copy", "wait", "copy"], lines
+    gpu.close()
+
+
+@alone
+def test_work_that_nobody_waited_for_is_done_before_memory_is_used_again(cuda, folder):
+    cuda.reset(latency_us=2000)
+    path, data = records(folder)
+    gpu = Gpu(cuda)
+    stream, _ = gpu.stream()
+    loader = open_records(path, batch_size=10, device_batches=2)
+    results = []
+    for number in range(4):
+        for batch in loader.epoch(number):
+            taken = Taken(batch["record"], stream=stream)
+            results.append((gpu.copy(taken.data, taken.bytes, stream), taken.bytes))
+            taken.drop()
+            del batch
+    got = b"".join(gpu.read(place, length, stream) for place, length in results)
+    assert got == data.tobytes() * 4
+    gpu.close()
+
+
+@alone
+def test_work_on_a_stream_that_was_not_named_is_found_out_by_the_stand_in(cuda, folder):
+    """That the other tests could fail."""
+    cuda.reset(latency_us=2000)
+    path, _ = records(folder)
+    gpu = Gpu(cuda)
+    named, _ = gpu.stream()
+    other, _ = gpu.stream()
+    for settings in [{"stream": named}, {"stream": -1}]:
+        before = len(cuda.expect_violations())
+        loader = open_records(path, batch_size=10, device_batches=2)
+        for batch in loader.epoch(0):
+            taken = Taken(batch["record"], **settings)
+            gpu.copy(taken.data, taken.bytes, other)
+            taken.drop()
+            del batch
+        assert len(cuda.violations()) > before
+        del loader
+    gpu.close()
+
+
+@alone
+def test_streams_that_are_bound_are_ordered_like_the_one_that_takes(cuda, folder):
+    cuda.reset(latency_us=1000)
+    path, data = records(folder)
+    gpu = Gpu(cuda)
+    always, always_name = gpu.stream()
+    side, side_name = gpu.stream()
+    taking, _ = gpu.stream()
+
+    class TorchStream:
+        cuda_stream = side
+
+    class CudaStream:
+        def __cuda_stream__(self):
+            return 0, side
+
+    results = []
+    binders = [
+        lambda batch: batch.bind(side),
+        lambda batch: batch.bind(TorchStream()),
+        lambda batch: batch.bind(CudaStream()),
+        lambda batch: batch["record"].bind(side),
+        lambda batch: batch["ids"].bind(side),
+    ]
+    loader = open_records(path, batch_size=5, device_batches=2, streams=[always], ids=True)
+    for batch in loader.epoch(0):
+        index = len(results) // 2
+        binders[index % len(binders)](batch)
+        # Streams are named already, so nobody has to be for this tensor: -1.
+        stream = taking if index % 2 else -1
+        taken = Taken(batch["record"], stream=stream)
+        results += [(gpu.copy(taken.data, taken.bytes, on), on) for on in [always, side]]
+        since = cuda.now()
+        taken.drop()
+        del batch
+        recorded = [on for _, on in cuda.calls("cuEventRecord", since)]
+        assert always_name in recorded and side_name in recorded and "default" not in recorded
+    got = [gpu.read(place, 5 * RECORD, on) for place, on in results]
+    assert b"".join(got[::2]) == b"".join(got[1::2]) == data.tobytes()
+    gpu.close()
+
+
+@alone
+def test_the_numbers_of_streams_mean_what_the_standard_says(cuda, folder):
+    path, _ = records(folder)
+    gpu = Gpu(cuda)
+    stream, name = gpu.stream()
+    epoch = open_records(path, batch_size=2).epoch(0)
+    for number, waiting in [(None, "default"), (1, "default"), (2, "default"), (stream, name)]:
+        batch = next(epoch)
+        since = cuda.now()
+        taken = Taken(batch["record"], stream=number)
+        waits = {wait[0] for wait in cuda.calls("cuStreamWaitEvent", since)}
+        assert waiting in waits and waits & {"default", name} == {waiting}
+        since = cuda.now()
+        taken.drop()
+        del batch
+        assert waiting in [on for _, on in cuda.calls("cuEventRecord", since)]
+    tensor = next(epoch)["record"]
+    for number in [0, -2]:
+        raises(ValueError, f"stream {number} has no meaning", lambda: Taken(tensor, stream=number))
+    raises(TypeError, "", lambda: Taken(tensor, stream="1"))
+    raises(ValueError, "no CUDA stream", lambda: tensor.bind(-1))
+    raises(BufferError, "lies on (2, 0)", lambda: Taken(tensor, dl_device=(1, 0)))
+    raises(BufferError, "clone", lambda: Taken(tensor, copy=True))
+    # None of that has taken it.
+    assert not tensor.taken
+    Taken(tensor, stream=stream, dl_device=(2, 0), copy=False).drop()
+    assert tensor.taken
+    raises(BufferError, "handed over before", lambda: Taken(tensor, stream=stream))
+    raises(BufferError, "bind streams before", lambda: tensor.bind(stream))
+    gpu.close()
+
+
+@alone
+def test_a_stream_of_another_gpu_is_refused(cuda, folder):
+    cuda.reset(devices=2)
+    path, _ = records(folder)
+    other = Gpu(cuda, 1)
+    stream, _ = other.stream()
+    batch = next(open_records(path).epoch(0))
+    for call in [lambda: Taken(batch["record"], stream=stream), lambda: batch.bind(stream)]:
+        raises(BufferError, "another context than cuda:0", call)
+    Taken(batch["record"]).drop()
+    del batch
+    raises(ValueError, "another context than cuda:0", lambda: next(open_records(path, streams=[stream]).epoch(0)))
+    other.close()
+
+
+# Who takes what
+
+
+@alone
+def test_what_the_host_keeps_of_a_batch_is_read_only(cuda, folder):
+    path, _ = records(folder)
+    batch = next(open_records(path, batch_size=10, ids=True).epoch(0))
+    for name, dtype in [("ids", (1, 64)), ("status", (1, 8))]:
+        tensor = batch[name]
+        assert tensor.__dlpack_device__() == (1, 0)
+        raises(BufferError, "stream must be None", lambda: Taken(tensor, stream=1))
+        for old in [None, (0, 8)]:
+            raises(BufferError, "only DLPack 1.0 can say", lambda: Taken(tensor, max_version=old))
+        taken = Taken(tensor)
+        assert taken.read_only and taken.dtype == dtype and taken.device == (1, 0)
+        taken.drop()
+    array = np.from_dlpack(next(open_records(path, batch_size=10, ids=True).epoch(0))["ids"])
+    assert array.tolist() == list(range(10)) and not array.flags.writeable
+
+
+@alone
+def test_numpy_does_not_take_what_lies_on_a_gpu(cuda, folder):
+    path, _ = records(folder)
+    batch = next(open_records(path, ids=True).epoch(0))
+    error = raises(BufferError, "on cuda:0", lambda: to_numpy(batch))
+    assert "'record'" in str(error) and 'device="cpu"' in str(error)
+    assert not any(tensor.taken for tensor in batch.values())
+    try:
+        np.from_dlpack(batch["record"])
+    except (BufferError, RuntimeError) as error:
+        assert "device" in str(error).lower()
+    else:
+        raise AssertionError("numpy took it")
+
+
+@alone
+def test_a_legacy_capsule_of_device_memory_is_whole(cuda, folder):
+    path, data = records(folder)
+    gpu = Gpu(cuda)
+    stream, _ = gpu.stream()
+    batch = next(open_records(path, batch_size=10).epoch(0))
+    taken = Taken(batch["record"], stream=stream, max_version=None)
+    assert taken.kind is standin.Legacy and taken.shape == (10, RECORD)
+    assert gpu.read(taken.data, taken.bytes, stream) == data[:10].tobytes()
+    taken.drop(), gpu.close()
+
+
+@alone
+def test_capsules_that_nobody_takes_and_tensors_give_their_batch_back(cuda, folder):
+    path, _ = records(folder)
+    gpu = Gpu(cuda)
+    stream, name = gpu.stream()
+    loader = open_records(path, batch_size=10, device_batches=2, ids=True, held_deadline=60)
+    for number, use in enumerate(["nothing", "capsules", "some"]):
+        for batch in loader.epoch(number):
+            since = cuda.now()
+            if use == "capsules":
+                capsules = [batch["record"].__dlpack__(stream=stream), batch["ids"].__dlpack__(max_version=(1, 0))]
+                del capsules
+            elif use == "some":
+                Taken(batch["record"], stream=stream).drop()
+            del batch
+            recorded = [on for _, on in cuda.calls("cuEventRecord", since) if on == name]
+            assert len(recorded) == (0 if use == "nothing" else 1)
+    gpu.close()
+
+
+@alone
+def test_tensors_outlive_their_loader_and_go_on_any_thread(cuda, folder):
+    path, data = records(folder)
+    gpu = Gpu(cuda)
+    stream, _ = gpu.stream()
+    loader = open_records(path, batch_size=50, device_batches=4)
+    epoch = loader.epoch(0)
+    taken = [Taken(batch["record"], stream=stream) for batch in epoch]
+    del loader, epoch
+    gc.collect()
+    assert b"".join(gpu.read(part.data, part.bytes, stream) for part in taken) == data.tobytes()
+    threads = [threading.Thread(target=part.drop) for part in taken]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    gpu.close()
+
+
+@alone
+def test_holding_every_batch_names_the_setting_and_passes(cuda, folder):
+    path, _ = records(folder)
+    epoch = open_records(path, batch_size=10, device_batches=2, held_deadline=0.2).epoch(0)
+    held = [next(epoch), next(epoch)]
+    assert raises(RuntimeError, "device_batches", lambda: next(epoch)).kind == "every batch is held"
+    held.pop()
+    assert next(epoch)["record"].shape == (10, RECORD)
+
+
+@alone
+def test_a_gpu_that_breaks_is_an_error_of_next(cuda, folder):
+    path, _ = records(folder)
+    loader = open_records(path, batch_size=10, device_batches=2)
+    epoch = loader.epoch(0)
+    batch = next(epoch)
+    cuda.fail("cuMemcpyHtoDAsync_v2", 2)
+    Taken(batch["record"]).drop()
+    del batch
+    error = raises(RuntimeError, "cuMemcpyHtoDAsync", lambda: list(epoch))
+    assert error.kind and "CUDA_ERROR_OUT_OF_MEMORY" in str(error)
+    # The next epoch is whole.
+    assert sum(1 for _ in loader.epoch(1)) == 10
+
+
+if __name__ == "__main__":
+    standin.main(globals())
