@@ -20,6 +20,7 @@ pub(crate) mod copy;
 pub(crate) mod cufile;
 pub(crate) mod driver;
 pub(crate) mod kernels;
+pub mod nvml;
 mod slice;
 mod stream;
 
