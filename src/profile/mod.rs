@@ -8,6 +8,7 @@ mod meter;
 mod report;
 mod snapshot;
 mod timeline;
+mod truth;
 
 pub use report::{Bound, Copies, DirectReads, Report};
 
@@ -15,6 +16,7 @@ pub(crate) use meter::Counter;
 pub use meter::Latency;
 pub use snapshot::{Consumer, Copy, Decode, GpuIdle, Order, Slots, Snapshot, Storage};
 pub use timeline::{BatchRecord, Gauges, Timeline};
+pub use truth::{Basis, CacheProbe, Cached, DeviceBytes, Evidence, Truth, judge};
 
 use crate::read::{ReadStats, Reader};
 use std::sync::Mutex;
