@@ -177,7 +177,7 @@ pub enum Unavailable {
     NoLibrary(Vec<String>),
     /// The library, or the GPU, refuses.
     Refused(Unknown),
-    /// This is no PCI bus id, or the device has none.
+    /// This is no PCI bus id, or a device that has none.
     NoBusId(String),
 }
 
@@ -442,7 +442,7 @@ impl fmt::Display for Unavailable {
                     _ => Ok(()),
                 }
             }
-            Self::NoBusId(what) => write!(f, "NVML finds GPUs by PCI bus id, which this is not or has not: {what:?}"),
+            Self::NoBusId(what) => write!(f, "there is no PCI bus id, by which NVML finds GPUs, in {what:?}"),
         }
     }
 }

@@ -252,7 +252,8 @@ fn where_both_of_two_functions_fail_the_newer_one_is_named_unless_it_is_missing(
     let unknown = |nvml: &StandIn| state(&mut open(nvml, ID).unwrap()).unknown;
     let nvml = StandIn::new();
     healthy(&nvml);
-    (nvml.fail(newer, 25), nvml.fail(older, 4));
+    nvml.fail(newer, 25);
+    nvml.fail(older, 4);
     assert_eq!(unknown(&nvml), [Unknown::Refused { call: newer.into(), code: 25 }]);
     let nvml = StandIn::without(&[newer]);
     healthy(&nvml);
