@@ -34,6 +34,7 @@ const UNSAFE: &[&str] = &[
     "src/device/cuda/cufile/tests.rs",
     "src/device/cuda/driver.rs",
     "src/device/cuda/kernels.rs",
+    "src/device/cuda/nvml/api.rs",
     "src/device/cuda/slice.rs",
     "src/device/cuda/stream.rs",
     "src/dlpack.rs",
@@ -48,6 +49,7 @@ const UNSAFE: &[&str] = &[
     "tests/common/cufile.rs",
     "tests/common/doubles.rs",
     "tests/common/kernels.rs",
+    "tests/common/nvml.rs",
     "tests/common/standin.rs",
     "tests/dlpack.rs",
     "tests/kernels.rs",
@@ -59,6 +61,7 @@ const UNSAFE: &[&str] = &[
     "tests/standin.rs",
     "tests/standin/cuda.rs",
     "tests/standin/cufile.rs",
+    "tests/standin/nvml.rs",
 ];
 
 /// Imports upwards that are agreed on, each with its reason.

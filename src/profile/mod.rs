@@ -8,6 +8,7 @@ mod meter;
 mod report;
 mod snapshot;
 mod timeline;
+mod truth;
 
 pub use report::{Bound, Copies, DirectReads, Report};
 
@@ -17,6 +18,7 @@ pub(crate) use meter::{Area, Counter, Histogram, Pool, States};
 pub use snapshot::{Consumer, Copy, Decode, GpuIdle, Order, Slots, Snapshot, Storage};
 pub(crate) use timeline::Recorder;
 pub use timeline::{BatchRecord, Gauges, Timeline};
+pub use truth::{Basis, CacheProbe, Cached, DeviceBytes, Evidence, Truth, judge};
 
 use crate::read::{ReadStats, Reader};
 use std::sync::Mutex;

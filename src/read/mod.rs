@@ -29,6 +29,7 @@ mod progress;
 mod source;
 mod sys;
 mod threads;
+mod truth;
 mod uring;
 mod waker;
 
@@ -37,6 +38,7 @@ pub use choice::{Choice, Opened, open};
 #[cfg(feature = "cuda")]
 pub(crate) use files::{Files, descriptor_limit};
 pub use source::{DirId, Extent, SourceId, Sources};
+pub use truth::{PROBES_MAX, device_bytes, page_cache_share};
 pub use waker::Waker;
 
 use crate::error::{Error, Result};

@@ -154,6 +154,7 @@ pub(crate) mod cufile;
 pub(crate) mod driver;
 pub(crate) mod idle;
 pub(crate) mod kernels;
+pub mod nvml;
 mod slice;
 mod stream;
 
