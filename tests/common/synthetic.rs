@@ -112,14 +112,14 @@ pub fn measured(machine: &Machine, batches: usize) -> (Snapshot, Timeline) {
     consumer.first_ns = records.first().map_or(0, |record| record.got_ns - record.asked_ns);
     consumer.user_ns = steady.saturating_sub(consumer.waited_ns);
     consumer.waits = latency(waits.iter().map(|ns| *ns as f64 + 800.0).collect());
-    let count = batches as u64;
+    let (count, samples) = (batches as u64, consumer.samples);
     let part = |us: u64| (us * 1000 * count).min(steady);
     snapshot.order.busy_ns = 90_000 * count;
     snapshot.order.no_slot_ns = steady / 2;
     snapshot.storage.busy_ns = part(machine.read);
     snapshot.storage.blocked_ns = steady / 50;
     (snapshot.storage.depth, snapshot.storage.in_flight_ns) = (DEPTH, part(machine.read) * 27);
-    (snapshot.storage.reads, snapshot.storage.bytes) = (consumer_samples(count), consumer_samples(count) * 112_000);
+    (snapshot.storage.reads, snapshot.storage.bytes) = (samples, samples * 112_000);
     snapshot.storage.latency = latency((0..5000).map(|_| draws.about(machine.read / 8) as f64).collect());
     let (decode, all) = (&mut snapshot.decode, steady * u64::from(WORKERS));
     (decode.workers, decode.cores, decode.samples) = (WORKERS, WORKERS, count * u64::from(ROWS));
@@ -137,7 +137,7 @@ pub fn measured(machine: &Machine, batches: usize) -> (Snapshot, Timeline) {
         copy.latency = latency((0..batches).map(|_| draws.about(us) as f64).collect());
         snapshot.copy = Some(copy);
         let mut gpu = GpuIdle::default();
-        (gpu.steps, gpu.starved_ns) = (count - 1, snapshot.consumer.waited_ns * 9 / 10);
+        (gpu.steps, gpu.starved_ns) = (count.saturating_sub(1), snapshot.consumer.waited_ns * 9 / 10);
         gpu.host_late_ns = steady / 30;
         snapshot.consumer.gpu = Some(gpu);
     }
@@ -147,17 +147,14 @@ pub fn measured(machine: &Machine, batches: usize) -> (Snapshot, Timeline) {
     (snapshot, timeline)
 }
 
-fn consumer_samples(batches: u64) -> u64 {
-    batches * u64::from(ROWS)
-}
-
 fn run(machine: &Machine, batches: usize) -> Vec<BatchRecord> {
     let mut draws = Draws(1);
     let mut records: Vec<BatchRecord> = Vec::new();
     let (mut read_free, mut decode_free, mut copy_free, mut now) = (0, 0, 0, 3_000_000);
     for at in 0..batches {
         let mut record = BatchRecord::default();
-        (record.sequence, record.epoch, record.batch, record.rows) = (at as u64, at as u64 / 400, at as u64 % 400, ROWS);
+        (record.sequence, record.epoch, record.batch, record.rows) =
+            (at as u64, at as u64 / 400, at as u64 % 400, ROWS);
         let slot = at.checked_sub(machine.slots).map_or(1_000_000, |before| {
             if machine.copy.is_some() { records[before].got_ns } else { records[before].dropped_ns }
         });
@@ -185,7 +182,7 @@ fn run(machine: &Machine, batches: usize) -> Vec<BatchRecord> {
 
 /// How full everything is at a moment, from the records around it.
 fn gauges(machine: &Machine, records: &[BatchRecord], at_ns: u64, draws: &mut Draws) -> Gauges {
-    let mut gauges = Gauges { ..Gauges::default() };
+    let mut gauges = Gauges::default();
     gauges.at_ns = at_ns;
     let near = records.partition_point(|record| record.got_ns < at_ns);
     let around = &records[near.saturating_sub(2)..(near + 2 * machine.slots).min(records.len())];

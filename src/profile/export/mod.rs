@@ -18,7 +18,7 @@
 mod html;
 mod prometheus;
 mod server;
-#[cfg_attr(not(test), allow(dead_code, unused_imports, reason = "what the loader says is up to the loader"))]
+#[allow(dead_code, unused_imports, reason = "what the loader says is up to the loader")]
 pub(crate) mod spans;
 mod trace;
 mod way;

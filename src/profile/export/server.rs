@@ -8,7 +8,7 @@
 //! Limits: so many connections as threads are served at once, others wait in the kernel's queue; a client that is slow on
 //! purpose holds a thread for some seconds, never for ever. No TLS, no authentication: it listens on the loopback unless told
 //! otherwise. One request per connection. A source that does not return holds its thread; dropping the server then leaves
-//! that thread behind after [`PATIENCE`].
+//! that thread behind after [`PATIENCE`], and with it the port.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::io::{self, ErrorKind as Io, Read, Write};
@@ -57,7 +57,8 @@ pub struct Server {
 ///
 /// `ErrorKind::Config` when `address` is none or cannot be listened at.
 pub fn serve(address: impl ToSocketAddrs, source: impl Fn() -> String + Send + Sync + 'static) -> Result<Server> {
-    let listener = TcpListener::bind(address).map_err(|error| refused("cannot listen at the metrics address", error))?;
+    let listener =
+        TcpListener::bind(address).map_err(|error| refused("cannot listen at the metrics address", error))?;
     let address = listener.local_addr().map_err(|error| refused("the metrics socket has no address", error))?;
     let shared = Arc::new(Shared { listener, source: Box::new(source), stop: Arc::default() });
     let mut server = Server { address, stop: shared.stop.clone(), threads: Vec::new() };

@@ -165,7 +165,12 @@ mod tests {
             let mut fields = Fields(String::new());
             span.record(&mut fields);
             let parent = span.parent().map_or(String::new(), |id| format!(" in {}", id.into_u64()));
-            Id::from_u64(self.note(format!("{} span {}{}{parent}", span.metadata().level(), span.metadata().name(), fields.0)))
+            Id::from_u64(self.note(format!(
+                "{} span {}{}{parent}",
+                span.metadata().level(),
+                span.metadata().name(),
+                fields.0
+            )))
         }
 
         fn record(&self, _: &Id, _: &Record<'_>) {}

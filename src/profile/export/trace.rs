@@ -46,12 +46,7 @@ pub fn trace(timeline: &Timeline, snapshot: &Snapshot, names: Names<'_>) -> Stri
 /// # Errors
 ///
 /// Those of `out`.
-pub fn write_trace(
-    out: &mut impl Write,
-    timeline: &Timeline,
-    snapshot: &Snapshot,
-    names: Names<'_>,
-) -> io::Result<()> {
+pub fn write_trace(out: &mut impl Write, timeline: &Timeline, snapshot: &Snapshot, names: Names<'_>) -> io::Result<()> {
     let (ways, lanes) = way::ways(&timeline.batches, snapshot.at_ns);
     let stretches = way::consumer(timeline);
     let pid = u64::from(names.rank) + 1;
@@ -141,7 +136,12 @@ impl Event<'_> {
     fn write(&self, out: &mut impl Write, pid: u64) -> io::Result<()> {
         let (start, end) = self.span();
         let slice = |out: &mut dyn Write, tid: usize, name: std::fmt::Arguments<'_>| {
-            write!(out, r#"{{"ph":"X","pid":{pid},"tid":{tid},"ts":{},"dur":{},"name":"{name}""#, Us(start), Us(end - start))
+            write!(
+                out,
+                r#"{{"ph":"X","pid":{pid},"tid":{tid},"ts":{},"dur":{},"name":"{name}""#,
+                Us(start),
+                Us(end - start)
+            )
         };
         match self {
             Self::Consumer((span, record)) => {
@@ -222,7 +222,8 @@ mod tests {
 
     #[test]
     fn times_keep_their_nanoseconds() {
-        let table = [(0, "0.000"), (1, "0.001"), (999, "0.999"), (1_234_567, "1234.567"), (u64::MAX, "18446744073709551.615")];
+        let table =
+            [(0, "0.000"), (1, "0.001"), (999, "0.999"), (1_234_567, "1234.567"), (u64::MAX, "18446744073709551.615")];
         for (ns, expected) in table {
             assert_eq!(Us(ns).to_string(), expected);
         }
@@ -250,7 +251,9 @@ mod tests {
         let got: Vec<String> = events
             .iter()
             .filter(|event| event["ph"] == "X")
-            .map(|event| format!("{} {} +{} {}", event["tid"], event["ts"], event["dur"], event["name"].as_str().unwrap()))
+            .map(|event| {
+                format!("{} {} +{} {}", event["tid"], event["ts"], event["dur"], event["name"].as_str().unwrap())
+            })
             .collect();
         let expected = [
             "2 1000.0 +11000.0 batch 0",
@@ -271,7 +274,8 @@ mod tests {
         let named: Vec<&Value> =
             events.iter().filter(|event| event["name"] == "thread_name").map(|event| &event["args"]["name"]).collect();
         assert_eq!(named, ["consumer", "batches, lane 1", "batches, lane 2"]);
-        let counted: Vec<&Value> = events.iter().filter(|event| event["ph"] == "C").map(|event| &event["args"]).collect();
+        let counted: Vec<&Value> =
+            events.iter().filter(|event| event["ph"] == "C").map(|event| &event["args"]).collect();
         assert_eq!(counted.len(), 4);
         assert_eq!(counted[0]["reads"], 3);
         assert!(events.iter().all(|event| event["pid"] == 2));

@@ -257,8 +257,10 @@ pub(super) mod tests {
             record(90, 95, 99, 2, 0),
         ];
         let timeline = Timeline { batches, ..Timeline::default() };
-        let got: Vec<_> =
-            consumer(&timeline).iter().map(|(span, record)| (span.what, span.start, span.end, record.planned_ns)).collect();
+        let got: Vec<_> = consumer(&timeline)
+            .iter()
+            .map(|(span, record)| (span.what, span.start, span.end, record.planned_ns))
+            .collect();
         use Doing::*;
         let expected = [
             (First, 10, 30, 1),
@@ -274,7 +276,15 @@ pub(super) mod tests {
 
     #[test]
     fn what_did_not_happen_has_no_phase() {
-        let all = BatchRecord { planned_ns: 1, read_ns: 2, full_ns: 4, copied_ns: 7, got_ns: 11, dropped_ns: 16, ..BatchRecord::default() };
+        let all = BatchRecord {
+            planned_ns: 1,
+            read_ns: 2,
+            full_ns: 4,
+            copied_ns: 7,
+            got_ns: 11,
+            dropped_ns: 16,
+            ..BatchRecord::default()
+        };
         use Phase::*;
         let table = [
             (all, vec![(Read, 1), (Decode, 2), (CopyQueue, 3), (Copy, 4), (Held, 5)]),

@@ -3,14 +3,12 @@
 //! Over time a drawing has [`COLUMNS`] columns at most: where more moments fall into one, it shows their mean, and as a pale
 //! band the least and the most.
 
-use super::svg::{Scale, Svg, WIDTH, number, percent, share, time};
+use super::svg::{LEFT, RIGHT, Scale, Svg, WIDTH, count, percent, share, time};
 use crate::profile::export::way::{self, Doing, FAR, Phase, Span};
 use crate::profile::{Gauges, Latency, Snapshot, Timeline};
 
 /// Columns of what is drawn over time.
 pub(super) const COLUMNS: usize = 240;
-const LEFT: f64 = 92.0;
-const RIGHT: f64 = WIDTH - 12.0;
 
 /// A stage's time: what it is a share of, and the parts with class and name. What is left is `rest`.
 struct Bar {
@@ -32,7 +30,7 @@ fn bars(snapshot: &Snapshot) -> Vec<Bar> {
     if let Some(gpu) = &consumer.gpu {
         let late = "idle before it asked (at most)";
         let parts = vec![("starved", "starved", gpu.starved_ns as f64), ("wait", late, gpu.host_late_ns as f64)];
-        bars.push(Bar { label: "GPU", whole: steady, parts, rest: "busy" });
+        bars.push(Bar { label: "GPU", whole: steady, parts, rest: "busy, or not measured" });
     }
     if let Some(copy) = &snapshot.copy {
         let parts = vec![
@@ -66,7 +64,12 @@ pub(super) fn stages(snapshot: &Snapshot) -> String {
         svg.line("grid", (x, 2.0), (x, bottom));
         svg.text("tick mid", x, bottom + 14.0, &format!("{tick} %"));
     }
-    svg.text("tick mid", f64::midpoint(LEFT, RIGHT), bottom + 30.0, "share of the steady time (of a worker, for decode)");
+    svg.text(
+        "tick mid",
+        f64::midpoint(LEFT, RIGHT),
+        bottom + 30.0,
+        "share of the steady time (of a worker, for decode)",
+    );
     for (at, bar) in bars.iter().enumerate() {
         let y = 30.0 * at as f64 + 4.0;
         svg.text("label end", LEFT - 8.0, y + 16.0, bar.label);
@@ -126,7 +129,8 @@ fn waits(timeline: &Timeline) -> Vec<Span<usize>> {
             continue;
         };
         let before = Span { what: 0, start: 0, end: way.start };
-        let phases = way.phases.iter().map(|phase| Span { what: cause(phase.what), start: phase.start, end: phase.end });
+        let phases =
+            way.phases.iter().map(|phase| Span { what: cause(phase.what), start: phase.start, end: phase.end });
         for piece in std::iter::once(before).chain(phases).filter(|piece| piece.common(&wait) > 0) {
             pieces.push(Span { what: piece.what, start: piece.start.max(wait.start), end: piece.end.min(wait.end) });
         }
@@ -179,10 +183,11 @@ impl Columns {
 fn starvation(timeline: &Timeline, columns: &Columns) -> Vec<[f64; CAUSES.len()]> {
     let mut all = vec![[0.0; CAUSES.len()]; COLUMNS];
     for piece in waits(timeline) {
-        for column in columns.of(piece.start)..=columns.of(piece.end) {
+        let first = columns.of(piece.start);
+        for (column, causes) in (first..).zip(&mut all[first..=columns.of(piece.end)]) {
             let (start, end) = columns.bounds(column);
             let common = (piece.end as f64).min(end) - (piece.start as f64).max(start);
-            all[column][piece.what] += (common / columns.width).clamp(0.0, 1.0);
+            causes[piece.what] += (common / columns.width).clamp(0.0, 1.0);
         }
     }
     all
@@ -197,7 +202,8 @@ fn layers<const N: usize>(svg: &mut Svg, columns: &Columns, y: &Scale, classes: 
         }
         let above: Vec<f64> = below.iter().zip(values).map(|(below, value)| below + value[layer]).collect();
         let steps = |of: &[f64]| -> Vec<(f64, f64)> {
-            let corners = |(at, value): (usize, &f64)| [(columns.x(at), y.place(*value)), (columns.x(at + 1), y.place(*value))];
+            let corners =
+                |(at, value): (usize, &f64)| [(columns.x(at), y.place(*value)), (columns.x(at + 1), y.place(*value))];
             of.iter().enumerate().flat_map(corners).collect()
         };
         let mut points = steps(&above);
@@ -244,7 +250,9 @@ fn sampled(gauges: &[Gauges], columns: &Columns, of: impl Fn(&Gauges) -> u32) ->
 fn banded(svg: &mut Svg, columns: &Columns, y: &Scale, class: &str, values: &[[f64; 3]]) {
     let corners = |which: usize| {
         let each = values.iter().enumerate();
-        each.flat_map(move |(at, value)| [(columns.x(at), y.place(value[which])), (columns.x(at + 1), y.place(value[which]))])
+        each.flat_map(move |(at, value)| {
+            [(columns.x(at), y.place(value[which])), (columns.x(at + 1), y.place(value[which]))]
+        })
     };
     if values.iter().any(|[least, _, most]| least < most) {
         let mut band: Vec<(f64, f64)> = corners(2).collect();
@@ -254,41 +262,67 @@ fn banded(svg: &mut Svg, columns: &Columns, y: &Scale, class: &str, values: &[[f
     svg.path(&format!("stroke s-{class}"), &simplified(&corners(1).collect::<Vec<_>>()));
 }
 
+const PANEL: f64 = 58.0;
+
+/// Where the `panel`th panel begins.
+fn panel(at: usize) -> f64 {
+    18.0 + at as f64 * (PANEL + 27.0)
+}
+
+/// The title and scale of a panel, from 0 to `most`.
+fn frame(svg: &mut Svg, at: usize, most: f64, unit: &str, title: &str) -> Scale {
+    let scale = Scale::new(0.0, most, panel(at) + PANEL, panel(at));
+    svg.text("label", LEFT, panel(at) - 6.0, title);
+    svg.amount_axis(&scale, LEFT, RIGHT, unit);
+    scale
+}
+
 /// Starvation and queues over the whole timeline; `None` when it is empty.
 pub(super) fn over_time(timeline: &Timeline, snapshot: &Snapshot) -> Option<String> {
     let columns = Columns::new(timeline)?;
-    let (height, gap) = (76.0, 28.0);
-    let top = |panel: usize| 18.0 + panel as f64 * (height + gap);
-    let bottom = top(3) + height;
+    let bottom = panel(4) + PANEL;
     let mut svg = Svg::new(WIDTH, bottom + 38.0, "Starvation, reads in flight, decode work and slots over time");
     svg.time_axis(&columns.scale, 6.0, bottom);
-    let frame = |svg: &mut Svg, panel: usize, most: f64, unit: &str, title: &str| {
-        let scale = Scale::new(0.0, most, top(panel) + height, top(panel));
-        svg.text("label", LEFT, top(panel) - 6.0, title);
-        svg.amount_axis(&scale, LEFT, RIGHT, unit);
-        scale
-    };
-    let y = frame(&mut svg, 0, 100.0, " %", "consumer starved, by what the awaited batch was doing");
-    let shares = starvation(timeline, &columns).into_iter().map(|causes| causes.map(|cause| 100.0 * cause));
-    layers(&mut svg, &columns, &y, CAUSES.map(|(class, _)| class), &shares.collect::<Vec<_>>());
-
+    starved(&mut svg, timeline, &columns);
     let gauges = &timeline.gauges;
-    let most = |of: fn(&Gauges) -> u32, least: u32| f64::from(gauges.iter().map(of).max().unwrap_or(0).max(least).max(1));
-    let y = frame(&mut svg, 1, most(|g| g.in_flight, snapshot.storage.depth), "", "reads in flight (the top is the depth)");
-    banded(&mut svg, &columns, &y, "read", &sampled(gauges, &columns, |g| g.in_flight));
-
-    let top_of = most(|g| g.queued.max(g.working), snapshot.decode.workers);
-    let y = frame(&mut svg, 2, top_of, "", "workers working (dark) and pieces of work that wait for one (purple)");
-    banded(&mut svg, &columns, &y, "order", &sampled(gauges, &columns, |g| g.queued));
-    banded(&mut svg, &columns, &y, "decode", &sampled(gauges, &columns, |g| g.working));
-
-    let of: [fn(&Gauges) -> u32; 4] = [|g| g.held, |g| g.full_slots, |g| g.filling_slots, |g| g.free_slots];
-    let means = of.map(|of| sampled(gauges, &columns, of));
-    let stacked: Vec<[f64; 4]> = (0..COLUMNS).map(|at| [0, 1, 2, 3].map(|state| means[state][at][1])).collect();
-    let top_of = stacked.iter().map(|slots| slots.iter().sum()).fold(f64::from(snapshot.slots.count), f64::max).max(1.0);
-    let y = frame(&mut svg, 3, top_of, "", "slots: held by the consumer, full, being filled, free (from the bottom)");
-    layers(&mut svg, &columns, &y, ["own", "ready", "decode", "free"], &stacked);
+    type Line = (fn(&Gauges) -> u32, u32, &'static str, &'static str);
+    let lines: [Line; 3] = [
+        (|g| g.in_flight, snapshot.storage.depth, "read", "reads in flight, up to the depth"),
+        (|g| g.queued, 0, "order", "pieces of work that wait for a worker"),
+        (|g| g.working, snapshot.decode.workers, "decode", "workers working, of all"),
+    ];
+    for (at, (of, limit, class, title)) in (1..).zip(lines) {
+        let most = gauges.iter().map(of).max().unwrap_or(0).max(limit).max(1);
+        let y = frame(&mut svg, at, most.into(), "", title);
+        banded(&mut svg, &columns, &y, class, &sampled(gauges, &columns, of));
+    }
+    slots(&mut svg, gauges, &columns, snapshot.slots.count);
     Some(svg.finish())
+}
+
+/// The share of starvation: its causes above each other under an orange line.
+fn starved(svg: &mut Svg, timeline: &Timeline, columns: &Columns) {
+    let y = frame(svg, 0, 100.0, " %", "time in which the consumer starved, by what the awaited batch was doing");
+    let shares: Vec<_> =
+        starvation(timeline, columns).into_iter().map(|causes| causes.map(|cause| 100.0 * cause)).collect();
+    layers(svg, columns, &y, CAUSES.map(|(class, _)| class), &shares);
+    let all: Vec<[f64; 3]> = shares.iter().map(|causes| [causes.iter().sum(); 3]).collect();
+    banded(svg, columns, &y, "starved", &all);
+}
+
+fn slots(svg: &mut Svg, gauges: &[Gauges], columns: &Columns, count: u32) {
+    let of: [fn(&Gauges) -> u32; 4] = [|g| g.held, |g| g.full_slots, |g| g.filling_slots, |g| g.free_slots];
+    let means = of.map(|of| sampled(gauges, columns, of));
+    let stacked: Vec<[f64; 4]> = (0..COLUMNS).map(|at| [0, 1, 2, 3].map(|state| means[state][at][1])).collect();
+    let most = stacked.iter().map(|slots| slots.iter().sum()).fold(f64::from(count.max(1)), f64::max);
+    let y = frame(
+        svg,
+        4,
+        most,
+        "",
+        "slots: held by the consumer (dark grey), full (light), being filled (blue), free (palest)",
+    );
+    layers(svg, columns, &y, ["own", "ready", "read", "free"], &stacked);
 }
 
 /// How long things took: shares in tenths of a power of ten.
@@ -312,7 +346,7 @@ pub(super) fn histogram(latency: &Latency, class: &str, what: &str) -> Option<St
 }
 
 fn draw_histogram(latency: &Latency, (class, what): (&str, &str), (from, to): (f64, f64), bins: &[f64]) -> String {
-    let (left, right, top, bottom) = (44.0, 528.0, 26.0, 150.0);
+    let (left, right, top, bottom) = (44.0, 514.0, 26.0, 150.0);
     let mut svg = Svg::new(540.0, 186.0, what);
     svg.text("label", left, 12.0, what);
     let x = Scale::new(from, to, left, right);
@@ -338,7 +372,7 @@ fn draw_histogram(latency: &Latency, (class, what): (&str, &str), (from, to): (f
         let line = if name == "p99" { 18.0 } else { 0.0 };
         svg.text(&format!("tick strong {anchor}"), at + shift, top + 4.0 + line, &format!("{name} {}", time(ns)));
     }
-    let note = format!("time, by powers of ten; {} in all", number(latency.count as f64));
+    let note = format!("time, by powers of ten; {} in all", count(latency.count));
     svg.text("tick mid", f64::midpoint(left, right), bottom + 30.0, &note);
     svg.finish()
 }

@@ -8,7 +8,7 @@
 //!             ├read┤decode─────┤held┤
 //! ```
 
-use super::svg::{Scale, Svg, WIDTH, number, time};
+use super::svg::{LEFT, RIGHT, Scale, Svg, WIDTH, count, time};
 use crate::profile::export::way::{self, Doing, FAR, Phase, Stretch, Way};
 use crate::profile::{BatchRecord, Gauges, Snapshot, Timeline};
 
@@ -16,8 +16,6 @@ use crate::profile::{BatchRecord, Gauges, Snapshot, Timeline};
 pub(super) const MOST: usize = 200;
 /// A pause that takes most of the time is left out with what is before it, if so many batches are after it.
 const AFTER_PAUSE: usize = 20;
-const LEFT: f64 = 92.0;
-const RIGHT: f64 = WIDTH - 12.0;
 const STRIP: f64 = 30.0;
 
 /// The last batches that are drawn, by the time at which they were handed out.
@@ -52,7 +50,8 @@ pub(super) fn gantt(timeline: &Timeline, snapshot: &Snapshot) -> Option<(String,
     let row = (330.0 / lanes.max(1) as f64).clamp(3.0, 16.0);
     let (storage, decode, top) = (32.0, 32.0 + STRIP + 8.0, 32.0 + 2.0 * (STRIP + 8.0));
     let bottom = top + row * lanes as f64 + 4.0;
-    let mut svg = Svg::new(WIDTH, bottom + 38.0, "Timeline of the last batches, the consumer, storage and decode workers");
+    let mut svg =
+        Svg::new(WIDTH, bottom + 38.0, "Timeline of the last batches, the consumer, storage and decode workers");
     let scale = Scale::new(start as f64 / 1e9, end as f64 / 1e9, LEFT, RIGHT);
     svg.time_axis(&scale, 4.0, bottom);
     let stretches = way::consumer(timeline);
@@ -115,7 +114,7 @@ fn strip(
     let (label, unit, class) = named;
     let bottom = top + STRIP;
     svg.text("label end", LEFT - 8.0, top + 13.0, label);
-    svg.text("tick end", LEFT - 8.0, top + 26.0, &format!("of {} {unit}", number(most.into())));
+    svg.text("tick end", LEFT - 8.0, top + 26.0, &format!("of {} {unit}", count(most.into())));
     svg.rect("ground", LEFT, top, RIGHT - LEFT, STRIP);
     let amounts = Scale::new(0.0, most.into(), bottom, top);
     let mut points = Vec::with_capacity(2 * gauges.len() + 2);
@@ -165,10 +164,12 @@ mod tests {
     use super::*;
 
     fn at(got: impl IntoIterator<Item = u64>) -> Timeline {
-        let batches = got
-            .into_iter()
-            .enumerate()
-            .map(|(batch, got)| BatchRecord { batch: batch as u64, planned_ns: got, got_ns: got + 1, ..BatchRecord::default() });
+        let batches = got.into_iter().enumerate().map(|(batch, got)| BatchRecord {
+            batch: batch as u64,
+            planned_ns: got,
+            got_ns: got + 1,
+            ..BatchRecord::default()
+        });
         Timeline { batches: batches.collect(), ..Timeline::default() }
     }
 

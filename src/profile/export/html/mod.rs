@@ -23,7 +23,7 @@ mod svg;
 
 use crate::profile::{Latency, Snapshot, Timeline};
 use std::fmt::Write;
-use svg::{bytes, escape, number, percent, share, time};
+use svg::{bytes, count, escape, number, percent, share, time};
 
 const STYLE: &str = include_str!("style.css");
 /// Nothing may be loaded, and nothing run.
@@ -73,11 +73,19 @@ impl Page<'_> {
         put!(self, "<meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\"/>");
         put!(self, "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n<title>{title}</title>");
         put!(self, "<style>\n{STYLE}</style>\n</head>\n<body>");
-        put!(self, "<svg class=\"defs\" aria-hidden=\"true\"><defs>{}{}</defs></svg>", pattern("room", "back", ""), pattern("first", "back-first", "warm"));
+        put!(
+            self,
+            "<svg class=\"defs\" aria-hidden=\"true\"><defs>{}{}</defs></svg>",
+            pattern("room", "back", ""),
+            pattern("first", "back-first", "warm")
+        );
         let consumer = &self.snapshot.consumer;
-        let (at, batches) = (time(self.snapshot.at_ns as f64), number(consumer.batches as f64));
+        let (at, batches) = (time(self.snapshot.at_ns as f64), count(consumer.batches));
         let (steady, first) = (time(self.snapshot.steady_ns as f64), time(consumer.first_ns as f64));
-        put!(self, "<h1>{title}</h1>\n<p>{at} since the loader was built: {batches} batches; steady time {steady}, first batches {first}</p>");
+        put!(
+            self,
+            "<h1>{title}</h1>\n<p>{at} since the loader was built: {batches} batches; steady time {steady}, first batches {first}</p>"
+        );
     }
 
     /// Time of the iterators, in seconds, that rates are of.
@@ -151,25 +159,30 @@ impl Page<'_> {
             ("room", "stage waits for room: it is ahead"),
             ("rest", "nothing to do, or not accounted for"),
         ]);
-        let drawing = charts::stages(self.snapshot);
-        self.out += &drawing;
+        self.drawing(&charts::stages(self.snapshot));
     }
 
     fn batches(&mut self) {
         let Some((drawing, shown)) = gantt::gantt(self.timeline, self.snapshot) else { return };
-        let all = number(self.timeline.batches.len() as f64);
+        let all = count(self.timeline.batches.len() as u64);
         put!(self, "<h2>The last {shown} batches</h2>");
-        put!(self, "<p>Of {all} in the timeline. Each batch has a row from the time it got its slot until it was dropped; point at one for its times. While a batch is read, those of its samples that are there are decoded already.</p>");
-        let mut legend = vec![("starved", "consumer starved"), ("first", "waits for the first batch"), ("own", "own work")];
-        legend.extend([("read", "read"), ("decode", "decode")]);
+        put!(
+            self,
+            "<p>Of {all} in the timeline. Each batch has a row from the time it got its slot until it was dropped; point at one for its times. While a batch is read, those of its samples that are there are decoded already.</p>"
+        );
+        let mut legend = vec![
+            ("starved", "consumer starved"),
+            ("first", "waits for the first batch"),
+            ("own", "holds the batch, own work"),
+        ];
+        legend.extend([("read", "being read"), ("decode", "all read, being decoded")]);
         if self.timeline.batches.iter().any(|record| record.copied_ns > 0) {
             legend.extend([("queue", "waits for copy"), ("copy", "copied, then ready")]);
         } else {
             legend.push(("ready", "ready"));
         }
-        legend.push(("held", "held by the consumer"));
         self.legend(&legend);
-        self.out += &drawing;
+        self.drawing(&drawing);
     }
 
     fn over_time(&mut self) {
@@ -177,14 +190,14 @@ impl Page<'_> {
         let (batches, moments) = (self.timeline.batches.len(), self.timeline.gauges.len());
         let forgotten = match self.timeline.forgotten {
             0 => String::new(),
-            older => format!(" {} older batches were forgotten.", number(older as f64)),
+            older => format!(" {} older batches were forgotten.", count(older)),
         };
         put!(self, "<h2>Over time</h2>");
         put!(
             self,
             "<p>All {} batches and {} moments of the timeline, one moment for each batch at most, in {} columns of equal time: a line is the mean of the moments in a column, its pale band their least and most.{forgotten}</p>",
-            number(batches as f64),
-            number(moments as f64),
+            count(batches as u64),
+            count(moments as u64),
             charts::COLUMNS,
         );
         let waits = charts::waits_by_cause(self.timeline);
@@ -199,23 +212,35 @@ impl Page<'_> {
             put!(self, "<p>While the consumer waited ({} in all), the batch that it waited for was:</p>", time(all));
             self.legend(&named.iter().map(|(class, name)| (*class, name.as_str())).collect::<Vec<_>>());
         }
-        self.out += &drawing;
+        self.drawing(&drawing);
+    }
+
+    /// A wide drawing: where there is no room for it, it is scrolled.
+    fn drawing(&mut self, drawing: &str) {
+        put!(self, "<div class=\"scroll\">{drawing}</div>");
     }
 
     fn legend(&mut self, entries: &[(&str, &str)]) {
         put!(self, "<div class=\"legend\">");
         for (class, name) in entries {
             let name = escape(name);
-            put!(self, "<span><svg viewBox=\"0 0 14 14\" aria-hidden=\"true\"><rect class=\"{class}\" width=\"14\" height=\"14\"/></svg>{name}</span>");
+            put!(
+                self,
+                "<span><svg viewBox=\"0 0 14 14\" aria-hidden=\"true\"><rect class=\"{class}\" width=\"14\" height=\"14\"/></svg>{name}</span>"
+            );
         }
         put!(self, "</div>");
     }
 
     fn table(&mut self) {
-        put!(self, "<h2>Stages</h2>\n<div class=\"scroll\"><table>\n<tr><th>stage</th><th>runs on</th><th>utilisation</th><th>waits for input</th><th>waits for room</th><th>work done</th><th>while busy</th><th>median</th><th>p99</th></tr>");
+        put!(
+            self,
+            "<h2>Stages</h2>\n<div class=\"scroll\"><table>\n<tr><th>stage</th><th>runs on</th><th>utilisation</th><th>waits for input</th><th>waits for room</th><th>work done</th><th>while busy</th><th>median</th><th>p99</th></tr>"
+        );
         for row in rows(self.snapshot) {
             let shares = [row.input, row.room].map(|share| share.map_or("–".into(), percent));
-            let latency = |ns: fn(&Latency) -> f64| row.latency.filter(|l| l.count > 0).map_or("–".into(), |l| time(ns(l)));
+            let latency =
+                |ns: fn(&Latency) -> f64| row.latency.filter(|l| l.count > 0).map_or("–".into(), |l| time(ns(l)));
             put!(
                 self,
                 "<tr><td>{}</td><td>{}</td><td>{}{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
@@ -232,7 +257,10 @@ impl Page<'_> {
             );
         }
         put!(self, "</table></div>");
-        put!(self, "<p>Utilisation and waits are shares of the steady time (for decode, of all workers'). Storage is utilised while at least one read is in flight, however many fit. Median and p99: of a plan's reads, of a piece of decoding, of a copy, of a wait in <code>next()</code>.</p>");
+        put!(
+            self,
+            "<p>Utilisation and waits are shares of the steady time (for decode, of all workers'). Storage is utilised while at least one read is in flight, however many fit. Median and p99: of a read, of a piece of decoding, of a copy, of a wait in <code>next()</code>.</p>"
+        );
     }
 
     fn histograms(&mut self) {
@@ -249,7 +277,10 @@ impl Page<'_> {
         if drawings.is_empty() {
             return;
         }
-        put!(self, "<h2>How long things took</h2>\n<p>Share of all, in bins of a tenth of a power of ten, since the loader was built.</p>\n<div class=\"pair\">");
+        put!(
+            self,
+            "<h2>How long things took</h2>\n<p>Share of all, in bins of a tenth of a power of ten, since the loader was built.</p>\n<div class=\"pair\">"
+        );
         for drawing in drawings {
             put!(self, "<div>{drawing}</div>");
         }
@@ -261,20 +292,27 @@ impl Page<'_> {
             put!(self, "<h2>Report</h2>\n<pre>{}</pre>", escape(report));
         }
         let version = env!("CARGO_PKG_VERSION");
-        put!(self, "<footer>feedline {version}. Starved: the consumer, or its stream on the GPU, had nothing to do since no batch was ready. The GPU's idle time before it asked is an upper bound of what the training code causes.</footer>\n</body>\n</html>");
+        put!(
+            self,
+            "<footer>feedline {version}. Starved: the consumer, or its stream on the GPU, had nothing to do since no batch was ready. The GPU's idle time before it asked is an upper bound of what the training code causes.</footer>\n</body>\n</html>"
+        );
     }
 }
 
 /// A hatch for what is not work.
 fn pattern(id: &str, back: &str, line: &str) -> String {
     let size = "width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\"";
-    format!("<pattern id=\"{id}\" {size}><rect class=\"{back}\" width=\"6\" height=\"6\"/><path class=\"{line}\" d=\"M0 0V6\"/></pattern>")
+    format!(
+        "<pattern id=\"{id}\" {size}><rect class=\"{back}\" width=\"6\" height=\"6\"/><path class=\"{line}\" d=\"M0 0V6\"/></pattern>"
+    )
 }
 
 /// A small bar for a cell.
 fn meter(share: f64) -> String {
     let width = svg::C(90.0 * if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.0 });
-    format!("<svg viewBox=\"0 0 90 10\" aria-hidden=\"true\"><rect class=\"rest\" width=\"90\" height=\"10\"/><rect class=\"decode\" width=\"{width}\" height=\"10\"/></svg>")
+    format!(
+        "<svg viewBox=\"0 0 90 10\" aria-hidden=\"true\"><rect class=\"rest\" width=\"90\" height=\"10\"/><rect class=\"decode\" width=\"{width}\" height=\"10\"/></svg>"
+    )
 }
 
 /// A stage in the table; shares are of the steady time.
@@ -302,7 +340,7 @@ fn rows(snapshot: &Snapshot) -> Vec<Row<'_>> {
             busy: of(order.busy_ns),
             input: None,
             room: Some(of(order.no_slot_ns)),
-            work: format!("{} batches", number(consumer.batches as f64)),
+            work: format!("{} batches", count(consumer.batches)),
             rate: format!("{} batches/s", number(per_second(consumer.batches, order.busy_ns))),
             latency: None,
         },
@@ -312,7 +350,7 @@ fn rows(snapshot: &Snapshot) -> Vec<Row<'_>> {
             busy: of(storage.busy_ns),
             input: None,
             room: Some(of(storage.blocked_ns)),
-            work: format!("{} in {} reads", bytes(storage.bytes as f64), number(storage.reads as f64)),
+            work: format!("{} in {} reads", bytes(storage.bytes as f64), count(storage.reads)),
             rate: format!("{}/s", bytes(per_second(storage.bytes, storage.busy_ns))),
             latency: Some(&storage.latency),
         },
@@ -322,7 +360,7 @@ fn rows(snapshot: &Snapshot) -> Vec<Row<'_>> {
             busy: share(of(decode.busy_ns), workers),
             input: Some(share(of(decode.starved_ns), workers)),
             room: Some(share(of(decode.ahead_ns), workers)),
-            work: format!("{} samples", number(decode.samples as f64)),
+            work: format!("{} samples", count(decode.samples)),
             rate: format!("{} samples/s each", number(per_second(decode.samples, decode.busy_ns))),
             latency: Some(&decode.latency),
         },
@@ -334,7 +372,7 @@ fn rows(snapshot: &Snapshot) -> Vec<Row<'_>> {
             busy: of(copy.busy_ns),
             input: Some(of(copy.starved_ns)),
             room: Some(of(copy.blocked_ns)),
-            work: format!("{} in {} batches", bytes(copy.bytes as f64), number(copy.batches as f64)),
+            work: format!("{} in {} batches", bytes(copy.bytes as f64), count(copy.batches)),
             rate: format!("{}/s", bytes(per_second(copy.bytes, copy.busy_ns))),
             latency: Some(&copy.latency),
         });
@@ -345,7 +383,7 @@ fn rows(snapshot: &Snapshot) -> Vec<Row<'_>> {
         busy: of(consumer.user_ns),
         input: Some(of(consumer.waited_ns)),
         room: None,
-        work: format!("{} samples", number(consumer.samples as f64)),
+        work: format!("{} samples", count(consumer.samples)),
         rate: format!("{} samples/s", number(per_second(consumer.samples, consumer.user_ns))),
         latency: Some(&consumer.waits),
     });
@@ -394,7 +432,13 @@ mod tests {
         snapshot.decode.workers = f as u32;
         snapshot.consumer.gpu = Some(GpuIdle { steps: a, starved_ns: b, host_late_ns: c });
         snapshot.copy = Some(Copy { busy_ns: d, blocked_ns: e, ..Copy::default() });
-        snapshot.storage.latency = Latency { count: a, p50_ns: b as f64, p99_ns: f64::NAN, buckets: vec![(c as f64, d), (f64::NAN, e)], ..Latency::default() };
+        snapshot.storage.latency = Latency {
+            count: a,
+            p50_ns: b as f64,
+            p99_ns: f64::NAN,
+            buckets: vec![(c as f64, d), (f64::NAN, e)],
+            ..Latency::default()
+        };
         snapshot
     }
 

@@ -6,6 +6,9 @@ use std::fmt::{self, Display, Write};
 
 /// Width of a drawing; it is scaled to the page.
 pub(super) const WIDTH: f64 = 1100.0;
+/// Where scales begin, after their labels, and end, so that the last tick's half is inside.
+pub(super) const LEFT: f64 = 92.0;
+pub(super) const RIGHT: f64 = WIDTH - 22.0;
 
 /// Text for HTML and SVG, in elements and attributes. Characters that neither may hold become U+FFFD.
 pub(super) fn escape(text: &str) -> String {
@@ -79,30 +82,15 @@ impl Scale {
 /// A drawing under way.
 pub(super) struct Svg {
     out: String,
-    height: f64,
-    width: f64,
 }
 
 impl Svg {
     /// `what` is read out to those who do not see it.
     pub(super) fn new(width: f64, height: f64, what: &str) -> Self {
         let mut out = String::new();
-        let _ = write!(
-            out,
-            "<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">\n",
-            C(width),
-            C(height),
-            escape(what)
-        );
-        Self { out, height, width }
-    }
-
-    pub(super) fn width(&self) -> f64 {
-        self.width
-    }
-
-    pub(super) fn height(&self) -> f64 {
-        self.height
+        let (width, height, what) = (C(width), C(height), escape(what));
+        let _ = writeln!(out, r#"<svg viewBox="0 0 {width} {height}" role="img" aria-label="{what}">"#);
+        Self { out }
     }
 
     /// A rectangle of a class; not drawn when it would be nothing.
@@ -168,6 +156,22 @@ impl Svg {
     }
 }
 
+/// A whole number for people, by thousands.
+pub(super) fn count(value: u64) -> String {
+    grouped(&value.to_string())
+}
+
+fn grouped(digits: &str) -> String {
+    let mut grouped = String::with_capacity(digits.len() * 4 / 3);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
+
 /// A number for people: three digits or all of the whole ones, by thousands.
 pub(super) fn number(value: f64) -> String {
     if !value.is_finite() {
@@ -182,14 +186,7 @@ pub(super) fn number(value: f64) -> String {
     let text = format!("{value:.decimals$}");
     let (whole, rest) = text.split_at(text.find('.').unwrap_or(text.len()));
     let (sign, digits) = whole.split_at(usize::from(whole.starts_with('-')));
-    let mut grouped = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            grouped.push(',');
-        }
-        grouped.push(digit);
-    }
-    format!("{sign}{grouped}{rest}")
+    format!("{sign}{}{rest}", grouped(digits))
 }
 
 /// Nanoseconds for people.
@@ -224,10 +221,25 @@ mod tests {
 
     #[test]
     fn numbers_are_for_people() {
-        let table = [(0.0, "0"), (0.1234, "0.123"), (1.0, "1.00"), (12.34, "12.3"), (999.4, "999"), (99.96, "100"), (0.9996, "1.00"), (1780.0, "1,780"), (-1_234_567.0, "-1,234,567"), (f64::NAN, "–")];
+        let table = [
+            (0.0, "0"),
+            (0.1234, "0.123"),
+            (1.0, "1.00"),
+            (12.34, "12.3"),
+            (999.4, "999"),
+            (99.96, "100"),
+            (0.9996, "1.00"),
+            (1780.0, "1,780"),
+            (-1_234_567.0, "-1,234,567"),
+            (f64::NAN, "–"),
+        ];
         for (value, expected) in table {
             assert_eq!(number(value), expected);
         }
+        assert_eq!(
+            [count(0), count(999), count(1000), count(u64::MAX)],
+            ["0", "999", "1,000", "18,446,744,073,709,551,615"]
+        );
         let table = [(0.0, "0 ns"), (1.0, "1.00 ns"), (1234.0, "1.23 µs"), (999_999.0, "1.00 ms"), (61e9, "61.0 s")];
         for (ns, expected) in table {
             assert_eq!(time(ns), expected);
