@@ -350,7 +350,8 @@ fn draw_histogram(latency: &Latency, (class, what): (&str, &str), (from, to): (f
     let mut svg = Svg::new(540.0, 186.0, what);
     svg.text("label", left, 12.0, what);
     let x = Scale::new(from, to, left, right);
-    let y = Scale::new(0.0, bins.iter().copied().fold(0.0, f64::max), bottom, top);
+    // Room above the bars for the marks' names.
+    let y = Scale::new(0.0, 1.3 * bins.iter().copied().fold(0.0, f64::max), bottom, top);
     svg.amount_axis(&y, left, right, " %");
     for power in from as i32..=to as i32 {
         let at = x.place(power.into());
