@@ -4,6 +4,7 @@
 //! nothing to do because of the loader), and how long the user's own code took between two calls.
 
 mod clock;
+pub mod export;
 mod meter;
 mod report;
 mod snapshot;

@@ -1,0 +1,284 @@
+//! What all drawings need: coordinates, scales with their ticks, numbers for people, escaping.
+//!
+//! Whatever is drawn is finite and inside of its scale, so no number from outside can break a drawing.
+
+use std::fmt::{self, Display, Write};
+
+/// Width of a drawing; it is scaled to the page.
+pub(super) const WIDTH: f64 = 1100.0;
+/// Where scales begin, after their labels, and end, so that the last tick's half is inside.
+pub(super) const LEFT: f64 = 92.0;
+pub(super) const RIGHT: f64 = WIDTH - 22.0;
+
+/// Text for HTML and SVG, in elements and attributes. Characters that neither may hold become U+FFFD.
+pub(super) fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + text.len() / 8);
+    for character in text.chars() {
+        match character {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            '\n' | '\t' => out.push(character),
+            control if control.is_control() => out.push('\u{fffd}'),
+            // Not characters, or such that change the direction of what follows.
+            '\u{fffe}' | '\u{ffff}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => out.push('\u{fffd}'),
+            other => out.push(other),
+        }
+    }
+    out
+}
+
+/// A coordinate: one decimal, and always a number.
+#[derive(Clone, Copy)]
+pub(super) struct C(pub(super) f64);
+
+impl Display for C {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tenths = if self.0.is_finite() { (self.0.clamp(-1e5, 1e5) * 10.0).round() as i64 } else { 0 };
+        let sign = if tenths < 0 { "-" } else { "" };
+        let (whole, tenth) = (tenths.abs() / 10, tenths.abs() % 10);
+        if tenth == 0 { write!(f, "{sign}{whole}") } else { write!(f, "{sign}{whole}.{tenth}") }
+    }
+}
+
+/// From values to coordinates.
+#[derive(Clone, Copy)]
+pub(super) struct Scale {
+    from: f64,
+    to: f64,
+    at: f64,
+    end: f64,
+}
+
+impl Scale {
+    /// Values `from..to` are drawn at `at..end`. An empty range, or one that is no range, is made one.
+    pub(super) fn new(from: f64, to: f64, at: f64, end: f64) -> Self {
+        let from = if from.is_finite() { from } else { 0.0 };
+        let to = if to.is_finite() && to > from { to } else { from + from.abs().max(1.0) };
+        Self { from, to, at, end }
+    }
+
+    /// Where a value is drawn: not outside.
+    pub(super) fn place(&self, value: f64) -> f64 {
+        let share = ((value - self.from) / (self.to - self.from)).clamp(0.0, 1.0);
+        self.at + if share.is_nan() { 0.0 } else { share } * (self.end - self.at)
+    }
+
+    /// About `count` round values in the range, and the decimals that tell them apart.
+    pub(super) fn ticks(&self, count: usize) -> (Vec<f64>, usize) {
+        let raw = (self.to - self.from) / count.max(1) as f64;
+        let power = 10_f64.powf(raw.log10().floor());
+        let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|times| times * power).find(|step| *step >= raw * 0.999);
+        let step = step.filter(|step| step.is_normal()).unwrap_or(raw);
+        let first = (self.from / step).ceil();
+        let ticks = (0..4 * count.max(1)).map(|at| (first + at as f64) * step);
+        let decimals = (-step.log10().floor()).clamp(0.0, 9.0) as usize;
+        (ticks.take_while(|tick| *tick <= self.to + step * 1e-6).collect(), decimals)
+    }
+}
+
+/// A drawing under way.
+pub(super) struct Svg {
+    out: String,
+}
+
+impl Svg {
+    /// `what` is read out to those who do not see it.
+    pub(super) fn new(width: f64, height: f64, what: &str) -> Self {
+        let mut out = String::new();
+        let (width, height, what) = (C(width), C(height), escape(what));
+        let _ = writeln!(out, r#"<svg viewBox="0 0 {width} {height}" role="img" aria-label="{what}">"#);
+        Self { out }
+    }
+
+    /// A rectangle of a class; not drawn when it would be nothing.
+    pub(super) fn rect(&mut self, class: &str, x: f64, y: f64, width: f64, height: f64) {
+        if width > 0.0 && height > 0.0 {
+            let (x, y, width, height) = (C(x), C(y), C(width.max(0.1)), C(height));
+            let _ = writeln!(self.out, r#"<rect class="{class}" x="{x}" y="{y}" width="{width}" height="{height}"/>"#);
+        }
+    }
+
+    /// Text; `class` says size and anchor.
+    pub(super) fn text(&mut self, class: &str, x: f64, y: f64, text: &str) {
+        let _ = writeln!(self.out, r#"<text class="{class}" x="{}" y="{}">{}</text>"#, C(x), C(y), escape(text));
+    }
+
+    pub(super) fn line(&mut self, class: &str, from: (f64, f64), to: (f64, f64)) {
+        let ((x1, y1), (x2, y2)) = ((C(from.0), C(from.1)), (C(to.0), C(to.1)));
+        let _ = writeln!(self.out, r#"<line class="{class}" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>"#);
+    }
+
+    /// A line through points, or the area inside of it when the class fills.
+    pub(super) fn path(&mut self, class: &str, points: &[(f64, f64)]) {
+        let Some(((x, y), rest)) = points.split_first() else { return };
+        let _ = write!(self.out, r#"<path class="{class}" d="M{} {}"#, C(*x), C(*y));
+        for (x, y) in rest {
+            let _ = write!(self.out, "L{} {}", C(*x), C(*y));
+        }
+        self.out.push_str("\"/>\n");
+    }
+
+    /// What is drawn by `inside` shows `title` under the pointer.
+    pub(super) fn titled(&mut self, title: &str, inside: impl FnOnce(&mut Self)) {
+        let _ = write!(self.out, "<g><title>{}</title>", escape(title));
+        inside(self);
+        self.out.push_str("</g>\n");
+    }
+
+    /// An axis of moments along the bottom, with grid lines from `top` to `bottom`.
+    pub(super) fn time_axis(&mut self, scale: &Scale, top: f64, bottom: f64) {
+        let (ticks, decimals) = scale.ticks(10);
+        for tick in ticks {
+            let x = scale.place(tick);
+            self.line("grid", (x, top), (x, bottom));
+            self.text("tick mid", x, bottom + 14.0, &format!("{tick:.decimals$}"));
+        }
+        self.line("axis", (scale.at, bottom), (scale.end, bottom));
+        self.text("tick mid", (scale.at + scale.end) / 2.0, bottom + 30.0, "time since the loader was built (s)");
+    }
+
+    /// An axis of amounts on the left, with grid lines to `end`.
+    pub(super) fn amount_axis(&mut self, scale: &Scale, at: f64, end: f64, unit: &str) {
+        let (ticks, decimals) = scale.ticks(3);
+        for tick in ticks {
+            let y = scale.place(tick);
+            self.line("grid", (at, y), (end, y));
+            self.text("tick end", at - 6.0, y + 3.5, &format!("{tick:.decimals$}{unit}"));
+        }
+    }
+
+    pub(super) fn finish(mut self) -> String {
+        self.out.push_str("</svg>\n");
+        self.out
+    }
+}
+
+/// A whole number for people, by thousands.
+pub(super) fn count(value: u64) -> String {
+    grouped(&value.to_string())
+}
+
+fn grouped(digits: &str) -> String {
+    let mut grouped = String::with_capacity(digits.len() * 4 / 3);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
+
+/// A number for people: three digits or all of the whole ones, by thousands.
+pub(super) fn number(value: f64) -> String {
+    if !value.is_finite() {
+        return "–".into();
+    }
+    let decimals = match value.abs() {
+        size if size >= 99.95 || size == 0.0 => 0,
+        size if size >= 9.995 => 1,
+        size if size >= 0.9995 => 2,
+        _ => 3,
+    };
+    let text = format!("{value:.decimals$}");
+    let (whole, rest) = text.split_at(text.find('.').unwrap_or(text.len()));
+    let (sign, digits) = whole.split_at(usize::from(whole.starts_with('-')));
+    format!("{sign}{}{rest}", grouped(digits))
+}
+
+/// Nanoseconds for people.
+pub(super) fn time(ns: f64) -> String {
+    scaled(ns, &[(1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns")])
+}
+
+/// Bytes for people, by thousands.
+pub(super) fn bytes(bytes: f64) -> String {
+    scaled(bytes, &[(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")])
+}
+
+fn scaled(value: f64, units: &[(f64, &str)]) -> String {
+    let unit = units.iter().find(|(size, _)| value >= *size * 0.9995).or(units.last());
+    unit.map_or_else(String::new, |(size, name)| format!("{} {name}", number(value / size)))
+}
+
+/// A share in percent.
+pub(super) fn percent(share: f64) -> String {
+    if share.is_finite() { format!("{:.1} %", 100.0 * share) } else { "–".into() }
+}
+
+/// `part` of `whole`; 0 of nothing.
+pub(super) fn share(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { part / whole } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn numbers_are_for_people() {
+        let table = [
+            (0.0, "0"),
+            (0.1234, "0.123"),
+            (1.0, "1.00"),
+            (12.34, "12.3"),
+            (999.4, "999"),
+            (99.96, "100"),
+            (0.9996, "1.00"),
+            (1780.0, "1,780"),
+            (-1_234_567.0, "-1,234,567"),
+            (f64::NAN, "–"),
+        ];
+        for (value, expected) in table {
+            assert_eq!(number(value), expected);
+        }
+        assert_eq!(
+            [count(0), count(999), count(1000), count(u64::MAX)],
+            ["0", "999", "1,000", "18,446,744,073,709,551,615"]
+        );
+        let table = [(0.0, "0 ns"), (1.0, "1.00 ns"), (1234.0, "1.23 µs"), (999_999.0, "1.00 ms"), (61e9, "61.0 s")];
+        for (ns, expected) in table {
+            assert_eq!(time(ns), expected);
+        }
+        assert_eq!((bytes(0.0), bytes(1.5e9)), ("0 B".into(), "1.50 GB".into()));
+        assert_eq!((share(1.0, 0.0), percent(share(1.0, 3.0))), (0.0, "33.3 %".into()));
+    }
+
+    #[test]
+    fn nothing_of_a_text_is_markup() {
+        assert_eq!(escape("<a href='x'>&\"\u{0}\n"), "&lt;a href=&#39;x&#39;&gt;&amp;&quot;\u{fffd}\n");
+    }
+
+    proptest! {
+        #[test]
+        fn a_place_is_on_the_scale_and_a_tick_in_the_range_whatever_the_values(from in any::<f64>(), to in any::<f64>(), value in any::<f64>(), count in 0_usize..20) {
+            let scale = Scale::new(from, to, 10.0, 90.0);
+            prop_assert!((10.0..=90.0).contains(&scale.place(value)));
+            prop_assert!((10.0..=90.0).contains(&Scale::new(to, from, 90.0, 10.0).place(value)));
+            prop_assert!(scale.ticks(count).0.len() <= 4 * count.max(1));
+        }
+
+        #[test]
+        fn ticks_are_round_few_and_told_apart(from in -1e9_f64..1e9, length in 1e-6_f64..1e9, count in 2_usize..12) {
+            let (ticks, decimals) = Scale::new(from, from + length, 0.0, 1.0).ticks(count);
+            prop_assert!((count / 3..=count + 1).contains(&ticks.len()), "{:?}", ticks);
+            // As far as doubles of this size tell them apart.
+            if length > 1e-3 {
+                let texts: std::collections::BTreeSet<String> = ticks.iter().map(|tick| format!("{tick:.decimals$}")).collect();
+                prop_assert_eq!(texts.len(), ticks.len());
+            }
+        }
+
+        #[test]
+        fn a_coordinate_is_a_number_near_the_value(value in any::<f64>()) {
+            let text = C(value).to_string();
+            let read: f64 = text.parse().unwrap();
+            let expected = if value.is_finite() { value.clamp(-1e5, 1e5) } else { 0.0 };
+            prop_assert!((read - expected).abs() <= 0.051, "{} for {}", text, value);
+        }
+    }
+}

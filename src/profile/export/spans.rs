@@ -1,0 +1,223 @@
+//! Spans and events for the crate `tracing`, with the feature of that name; without it all of this is nothing.
+//!
+//! ```text
+//! span  epoch {epoch, batches}        INFO    as long as the iterator lives; entered by nobody, for it crosses user code
+//!   span  wait {batch}                DEBUG   one call of next(), entered
+//!   event starved {batch, ms}         DEBUG   a wait that was long
+//! event verdict {cause}               INFO    when it is another than before; WARN when the consumer starves
+//! event fault {kind, stage, outcome}  WARN    recovered or substituted; ERROR when it ended the iterator
+//! ```
+//!
+//! Few on purpose: one span and at most one event per batch, none per sample, none on the threads that read and decode. All
+//! have the target `feedline`.
+
+use crate::error::Error;
+
+/// What became of a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// The data came after all.
+    Recovered,
+    /// Another sample took the place.
+    Substituted,
+    /// The caller got the error.
+    Failed,
+}
+
+/// The span of an iterator.
+#[derive(Debug)]
+pub(crate) struct Epoch {
+    #[cfg(feature = "tracing")]
+    span: tracing::Span,
+}
+
+/// The span of one wait, left when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Wait {
+    #[cfg(feature = "tracing")]
+    _entered: tracing::span::EnteredSpan,
+}
+
+#[cfg(feature = "tracing")]
+mod on {
+    use super::{Epoch, Error, Outcome, Wait};
+    use std::time::Duration;
+    use tracing::{debug, debug_span, error, info, info_span, warn};
+
+    /// An iterator over `batches` batches begins with epoch `epoch`.
+    pub(crate) fn epoch(epoch: u64, batches: u64) -> Epoch {
+        Epoch { span: info_span!(target: "feedline", "epoch", epoch, batches) }
+    }
+
+    impl Epoch {
+        /// The consumer asks for the `batch`th batch of this iterator. Keep it on this thread.
+        pub(crate) fn wait(&self, batch: u64) -> Wait {
+            Wait { _entered: debug_span!(target: "feedline", parent: &self.span, "wait", batch).entered() }
+        }
+
+        /// That wait took so long that somebody should know.
+        pub(crate) fn starved(&self, batch: u64, waited: Duration) {
+            let ms = waited.as_secs_f64() * 1e3;
+            debug!(target: "feedline", parent: &self.span, batch, ms, "starved");
+        }
+    }
+
+    /// What limits the loader is not what it was; `starves`: the consumer waits for it.
+    pub(crate) fn verdict(cause: &str, advice: &str, starves: bool) {
+        if starves {
+            warn!(target: "feedline", cause, advice, "verdict");
+        } else {
+            info!(target: "feedline", cause, advice, "verdict");
+        }
+    }
+
+    /// Something went wrong.
+    pub(crate) fn fault(fault: &Error, outcome: Outcome) {
+        let (kind, stage) = (fault.kind().as_str(), fault.stage().as_str());
+        match outcome {
+            Outcome::Failed => error!(target: "feedline", kind, stage, %fault, ?outcome, "fault"),
+            _ => warn!(target: "feedline", kind, stage, %fault, ?outcome, "fault"),
+        }
+    }
+}
+
+#[cfg(not(feature = "tracing"))]
+mod off {
+    use super::{Epoch, Error, Outcome, Wait};
+    use std::time::Duration;
+
+    #[inline(always)]
+    pub(crate) fn epoch(_epoch: u64, _batches: u64) -> Epoch {
+        Epoch {}
+    }
+
+    impl Epoch {
+        #[inline(always)]
+        pub(crate) fn wait(&self, _batch: u64) -> Wait {
+            Wait {}
+        }
+
+        #[inline(always)]
+        pub(crate) fn starved(&self, _batch: u64, _waited: Duration) {}
+    }
+
+    #[inline(always)]
+    pub(crate) fn verdict(_cause: &str, _advice: &str, _starves: bool) {}
+
+    #[inline(always)]
+    pub(crate) fn fault(_fault: &Error, _outcome: Outcome) {}
+}
+
+#[cfg(not(feature = "tracing"))]
+pub(crate) use off::*;
+#[cfg(feature = "tracing")]
+pub(crate) use on::*;
+
+#[cfg(all(test, not(feature = "tracing")))]
+mod tests {
+    #[test]
+    fn without_the_feature_spans_take_no_room() {
+        assert_eq!((size_of::<super::Epoch>(), size_of::<super::Wait>()), (0, 0));
+        let epoch = super::epoch(0, 1);
+        let _wait = epoch.wait(0);
+        epoch.starved(0, std::time::Duration::ZERO);
+        super::verdict("", "", true);
+        super::fault(&crate::Error::user(""), super::Outcome::Failed);
+    }
+}
+
+#[cfg(all(test, feature = "tracing"))]
+mod tests {
+    use super::*;
+    use std::fmt::{Debug, Write};
+    use std::sync::{Arc, Mutex};
+    use std::time::Duration;
+    use tracing::field::{Field, Visit};
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Level, Metadata, Subscriber};
+
+    /// Writes a line for whatever happens.
+    #[derive(Clone, Default)]
+    struct Notes(Arc<Mutex<Vec<String>>>);
+
+    struct Fields(String);
+
+    impl Visit for Fields {
+        fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+            let _ = write!(self.0, " {}={value:?}", field.name());
+        }
+    }
+
+    impl Notes {
+        fn note(&self, line: String) -> u64 {
+            let mut lines = self.0.lock().unwrap();
+            lines.push(line);
+            lines.len() as u64
+        }
+    }
+
+    impl Subscriber for Notes {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            metadata.target() == "feedline" && *metadata.level() <= Level::DEBUG
+        }
+
+        fn new_span(&self, span: &Attributes<'_>) -> Id {
+            let mut fields = Fields(String::new());
+            span.record(&mut fields);
+            let parent = span.parent().map_or(String::new(), |id| format!(" in {}", id.into_u64()));
+            Id::from_u64(self.note(format!(
+                "{} span {}{}{parent}",
+                span.metadata().level(),
+                span.metadata().name(),
+                fields.0
+            )))
+        }
+
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+        fn event(&self, event: &Event<'_>) {
+            let mut fields = Fields(String::new());
+            event.record(&mut fields);
+            let parent = event.parent().map_or(String::new(), |id| format!(" in {}", id.into_u64()));
+            self.note(format!("{} event{}{parent}", event.metadata().level(), fields.0));
+        }
+
+        fn enter(&self, span: &Id) {
+            self.note(format!("enter {}", span.into_u64()));
+        }
+
+        fn exit(&self, span: &Id) {
+            self.note(format!("exit {}", span.into_u64()));
+        }
+    }
+
+    #[test]
+    fn an_epoch_its_waits_verdicts_and_faults_are_seen_by_a_subscriber() {
+        let notes = Notes::default();
+        tracing::subscriber::with_default(notes.clone(), || {
+            let iterator = epoch(3, 100);
+            let wait = iterator.wait(7);
+            drop(wait);
+            iterator.starved(7, Duration::from_millis(20));
+            verdict("decode", "more workers", true);
+            verdict("consumer", "", false);
+            let error = Error::user("too odd").with_sample(5);
+            fault(&error, Outcome::Substituted);
+            fault(&error, Outcome::Failed);
+        });
+        let expected = [
+            "INFO span epoch epoch=3 batches=100",
+            "DEBUG span wait batch=7 in 1",
+            "enter 2",
+            "exit 2",
+            "DEBUG event message=starved batch=7 ms=20.0 in 1",
+            "WARN event message=verdict cause=\"decode\" advice=\"more workers\"",
+            "INFO event message=verdict cause=\"consumer\" advice=\"\"",
+            "WARN event message=fault kind=\"user code failed\" stage=\"map\" fault=map: user code failed: too odd: sample=5 outcome=Substituted",
+            "ERROR event message=fault kind=\"user code failed\" stage=\"map\" fault=map: user code failed: too odd: sample=5 outcome=Failed",
+        ];
+        assert_eq!(*notes.0.lock().unwrap(), expected);
+    }
+}
