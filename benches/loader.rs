@@ -4,6 +4,9 @@
 //! ```text
 //! FEEDLINE_PAIRS=15 cargo bench --bench loader -- pairs
 //! ```
+//!
+//! `FEEDLINE_DEVICE` (`host`, which is the default, `auto` or `cuda:N`) says where the batches go. On a GPU the bus is one
+//! more limit, which `cargo bench --bench copy` measures; what the loader is compared with stays on the host.
 
 mod common;
 
@@ -12,7 +15,7 @@ use criterion::{Criterion, Throughput, criterion_group};
 use feedline::dataset::{DatasetExt, Records, Tokens};
 use feedline::read::{Direct, Mode};
 use feedline::tensor::DType;
-use feedline::{Loader, LoaderBuilder, Order};
+use feedline::{Batch, Device, Loader, LoaderBuilder, Order};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,7 +27,20 @@ const BATCH: usize = 256;
 fn small_records(batch: usize) -> LoaderBuilder {
     let count = if as_test() { 10_000 } else { 1_000_000 };
     let records = Records::builder(64).open_bytes(vec![7; count * 64]).unwrap();
-    Loader::builder(records).order(Order::shuffled(1)).batch_size(batch)
+    Loader::builder(records).order(Order::shuffled(1)).batch_size(batch).device(device())
+}
+
+/// Where the batches go.
+fn device() -> Device {
+    let words = std::env::var("FEEDLINE_DEVICE").unwrap_or("host".into());
+    words.parse().unwrap_or_else(|error| panic!("FEEDLINE_DEVICE={words}: {error}"))
+}
+
+/// Batches on a device are handed out while their copies are on their way: waits for this one's.
+fn arrive(batch: &Batch) {
+    if let Some(field) = batch.fields().next().filter(|field| field.as_bytes().is_err()) {
+        field.read_into(&mut vec![0; field.size_bytes()]).unwrap();
+    }
 }
 
 /// CPU time of the whole process for `samples` records.
@@ -62,7 +78,7 @@ fn records(path: &Path, mode: Mode, direct: Direct) -> Loader {
     let len = std::fs::metadata(path).unwrap().len();
     assert_eq!(len % RECORD as u64, 0, "the file is not a whole number of {RECORD}-byte records");
     let records = Records::builder(RECORD).open(path).unwrap();
-    let builder = Loader::builder(records).order(Order::shuffled(1)).batch_size(BATCH).workers(2);
+    let builder = Loader::builder(records).order(Order::shuffled(1)).batch_size(BATCH).workers(2).device(device());
     builder.reader(mode).direct(direct).build().unwrap()
 }
 
@@ -70,8 +86,10 @@ fn records(path: &Path, mode: Mode, direct: Direct) -> Loader {
 fn pull(loader: &Loader, epoch: u64, seconds: f64) -> f64 {
     let (started, mut bytes) = (Instant::now(), 0);
     for batch in loader.epochs(epoch..u64::MAX / 2).unwrap() {
-        bytes += batch.unwrap().field("record").unwrap().size_bytes();
+        let batch = batch.unwrap();
+        bytes += batch.field("record").unwrap().size_bytes();
         if started.elapsed().as_secs_f64() >= seconds {
+            arrive(&batch);
             break;
         }
     }
@@ -112,8 +130,10 @@ const WINDOWS: usize = 64;
 fn windows(loader: &Loader, seconds: f64) -> f64 {
     let (started, mut rows) = (Instant::now(), 0);
     for batch in loader.epochs(0..u64::MAX / 2).unwrap() {
-        rows += batch.unwrap().len();
+        let batch = batch.unwrap();
+        rows += batch.len();
         if started.elapsed().as_secs_f64() >= seconds {
+            arrive(&batch);
             break;
         }
     }
@@ -154,7 +174,9 @@ fn tokens(count: usize, seconds: f64) {
     warm(&path, 0..len);
     let open = || Tokens::builder(DType::U16).window(WINDOW).open(&path).unwrap();
     let total = feedline::dataset::Dataset::len(&open());
-    let loader = Loader::builder(open()).order(Order::shuffled(1)).batch_size(WINDOWS).workers(2).build().unwrap();
+    let shuffled =
+        |builder: LoaderBuilder| builder.order(Order::shuffled(1)).batch_size(WINDOWS).workers(2).device(device());
+    let loader = shuffled(Loader::builder(open())).build().unwrap();
     let loader_speed = || windows(&loader, seconds);
     let opened = std::fs::File::open(&path).unwrap();
     let by_pread = |at: u64, row: &mut [u8]| opened.read_exact_at(row, at).unwrap();
@@ -173,7 +195,7 @@ fn tokens(count: usize, seconds: f64) {
     });
     drop(loader);
     let memory = DatasetExt::in_memory(open()).unwrap();
-    let loader = Loader::builder(memory).order(Order::shuffled(1)).batch_size(WINDOWS).workers(2).build().unwrap();
+    let loader = shuffled(Loader::builder(memory)).build().unwrap();
     let what = "tokens: the same from a dataset in memory";
     compare(
         &format!("{what} / copy loop from mapped pages on 2 threads"),
@@ -263,6 +285,9 @@ fn mixed(path: &Path, direct: &Loader, count: usize) {
 
 fn main() {
     let (count, seconds) = pairs_wanted();
+    if device() != Device::host() {
+        println!("batches go to {}", device());
+    }
     if count > 0 {
         pairs(count, seconds);
     } else {

@@ -1,0 +1,426 @@
+//! The driver as a program without this crate would use it: memory, copies, events, and a kernel that takes its time. What
+//! is measured with it is the physical limit beside the crate's figures.
+//!
+//! Every object waits for the device before it gives its memory back, so that the functions here are safe to call.
+
+#![allow(dead_code, reason = "each binary uses its own part")]
+#![allow(unsafe_code)]
+
+use feedline::Batch;
+use feedline::FieldView;
+use feedline::device::cuda::cudarc::driver::{CudaContext, CudaEvent, CudaStream, result, sys};
+use feedline::dlpack::{DLDataType, DLDevice, DLManagedTensorVersioned, Dlpack};
+use memmap2::{Advice, MmapMut};
+use std::ffi::{CString, c_uint, c_void};
+use std::fmt::Debug;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Failures are for people.
+pub type Result<T> = std::result::Result<T, String>;
+
+/// Waits for `ns` nanoseconds of the GPU's clock, but for no more than `turns` turns of its loop, should that clock stand.
+const SPIN: &str = "
+.version 7.0
+.target sm_70
+.address_size 64
+
+.visible .entry spin(.param .u64 ns, .param .u64 turns)
+{
+    .reg .pred %p<3>;
+    .reg .b64 %r<7>;
+    ld.param.u64 %r1, [ns];
+    ld.param.u64 %r2, [turns];
+    mov.u64 %r3, %globaltimer;
+    mov.u64 %r4, 0;
+AGAIN:
+    mov.u64 %r5, %globaltimer;
+    sub.u64 %r6, %r5, %r3;
+    add.u64 %r4, %r4, 1;
+    setp.lt.u64 %p1, %r6, %r1;
+    setp.lt.and.u64 %p2, %r4, %r2, %p1;
+    @%p2 bra AGAIN;
+    ret;
+}
+";
+
+/// Our own kernels, for those that no public call leads to yet.
+const KERNELS: &str = include_str!("../../src/device/cuda/kernels/finish.ptx");
+
+pub fn said<E: Debug>(what: &'static str) -> impl Fn(E) -> String {
+    move |error| format!("{what}: {error:?}")
+}
+
+/// The first device, by its primary context.
+pub struct Gpu {
+    pub context: Arc<CudaContext>,
+    modules: [sys::CUmodule; 2],
+    spin: sys::CUfunction,
+    gather: sys::CUfunction,
+}
+
+impl Gpu {
+    /// Only after `feedline::device::cuda::devices()` has found one: without a library cudarc panics.
+    pub fn new() -> Result<Self> {
+        let context = CudaContext::new(0).map_err(said("cuDevicePrimaryCtxRetain"))?;
+        let (one, spin) = load(SPIN, "spin")?;
+        let (two, gather) = load(KERNELS, "feedline_gather")?;
+        Ok(Self { context, modules: [one, two], spin, gather })
+    }
+
+    pub fn stream(&self) -> Result<Arc<CudaStream>> {
+        self.context.new_stream().map_err(said("cuStreamCreate"))
+    }
+
+    /// An event that tells the time.
+    pub fn event(&self) -> Result<CudaEvent> {
+        self.context.new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT)).map_err(said("cuEventCreate"))
+    }
+
+    /// Free bytes of device memory.
+    pub fn free_bytes(&self) -> Result<usize> {
+        self.context.bind_to_thread().map_err(said("cuCtxSetCurrent"))?;
+        result::mem_get_info().map(|(free, _)| free).map_err(said("cuMemGetInfo"))
+    }
+
+    pub fn attribute(&self, attribute: sys::CUdevice_attribute) -> Option<i32> {
+        self.context.attribute(attribute).ok()
+    }
+
+    /// `stream` is busy for that long.
+    pub fn spin(&self, stream: &CudaStream, time: Duration) -> Result<()> {
+        let mut ns = time.as_nanos() as u64;
+        // A turn takes longer than 4 ns on any GPU, so this limit is the later one where the clock runs.
+        let mut turns = ns / 4 + 1000;
+        let mut params = [place(&mut ns), place(&mut turns)];
+        self.launch(self.spin, stream, [1, 1, 1], [1, 1, 1], &mut params)
+    }
+
+    /// Row `i` of `out` becomes the `row_bytes` bytes of `staging` from `offsets[i]` on.
+    pub fn gather(
+        &self,
+        stream: &CudaStream,
+        staging: &DeviceBytes,
+        offsets: &[u64],
+        row_bytes: usize,
+        out: &DeviceBytes,
+    ) -> Result<()> {
+        let last = offsets.iter().max().map_or(0, |offset| *offset as usize + row_bytes);
+        assert!(last <= staging.len && offsets.len() * row_bytes <= out.len && staging.len.is_multiple_of(4));
+        let list = DeviceBytes::new(self, (8 * offsets.len()).max(8))?;
+        list.write(0, bytemuck::cast_slice(offsets))?;
+        let (mut from, mut at, mut to) = (staging.ptr, list.ptr, out.ptr);
+        let (mut bytes, mut rows) = (row_bytes as u64, offsets.len() as u64);
+        let mut params = [place(&mut from), place(&mut at), place(&mut to), place(&mut bytes), place(&mut rows)];
+        self.launch(self.gather, stream, [3, 5, 1], [16, 8, 1], &mut params)?;
+        stream.synchronize().map_err(said("cuStreamSynchronize"))
+    }
+
+    /// Private: the callers above pass what the kernels declare.
+    fn launch(
+        &self,
+        function: sys::CUfunction,
+        stream: &CudaStream,
+        grid: [u32; 3],
+        block: [u32; 3],
+        params: &mut [*mut c_void],
+    ) -> Result<()> {
+        self.context.bind_to_thread().map_err(said("cuCtxSetCurrent"))?;
+        let ([gx, gy, gz], [bx, by, bz]) = (grid, block);
+        // SAFETY: the parameters are those of the kernel, in order and of its types; what they point to lies in allocations
+        // whose owners wait for the device before they free them.
+        unsafe { result::launch_kernel(function, (gx, gy, gz), (bx, by, bz), 0, stream.cu_stream(), params) }
+            .map_err(said("cuLaunchKernel"))
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        settle(&self.context);
+        for module in self.modules {
+            // SAFETY: loaded by `new`, unloaded once; nothing runs any more.
+            let _ = unsafe { result::module::unload(module) };
+        }
+    }
+}
+
+fn load(text: &str, name: &str) -> Result<(sys::CUmodule, sys::CUfunction)> {
+    let (text, name) = (CString::new(text).map_err(said("PTX"))?, CString::new(name).map_err(said("PTX"))?);
+    // SAFETY: the text ends with a zero, and is read during the call.
+    let module = unsafe { result::module::load_data(text.as_ptr().cast()) }.map_err(said("cuModuleLoadData"))?;
+    // SAFETY: the module is alive.
+    let function = unsafe { result::module::get_function(module, name) }.map_err(said("cuModuleGetFunction"))?;
+    Ok((module, function))
+}
+
+fn place<T>(value: &mut T) -> *mut c_void {
+    std::ptr::from_mut(value).cast()
+}
+
+/// Binds the context, and waits until nothing runs in it.
+fn settle(context: &CudaContext) {
+    let _ = context.bind_to_thread();
+    let _ = context.synchronize();
+}
+
+/// Kinds of host memory that a copy to the device may start from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Anonymous memory in huge pages, populated and then pinned: what the crate does.
+    Registered,
+    /// `cuMemHostAlloc`.
+    HostAlloc,
+    /// The same, write-combined.
+    WriteCombined,
+    /// Anonymous memory in huge pages that is not pinned.
+    Pageable,
+}
+
+impl Kind {
+    pub const ALL: [Self; 4] = [Self::Registered, Self::HostAlloc, Self::WriteCombined, Self::Pageable];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Registered => "registered",
+            Self::HostAlloc => "host-alloc",
+            Self::WriteCombined => "write-combined",
+            Self::Pageable => "pageable",
+        }
+    }
+}
+
+/// Host memory of a kind.
+pub struct HostBytes {
+    context: Arc<CudaContext>,
+    kind: Kind,
+    ptr: *mut c_void,
+    len: usize,
+    /// Of the kinds that are mapped.
+    map: Option<MmapMut>,
+    /// What pinning or reserving it took.
+    pub made_in: Duration,
+}
+
+impl HostBytes {
+    pub fn new(gpu: &Gpu, kind: Kind, len: usize) -> Result<Self> {
+        gpu.context.bind_to_thread().map_err(said("cuCtxSetCurrent"))?;
+        let context = gpu.context.clone();
+        let flags = if kind == Kind::WriteCombined { sys::CU_MEMHOSTALLOC_WRITECOMBINED } else { 0 };
+        if matches!(kind, Kind::HostAlloc | Kind::WriteCombined) {
+            let started = Instant::now();
+            // SAFETY: no pointers go in.
+            let ptr = unsafe { result::malloc_host(len, flags as c_uint) }.map_err(said("cuMemHostAlloc"))?;
+            let made_in = started.elapsed();
+            // SAFETY: `len` bytes, ours alone.
+            unsafe { ptr.cast::<u8>().write_bytes(0x5a, len) };
+            return Ok(Self { context, kind, ptr, len, map: None, made_in });
+        }
+        let mut map = huge(len).map_err(said("mmap"))?;
+        map.fill(0x5a);
+        let ptr = map.as_mut_ptr().cast();
+        let started = Instant::now();
+        if kind == Kind::Registered {
+            // SAFETY: the map is whole pages and stays until the drop, which unregisters it first.
+            unsafe { sys::cuMemHostRegister_v2(ptr, map.len(), sys::CU_MEMHOSTREGISTER_PORTABLE as c_uint) }
+                .result()
+                .map_err(said("cuMemHostRegister"))?;
+        }
+        Ok(Self { context, kind, ptr, len, map: Some(map), made_in: started.elapsed() })
+    }
+}
+
+impl Drop for HostBytes {
+    fn drop(&mut self) {
+        settle(&self.context);
+        // SAFETY: made by `new` in this way, undone once, and no copy is on its way.
+        unsafe {
+            match self.kind {
+                Kind::Registered => drop(sys::cuMemHostUnregister(self.ptr)),
+                Kind::HostAlloc | Kind::WriteCombined => drop(result::free_host(self.ptr)),
+                Kind::Pageable => {}
+            }
+        }
+    }
+}
+
+/// Populated memory in huge pages, as the crate's slots are.
+fn huge(len: usize) -> std::io::Result<MmapMut> {
+    let map = MmapMut::map_anon(len.next_multiple_of(2 << 20))?;
+    let _ = map.advise(Advice::HugePage);
+    let _ = map.advise(Advice::PopulateWrite);
+    Ok(map)
+}
+
+/// Device memory.
+pub struct DeviceBytes {
+    context: Arc<CudaContext>,
+    ptr: u64,
+    len: usize,
+}
+
+impl DeviceBytes {
+    pub fn new(gpu: &Gpu, len: usize) -> Result<Self> {
+        gpu.context.bind_to_thread().map_err(said("cuCtxSetCurrent"))?;
+        // SAFETY: no pointers go in.
+        let ptr = unsafe { result::malloc_sync(len) }.map_err(said("cuMemAlloc"))?;
+        Ok(Self { context: gpu.context.clone(), ptr, len })
+    }
+
+    /// Writes `bytes` from `at` on, and waits.
+    pub fn write(&self, at: usize, bytes: &[u8]) -> Result<()> {
+        assert!(at + bytes.len() <= self.len);
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.context.bind_to_thread().map_err(said("cuCtxSetCurrent"))?;
+        // SAFETY: within the allocation; the call returns when the bytes were taken.
+        unsafe { result::memcpy_htod_sync(self.ptr + at as u64, bytes) }.map_err(said("cuMemcpyHtoD"))?;
+        // Taken is not there yet, and streams of our own do not wait for the default one.
+        self.context.synchronize().map_err(said("cuCtxSynchronize"))
+    }
+
+    /// A copy of `len` bytes from `at` on.
+    pub fn read(&self, at: usize, len: usize) -> Result<Vec<u8>> {
+        assert!(at + len <= self.len);
+        read(&self.context, self.ptr + at as u64, len)
+    }
+
+    /// Keeps a field, as it is when `stream` gets there: a copy on the device. The batch is bound to the stream.
+    pub fn keep(&self, at: usize, batch: &Batch, field: &FieldView<'_>, stream: &Arc<CudaStream>) -> Result<()> {
+        let len = field.size_bytes();
+        assert!(at + len <= self.len);
+        batch.bind(feedline::device::cuda::Stream::from(stream)).map_err(|error| error.to_string())?;
+        let from = field.device_ptr().map_err(|error| error.to_string())?;
+        copy_within(self.ptr + at as u64, from, len, stream)
+    }
+
+    /// Copies its first `len` bytes to `to`.
+    pub fn copy_to(&self, to: &Self, len: usize, stream: &CudaStream) -> Result<()> {
+        assert!(len <= self.len && len <= to.len);
+        copy_within(to.ptr, self.ptr, len, stream)
+    }
+}
+
+impl Drop for DeviceBytes {
+    fn drop(&mut self) {
+        settle(&self.context);
+        // SAFETY: allocated by `new`, freed once, and nothing runs any more.
+        let _ = unsafe { result::free_sync(self.ptr) };
+    }
+}
+
+fn copy_within(to: u64, from: u64, len: usize, stream: &CudaStream) -> Result<()> {
+    stream.context().bind_to_thread().map_err(said("cuCtxSetCurrent"))?;
+    // SAFETY: both ranges lie in live allocations (checked by the callers); who frees them waits for the stream.
+    unsafe { result::memcpy_dtod_async(to, from, len, stream.cu_stream()) }.map_err(said("cuMemcpyDtoDAsync"))
+}
+
+/// `len` bytes at a device address, in the order of the legacy default stream: other streams are waited for by the caller.
+/// The driver refuses what is no memory of its.
+pub fn read(context: &CudaContext, from: u64, len: usize) -> Result<Vec<u8>> {
+    context.bind_to_thread().map_err(said("cuCtxSetCurrent"))?;
+    let mut bytes = vec![0_u8; len];
+    if len > 0 {
+        // SAFETY: the list has `len` bytes, and the call returns when they are there.
+        unsafe { result::memcpy_dtoh_sync(&mut bytes, from) }.map_err(said("cuMemcpyDtoH"))?;
+    }
+    Ok(bytes)
+}
+
+/// Host memory, device memory and the stream of copies between them.
+pub struct Lane {
+    /// Taken in turn.
+    hosts: Vec<HostBytes>,
+    device: DeviceBytes,
+    stream: Arc<CudaStream>,
+}
+
+impl Lane {
+    pub fn new(gpu: &Gpu, kind: Kind, len: usize) -> Result<Self> {
+        Self::from_several(gpu, kind, len, 1)
+    }
+
+    /// From as much memory as the slots of a loader are: what is copied over and over may come from the CPU's caches.
+    pub fn from_several(gpu: &Gpu, kind: Kind, len: usize, buffers: usize) -> Result<Self> {
+        let hosts = (0..buffers).map(|_| HostBytes::new(gpu, kind, len)).collect::<Result<_>>()?;
+        Ok(Self { hosts, device: DeviceBytes::new(gpu, len)?, stream: gpu.stream()? })
+    }
+
+    /// What pinning its memory took.
+    pub fn made_in(&self) -> Duration {
+        self.hosts.iter().map(|host| host.made_in).sum()
+    }
+
+    /// Enqueues copy number `number` of `len` bytes.
+    fn copy(&self, number: usize, len: usize) -> Result<()> {
+        let host = &self.hosts[number % self.hosts.len()];
+        assert!(len <= host.len && len <= self.device.len);
+        // SAFETY: within both allocations; both wait for the device before they are freed.
+        unsafe { sys::cuMemcpyHtoDAsync_v2(self.device.ptr, host.ptr, len, self.stream.cu_stream()) }
+            .result()
+            .map_err(said("cuMemcpyHtoDAsync"))
+    }
+
+    fn wait(&self) -> Result<()> {
+        self.stream.synchronize().map_err(said("cuStreamSynchronize"))
+    }
+}
+
+/// GB per second of `count` copies of `len` bytes by these lanes in turn, from the first call to the end of the last copy.
+/// As many copies are in flight as there are lanes.
+pub fn h2d(lanes: &[Lane], len: usize, count: usize) -> Result<f64> {
+    let first = lanes.first().ok_or("no lane")?;
+    first.stream.context().bind_to_thread().map_err(said("cuCtxSetCurrent"))?;
+    let started = Instant::now();
+    for number in 0..count {
+        lanes[number % lanes.len()].copy(number / lanes.len(), len)?;
+    }
+    lanes.iter().try_for_each(Lane::wait)?;
+    Ok((count * len) as f64 / started.elapsed().as_secs_f64() / 1e9)
+}
+
+/// The same for about so many seconds; the device is waited for about every 512 MiB. For 0 seconds: a few copies.
+pub fn h2d_for(lanes: &[Lane], len: usize, seconds: f64) -> Result<f64> {
+    let most = if seconds > 0.0 { 1024 } else { 4 };
+    let chunk = (512_usize << 20).div_ceil(len).min(most).max(2 * lanes.len());
+    let (started, mut bytes) = (Instant::now(), 0.0);
+    while bytes == 0.0 || started.elapsed().as_secs_f64() < seconds {
+        h2d(lanes, len, chunk)?;
+        bytes += (chunk * len) as f64;
+    }
+    Ok(bytes / started.elapsed().as_secs_f64() / 1e9)
+}
+
+/// A consumer of a DLPack struct: looks at it, and calls its deleter when dropped.
+pub struct Consumer(NonNull<DLManagedTensorVersioned>);
+
+// SAFETY: the protocol allows any thread.
+unsafe impl Send for Consumer {}
+
+impl Consumer {
+    pub fn new(tensor: Dlpack) -> Self {
+        Self(tensor.into_versioned())
+    }
+
+    /// Where it is, its shape, its dtype, its address.
+    pub fn seen(&self) -> (DLDevice, Vec<i64>, DLDataType, u64) {
+        // SAFETY: alive until the deleter is called by `drop`; `ndim` sizes.
+        unsafe {
+            let tensor = &self.0.as_ref().dl_tensor;
+            let shape = std::slice::from_raw_parts(tensor.shape, tensor.ndim as usize).to_vec();
+            (tensor.device, shape, tensor.dtype, tensor.data as u64)
+        }
+    }
+}
+
+impl Drop for Consumer {
+    fn drop(&mut self) {
+        // SAFETY: the struct is ours, and this is the only call.
+        unsafe {
+            if let Some(delete) = self.0.as_ref().deleter {
+                delete(self.0.as_ptr());
+            }
+        }
+    }
+}

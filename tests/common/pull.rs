@@ -1,0 +1,132 @@
+//! Loaders that are pulled as fast as they give, and what they take for it.
+//!
+//! ```text
+//! records of 150,528 bytes × 256 = a batch of 38.5 MB
+//!   copied:  from memory, by the decode workers        the way of real data
+//!   counted: a decoder that writes 8 bytes of each     hardly any work before the copy to the device: the copy stage alone
+//! ```
+
+#![allow(dead_code, reason = "each binary uses its own part")]
+
+use crate::driver::{Result, said};
+use feedline::dataset::Records;
+use feedline::decode::{Ctx, Decoder};
+use feedline::device::cuda::Stream;
+use feedline::device::cuda::cudarc::driver::CudaStream;
+use feedline::tensor::{DType, EncodedField, Field};
+use feedline::{Batch, Epoch, Loader, LoaderBuilder, Row};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Bytes of a record: 224 × 224 pixels of 3 bytes.
+pub const RECORD: usize = 150_528;
+/// Records of a batch.
+pub const BATCH: usize = 256;
+
+/// Makes records of `bytes` bytes of which it writes the first 8.
+struct Counted {
+    bytes: usize,
+}
+
+impl Decoder for Counted {
+    fn outputs(&self, _: &EncodedField) -> feedline::Result<Vec<Field>> {
+        Ok(vec![Field::fixed("record", DType::U8, [self.bytes])])
+    }
+
+    fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> feedline::Result<()> {
+        let row = out.bytes_mut(ctx.fields().start);
+        let len = input.len().min(row.len());
+        row[..len].copy_from_slice(&input[..len]);
+        Ok(())
+    }
+}
+
+/// A loader that has hardly anything to do before its copies: batches of `rows` records of `bytes` bytes.
+pub fn counted(rows: usize, bytes: usize) -> Result<LoaderBuilder> {
+    let count = (4 * rows).max(1024).next_multiple_of(rows);
+    let numbers: Vec<u8> = (0..count as u64).flat_map(u64::to_ne_bytes).collect();
+    let records = Records::builder(8).open_bytes(numbers).map_err(|error| error.to_string())?;
+    Ok(Loader::builder(records).decode_field("record", Counted { bytes }).batch_size(rows))
+}
+
+/// What was pulled.
+#[derive(Clone, Copy, Debug)]
+pub struct Pulled {
+    pub gb_per_s: f64,
+    pub batches: u64,
+    /// CPU time of the transfer thread for each batch, in microseconds; where the kernel tells it.
+    pub copy_us: Option<f64>,
+}
+
+/// An iterator that is pulled piece by piece.
+pub struct Puller {
+    pub loader: Loader,
+    batches: Epoch,
+    /// Where the consumer would work; `None` on the host.
+    stream: Option<Arc<CudaStream>>,
+}
+
+impl Puller {
+    pub fn new(builder: LoaderBuilder, stream: Option<Arc<CudaStream>>) -> Result<Self> {
+        let loader = builder.build().map_err(|error| error.to_string())?;
+        let batches = loader.epochs(0..u64::MAX).map_err(|error| error.to_string())?;
+        Ok(Self { loader, batches, stream })
+    }
+
+    pub fn next(&mut self) -> Result<Batch> {
+        let batch = self.batches.next().ok_or("the batches ended")?;
+        batch.map_err(|error| error.to_string())
+    }
+
+    /// Waits until the batch is where it belongs, and drops it.
+    fn arrive(&self, batch: Batch) -> Result<usize> {
+        let bytes = batch.fields().map(|field| field.size_bytes()).sum();
+        if let Some(stream) = &self.stream {
+            batch.bind(Stream::from(stream)).map_err(|error| error.to_string())?;
+            drop(batch);
+            stream.synchronize().map_err(said("cuStreamSynchronize"))?;
+        }
+        Ok(bytes)
+    }
+
+    /// Pulls for about so many seconds, after what was ready beforehand is gone. Both ends wait for a copy, so what is on its
+    /// way counts at neither.
+    pub fn pull(&mut self, seconds: f64) -> Result<Pulled> {
+        let plan = self.loader.plan();
+        let ahead = plan.slots + plan.device_batches;
+        for _ in 0..ahead {
+            self.next()?;
+        }
+        let last = self.next()?;
+        self.arrive(last)?;
+        let (started, cpu) = (Instant::now(), copy_thread_ns());
+        let (mut bytes, mut batches) = (0, 0);
+        loop {
+            let batch = self.next()?;
+            batches += 1;
+            if batches >= 4 && started.elapsed().as_secs_f64() >= seconds {
+                bytes += self.arrive(batch)?;
+                break;
+            }
+            bytes += batch.fields().map(|field| field.size_bytes()).sum::<usize>();
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        let ns = copy_thread_ns().zip(cpu).map(|(after, before)| after.saturating_sub(before));
+        let copy_us = ns.map(|ns| ns as f64 / 1e3 / batches as f64);
+        Ok(Pulled { gb_per_s: bytes as f64 / seconds / 1e9, batches, copy_us })
+    }
+}
+
+/// CPU time of the transfer threads of this process in nanoseconds, as the scheduler counts it; `None` where there is none,
+/// or a kernel that does not tell.
+fn copy_thread_ns() -> Option<u64> {
+    let mut sum = None;
+    for task in std::fs::read_dir("/proc/self/task").ok()?.flatten() {
+        let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+        if name.trim() == "feedline-copy" {
+            let times = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+            sum = Some(sum.unwrap_or(0) + times.split_whitespace().next()?.parse::<u64>().ok()?);
+        }
+    }
+    sum
+}
