@@ -50,6 +50,9 @@ impl<T> Queue<T> {
     }
 }
 
+/// Rows whose chunks are open.
+type Gather = (Arc<Job>, Rows, Arc<Held>);
+
 /// The pool and what waits for it.
 pub(crate) struct Workers {
     pub(crate) pool: rayon::ThreadPool,
@@ -59,7 +62,7 @@ pub(crate) struct Workers {
     /// Samples whose bytes have come.
     decodes: Queue<Box<Pending>>,
     /// Rows whose chunks are open; split when taken.
-    gathers: Queue<(Arc<Job>, Rows, Arc<Held>)>,
+    gathers: Queue<Gather>,
     /// Chunks to be opened.
     openings: Queue<Opening>,
     /// Slots for `.map_batch`.
@@ -176,7 +179,7 @@ impl Workers {
 
 impl Workers {
     /// A few rows of the oldest piece whose chunks are open, and whether these are its last.
-    fn take_gather(&self) -> Option<((Arc<Job>, Rows, Arc<Held>), bool)> {
+    fn take_gather(&self) -> Option<(Gather, bool)> {
         let mut queue = self.gathers.lock();
         let (job, rows, held) = queue.front_mut()?;
         if rows.len() > self.run_rows {

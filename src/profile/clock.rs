@@ -48,3 +48,20 @@ impl Clock {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_goes_on_stands_still_or_shows_what_it_is_told() {
+        let real = Clock::real();
+        let first = real.now();
+        assert!(real.clone().now() >= first);
+        assert_eq!(Clock::still().now(), 0);
+        let told = Arc::new(AtomicU64::new(5));
+        let shown = Clock::shown(told.clone());
+        told.store(9, Ordering::Release);
+        assert_eq!(shown.now(), 9);
+    }
+}
