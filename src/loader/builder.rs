@@ -430,7 +430,7 @@ impl LoaderBuilder {
             parts,
             seed,
             ways,
-            idle: idle.iter().cloned().next(),
+            idle: idle.clone(),
             meters,
         };
         let (routes, direct) = assembly.ways.told();
@@ -606,7 +606,7 @@ impl Assembly {
         pinning: Sender<Infallible>,
     ) -> Result<(Runtime, Receiver<Contents>, Choice)> {
         let (rows, counts) = (self.layout.clone(), (self.plan.device_batches, self.plan.slots));
-        let onward = self.ways.open(&self.recipe, rows, self.contents.clone(), counts, self.idle.iter().cloned().next())?;
+        let onward = self.ways.open(&self.recipe, rows, self.contents.clone(), counts, self.idle.clone())?;
         let Self { dataset, chunk_starts, recipe, layout, opened, plan, lease, pending, parts, seed, meters, .. } =
             self;
         let Opened { reader, cache, choice, .. } = opened;

@@ -5,12 +5,18 @@
 
 mod clock;
 pub mod export;
+mod load;
 mod meter;
 mod report;
+#[cfg(test)]
+mod simulator;
 mod snapshot;
 mod timeline;
 mod truth;
+mod verdict;
+mod whatif;
 
+pub use load::{Cause, StageLoad};
 pub use report::{Bound, Copies, DirectReads, Report};
 
 pub(crate) use clock::Clock;
@@ -20,6 +26,8 @@ pub use snapshot::{Consumer, Copy, Decode, GpuIdle, Order, Slots, Snapshot, Stor
 pub(crate) use timeline::Recorder;
 pub use timeline::{BatchRecord, Gauges, Timeline};
 pub use truth::{Basis, CacheProbe, Cached, DeviceBytes, Evidence, Truth, judge};
+pub use verdict::{Strength, Verdict};
+pub use whatif::{Change, Prediction, WhatIf};
 
 use crate::read::{ReadStats, Reader};
 use std::sync::Mutex;

@@ -80,7 +80,10 @@ fn safetensors(rows: usize, tensors: &[(&str, &str, usize, usize)], seed: u64) -
 }
 
 /// Datasets with rows that stand in files, and their fields that do.
-fn formats(dir: &Dir) -> Vec<(&'static str, Box<dyn Fn() -> Any>, Vec<&'static str>)> {
+/// Name, how to open it, and the fields that go directly.
+type Format = (&'static str, Box<dyn Fn() -> Any>, Vec<&'static str>);
+
+fn formats(dir: &Dir) -> Vec<Format> {
     dir.write("tokens/0.bin", &noise(2 * 30_001, 1));
     dir.write("tokens/1.bin", &noise(2 * 7_777, 2));
     for (part, rows) in [9, 1, 14].into_iter().enumerate() {
