@@ -660,9 +660,10 @@ impl DeviceMemory {
         Ok(Self { gpu: gpu.clone(), given: ptr, ptr: ptr.next_multiple_of(PAGE as DevicePtr), len })
     }
 
-    /// Leaves it to the device for ever.
+    /// Leaves it to the device for ever; the context, whose end would free it, as well.
     pub(crate) fn leak(&mut self) {
         self.given = 0;
+        std::mem::forget(self.gpu.clone());
         note_leak();
     }
 
