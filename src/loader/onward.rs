@@ -21,6 +21,7 @@ use crate::read::{self, Sources};
 use crate::tensor::{Layout, PAGE};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::error::Error as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -133,8 +134,8 @@ impl Ways {
 fn firsts(dataset: &dyn Dataset) -> Vec<Option<read::Extent>> {
     let mut parts = Parts::new();
     let mut firsts = vec![None; dataset.schema().len()];
-    // What is wrong with the first sample is said when it is read.
-    if dataset.extents(0, &mut parts).is_ok() {
+    // What is wrong with the first sample, a panic included, is said when it is read.
+    if catch_unwind(AssertUnwindSafe(|| dataset.extents(0, &mut parts))).is_ok_and(|given| given.is_ok()) {
         for (field, part) in parts.iter() {
             if let (Part::Extent(extent), Some(first)) = (part, firsts.get_mut(field))
                 && extent.source.index() < dataset.sources().count()
@@ -173,7 +174,7 @@ impl Ways {
     }
 
     fn read_a_little(&self, gpu: &Arc<Gpu>, cufile: &Arc<CuFile>, extent: read::Extent) -> Result<(), String> {
-        let files = read::Files::new(self.sources.clone(), PAGE, Some(1));
+        let files = read::Files::new(self.sources.clone(), PAGE, Some(0));
         let handle = direct::register(cufile, &files, extent.source)?;
         let words = |error: Error| match error.source() {
             Some(source) => format!("{}: {source}", error.message()),
@@ -185,7 +186,8 @@ impl Ways {
         let read = direct::read_into(cufile, &handle, target.memory(), TRIAL, from);
         drop(bound);
         target.release().map_err(words)?;
-        let (read, least) = (read.map_err(|failure| failure.to_string())?, extent.offset + extent.len - from);
+        let (read, least) =
+            (read.map_err(|failure| failure.to_string())?, extent.offset.saturating_add(extent.len) - from);
         if (read as u64) < least.min(TRIAL as u64) {
             return Err(format!("cuFileRead brought {read} of {least} bytes"));
         }

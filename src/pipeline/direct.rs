@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! transfer thread ──(rows of a field)──► threads "feedline-gds" ── cuFileRead ──► the buffer's rows, or its staging area
-//!        ▲                                      │ what cuFile cannot do: pread, pinned bounce buffer, copy
+//!        ▲                                      │ what cuFile cannot do: pread, bounce buffer, copy
 //!        └────────── bell: all rows are there ──┘
 //! ```
 //!
@@ -30,7 +30,7 @@ use crate::tensor::Layout;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Rows that a thread takes at a time have about this many bytes.
@@ -53,8 +53,8 @@ pub(crate) struct Direct {
     /// For cuFile, and for reads by the host.
     files: Files,
     plain_files: Files,
-    /// By source; nothing where cuFile refused the file.
-    handles: Box<[OnceLock<Option<Handle>>]>,
+    /// By source; or why cuFile does not take the file.
+    handles: Box<[OnceLock<Result<Handle, String>>]>,
     bell: Sender<()>,
 }
 
@@ -66,14 +66,21 @@ pub(crate) struct Reading {
     /// By step: where in the staging area each row begins.
     offsets: Vec<Vec<AtomicU64>>,
     /// Rows of all steps that are not done.
-    left: AtomicU32,
+    left: AtomicU64,
     pub(crate) cancelled: AtomicBool,
+    /// A copy by the host's way may not have ended, and nobody can say when it has.
+    lost: AtomicBool,
     failure: Mutex<Option<(u32, Error)>>,
 }
 
 impl Reading {
     pub(crate) fn is_done(&self) -> bool {
         self.left.load(Ordering::Acquire) == 0
+    }
+
+    /// Whether the device may go on writing to the buffer for ever.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
     }
 
     /// The failure of the lowest row.
@@ -121,7 +128,8 @@ impl Reads {
         let Plan { cufile, steps, contents, gds } = plan;
         let sources = core.sources.clone();
         let handles = (0..sources.count()).map(|_| OnceLock::new()).collect();
-        let (files, plain_files) = (Files::new(sources.clone(), ALIGN as usize, None), Files::new(sources, 1, None));
+        // What is registered is kept open by its handle.
+        let (files, plain_files) = (Files::new(sources.clone(), ALIGN as usize, Some(0)), Files::new(sources, 1, None));
         let (core, gpu) = (core.clone(), copier.gpu().clone());
         let direct = Arc::new(Direct { core, gpu, cufile, steps, contents, gds, files, plain_files, handles, bell });
         let (tasks, todo) = unbounded::<Task>();
@@ -145,8 +153,9 @@ impl Reads {
         let reading = Arc::new(Reading {
             base,
             offsets: offsets.collect(),
-            left: AtomicU32::new(rows * steps.len() as u32),
+            left: AtomicU64::new(u64::from(rows) * steps.len() as u64),
             cancelled: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
             failure: Mutex::new(None),
             ids,
         });
@@ -175,15 +184,15 @@ fn work(direct: &Direct, todo: &Receiver<Task>, mut host: HostWay) {
     for task in todo {
         let reading = &task.reading;
         if !reading.cancelled.load(Ordering::Relaxed) {
-            // The dataset is the user's code.
-            let done = catch_unwind(AssertUnwindSafe(|| direct.read_rows(&task, &mut host)));
+            let mut row = task.rows.start;
+            let done = catch_unwind(AssertUnwindSafe(|| direct.read_rows(&task, &mut row, &mut host)));
             match done {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => reading.fail(task.rows.start, error),
-                Err(panic) => reading.fail(task.rows.start, panicked(&*panic, Stage::Read)),
+                Ok(Err(error)) => reading.fail(row, error),
+                Err(panic) => reading.fail(row, panicked(&*panic, Stage::Read)),
             }
         }
-        let rows = task.rows.len() as u32;
+        let rows = task.rows.len() as u64;
         // AcqRel: whoever sees zero sees what was noted by all.
         if reading.left.fetch_sub(rows, Ordering::AcqRel) == rows {
             let _ = direct.bell.try_send(());
@@ -198,12 +207,12 @@ struct Run {
 }
 
 impl Direct {
-    fn read_rows(&self, task: &Task, host: &mut HostWay) -> Result<()> {
+    /// Reads the rows of a task; `row` is the one that it has come to.
+    fn read_rows(&self, task: &Task, row: &mut u32, host: &mut HostWay) -> Result<()> {
         let _bound = self.gpu.bind()?;
         let step = &self.steps[task.step];
-        let mut row = task.rows.start;
-        while row < task.rows.end {
-            let next = match self.run_at(task, row)? {
+        while *row < task.rows.end {
+            *row = match self.run_at(task, *row)? {
                 Some(run) => {
                     let next = run.rows.end;
                     self.read_run(task, step, &run, host)?;
@@ -212,11 +221,10 @@ impl Direct {
                 None => {
                     // There is nothing for cuFile to read.
                     self.core.meters.device.note_by_host("not in a file as it stands, unlike the first one");
-                    self.by_host(task, step, row, host)?;
-                    row + 1
+                    self.by_host(task, step, *row, host)?;
+                    *row + 1
                 }
             };
-            row = next;
         }
         Ok(())
     }
@@ -228,11 +236,12 @@ impl Direct {
         let mut run = Run { rows: row..row + 1, extent };
         while run.rows.end < task.rows.end && run.extent.len + step.row_bytes as u64 <= READ_MOST {
             let end = run.extent.offset + run.extent.len;
-            match self.extent_of(task, run.rows.end)? {
-                Some(next) if next.source == extent.source && next.offset == end => {
+            match self.extent_of(task, run.rows.end) {
+                Ok(Some(next)) if next.source == extent.source && next.offset == end => {
                     run.extent.len += next.len;
                     run.rows.end += 1;
                 }
+                // What is wrong with it is said when it is its turn.
                 _ => break,
             }
         }
@@ -240,11 +249,8 @@ impl Direct {
     }
 
     fn extent_of(&self, task: &Task, row: u32) -> Result<Option<Extent>> {
-        let (step, id) = (&self.steps[task.step], task.reading.ids[row as usize]);
-        let mut parts = Parts::new();
-        self.core.all_parts_of(id, &mut parts).map_err(|error| self.core.named(error, Some(id)))?;
-        let part = parts.iter().find_map(|(field, part)| (field == step.handler).then_some(part));
-        Ok(match part {
+        let step = &self.steps[task.step];
+        Ok(match self.part_of(task, step, row)? {
             Some(Part::Extent(extent))
                 if extent.len == step.row_bytes as u64 && self.core.sources.bytes_of(extent.source).is_none() =>
             {
@@ -254,6 +260,18 @@ impl Direct {
         })
     }
 
+    /// Where the dataset says that the row's bytes are. It is the user's code: it may panic, or change its mind.
+    fn part_of(&self, task: &Task, step: &DirectStep, row: u32) -> Result<Option<Part<'_>>> {
+        let id = task.reading.ids[row as usize];
+        let asked = catch_unwind(AssertUnwindSafe(|| {
+            let mut parts = Parts::new();
+            self.core.all_parts_of(id, &mut parts)?;
+            Ok(parts.iter().find_map(|(field, part)| (field == step.handler).then_some(part)))
+        }));
+        let asked = asked.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Read)));
+        asked.map_err(|error| self.core.named(error, Some(id)))
+    }
+
     fn read_run(&self, task: &Task, step: &DirectStep, run: &Run, host: &mut HostWay) -> Result<()> {
         match self.by_cufile(task, step, run) {
             Ok(()) => {
@@ -261,11 +279,7 @@ impl Direct {
                 self.core.meters.device.direct_bytes.add(run.extent.len);
                 Ok(())
             }
-            Err(why) if self.gds == Gds::Require => {
-                let id = task.reading.ids[run.rows.start as usize];
-                let error = Error::new(ErrorKind::Device, Stage::Read, why).with_sample(id);
-                Err(self.files.at_site(error, &run.extent))
-            }
+            Err(why) if self.gds == Gds::Require => Err(self.required(task, step, run, why)),
             Err(why) => {
                 self.core.meters.device.note_by_host(&why);
                 run.rows.clone().try_for_each(|row| self.by_host(task, step, row, host))
@@ -273,9 +287,29 @@ impl Direct {
         }
     }
 
+    /// The error of a run that cuFile had to read: what is wrong with the file, if that is it, else what cuFile says.
+    fn required(&self, task: &Task, step: &DirectStep, run: &Run, why: String) -> Error {
+        let (row_bytes, Extent { source, offset, len }) = (step.row_bytes as u64, run.extent);
+        let ids = &task.reading.ids[run.rows.start as usize..run.rows.end as usize];
+        let there = match self.plain_files.get(source).map(|file| file.len_now()) {
+            Ok(Ok(there)) => there.saturating_sub(offset),
+            Ok(Err(_)) => len,
+            Err(error) => return self.files.at_site(error, &run.extent).with_sample(ids[0]),
+        };
+        if there >= len {
+            let error = Error::new(ErrorKind::Device, Stage::Read, why).with_sample(ids[0]);
+            return self.files.at_site(error, &run.extent);
+        }
+        let cut = there / row_bytes;
+        let row = Extent { source, offset: offset + cut * row_bytes, len: row_bytes };
+        let message = format!("{row_bytes} bytes expected, {} are there", there % row_bytes);
+        let error = Error::new(ErrorKind::Truncated, Stage::Read, message).with_sample(ids[cut as usize]);
+        self.files.at_site(error, &row)
+    }
+
     /// Reads a run by cuFile, or says why not.
     fn by_cufile(&self, task: &Task, step: &DirectStep, run: &Run) -> Result<(), String> {
-        let handle = self.handle(run.extent.source).ok_or("cuFile does not take the file")?;
+        let handle = self.handle(run.extent.source)?;
         let (offset, end) = (run.extent.offset, run.extent.offset + run.extent.len);
         let aligned = offset.is_multiple_of(ALIGN) && end.is_multiple_of(ALIGN);
         let (from, to, place) = match step.gather {
@@ -310,8 +344,9 @@ impl Direct {
         self.contents.fields()[step.field].offset as u64 + u64::from(row) * step.row_bytes as u64
     }
 
-    fn handle(&self, source: SourceId) -> Option<&Handle> {
-        self.handles[source.index()].get_or_init(|| register(&self.cufile, &self.files, source).ok()).as_ref()
+    fn handle(&self, source: SourceId) -> Result<&Handle, String> {
+        let registered = self.handles[source.index()].get_or_init(|| register(&self.cufile, &self.files, source));
+        registered.as_ref().map_err(|why| format!("cuFile does not take the file: {why}"))
     }
 
     /// Reads a row by way of the host: what cuFile cannot do, and what does not lie in a file.
@@ -328,9 +363,7 @@ impl Direct {
             }
         };
         let mut to = task.reading.base + place;
-        let mut parts = Parts::new();
-        self.core.all_parts_of(id, &mut parts).map_err(named)?;
-        let part = parts.iter().find_map(|(field, part)| (field == step.handler).then_some(part));
+        let part = self.part_of(task, step, row)?;
         let lie = || Error::new(ErrorKind::User, Stage::Read, "the dataset gave no bytes for the field");
         let (extent, bytes) = match part.ok_or_else(lie).map_err(named)? {
             Part::Inline(bytes) => (None, Some(bytes)),
@@ -357,7 +390,7 @@ impl Direct {
                 (None, Some(bytes)) => host.bytes(piece).copy_from_slice(&bytes[done..done + piece]),
                 (None, None) => {}
             }
-            host.send(&self.gpu, to, piece).map_err(named)?;
+            host.send(&self.gpu, to, piece, &task.reading.lost).map_err(named)?;
             to += piece as DevicePtr;
             done += piece;
         }
@@ -425,12 +458,16 @@ impl HostWay {
         unsafe { std::slice::from_raw_parts_mut(self.region.ptr().as_ptr(), len) }
     }
 
-    /// Copies the first `len` bytes to the device and waits for that.
-    fn send(&mut self, gpu: &Arc<Gpu>, to: DevicePtr, len: usize) -> Result<()> {
+    /// Copies the first `len` bytes to the device and waits for that; `lost` says that they may still be on their way.
+    fn send(&mut self, gpu: &Arc<Gpu>, to: DevicePtr, len: usize, lost: &AtomicBool) -> Result<()> {
         let from = self.bytes(len).as_ptr();
-        // SAFETY: the bytes stay as they are until the synchronisation has returned; where they go is the row's place, as
+        // SAFETY: the bytes stay as they are until the synchronisation has returned, or the context is of no use; where they go is the row's place, as
         // in `by_cufile`. The task has bound the context.
         let copied = unsafe { gpu.copy_to_device(to, from, len, self.stream.raw()) };
-        copied.and(self.stream.synchronize())
+        let waited = self.stream.synchronize();
+        if waited.is_err() && gpu.synchronize().is_err() {
+            lost.store(true, Ordering::Release);
+        }
+        copied.and(waited)
     }
 }

@@ -144,6 +144,11 @@ impl Transfer {
     fn land(&mut self, flight: Flight) {
         let Flight { mut slot, buffer, reading } = flight;
         let failure = reading.as_ref().and_then(|reading| reading.take_failure());
+        if reading.as_ref().is_some_and(|reading| reading.is_lost()) {
+            // The device does not answer: there is nothing more to expect of it.
+            buffer.into_iter().for_each(Copier::leave);
+            return failure.into_iter().for_each(|error| self.core.fail(error));
+        }
         if !self.is_present(&slot) || failure.is_some() {
             buffer.into_iter().for_each(|buffer| self.copier.give_back(buffer));
             if let Some(error) = failure.filter(|_| self.is_present(&slot)) {
@@ -216,11 +221,18 @@ impl Transfer {
 
     /// What storage still writes to must stay until it has let go: a device that never answers keeps this thread, and all
     /// that it has.
-    fn end(self, flights: VecDeque<Flight>) {
+    fn end(mut self, flights: VecDeque<Flight>) {
+        // Reading threads without a read end here.
+        drop(self.reads.take());
         let readings = || flights.iter().filter_map(|flight| flight.reading.as_ref());
         readings().for_each(|reading| reading.cancelled.store(true, Ordering::Relaxed));
         while !readings().all(|reading| reading.is_done()) {
             let _ = self.bell.recv_timeout(LOOK);
+        }
+        for Flight { buffer, reading, .. } in flights {
+            if reading.is_some_and(|reading| reading.is_lost()) {
+                buffer.into_iter().for_each(Copier::leave);
+            }
         }
     }
 }

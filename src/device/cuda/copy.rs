@@ -366,6 +366,12 @@ impl Copier {
         }
     }
 
+    /// Leaves a buffer to the device, which may write to it for ever.
+    pub(crate) fn leave(buffer: Box<Buffer>) {
+        driver::note_leak();
+        std::mem::forget(buffer);
+    }
+
     pub(crate) fn gpu(&self) -> &Arc<Gpu> {
         &self.home.gpu
     }
