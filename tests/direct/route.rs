@@ -242,7 +242,10 @@ fn where_cufile_is_of_no_use_the_host_s_way_is_taken_and_says_why() {
 
 #[test]
 fn memory_that_the_trial_cannot_take_back_is_leaked_and_counted() {
-    lived("the trial".into(), CuFileMachine::new(Route::P2p), |machine| {
+    if !alone("route::memory_that_the_trial_cannot_take_back_is_leaked_and_counted") {
+        return;
+    }
+    lived("the trial".into(), Arc::new(CuFileMachine::new(Route::P2p)), |machine| {
         let dir = Dir::new();
         let (path, _) = records_file(&dir, COUNT, RECORD);
         let before = leaked();

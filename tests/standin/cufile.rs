@@ -11,9 +11,9 @@
 //! A context must then be current wherever device memory is registered, deregistered or read to.
 //!
 //! It is stricter than the real one: what would silently go through bounce buffers or reopen the driver there is kept as a
-//! *violation* here (reads of memory that is not registered, out of range, after the close; deregistering what a read is
-//! using; a file closed before it is deregistered). Where a violation is found the call fails as well. Unaligned reads are
-//! no violation: as in the real library they work, and count as reads through the host.
+//! *violation* here (reads of memory that is not registered, out of range, into what another one writes, after the close;
+//! deregistering what a read is using; a file closed before it is deregistered). Where a violation is found the call mostly
+//! fails as well. Unaligned reads are no violation: as in the real library they work, and count as reads through the host.
 //!
 //! One file, `std` only: `rustc --crate-type cdylib`. With `--cfg without_stats` it is a library before 1.15, with
 //! `--cfg without_version` one that does not tell its version, with `--cfg without_read` none at all. `standin_cufile_*`
@@ -121,6 +121,8 @@ struct State {
     registered: [u64; 3],
     registers: HashMap<(usize, u64), c_int>,
     reads: u64,
+    /// What reads in flight write to.
+    writing: Vec<(u64, u64)>,
     faults: HashMap<u64, Fault>,
     hold: bool,
     held: i64,
@@ -150,6 +152,7 @@ fn fresh() -> State {
         registered: [0; 3],
         registers: HashMap::new(),
         reads: 0,
+        writing: Vec::new(),
         faults: HashMap::new(),
         hold: false,
         held: 0,
@@ -406,6 +409,7 @@ struct Plan {
     /// Start of the buffer.
     base: u64,
     target: u64,
+    end: u64,
     gpu: usize,
     aligned: bool,
 }
@@ -483,9 +487,14 @@ impl State {
         };
         file.busy += 1;
         buffer.busy += 1;
+        let fd = file.fd;
         let target = base + to;
+        if self.writing.iter().any(|(start, end)| *start < target + len && target < *end) {
+            self.violation(format!("two reads at once into the {len} bytes at {to} of {base:#x}"));
+        }
+        self.writing.push((target, target + len));
         let aligned = [from, len, target].iter().all(|value| value.is_multiple_of(ALIGN));
-        Ok(Plan { fd: file.fd, fault, base, target, gpu: gpu_of(target), aligned })
+        Ok(Plan { fd, fault, base, target, end: target + len, gpu: gpu_of(target), aligned })
     }
 
     fn done(&mut self, handle: usize, plan: &Plan, result: i64) {
@@ -494,6 +503,9 @@ impl State {
         }
         if let Some(buffer) = self.buffers.get_mut(&plan.base) {
             buffer.busy -= 1;
+        }
+        if let Some(at) = self.writing.iter().position(|range| *range == (plan.target, plan.end)) {
+            self.writing.swap_remove(at);
         }
         if !self.counting {
             return;
