@@ -106,8 +106,11 @@ fn things(live: &Live) -> u64 {
     live.retains + live.streams + live.events + live.allocations + live.registrations + live.modules + live.leaked
 }
 
-/// Lives, each in a session of its own: one for `arm` to say which of its calls fails.
-fn lives(cases: impl Iterator<Item = (String, Gds, Box<dyn FnOnce(&Machine) + Send>, Judge)>) -> usize {
+/// What it is called, how reads go, which of its calls fails, and what is said of it.
+type Case = (String, Gds, Box<dyn FnOnce(&Machine) + Send>, Judge);
+
+/// Lives, each in a session of its own; how many.
+fn lives(cases: impl Iterator<Item = Case>) -> usize {
     let dir = Arc::new(Dir::new());
     let (path, _) = records_file(&dir, COUNT, DIMS.iter().product());
     let host = build(data(&path));

@@ -203,7 +203,8 @@ fn transforms_see_the_bytes_and_floats_are_made_of_what_they_leave() {
             })
         };
         type Change<'a> = &'a dyn Fn(LoaderBuilder) -> LoaderBuilder;
-        let cases: [(Change<'_>, fn(u8) -> u8); 3] = [
+        type Rule = fn(u8) -> u8;
+        let cases: [(Change<'_>, Rule); 3] = [
             (&map, |byte| 255 - byte),
             (&map_batch, |byte| byte.wrapping_add(3)),
             (&|builder| map_batch(map(builder)), |byte| (255 - byte).wrapping_add(3)),

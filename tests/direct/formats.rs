@@ -79,8 +79,10 @@ fn safetensors(rows: usize, tensors: &[(&str, &str, usize, usize)], seed: u64) -
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &noise(end, seed)].concat()
 }
 
-/// Datasets with rows that stand in files, and their fields that do.
-fn formats(dir: &Dir) -> Vec<(&'static str, Box<dyn Fn() -> Any>, Vec<&'static str>)> {
+/// A dataset, and its fields whose rows stand in files.
+type Format = (&'static str, Box<dyn Fn() -> Any>, Vec<&'static str>);
+
+fn formats(dir: &Dir) -> Vec<Format> {
     dir.write("tokens/0.bin", &noise(2 * 30_001, 1));
     dir.write("tokens/1.bin", &noise(2 * 7_777, 2));
     for (part, rows) in [9, 1, 14].into_iter().enumerate() {
