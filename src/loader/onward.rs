@@ -271,22 +271,28 @@ impl Onward {
         workers: Vec<JoinHandle<()>>,
         (pool, pinning): (Pool, Sender<Infallible>),
     ) -> Result<Runtime> {
-        if let Some(Self { copier, plan, full, bell }) = onward {
-            let ready = core.exchange.ready.clone();
-            let slots = pool.regions().len();
-            let mut runtime = Runtime::start(core.clone(), io, workers)?;
-            let reads = match plan {
-                Some(plan) => Some(direct::Reads::start(plan, &core, &copier, bell.0, |name, body| {
-                    runtime.spawn(name, Stage::Read, body)
-                })?),
-                None => None,
-            };
-            let transfer = Transfer { core, copier, reads, full: full.1, bell: bell.1, ready, slots };
-            runtime.spawn("feedline-copy".into(), Stage::Device, move || transfer.run(pool, pinning))?;
-            return Ok(runtime);
-        }
-        pool.announce(|_| {});
-        drop(pinning);
-        Runtime::start(core, io, workers)
+        let Some(onward) = onward else {
+            pool.announce(|_| {});
+            drop(pinning);
+            return Runtime::start(core, io, workers);
+        };
+        let mut runtime = Runtime::start(core.clone(), io, workers)?;
+        // After an error nothing is left here by which the workers that are then joined could be reached.
+        onward.spawn(core, (pool, pinning), &mut runtime)?;
+        Ok(runtime)
+    }
+
+    fn spawn(self, core: Arc<Core>, (pool, pinning): (Pool, Sender<Infallible>), runtime: &mut Runtime) -> Result<()> {
+        let Self { copier, plan, full, bell } = self;
+        let ready = core.exchange.ready.clone();
+        let slots = pool.regions().len();
+        let reads = match plan {
+            Some(plan) => Some(direct::Reads::start(plan, &core, &copier, bell.0, |name, body| {
+                runtime.spawn(name, Stage::Read, body)
+            })?),
+            None => None,
+        };
+        let transfer = Transfer { core, copier, reads, full: full.1, bell: bell.1, ready, slots };
+        runtime.spawn("feedline-copy".into(), Stage::Device, move || transfer.run(pool, pinning))
     }
 }

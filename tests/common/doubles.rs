@@ -16,6 +16,7 @@ use feedline::{Batch, Device, Gds, Loader, LoaderBuilder, Result};
 use libloading::Library;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -60,6 +61,12 @@ impl CuFileMachine {
         Self { cufile, dir }
     }
 
+    /// As new, by this route.
+    pub fn reset(&self, route: Route) {
+        self.cufile.reset();
+        self.cufile.route(0, route);
+    }
+
     pub fn root(&self) -> PathBuf {
         self.dir.path("")
     }
@@ -81,13 +88,17 @@ pub fn until(what: &str, mut reached: impl FnMut() -> bool) {
 /// A session of the GPU together with a cuFile.
 pub struct Machine {
     pub session: Session,
-    pub double: CuFileMachine,
+    pub double: Arc<CuFileMachine>,
 }
 
 impl Machine {
     /// A loader's batches on the GPU, with this setting of direct reads.
     pub fn on_gpu(&self, builder: LoaderBuilder, gds: Gds) -> LoaderBuilder {
-        let device = Device::cuda(0).unwrap();
+        self.on(Device::cuda(0).unwrap(), builder, gds)
+    }
+
+    /// The same on this device.
+    pub fn on(&self, device: Device, builder: LoaderBuilder, gds: Gds) -> LoaderBuilder {
         builder.device(device).gds(gds).cufile_at(self.double.cufile.path(), self.double.root())
     }
 
@@ -112,7 +123,7 @@ pub fn on_machine(body: impl FnOnce(&Machine) + Send + 'static) {
 /// The same with this cuFile.
 #[track_caller]
 pub fn on_double(double: CuFileMachine, body: impl FnOnce(&Machine) + Send + 'static) {
-    lived(String::new(), double, |machine| {
+    lived(String::new(), Arc::new(double), |machine| {
         body(machine);
         until("the loaders' threads have ended", || crate::common::loader_threads().is_empty());
         assert_eq!(machine.session.live(), Live::default(), "alive in the driver");
@@ -123,7 +134,7 @@ pub fn on_double(double: CuFileMachine, body: impl FnOnce(&Machine) + Send + 'st
 
 /// The same, but what is alive at the end is for the body to judge. `name` is what a failure says.
 #[track_caller]
-pub fn lived(name: String, double: CuFileMachine, body: impl FnOnce(&Machine) + Send + 'static) {
+pub fn lived(name: String, double: Arc<CuFileMachine>, body: impl FnOnce(&Machine) + Send + 'static) {
     let (standin, title) = (standin::cuda(), name.clone());
     let (send, done) = channel();
     let thread = std::thread::spawn(move || {
@@ -174,9 +185,12 @@ impl Drop for Shows {
     }
 }
 
+/// The calls around the first that failed, and the last ones.
 fn tail(trace: &str) -> String {
     let lines: Vec<&str> = trace.lines().collect();
-    lines[lines.len().saturating_sub(40)..].join("\n")
+    let failed = lines.iter().position(|line| !line.ends_with(" = 0")).unwrap_or(0);
+    let first = &lines[failed.saturating_sub(10)..(failed + 20).min(lines.len())];
+    [first, &["…"], &lines[lines.len().saturating_sub(40)..]].concat().join("\n")
 }
 
 /// A field of a batch as plain values.

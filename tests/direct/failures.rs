@@ -261,7 +261,7 @@ fn memory_that_cannot_be_deregistered_is_leaked_and_counted_and_not_freed() {
     if !alone("failures::memory_that_cannot_be_deregistered_is_leaked_and_counted_and_not_freed") {
         return;
     }
-    lived("deregistration".into(), CuFileMachine::new(Route::P2p), |machine| {
+    lived("deregistration".into(), Arc::new(CuFileMachine::new(Route::P2p)), |machine| {
         let dir = Dir::new();
         let (path, _) = records_file(&dir, COUNT, 16_384);
         let right = right(&path, 16_384);

@@ -79,8 +79,7 @@ fn safetensors(rows: usize, tensors: &[(&str, &str, usize, usize)], seed: u64) -
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &noise(end, seed)].concat()
 }
 
-/// Datasets with rows that stand in files, and their fields that do.
-/// Name, how to open it, and the fields that go directly.
+/// A dataset, and its fields whose rows stand in files.
 type Format = (&'static str, Box<dyn Fn() -> Any>, Vec<&'static str>);
 
 fn formats(dir: &Dir) -> Vec<Format> {

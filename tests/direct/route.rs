@@ -245,7 +245,7 @@ fn memory_that_the_trial_cannot_take_back_is_leaked_and_counted() {
     if !alone("route::memory_that_the_trial_cannot_take_back_is_leaked_and_counted") {
         return;
     }
-    lived("the trial".into(), CuFileMachine::new(Route::P2p), |machine| {
+    lived("the trial".into(), Arc::new(CuFileMachine::new(Route::P2p)), |machine| {
         let dir = Dir::new();
         let (path, _) = records_file(&dir, COUNT, RECORD);
         let before = leaked();

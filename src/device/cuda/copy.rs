@@ -89,20 +89,18 @@ impl Target {
     /// used again.
     pub(crate) fn release(&mut self) -> Result<()> {
         let Some(registered) = self.registered.take() else { return Ok(()) };
-        let bound = match self.memory.gpu().bind() {
-            Ok(bound) => bound,
+        let released = match self.memory.gpu().bind() {
+            Ok(_bound) => registered.release().map_err(Error::from),
             Err(error) => {
-                // A broken context keeps the memory, and cuFile what it knows of it.
+                // Without its context nothing can be said to cuFile.
                 std::mem::forget(registered);
-                return Err(error);
+                Err(error)
             }
         };
-        let released = registered.release();
-        drop(bound);
-        released.map_err(|failure| {
+        if released.is_err() {
             self.memory.leak();
-            failure.into()
-        })
+        }
+        released
     }
 }
 
