@@ -12,7 +12,7 @@ use crate::order::{Batches, LastBatch, Order, Shard};
 use crate::pipeline::chunks;
 use crate::pipeline::fetch::{Io, Pending};
 use crate::pipeline::placement::{Numa, Placing, on_node};
-use crate::pipeline::plan::{Demand, MemoryPlan};
+use crate::pipeline::plan::{DIRECT_THREADS, Demand, MemoryPlan};
 use crate::pipeline::recipe::{Recipe, Steps};
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::work::{Queue, Sizes, Workers, panicked};
@@ -401,7 +401,9 @@ impl LoaderBuilder {
         // What one batch takes on a device; on the host it is the slot.
         let contents = Layout::new(&recipe.contents, layout.rows())?;
         let device_bytes = if on_host { 0 } else { contents.bytes() };
-        let demand = Demand { slots: self.slots, budget: self.budget, device_batches, device_bytes, ..demand };
+        let direct_threads = if recipe.directs.is_empty() { 0 } else { DIRECT_THREADS };
+        let (slots, budget) = (self.slots, self.budget);
+        let demand = Demand { slots, budget, device_batches, device_bytes, direct_threads, ..demand };
         let (plan, lease) = plan(demand, self.shared_budget.as_ref())?;
         let spec = recipe.spec.clone();
         let meters = Arc::new(Meters::new(self.clock, workers));
@@ -563,6 +565,7 @@ fn demand(
         largest: dataset.largest_sample(),
         device_batches: 0,
         device_bytes: 0,
+        direct_threads: 0,
     }
 }
 

@@ -16,6 +16,7 @@
 
 #![allow(unsafe_code)]
 
+use super::plan::{DIRECT_BOUNCE, DIRECT_THREADS};
 use super::{Core, Gds};
 use crate::dataset::{Part, Parts};
 use crate::device::DirectStep;
@@ -37,10 +38,6 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 const TASK_BYTES: usize = 1 << 20;
 /// A read has at most this many bytes: larger ones gain nothing, and hold up what is behind them.
 const READ_MOST: u64 = 16 << 20;
-/// The bounce buffer of each thread.
-const BOUNCE: usize = 1 << 20;
-/// Threads that read.
-const THREADS: usize = 8;
 
 /// What the reading threads share.
 pub(crate) struct Direct {
@@ -133,7 +130,7 @@ impl Reads {
         let (core, gpu) = (core.clone(), copier.gpu().clone());
         let direct = Arc::new(Direct { core, gpu, cufile, steps, contents, gds, files, plain_files, handles, bell });
         let (tasks, todo) = unbounded::<Task>();
-        for index in 0..THREADS {
+        for index in 0..DIRECT_THREADS {
             let (direct, todo) = (direct.clone(), todo.clone());
             let host = HostWay::new(&direct.gpu)?;
             spawn(format!("feedline-gds-{index}"), Box::new(move || work(&direct, &todo, host)))?;
@@ -445,7 +442,7 @@ struct HostWay {
 
 impl HostWay {
     fn new(gpu: &Arc<Gpu>) -> Result<Self> {
-        Ok(Self { region: Region::new(BOUNCE, "a bounce buffer")?, stream: CopyStream::new(gpu)? })
+        Ok(Self { region: Region::new(DIRECT_BOUNCE, "a bounce buffer")?, stream: CopyStream::new(gpu)? })
     }
 
     fn room(&self) -> usize {

@@ -16,6 +16,9 @@ const SLOTS_MOST: usize = 16;
 /// Default size of the ring in samples, and its bounds in bytes.
 const RING_LEAST: usize = 8 << 20;
 const RING_MOST: usize = 256 << 20;
+/// Threads that read directly into device memory, and the bounce buffer of each.
+pub(crate) const DIRECT_THREADS: usize = 8;
+pub(crate) const DIRECT_BOUNCE: usize = 1 << 20;
 /// Touched stack of a thread; measured, not reserved.
 const STACK: usize = 256 << 10;
 
@@ -49,6 +52,8 @@ pub(crate) struct Demand {
     /// Batches in device memory, and bytes of each.
     pub(crate) device_batches: usize,
     pub(crate) device_bytes: usize,
+    /// Threads that read directly into it.
+    pub(crate) direct_threads: usize,
 }
 
 /// What open chunks need.
@@ -106,6 +111,8 @@ pub struct MemoryPlan {
     pub device_batches: usize,
     /// Bytes of device memory of one batch.
     pub device_bytes: usize,
+    /// Bounce buffers of the threads that read directly into device memory.
+    pub bounce_bytes: usize,
     /// What `memory_budget` allowed, if it was set, or the part of the `shared_budget` where that is less.
     pub budget: Option<usize>,
     /// The part of the `shared_budget`, if there is one.
@@ -118,7 +125,7 @@ impl MemoryPlan {
         self.terms().iter().fold(0_usize, |sum, (_, bytes, _)| sum.saturating_add(*bytes))
     }
 
-    fn terms(&self) -> [(&'static str, usize, String); 8] {
+    fn terms(&self) -> [(&'static str, usize, String); 9] {
         let Self { slots, slot_bytes, workers, cached_bytes, scratch_bytes, opened_bytes, chunks, chunk_bytes, .. } =
             self;
         [
@@ -145,6 +152,7 @@ impl MemoryPlan {
                 self.table_bytes,
                 if *chunks > 0 { "samples in flight, order of chunks" } else { "samples in flight" }.into(),
             ),
+            ("bounce", self.bounce_bytes, "for what cannot be read directly into device memory".into()),
             ("stacks", self.stack_bytes, "touched part".into()),
         ]
     }
@@ -188,10 +196,11 @@ impl MemoryPlan {
             scratch_bytes,
             table_bytes: (demand.pending.saturating_mul(demand.pending_bytes))
                 .saturating_add(demand.chunks.as_ref().map_or(0, |chunks| chunks.tables)),
-            stack_bytes: (demand.workers + 1 + usize::from(demand.device_batches > 0)) * STACK,
+            stack_bytes: (demand.workers + 1 + usize::from(demand.device_batches > 0) + demand.direct_threads) * STACK,
             index_bytes: demand.index_bytes,
             device_batches: demand.device_batches,
             device_bytes: demand.device_bytes,
+            bounce_bytes: demand.direct_threads.saturating_mul(DIRECT_BOUNCE),
             budget: demand.allowed(),
             part: demand.part,
         }
@@ -332,6 +341,7 @@ mod tests {
             largest: Some(3),
             device_batches: 0,
             device_bytes: 0,
+            direct_threads: 0,
         }
     }
 

@@ -119,6 +119,8 @@ pub(crate) struct Buffer {
     pending: usize,
     /// Some consumer's work is in none of these: only what waits for the whole context waits for it.
     unsure: bool,
+    /// The bell is to ring when consumers are done with it.
+    rings: bool,
     streams: Mutex<Vec<Stream>>,
     ticket: Ticket,
     /// As of the slot; and when its copy was submitted.
@@ -142,6 +144,7 @@ impl Buffer {
             released: vec![Event::new(&home.gpu)?],
             pending: 0,
             unsure: false,
+            rings: false,
             streams: Mutex::new(Vec::with_capacity(4)),
             ticket: Ticket::default(),
             times: Default::default(),
@@ -172,6 +175,7 @@ impl Buffer {
     /// Has every bound stream mark where it stands.
     fn mark_released(&mut self, gpu: &Arc<Gpu>, idle: &IdleMeter) -> Result<()> {
         let streams = self.streams.get_mut().unwrap_or_else(PoisonError::into_inner);
+        self.rings = false;
         self.pending = 0;
         for stream in streams.drain(..) {
             idle.released(stream.raw());
@@ -356,6 +360,8 @@ pub(crate) struct Copier {
     stream: CopyStream,
     /// Rings when a copy is done, beside the copies: a callback would hold up the stream that it is in.
     notify: CopyStream,
+    /// Rings when consumers are done with a buffer: they may be late, and must not hold up the bells of copies.
+    idle: CopyStream,
     bell: Arc<Sender<()>>,
     free: Receiver<Box<Buffer>>,
     /// Taken out of `free` while waiting for it.
@@ -383,9 +389,10 @@ impl Copier {
         for _ in 0..count {
             let _ = home.back.send(Box::new(Buffer::new(&home)?));
         }
-        let (stream, notify) = (CopyStream::new(gpu)?, CopyStream::new(gpu)?);
+        let (stream, notify, late) = (CopyStream::new(gpu)?, CopyStream::new(gpu)?, CopyStream::new(gpu)?);
         let in_flight = VecDeque::with_capacity(slots);
-        Ok(Self { home, kernels, stream, notify, bell: Arc::new(bell), free, spare: None, in_flight, whole })
+        let bell = Arc::new(bell);
+        Ok(Self { home, kernels, stream, notify, idle: late, bell, free, spare: None, in_flight, whole })
     }
 
     /// Pins a slot's memory for as long as it lives. Takes about 0.6 s per GB.
@@ -432,14 +439,20 @@ impl Copier {
             buffer.unsure = false;
         }
         let users = || buffer.released[..buffer.pending].iter().chain([&*buffer.copied]);
+        let mut done = true;
         for event in users() {
-            if !event.is_done()? {
-                users().try_for_each(|event| self.home.gpu.stream_waits(self.notify.raw(), event))?;
-                self.notify.ring(&self.bell)?;
-                return Ok(false);
+            done &= event.is_done()?;
+        }
+        if !done {
+            if !buffer.rings {
+                users().try_for_each(|event| self.home.gpu.stream_waits(self.idle.raw(), event))?;
+                self.idle.ring(&self.bell)?;
+                buffer.rings = true;
             }
+            return Ok(false);
         }
         buffer.pending = 0;
+        buffer.rings = false;
         Ok(true)
     }
 
