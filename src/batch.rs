@@ -115,6 +115,15 @@ impl Contents {
         }
     }
 
+    /// It is let go of, and will be handed out again.
+    fn rest(&mut self) {
+        match self {
+            Self::Host(_) => {}
+            #[cfg(feature = "cuda")]
+            Self::Cuda(on_device) => on_device.rest(),
+        }
+    }
+
     /// When it was planned, its reads were there and it was full; and when its copy was given to the device.
     fn times(&self) -> ([u64; 3], u64) {
         match self {
@@ -340,7 +349,8 @@ impl Drop for Batch {
         if let Some(number) = self.recorded {
             self.info.meters.recorder.dropped(number, self.info.meters.clock.now());
         }
-        if let (Some(again), Some(contents)) = (&self.again, self.contents.take()) {
+        if let (Some(again), Some(mut contents)) = (&self.again, self.contents.take()) {
+            contents.rest();
             // When nobody waits for them any more they come back and are let go of.
             let _ = again.send(contents);
         }

@@ -29,21 +29,27 @@ pub struct Ceiling {
 
 impl Ceiling {
     pub(super) fn start(shared: Arc<Shared>, steps: u64) -> Result<Self> {
-        let place = shared.place();
-        let (back, kept) = unbounded();
-        let batches = BATCHES.min(shared.info.most as u64);
-        let mut epoch = Epoch::start(shared.clone(), From::Here, u64::MAX, batches)?;
-        // Dropped at once, each goes to `kept`.
-        let fetched = epoch.by_ref().try_for_each(|batch| batch.map(|batch| drop(batch.again(back.clone()))));
-        shared.set_place(place);
-        fetched?;
-        drop(epoch);
-        // As an iterator is: no other one beside it.
+        // Held all the time, so that no other iterator moves the place.
+        let mut ceiling = Self::new(shared, steps)?;
+        ceiling.fetch()?;
+        Ok(ceiling)
+    }
+
+    fn new(shared: Arc<Shared>, steps: u64) -> Result<Self> {
         if shared.live.swap(true, Ordering::AcqRel) {
-            let message = "another iterator was started while batches were fetched for the ceiling";
+            let message = "drop the iterator of the epoch before the ceiling is measured";
             return Err(Error::new(ErrorKind::EpochLive, Stage::Batch, message));
         }
+        let (back, kept) = unbounded();
+        let place = shared.place();
         Ok(Self { shared, place, back, kept, left: steps, samples: 0, began: None, ended: None })
+    }
+
+    fn fetch(&mut self) -> Result<()> {
+        let batches = BATCHES.min(self.shared.info.most as u64);
+        let mut epoch = Epoch::start_within(self.shared.clone(), From::Here, u64::MAX, batches)?;
+        // Dropped at once, each goes to `kept`.
+        epoch.by_ref().try_for_each(|batch| batch.map(|batch| drop(batch.again(self.back.clone()))))
     }
 
     /// Samples per second that the consumer took since the first batch; 0 before the second.
@@ -74,9 +80,13 @@ impl Iterator for Ceiling {
             return None;
         }
         let batch = self.hand_out();
-        if let Ok(batch) = &batch {
-            self.left -= 1;
-            self.samples += batch.valid() as u64;
+        match &batch {
+            Ok(batch) => {
+                self.left -= 1;
+                self.samples += batch.valid() as u64;
+            }
+            Err(error) if error.kind() == ErrorKind::BatchesHeld => {}
+            Err(_) => self.left = 0,
         }
         Some(batch)
     }

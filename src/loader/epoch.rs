@@ -33,11 +33,12 @@ pub struct Epoch {
     ended: bool,
     /// When the user got the last answer, by the loader's clock: from then on the time is the user's.
     handed_out: Option<u64>,
-    /// How long the calls that had a limit have waited for the next batch so far, for deadlines; and by the loader's clock.
-    waited: Duration,
+    /// How long the calls that had a limit have waited for the next batch so far.
     waited_ns: u64,
-    /// When the next batch was asked for first.
-    asked_ns: Option<u64>,
+    /// When the next batch was asked for first: by the loader's clock, and for deadlines.
+    asked: Option<(u64, Instant)>,
+    /// No other iterator of the loader while this one lives: its own doing.
+    keeps_others_away: bool,
 }
 
 /// Where an iterator starts.
@@ -77,6 +78,15 @@ impl Epoch {
             let message = "drop the iterator of the last epoch before the next is started";
             return Err(Error::new(ErrorKind::EpochLive, Stage::Batch, message));
         }
+        Self::begin(shared, from, epochs, steps, true)
+    }
+
+    /// As [`start`](Self::start), for who keeps other iterators away himself.
+    pub(super) fn start_within(shared: Arc<Shared>, from: From, epochs: u64, steps: u64) -> Result<Self> {
+        Self::begin(shared, from, epochs, steps, false)
+    }
+
+    fn begin(shared: Arc<Shared>, from: From, epochs: u64, steps: u64, keeps_others_away: bool) -> Result<Self> {
         let cancelled = Arc::new(AtomicBool::new(false));
         let generation = shared.runtime.core().exchange.generation.fetch_add(1, Ordering::AcqRel) + 1;
         let mut epoch = Self {
@@ -88,9 +98,9 @@ impl Epoch {
             delivered: 0,
             ended: false,
             handed_out: None,
-            waited: Duration::ZERO,
             waited_ns: 0,
-            asked_ns: None,
+            asked: None,
+            keeps_others_away,
             shared,
         };
         if epochs == 0 {
@@ -131,9 +141,8 @@ impl Epoch {
     }
 
     /// As [`next`](Iterator::next), but waits no longer than `limit`: `Pending` says that the batch has not come, and nothing
-    /// is lost; ask again. For callers that have to look up now and then, at signals or at a flag. The limits of several calls
-    /// for one batch add up to what [`next`](Iterator::next) would have waited, in the report and for
-    /// [`held_deadline`](crate::LoaderBuilder::held_deadline).
+    /// is lost; ask again. For callers that have to look up now and then, at signals or at a flag. The waits of several calls for
+    /// one batch add up in the report; [`held_deadline`](crate::LoaderBuilder::held_deadline) counts from the first of them.
     ///
     /// ```
     /// # use feedline::{Loader, dataset::Records};
@@ -161,20 +170,17 @@ impl Epoch {
         if self.ended {
             return Poll::Ready(None);
         }
-        let asked = Instant::now();
-        let from = self.ask();
-        let contents = self.wait(asked, until);
+        let (from, first) = self.ask();
+        let contents = self.wait(first, until);
         let now = self.shared.runtime.core().meters.clock.now();
-        let waited = self.waited.saturating_add(asked.elapsed());
-        let waited_ns = self.waited_ns + now.saturating_sub(from);
-        (self.waited, self.waited_ns) = (Duration::ZERO, 0);
+        let waited_ns = std::mem::take(&mut self.waited_ns) + now.saturating_sub(from);
         match contents {
             Ok(Poll::Ready(contents)) => {
-                let asked = self.asked_ns.take().unwrap_or(from);
+                let asked = self.asked.take().map_or(from, |(asked, _)| asked);
                 Poll::Ready(Some(self.hand_out(contents, (asked, now), waited_ns)))
             }
             Ok(Poll::Pending) => {
-                (self.waited, self.waited_ns) = (waited, waited_ns);
+                self.waited_ns = waited_ns;
                 self.handed_out = Some(now);
                 Poll::Pending
             }
@@ -187,18 +193,20 @@ impl Epoch {
         }
     }
 
-    /// The user is back and asks, perhaps again, for the next batch; when.
-    fn ask(&mut self) -> u64 {
+    /// The user is back and asks, perhaps again, for the next batch; when, and when he did so first.
+    fn ask(&mut self) -> (u64, Instant) {
         let meters = &self.shared.runtime.core().meters;
         let now = meters.clock.now();
         if let Some(handed_out) = self.handed_out.take() {
             meters.user_ns.add(now.saturating_sub(handed_out));
         }
-        if self.asked_ns.is_none() {
-            self.asked_ns = Some(now);
-            onward::asked(&self.shared.idle);
+        if let Some((_, first)) = self.asked {
+            return (now, first);
         }
-        now
+        let first = Instant::now();
+        self.asked = Some((now, first));
+        onward::asked(&self.shared.idle);
+        (now, first)
     }
 
     fn wait(&mut self, asked: Instant, until: Option<Instant>) -> Result<Poll<Contents>> {
@@ -215,7 +223,7 @@ impl Epoch {
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    self.look_for_trouble(self.waited.saturating_add(asked.elapsed()))?;
+                    self.look_for_trouble(asked.elapsed())?;
                     if left <= TICK && until.is_some() {
                         return Ok(Poll::Pending);
                     }
@@ -255,7 +263,9 @@ impl Epoch {
         self.reorder = Reorder::new(1);
         while self.shared.ready.try_recv().is_ok() {}
         core.exchange.ring();
-        self.shared.live.store(false, Ordering::Release);
+        if self.keeps_others_away {
+            self.shared.live.store(false, Ordering::Release);
+        }
     }
 
     /// What comes after the batch of `ticket`.

@@ -103,7 +103,9 @@ impl Drop for Runtime {
             join(thread, deadline);
         }
         // Drains hold the core; the last of them must be gone before the pool is, or it would end on its own thread.
-        while core.work.active() > 0 && Instant::now() < deadline {
+        // One of them may be what drops the loader, in the user's own transform.
+        let own = usize::from(core.work.pool.current_thread_index().is_some());
+        while core.work.active() > own && Instant::now() < deadline {
             std::thread::sleep(Duration::from_micros(50));
         }
         core.work.let_go();

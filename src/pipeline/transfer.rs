@@ -30,6 +30,9 @@ use std::time::Duration;
 /// How often the thread looks at copies whose bell does not ring.
 const LOOK: Duration = Duration::from_millis(250);
 
+/// How often it looks at the end whether reads are over.
+const AGAIN: Duration = Duration::from_millis(1);
+
 /// What the transfer thread is made of.
 pub(crate) struct Transfer {
     pub(crate) core: Arc<Core>,
@@ -85,15 +88,15 @@ impl Transfer {
         });
         drop(pinning);
         let mut waiting = Waiting::new(0, self.slots);
-        let mut flights = VecDeque::with_capacity(self.slots);
+        let mut flights = Flights(VecDeque::with_capacity(self.slots));
         while !core.to_io.is_ending() {
             self.forget_old(&mut waiting);
             while let Ok(slot) = self.full.try_recv() {
                 self.take(&mut waiting, slot);
             }
-            let room = self.begin_all(&mut waiting, &mut flights);
-            let read = flights.iter_mut().try_for_each(|flight| self.read(flight));
-            self.land_all(&mut flights);
+            let room = self.begin_all(&mut waiting, &mut flights.0);
+            let read = flights.0.iter_mut().try_for_each(|flight| self.read(flight));
+            self.land_all(&mut flights.0);
             let now = core.meters.clock.now();
             let done = |since: u64| core.meters.device.latency.record(now.saturating_sub(since));
             if let Err(error) = read.and(self.copier.let_go_done(done)) {
@@ -107,7 +110,6 @@ impl Transfer {
             core.meters.device.states.enter(state, now);
             self.wait(&mut waiting, room);
         }
-        self.end(flights);
     }
 
     /// Gives slots their buffers as long as the next one is there and a buffer is free; false when one waits for a buffer.
@@ -236,21 +238,18 @@ impl Transfer {
         let _ = self.ready.send(contents);
         self.core.exchange.empty_if_closed();
     }
+}
 
-    /// What storage still writes to must stay until it has let go: a device that never answers keeps this thread, and all
-    /// that it has.
-    fn end(mut self, flights: VecDeque<Flight>) {
-        // Reading threads without a read end here.
-        drop(self.reads.take());
-        let readings = || flights.iter().filter_map(|flight| flight.reading.as_ref());
+/// Batches on their way, oldest first. What storage still writes to must stay until it has let go, also when the thread
+/// panics: a device that never answers keeps this thread, and all that it has.
+struct Flights(VecDeque<Flight>);
+
+impl Drop for Flights {
+    fn drop(&mut self) {
+        let readings = || self.0.iter().filter_map(|flight| flight.reading.as_ref());
         readings().for_each(|reading| reading.cancelled.store(true, Ordering::Relaxed));
         while !readings().all(|reading| reading.is_done()) {
-            let _ = self.bell.recv_timeout(LOOK);
-        }
-        for Flight { buffer, reading, .. } in flights {
-            if reading.is_some_and(|reading| reading.is_lost()) {
-                buffer.into_iter().for_each(Copier::leave);
-            }
+            std::thread::sleep(AGAIN);
         }
     }
 }

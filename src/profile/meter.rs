@@ -99,10 +99,30 @@ impl<const N: usize> States<N> {
 
     /// Nanoseconds in each state until `now`.
     pub(crate) fn read(&self, now: u64) -> [u64; N] {
-        let mut ns = self.ns.each_ref().map(|ns| ns.load(Ordering::Relaxed));
-        ns[self.now.load(Ordering::Relaxed)] += now.saturating_sub(self.since.load(Ordering::Relaxed));
-        ns
+        settled(
+            || (self.now.load(Ordering::Acquire), self.since.load(Ordering::Acquire)),
+            |(state, since)| {
+                let mut ns = self.ns.each_ref().map(|ns| ns.load(Ordering::Acquire));
+                ns[state] += now.saturating_sub(since);
+                ns
+            },
+        )
     }
+}
+
+/// Reads sums that belong to a state, again while the state changes meanwhile, a few times at most: what is off then is what
+/// the others were just doing.
+fn settled<S: PartialEq + Copy, T>(state: impl Fn() -> S, read: impl Fn(S) -> T) -> T {
+    let mut before = state();
+    for _ in 0..8 {
+        let found = read(before);
+        let after = state();
+        if after == before {
+            return found;
+        }
+        before = after;
+    }
+    read(before)
 }
 
 /// What a pool of workers was doing, summed over them: worked; or had nothing to do, while there was something to be filled
@@ -134,7 +154,10 @@ impl Pool {
         let mut old = self.word.load(Ordering::Relaxed);
         loop {
             let working = (old & ((1 << WORKING_BITS) - 1)).saturating_add_signed(by).min((1 << WORKING_BITS) - 1);
-            let new = (now & TIME_MASK) << (WORKING_BITS + 1) | u64::from(filling) << WORKING_BITS | working;
+            // Threads read the clock before they change the word, and may come late: time does not go back.
+            let (since, at) = (old >> (WORKING_BITS + 1), now & TIME_MASK);
+            let at = if at.wrapping_sub(since) & TIME_MASK > TIME_MASK / 2 { since } else { at };
+            let new = at << (WORKING_BITS + 1) | u64::from(filling) << WORKING_BITS | working;
             match self.word.compare_exchange_weak(old, new, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => break,
                 Err(changed) => old = changed,
@@ -165,8 +188,13 @@ impl Pool {
 
     /// Nanoseconds busy, starved and ahead until `now`.
     pub(crate) fn read(&self, now: u64) -> (u64, u64, u64) {
-        let (busy, starved, ahead) = self.stretch(self.word.load(Ordering::Relaxed), now);
-        (self.busy.get() + busy, self.starved.get() + starved, self.ahead.get() + ahead)
+        settled(
+            || self.word.load(Ordering::Acquire),
+            |word| {
+                let (busy, starved, ahead) = self.stretch(word, now);
+                (self.busy.get() + busy, self.starved.get() + starved, self.ahead.get() + ahead)
+            },
+        )
     }
 }
 

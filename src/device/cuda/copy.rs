@@ -176,7 +176,6 @@ impl Buffer {
     fn mark_released(&mut self, gpu: &Arc<Gpu>, idle: &IdleMeter) -> Result<()> {
         let streams = self.streams.get_mut().unwrap_or_else(PoisonError::into_inner);
         self.rings = false;
-        self.pending = 0;
         for stream in streams.drain(..) {
             idle.released(stream.raw());
             if self.released.len() == self.pending {
@@ -208,6 +207,7 @@ impl Drop for Buffer {
         // The loader is gone. `cuMemFree` waits as well, but that is its habit, not its promise.
         let gpu = self.copied.gpu();
         if self.wait(gpu).is_err() && gpu.synchronize().is_err() {
+            gpu.give_up();
             self.memory.leak();
         }
     }
@@ -286,10 +286,10 @@ impl OnDevice {
     /// batch is dropped is done. A lock that nobody else wants, for binding takes `&self`.
     pub(crate) fn bind(&self, stream: &Stream) -> Result<()> {
         stream.check(&self.home.gpu)?;
-        self.bind_checked(stream)
+        self.bind_checked(stream, false)
     }
 
-    fn bind_checked(&self, stream: &Stream) -> Result<()> {
+    fn bind_checked(&self, stream: &Stream, lives: bool) -> Result<()> {
         // Once around its calls.
         let _bound = self.home.gpu.bind()?;
         let buffer = self.buffer();
@@ -298,7 +298,7 @@ impl OnDevice {
             return Ok(());
         }
         self.home.gpu.stream_waits(stream.raw(), &buffer.copied)?;
-        self.home.idle.started(stream.raw());
+        self.home.idle.started(stream, lives);
         streams.push(stream.clone());
         Ok(())
     }
@@ -307,7 +307,7 @@ impl OnDevice {
     /// never come.
     pub(crate) fn hand_out(&self, streams: &[Stream]) -> Result<()> {
         self.home.gpu.intact()?;
-        streams.iter().try_for_each(|stream| self.bind_checked(stream))
+        streams.iter().try_for_each(|stream| self.bind_checked(stream, true))
     }
 
     /// Binds the legacy default stream, unless some stream is bound.
@@ -321,6 +321,20 @@ impl OnDevice {
         self.bind_any()?;
         let stream = self.buffer().streams.lock().unwrap_or_else(PoisonError::into_inner).first().map(Stream::raw);
         self.home.gpu.read_back(to, self.ptr(field) + from as DevicePtr, stream.unwrap_or(driver::LEGACY))
+    }
+}
+
+impl OnDevice {
+    /// The consumer has let go, and the same contents will be handed out again: what its streams were given so far is
+    /// remembered, and the streams are not.
+    pub(crate) fn rest(&mut self) {
+        let home = self.home.clone();
+        let Some(buffer) = &mut self.buffer else { return };
+        let _bound = home.gpu.bind();
+        if buffer.released[..buffer.pending].iter().all(|event| event.is_done().unwrap_or(false)) {
+            buffer.pending = 0;
+        }
+        buffer.unsure |= buffer.mark_released(&home.gpu, &home.idle).is_err();
     }
 }
 

@@ -437,15 +437,15 @@ impl Gpu {
         // SAFETY: the slice is valid for writes until the synchronisation below has returned.
         let code = unsafe { (self.driver.symbols.copy_to_host)(to.as_mut_ptr().cast(), from, to.len(), stream) };
         let copied = self.check("cuMemcpyDtoHAsync", code);
-        // Also after a failure, so that nothing is on its way into `to`.
-        let waited = self.intact().and_then(|()| {
-            // SAFETY: no preconditions.
-            self.check("cuStreamSynchronize", unsafe { (self.driver.symbols.stream_synchronize)(stream) })
-        });
+        copied?;
+        // Whatever was latched meanwhile, by another thread: nothing may be on its way into `to` when this returns.
+        // SAFETY: no preconditions.
+        let waited = self.check("cuStreamSynchronize", unsafe { (self.driver.symbols.stream_synchronize)(stream) });
         if waited.is_err() {
-            let _ = self.synchronize();
+            // SAFETY: no preconditions beside the current context. A context that fails here runs nothing any more.
+            let _ = self.check("cuCtxSynchronize", unsafe { (self.driver.symbols.ctx_synchronize)() });
         }
-        copied.and(waited)
+        waited
     }
 
     /// Loads PTX text, which ends with a zero byte.

@@ -10,14 +10,15 @@
 //! wait: starvation, exact. From the last `released` to `asked` the stream may have been idle because the host was late, or
 //! may still have worked on what was given to it after the drop: an upper bound.
 //!
-//! Limits: one stream, the first one that batches are bound to. At most [`UNREAD`] steps wait for being read; the oldest is
+//! Limits: one stream, the first one that batches are bound to and that surely lives on: one of the builder's, one that
+//! comes with its owner, or the default one. A bare handle that a single batch is bound to may be gone with that batch. At most [`UNREAD`] steps wait for being read; the oldest is
 //! given up beyond, and not counted as measured. Events are made with the loader and used again; none is made for a step.
 
+use super::Stream;
 use super::driver::{Event, Gpu, Handle};
 use crate::error::Result;
 use crate::profile::GpuIdle;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Steps whose events have not been reached.
@@ -28,13 +29,13 @@ const EVENTS: usize = 3 * (UNREAD + 1);
 /// The measurement of a loader. The consumer's threads alone use it; its lock is theirs.
 pub(crate) struct IdleMeter {
     gpu: Arc<Gpu>,
-    /// The stream that is measured, 0 before the first batch was bound.
-    stream: AtomicUsize,
     inner: Mutex<Inner>,
 }
 
 #[derive(Default)]
 struct Inner {
+    /// The stream that is measured; held, so that it lives.
+    stream: Option<Stream>,
     spare: Vec<Event>,
     /// Asked, and not yet attached to a batch.
     asked: Option<Event>,
@@ -55,39 +56,35 @@ impl IdleMeter {
     pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
         let spare = (0..EVENTS).map(|_| Event::timed(gpu)).collect::<Result<_>>()?;
         let inner = Mutex::new(Inner { spare, ..Inner::default() });
-        Ok(Self { gpu: gpu.clone(), stream: AtomicUsize::new(0), inner })
+        Ok(Self { gpu: gpu.clone(), inner })
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn measured(&self) -> Option<Handle> {
-        Some(self.stream.load(Ordering::Relaxed)).filter(|stream| *stream != 0)
-    }
-
     /// `next()` was entered. Errors are those of a broken device, and say so elsewhere: then nothing is measured.
     pub(crate) fn asked(&self) {
-        let Some(stream) = self.measured() else { return };
         let Ok(_bound) = self.gpu.bind() else { return };
         let mut inner = self.lock();
+        let Some(stream) = inner.stream.as_ref().map(Stream::raw) else { return };
         inner.read();
         let former = inner.asked.take();
         inner.spare.extend(former);
         inner.asked = inner.record(stream);
     }
 
-    /// A batch was bound to `stream`, which waits for its copy now.
-    pub(crate) fn started(&self, stream: Handle) {
-        if self.measured().is_none() {
-            // The first step of all has no `asked`.
-            self.stream.store(stream, Ordering::Relaxed);
-            return;
-        }
-        if self.measured() != Some(stream) {
-            return;
-        }
+    /// A batch was bound to `stream`, which waits for its copy now; `lives` says that it does so at least as long as the
+    /// loader.
+    pub(crate) fn started(&self, stream: &Stream, lives: bool) {
         let mut inner = self.lock();
+        match &inner.stream {
+            // The first step of all has no `asked`.
+            None if lives || stream.keeps_itself() => inner.stream = Some(stream.clone()),
+            Some(measured) if measured.raw() == stream.raw() => {}
+            _ => return,
+        }
+        let stream = stream.raw();
         let Some(asked) = inner.asked.take() else { return };
         if let Some(start) = inner.record(stream) {
             let before = inner.last_released.take();
@@ -100,10 +97,10 @@ impl IdleMeter {
 
     /// A batch that was bound to `stream` is dropped.
     pub(crate) fn released(&self, stream: Handle) {
-        if self.measured() != Some(stream) {
+        let mut inner = self.lock();
+        if inner.stream.as_ref().map(Stream::raw) != Some(stream) {
             return;
         }
-        let mut inner = self.lock();
         let former = inner.last_released.take();
         inner.spare.extend(former);
         inner.last_released = inner.record(stream);

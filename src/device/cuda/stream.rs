@@ -38,6 +38,11 @@ impl Stream {
         Self { raw: if stream == 0 { LEGACY } else { stream }, owner: None }
     }
 
+    /// Whether it lives for as long as this value does, whatever was promised.
+    pub(crate) fn keeps_itself(&self) -> bool {
+        self.owner.is_some() || self.raw == LEGACY
+    }
+
     /// The handle.
     pub(crate) fn raw(&self) -> Handle {
         self.raw
