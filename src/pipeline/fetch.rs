@@ -8,7 +8,7 @@ use crate::dataset::{Part, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{FreeSlot, IoBuf, RingSpan, Rows, Ticket};
-use crate::profile::{Stay, planner, storage};
+use crate::profile::{Stay, planner};
 use crate::read::{Completion, Extent, ReadOp, Reader};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -183,7 +183,8 @@ impl Io {
             self.advance_chunks();
             self.issue();
             self.now = meters.clock.now();
-            meters.storage.enter(self.storage_state(), self.now);
+            meters.reading.change(self.reader.in_flight() as u64, 0, self.now);
+            meters.no_room.enter(usize::from(self.no_room && self.stuck.is_some()), self.now);
             meters.planner.enter(if self.lacks_slots() { planner::NO_SLOT } else { planner::WAITING }, self.now);
             // Whatever happened since rings the bell, so this returns; nothing more can be done before.
             self.reader.wait(&mut self.completions, if self.ending { Some(Duration::ZERO) } else { None });
@@ -192,14 +193,6 @@ impl Io {
             self.complete();
         }
         self.end();
-    }
-
-    fn storage_state(&self) -> usize {
-        match (self.no_room && self.stuck.is_some(), self.reader.in_flight()) {
-            (true, _) => storage::BLOCKED,
-            (false, 0) => storage::IDLE,
-            (false, _) => storage::ACTIVE,
-        }
     }
 
     /// There is more to plan, and no slot for it.
@@ -384,7 +377,6 @@ impl Io {
                     self.ops.push_front(op);
                     return;
                 }
-                self.core.meters.in_flight.enter(1, self.now);
             }
             if self.read_chunks() {
                 continue;
@@ -533,7 +525,7 @@ impl Io {
         // First: who has received a batch finds all of its reads in the report.
         self.core.meters.note_reads(self.reader.as_ref());
         let mut completions = std::mem::take(&mut self.completions);
-        self.core.meters.in_flight.leave(completions.len() as u64, self.now);
+        self.core.meters.reading.change(self.reader.in_flight() as u64, completions.len() as u64, self.now);
         for completion in completions.drain(..) {
             if completion.tag & CHUNK_TAG != 0 {
                 self.complete_chunk(completion);
@@ -615,7 +607,6 @@ impl Io {
         let ops: Vec<_> = self.ops.drain(..).collect();
         for op in ops {
             let result = Err(Error::new(ErrorKind::Cancelled, Stage::Read, ""));
-            self.core.meters.in_flight.enter(1, self.now);
             self.completions.push(Completion { tag: op.tag, buf: op.buf, result });
         }
         self.complete();

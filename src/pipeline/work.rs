@@ -244,13 +244,13 @@ fn drain(core: &Core) {
     let meters = &core.meters;
     loop {
         let mut before = meters.clock.now();
-        meters.pool.change(1, meters.is_filling(), before);
+        meters.change_working(1, before);
         while step(core, state, before) {
             let now = meters.clock.now();
             meters.work_latency.record(now.saturating_sub(before));
             before = now;
         }
-        meters.pool.change(-1, meters.is_filling(), before);
+        meters.change_working(-1, before);
         work.active.fetch_sub(1, Ordering::SeqCst);
         // Somebody may have put work in after the last look and found every place taken: look once more.
         let again = !work.is_empty()
