@@ -25,6 +25,9 @@ const PROBE_ONE_IN: u32 = 16;
 const EVIDENCE: u64 = 8;
 /// Marks the tags of reads of chunks: slot and piece stand below.
 const CHUNK_TAG: u64 = 1 << 63;
+/// After planning rows for so many nanoseconds the I/O thread sends what it has to the reader and takes what has come, before
+/// it goes on: an order or an index that takes long must not keep storage idle.
+const PLANNING: u64 = 100_000;
 /// At the end, reads in flight get this long to complete.
 const SHUTDOWN: Duration = Duration::from_secs(5);
 
@@ -98,6 +101,8 @@ pub(crate) struct Io {
     no_room: bool,
     /// The time, as of the last look at the clock.
     now: u64,
+    /// The reader must not sleep: there may be more to plan.
+    unplanned: bool,
     /// Operations that the reader had no room for.
     ops: VecDeque<ReadOp>,
     completions: Vec<Completion>,
@@ -154,6 +159,7 @@ impl Io {
             stuck: None,
             no_room: false,
             now: 0,
+            unplanned: false,
             flying: (0..pending).map(|_| None).collect(),
             vacant: (0..pending).rev().collect(),
             idle: (0..pending).map(|_| Box::new(Pending::new(parts))).collect(),
@@ -185,9 +191,13 @@ impl Io {
             self.now = meters.clock.now();
             meters.reading.change(self.reader.in_flight() as u64, 0, self.now);
             meters.no_room.enter(usize::from(self.no_room && self.stuck.is_some()), self.now);
-            meters.planner.enter(if self.lacks_slots() { planner::NO_SLOT } else { planner::WAITING }, self.now);
+            if !self.unplanned {
+                let state = if self.lacks_slots() { planner::NO_SLOT } else { planner::WAITING };
+                meters.planner.enter(state, self.now);
+            }
             // Whatever happened since rings the bell, so this returns; nothing more can be done before.
-            self.reader.wait(&mut self.completions, if self.ending { Some(Duration::ZERO) } else { None });
+            let looks_once = self.ending || self.unplanned;
+            self.reader.wait(&mut self.completions, looks_once.then_some(Duration::ZERO));
             self.now = meters.clock.now();
             meters.planner.enter(planner::BUSY, self.now);
             self.complete();
@@ -371,6 +381,8 @@ impl Io {
 
     /// Starts as many reads as there is room for.
     fn issue(&mut self) {
+        self.unplanned = false;
+        let began = self.now;
         loop {
             while let Some(op) = self.ops.pop_front() {
                 if let Err(op) = self.reader.submit(op) {
@@ -380,6 +392,11 @@ impl Io {
             }
             if self.read_chunks() {
                 continue;
+            }
+            // Not before one more row is on its way.
+            if self.now.saturating_sub(began) > PLANNING {
+                self.unplanned = true;
+                return;
             }
             let Some((job, rows)) = self.next_row() else { return };
             if job.is_cancelled() {
@@ -424,6 +441,7 @@ impl Io {
             self.check(&parts)
         }));
         let planned = planned.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Read)));
+        self.now = core.meters.clock.now();
         if let Err(error) = planned {
             rows.fail_row(self.core.named(error, id));
             return Begun::Yes;
