@@ -7,6 +7,8 @@ mod epoch;
 #[cfg_attr(not(feature = "cuda"), path = "host_only.rs")]
 mod onward;
 mod resume;
+#[cfg(test)]
+mod scenarios;
 
 pub use builder::LoaderBuilder;
 pub use ceiling::Ceiling;

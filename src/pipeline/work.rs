@@ -155,7 +155,8 @@ impl Workers {
         while self.maps.as_ref().is_some_and(|maps| maps.try_recv().is_ok()) {}
     }
 
-    fn is_empty(&self) -> bool {
+    /// Nothing waits for a worker.
+    pub(crate) fn is_empty(&self) -> bool {
         self.lookups.lock().is_empty()
             && self.decodes.lock().is_empty()
             && self.gathers.lock().is_empty()

@@ -39,6 +39,9 @@ pub(crate) use files::{Files, descriptor_limit};
 pub use source::{DirId, Extent, SourceId, Sources};
 pub use waker::Waker;
 
+#[cfg(test)]
+pub(crate) use waker::Bell;
+
 use crate::error::{Error, Result};
 use crate::memory::{ByteRing, IoBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
