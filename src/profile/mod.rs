@@ -4,11 +4,17 @@
 //! nothing to do because of the loader), and how long the user's own code took between two calls.
 
 mod clock;
+mod load;
 mod meter;
 mod report;
+#[cfg(test)]
+mod simulator;
 mod snapshot;
 mod timeline;
+mod verdict;
+mod whatif;
 
+pub use load::{Cause, StageLoad};
 pub use report::{Bound, Copies, DirectReads, Report};
 
 pub(crate) use clock::Clock;
@@ -17,6 +23,8 @@ pub(crate) use meter::{Area, Counter, Flow, Histogram, Pool, States};
 pub use snapshot::{Consumer, Copy, Decode, GpuIdle, Level, Order, Slots, Snapshot, Storage};
 pub(crate) use timeline::Recorder;
 pub use timeline::{BatchRecord, Gauges, Timeline};
+pub use verdict::{Strength, Verdict};
+pub use whatif::{Change, Prediction, WhatIf};
 
 use crate::read::{ReadStats, Reader};
 use std::sync::Mutex;
