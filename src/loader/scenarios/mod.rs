@@ -215,7 +215,9 @@ impl Scenario {
         // Until everything that happens at this moment has happened.
         time.sleep(0);
         let window = (first, time.now());
-        let snapshot = loader.snapshot();
+        let mut snapshot = loader.snapshot();
+        // Workers that work in virtual time take no cores.
+        (snapshot.decode.cpu_ns, snapshot.decode.cores) = (None, 1024);
         let holding = held.iter().map(|(got, _)| (*got, window.1)).chain(drops).collect::<Vec<_>>();
         drop(held);
         // The rest, so that all batches are in the timeline.
