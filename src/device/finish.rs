@@ -149,7 +149,7 @@ impl Finish {
 
     fn checked(&self, input: &Field) -> Result<(Size, Moments)> {
         let named = |message: String| {
-            let message = format!("field `{}` cannot be finished on the device: {message}", input.name());
+            let message = format!("field `{}` cannot be finished: {message}", input.name());
             Error::new(ErrorKind::Config, Stage::Build, message)
         };
         let size = Size::of(input).map_err(named)?;

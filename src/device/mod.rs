@@ -70,10 +70,14 @@ impl Device {
             Ok(driver) => driver.devices(),
             Err(absent) => return Self::host_since(absent.to_string()),
         };
-        let local = crate::order::Shard::from_env().ok().and_then(|shard| shard.local_rank());
+        let shard = crate::order::Shard::from_env();
+        let local = shard.as_ref().map(|shard| shard.local_rank());
         let (ordinal, why) = match local {
-            Some(rank) if count > 1 => {
+            Ok(Some(rank)) if count > 1 => {
                 (rank as usize % count, format!("local rank {rank}, {count} devices are visible"))
+            }
+            Err(error) if count > 1 => {
+                (0, format!("the first of {count}: the launcher contradicts itself: {}", error.message()))
             }
             _ => (0, format!("the first of {count}")),
         };
@@ -157,7 +161,7 @@ impl Device {
 impl FromStr for Device {
     type Err = Error;
 
-    /// `auto`, `host`, `cuda` (the first) or `cuda:N`: what command lines take. Errors: as [`Device::cuda`], and
+    /// `auto`, `host` (or `cpu`), `cuda` (the first) or `cuda:N`: what command lines take. Errors: as [`Device::cuda`], and
     /// [`ErrorKind::Config`] for other words.
     fn from_str(words: &str) -> Result<Self> {
         let ordinal = match words {

@@ -11,7 +11,7 @@ use crate::memory::{BatchMut, Budget, ByteRing, ChunkBuf, Lease, Pool, Row};
 use crate::order::{Batches, LastBatch, Order, Shard};
 use crate::pipeline::chunks;
 use crate::pipeline::fetch::{Io, Pending};
-use crate::pipeline::placement::{Numa, Placing, on_node};
+use crate::pipeline::placement::{Numa, Placement, Placing, on_node};
 use crate::pipeline::plan::{DIRECT_THREADS, Demand, MemoryPlan};
 use crate::pipeline::recipe::{Recipe, Steps};
 use crate::pipeline::runtime::{self, Runtime};
@@ -71,6 +71,9 @@ pub struct LoaderBuilder {
     held_deadline: Duration,
     /// Tests have another.
     clock: Clock,
+    /// What tests have opened themselves.
+    #[cfg(test)]
+    opened: Option<Opened>,
 }
 
 /// How the size of batches was said.
@@ -112,6 +115,8 @@ impl LoaderBuilder {
             sysfs: "/sys".into(),
             held_deadline: Duration::from_secs(10),
             clock: Clock::real(),
+            #[cfg(test)]
+            opened: None,
         }
     }
 
@@ -173,7 +178,8 @@ impl LoaderBuilder {
     }
 
     /// Makes floats of a picture field of `u8` at the very end: on a GPU after the copy, so that the bus carries a byte per
-    /// value, on the host in the slot. The bytes are the same on both. The field keeps its name; transforms see it before.
+    /// value, on the host in the slot. The bytes are the same on both. The field keeps its name; transforms see it before. A
+    /// field that [`keep`](Self::keep) leaves out is not finished.
     pub fn finish(mut self, name: &str, finish: crate::device::Finish) -> Self {
         self.steps.finishes.push((name.into(), finish));
         self
@@ -309,6 +315,9 @@ impl LoaderBuilder {
     /// Whether fields whose rows are bytes of a file as they stand go straight into the device's memory (GPUDirect Storage).
     /// Such bytes are not checksummed by the host. Default: [`Gds::Auto`], where cuFile really goes past the host's memory
     /// and the page cache has no room for the dataset; the report says which way each field takes and why.
+    ///
+    /// With [`Gds::Require`] `build` fails, with the reason for each field, unless at least one goes directly: whatever the
+    /// size of its rows and the page cache, also by a cuFile that does not count which way bytes take.
     pub fn gds(mut self, gds: Gds) -> Self {
         self.gds = gds;
         self
@@ -348,6 +357,23 @@ impl LoaderBuilder {
         self
     }
 
+    /// Time passes as this clock says, and this is the reader.
+    #[cfg(test)]
+    pub(super) fn simulated(mut self, clock: Clock, opened: Opened) -> Self {
+        (self.clock, self.opened) = (clock, Some(opened));
+        self
+    }
+
+    /// The reader for the dataset's files, opened on the node.
+    fn open_reader(&mut self, place: Option<&Placement>) -> Result<Opened> {
+        #[cfg(test)]
+        if let Some(opened) = self.opened.take() {
+            return Ok(opened);
+        }
+        let sources = self.dataset.sources().clone();
+        on_node(place, || read::open(sources, &self.reader))?
+    }
+
     /// Checks everything, reserves all memory and starts the threads. For saved states it looks at the dataset: it reads the
     /// ends of up to 256 files, see [`Fingerprint`](crate::dataset::Fingerprint).
     ///
@@ -360,15 +386,14 @@ impl LoaderBuilder {
         built.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Build)))
     }
 
-    fn make(self) -> Result<Loader> {
+    fn make(mut self) -> Result<Loader> {
         self.check()?;
         let global = self.global()?;
-        let dataset = self.dataset;
         let on_host = self.device.kind() == DeviceKind::Host;
         let placing = Placing::new(self.numa, self.device.pci_bus_id(), &self.sysfs)?;
         let place = placing.placement();
-        let sources = dataset.sources().clone();
-        let opened = on_node(place, || read::open(sources, &self.reader))??;
+        let opened = self.open_reader(place)?;
+        let dataset = self.dataset;
         // The cache is asked first also where it has no room: then what is missing is read past it.
         let cached = opened.cache.is_some() && !opened.choice.direct;
         let mut ways = Ways::new(&self.device, self.gds, self.cufile, &*dataset, cached);

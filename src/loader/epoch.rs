@@ -7,6 +7,7 @@ use crate::memory::Ticket;
 use crate::order::Batches;
 use crate::pipeline::Start;
 use crate::profile::Report;
+use crate::profile::export::spans;
 use crate::state::Cursor;
 use crossbeam_channel::RecvTimeoutError;
 use std::sync::Arc;
@@ -37,6 +38,8 @@ pub struct Epoch {
     waited_ns: u64,
     /// When the next batch was asked for first: by the loader's clock, and for deadlines.
     asked: Option<(u64, Instant)>,
+    /// For who collects `tracing` spans.
+    span: Option<spans::Epoch>,
     /// No other iterator of the loader while this one lives: its own doing.
     keeps_others_away: bool,
 }
@@ -101,6 +104,7 @@ impl Epoch {
             waited_ns: 0,
             asked: None,
             keeps_others_away,
+            span: None,
             shared,
         };
         if epochs == 0 {
@@ -113,6 +117,7 @@ impl Epoch {
         let first = jobs.job(generation, &cursor, steps, cancelled.clone())?;
         epoch.first = (cursor.epoch, first.batches);
         epoch.total = total(&first.batches, &epoch.shared.whole, epochs).min(steps);
+        epoch.span = Some(spans::epoch(cursor.epoch, epoch.total));
         // A place that was resumed is one until a batch is received from there.
         epoch.shared.set_place(Place { cursor, ..place });
         if epoch.total == 0 {
@@ -171,7 +176,9 @@ impl Epoch {
             return Poll::Ready(None);
         }
         let (from, first) = self.ask();
+        let waiting = self.span.as_ref().map(|span| span.wait(self.delivered));
         let contents = self.wait(first, until);
+        drop(waiting);
         let now = self.shared.runtime.core().meters.clock.now();
         let waited_ns = std::mem::take(&mut self.waited_ns) + now.saturating_sub(from);
         match contents {
@@ -284,6 +291,7 @@ impl Epoch {
                 // Nobody cancelled this run: its rows were dropped by what broke the loader.
                 error = self.shared.runtime.core().trouble().unwrap_or(error);
             }
+            spans::fault(&error, spans::Outcome::Failed);
             self.end();
             return Err(error);
         }
@@ -303,6 +311,9 @@ impl Epoch {
             meters.first_wait_ns.add(waited)
         } else {
             meters.wait_ns.add(waited);
+            if let Some(span) = &self.span {
+                span.starved(self.delivered, Duration::from_nanos(waited));
+            }
             meters.waits.record(waited);
         }
         if now > 0 {

@@ -7,6 +7,8 @@ mod epoch;
 #[cfg_attr(not(feature = "cuda"), path = "host_only.rs")]
 mod onward;
 mod resume;
+#[cfg(test)]
+mod scenarios;
 
 pub use builder::LoaderBuilder;
 pub use ceiling::Ceiling;
@@ -176,7 +178,7 @@ impl Loader {
     }
 
     /// How fast the consumer could go if the loader took no time: `steps` batches that are two of the loader's, handed out
-    /// again and again. The place of the run does not change.
+    /// again and again. The place of the run does not change; the two batches count as delivered in the report.
     ///
     /// ```
     /// # use feedline::{Loader, dataset::Records};
@@ -277,7 +279,8 @@ impl Loader {
         &self.shared.plan
     }
 
-    /// What was measured in the steady times of all iterators so far, as numbers; may be asked at any time.
+    /// What was measured so far, as numbers; may be asked at any time. Times are those of the steady times of all iterators,
+    /// from their first batch on; what the consumer received, and the histograms, count from the beginning.
     pub fn snapshot(&self) -> Snapshot {
         self.shared.snapshot()
     }

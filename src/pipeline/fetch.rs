@@ -8,7 +8,7 @@ use crate::dataset::{Part, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{FreeSlot, IoBuf, RingSpan, Rows, Ticket};
-use crate::profile::{Stay, planner, storage};
+use crate::profile::{Stay, planner};
 use crate::read::{Completion, Extent, ReadOp, Reader};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,6 +25,9 @@ const PROBE_ONE_IN: u32 = 16;
 const EVIDENCE: u64 = 8;
 /// Marks the tags of reads of chunks: slot and piece stand below.
 const CHUNK_TAG: u64 = 1 << 63;
+/// After planning rows for so many nanoseconds the I/O thread sends what it has to the reader and takes what has come, before
+/// it goes on: an order or an index that takes long must not keep storage idle.
+const PLANNING: u64 = 100_000;
 /// At the end, reads in flight get this long to complete.
 const SHUTDOWN: Duration = Duration::from_secs(5);
 
@@ -98,6 +101,8 @@ pub(crate) struct Io {
     no_room: bool,
     /// The time, as of the last look at the clock.
     now: u64,
+    /// The reader must not sleep: there may be more to plan.
+    unplanned: bool,
     /// Operations that the reader had no room for.
     ops: VecDeque<ReadOp>,
     completions: Vec<Completion>,
@@ -154,6 +159,7 @@ impl Io {
             stuck: None,
             no_room: false,
             now: 0,
+            unplanned: false,
             flying: (0..pending).map(|_| None).collect(),
             vacant: (0..pending).rev().collect(),
             idle: (0..pending).map(|_| Box::new(Pending::new(parts))).collect(),
@@ -183,23 +189,20 @@ impl Io {
             self.advance_chunks();
             self.issue();
             self.now = meters.clock.now();
-            meters.storage.enter(self.storage_state(), self.now);
-            meters.planner.enter(if self.lacks_slots() { planner::NO_SLOT } else { planner::WAITING }, self.now);
+            meters.reading.change(self.reader.in_flight() as u64, 0, self.now);
+            meters.no_room.enter(usize::from(self.no_room && self.stuck.is_some()), self.now);
+            if !self.unplanned {
+                let state = if self.lacks_slots() { planner::NO_SLOT } else { planner::WAITING };
+                meters.planner.enter(state, self.now);
+            }
             // Whatever happened since rings the bell, so this returns; nothing more can be done before.
-            self.reader.wait(&mut self.completions, if self.ending { Some(Duration::ZERO) } else { None });
+            let looks_once = self.ending || self.unplanned;
+            self.reader.wait(&mut self.completions, looks_once.then_some(Duration::ZERO));
             self.now = meters.clock.now();
             meters.planner.enter(planner::BUSY, self.now);
             self.complete();
         }
         self.end();
-    }
-
-    fn storage_state(&self) -> usize {
-        match (self.no_room && self.stuck.is_some(), self.reader.in_flight()) {
-            (true, _) => storage::BLOCKED,
-            (false, 0) => storage::IDLE,
-            (false, _) => storage::ACTIVE,
-        }
     }
 
     /// There is more to plan, and no slot for it.
@@ -378,16 +381,22 @@ impl Io {
 
     /// Starts as many reads as there is room for.
     fn issue(&mut self) {
+        self.unplanned = false;
+        let began = self.now;
         loop {
             while let Some(op) = self.ops.pop_front() {
                 if let Err(op) = self.reader.submit(op) {
                     self.ops.push_front(op);
                     return;
                 }
-                self.core.meters.in_flight.enter(1, self.now);
             }
             if self.read_chunks() {
                 continue;
+            }
+            // Not before one more row is on its way.
+            if self.now.saturating_sub(began) > PLANNING {
+                self.unplanned = true;
+                return;
             }
             let Some((job, rows)) = self.next_row() else { return };
             if job.is_cancelled() {
@@ -432,6 +441,7 @@ impl Io {
             self.check(&parts)
         }));
         let planned = planned.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Read)));
+        self.now = core.meters.clock.now();
         if let Err(error) = planned {
             rows.fail_row(self.core.named(error, id));
             return Begun::Yes;
@@ -533,7 +543,7 @@ impl Io {
         // First: who has received a batch finds all of its reads in the report.
         self.core.meters.note_reads(self.reader.as_ref());
         let mut completions = std::mem::take(&mut self.completions);
-        self.core.meters.in_flight.leave(completions.len() as u64, self.now);
+        self.core.meters.reading.change(self.reader.in_flight() as u64, completions.len() as u64, self.now);
         for completion in completions.drain(..) {
             if completion.tag & CHUNK_TAG != 0 {
                 self.complete_chunk(completion);
@@ -615,7 +625,6 @@ impl Io {
         let ops: Vec<_> = self.ops.drain(..).collect();
         for op in ops {
             let result = Err(Error::new(ErrorKind::Cancelled, Stage::Read, ""));
-            self.core.meters.in_flight.enter(1, self.now);
             self.completions.push(Completion { tag: op.tag, buf: op.buf, result });
         }
         self.complete();

@@ -111,6 +111,10 @@ impl Drop for Runtime {
         core.work.let_go();
         core.exchange.close();
         drop(core);
+        if own > 0 {
+            // The drain of this very thread has the pool, and lets go of it when it returns from here: then they end.
+            return;
+        }
         for worker in self.workers.drain(..) {
             join(worker, deadline);
         }

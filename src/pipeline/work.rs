@@ -158,7 +158,8 @@ impl Workers {
         while self.maps.as_ref().is_some_and(|maps| maps.try_recv().is_ok()) {}
     }
 
-    fn is_empty(&self) -> bool {
+    /// Nothing waits for a worker.
+    pub(crate) fn is_empty(&self) -> bool {
         self.lookups.lock().is_empty()
             && self.decodes.lock().is_empty()
             && self.gathers.lock().is_empty()
@@ -247,13 +248,13 @@ fn drain(core: &Core) {
     let meters = &core.meters;
     loop {
         let mut before = meters.clock.now();
-        meters.pool.change(1, meters.is_filling(), before);
+        meters.change_working(1, before);
         while step(core, state, before) {
             let now = meters.clock.now();
             meters.work_latency.record(now.saturating_sub(before));
             before = now;
         }
-        meters.pool.change(-1, meters.is_filling(), before);
+        meters.change_working(-1, before);
         work.active.fetch_sub(1, Ordering::SeqCst);
         // Somebody may have put work in after the last look and found every place taken: look once more.
         let again = !work.is_empty()

@@ -21,6 +21,12 @@ enum Kind {
     Still,
 }
 
+#[cfg(test)]
+thread_local! {
+    /// See [`Clock::count_looks`].
+    static LOOKS: std::cell::RefCell<Option<Arc<AtomicU64>>> = const { std::cell::RefCell::new(None) };
+}
+
 impl Clock {
     /// The machine's monotonic clock.
     pub(crate) fn real() -> Self {
@@ -38,12 +44,26 @@ impl Clock {
         Self(Kind::Virtual(by))
     }
 
+    /// Counts how often this thread looks at a clock that shows a number.
+    #[cfg(test)]
+    pub(crate) fn count_looks(counter: Arc<AtomicU64>) {
+        LOOKS.set(Some(counter));
+    }
+
     /// Nanoseconds since the clock was made; wraps after 584 years.
     pub(crate) fn now(&self) -> u64 {
         match &self.0 {
             Kind::Real(start) => start.elapsed().as_nanos() as u64,
             #[cfg(test)]
-            Kind::Virtual(now) => now.load(Ordering::Acquire),
+            Kind::Virtual(now) => {
+                let now = now.load(Ordering::Acquire);
+                LOOKS.with_borrow(|looks| {
+                    if let Some(looks) = looks {
+                        looks.fetch_add(1, Ordering::Release);
+                    }
+                });
+                now
+            }
             Kind::Still => 0,
         }
     }

@@ -3,6 +3,7 @@
 //! ```text
 //! Counter    how many, how much                          any thread adds
 //! Area       how many at once, over time (queue length)  any thread enters and leaves; exact, whatever the interleaving
+//! Flow       how many at once, and how many end then     one writer
 //! States<N>  what one thread was doing, and how long     one writer
 //! Histogram  how long each took                          any thread records; about 3 % wide buckets
 //! ```
@@ -29,12 +30,21 @@ impl Counter {
 
 /// The integral over time of how many there are: entering takes the time off, leaving adds it, so what is left is the sum of
 /// all stays, without anybody knowing when the others came.
+///
+/// Between its two changes a writer leaves the sum off by the time of day: the word says whether somebody is in between.
 #[derive(Debug, Default)]
 pub(crate) struct Area {
-    inside: AtomicU64,
+    /// Changes that were made (24 bits), that are being made (8 bits), and how many are inside (32 bits).
+    word: AtomicU64,
     /// Sum of the times of leaving less those of entering, modulo 2^64.
     sum: AtomicU64,
 }
+
+/// One more change that is being made, or was made, in [`Area::word`].
+const CHANGING: u64 = 1 << 32;
+const CHANGED: u64 = 1 << 40;
+/// How often a reader looks for a moment at which nothing changes, before it takes what there is.
+const LOOKS: usize = 10_000;
 
 impl Area {
     /// `count` more, at time `now`.
@@ -42,8 +52,9 @@ impl Area {
         if now == 0 {
             return;
         }
-        self.sum.fetch_sub(count.wrapping_mul(now), Ordering::Relaxed);
-        self.inside.fetch_add(count, Ordering::Relaxed);
+        self.word.fetch_add(CHANGING, Ordering::SeqCst);
+        self.sum.fetch_sub(count.wrapping_mul(now), Ordering::SeqCst);
+        self.word.fetch_add((CHANGED - CHANGING).wrapping_add(count), Ordering::SeqCst);
     }
 
     /// `count` fewer, at time `now`.
@@ -51,8 +62,91 @@ impl Area {
         if now == 0 {
             return;
         }
-        self.sum.fetch_add(count.wrapping_mul(now), Ordering::Relaxed);
-        self.inside.fetch_sub(count, Ordering::Relaxed);
+        self.word.fetch_add(CHANGING, Ordering::SeqCst);
+        self.sum.fetch_add(count.wrapping_mul(now), Ordering::SeqCst);
+        self.word.fetch_add((CHANGED - CHANGING).wrapping_sub(count), Ordering::SeqCst);
+    }
+
+    /// How many there are.
+    pub(crate) fn inside(&self) -> u64 {
+        self.word.load(Ordering::SeqCst) & u64::from(u32::MAX)
+    }
+
+    /// Nanoseconds that all have stayed, added up, until `now`.
+    pub(crate) fn total_ns(&self, now: u64) -> u64 {
+        let (mut inside, mut sum) = (0, 0);
+        for look in 0..LOOKS {
+            let word = self.word.load(Ordering::Acquire);
+            sum = self.sum.load(Ordering::Acquire);
+            inside = word & u64::from(u32::MAX);
+            let changing = word / CHANGING % (CHANGED / CHANGING);
+            if changing == 0 && self.word.load(Ordering::Acquire) == word {
+                break;
+            }
+            // Whoever is in between may have lost its core.
+            if look % 100 == 99 { std::thread::yield_now() } else { std::hint::spin_loop() }
+        }
+        let total = sum.wrapping_add(inside.wrapping_mul(now));
+        // Whoever entered just now may have looked at the clock after the reader did.
+        if total > u64::MAX / 2 { 0 } else { total }
+    }
+}
+
+/// Levels of a [`Flow`]: none, 1, 2, up to 4, 8 … 4096 at once.
+pub(crate) const LEVELS: usize = 14;
+
+/// How many are under way, of what one thread starts and sees end, and how fast they end while so many are.
+///
+/// Those that end together were worked on since others last ended, whatever was started meanwhile: they count for the levels
+/// of that whole time, each by its share. (Counted for the last level alone, a server that ends several at once would seem
+/// the faster the later new ones are started.)
+#[derive(Debug, Default)]
+pub(crate) struct Flow {
+    inside: AtomicU64,
+    since: AtomicU64,
+    /// All, added up.
+    area: Counter,
+    /// Time at each level.
+    ns: [Counter; LEVELS],
+    /// The part of it since some last ended.
+    recent: [AtomicU64; LEVELS],
+    /// Thousandths of those that ended there.
+    ended: [Counter; LEVELS],
+}
+
+impl Flow {
+    /// From `now` on there are `inside`, after `ended` have ended. Only its own thread calls this.
+    pub(crate) fn change(&self, inside: u64, ended: u64, now: u64) {
+        if now == 0 {
+            return;
+        }
+        let (before, ns) = (self.inside(), self.stretch(now));
+        let at = level(before);
+        self.area.add(before.saturating_mul(ns));
+        self.ns[at].add(ns);
+        self.since.store(now, Ordering::Relaxed);
+        self.inside.store(inside, Ordering::Relaxed);
+        if at > 0 {
+            self.recent[at].store(self.recent[at].load(Ordering::Relaxed) + ns, Ordering::Relaxed);
+        }
+        if ended > 0 {
+            self.share_out(ended);
+        }
+    }
+
+    /// Divides those that ended among the levels since the last ones did.
+    fn share_out(&self, ended: u64) {
+        let recent = self.recent.each_ref().map(|ns| ns.swap(0, Ordering::Relaxed));
+        let all: u64 = recent.iter().sum();
+        for (counter, ns) in self.ended.iter().zip(recent) {
+            if ns > 0 {
+                counter.add((u128::from(ended) * 1000 * u128::from(ns) / u128::from(all)) as u64);
+            }
+        }
+    }
+
+    fn stretch(&self, now: u64) -> u64 {
+        now.saturating_sub(self.since.load(Ordering::Relaxed))
     }
 
     /// How many there are.
@@ -60,14 +154,26 @@ impl Area {
         self.inside.load(Ordering::Relaxed)
     }
 
-    /// Nanoseconds that all have stayed, added up, until `now`. While others enter and leave it may be off by what they are
-    /// just doing, never for good.
+    /// Nanoseconds of all, added up, until `now`.
     pub(crate) fn total_ns(&self, now: u64) -> u64 {
-        // Read the number first: one that leaves in between is then counted by neither, not twice.
-        let inside = self.inside.load(Ordering::Relaxed);
-        let total = self.sum.load(Ordering::Relaxed).wrapping_add(inside.wrapping_mul(now));
-        // A moment's inconsistency may look negative.
-        if total > u64::MAX / 2 { 0 } else { total }
+        self.area.get() + self.inside().saturating_mul(self.stretch(now))
+    }
+
+    /// Each level but none: how many there are at most, its nanoseconds until `now`, and thousandths of those that ended.
+    pub(crate) fn read(&self, now: u64) -> [(u32, u64, u64); LEVELS - 1] {
+        let present = level(self.inside());
+        std::array::from_fn(|at| {
+            let stretch = if at + 1 == present { self.stretch(now) } else { 0 };
+            (1 << at, self.ns[at + 1].get() + stretch, self.ended[at + 1].get())
+        })
+    }
+}
+
+/// The level of so many.
+fn level(count: u64) -> usize {
+    match count {
+        0 => 0,
+        _ => (1 + count.next_power_of_two().trailing_zeros() as usize).min(LEVELS - 1),
     }
 }
 
@@ -158,7 +264,7 @@ impl Pool {
             let (since, at) = (old >> (WORKING_BITS + 1), now & TIME_MASK);
             let at = if at.wrapping_sub(since) & TIME_MASK > TIME_MASK / 2 { since } else { at };
             let new = at << (WORKING_BITS + 1) | u64::from(filling) << WORKING_BITS | working;
-            match self.word.compare_exchange_weak(old, new, Ordering::Relaxed, Ordering::Relaxed) {
+            match self.word.compare_exchange_weak(old, new, Ordering::SeqCst, Ordering::Relaxed) {
                 Ok(_) => break,
                 Err(changed) => old = changed,
             }
@@ -357,6 +463,47 @@ mod tests {
         assert_eq!(area.total_ns(110), 30);
         area.leave(1, 110);
         assert_eq!((area.total_ns(120), area.inside()), (50, 2));
+    }
+
+    #[test]
+    fn those_that_end_count_for_the_levels_since_others_last_ended() {
+        let flow = Flow::default();
+        flow.change(3, 0, 100);
+        flow.change(8, 0, 130); // 30 at 3
+        flow.change(4, 4, 190); // 60 at 8: 4 ended in 90
+        flow.change(0, 4, 200); // 10 at 4
+        flow.change(1, 0, 300);
+        let mut levels = [0_u32, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12].map(|at| (1 << at, 0, 0));
+        levels[2] = (4, 30 + 10, 4000 / 3 + 4000);
+        levels[3] = (8, 60, 8000 / 3);
+        levels[0] = (1, 5, 0);
+        assert_eq!(flow.read(305), levels);
+        assert_eq!((flow.total_ns(305), flow.inside()), (3 * 30 + 8 * 60 + 4 * 10 + 5, 1));
+    }
+
+    #[test]
+    fn an_area_is_never_off_by_what_others_are_just_doing() {
+        let (area, ended) = (Area::default(), std::sync::atomic::AtomicBool::new(false));
+        let now = AtomicU64::new(1 << 40);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !ended.load(Ordering::Relaxed) {
+                        area.enter(1, now.fetch_add(1, Ordering::Relaxed));
+                        area.leave(1, now.fetch_add(1, Ordering::Relaxed));
+                    }
+                });
+            }
+            let mut before = 0;
+            for _ in 0..20_000 {
+                let total = area.total_ns(now.load(Ordering::Relaxed));
+                // Two at once at most; a writer may have looked at the clock and not come further.
+                let most = 2 * (now.load(Ordering::Relaxed) - (1 << 40)) + 1_000_000;
+                assert!(total <= most && total + 1_000_000 >= before, "{total} after {before}, {most} at most");
+                before = total;
+            }
+            ended.store(true, Ordering::Relaxed);
+        });
     }
 
     #[test]

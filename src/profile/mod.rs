@@ -21,8 +21,8 @@ pub use report::{Bound, Copies, DirectReads, Report};
 
 pub(crate) use clock::Clock;
 pub use meter::Latency;
-pub(crate) use meter::{Area, Counter, Histogram, Pool, States};
-pub use snapshot::{Consumer, Copy, Decode, GpuIdle, Order, Slots, Snapshot, Storage};
+pub(crate) use meter::{Area, Counter, Flow, Histogram, Pool, States};
+pub use snapshot::{Consumer, Copy, Decode, GpuIdle, Level, Order, Slots, Snapshot, Storage};
 pub(crate) use timeline::Recorder;
 pub use timeline::{BatchRecord, Gauges, Timeline};
 pub use truth::{Basis, CacheProbe, Cached, DeviceBytes, Evidence, Truth, judge};
@@ -39,15 +39,6 @@ pub(crate) mod planner {
     pub(crate) const BUSY: usize = 1;
     /// Waiting, with more to plan and no slot for it.
     pub(crate) const NO_SLOT: usize = 2;
-}
-
-/// What storage does.
-pub(crate) mod storage {
-    pub(crate) const IDLE: usize = 0;
-    /// Reads are in flight, as many as may be or as there are.
-    pub(crate) const ACTIVE: usize = 1;
-    /// Reads wait for room for their bytes.
-    pub(crate) const BLOCKED: usize = 2;
 }
 
 /// What the transfer thread and the copy stream do.
@@ -76,8 +67,10 @@ pub(crate) struct Meters {
     /// Waits that were not for a first batch.
     pub(crate) waits: Histogram,
     pub(crate) planner: States<3>,
-    pub(crate) storage: States<3>,
-    pub(crate) in_flight: Area,
+    /// Reads in flight.
+    pub(crate) reading: Flow,
+    /// Whether rows wait for room for their bytes.
+    pub(crate) no_room: States<2>,
     pub(crate) read_latency: Histogram,
     /// Bytes that workers copied from the page cache.
     pub(crate) cached_bytes: Counter,
@@ -246,8 +239,8 @@ impl Meters {
             user_ns: Counter::default(),
             waits: Histogram::default(),
             planner: States::new(planner::WAITING),
-            storage: States::new(storage::IDLE),
-            in_flight: Area::default(),
+            reading: Flow::default(),
+            no_room: States::new(0),
             read_latency: Histogram::default(),
             cached_bytes: Counter::default(),
             pool: Pool::new(workers),
@@ -268,7 +261,18 @@ impl Meters {
     pub(crate) fn move_slot(&self, slot: &SlotTimes, stay: Stay, now: u64) {
         self.slots.move_to(slot, stay, now);
         if matches!(stay, Stay::Filling | Stay::Full) {
-            self.pool.change(0, self.is_filling(), now);
+            self.change_working(0, now);
+        }
+    }
+
+    /// One worker more works (`by` 1), one fewer (-1), or only what is being filled has changed (0).
+    pub(crate) fn change_working(&self, by: i64, now: u64) {
+        let mut filling = self.is_filling();
+        self.pool.change(by, filling, now);
+        // Another thread may have changed that in between, and have been overtaken here: whoever is last looks again.
+        while self.is_filling() != filling {
+            filling = !filling;
+            self.pool.change(0, filling, now);
         }
     }
 
@@ -282,7 +286,7 @@ impl Meters {
         let slots = |stay| self.slots.inside(stay) as u32;
         Gauges {
             at_ns: now,
-            in_flight: self.in_flight.inside() as u32,
+            in_flight: self.reading.inside() as u32,
             queued: self.queued.inside() as u32,
             working: self.pool.working() as u32,
             free_slots: slots(Stay::Free),
@@ -297,7 +301,8 @@ impl Meters {
         let now = self.clock.now();
         let (waited_ns, user_ns) = (self.wait_ns.get(), self.user_ns.get());
         let [_, busy_ns, no_slot_ns] = self.planner.read(now);
-        let [_, active_ns, blocked_ns] = self.storage.read(now);
+        let [_, blocked_ns] = self.no_room.read(now);
+        let levels = snapshot::levels(self.reading.read(now));
         let (working_ns, starved_ns, ahead_ns) = self.pool.read(now);
         let reads = self.reads();
         let slots = |stay| self.slots.total_ns(stay, now);
@@ -318,10 +323,11 @@ impl Meters {
             },
             order: Order { busy_ns, no_slot_ns },
             storage: Storage {
-                busy_ns: active_ns,
+                busy_ns: levels.iter().map(|level| level.ns).sum(),
                 blocked_ns,
                 depth: settings.depth,
-                in_flight_ns: self.in_flight.total_ns(now),
+                in_flight_ns: self.reading.total_ns(now),
+                levels,
                 reads: reads.ops,
                 bytes: reads.bytes_moved.max(reads.bytes_asked),
                 direct_bytes: (reads.bytes_moved.max(reads.bytes_asked) as f64 * direct_share) as u64,

@@ -41,6 +41,9 @@ pub use source::{DirId, Extent, SourceId, Sources};
 pub use truth::{PROBES_MAX, device_bytes, page_cache_share};
 pub use waker::Waker;
 
+#[cfg(test)]
+pub(crate) use waker::Bell;
+
 use crate::error::{Error, Result};
 use crate::memory::{ByteRing, IoBuf};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -93,6 +93,12 @@ impl Bell {
         self.state.swap(AWAKE, Ordering::AcqRel) == NOTIFIED
     }
 
+    /// Whether the driver sleeps, and nothing has come in since it fell asleep.
+    #[cfg(test)]
+    pub(crate) fn is_asleep(&self) -> bool {
+        self.state.load(Ordering::Acquire) == SLEEPING
+    }
+
     /// Empties the eventfd after the ring saw it readable.
     pub(crate) fn drain(&self) {
         if let Some(event) = &self.event {

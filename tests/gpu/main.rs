@@ -234,7 +234,9 @@ impl Program {
             eprintln!("error: {error}");
             return ExitCode::FAILURE;
         }
-        if let Err(error) = std::fs::create_dir_all(self.args.dir()) {
+        // Not the folders above it: a mistyped mount point would be another disk than was meant.
+        let made = if self.args.dir().is_dir() { Ok(()) } else { std::fs::create_dir(self.args.dir()) };
+        if let Err(error) = made {
             eprintln!("error: {}: {error}", self.args.dir().display());
             return ExitCode::FAILURE;
         }

@@ -1,0 +1,291 @@
+//! Ground truth for the profiler: the real pipeline, whose storage, decoder, sampler and consumer take virtual time.
+//!
+//! ```text
+//!  scenario ──► loader with its own threads ──► snapshot, verdict, what-if ─┐
+//!     │              │ clock shows virtual time                             ├─ must agree
+//!     └──────────────┴──► what each part really did, and when ──────────────┘
+//! ```
+//!
+//! Nothing of the profiler is in the truth: the parts log when they worked, the consumer when it asked and got.
+//! Limits: one host, nothing is copied to a device.
+
+mod parts;
+mod tests;
+mod time;
+mod verdict;
+
+use super::Loader;
+use crate::batch::Batch;
+use crate::order::Order;
+use crate::profile::Snapshot;
+use parts::{Decode, Device, ReadLog, Samples, Slow, Storage, Times};
+use std::collections::VecDeque;
+use std::sync::mpsc::{TryRecvError, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use time::{Shared, Span, Went};
+
+/// Bytes of a sample: a page, so that a ring holds as many as it has pages.
+const SAMPLE: u64 = 4096;
+
+/// A loader and its consumer. Times are means in nanoseconds, of one read, one sample, one step.
+#[derive(Clone, Debug)]
+pub(super) struct Scenario {
+    pub(super) name: String,
+    pub(super) rows: u64,
+    /// Batches that are measured.
+    pub(super) batches: u64,
+    pub(super) workers: usize,
+    pub(super) slots: usize,
+    /// Reads in flight at most, and those that the device serves at once.
+    pub(super) depth: usize,
+    pub(super) servers: usize,
+    pub(super) read: f64,
+    /// Of each read on the device's one channel.
+    pub(super) channel: f64,
+    pub(super) decode: f64,
+    /// To tell which sample comes next.
+    pub(super) order: f64,
+    pub(super) step: f64,
+    pub(super) varies: bool,
+    /// Batches that the consumer keeps beside the one it works on.
+    pub(super) holds: usize,
+    /// It drops a batch before its step and not after.
+    pub(super) drops_early: bool,
+    /// The smallest memory budget that is legal.
+    pub(super) tiny_ring: bool,
+    /// Nothing is read.
+    pub(super) in_memory: bool,
+    pub(super) seed: u64,
+}
+
+impl Default for Scenario {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            rows: 8,
+            batches: 160,
+            workers: 2,
+            slots: 4,
+            depth: 16,
+            servers: 4,
+            read: 1e6,
+            channel: 0.0,
+            decode: 1e6,
+            order: 0.0,
+            step: 1e6,
+            varies: false,
+            holds: 0,
+            drops_early: false,
+            tiny_ring: false,
+            in_memory: false,
+            seed: 1,
+        }
+    }
+}
+
+/// What really happened in the steady time, in nanoseconds.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Truth {
+    /// Whole, and without the first batch's.
+    pub(super) steady: u64,
+    pub(super) waited: u64,
+    pub(super) stepped: u64,
+    /// Any read was in flight; all reads together; all servers together.
+    pub(super) reading: u64,
+    pub(super) in_flight: u64,
+    pub(super) served: u64,
+    pub(super) decoding: u64,
+    pub(super) ordering: u64,
+    /// Workers that did nothing while some batch was being filled; batches being filled, and in the consumer's hands.
+    pub(super) starved: u64,
+    pub(super) filling: u64,
+    pub(super) held: u64,
+}
+
+/// What was measured, and what really happened.
+#[derive(Clone, Debug)]
+pub(super) struct Outcome {
+    pub(super) snapshot: Snapshot,
+    pub(super) truth: Truth,
+}
+
+impl Scenario {
+    /// Runs it. Panics when it comes to a standstill.
+    pub(super) fn run(&self) -> Outcome {
+        let all = self.batches + self.slots as u64 + 2;
+        let time = Shared::new(self.rows, all);
+        let (outcome, outcomes) = channel();
+        let thread = {
+            let (scenario, time) = (self.clone(), time.clone());
+            let consumer = move || drop(outcome.send(scenario.consume(&time, all)));
+            std::thread::Builder::new().name("scenario".into()).spawn(consumer).unwrap()
+        };
+        let mut tries = 0;
+        loop {
+            match outcomes.try_recv() {
+                Ok(outcome) => {
+                    thread.join().unwrap();
+                    return outcome;
+                }
+                Err(TryRecvError::Disconnected) => panic!("{self:?}: the consumer panicked"),
+                Err(TryRecvError::Empty) => {}
+            }
+            tries = match time.try_advance() {
+                Went::On => 0,
+                Went::Not => tries + 1,
+                Went::Nowhere(who) => panic!("{self:?} stands still: {who}"),
+            };
+            if tries < 8 { std::thread::yield_now() } else { std::thread::sleep(Duration::from_micros(20)) }
+        }
+    }
+
+    fn times(&self, mean: f64, salt: u64) -> Times {
+        Times { mean, varies: self.varies, seed: self.seed * 8 + salt }
+    }
+
+    fn build(&self, time: &Arc<Shared>, all: u64) -> (Loader, Arc<Mutex<ReadLog>>) {
+        let device = Device {
+            servers: self.servers,
+            service: self.times(self.read, 1),
+            channel: self.channel,
+            depth: self.depth,
+        };
+        let make = |budget: Option<usize>| {
+            let (opened, log) = Storage::open(time.clone(), device);
+            let len = all * self.rows;
+            let mut builder = Loader::builder(Samples::new(len, SAMPLE, self.in_memory))
+                .decode(Decode { time: time.clone(), times: self.times(self.decode, 2) })
+                .batch_size(self.rows as usize)
+                .workers(self.workers)
+                .slots(self.slots)
+                .held_deadline(Duration::from_secs(3600))
+                .simulated(time.clock(), opened);
+            if self.order > 0.0 {
+                let times = self.times(self.order, 3);
+                builder = builder.order(Order::sampler(Slow { time: time.clone(), times, len }));
+            }
+            if let Some(bytes) = budget {
+                builder = builder.memory_budget(bytes);
+            }
+            (builder.build().unwrap(), log)
+        };
+        if !self.tiny_ring {
+            return make(None);
+        }
+        let (loader, _) = make(None);
+        let (total, ring) = (loader.plan().total(), loader.plan().ring_bytes);
+        drop(loader);
+        // A sample, and what the plan adds for its alignment.
+        make(Some(total - ring + 4 * SAMPLE as usize))
+    }
+
+    fn consume(&self, time: &Arc<Shared>, all: u64) -> Outcome {
+        let (loader, log) = self.build(time, all);
+        time.watch(loader.shared.runtime.core());
+        let steps = self.times(self.step, 4);
+        let mut epoch = loader.epoch(0).unwrap();
+        let mut held = VecDeque::<(u64, Batch)>::new();
+        let mut drops = Vec::new();
+        let (mut first, mut waited, mut stepped) = (0, 0, 0);
+        for number in 0..self.batches {
+            let asked = time.now();
+            time.asks(number);
+            let batch = epoch.next().unwrap().unwrap();
+            time.got();
+            assert_eq!(batch.ids()[0], number * self.rows);
+            let got = time.now();
+            if number == 0 {
+                first = got
+            } else {
+                waited += got - asked
+            }
+            held.push_back((got, batch));
+            let mut let_go = || {
+                let more = held.len().saturating_sub(self.holds);
+                drops.extend(held.drain(..more).map(|(got, _)| (got, time.now())));
+            };
+            if self.drops_early {
+                let_go();
+            }
+            time.sleep(steps.of(number).max(1));
+            stepped += time.now() - got;
+            let_go();
+        }
+        // Until everything that happens at this moment has happened.
+        time.sleep(0);
+        let window = (first, time.now());
+        let mut snapshot = loader.snapshot();
+        // Workers that work in virtual time take no cores.
+        (snapshot.decode.cpu_ns, snapshot.decode.cores) = (None, 1024);
+        let holding = held.iter().map(|(got, _)| (*got, window.1)).chain(drops).collect::<Vec<_>>();
+        drop(held);
+        // The rest, so that all batches are in the timeline.
+        for number in self.batches..all {
+            time.asks(number);
+            drop(epoch.next().unwrap().unwrap());
+            time.got();
+        }
+        let filling: Vec<_> = loader.timeline().batches.iter().map(|batch| (batch.planned_ns, batch.full_ns)).collect();
+        let mut truth = self.truth(time, &log.lock().unwrap(), window);
+        (truth.waited, truth.stepped) = (waited, stepped);
+        (truth.held, truth.filling) = (added(&holding, window), added(&filling, window));
+        truth.starved = self.starved(&time.lock().decodes, &filling, window);
+        time.end();
+        drop((epoch, loader));
+        Outcome { snapshot, truth }
+    }
+
+    /// Sum over time of the workers that did nothing while some batch was being filled.
+    fn starved(&self, decodes: &[Span], filling: &[Span], window: Span) -> u64 {
+        let ends =
+            |spans: &[Span], of: i64| spans.iter().flat_map(|(from, to)| [(*from, of), (*to, -of)]).collect::<Vec<_>>();
+        // Decodes count in units, batches in thousands of them.
+        let mut events = [ends(decodes, 1), ends(filling, 1 << 20)].concat();
+        events.sort_unstable();
+        let (mut inside, mut since, mut sum) = (0_i64, 0, 0);
+        for (at, change) in events {
+            let (working, batches) = (inside & 0xf_ffff, inside >> 20);
+            if batches > 0 {
+                sum += (self.workers as u64 - working as u64) * within((since, at), window);
+            }
+            (inside, since) = (inside + change, at);
+        }
+        sum
+    }
+
+    fn truth(&self, time: &Shared, reads: &ReadLog, window: Span) -> Truth {
+        let state = time.lock();
+        Truth {
+            steady: window.1 - window.0,
+            reading: covered(&reads.flights, window),
+            in_flight: added(&reads.flights, window),
+            served: added(&reads.served, window),
+            decoding: added(&state.decodes, window),
+            ordering: added(&state.orders, window),
+            ..Truth::default()
+        }
+    }
+}
+
+/// What lies within the window.
+fn within((from, to): Span, window: Span) -> u64 {
+    to.min(window.1).saturating_sub(from.max(window.0))
+}
+
+/// Lengths within the window, added up.
+fn added(spans: &[Span], window: Span) -> u64 {
+    spans.iter().map(|span| within(*span, window)).sum()
+}
+
+/// Time within the window that lies in any of them.
+fn covered(spans: &[Span], window: Span) -> u64 {
+    let mut spans = spans.to_vec();
+    spans.sort_unstable();
+    let (mut sum, mut end) = (0, 0);
+    for (from, to) in spans {
+        sum += within((from.max(end), to.max(end)), window);
+        end = end.max(to);
+    }
+    sum
+}

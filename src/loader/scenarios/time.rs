@@ -1,0 +1,293 @@
+//! Virtual time for one loader whose threads are real: it goes on when nothing else can.
+//!
+//! ```text
+//!  party        can go on before time does, unless
+//!  I/O thread   it dozes in the reader and nobody rang, or its sampler sleeps
+//!  workers      every drain that was started sleeps in the decoder, and no work waits for a worker that is idle
+//!  consumer     it sleeps, or waits in `next()` for a batch of which some row was not decoded
+//! ```
+//!
+//! When none can, the clock jumps to the earliest time that somebody waits for.
+//!
+//! # Why this is exact
+//!
+//! Everybody says so under the one lock before it sleeps and after it woke, and a row counts as decoded under that lock
+//! before its drain goes on. [`Shared::advance`] holds the lock throughout, so a party that is found asleep stays so while it
+//! looks at the others, unless another one wakes it; whoever could do that would have to be found running itself:
+//!
+//! - The I/O thread is asleep when the bell's word says so, which every wake changes before whoever rang goes on.
+//! - A drain counts as active before it is spawned and until it has found nothing more to do. Between its last look at the
+//!   queues and the second one it does not count: then there is work in the queue and a place free, which is looked at; if it
+//!   took that work meanwhile, it counts again when the count is read again, for it cannot end without this lock.
+//! - The consumer sleeps in `next()` as soon as it has looked at the clock (the clock counts that) if not all rows of its
+//!   batch are there. Rows that were decoded and not handed on are with a drain that is active.
+//!
+//! Nothing here depends on how fast threads are, or on what else the machine does.
+
+use crate::pipeline::Core;
+use crate::profile::Clock;
+use crate::read::Bell;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::thread::Thread;
+
+/// The clock's first value: meters take 0 for "not measured".
+pub(super) const START: u64 = 1_000_000_000;
+
+/// An interval of virtual time.
+pub(super) type Span = (u64, u64);
+
+/// Who sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Party {
+    Io,
+    Worker,
+    Consumer,
+}
+
+impl Party {
+    /// By the thread's name; the test's own thread is the consumer.
+    pub(super) fn here() -> Self {
+        match std::thread::current().name() {
+            Some("feedline-io") => Self::Io,
+            Some(name) if name.starts_with("feedline-dec-") => Self::Worker,
+            _ => Self::Consumer,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Io {
+    Running,
+    Dozing,
+    Sleeping,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Consumer {
+    Running,
+    Sleeping,
+    /// In `next()` for that batch; it had looked at the clock so often before.
+    Waiting(u64, u64),
+}
+
+struct Sleeper {
+    due: u64,
+    party: Party,
+    thread: Thread,
+    woken: Arc<AtomicBool>,
+}
+
+pub(super) struct State {
+    io: Io,
+    consumer: Consumer,
+    workers_asleep: usize,
+    sleepers: Vec<Sleeper>,
+    /// When the reader has something to hand out.
+    read_due: Option<u64>,
+    /// Rows decoded, of each batch.
+    decoded: Vec<u64>,
+    rows: u64,
+    ended: bool,
+    /// What really happened, for the oracle: when the decoder and the sampler worked.
+    pub(super) decodes: Vec<Span>,
+    pub(super) orders: Vec<Span>,
+}
+
+/// What came of an attempt to have time go on.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Went {
+    On,
+    /// Somebody still runs.
+    Not,
+    /// Nobody runs, and nobody waits for a time: a deadlock.
+    Nowhere(String),
+}
+
+/// One loader's time.
+pub(super) struct Shared {
+    now: Arc<AtomicU64>,
+    /// How often the consumer's thread looked at the clock.
+    looks: Arc<AtomicU64>,
+    pub(super) bell: Arc<Bell>,
+    core: OnceLock<Weak<Core>>,
+    state: Mutex<State>,
+}
+
+impl Shared {
+    /// For batches of `rows` samples each, whose ids are 0, 1, 2 …
+    pub(super) fn new(rows: u64, batches: u64) -> Arc<Self> {
+        let state = State {
+            io: Io::Running,
+            consumer: Consumer::Running,
+            workers_asleep: 0,
+            sleepers: Vec::new(),
+            read_due: None,
+            decoded: vec![0; batches as usize],
+            rows,
+            ended: false,
+            decodes: Vec::new(),
+            orders: Vec::new(),
+        };
+        Arc::new(Self {
+            now: Arc::new(AtomicU64::new(START)),
+            looks: Arc::default(),
+            bell: Bell::futex(),
+            core: OnceLock::new(),
+            state: Mutex::new(state),
+        })
+    }
+
+    pub(super) fn now(&self) -> u64 {
+        self.now.load(Ordering::Acquire)
+    }
+
+    pub(super) fn clock(&self) -> Clock {
+        Clock::shown(self.now.clone())
+    }
+
+    /// Whose threads are watched; called by the consumer's thread.
+    pub(super) fn watch(&self, core: &Arc<Core>) {
+        Clock::count_looks(self.looks.clone());
+        let _ = self.core.set(Arc::downgrade(core));
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poison| poison.into_inner())
+    }
+
+    /// The calling thread works for `ns`. 0 for the consumer: until nothing happens any more at this time.
+    pub(super) fn sleep(&self, ns: u64) {
+        let (party, woken) = (Party::here(), Arc::new(AtomicBool::new(false)));
+        let mut state = self.lock();
+        let from = self.now();
+        if state.ended || (ns == 0 && party != Party::Consumer) {
+            return;
+        }
+        let due = from + ns;
+        match party {
+            Party::Io => state.io = Io::Sleeping,
+            Party::Worker => state.workers_asleep += 1,
+            Party::Consumer => state.consumer = Consumer::Sleeping,
+        }
+        match party {
+            Party::Io => state.orders.push((from, due)),
+            Party::Worker => state.decodes.push((from, due)),
+            Party::Consumer => {}
+        }
+        state.sleepers.push(Sleeper { due, party, thread: std::thread::current(), woken: woken.clone() });
+        self.advance(&mut state);
+        drop(state);
+        while !woken.load(Ordering::Acquire) {
+            std::thread::park();
+        }
+    }
+
+    /// A worker has decoded a sample.
+    pub(super) fn decoded(&self, id: u64) {
+        let mut state = self.lock();
+        let batch = (id / state.rows) as usize;
+        state.decoded[batch] += 1;
+    }
+
+    /// The consumer asks for a batch: from here to [`got`](Self::got) it does nothing but `next()`.
+    pub(super) fn asks(&self, batch: u64) {
+        self.lock().consumer = Consumer::Waiting(batch, self.looks.load(Ordering::Acquire));
+    }
+
+    pub(super) fn got(&self) {
+        self.lock().consumer = Consumer::Running;
+    }
+
+    /// The I/O thread is about to doze, until the bell rings or it is `due`; an error as [`Bell::doze`].
+    pub(super) fn doze(&self, mut state: MutexGuard<'_, State>, due: Option<u64>) -> Result<(), bool> {
+        self.bell.doze()?;
+        state.io = Io::Dozing;
+        state.read_due = due;
+        self.advance(&mut state);
+        Ok(())
+    }
+
+    pub(super) fn rise(&self) -> bool {
+        let woken = self.bell.rise();
+        let mut state = self.lock();
+        state.io = Io::Running;
+        state.read_due = None;
+        woken
+    }
+
+    pub(super) fn has_ended(state: &State) -> bool {
+        state.ended
+    }
+
+    /// No more waiting: everybody goes on at once.
+    pub(super) fn end(&self) {
+        let mut state = self.lock();
+        state.ended = true;
+        self.wake_until(&mut state, u64::MAX);
+        self.bell.nudge();
+    }
+
+    /// Lets time go on if nobody runs.
+    pub(super) fn try_advance(&self) -> Went {
+        // Whoever has the lock runs, and looks itself when it goes to sleep.
+        self.state.try_lock().map_or(Went::Not, |mut state| self.advance(&mut state))
+    }
+
+    fn advance(&self, state: &mut State) -> Went {
+        if state.ended || self.anybody_runs(state) {
+            return Went::Not;
+        }
+        let due = state.sleepers.iter().map(|sleeper| sleeper.due).chain(state.read_due).min();
+        let Some(due) = due else { return Went::Nowhere(format!("{:?}, {:?}", state.io, state.consumer)) };
+        let now = due.max(self.now());
+        self.now.store(now, Ordering::Release);
+        self.wake_until(state, now);
+        if state.read_due.is_some_and(|due| due <= now) {
+            self.bell.nudge();
+        }
+        Went::On
+    }
+
+    fn anybody_runs(&self, state: &State) -> bool {
+        let consumer = match state.consumer {
+            Consumer::Running => true,
+            Consumer::Sleeping => false,
+            Consumer::Waiting(batch, looks) => {
+                self.looks.load(Ordering::Acquire) == looks || state.decoded[batch as usize] == state.rows
+            }
+        };
+        let io = || match state.io {
+            Io::Running => true,
+            Io::Dozing => !self.bell.is_asleep(),
+            Io::Sleeping => false,
+        };
+        if consumer || io() {
+            return true;
+        }
+        let Some(core) = self.core.get().and_then(Weak::upgrade) else { return true };
+        let active = || core.work.active();
+        // In this order; see above.
+        active() != state.workers_asleep
+            || (!core.work.is_empty() && state.workers_asleep < core.work.count)
+            || active() != state.workers_asleep
+            || io()
+    }
+
+    fn wake_until(&self, state: &mut State, now: u64) {
+        let State { sleepers, io, consumer, workers_asleep, .. } = state;
+        sleepers.retain(|sleeper| {
+            if sleeper.due > now {
+                return true;
+            }
+            match sleeper.party {
+                Party::Io => *io = Io::Running,
+                Party::Worker => *workers_asleep -= 1,
+                Party::Consumer => *consumer = Consumer::Running,
+            }
+            sleeper.woken.store(true, Ordering::Release);
+            sleeper.thread.unpark();
+            false
+        });
+    }
+}

@@ -1,0 +1,53 @@
+//! What is tested: the causes that are named for a snapshot, and what a change would give. All that has to be replaced where
+//! another verdict shall be tested.
+
+use crate::profile::{self, Snapshot, Verdict, WhatIf};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Cause {
+    Consumer,
+    Decode,
+    Storage,
+    Order,
+    Memory,
+    /// None that a scenario has.
+    Other,
+}
+
+impl From<profile::Cause> for Cause {
+    fn from(cause: profile::Cause) -> Self {
+        match cause {
+            profile::Cause::NotStarved => Self::Consumer,
+            profile::Cause::Decode => Self::Decode,
+            profile::Cause::Storage => Self::Storage,
+            profile::Cause::Order => Self::Order,
+            profile::Cause::MemoryBudget => Self::Memory,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// Other settings.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Change {
+    pub(super) workers: usize,
+    /// Storage so many times as fast.
+    pub(super) storage: f64,
+}
+
+/// The cause, and what is nearly as much one.
+pub(super) fn named(snapshot: &Snapshot) -> Vec<Cause> {
+    let verdict = Verdict::of(snapshot);
+    [verdict.cause].into_iter().chain(verdict.also).map(Cause::from).collect()
+}
+
+/// Samples per second after a change, and whether that is a lower bound.
+pub(super) fn predicted(snapshot: &Snapshot, change: Change) -> (f64, bool) {
+    let change = profile::Change {
+        workers: Some(change.workers as u32),
+        storage_factor: Some(change.storage),
+        ..profile::Change::default()
+    };
+    let prediction = WhatIf::from(snapshot).expect("something was measured").with(&change);
+    (prediction.items_per_s, prediction.at_least)
+}
