@@ -163,6 +163,7 @@ fn receive(
         match batches.next() {
             Some(Ok(batch)) => {
                 assert_eq!((batch.index(), batch.ids(), batch.status()), (right.index, &*right.ids, &*right.status));
+                assert!(batch.fields().all(|field| field.as_bytes().is_err()), "a batch that is not on the device");
                 out.received += 1;
                 read(&batch, right, out);
             }

@@ -89,7 +89,7 @@ impl Device {
 
     /// The GPU with that number among those that the process sees (`CUDA_VISIBLE_DEVICES` is respected).
     ///
-    /// Errors: [`ErrorKind::Device`](crate::ErrorKind::Device), saying why not: no driver, too old, no such device, no memory
+    /// Errors: [`ErrorKind::Device`], saying why not: no driver, too old, no such device, no memory
     /// left for a context.
     pub fn cuda(ordinal: usize) -> Result<Self> {
         #[cfg(feature = "cuda")]

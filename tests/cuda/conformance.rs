@@ -71,6 +71,7 @@ fn conforms(
         for batch in pull(&loader) {
             let batch = batch.unwrap();
             found.push(Got::of(&batch).unwrap());
+            assert!(batch.fields().all(|field| field.as_bytes().is_err()), "{what}: it is on the device");
             check_lens_there(session, &batch);
             before = (number == 3).then_some(batch);
         }

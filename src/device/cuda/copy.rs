@@ -207,6 +207,7 @@ impl Drop for Buffer {
         // The loader is gone. `cuMemFree` waits as well, but that is its habit, not its promise.
         let gpu = self.copied.gpu();
         if self.wait(gpu).is_err() && gpu.synchronize().is_err() {
+            // The context stays with the memory: who asks for the device next must not be given it.
             gpu.give_up();
             self.memory.leak();
         }
