@@ -176,9 +176,10 @@ impl Epoch {
             return Poll::Ready(None);
         }
         let (from, first) = self.ask();
-        let waiting = self.span.as_ref().map(|span| span.wait(self.delivered));
-        let contents = self.wait(first, until);
-        drop(waiting);
+        let contents = {
+            let _waiting = self.span.as_ref().map(|span| span.wait(self.delivered));
+            self.wait(first, until)
+        };
         let now = self.shared.runtime.core().meters.clock.now();
         let waited_ns = std::mem::take(&mut self.waited_ns) + now.saturating_sub(from);
         match contents {
