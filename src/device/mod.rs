@@ -77,7 +77,7 @@ impl Device {
                 (rank as usize % count, format!("local rank {rank}, {count} devices are visible"))
             }
             Err(error) if count > 1 => {
-                (0, format!("the first of {count}: the launcher contradicts itself: {}", error.message()))
+                (0, format!("the first of {count}; the launcher's variables are of no use: {}", error.message()))
             }
             _ => (0, format!("the first of {count}")),
         };

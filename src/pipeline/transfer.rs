@@ -110,6 +110,8 @@ impl Transfer {
             core.meters.device.states.enter(state, now);
             self.wait(&mut waiting, room);
         }
+        // Reading threads without a read end here.
+        drop(self.reads.take());
     }
 
     /// Gives slots their buffers as long as the next one is there and a buffer is free; false when one waits for a buffer.
@@ -250,6 +252,11 @@ impl Drop for Flights {
         readings().for_each(|reading| reading.cancelled.store(true, Ordering::Relaxed));
         while !readings().all(|reading| reading.is_done()) {
             std::thread::sleep(AGAIN);
+        }
+        for Flight { buffer, reading, .. } in self.0.drain(..) {
+            if reading.is_some_and(|reading| reading.is_lost()) {
+                buffer.into_iter().for_each(Copier::leave);
+            }
         }
     }
 }

@@ -157,8 +157,10 @@ fn of_several_devices_auto_takes_the_one_of_the_local_rank() {
     torchrun("0", "0", "cuda:0 (Stand-in GPU, local rank 0, 3 devices are visible)");
     torchrun("7", "7", "cuda:1 (Stand-in GPU, local rank 7, 3 devices are visible)");
     alone("auto", &[("EXPECTED", "cuda:0 (Stand-in GPU, the first of 3)")]);
-    // What is no environment of a launcher is none.
-    alone("auto", &[("RANK", "many"), ("LOCAL_RANK", "2"), ("EXPECTED", "cuda:0 (Stand-in GPU, the first of 3)")]);
+    // What is no environment of a launcher is none, and is said.
+    let why = "cuda:0 (Stand-in GPU, the first of 3; the launcher's variables are of no use: \
+               RANK=\"many\" is not a whole number from 0 to 4294967295)";
+    alone("auto", &[("RANK", "many"), ("LOCAL_RANK", "2"), ("EXPECTED", why)]);
     let variables = [("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")];
     alone("auto of one", &variables);
 }

@@ -441,8 +441,9 @@ impl Gpu {
         // Whatever was latched meanwhile, by another thread: nothing may be on its way into `to` when this returns.
         // SAFETY: no preconditions.
         let waited = self.check("cuStreamSynchronize", unsafe { (self.driver.symbols.stream_synchronize)(stream) });
-        if waited.is_err() {
-            // SAFETY: no preconditions beside the current context. A context that fails here runs nothing any more.
+        if waited.is_err() && !self.is_broken() {
+            // A context that broke runs nothing any more.
+            // SAFETY: no preconditions beside the current context.
             let _ = self.check("cuCtxSynchronize", unsafe { (self.driver.symbols.ctx_synchronize)() });
         }
         waited
