@@ -342,10 +342,7 @@ fn what_cannot_be_finished_is_an_error_of_build_that_names_the_field() {
                 "field `image` is finished twice",
             ),
             (|builder| builder.finish("label", Finish::to(DType::F32)), "field `label` cannot be finished"),
-            (
-                |builder| builder.finish("image", Finish::to(DType::I32)),
-                "`image` cannot be finished: it can become",
-            ),
+            (|builder| builder.finish("image", Finish::to(DType::I32)), "`image` cannot be finished: it can become"),
             (|builder| builder.finish("image", Finish::to(DType::F32).flip(2.0)), "probability of a flip is 2"),
             (
                 |builder| builder.finish("image", Finish::to(DType::F32).mean_std(&[0.5; 2], &[1.0; 2])),
