@@ -5,6 +5,7 @@
 
 use crate::args::Given;
 use crate::measure::Tally;
+use crate::text::bytes;
 use crate::workload::Benchmark;
 use feedline::Report;
 use feedline::dataset::Dataset;
@@ -21,6 +22,9 @@ pub struct Answer {
     pub pass: Option<bool>,
     pub gpu_idle_pct: Option<f64>,
     pub starved_pct: f64,
+    /// Idle time that is not the loader's doing. On the host: steps that ended later than they should. On a GPU: an upper bound
+    /// of what the host's own delays cost.
+    pub late_pct: Option<f64>,
     pub cause: Cause,
     pub also: Option<Cause>,
     pub strength: &'static str,
@@ -95,13 +99,15 @@ impl Answer {
         let (items_per_s, bytes_per_s) = tally.rates();
         let au = tally.stretch.utilisation(given.step);
         let target = given.benchmark.map(|benchmark| benchmark.au_target);
+        let gpu = gpu_idle(&snapshot);
         let (strength, strength_why) = strength(&verdict.strength);
         Self {
             au,
             au_target: target,
             pass: au.zip(target).map(|(au, target)| au >= target),
-            gpu_idle_pct: gpu_idle(&snapshot).or(au.map(|au| 1.0 - au)).map(|share| 100.0 * share),
+            gpu_idle_pct: gpu.map(|(idle, _)| idle).or(au.map(|au| 1.0 - au)).map(|share| 100.0 * share),
             starved_pct: 100.0 * verdict.starved_share,
+            late_pct: gpu.map(|(_, late)| late).or(au.and_then(|_| late(tally))).map(|share| 100.0 * share),
             cause: verdict.cause,
             also: verdict.also,
             strength,
@@ -145,12 +151,18 @@ fn strength(strength: &Strength) -> (&'static str, Option<String>) {
     }
 }
 
-/// Of a GPU, by events on its stream: the share of the steady time in which it had nothing to do, scaled from the steps that
-/// were measured to all.
-fn gpu_idle(snapshot: &Snapshot) -> Option<f64> {
+/// Of a GPU, by events on its stream: the share of the steady time in which it had nothing to do, and of that the part before
+/// the next batch was asked for. Scaled from the steps that were measured to all.
+fn gpu_idle(snapshot: &Snapshot) -> Option<(f64, f64)> {
     let gpu = snapshot.consumer.gpu.as_ref().filter(|gpu| gpu.steps > 0 && snapshot.steady_ns > 0)?;
     let all = (snapshot.consumer.batches as f64 / gpu.steps as f64).max(1.0);
-    Some(((gpu.starved_ns + gpu.host_late_ns) as f64 * all / snapshot.steady_ns as f64).min(1.0))
+    let share = |ns: u64| (ns as f64 * all / snapshot.steady_ns as f64).min(1.0);
+    Some((share(gpu.starved_ns.saturating_add(gpu.host_late_ns)), share(gpu.host_late_ns)))
+}
+
+fn late(tally: &Tally) -> Option<f64> {
+    let late = tally.stretch.late_s.filter(|_| tally.stretch.seconds > 0.0)?;
+    Some((late / tally.stretch.seconds).min(1.0))
 }
 
 impl From<&StageLoad> for Stage {
@@ -218,14 +230,12 @@ impl Data {
 
     /// What is to be known before a figure is taken for that of storage.
     pub fn warnings(&self) -> Vec<String> {
-        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
         let mut all = Vec::new();
         if let Some(memory) = self.memory.filter(|memory| self.bytes > 0 && self.bytes <= *memory) {
             all.push(format!(
-                "the data ({:.1} GiB) fits into memory ({:.1} GiB are free): once it was read it may come from there; \
-                 --direct on reads past the page cache",
-                gib(self.bytes),
-                gib(memory)
+                "the data fits into memory ({} are free): what was read once may come from there; --direct on reads past the \
+                 page cache",
+                bytes(memory)
             ));
         }
         if let Ok(cached) = self.cached.as_ref().map(|cached| cached.share).map_err(|_| ())
@@ -260,9 +270,19 @@ pub fn notes(given: &Given, tally: &Tally, data: &Data, per_epoch: u64) -> Vec<S
     if tally.interrupted {
         notes.push("the run was interrupted: figures are of what was taken until then".into());
     }
+    if let Some(late) = late(tally).filter(|late| !given.step.is_zero() && *late >= 0.01) {
+        let step = given.step.as_secs_f64();
+        notes.push(format!(
+            "steps took {:.2} ms, not {:.2}, on average, as the cores were busy when they ended: {:.1} % of the time, which a GPU would \
+             not have lost",
+            1e3 * (step + tally.stretch.late_s.unwrap_or_default() / tally.stretch.steps.max(1) as f64),
+            1e3 * step,
+            100.0 * late
+        ));
+    }
     let epochs = tally.batches as f64 / per_epoch.max(1) as f64;
     if epochs > 1.5 {
-        notes.push(format!("the data was read {epochs:.1} times"));
+        notes.push(format!("the data was read {epochs:.0} times"));
     }
     notes
 }

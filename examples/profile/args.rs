@@ -47,7 +47,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR", conflicts_with = "path", help_heading = RUN)]
     pub generate: Option<PathBuf>,
     /// How much of it [default: 1024]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 24), requires = "generate", help_heading = RUN)]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 24), requires = "generate", conflicts_with = "path", help_heading = RUN)]
     pub generate_mib: Option<u64>,
     /// Say what so many decode workers would give; may be repeated
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = OUT)]
@@ -75,9 +75,10 @@ What the figures mean:
   AU          accelerator utilisation, as in MLPerf Storage: time of the steps / time from the end of the first step to
               the end of the last one. The first step, and the wait for its batch, do not count.
   gpu idle    on the host, where the step is emulated by a wait: all of that time but the steps, 1 - AU. On a GPU: the
-              share of the steady time in which its stream had nothing to do, by events on it (starved, and an upper
-              bound of what the program's own delays cost).
-  starved     the share of the steady time in which no batch was ready.
+              share of the steady time in which its stream had nothing to do, by events on it: starved and late.
+  starved     the share of the steady time in which no batch was ready: the loader's doing.
+  late        on the host: waits that ended later than they should, as the cores were busy. On a GPU: an upper bound of
+              what delays of the program cost.
 
 A workload of MLPerf Storage is an emulation of what that benchmark asks of storage, for one accelerator in this
 process. It is no submission: those have rules for the size of the data, the memory, and the number of clients.
@@ -113,7 +114,7 @@ impl Given {
         Self::from(std::env::args_os()).unwrap_or_else(|error| error.exit())
     }
 
-    fn from(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Self, clap::Error> {
+    pub fn from(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Self, clap::Error> {
         let mut command = command();
         let matches = command.try_get_matches_from_mut(words)?;
         let args = Args::from_arg_matches(&matches)?;
@@ -214,4 +215,105 @@ fn command() -> Command {
         .mut_arg("path", |arg| {
             arg.required(false).required_unless_present("generate").default_value(".").hide_default_value(true)
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Given, String> {
+        let words = std::iter::once("profile").chain(line.split_whitespace());
+        Given::from(words).map_err(|error| {
+            assert_eq!(error.exit_code(), 2, "{line}");
+            error.to_string()
+        })
+    }
+
+    #[test]
+    fn a_workload_sets_source_batch_and_step() {
+        let given = parse("--workload resnet50 --accelerator h100 --path data").unwrap();
+        let (args, benchmark) = (&given.args, given.benchmark.unwrap());
+        assert_eq!((args.source.source, args.settings.batch), (Source::Tfrecord, 400));
+        assert_eq!((given.step, benchmark.au_target), (Duration::from_millis(224), 0.9));
+        assert!(given.deviations.is_empty() && !given.decode());
+        assert!(parse("--workload retinanet --accelerator b200 --path data --decode").unwrap().decode());
+    }
+
+    #[test]
+    fn what_is_said_beside_a_workload_goes_before_it_and_is_said_to_be_no_benchmark() {
+        for (more, deviation) in [
+            ("--batch 100", "the benchmark's batches are of 400, not 100"),
+            ("--source tar", "the benchmark reads tfrecord, not tar"),
+            ("--decode", "the benchmark does not decode pictures"),
+        ] {
+            let given = parse(&format!("--workload resnet50 --accelerator h100 --path data {more}")).unwrap();
+            assert_eq!(given.deviations, [deviation]);
+        }
+        let given = parse("--workload resnet50 --accelerator h100 --path data --batch 100 --source tar").unwrap();
+        assert_eq!((given.args.source.source, given.args.settings.batch), (Source::Tar, 100));
+        // The same as the benchmark's is no deviation.
+        let same = "--workload resnet50 --accelerator h100 --path data --batch 400 --source tfrecord";
+        assert!(parse(same).unwrap().deviations.is_empty());
+    }
+
+    #[test]
+    fn without_a_workload_the_step_is_what_is_said_or_none() {
+        let given = parse("--source images --path data --step-ms 1.5").unwrap();
+        assert_eq!((given.step, given.args.settings.batch), (Duration::from_micros(1500), 256));
+        assert!(given.decode() && given.benchmark.is_none());
+        assert_eq!(parse("--source images --path data").unwrap().step, Duration::ZERO);
+        assert_eq!(parse("--source images --path data --step-ms 0").unwrap().step, Duration::ZERO);
+    }
+
+    #[test]
+    fn arguments_that_make_no_sense_together_are_refused() {
+        for (line, why) in [
+            ("", "--source <SOURCE>"),
+            ("--source images", "--path <PATH>"),
+            ("--path data", "--source <SOURCE>"),
+            ("--source records --path data", "--record-bytes <RECORD_BYTES>"),
+            ("--source images --path data --generate dir", "'--path <PATH>' cannot be used with '--generate <DIR>'"),
+            ("--source images --path data --generate-mib 5", "cannot be used with"),
+            ("--source images --generate-mib 5", "--generate <DIR>"),
+            ("--workload unet3d --path data", "--accelerator <ACCELERATOR>"),
+            ("--accelerator h100 --source images --path data", "--workload <WORKLOAD>"),
+            ("--workload resnet50 --accelerator b200 --path data", "MLPerf Storage has no resnet50 for b200"),
+            ("--workload unet3d --accelerator h100 --path data --step-ms 3", "cannot be used with"),
+            ("--workload unet3d --accelerator h100 --generate dir --source tar", "leave out --source tar"),
+            ("--source images --path data --decode", "--workload <WORKLOAD>"),
+            ("--source images --path data --seconds 3 --batches 5", "cannot be used with"),
+            ("--source images --path data --seconds 3 --epochs 5", "cannot be used with"),
+            ("--source images --path data --epochs 3 --batches 5", "cannot be used with"),
+            ("--source images --path data --seconds 0", "a number of seconds above 0"),
+            ("--source images --path data --batches 0", "0 is not in"),
+            ("--source images --path data --step-ms -1", "--step-ms"),
+            ("--source images --path data --step-ms=-1", "a number of milliseconds, from 0 on"),
+            ("--source images --path data --step-ms inf", "a number of milliseconds, from 0 on"),
+            ("--source images --path data --what-if-workers 0", "0 is not in"),
+            ("--source images --path data --trace f --html f", "--trace and --html name the same file"),
+            ("--source images --path data --prometheus 70000", "70000 is not in"),
+        ] {
+            let error = parse(line).map(|_| ()).expect_err(line);
+            assert!(error.starts_with("error: ") && error.contains(why), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn data_that_is_made_has_the_samples_of_the_workload_or_of_the_source() {
+        let wanted = parse("--workload resnet50 --accelerator h100 --generate dir").unwrap().wanted();
+        assert_eq!(
+            (wanted.source, wanted.sample_bytes, wanted.samples_per_file),
+            (Source::Tfrecord, 114_660, Some(1251))
+        );
+        assert_eq!((wanted.batch, wanted.mib), (400, None));
+        let wanted = parse("--source records --record-bytes 77 --generate dir --generate-mib 9").unwrap().wanted();
+        assert_eq!((wanted.sample_bytes, wanted.samples_per_file, wanted.batch, wanted.mib), (77, None, 1, Some(9)));
+        let wanted = parse("--source tokens --token u32 --seq-len 100 --generate dir").unwrap().wanted();
+        assert_eq!((wanted.sample_bytes, wanted.token_bytes), (400, 4));
+    }
+
+    #[test]
+    fn no_two_arguments_have_one_name() {
+        command().debug_assert();
+    }
 }

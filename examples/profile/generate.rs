@@ -80,6 +80,9 @@ type Anyhow<T> = Result<T, Box<dyn Error>>;
 pub fn ensure(dir: &Path, wanted: &Wanted, quit: impl Fn() -> bool + Sync) -> Anyhow<Made> {
     let at = |error: io::Error| format!("{}: {error}", dir.display());
     let fresh = !dir.exists();
+    if !fresh && !dir.is_dir() {
+        return Err(format!("{} is no folder", dir.display()).into());
+    }
     if !fresh && let Some(made) = found(dir, wanted)? {
         return Ok(made);
     }
@@ -87,6 +90,7 @@ pub fn ensure(dir: &Path, wanted: &Wanted, quit: impl Fn() -> bool + Sync) -> An
     let content = wanted.content()?;
     fs::create_dir_all(dir).map_err(at)?;
     let result = Lock::take(dir).and_then(|lock| {
+        let _ = fs::remove_dir_all(dir.join(DATA));
         let made = room_for(dir, &marker).and_then(|()| fill(dir, wanted.source, marker, &content, quit));
         lock.release(dir, made.is_ok());
         made
@@ -262,7 +266,6 @@ fn fill(
     quit: impl Fn() -> bool + Sync,
 ) -> Anyhow<Made> {
     let data = dir.join(DATA);
-    let _ = fs::remove_dir_all(&data);
     fs::create_dir(&data).map_err(|error| format!("{}: {error}", data.display()))?;
     let ending = ending(source);
     let bar = progress(marker.samples * marker.sample_bytes);
@@ -320,4 +323,198 @@ fn progress(bytes: u64) -> ProgressBar {
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
     bar
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::folder::Folder;
+    use feedline::dataset::{Dataset, DatasetExt, Images, Npy, Npz, Records, Tar, TfRecord, Tokens};
+    use feedline::tensor::DType;
+
+    fn wanted(source: Source, sample_bytes: u64) -> Wanted {
+        Wanted { source, sample_bytes, samples_per_file: None, token_bytes: 0, batch: 1, mib: Some(1) }
+    }
+
+    fn make(dir: &Path, wanted: &Wanted) -> Result<Made, String> {
+        ensure(dir, wanted, || false).map_err(|error| error.to_string())
+    }
+
+    /// Names in a folder, sorted.
+    fn names(dir: &Path) -> Vec<String> {
+        let mut names: Vec<String> = fs::read_dir(dir)
+            .map(|entries| entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect())
+            .unwrap_or_default();
+        names.sort();
+        names
+    }
+
+    /// Every byte of every sample is read, with the checksums that the format has.
+    fn read_all(dataset: &impl Dataset) -> Vec<Vec<Vec<u8>>> {
+        (0..dataset.len()).map(|sample| dataset.read_sample(sample).unwrap()).collect()
+    }
+
+    #[test]
+    fn every_format_that_is_made_is_read_and_has_the_samples_that_were_wanted() {
+        let folder = Folder::new();
+        let data = |source, bytes| make(&folder.join(format!("{source}")), &wanted(source, bytes)).unwrap().path;
+        let records = Records::builder(10_000).open(data(Source::Records, 10_000)).unwrap();
+        assert_eq!(read_all(&records).len(), 104);
+        let tfrecord = read_all(&TfRecord::open(data(Source::Tfrecord, 10_000)).unwrap());
+        assert!(tfrecord.len() == 104 && tfrecord.iter().all(|fields| fields[0].len() == 10_000));
+        let mut tokens = wanted(Source::Tokens, 4096);
+        tokens.token_bytes = 2;
+        let path = make(&folder.join("tokens"), &tokens).unwrap().path;
+        let tokens = read_all(&Tokens::builder(DType::U16).window(2048).open(path).unwrap());
+        assert!(tokens.len() == 256 && tokens.iter().flatten().flatten().any(|byte| *byte > 0));
+        let npy = read_all(&Npy::open(data(Source::Npy, 10_000)).unwrap());
+        assert!(npy.len() == 104 && npy.iter().all(|fields| fields[0].len() == 10_000));
+        let npz = read_all(&Npz::builder().verify(true).open(data(Source::Npz, 10_000)).unwrap());
+        assert!(npz.len() == 104 && npz.iter().all(|fields| fields.len() == 2 && fields[1].len() == 8));
+        let images = read_all(&Images::open(data(Source::Images, 20_000)).unwrap());
+        assert!(images.len() == 52 && images.iter().all(|fields| fields[0].starts_with(&[0xff, 0xd8])));
+        assert_eq!(read_all(&Tar::open(data(Source::Tar, 20_000)).unwrap()).len(), 52);
+    }
+
+    #[cfg(feature = "parquet")]
+    #[test]
+    fn parquet_has_the_bytes_of_every_sample() {
+        let folder = Folder::new();
+        let mut wanted = wanted(Source::Parquet, 100_000);
+        wanted.samples_per_file = Some(4);
+        let made = make(&folder.join("parquet"), &wanted).unwrap();
+        assert_eq!(names(&made.path).len(), 3);
+        let dataset = feedline::dataset::Parquet::open(&made.path).unwrap();
+        assert_eq!(dataset.len(), 10);
+        let loader = feedline::Loader::builder(dataset).batch_size(10).build().unwrap();
+        let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
+        let mut expected = Vec::new();
+        Content::Records { bytes: 100_000 }.write(&mut expected, 0..10, |_| Ok(())).unwrap();
+        assert!(batch.field("record").unwrap().as_bytes().unwrap() == expected);
+    }
+
+    #[test]
+    fn files_have_as_many_samples_as_the_workload_says() {
+        let folder = Folder::new();
+        let mut wanted = wanted(Source::Tfrecord, 10_000);
+        wanted.samples_per_file = Some(30);
+        let made = make(&folder.join("new/deep"), &wanted).unwrap();
+        assert_eq!(
+            names(&made.path),
+            ["00000000.tfrecord", "00000001.tfrecord", "00000002.tfrecord", "00000003.tfrecord"]
+        );
+        assert_eq!(TfRecord::open(made.path.join("00000003.tfrecord")).unwrap().len(), 14);
+    }
+
+    #[test]
+    fn data_of_an_earlier_run_is_used_as_it_is() {
+        let folder = Folder::new();
+        let mut wanted = wanted(Source::Records, 1000);
+        let first = make(&folder, &wanted).unwrap();
+        let time = |made: &Made| fs::metadata(made.path.join("00000000.bin")).unwrap().modified().unwrap();
+        let written = time(&first);
+        // What was not said is as it is.
+        for mib in [Some(1), None] {
+            wanted.mib = mib;
+            let again = make(&folder, &wanted).unwrap();
+            assert!(again.before && !first.before && again.bytes == first.bytes && time(&again) == written);
+        }
+        // Indexes that a reader keeps beside the data are not data.
+        fs::write(first.path.join("00000000.fdx"), "index").unwrap();
+        assert!(make(&folder, &wanted).unwrap().before);
+    }
+
+    #[test]
+    fn other_data_than_was_asked_for_is_refused_and_stays() {
+        let folder = Folder::new();
+        let first = wanted(Source::Records, 1000);
+        let bytes = make(&folder, &first).unwrap().bytes;
+        for other in [
+            Wanted { source: Source::Tfrecord, ..first.clone() },
+            Wanted { sample_bytes: 1001, ..first.clone() },
+            Wanted { mib: Some(2), ..first.clone() },
+            Wanted { samples_per_file: Some(3), ..first.clone() },
+            Wanted { batch: 2000, ..first.clone() },
+        ] {
+            let error = make(&folder, &other).unwrap_err();
+            assert!(error.contains("holds 1048 samples of 1000 bytes (records, 1 MiB)"), "{error}");
+        }
+        assert_eq!(make(&folder, &first).unwrap().bytes, bytes);
+    }
+
+    #[test]
+    fn data_that_was_cut_or_lost_is_refused() {
+        let folder = Folder::new();
+        let mut wanted = wanted(Source::Records, 1000);
+        wanted.samples_per_file = Some(600);
+        let made = make(&folder, &wanted).unwrap();
+        let file = made.path.join("00000001.bin");
+        File::options().write(true).open(&file).unwrap().set_len(5).unwrap();
+        let error = make(&folder, &wanted).unwrap_err();
+        assert!(error.contains("was changed: 2 files of 600005 bytes, 2 of 1048000 were made"), "{error}");
+        fs::remove_file(&file).unwrap();
+        assert!(make(&folder, &wanted).unwrap_err().contains("was changed: 1 files"));
+    }
+
+    #[test]
+    fn a_folder_of_somebody_else_is_refused_and_stays() {
+        let folder = Folder::new();
+        fs::write(folder.join("thesis.tex"), "years of work").unwrap();
+        let error = make(&folder, &wanted(Source::Records, 1000)).unwrap_err();
+        assert!(error.ends_with("is not empty, and not made by --generate: name a new folder"), "{error}");
+        assert_eq!(names(&folder), ["thesis.tex"]);
+        let error = make(&folder.join("thesis.tex"), &wanted(Source::Records, 1000)).unwrap_err();
+        assert!(error.ends_with("is no folder"), "{error}");
+    }
+
+    #[test]
+    fn nothing_stays_of_data_whose_making_was_interrupted() {
+        let folder = Folder::new();
+        let (inside, wanted) = (folder.join("data"), wanted(Source::Records, 1000));
+        for dir in [&*folder, &inside] {
+            let error = ensure(dir, &wanted, || true).unwrap_err().to_string();
+            assert!(error.starts_with("interrupted"), "{error}");
+            assert_eq!(names(&folder), [""; 0]);
+        }
+    }
+
+    #[test]
+    fn what_a_killed_run_left_is_made_anew() {
+        let folder = Folder::new();
+        fs::create_dir(folder.join(DATA)).unwrap();
+        fs::write(folder.join(DATA).join("00000000.bin"), "half of it").unwrap();
+        fs::write(folder.join(PARTIAL), "").unwrap();
+        let made = make(&folder, &wanted(Source::Records, 1000)).unwrap();
+        assert!(!made.before && made.bytes == 1_048_000);
+        assert_eq!(names(&folder), [MARKER, DATA]);
+    }
+
+    #[test]
+    fn two_programs_do_not_write_to_one_folder() {
+        let folder = Folder::new();
+        let lock = Lock::take(&folder).unwrap();
+        let error = make(&folder, &wanted(Source::Records, 1000)).unwrap_err();
+        assert!(error.starts_with("another program makes data in"), "{error}");
+        lock.release(&folder, false);
+        make(&folder, &wanted(Source::Records, 1000)).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_made_leaves_no_folder() {
+        let folder = Folder::new();
+        let (megatron, too_few, too_much) = (
+            wanted(Source::Megatron, 1000),
+            Wanted { batch: 3000, ..wanted(Source::Records, 1000) },
+            Wanted { mib: Some(1 << 40), ..wanted(Source::Records, 1000) },
+        );
+        for (wanted, why) in [
+            (megatron, "--generate does not make megatron"),
+            (too_few, "1 MiB hold no batch of 3000 samples: --generate-mib 3 is the least"),
+            (too_much, "are needed: less by --generate-mib"),
+        ] {
+            let error = make(&folder.join("new"), &wanted).unwrap_err();
+            assert!(error.contains(why), "{error}");
+            assert_eq!(names(&folder), [""; 0]);
+        }
+    }
 }

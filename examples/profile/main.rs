@@ -75,7 +75,6 @@ fn run(mut given: Given) -> Anyhow<()> {
     if given.args.settings.cold {
         settings::drop_from_cache(&dataset)?;
     }
-    given.pictures = given.decode() && dataset.schema().iter().any(|field| field.encoding == Encoding::Image);
     let data = Data::of(&*dataset);
     if !given.args.json {
         say(&text::heading(&given, &dataset.describe(), &data))?;
@@ -122,7 +121,9 @@ fn open_data(given: &mut Given) -> Anyhow<Arc<dyn Dataset>> {
             args.flat = largest(&args.path);
         }
     }
-    args.open()
+    let dataset = args.open()?;
+    given.pictures = given.decode() && dataset.schema().iter().any(|field| field.encoding == Encoding::Image);
+    Ok(dataset)
 }
 
 /// Bytes of the largest file: no array of bytes in it has more elements.
@@ -228,4 +229,129 @@ fn metrics(loader: &Arc<Loader>, port: u16) -> Anyhow<Server> {
     let server = Server::loopback(port, move || export::prometheus(&[(Names::new("profile", 0), &loader.snapshot())]))?;
     tell(format_args!("http://{}/metrics", server.address()));
     Ok(server)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::folder::Folder;
+    use serde_json::Value;
+
+    /// A run with these arguments on data that is made, and its text.
+    fn profile(words: &str, folder: &Folder) -> (Value, String) {
+        let words = format!("profile --generate {} --device host {words}", folder.join("made").display());
+        let mut given = Given::from(words.split_whitespace()).unwrap();
+        make_data(&mut given).unwrap();
+        let dataset = open_data(&mut given).unwrap();
+        let data = Data::of(&*dataset);
+        let (loader, step) = build(&given, dataset).unwrap();
+        let finished = measured(&given, &loader, step, &data).unwrap();
+        (serde_json::from_str(&finished.answer.json().unwrap()).unwrap(), finished.text())
+    }
+
+    #[test]
+    fn the_json_has_every_field_with_its_type() {
+        let folder = Folder::new();
+        let (json, _) =
+            profile("--source records --record-bytes 1000 --generate-mib 1 --batch 10 --epochs 1 --step-ms 1", &folder);
+        let is = |name: &str, right: fn(&Value) -> bool| assert!(right(&json[name]), "{name} is {}", json[name]);
+        for name in
+            ["au", "gpu_idle_pct", "starved_pct", "late_pct", "items_per_s", "bytes_per_s", "step_ms", "seconds"]
+        {
+            is(name, Value::is_f64);
+        }
+        for name in ["batch", "batches", "samples"] {
+            is(name, Value::is_u64);
+        }
+        for name in ["cause", "strength", "device", "reader"] {
+            is(name, Value::is_string);
+        }
+        for name in ["evidence", "advice", "stages", "what_if", "notes"] {
+            is(name, Value::is_array);
+        }
+        for name in ["truth", "snapshot"] {
+            is(name, Value::is_object);
+        }
+        for name in ["au_target", "pass", "workload", "accelerator", "nvml"] {
+            is(name, Value::is_null);
+            assert!(json.get(name).is_some(), "{name} is missing");
+        }
+        assert_eq!((json["batches"].as_u64(), json["samples"].as_u64()), (Some(105), Some(1048)));
+        let stage = &json["stages"][0];
+        assert!(
+            stage["stage"].is_string() && stage["utilisation"].is_f64() && stage["at_least"].is_boolean(),
+            "{stage}"
+        );
+        assert!(stage["ceiling_items_per_s"].is_f64());
+        assert!(json["what_if"].as_array().unwrap().iter().all(|guess| guess["items_per_s"].is_f64()));
+    }
+
+    #[test]
+    fn the_au_is_steps_by_time_and_idle_is_the_rest() {
+        let folder = Folder::new();
+        let words = "--source records --record-bytes 1000 --generate-mib 1 --batch 10 --batches 41 --step-ms 2";
+        let (json, text) = profile(words, &folder);
+        let number = |name: &str| json[name].as_f64().unwrap();
+        let au = 40.0 * 0.002 / number("seconds");
+        assert!((number("au") - au).abs() < 1e-9 && au <= 1.0, "{au} {}", json["au"]);
+        assert!((number("gpu_idle_pct") - 100.0 * (1.0 - au)).abs() < 1e-6);
+        assert!(number("late_pct") <= number("gpu_idle_pct") + 1e-6);
+        assert!(text.contains(&format!("\nAU        {:.2} %\n", 100.0 * au)), "{text}");
+    }
+
+    #[test]
+    fn a_workload_passes_or_fails_and_says_so() {
+        let folder = Folder::new();
+        let workload = "--workload cosmoflow --accelerator a100 --generate-mib 12";
+        let (json, text) = profile(&format!("{workload} --epochs 1"), &folder);
+        let pass = json["pass"].as_bool().unwrap();
+        assert_eq!(pass, json["au"].as_f64().unwrap() >= 0.7);
+        assert!(
+            text.contains(if pass { ": PASS, 70 % are asked for" } else { ": FAIL, 70 % are asked for" }),
+            "{text}"
+        );
+        assert_eq!((json["workload"].as_str(), json["accelerator"].as_str()), (Some("cosmoflow"), Some("a100")));
+        assert_eq!(
+            (json["batch"].as_u64(), json["batches"].as_u64(), json["step_ms"].as_f64()),
+            (Some(1), Some(4), Some(5.51))
+        );
+        assert_eq!(json["notes"].to_string().matches("benchmark").count(), 0, "{}", json["notes"]);
+        let (json, text) = profile(&format!("{workload} --batch 2 --batches 1"), &folder);
+        assert!(json["pass"].is_null() && json["au"].is_null());
+        assert!(
+            text.contains("AU        not known") && json["notes"].to_string().contains("batches are of 1, not 2"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_run_without_a_step_has_no_au() {
+        let folder = Folder::new();
+        let (json, text) =
+            profile("--source records --record-bytes 1000 --generate-mib 1 --batch 10 --epochs 1", &folder);
+        assert!(json["au"].is_null() && json["gpu_idle_pct"].is_null() && !text.contains("\nAU "), "{text}");
+    }
+
+    #[test]
+    fn asked_changes_stand_beside_the_usual_ones_and_each_once() {
+        let folder = Folder::new();
+        let made = "--source records --record-bytes 1000 --generate-mib 1 --batch 10 --epochs 1 --workers 2";
+        let (json, text) =
+            profile(&format!("{made} --what-if-workers 3 --what-if-workers 4 --what-if-workers 3"), &folder);
+        let whats: Vec<&str> =
+            json["what_if"].as_array().unwrap().iter().map(|guess| guess["what"].as_str().unwrap()).collect();
+        let usual = ["workers 4 instead of 2", "storage twice as fast", "all in the page cache"];
+        assert_eq!(whats, [&usual[..], &["workers 3 instead of 2"]].concat());
+        assert!(text.contains("workers 3 instead of 2"));
+    }
+
+    #[test]
+    fn the_text_is_at_most_100_columns_wide_but_for_words_that_are_longer() {
+        let folder = Folder::new();
+        let (_, text) = profile("--source images --generate-mib 1 --batch 4 --epochs 1 --crop 32 --step-ms 1", &folder);
+        let long =
+            |line: &&str| line.chars().count() > 100 && line.split_whitespace().all(|word| word.chars().count() < 80);
+        assert_eq!(text.lines().filter(long).collect::<Vec<_>>(), [""; 0]);
+        assert!(text.contains("decoding on the GPU"), "{text}");
+    }
 }

@@ -79,11 +79,20 @@ pub fn heading(given: &Given, describe: &str, data: &Data) -> String {
         let text = if given.step.is_zero() { "none: how fast can the loader go?".into() } else { step(given) };
         page.line("step", &format!("{text}, batches of {}", settings.batch));
     }
-    page.line("data", &format!("{describe}, {:.3} GB", data.bytes as f64 / 1e9));
+    page.line("data", &format!("{describe}, {}", bytes(data.bytes)));
     for warning in data.warnings() {
         page.line("warning", &warning);
     }
     page.0
+}
+
+pub fn bytes(count: u64) -> String {
+    let count = count as f64;
+    match count {
+        1e9.. => format!("{} GB", significant(count / 1e9)),
+        1e6.. => format!("{} MB", significant(count / 1e6)),
+        _ => format!("{} kB", significant(count / 1e3)),
+    }
 }
 
 fn step(given: &Given) -> String {
@@ -126,7 +135,8 @@ fn figures(page: &mut Page, answer: &Answer) {
         page.line("AU", "not known: that takes two batches");
     }
     if let Some(idle) = answer.gpu_idle_pct {
-        page.line("gpu idle", &format!("{idle:.2} %; starved {:.2} %", answer.starved_pct));
+        let late = answer.late_pct.map_or(String::new(), |late| format!(", late {late:.2} %"));
+        page.line("gpu idle", &format!("{idle:.2} %: starved {:.2} %{late}", answer.starved_pct));
     }
     page.line(
         "rate",
