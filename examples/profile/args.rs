@@ -286,7 +286,6 @@ mod tests {
             ("--source images --path data --epochs 3 --batches 5", "cannot be used with"),
             ("--source images --path data --seconds 0", "a number of seconds above 0"),
             ("--source images --path data --batches 0", "0 is not in"),
-            ("--source images --path data --step-ms -1", "--step-ms"),
             ("--source images --path data --step-ms=-1", "a number of milliseconds, from 0 on"),
             ("--source images --path data --step-ms inf", "a number of milliseconds, from 0 on"),
             ("--source images --path data --what-if-workers 0", "0 is not in"),
