@@ -27,17 +27,19 @@ impl Origin {
 
     /// What can be said by now. `cached` bytes were copied from the page cache, `on_device` bytes read by cuFile.
     pub(super) fn truth(&self, reads: &ReadStats, cached: u64, on_device: u64) -> Truth {
-        let mut evidence = Evidence::default();
-        evidence.before = self.cached.clone();
-        evidence.moved = match &self.moved {
+        let moved = match &self.moved {
             Ok(before) => device_bytes().map(|now| now.since(before)),
             Err(why) => Err(why.clone()),
         };
-        evidence.delivered = reads.bytes_asked.saturating_add(cached).saturating_add(on_device);
-        evidence.copied = cached;
-        evidence.direct = ((reads.bytes_asked as f64 * reads.direct_share()) as u64).saturating_add(on_device);
-        evidence.direct_asked = self.direct_asked;
-        evidence.refused = reads.fallbacks;
-        judge(&evidence)
+        let direct = (reads.bytes_asked as f64 * reads.direct_share()) as u64;
+        judge(&Evidence {
+            before: self.cached.clone(),
+            moved,
+            delivered: reads.bytes_asked.saturating_add(cached).saturating_add(on_device),
+            copied: cached,
+            direct: direct.saturating_add(on_device),
+            direct_asked: self.direct_asked,
+            refused: reads.fallbacks,
+        })
     }
 }
