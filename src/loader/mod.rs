@@ -291,7 +291,8 @@ impl Loader {
     /// The last batches, one by one, how full the queues were, and what each thread did.
     pub fn timeline(&self) -> Timeline {
         let meters = &self.shared.runtime.core().meters;
-        Timeline { tracks: meters.rings.read(), ..meters.recorder.read() }
+        let stream = onward::track(&self.shared.idle);
+        Timeline { tracks: meters.rings.read().into_iter().chain(stream).collect(), ..meters.recorder.read() }
     }
 
     /// Where the bytes that were read since the loader was built came from: storage or memory. The kernel's count is of the

@@ -26,7 +26,8 @@ pub(crate) use meter::{Area, Counter, Flow, Histogram, Pool, States};
 pub use snapshot::{Consumer, Copy, Decode, GpuIdle, Level, Order, Slots, Snapshot, Storage};
 pub(crate) use timeline::Recorder;
 pub use timeline::{BatchRecord, Gauges, Timeline};
-pub(crate) use tracks::Rings;
+#[cfg_attr(not(feature = "cuda"), allow(unused_imports, reason = "of a device's streams"))]
+pub(crate) use tracks::{Ring, Rings};
 pub use tracks::{Span, Track, Work};
 pub use truth::{Basis, CacheProbe, Cached, DeviceBytes, Evidence, Truth, judge};
 pub use verdict::{Strength, Verdict};

@@ -34,6 +34,13 @@ pub struct Span {
     pub what: Work,
 }
 
+impl Track {
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "of a device's streams"))]
+    pub(crate) fn new(name: &str, spans: Vec<Span>) -> Self {
+        Self { name: name.into(), spans }
+    }
+}
+
 impl Span {
     /// A span of `what`.
     pub fn new(begin_ns: u64, end_ns: u64, what: Work) -> Self {
