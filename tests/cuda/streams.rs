@@ -511,11 +511,6 @@ fn every_step_of_the_first_stream_is_measured_and_drawn_on_a_track() {
         let names: Vec<_> = timeline.tracks.iter().map(|track| track.name.as_str()).collect();
         assert!(names.ends_with(&["copy stream", "stream of the consumer"]), "{names:?}");
         let spans = &timeline.tracks.last().unwrap().spans;
-        let of = |what: Work| {
-            spans.iter().filter(|span| span.what == what).map(|span| span.end_ns - span.begin_ns).sum::<u64>()
-        };
-        // A step that is placed anew may cut off the one before it.
-        assert!(of(Work::Starved) <= idle.starved_ns && of(Work::HostLate) <= idle.host_late_ns, "{idle:?} {spans:?}");
         assert!(spans.iter().any(|span| span.what == Work::Step), "{spans:?}");
         assert!(spans.windows(2).all(|pair| pair[0].end_ns <= pair[1].begin_ns), "{spans:?}");
         assert!(spans.iter().all(|span| span.end_ns <= loader.snapshot().at_ns), "{spans:?}");
