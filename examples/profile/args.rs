@@ -70,6 +70,10 @@ const STEP: &str = "The training step";
 const RUN: &str = "The run";
 const OUT: &str = "What is said";
 
+const USAGE: &str = "\
+profile --source SOURCE (--path PATH | --generate DIR) [--step-ms X] [OPTIONS]
+       profile --workload WORKLOAD --accelerator ACCELERATOR (--path PATH | --generate DIR) [OPTIONS]";
+
 const AFTER: &str = "\
 What the figures mean:
   AU          accelerator utilisation, as in MLPerf Storage: time of the steps / time from the end of the first step to
@@ -209,6 +213,7 @@ impl Benchmark {
 /// `--source` and `--path` are what a workload and `--generate` know.
 fn command() -> Command {
     Args::command()
+        .override_usage(USAGE)
         .mut_arg("source", |arg| {
             arg.required(false).required_unless_present("workload").default_value("images").hide_default_value(true)
         })
