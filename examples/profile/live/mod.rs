@@ -26,8 +26,8 @@
 //!
 //! - *now* is the window: its length as chosen, or back to where 8 batches were handed out (30 s at most), and says so.
 //! - Rates are of the time in which an iterator was at work, with the waits for first batches; starved and AU of the steady
-//!   time, without them. AU is batches × step ÷ steady time, a step that is under way counted as far as it has come; its mean leaves out the
-//!   first step.
+//!   time, without them. AU is batches × step ÷ steady time, a step that is under way counted as far as it has come; the
+//!   mean leaves the first step out.
 //! - *can do* is what a stage would do if nothing kept it waiting; ≥ where that is a lower bound.
 //! - A wait is counted when it ends. Until then the head says for how long no batch came.
 //!

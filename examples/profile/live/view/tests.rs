@@ -84,7 +84,7 @@ fn figures_say_now_mean_and_whether_the_target_is_met() {
         [
             "                now      mean                  now      mean",
             "samples/s     1,280     1,274  starved      25.0 %    25.0 %",
-            "GB/s          0.193     0.192  AU           75.0 %    75.0 %  target 90 % missed",
+            "GB/s          0.193     0.192  AU           75.0 %    74.9 %  target 90 % missed",
         ]
     );
     has(&screen(&minute(200, 0.3), 80, 24), &["target 90 % missed"]);
