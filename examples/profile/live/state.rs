@@ -7,7 +7,8 @@
 //! ```
 //!
 //! A wait is counted by the loader when it ends. Where it was longer than the time between two snapshots, the points before
-//! get their part of it; it cannot have been at any other time.
+//! get their part of it; it cannot have been at any other time. So do they of the samples of a batch before which none came:
+//! else a plot of large batches would show when snapshots were taken.
 
 use super::Setup;
 use feedline::profile::{Latency, Snapshot, Timeline, Verdict};
@@ -27,13 +28,21 @@ const SILENT_TIMES: f64 = 4.0;
 pub(super) const SECOND: u64 = 1_000_000_000;
 
 /// What happened between two snapshots.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Point {
     pub(super) from_ns: u64,
     pub(super) to_ns: u64,
-    pub(super) samples: u64,
+    /// Some batch came.
+    pub(super) came: bool,
+    pub(super) samples: f64,
     pub(super) starved_ns: u64,
     pub(super) steady_ns: u64,
+}
+
+impl Point {
+    pub(super) fn ns(&self) -> u64 {
+        self.to_ns.saturating_sub(self.from_ns)
+    }
 }
 
 pub(super) struct State {
@@ -155,8 +164,21 @@ impl State {
             more -= part;
         }
         self.points.push_back(point);
+        if point.came {
+            self.spread(point.samples);
+        }
         while self.points.front().is_some_and(|oldest| oldest.to_ns.saturating_add(PLOTTED_MOST) < point.to_ns) {
             self.points.pop_front();
+        }
+    }
+
+    /// Samples of the last point, over those before it in which none came.
+    fn spread(&mut self, samples: f64) {
+        let silent = self.points.iter().rev().skip(1).take_while(|point| !point.came && point.steady_ns > 0).count();
+        let part = self.points.len() - silent - 1;
+        let all: f64 = self.points.range(part..).map(|point| point.ns() as f64).sum();
+        if all > 0.0 {
+            self.points.range_mut(part..).for_each(|point| point.samples = samples * (point.ns() as f64 / all));
         }
     }
 
@@ -252,7 +274,8 @@ fn point(before: &Snapshot, after: &Snapshot) -> Point {
     Point {
         from_ns: before.at_ns,
         to_ns: after.at_ns,
-        samples: after.consumer.samples.saturating_sub(before.consumer.samples),
+        came: after.consumer.batches > before.consumer.batches,
+        samples: after.consumer.samples.saturating_sub(before.consumer.samples) as f64,
         starved_ns: starved_ns(after).saturating_sub(starved_ns(before)),
         steady_ns: after.steady_ns.saturating_sub(before.steady_ns),
     }
@@ -497,6 +520,22 @@ mod tests {
         let starved: Vec<u64> = state.points.iter().map(|point| point.starved_ns / SECOND).collect();
         // Within a second of where it was, and its length to the nanosecond.
         assert_eq!(starved, [0, 0, 0, 1, 1, 1, 1, 1, 1, 1]);
+    }
+
+    #[test]
+    fn samples_are_plotted_over_the_time_since_the_batch_before() {
+        let mut state = State::new(Setup::default());
+        for (second, steady, batches) in
+            [(0, 0, 0), (2, 0, 0), (3, 1, 1), (4, 2, 1), (5, 3, 1), (6, 4, 2), (7, 5, 3), (8, 6, 3)]
+        {
+            let mut seen = Snapshot::default();
+            (seen.at_ns, seen.steady_ns) = (second * SECOND, steady * SECOND);
+            (seen.consumer.batches, seen.consumer.samples) = (batches, batches * 30);
+            state.push(|| (seen, Timeline::default()));
+        }
+        let samples: Vec<f64> = state.points.iter().map(|point| point.samples).collect();
+        // Not over the time before the first batch.
+        assert_eq!(samples, [0.0, 30.0, 10.0, 10.0, 10.0, 30.0, 0.0]);
     }
 
     #[test]

@@ -214,17 +214,15 @@ fn plotted(shown: &Shown<'_>) -> (u64, &'static str) {
 fn binned(shown: &Shown<'_>, span: u64, columns: usize) -> (Vec<Option<f64>>, Vec<Option<f64>>) {
     let mut sums = vec![[0.0_f64; 4]; columns];
     let begin = shown.at_ns as f64 - span as f64;
-    let place = |ns: u64| ((ns as f64 - begin) / span as f64 * columns as f64).clamp(0.0, columns as f64);
-    for point in shown.points.iter().filter(|point| point.to_ns > point.from_ns) {
+    let scale = columns as f64 / span as f64;
+    let place = |ns: u64| ((ns as f64 - begin) * scale).clamp(0.0, columns as f64);
+    for point in shown.points.iter().filter(|point| point.ns() > 0) {
         let (from, to) = (place(point.from_ns), place(point.to_ns));
-        let all = (point.to_ns - point.from_ns) as f64 / span as f64 * columns as f64;
-        for (at, sum) in sums.iter_mut().enumerate().take((to.ceil() as usize).min(columns)).skip(from as usize) {
-            let part = ((at + 1) as f64).min(to) - (at as f64).max(from);
-            let add = |sum: &mut f64, amount: u64| *sum += amount as f64 * (part / all).clamp(0.0, 1.0);
-            add(&mut sum[0], point.samples);
-            add(&mut sum[1], point.to_ns - point.from_ns);
-            add(&mut sum[2], point.starved_ns);
-            add(&mut sum[3], point.steady_ns);
+        let amounts = [point.samples, point.ns() as f64, point.starved_ns as f64, point.steady_ns as f64];
+        for (at, sums) in sums.iter_mut().enumerate().take(to.ceil() as usize).skip(from as usize) {
+            let inside = ((at + 1) as f64).min(to) - (at as f64).max(from);
+            let part = (inside / (point.ns() as f64 * scale)).clamp(0.0, 1.0);
+            sums.iter_mut().zip(amounts).for_each(|(sum, amount)| *sum += amount * part);
         }
     }
     let ratio = |part: f64, whole: f64| (whole > 0.0).then(|| part / whole);

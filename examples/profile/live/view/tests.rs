@@ -175,6 +175,31 @@ fn a_memory_budget_is_marked_at_the_slots() {
 }
 
 #[test]
+fn plots_lie_at_their_times() {
+    let mut state = State::new(Setup::default());
+    // 100 samples/s for 15 s, then 50, half of the time starved.
+    for second in 0..=30 {
+        let mut seen = Snapshot::default();
+        (seen.at_ns, seen.steady_ns) = (second * SECOND, second * SECOND);
+        seen.consumer.batches = second;
+        seen.consumer.samples = 100 * second - 50 * second.saturating_sub(15);
+        seen.consumer.waited_ns = second.saturating_sub(15) * SECOND / 2;
+        state.push(|| (seen, Timeline::default()));
+    }
+    let close = |values: &[Option<f64>], wanted: f64| values.iter().all(|value| (value.unwrap() - wanted).abs() < 1e-6);
+    for columns in [2, 6, 30, 90] {
+        let (rates, shares) = binned(&state.shown(), 30 * SECOND, columns);
+        let half = columns / 2;
+        assert!(close(&rates[..half], 100.0) && close(&rates[half..], 50.0), "{rates:?}");
+        assert!(close(&shares[..half], 0.0) && close(&shares[half..], 0.5), "{shares:?}");
+    }
+    // There is nothing of before.
+    let (rates, _) = binned(&state.shown(), 60 * SECOND, 60);
+    assert!(rates[..30].iter().all(Option::is_none) && rates[30..].iter().all(Option::is_some));
+    assert_eq!(plotted(&state.shown()).1, "30 s");
+}
+
+#[test]
 fn room_goes_to_the_ranks_in_turn() {
     let lines = |count: usize| vec![Line::default(); count];
     let sections =
