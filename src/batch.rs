@@ -322,11 +322,12 @@ impl Batch {
     }
 
     /// Has the profiler remember it; `asked` and `got` by the loader's clock.
-    pub(crate) fn record(&mut self, asked_ns: u64, got_ns: u64) {
+    pub(crate) fn record(&mut self, first: bool, asked_ns: u64, got_ns: u64) {
         let ([planned_ns, read_ns, full_ns], copied_ns) = self.contents().times();
         let ticket = self.contents().ticket();
         let (epoch, batch, rows) = (ticket.epoch, ticket.batch, self.len() as u32);
-        let times = BatchRecord { planned_ns, read_ns, full_ns, copied_ns, asked_ns, got_ns, ..BatchRecord::default() };
+        let times =
+            BatchRecord { planned_ns, read_ns, full_ns, copied_ns, first, asked_ns, got_ns, ..BatchRecord::default() };
         let meters = &self.info.meters;
         self.recorded = Some(meters.recorder.note(BatchRecord { epoch, batch, rows, ..times }, meters.gauges(got_ns)));
     }

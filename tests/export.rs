@@ -5,12 +5,16 @@
 #[path = "common/synthetic.rs"]
 mod synthetic;
 
+use feedline::Loader;
+use feedline::dataset::Records;
+use feedline::profile::Work;
 use feedline::profile::export::{Names, Server, html, prometheus, trace};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 use synthetic::{MACHINES, Machine, measured};
 
 fn page(machine: &Machine, batches: usize) -> String {
@@ -120,4 +124,31 @@ fn a_browser_has_nothing_to_complain_about() {
     // It would be seen: the page's own policy forbids this, and the browser says so.
     let broken = shown.replace("</body>", "<script>document.title = 1</script><img src=\"file:///x.png\"/></body>");
     assert!(!console(browser, &written("broken", &broken)).is_empty());
+}
+
+#[test]
+fn a_trace_of_a_run_has_a_track_for_each_thread_and_their_times_are_those_of_the_snapshot() {
+    let records = Records::builder(64).open_bytes(vec![7; 64 << 6]).unwrap();
+    let builder = Loader::builder(records).batch_size(8).workers(2).map(|row, _| {
+        std::thread::sleep(Duration::from_millis(2));
+        row.bytes_mut(0)[0] ^= 1;
+        Ok(())
+    });
+    let loader = builder.build().unwrap();
+    assert_eq!(loader.epoch(0).unwrap().map(Result::unwrap).count(), 8);
+    let (snapshot, timeline) = (loader.snapshot(), loader.timeline());
+    let names: Vec<&str> = timeline.tracks.iter().map(|track| track.name.as_str()).collect();
+    assert_eq!(names, ["planner and reads", "decode worker 0", "decode worker 1"]);
+    assert_eq!(timeline.batches.iter().filter(|record| record.first).count(), 1);
+    assert!(timeline.batches[0].first);
+    let done = timeline.tracks[1..].iter().flat_map(|track| &track.spans);
+    let ns: u64 = done.clone().map(|span| span.end_ns - span.begin_ns).sum();
+    // 64 rows of 2 ms at least; the spans leave out nothing but what they say.
+    assert!(ns >= 128_000_000 && done.clone().all(|span| span.what == Work::LookUp && span.end_ns <= snapshot.at_ns));
+    let trace: Value = serde_json::from_str(&trace(&timeline, &snapshot, Names::new("train", 0))).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    for name in names {
+        assert!(events.iter().any(|event| event["ph"] == "M" && event["args"]["name"] == name), "{name}");
+    }
+    assert_eq!(events.iter().filter(|event| event["name"] == "look up").count(), done.count());
 }

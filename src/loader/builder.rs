@@ -1,6 +1,7 @@
 //! Settings of a loader, and how `build` turns them into threads and memory.
 
 use super::onward::{Idle, Onward, Ways, idle_meter};
+use super::origin::Origin;
 use super::{JobMaker, Loader, Place, Shared, config};
 use crate::batch::{BatchInfo, Contents};
 use crate::dataset::{self, Dataset};
@@ -394,6 +395,7 @@ impl LoaderBuilder {
         let place = placing.placement();
         let opened = self.open_reader(place)?;
         let dataset = self.dataset;
+        let origin = Origin::now(dataset.sources(), self.reader.direct);
         // The cache is asked first also where it has no room: then what is missing is read past it.
         let cached = opened.cache.is_some() && !opened.choice.direct;
         let mut ways = Ways::new(&self.device, self.gds, self.cufile, &*dataset, cached);
@@ -431,8 +433,8 @@ impl LoaderBuilder {
         let demand = Demand { slots, budget, device_batches, device_bytes, direct_threads, ..demand };
         let (plan, lease) = plan(demand, self.shared_budget.as_ref())?;
         let spec = recipe.spec.clone();
-        let meters = Arc::new(Meters::new(self.clock, workers));
-        let idle = idle_meter(&self.device)?;
+        let meters = Arc::new(Meters::new(self.clock, workers, !on_host));
+        let idle = idle_meter(&self.device, &meters.clock)?;
         let info = BatchInfo {
             keep: recipe.keep.clone(),
             most: if on_host { plan.slots } else { device_batches },
@@ -478,6 +480,7 @@ impl LoaderBuilder {
             jobs,
             whole,
             planned_amplification: first.order.amplification(&whole),
+            origin,
             settings: Settings {
                 depth: depth as u32,
                 workers: workers as u32,

@@ -318,7 +318,7 @@ impl Epoch {
             meters.waits.record(waited);
         }
         if now > 0 {
-            batch.record(asked, now);
+            batch.record(self.delivered == 0, asked, now);
         }
         meters.batches.add(1);
         meters.samples.add(batch.valid() as u64);

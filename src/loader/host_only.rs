@@ -9,7 +9,7 @@ use crate::pipeline::recipe::{DirectField, Draft, Recipe};
 use crate::pipeline::route::{self, Around, Asked};
 use crate::pipeline::runtime::Runtime;
 use crate::pipeline::{Core, FieldRoute, Gds, ToDevice};
-use crate::profile::{DirectReads, GpuIdle, Meters};
+use crate::profile::{Clock, DirectReads, GpuIdle, Meters, Track};
 use crate::tensor::Layout;
 use crossbeam_channel::Sender;
 use std::convert::Infallible;
@@ -28,13 +28,17 @@ pub(super) fn direct_reads(_: &Direct, _: &Meters) -> Option<DirectReads> {
 #[derive(Clone)]
 pub(super) struct Idle(#[allow(dead_code, reason = "nobody has one")] Arc<Infallible>);
 
-pub(super) fn idle_meter(_: &Device) -> Result<Option<Idle>> {
+pub(super) fn idle_meter(_: &Device, _: &Clock) -> Result<Option<Idle>> {
     Ok(None)
 }
 
 pub(super) fn asked(_: &Option<Idle>) {}
 
 pub(super) fn gpu_idle(_: &Option<Idle>) -> Option<GpuIdle> {
+    None
+}
+
+pub(super) fn track(_: &Option<Idle>) -> Option<Track> {
     None
 }
 

@@ -6,6 +6,7 @@ mod ceiling;
 mod epoch;
 #[cfg_attr(not(feature = "cuda"), path = "host_only.rs")]
 mod onward;
+mod origin;
 mod resume;
 #[cfg(test)]
 mod scenarios;
@@ -22,7 +23,7 @@ use crate::order::{Batches, ChunkStarts, LastBatch, Order, Shard};
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::work::panicked;
 use crate::pipeline::{FieldRoute, Job, MemoryPlan};
-use crate::profile::{Report, Settings, Snapshot, Timeline};
+use crate::profile::{Report, Settings, Snapshot, Timeline, Truth, Verdict};
 use crate::read::{self, Choice, PageCache};
 use crate::state::{Cursor, State};
 use crate::stop::Stop;
@@ -98,6 +99,8 @@ struct Shared {
     whole: Batches,
     /// Samples of opened chunks per sample over all ranks, for datasets in chunks.
     planned_amplification: Option<f64>,
+    /// For telling where the bytes came from.
+    origin: origin::Origin,
     /// What a snapshot says that meters do not know.
     settings: Settings,
     /// On a GPU: how long the consumer's stream is idle.
@@ -285,9 +288,17 @@ impl Loader {
         self.shared.snapshot()
     }
 
-    /// The last batches, one by one, and how full the queues were.
+    /// The last batches, one by one, how full the queues were, and what each thread did.
     pub fn timeline(&self) -> Timeline {
-        self.shared.runtime.core().meters.recorder.read()
+        let meters = &self.shared.runtime.core().meters;
+        let stream = onward::track(&self.shared.idle);
+        Timeline { tracks: meters.rings.read().into_iter().chain(stream).collect(), ..meters.recorder.read() }
+    }
+
+    /// Where the bytes that were read since the loader was built came from: storage or memory. The kernel's count is of the
+    /// whole process. See [`profile::judge`](crate::profile::judge).
+    pub fn truth(&self) -> Truth {
+        self.shared.truth()
     }
 
     /// What happened so far; may be asked at any time.
@@ -351,6 +362,11 @@ impl Shared {
         snapshot
     }
 
+    fn truth(&self) -> Truth {
+        let meters = &self.runtime.core().meters;
+        self.origin.truth(&meters.reads(), meters.cached_bytes.get(), meters.device.direct_bytes.get())
+    }
+
     fn report(&self) -> Report {
         let core = self.runtime.core();
         let meters = &core.meters;
@@ -378,6 +394,8 @@ impl Shared {
             copies: (self.info.device.kind() != DeviceKind::Host).then(|| meters.device.copies()),
             routes: self.routes.clone(),
             direct: onward::direct_reads(&self.direct, meters),
+            truth: self.truth(),
+            verdict: Verdict::of(&self.snapshot()),
             plan: self.plan.clone(),
             leaked: read::leaked() + runtime::abandoned() + crate::device::leaked(),
         }

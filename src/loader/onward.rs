@@ -17,7 +17,7 @@ use crate::pipeline::route::{self, Around, Asked, Route};
 use crate::pipeline::runtime::Runtime;
 use crate::pipeline::{Core, FieldRoute, Gds, ToDevice};
 use crate::pipeline::{direct, transfer::Transfer};
-use crate::profile::{DirectReads, GpuIdle};
+use crate::profile::{Clock, DirectReads, GpuIdle, Track};
 use crate::read::{self, Sources};
 use crate::tensor::{Layout, PAGE};
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -71,8 +71,13 @@ impl Counted {
 pub(super) type Idle = Arc<IdleMeter>;
 
 /// The meter of a GPU's idle time, if there is a GPU.
-pub(super) fn idle_meter(device: &Device) -> Result<Option<Idle>> {
-    device.gpu().map(|gpu| IdleMeter::new(gpu).map(Arc::new)).transpose()
+pub(super) fn idle_meter(device: &Device, clock: &Clock) -> Result<Option<Idle>> {
+    device.gpu().map(|gpu| IdleMeter::new(gpu, clock.clone()).map(Arc::new)).transpose()
+}
+
+/// What the consumer's stream did last.
+pub(super) fn track(idle: &Option<Idle>) -> Option<Track> {
+    idle.as_ref().map(|idle| idle.track())
 }
 
 /// `next()` was entered.

@@ -8,7 +8,7 @@ use crate::dataset::{Part, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{FreeSlot, IoBuf, RingSpan, Rows, Ticket};
-use crate::profile::{Stay, planner};
+use crate::profile::{Stay, Work, planner};
 use crate::read::{Completion, Extent, ReadOp, Reader};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -181,6 +181,7 @@ impl Io {
         let _ = self.reader.register(&self.side.regions);
         let core = self.core.clone();
         let meters = &core.meters;
+        let mut woke = meters.clock.now();
         while !self.ending {
             self.now = meters.clock.now();
             meters.planner.enter(planner::BUSY, self.now);
@@ -195,10 +196,12 @@ impl Io {
                 let state = if self.lacks_slots() { planner::NO_SLOT } else { planner::WAITING };
                 meters.planner.enter(state, self.now);
             }
+            meters.rings.planner.note(woke, self.now, Work::Plan);
             // Whatever happened since rings the bell, so this returns; nothing more can be done before.
             let looks_once = self.ending || self.unplanned;
             self.reader.wait(&mut self.completions, looks_once.then_some(Duration::ZERO));
             self.now = meters.clock.now();
+            woke = self.now;
             meters.planner.enter(planner::BUSY, self.now);
             self.complete();
         }

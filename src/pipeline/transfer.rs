@@ -19,7 +19,7 @@ use crate::batch::{Contents, Reorder};
 use crate::device::cuda::copy::{Buffer, Copied, Copier};
 use crate::error::Result;
 use crate::memory::{Filled, Pool};
-use crate::profile::copying;
+use crate::profile::{Work, copying};
 use crossbeam_channel::{Receiver, Sender, never, select};
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -98,7 +98,13 @@ impl Transfer {
             let read = flights.0.iter_mut().try_for_each(|flight| self.read(flight));
             self.land_all(&mut flights.0);
             let now = core.meters.clock.now();
-            let done = |since: u64| core.meters.device.latency.record(now.saturating_sub(since));
+            let done = |since: u64| {
+                core.meters.device.latency.record(now.saturating_sub(since));
+                if let Some(ring) = &core.meters.rings.copies {
+                    // Copies are given to the stream while others are on it: there each begins when the one before ends.
+                    ring.note(since.max(ring.end()), now, Work::Copy);
+                }
+            };
             if let Err(error) = read.and(self.copier.let_go_done(done)) {
                 core.fail(error);
             }

@@ -12,6 +12,7 @@ use crate::dataset::{Chunked, Part, Parts};
 use crate::decode::{Ctx, Scratch};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{ChunkBuf, Filled, Rows};
+use crate::profile::Work;
 use crate::read::{Cached, Extent};
 use bytes::Bytes;
 use crossbeam_channel::Receiver;
@@ -249,9 +250,10 @@ fn drain(core: &Core) {
     loop {
         let mut before = meters.clock.now();
         meters.change_working(1, before);
-        while step(core, state, before) {
+        while let Some(what) = step(core, state, before) {
             let now = meters.clock.now();
             meters.work_latency.record(now.saturating_sub(before));
+            meters.rings.worked(index, before, now, what);
             before = now;
         }
         meters.change_working(-1, before);
@@ -268,8 +270,8 @@ fn drain(core: &Core) {
     }
 }
 
-/// Does one piece of work; false when there is none.
-fn step(core: &Core, state: &mut State, now: u64) -> bool {
+/// Does one piece of work, and says what it was; `None` when there is none.
+fn step(core: &Core, state: &mut State, now: u64) -> Option<Work> {
     let meters = &core.meters;
     // An entry of many rows leaves the queue with its last ones.
     let took = |rows: u64, left: bool| {
@@ -280,22 +282,26 @@ fn step(core: &Core, state: &mut State, now: u64) -> bool {
     };
     if let Some(slot) = core.work.maps.as_ref().and_then(|maps| maps.try_recv().ok()) {
         map_batch(core, state, slot);
+        Some(Work::MapBatch)
     } else if let Some(((job, rows, held), left)) = core.work.take_gather() {
         took(rows.len().into(), left);
         gather_rows(core, &job, rows, &held, state);
+        Some(Work::Gather)
     } else if let Some(opening) = core.work.openings.pop() {
         took(0, true);
         open(core, opening, state);
+        Some(Work::Open)
     } else if let Some(((job, rows), left)) = core.work.take_lookup() {
         took(rows.len().into(), left);
         look_up_rows(core, &job, rows, state);
+        Some(Work::LookUp)
     } else if let Some(pending) = core.work.decodes.pop() {
         took(1, true);
         decode_pending(core, pending, state);
+        Some(Work::Decode)
     } else {
-        return false;
+        None
     }
-    true
 }
 
 /// Rows that are copied from memory at a time: their ids are kept that long.

@@ -34,8 +34,11 @@ use std::fmt;
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Cause {
-    /// Not starved: the consumer's own work takes the time. As a stage: the consumer.
+    /// Not starved: the consumer's own work takes the time.
     NotStarved,
+    /// The consumer's own work, although it waits now and then: for nothing that is slower than itself. Also the consumer as
+    /// a stage.
+    Consumer,
     /// Reads from storage.
     Storage,
     /// Decode workers: decoding, transforms, copies from memory and the page cache.
@@ -55,7 +58,7 @@ pub enum Cause {
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::NotStarved => "the consumer",
+            Self::NotStarved | Self::Consumer => "the consumer",
             Self::Storage => "storage",
             Self::Decode => "decode",
             Self::Copy => "copies to the device",
@@ -71,7 +74,7 @@ impl fmt::Display for Cause {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct StageLoad {
-    /// Which; the consumer is [`Cause::NotStarved`].
+    /// Which; the consumer is [`Cause::Consumer`].
     pub stage: Cause,
     /// Share of its time that its work took: 0 … 1.
     pub utilisation: f64,
@@ -171,7 +174,7 @@ impl Loads {
 
     pub(super) fn load(&self, stage: Cause) -> f64 {
         match stage {
-            Cause::NotStarved => self.consumer(),
+            Cause::Consumer => self.consumer(),
             Cause::Copy => self.copy,
             Cause::Decode => self.decode,
             Cause::Storage => self.storage,
@@ -208,7 +211,7 @@ impl Loads {
 }
 
 /// From the consumer upstream.
-pub(super) const STAGES: [Cause; 5] = [Cause::NotStarved, Cause::Copy, Cause::Decode, Cause::Storage, Cause::Order];
+pub(super) const STAGES: [Cause; 5] = [Cause::Consumer, Cause::Copy, Cause::Decode, Cause::Storage, Cause::Order];
 
 /// Reads count as filling the depth from this share of it on.
 pub(super) const FILLED: f64 = 0.9;

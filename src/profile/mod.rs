@@ -12,12 +12,13 @@ mod report;
 mod simulator;
 mod snapshot;
 mod timeline;
+mod tracks;
 mod truth;
 mod verdict;
 mod whatif;
 
 pub use load::{Cause, StageLoad};
-pub use report::{Bound, Copies, DirectReads, Report};
+pub use report::{Copies, DirectReads, Report};
 
 pub(crate) use clock::Clock;
 pub use meter::Latency;
@@ -25,6 +26,9 @@ pub(crate) use meter::{Area, Counter, Flow, Histogram, Pool, States};
 pub use snapshot::{Consumer, Copy, Decode, GpuIdle, Level, Order, Slots, Snapshot, Storage};
 pub(crate) use timeline::Recorder;
 pub use timeline::{BatchRecord, Gauges, Timeline};
+#[cfg_attr(not(feature = "cuda"), allow(unused_imports, reason = "of a device's streams"))]
+pub(crate) use tracks::{Ring, Rings};
+pub use tracks::{Span, Track, Work};
 pub use truth::{Basis, CacheProbe, Cached, DeviceBytes, Evidence, Truth, judge};
 pub use verdict::{Strength, Verdict};
 pub use whatif::{Change, Prediction, WhatIf};
@@ -82,6 +86,7 @@ pub(crate) struct Meters {
     pub(crate) worked: Counter,
     pub(crate) slots: SlotMeters,
     pub(crate) recorder: Recorder,
+    pub(crate) rings: Rings,
     /// Chunks opened, and the samples in them.
     pub(crate) chunks: Counter,
     pub(crate) chunk_rows: Counter,
@@ -228,7 +233,7 @@ impl DeviceMeters {
 }
 
 impl Meters {
-    pub(crate) fn new(clock: Clock, workers: usize) -> Self {
+    pub(crate) fn new(clock: Clock, workers: usize, on_device: bool) -> Self {
         Self {
             clock,
             batches: Counter::default(),
@@ -249,6 +254,7 @@ impl Meters {
             worked: Counter::default(),
             slots: SlotMeters::default(),
             recorder: Recorder::default(),
+            rings: Rings::new(workers, on_device),
             chunks: Counter::default(),
             chunk_rows: Counter::default(),
             device: DeviceMeters::default(),
@@ -306,7 +312,6 @@ impl Meters {
         let (working_ns, starved_ns, ahead_ns) = self.pool.read(now);
         let reads = self.reads();
         let slots = |stay| self.slots.total_ns(stay, now);
-        let direct_share = reads.direct_reads as f64 / (reads.direct_reads + reads.buffered_reads).max(1) as f64;
         Snapshot {
             at_ns: now,
             // Differences of snapshots are wanted.
@@ -330,7 +335,7 @@ impl Meters {
                 levels,
                 reads: reads.ops,
                 bytes: reads.bytes_moved.max(reads.bytes_asked),
-                direct_bytes: (reads.bytes_moved.max(reads.bytes_asked) as f64 * direct_share) as u64,
+                direct_bytes: (reads.bytes_moved.max(reads.bytes_asked) as f64 * reads.direct_share()) as u64,
                 cached_bytes: self.cached_bytes.get(),
                 retries: reads.retries + reads.short_reads,
                 latency: self.read_latency.read(),

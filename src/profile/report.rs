@@ -1,5 +1,6 @@
 //! The report: a snapshot of the counters, and what they say. Pure.
 
+use super::{Truth, Verdict};
 use crate::pipeline::{FieldRoute, MemoryPlan};
 use crate::read::{Choice, ReadStats};
 use std::fmt;
@@ -52,6 +53,10 @@ pub struct Report {
     pub routes: Vec<FieldRoute>,
     /// What was read directly into the device's memory, if some field is.
     pub direct: Option<DirectReads>,
+    /// Where the bytes came from: storage or memory.
+    pub truth: Truth,
+    /// What limits the loader, and what to change.
+    pub verdict: Verdict,
     /// The memory.
     pub plan: MemoryPlan,
     /// Things that the kernel or a device may still use, left behind in this process.
@@ -114,32 +119,6 @@ impl fmt::Display for DirectReads {
     }
 }
 
-/// What limits the loader, as far as the counters tell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Bound {
-    /// Too few batches to say.
-    Unknown,
-    /// The user's own code takes the time; the loader is ahead.
-    Consumer,
-    /// Decode workers are busy while the consumer waits.
-    Decode,
-    /// Workers are idle while the consumer waits for what is being read.
-    Storage,
-    /// Workers are idle while the consumer waits, and next to nothing is read: handing over many small samples or
-    /// batches takes the time.
-    HandOver,
-}
-
-/// Batches below which a verdict would be a guess.
-const BATCHES_LEAST: u64 = 4;
-/// The consumer counts as fed when it waits less than this share of its time.
-const FED: f64 = 0.02;
-/// Reads count as next to nothing below one for so many samples, and a byte for so many.
-const LITTLE: u64 = 50;
-/// Workers count as busy from this share of their time.
-const BUSY: f64 = 0.8;
-
 impl Report {
     /// Time of the iterators after their first batches.
     pub fn steady(&self) -> Duration {
@@ -156,42 +135,11 @@ impl Report {
         share(self.decode_busy, (self.steady() + self.first_batches) * self.workers.max(1) as u32).min(1.0)
     }
 
-    /// What limits the loader.
-    pub fn bound(&self) -> Bound {
-        if self.batches < BATCHES_LEAST {
-            return Bound::Unknown;
-        }
-        match (self.starved_share() < FED, self.busy_share() >= BUSY) {
-            (true, _) => Bound::Consumer,
-            (false, true) => Bound::Decode,
-            (false, false) if self.hardly_reads() => Bound::HandOver,
-            (false, false) => Bound::Storage,
-        }
-    }
-
     /// For datasets in chunks: samples in the chunks that were opened, for each that was handed out. Above 1, chunks were
     /// opened for the sake of a part of their samples: by several ranks, or again in another lane. What is open ahead of
     /// the consumer counts, so it means something from about an epoch on. Summed over ranks it is that of the whole run.
     pub fn read_amplification(&self) -> Option<f64> {
         (self.chunks.is_some() && self.samples > 0).then(|| self.chunk_samples as f64 / self.samples as f64)
-    }
-
-    /// Whether next to nothing of what was handed out was read: the page cache or memory held it.
-    fn hardly_reads(&self) -> bool {
-        let reads = &self.reads;
-        reads.ops < self.samples / LITTLE && reads.bytes_asked.max(reads.bytes_moved) < self.bytes / LITTLE
-    }
-
-    fn advice(&self) -> &'static str {
-        match self.bound() {
-            Bound::Unknown => "too few batches to say what limits",
-            Bound::Consumer => "not starved: the consumer's own work takes the time",
-            Bound::Decode => "bound by decode: more workers (if there are cores) or cheaper decoding would help",
-            Bound::Storage => "bound by storage: workers are idle while reads are on their way",
-            Bound::HandOver => {
-                "bound by handing over: workers are idle and hardly anything is read; larger batches would help"
-            }
-        }
     }
 }
 
@@ -258,6 +206,9 @@ impl fmt::Display for Report {
         writeln!(f, "workers   {} decode workers, busy {:.0} %", self.workers, 100.0 * self.busy_share())?;
         writeln!(f, "reader    {}", self.choice)?;
         writeln!(f, "storage   {}", reads_in_words(&self.reads))?;
+        if self.truth.from_device.is_some() {
+            writeln!(f, "bytes     {}", self.truth.in_short())?;
+        }
         if let Some((hits, misses)) = self.cache {
             writeln!(f, "cache     asked first: held {hits}, not held {misses}")?;
         }
@@ -284,6 +235,6 @@ impl fmt::Display for Report {
             writeln!(f, "leaked    {} things that the kernel or a device may still use", self.leaked)?;
         }
         writeln!(f, "memory\n{}", self.plan)?;
-        write!(f, "verdict   {}", self.advice())
+        write!(f, "verdict   {}", self.verdict)
     }
 }

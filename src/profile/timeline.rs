@@ -1,5 +1,6 @@
 //! What happened to each of the last batches, and how full the queues were: what traces and plots are drawn from. Pure data.
 
+use super::tracks::Track;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,6 +24,8 @@ pub struct BatchRecord {
     pub full_ns: u64,
     /// Its copy was given to the device; 0 on the host.
     pub copied_ns: u64,
+    /// It was the first of its iterator: the wait for it is not starvation.
+    pub first: bool,
     /// The consumer asked for it.
     pub asked_ns: u64,
     /// The consumer got it.
@@ -61,6 +64,9 @@ pub struct Timeline {
     pub batches: Vec<BatchRecord>,
     /// Moments, one for each batch at most.
     pub gauges: Vec<Gauges>,
+    /// What each thread of the loader did, and the streams of the device. Shorter or longer ago than the batches, as there
+    /// is room.
+    pub tracks: Vec<Track>,
     /// Batches that were forgotten to make room.
     pub forgotten: u64,
 }
@@ -68,7 +74,7 @@ pub struct Timeline {
 /// Batches and moments that are remembered: 100 KiB.
 const REMEMBERED: usize = 1024;
 /// Numbers of a [`BatchRecord`] and of [`Gauges`].
-const NUMBERS: usize = 11;
+const NUMBERS: usize = 12;
 
 /// The last batches and moments, written while everything runs: by the consumer, and for the drop of a batch by whoever
 /// drops it. No lock; a record that is being written while it is read may be of two batches, and is left out then.
@@ -139,19 +145,32 @@ impl BatchRecord {
             read_ns,
             full_ns,
             copied_ns,
+            first,
             asked_ns,
             got_ns,
             dropped_ns,
         } = *self;
-        let rows = u64::from(rows);
-        [sequence, epoch, batch, rows, planned_ns, read_ns, full_ns, copied_ns, asked_ns, got_ns, dropped_ns]
+        let (rows, first) = (u64::from(rows), u64::from(first));
+        [sequence, epoch, batch, rows, planned_ns, read_ns, full_ns, copied_ns, first, asked_ns, got_ns, dropped_ns]
     }
 
     fn of(numbers: [u64; NUMBERS]) -> Self {
-        let [sequence, epoch, batch, rows, planned_ns, read_ns, full_ns, copied_ns, asked_ns, got_ns, dropped_ns] =
-            numbers;
-        let rows = rows as u32;
-        Self { sequence, epoch, batch, rows, planned_ns, read_ns, full_ns, copied_ns, asked_ns, got_ns, dropped_ns }
+        let [sequence, epoch, batch, rows, planned_ns, read_ns, full_ns, copied_ns, first, rest @ ..] = numbers;
+        let ([asked_ns, got_ns, dropped_ns], rows, first) = (rest, rows as u32, first != 0);
+        Self {
+            sequence,
+            epoch,
+            batch,
+            rows,
+            planned_ns,
+            read_ns,
+            full_ns,
+            copied_ns,
+            first,
+            asked_ns,
+            got_ns,
+            dropped_ns,
+        }
     }
 }
 
@@ -160,7 +179,7 @@ impl Gauges {
         let Self { at_ns, in_flight, queued, working, free_slots, filling_slots, full_slots, held } = *self;
         let [a, b, c, d, e, f, g] =
             [in_flight, queued, working, free_slots, filling_slots, full_slots, held].map(u64::from);
-        [at_ns, a, b, c, d, e, f, g, 0, 0, 0]
+        [at_ns, a, b, c, d, e, f, g, 0, 0, 0, 0]
     }
 
     fn of(numbers: [u64; NUMBERS]) -> Self {

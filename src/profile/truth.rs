@@ -297,6 +297,13 @@ fn percent(share: f64) -> String {
     format!("{:.0} %", 100.0 * share)
 }
 
+impl Truth {
+    /// Without the warnings, which are for who measures storage.
+    pub(super) fn in_short(&self) -> String {
+        Self { warnings: Vec::new(), ..self.clone() }.to_string()
+    }
+}
+
 impl fmt::Display for Truth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.from_device, self.from_cache) {

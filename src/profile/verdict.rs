@@ -1,8 +1,11 @@
 //! What a loader is bound by, how sure that is, and what to do: from a snapshot. Pure.
 //!
 //! ```text
-//! starved? ──no──► not starved: the consumer
+//! starved? ──no──► not starved
 //!    │yes
+//!    ▼
+//! the consumer saturated, and no stage more loaded? ──yes──► the consumer; where slots are few, also the memory budget
+//!    │no
 //!    ▼
 //! a stage saturated that is measured exactly (copy, decode, order)? ──yes──► the one with the highest load
 //!    │no
@@ -133,7 +136,11 @@ fn decide(loads: &Loads, snapshot: &Snapshot) -> (Cause, Option<Cause>) {
         top(&others).filter(|other| loads.likely(*other) >= least).or(storage)
     };
     if loads.starved < FED {
-        return (Cause::NotStarved, near(Cause::NotStarved));
+        return (Cause::NotStarved, near(Cause::Consumer));
+    }
+    if loads.consumer() >= SATURATED && top(&STAGES) == Some(Cause::Consumer) {
+        let budget = (loads.lacks_room() >= LACKS).then_some(Cause::MemoryBudget);
+        return (Cause::Consumer, near(Cause::Consumer).or(budget));
     }
     let exact = top(&[Cause::Copy, Cause::Decode, Cause::Order]).filter(|stage| loads.load(*stage) > 0.0);
     if let Some(exact) = exact.filter(|exact| loads.load(*exact) >= SATURATED) {
@@ -151,7 +158,7 @@ fn decide(loads: &Loads, snapshot: &Snapshot) -> (Cause, Option<Cause>) {
     }
     match top(&STAGES).filter(|stage| loads.likely(*stage) >= NEAR * SATURATED) {
         most if loads.lacks_room() >= LACKS => (Cause::MemoryBudget, most),
-        Some(most) if most != Cause::NotStarved => (most, near(most)),
+        Some(most) if most != Cause::Consumer => (most, near(most)),
         _ => (Cause::HandOver, None),
     }
 }
@@ -205,7 +212,7 @@ impl Case<'_> {
         let clear = match self.cause {
             Cause::NotStarved => loads.starved < 0.5 * FED,
             Cause::Storage => !loads.at_least(Cause::Storage) && loads.storage * loads.depth_filled >= SATURATED,
-            Cause::Copy | Cause::Decode | Cause::Order => loads.load(self.cause) >= 0.9,
+            Cause::Consumer | Cause::Copy | Cause::Decode | Cause::Order => loads.load(self.cause) >= 0.9,
             Cause::MemoryBudget => loads.lacks_room() >= 2.0 * LACKS && highest < NEAR,
             _ => false,
         };
@@ -368,7 +375,7 @@ impl Case<'_> {
 
     fn advice_on(&self, cause: Cause) -> Vec<String> {
         match cause {
-            Cause::NotStarved => self.consumer_advice(),
+            Cause::NotStarved | Cause::Consumer => self.consumer_advice(),
             Cause::Storage => self.storage_advice(),
             Cause::Decode => self.decode_advice(),
             Cause::Copy => vec![
@@ -397,9 +404,7 @@ impl Case<'_> {
         let faster = self.model.with(&Change { consumer_factor: Some(1e6), ..Change::default() });
         let most = self.rate(&faster);
         let next = self.next(&faster);
-        vec![format!(
-            "The consumer's own work takes the time; with less of it the loader would give {most} samples/s{next}."
-        )]
+        vec![format!("The consumer's own work takes the time; with less of it the loader would give {most}{next}.")]
     }
 
     fn decode_advice(&self) -> Vec<String> {
@@ -418,7 +423,7 @@ impl Case<'_> {
                     .into(),
             ),
             Some((workers, then)) => all.push(format!(
-                "Decode needs {needed:.1} cores, has {}: `workers({workers})` would give {} samples/s{}.",
+                "Decode needs {needed:.1} cores, has {}: `workers({workers})` would give {}{}.",
                 decode.workers,
                 self.rate(then),
                 self.next(then)
@@ -489,7 +494,7 @@ impl Case<'_> {
         let (rate, next) = (self.rate(&cached), self.next(&cached));
         all.push(format!(
             "Faster storage (local NVMe), fewer bytes for each sample (`prepare`), or memory for the page cache: with all of it \
-             cached, {rate} samples/s{next}."
+             cached, {rate}{next}."
         ));
         if storage.direct_bytes > 0 && storage.cached_bytes == 0 {
             all.push(
@@ -525,7 +530,7 @@ impl Case<'_> {
             let more = slots.saturating_mul(2).max(2);
             let then = self.model.with(&Change { slots: Some(more), ..Change::default() });
             all.push(format!(
-                "`slots({more})`, with the `memory_budget` for it: about {} samples/s{}. Stages wait for each other with {slots}.",
+                "`slots({more})`, with the `memory_budget` for it: about {}{}. Stages wait for each other with {slots}.",
                 self.rate(&then),
                 self.next(&then)
             ));
@@ -542,7 +547,7 @@ impl Case<'_> {
     }
 
     fn rate(&self, then: &Prediction) -> String {
-        format!("{}{}", if then.at_least { "at least " } else { "" }, number(then.items_per_s))
+        format!("{} samples/s{}", number(then.items_per_s), or_more(then.at_least))
     }
 
     /// What limits then.
@@ -550,9 +555,8 @@ impl Case<'_> {
         let least = then.stages.iter().copied().min_by(|a, b| a.1.total_cmp(&b.1));
         match least.filter(|(stage, _)| *stage == then.bound_by) {
             Some((stage, ceiling)) => {
-                let least = if self.loads.at_least(stage) { "at least " } else { "" };
                 let (verb, what) = (if stage == Cause::Copy { "limit" } else { "limits" }, number(ceiling));
-                format!(", then {stage} {verb} at {least}{what}")
+                format!(", then {stage} {verb} at {what}{}", or_more(self.loads.at_least(stage)))
             }
             None => format!(", then {} limits", then.bound_by),
         }
@@ -563,6 +567,9 @@ impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.cause {
             Cause::NotStarved => write!(f, "not starved: the consumer's own work takes the time")?,
+            Cause::Consumer => {
+                write!(f, "bound by the consumer's own work, starved {:.1} %", 100.0 * self.starved_share)?
+            }
             Cause::Unknown => write!(f, "nothing known")?,
             cause => write!(f, "bound by {cause}, starved {:.1} %", 100.0 * self.starved_share)?,
         }
@@ -582,6 +589,11 @@ impl fmt::Display for Verdict {
         }
         Ok(())
     }
+}
+
+/// Behind a number that is a lower bound.
+fn or_more(at_least: bool) -> &'static str {
+    if at_least { " or more" } else { "" }
 }
 
 /// Three digits that mean something, and commas between thousands.
@@ -640,11 +652,17 @@ mod tests {
             decode_ns: of(Cause::Decode) * workers as f64 / rows as f64,
             workers,
             copy: gpu.then_some(Gpu { copy_ns: of(Cause::Copy), buffers: 3 }),
-            user_ns: of(Cause::NotStarved),
+            user_ns: of(Cause::Consumer),
             varies,
             seed: slots * 1000 + rows,
             ..Pipe::default()
         }
+    }
+
+    /// The cause and what is close to it, as stages.
+    fn said_by(verdict: &Verdict) -> [Option<Cause>; 2] {
+        let stage = |cause| if cause == Cause::NotStarved { Cause::Consumer } else { cause };
+        [Some(stage(verdict.cause)), verdict.also.map(stage)]
     }
 
     /// The slowest stage, the next one by a factor, the others far behind.
@@ -677,8 +695,6 @@ mod tests {
     fn truth(slowest: Cause, pipe: &Pipe) -> Vec<Cause> {
         let roomy = Pipe { slots: 64, copy: pipe.copy.map(|gpu| Gpu { buffers: 64, ..gpu }), ..pipe.clone() };
         match pipe.throughput() / roomy.throughput() {
-            // The consumer is the slowest, and still waits: for what only room can bridge.
-            0.9.. if slowest == Cause::NotStarved => vec![Cause::MemoryBudget, Cause::NotStarved],
             0.9.. => vec![slowest],
             ..0.75 => vec![Cause::MemoryBudget],
             _ => vec![slowest, Cause::MemoryBudget],
@@ -693,8 +709,8 @@ mod tests {
             let snapshot = pipe.run();
             let verdict = Verdict::of(&snapshot);
             let fed = verdict.starved_share < FED;
-            let said = [Some(verdict.cause), verdict.also];
-            let legal = if fed { vec![Cause::NotStarved] } else { truth(slowest, &pipe) };
+            let said = said_by(&verdict);
+            let legal = if fed { vec![Cause::Consumer] } else { truth(slowest, &pipe) };
             let row = matrix.entry(format!("{:?}", legal[0])).or_default();
             *row.entry(format!("{:?}", verdict.cause)).or_default() += 1;
             let room = legal.contains(&Cause::MemoryBudget) && said.contains(&Some(Cause::MemoryBudget));
@@ -704,7 +720,7 @@ mod tests {
                 both || room
             } else {
                 // Few slots and the latency of storage cannot be told from its limit: both are named.
-                legal.contains(&verdict.cause) || room
+                legal.iter().any(|cause| Some(*cause) == said[0]) || room
             };
             assert!(fed == (verdict.cause == Cause::NotStarved), "{verdict}");
             let stray =
@@ -738,11 +754,11 @@ mod tests {
             let [slowest, second] = [STAGES[order[0]], STAGES[order[1]]];
             let verdict = Verdict::of(&pipe.run());
             let fed = verdict.starved_share < FED;
-            let legal = if fed { vec![Cause::NotStarved] } else { truth(slowest, &pipe) };
-            let said = [Some(verdict.cause), verdict.also];
+            let legal = if fed { vec![Cause::Consumer] } else { truth(slowest, &pipe) };
+            let said = said_by(&verdict);
             let room = legal.contains(&Cause::MemoryBudget) && said.contains(&Some(Cause::MemoryBudget));
             if demands[order[0]] >= 1.2 * demands[order[1]] {
-                clear[usize::from(room || legal.contains(&verdict.cause))] += 1;
+                clear[usize::from(room || legal.iter().any(|cause| Some(*cause) == said[0]))] += 1;
             } else {
                 close[usize::from(room || [slowest, second].iter().all(|stage| said.contains(&Some(*stage))))] += 1;
             }
@@ -773,7 +789,7 @@ mod tests {
         assert_eq!((verdict.cause, verdict.also, verdict.strength.clone()), (Cause::Decode, None, Strength::Strong));
         assert_eq!(verdict.starved_share, 0.5);
         let stages: Vec<Cause> = verdict.stages.iter().map(|stage| stage.stage).collect();
-        assert_eq!(stages, [Cause::NotStarved, Cause::Decode, Cause::Storage, Cause::Order]);
+        assert_eq!(stages, [Cause::Consumer, Cause::Decode, Cause::Storage, Cause::Order]);
         let decode = &verdict.stages[1];
         assert!((decode.utilisation - 0.99).abs() < 1e-9 && (decode.ceiling_items_per_s - 1010.1).abs() < 0.1);
         assert!((decode.demand_ns_per_batch - 99e6).abs() < 1.0 && !decode.at_least);

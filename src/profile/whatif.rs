@@ -63,7 +63,7 @@ pub struct Prediction {
     pub at_least: bool,
     /// What would limit.
     pub bound_by: Cause,
-    /// The most samples per second that each stage could do, from the consumer ([`Cause::NotStarved`]) upstream. Stages that do
+    /// The most samples per second that each stage could do, from the consumer ([`Cause::Consumer`]) upstream. Stages that do
     /// nothing are not listed.
     pub stages: Vec<(Cause, f64)>,
     /// What was supposed, a sentence each.
@@ -197,7 +197,7 @@ impl WhatIf {
         let consumer = factor("A consumer", change.consumer_factor);
         self.measured().map(|(stage, load)| {
             let changed = match stage {
-                Cause::NotStarved => load / consumer,
+                Cause::Consumer => load / consumer,
                 Cause::Copy => load / copy,
                 Cause::Storage if change.cached => 0.0,
                 Cause::Storage => load / storage,
@@ -465,7 +465,7 @@ mod tests {
         let cached = model.with(&Change { cached: true, ..Change::default() });
         assert!(!stages(&cached).contains(&Cause::Storage), "{cached:?}");
         let decoded = model.with(&Change { gpu_decode: true, ..Change::default() });
-        assert!(!stages(&decoded).contains(&Cause::Decode) && decoded.bound_by == Cause::NotStarved, "{decoded:?}");
+        assert!(!stages(&decoded).contains(&Cause::Decode) && decoded.bound_by == Cause::Consumer, "{decoded:?}");
         assert!(decoded.items_per_s > 10.0 * now.items_per_s && !decoded.caveats.is_empty(), "{decoded:?}");
         for by in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             let then = model.with(&Change { storage_factor: Some(by), copy_factor: Some(by), ..Change::default() });

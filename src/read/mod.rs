@@ -184,6 +184,13 @@ pub struct ReadStats {
     pub registered_files: bool,
 }
 
+impl ReadStats {
+    /// Share of the reads that bypassed the page cache: 0 … 1.
+    pub(crate) fn direct_share(&self) -> f64 {
+        self.direct_reads as f64 / (self.direct_reads + self.buffered_reads).max(1) as f64
+    }
+}
+
 mod sealed {
     use crate::memory::Region;
     use std::sync::Arc;

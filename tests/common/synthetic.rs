@@ -153,6 +153,7 @@ fn run(machine: &Machine, batches: usize) -> Vec<BatchRecord> {
     let (mut read_free, mut decode_free, mut copy_free, mut now) = (0, 0, 0, 3_000_000);
     for at in 0..batches {
         let mut record = BatchRecord::default();
+        record.first = at == 0;
         (record.sequence, record.epoch, record.batch, record.rows) =
             (at as u64, at as u64 / 400, at as u64 % 400, ROWS);
         let slot = at.checked_sub(machine.slots).map_or(1_000_000, |before| {

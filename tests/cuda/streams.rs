@@ -6,6 +6,7 @@ use crate::standin::Session;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 use feedline::dataset::Records;
 use feedline::device::cuda::Stream;
+use feedline::profile::Work;
 use feedline::tensor::DType;
 use feedline::{Batch, Device, ErrorKind, Loader, LoaderBuilder, Order, Stage};
 use std::sync::Arc;
@@ -490,5 +491,32 @@ fn the_device_of_a_batch_is_the_one_that_was_asked_for() {
                 loader.report().to_string().contains(&format!("device    cuda:{ordinal} (Stand-in GPU, asked for)"))
             );
         }
+    });
+}
+
+#[test]
+fn every_step_of_the_first_stream_is_measured_and_drawn_on_a_track() {
+    case(late(), |_| {
+        let mut consumer = Consumer::new();
+        let loader = build(on_gpu().stream(&consumer.stream));
+        for batch in loader.epoch(0).unwrap() {
+            consumer.read(&batch.unwrap());
+            // So that its events have been reached when the next batch is asked for.
+            consumer.stream.synchronize().unwrap();
+        }
+        let (snapshot, timeline) = (loader.snapshot(), loader.timeline());
+        let idle = snapshot.consumer.gpu.unwrap();
+        // The first step has nothing before it, and the last may not be over when the iterator is.
+        assert!((10..=11).contains(&idle.steps), "{idle:?}");
+        let names: Vec<_> = timeline.tracks.iter().map(|track| track.name.as_str()).collect();
+        assert!(names.ends_with(&["copy stream", "stream of the consumer"]), "{names:?}");
+        let spans = &timeline.tracks.last().unwrap().spans;
+        assert!(spans.iter().any(|span| span.what == Work::Step), "{spans:?}");
+        assert!(spans.windows(2).all(|pair| pair[0].end_ns <= pair[1].begin_ns), "{spans:?}");
+        assert!(spans.iter().all(|span| span.end_ns <= loader.snapshot().at_ns), "{spans:?}");
+        let copies = &timeline.tracks[timeline.tracks.len() - 2].spans;
+        assert!(!copies.is_empty() && copies.iter().all(|span| span.what == Work::Copy), "{copies:?}");
+        drop(loader);
+        assert!(consumer.found() == right());
     });
 }

@@ -17,7 +17,7 @@ pub(super) enum Cause {
 impl From<profile::Cause> for Cause {
     fn from(cause: profile::Cause) -> Self {
         match cause {
-            profile::Cause::NotStarved => Self::Consumer,
+            profile::Cause::NotStarved | profile::Cause::Consumer => Self::Consumer,
             profile::Cause::Decode => Self::Decode,
             profile::Cause::Storage => Self::Storage,
             profile::Cause::Order => Self::Order,

@@ -6,16 +6,18 @@
 //!   batches, lane 1 │ batch 0 ──────────────────────│ batch 4 …     one slice a batch, its phases inside of it
 //!                   │ read │ decode │ ready │ held  │
 //!   batches, lane 2 │   batch 1 ────────────────────│
+//!   copy stream     │ copy │ copy │ …                              one track for each thread of the loader and each stream
+//!   decode worker 0 │ decode │ decode │ look up │ …
 //! counters          reads in flight, pieces queued, workers working, slots (free, filling, full, held)
 //! ```
 //!
-//! Limits: a consumer's wait is shown from `next()` on; what its GPU did is in `otherData` as sums, since the timeline has no
-//! moments of it. Slices of a track are disjoint or inside of each other; events are sorted by time. Times are microseconds
+//! Limits: a consumer's wait is shown from `next()` on. Threads remember their last thousand spans, and batches their own
+//! last thousand: the tracks may begin at different times. Slices of a track are disjoint or inside of each other; events are sorted by time. Times are microseconds
 //! with three decimals, so no nanosecond is lost.
 
 use super::Names;
-use super::way::{self, Doing, FAR, Stretch, Way};
-use crate::profile::{Gauges, Snapshot, Timeline};
+use super::way::{self, Doing, Done, FAR, Stretch, Way};
+use crate::profile::{Gauges, Snapshot, Timeline, Work};
 use serde_json::{Value, json};
 use std::cmp::Reverse;
 use std::io::{self, Write};
@@ -51,12 +53,13 @@ pub fn write_trace(out: &mut impl Write, timeline: &Timeline, snapshot: &Snapsho
     let stretches = way::consumer(timeline);
     let pid = u64::from(names.rank) + 1;
     write!(out, "{{\"displayTimeUnit\":\"ms\",\"otherData\":{},\"traceEvents\":[", about(timeline, snapshot, names))?;
-    for (at, event) in metadata(pid, lanes, names).iter().enumerate() {
+    let tracks = way::tracks(timeline);
+    for (at, event) in metadata(pid, lanes, &tracks, names).iter().enumerate() {
         write!(out, "{}\n{event}", if at > 0 { "," } else { "" })?;
     }
-    for event in events(&ways, &stretches, timeline) {
+    for event in events(&ways, &stretches, &tracks, timeline) {
         out.write_all(b",\n")?;
-        event.write(out, pid)?;
+        event.write(out, pid, lanes)?;
     }
     out.write_all(b"\n]}\n")
 }
@@ -82,7 +85,7 @@ fn about(timeline: &Timeline, snapshot: &Snapshot, names: Names<'_>) -> Value {
 }
 
 /// Names of the process and its threads, in the order in which they are shown.
-fn metadata(pid: u64, lanes: usize, names: Names<'_>) -> Vec<Value> {
+fn metadata(pid: u64, lanes: usize, tracks: &[Done<'_>], names: Names<'_>) -> Vec<Value> {
     let meta = |name: &str, tid: usize, key: &str, value: Value| json!({"ph": "M", "name": name, "pid": pid, "tid": tid, "args": {key: value}});
     let process = format!("feedline {} rank {}", names.loader, names.rank);
     let mut all = vec![
@@ -90,6 +93,7 @@ fn metadata(pid: u64, lanes: usize, names: Names<'_>) -> Vec<Value> {
         meta("process_sort_index", 0, "sort_index", names.rank.into()),
     ];
     let threads = std::iter::once("consumer".to_string()).chain((1..=lanes).map(|n| format!("batches, lane {n}")));
+    let threads = threads.chain(tracks.iter().map(|(name, _)| name.to_string()));
     for (tid, name) in (CONSUMER..).zip(threads) {
         all.push(meta("thread_name", tid, "name", name.into()));
         all.push(meta("thread_sort_index", tid, "sort_index", tid.into()));
@@ -103,15 +107,25 @@ enum Event<'a> {
     Consumer(&'a Stretch<'a>),
     Batch(&'a Way<'a>),
     Phase(&'a Way<'a>, usize),
+    /// Of the track with this number.
+    Work(usize, &'a way::Span<Work>),
     Gauges(&'a Gauges),
 }
 
 /// All of them by time; of slices that begin at once the outer first.
-fn events<'a>(ways: &'a [Way<'a>], stretches: &'a [Stretch<'a>], timeline: &'a Timeline) -> Vec<Event<'a>> {
+fn events<'a>(
+    ways: &'a [Way<'a>],
+    stretches: &'a [Stretch<'a>],
+    tracks: &'a [Done<'a>],
+    timeline: &'a Timeline,
+) -> Vec<Event<'a>> {
     let mut all: Vec<Event<'_>> = stretches.iter().map(Event::Consumer).collect();
     for way in ways {
         all.push(Event::Batch(way));
         all.extend((0..way.phases.len()).map(|phase| Event::Phase(way, phase)));
+    }
+    for (at, (_, spans)) in tracks.iter().enumerate() {
+        all.extend(spans.iter().map(|span| Event::Work(at, span)));
     }
     all.extend(timeline.gauges.iter().map(Event::Gauges));
     // Stable: a batch of one phase stands before that phase.
@@ -128,12 +142,13 @@ impl Event<'_> {
             Self::Consumer((span, _)) => (span.start, span.end),
             Self::Batch(way) => (way.start, way.end),
             Self::Phase(way, phase) => (way.phases[*phase].start, way.phases[*phase].end),
+            Self::Work(_, span) => (span.start, span.end),
             Self::Gauges(gauges) => (gauges.at_ns.min(FAR), gauges.at_ns.min(FAR)),
         }
     }
 
     /// As JSON. All text in it is ours, so nothing is escaped.
-    fn write(&self, out: &mut impl Write, pid: u64) -> io::Result<()> {
+    fn write(&self, out: &mut impl Write, pid: u64, lanes: usize) -> io::Result<()> {
         let (start, end) = self.span();
         let slice = |out: &mut dyn Write, tid: usize, name: std::fmt::Arguments<'_>| {
             write!(
@@ -159,6 +174,11 @@ impl Event<'_> {
             Self::Phase(way, phase) => {
                 slice(out, LANES + way.lane, format_args!("{}", way.phases[*phase].what.name()))?;
                 write!(out, r#","args":{{"batch":{}}}}}"#, way.record.batch)
+            }
+            Self::Work(track, span) => {
+                slice(out, LANES + lanes + track, format_args!("{}", span.what))?;
+                let colour = if span.what == Work::Starved { r#","cname":"terrible""# } else { "" };
+                write!(out, "{colour}}}")
             }
             Self::Gauges(gauges) => counters(out, pid, start, gauges),
         }
@@ -236,6 +256,7 @@ mod tests {
             sequence: batch,
             batch,
             rows: 8,
+            first: batch == 0,
             planned_ns: at(1 + shift),
             read_ns: at(4 + shift),
             full_ns: at(9 + shift),
@@ -245,7 +266,7 @@ mod tests {
             ..BatchRecord::default()
         };
         let gauges = vec![Gauges { at_ns: at(2), in_flight: 3, ..Gauges::default() }];
-        let timeline = Timeline { batches: vec![record(0, 0), record(1, 9)], gauges, forgotten: 0 };
+        let timeline = Timeline { batches: vec![record(0, 0), record(1, 9)], gauges, ..Timeline::default() };
         let trace = parsed(&timeline, Names::new("train", 1));
         let events = trace["traceEvents"].as_array().unwrap();
         let got: Vec<String> = events
@@ -302,16 +323,17 @@ mod tests {
         fn slices_are_disjoint_or_nested_and_events_sorted_whatever_the_records_say(timeline in hostile(), at_ns in any::<u64>()) {
             let snapshot = Snapshot { at_ns, ..Snapshot::default() };
             let (ways, _) = way::ways(&timeline.batches, at_ns);
-            let stretches = way::consumer(&timeline);
+            let (stretches, tracks) = (way::consumer(&timeline), way::tracks(&timeline));
             let mut last = 0;
             let mut open: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
-            for event in events(&ways, &stretches, &timeline) {
+            for event in events(&ways, &stretches, &tracks, &timeline) {
                 let (start, end) = event.span();
                 prop_assert!(start >= last && end >= start && end <= FAR);
                 last = start;
                 let track = match event {
                     Event::Consumer(_) => CONSUMER,
                     Event::Batch(way) | Event::Phase(way, _) => LANES + way.lane,
+                    Event::Work(at, _) => 1000 + at,
                     Event::Gauges(_) => continue,
                 };
                 let open = open.entry(track).or_default();

@@ -9,7 +9,7 @@
 //!
 //! Records may contradict themselves; then a phase ends no earlier than it begins, and all ends before [`FAR`].
 
-use crate::profile::{BatchRecord, Timeline};
+use crate::profile::{self, BatchRecord, Timeline, Work};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -142,14 +142,6 @@ pub(super) enum Doing {
 /// One wait, or the time before it.
 pub(super) type Stretch<'a> = (Span<Doing>, &'a BatchRecord);
 
-/// Whether `record` is the first of an iterator: the one before was handed out before this one was planned, and it does not
-/// follow that one in its epoch.
-fn begins(record: &BatchRecord, before: Option<&BatchRecord>, forgotten: u64) -> bool {
-    let Some(before) = before else { return forgotten == 0 };
-    let follows = record.epoch == before.epoch && Some(record.batch) == before.batch.checked_add(1);
-    record.planned_ns >= before.got_ns && !follows
-}
-
 /// What the consumer did, in order of time, none of it empty: each wait with the batch that it was for, each time before
 /// one with that same batch.
 pub(super) fn consumer(timeline: &Timeline) -> Vec<Stretch<'_>> {
@@ -158,12 +150,11 @@ pub(super) fn consumer(timeline: &Timeline) -> Vec<Stretch<'_>> {
     let mut stretches = Vec::with_capacity(2 * records.len());
     let mut before: Option<&BatchRecord> = None;
     for record in records {
-        let first = begins(record, before, timeline.forgotten);
         let got = record.got_ns.min(FAR);
         let asked = if record.asked_ns == 0 { got } else { record.asked_ns.min(got) };
         let since = before.map_or(asked, |before| before.got_ns.min(FAR));
         let asked = asked.max(since);
-        let (pause, wait) = if first { (Doing::Between, Doing::First) } else { (Doing::Own, Doing::Starved) };
+        let (pause, wait) = if record.first { (Doing::Between, Doing::First) } else { (Doing::Own, Doing::Starved) };
         stretches.push((Span { what: pause, start: since, end: asked }, record));
         stretches.push((Span { what: wait, start: asked, end: got }, record));
         before = Some(record);
@@ -172,10 +163,35 @@ pub(super) fn consumer(timeline: &Timeline) -> Vec<Stretch<'_>> {
     stretches
 }
 
+/// A track's name, and what was done on it.
+pub(super) type Done<'a> = (&'a str, Vec<Span<Work>>);
+
+/// What each track did, in order of time, none of it empty; of two spans one is inside of the other, or they are disjoint.
+pub(super) fn tracks(timeline: &Timeline) -> Vec<Done<'_>> {
+    timeline.tracks.iter().map(|track| (track.name.as_str(), nested(&track.spans))).collect()
+}
+
+/// A span that reaches beyond the one it begins in is cut off.
+fn nested(spans: &[profile::Span]) -> Vec<Span<Work>> {
+    let kept =
+        |span: &profile::Span| Span { what: span.what, start: span.begin_ns.min(FAR), end: span.end_ns.min(FAR) };
+    let mut all: Vec<Span<Work>> = spans.iter().map(kept).filter(|span| span.end > span.start).collect();
+    all.sort_by_key(|span| (span.start, Reverse(span.end)));
+    let mut around: Vec<u64> = Vec::new();
+    for span in &mut all {
+        while around.last().is_some_and(|end| *end <= span.start) {
+            around.pop();
+        }
+        span.end = around.last().map_or(span.end, |end| span.end.min(*end));
+        around.push(span.end);
+    }
+    all
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::profile::Gauges;
+    use crate::profile::{Gauges, Span as Noted, Track};
     use proptest::prelude::*;
 
     /// Moments as they never should be, among some that are plausible.
@@ -184,9 +200,9 @@ pub(super) mod tests {
     }
 
     prop_compose! {
-        fn any_record()(at in prop::array::uniform7(moment()), sequence in any::<u64>(), epoch in 0_u64..3, batch in moment(), rows in any::<u32>()) -> BatchRecord {
+        fn any_record()(at in prop::array::uniform7(moment()), first in any::<bool>(), sequence in any::<u64>(), epoch in 0_u64..3, batch in moment(), rows in any::<u32>()) -> BatchRecord {
             let [planned_ns, read_ns, full_ns, copied_ns, asked_ns, got_ns, dropped_ns] = at;
-            BatchRecord { sequence, epoch, batch, rows, planned_ns, read_ns, full_ns, copied_ns, asked_ns, got_ns, dropped_ns }
+            BatchRecord { sequence, epoch, batch, rows, planned_ns, read_ns, full_ns, copied_ns, first, asked_ns, got_ns, dropped_ns }
         }
     }
 
@@ -198,8 +214,22 @@ pub(super) mod tests {
     }
 
     prop_compose! {
-        pub(in crate::profile::export) fn hostile()(batches in prop::collection::vec(any_record(), 0..40), gauges in prop::collection::vec(gauges(), 0..40), forgotten in moment()) -> Timeline {
-            Timeline { batches, gauges, forgotten }
+        fn any_span()(begin_ns in moment(), end_ns in moment(), step in any::<bool>()) -> Noted {
+            Noted::new(begin_ns, end_ns, if step { Work::Step } else { Work::Decode })
+        }
+    }
+
+    prop_compose! {
+        fn track()(name in ".*", spans in prop::collection::vec(any_span(), 0..20)) -> Track {
+            let mut track = Track::default();
+            (track.name, track.spans) = (name, spans);
+            track
+        }
+    }
+
+    prop_compose! {
+        pub(in crate::profile::export) fn hostile()(tracks in prop::collection::vec(track(), 0..4), batches in prop::collection::vec(any_record(), 0..40), gauges in prop::collection::vec(gauges(), 0..40), forgotten in moment()) -> Timeline {
+            Timeline { batches, gauges, tracks, forgotten }
         }
     }
 
@@ -242,19 +272,17 @@ pub(super) mod tests {
         }
     }
 
-    fn record(planned_ns: u64, asked_ns: u64, got_ns: u64, epoch: u64, batch: u64) -> BatchRecord {
-        BatchRecord { planned_ns, asked_ns, got_ns, epoch, batch, ..BatchRecord::default() }
+    fn record(planned_ns: u64, asked_ns: u64, got_ns: u64) -> BatchRecord {
+        BatchRecord { planned_ns, asked_ns, got_ns, ..BatchRecord::default() }
     }
 
     #[test]
     fn waits_and_own_work_take_turns_and_an_iterator_s_first_wait_is_told_apart() {
         let batches = vec![
-            record(1, 10, 30, 0, 0),
-            record(2, 40, 45, 0, 1),
-            // Planned across the border of epochs: the same iterator.
-            record(41, 60, 70, 1, 0),
-            // Planned after everything else was handed out, and another epoch: a new one.
-            record(90, 95, 99, 2, 0),
+            BatchRecord { first: true, ..record(1, 10, 30) },
+            record(2, 40, 45),
+            record(41, 60, 70),
+            BatchRecord { first: true, ..record(90, 95, 99) },
         ];
         let timeline = Timeline { batches, ..Timeline::default() };
         let got: Vec<_> = consumer(&timeline)
@@ -272,6 +300,14 @@ pub(super) mod tests {
             (First, 95, 99, 90),
         ];
         assert_eq!(got, expected);
+    }
+
+    #[test]
+    fn work_inside_of_other_work_stays_there_and_what_reaches_out_is_cut_off() {
+        let spans =
+            [(5, 8), (1, 10), (12, 12), (20, 30), (25, 40)].map(|(begin, end)| Noted::new(begin, end, Work::Decode));
+        let got: Vec<_> = nested(&spans).iter().map(|span| (span.start, span.end)).collect();
+        assert_eq!(got, [(1, 10), (5, 8), (20, 30), (25, 30)]);
     }
 
     #[test]

@@ -397,7 +397,7 @@ mod tests {
     #[test]
     fn a_wait_is_split_by_what_its_batch_did() {
         let batches = vec![
-            waited(1, 2, 3, 4, 10),
+            BatchRecord { first: true, ..waited(1, 2, 3, 4, 10) },
             BatchRecord { batch: 1, ..waited(5, 30, 45, 20, 50) },
             // Planned only after it was asked for.
             BatchRecord { batch: 2, ..waited(70, 80, 81, 60, 81) },

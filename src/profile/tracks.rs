@@ -1,0 +1,259 @@
+//! What each thread of a loader did last, and when: the tracks of a trace.
+//!
+//! ```text
+//! thread ──► ring of its last spans (begin, end, what) ──► Track, when somebody asks
+//! ```
+//!
+//! One writer per ring, no lock, no allocation; three stores for a span. A span that follows the one before it after no more
+//! than [`GAP`] and is of the same work lengthens it, up to [`LONG`]: so tiny pieces of work do not push all else out, at the
+//! price that gaps so short are not shown.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What one thread, or one stream of a device, did last.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Track {
+    /// Which.
+    pub name: String,
+    /// In order of their ends; the oldest may be forgotten. A span may lie inside of the one after it.
+    pub spans: Vec<Span>,
+}
+
+/// A time in which something was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Span {
+    /// Nanoseconds since the loader was built.
+    pub begin_ns: u64,
+    /// The same.
+    pub end_ns: u64,
+    /// What.
+    pub what: Work,
+}
+
+impl Track {
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "of a device's streams"))]
+    pub(crate) fn new(name: &str, spans: Vec<Span>) -> Self {
+        Self { name: name.into(), spans }
+    }
+}
+
+impl Span {
+    /// A span of `what`.
+    pub fn new(begin_ns: u64, end_ns: u64, what: Work) -> Self {
+        Self { begin_ns, end_ns, what }
+    }
+}
+
+macro_rules! works {
+    ($($(#[doc = $doc:literal])* $name:ident = $words:literal,)*) => {
+        /// What a thread or a stream does.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[serde(rename_all = "snake_case")]
+        #[non_exhaustive]
+        pub enum Work {
+            $($(#[doc = $doc])* $name,)*
+        }
+
+        impl Work {
+            const ALL: &[Self] = &[$(Self::$name),*];
+        }
+
+        impl fmt::Display for Work {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self { $(Self::$name => $words,)* })
+            }
+        }
+    };
+}
+
+works! {
+    /// Which samples, where they lie; submitting reads and taking what they brought.
+    Plan = "plan",
+    /// Samples from memory or the page cache: copied or decoded at once.
+    LookUp = "look up",
+    /// A sample whose bytes were read.
+    Decode = "decode",
+    /// A chunk is made ready: inflated, its pages decoded.
+    Open = "open chunk",
+    /// Rows out of chunks that are open.
+    Gather = "gather rows",
+    /// `.map_batch`.
+    MapBatch = "map batch",
+    /// A batch crosses the bus.
+    Copy = "copy",
+    /// On a device's stream: from a batch's arrival to the drop of it.
+    Step = "step",
+    /// On a device's stream: nothing to do, no batch.
+    Starved = "starved",
+    /// On a device's stream: between a batch's drop and the next call of `next()`: idle, or work that followed the drop.
+    HostLate = "host late, at most",
+}
+
+impl Work {
+    fn of(number: u64) -> Option<Self> {
+        Self::ALL.get(usize::try_from(number).ok()?).copied()
+    }
+}
+
+/// Spans that a ring holds: 24 KiB.
+const SPANS: usize = 1024;
+/// Nanoseconds between two spans that are shown as one.
+const GAP: u64 = 10_000;
+/// A span is not lengthened beyond this.
+const LONG: u64 = 1_000_000;
+
+/// The last spans of one thread, which alone writes them.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    /// Begin, end, what.
+    spans: Box<[[AtomicU64; 3]]>,
+    written: AtomicU64,
+}
+
+impl Default for Ring {
+    fn default() -> Self {
+        Self { spans: (0..SPANS).map(|_| Default::default()).collect(), written: AtomicU64::new(0) }
+    }
+}
+
+impl Ring {
+    /// `what` was done; by the ring's thread. Times of 0 are those of a loader that measures nothing.
+    pub(crate) fn note(&self, begin: u64, end: u64, what: Work) {
+        if end == 0 {
+            return;
+        }
+        let written = self.written.load(Ordering::Relaxed);
+        if let Some(last) = written.checked_sub(1) {
+            let [first, last_end, last_what] = &self.spans[last as usize % SPANS];
+            let follows = begin.checked_sub(last_end.load(Ordering::Relaxed)).is_some_and(|gap| gap <= GAP);
+            let short = end.saturating_sub(first.load(Ordering::Relaxed)) <= LONG;
+            if follows && short && last_what.load(Ordering::Relaxed) == what as u64 {
+                return last_end.store(end, Ordering::Relaxed);
+            }
+        }
+        for (place, value) in self.spans[written as usize % SPANS].iter().zip([begin, end, what as u64]) {
+            place.store(value, Ordering::Relaxed);
+        }
+        // Release: who sees the number sees the span.
+        self.written.store(written + 1, Ordering::Release);
+    }
+
+    /// The end of the last span.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only copies can overlap"))]
+    pub(crate) fn end(&self) -> u64 {
+        let last = self.written.load(Ordering::Relaxed).checked_sub(1);
+        last.map_or(0, |last| self.spans[last as usize % SPANS][1].load(Ordering::Relaxed))
+    }
+
+    /// All that is remembered; spans that were overwritten meanwhile are left out.
+    pub(crate) fn read(&self) -> Vec<Span> {
+        let until = self.written.load(Ordering::Acquire);
+        let from = until.saturating_sub(SPANS as u64);
+        let numbers: Vec<[u64; 3]> = (from..until)
+            .map(|number| self.spans[number as usize % SPANS].each_ref().map(|value| value.load(Ordering::Relaxed)))
+            .collect();
+        // One that is being written now counts as overwritten, too.
+        std::sync::atomic::fence(Ordering::Acquire);
+        let kept = (self.written.load(Ordering::Relaxed) + 1).saturating_sub(SPANS as u64).max(from);
+        let spans = numbers.into_iter().skip((kept - from) as usize);
+        spans.filter_map(|[begin, end, what]| Some(Span::new(begin, end.max(begin), Work::of(what)?))).collect()
+    }
+}
+
+/// The rings of a loader's threads.
+#[derive(Debug)]
+pub(crate) struct Rings {
+    pub(crate) planner: Ring,
+    /// By index in the pool.
+    workers: Box<[Ring]>,
+    /// Copies to the device, in their order on the copy stream.
+    pub(crate) copies: Option<Ring>,
+}
+
+impl Rings {
+    pub(crate) fn new(workers: usize, copies: bool) -> Self {
+        let workers = (0..workers).map(|_| Ring::default()).collect();
+        Self { planner: Ring::default(), workers, copies: copies.then(Ring::default) }
+    }
+
+    /// A worker did something.
+    pub(crate) fn worked(&self, worker: usize, begin: u64, end: u64, what: Work) {
+        if let Some(ring) = self.workers.get(worker) {
+            ring.note(begin, end, what);
+        }
+    }
+
+    /// In the order of the data.
+    pub(crate) fn read(&self) -> Vec<Track> {
+        let track = |name: String, ring: &Ring| Track { name, spans: ring.read() };
+        let mut tracks = vec![track("planner and reads".into(), &self.planner)];
+        tracks.extend(self.workers.iter().enumerate().map(|(at, ring)| track(format!("decode worker {at}"), ring)));
+        tracks.extend(self.copies.iter().map(|ring| track("copy stream".into(), ring)));
+        tracks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn spans_that_follow_at_once_are_one_until_it_is_long() {
+        let ring = Ring::default();
+        ring.note(0, 0, Work::Decode); // measures nothing
+        for (begin, end) in [(100, 200), (200, 300), (300 + GAP, 400 + GAP)] {
+            ring.note(begin, end, Work::Decode);
+        }
+        ring.note(400 + GAP, 500 + GAP, Work::LookUp);
+        ring.note(600 + 3 * GAP, 600 + 3 * GAP + LONG, Work::LookUp);
+        ring.note(600 + 3 * GAP + LONG, 700 + 3 * GAP + LONG, Work::LookUp);
+        let got: Vec<_> = ring.read().into_iter().map(|span| (span.begin_ns, span.end_ns, span.what)).collect();
+        let expected = [
+            (100, 400 + GAP, Work::Decode),
+            (400 + GAP, 500 + GAP, Work::LookUp),
+            (600 + 3 * GAP, 600 + 3 * GAP + LONG, Work::LookUp),
+            (600 + 3 * GAP + LONG, 700 + 3 * GAP + LONG, Work::LookUp),
+        ];
+        assert_eq!(got, expected);
+        assert_eq!(ring.end(), 700 + 3 * GAP + LONG);
+    }
+
+    #[test]
+    fn the_last_spans_are_remembered() {
+        let ring = Ring::default();
+        for at in 0..3 * SPANS as u64 {
+            ring.note(at * LONG, at * LONG + 5, Work::Copy);
+        }
+        let spans = ring.read();
+        assert_eq!(spans.len(), SPANS - 1);
+        assert_eq!(spans.last().unwrap().begin_ns, (3 * SPANS as u64 - 1) * LONG);
+    }
+
+    proptest! {
+        /// Every moment of work is inside of a span of its kind, and no span is longer than it and the gaps.
+        #[test]
+        fn nothing_that_was_done_is_missing(pieces in prop::collection::vec((0..30_000_u64, 1..40_000_u64, 0..3_usize), 1..200)) {
+            let (ring, mut at, mut all) = (Ring::default(), 1, Vec::new());
+            for (pause, length, what) in pieces {
+                let span = Span::new(at + pause, at + pause + length, Work::ALL[what]);
+                ring.note(span.begin_ns, span.end_ns, span.what);
+                all.push(span);
+                at = span.end_ns;
+            }
+            let spans = ring.read();
+            for piece in &all {
+                let around = spans.iter().filter(|s| s.what == piece.what && s.begin_ns <= piece.begin_ns && piece.end_ns <= s.end_ns);
+                prop_assert_eq!(around.count(), 1);
+            }
+            for pair in spans.windows(2) {
+                prop_assert!(pair[0].end_ns <= pair[1].begin_ns);
+            }
+            prop_assert!(spans.iter().all(|s| s.end_ns - s.begin_ns <= LONG));
+        }
+    }
+}
