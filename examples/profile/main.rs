@@ -23,6 +23,7 @@ mod folder;
 mod generate;
 #[cfg(feature = "cuda")]
 mod gpu;
+mod live;
 mod measure;
 mod output;
 #[path = "../throughput/settings.rs"]
@@ -44,6 +45,7 @@ use feedline::profile::{DeviceBytes, Evidence, Snapshot, Truth, Verdict, judge};
 use feedline::read::device_bytes;
 use feedline::tensor::Encoding;
 use feedline::{LastBatch, Loader, LoaderBuilder, Report, Stop};
+use live::{Live, Setup};
 use measure::Limit;
 use output::{Output, say, tell};
 use source::Source;
@@ -175,7 +177,10 @@ fn measured(given: &Given, loader: &Arc<Loader>, step: Step, data: &Data) -> Any
     let stop = stop()?;
     let watch = Watch::start(&args.settings.device);
     let before = device_bytes();
-    let tally = measure::run(loader, step, Limit::new(args.seconds, args.batches, args.epochs), || stop.requested())?;
+    let live = args.live.then(|| dashboard(given, loader)).transpose()?;
+    let quit = || stop.requested() || live.as_ref().is_some_and(Live::quit);
+    let tally = measure::run(loader, step, Limit::new(args.seconds, args.batches, args.epochs), quit)?;
+    live.map(Live::end);
     let moved = device_bytes().and_then(|after| before.map(|before| after.since(&before)));
     drop(server);
     let (gpu, nvml) = watch.map(Watch::end).unzip();
@@ -185,6 +190,12 @@ fn measured(given: &Given, loader: &Arc<Loader>, step: Step, data: &Data) -> Any
     let notes = answer::notes(given, &tally, data, loader.batches_per_epoch()?);
     let run = Run { given, tally: &tally, report: &report, snapshot, verdict: &verdict, truth, notes, nvml };
     Ok(Finished { answer: Answer::new(run), loader: loader.clone(), report, verdict, gpu })
+}
+
+fn dashboard(given: &Given, loader: &Arc<Loader>) -> Anyhow<Live> {
+    let title = loader.report().dataset;
+    let au_target = given.benchmark.map(|benchmark| benchmark.au_target);
+    Live::start(loader.clone(), Setup { title, step: Some(given.step), au_target })
 }
 
 impl Finished {
