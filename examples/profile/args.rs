@@ -52,6 +52,9 @@ pub struct Args {
     /// Say what so many decode workers would give; may be repeated
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = OUT)]
     pub what_if_workers: Vec<u32>,
+    /// A dashboard in the terminal while it runs
+    #[arg(long, conflicts_with = "json", help_heading = OUT)]
+    pub live: bool,
     /// One object of JSON on standard output, and nothing else there
     #[arg(long, help_heading = OUT)]
     pub json: bool,
@@ -286,6 +289,7 @@ mod tests {
             ("--workload unet3d --accelerator h100 --path data --step-ms 3", "cannot be used with"),
             ("--workload unet3d --accelerator h100 --generate dir --source tar", "leave out --source tar"),
             ("--source images --path data --decode", "--workload <WORKLOAD>"),
+            ("--source images --path data --live --json", "cannot be used with"),
             ("--source images --path data --seconds 3 --batches 5", "cannot be used with"),
             ("--source images --path data --seconds 3 --epochs 5", "cannot be used with"),
             ("--source images --path data --epochs 3 --batches 5", "cannot be used with"),

@@ -23,6 +23,7 @@ mod folder;
 mod generate;
 #[cfg(feature = "cuda")]
 mod gpu;
+mod live;
 mod measure;
 mod output;
 #[path = "../throughput/settings.rs"]
@@ -42,10 +43,12 @@ use feedline::device::DeviceKind;
 use feedline::profile::export::{self, Names, Server};
 use feedline::tensor::Encoding;
 use feedline::{LastBatch, Loader, LoaderBuilder, Report, Stop};
+use live::{Live, Setup};
 use measure::Limit;
 use output::{Output, say, tell};
 use source::Source;
 use std::error::Error;
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::Arc;
 use step::{HostStep, Step};
@@ -64,6 +67,9 @@ fn main() -> ExitCode {
 }
 
 fn run(mut given: Given) -> Anyhow<()> {
+    if given.args.live && !std::io::stdout().is_terminal() {
+        return Err("--live draws in a terminal, and standard output is none".into());
+    }
     let open = |path: &Option<std::path::PathBuf>| path.as_deref().map(Output::open).transpose();
     let files = (open(&given.args.trace)?, open(&given.args.html)?);
     if given.args.generate.is_some() {
@@ -171,13 +177,22 @@ fn measured(given: &Given, loader: &Arc<Loader>, step: Step, data: &Data) -> Any
     let server = args.prometheus.map(|port| metrics(loader, port)).transpose()?;
     let stop = stop()?;
     let watch = Watch::start(&args.settings.device);
-    let tally = measure::run(loader, step, Limit::new(args.seconds, args.batches, args.epochs), || stop.requested())?;
+    let live = args.live.then(|| dashboard(given, loader)).transpose()?;
+    let quit = || stop.requested() || live.as_ref().is_some_and(Live::quit);
+    let tally = measure::run(loader, step, Limit::new(args.seconds, args.batches, args.epochs), quit)?;
+    live.map(Live::end);
     drop(server);
     let (gpu, nvml) = watch.map(Watch::end).unzip();
     let (snapshot, report) = (loader.snapshot(), loader.report());
     let notes = answer::notes(given, &tally, data, loader.batches_per_epoch()?);
     let run = Run { given, tally: &tally, report: &report, snapshot, notes, nvml };
     Ok(Finished { answer: Answer::new(run), loader: loader.clone(), report, gpu })
+}
+
+fn dashboard(given: &Given, loader: &Arc<Loader>) -> Anyhow<Live> {
+    let title = loader.report().dataset;
+    let au_target = given.benchmark.map(|benchmark| benchmark.au_target);
+    Live::start(loader.clone(), Setup { title, step: Some(given.step).filter(|step| !step.is_zero()), au_target })
 }
 
 impl Finished {
