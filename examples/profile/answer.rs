@@ -177,6 +177,7 @@ fn guesses(snapshot: &Snapshot, given: &Given) -> Vec<Guess> {
     let workers = |workers| Change { workers: Some(workers), ..Change::default() };
     let now = snapshot.decode.workers.max(1);
     let mut changes = vec![
+        ("as it is".into(), Change::default()),
         (format!("workers {} instead of {now}", now.saturating_mul(2)), workers(now.saturating_mul(2))),
         ("storage twice as fast".into(), Change { storage_factor: Some(2.0), ..Change::default() }),
         ("all in the page cache".into(), Change { cached: true, ..Change::default() }),
@@ -222,7 +223,7 @@ impl Data {
         Self {
             bytes: in_files.map(|id| sources.len_of(id)).fold(0, u64::saturating_add),
             samples: dataset.len(),
-            cached: page_cache_share(&sources, PROBES_MAX),
+            cached: page_cache_share(sources, PROBES_MAX),
             memory: memory_available(),
         }
     }

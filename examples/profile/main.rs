@@ -180,7 +180,9 @@ fn measured(given: &Given, loader: &Arc<Loader>, step: Step, data: &Data) -> Any
     let live = args.live.then(|| dashboard(given, loader)).transpose()?;
     let quit = || stop.requested() || live.as_ref().is_some_and(Live::quit);
     let tally = measure::run(loader, step, Limit::new(args.seconds, args.batches, args.epochs), quit)?;
-    live.map(Live::end);
+    if let Some(live) = live {
+        live.end();
+    }
     drop(server);
     let (gpu, nvml) = watch.map(Watch::end).unzip();
     let (snapshot, report) = (loader.snapshot(), loader.report());
@@ -335,7 +337,7 @@ mod tests {
             profile(&format!("{made} --what-if-workers 3 --what-if-workers 4 --what-if-workers 3"), &folder);
         let whats: Vec<&str> =
             json["what_if"].as_array().unwrap().iter().map(|guess| guess["what"].as_str().unwrap()).collect();
-        let usual = ["workers 4 instead of 2", "storage twice as fast", "all in the page cache"];
+        let usual = ["as it is", "workers 4 instead of 2", "storage twice as fast", "all in the page cache"];
         assert_eq!(whats, [&usual[..], &["workers 3 instead of 2"]].concat());
         assert!(text.contains("workers 3 instead of 2"));
     }

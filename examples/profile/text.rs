@@ -178,14 +178,8 @@ fn what_if(page: &mut Page, answer: &Answer) {
         return;
     }
     let with_au = answer.au.is_some();
-    let _ = writeln!(
-        page.0,
-        "{:<28}{:>20}{}  {}",
-        "what if",
-        "samples/s",
-        if with_au { "      AU" } else { "" },
-        "then limits"
-    );
+    let au = if with_au { "      AU" } else { "" };
+    let _ = writeln!(page.0, "{:<28}{:>20}{au}  then limits", "what if", "samples/s");
     let mut caveats: Vec<&str> = Vec::new();
     for Guess { what, items_per_s, at_least, bound_by, au, caveats: more, .. } in &answer.what_if {
         let rate = format!("{}{}", if *at_least { "at least " } else { "" }, number(*items_per_s));
