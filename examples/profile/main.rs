@@ -180,7 +180,9 @@ fn measured(given: &Given, loader: &Arc<Loader>, step: Step, data: &Data) -> Any
     let live = args.live.then(|| dashboard(given, loader)).transpose()?;
     let quit = || stop.requested() || live.as_ref().is_some_and(Live::quit);
     let tally = measure::run(loader, step, Limit::new(args.seconds, args.batches, args.epochs), quit)?;
-    live.map(Live::end);
+    if let Some(live) = live {
+        live.end();
+    }
     let moved = device_bytes().and_then(|after| before.map(|before| after.since(&before)));
     drop(server);
     let (gpu, nvml) = watch.map(Watch::end).unzip();
