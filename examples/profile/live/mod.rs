@@ -1,20 +1,25 @@
 //! A dashboard in the terminal while a loader works: how fast, how starved, by what.
 //!
 //! ```text
-//! feedline  images train/                                running · epoch 0 · 1,204 batches · 0:02:31
-//!                  now       mean                       now       mean
-//! samples/s      1,240      1,216      starved       23.4 %     24.1 %
-//! GB/s           0.187      0.183      AU            76.2 %     75.6 %   target 90 % missed
-//! samples/s  ▂▅▇████████████████████████████████████████████████▇██████████████████  max 1,260
-//! starved    ██▄▃▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂  in 2 min
-//! stages                                                  last 2.0 s   can do
-//!   order     ░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░     0.4 %     310,000/s
-//!   storage   ███████████████████████████████░░░░░░░░░░░░░    71.0 %  ≥    1,746/s
-//! ▶ decode    ████████████████████████████████████████████    99.6 %       1,245/s  CAUSE
-//!   consumer  █████████████████████████████████░░░░░░░░░░░    76.6 %       1,619/s
-//! slots … reads … workers …     latencies: p50 and p99 of reads, work, copies and waits
-//! bound by decode, starved 23.4 % (strong evidence)
-//!   → `workers(8)` would give 1,740 samples/s, then storage limits at least 1,746.
+//! feedline  images, train/               running · epoch 0 · 300 batches · 0:01:00
+//!                 now      mean                  now      mean
+//! samples/s     1,280     1,274  starved      25.0 %    25.0 %
+//! GB/s          0.193     0.192  AU           75.0 %    74.9 %  target 90 % missed
+//! samples/s  ▇▇▇▇▇▇▇██▇▇▇▇▇▇▇██▇▇▇▇▇▇▇██▇▇▇▇▇▇▇██▇▇▇▇▇▇▇██▇▇▇▇▇▇▇██ max 1,357
+//! starved    ▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂ last 1 min
+//! stages ───────────────────────────────────────────────────────────── last 2.00 s
+//!   order     █░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░    0.4 %     320,000/s
+//!   storage   █████████████████████████░░░░░░░░░░░   70.0 %  ≥    1,829/s
+//! ▶ decode    ███████████████████████████████████░   99.0 %       1,293/s  CAUSE
+//!   consumer  ███████████████████████████░░░░░░░░░   75.0 %       1,707/s
+//! slots      ██▒▒▒▒▒▒░░░░  █ held 0.8  ▓ full 0.0  ▒ filling 3.0  ░ free 2.2  of 6
+//! busy       9.0 of 32 reads, 4.0 of 4 workers, 5.0 queued
+//! latency            read        work        copy        wait
+//!   p50           1.20 ms     2.90 ms           –    50.00 ms
+//!   p99           3.60 ms     8.70 ms           –   150.00 ms
+//! bound by decode, starved 25.0 % (strong evidence)
+//!   → Decode needs 5.3 cores, has 4: `workers(6)` would give 1,606 samples/s or
+//!     more, then the consumer limits at 1,707.
 //! q quit  p pause  +/- window 2 s  w whole run
 //! ```
 //!
@@ -28,7 +33,7 @@
 //! - Rates are of the time in which an iterator was at work, with the waits for first batches; starved and AU of the steady
 //!   time, without them. AU is batches × step ÷ steady time, a step that is under way counted as far as it has come; the
 //!   mean leaves the first step out.
-//! - *can do* is what a stage would do if nothing kept it waiting; ≥ where that is a lower bound.
+//! - Beside a stage's share of its time stands what it could do if nothing kept it waiting; ≥ where that is a lower bound.
 //! - A wait is counted when it ends. Until then the head says for how long no batch came.
 //!
 //! # Limits

@@ -91,8 +91,10 @@ fn choose(sections: Vec<Section>, height: usize) -> Lines {
             }
         }
     }
-    let chosen =
-        sections.into_iter().zip(taken).filter_map(|(section, taken)| section.sizes.into_iter().take(taken).last());
+    let chosen = sections
+        .into_iter()
+        .zip(taken)
+        .filter_map(|(section, taken)| section.sizes.into_iter().take(taken).next_back());
     chosen.flatten().collect()
 }
 
