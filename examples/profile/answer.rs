@@ -9,7 +9,8 @@ use crate::text::bytes;
 use crate::workload::Benchmark;
 use feedline::Report;
 use feedline::dataset::Dataset;
-use feedline::profile::{Cached, Cause, Change, Prediction, Snapshot, StageLoad, Strength, Truth, WhatIf};
+use feedline::device::DeviceKind;
+use feedline::profile::{Cached, Cause, Change, Prediction, Snapshot, StageLoad, Strength, Truth, Verdict, WhatIf};
 use feedline::read::{PROBES_MAX, page_cache_share};
 use serde::Serialize;
 
@@ -22,8 +23,8 @@ pub struct Answer {
     pub pass: Option<bool>,
     pub gpu_idle_pct: Option<f64>,
     pub starved_pct: f64,
-    /// Idle time that is not the loader's doing. On the host: steps that ended later than they should. On a GPU: an upper bound
-    /// of what the host's own delays cost.
+    /// Idle time that is not the loader's doing: on the host idle less starved, which is what this thread lost on busy cores. On a
+    /// GPU an upper bound of what the host's own delays cost.
     pub late_pct: Option<f64>,
     pub cause: Cause,
     pub also: Option<Cause>,
@@ -81,6 +82,9 @@ pub struct Guess {
     pub caveats: Vec<String>,
 }
 
+/// Lateness from which on it is spoken of.
+const LATE: f64 = 0.01;
+
 /// What a run left behind.
 pub struct Run<'a> {
     pub given: &'a Given,
@@ -106,7 +110,7 @@ impl Answer {
             pass: au.zip(target).map(|(au, target)| au >= target),
             gpu_idle_pct: gpu.map(|(idle, _)| idle).or(au.map(|au| 1.0 - au)).map(|share| 100.0 * share),
             starved_pct: 100.0 * verdict.starved_share,
-            late_pct: gpu.map(|(_, late)| late).or(au.and_then(|_| late(tally))).map(|share| 100.0 * share),
+            late_pct: gpu.map(|(_, late)| late).or(late(au, verdict)).map(|share| 100.0 * share),
             cause: verdict.cause,
             also: verdict.also,
             strength,
@@ -159,9 +163,9 @@ fn gpu_idle(snapshot: &Snapshot) -> Option<(f64, f64)> {
     Some((share(gpu.starved_ns.saturating_add(gpu.host_late_ns)), share(gpu.host_late_ns)))
 }
 
-fn late(tally: &Tally) -> Option<f64> {
-    let late = tally.stretch.late_s.filter(|_| tally.stretch.seconds > 0.0)?;
-    Some((late / tally.stretch.seconds).min(1.0))
+/// Of the host: what is neither steps nor waits for batches.
+fn late(au: Option<f64>, verdict: &Verdict) -> Option<f64> {
+    Some((1.0 - au? - verdict.starved_share).max(0.0))
 }
 
 impl From<&StageLoad> for Stage {
@@ -258,7 +262,7 @@ fn memory_available() -> Option<u64> {
 }
 
 /// What is to be known of a run before its figures are believed.
-pub fn notes(given: &Given, tally: &Tally, data: &Data, per_epoch: u64) -> Vec<String> {
+pub fn notes(given: &Given, tally: &Tally, data: &Data, verdict: &Verdict, per_epoch: u64) -> Vec<String> {
     let mut notes: Vec<String> = Vec::new();
     if let Some(benchmark) = given.benchmark {
         notes.extend(given.deviations.clone());
@@ -270,21 +274,26 @@ pub fn notes(given: &Given, tally: &Tally, data: &Data, per_epoch: u64) -> Vec<S
     if tally.interrupted {
         notes.push("the run was interrupted: figures are of what was taken until then".into());
     }
-    if let Some(late) = late(tally).filter(|late| !given.step.is_zero() && *late >= 0.01) {
-        let step = given.step.as_secs_f64();
-        notes.push(format!(
-            "steps took {:.2} ms, not {:.2}, on average, as the cores were busy when they ended: {:.1} % of the time, which a GPU would \
-             not have lost",
-            1e3 * (step + tally.stretch.late_s.unwrap_or_default() / tally.stretch.steps.max(1) as f64),
-            1e3 * step,
-            100.0 * late
-        ));
-    }
+    notes.extend(lateness(given, tally, verdict));
     let epochs = tally.batches as f64 / per_epoch.max(1) as f64;
     if epochs > 1.5 {
         notes.push(format!("the data was read {epochs:.0} times"));
     }
     notes
+}
+
+/// Whether the cores were too busy for the step to be emulated well.
+fn lateness(given: &Given, tally: &Tally, verdict: &Verdict) -> Option<String> {
+    if given.args.settings.device.kind() != DeviceKind::Host {
+        return None;
+    }
+    let late = late(tally.stretch.utilisation(given.step), verdict).filter(|late| *late >= LATE)?;
+    let each = 1e3 * late * tally.stretch.seconds / tally.stretch.steps.max(1) as f64;
+    Some(format!(
+        "between steps {each:.2} ms were lost on average ({:.1} % of the time) because the cores are busy; a GPU with its work in a \
+         queue would not wait for that",
+        100.0 * late
+    ))
 }
 
 /// Whether the user's data is like the benchmark's.

@@ -84,7 +84,7 @@ What the figures mean:
   gpu idle    on the host, where the step is emulated by a wait: all of that time but the steps, 1 - AU. On a GPU: the
               share of the steady time in which its stream had nothing to do, by events on it: starved and late.
   starved     the share of the steady time in which no batch was ready: the loader's doing.
-  late        on the host: waits that ended later than they should, as the cores were busy. On a GPU: an upper bound of
+  late        on the host: the rest, which this program's thread lost as the cores were busy. On a GPU: an upper bound of
               what delays of the program cost.
 
 A workload of MLPerf Storage is an emulation of what that benchmark asks of storage, for one accelerator in this

@@ -69,7 +69,7 @@ impl GpuStep {
         let steps = self.taken.saturating_sub(1);
         // Without a step the first event was never recorded.
         let ms = if steps == 0 { 0.0 } else { self.first.elapsed_ms(&self.last)? };
-        Ok(Stretch { steps, seconds: f64::from(ms) / 1e3, late_s: None })
+        Ok(Stretch { steps, seconds: f64::from(ms) / 1e3 })
     }
 }
 

@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn rates_are_those_of_the_stretch_so_the_first_batch_does_not_count() {
-        let stretch = Stretch { steps: 2, seconds: 2.0, late_s: None };
+        let stretch = Stretch { steps: 2, seconds: 2.0 };
         let tally = Tally { samples: 50, bytes: 100, first_samples: 20, first_bytes: 40, stretch, ..Tally::default() };
         assert_eq!(tally.rates(), (15.0, 30.0));
         assert_eq!(Tally::default().rates(), (0.0, 0.0));
