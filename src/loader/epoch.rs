@@ -6,7 +6,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::Ticket;
 use crate::order::Batches;
 use crate::pipeline::Start;
-use crate::profile::Report;
+use crate::profile::{Cause, Report, Verdict};
 use crate::profile::export::spans;
 use crate::state::Cursor;
 use crossbeam_channel::RecvTimeoutError;
@@ -263,6 +263,12 @@ impl Epoch {
         }
         if self.delivered > 0 {
             self.shared.mark_steady(false);
+            if spans::wants_verdicts() {
+                let verdict = Verdict::of(&self.shared.snapshot());
+                let starves = !matches!(verdict.cause, Cause::NotStarved | Cause::Unknown);
+                let advice = verdict.advice.first().map_or("", String::as_str);
+                spans::verdict(&verdict.cause.to_string(), advice, starves);
+            }
         }
         let core = self.shared.runtime.core();
         self.cancelled.store(true, Ordering::Relaxed);
