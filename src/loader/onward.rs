@@ -70,14 +70,14 @@ impl Counted {
 /// Measures how long the consumer's stream is idle.
 pub(super) type Idle = Arc<IdleMeter>;
 
-/// The meter of a GPU's idle time, if there is a GPU.
-pub(super) fn idle_meter(device: &Device) -> Result<Option<Idle>> {
-    device.gpu().map(|gpu| IdleMeter::new(gpu).map(Arc::new)).transpose()
+/// The meter of a GPU's idle time, if there is a GPU; for so many slots and batches on the device together.
+pub(super) fn idle_meter(device: &Device, batches: usize) -> Result<Option<Idle>> {
+    device.gpu().map(|gpu| IdleMeter::new(gpu, batches).map(Arc::new)).transpose()
 }
 
-/// `next()` was entered.
-pub(super) fn asked(idle: &Option<Idle>) {
-    idle.iter().for_each(|idle| idle.asked());
+/// `next()` was entered, for the first batch of an iterator or another one.
+pub(super) fn asked(idle: &Option<Idle>, first: bool) {
+    idle.iter().for_each(|idle| idle.asked(first));
 }
 
 /// What was measured on the consumer's stream.

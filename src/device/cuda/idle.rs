@@ -8,11 +8,17 @@
 //! `asked` is recorded when `next()` is entered, `start` right after the stream's wait for the copy of the batch that it
 //! returns, `released` when that batch is dropped. What lies between `asked` and `start` on the stream is nothing but the
 //! wait: starvation, exact. From the last `released` to `asked` the stream may have been idle because the host was late, or
-//! may still have worked on what was given to it after the drop: an upper bound.
+//! may still have worked on what was given to it after the drop: an upper bound. Idle time before the drop, between two
+//! kernels of a step, is nobody's here.
+//!
+//! The first step of an iterator does not count: nothing could be ready. A batch that the user binds himself may be bound late,
+//! when its copy has long been there: what passed since it was handed out is the host's lateness then.
 //!
 //! Limits: one stream, the first one that batches are bound to and that surely lives on: one of the builder's, one that
-//! comes with its owner, or the default one. A bare handle that a single batch is bound to may be gone with that batch. At most [`UNREAD`] steps wait for being read; the oldest is
-//! given up beyond, and not counted as measured. Events are made with the loader and used again; none is made for a step.
+//! comes with its owner, or the default one. A bare handle that a single batch is bound to may be gone with that batch. A step
+//! counts when the stream has come to its `start`. Until then it is either one of those whose copies are not done, which have
+//! a slot each, or of those whose memory the stream still uses, which have a buffer each: there is room for so many. Events
+//! are made with the loader and used again; none is made for a step.
 
 use super::Stream;
 use super::driver::{Event, Gpu, Handle};
@@ -20,15 +26,13 @@ use crate::error::Result;
 use crate::profile::GpuIdle;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-/// Steps whose events have not been reached.
-const UNREAD: usize = 16;
-/// Events: three for each of these steps, and for the one that is being made.
-const EVENTS: usize = 3 * (UNREAD + 1);
+use std::time::Instant;
 
 /// The measurement of a loader. The consumer's threads alone use it; its lock is theirs.
 pub(crate) struct IdleMeter {
     gpu: Arc<Gpu>,
+    /// Steps whose `start` has not been reached, at most.
+    unread: usize,
     inner: Mutex<Inner>,
 }
 
@@ -39,6 +43,8 @@ struct Inner {
     spare: Vec<Event>,
     /// Asked, and not yet attached to a batch.
     asked: Option<Event>,
+    /// When a batch was handed out that no stream waits for yet.
+    unbound: Option<Instant>,
     last_released: Option<Event>,
     unread: VecDeque<Step>,
     totals: GpuIdle,
@@ -49,34 +55,49 @@ struct Step {
     before: Option<Event>,
     asked: Event,
     start: Event,
+    /// How long the batch was there and bound to no stream.
+    unbound_ns: u64,
 }
 
 impl IdleMeter {
-    /// Makes the events.
-    pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
-        let spare = (0..EVENTS).map(|_| Event::timed(gpu)).collect::<Result<_>>()?;
-        let inner = Mutex::new(Inner { spare, ..Inner::default() });
-        Ok(Self { gpu: gpu.clone(), inner })
+    /// Makes the events, for a loader of so many slots and batches on the device together.
+    pub(crate) fn new(gpu: &Arc<Gpu>, unread: usize) -> Result<Self> {
+        // Three for each of these steps, and for the one that is being made.
+        let spare = (0..3 * (unread + 1)).map(|_| Event::timed(gpu)).collect::<Result<_>>()?;
+        let inner = Mutex::new(Inner { spare, unread: VecDeque::with_capacity(unread), ..Inner::default() });
+        Ok(Self { gpu: gpu.clone(), unread, inner })
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `next()` was entered. Errors are those of a broken device, and say so elsewhere: then nothing is measured.
-    pub(crate) fn asked(&self) {
+    /// `next()` was entered, for the `first` batch of an iterator or another one. Errors are those of a broken device, and say
+    /// so elsewhere: then nothing is measured.
+    pub(crate) fn asked(&self, first: bool) {
         let Ok(_bound) = self.gpu.bind() else { return };
         let mut inner = self.lock();
         let Some(stream) = inner.stream.as_ref().map(Stream::raw) else { return };
         inner.read();
         let former = inner.asked.take();
         inner.spare.extend(former);
-        inner.asked = inner.record(stream);
+        if first {
+            // What was between two iterators is nobody's.
+            let before = inner.last_released.take();
+            inner.spare.extend(before);
+        } else {
+            inner.asked = inner.record(stream);
+        }
     }
 
-    /// A batch was bound to `stream`, which waits for its copy now; `lives` says that it does so at least as long as the
+    /// A batch is handed out that is bound to no stream.
+    pub(crate) fn unbound(&self) {
+        self.lock().unbound = Some(Instant::now());
+    }
+
+    /// A batch was bound to `stream`, which waits for `copied` now; `lives` says that it does so at least as long as the
     /// loader.
-    pub(crate) fn started(&self, stream: &Stream, lives: bool) {
+    pub(crate) fn started(&self, stream: &Stream, lives: bool, copied: &Event) {
         let mut inner = self.lock();
         match &inner.stream {
             // The first step of all has no `asked`.
@@ -85,13 +106,17 @@ impl IdleMeter {
             _ => return,
         }
         let stream = stream.raw();
-        let Some(asked) = inner.asked.take() else { return };
-        if let Some(start) = inner.record(stream) {
-            let before = inner.last_released.take();
-            inner.unread.push_back(Step { before, asked, start });
-            if inner.unread.len() > UNREAD {
-                inner.forget_oldest();
-            }
+        let (unbound, before) = (inner.unbound.take(), inner.last_released.take());
+        let Some(asked) = inner.asked.take() else { return inner.spare.extend(before) };
+        let unbound = unbound.filter(|_| copied.is_done().unwrap_or(false));
+        let unbound_ns = unbound.map_or(0, |since| since.elapsed().as_nanos() as u64);
+        if inner.unread.len() == self.unread {
+            inner.read();
+        }
+        let start = if inner.unread.len() < self.unread { inner.record(stream) } else { None };
+        match start {
+            Some(start) => inner.unread.push_back(Step { before, asked, start, unbound_ns }),
+            None => inner.spare.extend(before.into_iter().chain([asked])),
         }
     }
 
@@ -129,7 +154,7 @@ impl Inner {
     }
 
     fn forget_oldest(&mut self) {
-        if let Some(Step { before, asked, start }) = self.unread.pop_front() {
+        if let Some(Step { before, asked, start, .. }) = self.unread.pop_front() {
             self.spare.extend([asked, start]);
             self.spare.extend(before);
         }
@@ -143,11 +168,13 @@ impl Inner {
                 Ok(false) => return,
                 Err(_) => return self.unread.clear(),
             }
-            if let Ok(starved) = step.asked.until(&step.start) {
+            if let Ok(idle) = step.asked.until(&step.start) {
                 let late = step.before.as_ref().and_then(|before| before.until(&step.asked).ok()).unwrap_or(0);
+                // Of what the stream stood still for, at most: it may have worked meanwhile.
+                let unbound = step.unbound_ns.min(idle);
                 self.totals.steps += 1;
-                self.totals.starved_ns += starved;
-                self.totals.host_late_ns += late;
+                self.totals.starved_ns += idle - unbound;
+                self.totals.host_late_ns += late + unbound;
             }
             self.forget_oldest();
         }
