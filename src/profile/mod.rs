@@ -64,9 +64,11 @@ pub(crate) struct Meters {
     pub(crate) samples: Counter,
     /// Bytes of the batches' fields.
     pub(crate) bytes: Counter,
-    /// The consumer waited in `next()`.
+    /// The consumer waits in `next()`, not for the first batch of an iterator; at any moment.
+    pub(crate) waiting: Area,
+    /// The same, of the calls that have returned.
     pub(crate) wait_ns: Counter,
-    /// Of that, for the first batch of each iterator.
+    /// Waits for the first batch of each iterator.
     pub(crate) first_wait_ns: Counter,
     /// Between two calls of `next()`: the user's own work.
     pub(crate) user_ns: Counter,
@@ -242,6 +244,7 @@ impl Meters {
             batches: Counter::default(),
             samples: Counter::default(),
             bytes: Counter::default(),
+            waiting: Area::default(),
             wait_ns: Counter::default(),
             first_wait_ns: Counter::default(),
             user_ns: Counter::default(),
@@ -309,7 +312,7 @@ impl Meters {
     /// All numbers until now. `settings` are those that meters do not know.
     pub(crate) fn snapshot(&self, settings: &Settings) -> Snapshot {
         let now = self.clock.now();
-        let (waited_ns, user_ns) = (self.wait_ns.get(), self.user_ns.get());
+        let (waited_ns, user_ns) = (self.waiting.total_ns(now), self.user_ns.get());
         let [_, busy_ns, no_slot_ns] = self.planner.read(now);
         let [_, blocked_ns] = self.no_room.read(now);
         let levels = snapshot::levels(self.reading.read(now));

@@ -44,7 +44,8 @@ pub struct Consumer {
     pub samples: u64,
     /// Bytes of the fields.
     pub bytes: u64,
-    /// Waits in `next()` for batches that were not the first of an iterator: starvation on the host.
+    /// Waits in `next()` for batches that were not the first of an iterator, whether they came or not, and the one that is
+    /// under way: starvation on the host.
     pub waited_ns: u64,
     /// Waits for the first batch of each iterator; not part of the steady time.
     pub first_ns: u64,
@@ -60,12 +61,13 @@ pub struct Consumer {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct GpuIdle {
-    /// Steps that were measured. Those whose events had not been reached when their memory was needed again are missing.
+    /// Steps that were measured: all but the first of each iterator, once the stream has come to them.
     pub steps: u64,
     /// The stream had nothing to do and waited for a batch: starvation, exact.
     pub starved_ns: u64,
-    /// The stream had nothing to do before the next batch was asked for: an upper bound of what the user's own code causes,
-    /// for work may have followed the drop of the batch.
+    /// The stream had nothing to do between the drop of a batch and the moment when the next one was asked for, or while one
+    /// was there and no stream was bound to it: an upper bound of what the user's own code causes there, for work may have
+    /// followed the drop.
     pub host_late_ns: u64,
 }
 
