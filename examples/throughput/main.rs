@@ -6,15 +6,13 @@
 //! cargo run --release --example throughput -- --source records --path raw.bin --record-bytes 150528 --shuffle 1 --cold
 //! ```
 
+mod settings;
 mod source;
 
-use clap::{Parser, ValueEnum};
-use feedline::dataset::Dataset;
-use feedline::decode::{Bytes, Image, PixelLayout};
-use feedline::read::{Direct, Mode};
-use feedline::tensor::{DType, Encoding};
-use feedline::{Batch, Device, FieldView, Gds, Loader, LoaderBuilder, Order};
+use clap::Parser;
+use feedline::{Batch, FieldView, Loader};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use settings::{Settings, drop_from_cache, seconds};
 use source::SourceArgs;
 use std::error::Error;
 use std::io::IsTerminal;
@@ -29,89 +27,20 @@ use xxhash_rust::xxh3::Xxh3;
 struct Args {
     #[command(flatten)]
     source: SourceArgs,
-    /// Rows of a batch
-    #[arg(long, default_value_t = 256)]
-    batch: usize,
-    /// Decode workers [default: one per core]
-    #[arg(long)]
-    workers: Option<usize>,
-    /// Images: RandomResizedCrop to N × N pixels, with horizontal flip
-    #[arg(long, default_value_t = 224)]
-    crop: u32,
-    /// Images: element type of the batch (floats are normalised with ImageNet's mean and deviation)
-    #[arg(long, value_enum, default_value_t = Type::U8)]
-    dtype: Type,
-    /// Images: order of dimensions
-    #[arg(long, value_enum, default_value_t = Layout::Nhwc)]
-    layout: Layout,
-    /// How storage is read
-    #[arg(long, value_enum, default_value_t = Reader::Auto)]
-    reader: Reader,
-    /// Whether reads bypass the page cache
-    #[arg(long, value_enum, default_value_t = Bypass::Auto)]
-    direct: Bypass,
-    /// Reads in flight at most
-    #[arg(long, default_value_t = 32)]
-    depth: u32,
-    /// Shuffle with this seed [default: sequential]
-    #[arg(long)]
-    shuffle: Option<u64>,
-    /// Shuffle within groups of so many chunks (row groups, compressed shards) [default: over everything]
-    #[arg(long, requires = "shuffle")]
-    window: Option<usize>,
+    #[command(flatten)]
+    settings: Settings,
     /// Run for about so long, over as many epochs as it takes [default: one epoch]
     #[arg(long, conflicts_with = "batches", value_parser = seconds)]
     seconds: Option<f64>,
     /// Stop after N batches
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     batches: Option<u64>,
-    /// Where batches are handed out: auto, host or cuda:N
-    #[arg(long, default_value = "auto")]
-    device: Device,
-    /// Whether fields whose rows stand in files as they are go straight to the device: auto, require or off
-    #[arg(long, default_value = "auto")]
-    gds: Gds,
-    /// Most MiB of memory [default: as much as the defaults need]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
-    budget_mib: Option<u32>,
-    /// Drop the files from the page cache first
-    #[arg(long)]
-    cold: bool,
     /// Hash the delivered bytes (costs time)
     #[arg(long)]
     hash: bool,
     /// One line of JSON instead of the report (peak_anon_mib is the loader's memory; peak_rss_mib counts mapped files, too)
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Type {
-    U8,
-    F32,
-    F16,
-    Bf16,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Layout {
-    Nhwc,
-    Nchw,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Reader {
-    Auto,
-    Uring,
-    Pread,
-    Mmap,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Bypass {
-    Auto,
-    On,
-    Off,
 }
 
 fn main() {
@@ -123,21 +52,13 @@ fn main() {
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let dataset = args.source.open()?;
-    if args.cold {
+    if args.settings.cold {
         drop_from_cache(&dataset)?;
     }
-    let (schema, bytes_max) = (dataset.schema().to_vec(), dataset.sample_bytes_max() as usize);
-    let mut builder = Loader::builder(dataset);
-    for field in schema {
-        builder = match field.encoding {
-            Encoding::Image => builder.decode_field(&field.name, pictures(args)),
-            Encoding::Bytes => builder.decode_field(&field.name, Bytes::up_to(bytes_max)),
-            _ => builder,
-        };
-    }
+    let builder = args.settings.loader(dataset, true);
     let memory = MemoryWatch::start();
     let built = Instant::now();
-    let loader = configure(builder, args).build()?;
+    let loader = builder.build()?;
     let build_s = built.elapsed().as_secs_f64();
     let tally = pull(&loader, args)?;
     let figures = Figures { build_s, memory: memory.stop(), tally };
@@ -147,75 +68,6 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         println!("{}\n\n{}", loader.report(), figures.text());
     }
     Ok(())
-}
-
-fn seconds(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) if seconds.is_finite() && seconds > 0.0 => Ok(seconds),
-        _ => Err("a number of seconds above 0 is wanted".into()),
-    }
-}
-
-fn pictures(args: &Args) -> Image {
-    let dtype = match args.dtype {
-        Type::U8 => DType::U8,
-        Type::F32 => DType::F32,
-        Type::F16 => DType::F16,
-        Type::Bf16 => DType::BF16,
-    };
-    let layout = match args.layout {
-        Layout::Nhwc => PixelLayout::Nhwc,
-        Layout::Nchw => PixelLayout::Nchw,
-    };
-    let decoder = Image::random_resized_crop(args.crop).flip(0.5).dtype(dtype).layout(layout);
-    if dtype == DType::U8 {
-        return decoder;
-    }
-    decoder.normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
-}
-
-/// Asks the kernel to forget the files. Pages that others use or that are not yet written stay: hence the sync.
-fn drop_from_cache(dataset: &impl Dataset) -> Result<(), Box<dyn Error>> {
-    let sources = dataset.sources();
-    for id in sources.ids().filter(|id| sources.bytes_of(*id).is_none()) {
-        let path = sources.path(id);
-        let file = std::fs::File::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-        // Written pages cannot be dropped; read-only media refuse to sync, and have none.
-        let _ = file.sync_data();
-        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
-    }
-    Ok(())
-}
-
-fn configure(builder: LoaderBuilder, args: &Args) -> LoaderBuilder {
-    let mut builder = builder
-        .batch_size(args.batch)
-        .order(match (args.shuffle, args.window) {
-            (None, _) => Order::sequential(),
-            (Some(seed), None) => Order::shuffled(seed),
-            (Some(seed), Some(chunks)) => Order::windowed(seed, chunks),
-        })
-        .depth(args.depth)
-        .reader(match args.reader {
-            Reader::Auto => Mode::Auto,
-            Reader::Uring => Mode::Uring,
-            Reader::Pread => Mode::Pread,
-            Reader::Mmap => Mode::Mmap,
-        })
-        .direct(match args.direct {
-            Bypass::Auto => Direct::Auto,
-            Bypass::On => Direct::On,
-            Bypass::Off => Direct::Off,
-        })
-        .device(args.device.clone())
-        .gds(args.gds);
-    if let Some(workers) = args.workers {
-        builder = builder.workers(workers);
-    }
-    if let Some(mib) = args.budget_mib {
-        builder = builder.memory_budget((mib as usize) << 20);
-    }
-    builder
 }
 
 /// What was pulled, and in which time.
@@ -314,13 +166,15 @@ struct Figures {
 impl Figures {
     fn json(&self, loader: &Loader) -> String {
         let Tally { samples, bytes, first_batch_s, wall_s, cpu_s, order_hash, data_hash } = self.tally;
-        let choice = loader.report().choice;
+        let report = loader.report();
+        let choice = &report.choice;
+        let routes: Vec<String> = report.routes.iter().map(ToString::to_string).collect();
         let data_hash = data_hash.map_or("null".into(), |hash| format!("\"{hash:016x}\""));
         format!(
             "{{\"items_per_s\":{:.1},\"gb_per_s\":{:.4},\"first_batch_s\":{first_batch_s:.4},\"wall_s\":{wall_s:.3},\
              \"cpu_s_per_10k\":{:.4},\"peak_rss_mib\":{:.1},\"peak_anon_mib\":{:.1},\"reader\":\"{}\",\"direct\":{},\
              \"order_hash\":\"{order_hash:016x}\",\"data_hash\":{data_hash},\"items\":{samples},\"build_s\":{:.4},\
-             \"plan_mib\":{:.1}}}",
+             \"plan_mib\":{:.1},\"device\":{},\"routes\":{}}}",
             samples as f64 / wall_s,
             bytes as f64 / wall_s / 1e9,
             cpu_s / samples.max(1) as f64 * 1e4,
@@ -330,6 +184,8 @@ impl Figures {
             choice.direct,
             self.build_s,
             loader.plan().total() as f64 / f64::from(1 << 20),
+            serde_json::json!(report.device),
+            serde_json::json!(routes),
         )
     }
 

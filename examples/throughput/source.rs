@@ -58,7 +58,7 @@ pub struct SourceArgs {
     pub in_memory: bool,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Source {
     /// A folder of pictures, a folder per class or flat
     Images,

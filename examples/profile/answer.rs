@@ -1,0 +1,296 @@
+//! What is said at the end of a run, as data: the JSON, and what the text is made of.
+//!
+//! Figures that are not known, or mean nothing (the AU without a step), are `null`. Shares are 0 to 1 and percentages say so in
+//! their name; times are of the wall clock.
+
+use crate::args::Given;
+use crate::measure::Tally;
+use crate::text::bytes;
+use crate::workload::Benchmark;
+use feedline::Report;
+use feedline::dataset::Dataset;
+use feedline::profile::{Cached, Cause, Change, Prediction, Snapshot, StageLoad, Strength, Truth, WhatIf};
+use feedline::read::{PROBES_MAX, page_cache_share};
+use serde::Serialize;
+
+/// What was found out.
+#[derive(Serialize)]
+pub struct Answer {
+    /// Accelerator utilisation: steps / time from the end of the first step to the end of the last.
+    pub au: Option<f64>,
+    pub au_target: Option<f64>,
+    pub pass: Option<bool>,
+    pub gpu_idle_pct: Option<f64>,
+    pub starved_pct: f64,
+    /// Idle time that is not the loader's doing. On the host: steps that ended later than they should. On a GPU: an upper bound
+    /// of what the host's own delays cost.
+    pub late_pct: Option<f64>,
+    pub cause: Cause,
+    pub also: Option<Cause>,
+    pub strength: &'static str,
+    /// What is missing, where the evidence is thin.
+    pub strength_why: Option<String>,
+    pub evidence: Vec<String>,
+    pub advice: Vec<String>,
+    /// Without the first batch, as the AU.
+    pub items_per_s: f64,
+    pub bytes_per_s: f64,
+    pub stages: Vec<Stage>,
+    pub what_if: Vec<Guess>,
+    pub step_ms: f64,
+    pub batch: usize,
+    pub batches: u64,
+    pub samples: u64,
+    /// From the end of the first step to the end of the last: `au` = (`batches` - 1) × `step_ms` / 1000 / `seconds`.
+    pub seconds: f64,
+    /// Of the whole run, and until the first batch was there.
+    pub wall_seconds: f64,
+    pub first_batch_seconds: f64,
+    pub interrupted: bool,
+    pub device: String,
+    pub reader: String,
+    pub workload: Option<String>,
+    pub accelerator: Option<String>,
+    /// What is to be known of the run before its figures are believed.
+    pub notes: Vec<String>,
+    pub truth: Truth,
+    /// What NVML says of the GPU at the end of the run: a GPU's state, or why there is none.
+    pub nvml: Option<serde_json::Value>,
+    pub snapshot: Snapshot,
+}
+
+/// A stage of the loader, or the consumer.
+#[derive(Serialize)]
+pub struct Stage {
+    pub stage: Cause,
+    pub utilisation: f64,
+    pub ceiling_items_per_s: f64,
+    pub at_least: bool,
+}
+
+/// What a change would give.
+#[derive(Serialize)]
+pub struct Guess {
+    pub what: String,
+    pub change: Change,
+    pub items_per_s: f64,
+    pub at_least: bool,
+    pub bound_by: Cause,
+    /// Of the same step.
+    pub au: Option<f64>,
+    pub caveats: Vec<String>,
+}
+
+/// What a run left behind.
+pub struct Run<'a> {
+    pub given: &'a Given,
+    pub tally: &'a Tally,
+    pub report: &'a Report,
+    pub snapshot: Snapshot,
+    pub notes: Vec<String>,
+    pub nvml: Option<serde_json::Value>,
+}
+
+impl Answer {
+    pub fn new(run: Run<'_>) -> Self {
+        let Run { given, tally, report, snapshot, notes, nvml } = run;
+        let verdict = &report.verdict;
+        let (items_per_s, bytes_per_s) = tally.rates();
+        let au = tally.stretch.utilisation(given.step);
+        let target = given.benchmark.map(|benchmark| benchmark.au_target);
+        let gpu = gpu_idle(&snapshot);
+        let (strength, strength_why) = strength(&verdict.strength);
+        Self {
+            au,
+            au_target: target,
+            pass: au.zip(target).map(|(au, target)| au >= target),
+            gpu_idle_pct: gpu.map(|(idle, _)| idle).or(au.map(|au| 1.0 - au)).map(|share| 100.0 * share),
+            starved_pct: 100.0 * verdict.starved_share,
+            late_pct: gpu.map(|(_, late)| late).or(au.and_then(|_| late(tally))).map(|share| 100.0 * share),
+            cause: verdict.cause,
+            also: verdict.also,
+            strength,
+            strength_why,
+            evidence: verdict.evidence.clone(),
+            advice: verdict.advice.clone(),
+            items_per_s,
+            bytes_per_s,
+            stages: verdict.stages.iter().map(Stage::from).collect(),
+            what_if: guesses(&snapshot, given),
+            step_ms: 1e3 * given.step.as_secs_f64(),
+            batch: given.args.settings.batch,
+            batches: tally.batches,
+            samples: tally.samples,
+            seconds: tally.stretch.seconds,
+            wall_seconds: tally.wall_s,
+            first_batch_seconds: tally.first_batch_s,
+            interrupted: tally.interrupted,
+            device: report.device.clone(),
+            reader: report.choice.to_string(),
+            workload: given.benchmark.map(|benchmark| benchmark.workload.to_string()),
+            accelerator: given.benchmark.map(|benchmark| benchmark.accelerator.to_string()),
+            notes,
+            truth: report.truth.clone(),
+            nvml,
+            snapshot,
+        }
+    }
+
+    pub fn json(&self) -> serde_json::Result<String> {
+        serde_json::to_string(self)
+    }
+}
+
+fn strength(strength: &Strength) -> (&'static str, Option<String>) {
+    match strength {
+        Strength::Thin { why } => ("thin", Some(why.clone())),
+        Strength::Fair => ("fair", None),
+        Strength::Strong => ("strong", None),
+        _ => ("unknown", None),
+    }
+}
+
+/// Of a GPU, by events on its stream: the share of the steady time in which it had nothing to do, and of that the part before
+/// the next batch was asked for. Scaled from the steps that were measured to all.
+fn gpu_idle(snapshot: &Snapshot) -> Option<(f64, f64)> {
+    let gpu = snapshot.consumer.gpu.as_ref().filter(|gpu| gpu.steps > 0 && snapshot.steady_ns > 0)?;
+    let all = (snapshot.consumer.batches as f64 / gpu.steps as f64).max(1.0);
+    let share = |ns: u64| (ns as f64 * all / snapshot.steady_ns as f64).min(1.0);
+    Some((share(gpu.starved_ns.saturating_add(gpu.host_late_ns)), share(gpu.host_late_ns)))
+}
+
+fn late(tally: &Tally) -> Option<f64> {
+    let late = tally.stretch.late_s.filter(|_| tally.stretch.seconds > 0.0)?;
+    Some((late / tally.stretch.seconds).min(1.0))
+}
+
+impl From<&StageLoad> for Stage {
+    fn from(load: &StageLoad) -> Self {
+        let StageLoad { stage, utilisation, ceiling_items_per_s, at_least, .. } = *load;
+        Self { stage, utilisation, ceiling_items_per_s, at_least }
+    }
+}
+
+/// What the usual changes would give, and those that were asked for.
+fn guesses(snapshot: &Snapshot, given: &Given) -> Vec<Guess> {
+    let Some(model) = WhatIf::from(snapshot) else { return Vec::new() };
+    let workers = |workers| Change { workers: Some(workers), ..Change::default() };
+    let now = snapshot.decode.workers.max(1);
+    let mut changes = vec![
+        ("as it is".into(), Change::default()),
+        (format!("workers {} instead of {now}", now.saturating_mul(2)), workers(now.saturating_mul(2))),
+        ("storage twice as fast".into(), Change { storage_factor: Some(2.0), ..Change::default() }),
+        ("all in the page cache".into(), Change { cached: true, ..Change::default() }),
+    ];
+    if given.pictures {
+        changes.push(("decoding on the GPU".into(), Change { gpu_decode: true, ..Change::default() }));
+    }
+    let asked =
+        given.args.what_if_workers.iter().map(|count| (format!("workers {count} instead of {now}"), workers(*count)));
+    for (what, change) in asked {
+        if changes.iter().all(|(_, other)| *other != change) {
+            changes.push((what, change));
+        }
+    }
+    changes.into_iter().map(|(what, change)| Guess::new(what, &change, &model, given)).collect()
+}
+
+impl Guess {
+    fn new(what: String, change: &Change, model: &WhatIf, given: &Given) -> Self {
+        let Prediction { items_per_s, at_least, bound_by, caveats, .. } = model.with(change);
+        let rows = given.args.settings.batch.max(1) as f64;
+        let busy = items_per_s / rows * given.step.as_secs_f64();
+        let au = (busy > 0.0).then(|| busy.min(1.0));
+        Self { what, change: change.clone(), items_per_s, at_least, bound_by, au, caveats }
+    }
+}
+
+/// The data that is read.
+pub struct Data {
+    /// Bytes of its files, and samples in them.
+    pub bytes: u64,
+    pub samples: u64,
+    /// How much of it the page cache held before the run.
+    pub cached: Result<Cached, String>,
+    /// Bytes of memory that the page cache might have.
+    pub memory: Option<u64>,
+}
+
+impl Data {
+    pub fn of(dataset: &dyn Dataset) -> Self {
+        let sources = dataset.sources();
+        let in_files = sources.ids().filter(|id| sources.bytes_of(*id).is_none());
+        Self {
+            bytes: in_files.map(|id| sources.len_of(id)).fold(0, u64::saturating_add),
+            samples: dataset.len(),
+            cached: page_cache_share(sources, PROBES_MAX),
+            memory: memory_available(),
+        }
+    }
+
+    /// What is to be known before a figure is taken for that of storage.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut all = Vec::new();
+        if let Some(memory) = self.memory.filter(|memory| self.bytes > 0 && self.bytes <= *memory) {
+            all.push(format!(
+                "the data fits into memory ({} are free): what was read once may come from there; --direct on reads past the \
+                 page cache",
+                bytes(memory)
+            ));
+        }
+        if let Ok(cached) = self.cached.as_ref().map(|cached| cached.share).map_err(|_| ())
+            && cached >= 0.05
+        {
+            all.push(format!(
+                "{:.0} % of the files are in the page cache now: --cold drops them first",
+                100.0 * cached
+            ));
+        }
+        all
+    }
+}
+
+/// What the kernel would give without taking it from somebody: the page cache can grow by about that, or is part of it.
+fn memory_available() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
+}
+
+/// What is to be known of a run before its figures are believed.
+pub fn notes(given: &Given, tally: &Tally, data: &Data, per_epoch: u64) -> Vec<String> {
+    let mut notes: Vec<String> = Vec::new();
+    if let Some(benchmark) = given.benchmark {
+        notes.extend(given.deviations.clone());
+        notes.extend(size_of_samples(benchmark, data));
+        if !notes.is_empty() {
+            notes.push("so the AU is not that of the benchmark's emulation".into());
+        }
+    }
+    if tally.interrupted {
+        notes.push("the run was interrupted: figures are of what was taken until then".into());
+    }
+    if let Some(late) = late(tally).filter(|late| !given.step.is_zero() && *late >= 0.01) {
+        let step = given.step.as_secs_f64();
+        notes.push(format!(
+            "steps took {:.2} ms, not {:.2}, on average, as the cores were busy when they ended: {:.1} % of the time, which a GPU would \
+             not have lost",
+            1e3 * (step + tally.stretch.late_s.unwrap_or_default() / tally.stretch.steps.max(1) as f64),
+            1e3 * step,
+            100.0 * late
+        ));
+    }
+    let epochs = tally.batches as f64 / per_epoch.max(1) as f64;
+    if epochs > 1.5 {
+        notes.push(format!("the data was read {epochs:.0} times"));
+    }
+    notes
+}
+
+/// Whether the user's data is like the benchmark's.
+fn size_of_samples(benchmark: &Benchmark, data: &Data) -> Option<String> {
+    let mean = data.bytes as f64 / data.samples.max(1) as f64;
+    let wanted = benchmark.sample_bytes as f64;
+    (!(0.8..1.25).contains(&(mean / wanted)))
+        .then(|| format!("the benchmark's samples have {wanted:.0} bytes, these {mean:.0} on average"))
+}

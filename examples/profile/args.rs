@@ -1,0 +1,327 @@
+//! The command line: what may be said together, and what a workload fills in.
+
+use crate::generate::Wanted;
+use crate::settings::{self, Settings};
+use crate::source::{Source, SourceArgs, Token};
+use crate::workload::{Accelerator, Benchmark, Workload};
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Says how long a GPU would wait for your data, why, and what to change.
+///
+/// Runs a loader on your data with a training step of a length that you say, or that of a workload of MLPerf Storage, and
+/// prints what limits it.
+#[derive(Parser)]
+#[command(name = "profile", version, after_long_help = AFTER)]
+pub struct Args {
+    #[command(flatten)]
+    pub source: SourceArgs,
+    #[command(flatten)]
+    pub settings: Settings,
+    /// Milliseconds that a training step takes [default: none: how fast can the loader go?]
+    #[arg(long, value_name = "X", value_parser = milliseconds, help_heading = STEP, conflicts_with = "workload")]
+    pub step_ms: Option<f64>,
+    /// A workload of MLPerf Storage: sets the source, --batch and the step; says whether its AU is reached
+    #[arg(long, value_enum, requires = "accelerator", help_heading = STEP)]
+    pub workload: Option<Workload>,
+    /// The accelerator that the workload trains on
+    #[arg(long, value_enum, requires = "workload", help_heading = STEP)]
+    pub accelerator: Option<Accelerator>,
+    /// Decode the pictures of a workload, too [default: as in MLPerf Storage, bytes as they are stored]
+    #[arg(long, requires = "workload", help_heading = STEP)]
+    pub decode: bool,
+    /// Run for about so long after the first batch, over as many epochs as it takes [default: 30]
+    #[arg(long, value_parser = settings::seconds, conflicts_with_all = ["batches", "epochs"], help_heading = RUN)]
+    pub seconds: Option<f64>,
+    /// Stop after N batches
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "epochs", help_heading = RUN)]
+    pub batches: Option<u64>,
+    /// Stop after N epochs
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = RUN)]
+    pub epochs: Option<u64>,
+    /// Make data in this folder first, or use what an earlier run made there
+    #[arg(long, value_name = "DIR", conflicts_with = "path", help_heading = RUN)]
+    pub generate: Option<PathBuf>,
+    /// How much of it [default: 1024]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 24), requires = "generate", conflicts_with = "path", help_heading = RUN)]
+    pub generate_mib: Option<u64>,
+    /// Say what so many decode workers would give; may be repeated
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = OUT)]
+    pub what_if_workers: Vec<u32>,
+    /// A dashboard in the terminal while it runs
+    #[arg(long, conflicts_with = "json", help_heading = OUT)]
+    pub live: bool,
+    /// One object of JSON on standard output, and nothing else there
+    #[arg(long, help_heading = OUT)]
+    pub json: bool,
+    /// Write a trace of the last batches, for ui.perfetto.dev
+    #[arg(long, value_name = "FILE", help_heading = OUT)]
+    pub trace: Option<PathBuf>,
+    /// Write a page with plots
+    #[arg(long, value_name = "FILE", help_heading = OUT)]
+    pub html: Option<PathBuf>,
+    /// Serve http://127.0.0.1:PORT/metrics while it runs; 0 takes a free port
+    #[arg(long, value_name = "PORT", help_heading = OUT)]
+    pub prometheus: Option<u16>,
+}
+
+const STEP: &str = "The training step";
+const RUN: &str = "The run";
+const OUT: &str = "What is said";
+
+const USAGE: &str = "\
+profile --source SOURCE (--path PATH | --generate DIR) [--step-ms X] [OPTIONS]
+       profile --workload WORKLOAD --accelerator ACCELERATOR (--path PATH | --generate DIR) [OPTIONS]";
+
+const AFTER: &str = "\
+What the figures mean:
+  AU          accelerator utilisation, as in MLPerf Storage: time of the steps / time from the end of the first step to
+              the end of the last one. The first step, and the wait for its batch, do not count.
+  gpu idle    on the host, where the step is emulated by a wait: all of that time but the steps, 1 - AU. On a GPU: the
+              share of the steady time in which its stream had nothing to do, by events on it: starved and late.
+  starved     the share of the steady time in which no batch was ready: the loader's doing.
+  late        on the host: waits that ended later than they should, as the cores were busy. On a GPU: an upper bound of
+              what delays of the program cost.
+
+A workload of MLPerf Storage is an emulation of what that benchmark asks of storage, for one accelerator in this
+process. It is no submission: those have rules for the size of the data, the memory, and the number of clients.
+
+--generate makes images, records, tar, tfrecord, tokens, npy and npz (and parquet where that is built in). It writes to
+a new or empty folder; a later run with the same folder uses what is there.
+
+Ctrl-C ends the run and prints what was measured until then, a second one ends the program at once.
+Exit status: 0 also when the AU was not reached (see \"pass\" in the JSON), 1 for an error, 2 for wrong arguments.";
+
+fn milliseconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        // A day.
+        Ok(ms) if (0.0..=86_400_000.0).contains(&ms) => Ok(ms),
+        _ => Err("a number of milliseconds, from 0 on, is wanted".into()),
+    }
+}
+
+/// Arguments that make sense together.
+pub struct Given {
+    pub args: Args,
+    pub benchmark: Option<&'static Benchmark>,
+    pub step: Duration,
+    /// What was said that the workload's benchmark has otherwise.
+    pub deviations: Vec<String>,
+    /// There are pictures, and they are decoded; known once the data is.
+    pub pictures: bool,
+}
+
+impl Given {
+    /// What the process was started with; wrong arguments end it with status 2, as `--help` does with 0.
+    pub fn parse() -> Self {
+        Self::from(std::env::args_os()).unwrap_or_else(|error| error.exit())
+    }
+
+    pub fn from(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Self, clap::Error> {
+        let mut command = command();
+        let matches = command.try_get_matches_from_mut(words)?;
+        let args = Args::from_arg_matches(&matches)?;
+        Self::checked(args, &matches).map_err(|(kind, message)| command.error(kind, message))
+    }
+
+    fn checked(mut args: Args, matches: &ArgMatches) -> Result<Self, (ErrorKind, String)> {
+        if args.trace.is_some() && args.trace == args.html {
+            return Err((ErrorKind::ArgumentConflict, "--trace and --html name the same file".into()));
+        }
+        let given = |name: &str| matches.value_source(name) == Some(ValueSource::CommandLine);
+        let mut deviations = Vec::new();
+        let benchmark = match args.workload.zip(args.accelerator) {
+            Some((workload, accelerator)) => Some(
+                Benchmark::find(workload, accelerator)
+                    .and_then(|found| found.fill_in(&mut args, given, &mut deviations).map(|()| found))
+                    .map_err(|message| (ErrorKind::InvalidValue, message))?,
+            ),
+            None => None,
+        };
+        let step = match benchmark {
+            Some(benchmark) => benchmark.step(),
+            None => Duration::from_secs_f64(args.step_ms.unwrap_or(0.0) / 1e3),
+        };
+        Ok(Self { args, benchmark, step, deviations, pictures: false })
+    }
+
+    /// Whether pictures are decoded, if there are any.
+    pub fn decode(&self) -> bool {
+        self.benchmark.is_none() || self.args.decode
+    }
+
+    /// What `--generate` is to make.
+    pub fn wanted(&self) -> Wanted {
+        let (source, settings) = (&self.args.source, &self.args.settings);
+        let token_bytes = match source.token {
+            Token::U16 => 2,
+            Token::U32 | Token::I32 => 4,
+            Token::I64 => 8,
+        };
+        let usual = match source.source {
+            Source::Records => source.record_bytes.map_or(150_528, |bytes| bytes as u64),
+            Source::Tfrecord => 114_660,
+            Source::Tokens => token_bytes * source.seq_len as u64,
+            Source::Npy => 224 * 224 * 3 * 4,
+            Source::Npz => 1 << 20,
+            Source::Images | Source::Tar => 107_000,
+            _ => 65_536,
+        };
+        let workload = self.benchmark;
+        Wanted {
+            source: source.source,
+            sample_bytes: workload.map_or(usual, |benchmark| benchmark.sample_bytes),
+            samples_per_file: workload.map(|benchmark| benchmark.samples_per_file),
+            token_bytes: if source.source == Source::Tokens { token_bytes } else { 0 },
+            batch: if workload.is_some() { settings.batch as u64 } else { 1 },
+            mib: self.args.generate_mib,
+        }
+    }
+}
+
+impl Benchmark {
+    fn fill_in(
+        &self,
+        args: &mut Args,
+        given: impl Fn(&str) -> bool,
+        deviations: &mut Vec<String>,
+    ) -> Result<(), String> {
+        let source = self.source()?;
+        match args.source.source {
+            other if given("source") && other != source && args.generate.is_some() => {
+                return Err(format!(
+                    "{self} reads {source}, so that is what --generate makes: leave out --source {other}"
+                ));
+            }
+            other if given("source") && other != source => {
+                deviations.push(format!("the benchmark reads {source}, not {other}"))
+            }
+            _ => args.source.source = source,
+        }
+        match args.settings.batch {
+            batch if !given("batch") || batch == self.batch => args.settings.batch = self.batch,
+            batch => deviations.push(format!("the benchmark's batches are of {}, not {batch}", self.batch)),
+        }
+        if args.decode {
+            deviations.push("the benchmark does not decode pictures".into());
+        }
+        Ok(())
+    }
+}
+
+/// `--source` and `--path` are what a workload and `--generate` know.
+fn command() -> Command {
+    Args::command()
+        .override_usage(USAGE)
+        .mut_arg("source", |arg| {
+            arg.required(false).required_unless_present("workload").default_value("images").hide_default_value(true)
+        })
+        .mut_arg("path", |arg| {
+            arg.required(false).required_unless_present("generate").default_value(".").hide_default_value(true)
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Given, String> {
+        let words = std::iter::once("profile").chain(line.split_whitespace());
+        Given::from(words).map_err(|error| {
+            assert_eq!(error.exit_code(), 2, "{line}");
+            error.to_string()
+        })
+    }
+
+    #[test]
+    fn a_workload_sets_source_batch_and_step() {
+        let given = parse("--workload resnet50 --accelerator h100 --path data").unwrap();
+        let (args, benchmark) = (&given.args, given.benchmark.unwrap());
+        assert_eq!((args.source.source, args.settings.batch), (Source::Tfrecord, 400));
+        assert_eq!((given.step, benchmark.au_target), (Duration::from_millis(224), 0.9));
+        assert!(given.deviations.is_empty() && !given.decode());
+        assert!(parse("--workload retinanet --accelerator b200 --path data --decode").unwrap().decode());
+    }
+
+    #[test]
+    fn what_is_said_beside_a_workload_goes_before_it_and_is_said_to_be_no_benchmark() {
+        for (more, deviation) in [
+            ("--batch 100", "the benchmark's batches are of 400, not 100"),
+            ("--source tar", "the benchmark reads tfrecord, not tar"),
+            ("--decode", "the benchmark does not decode pictures"),
+        ] {
+            let given = parse(&format!("--workload resnet50 --accelerator h100 --path data {more}")).unwrap();
+            assert_eq!(given.deviations, [deviation]);
+        }
+        let given = parse("--workload resnet50 --accelerator h100 --path data --batch 100 --source tar").unwrap();
+        assert_eq!((given.args.source.source, given.args.settings.batch), (Source::Tar, 100));
+        // The same as the benchmark's is no deviation.
+        let same = "--workload resnet50 --accelerator h100 --path data --batch 400 --source tfrecord";
+        assert!(parse(same).unwrap().deviations.is_empty());
+    }
+
+    #[test]
+    fn without_a_workload_the_step_is_what_is_said_or_none() {
+        let given = parse("--source images --path data --step-ms 1.5").unwrap();
+        assert_eq!((given.step, given.args.settings.batch), (Duration::from_micros(1500), 256));
+        assert!(given.decode() && given.benchmark.is_none());
+        assert_eq!(parse("--source images --path data").unwrap().step, Duration::ZERO);
+        assert_eq!(parse("--source images --path data --step-ms 0").unwrap().step, Duration::ZERO);
+    }
+
+    #[test]
+    fn arguments_that_make_no_sense_together_are_refused() {
+        for (line, why) in [
+            ("", "--source <SOURCE>"),
+            ("--source images", "--path <PATH>"),
+            ("--path data", "--source <SOURCE>"),
+            ("--source records --path data", "--record-bytes <RECORD_BYTES>"),
+            ("--source images --path data --generate dir", "'--path <PATH>' cannot be used with '--generate <DIR>'"),
+            ("--source images --path data --generate-mib 5", "cannot be used with"),
+            ("--source images --generate-mib 5", "--generate <DIR>"),
+            ("--workload unet3d --path data", "--accelerator <ACCELERATOR>"),
+            ("--accelerator h100 --source images --path data", "--workload <WORKLOAD>"),
+            ("--workload resnet50 --accelerator b200 --path data", "MLPerf Storage has no resnet50 for b200"),
+            ("--workload unet3d --accelerator h100 --path data --step-ms 3", "cannot be used with"),
+            ("--workload unet3d --accelerator h100 --generate dir --source tar", "leave out --source tar"),
+            ("--source images --path data --decode", "--workload <WORKLOAD>"),
+            ("--source images --path data --live --json", "cannot be used with"),
+            ("--source images --path data --seconds 3 --batches 5", "cannot be used with"),
+            ("--source images --path data --seconds 3 --epochs 5", "cannot be used with"),
+            ("--source images --path data --epochs 3 --batches 5", "cannot be used with"),
+            ("--source images --path data --seconds 0", "a number of seconds above 0"),
+            ("--source images --path data --batches 0", "0 is not in"),
+            ("--source images --path data --step-ms=-1", "a number of milliseconds, from 0 on"),
+            ("--source images --path data --step-ms inf", "a number of milliseconds, from 0 on"),
+            ("--source images --path data --what-if-workers 0", "0 is not in"),
+            ("--source images --path data --trace f --html f", "--trace and --html name the same file"),
+            ("--source images --path data --prometheus 70000", "70000 is not in"),
+        ] {
+            let error = parse(line).map(|_| ()).expect_err(line);
+            assert!(error.starts_with("error: ") && error.contains(why), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn data_that_is_made_has_the_samples_of_the_workload_or_of_the_source() {
+        let wanted = parse("--workload resnet50 --accelerator h100 --generate dir").unwrap().wanted();
+        assert_eq!(
+            (wanted.source, wanted.sample_bytes, wanted.samples_per_file),
+            (Source::Tfrecord, 114_660, Some(1251))
+        );
+        assert_eq!((wanted.batch, wanted.mib), (400, None));
+        let wanted = parse("--source records --record-bytes 77 --generate dir --generate-mib 9").unwrap().wanted();
+        assert_eq!((wanted.sample_bytes, wanted.samples_per_file, wanted.batch, wanted.mib), (77, None, 1, Some(9)));
+        let wanted = parse("--source tokens --token u32 --seq-len 100 --generate dir").unwrap().wanted();
+        assert_eq!((wanted.sample_bytes, wanted.token_bytes), (400, 4));
+    }
+
+    #[test]
+    fn no_two_arguments_have_one_name() {
+        command().debug_assert();
+    }
+}

@@ -1,0 +1,520 @@
+//! Data for who has none: a folder that holds either all of it, with a marker that says what it is, or nothing that a later run
+//! would take for data.
+//!
+//! ```text
+//! DIR/ .feedline-partial ─► data/ … ─► .feedline-profile.json ─► .feedline-partial removed
+//!       locked while it is written       written last
+//! ```
+//!
+//! What holds: a folder that is not empty and has neither file is somebody else's, and is refused; so is one that holds other data
+//! than is asked for. What a run that was killed left behind is removed by the next. Data whose files are missing, or whose bytes
+//! are not as many as were written, is refused.
+
+use crate::content::{Content, Texture};
+use crate::source::Source;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use rayon::iter::{IntoParallelIterator, ParallelIterator};
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+use std::error::Error;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, ErrorKind, IsTerminal};
+use std::path::{Path, PathBuf};
+
+const MARKER: &str = ".feedline-profile.json";
+const PARTIAL: &str = ".feedline-partial";
+const DATA: &str = "data";
+/// How much is made, unless something is said.
+const MIB: u64 = 1024;
+/// Files that hold several samples end with the one that reaches this, unless the workload says otherwise.
+const FILE_BYTES: u64 = 128 << 20;
+/// Threads that make data; each has a sample or two in memory.
+const THREADS_MAX: usize = 16;
+/// Room that is left on the disk.
+const SPARE: u64 = 64 << 20;
+
+/// What is to be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    pub source: Source,
+    pub sample_bytes: u64,
+    pub samples_per_file: Option<u64>,
+    /// Of tokens.
+    pub token_bytes: u64,
+    /// Samples at least: a batch.
+    pub batch: u64,
+    pub mib: Option<u64>,
+}
+
+/// What lies in a folder.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Marker {
+    made_by: String,
+    source: String,
+    sample_bytes: u64,
+    token_bytes: u64,
+    samples_per_file: u64,
+    samples: u64,
+    mib: u64,
+    /// As they were written.
+    files: u64,
+    bytes: u64,
+}
+
+const MADE_BY: &str = "feedline's example `profile`, version 1";
+
+/// Made data.
+#[derive(Debug)]
+pub struct Made {
+    pub path: PathBuf,
+    pub bytes: u64,
+    /// An earlier run did.
+    pub before: bool,
+}
+
+type Anyhow<T> = Result<T, Box<dyn Error>>;
+
+/// Makes data in `dir`, or takes what is there; `quit` ends the making.
+///
+/// Errors: in words: the folder is not fit, the disk has no room, what the operating system says. Nothing is left behind then.
+pub fn ensure(dir: &Path, wanted: &Wanted, quit: impl Fn() -> bool + Sync) -> Anyhow<Made> {
+    let at = |error: io::Error| format!("{}: {error}", dir.display());
+    let fresh = !dir.exists();
+    if !fresh && !dir.is_dir() {
+        return Err(format!("{} is no folder", dir.display()).into());
+    }
+    if !fresh && let Some(made) = found(dir, wanted)? {
+        return Ok(made);
+    }
+    let marker = wanted.marker()?;
+    let content = wanted.content()?;
+    fs::create_dir_all(dir).map_err(at)?;
+    let result = Lock::take(dir).and_then(|lock| {
+        let _ = fs::remove_dir_all(dir.join(DATA));
+        let made = room_for(dir, &marker).and_then(|()| fill(dir, wanted.source, marker, &content, quit));
+        lock.release(dir, made.is_ok());
+        made
+    });
+    if result.is_err() && fresh {
+        // Only when it is empty.
+        let _ = fs::remove_dir(dir);
+    }
+    result
+}
+
+/// What an earlier run made, if it is what is wanted; `None` where data may be made.
+fn found(dir: &Path, wanted: &Wanted) -> Anyhow<Option<Made>> {
+    let name = dir.display();
+    let text = match fs::read_to_string(dir.join(MARKER)) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let mut entries = fs::read_dir(dir).map_err(|error| format!("{name}: {error}"))?;
+            let ours = dir.join(PARTIAL).exists();
+            return match entries.next() {
+                Some(_) if !ours => {
+                    Err(format!("{name} is not empty, and not made by --generate: name a new folder").into())
+                }
+                _ => Ok(None),
+            };
+        }
+        Err(error) => return Err(format!("{name}/{MARKER}: {error}").into()),
+    };
+    let marker: Marker = serde_json::from_str(&text).map_err(|error| format!("{name}/{MARKER}: {error}"))?;
+    wanted.check(&marker).map_err(|why| format!("{name} holds {why}: name another folder, or remove it"))?;
+    let data = dir.join(DATA);
+    let (files, bytes) =
+        measure(&data, ending(wanted.source)).map_err(|error| format!("{}: {error}", data.display()))?;
+    if (files, bytes) != (marker.files, marker.bytes) {
+        let (then, all) = (marker.files, marker.bytes);
+        let message = format!(
+            "{name} was changed: {files} files of {bytes} bytes, {then} of {all} were made; remove it, and it is made anew"
+        );
+        return Err(message.into());
+    }
+    Ok(Some(Made { path: data, bytes, before: true }))
+}
+
+/// Files and bytes of the files with that ending.
+fn measure(dir: &Path, ending: &str) -> io::Result<(u64, u64)> {
+    let (mut files, mut bytes) = (0, 0);
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_name().as_encoded_bytes().ends_with(ending.as_bytes()) {
+            files += 1;
+            bytes += entry.metadata()?.len();
+        }
+    }
+    Ok((files, bytes))
+}
+
+fn ending(source: Source) -> &'static str {
+    match source {
+        Source::Images => ".jpg",
+        Source::Tar => ".tar",
+        Source::Tfrecord => ".tfrecord",
+        Source::Npy => ".npy",
+        Source::Npz => ".npz",
+        #[cfg(feature = "parquet")]
+        Source::Parquet => ".parquet",
+        _ => ".bin",
+    }
+}
+
+impl Wanted {
+    fn content(&self) -> Anyhow<Content> {
+        let bytes = usize::try_from(self.sample_bytes)?;
+        Ok(match self.source {
+            Source::Images => Content::Images(Texture::new(bytes)?),
+            Source::Tar => Content::Tar(Texture::new(bytes)?),
+            Source::Records => Content::Records { bytes },
+            Source::Tfrecord => Content::TfRecord { bytes },
+            Source::Tokens => Content::Tokens { width: usize::try_from(self.token_bytes)?, bytes },
+            Source::Npy => Content::Npy { bytes },
+            Source::Npz => Content::Npz { bytes },
+            #[cfg(feature = "parquet")]
+            Source::Parquet => Content::Parquet { bytes },
+            other => return Err(format!("--generate does not make {other}; use data of yours, by --path").into()),
+        })
+    }
+
+    /// What the folder will hold, as far as it is known.
+    fn marker(&self) -> Anyhow<Marker> {
+        let mib = self.mib.unwrap_or(MIB);
+        let samples = (mib << 20) / self.sample_bytes.max(1);
+        let least = self.batch.saturating_mul(self.sample_bytes).div_ceil(1 << 20).max(1);
+        if samples < self.batch.max(1) {
+            let rows = self.batch;
+            return Err(
+                format!("{mib} MiB hold no batch of {rows} samples: --generate-mib {least} is the least").into()
+            );
+        }
+        let one = matches!(self.source, Source::Images | Source::Npy | Source::Npz);
+        let per_file = (FILE_BYTES / self.sample_bytes.max(1)).max(1);
+        Ok(Marker {
+            made_by: MADE_BY.into(),
+            source: self.source.to_string(),
+            sample_bytes: self.sample_bytes,
+            token_bytes: self.token_bytes,
+            samples_per_file: if one { 1 } else { self.samples_per_file.unwrap_or(per_file) },
+            samples,
+            mib,
+            files: 0,
+            bytes: 0,
+        })
+    }
+
+    /// Whether a folder holds this. Errors: what it holds.
+    fn check(&self, marker: &Marker) -> Result<(), String> {
+        let Marker { made_by, source, sample_bytes, mib, samples, .. } = marker;
+        let same = *made_by == MADE_BY
+            && *source == self.source.to_string()
+            && *sample_bytes == self.sample_bytes
+            && marker.token_bytes == self.token_bytes
+            && self.samples_per_file.is_none_or(|wanted| wanted == marker.samples_per_file)
+            && self.mib.is_none_or(|wanted| wanted == *mib)
+            && *samples >= self.batch;
+        let held =
+            format!("{samples} samples of {sample_bytes} bytes ({source}, {mib} MiB), and not what is asked for");
+        if same { Ok(()) } else { Err(held) }
+    }
+}
+
+/// The right to write to a folder: a locked file in it, which also says that what lies there is not whole.
+struct Lock(#[allow(dead_code, reason = "locked as long as it is open")] File);
+
+impl Lock {
+    fn take(dir: &Path) -> Anyhow<Self> {
+        let path = dir.join(PARTIAL);
+        let failed = |error: io::Error| format!("{}: {error}", path.display());
+        let file = File::create(&path).map_err(failed)?;
+        if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            return Err(format!("another program makes data in {} now", dir.display()).into());
+        }
+        Ok(Self(file))
+    }
+
+    /// Without data, nothing is left.
+    fn release(self, dir: &Path, whole: bool) {
+        if !whole {
+            // What cannot be removed is refused by later runs, as it has no marker.
+            let _ = fs::remove_dir_all(dir.join(DATA));
+        }
+        let _ = fs::remove_file(dir.join(PARTIAL));
+    }
+}
+
+fn room_for(dir: &Path, marker: &Marker) -> Anyhow<()> {
+    let there = rustix::fs::statvfs(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+    let free = there.f_bavail.saturating_mul(there.f_frsize);
+    let needed = (marker.mib << 20).saturating_add(marker.mib << 15).saturating_add(SPARE);
+    let mib = |bytes: u64| bytes >> 20;
+    if free < needed {
+        let (free, needed) = (mib(free), mib(needed));
+        return Err(
+            format!("{} has {free} MiB free, {needed} are needed: less by --generate-mib", dir.display()).into()
+        );
+    }
+    Ok(())
+}
+
+/// Makes all files, then the marker.
+fn fill(
+    dir: &Path,
+    source: Source,
+    mut marker: Marker,
+    content: &Content,
+    quit: impl Fn() -> bool + Sync,
+) -> Anyhow<Made> {
+    let data = dir.join(DATA);
+    fs::create_dir(&data).map_err(|error| format!("{}: {error}", data.display()))?;
+    let ending = ending(source);
+    let bar = progress(marker.samples * marker.sample_bytes);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
+    let files = marker.samples.div_ceil(marker.samples_per_file);
+    let written = pool.install(|| {
+        (0..files).into_par_iter().try_for_each(|number| {
+            let path = data.join(format!("{number:08}{ending}"));
+            let start = number * marker.samples_per_file;
+            let samples = start..marker.samples.min(start.saturating_add(marker.samples_per_file));
+            let file = || -> io::Result<()> {
+                let out = BufWriter::with_capacity(1 << 20, File::create(&path)?);
+                content.write(out, samples, |bytes| {
+                    bar.inc(bytes);
+                    if quit() { Err(ErrorKind::Interrupted.into()) } else { Ok(()) }
+                })
+            };
+            file().map_err(|error| failed(&path, &error))
+        })
+    });
+    bar.finish_and_clear();
+    written?;
+    (marker.files, marker.bytes) = measure(&data, ending)?;
+    settle(dir, &marker)?;
+    Ok(Made { path: data, bytes: marker.bytes, before: false })
+}
+
+fn failed(path: &Path, error: &io::Error) -> String {
+    match error.kind() {
+        ErrorKind::Interrupted => "interrupted while data was made; what was there of it is removed".into(),
+        ErrorKind::StorageFull => "the disk is full; what was made until then is removed".into(),
+        _ => format!("{}: {error}", path.display()),
+    }
+}
+
+/// Brings everything to the device, so that it can be dropped from the page cache, and last the marker.
+fn settle(dir: &Path, marker: &Marker) -> Anyhow<()> {
+    let at = |error: io::Error| format!("{}: {error}", dir.display());
+    let folder = File::open(dir).map_err(at)?;
+    rustix::fs::syncfs(&folder).map_err(|error| at(error.into()))?;
+    let hidden = dir.join(format!("{MARKER}.new"));
+    fs::write(&hidden, serde_json::to_string_pretty(marker)?).map_err(at)?;
+    fs::rename(&hidden, dir.join(MARKER)).map_err(at)?;
+    folder.sync_all().map_err(at)?;
+    Ok(())
+}
+
+fn progress(bytes: u64) -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(bytes);
+    let style = ProgressStyle::with_template("making data {wide_bar} {bytes} of {total_bytes} ({eta})");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
+    bar
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::folder::Folder;
+    use feedline::dataset::{Dataset, DatasetExt, Images, Npy, Npz, Records, Tar, TfRecord, Tokens};
+    use feedline::tensor::DType;
+
+    fn wanted(source: Source, sample_bytes: u64) -> Wanted {
+        Wanted { source, sample_bytes, samples_per_file: None, token_bytes: 0, batch: 1, mib: Some(1) }
+    }
+
+    fn make(dir: &Path, wanted: &Wanted) -> Result<Made, String> {
+        ensure(dir, wanted, || false).map_err(|error| error.to_string())
+    }
+
+    /// Names in a folder, sorted.
+    fn names(dir: &Path) -> Vec<String> {
+        let mut names: Vec<String> = fs::read_dir(dir)
+            .map(|entries| entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect())
+            .unwrap_or_default();
+        names.sort();
+        names
+    }
+
+    /// Every byte of every sample is read, with the checksums that the format has.
+    fn read_all(dataset: &impl Dataset) -> Vec<Vec<Vec<u8>>> {
+        (0..dataset.len()).map(|sample| dataset.read_sample(sample).unwrap()).collect()
+    }
+
+    #[test]
+    fn every_format_that_is_made_is_read_and_has_the_samples_that_were_wanted() {
+        let folder = Folder::new();
+        let data = |source, bytes| make(&folder.join(format!("{source}")), &wanted(source, bytes)).unwrap().path;
+        let records = Records::builder(10_000).open(data(Source::Records, 10_000)).unwrap();
+        assert_eq!(read_all(&records).len(), 104);
+        let tfrecord = read_all(&TfRecord::open(data(Source::Tfrecord, 10_000)).unwrap());
+        assert!(tfrecord.len() == 104 && tfrecord.iter().all(|fields| fields[0].len() == 10_000));
+        let mut tokens = wanted(Source::Tokens, 4096);
+        tokens.token_bytes = 2;
+        let path = make(&folder.join("tokens"), &tokens).unwrap().path;
+        let tokens = read_all(&Tokens::builder(DType::U16).window(2048).open(path).unwrap());
+        assert!(tokens.len() == 256 && tokens.iter().flatten().flatten().any(|byte| *byte > 0));
+        let npy = read_all(&Npy::open(data(Source::Npy, 10_000)).unwrap());
+        assert!(npy.len() == 104 && npy.iter().all(|fields| fields[0].len() == 10_000));
+        let npz = read_all(&Npz::builder().verify(true).open(data(Source::Npz, 10_000)).unwrap());
+        assert!(npz.len() == 104 && npz.iter().all(|fields| fields.len() == 2 && fields[1].len() == 8));
+        let images = read_all(&Images::open(data(Source::Images, 20_000)).unwrap());
+        assert!(images.len() == 52 && images.iter().all(|fields| fields[0].starts_with(&[0xff, 0xd8])));
+        assert_eq!(read_all(&Tar::open(data(Source::Tar, 20_000)).unwrap()).len(), 52);
+    }
+
+    #[cfg(feature = "parquet")]
+    #[test]
+    fn parquet_has_the_bytes_of_every_sample() {
+        let folder = Folder::new();
+        let mut wanted = wanted(Source::Parquet, 100_000);
+        wanted.samples_per_file = Some(4);
+        let made = make(&folder.join("parquet"), &wanted).unwrap();
+        assert_eq!(names(&made.path).len(), 3);
+        let dataset = feedline::dataset::Parquet::open(&made.path).unwrap();
+        assert_eq!(dataset.len(), 10);
+        let loader = feedline::Loader::builder(dataset).batch_size(10).build().unwrap();
+        let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
+        let mut expected = Vec::new();
+        Content::Records { bytes: 100_000 }.write(&mut expected, 0..10, |_| Ok(())).unwrap();
+        assert!(batch.field("record").unwrap().as_bytes().unwrap() == expected);
+    }
+
+    #[test]
+    fn files_have_as_many_samples_as_the_workload_says() {
+        let folder = Folder::new();
+        let mut wanted = wanted(Source::Tfrecord, 10_000);
+        wanted.samples_per_file = Some(30);
+        let made = make(&folder.join("new/deep"), &wanted).unwrap();
+        assert_eq!(
+            names(&made.path),
+            ["00000000.tfrecord", "00000001.tfrecord", "00000002.tfrecord", "00000003.tfrecord"]
+        );
+        assert_eq!(TfRecord::open(made.path.join("00000003.tfrecord")).unwrap().len(), 14);
+    }
+
+    #[test]
+    fn data_of_an_earlier_run_is_used_as_it_is() {
+        let folder = Folder::new();
+        let mut wanted = wanted(Source::Records, 1000);
+        let first = make(&folder, &wanted).unwrap();
+        let time = |made: &Made| fs::metadata(made.path.join("00000000.bin")).unwrap().modified().unwrap();
+        let written = time(&first);
+        // What was not said is as it is.
+        for mib in [Some(1), None] {
+            wanted.mib = mib;
+            let again = make(&folder, &wanted).unwrap();
+            assert!(again.before && !first.before && again.bytes == first.bytes && time(&again) == written);
+        }
+        // Indexes that a reader keeps beside the data are not data.
+        fs::write(first.path.join("00000000.fdx"), "index").unwrap();
+        assert!(make(&folder, &wanted).unwrap().before);
+    }
+
+    #[test]
+    fn other_data_than_was_asked_for_is_refused_and_stays() {
+        let folder = Folder::new();
+        let first = wanted(Source::Records, 1000);
+        let bytes = make(&folder, &first).unwrap().bytes;
+        for other in [
+            Wanted { source: Source::Tfrecord, ..first.clone() },
+            Wanted { sample_bytes: 1001, ..first.clone() },
+            Wanted { mib: Some(2), ..first.clone() },
+            Wanted { samples_per_file: Some(3), ..first.clone() },
+            Wanted { batch: 2000, ..first.clone() },
+        ] {
+            let error = make(&folder, &other).unwrap_err();
+            assert!(error.contains("holds 1048 samples of 1000 bytes (records, 1 MiB)"), "{error}");
+        }
+        assert_eq!(make(&folder, &first).unwrap().bytes, bytes);
+    }
+
+    #[test]
+    fn data_that_was_cut_or_lost_is_refused() {
+        let folder = Folder::new();
+        let mut wanted = wanted(Source::Records, 1000);
+        wanted.samples_per_file = Some(600);
+        let made = make(&folder, &wanted).unwrap();
+        let file = made.path.join("00000001.bin");
+        File::options().write(true).open(&file).unwrap().set_len(5).unwrap();
+        let error = make(&folder, &wanted).unwrap_err();
+        assert!(error.contains("was changed: 2 files of 600005 bytes, 2 of 1048000 were made"), "{error}");
+        fs::remove_file(&file).unwrap();
+        assert!(make(&folder, &wanted).unwrap_err().contains("was changed: 1 files"));
+    }
+
+    #[test]
+    fn a_folder_of_somebody_else_is_refused_and_stays() {
+        let folder = Folder::new();
+        fs::write(folder.join("thesis.tex"), "years of work").unwrap();
+        let error = make(&folder, &wanted(Source::Records, 1000)).unwrap_err();
+        assert!(error.ends_with("is not empty, and not made by --generate: name a new folder"), "{error}");
+        assert_eq!(names(&folder), ["thesis.tex"]);
+        let error = make(&folder.join("thesis.tex"), &wanted(Source::Records, 1000)).unwrap_err();
+        assert!(error.ends_with("is no folder"), "{error}");
+    }
+
+    #[test]
+    fn nothing_stays_of_data_whose_making_was_interrupted() {
+        let folder = Folder::new();
+        let (inside, wanted) = (folder.join("data"), wanted(Source::Records, 1000));
+        for dir in [&*folder, &inside] {
+            let error = ensure(dir, &wanted, || true).unwrap_err().to_string();
+            assert!(error.starts_with("interrupted"), "{error}");
+            assert_eq!(names(&folder), [""; 0]);
+        }
+    }
+
+    #[test]
+    fn what_a_killed_run_left_is_made_anew() {
+        let folder = Folder::new();
+        fs::create_dir(folder.join(DATA)).unwrap();
+        fs::write(folder.join(DATA).join("00000000.bin"), "half of it").unwrap();
+        fs::write(folder.join(PARTIAL), "").unwrap();
+        let made = make(&folder, &wanted(Source::Records, 1000)).unwrap();
+        assert!(!made.before && made.bytes == 1_048_000);
+        assert_eq!(names(&folder), [MARKER, DATA]);
+    }
+
+    #[test]
+    fn two_programs_do_not_write_to_one_folder() {
+        let folder = Folder::new();
+        let lock = Lock::take(&folder).unwrap();
+        let error = make(&folder, &wanted(Source::Records, 1000)).unwrap_err();
+        assert!(error.starts_with("another program makes data in"), "{error}");
+        lock.release(&folder, false);
+        make(&folder, &wanted(Source::Records, 1000)).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_made_leaves_no_folder() {
+        let folder = Folder::new();
+        let (megatron, too_few, too_much) = (
+            wanted(Source::Megatron, 1000),
+            Wanted { batch: 3000, ..wanted(Source::Records, 1000) },
+            Wanted { mib: Some(1 << 40), ..wanted(Source::Records, 1000) },
+        );
+        for (wanted, why) in [
+            (megatron, "--generate does not make megatron"),
+            (too_few, "1 MiB hold no batch of 3000 samples: --generate-mib 3 is the least"),
+            (too_much, "are needed: less by --generate-mib"),
+        ] {
+            let error = make(&folder.join("new"), &wanted).unwrap_err();
+            assert!(error.contains(why), "{error}");
+            assert_eq!(names(&folder), [""; 0]);
+        }
+    }
+}

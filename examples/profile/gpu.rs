@@ -1,0 +1,133 @@
+//! The training step on a GPU: a kernel of that length on a stream of our own, which the batches are bound to.
+//!
+//! ```text
+//! CPU      next() ─► launch ─► drop ─► next() ─► launch ─► drop ─► …       never waits for the GPU
+//! stream   ──(copy is there)──[ step ]──(copy is there)──[ step ]── …
+//!                                     ▲ first event                ▲ last event, waited for at the end of the run
+//! ```
+//!
+//! Limits: one kernel of one thread stands for the step, so neither the bus nor the GPU's memory is as busy as in training. Only
+//! made for a [`Device`](feedline::Device) that is there: without a driver nothing here is called.
+
+#![allow(unsafe_code)]
+
+use crate::step::Stretch;
+use feedline::Batch;
+use feedline::device::cuda::cudarc::driver::{CudaContext, CudaEvent, CudaStream, result, sys};
+use std::error::Error;
+use std::ffi::{CStr, CString, c_void};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The kernel as text, which the driver compiles.
+const PTX: &str = concat!(include_str!("step.ptx"), "\0");
+const NAME: &CStr = c"feedline_profile_step";
+
+/// A step on a GPU.
+pub struct GpuStep {
+    stream: Arc<CudaStream>,
+    kernel: Kernel,
+    nanoseconds: u64,
+    taken: u64,
+    first: CudaEvent,
+    last: CudaEvent,
+}
+
+impl GpuStep {
+    /// Errors: what the driver says.
+    pub fn new(ordinal: usize, length: Duration) -> Result<Self, Box<dyn Error>> {
+        let context = CudaContext::new(ordinal)?;
+        let stream = context.new_stream()?;
+        let kernel = Kernel::load(&context)?;
+        let event = || context.new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT));
+        let nanoseconds = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX);
+        Ok(Self { first: event()?, last: event()?, stream, kernel, nanoseconds, taken: 0 })
+    }
+
+    /// The stream that works on the batches.
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// Has the stream take a step with the batch, which may go: its memory is used again behind the step.
+    pub fn take(&mut self, batch: Batch) -> Result<(), Box<dyn Error>> {
+        if self.nanoseconds > 0 {
+            self.kernel.launch(&self.stream, self.nanoseconds)?;
+        }
+        if self.taken == 0 {
+            self.first.record(&self.stream)?;
+        }
+        self.taken += 1;
+        drop(batch);
+        Ok(())
+    }
+
+    /// Waits for the last step.
+    pub fn end(self) -> Result<Stretch, Box<dyn Error>> {
+        self.last.record(&self.stream)?;
+        self.last.synchronize()?;
+        let steps = self.taken.saturating_sub(1);
+        // Without a step the first event was never recorded.
+        let ms = if steps == 0 { 0.0 } else { self.first.elapsed_ms(&self.last)? };
+        Ok(Stretch { steps, seconds: f64::from(ms) / 1e3, late_s: None })
+    }
+}
+
+impl Drop for GpuStep {
+    fn drop(&mut self) {
+        // The kernel's code must stay until the last step has ended; after an error nothing better can be done.
+        let _ = self.stream.synchronize();
+    }
+}
+
+/// The loaded module and its function.
+struct Kernel {
+    context: Arc<CudaContext>,
+    module: sys::CUmodule,
+    function: sys::CUfunction,
+}
+
+impl Kernel {
+    fn load(context: &Arc<CudaContext>) -> Result<Self, Box<dyn Error>> {
+        context.bind_to_thread()?;
+        // SAFETY: the text ends with a NUL, and lives for ever.
+        let module = unsafe { result::module::load_data(PTX.as_ptr().cast::<c_void>()) }?;
+        let mut kernel = Self { context: context.clone(), module, function: std::ptr::null_mut() };
+        // SAFETY: the module was loaded just now, and is unloaded when `kernel` is dropped.
+        kernel.function = unsafe { result::module::get_function(module, CString::from(NAME)) }?;
+        Ok(kernel)
+    }
+
+    fn launch(&self, stream: &CudaStream, mut nanoseconds: u64) -> Result<(), Box<dyn Error>> {
+        self.context.bind_to_thread()?;
+        let mut params = [(&raw mut nanoseconds).cast::<c_void>()];
+        // SAFETY: the kernel takes one u64, which is copied by this call, and touches no memory.
+        unsafe { result::launch_kernel(self.function, (1, 1, 1), (1, 1, 1), 0, stream.cu_stream(), &mut params) }?;
+        Ok(())
+    }
+}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        // A context that is broken cannot be tidied up, and an error here changes nothing.
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: it was loaded by `load` and is used by nobody else; the driver waits for kernels that run.
+            let _ = unsafe { result::module::unload(self.module) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_is_for_drivers_of_cuda_11_and_gpus_from_volta() {
+        let lines: Vec<&str> = PTX.lines().collect();
+        assert!(
+            lines.contains(&".version 7.0") && lines.contains(&".target sm_70") && lines.contains(&".address_size 64")
+        );
+        assert!(PTX.contains(&format!(".visible .entry {}(.param .u64 nanoseconds)", NAME.to_str().unwrap())));
+        assert_eq!(PTX.find('\0'), Some(PTX.len() - 1), "one NUL, at the end");
+    }
+}

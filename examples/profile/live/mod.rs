@@ -1,0 +1,245 @@
+//! A dashboard in the terminal while a loader works: how fast, how starved, by what.
+//!
+//! ```text
+//! feedline  images, train/               running · epoch 0 · 300 batches · 0:01:00
+//!                 now      mean                  now      mean
+//! samples/s     1,280     1,274  starved      25.0 %    25.0 %
+//! GB/s          0.193     0.192  AU           75.0 %    74.9 %  target 90 % missed
+//! samples/s  ▇▇▇▇▇▇▇██▇▇▇▇▇▇▇██▇▇▇▇▇▇▇██▇▇▇▇▇▇▇██▇▇▇▇▇▇▇██▇▇▇▇▇▇▇██ max 1,357
+//! starved    ▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂ last 1 min
+//! stages ───────────────────────────────────────────────────────────── last 2.00 s
+//!   order     █░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░    0.4 %     320,000/s
+//!   storage   █████████████████████████░░░░░░░░░░░   70.0 %  ≥    1,829/s
+//! ▶ decode    ███████████████████████████████████░   99.0 %       1,293/s  CAUSE
+//!   consumer  ███████████████████████████░░░░░░░░░   75.0 %       1,707/s
+//! slots      ██▒▒▒▒▒▒░░░░  █ held 0.8  ▓ full 0.0  ▒ filling 3.0  ░ free 2.2  of 6
+//! busy       9.0 of 32 reads, 4.0 of 4 workers, 5.0 queued
+//! latency            read        work        copy        wait
+//!   p50           1.20 ms     2.90 ms           –    50.00 ms
+//!   p99           3.60 ms     8.70 ms           –   150.00 ms
+//! bound by decode, starved 25.0 % (strong evidence)
+//!   → Decode needs 5.3 cores, has 4: `workers(6)` would give 1,606 samples/s or
+//!     more, then the consumer limits at 1,707.
+//! q quit  p pause  +/- window 2 s  w whole run
+//! ```
+//!
+//! A thread of its own asks the loader for a snapshot four times a second and draws; what works for the loader is not
+//! touched. `state` keeps what was seen and computes figures, `view` makes lines of them (pure, whatever the size), `text`
+//! makes bars and numbers, `screen` has the terminal.
+//!
+//! # What the figures are
+//!
+//! - *now* is the window: its length as chosen, or back to where 8 batches were handed out (30 s at most), and says so.
+//! - Rates are of the time in which an iterator was at work, with the waits for first batches; starved and AU of the steady
+//!   time, without them. AU is batches × step ÷ steady time, a step that is under way counted as far as it has come; the
+//!   mean leaves the first step out.
+//! - Beside a stage's share of its time stands what it could do if nothing kept it waiting; ≥ where that is a lower bound.
+//! - A wait is counted when it ends. Until then the head says for how long no batch came.
+//!
+//! # Limits
+//!
+//! - Anything else that writes to the terminal garbles the screen until it is resized.
+//! - A panic of any thread, also one that the loader catches, ends the dashboard, so that its message can be read.
+//! - After q, Esc or Ctrl-C the terminal is restored at once and the caller asked to end ([`Live::quit`]); a second Ctrl-C
+//!   is then the usual signal. SIGTERM does the same, with the feature `signals`. Both rely on a caller that asks.
+
+mod screen;
+mod state;
+mod text;
+mod view;
+
+use crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use feedline::Loader;
+use screen::{Look, Screen};
+use state::State;
+use std::error::Error;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// What the loader does not know.
+#[derive(Clone, Debug, Default)]
+pub struct Setup {
+    /// What is being loaded, in a few words.
+    pub title: String,
+    /// The consumer's step when nothing keeps it waiting; with it the accelerator's utilisation (AU) is shown.
+    pub step: Option<Duration>,
+    /// AU to be reached, 0 … 1.
+    pub au_target: Option<f64>,
+}
+
+/// The dashboard. Dropping it restores the terminal.
+pub struct Live {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    screen: Screen,
+    /// The user wants to end.
+    quit: AtomicBool,
+    /// The caller has ended.
+    end: AtomicBool,
+}
+
+/// Between two snapshots.
+const TICK: Duration = Duration::from_millis(250);
+/// The longest sleep: how late the end is seen.
+const NAP: Duration = Duration::from_millis(125);
+
+impl Live {
+    /// Takes the terminal, and draws until the user or the caller ends.
+    ///
+    /// Errors: standard output is no terminal, or the terminal cannot be set up.
+    pub fn start(loader: Arc<Loader>, setup: Setup) -> Result<Self, Box<dyn Error>> {
+        let terminated = Terminated::watch()?;
+        let shared = Arc::new(Shared { screen: Screen::open()?, quit: false.into(), end: false.into() });
+        let hooked = shared.clone();
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            hooked.screen.close();
+            before(panic);
+        }));
+        let mut live = Self { shared: shared.clone(), thread: None };
+        let run = move || {
+            // A terminal that cannot be written to any more is one that nobody looks at: the user is gone.
+            if shared.run(&loader, State::new(setup), &terminated).unwrap_or(true) {
+                shared.quit.store(true, Ordering::Release);
+            }
+            shared.screen.close();
+        };
+        // `live` restores the terminal when there is no thread to be had.
+        live.thread = Some(std::thread::Builder::new().name("live".into()).spawn(run)?);
+        Ok(live)
+    }
+
+    /// The user pressed q, Esc or Ctrl-C, or SIGTERM came.
+    pub fn quit(&self) -> bool {
+        self.shared.quit.load(Ordering::Acquire)
+    }
+
+    /// Restores the terminal, and lets the loader go.
+    pub fn end(self) {}
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        self.shared.end.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been reported.
+            let _ = thread.join();
+        }
+        self.shared.screen.close();
+    }
+}
+
+impl Shared {
+    /// Draws until the end; whether the user wants it.
+    fn run(&self, loader: &Loader, mut state: State, terminated: &Terminated) -> io::Result<bool> {
+        let (look, mut terminal) = (Look::of_environment(), screen::terminal()?);
+        let (mut due, mut dirty) = (Instant::now(), false);
+        while !self.end.load(Ordering::Acquire) {
+            if terminated.requested() {
+                return Ok(true);
+            }
+            let now = Instant::now();
+            if now >= due {
+                // A paused screen stays as it is.
+                dirty |= state.push(|| (loader.snapshot(), loader.timeline()));
+                due = now + TICK;
+            }
+            if dirty && !self.screen.draw(&mut terminal, &state, look)? {
+                return Ok(false);
+            }
+            dirty = false;
+            if event::poll(due.saturating_duration_since(Instant::now()).min(NAP))? {
+                match event::read()? {
+                    Event::Key(key) if key.kind != KeyEventKind::Release => match action(key) {
+                        Some(Action::Quit) => return Ok(true),
+                        Some(Action::Pause) => state.pause(),
+                        Some(Action::Window(by)) => state.change_window(by),
+                        Some(Action::Whole) => state.toggle_whole(),
+                        None => continue,
+                    },
+                    Event::Resize(..) => {}
+                    _ => continue,
+                }
+                dirty = true;
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// What a key asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Action {
+    Quit,
+    Pause,
+    /// A longer window (1) or a shorter one (-1).
+    Window(isize),
+    Whole,
+}
+
+fn action(key: KeyEvent) -> Option<Action> {
+    Some(match key.code {
+        KeyCode::Char('c' | 'd') if key.modifiers.contains(KeyModifiers::CONTROL) => Action::Quit,
+        _ if key.modifiers.intersects(KeyModifiers::CONTROL | KeyModifiers::ALT) => return None,
+        KeyCode::Char('q' | 'Q') | KeyCode::Esc => Action::Quit,
+        KeyCode::Char('p' | 'P' | ' ') => Action::Pause,
+        KeyCode::Char('+' | '=') => Action::Window(1),
+        KeyCode::Char('-' | '_') => Action::Window(-1),
+        KeyCode::Char('w' | 'W') => Action::Whole,
+        _ => return None,
+    })
+}
+
+/// Whether SIGTERM came.
+struct Terminated {
+    #[cfg(feature = "signals")]
+    stop: feedline::Stop,
+}
+
+impl Terminated {
+    fn watch() -> feedline::Result<Self> {
+        Ok(Self {
+            #[cfg(feature = "signals")]
+            stop: feedline::Stop::on([feedline::Signal::Term])?,
+        })
+    }
+
+    fn requested(&self) -> bool {
+        #[cfg(feature = "signals")]
+        return self.stop.requested();
+        #[cfg(not(feature = "signals"))]
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_do_what_the_footer_says() {
+        let (none, control, alt) = (KeyModifiers::NONE, KeyModifiers::CONTROL, KeyModifiers::ALT);
+        for (code, modifiers, wanted) in [
+            (KeyCode::Char('q'), none, Some(Action::Quit)),
+            (KeyCode::Esc, none, Some(Action::Quit)),
+            (KeyCode::Char('c'), control, Some(Action::Quit)),
+            (KeyCode::Char('c'), none, None),
+            (KeyCode::Char('q'), alt, None),
+            (KeyCode::Char('w'), control, None),
+            (KeyCode::Char('p'), none, Some(Action::Pause)),
+            (KeyCode::Char('+'), KeyModifiers::SHIFT, Some(Action::Window(1))),
+            (KeyCode::Char('='), none, Some(Action::Window(1))),
+            (KeyCode::Char('-'), none, Some(Action::Window(-1))),
+            (KeyCode::Char('w'), none, Some(Action::Whole)),
+            (KeyCode::Enter, none, None),
+        ] {
+            assert_eq!(action(KeyEvent::new(code, modifiers)), wanted, "{code:?} {modifiers:?}");
+        }
+    }
+}

@@ -1,0 +1,354 @@
+//! Why is my GPU starving? A loader is run on your data with a training step of a length that you say, and the answer names what
+//! limits it, the evidence, and what to change.
+//!
+//! ```text
+//! cargo run --release --example profile -- --source images --path train/ --step-ms 120
+//! cargo run --release --example profile -- --source tar --path 'train-{0000..0127}.tar' --device cuda:0 --step-ms 85 --html page.html
+//! cargo run --release --example profile -- --workload resnet50 --accelerator h100 --generate /nvme/scratch/resnet50
+//! ```
+//!
+//! ```text
+//! args ─► (data made) ─► dataset ─► loader ─► run: batch, step, batch, step … ─► answer ─► text │ JSON, trace, page
+//!   └ workload: source, batch, step, the AU to reach                  └ step: a wait on the host, a kernel on a GPU
+//! ```
+//!
+//! What holds: with `--json` standard output has one object and nothing else; files are checked before the run; whatever ends the
+//! run, Ctrl-C included, what was measured until then is said.
+
+mod answer;
+mod args;
+mod content;
+#[cfg(test)]
+mod folder;
+mod generate;
+#[cfg(feature = "cuda")]
+mod gpu;
+mod live;
+mod measure;
+mod output;
+#[path = "../throughput/settings.rs"]
+mod settings;
+#[path = "../throughput/source.rs"]
+mod source;
+mod step;
+mod text;
+mod watch;
+mod workload;
+
+use answer::{Answer, Data, Run};
+use args::Given;
+use feedline::dataset::Dataset;
+#[cfg(feature = "cuda")]
+use feedline::device::DeviceKind;
+use feedline::profile::export::{self, Names, Server};
+use feedline::tensor::Encoding;
+use feedline::{LastBatch, Loader, LoaderBuilder, Report, Stop};
+use live::{Live, Setup};
+use measure::Limit;
+use output::{Output, say, tell};
+use source::Source;
+use std::error::Error;
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::sync::Arc;
+use step::{HostStep, Step};
+use watch::Watch;
+
+type Anyhow<T> = Result<T, Box<dyn Error>>;
+
+fn main() -> ExitCode {
+    match run(Given::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tell(format_args!("error: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(mut given: Given) -> Anyhow<()> {
+    if given.args.live && !std::io::stdout().is_terminal() {
+        return Err("--live draws in a terminal, and standard output is none".into());
+    }
+    let open = |path: &Option<std::path::PathBuf>| path.as_deref().map(Output::open).transpose();
+    let files = (open(&given.args.trace)?, open(&given.args.html)?);
+    if given.args.generate.is_some() {
+        make_data(&mut given)?;
+    }
+    let dataset = open_data(&mut given)?;
+    if given.args.settings.cold {
+        settings::drop_from_cache(&dataset)?;
+    }
+    let data = Data::of(&*dataset);
+    if !given.args.json {
+        say(&text::heading(&given, &dataset.describe(), &data))?;
+    }
+    let (loader, step) = build(&given, dataset)?;
+    let finished = measured(&given, &loader, step, &data)?;
+    finished.write(files)?;
+    if given.args.json {
+        return Ok(say(&format!("{}\n", finished.answer.json()?))?);
+    }
+    Ok(say(&finished.text())?)
+}
+
+/// A flag that Ctrl-C sets; the second one ends the process.
+fn stop() -> Anyhow<Stop> {
+    #[cfg(feature = "signals")]
+    return Ok(Stop::on([feedline::Signal::Int, feedline::Signal::Term])?);
+    #[cfg(not(feature = "signals"))]
+    Ok(Stop::new())
+}
+
+fn make_data(given: &mut Given) -> Anyhow<()> {
+    let Some(dir) = &given.args.generate else { return Ok(()) };
+    let stop = stop()?;
+    let made = generate::ensure(dir, &given.wanted(), || stop.requested())?;
+    let gb = made.bytes as f64 / 1e9;
+    let how = if made.before { "made by an earlier run" } else { "made" };
+    tell(format_args!("{gb:.3} GB of {} in {}, {how}", given.args.source.source, made.path.display()));
+    given.args.source.path = made.path;
+    if !made.before {
+        // What was written last is in memory; a first epoch shall read from storage.
+        given.args.settings.cold = true;
+    }
+    Ok(())
+}
+
+/// Opens it; the archives of unet3d without being told what is in them.
+fn open_data(given: &mut Given) -> Anyhow<Arc<dyn Dataset>> {
+    let args = &mut given.args.source;
+    let scans = given.benchmark.is_some() && args.source == Source::Npz && args.columns.is_empty();
+    if scans && !args.rows && args.up_to.is_none() && args.flat.is_none() {
+        args.columns.push("x".into());
+        if given.args.generate.is_none() {
+            args.flat = largest(&args.path);
+        }
+    }
+    let dataset = args.open()?;
+    given.pictures = given.decode() && dataset.schema().iter().any(|field| field.encoding == Encoding::Image);
+    Ok(dataset)
+}
+
+/// Bytes of the largest file: no array of bytes in it has more elements.
+fn largest(path: &std::path::Path) -> Option<usize> {
+    let files = std::fs::read_dir(path).ok().into_iter().flatten().flatten();
+    let sizes = files.filter_map(|entry| entry.metadata().ok()).map(|data| data.len());
+    let most = sizes.max().or_else(|| std::fs::metadata(path).ok().map(|data| data.len()))?;
+    usize::try_from(most).ok()
+}
+
+/// The loader, and who takes its batches.
+fn build(given: &Given, dataset: Arc<dyn Dataset>) -> Anyhow<(Arc<Loader>, Step)> {
+    let settings = &given.args.settings;
+    let mut builder = settings.loader(dataset, given.decode());
+    if given.benchmark.is_some() {
+        builder = builder.last_batch(LastBatch::Drop);
+    }
+    let (builder, step) = step_of(given, builder)?;
+    Ok((Arc::new(builder.build()?), step))
+}
+
+#[cfg(feature = "cuda")]
+fn step_of(given: &Given, builder: LoaderBuilder) -> Anyhow<(LoaderBuilder, Step)> {
+    let DeviceKind::Cuda(ordinal) = given.args.settings.device.kind() else {
+        return Ok((builder, Step::Host(HostStep::new(given.step))));
+    };
+    let step =
+        gpu::GpuStep::new(ordinal, given.step).map_err(|error| format!("the step on cuda:{ordinal}: {error}"))?;
+    Ok((builder.stream(step.stream()), Step::Gpu(step)))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn step_of(given: &Given, builder: LoaderBuilder) -> Anyhow<(LoaderBuilder, Step)> {
+    Ok((builder, Step::Host(HostStep::new(given.step))))
+}
+
+/// Everything that a run gave.
+struct Finished {
+    answer: Answer,
+    loader: Arc<Loader>,
+    report: Report,
+    gpu: Option<String>,
+}
+
+fn measured(given: &Given, loader: &Arc<Loader>, step: Step, data: &Data) -> Anyhow<Finished> {
+    let args = &given.args;
+    let server = args.prometheus.map(|port| metrics(loader, port)).transpose()?;
+    let stop = stop()?;
+    let watch = Watch::start(&args.settings.device);
+    let live = args.live.then(|| dashboard(given, loader)).transpose()?;
+    let quit = || stop.requested() || live.as_ref().is_some_and(Live::quit);
+    let tally = measure::run(loader, step, Limit::new(args.seconds, args.batches, args.epochs), quit)?;
+    if let Some(live) = live {
+        live.end();
+    }
+    drop(server);
+    let (gpu, nvml) = watch.map(Watch::end).unzip();
+    let (snapshot, report) = (loader.snapshot(), loader.report());
+    let notes = answer::notes(given, &tally, data, loader.batches_per_epoch()?);
+    let run = Run { given, tally: &tally, report: &report, snapshot, notes, nvml };
+    Ok(Finished { answer: Answer::new(run), loader: loader.clone(), report, gpu })
+}
+
+fn dashboard(given: &Given, loader: &Arc<Loader>) -> Anyhow<Live> {
+    let title = loader.report().dataset;
+    let au_target = given.benchmark.map(|benchmark| benchmark.au_target);
+    Live::start(loader.clone(), Setup { title, step: Some(given.step).filter(|step| !step.is_zero()), au_target })
+}
+
+impl Finished {
+    fn write(&self, (trace, html): (Option<Output>, Option<Output>)) -> Anyhow<()> {
+        let (timeline, snapshot) = (self.loader.timeline(), &self.answer.snapshot);
+        if let Some(file) = trace {
+            file.write(&export::trace(&timeline, snapshot, Names::new("profile", 0)))?;
+        }
+        if let Some(file) = html {
+            let verdict: Vec<String> =
+                self.report.verdict.to_string().lines().map(|line| line.trim().to_string()).collect();
+            let title = format!("feedline profile: {}", self.report.dataset);
+            file.write(&export::html(snapshot, &timeline, &verdict, &title, &self.report.to_string()))?;
+        }
+        Ok(())
+    }
+
+    fn text(&self) -> String {
+        let report = self.report.to_string();
+        // Said above, with its evidence.
+        let facts = report.split("\nverdict ").next().unwrap_or_default();
+        text::answer(&self.answer, &self.report.verdict.to_string(), facts, self.gpu.as_deref())
+    }
+}
+
+/// Serves the metrics while it runs.
+fn metrics(loader: &Arc<Loader>, port: u16) -> Anyhow<Server> {
+    let loader = loader.clone();
+    let server = Server::loopback(port, move || export::prometheus(&[(Names::new("profile", 0), &loader.snapshot())]))?;
+    tell(format_args!("http://{}/metrics", server.address()));
+    Ok(server)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::folder::Folder;
+    use serde_json::Value;
+
+    /// A run with these arguments on data that is made, and its text.
+    fn profile(words: &str, folder: &Folder) -> (Value, String) {
+        let words = format!("profile --generate {} --device host {words}", folder.join("made").display());
+        let mut given = Given::from(words.split_whitespace()).unwrap();
+        make_data(&mut given).unwrap();
+        let dataset = open_data(&mut given).unwrap();
+        let data = Data::of(&*dataset);
+        let (loader, step) = build(&given, dataset).unwrap();
+        let finished = measured(&given, &loader, step, &data).unwrap();
+        (serde_json::from_str(&finished.answer.json().unwrap()).unwrap(), finished.text())
+    }
+
+    #[test]
+    fn the_json_has_every_field_with_its_type() {
+        let folder = Folder::new();
+        let (json, _) =
+            profile("--source records --record-bytes 1000 --generate-mib 1 --batch 10 --epochs 1 --step-ms 1", &folder);
+        let is = |name: &str, right: fn(&Value) -> bool| assert!(right(&json[name]), "{name} is {}", json[name]);
+        for name in
+            ["au", "gpu_idle_pct", "starved_pct", "late_pct", "items_per_s", "bytes_per_s", "step_ms", "seconds"]
+        {
+            is(name, Value::is_f64);
+        }
+        for name in ["batch", "batches", "samples"] {
+            is(name, Value::is_u64);
+        }
+        for name in ["cause", "strength", "device", "reader"] {
+            is(name, Value::is_string);
+        }
+        for name in ["evidence", "advice", "stages", "what_if", "notes"] {
+            is(name, Value::is_array);
+        }
+        for name in ["truth", "snapshot"] {
+            is(name, Value::is_object);
+        }
+        for name in ["au_target", "pass", "workload", "accelerator", "nvml"] {
+            is(name, Value::is_null);
+            assert!(json.get(name).is_some(), "{name} is missing");
+        }
+        assert_eq!((json["batches"].as_u64(), json["samples"].as_u64()), (Some(105), Some(1048)));
+        let stage = &json["stages"][0];
+        assert!(
+            stage["stage"].is_string() && stage["utilisation"].is_f64() && stage["at_least"].is_boolean(),
+            "{stage}"
+        );
+        assert!(stage["ceiling_items_per_s"].is_f64());
+        assert!(json["what_if"].as_array().unwrap().iter().all(|guess| guess["items_per_s"].is_f64()));
+    }
+
+    #[test]
+    fn the_au_is_steps_by_time_and_idle_is_the_rest() {
+        let folder = Folder::new();
+        let words = "--source records --record-bytes 1000 --generate-mib 1 --batch 10 --batches 41 --step-ms 2";
+        let (json, text) = profile(words, &folder);
+        let number = |name: &str| json[name].as_f64().unwrap();
+        let au = 40.0 * 0.002 / number("seconds");
+        assert!((number("au") - au).abs() < 1e-9 && au <= 1.0, "{au} {}", json["au"]);
+        assert!((number("gpu_idle_pct") - 100.0 * (1.0 - au)).abs() < 1e-6);
+        assert!(number("late_pct") <= number("gpu_idle_pct") + 1e-6);
+        assert!(text.contains(&format!("\nAU        {:.2} %\n", 100.0 * au)), "{text}");
+    }
+
+    #[test]
+    fn a_workload_passes_or_fails_and_says_so() {
+        let folder = Folder::new();
+        let workload = "--workload cosmoflow --accelerator a100 --generate-mib 12";
+        let (json, text) = profile(&format!("{workload} --epochs 1"), &folder);
+        let pass = json["pass"].as_bool().unwrap();
+        assert_eq!(pass, json["au"].as_f64().unwrap() >= 0.7);
+        assert!(
+            text.contains(if pass { ": PASS, 70 % are asked for" } else { ": FAIL, 70 % are asked for" }),
+            "{text}"
+        );
+        assert_eq!((json["workload"].as_str(), json["accelerator"].as_str()), (Some("cosmoflow"), Some("a100")));
+        assert_eq!(
+            (json["batch"].as_u64(), json["batches"].as_u64(), json["step_ms"].as_f64()),
+            (Some(1), Some(4), Some(5.51))
+        );
+        assert_eq!(json["notes"].to_string().matches("benchmark").count(), 0, "{}", json["notes"]);
+        let (json, text) = profile(&format!("{workload} --batch 2 --batches 1"), &folder);
+        assert!(json["pass"].is_null() && json["au"].is_null());
+        assert!(
+            text.contains("AU        not known") && json["notes"].to_string().contains("batches are of 1, not 2"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_run_without_a_step_has_no_au() {
+        let folder = Folder::new();
+        let (json, text) =
+            profile("--source records --record-bytes 1000 --generate-mib 1 --batch 10 --epochs 1", &folder);
+        assert!(json["au"].is_null() && json["gpu_idle_pct"].is_null() && !text.contains("\nAU "), "{text}");
+    }
+
+    #[test]
+    fn asked_changes_stand_beside_the_usual_ones_and_each_once() {
+        let folder = Folder::new();
+        let made = "--source records --record-bytes 1000 --generate-mib 1 --batch 10 --epochs 1 --workers 2";
+        let (json, text) =
+            profile(&format!("{made} --what-if-workers 3 --what-if-workers 4 --what-if-workers 3"), &folder);
+        let whats: Vec<&str> =
+            json["what_if"].as_array().unwrap().iter().map(|guess| guess["what"].as_str().unwrap()).collect();
+        let usual = ["as it is", "workers 4 instead of 2", "storage twice as fast", "all in the page cache"];
+        assert_eq!(whats, [&usual[..], &["workers 3 instead of 2"]].concat());
+        assert!(text.contains("workers 3 instead of 2"));
+    }
+
+    #[test]
+    fn the_text_is_at_most_100_columns_wide_but_for_words_that_are_longer() {
+        let folder = Folder::new();
+        let (_, text) = profile("--source images --generate-mib 1 --batch 4 --epochs 1 --crop 32 --step-ms 1", &folder);
+        let long =
+            |line: &&str| line.chars().count() > 100 && line.split_whitespace().all(|word| word.chars().count() < 80);
+        assert_eq!(text.lines().filter(long).collect::<Vec<_>>(), [""; 0]);
+        assert!(text.contains("decoding on the GPU"), "{text}");
+    }
+}

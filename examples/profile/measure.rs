@@ -1,0 +1,191 @@
+//! The run: batches are taken, each for a step, until something ends it; what was counted meanwhile.
+//!
+//! ```text
+//! build ─► first batch ─► step ─┬─ batch ─► step ─ … ─ batch ─► step ─┐
+//!          (a wait apart)       └────────── the stretch ──────────────┘   utilisation, samples/s, GB/s
+//! ```
+
+use crate::step::{Step, Stretch};
+use feedline::{Batch, Loader};
+use std::error::Error;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+/// A wait for a batch looks so often whether the run shall end.
+const LOOK: Duration = Duration::from_millis(50);
+/// How long a run is, unless something is said.
+const SECONDS: f64 = 30.0;
+
+/// What ends a run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Limit {
+    /// So long after the first batch.
+    Time(Duration),
+    Batches(u64),
+    Epochs(u64),
+}
+
+impl Limit {
+    pub fn new(seconds: Option<f64>, batches: Option<u64>, epochs: Option<u64>) -> Self {
+        match (batches, epochs) {
+            (Some(batches), _) => Self::Batches(batches),
+            (None, Some(epochs)) => Self::Epochs(epochs),
+            // Longer than any run is for ever.
+            (None, None) => {
+                Self::Time(Duration::try_from_secs_f64(seconds.unwrap_or(SECONDS)).unwrap_or(Duration::MAX))
+            }
+        }
+    }
+
+    /// Batches at most.
+    fn batches(self, per_epoch: u64) -> u64 {
+        match self {
+            Self::Time(_) => u64::MAX,
+            Self::Batches(batches) => batches,
+            Self::Epochs(epochs) => epochs.saturating_mul(per_epoch),
+        }
+    }
+
+    fn is_over(self, since_first: Duration) -> bool {
+        matches!(self, Self::Time(most) if since_first >= most)
+    }
+}
+
+/// What was taken, and in which time.
+#[derive(Debug, Default)]
+pub struct Tally {
+    pub batches: u64,
+    pub samples: u64,
+    pub bytes: u64,
+    /// Of the first batch, which is not part of the stretch.
+    pub first_samples: u64,
+    pub first_bytes: u64,
+    /// From the beginning until the first batch was there.
+    pub first_batch_s: f64,
+    pub wall_s: f64,
+    pub stretch: Stretch,
+    /// The user ended it.
+    pub interrupted: bool,
+}
+
+impl Tally {
+    fn count(&mut self, batch: &Batch, started: Instant) {
+        let (samples, bytes) = (batch.len() as u64, batch.fields().map(|field| field.size_bytes() as u64).sum::<u64>());
+        if self.batches == 0 {
+            (self.first_samples, self.first_bytes) = (samples, bytes);
+            self.first_batch_s = started.elapsed().as_secs_f64();
+        }
+        self.batches += 1;
+        self.samples += samples;
+        self.bytes += bytes;
+    }
+
+    /// Samples and bytes per second of the stretch.
+    pub fn rates(&self) -> (f64, f64) {
+        let rate = |all: u64, first: u64| match self.stretch.seconds {
+            seconds if seconds > 0.0 => all.saturating_sub(first) as f64 / seconds,
+            _ => 0.0,
+        };
+        (rate(self.samples, self.first_samples), rate(self.bytes, self.first_bytes))
+    }
+}
+
+/// Takes batches until the limit, or until `quit`.
+///
+/// Errors: those of the loader and the device; an epoch without a batch.
+pub fn run(loader: &Loader, mut step: Step, limit: Limit, quit: impl Fn() -> bool) -> Result<Tally, Box<dyn Error>> {
+    let per_epoch = loader.batches_per_epoch()?;
+    if per_epoch == 0 {
+        let rows = loader.global_batch();
+        return Err(
+            format!("the data has too few samples for one batch of {rows}: a smaller --batch, or more data").into()
+        );
+    }
+    let most = limit.batches(per_epoch);
+    let (mut tally, started) = (Tally::default(), Instant::now());
+    let mut first = None;
+    let mut epochs = loader.epochs(0..most.div_ceil(per_epoch))?;
+    while tally.batches < most {
+        if quit() {
+            tally.interrupted = true;
+            break;
+        }
+        let batch = match epochs.next_within(LOOK) {
+            // The run does not end within a wait, which would be neither starvation nor a step.
+            Poll::Pending => continue,
+            Poll::Ready(None) => break,
+            Poll::Ready(Some(batch)) => batch?,
+        };
+        let first = *first.get_or_insert_with(Instant::now);
+        tally.count(&batch, started);
+        step.take(batch, &quit)?;
+        if limit.is_over(first.elapsed()) {
+            break;
+        }
+    }
+    drop(epochs);
+    tally.stretch = step.end()?;
+    tally.wall_s = started.elapsed().as_secs_f64();
+    Ok(tally)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::step::HostStep;
+    use feedline::dataset::Records;
+    use std::cell::Cell;
+
+    fn loader() -> Loader {
+        Loader::builder(Records::builder(2).open_bytes([7; 100]).unwrap()).batch_size(20).build().unwrap()
+    }
+
+    fn taken(limit: Limit, quit: impl Fn() -> bool) -> Tally {
+        run(&loader(), Step::Host(HostStep::new(Duration::ZERO)), limit, quit).unwrap()
+    }
+
+    #[test]
+    fn a_run_ends_after_its_batches_or_epochs() {
+        for (limit, batches, samples) in [
+            (Limit::Batches(1), 1, 20),
+            (Limit::Batches(4), 4, 70),
+            (Limit::Epochs(1), 3, 50),
+            (Limit::Epochs(2), 6, 100),
+        ] {
+            let tally = taken(limit, || false);
+            assert_eq!((tally.batches, tally.samples, tally.bytes), (batches, samples, 2 * samples), "{limit:?}");
+            assert_eq!(tally.stretch.steps, batches - 1);
+            assert!(!tally.interrupted);
+        }
+    }
+
+    #[test]
+    fn a_run_of_a_time_goes_on_over_epochs_until_it_has_passed() {
+        let limit = Duration::from_millis(30);
+        let tally = taken(Limit::Time(limit), || false);
+        assert!(tally.batches > 3 && tally.wall_s >= limit.as_secs_f64(), "{tally:?}");
+    }
+
+    #[test]
+    fn a_run_that_the_user_ends_has_what_was_taken_until_then() {
+        let asked = Cell::new(0);
+        let tally = taken(Limit::Time(Duration::MAX), || asked.replace(asked.get() + 1) >= 5);
+        assert!(tally.interrupted && tally.batches > 0, "{tally:?}");
+    }
+
+    #[test]
+    fn rates_are_those_of_the_stretch_so_the_first_batch_does_not_count() {
+        let stretch = Stretch { steps: 2, seconds: 2.0, late_s: None };
+        let tally = Tally { samples: 50, bytes: 100, first_samples: 20, first_bytes: 40, stretch, ..Tally::default() };
+        assert_eq!(tally.rates(), (15.0, 30.0));
+        assert_eq!(Tally::default().rates(), (0.0, 0.0));
+    }
+
+    #[test]
+    fn what_was_not_said_is_30_seconds() {
+        assert_eq!(Limit::new(None, None, None), Limit::Time(Duration::from_secs(30)));
+        assert_eq!(Limit::new(Some(1e300), None, None), Limit::Time(Duration::MAX));
+        assert_eq!(Limit::new(None, Some(3), None), Limit::Batches(3));
+        assert_eq!(Limit::new(None, None, Some(3)), Limit::Epochs(3));
+    }
+}

@@ -1,0 +1,184 @@
+//! The training step, emulated: it holds the batch for so long, then drops it.
+//!
+//! ```text
+//! host   ── batch ──► sleep … spin ──► drop           the step is this thread's, as a GPU's would be the GPU's
+//! GPU    ── batch ──► launch ──► drop                  the step is a kernel on the consumer's stream; the CPU goes on
+//! ```
+//!
+//! On the host the thread sleeps, since a GPU's step costs no CPU, and spins the last 100 µs, since sleeping is not exact. A
+//! step is never shorter than asked for, so utilisation is never above 1.
+
+use feedline::Batch;
+use std::error::Error;
+use std::time::{Duration, Instant};
+
+/// Sleeping is late by up to about so much on a machine that is not busy.
+const SPIN: Duration = Duration::from_micros(100);
+/// A long step looks so often whether it shall end.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// From the end of the first step to the end of the last.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Stretch {
+    /// Steps in it: all but the first.
+    pub steps: u64,
+    pub seconds: f64,
+    /// How much longer than they should these steps took; `None` where nobody knows.
+    pub late_s: Option<f64>,
+}
+
+impl Stretch {
+    /// The share of the time that steps of this length were; `None` without any.
+    pub fn utilisation(&self, step: Duration) -> Option<f64> {
+        let busy = self.steps as f64 * step.as_secs_f64();
+        (busy > 0.0 && self.seconds > 0.0).then(|| (busy / self.seconds).min(1.0))
+    }
+}
+
+/// Takes batches.
+pub enum Step {
+    Host(HostStep),
+    #[cfg(feature = "cuda")]
+    Gpu(crate::gpu::GpuStep),
+}
+
+impl Step {
+    /// One step; `quit` ends a long one early, which then does not count.
+    pub fn take(&mut self, batch: Batch, quit: impl Fn() -> bool) -> Result<(), Box<dyn Error>> {
+        match self {
+            Self::Host(step) => step.take(batch, quit),
+            #[cfg(feature = "cuda")]
+            Self::Gpu(step) => step.take(batch)?,
+        }
+        Ok(())
+    }
+
+    /// What they took, once all have ended.
+    pub fn end(self) -> Result<Stretch, Box<dyn Error>> {
+        match self {
+            Self::Host(step) => Ok(step.end()),
+            #[cfg(feature = "cuda")]
+            Self::Gpu(step) => step.end(),
+        }
+    }
+}
+
+/// A step on the host.
+pub struct HostStep {
+    length: Duration,
+    taken: u64,
+    /// The ends of the first and of the last step.
+    ends: Option<(Instant, Instant)>,
+    late: Duration,
+}
+
+impl HostStep {
+    pub fn new(length: Duration) -> Self {
+        Self { length, taken: 0, ends: None, late: Duration::ZERO }
+    }
+
+    fn take(&mut self, batch: Batch, quit: impl Fn() -> bool) {
+        let started = Instant::now();
+        if !wait(started, self.length, quit) {
+            return;
+        }
+        let now = Instant::now();
+        drop(batch);
+        self.taken += 1;
+        match &mut self.ends {
+            None => self.ends = Some((now, now)),
+            Some((_, last)) => {
+                *last = now;
+                self.late += (now - started).saturating_sub(self.length);
+            }
+        }
+    }
+
+    fn end(self) -> Stretch {
+        let seconds = self.ends.map_or(0.0, |(first, last)| (last - first).as_secs_f64());
+        Stretch { steps: self.taken.saturating_sub(1), seconds, late_s: Some(self.late.as_secs_f64()) }
+    }
+}
+
+/// Waits until no less than `length` has passed; `false` when it was cut short.
+fn wait(started: Instant, length: Duration, quit: impl Fn() -> bool) -> bool {
+    loop {
+        let left = length.saturating_sub(started.elapsed());
+        if left > SPIN {
+            if quit() {
+                return false;
+            }
+            std::thread::sleep((left - SPIN).min(LOOK));
+        } else if left.is_zero() {
+            return true;
+        } else {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use feedline::Loader;
+    use feedline::dataset::Records;
+
+    #[test]
+    fn a_run_that_never_starved_has_a_utilisation_of_one_and_none_has_more() {
+        let step = Duration::from_millis(250);
+        for (steps, seconds, expected) in [
+            (4, 1.0, Some(1.0)),
+            (4, 2.0, Some(0.5)),
+            (3, 1.0, Some(0.75)),
+            // A GPU's clock and ours may differ a little.
+            (4, 0.999, Some(1.0)),
+            (0, 0.0, None),
+            (0, 1.0, None),
+            (4, 0.0, None),
+        ] {
+            assert_eq!(
+                Stretch { steps, seconds, late_s: None }.utilisation(step),
+                expected,
+                "{steps} steps in {seconds} s"
+            );
+        }
+        assert_eq!(
+            Stretch { steps: 4, seconds: 1.0, late_s: None }.utilisation(Duration::ZERO),
+            None,
+            "nothing to be utilised"
+        );
+    }
+
+    #[test]
+    fn n_steps_are_n_minus_1_stretches_of_at_least_their_length() {
+        let length = Duration::from_millis(3);
+        let loader = Loader::builder(Records::builder(1).open_bytes([7; 40]).unwrap()).batch_size(10).build().unwrap();
+        let mut step = HostStep::new(length);
+        for batch in loader.epoch(0).unwrap() {
+            step.take(batch.unwrap(), || false);
+        }
+        let stretch = step.end();
+        assert_eq!(stretch.steps, 3);
+        assert!(stretch.seconds >= 3.0 * length.as_secs_f64(), "{stretch:?}");
+        let (au, late) = (stretch.utilisation(length).unwrap(), stretch.late_s.unwrap());
+        assert!(au > 0.0 && au <= 1.0, "{au}");
+        // What is neither a step nor late is waits and handing over.
+        assert!(late >= 0.0 && 3.0 * length.as_secs_f64() + late <= stretch.seconds, "{stretch:?}");
+    }
+
+    #[test]
+    fn a_single_step_is_no_stretch() {
+        let loader = Loader::builder(Records::builder(1).open_bytes([7; 4]).unwrap()).batch_size(10).build().unwrap();
+        let mut step = HostStep::new(Duration::ZERO);
+        step.take(loader.epoch(0).unwrap().next().unwrap().unwrap(), || false);
+        assert_eq!(step.end(), Stretch { steps: 0, seconds: 0.0, late_s: Some(0.0) });
+    }
+
+    #[test]
+    fn a_step_that_is_cut_short_does_not_count() {
+        let loader = Loader::builder(Records::builder(1).open_bytes([7; 4]).unwrap()).batch_size(1).build().unwrap();
+        let mut step = HostStep::new(Duration::from_secs(3600));
+        step.take(loader.epoch(0).unwrap().next().unwrap().unwrap(), || true);
+        assert_eq!(step.taken, 0);
+    }
+}

@@ -1,0 +1,257 @@
+//! The answer for people, at most 100 columns wide.
+
+use crate::answer::{Answer, Data, Guess};
+use crate::args::Given;
+use feedline::profile::Cause;
+use std::fmt::Write;
+
+const WIDTH: usize = 100;
+
+/// Lines that are begun by a label, and go on under their text.
+#[derive(Default)]
+struct Page(String);
+
+impl Page {
+    fn line(&mut self, label: &str, text: &str) {
+        fill(&mut self.0, &format!("{label:<10}"), 10, text);
+    }
+
+    fn blank(&mut self) {
+        self.0.push('\n');
+    }
+}
+
+/// Adds `text` behind `start`, broken at words, the further lines indented.
+fn fill(out: &mut String, start: &str, indent: usize, text: &str) {
+    let mut line = start.to_string();
+    let mut empty = true;
+    for word in text.split_whitespace() {
+        if !empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
+            out.push_str(line.trim_end());
+            out.push('\n');
+            line = " ".repeat(indent);
+            empty = true;
+        }
+        if !empty {
+            line.push(' ');
+        }
+        line.push_str(word);
+        empty = false;
+    }
+    out.push_str(line.trim_end());
+    out.push('\n');
+}
+
+/// Breaks the lines of a text that is laid out already: what is too long goes on under where its text begins.
+fn reflow(out: &mut String, text: &str, indent: usize) {
+    for line in text.lines() {
+        if line.chars().count() <= WIDTH {
+            out.push_str(line);
+            out.push('\n');
+            continue;
+        }
+        let start = line.len() - line.trim_start().len();
+        let (start, rest) = match line.char_indices().nth(indent) {
+            // A label, or nothing, and then the text.
+            Some((at, _)) if line[..at].ends_with(' ') => line.split_at(at),
+            _ => line.split_at(start),
+        };
+        fill(out, start, start.chars().count().max(4), rest);
+    }
+}
+
+/// What is run, before it is.
+pub fn heading(given: &Given, describe: &str, data: &Data) -> String {
+    let mut page = Page::default();
+    let settings = &given.args.settings;
+    if let Some(benchmark) = given.benchmark {
+        page.line(
+            "workload",
+            &format!(
+                "{benchmark}: batches of {}, a step of {}, AU of {:.0} % to pass; an emulation of the storage side of MLPerf Storage for \
+                 one accelerator, no submission",
+                settings.batch,
+                step(given),
+                100.0 * benchmark.au_target
+            ),
+        );
+    } else {
+        let text = if given.step.is_zero() { "none: how fast can the loader go?".into() } else { step(given) };
+        page.line("step", &format!("{text}, batches of {}", settings.batch));
+    }
+    page.line("data", &format!("{describe}, {}", bytes(data.bytes)));
+    for warning in data.warnings() {
+        page.line("warning", &warning);
+    }
+    page.0
+}
+
+pub fn bytes(count: u64) -> String {
+    let count = count as f64;
+    match count {
+        1e9.. => format!("{} GB", significant(count / 1e9)),
+        1e6.. => format!("{} MB", significant(count / 1e6)),
+        _ => format!("{} kB", significant(count / 1e3)),
+    }
+}
+
+fn step(given: &Given) -> String {
+    format!("{} ms", significant(1e3 * given.step.as_secs_f64()))
+}
+
+/// Everything, when it is over. `verdict` and `report` are those of the library.
+pub fn answer(answer: &Answer, verdict: &str, report: &str, gpu: Option<&str>) -> String {
+    let mut page = Page::default();
+    page.blank();
+    figures(&mut page, answer);
+    page.blank();
+    page.0.push_str("VERDICT   ");
+    let mut lines = String::new();
+    reflow(&mut lines, verdict, 4);
+    page.0.push_str(&lines);
+    page.blank();
+    stages(&mut page, answer);
+    page.blank();
+    what_if(&mut page, answer);
+    page.blank();
+    if let Some(gpu) = gpu {
+        reflow(&mut page.0, gpu, 10);
+        page.blank();
+    }
+    reflow(&mut page.0, report, 10);
+    page.0
+}
+
+fn figures(page: &mut Page, answer: &Answer) {
+    if let Some(au) = answer.au {
+        let result = match (answer.pass, answer.au_target) {
+            (Some(true), Some(target)) => format!(": PASS, {:.0} % are asked for", 100.0 * target),
+            (Some(false), Some(target)) => format!(": FAIL, {:.0} % are asked for", 100.0 * target),
+            _ => String::new(),
+        };
+        page.line("AU", &format!("{:.2} %{result}", 100.0 * au));
+    } else if answer.step_ms > 0.0 {
+        page.line("AU", "not known: that takes two batches");
+    }
+    if let Some(idle) = answer.gpu_idle_pct {
+        let late = answer.late_pct.map_or(String::new(), |late| format!(", late {late:.2} %"));
+        page.line("gpu idle", &format!("{idle:.2} %: starved {:.2} %{late}", answer.starved_pct));
+    }
+    page.line(
+        "rate",
+        &format!(
+            "{} samples/s, {:.3} GB/s delivered, over {} batches in {:.2} s; first batch after {:.3} s",
+            number(answer.items_per_s),
+            answer.bytes_per_s / 1e9,
+            answer.batches,
+            answer.seconds,
+            answer.first_batch_seconds
+        ),
+    );
+    for warning in &answer.truth.warnings {
+        page.line("warning", warning);
+    }
+    for note in &answer.notes {
+        page.line("note", note);
+    }
+}
+
+fn stages(page: &mut Page, answer: &Answer) {
+    let _ = writeln!(page.0, "{:<24}{:>8}  {:>24}", "stage", "busy", "could do, samples/s");
+    for stage in &answer.stages {
+        let least = if stage.at_least { "at least " } else { "" };
+        let ceiling = format!("{least}{}", number(stage.ceiling_items_per_s));
+        let _ = writeln!(page.0, "{:<24}{:>6.0} %  {ceiling:>24}", name(stage.stage), 100.0 * stage.utilisation);
+    }
+}
+
+fn name(stage: Cause) -> String {
+    match stage {
+        Cause::Consumer => "the consumer".into(),
+        Cause::Decode => "decode, copies in memory".into(),
+        other => other.to_string(),
+    }
+}
+
+fn what_if(page: &mut Page, answer: &Answer) {
+    if answer.what_if.is_empty() {
+        return;
+    }
+    let with_au = answer.au.is_some();
+    let au = if with_au { "      AU" } else { "" };
+    let _ = writeln!(page.0, "{:<28}{:>20}{au}  then limits", "what if", "samples/s");
+    let mut caveats: Vec<&str> = Vec::new();
+    for Guess { what, items_per_s, at_least, bound_by, au, caveats: more, .. } in &answer.what_if {
+        let rate = format!("{}{}", if *at_least { "at least " } else { "" }, number(*items_per_s));
+        let au = au.filter(|_| with_au).map_or(String::new(), |au| format!("{:>6.1} %", 100.0 * au));
+        let _ = writeln!(page.0, "{what:<28}{rate:>20}{au}  {}", name(*bound_by));
+        caveats.extend(more.iter().map(String::as_str).filter(|one| !caveats.contains(one)).collect::<Vec<_>>());
+    }
+    for caveat in caveats {
+        fill(&mut page.0, "  ", 2, caveat);
+    }
+}
+
+/// Three digits that mean something, and commas between thousands.
+fn number(value: f64) -> String {
+    if value < 100.0 {
+        return significant(value);
+    }
+    let digits = format!("{value:.0}");
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+fn significant(value: f64) -> String {
+    let digits = match value.abs() {
+        100.0.. => 0,
+        10.0.. => 1,
+        1.0.. => 2,
+        _ => 3,
+    };
+    let text = format!("{value:.digits$}");
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_string() } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_lines_go_on_under_their_text_within_100_columns() {
+        let mut out = String::new();
+        reflow(&mut out, &format!("reader    {}", "word ".repeat(40)), 10);
+        let lines: Vec<&str> = out.lines().collect();
+        assert_eq!(lines.len(), 3);
+        assert!(lines.iter().all(|line| line.chars().count() <= WIDTH));
+        assert!(lines[0].starts_with("reader    word") && lines[1].starts_with("          word"));
+        out.clear();
+        reflow(&mut out, &format!("  → {}", "wörd ".repeat(40)), 4);
+        assert!(out.lines().nth(1).is_some_and(|line| line.starts_with("    wörd")), "{out}");
+        out.clear();
+        reflow(&mut out, "short  as   it is", 4);
+        assert_eq!(out, "short  as   it is\n");
+    }
+
+    #[test]
+    fn a_word_that_is_too_long_is_left_whole() {
+        let mut out = String::new();
+        fill(&mut out, "path      ", 10, &"x".repeat(200));
+        assert_eq!(out.lines().count(), 1);
+    }
+
+    #[test]
+    fn numbers_have_the_digits_that_mean_something() {
+        for (value, text) in
+            [(0.0, "0"), (0.1234, "0.123"), (5.5, "5.5"), (47.55, "47.5"), (224.0, "224"), (1_234_567.8, "1,234,568")]
+        {
+            assert_eq!(number(value), text);
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! The workloads of MLPerf Storage, as its configurations (mlcommons/storage) have them: what one accelerator reads, and how
+//! long a step of its training takes.
+//!
+//! ```text
+//!            format    rows × bytes of a sample     step: a100      h100     b200    AU to pass
+//! unet3d     npz          7 × 146,600,628              0.636     0.323    0.162      90 %
+//! resnet50   TFRecord   400 ×     114,660              0.435     0.224       –       90 %
+//! cosmoflow  TFRecord     1 ×   2,828,486             0.00551   0.00350      –       70 %
+//! retinanet  JPEG        16 ×     153,600              0.210     0.180       –       85 %   (of an earlier round)
+//!                        24 ×     322,957                –         –      0.04755    85 %
+//! flux       JPEG         8 ×     307,200              1.100     0.850       –       80 %   (of an earlier round)
+//!            Parquet     48 ×   2,164,832                –         –      1.35       90 %
+//! ```
+//!
+//! Limits: bytes of a sample are means; where the benchmark's vary, those that are made here do not, but for pictures.
+
+use crate::source::Source;
+use clap::ValueEnum;
+use std::fmt;
+use std::time::Duration;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Workload {
+    Unet3d,
+    Resnet50,
+    Cosmoflow,
+    Retinanet,
+    Flux,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Accelerator {
+    A100,
+    H100,
+    B200,
+}
+
+/// How the samples are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    Npz,
+    TfRecord,
+    Jpeg,
+    Parquet,
+}
+
+/// One training job on one accelerator.
+#[derive(Debug, PartialEq)]
+pub struct Benchmark {
+    pub workload: Workload,
+    pub accelerator: Accelerator,
+    pub format: Format,
+    pub batch: usize,
+    pub sample_bytes: u64,
+    /// Samples of one file, where it has several.
+    pub samples_per_file: u64,
+    pub step_s: f64,
+    /// The accelerator utilisation to reach: 0 to 1.
+    pub au_target: f64,
+}
+
+use Accelerator::{A100, B200, H100};
+use Format::{Jpeg, Npz, Parquet, TfRecord};
+use Workload::{Cosmoflow, Flux, Resnet50, Retinanet, Unet3d};
+
+type Samples = (usize, u64, u64);
+const UNET3D: Samples = (7, 146_600_628, 1);
+const RESNET50: Samples = (400, 114_660, 1251);
+const COSMOFLOW: Samples = (1, 2_828_486, 1);
+
+pub const BENCHMARKS: [Benchmark; 13] = [
+    of(Unet3d, A100, Npz, UNET3D, 0.636, 0.9),
+    of(Unet3d, H100, Npz, UNET3D, 0.323, 0.9),
+    of(Unet3d, B200, Npz, UNET3D, 0.162, 0.9),
+    of(Resnet50, A100, TfRecord, RESNET50, 0.435, 0.9),
+    of(Resnet50, H100, TfRecord, RESNET50, 0.224, 0.9),
+    of(Cosmoflow, A100, TfRecord, COSMOFLOW, 0.00551, 0.7),
+    of(Cosmoflow, H100, TfRecord, COSMOFLOW, 0.0035, 0.7),
+    of(Retinanet, A100, Jpeg, (16, 153_600, 1), 0.21, 0.85),
+    of(Retinanet, H100, Jpeg, (16, 153_600, 1), 0.18, 0.85),
+    of(Retinanet, B200, Jpeg, (24, 322_957, 1), 0.04755, 0.85),
+    of(Flux, A100, Jpeg, (8, 307_200, 1), 1.1, 0.8),
+    of(Flux, H100, Jpeg, (8, 307_200, 1), 0.85, 0.8),
+    of(Flux, B200, Parquet, (48, 2_164_832, 96), 1.35, 0.9),
+];
+
+const fn of(
+    workload: Workload,
+    accelerator: Accelerator,
+    format: Format,
+    (batch, sample_bytes, samples_per_file): Samples,
+    step_s: f64,
+    au_target: f64,
+) -> Benchmark {
+    Benchmark { workload, accelerator, format, batch, sample_bytes, samples_per_file, step_s, au_target }
+}
+
+impl Benchmark {
+    /// Errors: there is none of these two; which ones there are.
+    pub fn find(workload: Workload, accelerator: Accelerator) -> Result<&'static Self, String> {
+        let same = |benchmark: &&Self| benchmark.workload == workload && benchmark.accelerator == accelerator;
+        BENCHMARKS.iter().find(same).ok_or_else(|| {
+            let all: Vec<String> = BENCHMARKS.iter().map(ToString::to_string).collect();
+            format!("MLPerf Storage has no {workload} for {accelerator}; there are {}", all.join(", "))
+        })
+    }
+
+    pub fn step(&self) -> Duration {
+        Duration::from_secs_f64(self.step_s)
+    }
+
+    /// Errors: this build cannot read the format.
+    pub fn source(&self) -> Result<Source, String> {
+        match self.format {
+            Npz => Ok(Source::Npz),
+            TfRecord => Ok(Source::Tfrecord),
+            Jpeg => Ok(Source::Images),
+            #[cfg(feature = "parquet")]
+            Parquet => Ok(Source::Parquet),
+            #[cfg(not(feature = "parquet"))]
+            Parquet => {
+                Err(format!("{self} reads Parquet, for which this program must be built with `--features parquet`"))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Benchmark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on {}", self.workload, self.accelerator)
+    }
+}
+
+/// As it is said on the command line.
+macro_rules! display {
+    ($($kind:ty)*) => {
+        $(impl fmt::Display for $kind {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.to_possible_value().as_ref().map_or("", |value| value.get_name()))
+            }
+        })*
+    };
+}
+
+display!(Workload Accelerator Source);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_workload_has_the_constants_of_the_benchmark() {
+        let cases = [
+            (Unet3d, A100, 7, 146_600_628, 0.636, 0.9),
+            (Unet3d, H100, 7, 146_600_628, 0.323, 0.9),
+            (Unet3d, B200, 7, 146_600_628, 0.162, 0.9),
+            (Resnet50, A100, 400, 114_660, 0.435, 0.9),
+            (Resnet50, H100, 400, 114_660, 0.224, 0.9),
+            (Cosmoflow, A100, 1, 2_828_486, 0.00551, 0.7),
+            (Cosmoflow, H100, 1, 2_828_486, 0.0035, 0.7),
+            (Retinanet, B200, 24, 322_957, 0.04755, 0.85),
+            (Retinanet, H100, 16, 153_600, 0.18, 0.85),
+            (Retinanet, A100, 16, 153_600, 0.21, 0.85),
+            (Flux, B200, 48, 2_164_832, 1.35, 0.9),
+            (Flux, H100, 8, 307_200, 0.85, 0.8),
+            (Flux, A100, 8, 307_200, 1.1, 0.8),
+        ];
+        assert_eq!(cases.len(), BENCHMARKS.len());
+        for (workload, accelerator, batch, bytes, step, target) in cases {
+            let found = Benchmark::find(workload, accelerator).unwrap();
+            assert_eq!((found.batch, found.sample_bytes, found.step_s, found.au_target), (batch, bytes, step, target));
+        }
+    }
+
+    #[test]
+    fn a_combination_that_the_benchmark_does_not_have_is_refused_with_those_that_it_has() {
+        for workload in [Resnet50, Cosmoflow] {
+            let error = Benchmark::find(workload, B200).unwrap_err();
+            assert!(error.starts_with(&format!("MLPerf Storage has no {workload} for b200")), "{error}");
+            assert_eq!(error.matches(" on ").count(), BENCHMARKS.len());
+        }
+    }
+
+    #[test]
+    fn parquet_is_read_only_where_it_was_built_in() {
+        let flux = Benchmark::find(Flux, B200).unwrap().source();
+        assert_eq!(flux.is_ok(), cfg!(feature = "parquet"));
+        assert!(
+            flux.map_or_else(|error| error.contains("--features parquet"), |source| source.to_string() == "parquet")
+        );
+    }
+}

@@ -1,0 +1,172 @@
+//! How a loader reads, decodes and hands out: the settings that examples which measure share.
+
+use clap::{Args, ValueEnum};
+use feedline::dataset::Dataset;
+use feedline::decode::{Bytes, Image, PixelLayout};
+use feedline::read::{Direct, Mode};
+use feedline::tensor::{DType, Encoding};
+use feedline::{Device, Gds, Loader, LoaderBuilder, Order};
+use std::error::Error;
+use std::sync::Arc;
+
+/// Settings of the loader.
+#[derive(Args)]
+pub struct Settings {
+    /// Rows of a batch
+    #[arg(long, default_value_t = 256)]
+    pub batch: usize,
+    /// Decode workers [default: one per core]
+    #[arg(long)]
+    pub workers: Option<usize>,
+    /// Images: RandomResizedCrop to N × N pixels, with horizontal flip
+    #[arg(long, default_value_t = 224)]
+    pub crop: u32,
+    /// Images: element type of the batch (floats are normalised with ImageNet's mean and deviation)
+    #[arg(long, value_enum, default_value_t = Type::U8)]
+    pub dtype: Type,
+    /// Images: order of dimensions
+    #[arg(long, value_enum, default_value_t = Layout::Nhwc)]
+    pub layout: Layout,
+    /// How storage is read
+    #[arg(long, value_enum, default_value_t = Reader::Auto)]
+    pub reader: Reader,
+    /// Whether reads bypass the page cache
+    #[arg(long, value_enum, default_value_t = Bypass::Auto)]
+    pub direct: Bypass,
+    /// Reads in flight at most
+    #[arg(long, default_value_t = 32)]
+    pub depth: u32,
+    /// Shuffle with this seed [default: sequential]
+    #[arg(long)]
+    pub shuffle: Option<u64>,
+    /// Shuffle within groups of so many chunks (row groups, compressed shards) [default: over everything]
+    #[arg(long, requires = "shuffle")]
+    pub window: Option<usize>,
+    /// Where batches are handed out: auto, host or cuda:N
+    #[arg(long, default_value = "auto")]
+    pub device: Device,
+    /// Whether fields whose rows stand in files as they are go straight to the device: auto, require or off
+    #[arg(long, default_value = "auto")]
+    pub gds: Gds,
+    /// Most MiB of memory [default: as much as the defaults need]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub budget_mib: Option<u32>,
+    /// Drop the files from the page cache first
+    #[arg(long)]
+    pub cold: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum Type {
+    U8,
+    F32,
+    F16,
+    Bf16,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum Layout {
+    Nhwc,
+    Nchw,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum Reader {
+    Auto,
+    Uring,
+    Pread,
+    Mmap,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum Bypass {
+    Auto,
+    On,
+    Off,
+}
+
+impl Settings {
+    /// A loader of `dataset` with these settings; pictures are delivered as they are stored unless they are to be decoded.
+    pub fn loader(&self, dataset: Arc<dyn Dataset>, decode: bool) -> LoaderBuilder {
+        let (schema, bytes_max) = (dataset.schema().to_vec(), dataset.sample_bytes_max() as usize);
+        let mut builder = self.configure(Loader::builder(dataset));
+        for field in schema {
+            builder = match field.encoding {
+                Encoding::Image if decode => builder.decode_field(&field.name, self.pictures()),
+                Encoding::Image | Encoding::Bytes => builder.decode_field(&field.name, Bytes::up_to(bytes_max)),
+                _ => builder,
+            };
+        }
+        builder
+    }
+
+    fn pictures(&self) -> Image {
+        let dtype = match self.dtype {
+            Type::U8 => DType::U8,
+            Type::F32 => DType::F32,
+            Type::F16 => DType::F16,
+            Type::Bf16 => DType::BF16,
+        };
+        let layout = match self.layout {
+            Layout::Nhwc => PixelLayout::Nhwc,
+            Layout::Nchw => PixelLayout::Nchw,
+        };
+        let decoder = Image::random_resized_crop(self.crop).flip(0.5).dtype(dtype).layout(layout);
+        if dtype == DType::U8 {
+            return decoder;
+        }
+        decoder.normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    }
+
+    fn configure(&self, builder: LoaderBuilder) -> LoaderBuilder {
+        let mut builder = builder
+            .batch_size(self.batch)
+            .order(match (self.shuffle, self.window) {
+                (None, _) => Order::sequential(),
+                (Some(seed), None) => Order::shuffled(seed),
+                (Some(seed), Some(chunks)) => Order::windowed(seed, chunks),
+            })
+            .depth(self.depth)
+            .reader(match self.reader {
+                Reader::Auto => Mode::Auto,
+                Reader::Uring => Mode::Uring,
+                Reader::Pread => Mode::Pread,
+                Reader::Mmap => Mode::Mmap,
+            })
+            .direct(match self.direct {
+                Bypass::Auto => Direct::Auto,
+                Bypass::On => Direct::On,
+                Bypass::Off => Direct::Off,
+            })
+            .device(self.device.clone())
+            .gds(self.gds);
+        if let Some(workers) = self.workers {
+            builder = builder.workers(workers);
+        }
+        if let Some(mib) = self.budget_mib {
+            builder = builder.memory_budget((mib as usize) << 20);
+        }
+        builder
+    }
+}
+
+/// For arguments: a number of seconds.
+pub fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if seconds.is_finite() && seconds > 0.0 => Ok(seconds),
+        _ => Err("a number of seconds above 0 is wanted".into()),
+    }
+}
+
+/// Asks the kernel to forget the files. Pages that others use or that are not yet written stay: hence the sync.
+pub fn drop_from_cache(dataset: &impl Dataset) -> Result<(), Box<dyn Error>> {
+    let sources = dataset.sources();
+    for id in sources.ids().filter(|id| sources.bytes_of(*id).is_none()) {
+        let path = sources.path(id);
+        let file = std::fs::File::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        // Written pages cannot be dropped; read-only media refuse to sync, and have none.
+        let _ = file.sync_data();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+    }
+    Ok(())
+}
