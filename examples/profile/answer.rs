@@ -9,7 +9,7 @@ use crate::text::bytes;
 use crate::workload::Benchmark;
 use feedline::Report;
 use feedline::dataset::Dataset;
-use feedline::profile::{Cached, Cause, Change, Prediction, Snapshot, StageLoad, Strength, Truth, Verdict, WhatIf};
+use feedline::profile::{Cached, Cause, Change, Prediction, Snapshot, StageLoad, Strength, Truth, WhatIf};
 use feedline::read::{PROBES_MAX, page_cache_share};
 use serde::Serialize;
 
@@ -87,15 +87,14 @@ pub struct Run<'a> {
     pub tally: &'a Tally,
     pub report: &'a Report,
     pub snapshot: Snapshot,
-    pub verdict: &'a Verdict,
-    pub truth: Truth,
     pub notes: Vec<String>,
     pub nvml: Option<serde_json::Value>,
 }
 
 impl Answer {
     pub fn new(run: Run<'_>) -> Self {
-        let Run { given, tally, report, snapshot, verdict, truth, notes, nvml } = run;
+        let Run { given, tally, report, snapshot, notes, nvml } = run;
+        let verdict = &report.verdict;
         let (items_per_s, bytes_per_s) = tally.rates();
         let au = tally.stretch.utilisation(given.step);
         let target = given.benchmark.map(|benchmark| benchmark.au_target);
@@ -131,7 +130,7 @@ impl Answer {
             workload: given.benchmark.map(|benchmark| benchmark.workload.to_string()),
             accelerator: given.benchmark.map(|benchmark| benchmark.accelerator.to_string()),
             notes,
-            truth,
+            truth: report.truth.clone(),
             nvml,
             snapshot,
         }

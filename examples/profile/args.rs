@@ -73,6 +73,10 @@ const STEP: &str = "The training step";
 const RUN: &str = "The run";
 const OUT: &str = "What is said";
 
+const USAGE: &str = "\
+profile --source SOURCE (--path PATH | --generate DIR) [--step-ms X] [OPTIONS]
+       profile --workload WORKLOAD --accelerator ACCELERATOR (--path PATH | --generate DIR) [OPTIONS]";
+
 const AFTER: &str = "\
 What the figures mean:
   AU          accelerator utilisation, as in MLPerf Storage: time of the steps / time from the end of the first step to
@@ -212,6 +216,7 @@ impl Benchmark {
 /// `--source` and `--path` are what a workload and `--generate` know.
 fn command() -> Command {
     Args::command()
+        .override_usage(USAGE)
         .mut_arg("source", |arg| {
             arg.required(false).required_unless_present("workload").default_value("images").hide_default_value(true)
         })
@@ -284,6 +289,7 @@ mod tests {
             ("--workload unet3d --accelerator h100 --path data --step-ms 3", "cannot be used with"),
             ("--workload unet3d --accelerator h100 --generate dir --source tar", "leave out --source tar"),
             ("--source images --path data --decode", "--workload <WORKLOAD>"),
+            ("--source images --path data --live --json", "cannot be used with"),
             ("--source images --path data --seconds 3 --batches 5", "cannot be used with"),
             ("--source images --path data --seconds 3 --epochs 5", "cannot be used with"),
             ("--source images --path data --epochs 3 --batches 5", "cannot be used with"),

@@ -41,8 +41,6 @@ use feedline::dataset::Dataset;
 #[cfg(feature = "cuda")]
 use feedline::device::DeviceKind;
 use feedline::profile::export::{self, Names, Server};
-use feedline::profile::{DeviceBytes, Evidence, Snapshot, Truth, Verdict, judge};
-use feedline::read::device_bytes;
 use feedline::tensor::Encoding;
 use feedline::{LastBatch, Loader, LoaderBuilder, Report, Stop};
 use live::{Live, Setup};
@@ -50,6 +48,7 @@ use measure::Limit;
 use output::{Output, say, tell};
 use source::Source;
 use std::error::Error;
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::Arc;
 use step::{HostStep, Step};
@@ -68,6 +67,9 @@ fn main() -> ExitCode {
 }
 
 fn run(mut given: Given) -> Anyhow<()> {
+    if given.args.live && !std::io::stdout().is_terminal() {
+        return Err("--live draws in a terminal, and standard output is none".into());
+    }
     let open = |path: &Option<std::path::PathBuf>| path.as_deref().map(Output::open).transpose();
     let files = (open(&given.args.trace)?, open(&given.args.html)?);
     if given.args.generate.is_some() {
@@ -167,7 +169,6 @@ struct Finished {
     answer: Answer,
     loader: Arc<Loader>,
     report: Report,
-    verdict: Verdict,
     gpu: Option<String>,
 }
 
@@ -176,28 +177,24 @@ fn measured(given: &Given, loader: &Arc<Loader>, step: Step, data: &Data) -> Any
     let server = args.prometheus.map(|port| metrics(loader, port)).transpose()?;
     let stop = stop()?;
     let watch = Watch::start(&args.settings.device);
-    let before = device_bytes();
     let live = args.live.then(|| dashboard(given, loader)).transpose()?;
     let quit = || stop.requested() || live.as_ref().is_some_and(Live::quit);
     let tally = measure::run(loader, step, Limit::new(args.seconds, args.batches, args.epochs), quit)?;
     if let Some(live) = live {
         live.end();
     }
-    let moved = device_bytes().and_then(|after| before.map(|before| after.since(&before)));
     drop(server);
     let (gpu, nvml) = watch.map(Watch::end).unzip();
     let (snapshot, report) = (loader.snapshot(), loader.report());
-    let verdict = Verdict::of(&snapshot);
-    let truth = truth(data, moved, &report, &snapshot, matches!(args.settings.direct, settings::Bypass::On));
     let notes = answer::notes(given, &tally, data, loader.batches_per_epoch()?);
-    let run = Run { given, tally: &tally, report: &report, snapshot, verdict: &verdict, truth, notes, nvml };
-    Ok(Finished { answer: Answer::new(run), loader: loader.clone(), report, verdict, gpu })
+    let run = Run { given, tally: &tally, report: &report, snapshot, notes, nvml };
+    Ok(Finished { answer: Answer::new(run), loader: loader.clone(), report, gpu })
 }
 
 fn dashboard(given: &Given, loader: &Arc<Loader>) -> Anyhow<Live> {
     let title = loader.report().dataset;
     let au_target = given.benchmark.map(|benchmark| benchmark.au_target);
-    Live::start(loader.clone(), Setup { title, step: Some(given.step), au_target })
+    Live::start(loader.clone(), Setup { title, step: Some(given.step).filter(|step| !step.is_zero()), au_target })
 }
 
 impl Finished {
@@ -207,7 +204,8 @@ impl Finished {
             file.write(&export::trace(&timeline, snapshot, Names::new("profile", 0)))?;
         }
         if let Some(file) = html {
-            let verdict: Vec<String> = self.verdict.to_string().lines().map(|line| line.trim().to_string()).collect();
+            let verdict: Vec<String> =
+                self.report.verdict.to_string().lines().map(|line| line.trim().to_string()).collect();
             let title = format!("feedline profile: {}", self.report.dataset);
             file.write(&export::html(snapshot, &timeline, &verdict, &title, &self.report.to_string()))?;
         }
@@ -218,22 +216,8 @@ impl Finished {
         let report = self.report.to_string();
         // Said above, with its evidence.
         let facts = report.split("\nverdict ").next().unwrap_or_default();
-        text::answer(&self.answer, &self.verdict.to_string(), facts, self.gpu.as_deref())
+        text::answer(&self.answer, &self.report.verdict.to_string(), facts, self.gpu.as_deref())
     }
-}
-
-/// Where the bytes came from, of a loader that has just ended.
-fn truth(data: &Data, moved: Result<DeviceBytes, String>, report: &Report, snapshot: &Snapshot, direct: bool) -> Truth {
-    let (reads, copied) = (&report.reads, snapshot.storage.cached_bytes);
-    let mut evidence = Evidence::default();
-    evidence.before = data.cached.clone();
-    evidence.moved = moved;
-    evidence.delivered = reads.bytes_asked.saturating_add(copied);
-    evidence.copied = copied;
-    evidence.direct = if reads.buffered_reads == 0 { reads.bytes_asked } else { snapshot.storage.direct_bytes };
-    evidence.direct_asked = direct;
-    evidence.refused = reads.fallbacks;
-    judge(&evidence)
 }
 
 /// Serves the metrics while it runs.

@@ -46,8 +46,8 @@ impl Limit {
         }
     }
 
-    fn is_over(self, since_first: Option<Duration>) -> bool {
-        matches!((self, since_first), (Self::Time(most), Some(since)) if since >= most)
+    fn is_over(self, since_first: Duration) -> bool {
+        matches!(self, Self::Time(most) if since_first >= most)
     }
 }
 
@@ -105,19 +105,23 @@ pub fn run(loader: &Loader, mut step: Step, limit: Limit, quit: impl Fn() -> boo
     let (mut tally, started) = (Tally::default(), Instant::now());
     let mut first = None;
     let mut epochs = loader.epochs(0..most.div_ceil(per_epoch))?;
-    while tally.batches < most && !limit.is_over(first.map(|first: Instant| first.elapsed())) {
+    while tally.batches < most {
         if quit() {
             tally.interrupted = true;
             break;
         }
         let batch = match epochs.next_within(LOOK) {
+            // The run does not end within a wait, which would be neither starvation nor a step.
             Poll::Pending => continue,
             Poll::Ready(None) => break,
             Poll::Ready(Some(batch)) => batch?,
         };
-        first.get_or_insert_with(Instant::now);
+        let first = *first.get_or_insert_with(Instant::now);
         tally.count(&batch, started);
         step.take(batch, &quit)?;
+        if limit.is_over(first.elapsed()) {
+            break;
+        }
     }
     drop(epochs);
     tally.stretch = step.end()?;

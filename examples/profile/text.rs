@@ -114,11 +114,10 @@ pub fn answer(answer: &Answer, verdict: &str, report: &str, gpu: Option<&str>) -
     page.blank();
     what_if(&mut page, answer);
     page.blank();
-    reflow(&mut page.0, &format!("bytes     {}", answer.truth), 10);
     if let Some(gpu) = gpu {
         reflow(&mut page.0, gpu, 10);
+        page.blank();
     }
-    page.blank();
     reflow(&mut page.0, report, 10);
     page.0
 }
@@ -149,6 +148,9 @@ fn figures(page: &mut Page, answer: &Answer) {
             answer.first_batch_seconds
         ),
     );
+    for warning in &answer.truth.warnings {
+        page.line("warning", warning);
+    }
     for note in &answer.notes {
         page.line("note", note);
     }
@@ -165,7 +167,7 @@ fn stages(page: &mut Page, answer: &Answer) {
 
 fn name(stage: Cause) -> String {
     match stage {
-        Cause::NotStarved => "the consumer".into(),
+        Cause::Consumer => "the consumer".into(),
         Cause::Decode => "decode, copies in memory".into(),
         other => other.to_string(),
     }
