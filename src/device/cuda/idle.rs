@@ -265,7 +265,7 @@ mod tests {
     fn absurd_times_do_no_harm() {
         let ring = Ring::default();
         for before in [None, Some((u64::MAX, u64::MAX)), Some((0, u64::MAX))] {
-            place(&ring, before, [u64::MAX; 3], 5..=1);
+            place(&ring, before, [u64::MAX; 3], RangeInclusive::new(5, 1));
             place(&ring, before, [0, u64::MAX, 0], u64::MAX..=u64::MAX);
         }
         assert!(ring.read().iter().all(|span| span.begin_ns <= span.end_ns));
