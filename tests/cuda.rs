@@ -25,6 +25,10 @@ mod devices;
 #[path = "cuda/hot.rs"]
 mod hot;
 
+/// How long the consumer's stream had nothing to do.
+#[path = "cuda/idle.rs"]
+mod idle;
+
 /// Iterators and loaders that are dropped while the device works.
 #[path = "cuda/ends.rs"]
 mod ends;

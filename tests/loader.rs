@@ -212,6 +212,30 @@ fn a_wait_that_was_cut_short_loses_nothing_and_counts() {
 }
 
 #[test]
+fn what_was_waited_counts_at_once_and_when_it_was_in_vain() {
+    const LIMIT: Duration = Duration::from_millis(30);
+    let loader = build(Loader::builder(in_memory(60, 8)).batch_size(5).slots(1).held_deadline(LIMIT));
+    let waited = || Duration::from_nanos(loader.snapshot().consumer.waited_ns);
+    // By an iterator that is given up.
+    let mut epoch = loader.epoch(0).unwrap();
+    let held = epoch.next().unwrap().unwrap();
+    assert!(epoch.next_within(LIMIT / 2).is_pending());
+    drop((epoch, held));
+    let before = waited();
+    assert!(before >= LIMIT / 2, "{before:?}");
+    // While it waits, and by an error.
+    let mut epoch = loader.epoch(1).unwrap();
+    let _held = epoch.next().unwrap().unwrap();
+    assert_eq!(waited(), before, "first batches do not count");
+    std::thread::scope(|scope| {
+        scope.spawn(|| while waited() < before + LIMIT / 2 {});
+        assert_eq!(epoch.next().unwrap().unwrap_err().kind(), ErrorKind::BatchesHeld);
+    });
+    assert!(waited() >= before + LIMIT);
+    assert_eq!(waited(), loader.report().starved, "nobody waits");
+}
+
+#[test]
 fn short_waits_add_up_to_the_deadline_of_who_holds_every_batch() {
     let builder = Loader::builder(in_memory(60, 8)).batch_size(5).slots(2).held_deadline(Duration::from_millis(60));
     let loader = build(builder);

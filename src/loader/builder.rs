@@ -434,7 +434,7 @@ impl LoaderBuilder {
         let (plan, lease) = plan(demand, self.shared_budget.as_ref())?;
         let spec = recipe.spec.clone();
         let meters = Arc::new(Meters::new(self.clock, workers, !on_host));
-        let idle = idle_meter(&self.device, &meters.clock)?;
+        let idle = idle_meter(&self.device, &meters.clock, plan.slots + device_batches)?;
         let info = BatchInfo {
             keep: recipe.keep.clone(),
             most: if on_host { plan.slots } else { device_batches },
@@ -465,7 +465,7 @@ impl LoaderBuilder {
         let (routes, direct) = assembly.ways.told();
         // Apart from the rest, since they may be left where they are. What else there is of threads and memory is made, and
         // populated, on the node.
-        let threads = on_node(placing.for_workers(self.numa, workers), || runtime::pool(workers))??;
+        let threads = on_node(placing.for_workers(self.numa, workers), || runtime::pool(workers, &assembly.meters))??;
         let (pinning, pinned) = bounded(0);
         let (runtime, ready, choice) = on_node(place, || assembly.start(spec, threads, pinning))??;
         let shared = Shared {

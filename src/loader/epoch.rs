@@ -6,8 +6,8 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::Ticket;
 use crate::order::Batches;
 use crate::pipeline::Start;
-use crate::profile::Report;
 use crate::profile::export::spans;
+use crate::profile::{Cause, Report, Verdict};
 use crate::state::Cursor;
 use crossbeam_channel::RecvTimeoutError;
 use std::sync::Arc;
@@ -167,21 +167,22 @@ impl Epoch {
     /// # Ok::<(), feedline::Error>(())
     /// ```
     pub fn next_within(&mut self, limit: Duration) -> Poll<Option<Result<Batch>>> {
-        // A limit that no clock reaches is none.
-        self.poll(Instant::now().checked_add(limit))
+        self.poll(Some(limit))
     }
 
-    fn poll(&mut self, until: Option<Instant>) -> Poll<Option<Result<Batch>>> {
+    fn poll(&mut self, limit: Option<Duration>) -> Poll<Option<Result<Batch>>> {
         if self.ended {
             return Poll::Ready(None);
         }
         let (from, first) = self.ask();
+        // A limit that no clock reaches is none.
+        let until = limit.and_then(|limit| Instant::now().checked_add(limit));
         let contents = {
             let _waiting = self.span.as_ref().map(|span| span.wait(self.delivered));
             self.wait(first, until)
         };
-        let now = self.shared.runtime.core().meters.clock.now();
-        let waited_ns = std::mem::take(&mut self.waited_ns) + now.saturating_sub(from);
+        let (now, waited) = self.answered(from);
+        let waited_ns = std::mem::take(&mut self.waited_ns) + waited;
         match contents {
             Ok(Poll::Ready(contents)) => {
                 let asked = self.asked.take().map_or(from, |(asked, _)| asked);
@@ -208,13 +209,30 @@ impl Epoch {
         if let Some(handed_out) = self.handed_out.take() {
             meters.user_ns.add(now.saturating_sub(handed_out));
         }
+        if self.delivered > 0 {
+            meters.waiting.enter(1, now);
+        }
         if let Some((_, first)) = self.asked {
             return (now, first);
         }
         let first = Instant::now();
         self.asked = Some((now, first));
-        onward::asked(&self.shared.idle);
+        onward::asked(&self.shared.idle, self.delivered == 0);
         (now, first)
+    }
+
+    /// The user gets an answer, whatever it is: when, and how long he has waited for it.
+    fn answered(&self, from: u64) -> (u64, u64) {
+        let meters = &self.shared.runtime.core().meters;
+        let now = meters.clock.now();
+        let waited = now.saturating_sub(from);
+        if self.delivered > 0 {
+            meters.waiting.leave(1, now);
+            meters.wait_ns.add(waited);
+        } else {
+            meters.first_wait_ns.add(waited);
+        }
+        (now, waited)
     }
 
     fn wait(&mut self, asked: Instant, until: Option<Instant>) -> Result<Poll<Contents>> {
@@ -263,6 +281,12 @@ impl Epoch {
         }
         if self.delivered > 0 {
             self.shared.mark_steady(false);
+            if spans::wants_verdicts() {
+                let verdict = Verdict::of(&self.shared.snapshot());
+                let starves = !matches!(verdict.cause, Cause::NotStarved | Cause::Unknown);
+                let advice = verdict.advice.first().map_or("", String::as_str);
+                spans::verdict(&verdict.cause.to_string(), advice, starves);
+            }
         }
         let core = self.shared.runtime.core();
         self.cancelled.store(true, Ordering::Relaxed);
@@ -308,10 +332,7 @@ impl Epoch {
         let mut batch = Batch::new(contents, self.shared.info.clone())?;
         self.step(ticket);
         let meters = &self.shared.runtime.core().meters;
-        if self.delivered == 0 {
-            meters.first_wait_ns.add(waited)
-        } else {
-            meters.wait_ns.add(waited);
+        if self.delivered > 0 {
             if let Some(span) = &self.span {
                 span.starved(self.delivered, Duration::from_nanos(waited));
             }

@@ -28,11 +28,11 @@ pub(super) fn direct_reads(_: &Direct, _: &Meters) -> Option<DirectReads> {
 #[derive(Clone)]
 pub(super) struct Idle(#[allow(dead_code, reason = "nobody has one")] Arc<Infallible>);
 
-pub(super) fn idle_meter(_: &Device, _: &Clock) -> Result<Option<Idle>> {
+pub(super) fn idle_meter(_: &Device, _: &Clock, _: usize) -> Result<Option<Idle>> {
     Ok(None)
 }
 
-pub(super) fn asked(_: &Option<Idle>) {}
+pub(super) fn asked(_: &Option<Idle>, _: bool) {}
 
 pub(super) fn gpu_idle(_: &Option<Idle>) -> Option<GpuIdle> {
     None

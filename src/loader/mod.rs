@@ -357,6 +357,8 @@ impl Shared {
         snapshot.consumer.samples = now.consumer.samples;
         snapshot.consumer.bytes = now.consumer.bytes;
         snapshot.consumer.first_ns = now.consumer.first_ns;
+        // The meter leaves first steps out itself, and sees the last ones after the iterator has ended.
+        snapshot.consumer.gpu = now.consumer.gpu;
         // The step that is under way is the consumer's own, too.
         snapshot.consumer.user_ns = snapshot.steady_ns.saturating_sub(snapshot.consumer.waited_ns);
         snapshot

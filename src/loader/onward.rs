@@ -70,9 +70,9 @@ impl Counted {
 /// Measures how long the consumer's stream is idle.
 pub(super) type Idle = Arc<IdleMeter>;
 
-/// The meter of a GPU's idle time, if there is a GPU.
-pub(super) fn idle_meter(device: &Device, clock: &Clock) -> Result<Option<Idle>> {
-    device.gpu().map(|gpu| IdleMeter::new(gpu, clock.clone()).map(Arc::new)).transpose()
+/// The meter of a GPU's idle time, if there is a GPU; for so many slots and batches on the device together.
+pub(super) fn idle_meter(device: &Device, clock: &Clock, batches: usize) -> Result<Option<Idle>> {
+    device.gpu().map(|gpu| IdleMeter::new(gpu, clock.clone(), batches).map(Arc::new)).transpose()
 }
 
 /// What the consumer's stream did last.
@@ -80,9 +80,9 @@ pub(super) fn track(idle: &Option<Idle>) -> Option<Track> {
     idle.as_ref().map(|idle| idle.track())
 }
 
-/// `next()` was entered.
-pub(super) fn asked(idle: &Option<Idle>) {
-    idle.iter().for_each(|idle| idle.asked());
+/// `next()` was entered, for the first batch of an iterator or another one.
+pub(super) fn asked(idle: &Option<Idle>, first: bool) {
+    idle.iter().for_each(|idle| idle.asked(first));
 }
 
 /// What was measured on the consumer's stream.

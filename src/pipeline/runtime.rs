@@ -2,6 +2,7 @@
 
 use super::Core;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::profile::{Meters, Role};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -29,9 +30,9 @@ pub(crate) struct Runtime {
 }
 
 /// A private rayon pool whose threads can be joined. They run on the CPUs of the thread that calls this, see `placement`.
-pub(crate) fn pool(workers: usize) -> Result<(rayon::ThreadPool, Vec<JoinHandle<()>>)> {
+pub(crate) fn pool(workers: usize, meters: &Arc<Meters>) -> Result<(rayon::ThreadPool, Vec<JoinHandle<()>>)> {
     let handles = Arc::new(Mutex::new(Vec::with_capacity(workers)));
-    let spawned = handles.clone();
+    let (spawned, meters) = (handles.clone(), meters.clone());
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(workers)
         .thread_name(|index| format!("feedline-dec-{index}"))
@@ -40,7 +41,14 @@ pub(crate) fn pool(workers: usize) -> Result<(rayon::ThreadPool, Vec<JoinHandle<
             if let Some(name) = thread.name() {
                 builder = builder.name(name.to_string());
             }
-            let handle = builder.spawn(|| thread.run())?;
+            let meters = meters.clone();
+            let body = move || {
+                meters.threads.enlist(Role::Worker);
+                // Held no longer than needed: the pool outlives the loader where the user's own transform drops that.
+                drop(meters);
+                thread.run()
+            };
+            let handle = builder.spawn(body)?;
             spawned.lock().unwrap_or_else(|poison| poison.into_inner()).push(handle);
             Ok(())
         })
@@ -81,7 +89,9 @@ fn guarded(
     body: impl FnOnce() + Send + 'static,
 ) -> Result<JoinHandle<()>> {
     let (core, called) = (core.clone(), name.clone());
+    let role = if stage == Stage::Read { Role::Planner } else { Role::Copier };
     let body = move || {
+        core.meters.threads.enlist(role);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(body)) {
             let error = super::work::panicked(&*panic, stage);
             core.fail(Error::new(ErrorKind::Panicked, stage, format!("thread {called}: {}", error.message())));
@@ -148,7 +158,8 @@ mod tests {
     fn workers_run_where_the_pool_was_made() {
         let (cpu, all) = tests::own_cpus();
         for (place, cpus) in [(Some(tests::placement(&cpu)), cpu), (None, all)] {
-            let (pool, workers) = on_node(place.as_ref(), || pool(3)).unwrap().unwrap();
+            let meters = Arc::new(Meters::new(crate::profile::Clock::real(), 3, false));
+            let (pool, workers) = on_node(place.as_ref(), || pool(3, &meters)).unwrap().unwrap();
             assert_eq!(pool.broadcast(|_| tests::here()), vec![cpus; 3]);
             drop(pool);
             workers.into_iter().for_each(|worker| worker.join().unwrap());

@@ -4,6 +4,7 @@
 //! nothing to do because of the loader), and how long the user's own code took between two calls.
 
 mod clock;
+mod cpu;
 pub mod export;
 mod load;
 mod meter;
@@ -21,6 +22,7 @@ pub use load::{Cause, StageLoad};
 pub use report::{Copies, DirectReads, Report};
 
 pub(crate) use clock::Clock;
+pub(crate) use cpu::{Role, Threads};
 pub use meter::Latency;
 pub(crate) use meter::{Area, Counter, Flow, Histogram, Pool, States};
 pub use snapshot::{Consumer, Copy, Decode, GpuIdle, Level, Order, Slots, Snapshot, Storage};
@@ -62,9 +64,11 @@ pub(crate) struct Meters {
     pub(crate) samples: Counter,
     /// Bytes of the batches' fields.
     pub(crate) bytes: Counter,
-    /// The consumer waited in `next()`.
+    /// The consumer waits in `next()`, not for the first batch of an iterator; at any moment.
+    pub(crate) waiting: Area,
+    /// The same, of the calls that have returned.
     pub(crate) wait_ns: Counter,
-    /// Of that, for the first batch of each iterator.
+    /// Waits for the first batch of each iterator.
     pub(crate) first_wait_ns: Counter,
     /// Between two calls of `next()`: the user's own work.
     pub(crate) user_ns: Counter,
@@ -85,6 +89,7 @@ pub(crate) struct Meters {
     /// Rows that workers were given.
     pub(crate) worked: Counter,
     pub(crate) slots: SlotMeters,
+    pub(crate) threads: Threads,
     pub(crate) recorder: Recorder,
     pub(crate) rings: Rings,
     /// Chunks opened, and the samples in them.
@@ -196,7 +201,7 @@ impl DeviceMeters {
     fn snapshot(&self, buffers: u32, now: u64) -> Copy {
         let [starved_ns, busy_ns, blocked_ns] = self.states.read(now);
         let (batches, bytes, latency) = (self.copies.get(), self.bytes.get(), self.latency.read());
-        Copy { busy_ns, starved_ns, blocked_ns, batches, bytes, buffers, latency }
+        Copy { busy_ns, starved_ns, blocked_ns, cpu_ns: None, batches, bytes, buffers, latency }
     }
 
     /// A slot is copied from pageable memory, since it could not be pinned.
@@ -239,6 +244,7 @@ impl Meters {
             batches: Counter::default(),
             samples: Counter::default(),
             bytes: Counter::default(),
+            waiting: Area::default(),
             wait_ns: Counter::default(),
             first_wait_ns: Counter::default(),
             user_ns: Counter::default(),
@@ -253,6 +259,7 @@ impl Meters {
             work_latency: Histogram::default(),
             worked: Counter::default(),
             slots: SlotMeters::default(),
+            threads: Threads::default(),
             recorder: Recorder::default(),
             rings: Rings::new(workers, on_device),
             chunks: Counter::default(),
@@ -305,7 +312,7 @@ impl Meters {
     /// All numbers until now. `settings` are those that meters do not know.
     pub(crate) fn snapshot(&self, settings: &Settings) -> Snapshot {
         let now = self.clock.now();
-        let (waited_ns, user_ns) = (self.wait_ns.get(), self.user_ns.get());
+        let (waited_ns, user_ns) = (self.waiting.total_ns(now), self.user_ns.get());
         let [_, busy_ns, no_slot_ns] = self.planner.read(now);
         let [_, blocked_ns] = self.no_room.read(now);
         let levels = snapshot::levels(self.reading.read(now));
@@ -326,7 +333,7 @@ impl Meters {
                 waits: self.waits.read(),
                 gpu: None,
             },
-            order: Order { busy_ns, no_slot_ns },
+            order: Order { busy_ns, cpu_ns: self.threads.cpu_ns(Role::Planner), no_slot_ns },
             storage: Storage {
                 busy_ns: levels.iter().map(|level| level.ns).sum(),
                 blocked_ns,
@@ -338,20 +345,24 @@ impl Meters {
                 direct_bytes: (reads.bytes_moved.max(reads.bytes_asked) as f64 * reads.direct_share()) as u64,
                 cached_bytes: self.cached_bytes.get(),
                 retries: reads.retries + reads.short_reads,
+                fallbacks: reads.fallbacks,
                 latency: self.read_latency.read(),
             },
             decode: Decode {
                 workers: settings.workers,
                 cores: settings.cores,
                 busy_ns: working_ns,
-                cpu_ns: cpu_of("feedline-dec-"),
+                cpu_ns: self.threads.cpu_ns(Role::Worker),
                 starved_ns,
                 ahead_ns,
                 queued_ns: self.queued.total_ns(now),
                 samples: self.worked.get(),
                 latency: self.work_latency.read(),
             },
-            copy: settings.buffers.map(|buffers| self.device.snapshot(buffers, now)),
+            copy: settings.buffers.map(|buffers| Copy {
+                cpu_ns: self.threads.cpu_ns(Role::Copier),
+                ..self.device.snapshot(buffers, now)
+            }),
             slots: Slots {
                 count: settings.slots,
                 free_ns: slots(Stay::Free),
@@ -381,18 +392,4 @@ pub(crate) struct Settings {
     pub(crate) slots: u32,
     /// Batches on a device.
     pub(crate) buffers: Option<u32>,
-}
-
-/// CPU time of this process's threads whose names begin so: of all loaders together.
-fn cpu_of(name: &str) -> Option<u64> {
-    let mut sum = 0;
-    for task in std::fs::read_dir("/proc/self/task").ok()?.flatten() {
-        let path = task.path();
-        if std::fs::read_to_string(path.join("comm")).is_ok_and(|comm| comm.starts_with(name)) {
-            // Nanoseconds on a CPU, nanoseconds runnable, switches.
-            let times = std::fs::read_to_string(path.join("schedstat")).ok()?;
-            sum += times.split_whitespace().next()?.parse::<u64>().ok()?;
-        }
-    }
-    Some(sum)
 }

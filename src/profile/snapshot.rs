@@ -44,7 +44,8 @@ pub struct Consumer {
     pub samples: u64,
     /// Bytes of the fields.
     pub bytes: u64,
-    /// Waits in `next()` for batches that were not the first of an iterator: starvation on the host.
+    /// Waits in `next()` for batches that were not the first of an iterator, whether they came or not, and the one that is
+    /// under way: starvation on the host.
     pub waited_ns: u64,
     /// Waits for the first batch of each iterator; not part of the steady time.
     pub first_ns: u64,
@@ -60,12 +61,13 @@ pub struct Consumer {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct GpuIdle {
-    /// Steps that were measured. Those whose events had not been reached when their memory was needed again are missing.
+    /// Steps that were measured: all but the first of each iterator, once the stream has come to them.
     pub steps: u64,
     /// The stream had nothing to do and waited for a batch: starvation, exact.
     pub starved_ns: u64,
-    /// The stream had nothing to do before the next batch was asked for: an upper bound of what the user's own code causes,
-    /// for work may have followed the drop of the batch.
+    /// The stream had nothing to do between the drop of a batch and the moment when the next one was asked for, or while one
+    /// was there and no stream was bound to it: an upper bound of what the user's own code causes there, for work may have
+    /// followed the drop.
     pub host_late_ns: u64,
 }
 
@@ -75,6 +77,8 @@ pub struct GpuIdle {
 pub struct Order {
     /// It computed: planning batches, submitting reads, taking completions.
     pub busy_ns: u64,
+    /// CPU time of the thread.
+    pub cpu_ns: Option<u64>,
     /// It had nothing to plan since no slot was free.
     pub no_slot_ns: u64,
 }
@@ -104,6 +108,8 @@ pub struct Storage {
     pub cached_bytes: u64,
     /// Reads that were repeated or continued.
     pub retries: u64,
+    /// Files or reads that `O_DIRECT` was refused for and that went through the page cache instead.
+    pub fallbacks: u64,
     /// How long each read took, from its submission.
     pub latency: Latency,
 }
@@ -178,6 +184,8 @@ pub struct Copy {
     pub starved_ns: u64,
     /// A full slot waited for device memory that the consumer holds.
     pub blocked_ns: u64,
+    /// CPU time of the transfer thread.
+    pub cpu_ns: Option<u64>,
     /// Batches and bytes.
     pub batches: u64,
     /// Bytes that crossed the bus.
@@ -211,10 +219,13 @@ macro_rules! numbers {
             $later, $before; at_ns, steady_ns, consumer.batches, consumer.samples, consumer.bytes, consumer.waited_ns,
             consumer.first_ns, consumer.user_ns, order.busy_ns, order.no_slot_ns, storage.busy_ns, storage.blocked_ns,
             storage.in_flight_ns, storage.reads, storage.bytes, storage.direct_bytes, storage.cached_bytes,
-            storage.retries, decode.busy_ns, decode.starved_ns, decode.ahead_ns, decode.queued_ns, decode.samples,
+            storage.retries, storage.fallbacks, decode.busy_ns, decode.starved_ns, decode.ahead_ns, decode.queued_ns, decode.samples,
             slots.free_ns, slots.filling_ns, slots.full_ns, slots.held_ns
         );
         if let (Some(now), Some(then)) = (&mut $later.decode.cpu_ns, &$before.decode.cpu_ns) {
+            $do!(one now, then);
+        }
+        if let (Some(now), Some(then)) = (&mut $later.order.cpu_ns, &$before.order.cpu_ns) {
             $do!(one now, then);
         }
         if let (Some(gpu), Some(then)) = (&mut $later.consumer.gpu, &$before.consumer.gpu) {
@@ -222,6 +233,9 @@ macro_rules! numbers {
         }
         if let (Some(copy), Some(then)) = (&mut $later.copy, &$before.copy) {
             $do!(copy, then; busy_ns, starved_ns, blocked_ns, batches, bytes);
+            if let (Some(now), Some(then)) = (&mut copy.cpu_ns, &then.cpu_ns) {
+                $do!(one now, then);
+            }
         }
         for (level, then) in $later.storage.levels.iter_mut().zip(&$before.storage.levels) {
             $do!(level, then; ns, reads_milli);

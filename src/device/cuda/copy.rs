@@ -299,7 +299,7 @@ impl OnDevice {
             return Ok(());
         }
         self.home.gpu.stream_waits(stream.raw(), &buffer.copied)?;
-        self.home.idle.started(stream, lives);
+        self.home.idle.started(stream, lives, &buffer.copied);
         streams.push(stream.clone());
         Ok(())
     }
@@ -308,6 +308,9 @@ impl OnDevice {
     /// never come.
     pub(crate) fn hand_out(&self, streams: &[Stream]) -> Result<()> {
         self.home.gpu.intact()?;
+        if streams.is_empty() {
+            self.home.idle.unbound();
+        }
         streams.iter().try_for_each(|stream| self.bind_checked(stream, true))
     }
 

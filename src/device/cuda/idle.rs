@@ -8,15 +8,21 @@
 //! `asked` is recorded when `next()` is entered, `start` right after the stream's wait for the copy of the batch that it
 //! returns, `released` when that batch is dropped. What lies between `asked` and `start` on the stream is nothing but the
 //! wait: starvation, exact. From the last `released` to `asked` the stream may have been idle because the host was late, or
-//! may still have worked on what was given to it after the drop: an upper bound.
+//! may still have worked on what was given to it after the drop: an upper bound. Idle time before the drop, between two
+//! kernels of a step, is nobody's here.
+//!
+//! The first step of an iterator does not count: nothing could be ready. A batch that the user binds himself may be bound late,
+//! when its copy has long been there: what passed since it was handed out is the host's lateness then.
 //!
 //! The same events give the track of the stream in a trace. The device's clock is not the host's: `asked` is reached no earlier
 //! than it is recorded, and no later than it is seen to be, and what lies between two events is exact; so the track is right in
 //! its lengths, and where it stands as soon as the stream has once been idle.
 //!
 //! Limits: one stream, the first one that batches are bound to and that surely lives on: one of the builder's, one that
-//! comes with its owner, or the default one. A bare handle that a single batch is bound to may be gone with that batch. At most [`UNREAD`] steps wait for being read; the oldest is
-//! given up beyond, and not counted as measured. Events are made with the loader and used again; none is made for a step.
+//! comes with its owner, or the default one. A bare handle that a single batch is bound to may be gone with that batch. A step
+//! counts when the stream has come to its `start`. Until then it is either one of those whose copies are not done, which have
+//! a slot each, or of those whose memory the stream still uses, which have a buffer each: there is room for so many. Events
+//! are made with the loader and used again; none is made for a step.
 
 use super::Stream;
 use super::driver::{Event, Gpu, Handle};
@@ -25,11 +31,7 @@ use crate::profile::{Clock, GpuIdle, Ring, Track, Work};
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-/// Steps whose events have not been reached.
-const UNREAD: usize = 16;
-/// Events: three for each of these steps, and for the one that is being made; and the start of the step before them.
-const EVENTS: usize = 3 * (UNREAD + 1) + 1;
+use std::time::Instant;
 
 /// The measurement of a loader. The consumer's threads alone use it; its lock is theirs.
 pub(crate) struct IdleMeter {
@@ -37,6 +39,8 @@ pub(crate) struct IdleMeter {
     clock: Clock,
     /// What the stream did.
     ring: Ring,
+    /// Steps whose `start` has not been reached, at most.
+    unread: usize,
     inner: Mutex<Inner>,
 }
 
@@ -47,6 +51,8 @@ struct Inner {
     spare: Vec<Event>,
     /// Asked, when by the host's clock, and not yet attached to a batch.
     asked: Option<(Event, u64)>,
+    /// When a batch was handed out that no stream waits for yet.
+    unbound: Option<Instant>,
     last_released: Option<Event>,
     unread: VecDeque<Step>,
     /// The start of the last step that was read, and when that was by the host's clock.
@@ -60,22 +66,26 @@ struct Step {
     asked: Event,
     asked_ns: u64,
     start: Event,
+    /// How long the batch was there and bound to no stream.
+    unbound_ns: u64,
 }
 
 impl IdleMeter {
-    /// Makes the events.
-    pub(crate) fn new(gpu: &Arc<Gpu>, clock: Clock) -> Result<Self> {
-        let spare = (0..EVENTS).map(|_| Event::timed(gpu)).collect::<Result<_>>()?;
-        let inner = Mutex::new(Inner { spare, ..Inner::default() });
-        Ok(Self { gpu: gpu.clone(), clock, ring: Ring::default(), inner })
+    /// Makes the events, for a loader of so many slots and batches on the device together.
+    pub(crate) fn new(gpu: &Arc<Gpu>, clock: Clock, unread: usize) -> Result<Self> {
+        // Three for each of these steps, and for the one that is being made; and the start of the one that was read last.
+        let spare = (0..3 * (unread + 1) + 1).map(|_| Event::timed(gpu)).collect::<Result<_>>()?;
+        let inner = Mutex::new(Inner { spare, unread: VecDeque::with_capacity(unread), ..Inner::default() });
+        Ok(Self { gpu: gpu.clone(), clock, ring: Ring::default(), unread, inner })
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `next()` was entered. Errors are those of a broken device, and say so elsewhere: then nothing is measured.
-    pub(crate) fn asked(&self) {
+    /// `next()` was entered, for the `first` batch of an iterator or another one. Errors are those of a broken device, and say
+    /// so elsewhere: then nothing is measured.
+    pub(crate) fn asked(&self, first: bool) {
         let Ok(_bound) = self.gpu.bind() else { return };
         let mut inner = self.lock();
         let Some(stream) = inner.stream.as_ref().map(Stream::raw) else { return };
@@ -83,12 +93,24 @@ impl IdleMeter {
         inner.read(&self.ring, now);
         let former = inner.asked.take().map(|(event, _)| event);
         inner.spare.extend(former);
-        inner.asked = inner.record(stream).map(|event| (event, now));
+        if first {
+            // What was between two iterators is nobody's.
+            let before = inner.last_released.take();
+            let start = inner.last_start.take().map(|(event, _)| event);
+            inner.spare.extend(before.into_iter().chain(start));
+        } else {
+            inner.asked = inner.record(stream).map(|event| (event, now));
+        }
     }
 
-    /// A batch was bound to `stream`, which waits for its copy now; `lives` says that it does so at least as long as the
+    /// A batch is handed out that is bound to no stream.
+    pub(crate) fn unbound(&self) {
+        self.lock().unbound = Some(Instant::now());
+    }
+
+    /// A batch was bound to `stream`, which waits for `copied` now; `lives` says that it does so at least as long as the
     /// loader.
-    pub(crate) fn started(&self, stream: &Stream, lives: bool) {
+    pub(crate) fn started(&self, stream: &Stream, lives: bool, copied: &Event) {
         let mut inner = self.lock();
         match &inner.stream {
             // The first step of all has no `asked`.
@@ -97,13 +119,17 @@ impl IdleMeter {
             _ => return,
         }
         let stream = stream.raw();
-        let Some((asked, asked_ns)) = inner.asked.take() else { return };
-        if let Some(start) = inner.record(stream) {
-            let before = inner.last_released.take();
-            inner.unread.push_back(Step { before, asked, asked_ns, start });
-            if inner.unread.len() > UNREAD {
-                inner.forget_oldest();
-            }
+        let (unbound, before) = (inner.unbound.take(), inner.last_released.take());
+        let Some((asked, asked_ns)) = inner.asked.take() else { return inner.spare.extend(before) };
+        let unbound = unbound.filter(|_| copied.is_done().unwrap_or(false));
+        let unbound_ns = unbound.map_or(0, |since| since.elapsed().as_nanos() as u64);
+        if inner.unread.len() == self.unread {
+            inner.read(&self.ring, self.clock.now());
+        }
+        let start = if inner.unread.len() < self.unread { inner.record(stream) } else { None };
+        match start {
+            Some(start) => inner.unread.push_back(Step { before, asked, asked_ns, start, unbound_ns }),
+            None => inner.spare.extend(before.into_iter().chain([asked])),
         }
     }
 
@@ -146,15 +172,6 @@ impl Inner {
         }
     }
 
-    fn forget_oldest(&mut self) {
-        if let Some(Step { before, asked, start, .. }) = self.unread.pop_front() {
-            self.spare.extend([asked, start]);
-            self.spare.extend(before);
-        }
-        // What follows cannot be placed behind a step that was not read.
-        self.spare.extend(self.last_start.take().map(|(event, _)| event));
-    }
-
     /// Reads the steps whose events have been reached by `now`, oldest first.
     fn read(&mut self, ring: &Ring, now: u64) {
         while let Some(step) = self.unread.front() {
@@ -163,15 +180,18 @@ impl Inner {
                 Ok(false) => return,
                 Err(_) => return self.unread.clear(),
             }
-            let Some(Step { before, asked, asked_ns, start }) = self.unread.pop_front() else { return };
+            let Some(Step { before, asked, asked_ns, start, unbound_ns }) = self.unread.pop_front() else { return };
             let former = self.last_start.take();
-            if let Ok(starved) = asked.until(&start) {
+            if let Ok(idle) = asked.until(&start) {
                 let late = before.as_ref().and_then(|before| before.until(&asked).ok()).unwrap_or(0);
+                // Of what the stream stood still for, at most: it may have worked meanwhile.
+                let unbound = unbound_ns.min(idle);
                 self.totals.steps += 1;
-                self.totals.starved_ns += starved;
-                self.totals.host_late_ns += late;
+                self.totals.starved_ns += idle - unbound;
+                self.totals.host_late_ns += late + unbound;
                 let before = former.as_ref().and_then(|(event, at)| Some((*at, event.until(&asked).ok()?)));
-                let start_ns = place(ring, before, (late, starved), asked_ns..=now.saturating_sub(starved));
+                let stretches = [late, idle - unbound, unbound];
+                let start_ns = place(ring, before, stretches, asked_ns..=now.saturating_sub(idle));
                 self.last_start = Some((start, start_ns));
             } else {
                 self.spare.push(start);
@@ -184,16 +204,27 @@ impl Inner {
 }
 
 /// Puts a step on the track: `before` is when the last one started and how long before this one was asked for, which was
-/// within `asked`. When this one started.
-fn place(ring: &Ring, before: Option<(u64, u64)>, (late, starved): (u64, u64), asked: RangeInclusive<u64>) -> u64 {
+/// within `asked`. The stream was idle, perhaps, before that; waited for the batch; and had it, but was not told. When this
+/// one started.
+fn place(
+    ring: &Ring,
+    before: Option<(u64, u64)>,
+    [late, starved, unbound]: [u64; 3],
+    asked: RangeInclusive<u64>,
+) -> u64 {
     let (least, most) = asked.into_inner();
     let expected = before.map_or(least, |(start, until)| start.saturating_add(until));
     let asked = expected.clamp(least, most.max(least));
     // The length of the last step is exact, also where it was not known well when it began.
     let began = before.map_or(asked, |(_, until)| asked.saturating_sub(until));
-    let (idle, start) = (asked.saturating_sub(late).max(began), asked.saturating_add(starved));
-    for (begin, end, what) in [(began, idle, Work::Step), (idle, asked, Work::HostLate), (asked, start, Work::Starved)]
-    {
+    let (idle, there) = (asked.saturating_sub(late).max(began), asked.saturating_add(starved));
+    let start = there.saturating_add(unbound);
+    for (begin, end, what) in [
+        (began, idle, Work::Step),
+        (idle, asked, Work::HostLate),
+        (asked, there, Work::Starved),
+        (there, start, Work::HostLate),
+    ] {
         if begin < end {
             ring.note(begin.max(ring.end()), end, what);
         }
@@ -209,13 +240,13 @@ mod tests {
     fn steps_stand_on_the_track_with_their_lengths_where_both_clocks_allow() {
         let ring = Ring::default();
         // The first one is where it was asked for, the stream being idle.
-        let start = place(&ring, None, (0, 2_000_000), 10_000_000..=90_000_000);
+        let start = place(&ring, None, [0, 2_000_000, 0], 10_000_000..=90_000_000);
         assert_eq!(start, 12_000_000);
         // Asked for 5 ms after it by the device's clock, at 16 at the earliest by the host's.
-        let start = place(&ring, Some((start, 5_000_000)), (1_000_000, 0), 16_000_000..=90_000_000);
+        let start = place(&ring, Some((start, 5_000_000)), [1_000_000, 0, 0], 16_000_000..=90_000_000);
         assert_eq!(start, 17_000_000);
         // Seen before it could have been.
-        let start = place(&ring, Some((start, 30_000_000)), (0, 3_000_000), 20_000_000..=40_000_000);
+        let start = place(&ring, Some((start, 30_000_000)), [0, 3_000_000, 0], 20_000_000..=40_000_000);
         assert_eq!(start, 43_000_000);
         let spans: Vec<_> =
             ring.read().iter().map(|span| (span.what, span.begin_ns / 1000, span.end_ns / 1000)).collect();
@@ -234,8 +265,8 @@ mod tests {
     fn absurd_times_do_no_harm() {
         let ring = Ring::default();
         for before in [None, Some((u64::MAX, u64::MAX)), Some((0, u64::MAX))] {
-            place(&ring, before, (u64::MAX, u64::MAX), 5..=1);
-            place(&ring, before, (0, u64::MAX), u64::MAX..=u64::MAX);
+            place(&ring, before, [u64::MAX; 3], RangeInclusive::new(5, 1));
+            place(&ring, before, [0, u64::MAX, 0], u64::MAX..=u64::MAX);
         }
         assert!(ring.read().iter().all(|span| span.begin_ns <= span.end_ns));
     }

@@ -155,6 +155,7 @@ impl Text<'_> {
 
     fn order(&mut self) {
         self.metric("order_busy_seconds_total", "The planning thread worked.", |s| Some(Ns(s.order.busy_ns)));
+        self.metric("order_cpu_seconds_total", "CPU time of the planning thread.", |s| s.order.cpu_ns.map(Ns));
         let help = "Nothing could be planned since no slot was free.";
         self.metric("order_no_slot_seconds_total", help, |s| Some(Ns(s.order.no_slot_ns)));
     }
@@ -173,6 +174,8 @@ impl Text<'_> {
         self.metric("storage_direct_bytes_total", help, |s| Some(Count(s.storage.direct_bytes)));
         let help = "Bytes copied from the page cache instead of read.";
         self.metric("storage_cached_bytes_total", help, |s| Some(Count(s.storage.cached_bytes)));
+        let help = "Files or reads that O_DIRECT was refused for.";
+        self.metric("storage_fallbacks_total", help, |s| Some(Count(s.storage.fallbacks)));
         self.metric("storage_retries_total", "Reads repeated or continued.", |s| Some(Count(s.storage.retries)));
         self.histogram("read_seconds", "How long each read took.", |s| Some(&s.storage.latency));
     }
@@ -195,6 +198,8 @@ impl Text<'_> {
     fn copy(&mut self) {
         let help = "At least one copy to the device was in flight.";
         self.metric("copy_busy_seconds_total", help, |s| s.copy.as_ref().map(|copy| Ns(copy.busy_ns)));
+        let help = "CPU time of the thread that gives batches to the device.";
+        self.metric("copy_cpu_seconds_total", help, |s| s.copy.as_ref().and_then(|copy| copy.cpu_ns).map(Ns));
         let help = "No copy was in flight and no batch was full.";
         self.metric("copy_starved_seconds_total", help, |s| s.copy.as_ref().map(|copy| Ns(copy.starved_ns)));
         let help = "A full batch waited for device memory that the consumer holds.";

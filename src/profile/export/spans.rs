@@ -4,7 +4,7 @@
 //! span  epoch {epoch, batches}        INFO    as long as the iterator lives; entered by nobody, for it crosses user code
 //!   span  wait {batch}                DEBUG   one call of next(), entered
 //!   event starved {batch, ms}         DEBUG   a wait that was long
-//! event verdict {cause}               INFO    when it is another than before; WARN when the consumer starves
+//! event verdict {cause, advice}       INFO    at the end of an iterator; WARN when the consumer starved
 //! event fault {kind, stage, outcome}  WARN    recovered or substituted; ERROR when it ended the iterator
 //! ```
 //!
@@ -62,7 +62,12 @@ mod on {
         }
     }
 
-    /// What limits the loader is not what it was; `starves`: the consumer waits for it.
+    /// Whether somebody wants to know verdicts, which take some reading to make.
+    pub(crate) fn wants_verdicts() -> bool {
+        tracing::enabled!(target: "feedline", tracing::Level::WARN)
+    }
+
+    /// What limited an iterator; `starves`: the consumer waited for it.
     pub(crate) fn verdict(cause: &str, advice: &str, starves: bool) {
         if starves {
             warn!(target: "feedline", cause, advice, "verdict");
@@ -99,6 +104,11 @@ mod off {
 
         #[inline(always)]
         pub(crate) fn starved(&self, _batch: u64, _waited: Duration) {}
+    }
+
+    #[inline(always)]
+    pub(crate) fn wants_verdicts() -> bool {
+        false
     }
 
     #[inline(always)]

@@ -1,0 +1,64 @@
+//! CPU time of a loader's threads: each enlists itself, and is looked up when somebody asks.
+//!
+//! Nothing is written while they run: the kernel counts. Threads of a reader (pread, maps), of rayon's global pool and of the
+//! user are not among them.
+
+use std::sync::{Mutex, PoisonError};
+
+/// What a thread is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Plans, submits reads and takes what they brought.
+    Planner,
+    /// Decodes.
+    Worker,
+    /// Gives full slots to a device.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "no device, no copies"))]
+    Copier,
+}
+
+/// The threads of one loader. The lock is taken at the start of a thread, and by who asks.
+#[derive(Debug, Default)]
+pub(crate) struct Threads(Mutex<Vec<(Role, u32)>>);
+
+impl Threads {
+    /// The calling thread is one of these.
+    pub(crate) fn enlist(&self, role: Role) {
+        let id = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((role, id));
+    }
+
+    /// Nanoseconds on a CPU of all threads of a role; `None` when the kernel does not count them, or there is none.
+    pub(crate) fn cpu_ns(&self, role: Role) -> Option<u64> {
+        let threads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_role = threads.iter().filter(|(of, _)| *of == role);
+        of_role.map(|(_, id)| on_cpu(*id)).reduce(|sum, ns| Some(sum?.saturating_add(ns?))).flatten()
+    }
+}
+
+fn on_cpu(thread: u32) -> Option<u64> {
+    // Nanoseconds on a CPU, nanoseconds runnable, switches.
+    let times = std::fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).ok()?;
+    times.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn threads_that_enlist_are_counted_by_what_they_are_for() {
+        let threads = Threads::default();
+        assert_eq!(threads.cpu_ns(Role::Worker), None);
+        threads.enlist(Role::Worker);
+        if std::fs::metadata("/proc/self/task").is_err() || threads.cpu_ns(Role::Worker).is_none() {
+            return println!("skipped: this kernel does not count it");
+        }
+        let (before, began) = (threads.cpu_ns(Role::Worker).unwrap(), Instant::now());
+        while threads.cpu_ns(Role::Worker).unwrap() < before + 5_000_000 {
+            assert!(began.elapsed() < Duration::from_secs(60), "a thread that works is not counted");
+        }
+        assert_eq!(threads.cpu_ns(Role::Planner), None);
+    }
+}
