@@ -235,16 +235,16 @@ impl Data {
     /// What is to be known before a figure is taken for that of storage.
     pub fn warnings(&self) -> Vec<String> {
         let mut all = Vec::new();
-        if let Some(memory) = self.memory.filter(|memory| self.bytes > 0 && self.bytes <= *memory) {
+        let cached = self.cached.as_ref().map_or(0.0, |cached| cached.share);
+        let fits = |memory: &u64| self.bytes > 0 && self.bytes <= *memory && cached < 0.95;
+        if let Some(memory) = self.memory.filter(fits) {
             all.push(format!(
                 "the data fits into memory ({} are free): what was read once may come from there; --direct on reads past the \
                  page cache",
                 bytes(memory)
             ));
         }
-        if let Ok(cached) = self.cached.as_ref().map(|cached| cached.share).map_err(|_| ())
-            && cached >= 0.05
-        {
+        if cached >= 0.05 {
             all.push(format!(
                 "{:.0} % of the files are in the page cache now: --cold drops them first",
                 100.0 * cached
@@ -300,6 +300,75 @@ fn lateness(given: &Given, tally: &Tally, verdict: &Verdict) -> Option<String> {
 fn size_of_samples(benchmark: &Benchmark, data: &Data) -> Option<String> {
     let mean = data.bytes as f64 / data.samples.max(1) as f64;
     let wanted = benchmark.sample_bytes as f64;
-    (!(0.8..1.25).contains(&(mean / wanted)))
+    // Data in memory has no files.
+    (data.bytes > 0 && !(0.8..1.25).contains(&(mean / wanted)))
         .then(|| format!("the benchmark's samples have {wanted:.0} bytes, these {mean:.0} on average"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::step::Stretch;
+    use feedline::profile::CacheProbe;
+
+    fn data(cached: Result<f64, String>) -> Data {
+        let cached = cached.map(|share| Cached::new(share, 256, CacheProbe::Cachestat));
+        Data { bytes: 1000 * 114_660, samples: 1000, cached, memory: Some(1 << 30) }
+    }
+
+    #[test]
+    fn data_that_memory_may_hold_is_warned_of_before_the_run() {
+        let fits = "the data fits into memory (1.07 GB are free)";
+        let (all, some) = ("100 % of the files are in the page cache", "20 % of the files are in the page cache");
+        for (data, expected) in [
+            (data(Ok(0.0)), vec![fits]),
+            (data(Ok(0.2)), vec![fits, some]),
+            (data(Ok(1.0)), vec![all]),
+            (data(Err("ZFS".into())), vec![fits]),
+            (Data { memory: Some(1 << 20), ..data(Ok(0.0)) }, vec![]),
+            (Data { memory: Some(1 << 20), ..data(Ok(0.2)) }, vec![some]),
+            (Data { memory: None, ..data(Ok(0.0)) }, vec![]),
+            (Data { bytes: 0, ..data(Err("no bytes of files".into())) }, vec![]),
+        ] {
+            let warnings = data.warnings();
+            assert_eq!(warnings.len(), expected.len(), "{warnings:?}");
+            assert!(warnings.iter().zip(&expected).all(|(warning, start)| warning.starts_with(start)), "{warnings:?}");
+        }
+    }
+
+    #[test]
+    fn what_makes_a_run_another_than_the_benchmarks_is_said() {
+        let notes = |words: &str, data: &Data, interrupted: bool, batches: u64| {
+            let words = format!("profile --path data --device host {words}");
+            let given = Given::from(words.split_whitespace()).unwrap();
+            let stretch = Stretch { steps: 9, seconds: 9.0 * given.step.as_secs_f64() };
+            let tally = Tally { batches, stretch, interrupted, ..Tally::default() };
+            notes(&given, &tally, data, &Verdict::of(&Snapshot::default()), 10).join("; ")
+        };
+        let (right, resnet50) = (data(Ok(0.0)), "--workload resnet50 --accelerator h100");
+        assert_eq!(notes(resnet50, &right, false, 10), "");
+        let text = notes(&format!("{resnet50} --batch 5"), &right, false, 10);
+        assert_eq!(
+            text,
+            "the benchmark's batches are of 400, not 5; so the AU is not that of the benchmark's emulation"
+        );
+        let small = Data { samples: 2000, ..data(Ok(0.0)) };
+        let text = notes(resnet50, &small, false, 10);
+        assert!(text.starts_with("the benchmark's samples have 114660 bytes, these 57330 on average; so"), "{text}");
+        assert_eq!(notes("--source images --step-ms 5", &small, false, 10), "");
+        assert!(notes(resnet50, &right, true, 10).starts_with("the run was interrupted"));
+        assert_eq!(notes(resnet50, &right, false, 40), "the data was read 4 times");
+    }
+
+    #[test]
+    fn time_that_busy_cores_cost_is_told_apart_from_starvation() {
+        let given = Given::from("profile --source images --path data --device host --step-ms 10".split(' ')).unwrap();
+        let (mut verdict, late) =
+            (Verdict::of(&Snapshot::default()), "between steps 1.00 ms were lost on average (9.0 % of the time)");
+        let tally = Tally { stretch: Stretch { steps: 90, seconds: 1.0 }, ..Tally::default() };
+        verdict.starved_share = 0.01;
+        assert!(lateness(&given, &tally, &verdict).unwrap().starts_with(late));
+        verdict.starved_share = 0.095;
+        assert_eq!(lateness(&given, &tally, &verdict), None);
+    }
 }
