@@ -79,7 +79,8 @@ pub fn heading(given: &Given, describe: &str, data: &Data) -> String {
         let text = if given.step.is_zero() { "none: how fast can the loader go?".into() } else { step(given) };
         page.line("step", &format!("{text}, batches of {}", settings.batch));
     }
-    page.line("data", &format!("{describe}, {}", bytes(data.bytes)));
+    let size = if data.bytes > 0 { format!(", {}", bytes(data.bytes)) } else { String::new() };
+    page.line("data", &format!("{describe}{size}"));
     for warning in data.warnings() {
         page.line("warning", &warning);
     }
