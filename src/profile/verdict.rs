@@ -244,7 +244,7 @@ impl Case<'_> {
         let (starved, all, rate) = (100.0 * loads.starved, time(loads.steady_ns), number(loads.items_per_s));
         let mut text = format!(
             "{who} waited {starved:.1} % of {all} for {} batches, {rate} samples/s",
-            number(consumer.batches as f64)
+            grouped(consumer.batches.to_string())
         );
         if consumer.waits.count > 0 && loads.starved >= FED {
             let (half, most) = (time(consumer.waits.p50_ns), time(consumer.waits.p99_ns));
@@ -604,7 +604,10 @@ fn number(value: f64) -> String {
     if value >= 1e15 {
         return format!("{value:.1e}");
     }
-    let digits = format!("{value:.0}");
+    grouped(format!("{value:.0}"))
+}
+
+fn grouped(digits: String) -> String {
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);
     for (at, digit) in digits.chars().enumerate() {
         if at > 0 && (digits.len() - at).is_multiple_of(3) {
