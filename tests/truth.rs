@@ -3,7 +3,8 @@
 
 mod common;
 
-use common::{Dir, noise, pull, records};
+use common::{Dir, READERS, noise, pull, records, records_file};
+use feedline::dataset::Records;
 use feedline::profile::{Basis, DeviceBytes, Evidence, Truth, judge};
 use feedline::read::{Direct, Mode, PROBES_MAX, Sources, device_bytes, page_cache_share};
 use feedline::{Loader, Order};
@@ -145,4 +146,30 @@ fn a_cold_run_of_several_epochs_through_the_page_cache_is_mostly_of_memory() {
     let (truth, moved) = run(&path, Mode::Pread, Direct::Off, 4);
     assert!((0.2..0.4).contains(&truth.from_device.unwrap()), "{truth} {moved:?}");
     assert!(truth.warnings[0].contains("read more than once"), "{truth}");
+}
+
+#[test]
+fn every_sample_is_counted_once_whoever_made_it_ready() {
+    let _alone = alone();
+    let dir = Dir::new();
+    let (path, _) = records_file(&dir, 640, 4096);
+    for (mode, direct) in READERS {
+        for labels in [false, true] {
+            let mut records = Records::builder(4096);
+            if labels {
+                records = records.classes((0..640).collect());
+            }
+            let builder = Loader::builder(records.open(&path).unwrap()).batch_size(16).reader(mode).direct(direct);
+            // Where O_DIRECT is not to be had there is nothing to count.
+            let Ok(loader) = builder.build() else { continue };
+            assert_eq!(loader.epoch(0).unwrap().map(Result::unwrap).count(), 40);
+            let whole = loader.snapshot();
+            let counted = whole.decode.samples + whole.storage.in_place;
+            // Those of before the first batch are not in the steady time.
+            assert!(counted <= 640, "{mode:?} {direct:?}: {counted}");
+            let told = loader.report().verdict.to_string();
+            let ready = 640 - (loader.plan().slots as u64 + 1) * 16;
+            assert!(counted >= ready, "{mode:?} {direct:?} {labels}: {counted} of at least {ready}; {told}");
+        }
+    }
 }

@@ -605,7 +605,10 @@ impl Io {
             let (core, scratch, pieces) = (&self.core, &mut self.scratch, &pending.pieces);
             let done = catch_unwind(AssertUnwindSafe(|| decode_row(core, &job, id, pieces, &mut rows, scratch)));
             match done.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Read))) {
-                Ok(()) => rows.finish_row(),
+                Ok(()) => {
+                    rows.finish_row();
+                    core.meters.read_in_place.add(1);
+                }
                 Err(error) => rows.fail_row(self.core.named(error, Some(id))),
             }
         }

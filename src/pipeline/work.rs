@@ -292,8 +292,8 @@ fn step(core: &Core, state: &mut State, now: u64) -> Option<Work> {
         open(core, opening, state);
         Some(Work::Open)
     } else if let Some(((job, rows), left)) = core.work.take_lookup() {
-        took(rows.len().into(), left);
-        look_up_rows(core, &job, rows, state);
+        took(0, left);
+        meters.worked.add(look_up_rows(core, &job, rows, state).into());
         Some(Work::LookUp)
     } else if let Some(pending) = core.work.decodes.pop() {
         took(1, true);
@@ -350,9 +350,10 @@ enum Looked {
     Missing,
 }
 
-fn look_up_rows(core: &Core, job: &Arc<Job>, mut rows: Rows, state: &mut State) {
+/// Fills rows from memory and the page cache, and has the others read. How many it filled, or failed.
+fn look_up_rows(core: &Core, job: &Arc<Job>, mut rows: Rows, state: &mut State) -> u32 {
     let mut parts = Parts::new();
-    let mut missed = false;
+    let (all, mut missed) = (rows.len(), 0);
     let mut from_memory = core.in_memory && core.recipe.is_plain();
     while rows.len() > 0 && !job.is_cancelled() {
         if from_memory {
@@ -369,14 +370,15 @@ fn look_up_rows(core: &Core, job: &Arc<Job>, mut rows: Rows, state: &mut State) 
             Ok(Looked::Missing) => {
                 let rows = rows.take(1);
                 core.to_io.misses.push(Miss { job: job.clone(), rows });
-                missed = true;
+                missed += 1;
             }
             Err(error) => rows.fail_row(core.named(error, id)),
         }
     }
-    if missed {
+    if missed > 0 {
         core.to_io.waker.wake();
     }
+    all - rows.len() - missed
 }
 
 /// Runs code that may be the user's or a third party's; a panic becomes an error and the worker's state is made anew.

@@ -126,7 +126,7 @@ impl Loads {
         let share = |ns: u64| ratio(ns as f64, steady);
         // Work for fewer samples than were handed out, in the same time: the load of all of them is more.
         let flow = |done: u64, of: u64| if done == 0 { 1.0 } else { ratio(done as f64, of as f64).clamp(0.02, 1.0) };
-        let prepared = flow(decode.samples, consumer.samples);
+        let prepared = flow(decode.samples.saturating_add(storage.in_place), consumer.samples);
         let workers = f64::from(decode.workers.max(1));
         let working = share(decode.busy_ns);
         // Workers beyond the cores only wait for each other.

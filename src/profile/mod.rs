@@ -79,6 +79,8 @@ pub(crate) struct Meters {
     pub(crate) reading: Flow,
     /// Whether rows wait for room for their bytes.
     pub(crate) no_room: States<2>,
+    /// Rows that reads finished, without a worker.
+    pub(crate) read_in_place: Counter,
     pub(crate) read_latency: Histogram,
     /// Bytes that workers copied from the page cache.
     pub(crate) cached_bytes: Counter,
@@ -252,6 +254,7 @@ impl Meters {
             planner: States::new(planner::WAITING),
             reading: Flow::default(),
             no_room: States::new(0),
+            read_in_place: Counter::default(),
             read_latency: Histogram::default(),
             cached_bytes: Counter::default(),
             pool: Pool::new(workers),
@@ -344,6 +347,7 @@ impl Meters {
                 bytes: reads.bytes_moved.max(reads.bytes_asked),
                 direct_bytes: (reads.bytes_moved.max(reads.bytes_asked) as f64 * reads.direct_share()) as u64,
                 cached_bytes: self.cached_bytes.get(),
+                in_place: self.read_in_place.get(),
                 retries: reads.retries + reads.short_reads,
                 fallbacks: reads.fallbacks,
                 latency: self.read_latency.read(),

@@ -106,6 +106,8 @@ pub struct Storage {
     pub direct_bytes: u64,
     /// Bytes that workers copied from the page cache instead of reading.
     pub cached_bytes: u64,
+    /// Samples that reads brought straight into their rows: no worker touched them.
+    pub in_place: u64,
     /// Reads that were repeated or continued.
     pub retries: u64,
     /// Files or reads that `O_DIRECT` was refused for and that went through the page cache instead.
@@ -168,7 +170,7 @@ pub struct Decode {
     pub ahead_ns: u64,
     /// Sum over time of the samples and runs of rows that waited for a worker.
     pub queued_ns: u64,
-    /// Samples that they were given; one that they looked for in the page cache and did not find counts twice.
+    /// Samples that they copied or decoded.
     pub samples: u64,
     /// How long each piece of work took.
     pub latency: Latency,
@@ -219,7 +221,7 @@ macro_rules! numbers {
             $later, $before; at_ns, steady_ns, consumer.batches, consumer.samples, consumer.bytes, consumer.waited_ns,
             consumer.first_ns, consumer.user_ns, order.busy_ns, order.no_slot_ns, storage.busy_ns, storage.blocked_ns,
             storage.in_flight_ns, storage.reads, storage.bytes, storage.direct_bytes, storage.cached_bytes,
-            storage.retries, storage.fallbacks, decode.busy_ns, decode.starved_ns, decode.ahead_ns, decode.queued_ns, decode.samples,
+            storage.in_place, storage.retries, storage.fallbacks, decode.busy_ns, decode.starved_ns, decode.ahead_ns, decode.queued_ns, decode.samples,
             slots.free_ns, slots.filling_ns, slots.full_ns, slots.held_ns
         );
         if let (Some(now), Some(then)) = (&mut $later.decode.cpu_ns, &$before.decode.cpu_ns) {

@@ -174,6 +174,8 @@ impl Text<'_> {
         self.metric("storage_direct_bytes_total", help, |s| Some(Count(s.storage.direct_bytes)));
         let help = "Bytes copied from the page cache instead of read.";
         self.metric("storage_cached_bytes_total", help, |s| Some(Count(s.storage.cached_bytes)));
+        let help = "Samples read straight into their rows.";
+        self.metric("storage_in_place_samples_total", help, |s| Some(Count(s.storage.in_place)));
         let help = "Files or reads that O_DIRECT was refused for.";
         self.metric("storage_fallbacks_total", help, |s| Some(Count(s.storage.fallbacks)));
         self.metric("storage_retries_total", "Reads repeated or continued.", |s| Some(Count(s.storage.retries)));
