@@ -432,7 +432,7 @@ impl LoaderBuilder {
         let (plan, lease) = plan(demand, self.shared_budget.as_ref())?;
         let spec = recipe.spec.clone();
         let meters = Arc::new(Meters::new(self.clock, workers));
-        let idle = idle_meter(&self.device, plan.slots + device_batches)?;
+        let idle = idle_meter(&self.device, if meters.on { plan.slots + device_batches } else { 0 })?;
         let info = BatchInfo {
             keep: recipe.keep.clone(),
             most: if on_host { plan.slots } else { device_batches },

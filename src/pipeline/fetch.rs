@@ -181,9 +181,9 @@ impl Io {
         let _ = self.reader.register(&self.side.regions);
         let core = self.core.clone();
         let meters = &core.meters;
+        self.now = meters.clock.now();
+        meters.planner.enter(planner::BUSY, self.now);
         while !self.ending {
-            self.now = meters.clock.now();
-            meters.planner.enter(planner::BUSY, self.now);
             self.listen();
             self.plan();
             self.advance_chunks();
@@ -564,7 +564,9 @@ impl Io {
                 }
             }
             pending.remaining -= 1;
-            self.core.meters.read_latency.record(self.now.saturating_sub(pending.since));
+            if self.core.meters.on {
+                self.core.meters.read_latency.record(self.now.saturating_sub(pending.since));
+            }
             if pending.remaining == 0 {
                 self.finish(index);
             }
