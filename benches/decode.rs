@@ -14,6 +14,8 @@
 
 #[path = "common/mod.rs"]
 mod common;
+#[path = "common/picture.rs"]
+mod picture;
 #[cfg(feature = "turbojpeg")]
 #[path = "common/turbo.rs"]
 mod turbo;
@@ -21,9 +23,10 @@ mod turbo;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use fast_image_resize as fir;
 use feedline::decode::{Backend, Filter, Image, PixelLayout, Single};
+#[cfg(feature = "turbojpeg")]
 use feedline::order::Draws;
 use feedline::tensor::{DType, EncodedField};
-use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
+use picture::made;
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use zune_core::{bytestream::ZCursor, colorspace::ColorSpace, options::DecoderOptions};
@@ -33,35 +36,6 @@ const MEAN: [f32; 3] = [0.485, 0.456, 0.406];
 const STD: [f32; 3] = [0.229, 0.224, 0.225];
 const FILES_MAX: usize = 200;
 const MADE: u64 = 4;
-
-/// Smooth shapes with sensor noise; a restart marker every `interval` MCUs, if not 0.
-fn made(id: u64, interval: u16) -> Vec<u8> {
-    const WIDTH: usize = 500;
-    const HEIGHT: usize = 375;
-    let mut draws = Draws::new(1, 0, id, "bench");
-    let waves: Vec<[f64; 4]> = (0..9).map(|_| std::array::from_fn(|_| draws.range_f64(-0.1, 0.1))).collect();
-    let mut pixels = Vec::with_capacity(3 * WIDTH * HEIGHT);
-    for y in 0..HEIGHT {
-        for x in 0..WIDTH {
-            let noise = draws.range_f64(-16.0, 16.0);
-            for channel in 0..3 {
-                let smooth: f64 = (0..3)
-                    .map(|i| waves[3 * channel + i])
-                    .map(|[a, b, c, d]| 35.0 * (a * x as f64 + b * y as f64 + 30.0 * c).sin() * (0.3 + 7.0 * d))
-                    .sum();
-                pixels.push((128.0 + smooth + noise).clamp(0.0, 255.0) as u8);
-            }
-        }
-    }
-    let mut bytes = Vec::new();
-    let mut encoder = Encoder::new(&mut bytes, 94);
-    encoder.set_sampling_factor(SamplingFactor::F_2_2);
-    if interval > 0 {
-        encoder.set_restart_interval(interval);
-    }
-    encoder.encode(&pixels, WIDTH as u16, HEIGHT as u16, ColorType::Rgb).expect("sizes fit");
-    bytes
-}
 
 fn find(folder: &Path, files: &mut Vec<PathBuf>) {
     let mut paths: Vec<_> = std::fs::read_dir(folder).expect("a folder").map(|entry| entry.unwrap().path()).collect();

@@ -1,47 +1,74 @@
-//! What measuring costs: the same loader with its meters and without them, in turn.
+//! What measuring costs: the same loader with its meters and without them, in turn, within one process.
 //!
 //! ```text
-//! cargo test  --benches                                       each case once, small, so that it cannot rot
-//! cargo bench --no-default-features --bench profile           30 pairs of 2 s each
+//! cargo test  --benches                                                        each case once, small, so that it cannot rot
+//! cargo bench --no-default-features --features image --bench profile           the pairs
+//! cargo bench --no-default-features --features image,test-util --bench profile the same, and events counted
 //! ```
 //!
-//! Two cases: as many small samples as the loader can hand over (64 bytes from memory, about 10^6 and more a second), where
-//! a cost per sample would show, and samples that take a worker about 100 µs each, as pictures do. Beside the ratio of the
-//! pairs stands what it should be: how often the clock is read and a meter written for each batch and piece of work, times
-//! what that takes here, over the time of a sample.
+//! The cases: loaders of about 10^6 samples/s, where a cost per sample or per batch would show (records of 16 KiB from memory, of
+//! 64 bytes from the page cache, in batches of 256); JPEGs of 500×375 pixels, cropped to 224; samples that take a worker exactly
+//! 100 µs of spinning; and, far beyond the target, 64 bytes from memory in large and small batches, about 10^7 samples/s.
 //!
-//! The switch that turns the meters off exists for this bench only. `FEEDLINE_PAIRS` sets the number of pairs.
+//! Shown is, first, what it should be: how often meters look at the clock and write for each sample, counted while the loader
+//! runs, times what that takes here when two threads write the same number, over the time of a sample. Then what it is: short
+//! blocks with and without meters in turn (A B, B A, …), the loaders made anew every few pairs since where their memory
+//! lies matters more than their meters do; the median of the pairs' ratios with its 95 % interval, of samples per second and of CPU
+//! time per sample. An interval that is wider than ± 5 % says nothing, and one must be narrower than ± 1 % to show 1 %.
+//!
+//! Counting takes time of its own (a nanosecond or two each), so pairs in a build that counts show too much.
+//!
+//! The switch that turns the meters off (all but those that the loader itself steers by) exists for this bench only.
+//! `FEEDLINE_PAIRS` and `FEEDLINE_PAIR_SECONDS` set how many pairs, and how long each half. `FEEDLINE_CONTROL=1` compares
+//! meters with meters: what comes out then is the noise. Words choose cases by their names.
 
 mod common;
+#[cfg(feature = "image")]
+#[path = "common/picture.rs"]
+mod picture;
 
-use common::{as_test, compare, pairs_wanted};
+use common::{as_test, cpu_s, file, pairs_wanted, spread, warm};
 use feedline::dataset::Records;
-use feedline::{Loader, LoaderBuilder, Order};
+use feedline::{Epoch, Loader, LoaderBuilder, Order};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Target: share of the throughput.
 const COST: f64 = 0.01;
-/// Clock reads and meters written for one batch, and for one piece of work, counted in the source.
-const PER_BATCH: f64 = 30.0;
-const PER_PIECE: f64 = 10.0;
+/// Pairs for which the same two loaders are used.
+const PAIRS_EACH: usize = 8;
+/// Width of an interval, to each side, that says nothing.
+const NOISE: f64 = 0.05;
 
-fn main() {
-    let (pairs, seconds) = match pairs_wanted() {
-        _ if as_test() => (1, 0.05),
-        (0, _) => (30, 2.0),
-        (pairs, seconds) => (pairs, seconds),
-    };
-    let event_ns = event_ns();
-    println!("a clock read and a meter: {event_ns:.1} ns; target: at most {} % of the throughput", COST * 100.0);
-    // Rows of a run of 512 KiB are one piece of work.
-    case("small samples", pairs, seconds, &small, event_ns, |rows| PER_BATCH / rows + PER_PIECE / 8192.0);
-    case("work of 100 µs", pairs, seconds, &working, event_ns, |rows| PER_BATCH / rows + PER_PIECE);
+/// A name, how many pairs, the seconds of a block, and the loader.
+type Case = (&'static str, usize, f64, fn() -> LoaderBuilder);
+
+fn cases() -> Vec<Case> {
+    vec![
+        ("16 KiB from memory, batches of 256", 400, 0.05, || from_memory(16 << 10, 256)),
+        ("64 bytes from the page cache, batches of 256", 400, 0.05, cached),
+        #[cfg(feature = "image")]
+        ("pictures, batches of 8", 160, 0.2, pictures),
+        ("100 µs of work, batches of 64", 200, 0.1, working),
+        ("64 bytes from memory, batches of 4096", 400, 0.05, || from_memory(64, 4096)),
+        ("64 bytes from memory, batches of 256", 400, 0.05, || from_memory(64, 256)),
+    ]
 }
 
-/// Samples of 64 bytes, from memory.
-fn small() -> LoaderBuilder {
-    let records = Records::builder(64).open_bytes(vec![7; 64 << 18]).unwrap();
-    Loader::builder(records).order(Order::shuffled(1)).batch_size(4096)
+/// Records from memory: the same memory for all loaders, whose speeds would differ by where it lies.
+fn from_memory(record: usize, rows: usize) -> LoaderBuilder {
+    static BYTES: OnceLock<Arc<[u8]>> = OnceLock::new();
+    let bytes = BYTES.get_or_init(|| vec![7; 16 << 20].into()).clone();
+    let records = Records::builder(record).open_bytes(bytes).unwrap();
+    Loader::builder(records).order(Order::shuffled(1)).batch_size(rows)
+}
+
+/// Records of 64 bytes from a file that is in memory.
+fn cached() -> LoaderBuilder {
+    let path = file(16 << 20);
+    warm(&path, 0..16 << 20);
+    Loader::builder(Records::builder(64).open(path).unwrap()).order(Order::shuffled(1)).batch_size(256)
 }
 
 /// Samples that a worker computes on for 100 µs.
@@ -57,61 +84,201 @@ fn working() -> LoaderBuilder {
     })
 }
 
-fn case(
-    name: &str,
-    pairs: usize,
-    seconds: f64,
-    builder: &dyn Fn() -> LoaderBuilder,
-    event_ns: f64,
-    events: impl Fn(f64) -> f64,
-) {
-    let (on, off) = (builder().build().unwrap(), builder().unmeasured().build().unwrap());
-    let rows = on.global_batch() as f64;
-    let mut rates = Vec::new();
-    compare(
-        &format!("{name}: measured over unmeasured"),
-        "samples/s",
-        pairs,
-        || {
-            let rate = rate(&on, seconds);
-            rates.push(rate);
-            rate
-        },
-        || rate(&off, seconds),
-    );
-    let ns = 1e9 / rates.iter().copied().fold(0.0, f64::max);
-    let events = events(rows);
-    println!(
-        "  {events:.3} events per sample × {event_ns:.1} ns ÷ {ns:.0} ns = {:.3} % expected",
-        100.0 * events * event_ns / ns
-    );
-}
-
-/// Samples per second over about so long, first batch excluded.
-fn rate(loader: &Loader, seconds: f64) -> f64 {
-    let (mut samples, mut begin) = (0, None);
-    for batch in loader.epochs(0..).unwrap() {
-        let batch = batch.unwrap();
-        let Some(begin) = begin else {
-            begin = Some(Instant::now());
-            continue;
-        };
-        samples += batch.len();
-        let elapsed = Instant::elapsed(&begin).as_secs_f64();
-        if elapsed >= seconds {
-            return samples as f64 / elapsed;
+/// A folder of JPEGs.
+#[cfg(feature = "image")]
+fn pictures() -> LoaderBuilder {
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("profile-pictures");
+    let count = if as_test() { 4 } else { 32 };
+    std::fs::create_dir_all(folder.join("class")).unwrap();
+    for id in 0..count {
+        let path = folder.join(format!("class/{id:02}.jpg"));
+        if !path.exists() {
+            // Whole or not at all, also for another process.
+            let own = folder.join(format!("{id}-{}", std::process::id()));
+            std::fs::write(&own, picture::made(id, 0)).unwrap();
+            std::fs::rename(own, path).unwrap();
         }
     }
-    unreachable!("it has no end")
+    Loader::builder(feedline::dataset::Images::open(folder).unwrap())
+        .decode(feedline::decode::Image::random_resized_crop(224).flip(0.5))
+        .order(Order::shuffled(1))
+        .batch_size(8)
 }
 
-/// A clock read and an atomic addition, as every meter makes them.
-fn event_ns() -> f64 {
-    use std::sync::atomic::{AtomicU64, Ordering};
-    let (sum, begin, times) = (AtomicU64::new(0), Instant::now(), 1_000_000);
-    for _ in 0..times {
-        sum.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
+fn main() {
+    let (pairs, seconds) = pairs_wanted();
+    let words: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    let wanted = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word.as_str()));
+    let times = Times::measured();
+    let Times { look, write, contended, store } = times;
+    println!(
+        "a look at the clock takes {look:.1} ns, a write {write:.1} ns, or {contended:.1} ns where two threads write the"
+    );
+    println!("same number, as is assumed; a store {store:.1} ns; target: at most {} % of the throughput", COST * 100.0);
+    for (name, usual, block, builder) in cases().into_iter().filter(|(name, ..)| wanted(name)) {
+        let (pairs, block) = match pairs {
+            _ if as_test() => (1, 0.02),
+            0 => (usual, block),
+            pairs => (pairs, seconds),
+        };
+        println!("{name}");
+        expected(builder, block, &times);
+        compared(builder, pairs, block);
     }
-    std::hint::black_box(sum.load(Ordering::Relaxed));
-    begin.elapsed().as_nanos() as f64 / f64::from(times)
+}
+
+/// Nanoseconds of a look at the clock, of a write by one thread and by two at once, and of a store.
+struct Times {
+    look: f64,
+    write: f64,
+    contended: f64,
+    store: f64,
+}
+
+impl Times {
+    fn measured() -> Self {
+        let number = AtomicU64::new(0);
+        let add = || _ = std::hint::black_box(number.fetch_add(1, Ordering::Relaxed));
+        let store = || number.store(std::hint::black_box(number.load(Ordering::Relaxed)) + 1, Ordering::Relaxed);
+        let begin = Instant::now();
+        let look = each(|| _ = std::hint::black_box(begin.elapsed().as_nanos() as u64));
+        // Where one of them has no core meanwhile nobody is in the way of the other.
+        let together = Barrier::new(2);
+        let both = || spread((0..TRIES).map(|_| (together.wait(), once(&add)).1).collect()).0;
+        let contended = std::thread::scope(|scope| {
+            let other = scope.spawn(both);
+            both().max(other.join().unwrap())
+        });
+        Self { look, write: each(add), contended, store: each(store) }
+    }
+}
+
+const TRIES: usize = 20;
+
+/// Nanoseconds of `what`; the best of some tries, for the machine may be shared.
+fn each(what: impl Fn()) -> f64 {
+    (0..TRIES).map(|_| once(&what)).fold(f64::MAX, f64::min)
+}
+
+fn once(what: &impl Fn()) -> f64 {
+    const TIMES: u32 = 100_000;
+    let begin = Instant::now();
+    (0..TIMES).for_each(|_| what());
+    begin.elapsed().as_nanos() as f64 / f64::from(TIMES)
+}
+
+/// A loader that goes round for ever.
+struct Side {
+    loader: Loader,
+    batches: Epoch,
+}
+
+/// What came of a block.
+struct Block {
+    samples: f64,
+    seconds: f64,
+    cpu: f64,
+}
+
+impl Side {
+    fn new(builder: LoaderBuilder) -> Self {
+        let loader = builder.build().unwrap();
+        let batches = loader.epochs(0..u64::MAX).unwrap();
+        Self { loader, batches }
+    }
+
+    fn take(&mut self) -> usize {
+        self.batches.next().expect("it has no end").unwrap().len()
+    }
+
+    /// Batches for about so long, without those that were ready before, while the other side may still have filled its slots.
+    fn block(&mut self, seconds: f64) -> Block {
+        (0..2 * self.loader.plan().slots).for_each(|_| _ = self.take());
+        let (begin, cpu, mut samples) = (Instant::now(), cpu_s(), 0);
+        loop {
+            samples += self.take();
+            let elapsed = begin.elapsed().as_secs_f64();
+            if elapsed >= seconds {
+                return Block { samples: samples as f64, seconds: elapsed, cpu: cpu_s() - cpu };
+            }
+        }
+    }
+}
+
+/// Events per sample times their time, over the time of a sample.
+#[cfg(feature = "test-util")]
+fn expected(builder: fn() -> LoaderBuilder, seconds: f64, times: &Times) {
+    use feedline::profile::effort;
+    let mut side = Side::new(builder());
+    side.block(seconds);
+    let before = effort();
+    let begin = Instant::now();
+    let mut samples = 0.0;
+    while begin.elapsed().as_secs_f64() < 5.0 * seconds {
+        samples += side.take() as f64;
+    }
+    let ns = begin.elapsed().as_nanos() as f64 / samples;
+    let after = effort();
+    let [looks, writes, stores] = [0, 1, 2].map(|kind| (after[kind] - before[kind]) as f64 / samples);
+    let cost = looks * times.look + writes * times.contended + stores * times.store;
+    println!("  each sample: {looks:.4} looks, {writes:.4} writes, {stores:.4} stores: {cost:.2} ns of {ns:.0} ns");
+    let share = |ns: f64| 100.0 * cost / ns;
+    let of_a_million = if ns < 1e3 { format!("; {:.3} % at 10^6 samples/s", share(1e3)) } else { String::new() };
+    println!("  expected: {:.3} %{of_a_million}", share(ns));
+}
+
+#[cfg(not(feature = "test-util"))]
+fn expected(_: fn() -> LoaderBuilder, _: f64, _: &Times) {
+    println!("  events are counted with the feature `test-util`");
+}
+
+/// Pairs of blocks with and without meters.
+fn compared(builder: fn() -> LoaderBuilder, pairs: usize, seconds: f64) {
+    let control = std::env::var_os("FEEDLINE_CONTROL").is_some();
+    let without = || if control { builder() } else { builder().unmeasured() };
+    let (mut rates, mut ratios, mut cpu) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..pairs.div_ceil(PAIRS_EACH) {
+        let (mut on, mut off) = if round % 2 == 0 {
+            let on = Side::new(builder());
+            (on, Side::new(without()))
+        } else {
+            let off = Side::new(without());
+            (Side::new(builder()), off)
+        };
+        for pair in 0..PAIRS_EACH.min(pairs - round * PAIRS_EACH) {
+            let (a, b) = if pair % 2 == 0 {
+                let a = on.block(seconds);
+                (a, off.block(seconds))
+            } else {
+                let b = off.block(seconds);
+                (on.block(seconds), b)
+            };
+            rates.push(a.samples / a.seconds);
+            ratios.push(b.seconds / b.samples / (a.seconds / a.samples));
+            cpu.push(a.cpu / a.samples / (b.cpu / b.samples));
+        }
+    }
+    let (rate, ..) = spread(rates);
+    let reached = if rate >= 1e6 { ", 10^6 and more" } else { "" };
+    println!("  {rate:.0} samples/s with meters{reached}; {pairs} pairs of {seconds} s");
+    if as_test() {
+        return;
+    }
+    // Less than 1 where meters cost.
+    let (ratio, low, high) = spread(ratios);
+    say("throughput", 1.0 - ratio, 1.0 - high, 1.0 - low);
+    let (ratio, low, high) = spread(cpu);
+    say("CPU time per sample", ratio - 1.0, low - 1.0, high - 1.0);
+}
+
+/// A cost with its interval, and what it shows.
+fn say(what: &str, cost: f64, low: f64, high: f64) {
+    let verdict = match (high - low) / 2.0 {
+        _ if high <= COST => "met",
+        _ if low > COST => "MISSED",
+        width if width > NOISE => "inconclusive: machine too noisy",
+        _ => "neither shown nor excluded",
+    };
+    let [cost, low, high] = [cost, low, high].map(|share| 100.0 * share);
+    println!("  {what}: meters cost {cost:+.2} % [{low:+.2}, {high:+.2}]: at most {} %: {verdict}", 100.0 * COST);
 }

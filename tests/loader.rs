@@ -236,6 +236,26 @@ fn what_was_waited_counts_at_once_and_when_it_was_in_vain() {
 }
 
 #[test]
+fn without_its_meters_a_loader_measures_nothing() {
+    use feedline::profile::{Consumer, Latency, Order as Planning, Timeline};
+    let dir = Dir::new();
+    let (path, _) = records_file(&dir, 300, 1000);
+    let from_file = Loader::builder(records(&path, 1000)).batch_size(10);
+    for builder in [Loader::builder(in_memory(60, 8)).batch_size(5), from_file] {
+        let loader = build(builder.unmeasured());
+        assert!(loader.epochs(0..3).unwrap().all(|batch| batch.is_ok()));
+        let snapshot = loader.snapshot();
+        assert_eq!((snapshot.consumer, snapshot.order), (Consumer::default(), Planning::default()));
+        let (storage, decode, slots) = (snapshot.storage, snapshot.decode, snapshot.slots);
+        let numbers = [storage.busy_ns, storage.in_flight_ns, storage.reads, storage.bytes, storage.cached_bytes];
+        assert_eq!((numbers, storage.latency, decode.latency), ([0; 5], Latency::default(), Latency::default()));
+        assert_eq!([decode.busy_ns, decode.starved_ns, decode.ahead_ns, decode.queued_ns, decode.samples], [0; 5]);
+        assert_eq!([slots.free_ns, slots.filling_ns, slots.full_ns, slots.held_ns], [0; 4]);
+        assert_eq!(loader.timeline(), Timeline::default());
+    }
+}
+
+#[test]
 fn short_waits_add_up_to_the_deadline_of_who_holds_every_batch() {
     let builder = Loader::builder(in_memory(60, 8)).batch_size(5).slots(2).held_deadline(Duration::from_millis(60));
     let loader = build(builder);

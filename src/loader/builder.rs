@@ -434,7 +434,8 @@ impl LoaderBuilder {
         let (plan, lease) = plan(demand, self.shared_budget.as_ref())?;
         let spec = recipe.spec.clone();
         let meters = Arc::new(Meters::new(self.clock, workers, !on_host));
-        let idle = idle_meter(&self.device, &meters.clock, plan.slots + device_batches)?;
+        let measured = if meters.on { plan.slots + device_batches } else { 0 };
+        let idle = idle_meter(&self.device, &meters.clock, measured)?;
         let info = BatchInfo {
             keep: recipe.keep.clone(),
             most: if on_host { plan.slots } else { device_batches },

@@ -7,7 +7,7 @@ use crate::memory::Ticket;
 use crate::order::Batches;
 use crate::pipeline::Start;
 use crate::profile::export::spans;
-use crate::profile::{Cause, Report, Verdict};
+use crate::profile::{Cause, Report, Verdict, consuming};
 use crate::state::Cursor;
 use crossbeam_channel::RecvTimeoutError;
 use std::sync::Arc;
@@ -206,11 +206,11 @@ impl Epoch {
     fn ask(&mut self) -> (u64, Instant) {
         let meters = &self.shared.runtime.core().meters;
         let now = meters.clock.now();
-        if let Some(handed_out) = self.handed_out.take() {
-            meters.user_ns.add(now.saturating_sub(handed_out));
+        if let (true, Some(handed_out)) = (meters.on, self.handed_out.take()) {
+            meters.user_ns.add_alone(now.saturating_sub(handed_out));
         }
         if self.delivered > 0 {
-            meters.waiting.enter(1, now);
+            meters.consumer.enter(consuming::WAITING, now);
         }
         if let Some((_, first)) = self.asked {
             return (now, first);
@@ -226,11 +226,14 @@ impl Epoch {
         let meters = &self.shared.runtime.core().meters;
         let now = meters.clock.now();
         let waited = now.saturating_sub(from);
+        if !meters.on {
+            return (now, waited);
+        }
         if self.delivered > 0 {
-            meters.waiting.leave(1, now);
-            meters.wait_ns.add(waited);
+            meters.consumer.enter(consuming::OWN, now);
+            meters.wait_ns.add_alone(waited);
         } else {
-            meters.first_wait_ns.add(waited);
+            meters.first_wait_ns.add_alone(waited);
         }
         (now, waited)
     }
@@ -279,7 +282,8 @@ impl Epoch {
         if std::mem::replace(&mut self.ended, true) {
             return;
         }
-        if self.delivered > 0 {
+        let core = self.shared.runtime.core();
+        if self.delivered > 0 && core.meters.on {
             self.shared.mark_steady(false);
             if spans::wants_verdicts() {
                 let verdict = Verdict::of(&self.shared.snapshot());
@@ -288,7 +292,6 @@ impl Epoch {
                 spans::verdict(&verdict.cause.to_string(), advice, starves);
             }
         }
-        let core = self.shared.runtime.core();
         self.cancelled.store(true, Ordering::Relaxed);
         // From here on full slots of this run go straight back; those that are in the channel already are taken out.
         core.exchange.generation.fetch_add(1, Ordering::AcqRel);
@@ -332,21 +335,21 @@ impl Epoch {
         let mut batch = Batch::new(contents, self.shared.info.clone())?;
         self.step(ticket);
         let meters = &self.shared.runtime.core().meters;
-        if self.delivered > 0 {
-            if let Some(span) = &self.span {
-                span.starved(self.delivered, Duration::from_nanos(waited));
+        if meters.on {
+            if self.delivered > 0 {
+                if let Some(span) = &self.span {
+                    span.starved(self.delivered, Duration::from_nanos(waited));
+                }
+                meters.waits.record(waited);
             }
-            meters.waits.record(waited);
-        }
-        if now > 0 {
             batch.record(self.delivered == 0, asked, now);
+            meters.batches.add_alone(1);
+            meters.samples.add_alone(batch.valid() as u64);
+            meters.bytes.add_alone(batch.bytes() as u64);
         }
-        meters.batches.add(1);
-        meters.samples.add(batch.valid() as u64);
-        meters.bytes.add(batch.bytes() as u64);
         self.handed_out = Some(now);
         self.delivered += 1;
-        if self.delivered == 1 {
+        if self.delivered == 1 && meters.on {
             self.shared.mark_steady(true);
         }
         Ok(batch)

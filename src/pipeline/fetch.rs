@@ -181,10 +181,10 @@ impl Io {
         let _ = self.reader.register(&self.side.regions);
         let core = self.core.clone();
         let meters = &core.meters;
-        let mut woke = meters.clock.now();
+        self.now = meters.clock.now();
+        let mut woke = self.now;
+        meters.planner.enter(planner::BUSY, self.now);
         while !self.ending {
-            self.now = meters.clock.now();
-            meters.planner.enter(planner::BUSY, self.now);
             self.listen();
             self.plan();
             self.advance_chunks();
@@ -567,7 +567,9 @@ impl Io {
                 }
             }
             pending.remaining -= 1;
-            self.core.meters.read_latency.record(self.now.saturating_sub(pending.since));
+            if self.core.meters.on {
+                self.core.meters.read_latency.record(self.now.saturating_sub(pending.since));
+            }
             if pending.remaining == 0 {
                 self.finish(index);
             }
@@ -607,7 +609,7 @@ impl Io {
             match done.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Read))) {
                 Ok(()) => {
                     rows.finish_row();
-                    core.meters.read_in_place.add(1);
+                    core.meters.read_in_place.add_alone(1);
                 }
                 Err(error) => rows.fail_row(self.core.named(error, Some(id))),
             }

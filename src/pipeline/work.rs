@@ -80,6 +80,8 @@ struct State {
     scratch: Scratch,
     /// Encoded bytes from the page cache.
     bytes: Vec<u8>,
+    /// How many the rows of the present run had from there: told once for them all.
+    cached: u64,
     /// The same of a whole chunk. Shared with the pieces while the chunk is opened.
     encoded: Arc<Encoded>,
     /// Where the rows of a run are: which chunk of those that are held, which row in it.
@@ -106,6 +108,7 @@ impl State {
         Ok(Self {
             scratch: Scratch::default(),
             bytes,
+            cached: 0,
             encoded: Arc::new(Encoded(encoded)),
             places: Vec::new(),
             ids: Vec::new(),
@@ -252,8 +255,10 @@ fn drain(core: &Core) {
         meters.change_working(1, before);
         while let Some(what) = step(core, state, before) {
             let now = meters.clock.now();
-            meters.work_latency.record(now.saturating_sub(before));
-            meters.rings.worked(index, before, now, what);
+            if meters.on {
+                meters.work_latency.record(now.saturating_sub(before));
+                meters.rings.worked(index, before, now, what);
+            }
             before = now;
         }
         meters.change_working(-1, before);
@@ -275,7 +280,9 @@ fn step(core: &Core, state: &mut State, now: u64) -> Option<Work> {
     let meters = &core.meters;
     // An entry of many rows leaves the queue with its last ones.
     let took = |rows: u64, left: bool| {
-        meters.worked.add(rows);
+        if meters.on {
+            meters.worked.add(rows);
+        }
         if left {
             meters.queued.leave(1, now);
         }
@@ -366,7 +373,13 @@ fn look_up_rows(core: &Core, job: &Arc<Job>, mut rows: Rows, state: &mut State) 
             look_up_one(core, job, id, &mut rows, &mut parts, state)
         });
         match looked {
-            Ok(Looked::Done) => rows.finish_row(),
+            Ok(Looked::Done) => {
+                if rows.len() == 1 {
+                    // First: who receives the batch finds them in the report.
+                    core.note_cached(&mut state.cached);
+                }
+                rows.finish_row();
+            }
             Ok(Looked::Missing) => {
                 let rows = rows.take(1);
                 core.to_io.misses.push(Miss { job: job.clone(), rows });
@@ -375,6 +388,7 @@ fn look_up_rows(core: &Core, job: &Arc<Job>, mut rows: Rows, state: &mut State) 
             Err(error) => rows.fail_row(core.named(error, id)),
         }
     }
+    core.note_cached(&mut state.cached);
     if missed > 0 {
         core.to_io.waker.wake();
     }
@@ -422,7 +436,7 @@ fn look_up_one<'d>(
         let handler = &core.recipe.handlers[field];
         if core.reads_in_place(field, part) {
             match core.cached(&extent, rows.row().bytes_mut(handler.outputs.start)) {
-                Cached::Hit => {}
+                Cached::Hit => state.cached += extent.len,
                 Cached::Miss => return Ok(Looked::Missing),
                 Cached::Failed(error) => return Err(error),
             }
@@ -432,7 +446,7 @@ fn look_up_one<'d>(
                 return Ok(Looked::Missing);
             };
             match core.cached(&extent, place) {
-                Cached::Hit => used += len,
+                Cached::Hit => (used, state.cached) = (used + len, state.cached + extent.len),
                 Cached::Miss => return Ok(Looked::Missing),
                 Cached::Failed(error) => return Err(error),
             }
@@ -536,7 +550,10 @@ fn cached_pieces(core: &Core, extents: &[Extent], state: &mut State) -> Result<O
     for extent in extents {
         let Some(place) = buffer.as_mut_slice().get_mut(used..used + extent.len as usize) else { return Ok(None) };
         match core.cached(extent, place) {
-            Cached::Hit => used += extent.len as usize,
+            Cached::Hit => {
+                used += extent.len as usize;
+                core.note_cached(&mut { extent.len });
+            }
             Cached::Miss => return Ok(None),
             Cached::Failed(error) => return Err(error),
         }
@@ -819,11 +836,15 @@ impl Core {
         if extent.len == 0 {
             return Cached::Hit;
         }
-        let found = self.cache.as_ref().map_or(Cached::Miss, |cache| cache.try_read(extent, dst));
-        if let Cached::Hit = found {
-            self.meters.cached_bytes.add(extent.len);
+        self.cache.as_ref().map_or(Cached::Miss, |cache| cache.try_read(extent, dst))
+    }
+
+    /// Workers got so many bytes from the page cache.
+    fn note_cached(&self, bytes: &mut u64) {
+        let bytes = std::mem::take(bytes);
+        if bytes > 0 && self.meters.on {
+            self.meters.cached_bytes.add(bytes);
         }
-        found
     }
 
     /// Turns the bytes of one part into the fields of its handler.

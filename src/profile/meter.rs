@@ -8,11 +8,15 @@
 //! Histogram  how long each took                          any thread records; about 3 % wide buckets
 //! ```
 //!
-//! The time 0 means that nothing is measured: then nothing is written.
+//! The time 0 means that nothing is measured: then nothing is written. (Counters and histograms are not told the time; who has
+//! none leaves them alone, see [`Meters::on`](super::Meters).)
+//!
+//! Those that different threads write lie on cache lines of their own (two, since processors fetch them in pairs).
 //!
 //! All are relaxed: each is right by itself, and two read one after the other may be a moment apart.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use super::effort;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
 /// A relaxed counter: exact in sum, not ordered with anything.
 #[derive(Debug, Default)]
@@ -20,7 +24,13 @@ pub(crate) struct Counter(AtomicU64);
 
 impl Counter {
     pub(crate) fn add(&self, by: u64) {
+        effort::write(1);
         self.0.fetch_add(by, Ordering::Relaxed);
+    }
+
+    /// The same, for a counter that one thread at a time writes: many times as fast.
+    pub(crate) fn add_alone(&self, by: u64) {
+        put(&self.0, self.get() + by);
     }
 
     pub(crate) fn get(&self) -> u64 {
@@ -28,11 +38,18 @@ impl Counter {
     }
 }
 
+/// Writes what one thread alone writes.
+fn put(number: &AtomicU64, value: u64) {
+    effort::store(1);
+    number.store(value, Ordering::Relaxed);
+}
+
 /// The integral over time of how many there are: entering takes the time off, leaving adds it, so what is left is the sum of
 /// all stays, without anybody knowing when the others came.
 ///
 /// Between its two changes a writer leaves the sum off by the time of day: the word says whether somebody is in between.
 #[derive(Debug, Default)]
+#[repr(align(128))]
 pub(crate) struct Area {
     /// Changes that were made (24 bits), that are being made (8 bits), and how many are inside (32 bits).
     word: AtomicU64,
@@ -52,6 +69,7 @@ impl Area {
         if now == 0 {
             return;
         }
+        effort::write(3);
         self.word.fetch_add(CHANGING, Ordering::SeqCst);
         self.sum.fetch_sub(count.wrapping_mul(now), Ordering::SeqCst);
         self.word.fetch_add((CHANGED - CHANGING).wrapping_add(count), Ordering::SeqCst);
@@ -62,6 +80,7 @@ impl Area {
         if now == 0 {
             return;
         }
+        effort::write(3);
         self.word.fetch_add(CHANGING, Ordering::SeqCst);
         self.sum.fetch_add(count.wrapping_mul(now), Ordering::SeqCst);
         self.word.fetch_add((CHANGED - CHANGING).wrapping_sub(count), Ordering::SeqCst);
@@ -101,6 +120,7 @@ pub(crate) const LEVELS: usize = 14;
 /// of that whole time, each by its share. (Counted for the last level alone, a server that ends several at once would seem
 /// the faster the later new ones are started.)
 #[derive(Debug, Default)]
+#[repr(align(128))]
 pub(crate) struct Flow {
     inside: AtomicU64,
     since: AtomicU64,
@@ -122,12 +142,12 @@ impl Flow {
         }
         let (before, ns) = (self.inside(), self.stretch(now));
         let at = level(before);
-        self.area.add(before.saturating_mul(ns));
-        self.ns[at].add(ns);
-        self.since.store(now, Ordering::Relaxed);
-        self.inside.store(inside, Ordering::Relaxed);
+        self.area.add_alone(before.saturating_mul(ns));
+        self.ns[at].add_alone(ns);
+        put(&self.since, now);
+        put(&self.inside, inside);
         if at > 0 {
-            self.recent[at].store(self.recent[at].load(Ordering::Relaxed) + ns, Ordering::Relaxed);
+            put(&self.recent[at], self.recent[at].load(Ordering::Relaxed) + ns);
         }
         if ended > 0 {
             self.share_out(ended);
@@ -136,11 +156,12 @@ impl Flow {
 
     /// Divides those that ended among the levels since the last ones did.
     fn share_out(&self, ended: u64) {
-        let recent = self.recent.each_ref().map(|ns| ns.swap(0, Ordering::Relaxed));
-        let all: u64 = recent.iter().sum();
-        for (counter, ns) in self.ended.iter().zip(recent) {
+        let all: u64 = self.recent.iter().map(|ns| ns.load(Ordering::Relaxed)).sum();
+        for (counter, recent) in self.ended.iter().zip(&self.recent) {
+            let ns = recent.load(Ordering::Relaxed);
             if ns > 0 {
-                counter.add((u128::from(ended) * 1000 * u128::from(ns) / u128::from(all)) as u64);
+                put(recent, 0);
+                counter.add_alone((u128::from(ended) * 1000 * u128::from(ns) / u128::from(all)) as u64);
             }
         }
     }
@@ -177,8 +198,12 @@ fn level(count: u64) -> usize {
     }
 }
 
+/// In [`States::since`]: one state has ended, the next not begun.
+const BETWEEN: u64 = u64::MAX;
+
 /// What one thread is doing, as one of `N` states, and for how long it did each. One writer.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(crate) struct States<const N: usize> {
     ns: [AtomicU64; N],
     now: AtomicUsize,
@@ -198,16 +223,23 @@ impl<const N: usize> States<N> {
         }
         let before = self.now.load(Ordering::Relaxed);
         let since = self.since.load(Ordering::Relaxed);
-        self.ns[before].fetch_add(now.saturating_sub(since), Ordering::Relaxed);
-        self.since.store(now, Ordering::Relaxed);
+        let sum = &self.ns[before];
+        put(&self.since, BETWEEN);
+        // Who sees the sum sees that.
+        fence(Ordering::Release);
+        put(sum, sum.load(Ordering::Relaxed) + now.saturating_sub(since));
+        effort::store(2);
         self.now.store(state, Ordering::Relaxed);
+        self.since.store(now, Ordering::Release);
     }
 
     /// Nanoseconds in each state until `now`.
     pub(crate) fn read(&self, now: u64) -> [u64; N] {
         settled(
             || (self.now.load(Ordering::Acquire), self.since.load(Ordering::Acquire)),
+            |(_, since)| *since == BETWEEN,
             |(state, since)| {
+                // Between two states nothing is added: a moment is missing if nothing else is found.
                 let mut ns = self.ns.each_ref().map(|ns| ns.load(Ordering::Acquire));
                 ns[state] += now.saturating_sub(since);
                 ns
@@ -216,14 +248,14 @@ impl<const N: usize> States<N> {
     }
 }
 
-/// Reads sums that belong to a state, again while the state changes meanwhile, a few times at most: what is off then is what
+/// Reads sums that belong to a state, again while the state changes meanwhile or is `passing`, a few times at most: what is off then is what
 /// the others were just doing.
-fn settled<S: PartialEq + Copy, T>(state: impl Fn() -> S, read: impl Fn(S) -> T) -> T {
+fn settled<S: PartialEq + Copy, T>(state: impl Fn() -> S, passing: impl Fn(&S) -> bool, read: impl Fn(S) -> T) -> T {
     let mut before = state();
     for _ in 0..8 {
         let found = read(before);
         let after = state();
-        if after == before {
+        if after == before && !passing(&before) {
             return found;
         }
         before = after;
@@ -234,6 +266,7 @@ fn settled<S: PartialEq + Copy, T>(state: impl Fn() -> S, read: impl Fn(S) -> T)
 /// What a pool of workers was doing, summed over them: worked; or had nothing to do, while there was something to be filled
 /// (they starved) or not (they are ahead). One word changes at a time, so every nanosecond counts once.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(crate) struct Pool {
     workers: u64,
     /// Since when (53 bits), whether something is being filled (1 bit), how many work (10 bits).
@@ -264,15 +297,18 @@ impl Pool {
             let (since, at) = (old >> (WORKING_BITS + 1), now & TIME_MASK);
             let at = if at.wrapping_sub(since) & TIME_MASK > TIME_MASK / 2 { since } else { at };
             let new = at << (WORKING_BITS + 1) | u64::from(filling) << WORKING_BITS | working;
+            effort::write(1);
             match self.word.compare_exchange_weak(old, new, Ordering::SeqCst, Ordering::Relaxed) {
                 Ok(_) => break,
                 Err(changed) => old = changed,
             }
         }
         let (busy, starved, ahead) = self.stretch(old, now);
-        self.busy.add(busy);
-        self.starved.add(starved);
-        self.ahead.add(ahead);
+        for (sum, ns) in [(&self.busy, busy), (&self.starved, starved), (&self.ahead, ahead)] {
+            if ns > 0 {
+                sum.add(ns);
+            }
+        }
     }
 
     /// What became of the time since the word was written.
@@ -287,6 +323,11 @@ impl Pool {
         (working * len, if filling { idle } else { 0 }, if filling { 0 } else { idle })
     }
 
+    /// What was last said of `filling`.
+    pub(crate) fn filling(&self) -> bool {
+        self.word.load(Ordering::SeqCst) >> WORKING_BITS & 1 == 1
+    }
+
     /// How many work.
     pub(crate) fn working(&self) -> u64 {
         self.word.load(Ordering::Relaxed) & ((1 << WORKING_BITS) - 1)
@@ -296,6 +337,7 @@ impl Pool {
     pub(crate) fn read(&self, now: u64) -> (u64, u64, u64) {
         settled(
             || self.word.load(Ordering::Acquire),
+            |_| false,
             |word| {
                 let (busy, starved, ahead) = self.stretch(word, now);
                 (self.busy.get() + busy, self.starved.get() + starved, self.ahead.get() + ahead)
@@ -324,6 +366,7 @@ impl Default for Histogram {
 
 impl Histogram {
     pub(crate) fn record(&self, ns: u64) {
+        effort::write(1);
         self.buckets[bucket(ns)].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -503,6 +546,30 @@ mod tests {
                 before = total;
             }
             ended.store(true, Ordering::Relaxed);
+        });
+    }
+
+    #[test]
+    fn a_state_s_time_is_never_counted_twice_while_it_ends() {
+        let (states, now, ended) = (States::<2>::new(0), AtomicU64::new(1), std::sync::atomic::AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for turn in 0.. {
+                    // A long stay each, so that one counted twice is seen.
+                    states.enter(turn % 2, now.fetch_add(1 << 20, Ordering::SeqCst) + (1 << 20));
+                    if ended.load(Ordering::Relaxed) {
+                        return;
+                    }
+                }
+            });
+            let wrong = (0..200_000).find_map(|_| {
+                let all: u64 = states.read(now.load(Ordering::SeqCst)).iter().sum();
+                // Time may go on while it reads.
+                let most = now.load(Ordering::SeqCst);
+                (all > most).then_some((all, most))
+            });
+            ended.store(true, Ordering::Relaxed);
+            assert_eq!(wrong, None, "more time than there was");
         });
     }
 

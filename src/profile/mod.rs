@@ -5,6 +5,7 @@
 
 mod clock;
 mod cpu;
+mod effort;
 pub mod export;
 mod load;
 mod meter;
@@ -23,6 +24,9 @@ pub use report::{Copies, DirectReads, Report};
 
 pub(crate) use clock::Clock;
 pub(crate) use cpu::{Role, Threads};
+#[cfg(feature = "test-util")]
+#[doc(hidden)]
+pub use effort::effort;
 pub use meter::Latency;
 pub(crate) use meter::{Area, Counter, Flow, Histogram, Pool, States};
 pub use snapshot::{Consumer, Copy, Decode, GpuIdle, Level, Order, Slots, Snapshot, Storage};
@@ -47,6 +51,13 @@ pub(crate) mod planner {
     pub(crate) const NO_SLOT: usize = 2;
 }
 
+/// What the consumer does.
+pub(crate) mod consuming {
+    /// Its own work, or it waits for a first batch.
+    pub(crate) const OWN: usize = 0;
+    pub(crate) const WAITING: usize = 1;
+}
+
 /// What the transfer thread and the copy stream do.
 #[cfg(feature = "cuda")]
 pub(crate) mod copying {
@@ -60,12 +71,15 @@ pub(crate) mod copying {
 #[derive(Debug)]
 pub(crate) struct Meters {
     pub(crate) clock: Clock,
+    /// Whether anything is measured. Off only to show what measuring costs.
+    pub(crate) on: bool,
     pub(crate) batches: Counter,
     pub(crate) samples: Counter,
     /// Bytes of the batches' fields.
     pub(crate) bytes: Counter,
-    /// The consumer waits in `next()`, not for the first batch of an iterator; at any moment.
-    pub(crate) waiting: Area,
+    /// Whether the consumer waits in `next()`, not for the first batch of an iterator. This and its counters are written by
+    /// whoever has the iterator, of which there is one.
+    pub(crate) consumer: States<2>,
     /// The same, of the calls that have returned.
     pub(crate) wait_ns: Counter,
     /// Waits for the first batch of each iterator.
@@ -104,7 +118,7 @@ pub(crate) struct Meters {
 /// Where slots are.
 #[derive(Debug, Default)]
 pub(crate) struct SlotMeters {
-    /// By [`Stay`].
+    /// By [`Stay`]; in the place of those that are free, all that were announced.
     areas: [Area; 4],
 }
 
@@ -130,25 +144,44 @@ pub(crate) struct SlotTimes {
 impl SlotMeters {
     /// The slot is there from `now` on. One thread at a time has a slot.
     pub(crate) fn move_to(&self, slot: &SlotTimes, stay: Stay, now: u64) {
-        let before = slot.stay.swap(stay as u8 + 1, Ordering::Relaxed);
-        if let Some(area) = before.checked_sub(1).and_then(|before| self.areas.get(usize::from(before))) {
-            area.leave(1, now);
+        if now == 0 {
+            return;
         }
-        self.areas[stay as usize].enter(1, now);
+        effort::store(1);
+        let before = slot.stay.load(Ordering::Relaxed);
+        slot.stay.store(stay as u8 + 1, Ordering::Relaxed);
+        match before.checked_sub(1).map(usize::from) {
+            None => self.areas[Stay::Free as usize].enter(1, now),
+            Some(before) if before != Stay::Free as usize => self.areas[before].leave(1, now),
+            Some(_) => {}
+        }
+        if stay != Stay::Free {
+            self.areas[stay as usize].enter(1, now);
+        }
     }
 
     pub(crate) fn inside(&self, stay: Stay) -> u64 {
-        self.areas[stay as usize].inside()
+        self.of(stay, Area::inside)
     }
 
     fn total_ns(&self, stay: Stay, now: u64) -> u64 {
-        self.areas[stay as usize].total_ns(now)
+        self.of(stay, |area| area.total_ns(now))
+    }
+
+    fn of(&self, stay: Stay, read: impl Fn(&Area) -> u64) -> u64 {
+        let (number, elsewhere) = (read(&self.areas[stay as usize]), &self.areas[1..]);
+        // Those that are nowhere else are free.
+        if stay == Stay::Free { number.saturating_sub(elsewhere.iter().map(read).sum()) } else { number }
     }
 }
 
 impl SlotTimes {
     /// A batch begins in the slot.
     pub(crate) fn begin(&self, now: u64) {
+        if now == 0 {
+            return;
+        }
+        effort::store(3);
         self.planned.store(now, Ordering::Relaxed);
         self.read.store(0, Ordering::Relaxed);
         self.full.store(0, Ordering::Relaxed);
@@ -242,11 +275,12 @@ impl DeviceMeters {
 impl Meters {
     pub(crate) fn new(clock: Clock, workers: usize, on_device: bool) -> Self {
         Self {
+            on: clock.goes(),
             clock,
             batches: Counter::default(),
             samples: Counter::default(),
             bytes: Counter::default(),
-            waiting: Area::default(),
+            consumer: States::new(consuming::OWN),
             wait_ns: Counter::default(),
             first_wait_ns: Counter::default(),
             user_ns: Counter::default(),
@@ -283,8 +317,13 @@ impl Meters {
 
     /// One worker more works (`by` 1), one fewer (-1), or only what is being filled has changed (0).
     pub(crate) fn change_working(&self, by: i64, now: u64) {
+        if now == 0 {
+            return;
+        }
         let mut filling = self.is_filling();
-        self.pool.change(by, filling, now);
+        if by != 0 || self.pool.filling() != filling {
+            self.pool.change(by, filling, now);
+        }
         // Another thread may have changed that in between, and have been overtaken here: whoever is last looks again.
         while self.is_filling() != filling {
             filling = !filling;
@@ -299,6 +338,8 @@ impl Meters {
 
     /// How full everything is.
     pub(crate) fn gauges(&self, now: u64) -> Gauges {
+        // What is written of a batch, at this moment and when it is dropped.
+        effort::store(24);
         let slots = |stay| self.slots.inside(stay) as u32;
         Gauges {
             at_ns: now,
@@ -315,7 +356,7 @@ impl Meters {
     /// All numbers until now. `settings` are those that meters do not know.
     pub(crate) fn snapshot(&self, settings: &Settings) -> Snapshot {
         let now = self.clock.now();
-        let (waited_ns, user_ns) = (self.waiting.total_ns(now), self.user_ns.get());
+        let ([_, waited_ns], user_ns) = (self.consumer.read(now), self.user_ns.get());
         let [_, busy_ns, no_slot_ns] = self.planner.read(now);
         let [_, blocked_ns] = self.no_room.read(now);
         let levels = snapshot::levels(self.reading.read(now));
@@ -379,6 +420,10 @@ impl Meters {
 
     /// Takes over what the reader counted. A lock per wake of the I/O thread, contended only while a report is made.
     pub(crate) fn note_reads(&self, reader: &dyn Reader) {
+        if !self.on {
+            return;
+        }
+        effort::write(2);
         *self.reads.lock().unwrap_or_else(|poison| poison.into_inner()) = reader.stats();
     }
 

@@ -71,10 +71,11 @@ struct Step {
 }
 
 impl IdleMeter {
-    /// Makes the events, for a loader of so many slots and batches on the device together.
+    /// Makes the events, for a loader of so many slots and batches on the device together; nothing is measured for none.
     pub(crate) fn new(gpu: &Arc<Gpu>, clock: Clock, unread: usize) -> Result<Self> {
         // Three for each of these steps, and for the one that is being made; and the start of the one that was read last.
-        let spare = (0..3 * (unread + 1) + 1).map(|_| Event::timed(gpu)).collect::<Result<_>>()?;
+        let count = if unread > 0 { 3 * (unread + 1) + 1 } else { 0 };
+        let spare = (0..count).map(|_| Event::timed(gpu)).collect::<Result<_>>()?;
         let inner = Mutex::new(Inner { spare, unread: VecDeque::with_capacity(unread), ..Inner::default() });
         Ok(Self { gpu: gpu.clone(), clock, ring: Ring::default(), unread, inner })
     }
@@ -86,6 +87,9 @@ impl IdleMeter {
     /// `next()` was entered, for the `first` batch of an iterator or another one. Errors are those of a broken device, and say
     /// so elsewhere: then nothing is measured.
     pub(crate) fn asked(&self, first: bool) {
+        if self.unread == 0 {
+            return;
+        }
         let Ok(_bound) = self.gpu.bind() else { return };
         let mut inner = self.lock();
         let Some(stream) = inner.stream.as_ref().map(Stream::raw) else { return };
