@@ -150,5 +150,5 @@ fn a_trace_of_a_run_has_a_track_for_each_thread_and_their_times_are_those_of_the
     for name in names {
         assert!(events.iter().any(|event| event["ph"] == "M" && event["args"]["name"] == name), "{name}");
     }
-    assert_eq!(events.iter().filter(|event| event["name"] == "look up").count(), done.count());
+    assert_eq!(events.iter().filter(|event| event["name"] == "from cache or memory").count(), done.count());
 }

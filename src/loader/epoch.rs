@@ -185,8 +185,8 @@ impl Epoch {
         let waited_ns = std::mem::take(&mut self.waited_ns) + waited;
         match contents {
             Ok(Poll::Ready(contents)) => {
-                let asked = self.asked.take().map_or(from, |(asked, _)| asked);
-                Poll::Ready(Some(self.hand_out(contents, (asked, now), waited_ns)))
+                self.asked = None;
+                Poll::Ready(Some(self.hand_out(contents, now, waited_ns)))
             }
             Ok(Poll::Pending) => {
                 self.waited_ns = waited_ns;
@@ -194,6 +194,9 @@ impl Epoch {
                 Poll::Pending
             }
             Err(error) => {
+                // The batch that was waited for is still to come.
+                self.waited_ns = waited_ns;
+                self.handed_out = Some(now);
                 if error.kind() != ErrorKind::BatchesHeld {
                     self.end();
                 }
@@ -206,7 +209,8 @@ impl Epoch {
     fn ask(&mut self) -> (u64, Instant) {
         let meters = &self.shared.runtime.core().meters;
         let now = meters.clock.now();
-        if let (true, Some(handed_out)) = (meters.on, self.handed_out.take()) {
+        // Before the first batch nothing is the user's work.
+        if let (true, Some(handed_out)) = (meters.on && self.delivered > 0, self.handed_out.take()) {
             meters.user_ns.add_alone(now.saturating_sub(handed_out));
         }
         if self.delivered > 0 {
@@ -312,7 +316,7 @@ impl Epoch {
         });
     }
 
-    fn hand_out(&mut self, contents: Contents, times: (u64, u64), waited: u64) -> Result<Batch> {
+    fn hand_out(&mut self, contents: Contents, now: u64, waited: u64) -> Result<Batch> {
         if let Some(mut error) = contents.take_failure() {
             drop(contents);
             if error.kind() == ErrorKind::Cancelled {
@@ -323,14 +327,14 @@ impl Epoch {
             self.end();
             return Err(error);
         }
-        let batch = self.note(times, waited, contents);
+        let batch = self.note(now, waited, contents);
         if batch.is_err() || self.delivered == self.total {
             self.end();
         }
         batch
     }
 
-    fn note(&mut self, (asked, now): (u64, u64), waited: u64, contents: Contents) -> Result<Batch> {
+    fn note(&mut self, now: u64, waited: u64, contents: Contents) -> Result<Batch> {
         let ticket = contents.ticket();
         let mut batch = Batch::new(contents, self.shared.info.clone())?;
         self.step(ticket);
@@ -342,7 +346,8 @@ impl Epoch {
                 }
                 meters.waits.record(waited);
             }
-            batch.record(self.delivered == 0, asked, now);
+            // Waits with the user's work between them are drawn as one that ended now.
+            batch.record(self.delivered == 0, now.saturating_sub(waited), now);
             meters.batches.add_alone(1);
             meters.samples.add_alone(batch.valid() as u64);
             meters.bytes.add_alone(batch.bytes() as u64);

@@ -23,7 +23,7 @@ use crate::order::{Batches, ChunkStarts, LastBatch, Order, Shard};
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::work::panicked;
 use crate::pipeline::{FieldRoute, Job, MemoryPlan};
-use crate::profile::{Report, Settings, Snapshot, Timeline, Truth, Verdict};
+use crate::profile::{Consumer, Handed, Report, Settings, Snapshot, Timeline, Truth, Verdict};
 use crate::read::{self, Choice, PageCache};
 use crate::state::{Cursor, State};
 use crate::stop::Stop;
@@ -126,6 +126,8 @@ struct Steady {
     sum: Option<Snapshot>,
     /// When the present one had delivered its first batch.
     since: Option<Snapshot>,
+    /// What was said last.
+    said: Option<Snapshot>,
 }
 
 /// Where the loader stands.
@@ -331,8 +333,9 @@ impl Shared {
 
     /// The steady time of an iterator begins, or ends.
     fn mark_steady(&self, begins: bool) {
-        let now = self.measured();
+        // Measured under the lock, so that nobody goes back in time.
         let mut steady = self.steady.lock().unwrap_or_else(|poison| poison.into_inner());
+        let now = self.measured();
         if let Some(since) = steady.since.take() {
             let stretch = now.since(&since);
             steady.sum = Some(steady.sum.take().map_or(stretch.clone(), |sum| stretch.and(&sum)));
@@ -341,8 +344,8 @@ impl Shared {
     }
 
     fn snapshot(&self) -> Snapshot {
+        let mut steady = self.steady.lock().unwrap_or_else(|poison| poison.into_inner());
         let now = self.measured();
-        let steady = self.steady.lock().unwrap_or_else(|poison| poison.into_inner());
         let stretch = steady.since.as_ref().map(|since| now.since(since));
         let sum = match (stretch, &steady.sum) {
             (Some(stretch), Some(sum)) => stretch.and(sum),
@@ -353,14 +356,21 @@ impl Shared {
         };
         // What is counted, not timed, counts from the beginning.
         let mut snapshot = Snapshot { at_ns: now.at_ns, ..sum };
+        let Consumer { batches, samples, .. } = snapshot.consumer;
+        snapshot.consumer.steady = Some(Handed { batches, samples });
         snapshot.consumer.batches = now.consumer.batches;
         snapshot.consumer.samples = now.consumer.samples;
         snapshot.consumer.bytes = now.consumer.bytes;
         snapshot.consumer.first_ns = now.consumer.first_ns;
         // The meter leaves first steps out itself, and sees the last ones after the iterator has ended.
         snapshot.consumer.gpu = now.consumer.gpu;
+        if let Some(said) = &steady.said {
+            snapshot.raise(said);
+        }
         // The step that is under way is the consumer's own, too.
-        snapshot.consumer.user_ns = snapshot.steady_ns.saturating_sub(snapshot.consumer.waited_ns);
+        let own = snapshot.steady_ns.saturating_sub(snapshot.consumer.waited_ns);
+        snapshot.consumer.user_ns = own.max(steady.said.as_ref().map_or(0, |said| said.consumer.user_ns));
+        steady.said = Some(snapshot.clone());
         snapshot
     }
 

@@ -28,18 +28,24 @@ impl Threads {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push((role, id));
     }
 
-    /// Nanoseconds on a CPU of all threads of a role; `None` when the kernel does not count them, or there is none.
-    pub(crate) fn cpu_ns(&self, role: Role) -> Option<u64> {
+    /// Nanoseconds on a CPU of all threads of a role, and nanoseconds that they could have run and had no core; `None` when the
+    /// kernel does not count them, or there is none.
+    pub(crate) fn times(&self, role: Role) -> Option<(u64, u64)> {
         let threads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_role = threads.iter().filter(|(of, _)| *of == role);
-        of_role.map(|(_, id)| on_cpu(*id)).reduce(|sum, ns| Some(sum?.saturating_add(ns?))).flatten()
+        let of_role = threads.iter().filter(|(of, _)| *of == role).map(|(_, id)| scheduled(*id));
+        let sum = |a: Option<(u64, u64)>, b: Option<(u64, u64)>| {
+            let ((cpu, delay), (more_cpu, more_delay)) = (a?, b?);
+            Some((cpu.saturating_add(more_cpu), delay.saturating_add(more_delay)))
+        };
+        of_role.reduce(sum).flatten()
     }
 }
 
-fn on_cpu(thread: u32) -> Option<u64> {
-    // Nanoseconds on a CPU, nanoseconds runnable, switches.
-    let times = std::fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).ok()?;
-    times.split_whitespace().next()?.parse().ok()
+fn scheduled(thread: u32) -> Option<(u64, u64)> {
+    // Nanoseconds on a CPU, nanoseconds runnable without one, switches.
+    let text = std::fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).ok()?;
+    let mut times = text.split_whitespace().map(|time| time.parse().ok());
+    Some((times.next()??, times.next()??))
 }
 
 #[cfg(test)]
@@ -50,15 +56,15 @@ mod tests {
     #[test]
     fn threads_that_enlist_are_counted_by_what_they_are_for() {
         let threads = Threads::default();
-        assert_eq!(threads.cpu_ns(Role::Worker), None);
+        assert_eq!(threads.times(Role::Worker), None);
         threads.enlist(Role::Worker);
-        if std::fs::metadata("/proc/self/task").is_err() || threads.cpu_ns(Role::Worker).is_none() {
+        if std::fs::metadata("/proc/self/task").is_err() || threads.times(Role::Worker).is_none() {
             return println!("skipped: this kernel does not count it");
         }
-        let (before, began) = (threads.cpu_ns(Role::Worker).unwrap(), Instant::now());
-        while threads.cpu_ns(Role::Worker).unwrap() < before + 5_000_000 {
+        let (before, began) = (threads.times(Role::Worker).unwrap().0, Instant::now());
+        while threads.times(Role::Worker).unwrap().0 < before + 5_000_000 {
             assert!(began.elapsed() < Duration::from_secs(60), "a thread that works is not counted");
         }
-        assert_eq!(threads.cpu_ns(Role::Planner), None);
+        assert_eq!(threads.times(Role::Planner), None);
     }
 }

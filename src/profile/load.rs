@@ -25,7 +25,7 @@
 //! When epochs are so short that much of what was handed out had been prepared before the first batch was, the stages'
 //! work in the steady time is that of fewer samples than the consumer's; their loads are scaled up to the consumer's.
 
-use super::snapshot::Snapshot;
+use super::snapshot::{Decode, Snapshot};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -104,8 +104,11 @@ pub(super) struct Loads {
     pub(super) depth_filled: f64,
     /// Workers that work at once, on average.
     pub(super) working: f64,
-    /// CPU time for each nanosecond that workers worked; 1 when it is not known.
+    /// Of the time that workers could have run, the share in which they had a core; 1 when it is not known.
     pub(super) cpu_share: f64,
+    /// Of the time that they worked, the share in which they ran or could have: the rest they were blocked. 1 when it is not
+    /// known.
+    pub(super) on_cpu: f64,
     /// Shares of the steady time: the planner had no slot; rows had no room; a full slot had no room on the device.
     pub(super) no_slot: f64,
     pub(super) no_room: f64,
@@ -120,13 +123,14 @@ impl Loads {
         let Snapshot { consumer, order, storage, decode, copy, slots, .. } = snapshot;
         let told = consumer.waited_ns.saturating_add(consumer.user_ns);
         let steady = if snapshot.steady_ns > 0 { snapshot.steady_ns } else { told } as f64;
-        if steady == 0.0 || consumer.batches == 0 {
+        let handed = consumer.handed();
+        if steady == 0.0 || handed.batches == 0 {
             return None;
         }
         let share = |ns: u64| ratio(ns as f64, steady);
         // Work for fewer samples than were handed out, in the same time: the load of all of them is more.
         let flow = |done: u64, of: u64| if done == 0 { 1.0 } else { ratio(done as f64, of as f64).clamp(0.02, 1.0) };
-        let prepared = flow(decode.samples.saturating_add(storage.in_place), consumer.samples);
+        let prepared = flow(decode.samples.saturating_add(storage.in_place), handed.samples);
         let workers = f64::from(decode.workers.max(1));
         let working = share(decode.busy_ns);
         // Workers beyond the cores only wait for each other.
@@ -134,13 +138,14 @@ impl Loads {
             (Some(cpu), 1..) => share(cpu) / f64::from(decode.cores),
             _ => 0.0,
         };
+        let (cpu_share, on_cpu) = on_cpu(decode);
         let copy = copy.clone().unwrap_or_default();
         Some(Self {
             steady_ns: steady,
-            batches: consumer.batches as f64,
-            items_per_s: consumer.samples as f64 / steady * 1e9,
+            batches: handed.batches as f64,
+            items_per_s: handed.samples as f64 / steady * 1e9,
             starved: starved(snapshot, told as f64, steady),
-            copy: share(copy.busy_ns).min(1.0) / flow(copy.batches, consumer.batches),
+            copy: share(copy.busy_ns).min(1.0) / flow(copy.batches, handed.batches),
             decode: (working / workers).max(on_cores).min(1.0) / prepared,
             storage: share(storage.busy_ns).min(1.0) / prepared,
             order: share(order.busy_ns).min(1.0) / prepared,
@@ -148,13 +153,18 @@ impl Loads {
             depth_filled: ratio(storage.in_flight_ns as f64, storage.busy_ns as f64 * f64::from(storage.depth.max(1)))
                 .min(1.0),
             working: working.min(workers),
-            cpu_share: decode.cpu_ns.map_or(1.0, |cpu| ratio(cpu as f64, decode.busy_ns as f64)).min(1.0),
+            cpu_share,
+            on_cpu,
             no_slot: share(order.no_slot_ns).min(1.0),
             no_room: share(storage.blocked_ns).min(1.0),
             no_buffer: share(copy.blocked_ns).min(1.0),
             slots: [slots.free_ns, slots.filling_ns, slots.full_ns, slots.held_ns]
                 .map(|ns| share(ns).min(f64::from(slots.count))),
         })
+    }
+
+    pub(super) fn samples_per_batch(&self) -> f64 {
+        ratio(self.items_per_s * self.steady_ns / 1e9, self.batches)
     }
 
     /// A stage's load to compare with others: for storage, the middle of its bounds.
@@ -164,7 +174,9 @@ impl Loads {
 
     /// How much of the time that the planner did not compute it had no slot, or else rows or full slots no room.
     pub(super) fn lacks_room(&self) -> f64 {
-        let slots = ratio(self.no_slot, 1.0 - self.order.min(1.0) + 1e-3);
+        // Where most are free it is not slots that lack.
+        let free = ratio(self.slots[0], self.slots.iter().sum());
+        let slots = if free > 0.5 { 0.0 } else { ratio(self.no_slot, 1.0 - self.order.min(1.0) + 1e-3) };
         slots.max(self.no_room).max(self.no_buffer).min(1.0)
     }
 
@@ -221,10 +233,24 @@ fn starved(snapshot: &Snapshot, told: f64, steady: f64) -> f64 {
     let consumer = &snapshot.consumer;
     match &consumer.gpu {
         Some(gpu) if gpu.steps > 0 => {
-            let all = ratio(consumer.batches as f64, gpu.steps as f64).max(1.0);
+            let all = ratio(consumer.handed().batches as f64, gpu.steps as f64).max(1.0);
             ratio(gpu.starved_ns as f64 * all, steady).min(1.0)
         }
         _ => ratio(consumer.waited_ns as f64, told).min(1.0),
+    }
+}
+
+/// The shares of [`Loads::cpu_share`] and [`Loads::on_cpu`].
+fn on_cpu(decode: &Decode) -> (f64, f64) {
+    let busy = decode.busy_ns as f64;
+    match (decode.cpu_ns, decode.delay_ns) {
+        (Some(cpu), Some(delay)) if cpu > 0 => {
+            let runnable = cpu as f64 + delay as f64;
+            (cpu as f64 / runnable, if busy > 0.0 { (runnable / busy).clamp(0.01, 1.0) } else { 1.0 })
+        }
+        // Without the delay all that is missing counts as such.
+        (Some(cpu), None) => (ratio(cpu as f64, busy).min(1.0), 1.0),
+        _ => (1.0, 1.0),
     }
 }
 

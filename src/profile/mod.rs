@@ -29,7 +29,7 @@ pub(crate) use cpu::{Role, Threads};
 pub use effort::effort;
 pub use meter::Latency;
 pub(crate) use meter::{Area, Counter, Flow, Histogram, Pool, States};
-pub use snapshot::{Consumer, Copy, Decode, GpuIdle, Level, Order, Slots, Snapshot, Storage};
+pub use snapshot::{Consumer, Copy, Decode, GpuIdle, Handed, Level, Order, Slots, Snapshot, Storage};
 pub(crate) use timeline::Recorder;
 pub use timeline::{BatchRecord, Gauges, Timeline};
 #[cfg_attr(not(feature = "cuda"), allow(unused_imports, reason = "of a device's streams"))]
@@ -91,6 +91,8 @@ pub(crate) struct Meters {
     pub(crate) planner: States<3>,
     /// Reads in flight.
     pub(crate) reading: Flow,
+    /// When the consumer took a batch last, and the sum of the reads in flight until then.
+    moment: [AtomicU64; 2],
     /// Whether rows wait for room for their bytes.
     pub(crate) no_room: States<2>,
     /// Rows that reads finished, without a worker.
@@ -287,6 +289,7 @@ impl Meters {
             waits: Histogram::default(),
             planner: States::new(planner::WAITING),
             reading: Flow::default(),
+            moment: Default::default(),
             no_room: States::new(0),
             read_in_place: Counter::default(),
             read_latency: Histogram::default(),
@@ -336,6 +339,18 @@ impl Meters {
         self.slots.inside(Stay::Filling) > 0
     }
 
+    /// Reads in flight, on average since this was asked last: by one thread. At the moment itself there are none too often,
+    /// for batches are handed out when their last read is done.
+    fn mean_in_flight(&self, now: u64) -> u32 {
+        let total = self.reading.total_ns(now);
+        let [at, before] = self.moment.each_ref().map(|number| number.load(Ordering::Relaxed));
+        for (place, value) in self.moment.iter().zip([now, total]) {
+            place.store(value, Ordering::Relaxed);
+        }
+        let ns = now.saturating_sub(at).max(1);
+        (total.saturating_sub(before).saturating_add(ns / 2) / ns).min(u32::MAX.into()) as u32
+    }
+
     /// How full everything is.
     pub(crate) fn gauges(&self, now: u64) -> Gauges {
         // What is written of a batch, at this moment and when it is dropped.
@@ -343,7 +358,7 @@ impl Meters {
         let slots = |stay| self.slots.inside(stay) as u32;
         Gauges {
             at_ns: now,
-            in_flight: self.reading.inside() as u32,
+            in_flight: self.mean_in_flight(now),
             queued: self.queued.inside() as u32,
             working: self.pool.working() as u32,
             free_slots: slots(Stay::Free),
@@ -351,6 +366,11 @@ impl Meters {
             full_slots: slots(Stay::Full),
             held: slots(Stay::Held),
         }
+    }
+
+    /// CPU time and run delay, if anything is measured.
+    fn cpu(&self, role: Role) -> Option<(u64, u64)> {
+        self.on.then(|| self.threads.times(role)).flatten()
     }
 
     /// All numbers until now. `settings` are those that meters do not know.
@@ -363,6 +383,7 @@ impl Meters {
         let (working_ns, starved_ns, ahead_ns) = self.pool.read(now);
         let reads = self.reads();
         let slots = |stay| self.slots.total_ns(stay, now);
+        let (cpu_ns, delay_ns) = self.cpu(Role::Worker).unzip();
         Snapshot {
             at_ns: now,
             // Differences of snapshots are wanted.
@@ -371,13 +392,14 @@ impl Meters {
                 batches: self.batches.get(),
                 samples: self.samples.get(),
                 bytes: self.bytes.get(),
+                steady: None,
                 waited_ns,
                 first_ns: self.first_wait_ns.get(),
                 user_ns,
                 waits: self.waits.read(),
                 gpu: None,
             },
-            order: Order { busy_ns, cpu_ns: self.threads.cpu_ns(Role::Planner), no_slot_ns },
+            order: Order { busy_ns, cpu_ns: self.cpu(Role::Planner).map(|(cpu, _)| cpu), no_slot_ns },
             storage: Storage {
                 busy_ns: levels.iter().map(|level| level.ns).sum(),
                 blocked_ns,
@@ -397,7 +419,8 @@ impl Meters {
                 workers: settings.workers,
                 cores: settings.cores,
                 busy_ns: working_ns,
-                cpu_ns: self.threads.cpu_ns(Role::Worker),
+                cpu_ns,
+                delay_ns,
                 starved_ns,
                 ahead_ns,
                 queued_ns: self.queued.total_ns(now),
@@ -405,7 +428,7 @@ impl Meters {
                 latency: self.work_latency.read(),
             },
             copy: settings.buffers.map(|buffers| Copy {
-                cpu_ns: self.threads.cpu_ns(Role::Copier),
+                cpu_ns: self.cpu(Role::Copier).map(|(cpu, _)| cpu),
                 ..self.device.snapshot(buffers, now)
             }),
             slots: Slots {

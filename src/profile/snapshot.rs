@@ -44,6 +44,8 @@ pub struct Consumer {
     pub samples: u64,
     /// Bytes of the fields.
     pub bytes: u64,
+    /// Of these, those of the steady time: all but the first of each iterator. `None` where nobody told them apart.
+    pub steady: Option<Handed>,
     /// Waits in `next()` for batches that were not the first of an iterator, whether they came or not, and the one that is
     /// under way: starvation on the host.
     pub waited_ns: u64,
@@ -55,6 +57,22 @@ pub struct Consumer {
     pub waits: Latency,
     /// On a GPU, by events on the consumer's stream.
     pub gpu: Option<GpuIdle>,
+}
+
+/// What was handed out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Handed {
+    /// Batches.
+    pub batches: u64,
+    /// Samples of them.
+    pub samples: u64,
+}
+
+impl Consumer {
+    /// What was handed out in the steady time.
+    pub fn handed(&self) -> Handed {
+        self.steady.unwrap_or(Handed { batches: self.batches, samples: self.samples })
+    }
 }
 
 /// Idle time of the consumer's stream. See the definitions in [`crate::profile`].
@@ -162,8 +180,11 @@ pub struct Decode {
     pub cores: u32,
     /// They worked, summed.
     pub busy_ns: u64,
-    /// CPU time of their threads, summed: less than `busy_ns` when they compete for cores.
+    /// CPU time of their threads, summed.
     pub cpu_ns: Option<u64>,
+    /// Time that their threads could have run and had no core, summed: the kernel's run delay. The rest of `busy_ns` they were
+    /// blocked by what they did: sleeps, locks, reads, page faults.
+    pub delay_ns: Option<u64>,
     /// They had nothing to do while batches were being filled, summed: storage or the order kept them waiting.
     pub starved_ns: u64,
     /// They had nothing to do, and there was no batch to fill: they are ahead.
@@ -227,6 +248,12 @@ macro_rules! numbers {
         if let (Some(now), Some(then)) = (&mut $later.decode.cpu_ns, &$before.decode.cpu_ns) {
             $do!(one now, then);
         }
+        if let (Some(now), Some(then)) = (&mut $later.decode.delay_ns, &$before.decode.delay_ns) {
+            $do!(one now, then);
+        }
+        if let (Some(now), Some(then)) = (&mut $later.consumer.steady, &$before.consumer.steady) {
+            $do!(now, then; batches, samples);
+        }
         if let (Some(now), Some(then)) = (&mut $later.order.cpu_ns, &$before.order.cpu_ns) {
             $do!(one now, then);
         }
@@ -259,7 +286,19 @@ macro_rules! add {
     };
 }
 
+macro_rules! raise {
+    (one $later:expr, $before:expr) => { *$later = (*$later).max(*$before) };
+    ($later:expr, $before:expr; $($($part:ident).+),*) => {
+        $($later.$($part).+ = $later.$($part).+.max($before.$($part).+);)*
+    };
+}
+
 impl Snapshot {
+    /// Nothing that was said before is taken back: what was measured while it changed can be off by a moment.
+    pub(crate) fn raise(&mut self, before: &Self) {
+        numbers!(raise, self, before);
+    }
+
     /// What was measured after `before`, an earlier snapshot of the same loader. Histograms, whose quantiles cannot be
     /// subtracted, are those of the whole time.
     pub fn since(&self, before: &Self) -> Self {

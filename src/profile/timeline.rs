@@ -2,7 +2,7 @@
 
 use super::tracks::Track;
 use serde::{Deserialize, Serialize};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// The way of one batch; nanoseconds since the loader was built, 0 for what did not happen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,7 +40,7 @@ pub struct BatchRecord {
 pub struct Gauges {
     /// Nanoseconds since the loader was built.
     pub at_ns: u64,
-    /// Reads in flight.
+    /// Reads in flight: the mean since the moment before, rounded.
     pub in_flight: u32,
     /// Pieces of work that wait for a worker.
     pub queued: u32,
@@ -98,6 +98,8 @@ impl Recorder {
         let number = self.written.load(Ordering::Relaxed);
         record.sequence = number;
         let at = number as usize % REMEMBERED;
+        // Who sees a part of what follows sees that all before it was written.
+        fence(Ordering::Release);
         for (place, value) in self.batches[at].iter().zip(record.numbers()) {
             place.store(value, Ordering::Relaxed);
         }
@@ -130,6 +132,13 @@ impl Recorder {
                 timeline.gauges.push(Gauges::of(gauges));
             }
         }
+        // Those that were written over meanwhile may be of two batches; one is being written now, perhaps.
+        fence(Ordering::Acquire);
+        let kept = (self.written.load(Ordering::Relaxed) + 1).saturating_sub(REMEMBERED as u64);
+        let torn = timeline.batches.partition_point(|record| record.sequence < kept);
+        timeline.batches.drain(..torn);
+        timeline.gauges.drain(..torn);
+        timeline.forgotten = timeline.forgotten.max(timeline.batches.first().map_or(0, |record| record.sequence));
         timeline
     }
 }
@@ -206,9 +215,12 @@ mod tests {
         recorder.dropped(5, 99); // forgotten: its place is another's
         recorder.dropped(1000, 77);
         let timeline = recorder.read();
-        assert_eq!((timeline.forgotten, timeline.batches.len(), timeline.gauges.len()), (10, REMEMBERED, REMEMBERED));
+        assert_eq!(
+            (timeline.forgotten, timeline.batches.len(), timeline.gauges.len()),
+            (11, REMEMBERED - 1, REMEMBERED - 1)
+        );
         for (at, record) in timeline.batches.iter().enumerate() {
-            let number = at as u64 + 10;
+            let number = at as u64 + 11;
             let dropped_ns = if number == 1000 { 77 } else { 0 };
             let expected = BatchRecord {
                 sequence: number,

@@ -11,7 +11,7 @@
 use super::effort;
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// What one thread, or one stream of a device, did last.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,7 +75,7 @@ works! {
     /// Which samples, where they lie; submitting reads and taking what they brought.
     Plan = "plan",
     /// Samples from memory or the page cache: copied or decoded at once.
-    LookUp = "look up",
+    LookUp = "from cache or memory",
     /// A sample whose bytes were read.
     Decode = "decode",
     /// A chunk is made ready: inflated, its pages decoded.
@@ -138,6 +138,8 @@ impl Ring {
             }
         }
         effort::store(4);
+        // Who sees a part of what follows sees that all before it was written.
+        fence(Ordering::Release);
         for (place, value) in self.spans[written as usize % SPANS].iter().zip([begin, end, what as u64]) {
             place.store(value, Ordering::Relaxed);
         }
@@ -160,7 +162,7 @@ impl Ring {
             .map(|number| self.spans[number as usize % SPANS].each_ref().map(|value| value.load(Ordering::Relaxed)))
             .collect();
         // One that is being written now counts as overwritten, too.
-        std::sync::atomic::fence(Ordering::Acquire);
+        fence(Ordering::Acquire);
         let kept = (self.written.load(Ordering::Relaxed) + 1).saturating_sub(SPANS as u64).max(from);
         let spans = numbers.into_iter().skip((kept - from) as usize);
         spans.filter_map(|[begin, end, what]| Some(Span::new(begin, end.max(begin), Work::of(what)?))).collect()

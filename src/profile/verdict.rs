@@ -87,6 +87,14 @@ const AT_WORK: f64 = 0.6;
 /// What it takes to be more than a guess.
 const BATCHES_LEAST: f64 = 8.0;
 const STEADY_LEAST_NS: f64 = 0.5e9;
+/// Share of all time that first batches take from which on the rest says little.
+const MOSTLY_FIRST: f64 = 0.5;
+/// A consumer that holds this share of the slots, on average, keeps the loader from filling them.
+const HOLDS: f64 = 0.75;
+/// A prediction of less than this is no reason to change anything.
+const GAIN: f64 = 1.05;
+/// Workers that run for less of the time that they work are blocked in the rest of it.
+const BLOCKED: f64 = 0.6;
 /// Samples prepared in the steady time, of those handed out in it.
 const PREPARED_LEAST: f64 = 0.5;
 
@@ -94,9 +102,13 @@ impl Verdict {
     /// The verdict on what was measured.
     pub fn of(snapshot: &Snapshot) -> Self {
         let Some((loads, model)) = Loads::of(snapshot).zip(WhatIf::from(snapshot)) else {
-            return Self::unknown();
+            return Self::unknown(snapshot);
         };
-        let (cause, also) = decide(&loads, snapshot);
+        let (cause, also) = match decide(&loads, snapshot) {
+            // The consumer is fed in a small part of the time: that says nothing of the rest.
+            (Cause::NotStarved, _) if first_share(snapshot, &loads) >= MOSTLY_FIRST => (Cause::Unknown, None),
+            decided => decided,
+        };
         let case = Case { snapshot, loads: &loads, model, cause, also };
         Self {
             cause,
@@ -109,8 +121,12 @@ impl Verdict {
         }
     }
 
-    fn unknown() -> Self {
-        let why = "no batch was handed out".to_string();
+    fn unknown(snapshot: &Snapshot) -> Self {
+        let why = match snapshot.consumer.batches {
+            0 => "no batch was handed out",
+            _ => "only the first batch of each iterator was handed out, and the wait for that is no starvation",
+        };
+        let why = why.to_string();
         Self {
             cause: Cause::Unknown,
             also: None,
@@ -153,6 +169,9 @@ fn decide(loads: &Loads, snapshot: &Snapshot) -> (Cause, Option<Cause>) {
         let budget = slots_bound_reads(loads).then_some(Cause::MemoryBudget);
         return (Cause::Storage, budget.or_else(|| near(Cause::Storage)));
     }
+    if loads.slots[3] >= HOLDS * f64::from(snapshot.slots.count.max(1)) && slots_lack(loads) {
+        return (Cause::MemoryBudget, Some(Cause::Consumer));
+    }
     if at_work(loads, snapshot) < AT_WORK {
         return (Cause::HandOver, None);
     }
@@ -168,6 +187,12 @@ fn slots_bound_reads(loads: &Loads) -> bool {
     loads.depth_filled < FILLED && slots_lack(loads)
 }
 
+/// Share of all time that went into first batches.
+fn first_share(snapshot: &Snapshot, loads: &Loads) -> f64 {
+    let first = snapshot.consumer.first_ns as f64;
+    first / (first + loads.steady_ns)
+}
+
 /// Whether the planner waits for slots when it does not compute.
 fn slots_lack(loads: &Loads) -> bool {
     loads.no_slot >= LACKS * (1.0 - loads.order.min(1.0)).max(1e-3)
@@ -175,7 +200,7 @@ fn slots_lack(loads: &Loads) -> bool {
 
 /// The stages' work one after the other, as a share of the time; a batch's rows are decoded beside each other.
 fn at_work(loads: &Loads, snapshot: &Snapshot) -> f64 {
-    let rows = snapshot.consumer.samples as f64 / loads.batches;
+    let rows = loads.samples_per_batch();
     let beside = rows.clamp(1.0, f64::from(snapshot.decode.workers.max(1)));
     loads.consumer() + loads.copy + loads.working / beside + loads.storage + loads.order
 }
@@ -202,6 +227,10 @@ impl Case<'_> {
         if let Some(gpu) = gpu.as_ref().filter(|gpu| (gpu.steps as f64) < BATCHES_LEAST) {
             return thin(format!("only {} steps were measured on the GPU", gpu.steps));
         }
+        if self.cause == Cause::Unknown {
+            let share = 100.0 * first_share(self.snapshot, loads);
+            return thin(format!("{share:.0} % of the time went into first batches of iterators"));
+        }
         if loads.prepared < PREPARED_LEAST {
             let late = 100.0 * loads.prepared;
             return thin(format!(
@@ -213,7 +242,7 @@ impl Case<'_> {
             Cause::NotStarved => loads.starved < 0.5 * FED,
             Cause::Storage => !loads.at_least(Cause::Storage) && loads.storage * loads.depth_filled >= SATURATED,
             Cause::Consumer | Cause::Copy | Cause::Decode | Cause::Order => loads.load(self.cause) >= 0.9,
-            Cause::MemoryBudget => loads.lacks_room() >= 2.0 * LACKS && highest < NEAR,
+            Cause::MemoryBudget => loads.lacks_room() >= 2.0 * LACKS && highest < NEAR && self.more_slots().is_some(),
             _ => false,
         };
         if clear && self.also.is_none() { Strength::Strong } else { Strength::Fair }
@@ -255,7 +284,7 @@ impl Case<'_> {
 
     fn first_batches(&self) -> Option<String> {
         let first = self.snapshot.consumer.first_ns as f64;
-        let share = first / (first + self.loads.steady_ns);
+        let share = first_share(self.snapshot, self.loads);
         (share >= 0.1).then(|| {
             format!(
                 "Beside that, first batches of epochs took {}, {:.0} % of all time; that does not count as starved.",
@@ -294,14 +323,24 @@ impl Case<'_> {
         self.loads.cpu_share < COMPETES && self.loads.working > 0.0
     }
 
+    /// Whether what workers do waits, for something else than a core.
+    fn blocked(&self) -> bool {
+        self.loads.on_cpu < BLOCKED && self.loads.working > 0.0
+    }
+
     fn cores(&self) -> Option<String> {
         let decode = &self.snapshot.decode;
-        self.competes().then(|| {
-            let (wanted, got) = (self.loads.working, self.loads.working * self.loads.cpu_share);
-            format!(
-                "Of {wanted:.1} workers at work {got:.1} were on a core, on average; the process may use {} cores.",
+        if self.competes() {
+            let wanted = self.loads.working * self.loads.on_cpu;
+            let got = wanted * self.loads.cpu_share;
+            return Some(format!(
+                "Of {wanted:.1} workers that could have run {got:.1} were on a core, on average; the process may use {} cores.",
                 decode.cores
-            )
+            ));
+        }
+        self.blocked().then(|| {
+            let percent = 100.0 * (1.0 - self.loads.on_cpu);
+            format!("For {percent:.0} % of the time that workers worked, what they did waited: not for a core.")
         })
     }
 
@@ -413,21 +452,33 @@ impl Case<'_> {
         let mut all = Vec::new();
         let more = self.better_workers();
         match &more {
-            _ if decode.cores > 0 && decode.workers > decode.cores => all.push(format!(
+            Some((workers, then)) if self.blocked() => all.push(format!(
+                "What workers do waits (sleeps, locks, the network, page faults): `workers({workers})` would give {}{}, without \
+                 more cores.",
+                self.rate(then),
+                self.next(then)
+            )),
+            _ if decode.cores > 0 && decode.workers > decode.cores && !self.blocked() => all.push(format!(
                 "`workers({})`: {} workers share {} cores, more than there are cores do not decode faster.",
                 decode.cores, decode.workers, decode.cores
             )),
             _ if self.competes() => all.push(
-                "Workers wait for cores that other threads take: give the consumer's own threads fewer (such as those of its \
-                 tensor library), or the process more. Faults of memory maps look the same: another `reader`."
+                "Workers wait for cores that others take: threads of this process (give those of the consumer's tensor library \
+                 fewer), or other programs."
                     .into(),
             ),
-            Some((workers, then)) => all.push(format!(
-                "Decode needs {needed:.1} cores, has {}: `workers({workers})` would give {}{}.",
-                decode.workers,
-                self.rate(then),
-                self.next(then)
-            )),
+            Some((workers, then)) => {
+                let (rate, next) = (self.rate(then), self.next(then));
+                // Without a step that takes time there is no end of what could be used.
+                let needs = match self.loads.consumer() {
+                    0.01.. => format!("Decode needs {needed:.1} cores, has {}: ", decode.workers),
+                    _ => String::new(),
+                };
+                all.push(format!("{needs}`workers({workers})` would give {rate}{next}."));
+            }
+            None if self.loads.consumer() < 0.01 => {
+                all.push("More workers would not help: more cores would, or less work for each sample.".into())
+            }
             None => all.push(format!(
                 "Decode needs {needed:.1} cores, has {}, and more workers would not help: more cores would, or less work for each \
                  sample.",
@@ -435,8 +486,8 @@ impl Case<'_> {
             )),
         }
         all.push(
-            "Less work for each sample: `dct_scaling`, `backend` and a smaller `resize` of `decode::Image`; pictures made ready \
-             once by `prepare` (smaller, or with restart markers, so that crops decode only their part)."
+            "Less work for each sample. For pictures: `dct_scaling`, `backend` and a smaller `resize` of `decode::Image`, or made \
+             ready once by `prepare` (smaller, or with restart markers, so that crops decode only their part)."
                 .into(),
         );
         all
@@ -454,11 +505,19 @@ impl Case<'_> {
     /// The fewest workers that give nearly as much as any number does, if that is 5 % more than now.
     fn better_workers(&self) -> Option<(u32, Prediction)> {
         let decode = &self.snapshot.decode;
-        let most = if decode.cores > 0 { decode.cores.min(1024) } else { decode.workers.saturating_mul(4).min(1024) };
+        let most = match decode.cores {
+            0 => decode.workers.saturating_mul(4),
+            // Those that are blocked leave their cores to others; how far that goes nobody has tried.
+            cores if self.blocked() => {
+                ((f64::from(cores) / self.loads.on_cpu) as u32).min(decode.workers.saturating_mul(8))
+            }
+            cores => cores,
+        };
+        let most = most.min(1024);
         let with = |workers| self.model.with(&Change { workers: Some(workers), ..Change::default() });
         let now = self.loads.items_per_s;
         let best = with(most.max(decode.workers)).items_per_s;
-        if best <= 1.05 * now {
+        if best <= GAIN * now {
             return None;
         }
         let more = decode.workers.saturating_add(1)..=most;
@@ -470,18 +529,20 @@ impl Case<'_> {
         let depth = storage.depth.max(1);
         let mut all = Vec::new();
         let filled = loads.depth_filled >= FILLED;
-        if slots_bound_reads(loads) {
+        if loads.no_room >= LACKS {
+            all.push(MORE_ROOM.into());
+        } else if slots_bound_reads(loads) {
             let reads = loads.depth_filled * f64::from(depth);
             all.push(format!(
                 "`slots({})` or a larger `batch_size` (with the `memory_budget` for it): slots allowed {reads:.0} reads in flight of \
                  {depth}. If storage has more to give, up to {:.1} times as much.",
-                self.snapshot.slots.count.saturating_mul(2),
-                1.0 / loads.depth_filled.clamp(0.01, 1.0)
+                twice(self.snapshot.slots.count),
+                (1.0 / loads.depth_filled.clamp(0.01, 1.0)).min(2.0)
             ));
         } else if filled {
             all.push(format!(
                 "`depth({})`: all {depth} reads were in flight, and more of them help unless the device is at its limit.",
-                depth.saturating_mul(2)
+                twice(depth)
             ));
         }
         if self.bytes_per_read() < 65536.0 && storage.reads > 0 {
@@ -524,24 +585,34 @@ impl Case<'_> {
             all.push(format!("`device_batches({})`: full slots wait for device memory.", buffers.saturating_add(2)));
         }
         if loads.no_room >= LACKS {
-            all.push("A larger `memory_budget`: reads wait for room for their bytes.".into());
+            all.push(MORE_ROOM.into());
         }
         if slots_lack(loads) || all.is_empty() {
-            let more = slots.saturating_mul(2).max(2);
-            let then = self.model.with(&Change { slots: Some(more), ..Change::default() });
-            all.push(format!(
-                "`slots({more})`, with the `memory_budget` for it: about {}{}. Stages wait for each other with {slots}.",
-                self.rate(&then),
-                self.next(&then)
-            ));
+            let more = twice(slots);
+            all.push(match self.more_slots() {
+                Some(then) => format!(
+                    "`slots({more})`, with the `memory_budget` for it: about {}{}. Stages wait for each other with {slots}.",
+                    self.rate(&then),
+                    self.next(&then)
+                ),
+                None => format!(
+                    "`slots({more})`, with the `memory_budget` for it, may help: stages wait for each other with {slots}; how much \
+                     the model cannot tell. So may a larger `batch_size`."
+                ),
+            });
         }
         all
     }
 
+    /// What twice the slots would give, if that is more than now.
+    fn more_slots(&self) -> Option<Prediction> {
+        let change = Change { slots: Some(twice(self.snapshot.slots.count)), ..Change::default() };
+        Some(self.model.with(&change)).filter(|then| then.items_per_s >= GAIN * self.loads.items_per_s)
+    }
+
     /// Epochs that begin anew each time.
     fn epochs(&self) -> Option<String> {
-        let first = self.snapshot.consumer.first_ns as f64;
-        (self.loads.batches >= BATCHES_LEAST && first / (first + self.loads.steady_ns) >= 0.2).then(|| {
+        (first_share(self.snapshot, self.loads) >= 0.2).then(|| {
             "Much of the time goes into first batches: `epochs(a..b)` reads ahead across the end of an epoch.".into()
         })
     }
@@ -589,6 +660,14 @@ impl fmt::Display for Verdict {
         }
         Ok(())
     }
+}
+
+/// Where rows wait for room.
+const MORE_ROOM: &str = "A larger `memory_budget`: reads wait for room for their bytes.";
+
+/// Twice as many slots, or reads; no more than there may be.
+fn twice(count: u32) -> u32 {
+    count.max(1).saturating_mul(2).min(4096)
 }
 
 /// Behind a number that is a lower bound.
@@ -873,9 +952,78 @@ mod tests {
         });
         assert_said(Cause::Decode, "`workers(4)`: 16 workers share 4 cores", crowded);
         let competing = said(|s| s.decode.cpu_ns = Some(20_000_000_000));
-        assert_said(Cause::Decode, "Of 4.0 workers at work 2.0 were on a core", competing.clone());
-        assert_said(Cause::Decode, "wait for cores that other threads take", competing);
+        assert_said(Cause::Decode, "Of 4.0 workers that could have run 2.0 were on a core", competing.clone());
+        assert_said(Cause::Decode, "wait for cores that others take", competing);
         assert_said(Cause::Decode, "more workers would not help", said(|s| s.decode.cores = 4));
+    }
+
+    #[test]
+    fn workers_that_are_blocked_do_not_compete_and_are_told_to_be_more() {
+        // They sleep nine tenths of the time that they work.
+        let sleeping = said(|s| {
+            (s.decode.cpu_ns, s.decode.delay_ns) = (Some(3_900_000_000), Some(100_000_000));
+            s.decode.cores = 2;
+        });
+        assert_said(Cause::Decode, "For 90 % of the time that workers worked, what they did waited", sleeping.clone());
+        assert_said(Cause::Decode, "`workers(11)` would give", sleeping);
+        let mut snapshot = decoding();
+        (snapshot.decode.cpu_ns, snapshot.decode.delay_ns) = (Some(3_900_000_000), Some(100_000_000));
+        (snapshot.decode.cores, snapshot.consumer.user_ns) = (2, 1_000_000);
+        let model = WhatIf::from(&snapshot).unwrap();
+        let with = |workers| model.with(&Change { workers: Some(workers), ..Change::default() }).items_per_s;
+        assert!((1.8..2.2).contains(&(with(8) / with(4))), "{} {}", with(4), with(8));
+        // Those that have no core do compete.
+        let competing = said(|s| (s.decode.cpu_ns, s.decode.delay_ns) = (Some(20_000_000_000), Some(19_600_000_000)));
+        assert_said(Cause::Decode, "Of 4.0 workers that could have run 2.0 were on a core", competing);
+    }
+
+    #[test]
+    fn a_consumer_that_holds_all_slots_is_told_so() {
+        let holding = said(|s| {
+            (s.decode.busy_ns, s.decode.cpu_ns, s.storage.busy_ns) = (1_000_000_000, None, 100_000_000);
+            (s.consumer.user_ns, s.consumer.waited_ns) = (10_000_000, 9_990_000_000);
+            (s.slots.held_ns, s.slots.filling_ns, s.order.no_slot_ns) = (39_900_000_000, 100_000_000, 9_900_000_000);
+        });
+        assert_said(Cause::MemoryBudget, "The consumer holds 4.0 of 4 slots: drop batches", holding);
+    }
+
+    #[test]
+    fn of_epochs_of_one_batch_nothing_is_said() {
+        use super::super::Handed;
+        let verdict = |batches, samples, steady_ns, first_ns| {
+            let mut snapshot = decoding();
+            snapshot.consumer.steady = Some(Handed { batches, samples });
+            (snapshot.steady_ns, snapshot.consumer.first_ns) = (steady_ns, first_ns);
+            (snapshot.consumer.user_ns, snapshot.consumer.waited_ns) = (steady_ns, 0);
+            Verdict::of(&snapshot)
+        };
+        let single = verdict(0, 0, 1_000_000, 10_000_000_000);
+        assert!(
+            single.cause == Cause::Unknown && single.to_string().contains("only the first batch of each"),
+            "{single}"
+        );
+        let mostly = verdict(50, 5_000, 1_000_000_000, 9_000_000_000);
+        assert!(
+            mostly.cause == Cause::Unknown && mostly.to_string().contains("90 % of the time went into first"),
+            "{mostly}"
+        );
+        assert!(mostly.advice.iter().any(|line| line.contains("`epochs(a..b)`")), "{mostly}");
+        // Rates are those of the steady time.
+        let some = verdict(50, 5_000, 5_000_000_000, 1_000_000_000);
+        assert!(some.to_string().contains("1,000 samples/s"), "{some}");
+    }
+
+    #[test]
+    fn advice_that_by_its_own_numbers_gives_nothing_makes_no_promise() {
+        let short = said(|s| {
+            (s.decode.busy_ns, s.decode.cpu_ns, s.storage.busy_ns) = (37_000_000_000, None, 3_000_000_000);
+            (s.consumer.user_ns, s.consumer.waited_ns) = (2_000_000_000, 8_000_000_000);
+            s.decode.busy_ns = 33_000_000_000;
+            s.order.no_slot_ns = 9_000_000_000;
+            s.slots.count = 4096;
+            (s.slots.filling_ns, s.slots.held_ns) = (40_000_000_000_000, 0);
+        });
+        assert!(!short.1.contains("slots(8192)"), "{}", short.1);
     }
 
     #[test]

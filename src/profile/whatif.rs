@@ -120,9 +120,10 @@ impl WhatIf {
             overlap: Overlap { p: P_MAX, q: P_MAX, slots_end_with_copy: snapshot.copy.is_some() },
             rest: 0.0,
             workers,
-            cores: free.min(got),
+            // One that is blocked for a part of its work leaves its core to others.
+            cores: free.min(got) / loads.on_cpu,
             slots,
-            rows: (snapshot.consumer.samples as f64 / loads.batches).max(1.0) * evenness(&decode.latency),
+            rows: loads.samples_per_batch().max(1.0) * evenness(&decode.latency),
             caching: snapshot.storage.bytes as f64 / CACHE_SPEED / loads.steady_ns,
             loads,
         };
@@ -147,7 +148,11 @@ impl WhatIf {
         let rate = self.loads.items_per_s;
         let stages: Vec<(Cause, f64)> =
             loads.iter().filter(|(_, load)| *load > 0.0).map(|(stage, load)| (*stage, finite(rate / load))).collect();
-        let items_per_s = if then > 0.0 { finite(rate * now / then) } else { rate };
+        let mut items_per_s = if then > 0.0 { finite(rate * now / then) } else { rate };
+        if change.cached {
+            // How fast workers copy is a guess. What they do not copy is read as now: so it is not less than without.
+            items_per_s = items_per_s.max(self.with(&Change { cached: false, ..change.clone() }).items_per_s);
+        }
         let least = stages.iter().copied().min_by(|a, b| a.1.total_cmp(&b.1));
         let bound_by = match least {
             Some((stage, ceiling)) if items_per_s >= SERIAL * ceiling => stage,

@@ -18,7 +18,8 @@
 //! than it is recorded, and no later than it is seen to be, and what lies between two events is exact; so the track is right in
 //! its lengths, and where it stands as soon as the stream has once been idle.
 //!
-//! Limits: one stream, the first one that batches are bound to and that surely lives on: one of the builder's, one that
+//! Limits: what the user gives to the stream between asking for a batch and having it (between two polls with a limit, or
+//! before binding a batch late) is between `asked` and `start`, too, and counts as starvation. One stream, the first one that batches are bound to and that surely lives on: one of the builder's, one that
 //! comes with its owner, or the default one. A bare handle that a single batch is bound to may be gone with that batch. A step
 //! counts when the stream has come to its `start`. Until then it is either one of those whose copies are not done, which have
 //! a slot each, or of those whose memory the stream still uses, which have a buffer each: there is room for so many. Events
