@@ -25,6 +25,7 @@ const LEVELS: &[(&str, u32)] = &[
 /// The only files that may hold `unsafe`.
 const UNSAFE: &[&str] = &[
     "benches/common/turbo.rs",
+    "benches/starvation/device.rs",
     "examples/pytorch/src/stream.rs",
     "examples/pytorch/src/tensor.rs",
     "src/decode/image/turbo.rs",
