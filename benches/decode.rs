@@ -174,6 +174,7 @@ fn crop_of(id: usize, width: u32, height: u32) -> turbo::Region {
 /// Libraries without this crate.
 fn libraries() -> Vec<Contestant> {
     let mut pixels = vec![0; 1 << 24];
+    #[cfg_attr(not(feature = "turbojpeg"), allow(unused_mut, reason = "there is one then"))]
     let mut out: Vec<Contestant> = vec![(
         String::from("zune-jpeg, full decode"),
         Box::new(move |_, plain, _| {
