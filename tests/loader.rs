@@ -245,13 +245,18 @@ fn without_its_meters_a_loader_measures_nothing() {
         let loader = build(builder.unmeasured());
         assert!(loader.epochs(0..3).unwrap().all(|batch| batch.is_ok()));
         let snapshot = loader.snapshot();
-        assert_eq!((snapshot.consumer, snapshot.order), (Consumer::default(), Planning::default()));
+        assert_eq!(snapshot.consumer.handed().batches, 0);
+        let mut consumer = snapshot.consumer;
+        consumer.steady = None;
+        assert_eq!((consumer, snapshot.order), (Consumer::default(), Planning::default()));
         let (storage, decode, slots) = (snapshot.storage, snapshot.decode, snapshot.slots);
         let numbers = [storage.busy_ns, storage.in_flight_ns, storage.reads, storage.bytes, storage.cached_bytes];
         assert_eq!((numbers, storage.latency, decode.latency), ([0; 5], Latency::default(), Latency::default()));
         assert_eq!([decode.busy_ns, decode.starved_ns, decode.ahead_ns, decode.queued_ns, decode.samples], [0; 5]);
         assert_eq!([slots.free_ns, slots.filling_ns, slots.full_ns, slots.held_ns], [0; 4]);
-        assert_eq!(loader.timeline(), Timeline::default());
+        let Timeline { batches, gauges, tracks, .. } = loader.timeline();
+        assert_eq!((batches, gauges), (vec![], vec![]));
+        assert!(tracks.iter().all(|track| track.spans.is_empty()), "{tracks:?}");
     }
 }
 
