@@ -25,6 +25,7 @@ mod generate;
 mod gpu;
 mod live;
 mod measure;
+mod metrics;
 mod output;
 #[path = "../throughput/settings.rs"]
 mod settings;
@@ -40,11 +41,12 @@ use args::Given;
 use feedline::dataset::Dataset;
 #[cfg(feature = "cuda")]
 use feedline::device::DeviceKind;
-use feedline::profile::export::{self, Names, Server};
+use feedline::profile::export::{self, Names};
 use feedline::tensor::Encoding;
 use feedline::{LastBatch, Loader, LoaderBuilder, Report, Stop};
 use live::{Live, Setup};
 use measure::Limit;
+use metrics::Metrics;
 use output::{Output, say, tell};
 use source::Source;
 use std::error::Error;
@@ -70,12 +72,16 @@ fn run(mut given: Given) -> Anyhow<()> {
     if given.args.live && !std::io::stdout().is_terminal() {
         return Err("--live draws in a terminal, and standard output is none".into());
     }
-    let open = |path: &Option<std::path::PathBuf>| path.as_deref().map(Output::open).transpose();
-    let files = (open(&given.args.trace)?, open(&given.args.html)?);
+    check_outputs(&given)?;
+    let metrics = given.args.prometheus.map(Metrics::listen).transpose()?;
+    if let Some(metrics) = &metrics {
+        tell(metrics.address());
+    }
     if given.args.generate.is_some() {
         make_data(&mut given)?;
     }
     let dataset = open_data(&mut given)?;
+    let files = open_outputs(&given, &*dataset)?;
     if given.args.settings.cold {
         settings::drop_from_cache(&dataset)?;
     }
@@ -84,18 +90,52 @@ fn run(mut given: Given) -> Anyhow<()> {
         say(&text::heading(&given, &dataset.describe(), &data))?;
     }
     let (loader, step) = build(&given, dataset)?;
-    let finished = measured(&given, &loader, step, &data)?;
-    finished.write(files)?;
-    if given.args.json {
-        return Ok(say(&format!("{}\n", finished.answer.json()?))?);
+    if let Some(metrics) = &metrics {
+        metrics.serve(&loader);
     }
-    Ok(say(&finished.text())?)
+    let finished = measured(&given, &loader, step, &data)?;
+    drop(metrics);
+    finished.say(given.args.json, files)
+}
+
+/// Before anything is made: what cannot be written, or would lie in the data.
+fn check_outputs(given: &Given) -> Anyhow<()> {
+    let args = &given.args;
+    let data = args.generate.as_deref().unwrap_or(&args.source.path);
+    // Beside data that is one file, or a pattern, others may lie.
+    let folders: Vec<_> = Some(data).filter(|path| args.generate.is_some() || path.is_dir()).into_iter().collect();
+    for path in [&args.trace, &args.html].into_iter().flatten() {
+        output::check(path, &folders)?;
+    }
+    Ok(())
+}
+
+/// The trace and the page, if they are wanted.
+fn open_outputs(given: &Given, dataset: &dyn Dataset) -> Anyhow<[Option<Output>; 2]> {
+    let args = &given.args;
+    // An index and checksums are read once, and are no sources.
+    let mut index = args.source.path.clone().into_os_string();
+    index.push(".idx");
+    let mut others = vec![args.source.path.clone(), args.source.path.with_extension("idx"), index.into()];
+    others.extend(args.source.checked.clone());
+    Ok(output::open_all([args.trace.as_deref(), args.html.as_deref()], dataset.sources(), &others)?)
+}
+
+#[cfg(feature = "signals")]
+const ENDS: [feedline::Signal; 3] = [feedline::Signal::Int, feedline::Signal::Term, feedline::Signal::Hup];
+
+/// As below `nohup`: the run outlives its terminal.
+#[cfg(feature = "signals")]
+fn hangups_are_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
 }
 
 /// A flag that Ctrl-C sets; the second one ends the process.
 fn stop() -> Anyhow<Stop> {
     #[cfg(feature = "signals")]
-    return Ok(Stop::on([feedline::Signal::Int, feedline::Signal::Term])?);
+    return Ok(Stop::on(if hangups_are_ignored() { &ENDS[..2] } else { &ENDS }.iter().copied())?);
     #[cfg(not(feature = "signals"))]
     Ok(Stop::new())
 }
@@ -174,7 +214,6 @@ struct Finished {
 
 fn measured(given: &Given, loader: &Arc<Loader>, step: Step, data: &Data) -> Anyhow<Finished> {
     let args = &given.args;
-    let server = args.prometheus.map(|port| metrics(loader, port)).transpose()?;
     let stop = stop()?;
     let watch = Watch::start(&args.settings.device);
     let live = args.live.then(|| dashboard(given, loader)).transpose()?;
@@ -183,7 +222,6 @@ fn measured(given: &Given, loader: &Arc<Loader>, step: Step, data: &Data) -> Any
     if let Some(live) = live {
         live.end();
     }
-    drop(server);
     let (gpu, nvml) = watch.map(Watch::end).unzip();
     let (snapshot, report) = (loader.snapshot(), loader.report());
     let notes = answer::notes(given, &tally, data, &report.verdict, loader.batches_per_epoch()?);
@@ -198,18 +236,30 @@ fn dashboard(given: &Given, loader: &Arc<Loader>) -> Anyhow<Live> {
 }
 
 impl Finished {
-    fn write(&self, (trace, html): (Option<Output>, Option<Output>)) -> Anyhow<()> {
-        let (timeline, snapshot) = (self.loader.timeline(), &self.answer.snapshot);
-        if let Some(file) = trace {
-            file.write(&export::trace(&timeline, snapshot, Names::new("profile", 0)))?;
+    /// The answer, then the files, whatever of that fails; then what did.
+    fn say(self, json: bool, files: [Option<Output>; 2]) -> Anyhow<()> {
+        let answer = if json { format!("{}\n", self.answer.json()?) } else { self.text() };
+        let mut failed: Vec<String> = say(&answer).err().into_iter().collect();
+        failed.extend(self.write(files));
+        failed.extend(self.answer.error);
+        let last = failed.pop();
+        for error in failed {
+            tell(format_args!("error: {error}"));
         }
-        if let Some(file) = html {
+        last.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    /// Errors of each.
+    fn write(&self, [trace, html]: [Option<Output>; 2]) -> Vec<String> {
+        let (timeline, snapshot) = (self.loader.timeline(), &self.answer.snapshot);
+        let trace = trace.map(|file| file.write(&export::trace(&timeline, snapshot, Names::new("profile", 0))));
+        let html = html.map(|file| {
             let verdict: Vec<String> =
                 self.report.verdict.to_string().lines().map(|line| line.trim().to_string()).collect();
             let title = format!("feedline profile: {}", self.report.dataset);
-            file.write(&export::html(snapshot, &timeline, &verdict, &title, &self.report.to_string()))?;
-        }
-        Ok(())
+            file.write(&export::html(snapshot, &timeline, &verdict, &title, &self.report.to_string()))
+        });
+        [trace, html].into_iter().flatten().filter_map(Result::err).collect()
     }
 
     fn text(&self) -> String {
@@ -218,14 +268,6 @@ impl Finished {
         let facts = report.split("\nverdict ").next().unwrap_or_default();
         text::answer(&self.answer, &self.report.verdict.to_string(), facts, self.gpu.as_deref())
     }
-}
-
-/// Serves the metrics while it runs.
-fn metrics(loader: &Arc<Loader>, port: u16) -> Anyhow<Server> {
-    let loader = loader.clone();
-    let server = Server::loopback(port, move || export::prometheus(&[(Names::new("profile", 0), &loader.snapshot())]))?;
-    tell(format_args!("http://{}/metrics", server.address()));
-    Ok(server)
 }
 
 #[cfg(test)]
@@ -269,7 +311,7 @@ mod tests {
         for name in ["truth", "snapshot"] {
             is(name, Value::is_object);
         }
-        for name in ["au_target", "pass", "workload", "accelerator", "nvml"] {
+        for name in ["au_target", "pass", "workload", "accelerator", "nvml", "error"] {
             is(name, Value::is_null);
             assert!(json.get(name).is_some(), "{name} is missing");
         }

@@ -104,6 +104,10 @@ fn step(given: &Given) -> String {
 pub fn answer(answer: &Answer, verdict: &str, report: &str, gpu: Option<&str>) -> String {
     let mut page = Page::default();
     page.blank();
+    if let Some(error) = &answer.error {
+        page.line("ERROR", error);
+        page.blank();
+    }
     figures(&mut page, answer);
     page.blank();
     page.0.push_str("VERDICT   ");
