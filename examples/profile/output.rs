@@ -29,6 +29,13 @@ pub struct Output {
 /// Errors: in words, with the path.
 pub fn check(path: &Path, folders: &[&Path]) -> Result<(), String> {
     let failed = |error: io::Error| cannot_write(path, &error);
+    let real = resolved(path).map_err(failed)?;
+    for folder in folders {
+        if resolved(folder).is_ok_and(|folder| real.starts_with(folder)) {
+            let (path, folder) = (path.display(), folder.display());
+            return Err(format!("{path} is in {folder}, where it would be taken for data: name a file elsewhere"));
+        }
+    }
     match std::fs::metadata(path) {
         Ok(data) if data.is_dir() => return Err(failed(ErrorKind::IsADirectory.into())),
         Ok(_) => rustix::fs::access(path, Access::WRITE_OK).map_err(|error| failed(error.into()))?,
@@ -37,13 +44,6 @@ pub fn check(path: &Path, folders: &[&Path]) -> Result<(), String> {
             rustix::fs::access(parent, Access::WRITE_OK | Access::EXEC_OK).map_err(|error| failed(error.into()))?;
         }
         Err(error) => return Err(failed(error)),
-    }
-    let real = resolved(path).map_err(failed)?;
-    for folder in folders {
-        if resolved(folder).is_ok_and(|folder| real.starts_with(folder)) {
-            let (path, folder) = (path.display(), folder.display());
-            return Err(format!("{path} is in {folder}, where it would be taken for data: name a file elsewhere"));
-        }
     }
     Ok(())
 }
@@ -218,6 +218,7 @@ mod tests {
             link.join("page.html"),
             folder.join("data/../link/./page.html"),
             to_file,
+            folder.join("new/page.html"),
         ] {
             let error = check(&path, &[&folder.join("new"), &data]).unwrap_err();
             assert!(error.contains("where it would be taken for data"), "{}: {error}", path.display());
