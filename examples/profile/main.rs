@@ -274,7 +274,9 @@ impl Finished {
 mod tests {
     use super::*;
     use crate::folder::Folder;
+    use feedline::read::Sources;
     use serde_json::Value;
+    use std::path::Path;
 
     /// A run with these arguments on data that is made, and its text.
     fn profile(words: &str, folder: &Folder) -> (Value, String) {
@@ -361,6 +363,37 @@ mod tests {
             text.contains("AU        not known") && json["notes"].to_string().contains("batches are of 1, not 2"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn an_error_in_the_midst_of_a_run_is_beside_what_was_measured() {
+        let folder = Folder::new();
+        let words = format!(
+            "profile --source records --record-bytes 1000 --batch 10 --device host --epochs 1 --step-ms 1 --path {}",
+            folder.join("data").display()
+        );
+        std::fs::create_dir(folder.join("data")).unwrap();
+        let file = |number| folder.join("data").join(format!("{number}.bin"));
+        for number in 0..10 {
+            std::fs::write(file(number), [7; 10_000]).unwrap();
+        }
+        let mut given = Given::from(words.split_whitespace()).unwrap();
+        let dataset = open_data(&mut given).unwrap();
+        let data = Data::of(&*dataset);
+        let (loader, step) = build(&given, dataset).unwrap();
+        std::fs::remove_file(file(5)).unwrap();
+        let finished = measured(&given, &loader, step, &data).unwrap();
+        let (json, text) = (finished.answer.json().unwrap(), finished.text());
+        let json: Value = serde_json::from_str(&json).unwrap();
+        assert_eq!((json["batches"].as_u64(), json["interrupted"].as_bool()), (Some(5), Some(false)));
+        let said = json["error"].as_str().unwrap();
+        assert!(said.contains("5.bin") && json["au"].is_f64(), "{json}");
+        assert!(text.trim_start().starts_with("ERROR ") && text.contains("VERDICT") && text.contains("AU "), "{text}");
+        let page = folder.join("page.html");
+        let files = output::open_all([Some(Path::new("/dev/full")), Some(&page)], &Sources::new(), &[]).unwrap();
+        // The last of the errors; a file that cannot be written does not keep the other from being.
+        assert_eq!(finished.say(true, files).unwrap_err().to_string(), said);
+        assert!(std::fs::metadata(&page).unwrap().len() > 0);
     }
 
     #[test]
