@@ -5,7 +5,7 @@
 
 use crate::args::Given;
 use crate::measure::Tally;
-use crate::text::bytes;
+use crate::text::{bytes, number};
 use crate::workload::Benchmark;
 use feedline::Report;
 use feedline::dataset::Dataset;
@@ -20,6 +20,7 @@ pub struct Answer {
     /// Accelerator utilisation: steps / time from the end of the first step to the end of the last.
     pub au: Option<f64>,
     pub au_target: Option<f64>,
+    /// Not known either when the batches are not the benchmark's.
     pub pass: Option<bool>,
     pub gpu_idle_pct: Option<f64>,
     pub starved_pct: f64,
@@ -33,7 +34,7 @@ pub struct Answer {
     pub strength_why: Option<String>,
     pub evidence: Vec<String>,
     pub advice: Vec<String>,
-    /// Without the first batch, as the AU.
+    /// Of `steps` batches in `seconds`, as the AU; without any, of the whole run.
     pub items_per_s: f64,
     pub bytes_per_s: f64,
     pub stages: Vec<Stage>,
@@ -42,7 +43,8 @@ pub struct Answer {
     pub batch: usize,
     pub batches: u64,
     pub samples: u64,
-    /// From the end of the first step to the end of the last: `au` = (`batches` - 1) × `step_ms` / 1000 / `seconds`.
+    /// Steps from the end of the first to the end of the last, and that time: `au` = `steps` × `step_ms` / 1000 / `seconds`.
+    pub steps: u64,
     pub seconds: f64,
     /// Of the whole run, and until the first batch was there.
     pub wall_seconds: f64,
@@ -86,6 +88,10 @@ pub struct Guess {
 
 /// Lateness from which on it is spoken of.
 const LATE: f64 = 0.01;
+/// From so many percent on it changes what the verdict means.
+const LATE_MUCH: f64 = 5.0;
+/// The loader's own rate is another than the run's when it differs by so much.
+const OTHER_RATE: f64 = 0.01;
 
 /// What a run left behind.
 pub struct Run<'a> {
@@ -109,7 +115,7 @@ impl Answer {
         Self {
             au,
             au_target: target,
-            pass: au.zip(target).map(|(au, target)| au >= target),
+            pass: au.zip(given.au_target()).map(|(au, target)| au >= target),
             gpu_idle_pct: gpu.map(|(idle, _)| idle).or(au.map(|au| 1.0 - au)).map(|share| 100.0 * share),
             starved_pct: 100.0 * verdict.starved_share,
             late_pct: gpu.map(|(_, late)| late).or(late(au, verdict)).map(|share| 100.0 * share),
@@ -122,11 +128,16 @@ impl Answer {
             items_per_s,
             bytes_per_s,
             stages: verdict.stages.iter().map(Stage::from).collect(),
-            what_if: guesses(&snapshot, given),
+            what_if: match tally.stretch.steps {
+                // Less than a millisecond of work may stand for the steady time of a single batch.
+                0 => Vec::new(),
+                _ => guesses(&snapshot, given, items_per_s, au),
+            },
             step_ms: 1e3 * given.step.as_secs_f64(),
             batch: given.args.settings.batch,
             batches: tally.batches,
             samples: tally.samples,
+            steps: tally.stretch.steps,
             seconds: tally.stretch.seconds,
             wall_seconds: tally.wall_s,
             first_batch_seconds: tally.first_batch_s,
@@ -141,6 +152,45 @@ impl Answer {
             nvml,
             snapshot,
         }
+    }
+
+    /// How the AU stands to what is asked for, behind it.
+    pub fn result(&self) -> String {
+        let (Some(au), Some(target)) = (self.au, self.au_target) else { return String::new() };
+        let percent = 100.0 * target;
+        match self.pass {
+            None => ": not the benchmark's batch, so neither PASS nor FAIL".into(),
+            Some(true) => format!(": PASS, {percent:.0} % are asked for"),
+            Some(false) => {
+                let late = self.late_pct.filter(|late| au + late / 100.0 >= target).map(|late| self.without(late, au));
+                format!(": FAIL, {percent:.0} % are asked for{}", late.unwrap_or_default())
+            }
+        }
+    }
+
+    fn without(&self, late: f64, au: f64) -> String {
+        let most = if self.on_gpu() { "up to " } else { "" };
+        let then = (100.0 * au + late).min(100.0);
+        format!("; without the {most}{late:.2} % lost on busy cores it would be {most}{then:.2} %")
+    }
+
+    fn on_gpu(&self) -> bool {
+        self.snapshot.consumer.gpu.as_ref().is_some_and(|gpu| gpu.steps > 0)
+    }
+
+    /// That what the verdict takes for the consumer's own work was this program, late on a busy machine.
+    pub fn late_step(&self) -> Option<String> {
+        let late = self.late_pct.filter(|late| *late > LATE_MUCH && *late > self.starved_pct)?;
+        Some(match self.on_gpu() {
+            true => format!(
+                "The step itself was late: up to {late:.1} % of the time the GPU waited for this program to ask for a batch, as the \
+                 machine was busy. What is said of the consumer's own work is not the model's alone."
+            ),
+            false => format!(
+                "The step itself was late: for {late:.1} % of the time this program had no core, as the machine was busy. What is \
+                 said of the consumer's own work is not the model's alone."
+            ),
+        })
     }
 
     pub fn json(&self) -> serde_json::Result<String> {
@@ -178,13 +228,12 @@ impl From<&StageLoad> for Stage {
     }
 }
 
-/// What the usual changes would give, and those that were asked for.
-fn guesses(snapshot: &Snapshot, given: &Given) -> Vec<Guess> {
+/// What was measured, what the usual changes would give, and those that were asked for.
+fn guesses(snapshot: &Snapshot, given: &Given, items_per_s: f64, au: Option<f64>) -> Vec<Guess> {
     let Some(model) = WhatIf::from(snapshot) else { return Vec::new() };
     let workers = |workers| Change { workers: Some(workers), ..Change::default() };
     let now = snapshot.decode.workers.max(1);
     let mut changes = vec![
-        ("as it is".into(), Change::default()),
         (format!("workers {} instead of {now}", now.saturating_mul(2)), workers(now.saturating_mul(2))),
         ("storage twice as fast".into(), Change { storage_factor: Some(2.0), ..Change::default() }),
         ("all in the page cache".into(), Change { cached: true, ..Change::default() }),
@@ -199,16 +248,35 @@ fn guesses(snapshot: &Snapshot, given: &Given) -> Vec<Guess> {
             changes.push((what, change));
         }
     }
-    changes.into_iter().map(|(what, change)| Guess::new(what, &change, &model, given)).collect()
+    let rows = snapshot.consumer.samples as f64 / snapshot.consumer.batches.max(1) as f64;
+    let guess = |(what, change)| Guess::new(what, change, &model, rows, given);
+    let mut all = vec![Guess::as_it_is(&model, items_per_s, au)];
+    all.extend(changes.into_iter().map(guess));
+    all
 }
 
 impl Guess {
-    fn new(what: String, change: &Change, model: &WhatIf, given: &Given) -> Self {
-        let Prediction { items_per_s, at_least, bound_by, caveats, .. } = model.with(change);
-        let rows = given.args.settings.batch.max(1) as f64;
-        let busy = items_per_s / rows * given.step.as_secs_f64();
+    /// What was measured stands at the head of the table; the model starts from the loader's own clock.
+    fn as_it_is(model: &WhatIf, items_per_s: f64, au: Option<f64>) -> Self {
+        let change = Change::default();
+        let Prediction { items_per_s: loaders, bound_by, .. } = model.with(&change);
+        let caveats = ((loaders - items_per_s).abs() > OTHER_RATE * items_per_s).then(|| {
+            format!(
+                "The other rows are of the loader's own time, from the first batch on, in which it gave {} samples/s; the rate \
+                 above is from the end of the first step on.",
+                number(loaders)
+            )
+        });
+        let caveats = caveats.into_iter().collect();
+        Self { what: "as it is".into(), change, items_per_s, at_least: false, bound_by, au, caveats }
+    }
+
+    /// `rows`: of a batch, on average.
+    fn new(what: String, change: Change, model: &WhatIf, rows: f64, given: &Given) -> Self {
+        let Prediction { items_per_s, at_least, bound_by, caveats, .. } = model.with(&change);
+        let busy = items_per_s / rows.max(1.0) * given.step.as_secs_f64();
         let au = (busy > 0.0).then(|| busy.min(1.0));
-        Self { what, change: change.clone(), items_per_s, at_least, bound_by, au, caveats }
+        Self { what, change, items_per_s, at_least, bound_by, au, caveats }
     }
 }
 
@@ -235,11 +303,11 @@ impl Data {
         }
     }
 
-    /// What is to be known before a figure is taken for that of storage.
-    pub fn warnings(&self) -> Vec<String> {
+    /// What is to be known before a figure is taken for that of storage; `past_cache` when all is read from there.
+    pub fn warnings(&self, past_cache: bool) -> Vec<String> {
         let mut all = Vec::new();
         let cached = self.cached.as_ref().map_or(0.0, |cached| cached.share);
-        let fits = |memory: &u64| self.bytes > 0 && self.bytes <= *memory && cached < 0.95;
+        let fits = |memory: &u64| !past_cache && self.bytes > 0 && self.bytes <= *memory && cached < 0.95;
         if let Some(memory) = self.memory.filter(fits) {
             all.push(format!(
                 "the data fits into memory ({} are free): what was read once may come from there; --direct on reads past the \
@@ -336,9 +404,11 @@ mod tests {
             (Data { memory: None, ..data(Ok(0.0)) }, vec![]),
             (Data { bytes: 0, ..data(Err("no bytes of files".into())) }, vec![]),
         ] {
-            let warnings = data.warnings();
+            let warnings = data.warnings(false);
             assert_eq!(warnings.len(), expected.len(), "{warnings:?}");
             assert!(warnings.iter().zip(&expected).all(|(warning, start)| warning.starts_with(start)), "{warnings:?}");
+            // Who reads past the cache need not be told to.
+            assert!(data.warnings(true).iter().all(|warning| !warning.starts_with(fits)));
         }
     }
 

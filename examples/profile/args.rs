@@ -86,12 +86,25 @@ What the figures mean:
   starved     the share of the steady time in which no batch was ready: the loader's doing.
   late        on the host: the rest, which this program's thread lost as the cores were busy. On a GPU: an upper bound of
               what delays of the program cost.
+  rate        samples of all batches but the first / the same time as that of the AU. `delivered` counts every batch, and
+              the wait for the first one; so do the figures of a page.
 
 A workload of MLPerf Storage is an emulation of what that benchmark asks of storage, for one accelerator in this
 process. It is no submission: those have rules for the size of the data, the memory, and the number of clients.
 
 --generate makes images, records, tar, tfrecord, tokens, npy and npz (and parquet where that is built in). It writes to
 a new or empty folder; a later run with the same folder uses what is there.
+
+The object of --json, in short (shares are 0 to 1, what ends in _pct is percent; null: not known, or without a meaning):
+  au, au_target, pass                   shares; whether the workload's AU was reached
+  gpu_idle_pct, starved_pct, late_pct   as above, in percent
+  cause, also, strength, strength_why, evidence, advice     the verdict
+  items_per_s, bytes_per_s              over `steps` steps in `seconds`, as the AU; of the whole run if it had one batch
+  stages, what_if                       what each stage could do, and what a change would give: samples per second, AU
+  batch, batches, samples, step_ms, steps, seconds, wall_seconds, first_batch_seconds, interrupted     the run
+  device, reader, workload, accelerator, notes, nvml
+  truth                                 what came from the page cache
+  snapshot                              all that was measured, in nanoseconds and counts
 
 Ctrl-C ends the run and prints what was measured until then, a second one ends the program at once.
 Exit status: 0 also when the AU was not reached (see \"pass\" in the JSON), 1 for an error, 2 for wrong arguments.";
@@ -125,14 +138,15 @@ impl Given {
         let mut command = command();
         let matches = command.try_get_matches_from_mut(words)?;
         let args = Args::from_arg_matches(&matches)?;
+        said_what_to_read(&args, &matches).map_err(|(kind, message)| command.error(kind, message))?;
         Self::checked(args, &matches).map_err(|(kind, message)| command.error(kind, message))
     }
 
-    fn checked(mut args: Args, matches: &ArgMatches) -> Result<Self, (ErrorKind, String)> {
+    fn checked(mut args: Args, matches: &ArgMatches) -> Result<Self, Refused> {
         if args.trace.is_some() && args.trace == args.html {
             return Err((ErrorKind::ArgumentConflict, "--trace and --html name the same file".into()));
         }
-        let given = |name: &str| matches.value_source(name) == Some(ValueSource::CommandLine);
+        let given = |name: &str| is_given(matches, name);
         let mut deviations = Vec::new();
         let benchmark = match args.workload.zip(args.accelerator) {
             Some((workload, accelerator)) => Some(
@@ -142,11 +156,22 @@ impl Given {
             ),
             None => None,
         };
+        of_the_source(args.source.source, given)?;
         let step = match benchmark {
             Some(benchmark) => benchmark.step(),
             None => Duration::from_secs_f64(args.step_ms.unwrap_or(0.0) / 1e3),
         };
         Ok(Self { args, benchmark, step, deviations, pictures: false })
+    }
+
+    /// The AU to reach: what the workload asks for, unless the batches are not those that its step is of.
+    pub fn au_target(&self) -> Option<f64> {
+        self.benchmark.filter(|_| !self.other_batch()).map(|benchmark| benchmark.au_target)
+    }
+
+    /// Whether there is a workload, and its batch is another.
+    pub fn other_batch(&self) -> bool {
+        self.benchmark.is_some_and(|benchmark| benchmark.batch != self.args.settings.batch)
     }
 
     /// Whether pictures are decoded, if there are any.
@@ -213,21 +238,82 @@ impl Benchmark {
     }
 }
 
-/// `--source` and `--path` are what a workload and `--generate` know.
+/// `--source` and `--path` are what a workload and `--generate` know: [`said_what_to_read`]. A value below 0 is refused as
+/// that, not as an argument of that name.
 fn command() -> Command {
     Args::command()
         .override_usage(USAGE)
-        .mut_arg("source", |arg| {
-            arg.required(false).required_unless_present("workload").default_value("images").hide_default_value(true)
+        .mut_args(|arg| {
+            let with_value = arg.get_action().takes_values();
+            if with_value { arg.allow_negative_numbers(true) } else { arg }
         })
-        .mut_arg("path", |arg| {
-            arg.required(false).required_unless_present("generate").default_value(".").hide_default_value(true)
-        })
+        .mut_arg("source", |arg| arg.required(false).default_value("images").hide_default_value(true))
+        .mut_arg("path", |arg| arg.required(false).default_value(".").hide_default_value(true))
+}
+
+type Refused = (ErrorKind, String);
+
+fn is_given(matches: &ArgMatches, name: &str) -> bool {
+    matches.value_source(name) == Some(ValueSource::CommandLine)
+}
+
+/// Errors: which of the ways to say it is wanted.
+fn said_what_to_read(args: &Args, matches: &ArgMatches) -> Result<(), Refused> {
+    let source = is_given(matches, "source") || args.workload.is_some();
+    let path = is_given(matches, "path") || args.generate.is_some();
+    let message = match (source, path) {
+        (true, true) => return Ok(()),
+        (false, false) => WAYS,
+        (true, false) => "where is the data? --path <PATH>, or --generate <DIR> to have it made",
+        (false, true) => {
+            "what is the data? --source <SOURCE>, or --workload <WORKLOAD> with --accelerator <ACCELERATOR>"
+        }
+    };
+    Err((ErrorKind::MissingRequiredArgument, message.into()))
+}
+
+const WAYS: &str = "what shall be read? One of
+  --source <SOURCE> --path <PATH>                             data of yours
+  --source <SOURCE> --generate <DIR>                          data that is made there
+  --workload <WORKLOAD> --accelerator <ACCELERATOR>           a workload of MLPerf Storage,
+           with --path <PATH> or --generate <DIR>             on either";
+
+/// Options that only some sources know.
+const OF_SOURCES: [(&str, &str); 13] = [
+    ("record_bytes", "records"),
+    ("columns", "tar parquet tfrecord npz safetensors mds"),
+    ("stack", "parquet"),
+    ("image", "tar parquet tfrecord"),
+    ("token", "tokens"),
+    ("seq_len", "tokens megatron"),
+    ("rows", "npy npz"),
+    ("up_to", "npy npz megatron parquet"),
+    ("flat", "npz"),
+    ("null_zero", "parquet"),
+    ("crop", PICTURES),
+    ("dtype", PICTURES),
+    ("layout", PICTURES),
+];
+
+/// Sources that may have pictures.
+const PICTURES: &str = "images tar parquet tfrecord mds";
+
+/// Errors: an option that was given means nothing for this source.
+fn of_the_source(source: Source, given: impl Fn(&str) -> bool) -> Result<(), Refused> {
+    let name = source.to_string();
+    for (option, sources) in OF_SOURCES {
+        if given(option) && sources.split(' ').all(|one| one != name) {
+            let (option, all) = (option.replace('_', "-"), sources.replace(' ', ", "));
+            return Err((ErrorKind::ArgumentConflict, format!("--{option} means nothing for {name}; it is for {all}")));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::ValueEnum;
 
     fn parse(line: &str) -> Result<Given, String> {
         let words = std::iter::once("profile").chain(line.split_whitespace());
@@ -276,9 +362,12 @@ mod tests {
     #[test]
     fn arguments_that_make_no_sense_together_are_refused() {
         for (line, why) in [
-            ("", "--source <SOURCE>"),
-            ("--source images", "--path <PATH>"),
-            ("--path data", "--source <SOURCE>"),
+            ("", "--source <SOURCE> --path <PATH>"),
+            ("", "--source <SOURCE> --generate <DIR>"),
+            ("--step-ms 5", "--workload <WORKLOAD> --accelerator <ACCELERATOR>"),
+            ("--source images", "where is the data? --path <PATH>, or --generate <DIR>"),
+            ("--workload unet3d --accelerator h100", "where is the data? --path <PATH>, or --generate <DIR>"),
+            ("--path data", "what is the data? --source <SOURCE>, or --workload <WORKLOAD>"),
             ("--source records --path data", "--record-bytes <RECORD_BYTES>"),
             ("--source images --path data --generate dir", "'--path <PATH>' cannot be used with '--generate <DIR>'"),
             ("--source images --path data --generate-mib 5", "cannot be used with"),
@@ -296,6 +385,10 @@ mod tests {
             ("--source images --path data --seconds 0", "a number of seconds above 0"),
             ("--source images --path data --batches 0", "0 is not in"),
             ("--source images --path data --step-ms=-1", "a number of milliseconds, from 0 on"),
+            ("--source images --path data --step-ms -1", "a number of milliseconds, from 0 on"),
+            ("--source images --path data --seconds -0.5", "a number of seconds above 0"),
+            ("--source images --path data --batches -1", "invalid value '-1' for '--batches <N>'"),
+            ("--source images --path data --batch -1", "invalid value '-1' for '--batch <BATCH>'"),
             ("--source images --path data --step-ms inf", "a number of milliseconds, from 0 on"),
             ("--source images --path data --what-if-workers 0", "0 is not in"),
             ("--source images --path data --trace f --html f", "--trace and --html name the same file"),
@@ -321,6 +414,40 @@ mod tests {
         // More than there can be is refused when it is made.
         let wanted = parse(&format!("--source tokens --seq-len {} --generate dir", usize::MAX)).unwrap().wanted();
         assert_eq!(wanted.sample_bytes, u64::MAX);
+    }
+
+    #[test]
+    fn options_that_mean_nothing_for_the_source_are_refused() {
+        for (line, why) in [
+            ("--source images --record-bytes 9", "--record-bytes means nothing for images; it is for records"),
+            ("--source npy --columns a", "--columns means nothing for npy"),
+            ("--source tar --seq-len 9", "--seq-len means nothing for tar; it is for tokens, megatron"),
+            ("--source tokens --crop 32", "--crop means nothing for tokens; it is for images, tar,"),
+            ("--workload unet3d --accelerator h100 --token u32", "--token means nothing for npz"),
+        ] {
+            let error = parse(&format!("--path data {line}")).map(|_| ()).expect_err(line);
+            assert!(error.contains(why), "{line}: {error}");
+        }
+        for line in
+            ["--source records --record-bytes 9", "--source megatron --up-to 9", "--source tar --columns cls --crop 9"]
+        {
+            assert!(parse(&format!("--path data {line}")).is_ok(), "{line}");
+        }
+        let (command, all) = (command(), Source::value_variants().iter().map(ToString::to_string));
+        let names: Vec<String> = all.chain(["parquet".into()]).collect();
+        for (option, sources) in OF_SOURCES {
+            assert!(command.get_arguments().any(|arg| arg.get_id() == option), "{option}");
+            assert!(sources.split(' ').all(|source| names.iter().any(|name| name == source)), "{sources}");
+        }
+    }
+
+    #[test]
+    fn only_the_benchmarks_own_batch_can_pass() {
+        let target = |words: &str| parse(&format!("--path data {words}")).unwrap().au_target();
+        assert_eq!(target("--workload resnet50 --accelerator h100"), Some(0.9));
+        assert_eq!(target("--workload resnet50 --accelerator h100 --batch 400"), Some(0.9));
+        assert_eq!(target("--workload resnet50 --accelerator h100 --batch 1"), None);
+        assert_eq!(target("--source images --step-ms 3"), None);
     }
 
     #[test]

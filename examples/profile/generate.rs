@@ -17,6 +17,7 @@ use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use std::error::Error;
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, ErrorKind, IsTerminal};
 use std::os::unix::fs::MetadataExt;
@@ -124,6 +125,12 @@ fn make_locked(
     made
 }
 
+/// Where the data is in a folder that `--generate` made; any other path is what it is.
+pub fn data_in(path: PathBuf) -> PathBuf {
+    let data = path.join(DATA);
+    if path.join(MARKER).is_file() && data.is_dir() { data } else { path }
+}
+
 /// What an earlier run made, if it is what is wanted; `None` where data may be made.
 fn found(dir: &Path, wanted: &Wanted) -> Anyhow<Option<Made>> {
     let name = dir.display();
@@ -132,9 +139,11 @@ fn found(dir: &Path, wanted: &Wanted) -> Anyhow<Option<Made>> {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             let mut entries = fs::read_dir(dir).map_err(|error| format!("{name}: {error}"))?;
             let ours = dir.join(PARTIAL).exists();
-            return match entries.next() {
-                Some(_) if !ours => {
-                    Err(format!("{name} is not empty, and not made by --generate: name a new folder").into())
+            return match entries.next().transpose().map_err(|error| format!("{name}: {error}"))? {
+                Some(entry) if !ours => {
+                    let entry = entry.file_name();
+                    let what = format!("{name} is not empty (there is {})", entry.display());
+                    Err(format!("{what}, and not made by --generate: name a new folder").into())
                 }
                 _ => Ok(None),
             };
@@ -142,7 +151,13 @@ fn found(dir: &Path, wanted: &Wanted) -> Anyhow<Option<Made>> {
         Err(error) => return Err(format!("{name}/{MARKER}: {error}").into()),
     };
     let marker: Marker = serde_json::from_str(&text).map_err(|error| format!("{name}/{MARKER}: {error}"))?;
-    wanted.check(&marker).map_err(|why| format!("{name} holds {why}: name another folder, or remove it"))?;
+    if !wanted.is(&marker) {
+        let message = format!(
+            "{name} holds {marker}, and {} are wanted: name another folder, remove that one, or read it as it is by --path",
+            wanted.in_words()
+        );
+        return Err(message.into());
+    }
     let data = dir.join(DATA);
     let (files, bytes) =
         measure(&data, ending(wanted.source)).map_err(|error| format!("{}: {error}", data.display()))?;
@@ -203,21 +218,21 @@ impl Wanted {
     fn marker(&self) -> Anyhow<Marker> {
         let mib = self.mib.unwrap_or(MIB);
         let samples = (mib << 20) / self.sample_bytes.max(1);
-        let least = self.batch.saturating_mul(self.sample_bytes).div_ceil(1 << 20).max(1);
         if samples < self.batch.max(1) {
-            let rows = self.batch;
-            return Err(
-                format!("{mib} MiB hold no batch of {rows} samples: --generate-mib {least} is the least").into()
+            let (rows, bytes) = (self.batch.max(1), self.sample_bytes);
+            let least = rows.saturating_mul(bytes).div_ceil(1 << 20).max(1);
+            let message = format!(
+                "{mib} MiB hold no batch, which is {rows} × {bytes} bytes ({}): --generate-mib {least} is the least",
+                self.source
             );
+            return Err(message.into());
         }
-        let one = matches!(self.source, Source::Images | Source::Npy | Source::Npz);
-        let per_file = (FILE_BYTES / self.sample_bytes.max(1)).max(1);
         Ok(Marker {
             made_by: MADE_BY.into(),
             source: self.source.to_string(),
             sample_bytes: self.sample_bytes,
             token_bytes: self.token_bytes,
-            samples_per_file: if one { 1 } else { self.samples_per_file.unwrap_or(per_file) },
+            samples_per_file: self.per_file(),
             samples,
             mib,
             files: 0,
@@ -225,19 +240,54 @@ impl Wanted {
         })
     }
 
-    /// Whether a folder holds this. Errors: what it holds.
-    fn check(&self, marker: &Marker) -> Result<(), String> {
-        let Marker { made_by, source, sample_bytes, mib, samples, .. } = marker;
-        let same = *made_by == MADE_BY
-            && *source == self.source.to_string()
-            && *sample_bytes == self.sample_bytes
+    fn per_file(&self) -> u64 {
+        if matches!(self.source, Source::Images | Source::Npy | Source::Npz) {
+            return 1;
+        }
+        self.samples_per_file.unwrap_or((FILE_BYTES / self.sample_bytes.max(1)).max(1))
+    }
+
+    /// Whether a folder holds this.
+    fn is(&self, marker: &Marker) -> bool {
+        marker.made_by == MADE_BY
+            && marker.source == self.source.to_string()
+            && marker.sample_bytes == self.sample_bytes
             && marker.token_bytes == self.token_bytes
-            && self.samples_per_file.is_none_or(|wanted| wanted == marker.samples_per_file)
-            && self.mib.is_none_or(|wanted| wanted == *mib)
-            && *samples >= self.batch;
-        let held =
-            format!("{samples} samples of {sample_bytes} bytes ({source}, {mib} MiB), and not what is asked for");
-        if same { Ok(()) } else { Err(held) }
+            && self.samples_per_file.is_none_or(|_| self.per_file() == marker.samples_per_file)
+            && self.mib.is_none_or(|wanted| wanted == marker.mib)
+            && marker.samples >= self.batch
+    }
+
+    /// What was asked for.
+    fn in_words(&self) -> String {
+        let mut text = match self.mib {
+            Some(mib) => format!("{mib} MiB of {}", self.source),
+            None => self.source.to_string(),
+        };
+        text += &format!(" in samples of {} bytes", self.sample_bytes);
+        if self.token_bytes > 0 {
+            text += &format!(", tokens of {}", self.token_bytes);
+        }
+        if self.samples_per_file.is_some() {
+            text += &format!(", {} to a file", self.per_file());
+        }
+        if self.batch > 1 {
+            text += &format!(", {} at least", self.batch);
+        }
+        text
+    }
+}
+
+/// What lies there, in words.
+impl fmt::Display for Marker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { source, sample_bytes, token_bytes, samples_per_file, samples, mib, .. } = self;
+        write!(f, "{mib} MiB of {source} in {samples} samples of {sample_bytes} bytes")?;
+        if *token_bytes > 0 {
+            write!(f, ", tokens of {token_bytes}")?;
+        }
+        write!(f, ", up to {samples_per_file} to a file")?;
+        if self.made_by == MADE_BY { Ok(()) } else { write!(f, " (by {})", self.made_by) }
     }
 }
 
@@ -278,16 +328,29 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
 
 fn room_for(dir: &Path, marker: &Marker) -> Anyhow<()> {
     let there = rustix::fs::statvfs(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
-    let free = there.f_bavail.saturating_mul(there.f_frsize);
-    let needed = (marker.mib << 20).saturating_add(marker.mib << 15).saturating_add(SPARE);
-    let mib = |bytes: u64| bytes >> 20;
-    if free < needed {
-        let (free, needed) = (mib(free), mib(needed));
-        return Err(
-            format!("{} has {free} MiB free, {needed} are needed: less by --generate-mib", dir.display()).into()
-        );
+    room_in(there.f_bavail.saturating_mul(there.f_frsize), marker.mib)
+        .map_err(|why| format!("{}: {why}", dir.display()).into())
+}
+
+/// Whether so much data may be made on a disk that has so many bytes free. Errors: how much is needed for what, and the most
+/// that may be made.
+fn room_in(free: u64, mib: u64) -> Result<(), String> {
+    // Headers, and what a file system takes for itself.
+    let (data, around) = (mib << 20, mib << 15);
+    let needed = data.saturating_add(around).saturating_add(SPARE);
+    if free >= needed {
+        return Ok(());
     }
-    Ok(())
+    let most = free.saturating_sub(SPARE) / ((1 << 20) + (1 << 15));
+    let way = match most {
+        0 => "name a folder on another disk".into(),
+        _ => format!("--generate-mib {most} is the most"),
+    };
+    let [needed, around, spare] = [needed, around, SPARE].map(|bytes| bytes.div_ceil(1 << 20));
+    let free = free >> 20;
+    Err(format!(
+        "{needed} MiB are needed ({mib} of data, {around} around it, {spare} that stay free), and the disk has {free} free: {way}"
+    ))
 }
 
 /// Makes all files, then the marker.
@@ -462,15 +525,19 @@ mod tests {
         let folder = Folder::new();
         let first = wanted(Source::Records, 1000);
         let bytes = make(&folder, &first).unwrap().bytes;
-        for other in [
-            Wanted { source: Source::Tfrecord, ..first.clone() },
-            Wanted { sample_bytes: 1001, ..first.clone() },
-            Wanted { mib: Some(2), ..first.clone() },
-            Wanted { samples_per_file: Some(3), ..first.clone() },
-            Wanted { batch: 2000, ..first.clone() },
+        for (other, wanted) in [
+            (Wanted { source: Source::Tfrecord, ..first.clone() }, "1 MiB of tfrecord in samples of 1000 bytes"),
+            (Wanted { sample_bytes: 1001, ..first.clone() }, "1 MiB of records in samples of 1001 bytes"),
+            (Wanted { mib: Some(2), ..first.clone() }, "2 MiB of records"),
+            (Wanted { token_bytes: 4, mib: None, ..first.clone() }, "records in samples of 1000 bytes, tokens of 4"),
+            (Wanted { samples_per_file: Some(3), ..first.clone() }, "samples of 1000 bytes, 3 to a file"),
+            (Wanted { batch: 2000, ..first.clone() }, "samples of 1000 bytes, 2000 at least"),
         ] {
             let error = make(&folder, &other).unwrap_err();
-            assert!(error.contains("holds 1048 samples of 1000 bytes (records, 1 MiB)"), "{error}");
+            let held = "holds 1 MiB of records in 1048 samples of 1000 bytes, up to 134217 to a file, and ";
+            let asked =
+                error.split_once(held).and_then(|(_, rest)| rest.split_once(" are wanted: name another folder"));
+            assert!(asked.is_some_and(|(asked, _)| asked.contains(wanted)), "{error}");
         }
         assert_eq!(make(&folder, &first).unwrap().bytes, bytes);
     }
@@ -494,7 +561,10 @@ mod tests {
         let folder = Folder::new();
         fs::write(folder.join("thesis.tex"), "years of work").unwrap();
         let error = make(&folder, &wanted(Source::Records, 1000)).unwrap_err();
-        assert!(error.ends_with("is not empty, and not made by --generate: name a new folder"), "{error}");
+        assert!(
+            error.contains(" is not empty (there is thesis.tex), and not made by --generate: name a new"),
+            "{error}"
+        );
         assert_eq!(names(&folder), ["thesis.tex"]);
         let error = make(&folder.join("thesis.tex"), &wanted(Source::Records, 1000)).unwrap_err();
         assert!(error.ends_with("is no folder"), "{error}");
@@ -545,7 +615,7 @@ mod tests {
         let file = File::open(&data).unwrap();
         assert!(late(&wanted).unwrap().before);
         let error = late(&Wanted { sample_bytes: 1001, ..wanted }).unwrap_err();
-        assert!(error.contains("holds 1048 samples of 1000 bytes"), "{error}");
+        assert!(error.contains("1048 samples of 1000 bytes"), "{error}");
         assert!(is_at(&file, &data).unwrap());
         assert_eq!(names(&folder), [MARKER, DATA]);
     }
@@ -566,7 +636,7 @@ mod tests {
     fn samples_larger_than_anything_are_refused() {
         let folder = Folder::new();
         let wanted = Wanted { token_bytes: 2, ..wanted(Source::Tokens, u64::MAX) };
-        assert!(make(&folder.join("new"), &wanted).unwrap_err().contains("hold no batch of 1 samples"));
+        assert!(make(&folder.join("new"), &wanted).unwrap_err().contains("hold no batch"));
     }
 
     #[test]
@@ -579,12 +649,34 @@ mod tests {
         );
         for (wanted, why) in [
             (megatron, "--generate does not make megatron"),
-            (too_few, "1 MiB hold no batch of 3000 samples: --generate-mib 3 is the least"),
-            (too_much, "are needed: less by --generate-mib"),
+            (too_few, "1 MiB hold no batch, which is 3000 × 1000 bytes (records): --generate-mib 3 is the least"),
+            (too_much, "that stay free), and the disk has "),
         ] {
             let error = make(&folder.join("new"), &wanted).unwrap_err();
             assert!(error.contains(why), "{error}");
             assert_eq!(names(&folder), [""; 0]);
         }
+    }
+
+    #[test]
+    fn a_disk_without_room_says_how_much_is_needed_for_what_and_what_would_fit() {
+        let mib = |count: u64| count << 20;
+        assert_eq!(room_in(mib(320 + 10 + 64), 320), Ok(()));
+        let error = room_in(mib(320 + 10 + 64) - 1, 320).unwrap_err();
+        let needed = "394 MiB are needed (320 of data, 10 around it, 64 that stay free), and the disk has 393 free";
+        assert_eq!(error, format!("{needed}: --generate-mib 319 is the most"));
+        assert!(room_in(mib(320 + 10 + 64) - 1, 319).is_ok());
+        assert!(room_in(mib(64), 1).unwrap_err().ends_with("64 free: name a folder on another disk"));
+    }
+
+    #[test]
+    fn a_folder_that_was_made_is_where_its_data_is() {
+        let folder = Folder::new();
+        let made = make(&folder, &wanted(Source::Records, 1000)).unwrap();
+        assert_eq!(data_in(folder.to_path_buf()), made.path);
+        assert_eq!(data_in(made.path.clone()), made.path);
+        fs::remove_file(folder.join(MARKER)).unwrap();
+        assert_eq!(data_in(folder.to_path_buf()), folder.to_path_buf());
+        assert_eq!(data_in("train-*.tar".into()), Path::new("train-*.tar"));
     }
 }

@@ -80,6 +80,7 @@ fn run(mut given: Given) -> Anyhow<()> {
     if given.args.generate.is_some() {
         make_data(&mut given)?;
     }
+    given.args.source.path = generate::data_in(std::mem::take(&mut given.args.source.path));
     let dataset = open_data(&mut given)?;
     let files = open_outputs(&given, &*dataset)?;
     if given.args.settings.cold {
@@ -231,8 +232,8 @@ fn measured(given: &Given, loader: &Arc<Loader>, step: Step, data: &Data) -> Any
 
 fn dashboard(given: &Given, loader: &Arc<Loader>) -> Anyhow<Live> {
     let title = loader.report().dataset;
-    let au_target = given.benchmark.map(|benchmark| benchmark.au_target);
-    Live::start(loader.clone(), Setup { title, step: Some(given.step).filter(|step| !step.is_zero()), au_target })
+    let step = Some(given.step).filter(|step| !step.is_zero());
+    Live::start(loader.clone(), Setup { title, step, au_target: given.au_target() })
 }
 
 impl Finished {
@@ -254,10 +255,9 @@ impl Finished {
         let (timeline, snapshot) = (self.loader.timeline(), &self.answer.snapshot);
         let trace = trace.map(|file| file.write(&export::trace(&timeline, snapshot, Names::new("profile", 0))));
         let html = html.map(|file| {
-            let verdict: Vec<String> =
-                self.report.verdict.to_string().lines().map(|line| line.trim().to_string()).collect();
+            let lines = text::lines(&self.answer, &self.report.verdict.to_string());
             let title = format!("feedline profile: {}", self.report.dataset);
-            file.write(&export::html(snapshot, &timeline, &verdict, &title, &self.report.to_string()))
+            file.write(&export::html(snapshot, &timeline, &lines, &title, &self.report.to_string()))
         });
         [trace, html].into_iter().flatten().filter_map(Result::err).collect()
     }
@@ -280,14 +280,18 @@ mod tests {
 
     /// A run with these arguments on data that is made, and its text.
     fn profile(words: &str, folder: &Folder) -> (Value, String) {
+        let finished = finished(words, folder);
+        (serde_json::from_str(&finished.answer.json().unwrap()).unwrap(), finished.text())
+    }
+
+    fn finished(words: &str, folder: &Folder) -> Finished {
         let words = format!("profile --generate {} --device host {words}", folder.join("made").display());
         let mut given = Given::from(words.split_whitespace()).unwrap();
         make_data(&mut given).unwrap();
         let dataset = open_data(&mut given).unwrap();
         let data = Data::of(&*dataset);
         let (loader, step) = build(&given, dataset).unwrap();
-        let finished = measured(&given, &loader, step, &data).unwrap();
-        (serde_json::from_str(&finished.answer.json().unwrap()).unwrap(), finished.text())
+        measured(&given, &loader, step, &data).unwrap()
     }
 
     #[test]
@@ -301,7 +305,7 @@ mod tests {
         {
             is(name, Value::is_f64);
         }
-        for name in ["batch", "batches", "samples"] {
+        for name in ["batch", "batches", "samples", "steps"] {
             is(name, Value::is_u64);
         }
         for name in ["cause", "strength", "device", "reader"] {
@@ -357,12 +361,83 @@ mod tests {
             (Some(1), Some(4), Some(5.51))
         );
         assert_eq!(json["notes"].to_string().matches("benchmark").count(), 0, "{}", json["notes"]);
-        let (json, text) = profile(&format!("{workload} --batch 2 --batches 1"), &folder);
-        assert!(json["pass"].is_null() && json["au"].is_null());
+        let (json, text) = profile(&format!("{workload} --batch 2"), &folder);
+        assert!(json["pass"].is_null() && json["au"].is_f64() && json["au_target"].as_f64() == Some(0.7));
+        assert!(text.contains(" %: not the benchmark's batch, so neither PASS nor FAIL\n"), "{text}");
+        assert!(json["notes"].to_string().contains("batches are of 1, not 2"));
+    }
+
+    #[test]
+    fn a_workload_that_only_busy_cores_made_fail_says_so_behind_fail() {
+        let folder = Folder::new();
+        let workload = "--workload cosmoflow --accelerator a100 --generate-mib 12 --epochs 1";
+        let mut finished = finished(workload, &folder);
+        let answer = &mut finished.answer;
+        (answer.au, answer.pass, answer.starved_pct, answer.late_pct) = (Some(0.65), Some(false), 29.0, Some(6.0));
+        assert_eq!(
+            answer.result(),
+            ": FAIL, 70 % are asked for; without the 6.00 % lost on busy cores it would be 71.00 %"
+        );
+        answer.late_pct = Some(4.9);
+        assert_eq!(answer.result(), ": FAIL, 70 % are asked for");
+    }
+
+    #[test]
+    fn a_late_step_is_said_under_the_verdicts_heading_where_it_is_more_than_starvation() {
+        let folder = Folder::new();
+        let words = "--source records --record-bytes 1000 --generate-mib 1 --batch 10 --epochs 1 --step-ms 1";
+        let mut finished = finished(words, &folder);
+        for (late, starved, said) in [(12.0, 3.0, true), (12.0, 13.0, false), (4.9, 0.0, false)] {
+            (finished.answer.late_pct, finished.answer.starved_pct) = (Some(late), starved);
+            let (text, line) = (finished.text(), "  ! The step itself was late: for 12.0 % of the time");
+            let at = text.lines().position(|line| line.starts_with("VERDICT   ")).unwrap();
+            // A heading of two lines is one, too.
+            assert_eq!(text.lines().skip(at + 1).take(2).any(|other| other.starts_with(line)), said, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_rate_of_the_text_the_json_and_the_table_is_one_and_of_the_batches_that_are_named() {
+        let folder = Folder::new();
+        let words = "--source records --record-bytes 1000 --generate-mib 1 --batch 10 --epochs 1 --step-ms 1";
+        let (json, text) = profile(words, &folder);
+        let rate = json["items_per_s"].as_f64().unwrap();
+        assert!((rate - 1038.0 / json["seconds"].as_f64().unwrap()).abs() < 1e-6 * rate, "{json}");
+        assert_eq!((json["what_if"][0]["items_per_s"].as_f64(), json["steps"].as_u64()), (Some(rate), Some(104)));
+        assert_eq!(json["what_if"][0]["au"], json["au"]);
+        let number = text::number(rate);
         assert!(
-            text.contains("AU        not known") && json["notes"].to_string().contains("batches are of 1, not 2"),
+            text.contains(&format!("\nrate      {number} samples/s")) && text.contains("over 104 batches"),
             "{text}"
         );
+        let row = text.lines().find(|line| line.starts_with("as it is ")).unwrap();
+        assert_eq!(row.split_whitespace().nth(3), Some(number.as_str()));
+    }
+
+    #[test]
+    fn a_single_batch_has_the_rate_of_the_whole_run() {
+        let folder = Folder::new();
+        let words = "--source records --record-bytes 1000 --generate-mib 1 --batch 10 --batches 1 --step-ms 1";
+        let (json, text) = profile(words, &folder);
+        let (rate, wall) = (json["items_per_s"].as_f64().unwrap(), json["wall_seconds"].as_f64().unwrap());
+        assert!((rate * wall - 10.0).abs() < 1e-6 && json["bytes_per_s"].as_f64().unwrap() > 0.0, "{json}");
+        assert!(json["pass"].is_null() && json["au"].is_null() && json["what_if"].as_array().unwrap().is_empty());
+        assert!(text.contains("\nAU        not known") && text.contains("of 1 batch and its step"), "{text}");
+    }
+
+    #[test]
+    fn a_page_has_what_the_text_says_first() {
+        let folder = Folder::new();
+        let words = "--workload cosmoflow --accelerator a100 --generate-mib 12 --epochs 1";
+        let finished = finished(words, &folder);
+        let lines = text::lines(&finished.answer, "heading\n  evidence `a`\n  → advice");
+        let begins: Vec<&str> = lines.iter().map(|line| line.split(' ').next().unwrap()).collect();
+        assert_eq!(begins[..4], ["heading", "AU", "gpu", "rate"]);
+        let at = |line: &str| lines.iter().position(|other| other.starts_with(line)).expect(line);
+        assert_eq!(at("evidence a") + 1, at("→ advice"));
+        assert!(at("→ advice") < at("the consumer: busy ") && at("the consumer: busy ") < at("as it is: "));
+        assert!(at("as it is: ") < at("what if storage twice as fast: "));
+        assert!(lines[1].contains(" 70 % are asked for") && lines.iter().all(|line| line.trim() == line));
     }
 
     #[test]

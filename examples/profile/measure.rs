@@ -57,9 +57,9 @@ pub struct Tally {
     pub batches: u64,
     pub samples: u64,
     pub bytes: u64,
-    /// Of the first batch, which is not part of the stretch.
-    pub first_samples: u64,
-    pub first_bytes: u64,
+    /// Of the batches whose steps are the stretch: without the first, and without one whose step was cut short.
+    pub stretch_samples: u64,
+    pub stretch_bytes: u64,
     /// From the beginning until the first batch was there.
     pub first_batch_s: f64,
     pub wall_s: f64,
@@ -71,10 +71,9 @@ pub struct Tally {
 }
 
 impl Tally {
-    fn count(&mut self, batch: &Batch, started: Instant) {
-        let (samples, bytes) = (batch.len() as u64, batch.fields().map(|field| field.size_bytes() as u64).sum::<u64>());
+    /// A batch is there.
+    fn count(&mut self, (samples, bytes): (u64, u64), started: Instant) {
         if self.batches == 0 {
-            (self.first_samples, self.first_bytes) = (samples, bytes);
             self.first_batch_s = started.elapsed().as_secs_f64();
         }
         self.batches += 1;
@@ -82,14 +81,19 @@ impl Tally {
         self.bytes += bytes;
     }
 
-    /// Samples and bytes per second of the stretch.
+    /// Samples and bytes per second of the stretch; where there is none, of the whole run.
     pub fn rates(&self) -> (f64, f64) {
-        let rate = |all: u64, first: u64| match self.stretch.seconds {
-            seconds if seconds > 0.0 => all.saturating_sub(first) as f64 / seconds,
-            _ => 0.0,
+        let (samples, bytes, seconds) = match self.stretch {
+            Stretch { steps: 1.., seconds } if seconds > 0.0 => (self.stretch_samples, self.stretch_bytes, seconds),
+            _ => (self.samples, self.bytes, self.wall_s),
         };
-        (rate(self.samples, self.first_samples), rate(self.bytes, self.first_bytes))
+        let rate = |amount: u64| if seconds > 0.0 { amount as f64 / seconds } else { 0.0 };
+        (rate(samples), rate(bytes))
     }
+}
+
+fn samples_and_bytes(batch: &Batch) -> (u64, u64) {
+    (batch.len() as u64, batch.fields().map(|field| field.size_bytes() as u64).sum())
 }
 
 /// Takes batches until the limit, or until `quit`, or until an error, which is then in the tally, beside what was taken before.
@@ -144,8 +148,12 @@ fn take(
             Poll::Ready(Some(batch)) => batch?,
         };
         let first = *first.get_or_insert_with(Instant::now);
-        tally.count(&batch, started);
-        step.take(batch, quit)?;
+        let amount = samples_and_bytes(&batch);
+        tally.count(amount, started);
+        if step.take(batch, quit)? && tally.batches > 1 {
+            tally.stretch_samples += amount.0;
+            tally.stretch_bytes += amount.1;
+        }
         if limit.is_over(first.elapsed()) {
             break;
         }
@@ -220,10 +228,27 @@ mod tests {
 
     #[test]
     fn rates_are_those_of_the_stretch_so_the_first_batch_does_not_count() {
+        let tally = taken(Limit::Batches(3), || false);
+        assert_eq!((tally.stretch_samples, tally.stretch_bytes), (30, 60), "20 and 10 of 50");
         let stretch = Stretch { steps: 2, seconds: 2.0 };
-        let tally = Tally { samples: 50, bytes: 100, first_samples: 20, first_bytes: 40, stretch, ..Tally::default() };
+        let tally = Tally { samples: 50, bytes: 100, stretch_samples: 30, stretch_bytes: 60, stretch, ..tally };
         assert_eq!(tally.rates(), (15.0, 30.0));
+    }
+
+    #[test]
+    fn rates_of_a_single_batch_are_those_of_the_whole_run() {
+        let tally = Tally { wall_s: 4.0, ..taken(Limit::Batches(1), || false) };
+        assert_eq!(tally.rates(), (5.0, 10.0));
         assert_eq!(Tally::default().rates(), (0.0, 0.0));
+    }
+
+    #[test]
+    fn a_step_that_the_user_cut_short_is_in_no_rate() {
+        let (loader, step) = (loader(), Step::Host(HostStep::new(Duration::from_millis(5))));
+        let third = || loader.report().batches == 3;
+        let tally = run(&loader, step, Limit::Epochs(2), third).unwrap();
+        assert!(tally.interrupted && tally.batches == 3 && tally.stretch.steps == 1, "{tally:?}");
+        assert_eq!((tally.samples, tally.stretch_samples, tally.stretch_bytes), (50, 20, 40));
     }
 
     #[test]

@@ -41,14 +41,13 @@ pub enum Step {
 }
 
 impl Step {
-    /// One step; `quit` ends a long one early, which then does not count.
-    pub fn take(&mut self, batch: Batch, quit: impl Fn() -> bool) -> Result<(), Box<dyn Error>> {
+    /// One step; `quit` ends a long one early, which then does not count: `false`.
+    pub fn take(&mut self, batch: Batch, quit: impl Fn() -> bool) -> Result<bool, Box<dyn Error>> {
         match self {
-            Self::Host(step) => step.take(batch, quit),
+            Self::Host(step) => Ok(step.take(batch, quit)),
             #[cfg(feature = "cuda")]
-            Self::Gpu(step) => step.take(batch)?,
+            Self::Gpu(step) => step.take(batch).map(|()| true),
         }
-        Ok(())
     }
 
     /// What they took, once all have ended.
@@ -74,14 +73,15 @@ impl HostStep {
         Self { length, taken: 0, ends: None }
     }
 
-    fn take(&mut self, batch: Batch, quit: impl Fn() -> bool) {
+    fn take(&mut self, batch: Batch, quit: impl Fn() -> bool) -> bool {
         if !wait(self.length, quit) {
-            return;
+            return false;
         }
         let now = Instant::now();
         drop(batch);
         self.taken += 1;
         self.ends = Some((self.ends.map_or(now, |(first, _)| first), now));
+        true
     }
 
     fn end(self) -> Stretch {
@@ -138,7 +138,7 @@ mod tests {
         let loader = Loader::builder(Records::builder(1).open_bytes([7; 40]).unwrap()).batch_size(10).build().unwrap();
         let mut step = HostStep::new(length);
         for batch in loader.epoch(0).unwrap() {
-            step.take(batch.unwrap(), || false);
+            assert!(step.take(batch.unwrap(), || false));
         }
         let stretch = step.end();
         assert_eq!(stretch.steps, 3);
@@ -158,7 +158,7 @@ mod tests {
     fn a_step_that_is_cut_short_does_not_count() {
         let loader = Loader::builder(Records::builder(1).open_bytes([7; 4]).unwrap()).batch_size(1).build().unwrap();
         let mut step = HostStep::new(Duration::from_secs(3600));
-        step.take(loader.epoch(0).unwrap().next().unwrap().unwrap(), || true);
+        assert!(!step.take(loader.epoch(0).unwrap().next().unwrap().unwrap(), || true));
         assert_eq!(step.taken, 0);
     }
 }

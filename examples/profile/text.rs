@@ -1,8 +1,8 @@
 //! The answer for people, at most 100 columns wide.
 
-use crate::answer::{Answer, Data, Guess};
+use crate::answer::{Answer, Data, Guess, Stage};
 use crate::args::Given;
-use feedline::profile::Cause;
+use feedline::profile::{Cause, Change};
 use std::fmt::Write;
 
 const WIDTH: usize = 100;
@@ -65,14 +65,17 @@ pub fn heading(given: &Given, describe: &str, data: &Data) -> String {
     let mut page = Page::default();
     let settings = &given.args.settings;
     if let Some(benchmark) = given.benchmark {
+        let target = match given.au_target() {
+            Some(target) => format!("AU of {:.0} % to pass", 100.0 * target),
+            None => format!("which is not for the benchmark's batches of {}", benchmark.batch),
+        };
         page.line(
             "workload",
             &format!(
-                "{benchmark}: batches of {}, a step of {}, AU of {:.0} % to pass; an emulation of the storage side of MLPerf Storage for \
+                "{benchmark}: batches of {}, a step of {}, {target}; an emulation of the storage side of MLPerf Storage for \
                  one accelerator, no submission",
                 settings.batch,
                 step(given),
-                100.0 * benchmark.au_target
             ),
         );
     } else {
@@ -81,7 +84,7 @@ pub fn heading(given: &Given, describe: &str, data: &Data) -> String {
     }
     let size = if data.bytes > 0 { format!(", {}", bytes(data.bytes)) } else { String::new() };
     page.line("data", &format!("{describe}{size}"));
-    for warning in data.warnings() {
+    for warning in data.warnings(settings.past_cache()) {
         page.line("warning", &warning);
     }
     page.0
@@ -108,17 +111,15 @@ pub fn answer(answer: &Answer, verdict: &str, report: &str, gpu: Option<&str>) -
         page.line("ERROR", error);
         page.blank();
     }
-    figures(&mut page, answer);
+    for (label, text) in figures(answer) {
+        page.line(label, &text);
+    }
     page.blank();
-    page.0.push_str("VERDICT   ");
-    let mut lines = String::new();
-    reflow(&mut lines, verdict, 4);
-    page.0.push_str(&lines);
+    page.0.push_str(&verdict_with(answer, verdict));
     page.blank();
     stages(&mut page, answer);
     page.blank();
     what_if(&mut page, answer);
-    page.blank();
     if let Some(gpu) = gpu {
         reflow(&mut page.0, gpu, 10);
         page.blank();
@@ -127,47 +128,109 @@ pub fn answer(answer: &Answer, verdict: &str, report: &str, gpu: Option<&str>) -
     page.0
 }
 
-fn figures(page: &mut Page, answer: &Answer) {
+/// The verdict; under its heading, that the step was late.
+fn verdict_with(answer: &Answer, verdict: &str) -> String {
+    let (heading, rest) = verdict.split_once('\n').unwrap_or((verdict, ""));
+    let mut out = String::new();
+    reflow(&mut out, &format!("VERDICT   {heading}"), 10);
+    if let Some(late) = answer.late_step() {
+        fill(&mut out, "  ! ", 4, &late);
+    }
+    reflow(&mut out, rest, 4);
+    out
+}
+
+/// The same for a page: the verdict's heading, then everything else, a line each.
+pub fn lines(answer: &Answer, verdict: &str) -> Vec<String> {
+    let mut rest = verdict.lines().map(str::to_string);
+    let mut all: Vec<String> = rest.next().into_iter().collect();
+    all.extend(figures(answer).into_iter().map(|(label, text)| match label {
+        "warning" | "note" => format!("{label}: {text}"),
+        _ => format!("{label} {text}"),
+    }));
+    all.extend(answer.late_step());
+    all.extend(rest);
+    all.extend(answer.stages.iter().map(|stage| {
+        format!(
+            "{}: busy {:.0} %, could do {} samples/s",
+            name(stage.stage),
+            100.0 * stage.utilisation,
+            could_do(stage)
+        )
+    }));
+    for guess in &answer.what_if {
+        let au = guess.au.filter(|_| answer.au.is_some());
+        let au = au.map_or(String::new(), |au| format!(", AU {:.1} %", 100.0 * au));
+        let (what, limit) = (&guess.what, name(guess.bound_by));
+        let changed = guess.change != Change::default();
+        let (begin, then) = if changed { ("what if ", "then ") } else { ("", "") };
+        all.push(format!("{begin}{what}: {} samples/s{au}, {then}{limit} limits", would_give(guess)));
+    }
+    all.extend(caveats(answer).into_iter().map(str::to_string));
+    all.iter().map(|line| line.trim().replace('`', "")).collect()
+}
+
+/// Lines of what was measured, by their labels.
+fn figures(answer: &Answer) -> Vec<(&'static str, String)> {
+    let mut all = Vec::new();
     if let Some(au) = answer.au {
-        let result = match (answer.pass, answer.au_target) {
-            (Some(true), Some(target)) => format!(": PASS, {:.0} % are asked for", 100.0 * target),
-            (Some(false), Some(target)) => format!(": FAIL, {:.0} % are asked for", 100.0 * target),
-            _ => String::new(),
-        };
-        page.line("AU", &format!("{:.2} %{result}", 100.0 * au));
+        all.push(("AU", format!("{:.2} %{}", 100.0 * au, answer.result())));
     } else if answer.step_ms > 0.0 {
-        page.line("AU", "not known: that takes two batches");
+        all.push(("AU", "not known: that takes two steps".into()));
     }
     if let Some(idle) = answer.gpu_idle_pct {
         let late = answer.late_pct.map_or(String::new(), |late| format!(", late {late:.2} %"));
-        page.line("gpu idle", &format!("{idle:.2} %: starved {:.2} %{late}", answer.starved_pct));
+        all.push(("gpu idle", format!("{idle:.2} %: starved {:.2} %{late}", answer.starved_pct)));
     }
-    page.line(
-        "rate",
-        &format!(
-            "{} samples/s, {:.3} GB/s delivered, over {} batches in {:.2} s; first batch after {:.3} s",
-            number(answer.items_per_s),
-            answer.bytes_per_s / 1e9,
-            answer.batches,
-            answer.seconds,
-            answer.first_batch_seconds
+    all.push(("rate", rate(answer)));
+    all.extend(answer.truth.warnings.iter().map(|warning| ("warning", warning.clone())));
+    all.extend(answer.notes.iter().map(|note| ("note", note.clone())));
+    all
+}
+
+/// How fast, and of which batches that is.
+fn rate(answer: &Answer) -> String {
+    if answer.batches == 0 {
+        return format!("none: no batch came in {:.3} s", answer.wall_seconds);
+    }
+    let of = match answer.steps {
+        0 => format!(
+            "of {} and its step, with the wait for it, in {:.3} s",
+            batches(answer.batches),
+            answer.wall_seconds
         ),
-    );
-    for warning in &answer.truth.warnings {
-        page.line("warning", warning);
-    }
-    for note in &answer.notes {
-        page.line("note", note);
-    }
+        steps => format!("over {} in {} s, without the first one", batches(steps), significant(answer.seconds)),
+    };
+    format!(
+        "{} samples/s, {:.3} GB/s delivered, {of}; first batch after {:.3} s",
+        number(answer.items_per_s),
+        answer.bytes_per_s / 1e9,
+        answer.first_batch_seconds
+    )
+}
+
+fn batches(count: u64) -> String {
+    if count == 1 { "1 batch".into() } else { format!("{count} batches") }
 }
 
 fn stages(page: &mut Page, answer: &Answer) {
     let _ = writeln!(page.0, "{:<24}{:>8}  {:>24}", "stage", "busy", "could do, samples/s");
     for stage in &answer.stages {
-        let least = if stage.at_least { "at least " } else { "" };
-        let ceiling = format!("{least}{}", number(stage.ceiling_items_per_s));
-        let _ = writeln!(page.0, "{:<24}{:>6.0} %  {ceiling:>24}", name(stage.stage), 100.0 * stage.utilisation);
+        let (name, busy) = (name(stage.stage), 100.0 * stage.utilisation);
+        let _ = writeln!(page.0, "{name:<24}{busy:>6.0} %  {:>24}", could_do(stage));
     }
+}
+
+fn could_do(stage: &Stage) -> String {
+    at_least(stage.at_least, stage.ceiling_items_per_s)
+}
+
+fn would_give(guess: &Guess) -> String {
+    at_least(guess.at_least, guess.items_per_s)
+}
+
+fn at_least(least: bool, rate: f64) -> String {
+    format!("{}{}", if least { "at least " } else { "" }, number(rate))
 }
 
 fn name(stage: Cause) -> String {
@@ -185,20 +248,30 @@ fn what_if(page: &mut Page, answer: &Answer) {
     let with_au = answer.au.is_some();
     let au = if with_au { "      AU" } else { "" };
     let _ = writeln!(page.0, "{:<28}{:>20}{au}  then limits", "what if", "samples/s");
-    let mut caveats: Vec<&str> = Vec::new();
-    for Guess { what, items_per_s, at_least, bound_by, au, caveats: more, .. } in &answer.what_if {
-        let rate = format!("{}{}", if *at_least { "at least " } else { "" }, number(*items_per_s));
-        let au = au.filter(|_| with_au).map_or(String::new(), |au| format!("{:>6.1} %", 100.0 * au));
-        let _ = writeln!(page.0, "{what:<28}{rate:>20}{au}  {}", name(*bound_by));
-        caveats.extend(more.iter().map(String::as_str).filter(|one| !caveats.contains(one)).collect::<Vec<_>>());
+    for guess in &answer.what_if {
+        let (what, rate) = (&guess.what, would_give(guess));
+        let au = guess.au.filter(|_| with_au).map_or(String::new(), |au| format!("{:>6.1} %", 100.0 * au));
+        let _ = writeln!(page.0, "{what:<28}{rate:>20}{au}  {}", name(guess.bound_by));
     }
-    for caveat in caveats {
+    for caveat in caveats(answer) {
         fill(&mut page.0, "  ", 2, caveat);
     }
+    page.blank();
+}
+
+/// Of all changes, each once.
+fn caveats(answer: &Answer) -> Vec<&str> {
+    let mut all: Vec<&str> = Vec::new();
+    for caveat in answer.what_if.iter().flat_map(|guess| &guess.caveats) {
+        if !all.contains(&caveat.as_str()) {
+            all.push(caveat);
+        }
+    }
+    all
 }
 
 /// Three digits that mean something, and commas between thousands.
-fn number(value: f64) -> String {
+pub fn number(value: f64) -> String {
     if value < 100.0 {
         return significant(value);
     }

@@ -18,6 +18,9 @@ pub struct Settings {
     /// Decode workers [default: one per core]
     #[arg(long)]
     pub workers: Option<usize>,
+    /// Batches in memory at once, those in the consumer's hands included [default: 4 to 16 by their size]
+    #[arg(long)]
+    pub slots: Option<usize>,
     /// Images: RandomResizedCrop to N × N pixels, with horizontal flip
     #[arg(long, default_value_t = 224)]
     pub crop: u32,
@@ -86,6 +89,12 @@ pub enum Bypass {
 }
 
 impl Settings {
+    /// Whether reads are to bypass the page cache whatever it holds.
+    #[allow(dead_code, reason = "not every example warns of what memory holds")]
+    pub fn past_cache(&self) -> bool {
+        matches!(self.direct, Bypass::On)
+    }
+
     /// A loader of `dataset` with these settings; pictures are delivered as they are stored unless they are to be decoded.
     pub fn loader(&self, dataset: Arc<dyn Dataset>, decode: bool) -> LoaderBuilder {
         let (schema, bytes_max) = (dataset.schema().to_vec(), dataset.sample_bytes_max() as usize);
@@ -142,6 +151,9 @@ impl Settings {
             .gds(self.gds);
         if let Some(workers) = self.workers {
             builder = builder.workers(workers);
+        }
+        if let Some(slots) = self.slots {
+            builder = builder.slots(slots);
         }
         if let Some(mib) = self.budget_mib {
             builder = builder.memory_budget((mib as usize) << 20);
