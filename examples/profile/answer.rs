@@ -50,6 +50,8 @@ pub struct Answer {
     pub wall_seconds: f64,
     pub first_batch_seconds: f64,
     pub interrupted: bool,
+    /// What ended the run before its time.
+    pub error: Option<String>,
     pub device: String,
     pub reader: String,
     pub workload: Option<String>,
@@ -140,6 +142,7 @@ impl Answer {
             wall_seconds: tally.wall_s,
             first_batch_seconds: tally.first_batch_s,
             interrupted: tally.interrupted,
+            error: tally.error.as_ref().map(ToString::to_string),
             device: report.device.clone(),
             reader: report.choice.to_string(),
             workload: given.benchmark.map(|benchmark| benchmark.workload.to_string()),
@@ -341,6 +344,9 @@ pub fn notes(given: &Given, tally: &Tally, data: &Data, verdict: &Verdict, per_e
     }
     if tally.interrupted {
         notes.push("the run was interrupted: figures are of what was taken until then".into());
+    }
+    if tally.error.is_some() {
+        notes.push("an error ended the run: figures are of what was taken until then".into());
     }
     notes.extend(lateness(given, tally, verdict));
     let epochs = tally.batches as f64 / per_epoch.max(1) as f64;

@@ -182,7 +182,7 @@ impl Given {
     /// What `--generate` is to make.
     pub fn wanted(&self) -> Wanted {
         let (source, settings) = (&self.args.source, &self.args.settings);
-        let token_bytes = match source.token {
+        let token_bytes: u64 = match source.token {
             Token::U16 => 2,
             Token::U32 | Token::I32 => 4,
             Token::I64 => 8,
@@ -190,7 +190,7 @@ impl Given {
         let usual = match source.source {
             Source::Records => source.record_bytes.map_or(150_528, |bytes| bytes as u64),
             Source::Tfrecord => 114_660,
-            Source::Tokens => token_bytes * source.seq_len as u64,
+            Source::Tokens => token_bytes.saturating_mul(source.seq_len as u64),
             Source::Npy => 224 * 224 * 3 * 4,
             Source::Npz => 1 << 20,
             Source::Images | Source::Tar => 107_000,
@@ -411,6 +411,9 @@ mod tests {
         assert_eq!((wanted.sample_bytes, wanted.samples_per_file, wanted.batch, wanted.mib), (77, None, 1, Some(9)));
         let wanted = parse("--source tokens --token u32 --seq-len 100 --generate dir").unwrap().wanted();
         assert_eq!((wanted.sample_bytes, wanted.token_bytes), (400, 4));
+        // More than there can be is refused when it is made.
+        let wanted = parse(&format!("--source tokens --seq-len {} --generate dir", usize::MAX)).unwrap().wanted();
+        assert_eq!(wanted.sample_bytes, u64::MAX);
     }
 
     #[test]

@@ -20,6 +20,7 @@ use std::error::Error;
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, ErrorKind, IsTerminal};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 const MARKER: &str = ".feedline-profile.json";
@@ -90,17 +91,38 @@ pub fn ensure(dir: &Path, wanted: &Wanted, quit: impl Fn() -> bool + Sync) -> An
     let marker = wanted.marker()?;
     let content = wanted.content()?;
     fs::create_dir_all(dir).map_err(at)?;
-    let result = Lock::take(dir).and_then(|lock| {
-        let _ = fs::remove_dir_all(dir.join(DATA));
-        let made = room_for(dir, &marker).and_then(|()| fill(dir, wanted.source, marker, &content, quit));
-        lock.release(dir, made.is_ok());
-        made
-    });
+    let result = make_locked(dir, wanted, marker, &content, quit);
     if result.is_err() && fresh {
         // Only when it is empty.
         let _ = fs::remove_dir(dir);
     }
     result
+}
+
+/// Makes it, unless another program did since it was looked for.
+fn make_locked(
+    dir: &Path,
+    wanted: &Wanted,
+    marker: Marker,
+    content: &Content,
+    quit: impl Fn() -> bool + Sync,
+) -> Anyhow<Made> {
+    let lock = Lock::take(dir)?;
+    let made = match found(dir, wanted) {
+        Ok(Some(made)) => Ok(made),
+        Err(error) => Err(error),
+        Ok(None) => {
+            let _ = fs::remove_dir_all(dir.join(DATA));
+            let made = room_for(dir, &marker).and_then(|()| fill(dir, wanted.source, marker, content, quit));
+            if made.is_err() {
+                // What cannot be removed is refused by later runs, as it has no marker.
+                let _ = fs::remove_dir_all(dir.join(DATA));
+            }
+            made
+        }
+    };
+    lock.release(dir);
+    made
 }
 
 /// Where the data is in a folder that `--generate` made; any other path is what it is.
@@ -270,26 +292,37 @@ impl fmt::Display for Marker {
 }
 
 /// The right to write to a folder: a locked file in it, which also says that what lies there is not whole.
-struct Lock(#[allow(dead_code, reason = "locked as long as it is open")] File);
+struct Lock(#[cfg_attr(not(test), allow(dead_code, reason = "locked as long as it is open"))] File);
 
 impl Lock {
+    /// Whoever releases a lock removes its file: what was opened before that, and locked after it, is no lock.
     fn take(dir: &Path) -> Anyhow<Self> {
         let path = dir.join(PARTIAL);
         let failed = |error: io::Error| format!("{}: {error}", path.display());
-        let file = File::create(&path).map_err(failed)?;
-        if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-            return Err(format!("another program makes data in {} now", dir.display()).into());
+        loop {
+            let file = File::create(&path).map_err(failed)?;
+            if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+                return Err(format!("another program makes data in {} now", dir.display()).into());
+            }
+            if is_at(&file, &path).map_err(failed)? {
+                return Ok(Self(file));
+            }
         }
-        Ok(Self(file))
     }
 
-    /// Without data, nothing is left.
-    fn release(self, dir: &Path, whole: bool) {
-        if !whole {
-            // What cannot be removed is refused by later runs, as it has no marker.
-            let _ = fs::remove_dir_all(dir.join(DATA));
-        }
+    /// Removes its file while nobody else can have locked it.
+    fn release(self, dir: &Path) {
         let _ = fs::remove_file(dir.join(PARTIAL));
+    }
+}
+
+/// Whether that is still the file at that path.
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let (ours, there) = (file.metadata()?, fs::metadata(path));
+    match there {
+        Ok(there) => Ok((ours.dev(), ours.ino()) == (there.dev(), there.ino())),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
@@ -565,8 +598,45 @@ mod tests {
         let lock = Lock::take(&folder).unwrap();
         let error = make(&folder, &wanted(Source::Records, 1000)).unwrap_err();
         assert!(error.starts_with("another program makes data in"), "{error}");
-        lock.release(&folder, false);
+        lock.release(&folder);
         make(&folder, &wanted(Source::Records, 1000)).unwrap();
+    }
+
+    #[test]
+    fn data_that_another_program_finished_while_this_one_came_to_the_lock_is_taken_as_it_is() {
+        let folder = Folder::new();
+        let wanted = wanted(Source::Records, 1000);
+        let late = |wanted: &Wanted| {
+            make_locked(&folder, wanted, wanted.marker().unwrap(), &wanted.content().unwrap(), || false)
+                .map_err(|error| error.to_string())
+        };
+        let first = make(&folder, &wanted).unwrap();
+        let data = first.path.join("00000000.bin");
+        let file = File::open(&data).unwrap();
+        assert!(late(&wanted).unwrap().before);
+        let error = late(&Wanted { sample_bytes: 1001, ..wanted }).unwrap_err();
+        assert!(error.contains("1048 samples of 1000 bytes"), "{error}");
+        assert!(is_at(&file, &data).unwrap());
+        assert_eq!(names(&folder), [MARKER, DATA]);
+    }
+
+    #[test]
+    fn a_lock_whose_file_was_removed_is_none() {
+        let folder = Folder::new();
+        let path = folder.join(PARTIAL);
+        let file = File::create(&path).unwrap();
+        assert!(is_at(&file, &path).unwrap());
+        fs::remove_file(&path).unwrap();
+        assert!(!is_at(&file, &path).unwrap());
+        let other = Lock::take(&folder).unwrap();
+        assert!(!is_at(&file, &path).unwrap() && is_at(&other.0, &path).unwrap());
+    }
+
+    #[test]
+    fn samples_larger_than_anything_are_refused() {
+        let folder = Folder::new();
+        let wanted = Wanted { token_bytes: 2, ..wanted(Source::Tokens, u64::MAX) };
+        assert!(make(&folder.join("new"), &wanted).unwrap_err().contains("hold no batch"));
     }
 
     #[test]

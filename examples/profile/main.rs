@@ -25,6 +25,7 @@ mod generate;
 mod gpu;
 mod live;
 mod measure;
+mod metrics;
 mod output;
 #[path = "../throughput/settings.rs"]
 mod settings;
@@ -40,11 +41,12 @@ use args::Given;
 use feedline::dataset::Dataset;
 #[cfg(feature = "cuda")]
 use feedline::device::DeviceKind;
-use feedline::profile::export::{self, Names, Server};
+use feedline::profile::export::{self, Names};
 use feedline::tensor::Encoding;
 use feedline::{LastBatch, Loader, LoaderBuilder, Report, Stop};
 use live::{Live, Setup};
 use measure::Limit;
+use metrics::Metrics;
 use output::{Output, say, tell};
 use source::Source;
 use std::error::Error;
@@ -70,13 +72,17 @@ fn run(mut given: Given) -> Anyhow<()> {
     if given.args.live && !std::io::stdout().is_terminal() {
         return Err("--live draws in a terminal, and standard output is none".into());
     }
-    let open = |path: &Option<std::path::PathBuf>| path.as_deref().map(Output::open).transpose();
-    let files = (open(&given.args.trace)?, open(&given.args.html)?);
+    check_outputs(&given)?;
+    let metrics = given.args.prometheus.map(Metrics::listen).transpose()?;
+    if let Some(metrics) = &metrics {
+        tell(metrics.address());
+    }
     if given.args.generate.is_some() {
         make_data(&mut given)?;
     }
     given.args.source.path = generate::data_in(std::mem::take(&mut given.args.source.path));
     let dataset = open_data(&mut given)?;
+    let files = open_outputs(&given, &*dataset)?;
     if given.args.settings.cold {
         settings::drop_from_cache(&dataset)?;
     }
@@ -85,18 +91,52 @@ fn run(mut given: Given) -> Anyhow<()> {
         say(&text::heading(&given, &dataset.describe(), &data))?;
     }
     let (loader, step) = build(&given, dataset)?;
-    let finished = measured(&given, &loader, step, &data)?;
-    finished.write(files)?;
-    if given.args.json {
-        return Ok(say(&format!("{}\n", finished.answer.json()?))?);
+    if let Some(metrics) = &metrics {
+        metrics.serve(&loader);
     }
-    Ok(say(&finished.text())?)
+    let finished = measured(&given, &loader, step, &data)?;
+    drop(metrics);
+    finished.say(given.args.json, files)
+}
+
+/// Before anything is made: what cannot be written, or would lie in the data.
+fn check_outputs(given: &Given) -> Anyhow<()> {
+    let args = &given.args;
+    let data = args.generate.as_deref().unwrap_or(&args.source.path);
+    // Beside data that is one file, or a pattern, others may lie.
+    let folders: Vec<_> = Some(data).filter(|path| args.generate.is_some() || path.is_dir()).into_iter().collect();
+    for path in [&args.trace, &args.html].into_iter().flatten() {
+        output::check(path, &folders)?;
+    }
+    Ok(())
+}
+
+/// The trace and the page, if they are wanted.
+fn open_outputs(given: &Given, dataset: &dyn Dataset) -> Anyhow<[Option<Output>; 2]> {
+    let args = &given.args;
+    // An index and checksums are read once, and are no sources.
+    let mut index = args.source.path.clone().into_os_string();
+    index.push(".idx");
+    let mut others = vec![args.source.path.clone(), args.source.path.with_extension("idx"), index.into()];
+    others.extend(args.source.checked.clone());
+    Ok(output::open_all([args.trace.as_deref(), args.html.as_deref()], dataset.sources(), &others)?)
+}
+
+#[cfg(feature = "signals")]
+const ENDS: [feedline::Signal; 3] = [feedline::Signal::Int, feedline::Signal::Term, feedline::Signal::Hup];
+
+/// As below `nohup`: the run outlives its terminal.
+#[cfg(feature = "signals")]
+fn hangups_are_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
 }
 
 /// A flag that Ctrl-C sets; the second one ends the process.
 fn stop() -> Anyhow<Stop> {
     #[cfg(feature = "signals")]
-    return Ok(Stop::on([feedline::Signal::Int, feedline::Signal::Term])?);
+    return Ok(Stop::on(if hangups_are_ignored() { &ENDS[..2] } else { &ENDS }.iter().copied())?);
     #[cfg(not(feature = "signals"))]
     Ok(Stop::new())
 }
@@ -175,7 +215,6 @@ struct Finished {
 
 fn measured(given: &Given, loader: &Arc<Loader>, step: Step, data: &Data) -> Anyhow<Finished> {
     let args = &given.args;
-    let server = args.prometheus.map(|port| metrics(loader, port)).transpose()?;
     let stop = stop()?;
     let watch = Watch::start(&args.settings.device);
     let live = args.live.then(|| dashboard(given, loader)).transpose()?;
@@ -184,7 +223,6 @@ fn measured(given: &Given, loader: &Arc<Loader>, step: Step, data: &Data) -> Any
     if let Some(live) = live {
         live.end();
     }
-    drop(server);
     let (gpu, nvml) = watch.map(Watch::end).unzip();
     let (snapshot, report) = (loader.snapshot(), loader.report());
     let notes = answer::notes(given, &tally, data, &report.verdict, loader.batches_per_epoch()?);
@@ -199,17 +237,29 @@ fn dashboard(given: &Given, loader: &Arc<Loader>) -> Anyhow<Live> {
 }
 
 impl Finished {
-    fn write(&self, (trace, html): (Option<Output>, Option<Output>)) -> Anyhow<()> {
+    /// The answer, then the files, whatever of that fails; then what did.
+    fn say(self, json: bool, files: [Option<Output>; 2]) -> Anyhow<()> {
+        let answer = if json { format!("{}\n", self.answer.json()?) } else { self.text() };
+        let mut failed: Vec<String> = say(&answer).err().into_iter().collect();
+        failed.extend(self.write(files));
+        failed.extend(self.answer.error);
+        let last = failed.pop();
+        for error in failed {
+            tell(format_args!("error: {error}"));
+        }
+        last.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    /// Errors of each.
+    fn write(&self, [trace, html]: [Option<Output>; 2]) -> Vec<String> {
         let (timeline, snapshot) = (self.loader.timeline(), &self.answer.snapshot);
-        if let Some(file) = trace {
-            file.write(&export::trace(&timeline, snapshot, Names::new("profile", 0)))?;
-        }
-        if let Some(file) = html {
-            let title = format!("feedline profile: {}", self.report.dataset);
+        let trace = trace.map(|file| file.write(&export::trace(&timeline, snapshot, Names::new("profile", 0))));
+        let html = html.map(|file| {
             let lines = text::lines(&self.answer, &self.report.verdict.to_string());
-            file.write(&export::html(snapshot, &timeline, &lines, &title, &self.report.to_string()))?;
-        }
-        Ok(())
+            let title = format!("feedline profile: {}", self.report.dataset);
+            file.write(&export::html(snapshot, &timeline, &lines, &title, &self.report.to_string()))
+        });
+        [trace, html].into_iter().flatten().filter_map(Result::err).collect()
     }
 
     fn text(&self) -> String {
@@ -220,19 +270,13 @@ impl Finished {
     }
 }
 
-/// Serves the metrics while it runs.
-fn metrics(loader: &Arc<Loader>, port: u16) -> Anyhow<Server> {
-    let loader = loader.clone();
-    let server = Server::loopback(port, move || export::prometheus(&[(Names::new("profile", 0), &loader.snapshot())]))?;
-    tell(format_args!("http://{}/metrics", server.address()));
-    Ok(server)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::folder::Folder;
+    use feedline::read::Sources;
     use serde_json::Value;
+    use std::path::Path;
 
     /// A run with these arguments on data that is made, and its text.
     fn profile(words: &str, folder: &Folder) -> (Value, String) {
@@ -273,7 +317,7 @@ mod tests {
         for name in ["truth", "snapshot"] {
             is(name, Value::is_object);
         }
-        for name in ["au_target", "pass", "workload", "accelerator", "nvml"] {
+        for name in ["au_target", "pass", "workload", "accelerator", "nvml", "error"] {
             is(name, Value::is_null);
             assert!(json.get(name).is_some(), "{name} is missing");
         }
@@ -394,6 +438,37 @@ mod tests {
         assert!(at("→ advice") < at("the consumer: busy ") && at("the consumer: busy ") < at("as it is: "));
         assert!(at("as it is: ") < at("what if storage twice as fast: "));
         assert!(lines[1].contains(" 70 % are asked for") && lines.iter().all(|line| line.trim() == line));
+    }
+
+    #[test]
+    fn an_error_in_the_midst_of_a_run_is_beside_what_was_measured() {
+        let folder = Folder::new();
+        let words = format!(
+            "profile --source records --record-bytes 1000 --batch 10 --device host --epochs 1 --step-ms 1 --path {}",
+            folder.join("data").display()
+        );
+        std::fs::create_dir(folder.join("data")).unwrap();
+        let file = |number| folder.join("data").join(format!("{number}.bin"));
+        for number in 0..10 {
+            std::fs::write(file(number), [7; 10_000]).unwrap();
+        }
+        let mut given = Given::from(words.split_whitespace()).unwrap();
+        let dataset = open_data(&mut given).unwrap();
+        let data = Data::of(&*dataset);
+        let (loader, step) = build(&given, dataset).unwrap();
+        std::fs::remove_file(file(5)).unwrap();
+        let finished = measured(&given, &loader, step, &data).unwrap();
+        let (json, text) = (finished.answer.json().unwrap(), finished.text());
+        let json: Value = serde_json::from_str(&json).unwrap();
+        assert_eq!((json["batches"].as_u64(), json["interrupted"].as_bool()), (Some(5), Some(false)));
+        let said = json["error"].as_str().unwrap();
+        assert!(said.contains("5.bin") && json["au"].is_f64(), "{json}");
+        assert!(text.trim_start().starts_with("ERROR ") && text.contains("VERDICT") && text.contains("AU "), "{text}");
+        let page = folder.join("page.html");
+        let files = output::open_all([Some(Path::new("/dev/full")), Some(&page)], &Sources::new(), &[]).unwrap();
+        // The last of the errors; a file that cannot be written does not keep the other from being.
+        assert_eq!(finished.say(true, files).unwrap_err().to_string(), said);
+        assert!(std::fs::metadata(&page).unwrap().len() > 0);
     }
 
     #[test]

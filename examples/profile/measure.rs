@@ -66,6 +66,8 @@ pub struct Tally {
     pub stretch: Stretch,
     /// The user ended it.
     pub interrupted: bool,
+    /// What ended it: an error of the loader, or of the device.
+    pub error: Option<Box<dyn Error>>,
 }
 
 impl Tally {
@@ -94,9 +96,9 @@ fn samples_and_bytes(batch: &Batch) -> (u64, u64) {
     (batch.len() as u64, batch.fields().map(|field| field.size_bytes() as u64).sum())
 }
 
-/// Takes batches until the limit, or until `quit`.
+/// Takes batches until the limit, or until `quit`, or until an error, which is then in the tally, beside what was taken before.
 ///
-/// Errors: those of the loader and the device; an epoch without a batch.
+/// Errors: of the loader or the device, before there was a batch; an epoch without one.
 pub fn run(loader: &Loader, mut step: Step, limit: Limit, quit: impl Fn() -> bool) -> Result<Tally, Box<dyn Error>> {
     let per_epoch = loader.batches_per_epoch()?;
     if per_epoch == 0 {
@@ -107,6 +109,31 @@ pub fn run(loader: &Loader, mut step: Step, limit: Limit, quit: impl Fn() -> boo
     }
     let most = limit.batches(per_epoch);
     let (mut tally, started) = (Tally::default(), Instant::now());
+    let taken = take(loader, &mut step, (limit, most, per_epoch), &quit, &mut tally, started);
+    if tally.batches == 0 {
+        taken?;
+        tally.stretch = step.end()?;
+    } else {
+        let ended = step.end();
+        tally.error = taken.err();
+        match ended {
+            Ok(stretch) => tally.stretch = stretch,
+            // The first is the reason of the others.
+            Err(error) => tally.error = tally.error.or(Some(error)),
+        }
+    }
+    tally.wall_s = started.elapsed().as_secs_f64();
+    Ok(tally)
+}
+
+fn take(
+    loader: &Loader,
+    step: &mut Step,
+    (limit, most, per_epoch): (Limit, u64, u64),
+    quit: &impl Fn() -> bool,
+    tally: &mut Tally,
+    started: Instant,
+) -> Result<(), Box<dyn Error>> {
     let mut first = None;
     let mut epochs = loader.epochs(0..most.div_ceil(per_epoch))?;
     while tally.batches < most {
@@ -123,7 +150,7 @@ pub fn run(loader: &Loader, mut step: Step, limit: Limit, quit: impl Fn() -> boo
         let first = *first.get_or_insert_with(Instant::now);
         let amount = samples_and_bytes(&batch);
         tally.count(amount, started);
-        if step.take(batch, &quit)? && tally.batches > 1 {
+        if step.take(batch, quit)? && tally.batches > 1 {
             tally.stretch_samples += amount.0;
             tally.stretch_bytes += amount.1;
         }
@@ -131,10 +158,7 @@ pub fn run(loader: &Loader, mut step: Step, limit: Limit, quit: impl Fn() -> boo
             break;
         }
     }
-    drop(epochs);
-    tally.stretch = step.end()?;
-    tally.wall_s = started.elapsed().as_secs_f64();
-    Ok(tally)
+    Ok(())
 }
 
 #[cfg(test)]
@@ -179,6 +203,27 @@ mod tests {
         let asked = Cell::new(0);
         let tally = taken(Limit::Time(Duration::MAX), || asked.replace(asked.get() + 1) >= 5);
         assert!(tally.interrupted && tally.batches > 0, "{tally:?}");
+    }
+
+    #[test]
+    fn an_error_in_the_midst_of_a_run_leaves_what_was_taken_until_then() {
+        let path = std::env::temp_dir().join(format!("feedline-measure-{}", std::process::id()));
+        std::fs::write(&path, [7; 10_000]).unwrap();
+        let records = Records::builder(100).open(&path).unwrap();
+        let loader = Loader::builder(records).batch_size(10).workers(1).build().unwrap();
+        let cut = || {
+            if loader.snapshot().consumer.batches > 0 {
+                std::fs::File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
+            }
+            false
+        };
+        let step = || Step::Host(HostStep::new(Duration::ZERO));
+        let tally = run(&loader, step(), Limit::Time(Duration::MAX), cut).unwrap();
+        assert!(tally.batches > 0 && tally.samples == 10 * tally.batches, "{tally:?}");
+        assert!(tally.error.is_some() && !tally.interrupted && tally.stretch.steps == tally.batches - 1, "{tally:?}");
+        // Of nothing there is nothing to say.
+        run(&loader, step(), Limit::Epochs(1), || false).unwrap_err();
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

@@ -107,6 +107,10 @@ fn step(given: &Given) -> String {
 pub fn answer(answer: &Answer, verdict: &str, report: &str, gpu: Option<&str>) -> String {
     let mut page = Page::default();
     page.blank();
+    if let Some(error) = &answer.error {
+        page.line("ERROR", error);
+        page.blank();
+    }
     for (label, text) in figures(answer) {
         page.line(label, &text);
     }

@@ -39,10 +39,12 @@
 //! # Limits
 //!
 //! - Anything else that writes to the terminal garbles the screen until it is resized.
+//! - A terminal that goes away (its window closed, its connection lost) is as a q.
 //! - A panic of any thread, also one that the loader catches, ends the dashboard, so that its message can be read.
 //! - After q, Esc or Ctrl-C the terminal is restored at once and the caller asked to end ([`Live::quit`]); a second Ctrl-C
 //!   is then the usual signal. SIGTERM does the same, with the feature `signals`. Both rely on a caller that asks.
 
+mod keys;
 mod screen;
 mod state;
 mod text;
@@ -50,6 +52,7 @@ mod view;
 
 use crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use feedline::Loader;
+use keys::Keys;
 use screen::{Look, Screen};
 use state::State;
 use std::error::Error;
@@ -78,6 +81,7 @@ pub struct Live {
 
 struct Shared {
     screen: Screen,
+    keys: Keys,
     /// The user wants to end.
     quit: AtomicBool,
     /// The caller has ended.
@@ -88,6 +92,8 @@ struct Shared {
 const TICK: Duration = Duration::from_millis(250);
 /// The longest sleep: how late the end is seen.
 const NAP: Duration = Duration::from_millis(125);
+/// So long the end waits for the thread.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 impl Live {
     /// Takes the terminal, and draws until the user or the caller ends.
@@ -95,7 +101,8 @@ impl Live {
     /// Errors: standard output is no terminal, or the terminal cannot be set up.
     pub fn start(loader: Arc<Loader>, setup: Setup) -> Result<Self, Box<dyn Error>> {
         let terminated = Terminated::watch()?;
-        let shared = Arc::new(Shared { screen: Screen::open()?, quit: false.into(), end: false.into() });
+        let screen = Screen::open()?;
+        let shared = Arc::new(Shared { keys: Keys::open(), screen, quit: false.into(), end: false.into() });
         let hooked = shared.clone();
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
@@ -128,8 +135,14 @@ impl Drop for Live {
     fn drop(&mut self) {
         self.shared.end.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
-            // A panic there has been reported.
-            let _ = thread.join();
+            let late = Instant::now() + PATIENCE;
+            while !thread.is_finished() && Instant::now() < late {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            // A panic there has been reported; one that is stuck, as a terminal took nothing or went away, is left behind.
+            if thread.is_finished() {
+                let _ = thread.join();
+            }
         }
         self.shared.screen.close();
     }
@@ -154,7 +167,10 @@ impl Shared {
                 return Ok(false);
             }
             dirty = false;
-            if event::poll(due.saturating_duration_since(Instant::now()).min(NAP))? {
+            let Some(pressed) = self.keys.wait(due.saturating_duration_since(Instant::now()).min(NAP))? else {
+                return Ok(true);
+            };
+            if pressed {
                 match event::read()? {
                     Event::Key(key) if key.kind != KeyEventKind::Release => match action(key) {
                         Some(Action::Quit) => return Ok(true),
