@@ -93,6 +93,8 @@ const MOSTLY_FIRST: f64 = 0.5;
 const HOLDS: f64 = 0.75;
 /// A prediction of less than this is no reason to change anything.
 const GAIN: f64 = 1.05;
+/// Of fewer workers at work than this, on average, nothing is said.
+const HARDLY: f64 = 0.1;
 /// Workers that run for less of the time that they work are blocked in the rest of it.
 const BLOCKED: f64 = 0.6;
 /// Samples prepared in the steady time, of those handed out in it.
@@ -219,7 +221,8 @@ impl Case<'_> {
         let (loads, gpu) = (self.loads, &self.snapshot.consumer.gpu);
         let thin = |why: String| Strength::Thin { why };
         if loads.batches < BATCHES_LEAST {
-            return thin(format!("{:.0} batches are too few", loads.batches));
+            let (count, verb) = (loads.batches, if loads.batches == 1.0 { " is" } else { "es are" });
+            return thin(format!("{count:.0} batch{verb} too few"));
         }
         if loads.steady_ns < STEADY_LEAST_NS {
             return thin(format!("{} are too short", time(loads.steady_ns)));
@@ -272,8 +275,9 @@ impl Case<'_> {
         };
         let (starved, all, rate) = (100.0 * loads.starved, time(loads.steady_ns), number(loads.items_per_s));
         let mut text = format!(
-            "{who} waited {starved:.1} % of {all} for {} batches, {rate} samples/s",
-            grouped(consumer.batches.to_string())
+            "{who} waited {starved:.1} % of {all} for {} batch{}, {rate} samples/s",
+            grouped(consumer.batches.to_string()),
+            if consumer.batches == 1 { "" } else { "es" }
         );
         if consumer.waits.count > 0 && loads.starved >= FED {
             let (half, most) = (time(consumer.waits.p50_ns), time(consumer.waits.p99_ns));
@@ -320,12 +324,12 @@ impl Case<'_> {
 
     /// Whether workers get less CPU time than they would use.
     fn competes(&self) -> bool {
-        self.loads.cpu_share < COMPETES && self.loads.working > 0.0
+        self.loads.cpu_share < COMPETES && self.loads.working > HARDLY
     }
 
     /// Whether what workers do waits, for something else than a core.
     fn blocked(&self) -> bool {
-        self.loads.on_cpu < BLOCKED && self.loads.working > 0.0
+        self.loads.on_cpu < BLOCKED && self.loads.working > HARDLY
     }
 
     fn cores(&self) -> Option<String> {
