@@ -18,6 +18,7 @@ mod tracks;
 mod truth;
 mod verdict;
 mod whatif;
+mod words;
 
 pub use load::{Cause, StageLoad};
 pub use report::{Copies, DirectReads, Report};

@@ -35,6 +35,7 @@
 use super::load::{Cause, FILLED, Loads, STAGES, StageLoad};
 use super::snapshot::Snapshot;
 use super::whatif::{COMPETES, Change, Prediction, WhatIf};
+use super::words::grouped;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -276,7 +277,7 @@ impl Case<'_> {
         let (starved, all, rate) = (100.0 * loads.starved, time(loads.steady_ns), number(loads.items_per_s));
         let mut text = format!(
             "{who} waited {starved:.1} % of {all} for {} batch{}, {rate} samples/s",
-            grouped(consumer.batches.to_string()),
+            grouped(&consumer.batches.to_string()),
             if consumer.batches == 1 { "" } else { "es" }
         );
         if consumer.waits.count > 0 && loads.starved >= FED {
@@ -687,18 +688,7 @@ fn number(value: f64) -> String {
     if value >= 1e15 {
         return format!("{value:.1e}");
     }
-    grouped(format!("{value:.0}"))
-}
-
-fn grouped(digits: String) -> String {
-    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
+    grouped(&format!("{value:.0}"))
 }
 
 fn time(ns: f64) -> String {

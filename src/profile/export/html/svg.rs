@@ -2,6 +2,7 @@
 //!
 //! Whatever is drawn is finite and inside of its scale, so no number from outside can break a drawing.
 
+use crate::profile::words::grouped;
 use std::fmt::{self, Display, Write};
 
 /// Width of a drawing; it is scaled to the page.
@@ -159,17 +160,6 @@ impl Svg {
 /// A whole number for people, by thousands.
 pub(super) fn count(value: u64) -> String {
     grouped(&value.to_string())
-}
-
-fn grouped(digits: &str) -> String {
-    let mut grouped = String::with_capacity(digits.len() * 4 / 3);
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            grouped.push(',');
-        }
-        grouped.push(digit);
-    }
-    grouped
 }
 
 /// A number for people: three digits or all of the whole ones, by thousands.
