@@ -114,7 +114,7 @@ fn lives(cases: impl Iterator<Item = Case>) -> usize {
     let dir = Arc::new(Dir::new());
     let (path, _) = records_file(&dir, COUNT, DIMS.iter().product());
     let host = build(data(&path));
-    let right: Arc<Vec<Vec<Got>>> = Arc::new((0..EPOCHS).map(|epoch| Got::epoch(&host, epoch).unwrap()).collect());
+    let right: Arc<Vec<Vec<Got>>> = Arc::new((0..EPOCHS).map(|epoch| Got::try_epoch(&host, epoch).unwrap()).collect());
     drop(host);
     let double = Arc::new(CuFileMachine::new(Route::P2p));
     let mut count = 0;

@@ -98,8 +98,8 @@ fn pictures(count: usize, dims: [usize; 3]) -> (LoaderBuilder, Vec<u8>) {
 fn both(machine: &Machine, make: &dyn Fn() -> LoaderBuilder, what: &str) -> Vec<Got> {
     let (host, gpu) = (build(make()), build(machine.on_gpu(make(), Gds::Off)));
     assert_eq!(gpu.spec(), host.spec(), "{what}");
-    let right = Got::epoch(&host, 0).unwrap();
-    same(&Got::epoch(&gpu, 0).unwrap(), &right, what);
+    let right = Got::try_epoch(&host, 0).unwrap();
+    same(&Got::try_epoch(&gpu, 0).unwrap(), &right, what);
     right
 }
 
@@ -155,7 +155,7 @@ fn which_pictures_are_mirrored_depends_on_seed_epoch_and_sample_alone() {
             let finish = Finish::to(DType::F16).flip(0.5);
             pictures(40, dims).0.order(Order::shuffled(3)).finish("image", finish)
         };
-        let rows_of = |loader: Loader, epoch| rows(&Got::epoch(&loader, epoch).unwrap());
+        let rows_of = |loader: Loader, epoch| rows(&Got::try_epoch(&loader, epoch).unwrap());
         let right = rows_of(build(base().batch_size(8)), 0);
         for (workers, batch) in [(1, 1), (3, 7), (2, 40)] {
             let make = || base().workers(workers).batch_size(batch);
@@ -241,8 +241,8 @@ fn rows_that_fill_up_are_pictures_and_blank_ones_are_zero() {
                 let gpu = build(machine.on_gpu(make(), Gds::Off));
                 let host = build(make());
                 for epoch in 0..2 {
-                    let batches = Got::epoch(&host, epoch).unwrap();
-                    same(&Got::epoch(&gpu, epoch).unwrap(), &batches, "again");
+                    let batches = Got::try_epoch(&host, epoch).unwrap();
+                    same(&Got::try_epoch(&gpu, epoch).unwrap(), &batches, "again");
                     for batch in &batches {
                         for (id, row) in batch.ids.iter().zip(batch.bytes("image").chunks(made.bytes())) {
                             assert_eq!(*id == u64::MAX, row.iter().all(|byte| *byte == 0), "{last:?}, {id}");
@@ -291,7 +291,7 @@ fn two_fields_are_finished_each_by_itself_and_keep_their_names_and_places() {
         let names = |keep: &[usize]| keep.iter().map(|at| spec[*at].clone()).collect::<Vec<_>>();
         let whole = build(finished());
         assert_eq!(whole.spec(), spec);
-        let whole = Got::epoch(&whole, 0).unwrap();
+        let whole = Got::try_epoch(&whole, 0).unwrap();
         assert_eq!(whole[0].fields[0].shape, [4, 3, 4, 6]);
         let mut draws = (0, 0);
         for batch in &whole {
@@ -387,7 +387,7 @@ fn pictures_are_decoded_to_bytes_and_finished_to_what_the_decoder_would_have_mad
                 Image::resize(31, 44).dtype(dtype).normalize([MEAN[0], MEAN[1], MEAN[2]], [STD[0], STD[1], STD[2]]);
             let by_decoder = by_decoder.layout(PixelLayout::Nchw);
             let open = || Loader::builder(Images::open(dir.path("")).unwrap()).batch_size(4);
-            let decoded = Got::epoch(&build(open().decode(by_decoder)), 0).unwrap();
+            let decoded = Got::try_epoch(&build(open().decode(by_decoder)), 0).unwrap();
             let finish = Finish::to(dtype).mean_std(&MEAN[..3], &STD[..3]).channels_first();
             let make = || open().decode(Image::resize(31, 44)).finish("image", finish.clone());
             same(&both(machine, &make, "decoded"), &decoded, "decoder and finish");
@@ -406,7 +406,7 @@ fn a_byte_for_each_value_crosses_the_bus_and_one_for_each_flip() {
                 pictures(count, dims).0.batch_size(batch).keep(["image"]).finish("image", finish)
             };
             let loader = build(machine.on_gpu(make(), Gds::Off));
-            same(&Got::epoch(&loader, 0).unwrap(), &Got::epoch(&build(make()), 0).unwrap(), "bytes");
+            same(&Got::try_epoch(&loader, 0).unwrap(), &Got::try_epoch(&build(make()), 0).unwrap(), "bytes");
             let copies = loader.report().copies.unwrap();
             // What lies between two arrays may be copied along: less than a page for each batch.
             let (least, batches) = (count as u64 * (bytes + each), (count / batch) as u64);
@@ -434,9 +434,9 @@ fn kernels_that_do_not_load_are_an_error_of_build_that_leaves_nothing_behind() {
         // Nobody else needs them.
         let loads = machine.session.count("cuModuleLoadData");
         let loader = build(machine.on_gpu(pictures(10, [4, 4, 3]).0.batch_size(4), Gds::Off));
-        assert_eq!(Got::epoch(&loader, 0).unwrap().len(), 3);
+        assert_eq!(Got::try_epoch(&loader, 0).unwrap().len(), 3);
         assert_eq!(machine.session.count("cuModuleLoadData"), loads);
-        same(&both(machine, &finished, "afterwards"), &Got::epoch(&build(finished()), 0).unwrap(), "afterwards");
+        same(&both(machine, &finished, "afterwards"), &Got::try_epoch(&build(finished()), 0).unwrap(), "afterwards");
     });
 }
 
@@ -444,7 +444,7 @@ fn kernels_that_do_not_load_are_an_error_of_build_that_leaves_nothing_behind() {
 fn a_launch_that_fails_is_one_error_and_the_next_epoch_is_whole() {
     on_machine(|machine| {
         let finished = || pictures(10, [4, 4, 3]).0.batch_size(4).finish("image", Finish::to(DType::F16));
-        let right = Got::epoch(&build(finished()), 0).unwrap();
+        let right = Got::try_epoch(&build(finished()), 0).unwrap();
         let loader = build(machine.on_gpu(finished(), Gds::Off));
         for launch in 0..3 {
             let symbol = "cuLaunchKernel";
@@ -458,7 +458,7 @@ fn a_launch_that_fails_is_one_error_and_the_next_epoch_is_whole() {
             assert_eq!(error.site().batch, Some(launch));
             assert!(batches.next().is_none());
             drop(batches);
-            same(&Got::epoch(&loader, 0).unwrap(), &right, "the next one");
+            same(&Got::try_epoch(&loader, 0).unwrap(), &right, "the next one");
         }
     });
 }

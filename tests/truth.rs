@@ -104,7 +104,12 @@ fn run(path: &Path, mode: Mode, direct: Direct, epochs: u64) -> (Truth, DeviceBy
     evidence.copied = evidence.delivered - reads.bytes_asked.min(evidence.delivered);
     evidence.direct_asked = direct == Direct::On;
     evidence.refused = reads.fallbacks;
-    (judge(&evidence), moved)
+    let truth = judge(&evidence);
+    // The loader says the same of itself, but for what its index read before.
+    let own = loader.truth();
+    assert_eq!(own.basis, truth.basis);
+    assert!((own.from_device.unwrap() - truth.from_device.unwrap()).abs() < 0.02, "{own}, not {truth}");
+    (truth, moved)
 }
 
 #[test]

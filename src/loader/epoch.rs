@@ -36,8 +36,8 @@ pub struct Epoch {
     handed_out: Option<u64>,
     /// How long the calls that had a limit have waited for the next batch so far.
     waited_ns: u64,
-    /// When the next batch was asked for first: by the loader's clock, and for deadlines.
-    asked: Option<(u64, Instant)>,
+    /// When the next batch was asked for first: for deadlines.
+    asked: Option<Instant>,
     /// For who collects `tracing` spans.
     span: Option<spans::Epoch>,
     /// No other iterator of the loader while this one lives: its own doing.
@@ -216,11 +216,11 @@ impl Epoch {
         if self.delivered > 0 {
             meters.consumer.enter(consuming::WAITING, now);
         }
-        if let Some((_, first)) = self.asked {
+        if let Some(first) = self.asked {
             return (now, first);
         }
         let first = Instant::now();
-        self.asked = Some((now, first));
+        self.asked = Some(first);
         onward::asked(&self.shared.idle, self.delivered == 0);
         (now, first)
     }
@@ -235,7 +235,6 @@ impl Epoch {
         }
         if self.delivered > 0 {
             meters.consumer.enter(consuming::OWN, now);
-            meters.wait_ns.add_alone(waited);
         } else {
             meters.first_wait_ns.add_alone(waited);
         }

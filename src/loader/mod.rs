@@ -382,6 +382,7 @@ impl Shared {
     fn report(&self) -> Report {
         let core = self.runtime.core();
         let meters = &core.meters;
+        let now = meters.clock.now();
         let nanos = |counter: &crate::profile::Counter| Duration::from_nanos(counter.get());
         let shard = self.jobs.shard;
         Report {
@@ -392,10 +393,10 @@ impl Shared {
             batches: meters.batches.get(),
             samples: meters.samples.get(),
             bytes: meters.bytes.get(),
-            starved: nanos(&meters.wait_ns),
+            starved: Duration::from_nanos(meters.waited_ns(now)),
             first_batches: nanos(&meters.first_wait_ns),
             user: nanos(&meters.user_ns),
-            decode_busy: Duration::from_nanos(self.measured().decode.busy_ns),
+            decode_busy: Duration::from_nanos(meters.pool.read(now).0),
             workers: core.work.count,
             choice: self.choice.clone(),
             chunks: core.chunk_starts.as_ref().map(|starts| (meters.chunks.get(), starts.len() as u64 - 1)),

@@ -81,8 +81,6 @@ pub(crate) struct Meters {
     /// Whether the consumer waits in `next()`, not for the first batch of an iterator. This and its counters are written by
     /// whoever has the iterator, of which there is one.
     pub(crate) consumer: States<2>,
-    /// The same, of the calls that have returned.
-    pub(crate) wait_ns: Counter,
     /// Waits for the first batch of each iterator.
     pub(crate) first_wait_ns: Counter,
     /// Between two calls of `next()`: the user's own work.
@@ -284,7 +282,6 @@ impl Meters {
             samples: Counter::default(),
             bytes: Counter::default(),
             consumer: States::new(consuming::OWN),
-            wait_ns: Counter::default(),
             first_wait_ns: Counter::default(),
             user_ns: Counter::default(),
             waits: Histogram::default(),
@@ -355,7 +352,7 @@ impl Meters {
     /// How full everything is.
     pub(crate) fn gauges(&self, now: u64) -> Gauges {
         // What is written of a batch, at this moment and when it is dropped.
-        effort::store(24);
+        effort::store(26);
         let slots = |stay| self.slots.inside(stay) as u32;
         Gauges {
             at_ns: now,
@@ -369,6 +366,11 @@ impl Meters {
         }
     }
 
+    /// Waits in `next()` for batches that were not the first of an iterator, the one that is under way among them.
+    pub(crate) fn waited_ns(&self, now: u64) -> u64 {
+        self.consumer.read(now)[consuming::WAITING]
+    }
+
     /// CPU time and run delay, if anything is measured.
     fn cpu(&self, role: Role) -> Option<(u64, u64)> {
         self.on.then(|| self.threads.times(role)).flatten()
@@ -377,7 +379,7 @@ impl Meters {
     /// All numbers until now. `settings` are those that meters do not know.
     pub(crate) fn snapshot(&self, settings: &Settings) -> Snapshot {
         let now = self.clock.now();
-        let ([_, waited_ns], user_ns) = (self.consumer.read(now), self.user_ns.get());
+        let (waited_ns, user_ns) = (self.waited_ns(now), self.user_ns.get());
         let [_, busy_ns, no_slot_ns] = self.planner.read(now);
         let [_, blocked_ns] = self.no_room.read(now);
         let levels = snapshot::levels(self.reading.read(now));

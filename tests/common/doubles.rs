@@ -8,17 +8,22 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(unsafe_code)]
 
+#[path = "got.rs"]
+mod got;
+
 use crate::cufile::{Route, StandIn};
 use crate::standin::{self, Config, KernelFn, Live, Session};
 use crate::{common::Dir, kernels};
-use feedline::tensor::DType;
-use feedline::{Batch, Device, Gds, Loader, LoaderBuilder, Result};
+use feedline::{Device, Gds, Loader, LoaderBuilder};
 use libloading::Library;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
+
+#[allow(unused_imports, reason = "each test binary uses its own part")]
+pub use got::*;
 
 /// Sizes of the parameters of a kernel, which of them are device pointers, and which of these are written.
 const KERNELS: [(&str, &[u32], u64, u64); 4] = [
@@ -191,71 +196,6 @@ fn tail(trace: &str) -> String {
     let failed = lines.iter().position(|line| !line.ends_with(" = 0")).unwrap_or(0);
     let first = &lines[failed.saturating_sub(10)..(failed + 20).min(lines.len())];
     [first, &["…"], &lines[lines.len().saturating_sub(40)..]].concat().join("\n")
-}
-
-/// A field of a batch as plain values.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Array {
-    pub name: String,
-    pub dtype: DType,
-    pub shape: Vec<usize>,
-    pub lens: Option<Vec<u64>>,
-    pub bytes: Vec<u8>,
-}
-
-/// A batch as plain values, wherever it lies.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Got {
-    pub epoch: u64,
-    pub index: u64,
-    pub ids: Vec<u64>,
-    pub status: Vec<u8>,
-    pub fields: Vec<Array>,
-}
-
-impl Got {
-    /// Errors: what reading it back gives.
-    pub fn of(batch: &Batch) -> Result<Self> {
-        let mut fields = Vec::new();
-        for field in batch.fields() {
-            let mut bytes = vec![0; field.size_bytes()];
-            field.read_into(&mut bytes)?;
-            let lens = field.lens().map(<[u64]>::to_vec);
-            fields.push(Array { name: field.name().into(), dtype: field.dtype(), shape: field.shape(), lens, bytes });
-        }
-        let (ids, status) = (batch.ids().to_vec(), batch.status().to_vec());
-        Ok(Self { epoch: batch.epoch(), index: batch.index(), ids, status, fields })
-    }
-
-    /// All batches of an epoch, or the error that it ends with.
-    pub fn epoch(loader: &Loader, epoch: u64) -> Result<Vec<Self>> {
-        loader.epoch(epoch)?.map(|batch| Self::of(&batch?)).collect()
-    }
-
-    pub fn bytes(&self, field: &str) -> &[u8] {
-        &self.fields.iter().find(|array| array.name == field).unwrap().bytes
-    }
-}
-
-/// Fails with the first difference, and not with all that was delivered.
-#[track_caller]
-pub fn same(found: &[Got], right: &[Got], what: &str) {
-    for (at, (found, right)) in found.iter().zip(right).enumerate() {
-        if found == right {
-            continue;
-        }
-        for (found, right) in found.fields.iter().zip(&right.fields) {
-            let differs = found.bytes.iter().zip(&right.bytes).position(|(found, right)| found != right);
-            assert_eq!(differs, None, "{what}: batch {at}, field {}: first byte that differs", found.name);
-        }
-        let bare = |got: &Got| {
-            let mut got = got.clone();
-            got.fields.iter_mut().for_each(|field| field.bytes = vec![field.bytes.len() as u8]);
-            got
-        };
-        panic!("{what}: batch {at} is {:?}, not {:?}", bare(found), bare(right));
-    }
-    assert_eq!(found.len(), right.len(), "{what}: how many");
 }
 
 /// Things that were left behind, in this process.

@@ -22,7 +22,7 @@ fn plain(path: &Path, record: usize) -> LoaderBuilder {
 }
 
 fn right(path: &Path, record: usize) -> Vec<Got> {
-    Got::epoch(&build(plain(path, record)), 0).unwrap()
+    Got::try_epoch(&build(plain(path, record)), 0).unwrap()
 }
 
 /// The file's place in the error, and what a run or row of it was.
@@ -59,7 +59,7 @@ fn what_a_read_does_not_bring_comes_by_the_host_and_is_counted_with_the_reason()
                 for read in 0..3 {
                     let loader = build(machine.on_gpu(plain(&path, record), Gds::Auto));
                     fault(&machine.double.cufile, machine.reads() as u64 + read);
-                    same(&Got::epoch(&loader, 0).unwrap(), &right, words);
+                    same(&Got::try_epoch(&loader, 0).unwrap(), &right, words);
                     let direct = loader.report().direct.unwrap();
                     assert_eq!((direct.reads, direct.host_rows), (2, BATCH as u64), "{words}: {direct}");
                     assert_eq!(direct.bytes, (2 * BATCH * record) as u64);
@@ -67,7 +67,7 @@ fn what_a_read_does_not_bring_comes_by_the_host_and_is_counted_with_the_reason()
                     let report = loader.report().to_string();
                     assert!(report.contains("; 4 rows by the host ("), "{report}");
                     // A file whose read failed once is read again.
-                    same(&Got::epoch(&loader, 0).unwrap(), &right, words);
+                    same(&Got::try_epoch(&loader, 0).unwrap(), &right, words);
                     assert_eq!(loader.report().direct.unwrap().reads, 5);
                 }
             }
@@ -80,12 +80,12 @@ fn the_surroundings_of_rows_need_not_be_there() {
     on_machine(|machine| {
         let dir = Dir::new();
         let (path, _) = records_file(&dir, COUNT, 20_000);
-        let right = Got::epoch(&build(plain(&path, 20_000).batch_size(COUNT)), 0).unwrap();
+        let right = Got::try_epoch(&build(plain(&path, 20_000).batch_size(COUNT)), 0).unwrap();
         // 240,000 bytes in 241,664.
         for (bytes, host_rows) in [(240_000, 0), (239_999, COUNT as u64)] {
             let loader = build(machine.on_gpu(plain(&path, 20_000).batch_size(COUNT), Gds::Auto));
             machine.double.cufile.short_read(machine.reads() as u64, bytes);
-            same(&Got::epoch(&loader, 0).unwrap(), &right, "short");
+            same(&Got::try_epoch(&loader, 0).unwrap(), &right, "short");
             assert_eq!(loader.report().direct.unwrap().host_rows, host_rows, "{bytes}");
         }
     });
@@ -108,7 +108,7 @@ fn where_reads_have_to_be_direct_one_that_fails_is_an_error_that_says_where() {
                 check_site(&error, &path, record);
                 assert!(batches.next().is_none(), "it ended");
                 drop(batches);
-                same(&Got::epoch(&loader, 0).unwrap(), &right, "the next one is whole");
+                same(&Got::try_epoch(&loader, 0).unwrap(), &right, "the next one is whole");
             }
         }
     });
@@ -176,7 +176,7 @@ fn a_file_that_is_cut_while_it_is_open_is_an_error_of_the_first_sample_that_is_g
                 let loader = build(machine.on_gpu(plain(&path, record), gds));
                 // The host has it open, too.
                 machine.double.cufile.fail_read(machine.reads() as u64, 5044);
-                let _ = Got::epoch(&loader, 0);
+                let _ = Got::try_epoch(&loader, 0);
                 truncate(&path, 5 * record + 100);
                 let error = error_of(&loader, &right);
                 assert_eq!(error.kind(), ErrorKind::Truncated, "{gds:?}: {error}");
@@ -194,9 +194,9 @@ fn a_file_that_is_replaced_while_it_is_open_stays_what_it_was() {
         let (path, _) = records_file(&dir, COUNT, 16_384);
         let right = right(&path, 16_384);
         let loader = build(machine.on_gpu(plain(&path, 16_384), Gds::Auto));
-        Got::epoch(&loader, 0).unwrap();
+        Got::try_epoch(&loader, 0).unwrap();
         std::fs::rename(dir.write("other", &noise(COUNT * 16_384, 77)), &path).unwrap();
-        same(&Got::epoch(&loader, 0).unwrap(), &right, "replaced");
+        same(&Got::try_epoch(&loader, 0).unwrap(), &right, "replaced");
         assert_eq!(loader.report().direct.unwrap().host_rows, 0);
     });
 }
@@ -224,7 +224,7 @@ fn a_file_that_cufile_does_not_take_is_read_by_the_host() {
                 }
                 _ => {
                     for _ in 0..2 {
-                        same(&Got::epoch(&loader, 0).unwrap(), &right, "one file by the host");
+                        same(&Got::try_epoch(&loader, 0).unwrap(), &right, "one file by the host");
                     }
                     let direct = loader.report().direct.unwrap();
                     assert_eq!((direct.host_rows, direct.reads), (2 * 4, 2 * 2), "{direct}");
@@ -267,7 +267,7 @@ fn memory_that_cannot_be_deregistered_is_leaked_and_counted_and_not_freed() {
         let right = right(&path, 16_384);
         let before = leaked();
         let loader = build(machine.direct(plain(&path, 16_384).device_batches(3)));
-        same(&Got::epoch(&loader, 0).unwrap(), &right, "before");
+        same(&Got::try_epoch(&loader, 0).unwrap(), &right, "before");
         machine.double.cufile.fail_register_after(Register::BufferBack, 1, 5030);
         drop(loader);
         let live = machine.session.live();
@@ -300,7 +300,7 @@ fn a_launch_or_copy_that_fails_is_one_error_and_the_next_epoch_is_whole() {
             assert_eq!(error.kind(), ErrorKind::Device, "{symbol}: {error}");
             let name = symbol.trim_end_matches("_v2");
             assert!(error.to_string().contains(&format!("{name}: CUDA_ERROR_INVALID_VALUE")), "{error}");
-            same(&Got::epoch(&loader, 0).unwrap(), &right, symbol);
+            same(&Got::try_epoch(&loader, 0).unwrap(), &right, symbol);
         }
     });
 }
@@ -411,7 +411,7 @@ fn a_dataset_may_say_another_place_of_the_same_bytes_and_is_believed() {
         for (lie, from) in lies {
             let builder = Loader::builder(Liar::open(&path, lie)).batch_size(BATCH).reader(Mode::Pread);
             let loader = build(machine.on_gpu(builder, Gds::Auto));
-            let got = Got::epoch(&loader, 0).unwrap();
+            let got = Got::try_epoch(&loader, 0).unwrap();
             let row = &got[1].bytes("x")[2 * 16_384..][..16_384];
             let memory = noise(20_000, 6);
             let right = if from == u64::MAX { &memory[..16_384] } else { &bytes[from as usize..][..16_384] };

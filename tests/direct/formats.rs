@@ -16,7 +16,7 @@ fn check(machine: &Machine, what: &str, make: &dyn Fn() -> LoaderBuilder) -> Rep
     let (host, loader) = (build(make()), build(machine.direct(make())));
     assert_eq!(loader.spec(), host.spec(), "{what}");
     for epoch in 0..2 {
-        same(&Got::epoch(&loader, epoch).unwrap(), &Got::epoch(&host, epoch).unwrap(), what);
+        same(&Got::try_epoch(&loader, epoch).unwrap(), &Got::try_epoch(&host, epoch).unwrap(), what);
     }
     let report = loader.report();
     let direct = report.direct.as_ref().unwrap();
@@ -161,7 +161,7 @@ fn last_batches_of_every_rank_are_those_of_the_host_and_blank_rows_are_zero() {
                         builder.last_batch(last).shard(Shard::new(rank, world).unwrap())
                     };
                     check(machine, &format!("{record}, {last:?}, {rank} of {world}"), &make);
-                    let batches = Got::epoch(&build(machine.direct(make())), 0).unwrap();
+                    let batches = Got::try_epoch(&build(machine.direct(make())), 0).unwrap();
                     for batch in &batches {
                         let rows = batch.ids.iter().zip(batch.bytes("record").chunks(record));
                         for (id, row) in rows {
@@ -204,7 +204,7 @@ fn direct_fields_keep_the_host_out_only_where_they_are_wanted() {
             Loader::builder(tensors).batch_size(6).reader(feedline::read::Mode::Pread)
         };
         let (host, loader) = (build(make()), build(machine.on_gpu(make(), Gds::Auto)));
-        same(&Got::epoch(&loader, 0).unwrap(), &Got::epoch(&host, 0).unwrap(), "both ways");
+        same(&Got::try_epoch(&loader, 0).unwrap(), &Got::try_epoch(&host, 0).unwrap(), "both ways");
         let report = loader.report();
         assert_eq!(direct_fields(&report), ["x", "y"]);
         assert_eq!(
@@ -311,10 +311,10 @@ fn what_does_not_stand_in_a_file_like_the_first_row_comes_by_the_host_and_is_cou
         let cases: [(Open<'_>, &str, bool); 2] =
             [(&memory, "not in a file as it stands", true), (&odd, "not whole pages", false)];
         for (open, why, also_required) in cases {
-            let right = Got::epoch(&build(make(open())), 0).unwrap();
+            let right = Got::try_epoch(&build(make(open())), 0).unwrap();
             for (gds, whole) in [(Gds::Auto, true), (Gds::Require, also_required)] {
                 let loader = build(machine.on_gpu(make(open()), gds));
-                match Got::epoch(&loader, 0) {
+                match Got::try_epoch(&loader, 0) {
                     Ok(found) => {
                         same(&found, &right, why);
                         let direct = loader.report().direct.unwrap();

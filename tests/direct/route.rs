@@ -25,9 +25,9 @@ fn uncached(dataset: impl Dataset) -> LoaderBuilder {
 
 /// The batches come by the host, which says why; where they had to be direct it is an error that says the same.
 fn check_staged(machine: &Machine, make: &dyn Fn() -> LoaderBuilder, words: &str) {
-    let right = Got::epoch(&build(make()), 0).unwrap();
+    let right = Got::try_epoch(&build(make()), 0).unwrap();
     let loader = build(machine.on_gpu(make(), Gds::Auto));
-    same(&Got::epoch(&loader, 0).unwrap(), &right, words);
+    same(&Got::try_epoch(&loader, 0).unwrap(), &right, words);
     let report = loader.report();
     let route = report.routes.iter().find(|route| route.field == "x").unwrap();
     assert!(route.route == feedline::Route::Staged && route.why.contains(words), "{words}: {route}");
@@ -227,8 +227,8 @@ fn where_cufile_is_of_no_use_the_host_s_way_is_taken_and_says_why() {
                         let route = &loader.report().routes[0];
                         assert!(gds == Gds::Auto && route.why.contains(words), "{words}: {route}");
                         assert_eq!(route.route, feedline::Route::Staged);
-                        let right = Got::epoch(&build(uncached(open(&path))), 0).unwrap();
-                        same(&Got::epoch(&loader, 0).unwrap(), &right, words);
+                        let right = Got::try_epoch(&build(uncached(open(&path))), 0).unwrap();
+                        same(&Got::try_epoch(&loader, 0).unwrap(), &right, words);
                     }
                     Err(error) => {
                         assert!(gds == Gds::Require && error.kind() == ErrorKind::Device, "{words}: {error}");
@@ -278,8 +278,8 @@ fn a_library_that_does_not_count_is_used_only_when_it_must_be_and_is_believed_no
             let loader = build(machine.direct(uncached(open(&path))));
             let route = loader.report().routes[0].to_string();
             assert!(route.ends_with("which does not count which way bytes take)"), "{route}");
-            let right = Got::epoch(&build(uncached(open(&path))), 0).unwrap();
-            same(&Got::epoch(&loader, 0).unwrap(), &right, "not counted");
+            let right = Got::try_epoch(&build(uncached(open(&path))), 0).unwrap();
+            same(&Got::try_epoch(&loader, 0).unwrap(), &right, "not counted");
             let direct = loader.report().direct.unwrap();
             assert_eq!((direct.how.as_str(), direct.reads), ("cuFile does not say which way", 3));
         });
@@ -300,13 +300,13 @@ fn the_report_says_which_way_the_bytes_went_and_no_more_than_was_counted() {
                 assert_eq!(loader.report().routes[0].why, way);
                 let how = || loader.report().direct.unwrap().how;
                 assert_eq!(how(), "cuFile does not say which way", "nothing was read yet");
-                Got::epoch(&loader, 0).unwrap();
+                Got::try_epoch(&loader, 0).unwrap();
                 assert_eq!(how(), name);
                 let report = loader.report().to_string();
                 assert!(report.contains(&format!("3 reads by cuFile, 0.000 GB, {name}; not checksummed")), "{report}");
                 // From here on through the host, without a word of the library's.
                 machine.double.cufile.route(0, Route::Host);
-                Got::epoch(&loader, 1).unwrap();
+                Got::try_epoch(&loader, 1).unwrap();
                 assert_eq!(how(), "3 reads direct, 3 through host memory");
                 // Somebody switches the counters off.
                 machine.double.cufile.set_level(0);
@@ -323,7 +323,7 @@ fn a_way_that_ends_after_the_trial_is_not_called_direct() {
         let (path, _) = records_file(&dir, COUNT, RECORD);
         let loader = build(machine.direct(uncached(open(&path))));
         machine.double.cufile.route(0, Route::Host);
-        Got::epoch(&loader, 0).unwrap();
+        Got::try_epoch(&loader, 0).unwrap();
         assert_eq!(loader.report().direct.unwrap().how, "compat: through host memory");
     });
 }

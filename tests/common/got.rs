@@ -1,0 +1,85 @@
+//! Batches as plain values, wherever they lie, for tests that compare them.
+
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use feedline::tensor::DType;
+use feedline::{Batch, Loader, Result};
+
+/// A field of a batch as plain values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Array {
+    pub name: String,
+    pub dtype: DType,
+    pub shape: Vec<usize>,
+    pub strides: Vec<usize>,
+    pub lens: Option<Vec<u64>>,
+    pub bytes: Vec<u8>,
+}
+
+/// A batch as plain values, wherever it lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Got {
+    pub epoch: u64,
+    pub index: u64,
+    pub len: usize,
+    pub valid: usize,
+    pub ids: Vec<u64>,
+    pub status: Vec<u8>,
+    pub fields: Vec<Array>,
+}
+
+impl Got {
+    /// Errors: what reading it back gives.
+    pub fn of(batch: &Batch) -> Result<Self> {
+        let mut fields = Vec::new();
+        for field in batch.fields() {
+            let mut bytes = vec![0; field.size_bytes()];
+            field.read_into(&mut bytes)?;
+            let lens = field.lens().map(<[u64]>::to_vec);
+            let (dtype, shape, strides) = (field.dtype(), field.shape(), field.strides());
+            fields.push(Array { name: field.name().into(), dtype, shape, strides, lens, bytes });
+        }
+        let (ids, status) = (batch.ids().to_vec(), batch.status().to_vec());
+        let (epoch, index, len, valid) = (batch.epoch(), batch.index(), batch.len(), batch.valid());
+        Ok(Self { epoch, index, len, valid, ids, status, fields })
+    }
+
+    /// All batches of an iterator.
+    pub fn all(batches: impl Iterator<Item = Result<Batch>>) -> Vec<Self> {
+        batches.map(|batch| Self::of(&batch.unwrap()).unwrap()).collect()
+    }
+
+    pub fn epoch(loader: &Loader, epoch: u64) -> Vec<Self> {
+        Self::all(loader.epoch(epoch).unwrap())
+    }
+
+    /// All batches of an epoch, or the error that it ends with.
+    pub fn try_epoch(loader: &Loader, epoch: u64) -> Result<Vec<Self>> {
+        loader.epoch(epoch)?.map(|batch| Self::of(&batch?)).collect()
+    }
+
+    pub fn bytes(&self, field: &str) -> &[u8] {
+        &self.fields.iter().find(|array| array.name == field).unwrap().bytes
+    }
+}
+
+/// Fails with the first difference, and not with all that was delivered.
+#[track_caller]
+pub fn same(found: &[Got], right: &[Got], what: &str) {
+    for (at, (found, right)) in found.iter().zip(right).enumerate() {
+        if found == right {
+            continue;
+        }
+        for (found, right) in found.fields.iter().zip(&right.fields) {
+            let differs = found.bytes.iter().zip(&right.bytes).position(|(found, right)| found != right);
+            assert_eq!(differs, None, "{what}: batch {at}, field {}: first byte that differs", found.name);
+        }
+        let bare = |got: &Got| {
+            let mut got = got.clone();
+            got.fields.iter_mut().for_each(|field| field.bytes = vec![field.bytes.len() as u8]);
+            got
+        };
+        panic!("{what}: batch {at} is {:?}, not {:?}", bare(found), bare(right));
+    }
+    assert_eq!(found.len(), right.len(), "{what}: how many");
+}
