@@ -210,6 +210,10 @@ impl<D: Dataset> Dataset for Checked<D> {
         self.inner.largest_sample()
     }
 
+    fn member(&self, sample: u64) -> Option<String> {
+        self.inner.member(sample)
+    }
+
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         self.inner.extents(sample, parts)?;
         parts.frame();

@@ -141,6 +141,10 @@ impl<D: Dataset> Dataset for InMemory<D> {
         self.inner.largest_sample()
     }
 
+    fn member(&self, sample: u64) -> Option<String> {
+        self.inner.member(sample)
+    }
+
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         self.inner.extents(sample, parts)
     }

@@ -145,9 +145,10 @@ impl Watch {
         Self { planner: Cell::new(), device: Cell::new(), workers: cells(workers), reads: cells(reads) }
     }
 
-    /// All cells: what is behind others is named before them, since it may be what they wait for.
+    /// All cells. Who others wait for comes before them: the planner collects the reads, so none of them ends while it is
+    /// stuck.
     fn cells(&self) -> impl Iterator<Item = &Cell> {
-        [&self.device].into_iter().chain(&self.workers).chain(&self.reads).chain([&self.planner])
+        [&self.planner, &self.device].into_iter().chain(&self.workers).chain(&self.reads)
     }
 }
 
@@ -181,7 +182,7 @@ impl Watcher {
         let passed = now.duration_since(before).min(deadline / LOOKS);
         self.looks = self.looks.saturating_add(1);
         self.still += passed;
-        let mut stalled: Option<(&Cell, Duration)> = None;
+        let mut stalled = None;
         for (cell, (turn, same)) in watch.cells().zip(&mut self.seen) {
             let now = cell.turn();
             if now != *turn {
@@ -189,7 +190,7 @@ impl Watcher {
                 continue;
             }
             *same += passed;
-            if now % 2 == 1 && *same >= deadline && stalled.is_none_or(|(_, longest)| *same > longest) {
+            if now % 2 == 1 && *same >= deadline && stalled.is_none() {
                 stalled = Some((cell, *same));
             }
         }

@@ -481,6 +481,11 @@ fn class(text: &[u8]) -> Result<i64> {
 }
 
 impl Dataset for Tar {
+    /// The key and the first field's ending.
+    fn member(&self, sample: u64) -> Option<String> {
+        self.member_name(sample, 0).ok()
+    }
+
     fn schema(&self) -> &[EncodedField] {
         &self.schema
     }
