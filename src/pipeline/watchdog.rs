@@ -38,21 +38,21 @@ pub(crate) enum Doing {
     Mapping,
     /// A copy is on the device's stream, or a call of the driver.
     Copying,
-    /// No buffer on the device: the consumer's streams have not finished with those that were dropped.
-    Releasing,
+    /// Direct reads of batches are under way.
+    ReadingDirectly,
 }
 
 impl Doing {
     const ALL: [Self; 6] =
-        [Self::Planning, Self::Reading, Self::Decoding, Self::Mapping, Self::Copying, Self::Releasing];
+        [Self::Planning, Self::Reading, Self::Decoding, Self::Mapping, Self::Copying, Self::ReadingDirectly];
 
     fn stage(self) -> Stage {
         match self {
             Self::Planning => Stage::Order,
-            Self::Reading => Stage::Read,
+            Self::Reading | Self::ReadingDirectly => Stage::Read,
             Self::Decoding => Stage::Decode,
             Self::Mapping => Stage::Map,
-            Self::Copying | Self::Releasing => Stage::Device,
+            Self::Copying => Stage::Device,
         }
     }
 
@@ -62,8 +62,10 @@ impl Doing {
             Self::Reading => "storage does not answer",
             Self::Decoding => "a decoder does not come back",
             Self::Mapping => "a transform does not come back",
-            Self::Copying => "the device does not finish its copies",
-            Self::Releasing => "the streams that batches were bound to have not finished with them",
+            Self::Copying => {
+                "the device does not finish its copies, or a stream that dropped batches were bound to its work on them"
+            }
+            Self::ReadingDirectly => "direct reads into the device's memory do not come back",
         }
     }
 }
