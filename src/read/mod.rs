@@ -20,6 +20,7 @@
 //!   and length. A short read is continued, a read of 0 before the end is [`ErrorKind::Truncated`](crate::ErrorKind).
 //! * A reader is driven by one thread; only its [`Waker`] may be used from others.
 
+mod beneath;
 mod cache;
 mod choice;
 mod files;
@@ -36,7 +37,7 @@ mod waker;
 pub use cache::{Cached, PageCache};
 pub use choice::{Choice, Opened, open};
 #[cfg(feature = "cuda")]
-pub(crate) use files::{Files, descriptor_limit};
+pub(crate) use files::{Files, descriptor_limit, open_plain};
 pub use source::{DirId, Extent, SourceId, Sources};
 pub use truth::{PROBES_MAX, device_bytes, page_cache_share};
 pub use waker::Waker;
