@@ -37,7 +37,7 @@ mod waker;
 pub use cache::{Cached, PageCache};
 pub use choice::{Choice, Opened, open};
 #[cfg(feature = "cuda")]
-pub(crate) use files::{Files, descriptor_limit, open_plain};
+pub(crate) use files::{Files, descriptor_limit, open_beneath, open_plain, open_regular};
 pub use source::{DirId, Extent, SourceId, Sources};
 pub use truth::{PROBES_MAX, device_bytes, page_cache_share};
 pub use waker::Waker;

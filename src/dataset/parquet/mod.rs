@@ -26,11 +26,11 @@ pub use column::Nulls;
 
 use self::column::{Column, Place, Scratch as Arenas, TOGETHER};
 use super::fingerprint::Digest;
-use super::paths::{expand, regular_len};
+use super::paths::expand;
 use super::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::read::{Extent, SourceId, Sources};
+use crate::read::{Extent, SourceId, Sources, open_regular};
 use crate::tensor::{DType, EncodedField, Field};
 use arrow_schema::{DataType, Fields};
 use bytes::Bytes;
@@ -327,9 +327,7 @@ fn config(message: String) -> Error {
 
 impl Footer {
     fn of_file(path: PathBuf, builder: &ParquetBuilder) -> Result<Self> {
-        let len = regular_len(&path)?;
-        let file = std::fs::File::open(&path)
-            .map_err(|source| Error::os(Stage::Index, "cannot open the file", source).with_path(&path))?;
+        let (file, len) = open_regular(&path)?;
         let tail = |place: &mut [u8; 8]| {
             std::os::unix::fs::FileExt::read_exact_at(&file, place, len.saturating_sub(8))
                 .map_err(|source| Error::os(Stage::Index, "cannot read the footer", source))
@@ -383,7 +381,7 @@ impl Footer {
         match &self.bytes {
             Some(bytes) => head.copy_from_slice(bytes.get(offset as usize..)?.get(..head.len())?),
             None => {
-                let file = std::fs::File::open(&self.path).ok()?;
+                let (file, _) = open_regular(&self.path).ok()?;
                 std::os::unix::fs::FileExt::read_exact_at(&file, head, offset).ok()?;
             }
         }
