@@ -20,12 +20,12 @@
 //!
 //! Scanning and opening run on threads that end before `open_or_build` returns.
 
+use super::Parts;
 use super::damage::{Damage, DamageKind, OnDamage};
 use super::fingerprint::Digest;
 use super::images::parallel;
-use super::{Parts, paths};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::read::{Extent, SourceId, Sources};
+use crate::read::{Extent, SourceId, Sources, open_regular};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -338,9 +338,7 @@ fn open_shard(
     settings: &Settings<'_>,
     scan: impl Fn(&mut Scan<'_>, &mut Rows) -> Result<()>,
 ) -> Result<Shard> {
-    // Before opening: a FIFO would wait for a writer.
-    paths::regular_len(path)?;
-    let file = File::open(path).map_err(|source| Error::os(Stage::Index, "cannot open the shard", source))?;
+    let (file, _) = open_regular(path)?;
     let print = Fingerprint::of(&file)?;
     let purpose = purpose(settings);
     let place = place(path, settings, purpose);
@@ -817,9 +815,7 @@ fn words_crc(words: &[u32]) -> u32 {
 
 /// The table in an index file, or `None` when it is not there, not right, or not for this shard as it is now.
 fn load(place: &Path, path: &Path, print: &Fingerprint, purpose: u64, fields: usize) -> Option<Table> {
-    paths::regular_len(place).ok()?;
-    let file = File::open(place).ok()?;
-    let len = file.metadata().ok()?.len();
+    let (file, len) = open_regular(place).ok()?;
     let mut head = [0_u32; HEADER];
     file.read_exact_at(bytemuck::cast_slice_mut(&mut head), 0).ok()?;
     let wide = |at: usize| u64::from(head[at]) | u64::from(head[at + 1]) << 32;
@@ -869,7 +865,7 @@ pub(super) fn fuzz(bytes: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dataset::Part;
+    use crate::dataset::{Part, paths};
     use proptest::prelude::*;
     use std::sync::atomic::AtomicU64;
 

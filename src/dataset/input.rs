@@ -4,7 +4,7 @@
 //! bytes that the file has; every error names the path.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
-use rustix::fs::{FileType, Mode, OFlags};
+use crate::read::{SourceId, Sources, open_plain, open_regular};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -24,14 +24,16 @@ enum Bytes<'a> {
 impl<'a> Input<'a> {
     /// Opens a regular file. A FIFO in its place is an error, not an endless wait.
     pub(crate) fn open(path: &'a Path) -> Result<Self> {
-        let failed = |errno: rustix::io::Errno| Error::os(Stage::Index, "cannot open the file", errno.into());
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| failed(errno).with_path(path))?;
-        let stat = rustix::fs::fstat(&fd).map_err(|errno| failed(errno).with_path(path))?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(Error::new(ErrorKind::NotAFile, Stage::Index, "").with_path(path));
-        }
-        Ok(Self { bytes: Bytes::File(fd.into()), path, len: stat.st_size as u64 })
+        let (file, len) = open_regular(path)?;
+        Ok(Self { bytes: Bytes::File(file), path, len })
+    }
+
+    /// The file of a source, whose path is `path`: one whose name came from a file is opened beneath its folder.
+    pub(crate) fn of_source(sources: &Sources, id: SourceId, path: &'a Path) -> Result<Self> {
+        let file = open_plain(sources, id)?;
+        let failed = |source| Error::os(Stage::Index, "cannot look at the file", source).with_path(path);
+        let len = file.metadata().map_err(failed)?.len();
+        Ok(Self { bytes: Bytes::File(file), path, len })
     }
 
     /// Bytes that stand for a file.

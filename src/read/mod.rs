@@ -21,6 +21,7 @@
 //! * A reader is driven by one thread; only its [`Waker`] may be used from others.
 
 mod again;
+mod beneath;
 mod cache;
 mod choice;
 mod files;
@@ -38,7 +39,7 @@ pub(crate) use again::{Again, may_pass};
 pub use cache::{Cached, PageCache};
 pub use choice::{Choice, Opened, open};
 #[cfg(feature = "cuda")]
-pub(crate) use files::{Files, descriptor_limit};
+pub(crate) use files::{Files, descriptor_limit, open_beneath, open_plain, open_regular};
 pub use source::{DirId, Extent, SourceId, Sources};
 pub use truth::{PROBES_MAX, device_bytes, page_cache_share};
 pub use waker::Waker;

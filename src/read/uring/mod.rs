@@ -21,7 +21,9 @@ use self::ring::{Ring, Target};
 use super::files::{Files, Handle, OPEN_FLAGS, open_error};
 use super::progress::{Failure, Progress, Step};
 use super::waker::Bell;
-use super::{Completion, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, Sealed, Waker, count_leaked};
+use super::{
+    Completion, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, Sealed, Waker, beneath, count_leaked,
+};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{IoBuf, Region};
 use rustix::fd::AsFd;
@@ -263,7 +265,17 @@ impl Uring {
             Phase::Open { direct, .. } => {
                 let flags = if *direct { self.files.flags() } else { OPEN_FLAGS };
                 let sources = self.files.sources();
-                self.ring.open(key, flags, |path| sources.path_into(id, path))
+                let Some((root, name)) = sources.beneath(id) else {
+                    return self.ring.open(key, flags, |path| sources.path_into(id, path));
+                };
+                match beneath::root(root) {
+                    Ok(root) => self.ring.open_beneath(key, root, name, flags),
+                    Err(errno) => {
+                        let error = open_error(sources, id, errno);
+                        self.end(key, Err(error));
+                        true
+                    }
+                }
             }
             Phase::Read(progress) => {
                 let target = match self.files.open_already(id) {

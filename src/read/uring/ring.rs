@@ -9,10 +9,12 @@
 
 use super::inflight::{CANCEL, Key, WAKE};
 use crate::memory::{IoBuf, Region};
+use crate::read::beneath::RESOLVE;
 use crate::read::files::File;
 use crate::read::progress::{Next, READ_MAX};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -69,6 +71,9 @@ struct Slot {
     file: Option<File>,
     /// The path while it is being opened, with its NUL.
     path: Vec<u8>,
+    /// The folder beneath which it is opened, and how: for names that come from a file.
+    root: Option<OwnedFd>,
+    how: types::OpenHow,
     /// An entry is under way.
     busy: bool,
     /// It is counted in [`Ring::small`].
@@ -108,8 +113,9 @@ impl Ring {
         let params = ring.params();
         let mut probe = Probe::new();
         ring.submitter().register_probe(&mut probe).map_err(errno_of)?;
-        let codes = [opcode::Read::CODE, opcode::ReadFixed::CODE, opcode::OpenAt::CODE, opcode::PollAdd::CODE];
-        let codes_known = codes.into_iter().all(|code| probe.is_supported(code));
+        let reads = [opcode::Read::CODE, opcode::ReadFixed::CODE, opcode::PollAdd::CODE];
+        let mut codes = reads.into_iter().chain([opcode::OpenAt::CODE, opcode::OpenAt2::CODE]);
+        let codes_known = codes.all(|code| probe.is_supported(code));
         if !params.is_feature_ext_arg() || !params.is_feature_nodrop() || !codes_known {
             return Err(Errno::NOSYS);
         }
@@ -249,6 +255,7 @@ impl Ring {
             return None;
         }
         slot.file = None;
+        slot.root = None;
         slot.buf.take()
     }
 
@@ -283,7 +290,7 @@ impl Ring {
     }
 
     /// Queues the opening of the path that `write` writes (without its NUL).
-    pub(super) fn open(&mut self, key: Key, flags: rustix::fs::OFlags, write: impl FnOnce(&mut Vec<u8>)) -> bool {
+    pub(super) fn open(&mut self, key: Key, flags: OFlags, write: impl FnOnce(&mut Vec<u8>)) -> bool {
         let slot = &mut self.slots[key.index()];
         assert!(!slot.busy, "one entry at a time");
         write(&mut slot.path);
@@ -295,6 +302,21 @@ impl Ring {
         let entry = opcode::OpenAt::new(types::Fd(rustix::fs::CWD.as_raw_fd()), slot.path.as_ptr().cast())
             .flags(flags.bits() as i32)
             .build();
+        slot.small = true;
+        self.push(entry.user_data(key.user_data()), Some(key.index()))
+    }
+
+    /// Queues the opening of `name` beneath the folder `root`.
+    pub(super) fn open_beneath(&mut self, key: Key, root: OwnedFd, name: &[u8], flags: OFlags) -> bool {
+        let slot = &mut self.slots[key.index()];
+        assert!(!slot.busy, "one entry at a time");
+        slot.path.clear();
+        slot.path.extend_from_slice(name);
+        slot.path.push(0);
+        slot.how = types::OpenHow::new().flags(flags.bits().into()).resolve(RESOLVE.bits());
+        let root = slot.root.insert(root);
+        let (path, how) = (slot.path.as_ptr().cast(), &raw const slot.how);
+        let entry = opcode::OpenAt2::new(types::Fd(root.as_raw_fd()), path, how).build();
         slot.small = true;
         self.push(entry.user_data(key.user_data()), Some(key.index()))
     }
@@ -311,9 +333,10 @@ impl Ring {
     }
 
     fn push(&mut self, entry: squeue::Entry, slot: Option<usize>) -> bool {
-        // SAFETY: an entry refers to the buffer or path of its slot, which stays where it is and cannot be reached or
-        // freed until `busy` is cleared by its completion: `hold`, `read` and `open` refuse a busy slot, `release`
-        // keeps it, and `drop` leaks it. Wakes and cancels refer to no memory.
+        // SAFETY: an entry refers to the buffer, path or `how` of its slot, which stays where it is (the slots are
+        // never moved) and cannot be reached or freed until `busy` is cleared by its completion: `hold`, `read`, `open`
+        // and `open_beneath` refuse a busy slot, `release` keeps it, and `drop` leaks it. Wakes and cancels refer to
+        // no memory.
         let pushed = unsafe { self.ring.submission().push(&entry) }.is_ok();
         if let (true, Some(slot)) = (pushed, slot) {
             let slot = &mut self.slots[slot];
