@@ -345,6 +345,13 @@ impl LoaderBuilder {
         self
     }
 
+    /// For tests: what shall go wrong in its readers.
+    #[cfg(feature = "test-util")]
+    pub fn faulty(mut self, faulty: Arc<read::Faulty>) -> Self {
+        self.reader.faulty = Some(faulty);
+        self
+    }
+
     /// Measures nothing: for the bench that shows what measuring costs.
     #[doc(hidden)]
     pub fn unmeasured(mut self) -> Self {

@@ -7,7 +7,8 @@
 //!
 //! Whatever is opened is a regular file of the length that was indexed, or an error that says what it is instead.
 
-use super::progress::footprint;
+use super::progress::{Next, footprint};
+use super::seam::{Attempt, Call, Seam};
 use super::{Extent, Footprint, SourceId, Sources, add};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -40,6 +41,7 @@ pub(crate) struct Files {
     kept: Option<Box<[OnceLock<File>]>>,
     opens: AtomicU64,
     fallbacks: AtomicU64,
+    seam: Seam,
 }
 
 /// An open regular file of the right length.
@@ -77,7 +79,22 @@ impl Files {
         let budget = budget.map_or_else(|| descriptor_limit() / 4, u64::from);
         let kept = (sources.count() as u64 <= budget)
             .then(|| (0..sources.count()).map(|_| OnceLock::new()).collect::<Box<[_]>>());
-        Self { sources, align, kept, opens: AtomicU64::new(0), fallbacks: AtomicU64::new(0) }
+        let seam = Seam::default();
+        Self { sources, align, kept, opens: AtomicU64::new(0), fallbacks: AtomicU64::new(0), seam }
+    }
+
+    /// The same, and its files are opened and read through `seam`.
+    pub(crate) fn through(self, seam: Seam) -> Self {
+        Self { seam, ..self }
+    }
+
+    pub(crate) fn seam(&self) -> &Seam {
+        &self.seam
+    }
+
+    /// The attempt to read `next` of an extent.
+    pub(super) fn attempt(&self, call: Call, extent: &Extent, next: Next, align: usize) -> Attempt {
+        Attempt { call, extent: *extent, next, align, file: self.sources.len_of(extent.source) }
     }
 
     pub(crate) fn sources(&self) -> &Arc<Sources> {
@@ -148,7 +165,10 @@ impl Files {
         if let Some(file) = self.open_already(id) {
             return Ok(Handle::Kept(file));
         }
-        let open = |flags| with_path(&self.sources, id, |path| rustix::fs::open(path, flags, Mode::empty()));
+        let open = |flags| {
+            let open = || with_path(&self.sources, id, |path| rustix::fs::open(path, flags, Mode::empty()));
+            self.seam.open(id).opened(open)
+        };
         match open(self.flags()) {
             Err(Errno::INVAL) if self.align > 1 => {
                 let fd = open(OPEN_FLAGS).map_err(|errno| open_error(&self.sources, id, errno))?;
@@ -166,10 +186,8 @@ impl Files {
         if let Some(file) = self.open_already(id) {
             return Ok(Some(Handle::Kept(file)));
         }
-        let opened = with_path(&self.sources, id, |path| {
-            rustix::fs::openat2(CWD, path, self.flags(), Mode::empty(), ResolveFlags::CACHED)
-        });
-        match opened {
+        let open = |path: &CStr| rustix::fs::openat2(CWD, path, self.flags(), Mode::empty(), ResolveFlags::CACHED);
+        match self.seam.open(id).opened(|| with_path(&self.sources, id, open)) {
             Ok(fd) => self.adopt(id, fd, false).map(Some),
             Err(Errno::AGAIN) => Ok(None),
             // Before 5.12 (EINVAL), before 5.6 (ENOSYS), or under a seccomp filter (EPERM): a file that stays open may

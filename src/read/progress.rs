@@ -89,6 +89,11 @@ impl Progress {
         self.align > 1
     }
 
+    /// What offsets, lengths and memory are multiples of.
+    pub(crate) fn align(&self) -> usize {
+        self.align
+    }
+
     /// What to read now.
     pub(crate) fn next(&self) -> Next {
         let at = self.got & !(self.align - 1);

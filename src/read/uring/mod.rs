@@ -20,6 +20,7 @@ use self::inflight::{Action, CANCEL, Entered, Key, Phase, Table, WAKE, entered};
 use self::ring::{Ring, Target};
 use super::files::{Files, Handle, OPEN_FLAGS, open_error};
 use super::progress::{Failure, Progress, Step};
+use super::seam::Call;
 use super::waker::Bell;
 use super::{Completion, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, Sealed, Waker, count_leaked};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -257,20 +258,26 @@ impl Uring {
     }
 
     fn push(&mut self, key: Key) -> bool {
+        #[cfg(feature = "test-util")]
+        if !self.ring.has_room() {
+            return false;
+        }
         let Some(op) = self.table.get_mut(key) else { return true };
         let id = op.extent.source;
         match &op.phase {
             Phase::Open { direct, .. } => {
                 let flags = if *direct { self.files.flags() } else { OPEN_FLAGS };
                 let sources = self.files.sources();
-                self.ring.open(key, flags, |path| sources.path_into(id, path))
+                self.ring.open(key, flags, self.files.seam().open(id), |path| sources.path_into(id, path))
             }
             Phase::Read(progress) => {
                 let target = match self.files.open_already(id) {
                     Some(file) => Target::Kept(file, id.index()),
                     None => Target::Own,
                 };
-                let pushed = self.ring.read(key, target, progress.next());
+                let (next, align) = (progress.next(), progress.align());
+                let turn = self.files.seam().turn(|| self.files.attempt(Call::Read, &op.extent, next, align));
+                let pushed = self.ring.read(key, target, next, turn);
                 let reads =
                     if progress.is_direct() { &mut self.stats.direct_reads } else { &mut self.stats.buffered_reads };
                 *reads += u64::from(pushed);
