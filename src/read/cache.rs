@@ -6,7 +6,7 @@
 //! does not answer that, probing is spaced out while it does not pay.
 
 use super::files::Files;
-use super::progress::Next;
+use super::progress::{Next, RETRIES_MAX};
 use super::seam::{Call, Seam};
 use super::{Extent, Sources, add, sys};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -137,7 +137,7 @@ impl PageCache {
 
     /// The bytes, or false as soon as some are not there.
     fn copy(&self, fd: impl AsFd, extent: &Extent, dst: &mut [u8]) -> Result<bool> {
-        let mut done = 0;
+        let (mut done, mut retries) = (0, 0);
         while done < dst.len() {
             let next = Next { offset: extent.offset + done as u64, at: done, len: dst.len() - done };
             let turn = self.files.seam().turn(|| self.files.attempt(Call::Cached, extent, next, 1));
@@ -150,7 +150,9 @@ impl PageCache {
                     return Err(Error::new(ErrorKind::Truncated, Stage::Read, message));
                 }
                 Ok(read) => done += read,
-                Err(Errno::INTR) => {}
+                Err(Errno::INTR) if retries < RETRIES_MAX => retries += 1,
+                // Whoever waits for it can say better what is wrong.
+                Err(Errno::INTR) => return Ok(false),
                 Err(Errno::AGAIN) => return Ok(false),
                 Err(errno @ (Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM | Errno::INVAL)) => {
                     self.refused.get_or_init(|| format!("reading without waiting is refused: {errno}"));

@@ -21,6 +21,7 @@ use super::progress::Next;
 use super::seam::{Attempt, Call};
 use super::{Extent, ReaderOptions, SourceId};
 use rustix::io::Errno;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -48,7 +49,7 @@ pub enum Fault {
 }
 
 /// A fault that happened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Hit {
     /// The operation's number, from 0.
@@ -57,8 +58,10 @@ pub struct Hit {
     pub call: Call,
     /// What went wrong.
     pub fault: Fault,
-    /// The bytes wanted that it concerns: the attempt's, or the one byte with the wrong bit. Of an open, none.
+    /// What the reader was asked for. Of an open the source alone.
     pub extent: Extent,
+    /// The bytes of it, by their place in the file, that this concerns: those of the attempt, or the one with the wrong bit.
+    pub bytes: Range<u64>,
 }
 
 /// A plan of faults and what became of it; shared by the readers that it is given to, see
@@ -145,8 +148,7 @@ impl Faulty {
         let meant = state.plan.iter().find(|(first, count, _)| at >= *first && at - first < *count);
         let Some(fault) = meant.map(|(.., fault)| *fault) else { return Turn(None) };
         let Some((change, offset, len)) = change(fault, at, attempt) else { return Turn(None) };
-        let extent = Extent { source: attempt.extent.source, offset, len };
-        let hit = Hit { at, call: attempt.call, fault, extent };
+        let hit = Hit { at, call: attempt.call, fault, extent: attempt.extent, bytes: offset..offset + len };
         Turn(Some(Armed { faulty: self.clone(), hit, change }))
     }
 }
@@ -168,9 +170,9 @@ enum Change {
 
 /// How `fault` comes about, and which of the wanted bytes (offset, length) it concerns; `None` where it makes no sense.
 fn change(fault: Fault, at: u64, attempt: &Attempt) -> Option<(Change, u64, u64)> {
-    let Attempt { call, extent, next, align, file } = *attempt;
+    let Attempt { call, extent, next, align, there: ref file } = *attempt;
     // What the kernel would bring, and what of it is wanted.
-    let there = file.saturating_sub(next.offset).min(next.len as u64);
+    let there = file.end.saturating_sub(next.offset).min(next.len as u64);
     let start = next.offset.max(extent.offset);
     let end = (next.offset + there).min(extent.offset.saturating_add(extent.len)).max(start);
     let (wanted, no_bytes) = (end - start, matches!(call, Call::Open | Call::Populate));
@@ -185,10 +187,13 @@ fn change(fault: Fault, at: u64, attempt: &Attempt) -> Option<(Change, u64, u64)
             ((bytes as u64) < there).then_some(Change::Len(bytes))?
         }
         Fault::Elsewhere => {
-            let step = if block > 1 { block as u64 } else { ELSEWHERE.min(file / 2).max(1) };
-            let other = next.offset.checked_sub(step).unwrap_or(next.offset + step);
-            // A read that then ended before the file's end would be read again from where it should.
-            let fits = if block > 1 { file.saturating_sub(other) >= there } else { other < file };
+            let step = if block > 1 { block as u64 } else { ELSEWHERE.min((file.end - file.start) / 2).max(1) };
+            let before = next.offset.checked_sub(step).filter(|before| *before >= file.start);
+            let other = before.unwrap_or(next.offset + step);
+            // With O_DIRECT, a read that then ended before the file's end would be read again from where it should; a copy
+            // cannot end there.
+            let left = file.end.saturating_sub(other);
+            let fits = if block > 1 || call == Call::Copy { left >= there } else { left > 0 };
             fits.then_some(Change::Offset(other))?
         }
         Fault::Flipped => {
@@ -226,7 +231,7 @@ impl Armed {
         let mut state = self.faulty.lock();
         state.injected += 1;
         if state.hits.len() < HITS_MAX {
-            state.hits.push(self.hit);
+            state.hits.push(self.hit.clone());
         }
     }
 }
@@ -239,7 +244,7 @@ impl Seam {
     /// The opening of a file.
     pub(crate) fn open(&self, source: SourceId) -> Turn {
         let (extent, next) = (Extent { source, offset: 0, len: 0 }, Next { offset: 0, at: 0, len: 0 });
-        self.turn(|| Attempt { call: Call::Open, extent, next, align: 1, file: 0 })
+        self.turn(|| Attempt { call: Call::Open, extent, next, align: 1, there: 0..0 })
     }
 
     /// An attempt to read.
@@ -339,24 +344,24 @@ mod tests {
     /// A read of `len` bytes from `offset` for the extent from 1000 to 3000, of a file of 10,000 bytes.
     fn attempt(offset: u64, len: usize, align: usize) -> Attempt {
         let extent = Extent { source: SourceId::at(0), offset: 1000, len: 2000 };
-        Attempt { call: Call::Read, extent, next: Next { offset, at: 0, len }, align, file: 10_000 }
+        Attempt { call: Call::Read, extent, next: Next { offset, at: 0, len }, align, there: 0..10_000 }
     }
 
     #[test]
     fn a_fault_concerns_the_bytes_that_were_wanted_and_are_there() {
-        let (plain, direct, tail) = (attempt(1000, 2000, 1), attempt(512, 2560, 512), attempt(1500, 1500, 1));
+        let (plain, direct, tail) = (|| attempt(1000, 2000, 1), || attempt(512, 2560, 512), || attempt(1500, 1500, 1));
         let table = [
-            (Fault::Error(5), plain, Some((Change::Instead(-5), 1000, 2000))),
-            (Fault::Error(0), plain, Some((Change::Instead(-1), 1000, 2000))),
-            (Fault::Zero, direct, Some((Change::Instead(0), 1000, 2000))),
-            (Fault::Zero, tail, Some((Change::Instead(0), 1500, 1500))),
-            (Fault::Short(0), plain, Some((Change::Len(1), 1000, 2000))),
-            (Fault::Short(1999), plain, Some((Change::Len(1999), 1000, 2000))),
-            (Fault::Short(2000), plain, None),
-            (Fault::Short(1), direct, Some((Change::Len(512), 1000, 2000))),
-            (Fault::Short(2049), direct, None),
-            (Fault::Elsewhere, plain, Some((Change::Offset(936), 1000, 2000))),
-            (Fault::Elsewhere, direct, Some((Change::Offset(0), 1000, 2000))),
+            (Fault::Error(5), plain(), Some((Change::Instead(-5), 1000, 2000))),
+            (Fault::Error(0), plain(), Some((Change::Instead(-1), 1000, 2000))),
+            (Fault::Zero, direct(), Some((Change::Instead(0), 1000, 2000))),
+            (Fault::Zero, tail(), Some((Change::Instead(0), 1500, 1500))),
+            (Fault::Short(0), plain(), Some((Change::Len(1), 1000, 2000))),
+            (Fault::Short(1999), plain(), Some((Change::Len(1999), 1000, 2000))),
+            (Fault::Short(2000), plain(), None),
+            (Fault::Short(1), direct(), Some((Change::Len(512), 1000, 2000))),
+            (Fault::Short(2049), direct(), None),
+            (Fault::Elsewhere, plain(), Some((Change::Offset(936), 1000, 2000))),
+            (Fault::Elsewhere, direct(), Some((Change::Offset(0), 1000, 2000))),
             (Fault::Elsewhere, attempt(0, 3072, 512), Some((Change::Offset(512), 1000, 2000))),
             // Nothing else of that length is there.
             (Fault::Elsewhere, attempt(0, 10_240, 512), None),
@@ -364,6 +369,9 @@ mod tests {
         for (fault, attempt, right) in table {
             assert_eq!(change(fault, 0, &attempt), right, "{fault:?} {attempt:?}");
         }
+        // A map of the extent alone has no other bytes.
+        let map = Attempt { call: Call::Copy, there: 1000..3000, ..attempt(1000, 2000, 1) };
+        assert_eq!(change(Fault::Elsewhere, 0, &map), None);
     }
 
     #[test]

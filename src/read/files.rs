@@ -94,7 +94,7 @@ impl Files {
 
     /// The attempt to read `next` of an extent.
     pub(super) fn attempt(&self, call: Call, extent: &Extent, next: Next, align: usize) -> Attempt {
-        Attempt { call, extent: *extent, next, align, file: self.sources.len_of(extent.source) }
+        Attempt { call, extent: *extent, next, align, there: 0..self.sources.len_of(extent.source) }
     }
 
     pub(crate) fn sources(&self) -> &Arc<Sources> {

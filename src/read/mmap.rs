@@ -8,8 +8,8 @@
 #![allow(unsafe_code)]
 
 use super::files::{File, Files};
-use super::progress::{Failure, Next, Progress, Step};
-use super::seam::Call;
+use super::progress::{Failure, Next, Progress, RETRIES_MAX, Step};
+use super::seam::{Attempt, Call};
 use super::threads::Work;
 use super::{Counters, Extent, Footprint, ReadStats, add};
 use crate::error::{Error, Result, Stage};
@@ -91,20 +91,22 @@ impl Mmap {
     /// Copies out of the map, which starts at `base` of the file, until `dst` is full or a page cannot be had.
     fn copy(&self, map: &MmapRaw, base: u64, extent: &Extent, dst: &mut [u8]) -> Result<usize, Errno> {
         let start = (extent.offset - base) as usize;
-        let turn = |call, next| self.files.seam().turn(|| self.files.attempt(call, extent, next, 1));
+        let there = base..base + map.len() as u64;
+        let attempt = |call, next| Attempt { there: there.clone(), ..self.files.attempt(call, extent, next, 1) };
+        let turn = |call, next| self.files.seam().turn(|| attempt(call, next));
         let next = |done| Next { offset: extent.offset + done as u64, at: done, len: extent.len as usize - done };
         // First all of it on its way at once, then wait for it: faults alone would bring it page by page. Both are
         // hints: what they miss the copy brings, and what cannot be had it reports.
         let _ = map.advise_range(Advice::WillNeed, start, dst.len());
         let populate = || map.advise_range(Advice::PopulateRead, start, dst.len());
         let _ = turn(Call::Populate, next(0)).opened(|| Ok(populate()));
-        let mut done = 0;
+        let (mut done, mut retries) = (0, 0);
         while done < dst.len() {
             let copy = |next: Next, dst: &mut [u8]| copy_once(map, (next.offset - base) as usize, dst);
             match turn(Call::Copy, next(done)).around(next(done), dst, copy) {
                 Ok(0) | Err(Errno::FAULT) => break,
                 Ok(count) => done += count,
-                Err(Errno::INTR | Errno::AGAIN) => {}
+                Err(Errno::INTR | Errno::AGAIN) if retries < RETRIES_MAX => retries += 1,
                 Err(Errno::PERM | Errno::NOSYS | Errno::ACCESS) => {
                     self.denied.store(true, Ordering::Relaxed);
                     break;

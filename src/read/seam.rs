@@ -11,6 +11,7 @@
 
 use super::Extent;
 use super::progress::Next;
+use std::ops::Range;
 
 /// What is asked of the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,15 +30,16 @@ pub enum Call {
     Copy,
 }
 
-/// What a read attempt is about. `next` says what is asked for, in multiples of `align` bytes; the file has `file` bytes.
-#[derive(Clone, Copy, Debug)]
+/// What a read attempt is about. `next` says what is asked for, in multiples of `align` bytes; `there` are the bytes of the file
+/// that could be asked for: all, or those of a map.
+#[derive(Clone, Debug)]
 #[cfg_attr(not(feature = "test-util"), allow(dead_code, reason = "for faults"))]
 pub(super) struct Attempt {
     pub(super) call: Call,
     pub(super) extent: Extent,
     pub(super) next: Next,
     pub(super) align: usize,
-    pub(super) file: u64,
+    pub(super) there: Range<u64>,
 }
 
 #[cfg(feature = "test-util")]

@@ -315,6 +315,11 @@ impl Uring {
         let (extent, cancelled) = (op.extent, op.cancelled);
         match action {
             Action::Opened(fd) => self.opened(key, fd),
+            Action::OpenFailed(Errno::CANCELED) | Action::Read(Step::Fail(Failure::Os(Errno::CANCELED)))
+                if cancelled =>
+            {
+                self.end(key, Err(self.cut_short(&extent)));
+            }
             Action::OpenFailed(errno) => self.end(key, Err(open_error(self.files.sources(), extent.source, errno))),
             Action::Read(Step::Done(start)) => self.end(key, Ok(start)),
             Action::Read(Step::Fail(failure)) => self.end(key, Err(failure.error(&extent))),
@@ -331,7 +336,8 @@ impl Uring {
 
     /// The error of an operation that is not continued.
     fn cut_short(&self, extent: &Extent) -> Error {
-        self.broken.map_or_else(|| Failure::Os(Errno::CANCELED).error(extent), broken_error)
+        let cancelled = || Error::new(ErrorKind::Cancelled, Stage::Read, "").with_range(extent.offset, extent.len);
+        self.broken.map_or_else(cancelled, broken_error)
     }
 
     fn go_on(&mut self, key: Key, extent: &Extent, step: Step, short: bool) {
