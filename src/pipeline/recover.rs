@@ -33,7 +33,7 @@ use crate::ledger::BadSample;
 use crate::memory::{ChunkBuf, RegionBytes, Rows};
 use crate::order::{Draws, Key};
 use crate::profile::export::spans;
-use crate::read::{Again, Cached, Extent, Sources};
+use crate::read::{Again, Cached, Extent};
 use bytes::Bytes;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -114,11 +114,11 @@ impl Drop for Turn<'_> {
 }
 
 impl Recovery {
-    pub(crate) fn new(policy: OnBadSample, room: Room, sources: Arc<Sources>) -> Self {
+    pub(crate) fn new(policy: OnBadSample, room: Room, again: Again) -> Self {
         Self {
             substitutes: policy != OnBadSample::Fail,
             room,
-            again: Again::new(sources),
+            again,
             recovered: AtomicU64::new(0),
             waiting: super::work::Queue::with_room(0),
             busy: AtomicBool::new(false),

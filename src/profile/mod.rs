@@ -25,7 +25,7 @@ pub use report::{Copies, DirectReads, Report};
 
 pub(crate) use clock::Clock;
 pub(crate) use cpu::{Role, Threads};
-#[cfg(feature = "test-util")]
+#[cfg(feature = "effort")]
 #[doc(hidden)]
 pub use effort::effort;
 pub use meter::Latency;

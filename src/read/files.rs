@@ -8,7 +8,8 @@
 //! Whatever is opened is a regular file of the length that was indexed, or an error that says what it is instead. A
 //! name that came from a file is opened beneath its folder (`beneath`).
 
-use super::progress::footprint;
+use super::progress::{Next, footprint};
+use super::seam::{Attempt, Call, Seam};
 use super::{Extent, Footprint, SourceId, Sources, add, beneath};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -41,6 +42,7 @@ pub(crate) struct Files {
     kept: Option<Box<[OnceLock<File>]>>,
     opens: AtomicU64,
     fallbacks: AtomicU64,
+    seam: Seam,
 }
 
 /// An open regular file of the right length.
@@ -78,7 +80,22 @@ impl Files {
         let budget = budget.map_or_else(|| descriptor_limit() / 4, u64::from);
         let kept = (sources.count() as u64 <= budget)
             .then(|| (0..sources.count()).map(|_| OnceLock::new()).collect::<Box<[_]>>());
-        Self { sources, align, kept, opens: AtomicU64::new(0), fallbacks: AtomicU64::new(0) }
+        let seam = Seam::default();
+        Self { sources, align, kept, opens: AtomicU64::new(0), fallbacks: AtomicU64::new(0), seam }
+    }
+
+    /// The same, and its files are opened and read through `seam`.
+    pub(crate) fn through(self, seam: Seam) -> Self {
+        Self { seam, ..self }
+    }
+
+    pub(crate) fn seam(&self) -> &Seam {
+        &self.seam
+    }
+
+    /// The attempt to read `next` of an extent.
+    pub(super) fn attempt(&self, call: Call, extent: &Extent, next: Next, align: usize) -> Attempt {
+        Attempt { call, extent: *extent, next, align, there: 0..self.sources.len_of(extent.source) }
     }
 
     pub(crate) fn sources(&self) -> &Arc<Sources> {
@@ -149,9 +166,10 @@ impl Files {
         if let Some(file) = self.open_already(id) {
             return Ok(Handle::Kept(file));
         }
-        match open(&self.sources, id, self.flags()) {
+        let opened = |flags| self.seam.open(id).opened(|| open(&self.sources, id, flags));
+        match opened(self.flags()) {
             Err(Errno::INVAL) if self.align > 1 => {
-                let fd = open(&self.sources, id, OPEN_FLAGS).map_err(|errno| open_error(&self.sources, id, errno))?;
+                let fd = opened(OPEN_FLAGS).map_err(|errno| open_error(&self.sources, id, errno))?;
                 self.adopt(id, fd, true)
             }
             Err(errno) => Err(open_error(&self.sources, id, errno)),
@@ -166,14 +184,14 @@ impl Files {
         if let Some(file) = self.open_already(id) {
             return Ok(Some(Handle::Kept(file)));
         }
-        let opened = match self.sources.beneath(id) {
+        let opened = self.seam.open(id).opened(|| match self.sources.beneath(id) {
             Some((root, name)) => {
                 with_cstr(|path| path.extend_from_slice(name), |name| beneath::open_cached(root, name, self.flags()))
             }
             None => with_path(&self.sources, id, |path| {
                 rustix::fs::openat2(CWD, path, self.flags(), Mode::empty(), ResolveFlags::CACHED)
             }),
-        };
+        });
         match opened {
             Ok(fd) => self.adopt(id, fd, false).map(Some),
             Err(Errno::AGAIN) => Ok(None),

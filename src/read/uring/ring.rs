@@ -12,6 +12,7 @@ use crate::memory::{IoBuf, Region};
 use crate::read::beneath::RESOLVE;
 use crate::read::files::File;
 use crate::read::progress::{Next, READ_MAX};
+use crate::read::seam::Turn;
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::OFlags;
@@ -62,6 +63,9 @@ pub(super) struct Ring {
     /// Those of `busy` that open a file or read at most [`SMALL`] bytes.
     small: usize,
     flavour: &'static str,
+    /// Completions that are told late: when, of whom, the result. Their entries are under way until then.
+    #[cfg(feature = "test-util")]
+    late: Vec<(std::time::Instant, Key, i32)>,
 }
 
 #[derive(Default)]
@@ -78,6 +82,9 @@ struct Slot {
     busy: bool,
     /// It is counted in [`Ring::small`].
     small: bool,
+    /// What its entry shall suffer, and where in the buffer it reads.
+    #[cfg(feature = "test-util")]
+    turn: (Turn, std::ops::Range<usize>),
 }
 
 /// Registered buffer number `i` is `len` bytes from `start` of the region.
@@ -128,6 +135,8 @@ impl Ring {
             busy: 0,
             small: 0,
             flavour,
+            #[cfg(feature = "test-util")]
+            late: Vec::new(),
         })
     }
 
@@ -260,7 +269,8 @@ impl Ring {
     }
 
     /// Queues the read of `next` into the slot's buffer. False when the queue is full: enter, then try again.
-    pub(super) fn read(&mut self, key: Key, target: Target<'_>, next: Next) -> bool {
+    pub(super) fn read(&mut self, key: Key, target: Target<'_>, next: Next, turn: Turn) -> bool {
+        let next = turn.next(next);
         let slot = &mut self.slots[key.index()];
         assert!(!slot.busy, "one entry at a time");
         let buf = slot.buf.as_mut().expect("held since it was started");
@@ -286,11 +296,11 @@ impl Ring {
             (None, None) => opcode::Read::new(fd, ptr, len).offset(next.offset).build(),
         };
         slot.small = next.len <= SMALL;
-        self.push(entry.user_data(key.user_data()), Some(key.index()))
+        self.push_turn(key, entry, turn, next.at..next.at + next.len)
     }
 
     /// Queues the opening of the path that `write` writes (without its NUL).
-    pub(super) fn open(&mut self, key: Key, flags: OFlags, write: impl FnOnce(&mut Vec<u8>)) -> bool {
+    pub(super) fn open(&mut self, key: Key, flags: OFlags, turn: Turn, write: impl FnOnce(&mut Vec<u8>)) -> bool {
         let slot = &mut self.slots[key.index()];
         assert!(!slot.busy, "one entry at a time");
         write(&mut slot.path);
@@ -303,11 +313,11 @@ impl Ring {
             .flags(flags.bits() as i32)
             .build();
         slot.small = true;
-        self.push(entry.user_data(key.user_data()), Some(key.index()))
+        self.push_turn(key, entry, turn, 0..0)
     }
 
     /// Queues the opening of `name` beneath the folder `root`.
-    pub(super) fn open_beneath(&mut self, key: Key, root: OwnedFd, name: &[u8], flags: OFlags) -> bool {
+    pub(super) fn open_beneath(&mut self, key: Key, root: OwnedFd, name: &[u8], flags: OFlags, turn: Turn) -> bool {
         let slot = &mut self.slots[key.index()];
         assert!(!slot.busy, "one entry at a time");
         slot.path.clear();
@@ -318,7 +328,7 @@ impl Ring {
         let (path, how) = (slot.path.as_ptr().cast(), &raw const slot.how);
         let entry = opcode::OpenAt2::new(types::Fd(root.as_raw_fd()), path, how).build();
         slot.small = true;
-        self.push(entry.user_data(key.user_data()), Some(key.index()))
+        self.push_turn(key, entry, turn, 0..0)
     }
 
     /// Queues one look-out for wakes.
@@ -330,6 +340,22 @@ impl Ring {
     /// Queues the cancellation of an operation's entry.
     pub(super) fn cancel(&mut self, key: Key) -> bool {
         self.push(opcode::AsyncCancel::new(key.user_data()).build().user_data(CANCEL), None)
+    }
+
+    /// Queues an operation's entry, or a NOP where it shall not be done.
+    fn push_turn(&mut self, key: Key, entry: squeue::Entry, turn: Turn, _bytes: std::ops::Range<usize>) -> bool {
+        let entry = if turn.instead().is_some() { opcode::Nop::new().build() } else { entry };
+        #[cfg(feature = "test-util")]
+        {
+            self.slots[key.index()].turn = (turn, _bytes);
+        }
+        self.push(entry.user_data(key.user_data()), Some(key.index()))
+    }
+
+    /// Whether another entry can be queued: the turn of one that cannot would be lost.
+    #[cfg(feature = "test-util")]
+    pub(super) fn has_room(&mut self) -> bool {
+        !self.ring.submission().is_full()
     }
 
     fn push(&mut self, entry: squeue::Entry, slot: Option<usize>) -> bool {
@@ -349,6 +375,8 @@ impl Ring {
 
     /// Sends what is queued and sleeps until `want` completions are there, or the timeout (`ETIME`).
     pub(super) fn enter(&mut self, want: usize, timeout: Option<Duration>) -> Result<(), Errno> {
+        #[cfg(feature = "test-util")]
+        let timeout = self.next_late().map(|late| timeout.map_or(late, |timeout| timeout.min(late))).or(timeout);
         let time = timeout.map(types::Timespec::from).unwrap_or_default();
         let args = types::SubmitArgs::new();
         let args = if timeout.is_some() { args.timespec(&time) } else { args };
@@ -357,15 +385,47 @@ impl Ring {
 
     /// Takes the completions: user data and result.
     pub(super) fn reap(&mut self, out: &mut Vec<(u64, i32)>) {
-        for entry in self.ring.completion() {
-            if let Some(key) = Key::from_user_data(entry.user_data()) {
-                let slot = &mut self.slots[key.index()];
-                self.busy -= usize::from(slot.busy);
-                self.small -= usize::from(slot.busy && slot.small);
-                slot.busy = false;
-            }
-            out.push((entry.user_data(), entry.result()));
+        let from = out.len();
+        out.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result())));
+        #[cfg(feature = "test-util")]
+        self.suffer(out, from);
+        for (user_data, _) in &out[from..] {
+            let Some(key) = Key::from_user_data(*user_data) else { continue };
+            let slot = &mut self.slots[key.index()];
+            self.busy -= usize::from(slot.busy);
+            self.small -= usize::from(slot.busy && slot.small);
+            slot.busy = false;
         }
+    }
+
+    /// Keeps back the completions that shall be late, adds those whose time has come, and tells what shall be told of each.
+    #[cfg(feature = "test-util")]
+    fn suffer(&mut self, out: &mut Vec<(u64, i32)>, from: usize) {
+        let now = std::time::Instant::now();
+        let mut kept = out.split_off(from);
+        kept.retain(|(user_data, result)| {
+            let Some(key) = Key::from_user_data(*user_data) else { return true };
+            let until = self.slots[key.index()].turn.0.until().filter(|until| *until > now);
+            self.late.extend(until.map(|until| (until, key, *result)));
+            until.is_none()
+        });
+        let come = self.late.extract_if(.., |(until, ..)| *until <= now);
+        kept.extend(come.map(|(_, key, result)| (key.user_data(), result)));
+        for (user_data, result) in &mut kept {
+            let Some(key) = Key::from_user_data(*user_data) else { continue };
+            let Slot { buf, turn, .. } = &mut self.slots[key.index()];
+            let (turn, bytes) = std::mem::take(turn);
+            let bytes = buf.as_mut().and_then(|buf| buf.as_mut_slice().get_mut(bytes));
+            *result = turn.told(i64::from(*result), bytes) as i32;
+        }
+        out.append(&mut kept);
+    }
+
+    /// How long until a completion that is late can be told.
+    #[cfg(feature = "test-util")]
+    fn next_late(&self) -> Option<Duration> {
+        let next = self.late.iter().map(|(until, ..)| *until).min()?;
+        Some(next.saturating_duration_since(std::time::Instant::now()))
     }
 }
 
@@ -464,7 +524,7 @@ mod tests {
         let bytes = ByteRing::new(4096, 1, || {}).unwrap();
         ring.hold(0, bytes.reserve(10).unwrap().into());
         let key = Key::new(0, 0);
-        assert!(ring.open(key, crate::read::files::OPEN_FLAGS, |path| path.extend(b"/")));
+        assert!(ring.open(key, crate::read::files::OPEN_FLAGS, Turn::default(), |path| path.extend(b"/")));
         assert!(ring.release(0).is_none() && ring.busy() == 1);
         drop(ring);
         assert!(bytes.reserve(4096).is_none(), "the span was freed while the kernel may write to it");
