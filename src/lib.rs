@@ -165,6 +165,7 @@ pub mod profile;
 pub mod read;
 mod state;
 mod stop;
+mod sync;
 pub mod tensor;
 
 pub use batch::{Batch, FieldView, MicroBatch};

@@ -38,6 +38,10 @@ const TIME: Duration = Duration::from_secs(50);
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Of all slots of a life; more than any plan here.
 const BUDGET: usize = 256 << 20;
+/// Lives after which nothing may be left. The stand-in GPU keeps the addresses of what was freed, to tell who uses it.
+const EACH: u64 = 50;
+/// The allocator's and the threads' own, which do not grow for ever.
+const MORE_MAPPINGS: usize = 300;
 /// Epochs that are begun.
 const EPOCHS: u64 = 3;
 
@@ -128,6 +132,27 @@ struct Life<'a> {
 }
 
 impl Sweep {
+    /// Some lives with devices of their own; what was kept of them is looked at, and nothing of them is left.
+    fn lives(&mut self, numbers: std::ops::Range<u64>) {
+        #[cfg(feature = "cuda")]
+        let session = {
+            let gpu = standin::Gpu::new(1 << 30, "0000:3b:00.0");
+            let (bandwidth, latency) = (2 << 30, Duration::from_micros(30));
+            standin::cuda().session(standin::Config { devices: vec![gpu], bandwidth, latency, ..Default::default() })
+        };
+        self.devices.push(feedline::Device::host());
+        #[cfg(feature = "cuda")]
+        self.devices.push(feedline::Device::cuda(0).unwrap());
+        for number in numbers {
+            self.life(number);
+            self.forget(8);
+        }
+        self.forget(0);
+        self.devices.clear();
+        #[cfg(feature = "cuda")]
+        assert_eq!(session.live(), standin::Live::default(), "alive in the driver");
+    }
+
     fn life(&mut self, number: u64) {
         let mut draws = Draws::new(SEED, 0, number, "life");
         let workloads = std::mem::take(&mut self.workloads);
@@ -315,6 +340,10 @@ fn forget_pages(file: &std::fs::File) {
     let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
 }
 
+fn mappings() -> usize {
+    std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
+}
+
 #[track_caller]
 fn until(mut reached: impl FnMut() -> bool, what: impl Fn() -> String) {
     let started = Instant::now();
@@ -364,16 +393,6 @@ fn whatever_is_dropped_whenever_by_whomever_nothing_hangs_is_lost_or_changes_wha
     let full = std::env::var("FEEDLINE_SWEEP").is_ok_and(|sweep| sweep == "full");
     let alone: Option<u64> = std::env::var("FEEDLINE_LIFE").ok().map(|life| life.parse().expect("a number"));
     let dir = Dir::new();
-    #[cfg(feature = "cuda")]
-    let session = {
-        let gpu = standin::Gpu::new(1 << 30, "0000:3b:00.0");
-        let (bandwidth, latency) = (2 << 30, Duration::from_micros(30));
-        standin::cuda().session(standin::Config { devices: vec![gpu], bandwidth, latency, ..Default::default() })
-    };
-    #[cfg(feature = "cuda")]
-    let devices = vec![feedline::Device::host(), feedline::Device::cuda(0).unwrap()];
-    #[cfg(not(feature = "cuda"))]
-    let devices = vec![feedline::Device::host()];
     let watch = Watch::start();
     let workloads = Workload::all(&dir);
     let files: Vec<_> = std::fs::read_dir(dir.path("")).unwrap().flatten().collect();
@@ -381,33 +400,27 @@ fn whatever_is_dropped_whenever_by_whomever_nothing_hangs_is_lost_or_changes_wha
     // Only what is on storage can be forgotten.
     files.iter().for_each(|file| file.sync_all().unwrap());
     let (kept, slowest) = (Vec::new(), Default::default());
-    let mut sweep = Sweep { workloads, files, devices, kept, points: 0, slowest, watch: watch.clone() };
+    let mut sweep = Sweep { workloads, files, devices: Vec::new(), kept, points: 0, slowest, watch: watch.clone() };
     let started = Instant::now();
     // What is opened once per process is there after some lives.
-    (0..40).for_each(|number| sweep.life(u64::MAX - number));
-    sweep.forget(0);
-    let before = descriptors();
-    let mut lives = 0;
-    while alone.is_none_or(|_| lives == 0)
-        && (if full { sweep.points < POINTS_FULL } else { sweep.points < POINTS && started.elapsed() < TIME })
-    {
-        sweep.life(alone.unwrap_or(lives));
-        lives += 1;
-        sweep.forget(8);
-        if lives % 50 == 0 {
-            sweep.forget(0);
-            assert_eq!(descriptors(), before, "up to life {lives}");
+    sweep.lives(u64::MAX - EACH..u64::MAX);
+    let before = (descriptors(), mappings());
+    let (mut lives, number) = (0, alone.unwrap_or(0));
+    loop {
+        let each = if alone.is_some() { 1 } else { EACH };
+        sweep.lives(number + lives..number + lives + each);
+        lives += each;
+        assert_eq!(descriptors(), before.0, "up to life {lives}");
+        let enough =
+            if full { sweep.points >= POINTS_FULL } else { sweep.points >= POINTS || started.elapsed() > TIME };
+        if alone.is_some() || enough {
+            break;
         }
     }
-    sweep.forget(0);
     watch.over.store(true, Ordering::Relaxed);
-    assert_eq!(descriptors(), before);
     assert_eq!(feedline::read::leaked(), 0);
-    #[cfg(feature = "cuda")]
-    {
-        sweep.devices.clear();
-        assert_eq!(session.live(), standin::Live::default(), "alive in the driver");
-    }
+    let more = mappings().saturating_sub(before.1);
+    assert!(more < MORE_MAPPINGS, "{more} mappings more than before");
     let (slowest, what) = &sweep.slowest;
     println!(
         "{} points in {lives} lives, {:.1?}; the slowest drop: {slowest:.1?} ({what})",
