@@ -756,7 +756,7 @@ impl Assembly {
             ready_out: ready.clone(),
             frees: frees_in,
             frees_out: frees.clone(),
-            closed: AtomicBool::new(false),
+            closed: Default::default(),
             waker: waker.clone(),
             meters: meters.clone(),
             to_device: onward.as_ref().map(Onward::to_device),

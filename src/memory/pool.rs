@@ -10,9 +10,10 @@ use super::region::Region;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::ledger::BadSample;
 use crate::profile::SlotTimes;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::tensor::{Element, Field, Layout, Spec};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// Validity of a row. The only notion of validity in the crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

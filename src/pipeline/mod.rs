@@ -52,6 +52,8 @@ pub(crate) mod chunks;
 #[cfg(feature = "cuda")]
 pub(crate) mod direct;
 pub(crate) mod fetch;
+#[cfg(all(test, loom))]
+mod models;
 pub(crate) mod placement;
 pub(crate) mod plan;
 pub(crate) mod recipe;
@@ -211,7 +213,7 @@ pub(crate) struct Exchange {
     pub(crate) frees_out: Receiver<FreeSlot>,
     /// The loader is gone: what still arrives in the channels is taken out again. Slots know this exchange, so one that
     /// lay in its channels for ever would keep both alive.
-    pub(crate) closed: AtomicBool,
+    pub(crate) closed: crate::sync::atomic::AtomicBool,
     pub(crate) waker: Waker,
     /// Full slots that `.map_batch` must see first; its receiver is the workers.
     pub(crate) to_map: Option<Sender<Filled>>,

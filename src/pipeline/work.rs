@@ -16,12 +16,13 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{ChunkBuf, Filled, Rows};
 use crate::profile::Work;
 use crate::read::{Cached, Extent, may_pass};
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 use bytes::Bytes;
 use crossbeam_channel::Receiver;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// Rows that a worker takes at a time have about this many bytes: long enough that taking them does not show, short
 /// enough that all workers finish a batch together.
@@ -52,7 +53,7 @@ impl<T> Queue<T> {
         self.lock().is_empty()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<T>> {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<T>> {
         self.0.lock().unwrap_or_else(|poison| poison.into_inner())
     }
 }
