@@ -20,6 +20,7 @@
 //!   and length. A short read is continued, a read of 0 before the end is [`ErrorKind::Truncated`](crate::ErrorKind).
 //! * A reader is driven by one thread; only its [`Waker`] may be used from others.
 
+mod again;
 mod cache;
 mod choice;
 mod files;
@@ -33,6 +34,7 @@ mod truth;
 mod uring;
 mod waker;
 
+pub(crate) use again::{Again, may_pass};
 pub use cache::{Cached, PageCache};
 pub use choice::{Choice, Opened, open};
 #[cfg(feature = "cuda")]
