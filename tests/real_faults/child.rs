@@ -324,6 +324,10 @@ impl Given {
             Some(bytes) => builder.memory_budget(bytes as usize),
             None => builder,
         };
+        let builder = match self.number("stall_ms") {
+            Some(time) => builder.stall_deadline(Duration::from_millis(time)),
+            None => builder,
+        };
         Ok(builder.slots(slots).depth(self.number("depth").unwrap_or(8) as u32))
     }
 }

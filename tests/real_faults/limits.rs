@@ -8,7 +8,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::path::{Path, PathBuf};
 
 /// More descriptors than any of these loaders needs.
-const ENOUGH: u64 = 64;
+const ENOUGH: u64 = 32;
 
 /// The role of a child: a loader and an epoch under every limit, from none but the standard streams upwards.
 pub fn sweep_descriptors(given: &Given) {
@@ -134,9 +134,9 @@ const BESIDE: u64 = 24 << 20;
 #[test]
 fn a_loader_runs_in_a_control_group_of_little_more_than_its_budget_and_one_too_small_kills_its_own_process_only() {
     let dir = Dir::new();
-    let budget: u64 = 64 << 20;
-    // Twice the budget, in batches of 4 MiB.
-    let set = Set { files: 12, per_file: 96, record: 128 << 10, batch: 32, ..Set::usual(dir.path("")) }.write();
+    let budget: u64 = 32 << 20;
+    // More than the budget, in batches of 2 MiB.
+    let set = Set { files: 12, per_file: 32, record: 128 << 10, batch: 16, ..Set::usual(dir.path("")) }.write();
     for (reader, way) in READERS.iter().enumerate() {
         let group = match Group::new("fits", budget + BESIDE) {
             Ok(group) => group,

@@ -71,10 +71,7 @@ impl Set {
     pub fn sample(&self, id: u64, version: u64) -> Vec<u8> {
         let page = noise(self.record.min(4096), 1 + id + (version << 32));
         let mut bytes: Vec<u8> = page.iter().copied().cycle().take(self.record).collect();
-        for (number, page) in bytes.chunks_mut(4096).enumerate() {
-            page[..8]
-                .copy_from_slice(&(number as u64 ^ u64::from_le_bytes(page[..8].try_into().unwrap())).to_le_bytes());
-        }
+        bytes.chunks_mut(4096).enumerate().for_each(|(number, page)| page[0] ^= number as u8);
         bytes
     }
 

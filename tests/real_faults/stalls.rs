@@ -1,52 +1,62 @@
 //! Storage that does not answer: waits end, what the kernel may still write to is left to it and counted, and nothing hangs.
 
-use crate::child::{Running, Task, skip};
+use crate::child::{Outcome, Running, Task, skip};
 use crate::common::{Dir, READERS};
 use crate::denied::denied_here;
 use crate::fuse::{Fuse, Reads};
 use rustix::io::Errno;
 use std::time::Duration;
 
+/// Until the stall is reported, or the test gives up waiting: both end in a loader that is dropped over reads without an end.
 #[test]
-fn storage_that_never_answers_is_left_behind_and_counted_and_dropping_the_loader_returns() {
+fn storage_that_never_answers_is_named_left_behind_and_counted_and_dropping_the_loader_returns() {
     std::thread::scope(|scope| {
-        for (reader, way) in READERS.iter().enumerate() {
+        for reader in 0..READERS.len() {
             for reads in [Reads::Never, Reads::NeverOpened] {
-                scope.spawn(move || {
-                    let dir = Dir::new();
-                    let mut fuse = match Fuse::new(&dir.path("mount"), reads) {
-                        Ok(fuse) => fuse,
-                        Err(why) => return skip("storage that never answers", why),
-                    };
-                    let task = Task::pull(&fuse.set, reader).with("patience", 1500);
-                    let go = dir.path("go");
-                    let mut child = Running::start(task.with("go", go.display()).command());
-                    if child.until("planned") {
-                        fuse.begin();
-                        std::fs::write(go, "").unwrap();
-                    }
-                    let came = child.until("end");
-                    let held = fuse.held();
-                    // Now it can end: a process with a thread in such a read cannot, by any means.
-                    fuse.abort();
-                    let ended = child.end();
-                    if denied_here(&ended) && reader != 0 {
-                        return skip("storage that never answers", format!("{way:?}: no io_uring here"));
-                    }
-                    assert!(came, "{way:?}, {reads:?}: {ended:#?}");
-                    assert!(held > 0, "{way:?}, {reads:?}: nothing was held: {ended:#?}");
-                    assert!(ended.said("pending").is_some(), "{way:?}, {reads:?}: {ended:#?}");
-                    // Of 32 batches those of the first file, but for what was not yet decoded.
-                    assert!(ended.number("delivered") >= 8, "{way:?}, {reads:?}: {ended:#?}");
-                    assert!(ended.number("leaked") > 0, "{way:?}, {reads:?}: {ended:#?}");
-                    let drop_ms = ended.number("drop_ms");
-                    assert!(drop_ms < 30_000, "{way:?}, {reads:?}: {drop_ms} ms");
-                    let leaked = ended.number("leaked");
-                    eprintln!("{way:?}, {reads:?}: dropped in {drop_ms} ms, {leaked} left behind");
-                });
+                scope.spawn(move || never(reader, reads, true));
             }
+            scope.spawn(move || never(reader, Reads::Never, false));
         }
     });
+}
+
+fn never(reader: usize, reads: Reads, reported: bool) {
+    let (dir, what) = (Dir::new(), format!("{:?}, {reads:?}", READERS[reader]));
+    let mut fuse = match Fuse::new(&dir.path("mount"), reads) {
+        Ok(fuse) => fuse,
+        Err(why) => return skip("storage that never answers", why),
+    };
+    let go = dir.path("go");
+    let task = Task::pull(&fuse.set, reader).with("go", go.display());
+    let task = if reported { task.with("stall_ms", 1200) } else { task.with("patience", 1200) };
+    let mut child = Running::start(task.command());
+    if child.until("planned") {
+        fuse.begin();
+        std::fs::write(go, "").unwrap();
+    }
+    let came = child.until("end");
+    let held = fuse.held();
+    // Now it can end: a process with a thread in such a read cannot, by any means.
+    fuse.abort();
+    let ended = child.end();
+    if denied_here(&ended) && reader != 0 {
+        return skip("storage that never answers", format!("{what}: no io_uring here"));
+    }
+    assert!(came, "{what}: {ended:#?}");
+    assert!(held > 0, "{what}: nothing was held: {ended:#?}");
+    // Of 32 batches those of the first file, but for what came with what was read ahead.
+    assert!(ended.number("delivered") >= 8, "{what}: {ended:#?}");
+    let (drop_ms, leaked) = (ended.number("drop_ms"), ended.number("leaked"));
+    assert!(leaked > 0 && drop_ms < 30_000, "{what}: {ended:#?}");
+    if !reported {
+        assert!(ended.said("pending").is_some(), "{what}: {ended:#?}");
+        return eprintln!("{what}: dropped in {drop_ms} ms, {leaked} left behind");
+    }
+    let Outcome::Failed(fault) = ended.outcome(true) else { panic!("{what}: nothing failed: {ended:#?}") };
+    assert_eq!(fault.kind, "stalled", "{what}: {fault:?}");
+    assert!(fault.is_placed(), "{what}: {fault:?}");
+    assert!(fault.text.contains("001.bin") && fault.text.contains(" s"), "{what}: {fault:?}");
+    eprintln!("{what}: {}; dropped in {drop_ms} ms, {leaked} left behind", fault.text);
 }
 
 #[test]
@@ -82,7 +92,13 @@ fn each(test: &str, reads: Reads, judge: impl Fn(&str, &crate::child::Ended)) {
             Ok(fuse) => fuse,
             Err(why) => return skip(test, why),
         };
-        let ended = Task::pull(&fuse.set, reader).run();
+        let go = dir.path("go");
+        let mut child = Running::start(Task::pull(&fuse.set, reader).with("go", go.display()).command());
+        if child.until("planned") {
+            fuse.begin();
+            std::fs::write(go, "").unwrap();
+        }
+        let ended = child.end();
         if denied_here(&ended) && reader != 0 {
             skip(test, format!("{way:?}: no io_uring here"));
             continue;
