@@ -66,6 +66,8 @@ const UNSAFE: &[&str] = &[
     "tests/kernels.rs",
     "tests/misuse.rs",
     "tests/profile_gpu.rs",
+    "tests/real_faults/seccomp.rs",
+    "tests/real_faults/sys.rs",
     "tests/standin.rs",
     "tests/standin/cuda.rs",
     "tests/standin/cufile.rs",

@@ -1,0 +1,100 @@
+//! The data: files of records that are known without reading them.
+
+use feedline::Error;
+use feedline::dataset::Records;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use crate::common::noise;
+
+/// Files of records in a folder.
+#[derive(Clone, Debug)]
+pub struct Set {
+    pub dir: PathBuf,
+    pub files: usize,
+    /// Records in each file.
+    pub per_file: usize,
+    /// Bytes of a record.
+    pub record: usize,
+    /// Rows of a batch.
+    pub batch: usize,
+}
+
+impl Set {
+    /// 8 files of 32 records of 4 KiB, 32 batches.
+    pub fn usual(dir: impl Into<PathBuf>) -> Self {
+        Self { dir: dir.into(), files: 8, per_file: 32, record: 4096, batch: 8 }
+    }
+
+    /// Writes it, and takes it out of the page cache.
+    pub fn write(self) -> Self {
+        std::fs::create_dir_all(&self.dir).unwrap();
+        for file in 0..self.files {
+            std::fs::write(self.path(file), self.bytes(file, 0)).unwrap();
+        }
+        self.cool();
+        self
+    }
+
+    /// Takes it out of the page cache, so that it is read from where it is.
+    pub fn cool(&self) {
+        for file in 0..self.files {
+            let Ok(file) = File::open(self.path(file)) else { continue };
+            let _ = file.sync_all();
+            let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
+        }
+    }
+
+    pub fn path(&self, file: usize) -> PathBuf {
+        self.dir.join(format!("{file:03}.bin"))
+    }
+
+    pub fn paths(&self) -> Vec<PathBuf> {
+        (0..self.files).map(|file| self.path(file)).collect()
+    }
+
+    pub fn samples(&self) -> usize {
+        self.files * self.per_file
+    }
+
+    pub fn batches(&self) -> u64 {
+        self.samples().div_ceil(self.batch) as u64
+    }
+
+    /// What is in a file: of the first version, or of another one of the same length.
+    pub fn bytes(&self, file: usize, version: u64) -> Vec<u8> {
+        let samples = (file * self.per_file) as u64..((file + 1) * self.per_file) as u64;
+        samples.flat_map(|id| self.sample(id, version)).collect()
+    }
+
+    /// Noise, of which each page begins with its number.
+    pub fn sample(&self, id: u64, version: u64) -> Vec<u8> {
+        let page = noise(self.record.min(4096), 1 + id + (version << 32));
+        let mut bytes: Vec<u8> = page.iter().copied().cycle().take(self.record).collect();
+        bytes.chunks_mut(4096).enumerate().for_each(|(number, page)| page[0] ^= number as u8);
+        bytes
+    }
+
+    /// Whether these are a sample's bytes: all of the first version or, where files were replaced, all of the second.
+    pub fn is_sample(&self, id: u64, bytes: &[u8]) -> bool {
+        bytes == self.sample(id, 0) || (self.dir.join("replaced").exists() && bytes == self.sample(id, 1))
+    }
+
+    pub fn open(&self) -> Result<Records, Error> {
+        Records::builder(self.record).open_files(&self.paths())
+    }
+
+    pub fn to_text(&self) -> String {
+        let Self { dir, files, per_file, record, batch } = self;
+        format!("{files} {per_file} {record} {batch} {}", dir.display())
+    }
+
+    pub fn from_text(text: &str) -> Self {
+        let [files, per_file, record, batch, dir] = text.splitn(5, ' ').collect::<Vec<_>>()[..] else {
+            panic!("{text}")
+        };
+        let number = |text: &str| text.parse::<usize>().unwrap();
+        let (files, per_file) = (number(files), number(per_file));
+        Self { dir: Path::new(dir).into(), files, per_file, record: number(record), batch: number(batch) }
+    }
+}

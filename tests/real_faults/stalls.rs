@@ -1,0 +1,108 @@
+//! Storage that does not answer: waits end, what the kernel may still write to is left to it and counted, and nothing hangs.
+
+use crate::child::{Outcome, Running, Task, skip};
+use crate::common::{Dir, READERS};
+use crate::denied::denied_here;
+use crate::fuse::{Fuse, Reads};
+use rustix::io::Errno;
+use std::time::Duration;
+
+/// Until the stall is reported, or the test gives up waiting: both end in a loader that is dropped over reads without an end.
+#[test]
+fn storage_that_never_answers_is_named_left_behind_and_counted_and_dropping_the_loader_returns() {
+    std::thread::scope(|scope| {
+        for reader in 0..READERS.len() {
+            for reads in [Reads::Never, Reads::NeverOpened] {
+                scope.spawn(move || never(reader, reads, true));
+            }
+            scope.spawn(move || never(reader, Reads::Never, false));
+        }
+    });
+}
+
+fn never(reader: usize, reads: Reads, reported: bool) {
+    let (dir, what) = (Dir::new(), format!("{:?}, {reads:?}", READERS[reader]));
+    let mut fuse = match Fuse::new(&dir.path("mount"), reads) {
+        Ok(fuse) => fuse,
+        Err(why) => return skip("storage that never answers", why),
+    };
+    let go = dir.path("go");
+    let task = Task::pull(&fuse.set, reader).with("go", go.display());
+    let task = if reported { task.with("stall_ms", 1200) } else { task.with("patience", 1200) };
+    let mut child = Running::start(task.command());
+    if child.until("planned") {
+        fuse.begin();
+        std::fs::write(go, "").unwrap();
+    }
+    let came = child.until("end");
+    let held = fuse.held();
+    // Now it can end: a process with a thread in such a read cannot, by any means.
+    fuse.abort();
+    let ended = child.end();
+    if denied_here(&ended) && reader != 0 {
+        return skip("storage that never answers", format!("{what}: no io_uring here"));
+    }
+    assert!(came, "{what}: {ended:#?}");
+    assert!(held > 0, "{what}: nothing was held: {ended:#?}");
+    // Of 32 batches those of the first file, but for what came with what was read ahead.
+    assert!(ended.number("delivered") >= 8, "{what}: {ended:#?}");
+    let (drop_ms, leaked) = (ended.number("drop_ms"), ended.number("leaked"));
+    assert!(leaked > 0 && drop_ms < 30_000, "{what}: {ended:#?}");
+    if !reported {
+        assert!(ended.said("pending").is_some(), "{what}: {ended:#?}");
+        return eprintln!("{what}: dropped in {drop_ms} ms, {leaked} left behind");
+    }
+    let Outcome::Failed(fault) = ended.outcome(true) else { panic!("{what}: nothing failed: {ended:#?}") };
+    assert_eq!(fault.kind, "stalled", "{what}: {fault:?}");
+    assert!(fault.is_placed(), "{what}: {fault:?}");
+    assert!(fault.text.contains("001.bin") && fault.text.contains(" s"), "{what}: {fault:?}");
+    eprintln!("{what}: {}; dropped in {drop_ms} ms, {leaked} left behind", fault.text);
+}
+
+#[test]
+fn storage_that_answers_late_is_waited_for_and_nothing_is_lost() {
+    let time = Duration::from_millis(300);
+    each("storage that answers late", Reads::Late(time), |way, ended| {
+        eprintln!("{way}: whole");
+        ended.whole();
+    });
+}
+
+#[test]
+fn storage_that_answers_short_or_with_an_error_is_an_error_with_file_offset_sample_and_code() {
+    each("storage that answers with EIO", Reads::Fails(Errno::IO), |way, ended| {
+        let fault = ended.failed();
+        assert!(fault.is_placed() && fault.has_code(Errno::IO.raw_os_error()), "{way}: {fault:?}");
+        eprintln!("{way}: {}", fault.text);
+    });
+    each("storage that answers short", Reads::Short, |way, ended| {
+        let fault = ended.failed();
+        // A map tells no more than that a page cannot be had.
+        let kinds = ["truncated", "changed since it was indexed", "I/O error"];
+        assert!(kinds.contains(&fault.kind.as_str()), "{way}: {fault:?}");
+        assert!(fault.is_placed(), "{way}: {fault:?}");
+        eprintln!("{way}: {}", fault.text);
+    });
+}
+
+fn each(test: &str, reads: Reads, judge: impl Fn(&str, &crate::child::Ended)) {
+    for (reader, way) in READERS.iter().enumerate() {
+        let dir = Dir::new();
+        let fuse = match Fuse::new(&dir.path("mount"), reads) {
+            Ok(fuse) => fuse,
+            Err(why) => return skip(test, why),
+        };
+        let go = dir.path("go");
+        let mut child = Running::start(Task::pull(&fuse.set, reader).with("go", go.display()).command());
+        if child.until("planned") {
+            fuse.begin();
+            std::fs::write(go, "").unwrap();
+        }
+        let ended = child.end();
+        if denied_here(&ended) && reader != 0 {
+            skip(test, format!("{way:?}: no io_uring here"));
+            continue;
+        }
+        judge(&format!("{way:?}"), &ended);
+    }
+}

@@ -1,0 +1,107 @@
+//! The few system calls that these tests need and no safe crate wraps.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{CString, c_char, c_int, c_ulong, c_void};
+use std::io;
+use std::path::Path;
+
+unsafe extern "C" {
+    fn mount(
+        source: *const c_char,
+        target: *const c_char,
+        kind: *const c_char,
+        flags: c_ulong,
+        data: *const c_void,
+    ) -> c_int;
+    fn umount2(target: *const c_char, flags: c_int) -> c_int;
+    fn unshare(flags: c_int) -> c_int;
+    fn fork() -> c_int;
+    fn _exit(code: c_int) -> !;
+    fn execv(path: *const c_char, arguments: *const *const c_char) -> c_int;
+    fn waitpid(process: c_int, status: *mut c_int, options: c_int) -> c_int;
+}
+
+const CLONE_NEWNS: c_int = 0x0002_0000;
+const MS_REC: c_ulong = 1 << 14;
+const MS_PRIVATE: c_ulong = 1 << 18;
+const MNT_DETACH: c_int = 2;
+const WNOHANG: c_int = 1;
+
+fn checked(result: c_int) -> io::Result<c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+fn text(words: impl AsRef<std::ffi::OsStr>) -> CString {
+    use std::os::unix::ffi::OsStrExt;
+    CString::new(words.as_ref().as_bytes()).unwrap()
+}
+
+/// From here on what the calling thread, and processes that it starts, mount is seen by nobody else, and is gone with the
+/// last of them: whatever a test does, nothing stays mounted.
+///
+/// Errors: `EPERM` without `CAP_SYS_ADMIN`.
+pub fn private_mounts() -> io::Result<()> {
+    // SAFETY: a flag, no memory.
+    checked(unsafe { unshare(CLONE_NEWNS) })?;
+    mounted("none", Path::new("/"), "", MS_REC | MS_PRIVATE, "")
+}
+
+/// Mounts `kind` at `target`.
+pub fn mount_at(source: &str, target: &Path, kind: &str, options: &str) -> io::Result<()> {
+    mounted(source, target, kind, 0, options)
+}
+
+fn mounted(source: &str, target: &Path, kind: &str, flags: c_ulong, options: &str) -> io::Result<()> {
+    let (source, target, kind, options) = (text(source), text(target), text(kind), text(options));
+    // SAFETY: four strings with their NULs, which live until the call is over; the kernel reads them.
+    checked(unsafe {
+        mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, options.as_ptr().cast::<c_void>())
+    })?;
+    Ok(())
+}
+
+/// Takes it off, now or as soon as nobody uses it any more.
+pub fn unmount(target: &Path) -> io::Result<()> {
+    let target = text(target);
+    // SAFETY: a string with its NUL, which the kernel reads.
+    checked(unsafe { umount2(target.as_ptr(), MNT_DETACH) })?;
+    Ok(())
+}
+
+/// What a forked process does, which may do very little: its other threads are gone, with the locks they held.
+#[derive(Clone, Copy, Debug)]
+pub enum Forked {
+    /// `_exit(0)`.
+    Leaves,
+    /// `execv("/bin/true")`.
+    Becomes,
+}
+
+/// Forks a process that does so; returns its number.
+pub fn forked(what: Forked) -> io::Result<i32> {
+    let path = c"/bin/true";
+    let arguments = [path.as_ptr(), std::ptr::null()];
+    // SAFETY: what follows in the new process allocates nothing and takes no lock: two system calls, the strings of which
+    // were made before.
+    let process = checked(unsafe { fork() })?;
+    if process > 0 {
+        return Ok(process);
+    }
+    // SAFETY: the path and the list are terminated, and live.
+    unsafe {
+        if let Forked::Becomes = what {
+            execv(path.as_ptr(), arguments.as_ptr());
+            _exit(1);
+        }
+        _exit(0)
+    }
+}
+
+/// The exit status of a process of [`forked`] as `waitpid` gives it, once it is over.
+pub fn over(process: i32) -> io::Result<Option<i32>> {
+    let mut status = 0;
+    // SAFETY: the kernel writes to one live integer.
+    let found = checked(unsafe { waitpid(process, &raw mut status, WNOHANG) })?;
+    Ok((found == process).then_some(status))
+}
