@@ -320,3 +320,54 @@ mod parquet {
         }
     }
 }
+
+#[cfg(feature = "image")]
+mod pictures {
+    use super::*;
+    use feedline::decode::{Backend, Image, Limits, Single};
+    use feedline::tensor::EncodedField;
+
+    fn fixture(name: &str) -> Vec<u8> {
+        std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/images").join(name)).unwrap()
+    }
+
+    fn backends() -> Vec<Backend> {
+        if cfg!(feature = "turbojpeg") { vec![Backend::Zune, Backend::Turbo] } else { vec![Backend::Zune] }
+    }
+
+    fn decode(image: Image, input: &[u8]) -> feedline::Result<()> {
+        Single::new(image, &EncodedField::image("x"))?.decode(input, 0, 0, 0)
+    }
+
+    /// Where the scans begin: the offsets of their markers, then that of the end.
+    fn scans(jpeg: &[u8]) -> Vec<usize> {
+        let is = |pair: &[u8]| pair[0] == 0xFF && matches!(pair[1], 0xDA | 0xD9);
+        jpeg.windows(2).enumerate().filter(|(_, pair)| is(pair)).map(|(at, _)| at).collect()
+    }
+
+    #[test]
+    fn a_jpeg_of_more_scans_than_the_limit_is_refused_before_it_is_decoded_by_every_backend() {
+        let jpeg = fixture("progressive.jpg");
+        let places = scans(&jpeg);
+        let count = places.len() as u32 - 1;
+        assert!(count > 3, "{count}");
+        // The last scan a thousand times: as little of the file as there can be for a pass over the whole picture.
+        let end = *places.last().unwrap();
+        let last = &jpeg[places[places.len() - 2]..end];
+        let bomb = [&jpeg[..end], &last.repeat(1000), &jpeg[end..]].concat();
+        for backend in backends() {
+            let image = |scans| {
+                let limits = Limits { scans, ..Limits::default() };
+                Image::resize(8, 8).backend(backend).limits(limits).strict(false)
+            };
+            decode(image(count), &jpeg).unwrap();
+            for (scans, input) in [(count - 1, &jpeg), (1, &jpeg), (0, &jpeg), (Limits::default().scans, &bomb)] {
+                let error = decode(image(scans), input).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Limit, "{backend:?} {scans}: {error}");
+                assert!(error.message().contains(&format!("more than {scans} scans")), "{error}");
+            }
+            // One scan is none too many, whatever the limit.
+            decode(image(0), &fixture("420.jpg")).unwrap();
+        }
+    }
+}
