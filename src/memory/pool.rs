@@ -278,6 +278,12 @@ impl Rows {
         self.finish_row();
     }
 
+    /// A lower row of the batch has failed, whose error is that of the batch whatever becomes of this one.
+    pub(crate) fn fails_anyway(&self) -> bool {
+        let failure = self.slot.failure.lock().unwrap_or_else(|poison| poison.into_inner());
+        failure.as_ref().is_some_and(|(lowest, _)| *lowest < self.start)
+    }
+
     /// Notes a sample that the first unfinished row wanted, or was tried in its place.
     pub(crate) fn note_bad(&mut self, bad: BadSample) {
         self.slot.bad.lock().unwrap_or_else(|poison| poison.into_inner()).push(bad);

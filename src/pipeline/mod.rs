@@ -27,8 +27,9 @@
 //! slots in batch order. A sample takes ring bytes and an entry only when it already has its row, and takes them all
 //! at once; from then on it needs nothing but the storage device and a worker. So every holder of ring bytes finishes
 //! without waiting for anybody, room comes back, and by induction over the batches the oldest unfinished one always
-//! can finish. Workers take no permits and never wait: what they cannot do at once goes to a queue whose room is
-//! bounded by the permits. The consumer waits for the oldest batch only; when it holds every slot itself, `next()`
+//! can finish. Workers take no permits and wait for nobody: what they cannot do at once goes to a queue whose room is
+//! bounded by the permits. (When a read has failed, or a sample cannot be had, a worker reads itself, and then waits for
+//! storage, which waits for nobody.) The consumer waits for the oldest batch only; when it holds every slot itself, `next()`
 //! says so after a deadline.
 //!
 //! # Memory

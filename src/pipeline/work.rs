@@ -530,6 +530,10 @@ fn decode_pending(core: &Core, mut pending: Box<Pending>, state: &mut State) {
         core.watch_worker(state, Doing::Decoding, Some(id));
         let done = guarded(state, |state| {
             if let Some(error) = pending.take_error() {
+                if rows.fails_anyway() {
+                    // Where nothing can be read (no descriptors, a dead disk) each try takes its time.
+                    return Err(error);
+                }
                 core.watch_worker(state, Doing::Reading, Some(id));
                 read_again(core, id, &error, &mut pending.pieces, &mut rows)?;
                 core.watch_worker(state, Doing::Decoding, Some(id));
