@@ -1,5 +1,25 @@
 //! A file while it is being indexed: few bytes at known places, each read checked against the file's length first.
 //!
+//! What all formats owe to files that may be anything at all:
+//!
+//! | read from a file | compared with, before memory is taken or a loop is run |
+//! |---|---|
+//! | any file | opened without waiting, regular, and read up to the length that it had then |
+//! | index file `.fdx` | the file's length, the shard's length and ends, 8 MiB of ledger, its CRC |
+//! | checksums of `checked` | the file's length, the sources, its CRC |
+//! | tar: sizes, PAX, long names | the shard's end; 1 MiB and 64 KiB. Names are keys and endings, never paths |
+//! | TFRecord, `Example`: lengths | the shard's end; the record's; what the row holds |
+//! | MDS `index.json`: lengths, offsets | 64 MiB of JSON; each shard's own length. Names are opened beneath the folder |
+//! | zstd, Snappy, LZ4 | what index or footer promised; they write into a buffer of that size and stop |
+//! | Parquet footer, pages | 256 MiB, 64 levels, 2^20 elements; the file's length; the footer. Columns in other files: refused |
+//! | npy, npz | 64 KiB of header, 64 MiB of directory; the file's length. Deflated members: refused |
+//! | safetensors | 100 MB of header; the file's length |
+//! | Megatron, tokens, records | the counts must give the file's length exactly |
+//! | pictures | `decode::Limits`: bytes, pixels, heap, scans |
+//! | a loader's saved state | 64 KiB, its CRC |
+//!
+//! A panic of another crate's parser is an error; none of them runs a program or opens a connection.
+//!
 //! Limits: nothing is read past the length that the file had when it was opened. Invariants: memory is taken only for
 //! bytes that the file has; every error names the path.
 
