@@ -5,6 +5,7 @@ use crate::device::cuda::{FieldSlice, Stream, copy::OnDevice};
 use crate::device::{Device, DeviceKind};
 use crate::dlpack::{self, DLDevice, Dlpack, Parts, Tensors};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::ledger::BadSample;
 use crate::memory::{Array, Filled, Ticket};
 use crate::profile::{BatchRecord, Meters, Stay};
 use crate::tensor::{DType, Element, Field, Shape};
@@ -131,6 +132,11 @@ impl Contents {
             #[cfg(feature = "cuda")]
             Self::Cuda(on_device) => on_device.times(),
         }
+    }
+
+    /// Samples that others stand in for, by row.
+    pub(crate) fn take_bad(&self) -> Vec<BadSample> {
+        on!(self, inner => inner.take_bad())
     }
 
     /// The failure of the lowest row. What failed never gets to a device.

@@ -56,6 +56,8 @@ pub enum ErrorKind {
     BatchesHeld,
     /// Something did not answer within its deadline.
     Stalled,
+    /// More samples could not be had than the budget of substitutes allows; the message lists them.
+    BadSamples,
     /// The device backend is not usable here.
     Device,
     /// The loader or epoch was shut down.
@@ -85,6 +87,7 @@ impl ErrorKind {
             Self::EpochLive => "another epoch is alive",
             Self::BatchesHeld => "every batch is held",
             Self::Stalled => "stalled",
+            Self::BadSamples => "too many bad samples",
             Self::Device => "device not usable",
             Self::Cancelled => "cancelled",
         }
@@ -237,6 +240,13 @@ impl Error {
     /// Says before the message in which part of the file it was.
     pub(crate) fn within(mut self, part: impl fmt::Display) -> Self {
         self.0.message = format!("{part}: {}", self.0.message);
+        self
+    }
+
+    /// Says that so many others were tried in the place of the sample.
+    pub(crate) fn and_no_substitute(mut self, tried: usize) -> Self {
+        let joint = if self.0.message.is_empty() { "" } else { "; " };
+        self.0.message += &format!("{joint}nor can a substitute be had ({tried} others were tried)");
         self
     }
 

@@ -137,7 +137,7 @@ fn sums(loader: &Loader, what: &str) {
 fn a_thousand_abandoned_epochs_leave_no_drift_while_others_look() {
     case(config(), |_| {
         let loader = Arc::new(build(data().device(gpu(0)).device_batches(2).slots(1).workers(4)));
-        loader.ready();
+        loader.ready().unwrap();
         let end = Arc::new(AtomicBool::new(false));
         let looks: Vec<_> = (0..2)
             .map(|_| {

@@ -9,6 +9,7 @@ const LEVELS: &[(&str, u32)] = &[
     ("order", 0),
     ("profile", 0),
     ("stop", 0),
+    ("ledger", 0),
     ("memory", 1),
     ("read", 2),
     ("device", 2),

@@ -268,7 +268,7 @@ fn run(case: Case, consume: impl Fn(&Consumer, &mut Epoch)) -> Vec<Line> {
     let builder = case.builder.device(Device::cuda(0).unwrap());
     let builder = if case.bound { builder.stream(&consumer.stream) } else { builder };
     let loader = builder.build().unwrap();
-    loader.ready();
+    loader.ready().unwrap();
     for epoch in 0..case.epochs {
         let mut batches = loader.epoch(epoch).unwrap();
         consume(&consumer, &mut batches);

@@ -166,6 +166,15 @@ pub trait Dataset: Send + Sync + 'static {
         None
     }
 
+    /// What the sample is called within its file: a tar's member, a Parquet row group. For people; may read a few bytes, and is
+    /// asked for only when something is wrong with the sample.
+    fn member(&self, sample: u64) -> Option<String> {
+        let chunks = self.chunked()?;
+        let (starts, inner) = (chunks.starts(), chunks.inner(sample));
+        let chunk = starts.partition_point(|start| *start <= inner).checked_sub(1)?;
+        (chunk + 1 < starts.len()).then(|| chunks.chunk_name(chunk))
+    }
+
     /// What tells it from another dataset of the same files and schema: which samples were chosen, windows, strides, label
     /// maps. Saved states of a loader remember it ([`Fingerprint`]), so it must be the same in every process and on every
     /// machine: no addresses, no folders, none of the standard library's hashes.
@@ -211,6 +220,9 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
     }
     fn chunked(&self) -> Option<&dyn Chunked> {
         (**self).chunked()
+    }
+    fn member(&self, sample: u64) -> Option<String> {
+        (**self).member(sample)
     }
     fn identity(&self) -> u64 {
         (**self).identity()

@@ -123,6 +123,8 @@ pub struct Scratch {
     pub(crate) mapping: bool,
     /// What a dataset makes of framed bytes; see `Dataset::open`.
     pub(crate) opened: Vec<u8>,
+    /// Which worker's it is, if it is one's.
+    pub(crate) worker: Option<usize>,
     values: Vec<Box<dyn Any + Send>>,
 }
 

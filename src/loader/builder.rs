@@ -8,6 +8,7 @@ use crate::dataset::{self, Dataset};
 use crate::decode::{Ctx, Decoder};
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::ledger::Keeper;
 use crate::memory::{BatchMut, Budget, ByteRing, ChunkBuf, Lease, Pool, Row};
 use crate::order::{Batches, LastBatch, Order, Shard};
 use crate::pipeline::chunks;
@@ -15,11 +16,13 @@ use crate::pipeline::fetch::{Io, Pending};
 use crate::pipeline::placement::{Numa, Placement, Placing, on_node};
 use crate::pipeline::plan::{DIRECT_THREADS, Demand, MemoryPlan};
 use crate::pipeline::recipe::{Recipe, Steps};
+use crate::pipeline::recover::{OnBadSample, Recovery, Room};
 use crate::pipeline::runtime::{self, Runtime};
+use crate::pipeline::watchdog::Watch;
 use crate::pipeline::work::{Queue, Sizes, Workers, panicked};
 use crate::pipeline::{Core, Exchange, Gds, IoSide, ToIo};
 use crate::profile::{Clock, Meters, Settings};
-use crate::read::{self, Choice, Direct, Mode, Opened, ReaderOptions};
+use crate::read::{self, Again, Choice, Direct, Mode, Opened, ReaderOptions, Seam};
 use crate::state::{Cursor, State};
 use crate::stop::Stop;
 use crate::tensor::{Field, Layout, Spec};
@@ -38,6 +41,8 @@ const WORKERS_MAX: usize = 1024;
 const SLOTS_MAX: usize = 65_536;
 /// Bytes of a sample at most: beyond any memory, and far from where sums overflow.
 const SAMPLE_MAX: u64 = 1 << 44;
+/// Longer than file servers take to come back after a failure, shorter than anybody wants to pay for an idle GPU.
+const STALL_DEADLINE: Duration = Duration::from_secs(300);
 /// Batches on a device by default.
 const DEVICE_BATCHES: usize = 3;
 
@@ -70,6 +75,9 @@ pub struct LoaderBuilder {
     /// Where the kernel shows the machine; tests show another one.
     sysfs: PathBuf,
     held_deadline: Duration,
+    stall_deadline: Duration,
+    on_bad: OnBadSample,
+    ledger: Option<PathBuf>,
     /// Tests have another.
     clock: Clock,
     /// What tests have opened themselves.
@@ -115,6 +123,9 @@ impl LoaderBuilder {
             numa: Numa::Auto,
             sysfs: "/sys".into(),
             held_deadline: Duration::from_secs(10),
+            stall_deadline: STALL_DEADLINE,
+            on_bad: OnBadSample::default(),
+            ledger: None,
             clock: Clock::real(),
             #[cfg(test)]
             opened: None,
@@ -365,6 +376,48 @@ impl LoaderBuilder {
         self
     }
 
+    /// How long anything that a batch waits for may be at the same thing (one read, one sample in a decoder or transform, one
+    /// copy) before `next()` ends with [`ErrorKind::Stalled`], which names it. Default: 300 s. Slow work on many samples is
+    /// no stall. The loader can still be dropped: what does not answer is left behind, with all it can reach, after some
+    /// seconds.
+    pub fn stall_deadline(mut self, deadline: Duration) -> Self {
+        self.stall_deadline = deadline;
+        self
+    }
+
+    /// What to do when a sample cannot be had. Default: [`OnBadSample::Fail`].
+    ///
+    /// ```
+    /// use feedline::{Loader, OnBadSample, Status, dataset::Records};
+    ///
+    /// let records = Records::builder(1).open_bytes([0, 1, 2, 3])?;
+    /// let odd = |row: &mut feedline::Row<'_>| row.bytes_mut(0)[0] == 2;
+    /// let loader = Loader::builder(records)
+    ///     .map(move |row, _| if odd(row) { Err(feedline::Error::user("I do not like it")) } else { Ok(()) })
+    ///     .on_bad_sample(OnBadSample::Substitute { budget: 1 })
+    ///     .build()?;
+    /// let batch = loader.epoch(0)?.next().unwrap()?;
+    /// assert_eq!((batch.len(), batch.status()[2]), (4, Status::Substitute as u8));
+    /// assert_ne!(batch.ids()[2], 2);
+    /// let ledger = loader.ledger();
+    /// assert_eq!((ledger.samples[0].sample, ledger.samples[0].cause.as_str()), (2, "I do not like it"));
+    /// # Ok::<(), feedline::Error>(())
+    /// ```
+    pub fn on_bad_sample(mut self, policy: OnBadSample) -> Self {
+        self.on_bad = policy;
+        self
+    }
+
+    /// Writes every row that got a substitute to this file, a line of JSON each (the fields of [`BadSample`](crate::BadSample)),
+    /// when its batch is handed out. The file is appended to: each rank has its own. What cannot be written, on a full
+    /// disk say, is said in the [ledger](Loader::ledger) and the report, and does not end the run.
+    ///
+    /// `build` fails when the file cannot be opened, or when nothing is ever substituted.
+    pub fn ledger(mut self, path: impl Into<PathBuf>) -> Self {
+        self.ledger = Some(path.into());
+        self
+    }
+
     /// Time passes as this clock says, and this is the reader.
     #[cfg(test)]
     pub(super) fn simulated(mut self, clock: Clock, opened: Opened) -> Self {
@@ -396,6 +449,7 @@ impl LoaderBuilder {
 
     fn make(mut self) -> Result<Loader> {
         self.check()?;
+        let ledger = Keeper::open(self.budget_of_substitutes()?, self.ledger.as_deref())?;
         let global = self.global()?;
         let on_host = self.device.kind() == DeviceKind::Host;
         let placing = Placing::new(self.numa, self.device.pci_bus_id(), &self.sysfs)?;
@@ -405,7 +459,8 @@ impl LoaderBuilder {
         let origin = Origin::now(dataset.sources(), self.reader.direct);
         // The cache is asked first also where it has no room: then what is missing is read past it.
         let cached = opened.cache.is_some() && !opened.choice.direct;
-        let mut ways = Ways::new(&self.device, self.gds, self.cufile, &*dataset, cached);
+        let mut ways =
+            Ways::new(&self.device, self.gds, self.cufile, &*dataset, cached, self.on_bad != OnBadSample::Fail);
         let recipe = Recipe::new(&*dataset, self.steps, !on_host, |draft| ways.choose(draft))?;
         let chunks = chunks::starts_of(&*dataset)?;
         let last = self.last.or(self.resume.as_ref().map(|state| state.stand().last)).unwrap_or_default();
@@ -437,7 +492,9 @@ impl LoaderBuilder {
         let device_bytes = if on_host { 0 } else { contents.bytes() };
         let direct_threads = if recipe.directs.is_empty() { 0 } else { DIRECT_THREADS };
         let (slots, budget) = (self.slots, self.budget);
-        let demand = Demand { slots, budget, device_batches, device_bytes, direct_threads, ..demand };
+        let room = substitute_room(&demand, self.on_bad);
+        let substitute = room.encoded.saturating_add(room.chunk).saturating_add(room.lists);
+        let demand = Demand { slots, budget, device_batches, device_bytes, direct_threads, substitute, ..demand };
         let (plan, lease) = plan(demand, self.shared_budget.as_ref())?;
         let spec = recipe.spec.clone();
         let meters = Arc::new(Meters::new(self.clock, workers, !on_host));
@@ -469,6 +526,9 @@ impl LoaderBuilder {
             ways,
             idle: idle.clone(),
             meters,
+            on_bad: self.on_bad,
+            room,
+            seam: Seam::of(&self.reader),
         };
         let (routes, direct) = assembly.ways.told();
         // Apart from the rest, since they may be left where they are. What else there is of threads and memory is made, and
@@ -501,6 +561,8 @@ impl LoaderBuilder {
             steady: Mutex::default(),
             live: AtomicBool::new(false),
             held_deadline: self.held_deadline,
+            stall_deadline: self.stall_deadline,
+            ledger: Mutex::new(ledger),
             place: Mutex::new(Place::default()),
             lasting: OnceLock::new(),
             any_batch: self.any_batch,
@@ -512,6 +574,17 @@ impl LoaderBuilder {
             shared.resume(state)?;
         }
         Ok(Loader { shared: Arc::new(shared) })
+    }
+
+    /// Distinct bad samples that are put up with.
+    fn budget_of_substitutes(&self) -> Result<u64> {
+        match (self.on_bad, &self.ledger) {
+            (OnBadSample::Fail, Some(_)) => {
+                Err(config("a ledger, but no sample is ever substituted: see `on_bad_sample`"))
+            }
+            (OnBadSample::Fail, None) => Ok(0),
+            (OnBadSample::Substitute { budget }, _) => Ok(budget),
+        }
     }
 
     /// Rows of a batch on all ranks together.
@@ -602,7 +675,19 @@ fn demand(
         device_batches: 0,
         device_bytes: 0,
         direct_threads: 0,
+        substitute: 0,
     }
+}
+
+/// What substituting needs: the largest sample or chunk, encoded and open.
+fn substitute_room(demand: &Demand, policy: OnBadSample) -> Room {
+    if policy == OnBadSample::Fail {
+        return Room::default();
+    }
+    let chunk = demand.chunks.as_ref();
+    // Nothing is encoded elsewhere where all lies in memory.
+    let encoded = if demand.encoded_max == 0 { 0 } else { chunk.map_or(demand.encoded_max, |chunk| chunk.encoded) };
+    Room { encoded, chunk: chunk.map_or(0, |chunk| chunk.bytes), lists: chunk.map_or(0, |chunk| chunk.lists) }
 }
 
 /// The plan, and what it takes of a shared budget.
@@ -633,6 +718,9 @@ struct Assembly {
     ways: Ways,
     idle: Option<Idle>,
     meters: Arc<Meters>,
+    on_bad: OnBadSample,
+    room: Room,
+    seam: Seam,
 }
 
 type WorkerThreads = (rayon::ThreadPool, Vec<JoinHandle<()>>);
@@ -646,6 +734,8 @@ impl Assembly {
     ) -> Result<(Runtime, Receiver<Contents>, Choice)> {
         let (rows, counts) = (self.layout.clone(), (self.plan.device_batches, self.plan.slots));
         let onward = self.ways.open(&self.recipe, rows, self.contents.clone(), counts, self.idle.clone())?;
+        let again = Again::new(self.dataset.sources().clone()).through(self.seam);
+        let recovery = Recovery::new(self.on_bad, self.room, again);
         let Self { dataset, chunk_starts, recipe, layout, opened, plan, lease, pending, parts, seed, meters, .. } =
             self;
         let Opened { reader, cache, choice, .. } = opened;
@@ -716,6 +806,8 @@ impl Assembly {
             exchange: exchange.clone(),
             fatal: Mutex::new(None),
             meters,
+            recovery,
+            watch: Watch::new(handles.len(), pending + plan.chunks),
             scratch_limit: plan.scratch_bytes,
         });
         let _ = exchange.map_bell.set(Arc::downgrade(&core));

@@ -6,6 +6,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::Ticket;
 use crate::order::Batches;
 use crate::pipeline::Start;
+use crate::pipeline::watchdog::Watcher;
 use crate::profile::export::spans;
 use crate::profile::{Cause, Report, Verdict, consuming};
 use crate::state::Cursor;
@@ -38,6 +39,8 @@ pub struct Epoch {
     waited_ns: u64,
     /// When the next batch was asked for first: for deadlines.
     asked: Option<Instant>,
+    /// Finds what does not answer.
+    watcher: Watcher,
     /// For who collects `tracing` spans.
     span: Option<spans::Epoch>,
     /// No other iterator of the loader while this one lives: its own doing.
@@ -103,6 +106,7 @@ impl Epoch {
             handed_out: None,
             waited_ns: 0,
             asked: None,
+            watcher: Watcher::default(),
             keeps_others_away,
             span: None,
             shared,
@@ -244,10 +248,12 @@ impl Epoch {
     fn wait(&mut self, asked: Instant, until: Option<Instant>) -> Result<Poll<Contents>> {
         loop {
             if let Some(contents) = self.reorder.take() {
+                self.watcher.rest();
                 return Ok(Poll::Ready(contents));
             }
-            let left = until.map_or(TICK, |until| until.saturating_duration_since(Instant::now()));
-            match self.shared.ready.recv_timeout(left.min(TICK)) {
+            let tick = TICK.min(self.shared.stall_deadline / 4);
+            let left = until.map_or(tick, |until| until.saturating_duration_since(Instant::now()));
+            match self.shared.ready.recv_timeout(left.min(tick)) {
                 Ok(contents) => {
                     let ticket = contents.ticket();
                     if ticket.generation == self.generation {
@@ -256,7 +262,7 @@ impl Epoch {
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     self.look_for_trouble(asked.elapsed())?;
-                    if left <= TICK && until.is_some() {
+                    if left <= tick && until.is_some() {
                         return Ok(Poll::Pending);
                     }
                 }
@@ -267,7 +273,7 @@ impl Epoch {
         }
     }
 
-    fn look_for_trouble(&self, waited: Duration) -> Result<()> {
+    fn look_for_trouble(&mut self, waited: Duration) -> Result<()> {
         let core = self.shared.runtime.core();
         if let Some(error) = core.trouble() {
             return Err(error);
@@ -278,7 +284,13 @@ impl Epoch {
                 format!("the caller holds all {held} batches; drop one, or raise `{}`", self.shared.info.permit());
             return Err(Error::new(ErrorKind::BatchesHeld, Stage::Batch, message));
         }
-        Ok(())
+        if held >= self.shared.info.most {
+            // It is the caller who must do something.
+            self.watcher.rest();
+            return Ok(());
+        }
+        let stalled = self.watcher.look(&core.watch, self.shared.stall_deadline, &core.sources);
+        stalled.map_or(Ok(()), Err)
     }
 
     fn end(&mut self) {
@@ -322,6 +334,14 @@ impl Epoch {
                 // Nobody cancelled this run: its rows were dropped by what broke the loader.
                 error = self.shared.runtime.core().trouble().unwrap_or(error);
             }
+            spans::fault(&error, spans::Outcome::Failed);
+            self.end();
+            return Err(error);
+        }
+        let bad = contents.take_bad();
+        let kept = if bad.is_empty() { Ok(()) } else { self.shared.ledger().add(bad) };
+        if let Err(error) = kept {
+            drop(contents);
             spans::fault(&error, spans::Outcome::Failed);
             self.end();
             return Err(error);

@@ -46,7 +46,7 @@ pub(super) fn track(_: &Option<Idle>) -> Option<Track> {
 pub(super) struct Ways(Gds);
 
 impl Ways {
-    pub(super) fn new(_: &Device, gds: Gds, _: Option<(PathBuf, PathBuf)>, _: &dyn Dataset, _: bool) -> Self {
+    pub(super) fn new(_: &Device, gds: Gds, _: Option<(PathBuf, PathBuf)>, _: &dyn Dataset, _: bool, _: bool) -> Self {
         Self(gds)
     }
 
@@ -57,8 +57,14 @@ impl Ways {
             Asked { name, row_bytes: None, wanted, plain: false }
         };
         let asked: Vec<_> = (0..draft.handlers.len()).map(asked).collect();
-        let around =
-            Around { on_device: false, transforms: draft.transforms, in_chunks: false, cached: false, too_many: None };
+        let around = Around {
+            on_device: false,
+            transforms: draft.transforms,
+            in_chunks: false,
+            cached: false,
+            substitutes: false,
+            too_many: None,
+        };
         route::choose(self.0, &asked, &around, || Err("built without the feature `cuda`".into())).map(|_| Vec::new())
     }
 

@@ -19,8 +19,10 @@ use crate::batch::{BatchInfo, Contents};
 use crate::dataset::Dataset;
 use crate::device::DeviceKind;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::ledger::{Keeper, Ledger};
 use crate::order::{Batches, ChunkStarts, LastBatch, Order, Shard};
 use crate::pipeline::runtime::{self, Runtime};
+use crate::pipeline::watchdog::Watcher;
 use crate::pipeline::work::panicked;
 use crate::pipeline::{FieldRoute, Job, MemoryPlan};
 use crate::profile::{Consumer, Handed, Report, Settings, Snapshot, Timeline, Truth, Verdict};
@@ -28,7 +30,7 @@ use crate::read::{self, Choice, PageCache};
 use crate::state::{Cursor, State};
 use crate::stop::Stop;
 use crate::tensor::Field;
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, RecvTimeoutError};
 use std::ops::{Bound, RangeBounds};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicBool;
@@ -110,6 +112,9 @@ struct Shared {
     /// Whether an iterator is alive.
     live: AtomicBool,
     held_deadline: Duration,
+    stall_deadline: Duration,
+    /// What was substituted: locked where that happens, and to be looked at.
+    ledger: Mutex<Keeper>,
     /// Where the batch after the last one received is. Locked once per batch, contended only while a state is taken.
     place: Mutex<Place>,
     /// Made by `build`.
@@ -269,9 +274,20 @@ impl Loader {
 
     /// Waits until everything is ready: with a GPU slots are pinned after `build`, one after the other (about a second for
     /// 2 GB), and come into use as they are. Nobody has to call this; who measures the first batches may want to.
-    pub fn ready(&self) {
+    ///
+    /// Errors: what broke the loader; [`ErrorKind::Stalled`] when pinning one slot takes the
+    /// [`stall_deadline`](LoaderBuilder::stall_deadline).
+    pub fn ready(&self) -> Result<()> {
+        let core = self.shared.runtime.core();
+        let mut watcher = Watcher::default();
         // Nothing is ever sent: it ends when the other side is gone.
-        let _ = self.shared.pinned.recv();
+        while let Err(RecvTimeoutError::Timeout) = self.shared.pinned.recv_timeout(Duration::from_millis(100)) {
+            let stalled = || watcher.look(&core.watch, self.shared.stall_deadline, &core.sources);
+            if let Some(error) = core.trouble().or_else(stalled) {
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     /// The fields of a batch, in order.
@@ -303,6 +319,12 @@ impl Loader {
         self.shared.truth()
     }
 
+    /// The samples that could not be had and what stands in for them, of all batches handed out so far. See
+    /// [`LoaderBuilder::on_bad_sample`].
+    pub fn ledger(&self) -> Ledger {
+        self.shared.ledger().ledger().clone()
+    }
+
     /// What happened so far; may be asked at any time.
     pub fn report(&self) -> Report {
         self.shared.report()
@@ -319,6 +341,10 @@ impl Shared {
         let mut place = self.place.lock().unwrap_or_else(|poison| poison.into_inner());
         let steps = place.cursor.steps.saturating_add(1);
         *place = Place { cursor: Cursor { epoch, position, batch, steps }, resumed: false };
+    }
+
+    fn ledger(&self) -> std::sync::MutexGuard<'_, Keeper> {
+        self.ledger.lock().unwrap_or_else(|poison| poison.into_inner())
     }
 
     fn set_place(&self, place: Place) {
@@ -410,6 +436,8 @@ impl Shared {
             truth: self.truth(),
             verdict: Verdict::of(&self.snapshot()),
             plan: self.plan.clone(),
+            recovered: core.recovery.recovered(),
+            bad: self.ledger().ledger().clone(),
             leaked: read::leaked() + runtime::abandoned() + crate::device::leaked(),
         }
     }

@@ -104,6 +104,7 @@ impl Ways {
         cufile_at: Option<(PathBuf, PathBuf)>,
         dataset: &dyn Dataset,
         cached: bool,
+        substitutes: bool,
     ) -> Self {
         let sources = dataset.sources().clone();
         let files = sources.count();
@@ -112,6 +113,7 @@ impl Ways {
             transforms: false,
             in_chunks: dataset.chunked().is_some(),
             cached,
+            substitutes,
             too_many: (files as u64 > read::descriptor_limit() / 4).then_some(files),
         };
         let firsts = if around.on_device && !around.in_chunks { firsts(dataset) } else { Vec::new() };

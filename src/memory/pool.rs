@@ -8,6 +8,7 @@
 
 use super::region::Region;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::ledger::BadSample;
 use crate::profile::SlotTimes;
 use crate::tensor::{Element, Field, Layout, Spec};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -55,6 +56,8 @@ struct Slot {
     times: SlotTimes,
     /// The failure of the lowest row, so that the error does not depend on which worker was first.
     failure: Mutex<Option<(u32, Error)>>,
+    /// Samples that others stand in for, or were tried to.
+    bad: Mutex<Vec<BadSample>>,
 }
 
 /// Which batch a slot is used for.
@@ -96,6 +99,7 @@ impl Pool {
                 valid: AtomicU32::new(0),
                 times: SlotTimes::default(),
                 failure: Mutex::new(None),
+                bad: Mutex::default(),
             }))
         };
         let slots = regions.iter().map(slot).collect();
@@ -164,6 +168,7 @@ impl FreeSlot {
         slot.rows.store(rows, Ordering::Relaxed);
         slot.valid.store(valid, Ordering::Relaxed);
         *slot.failure.lock().unwrap_or_else(|poison| poison.into_inner()) = None;
+        slot.bad.lock().unwrap_or_else(|poison| poison.into_inner()).clear();
         // The tokens reach other threads through queues, which order this store before their work.
         slot.remaining.store(rows, Ordering::Relaxed);
         Rows { slot, start: 0, end: rows, done: 0, lent: 0 }
@@ -269,6 +274,22 @@ impl Rows {
     /// Counts the first unfinished row as failed.
     pub(crate) fn fail_row(&mut self, error: Error) {
         self.slot.note_failure(self.start, error);
+        self.finish_row();
+    }
+
+    /// Notes a sample that the first unfinished row wanted, or was tried in its place.
+    pub(crate) fn note_bad(&mut self, bad: BadSample) {
+        self.slot.bad.lock().unwrap_or_else(|poison| poison.into_inner()).push(bad);
+    }
+
+    /// Counts the first unfinished row as done, with a sample that was not the planned one. Rows that fill up stay what they
+    /// are.
+    pub(crate) fn finish_substitute(&mut self) {
+        let mut row = self.row();
+        if row.row < row.slot.valid.load(Ordering::Relaxed) {
+            let place = row.slot.plan.layout.status() + row.row as usize;
+            row.put(place, &[Status::Substitute as u8]);
+        }
         self.finish_row();
     }
 
@@ -576,6 +597,13 @@ impl Filled {
     /// Takes the failure of the lowest row, if any row failed.
     pub(crate) fn take_failure(&self) -> Option<Error> {
         self.slot().failure.lock().unwrap_or_else(|poison| poison.into_inner()).take().map(|(_, error)| error)
+    }
+
+    /// Takes what could not be had and was substituted, by row.
+    pub(crate) fn take_bad(&self) -> Vec<BadSample> {
+        let mut bad = std::mem::take(&mut *self.slot().bad.lock().unwrap_or_else(|poison| poison.into_inner()));
+        bad.sort_by_key(|bad| bad.row);
+        bad
     }
 
     /// Notes a failure of the batch as a whole (before any of a row).

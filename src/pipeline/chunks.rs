@@ -28,7 +28,7 @@ use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{ChunkBuf, RingSpan, Rows};
 use crate::order::{ChunkStarts, EpochOrder, Need};
-use crate::read::{Extent, Waker};
+use crate::read::{Extent, Waker, may_pass};
 use crate::tensor::PAGE;
 use bytes::Bytes;
 use std::collections::VecDeque;
@@ -91,6 +91,8 @@ pub(crate) struct Opening {
     pub(crate) extents: Vec<Extent>,
     /// The bytes of the extents, once they are there.
     pub(crate) pieces: Vec<Bytes>,
+    /// Pieces whose reads failed for a reason that may pass, with their room and that reason.
+    again: Vec<(usize, RingSpan, Error)>,
 }
 
 impl Opening {
@@ -101,6 +103,16 @@ impl Opening {
     /// Whether nobody waits for it any more.
     pub(crate) fn is_forgotten(&self) -> bool {
         Arc::strong_count(&self.entry) == 1
+    }
+
+    /// Reads what failed once more.
+    pub(crate) fn read_again(&mut self, core: &Core) -> Result<()> {
+        for (piece, mut span, error) in self.again.drain(..) {
+            let extent = self.extents[piece];
+            core.recovery.again(&error, &extent, &mut span.as_mut_slice()[..extent.len as usize])?;
+            self.pieces[piece] = Bytes::from_owner(span).slice(..extent.len as usize);
+        }
+        Ok(())
     }
 
     /// Ends it with an error.
@@ -142,7 +154,13 @@ impl Drop for Opening {
     }
 }
 
-fn open(core: &Core, chunk: usize, pieces: &[Bytes], scratch: &mut Scratch, buffer: &mut ChunkBuf) -> Result<()> {
+pub(super) fn open(
+    core: &Core,
+    chunk: usize,
+    pieces: &[Bytes],
+    scratch: &mut Scratch,
+    buffer: &mut ChunkBuf,
+) -> Result<()> {
     let rows = rows_of(core, chunk);
     let fields = core.recipe.handlers.len();
     buffer.begin(rows as usize, fields);
@@ -166,6 +184,11 @@ pub(crate) struct Held(Vec<Arc<OpenChunk>>);
 impl Held {
     pub(crate) fn chunk(&self, entry: usize) -> &OpenChunk {
         &self.0[entry]
+    }
+
+    /// Those that are open.
+    pub(crate) fn good(&self) -> impl Iterator<Item = usize> + '_ {
+        self.0.iter().enumerate().filter(|(_, entry)| matches!(entry.get(), Some(Ok(_)))).map(|(entry, _)| entry)
     }
 
     pub(crate) fn any_failed(&self) -> bool {
@@ -222,6 +245,8 @@ pub(crate) struct PieceRead {
     pub(crate) piece: usize,
     pub(crate) extent: Extent,
     pub(crate) span: RingSpan,
+    /// The first of its chunk.
+    pub(crate) first: bool,
 }
 
 impl Chunks {
@@ -330,7 +355,8 @@ impl Chunks {
             let Some(buffer) = self.home.free.pop() else { return };
             let open = Arc::new(OpenChunk { chunk, result: OnceLock::new(), home: self.home.clone() });
             self.entries.push_back(Some(Entry { open: open.clone(), until }));
-            openings.push(Opening { entry: open, buffer: Some(buffer), extents: Vec::new(), pieces: Vec::new() });
+            let (extents, pieces, again) = (Vec::new(), Vec::new(), Vec::new());
+            openings.push(Opening { entry: open, buffer: Some(buffer), extents, pieces, again });
         }
     }
 
@@ -350,7 +376,10 @@ impl Chunks {
         for (piece, extent) in front.extents.iter().enumerate().filter(|(_, extent)| extent.len > 0) {
             match memory(extent) {
                 Some(bytes) => pieces[piece] = bytes,
-                None => reads.push(PieceRead { slot, piece, extent: *extent, span: reserve(extent)? }),
+                None => {
+                    let first = reads.is_empty();
+                    reads.push(PieceRead { slot, piece, extent: *extent, span: reserve(extent)?, first });
+                }
             }
         }
         let mut opening = self.to_read.pop_front().expect("looked at above");
@@ -387,8 +416,10 @@ impl Chunks {
                 let len = read.opening.extents[piece].len as usize;
                 read.opening.pieces[piece] = Bytes::from_owner(span).slice(start..start + len);
             }
+            Err(error) if may_pass(&error) && read.error.is_none() => read.opening.again.push((piece, span, error)),
             Err(error) => {
                 // The kernel has let go of the span, whose room is free with its drop.
+                read.opening.again.clear();
                 read.error.get_or_insert(error);
             }
         }

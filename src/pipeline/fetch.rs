@@ -2,6 +2,7 @@
 //! drives the reader; it sleeps only in [`Reader::wait`], which a completion or a wake ends.
 
 use super::chunks::{Chunks, Opening};
+use super::watchdog::Doing;
 use super::work::{self, decode_row, panicked};
 use super::{Core, IoSide, Job, Start, ticket};
 use crate::dataset::{Part, Parts};
@@ -9,7 +10,7 @@ use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{FreeSlot, IoBuf, RingSpan, Rows, Ticket};
 use crate::profile::{Stay, Work, planner};
-use crate::read::{Completion, Extent, ReadOp, Reader};
+use crate::read::{Completion, Extent, ReadOp, Reader, may_pass};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -54,11 +55,18 @@ pub(crate) struct Piece {
     pub(crate) in_memory: bool,
     /// The bytes are those of the last piece that is not shared.
     pub(crate) shared: bool,
+    /// Its read failed.
+    pub(crate) failed: bool,
 }
 
 impl Pending {
     pub(crate) fn new(parts: usize) -> Self {
         Self { job: None, rows: None, id: 0, pieces: Vec::with_capacity(parts), since: 0, remaining: 0, error: None }
+    }
+
+    /// Why the sample must be read again, if it must.
+    pub(crate) fn take_error(&mut self) -> Option<Error> {
+        self.error.take().map(|(_, error)| error)
     }
 
     /// Bytes that must be copied or decoded.
@@ -71,6 +79,12 @@ impl Piece {
     /// The bytes that were read, unless they were read in place.
     pub(crate) fn bytes(&self) -> Option<&[u8]> {
         self.span.as_ref().map(|span| &span.as_slice()[self.start..self.start + self.len])
+    }
+
+    /// Where they are read to, unless that is their place; from its start.
+    pub(crate) fn room(&mut self) -> Option<&mut [u8]> {
+        self.start = 0;
+        self.span.as_mut().map(RingSpan::as_mut_slice)
     }
 }
 
@@ -185,6 +199,7 @@ impl Io {
         let mut woke = self.now;
         meters.planner.enter(planner::BUSY, self.now);
         while !self.ending {
+            core.watch.planner.begin(Doing::Planning, None);
             self.listen();
             self.plan();
             self.advance_chunks();
@@ -199,6 +214,7 @@ impl Io {
             meters.rings.planner.note(woke, self.now, Work::Plan);
             // Whatever happened since rings the bell, so this returns; nothing more can be done before.
             let looks_once = self.ending || self.unplanned;
+            core.watch.planner.end();
             self.reader.wait(&mut self.completions, looks_once.then_some(Duration::ZERO));
             self.now = meters.clock.now();
             woke = self.now;
@@ -271,7 +287,11 @@ impl Io {
         let core = &self.core;
         let openings = chunks.advance(|job, rows, held| work::gather(core, job, rows, held));
         for mut opening in openings {
-            if let Err(error) = self.core.chunk_extents(&mut opening).and_then(|()| self.check_chunk(&opening)) {
+            let asked = self.core.extents_of_chunk(opening.chunk()).and_then(|extents| {
+                opening.extents = extents;
+                self.check_chunk(&opening)
+            });
+            if let Err(error) = asked {
                 opening.fail(&self.core, error);
                 continue;
             }
@@ -312,6 +332,9 @@ impl Io {
         let Some(reads) = chunks.begin_read(memory, reserve) else { return false };
         let none = reads.is_empty();
         for read in reads {
+            if read.first {
+                core.watch.reads[self.flying.len() + read.slot].read(None, &read.extent);
+            }
             let tag = CHUNK_TAG | (read.slot as u64) << 32 | read.piece as u64;
             self.ops.push_back(ReadOp { tag, extent: read.extent, buf: IoBuf::from(read.span) });
         }
@@ -440,13 +463,14 @@ impl Io {
         let mut id = None;
         let planned = catch_unwind(AssertUnwindSafe(|| -> Result<()> {
             let sample = *id.insert(job.id_of(&rows)?);
+            core.watch.planner.begin(Doing::Planning, Some(sample));
             core.parts_of(sample, &mut parts)?;
             self.check(&parts)
         }));
         let planned = planned.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Read)));
         self.now = core.meters.clock.now();
         if let Err(error) = planned {
-            rows.fail_row(self.core.named(error, id));
+            self.row_failed(&job, &mut rows, id, error);
             return Begun::Yes;
         }
         let mut pending = self.idle.pop().expect("checked by the caller");
@@ -498,7 +522,7 @@ impl Io {
         debug_assert!(rows.len() == 1);
         let mut before = None;
         for (field, part) in parts.iter() {
-            let mut piece = Piece { span: None, start: 0, len: 0, in_memory: false, shared: false };
+            let mut piece = Piece { span: None, start: 0, len: 0, in_memory: false, shared: false, failed: false };
             match self.core.file_extent(part) {
                 Some(_) if part.shares(before.replace(part)) => piece.shared = true,
                 Some(extent) if extent.len > 0 => {
@@ -532,6 +556,9 @@ impl Io {
                 Some(span) => IoBuf::from(span),
                 None => IoBuf::from(rows.lend(self.core.recipe.handlers[field].outputs.start)),
             };
+            if pending.remaining == 0 {
+                self.core.watch.reads[index].read(Some(pending.id), &extent);
+            }
             pending.remaining += 1;
             self.ops.push_back(ReadOp { tag: (index as u64) << 8 | number as u64, extent, buf });
         }
@@ -561,6 +588,7 @@ impl Io {
             match completion.result {
                 Ok(start) => pending.pieces[number].start = start,
                 Err(error) => {
+                    pending.pieces[number].failed = true;
                     if pending.error.as_ref().is_none_or(|(first, _)| number < *first) {
                         pending.error = Some((number, error));
                     }
@@ -584,6 +612,7 @@ impl Io {
         let (slot, piece) = ((completion.tag & !CHUNK_TAG) >> 32, completion.tag & 0xffff_ffff);
         let (Some(chunks), Some(span)) = (&mut self.chunks, completion.buf.into_span()) else { return };
         if let Some((opening, error)) = chunks.complete(slot as usize, piece as usize, span, completion.result) {
+            self.core.watch.reads[self.flying.len() + slot as usize].end();
             finish_chunk(&self.core, opening, error);
         }
     }
@@ -592,17 +621,26 @@ impl Io {
     fn finish(&mut self, index: usize) {
         let mut pending = self.flying[index].take().expect("in flight");
         self.vacant.push(index);
+        self.core.watch.reads[index].end();
         if let Some(rows) = &pending.rows {
             rows.times().read.fetch_max(self.now, Ordering::Relaxed);
         }
-        let (id, error) = (pending.id, pending.error.take());
         let cancelled = pending.job.as_ref().is_none_or(|job| job.is_cancelled());
+        if !cancelled && pending.error.as_ref().is_some_and(|(_, error)| may_pass(error)) {
+            // A worker tries again: it may sleep, and this thread may not.
+            return work::decode(&self.core, pending);
+        }
+        let (id, error) = (pending.id, pending.error.take());
         if error.is_none() && !cancelled && !(self.plain && pending.staged() <= COPY_HERE) {
             return work::decode(&self.core, pending);
         }
         let (job, mut rows) = (pending.job.take(), pending.rows.take().expect("in flight"));
-        if let Some((_, error)) = error {
-            rows.fail_row(error.with_sample(id));
+        if let (Some((_, error)), Some(job)) = (error, &job) {
+            if cancelled {
+                rows.fail_row(error.with_sample(id));
+            } else {
+                self.row_failed(job, &mut rows, Some(id), error);
+            }
         } else if let (Some(job), false) = (job, cancelled) {
             let (core, scratch, pieces) = (&self.core, &mut self.scratch, &pending.pieces);
             let done = catch_unwind(AssertUnwindSafe(|| decode_row(core, &job, id, pieces, &mut rows, scratch)));
@@ -611,12 +649,19 @@ impl Io {
                     rows.finish_row();
                     core.meters.read_in_place.add_alone(1);
                 }
-                Err(error) => rows.fail_row(self.core.named(error, Some(id))),
+                Err(error) => self.row_failed(&job, &mut rows, Some(id), error),
             }
         }
         drop(rows);
         pending.pieces.clear();
         self.idle.push(pending);
+    }
+
+    /// As [`Core::row_failed`]: a worker finds another sample.
+    fn row_failed(&self, job: &Arc<Job>, rows: &mut Rows, id: Option<u64>, error: Error) {
+        if self.core.row_failed(job, rows, id, self.core.named(error, id), None) {
+            work::ring(&self.core, 1);
+        }
     }
 
     /// Lets go of everything; reads in flight complete first, within a deadline.

@@ -36,6 +36,11 @@
 //! [`plan::MemoryPlan`] is the sum, a line and a reason for each term; `build()` reserves it. Several loaders may share a
 //! [`Budget`](crate::Budget).
 //!
+//! # Faults
+//!
+//! A read that failed for a reason that may pass is tried again, a sample that cannot be had is replaced or ends the iterator:
+//! [`recover`]. Who waits for a batch can say what does not answer: [`watchdog`].
+//!
 //! # Ending
 //!
 //! Dropping an epoch marks its job cancelled: rows not yet begun are dropped (which brings their slot back), reads in
@@ -50,14 +55,17 @@ pub(crate) mod fetch;
 pub(crate) mod placement;
 pub(crate) mod plan;
 pub(crate) mod recipe;
+pub(crate) mod recover;
 pub(crate) mod route;
 pub(crate) mod runtime;
 #[cfg(feature = "cuda")]
 pub(crate) mod transfer;
+pub(crate) mod watchdog;
 pub(crate) mod work;
 
 pub use placement::Numa;
 pub use plan::MemoryPlan;
+pub use recover::OnBadSample;
 pub use route::{FieldRoute, Gds, Route};
 
 use crate::batch::Contents;
@@ -117,6 +125,10 @@ pub(crate) struct Core {
     /// The error of the loader as a whole: set once, ends every iterator.
     pub(crate) fatal: std::sync::Mutex<Option<Option<Error>>>,
     pub(crate) meters: Arc<Meters>,
+    /// What becomes of rows whose sample cannot be had.
+    pub(crate) recovery: recover::Recovery,
+    /// Who is at work on what.
+    pub(crate) watch: watchdog::Watch,
     /// Heap bytes that decoders may take on each worker.
     pub(crate) scratch_limit: usize,
 }

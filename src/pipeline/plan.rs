@@ -54,6 +54,8 @@ pub(crate) struct Demand {
     pub(crate) device_bytes: usize,
     /// Threads that read directly into it.
     pub(crate) direct_threads: usize,
+    /// Bytes to read and open one sample, or chunk, in the place of one that cannot be had; 0 where that is not done.
+    pub(crate) substitute: usize,
 }
 
 /// What open chunks need.
@@ -113,6 +115,8 @@ pub struct MemoryPlan {
     pub device_bytes: usize,
     /// Bounce buffers of the threads that read directly into device memory.
     pub bounce_bytes: usize,
+    /// For one sample, or chunk, that is read in the place of one that cannot be had; taken when that happens first.
+    pub substitute_bytes: usize,
     /// What `memory_budget` allowed, if it was set, or the part of the `shared_budget` where that is less.
     pub budget: Option<usize>,
     /// The part of the `shared_budget`, if there is one.
@@ -125,7 +129,7 @@ impl MemoryPlan {
         self.terms().iter().fold(0_usize, |sum, (_, bytes, _)| sum.saturating_add(*bytes))
     }
 
-    fn terms(&self) -> [(&'static str, usize, String); 9] {
+    fn terms(&self) -> [(&'static str, usize, String); 10] {
         let Self { slots, slot_bytes, workers, cached_bytes, scratch_bytes, opened_bytes, chunks, chunk_bytes, .. } =
             self;
         [
@@ -153,6 +157,11 @@ impl MemoryPlan {
                 if *chunks > 0 { "samples in flight, order of chunks" } else { "samples in flight" }.into(),
             ),
             ("bounce", self.bounce_bytes, "for what cannot be read directly into device memory".into()),
+            (
+                "substitutes",
+                self.substitute_bytes,
+                "for what is read in place of a bad sample, when there is one".into(),
+            ),
             ("stacks", self.stack_bytes, "touched part".into()),
         ]
     }
@@ -201,6 +210,7 @@ impl MemoryPlan {
             device_batches: demand.device_batches,
             device_bytes: demand.device_bytes,
             bounce_bytes: demand.direct_threads.saturating_mul(DIRECT_BOUNCE),
+            substitute_bytes: demand.substitute,
             budget: demand.allowed(),
             part: demand.part,
         }
@@ -342,6 +352,7 @@ mod tests {
             device_batches: 0,
             device_bytes: 0,
             direct_threads: 0,
+            substitute: 0,
         }
     }
 

@@ -99,6 +99,8 @@ pub(crate) struct Around {
     pub(crate) in_chunks: bool,
     /// The page cache has room for the dataset.
     pub(crate) cached: bool,
+    /// Rows whose sample cannot be had get another one.
+    pub(crate) substitutes: bool,
     /// More files than may be kept open.
     pub(crate) too_many: Option<usize>,
 }
@@ -140,6 +142,7 @@ fn obstacle(gds: Gds, field: &Asked<'_>, around: &Around) -> Option<String> {
         Asked { wanted: false, .. } => "not handed out",
         Asked { row_bytes: None, .. } => "made by the host of what is read",
         _ if around.transforms => "transforms of the host see it",
+        _ if around.substitutes => "a row that cannot be read gets another sample, which the host finds",
         _ if around.in_chunks => "rows come out of chunks that the host opens",
         Asked { plain: false, .. } => "not in a file as it stands: in memory, or unpacked or checked by the host",
         Asked { row_bytes: Some(bytes), .. } if gds == Gds::Auto && *bytes < ROW_LEAST => {
@@ -159,8 +162,14 @@ mod tests {
     use super::*;
 
     const FIELD: Asked<'_> = Asked { name: "x", row_bytes: Some(1 << 20), wanted: true, plain: true };
-    const AROUND: Around =
-        Around { on_device: true, transforms: false, in_chunks: false, cached: false, too_many: None };
+    const AROUND: Around = Around {
+        on_device: true,
+        transforms: false,
+        in_chunks: false,
+        cached: false,
+        substitutes: false,
+        too_many: None,
+    };
 
     #[test]
     fn a_field_goes_directly_when_nothing_speaks_against_it_and_says_why_when_something_does() {

@@ -119,6 +119,7 @@ impl Drop for Runtime {
             std::thread::sleep(Duration::from_micros(50));
         }
         core.work.let_go();
+        core.recovery.let_go();
         core.exchange.close();
         drop(core);
         if own > 0 {

@@ -15,6 +15,7 @@
 
 use super::Core;
 use super::direct::{Reading, Reads};
+use super::watchdog::Doing;
 use crate::batch::{Contents, Reorder};
 use crate::device::cuda::copy::{Buffer, Copied, Copier};
 use crate::error::Result;
@@ -81,12 +82,16 @@ impl Transfer {
             if core.to_io.is_ending() {
                 return;
             }
+            core.watch.device.begin(Doing::Copying, None);
             match self.copier.pin(region) {
                 Ok(()) => core.meters.device.pinned_slots.add(1),
                 Err(error) => core.meters.device.note_pageable(&error),
             }
         });
         drop(pinning);
+        core.watch.device.end();
+        // What the watchdog was told, and how many copies were on the stream then.
+        let (mut told, mut before) = (None, 0);
         let mut waiting = Waiting::new(0, self.slots);
         let mut flights = Flights(VecDeque::with_capacity(self.slots));
         while !core.to_io.is_ending() {
@@ -95,10 +100,16 @@ impl Transfer {
                 self.take(&mut waiting, slot);
             }
             let room = self.begin_all(&mut waiting, &mut flights.0);
+            if told.is_none() {
+                // Calls of the driver, which may not come back.
+                core.watch.device.begin(Doing::Copying, None);
+            }
+            let landed = std::cell::Cell::new(0);
             let read = flights.0.iter_mut().try_for_each(|flight| self.read(flight));
             self.land_all(&mut flights.0);
             let now = core.meters.clock.now();
             let done = |since: u64| {
+                landed.set(landed.get() + 1);
                 core.meters.device.latency.record(now.saturating_sub(since));
                 if let Some(ring) = &core.meters.rings.copies {
                     // Copies are given to the stream while others are on it: there each begins when the one before ends.
@@ -114,6 +125,18 @@ impl Transfer {
                 (0, true) => copying::STARVED,
             };
             core.meters.device.states.enter(state, now);
+            let doing = match state {
+                copying::BUSY => Some(Doing::Copying),
+                copying::BLOCKED => Some(Doing::Releasing),
+                _ => None,
+            };
+            let moved = landed.get() > 0 || self.copier.in_flight() != before || doing != told;
+            (told, before) = (doing, self.copier.in_flight());
+            match doing {
+                Some(doing) if moved => core.watch.device.begin(doing, None),
+                Some(_) => {}
+                None => core.watch.device.end(),
+            }
             self.wait(&mut waiting, room);
         }
         // Reading threads without a read end here.

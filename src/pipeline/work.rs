@@ -7,13 +7,15 @@
 use super::chunks::{Held, Opening};
 use super::fetch::{Pending, Piece};
 use super::recipe::How;
+use super::recover::extent_to_read;
+use super::watchdog::Doing;
 use super::{Core, Job, Miss};
 use crate::dataset::{Chunked, Part, Parts};
 use crate::decode::{Ctx, Scratch};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{ChunkBuf, Filled, Rows};
 use crate::profile::Work;
-use crate::read::{Cached, Extent};
+use crate::read::{Cached, Extent, may_pass};
 use bytes::Bytes;
 use crossbeam_channel::Receiver;
 use std::collections::VecDeque;
@@ -46,6 +48,10 @@ impl<T> Queue<T> {
         self.lock().pop_front()
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<T>> {
         self.0.lock().unwrap_or_else(|poison| poison.into_inner())
     }
@@ -76,7 +82,7 @@ pub(crate) struct Workers {
 }
 
 /// What one worker keeps from sample to sample.
-struct State {
+pub(super) struct State {
     scratch: Scratch,
     /// Encoded bytes from the page cache.
     bytes: Vec<u8>,
@@ -114,6 +120,10 @@ impl State {
             ids: Vec::new(),
         })
     }
+
+    pub(super) fn scratch(&mut self) -> &mut Scratch {
+        &mut self.scratch
+    }
 }
 
 /// Sizes of what the workers hold.
@@ -131,7 +141,11 @@ pub(crate) struct Sizes {
 impl Workers {
     pub(crate) fn new(pool: rayon::ThreadPool, maps: Option<Receiver<Filled>>, sizes: &Sizes) -> Result<Self> {
         let count = pool.current_num_threads();
-        let state = |_| State::new(sizes.cached_bytes, sizes.chunk_bytes).map(Mutex::new);
+        let state = |number| {
+            let mut state = State::new(sizes.cached_bytes, sizes.chunk_bytes)?;
+            state.scratch.worker = Some(number);
+            Ok(Mutex::new(state))
+        };
         Ok(Self {
             pool,
             count,
@@ -164,10 +178,10 @@ impl Workers {
 
     /// Nothing waits for a worker.
     pub(crate) fn is_empty(&self) -> bool {
-        self.lookups.lock().is_empty()
-            && self.decodes.lock().is_empty()
-            && self.gathers.lock().is_empty()
-            && self.openings.lock().is_empty()
+        self.lookups.is_empty()
+            && self.decodes.is_empty()
+            && self.gathers.is_empty()
+            && self.openings.is_empty()
             && self.maps.as_ref().is_none_or(|maps| maps.is_empty())
     }
 
@@ -262,9 +276,12 @@ fn drain(core: &Core) {
             before = now;
         }
         meters.change_working(-1, before);
+        if let Some(cell) = core.watch.workers.get(index) {
+            cell.end();
+        }
         work.active.fetch_sub(1, Ordering::SeqCst);
         // Somebody may have put work in after the last look and found every place taken: look once more.
-        let again = !work.is_empty()
+        let again = !(work.is_empty() && core.recovery.is_idle())
             && work
                 .active
                 .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| (n < work.count).then_some(n + 1))
@@ -288,8 +305,11 @@ fn step(core: &Core, state: &mut State, now: u64) -> Option<Work> {
         }
     };
     if let Some(slot) = core.work.maps.as_ref().and_then(|maps| maps.try_recv().ok()) {
+        core.watch_worker(state, Doing::Mapping, None);
         map_batch(core, state, slot);
         Some(Work::MapBatch)
+    } else if core.substitute_one(state) {
+        Some(Work::Decode)
     } else if let Some(((job, rows, held), left)) = core.work.take_gather() {
         took(rows.len().into(), left);
         gather_rows(core, &job, rows, &held, state);
@@ -321,6 +341,7 @@ fn copy_from_memory<'d>(core: &'d Core, job: &Job, rows: &mut Rows, parts: &mut 
     let first = job.position(rows);
     let mut ids = std::mem::take(&mut state.ids);
     ids.clear();
+    core.watch_worker(state, Doing::Decoding, None);
     // The dataset and the sampler are the user's: a panic ends the run here, and the usual way names it.
     let _ = guarded(state, |_| {
         for row in 0..count as usize {
@@ -352,7 +373,7 @@ fn copy_from_memory<'d>(core: &'d Core, job: &Job, rows: &mut Rows, parts: &mut 
     done
 }
 
-enum Looked {
+pub(super) enum Looked {
     Done,
     Missing,
 }
@@ -369,7 +390,10 @@ fn look_up_rows(core: &Core, job: &Arc<Job>, mut rows: Rows, state: &mut State) 
         }
         let mut id = None;
         let looked = guarded(state, |state| {
+            // Before the sampler is asked, which is the user's, and with what it said.
+            core.watch_worker(state, Doing::Planning, None);
             let id = *id.insert(job.id_of(&rows)?);
+            core.watch_worker(state, Doing::Decoding, Some(id));
             look_up_one(core, job, id, &mut rows, &mut parts, state)
         });
         match looked {
@@ -385,7 +409,9 @@ fn look_up_rows(core: &Core, job: &Arc<Job>, mut rows: Rows, state: &mut State) 
                 core.to_io.misses.push(Miss { job: job.clone(), rows });
                 missed += 1;
             }
-            Err(error) => rows.fail_row(core.named(error, id)),
+            Err(error) => {
+                core.row_failed(job, &mut rows, id, core.named(error, id), None);
+            }
         }
     }
     core.note_cached(&mut state.cached);
@@ -396,13 +422,15 @@ fn look_up_rows(core: &Core, job: &Arc<Job>, mut rows: Rows, state: &mut State) 
 }
 
 /// Runs code that may be the user's or a third party's; a panic becomes an error and the worker's state is made anew.
-fn guarded<R>(state: &mut State, work: impl FnOnce(&mut State) -> Result<R>) -> Result<R> {
+pub(super) fn guarded<R>(state: &mut State, work: impl FnOnce(&mut State) -> Result<R>) -> Result<R> {
     state.scratch.mapping = false;
     match catch_unwind(AssertUnwindSafe(|| work(state))) {
         Ok(result) => result,
         Err(panic) => {
             let stage = if state.scratch.mapping { Stage::Map } else { Stage::Decode };
+            let worker = state.scratch.worker;
             state.scratch = Scratch::default();
+            state.scratch.worker = worker;
             Err(panicked(&*panic, stage))
         }
     }
@@ -425,6 +453,28 @@ fn look_up_one<'d>(
     state: &mut State,
 ) -> Result<Looked> {
     core.parts_of(id, parts)?;
+    let State { scratch, bytes, cached, .. } = state;
+    look_up_with(core, job, id, rows, parts, scratch, bytes, |extent, to| {
+        let found = core.cached(extent, to);
+        if matches!(found, Cached::Hit) {
+            *cached += extent.len;
+        }
+        found
+    })
+}
+
+/// Fills the first row with bytes that `fetch` gives, by way of `buffer` where they are not read in place.
+#[allow(clippy::too_many_arguments, reason = "one sample's whole context; a struct would only rename it")]
+pub(super) fn look_up_with(
+    core: &Core,
+    job: &Job,
+    id: u64,
+    rows: &mut Rows,
+    parts: &mut Parts<'_>,
+    scratch: &mut Scratch,
+    buffer: &mut [u8],
+    mut fetch: impl FnMut(&Extent, &mut [u8]) -> Cached,
+) -> Result<Looked> {
     // All bytes first: nothing is decoded for a sample of which something is missing.
     let mut used = 0;
     let mut before = None;
@@ -435,18 +485,18 @@ fn look_up_one<'d>(
         }
         let handler = &core.recipe.handlers[field];
         if core.reads_in_place(field, part) {
-            match core.cached(&extent, rows.row().bytes_mut(handler.outputs.start)) {
-                Cached::Hit => state.cached += extent.len,
+            match fetch(&extent, rows.row().bytes_mut(handler.outputs.start)) {
+                Cached::Hit => {}
                 Cached::Miss => return Ok(Looked::Missing),
                 Cached::Failed(error) => return Err(error),
             }
         } else {
             let len = extent.len as usize;
-            let Some(place) = state.bytes.get_mut(used..).and_then(|rest| rest.get_mut(..len)) else {
+            let Some(place) = buffer.get_mut(used..).and_then(|rest| rest.get_mut(..len)) else {
                 return Ok(Looked::Missing);
             };
-            match core.cached(&extent, place) {
-                Cached::Hit => (used, state.cached) = (used + len, state.cached + extent.len),
+            match fetch(&extent, place) {
+                Cached::Hit => used += len,
                 Cached::Miss => return Ok(Looked::Missing),
                 Cached::Failed(error) => return Err(error),
             }
@@ -454,14 +504,13 @@ fn look_up_one<'d>(
     }
     let mut used = 0;
     let mut before = None;
-    let State { scratch, bytes, .. } = state;
     for (field, part) in parts.iter() {
         let bytes = match (core.file_extent(part), part) {
             (Some(_), _) if core.reads_in_place(field, part) => continue,
-            (Some(extent), _) if part.shares(before.replace(part)) => &bytes[used - extent.len as usize..used],
+            (Some(extent), _) if part.shares(before.replace(part)) => &buffer[used - extent.len as usize..used],
             (Some(extent), _) => {
                 used += extent.len as usize;
-                &bytes[used - extent.len as usize..used]
+                &buffer[used - extent.len as usize..used]
             }
             (None, Part::Inline(bytes)) => bytes,
             (None, Part::Extent(extent) | Part::Framed(extent)) => core.memory_bytes(&extent)?,
@@ -476,16 +525,46 @@ fn decode_pending(core: &Core, mut pending: Box<Pending>, state: &mut State) {
     let job = pending.job.take().expect("a pending sample has its job");
     let mut rows = pending.rows.take().expect("a pending sample has its row");
     if !job.is_cancelled() {
-        let (id, pieces) = (pending.id, &pending.pieces);
-        let done = guarded(state, |state| decode_row(core, &job, id, pieces, &mut rows, &mut state.scratch));
+        let id = pending.id;
+        core.watch_worker(state, Doing::Decoding, Some(id));
+        let done = guarded(state, |state| {
+            if let Some(error) = pending.take_error() {
+                core.watch_worker(state, Doing::Reading, Some(id));
+                read_again(core, id, &error, &mut pending.pieces, &mut rows)?;
+                core.watch_worker(state, Doing::Decoding, Some(id));
+            }
+            decode_row(core, &job, id, &pending.pieces, &mut rows, &mut state.scratch)
+        });
         match done {
             Ok(()) => rows.finish_row(),
-            Err(error) => rows.fail_row(core.named(error, Some(id))),
+            Err(error) => {
+                core.row_failed(&job, &mut rows, Some(id), core.named(error, Some(id)), None);
+            }
         }
     }
     drop(rows);
     pending.pieces.clear();
     core.to_io.give_back(pending);
+}
+
+/// Reads the pieces of a sample that failed once more, to where they were to be.
+fn read_again(core: &Core, id: u64, error: &Error, pieces: &mut [Piece], rows: &mut Rows) -> Result<()> {
+    let mut parts = Parts::new();
+    core.parts_of(id, &mut parts)?;
+    for (piece, (field, part)) in pieces.iter_mut().zip(parts.iter()).filter(|(piece, _)| piece.failed) {
+        let extent = extent_to_read(core, part).ok_or_else(|| unsteady(id))?;
+        if let Some(room) = piece.room() {
+            let room = room.get_mut(..extent.len as usize).ok_or_else(|| unsteady(id))?;
+            core.recovery.again(error, &extent, room)?;
+        } else if core.reads_in_place(field, part) {
+            let output = core.recipe.handlers[field].outputs.start;
+            core.recovery.again(error, &extent, rows.row().bytes_mut(output))?;
+        } else {
+            return Err(unsteady(id));
+        }
+        piece.failed = false;
+    }
+    Ok(())
 }
 
 /// Fills the row from bytes that were read.
@@ -526,6 +605,10 @@ fn unsteady(id: u64) -> Error {
 fn open(core: &Core, mut opening: Opening, state: &mut State) {
     if opening.is_forgotten() {
         return;
+    }
+    core.watch_worker(state, Doing::Decoding, None);
+    if let Err(error) = opening.read_again(core) {
+        return opening.fail(core, error);
     }
     if let Some(pieces) = opening.extents.iter().map(|extent| core.sources.shared(extent)).collect() {
         opening.pieces = pieces;
@@ -578,10 +661,11 @@ impl AsRef<[u8]> for Shared {
 }
 
 /// Fills rows from open chunks.
-fn gather_rows(core: &Core, job: &Arc<Job>, mut rows: Rows, held: &Held, state: &mut State) {
+fn gather_rows(core: &Core, job: &Arc<Job>, mut rows: Rows, held: &Arc<Held>, state: &mut State) {
     if job.is_cancelled() {
         return;
     }
+    core.watch_worker(state, Doing::Planning, None);
     let first = job.position(&rows);
     let (mut places, mut ids) = (std::mem::take(&mut state.places), std::mem::take(&mut state.ids));
     places.clear();
@@ -606,9 +690,14 @@ fn gather_rows(core: &Core, job: &Arc<Job>, mut rows: Rows, held: &Held, state: 
         }
         Ok(()) => {
             for (place, id) in places.iter().zip(&ids) {
+                core.watch_worker(state, Doing::Decoding, Some(*id));
                 match guarded(state, |state| gather_row(core, job, *id, *place, held, &mut rows, &mut state.scratch)) {
                     Ok(()) => rows.finish_row(),
-                    Err(error) => rows.fail_row(core.named_in_chunk(error, *id, held.chunk(place.0 as usize).chunk())),
+                    Err(error) => {
+                        let entry = place.0 as usize;
+                        let error = core.named_in_chunk(error, *id, held.chunk(entry).chunk());
+                        core.row_failed(job, &mut rows, Some(*id), error, Some((held, entry)));
+                    }
                 }
             }
         }
@@ -659,8 +748,21 @@ fn gather_row(
         Some(Err(error)) => return Err(error.again()),
         None => return Err(Error::new(ErrorKind::Cancelled, Stage::Decode, "the chunk is not open")),
     };
+    fill_from(core, job, id, row as usize, buffer, rows, scratch)
+}
+
+/// Fills the first row from a row of an open chunk.
+pub(super) fn fill_from(
+    core: &Core,
+    job: &Job,
+    id: u64,
+    row: usize,
+    buffer: &ChunkBuf,
+    rows: &mut Rows,
+    scratch: &mut Scratch,
+) -> Result<()> {
     for field in 0..core.recipe.handlers.len() {
-        let bytes = buffer.row(field, row as usize).ok_or_else(|| {
+        let bytes = buffer.row(field, row).ok_or_else(|| {
             let message = format!("the chunk has no row {row} of field `{}`", core.recipe.handlers[field].name);
             Error::new(ErrorKind::Decode, Stage::Decode, message)
         })?;
@@ -723,26 +825,30 @@ impl Core {
     }
 
     /// The extents of a chunk, checked.
-    pub(crate) fn chunk_extents(&self, opening: &mut Opening) -> Result<()> {
-        let chunk = opening.chunk();
+    pub(crate) fn extents_of_chunk(&self, chunk: usize) -> Result<Vec<Extent>> {
+        let mut extents = Vec::new();
         let asked = catch_unwind(AssertUnwindSafe(|| {
             let chunks = self.in_chunks()?;
-            chunks.chunk_extents(chunk, &mut opening.extents)?;
+            chunks.chunk_extents(chunk, &mut extents)?;
             Ok(chunks.chunk_bytes(chunk).encoded)
         }));
         let said = asked.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Read)))?;
-        opening.extents.iter().try_for_each(|extent| self.check_extent(extent))?;
-        let bytes: u64 = opening.extents.iter().map(|extent| extent.len).fold(0, u64::saturating_add);
+        extents.iter().try_for_each(|extent| self.check_extent(extent))?;
+        let bytes: u64 = extents.iter().map(|extent| extent.len).fold(0, u64::saturating_add);
         if bytes > said {
             let message = format!("the dataset said that the chunk has {said} encoded bytes, its extents have {bytes}");
             return Err(Error::new(ErrorKind::User, Stage::Read, message));
         }
-        Ok(())
+        Ok(extents)
     }
 
     /// The error with the sample's id and the chunk's place.
     fn named_in_chunk(&self, error: Error, id: u64, chunk: usize) -> Error {
-        let error = error.with_sample(id);
+        self.named_as_chunk(error.with_sample(id), chunk)
+    }
+
+    /// The error with the chunk's place.
+    pub(super) fn named_as_chunk(&self, error: Error, chunk: usize) -> Error {
         if error.site().path.is_some() {
             return error;
         }
@@ -836,7 +942,18 @@ impl Core {
         if extent.len == 0 {
             return Cached::Hit;
         }
-        self.cache.as_ref().map_or(Cached::Miss, |cache| cache.try_read(extent, dst))
+        match self.cache.as_ref().map_or(Cached::Miss, |cache| cache.try_read(extent, dst)) {
+            // The reader may have it, and tries again.
+            Cached::Failed(error) if may_pass(&error) => Cached::Miss,
+            found => found,
+        }
+    }
+
+    /// The worker whose state this is begins something.
+    pub(super) fn watch_worker(&self, state: &State, doing: Doing, sample: Option<u64>) {
+        if let Some(cell) = state.scratch.worker.and_then(|worker| self.watch.workers.get(worker)) {
+            cell.begin(doing, sample);
+        }
     }
 
     /// Workers got so many bytes from the page cache.
@@ -895,6 +1012,11 @@ impl Core {
             row.clear(field);
         }
         scratch.mapping = true;
+        if let (Some(worker), false) = (scratch.worker, self.recipe.maps.is_empty())
+            && let Some(cell) = self.watch.workers.get(worker)
+        {
+            cell.go_on(Doing::Mapping);
+        }
         for map in &self.recipe.maps {
             let fields = 0..self.recipe.spec.fields().len();
             let mut ctx = Ctx::new(self.seed, job.epoch, id, fields, scratch).with_scratch_limit(self.scratch_limit);

@@ -1,6 +1,7 @@
 //! The report: a snapshot of the counters, and what they say. Pure.
 
 use super::{Truth, Verdict};
+use crate::ledger::Ledger;
 use crate::pipeline::{FieldRoute, MemoryPlan};
 use crate::read::{Choice, ReadStats};
 use std::fmt;
@@ -59,6 +60,10 @@ pub struct Report {
     pub verdict: Verdict,
     /// The memory.
     pub plan: MemoryPlan,
+    /// Reads that failed, and worked when they were tried again.
+    pub recovered: u64,
+    /// Samples that could not be had, and how many rows hold others.
+    pub bad: Ledger,
     /// Things that the kernel or a device may still use, left behind in this process.
     pub leaked: u64,
 }
@@ -230,6 +235,12 @@ impl fmt::Display for Report {
         }
         if let Some(copies) = &self.copies {
             writeln!(f, "copies    {copies}")?;
+        }
+        if self.recovered > 0 {
+            writeln!(f, "recovered {} reads that failed at first", self.recovered)?;
+        }
+        if !self.bad.samples.is_empty() {
+            writeln!(f, "bad       {}", self.bad)?;
         }
         if self.leaked > 0 {
             writeln!(f, "leaked    {} things that the kernel or a device may still use", self.leaked)?;

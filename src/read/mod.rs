@@ -20,6 +20,7 @@
 //!   and length. A short read is continued, a read of 0 before the end is [`ErrorKind::Truncated`](crate::ErrorKind).
 //! * A reader is driven by one thread; only its [`Waker`] may be used from others.
 
+mod again;
 mod cache;
 mod choice;
 #[cfg(feature = "test-util")]
@@ -36,6 +37,7 @@ mod truth;
 mod uring;
 mod waker;
 
+pub(crate) use again::{Again, may_pass};
 pub use cache::{Cached, PageCache};
 pub use choice::{Choice, Opened, open};
 #[cfg(feature = "test-util")]
@@ -44,6 +46,7 @@ pub use faulty::{Fault, Faulty, Hit};
 pub(crate) use files::{Files, descriptor_limit};
 #[cfg(feature = "test-util")]
 pub use seam::Call;
+pub(crate) use seam::Seam;
 pub use source::{DirId, Extent, SourceId, Sources};
 pub use truth::{PROBES_MAX, device_bytes, page_cache_share};
 pub use waker::Waker;

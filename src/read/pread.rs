@@ -16,25 +16,27 @@ impl Pread {
     pub(super) fn new(files: Files) -> Self {
         Self { files }
     }
+}
 
-    fn read_file(&self, extent: &Extent, buf: &mut [u8], counters: &Counters) -> Result<usize> {
-        let file = self.files.get(extent.source)?;
-        let mut progress = Progress::new(*extent, self.files.align_of(&file));
-        check_aligned(buf, progress.is_direct(), self.files.align())?;
-        loop {
-            let next = progress.next();
-            let reads = if progress.is_direct() { &counters.direct_reads } else { &counters.buffered_reads };
-            add(reads, 1);
-            let turn = self.files.seam().turn(|| self.files.attempt(Call::Read, extent, next, progress.align()));
-            let result = turn.around(next, buf, |next, bytes| rustix::io::pread(&*file, bytes, next.offset));
-            add(&counters.bytes_moved, result.unwrap_or(0) as u64);
-            match progress.step(result) {
-                Step::Done(start) => return Ok(start),
-                Step::Continue => add(&counters.short_reads, u64::from(result.is_ok_and(|read| read < next.len))),
-                Step::Retry => add(&counters.retries, 1),
-                Step::Buffered => self.files.make_buffered(&file),
-                Step::Fail(failure) => return Err(failure.error(extent)),
-            }
+/// Reads the extent, which is not empty and lies within its file, past the page cache when `files` says so; where in `buf` it
+/// starts.
+pub(super) fn read_file(files: &Files, extent: &Extent, buf: &mut [u8], counters: &Counters) -> Result<usize> {
+    let file = files.get(extent.source)?;
+    let mut progress = Progress::new(*extent, files.align_of(&file));
+    check_aligned(buf, progress.is_direct(), files.align())?;
+    loop {
+        let next = progress.next();
+        let reads = if progress.is_direct() { &counters.direct_reads } else { &counters.buffered_reads };
+        add(reads, 1);
+        let turn = files.seam().turn(|| files.attempt(Call::Read, extent, next, progress.align()));
+        let result = turn.around(next, buf, |next, bytes| rustix::io::pread(&*file, bytes, next.offset));
+        add(&counters.bytes_moved, result.unwrap_or(0) as u64);
+        match progress.step(result) {
+            Step::Done(start) => return Ok(start),
+            Step::Continue => add(&counters.short_reads, u64::from(result.is_ok_and(|read| read < next.len))),
+            Step::Retry => add(&counters.retries, 1),
+            Step::Buffered => files.make_buffered(&file),
+            Step::Fail(failure) => return Err(failure.error(extent)),
         }
     }
 }
@@ -60,7 +62,7 @@ impl Work for Pread {
         if extent.len == 0 {
             return Ok(0);
         }
-        self.read_file(extent, buf, counters).map_err(|error| self.files.at_site(error, extent))
+        read_file(&self.files, extent, buf, counters).map_err(|error| self.files.at_site(error, extent))
     }
 
     fn footprint(&self, extent: &Extent) -> Footprint {

@@ -27,7 +27,7 @@ fn every_step_is_measured_however_far_the_stream_is_behind_but_the_first_of_an_i
             let stream = context.new_stream().unwrap();
             let kernels = Kernels::new(&context);
             let loader = build(data().stream(&stream).slots(slots).device_batches(buffers));
-            loader.ready();
+            loader.ready().unwrap();
             for epoch in 0..3 {
                 let gate = Gate::close();
                 let mut batches = loader.epoch(epoch).unwrap();

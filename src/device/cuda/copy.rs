@@ -19,6 +19,7 @@ use super::idle::IdleMeter;
 use super::kernels::Kernels;
 use crate::device::{DirectStep, FinishStep};
 use crate::error::{Error, Result};
+use crate::ledger::BadSample;
 use crate::memory::{Array, Filled, Pinned, Region, Ticket};
 use crate::tensor::{Layout, PAGE};
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -131,6 +132,8 @@ pub(crate) struct Buffer {
     status: Vec<u8>,
     /// By field; empty for fixed shapes.
     lens: Vec<Vec<u64>>,
+    /// As of the slot.
+    bad: Mutex<Vec<BadSample>>,
 }
 
 impl Buffer {
@@ -153,6 +156,7 @@ impl Buffer {
             ids: Vec::with_capacity(rows),
             status: Vec::with_capacity(rows),
             lens: lens.collect(),
+            bad: Mutex::default(),
         })
     }
 
@@ -167,6 +171,7 @@ impl Buffer {
         (self.ticket, self.rows, self.valid) = (slot.ticket(), slot.rows(), slot.valid());
         refill(&mut self.ids, slot.ids());
         refill(&mut self.status, slot.status());
+        *self.bad.get_mut().unwrap_or_else(PoisonError::into_inner) = slot.take_bad();
         for (field, lens) in self.lens.iter_mut().enumerate() {
             refill(lens, slot.lens(field).unwrap_or_default());
         }
@@ -252,6 +257,10 @@ impl OnDevice {
 
     pub(crate) fn status(&self) -> &[u8] {
         &self.buffer().status
+    }
+
+    pub(crate) fn take_bad(&self) -> Vec<BadSample> {
+        std::mem::take(&mut *self.buffer().bad.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     pub(crate) fn row_bytes(&self, field: usize) -> usize {

@@ -1,0 +1,323 @@
+//! The ledger: every sample that another one stood in for, by name.
+//!
+//! ```text
+//! row whose sample cannot be had ──► BadSample, kept with the batch ──► batch is handed out ──► Ledger ──► file, a line each
+//! ```
+//!
+//! Entries are made when their batch is handed out, in order: what the ledger says of a run does not depend on workers, and
+//! nothing stands in it that was not delivered. Limits: one entry in memory for each distinct sample, as many as the budget
+//! allows; in the file one line for each time. The file is appended to and never read.
+
+use crate::error::{Error, ErrorKind, Result, Stage};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// Samples that the error names when there are too many.
+const NAMED: usize = 10;
+
+/// A sample that could not be had, and what became of its row.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct BadSample {
+    /// Epoch.
+    pub epoch: u64,
+    /// Batch in the epoch.
+    pub batch: u64,
+    /// Row in the batch.
+    pub row: u32,
+    /// The sample that could not be had: an index in the dataset.
+    pub sample: u64,
+    /// The sample that stands in its place; `None` for one that was tried as a substitute and could not be had either.
+    pub substitute: Option<u64>,
+    /// The file, if the sample lies in one.
+    pub path: Option<PathBuf>,
+    /// Its name within that file (a tar's member, a Parquet row group), where the dataset knows one.
+    pub member: Option<String>,
+    /// Byte offset in the file.
+    pub offset: Option<u64>,
+    /// Bytes there.
+    pub length: Option<u64>,
+    /// What was wrong, for programs.
+    #[serde(serialize_with = "as_text")]
+    pub kind: ErrorKind,
+    /// Where on the way.
+    #[serde(serialize_with = "as_text")]
+    pub stage: Stage,
+    /// What was wrong, for people.
+    pub cause: String,
+    /// How often a row of a delivered batch wanted it. Not in the file, which has a line each time.
+    #[serde(skip)]
+    pub times: u64,
+}
+
+fn as_text<T: Copy + Into<&'static str>, S: serde::Serializer>(
+    value: &T,
+    to: S,
+) -> std::result::Result<S::Ok, S::Error> {
+    to.serialize_str((*value).into())
+}
+
+impl From<ErrorKind> for &'static str {
+    fn from(kind: ErrorKind) -> Self {
+        kind.as_str()
+    }
+}
+
+impl From<Stage> for &'static str {
+    fn from(stage: Stage) -> Self {
+        stage.as_str()
+    }
+}
+
+impl BadSample {
+    /// The row `row` of a batch wanted `sample`, and this is why it could not be had.
+    pub(crate) fn new(
+        (epoch, batch, row): (u64, u64, u32),
+        sample: u64,
+        error: &Error,
+        member: Option<String>,
+    ) -> Self {
+        let site = error.site();
+        let source = std::error::Error::source(error).map(|source| format!(": {source}")).unwrap_or_default();
+        Self {
+            epoch,
+            batch,
+            row,
+            sample,
+            substitute: None,
+            path: site.path.clone(),
+            member,
+            offset: site.offset,
+            length: site.len,
+            kind: error.kind(),
+            stage: error.stage(),
+            cause: format!("{}{source}", error.message()),
+            times: 0,
+        }
+    }
+}
+
+impl fmt::Display for BadSample {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sample {}", self.sample)?;
+        if let Some(path) = &self.path {
+            // One line, whatever a file is called.
+            write!(f, " in {path:?}")?;
+        }
+        if let Some(member) = &self.member {
+            write!(f, " ({member})")?;
+        }
+        if let (Some(offset), Some(length)) = (self.offset, self.length) {
+            write!(f, " at {offset}, {length} bytes")?;
+        }
+        write!(f, ": {}: {}", self.stage.as_str(), self.kind.as_str())?;
+        if self.cause.is_empty() { Ok(()) } else { write!(f, ": {}", self.cause) }
+    }
+}
+
+/// What a loader has substituted so far. See [`LoaderBuilder::on_bad_sample`](crate::LoaderBuilder::on_bad_sample).
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Ledger {
+    /// Distinct samples that could not be had, in the order in which they were met; each as it was the first time.
+    pub samples: Vec<BadSample>,
+    /// Rows of delivered batches that hold a substitute.
+    pub substituted: u64,
+    /// Where every one of them is written, if anywhere.
+    pub path: Option<PathBuf>,
+    /// Why the file could not be written, the first time. Training goes on, and so does the list in memory.
+    pub not_written: Option<String>,
+}
+
+impl fmt::Display for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} rows substituted, {} bad samples", self.substituted, self.samples.len())?;
+        match (&self.path, &self.not_written) {
+            (Some(path), Some(why)) => write!(f, "; {} could not be written: {why}", path.display()),
+            (Some(path), None) => write!(f, ", in {}", path.display()),
+            (None, _) => Ok(()),
+        }
+    }
+}
+
+/// The ledger of a loader, with its file.
+pub(crate) struct Keeper {
+    ledger: Ledger,
+    /// Sample → its place in the list.
+    places: BTreeMap<u64, usize>,
+    file: Option<File>,
+    budget: u64,
+}
+
+impl Keeper {
+    /// Distinct bad samples up to `budget`; each time in the file at `path`.
+    ///
+    /// Errors: those of opening the file for appending; [`ErrorKind::NotAFile`].
+    pub(crate) fn open(budget: u64, path: Option<&Path>) -> Result<Self> {
+        let file = path.map(open).transpose()?;
+        let ledger = Ledger { path: path.map(Path::to_path_buf), ..Ledger::default() };
+        Ok(Self { ledger, places: BTreeMap::new(), file, budget })
+    }
+
+    pub(crate) fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// A batch with these is handed out.
+    ///
+    /// Errors: [`ErrorKind::BadSamples`] when there are more now than the budget allows.
+    pub(crate) fn add(&mut self, bad: Vec<BadSample>) -> Result<()> {
+        let mut lines = Vec::new();
+        for mut entry in bad {
+            if self.file.is_some() {
+                // Strings and numbers; a path that is not UTF-8 is the only thing that JSON has no word for.
+                let line = serde_json::to_vec(&entry).or_else(|_| {
+                    let name = entry.path.as_ref().map(|path| path.to_string_lossy().into_owned().into());
+                    serde_json::to_vec(&BadSample { path: name, ..entry.clone() })
+                });
+                lines.extend(line.unwrap_or_default());
+                lines.push(b'\n');
+            }
+            let counts = u64::from(entry.substitute.is_some());
+            self.ledger.substituted += counts;
+            if let Some(place) = self.places.get(&entry.sample) {
+                self.ledger.samples[*place].times += counts;
+                continue;
+            }
+            entry.times = counts;
+            self.places.insert(entry.sample, self.ledger.samples.len());
+            self.ledger.samples.push(entry);
+        }
+        self.write(&lines);
+        if self.ledger.samples.len() as u64 <= self.budget { Ok(()) } else { Err(self.exceeded()) }
+    }
+
+    /// A whole batch's lines in one call, so that a run that is killed leaves whole lines.
+    fn write(&mut self, lines: &[u8]) {
+        let Some(file) = &mut self.file else { return };
+        if let Err(error) = file.write_all(lines) {
+            self.ledger.not_written.get_or_insert_with(|| error.to_string());
+        }
+    }
+
+    fn exceeded(&self) -> Error {
+        let Ledger { samples, path, .. } = &self.ledger;
+        let named: Vec<_> = samples.iter().take(NAMED).map(ToString::to_string).collect();
+        let more = match (samples.len().saturating_sub(NAMED), path) {
+            (0, _) => String::new(),
+            (more, Some(path)) => format!("; and {more} more, in {}", path.display()),
+            (more, None) => format!("; and {more} more, see `Loader::ledger`"),
+        };
+        let (count, budget) = (samples.len(), self.budget);
+        let message = format!("{count} bad samples, the budget is {budget}: {}{more}", named.join("; "));
+        let error = Error::new(ErrorKind::BadSamples, Stage::Batch, message);
+        let Some(last) = samples.last() else { return error };
+        let error = error.with_sample(last.sample).with_batch(last.batch);
+        let error = last.path.iter().fold(error, |error, path| error.with_path(path));
+        match (last.offset, last.length) {
+            (Some(offset), Some(length)) => error.with_range(offset, length),
+            _ => error,
+        }
+    }
+}
+
+fn open(path: &Path) -> Result<File> {
+    // Without waiting: a FIFO in its place is an error, not a wait for a reader.
+    let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let opened = OpenOptions::new().append(true).create(true).custom_flags(flags).open(path);
+    let failed = |error| Error::os(Stage::Build, "the ledger cannot be written", error).with_path(path);
+    let file = opened.map_err(failed)?;
+    if !file.metadata().map_err(failed)?.is_file() {
+        return Err(Error::new(ErrorKind::NotAFile, Stage::Build, "the ledger").with_path(path));
+    }
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bad(sample: u64, row: u32, substitute: Option<u64>) -> BadSample {
+        let error = Error::new(ErrorKind::Truncated, Stage::Read, "4 bytes expected, 1 read")
+            .with_path("/data/a.bin")
+            .with_range(8, 4)
+            .with_source("end of file");
+        BadSample { substitute, ..BadSample::new((1, 2, row), sample, &error, Some("cat.jpg".into())) }
+    }
+
+    #[test]
+    fn a_sample_counts_once_against_the_budget_however_often_it_comes() {
+        let mut keeper = Keeper::open(2, None).unwrap();
+        keeper.add(vec![bad(5, 0, Some(9)), bad(5, 3, Some(1))]).unwrap();
+        keeper.add(vec![bad(7, 0, Some(9)), bad(5, 1, Some(2))]).unwrap();
+        let times: Vec<_> = keeper.ledger().samples.iter().map(|entry| (entry.sample, entry.times)).collect();
+        assert_eq!((times, keeper.ledger().substituted), (vec![(5, 3), (7, 1)], 4));
+    }
+
+    #[test]
+    fn what_was_tried_as_a_substitute_counts_against_the_budget_and_not_as_a_row() {
+        let mut keeper = Keeper::open(1, None).unwrap();
+        let error = keeper.add(vec![bad(5, 0, Some(9)), bad(8, 0, None)]).unwrap_err();
+        assert_eq!((error.kind(), keeper.ledger().substituted), (ErrorKind::BadSamples, 1));
+    }
+
+    #[test]
+    fn over_the_budget_the_error_lists_them_on_one_line() {
+        let mut keeper = Keeper::open(11, None).unwrap();
+        keeper.add((0..11).map(|sample| bad(sample, 0, Some(99))).collect()).unwrap();
+        let text = keeper.add(vec![bad(11, 0, Some(99))]).unwrap_err().to_string();
+        let first = "batch: too many bad samples: 12 bad samples, the budget is 11: sample 0 in \"/data/a.bin\" (cat.jpg) at 8, \
+                     4 bytes: read: truncated: 4 bytes expected, 1 read: end of file; sample 1 in";
+        assert!(text.starts_with(first), "{text}");
+        let last = "; and 2 more, see `Loader::ledger`: path=/data/a.bin offset=8 len=4 sample=11 batch=2";
+        assert!(text.ends_with(last) && !text.contains('\n'), "{text}");
+    }
+
+    #[test]
+    fn the_file_has_a_line_for_each_time_and_is_appended_to() {
+        let path = std::env::temp_dir().join(format!("feedline-ledger-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        for _ in 0..2 {
+            let mut keeper = Keeper::open(9, Some(&path)).unwrap();
+            keeper.add(vec![bad(5, 0, Some(9)), bad(5, 1, Some(3))]).unwrap();
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let line = "{\"epoch\":1,\"batch\":2,\"row\":0,\"sample\":5,\"substitute\":9,\"path\":\"/data/a.bin\",\"member\":\"cat.jpg\",\
+                    \"offset\":8,\"length\":4,\"kind\":\"truncated\",\"stage\":\"read\",\
+                    \"cause\":\"4 bytes expected, 1 read: end of file\"}";
+        assert_eq!((text.lines().next(), text.lines().count()), (Some(line), 4));
+    }
+
+    #[test]
+    fn a_path_that_is_not_utf_8_is_written_all_the_same() {
+        use std::os::unix::ffi::OsStrExt;
+        let path = std::env::temp_dir().join(format!("feedline-ledger-utf8-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let name = std::ffi::OsStr::from_bytes(b"/data/\xff.jpg");
+        let entry = BadSample { path: Some(name.into()), ..bad(1, 0, Some(2)) };
+        Keeper::open(1, Some(&path)).unwrap().add(vec![entry]).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(text.contains("/data/\u{fffd}.jpg") && text.contains("\"sample\":1,"), "{text}");
+    }
+
+    #[test]
+    fn a_ledger_that_cannot_be_opened_or_is_no_file_is_an_error_and_a_full_disk_is_noted() {
+        let error = Keeper::open(1, Some(Path::new("/nowhere/ledger"))).err().unwrap();
+        assert_eq!(
+            (error.kind(), error.site().path.as_deref()),
+            (ErrorKind::NotFound, Some(Path::new("/nowhere/ledger")))
+        );
+        assert!(Keeper::open(1, Some(Path::new("/dev/null"))).is_err());
+        let mut keeper = Keeper::open(1, None).unwrap();
+        keeper.file = Some(OpenOptions::new().append(true).open("/dev/full").unwrap());
+        keeper.add(vec![bad(5, 0, Some(9))]).unwrap();
+        assert!(keeper.ledger().not_written.as_ref().unwrap().contains("No space"), "{:?}", keeper.ledger());
+    }
+}

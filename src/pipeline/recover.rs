@@ -1,0 +1,438 @@
+//! What becomes of a row whose sample cannot be had: tried again, given another sample, or the error of its batch.
+//!
+//! ```text
+//! failed read ─ may it pass? ─yes─► Again: pause, opened anew, past the page cache ─► decode as usual (counted)
+//!      │ no, or in vain
+//!      ▼                                                    policy Fail, or not the sample's fault
+//! failed row ──────────────────────────────────────────────────────────────► the batch's error
+//!      │ policy Substitute
+//!      ▼
+//! queue ─► one worker at a time: draw another sample of the order ─► read it, decode it ─┬─► row, marked; noted for the ledger
+//!                                  ▲                                                      │
+//!                                  └────────── cannot be had either, 16 times at most ────┘─► the batch's error
+//! ```
+//!
+//! * Which sample stands in is a keyed draw by (seed, epoch, position, attempt): the same with any workers, reader and world
+//!   size, as long as the same samples are bad. It is one of the same order, so a subset gets none from outside of it.
+//! * It cannot deadlock: the worker that substitutes needs storage and nothing else. It reads by plain calls into a buffer of
+//!   its own, and takes no permit that another row could hold. One at a time, so that one buffer is enough: [`Room`] is its
+//!   term in the memory plan.
+//! * Datasets in chunks: another row of the chunks that the piece has open; when none of them is, of one chunk more, for
+//!   which there is a buffer. A chunk that stands in for another does so for all of its rows.
+//!
+//! Not a sample's fault, and so never substituted: descriptors or memory that are short, a device, a sampler's mistake, an
+//! error of `.map_batch`, whatever was cancelled or stalled.
+
+use super::chunks::Held;
+use super::watchdog::Doing;
+use super::work::{State, fill_from, guarded, look_up_with};
+use super::{Core, Job};
+use crate::dataset::{Part, Parts};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::ledger::BadSample;
+use crate::memory::{ChunkBuf, RegionBytes, Rows};
+use crate::order::{Draws, Key};
+use crate::profile::export::spans;
+use crate::read::{Again, Cached, Extent};
+use bytes::Bytes;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Other samples that are tried in place of one.
+const TRIES: u64 = 16;
+
+/// What to do when a sample cannot be had: it cannot be read, its checksum is wrong, it cannot be decoded, or a transform of
+/// the user's fails on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnBadSample {
+    /// The iterator ends with the error.
+    #[default]
+    Fail,
+    /// Another sample takes the row, chosen by (seed, epoch, position): the batch keeps its size, its shapes and the order of
+    /// its other rows. Its id is in [`Batch::ids`](crate::Batch::ids), the row's status is
+    /// [`Substitute`](crate::Status::Substitute), and the ledger says what is missing
+    /// ([`Loader::ledger`](crate::Loader::ledger)).
+    Substitute {
+        /// Distinct bad samples that are put up with, over the life of the loader. With one more the iterator ends with
+        /// [`ErrorKind::BadSamples`](crate::ErrorKind::BadSamples) and the list of them.
+        budget: u64,
+    },
+}
+
+/// Bytes that substituting may take; 0 where nothing is substituted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Room {
+    /// Encoded bytes of one sample, or chunk.
+    pub(crate) encoded: usize,
+    /// An open chunk, and the lists of its rows beside it.
+    pub(crate) chunk: usize,
+    pub(crate) lists: usize,
+}
+
+/// What the threads of a loader share for this.
+pub(crate) struct Recovery {
+    substitutes: bool,
+    room: Room,
+    again: Again,
+    /// Reads that worked when they were tried again.
+    recovered: AtomicU64,
+    waiting: super::work::Queue<Bad>,
+    /// A worker is at it.
+    busy: AtomicBool,
+    spare: Mutex<Spare>,
+}
+
+/// A row that waits for another sample.
+pub(crate) struct Bad {
+    job: Arc<Job>,
+    /// One row.
+    rows: Rows,
+    id: u64,
+    error: Error,
+    /// The chunks that it was to come from, and the one that holds it.
+    held: Option<(Arc<Held>, usize)>,
+}
+
+/// The buffers, taken when they are needed first.
+#[derive(Default)]
+struct Spare {
+    bytes: Vec<u8>,
+    encoded: Option<Arc<RegionBytes>>,
+    /// The chunk that is open here.
+    chunk: Option<(usize, ChunkBuf)>,
+}
+
+/// The right to substitute, until it is dropped.
+struct Turn<'a>(&'a AtomicBool);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Recovery {
+    pub(crate) fn new(policy: OnBadSample, room: Room, again: Again) -> Self {
+        Self {
+            substitutes: policy != OnBadSample::Fail,
+            room,
+            again,
+            recovered: AtomicU64::new(0),
+            waiting: super::work::Queue::with_room(0),
+            busy: AtomicBool::new(false),
+            spare: Mutex::default(),
+        }
+    }
+
+    /// Reads that worked when they were tried again.
+    pub(crate) fn recovered(&self) -> u64 {
+        self.recovered.load(Ordering::Relaxed)
+    }
+
+    /// Nobody can do anything here now: nothing waits, or a worker is at it and will see what does.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.waiting.is_empty() || self.busy.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn let_go(&self) {
+        while self.waiting.pop().is_some() {}
+    }
+
+    /// Reads the extent that failed with `error` once more.
+    pub(crate) fn again(&self, error: &Error, extent: &Extent, buf: &mut [u8]) -> Result<()> {
+        self.again.read_after(error, extent, buf)?;
+        self.recovered.fetch_add(1, Ordering::Relaxed);
+        spans::fault(error, spans::Outcome::Recovered);
+        Ok(())
+    }
+}
+
+/// Whether another sample may stand in for one that failed like this.
+fn is_the_samples(error: &Error) -> bool {
+    use ErrorKind as K;
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
+    // Descriptors and memory are short for every sample.
+    if source.and_then(std::io::Error::raw_os_error).is_some_and(|code| matches!(code, 12 | 23 | 24)) {
+        return false;
+    }
+    matches!(
+        error.kind(),
+        K::NotFound
+            | K::Permission
+            | K::NotAFile
+            | K::Empty
+            | K::Truncated
+            | K::Changed
+            | K::Io
+            | K::Decode
+            | K::Limit
+            | K::Shape
+            | K::User
+            | K::Panicked
+    )
+}
+
+impl Core {
+    /// The first unfinished row cannot have its sample; `error` names it. Says whether the row waits for another one now: a
+    /// thread that is not a worker then [rings](super::work::ring).
+    pub(crate) fn row_failed(
+        &self,
+        job: &Arc<Job>,
+        rows: &mut Rows,
+        id: Option<u64>,
+        error: Error,
+        held: Option<(&Arc<Held>, usize)>,
+    ) -> bool {
+        match id {
+            Some(id) if self.recovery.substitutes && is_the_samples(&error) => {
+                let held = held.map(|(held, entry)| (held.clone(), entry));
+                self.recovery.waiting.push(Bad { job: job.clone(), rows: rows.take(1), id, error, held });
+                true
+            }
+            _ => {
+                rows.fail_row(error);
+                false
+            }
+        }
+    }
+
+    /// Gives one waiting row another sample; false when none waits, or somebody else is at it.
+    pub(super) fn substitute_one(&self, state: &mut State) -> bool {
+        let recovery = &self.recovery;
+        if recovery.waiting.is_empty() || recovery.busy.swap(true, Ordering::SeqCst) {
+            return false;
+        }
+        let turn = Turn(&recovery.busy);
+        let Some(bad) = recovery.waiting.pop() else { return false };
+        if !bad.job.is_cancelled() {
+            let mut spare = recovery.spare.lock().unwrap_or_else(|poison| poison.into_inner());
+            substitute(self, bad, &mut spare, state);
+        }
+        drop(turn);
+        true
+    }
+
+    fn bad_sample(&self, rows: &Rows, id: u64, error: &Error) -> BadSample {
+        let ticket = rows.ticket();
+        // The dataset may be what fails.
+        let member = catch_unwind(AssertUnwindSafe(|| self.dataset.member(id))).ok().flatten();
+        BadSample::new((ticket.epoch, ticket.batch, rows.first()), id, error, member)
+    }
+}
+
+fn substitute(core: &Core, bad: Bad, spare: &mut Spare, state: &mut State) {
+    let Bad { job, mut rows, id, error, held } = bad;
+    let mut noted = core.bad_sample(&rows, id, &error);
+    let held = held.as_ref().map(|(held, entry)| (&**held, *entry));
+    let mut tried = Vec::new();
+    for attempt in 0..TRIES {
+        let mut candidate = None;
+        let done = guarded(state, |state| {
+            let Some(pick) = pick(core, &job, job.position(&rows), attempt, held)? else { return Ok(false) };
+            if pick.id == id || tried.contains(&pick.id) {
+                return Ok(false);
+            }
+            candidate = Some(pick.id);
+            core.watch_worker(state, Doing::Reading, Some(pick.id));
+            fill(core, &job, &pick, held, &mut rows, spare, state)?;
+            Ok(true)
+        });
+        match (done, candidate) {
+            (Ok(true), _) => {
+                spans::fault(&error, spans::Outcome::Substituted);
+                noted.substitute = candidate;
+                rows.note_bad(noted);
+                return rows.finish_substitute();
+            }
+            (Err(error), Some(candidate)) if is_the_samples(&error) => {
+                let error = core.named(error, Some(candidate));
+                rows.note_bad(core.bad_sample(&rows, candidate, &error));
+                tried.push(candidate);
+            }
+            (Err(error), candidate) => return rows.fail_row(core.named(error, candidate)),
+            (Ok(false), _) => {}
+        }
+    }
+    rows.fail_row(error.and_no_substitute(tried.len()));
+}
+
+/// Another sample, and where it is.
+struct Pick {
+    id: u64,
+    /// For datasets in chunks: the row in this chunk.
+    row: Option<(From, usize)>,
+}
+
+#[derive(Clone, Copy)]
+enum From {
+    /// Of those that the piece has open.
+    Held(usize),
+    /// This one of the dataset.
+    Chunk(usize),
+}
+
+/// The sample of this attempt, unless it falls on a chunk that cannot be had.
+fn pick(core: &Core, job: &Job, position: u64, attempt: u64, held: Option<(&Held, usize)>) -> Result<Option<Pick>> {
+    let key = Key::new(core.seed).named("substitute").derive(job.epoch);
+    let mut draws = Draws::from_key(key.derive(position).derive(attempt));
+    let (Some((held, bad)), Some(starts)) = (held, &core.chunk_starts) else {
+        let id = job.order.id(draws.below(job.order.len()))?;
+        return Ok(Some(Pick { id, row: None }));
+    };
+    let chunks = core.in_chunks()?;
+    if job.order.needs_all_chunks() {
+        let position = draws.below(job.order.len());
+        let (entry, row, id) = job.order.places(position).locate(position, |id| chunks.inner(id))?;
+        let open = matches!(held.chunk(entry).get(), Some(Ok(_)));
+        return Ok(open.then_some(Pick { id, row: Some((From::Held(entry), row as usize)) }));
+    }
+    // Otherwise the order is one of the whole dataset: every row of every chunk is one of it.
+    let rows = |chunk: usize| starts[chunk + 1] - starts[chunk];
+    let good: Vec<_> = held.good().filter(|entry| rows(held.chunk(*entry).chunk()) > 0).collect();
+    let (from, chunk) = if good.is_empty() {
+        // By the bad chunk, not by the row: one chunk stands in for all of its rows.
+        let mut draws = Draws::from_key(key.named("chunk").derive(held.chunk(bad).chunk() as u64).derive(attempt));
+        let sample = draws.below(starts[starts.len() - 1]);
+        let chunk = starts.partition_point(|start| *start <= sample) - 1;
+        (From::Chunk(chunk), chunk)
+    } else {
+        let entry = good[draws.below(good.len() as u64) as usize];
+        (From::Held(entry), held.chunk(entry).chunk())
+    };
+    let row = draws.below(rows(chunk));
+    Ok(Some(Pick { id: starts[chunk] + row, row: Some((from, row as usize)) }))
+}
+
+/// Fills the row with the sample that was picked.
+fn fill(
+    core: &Core,
+    job: &Job,
+    pick: &Pick,
+    held: Option<(&Held, usize)>,
+    rows: &mut Rows,
+    spare: &mut Spare,
+    state: &mut State,
+) -> Result<()> {
+    match (pick.row, held) {
+        (Some((From::Held(entry), row)), Some((held, _))) => match held.chunk(entry).get() {
+            Some(Ok(buffer)) => fill_from(core, job, pick.id, row, buffer, rows, state.scratch()),
+            _ => Err(Error::new(ErrorKind::Cancelled, Stage::Decode, "the chunk is not open")),
+        },
+        (Some((From::Chunk(chunk), row)), _) => {
+            let buffer = open_spare(core, chunk, spare, state)?;
+            fill_from(core, job, pick.id, row, buffer, rows, state.scratch())
+        }
+        _ => fill_sample(core, job, pick.id, rows, &mut spare.bytes, state),
+    }
+}
+
+/// Reads a sample by plain calls and decodes it.
+fn fill_sample(core: &Core, job: &Job, id: u64, rows: &mut Rows, bytes: &mut Vec<u8>, state: &mut State) -> Result<()> {
+    let mut parts = Parts::new();
+    core.parts_of(id, &mut parts)?;
+    let need: u64 = parts.iter().filter_map(|(_, part)| core.file_extent(part)).map(|extent| extent.len).sum();
+    let need = usize::try_from(need).unwrap_or(usize::MAX);
+    if need > core.recovery.room.encoded {
+        let message = format!("the sample has {need} bytes, the dataset said at most {}", core.recovery.room.encoded);
+        return Err(Error::new(ErrorKind::Limit, Stage::Read, message));
+    }
+    bytes.resize(bytes.len().max(need), 0);
+    let fetch = |extent: &Extent, to: &mut [u8]| match core.recovery.again.read(extent, to) {
+        Ok(()) => Cached::Hit,
+        Err(error) => Cached::Failed(error),
+    };
+    look_up_with(core, job, id, rows, &mut parts, state.scratch(), bytes, fetch).map(drop)
+}
+
+/// The chunk in the buffer that is there for this, opened unless it is the one that was opened last.
+fn open_spare<'s>(core: &Core, chunk: usize, spare: &'s mut Spare, state: &mut State) -> Result<&'s ChunkBuf> {
+    if spare.chunk.as_ref().is_none_or(|(open, _)| *open != chunk) {
+        let mut buffer = match spare.chunk.take() {
+            Some((_, buffer)) => buffer,
+            None => ChunkBuf::new(core.recovery.room.chunk)?,
+        };
+        let opened = read_spare(core, chunk, &mut spare.encoded)
+            .and_then(|pieces| super::chunks::open(core, chunk, &pieces, state.scratch(), &mut buffer));
+        // A number that no chunk has: what is in the buffer now is nobody's.
+        spare.chunk = Some((if opened.is_ok() { chunk } else { usize::MAX }, buffer));
+        opened.map_err(|error| core.named_as_chunk(error, chunk))?;
+    }
+    let buffer = spare.chunk.as_ref().map(|(_, buffer)| buffer);
+    buffer.ok_or_else(|| Error::new(ErrorKind::Cancelled, Stage::Decode, "the chunk is not open"))
+}
+
+struct Encoded(Arc<RegionBytes>);
+
+impl AsRef<[u8]> for Encoded {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_slice()
+    }
+}
+
+/// The bytes of a chunk's extents.
+fn read_spare(core: &Core, chunk: usize, encoded: &mut Option<Arc<RegionBytes>>) -> Result<Vec<Bytes>> {
+    let extents = core.extents_of_chunk(chunk)?;
+    if let Some(pieces) = extents.iter().map(|extent| core.sources.shared(extent)).collect() {
+        return Ok(pieces);
+    }
+    let room = core.recovery.room.encoded;
+    let need = extents.iter().fold(0_u64, |sum, extent| sum.saturating_add(extent.len));
+    if need > room as u64 {
+        let message = format!("the chunk has {need} encoded bytes, the dataset said at most {room}");
+        return Err(Error::new(ErrorKind::Limit, Stage::Read, message));
+    }
+    // Somebody may have kept a piece of the last one.
+    let mut buffer = match encoded.take().map(Arc::try_unwrap) {
+        Some(Ok(buffer)) => buffer,
+        _ => RegionBytes::new(room, "the chunk of a substitute")?,
+    };
+    let mut end = 0;
+    for extent in &extents {
+        let start = end;
+        end += extent.len as usize;
+        core.recovery.again.read(extent, &mut buffer.as_mut_slice()[start..end])?;
+    }
+    let buffer = encoded.insert(Arc::new(buffer)).clone();
+    let all = Bytes::from_owner(Encoded(buffer));
+    let mut end = 0;
+    let piece = |extent: &Extent| {
+        let start = end;
+        end += extent.len as usize;
+        all.slice(start..end)
+    };
+    Ok(extents.iter().map(piece).collect())
+}
+
+/// Whether the part of a sample lies where it may have to be read again.
+pub(super) fn extent_to_read(core: &Core, part: Part<'_>) -> Option<Extent> {
+    core.file_extent(part).filter(|extent| extent.len > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_short_for_all_is_not_a_sample_s_fault() {
+        let os = |code| Error::os(Stage::Read, "", std::io::Error::from_raw_os_error(code));
+        for (error, is) in [
+            (os(5), true),
+            (os(2), true),
+            (os(116), true),
+            (os(12), false),
+            (os(23), false),
+            (os(24), false),
+            (Error::decode(""), true),
+            (Error::user(""), true),
+            (Error::new(ErrorKind::Panicked, Stage::Map, ""), true),
+            (Error::new(ErrorKind::Cancelled, Stage::Read, ""), false),
+            (Error::new(ErrorKind::Config, Stage::Order, ""), false),
+            (Error::new(ErrorKind::Device, Stage::Device, ""), false),
+            (Error::new(ErrorKind::Stalled, Stage::Read, ""), false),
+        ] {
+            assert_eq!(is_the_samples(&error), is, "{error}");
+        }
+    }
+}

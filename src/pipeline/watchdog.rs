@@ -1,0 +1,296 @@
+//! Who is at work on what, so that whoever waits can say who does not answer.
+//!
+//! ```text
+//! planner, workers, reads, transfer ──► a cell each: turn (odd: at work), stage, sample, extent
+//!                                          ▲
+//!                     next(), while it waits, looks every 100 ms: the same odd turn for the whole deadline = stalled
+//! ```
+//!
+//! Nobody who works reads a clock for this or waits for anybody: a turn is a few relaxed stores to a line of one's own. Time is
+//! measured by the consumer alone, and only while it waits, in looks: a process that was stopped, or a machine that slept,
+//! does not find its threads late.
+//!
+//! What is found is an error of the iterator. The thread that does not answer is not touched: it may be in the kernel, in a
+//! driver or in the user's code. At the end of the loader it is left behind with all that it can reach, and counted.
+
+use crate::error::{Error, ErrorKind, Stage};
+use crate::read::{Extent, SourceId, Sources};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Nothing to name.
+const NONE: u64 = u64::MAX;
+
+/// At least so many looks make a stall, so that one long pause of the whole process is none.
+const LOOKS: u32 = 4;
+
+/// What somebody does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub(crate) enum Doing {
+    /// Choosing samples and starting reads, the user's index and sampler among it.
+    Planning,
+    /// A read is under way, from its submission.
+    Reading,
+    /// Opening and decoding.
+    Decoding,
+    /// The user's transform.
+    Mapping,
+    /// A copy is on the device's stream, or a call of the driver.
+    Copying,
+    /// No buffer on the device: the consumer's streams have not finished with those that were dropped.
+    Releasing,
+}
+
+impl Doing {
+    const ALL: [Self; 6] =
+        [Self::Planning, Self::Reading, Self::Decoding, Self::Mapping, Self::Copying, Self::Releasing];
+
+    fn stage(self) -> Stage {
+        match self {
+            Self::Planning => Stage::Order,
+            Self::Reading => Stage::Read,
+            Self::Decoding => Stage::Decode,
+            Self::Mapping => Stage::Map,
+            Self::Copying | Self::Releasing => Stage::Device,
+        }
+    }
+
+    fn words(self) -> &'static str {
+        match self {
+            Self::Planning => "the dataset's index or the order does not answer",
+            Self::Reading => "storage does not answer",
+            Self::Decoding => "a decoder does not come back",
+            Self::Mapping => "a transform does not come back",
+            Self::Copying => "the device does not finish its copies",
+            Self::Releasing => "the streams that batches were bound to have not finished with them",
+        }
+    }
+}
+
+/// What one thread, or one read, does. On a cache line of its own.
+#[repr(align(64))]
+pub(crate) struct Cell {
+    /// Odd while at work; another number each time that something new begins. One writer at a time.
+    turn: AtomicU64,
+    doing: AtomicU64,
+    sample: AtomicU64,
+    source: AtomicU64,
+    offset: AtomicU64,
+    len: AtomicU64,
+}
+
+impl Cell {
+    fn new() -> Self {
+        let none = || AtomicU64::new(NONE);
+        Self {
+            turn: AtomicU64::new(0),
+            doing: AtomicU64::new(0),
+            sample: none(),
+            source: none(),
+            offset: none(),
+            len: none(),
+        }
+    }
+
+    /// Something begins; what was under way is done.
+    pub(crate) fn begin(&self, doing: Doing, sample: Option<u64>) {
+        self.place(doing, sample, None);
+    }
+
+    /// A read begins.
+    pub(crate) fn read(&self, sample: Option<u64>, extent: &Extent) {
+        self.place(Doing::Reading, sample, Some(extent));
+    }
+
+    fn place(&self, doing: Doing, sample: Option<u64>, extent: Option<&Extent>) {
+        self.doing.store(doing as u64, Ordering::Relaxed);
+        self.sample.store(sample.unwrap_or(NONE), Ordering::Relaxed);
+        let place = extent.map_or([NONE; 3], |extent| [extent.source.index() as u64, extent.offset, extent.len]);
+        for (cell, value) in [&self.source, &self.offset, &self.len].into_iter().zip(place) {
+            cell.store(value, Ordering::Relaxed);
+        }
+        let turn = self.turn.load(Ordering::Relaxed);
+        self.turn.store((turn + 2) | 1, Ordering::Release);
+    }
+
+    /// The same sample, in another stage.
+    pub(crate) fn go_on(&self, doing: Doing) {
+        self.doing.store(doing as u64, Ordering::Relaxed);
+    }
+
+    /// Nothing is under way any more.
+    pub(crate) fn end(&self) {
+        let turn = self.turn.load(Ordering::Relaxed);
+        self.turn.store(turn.wrapping_add(turn & 1), Ordering::Release);
+    }
+
+    fn turn(&self) -> u64 {
+        self.turn.load(Ordering::Acquire)
+    }
+}
+
+/// The cells of a loader.
+pub(crate) struct Watch {
+    pub(crate) planner: Cell,
+    pub(crate) device: Cell,
+    pub(crate) workers: Box<[Cell]>,
+    /// By sample in flight, then by chunk in flight.
+    pub(crate) reads: Box<[Cell]>,
+}
+
+impl Watch {
+    pub(crate) fn new(workers: usize, reads: usize) -> Self {
+        let cells = |count: usize| (0..count).map(|_| Cell::new()).collect();
+        Self { planner: Cell::new(), device: Cell::new(), workers: cells(workers), reads: cells(reads) }
+    }
+
+    /// All cells: what is behind others is named before them, since it may be what they wait for.
+    fn cells(&self) -> impl Iterator<Item = &Cell> {
+        [&self.device].into_iter().chain(&self.workers).chain(&self.reads).chain([&self.planner])
+    }
+}
+
+/// What a waiting consumer has seen. Made anew for each batch.
+#[derive(Default)]
+pub(crate) struct Watcher {
+    /// Turn of each cell, and how long it has been the same.
+    seen: Vec<(u64, Duration)>,
+    /// For how long nothing at all has happened.
+    still: Duration,
+    looked: Option<Instant>,
+    looks: u32,
+}
+
+impl Watcher {
+    /// The batch has come.
+    pub(crate) fn rest(&mut self) {
+        self.looked = None;
+    }
+
+    /// Whether somebody has been at the same thing for `deadline`, all of it seen by this watcher; the error that names it.
+    /// To be called every now and then while a batch is waited for.
+    pub(crate) fn look(&mut self, watch: &Watch, deadline: Duration, sources: &Sources) -> Option<Error> {
+        let now = Instant::now();
+        let Some(before) = self.looked.replace(now) else {
+            self.seen.clear();
+            self.seen.extend(watch.cells().map(|cell| (cell.turn(), Duration::ZERO)));
+            (self.still, self.looks) = (Duration::ZERO, 0);
+            return None;
+        };
+        let passed = now.duration_since(before).min(deadline / LOOKS);
+        self.looks = self.looks.saturating_add(1);
+        self.still += passed;
+        let mut stalled: Option<(&Cell, Duration)> = None;
+        for (cell, (turn, same)) in watch.cells().zip(&mut self.seen) {
+            let now = cell.turn();
+            if now != *turn {
+                (*turn, *same, self.still) = (now, Duration::ZERO, Duration::ZERO);
+                continue;
+            }
+            *same += passed;
+            if now % 2 == 1 && *same >= deadline && stalled.is_none_or(|(_, longest)| *same > longest) {
+                stalled = Some((cell, *same));
+            }
+        }
+        if let Some((cell, waited)) = stalled {
+            return Some(error(cell, waited, sources));
+        }
+        // Nobody is at work, and yet there is no batch: nothing would ever change that.
+        (self.still >= deadline * 2).then(|| {
+            let message = format!("no batch is under way, for {:.1} s", self.still.as_secs_f64());
+            Error::new(ErrorKind::Stalled, Stage::Batch, message)
+        })
+    }
+}
+
+fn error(cell: &Cell, waited: Duration, sources: &Sources) -> Error {
+    let load = |word: &AtomicU64| Some(word.load(Ordering::Relaxed)).filter(|value| *value != NONE);
+    let doing = Doing::ALL[(cell.doing.load(Ordering::Relaxed) as usize).min(Doing::ALL.len() - 1)];
+    let message = format!("{}, for {:.1} s; see `stall_deadline`", doing.words(), waited.as_secs_f64());
+    let mut error = Error::new(ErrorKind::Stalled, doing.stage(), message);
+    if let Some(sample) = load(&cell.sample) {
+        error = error.with_sample(sample);
+    }
+    if let (Some(source), Some(offset), Some(len)) = (load(&cell.source), load(&cell.offset), load(&cell.len))
+        && (source as usize) < sources.count()
+    {
+        error = error.with_path(sources.path(SourceId::at(source as usize))).with_range(offset, len);
+    }
+    error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_millis(40);
+
+    fn sources() -> Sources {
+        let mut sources = Sources::new();
+        sources.file("/data/a.bin", 100).unwrap();
+        sources
+    }
+
+    /// Looks for about three deadlines, with something done between looks.
+    fn looks(watch: &Watch, mut between: impl FnMut()) -> Option<Error> {
+        let mut watcher = Watcher::default();
+        (0..24).find_map(|_| {
+            between();
+            std::thread::sleep(DEADLINE / 8);
+            watcher.look(watch, DEADLINE, &sources())
+        })
+    }
+
+    #[test]
+    fn a_read_that_does_not_come_back_is_named_with_its_place() {
+        let watch = Watch::new(2, 3);
+        watch.reads[1].read(Some(7), &Extent { source: SourceId::at(0), offset: 8, len: 16 });
+        let error = looks(&watch, || {}).unwrap();
+        assert_eq!((error.kind(), error.stage()), (ErrorKind::Stalled, Stage::Read));
+        let text = error.to_string();
+        assert!(text.starts_with("read: stalled: storage does not answer, for 0.0 s"), "{text}");
+        assert!(text.ends_with(": path=/data/a.bin offset=8 len=16 sample=7"), "{text}");
+    }
+
+    #[test]
+    fn who_works_on_one_thing_after_the_other_is_not_stalled_however_long_all_of_it_takes() {
+        let watch = Watch::new(1, 1);
+        let mut sample = 0;
+        let error = looks(&watch, || {
+            sample += 1;
+            watch.workers[0].begin(Doing::Decoding, Some(sample));
+        });
+        assert!(error.is_none(), "{error:?}");
+    }
+
+    #[test]
+    fn a_transform_is_told_from_a_decoder() {
+        let watch = Watch::new(1, 0);
+        watch.workers[0].begin(Doing::Decoding, Some(3));
+        watch.workers[0].go_on(Doing::Mapping);
+        let error = looks(&watch, || {}).unwrap();
+        assert_eq!((error.stage(), error.site().sample), (Stage::Map, Some(3)));
+    }
+
+    #[test]
+    fn where_nobody_is_at_work_nothing_comes_any_more_and_that_is_said_too() {
+        let watch = Watch::new(1, 1);
+        watch.workers[0].begin(Doing::Decoding, None);
+        watch.workers[0].end();
+        watch.workers[0].end();
+        assert_eq!(watch.workers[0].turn() % 2, 0);
+        let error = looks(&watch, || {}).unwrap();
+        assert_eq!((error.kind(), error.stage()), (ErrorKind::Stalled, Stage::Batch));
+    }
+
+    #[test]
+    fn one_long_pause_of_the_whole_process_is_not_a_stall() {
+        let watch = Watch::new(1, 0);
+        watch.workers[0].begin(Doing::Decoding, Some(1));
+        let mut watcher = Watcher::default();
+        assert!(watcher.look(&watch, DEADLINE, &sources()).is_none());
+        std::thread::sleep(DEADLINE * 3);
+        assert!(watcher.look(&watch, DEADLINE, &sources()).is_none());
+    }
+}

@@ -1,0 +1,181 @@
+//! A second try for reads that failed for a reason that may pass: done by whoever asks, one at a time, with pauses.
+//!
+//! ```text
+//! failed ─► pause ─► the file opened anew ─► read ─┬─► the bytes
+//!             ▲                                     ├─► EIO, the first time: past the page cache, which may be what is bad
+//!             └─────────── may pass, up to 3 × ─────┴─► otherwise: the error
+//! ```
+//!
+//! Opening anew is what cures a stale handle of a network file system. Limits: three tries in about 110 ms, a bounce buffer
+//! of 1 MiB for each that goes past the page cache. What comes back is the extent whole or an error, as from any reader.
+
+use super::files::{Files, probe};
+use super::seam::Seam;
+use super::{Counters, Extent, Sources, pread};
+use crate::error::{Error, Result};
+use crate::memory::RegionBytes;
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Before each try: together less than anybody would call a stall.
+const PAUSES: [Duration; 3] = [Duration::from_millis(1), Duration::from_millis(10), Duration::from_millis(100)];
+
+/// Bytes that go past the page cache at a time.
+const BOUNCE: usize = 1 << 20;
+
+/// Reads extents anew.
+pub(crate) struct Again {
+    /// Opens for each read, since what is open may be what is stale.
+    files: Files,
+    counters: Counters,
+}
+
+/// Whether a read that failed like this may work when it is tried again: storage or network in trouble, memory or descriptors
+/// short. Not so what says that the bytes are not there, or not for us.
+pub(crate) fn may_pass(error: &Error) -> bool {
+    use Errno as E;
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
+    let Some(errno) = source.and_then(E::from_io_error) else { return false };
+    let passing = [
+        E::INTR,
+        E::AGAIN,
+        E::IO,
+        E::STALE,
+        E::BUSY,
+        E::NOMEM,
+        E::NOBUFS,
+        E::MFILE,
+        E::NFILE,
+        E::TIMEDOUT,
+        E::NOLINK,
+        E::REMOTEIO,
+        E::CONNRESET,
+        E::CONNABORTED,
+        E::NETDOWN,
+        E::NETUNREACH,
+        E::HOSTDOWN,
+        E::HOSTUNREACH,
+        E::NOTCONN,
+    ];
+    passing.contains(&errno)
+}
+
+fn is_io(error: &Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
+    source.and_then(Errno::from_io_error) == Some(Errno::IO)
+}
+
+impl Again {
+    pub(crate) fn new(sources: Arc<Sources>) -> Self {
+        Self { files: Files::new(sources, 1, Some(0)), counters: Counters::default() }
+    }
+
+    /// The same, and what it reads goes through `seam`.
+    pub(crate) fn through(self, seam: Seam) -> Self {
+        Self { files: self.files.through(seam), ..self }
+    }
+
+    /// The bytes of `extent` to the start of `buf`, which has room for them; tried more than once only where that may help.
+    ///
+    /// Errors: as a [`Reader`](super::Reader)'s completions, of the last try.
+    pub(crate) fn read(&self, extent: &Extent, buf: &mut [u8]) -> Result<()> {
+        let mut past_cache = false;
+        let mut last = self.once(extent, buf, past_cache);
+        for pause in PAUSES {
+            match last {
+                Err(error) if may_pass(&error) && !(past_cache && is_io(&error)) => past_cache = is_io(&error),
+                done => return done,
+            }
+            self.rest(pause);
+            last = self.once(extent, buf, past_cache);
+        }
+        last
+    }
+
+    /// As [`read`](Self::read), after a first read that failed with `error`: the pause comes first.
+    pub(crate) fn read_after(&self, error: &Error, extent: &Extent, buf: &mut [u8]) -> Result<()> {
+        self.rest(PAUSES[0]);
+        match self.once(extent, buf, is_io(error)) {
+            // Past the page cache may itself be what does not work.
+            Err(error) if may_pass(&error) => self.read(extent, buf),
+            done => done,
+        }
+    }
+
+    fn rest(&self, pause: Duration) {
+        std::thread::sleep(self.files.seam().pause(pause));
+    }
+
+    fn once(&self, extent: &Extent, buf: &mut [u8], past_cache: bool) -> Result<()> {
+        let checked = self.files.check(extent, buf.len());
+        let read = checked.and_then(|()| match past_cache {
+            true => self.past_cache(extent, buf),
+            false => self.plainly(&self.files, extent, buf).map(drop),
+        });
+        read.map_err(|error| self.files.at_site(error, extent))
+    }
+
+    fn plainly(&self, files: &Files, extent: &Extent, buf: &mut [u8]) -> Result<usize> {
+        match extent.len {
+            0 => Ok(0),
+            _ => pread::read_file(files, extent, buf, &self.counters),
+        }
+    }
+
+    fn past_cache(&self, extent: &Extent, buf: &mut [u8]) -> Result<()> {
+        let sources = self.files.sources();
+        let align = probe(sources).align;
+        if align > crate::tensor::PAGE {
+            return self.plainly(&self.files, extent, buf).map(drop);
+        }
+        let direct = Files::new(sources.clone(), align, Some(0)).through(self.files.seam().clone());
+        let mut bounce = RegionBytes::new(BOUNCE + 2 * direct.align(), "a read past the page cache")?;
+        for (at, piece) in buf[..extent.len as usize].chunks_mut(BOUNCE).enumerate() {
+            let part = Extent { offset: extent.offset + (at * BOUNCE) as u64, len: piece.len() as u64, ..*extent };
+            let start = self.plainly(&direct, &part, bounce.as_mut_slice())?;
+            piece.copy_from_slice(&bounce.as_slice()[start..start + piece.len()]);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::{ErrorKind, Stage};
+
+    #[test]
+    fn trouble_of_storage_may_pass_and_what_is_wrong_with_the_data_does_not() {
+        for code in [5, 11, 12, 16, 23, 24, 110, 116] {
+            assert!(may_pass(&Error::os(Stage::Read, "", std::io::Error::from_raw_os_error(code))), "{code}");
+        }
+        for code in [2, 13, 20, 21, 22, 40] {
+            assert!(!may_pass(&Error::os(Stage::Read, "", std::io::Error::from_raw_os_error(code))), "{code}");
+        }
+        assert!(!may_pass(&Error::new(ErrorKind::Truncated, Stage::Read, "")));
+        assert!(!may_pass(&Error::decode("")));
+    }
+
+    #[test]
+    fn both_ways_bring_the_same_bytes_of_any_extent() {
+        let path = std::env::temp_dir().join(format!("feedline-again-{}", std::process::id()));
+        let bytes: Vec<u8> = (0..3_u32 << 20).map(|index| (index.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        std::fs::write(&path, &bytes).unwrap();
+        let mut sources = Sources::new();
+        let source = sources.file(&path, bytes.len() as u64).unwrap();
+        let again = Again::new(Arc::new(sources));
+        for (offset, len) in [(0, 0), (0, 1), (4095, 2), (1, 3 << 20 >> 1), (0, 3 << 20), ((3 << 20) - 7, 7)] {
+            let extent = Extent { source, offset, len };
+            for past_cache in [false, true] {
+                let mut got = vec![0; len as usize];
+                again.once(&extent, &mut got, past_cache).unwrap();
+                assert!(got == bytes[offset as usize..][..len as usize], "{offset} {len} {past_cache}");
+            }
+        }
+        std::fs::remove_file(&path).unwrap();
+        let error = again.read(&Extent { source, offset: 8, len: 4 }, &mut [0; 4]).unwrap_err();
+        assert_eq!((error.kind(), error.site().path.as_deref()), (ErrorKind::NotFound, Some(&*path)));
+        assert_eq!((error.site().offset, error.site().len), (Some(8), Some(4)));
+    }
+}
