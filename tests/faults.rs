@@ -47,7 +47,15 @@ const OPERATIONS_MAX: u64 = 100_000;
 /// EIO, EINTR, EAGAIN, EINVAL, ENOENT, EACCES, EPERM, EMFILE, ENOMEM, ESTALE, ENOSYS, EOPNOTSUPP, EFAULT, ETIMEDOUT, ENXIO,
 /// ECANCELED, and one that no kernel knows yet.
 const CODES: [i32; 17] = [5, 4, 11, 22, 2, 13, 1, 24, 12, 116, 38, 95, 14, 110, 6, 125, 4000];
-const LATE: Duration = Duration::from_micros(200);
+/// All other faults.
+const KINDS: [Fault; 6] = [
+    Fault::Short(1),
+    Fault::Flipped,
+    Fault::Zero,
+    Fault::Elsewhere,
+    Fault::Short(130),
+    Fault::Late(Duration::from_micros(200)),
+];
 
 /// A fault, and how often from its operation on.
 type Planned = (Fault, u64);
@@ -57,17 +65,14 @@ fn full() -> bool {
     std::env::var("FEEDLINE_SWEEP").is_ok_and(|sweep| sweep == "full")
 }
 
-/// What operation `at` suffers, one life each.
+/// What operation `at` suffers, one life each: every fault once, and some of them, in turn, for ever.
 fn faults(at: u64) -> Vec<Planned> {
-    let codes = if full() { CODES.len() } else { 2 };
-    let codes = CODES.iter().cycle().skip(at as usize * 2 % CODES.len()).take(codes);
-    let mut faults: Vec<Planned> =
-        codes.flat_map(|code| [(Fault::Error(*code), 1), (Fault::Error(*code), EVER)]).collect();
-    for fault in [Fault::Short(1), Fault::Short(130), Fault::Zero, Fault::Late(LATE), Fault::Flipped, Fault::Elsewhere]
-    {
-        faults.extend([(fault, 1), (fault, EVER)]);
-    }
-    faults
+    let at = at as usize;
+    let (codes, kinds) = if full() { (CODES.len(), KINDS.len()) } else { (2, 2) };
+    let in_turn = |codes: usize| CODES.iter().cycle().skip(at * 2).take(codes).map(|code| Fault::Error(*code));
+    let once = in_turn(codes).chain(KINDS).map(|fault| (fault, 1));
+    let ever = in_turn(codes.div_ceil(2)).chain(KINDS.into_iter().cycle().skip(at * 2).take(kinds));
+    once.chain(ever.map(|fault| (fault, EVER))).collect()
 }
 
 /// What a part did.
@@ -134,23 +139,38 @@ fn name(fault: Fault) -> String {
     }
 }
 
-/// The settings of a sweep: number of the workload, number of the reader.
-fn settings(gpu: bool) -> Vec<(usize, usize)> {
-    let all = (0..WORKLOADS.len()).flat_map(|workload| (0..READERS.len()).map(move |reader| (workload, reader)));
-    // On a GPU the readers take turns, unless there is time.
-    all.filter(|(workload, reader)| !gpu || full() || (workload + reader) % READERS.len() == 0).collect()
+/// A sweep: to which device, and whether it substitutes.
+#[derive(Clone, Copy)]
+struct Sweep {
+    gpu: bool,
+    substitutes: bool,
+    /// Of so many readers one takes its turn with a workload, unless there is time.
+    one_in: usize,
 }
 
-fn sweep_part(gpu: bool, part: usize, parts: usize) -> Done {
+const SWEEPS: [Sweep; 4] = [
+    Sweep { gpu: false, substitutes: false, one_in: 1 },
+    Sweep { gpu: false, substitutes: true, one_in: 2 },
+    Sweep { gpu: true, substitutes: false, one_in: 6 },
+    Sweep { gpu: true, substitutes: true, one_in: 6 },
+];
+
+/// The settings of a sweep: number of the workload, number of the reader.
+fn settings(sweep: Sweep) -> Vec<(usize, usize)> {
+    let all = (0..WORKLOADS.len()).flat_map(|workload| (0..READERS.len()).map(move |reader| (workload, reader)));
+    all.filter(|(workload, reader)| full() || (workload + reader) % sweep.one_in == 0).collect()
+}
+
+fn sweep_part(sweep: Sweep, part: usize, parts: usize) -> Done {
     watch();
     let mut done = Done::default();
     #[cfg(feature = "cuda")]
-    let session = gpu.then(|| standin::cuda().session(standin::Config::default()));
+    let session = sweep.gpu.then(|| standin::cuda().session(standin::Config::default()));
     let only = std::env::var(ONLY).unwrap_or_default();
-    for (workload, reader) in settings(gpu).into_iter().skip(part).step_by(parts) {
+    for (workload, reader) in settings(sweep).into_iter().skip(part).step_by(parts) {
         let dir = Dir::new();
         let workload = &WORKLOADS[workload];
-        let setting = Setting::new(workload, (workload.open)(&dir), READERS[reader], gpu);
+        let setting = Setting::new(workload, (workload.open)(&dir), READERS[reader], (sweep.gpu, sweep.substitutes));
         if !setting.name().contains(&only) {
             continue;
         }
@@ -171,8 +191,8 @@ fn sweep_part(gpu: bool, part: usize, parts: usize) -> Done {
 #[ignore = "a part of the sweeps, which start it as a process of its own"]
 fn part() {
     let Ok(part) = std::env::var(PART) else { return };
-    let [gpu, part, parts] = [0, 1, 2].map(|at| part.split(' ').nth(at).unwrap().parse::<usize>().unwrap());
-    let done = sweep_part(gpu == 1, part, parts);
+    let [sweep, part, parts] = [0, 1, 2].map(|at| part.split(' ').nth(at).unwrap().parse::<usize>().unwrap());
+    let done = sweep_part(SWEEPS[sweep], part, parts);
     for (count, first) in done.complaints.values() {
         println!("COMPLAINT {count} times: {first}");
     }
@@ -182,7 +202,7 @@ fn part() {
 
 /// Has all parts done by processes of their own.
 #[track_caller]
-fn run(gpu: bool) {
+fn run(sweep: usize) {
     let started = Instant::now();
     let parts: Vec<_> = (0..PARTS)
         .map(|part| {
@@ -190,7 +210,7 @@ fn run(gpu: bool) {
             let mut command = Command::new("sh");
             command.args(["-c", "ulimit -S -n 80; exec \"$0\" \"$@\""]).arg(std::env::current_exe().unwrap());
             command.args(["part", "--exact", "--ignored", "--nocapture", "--test-threads", "1"]);
-            command.env(PART, format!("{} {part} {PARTS}", usize::from(gpu))).env("MALLOC_ARENA_MAX", "1");
+            command.env(PART, format!("{sweep} {part} {PARTS}")).env("MALLOC_ARENA_MAX", "1");
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
             std::thread::spawn(move || command.output().unwrap())
         })
@@ -206,17 +226,23 @@ fn run(gpu: bool) {
             None => panic!("part {number}: {}\n{text}\n{}", output.status, said(&output.stderr)),
         }
     }
-    let device = if gpu { "a stand-in GPU" } else { "the host" };
+    let device = if SWEEPS[sweep].gpu { "a stand-in GPU" } else { "the host" };
     println!("to {device}: {lives} lives with {faults} faults in {:.1} s", started.elapsed().as_secs_f64());
 }
 
 #[test]
 fn whichever_operation_of_a_reader_fails_batches_are_right_or_one_error_names_what_failed() {
-    run(false);
+    run(0);
+}
+
+#[test]
+fn whichever_operation_of_a_reader_fails_rows_are_right_or_substitutes_that_the_ledger_names() {
+    run(1);
 }
 
 #[cfg(feature = "cuda")]
 #[test]
 fn whichever_operation_of_a_reader_fails_the_same_holds_on_a_gpu() {
-    run(true);
+    run(2);
+    run(3);
 }

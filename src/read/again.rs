@@ -84,7 +84,7 @@ impl Again {
                 Err(error) if may_pass(&error) && !(past_cache && is_io(&error)) => past_cache = is_io(&error),
                 done => return done,
             }
-            std::thread::sleep(pause);
+            self.rest(pause);
             last = self.once(extent, buf, past_cache);
         }
         last
@@ -92,12 +92,16 @@ impl Again {
 
     /// As [`read`](Self::read), after a first read that failed with `error`: the pause comes first.
     pub(crate) fn read_after(&self, error: &Error, extent: &Extent, buf: &mut [u8]) -> Result<()> {
-        std::thread::sleep(PAUSES[0]);
+        self.rest(PAUSES[0]);
         match self.once(extent, buf, is_io(error)) {
             // Past the page cache may itself be what does not work.
             Err(error) if may_pass(&error) => self.read(extent, buf),
             done => done,
         }
+    }
+
+    fn rest(&self, pause: Duration) {
+        std::thread::sleep(self.files.seam().pause(pause));
     }
 
     fn once(&self, extent: &Extent, buf: &mut [u8], past_cache: bool) -> Result<()> {

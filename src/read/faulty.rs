@@ -14,6 +14,8 @@
 //! * A fault that makes no sense for an operation (a flipped bit of an open, a short read of one byte) lets it pass: what
 //!   is [counted](Faulty::injected) happened.
 //!
+//! Pauses between tries are a thousandth of what they are without a plan.
+//!
 //! The order of operations is that of the calls: with one thread of a reader, or a ring, it is the same in every run as long
 //! as the loader asks for the same.
 
@@ -239,6 +241,11 @@ impl Armed {
 impl Seam {
     pub(crate) fn of(options: &ReaderOptions) -> Self {
         Self(options.faulty.clone())
+    }
+
+    /// How long to rest between two tries: with faults that follow a plan, nobody's storage gets better by waiting.
+    pub(crate) fn pause(&self, pause: Duration) -> Duration {
+        if self.0.is_some() { pause / 1000 } else { pause }
     }
 
     /// The opening of a file.

@@ -52,6 +52,7 @@ mod plain {
     use super::super::{ReaderOptions, SourceId};
     use super::{Attempt, Next};
     use rustix::io::Errno;
+    use std::time::Duration;
 
     /// Nothing.
     #[derive(Clone, Default)]
@@ -64,6 +65,11 @@ mod plain {
     impl Seam {
         pub(crate) fn of(_: &ReaderOptions) -> Self {
             Self
+        }
+
+        #[inline(always)]
+        pub(crate) fn pause(&self, pause: Duration) -> Duration {
+            pause
         }
 
         #[inline(always)]

@@ -5,11 +5,11 @@
 //!             └ rows as in a life without faults, but for rows whose bytes were wrong unnoticed
 //! ```
 
-use crate::got::Got;
+use crate::got::{Array, Got};
 use crate::workloads::{Notices, Workload};
 use feedline::dataset::{Dataset, fuzzing};
-use feedline::read::{Direct, Extent, Fault, Faulty, Hit, Mode};
-use feedline::{Device, Error, ErrorKind, Loader, LoaderBuilder, Stage};
+use feedline::read::{Direct, Extent, Fault, Faulty, Hit, Mode, SourceId};
+use feedline::{Error, ErrorKind, Ledger, Loader, LoaderBuilder, OnBadSample, Stage, Status};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,12 +19,27 @@ pub struct Setting {
     pub workload: &'static Workload,
     pub way: (Mode, Direct),
     pub gpu: bool,
+    /// The policy: whether another sample stands in for one that cannot be had.
+    pub substitutes: bool,
     dataset: Arc<dyn Dataset>,
     /// The epoch as it must be.
     right: Vec<Got>,
     /// The samples for which an extent is read.
     readers_of: BTreeMap<(usize, u64, u64), BTreeSet<u64>>,
+    /// What each sample is.
+    content: BTreeMap<u64, Content>,
     paths: Vec<PathBuf>,
+}
+
+/// Of each field: bytes, and the length where it varies.
+type Content = Vec<(Vec<u8>, Option<u64>)>;
+
+/// A row that holds another sample than it should.
+struct Missing {
+    batch: u64,
+    row: usize,
+    sample: u64,
+    substitute: u64,
 }
 
 /// What went wrong with a life: sentences.
@@ -35,7 +50,12 @@ fn key(extent: &Extent) -> (usize, u64, u64) {
 }
 
 impl Setting {
-    pub fn new(workload: &'static Workload, dataset: Arc<dyn Dataset>, way: (Mode, Direct), gpu: bool) -> Self {
+    pub fn new(
+        workload: &'static Workload,
+        dataset: Arc<dyn Dataset>,
+        way: (Mode, Direct),
+        (gpu, substitutes): (bool, bool),
+    ) -> Self {
         let mut readers_of = BTreeMap::<_, BTreeSet<u64>>::new();
         for sample in 0..dataset.len() {
             for extent in fuzzing::extents(&*dataset, sample).unwrap() {
@@ -43,20 +63,33 @@ impl Setting {
             }
         }
         let paths = dataset.sources().ids().map(|id| dataset.sources().path(id)).collect();
-        let mut setting = Self { workload, way, gpu, dataset, right: Vec::new(), readers_of, paths };
+        let (right, content_of) = (Vec::new(), BTreeMap::new());
+        let mut setting =
+            Self { workload, way, gpu, substitutes, dataset, right, readers_of, content: content_of, paths };
         setting.right = Got::epoch(&setting.builder().reader(Mode::Pread).build().unwrap(), 0);
+        for batch in &setting.right {
+            let rows = (0..batch.len).map(|row| (batch.ids[row], content(batch, row)));
+            setting.content.extend(rows);
+        }
         setting
     }
 
     pub fn name(&self) -> String {
         let device = if self.gpu { "GPU" } else { "host" };
-        format!("{}, {:?} {:?}, {device}", self.workload.name, self.way.0, self.way.1)
+        let policy = if self.substitutes { ", substitutes" } else { "" };
+        format!("{}, {:?} {:?}, {device}{policy}", self.workload.name, self.way.0, self.way.1)
     }
 
     fn builder(&self) -> LoaderBuilder {
         let builder = Loader::builder(self.dataset.clone()).batch_size(4).slots(2).workers(1).depth(2);
         let builder = (self.workload.set)(builder).reader(self.way.0).direct(self.way.1);
-        if self.gpu { builder.device(Device::cuda(0).unwrap()).device_batches(2) } else { builder }
+        let builder =
+            if self.substitutes { builder.on_bad_sample(OnBadSample::Substitute { budget: 1000 }) } else { builder };
+        #[cfg(feature = "cuda")]
+        if self.gpu {
+            return builder.device(feedline::Device::cuda(0).unwrap()).device_batches(2);
+        }
+        builder
     }
 
     /// One life; what was wrong with it.
@@ -69,7 +102,8 @@ impl Setting {
         let (found, error) = receive(&loader, &mut complaints);
         let hits = faulty.hits();
         faulty.heal();
-        self.check_rows(&found, &error, &hits, &mut complaints);
+        let missing = self.check_rows(&found, &error, &hits, &mut complaints);
+        self.check_ledger(&loader.ledger(), &hits, &missing, &mut complaints);
         if let Some(error) = &error {
             self.check_error(error, &hits, found.len(), &mut complaints);
         } else if found.len() != self.right.len() {
@@ -89,8 +123,14 @@ impl Setting {
         complaints
     }
 
-    /// Ids, order and bytes; bytes may only be wrong where a read was.
-    fn check_rows(&self, found: &[Got], error: &Option<Error>, hits: &[Hit], complaints: &mut Complaints) {
+    /// Ids, order and bytes: rows are what they should be, but for substitutes where a fault was, and wrong bytes where a read was.
+    fn check_rows(
+        &self,
+        found: &[Got],
+        error: &Option<Error>,
+        hits: &[Hit],
+        complaints: &mut Complaints,
+    ) -> Vec<Missing> {
         let silent: Vec<&Hit> =
             hits.iter().filter(|hit| matches!(hit.fault, Fault::Flipped | Fault::Elsewhere)).collect();
         let mut suspects = BTreeSet::new();
@@ -100,9 +140,9 @@ impl Setting {
                 None => complaints.push(format!("nobody's read: {:?}", hit.extent)),
             }
         }
-        let mut wrong = BTreeSet::new();
+        let (mut wrong, mut missing) = (BTreeSet::new(), Vec::new());
         for (found, right) in found.iter().zip(&self.right) {
-            wrong.extend(wrong_rows(found, right, complaints));
+            self.compare(found, right, &mut wrong, &mut missing, complaints);
         }
         if !wrong.is_subset(&suspects) {
             complaints.push(format!("samples {wrong:?} are wrong, of {suspects:?} some bytes were"));
@@ -111,15 +151,86 @@ impl Setting {
             complaints.push(format!("samples {wrong:?} are wrong, and nobody noticed"));
         }
         if error.is_some() || silent.is_empty() {
-            return;
+            return missing;
         }
         match self.workload.notices {
-            Notices::EveryBit => complaints.push("wrong bytes, and no error".into()),
+            Notices::EveryBit if missing.is_empty() => complaints.push("wrong bytes, and nobody noticed".into()),
             // What the page cache had in part is read once more.
             Notices::Nothing if self.way.0 != Mode::Auto && wrong != suspects => {
                 complaints.push(format!("samples {wrong:?} are wrong, and {suspects:?} had to be"));
             }
             _ => {}
+        }
+        missing
+    }
+
+    /// Samples of a batch that have other bytes than they should, and rows that hold another sample; all else must be the same.
+    fn compare(
+        &self,
+        found: &Got,
+        right: &Got,
+        wrong: &mut BTreeSet<u64>,
+        missing: &mut Vec<Missing>,
+        complaints: &mut Complaints,
+    ) {
+        let outside = |got: &Got| {
+            let fields: Vec<_> = got.fields.iter().map(|field| (field.dtype, field.shape.clone())).collect();
+            (got.epoch, got.index, got.len, got.valid, fields)
+        };
+        if outside(found) != outside(right) {
+            return complaints.push(format!("batch {:?} in place of {:?}", outside(found), outside(right)));
+        }
+        for row in 0..right.len {
+            let (id, status) = (found.ids[row], found.status[row]);
+            if (id, status) != (right.ids[row], right.status[row]) {
+                if !self.substitutes || status != Status::Substitute as u8 || id == right.ids[row] {
+                    complaints.push(format!("sample {id} with status {status} in place of {}", right.ids[row]));
+                    continue;
+                }
+                missing.push(Missing { batch: right.index, row, sample: right.ids[row], substitute: id });
+            }
+            if self.content.get(&id) != Some(&content(found, row)) {
+                wrong.insert(id);
+            }
+        }
+    }
+
+    /// Substitutes are of samples that had a fault, and the ledger has each by name, with its cause.
+    fn check_ledger(&self, ledger: &Ledger, hits: &[Hit], missing: &[Missing], complaints: &mut Complaints) {
+        let of_source = |source: SourceId| {
+            let all = self.readers_of.iter().filter(move |((own, ..), _)| *own == source.index());
+            all.flat_map(|(_, samples)| samples)
+        };
+        let mut touched = BTreeSet::<u64>::new();
+        for hit in hits {
+            match self.readers_of.get(&key(&hit.extent)) {
+                Some(samples) => touched.extend(samples),
+                None => touched.extend(of_source(hit.extent.source)),
+            }
+        }
+        if ledger.substituted != missing.len() as u64 {
+            complaints.push(format!("{} rows substituted, the ledger says {}", missing.len(), ledger.substituted));
+        }
+        for Missing { batch, row, sample, substitute } in missing {
+            if !touched.contains(sample) {
+                complaints.push(format!("sample {sample} is missing, and had no fault"));
+            }
+            let Some(entry) = ledger.samples.iter().find(|entry| entry.sample == *sample) else {
+                complaints.push(format!("sample {sample} is missing, and not in the ledger"));
+                continue;
+            };
+            let place = (entry.batch, entry.row as usize, entry.substitute);
+            // An entry is as it was the first time, which may have been as a substitute that cannot be had either.
+            let as_itself = entry.times == 1 && entry.substitute.is_some();
+            if as_itself && place != (*batch, *row, Some(*substitute)) {
+                complaints.push(format!("row {row} of batch {batch}: {entry:?}"));
+            }
+        }
+        for entry in &ledger.samples {
+            let named = entry.path.as_ref().is_some_and(|path| self.paths.contains(path));
+            if !named || entry.offset.is_none() || entry.length.is_none() || entry.cause.is_empty() {
+                complaints.push(format!("the ledger lacks path, place or cause: {entry:?}"));
+            }
         }
     }
 
@@ -184,25 +295,11 @@ fn receive(loader: &Loader, complaints: &mut Complaints) -> (Vec<Got>, Option<Er
     (found, None)
 }
 
-/// Samples of a batch that have other bytes than they should; all else must be the same.
-fn wrong_rows(found: &Got, right: &Got, complaints: &mut Complaints) -> BTreeSet<u64> {
-    let outside = |got: &Got| (got.epoch, got.index, got.len, got.valid, got.ids.clone(), got.status.clone());
-    if outside(found) != outside(right) || found.fields.len() != right.fields.len() {
-        complaints.push(format!("batch {:?} in place of {:?}", outside(found), outside(right)));
-        return BTreeSet::new();
-    }
-    let mut wrong = BTreeSet::new();
-    for (found_field, right_field) in found.fields.iter().zip(&right.fields) {
-        if (&found_field.shape, found_field.dtype) != (&right_field.shape, right_field.dtype) {
-            complaints.push(format!("a field of {:?}", found_field.shape));
-            continue;
-        }
-        let each = (right_field.bytes.len() / right.len).max(1);
-        let rows = found_field.bytes.chunks(each).zip(right_field.bytes.chunks(each));
-        let differ = rows.enumerate().filter(|(_, (found, right))| found != right).map(|(row, _)| row);
-        let lens = found_field.lens.iter().flatten().zip(right_field.lens.iter().flatten());
-        let lens = lens.enumerate().filter(|(_, (found, right))| found != right).map(|(row, _)| row);
-        wrong.extend(differ.chain(lens).map(|row| right.ids[row]));
-    }
-    wrong
+/// The bytes and lengths of a row, field by field.
+fn content(got: &Got, row: usize) -> Content {
+    let field = |field: &Array| {
+        let each = field.bytes.len() / got.len;
+        (field.bytes[row * each..][..each].to_vec(), field.lens.as_ref().map(|lens| lens[row]))
+    };
+    got.fields.iter().map(field).collect()
 }
