@@ -240,11 +240,6 @@ impl Ended {
         value.parse().unwrap()
     }
 
-    /// It got as far as being what it was told to be.
-    pub fn started(&self) -> bool {
-        self.said("start").is_some()
-    }
-
     /// A child that could not prepare itself says why.
     pub fn skipped(&self) -> Option<&str> {
         self.said("skipped")
