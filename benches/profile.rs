@@ -3,7 +3,7 @@
 //! ```text
 //! cargo test  --benches                                                        each case once, small, so that it cannot rot
 //! cargo bench --no-default-features --features image --bench profile           the pairs
-//! cargo bench --no-default-features --features image,test-util --bench profile the same, and events counted
+//! cargo bench --no-default-features --features image,effort --bench profile the same, and events counted
 //! ```
 //!
 //! The cases: loaders of about 10^6 samples/s, where a cost per sample or per batch would show (records of 8 KiB from memory, of
@@ -207,7 +207,7 @@ impl Side {
 }
 
 /// Events per sample times their time, over the time of a sample.
-#[cfg(feature = "test-util")]
+#[cfg(feature = "effort")]
 fn expected(builder: fn() -> LoaderBuilder, seconds: f64, times: &Times) {
     use feedline::profile::effort;
     let mut side = Side::new(builder());
@@ -228,9 +228,9 @@ fn expected(builder: fn() -> LoaderBuilder, seconds: f64, times: &Times) {
     println!("  expected: {:.3} %{of_a_million}", share(ns));
 }
 
-#[cfg(not(feature = "test-util"))]
+#[cfg(not(feature = "effort"))]
 fn expected(_: fn() -> LoaderBuilder, _: f64, _: &Times) {
-    println!("  events are counted with the feature `test-util`");
+    println!("  events are counted with the feature `effort`");
 }
 
 /// Pairs of blocks with and without meters.

@@ -94,6 +94,18 @@ impl ErrorKind {
     }
 }
 
+/// Runs a decoder or parser of another crate: those are trusted not to be unsound, not never to panic on hostile bytes.
+///
+/// Errors: those of `work`; [`ErrorKind::Panicked`] with what the panic said, and on what.
+pub(crate) fn guarded<T>(what: &str, stage: Stage, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let said = panic.downcast_ref::<&str>().copied();
+        let said = said.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no words");
+        let said: String = said.chars().take(200).map(|c| if c.is_control() { ' ' } else { c }).collect();
+        Err(Error::new(ErrorKind::Panicked, stage, format!("a library panicked on {what}: {said}")))
+    })
+}
+
 /// Where on a sample's way something happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -336,6 +348,14 @@ mod tests {
     fn what_is_not_known_is_left_out() {
         let error = Error::new(ErrorKind::Config, Stage::Build, "batch_size is 0");
         assert_eq!(error.to_string(), "build: bad configuration: batch_size is 0");
+    }
+
+    #[test]
+    fn a_panic_of_a_library_is_an_error_with_its_words_on_one_line() {
+        let error = guarded("a PNG", Stage::Decode, || -> Result<()> { panic!("index {}\nout of bounds", 7) });
+        let expected = "decode: panicked: a library panicked on a PNG: index 7 out of bounds";
+        assert_eq!(error.unwrap_err().to_string(), expected);
+        assert_eq!(guarded("a PNG", Stage::Decode, || Ok(3)).unwrap(), 3);
     }
 
     #[test]

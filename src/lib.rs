@@ -166,6 +166,7 @@ pub mod profile;
 pub mod read;
 mod state;
 mod stop;
+mod sync;
 pub mod tensor;
 
 pub use batch::{Batch, FieldView, MicroBatch};

@@ -8,7 +8,7 @@ use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, DatasetExt, Part
 use feedline::decode::Scratch;
 use feedline::read::{Direct, Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
-use feedline::{Error, ErrorKind, Loader, LoaderBuilder, Order, Result};
+use feedline::{Error, ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, Result, Status};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -540,4 +540,67 @@ fn the_printed_sum_counts_the_sequence_in_which_chunks_are_opened() {
     // Of two epochs, and for each chunk at least where it stands, how many samples are before it, and its group.
     assert!(tables(5010, Order::windowed(1, 2)) - few >= 2 * 5000 * (8 + 8 + 32));
     assert_eq!(tables(5010, Order::shuffled(1)), tables(10, Order::shuffled(1)), "all are open all the time");
+}
+
+/// A chunk that cannot be had, or read, and what stands in for its samples.
+#[test]
+fn a_chunk_that_cannot_be_had_is_substituted_row_by_row_under_every_order() {
+    let dir = Dir::new();
+    // Chunks 4 and 7, by samples.
+    let ranges = [(4, 48..61_u64), (7, 138..140)];
+    for (chunk, bad) in ranges {
+        for fault in [Fault::Error(chunk), Fault::Panic(chunk), Fault::OutsideOfTheFile(chunk), Fault::Overflows(chunk)]
+        {
+            let (toy, bytes) = Toy::new(&dir, &ROWS, fault);
+            let windowed = || Order::windowed(4, 2);
+            let orders = [Order::sequential(), Order::shuffled(4), windowed(), windowed().lanes(2)];
+            for (index, order) in orders.into_iter().enumerate() {
+                let mut first = None;
+                for (workers, mode) in [(1, Mode::Pread), (3, Mode::Auto), (2, Mode::Uring)] {
+                    let builder = Loader::builder(toy.clone()).order(order.clone()).batch_size(8).workers(workers);
+                    let policy = OnBadSample::Substitute { budget: 13 };
+                    let loader = build(builder.reader(mode).on_bad_sample(policy));
+                    let planned = loader.preview(0, 1000).unwrap();
+                    let what = format!("chunk {chunk}, order {index}, {workers} workers");
+                    let mut status = Vec::new();
+                    for batch in loader.epoch(0).unwrap() {
+                        status.extend_from_slice(batch.unwrap().status());
+                    }
+                    let ids = check(&loader, &toy, &bytes, 0);
+                    for ((planned, id), status) in planned.iter().zip(&ids).zip(status) {
+                        let substituted = bad.contains(planned);
+                        assert_eq!(status == Status::Substitute as u8, substituted, "{what}: {planned}");
+                        assert!(if substituted { !bad.contains(id) } else { planned == id }, "{what}: {planned} {id}");
+                    }
+                    let ledger = loader.ledger();
+                    assert_eq!(ledger.substituted, 2 * (bad.end - bad.start), "{what}");
+                    let named = ledger.samples.iter().all(|bad| bad.member == Some(format!("toy.bin, chunk {chunk}")));
+                    assert!(named, "{what}: {ledger:?}");
+                    assert_eq!(*first.get_or_insert(ids.clone()), ids, "{what}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_that_cannot_be_decoded_gets_another_one_of_the_chunks_that_are_open() {
+    let dir = Dir::new();
+    let (toy, bytes) = toy(&dir);
+    for order in [Order::sequential(), Order::windowed(4, 2), Order::shuffled(1)] {
+        let builder = Loader::builder(toy.clone()).order(order).batch_size(8).workers(2);
+        let odd = |_: &mut feedline::Row<'_>, ctx: &mut feedline::decode::Ctx<'_>| match ctx.id() {
+            7 | 50 | 144 => Err(Error::user("odd")),
+            _ => Ok(()),
+        };
+        // Chunk 1 has sample 7 alone: under a sequential order there is nothing else open.
+        let loader = build(builder.map(odd).on_bad_sample(OnBadSample::Substitute { budget: 3 }));
+        let planned = loader.preview(0, 1000).unwrap();
+        let ids = check(&loader, &toy, &bytes, 0);
+        let others: Vec<_> =
+            planned.iter().zip(&ids).filter(|(planned, id)| planned != id).map(|(id, _)| *id).collect();
+        assert_eq!(sorted(others), [7, 50, 144]);
+        let opened = toy.opened.swap(0, Ordering::Relaxed);
+        assert!(opened <= 2 * ROWS.len() as u64, "{opened} chunks opened");
+    }
 }

@@ -32,3 +32,7 @@ mod idle;
 /// Iterators and loaders that are dropped while the device works.
 #[path = "cuda/ends.rs"]
 mod ends;
+
+/// What does not answer, and what cannot be had.
+#[path = "cuda/stalls.rs"]
+mod stalls;

@@ -811,3 +811,65 @@ fn a_dataset_that_fits_memory_is_read_buffered_after_the_page_cache_and_the_choi
     let opened = open(Arc::new(table), &ReaderOptions::default()).unwrap();
     assert!(opened.choice.to_string().contains("does not fit half of"), "{}", opened.choice);
 }
+
+#[test]
+fn names_that_came_from_a_file_are_read_beneath_their_root_and_never_outside_of_it_by_any_reader() {
+    let scratch = Scratch::new("beneath");
+    std::fs::create_dir_all(scratch.0.join("root/sub")).unwrap();
+    let inside = scratch.file("root/sub/a", 5000);
+    let secret = scratch.file("secret", 5000);
+    // The root's own path is the user's: it may lead anywhere.
+    symlink("root", scratch.0.join("link")).unwrap();
+    symlink("../secret", scratch.0.join("root/outside")).unwrap();
+    symlink("..", scratch.0.join("root/up")).unwrap();
+    symlink(&inside, scratch.0.join("root/absolute")).unwrap();
+    let mut table = Sources::new();
+    let root = table.root(scratch.0.join("link"));
+    let ids = ["sub/a", "outside", "up/secret", "absolute", "gone"].map(|name| table.file_in(root, name, 5000));
+    let ids: Vec<_> = ids.into_iter().map(Result::unwrap).collect();
+    // The same files by names that the user wrote are followed.
+    let followed = table.file(scratch.0.join("root/outside"), 5000).unwrap();
+    for name in ["../secret", "/etc/hostname", "sub/../sub/a", "sub//a", "./sub/a", "", "sub/\0"] {
+        let error = table.file_in(root, name, 5000).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotAFile, "{name:?}: {error}");
+    }
+    let sources = Arc::new(table);
+    let ring = ring(1 << 20);
+    let extent = |source| Extent { source, offset: 1, len: 4999 };
+    let expected = |path: &Path| std::fs::read(path).unwrap()[1..].to_vec();
+    for (name, options) in all_readers() {
+        let Some(mut opened) = try_open(&name, &sources, &options) else { continue };
+        for _ in 0..2 {
+            assert!(read_one(&mut *opened.reader, &ring, extent(ids[0])).unwrap() == expected(&inside), "{name}");
+            assert!(read_one(&mut *opened.reader, &ring, extent(followed)).unwrap() == expected(&secret), "{name}");
+            for outside in &ids[1..4] {
+                let error = read_one(&mut *opened.reader, &ring, extent(*outside)).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::NotAFile, "{name}: {error}");
+                assert!(error.message().contains("leads out of the dataset's root"), "{name}: {error}");
+            }
+            let error = read_one(&mut *opened.reader, &ring, extent(ids[4])).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::NotFound, "{name}: {error}");
+        }
+    }
+    for fds in [None, Some(0)] {
+        let cache = PageCache::new(sources.clone(), fds);
+        for outside in &ids[1..4] {
+            // Without openat2 there may be nothing to say.
+            match cache.try_read(&extent(*outside), &mut [0; 4999]) {
+                Cached::Hit => panic!("read outside of the root"),
+                Cached::Miss => {}
+                Cached::Failed(error) => assert_eq!(error.kind(), ErrorKind::NotAFile, "{error}"),
+            }
+        }
+    }
+    // The whole folder gone is an error of the file, too.
+    std::fs::remove_file(scratch.0.join("link")).unwrap();
+    for (name, options) in all_readers() {
+        if options.direct == Direct::On {
+            continue;
+        }
+        let Some(mut opened) = try_open(&name, &sources, &options) else { continue };
+        let error = read_one(&mut *opened.reader, &ring, extent(ids[0])).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound, "{name}: {error}");
+    }
+}

@@ -10,6 +10,7 @@ const LEVELS: &[(&str, u32)] = &[
     ("profile", 0),
     ("stop", 0),
     ("ledger", 0),
+    ("sync", 0),
     ("memory", 1),
     ("read", 2),
     ("device", 2),

@@ -20,10 +20,10 @@
 
 use super::images::parallel;
 use super::index::{fnv, modified, save};
-use super::{ChunkBuf, ChunkBytes, Chunked, Dataset, Part, Parts, paths};
+use super::{ChunkBuf, ChunkBytes, Chunked, Dataset, Part, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::read::{Extent, SourceId, Sources};
+use crate::read::{Extent, SourceId, Sources, open_plain, open_regular};
 use crate::tensor::{EncodedField, Spec};
 use bytes::Bytes;
 use std::fs::File;
@@ -208,6 +208,10 @@ impl<D: Dataset> Dataset for Checked<D> {
 
     fn largest_sample(&self) -> Option<u64> {
         self.inner.largest_sample()
+    }
+
+    fn member(&self, sample: u64) -> Option<String> {
+        self.inner.member(sample)
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
@@ -487,9 +491,7 @@ impl Reader<'_> {
             return Ok(crc32c::crc32c(&bytes[offset as usize..(offset + len) as usize]));
         }
         if self.open.as_ref().is_none_or(|(open, _)| *open != source) {
-            let file = File::open(self.sources.path(source))
-                .map_err(|error| Error::os(Stage::Open, "cannot open the source", error))?;
-            self.open = Some((source, file));
+            self.open = Some((source, open_plain(self.sources, source)?));
         }
         let Some((_, file)) = &self.open else { return Ok(0) };
         let mut crc = 0;
@@ -547,7 +549,11 @@ impl Loaded {
 /// must not cost the user's data. Errors: [`ErrorKind::Config`].
 fn not_foreign(place: &Path) -> Result<()> {
     // What cannot be opened is said when it cannot be written.
-    let Ok(mut file) = File::open(place) else { return Ok(()) };
+    let mut file = match open_regular(place) {
+        Ok((file, _)) => file,
+        Err(error) if error.kind() == ErrorKind::NotAFile => return Err(error),
+        Err(_) => return Ok(()),
+    };
     let magic: [u8; 8] = bytemuck::cast(MAGIC);
     let mut start = Vec::new();
     let read = (&mut file).take(magic.len() as u64).read_to_end(&mut start);
@@ -561,8 +567,7 @@ fn not_foreign(place: &Path) -> Result<()> {
 
 /// The file, when it is right and for these sources.
 fn load(place: &Path, identity: u64) -> Option<Loaded> {
-    let len = paths::regular_len(place).ok()?;
-    let file = File::open(place).ok()?;
+    let (file, len) = open_regular(place).ok()?;
     let mut head = [0_u32; HEADER];
     file.read_exact_at(bytemuck::cast_slice_mut(&mut head), 0).ok()?;
     let wide = |at: usize| u64::from(head[at]) | u64::from(head[at + 1]) << 32;

@@ -334,7 +334,7 @@ fn ends_of(sources: &Sources, id: SourceId) -> Result<u64> {
         return Ok(digest.bytes(&bytes[..first as usize]).bytes(&bytes[bytes.len() - last as usize..]).end());
     }
     let path = sources.path(id);
-    let (input, len) = (Input::open(&path)?, sources.len_of(id));
+    let (input, len) = (Input::of_source(sources, id, &path)?, sources.len_of(id));
     if input.len() != len {
         let message = format!("{len} bytes when it was indexed, {} now", input.len());
         return Err(Error::new(ErrorKind::Changed, Stage::Index, message).with_path(path));

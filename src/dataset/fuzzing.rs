@@ -1,15 +1,31 @@
 //! Doors for fuzz targets and tests: parsers on bytes, datasets without a loader. Not part of the API.
 
 use super::input::Input;
-use super::{ChunkBuf, Dataset};
+use super::{ChunkBuf, Dataset, Part, Parts};
 use super::{megatron, npy, safetensors};
 use crate::decode::Scratch;
 use crate::error::Result;
+use crate::read::Extent;
 use bytes::Bytes;
 
 /// The fields of one sample, read and opened one after the other as a loader does, by plain `pread`.
 pub fn sample(dataset: &dyn Dataset, sample: u64) -> Result<Vec<Vec<u8>>> {
     super::sample::read(dataset, sample)
+}
+
+/// What is read for one sample: its extents in storage, or those of its chunk.
+pub fn extents(dataset: &dyn Dataset, sample: u64) -> Result<Vec<Extent>> {
+    let mut extents = Vec::new();
+    if let Some(chunks) = dataset.chunked() {
+        let chunk = chunks.starts().partition_point(|start| *start <= sample) - 1;
+        chunks.chunk_extents(chunk, &mut extents)?;
+        return Ok(extents);
+    }
+    let mut parts = Parts::new();
+    dataset.extents(sample, &mut parts)?;
+    let stored = |(_, part)| if let Part::Extent(extent) | Part::Framed(extent) = part { Some(extent) } else { None };
+    extents.extend(parts.iter().filter_map(stored));
+    Ok(extents)
 }
 
 /// The rows of one chunk, each with its fields, brought and opened as a loader does.

@@ -20,12 +20,12 @@
 //!
 //! Scanning and opening run on threads that end before `open_or_build` returns.
 
+use super::Parts;
 use super::damage::{Damage, DamageKind, OnDamage};
 use super::fingerprint::Digest;
 use super::images::parallel;
-use super::{Parts, paths};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::read::{Extent, SourceId, Sources};
+use crate::read::{Extent, SourceId, Sources, open_regular};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -47,6 +47,9 @@ const AHEAD_HEADERS: usize = 4096;
 const ENDS: u64 = 4096;
 /// Entries of one shard's ledger; what is over is added up in one more.
 const LEDGER_MAX: usize = 1000;
+/// Bytes of the ledger in an index file: JSON, which takes many times its length while it is read. An index with more is not
+/// taken from its file.
+const NOTES_MAX: usize = 8 << 20;
 /// Different reasons for leaving something out that are counted apart.
 const LEFT_OUT_MAX: usize = 64;
 
@@ -338,9 +341,7 @@ fn open_shard(
     settings: &Settings<'_>,
     scan: impl Fn(&mut Scan<'_>, &mut Rows) -> Result<()>,
 ) -> Result<Shard> {
-    // Before opening: a FIFO would wait for a writer.
-    paths::regular_len(path)?;
-    let file = File::open(path).map_err(|source| Error::os(Stage::Index, "cannot open the shard", source))?;
+    let (file, _) = open_regular(path)?;
     let print = Fingerprint::of(&file)?;
     let purpose = purpose(settings);
     let place = place(path, settings, purpose);
@@ -817,9 +818,7 @@ fn words_crc(words: &[u32]) -> u32 {
 
 /// The table in an index file, or `None` when it is not there, not right, or not for this shard as it is now.
 fn load(place: &Path, path: &Path, print: &Fingerprint, purpose: u64, fields: usize) -> Option<Table> {
-    paths::regular_len(place).ok()?;
-    let file = File::open(place).ok()?;
-    let len = file.metadata().ok()?.len();
+    let (file, len) = open_regular(place).ok()?;
     let mut head = [0_u32; HEADER];
     file.read_exact_at(bytemuck::cast_slice_mut(&mut head), 0).ok()?;
     let wide = |at: usize| u64::from(head[at]) | u64::from(head[at + 1]) << 32;
@@ -835,7 +834,13 @@ fn load(place: &Path, path: &Path, print: &Fingerprint, purpose: u64, fields: us
     if words.checked_mul(4)? as u64 != len || (largest >= rows && rows > 0) {
         return None;
     }
-    let mut all = vec![0_u32; words];
+    // A file's length may be made up, too (a sparse one takes no room): a shard has no more samples than bytes.
+    if u64::from(rows) > print.len || notes_bytes > NOTES_MAX {
+        return None;
+    }
+    let mut all = Vec::new();
+    all.try_reserve_exact(words).ok()?;
+    all.resize(words, 0_u32);
     file.read_exact_at(bytemuck::cast_slice_mut(&mut all), 0).ok()?;
     if all[..HEADER] != head || words_crc(&all) != head[CRC] {
         return None;
@@ -869,9 +874,34 @@ pub(super) fn fuzz(bytes: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dataset::Part;
+    use crate::dataset::{Part, paths};
     use proptest::prelude::*;
     use std::sync::atomic::AtomicU64;
+
+    #[test]
+    fn an_index_file_that_claims_more_samples_than_its_shard_has_bytes_takes_no_memory() {
+        let dir = Dir::new();
+        let print = Fingerprint { len: 1 << 20, modified: 1, ends: 2 };
+        let head = |rows: u32, notes: usize| {
+            vec![MAGIC[0], MAGIC[1], 7, 0, 1 << 20, 0, 1, 0, 2, 2, 0, rows, 0, 0, 0, notes as u32, 0]
+        };
+        // 4 billion rows of two fields in a sparse file of 103 GB.
+        let rows = u32::MAX - 1;
+        let place = dir.shard("rows.fdx", bytemuck::cast_slice(&head(rows, 0)));
+        let len = HEADER as u64 * 4 + u64::from(rows) * 24;
+        File::options().write(true).open(&place).unwrap().set_len(len).unwrap();
+        assert!(load(&place, Path::new("shard"), &print, 7, 2).is_none());
+        // A right file but for the size of its ledger, which is taken up to the limit.
+        for (notes, taken) in [(NOTES_MAX, true), (NOTES_MAX + 4, false)] {
+            let mut text = br#"{"damage":[],"left_out":{}}"#.to_vec();
+            text.resize(notes, b' ');
+            let mut words = head(0, notes);
+            words.extend(text.chunks_exact(4).map(bytemuck::pod_read_unaligned::<u32>));
+            words[CRC] = words_crc(&words);
+            let place = dir.shard("notes.fdx", bytemuck::cast_slice(&words));
+            assert_eq!(load(&place, Path::new("shard"), &print, 7, 2).is_some(), taken, "{notes}");
+        }
+    }
 
     struct Dir(PathBuf);
 

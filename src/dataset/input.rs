@@ -1,10 +1,30 @@
 //! A file while it is being indexed: few bytes at known places, each read checked against the file's length first.
 //!
+//! What all formats owe to files that may be anything at all:
+//!
+//! | read from a file | compared with, before memory is taken or a loop is run |
+//! |---|---|
+//! | any file | opened without waiting, regular, and read up to the length that it had then |
+//! | index file `.fdx` | the file's length, the shard's length and ends, 8 MiB of ledger, its CRC |
+//! | checksums of `checked` | the file's length, the sources, its CRC |
+//! | tar: sizes, PAX, long names | the shard's end; 1 MiB and 64 KiB. Names are keys and endings, never paths |
+//! | TFRecord, `Example`: lengths | the shard's end; the record's; what the row holds |
+//! | MDS `index.json`: lengths, offsets | 64 MiB of JSON; each shard's own length. Names are opened beneath the folder |
+//! | zstd, Snappy, LZ4 | what index or footer promised; they write into a buffer of that size and stop |
+//! | Parquet footer, pages | 256 MiB, 64 levels, 2^20 elements; the file's length; the footer. Columns in other files: refused |
+//! | npy, npz | 64 KiB of header, 64 MiB of directory; the file's length. Deflated members: refused |
+//! | safetensors | 100 MB of header; the file's length |
+//! | Megatron, tokens, records | the counts must give the file's length exactly |
+//! | pictures | `decode::Limits`: bytes, pixels, heap, scans |
+//! | a loader's saved state | 64 KiB, its CRC |
+//!
+//! A panic of another crate's parser is an error; none of them runs a program or opens a connection.
+//!
 //! Limits: nothing is read past the length that the file had when it was opened. Invariants: memory is taken only for
 //! bytes that the file has; every error names the path.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
-use rustix::fs::{FileType, Mode, OFlags};
+use crate::read::{SourceId, Sources, open_plain, open_regular};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -24,14 +44,16 @@ enum Bytes<'a> {
 impl<'a> Input<'a> {
     /// Opens a regular file. A FIFO in its place is an error, not an endless wait.
     pub(crate) fn open(path: &'a Path) -> Result<Self> {
-        let failed = |errno: rustix::io::Errno| Error::os(Stage::Index, "cannot open the file", errno.into());
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| failed(errno).with_path(path))?;
-        let stat = rustix::fs::fstat(&fd).map_err(|errno| failed(errno).with_path(path))?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(Error::new(ErrorKind::NotAFile, Stage::Index, "").with_path(path));
-        }
-        Ok(Self { bytes: Bytes::File(fd.into()), path, len: stat.st_size as u64 })
+        let (file, len) = open_regular(path)?;
+        Ok(Self { bytes: Bytes::File(file), path, len })
+    }
+
+    /// The file of a source, whose path is `path`: one whose name came from a file is opened beneath its folder.
+    pub(crate) fn of_source(sources: &Sources, id: SourceId, path: &'a Path) -> Result<Self> {
+        let file = open_plain(sources, id)?;
+        let failed = |source| Error::os(Stage::Index, "cannot look at the file", source).with_path(path);
+        let len = file.metadata().map_err(failed)?.len();
+        Ok(Self { bytes: Bytes::File(file), path, len })
     }
 
     /// Bytes that stand for a file.

@@ -11,10 +11,9 @@
 use super::{Chunked, Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::RegionBytes;
-use crate::read::{SourceId, Sources};
+use crate::read::{SourceId, Sources, open_plain};
 use crate::tensor::EncodedField;
 use bytes::Bytes;
-use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -110,10 +109,10 @@ fn read_all(table: &Sources, mut rest: &mut [u8]) -> Result<()> {
 }
 
 fn read(table: &Sources, task: Task<'_>) -> Result<()> {
-    let file = File::open(table.path(task.source)).map_err(|source| Error::os(Stage::Open, "", source))?;
+    let file = open_plain(table, task.source)?;
     let meta = file.metadata().map_err(|source| Error::os(Stage::Open, "", source))?;
     let expected = table.len_of(task.source);
-    if !meta.is_file() || meta.len() != expected {
+    if meta.len() != expected {
         let message = format!("{expected} bytes when it was indexed, {} now", meta.len());
         return Err(Error::new(ErrorKind::Changed, Stage::Open, message));
     }
@@ -139,6 +138,10 @@ impl<D: Dataset> Dataset for InMemory<D> {
 
     fn largest_sample(&self) -> Option<u64> {
         self.inner.largest_sample()
+    }
+
+    fn member(&self, sample: u64) -> Option<String> {
+        self.inner.member(sample)
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {

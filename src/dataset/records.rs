@@ -1,6 +1,7 @@
 //! Records: one or many files of fixed-size records, with a file of labels or none.
 
 use super::fingerprint::Digest;
+use super::input::Input;
 use super::paths::{files_of, regular_len};
 use super::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -204,16 +205,12 @@ impl Labels {
             Self::Classes(classes) => Ok((bytemuck::cast_slice(&classes).into(), DType::I64)),
             Self::File(path, dtype) => {
                 // The length first: a wrong file must not be read into memory to find out.
-                let len = regular_len(&path)?;
+                let input = Input::open(&path)?;
+                let len = input.len();
                 if Some(len) != records.checked_mul(dtype.size() as u64) {
                     return wrong(len / dtype.size() as u64, Some(&path));
                 }
-                let bytes = std::fs::read(&path)
-                    .map_err(|source| Error::os(Stage::Index, "cannot read the labels", source).with_path(&path))?;
-                if bytes.len() as u64 != len {
-                    return wrong(bytes.len() as u64 / dtype.size() as u64, Some(&path));
-                }
-                Ok((bytes.into(), dtype))
+                Ok((input.read(0, len, "the labels")?.into(), dtype))
             }
         }
     }

@@ -2,8 +2,7 @@
 
 use super::{Dataset, Part, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::read::{Extent, Sources};
-use std::fs::File;
+use crate::read::{Extent, Sources, open_plain};
 use std::os::unix::fs::FileExt;
 
 /// The bytes of every field of a sample, as a decoder gets them.
@@ -59,7 +58,7 @@ pub(super) fn bytes_of(sources: &Sources, extent: Extent) -> Result<Vec<u8>> {
     if let Some(bytes) = sources.bytes_of(source) {
         return Ok(bytes[offset as usize..(offset + len) as usize].to_vec());
     }
-    let file = File::open(sources.path(source)).map_err(|error| site(Error::os(Stage::Open, "cannot open", error)))?;
+    let file = open_plain(sources, source).map_err(site)?;
     let mut bytes = vec![0; len as usize];
     file.read_exact_at(&mut bytes, offset).map_err(|error| site(Error::os(Stage::Read, "cannot read", error)))?;
     Ok(bytes)

@@ -179,6 +179,11 @@ impl Dataset for Concat {
         part.dataset.largest_sample().map(|sample| self.starts[index] + sample)
     }
 
+    fn member(&self, sample: u64) -> Option<String> {
+        let (part, local) = self.origin(sample);
+        self.parts[part].dataset.member(local)
+    }
+
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         let (part, local) = self.origin(sample);
         let (member, before) = (&self.parts[part], parts.len());

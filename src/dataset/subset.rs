@@ -81,6 +81,10 @@ impl<D: Dataset> Dataset for Subset<D> {
         self.whole.sample_bytes_max()
     }
 
+    fn member(&self, sample: u64) -> Option<String> {
+        self.whole.member(self.origin(sample))
+    }
+
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         self.whole.extents(self.origin(sample), parts)
     }

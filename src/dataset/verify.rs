@@ -10,7 +10,7 @@
 use super::{ChunkBuf, Chunked, Dataset, Part, Parts};
 use crate::decode::{Decoder, Scratch, Single};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::read::{Extent, SourceId};
+use crate::read::{Extent, SourceId, open_plain};
 use crate::tensor::{Encoding, Field, Shape};
 use bytes::Bytes;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
@@ -289,9 +289,7 @@ impl<P: Fn(Verified) -> ControlFlow<()> + Sync> Work<'_, P> {
         } else {
             keep.bytes.resize(extent.len as usize, 0);
             if keep.file.as_ref().is_none_or(|(source, _)| *source != extent.source) {
-                let path = sources.path(extent.source);
-                let failed = |source| Error::os(Stage::Open, "", source).with_path(&path);
-                keep.file = Some((extent.source, File::open(&path).map_err(failed)?));
+                keep.file = Some((extent.source, open_plain(sources, extent.source)?));
             }
             if let Some((_, file)) = &keep.file {
                 let read = file.read_exact_at(&mut keep.bytes, extent.offset);

@@ -105,6 +105,26 @@ mod tests {
     use crate::decode::Raw;
     use crate::tensor::DType;
 
+    /// A panic within the decoder of pictures: here since the row lacks the field that it is to write.
+    #[cfg(feature = "image")]
+    #[test]
+    fn a_panic_while_a_picture_is_decoded_is_an_error_and_the_next_picture_is_right() {
+        let picture = include_bytes!("../../tests/fixtures/images/rgb.png");
+        let mut single = Single::new(crate::decode::Image::resize(8, 8), &EncodedField::image("x")).unwrap();
+        single.decode(picture, 0, 0, 0).unwrap();
+        let right = single.bytes(0).to_vec();
+        single.row = None;
+        drop(single.mailbox.full.lock().unwrap().take());
+        let slot = single.mailbox.free.lock().unwrap().take().unwrap();
+        let mut rows = slot.begin(Ticket::default(), 1, 1);
+        let mut ctx = Ctx::new(0, 0, 0, 5..6, &mut single.scratch);
+        let error = single.decoder.decode(picture, &mut ctx, &mut rows.row()).unwrap_err();
+        assert_eq!(error.kind(), crate::ErrorKind::Panicked, "{error}");
+        drop(rows);
+        single.decode(picture, 0, 0, 0).unwrap();
+        assert_eq!(single.bytes(0), right);
+    }
+
     #[test]
     fn a_dropped_single_gives_its_memory_back() {
         let mut single = Single::new(Raw, &EncodedField::raw(Field::fixed("x", DType::U8, [3]))).unwrap();

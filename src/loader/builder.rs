@@ -22,7 +22,7 @@ use crate::pipeline::watchdog::Watch;
 use crate::pipeline::work::{Queue, Sizes, Workers, panicked};
 use crate::pipeline::{Core, Exchange, Gds, IoSide, ToIo};
 use crate::profile::{Clock, Meters, Settings};
-use crate::read::{self, Choice, Direct, Mode, Opened, ReaderOptions};
+use crate::read::{self, Again, Choice, Direct, Mode, Opened, ReaderOptions};
 use crate::state::{Cursor, State};
 use crate::stop::Stop;
 use crate::tensor::{Field, Layout, Spec};
@@ -356,6 +356,13 @@ impl LoaderBuilder {
         self
     }
 
+    /// For tests: what shall go wrong in its readers.
+    #[cfg(feature = "test-util")]
+    pub fn faulty(mut self, faulty: Arc<read::Faulty>) -> Self {
+        self.reader.faulty = Some(faulty);
+        self
+    }
+
     /// Measures nothing: for the bench that shows what measuring costs.
     #[doc(hidden)]
     pub fn unmeasured(mut self) -> Self {
@@ -449,6 +456,7 @@ impl LoaderBuilder {
         let place = placing.placement();
         let opened = self.open_reader(place)?;
         let dataset = self.dataset;
+        let again = Again::new(dataset.sources().clone(), &self.reader);
         let origin = Origin::now(dataset.sources(), self.reader.direct);
         // The cache is asked first also where it has no room: then what is missing is read past it.
         let cached = opened.cache.is_some() && !opened.choice.direct;
@@ -521,6 +529,7 @@ impl LoaderBuilder {
             meters,
             on_bad: self.on_bad,
             room,
+            again,
         };
         let (routes, direct) = assembly.ways.told();
         // Apart from the rest, since they may be left where they are. What else there is of threads and memory is made, and
@@ -712,6 +721,7 @@ struct Assembly {
     meters: Arc<Meters>,
     on_bad: OnBadSample,
     room: Room,
+    again: Again,
 }
 
 type WorkerThreads = (rayon::ThreadPool, Vec<JoinHandle<()>>);
@@ -725,7 +735,7 @@ impl Assembly {
     ) -> Result<(Runtime, Receiver<Contents>, Choice)> {
         let (rows, counts) = (self.layout.clone(), (self.plan.device_batches, self.plan.slots));
         let onward = self.ways.open(&self.recipe, rows, self.contents.clone(), counts, self.idle.clone())?;
-        let recovery = Recovery::new(self.on_bad, self.room, self.dataset.sources().clone());
+        let recovery = Recovery::new(self.on_bad, self.room, self.again);
         let Self { dataset, chunk_starts, recipe, layout, opened, plan, lease, pending, parts, seed, meters, .. } =
             self;
         let Opened { reader, cache, choice, .. } = opened;
@@ -746,7 +756,7 @@ impl Assembly {
             ready_out: ready.clone(),
             frees: frees_in,
             frees_out: frees.clone(),
-            closed: AtomicBool::new(false),
+            closed: Default::default(),
             waker: waker.clone(),
             meters: meters.clone(),
             to_device: onward.as_ref().map(Onward::to_device),

@@ -354,6 +354,8 @@ impl Shared {
     fn measured(&self) -> Snapshot {
         let mut snapshot = self.runtime.core().meters.snapshot(&self.settings);
         snapshot.consumer.gpu = onward::gpu_idle(&self.idle);
+        snapshot.storage.recovered = self.runtime.core().recovery.recovered();
+        snapshot.consumer.substituted = self.ledger().ledger().substituted;
         snapshot
     }
 
@@ -387,6 +389,8 @@ impl Shared {
         snapshot.consumer.batches = now.consumer.batches;
         snapshot.consumer.samples = now.consumer.samples;
         snapshot.consumer.bytes = now.consumer.bytes;
+        snapshot.consumer.substituted = now.consumer.substituted;
+        snapshot.storage.recovered = now.storage.recovered;
         snapshot.consumer.first_ns = now.consumer.first_ns;
         // The meter leaves first steps out itself, and sees the last ones after the iterator has ended.
         snapshot.consumer.gpu = now.consumer.gpu;

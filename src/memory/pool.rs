@@ -10,9 +10,10 @@ use super::region::Region;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::ledger::BadSample;
 use crate::profile::SlotTimes;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::tensor::{Element, Field, Layout, Spec};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// Validity of a row. The only notion of validity in the crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -275,6 +276,12 @@ impl Rows {
     pub(crate) fn fail_row(&mut self, error: Error) {
         self.slot.note_failure(self.start, error);
         self.finish_row();
+    }
+
+    /// A lower row of the batch has failed, whose error is that of the batch whatever becomes of this one.
+    pub(crate) fn fails_anyway(&self) -> bool {
+        let failure = self.slot.failure.lock().unwrap_or_else(|poison| poison.into_inner());
+        failure.as_ref().is_some_and(|(lowest, _)| *lowest < self.start)
     }
 
     /// Notes a sample that the first unfinished row wanted, or was tried in its place.

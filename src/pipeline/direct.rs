@@ -75,6 +75,11 @@ impl Reading {
         self.left.load(Ordering::Acquire) == 0
     }
 
+    /// Rows of all steps that are not done.
+    pub(crate) fn left(&self) -> u64 {
+        self.left.load(Ordering::Acquire)
+    }
+
     /// Whether the device may go on writing to the buffer for ever.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire)

@@ -27,8 +27,9 @@
 //! slots in batch order. A sample takes ring bytes and an entry only when it already has its row, and takes them all
 //! at once; from then on it needs nothing but the storage device and a worker. So every holder of ring bytes finishes
 //! without waiting for anybody, room comes back, and by induction over the batches the oldest unfinished one always
-//! can finish. Workers take no permits and never wait: what they cannot do at once goes to a queue whose room is
-//! bounded by the permits. The consumer waits for the oldest batch only; when it holds every slot itself, `next()`
+//! can finish. Workers take no permits and wait for nobody: what they cannot do at once goes to a queue whose room is
+//! bounded by the permits. (When a read has failed, or a sample cannot be had, a worker reads itself, and then waits for
+//! storage, which waits for nobody.) The consumer waits for the oldest batch only; when it holds every slot itself, `next()`
 //! says so after a deadline.
 //!
 //! # Memory
@@ -52,6 +53,8 @@ pub(crate) mod chunks;
 #[cfg(feature = "cuda")]
 pub(crate) mod direct;
 pub(crate) mod fetch;
+#[cfg(all(test, loom))]
+mod models;
 pub(crate) mod placement;
 pub(crate) mod plan;
 pub(crate) mod recipe;
@@ -211,7 +214,7 @@ pub(crate) struct Exchange {
     pub(crate) frees_out: Receiver<FreeSlot>,
     /// The loader is gone: what still arrives in the channels is taken out again. Slots know this exchange, so one that
     /// lay in its channels for ever would keep both alive.
-    pub(crate) closed: AtomicBool,
+    pub(crate) closed: crate::sync::atomic::AtomicBool,
     pub(crate) waker: Waker,
     /// Full slots that `.map_batch` must see first; its receiver is the workers.
     pub(crate) to_map: Option<Sender<Filled>>,

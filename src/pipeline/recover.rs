@@ -17,7 +17,7 @@
 //! * It cannot deadlock: the worker that substitutes needs storage and nothing else. It reads by plain calls into a buffer of
 //!   its own, and takes no permit that another row could hold. One at a time, so that one buffer is enough: [`Room`] is its
 //!   term in the memory plan.
-//! * Datasets in chunks: another row of the chunks that the piece has open; when none of them is, of one chunk more, for
+//! * Datasets in chunks: another row of the chunks that the piece has open; when none of them will do, of one chunk more, for
 //!   which there is a buffer. A chunk that stands in for another does so for all of its rows.
 //!
 //! Not a sample's fault, and so never substituted: descriptors or memory that are short, a device, a sampler's mistake, an
@@ -33,7 +33,7 @@ use crate::ledger::BadSample;
 use crate::memory::{ChunkBuf, RegionBytes, Rows};
 use crate::order::{Draws, Key};
 use crate::profile::export::spans;
-use crate::read::{Again, Cached, Extent, Sources};
+use crate::read::{Again, Cached, Extent};
 use bytes::Bytes;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -114,11 +114,11 @@ impl Drop for Turn<'_> {
 }
 
 impl Recovery {
-    pub(crate) fn new(policy: OnBadSample, room: Room, sources: Arc<Sources>) -> Self {
+    pub(crate) fn new(policy: OnBadSample, room: Room, again: Again) -> Self {
         Self {
             substitutes: policy != OnBadSample::Fail,
             room,
-            again: Again::new(sources),
+            again,
             recovered: AtomicU64::new(0),
             waiting: super::work::Queue::with_room(0),
             busy: AtomicBool::new(false),
@@ -291,7 +291,8 @@ fn pick(core: &Core, job: &Job, position: u64, attempt: u64, held: Option<(&Held
     // Otherwise the order is one of the whole dataset: every row of every chunk is one of it.
     let rows = |chunk: usize| starts[chunk + 1] - starts[chunk];
     let good: Vec<_> = held.good().filter(|entry| rows(held.chunk(*entry).chunk()) > 0).collect();
-    let (from, chunk) = if good.is_empty() {
+    // Those that are open may have nothing else: a chunk of one sample.
+    let (from, chunk) = if good.is_empty() || attempt >= TRIES / 2 {
         // By the bad chunk, not by the row: one chunk stands in for all of its rows.
         let mut draws = Draws::from_key(key.named("chunk").derive(held.chunk(bad).chunk() as u64).derive(attempt));
         let sample = draws.below(starts[starts.len() - 1]);

@@ -90,8 +90,8 @@ impl Transfer {
         });
         drop(pinning);
         core.watch.device.end();
-        // What the watchdog was told, and how many copies were on the stream then.
-        let (mut told, mut before) = (None, 0);
+        // What the watchdog was told, how many copies were on the stream then, and how many rows were being read.
+        let (mut told, mut before) = (None, (0, 0));
         let mut waiting = Waiting::new(0, self.slots);
         let mut flights = Flights(VecDeque::with_capacity(self.slots));
         while !core.to_io.is_ending() {
@@ -127,11 +127,12 @@ impl Transfer {
             core.meters.device.states.enter(state, now);
             let doing = match state {
                 copying::BUSY => Some(Doing::Copying),
-                copying::BLOCKED => Some(Doing::Releasing),
+                _ if !flights.0.is_empty() => Some(Doing::ReadingDirectly),
                 _ => None,
             };
-            let moved = landed.get() > 0 || self.copier.in_flight() != before || doing != told;
-            (told, before) = (doing, self.copier.in_flight());
+            let now = (self.copier.in_flight(), flights.rows_left());
+            let moved = landed.get() > 0 || now != before || doing != told;
+            (told, before) = (doing, now);
             match doing {
                 Some(doing) if moved => core.watch.device.begin(doing, None),
                 Some(_) => {}
@@ -274,6 +275,13 @@ impl Transfer {
 /// Batches on their way, oldest first. What storage still writes to must stay until it has let go, also when the thread
 /// panics: a device that never answers keeps this thread, and all that it has.
 struct Flights(VecDeque<Flight>);
+
+impl Flights {
+    /// Rows that are being read.
+    fn rows_left(&self) -> u64 {
+        self.0.iter().filter_map(|flight| flight.reading.as_ref()).map(|reading| reading.left()).sum()
+    }
+}
 
 impl Drop for Flights {
     fn drop(&mut self) {

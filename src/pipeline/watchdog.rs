@@ -38,21 +38,21 @@ pub(crate) enum Doing {
     Mapping,
     /// A copy is on the device's stream, or a call of the driver.
     Copying,
-    /// No buffer on the device: the consumer's streams have not finished with those that were dropped.
-    Releasing,
+    /// Direct reads of batches are under way.
+    ReadingDirectly,
 }
 
 impl Doing {
     const ALL: [Self; 6] =
-        [Self::Planning, Self::Reading, Self::Decoding, Self::Mapping, Self::Copying, Self::Releasing];
+        [Self::Planning, Self::Reading, Self::Decoding, Self::Mapping, Self::Copying, Self::ReadingDirectly];
 
     fn stage(self) -> Stage {
         match self {
             Self::Planning => Stage::Order,
-            Self::Reading => Stage::Read,
+            Self::Reading | Self::ReadingDirectly => Stage::Read,
             Self::Decoding => Stage::Decode,
             Self::Mapping => Stage::Map,
-            Self::Copying | Self::Releasing => Stage::Device,
+            Self::Copying => Stage::Device,
         }
     }
 
@@ -62,8 +62,10 @@ impl Doing {
             Self::Reading => "storage does not answer",
             Self::Decoding => "a decoder does not come back",
             Self::Mapping => "a transform does not come back",
-            Self::Copying => "the device does not finish its copies",
-            Self::Releasing => "the streams that batches were bound to have not finished with them",
+            Self::Copying => {
+                "the device does not finish its copies, or a stream that dropped batches were bound to its work on them"
+            }
+            Self::ReadingDirectly => "direct reads into the device's memory do not come back",
         }
     }
 }
@@ -145,9 +147,10 @@ impl Watch {
         Self { planner: Cell::new(), device: Cell::new(), workers: cells(workers), reads: cells(reads) }
     }
 
-    /// All cells: what is behind others is named before them, since it may be what they wait for.
+    /// All cells. Who others wait for comes before them: the planner collects the reads, so none of them ends while it is
+    /// stuck.
     fn cells(&self) -> impl Iterator<Item = &Cell> {
-        [&self.device].into_iter().chain(&self.workers).chain(&self.reads).chain([&self.planner])
+        [&self.planner, &self.device].into_iter().chain(&self.workers).chain(&self.reads)
     }
 }
 
@@ -181,7 +184,7 @@ impl Watcher {
         let passed = now.duration_since(before).min(deadline / LOOKS);
         self.looks = self.looks.saturating_add(1);
         self.still += passed;
-        let mut stalled: Option<(&Cell, Duration)> = None;
+        let mut stalled = None;
         for (cell, (turn, same)) in watch.cells().zip(&mut self.seen) {
             let now = cell.turn();
             if now != *turn {
@@ -189,7 +192,7 @@ impl Watcher {
                 continue;
             }
             *same += passed;
-            if now % 2 == 1 && *same >= deadline && stalled.is_none_or(|(_, longest)| *same > longest) {
+            if now % 2 == 1 && *same >= deadline && stalled.is_none() {
                 stalled = Some((cell, *same));
             }
         }

@@ -16,12 +16,13 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{ChunkBuf, Filled, Rows};
 use crate::profile::Work;
 use crate::read::{Cached, Extent, may_pass};
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 use bytes::Bytes;
 use crossbeam_channel::Receiver;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// Rows that a worker takes at a time have about this many bytes: long enough that taking them does not show, short
 /// enough that all workers finish a batch together.
@@ -52,7 +53,7 @@ impl<T> Queue<T> {
         self.lock().is_empty()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<T>> {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<T>> {
         self.0.lock().unwrap_or_else(|poison| poison.into_inner())
     }
 }
@@ -529,6 +530,10 @@ fn decode_pending(core: &Core, mut pending: Box<Pending>, state: &mut State) {
         core.watch_worker(state, Doing::Decoding, Some(id));
         let done = guarded(state, |state| {
             if let Some(error) = pending.take_error() {
+                if rows.fails_anyway() {
+                    // Where nothing can be read (no descriptors, a dead disk) each try takes its time.
+                    return Err(error);
+                }
                 core.watch_worker(state, Doing::Reading, Some(id));
                 read_again(core, id, &error, &mut pending.pieces, &mut rows)?;
                 core.watch_worker(state, Doing::Decoding, Some(id));

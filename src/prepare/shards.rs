@@ -20,7 +20,7 @@ use super::{Outcome, Reason, RestartOptions, restart_jpeg, tar};
 use crate::dataset::{Dataset, Images};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::order::{Key, Permutation};
-use crate::read::SourceId;
+use crate::read::{SourceId, open_regular};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -584,7 +584,7 @@ impl Maker<'_> {
         if len == 0 {
             return Err(Error::new(ErrorKind::Empty, Stage::Decode, "a picture of 0 bytes"));
         }
-        let file = std::fs::File::open(path).map_err(|source| Error::os(Stage::Open, "", source))?;
+        let (file, _) = open_regular(path)?;
         let mut input = Vec::with_capacity(len as usize + 1);
         let read = file.take(len + 1).read_to_end(&mut input);
         read.map_err(|source| Error::os(Stage::Read, "cannot read the picture", source))?;

@@ -1,7 +1,7 @@
 //! How often meters looked at the clock and wrote: what the cost of measuring is made of. Counted in builds for tests alone;
 //! elsewhere nothing is left of it.
 
-#[cfg(any(test, feature = "test-util"))]
+#[cfg(any(test, feature = "effort"))]
 mod counted {
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::sync::{Mutex, PoisonError};
@@ -38,26 +38,26 @@ mod counted {
 
     /// Of all meters of this process so far: looks at clocks, writes to numbers that several threads may write, and stores to
     /// those that one writes.
-    #[cfg_attr(not(feature = "test-util"), allow(dead_code, reason = "for a bench"))]
+    #[cfg_attr(not(feature = "effort"), allow(dead_code, reason = "for a bench"))]
     pub fn effort() -> [u64; 3] {
         let all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
         [0, 1, 2].map(|which| all.iter().map(|own| own[which].load(Ordering::Relaxed)).sum())
     }
 }
 
-#[cfg(feature = "test-util")]
+#[cfg(feature = "effort")]
 pub use counted::effort;
-#[cfg(any(test, feature = "test-util"))]
+#[cfg(any(test, feature = "effort"))]
 pub(crate) use counted::{look, store, write};
 
-#[cfg(not(any(test, feature = "test-util")))]
+#[cfg(not(any(test, feature = "effort")))]
 #[inline(always)]
 pub(crate) fn look() {}
 
-#[cfg(not(any(test, feature = "test-util")))]
+#[cfg(not(any(test, feature = "effort")))]
 #[inline(always)]
 pub(crate) fn write(_: u64) {}
 
-#[cfg(not(any(test, feature = "test-util")))]
+#[cfg(not(any(test, feature = "effort")))]
 #[inline(always)]
 pub(crate) fn store(_: u64) {}

@@ -25,7 +25,7 @@ pub use report::{Copies, DirectReads, Report};
 
 pub(crate) use clock::Clock;
 pub(crate) use cpu::{Role, Threads};
-#[cfg(feature = "test-util")]
+#[cfg(feature = "effort")]
 #[doc(hidden)]
 pub use effort::effort;
 pub use meter::Latency;
@@ -395,6 +395,7 @@ impl Meters {
                 batches: self.batches.get(),
                 samples: self.samples.get(),
                 bytes: self.bytes.get(),
+                substituted: 0,
                 steady: None,
                 waited_ns,
                 first_ns: self.first_wait_ns.get(),
@@ -416,6 +417,7 @@ impl Meters {
                 in_place: self.read_in_place.get(),
                 retries: reads.retries + reads.short_reads,
                 fallbacks: reads.fallbacks,
+                recovered: 0,
                 latency: self.read_latency.read(),
             },
             decode: Decode {

@@ -44,6 +44,9 @@ pub struct Consumer {
     pub samples: u64,
     /// Bytes of the fields.
     pub bytes: u64,
+    /// Samples that others stand in for.
+    #[serde(default)]
+    pub substituted: u64,
     /// Of these, those of the steady time: all but the first of each iterator. `None` where nobody told them apart.
     pub steady: Option<Handed>,
     /// Waits in `next()` for batches that were not the first of an iterator, whether they came or not, and the one that is
@@ -130,6 +133,9 @@ pub struct Storage {
     pub retries: u64,
     /// Files or reads that `O_DIRECT` was refused for and that went through the page cache instead.
     pub fallbacks: u64,
+    /// Reads that failed and worked when they were tried again, since the beginning.
+    #[serde(default)]
+    pub recovered: u64,
     /// How long each read took, from its submission.
     pub latency: Latency,
 }
@@ -242,7 +248,8 @@ macro_rules! numbers {
             $later, $before; at_ns, steady_ns, consumer.batches, consumer.samples, consumer.bytes, consumer.waited_ns,
             consumer.first_ns, consumer.user_ns, order.busy_ns, order.no_slot_ns, storage.busy_ns, storage.blocked_ns,
             storage.in_flight_ns, storage.reads, storage.bytes, storage.direct_bytes, storage.cached_bytes,
-            storage.in_place, storage.retries, storage.fallbacks, decode.busy_ns, decode.starved_ns, decode.ahead_ns, decode.queued_ns, decode.samples,
+            storage.in_place, storage.retries, storage.fallbacks, storage.recovered,
+            consumer.substituted, decode.busy_ns, decode.starved_ns, decode.ahead_ns, decode.queued_ns, decode.samples,
             slots.free_ns, slots.filling_ns, slots.full_ns, slots.held_ns
         );
         if let (Some(now), Some(then)) = (&mut $later.decode.cpu_ns, &$before.decode.cpu_ns) {

@@ -10,7 +10,8 @@
 //! of 1 MiB for each that goes past the page cache. What comes back is the extent whole or an error, as from any reader.
 
 use super::files::{Files, probe};
-use super::{Counters, Extent, Sources, pread};
+use super::seam::Seam;
+use super::{Counters, Extent, ReaderOptions, Sources, pread};
 use crate::error::{Error, Result};
 use crate::memory::RegionBytes;
 use rustix::io::Errno;
@@ -66,8 +67,10 @@ fn is_io(error: &Error) -> bool {
 }
 
 impl Again {
-    pub(crate) fn new(sources: Arc<Sources>) -> Self {
-        Self { files: Files::new(sources, 1, Some(0)), counters: Counters::default() }
+    /// Reads what the reader of these options could not.
+    pub(crate) fn new(sources: Arc<Sources>, options: &ReaderOptions) -> Self {
+        let files = Files::new(sources, 1, Some(0)).through(Seam::of(options));
+        Self { files, counters: Counters::default() }
     }
 
     /// The bytes of `extent` to the start of `buf`, which has room for them; tried more than once only where that may help.
@@ -119,7 +122,7 @@ impl Again {
         if align > crate::tensor::PAGE {
             return self.plainly(&self.files, extent, buf).map(drop);
         }
-        let direct = Files::new(sources.clone(), align, Some(0));
+        let direct = Files::new(sources.clone(), align, Some(0)).through(self.files.seam().clone());
         let mut bounce = RegionBytes::new(BOUNCE + 2 * direct.align(), "a read past the page cache")?;
         for (at, piece) in buf[..extent.len as usize].chunks_mut(BOUNCE).enumerate() {
             let part = Extent { offset: extent.offset + (at * BOUNCE) as u64, len: piece.len() as u64, ..*extent };
@@ -154,7 +157,7 @@ mod tests {
         std::fs::write(&path, &bytes).unwrap();
         let mut sources = Sources::new();
         let source = sources.file(&path, bytes.len() as u64).unwrap();
-        let again = Again::new(Arc::new(sources));
+        let again = Again::new(Arc::new(sources), &ReaderOptions::default());
         for (offset, len) in [(0, 0), (0, 1), (4095, 2), (1, 3 << 20 >> 1), (0, 3 << 20), ((3 << 20) - 7, 7)] {
             let extent = Extent { source, offset, len };
             for past_cache in [false, true] {

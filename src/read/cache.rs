@@ -6,6 +6,8 @@
 //! does not answer that, probing is spaced out while it does not pay.
 
 use super::files::Files;
+use super::progress::{Next, RETRIES_MAX};
+use super::seam::{Call, Seam};
 use super::{Extent, Sources, add, sys};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use rustix::fd::AsFd;
@@ -60,6 +62,10 @@ impl PageCache {
             skip: AtomicU32::new(0),
             refused: OnceLock::new(),
         }
+    }
+
+    pub(super) fn through(self, seam: Seam) -> Self {
+        Self { files: self.files.through(seam), ..self }
     }
 
     /// Copies the extent to the start of `dst` if that needs no I/O. Bytes of a memory source are always a hit.
@@ -131,16 +137,22 @@ impl PageCache {
 
     /// The bytes, or false as soon as some are not there.
     fn copy(&self, fd: impl AsFd, extent: &Extent, dst: &mut [u8]) -> Result<bool> {
-        let mut done = 0;
+        let (mut done, mut retries) = (0, 0);
         while done < dst.len() {
-            let mut rest = [IoSliceMut::new(&mut dst[done..])];
-            match preadv2(&fd, &mut rest, extent.offset + done as u64, ReadWriteFlags::NOWAIT) {
+            let next = Next { offset: extent.offset + done as u64, at: done, len: dst.len() - done };
+            let turn = self.files.seam().turn(|| self.files.attempt(Call::Cached, extent, next, 1));
+            let read = turn.around(next, dst, |next, bytes| {
+                preadv2(&fd, &mut [IoSliceMut::new(bytes)], next.offset, ReadWriteFlags::NOWAIT)
+            });
+            match read {
                 Ok(0) => {
                     let message = format!("{} bytes expected, {done} read", extent.len);
                     return Err(Error::new(ErrorKind::Truncated, Stage::Read, message));
                 }
                 Ok(read) => done += read,
-                Err(Errno::INTR) => {}
+                Err(Errno::INTR) if retries < RETRIES_MAX => retries += 1,
+                // Whoever waits for it can say better what is wrong.
+                Err(Errno::INTR) => return Ok(false),
                 Err(Errno::AGAIN) => return Ok(false),
                 Err(errno @ (Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM | Errno::INVAL)) => {
                     self.refused.get_or_init(|| format!("reading without waiting is refused: {errno}"));

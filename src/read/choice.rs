@@ -3,6 +3,7 @@
 use super::files::{Files, Probe, probe};
 use super::mmap::Mmap;
 use super::pread::Pread;
+use super::seam::Seam;
 use super::threads::Threaded;
 use super::uring::{Uring, refusal};
 use super::{DEPTH_MAX, Direct, Mode, PageCache, Reader, ReaderOptions, Sources, THREADS_MAX};
@@ -56,7 +57,7 @@ pub fn open(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
     check_limits(options)?;
     let mut why = Vec::new();
     let align = choose_align(&sources, options, &mut why)?;
-    let files = || Files::new(sources.clone(), align, options.fds);
+    let files = || Files::new(sources.clone(), align, options.fds).through(Seam::of(options));
     let reader: Box<dyn Reader> = match options.mode {
         Mode::Pread => Box::new(start_threads(Pread::new(files()), options)?),
         Mode::Mmap => Box::new(start_threads(Mmap::new(files()), options)?),
@@ -72,7 +73,8 @@ pub fn open(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
             }
         },
     };
-    let cache = (options.mode == Mode::Auto).then(|| Arc::new(PageCache::new(sources.clone(), options.fds)));
+    let cache = || Arc::new(PageCache::new(sources.clone(), options.fds).through(Seam::of(options)));
+    let cache = (options.mode == Mode::Auto).then(cache);
     let choice = Choice { reader: reader.name(), direct: align > 1, cached_first: cache.is_some(), why };
     Ok(Opened { reader, cache, choice })
 }

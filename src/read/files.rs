@@ -5,10 +5,12 @@
 //! on it) every file stays open once opened, and reaching it takes no lock. Else, as with millions of images, a file is
 //! opened for each read and closed after it.
 //!
-//! Whatever is opened is a regular file of the length that was indexed, or an error that says what it is instead.
+//! Whatever is opened is a regular file of the length that was indexed, or an error that says what it is instead. A
+//! name that came from a file is opened beneath its folder (`beneath`).
 
-use super::progress::footprint;
-use super::{Extent, Footprint, SourceId, Sources, add};
+use super::progress::{Next, footprint};
+use super::seam::{Attempt, Call, Seam};
+use super::{Extent, Footprint, SourceId, Sources, add, beneath};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
@@ -16,7 +18,7 @@ use rustix::io::Errno;
 use std::cell::RefCell;
 use std::ffi::CStr;
 use std::ops::Deref;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -40,6 +42,7 @@ pub(crate) struct Files {
     kept: Option<Box<[OnceLock<File>]>>,
     opens: AtomicU64,
     fallbacks: AtomicU64,
+    seam: Seam,
 }
 
 /// An open regular file of the right length.
@@ -77,7 +80,22 @@ impl Files {
         let budget = budget.map_or_else(|| descriptor_limit() / 4, u64::from);
         let kept = (sources.count() as u64 <= budget)
             .then(|| (0..sources.count()).map(|_| OnceLock::new()).collect::<Box<[_]>>());
-        Self { sources, align, kept, opens: AtomicU64::new(0), fallbacks: AtomicU64::new(0) }
+        let seam = Seam::default();
+        Self { sources, align, kept, opens: AtomicU64::new(0), fallbacks: AtomicU64::new(0), seam }
+    }
+
+    /// The same, and its files are opened and read through `seam`.
+    pub(crate) fn through(self, seam: Seam) -> Self {
+        Self { seam, ..self }
+    }
+
+    pub(crate) fn seam(&self) -> &Seam {
+        &self.seam
+    }
+
+    /// The attempt to read `next` of an extent.
+    pub(super) fn attempt(&self, call: Call, extent: &Extent, next: Next, align: usize) -> Attempt {
+        Attempt { call, extent: *extent, next, align, there: 0..self.sources.len_of(extent.source) }
     }
 
     pub(crate) fn sources(&self) -> &Arc<Sources> {
@@ -148,10 +166,10 @@ impl Files {
         if let Some(file) = self.open_already(id) {
             return Ok(Handle::Kept(file));
         }
-        let open = |flags| with_path(&self.sources, id, |path| rustix::fs::open(path, flags, Mode::empty()));
-        match open(self.flags()) {
+        let opened = |flags| self.seam.open(id).opened(|| open(&self.sources, id, flags));
+        match opened(self.flags()) {
             Err(Errno::INVAL) if self.align > 1 => {
-                let fd = open(OPEN_FLAGS).map_err(|errno| open_error(&self.sources, id, errno))?;
+                let fd = opened(OPEN_FLAGS).map_err(|errno| open_error(&self.sources, id, errno))?;
                 self.adopt(id, fd, true)
             }
             Err(errno) => Err(open_error(&self.sources, id, errno)),
@@ -166,8 +184,13 @@ impl Files {
         if let Some(file) = self.open_already(id) {
             return Ok(Some(Handle::Kept(file)));
         }
-        let opened = with_path(&self.sources, id, |path| {
-            rustix::fs::openat2(CWD, path, self.flags(), Mode::empty(), ResolveFlags::CACHED)
+        let opened = self.seam.open(id).opened(|| match self.sources.beneath(id) {
+            Some((root, name)) => {
+                with_cstr(|path| path.extend_from_slice(name), |name| beneath::open_cached(root, name, self.flags()))
+            }
+            None => with_path(&self.sources, id, |path| {
+                rustix::fs::openat2(CWD, path, self.flags(), Mode::empty(), ResolveFlags::CACHED)
+            }),
         });
         match opened {
             Ok(fd) => self.adopt(id, fd, false).map(Some),
@@ -193,16 +216,7 @@ impl Files {
         add(&self.opens, 1);
         let site = |error: Error| error.with_path(self.sources.path(id));
         let failed = |errno: Errno| site(Error::os(Stage::Open, "", errno.into()));
-        let stat = rustix::fs::fstat(&fd).map_err(failed)?;
-        let kind = FileType::from_raw_mode(stat.st_mode);
-        if kind != FileType::RegularFile {
-            return Err(site(Error::new(ErrorKind::NotAFile, Stage::Open, kind_name(kind))));
-        }
-        let (len, indexed) = (stat.st_size as u64, self.sources.len_of(id));
-        if len != indexed {
-            let message = format!("{len} bytes now, {indexed} when it was indexed");
-            return Err(site(Error::new(ErrorKind::Changed, Stage::Open, message)));
-        }
+        check_regular(&fd, Some(self.sources.len_of(id))).map_err(site)?;
         let kept_flags = if self.align > 1 && !buffered { OFlags::DIRECT } else { OFlags::empty() };
         rustix::fs::fcntl_setfl(&fd, kept_flags).map_err(failed)?;
         if buffered {
@@ -237,36 +251,116 @@ impl File {
     }
 }
 
+/// Opens the file of a source: where its path leads, or beneath its root.
+pub(crate) fn open(sources: &Sources, id: SourceId, flags: OFlags) -> Result<OwnedFd, Errno> {
+    match sources.beneath(id) {
+        None => with_path(sources, id, |path| rustix::fs::open(path, flags, Mode::empty())),
+        Some((root, name)) => {
+            let root = beneath::root(root)?;
+            with_cstr(|path| path.extend_from_slice(name), |name| beneath::open(root.as_fd(), name, flags))
+        }
+    }
+}
+
+/// Opens the file of a source for plain calls, whatever its length is now. Regular files only: a FIFO is an error and not
+/// an endless wait.
+///
+/// Errors: those of [`open_error`]; [`ErrorKind::NotAFile`].
+pub(crate) fn open_plain(sources: &Sources, id: SourceId) -> Result<std::fs::File> {
+    let fd = open(sources, id, OPEN_FLAGS).map_err(|errno| open_error(sources, id, errno))?;
+    check_regular(&fd, None).map_err(|error| error.with_path(sources.path(id)))?;
+    Ok(fd.into())
+}
+
+/// Opens the regular file at a path that the user or a folder listing named, and says how long it is. Links are followed.
+///
+/// Errors: as [`open_plain`].
+pub(crate) fn open_regular(path: &Path) -> Result<(std::fs::File, u64)> {
+    let opened = rustix::fs::open(path, OPEN_FLAGS, Mode::empty()).map_err(|errno| unopened(errno, false));
+    let checked = opened.and_then(|fd| Ok((check_regular(&fd, None)?, fd)));
+    checked.map(|(len, fd)| (fd.into(), len)).map_err(|error| error.with_path(path))
+}
+
+/// Opens the regular file `name` beneath `root`, where `name` came from a file, and says how long it is.
+///
+/// Errors: as [`open_plain`], and [`ErrorKind::NotAFile`] for a name that leads out of the root.
+pub(crate) fn open_beneath(root: &Path, name: &str) -> Result<(std::fs::File, u64)> {
+    let open = || {
+        if !beneath::is_plain(name.as_bytes()) {
+            return Err(unopened(Errno::XDEV, true));
+        }
+        let opened = beneath::root(root).and_then(|root| {
+            with_cstr(
+                |path| path.extend_from_slice(name.as_bytes()),
+                |name| beneath::open(root.as_fd(), name, OPEN_FLAGS),
+            )
+        });
+        let fd = opened.map_err(|errno| unopened(errno, true))?;
+        Ok((check_regular(&fd, None)?, fd))
+    };
+    open().map(|(len, fd)| (fd.into(), len)).map_err(|error: Error| error.with_path(root.join(name)))
+}
+
+/// Length of what was opened, if it is a regular file, of `indexed` bytes.
+fn check_regular(fd: &OwnedFd, indexed: Option<u64>) -> Result<u64> {
+    let stat = rustix::fs::fstat(fd).map_err(|errno| Error::os(Stage::Open, "", errno.into()))?;
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    if kind != FileType::RegularFile {
+        return Err(Error::new(ErrorKind::NotAFile, Stage::Open, kind_name(kind)));
+    }
+    let len = stat.st_size as u64;
+    match indexed.filter(|indexed| *indexed != len) {
+        None => Ok(len),
+        Some(indexed) => {
+            let message = format!("{len} bytes now, {indexed} when it was indexed");
+            Err(Error::new(ErrorKind::Changed, Stage::Open, message))
+        }
+    }
+}
+
 /// Calls `f` with the path of a source; no allocation in steady state.
 pub(crate) fn with_path<T>(
     sources: &Sources,
     id: SourceId,
     f: impl FnOnce(&CStr) -> Result<T, Errno>,
 ) -> Result<T, Errno> {
+    with_cstr(|path| sources.path_into(id, path), f)
+}
+
+/// Calls `f` with what `write` writes into an empty buffer.
+fn with_cstr<T>(write: impl FnOnce(&mut Vec<u8>), f: impl FnOnce(&CStr) -> Result<T, Errno>) -> Result<T, Errno> {
     thread_local!(static PATH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) });
     PATH.with_borrow_mut(|path| {
-        sources.path_into(id, path);
+        path.clear();
+        write(path);
         path.push(0);
         // A NUL inside of a path names nothing that exists.
         f(CStr::from_bytes_with_nul(path).map_err(|_| Errno::NOENT)?)
     })
 }
 
+const OUTSIDE: &str = "the name comes from a file of the dataset and a symbolic link on its way leads out of the dataset's root: \
+                       put the file itself there";
+
 /// The error of a file that could not be opened.
 pub(crate) fn open_error(sources: &Sources, id: SourceId, errno: Errno) -> Error {
+    unopened(errno, sources.beneath(id).is_some()).with_path(sources.path(id))
+}
+
+fn unopened(errno: Errno, rooted: bool) -> Error {
     let os = |message: String| Error::os(Stage::Open, message, errno.into());
     let typed = |kind, message: &str| Error::new(kind, Stage::Open, message).with_source(std::io::Error::from(errno));
-    let error = match errno {
+    match errno {
         Errno::MFILE | Errno::NFILE => {
             let message = format!("too many open files (the soft limit is {}, see `ulimit -n`)", descriptor_limit());
             typed(ErrorKind::Limit, &message)
         }
+        Errno::XDEV if rooted => typed(ErrorKind::NotAFile, OUTSIDE),
         Errno::LOOP => typed(ErrorKind::NotAFile, "a loop of symbolic links"),
         Errno::NXIO | Errno::NODEV => typed(ErrorKind::NotAFile, "a socket or device"),
         Errno::NOTDIR => typed(ErrorKind::NotFound, ""),
         _ => os(String::new()),
-    };
-    error.with_path(sources.path(id))
+    }
 }
 
 fn kind_name(kind: FileType) -> &'static str {
@@ -298,7 +392,7 @@ pub(crate) struct Probe {
 pub(crate) fn probe(sources: &Sources) -> Probe {
     let mut probe = Probe { align: 512, refused: None };
     for id in sources.first_of_dirs(PROBES_MAX) {
-        match with_path(sources, id, direct_align) {
+        match open(sources, id, OPEN_FLAGS | OFlags::DIRECT).and_then(|fd| direct_align(&fd)) {
             Ok(align) => probe.align = probe.align.max(align),
             Err(Errno::INVAL | Errno::OPNOTSUPP) if probe.refused.is_none() => {
                 probe.refused = Some((sources.path(id), "the file system does not support O_DIRECT".to_string()));
@@ -309,11 +403,10 @@ pub(crate) fn probe(sources: &Sources) -> Probe {
     probe
 }
 
-/// Opens with `O_DIRECT` and asks which alignment it needs.
-fn direct_align(path: &CStr) -> Result<usize, Errno> {
-    let fd = rustix::fs::open(path, OPEN_FLAGS | OFlags::DIRECT, Mode::empty())?;
+/// Asks which alignment a file needs that was opened with `O_DIRECT`.
+fn direct_align(fd: &OwnedFd) -> Result<usize, Errno> {
     // Kernels before 6.1 do not know the question, and seccomp filters may refuse it.
-    let Ok(stat) = rustix::fs::statx(&fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else {
+    let Ok(stat) = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else {
         return Ok(ALIGN_UNKNOWN);
     };
     if stat.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {

@@ -8,7 +8,8 @@
 #![allow(unsafe_code)]
 
 use super::files::{File, Files};
-use super::progress::{Failure, Progress, Step};
+use super::progress::{Failure, Next, Progress, RETRIES_MAX, Step};
+use super::seam::{Attempt, Call};
 use super::threads::Work;
 use super::{Counters, Extent, Footprint, ReadStats, add};
 use crate::error::{Error, Result, Stage};
@@ -66,7 +67,7 @@ impl Mmap {
                 return self.check_end(&file, extent, copied);
             }
         }
-        read_plain(&file, extent, dst, counters)
+        self.read_plain(&file, extent, dst, counters)
     }
 
     /// Copies what can be copied.
@@ -81,24 +82,31 @@ impl Mmap {
                     cell.get_or_init(|| fresh)
                 }
             };
-            return self.copy(map, extent.offset as usize, dst);
+            return self.copy(map, 0, extent, dst);
         }
         let map = map(file, extent.offset, dst.len())?;
-        self.copy(&map, 0, dst)
+        self.copy(&map, extent.offset, extent, dst)
     }
 
-    /// Copies from `start` of the map until `dst` is full or a page cannot be had.
-    fn copy(&self, map: &MmapRaw, start: usize, dst: &mut [u8]) -> Result<usize, Errno> {
+    /// Copies out of the map, which starts at `base` of the file, until `dst` is full or a page cannot be had.
+    fn copy(&self, map: &MmapRaw, base: u64, extent: &Extent, dst: &mut [u8]) -> Result<usize, Errno> {
+        let start = (extent.offset - base) as usize;
+        let there = base..base + map.len() as u64;
+        let attempt = |call, next| Attempt { there: there.clone(), ..self.files.attempt(call, extent, next, 1) };
+        let turn = |call, next| self.files.seam().turn(|| attempt(call, next));
+        let next = |done| Next { offset: extent.offset + done as u64, at: done, len: extent.len as usize - done };
         // First all of it on its way at once, then wait for it: faults alone would bring it page by page. Both are
         // hints: what they miss the copy brings, and what cannot be had it reports.
         let _ = map.advise_range(Advice::WillNeed, start, dst.len());
-        let _ = map.advise_range(Advice::PopulateRead, start, dst.len());
-        let mut done = 0;
+        let populate = || map.advise_range(Advice::PopulateRead, start, dst.len());
+        let _ = turn(Call::Populate, next(0)).opened(|| Ok(populate()));
+        let (mut done, mut retries) = (0, 0);
         while done < dst.len() {
-            match copy_once(map, start + done, &mut dst[done..]) {
+            let copy = |next: Next, dst: &mut [u8]| copy_once(map, (next.offset - base) as usize, dst);
+            match turn(Call::Copy, next(done)).around(next(done), dst, copy) {
                 Ok(0) | Err(Errno::FAULT) => break,
                 Ok(count) => done += count,
-                Err(Errno::INTR | Errno::AGAIN) => {}
+                Err(Errno::INTR | Errno::AGAIN) if retries < RETRIES_MAX => retries += 1,
                 Err(Errno::PERM | Errno::NOSYS | Errno::ACCESS) => {
                     self.denied.store(true, Ordering::Relaxed);
                     break;
@@ -121,20 +129,21 @@ impl Mmap {
         }
         Ok(())
     }
-}
 
-/// The bytes by `pread`.
-fn read_plain(file: &File, extent: &Extent, dst: &mut [u8], counters: &Counters) -> Result<()> {
-    let mut progress = Progress::new(*extent, 1);
-    loop {
-        let next = progress.next();
-        let result = rustix::io::pread(file, &mut dst[next.at..next.at + next.len], next.offset);
-        add(&counters.bytes_moved, result.unwrap_or(0) as u64);
-        match progress.step(result) {
-            Step::Done(_) => return Ok(()),
-            Step::Continue => add(&counters.short_reads, 1),
-            Step::Retry | Step::Buffered => add(&counters.retries, 1),
-            Step::Fail(failure) => return Err(failure.error(extent)),
+    /// The bytes by `pread`.
+    fn read_plain(&self, file: &File, extent: &Extent, dst: &mut [u8], counters: &Counters) -> Result<()> {
+        let mut progress = Progress::new(*extent, 1);
+        loop {
+            let next = progress.next();
+            let turn = self.files.seam().turn(|| self.files.attempt(Call::Read, extent, next, 1));
+            let result = turn.around(next, dst, |next, bytes| rustix::io::pread(file, bytes, next.offset));
+            add(&counters.bytes_moved, result.unwrap_or(0) as u64);
+            match progress.step(result) {
+                Step::Done(_) => return Ok(()),
+                Step::Continue => add(&counters.short_reads, 1),
+                Step::Retry | Step::Buffered => add(&counters.retries, 1),
+                Step::Fail(failure) => return Err(failure.error(extent)),
+            }
         }
     }
 }

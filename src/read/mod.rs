@@ -21,12 +21,16 @@
 //! * A reader is driven by one thread; only its [`Waker`] may be used from others.
 
 mod again;
+mod beneath;
 mod cache;
 mod choice;
+#[cfg(feature = "test-util")]
+mod faulty;
 mod files;
 mod mmap;
 mod pread;
 mod progress;
+mod seam;
 mod source;
 mod sys;
 mod threads;
@@ -37,8 +41,12 @@ mod waker;
 pub(crate) use again::{Again, may_pass};
 pub use cache::{Cached, PageCache};
 pub use choice::{Choice, Opened, open};
+#[cfg(feature = "test-util")]
+pub use faulty::{Fault, Faulty, Hit};
 #[cfg(feature = "cuda")]
-pub(crate) use files::{Files, descriptor_limit};
+pub(crate) use files::{Files, descriptor_limit, open_beneath, open_plain, open_regular};
+#[cfg(feature = "test-util")]
+pub use seam::Call;
 pub use source::{DirId, Extent, SourceId, Sources};
 pub use truth::{PROBES_MAX, device_bytes, page_cache_share};
 pub use waker::Waker;
@@ -108,6 +116,9 @@ pub struct ReaderOptions {
     /// For tests: the errno that setting up io_uring shall fail with.
     #[doc(hidden)]
     pub deny_uring: Option<i32>,
+    /// For tests: what shall go wrong.
+    #[cfg(feature = "test-util")]
+    pub faulty: Option<std::sync::Arc<Faulty>>,
 }
 
 impl Default for ReaderOptions {
@@ -120,6 +131,8 @@ impl Default for ReaderOptions {
             fds: None,
             registered: true,
             deny_uring: None,
+            #[cfg(feature = "test-util")]
+            faulty: None,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::files::Files;
 use super::progress::{Progress, Step};
+use super::seam::Call;
 use super::threads::Work;
 use super::{Counters, Extent, Footprint, ReadStats, add};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -27,7 +28,8 @@ pub(super) fn read_file(files: &Files, extent: &Extent, buf: &mut [u8], counters
         let next = progress.next();
         let reads = if progress.is_direct() { &counters.direct_reads } else { &counters.buffered_reads };
         add(reads, 1);
-        let result = rustix::io::pread(&*file, &mut buf[next.at..next.at + next.len], next.offset);
+        let turn = files.seam().turn(|| files.attempt(Call::Read, extent, next, progress.align()));
+        let result = turn.around(next, buf, |next, bytes| rustix::io::pread(&*file, bytes, next.offset));
         add(&counters.bytes_moved, result.unwrap_or(0) as u64);
         match progress.step(result) {
             Step::Done(start) => return Ok(start),

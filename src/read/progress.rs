@@ -16,7 +16,7 @@ use rustix::io::Errno;
 pub(crate) const READ_MAX: usize = 1 << 30;
 
 /// `EINTR` and `EAGAIN` in a row without a byte, after which a read fails rather than spins.
-const RETRIES_MAX: u32 = 1000;
+pub(crate) const RETRIES_MAX: u32 = 1000;
 
 /// What to do after a read returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +89,11 @@ impl Progress {
         self.align > 1
     }
 
+    /// What offsets, lengths and memory are multiples of.
+    pub(crate) fn align(&self) -> usize {
+        self.align
+    }
+
     /// What to read now.
     pub(crate) fn next(&self) -> Next {
         let at = self.got & !(self.align - 1);
@@ -136,7 +141,6 @@ impl Failure {
                 let message = format!("{} bytes expected, {read} read", extent.len);
                 Error::new(ErrorKind::Truncated, Stage::Read, message)
             }
-            Self::Os(Errno::CANCELED) => Error::new(ErrorKind::Cancelled, Stage::Read, ""),
             Self::Os(errno) => Error::os(Stage::Read, "", errno.into()),
         };
         error.with_range(extent.offset, extent.len)

@@ -1,5 +1,6 @@
 //! Where bytes are: files by path and expected length, or memory of the process. A table, not open descriptors.
 
+use super::beneath;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use bytes::Bytes;
 use std::os::unix::ffi::OsStrExt;
@@ -41,6 +42,8 @@ pub struct Extent {
 #[derive(Clone, Default)]
 pub struct Sources {
     dirs: Vec<PathBuf>,
+    /// Which of them are roots, ascending; see [`Sources::root`].
+    roots: Vec<u32>,
     names: Vec<u8>,
     entries: Vec<Entry>,
     memory: Vec<Bytes>,
@@ -72,10 +75,21 @@ impl Sources {
         DirId((self.dirs.len() - 1) as u32)
     }
 
+    /// Adds a folder for [`Self::file_in`] with names that come *from a file*: an index, a manifest. Such a name never
+    /// leads out of the folder: it is opened beneath it (`openat2`, `RESOLVE_BENEATH`), and a link on its way that leaves
+    /// the folder, or is absolute, is an error ([`ErrorKind::NotAFile`]). The folder's own path is the user's, and may be
+    /// a link. (Files of [`Self::dir`] and [`Self::file`] are opened wherever links lead.)
+    pub fn root(&mut self, path: impl Into<PathBuf>) -> DirId {
+        let dir = self.dir(path);
+        self.roots.push(dir.0);
+        dir
+    }
+
     /// Adds the file `name` of a folder with its length in bytes. A file that has another length when it is opened is
     /// an error ([`ErrorKind::Changed`]).
     ///
-    /// Errors: [`ErrorKind::Limit`] for more than 2^32 sources or a name of 2^16 bytes.
+    /// Errors: [`ErrorKind::Limit`] for more than 2^32 sources or a name of 2^16 bytes; in a [root](Self::root)
+    /// [`ErrorKind::NotAFile`] for a name that is absolute, or has `..`, `.`, an empty component or a NUL.
     pub fn file_in(&mut self, dir: DirId, name: impl AsRef<std::ffi::OsStr>, len: u64) -> Result<SourceId> {
         let name = name.as_ref().as_bytes();
         let limit = |what: &str| Err(Error::new(ErrorKind::Limit, Stage::Index, what));
@@ -84,6 +98,12 @@ impl Sources {
         }
         if self.entries.len() >= MEMORY as usize {
             return limit("more than 2^32 sources");
+        }
+        if self.is_root(dir.0) && !beneath::is_plain(name) {
+            let start: String = String::from_utf8_lossy(name).chars().take(100).collect();
+            let message = format!("the name {start:?} leads out of the folder or is none");
+            let error = Error::new(ErrorKind::NotAFile, Stage::Index, message);
+            return Err(error.with_path(&self.dirs[dir.0 as usize]));
         }
         let packed = (self.names.len() as u64) << 16 | name.len() as u64;
         self.names.extend_from_slice(name);
@@ -101,7 +121,7 @@ impl Sources {
             return Err(Error::new(ErrorKind::Config, Stage::Index, "a path without a file name").with_path(path));
         };
         let parent = path.parent().unwrap_or(Path::new(""));
-        let dir = match self.dirs.iter().rposition(|dir| dir == parent) {
+        let dir = match self.dirs.iter().rposition(|dir| dir == parent).filter(|index| !self.is_root(*index as u32)) {
             Some(index) => DirId(index as u32),
             None => self.dir(parent),
         };
@@ -126,6 +146,7 @@ impl Sources {
             return Err(Error::new(ErrorKind::Limit, Stage::Index, "more than 2^32 sources, or 2^48 bytes of names"));
         }
         self.dirs.extend_from_slice(&other.dirs);
+        self.roots.extend(other.roots.iter().map(|root| root + dirs));
         self.names.extend_from_slice(&other.names);
         self.memory.extend_from_slice(&other.memory);
         let moved = |entry: &Entry| match entry.dir {
@@ -215,6 +236,20 @@ impl Sources {
         name.rsplit(|byte| *byte == b'/').next()
     }
 
+    fn is_root(&self, dir: u32) -> bool {
+        self.roots.binary_search(&dir).is_ok()
+    }
+
+    /// Root and name of a file that is opened beneath its folder; `None` for others.
+    pub(crate) fn beneath(&self, id: SourceId) -> Option<(&Path, &[u8])> {
+        let entry = self.entries[id.index()];
+        if entry.dir == MEMORY || !self.is_root(entry.dir) {
+            return None;
+        }
+        let (start, len) = ((entry.name >> 16) as usize, (entry.name & 0xffff) as usize);
+        Some((&self.dirs[entry.dir as usize], &self.names[start..start + len]))
+    }
+
     /// Writes the path's bytes (no trailing NUL) into `out`, which is cleared first; no allocation once `out` is large
     /// enough.
     pub fn path_into(&self, id: SourceId, out: &mut Vec<u8>) {
@@ -235,6 +270,6 @@ impl Sources {
     /// Heap bytes of the table (without memory sources): a term of the loader's sum.
     pub fn table_bytes(&self) -> usize {
         let dirs: usize = self.dirs.iter().map(|dir| dir.as_os_str().len() + size_of::<PathBuf>()).sum();
-        self.entries.capacity() * size_of::<Entry>() + self.names.capacity() + dirs
+        self.entries.capacity() * size_of::<Entry>() + self.names.capacity() + self.roots.capacity() * 4 + dirs
     }
 }

@@ -14,13 +14,13 @@
 //! * `RWF_NOWAIT` brings what it misses into the cache: one byte is read, and read-ahead is off.
 //! * ZFS has a cache of its own, which nobody here can see.
 
-use super::files::{OPEN_FLAGS, with_path};
+use super::files::{OPEN_FLAGS, open, with_path};
 use super::{SourceId, Sources, sys};
 use crate::order::Draws;
 use crate::profile::{CacheProbe, Cached, DeviceBytes};
 use memmap2::MmapOptions;
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{Access, Advice, AtFlags, CWD, FileType, Mode};
+use rustix::fs::{Access, Advice, AtFlags, CWD, FileType};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use std::io::IoSliceMut;
 
@@ -122,8 +122,7 @@ fn windows(sources: &Sources, count: u32, page: u64) -> Vec<Window> {
 /// The share of one window that is cached. What is refused moves `how` on to the next way, for all windows to come.
 fn look(sources: &Sources, window: Window, page: u64, how: &mut CacheProbe) -> Result<f64, Miss> {
     let failed = |errno: Errno| Miss::Failed(format!("{}: {errno}", sources.path(window.source).display()));
-    let open = with_path(sources, window.source, |path| rustix::fs::open(path, OPEN_FLAGS, Mode::empty()));
-    let file = open.map_err(failed)?;
+    let file = open(sources, window.source, OPEN_FLAGS).map_err(failed)?;
     let stat = rustix::fs::fstat(&file).map_err(failed)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(Miss::Failed(format!("{} is no file", sources.path(window.source).display())));

@@ -8,11 +8,11 @@
 //! returns at once when the word is no longer SLEEPING. What the waker wrote before `wake` is seen after `wait`, because
 //! both sides change the same word (acquire, release).
 
+use crate::sync::atomic::{AtomicU32, Ordering};
+use crate::sync::futex;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::thread::futex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const AWAKE: u32 = 0;

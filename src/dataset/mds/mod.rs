@@ -24,11 +24,12 @@ use self::columns::{Chosen, Column, Columns, Value};
 use self::index::{FileInfo, INDEX_MAX, ShardInfo};
 use super::chunked::{ChunkBytes, Chunked};
 use super::images::parallel;
+use super::input::Input;
 use super::{Dataset, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::ChunkBuf;
-use crate::read::{Extent, SourceId, Sources};
+use crate::read::{Extent, SourceId, Sources, open_beneath, open_regular};
 use crate::tensor::{EncodedField, Field, Spec};
 use bytes::Bytes;
 use std::fs::File;
@@ -91,6 +92,7 @@ struct Shard {
 pub struct MdsBuilder {
     columns: Option<Vec<String>>,
     raw: Vec<Field>,
+    follow_links: bool,
 }
 
 impl Mds {
@@ -123,23 +125,33 @@ impl MdsBuilder {
         self
     }
 
+    /// Whether a shard may be a symbolic link that leads out of the folder, as in the caches of download tools; false by
+    /// default: the names of the shards come from `index.json`, and what it names lies beneath the folder or is an error.
+    #[must_use]
+    pub fn follow_links(mut self, follow: bool) -> Self {
+        self.follow_links = follow;
+        self
+    }
+
     /// Opens the folder that holds `index.json` and the shards. Where a compressed shard lies there decompressed, that
     /// file is taken.
     ///
-    /// Errors: [`ErrorKind::NotFound`] for `index.json` or a shard; [`ErrorKind::Decode`] for an index or shard header
+    /// Errors: [`ErrorKind::NotFound`] for `index.json` or a shard; [`ErrorKind::NotAFile`] for a shard that a link leads
+    /// out of the folder; [`ErrorKind::Decode`] for an index or shard header
     /// that is damaged; [`ErrorKind::Truncated`] or [`ErrorKind::Changed`] for a shard whose length is not the index's;
     /// [`ErrorKind::Config`] for columns that are not there or not read, and for compression that is not built in.
     pub fn open(self, dir: impl AsRef<Path>) -> Result<Mds> {
         let dir = dir.as_ref();
         let path = dir.join("index.json");
-        let len = super::paths::regular_len(&path)?;
+        let input = Input::open(&path)?;
+        let len = input.len();
         if len > INDEX_MAX {
             let message = format!("an index of {len} bytes, at most {INDEX_MAX} are read");
             return Err(Error::new(ErrorKind::Limit, Stage::Index, message).with_path(path));
         }
-        let text = std::fs::read(&path)
-            .map_err(|error| Error::os(Stage::Index, "cannot read the index", error).with_path(&path))?;
-        self.assemble(&text, &Home::Folder(dir)).map_err(|error| error.with_path(path))
+        let text = input.read(0, len, "the index")?;
+        let home = Home::Folder { dir, follow: self.follow_links };
+        self.assemble(&text, &home).map_err(|error| error.with_path(path))
     }
 
     /// An index and one shard, in memory.
@@ -166,10 +178,9 @@ impl MdsBuilder {
                     .map_err(|error| error.with_path(home.path(&info.raw.name)))
             })?,
         };
-        let mut sources = Sources::new();
+        let sources = home.sources(files.iter().map(|(file, _)| file))?;
         let (mut starts, mut len) = (vec![0], 0_u64);
-        for (info, (file, _)) in infos.iter().zip(&files) {
-            home.add(&mut sources, file)?;
+        for info in &infos {
             len += u64::from(info.samples);
             starts.push(len);
         }
@@ -229,7 +240,10 @@ impl MdsBuilder {
 
 /// Where the files of a dataset are.
 enum Home<'a> {
-    Folder(&'a Path),
+    Folder {
+        dir: &'a Path,
+        follow: bool,
+    },
     /// One shard, for tests.
     Memory(&'a Arc<[u8]>),
 }
@@ -237,14 +251,14 @@ enum Home<'a> {
 impl Home<'_> {
     fn path(&self, name: &str) -> std::path::PathBuf {
         match self {
-            Self::Folder(dir) => dir.join(name),
+            Self::Folder { dir, .. } => dir.join(name),
             Self::Memory(_) => name.into(),
         }
     }
 
     fn name(&self) -> String {
         match self {
-            Self::Folder(dir) => dir.display().to_string(),
+            Self::Folder { dir, .. } => dir.display().to_string(),
             Self::Memory(_) => "<memory>".to_string(),
         }
     }
@@ -253,9 +267,9 @@ impl Home<'_> {
     fn len(&self, name: &str) -> Result<Option<u64>> {
         match self {
             Self::Memory(bytes) => Ok(Some(bytes.len() as u64)),
-            Self::Folder(dir) => match super::paths::regular_len(&dir.join(name)) {
+            Self::Folder { dir, follow } => match open_file(dir, name, *follow) {
                 Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-                len => len.map(Some),
+                opened => opened.map(|(_, len)| Some(len)),
             },
         }
     }
@@ -264,7 +278,7 @@ impl Home<'_> {
     fn find(&self, shard: &ShardInfo) -> Result<(FileInfo, bool)> {
         let zip = match (&shard.zip, self) {
             (None, _) => None,
-            (Some(_), Self::Folder(_)) if self.len(&shard.raw.name)?.is_some() => None,
+            (Some(_), Self::Folder { .. }) if self.len(&shard.raw.name)?.is_some() => None,
             (Some((file, compression)), _) => {
                 supported(compression).map_err(|error| error.with_path(self.path(&file.name)))?;
                 Some(file)
@@ -294,23 +308,37 @@ impl Home<'_> {
     fn read(&self, name: &str, offset: u64, len: usize) -> Result<Vec<u8>> {
         match self {
             Self::Memory(bytes) => Ok(bytes[offset as usize..][..len].to_vec()),
-            Self::Folder(dir) => {
+            Self::Folder { dir, follow } => {
                 let failed = |error| Error::os(Stage::Index, "cannot read the shard", error);
                 let mut bytes = vec![0; len];
-                let file = File::open(dir.join(name)).map_err(failed)?;
+                let (file, _) = open_file(dir, name, *follow)?;
                 file.read_exact_at(&mut bytes, offset).map_err(failed)?;
                 Ok(bytes)
             }
         }
     }
 
-    fn add(&self, sources: &mut Sources, file: &FileInfo) -> Result<()> {
-        match self {
-            Self::Memory(bytes) => drop(sources.memory((*bytes).clone())),
-            Self::Folder(dir) => drop(sources.file(dir.join(&file.name), file.bytes)?),
+    /// The table of all files.
+    fn sources<'f>(&self, files: impl Iterator<Item = &'f FileInfo>) -> Result<Sources> {
+        let mut sources = Sources::new();
+        let root = match self {
+            Self::Folder { dir, follow: false } => Some(sources.root(*dir)),
+            _ => None,
+        };
+        for file in files {
+            match (self, root) {
+                (Self::Memory(bytes), _) => drop(sources.memory((*bytes).clone())),
+                (Self::Folder { .. }, Some(root)) => drop(sources.file_in(root, &file.name, file.bytes)?),
+                (Self::Folder { dir, .. }, None) => drop(sources.file(dir.join(&file.name), file.bytes)?),
+            }
         }
-        Ok(())
+        Ok(sources)
     }
+}
+
+/// A file of the index, and its length.
+fn open_file(dir: &Path, name: &str, follow: bool) -> Result<(File, u64)> {
+    if follow { open_regular(&dir.join(name)) } else { open_beneath(dir, name) }
 }
 
 fn supported(compression: &str) -> Result<()> {

@@ -224,7 +224,9 @@ impl Column<'_> {
         let uncompressed = usize::try_from(self.place.uncompressed).unwrap_or(usize::MAX);
         let dictionary = usize::try_from(self.place.unpacked_dictionary).unwrap_or(usize::MAX);
         let mut before = Pages::new(self.dictionary, dictionary, self.place.dictionary.map_or(0, |(offset, _)| offset));
-        while before.next()?.is_some() {}
+        while let Some(page) = before.next()? {
+            self.check_dictionary(&page)?;
+        }
         let mut values = self.place.values;
         let mut unpacked = std::mem::take(&mut scratch.unpacked);
         let mut pages = Pages::new(self.data, uncompressed, self.place.data.0);
@@ -239,7 +241,10 @@ impl Column<'_> {
                     })?;
                 }
                 match page.header.kind {
-                    Kind::Dictionary => plain = false,
+                    Kind::Dictionary => {
+                        self.check_dictionary(&page)?;
+                        plain = false;
+                    }
                     Kind::Other => {}
                     Kind::Data | Kind::DataV2 { .. } if plain => {
                         let values = page.header.values;
@@ -262,6 +267,20 @@ impl Column<'_> {
         })();
         scratch.unpacked = unpacked;
         result
+    }
+
+    /// The reader takes memory for as many values as a dictionary says that it has: they have bytes, too.
+    fn check_dictionary(&self, page: &Page<'_>) -> Result<()> {
+        let least = match self.descr.physical_type() {
+            Type::BYTE_ARRAY => 4,
+            _ => self.width().max(1),
+        };
+        let Page { header, .. } = page;
+        if header.kind == Kind::Dictionary && header.values > header.uncompressed / least {
+            let message = format!("a dictionary of {} values in {} bytes", header.values, header.uncompressed);
+            return Err(Error::new(ErrorKind::Limit, Stage::Decode, message));
+        }
+        Ok(())
     }
 
     /// The values of a page, when it is plain and nothing is missing.

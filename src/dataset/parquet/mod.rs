@@ -26,11 +26,11 @@ pub use column::Nulls;
 
 use self::column::{Column, Place, Scratch as Arenas, TOGETHER};
 use super::fingerprint::Digest;
-use super::paths::{expand, regular_len};
+use super::paths::expand;
 use super::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
 use crate::decode::Scratch;
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::read::{Extent, SourceId, Sources};
+use crate::error::{Error, ErrorKind, Result, Stage, guarded};
+use crate::read::{Extent, SourceId, Sources, open_regular};
 use crate::tensor::{DType, EncodedField, Field};
 use arrow_schema::{DataType, Fields};
 use bytes::Bytes;
@@ -49,8 +49,8 @@ use std::sync::Arc;
 
 /// Bytes of an open chunk above which a row group is cut into runs of rows.
 const CHUNK_BYTES: u64 = 128 << 20;
-/// A footer of more bytes is refused.
-const FOOTER_MAX: u64 = 1 << 30;
+/// A footer of more bytes is refused, and an offset index of more is not looked at.
+const FOOTER_MAX: u64 = 256 << 20;
 
 /// Parquet files, read by row groups.
 ///
@@ -327,15 +327,13 @@ fn config(message: String) -> Error {
 
 impl Footer {
     fn of_file(path: PathBuf, builder: &ParquetBuilder) -> Result<Self> {
-        let len = regular_len(&path)?;
-        let file = std::fs::File::open(&path)
-            .map_err(|source| Error::os(Stage::Index, "cannot open the file", source).with_path(&path))?;
+        let (file, len) = open_regular(&path)?;
         let tail = |place: &mut [u8; 8]| {
             std::os::unix::fs::FileExt::read_exact_at(&file, place, len.saturating_sub(8))
                 .map_err(|source| Error::os(Stage::Index, "cannot read the footer", source))
         };
-        let meta = read_meta(&file, len, tail, builder).map_err(|error| error.with_path(&path))?;
-        Self::new(path.clone(), len, meta, None).map_err(|error| error.with_path(path))
+        let parse = || Self::new(path.clone(), len, read_meta(&file, len, tail, builder)?, None);
+        guarded("the footer", Stage::Index, parse).map_err(|error| error.with_path(&path))
     }
 
     fn of_bytes(bytes: &Arc<[u8]>, builder: &ParquetBuilder) -> Result<Self> {
@@ -346,8 +344,11 @@ impl Footer {
             }
             Ok(())
         };
-        let meta = read_meta(&Bytes::from_owner(bytes.clone()), len, tail, builder)?;
-        Self::new("<memory>".into(), len, meta, Some(bytes.clone()))
+        let parse = || {
+            let meta = read_meta(&Bytes::from_owner(bytes.clone()), len, tail, builder)?;
+            Self::new("<memory>".into(), len, meta, Some(bytes.clone()))
+        };
+        guarded("the footer", Stage::Index, parse)
     }
 
     fn new(path: PathBuf, len: u64, meta: ParquetMetaData, bytes: Option<Arc<[u8]>>) -> Result<Self> {
@@ -383,7 +384,7 @@ impl Footer {
         match &self.bytes {
             Some(bytes) => head.copy_from_slice(bytes.get(offset as usize..)?.get(..head.len())?),
             None => {
-                let file = std::fs::File::open(&self.path).ok()?;
+                let (file, _) = open_regular(&self.path).ok()?;
                 std::os::unix::fs::FileExt::read_exact_at(&file, head, offset).ok()?;
             }
         }
@@ -422,21 +423,33 @@ fn read_meta<R: parquet::file::reader::ChunkReader>(
     if footer > len - 12 || footer > FOOTER_MAX {
         return wrong(ErrorKind::Truncated, format!("a footer of {footer} bytes in a file of {len}"));
     }
-    let parse = |reader: &R, policy| {
-        let parser = ParquetMetaDataReader::new()
-            .with_column_index_policy(PageIndexPolicy::Skip)
-            .with_offset_index_policy(policy);
-        // The crate's parser is trusted not to be unsound, not never to panic on hostile bytes.
-        let parsed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| parser.parse_and_finish(reader)));
-        parsed
-            .unwrap_or_else(|_| Err(parquet::errors::ParquetError::General("the footer's parser panicked".into())))
-            .map_err(unread)
-    };
-    let meta = parse(reader, PageIndexPolicy::Skip)?;
+    let start = len - 8 - footer;
+    let bytes = reader.get_bytes(start, footer as usize).map_err(unread)?;
+    page::check_footer(&bytes).map_err(|error| {
+        Error::new(error.kind(), Stage::Index, format!("the footer: {}", error.message())).with_range(start, footer)
+    })?;
+    let meta = ParquetMetaDataReader::decode_metadata(&bytes).map_err(unread)?;
+    drop(bytes);
     let large =
         |group: &RowGroupMetaData| u64::try_from(group.total_byte_size()).is_ok_and(|b| b > builder.chunk_bytes / 2);
     // Where the pages lie matters only for row groups that may have to be cut.
-    if meta.row_groups().iter().any(large) { parse(reader, PageIndexPolicy::Optional) } else { Ok(meta) }
+    if !meta.row_groups().iter().any(large) || offset_index_bytes(&meta) > FOOTER_MAX {
+        return Ok(meta);
+    }
+    let parser = ParquetMetaDataReader::new()
+        .with_column_index_policy(PageIndexPolicy::Skip)
+        .with_offset_index_policy(PageIndexPolicy::Optional);
+    parser.parse_and_finish(reader).map_err(unread)
+}
+
+/// What is read at once for the offset indexes of all columns: from the first to the end of the last.
+fn offset_index_bytes(meta: &ParquetMetaData) -> u64 {
+    let places = meta.row_groups().iter().flat_map(RowGroupMetaData::columns).filter_map(|column| {
+        let start = u64::try_from(column.offset_index_offset()?).ok()?;
+        Some((start, start.saturating_add(u64::try_from(column.offset_index_length()?).ok()?)))
+    });
+    let (start, end) = places.fold((u64::MAX, 0), |(start, end), place| (start.min(place.0), end.max(place.1)));
+    end.saturating_sub(start)
 }
 
 /// The types of the leaves below a column, in the order in which Parquet stores them.

@@ -229,6 +229,73 @@ fn numbers(thrift: &mut Thrift<'_>, count: i64) -> Result<[i64; 7]> {
     Ok(out)
 }
 
+/// Columns nested in each other, at most: the parquet crate follows them by recursion, whose stack a file must not choose.
+const NESTED_MAX: usize = 64;
+/// Elements of the schema, row groups, and notes of a footer, at most of each: room for all is taken at once.
+const ELEMENTS_MAX: usize = 1 << 20;
+
+/// Walks a footer before it is parsed: every list has its elements, and the schema is a tree of a depth that can be
+/// followed.
+///
+/// Errors: [`ErrorKind::Decode`], [`ErrorKind::Limit`].
+pub(super) fn check_footer(footer: &[u8]) -> Result<()> {
+    let mut thrift = Thrift { bytes: footer, at: 0 };
+    thrift.fields(0, |thrift, id, of| {
+        if of != 9 || !matches!(id, 2 | 4 | 5) {
+            return Ok(false);
+        }
+        let byte = thrift.byte()?;
+        let len = if byte >> 4 == 15 { thrift.varint()? } else { u64::from(byte >> 4) };
+        let len = usize::try_from(len).ok().filter(|len| *len <= ELEMENTS_MAX).ok_or_else(|| {
+            let message = format!("a footer with a list of {len} elements, at most {ELEMENTS_MAX} are read");
+            Error::new(ErrorKind::Limit, Stage::Index, message)
+        })?;
+        if id == 2 {
+            return schema(thrift, len, byte & 0x0f).map(|()| true);
+        }
+        (0..len).try_for_each(|_| thrift.skip_element(byte & 0x0f, 1))?;
+        Ok(true)
+    })
+}
+
+/// The elements of a schema, each group before its children.
+fn schema(thrift: &mut Thrift<'_>, len: usize, kind: u8) -> Result<()> {
+    // Children to come of each open group.
+    let mut open: Vec<usize> = Vec::new();
+    for element in 0..len {
+        let mut children = 0;
+        if kind != 12 {
+            return Err(bad("a schema of other things than structures"));
+        }
+        thrift.fields(1, |thrift, id, of| match (id, of) {
+            (5, 5) => {
+                let there = len - element - 1;
+                let said = thrift.zigzag()?;
+                children = usize::try_from(said)
+                    .ok()
+                    .filter(|children| *children <= there)
+                    .ok_or_else(|| bad(format!("a group of {said} columns, the schema has {there} more")))?;
+                Ok(true)
+            }
+            _ => Ok(false),
+        })?;
+        if let Some(left) = open.last_mut() {
+            *left = left.saturating_sub(1);
+        }
+        if children > 0 {
+            open.push(children);
+        }
+        if open.len() > NESTED_MAX {
+            let message = format!("columns nested deeper than {NESTED_MAX}");
+            return Err(Error::new(ErrorKind::Limit, Stage::Index, message));
+        }
+        while open.last() == Some(&0) {
+            open.pop();
+        }
+    }
+    Ok(())
+}
+
 /// A page and where its body starts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Page<'a> {

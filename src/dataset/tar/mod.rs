@@ -28,7 +28,7 @@ use super::fingerprint::Digest;
 use super::index::{Cache, FIELDS_MAX, Index, Rows, Scan, Settings, without_indexes};
 use super::{Dataset, EXTENSIONS, Parts, paths};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::read::Sources;
+use crate::read::{Sources, open_plain};
 use crate::tensor::{DType, EncodedField, Encoding, Field, Shape, Spec};
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
@@ -143,8 +143,8 @@ impl Tar {
                 let bytes = bytes.get(at as usize..).and_then(|rest| rest.get(..block.len()));
                 block.copy_from_slice(bytes.ok_or_else(|| site(none()))?);
             }
-            None => std::fs::File::open(sources.path(source))
-                .and_then(|file| file.read_exact_at(&mut block, at))
+            None => open_plain(sources, source)?
+                .read_exact_at(&mut block, at)
                 .map_err(|source| site(Error::os(Stage::Index, "cannot read the header", source)))?,
         }
         let header = member::Header::parse(&block);
@@ -481,6 +481,11 @@ fn class(text: &[u8]) -> Result<i64> {
 }
 
 impl Dataset for Tar {
+    /// The key and the first field's ending.
+    fn member(&self, sample: u64) -> Option<String> {
+        self.member_name(sample, 0).ok()
+    }
+
     fn schema(&self) -> &[EncodedField] {
         &self.schema
     }

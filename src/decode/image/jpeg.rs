@@ -9,7 +9,7 @@
 
 use super::geometry::{Rect, Size};
 use super::orientation::{EXIF, Orientation};
-use super::{Room, bad};
+use super::{Room, bad, over};
 use crate::error::Result;
 use std::cell::Cell;
 use zune_core::bytestream::{ZByteIoError, ZByteReaderTrait, ZSeekFrom};
@@ -123,6 +123,31 @@ impl Header {
         Err(bad(message + " (libjpeg-turbo does: feature `turbojpeg`)"))
     }
 
+    /// Refuses a picture of several scans that has more than `most`. (Of one scan the libraries look at no more.)
+    pub(super) fn check_scans(&self, input: &[u8], most: u32) -> Result<()> {
+        if self.one_scan {
+            return Ok(());
+        }
+        // The first one's header was read.
+        let (mut scans, mut at) = (1_u32, self.scan);
+        // A file that is cut has no more of them; that it is cut is found elsewhere.
+        while let Ok((marker, _, end)) = segment(input, at) {
+            match marker {
+                0xD9 => break,
+                0xDA => scans = scans.saturating_add(1),
+                _ => {}
+            }
+            if scans > most {
+                break;
+            }
+            at = end;
+        }
+        if scans > most {
+            return Err(over(format!("JPEG of more than {most} scans, which are the limit")));
+        }
+        Ok(())
+    }
+
     /// What the EXIF data of `input`, whose header this is, say.
     pub(super) fn orientation(&self, input: &[u8]) -> Orientation {
         input.get(self.exif.0..self.exif.1).map(Orientation::of_exif).unwrap_or_default()
@@ -217,11 +242,13 @@ pub(super) fn decode(input: &[u8], header: &Header, needed: Rect, strict: bool, 
     header.check_kind()?;
     let rows = header.rows(needed.bottom());
     let size = Size::new(header.size.width, rows);
+    let scans = room.limits.scans as usize;
     let pixels = room.take(header.size, 3 * size.pixels(), header.scratch())?;
     let options = DecoderOptions::new_fast()
         .set_strict_mode(strict)
         .set_max_width(usize::from(u16::MAX))
         .set_max_height(usize::from(u16::MAX))
+        .jpeg_set_max_scans(scans)
         .jpeg_set_out_colorspace(ColorSpace::RGB);
     if !strict {
         // zune may leave out the end, where an earlier picture's pixels would show.

@@ -28,6 +28,8 @@
 //! [`Limits::memory`]; a JPEG with padding before its end marker costs libjpeg-turbo a copy); what an earlier picture
 //! left in a buffer never shows.
 //!
+//! A panic of one of these libraries is an error of the picture ([`ErrorKind::Panicked`]), wherever it is decoded.
+//!
 //! A damaged picture is an error, never grey pixels, as far as its format allows to tell. JPEG has no checksum. A file
 //! cut anywhere is always found, and in a JPEG of one scan any data missing or left over. Other damage is found when it
 //! puts the codes out of step (by zune-jpeg, 807 damages each in 60 photographs: 4 KiB zeroed 99 %, 4 KiB of other data
@@ -53,7 +55,7 @@ use self::finish::Values;
 use self::geometry::{Crop, Op, Part, Rect, Size};
 use self::orientation::Orientation;
 use super::{Ctx, Decoder};
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage, guarded};
 use crate::memory::Row;
 use crate::order::Draws;
 use crate::tensor::{DType, EncodedField, Encoding, Field};
@@ -104,6 +106,9 @@ impl Default for Backend {
 }
 
 /// What a picture may cost, checked from its header before memory is taken.
+///
+/// No clock is looked at: a library cannot be stopped in mid-picture. What bounds the time is that the work of all formats
+/// is linear in the encoded bytes and the pixels, of a JPEG once more for each scan: `bytes + pixels × scans`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Pixels of the encoded picture.
@@ -112,12 +117,15 @@ pub struct Limits {
     pub bytes: usize,
     /// Heap bytes of one decode, everything included; every worker may take as much at once. See [`Image`] for the sum.
     pub memory: usize,
+    /// Scans of a JPEG that comes in several (progressive ones above all): each is a pass over all of its coefficients,
+    /// for as little as a hundred bytes of the file. Encoders write 10 or so.
+    pub scans: u32,
 }
 
 impl Default for Limits {
-    /// 64 megapixels, 256 MiB encoded, 256 MiB of heap.
+    /// 64 megapixels, 256 MiB encoded, 256 MiB of heap, 100 scans.
     fn default() -> Self {
-        Self { pixels: 64 << 20, bytes: 256 << 20, memory: 256 << 20 }
+        Self { pixels: 64 << 20, bytes: 256 << 20, memory: 256 << 20, scans: 100 }
     }
 }
 
@@ -383,6 +391,17 @@ impl Decoder for Image {
     }
 
     fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
+        let done = guarded("a picture", Stage::Decode, || self.decode_one(input, ctx, out));
+        if done.as_ref().is_err_and(|error| error.kind() == ErrorKind::Panicked) {
+            // Whatever it left half done is made anew.
+            *ctx.scratch().get::<Workspace>() = Workspace::default();
+        }
+        done
+    }
+}
+
+impl Image {
+    fn decode_one(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
         let mut draws = ctx.draws(PURPOSE);
         let field = ctx.fields().start;
         let limits = Limits { memory: self.limits.memory.min(ctx.scratch_limit()), ..self.limits };
@@ -458,6 +477,7 @@ impl Workspace {
 
     fn decode_jpeg(&mut self, input: &[u8], image: &Image, limits: Limits, draws: &mut Draws) -> Result<Picture> {
         let header = jpeg::Header::parse(input)?;
+        header.check_scans(input, limits.scans)?;
         let orientation = if image.orient { header.orientation(input) } else { Orientation::default() };
         let output = orientation.size(image.op.output());
         let crop = orientation.stored(image.op.crop(orientation.size(header.size), draws), header.size);

@@ -627,7 +627,8 @@ fn a_header_over_the_limits_is_refused_before_memory_is_taken() {
 #[test]
 fn the_message_of_a_limit_names_the_header_and_the_limit() {
     let input = fixture("progressive.jpg");
-    let limits = |pixels, bytes, memory| Image::resize(8, 8).limits(Limits { pixels, bytes, memory });
+    let limits =
+        |pixels, bytes, memory| Image::resize(8, 8).limits(Limits { pixels, bytes, memory, ..Limits::default() });
     let cases = [
         (limits(2000, 1 << 20, 1 << 20), "61x43 = 2623 pixels; the limit is 2000"),
         (limits(1 << 20, 1000, 1 << 20), "1393 encoded bytes; the limit is 1000"),
@@ -750,7 +751,7 @@ proptest! {
         for (at, value) in flips.into_iter().filter(|_| reach > 0) {
             input[at.index(reach)] = value;
         }
-        let limits = Limits { pixels: 1 << 20, bytes: 1 << 20, memory: 32 << 20 };
+        let limits = Limits { pixels: 1 << 20, bytes: 1 << 20, memory: 32 << 20, ..Limits::default() };
         for backend in backends() {
             let image = Image::random_resized_crop(7).limits(limits).strict(strict).backend(backend);
             let decode = |left_over: Vec<u8>| {

@@ -33,8 +33,6 @@ use std::ffi::{CStr, c_int, c_void};
 use std::ptr::NonNull;
 use turbojpeg_sys as sys;
 
-/// Scans of a progressive picture: each costs a pass over all coefficients. Encoders write 10 or so.
-const SCANS_MAX: c_int = 100;
 /// Pixels of the border whose chroma may differ from the whole picture's.
 const MARGIN: u32 = 2;
 /// Bytes that the library takes for its tables and structures, besides rows and coefficients.
@@ -166,7 +164,7 @@ impl Session<'_> {
         let (header, strict) = (self.header, self.want.strict);
         let channels = if header.components() == 4 { 4 } else { 3 };
         room.admit(header.size)?;
-        self.settings()?;
+        self.settings(room.limits.scans)?;
         self.read_header()?;
         let region = self.region()?;
         let bytes = channels as u64 * region.size.pixels();
@@ -182,13 +180,14 @@ impl Session<'_> {
         Ok(region)
     }
 
-    fn settings(&mut self) -> Result<()> {
+    fn settings(&mut self, scans: u32) -> Result<()> {
         let number = |number: u64| c_int::try_from(number).unwrap_or(c_int::MAX);
         let pixels = number(self.header.size.pixels());
         // Megabytes, of coefficients above all; a second line behind the sum that `Room` checks.
         let memory = number((self.header.scratch() + OWN).div_ceil(1 << 20) + 1);
         self.handle.set(sys::TJPARAM_TJPARAM_STOPONWARNING, c_int::from(self.want.strict))?;
-        self.handle.set(sys::TJPARAM_TJPARAM_SCANLIMIT, SCANS_MAX)?;
+        // 0 would be no limit.
+        self.handle.set(sys::TJPARAM_TJPARAM_SCANLIMIT, number(scans.max(1).into()))?;
         self.handle.set(sys::TJPARAM_TJPARAM_SAVEMARKERS, 0)?;
         self.handle.set(sys::TJPARAM_TJPARAM_MAXMEMORY, memory)?;
         self.handle.set(sys::TJPARAM_TJPARAM_MAXPIXELS, pixels)

@@ -134,6 +134,8 @@ impl Text<'_> {
     fn consumer(&mut self) {
         self.metric("batches_total", "Batches handed out.", |s| Some(Count(s.consumer.batches)));
         self.metric("samples_total", "Samples handed out.", |s| Some(Count(s.consumer.samples)));
+        let help = "Samples that could not be had and that others stand in for.";
+        self.metric("substituted_samples_total", help, |s| Some(Count(s.consumer.substituted)));
         self.metric("bytes_total", "Bytes of the fields handed out.", |s| Some(Count(s.consumer.bytes)));
         let help = "The consumer waited for batches other than the first of an iterator: starvation on the host.";
         self.metric("starved_seconds_total", help, |s| Some(Ns(s.consumer.waited_ns)));
@@ -179,6 +181,8 @@ impl Text<'_> {
         let help = "Files or reads that O_DIRECT was refused for.";
         self.metric("storage_fallbacks_total", help, |s| Some(Count(s.storage.fallbacks)));
         self.metric("storage_retries_total", "Reads repeated or continued.", |s| Some(Count(s.storage.retries)));
+        let help = "Reads that failed and worked when they were tried again.";
+        self.metric("storage_recovered_total", help, |s| Some(Count(s.storage.recovered)));
         self.histogram("read_seconds", "How long each read took.", |s| Some(&s.storage.latency));
     }
 

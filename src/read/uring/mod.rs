@@ -20,8 +20,11 @@ use self::inflight::{Action, CANCEL, Entered, Key, Phase, Table, WAKE, entered};
 use self::ring::{Ring, Target};
 use super::files::{Files, Handle, OPEN_FLAGS, open_error};
 use super::progress::{Failure, Progress, Step};
+use super::seam::Call;
 use super::waker::Bell;
-use super::{Completion, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, Sealed, Waker, count_leaked};
+use super::{
+    Completion, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, Sealed, Waker, beneath, count_leaked,
+};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{IoBuf, Region};
 use rustix::fd::AsFd;
@@ -257,20 +260,37 @@ impl Uring {
     }
 
     fn push(&mut self, key: Key) -> bool {
+        #[cfg(feature = "test-util")]
+        if !self.ring.has_room() {
+            return false;
+        }
         let Some(op) = self.table.get_mut(key) else { return true };
         let id = op.extent.source;
         match &op.phase {
             Phase::Open { direct, .. } => {
                 let flags = if *direct { self.files.flags() } else { OPEN_FLAGS };
                 let sources = self.files.sources();
-                self.ring.open(key, flags, |path| sources.path_into(id, path))
+                let turn = self.files.seam().open(id);
+                let Some((root, name)) = sources.beneath(id) else {
+                    return self.ring.open(key, flags, turn, |path| sources.path_into(id, path));
+                };
+                match beneath::root(root) {
+                    Ok(root) => self.ring.open_beneath(key, root, name, flags, turn),
+                    Err(errno) => {
+                        let error = open_error(sources, id, errno);
+                        self.end(key, Err(error));
+                        true
+                    }
+                }
             }
             Phase::Read(progress) => {
                 let target = match self.files.open_already(id) {
                     Some(file) => Target::Kept(file, id.index()),
                     None => Target::Own,
                 };
-                let pushed = self.ring.read(key, target, progress.next());
+                let (next, align) = (progress.next(), progress.align());
+                let turn = self.files.seam().turn(|| self.files.attempt(Call::Read, &op.extent, next, align));
+                let pushed = self.ring.read(key, target, next, turn);
                 let reads =
                     if progress.is_direct() { &mut self.stats.direct_reads } else { &mut self.stats.buffered_reads };
                 *reads += u64::from(pushed);
@@ -308,6 +328,11 @@ impl Uring {
         let (extent, cancelled) = (op.extent, op.cancelled);
         match action {
             Action::Opened(fd) => self.opened(key, fd),
+            Action::OpenFailed(Errno::CANCELED) | Action::Read(Step::Fail(Failure::Os(Errno::CANCELED)))
+                if cancelled =>
+            {
+                self.end(key, Err(self.cut_short(&extent)));
+            }
             Action::OpenFailed(errno) => self.end(key, Err(open_error(self.files.sources(), extent.source, errno))),
             Action::Read(Step::Done(start)) => self.end(key, Ok(start)),
             Action::Read(Step::Fail(failure)) => self.end(key, Err(failure.error(&extent))),
@@ -324,7 +349,8 @@ impl Uring {
 
     /// The error of an operation that is not continued.
     fn cut_short(&self, extent: &Extent) -> Error {
-        self.broken.map_or_else(|| Failure::Os(Errno::CANCELED).error(extent), broken_error)
+        let cancelled = || Error::new(ErrorKind::Cancelled, Stage::Read, "").with_range(extent.offset, extent.len);
+        self.broken.map_or_else(cancelled, broken_error)
     }
 
     fn go_on(&mut self, key: Key, extent: &Extent, step: Step, short: bool) {

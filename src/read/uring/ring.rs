@@ -9,10 +9,13 @@
 
 use super::inflight::{CANCEL, Key, WAKE};
 use crate::memory::{IoBuf, Region};
+use crate::read::beneath::RESOLVE;
 use crate::read::files::File;
 use crate::read::progress::{Next, READ_MAX};
+use crate::read::seam::Turn;
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -60,6 +63,9 @@ pub(super) struct Ring {
     /// Those of `busy` that open a file or read at most [`SMALL`] bytes.
     small: usize,
     flavour: &'static str,
+    /// Completions that are told late: when, of whom, the result. Their entries are under way until then.
+    #[cfg(feature = "test-util")]
+    late: Vec<(std::time::Instant, Key, i32)>,
 }
 
 #[derive(Default)]
@@ -69,10 +75,16 @@ struct Slot {
     file: Option<File>,
     /// The path while it is being opened, with its NUL.
     path: Vec<u8>,
+    /// The folder beneath which it is opened, and how: for names that come from a file.
+    root: Option<OwnedFd>,
+    how: types::OpenHow,
     /// An entry is under way.
     busy: bool,
     /// It is counted in [`Ring::small`].
     small: bool,
+    /// What its entry shall suffer, and where in the buffer it reads.
+    #[cfg(feature = "test-util")]
+    turn: (Turn, std::ops::Range<usize>),
 }
 
 /// Registered buffer number `i` is `len` bytes from `start` of the region.
@@ -108,8 +120,9 @@ impl Ring {
         let params = ring.params();
         let mut probe = Probe::new();
         ring.submitter().register_probe(&mut probe).map_err(errno_of)?;
-        let codes = [opcode::Read::CODE, opcode::ReadFixed::CODE, opcode::OpenAt::CODE, opcode::PollAdd::CODE];
-        let codes_known = codes.into_iter().all(|code| probe.is_supported(code));
+        let reads = [opcode::Read::CODE, opcode::ReadFixed::CODE, opcode::PollAdd::CODE];
+        let mut codes = reads.into_iter().chain([opcode::OpenAt::CODE, opcode::OpenAt2::CODE]);
+        let codes_known = codes.all(|code| probe.is_supported(code));
         if !params.is_feature_ext_arg() || !params.is_feature_nodrop() || !codes_known {
             return Err(Errno::NOSYS);
         }
@@ -122,6 +135,8 @@ impl Ring {
             busy: 0,
             small: 0,
             flavour,
+            #[cfg(feature = "test-util")]
+            late: Vec::new(),
         })
     }
 
@@ -254,11 +269,13 @@ impl Ring {
             return None;
         }
         slot.file = None;
+        slot.root = None;
         slot.buf.take()
     }
 
     /// Queues the read of `next` into the slot's buffer. False when the queue is full: enter, then try again.
-    pub(super) fn read(&mut self, key: Key, target: Target<'_>, next: Next) -> bool {
+    pub(super) fn read(&mut self, key: Key, target: Target<'_>, next: Next, turn: Turn) -> bool {
+        let next = turn.next(next);
         let slot = &mut self.slots[key.index()];
         assert!(!slot.busy, "one entry at a time");
         let buf = slot.buf.as_mut().expect("held since it was started");
@@ -284,11 +301,11 @@ impl Ring {
             (None, None) => opcode::Read::new(fd, ptr, len).offset(next.offset).build(),
         };
         slot.small = next.len <= SMALL;
-        self.push(entry.user_data(key.user_data()), Some(key.index()))
+        self.push_turn(key, entry, turn, next.at..next.at + next.len)
     }
 
     /// Queues the opening of the path that `write` writes (without its NUL).
-    pub(super) fn open(&mut self, key: Key, flags: rustix::fs::OFlags, write: impl FnOnce(&mut Vec<u8>)) -> bool {
+    pub(super) fn open(&mut self, key: Key, flags: OFlags, turn: Turn, write: impl FnOnce(&mut Vec<u8>)) -> bool {
         let slot = &mut self.slots[key.index()];
         assert!(!slot.busy, "one entry at a time");
         write(&mut slot.path);
@@ -301,7 +318,22 @@ impl Ring {
             .flags(flags.bits() as i32)
             .build();
         slot.small = true;
-        self.push(entry.user_data(key.user_data()), Some(key.index()))
+        self.push_turn(key, entry, turn, 0..0)
+    }
+
+    /// Queues the opening of `name` beneath the folder `root`.
+    pub(super) fn open_beneath(&mut self, key: Key, root: OwnedFd, name: &[u8], flags: OFlags, turn: Turn) -> bool {
+        let slot = &mut self.slots[key.index()];
+        assert!(!slot.busy, "one entry at a time");
+        slot.path.clear();
+        slot.path.extend_from_slice(name);
+        slot.path.push(0);
+        slot.how = types::OpenHow::new().flags(flags.bits().into()).resolve(RESOLVE.bits());
+        let root = slot.root.insert(root);
+        let (path, how) = (slot.path.as_ptr().cast(), &raw const slot.how);
+        let entry = opcode::OpenAt2::new(types::Fd(root.as_raw_fd()), path, how).build();
+        slot.small = true;
+        self.push_turn(key, entry, turn, 0..0)
     }
 
     /// Queues one look-out for wakes.
@@ -315,10 +347,27 @@ impl Ring {
         self.push(opcode::AsyncCancel::new(key.user_data()).build().user_data(CANCEL), None)
     }
 
+    /// Queues an operation's entry, or a NOP where it shall not be done.
+    fn push_turn(&mut self, key: Key, entry: squeue::Entry, turn: Turn, _bytes: std::ops::Range<usize>) -> bool {
+        let entry = if turn.instead().is_some() { opcode::Nop::new().build() } else { entry };
+        #[cfg(feature = "test-util")]
+        {
+            self.slots[key.index()].turn = (turn, _bytes);
+        }
+        self.push(entry.user_data(key.user_data()), Some(key.index()))
+    }
+
+    /// Whether another entry can be queued: the turn of one that cannot would be lost.
+    #[cfg(feature = "test-util")]
+    pub(super) fn has_room(&mut self) -> bool {
+        !self.ring.submission().is_full()
+    }
+
     fn push(&mut self, entry: squeue::Entry, slot: Option<usize>) -> bool {
-        // SAFETY: an entry refers to the buffer or path of its slot, which stays where it is and cannot be reached or
-        // freed until `busy` is cleared by its completion: `hold`, `read` and `open` refuse a busy slot, `release`
-        // keeps it, and `drop` leaks it. Wakes and cancels refer to no memory.
+        // SAFETY: an entry refers to the buffer, path or `how` of its slot, which stays where it is (the slots are
+        // never moved) and cannot be reached or freed until `busy` is cleared by its completion: `hold`, `read`, `open`
+        // and `open_beneath` refuse a busy slot, `release` keeps it, and `drop` leaks it. Wakes and cancels refer to
+        // no memory.
         let pushed = unsafe { self.ring.submission().push(&entry) }.is_ok();
         if let (true, Some(slot)) = (pushed, slot) {
             let slot = &mut self.slots[slot];
@@ -331,6 +380,8 @@ impl Ring {
 
     /// Sends what is queued and sleeps until `want` completions are there, or the timeout (`ETIME`).
     pub(super) fn enter(&mut self, want: usize, timeout: Option<Duration>) -> Result<(), Errno> {
+        #[cfg(feature = "test-util")]
+        let timeout = self.next_late().map(|late| timeout.map_or(late, |timeout| timeout.min(late))).or(timeout);
         let time = timeout.map(types::Timespec::from).unwrap_or_default();
         let args = types::SubmitArgs::new();
         let args = if timeout.is_some() { args.timespec(&time) } else { args };
@@ -339,15 +390,47 @@ impl Ring {
 
     /// Takes the completions: user data and result.
     pub(super) fn reap(&mut self, out: &mut Vec<(u64, i32)>) {
-        for entry in self.ring.completion() {
-            if let Some(key) = Key::from_user_data(entry.user_data()) {
-                let slot = &mut self.slots[key.index()];
-                self.busy -= usize::from(slot.busy);
-                self.small -= usize::from(slot.busy && slot.small);
-                slot.busy = false;
-            }
-            out.push((entry.user_data(), entry.result()));
+        let from = out.len();
+        out.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result())));
+        #[cfg(feature = "test-util")]
+        self.suffer(out, from);
+        for (user_data, _) in &out[from..] {
+            let Some(key) = Key::from_user_data(*user_data) else { continue };
+            let slot = &mut self.slots[key.index()];
+            self.busy -= usize::from(slot.busy);
+            self.small -= usize::from(slot.busy && slot.small);
+            slot.busy = false;
         }
+    }
+
+    /// Keeps back the completions that shall be late, adds those whose time has come, and tells what shall be told of each.
+    #[cfg(feature = "test-util")]
+    fn suffer(&mut self, out: &mut Vec<(u64, i32)>, from: usize) {
+        let now = std::time::Instant::now();
+        let mut kept = out.split_off(from);
+        kept.retain(|(user_data, result)| {
+            let Some(key) = Key::from_user_data(*user_data) else { return true };
+            let until = self.slots[key.index()].turn.0.until().filter(|until| *until > now);
+            self.late.extend(until.map(|until| (until, key, *result)));
+            until.is_none()
+        });
+        let come = self.late.extract_if(.., |(until, ..)| *until <= now);
+        kept.extend(come.map(|(_, key, result)| (key.user_data(), result)));
+        for (user_data, result) in &mut kept {
+            let Some(key) = Key::from_user_data(*user_data) else { continue };
+            let Slot { buf, turn, .. } = &mut self.slots[key.index()];
+            let (turn, bytes) = std::mem::take(turn);
+            let bytes = buf.as_mut().and_then(|buf| buf.as_mut_slice().get_mut(bytes));
+            *result = turn.told(i64::from(*result), bytes) as i32;
+        }
+        out.append(&mut kept);
+    }
+
+    /// How long until a completion that is late can be told.
+    #[cfg(feature = "test-util")]
+    fn next_late(&self) -> Option<Duration> {
+        let next = self.late.iter().map(|(until, ..)| *until).min()?;
+        Some(next.saturating_duration_since(std::time::Instant::now()))
     }
 }
 
@@ -446,7 +529,7 @@ mod tests {
         let bytes = ByteRing::new(4096, 1, || {}).unwrap();
         ring.hold(0, bytes.reserve(10).unwrap().into());
         let key = Key::new(0, 0);
-        assert!(ring.open(key, crate::read::files::OPEN_FLAGS, |path| path.extend(b"/")));
+        assert!(ring.open(key, crate::read::files::OPEN_FLAGS, Turn::default(), |path| path.extend(b"/")));
         assert!(ring.release(0).is_none() && ring.busy() == 1);
         drop(ring);
         assert!(bytes.reserve(4096).is_none(), "the span was freed while the kernel may write to it");

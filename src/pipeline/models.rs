@@ -1,0 +1,453 @@
+//! What threads may do to each other, in every order: models for loom (`RUSTFLAGS="--cfg loom" cargo test --release --lib models`).
+//!
+//! ```text
+//! Rows ──countdown──► Filled ──► Exchange ──► FreeSlot ──┬─► planner (asleep in its bell)
+//!                                   ▲ closed at the end   └─► ring of bytes: room
+//! items ──► queue ──► drains (at most as many as workers) ──► none is left behind
+//! ```
+//!
+//! The types are those that loaders use, with loom's atomics and locks ([`crate::sync`]). Not modelled, and why it may be:
+//! channels of crossbeam (one step each here; they order what is sent, and are totally ordered with `SeqCst` atomics), `Arc`
+//! (std's), bytes of a region (a [`Track`]ed cell stands for the bytes of each row), the kernel's side of a futex (see `sync`).
+//! The rayon pool cannot be had: [`Drains`] repeats the lines of `work::ring` and `work::drain`, and a test compares them.
+
+use super::Exchange;
+use super::work::Queue;
+use crate::batch::Contents;
+use crate::error::Error;
+use crate::memory::{ByteRing, Filled, FreeSlot, Hooks, Pool, Rows, Ticket};
+use crate::profile::{Clock, Meters};
+use crate::read::Bell;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use crate::tensor::{DType, Field, Layout, Spec};
+use crossbeam_channel::bounded;
+use loom::thread;
+use std::sync::{Arc, OnceLock, Weak};
+
+/// Runs the model in every order of its threads' steps, and says in how many.
+fn every_order(name: &str, preemptions: Option<usize>, model: impl Fn() + Sync + Send + 'static) {
+    let count = Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let seen = count.clone();
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = preemptions;
+    builder.max_branches = 100_000;
+    builder.check(move || {
+        seen.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        model();
+    });
+    let bound = preemptions.map_or("all".to_string(), |most| format!("at most {most} preemptions"));
+    println!("loom: {name}: {} orders ({bound})", count.load(std::sync::atomic::Ordering::Relaxed));
+}
+
+/// Stands for the bytes of a row. Whoever reads them without being ordered after their writer sees, in some order of the model,
+/// what was there before.
+#[derive(Default)]
+struct Track(AtomicU64);
+
+impl Track {
+    fn write(&self, batch: u64) {
+        self.0.store(batch, Ordering::Relaxed);
+    }
+
+    fn check(&self, batch: u64) {
+        assert_eq!(self.0.load(Ordering::Relaxed), batch, "somebody else's bytes");
+    }
+}
+
+fn pool(rows: usize, slots: usize, hooks: Box<dyn Hooks>) -> Pool {
+    let spec = Spec::new(vec![Field::fixed("x", DType::U8, [2])]).unwrap();
+    let layout = Layout::new(&spec, rows).unwrap();
+    Pool::new(spec, layout, slots, hooks).unwrap()
+}
+
+/// Where a slot of the model goes; whoever gets it full looks at all rows.
+struct Places {
+    rows: Vec<Track>,
+    full: Mutex<Vec<Filled>>,
+    free: Mutex<Vec<FreeSlot>>,
+}
+
+impl Places {
+    fn new(rows: usize) -> Arc<Self> {
+        let rows = (0..rows).map(|_| Track::default()).collect();
+        Arc::new(Self { rows, full: Mutex::default(), free: Mutex::default() })
+    }
+}
+
+impl Hooks for Arc<Places> {
+    fn full(&self, slot: Filled) {
+        self.rows.iter().for_each(|row| row.check(slot.ticket().batch));
+        self.full.lock().unwrap().push(slot);
+    }
+
+    fn free(&self, slot: FreeSlot) {
+        self.free.lock().unwrap().push(slot);
+    }
+}
+
+#[test]
+fn a_slot_is_full_once_and_whoever_gets_it_sees_what_all_wrote() {
+    every_order("countdown of a slot", None, || {
+        let places = Places::new(3);
+        pool(3, 1, Box::new(places.clone())).announce(|_| {});
+        let slot = places.free.lock().unwrap().pop().unwrap();
+        let mut all = slot.begin(Ticket { batch: 9, ..Ticket::default() }, 3, 3);
+        let (mut a, mut b, mut c) = (all.take(1), all.take(1), all.take(1));
+        drop(all);
+        let write = |places: &Places, rows: &mut Rows| {
+            places.rows[rows.first() as usize].write(9);
+            rows.row().bytes_mut(0).fill(1);
+        };
+        let own = places.clone();
+        let first = thread::spawn(move || {
+            write(&own, &mut a);
+            a.finish_row();
+        });
+        let own = places.clone();
+        let second = thread::spawn(move || {
+            write(&own, &mut b);
+            b.fail_row(Error::user("row 1"));
+        });
+        write(&places, &mut c);
+        c.fail_row(Error::user("row 2"));
+        drop(c);
+        first.join().unwrap();
+        second.join().unwrap();
+        let filled = places.full.lock().unwrap().pop().expect("the last row made it full");
+        assert!(places.full.lock().unwrap().is_empty(), "full twice");
+        assert_eq!(filled.take_failure().unwrap().message(), "row 1", "the lowest row's");
+        assert!(filled.bytes(0).iter().all(|byte| *byte == 1));
+        drop(filled);
+        assert_eq!(places.free.lock().unwrap().len(), 1);
+    });
+}
+
+#[test]
+fn a_slot_that_is_used_again_is_free_of_its_last_use() {
+    every_order("a slot used twice", None, || {
+        let places = Places::new(2);
+        pool(2, 1, Box::new(places.clone())).announce(|_| {});
+        let fill = |places: &Arc<Places>, slot: FreeSlot, batch: u64| {
+            let mut rows = slot.begin(Ticket { batch, ..Ticket::default() }, 2, 2);
+            let mut part = rows.take(1);
+            let own = places.clone();
+            let other = thread::spawn(move || {
+                own.rows[0].write(batch);
+                part.finish_row();
+            });
+            places.rows[1].write(batch);
+            rows.finish_row();
+            drop(rows);
+            other
+        };
+        let slot = places.free.lock().unwrap().pop().unwrap();
+        let mut writer = Some(fill(&places, slot, 1));
+        let own = places.clone();
+        // The consumer: looks at the batch and drops it, whenever it comes.
+        let consumer = thread::spawn(move || {
+            let filled = loop {
+                if let Some(filled) = { own.full.lock().unwrap().pop() } {
+                    break filled;
+                }
+                thread::yield_now();
+            };
+            own.rows.iter().for_each(|row| row.check(filled.ticket().batch));
+            assert_eq!(filled.ticket().batch, 1);
+            drop(filled);
+        });
+        consumer.join().unwrap();
+        let slot = { places.free.lock().unwrap().pop() }.expect("dropped, so free");
+        writer.take().map(|writer| writer.join().unwrap());
+        fill(&places, slot, 2).join().unwrap();
+        assert_eq!(places.full.lock().unwrap().pop().map(|filled| filled.ticket().batch), Some(2));
+    });
+}
+
+/// An exchange as the loader makes it, on the host, and its slots, all free.
+fn exchange(slots: usize) -> (Arc<Exchange>, Arc<Bell>) {
+    let (frees, frees_out) = bounded(slots);
+    let (ready, ready_out) = bounded(slots);
+    let bell = Bell::futex();
+    let exchange = Arc::new(Exchange {
+        generation: Default::default(),
+        ready,
+        ready_out,
+        to_device: None,
+        frees,
+        frees_out,
+        closed: Default::default(),
+        waker: bell.waker(),
+        to_map: None,
+        meters: Arc::new(Meters::new(Clock::real(), 1, false)),
+        map_bell: OnceLock::new(),
+        lease: None,
+    });
+    pool(1, slots, Box::new(exchange.clone())).announce(|_| {});
+    (exchange, bell)
+}
+
+/// A full slot out of the exchange's own channels.
+fn filled(exchange: &Exchange) -> Filled {
+    let mut rows = exchange.frees_out.try_recv().unwrap().begin(Ticket::default(), 1, 1);
+    rows.finish_row();
+    drop(rows);
+    match exchange.ready_out.try_recv().unwrap() {
+        Contents::Host(filled) => filled,
+        #[cfg(feature = "cuda")]
+        Contents::Cuda(_) => unreachable!("on the host"),
+    }
+}
+
+/// Nothing lies in a channel, so nothing keeps the exchange alive, nor that a slot.
+fn all_gone(exchange: Arc<Exchange>) {
+    assert!(exchange.frees_out.is_empty() && exchange.ready_out.is_empty(), "a slot was left behind");
+    let weak: Weak<Exchange> = Arc::downgrade(&exchange);
+    drop(exchange);
+    assert!(weak.upgrade().is_none(), "a slot keeps the exchange alive");
+}
+
+#[test]
+fn a_slot_that_comes_back_while_the_exchange_closes_is_never_left_in_a_channel() {
+    every_order("two batches are dropped while the exchange closes", None, || {
+        let (exchange, _bell) = exchange(2);
+        let batches = [filled(&exchange), filled(&exchange)];
+        let threads = batches.map(|batch| thread::spawn(move || drop(batch)));
+        exchange.close();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        all_gone(exchange);
+    });
+}
+
+#[test]
+fn a_slot_that_becomes_full_while_the_exchange_closes_is_never_left_in_a_channel() {
+    every_order("a row is finished and a batch dropped while the exchange closes", None, || {
+        let (exchange, _bell) = exchange(2);
+        let batch = filled(&exchange);
+        let mut rows = exchange.frees_out.try_recv().unwrap().begin(Ticket::default(), 1, 1);
+        let first = thread::spawn(move || rows.finish_row());
+        let second = thread::spawn(move || drop(batch));
+        exchange.close();
+        first.join().unwrap();
+        second.join().unwrap();
+        all_gone(exchange);
+    });
+}
+
+#[test]
+fn a_planner_that_sleeps_hears_of_every_slot_and_of_the_end() {
+    every_order("a planner waits for slots, then for the end", Some(3), || {
+        let (exchange, bell) = exchange(2);
+        let batches = [filled(&exchange), filled(&exchange)];
+        let ending = Arc::new(AtomicBool::new(false));
+        let threads = batches.map(|batch| thread::spawn(move || drop(batch)));
+        let mut slots = 0;
+        while slots < 2 {
+            while exchange.frees_out.try_recv().is_ok() {
+                slots += 1;
+            }
+            if slots < 2 {
+                nap(&bell);
+            }
+        }
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        let (own, word) = (exchange.clone(), ending.clone());
+        let end = thread::spawn(move || {
+            word.store(true, Ordering::Release);
+            own.ring();
+        });
+        while !ending.load(Ordering::Acquire) {
+            nap(&bell);
+        }
+        end.join().unwrap();
+        exchange.close();
+        all_gone(exchange);
+    });
+}
+
+/// As readers wait when nothing was there at the last look.
+fn nap(bell: &Bell) {
+    if bell.doze().is_ok() {
+        bell.sleep(None);
+        bell.rise();
+    }
+}
+
+#[test]
+fn no_wake_and_no_completion_is_lost_however_many_ring_at_once() {
+    every_order("a bell with a wake and a completion", Some(3), || {
+        let bell = Bell::futex();
+        let done = Arc::new(Queue::with_room(1));
+        let (own, queue) = (bell.clone(), done.clone());
+        let reader = thread::spawn(move || {
+            queue.push(7);
+            own.nudge();
+        });
+        let waker = bell.waker();
+        let other = thread::spawn(move || waker.wake());
+        let (mut woken, mut completions) = (false, 0);
+        // As in `Threaded::wait`, until both have come.
+        while !woken || completions == 0 {
+            completions += usize::from(done.pop().is_some());
+            if woken && completions > 0 {
+                break;
+            }
+            woken |= match bell.doze() {
+                Err(woken) => woken,
+                Ok(()) => {
+                    bell.sleep(None);
+                    bell.rise()
+                }
+            };
+        }
+        reader.join().unwrap();
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn whoever_waits_for_room_in_the_ring_gets_it_when_spans_go_in_any_order() {
+    every_order("a planner waits for room", Some(3), || {
+        let bell = Bell::futex();
+        let waker = bell.waker();
+        let ring = ByteRing::new(8192, 4, move || waker.wake()).unwrap();
+        let spans = [ring.reserve(1).unwrap(), ring.reserve(1).unwrap()];
+        let threads = spans.map(|span| thread::spawn(move || drop(span)));
+        // Both must be gone.
+        let all = loop {
+            match ring.reserve(8192) {
+                Some(span) => break span,
+                None => nap(&bell),
+            }
+        };
+        assert_eq!(all.len(), 8192);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+/// The protocol of `work::ring` and `work::drain`.
+struct Drains {
+    count: usize,
+    active: AtomicUsize,
+    queue: Queue<u32>,
+    /// Follows from item 1, as a batch that is to be mapped from its last row.
+    more: Queue<u32>,
+    done: Mutex<Vec<u32>>,
+}
+
+/// The lines of `work.rs` that [`Drains`] repeats, without blanks.
+const RING: &str = "let more = |active: usize| (active < work.count).then_some(active + 1);
+    if work.active.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_err() { return; }";
+const DRAIN: &str = "work.active.fetch_sub(1, Ordering::SeqCst);
+    // Somebody may have put work in after the last look and found every place taken: look once more.
+    let again = !work.is_empty()
+        && work
+            .active
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| (n < work.count).then_some(n + 1))
+            .is_ok();
+    if !again { break; }";
+
+fn is_empty(queue: &Queue<u32>) -> bool {
+    let mut count = 0;
+    queue.retain(|_| {
+        count += 1;
+        true
+    });
+    count == 0
+}
+
+impl Drains {
+    fn new(count: usize) -> Arc<Self> {
+        let (queue, more) = (Queue::with_room(4), Queue::with_room(4));
+        Arc::new(Self { count, active: AtomicUsize::new(0), queue, more, done: Mutex::default() })
+    }
+
+    /// True: a drain is to be run. Rayon runs it at some time on some thread, here the one that rang goes on with it.
+    fn ring(&self) -> bool {
+        let more = |active: usize| (active < self.count).then_some(active + 1);
+        self.active.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
+    }
+
+    fn push(&self, queue: &Queue<u32>, item: u32) {
+        queue.push(item);
+        if self.ring() {
+            self.drain();
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        [&self.queue, &self.more].into_iter().all(is_empty)
+    }
+
+    fn drain(&self) {
+        loop {
+            while let Some(item) = self.more.pop().or_else(|| self.queue.pop()) {
+                self.done.lock().unwrap().push(item);
+                if item == 1 {
+                    self.more.push(3);
+                    // The drain that rayon would run somewhere else, unless every place is taken.
+                    if self.ring() {
+                        self.active.fetch_sub(1, Ordering::SeqCst);
+                    }
+                }
+            }
+            self.active.fetch_sub(1, Ordering::SeqCst);
+            let again = !self.is_empty()
+                && self
+                    .active
+                    .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| (n < self.count).then_some(n + 1))
+                    .is_ok();
+            if !again {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn the_model_of_the_workers_is_what_the_workers_do() {
+    let bare = |text: &str| text.split_whitespace().collect::<String>();
+    let source = bare(include_str!("work.rs"));
+    for lines in [RING, DRAIN] {
+        assert!(source.contains(&bare(lines)), "work.rs has changed: change the model, too:\n{lines}");
+    }
+}
+
+#[test]
+fn an_item_that_is_pushed_is_done_once_and_the_last_drain_leaves_nothing() {
+    for count in [1, 2] {
+        every_order(&format!("two who push, {count} workers"), Some(3), move || {
+            let drains = Drains::new(count);
+            let threads = [1, 2].map(|item| {
+                let own = drains.clone();
+                thread::spawn(move || own.push(&own.queue, item))
+            });
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            let mut done = std::mem::take(&mut *drains.done.lock().unwrap());
+            done.sort_unstable();
+            assert_eq!(done, [1, 2, 3], "lost or doubled");
+            assert_eq!(drains.active.load(Ordering::SeqCst), 0);
+        });
+    }
+}
+
+#[test]
+fn the_end_waits_for_the_drains_and_then_nothing_is_put_in_any_more() {
+    every_order("the end while a drain works", Some(3), || {
+        let drains = Drains::new(1);
+        let own = drains.clone();
+        // The I/O thread has pushed and ended; its drain may not have begun.
+        drains.queue.push(1);
+        assert!(drains.ring());
+        let worker = thread::spawn(move || own.drain());
+        while drains.active.load(Ordering::SeqCst) > 0 {
+            thread::yield_now();
+        }
+        // As `Workers::let_go`.
+        while drains.queue.pop().or_else(|| drains.more.pop()).is_some() {}
+        let done = drains.done.lock().unwrap().len();
+        worker.join().unwrap();
+        assert!(drains.is_empty() && drains.done.lock().unwrap().len() == done, "something came after the end");
+        assert_eq!(done, 2);
+    });
+}

@@ -1,0 +1,432 @@
+//! Faults at the readers' system calls, for tests (feature `test-util`): at operation *i*, once, for a while or for ever.
+//!
+//! ```text
+//! plan:   once(3, Error(EIO))            ever(7, Short(512))
+//! calls:  0  1  2  3✗ 4  5  6  7✗ 8✗ 9✗ …      opens and attempts to read, of all readers that share it, as they come
+//! ```
+//!
+//! * What is counted: opens, reads (io_uring entries, `pread`), reads that must not wait (`preadv2` on the page cache),
+//!   and a map's read-ahead and copies. Reads that are tried again count again. Bytes of memory sources and of cuFile are read
+//!   by nobody here.
+//! * A fault happens *below* what deals with it: a short read really asks the kernel for less, bytes of another offset are
+//!   read from there. An operation that shall fail is not done at all (in a ring a NOP goes in its place), so that nothing
+//!   is opened or written behind the reader's back. A late one is done, and told late; until then its buffer belongs to it.
+//! * A fault that makes no sense for an operation (a flipped bit of an open, a short read of one byte) lets it pass: what
+//!   is [counted](Faulty::injected) happened.
+//!
+//! The order of operations is that of the calls: with one thread of a reader, or a ring, it is the same in every run as long
+//! as the loader asks for the same.
+
+use super::progress::Next;
+use super::seam::{Attempt, Call};
+use super::{Extent, ReaderOptions, SourceId};
+use rustix::io::Errno;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Injected faults that are remembered one by one; further ones are only counted.
+const HITS_MAX: usize = 4096;
+/// Bytes by which another offset is off, where nothing has to be aligned.
+const ELSEWHERE: u64 = 64;
+
+/// What goes wrong with an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fault {
+    /// It fails with this errno (1 to 4095), and nothing is done.
+    Error(i32),
+    /// It brings at most so many bytes, at least 1; with `O_DIRECT` rounded up to what a block device can do.
+    Short(usize),
+    /// It brings 0 bytes, as at the end of a file.
+    Zero,
+    /// It ends that much later.
+    Late(Duration),
+    /// One bit of the bytes that were wanted is wrong.
+    Flipped,
+    /// The bytes are those of another offset of the same file.
+    Elsewhere,
+}
+
+/// A fault that happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Hit {
+    /// The operation's number, from 0.
+    pub at: u64,
+    /// What it was.
+    pub call: Call,
+    /// What went wrong.
+    pub fault: Fault,
+    /// What the reader was asked for. Of an open the source alone.
+    pub extent: Extent,
+    /// The bytes of it, by their place in the file, that this concerns: those of the attempt, or the one with the wrong bit.
+    pub bytes: Range<u64>,
+}
+
+/// A plan of faults and what became of it; shared by the readers that it is given to, see
+/// [`ReaderOptions::faulty`](super::ReaderOptions::faulty).
+///
+/// ```
+/// use feedline::read::{Fault, Faulty};
+/// let faulty = std::sync::Arc::new(Faulty::new().once(3, Fault::Error(5)).ever(7, Fault::Short(512)));
+/// assert_eq!((faulty.seen(), faulty.injected()), (0, 0));
+/// ```
+#[derive(Debug, Default)]
+pub struct Faulty(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// First operation, how many, what; the first that fits counts.
+    plan: Vec<(u64, u64, Fault)>,
+    seen: u64,
+    injected: u64,
+    hits: Vec<Hit>,
+}
+
+impl Faulty {
+    /// No fault: it only counts.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A fault of operation `at`, from 0.
+    #[must_use]
+    pub fn once(self, at: u64, fault: Fault) -> Self {
+        self.times(at, 1, fault)
+    }
+
+    /// A fault of each of `count` operations from `at` on.
+    #[must_use]
+    pub fn times(self, at: u64, count: u64, fault: Fault) -> Self {
+        self.lock().plan.push((at, count, fault));
+        self
+    }
+
+    /// A fault of every operation from `at` on.
+    #[must_use]
+    pub fn ever(self, at: u64, fault: Fault) -> Self {
+        self.times(at, u64::MAX, fault)
+    }
+
+    /// A fault of the next `count` operations, whatever was planned for them.
+    pub fn inject(&self, count: u64, fault: Fault) {
+        let mut state = self.lock();
+        let seen = state.seen;
+        state.plan.insert(0, (seen, count, fault));
+    }
+
+    /// No faults any more.
+    pub fn heal(&self) {
+        self.lock().plan.clear();
+    }
+
+    /// Operations so far.
+    pub fn seen(&self) -> u64 {
+        self.lock().seen
+    }
+
+    /// Faults that happened so far.
+    pub fn injected(&self) -> u64 {
+        self.lock().injected
+    }
+
+    /// The first 4096 of them.
+    pub fn hits(&self) -> Vec<Hit> {
+        self.lock().hits.clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts an operation, and says what it shall suffer.
+    fn turn(self: &Arc<Self>, attempt: &Attempt) -> Turn {
+        let mut state = self.lock();
+        let at = state.seen;
+        state.seen += 1;
+        let meant = state.plan.iter().find(|(first, count, _)| at >= *first && at - first < *count);
+        let Some(fault) = meant.map(|(.., fault)| *fault) else { return Turn(None) };
+        let Some((change, offset, len)) = change(fault, at, attempt) else { return Turn(None) };
+        let hit = Hit { at, call: attempt.call, fault, extent: attempt.extent, bytes: offset..offset + len };
+        Turn(Some(Armed { faulty: self.clone(), hit, change }))
+    }
+}
+
+/// What is done about an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    /// It is not done; this is its result: a count, or minus an errno.
+    Instead(i32),
+    /// So many bytes are asked for.
+    Len(usize),
+    /// It is asked for from here.
+    Offset(u64),
+    /// This byte of what was read, and the bit.
+    Flip(usize, u8),
+    /// It is told then.
+    Until(Instant),
+}
+
+/// How `fault` comes about, and which of the wanted bytes (offset, length) it concerns; `None` where it makes no sense.
+fn change(fault: Fault, at: u64, attempt: &Attempt) -> Option<(Change, u64, u64)> {
+    let Attempt { call, extent, next, align, there: ref file } = *attempt;
+    // What the kernel would bring, and what of it is wanted.
+    let there = file.end.saturating_sub(next.offset).min(next.len as u64);
+    let start = next.offset.max(extent.offset);
+    let end = (next.offset + there).min(extent.offset.saturating_add(extent.len)).max(start);
+    let (wanted, no_bytes) = (end - start, matches!(call, Call::Open | Call::Populate));
+    let block = align.max(1);
+    let change = match fault {
+        Fault::Error(errno) => Change::Instead(-errno.clamp(1, 4095)),
+        Fault::Late(time) => Change::Until(Instant::now().checked_add(time)?),
+        _ if no_bytes || wanted == 0 => return None,
+        Fault::Zero => Change::Instead(0),
+        Fault::Short(bytes) => {
+            let bytes = bytes.max(1).checked_next_multiple_of(block)?;
+            ((bytes as u64) < there).then_some(Change::Len(bytes))?
+        }
+        Fault::Elsewhere => {
+            let step = if block > 1 { block as u64 } else { ELSEWHERE.min((file.end - file.start) / 2).max(1) };
+            let before = next.offset.checked_sub(step).filter(|before| *before >= file.start);
+            let other = before.unwrap_or(next.offset + step);
+            // With O_DIRECT, a read that then ended before the file's end would be read again from where it should; a copy
+            // cannot end there.
+            let left = file.end.saturating_sub(other);
+            let fits = if block > 1 || call == Call::Copy { left >= there } else { left > 0 };
+            fits.then_some(Change::Offset(other))?
+        }
+        Fault::Flipped => {
+            let draw = mix(at);
+            let byte = start + (draw >> 3) % wanted;
+            return Some((Change::Flip((byte - next.offset) as usize, 1 << (draw & 7)), byte, 1));
+        }
+    };
+    Some((change, start, wanted))
+}
+
+/// Any number from a number.
+fn mix(number: u64) -> u64 {
+    let mixed = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed ^ mixed >> 31).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 7
+}
+
+/// What a reader's calls go through.
+#[derive(Clone, Default)]
+pub(crate) struct Seam(Option<Arc<Faulty>>);
+
+/// An operation of a reader: what it shall suffer, if anything.
+#[derive(Default)]
+pub(crate) struct Turn(Option<Armed>);
+
+struct Armed {
+    faulty: Arc<Faulty>,
+    hit: Hit,
+    change: Change,
+}
+
+impl Armed {
+    /// It happened.
+    fn note(&self) {
+        let mut state = self.faulty.lock();
+        state.injected += 1;
+        if state.hits.len() < HITS_MAX {
+            state.hits.push(self.hit.clone());
+        }
+    }
+}
+
+impl Seam {
+    pub(crate) fn of(options: &ReaderOptions) -> Self {
+        Self(options.faulty.clone())
+    }
+
+    /// The opening of a file.
+    pub(crate) fn open(&self, source: SourceId) -> Turn {
+        let (extent, next) = (Extent { source, offset: 0, len: 0 }, Next { offset: 0, at: 0, len: 0 });
+        self.turn(|| Attempt { call: Call::Open, extent, next, align: 1, there: 0..0 })
+    }
+
+    /// An attempt to read.
+    pub(super) fn turn(&self, attempt: impl FnOnce() -> Attempt) -> Turn {
+        self.0.as_ref().map_or(Turn(None), |faulty| faulty.turn(&attempt()))
+    }
+}
+
+impl Turn {
+    fn change(&self) -> Option<Change> {
+        self.0.as_ref().map(|armed| armed.change)
+    }
+
+    fn note(&self) {
+        if let Some(armed) = &self.0 {
+            armed.note();
+        }
+    }
+
+    /// What to ask for in place of `next`.
+    pub(crate) fn next(&self, next: Next) -> Next {
+        match self.change() {
+            Some(Change::Len(len)) => Next { len, ..next },
+            Some(Change::Offset(offset)) => Next { offset, ..next },
+            _ => next,
+        }
+    }
+
+    /// The result of an operation that is not to be done: a count, or minus an errno.
+    pub(crate) fn instead(&self) -> Option<i32> {
+        let Some(Change::Instead(result)) = self.change() else { return None };
+        Some(result)
+    }
+
+    /// When the result may be told, if it is late.
+    pub(super) fn until(&self) -> Option<Instant> {
+        let Some(Change::Until(time)) = self.change() else { return None };
+        Some(time)
+    }
+
+    /// The result to be told in place of `result`, where `bytes` were read, and the end of the operation.
+    pub(super) fn told(self, result: i64, bytes: Option<&mut [u8]>) -> i64 {
+        let Some(change) = self.change() else { return result };
+        let happened = match change {
+            Change::Instead(_) | Change::Until(_) => true,
+            Change::Len(_) | Change::Offset(_) => result > 0,
+            Change::Flip(at, bit) => {
+                let byte = bytes.and_then(|bytes| bytes.get_mut(at)).filter(|_| result > at as i64);
+                byte.map(|byte| *byte ^= bit).is_some()
+            }
+        };
+        if happened {
+            self.note();
+        }
+        if let Change::Instead(instead) = change { i64::from(instead) } else { result }
+    }
+
+    /// Opens a file.
+    pub(crate) fn opened<T>(self, open: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+        self.note();
+        if let Some(result) = self.instead() {
+            return Err(Errno::from_raw_os_error(-result));
+        }
+        self.rest();
+        open()
+    }
+
+    /// Reads into the part of `buf` that `next` names; a read of the thread that calls.
+    pub(crate) fn around(
+        self,
+        next: Next,
+        buf: &mut [u8],
+        read: impl FnOnce(Next, &mut [u8]) -> Result<usize, Errno>,
+    ) -> Result<usize, Errno> {
+        let asked = self.next(next);
+        let bytes = &mut buf[asked.at..asked.at + asked.len];
+        let result = if self.instead().is_some() { Ok(0) } else { read(asked, bytes) };
+        self.rest();
+        let plain = result.map_or_else(|errno| -i64::from(errno.raw_os_error()), |read| read as i64);
+        match self.told(plain, Some(bytes)) {
+            read @ 0.. => Ok(read as usize),
+            error => Err(Errno::from_raw_os_error(-error as i32)),
+        }
+    }
+
+    fn rest(&self) {
+        if let Some(until) = self.until() {
+            std::thread::sleep(until.saturating_duration_since(Instant::now()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A read of `len` bytes from `offset` for the extent from 1000 to 3000, of a file of 10,000 bytes.
+    fn attempt(offset: u64, len: usize, align: usize) -> Attempt {
+        let extent = Extent { source: SourceId::at(0), offset: 1000, len: 2000 };
+        Attempt { call: Call::Read, extent, next: Next { offset, at: 0, len }, align, there: 0..10_000 }
+    }
+
+    #[test]
+    fn a_fault_concerns_the_bytes_that_were_wanted_and_are_there() {
+        let (plain, direct, tail) = (|| attempt(1000, 2000, 1), || attempt(512, 2560, 512), || attempt(1500, 1500, 1));
+        let table = [
+            (Fault::Error(5), plain(), Some((Change::Instead(-5), 1000, 2000))),
+            (Fault::Error(0), plain(), Some((Change::Instead(-1), 1000, 2000))),
+            (Fault::Zero, direct(), Some((Change::Instead(0), 1000, 2000))),
+            (Fault::Zero, tail(), Some((Change::Instead(0), 1500, 1500))),
+            (Fault::Short(0), plain(), Some((Change::Len(1), 1000, 2000))),
+            (Fault::Short(1999), plain(), Some((Change::Len(1999), 1000, 2000))),
+            (Fault::Short(2000), plain(), None),
+            (Fault::Short(1), direct(), Some((Change::Len(512), 1000, 2000))),
+            (Fault::Short(2049), direct(), None),
+            (Fault::Elsewhere, plain(), Some((Change::Offset(936), 1000, 2000))),
+            (Fault::Elsewhere, direct(), Some((Change::Offset(0), 1000, 2000))),
+            (Fault::Elsewhere, attempt(0, 3072, 512), Some((Change::Offset(512), 1000, 2000))),
+            // Nothing else of that length is there.
+            (Fault::Elsewhere, attempt(0, 10_240, 512), None),
+        ];
+        for (fault, attempt, right) in table {
+            assert_eq!(change(fault, 0, &attempt), right, "{fault:?} {attempt:?}");
+        }
+        // A map of the extent alone has no other bytes.
+        let map = Attempt { call: Call::Copy, there: 1000..3000, ..attempt(1000, 2000, 1) };
+        assert_eq!(change(Fault::Elsewhere, 0, &map), None);
+    }
+
+    #[test]
+    fn a_wrong_bit_lies_in_the_bytes_that_were_wanted_wherever_the_read_is() {
+        for at in 0..1000 {
+            let Some((Change::Flip(byte, bit), offset, 1)) = change(Fault::Flipped, at, &attempt(512, 2560, 512))
+            else {
+                panic!("no bit")
+            };
+            assert!((1000..3000).contains(&offset) && byte as u64 + 512 == offset && bit.count_ones() == 1);
+        }
+        assert_eq!(change(Fault::Flipped, 0, &attempt(512, 488, 1)), None, "nothing of it was wanted");
+    }
+
+    #[test]
+    fn an_open_and_a_read_ahead_bring_no_bytes_that_could_be_wrong() {
+        for (call, fault) in
+            [(Call::Open, Fault::Zero), (Call::Populate, Fault::Flipped), (Call::Open, Fault::Short(1))]
+        {
+            assert_eq!(change(fault, 0, &Attempt { call, ..attempt(1000, 2000, 1) }), None, "{call:?} {fault:?}");
+        }
+    }
+
+    /// What reads that bring 2000 bytes are told, one after the other.
+    fn told(faulty: Faulty, reads: usize) -> (Vec<i64>, Arc<Faulty>) {
+        let faulty = Arc::new(faulty);
+        let told = (0..reads).map(|_| faulty.turn(&attempt(1000, 2000, 1)).told(2000, Some(&mut [0; 2000])));
+        (told.collect(), faulty)
+    }
+
+    #[test]
+    fn faults_come_at_their_operations_and_what_happened_is_counted() {
+        let (results, faulty) = told(Faulty::new().once(1, Fault::Error(5)).times(3, 2, Fault::Zero), 6);
+        assert_eq!(results, [2000, -5, 2000, 0, 0, 2000]);
+        assert_eq!((faulty.seen(), faulty.injected()), (6, 3));
+        assert_eq!(faulty.hits().iter().map(|hit| hit.at).collect::<Vec<_>>(), [1, 3, 4]);
+        let (results, faulty) = told(Faulty::new().ever(u64::MAX, Fault::Zero).ever(2, Fault::Error(11)), 4);
+        assert_eq!((results, faulty.injected()), (vec![2000, 2000, -11, -11], 2));
+    }
+
+    #[test]
+    fn faults_can_be_injected_and_healed_while_readers_run() {
+        let faulty = Arc::new(Faulty::new().ever(0, Fault::Zero));
+        let told = || faulty.turn(&attempt(1000, 2000, 1)).told(2000, None);
+        assert_eq!(told(), 0);
+        faulty.inject(1, Fault::Error(4));
+        assert_eq!([told(), told()], [-4, 0]);
+        faulty.heal();
+        assert_eq!(told(), 2000);
+    }
+
+    #[test]
+    fn what_the_system_did_not_bring_cannot_be_wrong() {
+        let faulty = Arc::new(Faulty::new().ever(0, Fault::Flipped));
+        assert_eq!(faulty.turn(&attempt(1000, 2000, 1)).told(-11, Some(&mut [0; 2000])), -11);
+        assert_eq!(faulty.injected(), 0);
+    }
+}

@@ -1,0 +1,222 @@
+//! Every operation of the readers fails, in every way: what comes out is right batches, in order, and then perhaps one typed error
+//! that names path, place, sample and code. Never a hang, a panic, a lost or doubled sample, a thread or descriptor that stays.
+//!
+//! ```text
+//! setting (format × reader × device) ── a life without faults: N operations
+//!      └─ for operation 0, 1, 2 … until a life is clean, for each fault, once and for ever: a life
+//!                └─► batches against the right ones · the error · a second epoch without faults · the process as before
+//! ```
+//!
+//! Of the codes each operation gets some in turn; `FEEDLINE_SWEEP=full` means all of them, on every device (hours of one core). A
+//! sweep is done by several processes, since much of its time is waiting; it prints how many lives there were and how many faults.
+
+mod common;
+#[path = "common/got.rs"]
+mod got;
+#[path = "faults/house.rs"]
+mod house;
+#[path = "faults/life.rs"]
+mod life;
+#[path = "common/runs.rs"]
+mod runs;
+#[cfg(feature = "cuda")]
+#[path = "common/standin.rs"]
+mod standin;
+#[path = "faults/workloads.rs"]
+mod workloads;
+
+use common::{Dir, READERS};
+use feedline::read::{Fault, Faulty};
+use house::{House, watch, watched};
+use life::Setting;
+use std::collections::BTreeMap;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use workloads::WORKLOADS;
+
+/// Processes that share a sweep.
+const PARTS: usize = 2;
+/// Names the part of a process that a test has started: sweep, part.
+const PART: &str = "FEEDLINE_FAULTS_PART";
+/// Restricts a sweep to settings whose name holds this, in one process: for a developer.
+const ONLY: &str = "FEEDLINE_FAULTS_ONLY";
+/// Operations of a life at most: more mean that it does not end.
+const OPERATIONS_MAX: u64 = 100_000;
+
+/// EIO, EINTR, EAGAIN, EINVAL, ENOENT, EACCES, EPERM, EMFILE, ENOMEM, ESTALE, ENOSYS, EOPNOTSUPP, EFAULT, ETIMEDOUT, ENXIO,
+/// ECANCELED, and one that no kernel knows yet.
+const CODES: [i32; 17] = [5, 4, 11, 22, 2, 13, 1, 24, 12, 116, 38, 95, 14, 110, 6, 125, 4000];
+const LATE: Duration = Duration::from_micros(200);
+
+/// A fault, and how often from its operation on.
+type Planned = (Fault, u64);
+const EVER: u64 = u64::MAX;
+
+fn full() -> bool {
+    std::env::var("FEEDLINE_SWEEP").is_ok_and(|sweep| sweep == "full")
+}
+
+/// What operation `at` suffers, one life each.
+fn faults(at: u64) -> Vec<Planned> {
+    let codes = if full() { CODES.len() } else { 2 };
+    let codes = CODES.iter().cycle().skip(at as usize * 2 % CODES.len()).take(codes);
+    let mut faults: Vec<Planned> =
+        codes.flat_map(|code| [(Fault::Error(*code), 1), (Fault::Error(*code), EVER)]).collect();
+    for fault in [Fault::Short(1), Fault::Short(130), Fault::Zero, Fault::Late(LATE), Fault::Flipped, Fault::Elsewhere]
+    {
+        faults.extend([(fault, 1), (fault, EVER)]);
+    }
+    faults
+}
+
+/// What a part did.
+#[derive(Default)]
+struct Done {
+    lives: u64,
+    faults: u64,
+    /// Complaints without their numbers: how many, and the first.
+    complaints: BTreeMap<String, (u64, String)>,
+}
+
+impl Done {
+    fn complain(&mut self, what: &str, about: &str) {
+        let kind: String = about.chars().filter(|c| !c.is_ascii_digit()).take(80).collect();
+        let known = self.complaints.entry(kind).or_insert_with(|| (0, format!("{what}: {about}")));
+        known.0 += 1;
+    }
+
+    /// Sweeps a setting.
+    fn sweep(&mut self, setting: &Setting) {
+        let mut house = House::now();
+        for _ in 0..5 {
+            self.live(setting, &Faulty::new().into(), "no fault");
+            house = house.settled(House::now());
+        }
+        let operations = Arc::new(Faulty::new());
+        self.live(setting, &operations, "no fault");
+        for at in 0..OPERATIONS_MAX {
+            let mut most = 0;
+            for (fault, count) in faults(at) {
+                let faulty = Arc::new(Faulty::new().times(at, count, fault));
+                let what = format!("{} at {at}{}", name(fault), if count == EVER { " for ever" } else { "" });
+                most = most.max(self.live(setting, &faulty, &what));
+                if let Some(differs) = house.differs(&House::now()) {
+                    self.complain(&format!("{}, {what}", setting.name()), &differs);
+                    house = House::now();
+                }
+            }
+            if most <= at {
+                return;
+            }
+        }
+        panic!("{}: no end", setting.name());
+    }
+
+    /// One life; operations before the faults were healed.
+    fn live(&mut self, setting: &Setting, faulty: &Arc<Faulty>, what: &str) -> u64 {
+        let title = format!("{}, {what}", setting.name());
+        let (complaints, panicked) = watched(|| title.clone(), || setting.live(faulty));
+        self.lives += 1;
+        self.faults += faulty.injected();
+        complaints.iter().for_each(|about| self.complain(&title, about));
+        if panicked {
+            self.complain(&title, "a panic");
+        }
+        faulty.seen()
+    }
+}
+
+fn name(fault: Fault) -> String {
+    match fault {
+        Fault::Error(code) => std::io::Error::from_raw_os_error(code).to_string(),
+        fault => format!("{fault:?}"),
+    }
+}
+
+/// The settings of a sweep: number of the workload, number of the reader.
+fn settings(gpu: bool) -> Vec<(usize, usize)> {
+    let all = (0..WORKLOADS.len()).flat_map(|workload| (0..READERS.len()).map(move |reader| (workload, reader)));
+    // On a GPU the readers take turns, unless there is time.
+    all.filter(|(workload, reader)| !gpu || full() || (workload + reader) % READERS.len() == 0).collect()
+}
+
+fn sweep_part(gpu: bool, part: usize, parts: usize) -> Done {
+    watch();
+    let mut done = Done::default();
+    #[cfg(feature = "cuda")]
+    let session = gpu.then(|| standin::cuda().session(standin::Config::default()));
+    let only = std::env::var(ONLY).unwrap_or_default();
+    for (workload, reader) in settings(gpu).into_iter().skip(part).step_by(parts) {
+        let dir = Dir::new();
+        let workload = &WORKLOADS[workload];
+        let setting = Setting::new(workload, (workload.open)(&dir), READERS[reader], gpu);
+        if !setting.name().contains(&only) {
+            continue;
+        }
+        let (started, before) = (Instant::now(), (done.lives, done.faults));
+        done.sweep(&setting);
+        let (lives, faults) = (done.lives - before.0, done.faults - before.1);
+        println!("{}: {lives} lives, {faults} faults, {:.1} s", setting.name(), started.elapsed().as_secs_f64());
+    }
+    #[cfg(feature = "cuda")]
+    if let Some(session) = session {
+        assert_eq!(session.live(), standin::Live::default(), "alive in the driver");
+    }
+    done
+}
+
+/// The entry of those processes; without the variable it is nobody.
+#[test]
+#[ignore = "a part of the sweeps, which start it as a process of its own"]
+fn part() {
+    let Ok(part) = std::env::var(PART) else { return };
+    let [gpu, part, parts] = [0, 1, 2].map(|at| part.split(' ').nth(at).unwrap().parse::<usize>().unwrap());
+    let done = sweep_part(gpu == 1, part, parts);
+    for (count, first) in done.complaints.values() {
+        println!("COMPLAINT {count} times: {first}");
+    }
+    println!("\ndone: {} {}", done.lives, done.faults);
+    assert!(done.complaints.is_empty(), "{} kinds of complaints", done.complaints.len());
+}
+
+/// Has all parts done by processes of their own.
+#[track_caller]
+fn run(gpu: bool) {
+    let started = Instant::now();
+    let parts: Vec<_> = (0..PARTS)
+        .map(|part| {
+            // A low limit of descriptors, so that some datasets have more files than may stay open.
+            let mut command = Command::new("sh");
+            command.args(["-c", "ulimit -S -n 80; exec \"$0\" \"$@\""]).arg(std::env::current_exe().unwrap());
+            command.args(["part", "--exact", "--ignored", "--nocapture", "--test-threads", "1"]);
+            command.env(PART, format!("{} {part} {PARTS}", usize::from(gpu))).env("MALLOC_ARENA_MAX", "1");
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+            std::thread::spawn(move || command.output().unwrap())
+        })
+        .collect();
+    let (mut lives, mut faults) = (0, 0);
+    for (number, part) in parts.into_iter().enumerate() {
+        let output = part.join().unwrap();
+        let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let text = said(&output.stdout);
+        let numbers = text.lines().find_map(|line| line.strip_prefix("done: ")?.split_once(' '));
+        match numbers.filter(|_| output.status.success()) {
+            Some((a, b)) => (lives, faults) = (lives + a.parse::<u64>().unwrap(), faults + b.parse::<u64>().unwrap()),
+            None => panic!("part {number}: {}\n{text}\n{}", output.status, said(&output.stderr)),
+        }
+    }
+    let device = if gpu { "a stand-in GPU" } else { "the host" };
+    println!("to {device}: {lives} lives with {faults} faults in {:.1} s", started.elapsed().as_secs_f64());
+}
+
+#[test]
+fn whichever_operation_of_a_reader_fails_batches_are_right_or_one_error_names_what_failed() {
+    run(false);
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn whichever_operation_of_a_reader_fails_the_same_holds_on_a_gpu() {
+    run(true);
+}

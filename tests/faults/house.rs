@@ -1,0 +1,83 @@
+//! What a process must look like after every life: as before. And a watch on lives that do not end.
+
+use crate::common::{descriptors, loader_threads};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Most that a life may take.
+pub const DEADLINE: Duration = Duration::from_secs(20);
+/// Maps by which the allocator and the cache of thread stacks may be off.
+const MAPS_SLACK: usize = 12;
+
+/// What a process has of the system.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct House {
+    descriptors: Vec<String>,
+    maps: usize,
+    left_behind: u64,
+}
+
+fn maps() -> usize {
+    std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
+}
+
+impl House {
+    /// As it is, once no loader's thread runs any more.
+    pub fn now() -> Self {
+        let started = Instant::now();
+        while !loader_threads().is_empty() {
+            assert!(started.elapsed() < DEADLINE, "threads that do not end: {:?}", loader_threads());
+            std::thread::yield_now();
+        }
+        Self { descriptors: descriptors(), maps: maps(), left_behind: feedline::read::leaked() }
+    }
+
+    /// What is different afterwards, if anything.
+    pub fn differs(&self, after: &Self) -> Option<String> {
+        if self.descriptors != after.descriptors {
+            return Some(format!("descriptors: {:?}, before {:?}", after.descriptors, self.descriptors));
+        }
+        if after.maps > self.maps + MAPS_SLACK {
+            return Some(format!("{} maps, before {}", after.maps, self.maps));
+        }
+        (self.left_behind != after.left_behind).then(|| format!("{} buffers left behind", after.left_behind))
+    }
+
+    /// The same with as many maps as there were at most: while a process warms up.
+    pub fn settled(self, other: Self) -> Self {
+        Self { maps: self.maps.max(other.maps), ..self }
+    }
+}
+
+/// What runs now, and since when.
+static NOW: Mutex<Option<(Instant, String)>> = Mutex::new(None);
+/// Panics of any thread.
+static PANICS: AtomicU64 = AtomicU64::new(0);
+
+/// Ends the process, with the name of what ran, when that takes longer than it may. Counts panics.
+pub fn watch() {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        PANICS.fetch_add(1, Ordering::Relaxed);
+        before(info);
+    }));
+    let watch = || loop {
+        std::thread::sleep(Duration::from_millis(100));
+        let Some((since, what)) = NOW.lock().unwrap().clone() else { continue };
+        if since.elapsed() > DEADLINE {
+            println!("no end: {what}; threads: {:?}", loader_threads());
+            std::process::exit(101);
+        }
+    };
+    std::thread::Builder::new().name("watch".into()).spawn(watch).unwrap();
+}
+
+/// Runs `life` under watch; says whether a thread panicked.
+pub fn watched<T>(what: impl FnOnce() -> String, life: impl FnOnce() -> T) -> (T, bool) {
+    let before = PANICS.load(Ordering::Relaxed);
+    *NOW.lock().unwrap() = Some((Instant::now(), what()));
+    let out = life();
+    *NOW.lock().unwrap() = None;
+    (out, PANICS.load(Ordering::Relaxed) != before)
+}
