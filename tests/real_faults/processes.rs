@@ -4,7 +4,7 @@ use crate::child::{Given, Running, Task, pull, say};
 use crate::common::{Dir, READERS};
 use crate::denied::denied_here;
 use crate::set::Set;
-use crate::sys::{Forked, forked, over};
+use crate::sys::{Forked, forked, interrupt, over};
 use rustix::process::{Signal, kill_process};
 use std::time::{Duration, Instant};
 
@@ -77,4 +77,38 @@ fn a_process_that_forks_while_a_loader_is_alive_goes_on_and_its_child_ends() {
         ended.whole();
         assert_eq!(ended.number("forks"), 2 * 2 * set.batches(), "{way:?}");
     }
+}
+
+/// Every wait of every thread ends with EINTR again and again: opening, building, reading, sleeping, joining.
+#[test]
+fn signals_that_interrupt_all_threads_all_the_time_cost_nothing_but_time() {
+    let dir = Dir::new();
+    let set = Set::usual(dir.path("")).write();
+    let number = Signal::USR2.as_raw();
+    std::thread::scope(|scope| {
+        for (reader, way) in READERS.iter().enumerate() {
+            let set = &set;
+            scope.spawn(move || {
+                let task = Task::pull(set, reader).with("interrupted", number).with("epochs", 10);
+                let mut child = Running::start(task.command());
+                if !child.until("start") {
+                    panic!("{way:?}: {:#?}", child.end());
+                }
+                let (pid, mut sent) = (child.pid().as_raw_nonzero().get(), 0);
+                while !child.over() {
+                    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+                    for thread in tasks.filter_map(|entry| entry.file_name().to_str()?.parse().ok()) {
+                        sent += u32::from(interrupt(pid, thread, number));
+                    }
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+                let ended = child.end();
+                if denied_here(&ended) && reader != 0 {
+                    return crate::child::skip("signals", format!("{way:?}: no io_uring here"));
+                }
+                ended.whole();
+                eprintln!("{way:?}: {sent} signals");
+            });
+        }
+    });
 }

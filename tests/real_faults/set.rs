@@ -28,11 +28,17 @@ impl Set {
 
     /// Writes it, and takes it out of the page cache.
     pub fn write(self) -> Self {
+        let set = self.write_warm();
+        set.cool();
+        set
+    }
+
+    /// Writes it.
+    pub fn write_warm(self) -> Self {
         std::fs::create_dir_all(&self.dir).unwrap();
         for file in 0..self.files {
             std::fs::write(self.path(file), self.bytes(file, 0)).unwrap();
         }
-        self.cool();
         self
     }
 

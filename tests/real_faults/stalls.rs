@@ -1,6 +1,6 @@
 //! Storage that does not answer: waits end, what the kernel may still write to is left to it and counted, and nothing hangs.
 
-use crate::child::{Outcome, Running, Task, skip};
+use crate::child::{Ended, Outcome, Running, Task, skip};
 use crate::common::{Dir, READERS};
 use crate::denied::denied_here;
 use crate::fuse::{Fuse, Reads};
@@ -61,7 +61,7 @@ fn never(reader: usize, reads: Reads, reported: bool) {
 
 #[test]
 fn storage_that_answers_late_is_waited_for_and_nothing_is_lost() {
-    let time = Duration::from_millis(300);
+    let time = Duration::from_millis(200);
     each("storage that answers late", Reads::Late(time), |way, ended| {
         eprintln!("{way}: whole");
         ended.whole();
@@ -85,24 +85,28 @@ fn storage_that_answers_short_or_with_an_error_is_an_error_with_file_offset_samp
     });
 }
 
-fn each(test: &str, reads: Reads, judge: impl Fn(&str, &crate::child::Ended)) {
-    for (reader, way) in READERS.iter().enumerate() {
-        let dir = Dir::new();
-        let fuse = match Fuse::new(&dir.path("mount"), reads) {
-            Ok(fuse) => fuse,
-            Err(why) => return skip(test, why),
-        };
-        let go = dir.path("go");
-        let mut child = Running::start(Task::pull(&fuse.set, reader).with("go", go.display()).command());
-        if child.until("planned") {
-            fuse.begin();
-            std::fs::write(go, "").unwrap();
+fn each(test: &str, reads: Reads, judge: impl Fn(&str, &Ended) + Sync) {
+    let judge = &judge;
+    std::thread::scope(|scope| {
+        for (reader, way) in READERS.iter().enumerate() {
+            scope.spawn(move || {
+                let dir = Dir::new();
+                let fuse = match Fuse::new(&dir.path("mount"), reads) {
+                    Ok(fuse) => fuse,
+                    Err(why) => return skip(test, why),
+                };
+                let go = dir.path("go");
+                let mut child = Running::start(Task::pull(&fuse.set, reader).with("go", go.display()).command());
+                if child.until("planned") {
+                    fuse.begin();
+                    std::fs::write(go, "").unwrap();
+                }
+                let ended = child.end();
+                if denied_here(&ended) && reader != 0 {
+                    return skip(test, format!("{way:?}: no io_uring here"));
+                }
+                judge(&format!("{way:?}"), &ended);
+            });
         }
-        let ended = child.end();
-        if denied_here(&ended) && reader != 0 {
-            skip(test, format!("{way:?}: no io_uring here"));
-            continue;
-        }
-        judge(&format!("{way:?}"), &ended);
-    }
+    });
 }

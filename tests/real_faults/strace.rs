@@ -1,6 +1,6 @@
 //! System calls that fail, one or all from some moment on, injected by strace into a process with a real loader.
 
-use crate::child::{Ended, Outcome, Running, Task, skip, tool};
+use crate::child::{Ended, Outcome, Running, Task, skip, some_at_a_time, tool};
 use crate::common::{Dir, READERS};
 use crate::denied::denied_here;
 use crate::set::Set;
@@ -24,17 +24,20 @@ fn strace() -> Result<PathBuf, String> {
     if output.status.success() { Ok(strace) } else { Err(format!("strace cannot trace here: {}", words.trim())) }
 }
 
-/// One injection: what fails, how, and when; `only_files` where the call counts that is about the data only.
+/// One injection: what fails, how, and when (strace counts for each thread); `only_files` where the call counts that is about the data only.
 struct Injection<'a> {
     calls: &'a str,
     error: &'a str,
-    when: String,
+    when: &'a str,
     only_files: bool,
 }
 
 impl Injection<'_> {
+    fn what(&self, reader: usize) -> String {
+        format!("{} {} when={}, {:?}", self.calls, self.error, self.when, READERS[reader])
+    }
+
     fn run(&self, strace: &std::path::Path, set: &Set, reader: usize) -> Ended {
-        set.cool();
         let Self { calls, error, when, only_files } = self;
         let inject = format!("inject={calls}:error={error}:when={when}");
         let mut words = vec![strace.to_str().unwrap().to_string()];
@@ -45,7 +48,7 @@ impl Injection<'_> {
         if *only_files {
             set.paths().iter().for_each(|path| words.extend(["-P".to_string(), path.display().to_string()]));
         }
-        Running::start(Task::pull(set, reader).behind(&words)).end()
+        Running::start(Task::pull(set, reader).with("stall_ms", 1500).behind(&words)).end()
     }
 }
 
@@ -80,14 +83,15 @@ fn code(name: &str) -> i32 {
 /// Checks one run; returns what came of it, in words.
 #[track_caller]
 fn judge(what: &str, ended: &Ended, error: &str, must: Must, placed: bool) -> String {
-    match ended.outcome(false) {
+    // An entry that the kernel does not take, and does not give back, is left to it.
+    match ended.outcome_leaking() {
         Outcome::Whole => {
             assert!(must != Must::Fail, "{what}: nothing failed: {ended:#?}");
             "whole".into()
         }
         Outcome::Failed(fault) => {
             assert!(must != Must::Recover, "{what}: {fault:?}");
-            assert!(fault.has_code(code(error)), "{what}: no code: {fault:?}");
+            assert!(fault.has_code(code(error)) || fault.kind == "stalled", "{what}: no code: {fault:?}");
             assert!(!placed || fault.is_placed(), "{what}: no place: {fault:?}");
             fault.text
         }
@@ -96,7 +100,8 @@ fn judge(what: &str, ended: &Ended, error: &str, must: Must, placed: bool) -> St
 
 /// System calls about the data, the reader that makes them, and what has to come of an error of one of them, and of all.
 const CALLS: &[(&str, &[usize], &str, Must, Must)] = &[
-    ("pread64", &PREAD, "EINTR", Must::Recover, Must::Fail),
+    // For ever it does not exist, and whoever reads by the standard library waits for its end.
+    ("pread64", &PREAD, "EINTR", Must::Recover, Must::Recover),
     ("pread64", &PREAD, "EAGAIN", Must::Recover, Must::Fail),
     ("pread64", &PREAD, "EIO", Must::Either, Must::Fail),
     ("pread64", &PREAD, "ESTALE", Must::Either, Must::Fail),
@@ -126,19 +131,23 @@ fn an_error_of_a_system_call_about_the_data_is_recovered_or_named_with_file_offs
     };
     let dir = Dir::new();
     let set = Set { files: 4, per_file: 16, ..Set::usual(dir.path("")) }.write();
+    let mut cases = Vec::new();
     for (calls, readers, error, once, always) in CALLS {
         for reader in *readers {
-            for (when, must) in [("1", once), ("3", once), ("3+", always)] {
-                let injection = Injection { calls, error, when: when.into(), only_files: true };
-                let ended = injection.run(&strace, &set, *reader);
-                let what = format!("{calls} {error} when={when}, {:?}", READERS[*reader]);
-                // Of indexing, when there was no sample yet.
-                let placed = ended.said("built").is_some();
-                let words = judge(&what, &ended, error, *must, placed);
-                eprintln!("{what}: {words}");
-            }
+            let always = Some(("1+", always)).filter(|_| *error != "EINTR");
+            let cases_now = [("1", once), ("3", once)].into_iter().chain(always);
+            cases.extend(
+                cases_now.map(|(when, must)| (Injection { calls, error, when, only_files: true }, *reader, *must)),
+            );
         }
     }
+    some_at_a_time(&cases, |(injection, reader, must)| {
+        let ended = injection.run(&strace, &set, *reader);
+        // Of indexing there is no sample yet.
+        let placed = ended.said("planned").is_some();
+        let what = injection.what(*reader);
+        eprintln!("{what}: {}", judge(&what, &ended, injection.error, *must, placed));
+    });
 }
 
 #[test]
@@ -149,70 +158,61 @@ fn an_error_of_io_uring_is_recovered_or_named_and_what_was_under_way_is_not_lost
     };
     let dir = Dir::new();
     let set = Set { files: 4, per_file: 16, ..Set::usual(dir.path("")) }.write();
-    let table =
-        [("EINTR", Must::Recover), ("EAGAIN", Must::Recover), ("EBUSY", Must::Recover), ("ENOMEM", Must::Either)];
+    let mut cases = Vec::new();
     for reader in URING {
-        for (error, once) in table {
+        for error in ["EINTR", "EAGAIN", "EBUSY", "ENOMEM"] {
             // The first is the trial of the ring, made while the loader is built.
-            for when in ["1", "2", "3", "5", "3+"] {
-                let injection = Injection { calls: "io_uring_enter", error, when: when.into(), only_files: false };
-                let ended = injection.run(&strace, &set, reader);
-                if denied_here(&ended) && when != "1" {
-                    return skip("errors of io_uring", "no io_uring here");
-                }
-                let must = if when == "3+" || when == "1" { Must::Either } else { once };
-                let what = format!("io_uring_enter {error} when={when}, {:?}", READERS[reader]);
-                eprintln!("{what}: {}", judge(&what, &ended, error, must, false));
+            let trial = if error == "EINTR" { Must::Recover } else { Must::Either };
+            for (when, must) in [("1", trial), ("2", Must::Recover), ("4", Must::Recover), ("3+", Must::Fail)] {
+                cases.push((Injection { calls: "io_uring_enter", error, when, only_files: false }, reader, must));
             }
         }
     }
-    for reader in [AUTO, 1, 2] {
-        for calls in ["io_uring_setup", "io_uring_register", "eventfd2"] {
-            for error in ["ENOMEM", "EMFILE", "EPERM"] {
-                for when in ["1", "2", "3", "1+"] {
-                    let injection = Injection { calls, error, when: when.into(), only_files: false };
-                    let ended = injection.run(&strace, &set, reader);
-                    let what = format!("{calls} {error} when={when}, {:?}", READERS[reader]);
-                    let must = if reader == AUTO { Must::Recover } else { Must::Either };
-                    eprintln!("{what}: {}", judge(&what, &ended, error, must, false));
-                }
+    for calls in ["io_uring_setup", "io_uring_register", "eventfd2"] {
+        for error in ["ENOMEM", "EMFILE", "EPERM"] {
+            for when in ["1", "2", "1+"] {
+                let injection = |reader, must| (Injection { calls, error, when, only_files: false }, reader, must);
+                cases.extend([injection(AUTO, Must::Recover), injection(URING[0], Must::Either)]);
             }
         }
     }
+    some_at_a_time(&cases, |(injection, reader, must)| {
+        let ended = injection.run(&strace, &set, *reader);
+        let what = injection.what(*reader);
+        if denied_here(&ended) && injection.calls == "io_uring_enter" && injection.when != "1" {
+            return skip(&what, "no io_uring here");
+        }
+        eprintln!("{what}: {}", judge(&what, &ended, injection.error, *must, false));
+    });
 }
 
-/// The process also makes these for itself, so each of the first ones fails in turn, until a run has none left to fail.
+/// Each start of a thread fails in turn, until a run has none left to fail.
 #[test]
-fn no_thread_no_memory_and_futexes_that_are_interrupted_end_in_a_typed_error_or_not_at_all() {
+fn a_thread_that_cannot_be_started_is_an_error_of_the_build_with_its_code() {
     let strace = match strace() {
         Ok(strace) => strace,
-        Err(why) => return skip("errors of threads, memory and futexes", why),
+        Err(why) => return skip("threads that cannot be started", why),
     };
     let dir = Dir::new();
     let set = Set { files: 4, per_file: 16, ..Set::usual(dir.path("")) }.write();
-    for reader in ALL {
-        for (calls, error, most) in [("clone3", "EAGAIN", 14), ("futex", "EINTR", 6), ("futex", "EAGAIN", 6)] {
-            let mut words = Vec::new();
-            for when in 1..=most {
-                let injection = Injection { calls, error, when: when.to_string(), only_files: false };
-                let ended = injection.run(&strace, &set, reader);
-                if !ended.started() {
-                    continue;
-                }
-                let what = format!("{calls} {error} when={when}, {:?}", READERS[reader]);
-                let must = if calls == "futex" { Must::Recover } else { Must::Either };
-                let words_now = judge_unless_denied(&what, &ended, error, must, reader);
-                words.push(words_now);
+    some_at_a_time(&ALL, |reader| {
+        let mut seen = Vec::new();
+        for when in NUMBERS {
+            let injection = Injection { calls: "clone,clone3", error: "EAGAIN", when, only_files: false };
+            let ended = injection.run(&strace, &set, *reader);
+            let what = injection.what(*reader);
+            if denied_here(&ended) && *reader != AUTO {
+                return skip(&what, "no io_uring here");
             }
-            words.dedup();
-            eprintln!("{calls} {error}, {:?}: {words:#?}", READERS[reader]);
+            seen.push(judge(&what, &ended, "EAGAIN", Must::Either, false));
         }
-    }
+        let way = READERS[*reader];
+        assert!(seen.iter().any(|words| words != "whole"), "{way:?}: {seen:#?}");
+        assert_eq!(seen.last().map(String::as_str), Some("whole"), "{way:?}: {seen:#?}");
+        assert!(seen.iter().all(|words| words == "whole" || words.starts_with("build: ")), "{way:?}: {seen:#?}");
+        seen.dedup();
+        eprintln!("{way:?}: {seen:#?}");
+    });
 }
 
-fn judge_unless_denied(what: &str, ended: &Ended, error: &str, must: Must, reader: usize) -> String {
-    if denied_here(ended) && reader != AUTO {
-        return "no io_uring here".into();
-    }
-    judge(what, ended, error, must, false)
-}
+const NUMBERS: [&str; 15] = ["1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15"];

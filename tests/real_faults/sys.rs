@@ -19,6 +19,9 @@ unsafe extern "C" {
     fn fork() -> c_int;
     fn _exit(code: c_int) -> !;
     fn execv(path: *const c_char, arguments: *const *const c_char) -> c_int;
+    fn signal(number: c_int, handler: extern "C" fn(c_int)) -> *const c_void;
+    fn siginterrupt(number: c_int, interrupts: c_int) -> c_int;
+    fn tgkill(process: c_int, thread: c_int, number: c_int) -> c_int;
     fn waitpid(process: c_int, status: *mut c_int, options: c_int) -> c_int;
 }
 
@@ -104,4 +107,21 @@ pub fn over(process: i32) -> io::Result<Option<i32>> {
     // SAFETY: the kernel writes to one live integer.
     let found = checked(unsafe { waitpid(process, &raw mut status, WNOHANG) })?;
     Ok((found == process).then_some(status))
+}
+
+extern "C" fn nothing(_: c_int) {}
+
+/// From here on this signal does nothing but interrupt whatever system call it meets.
+pub fn interrupted_by(number: i32) {
+    // SAFETY: the handler does nothing, which is allowed everywhere.
+    unsafe {
+        signal(number, nothing);
+        siginterrupt(number, 1);
+    }
+}
+
+/// Sends a signal to one thread; false when it is gone.
+pub fn interrupt(process: i32, thread: i32, number: i32) -> bool {
+    // SAFETY: three integers; a thread that is gone is an error.
+    unsafe { tgkill(process, thread, number) == 0 }
 }

@@ -147,7 +147,12 @@ impl Ring {
         let nop = opcode::Nop::new().build();
         // SAFETY: a NOP refers to no memory.
         unsafe { ring.submission().push(&nop) }.map_err(|_| Errno::NOSYS)?;
-        ring.submit_and_wait(1).map_err(errno_of)?;
+        // A signal to this thread says nothing about io_uring.
+        while let Err(errno) = ring.submit_and_wait(1).map_err(errno_of) {
+            if errno != Errno::INTR {
+                return Err(errno);
+            }
+        }
         ring.completion().next().map(|_| ()).ok_or(Errno::NOSYS)
     }
 
