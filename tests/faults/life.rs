@@ -9,7 +9,7 @@ use crate::got::{Array, Got};
 use crate::workloads::{Notices, Workload};
 use feedline::dataset::{Dataset, fuzzing};
 use feedline::read::{Direct, Extent, Fault, Faulty, Hit, Mode, SourceId};
-use feedline::{Error, ErrorKind, Ledger, Loader, LoaderBuilder, OnBadSample, Stage, Status};
+use feedline::{Device, Error, ErrorKind, Ledger, Loader, LoaderBuilder, OnBadSample, Stage, Status};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,7 +18,8 @@ use std::sync::Arc;
 pub struct Setting {
     pub workload: &'static Workload,
     pub way: (Mode, Direct),
-    pub gpu: bool,
+    /// `None`: the host. The GPU is opened once: its context takes longer than a life.
+    pub gpu: Option<Device>,
     /// The policy: whether another sample stands in for one that cannot be had.
     pub substitutes: bool,
     dataset: Arc<dyn Dataset>,
@@ -54,7 +55,7 @@ impl Setting {
         workload: &'static Workload,
         dataset: Arc<dyn Dataset>,
         way: (Mode, Direct),
-        (gpu, substitutes): (bool, bool),
+        (gpu, substitutes): (Option<Device>, bool),
     ) -> Self {
         let mut readers_of = BTreeMap::<_, BTreeSet<u64>>::new();
         for sample in 0..dataset.len() {
@@ -75,7 +76,7 @@ impl Setting {
     }
 
     pub fn name(&self) -> String {
-        let device = if self.gpu { "GPU" } else { "host" };
+        let device = if self.gpu.is_some() { "GPU" } else { "host" };
         let policy = if self.substitutes { ", substitutes" } else { "" };
         format!("{}, {:?} {:?}, {device}{policy}", self.workload.name, self.way.0, self.way.1)
     }
@@ -85,11 +86,10 @@ impl Setting {
         let builder = (self.workload.set)(builder).reader(self.way.0).direct(self.way.1);
         let builder =
             if self.substitutes { builder.on_bad_sample(OnBadSample::Substitute { budget: 1000 }) } else { builder };
-        #[cfg(feature = "cuda")]
-        if self.gpu {
-            return builder.device(feedline::Device::cuda(0).unwrap()).device_batches(2);
+        match &self.gpu {
+            Some(gpu) => builder.device(gpu.clone()).device_batches(2),
+            None => builder,
         }
-        builder
     }
 
     /// One life; what was wrong with it.
@@ -264,10 +264,12 @@ impl Setting {
         if place.is_none() || read && !hits.iter().any(of_hit) {
             lacks("not the place");
         }
+        let coded = |hit: &Hit| if let Fault::Error(code) = hit.fault { Some(code) } else { None };
+        let mut codes: BTreeSet<i32> = hits.iter().filter_map(coded).collect();
         // A page of a map that is not to be had is EFAULT to who copies it, and EIO to everybody else.
-        let code = |code: i32| if self.way.0 == Mode::Mmap && code == 14 { 5 } else { code };
-        let coded = |hit: &Hit| if let Fault::Error(errno) = hit.fault { Some(code(errno)) } else { None };
-        let codes: BTreeSet<i32> = hits.iter().filter_map(coded).collect();
+        if self.way.0 == Mode::Mmap && codes.contains(&14) {
+            codes.insert(5);
+        }
         if !codes.is_empty() && !codes.iter().any(|code| error.to_string().contains(&format!("(os error {code})"))) {
             lacks("not the code");
         }

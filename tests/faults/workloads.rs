@@ -82,7 +82,7 @@ fn pages(dir: &Dir) -> Arc<dyn Dataset> {
 /// More files than may be open at once: each is opened for its read.
 #[cfg(feature = "image")]
 fn images(dir: &Dir) -> Arc<dyn Dataset> {
-    for picture in 0..24 {
+    for picture in 0..14 {
         let pixels = noise(24 * 16 * 3, picture);
         let mut bytes = Vec::new();
         let encoder = jpeg_encoder::Encoder::new(&mut bytes, 70);
