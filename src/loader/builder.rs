@@ -809,6 +809,7 @@ impl Assembly {
             recovery,
             watch: Watch::new(handles.len(), pending + plan.chunks),
             scratch_limit: plan.scratch_bytes,
+            unregistered: OnceLock::new(),
         });
         let _ = exchange.map_bell.set(Arc::downgrade(&core));
         let io = Io::new(core.clone(), reader, IoSide { frees, idle, ring, chunks, regions }, pending);

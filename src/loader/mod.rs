@@ -428,7 +428,7 @@ impl Shared {
             user: nanos(&meters.user_ns),
             decode_busy: Duration::from_nanos(meters.pool.read(now).0),
             workers: core.work.count,
-            choice: self.choice.clone(),
+            choice: self.choice.clone().and(core.unregistered.get()),
             chunks: core.chunk_starts.as_ref().map(|starts| (meters.chunks.get(), starts.len() as u64 - 1)),
             chunk_samples: meters.chunk_rows.get(),
             planned_amplification: self.planned_amplification,

@@ -192,8 +192,11 @@ impl Io {
     /// Runs until it is told to end.
     pub(crate) fn run(&mut self) {
         // Here, since a ring belongs to the thread that drives it. Without registration everything works all the same.
-        let _ = self.reader.register(&self.side.regions);
+        let refused = self.reader.register(&self.side.regions);
         let core = self.core.clone();
+        if let Some(why) = refused.filter(|_| self.reader.name() == "io_uring") {
+            let _ = core.unregistered.set(why);
+        }
         let meters = &core.meters;
         self.now = meters.clock.now();
         let mut woke = self.now;

@@ -134,6 +134,8 @@ pub(crate) struct Core {
     pub(crate) watch: watchdog::Watch,
     /// Heap bytes that decoders may take on each worker.
     pub(crate) scratch_limit: usize,
+    /// Why io_uring reads into memory that is not registered, if so.
+    pub(crate) unregistered: std::sync::OnceLock<String>,
 }
 
 impl Core {

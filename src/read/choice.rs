@@ -41,6 +41,14 @@ pub struct Choice {
     pub why: Vec<String>,
 }
 
+impl Choice {
+    /// With one more reason.
+    pub(crate) fn and(mut self, why: Option<&String>) -> Self {
+        self.why.extend(why.cloned());
+        self
+    }
+}
+
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let first = if self.cached_first { "page cache, then " } else { "" };

@@ -21,6 +21,9 @@ fn filters() -> Vec<(String, String)> {
 
 #[test]
 fn a_seccomp_filter_that_refuses_io_uring_leaves_pread_threads_and_a_reason() {
+    if !uring_here() {
+        return skip("seccomp", "io_uring is refused on this machine as it is");
+    }
     let dir = Dir::new();
     let set = Set::usual(dir.path("")).write();
     for (errno, word) in [(Errno::PERM, "EPERM"), (Errno::NOSYS, "ENOSYS")] {
@@ -74,6 +77,13 @@ fn too_little_memory_that_may_be_locked_is_said_in_the_report_and_costs_nothing_
             eprintln!("{limit} bytes, {reader}: {words}");
         }
     }
+}
+
+/// Whether io_uring is to be had in this process.
+pub fn uring_here() -> bool {
+    let records = feedline::dataset::Records::builder(1).open_bytes([1]).unwrap();
+    let loader = feedline::Loader::builder(records).workers(1).slots(1).reader(feedline::read::Mode::Uring);
+    loader.direct(feedline::read::Direct::Off).build().is_ok()
 }
 
 /// Whether io_uring was not to be had for another reason than the test's.
