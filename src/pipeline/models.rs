@@ -190,9 +190,6 @@ fn exchange(slots: usize) -> (Arc<Exchange>, Arc<Bell>) {
         map_bell: OnceLock::new(),
         lease: None,
     });
-    // Of `SeqCst` loads loom knows that they see no store older than the newest `SeqCst` store, if both are such stores; so
-    // that the first value counts as one, it is stored once more. That is the total order that the exchange relies on.
-    exchange.closed.store(false, Ordering::SeqCst);
     pool(1, slots, Box::new(exchange.clone())).announce(|_| {});
     (exchange, bell)
 }
