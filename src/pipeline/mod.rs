@@ -216,7 +216,7 @@ pub(crate) struct Exchange {
     pub(crate) frees_out: Receiver<FreeSlot>,
     /// The loader is gone: what still arrives in the channels is taken out again. Slots know this exchange, so one that
     /// lay in its channels for ever would keep both alive.
-    pub(crate) closed: crate::sync::atomic::AtomicBool,
+    pub(crate) closed: crate::sync::Flag,
     pub(crate) waker: Waker,
     /// Full slots that `.map_batch` must see first; its receiver is the workers.
     pub(crate) to_map: Option<Sender<Filled>>,

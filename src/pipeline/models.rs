@@ -29,6 +29,7 @@ use std::sync::{Arc, OnceLock, Weak};
 fn every_order(name: &str, preemptions: Option<usize>, model: impl Fn() + Sync + Send + 'static) {
     let count = Arc::new(std::sync::atomic::AtomicU64::new(0));
     let seen = count.clone();
+    meters();
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = preemptions;
     builder.max_branches = 100_000;
@@ -164,6 +165,12 @@ fn a_slot_that_is_used_again_is_free_of_its_last_use() {
     });
 }
 
+/// Made once, outside of the models: they are large, and the stacks of a model's threads are small. No order depends on them.
+fn meters() -> Arc<Meters> {
+    static METERS: OnceLock<Arc<Meters>> = OnceLock::new();
+    METERS.get_or_init(|| Arc::new(Meters::new(Clock::real(), 1, false))).clone()
+}
+
 /// An exchange as the loader makes it, on the host, and its slots, all free.
 fn exchange(slots: usize) -> (Arc<Exchange>, Arc<Bell>) {
     let (frees, frees_out) = bounded(slots);
@@ -179,7 +186,7 @@ fn exchange(slots: usize) -> (Arc<Exchange>, Arc<Bell>) {
         closed: Default::default(),
         waker: bell.waker(),
         to_map: None,
-        meters: Arc::new(Meters::new(Clock::real(), 1, false)),
+        meters: meters(),
         map_bell: OnceLock::new(),
         lease: None,
     });
@@ -384,11 +391,7 @@ impl Drains {
             while let Some(item) = self.more.pop().or_else(|| self.queue.pop()) {
                 self.done.lock().unwrap().push(item);
                 if item == 1 {
-                    self.more.push(3);
-                    // The drain that rayon would run somewhere else, unless every place is taken.
-                    if self.ring() {
-                        self.active.fetch_sub(1, Ordering::SeqCst);
-                    }
+                    self.push(&self.more, 3);
                 }
             }
             self.active.fetch_sub(1, Ordering::SeqCst);
