@@ -117,7 +117,11 @@ impl Case {
             return self.fewer(told);
         }
         let legal = !matches!(self.promise, Promise::Stalls | Promise::Refused);
-        let untouched = if self.promise == Promise::Exact { "" } else { ", as if nothing had been done" };
+        let untouched = match (self.promise, told.damage.first()) {
+            (Promise::Exact, _) => String::new(),
+            (_, None) => ", as if nothing had been done".into(),
+            (_, Some(damage)) => format!(", said when opened: {}", short(damage)),
+        };
         let words = format!("exact: {} samples{untouched}{note}", told.exact);
         Outcome::new(if legal { Verdict::Ok } else { Verdict::Broken }, words)
     }
