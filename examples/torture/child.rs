@@ -420,7 +420,7 @@ impl Checker {
 
     fn take(&mut self, batch: &Batch) -> Anyhow<()> {
         for row in rows(batch)? {
-            let known = self.left.get(&row.hash).is_some();
+            let known = self.left.contains_key(&row.hash);
             let right = if self.moved { known } else { self.hashes.get(row.id as usize) == Some(&row.hash) };
             if !right {
                 self.wrong += 1;

@@ -33,7 +33,8 @@ fn one(kind: Kind, path: &Path, source: Source, draws: &mut Draws) -> io::Result
         Kind::Removed => Ok(()),
         Kind::Fifo => fifo(path),
         Kind::Folder => fs::create_dir(path),
-        Kind::Cut => open(path)?.set_len(fs::metadata(path)?.len() / 2),
+        // Not where a record of an even length ends: some formats could not tell.
+        Kind::Cut => open(path)?.set_len((fs::metadata(path)?.len() / 2).saturating_sub(3)),
         Kind::Emptied => open(path)?.set_len(0),
         Kind::Grown => OpenOptions::new().append(true).open(path)?.write_all(&[0xa5; 1000]),
         Kind::Replaced => {
@@ -42,11 +43,11 @@ fn one(kind: Kind, path: &Path, source: Source, draws: &mut Draws) -> io::Result
             fs::remove_file(path)?;
             fs::write(path, new)
         }
-        Kind::Forbidden => fs::set_permissions(path, Permissions::from_mode(0)),
+        Kind::Forbidden => fs::set_permissions(path, Permissions::from_mode(0o000)),
         Kind::Flipped => {
             let header = self_description(source, path)?;
             let outside = |at: u64| !header.iter().any(|range| range.contains(&at));
-            flip(path, draws, &[0..fs::metadata(path)?.len()], outside)
+            flip(path, draws, &only(0..fs::metadata(path)?.len()), outside)
         }
         Kind::FlippedHeader => flip(path, draws, &self_description(source, path)?, |_| true),
     }
@@ -104,7 +105,7 @@ pub fn self_description(source: Source, path: &Path) -> io::Result<Vec<Range<u64
         file.read_exact_at(&mut bytes, at).map_or(0, |()| u64::from_le_bytes(bytes))
     };
     let ending = path.extension().unwrap_or_default().to_string_lossy().into_owned();
-    let first = |bytes: u64| vec![0..bytes.min(len)];
+    let first = |bytes: u64| only(0..bytes.min(len));
     Ok(match source {
         Source::Tar => tar_headers(&file, len)?,
         Source::Mds if ending == "json" => first(len),
@@ -112,13 +113,17 @@ pub fn self_description(source: Source, path: &Path) -> io::Result<Vec<Range<u64
         Source::Mds => first(word(0) as u32 as u64 * 4 + 8),
         Source::Safetensors => first(word(0).saturating_add(8)),
         Source::Npy => first(128),
-        Source::Npz => vec![len.saturating_sub(150)..len],
+        Source::Npz => only(len.saturating_sub(150)..len),
         Source::Tfrecord => first(12),
         Source::Images => first(20),
         #[cfg(feature = "parquet")]
-        Source::Parquet => vec![len.saturating_sub(8 + (word(len.saturating_sub(8)) as u32 as u64))..len],
+        Source::Parquet => only(len.saturating_sub(8 + (word(len.saturating_sub(8)) as u32 as u64))..len),
         _ => Vec::new(),
     })
+}
+
+fn only(range: Range<u64>) -> Vec<Range<u64>> {
+    Vec::from([range])
 }
 
 fn tar_headers(file: &File, len: u64) -> io::Result<Vec<Range<u64>>> {

@@ -63,7 +63,7 @@ impl Case {
     /// Whether something of the format, or beside it, tells that a byte changed.
     fn has_checksums(&self) -> bool {
         let by_format = match self.source {
-            Source::Tfrecord | Source::Npz => true,
+            Source::Tfrecord => true,
             Source::Tar => self.header,
             _ => false,
         };
@@ -93,7 +93,7 @@ impl Case {
     fn silent(&self, told: &Told, note: &str) -> Outcome {
         let found = if told.bad > 0 { format!(", {} found", told.bad) } else { String::new() };
         if self.unlisted && self.promise == Promise::Noticed {
-            let words = format!("{} of {} files are longer: it is another dataset{note}", told.wrong, self.samples);
+            let words = format!("{} samples are others, or more: it is another dataset{note}", told.wrong);
             return Outcome::new(Verdict::NotNoticed, words);
         }
         let forgiven = self.promise == Promise::Checksum && !self.has_checksums();

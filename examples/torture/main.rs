@@ -249,7 +249,8 @@ impl Run {
     fn case(&self, promise: Promise, damage: Option<&Damage>) -> Case {
         let (source, checked) = (self.args.source.source, self.args.source.checked.is_some());
         let header = damage.is_some_and(|damage| damage.kind == Kind::FlippedHeader);
-        let unlisted = source == Source::Images && damage.is_some_and(|damage| damage.when == When::Before);
+        let plain = matches!(source, Source::Images | Source::Records | Source::Tokens);
+        let unlisted = plain && damage.is_some_and(|damage| damage.when == When::Before);
         Case { promise, source, checked, header, unlisted, samples: self.samples }
     }
 

@@ -31,6 +31,7 @@ import subprocess
 import sys
 import tempfile
 
+# Seconds; --limit. Streaming's own timeout for a shard is as long.
 LIMIT = 60
 NAMES = re.compile(r"[\w.-]+\.(?:jpg|tar|mds|json)\b")
 
@@ -183,7 +184,8 @@ def run(function, path):
         return hashes, words.read_text(errors="replace"), code
 
 
-def judge(intact, hashes, words, code, damaged):
+def judge(intact, before, hashes, words, code, damaged):
+    """`intact`: what came of the intact copy, and `before`: what was said of it."""
     if code == "HANG":
         return f"HANG (over {LIMIT} s)"
     named = sorted(set(NAMES.findall(words)) & damaged)
@@ -193,9 +195,9 @@ def judge(intact, hashes, words, code, damaged):
         if isinstance(code, int) and code < 0:
             return f"CRASH (signal {-code}): {text}"
         return f"error, {'names ' + named[0] if named else 'file NOT named'}: {text}"
-    before, after = collections.Counter(intact), collections.Counter(hashes)
-    wrong, gone = sum((after - before).values()), sum((before - after).values())
-    said = f", warned of {named[0]}" if named else ", warned" if "warn" in words.lower() else ""
+    right, after = collections.Counter(intact), collections.Counter(hashes)
+    wrong, gone = sum((after - right).values()), sum((right - after).values())
+    said = f", warned of {named[0]}" if named else ", warned" if "warn" in words.lower() and "warn" not in before.lower() else ""
     parts = []
     if wrong:
         parts.append(f"{wrong} WRONG")
@@ -223,10 +225,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("format", choices=LOADERS)
     parser.add_argument("folder", type=pathlib.Path, help="what --keep left")
+    parser.add_argument("--limit", type=int, default=LIMIT, help="seconds after which a loader hangs")
+    parser.add_argument("--only", help="only this copy")
     args = parser.parse_args()
+    globals()["LIMIT"] = args.limit
     intact = args.folder / "intact"
     folders = sorted(path for path in args.folder.iterdir() if path.is_dir())
     folders = [path for path in folders if path.name in KEPT or not LEFT_OUT.search(path.name)]
+    folders = [path for path in folders if args.only in (None, path.name)]
     print("| damage | loader | what came out |\n|---|---|---|")
     for name, function, module in LOADERS[args.format]:
         if importlib.util.find_spec(module) is None:
@@ -237,7 +243,7 @@ def main():
             print(f"| intact | {name} | cannot be read: {words.strip().splitlines()[-1:]} |")
             continue
         for folder in folders:
-            result = judge(expected, *run(function, folder), changed(intact, folder))
+            result = judge(expected, words, *run(function, folder), changed(intact, folder))
             print(f"| {folder.name} | {name} | {result} |".replace("\n", " "), flush=True)
 
 

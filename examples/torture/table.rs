@@ -73,7 +73,7 @@ pub fn foot(lines: &[Line], checked: bool) {
     say(format_args!("{ok} ok, {not} not noticed, {skipped} skipped, {broken} broken"));
     if lines.iter().any(|line| line.outcome.verdict == Verdict::NotNoticed && line.outcome.words.contains("WRONG")) {
         say(
-            "not noticed, WRONG: the format has no checksums there, so a changed byte is as good as another (see --checked)",
+            "not noticed, WRONG: no checksums there (npz: none asked for), so a changed byte is as good as another; see --checked",
         );
     }
     if lines.iter().any(|line| line.outcome.verdict == Verdict::NotNoticed && !line.outcome.words.contains("WRONG")) {
