@@ -265,7 +265,9 @@ impl Run {
     }
 
     fn run(&self, job: &Job) -> Anyhow<Ended> {
-        supervise::run(job, Duration::from_secs(self.args.limit.into()), &self.stop)
+        // Each drop is a loader that was built.
+        let drops = if let Act::Dropped(times) = job.act { u64::from(times) } else { 0 };
+        supervise::run(job, Duration::from_secs(u64::from(self.args.limit) + 2 * drops), &self.stop)
     }
 
     fn once(&self, scenario: &Scenario, act: Act, damage: Option<Damage>, substitute: bool) -> Anyhow<Outcome> {
