@@ -101,7 +101,7 @@ fn raw_records_and_tar_shards_allocate_a_few_times_per_batch_and_never_per_sampl
     let memory = || Records::builder(64).open_bytes(noise(256 * 600 * 64, 1)).unwrap();
     let mut cases = vec![("memory", Loader::builder(memory()).batch_size(256))];
     for (name, path, record, batch) in [("64", &small, 64, 256), ("4096", &large, 4096, 8), ("1000", &odd, 1000, 8)] {
-        for (mode, direct) in [(Mode::Auto, Direct::Auto), (Mode::Uring, Direct::On), (Mode::Uring, Direct::Off)] {
+        for (mode, direct) in had([(Mode::Auto, Direct::Auto), (Mode::Uring, Direct::On), (Mode::Uring, Direct::Off)]) {
             if record == 64 && mode == Mode::Uring {
                 continue;
             }
@@ -109,7 +109,7 @@ fn raw_records_and_tar_shards_allocate_a_few_times_per_batch_and_never_per_sampl
             cases.push((name, builder));
         }
     }
-    for (mode, direct) in [(Mode::Auto, Direct::Auto), (Mode::Uring, Direct::On)] {
+    for (mode, direct) in had([(Mode::Auto, Direct::Auto), (Mode::Uring, Direct::On)]) {
         let checked = records(&large, 4096).checked(dir.path("large.crc")).unwrap();
         let tar = Tar::builder().raw(Field::fixed("bin", DType::U8, [64]), "bin").class("cls");
         let tar = tar.open(&shard).unwrap();

@@ -112,7 +112,7 @@ fn files_that_are_gone_cut_grown_or_no_files_get_substitutes_that_do_not_depend_
     std::fs::create_dir(&dataset.paths[40]).unwrap();
     let bad = BTreeSet::from([5, 17, 18, 40]);
     let mut first = None;
-    for (mode, direct) in READERS {
+    for (mode, direct) in readers() {
         for workers in [1, 3] {
             let loader = build(files(&dataset).reader(mode).direct(direct).workers(workers));
             let planned = loader.preview(0, 100).unwrap();

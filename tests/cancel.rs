@@ -157,7 +157,7 @@ impl Sweep {
         let mut draws = Draws::new(SEED, 0, number, "life");
         let workloads = std::mem::take(&mut self.workloads);
         let workload = &workloads[draws.below(workloads.len() as u64) as usize];
-        let (mode, direct) = READERS[draws.below(READERS.len() as u64) as usize];
+        let (mode, direct) = reader(draws.below(READERS.len() as u64) as usize);
         let device = draws.below(self.devices.len() as u64) as usize;
         let slots = 1 + draws.below(5) as usize;
         let (workers, depth) = (1 + draws.below(3) as usize, [1, 4, 32][draws.below(3) as usize]);

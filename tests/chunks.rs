@@ -170,7 +170,7 @@ fn toy(dir: &Dir) -> (Arc<Toy>, Vec<u8>) {
 fn every_sample_comes_once_with_its_bytes_by_every_reader_order_and_batch_size() {
     let dir = Dir::new();
     let (toy, bytes) = toy(&dir);
-    for (mode, direct) in READERS {
+    for (mode, direct) in readers() {
         for batch_size in [1, 8, 50, 200] {
             let make = |order| -> Loader {
                 build(Loader::builder(toy.clone()).order(order).batch_size(batch_size).reader(mode).direct(direct))
@@ -273,7 +273,7 @@ fn a_sequential_order_keeps_few_chunks_and_an_order_of_any_kind_keeps_all() {
 fn chunks_in_memory_are_opened_without_a_read() {
     let dir = Dir::new();
     let (toy, bytes) = toy(&dir);
-    for (mode, direct) in READERS {
+    for (mode, direct) in readers() {
         let memory = toy.clone().in_memory().unwrap();
         let loader =
             build(Loader::builder(memory).order(Order::windowed(1, 3)).batch_size(9).reader(mode).direct(direct));
@@ -305,7 +305,7 @@ fn a_chunk_that_cannot_be_opened_fails_its_samples_by_name_and_no_others() {
         (Fault::OutsideOfTheFile(3), ErrorKind::Truncated, "ends behind the end"),
     ];
     for (fault, kind, words) in table {
-        for (mode, direct) in [(Mode::Auto, Direct::Auto), (Mode::Uring, Direct::On), (Mode::Pread, Direct::Off)] {
+        for (mode, direct) in had([(Mode::Auto, Direct::Auto), (Mode::Uring, Direct::On), (Mode::Pread, Direct::Off)]) {
             let (toy, _) = Toy::new(&dir, &ROWS, fault);
             let loader = build(Loader::builder(toy).batch_size(4).reader(mode).direct(direct));
             let mut epoch = loader.epoch(0).unwrap();
@@ -343,7 +343,7 @@ fn a_budget_that_does_not_hold_the_chunks_is_refused_by_name() {
 fn dropping_an_epoch_at_any_batch_and_starting_the_next_gives_whole_epochs() {
     let dir = Dir::new();
     let (toy, bytes) = toy(&dir);
-    for (mode, direct) in [(Mode::Auto, Direct::Auto), (Mode::Uring, Direct::On)] {
+    for (mode, direct) in had([(Mode::Auto, Direct::Auto), (Mode::Uring, Direct::On)]) {
         for order in [Order::sequential(), Order::windowed(1, 2), Order::shuffled(1)] {
             let loader =
                 build(Loader::builder(toy.clone()).order(order).batch_size(10).slots(3).reader(mode).direct(direct));
@@ -496,7 +496,7 @@ fn a_dataset_that_lies_about_its_chunks_once_the_loader_is_built_ends_in_an_erro
         Lie::NotWhole,
     ];
     for lie in LIES {
-        for (mode, direct) in [(Mode::Auto, Direct::Auto), (Mode::Uring, Direct::On), (Mode::Pread, Direct::Off)] {
+        for (mode, direct) in had([(Mode::Auto, Direct::Auto), (Mode::Uring, Direct::On), (Mode::Pread, Direct::Off)]) {
             let what = format!("{lie:?} {mode:?} {direct:?}");
             let ended = within_a_minute(what.clone(), move || {
                 let dir = Dir::new();
@@ -556,7 +556,7 @@ fn a_chunk_that_cannot_be_had_is_substituted_row_by_row_under_every_order() {
             let orders = [Order::sequential(), Order::shuffled(4), windowed(), windowed().lanes(2)];
             for (index, order) in orders.into_iter().enumerate() {
                 let mut first = None;
-                for (workers, mode) in [(1, Mode::Pread), (3, Mode::Auto), (2, Mode::Uring)] {
+                for (workers, mode) in [(1, Mode::Pread), (3, Mode::Auto), (2, reader(2).0)] {
                     let builder = Loader::builder(toy.clone()).order(order.clone()).batch_size(8).workers(workers);
                     let policy = OnBadSample::Substitute { budget: 13 };
                     let loader = build(builder.reader(mode).on_bad_sample(policy));

@@ -206,7 +206,7 @@ fn sweep_part(sweep: Sweep, part: usize, parts: usize) -> Done {
         let workload = &WORKLOADS[workload];
         let driver = Driver::new(sweep.gpu);
         let to = (driver.device(), sweep.substitutes);
-        let setting = Setting::new(workload, (workload.open)(&dir), READERS[reader], to);
+        let setting = Setting::new(workload, (workload.open)(&dir), common::reader(reader), to);
         if !only.split(',').any(|only| setting.name().contains(only)) {
             continue;
         }

@@ -21,7 +21,7 @@ fn anonymous() -> usize {
 #[test]
 fn memory_stays_within_the_plan_and_does_not_grow_from_ten_thousand_to_a_hundred_million_records() {
     let dir = Dir::new();
-    for (mode, direct) in READERS {
+    for (mode, direct) in readers() {
         let mut used = Vec::new();
         for count in [10_000_u64, 100_000_000] {
             let path = dir.path(&format!("{count}.bin"));

@@ -22,7 +22,7 @@ fn every_sample_comes_once_with_its_bytes_by_every_reader_and_size() {
     // 512 and 4096 fit the alignment of O_DIRECT, 100 and 5000 do not, 1 is as odd as it gets.
     for (count, record) in [(1, 512), (37, 4096), (300, 100), (70, 5000), (1000, 1), (5, 150_528)] {
         let (path, bytes) = records_file(&dir, count, record);
-        for (mode, direct) in READERS {
+        for (mode, direct) in readers() {
             for batch_size in [1, 7, 64] {
                 let loader =
                     build(Loader::builder(records(&path, record)).batch_size(batch_size).reader(mode).direct(direct));
@@ -41,7 +41,7 @@ fn order_and_bytes_do_not_depend_on_workers_reader_depth_or_slots() {
     let ids = Order::shuffled(7).preview(501, 3, 501).unwrap();
     let expected = expected(&bytes, 1024, &ids);
     for workers in [1, 2, 4, 8] {
-        for (mode, direct) in READERS {
+        for (mode, direct) in readers() {
             for (depth, slots) in [(1, 2), (64, 9)] {
                 let builder = Loader::builder(records(&path, 1024)).order(Order::shuffled(7)).batch_size(50);
                 let loader = build(builder.workers(workers).reader(mode).direct(direct).depth(depth).slots(slots));
@@ -89,7 +89,7 @@ fn several_files_follow_each_other_and_headers_are_skipped() {
         files.push(dir.write(&format!("{index}.bin"), &bytes));
         all.extend(body);
     }
-    for (mode, direct) in READERS {
+    for (mode, direct) in readers() {
         let records = Records::builder(600).header(100).open_files(&files).unwrap();
         let loader = build(Loader::builder(records).batch_size(4).reader(mode).direct(direct));
         assert!(pull(&loader, 0).unwrap() == expected(&all, 600, &(0..9).collect::<Vec<_>>()), "{mode:?}");
@@ -303,7 +303,7 @@ impl Decoder for Trap {
 fn an_error_or_panic_of_a_decoder_names_the_sample_and_ends_the_epoch_exactly_once() {
     let dir = Dir::new();
     let (path, _) = records_file(&dir, 100, 8);
-    for (mode, direct) in READERS {
+    for (mode, direct) in readers() {
         for panics in [false, true] {
             // The order of delivery decides which error is seen: batch 3 before 7, the lower row of batch 3 first.
             let trap = Trap { bad: vec![71, 36, 34], panics };
@@ -503,7 +503,7 @@ fn bytemuck_bytes(value: &i64) -> &[u8] {
 #[test]
 fn a_sample_of_several_extents_framed_raw_and_inline_comes_together_by_every_reader() {
     let dir = Dir::new();
-    for (mode, direct) in READERS {
+    for (mode, direct) in readers() {
         let (dataset, framed, raw) = Many::new(&dir, Twist::None);
         let loader =
             build(Loader::builder(dataset).batch_size(8).reader(mode).direct(direct).order(Order::shuffled(2)));
@@ -538,7 +538,7 @@ fn a_dataset_that_lies_gets_a_typed_error_that_names_the_sample_and_nothing_hang
         (Twist::Panics, ErrorKind::Panicked, "extents panics"),
     ];
     for (twist, kind, words) in cases {
-        for (mode, direct) in READERS {
+        for (mode, direct) in readers() {
             let (dataset, ..) = Many::new(&dir, twist);
             let loader = build(Loader::builder(dataset).batch_size(50).reader(mode).direct(direct));
             let error = pull(&loader, 0).unwrap_err();
@@ -556,7 +556,7 @@ fn a_file_that_vanishes_shrinks_or_grows_after_it_was_opened_is_a_typed_error_na
     let dir = Dir::new();
     let shrink =
         |path: &std::path::Path, len| std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(len).unwrap();
-    for (mode, direct) in READERS {
+    for (mode, direct) in readers() {
         for (what, kind) in
             [("vanish", ErrorKind::NotFound), ("shrink", ErrorKind::Changed), ("grow", ErrorKind::Changed)]
         {
@@ -629,7 +629,7 @@ fn the_smallest_legal_budget_delivers_everything_and_one_byte_less_is_refused() 
     let dir = Dir::new();
     for (count, record, batch) in [(40, 100, 7), (25, 5000, 10), (64, 4096, 3)] {
         let (path, bytes) = records_file(&dir, count, record);
-        for (mode, direct) in READERS {
+        for (mode, direct) in readers() {
             let with = |budget| {
                 let builder = Loader::builder(records(&path, record)).batch_size(batch).workers(2);
                 builder.reader(mode).direct(direct).memory_budget(budget).build()
@@ -699,13 +699,15 @@ fn a_sampler_that_names_a_sample_that_does_not_exist_is_an_error_not_a_panic() {
 fn the_report_counts_what_was_delivered_and_says_how_it_was_read() {
     let dir = Dir::new();
     let (path, _) = records_file(&dir, 64, 4096);
-    let loader = build(Loader::builder(records(&path, 4096)).batch_size(16).reader(Mode::Uring).direct(Direct::On));
+    let (mode, direct) = reader(1);
+    let loader = build(Loader::builder(records(&path, 4096)).batch_size(16).reader(mode).direct(direct));
     pull(&loader, 0).unwrap();
     let report = loader.report();
     assert_eq!((report.batches, report.samples, report.bytes), (4, 64, 64 * 4096));
     assert_eq!((report.reads.ops, report.reads.direct_reads), (64, 64));
     let text = report.to_string();
-    for word in ["delivered 4 batches, 64 samples", "io_uring", "batch slots", "verdict"] {
+    let name = if mode == Mode::Uring { "io_uring" } else { "pread" };
+    for word in ["delivered 4 batches, 64 samples", name, "batch slots", "verdict"] {
         assert!(text.contains(word), "{word} is missing in\n{text}");
     }
 }
@@ -743,7 +745,7 @@ fn transforms_read_and_set_the_lengths_of_variable_fields() {
 fn starting_and_dropping_epochs_quickly_never_blocks() {
     let dir = Dir::new();
     let (path, bytes) = records_file(&dir, 400, 4096);
-    for (mode, direct) in READERS {
+    for (mode, direct) in readers() {
         for slots in [1, 4] {
             let builder = Loader::builder(records(&path, 4096)).batch_size(10).slots(slots).workers(2);
             let loader = build(builder.reader(mode).direct(direct));
@@ -888,7 +890,7 @@ fn fields_cut_from_one_extent_are_read_once_by_every_reader() {
     let dir = Dir::new();
     let bytes = noise(8 * 40, 1);
     let path = dir.write("halves", &bytes);
-    for (mode, direct) in READERS {
+    for (mode, direct) in readers() {
         let mut sources = Sources::new();
         sources.file(&path, bytes.len() as u64).unwrap();
         let schema = vec![
@@ -919,7 +921,7 @@ fn a_dataset_in_memory_gives_the_same_batches_without_a_read_even_when_its_files
     let dir = Dir::new();
     let (path, _) = records_file(&dir, 700, 40);
     for order in [Order::sequential(), Order::shuffled(3)] {
-        for (mode, direct) in READERS {
+        for (mode, direct) in readers() {
             let make = |dataset: Arc<dyn Dataset>| {
                 build(Loader::builder(dataset).order(order.clone()).batch_size(33).reader(mode).direct(direct))
             };
@@ -985,7 +987,7 @@ fn opaque_bytes_are_delivered_with_their_lengths_and_what_is_neither_decoded_nor
     };
     let error = Loader::builder(make()).decode_field("text", Bytes::up_to(30)).build().unwrap_err();
     assert!(error.to_string().contains("`other`"), "{error}");
-    for (mode, direct) in READERS {
+    for (mode, direct) in readers() {
         for (decoder, most) in [(Bytes::up_to(30), 30), (Bytes::cut_to(7), 7)] {
             let builder = Loader::builder(make()).decode_field("text", decoder).keep(["text"]);
             let loader = build(builder.reader(mode).direct(direct).batch_size(30));

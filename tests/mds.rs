@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Dir, READERS, build};
+use common::{Dir, build, readers};
 use feedline::dataset::{Dataset, DatasetExt, Mds, MdsBuilder, fuzzing};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::{ErrorKind, Loader, Order, Result};
@@ -129,7 +129,7 @@ fn batches_are_right(loader: &Loader, samples: usize) {
 
 #[test]
 fn batches_of_raw_shards_are_right_whatever_reads_them() {
-    for (mode, direct) in READERS {
+    for (mode, direct) in readers() {
         let mds = builder().columns(NUMBERS).open(fixture("raw")).unwrap();
         let order = Order::shuffled(5);
         let builder = Loader::builder(mds).order(order).batch_size(3).workers(2).reader(mode).direct(direct);
@@ -517,7 +517,7 @@ mod compressed {
 
     #[test]
     fn batches_of_zstd_shards_are_right_whatever_reads_them() {
-        for (mode, direct) in READERS {
+        for (mode, direct) in readers() {
             for order in [Order::sequential(), Order::shuffled(5)] {
                 let mds = builder().columns(NUMBERS).open(fixture("zstd")).unwrap();
                 let builder = Loader::builder(mds).order(order).batch_size(3).workers(2).reader(mode).direct(direct);

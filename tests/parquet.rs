@@ -85,7 +85,7 @@ fn every_value_of_every_type_encoding_codec_and_page_version_is_what_pyarrow_wro
 
 #[test]
 fn every_reader_gives_the_same_rows() {
-    for (mode, direct) in READERS {
+    for (mode, direct) in readers() {
         let dataset = everything(true).open(fixture("{plain,zstd_v2}.parquet")).unwrap();
         assert_eq!(dataset.len(), 2 * ROWS);
         let loader = build(Loader::builder(dataset).batch_size(100).reader(mode).direct(direct));

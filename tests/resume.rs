@@ -570,7 +570,7 @@ fn an_epoch_that_ended_by_an_error_of_a_transform_is_taken_up_after_the_last_bat
 #[test]
 fn an_epoch_over_a_file_that_was_cut_goes_on_when_the_file_is_whole_again() {
     let dirs = [Dir::new(), Dir::new()];
-    for (mode, direct) in READERS {
+    for (mode, direct) in readers() {
         let files = [
             (Data::file(&dirs[0], 32, 4096), dirs[0].path("32x4096.bin"), 18 * 4096 + 100),
             (Data::chunks(&dirs[1], &[300; 16], false, false), dirs[1].path("toy.bin"), 9 * 300 * RECORD as u64 + 7),
@@ -617,7 +617,7 @@ fn a_moment() {
 fn steps_are_exactly_so_many_batches_over_epochs_and_nothing_is_read_beyond_them() {
     let dir = Dir::new();
     let data = Data::file(&dir, 50, 4096);
-    for (mode, direct) in READERS {
+    for (mode, direct) in readers() {
         let run = Run::new(&data, Naive::Shuffled { seed: 4 }).mapped();
         let cut = Cut::whole(12, LastBatch::Drop, 3);
         for shard in shards(3) {

@@ -14,7 +14,7 @@ fn dropping_the_iterator_or_the_loader_at_any_point_leaves_nothing_behind() {
     // Whatever the test harness itself opens is there by now.
     let before = descriptors();
     let mut slowest = Duration::ZERO;
-    for (mode, direct) in READERS {
+    for (mode, direct) in readers() {
         for taken in [0, 1, 2, 7, 39, 40] {
             for hold in [false, true] {
                 let slow = move |_: &mut feedline::Row<'_>, ctx: &mut feedline::decode::Ctx<'_>| {

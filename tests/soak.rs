@@ -114,7 +114,7 @@ fn run(loader: &Loader, bytes: &[u8], time: Duration, done: &mut Done) {
 }
 
 fn life(path: &Path, index: &Path, bytes: &[u8], turn: usize, faulty: &Arc<Faulty>, time: Duration, done: &mut Done) {
-    let (mode, direct) = READERS[turn % READERS.len()];
+    let (mode, direct) = reader(turn);
     let dataset = records(path, RECORD).checked(index).unwrap();
     let builder = Loader::builder(dataset).order(Order::shuffled(turn as u64)).batch_size(32).workers(2);
     let policy = OnBadSample::Substitute { budget: u64::MAX };

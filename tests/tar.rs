@@ -127,7 +127,7 @@ fn a_loader_hands_out_shuffled_samples_of_many_shards_by_every_reader() {
     let open = |pattern: &str, checksums| {
         Tar::builder().raw(bin(), "bin").class("cls").checksums(checksums).open(dir.path(pattern)).unwrap()
     };
-    for (mode, direct) in READERS {
+    for (mode, direct) in readers() {
         for (pattern, checksums) in [("set", true), ("set/shard-{000..004}.tar", true), ("set/shard-*", false)] {
             let tar = open(pattern, checksums);
             let builder = Loader::builder(tar).order(Order::shuffled(3)).batch_size(16).reader(mode).direct(direct);
@@ -333,7 +333,7 @@ fn checked_records_come_through_a_loader_and_damage_is_named() {
     let dir = Dir::new();
     let (path, bytes) = records_file(&dir, 50, 4096);
     let open = || records(&path, 4096).checked(dir.path("records.crc")).unwrap();
-    for (mode, direct) in READERS {
+    for (mode, direct) in readers() {
         let rows = pull(&build(Loader::builder(open()).batch_size(8).reader(mode).direct(direct)), 0).unwrap();
         assert!(rows.iter().all(|(id, row)| row[..] == bytes[*id as usize * 4096..][..4096]), "{mode:?} {direct:?}");
     }

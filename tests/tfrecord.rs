@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Dir, READERS, build};
+use common::{Dir, build, readers};
 use feedline::dataset::{Dataset, DatasetExt, OnDamage, TfRecord, TfRecordBuilder, fuzzing};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::{ErrorKind, Loader, Order, Result};
@@ -104,7 +104,7 @@ fn features_have_the_values_that_tensorflow_parses_packed_and_unpacked() {
 #[test]
 fn batches_have_the_features_whatever_reads_them() {
     let expected = expected_examples();
-    for (mode, direct) in READERS {
+    for (mode, direct) in readers() {
         let records = plain()
             .raw_bytes(Field::fixed("raw", DType::I16, [2, 3]), "raw")
             .floats(Field::fixed("four", DType::F32, [4]), "four")

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Dir, READERS, noise, pull, records, records_file};
+use common::{Dir, noise, pull, readers, records, records_file};
 use feedline::dataset::Records;
 use feedline::profile::{Basis, DeviceBytes, Evidence, Truth, judge};
 use feedline::read::{Direct, Mode, PROBES_MAX, Sources, device_bytes, page_cache_share};
@@ -158,7 +158,7 @@ fn every_sample_is_counted_once_whoever_made_it_ready() {
     let _alone = alone();
     let dir = Dir::new();
     let (path, _) = records_file(&dir, 640, 4096);
-    for (mode, direct) in READERS {
+    for (mode, direct) in readers() {
         for labels in [false, true] {
             let mut records = Records::builder(4096);
             if labels {

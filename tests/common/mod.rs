@@ -6,6 +6,7 @@ use feedline::dataset::Records;
 use feedline::read::{Direct, Mode};
 use feedline::{Batch, Loader, LoaderBuilder, Result};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A folder of its own, removed at the end. Below the target folder, since `/tmp` may be a tmpfs, which accepts any
@@ -72,6 +73,34 @@ pub const READERS: [(Mode, Direct); 6] = [
     (Mode::Pread, Direct::Off),
     (Mode::Mmap, Direct::Off),
 ];
+
+/// Every way to read that is to be had here. Where io_uring is refused, the test goes on by the others, and says so.
+pub fn readers() -> Vec<(Mode, Direct)> {
+    had(READERS)
+}
+
+/// Those of these ways that are to be had.
+pub fn had(ways: impl IntoIterator<Item = (Mode, Direct)>) -> Vec<(Mode, Direct)> {
+    ways.into_iter().filter(|(mode, _)| *mode != Mode::Uring || has_uring()).collect()
+}
+
+/// A way to read by its number; in the place of io_uring, where that is refused, threads.
+pub fn reader(number: usize) -> (Mode, Direct) {
+    match READERS[number % READERS.len()] {
+        (Mode::Uring, direct) if !has_uring() => (Mode::Pread, direct),
+        way => way,
+    }
+}
+
+/// Whether io_uring is to be had in this process.
+pub fn has_uring() -> bool {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        let records = Records::builder(1).open_bytes([1]).unwrap();
+        let loader = Loader::builder(records).workers(1).slots(1).reader(Mode::Uring).direct(Direct::Off);
+        loader.build().map_err(|error| eprintln!("skipped: io_uring: {error}")).is_ok()
+    })
+}
 
 /// Pulls everything: (sample id, bytes of field 0) in order.
 pub fn pull(loader: &Loader, epoch: u64) -> Result<Vec<(u64, Vec<u8>)>> {

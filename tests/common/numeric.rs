@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
-use crate::common::Dir;
+use crate::common::{Dir, had};
 use feedline::dataset::Dataset;
 use feedline::read::{Direct, Mode};
 use feedline::{Loader, Order, Result};
@@ -91,7 +91,7 @@ pub fn load(dataset: impl Dataset) -> Result<BTreeMap<u64, Row>> {
 pub fn check<D: Dataset>(open: impl Fn() -> Result<D>, expected: &[Row]) {
     let expected: BTreeMap<u64, Row> = (0..).zip(expected.iter().cloned()).collect();
     for order in ORDERS {
-        for (mode, direct) in [(Mode::Auto, Direct::Auto), (Mode::Uring, Direct::On), (Mode::Pread, Direct::Off)] {
+        for (mode, direct) in had([(Mode::Auto, Direct::Auto), (Mode::Uring, Direct::On), (Mode::Pread, Direct::Off)]) {
             let dataset = open().unwrap();
             let name = dataset.describe();
             let found = load_by(dataset, order(), mode, direct).unwrap();

@@ -7,7 +7,7 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
-use crate::common::{Dir, READERS, noise};
+use crate::common::{Dir, READERS, noise, reader};
 use bytes::Bytes;
 use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, DatasetExt, Parts, Records};
 use feedline::decode::Scratch;
@@ -533,7 +533,7 @@ pub fn shards(world: u32) -> impl Iterator<Item = Shard> {
 
 /// Settings that must not matter.
 pub fn any_settings(builder: LoaderBuilder, draws: &mut Draws) -> LoaderBuilder {
-    let (mode, direct) = READERS[draws.below(READERS.len() as u64) as usize];
+    let (mode, direct) = reader(draws.below(READERS.len() as u64) as usize);
     let builder = builder.workers(1 + draws.below(3) as usize).reader(mode).direct(direct);
     let builder = builder.depth([1, 2, 8][draws.below(3) as usize]);
     match draws.below(5) {

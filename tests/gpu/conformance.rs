@@ -285,7 +285,7 @@ impl Case<'_> {
         {
             let path = folder.file(&format!("{record}.bin"));
             std::fs::write(&path, noise(count * record, record as u64)).map_err(|error| error.to_string())?;
-            for (mode, direct) in crate::common::READERS {
+            for (mode, direct) in crate::common::readers() {
                 let make = || in_file(&path, record, mode, direct);
                 // What the machine refuses on the host is nothing to be compared.
                 match make().build() {

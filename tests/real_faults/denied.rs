@@ -1,7 +1,7 @@
 //! io_uring refused in every way a machine can refuse it: batches come all the same, and the report says why not by it.
 
 use crate::child::{Ended, Outcome, Task, skip};
-use crate::common::Dir;
+use crate::common::{Dir, has_uring};
 use crate::seccomp::URING;
 use crate::set::Set;
 use rustix::io::Errno;
@@ -21,7 +21,7 @@ fn filters() -> Vec<(String, String)> {
 
 #[test]
 fn a_seccomp_filter_that_refuses_io_uring_leaves_pread_threads_and_a_reason() {
-    if !uring_here() {
+    if !has_uring() {
         return skip("seccomp", "io_uring is refused on this machine as it is");
     }
     let dir = Dir::new();
@@ -77,13 +77,6 @@ fn too_little_memory_that_may_be_locked_is_said_in_the_report_and_costs_nothing_
             eprintln!("{limit} bytes, {reader}: {words}");
         }
     }
-}
-
-/// Whether io_uring is to be had in this process.
-pub fn uring_here() -> bool {
-    let records = feedline::dataset::Records::builder(1).open_bytes([1]).unwrap();
-    let loader = feedline::Loader::builder(records).workers(1).slots(1).reader(feedline::read::Mode::Uring);
-    loader.direct(feedline::read::Direct::Off).build().is_ok()
 }
 
 /// Whether io_uring was not to be had for another reason than the test's.

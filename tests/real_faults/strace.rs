@@ -1,8 +1,8 @@
 //! System calls that fail, one or all from some moment on, injected by strace into a process with a real loader.
 
 use crate::child::{Ended, Outcome, Running, Task, skip, some_at_a_time, tool};
-use crate::common::{Dir, READERS};
-use crate::denied::{denied_here, uring_here};
+use crate::common::{Dir, READERS, has_uring};
+use crate::denied::denied_here;
 use crate::set::Set;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -154,7 +154,7 @@ fn an_error_of_io_uring_is_recovered_or_named_and_what_was_under_way_is_not_lost
         Ok(strace) => strace,
         Err(why) => return skip("errors of io_uring", why),
     };
-    if !uring_here() {
+    if !has_uring() {
         return skip("errors of io_uring", "no io_uring here");
     }
     let dir = Dir::new();
