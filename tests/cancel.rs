@@ -231,6 +231,7 @@ impl Sweep {
 
 /// What is dropped.
 #[allow(dead_code, reason = "held for its Drop")]
+#[allow(clippy::large_enum_variant, reason = "three of them at a time")]
 enum Thing {
     Epoch(Epoch),
     Loader(Loader),
