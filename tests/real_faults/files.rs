@@ -32,7 +32,7 @@ fn change_one(set: &Set, file: usize, how: &str) {
         "cut inside of a sample" => open().set_len(len - 1).unwrap(),
         "grow" => open().set_len(len + 1).unwrap(),
         "remove" => std::fs::remove_file(&path).unwrap(),
-        "forbid" => std::fs::set_permissions(&path, Permissions::from_mode(0)).unwrap(),
+        "forbid" => std::fs::set_permissions(&path, Permissions::from_mode(0o0)).unwrap(),
         "replace" | "replace by a shorter one" => {
             std::fs::write(set.dir.join("replaced"), "").unwrap();
             let (fresh, bytes) = (path.with_extension("new"), set.bytes(file, 1));
