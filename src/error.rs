@@ -97,6 +97,7 @@ impl ErrorKind {
 /// Runs a decoder or parser of another crate: those are trusted not to be unsound, not never to panic on hostile bytes.
 ///
 /// Errors: those of `work`; [`ErrorKind::Panicked`] with what the panic said, and on what.
+#[cfg_attr(not(any(feature = "image", feature = "parquet")), allow(dead_code, reason = "there are none then"))]
 pub(crate) fn guarded<T>(what: &str, stage: Stage, work: impl FnOnce() -> Result<T>) -> Result<T> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let said = panic.downcast_ref::<&str>().copied();

@@ -282,7 +282,7 @@ fn the_ledger_on_disk_has_every_row_and_without_substitution_it_is_refused() {
     assert_eq!(text.lines().count(), 3);
     for (epoch, line) in text.lines().enumerate() {
         assert!(line.starts_with(&format!("{{\"epoch\":{epoch},")), "{line}");
-        assert!(line.contains(&format!("\"sample\":9,")) && line.contains(&format!("\"path\":\"{name}\"")), "{line}");
+        assert!(line.contains("\"sample\":9,") && line.contains(&format!("\"path\":\"{name}\"")), "{line}");
     }
     let error = files(&dataset).on_bad_sample(OnBadSample::Fail).ledger(&path).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);

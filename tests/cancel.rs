@@ -177,7 +177,7 @@ impl Sweep {
         let loader = build(builder);
         let mut life = Life { what, workload, draws, slots, most };
         let mut held = Vec::new();
-        for _ in 0..life.draws.below(4) {
+        for _ in 0..life.draws.below(16) {
             self.watch.begin(&life.what);
             let (epoch, mut batches) = life.begin(&loader, held.len());
             held.append(&mut batches);
@@ -231,6 +231,7 @@ impl Sweep {
 
 /// What is dropped.
 #[allow(dead_code, reason = "held for its Drop")]
+#[allow(clippy::large_enum_variant, reason = "three of them at a time")]
 enum Thing {
     Epoch(Epoch),
     Loader(Loader),
@@ -277,10 +278,10 @@ impl Life<'_> {
             epoch.next()
         } else {
             loop {
-                if let Poll::Ready(next) = epoch.next_within(Duration::ZERO) {
+                let limit = Duration::from_micros(self.draws.below(300));
+                if let Poll::Ready(next) = epoch.next_within(limit) {
                     break next;
                 }
-                std::thread::yield_now();
             }
         };
         next.map(|batch| batch.unwrap_or_else(|error| panic!("{}: {error}", self.what)))
@@ -411,6 +412,9 @@ fn whatever_is_dropped_whenever_by_whomever_nothing_hangs_is_lost_or_changes_wha
         sweep.lives(number + lives..number + lives + each);
         lives += each;
         assert_eq!(descriptors(), before.0, "up to life {lives}");
+        if full && lives.is_multiple_of(20 * EACH) {
+            println!("{} points in {lives} lives, {:.0?}", sweep.points, started.elapsed());
+        }
         let enough =
             if full { sweep.points >= POINTS_FULL } else { sweep.points >= POINTS || started.elapsed() > TIME };
         if alone.is_some() || enough {

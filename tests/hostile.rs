@@ -141,6 +141,7 @@ fn a_shard_that_became_a_link_out_of_the_folder_after_it_was_opened_is_not_read(
 
 /// Runs the test again in a process of its own with little address space, where taking what a file promises, or a stack
 /// as deep as it says, ends the process. True there.
+#[cfg(feature = "parquet")]
 fn confined(test: &str) -> bool {
     use rustix::process::{Resource, Rlimit, setrlimit};
     if std::env::var_os("FEEDLINE_CONFINED").is_some() {

@@ -159,6 +159,10 @@ fn list(path: &Path, class: usize, root: &Path) -> Result<Listing> {
         let kind = entry.file_type().map_err(failed)?;
         if name.as_encoded_bytes().starts_with(b".") {
             *folder.left_out.entry("hidden".into()).or_default() += 1;
+        } else if kind.is_dir() && ending_of(&name).is_ok() {
+            // To look into it would find nothing, and lose a picture without a word.
+            let message = "a folder with the name of a picture";
+            return Err(Error::new(ErrorKind::NotAFile, Stage::Index, message).with_path(entry.path()));
         } else if kind.is_dir() {
             folders.push(entry.path());
         } else if kind.is_symlink() && !stays_inside(&entry.path(), root)? {

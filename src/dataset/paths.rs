@@ -12,7 +12,8 @@ const FILES_MAX: usize = 1 << 24;
 /// (all when there are none), hidden ones left out. Else `{a,b}` and `{000..127}` are written out, then `*`, `?` and `[…]`
 /// are looked up.
 ///
-/// Errors: [`ErrorKind::NotFound`] for a name that is not there, [`ErrorKind::Empty`] when nothing is found.
+/// Errors: [`ErrorKind::NotFound`] for a name that is not there, [`ErrorKind::Empty`] when nothing is found,
+/// [`ErrorKind::NotAFile`] for a folder whose name ends like a file's.
 pub(crate) fn expand(pattern: impl AsRef<Path>, endings: &[&str]) -> Result<Vec<PathBuf>> {
     let pattern = pattern.as_ref();
     if pattern.is_dir() {
@@ -44,6 +45,9 @@ pub(crate) fn expand(pattern: impl AsRef<Path>, endings: &[&str]) -> Result<Vec<
                 let path = error.path().to_path_buf();
                 Error::os(Stage::Index, "cannot list the folder", error.into()).with_path(path)
             })?;
+            if found.is_dir() && wanted(found.file_name().unwrap_or_default(), endings) && !endings.is_empty() {
+                return Err(a_folder(&found));
+            }
             if !found.is_dir() {
                 files.push(found);
             }
@@ -72,10 +76,13 @@ pub(crate) fn files_of(dir: &Path, endings: &[&str]) -> Result<Vec<PathBuf>> {
     for entry in std::fs::read_dir(dir).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         let name = entry.file_name();
-        let name = name.as_encoded_bytes();
-        let wanted = endings.is_empty() || endings.iter().any(|ending| name.ends_with(ending.as_bytes()));
-        if wanted && !name.starts_with(b".") && !entry.path().is_dir() {
-            files.push(entry.path());
+        if !wanted(&name, endings) || name.as_encoded_bytes().starts_with(b".") {
+            continue;
+        }
+        match entry.path() {
+            path if !path.is_dir() => files.push(path),
+            path if !endings.is_empty() => return Err(a_folder(&path)),
+            _ => {}
         }
     }
     files.sort();
@@ -85,6 +92,15 @@ pub(crate) fn files_of(dir: &Path, endings: &[&str]) -> Result<Vec<PathBuf>> {
         return Err(Error::new(ErrorKind::Empty, Stage::Index, message).with_path(dir));
     }
     Ok(files)
+}
+
+fn wanted(name: &std::ffi::OsStr, endings: &[&str]) -> bool {
+    endings.is_empty() || endings.iter().any(|ending| name.as_encoded_bytes().ends_with(ending.as_bytes()))
+}
+
+/// Where a file of the dataset should be: to leave it out would lose its samples without a word.
+fn a_folder(path: &Path) -> Error {
+    Error::new(ErrorKind::NotAFile, Stage::Index, "a folder with the name of a file").with_path(path)
 }
 
 /// Writes out all braces. They are counted before: a pattern of a few bytes may stand for any number of files.
@@ -215,7 +231,7 @@ mod tests {
     #[test]
     fn patterns_find_files_in_order_and_name_what_is_missing() {
         let dir = std::env::temp_dir().join(format!("feedline-paths-{}", std::process::id()));
-        std::fs::create_dir_all(dir.join("sub.tar")).unwrap();
+        std::fs::create_dir_all(dir.join("sub")).unwrap();
         for name in ["b-1.tar", "b-0.tar", "a.txt", ".hidden.tar"] {
             std::fs::write(dir.join(name), name).unwrap();
         }
@@ -232,6 +248,11 @@ mod tests {
         assert!(error.to_string().contains("b-2.tar"), "{error}");
         assert_eq!(names("*.npy").unwrap_err().kind(), ErrorKind::Empty);
         assert_eq!(names("gone").unwrap_err().kind(), ErrorKind::NotFound);
+        std::fs::create_dir_all(dir.join("b-2.tar")).unwrap();
+        for pattern in ["", "*.tar"] {
+            let error = names(pattern).unwrap_err();
+            assert_eq!((error.kind(), error.site().path.clone()), (ErrorKind::NotAFile, Some(dir.join("b-2.tar"))));
+        }
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -239,6 +239,11 @@ impl Armed {
 }
 
 impl Seam {
+    /// Without faults.
+    pub(crate) fn none() -> Self {
+        Self::default()
+    }
+
     pub(crate) fn of(options: &ReaderOptions) -> Self {
         Self(options.faulty.clone())
     }

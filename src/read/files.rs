@@ -80,7 +80,7 @@ impl Files {
         let budget = budget.map_or_else(|| descriptor_limit() / 4, u64::from);
         let kept = (sources.count() as u64 <= budget)
             .then(|| (0..sources.count()).map(|_| OnceLock::new()).collect::<Box<[_]>>());
-        let seam = Seam::default();
+        let seam = Seam::none();
         Self { sources, align, kept, opens: AtomicU64::new(0), fallbacks: AtomicU64::new(0), seam }
     }
 

@@ -44,7 +44,8 @@ pub use choice::{Choice, Opened, open};
 #[cfg(feature = "test-util")]
 pub use faulty::{Fault, Faulty, Hit};
 #[cfg(feature = "cuda")]
-pub(crate) use files::{Files, descriptor_limit, open_beneath, open_plain, open_regular};
+pub(crate) use files::{Files, descriptor_limit};
+pub(crate) use files::{open_beneath, open_plain, open_regular};
 #[cfg(feature = "test-util")]
 pub use seam::Call;
 pub use source::{DirId, Extent, SourceId, Sources};

@@ -55,7 +55,7 @@ mod plain {
     use std::time::Duration;
 
     /// Nothing.
-    #[derive(Clone, Default)]
+    #[derive(Clone)]
     pub(crate) struct Seam;
 
     /// Nothing.
@@ -63,6 +63,10 @@ mod plain {
     pub(crate) struct Turn;
 
     impl Seam {
+        pub(crate) fn none() -> Self {
+            Self
+        }
+
         pub(crate) fn of(_: &ReaderOptions) -> Self {
             Self
         }

@@ -6,10 +6,10 @@ use crate::stream::Handle;
 use crate::tensor::Tensor;
 use feedline::device::DeviceKind;
 use feedline::dlpack::Tensors;
-use feedline::{Batch, Device, Gds, LastBatch, LoaderBuilder, Order, Result, Shard, State};
+use feedline::{BadSample, Batch, Device, Gds, LastBatch, LoaderBuilder, OnBadSample, Order, Result, Shard, State};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyTuple, PyType};
+use pyo3::types::{PyBytes, PyDict, PyTuple, PyType};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
@@ -33,6 +33,11 @@ const LOOK: Duration = Duration::from_millis(100);
 /// slots         Batches in memory at once, yours included.
 /// memory_budget Most bytes of memory.
 /// held_deadline Seconds that next() waits while you hold every batch; 10 by default.
+/// stall_deadline Seconds that one read, decode or copy may take before next() raises TimeoutError, which names it; 300 by
+///               default.
+/// substitute    Other samples stand in for those that cannot be had, for so many distinct ones at most; see `bad_samples`. None:
+///               the first one is an error.
+/// ledger        With `substitute`: a file that gets a line of JSON for each row with another sample.
 /// device        Where batches are handed out: "auto" (a GPU where one is usable; of several the one of the local rank), "cpu" or
 ///               "host", "cuda" (the first), "cuda:N"; or a torch.device.
 /// device_batches GPU: batches in its memory at once, yours included; 3 by default.
@@ -61,12 +66,13 @@ pub struct Loader {
 impl Loader {
     #[new]
     #[pyo3(signature = (source, path, *, batch_size=32, seed=None, shard=None, last_batch="keep", workers=None,
-        slots=None, memory_budget=None, held_deadline=None, device=Words("auto".into()), device_batches=None,
-        streams=Vec::new(), gds="auto", ids=false, decode_size=None, augment=None, float_dtype=None, normalize=None,
+        slots=None, memory_budget=None, held_deadline=None, stall_deadline=None, substitute=None, ledger=None,
+        device=Words("auto".into()), device_batches=None, streams=Vec::new(), gds="auto", ids=false, decode_size=None, augment=None, float_dtype=None, normalize=None,
         channels_first=false, record_bytes=None, token=None, seq_len=None, image=None, columns=None))]
     #[pyo3(
         text_signature = "(source, path, *, batch_size=32, seed=None, shard=None, last_batch='keep', workers=None, \
-        slots=None, memory_budget=None, held_deadline=None, device='auto', device_batches=None, streams=[], gds='auto', \
+        slots=None, memory_budget=None, held_deadline=None, stall_deadline=None, substitute=None, ledger=None, \
+        device='auto', device_batches=None, streams=[], gds='auto', \
         ids=False, decode_size=None, augment=None, float_dtype=None, normalize=None, channels_first=False, \
         record_bytes=None, token=None, seq_len=None, image=None, columns=None)"
     )]
@@ -83,6 +89,9 @@ impl Loader {
         slots: Option<usize>,
         memory_budget: Option<usize>,
         held_deadline: Option<f64>,
+        stall_deadline: Option<f64>,
+        substitute: Option<u64>,
+        ledger: Option<PathBuf>,
         device: Words,
         device_batches: Option<usize>,
         streams: Vec<Handle>,
@@ -102,8 +111,20 @@ impl Loader {
         let source = Source { kind: source, path, record_bytes, token, seq_len, image, columns };
         let random = augment.unwrap_or(seed.is_some());
         let pictures = Pictures { size: decode_size, augment, random, float_dtype, normalize, channels_first };
-        let settings =
-            Settings { batch_size, seed, shard, workers, slots, memory_budget, held_deadline, device_batches, streams };
+        let settings = Settings {
+            batch_size,
+            seed,
+            shard,
+            workers,
+            slots,
+            memory_budget,
+            held_deadline,
+            stall_deadline,
+            substitute,
+            ledger,
+            device_batches,
+            streams,
+        };
         // Opening may read much of the dataset, and building takes memory: other threads go on meanwhile.
         let built = py.detach(|| {
             let builder = settings.apply(source.builder(&pictures)?)?.last_batch(last(last_batch)?);
@@ -142,6 +163,25 @@ impl Loader {
         self.inner.report().to_string()
     }
 
+    /// The samples that could not be had and that others stand in for so far, each once: a list of dicts with what
+    /// `feedline.BadSample` has.
+    fn bad_samples<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let entry = |bad: BadSample| {
+            let dict = PyDict::new(py);
+            dict.set_item("sample", bad.sample)?;
+            dict.set_item("path", bad.path)?;
+            dict.set_item("member", bad.member)?;
+            dict.set_item("offset", bad.offset)?;
+            dict.set_item("length", bad.length)?;
+            dict.set_item("kind", bad.kind.as_str())?;
+            dict.set_item("stage", bad.stage.as_str())?;
+            dict.set_item("cause", bad.cause)?;
+            dict.set_item("times", bad.times)?;
+            Ok(dict)
+        };
+        self.inner.ledger().samples.into_iter().map(entry).collect()
+    }
+
     /// The fields of a batch: (name, element type, shape of one row). Where lengths vary the first size is the largest,
     /// and the batch has the true ones under `name + ".lens"`.
     fn spec<'py>(&self, py: Python<'py>) -> PyResult<Vec<(String, &'static str, Bound<'py, PyTuple>)>> {
@@ -174,8 +214,8 @@ impl Loader {
 
 /// An iterator over batches: dicts from name to `Tensor`.
 ///
-/// next() waits without the GIL and hears Ctrl-C; it loses no batch by that. A wait has no deadline of its own, but that of the
-/// storage.
+/// next() waits without the GIL and hears Ctrl-C; it loses no batch by that. What does not answer for the `stall_deadline` ends
+/// it with a TimeoutError.
 #[pyclass(frozen, module = "feedline_torch")]
 pub struct Epoch {
     /// `None` once it was closed. Locked for [`LOOK`] at most, without the GIL.
@@ -285,6 +325,9 @@ struct Settings {
     slots: Option<usize>,
     memory_budget: Option<usize>,
     held_deadline: Option<f64>,
+    stall_deadline: Option<f64>,
+    substitute: Option<u64>,
+    ledger: Option<PathBuf>,
     device_batches: Option<usize>,
     streams: Vec<Handle>,
 }
@@ -320,16 +363,26 @@ impl Settings {
         if let Some(workers) = self.workers {
             builder = builder.workers(workers);
         }
+        if let Some(budget) = self.substitute {
+            builder = builder.on_bad_sample(OnBadSample::Substitute { budget });
+        }
+        if let Some(ledger) = &self.ledger {
+            builder = builder.ledger(ledger);
+        }
         if let Some(slots) = self.slots {
             builder = builder.slots(slots);
         }
         if let Some(bytes) = self.memory_budget {
             builder = builder.memory_budget(bytes);
         }
+        let deadline = |name: &str, seconds: f64| {
+            Duration::try_from_secs_f64(seconds).map_err(|_| config(format!("{name} of {seconds} seconds")))
+        };
         if let Some(seconds) = self.held_deadline {
-            let deadline = Duration::try_from_secs_f64(seconds);
-            let deadline = deadline.map_err(|_| config(format!("held_deadline of {seconds} seconds")))?;
-            builder = builder.held_deadline(deadline);
+            builder = builder.held_deadline(deadline("held_deadline", seconds)?);
+        }
+        if let Some(seconds) = self.stall_deadline {
+            builder = builder.stall_deadline(deadline("stall_deadline", seconds)?);
         }
         if let Some(batches) = self.device_batches {
             builder = builder.device_batches(batches);

@@ -222,6 +222,29 @@ def test_holding_every_batch_is_an_error_that_passes(records):
     assert np.array_equal(np.from_dlpack(next(epoch)["record"]), data[20:30])
 
 
+def test_a_picture_that_cannot_be_decoded_is_an_error_or_gets_a_substitute_that_is_named(tmp_path):
+    for number in range(6):
+        place = tmp_path / "pictures" / f"class{number % 2}"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{number}.png").write_bytes(demo.png(bytes([number]) * (8 * 8 * 3), 8, 8))
+    bad = tmp_path / "pictures" / "class1" / "3.png"
+    bad.write_bytes(bad.read_bytes()[:40])
+    path = tmp_path / "pictures"
+    with pytest.raises(ValueError, match="3.png"):
+        list(feedline_torch.Loader("images", path, device="cpu", decode_size=8, batch_size=6).epoch(0))
+    ledger = tmp_path / "bad.jsonl"
+    settings = {"device": "cpu", "decode_size": 8, "batch_size": 6, "ids": True}
+    loader = feedline_torch.Loader("images", path, substitute=1, ledger=ledger, **settings)
+    for epoch in range(2):
+        (batch,) = loader.epoch(epoch)
+        status, ids = to_numpy(batch)["status"], to_numpy(batch)["ids"]
+        (row,) = np.flatnonzero(status == 2)
+        (entry,) = loader.bad_samples()
+        assert entry["path"] == str(bad) or entry["path"] == bad
+        assert entry["sample"] == row and ids[row] != row and entry["times"] == epoch + 1
+    assert len(ledger.read_text().splitlines()) == 2
+
+
 def test_waiting_leaves_the_gil_to_the_thread_that_drops_the_batch(records):
     path, data = records
     loader = open_records(path, batch_size=10, slots=2, held_deadline=600)

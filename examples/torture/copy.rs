@@ -1,0 +1,262 @@
+//! The copy that is tortured, and the folders that each scenario gets.
+//!
+//! ```text
+//! original ──copied once──► WORK/pristine ──hard links──► WORK/data: what a child reads, damages (after a copy of what it
+//!                                                          damages) and leaves to the next to be removed
+//! ```
+//!
+//! What holds: the original is only read, by this file alone; no dataset is opened there, since some write an index beside their
+//! files. What is copied keeps its modification time, as saved indexes and checksums know files by it. The work folder is
+//! removed when this is dropped.
+
+use crate::source::{Source, SourceArgs};
+use feedline::Stop;
+use std::error::Error;
+use std::fs::{self, File, FileTimes};
+use std::io;
+use std::path::{Component, Path, PathBuf};
+
+type Anyhow<T> = Result<T, Box<dyn Error>>;
+
+pub struct Copy {
+    work: PathBuf,
+    /// What `--path` is, below the folder that is copied.
+    pattern: PathBuf,
+    files: Vec<PathBuf>,
+    pub bytes: u64,
+}
+
+/// Where the data is, and which files belong to it.
+struct Found {
+    base: PathBuf,
+    pattern: PathBuf,
+    files: Vec<PathBuf>,
+}
+
+impl Copy {
+    /// Copies the data that `args` names into a new folder in `parent`: at most `most` bytes; `sample` files at most.
+    ///
+    /// Errors: too much, nothing there, what the file system says, interrupted.
+    pub fn make(args: &SourceArgs, parent: &Path, most: u64, sample: Option<usize>, stop: &Stop) -> Anyhow<Self> {
+        let mut found = find(&args.path)?;
+        if let Some(count) = sample {
+            thin(&mut found, args, count)?;
+        }
+        let sizes = found.files.iter().map(|name| fs::metadata(found.base.join(name)).map(|meta| meta.len()));
+        let bytes = sizes.sum::<io::Result<u64>>()?;
+        if found.files.is_empty() {
+            return Err(format!("{}: no files there", args.path.display()).into());
+        }
+        if bytes > most {
+            return Err(format!(
+                "{} has {} in {} files, and at most {} are copied: say --most {}MB, or --sample for fewer files",
+                args.path.display(),
+                in_words(bytes),
+                found.files.len(),
+                in_words(most),
+                bytes.div_ceil(1_000_000),
+            )
+            .into());
+        }
+        let work = parent.join(format!("feedline-torture-{}", std::process::id()));
+        fs::create_dir_all(parent)?;
+        fs::create_dir(&work).map_err(|error| format!("{}: {error}", work.display()))?;
+        let copy = Self { work: work.canonicalize()?, pattern: found.pattern, files: found.files, bytes };
+        for name in &copy.files {
+            if stop.requested() {
+                return Err("interrupted".into());
+            }
+            let to = copy.pristine().join(name);
+            fs::create_dir_all(to.parent().unwrap_or(&copy.work))?;
+            duplicate(&found.base.join(name), &to).map_err(|error| format!("{}: {error}", name.display()))?;
+        }
+        Ok(copy)
+    }
+
+    fn pristine(&self) -> PathBuf {
+        self.work.join("pristine")
+    }
+
+    pub fn work(&self) -> &Path {
+        &self.work
+    }
+
+    pub fn count(&self) -> usize {
+        self.files.len()
+    }
+
+    /// The files that a child reads.
+    pub fn files(&self) -> Vec<PathBuf> {
+        self.files.iter().map(|name| self.data().join(name)).collect()
+    }
+
+    fn data(&self) -> PathBuf {
+        self.work.join("data")
+    }
+
+    /// What a child reads, as `--path` says it.
+    pub fn path(&self) -> PathBuf {
+        if self.pattern.as_os_str().is_empty() { self.data() } else { self.data().join(&self.pattern) }
+    }
+
+    /// A copy that nothing was done to yet, in place of the last one.
+    pub fn renew(&self) -> io::Result<()> {
+        remove(&self.data())?;
+        for name in &self.files {
+            let to = self.data().join(name);
+            fs::create_dir_all(to.parent().unwrap_or(&self.work))?;
+            fs::hard_link(self.pristine().join(name), to)?;
+        }
+        Ok(())
+    }
+
+    /// Leaves the copy as it is now in `folder`, in place of what is there.
+    pub fn keep(&self, folder: &Path) -> io::Result<()> {
+        remove(folder)?;
+        fs::create_dir_all(folder.parent().unwrap_or(folder))?;
+        match fs::rename(self.data(), folder) {
+            Err(error) if error.kind() == io::ErrorKind::CrossesDevices => tree(&self.data(), folder),
+            other => other,
+        }
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        if let Err(error) = remove(&self.work) {
+            eprintln!("the copy could not be removed: {}: {error}", self.work.display());
+        }
+    }
+}
+
+fn remove(folder: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+/// Copies what can be copied; a FIFO is made anew.
+fn tree(from: &Path, to: &Path) -> io::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let (kind, to, entry) = (entry.file_type()?, to.join(entry.file_name()), entry.path());
+        if kind.is_dir() {
+            tree(&entry, &to)?;
+        } else if kind.is_file() {
+            duplicate(&entry, &to)?;
+        } else {
+            crate::damage::fifo(&to)?;
+        }
+    }
+    Ok(())
+}
+
+/// A copy with the same modification time.
+pub fn duplicate(from: &Path, to: &Path) -> io::Result<()> {
+    fs::copy(from, to)?;
+    keep_time(from, to)
+}
+
+pub fn keep_time(from: &Path, to: &Path) -> io::Result<()> {
+    let modified = fs::metadata(from)?.modified()?;
+    File::options().write(true).open(to)?.set_times(FileTimes::new().set_modified(modified))
+}
+
+/// A folder as it is; a file with those that share its name up to the ending (Megatron's `.idx` and `.bin`); a pattern's files.
+fn find(path: &Path) -> Anyhow<Found> {
+    let at = |error: io::Error| format!("{}: {error}", path.display());
+    if path.is_dir() {
+        let mut files = Vec::new();
+        walk(path, Path::new(""), &mut files).map_err(at)?;
+        files.sort();
+        return Ok(Found { base: path.to_path_buf(), pattern: PathBuf::new(), files });
+    }
+    let is_plain = |part: &Component<'_>| !part.as_os_str().to_string_lossy().contains(['*', '?', '[', '{']);
+    let parts: Vec<_> = path.components().collect();
+    let plain = parts.iter().take_while(|part| is_plain(part)).count().min(parts.len().saturating_sub(1));
+    let base: PathBuf = parts[..plain].iter().collect();
+    let base = if plain == 0 { PathBuf::from(".") } else { base };
+    let pattern: PathBuf = parts[plain..].iter().collect();
+    let text = pattern.to_str().ok_or("a pattern must be UTF-8")?;
+    let wanted = if is_plain(&parts[parts.len() - 1]) {
+        format!("{}*", Path::new(text).with_extension("").display())
+    } else {
+        without_braces(text)
+    };
+    let wanted = glob::Pattern::new(&wanted)?;
+    let mut files = Vec::new();
+    walk(&base, Path::new(""), &mut files).map_err(at)?;
+    let options = glob::MatchOptions { require_literal_separator: true, ..glob::MatchOptions::new() };
+    files.retain(|name| wanted.matches_path_with(name, options));
+    files.sort();
+    Ok(Found { base, pattern, files })
+}
+
+/// `{…}` as `*`: it takes a file too many rather than one too few.
+fn without_braces(text: &str) -> String {
+    let (mut out, mut depth) = (String::new(), 0);
+    for letter in text.chars() {
+        match letter {
+            '{' => {
+                if depth == 0 {
+                    out.push('*');
+                }
+                depth += 1;
+            }
+            '}' => depth -= i32::from(depth > 0),
+            _ if depth == 0 => out.push(letter),
+            _ => {}
+        }
+    }
+    out
+}
+
+fn walk(base: &Path, below: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
+    for entry in fs::read_dir(base.join(below))? {
+        let name = below.join(entry?.file_name());
+        let kind = fs::symlink_metadata(base.join(&name))?.file_type();
+        if kind.is_dir() {
+            walk(base, &name, files)?;
+        } else if fs::metadata(base.join(&name)).is_ok_and(|meta| meta.is_file()) {
+            files.push(name);
+        }
+    }
+    Ok(())
+}
+
+/// Takes `count` files, evenly spread.
+fn thin(found: &mut Found, args: &SourceArgs, count: usize) -> Anyhow<()> {
+    let listed = matches!(args.source, Source::Mds | Source::Megatron);
+    if listed || found.pattern.to_string_lossy().contains('{') {
+        return Err("--sample: every file of this dataset is named somewhere, so none can be left out".into());
+    }
+    found.files.retain(|name| !name.to_string_lossy().split('/').any(|part| part.starts_with('.')));
+    let all = found.files.len();
+    if count < all {
+        found.files = (0..count).map(|k| found.files[k * all / count].clone()).collect();
+    }
+    Ok(())
+}
+
+/// A number of bytes for people.
+pub fn in_words(bytes: u64) -> String {
+    match bytes {
+        0..1_000_000 => format!("{} kB", bytes.div_ceil(1000)),
+        1_000_000..1_000_000_000 => format!("{:.1} MB", bytes as f64 / 1e6),
+        _ => format!("{:.1} GB", bytes as f64 / 1e9),
+    }
+}
+
+/// For arguments: `2GB`, `500MB`, or bytes.
+pub fn size(text: &str) -> Result<u64, String> {
+    let upper = text.to_ascii_uppercase();
+    let unit = |ending: &str, unit: u64| upper.strip_suffix(ending).map(|digits| (digits.to_string(), unit));
+    let (digits, unit) = unit("GB", 1_000_000_000)
+        .or_else(|| unit("MB", 1_000_000))
+        .or_else(|| unit("KB", 1000))
+        .unwrap_or((upper.clone(), 1));
+    let number = digits.trim().parse::<f64>().ok().filter(|number| *number >= 0.0 && *number < 1e9);
+    number.map(|number| (number * unit as f64) as u64).ok_or_else(|| "a size such as 500MB or 2GB is wanted".into())
+}

@@ -1,0 +1,369 @@
+//! What becomes of a training run when its data is damaged, its process stopped, killed or starved? The faults that one can
+//! make at home, without root, on a copy of one's own data, and a table of what came out.
+//!
+//! ```text
+//! cargo run --release --example torture                                          # makes a small dataset itself
+//! cargo run --release --example torture -- --source images --path train/ --sample 2000
+//! cargo run --release --example torture -- --source tar --path 'train-{0000..0003}.tar' --checked sums
+//! ```
+//!
+//! One binary in two roles. The *supervisor* copies the data, and starts itself again as a *child* for every run, so that a hang
+//! and a crash are seen from outside:
+//!
+//! ```text
+//! data ─► copy ─► for each scenario:  fresh copy ─► child: damage, open, build, epoch ─► told │ signal │ time limit
+//!                                                    │ hashes of all samples, from the intact copy         ▼
+//!                                                    └──────────────────────────────────────────► judge ─► table
+//! ```
+//!
+//! What holds: the data itself is read once and not touched; the copy is removed at the end, Ctrl-C included (a second one
+//! ends the program at once, and leaves it).
+
+mod child;
+#[path = "../profile/content.rs"]
+mod content;
+mod copy;
+mod damage;
+mod job;
+mod judge;
+mod made;
+mod scenarios;
+#[path = "../throughput/source.rs"]
+mod source;
+mod supervise;
+mod table;
+
+use clap::{CommandFactory, FromArgMatches, Parser};
+use copy::{Copy, in_words};
+use feedline::{Signal, Stop};
+use job::{Act, Damage, JOB, Job, Kind, When};
+use judge::{Case, Outcome, Verdict, together};
+use scenarios::{Policies, Promise, SCENARIOS, Scenario, What};
+use source::{Source, SourceArgs};
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use supervise::Ended;
+use table::{Line, say};
+
+/// Damages a copy of your data, and stops, kills and starves the process that reads it: what does the loader say?
+///
+/// Exit code: 0 when every promise holds, 1 when one does not (wrong samples, a hang, a crash, an error without a name) or
+/// for an error, 2 for wrong arguments, 130 when interrupted.
+#[derive(Parser)]
+#[command(name = "torture", version)]
+struct Args {
+    #[command(flatten)]
+    source: SourceArgs,
+    /// Make a small dataset [default: unless there is a --path]
+    #[arg(long, conflicts_with = "path")]
+    generate: bool,
+    /// Folder for the copy [default: the system's for temporary files]
+    #[arg(long, value_name = "DIR")]
+    work: Option<PathBuf>,
+    /// Copy so much at most
+    #[arg(long, value_name = "SIZE", default_value = "2GB", value_parser = copy::size)]
+    most: u64,
+    /// Copy N of the files, evenly spread; where no list names them all
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    sample: Option<u32>,
+    /// Only scenarios whose name holds one of these words
+    #[arg(long, value_name = "WORD", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Rows of a batch
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    batch: u32,
+    /// Decode workers
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    workers: u32,
+    /// Random places of flipped bits in headers
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    places: u32,
+    /// Random points at which a loader is dropped
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    drops: u32,
+    /// Seconds after which a child hangs
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(5..))]
+    limit: u32,
+    /// Seed of all that is random
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Write the rows, with whole errors, to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Leave the damaged copies in this folder, one for each scenario
+    #[arg(long, value_name = "DIR")]
+    keep: Option<PathBuf>,
+}
+
+type Anyhow<T> = Result<T, Box<dyn Error>>;
+
+const INTERRUPTED: u8 = 130;
+/// What stands for a path when there is none.
+const MADE: &str = "(made here)";
+
+fn main() -> ExitCode {
+    let args = parse();
+    if let Ok(text) = std::env::var(JOB) {
+        return match serde_json::from_str::<Job>(&text) {
+            Ok(job) => child::be_a_child(args.source, &job),
+            Err(error) => {
+                eprintln!("error: {JOB}: {error}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    let stop = Stop::on([Signal::Int, Signal::Term, Signal::Hup]);
+    match stop.map_err(Into::into).and_then(|stop| run(args, stop)) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error}");
+            if error.to_string() == "interrupted" { ExitCode::from(INTERRUPTED) } else { ExitCode::FAILURE }
+        }
+    }
+}
+
+/// The command line; --source and --path may be left out.
+fn parse() -> Args {
+    let command = Args::command()
+        .mut_arg("source", |arg| arg.required(false).default_value("images"))
+        .mut_arg("path", |arg| arg.required(false).default_value(MADE).hide_default_value(true))
+        .mut_arg("checked", |arg| {
+            arg.help("Verify every read against checksums of the copy, made from its intact files; FILE itself is not looked at")
+        });
+    let parsed = command.try_get_matches().and_then(|matches| Args::from_arg_matches(&matches));
+    parsed.unwrap_or_else(|error| error.exit())
+}
+
+fn run(mut args: Args, stop: Stop) -> Anyhow<ExitCode> {
+    let parent = args.work.clone().unwrap_or_else(std::env::temp_dir);
+    let sample = args.sample.map(|count| count as usize);
+    let copy = if args.generate || args.source.path.as_os_str() == MADE {
+        let made = Folder(parent.join(format!("feedline-torture-made-{}", std::process::id())));
+        made::make(&made.0, &mut args.source)?;
+        Copy::make(&args.source, &parent, args.most, sample, &stop)?
+    } else {
+        Copy::make(&args.source, &parent, args.most, sample, &stop)?
+    };
+    let (files, bytes) = (copy.count(), in_words(copy.bytes));
+    say(format_args!("{files} files, {bytes}, copied to {}; the data itself is not touched\n", copy.work().display()));
+    let mut run = Run { args, stop, copy, files: Vec::new(), samples: 0 };
+    let lines = run.all()?;
+    table::foot(&lines, run.args.source.checked.is_some());
+    if let Some(path) = &run.args.json {
+        std::fs::write(path, serde_json::to_vec_pretty(&lines)?)
+            .map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    let broken = lines.iter().any(|line| line.outcome.verdict == Verdict::Broken);
+    Ok(if broken { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// A folder that is removed when this is dropped.
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// All scenarios on one copy.
+struct Run {
+    args: Args,
+    stop: Stop,
+    copy: Copy,
+    /// Files of the dataset, in the copy that children read.
+    files: Vec<PathBuf>,
+    /// Samples when all is well.
+    samples: u64,
+}
+
+impl Run {
+    fn all(&mut self) -> Anyhow<Vec<Line>> {
+        table::head();
+        let mut lines: Vec<Line> = Vec::new();
+        for (index, scenario) in SCENARIOS.iter().enumerate() {
+            let wanted =
+                |word: &String| scenario.name.contains(word.as_str()) || scenario.folder.contains(word.as_str());
+            if index > 0 && !self.args.only.is_empty() && !self.args.only.iter().any(wanted) {
+                continue;
+            }
+            let policies: &[bool] = match scenario.policies {
+                Policies::Fail => &[false],
+                Policies::Substitute => &[true],
+                Policies::Both => &[false, true],
+            };
+            for (row, substitute) in policies.iter().enumerate() {
+                let started = Instant::now();
+                let outcome = self.scenario(scenario, *substitute)?;
+                let policy = if *substitute { "substitute" } else { "fail" };
+                let line = Line { scenario: scenario.name, policy, seconds: started.elapsed().as_secs_f64(), outcome };
+                table::print(&line, row > 0);
+                lines.push(line);
+            }
+            if let Some(folder) = &self.args.keep
+                && lines.last().is_some_and(|line| line.outcome.verdict != Verdict::Skipped)
+            {
+                self.copy.keep(&folder.join(scenario.folder))?;
+            }
+        }
+        Ok(lines)
+    }
+
+    fn scenario(&mut self, scenario: &Scenario, substitute: bool) -> Anyhow<Outcome> {
+        if touches(scenario.what, Kind::Forbidden) && rustix::process::geteuid().is_root() {
+            return Ok(Outcome::new(Verdict::Skipped, "root may read all files"));
+        }
+        match scenario.what {
+            What::Act(Act::Oracle) => self.oracle(),
+            What::Act(Act::Dropped(_)) => self.once(scenario, Act::Dropped(self.args.drops), None, substitute),
+            What::Act(act) => self.once(scenario, act, None, substitute),
+            What::Damage(kind, when) => {
+                self.once(scenario, Act::Read, Some(Damage { kind, when, files: self.victims(kind) }), substitute)
+            }
+            What::Both(act, kind, when) => {
+                self.once(scenario, act, Some(Damage { kind, when, files: self.victims(kind) }), substitute)
+            }
+            What::Headers => self.headers(scenario),
+            What::Descriptors => self.descriptors(scenario),
+            What::Kill => self.kill(scenario),
+        }
+    }
+
+    fn job(&self, act: Act, damage: Option<Damage>, substitute: bool) -> Job {
+        Job {
+            act,
+            path: self.copy.path(),
+            record_bytes: self.args.source.record_bytes,
+            work: self.copy.work().to_path_buf(),
+            checked: self.args.source.checked.as_ref().map(|_| self.copy.work().join("sums")),
+            damage,
+            substitute,
+            seed: self.args.seed,
+            batch: self.args.batch as usize,
+            workers: self.args.workers as usize,
+        }
+    }
+
+    fn case(&self, promise: Promise, damage: Option<&Damage>) -> Case {
+        let (source, checked) = (self.args.source.source, self.args.source.checked.is_some());
+        let header = damage.is_some_and(|damage| damage.kind == Kind::FlippedHeader);
+        let plain = matches!(source, Source::Images | Source::Records | Source::Tokens);
+        let unlisted = plain && damage.is_some_and(|damage| damage.when == When::Before);
+        Case { promise, source, checked, header, unlisted, samples: self.samples }
+    }
+
+    /// On a copy that nothing was done to yet, with the checksums of it.
+    fn fresh(&self, job: &Job) -> Anyhow<Ended> {
+        self.copy.renew()?;
+        let sums = self.copy.work().join("sums.intact");
+        if sums.exists() {
+            std::fs::copy(sums, self.copy.work().join("sums"))?;
+        }
+        self.run(job)
+    }
+
+    fn run(&self, job: &Job) -> Anyhow<Ended> {
+        // Each drop is a loader that was built.
+        let drops = if let Act::Dropped(times) = job.act { u64::from(times) } else { 0 };
+        supervise::run(job, Duration::from_secs(u64::from(self.args.limit) + 2 * drops), &self.stop)
+    }
+
+    fn once(&self, scenario: &Scenario, act: Act, damage: Option<Damage>, substitute: bool) -> Anyhow<Outcome> {
+        let case = self.case(scenario.promise, damage.as_ref());
+        Ok(case.judge(&self.fresh(&self.job(act, damage, substitute))?))
+    }
+
+    /// What is right.
+    ///
+    /// Errors: the copy cannot be read as it is.
+    fn oracle(&mut self) -> Anyhow<Outcome> {
+        let ended = self.fresh(&self.job(Act::Oracle, None, false))?;
+        let outcome = self.case(Promise::Exact, None).judge(&ended);
+        if outcome.verdict != Verdict::Ok {
+            let more = outcome.more.unwrap_or(outcome.words);
+            return Err(format!("nothing was done to the copy yet, and it cannot be read: {more}").into());
+        }
+        let told = ended.told.unwrap_or_default();
+        (self.files, self.samples) = (told.files, told.samples);
+        if self.files.is_empty() {
+            return Err("the dataset has no file with a name in UTF-8".into());
+        }
+        let sums = self.copy.work().join("sums");
+        if sums.exists() {
+            std::fs::copy(&sums, self.copy.work().join("sums.intact"))?;
+        }
+        Ok(outcome)
+    }
+
+    /// Files that are damaged: one of few, three of many.
+    fn victims(&self, kind: Kind) -> Vec<PathBuf> {
+        let count = match (kind, self.files.len()) {
+            (Kind::Flipped, all) => all.min(8),
+            (_, all) if all >= 12 => 3,
+            _ => 1,
+        };
+        spread(&self.files, count)
+    }
+
+    /// One bit at a time, each in a run of its own.
+    fn headers(&self, scenario: &Scenario) -> Anyhow<Outcome> {
+        let source = self.args.source.source;
+        self.copy.renew()?;
+        let files = self.copy.files();
+        let describes = |path: &PathBuf| {
+            path.to_str().is_some() && damage::self_description(source, path).is_ok_and(|ranges| !ranges.is_empty())
+        };
+        let files = spread(&files.into_iter().filter(describes).collect::<Vec<_>>(), self.args.places as usize);
+        if files.is_empty() {
+            return Ok(Outcome::new(Verdict::Skipped, "the format has no headers"));
+        }
+        let mut outcomes = Vec::new();
+        for place in 0..self.args.places {
+            let file = files[place as usize % files.len()].clone();
+            let damage = Damage { kind: Kind::FlippedHeader, when: When::Before, files: vec![file] };
+            let case = self.case(scenario.promise, Some(&damage));
+            let job = Job { seed: self.args.seed + u64::from(place), ..self.job(Act::Read, Some(damage), false) };
+            outcomes.push(case.judge(&self.fresh(&job)?));
+        }
+        Ok(together(&outcomes))
+    }
+
+    /// Fewer and fewer descriptors, until it cannot go on.
+    fn descriptors(&self, scenario: &Scenario) -> Anyhow<Outcome> {
+        let mut words = String::from("never exact");
+        for limit in [256, 96, 64, 48, 32, 24, 20, 16, 14, 12, 10, 8, 6, 4, 3] {
+            let ended = self.fresh(&self.job(Act::Descriptors(limit), None, false))?;
+            let outcome = self.case(scenario.promise, None).judge(&ended);
+            let exact = ended.told.as_ref().is_some_and(|told| told.error.is_none());
+            if outcome.verdict != Verdict::Ok || !exact {
+                return Ok(Outcome { words: format!("{words}; with {limit}: {}", outcome.words), ..outcome });
+            }
+            words = format!("exact with {limit}");
+        }
+        Ok(Outcome::new(Verdict::Ok, words))
+    }
+
+    fn kill(&self, scenario: &Scenario) -> Anyhow<Outcome> {
+        for left in ["killed.log", "killed.state"] {
+            let _ = std::fs::remove_file(self.copy.work().join(left));
+        }
+        let killed = self.fresh(&self.job(Act::Killed, None, false))?;
+        if killed.signal != Some(rustix::process::Signal::KILL.as_raw()) {
+            return Ok(self.case(scenario.promise, None).judge(&killed));
+        }
+        let ended = self.run(&self.job(Act::Resumed, None, false))?;
+        Ok(self.case(scenario.promise, None).judge(&ended))
+    }
+}
+
+fn touches(what: What, kind: Kind) -> bool {
+    matches!(what, What::Damage(which, _) | What::Both(_, which, _) if which == kind)
+}
+
+/// Some of them, evenly spread; not the first, where headers of a whole dataset may stand.
+fn spread(all: &[PathBuf], count: usize) -> Vec<PathBuf> {
+    let count = count.min(all.len());
+    (0..count).map(|k| all[(2 * k + 1) * all.len() / (2 * count)].clone()).collect()
+}

@@ -1,0 +1,117 @@
+//! What is done to the copy, and what feedline promises for it.
+
+use crate::job::{Act, Kind, When};
+
+/// A row of the table, or two: one for each policy.
+#[derive(Clone, Copy, Debug)]
+pub struct Scenario {
+    pub name: &'static str,
+    /// The folder that `--keep` leaves.
+    pub folder: &'static str,
+    pub what: What,
+    pub policies: Policies,
+    pub promise: Promise,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    Act(Act),
+    Damage(Kind, When),
+    /// Damage, and then this in place of an epoch.
+    Both(Act, Kind, When),
+    /// One file at a time: a bit of what describes the format, at several places.
+    Headers,
+    /// Fewer and fewer descriptors.
+    Descriptors,
+    /// Killed and resumed.
+    Kill,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policies {
+    /// The default.
+    Fail,
+    Substitute,
+    Both,
+}
+
+/// When a row is ok.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promise {
+    /// Every sample, with its bytes.
+    Exact,
+    /// Every sample, or an error: that names the file when the damage was there before, the file, place and sample when
+    /// it came later; or substitutes for what the ledger names.
+    Noticed,
+    /// As `Noticed`, where a checksum can tell. Bytes have changed, and nothing else.
+    Checksum,
+    /// An error of this kind that names a sample.
+    Stalls,
+    /// An error.
+    Refused,
+    /// Every sample, or an error, whatever it names.
+    Survives,
+}
+
+const fn damage(name: &'static str, folder: &'static str, kind: Kind, when: When) -> Scenario {
+    let promise = match kind {
+        Kind::Flipped | Kind::FlippedHeader | Kind::Replaced => Promise::Checksum,
+        _ => Promise::Noticed,
+    };
+    Scenario { name, folder, what: What::Damage(kind, when), policies: Policies::Both, promise }
+}
+
+const fn act(name: &'static str, folder: &'static str, act: Act, promise: Promise) -> Scenario {
+    Scenario { name, folder, what: What::Act(act), policies: Policies::Fail, promise }
+}
+
+const fn with(name: &'static str, folder: &'static str, what: What, policies: Policies, promise: Promise) -> Scenario {
+    Scenario { name, folder, what, policies, promise }
+}
+
+use When::{Before, Indexed};
+
+/// The first is the oracle of the others.
+pub const SCENARIOS: [Scenario; 29] = [
+    act("intact", "intact", Act::Oracle, Promise::Exact),
+    damage("cut in half, before", "cut", Kind::Cut, Before),
+    damage("cut in half, when indexed", "cut-indexed", Kind::Cut, Indexed),
+    damage("emptied, before", "emptied", Kind::Emptied, Before),
+    damage("emptied, when indexed", "emptied-indexed", Kind::Emptied, Indexed),
+    damage("removed, before", "removed", Kind::Removed, Before),
+    damage("removed, when indexed", "removed-indexed", Kind::Removed, Indexed),
+    with(
+        "removed; then an older state",
+        "removed-state",
+        What::Both(Act::Older, Kind::Removed, Before),
+        Policies::Fail,
+        Promise::Refused,
+    ),
+    damage("other file, same length", "replaced-indexed", Kind::Replaced, Indexed),
+    damage("a bit in each of some files", "flipped", Kind::Flipped, Before),
+    with("a bit in a header or index", "flipped-header", What::Headers, Policies::Fail, Promise::Checksum),
+    damage("grown, before", "grown", Kind::Grown, Before),
+    damage("grown, when indexed", "grown-indexed", Kind::Grown, Indexed),
+    damage("no permission, before", "forbidden", Kind::Forbidden, Before),
+    damage("no permission, when indexed", "forbidden-indexed", Kind::Forbidden, Indexed),
+    damage("a FIFO, before", "fifo", Kind::Fifo, Before),
+    damage("a FIFO, when indexed", "fifo-indexed", Kind::Fifo, Indexed),
+    damage("a folder, before", "folder", Kind::Folder, Before),
+    damage("a folder, when indexed", "folder-indexed", Kind::Folder, Indexed),
+    with("fewer and fewer descriptors", "descriptors", What::Descriptors, Policies::Fail, Promise::Survives),
+    act("no io_uring (pread)", "pread", Act::Pread, Promise::Exact),
+    act("stopped for a second", "stopped", Act::Stopped, Promise::Exact),
+    with("kill -9, then resumed", "killed", What::Kill, Policies::Fail, Promise::Exact),
+    act("a transform never returns", "stuck", Act::Stuck, Promise::Stalls),
+    act("the consumer keeps all batches", "held", Act::Held, Promise::Exact),
+    act("dropped at random points", "dropped", Act::Dropped(0), Promise::Exact),
+    with("ledger on /dev/full", "full-device", What::Act(Act::FullDevice), Policies::Substitute, Promise::Refused),
+    with(
+        "removed; no room for the ledger",
+        "full-disk",
+        What::Both(Act::FullDisk, Kind::Removed, Indexed),
+        Policies::Substitute,
+        Promise::Noticed,
+    ),
+    act("intact, again", "again", Act::Read, Promise::Exact),
+];
