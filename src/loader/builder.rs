@@ -22,7 +22,7 @@ use crate::pipeline::watchdog::Watch;
 use crate::pipeline::work::{Queue, Sizes, Workers, panicked};
 use crate::pipeline::{Core, Exchange, Gds, IoSide, ToIo};
 use crate::profile::{Clock, Meters, Settings};
-use crate::read::{self, Again, Choice, Direct, Mode, Opened, ReaderOptions};
+use crate::read::{self, Choice, Direct, Mode, Opened, ReaderOptions};
 use crate::state::{Cursor, State};
 use crate::stop::Stop;
 use crate::tensor::{Field, Layout, Spec};
@@ -431,8 +431,9 @@ impl LoaderBuilder {
         if let Some(opened) = self.opened.take() {
             return Ok(opened);
         }
-        let sources = self.dataset.sources().clone();
-        on_node(place, || read::open(sources, &self.reader))?
+        let (sources, options, deadline) = (self.dataset.sources().clone(), self.reader.clone(), self.stall_deadline);
+        let open = move || read::open(sources, &options);
+        on_node(place, || runtime::within(deadline, "the storage of the dataset's files", open))??
     }
 
     /// Checks everything, reserves all memory and starts the threads. For saved states it looks at the dataset: it reads the
@@ -456,7 +457,6 @@ impl LoaderBuilder {
         let place = placing.placement();
         let opened = self.open_reader(place)?;
         let dataset = self.dataset;
-        let again = Again::new(dataset.sources().clone(), &self.reader);
         let origin = Origin::now(dataset.sources(), self.reader.direct);
         // The cache is asked first also where it has no room: then what is missing is read past it.
         let cached = opened.cache.is_some() && !opened.choice.direct;
@@ -529,7 +529,6 @@ impl LoaderBuilder {
             meters,
             on_bad: self.on_bad,
             room,
-            again,
         };
         let (routes, direct) = assembly.ways.told();
         // Apart from the rest, since they may be left where they are. What else there is of threads and memory is made, and
@@ -721,7 +720,6 @@ struct Assembly {
     meters: Arc<Meters>,
     on_bad: OnBadSample,
     room: Room,
-    again: Again,
 }
 
 type WorkerThreads = (rayon::ThreadPool, Vec<JoinHandle<()>>);
@@ -735,10 +733,24 @@ impl Assembly {
     ) -> Result<(Runtime, Receiver<Contents>, Choice)> {
         let (rows, counts) = (self.layout.clone(), (self.plan.device_batches, self.plan.slots));
         let onward = self.ways.open(&self.recipe, rows, self.contents.clone(), counts, self.idle.clone())?;
-        let recovery = Recovery::new(self.on_bad, self.room, self.again);
-        let Self { dataset, chunk_starts, recipe, layout, opened, plan, lease, pending, parts, seed, meters, .. } =
-            self;
-        let Opened { reader, cache, choice, .. } = opened;
+        let Self {
+            dataset,
+            chunk_starts,
+            recipe,
+            layout,
+            opened,
+            plan,
+            lease,
+            pending,
+            parts,
+            seed,
+            meters,
+            on_bad,
+            room,
+            ..
+        } = self;
+        let Opened { reader, cache, choice, again } = opened;
+        let recovery = Recovery::new(on_bad, room, again);
         let waker = reader.waker();
         // Room for every slot there is, so that giving one back never waits.
         let (frees_in, frees) = bounded(plan.slots);

@@ -7,6 +7,7 @@ use super::{Place, Shared};
 use crate::dataset::Fingerprint;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::order::{Kind, Settings};
+use crate::pipeline::runtime::within;
 use crate::pipeline::work::panicked;
 use crate::state::{Cursor, Stand, State};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,7 +37,10 @@ impl Shared {
             // Datasets and samplers are the user's code.
             let made = catch_unwind(AssertUnwindSafe(|| {
                 let order = self.jobs.order.settings(self.whole.len());
-                Ok(Lasting { order, dataset: Fingerprint::of(&*self.runtime.core().dataset)? })
+                let dataset = self.runtime.core().dataset.clone();
+                let look = move || Fingerprint::of(&*dataset);
+                let dataset = within(self.stall_deadline, "the storage of the dataset's files", look)??;
+                Ok(Lasting { order, dataset })
             }));
             made.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::State)))
         });

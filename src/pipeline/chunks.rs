@@ -21,6 +21,7 @@
 //! gathers, which wait for nobody. So its buffers come, and a chunk with a buffer needs only the ring and a worker.
 
 use super::plan::{ChunkDemand, Demand};
+use super::watchdog::Cell;
 use super::work::panicked;
 use super::{Core, Job};
 use crate::dataset::{ChunkBytes, Chunked, Dataset};
@@ -106,9 +107,10 @@ impl Opening {
     }
 
     /// Reads what failed once more.
-    pub(crate) fn read_again(&mut self, core: &Core) -> Result<()> {
+    pub(crate) fn read_again(&mut self, core: &Core, cell: Option<&Cell>) -> Result<()> {
         for (piece, mut span, error) in self.again.drain(..) {
             let extent = self.extents[piece];
+            cell.iter().for_each(|cell| cell.read(None, &extent));
             core.recovery.again(&error, &extent, &mut span.as_mut_slice()[..extent.len as usize])?;
             self.pieces[piece] = Bytes::from_owner(span).slice(..extent.len as usize);
         }

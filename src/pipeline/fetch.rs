@@ -690,7 +690,8 @@ impl Io {
             self.reader.wait(&mut self.completions, Some(Duration::from_millis(50)));
             self.complete();
         }
-        // What is still in flight stays with the reader, which leaks it and counts it.
+        // What is still in flight stays with the reader, which leaks it and counts it, and need not wait once more.
+        self.reader.wait_no_more();
     }
 }
 

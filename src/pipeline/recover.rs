@@ -24,7 +24,7 @@
 //! error of `.map_batch`, whatever was cancelled or stalled.
 
 use super::chunks::Held;
-use super::watchdog::Doing;
+use super::watchdog::{Cell, Doing};
 use super::work::{State, fill_from, guarded, look_up_with};
 use super::{Core, Job};
 use crate::dataset::{Part, Parts};
@@ -340,9 +340,12 @@ fn fill_sample(core: &Core, job: &Job, id: u64, rows: &mut Rows, bytes: &mut Vec
         return Err(Error::new(ErrorKind::Limit, Stage::Read, message));
     }
     bytes.resize(bytes.len().max(need), 0);
-    let fetch = |extent: &Extent, to: &mut [u8]| match core.recovery.again.read(extent, to) {
-        Ok(()) => Cached::Hit,
-        Err(error) => Cached::Failed(error),
+    let cell = core.cell_of(state);
+    let fetch = |extent: &Extent, to: &mut [u8]| {
+        cell.iter().for_each(|cell| cell.read(Some(id), extent));
+        let read = core.recovery.again.read(extent, to);
+        cell.iter().for_each(|cell| cell.begin(Doing::Decoding, Some(id)));
+        read.map_or_else(Cached::Failed, |()| Cached::Hit)
     };
     look_up_with(core, job, id, rows, &mut parts, state.scratch(), bytes, fetch).map(drop)
 }
@@ -354,7 +357,8 @@ fn open_spare<'s>(core: &Core, chunk: usize, spare: &'s mut Spare, state: &mut S
             Some((_, buffer)) => buffer,
             None => ChunkBuf::new(core.recovery.room.chunk)?,
         };
-        let opened = read_spare(core, chunk, &mut spare.encoded)
+        let cell = core.cell_of(state);
+        let opened = read_spare(core, chunk, &mut spare.encoded, cell)
             .and_then(|pieces| super::chunks::open(core, chunk, &pieces, state.scratch(), &mut buffer));
         // A number that no chunk has: what is in the buffer now is nobody's.
         spare.chunk = Some((if opened.is_ok() { chunk } else { usize::MAX }, buffer));
@@ -373,7 +377,12 @@ impl AsRef<[u8]> for Encoded {
 }
 
 /// The bytes of a chunk's extents.
-fn read_spare(core: &Core, chunk: usize, encoded: &mut Option<Arc<RegionBytes>>) -> Result<Vec<Bytes>> {
+fn read_spare(
+    core: &Core,
+    chunk: usize,
+    encoded: &mut Option<Arc<RegionBytes>>,
+    cell: Option<&Cell>,
+) -> Result<Vec<Bytes>> {
     let extents = core.extents_of_chunk(chunk)?;
     if let Some(pieces) = extents.iter().map(|extent| core.sources.shared(extent)).collect() {
         return Ok(pieces);
@@ -393,6 +402,7 @@ fn read_spare(core: &Core, chunk: usize, encoded: &mut Option<Arc<RegionBytes>>)
     for extent in &extents {
         let start = end;
         end += extent.len as usize;
+        cell.iter().for_each(|cell| cell.read(None, extent));
         core.recovery.again.read(extent, &mut buffer.as_mut_slice()[start..end])?;
     }
     let buffer = encoded.insert(Arc::new(buffer)).clone();

@@ -81,6 +81,28 @@ impl Runtime {
     }
 }
 
+/// Does what may wait for storage on a thread of its own, and for at most `deadline`: a thread that is in the kernel then is
+/// left there, and counted. A panic goes on here.
+///
+/// Errors: [`ErrorKind::Stalled`], which says that `what` does not answer.
+pub(crate) fn within<T: Send + 'static>(
+    deadline: Duration,
+    what: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T> {
+    let (send, done) = crossbeam_channel::bounded(1);
+    let body = move || drop(send.send(catch_unwind(AssertUnwindSafe(work))));
+    let spawned = std::thread::Builder::new().name("feedline-look".into()).spawn(body);
+    let thread = spawned.map_err(|source| Error::os(Stage::Build, "cannot start a thread", source))?;
+    let Ok(did) = done.recv_timeout(deadline) else {
+        ABANDONED.fetch_add(1, Ordering::Relaxed);
+        let message = format!("{what} does not answer, for {:.1} s; see `stall_deadline`", deadline.as_secs_f64());
+        return Err(Error::new(ErrorKind::Stalled, Stage::Open, message));
+    };
+    let _ = thread.join();
+    did.or_else(|panic| std::panic::resume_unwind(panic))
+}
+
 /// Starts a thread whose panic becomes the error of the loader.
 fn guarded(
     core: &Arc<Core>,
@@ -153,6 +175,18 @@ fn join(thread: JoinHandle<()>, deadline: Instant) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_does_not_answer_is_left_behind_and_a_panic_goes_on() {
+        assert_eq!(within(Duration::MAX, "this", || 7).unwrap(), 7);
+        let (word, never) = crossbeam_channel::bounded::<()>(0);
+        let before = abandoned();
+        let error = within(Duration::from_millis(20), "the dataset", move || never.recv()).unwrap_err();
+        assert_eq!((error.kind(), abandoned() > before), (ErrorKind::Stalled, true));
+        assert!(error.message().starts_with("the dataset does not answer, for 0.0 s"), "{error}");
+        drop(word);
+        assert!(catch_unwind(|| within(Duration::MAX, "this", || panic!("a bug")).map(|()| ())).is_err());
+    }
     use crate::pipeline::placement::{on_node, tests};
 
     #[test]

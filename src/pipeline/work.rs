@@ -8,7 +8,7 @@ use super::chunks::{Held, Opening};
 use super::fetch::{Pending, Piece};
 use super::recipe::How;
 use super::recover::extent_to_read;
-use super::watchdog::Doing;
+use super::watchdog::{Cell, Doing};
 use super::{Core, Job, Miss};
 use crate::dataset::{Chunked, Part, Parts};
 use crate::decode::{Ctx, Scratch};
@@ -534,8 +534,8 @@ fn decode_pending(core: &Core, mut pending: Box<Pending>, state: &mut State) {
                     // Where nothing can be read (no descriptors, a dead disk) each try takes its time.
                     return Err(error);
                 }
-                core.watch_worker(state, Doing::Reading, Some(id));
-                read_again(core, id, &error, &mut pending.pieces, &mut rows)?;
+                let cell = core.cell_of(state);
+                read_again(core, id, &error, &mut pending.pieces, &mut rows, cell)?;
                 core.watch_worker(state, Doing::Decoding, Some(id));
             }
             decode_row(core, &job, id, &pending.pieces, &mut rows, &mut state.scratch)
@@ -553,11 +553,19 @@ fn decode_pending(core: &Core, mut pending: Box<Pending>, state: &mut State) {
 }
 
 /// Reads the pieces of a sample that failed once more, to where they were to be.
-fn read_again(core: &Core, id: u64, error: &Error, pieces: &mut [Piece], rows: &mut Rows) -> Result<()> {
+fn read_again(
+    core: &Core,
+    id: u64,
+    error: &Error,
+    pieces: &mut [Piece],
+    rows: &mut Rows,
+    cell: Option<&Cell>,
+) -> Result<()> {
     let mut parts = Parts::new();
     core.parts_of(id, &mut parts)?;
     for (piece, (field, part)) in pieces.iter_mut().zip(parts.iter()).filter(|(piece, _)| piece.failed) {
         let extent = extent_to_read(core, part).ok_or_else(|| unsteady(id))?;
+        cell.iter().for_each(|cell| cell.read(Some(id), &extent));
         if let Some(room) = piece.room() {
             let room = room.get_mut(..extent.len as usize).ok_or_else(|| unsteady(id))?;
             core.recovery.again(error, &extent, room)?;
@@ -612,7 +620,7 @@ fn open(core: &Core, mut opening: Opening, state: &mut State) {
         return;
     }
     core.watch_worker(state, Doing::Decoding, None);
-    if let Err(error) = opening.read_again(core) {
+    if let Err(error) = opening.read_again(core, core.cell_of(state)) {
         return opening.fail(core, error);
     }
     if let Some(pieces) = opening.extents.iter().map(|extent| core.sources.shared(extent)).collect() {
@@ -956,9 +964,12 @@ impl Core {
 
     /// The worker whose state this is begins something.
     pub(super) fn watch_worker(&self, state: &State, doing: Doing, sample: Option<u64>) {
-        if let Some(cell) = state.scratch.worker.and_then(|worker| self.watch.workers.get(worker)) {
-            cell.begin(doing, sample);
-        }
+        self.cell_of(state).iter().for_each(|cell| cell.begin(doing, sample));
+    }
+
+    /// Where it says what it does.
+    pub(super) fn cell_of(&self, state: &State) -> Option<&Cell> {
+        state.scratch.worker.and_then(|worker| self.watch.workers.get(worker))
     }
 
     /// Workers got so many bytes from the page cache.

@@ -9,7 +9,7 @@
 //! Opening anew is what cures a stale handle of a network file system. Limits: three tries in about 110 ms, a bounce buffer
 //! of 1 MiB for each that goes past the page cache. What comes back is the extent whole or an error, as from any reader.
 
-use super::files::{Files, probe};
+use super::files::{Files, Seen, probe};
 use super::seam::Seam;
 use super::{Counters, Extent, ReaderOptions, Sources, pread};
 use crate::error::{Error, Result};
@@ -68,8 +68,8 @@ fn is_io(error: &Error) -> bool {
 
 impl Again {
     /// Reads what the reader of these options could not.
-    pub(crate) fn new(sources: Arc<Sources>, options: &ReaderOptions) -> Self {
-        let files = Files::new(sources, 1, Some(0)).through(Seam::of(options));
+    pub(crate) fn new(sources: Arc<Sources>, options: &ReaderOptions, seen: Option<Seen>) -> Self {
+        let files = Files::new(sources, 1, Some(0)).through(Seam::of(options)).seeing(seen);
         Self { files, counters: Counters::default() }
     }
 
@@ -126,7 +126,8 @@ impl Again {
         if align > crate::tensor::PAGE {
             return self.plainly(&self.files, extent, buf).map(drop);
         }
-        let direct = Files::new(sources.clone(), align, Some(0)).through(self.files.seam().clone());
+        let direct =
+            Files::new(sources.clone(), align, Some(0)).through(self.files.seam().clone()).seeing(self.files.seen());
         let mut bounce = RegionBytes::new(BOUNCE + 2 * direct.align(), "a read past the page cache")?;
         for (at, piece) in buf[..extent.len as usize].chunks_mut(BOUNCE).enumerate() {
             let part = Extent { offset: extent.offset + (at * BOUNCE) as u64, len: piece.len() as u64, ..*extent };
@@ -161,7 +162,7 @@ mod tests {
         std::fs::write(&path, &bytes).unwrap();
         let mut sources = Sources::new();
         let source = sources.file(&path, bytes.len() as u64).unwrap();
-        let again = Again::new(Arc::new(sources), &ReaderOptions::default());
+        let again = Again::new(Arc::new(sources), &ReaderOptions::default(), None);
         for (offset, len) in [(0, 0), (0, 1), (4095, 2), (1, 3 << 20 >> 1), (0, 3 << 20), ((3 << 20) - 7, 7)] {
             let extent = Extent { source, offset, len };
             for past_cache in [false, true] {

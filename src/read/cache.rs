@@ -5,7 +5,7 @@
 //! read after it would move the same bytes twice. Hence `cachestat` is asked first, until many hits in a row; and where the kernel
 //! does not answer that, probing is spaced out while it does not pay.
 
-use super::files::Files;
+use super::files::{Files, Seen};
 use super::progress::{Next, RETRIES_MAX};
 use super::seam::{Call, Seam};
 use super::{Extent, Sources, add, sys};
@@ -64,8 +64,8 @@ impl PageCache {
         }
     }
 
-    pub(super) fn through(self, seam: Seam) -> Self {
-        Self { files: self.files.through(seam), ..self }
+    pub(super) fn through(self, seam: Seam, seen: Option<Seen>) -> Self {
+        Self { files: self.files.through(seam).seeing(seen), ..self }
     }
 
     /// Copies the extent to the start of `dst` if that needs no I/O. Bytes of a memory source are always a hit.

@@ -1,12 +1,12 @@
 //! Which reader, and why: decided once, when the dataset is opened, from what the machine offers.
 
-use super::files::{Files, Probe, probe};
+use super::files::{Files, Probe, probe, seen};
 use super::mmap::Mmap;
 use super::pread::Pread;
 use super::seam::Seam;
 use super::threads::Threaded;
 use super::uring::{Uring, refusal};
-use super::{DEPTH_MAX, Direct, Mode, PageCache, Reader, ReaderOptions, Sources, THREADS_MAX};
+use super::{Again, DEPTH_MAX, Direct, Mode, PageCache, Reader, ReaderOptions, Sources, THREADS_MAX};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use rustix::io::Errno;
 use std::fmt;
@@ -25,6 +25,8 @@ pub struct Opened {
     pub cache: Option<Arc<PageCache>>,
     /// What was chosen and why.
     pub choice: Choice,
+    /// Second tries.
+    pub(crate) again: Again,
 }
 
 /// What was chosen and why, for the report.
@@ -65,7 +67,8 @@ pub fn open(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
     check_limits(options)?;
     let mut why = Vec::new();
     let align = choose_align(&sources, options, &mut why)?;
-    let files = || Files::new(sources.clone(), align, options.fds).through(Seam::of(options));
+    let seen = seen(&sources, options.fds);
+    let files = || Files::new(sources.clone(), align, options.fds).through(Seam::of(options)).seeing(seen.clone());
     let reader: Box<dyn Reader> = match options.mode {
         Mode::Pread => Box::new(start_threads(Pread::new(files()), options)?),
         Mode::Mmap => Box::new(start_threads(Mmap::new(files()), options)?),
@@ -81,10 +84,11 @@ pub fn open(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
             }
         },
     };
-    let cache = || Arc::new(PageCache::new(sources.clone(), options.fds).through(Seam::of(options)));
+    let cache = || Arc::new(PageCache::new(sources.clone(), options.fds).through(Seam::of(options), seen.clone()));
     let cache = (options.mode == Mode::Auto).then(cache);
     let choice = Choice { reader: reader.name(), direct: align > 1, cached_first: cache.is_some(), why };
-    Ok(Opened { reader, cache, choice })
+    let again = Again::new(sources.clone(), options, seen.clone());
+    Ok(Opened { reader, cache, choice, again })
 }
 
 fn config(message: String) -> Error {

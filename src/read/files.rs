@@ -43,6 +43,21 @@ pub(crate) struct Files {
     opens: AtomicU64,
     fallbacks: AtomicU64,
     seam: Seam,
+    /// Which file each name was when it was opened first, by any table of the same reader.
+    seen: Option<Seen>,
+}
+
+/// Device and inode of sources. Tables of one reader share it: a file that another one takes the place of must not give half of
+/// a sample by one table and half by the other.
+pub(crate) type Seen = Arc<[OnceLock<(u64, u64)>]>;
+
+/// For as many sources as stay open; not for more, whose samples are seldom in pieces.
+pub(crate) fn seen(sources: &Sources, budget: Option<u32>) -> Option<Seen> {
+    keeps(sources, budget).then(|| (0..sources.count()).map(|_| OnceLock::new()).collect())
+}
+
+fn keeps(sources: &Sources, budget: Option<u32>) -> bool {
+    sources.count() as u64 <= budget.map_or_else(|| descriptor_limit() / 4, u64::from)
 }
 
 /// An open regular file of the right length.
@@ -77,16 +92,33 @@ impl AsFd for File {
 impl Files {
     /// A table for `sources`, with `budget` descriptors at most (`None`: a quarter of the soft limit).
     pub(crate) fn new(sources: Arc<Sources>, align: usize, budget: Option<u32>) -> Self {
-        let budget = budget.map_or_else(|| descriptor_limit() / 4, u64::from);
-        let kept = (sources.count() as u64 <= budget)
-            .then(|| (0..sources.count()).map(|_| OnceLock::new()).collect::<Box<[_]>>());
+        let kept = keeps(&sources, budget).then(|| (0..sources.count()).map(|_| OnceLock::new()).collect::<Box<[_]>>());
         let seam = Seam::none();
-        Self { sources, align, kept, opens: AtomicU64::new(0), fallbacks: AtomicU64::new(0), seam }
+        Self { sources, align, kept, opens: AtomicU64::new(0), fallbacks: AtomicU64::new(0), seam, seen: None }
     }
 
     /// The same, and its files are opened and read through `seam`.
     pub(crate) fn through(self, seam: Seam) -> Self {
         Self { seam, ..self }
+    }
+
+    /// The same, and a file must be the one that was opened first.
+    pub(crate) fn seeing(self, seen: Option<Seen>) -> Self {
+        Self { seen, ..self }
+    }
+
+    pub(crate) fn seen(&self) -> Option<Seen> {
+        self.seen.clone()
+    }
+
+    fn check_identity(&self, id: SourceId, fd: &OwnedFd) -> Result<()> {
+        let Some(seen) = &self.seen else { return Ok(()) };
+        let stat = rustix::fs::fstat(fd).map_err(|errno| Error::os(Stage::Open, "", errno.into()))?;
+        let found = (stat.st_dev, stat.st_ino);
+        if *seen[id.index()].get_or_init(|| found) == found {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Changed, Stage::Open, "another file has its name since it was opened first"))
     }
 
     pub(crate) fn seam(&self) -> &Seam {
@@ -217,6 +249,7 @@ impl Files {
         let site = |error: Error| error.with_path(self.sources.path(id));
         let failed = |errno: Errno| site(Error::os(Stage::Open, "", errno.into()));
         check_regular(&fd, Some(self.sources.len_of(id))).map_err(site)?;
+        self.check_identity(id, &fd).map_err(site)?;
         let kept_flags = if self.align > 1 && !buffered { OFlags::DIRECT } else { OFlags::empty() };
         rustix::fs::fcntl_setfl(&fd, kept_flags).map_err(failed)?;
         if buffered {
@@ -438,6 +471,30 @@ mod tests {
             (0..3).for_each(|_| drop(files.get(id).unwrap()));
             assert_eq!(files.opens(), opens);
         }
+    }
+
+    #[test]
+    fn tables_that_share_what_they_have_seen_refuse_a_file_that_took_the_place_of_another() {
+        let dir = std::env::temp_dir().join(format!("feedline-seen-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let path = dir.join("a.bin");
+        std::fs::write(&path, [1; 100]).unwrap();
+        let mut sources = Sources::new();
+        let id = sources.file(&path, 100).unwrap();
+        let sources = Arc::new(sources);
+        let shared = seen(&sources, None);
+        let table = |budget| Files::new(sources.clone(), 1, Some(budget)).seeing(shared.clone());
+        let (first, second, each) = (table(1), table(1), table(0));
+        assert!(first.get(id).is_ok() && each.get(id).is_ok());
+        std::fs::write(dir.join("b.bin"), [2; 100]).unwrap();
+        std::fs::rename(dir.join("b.bin"), &path).unwrap();
+        assert!(first.get(id).is_ok(), "it has the old one");
+        for later in [second, each] {
+            let error = later.get(id).err().unwrap();
+            assert_eq!((error.kind(), error.site().path.as_deref()), (ErrorKind::Changed, Some(&*path)));
+        }
+        assert!(seen(&sources, Some(0)).is_none());
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]

@@ -56,7 +56,7 @@ const CHANGES: [(&str, bool, &[&str]); 9] = [
     ("grow", false, &["changed since it was indexed"]),
     ("remove", false, &["not found"]),
     ("forbid", false, &["permission denied"]),
-    ("replace", false, &[]),
+    ("replace", false, &["changed since it was indexed"]),
     ("replace by a shorter one", false, &["changed since it was indexed"]),
     ("become a folder", false, &["not a regular file", "not found"]),
 ];

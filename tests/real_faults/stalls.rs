@@ -59,6 +59,29 @@ fn never(reader: usize, reads: Reads, reported: bool) {
     eprintln!("{what}: {}; dropped in {drop_ms} ms, {leaked} left behind", fault.text);
 }
 
+/// Before anything is built: of what it finds out of the files, the loader can do without some, and says so of the rest.
+#[test]
+fn storage_that_stops_before_the_loader_is_built_is_an_error_and_not_a_wait_for_ever() {
+    for reader in [0, 3, 4] {
+        let (dir, what) = (Dir::new(), format!("{:?}", READERS[reader]));
+        let mut fuse = match Fuse::new(&dir.path("mount"), Reads::Never) {
+            Ok(fuse) => fuse,
+            Err(why) => return skip("storage that stops before", why),
+        };
+        fuse.begin();
+        let go = dir.path("go");
+        std::fs::write(&go, "").unwrap();
+        let mut child =
+            Running::start(Task::pull(&fuse.set, reader).with("go", go.display()).with("stall_ms", 1200).command());
+        let came = child.until("end");
+        fuse.abort();
+        let ended = child.end();
+        assert!(came, "{what}: {ended:#?}");
+        let text = format!("{ended:?}");
+        assert!(text.contains("stalled"), "{what}: {ended:#?}");
+    }
+}
+
 #[test]
 fn storage_that_answers_late_is_waited_for_and_nothing_is_lost() {
     let time = Duration::from_millis(200);

@@ -7,7 +7,8 @@ use crate::error::Result;
 use crate::memory::{Region, Row};
 use crate::order::Sampler;
 use crate::read::{
-    Choice, Completion, Extent, Footprint, Opened, ReadOp, ReadStats, Reader, Sealed, SourceId, Sources, Waker,
+    Again, Choice, Completion, Extent, Footprint, Opened, ReadOp, ReadStats, Reader, ReaderOptions, Sealed, SourceId,
+    Sources, Waker,
 };
 use crate::tensor::{DType, EncodedField, Field};
 use std::sync::{Arc, Mutex};
@@ -85,7 +86,8 @@ impl Storage {
             stats: ReadStats::default(),
         };
         let choice = Choice { reader: "virtual", direct: false, cached_first: false, why: Vec::new() };
-        (Opened { reader: Box::new(reader), cache: None, choice }, log)
+        let again = Again::new(Arc::default(), &ReaderOptions::default(), None);
+        (Opened { reader: Box::new(reader), cache: None, choice, again }, log)
     }
 
     fn send(&mut self, now: u64) {

@@ -71,6 +71,8 @@ pub(super) struct Uring {
     registered: bool,
     depth: usize,
     stats: ReadStats,
+    /// How long `drop` waits.
+    patience: Duration,
 }
 
 struct Op {
@@ -120,6 +122,7 @@ impl Uring {
             registered,
             depth,
             stats: ReadStats::default(),
+            patience: DROP_DEADLINE,
         };
         reader.register_files();
         Ok(reader)
@@ -487,6 +490,10 @@ fn broken_error(errno: Errno) -> Error {
 }
 
 impl Sealed for Uring {
+    fn wait_no_more(&mut self) {
+        self.patience = Duration::ZERO;
+    }
+
     fn register(&mut self, regions: &[Arc<Region>]) -> Option<String> {
         if !self.registered {
             return Some("io_uring: registration was turned off".into());
@@ -565,7 +572,7 @@ impl Reader for Uring {
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        let deadline = Instant::now() + DROP_DEADLINE;
+        let deadline = Instant::now() + self.patience;
         self.cancel();
         let mut out = Vec::new();
         while self.ring.busy() > 0 && Instant::now() < deadline {
