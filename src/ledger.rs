@@ -110,14 +110,19 @@ impl fmt::Display for BadSample {
             write!(f, " in {path:?}")?;
         }
         if let Some(member) = &self.member {
-            write!(f, " ({member})")?;
+            write!(f, " ({})", one_line(member))?;
         }
         if let (Some(offset), Some(length)) = (self.offset, self.length) {
             write!(f, " at {offset}, {length} bytes")?;
         }
         write!(f, ": {}: {}", self.stage.as_str(), self.kind.as_str())?;
-        if self.cause.is_empty() { Ok(()) } else { write!(f, ": {}", self.cause) }
+        if self.cause.is_empty() { Ok(()) } else { write!(f, ": {}", one_line(&self.cause)) }
     }
+}
+
+/// Words that come from files and from the user's code, at most so many of them.
+fn one_line(words: &str) -> String {
+    words.chars().take(500).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 /// What a loader has substituted so far. See [`LoaderBuilder::on_bad_sample`](crate::LoaderBuilder::on_bad_sample).
@@ -151,6 +156,8 @@ pub(crate) struct Keeper {
     /// Sample → its place in the list.
     places: BTreeMap<u64, usize>,
     file: Option<File>,
+    /// The last line may be there in part.
+    torn: bool,
     budget: u64,
 }
 
@@ -161,7 +168,7 @@ impl Keeper {
     pub(crate) fn open(budget: u64, path: Option<&Path>) -> Result<Self> {
         let file = path.map(open).transpose()?;
         let ledger = Ledger { path: path.map(Path::to_path_buf), ..Ledger::default() };
-        Ok(Self { ledger, places: BTreeMap::new(), file, budget })
+        Ok(Self { ledger, places: BTreeMap::new(), file, torn: false, budget })
     }
 
     pub(crate) fn ledger(&self) -> &Ledger {
@@ -170,8 +177,12 @@ impl Keeper {
 
     /// A batch with these is handed out.
     ///
-    /// Errors: [`ErrorKind::BadSamples`] when there are more now than the budget allows.
+    /// Errors: [`ErrorKind::BadSamples`] when there would be more now than the budget allows; then the batch is not handed out,
+    /// and nothing of it is kept.
     pub(crate) fn add(&mut self, bad: Vec<BadSample>) -> Result<()> {
+        if let Some(error) = self.refuse(&bad) {
+            return Err(error);
+        }
         let mut lines = Vec::new();
         for mut entry in bad {
             if self.file.is_some() {
@@ -194,29 +205,49 @@ impl Keeper {
             self.ledger.samples.push(entry);
         }
         self.write(&lines);
-        if self.ledger.samples.len() as u64 <= self.budget { Ok(()) } else { Err(self.exceeded()) }
+        Ok(())
+    }
+
+    /// The error, if these are too many.
+    pub(crate) fn refuse(&self, bad: &[BadSample]) -> Option<Error> {
+        let fresh: BTreeMap<u64, &BadSample> = bad
+            .iter()
+            .rev()
+            .filter(|bad| !self.places.contains_key(&bad.sample))
+            .map(|bad| (bad.sample, bad))
+            .collect();
+        let count = (self.ledger.samples.len() + fresh.len()) as u64;
+        (!fresh.is_empty() && count > self.budget)
+            .then(|| self.exceeded(count, &fresh.into_values().collect::<Vec<_>>()))
     }
 
     /// A whole batch's lines in one call, so that a run that is killed leaves whole lines.
     fn write(&mut self, lines: &[u8]) {
         let Some(file) = &mut self.file else { return };
-        if let Err(error) = file.write_all(lines) {
+        if lines.is_empty() {
+            return;
+        }
+        let torn = if self.torn { file.write_all(b"\n") } else { Ok(()) };
+        let written = torn.and_then(|()| file.write_all(lines));
+        self.torn = written.is_err();
+        if let Err(error) = written {
             self.ledger.not_written.get_or_insert_with(|| error.to_string());
         }
     }
 
-    fn exceeded(&self) -> Error {
-        let Ledger { samples, path, .. } = &self.ledger;
-        let named: Vec<_> = samples.iter().take(NAMED).map(ToString::to_string).collect();
-        let more = match (samples.len().saturating_sub(NAMED), path) {
+    fn exceeded(&self, count: u64, fresh: &[&BadSample]) -> Error {
+        let mut all = self.ledger.samples.iter().chain(fresh.iter().copied());
+        // Of those that are new at least one: it is why.
+        let named: Vec<_> = all.clone().rev().take(NAMED).map(ToString::to_string).collect();
+        let more = match (count.saturating_sub(NAMED as u64), &self.ledger.path) {
             (0, _) => String::new(),
-            (more, Some(path)) => format!("; and {more} more, in {}", path.display()),
-            (more, None) => format!("; and {more} more, see `Loader::ledger`"),
+            (more, Some(path)) => format!("; and {more} before, in {}", path.display()),
+            (more, None) => format!("; and {more} before, see `Loader::ledger`"),
         };
-        let (count, budget) = (samples.len(), self.budget);
+        let budget = self.budget;
         let message = format!("{count} bad samples, the budget is {budget}: {}{more}", named.join("; "));
         let error = Error::new(ErrorKind::BadSamples, Stage::Batch, message);
-        let Some(last) = samples.last() else { return error };
+        let Some(last) = all.next_back() else { return error };
         let error = error.with_sample(last.sample).with_batch(last.batch);
         let error = last.path.iter().fold(error, |error, path| error.with_path(path));
         match (last.offset, last.length) {
@@ -263,7 +294,12 @@ mod tests {
     fn what_was_tried_as_a_substitute_counts_against_the_budget_and_not_as_a_row() {
         let mut keeper = Keeper::open(1, None).unwrap();
         let error = keeper.add(vec![bad(5, 0, Some(9)), bad(8, 0, None)]).unwrap_err();
-        assert_eq!((error.kind(), keeper.ledger().substituted), (ErrorKind::BadSamples, 1));
+        // The batch is not handed out, and nothing of it counts.
+        assert_eq!((error.kind(), keeper.ledger().substituted), (ErrorKind::BadSamples, 0));
+        assert!(keeper.ledger().samples.is_empty());
+        let mut keeper = Keeper::open(2, None).unwrap();
+        keeper.add(vec![bad(5, 0, Some(9)), bad(8, 0, None)]).unwrap();
+        assert_eq!((keeper.ledger().substituted, keeper.ledger().samples.len()), (1, 2));
     }
 
     #[test]
@@ -271,10 +307,10 @@ mod tests {
         let mut keeper = Keeper::open(11, None).unwrap();
         keeper.add((0..11).map(|sample| bad(sample, 0, Some(99))).collect()).unwrap();
         let text = keeper.add(vec![bad(11, 0, Some(99))]).unwrap_err().to_string();
-        let first = "batch: too many bad samples: 12 bad samples, the budget is 11: sample 0 in \"/data/a.bin\" (cat.jpg) at 8, \
-                     4 bytes: read: truncated: 4 bytes expected, 1 read: end of file; sample 1 in";
+        let first = "batch: too many bad samples: 12 bad samples, the budget is 11: sample 11 in \"/data/a.bin\" (cat.jpg) at 8, \
+                     4 bytes: read: truncated: 4 bytes expected, 1 read: end of file; sample 10 in";
         assert!(text.starts_with(first), "{text}");
-        let last = "; and 2 more, see `Loader::ledger`: path=/data/a.bin offset=8 len=4 sample=11 batch=2";
+        let last = "; and 2 before, see `Loader::ledger`: path=/data/a.bin offset=8 len=4 sample=11 batch=2";
         assert!(text.ends_with(last) && !text.contains('\n'), "{text}");
     }
 
@@ -292,6 +328,20 @@ mod tests {
                     \"offset\":8,\"length\":4,\"kind\":\"truncated\",\"stage\":\"read\",\
                     \"cause\":\"4 bytes expected, 1 read: end of file\"}";
         assert_eq!((text.lines().next(), text.lines().count()), (Some(line), 4));
+    }
+
+    #[test]
+    fn words_of_files_and_of_users_stay_on_one_line_and_a_torn_line_swallows_no_other() {
+        let entry = BadSample { cause: "a\nb\u{1b}[2J".into(), member: Some("x\ny".into()), ..bad(1, 0, Some(2)) };
+        assert!(!entry.to_string().contains(char::is_control), "{entry}");
+        let path = std::env::temp_dir().join(format!("feedline-ledger-torn-{}", std::process::id()));
+        std::fs::write(&path, "{\"half").unwrap();
+        let mut keeper = Keeper::open(1, Some(&path)).unwrap();
+        keeper.torn = true;
+        keeper.add(vec![entry]).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(text.lines().count() == 2 && text.lines().nth(1).unwrap().starts_with("{\"epoch\""), "{text}");
     }
 
     #[test]

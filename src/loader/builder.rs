@@ -43,6 +43,8 @@ const SLOTS_MAX: usize = 65_536;
 const SAMPLE_MAX: u64 = 1 << 44;
 /// Longer than file servers take to come back after a failure, shorter than anybody wants to pay for an idle GPU.
 const STALL_DEADLINE: Duration = Duration::from_secs(300);
+/// Shorter ones would take a busy machine for a dead one.
+const STALL_LEAST: Duration = Duration::from_millis(20);
 /// Batches on a device by default.
 const DEVICE_BATCHES: usize = 3;
 
@@ -377,7 +379,7 @@ impl LoaderBuilder {
     }
 
     /// How long anything that a batch waits for may be at the same thing (one read, one sample in a decoder or transform, one
-    /// copy) before `next()` ends with [`ErrorKind::Stalled`], which names it. Default: 300 s. Slow work on many samples is
+    /// copy) before `next()` ends with [`ErrorKind::Stalled`], which names it. Default: 300 s; at least 20 ms. Slow work on many samples is
     /// no stall. The loader can still be dropped: what does not answer is left behind, with all it can reach, after some
     /// seconds.
     pub fn stall_deadline(mut self, deadline: Duration) -> Self {
@@ -605,6 +607,9 @@ impl LoaderBuilder {
         #[cfg(feature = "cuda")]
         if let Some(gpu) = self.device.gpu() {
             self.streams.iter().try_for_each(|stream| stream.check(gpu))?;
+        }
+        if self.stall_deadline < STALL_LEAST {
+            return Err(config(&format!("a stall_deadline of {:?}; at least {STALL_LEAST:?}", self.stall_deadline)));
         }
         if self.workers == Some(0) {
             return Err(config("workers is 0"));

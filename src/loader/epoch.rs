@@ -6,7 +6,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::Ticket;
 use crate::order::Batches;
 use crate::pipeline::Start;
-use crate::pipeline::watchdog::Watcher;
+use crate::pipeline::watchdog::{LOOKS, Watcher};
 use crate::profile::export::spans;
 use crate::profile::{Cause, Report, Verdict, consuming};
 use crate::state::Cursor;
@@ -251,7 +251,7 @@ impl Epoch {
                 self.watcher.rest();
                 return Ok(Poll::Ready(contents));
             }
-            let tick = TICK.min(self.shared.stall_deadline / 4);
+            let tick = TICK.min(self.shared.stall_deadline / LOOKS);
             let left = until.map_or(tick, |until| until.saturating_duration_since(Instant::now()));
             match self.shared.ready.recv_timeout(left.min(tick)) {
                 Ok(contents) => {
@@ -329,7 +329,10 @@ impl Epoch {
 
     fn hand_out(&mut self, contents: Contents, now: u64, waited: u64) -> Result<Batch> {
         if let Some(mut error) = contents.take_failure() {
+            let bad = contents.take_bad();
             drop(contents);
+            // The list of what is too much says more than the first of it.
+            error = self.shared.ledger().refuse(&bad).unwrap_or(error);
             if error.kind() == ErrorKind::Cancelled {
                 // Nobody cancelled this run: its rows were dropped by what broke the loader.
                 error = self.shared.runtime.core().trouble().unwrap_or(error);

@@ -284,6 +284,13 @@ impl Rows {
         failure.as_ref().is_some_and(|(lowest, _)| *lowest < self.start)
     }
 
+    /// Distinct samples of the batch that were noted so far, and this one.
+    pub(crate) fn bad_with(&self, sample: u64) -> u64 {
+        let bad = self.slot.bad.lock().unwrap_or_else(|poison| poison.into_inner());
+        let samples: std::collections::BTreeSet<u64> = bad.iter().map(|bad| bad.sample).chain([sample]).collect();
+        samples.len() as u64
+    }
+
     /// Notes a sample that the first unfinished row wanted, or was tried in its place.
     pub(crate) fn note_bad(&mut self, bad: BadSample) {
         self.slot.bad.lock().unwrap_or_else(|poison| poison.into_inner()).push(bad);

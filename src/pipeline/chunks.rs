@@ -188,11 +188,6 @@ impl Held {
         &self.0[entry]
     }
 
-    /// Those that are open.
-    pub(crate) fn good(&self) -> impl Iterator<Item = usize> + '_ {
-        self.0.iter().enumerate().filter(|(_, entry)| matches!(entry.get(), Some(Ok(_)))).map(|(entry, _)| entry)
-    }
-
     pub(crate) fn any_failed(&self) -> bool {
         self.0.iter().any(|entry| entry.failed())
     }

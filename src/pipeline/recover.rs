@@ -9,7 +9,7 @@
 //!      ▼
 //! queue ─► one worker at a time: draw another sample of the order ─► read it, decode it ─┬─► row, marked; noted for the ledger
 //!                                  ▲                                                      │
-//!                                  └────────── cannot be had either, 16 times at most ────┘─► the batch's error
+//!                                  └────────── cannot be had either, 32 times at most ────┘─► the batch's error
 //! ```
 //!
 //! * Which sample stands in is a keyed draw by (seed, epoch, position, attempt): the same with any workers, reader and world
@@ -17,15 +17,16 @@
 //! * It cannot deadlock: the worker that substitutes needs storage and nothing else. It reads by plain calls into a buffer of
 //!   its own, and takes no permit that another row could hold. One at a time, so that one buffer is enough: [`Room`] is its
 //!   term in the memory plan.
-//! * Datasets in chunks: another row of the chunks that the piece has open; when none of them will do, of one chunk more, for
-//!   which there is a buffer. A chunk that stands in for another does so for all of its rows.
+//! * Datasets in chunks: another row of the same chunk, where it could be opened; else, or when none of them will do, of a
+//!   chunk that is drawn, for which there is a buffer. It stands in for all rows of the bad one. (Where every chunk is
+//!   open all the time, any row of the order whose chunk could be opened.)
 //!
 //! Not a sample's fault, and so never substituted: descriptors or memory that are short, a device, a sampler's mistake, an
 //! error of `.map_batch`, whatever was cancelled or stalled.
 
 use super::chunks::Held;
 use super::watchdog::{Cell, Doing};
-use super::work::{State, fill_from, guarded, look_up_with};
+use super::work::{Looked, State, fill_from, guarded, look_up_with};
 use super::{Core, Job};
 use crate::dataset::{Part, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -33,14 +34,24 @@ use crate::ledger::BadSample;
 use crate::memory::{ChunkBuf, RegionBytes, Rows};
 use crate::order::{Draws, Key};
 use crate::profile::export::spans;
-use crate::read::{Again, Cached, Extent};
+use crate::read::{Again, Cached, Extent, may_pass};
 use bytes::Bytes;
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Other samples that are tried in place of one.
-const TRIES: u64 = 16;
+const TRIES: u64 = 32;
+
+/// The same where storage itself seems to be what fails: each of them takes its time to fail.
+const TRIES_IN_TROUBLE: u64 = 4;
+
+/// Draws of one try, where chunks that cannot be had are known.
+const DRAWS: u64 = 64;
+
+/// Chunks that are known to be bad, at most.
+const BAD_CHUNKS: usize = 4096;
 
 /// What to do when a sample cannot be had: it cannot be read, its checksum is wrong, it cannot be decoded, or a transform of
 /// the user's fails on it.
@@ -73,7 +84,8 @@ pub(crate) struct Room {
 
 /// What the threads of a loader share for this.
 pub(crate) struct Recovery {
-    substitutes: bool,
+    /// Distinct samples at most; `None` where nothing is substituted.
+    budget: Option<u64>,
     room: Room,
     again: Again,
     /// Reads that worked when they were tried again.
@@ -102,6 +114,8 @@ struct Spare {
     encoded: Option<Arc<RegionBytes>>,
     /// The chunk that is open here.
     chunk: Option<(usize, ChunkBuf)>,
+    /// Chunks that could not be opened, and why.
+    bad: BTreeMap<usize, Error>,
 }
 
 /// The right to substitute, until it is dropped.
@@ -116,7 +130,10 @@ impl Drop for Turn<'_> {
 impl Recovery {
     pub(crate) fn new(policy: OnBadSample, room: Room, again: Again) -> Self {
         Self {
-            substitutes: policy != OnBadSample::Fail,
+            budget: match policy {
+                OnBadSample::Fail => None,
+                OnBadSample::Substitute { budget } => Some(budget),
+            },
             room,
             again,
             recovered: AtomicU64::new(0),
@@ -186,7 +203,7 @@ impl Core {
         held: Option<(&Arc<Held>, usize)>,
     ) -> bool {
         match id {
-            Some(id) if self.recovery.substitutes && is_the_samples(&error) => {
+            Some(id) if self.recovery.budget.is_some() && is_the_samples(&error) && !self.is_the_budgets(&error) => {
                 let held = held.map(|(held, entry)| (held.clone(), entry));
                 self.recovery.waiting.push(Bad { job: job.clone(), rows: rows.take(1), id, error, held });
                 true
@@ -214,6 +231,13 @@ impl Core {
         true
     }
 
+    /// A picture for which the memory budget leaves too little: another budget would have it.
+    fn is_the_budgets(&self, error: &Error) -> bool {
+        error.kind() == ErrorKind::Limit
+            && error.stage() == Stage::Decode
+            && self.scratch_limit < self.recipe.scratch_bytes()
+    }
+
     fn bad_sample(&self, rows: &Rows, id: u64, error: &Error) -> BadSample {
         let ticket = rows.ticket();
         // The dataset may be what fails.
@@ -224,10 +248,24 @@ impl Core {
 
 fn substitute(core: &Core, bad: Bad, spare: &mut Spare, state: &mut State) {
     let Bad { job, mut rows, id, error, held } = bad;
-    let mut noted = core.bad_sample(&rows, id, &error);
     let held = held.as_ref().map(|(held, entry)| (&**held, *entry));
     let mut tried = Vec::new();
-    for attempt in 0..TRIES {
+    // What is said of it may be the user's code, too: the words of an error, a name that the dataset gives.
+    core.watch_worker(state, Doing::Planning, Some(id));
+    let noted = guarded(state, |_| Ok(core.bad_sample(&rows, id, &error)));
+    let Ok(mut noted) = noted else {
+        return rows.fail_row(Error::user("an error that cannot be said").with_sample(id));
+    };
+    let tries = if may_pass(&error) { TRIES_IN_TROUBLE } else { TRIES };
+    for attempt in 0..tries {
+        if job.is_cancelled() {
+            return;
+        }
+        if rows.fails_anyway() || core.recovery.budget.is_some_and(|budget| rows.bad_with(id) > budget) {
+            // The batch will not be handed out: with the row's own error, or with the list of what is too much.
+            rows.note_bad(noted);
+            return rows.fail_row(error);
+        }
         let mut candidate = None;
         let done = guarded(state, |state| {
             let Some(pick) = pick(core, &job, job.position(&rows), attempt, held)? else { return Ok(false) };
@@ -235,7 +273,7 @@ fn substitute(core: &Core, bad: Bad, spare: &mut Spare, state: &mut State) {
                 return Ok(false);
             }
             candidate = Some(pick.id);
-            core.watch_worker(state, Doing::Reading, Some(pick.id));
+            core.watch_worker(state, Doing::Decoding, Some(pick.id));
             fill(core, &job, &pick, held, &mut rows, spare, state)?;
             Ok(true)
         });
@@ -246,15 +284,20 @@ fn substitute(core: &Core, bad: Bad, spare: &mut Spare, state: &mut State) {
                 rows.note_bad(noted);
                 return rows.finish_substitute();
             }
-            (Err(error), Some(candidate)) if is_the_samples(&error) => {
-                let error = core.named(error, Some(candidate));
-                rows.note_bad(core.bad_sample(&rows, candidate, &error));
+            (Err(error), Some(candidate)) if is_the_samples(&error) && !core.is_the_budgets(&error) => {
+                core.watch_worker(state, Doing::Planning, Some(candidate));
+                let said = guarded(state, |_| {
+                    let error = core.named(error, Some(candidate));
+                    Ok(core.bad_sample(&rows, candidate, &error))
+                });
+                said.into_iter().for_each(|bad| rows.note_bad(bad));
                 tried.push(candidate);
             }
             (Err(error), candidate) => return rows.fail_row(core.named(error, candidate)),
             (Ok(false), _) => {}
         }
     }
+    rows.note_bad(noted);
     rows.fail_row(error.and_no_substitute(tried.len()));
 }
 
@@ -283,24 +326,27 @@ fn pick(core: &Core, job: &Job, position: u64, attempt: u64, held: Option<(&Held
     };
     let chunks = core.in_chunks()?;
     if job.order.needs_all_chunks() {
-        let position = draws.below(job.order.len());
-        let (entry, row, id) = job.order.places(position).locate(position, |id| chunks.inner(id))?;
-        let open = matches!(held.chunk(entry).get(), Some(Ok(_)));
-        return Ok(open.then_some(Pick { id, row: Some((From::Held(entry), row as usize)) }));
+        for _ in 0..DRAWS {
+            let position = draws.below(job.order.len());
+            let (entry, row, id) = job.order.places(position).locate(position, |id| chunks.inner(id))?;
+            if matches!(held.chunk(entry).get(), Some(Ok(_))) {
+                return Ok(Some(Pick { id, row: Some((From::Held(entry), row as usize)) }));
+            }
+        }
+        return Ok(None);
     }
     // Otherwise the order is one of the whole dataset: every row of every chunk is one of it.
     let rows = |chunk: usize| starts[chunk + 1] - starts[chunk];
-    let good: Vec<_> = held.good().filter(|entry| rows(held.chunk(*entry).chunk()) > 0).collect();
-    // Those that are open may have nothing else: a chunk of one sample.
-    let (from, chunk) = if good.is_empty() || attempt >= TRIES / 2 {
+    let own = held.chunk(bad).chunk();
+    // Which other chunks are open depends on the world size and on where a run was taken up: not to be asked.
+    let (from, chunk) = if matches!(held.chunk(bad).get(), Some(Ok(_))) && attempt < TRIES / 2 {
+        (From::Held(bad), own)
+    } else {
         // By the bad chunk, not by the row: one chunk stands in for all of its rows.
-        let mut draws = Draws::from_key(key.named("chunk").derive(held.chunk(bad).chunk() as u64).derive(attempt));
+        let mut draws = Draws::from_key(key.named("chunk").derive(own as u64).derive(attempt));
         let sample = draws.below(starts[starts.len() - 1]);
         let chunk = starts.partition_point(|start| *start <= sample) - 1;
         (From::Chunk(chunk), chunk)
-    } else {
-        let entry = good[draws.below(good.len() as u64) as usize];
-        (From::Held(entry), held.chunk(entry).chunk())
     };
     let row = draws.below(rows(chunk));
     Ok(Some(Pick { id: starts[chunk] + row, row: Some((from, row as usize)) }))
@@ -333,13 +379,27 @@ fn fill(
 fn fill_sample(core: &Core, job: &Job, id: u64, rows: &mut Rows, bytes: &mut Vec<u8>, state: &mut State) -> Result<()> {
     let mut parts = Parts::new();
     core.parts_of(id, &mut parts)?;
-    let need: u64 = parts.iter().filter_map(|(_, part)| core.file_extent(part)).map(|extent| extent.len).sum();
-    let need = usize::try_from(need).unwrap_or(usize::MAX);
-    if need > core.recovery.room.encoded {
-        let message = format!("the sample has {need} bytes, the dataset said at most {}", core.recovery.room.encoded);
-        return Err(Error::new(ErrorKind::Limit, Stage::Read, message));
+    let mut before = None;
+    let mut need = 0_u64;
+    for (_, part) in parts.iter() {
+        // Fields that are cut from the same bytes have them read once.
+        if let Some(extent) = core.file_extent(part).filter(|_| !part.shares(before.replace(part))) {
+            need = need.saturating_add(extent.len);
+        }
     }
-    bytes.resize(bytes.len().max(need), 0);
+    let need = usize::try_from(need).unwrap_or(usize::MAX);
+    let too_large = || {
+        let message = format!("the sample has {need} bytes, the dataset said at most {}", core.recovery.room.encoded);
+        Error::new(ErrorKind::Limit, Stage::Read, message)
+    };
+    if need > core.recovery.room.encoded {
+        return Err(too_large());
+    }
+    if bytes.len() < need {
+        // Not both at once.
+        *bytes = Vec::new();
+        *bytes = vec![0; need];
+    }
     let cell = core.cell_of(state);
     let fetch = |extent: &Extent, to: &mut [u8]| {
         cell.iter().for_each(|cell| cell.read(Some(id), extent));
@@ -347,11 +407,17 @@ fn fill_sample(core: &Core, job: &Job, id: u64, rows: &mut Rows, bytes: &mut Vec
         cell.iter().for_each(|cell| cell.begin(Doing::Decoding, Some(id)));
         read.map_or_else(Cached::Failed, |()| Cached::Hit)
     };
-    look_up_with(core, job, id, rows, &mut parts, state.scratch(), bytes, fetch).map(drop)
+    match look_up_with(core, job, id, rows, &mut parts, state.scratch(), bytes, fetch)? {
+        Looked::Done => Ok(()),
+        Looked::Missing => Err(too_large()),
+    }
 }
 
 /// The chunk in the buffer that is there for this, opened unless it is the one that was opened last.
 fn open_spare<'s>(core: &Core, chunk: usize, spare: &'s mut Spare, state: &mut State) -> Result<&'s ChunkBuf> {
+    if let Some(error) = spare.bad.get(&chunk) {
+        return Err(error.again());
+    }
     if spare.chunk.as_ref().is_none_or(|(open, _)| *open != chunk) {
         let mut buffer = match spare.chunk.take() {
             Some((_, buffer)) => buffer,
@@ -362,7 +428,13 @@ fn open_spare<'s>(core: &Core, chunk: usize, spare: &'s mut Spare, state: &mut S
             .and_then(|pieces| super::chunks::open(core, chunk, &pieces, state.scratch(), &mut buffer));
         // A number that no chunk has: what is in the buffer now is nobody's.
         spare.chunk = Some((if opened.is_ok() { chunk } else { usize::MAX }, buffer));
-        opened.map_err(|error| core.named_as_chunk(error, chunk))?;
+        if let Err(error) = opened {
+            let error = core.named_as_chunk(error, chunk);
+            if !may_pass(&error) && spare.bad.len() < BAD_CHUNKS {
+                spare.bad.insert(chunk, error.again());
+            }
+            return Err(error);
+        }
     }
     let buffer = spare.chunk.as_ref().map(|(_, buffer)| buffer);
     buffer.ok_or_else(|| Error::new(ErrorKind::Cancelled, Stage::Decode, "the chunk is not open"))

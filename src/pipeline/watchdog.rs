@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 const NONE: u64 = u64::MAX;
 
 /// At least so many looks make a stall, so that one long pause of the whole process is none.
-const LOOKS: u32 = 4;
+pub(crate) const LOOKS: u32 = 16;
 
 /// What somebody does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,11 +116,6 @@ impl Cell {
         self.turn.store((turn + 2) | 1, Ordering::Release);
     }
 
-    /// The same sample, in another stage.
-    pub(crate) fn go_on(&self, doing: Doing) {
-        self.doing.store(doing as u64, Ordering::Relaxed);
-    }
-
     /// Nothing is under way any more.
     pub(crate) fn end(&self) {
         let turn = self.turn.load(Ordering::Relaxed);
@@ -161,6 +156,8 @@ pub(crate) struct Watcher {
     seen: Vec<(u64, Duration)>,
     /// For how long nothing at all has happened.
     still: Duration,
+    /// For how long no read has begun or ended.
+    no_read: Duration,
     looked: Option<Instant>,
     looks: u32,
 }
@@ -178,29 +175,36 @@ impl Watcher {
         let Some(before) = self.looked.replace(now) else {
             self.seen.clear();
             self.seen.extend(watch.cells().map(|cell| (cell.turn(), Duration::ZERO)));
-            (self.still, self.looks) = (Duration::ZERO, 0);
+            (self.still, self.no_read, self.looks) = (Duration::ZERO, Duration::ZERO, 0);
             return None;
         };
         let passed = now.duration_since(before).min(deadline / LOOKS);
         self.looks = self.looks.saturating_add(1);
         self.still += passed;
+        self.no_read += passed;
+        let first_read = watch.cells().count() - watch.reads.len();
         let mut stalled = None;
-        for (cell, (turn, same)) in watch.cells().zip(&mut self.seen) {
+        for (number, (cell, (turn, same))) in watch.cells().zip(&mut self.seen).enumerate() {
             let now = cell.turn();
             if now != *turn {
                 (*turn, *same, self.still) = (now, Duration::ZERO, Duration::ZERO);
+                if number >= first_read {
+                    self.no_read = Duration::ZERO;
+                }
                 continue;
             }
             *same += passed;
             if now % 2 == 1 && *same >= deadline && stalled.is_none() {
-                stalled = Some((cell, *same));
+                stalled = Some((number, cell, *same));
             }
         }
-        if let Some((cell, waited)) = stalled {
+        // A read may wait its turn behind others that come and go. When nothing is left but those that do not, none do.
+        let stalled = stalled.filter(|(number, ..)| *number < first_read || self.no_read >= deadline);
+        if let Some((_, cell, waited)) = stalled {
             return Some(error(cell, waited, sources));
         }
         // Nobody is at work, and yet there is no batch: nothing would ever change that.
-        (self.still >= deadline * 2).then(|| {
+        (self.still >= deadline.saturating_mul(2)).then(|| {
             let message = format!("no batch is under way, for {:.1} s", self.still.as_secs_f64());
             Error::new(ErrorKind::Stalled, Stage::Batch, message)
         })
@@ -238,7 +242,7 @@ mod tests {
     /// Looks for about three deadlines, with something done between looks.
     fn looks(watch: &Watch, mut between: impl FnMut()) -> Option<Error> {
         let mut watcher = Watcher::default();
-        (0..24).find_map(|_| {
+        (0..80).find_map(|_| {
             between();
             std::thread::sleep(DEADLINE / 8);
             watcher.look(watch, DEADLINE, &sources())
@@ -271,7 +275,7 @@ mod tests {
     fn a_transform_is_told_from_a_decoder() {
         let watch = Watch::new(1, 0);
         watch.workers[0].begin(Doing::Decoding, Some(3));
-        watch.workers[0].go_on(Doing::Mapping);
+        watch.workers[0].begin(Doing::Mapping, Some(3));
         let error = looks(&watch, || {}).unwrap();
         assert_eq!((error.stage(), error.site().sample), (Stage::Map, Some(3)));
     }
@@ -285,6 +289,24 @@ mod tests {
         assert_eq!(watch.workers[0].turn() % 2, 0);
         let error = looks(&watch, || {}).unwrap();
         assert_eq!((error.kind(), error.stage()), (ErrorKind::Stalled, Stage::Batch));
+    }
+
+    #[test]
+    fn a_read_that_waits_its_turn_behind_others_is_not_stalled() {
+        let watch = Watch::new(0, 2);
+        let extent = Extent { source: SourceId::at(0), offset: 0, len: 8 };
+        watch.reads[0].read(Some(1), &extent);
+        let others = || watch.reads[1].read(Some(2), &extent);
+        assert!(looks(&watch, others).is_none());
+        assert_eq!(looks(&watch, || {}).unwrap().site().sample, Some(1));
+    }
+
+    #[test]
+    fn the_longest_deadline_there_is_ends_nothing() {
+        let watch = Watch::new(1, 0);
+        watch.workers[0].begin(Doing::Decoding, Some(1));
+        let mut watcher = Watcher::default();
+        assert!((0..3).all(|_| watcher.look(&watch, Duration::MAX, &sources()).is_none()));
     }
 
     #[test]

@@ -258,11 +258,16 @@ fn drain(core: &Core) {
     let index = rayon::current_thread_index().unwrap_or(0);
     // A decoder that uses rayon itself may find this drain on its own thread; then the state is taken already.
     let mut own = work.states.get(index).and_then(|state| state.try_lock().ok());
+    let nested = own.is_none();
     let mut spare = None;
     let state = match &mut own {
         Some(state) => &mut **state,
         // Without a buffer for chunks: those it finds take the way through the ring.
-        None => spare.insert(State::new(work.cached_bytes, 0).expect("only chunk buffers can fail")),
+        None => {
+            let state = spare.insert(State::new(work.cached_bytes, 0).expect("only chunk buffers can fail"));
+            state.scratch.worker = Some(index);
+            state
+        }
     };
     let meters = &core.meters;
     loop {
@@ -278,7 +283,8 @@ fn drain(core: &Core) {
         }
         meters.change_working(-1, before);
         if let Some(cell) = core.watch.workers.get(index) {
-            cell.end();
+            // Below a drain on its own thread goes on what called it.
+            if nested { cell.begin(Doing::Decoding, None) } else { cell.end() }
         }
         work.active.fetch_sub(1, Ordering::SeqCst);
         // Somebody may have put work in after the last look and found every place taken: look once more.
@@ -432,7 +438,12 @@ pub(super) fn guarded<R>(state: &mut State, work: impl FnOnce(&mut State) -> Res
             let worker = state.scratch.worker;
             state.scratch = Scratch::default();
             state.scratch.worker = worker;
-            Err(panicked(&*panic, stage))
+            let error = panicked(&*panic, stage);
+            // What was thrown is the user's as well, and may throw when it is dropped.
+            if let Err(again) = catch_unwind(AssertUnwindSafe(move || drop(panic))) {
+                std::mem::forget(again);
+            }
+            Err(error)
         }
     }
 }
@@ -703,6 +714,9 @@ fn gather_rows(core: &Core, job: &Arc<Job>, mut rows: Rows, held: &Arc<Held>, st
         }
         Ok(()) => {
             for (place, id) in places.iter().zip(&ids) {
+                if job.is_cancelled() {
+                    break;
+                }
                 core.watch_worker(state, Doing::Decoding, Some(*id));
                 match guarded(state, |state| gather_row(core, job, *id, *place, held, &mut rows, &mut state.scratch)) {
                     Ok(()) => rows.finish_row(),
@@ -1031,7 +1045,7 @@ impl Core {
         if let (Some(worker), false) = (scratch.worker, self.recipe.maps.is_empty())
             && let Some(cell) = self.watch.workers.get(worker)
         {
-            cell.go_on(Doing::Mapping);
+            cell.begin(Doing::Mapping, Some(id));
         }
         for map in &self.recipe.maps {
             let fields = 0..self.recipe.spec.fields().len();
