@@ -38,7 +38,7 @@ use crate::read::{Again, Cached, Extent, may_pass};
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Other samples that are tried in place of one.
@@ -88,8 +88,6 @@ pub(crate) struct Recovery {
     budget: Option<u64>,
     room: Room,
     again: Again,
-    /// Reads that worked when they were tried again.
-    recovered: AtomicU64,
     waiting: super::work::Queue<Bad>,
     /// A worker is at it.
     busy: AtomicBool,
@@ -136,7 +134,6 @@ impl Recovery {
             },
             room,
             again,
-            recovered: AtomicU64::new(0),
             waiting: super::work::Queue::with_room(0),
             busy: AtomicBool::new(false),
             spare: Mutex::default(),
@@ -145,7 +142,7 @@ impl Recovery {
 
     /// Reads that worked when they were tried again.
     pub(crate) fn recovered(&self) -> u64 {
-        self.recovered.load(Ordering::Relaxed)
+        self.again.recovered()
     }
 
     /// Nobody can do anything here now: nothing waits, or a worker is at it and will see what does.
@@ -160,7 +157,6 @@ impl Recovery {
     /// Reads the extent that failed with `error` once more.
     pub(crate) fn again(&self, error: &Error, extent: &Extent, buf: &mut [u8]) -> Result<()> {
         self.again.read_after(error, extent, buf)?;
-        self.recovered.fetch_add(1, Ordering::Relaxed);
         spans::fault(error, spans::Outcome::Recovered);
         Ok(())
     }
@@ -203,7 +199,12 @@ impl Core {
         held: Option<(&Arc<Held>, usize)>,
     ) -> bool {
         match id {
-            Some(id) if self.recovery.budget.is_some() && is_the_samples(&error) && !self.is_the_budgets(&error) => {
+            Some(id)
+                if self.recovery.budget.is_some()
+                    && is_the_samples(&error)
+                    && !self.is_the_budgets(&error)
+                    && !rows.fails_anyway() =>
+            {
                 let held = held.map(|(held, entry)| (held.clone(), entry));
                 self.recovery.waiting.push(Bad { job: job.clone(), rows: rows.take(1), id, error, held });
                 true
@@ -263,7 +264,9 @@ fn substitute(core: &Core, bad: Bad, spare: &mut Spare, state: &mut State) {
         }
         if rows.fails_anyway() || core.recovery.budget.is_some_and(|budget| rows.bad_with(id) > budget) {
             // The batch will not be handed out: with the row's own error, or with the list of what is too much.
-            rows.note_bad(noted);
+            if core.recovery.budget.is_none_or(|budget| rows.bad_with(id) <= budget.saturating_add(1)) {
+                rows.note_bad(noted);
+            }
             return rows.fail_row(error);
         }
         let mut candidate = None;

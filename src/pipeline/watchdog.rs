@@ -46,6 +46,10 @@ impl Doing {
     const ALL: [Self; 6] =
         [Self::Planning, Self::Reading, Self::Decoding, Self::Mapping, Self::Copying, Self::ReadingDirectly];
 
+    fn of(number: u64) -> Self {
+        Self::ALL[(number as usize).min(Self::ALL.len() - 1)]
+    }
+
     fn stage(self) -> Stage {
         match self {
             Self::Planning => Stage::Order,
@@ -114,6 +118,12 @@ impl Cell {
         }
         let turn = self.turn.load(Ordering::Relaxed);
         self.turn.store((turn + 2) | 1, Ordering::Release);
+    }
+
+    /// What was said to be under way last.
+    pub(crate) fn now(&self) -> (Doing, Option<u64>) {
+        let sample = self.sample.load(Ordering::Relaxed);
+        (Doing::of(self.doing.load(Ordering::Relaxed)), Some(sample).filter(|sample| *sample != NONE))
     }
 
     /// Nothing is under way any more.
@@ -213,7 +223,7 @@ impl Watcher {
 
 fn error(cell: &Cell, waited: Duration, sources: &Sources) -> Error {
     let load = |word: &AtomicU64| Some(word.load(Ordering::Relaxed)).filter(|value| *value != NONE);
-    let doing = Doing::ALL[(cell.doing.load(Ordering::Relaxed) as usize).min(Doing::ALL.len() - 1)];
+    let doing = Doing::of(cell.doing.load(Ordering::Relaxed));
     let message = format!("{}, for {:.1} s; see `stall_deadline`", doing.words(), waited.as_secs_f64());
     let mut error = Error::new(ErrorKind::Stalled, doing.stage(), message);
     if let Some(sample) = load(&cell.sample) {

@@ -258,7 +258,8 @@ fn drain(core: &Core) {
     let index = rayon::current_thread_index().unwrap_or(0);
     // A decoder that uses rayon itself may find this drain on its own thread; then the state is taken already.
     let mut own = work.states.get(index).and_then(|state| state.try_lock().ok());
-    let nested = own.is_none();
+    // What was under way on this thread, and is again afterwards.
+    let outer = own.is_none().then(|| core.watch.workers.get(index).map(|cell| cell.now())).flatten();
     let mut spare = None;
     let state = match &mut own {
         Some(state) => &mut **state,
@@ -284,7 +285,10 @@ fn drain(core: &Core) {
         meters.change_working(-1, before);
         if let Some(cell) = core.watch.workers.get(index) {
             // Below a drain on its own thread goes on what called it.
-            if nested { cell.begin(Doing::Decoding, None) } else { cell.end() }
+            match outer {
+                Some((doing, sample)) => cell.begin(doing, sample),
+                None => cell.end(),
+            }
         }
         work.active.fetch_sub(1, Ordering::SeqCst);
         // Somebody may have put work in after the last look and found every place taken: look once more.
@@ -465,9 +469,13 @@ fn look_up_one<'d>(
     state: &mut State,
 ) -> Result<Looked> {
     core.parts_of(id, parts)?;
+    let cell = core.cell_of(state);
     let State { scratch, bytes, cached, .. } = state;
     look_up_with(core, job, id, rows, parts, scratch, bytes, |extent, to| {
+        // It does not wait, if the file system keeps its word.
+        cell.iter().for_each(|cell| cell.read(Some(id), extent));
         let found = core.cached(extent, to);
+        cell.iter().for_each(|cell| cell.begin(Doing::Decoding, Some(id)));
         if matches!(found, Cached::Hit) {
             *cached += extent.len;
         }

@@ -11,11 +11,12 @@
 
 use super::files::{Files, Seen, probe};
 use super::seam::Seam;
-use super::{Counters, Extent, ReaderOptions, Sources, pread};
+use super::{Counters, Extent, ReaderOptions, Sources, add, pread};
 use crate::error::{Error, Result};
 use crate::memory::RegionBytes;
 use rustix::io::Errno;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Before each try: together less than anybody would call a stall.
@@ -29,6 +30,7 @@ pub(crate) struct Again {
     /// Opens for each read, since what is open may be what is stale.
     files: Files,
     counters: Counters,
+    recovered: AtomicU64,
 }
 
 /// Whether a read that failed like this may work when it is tried again: storage or network in trouble, memory or descriptors
@@ -70,34 +72,48 @@ impl Again {
     /// Reads what the reader of these options could not.
     pub(crate) fn new(sources: Arc<Sources>, options: &ReaderOptions, seen: Option<Seen>) -> Self {
         let files = Files::new(sources, 1, Some(0)).through(Seam::of(options)).seeing(seen);
-        Self { files, counters: Counters::default() }
+        Self { files, counters: Counters::default(), recovered: AtomicU64::new(0) }
+    }
+
+    /// Reads that failed, and worked when they were tried again.
+    pub(crate) fn recovered(&self) -> u64 {
+        self.recovered.load(Ordering::Relaxed)
     }
 
     /// The bytes of `extent` to the start of `buf`, which has room for them; tried more than once only where that may help.
     ///
     /// Errors: as a [`Reader`](super::Reader)'s completions, of the last try.
     pub(crate) fn read(&self, extent: &Extent, buf: &mut [u8]) -> Result<()> {
-        let mut past_cache = false;
-        let mut last = self.once(extent, buf, past_cache);
-        for pause in PAUSES {
-            match last {
-                Err(error) if may_pass(&error) && !(past_cache && is_io(&error)) => past_cache = is_io(&error),
-                done => return done,
-            }
-            self.rest(pause);
-            last = self.once(extent, buf, past_cache);
-        }
-        last
+        let (done, tries) = self.tries(extent, buf);
+        add(&self.recovered, u64::from(done.is_ok() && tries > 1));
+        done
     }
 
     /// As [`read`](Self::read), after a first read that failed with `error`: the pause comes first.
     pub(crate) fn read_after(&self, error: &Error, extent: &Extent, buf: &mut [u8]) -> Result<()> {
         self.rest(PAUSES[0]);
-        match self.once(extent, buf, is_io(error)) {
+        let done = match self.once(extent, buf, is_io(error)) {
             // Past the page cache may itself be what does not work.
-            Err(error) if may_pass(&error) => self.read(extent, buf),
+            Err(error) if may_pass(&error) => self.tries(extent, buf).0,
             done => done,
+        };
+        add(&self.recovered, u64::from(done.is_ok()));
+        done
+    }
+
+    /// How it ended, and after how many tries.
+    fn tries(&self, extent: &Extent, buf: &mut [u8]) -> (Result<()>, usize) {
+        let mut past_cache = false;
+        let mut last = self.once(extent, buf, past_cache);
+        for (tried, pause) in PAUSES.into_iter().enumerate() {
+            match last {
+                Err(error) if may_pass(&error) && !(past_cache && is_io(&error)) => past_cache = is_io(&error),
+                done => return (done, tried + 1),
+            }
+            self.rest(pause);
+            last = self.once(extent, buf, past_cache);
         }
+        (last, PAUSES.len() + 1)
     }
 
     fn rest(&self, pause: Duration) {
