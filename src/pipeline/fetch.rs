@@ -690,8 +690,8 @@ impl Io {
             self.reader.wait(&mut self.completions, Some(Duration::from_millis(50)));
             self.complete();
         }
-        // What is still in flight stays with the reader, which leaks it and counts it, and need not wait once more.
-        self.reader.wait_no_more();
+        // What is still in flight stays with the reader, which leaks it and counts it. Until then this thread has been left
+        // behind, and so it must be: a thread that has given the kernel reads that never end can never end itself.
     }
 }
 

@@ -217,9 +217,6 @@ mod sealed {
         /// reason when it was not to be had; everything works all the same.
         #[allow(private_interfaces, reason = "sealed: nobody outside of the crate can name the trait")]
         fn register(&mut self, regions: &[Arc<Region>]) -> Option<String>;
-
-        /// What is in flight has been waited for long enough: dropping the reader leaves it behind at once.
-        fn wait_no_more(&mut self) {}
     }
 }
 pub(crate) use sealed::Sealed;

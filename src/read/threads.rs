@@ -120,10 +120,6 @@ impl<W: Work> Sealed for Threaded<W> {
     fn register(&mut self, _: &[Arc<Region>]) -> Option<String> {
         Some(format!("{} reads into memory as it is", W::NAME))
     }
-
-    fn wait_no_more(&mut self) {
-        self.deadline = Duration::ZERO;
-    }
 }
 
 impl<W: Work> Reader for Threaded<W> {

@@ -71,8 +71,6 @@ pub(super) struct Uring {
     registered: bool,
     depth: usize,
     stats: ReadStats,
-    /// How long `drop` waits.
-    patience: Duration,
 }
 
 struct Op {
@@ -122,7 +120,6 @@ impl Uring {
             registered,
             depth,
             stats: ReadStats::default(),
-            patience: DROP_DEADLINE,
         };
         reader.register_files();
         Ok(reader)
@@ -490,10 +487,6 @@ fn broken_error(errno: Errno) -> Error {
 }
 
 impl Sealed for Uring {
-    fn wait_no_more(&mut self) {
-        self.patience = Duration::ZERO;
-    }
-
     fn register(&mut self, regions: &[Arc<Region>]) -> Option<String> {
         if !self.registered {
             return Some("io_uring: registration was turned off".into());
@@ -572,7 +565,7 @@ impl Reader for Uring {
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        let deadline = Instant::now() + self.patience;
+        let deadline = Instant::now() + DROP_DEADLINE;
         self.cancel();
         let mut out = Vec::new();
         while self.ring.busy() > 0 && Instant::now() < deadline {
