@@ -1,4 +1,4 @@
-//! Attacks on `OnBadSample::Substitute`. Tests whose names start with `breaks_` fail today: each is a finding.
+//! Attacks on `OnBadSample::Substitute`. Each test was a finding once.
 
 mod common;
 

@@ -3,10 +3,10 @@
 //! ```text
 //! failed ─► pause ─► the file opened anew ─► read ─┬─► the bytes
 //!             ▲                                     ├─► EIO, the first time: past the page cache, which may be what is bad
-//!             └─────────── may pass, up to 3 × ─────┴─► otherwise: the error
+//!             └─────────── may pass, up to 5 × ─────┴─► otherwise: the error
 //! ```
 //!
-//! Opening anew is what cures a stale handle of a network file system. Limits: three tries in about 110 ms, a bounce buffer
+//! Opening anew is what cures a stale handle of a network file system. Limits: five tries with pauses of about 110 ms together, a bounce buffer
 //! of 1 MiB for each that goes past the page cache. What comes back is the extent whole or an error, as from any reader.
 
 use super::files::{Files, Seen, probe};
