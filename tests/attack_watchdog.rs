@@ -1,6 +1,8 @@
 //! Attacks on the watchdog. Each test was a finding once.
 
 mod common;
+#[path = "common/gate.rs"]
+mod gate;
 
 use bytes::Bytes;
 use common::*;
@@ -9,8 +11,9 @@ use feedline::decode::Scratch;
 use feedline::read::{Direct, Extent, Fault, Faulty, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::{Error, ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, Result, Stage};
+use gate::Gate;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -21,22 +24,6 @@ const fn ms(ms: u64) -> Duration {
 
 fn small() -> LoaderBuilder {
     Loader::builder(Records::builder(64).open_bytes(vec![7; 64 * 400]).unwrap()).batch_size(4).workers(2)
-}
-
-#[derive(Clone, Default)]
-struct Gate(Arc<(Mutex<bool>, Condvar)>);
-
-impl Gate {
-    fn pass(&self) {
-        let mut open = self.0.0.lock().unwrap();
-        while !*open {
-            open = self.0.1.wait(open).unwrap();
-        }
-    }
-    fn open(&self) {
-        *self.0.0.lock().unwrap() = true;
-        self.0.1.notify_all();
-    }
 }
 
 /// FINDING 11 (high). `Duration::MAX`, the plain way to say "never", is accepted, and `next()` panics after the first 100 ms of

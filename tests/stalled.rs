@@ -1,39 +1,22 @@
 //! Whoever does not answer is named within the deadline, and the loader can be dropped all the same.
 
 mod common;
+#[path = "common/gate.rs"]
+mod gate;
 
 use common::*;
 use feedline::dataset::{Dataset, Parts};
 use feedline::read::{Extent, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::{ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, Result, Stage};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use gate::Gate;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
 const DEADLINE: Duration = Duration::from_millis(400);
 /// No stall, drop or hang takes longer than that, whatever the machine does.
 const LATE: Duration = Duration::from_secs(60);
-
-/// Holds whoever comes, until it is opened or dropped.
-#[derive(Clone, Default)]
-struct Gate(Arc<(Mutex<bool>, Condvar, AtomicBool)>);
-
-impl Gate {
-    fn pass(&self) {
-        self.0.2.store(true, Ordering::SeqCst);
-        let mut open = self.0.0.lock().unwrap();
-        while !*open {
-            open = self.0.1.wait(open).unwrap();
-        }
-    }
-
-    fn open(&self) {
-        *self.0.0.lock().unwrap() = true;
-        self.0.1.notify_all();
-    }
-}
 
 /// Records in a file, of which one has no place for as long as the gate is closed.
 struct Gated {

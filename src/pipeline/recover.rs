@@ -251,6 +251,8 @@ fn substitute(core: &Core, bad: Bad, spare: &mut Spare, state: &mut State) {
     let Bad { job, mut rows, id, error, held } = bad;
     let held = held.as_ref().map(|(held, entry)| (&**held, *entry));
     let mut tried = Vec::new();
+    // Nothing gets here without a budget.
+    let budget = core.recovery.budget.unwrap_or(0);
     // What is said of it may be the user's code, too: the words of an error, a name that the dataset gives.
     core.watch_worker(state, Doing::Planning, Some(id));
     let noted = guarded(state, |_| Ok(core.bad_sample(&rows, id, &error)));
@@ -262,9 +264,9 @@ fn substitute(core: &Core, bad: Bad, spare: &mut Spare, state: &mut State) {
         if job.is_cancelled() {
             return;
         }
-        if rows.fails_anyway() || core.recovery.budget.is_some_and(|budget| rows.bad_with(id) > budget) {
+        if rows.fails_anyway() || rows.bad_with(id) > budget {
             // The batch will not be handed out: with the row's own error, or with the list of what is too much.
-            if core.recovery.budget.is_none_or(|budget| rows.bad_with(id) <= budget.saturating_add(1)) {
+            if rows.bad_with(id) <= budget.saturating_add(1) {
                 rows.note_bad(noted);
             }
             return rows.fail_row(error);
