@@ -28,7 +28,7 @@ use super::chunks::Held;
 use super::watchdog::{Cell, Doing};
 use super::work::{Looked, State, fill_from, guarded, look_up_with};
 use super::{Core, Job};
-use crate::dataset::{Part, Parts};
+use crate::dataset::Parts;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::ledger::BadSample;
 use crate::memory::{ChunkBuf, RegionBytes, Rows};
@@ -271,25 +271,14 @@ fn substitute(core: &Core, bad: Bad, spare: &mut Spare, state: &mut State) {
             }
             return rows.fail_row(error);
         }
-        let mut candidate = None;
-        let done = guarded(state, |state| {
-            let Some(pick) = pick(core, &job, job.position(&rows), attempt, held)? else { return Ok(false) };
-            if pick.id == id || tried.contains(&pick.id) {
-                return Ok(false);
-            }
-            candidate = Some(pick.id);
-            core.watch_worker(state, Doing::Decoding, Some(pick.id));
-            fill(core, &job, &pick, held, &mut rows, spare, state)?;
-            Ok(true)
-        });
-        match (done, candidate) {
-            (Ok(true), _) => {
+        match stand_in(core, &job, &mut rows, attempt, held, (id, &tried), spare, state) {
+            StandIn::Filled(substitute) => {
                 spans::fault(&error, spans::Outcome::Substituted);
-                noted.substitute = candidate;
+                noted.substitute = Some(substitute);
                 rows.note_bad(noted);
                 return rows.finish_substitute();
             }
-            (Err(error), Some(candidate)) if is_the_samples(&error) && !core.is_the_budgets(&error) => {
+            StandIn::Bad(candidate, error) => {
                 core.watch_worker(state, Doing::Planning, Some(candidate));
                 let said = guarded(state, |_| {
                     let error = core.named(error, Some(candidate));
@@ -298,12 +287,57 @@ fn substitute(core: &Core, bad: Bad, spare: &mut Spare, state: &mut State) {
                 said.into_iter().for_each(|bad| rows.note_bad(bad));
                 tried.push(candidate);
             }
-            (Err(error), candidate) => return rows.fail_row(core.named(error, candidate)),
-            (Ok(false), _) => {}
+            StandIn::Failed(error) => return rows.fail_row(error),
+            StandIn::None => {}
         }
     }
     rows.note_bad(noted);
     rows.fail_row(error.and_no_substitute(tried.len()));
+}
+
+/// What one attempt came to.
+enum StandIn {
+    /// The row has this sample.
+    Filled(u64),
+    /// The draw fell on a sample that was tried already, or on a chunk that cannot be had.
+    None,
+    /// This sample cannot be had either.
+    Bad(u64, Error),
+    /// Not a sample's fault.
+    Failed(Error),
+}
+
+/// Draws a sample that is none of `not` (the bad one, and those tried in vain) and fills the row with it.
+#[allow(clippy::too_many_arguments, reason = "one row's whole context; a struct would only rename it")]
+fn stand_in(
+    core: &Core,
+    job: &Job,
+    rows: &mut Rows,
+    attempt: u64,
+    held: Option<(&Held, usize)>,
+    not: (u64, &[u64]),
+    spare: &mut Spare,
+    state: &mut State,
+) -> StandIn {
+    let mut candidate = None;
+    let done = guarded(state, |state| {
+        let Some(pick) = pick(core, job, job.position(rows), attempt, held)? else { return Ok(None) };
+        if pick.id == not.0 || not.1.contains(&pick.id) {
+            return Ok(None);
+        }
+        candidate = Some(pick.id);
+        core.watch_worker(state, Doing::Decoding, Some(pick.id));
+        fill(core, job, &pick, held, rows, spare, state)?;
+        Ok(Some(pick.id))
+    });
+    match (done, candidate) {
+        (Ok(Some(substitute)), _) => StandIn::Filled(substitute),
+        (Ok(None), _) => StandIn::None,
+        (Err(error), Some(candidate)) if is_the_samples(&error) && !core.is_the_budgets(&error) => {
+            StandIn::Bad(candidate, error)
+        }
+        (Err(error), candidate) => StandIn::Failed(core.named(error, candidate)),
+    }
 }
 
 /// Another sample, and where it is.
@@ -491,11 +525,6 @@ fn read_spare(
         all.slice(start..end)
     };
     Ok(extents.iter().map(piece).collect())
-}
-
-/// Whether the part of a sample lies where it may have to be read again.
-pub(super) fn extent_to_read(core: &Core, part: Part<'_>) -> Option<Extent> {
-    core.file_extent(part).filter(|extent| extent.len > 0)
 }
 
 #[cfg(test)]

@@ -7,7 +7,6 @@
 use super::chunks::{Held, Opening};
 use super::fetch::{Pending, Piece};
 use super::recipe::How;
-use super::recover::extent_to_read;
 use super::watchdog::{Cell, Doing};
 use super::{Core, Job, Miss};
 use crate::dataset::{Chunked, Part, Parts};
@@ -583,7 +582,7 @@ fn read_again(
     let mut parts = Parts::new();
     core.parts_of(id, &mut parts)?;
     for (piece, (field, part)) in pieces.iter_mut().zip(parts.iter()).filter(|(piece, _)| piece.failed) {
-        let extent = extent_to_read(core, part).ok_or_else(|| unsteady(id))?;
+        let extent = core.file_extent(part).filter(|extent| extent.len > 0).ok_or_else(|| unsteady(id))?;
         cell.iter().for_each(|cell| cell.read(Some(id), &extent));
         if let Some(room) = piece.room() {
             let room = room.get_mut(..extent.len as usize).ok_or_else(|| unsteady(id))?;
