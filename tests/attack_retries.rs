@@ -69,8 +69,11 @@ fn uncounted(gone: bool, errno: i32) -> BTreeMap<String, u64> {
             if faulty.injected() == 0 {
                 break;
             }
-            if loader.report().recovered == 0 && loader.report().reads.retries == 0 {
-                *uncounted.entry(format!("{mode:?} {direct:?} {:?}", faulty.hits()[0].call)).or_insert(0) += 1;
+            // The file that is gone is opened again, too, but that never works.
+            let hit = &faulty.hits()[0];
+            let in_vain = gone && hit.extent.source == SourceId::at(4);
+            if !in_vain && loader.report().recovered == 0 && loader.report().reads.retries == 0 {
+                *uncounted.entry(format!("{mode:?} {direct:?} {:?}", hit.call)).or_insert(0) += 1;
             }
         }
     }
@@ -82,6 +85,5 @@ fn uncounted(gone: bool, errno: i32) -> BTreeMap<String, u64> {
 fn no_more_reads_that_are_tried_again_for_a_substitute_are_not_counted() {
     let found: BTreeMap<_, _> = uncounted(true, 116).into_iter().filter(|(what, _)| !what.contains("Auto")).collect();
     let found: BTreeMap<_, _> = found.into_iter().filter(|(what, _)| !what.contains("Populate")).collect();
-    // One hits the opening of the file that is gone: it is tried again, and does not work.
-    assert!(found.values().all(|count| *count <= 1), "{found:?}");
+    assert!(found.is_empty(), "{found:?}");
 }
