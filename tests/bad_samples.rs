@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use feedline::dataset::{Dataset, DatasetExt, Parts};
 use feedline::order::LastBatch;
-use feedline::read::{Extent, SourceId, Sources};
+use feedline::read::{Call, Extent, Fault, Faulty, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::{BadSample, Error, ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, Result, Shard, Stage, Status};
 use std::collections::{BTreeMap, BTreeSet};
@@ -323,4 +323,32 @@ fn an_error_of_map_batch_or_of_a_sampler_is_nobody_s_sample_and_ends_the_iterato
     let loader = build(files(&dataset).order(Order::sampler(Wrong)));
     assert_eq!(deliver(&loader, 0).unwrap_err().kind(), ErrorKind::Config);
     assert!(loader.ledger().samples.is_empty());
+}
+
+/// A read that works when it is tried again is counted, whoever tries: the reader, or who substitutes. One operation of
+/// each life fails; where the page cache is asked, or pages are read ahead, the read itself comes after it.
+#[test]
+fn reads_that_are_tried_again_are_counted_also_those_for_a_substitute() {
+    const STALE: i32 = 116;
+    for (mode, direct) in readers() {
+        for at in 0.. {
+            let dir = Dir::new();
+            let dataset = Files::new(&dir, 6);
+            std::fs::remove_file(&dataset.paths[4]).unwrap();
+            let faulty = Arc::new(Faulty::new().once(at, Fault::Error(STALE)));
+            let builder = Loader::builder(dataset).batch_size(3).order(Order::sequential()).workers(1);
+            let builder = builder.reader(mode).direct(direct).faulty(faulty.clone());
+            let loader = build(builder.on_bad_sample(OnBadSample::Substitute { budget: 1 }));
+            let got = deliver(&loader, 0).unwrap();
+            check(&[0, 1, 2, 3, 4, 5], &got, &BTreeSet::from([4]), &loader.ledger().samples);
+            let Some(hit) = faulty.hits().into_iter().next() else { break };
+            // A file is opened for the look into the page cache, too.
+            let ahead =
+                matches!(hit.call, Call::Cached | Call::Populate) || (mode, hit.call) == (Mode::Auto, Call::Open);
+            // Opening the file that is gone is tried again, and does not work.
+            let gone = (hit.call, hit.extent.source) == (Call::Open, SourceId::at(4));
+            let report = loader.report();
+            assert!(ahead || gone || report.recovered + report.reads.retries > 0, "{mode:?} {direct:?}: {hit:?}");
+        }
+    }
 }

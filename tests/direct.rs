@@ -12,6 +12,8 @@ mod kernels;
 mod numeric;
 #[path = "common/standin.rs"]
 mod standin;
+#[path = "common/toys.rs"]
+mod toys;
 
 #[path = "direct/failures.rs"]
 mod failures;

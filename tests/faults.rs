@@ -11,6 +11,8 @@
 //! sweep is done by several processes, since much of its time is waiting; it prints how many lives there were and how many faults.
 
 mod common;
+#[path = "common/formats.rs"]
+mod formats;
 #[path = "common/got.rs"]
 mod got;
 #[path = "faults/house.rs"]

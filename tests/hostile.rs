@@ -3,9 +3,10 @@
 
 mod common;
 
-use common::Dir;
-use feedline::dataset::{Dataset, DatasetExt, Fingerprint, Mds, Records, Tar, Verify};
-use feedline::{Error, ErrorKind, Loader};
+use common::{Dir, build};
+use feedline::dataset::{Dataset, DatasetExt, Fingerprint, Mds, Records, Tar, TfRecord, Verify};
+use feedline::{Error, ErrorKind, Loader, OnBadSample};
+use serde_json::{Value, json};
 use std::ops::ControlFlow;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -137,6 +138,86 @@ fn a_shard_that_became_a_link_out_of_the_folder_after_it_was_opened_is_not_read(
     let loader = Loader::builder(loaded).build().unwrap();
     let error = loader.epoch(0).unwrap().find_map(Result::err).unwrap();
     assert_eq!(error.kind(), ErrorKind::NotAFile, "{error}");
+}
+
+/// Places in an index, as JSON pointers, and what stands there in place of the right value.
+fn hostile_values() -> Vec<(&'static str, Value)> {
+    let long = "x".repeat(5000);
+    let names =
+        ["a\u{0}b", "a\nb", "..", "/etc/passwd", "/proc/self/mem", "a/../../x", &long, "/dev/zero", "fifo", "//", "~"];
+    let numbers =
+        [json!(u64::MAX), json!(-1), json!(1u64 << 63), json!(0), json!(1e300), json!("7"), Value::Null, json!([1])];
+    let places = [
+        "/shards/0/raw_data/bytes",
+        "/shards/0/samples",
+        "/shards/1/samples",
+        "/shards/0/column_sizes/0",
+        "/shards/0/size_limit",
+        "/version",
+        "/shards",
+    ];
+    let mut values: Vec<_> = names.iter().map(|name| ("/shards/0/raw_data/basename", json!(name))).collect();
+    values.extend(numbers.iter().flat_map(|number| places.map(|place| (place, number.clone()))));
+    values
+}
+
+#[test]
+fn an_index_of_shards_with_hostile_names_and_numbers_is_an_error_or_works() {
+    for (place, value) in hostile_values() {
+        let words: String = value.to_string().chars().take(60).collect();
+        returns(&format!("{place} {words}"), move || {
+            let dir = Dir::new();
+            mds(&dir);
+            fifo(&dir.path("set/fifo"));
+            let mut index: Value = serde_json::from_slice(&std::fs::read(dir.path("set/index.json")).unwrap()).unwrap();
+            *index.pointer_mut(place).unwrap() = value;
+            dir.write("set/index.json", index.to_string().as_bytes());
+            let Ok(mds) = Mds::open(dir.path("set")) else { return };
+            let loader = Loader::builder(mds).on_bad_sample(OnBadSample::Substitute { budget: 100 }).build();
+            let Ok(loader) = loader else { return };
+            loader.epoch(0).unwrap().map_while(Result::ok).for_each(drop);
+            loader.ledger().to_string();
+        });
+    }
+}
+
+#[test]
+fn devices_folders_and_files_of_proc_in_place_of_records_are_not_waited_for() {
+    for path in [
+        "/proc/self/mem",
+        "/proc/self/maps",
+        "/proc/kmsg",
+        "/dev/zero",
+        "/dev/stdin",
+        "/sys/kernel/notes",
+        "/proc/self/fd/0",
+        "/dev/full",
+        "/",
+    ] {
+        returns(path, move || {
+            for record in [1, 64] {
+                let Ok(records) = Records::builder(record).open(path) else { continue };
+                let loader = Loader::builder(records).on_bad_sample(OnBadSample::Substitute { budget: 3 }).build();
+                loader.map(|loader| loader.epoch(0).map(|epoch| epoch.take(3).map_while(Result::ok).count()).ok()).ok();
+            }
+            TfRecord::open(path).map(|dataset| dataset.len()).ok()
+        });
+    }
+}
+
+#[test]
+fn a_sparse_file_of_8_tib_is_read_and_a_device_that_takes_its_place_is_not_waited_for() {
+    returns("a sparse file", || {
+        let dir = Dir::new();
+        let path = dir.write("giant", b"");
+        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(1 << 43).unwrap();
+        let records = Records::builder(1 << 20).open(&path).unwrap();
+        let loader = build(Loader::builder(records).batch_size(2).on_bad_sample(OnBadSample::Substitute { budget: 3 }));
+        assert_eq!(loader.epoch(0).unwrap().take(3).filter(Result::is_ok).count(), 3);
+        std::fs::remove_file(&path).unwrap();
+        symlink("/dev/zero", &path).unwrap();
+        loader.epoch(1).unwrap().take(3).map_while(Result::ok).for_each(drop);
+    });
 }
 
 /// Runs the test again in a process of its own with little address space, where taking what a file promises, or a stack

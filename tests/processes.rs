@@ -16,15 +16,13 @@
 //! 1000, some ten seconds). Every wait has a deadline; ranks end with their parent.
 
 mod common;
+#[path = "common/toys.rs"]
+mod toys;
 
-use bytes::Bytes;
 use common::*;
-use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
-use feedline::decode::Scratch;
 use feedline::order::Draws;
-use feedline::read::{Direct, Extent, Mode, SourceId, Sources};
-use feedline::tensor::{DType, EncodedField, Field};
-use feedline::{Batch, ErrorKind, LastBatch, Loader, LoaderBuilder, Order, Result, Shard, State, Stop};
+use feedline::read::{Direct, Mode};
+use feedline::{Batch, ErrorKind, LastBatch, Loader, LoaderBuilder, Order, Shard, State, Stop};
 use rustix::process::{Pid, Signal as Number, kill_process};
 use std::fs::File;
 use std::io::{self, ErrorKind as Io, Read, Write};
@@ -33,9 +31,9 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use toys::Chunks;
 
 /// More than any machine needs, since nothing waits so long unless a test fails.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -137,7 +135,7 @@ impl Scenario {
         let path = dir.join("data.bin");
         let builder = match self.rows {
             [_] => Loader::builder(records(&path, RECORD)),
-            rows => Loader::builder(Chunks::open(&path, rows).unwrap()),
+            rows => Loader::builder(Chunks::open(&path, rows, RECORD)),
         };
         builder.order((self.order)()).global_batch(self.global).last_batch(self.last)
     }
@@ -158,70 +156,6 @@ impl Scenario {
         }
         assert_eq!(steps.len() as u64, self.steps());
         steps
-    }
-}
-
-/// Records that come in chunks.
-struct Chunks {
-    sources: Arc<Sources>,
-    schema: Vec<EncodedField>,
-    starts: Vec<u64>,
-}
-
-impl Chunks {
-    fn open(path: &Path, rows: &[u64]) -> Result<Self> {
-        let mut starts = vec![0];
-        rows.iter().for_each(|rows| starts.push(starts.last().unwrap() + rows));
-        let mut sources = Sources::new();
-        sources.file(path, starts.last().unwrap() * RECORD as u64)?;
-        let schema = vec![EncodedField::raw(Field::fixed("record", DType::U8, [RECORD]))];
-        Ok(Self { sources: Arc::new(sources), schema, starts })
-    }
-
-    fn bytes(&self, chunk: usize) -> u64 {
-        (self.starts[chunk + 1] - self.starts[chunk]) * RECORD as u64
-    }
-}
-
-impl Dataset for Chunks {
-    fn schema(&self) -> &[EncodedField] {
-        &self.schema
-    }
-    fn len(&self) -> u64 {
-        *self.starts.last().unwrap()
-    }
-    fn sources(&self) -> &Arc<Sources> {
-        &self.sources
-    }
-    fn sample_bytes_max(&self) -> u64 {
-        RECORD as u64
-    }
-    fn extents<'a>(&'a self, _: u64, _: &mut Parts<'a>) -> Result<()> {
-        panic!("a chunked dataset is never asked for samples");
-    }
-    fn chunked(&self) -> Option<&dyn Chunked> {
-        Some(self)
-    }
-}
-
-impl Chunked for Chunks {
-    fn starts(&self) -> &[u64] {
-        &self.starts
-    }
-    fn chunk_extents(&self, chunk: usize, extents: &mut Vec<Extent>) -> Result<()> {
-        let offset = self.starts[chunk] * RECORD as u64;
-        extents.push(Extent { source: SourceId::at(0), offset, len: self.bytes(chunk) });
-        Ok(())
-    }
-    fn chunk_bytes(&self, chunk: usize) -> ChunkBytes {
-        ChunkBytes { encoded: self.bytes(chunk), opened: self.bytes(chunk), scratch: 0 }
-    }
-    fn open_chunk(&self, _: usize, pieces: &[Bytes], _: &mut Scratch, out: &mut ChunkBuf) -> Result<()> {
-        out.fixed(0, RECORD)?.copy_from_slice(&pieces[0]);
-        Ok(())
-    }
-    fn chunk_name(&self, chunk: usize) -> String {
-        format!("chunk {chunk}")
     }
 }
 

@@ -1,127 +1,70 @@
-//! Whoever does not answer is named within the deadline, and the loader can be dropped all the same.
+//! Whoever does not answer is named within the deadline, and the loader can be dropped all the same; whoever is merely
+//! slow is not stalled.
 
+#[path = "common/child.rs"]
+mod child;
 mod common;
 #[path = "common/gate.rs"]
 mod gate;
+#[path = "stalled/hooked.rs"]
+mod hooked;
+#[path = "common/toys.rs"]
+mod toys;
+
+/// Who is named, with what.
+#[path = "stalled/named.rs"]
+mod named;
+
+/// What takes long and is no stall.
+#[path = "stalled/patient.rs"]
+mod patient;
+
+/// Storage that is asked anew: again, for a substitute, by way of the page cache.
+#[path = "stalled/storage.rs"]
+mod storage;
 
 use common::*;
-use feedline::dataset::{Dataset, Parts};
-use feedline::read::{Extent, SourceId, Sources};
-use feedline::tensor::{DType, EncodedField, Field};
-use feedline::{ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, Result, Stage};
+use feedline::dataset::Records;
+use feedline::{Error, ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, Result, Stage};
 use gate::Gate;
-use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-const DEADLINE: Duration = Duration::from_millis(400);
+const DEADLINE: Duration = ms(400);
 /// No stall, drop or hang takes longer than that, whatever the machine does.
 const LATE: Duration = Duration::from_secs(60);
+const ALL: OnBadSample = OnBadSample::Substitute { budget: u64::MAX };
 
-/// Records in a file, of which one has no place for as long as the gate is closed.
-struct Gated {
-    sources: Arc<Sources>,
-    schema: Vec<EncodedField>,
-    gate: Gate,
-    at: u64,
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
 }
 
-impl Dataset for Gated {
-    fn schema(&self) -> &[EncodedField] {
-        &self.schema
-    }
-    fn len(&self) -> u64 {
-        100
-    }
-    fn sources(&self) -> &Arc<Sources> {
-        &self.sources
-    }
-    fn sample_bytes_max(&self) -> u64 {
-        64
-    }
-    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-        if sample == self.at {
-            self.gate.pass();
-        }
-        parts.extent(0, Extent { source: SourceId::at(0), offset: sample * 64, len: 64 });
-        Ok(())
-    }
-}
-
+/// A hundred records in a file.
 fn file(dir: &Dir) -> LoaderBuilder {
     let (path, _) = records_file(dir, 100, 64);
     Loader::builder(records(&path, 64)).batch_size(4).workers(2).stall_deadline(DEADLINE)
 }
 
-/// Pulls until the error, which must be the stall, and drops the loader. What was stalled goes on only then.
-fn stalls(loader: Loader, gate: &Gate, stage: Stage, sample: Option<u64>) {
-    let started = Instant::now();
-    let mut epoch = loader.epoch(0).unwrap();
-    let error = epoch.by_ref().find_map(|batch| batch.err()).expect("it ended well");
-    assert_eq!((error.kind(), error.stage()), (ErrorKind::Stalled, stage), "{error}");
-    assert_eq!(error.site().sample, sample, "{error}");
-    assert!(epoch.next().is_none());
-    assert!(started.elapsed() < LATE);
-    let before = loader.report().leaked;
-    // Somebody looks at what was left behind after the loader is gone.
-    let other = build(file(&Dir::new()).workers(1));
-    drop(epoch);
-    drop(loader);
-    assert!(started.elapsed() < LATE);
-    assert!(other.report().leaked > before, "the thread was left behind and not counted");
-    gate.open();
+/// Four hundred records in memory.
+fn memory() -> LoaderBuilder {
+    Loader::builder(Records::builder(64).open_bytes(vec![7; 64 * 400]).unwrap()).batch_size(4).workers(2)
+}
+
+/// The stall that an epoch must end with.
+fn stall(loader: &Loader) -> Error {
+    let error = loader.epoch(0).unwrap().find_map(Result::err).expect("it ended well");
+    assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
+    error
 }
 
 #[test]
-fn a_transform_that_does_not_come_back_is_named_with_its_sample() {
-    let (dir, gate) = (Dir::new(), Gate::default());
-    let inside = gate.clone();
-    let loader = build(file(&dir).map(move |_, ctx| {
-        if ctx.id() == 41 {
-            inside.pass();
-        }
-        Ok(())
-    }));
-    stalls(loader, &gate, Stage::Map, Some(41));
-}
-
-#[test]
-fn a_transform_of_batches_that_does_not_come_back_is_named() {
-    let (dir, gate) = (Dir::new(), Gate::default());
-    let inside = gate.clone();
-    let loader = build(file(&dir).map_batch(move |batch, _| {
-        if batch.index() == 7 {
-            inside.pass();
-        }
-        Ok(())
-    }));
-    stalls(loader, &gate, Stage::Map, None);
-}
-
-#[test]
-fn a_dataset_that_does_not_say_where_a_sample_is_is_named_with_it() {
-    for mode in [feedline::read::Mode::Pread, feedline::read::Mode::Auto] {
-        let (dir, gate) = (Dir::new(), Gate::default());
-        let (path, bytes) = records_file(&dir, 100, 64);
-        let mut sources = Sources::new();
-        sources.file(path, bytes.len() as u64).unwrap();
-        let schema = vec![EncodedField::raw(Field::fixed("x", DType::U8, [64]))];
-        let dataset = Gated { sources: Arc::new(sources), schema, gate: gate.clone(), at: 30 };
-        let builder = Loader::builder(dataset).batch_size(4).workers(2).reader(mode).stall_deadline(DEADLINE);
-        // The planner's, when the reader is asked at once; a worker's, when the page cache is asked first.
-        let stage = if mode == feedline::read::Mode::Auto { Stage::Decode } else { Stage::Order };
-        stalls(build(builder), &gate, stage, Some(30));
+fn a_deadline_of_less_than_20_ms_is_refused() {
+    for deadline in [Duration::ZERO, Duration::from_nanos(3), ms(19)] {
+        let error = memory().stall_deadline(deadline).build().unwrap_err();
+        assert_eq!((error.kind(), error.stage()), (ErrorKind::Config, Stage::Build), "{error}");
+        assert!(error.message().contains("stall_deadline"), "{error}");
     }
-}
-
-#[test]
-fn who_is_slow_with_every_sample_is_not_stalled() {
-    let dir = Dir::new();
-    let loader = build(file(&dir).batch_size(50).stall_deadline(Duration::from_millis(200)).map(|_, _| {
-        std::thread::sleep(Duration::from_millis(20));
-        Ok(())
-    }));
-    assert_eq!(pull(&loader, 0).unwrap().len(), 100);
+    build(memory().stall_deadline(ms(20)));
 }
 
 #[test]
@@ -139,7 +82,7 @@ fn a_stall_is_found_by_who_polls_too_and_by_a_policy_that_substitutes_not_hidden
     let mut epoch = loader.epoch(0).unwrap();
     let started = Instant::now();
     let error = loop {
-        match epoch.next_within(Duration::from_millis(5)) {
+        match epoch.next_within(ms(5)) {
             Poll::Pending => assert!(started.elapsed() < LATE),
             Poll::Ready(Some(Err(error))) => break error,
             Poll::Ready(other) => panic!("{:?}", other.map(|batch| batch.map(|batch| batch.index()))),
@@ -151,14 +94,26 @@ fn a_stall_is_found_by_who_polls_too_and_by_a_policy_that_substitutes_not_hidden
 }
 
 #[test]
-fn a_consumer_that_holds_every_batch_is_told_that_and_not_that_something_stalls() {
+fn after_a_stall_what_is_held_stays_right_another_epoch_can_be_begun_and_all_can_be_dropped() {
     let dir = Dir::new();
-    let held = Duration::from_secs(2);
-    let loader = build(file(&dir).slots(2).stall_deadline(Duration::from_millis(100)).held_deadline(held));
-    let mut epoch = loader.epoch(0).unwrap();
-    let first = epoch.next().unwrap().unwrap();
-    let second = epoch.next().unwrap().unwrap();
-    assert_eq!(epoch.next().unwrap().err().map(|error| error.kind()), Some(ErrorKind::BatchesHeld));
-    drop((first, second));
-    assert_eq!(epoch.map(|batch| batch.unwrap().len()).sum::<usize>(), 92);
+    let (path, bytes) = records_file(&dir, 400, 64);
+    for (mode, direct) in readers() {
+        let gate = Gate::default();
+        let inside = gate.clone();
+        let builder = Loader::builder(records(&path, 64)).batch_size(4).workers(2).slots(4);
+        let loader = build(builder.reader(mode).direct(direct).stall_deadline(ms(300)).map(move |_, ctx| {
+            if ctx.id() == 41 {
+                inside.pass();
+            }
+            Ok(())
+        }));
+        let mut epoch = loader.epoch(0).unwrap();
+        let held = epoch.next().unwrap().unwrap();
+        assert_eq!(epoch.find_map(Result::err).unwrap().kind(), ErrorKind::Stalled);
+        assert_eq!(stall(&loader).site().sample, Some(41));
+        gate.open();
+        assert_eq!(loader.epoch(1).unwrap().map(|batch| batch.unwrap().len()).sum::<usize>(), 400);
+        drop(loader);
+        assert_eq!(held.fields().next().unwrap().as_bytes().unwrap(), &bytes[..256]);
+    }
 }

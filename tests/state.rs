@@ -1,8 +1,13 @@
 //! Saved states and fingerprints of datasets: what is read back is what was written or an error, whatever happens to the
 //! file or the process; and a dataset that changed is told by the shard that did.
 
+#[path = "common/child.rs"]
+mod child;
 mod common;
+#[path = "common/formats.rs"]
+mod formats;
 
+use child::{child, in_child, run};
 use common::{Dir, noise};
 use feedline::dataset::{
     Concat, Dataset, DatasetExt, Fingerprint, Images, Megatron, Parts, Records, Tar, TfRecord, Tokens,
@@ -10,6 +15,7 @@ use feedline::dataset::{
 use feedline::read::Sources;
 use feedline::tensor::{DType, EncodedField};
 use feedline::{ErrorKind, Result, Stage, State};
+use formats::tar_member;
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
@@ -31,28 +37,6 @@ fn names(dir: &Path) -> Vec<String> {
         std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
-}
-
-/// The test once more in a process of its own; `shell` goes before it.
-fn child(test: &str, dir: &Path, shell: &str) -> Command {
-    let mut command = Command::new("sh");
-    command.args(["-c", &format!("{shell}; exec \"$0\" \"$@\"")]);
-    command.arg(std::env::current_exe().unwrap()).args(["--exact", test, "--nocapture", "--test-threads", "1"]);
-    command.env("FEEDLINE_CHILD", dir).current_dir(dir);
-    command
-}
-
-/// Runs it to its end, which must be a good one.
-fn run(mut child: Command) {
-    let output = child.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    let passed = output.status.success() && text.contains("1 passed");
-    assert!(passed, "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-}
-
-/// In such a process: the folder that it is about.
-fn in_child() -> Option<PathBuf> {
-    std::env::var_os("FEEDLINE_CHILD").map(PathBuf::from)
 }
 
 #[test]
@@ -577,22 +561,6 @@ fn assert_options_count<D: Dataset>(what: &str, open: impl Fn(usize) -> D, optio
     }
 }
 
-fn member(tar: &mut Vec<u8>, name: &str, data: &[u8]) {
-    let mut header = [0_u8; 512];
-    header[..name.len()].copy_from_slice(name.as_bytes());
-    let mut put = |at: usize, text: &str| header[at..at + text.len()].copy_from_slice(text.as_bytes());
-    put(100, "0000644");
-    put(124, &format!("{:011o}", data.len()));
-    put(148, "        ");
-    put(156, "0");
-    put(257, "ustar\x0000");
-    let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
-    header[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
-    tar.extend(header);
-    tar.extend(data);
-    tar.resize(tar.len().next_multiple_of(512), 0);
-}
-
 #[test]
 fn options_that_give_ids_another_meaning_are_told_from_each_other() {
     let bytes: Arc<[u8]> = noise(640, 5).into();
@@ -650,8 +618,8 @@ fn options_of_formats_that_give_ids_another_meaning_are_told_from_each_other() {
 
     let mut tar = Vec::new();
     for key in ["a", "b"] {
-        member(&mut tar, &format!("{key}.caption"), b"1");
-        member(&mut tar, &format!("{key}.name"), b"2");
+        tar.extend(tar_member(&format!("{key}.caption"), b"1"));
+        tar.extend(tar_member(&format!("{key}.name"), b"2"));
     }
     tar.resize(tar.len() + 1024, 0);
     let members =

@@ -1,11 +1,14 @@
 //! TFRecord files of TensorFlow are read value by value; damaged ones are an error, or say what is left out.
 
 mod common;
+#[path = "common/formats.rs"]
+mod formats;
 
 use common::{Dir, build, readers};
 use feedline::dataset::{Dataset, DatasetExt, OnDamage, TfRecord, TfRecordBuilder, fuzzing};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::{ErrorKind, Loader, Order, Result};
+use formats::tf_record;
 use std::path::{Path, PathBuf};
 
 fn fixture(name: &str) -> PathBuf {
@@ -15,23 +18,6 @@ fn fixture(name: &str) -> PathBuf {
 /// Payload *k* of the plain files, as `make_tfrecord.py` has it.
 fn payload(k: usize) -> Vec<u8> {
     (0..k * k % 97).map(|j| ((k * 7 + j * 13) % 251) as u8).collect()
-}
-
-/// A record as the format says it, by another CRC than the crate's.
-fn record(payload: &[u8]) -> Vec<u8> {
-    let masked = |bytes: &[u8]| {
-        let mut crc = !0_u32;
-        for byte in bytes {
-            crc ^= u32::from(*byte);
-            for _ in 0..8 {
-                crc = crc >> 1 ^ if crc & 1 == 1 { 0x82f6_3b78 } else { 0 };
-            }
-        }
-        let crc = !crc;
-        crc.rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes()
-    };
-    let len = (payload.len() as u64).to_le_bytes();
-    [&len[..], &masked(&len), payload, &masked(payload)].concat()
 }
 
 fn plain() -> TfRecordBuilder {
@@ -59,7 +45,7 @@ fn records_written_by_tensorflow_come_back_byte_by_byte() {
     assert_eq!(all(&records).unwrap(), expected);
     assert_eq!(records.schema(), [EncodedField::bytes("record")]);
     assert_eq!(records.sample_bytes_max(), 16 + (0..20).map(|k| k * k % 97).max().unwrap() as u64);
-    let ours: Vec<u8> = (0..20).flat_map(|k| record(&payload(k))).collect();
+    let ours: Vec<u8> = (0..20).flat_map(|k| tf_record(&payload(k))).collect();
     assert_eq!(std::fs::read(fixture("plain.tfrecord")).unwrap(), ours, "the tests' own writer");
 }
 
@@ -144,7 +130,8 @@ fn batches_have_the_features_whatever_reads_them() {
 fn payloads_can_be_arrays_themselves_and_files_follow_each_other() {
     let dir = Dir::new();
     for file in 0..3_u16 {
-        let bytes: Vec<u8> = (0..=file).flat_map(|k| record(&[file.to_le_bytes(), k.to_le_bytes()].concat())).collect();
+        let bytes: Vec<u8> =
+            (0..=file).flat_map(|k| tf_record(&[file.to_le_bytes(), k.to_le_bytes()].concat())).collect();
         dir.write(&format!("part-{file:05}"), &bytes);
     }
     let field = || EncodedField::raw(Field::fixed("x", DType::U16, [2]));
@@ -166,7 +153,7 @@ fn payloads_can_be_arrays_themselves_and_files_follow_each_other() {
 #[test]
 fn what_cannot_be_meant_is_a_typed_error_that_says_what_is_there() {
     let dir = Dir::new();
-    let good = record(b"abc");
+    let good = tf_record(b"abc");
     let at = |name: &str, bytes: &[u8]| plain().open(dir.write(name, bytes));
     let scalar = |dtype| Field::fixed("x", dtype, []);
     let labels = || fixture("example.tfrecord");
@@ -178,7 +165,7 @@ fn what_cannot_be_meant_is_a_typed_error_that_says_what_is_there() {
         (at("cut", &[&good[..], &good[..18]].concat()), ErrorKind::Truncated, "offset=19 len=18"),
         (at("tail", &[&good[..], b"x"].concat()), ErrorKind::Truncated, "offset=19 len=1"),
         (at("zeroes", &[0; 64]), ErrorKind::Decode, "CRC"),
-        (at("long", &record(&[0; 100])[..60]), ErrorKind::Truncated, "a record of 100 bytes, 44 are left"),
+        (at("long", &tf_record(&[0; 100])[..60]), ErrorKind::Truncated, "a record of 100 bytes, 44 are left"),
         (plain().open(dir.path("gone")), ErrorKind::NotFound, "gone"),
         (plain().records(21).open(fixture("plain.tfrecord")), ErrorKind::Shape, "20 records, there should be 21"),
         (plain().floats(scalar(DType::F64), "f").open(labels()), ErrorKind::Config, "f32"),
@@ -209,7 +196,7 @@ fn what_cannot_be_meant_is_a_typed_error_that_says_what_is_there() {
 
 #[test]
 fn a_length_that_looks_like_gzip_is_a_length() {
-    let bytes = record(&vec![1; 0x8b1f]);
+    let bytes = tf_record(&vec![1; 0x8b1f]);
     assert_eq!(bytes[..2], [0x1f, 0x8b]);
     let records = plain().open_bytes(bytes).unwrap();
     assert_eq!(fuzzing::sample(&records, 0).unwrap()[0].len(), 0x8b1f);
@@ -218,7 +205,7 @@ fn a_length_that_looks_like_gzip_is_a_length() {
 /// The small file of the sweeps: records of 0 to 7 bytes.
 fn small() -> (Vec<u8>, Vec<Vec<Vec<u8>>>) {
     let payloads: Vec<Vec<u8>> = (0..8).map(|k| (0..k).map(|j| (k * 16 + j) as u8).collect()).collect();
-    let bytes = payloads.iter().flat_map(|payload| record(payload)).collect();
+    let bytes = payloads.iter().flat_map(|payload| tf_record(payload)).collect();
     (bytes, payloads.into_iter().map(|payload| vec![payload]).collect())
 }
 
@@ -336,9 +323,9 @@ fn damage_can_be_reported_instead_and_the_records_before_it_are_delivered() {
 #[test]
 fn a_file_that_changed_behind_its_index_is_found_when_a_record_is_read() {
     let dir = Dir::new();
-    let path = dir.write("x", &[record(&[1; 8]), record(&[2; 24])].concat());
+    let path = dir.write("x", &[tf_record(&[1; 8]), tf_record(&[2; 24])].concat());
     let records = plain().checksums(false).open(&path).unwrap();
-    std::fs::write(&path, [record(&[2; 24]), record(&[1; 8])].concat()).unwrap();
+    std::fs::write(&path, [tf_record(&[2; 24]), tf_record(&[1; 8])].concat()).unwrap();
     let error = fuzzing::sample(&records, 0).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
     assert!(error.to_string().contains("the record's length is 24, the index says 8"), "{error}");

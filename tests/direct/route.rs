@@ -3,11 +3,12 @@
 use crate::common::*;
 use crate::cufile::{Open, Register, Route, StandIn};
 use crate::doubles::*;
-use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, DatasetExt, Npy, Parts, Records};
-use feedline::decode::{Raw, Scratch};
-use feedline::read::{Direct, Extent, Mode, SourceId, Sources};
-use feedline::tensor::{DType, EncodedField, Field};
-use feedline::{Device, ErrorKind, Gds, Loader, LoaderBuilder, Result, Stage};
+use crate::toys::Chunks;
+use feedline::dataset::{Dataset, DatasetExt, Npy, Records};
+use feedline::decode::Raw;
+use feedline::read::{Direct, Mode};
+use feedline::tensor::DType;
+use feedline::{Device, ErrorKind, Gds, Loader, LoaderBuilder, Stage};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -38,59 +39,6 @@ fn check_staged(machine: &Machine, make: &dyn Fn() -> LoaderBuilder, words: &str
     assert!(error.message().contains(words), "{words}: {error}");
 }
 
-/// Four rows of a file at a time.
-struct InChunks(Arc<Sources>, Vec<EncodedField>);
-
-impl InChunks {
-    fn open(path: &Path) -> Self {
-        let mut sources = Sources::new();
-        sources.file(path, (8 * RECORD) as u64).unwrap();
-        Self(Arc::new(sources), vec![EncodedField::raw(Field::fixed("x", DType::U8, [RECORD]))])
-    }
-}
-
-impl Dataset for InChunks {
-    fn schema(&self) -> &[EncodedField] {
-        &self.1
-    }
-    fn len(&self) -> u64 {
-        8
-    }
-    fn sources(&self) -> &Arc<Sources> {
-        &self.0
-    }
-    fn sample_bytes_max(&self) -> u64 {
-        RECORD as u64
-    }
-    fn extents<'a>(&'a self, _: u64, _: &mut Parts<'a>) -> Result<()> {
-        unreachable!("samples come in chunks")
-    }
-    fn chunked(&self) -> Option<&dyn Chunked> {
-        Some(self)
-    }
-}
-
-impl Chunked for InChunks {
-    fn starts(&self) -> &[u64] {
-        &[0, 4, 8]
-    }
-    fn chunk_extents(&self, chunk: usize, extents: &mut Vec<Extent>) -> Result<()> {
-        let len = 4 * RECORD as u64;
-        extents.push(Extent { source: SourceId::at(0), offset: chunk as u64 * len, len });
-        Ok(())
-    }
-    fn chunk_bytes(&self, _: usize) -> ChunkBytes {
-        ChunkBytes { encoded: 4 * RECORD as u64, opened: 4 * RECORD as u64, scratch: 0 }
-    }
-    fn open_chunk(&self, _: usize, pieces: &[bytes::Bytes], _: &mut Scratch, out: &mut ChunkBuf) -> Result<()> {
-        out.fixed(0, RECORD)?.copy_from_slice(&pieces[0]);
-        Ok(())
-    }
-    fn chunk_name(&self, chunk: usize) -> String {
-        format!("chunk {chunk}")
-    }
-}
-
 #[test]
 fn what_the_host_has_to_see_takes_the_way_by_the_host_and_says_why() {
     on_machine(|machine| {
@@ -119,7 +67,7 @@ fn what_the_host_has_to_see_takes_the_way_by_the_host_and_says_why() {
             ),
             (&|| uncached(open(&path).in_memory().unwrap()), "not in a file as it stands: in memory"),
             (&|| uncached(open(&path).checked(dir.path("crc")).unwrap()), "unpacked or checked by the host"),
-            (&|| uncached(InChunks::open(&chunks)), "rows come out of chunks that the host opens"),
+            (&|| uncached(Chunks::open(&chunks, &[4, 4], RECORD)), "rows come out of chunks that the host opens"),
             (
                 &|| {
                     let labelled = Records::builder(RECORD).field("x", DType::U8, [RECORD]);

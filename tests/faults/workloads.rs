@@ -1,6 +1,7 @@
 //! What is swept: small datasets of every format, each with what it can notice by itself.
 
 use crate::common::{Dir, noise};
+use crate::formats::{tar_member, tf_record};
 #[cfg(feature = "image")]
 use feedline::dataset::Images;
 use feedline::dataset::{
@@ -97,20 +98,6 @@ fn pictures(builder: LoaderBuilder) -> LoaderBuilder {
     plain(builder).decode(feedline::decode::Image::resize(8, 8))
 }
 
-/// A record as the format says it, by another CRC than the crate's.
-fn tf_record(payload: &[u8]) -> Vec<u8> {
-    let masked = |bytes: &[u8]| {
-        let mut crc = !0_u32;
-        for byte in bytes {
-            crc ^= u32::from(*byte);
-            (0..8).for_each(|_| crc = crc >> 1 ^ if crc & 1 == 1 { 0x82f6_3b78 } else { 0 });
-        }
-        (!crc).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes()
-    };
-    let len = (payload.len() as u64).to_le_bytes();
-    [&len[..], &masked(&len), payload, &masked(payload)].concat()
-}
-
 fn tfrecord(dir: &Dir) -> Arc<dyn Dataset> {
     for shard in 0..2 {
         let bytes: Vec<u8> = (0..5).flat_map(|k| tf_record(&noise(300 + 17 * k, 10 * shard + k as u64))).collect();
@@ -120,28 +107,12 @@ fn tfrecord(dir: &Dir) -> Arc<dyn Dataset> {
     Arc::new(TfRecord::builder().index(false).record(record).open(dir.path("data")).unwrap())
 }
 
-/// A member of a tar.
-fn member(name: &str, bytes: &[u8]) -> Vec<u8> {
-    let mut block = [0_u8; 512];
-    let mut put = |at: usize, bytes: &[u8]| block[at..at + bytes.len()].copy_from_slice(bytes);
-    put(0, name.as_bytes());
-    put(100, b"0000644\0");
-    put(124, format!("{:011o}\0", bytes.len()).as_bytes());
-    put(148, b"        ");
-    put(156, b"0");
-    put(257, b"ustar\x0000");
-    let sum: u32 = block.iter().map(|byte| u32::from(*byte)).sum();
-    block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
-    let mut out = [&block[..], bytes].concat();
-    out.resize(out.len().next_multiple_of(512), 0);
-    out
-}
-
 fn tar(dir: &Dir) -> Arc<dyn Dataset> {
     for shard in 0..2_u64 {
         let pair = |k: u64| {
             let bytes = noise(200 + 31 * k as usize, 100 * shard + k);
-            [member(&format!("{k}.bin"), &bytes), member(&format!("{k}.cls"), k.to_string().as_bytes())].concat()
+            [tar_member(&format!("{k}.bin"), &bytes), tar_member(&format!("{k}.cls"), k.to_string().as_bytes())]
+                .concat()
         };
         let mut bytes: Vec<u8> = (0..5).flat_map(pair).collect();
         bytes.extend([0; 1024]);
