@@ -8,6 +8,7 @@
 //! read: truncated: 4096 bytes expected, 1000 read: path=/data/a.bin offset=8192 len=4096 sample=2 batch=0: <source>
 //! ```
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -291,7 +292,7 @@ impl fmt::Display for Error {
         let Inner { kind, stage, message, site, source } = &*self.0;
         write!(f, "{}: {}", stage.as_str(), kind.as_str())?;
         if !message.is_empty() {
-            write!(f, ": {message}")?;
+            write!(f, ": {}", one_line(message))?;
         }
         if *site != Site::default() {
             f.write_str(":")?;
@@ -308,10 +309,18 @@ impl fmt::Display for Error {
             }
         }
         if let Some(source) = source {
-            write!(f, ": {source}")?;
+            write!(f, ": {}", one_line(&source.to_string()))?;
         }
         Ok(())
     }
+}
+
+/// On one line, whatever words a file, a library or a user's code has.
+pub(crate) fn one_line(words: &str) -> Cow<'_, str> {
+    if !words.contains(char::is_control) {
+        return words.into();
+    }
+    words.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>().into()
 }
 
 impl fmt::Debug for Error {

@@ -8,7 +8,7 @@
 //! nothing stands in it that was not delivered. Limits: one entry in memory for each distinct sample, as many as the budget
 //! allows; in the file one line for each time. The file is appended to and never read.
 
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage, one_line};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,8 +17,9 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Samples that the error names when there are too many.
+/// Samples that the error describes when there are too many, and so many more of their batch that it only numbers.
 const NAMED: usize = 10;
+const NUMBERED: usize = 1000;
 
 /// A sample that could not be had, and what became of its row.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -36,9 +37,10 @@ pub struct BadSample {
     pub substitute: Option<u64>,
     /// The file, if the sample lies in one.
     pub path: Option<PathBuf>,
-    /// Its name within that file (a tar's member, a Parquet row group), where the dataset knows one.
+    /// The name within that file that the sample goes by (a tar's first member of it, a Parquet row group), where the dataset
+    /// knows one.
     pub member: Option<String>,
-    /// Byte offset in the file.
+    /// Byte offset in the file: of what was read when it failed, which may be more than the one member.
     pub offset: Option<u64>,
     /// Bytes there.
     pub length: Option<u64>,
@@ -83,7 +85,8 @@ impl BadSample {
         member: Option<String>,
     ) -> Self {
         let site = error.site();
-        let source = std::error::Error::source(error).map(|source| format!(": {source}")).unwrap_or_default();
+        let source = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
+        let joint = if error.message().is_empty() || source.is_empty() { "" } else { ": " };
         Self {
             epoch,
             batch,
@@ -96,7 +99,7 @@ impl BadSample {
             length: site.len,
             kind: error.kind(),
             stage: error.stage(),
-            cause: format!("{}{source}", error.message()),
+            cause: format!("{}{joint}{source}", error.message()),
             times: 0,
         }
     }
@@ -110,19 +113,24 @@ impl fmt::Display for BadSample {
             write!(f, " in {path:?}")?;
         }
         if let Some(member) = &self.member {
-            write!(f, " ({})", one_line(member))?;
+            write!(f, " ({})", brief(member))?;
         }
         if let (Some(offset), Some(length)) = (self.offset, self.length) {
             write!(f, " at {offset}, {length} bytes")?;
         }
         write!(f, ": {}: {}", self.stage.as_str(), self.kind.as_str())?;
-        if self.cause.is_empty() { Ok(()) } else { write!(f, ": {}", one_line(&self.cause)) }
+        if self.cause.is_empty() { Ok(()) } else { write!(f, ": {}", brief(&self.cause)) }
     }
 }
 
 /// Words that come from files and from the user's code, at most so many of them.
-fn one_line(words: &str) -> String {
-    words.chars().take(500).map(|c| if c.is_control() { ' ' } else { c }).collect()
+fn brief(words: &str) -> String {
+    one_line(words).chars().take(500).collect()
+}
+
+/// `1 row`, `2 rows`.
+fn count_of(count: u64, what: &str) -> String {
+    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
 }
 
 /// What a loader has substituted so far. See [`LoaderBuilder::on_bad_sample`](crate::LoaderBuilder::on_bad_sample).
@@ -141,7 +149,8 @@ pub struct Ledger {
 
 impl fmt::Display for Ledger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} rows substituted, {} bad samples", self.substituted, self.samples.len())?;
+        let (rows, samples) = (count_of(self.substituted, "row"), count_of(self.samples.len() as u64, "bad sample"));
+        write!(f, "{rows} substituted, {samples}")?;
         match (&self.path, &self.not_written) {
             (Some(path), Some(why)) => write!(f, "; {} could not be written: {why}", path.display()),
             (Some(path), None) => write!(f, ", in {}", path.display()),
@@ -236,18 +245,28 @@ impl Keeper {
     }
 
     fn exceeded(&self, count: u64, fresh: &[&BadSample]) -> Error {
-        let mut all = self.ledger.samples.iter().chain(fresh.iter().copied());
-        // Of those that are new at least one: it is why.
-        let named: Vec<_> = all.clone().rev().take(NAMED).map(ToString::to_string).collect();
-        let more = match (count.saturating_sub(NAMED as u64), &self.ledger.path) {
-            (0, _) => String::new(),
-            (more, Some(path)) => format!("; and {more} before, in {}", path.display()),
-            (more, None) => format!("; and {more} before, see `Loader::ledger`"),
-        };
-        let budget = self.budget;
-        let message = format!("{count} bad samples, the budget is {budget}: {}{more}", named.join("; "));
+        // Of those that are new at least one: it is why. They stand nowhere else, so all of them are here; the others are in
+        // the ledger.
+        let mut said: Vec<_> = fresh.iter().rev().take(NAMED).map(ToString::to_string).collect();
+        if fresh.len() > NAMED {
+            let rest = fresh[..fresh.len() - NAMED].iter().rev();
+            let numbers: Vec<_> = rest.clone().take(NUMBERED).map(|bad| bad.sample.to_string()).collect();
+            let more =
+                if rest.len() > NUMBERED { format!(" and {} more", rest.len() - NUMBERED) } else { String::new() };
+            said.push(format!("samples {}{more}", numbers.join(", ")));
+        }
+        let before = &self.ledger.samples;
+        let described = before.iter().rev().take(NAMED.saturating_sub(fresh.len()));
+        said.extend(described.clone().map(ToString::to_string));
+        match (before.len() - described.len(), &self.ledger.path) {
+            (0, _) => {}
+            (before, Some(path)) => said.push(format!("and {before} before, in {}", path.display())),
+            (before, None) => said.push(format!("and {before} before, see `Loader::ledger`")),
+        }
+        let (count, budget) = (count_of(count, "bad sample"), self.budget);
+        let message = format!("{count}, the budget is {budget}: {}", said.join("; "));
         let error = Error::new(ErrorKind::BadSamples, Stage::Batch, message);
-        let Some(last) = all.next_back() else { return error };
+        let Some(last) = fresh.last() else { return error };
         let error = error.with_sample(last.sample).with_batch(last.batch);
         let error = last.path.iter().fold(error, |error, path| error.with_path(path));
         match (last.offset, last.length) {
@@ -303,15 +322,24 @@ mod tests {
     }
 
     #[test]
-    fn over_the_budget_the_error_lists_them_on_one_line() {
+    fn over_the_budget_the_error_lists_those_that_are_not_in_the_ledger_on_one_line() {
         let mut keeper = Keeper::open(11, None).unwrap();
         keeper.add((0..11).map(|sample| bad(sample, 0, Some(99))).collect()).unwrap();
         let text = keeper.add(vec![bad(11, 0, Some(99))]).unwrap_err().to_string();
-        let first = "batch: too many bad samples: 12 bad samples, the budget is 11: sample 11 in \"/data/a.bin\" (cat.jpg) at 8, \
-                     4 bytes: read: truncated: 4 bytes expected, 1 read: end of file; sample 10 in";
-        assert!(text.starts_with(first), "{text}");
-        let last = "; and 2 before, see `Loader::ledger`: path=/data/a.bin offset=8 len=4 sample=11 batch=2";
-        assert!(text.ends_with(last) && !text.contains('\n'), "{text}");
+        let of = |sample: u64| {
+            format!(
+                "sample {sample} in \"/data/a.bin\" (cat.jpg) at 8, 4 bytes: read: truncated: 4 bytes expected, 1 read: end of file"
+            )
+        };
+        let site = "path=/data/a.bin offset=8 len=4 sample=11 batch=2";
+        let first = "batch: too many bad samples: 12 bad samples, the budget is 11";
+        let ten = (2..12).rev().map(of).collect::<Vec<_>>().join("; ");
+        assert_eq!(text, format!("{first}: {ten}; and 2 before, see `Loader::ledger`: {site}"));
+
+        let text = keeper.add((11..26).map(|sample| bad(sample, 0, None)).collect()).unwrap_err().to_string();
+        assert!((16..26).all(|sample| text.contains(&of(sample))), "{text}");
+        assert!(text.contains("; samples 15, 14, 13, 12, 11; and 11 before"), "{text}");
+        assert!(!text.contains('\n'), "{text}");
     }
 
     #[test]

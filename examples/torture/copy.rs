@@ -59,7 +59,7 @@ impl Copy {
             .into());
         }
         let work = parent.join(format!("feedline-torture-{}", std::process::id()));
-        fs::create_dir_all(parent)?;
+        fs::create_dir_all(parent).map_err(|error| format!("--work {}: {error}", parent.display()))?;
         fs::create_dir(&work).map_err(|error| format!("{}: {error}", work.display()))?;
         let copy = Self { work: work.canonicalize()?, pattern: found.pattern, files: found.files, bytes };
         for name in &copy.files {
@@ -181,15 +181,15 @@ fn find(path: &Path) -> Anyhow<Found> {
     let pattern: PathBuf = parts[plain..].iter().collect();
     let text = pattern.to_str().ok_or("a pattern must be UTF-8")?;
     let wanted = if is_plain(&parts[parts.len() - 1]) {
-        format!("{}*", Path::new(text).with_extension("").display())
+        vec![text.to_string(), format!("{}.*", Path::new(text).with_extension("").display())]
     } else {
-        without_braces(text)
+        vec![without_braces(text)]
     };
-    let wanted = glob::Pattern::new(&wanted)?;
+    let wanted = wanted.iter().map(|pattern| glob::Pattern::new(pattern)).collect::<Result<Vec<_>, _>>()?;
     let mut files = Vec::new();
     walk(&base, Path::new(""), &mut files).map_err(at)?;
     let options = glob::MatchOptions { require_literal_separator: true, ..glob::MatchOptions::new() };
-    files.retain(|name| wanted.matches_path_with(name, options));
+    files.retain(|name| wanted.iter().any(|pattern| pattern.matches_path_with(name, options)));
     files.sort();
     Ok(Found { base, pattern, files })
 }

@@ -137,6 +137,7 @@ fn parse() -> Args {
 }
 
 fn run(mut args: Args, stop: Stop) -> Anyhow<ExitCode> {
+    check(&args)?;
     let parent = args.work.clone().unwrap_or_else(std::env::temp_dir);
     let sample = args.sample.map(|count| count as usize);
     let copy = if args.generate || args.source.path.as_os_str() == MADE {
@@ -157,6 +158,23 @@ fn run(mut args: Args, stop: Stop) -> Anyhow<ExitCode> {
     }
     let broken = lines.iter().any(|line| line.outcome.verdict == Verdict::Broken);
     Ok(if broken { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// What can be known to fail at the end is said at the beginning.
+fn check(args: &Args) -> Anyhow<()> {
+    let holds = |word: &str| SCENARIOS.iter().any(|scenario| scenario.is_called(word));
+    if let Some(word) = args.only.iter().find(|word| !holds(word)) {
+        return Err(format!("--only {word}: no scenario's name holds that").into());
+    }
+    if let Some(path) = &args.json {
+        std::fs::File::create(path).map_err(|error| format!("--json {}: {error}", path.display()))?;
+    }
+    if let Some(keep) = &args.keep
+        && std::path::absolute(keep)?.starts_with(std::path::absolute(&args.source.path)?)
+    {
+        return Err(format!("--keep {}: that is within the data", keep.display()).into());
+    }
+    Ok(())
 }
 
 /// A folder that is removed when this is dropped.
@@ -184,9 +202,7 @@ impl Run {
         table::head();
         let mut lines: Vec<Line> = Vec::new();
         for (index, scenario) in SCENARIOS.iter().enumerate() {
-            let wanted =
-                |word: &String| scenario.name.contains(word.as_str()) || scenario.folder.contains(word.as_str());
-            if index > 0 && !self.args.only.is_empty() && !self.args.only.iter().any(wanted) {
+            if index > 0 && !self.args.only.is_empty() && !self.args.only.iter().any(|word| scenario.is_called(word)) {
                 continue;
             }
             let policies: &[bool] = match scenario.policies {

@@ -13,6 +13,13 @@ pub struct Scenario {
     pub promise: Promise,
 }
 
+impl Scenario {
+    /// Whether its name holds the word, or that of its folder does.
+    pub fn is_called(&self, word: &str) -> bool {
+        self.name.contains(word) || self.folder.contains(word)
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     Act(Act),

@@ -6,7 +6,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::error::Error;
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -38,6 +38,8 @@ pub fn run(job: &Job, limit: Duration, stop: &Stop) -> Result<Ended, Box<dyn Err
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(fs::File::create(&words)?)
+        // A terminal's Ctrl-C is for the supervisor alone: a child that it ended would look like one that crashed.
+        .process_group(0)
         .spawn()?;
     let watched = watch(&mut child, limit, stop);
     if watched.is_err() || watched.as_ref().is_ok_and(|watched| watched.hang) {

@@ -410,8 +410,9 @@ impl LoaderBuilder {
         self
     }
 
-    /// Writes every row that got a substitute to this file, a line of JSON each (the fields of [`BadSample`](crate::BadSample)),
-    /// when its batch is handed out. The file is appended to: each rank has its own. What cannot be written, on a full
+    /// Writes to this file each time that a sample cannot be had, a line of JSON (the fields of [`BadSample`](crate::BadSample)),
+    /// when the batch of its row is handed out: one line for a row that got a substitute, and one for each sample that was tried
+    /// as a substitute for it in vain. The file is appended to: each rank has its own. What cannot be written, on a full
     /// disk say, is said in the [ledger](Loader::ledger) and the report, and does not end the run.
     ///
     /// `build` fails when the file cannot be opened, or when nothing is ever substituted.

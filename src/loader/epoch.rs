@@ -6,6 +6,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::Ticket;
 use crate::order::Batches;
 use crate::pipeline::Start;
+use crate::pipeline::runtime::placed;
 use crate::pipeline::watchdog::{LOOKS, Watcher};
 use crate::profile::export::spans;
 use crate::profile::{Cause, Report, Verdict, consuming};
@@ -290,7 +291,7 @@ impl Epoch {
             return Ok(());
         }
         let stalled = self.watcher.look(&core.watch, self.shared.stall_deadline, &core.sources);
-        stalled.map_or(Ok(()), Err)
+        stalled.map_or(Ok(()), |error| Err(placed(core, error)))
     }
 
     fn end(&mut self) {

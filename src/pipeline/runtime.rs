@@ -103,6 +103,16 @@ pub(crate) fn within<T: Send + 'static>(
     did.or_else(|panic| std::panic::resume_unwind(panic))
 }
 
+/// The error of a stall with the place of its sample, where a decoder or a transform is stuck on it. Cold, and the dataset is the
+/// user's code, which may need what the stuck thread holds: it has a second.
+pub(crate) fn placed(core: &Arc<Core>, stalled: Error) -> Error {
+    let asked = matches!(stalled.stage(), Stage::Decode | Stage::Map) && stalled.site().path.is_none();
+    let Some(sample) = stalled.site().sample.filter(|_| asked) else { return stalled };
+    let (holder, error) = (core.clone(), stalled.again());
+    let look = move || holder.named_anywhere(error, sample);
+    within(Duration::from_secs(1), "the dataset", look).unwrap_or(stalled)
+}
+
 /// Starts a thread whose panic becomes the error of the loader.
 fn guarded(
     core: &Arc<Core>,

@@ -876,6 +876,16 @@ impl Core {
         Ok(extents)
     }
 
+    /// As [`named`](Self::named), also for samples in chunks.
+    pub(crate) fn named_anywhere(&self, error: Error, id: u64) -> Error {
+        match &self.chunk_starts {
+            Some(starts) if starts.last().is_some_and(|end| id < *end) => {
+                self.named_in_chunk(error, id, starts.partition_point(|start| *start <= id) - 1)
+            }
+            _ => self.named(error, Some(id)),
+        }
+    }
+
     /// The error with the sample's id and the chunk's place.
     fn named_in_chunk(&self, error: Error, id: u64, chunk: usize) -> Error {
         self.named_as_chunk(error.with_sample(id), chunk)

@@ -1,13 +1,14 @@
 use crate::hooked::Hooked;
+use crate::toys::Chunks;
 use crate::*;
 use feedline::Row;
 use feedline::decode::Ctx;
 use feedline::read::Mode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// Pulls until the error, which must be the stall, and drops the loader. What was stalled goes on only then.
-fn stalls(loader: Loader, gate: &Gate, stage: Stage, sample: Option<u64>) {
+fn stalls(loader: Loader, gate: &Gate, stage: Stage, sample: Option<u64>) -> Error {
     let started = Instant::now();
     let mut epoch = loader.epoch(0).unwrap();
     let error = epoch.by_ref().find_map(|batch| batch.err()).expect("it ended well");
@@ -23,10 +24,11 @@ fn stalls(loader: Loader, gate: &Gate, stage: Stage, sample: Option<u64>) {
     assert!(started.elapsed() < LATE);
     assert!(other.report().leaked > before, "the thread was left behind and not counted");
     gate.open();
+    error
 }
 
 #[test]
-fn a_transform_that_does_not_come_back_is_named_with_its_sample() {
+fn a_transform_that_does_not_come_back_is_named_with_its_sample_and_its_place() {
     let (dir, gate) = (Dir::new(), Gate::default());
     let inside = gate.clone();
     let loader = build(file(&dir).map(move |_, ctx| {
@@ -35,7 +37,48 @@ fn a_transform_that_does_not_come_back_is_named_with_its_sample() {
         }
         Ok(())
     }));
-    stalls(loader, &gate, Stage::Map, Some(41));
+    let error = stalls(loader, &gate, Stage::Map, Some(41));
+    let site = error.site();
+    assert_eq!((site.offset, site.len), (Some(41 * 64), Some(64)), "{error}");
+    assert!(site.path.as_ref().is_some_and(|path| path.starts_with(dir.path(""))), "{error}");
+}
+
+#[test]
+fn a_transform_that_does_not_come_back_on_a_row_of_a_chunk_is_named_with_the_chunk() {
+    let (dir, gate) = (Dir::new(), Gate::default());
+    let inside = gate.clone();
+    let path = dir.write("chunks", &[7; 400]);
+    let builder = Loader::builder(Chunks::open(&path, &[30, 70], 4)).batch_size(4).workers(2).stall_deadline(DEADLINE);
+    let loader = build(builder.map(move |_, ctx| {
+        if ctx.id() == 30 {
+            inside.pass();
+        }
+        Ok(())
+    }));
+    let error = stalls(loader, &gate, Stage::Map, Some(30));
+    assert_eq!(error.site().path.as_deref(), Some(path.as_path()), "{error}");
+    assert!(error.message().starts_with("chunk 1: a transform"), "{error}");
+}
+
+/// The dataset is asked for the place of the sample; when it waits for the very transform that is stuck, the stall is said
+/// all the same.
+#[test]
+fn a_transform_that_holds_what_the_dataset_needs_is_named_without_its_place() {
+    let (gate, held) = (Gate::default(), Arc::new(Mutex::new(())));
+    let (inside, lock, dir) = (gate.clone(), held.clone(), Dir::new());
+    let wait = move |_| drop(held.lock());
+    let dataset = Hooked { extents: Box::new(wait), ..Hooked::in_file(&dir.write("records", &[7; 400])) };
+    let builder = Loader::builder(dataset).batch_size(4).workers(2).order(Order::sequential()).slots(2);
+    let loader = build(builder.stall_deadline(DEADLINE).map(move |_, ctx| {
+        if ctx.id() == 0 {
+            let _held = lock.lock().unwrap();
+            inside.pass();
+        }
+        Ok(())
+    }));
+    let error = loader.epoch(0).unwrap().find_map(Result::err).expect("it ended well");
+    gate.open();
+    assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
 }
 
 #[test]

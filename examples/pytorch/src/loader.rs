@@ -37,7 +37,7 @@ const LOOK: Duration = Duration::from_millis(100);
 ///               default.
 /// substitute    Other samples stand in for those that cannot be had, for so many distinct ones at most; see `bad_samples`. None:
 ///               the first one is an error.
-/// ledger        With `substitute`: a file that gets a line of JSON for each row with another sample.
+/// ledger        With `substitute`: a file that gets a line of JSON each time that a sample could not be had.
 /// device        Where batches are handed out: "auto" (a GPU where one is usable; of several the one of the local rank), "cpu" or
 ///               "host", "cuda" (the first), "cuda:N"; or a torch.device.
 /// device_batches GPU: batches in its memory at once, yours included; 3 by default.
@@ -163,12 +163,17 @@ impl Loader {
         self.inner.report().to_string()
     }
 
-    /// The samples that could not be had and that others stand in for so far, each once: a list of dicts with what
-    /// `feedline.BadSample` has.
+    /// The samples that could not be had and that others stand in for so far, each once, as it was the first time: a list of
+    /// dicts with `epoch`, `batch`, `row`, `sample`, `substitute` (None for one that was tried as a substitute itself), `path`,
+    /// `member`, `offset`, `length`, `kind`, `stage`, `cause` and `times` (rows of delivered batches that wanted it).
     fn bad_samples<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let entry = |bad: BadSample| {
             let dict = PyDict::new(py);
+            dict.set_item("epoch", bad.epoch)?;
+            dict.set_item("batch", bad.batch)?;
+            dict.set_item("row", bad.row)?;
             dict.set_item("sample", bad.sample)?;
+            dict.set_item("substitute", bad.substitute)?;
             dict.set_item("path", bad.path)?;
             dict.set_item("member", bad.member)?;
             dict.set_item("offset", bad.offset)?;

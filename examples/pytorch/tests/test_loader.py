@@ -242,6 +242,7 @@ def test_a_picture_that_cannot_be_decoded_is_an_error_or_gets_a_substitute_that_
         (entry,) = loader.bad_samples()
         assert entry["path"] == str(bad) or entry["path"] == bad
         assert entry["sample"] == row and ids[row] != row and entry["times"] == epoch + 1
+        assert (entry["epoch"], entry["batch"]) == (0, 0) and entry["substitute"] != row
     assert len(ledger.read_text().splitlines()) == 2
 
 
