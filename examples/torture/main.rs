@@ -142,7 +142,7 @@ fn run(mut args: Args, stop: Stop) -> Anyhow<ExitCode> {
     let sample = args.sample.map(|count| count as usize);
     let copy = if args.generate || args.source.path.as_os_str() == MADE {
         let made = Folder(parent.join(format!("feedline-torture-made-{}", std::process::id())));
-        made::make(&made.0, &mut args.source)?;
+        made::make(&made.0, &mut args.source).map_err(|error| format!("{}: {error}", made.0.display()))?;
         Copy::make(&args.source, &parent, args.most, sample, &stop)?
     } else {
         Copy::make(&args.source, &parent, args.most, sample, &stop)?
