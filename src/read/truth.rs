@@ -273,22 +273,27 @@ mod tests {
         Ok(file)
     }
 
+    /// What a way says of a file of which these pages were read; or why there is no answer here.
+    fn seen(how: CacheProbe, pages: u64) -> Result<Cached, String> {
+        let file = cached_file(pages)?;
+        // The last way brings in what it misses: one look.
+        let looks = if how == CacheProbe::Nowait { 1 } else { 3 };
+        let mut looks = (0..looks).map(|_| share_from(how, &file.sources(), PROBES_MAX));
+        let first = looks.next().unwrap()?;
+        assert!(looks.all(|look| look.as_ref() == Ok(&first)), "{how}: looking changed what there is");
+        if first.how == how { Ok(first) } else { Err(format!("{how} is refused here: {first}")) }
+    }
+
     #[test]
     fn every_way_sees_what_is_cached() {
         for how in [CacheProbe::Cachestat, CacheProbe::Mincore, CacheProbe::Nowait] {
             for (pages, expected) in [(0, 0.0), (32, 0.5), (64, 1.0)] {
-                // The last way brings in what it misses: a file for each look.
-                let file = match cached_file(pages) {
-                    Ok(file) => file,
-                    Err(why) => return println!("skipped: {why}"),
-                };
-                let looks = if how == CacheProbe::Nowait { 1 } else { 3 };
-                for _ in 0..looks {
-                    let cached = match share_from(how, &file.sources(), PROBES_MAX) {
-                        Ok(cached) if cached.how == how => cached,
-                        other => return println!("skipped: {how} is refused here: {other:?}"),
-                    };
-                    assert_eq!((cached.share, cached.probes), (expected, 64), "{how}");
+                // The cache is the whole machine's, and what was read may come and go by itself: once in some hundred runs.
+                let mut tries = (0..3).map(|_| seen(how, pages).map(|cached| (cached.share, cached.probes)));
+                match tries.find(|seen| seen.is_err() || *seen == Ok((expected, 64))) {
+                    Some(Ok(_)) => {}
+                    Some(Err(why)) => return println!("skipped: {why}"),
+                    None => panic!("{how}: three times not {expected} of 64 pages: {:?}", seen(how, pages)),
                 }
             }
         }
