@@ -841,7 +841,9 @@ fn an_error_of_a_later_epoch_comes_in_its_turn_and_is_no_error_of_another_run() 
         Ok(())
     };
     let order = Order::sampler(Changing(len.clone()));
-    let loader = build(Loader::builder(in_memory(20, 4)).order(order).batch_size(4).workers(1).map_batch(slow));
+    // With fewer slots than batches of an epoch the next one is not looked at before the first batch is taken.
+    let builder = Loader::builder(in_memory(20, 4)).order(order).batch_size(4).slots(2).workers(1);
+    let loader = build(builder.map_batch(slow));
     let mut epochs = loader.epochs(0..3).unwrap();
     set(5);
     let found: Vec<_> = epochs.by_ref().map(|batch| batch.map(|batch| batch.index()).map_err(|e| e.kind())).collect();
