@@ -891,7 +891,7 @@ impl Core {
         self.named_as_chunk(error.with_sample(id), chunk)
     }
 
-    /// The error with the chunk's place.
+    /// The error with the chunk's name and, unless it names a place already, that of its first bytes.
     pub(super) fn named_as_chunk(&self, error: Error, chunk: usize) -> Error {
         if error.site().path.is_some() {
             return error;
@@ -899,11 +899,13 @@ impl Core {
         let named = catch_unwind(AssertUnwindSafe(|| {
             let (chunks, mut extents) = (self.in_chunks().ok()?, Vec::new());
             chunks.chunk_extents(chunk, &mut extents).ok()?;
-            let source = extents.first().map(|extent| extent.source)?;
-            (source.index() < self.sources.count()).then(|| (source, chunks.chunk_name(chunk)))
+            let first = extents.into_iter().next()?;
+            (first.source.index() < self.sources.count()).then(|| (first, chunks.chunk_name(chunk)))
         }));
         match named.ok().flatten() {
-            Some((source, name)) => error.with_path(self.sources.path(source)).within(name),
+            Some((first, name)) => {
+                error.with_path(self.sources.path(first.source)).with_range(first.offset, first.len).within(name)
+            }
             None => error,
         }
     }

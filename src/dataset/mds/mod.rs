@@ -516,6 +516,11 @@ impl Dataset for Mds {
         &self.schema
     }
 
+    fn member(&self, _: u64) -> Option<String> {
+        // Shards name nothing that lies in them.
+        None
+    }
+
     fn len(&self) -> u64 {
         self.starts.last().copied().unwrap_or(0)
     }
@@ -598,8 +603,10 @@ impl Chunked for Mds {
     }
 
     fn open_chunk(&self, chunk: usize, pieces: &[Bytes], scratch: &mut Scratch, out: &mut ChunkBuf) -> Result<()> {
-        self.open_shard(chunk, pieces, scratch, out)
-            .map_err(|error| error.with_path(self.sources.path(SourceId::at(chunk))))
+        let source = SourceId::at(chunk);
+        let placed =
+            |error: Error| error.with_path(self.sources.path(source)).with_range(0, self.sources.len_of(source));
+        self.open_shard(chunk, pieces, scratch, out).map_err(placed)
     }
 
     fn chunk_name(&self, chunk: usize) -> String {
