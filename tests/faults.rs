@@ -153,7 +153,7 @@ struct Sweep {
 }
 
 const SWEEPS: [Sweep; 4] = [
-    Sweep { gpu: false, substitutes: false, one_in: 2 },
+    Sweep { gpu: false, substitutes: false, one_in: 3 },
     Sweep { gpu: false, substitutes: true, one_in: 3 },
     Sweep { gpu: true, substitutes: false, one_in: 6 },
     Sweep { gpu: true, substitutes: true, one_in: 6 },
