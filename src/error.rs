@@ -291,7 +291,10 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { kind, stage, message, site, source } = &*self.0;
         write!(f, "{}: {}", stage.as_str(), kind.as_str())?;
-        if !message.is_empty() {
+        if *kind == ErrorKind::Budget {
+            // A sum, with a line for each of its terms.
+            write!(f, ": {message}")?;
+        } else if !message.is_empty() {
             write!(f, ": {}", one_line(message))?;
         }
         if *site != Site::default() {

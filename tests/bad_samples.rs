@@ -352,3 +352,26 @@ fn reads_that_are_tried_again_are_counted_also_those_for_a_substitute() {
         }
     }
 }
+
+/// What a worker keeps between samples is made anew when one panics in the middle of changing it.
+#[test]
+fn a_panic_leaves_nothing_half_done_in_the_scratch_for_the_next_sample() {
+    let dir = Dir::new();
+    let builder = Loader::builder(Files::new(&dir, 12)).batch_size(4).order(Order::sequential()).workers(1);
+    let loader = build(builder.on_bad_sample(OnBadSample::Substitute { budget: 3 }).map(|_, ctx| {
+        let id = ctx.id();
+        let half_done = ctx.scratch().get::<Option<u64>>();
+        if let Some(other) = half_done.replace(id) {
+            return Err(Error::user(format!("{other} left its half behind")));
+        }
+        if id % 4 == 1 {
+            panic!("in the middle");
+        }
+        *ctx.scratch().get::<Option<u64>>() = None;
+        Ok(())
+    }));
+    deliver(&loader, 0).unwrap();
+    let bad = loader.ledger().samples;
+    assert!(bad.iter().all(|bad| bad.sample % 4 == 1 && bad.cause == "in the middle"), "{bad:?}");
+    assert_eq!(bad.len(), 3);
+}

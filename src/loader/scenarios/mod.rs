@@ -227,7 +227,7 @@ impl Scenario {
             time.got();
         }
         let filling: Vec<_> = loader.timeline().batches.iter().map(|batch| (batch.planned_ns, batch.full_ns)).collect();
-        let mut truth = self.truth(time, &log.lock().unwrap(), window);
+        let mut truth = self.truth(time, log, window);
         (truth.waited, truth.stepped) = (waited, stepped);
         (truth.held, truth.filling) = (added(&holding, window), added(&filling, window));
         truth.starved = self.starved(&time.lock().decodes, &filling, window);
@@ -254,8 +254,10 @@ impl Scenario {
         sum
     }
 
-    fn truth(&self, time: &Shared, reads: &ReadLog, window: Span) -> Truth {
+    fn truth(&self, time: &Shared, reads: &Mutex<ReadLog>, window: Span) -> Truth {
+        // In the order in which storage takes them, which looks at the clock before it sends.
         let state = time.lock();
+        let reads = reads.lock().unwrap();
         Truth {
             steady: window.1 - window.0,
             reading: covered(&reads.flights, window),
