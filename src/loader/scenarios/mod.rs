@@ -227,7 +227,7 @@ impl Scenario {
             time.got();
         }
         let filling: Vec<_> = loader.timeline().batches.iter().map(|batch| (batch.planned_ns, batch.full_ns)).collect();
-        let mut truth = self.truth(time, log, window);
+        let mut truth = self.truth(time, &log, window);
         (truth.waited, truth.stepped) = (waited, stepped);
         (truth.held, truth.filling) = (added(&holding, window), added(&filling, window));
         truth.starved = self.starved(&time.lock().decodes, &filling, window);
