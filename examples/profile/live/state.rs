@@ -108,7 +108,7 @@ pub(super) struct Shown<'s> {
 impl State {
     pub(super) fn new(mut setup: Setup) -> Self {
         setup.step = setup.step.filter(|step| !step.is_zero());
-        setup.au_target = setup.au_target.filter(|target| target.is_finite());
+        setup.au_target = setup.au_target.filter(|target| (target * 100.0).is_finite());
         let (history, points) = (VecDeque::new(), VecDeque::new());
         Self {
             setup,
