@@ -237,7 +237,8 @@ def test_a_picture_that_cannot_be_decoded_is_an_error_or_gets_a_substitute_that_
     loader = feedline_torch.Loader("images", path, substitute=1, ledger=ledger, **settings)
     for epoch in range(2):
         (batch,) = loader.epoch(epoch)
-        status, ids = to_numpy(batch)["status"], to_numpy(batch)["ids"]
+        arrays = to_numpy(batch)
+        status, ids = arrays["status"], arrays["ids"]
         (row,) = np.flatnonzero(status == 2)
         (entry,) = loader.bad_samples()
         assert entry["path"] == str(bad) or entry["path"] == bad
