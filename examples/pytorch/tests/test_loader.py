@@ -37,6 +37,9 @@ needs_torch = pytest.mark.skipif(torch is None, reason=f"torch is missing: {with
 RECORD = 48
 COUNT = 100
 
+# A shell that starts tests in the background has them ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def Loader(source, path, **settings):
     """On the host, also where there is a GPU."""
