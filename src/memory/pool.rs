@@ -13,6 +13,7 @@ use crate::profile::SlotTimes;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::tensor::{Element, Field, Layout, Spec};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Validity of a row. The only notion of validity in the crate.
@@ -58,7 +59,14 @@ struct Slot {
     /// The failure of the lowest row, so that the error does not depend on which worker was first.
     failure: Mutex<Option<(u32, Error)>>,
     /// Samples that others stand in for, or were tried to.
-    bad: Mutex<Vec<BadSample>>,
+    bad: Mutex<Noted>,
+}
+
+/// What was noted of bad samples, with their distinct ids: asked for at each row.
+#[derive(Default)]
+struct Noted {
+    list: Vec<BadSample>,
+    samples: BTreeSet<u64>,
 }
 
 /// Which batch a slot is used for.
@@ -169,7 +177,7 @@ impl FreeSlot {
         slot.rows.store(rows, Ordering::Relaxed);
         slot.valid.store(valid, Ordering::Relaxed);
         *slot.failure.lock().unwrap_or_else(|poison| poison.into_inner()) = None;
-        slot.bad.lock().unwrap_or_else(|poison| poison.into_inner()).clear();
+        *slot.bad.lock().unwrap_or_else(|poison| poison.into_inner()) = Noted::default();
         // The tokens reach other threads through queues, which order this store before their work.
         slot.remaining.store(rows, Ordering::Relaxed);
         Rows { slot, start: 0, end: rows, done: 0, lent: 0 }
@@ -287,13 +295,14 @@ impl Rows {
     /// Distinct samples of the batch that were noted so far, and this one.
     pub(crate) fn bad_with(&self, sample: u64) -> u64 {
         let bad = self.slot.bad.lock().unwrap_or_else(|poison| poison.into_inner());
-        let samples: std::collections::BTreeSet<u64> = bad.iter().map(|bad| bad.sample).chain([sample]).collect();
-        samples.len() as u64
+        bad.samples.len() as u64 + u64::from(!bad.samples.contains(&sample))
     }
 
     /// Notes a sample that the first unfinished row wanted, or was tried in its place.
     pub(crate) fn note_bad(&mut self, bad: BadSample) {
-        self.slot.bad.lock().unwrap_or_else(|poison| poison.into_inner()).push(bad);
+        let mut noted = self.slot.bad.lock().unwrap_or_else(|poison| poison.into_inner());
+        noted.samples.insert(bad.sample);
+        noted.list.push(bad);
     }
 
     /// Counts the first unfinished row as done, with a sample that was not the planned one. Rows that fill up stay what they
@@ -615,7 +624,7 @@ impl Filled {
 
     /// Takes what could not be had and was substituted, by row.
     pub(crate) fn take_bad(&self) -> Vec<BadSample> {
-        let mut bad = std::mem::take(&mut *self.slot().bad.lock().unwrap_or_else(|poison| poison.into_inner()));
+        let mut bad = std::mem::take(&mut *self.slot().bad.lock().unwrap_or_else(|poison| poison.into_inner())).list;
         bad.sort_by_key(|bad| bad.row);
         bad
     }

@@ -72,7 +72,7 @@ impl OpenChunk {
         self.chunk
     }
 
-    fn failed(&self) -> bool {
+    pub(crate) fn failed(&self) -> bool {
         matches!(self.get(), Some(Err(_)))
     }
 }

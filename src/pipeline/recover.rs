@@ -18,8 +18,8 @@
 //!   its own, and takes no permit that another row could hold. One at a time, so that one buffer is enough: [`Room`] is its
 //!   term in the memory plan.
 //! * Datasets in chunks: another row of the same chunk, where it could be opened; else, or when none of them will do, of a
-//!   chunk that is drawn, for which there is a buffer. It stands in for all rows of the bad one. (Where every chunk is
-//!   open all the time, any row of the order whose chunk could be opened.)
+//!   chunk that is drawn, for which there is a buffer. It stands in for all rows of the bad one, and those that wait are
+//!   served before it is closed. (Where every chunk is open all the time, any row of the order whose chunk could be opened.)
 //!
 //! Not a sample's fault, and so never substituted: descriptors or memory that are short, a device, a sampler's mistake, an
 //! error of `.map_batch`, whatever was cancelled or stalled.
@@ -105,6 +105,24 @@ pub(crate) struct Bad {
     held: Option<(Arc<Held>, usize)>,
 }
 
+impl Bad {
+    /// The chunk that could not be opened and has another one stand in.
+    fn instead_of(&self) -> Option<usize> {
+        let (held, entry) = self.held.as_ref()?;
+        let own = held.chunk(*entry);
+        own.failed().then(|| own.chunk())
+    }
+}
+
+/// Whether a row may be served that needs another chunk than the last one.
+#[derive(Clone, Copy)]
+pub(super) enum Switch {
+    Yes,
+    /// Others come first, some of which may need what is open: batches of several bad chunks that are under way at once
+    /// would otherwise have a chunk opened for each row.
+    No,
+}
+
 /// The buffers, taken when they are needed first.
 #[derive(Default)]
 struct Spare {
@@ -112,6 +130,8 @@ struct Spare {
     encoded: Option<Arc<RegionBytes>>,
     /// The chunk that is open here.
     chunk: Option<(usize, ChunkBuf)>,
+    /// The bad chunk it was opened for.
+    instead_of: Option<usize>,
     /// Chunks that could not be opened, and why.
     bad: BTreeMap<usize, Error>,
 }
@@ -216,18 +236,25 @@ impl Core {
         }
     }
 
-    /// Gives one waiting row another sample; false when none waits, or somebody else is at it.
-    pub(super) fn substitute_one(&self, state: &mut State) -> bool {
+    /// Gives one waiting row another sample; false when none waits that may be served, or somebody else is at it.
+    pub(super) fn substitute_one(&self, switch: Switch, state: &mut State) -> bool {
         let recovery = &self.recovery;
         if recovery.waiting.is_empty() || recovery.busy.swap(true, Ordering::SeqCst) {
             return false;
         }
         let turn = Turn(&recovery.busy);
-        let Some(bad) = recovery.waiting.pop() else { return false };
+        let mut spare = recovery.spare.lock().unwrap_or_else(|poison| poison.into_inner());
+        let like = |bad: &Bad| bad.instead_of().is_none_or(|chunk| spare.instead_of == Some(chunk));
+        let bad = match switch {
+            Switch::No => recovery.waiting.pop_first(like),
+            Switch::Yes => recovery.waiting.pop_first(like).or_else(|| recovery.waiting.pop()),
+        };
+        let Some(bad) = bad else { return false };
         if !bad.job.is_cancelled() {
-            let mut spare = recovery.spare.lock().unwrap_or_else(|poison| poison.into_inner());
+            spare.instead_of = bad.instead_of().or(spare.instead_of);
             substitute(self, bad, &mut spare, state);
         }
+        drop(spare);
         drop(turn);
         true
     }

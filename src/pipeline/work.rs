@@ -7,6 +7,7 @@
 use super::chunks::{Held, Opening};
 use super::fetch::{Pending, Piece};
 use super::recipe::How;
+use super::recover::Switch;
 use super::watchdog::{Cell, Doing};
 use super::{Core, Job, Miss};
 use crate::dataset::{Chunked, Part, Parts};
@@ -46,6 +47,13 @@ impl<T> Queue<T> {
 
     pub(crate) fn pop(&self) -> Option<T> {
         self.lock().pop_front()
+    }
+
+    /// The first that is like this.
+    pub(crate) fn pop_first(&self, like: impl Fn(&T) -> bool) -> Option<T> {
+        let mut items = self.lock();
+        let first = items.iter().position(like)?;
+        items.remove(first)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -318,12 +326,14 @@ fn step(core: &Core, state: &mut State, now: u64) -> Option<Work> {
         core.watch_worker(state, Doing::Mapping, None);
         map_batch(core, state, slot);
         Some(Work::MapBatch)
-    } else if core.substitute_one(state) {
+    } else if core.substitute_one(Switch::No, state) {
         Some(Work::Decode)
     } else if let Some(((job, rows, held), left)) = core.work.take_gather() {
         took(rows.len().into(), left);
         gather_rows(core, &job, rows, &held, state);
         Some(Work::Gather)
+    } else if core.substitute_one(Switch::Yes, state) {
+        Some(Work::Decode)
     } else if let Some(opening) = core.work.openings.pop() {
         took(0, true);
         open(core, opening, state);

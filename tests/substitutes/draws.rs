@@ -177,15 +177,21 @@ fn the_chunks_of_parts_and_subsets_have_substitutes_that_are_whole_and_good() {
     }
 }
 
-/// A chunk that was drawn and cannot be opened is remembered.
+/// A bad chunk that was drawn is remembered, and rows that need the same one are served together, also where those of
+/// several bad chunks are mixed. With one opening for each row it would be more than a thousand.
 #[test]
-fn a_bad_chunk_that_was_drawn_as_a_substitute_is_not_opened_again_for_every_row() {
+fn chunks_that_stand_in_are_not_opened_again_for_every_row() {
     let dir = Dir::new();
-    let toy = numbered(&dir, &[300; 6], &[0, 1, 2, 3]);
-    let loader = build(Loader::builder(toy.clone()).batch_size(300).order(Order::sequential()).on_bad_sample(ALL));
-    let done = loader.epoch(0).unwrap().filter(Result::is_ok).count();
-    let opened = toy.opened.load(Ordering::SeqCst);
-    assert!(opened < 6 + 4 * 16, "{opened} chunks were opened for {done} batches of 6 chunks");
+    for workers in [1, 2, 8] {
+        for order in [Order::sequential(), Order::windowed(5, 4)] {
+            let toy = numbered(&dir, &[300; 6], &[0, 1, 2, 3]);
+            let loader =
+                build(Loader::builder(toy.clone()).batch_size(300).workers(workers).order(order).on_bad_sample(ALL));
+            assert_eq!(loader.epoch(0).unwrap().filter(Result::is_ok).count(), 6);
+            let opened = toy.opened.load(Ordering::SeqCst);
+            assert!(opened < 6 + 4 * 16, "{opened} chunks were opened for 6 batches by {workers} workers");
+        }
+    }
 }
 
 /// Two thirds of the samples are in a bad chunk, the others are open in memory. Were every draw a try, one row in
