@@ -155,8 +155,8 @@ struct Sweep {
 const SWEEPS: [Sweep; 4] = [
     Sweep { gpu: false, substitutes: false, one_in: 4 },
     Sweep { gpu: false, substitutes: true, one_in: 4 },
-    Sweep { gpu: true, substitutes: false, one_in: 8 },
-    Sweep { gpu: true, substitutes: true, one_in: 8 },
+    Sweep { gpu: true, substitutes: false, one_in: 6 },
+    Sweep { gpu: true, substitutes: true, one_in: 6 },
 ];
 
 /// The settings of a sweep: number of the workload, number of the reader.
