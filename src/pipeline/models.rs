@@ -9,7 +9,7 @@
 //! The types are those that loaders use, with loom's atomics and locks ([`crate::sync`]). Not modelled, and why it may be:
 //! channels of crossbeam (one step each here; they order what is sent, and are totally ordered with `SeqCst` atomics), `Arc`
 //! (std's), bytes of a region (a [`Track`]ed cell stands for the bytes of each row), the kernel's side of a futex (see `sync`).
-//! The rayon pool cannot be had: [`Drains`] repeats the lines of `work::ring` and `work::drain`, and a test compares them.
+//! The rayon pool cannot be had: [`Drains`] repeats the lines of `work::ring` and `work::drain`, and `tests/tidy.rs` compares them.
 
 use super::Exchange;
 use super::work::Queue;
@@ -332,41 +332,61 @@ fn whoever_waits_for_room_in_the_ring_gets_it_when_spans_go_in_any_order() {
     });
 }
 
-/// The protocol of `work::ring` and `work::drain`.
+/// The protocol of `work::ring`, `work::drain` and `Core::substitute_one`. `tests/tidy.rs` looks whether they still have the lines
+/// that it repeats:
+//= work.rs
+//= let more = |active: usize| (active < work.count).then_some(active + 1);
+//= if work.active.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_err() { return; }
+
+//= work.rs
+//= work.active.fetch_sub(1, Ordering::SeqCst);
+//= // Somebody may have put work in after the last look and found every place taken: look once more.
+//= let again = !(work.is_empty() && core.recovery.is_idle())
+//=     && work
+//=         .active
+//=         .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| (n < work.count).then_some(n + 1))
+//=         .is_ok();
+//= if !again { break; }
+
+//= recover.rs
+//= self.waiting.is_empty() || self.busy.load(Ordering::SeqCst)
+
+//= recover.rs
+//= let taken = || recovery.busy.compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst).is_err();
+//= if recovery.waiting.is_empty() || taken() {
+//=     return false;
+//= }
+//= let turn = Turn(&recovery.busy);
+
+//= recover.rs
+//= Switch::No => recovery.waiting.pop_first(like),
+//= Switch::Yes => recovery.waiting.pop_first(like).or_else(|| recovery.waiting.pop()),
 struct Drains {
     count: usize,
     active: AtomicUsize,
     queue: Queue<u32>,
     /// Follows from item 1, as a batch that is to be mapped from its last row.
     more: Queue<u32>,
+    /// Follow from items of 10 and more, as rows that want a substitute; served one at a time, those like the last one first.
+    waiting: Queue<u32>,
+    busy: AtomicBool,
+    last: Mutex<u32>,
     done: Mutex<Vec<u32>>,
-}
-
-/// The lines of `work.rs` that [`Drains`] repeats, without blanks.
-const RING: &str = "let more = |active: usize| (active < work.count).then_some(active + 1);
-    if work.active.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_err() { return; }";
-const DRAIN: &str = "work.active.fetch_sub(1, Ordering::SeqCst);
-    // Somebody may have put work in after the last look and found every place taken: look once more.
-    let again = !work.is_empty()
-        && work
-            .active
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| (n < work.count).then_some(n + 1))
-            .is_ok();
-    if !again { break; }";
-
-fn is_empty(queue: &Queue<u32>) -> bool {
-    let mut count = 0;
-    queue.retain(|_| {
-        count += 1;
-        true
-    });
-    count == 0
 }
 
 impl Drains {
     fn new(count: usize) -> Arc<Self> {
         let (queue, more) = (Queue::with_room(4), Queue::with_room(4));
-        Arc::new(Self { count, active: AtomicUsize::new(0), queue, more, done: Mutex::default() })
+        Arc::new(Self {
+            count,
+            active: AtomicUsize::new(0),
+            queue,
+            more,
+            waiting: Queue::with_room(4),
+            busy: AtomicBool::new(false),
+            last: Mutex::new(0),
+            done: Mutex::default(),
+        })
     }
 
     /// True: a drain is to be run. Rayon runs it at some time on some thread, here the one that rang goes on with it.
@@ -383,19 +403,58 @@ impl Drains {
     }
 
     fn is_empty(&self) -> bool {
-        [&self.queue, &self.more].into_iter().all(is_empty)
+        self.queue.is_empty() && self.more.is_empty()
+    }
+
+    fn is_idle(&self) -> bool {
+        self.waiting.is_empty() || self.busy.load(Ordering::SeqCst)
+    }
+
+    fn substitute_one(&self, switch: bool) -> bool {
+        let taken = || self.busy.compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst).is_err();
+        if self.waiting.is_empty() || taken() {
+            return false;
+        }
+        let mut last = self.last.lock().unwrap();
+        let like = |item: &u32| *item == *last;
+        let item = match switch {
+            false => self.waiting.pop_first(like),
+            true => self.waiting.pop_first(like).or_else(|| self.waiting.pop()),
+        };
+        if let Some(item) = item {
+            *last = item;
+            self.done.lock().unwrap().push(item);
+        }
+        drop(last);
+        self.busy.store(false, Ordering::SeqCst);
+        item.is_some()
+    }
+
+    /// One piece of work, as `work::step`.
+    fn step(&self) -> bool {
+        if let Some(item) = self.more.pop() {
+            self.done.lock().unwrap().push(item);
+        } else if self.substitute_one(false) {
+        } else if let Some(item) = self.queue.pop() {
+            match item {
+                // A worker that is at it anyway need not ring.
+                10.. => self.waiting.push(item),
+                _ => self.done.lock().unwrap().push(item),
+            }
+            if item == 1 {
+                self.push(&self.more, 3);
+            }
+        } else {
+            return self.substitute_one(true);
+        }
+        true
     }
 
     fn drain(&self) {
         loop {
-            while let Some(item) = self.more.pop().or_else(|| self.queue.pop()) {
-                self.done.lock().unwrap().push(item);
-                if item == 1 {
-                    self.push(&self.more, 3);
-                }
-            }
+            while self.step() {}
             self.active.fetch_sub(1, Ordering::SeqCst);
-            let again = !self.is_empty()
+            let again = !(self.is_empty() && self.is_idle())
                 && self
                     .active
                     .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| (n < self.count).then_some(n + 1))
@@ -404,15 +463,6 @@ impl Drains {
                 break;
             }
         }
-    }
-}
-
-#[test]
-fn the_model_of_the_workers_is_what_the_workers_do() {
-    let bare = |text: &str| text.split_whitespace().collect::<String>();
-    let source = bare(include_str!("work.rs"));
-    for lines in [RING, DRAIN] {
-        assert!(source.contains(&bare(lines)), "work.rs has changed: change the model, too:\n{lines}");
     }
 }
 
@@ -429,6 +479,24 @@ fn an_item_that_is_pushed_is_done_once_and_the_last_drain_leaves_nothing() {
             let mut done = std::mem::take(&mut *drains.done.lock().unwrap());
             done.sort_unstable();
             assert_eq!(done, [1, 2, 3], "lost or doubled");
+            assert_eq!(drains.active.load(Ordering::SeqCst), 0);
+        });
+    }
+}
+
+#[test]
+fn rows_that_want_a_substitute_get_one_though_only_one_worker_at_a_time_is_at_it() {
+    for count in [1, 2] {
+        every_order(&format!("two who want substitutes, {count} workers"), Some(3), move || {
+            let drains = Drains::new(count);
+            let threads = [10, 11].map(|item| {
+                let own = drains.clone();
+                thread::spawn(move || own.push(&own.queue, item))
+            });
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            let mut done = std::mem::take(&mut *drains.done.lock().unwrap());
+            done.sort_unstable();
+            assert_eq!(done, [10, 11], "lost or doubled");
             assert_eq!(drains.active.load(Ordering::SeqCst), 0);
         });
     }

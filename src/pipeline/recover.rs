@@ -239,7 +239,8 @@ impl Core {
     /// Gives one waiting row another sample; false when none waits that may be served, or somebody else is at it.
     pub(super) fn substitute_one(&self, switch: Switch, state: &mut State) -> bool {
         let recovery = &self.recovery;
-        if recovery.waiting.is_empty() || recovery.busy.swap(true, Ordering::SeqCst) {
+        let taken = || recovery.busy.compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst).is_err();
+        if recovery.waiting.is_empty() || taken() {
             return false;
         }
         let turn = Turn(&recovery.busy);
