@@ -466,40 +466,32 @@ impl Drains {
     }
 }
 
-#[test]
-fn an_item_that_is_pushed_is_done_once_and_the_last_drain_leaves_nothing() {
+/// Two threads push these items, and one or two workers do exactly what comes of them.
+fn two_who_push(what: &str, items: [u32; 2], all: &'static [u32]) {
     for count in [1, 2] {
-        every_order(&format!("two who push, {count} workers"), Some(3), move || {
+        every_order(&format!("{what}, {count} workers"), Some(3), move || {
             let drains = Drains::new(count);
-            let threads = [1, 2].map(|item| {
+            let threads = items.map(|item| {
                 let own = drains.clone();
                 thread::spawn(move || own.push(&own.queue, item))
             });
             threads.into_iter().for_each(|thread| thread.join().unwrap());
             let mut done = std::mem::take(&mut *drains.done.lock().unwrap());
             done.sort_unstable();
-            assert_eq!(done, [1, 2, 3], "lost or doubled");
+            assert_eq!(done, all, "lost or doubled");
             assert_eq!(drains.active.load(Ordering::SeqCst), 0);
         });
     }
 }
 
 #[test]
+fn an_item_that_is_pushed_is_done_once_and_the_last_drain_leaves_nothing() {
+    two_who_push("two who push", [1, 2], &[1, 2, 3]);
+}
+
+#[test]
 fn rows_that_want_a_substitute_get_one_though_only_one_worker_at_a_time_is_at_it() {
-    for count in [1, 2] {
-        every_order(&format!("two who want substitutes, {count} workers"), Some(3), move || {
-            let drains = Drains::new(count);
-            let threads = [10, 11].map(|item| {
-                let own = drains.clone();
-                thread::spawn(move || own.push(&own.queue, item))
-            });
-            threads.into_iter().for_each(|thread| thread.join().unwrap());
-            let mut done = std::mem::take(&mut *drains.done.lock().unwrap());
-            done.sort_unstable();
-            assert_eq!(done, [10, 11], "lost or doubled");
-            assert_eq!(drains.active.load(Ordering::SeqCst), 0);
-        });
-    }
+    two_who_push("two who want substitutes", [10, 11], &[10, 11]);
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //!
 //! Work lies in queues of our own; a rayon task ("drain") takes from them until they are empty and then ends. So rayon
 //! allocates for a drain, not for a sample; at most `workers` drains run at a time. A drain looks at rows to look up
-//! before bytes to decode: misses reach storage early, and the device works while the workers decode.
+//! before bytes to decode: misses reach storage early, and the device works while the workers decode. Rows that want a
+//! substitute come first where its chunk is open, else after the rows whose chunks are (see [`Switch`]).
 
 use super::chunks::{Held, Opening};
 use super::fetch::{Pending, Piece};
