@@ -32,7 +32,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Decode workers at most: each is a thread with buffers of its own.
@@ -728,7 +727,7 @@ struct Assembly {
     room: Room,
 }
 
-type WorkerThreads = (rayon::ThreadPool, Vec<JoinHandle<()>>);
+type WorkerThreads = (rayon::ThreadPool, runtime::Handles);
 
 impl Assembly {
     fn start(

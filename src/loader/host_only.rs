@@ -7,7 +7,7 @@ use crate::memory::Pool;
 use crate::pipeline::fetch::Io;
 use crate::pipeline::recipe::{DirectField, Draft, Recipe};
 use crate::pipeline::route::{self, Around, Asked};
-use crate::pipeline::runtime::Runtime;
+use crate::pipeline::runtime::{Handles, Runtime};
 use crate::pipeline::{Core, FieldRoute, Gds, ToDevice};
 use crate::profile::{Clock, DirectReads, GpuIdle, Meters, Track};
 use crate::tensor::Layout;
@@ -15,7 +15,6 @@ use crossbeam_channel::Sender;
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 /// What the report asks for: nothing goes directly.
 pub(super) type Direct = ();
@@ -97,7 +96,7 @@ impl Onward {
         _: Option<Self>,
         core: Arc<Core>,
         io: Io,
-        workers: Vec<JoinHandle<()>>,
+        workers: Handles,
         (pool, pinning): (Pool, Sender<Infallible>),
     ) -> Result<Runtime> {
         pool.announce(|_| {});

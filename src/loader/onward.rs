@@ -14,7 +14,7 @@ use crate::memory::{Filled, Pool};
 use crate::pipeline::fetch::Io;
 use crate::pipeline::recipe::{DirectField, Draft, How, Recipe};
 use crate::pipeline::route::{self, Around, Asked, Route};
-use crate::pipeline::runtime::Runtime;
+use crate::pipeline::runtime::{Handles, Runtime};
 use crate::pipeline::{Core, FieldRoute, Gds, ToDevice};
 use crate::pipeline::{direct, transfer::Transfer};
 use crate::profile::{Clock, DirectReads, GpuIdle, Track};
@@ -26,7 +26,6 @@ use std::error::Error as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 /// Bytes that are read to see which way cuFile takes.
 const TRIAL: usize = 1 << 20;
@@ -275,7 +274,7 @@ impl Onward {
         onward: Option<Self>,
         core: Arc<Core>,
         io: Io,
-        workers: Vec<JoinHandle<()>>,
+        workers: Handles,
         (pool, pinning): (Pool, Sender<Infallible>),
     ) -> Result<Runtime> {
         let Some(onward) = onward else {
@@ -283,9 +282,9 @@ impl Onward {
             drop(pinning);
             return Runtime::start(core, io, workers);
         };
-        let mut runtime = Runtime::start(core.clone(), io, workers)?;
         // After an error nothing is left here by which the workers that are then joined could be reached.
-        onward.spawn(core, (pool, pinning), &mut runtime)?;
+        let mut runtime = Runtime::start(core, io, workers)?;
+        onward.spawn(runtime.core().clone(), (pool, pinning), &mut runtime)?;
         Ok(runtime)
     }
 

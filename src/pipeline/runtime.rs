@@ -26,12 +26,42 @@ pub(crate) struct Runtime {
     io: Option<JoinHandle<()>>,
     /// Those that only a device needs.
     others: Vec<JoinHandle<()>>,
-    workers: Vec<JoinHandle<()>>,
+    workers: Handles,
+}
+
+/// The decode workers' threads. They end when their pool is dropped, which must come before this: it joins them.
+pub(crate) struct Handles(Vec<JoinHandle<()>>);
+
+impl Handles {
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn join(&mut self, deadline: Instant) {
+        self.0.drain(..).for_each(|thread| join(thread, deadline));
+    }
+}
+
+impl Drop for Handles {
+    fn drop(&mut self) {
+        self.join(Instant::now() + JOIN);
+    }
 }
 
 /// A private rayon pool whose threads can be joined. They run on the CPUs of the thread that calls this, see `placement`.
-pub(crate) fn pool(workers: usize, meters: &Arc<Meters>) -> Result<(rayon::ThreadPool, Vec<JoinHandle<()>>)> {
-    let handles = Arc::new(Mutex::new(Vec::with_capacity(workers)));
+pub(crate) fn pool(workers: usize, meters: &Arc<Meters>) -> Result<(rayon::ThreadPool, Handles)> {
+    pool_by(workers, meters, |builder, body| builder.spawn(body))
+}
+
+type Body = Box<dyn FnOnce() + Send>;
+
+fn pool_by(
+    workers: usize,
+    meters: &Arc<Meters>,
+    mut spawn: impl FnMut(std::thread::Builder, Body) -> std::io::Result<JoinHandle<()>>,
+) -> Result<(rayon::ThreadPool, Handles)> {
+    // rayon ends those that were started when one cannot be, but does not wait for them: on every way out of here this does.
+    let handles = Arc::new(Mutex::new(Handles(Vec::with_capacity(workers))));
     let (spawned, meters) = (handles.clone(), meters.clone());
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(workers)
@@ -48,8 +78,8 @@ pub(crate) fn pool(workers: usize, meters: &Arc<Meters>) -> Result<(rayon::Threa
                 drop(meters);
                 thread.run()
             };
-            let handle = builder.spawn(body)?;
-            spawned.lock().unwrap_or_else(|poison| poison.into_inner()).push(handle);
+            let handle = spawn(builder, Box::new(body))?;
+            spawned.lock().unwrap_or_else(|poison| poison.into_inner()).0.push(handle);
             Ok(())
         })
         .build()
@@ -57,15 +87,17 @@ pub(crate) fn pool(workers: usize, meters: &Arc<Meters>) -> Result<(rayon::Threa
             Error::new(ErrorKind::Config, Stage::Build, format!("cannot start {workers} decode workers"))
                 .with_source(source)
         })?;
-    let handles = std::mem::take(&mut *handles.lock().unwrap_or_else(|poison| poison.into_inner()));
-    Ok((pool, handles))
+    let handles = std::mem::take(&mut handles.lock().unwrap_or_else(|poison| poison.into_inner()).0);
+    Ok((pool, Handles(handles)))
 }
 
 impl Runtime {
-    /// Starts the I/O thread with what `make` builds on it.
-    pub(crate) fn start(core: Arc<Core>, mut io: super::fetch::Io, workers: Vec<JoinHandle<()>>) -> Result<Self> {
-        let io = guarded(&core, "feedline-io".into(), Stage::Read, move || io.run())?;
-        Ok(Self { core: Some(core), io: Some(io), others: Vec::new(), workers })
+    /// Starts the I/O thread. The caller keeps nothing by which the pool could be reached: where that thread cannot be
+    /// started, the pool is let go and the workers are joined.
+    pub(crate) fn start(core: Arc<Core>, mut io: super::fetch::Io, workers: Handles) -> Result<Self> {
+        let mut runtime = Self { core: Some(core), io: None, others: Vec::new(), workers };
+        runtime.io = Some(guarded(runtime.core(), "feedline-io".into(), Stage::Read, move || io.run())?);
+        Ok(runtime)
     }
 
     /// Starts a thread that ends with the loader, after the I/O thread.
@@ -156,11 +188,10 @@ impl Drop for Runtime {
         drop(core);
         if own > 0 {
             // The drain of this very thread has the pool, and lets go of it when it returns from here: then they end.
+            self.workers.0.clear();
             return;
         }
-        for worker in self.workers.drain(..) {
-            join(worker, deadline);
-        }
+        self.workers.join(deadline);
     }
 }
 
@@ -206,8 +237,27 @@ mod tests {
             let meters = Arc::new(Meters::new(crate::profile::Clock::real(), 3, false));
             let (pool, workers) = on_node(place.as_ref(), || pool(3, &meters)).unwrap().unwrap();
             assert_eq!(pool.broadcast(|_| tests::here()), vec![cpus; 3]);
-            drop(pool);
-            workers.into_iter().for_each(|worker| worker.join().unwrap());
+            drop((pool, workers));
         }
+    }
+
+    #[test]
+    fn workers_that_were_started_have_ended_when_another_one_cannot_be() {
+        let meters = Arc::new(Meters::new(crate::profile::Clock::real(), 3, false));
+        let (begun, ended) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let counts = (begun.clone(), ended.clone());
+        let error = pool_by(3, &meters, move |builder, body| {
+            if counts.0.fetch_add(1, Ordering::SeqCst) == 2 {
+                return Err(std::io::Error::from_raw_os_error(11));
+            }
+            let ended = counts.1.clone();
+            builder.spawn(move || {
+                std::thread::sleep(Duration::from_millis(30));
+                body();
+                ended.fetch_add(1, Ordering::SeqCst);
+            })
+        });
+        assert_eq!((begun.load(Ordering::SeqCst), ended.load(Ordering::SeqCst)), (3, 2));
+        assert!(error.is_err_and(|error| error.to_string().contains("cannot start 3 decode workers")));
     }
 }
