@@ -8,7 +8,7 @@
 //!
 //! Nobody who works reads a clock for this or waits for anybody: a turn is a few relaxed stores to a line of one's own. Time is
 //! measured by the consumer alone, and only while it waits, in looks: a process that was stopped, or a machine that slept,
-//! does not find its threads late.
+//! does not find its threads late. Nor is a read late while the planner, which collects it, is at something itself.
 //!
 //! What is found is an error of the iterator. The thread that does not answer is not touched: it may be in the kernel, in a
 //! driver or in the user's code. At the end of the loader it is left behind with all that it can reach, and counted.
@@ -191,9 +191,14 @@ impl Watcher {
         let passed = now.duration_since(before).min(deadline / LOOKS);
         self.looks = self.looks.saturating_add(1);
         self.still += passed;
-        self.no_read += passed;
         let first_read = watch.cells().count() - watch.reads.len();
-        let mut stalled = None;
+        // The planner collects the reads: what it has not come back for may be there.
+        let collected = {
+            let planner = watch.planner.turn();
+            planner.is_multiple_of(2) || planner != self.seen[0].0
+        };
+        self.no_read += if collected { passed } else { Duration::ZERO };
+        let (mut stalled, mut others) = (None, Vec::new());
         for (number, (cell, (turn, same))) in watch.cells().zip(&mut self.seen).enumerate() {
             let now = cell.turn();
             if now != *turn {
@@ -203,15 +208,23 @@ impl Watcher {
                 }
                 continue;
             }
-            *same += passed;
-            if now % 2 == 1 && *same >= deadline && stalled.is_none() {
-                stalled = Some((number, cell, *same));
+            if number < first_read || collected {
+                *same += passed;
+            }
+            if now % 2 == 0 || *same < deadline {
+                continue;
+            }
+            match stalled {
+                None => stalled = Some((number, cell, *same)),
+                Some(_) if number >= first_read => others.push(cell),
+                Some(_) => {}
             }
         }
         // A read may wait its turn behind others that come and go. When nothing is left but those that do not, none do.
         let stalled = stalled.filter(|(number, ..)| *number < first_read || self.no_read >= deadline);
-        if let Some((_, cell, waited)) = stalled {
-            return Some(error(cell, waited, sources));
+        if let Some((number, cell, waited)) = stalled {
+            let others = if number < first_read { &[] } else { &others[..] };
+            return Some(error(cell, waited, others, sources));
         }
         // Nobody is at work, and yet there is no batch: nothing would ever change that.
         (self.still >= deadline.saturating_mul(2)).then(|| {
@@ -221,10 +234,12 @@ impl Watcher {
     }
 }
 
-fn error(cell: &Cell, waited: Duration, sources: &Sources) -> Error {
+/// `others` are reads that have waited as long.
+fn error(cell: &Cell, waited: Duration, others: &[&Cell], sources: &Sources) -> Error {
     let load = |word: &AtomicU64| Some(word.load(Ordering::Relaxed)).filter(|value| *value != NONE);
     let doing = Doing::of(cell.doing.load(Ordering::Relaxed));
-    let message = format!("{}, for {:.1} s; see `stall_deadline`", doing.words(), waited.as_secs_f64());
+    let beside = beside(cell, others, sources);
+    let message = format!("{}, for {:.1} s{beside}; see `stall_deadline`", doing.words(), waited.as_secs_f64());
     let mut error = Error::new(ErrorKind::Stalled, doing.stage(), message);
     if let Some(sample) = load(&cell.sample) {
         error = error.with_sample(sample);
@@ -235,6 +250,26 @@ fn error(cell: &Cell, waited: Duration, sources: &Sources) -> Error {
         error = error.with_path(sources.path(SourceId::at(source as usize))).with_range(offset, len);
     }
     error
+}
+
+/// In words, what other reads wait. One thread sends and collects them: while the kernel keeps that one, for a file that it
+/// cannot open, the others are not collected either, so that the file at fault may be any of theirs.
+fn beside(cell: &Cell, others: &[&Cell], sources: &Sources) -> String {
+    let source = |cell: &Cell| cell.source.load(Ordering::Relaxed);
+    let mut files: Vec<u64> = others.iter().map(|other| source(other)).collect();
+    files.sort_unstable();
+    files.dedup();
+    files.retain(|file| *file != source(cell) && (*file as usize) < sources.count());
+    let of = match files[..] {
+        [] => String::new(),
+        [first] => format!(", of {}", sources.path(SourceId::at(first as usize)).display()),
+        [first, ..] => format!(", of {} and others", sources.path(SourceId::at(first as usize)).display()),
+    };
+    match others.len() {
+        0 => String::new(),
+        1 => format!("; one other read waits as long{of}"),
+        count => format!("; {count} other reads wait as long{of}"),
+    }
 }
 
 #[cfg(test)]
@@ -309,6 +344,52 @@ mod tests {
         let others = || watch.reads[1].read(Some(2), &extent);
         assert!(looks(&watch, others).is_none());
         assert_eq!(looks(&watch, || {}).unwrap().site().sample, Some(1));
+    }
+
+    #[test]
+    fn other_reads_that_wait_as_long_are_told_with_their_files() {
+        let mut sources = sources();
+        for path in ["/data/b.bin", "/data/c.bin"] {
+            sources.file(path, 100).unwrap();
+        }
+        for (files, words) in [
+            (&[0][..], "for 0.0 s; see"),
+            (&[0, 0], "for 0.0 s; one other read waits as long; see"),
+            (&[0, 1, 0], "for 0.0 s; 2 other reads wait as long, of /data/b.bin; see"),
+            (&[0, 2, 1, 2], "for 0.0 s; 3 other reads wait as long, of /data/b.bin and others; see"),
+        ] {
+            let watch = Watch::new(0, 4);
+            for (cell, file) in watch.reads.iter().zip(files) {
+                cell.read(Some(7), &Extent { source: SourceId::at(*file), offset: 0, len: 8 });
+            }
+            let mut watcher = Watcher::default();
+            let error = std::iter::repeat_with(|| watcher.look(&watch, DEADLINE, &sources)).flatten().next().unwrap();
+            assert!(error.message().contains(words), "{error}");
+            assert_eq!(error.site().path.as_deref(), Some(std::path::Path::new("/data/a.bin")), "{error}");
+        }
+    }
+
+    #[test]
+    fn while_the_planner_does_not_come_back_it_is_the_one_that_is_named_and_not_a_read_that_it_has_yet_to_collect() {
+        let watch = Watch::new(0, 1);
+        let mut watcher = Watcher::default();
+        let look = |watcher: &mut Watcher| watcher.look(&watch, DEADLINE, &sources());
+        watch.planner.begin(Doing::Planning, None);
+        watch.reads[0].read(Some(1), &Extent { source: SourceId::at(0), offset: 0, len: 8 });
+        assert!(look(&mut watcher).is_none());
+        std::thread::sleep(DEADLINE / LOOKS);
+        assert!(look(&mut watcher).is_none());
+        // The read is a look older.
+        watch.planner.begin(Doing::Planning, Some(2));
+        let error = std::iter::repeat_with(|| look(&mut watcher)).flatten().next().unwrap();
+        assert_eq!((error.stage(), error.site().sample), (Stage::Order, Some(2)), "{error}");
+        // It comes back: the read has the whole of its deadline before it.
+        watch.planner.end();
+        assert!(look(&mut watcher).is_none());
+        let begun = Instant::now();
+        let error = std::iter::repeat_with(|| look(&mut watcher)).flatten().next().unwrap();
+        assert_eq!((error.stage(), error.site().sample), (Stage::Read, Some(1)), "{error}");
+        assert!(begun.elapsed() > DEADLINE / 2);
     }
 
     #[test]
