@@ -17,6 +17,7 @@
 
 use super::effort;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+use std::time::Duration;
 
 /// A relaxed counter: exact in sum, not ordered with anything.
 #[derive(Debug, Default)]
@@ -102,13 +103,18 @@ impl Area {
             if changing == 0 && self.word.load(Ordering::Acquire) == word {
                 break;
             }
-            // Whoever is in between may have lost its core.
-            if look % 100 == 99 { std::thread::yield_now() } else { std::hint::spin_loop() }
+            pause(look);
         }
         let total = sum.wrapping_add(inside.wrapping_mul(now));
         // Whoever entered just now may have looked at the clock after the reader did.
         if total > u64::MAX / 2 { 0 } else { total }
     }
+}
+
+/// Before a reader looks once more. Whoever is in between may have lost its core, to others than this thread as well: all
+/// looks together take some 10 ms.
+fn pause(look: usize) {
+    if look % 100 == 99 { std::thread::sleep(Duration::from_micros(50)) } else { std::hint::spin_loop() }
 }
 
 /// Levels of a [`Flow`]: none, 1, 2, up to 4, 8 … 4096 at once.
@@ -140,11 +146,14 @@ impl Flow {
         if now == 0 {
             return;
         }
-        let (before, ns) = (self.inside(), self.stretch(now));
+        let since = self.since.load(Ordering::Relaxed);
+        let (before, ns) = (self.inside(), now.saturating_sub(since));
         let at = level(before);
+        put(&self.since, BETWEEN);
+        // Who sees what follows sees that.
+        fence(Ordering::Release);
         self.area.add_alone(before.saturating_mul(ns));
         self.ns[at].add_alone(ns);
-        put(&self.since, now);
         put(&self.inside, inside);
         if at > 0 {
             put(&self.recent[at], self.recent[at].load(Ordering::Relaxed) + ns);
@@ -152,6 +161,8 @@ impl Flow {
         if ended > 0 {
             self.share_out(ended);
         }
+        effort::store(1);
+        self.since.store(now, Ordering::Release);
     }
 
     /// Divides those that ended among the levels since the last ones did.
@@ -166,26 +177,33 @@ impl Flow {
         }
     }
 
-    fn stretch(&self, now: u64) -> u64 {
-        now.saturating_sub(self.since.load(Ordering::Relaxed))
-    }
-
     /// How many there are.
     pub(crate) fn inside(&self) -> u64 {
         self.inside.load(Ordering::Relaxed)
     }
 
+    /// What `read` makes of how many there are, and of the time since they came, until `now`.
+    fn settled<T>(&self, now: u64, read: impl Fn(u64, u64) -> T) -> T {
+        settled(
+            || (self.since.load(Ordering::Acquire), self.inside()),
+            |(since, _)| *since == BETWEEN,
+            |(since, inside)| read(inside, now.saturating_sub(since)),
+        )
+    }
+
     /// Nanoseconds of all, added up, until `now`.
     pub(crate) fn total_ns(&self, now: u64) -> u64 {
-        self.area.get() + self.inside().saturating_mul(self.stretch(now))
+        self.settled(now, |inside, stretch| self.area.get() + inside.saturating_mul(stretch))
     }
 
     /// Each level but none: how many there are at most, its nanoseconds until `now`, and thousandths of those that ended.
     pub(crate) fn read(&self, now: u64) -> [(u32, u64, u64); LEVELS - 1] {
-        let present = level(self.inside());
-        std::array::from_fn(|at| {
-            let stretch = if at + 1 == present { self.stretch(now) } else { 0 };
-            (1 << at, self.ns[at + 1].get() + stretch, self.ended[at + 1].get())
+        self.settled(now, |inside, stretch| {
+            let present = level(inside);
+            std::array::from_fn(|at| {
+                let stretch = if at + 1 == present { stretch } else { 0 };
+                (1 << at, self.ns[at + 1].get() + stretch, self.ended[at + 1].get())
+            })
         })
     }
 }
@@ -198,7 +216,7 @@ fn level(count: u64) -> usize {
     }
 }
 
-/// In [`States::since`]: one state has ended, the next not begun.
+/// In `since` of a [`States`] or [`Flow`]: what was so far has ended, what is next has not begun.
 const BETWEEN: u64 = u64::MAX;
 
 /// What one thread is doing, as one of `N` states, and for how long it did each. One writer.
@@ -239,7 +257,6 @@ impl<const N: usize> States<N> {
             || (self.now.load(Ordering::Acquire), self.since.load(Ordering::Acquire)),
             |(_, since)| *since == BETWEEN,
             |(state, since)| {
-                // Between two states nothing is added: a moment is missing if nothing else is found.
                 let mut ns = self.ns.each_ref().map(|ns| ns.load(Ordering::Acquire));
                 ns[state] += now.saturating_sub(since);
                 ns
@@ -248,17 +265,19 @@ impl<const N: usize> States<N> {
     }
 }
 
-/// Reads sums that belong to a state, again while the state changes meanwhile or is `passing`, a few times at most: what is off then is what
-/// the others were just doing.
+/// Reads sums that belong to a state, again while the state changes meanwhile or is `passing`. Where that never ends, what is
+/// off is what the writer was just doing: between two states nothing is added, and a moment is missing.
 fn settled<S: PartialEq + Copy, T>(state: impl Fn() -> S, passing: impl Fn(&S) -> bool, read: impl Fn(S) -> T) -> T {
     let mut before = state();
-    for _ in 0..8 {
+    for look in 0..LOOKS {
         let found = read(before);
+        fence(Ordering::Acquire);
         let after = state();
         if after == before && !passing(&before) {
             return found;
         }
         before = after;
+        pause(look);
     }
     read(before)
 }
@@ -335,14 +354,24 @@ impl Pool {
 
     /// Nanoseconds busy, starved and ahead until `now`.
     pub(crate) fn read(&self, now: u64) -> (u64, u64, u64) {
-        settled(
-            || self.word.load(Ordering::Acquire),
-            |_| false,
-            |word| {
-                let (busy, starved, ahead) = self.stretch(word, now);
-                (self.busy.get() + busy, self.starved.get() + starved, self.ahead.get() + ahead)
-            },
-        )
+        let (mut word, mut sums) = (0, [0; 3]);
+        for look in 0..LOOKS {
+            word = self.word.load(Ordering::Acquire);
+            sums = [&self.busy, &self.starved, &self.ahead].map(Counter::get);
+            if self.is_whole(word, sums) && self.word.load(Ordering::Acquire) == word {
+                break;
+            }
+            pause(look);
+        }
+        let (busy, starved, ahead) = self.stretch(word, now);
+        (sums[0] + busy, sums[1] + starved, sums[2] + ahead)
+    }
+
+    /// Whether whoever wrote the word has added what became of the time before: all workers' time is in the sums then.
+    fn is_whole(&self, word: u64, sums: [u64; 3]) -> bool {
+        let since = word >> (WORKING_BITS + 1);
+        let sum = sums.into_iter().fold(0, u64::wrapping_add);
+        sum.wrapping_sub(self.workers.wrapping_mul(since)) & TIME_MASK == 0
     }
 }
 
@@ -497,6 +526,61 @@ mod tests {
         assert_eq!(pool.working(), 1);
         let (busy, starved, ahead) = pool.read(1_000);
         assert_eq!(busy + starved + ahead, 3 * 1_000);
+    }
+
+    /// Has `writers` threads make changes while this one reads. One that loses its core in the middle of a change for longer
+    /// than a reader is patient leaves a reading off: with more to do than cores that happens, though not to one in a hundred.
+    fn while_it_changes(writers: usize, change: impl Fn(u64) + Sync, is_whole: impl Fn() -> bool) {
+        let ended = AtomicUsize::new(0);
+        let (mut reads, mut off) = (0, 0);
+        std::thread::scope(|scope| {
+            for _ in 0..writers {
+                scope.spawn(|| {
+                    for number in 0..20_000 {
+                        (0..100).for_each(|_| std::hint::spin_loop());
+                        change(number);
+                    }
+                    ended.fetch_add(1, Ordering::SeqCst);
+                });
+            }
+            while ended.load(Ordering::SeqCst) < writers {
+                (reads, off) = (reads + 1, off + usize::from(!is_whole()));
+            }
+        });
+        assert!(off * 100 <= reads, "{off} of {reads}");
+    }
+
+    #[test]
+    fn a_pool_that_is_read_while_it_changes_has_all_of_the_time_and_none_twice() {
+        let (pool, clock) = (Pool::new(3), AtomicU64::new(1));
+        let change = |number| {
+            let by = if number % 2 == 0 { 1 } else { -1 };
+            pool.change(by, number % 3 == 0, clock.fetch_add(1, Ordering::SeqCst));
+        };
+        while_it_changes(3, change, || {
+            let now = clock.load(Ordering::SeqCst);
+            let (busy, starved, ahead) = pool.read(now);
+            let (sum, later) = (busy + starved + ahead, clock.load(Ordering::SeqCst));
+            sum % 3 == 0 && (now..=later).contains(&(sum / 3))
+        });
+        assert_eq!(pool.working(), 0);
+    }
+
+    #[test]
+    fn a_flow_that_is_read_while_it_changes_has_all_of_the_time_and_none_twice() {
+        let (flow, clock) = (Flow::default(), AtomicU64::new(2));
+        flow.change(2, 0, 1);
+        while_it_changes(
+            1,
+            |_| flow.change(2, 1, clock.fetch_add(1, Ordering::SeqCst)),
+            || {
+                let now = clock.load(Ordering::SeqCst);
+                let (total, levels) = (flow.total_ns(now), flow.read(now));
+                let until = now - 2..=clock.load(Ordering::SeqCst);
+                let in_levels = levels.iter().map(|level| level.1).sum();
+                total % 2 == 0 && until.contains(&(total / 2)) && until.contains(&in_levels)
+            },
+        );
     }
 
     #[test]
