@@ -198,7 +198,7 @@ impl Watcher {
             planner.is_multiple_of(2) || planner != self.seen[0].0
         };
         self.no_read += if collected { passed } else { Duration::ZERO };
-        let (mut stalled, mut others) = (None, Vec::new());
+        let mut late = Vec::new();
         for (number, (cell, (turn, same))) in watch.cells().zip(&mut self.seen).enumerate() {
             let now = cell.turn();
             if now != *turn {
@@ -211,20 +211,16 @@ impl Watcher {
             if number < first_read || collected {
                 *same += passed;
             }
-            if now % 2 == 0 || *same < deadline {
-                continue;
-            }
-            match stalled {
-                None => stalled = Some((number, cell, *same)),
-                Some(_) if number >= first_read => others.push(cell),
-                Some(_) => {}
+            if now % 2 == 1 && *same >= deadline {
+                late.push((number, cell, *same));
             }
         }
         // A read may wait its turn behind others that come and go. When nothing is left but those that do not, none do.
-        let stalled = stalled.filter(|(number, ..)| *number < first_read || self.no_read >= deadline);
-        if let Some((number, cell, waited)) = stalled {
-            let others = if number < first_read { &[] } else { &others[..] };
-            return Some(error(cell, waited, others, sources));
+        let stalled = late.split_first().filter(|((first, ..), _)| *first < first_read || self.no_read >= deadline);
+        if let Some(((first, cell, waited), others)) = stalled {
+            // Reads come last: what is late after one is a read.
+            let others = if *first < first_read { &[] } else { others };
+            return Some(error(cell, *waited, others, sources));
         }
         // Nobody is at work, and yet there is no batch: nothing would ever change that.
         (self.still >= deadline.saturating_mul(2)).then(|| {
@@ -234,8 +230,11 @@ impl Watcher {
     }
 }
 
+/// Number of a cell that has been at the same thing for the whole deadline, the cell, and for how long it has.
+type Late<'w> = (usize, &'w Cell, Duration);
+
 /// `others` are reads that have waited as long.
-fn error(cell: &Cell, waited: Duration, others: &[&Cell], sources: &Sources) -> Error {
+fn error(cell: &Cell, waited: Duration, others: &[Late<'_>], sources: &Sources) -> Error {
     let load = |word: &AtomicU64| Some(word.load(Ordering::Relaxed)).filter(|value| *value != NONE);
     let doing = Doing::of(cell.doing.load(Ordering::Relaxed));
     let beside = beside(cell, others, sources);
@@ -254,9 +253,9 @@ fn error(cell: &Cell, waited: Duration, others: &[&Cell], sources: &Sources) -> 
 
 /// In words, what other reads wait. One thread sends and collects them: while the kernel keeps that one, for a file that it
 /// cannot open, the others are not collected either, so that the file at fault may be any of theirs.
-fn beside(cell: &Cell, others: &[&Cell], sources: &Sources) -> String {
+fn beside(cell: &Cell, others: &[Late<'_>], sources: &Sources) -> String {
     let source = |cell: &Cell| cell.source.load(Ordering::Relaxed);
-    let mut files: Vec<u64> = others.iter().map(|other| source(other)).collect();
+    let mut files: Vec<u64> = others.iter().map(|(_, other, _)| source(other)).collect();
     files.sort_unstable();
     files.dedup();
     files.retain(|file| *file != source(cell) && (*file as usize) < sources.count());

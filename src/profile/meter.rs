@@ -94,27 +94,16 @@ impl Area {
 
     /// Nanoseconds that all have stayed, added up, until `now`.
     pub(crate) fn total_ns(&self, now: u64) -> u64 {
-        let (mut inside, mut sum) = (0, 0);
-        for look in 0..LOOKS {
-            let word = self.word.load(Ordering::Acquire);
-            sum = self.sum.load(Ordering::Acquire);
-            inside = word & u64::from(u32::MAX);
-            let changing = word / CHANGING % (CHANGED / CHANGING);
-            if changing == 0 && self.word.load(Ordering::Acquire) == word {
-                break;
-            }
-            pause(look);
-        }
+        let (word, sum) = settled(
+            || self.word.load(Ordering::Acquire),
+            |word| (word, self.sum.load(Ordering::Acquire)),
+            |(word, _)| (word / CHANGING).is_multiple_of(CHANGED / CHANGING),
+        );
+        let inside = word & u64::from(u32::MAX);
         let total = sum.wrapping_add(inside.wrapping_mul(now));
         // Whoever entered just now may have looked at the clock after the reader did.
         if total > u64::MAX / 2 { 0 } else { total }
     }
-}
-
-/// Before a reader looks once more. Whoever is in between may have lost its core, to others than this thread as well: all
-/// looks together take some 10 ms.
-fn pause(look: usize) {
-    if look % 100 == 99 { std::thread::sleep(Duration::from_micros(50)) } else { std::hint::spin_loop() }
 }
 
 /// Levels of a [`Flow`]: none, 1, 2, up to 4, 8 … 4096 at once.
@@ -184,11 +173,9 @@ impl Flow {
 
     /// What `read` makes of how many there are, and of the time since they came, until `now`.
     fn settled<T>(&self, now: u64, read: impl Fn(u64, u64) -> T) -> T {
-        settled(
-            || (self.since.load(Ordering::Acquire), self.inside()),
-            |(since, _)| *since == BETWEEN,
-            |(since, inside)| read(inside, now.saturating_sub(since)),
-        )
+        let state = || (self.since.load(Ordering::Acquire), self.inside());
+        let all = |(since, inside)| (since, read(inside, now.saturating_sub(since)));
+        settled(state, all, |(since, _)| *since != BETWEEN).1
     }
 
     /// Nanoseconds of all, added up, until `now`.
@@ -253,31 +240,30 @@ impl<const N: usize> States<N> {
 
     /// Nanoseconds in each state until `now`.
     pub(crate) fn read(&self, now: u64) -> [u64; N] {
-        settled(
-            || (self.now.load(Ordering::Acquire), self.since.load(Ordering::Acquire)),
-            |(_, since)| *since == BETWEEN,
-            |(state, since)| {
-                let mut ns = self.ns.each_ref().map(|ns| ns.load(Ordering::Acquire));
-                ns[state] += now.saturating_sub(since);
-                ns
-            },
-        )
+        let state = || (self.now.load(Ordering::Acquire), self.since.load(Ordering::Acquire));
+        let all = |(state, since): (usize, u64)| {
+            let mut ns = self.ns.each_ref().map(|ns| ns.load(Ordering::Acquire));
+            ns[state] += now.saturating_sub(since);
+            (since, ns)
+        };
+        settled(state, all, |(since, _)| *since != BETWEEN).1
     }
 }
 
-/// Reads sums that belong to a state, again while the state changes meanwhile or is `passing`. Where that never ends, what is
-/// off is what the writer was just doing: between two states nothing is added, and a moment is missing.
-fn settled<S: PartialEq + Copy, T>(state: impl Fn() -> S, passing: impl Fn(&S) -> bool, read: impl Fn(S) -> T) -> T {
+/// Reads sums that belong to a state, again while the state changes meanwhile or what was read is not `whole`: somebody is in
+/// the middle of a change, and may have lost its core, to others than this thread as well. All looks together take some 10 ms;
+/// what is off then is what a writer was just doing.
+fn settled<S: PartialEq + Copy, T>(state: impl Fn() -> S, read: impl Fn(S) -> T, whole: impl Fn(&T) -> bool) -> T {
     let mut before = state();
     for look in 0..LOOKS {
         let found = read(before);
         fence(Ordering::Acquire);
         let after = state();
-        if after == before && !passing(&before) {
+        if after == before && whole(&found) {
             return found;
         }
         before = after;
-        pause(look);
+        if look % 100 == 99 { std::thread::sleep(Duration::from_micros(50)) } else { std::hint::spin_loop() }
     }
     read(before)
 }
@@ -354,15 +340,11 @@ impl Pool {
 
     /// Nanoseconds busy, starved and ahead until `now`.
     pub(crate) fn read(&self, now: u64) -> (u64, u64, u64) {
-        let (mut word, mut sums) = (0, [0; 3]);
-        for look in 0..LOOKS {
-            word = self.word.load(Ordering::Acquire);
-            sums = [&self.busy, &self.starved, &self.ahead].map(Counter::get);
-            if self.is_whole(word, sums) && self.word.load(Ordering::Acquire) == word {
-                break;
-            }
-            pause(look);
-        }
+        let (word, sums) = settled(
+            || self.word.load(Ordering::Acquire),
+            |word| (word, [&self.busy, &self.starved, &self.ahead].map(Counter::get)),
+            |(word, sums)| self.is_whole(*word, *sums),
+        );
         let (busy, starved, ahead) = self.stretch(word, now);
         (sums[0] + busy, sums[1] + starved, sums[2] + ahead)
     }
