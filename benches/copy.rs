@@ -4,8 +4,12 @@
 //! ```text
 //! cargo bench --bench copy                                         on the first GPU; without one it says so
 //! FEEDLINE_PAIRS=15 FEEDLINE_PAIR_SECONDS=5 cargo bench --bench copy   the ratio with its interval
+//! FEEDLINE_BENCH_STANDIN=1 cargo bench --bench copy                    batches dropped at once / waited for, without a GPU
 //! cargo test  --benches                                            each case once, against the stand-in driver: no figures
 //! ```
+//!
+//! The last comparison is about waiting, not about a GPU: the stand-in driver's copies take 5 ms, each of 8 workers 40 ms for
+//! a batch. A consumer that drops batches at once must be as fast as one that synchronises before each drop.
 
 mod common;
 #[path = "../tests/common/driver.rs"]
@@ -17,8 +21,12 @@ mod standin;
 
 use common::{as_test, compare, pairs_wanted, spread};
 use driver::{Gpu, Kind, Lane, Result, h2d_for};
-use feedline::Device;
+use feedline::dataset::Records;
+use feedline::device::cuda::cudarc::driver::{CudaContext, CudaStream};
+use feedline::{Device, Loader};
 use pull::{BATCH, Puller, RECORD, counted};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Records of a batch: 4.2, 38.5 and 134 MB.
 const ROWS: [usize; 3] = [28, BATCH, 892];
@@ -26,6 +34,16 @@ const ROWS: [usize; 3] = [28, BATCH, 892];
 const SHARE: f64 = 0.97;
 /// Most CPU time of the transfer thread for such a batch, in microseconds.
 const COPY_US: f64 = 20.0;
+
+/// Slots, and batches on the device, of the comparison against the stand-in.
+const DEPTHS: [(usize, usize); 6] = [(4, 2), (4, 3), (8, 2), (8, 3), (16, 2), (16, 3)];
+/// Least rate of a consumer that drops at once, as a share of that of one that waits.
+const AT_ONCE: f64 = 0.97;
+const WORKERS: usize = 8;
+/// For one batch, of one row of [`ROW`] bytes: the work of a worker, and a copy.
+const WORK: Duration = Duration::from_millis(40);
+const COPY: Duration = Duration::from_millis(5);
+const ROW: usize = 4096;
 
 fn main() {
     if as_test() {
@@ -35,10 +53,14 @@ fn main() {
         bare(&case.pinned, case.size, 0.0);
         bare(&case.pageable, case.size, 0.0);
         drop((case, session));
+        DEPTHS.iter().for_each(|depth| compare_drops(*depth, 1, 0.0));
         return println!("the copy stage and bare copies run; stand-in: no figures");
     }
     let (pairs, seconds) = pairs_wanted();
     let (pairs, seconds) = if pairs == 0 { (7, 0.7) } else { (pairs, seconds) };
+    if std::env::var_os("FEEDLINE_BENCH_STANDIN").is_some() {
+        return DEPTHS.iter().for_each(|depth| compare_drops(*depth, pairs, seconds.max(2.0)));
+    }
     if let Err(absent) = feedline::device::cuda::devices() {
         return println!("no CUDA device: {absent}");
     }
@@ -88,4 +110,43 @@ impl Case {
 
 fn bare(lane: &[Lane], size: usize, seconds: f64) -> f64 {
     h2d_for(lane, size, seconds).unwrap()
+}
+
+/// Batches dropped at once against batches that were waited for.
+fn compare_drops((slots, buffers): (usize, usize), pairs: usize, seconds: f64) {
+    let bandwidth = (ROW as f64 / COPY.as_secs_f64()) as u64;
+    let session = standin::cuda().session(standin::Config { bandwidth, ..standin::Config::default() });
+    let stream = CudaContext::new(0).unwrap().new_stream().unwrap();
+    let records = Records::builder(ROW).open_bytes(vec![7; ROW << 12]).unwrap();
+    let slow = |_: &mut feedline::Row<'_>, _: &mut feedline::decode::Ctx<'_>| {
+        std::thread::sleep(WORK);
+        Ok(())
+    };
+    let loader = Loader::builder(records).map(slow).batch_size(1).workers(WORKERS).slots(slots);
+    let loader = loader.device_batches(buffers).device(Device::cuda(0).unwrap()).stream(&stream).build().unwrap();
+    loader.ready().unwrap();
+    let what = format!("{slots} slots, {buffers} buffers: dropped at once / waited for (≥ {AT_ONCE})");
+    let [at_once, waited] = [false, true].map(|wait| {
+        let (loader, stream) = (&loader, &stream);
+        move || rate(loader, wait.then_some(stream), 4 * slots, seconds)
+    });
+    compare(&what, "batches/s", pairs, at_once, waited);
+    drop((loader, stream, session));
+}
+
+/// Batches per second, after some to warm up.
+fn rate(loader: &Loader, wait_for: Option<&Arc<CudaStream>>, warm: usize, seconds: f64) -> f64 {
+    let mut batches = loader.epoch(0).unwrap();
+    let mut next = || {
+        let batch = batches.next().unwrap().unwrap();
+        wait_for.iter().for_each(|stream| stream.synchronize().unwrap());
+        drop(batch);
+    };
+    (0..if seconds > 0.0 { warm } else { 1 }).for_each(|_| next());
+    let (begun, mut count) = (Instant::now(), 0);
+    while count == 0 || begun.elapsed().as_secs_f64() < seconds {
+        next();
+        count += 1;
+    }
+    f64::from(count) / begun.elapsed().as_secs_f64()
 }

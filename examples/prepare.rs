@@ -15,8 +15,8 @@ use std::num::NonZeroU16;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-/// Writes pictures with restart markers, as shards or as files. Stopped by Ctrl-C it leaves only whole shards, and a
-/// hidden file that the next run removes; `manifest.tsv` is written last.
+/// Writes pictures with restart markers, as shards or as files. Stopped by Ctrl-C it leaves whole shards, and hidden files
+/// that a run with --force removes; `manifest.tsv` is written last.
 #[derive(Parser)]
 #[command(version)]
 struct Args {

@@ -1,12 +1,14 @@
 //! Batches as the user gets them, and the restoring of their order.
 
+#[cfg(feature = "cudarc")]
+use crate::device::cuda::FieldSlice;
 #[cfg(feature = "cuda")]
-use crate::device::cuda::{FieldSlice, Stream, copy::OnDevice};
+use crate::device::cuda::{Stream, copy::OnDevice};
 use crate::device::{Device, DeviceKind};
 use crate::dlpack::{self, DLDevice, Dlpack, Parts, Tensors};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::ledger::BadSample;
-use crate::memory::{Array, Filled, Ticket};
+use crate::memory::{Array, Filled, Process, Ticket};
 use crate::profile::{BatchRecord, Meters, Stay};
 use crate::tensor::{DType, Element, Field, Shape};
 use crossbeam_channel::Sender;
@@ -27,6 +29,8 @@ pub(crate) struct BatchInfo {
     /// Batches in the user's hands.
     pub(crate) held: AtomicUsize,
     pub(crate) meters: Arc<Meters>,
+    /// Where the loader was built.
+    pub(crate) process: Process,
 }
 
 impl BatchInfo {
@@ -151,6 +155,9 @@ impl Contents {
 
 /// A batch: named arrays of the same number of rows. Owned; it may outlive its [`Epoch`](crate::Epoch) and
 /// [`Loader`](crate::Loader). Its memory is used again when it is dropped.
+///
+/// A forked child must not touch a batch: memory that is pinned for a GPU or registered with io_uring is not in the child, and
+/// an access ends it with SIGSEGV. A fork would have to copy all of that memory at once.
 pub struct Batch {
     /// Taken only by `drop`.
     contents: Option<Contents>,
@@ -261,7 +268,8 @@ impl Batch {
     /// work that `stream` was given before. Several streams may be bound; those of
     /// [`LoaderBuilder::stream`](crate::LoaderBuilder::stream) are already. Nothing is to be done for a batch on the host.
     ///
-    /// Errors: [`ErrorKind::Config`] for a stream of another context, [`ErrorKind::Device`] when the device fails.
+    /// Errors: [`ErrorKind::Config`] for a stream of another context, and while a CUDA graph is captured from the stream (see
+    /// [CUDA graphs](crate::device::cuda#cuda-graphs)); [`ErrorKind::Device`] when the device fails.
     #[cfg(feature = "cuda")]
     pub fn bind(&self, stream: impl std::borrow::Borrow<Stream>) -> Result<()> {
         match self.contents() {
@@ -352,6 +360,11 @@ const _: () = {
 
 impl Drop for Batch {
     fn drop(&mut self) {
+        if self.info.process.is_forked() {
+            // The way back takes locks that threads of the parent may have held at the fork, and rings their bell; a device is
+            // the parent's. What is kept here is the child's copy.
+            return std::mem::forget((self.contents.take(), self.again.take(), self.info.clone()));
+        }
         self.info.held.fetch_sub(1, Ordering::Relaxed);
         if let Some(number) = self.recorded {
             self.info.meters.recorder.dropped(number, self.info.meters.clock.now());
@@ -565,6 +578,7 @@ impl<'a> FieldView<'a> {
     ///
     /// Errors: [`ErrorKind::Shape`] when `T` is not the dtype, [`ErrorKind::Device`] when the batch lies on the host,
     /// [`ErrorKind::Config`] for a stream of another context.
+    #[cfg(feature = "cudarc")]
     pub fn cuda_slice<T: Element>(&self, stream: &Arc<cudarc::driver::CudaStream>) -> Result<FieldSlice<'a, T>> {
         self.check_dtype::<T>()?;
         let on_device = self.on_device()?;
@@ -604,7 +618,7 @@ impl<'a> FieldView<'a> {
 
     fn elsewhere(&self, on_device: &OnDevice) -> Error {
         let (name, ordinal) = (self.name(), on_device.gpu().ordinal());
-        let message = format!("field `{name}` lies on cuda:{ordinal}; `cuda_slice` gives it, `to_vec` copies it back");
+        let message = format!("field `{name}` lies on cuda:{ordinal}; `device_ptr` gives it, `to_vec` copies it back");
         Error::new(ErrorKind::Device, Stage::Batch, message)
     }
 }

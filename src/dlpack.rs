@@ -17,7 +17,8 @@
 //! * Arrays of one batch do not overlap (tested in `tensor`), so tensors do not see each other's writes.
 //! * The pointers come from the memory's own, never from a shared slice.
 //! * Nothing of what was written stays: the next use of a slot writes every array anew, as it must after `map_batch`.
-//! * The owner is `Send`, and what the deleter does (count, give back a slot, free memory) waits for nobody.
+//! * The owner is `Send`, and what the deleter does (count, give back a slot or buffer) waits for nobody. Device memory whose
+//!   loader is gone is freed by a thread: `cuMemFree` waits for the device, whose work may need the consumer's lock (the GIL).
 //!
 //! Limits: nothing here reads or writes `data`; that the memory is there while the owner lives is the promise of who
 //! makes a [`Dlpack`]. The legacy struct has no way to say "read only".

@@ -63,6 +63,8 @@ pub enum ErrorKind {
     Device,
     /// The loader or epoch was shut down.
     Cancelled,
+    /// The process was forked after the loader was built; a child must build its own.
+    Forked,
 }
 
 impl ErrorKind {
@@ -91,6 +93,7 @@ impl ErrorKind {
             Self::BadSamples => "too many bad samples",
             Self::Device => "device not usable",
             Self::Cancelled => "cancelled",
+            Self::Forked => "forked",
         }
     }
 }
@@ -101,11 +104,17 @@ impl ErrorKind {
 #[cfg_attr(not(any(feature = "image", feature = "parquet")), allow(dead_code, reason = "there are none then"))]
 pub(crate) fn guarded<T>(what: &str, stage: Stage, work: impl FnOnce() -> Result<T>) -> Result<T> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        let said = panic.downcast_ref::<&str>().copied();
-        let said = said.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no words");
-        let said: String = said.chars().take(200).map(|c| if c.is_control() { ' ' } else { c }).collect();
-        Err(Error::new(ErrorKind::Panicked, stage, format!("a library panicked on {what}: {said}")))
+        let said = panicked(&*panic, stage);
+        Err(Error::new(ErrorKind::Panicked, stage, format!("a library panicked on {what}: {}", said.message())))
     })
+}
+
+/// The error for a caught panic.
+pub(crate) fn panicked(panic: &(dyn std::any::Any + Send), stage: Stage) -> Error {
+    let said = panic.downcast_ref::<&str>().copied();
+    let said = said.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no words");
+    let said: String = said.chars().take(200).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    Error::new(ErrorKind::Panicked, stage, said)
 }
 
 /// Where on a sample's way something happened.
@@ -200,7 +209,8 @@ impl Error {
         Self::new(kind, stage, message).with_source(source)
     }
 
-    /// The error of a user's decoder or transform, for code outside this crate.
+    /// The error of a user's transform, for code outside this crate. A dataset that cannot open a file says
+    /// [`Error::os`], a decoder [`Error::decode`], so that the stage is theirs.
     pub fn user(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::User, Stage::Map, message)
     }
@@ -254,6 +264,13 @@ impl Error {
     /// Says before the message in which part of the file it was.
     pub(crate) fn within(mut self, part: impl fmt::Display) -> Self {
         self.0.message = format!("{part}: {}", self.0.message);
+        self
+    }
+
+    /// Says behind the message what may be done.
+    #[cfg(feature = "image")]
+    pub(crate) fn advising(mut self, words: &str) -> Self {
+        self.0.message += &format!("; {words}");
         self
     }
 

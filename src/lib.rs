@@ -84,20 +84,22 @@
 //!
 //! impl Decoder for Numbers {
 //!     fn outputs(&self, _input: &EncodedField) -> Result<Vec<Field>> {
-//!         Ok(vec![Field::up_to("numbers", DType::F32, 4)])
+//!         Ok(vec![Field::up_to("numbers", DType::F32, 4), Field::fixed("sum", DType::F32, [])])
 //!     }
 //!
 //!     fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
 //!         let text = std::str::from_utf8(input).map_err(|e| Error::decode("not UTF-8").with_source(e))?;
-//!         let field = ctx.fields().start;
-//!         let places = out.slice_mut::<f32>(field)?;
+//!         // The fields of `outputs`, in its order.
+//!         let (numbers, sum) = (ctx.fields().start, ctx.fields().start + 1);
+//!         let (places, total) = out.two_mut::<f32, f32>(numbers, sum)?;
 //!         let mut len = 0;
 //!         for word in text.split_whitespace() {
 //!             let place = places.get_mut(len).ok_or_else(|| Error::decode("more numbers than the field holds"))?;
 //!             *place = word.parse().map_err(|e| Error::decode("not a number").with_source(e))?;
 //!             len += 1;
 //!         }
-//!         out.set_len(field, len)
+//!         total[0] = places[..len].iter().sum();
+//!         out.set_len(numbers, len)
 //!     }
 //! }
 //!
@@ -106,6 +108,7 @@
 //! let batch = loader.epoch(0)?.next().unwrap()?;
 //! assert_eq!(batch.field("numbers")?.row::<f32>(0)?, [1.0, 2.0, 3.0]);
 //! assert_eq!(batch.field("numbers")?.row::<f32>(1)?, [4.5]);
+//! assert_eq!(batch.field("sum")?.as_slice::<f32>()?, [6.0, 4.5]);
 //! # Ok::<(), feedline::Error>(())
 //! ```
 //!
@@ -129,16 +132,13 @@
 //!     })
 //!     .map_batch(|batch, ctx| {
 //!         let share = ctx.draws("mixup").next_f64() as f32;
-//!         let rows = batch.len();
 //!         for name in ["x", "target"] {
-//!             let field = batch.index_of(name)?;
-//!             let values = batch.slice_mut::<f32>(field)?;
-//!             let width = values.len() / rows;
-//!             // Row i is mixed with row i + 1 as it was; the last one with the first as it was.
-//!             let first = values[..width].to_vec();
-//!             for at in 0..values.len() {
-//!                 let next = values.get(at + width).copied().unwrap_or_else(|| first[at % width]);
-//!                 values[at] = share * values[at] + (1.0 - share) * next;
+//!             let mut rows = batch.rows_mut::<f32>(batch.index_of(name)?)?;
+//!             // The first row is mixed with the last one, and so on; a row in the middle stays as it is.
+//!             while let (Some(a), Some(b)) = (rows.next(), rows.next_back()) {
+//!                 for (a, b) in a.iter_mut().zip(b) {
+//!                     (*a, *b) = (share * *a + (1.0 - share) * *b, share * *b + (1.0 - share) * *a);
+//!                 }
 //!             }
 //!         }
 //!         Ok(())

@@ -301,7 +301,7 @@ fn a_chunk_that_cannot_be_opened_fails_its_samples_by_name_and_no_others() {
         (Fault::Error(3), ErrorKind::Decode, "a broken chunk"),
         (Fault::Panic(3), ErrorKind::Panicked, "a bug in the format"),
         (Fault::Forgets(3), ErrorKind::Decode, "40 samples, but 39 of field `head`"),
-        (Fault::Overflows(3), ErrorKind::Limit, "more than its index says"),
+        (Fault::Overflows(3), ErrorKind::Limit, "or more, 4096 were reserved"),
         (Fault::OutsideOfTheFile(3), ErrorKind::Truncated, "ends behind the end"),
     ];
     for (fault, kind, words) in table {

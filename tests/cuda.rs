@@ -17,6 +17,10 @@ mod conformance;
 #[path = "cuda/streams.rs"]
 mod streams;
 
+/// CUDA graphs that are captured beside a loader, and of its streams.
+#[path = "cuda/captures.rs"]
+mod captures;
+
 /// Which device, whose context, and why none.
 #[path = "cuda/devices.rs"]
 mod devices;
@@ -24,6 +28,10 @@ mod devices;
 /// What is reserved when, and what a batch costs.
 #[path = "cuda/hot.rs"]
 mod hot;
+
+/// When slots are free again, and what the copies do meanwhile.
+#[path = "cuda/slots.rs"]
+mod slots;
 
 /// How long the consumer's stream had nothing to do.
 #[path = "cuda/idle.rs"]

@@ -17,7 +17,7 @@ use doubles::*;
 use feedline::dataset::{Records, SafeTensors};
 use feedline::device::Finish;
 use feedline::tensor::{DType, Field, bf16, f16};
-use feedline::{ErrorKind, Gds, LastBatch, Loader, LoaderBuilder, Order, Shard, Stage};
+use feedline::{Device, ErrorKind, Gds, LastBatch, Loader, LoaderBuilder, Order, Shard, Stage};
 use std::collections::BTreeMap;
 
 const MEAN: [f32; 4] = [0.485, 0.456, 0.406, 0.5];
@@ -437,6 +437,25 @@ fn kernels_that_do_not_load_are_an_error_of_build_that_leaves_nothing_behind() {
         assert_eq!(Got::try_epoch(&loader, 0).unwrap().len(), 3);
         assert_eq!(machine.session.count("cuModuleLoadData"), loads);
         same(&both(machine, &finished, "afterwards"), &Got::try_epoch(&build(finished()), 0).unwrap(), "afterwards");
+    });
+}
+
+#[test]
+fn loaders_of_one_device_share_the_module() {
+    on_machine(|machine| {
+        let finished = || pictures(10, [4, 4, 3]).0.batch_size(4).finish("image", Finish::to(DType::F32));
+        let device = Device::cuda(0).unwrap();
+        let make = || build(finished().device(device.clone()));
+        let (one, other) = (make(), make());
+        assert_eq!(machine.session.count("cuModuleLoadData"), 1);
+        let right = Got::try_epoch(&build(finished()), 0).unwrap();
+        same(&Got::try_epoch(&one, 0).unwrap(), &right, "one");
+        drop(one);
+        same(&Got::try_epoch(&other, 0).unwrap(), &right, "the other");
+        drop(other);
+        assert_eq!(machine.session.count("cuModuleUnload"), 1);
+        same(&Got::try_epoch(&make(), 0).unwrap(), &right, "a later one");
+        assert_eq!(machine.session.count("cuModuleLoadData"), 2);
     });
 }
 

@@ -462,7 +462,7 @@ fn settings_of_ranks_that_are_not_legal_are_refused_by_build_in_words() {
             "a global batch of 3 for 4 ranks: some would have no rows",
         ),
         (start().global_batch(0).shard(shard(1, 4)).build(), "global_batch is 0"),
-        (start().batch_size(0).shard(shard(1, 4)).build(), "batch_size or global_batch is 0"),
+        (start().batch_size(0).shard(shard(1, 4)).build(), "batch_size is 0"),
         (start().batch_size(usize::MAX).shard(shard(0, 2)).build(), "batch_size is too large"),
         (start().global_batch(u64::MAX).shard(shard(0, 2)).build(), "do not fit 32 bits"),
         (start().global_batch(1 << 33).build(), "do not fit 32 bits"),

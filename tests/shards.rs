@@ -288,6 +288,23 @@ fn what_a_killed_run_left_is_no_obstacle() {
 }
 
 #[test]
+fn a_refused_run_after_an_interrupted_one_removes_nothing() {
+    let dir = Dir::new();
+    let (from, to) = (folder(&dir, 1), dir.path("out"));
+    let shards = Shards::new(Format::Tar).samples_per_shard(2);
+    let left = [".manifest.tsv.partial", ".shard-000001.tar.partial", "shard-000000.tar"];
+    left.iter().for_each(|name| drop(dir.write(&format!("out/{name}"), b"half")));
+    let error = write(&shards, &from, &to).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    for words in ["2 hidden files of a run that was interrupted", "--force", "overwrite(true)"] {
+        assert!(error.message().contains(words), "{error}");
+    }
+    assert_eq!(names(&to), left);
+    write(&shards.overwrite(true), &from, &to).unwrap();
+    assert!(names(&to).iter().all(|name| !name.ends_with("partial")), "{:?}", names(&to));
+}
+
+#[test]
 fn folders_that_lie_in_each_other_are_refused_before_anything_is_made() {
     let dir = Dir::new();
     let from = folder(&dir, 1);

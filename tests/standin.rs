@@ -371,6 +371,127 @@ fn events_are_known_by_what_was_recorded_last() {
     assert_eq!(cu!(cuStreamWaitEvent(stream, event, 0)), 400);
 }
 
+// --- captures of graphs ---
+
+fn begin_capture(stream: sys::CUstream, mode: u32) {
+    // SAFETY: the driver's modes are 0, 1 and 2.
+    let mode: sys::CUstreamCaptureMode = unsafe { std::mem::transmute(mode) };
+    ok!(cuStreamBeginCapture_v2(stream, mode));
+}
+
+/// Ends the capture; the driver's answer.
+fn end_capture(stream: sys::CUstream) -> u32 {
+    let mut graph = null_mut();
+    let code = cu!(cuStreamEndCapture(stream, &mut graph));
+    if code == 0 {
+        ok!(cuGraphDestroy(graph));
+    }
+    assert_eq!(code == 0, !graph.is_null());
+    code
+}
+
+/// Sets this thread's mode of captures and returns the one before.
+fn exchange(mode: u32) -> u32 {
+    // SAFETY: the driver's modes are 0, 1 and 2.
+    let mut mode: sys::CUstreamCaptureMode = unsafe { std::mem::transmute(mode) };
+    ok!(cuThreadExchangeStreamCaptureMode(&mut mode));
+    mode as u32
+}
+
+/// 0 when the stream does not capture, 1 when it does, 2 when the capture is invalid.
+fn capturing(stream: sys::CUstream) -> Result<u32, u32> {
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    match cu!(cuStreamIsCapturing(stream, &mut status)) {
+        0 => Ok(status as u32),
+        code => Err(code),
+    }
+}
+
+#[test]
+fn an_unsafe_call_invalidates_captures_by_the_modes_of_both() {
+    let _session = begin(Config::default());
+    let (stream, event) = (stream(), event());
+    let (stream_at, event_at) = (stream as usize, event as usize);
+    // Mode of the capture, mode of the thread that calls, whether it is the capturing one, whether the call is refused.
+    let cases = [
+        (0, 0, false, true),
+        (0, 1, false, false),
+        (0, 2, false, false),
+        (1, 0, false, false),
+        (2, 0, false, false),
+        (0, 0, true, true),
+        (0, 1, true, true),
+        (1, 0, true, true),
+        (1, 2, true, false),
+        (2, 0, true, false),
+    ];
+    for (capture, thread, own, refused) in cases {
+        let call = move || {
+            enter(0);
+            let before = exchange(thread);
+            let unsafe_call = cu!(cuEventQuery(event_at as sys::CUevent));
+            assert_eq!(exchange(before), thread);
+            unsafe_call
+        };
+        begin_capture(stream_at as sys::CUstream, capture);
+        let code = if own { call() } else { std::thread::spawn(call).join().unwrap() };
+        assert_eq!(code, if refused { 900 } else { 0 }, "{capture} {thread} {own}");
+        assert_eq!(capturing(stream), Ok(1 + u32::from(refused)));
+        assert_eq!(end_capture(stream), if refused { 901 } else { 0 });
+        assert_eq!(capturing(stream), Ok(0));
+    }
+}
+
+#[test]
+fn captured_work_does_not_run_and_a_captured_event_is_no_event() {
+    let session = begin(Config::default());
+    let (memory, captured, other, outside) = (alloc(LEN), stream(), stream(), event());
+    exchange(2);
+    begin_capture(captured, 0);
+    assert_eq!(fill(memory, captured), 0);
+    let inside = record(captured);
+    ok!(cuStreamWaitEvent(captured, inside, 0));
+    assert_eq!(end_capture(captured), 0);
+    assert_eq!(session.peek(memory, 1)[0], 0xa5);
+    let mut ms = 0.0;
+    assert_eq!([cu!(cuEventQuery(inside)), cu!(cuEventSynchronize(inside))], [907; 2]);
+    assert_eq!(
+        [cu!(cuStreamWaitEvent(other, inside, 0)), cu!(cuEventElapsedTime(&mut ms, inside, inside))],
+        [905, 907]
+    );
+    // Recorded anew it is one again.
+    ok!(cuEventRecord(inside, captured));
+    ok!(cuEventSynchronize(inside));
+    // Each of these conflicts with a capture, whatever the thread's mode.
+    ok!(cuEventRecord(outside, other));
+    let conflicts: [&dyn Fn() -> u32; 5] = [
+        &|| cu!(cuStreamSynchronize(captured)),
+        &|| cu!(cuStreamQuery(captured)),
+        &|| cu!(cuCtxSynchronize()),
+        &|| cu!(cuStreamWaitEvent(captured, outside, 0)),
+        &|| cu!(cuStreamWaitEvent(other, record(captured), 0)),
+    ];
+    for (call, code) in conflicts.iter().zip([900, 900, 900, 905, 905]) {
+        begin_capture(captured, 2);
+        assert_eq!((call(), end_capture(captured)), (code, 901));
+    }
+}
+
+#[test]
+fn the_legacy_stream_takes_no_work_while_a_blocking_stream_is_captured() {
+    let _session = begin(Config::default());
+    let (memory, blocking, free) = (alloc(LEN), stream_with(0), stream());
+    assert_eq!(cu!(cuStreamBeginCapture_v2(null_mut(), sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL)), 900);
+    for (stream, code) in [(blocking, 906), (free, 0)] {
+        begin_capture(stream, 2);
+        assert_eq!(capturing(null_mut()), if code == 0 { Ok(0) } else { Err(code) });
+        assert_eq!(capturing(stream), Ok(1));
+        assert_eq!(fill(memory, null_mut()), code);
+        assert_eq!(end_capture(stream), if code == 0 { 0 } else { 901 });
+    }
+    assert_eq!(end_capture(free), 903);
+}
+
 // --- memory ---
 
 #[test]

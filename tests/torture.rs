@@ -284,6 +284,47 @@ fn a_flipped_bit_is_one_bit_and_the_file_looks_as_before_and_links_stay_whole() 
     }
 }
 
+/// What is copied for `--path`, or why nothing.
+fn copied(dir: &Dir, path: &Path) -> Result<Vec<String>, String> {
+    let args = ["torture", "--source", "records", "--record-bytes", "1", "--path", path.to_str().unwrap()];
+    let args = <OnlySource as clap::Parser>::try_parse_from(args).unwrap();
+    let stop = feedline::Stop::new();
+    let copy =
+        copy::Copy::make(&args.source, &dir.path("work"), 1000, None, &stop).map_err(|error| error.to_string())?;
+    copy.renew().unwrap();
+    let name = |path: PathBuf| path.strip_prefix(copy.work().join("data")).unwrap().display().to_string();
+    Ok(copy.files().into_iter().map(name).collect())
+}
+
+#[derive(clap::Parser)]
+struct OnlySource {
+    #[command(flatten)]
+    source: source::SourceArgs,
+}
+
+#[test]
+fn a_path_names_its_files_and_no_folder_beside_them_is_searched() {
+    let dir = Dir::new();
+    for name in ["a.idx", "a.bin", "ab.bin", "b-0.tar", "b-1.tar", "deep/a.bin", "deep/b-2.tar"] {
+        std::fs::create_dir_all(dir.path(name).parent().unwrap()).unwrap();
+        std::fs::write(dir.path(name), b"x").unwrap();
+    }
+    for (path, files) in [
+        ("a", &["a.bin", "a.idx"][..]),
+        ("a.idx", &["a.bin", "a.idx"]),
+        ("b-{0..1}.tar", &["b-0.tar", "b-1.tar"]),
+        ("*/b-*.tar", &["deep/b-2.tar"]),
+        ("deep", &["a.bin", "b-2.tar"]),
+    ] {
+        assert_eq!(copied(&dir, &dir.path(path)).unwrap(), files, "{path}");
+    }
+    for (path, why) in [("missing", "No such file"), ("no/such/folder", "No such file"), ("c*.tar", "no files there")] {
+        let path = dir.path(path);
+        let error = copied(&dir, &path).unwrap_err();
+        assert!(error.starts_with(&format!("{}: {why}", path.display())), "{error}");
+    }
+}
+
 #[test]
 fn sizes_are_read_as_people_write_them() {
     let table = [("2GB", Some(2_000_000_000)), ("1.5mb", Some(1_500_000)), ("7 kb", Some(7000)), ("12", Some(12))];

@@ -8,6 +8,7 @@ use cudarc::driver::{CudaContext, CudaStream, result, sys};
 use feedline::dataset::Records;
 use feedline::device::cuda::Stream;
 use feedline::{Batch, Device, Epoch, Loader, LoaderBuilder};
+use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 const RECORD: usize = 4096;
 const ROWS: usize = 16;
 
-pub const SCENARIOS: [Scenario; 20] = [
+pub const SCENARIOS: [Scenario; 25] = [
     ("device: decode is slow", 60, |steps| {
         run(Case::new(steps, |_| rest(400)), |consumer, batches| {
             consumer.each(batches, |consumer, _| consumer.work(2000));
@@ -181,6 +182,37 @@ pub const SCENARIOS: [Scenario; 20] = [
             }
         })
     }),
+    ("device: runs ahead, steps are slow, bare stream", 80, |steps| {
+        run(Case::new(steps, |_| {}).bare(), |consumer, batches| {
+            consumer.each(batches, |consumer, _| consumer.work(4000));
+        })
+    }),
+    ("device: runs ahead, decode is slow, bare stream", 60, |steps| {
+        run(Case::new(steps, |_| rest(300)).bare(), |consumer, batches| {
+            consumer.each(batches, |consumer, _| consumer.work(2000));
+        })
+    }),
+    ("device: runs ahead, copies are slow", 60, |steps| {
+        let case = Case::new(steps, |_| {}).bandwidth(10_000_000).with(|builder| builder.slots(8).device_batches(5));
+        run(case, |consumer, batches| consumer.each(batches, |consumer, _| consumer.work(1000)))
+    }),
+    ("device: runs ahead, copies are slow, bare stream", 60, |steps| {
+        let case = Case::new(steps, |_| {}).bandwidth(10_000_000).with(|builder| builder.slots(8).device_batches(5));
+        run(case.bare(), |consumer, batches| consumer.each(batches, |consumer, _| consumer.work(1000)))
+    }),
+    ("device: runs three steps ahead, all vary, bare stream", 80, |steps| {
+        run(Case::new(steps, |id| rest(random(id, 400))).bare(), |consumer, batches| {
+            let mut queued = VecDeque::new();
+            consumer.each_owned(batches, |consumer, batch| {
+                consumer.work(random(batch.index(), 7000));
+                consumer.drop(batch);
+                queued.push_back(consumer.stream.record_event(None).unwrap());
+                if queued.len() > 3 {
+                    queued.pop_front().unwrap().synchronize().unwrap();
+                }
+            });
+        })
+    }),
     ("device: tiny steps of 100 µs", 400, |steps| {
         run(Case::new(steps, |_| {}), |consumer, batches| {
             consumer.each(batches, |consumer, _| consumer.work(100));
@@ -217,14 +249,23 @@ extern "C" fn work(_: *const u32, _: *const u32, params: *const *const c_void) {
     log().push((mark, begin, Instant::now()));
 }
 
+/// How the loader learns the consumer's stream.
+#[derive(Clone, Copy, PartialEq)]
+enum Given {
+    Builder,
+    /// Each batch is bound to the bare handle as it comes.
+    Handle,
+    /// The scenario binds batches.
+    ByHand,
+}
+
 /// A loader's settings and what is done with it.
 struct Case {
     builder: LoaderBuilder,
     config: Config,
     epochs: u64,
     steps: u64,
-    /// The stream is the builder's.
-    bound: bool,
+    given: Given,
     /// Nothing follows the drop: the bound of the host's lateness is its truth.
     exact: bool,
 }
@@ -239,7 +280,7 @@ impl Case {
             Ok(())
         });
         let config = Config { devices: vec![Gpu::new(1 << 30, "0000:3b:00.0")], ..Config::default() };
-        Self { builder, config, epochs: 1, steps, bound: true, exact: false }
+        Self { builder, config, epochs: 1, steps, given: Given::Builder, exact: false }
     }
 
     fn bandwidth(mut self, bytes_per_s: u64) -> Self {
@@ -252,7 +293,11 @@ impl Case {
     }
 
     fn unbound(self) -> Self {
-        Self { bound: false, ..self }
+        Self { given: Given::ByHand, ..self }
+    }
+
+    fn bare(self) -> Self {
+        Self { given: Given::Handle, ..self }
     }
 
     fn exact(self) -> Self {
@@ -264,9 +309,9 @@ impl Case {
 fn run(case: Case, consume: impl Fn(&Consumer, &mut Epoch)) -> Vec<Line> {
     let session = standin::cuda().session(case.config.clone());
     log().clear();
-    let consumer = Consumer::new();
+    let consumer = Consumer::new(case.given);
     let builder = case.builder.device(Device::cuda(0).unwrap());
-    let builder = if case.bound { builder.stream(&consumer.stream) } else { builder };
+    let builder = if case.given == Given::Builder { builder.stream(&consumer.stream) } else { builder };
     let loader = builder.build().unwrap();
     loader.ready().unwrap();
     for epoch in 0..case.epochs {
@@ -335,6 +380,7 @@ fn wall(log: &[(u64, Instant, Instant)]) -> Duration {
 struct Consumer {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
+    given: Given,
     module: sys::CUmodule,
     kernel: sys::CUfunction,
 }
@@ -343,7 +389,7 @@ struct Consumer {
 unsafe impl Sync for Consumer {}
 
 impl Consumer {
-    fn new() -> Self {
+    fn new(given: Given) -> Self {
         standin::cuda().register_kernel("work", work, &[8, 8], 0, 0);
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();
@@ -353,7 +399,7 @@ impl Consumer {
             let module = result::module::load_data(image.as_ptr().cast()).unwrap();
             (module, result::module::get_function(module, c"work".into()).unwrap())
         };
-        Self { context, stream, module, kernel }
+        Self { context, stream, given, module, kernel }
     }
 
     fn work_of(&self, mark: u64, us: u64) {
@@ -377,6 +423,10 @@ impl Consumer {
     fn next(&self, batches: &mut Epoch) -> Option<Batch> {
         self.ask_for(Epoch::position(batches) == 0);
         let batch = batches.next()?.unwrap();
+        if self.given == Given::Handle {
+            // SAFETY: the stream lives as long as `self`, and batches are dropped before.
+            batch.bind(unsafe { Stream::from_raw(self.stream.cu_stream() as usize) }).unwrap();
+        }
         self.work_of(GOT, 0);
         Some(batch)
     }
@@ -386,7 +436,7 @@ impl Consumer {
         self.work_of(DROPPED, 0);
     }
 
-    fn each_owned(&self, batches: &mut Epoch, step: impl Fn(&Self, Batch)) {
+    fn each_owned(&self, batches: &mut Epoch, mut step: impl FnMut(&Self, Batch)) {
         while let Some(batch) = self.next(batches) {
             step(self, batch);
         }

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-pub const SCENARIOS: [Scenario; 26] = [
+pub const SCENARIOS: [Scenario; 27] = [
     ("decode sleeps, 1 worker", 60, |steps| plain(mapped(steps, 8, |_| rest(1000)).workers(1), steps, |_| rest(2000))),
     ("decode sleeps, 2 workers", 60, |steps| plain(mapped(steps, 8, |_| rest(1500)).workers(2), steps, |_| rest(2000))),
     ("decode spins, 1 worker", 60, |steps| plain(mapped(steps, 16, |_| spin(300)).workers(1), steps, |_| rest(1000))),
@@ -47,6 +47,22 @@ pub const SCENARIOS: [Scenario; 26] = [
         })
     }),
     ("all batches are held until next() says so", 4, held_too_long),
+    ("another thread steps, up to three batches behind", 60, |steps| {
+        watched(mapped(steps, 8, |_| rest(300)).workers(1).slots(6), steps, |watch, batches| {
+            std::thread::scope(|scope| {
+                let (send, stepper) = std::sync::mpsc::sync_channel(2);
+                scope.spawn(move || {
+                    for batch in stepper {
+                        rest(2000);
+                        drop::<Batch>(batch);
+                    }
+                });
+                while let Some(batch) = watch.next(batches) {
+                    send.send(batch.unwrap()).unwrap();
+                }
+            });
+        })
+    }),
     ("next_within 300 µs, work in between", 60, |steps| {
         polled(mapped(steps, 8, |_| rest(800)).workers(1), steps, 300, || spin(200))
     }),

@@ -11,7 +11,7 @@
 mod source;
 
 use clap::Parser;
-use feedline::dataset::{Dataset, Verified, Verify};
+use feedline::dataset::{Damage, Dataset, Verified, Verify};
 use feedline::decode::Image;
 use feedline::tensor::{EncodedField, Encoding};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -75,7 +75,7 @@ fn run(args: &Args) -> Result<ExitCode, Box<dyn Error>> {
     if !args.verify {
         return Ok(ExitCode::from(if damage.is_empty() { 0 } else { 2 }));
     }
-    let whole = verify(&*dataset, args)? && damage.is_empty();
+    let whole = verify(&*dataset, args, &damage)? && damage.is_empty();
     Ok(ExitCode::from(if whole { 0 } else { 2 }))
 }
 
@@ -109,7 +109,7 @@ fn encoding(field: &EncodedField) -> String {
     }
 }
 
-fn verify(dataset: &dyn Dataset, args: &Args) -> Result<bool, Box<dyn Error>> {
+fn verify(dataset: &dyn Dataset, args: &Args, damage: &[Damage]) -> Result<bool, Box<dyn Error>> {
     let mut verify = Verify::new().listed(args.listed);
     if let Some(workers) = args.workers {
         verify = verify.workers(workers);
@@ -134,14 +134,25 @@ fn verify(dataset: &dyn Dataset, args: &Args) -> Result<bool, Box<dyn Error>> {
     let listed = ledger.len() as u64;
     let seconds = started.elapsed().as_secs_f64();
     say!(
-        "verified  {} samples, {:.3} GB in {seconds:.2} s = {:.3} GB/s; {} damaged{}",
+        "verified  {} samples, {:.3} GB in {seconds:.2} s = {:.3} GB/s; {} damaged{}{}",
         done.samples,
         done.bytes as f64 / 1e9,
         done.bytes as f64 / 1e9 / seconds.max(1e-9),
         done.damaged,
         if listed < done.damaged { format!(", {listed} errors listed") } else { String::new() },
+        lost(damage),
     );
     Ok(done.damaged == 0)
+}
+
+/// What is not among the samples, since the files are damaged.
+fn lost(damage: &[Damage]) -> String {
+    if damage.is_empty() {
+        return String::new();
+    }
+    let samples: u64 = damage.iter().map(|damage| damage.samples).sum();
+    let least = if damage.iter().any(Damage::is_lower_bound) { "at least " } else { "" };
+    format!("; {least}{samples} more are lost in the {} damaged places listed first", damage.len())
 }
 
 fn progress(samples: u64) -> ProgressBar {

@@ -11,7 +11,7 @@ use feedline::Report;
 use feedline::dataset::Dataset;
 use feedline::device::DeviceKind;
 use feedline::profile::{Cached, Cause, Change, Prediction, Snapshot, StageLoad, Strength, Truth, Verdict, WhatIf};
-use feedline::read::{PROBES_MAX, page_cache_share};
+use feedline::read::{DEPTH_MAX, PROBES_MAX, page_cache_share};
 use serde::Serialize;
 
 /// What was found out.
@@ -80,6 +80,7 @@ pub struct Guess {
     pub change: Change,
     pub items_per_s: f64,
     pub at_least: bool,
+    pub at_most: bool,
     pub bound_by: Cause,
     /// Of the same step.
     pub au: Option<f64>,
@@ -131,7 +132,7 @@ impl Answer {
             what_if: match tally.stretch.steps {
                 // Less than a millisecond of work may stand for the steady time of a single batch.
                 0 => Vec::new(),
-                _ => guesses(&snapshot, given, items_per_s, au),
+                _ => guesses(&snapshot, given, items_per_s),
             },
             step_ms: 1e3 * given.step.as_secs_f64(),
             batch: given.args.settings.batch,
@@ -229,7 +230,7 @@ impl From<&StageLoad> for Stage {
 }
 
 /// What was measured, what the usual changes would give, and those that were asked for.
-fn guesses(snapshot: &Snapshot, given: &Given, items_per_s: f64, au: Option<f64>) -> Vec<Guess> {
+fn guesses(snapshot: &Snapshot, given: &Given, items_per_s: f64) -> Vec<Guess> {
     let Some(model) = WhatIf::from(snapshot) else { return Vec::new() };
     let workers = |workers| Change { workers: Some(workers), ..Change::default() };
     let now = snapshot.decode.workers.max(1);
@@ -238,6 +239,11 @@ fn guesses(snapshot: &Snapshot, given: &Given, items_per_s: f64, au: Option<f64>
         ("storage twice as fast".into(), Change { storage_factor: Some(2.0), ..Change::default() }),
         ("all in the page cache".into(), Change { cached: true, ..Change::default() }),
     ];
+    let depth = snapshot.storage.depth.max(1);
+    if snapshot.storage.reads > 0 && depth < DEPTH_MAX {
+        let twice = depth.saturating_mul(2).min(DEPTH_MAX);
+        changes.push((format!("depth {twice} instead of {depth}"), Change { depth: Some(twice), ..Change::default() }));
+    }
     if given.pictures {
         changes.push(("decoding on the GPU".into(), Change { gpu_decode: true, ..Change::default() }));
     }
@@ -250,33 +256,34 @@ fn guesses(snapshot: &Snapshot, given: &Given, items_per_s: f64, au: Option<f64>
     }
     let rows = snapshot.consumer.samples as f64 / snapshot.consumer.batches.max(1) as f64;
     let guess = |(what, change)| Guess::new(what, change, &model, rows, given);
-    let mut all = vec![Guess::as_it_is(&model, items_per_s, au)];
+    let mut all = vec![Guess::as_it_is(&model, items_per_s, rows, given)];
     all.extend(changes.into_iter().map(guess));
     all
 }
 
 impl Guess {
-    /// What was measured stands at the head of the table; the model starts from the loader's own clock.
-    fn as_it_is(model: &WhatIf, items_per_s: f64, au: Option<f64>) -> Self {
-        let change = Change::default();
-        let Prediction { items_per_s: loaders, bound_by, .. } = model.with(&change);
-        let caveats = ((loaders - items_per_s).abs() > OTHER_RATE * items_per_s).then(|| {
-            format!(
-                "The other rows are of the loader's own time, from the first batch on, in which it gave {} samples/s; the rate \
-                 above is from the end of the first step on.",
-                number(loaders)
-            )
-        });
-        let caveats = caveats.into_iter().collect();
-        Self { what: "as it is".into(), change, items_per_s, at_least: false, bound_by, au, caveats }
+    /// What the loader can keep up: the other rows are changes to that. `measured` is the rate of the run.
+    fn as_it_is(model: &WhatIf, measured: f64, rows: f64, given: &Given) -> Self {
+        let guess = Self::new("as it is".into(), Change::default(), model, rows, given);
+        // It was measured: no bound, and nothing was supposed.
+        let mut guess = Self { at_least: false, caveats: Vec::new(), ..guess };
+        let kept = guess.items_per_s;
+        if (kept - measured).abs() > OTHER_RATE * measured {
+            guess.caveats.push(format!(
+                "Rows are of what the loader can keep up. The run's own {} samples/s leave out the first step, and hold what was \
+                 ready before the first batch.",
+                number(measured)
+            ));
+        }
+        guess
     }
 
     /// `rows`: of a batch, on average.
     fn new(what: String, change: Change, model: &WhatIf, rows: f64, given: &Given) -> Self {
-        let Prediction { items_per_s, at_least, bound_by, caveats, .. } = model.with(&change);
+        let Prediction { items_per_s, at_least, at_most, bound_by, caveats, .. } = model.with(&change);
         let busy = items_per_s / rows.max(1.0) * given.step.as_secs_f64();
         let au = (busy > 0.0).then(|| busy.min(1.0));
-        Self { what, change, items_per_s, at_least, bound_by, au, caveats }
+        Self { what, change, items_per_s, at_least, at_most, bound_by, au, caveats }
     }
 }
 

@@ -391,6 +391,11 @@ mod tests {
             ("--source images --path data --batch -1", "invalid value '-1' for '--batch <BATCH>'"),
             ("--source images --path data --step-ms inf", "a number of milliseconds, from 0 on"),
             ("--source images --path data --what-if-workers 0", "0 is not in"),
+            ("--source images --path data --batch 0", "0 is not in"),
+            ("--source images --path data --workers 0", "0 is not in"),
+            ("--source images --path data --slots 0", "0 is not in"),
+            ("--source images --path data --crop 0", "0 is not in"),
+            ("--source images --path data --depth 0", "0 is not in"),
             ("--source images --path data --trace f --html f", "--trace and --html name the same file"),
             ("--source images --path data --prometheus 70000", "70000 is not in"),
         ] {

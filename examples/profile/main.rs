@@ -403,15 +403,28 @@ mod tests {
         let (json, text) = profile(words, &folder);
         let rate = json["items_per_s"].as_f64().unwrap();
         assert!((rate - 1038.0 / json["seconds"].as_f64().unwrap()).abs() < 1e-6 * rate, "{json}");
-        assert_eq!((json["what_if"][0]["items_per_s"].as_f64(), json["steps"].as_u64()), (Some(rate), Some(104)));
-        assert_eq!(json["what_if"][0]["au"], json["au"]);
+        assert_eq!(json["steps"].as_u64(), Some(104));
         let number = text::number(rate);
         assert!(
             text.contains(&format!("\nrate      {number} samples/s")) && text.contains("over 104 batches"),
             "{text}"
         );
+        // The table is of what the loader can keep up: no stage could do less, and no change to the better gives less.
+        let rates = |list: &Value, name: &str| -> Vec<f64> {
+            list.as_array().unwrap().iter().map(|row| row[name].as_f64().unwrap()).collect()
+        };
+        let kept = rates(&json["what_if"], "items_per_s");
+        assert!(kept.iter().all(|rate| *rate >= 0.9999 * kept[0]), "{kept:?}");
+        let could = rates(&json["stages"], "ceiling_items_per_s");
+        assert!(could.iter().all(|rate| *rate >= 0.9999 * kept[0]), "{kept:?} {could:?}");
         let row = text.lines().find(|line| line.starts_with("as it is ")).unwrap();
-        assert_eq!(row.split_whitespace().nth(3), Some(number.as_str()));
+        assert_eq!(row.split_whitespace().nth(3), Some(text::number(kept[0]).as_str()));
+        let far = (kept[0] - rate).abs() > 0.01 * rate;
+        assert_eq!(
+            json["what_if"][0]["caveats"].to_string().contains(&format!("own {number} samples/s")),
+            far,
+            "{json}"
+        );
     }
 
     #[test]
@@ -487,6 +500,8 @@ mod tests {
             profile(&format!("{made} --what-if-workers 3 --what-if-workers 4 --what-if-workers 3"), &folder);
         let whats: Vec<&str> =
             json["what_if"].as_array().unwrap().iter().map(|guess| guess["what"].as_str().unwrap()).collect();
+        // Data that is in the page cache is not read, and no depth matters.
+        let whats: Vec<&str> = whats.into_iter().filter(|what| !what.starts_with("depth ")).collect();
         let usual = ["as it is", "workers 4 instead of 2", "storage twice as fast", "all in the page cache"];
         assert_eq!(whats, [&usual[..], &["workers 3 instead of 2"]].concat());
         assert!(text.contains("workers 3 instead of 2"));

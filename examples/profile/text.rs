@@ -2,7 +2,7 @@
 
 use crate::answer::{Answer, Data, Guess, Stage};
 use crate::args::Given;
-use feedline::profile::{Cause, Change};
+use feedline::profile::{Cause, Change, WhatIf};
 use std::fmt::Write;
 
 const WIDTH: usize = 100;
@@ -164,7 +164,11 @@ pub fn lines(answer: &Answer, verdict: &str) -> Vec<String> {
         let (what, limit) = (&guess.what, name(guess.bound_by));
         let changed = guess.change != Change::default();
         let (begin, then) = if changed { ("what if ", "then ") } else { ("", "") };
-        all.push(format!("{begin}{what}: {} samples/s{au}, {then}{limit} limits", would_give(guess)));
+        all.push(format!(
+            "{begin}{what}: {} samples/s{au}, {then}{limit} limits{}",
+            would_give(guess),
+            gain(answer, guess)
+        ));
     }
     all.extend(caveats(answer).into_iter().map(str::to_string));
     all.iter().map(|line| line.trim().replace('`', "")).collect()
@@ -221,16 +225,30 @@ fn stages(page: &mut Page, answer: &Answer) {
     }
 }
 
+/// Behind a change that is not worth it.
+fn gain(answer: &Answer, guess: &Guess) -> &'static str {
+    let now = answer.what_if.first().map_or(0.0, |as_it_is| as_it_is.items_per_s);
+    let changed = guess.change != Change::default();
+    if changed && guess.items_per_s < WhatIf::GAIN * now { ", no gain" } else { "" }
+}
+
 fn could_do(stage: &Stage) -> String {
-    at_least(stage.at_least, stage.ceiling_items_per_s)
+    bounded((stage.at_least, false), stage.ceiling_items_per_s)
 }
 
 fn would_give(guess: &Guess) -> String {
-    at_least(guess.at_least, guess.items_per_s)
+    bounded((guess.at_least, guess.at_most), guess.items_per_s)
 }
 
-fn at_least(least: bool, rate: f64) -> String {
-    format!("{}{}", if least { "at least " } else { "" }, number(rate))
+/// A rate that is known as a lower bound, as an upper bound, or as neither.
+fn bounded(bounds: (bool, bool), rate: f64) -> String {
+    let words = match bounds {
+        (false, false) => "",
+        (true, false) => "at least ",
+        (false, true) => "at most ",
+        (true, true) => "perhaps ",
+    };
+    format!("{words}{}", number(rate))
 }
 
 fn name(stage: Cause) -> String {
@@ -251,7 +269,7 @@ fn what_if(page: &mut Page, answer: &Answer) {
     for guess in &answer.what_if {
         let (what, rate) = (&guess.what, would_give(guess));
         let au = guess.au.filter(|_| with_au).map_or(String::new(), |au| format!("{:>6.1} %", 100.0 * au));
-        let _ = writeln!(page.0, "{what:<28}{rate:>20}{au}  {}", name(guess.bound_by));
+        let _ = writeln!(page.0, "{what:<28}{rate:>20}{au}  {}{}", name(guess.bound_by), gain(answer, guess));
     }
     for caveat in caveats(answer) {
         fill(&mut page.0, "  ", 2, caveat);

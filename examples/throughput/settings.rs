@@ -1,5 +1,6 @@
 //! How a loader reads, decodes and hands out: the settings that examples which measure share.
 
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
 use feedline::dataset::Dataset;
 use feedline::decode::{Bytes, Image, PixelLayout};
@@ -13,16 +14,16 @@ use std::sync::Arc;
 #[derive(Args)]
 pub struct Settings {
     /// Rows of a batch
-    #[arg(long, default_value_t = 256)]
+    #[arg(long, default_value_t = 256, value_parser = at_least_one())]
     pub batch: usize,
     /// Decode workers [default: one per core]
-    #[arg(long)]
+    #[arg(long, value_parser = at_least_one())]
     pub workers: Option<usize>,
     /// Batches in memory at once, those in the consumer's hands included [default: 4 to 16 by their size]
-    #[arg(long)]
+    #[arg(long, value_parser = at_least_one())]
     pub slots: Option<usize>,
     /// Images: RandomResizedCrop to N × N pixels, with horizontal flip
-    #[arg(long, default_value_t = 224)]
+    #[arg(long, default_value_t = 224, value_parser = clap::value_parser!(u32).range(1..))]
     pub crop: u32,
     /// Images: element type of the batch (floats are normalised with ImageNet's mean and deviation)
     #[arg(long, value_enum, default_value_t = Type::U8)]
@@ -37,7 +38,7 @@ pub struct Settings {
     #[arg(long, value_enum, default_value_t = Bypass::Auto)]
     pub direct: Bypass,
     /// Reads in flight at most
-    #[arg(long, default_value_t = 32)]
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     pub depth: u32,
     /// Shuffle with this seed [default: sequential]
     #[arg(long)]
@@ -160,6 +161,11 @@ impl Settings {
         }
         builder
     }
+}
+
+/// For arguments: a number of things of which there is at least one.
+fn at_least_one() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..)
 }
 
 /// For arguments: a number of seconds.

@@ -2,8 +2,8 @@
 
 use clap::{Args, ValueEnum};
 use feedline::dataset::{
-    Dataset, DatasetExt, Images, Mds, Megatron, Npy, Npz, OnDamage, Records, SafeTensors, Tar, TarBuilder, TfRecord,
-    TfRecordBuilder, Tokens,
+    Damage, Dataset, DatasetExt, Images, Mds, Megatron, Npy, Npz, OnDamage, Records, SafeTensors, Tar, TarBuilder,
+    TfRecord, TfRecordBuilder, Tokens,
 };
 use feedline::tensor::{DType, Field};
 use std::error::Error;
@@ -47,12 +47,18 @@ pub struct SourceArgs {
     /// npz: shapes vary; arrays come flat, of up to so many elements, with their shape
     #[arg(long, conflicts_with = "up_to", requires = "columns")]
     pub flat: Option<usize>,
+    /// TFRecord: read the context of tf.train.SequenceExample, and skip its feature lists [default: an error]
+    #[arg(long)]
+    pub context_only: bool,
     /// Parquet: missing values are 0 or empty [default: an error]
     #[arg(long)]
     pub null_zero: bool,
     /// Verify every read against checksums in this file, which is made first when it is missing
     #[arg(long)]
     pub checked: Option<PathBuf>,
+    /// Make the checksums of --checked anew from the files as they are
+    #[arg(long, requires = "checked")]
+    pub checked_anew: bool,
     /// Read all files into memory first
     #[arg(long)]
     pub in_memory: bool,
@@ -99,7 +105,7 @@ const UP_TO_WHAT: &str = "--up-to needs --columns: the names of those whose leng
 #[allow(dead_code, reason = "not every example prints the ledger")]
 pub struct Opened {
     pub dataset: Arc<dyn Dataset>,
-    pub damage: Vec<String>,
+    pub damage: Vec<Damage>,
 }
 
 impl SourceArgs {
@@ -112,12 +118,12 @@ impl SourceArgs {
         match self.source {
             Source::Tar => {
                 let tar = self.tar().on_damage(OnDamage::Report).open(&self.path)?;
-                let damage = tar.damage().iter().map(ToString::to_string).collect();
+                let damage = tar.damage().to_vec();
                 Ok(Opened { dataset: Arc::new(tar), damage })
             }
             Source::Tfrecord => {
                 let records = self.tfrecord()?.on_damage(OnDamage::Report).open(&self.path)?;
-                let damage = records.damage().iter().map(ToString::to_string).collect();
+                let damage = records.damage().to_vec();
                 Ok(Opened { dataset: Arc::new(records), damage })
             }
             _ => Ok(Opened { dataset: self.open()?, damage: Vec::new() }),
@@ -128,7 +134,10 @@ impl SourceArgs {
     pub fn open(&self) -> Result<Arc<dyn Dataset>, Box<dyn Error>> {
         let mut dataset = self.unchecked()?;
         if let Some(place) = &self.checked {
-            dataset = Arc::new(dataset.checked(place)?);
+            dataset = match self.checked_anew {
+                true => Arc::new(dataset.checked_anew(place)?),
+                false => Arc::new(dataset.checked(place)?),
+            };
         }
         if self.in_memory {
             dataset = Arc::new(dataset.in_memory()?);
@@ -178,7 +187,7 @@ impl SourceArgs {
     }
 
     fn tfrecord(&self) -> Result<TfRecordBuilder, Box<dyn Error>> {
-        let mut builder = TfRecord::builder();
+        let mut builder = TfRecord::builder().context_only(self.context_only);
         if let Some(feature) = &self.image {
             builder = builder.image(feature);
         }

@@ -86,7 +86,7 @@ impl Child<'_> {
         }
         self.damage(When::Before)?;
         let Opened { dataset, damage } = if job.substitute { self.args.open_all()? } else { as_opened(&self.args)? };
-        (self.told.damage, self.told.samples) = (damage, dataset.len());
+        (self.told.damage, self.told.samples) = (damage.iter().map(ToString::to_string).collect(), dataset.len());
         self.damage(When::Indexed)?;
         self.phase = Phase::Build;
         match job.act {

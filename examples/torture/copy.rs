@@ -165,6 +165,8 @@ pub fn keep_time(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// A folder as it is; a file with those that share its name up to the ending (Megatron's `.idx` and `.bin`); a pattern's files.
+///
+/// Errors: what the file system says; a name that is not there.
 fn find(path: &Path) -> Anyhow<Found> {
     let at = |error: io::Error| format!("{}: {error}", path.display());
     if path.is_dir() {
@@ -180,18 +182,35 @@ fn find(path: &Path) -> Anyhow<Found> {
     let base = if plain == 0 { PathBuf::from(".") } else { base };
     let pattern: PathBuf = parts[plain..].iter().collect();
     let text = pattern.to_str().ok_or("a pattern must be UTF-8")?;
-    let wanted = if is_plain(&parts[parts.len() - 1]) {
+    let named = is_plain(&parts[parts.len() - 1]);
+    let wanted = if named {
         vec![text.to_string(), format!("{}.*", Path::new(text).with_extension("").display())]
     } else {
         vec![without_braces(text)]
     };
-    let wanted = wanted.iter().map(|pattern| glob::Pattern::new(pattern)).collect::<Result<Vec<_>, _>>()?;
-    let mut files = Vec::new();
-    walk(&base, Path::new(""), &mut files).map_err(at)?;
-    let options = glob::MatchOptions { require_literal_separator: true, ..glob::MatchOptions::new() };
-    files.retain(|name| wanted.iter().any(|pattern| pattern.matches_path_with(name, options)));
+    let mut files = matching(&base, &wanted)?;
+    if named && files.is_empty() {
+        fs::metadata(path).map_err(at)?;
+    }
     files.sort();
+    files.dedup();
     Ok(Found { base, pattern, files })
+}
+
+/// The files below `base` that have one of the names. No folder is looked into but those that a pattern names.
+fn matching(base: &Path, wanted: &[String]) -> Anyhow<Vec<PathBuf>> {
+    let options = glob::MatchOptions { require_literal_separator: true, ..glob::MatchOptions::new() };
+    let folder = glob::Pattern::escape(base.to_str().ok_or("a path with a pattern must be UTF-8")?);
+    let mut files = Vec::new();
+    for pattern in wanted {
+        for found in glob::glob_with(&format!("{folder}/{pattern}"), options)? {
+            let found = found?;
+            if found.is_file() {
+                files.push(found.strip_prefix(base).unwrap_or(&found).to_path_buf());
+            }
+        }
+    }
+    Ok(files)
 }
 
 /// `{…}` as `*`: it takes a file too many rather than one too few.

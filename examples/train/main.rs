@@ -9,6 +9,7 @@ mod model;
 mod shapes;
 
 use clap::Parser;
+use clap::builder::RangedU64ValueParser;
 use feedline::dataset::{Dataset, DatasetExt, Images};
 use feedline::decode::{Image, PixelLayout};
 use feedline::read::{Direct, Mode};
@@ -37,10 +38,10 @@ struct Args {
     #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u64).range(1..))]
     epochs: u64,
     /// Pictures per step
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, default_value_t = 16, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     batch: usize,
     /// Decode workers; the network computes on the other cores
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     workers: usize,
     /// Where the network computes: auto or host; candle is built without CUDA here
     #[arg(long, default_value = "auto", value_parser = device)]

@@ -14,9 +14,12 @@
 //! verified first. Bytes that lie in the inner dataset's index
 //! (labels) have one CRC32C together, verified when the dataset is opened.
 //!
-//! Invariants: the file is used when its own CRC is right and all sources have the same paths, lengths and
-//! modification times (memory: the same bytes); else it is made anew, and [`Checked::built`] says so. A dataset that is
-//! another than then although its sources are not is an error: a header is damaged. It appears by a rename.
+//! Invariants: an existing file is never replaced in silence. It is used when its own CRC is right and all sources have the
+//! same lengths, paths and modification times (memory: the same bytes). When only paths or times differ, as in a copy,
+//! everything is read and compared: the checksums stay, and a difference is an error. Other lengths are an error, and so is a
+//! damaged file; only [`checked_anew`](super::DatasetExt::checked_anew) makes it anew, and [`Checked::built`] says
+//! so. A dataset that is another than then although its sources are not is an error: a header is damaged. It appears by a
+//! rename.
 
 use super::images::parallel;
 use super::index::{fnv, modified, save};
@@ -38,11 +41,13 @@ const RUN: u64 = 4096;
 /// Bytes that are read at a time while the file is made.
 const STEP: usize = 1 << 20;
 /// "feedcrc" and the version, in native order.
-const MAGIC: [u32; 2] = [u32::from_be_bytes(*b"feed"), u32::from_be_bytes(*b"crc1")];
-/// Words of the header: magic, identity, samples, masks of fields (stored, always framed, never framed, inline; two
-/// each), CRC of the inline bytes, CRC32C of the file without this word.
-const HEADER: usize = 16;
+const MAGIC: [u32; 2] = [u32::from_be_bytes(*b"feed"), u32::from_be_bytes(*b"crc2")];
+/// Words of the header: magic, lengths and state of the sources, samples, masks of fields (stored, always framed, never
+/// framed, inline; two each), CRC of the inline bytes, CRC32C of the file without this word.
+const HEADER: usize = 18;
 const CRC: usize = HEADER - 1;
+/// Files that an error names.
+const LISTED: usize = 3;
 
 /// A dataset whose every read is verified; made by [`DatasetExt::checked`](super::DatasetExt::checked).
 pub struct Checked<D> {
@@ -53,7 +58,18 @@ pub struct Checked<D> {
     /// For datasets in chunks: where the CRCs of each chunk's extents start, and where they end.
     pieces: Vec<usize>,
     place: PathBuf,
-    built: bool,
+    origin: Origin,
+}
+
+/// Where the checksums come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    /// What was on disk when the dataset was opened.
+    Made,
+    /// Their file, with which all bytes were compared when the dataset was opened.
+    Compared,
+    /// Their file.
+    Kept,
 }
 
 /// Sets of fields, as bits.
@@ -102,66 +118,46 @@ impl Masks {
 }
 
 impl<D: Dataset> Checked<D> {
-    pub(super) fn open(inner: D, place: &Path) -> Result<Self> {
-        let config = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
-        if inner.chunked().is_some() {
-            return Self::open_chunks(inner, place);
+    /// With `anew` the checksums are made from what is on disk, whatever their file says.
+    pub(super) fn open(inner: D, place: &Path, anew: bool) -> Result<Self> {
+        let sources = Sourced::of(inner.sources())?;
+        let outline = Outline::of(&inner)?;
+        let kept = match load(place, sources.lengths)? {
+            Found::Nothing => None,
+            Found::Useless(error) if !anew => return Err(error.with_path(place)),
+            Found::Whole(kept) if !anew => Some(kept),
+            Found::Useless(_) | Found::Whole(_) => None,
+        };
+        let (mut words, origin) = match kept {
+            Some(kept) => {
+                let state = kept.state;
+                // The lengths of all sources are those of then, so another outline is damage.
+                let words = kept.same(&outline, place)?;
+                if state == sources.state {
+                    (words, Origin::Kept)
+                } else {
+                    outline.compare(&inner, &words, &outline.make(&inner)?, place)?;
+                    (words, Origin::Compared)
+                }
+            }
+            None => (outline.make(&inner)?, Origin::Made),
+        };
+        if origin != Origin::Kept {
+            if Sourced::of(inner.sources())? != sources {
+                let message = "a source was written to while its checksums were made";
+                return Err(Error::new(ErrorKind::Changed, Stage::Index, message));
+            }
+            outline.seal(&mut words, sources);
+            save(place, bytemuck::cast_slice(&words))
+                .map_err(|error| Error::os(Stage::Index, "cannot write the checksums", error).with_path(place))?;
         }
-        if inner.schema().len() > Spec::FIELDS_MAX {
-            return config(format!("{} fields, {} are the limit", inner.schema().len(), Spec::FIELDS_MAX));
-        }
-        let identity = sources_identity(inner.sources())?;
-        let (masks, shape) = survey(&inner)?;
-        if let Some(loaded) = load(place, identity) {
-            // The length and time of every source are those of then, so what is different now is damage.
-            let words = loaded.same(inner.len(), masks, shape, place)?;
-            return Ok(Self { inner, words, masks, pieces: Vec::new(), place: place.to_path_buf(), built: false });
-        }
-        not_foreign(place)?;
-        let mut words = build(&inner, masks)?;
-        if sources_identity(inner.sources())? != identity {
-            let message = "a source was written to while its checksums were made";
-            return Err(Error::new(ErrorKind::Changed, Stage::Index, message));
-        }
-        seal(&mut words, identity, inner.len(), masks, shape);
-        save(place, bytemuck::cast_slice(&words))
-            .map_err(|error| Error::os(Stage::Index, "cannot write the checksums", error).with_path(place))?;
-        Ok(Self { inner, words, masks, pieces: Vec::new(), place: place.to_path_buf(), built: true })
-    }
-
-    fn open_chunks(inner: D, place: &Path) -> Result<Self> {
-        let extents = chunk_extents(&inner)?;
-        let mut pieces = vec![HEADER];
-        extents.iter().for_each(|extents| pieces.push(pieces[pieces.len() - 1] + extents.len()));
-        let count = pieces[pieces.len() - 1] - HEADER;
-        let (identity, shape) = (sources_identity(inner.sources())?, chunk_shape(&inner, &extents));
-        // As if each extent were a sample of one field.
-        let masks = Masks { stored: 1, ..Masks::NONE };
-        let place_buf = place.to_path_buf();
-        if let Some(loaded) = load(place, identity) {
-            let words = loaded.same(count as u64, masks, shape, place)?;
-            return Ok(Self { inner, words, masks, pieces, place: place_buf, built: false });
-        }
-        not_foreign(place)?;
-        let crcs = parallel(&extents, |_, extents| {
-            let mut reader = Reader { sources: inner.sources(), open: None, buffer: Vec::new() };
-            extents.iter().map(|extent| reader.crc_of(*extent)).collect::<Result<Vec<_>>>()
-        })?;
-        let mut words = vec![0; HEADER];
-        crcs.iter().for_each(|crcs| words.extend_from_slice(crcs));
-        if sources_identity(inner.sources())? != identity {
-            let message = "a source was written to while its checksums were made";
-            return Err(Error::new(ErrorKind::Changed, Stage::Index, message));
-        }
-        seal(&mut words, identity, count as u64, masks, shape);
-        save(place, bytemuck::cast_slice(&words))
-            .map_err(|error| Error::os(Stage::Index, "cannot write the checksums", error).with_path(place))?;
-        Ok(Self { inner, words, masks, pieces, place: place_buf, built: true })
+        let Outline { masks, pieces, .. } = outline;
+        Ok(Self { inner, words, masks, pieces, place: place.to_path_buf(), origin })
     }
 
     /// Whether the checksums were made by this call, from what was on disk then; else they came from their file.
     pub fn built(&self) -> bool {
-        self.built
+        self.origin == Origin::Made
     }
 
     /// The dataset without its checks.
@@ -257,7 +253,11 @@ impl<D: Dataset> Dataset for Checked<D> {
     }
 
     fn describe(&self) -> String {
-        let how = if self.built { "made now" } else { "from" };
+        let how = match self.origin {
+            Origin::Made => "made now:",
+            Origin::Compared => "compared now with all bytes, since times or paths had changed:",
+            Origin::Kept => "from",
+        };
         format!("{}; checked: CRC32Cs {how} {}", self.inner.describe(), self.place.display())
     }
 }
@@ -349,20 +349,35 @@ impl<D: Dataset> std::fmt::Debug for Checked<D> {
     }
 }
 
-/// What tells one set of sources, and one state of them, from another.
-fn sources_identity(sources: &Sources) -> Result<u64> {
-    let runs = runs(sources.count() as u64);
-    let hashes = parallel(&runs, |_, run| {
-        let mut hash = 0;
-        for id in run.clone() {
-            hash = fnv(format!("{hash:x} {:x}", source_identity(sources, SourceId::at(id as usize))?).as_bytes());
-        }
-        Ok(hash)
-    })?;
-    Ok(fnv(format!("{} {hashes:x?}", sources.count()).as_bytes()))
+/// What tells one set of sources from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Sourced {
+    /// Of their number and lengths: other data has others, a copy of the same data has the same.
+    lengths: u64,
+    /// Of their paths and modification times, or of the bytes of memory.
+    state: u64,
 }
 
-fn source_identity(sources: &Sources, id: SourceId) -> Result<u64> {
+impl Sourced {
+    fn of(sources: &Sources) -> Result<Self> {
+        let runs = runs(sources.count() as u64);
+        let hashes = parallel(&runs, |_, run| {
+            let (mut lengths, mut state) = (0, 0);
+            for id in run.clone().map(|id| SourceId::at(id as usize)) {
+                lengths = fnv(format!("{lengths:x} {:x}", sources.len_of(id)).as_bytes());
+                state = fnv(format!("{state:x} {:x}", source_state(sources, id)?).as_bytes());
+            }
+            Ok([lengths, state])
+        })?;
+        let of = |which: usize| {
+            let hashes: Vec<u64> = hashes.iter().map(|hashes| hashes[which]).collect();
+            fnv(format!("{} {hashes:x?}", sources.count()).as_bytes())
+        };
+        Ok(Self { lengths: of(0), state: of(1) })
+    }
+}
+
+fn source_state(sources: &Sources, id: SourceId) -> Result<u64> {
     use std::os::unix::ffi::OsStrExt;
     if let Some(bytes) = sources.bytes_of(id) {
         return Ok(u64::from(crc32c::crc32c(bytes)) << 32 ^ bytes.len() as u64);
@@ -374,10 +389,108 @@ fn source_identity(sources: &Sources, id: SourceId) -> Result<u64> {
         let message = format!("{} bytes when it was indexed, {} now", sources.len_of(id), meta.len());
         return Err(Error::new(ErrorKind::Changed, Stage::Index, message).with_path(&path));
     }
-    let numbers = [meta.len(), modified(&meta)];
     // Opened from another folder it is the same file.
     let path = std::path::absolute(&path).unwrap_or(path);
-    Ok(fnv(&[path.as_os_str().as_bytes(), bytemuck::cast_slice(&numbers)].concat()))
+    Ok(fnv(&[path.as_os_str().as_bytes(), &modified(&meta).to_ne_bytes()].concat()))
+}
+
+/// What of a dataset has a checksum, without the bytes.
+struct Outline {
+    /// Samples; for datasets in chunks, extents of chunks.
+    count: u64,
+    masks: Masks,
+    /// A CRC of the schema and of the places of all bytes.
+    shape: u32,
+    /// For datasets in chunks: their extents, and where the CRCs of each chunk's extents start and the last ones end.
+    extents: Vec<Vec<Extent>>,
+    pieces: Vec<usize>,
+}
+
+impl Outline {
+    fn of(dataset: &dyn Dataset) -> Result<Self> {
+        if dataset.chunked().is_none() {
+            if dataset.schema().len() > Spec::FIELDS_MAX {
+                let message = format!("{} fields, {} are the limit", dataset.schema().len(), Spec::FIELDS_MAX);
+                return Err(Error::new(ErrorKind::Config, Stage::Index, message));
+            }
+            let (masks, shape) = survey(dataset)?;
+            return Ok(Self { count: dataset.len(), masks, shape, extents: Vec::new(), pieces: Vec::new() });
+        }
+        let extents = chunk_extents(dataset)?;
+        let mut pieces = vec![HEADER];
+        extents.iter().for_each(|extents| pieces.push(pieces[pieces.len() - 1] + extents.len()));
+        let (count, shape) = ((pieces[pieces.len() - 1] - HEADER) as u64, chunk_shape(dataset, &extents));
+        // As if each extent were a sample of one field.
+        Ok(Self { count, masks: Masks { stored: 1, ..Masks::NONE }, shape, extents, pieces })
+    }
+
+    /// Reads everything once: header (still empty) and CRCs.
+    fn make(&self, dataset: &dyn Dataset) -> Result<Vec<u32>> {
+        if self.pieces.is_empty() {
+            return build(dataset, self.masks);
+        }
+        let crcs = parallel(&self.extents, |_, extents| {
+            let mut reader = Reader { sources: dataset.sources(), open: None, buffer: Vec::new() };
+            extents.iter().map(|extent| reader.crc_of(*extent)).collect::<Result<Vec<_>>>()
+        })?;
+        let mut words = vec![0; HEADER];
+        crcs.iter().for_each(|crcs| words.extend_from_slice(crcs));
+        Ok(words)
+    }
+
+    /// The bytes that a CRC is of, and their sample where there is one.
+    fn place(&self, dataset: &dyn Dataset, at: usize) -> Result<Option<(Extent, Option<u64>)>> {
+        if !self.pieces.is_empty() {
+            let chunk = self.pieces.partition_point(|start| *start <= at) - 1;
+            return Ok(Some((self.extents[chunk][at - self.pieces[chunk]], None)));
+        }
+        let (sample, slot) = ((at - HEADER) / self.masks.stride(), (at - HEADER) % self.masks.stride());
+        let mut parts = Parts::new();
+        parts_of(dataset, sample as u64, &mut parts)?;
+        let stored = |field: usize| self.masks.stored & 1 << field != 0 && self.masks.slot(field) == slot;
+        let extent = parts.iter().find_map(|(field, part)| match part {
+            Part::Extent(extent) | Part::Framed(extent) if stored(field) => Some(extent),
+            _ => None,
+        });
+        Ok(extent.map(|extent| (extent, Some(sample as u64))))
+    }
+
+    /// Errors: [`ErrorKind::Changed`], naming the files that differ and the first place in them.
+    fn compare(&self, dataset: &dyn Dataset, then: &[u32], now: &[u32], place: &Path) -> Result<()> {
+        let differ: Vec<usize> = (HEADER..now.len()).filter(|at| then.get(*at) != Some(&now[*at])).collect();
+        let (mut first, mut files, mut seen) = (None, Vec::new(), std::collections::HashSet::new());
+        for at in &differ {
+            let Some((extent, sample)) = self.place(dataset, *at)? else { continue };
+            if seen.insert(extent.source) && files.len() < LISTED {
+                files.push(format!("{} at byte {}", dataset.sources().path(extent.source).display(), extent.offset));
+            }
+            first.get_or_insert((extent, sample));
+        }
+        let Some((extent, sample)) = first else { return Ok(()) };
+        let more = if seen.len() > files.len() { format!(", … ({} files)", seen.len()) } else { String::new() };
+        let message = format!(
+            "the files have other times or paths than when the checksums in {} were made, and {} of {} checksums differ, \
+             first in {}{more}; restore these files, or make the checksums anew (`checked_anew`)",
+            place.display(),
+            differ.len(),
+            now.len() - HEADER,
+            files.join(", "),
+        );
+        let error = Error::new(ErrorKind::Changed, Stage::Index, message);
+        let error = error.with_path(dataset.sources().path(extent.source)).with_range(extent.offset, extent.len);
+        Err(sample.into_iter().fold(error, Error::with_sample))
+    }
+
+    fn seal(&self, words: &mut [u32], sources: Sourced) {
+        words[..2].copy_from_slice(&MAGIC);
+        let Masks { stored, always_framed, never_framed, inline } = self.masks;
+        let wide = [sources.lengths, sources.state, self.count, stored, always_framed, never_framed, inline];
+        for (place, value) in words[2..16].chunks_mut(2).zip(wide) {
+            place.copy_from_slice(&[value as u32, (value >> 32) as u32]);
+        }
+        words[16] = self.shape;
+        words[CRC] = crc_of(words);
+    }
 }
 
 /// The numbers below `len`, in runs.
@@ -511,79 +624,103 @@ impl Reader<'_> {
     }
 }
 
-fn seal(words: &mut [u32], identity: u64, samples: u64, masks: Masks, inline: u32) {
-    words[..2].copy_from_slice(&MAGIC);
-    let wide = [identity, samples, masks.stored, masks.always_framed, masks.never_framed, masks.inline];
-    for (place, value) in words[2..14].chunks_mut(2).zip(wide) {
-        place.copy_from_slice(&[value as u32, (value >> 32) as u32]);
-    }
-    words[14] = inline;
-    words[CRC] = crc_of(words);
-}
-
 fn crc_of(words: &[u32]) -> u32 {
     let crc = crc32c::crc32c(bytemuck::cast_slice(&words[..CRC]));
     crc32c::crc32c_append(crc, bytemuck::cast_slice(&words[HEADER..]))
 }
 
-/// A file of checksums that is whole and was made from sources of these lengths and times.
+/// A file of checksums that is whole.
 struct Loaded {
     words: Vec<u32>,
     masks: Masks,
-    samples: u64,
+    count: u64,
+    state: u64,
 }
 
 impl Loaded {
+    /// The checksums, and the lengths of the sources that they were made from.
+    fn of(words: Vec<u32>) -> (Self, u64) {
+        let wide = |at: usize| u64::from(words[at]) | u64::from(words[at + 1]) << 32;
+        let (lengths, state, count) = (wide(2), wide(4), wide(6));
+        let masks = Masks { stored: wide(8), always_framed: wide(10), never_framed: wide(12), inline: wide(14) };
+        (Self { words, masks, count, state }, lengths)
+    }
+
     /// The words, when they are those of such a dataset. Errors: [`ErrorKind::Changed`].
-    fn same(self, samples: u64, masks: Masks, shape: u32, place: &Path) -> Result<Vec<u32>> {
-        if self.samples == samples && self.masks == masks && self.words[14] == shape {
+    fn same(self, outline: &Outline, place: &Path) -> Result<Vec<u32>> {
+        if self.count == outline.count && self.masks == outline.masks && self.words[16] == outline.shape {
             return Ok(self.words);
         }
-        let message = "the sources have the length and time of when the checksums were made, but the dataset is another: \
-                       a file that describes itself is damaged, or it is opened in another way (then remove this file)";
+        let message = "the sources have the lengths of when the checksums were made, but the dataset is another: a file \
+                       that describes itself is damaged, or it is opened in another way (then use `checked_anew`)";
         Err(Error::new(ErrorKind::Changed, Stage::Index, message).with_path(place))
     }
 }
 
-/// Refuses to write where something else lies than checksums (damaged ones are made anew): a name mistaken for another
-/// must not cost the user's data. Errors: [`ErrorKind::Config`].
-fn not_foreign(place: &Path) -> Result<()> {
-    // What cannot be opened is said when it cannot be written.
-    let mut file = match open_regular(place) {
-        Ok((file, _)) => file,
-        Err(error) if error.kind() == ErrorKind::NotAFile => return Err(error),
-        Err(_) => return Ok(()),
-    };
-    let magic: [u8; 8] = bytemuck::cast(MAGIC);
-    let mut start = Vec::new();
-    let read = (&mut file).take(magic.len() as u64).read_to_end(&mut start);
-    let like = |range: Range<usize>| start.get(range.clone()) == Some(&magic[range]);
-    if read.is_err() || magic.starts_with(&start) || like(0..4) || like(4..8) {
-        return Ok(());
-    }
-    let message = "a file that holds something else than checksums; it is not overwritten";
-    Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(place))
+/// What stands where the checksums are kept.
+enum Found {
+    /// No file, or an empty one.
+    Nothing,
+    Whole(Loaded),
+    /// Checksums that cannot be used, and why.
+    Useless(Error),
 }
 
-/// The file, when it is right and for these sources.
-fn load(place: &Path, identity: u64) -> Option<Loaded> {
-    let (file, len) = open_regular(place).ok()?;
+/// Looks at the file. Errors: it cannot be opened, or holds something else than checksums: a name mistaken for another must
+/// not cost the user's data.
+fn load(place: &Path, lengths: u64) -> Result<Found> {
+    let (file, len) = match open_regular(place) {
+        Ok(opened) => opened,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Found::Nothing),
+        Err(error) => return Err(error),
+    };
+    if len == 0 {
+        return Ok(Found::Nothing);
+    }
+    let cannot = |error| Error::os(Stage::Index, "cannot read the checksums", error).with_path(place);
+    let mut start = Vec::new();
+    (&file).take(4 * HEADER as u64).read_to_end(&mut start).map_err(cannot)?;
+    let magic: [u8; 8] = bytemuck::cast(MAGIC);
+    let like = |range: Range<usize>| start.get(range.clone()) == Some(&magic[range]);
+    if !magic.starts_with(&start) && !like(0..4) && !like(4..8) {
+        let message = "a file that holds something else than checksums; it is not overwritten";
+        return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(place));
+    }
+    let useless = |kind, what: &str| {
+        let message = format!("{what}; where that is right, make the checksums anew (`checked_anew`)");
+        Ok(Found::Useless(Error::new(kind, Stage::Index, message)))
+    };
+    match read_words(&file, len).map_err(cannot)? {
+        None => useless(ErrorKind::Decode, "the file of checksums is damaged, or of another version"),
+        Some(words) => match Loaded::of(words) {
+            (kept, of) if of == lengths => Ok(Found::Whole(kept)),
+            _ => useless(
+                ErrorKind::Changed,
+                "the sources do not have the lengths of when the checksums were made: a file was cut, extended, added, \
+                 removed or renamed, or the checksums are of another dataset",
+            ),
+        },
+    }
+}
+
+/// The words of the file, unless they contradict its header or its CRC.
+fn read_words(file: &File, len: u64) -> std::io::Result<Option<Vec<u32>>> {
     let mut head = [0_u32; HEADER];
-    file.read_exact_at(bytemuck::cast_slice_mut(&mut head), 0).ok()?;
-    let wide = |at: usize| u64::from(head[at]) | u64::from(head[at + 1]) << 32;
-    if head[..2] != MAGIC || wide(2) != identity {
-        return None;
+    if len < 4 * HEADER as u64 {
+        return Ok(None);
     }
-    let samples = wide(4);
-    let masks = Masks { stored: wide(6), always_framed: wide(8), never_framed: wide(10), inline: wide(12) };
+    file.read_exact_at(bytemuck::cast_slice_mut(&mut head), 0)?;
     // Memory is taken for what the file has, and only when that is what its header says.
-    let words = usize::try_from(samples).ok()?.checked_mul(masks.stride())?.checked_add(HEADER)?;
-    if words.checked_mul(4)? as u64 != len {
-        return None;
-    }
+    let stride = (u64::from(head[8]) | u64::from(head[9]) << 32).count_ones() as usize;
+    let words = usize::try_from(u64::from(head[6]) | u64::from(head[7]) << 32)
+        .ok()
+        .and_then(|count| count.checked_mul(stride)?.checked_add(HEADER));
+    let Some(words) = words.filter(|words| words.checked_mul(4).is_some_and(|bytes| bytes as u64 == len)) else {
+        return Ok(None);
+    };
     let mut all = vec![0_u32; words];
-    file.read_exact_at(bytemuck::cast_slice_mut(&mut all), 0).ok()?;
-    (all[..HEADER] == head && crc_of(&all) == head[CRC]).then_some(Loaded { words: all, masks, samples })
+    file.read_exact_at(bytemuck::cast_slice_mut(&mut all), 0)?;
+    Ok((head[..2] == MAGIC && all[..HEADER] == head && crc_of(&all) == head[CRC]).then_some(all))
 }
 
 #[cfg(test)]
@@ -678,7 +815,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_checksums_that_is_flipped_or_cut_anywhere_is_made_anew() {
+    fn damaged_checksums_are_refused_and_stay() {
         let dir = Dir::new();
         let (path, place) = (dir.0.join("records"), dir.0.join("records.crc"));
         std::fs::write(&path, bytes(64)).unwrap();
@@ -702,23 +839,25 @@ mod tests {
         }
         for (case, bytes) in hostile.iter().enumerate() {
             std::fs::write(&place, bytes).unwrap();
-            let checked = match open() {
-                Ok(checked) => checked,
-                // Sealed, and of another dataset.
-                Err(error) => {
-                    assert_eq!(error.kind(), ErrorKind::Changed, "case {case}");
-                    continue;
+            match open() {
+                // An empty file is none yet; of sealed ones, those with another state of the sources are compared.
+                Ok(checked) => {
+                    assert!(checked.built() == bytes.is_empty() && right(&checked) == expected, "case {case}");
                 }
-            };
-            for (sample, found) in all(&checked).into_iter().enumerate() {
-                assert!(found.is_err() || found.unwrap() == expected[sample], "case {case}");
+                Err(error) => {
+                    assert!(matches!(error.kind(), ErrorKind::Changed | ErrorKind::Decode), "case {case}: {error}");
+                    assert!(error.to_string().contains("checked_anew"), "case {case}: {error}");
+                    assert_eq!(std::fs::read(&place).unwrap(), *bytes, "case {case}");
+                }
             }
-            assert!(checked.built() || bytes.len() == whole.len(), "case {case}");
         }
+        let anew = Records::builder(8).classes(vec![5; 8]).open(&path).unwrap().checked_anew(&place).unwrap();
+        assert!(anew.built() && right(&anew) == expected);
+        assert_eq!(std::fs::read(&place).unwrap(), whole);
     }
 
     #[test]
-    fn what_changed_is_indexed_anew_and_other_labels_are_noticed() {
+    fn other_lengths_and_labels_are_refused_until_made_anew() {
         let dir = Dir::new();
         let (path, place) = (dir.0.join("records"), dir.0.join("sub/records.crc"));
         std::fs::write(&path, bytes(64)).unwrap();
@@ -728,9 +867,16 @@ mod tests {
         // The same file with other labels: damage, or another dataset. Never taken for what it was.
         assert_eq!(open(2).unwrap_err().kind(), ErrorKind::Changed);
         File::options().append(true).open(&path).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
-        assert_eq!([built(2), built(2)], [true, false]);
+        assert_eq!(open(2).unwrap_err().kind(), ErrorKind::Changed);
+        let anew = Records::builder(8).classes(vec![2; 8]).open(&path).unwrap().checked_anew(&place);
+        assert_eq!([anew.unwrap().built(), built(2)], [true, false]);
         std::fs::write(&path, bytes(65)).unwrap();
-        let records = Records::builder(13).open(&path).unwrap().checked(&place).unwrap();
+        let kept = std::fs::read(&place).unwrap();
+        let longer = || Records::builder(13).open(&path).unwrap();
+        let error = longer().checked(&place).unwrap_err();
+        assert!(error.kind() == ErrorKind::Changed && error.to_string().contains("checked_anew"), "{error}");
+        assert_eq!(std::fs::read(&place).unwrap(), kept);
+        let records = longer().checked_anew(&place).unwrap();
         assert!(records.built() && right(&records).len() == 5);
         // A mistaken name does not cost a file.
         for other in [&path, &dir.0.join("other")] {
@@ -741,6 +887,45 @@ mod tests {
         }
         let unwritable = Records::builder(13).open(&path).unwrap().checked(path.join("sub"));
         assert!(unwritable.unwrap_err().to_string().contains("records/sub"));
+    }
+
+    #[test]
+    fn a_copy_is_compared_and_a_damaged_copy_is_refused() {
+        let dir = Dir::new();
+        let place = dir.0.join("records.crc");
+        let shards = [bytes(64), bytes(80)];
+        let write = |folder: &str, shards: &[Vec<u8>; 2]| {
+            std::fs::create_dir_all(dir.0.join(folder)).unwrap();
+            for (number, shard) in shards.iter().enumerate() {
+                std::fs::write(dir.0.join(folder).join(format!("{number}.bin")), shard).unwrap();
+            }
+        };
+        let records = |folder: &str| Records::builder(8).open(dir.0.join(folder)).unwrap();
+        write("data", &shards);
+        assert!(records("data").checked(&place).unwrap().built());
+        write("copy", &shards);
+        let copy = records("copy").checked(&place).unwrap();
+        assert!(!copy.built() && copy.describe().contains("compared now with all bytes"), "{copy:?}");
+        // Once compared, it is not compared again.
+        assert!(records("copy").checked(&place).unwrap().describe().contains("CRC32Cs from"));
+        let kept = std::fs::read(&place).unwrap();
+        let mut damaged = shards.clone();
+        (damaged[0][17], damaged[1][79], damaged[1][3]) = (!damaged[0][17], !damaged[1][79], !damaged[1][3]);
+        write("damaged", &damaged);
+        let error = records("damaged").checked(&place).unwrap_err();
+        let site = error.site();
+        assert_eq!(
+            (error.kind(), site.offset, site.len, site.sample),
+            (ErrorKind::Changed, Some(16), Some(8), Some(2))
+        );
+        assert_eq!(site.path, Some(dir.0.join("damaged/0.bin")));
+        for words in ["3 of 18 checksums differ", "damaged/0.bin at byte 16", "damaged/1.bin at byte 0", "checked_anew"]
+        {
+            assert!(error.message().contains(words), "{error}");
+        }
+        assert_eq!(std::fs::read(&place).unwrap(), kept);
+        assert!(records("damaged").checked_anew(&place).unwrap().built());
+        assert!(right(&records("damaged").checked(&place).unwrap())[2][0] == damaged[0][16..24]);
     }
 
     #[test]

@@ -87,7 +87,7 @@ pub struct Damage {
     /// What it is, for people: what was expected and found.
     pub message: String,
     /// Samples that are left out for it. Exact where single samples are concerned; where the rest of a shard is lost,
-    /// an estimate from what can still be recognised there.
+    /// an estimate from what can still be recognised there, and a [lower bound](Self::is_lower_bound) where bytes are missing.
     pub samples: u64,
 }
 
@@ -102,10 +102,19 @@ impl Damage {
         self
     }
 
+    /// Whether more than [`samples`](Self::samples) may be lost: where a shard ends early or is zeroed nobody can tell.
+    pub fn is_lower_bound(&self) -> bool {
+        matches!(self.kind, DamageKind::Cut | DamageKind::NoEnd | DamageKind::Zeroed)
+    }
+
+    fn cost(&self) -> String {
+        format!("samples{}{}", if self.is_lower_bound() { ">=" } else { "=" }, self.samples)
+    }
+
     /// The error that it is when damage is refused; `others` more were found.
     pub(crate) fn refused(&self, others: usize) -> Error {
         let more = if others == 0 { String::new() } else { format!(" (and {others} more)") };
-        let message = format!("{}: {}{more}", self.kind.as_str(), self.message);
+        let message = format!("{}: {}{more}: {}", self.kind.as_str(), self.message, self.cost());
         Error::new(self.kind.error_kind(), Stage::Index, message)
             .with_path(&self.path)
             .with_range(self.offset, self.len)
@@ -114,8 +123,14 @@ impl Damage {
 
 impl std::fmt::Display for Damage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { path, offset, len, kind, message, samples } = self;
-        let kind = kind.as_str();
-        write!(f, "{kind}: {message}: path={} offset={offset} len={len} samples={samples}", path.display())
+        let Self { path, offset, len, kind, message, .. } = self;
+        write!(f, "{}: {message}: path={} offset={offset} len={len} {}", kind.as_str(), path.display(), self.cost())
     }
+}
+
+/// What all of it costs, in words.
+pub(crate) fn cost(damage: &[Damage]) -> String {
+    let lost = damage.iter().fold(0_u64, |lost, damage| lost.saturating_add(damage.samples));
+    let least = if damage.iter().any(Damage::is_lower_bound) { "at least " } else { "" };
+    format!("damage in {} places costs {least}{lost} samples", damage.len())
 }

@@ -44,14 +44,15 @@ pub(crate) struct Feature<'a> {
 }
 
 impl<'a> Feature<'a> {
-    /// Finds the feature called `name`, which must be of kind `kind`.
+    /// Finds the feature called `name`, which must be of kind `kind`. With `context_only` the feature lists of a
+    /// `tf.train.SequenceExample` are skipped.
     ///
-    /// Errors: [`ErrorKind::Decode`] for bytes that are no example, [`ErrorKind::Shape`] when there is no such feature or
-    /// it is of another kind.
-    pub(crate) fn find(example: &'a [u8], name: &str, kind: Kind) -> Result<Self> {
+    /// Errors: [`ErrorKind::Decode`] for bytes that are no example, and for feature lists; [`ErrorKind::Shape`] when there is
+    /// no such feature or it is of another kind.
+    pub(crate) fn find(example: &'a [u8], name: &str, kind: Kind, context_only: bool) -> Result<Self> {
         let mut last = None;
         let mut message = Wire::new(example, 0);
-        while let Some(mut entries) = message.message(1, "features")? {
+        while let Some(mut entries) = message.features(context_only)? {
             while let Some(entry) = entries.message(1, "feature")? {
                 if key(entry.clone())? == name.as_bytes() {
                     last = Some(entry);
@@ -259,6 +260,20 @@ impl<'a> Wire<'a> {
         Ok(None)
     }
 
+    /// The next `features` of an example. A `tf.train.SequenceExample` has its context there, and its feature lists in
+    /// field 2, which an example does not have.
+    fn features(&mut self, context_only: bool) -> Result<Option<Wire<'a>>> {
+        while let Some((number, at, value)) = self.next()? {
+            match (number, value) {
+                (1, Value::Bytes(bytes)) => return Ok(Some(Wire::new(bytes, at))),
+                (1, other) => return Err(wrong_type(at, "features", other)),
+                (2, Value::Bytes(lists)) if !lists.is_empty() && !context_only => return Err(sequence(lists)),
+                _ => {}
+            }
+        }
+        Ok(None)
+    }
+
     /// The next field: number, position of its content, content.
     fn next(&mut self) -> Result<Option<(u32, usize, Value<'a>)>> {
         if self.at_end() {
@@ -341,11 +356,27 @@ fn too_many(count: usize, max: usize) -> Error {
 /// Names what is there instead.
 #[cold]
 fn missing(example: &[u8], name: &str) -> Error {
-    let mut names = Vec::new();
-    let mut count = 0;
-    // The bytes were walked once without an error.
     let mut features = Wire::new(example, 0);
-    while let Ok(Some(mut entries)) = features.message(1, "") {
+    // The bytes were walked once without an error.
+    let messages = std::iter::from_fn(|| features.message(1, "").ok().flatten());
+    let there = names(messages).map_or("there is none".to_string(), |names| format!("there are {names}"));
+    shape(format!("no feature {}; {there}", listed(name.as_bytes())))
+}
+
+#[cold]
+fn sequence(lists: &[u8]) -> Error {
+    let names = names([Wire::new(lists, 0)]).unwrap_or_default();
+    let message = format!(
+        "this is a tf.train.SequenceExample; its feature lists are not supported: {names}; `context_only(true)` reads its \
+         context alone"
+    );
+    Error::new(ErrorKind::Decode, Stage::Decode, message)
+}
+
+/// The first names of the entries of these messages, and how many more there are.
+fn names<'a>(messages: impl IntoIterator<Item = Wire<'a>>) -> Option<String> {
+    let (mut names, mut count) = (Vec::new(), 0);
+    for mut entries in messages {
         while let Ok(Some(entry)) = entries.message(1, "") {
             count += 1;
             if names.len() < NAMES_LISTED {
@@ -354,8 +385,7 @@ fn missing(example: &[u8], name: &str) -> Error {
         }
     }
     let more = if count > names.len() { format!(" and {} more", count - names.len()) } else { String::new() };
-    let there = if names.is_empty() { "there is none".to_string() } else { format!("there are {}", names.join(", ")) };
-    shape(format!("no feature {}; {there}{more}", listed(name.as_bytes())))
+    (!names.is_empty()).then(|| names.join(", ") + &more)
 }
 
 fn listed(name: &[u8]) -> String {
@@ -400,6 +430,44 @@ mod tests {
         tag(number, 2, out);
         varint(bytes.len() as u64, out);
         out.extend_from_slice(bytes);
+    }
+
+    /// An entry of a map.
+    fn entry(name: &[u8], value: &[u8]) -> Vec<u8> {
+        let (mut entry, mut out) = (Vec::new(), Vec::new());
+        field(1, name, &mut entry);
+        field(2, value, &mut entry);
+        field(1, &entry, &mut out);
+        out
+    }
+
+    #[test]
+    fn a_sequence_example_is_refused_unless_only_its_context_is_wanted() {
+        let (mut list, mut feature, mut steps) = (Vec::new(), Vec::new(), Vec::new());
+        tag(1, 0, &mut list);
+        varint(7, &mut list);
+        field(3, &list, &mut feature);
+        field(1, &feature, &mut steps);
+        let lists = [entry(b"f", &steps), entry(b"g", &steps)].concat();
+        let (mut example, mut before, mut empty) = (Vec::new(), Vec::new(), Vec::new());
+        field(1, &entry(b"l", &feature), &mut example);
+        field(2, &lists, &mut before);
+        field(2, &[], &mut empty);
+        for sequence in [[&example[..], &before].concat(), [&before[..], &example].concat()] {
+            for name in ["l", "f", "none"] {
+                let error = Feature::find(&sequence, name, Kind::Ints, false).err().unwrap();
+                assert_eq!(error.kind(), ErrorKind::Decode);
+                assert!(
+                    error.message().contains(r#"feature lists are not supported: "f", "g"; `context_only"#),
+                    "{error}"
+                );
+            }
+            let mut buffer = Vec::new();
+            let context = Feature::find(&sequence, "l", Kind::Ints, true).unwrap();
+            assert_eq!(context.ints(8, &mut buffer).unwrap(), 7_u64.to_ne_bytes());
+        }
+        // Nothing is lost where there is nothing.
+        assert!(Feature::find(&[example, empty].concat(), "l", Kind::Ints, false).is_ok());
     }
 
     /// A field that no message here has, of each wire type in turn.
@@ -550,7 +618,7 @@ mod tests {
     }
 
     fn found(example: &[u8], name: &str, kind: Kind) -> Result<Merged> {
-        let feature = Feature::find(example, name, kind)?;
+        let feature = Feature::find(example, name, kind, false)?;
         let mut buffer = Vec::new();
         Ok(match kind {
             Kind::Bytes => Merged::Bytes(vec![feature.one_bytes()?.to_vec()]),
@@ -615,11 +683,11 @@ mod tests {
             let mut buffer = Vec::new();
             let (row, len, found) = match right {
                 Merged::Floats(all) => {
-                    let found = Feature::find(&bytes, "x", Kind::Floats).unwrap().floats(max * 4, &mut buffer).is_ok();
+                    let found = Feature::find(&bytes, "x", Kind::Floats, false).unwrap().floats(max * 4, &mut buffer).is_ok();
                     (max * 4, all.len(), found)
                 }
                 Merged::Ints(all) => {
-                    let found = Feature::find(&bytes, "x", Kind::Ints).unwrap().ints(max * 8, &mut buffer).is_ok();
+                    let found = Feature::find(&bytes, "x", Kind::Ints, false).unwrap().ints(max * 8, &mut buffer).is_ok();
                     (max * 8, all.len(), found)
                 }
                 _ => return Ok(()),
@@ -634,7 +702,7 @@ mod tests {
         let list = List::Floats(vec![(true, vec![1, 2, 3])]);
         let bytes = encode(&vec![vec![("x".to_string(), vec![vec![list]])]], 1);
         let mut buffer = Vec::new();
-        let floats = Feature::find(&bytes, "x", Kind::Floats).unwrap().floats(12, &mut buffer).unwrap();
+        let floats = Feature::find(&bytes, "x", Kind::Floats, false).unwrap().floats(12, &mut buffer).unwrap();
         assert!(bytes.as_ptr_range().contains(&floats.as_ptr()));
         assert_eq!(buffer.capacity(), 0);
     }

@@ -55,9 +55,9 @@ pub fn feature(example: &[u8], name: &str, kind: u8, bytes_max: usize) -> Result
     use super::example::{Feature, Kind};
     let mut buffer = Vec::new();
     match kind {
-        0 => Feature::find(example, name, Kind::Bytes)?.one_bytes().map(<[u8]>::to_vec),
-        1 => Feature::find(example, name, Kind::Floats)?.floats(bytes_max, &mut buffer).map(<[u8]>::to_vec),
-        _ => Feature::find(example, name, Kind::Ints)?.ints(bytes_max, &mut buffer).map(<[u8]>::to_vec),
+        0 => Feature::find(example, name, Kind::Bytes, false)?.one_bytes().map(<[u8]>::to_vec),
+        1 => Feature::find(example, name, Kind::Floats, false)?.floats(bytes_max, &mut buffer).map(<[u8]>::to_vec),
+        _ => Feature::find(example, name, Kind::Ints, false)?.ints(bytes_max, &mut buffer).map(<[u8]>::to_vec),
     }
 }
 

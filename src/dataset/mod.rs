@@ -29,13 +29,15 @@
 //! use feedline::dataset::{Dataset, Parts};
 //! use feedline::read::{Extent, SourceId, Sources};
 //! use feedline::tensor::{DType, EncodedField, Field};
+//! use feedline::{Error, Stage};
 //! use std::sync::Arc;
 //!
 //! struct Lines { sources: Arc<Sources>, file: SourceId, schema: Vec<EncodedField>, len: u64 }
 //!
 //! impl Lines {
 //!     fn open(path: &str) -> feedline::Result<Self> {
-//!         let bytes = std::fs::metadata(path).map_err(|e| feedline::Error::user("no such file").with_source(e))?.len();
+//!         let file = std::fs::metadata(path);
+//!         let bytes = file.map_err(|e| Error::os(Stage::Index, "cannot open the lines", e).with_path(path))?.len();
 //!         let mut sources = Sources::new();
 //!         let file = sources.file(path, bytes)?;
 //!         let schema = vec![EncodedField::raw(Field::fixed("line", DType::U8, [16]))];
@@ -61,6 +63,71 @@
 //! let rows: Vec<usize> = loader.epoch(0)?.map(|batch| Ok(batch?.len())).collect::<feedline::Result<_>>()?;
 //! assert_eq!(rows, [3, 1]);
 //! # std::fs::remove_dir_all(&dir).unwrap();
+//! # let error = Lines::open(path.to_str().unwrap()).err().unwrap();
+//! # assert!(error.to_string().starts_with("index: not found: cannot open the lines: path="), "{error}");
+//! # Ok::<(), feedline::Error>(())
+//! ```
+//!
+//! Samples of varying length are [`EncodedField::bytes`](crate::tensor::EncodedField::bytes), which a
+//! [decoder](crate::decode::Decoder) makes into rows. Bytes that the dataset must look at first are
+//! [framed](Parts::framed): decode workers then pass them through [`open`](Dataset::open). Here each sample is a text
+//! and a byte that is the sum of it:
+//!
+//! ```
+//! # use feedline::decode::{Ctx, Decoder};
+//! use feedline::dataset::{Dataset, Parts};
+//! use feedline::read::{Extent, SourceId, Sources};
+//! use feedline::tensor::EncodedField;
+//! # use feedline::tensor::{DType, Field};
+//! use feedline::{Error, Loader, Result};
+//! use std::sync::Arc;
+//!
+//! /// Where each text begins, and where the last one ends.
+//! struct Texts { sources: Arc<Sources>, source: SourceId, schema: Vec<EncodedField>, starts: Vec<u64> }
+//!
+//! fn sum(text: &[u8]) -> u8 { text.iter().fold(0, |sum, byte| sum.wrapping_add(*byte)) }
+//!
+//! impl Dataset for Texts {
+//!     fn schema(&self) -> &[EncodedField] { &self.schema }
+//!     fn len(&self) -> u64 { self.starts.len() as u64 - 1 }
+//!     fn sources(&self) -> &Arc<Sources> { &self.sources }
+//!     fn sample_bytes_max(&self) -> u64 { self.starts.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0) }
+//!     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+//!         let (offset, end) = (self.starts[sample as usize], self.starts[sample as usize + 1]);
+//!         parts.framed(0, Extent { source: self.source, offset, len: end - offset });
+//!         Ok(())
+//!     }
+//!     fn open<'a>(&self, _: u64, _: usize, bytes: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+//!         match bytes.split_last() {
+//!             Some((last, text)) if *last == sum(text) => Ok(text),
+//!             _ => Err(Error::decode("the sum of the text is wrong")),
+//!         }
+//!     }
+//!     // The index is what this dataset keeps for each sample: the loader's plan shows it.
+//!     fn index_bytes(&self) -> usize { self.sources.table_bytes() + self.starts.capacity() * size_of::<u64>() }
+//! }
+//! # struct Text;
+//! # impl Decoder for Text {
+//! #     fn outputs(&self, _: &EncodedField) -> Result<Vec<Field>> { Ok(vec![Field::up_to("text", DType::U8, 8)]) }
+//! #     fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut feedline::Row<'_>) -> Result<()> {
+//! #         let field = ctx.fields().start;
+//! #         out.slice_mut::<u8>(field)?[..input.len()].copy_from_slice(input);
+//! #         out.set_len(field, input.len())
+//! #     }
+//! # }
+//!
+//! let (mut bytes, mut starts, mut sources) = (Vec::new(), vec![0], Sources::new());
+//! for text in ["one", "two", "three"] {
+//!     bytes.extend_from_slice(text.as_bytes());
+//!     bytes.push(sum(text.as_bytes()));
+//!     starts.push(bytes.len() as u64);
+//! }
+//! let source = sources.memory(bytes.into()); // or sources.file(path, len)?
+//! let schema = vec![EncodedField::bytes("text")];
+//! let texts = Texts { sources: Arc::new(sources), source, schema, starts };
+//! let loader = Loader::builder(texts).decode_field("text", Text).build()?; // `Text`: a decoder as on the first page
+//! let batch = loader.epoch(0)?.next().unwrap()?;
+//! assert_eq!(batch.field("text")?.row::<u8>(2)?, b"three");
 //! # Ok::<(), feedline::Error>(())
 //! ```
 
@@ -182,7 +249,8 @@ pub trait Dataset: Send + Sync + 'static {
         0
     }
 
-    /// Heap bytes of the index, for the loader's printed sum.
+    /// Heap bytes of the index, for the loader's printed plan. **The default counts the table of sources alone**: a dataset
+    /// that keeps offsets, lengths or labels adds theirs.
     fn index_bytes(&self) -> usize {
         self.sources().table_bytes()
     }
@@ -237,8 +305,16 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
 
 /// What every dataset can do.
 pub trait DatasetExt: Dataset + Sized {
-    /// Cuts the dataset in two without overlap: about `fraction` of the samples (rounded to the nearest) and the rest,
-    /// chosen by `key` alone, in no memory.
+    /// Cuts the dataset in two without overlap: first about `fraction` of the samples (rounded to the nearest), then the
+    /// rest, chosen by `key` alone, in no memory.
+    ///
+    /// ```
+    /// # use feedline::dataset::{Dataset, DatasetExt, Records};
+    /// # let dataset = Records::builder(1).open_bytes([7; 50])?;
+    /// let (validation, training) = dataset.split(0.1, 42)?;
+    /// assert_eq!((validation.len(), training.len()), (5, 45));
+    /// # Ok::<(), feedline::Error>(())
+    /// ```
     ///
     /// Errors: [`ErrorKind::Config`](crate::ErrorKind::Config) when `fraction` is not within 0 … 1.
     fn split(self, fraction: f64, key: u64) -> Result<(Subset<Self>, Subset<Self>)> {
@@ -253,15 +329,25 @@ pub trait DatasetExt: Dataset + Sized {
     }
 
     /// Verifies every byte that is read against a CRC32C per stored field of each sample. They are kept in the file
-    /// `index`; the first time, and when a source has another length or modification time, all bytes are read once to
-    /// make them ([`Checked::built`] tells). Rows are then no longer read in place. Datasets in chunks have one for each
-    /// extent of a chunk.
+    /// `index`; the first time all bytes are read once to make them ([`Checked::built`] tells). Where only modification times
+    /// or paths differ, as in a copy, all bytes are read once and compared. Rows are then no longer read in place. Datasets in
+    /// chunks have one for each extent of a chunk.
     ///
-    /// Errors: those of the file system, also when `index` cannot be written; an `index` that holds something else, which
-    /// is left as it is ([`ErrorKind::Config`](crate::ErrorKind::Config)); files that describe other chunks than
-    /// before though their length and time are the same ([`ErrorKind::Changed`](crate::ErrorKind::Changed)).
+    /// Errors: those of the file system, also when `index` cannot be written; an `index` that holds something else
+    /// ([`ErrorKind::Config`](crate::ErrorKind::Config)) or is damaged ([`ErrorKind::Decode`](crate::ErrorKind::Decode));
+    /// sources of other lengths, other bytes or other samples than when it was made
+    /// ([`ErrorKind::Changed`](crate::ErrorKind::Changed)). It is left as it is;
+    /// [`checked_anew`](Self::checked_anew) makes it anew.
     fn checked(self, index: impl AsRef<Path>) -> Result<Checked<Self>> {
-        Checked::open(self, index.as_ref())
+        Checked::open(self, index.as_ref(), false)
+    }
+
+    /// As [`checked`](Self::checked), but makes the checksums from the bytes as they are now, whatever `index` says of them:
+    /// for data that was changed on purpose.
+    ///
+    /// Errors: those of the file system, and an `index` that holds something else.
+    fn checked_anew(self, index: impl AsRef<Path>) -> Result<Checked<Self>> {
+        Checked::open(self, index.as_ref(), true)
     }
 
     /// Reads all files into memory, in parallel: for datasets that fit there and have small samples, which then cost no

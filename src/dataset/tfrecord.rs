@@ -49,6 +49,7 @@ pub struct TfRecord {
     index: Index,
     schema: Vec<EncodedField>,
     features: Vec<Take>,
+    context_only: bool,
     checksums: bool,
     opened_bytes_max: u64,
     name: String,
@@ -74,6 +75,7 @@ enum Take {
 pub struct TfRecordBuilder {
     record: EncodedField,
     fields: Vec<(EncodedField, String, Kind)>,
+    context_only: bool,
     checksums: bool,
     records: Option<u64>,
     cache: Cache,
@@ -94,6 +96,7 @@ impl TfRecord {
         TfRecordBuilder {
             record: EncodedField::bytes("record"),
             fields: Vec::new(),
+            context_only: false,
             checksums: true,
             records: None,
             cache: Cache::Beside,
@@ -162,6 +165,14 @@ impl TfRecordBuilder {
     #[must_use]
     pub fn ints(mut self, field: Field, feature: &str) -> Self {
         self.fields.push((EncodedField::raw(field), feature.to_string(), Kind::Ints));
+        self
+    }
+
+    /// Whether the feature lists of `tf.train.SequenceExample` are skipped, and its context is read like the features of an
+    /// example. By default a record with feature lists is an error that names them: they are not supported.
+    #[must_use]
+    pub fn context_only(mut self, context_only: bool) -> Self {
+        self.context_only = context_only;
         self
     }
 
@@ -263,7 +274,8 @@ impl TfRecordBuilder {
         let (schema, features) = self.fields()?;
         let list = |take: &Take| if let Take::List { row_bytes, .. } = take { *row_bytes as u64 } else { 0 };
         let opened_bytes_max = features.iter().map(list).max().unwrap_or(0);
-        Ok(TfRecord { index, schema, features, checksums: self.checksums, opened_bytes_max, name })
+        let Self { context_only, checksums, .. } = self;
+        Ok(TfRecord { index, schema, features, context_only, checksums, opened_bytes_max, name })
     }
 
     fn fields(&self) -> Result<(Vec<EncodedField>, Vec<Take>)> {
@@ -452,11 +464,12 @@ impl Dataset for TfRecord {
         let (feature, kind, row_bytes, fixed) = match &self.features[field] {
             Take::Payload => return Ok(payload),
             Take::Bytes(feature) => {
-                return Feature::find(payload, feature, Kind::Bytes)?.one_bytes().map_err(|error| of(feature, error));
+                let found = Feature::find(payload, feature, Kind::Bytes, self.context_only)?;
+                return found.one_bytes().map_err(|error| of(feature, error));
             }
             Take::List { feature, kind, row_bytes, fixed } => (feature, *kind, *row_bytes, *fixed),
         };
-        let list = Feature::find(payload, feature, kind)?;
+        let list = Feature::find(payload, feature, kind, self.context_only)?;
         let (values, size) = match kind {
             Kind::Ints => (list.ints(row_bytes, buffer), 8),
             _ => (list.floats(row_bytes, buffer), 4),

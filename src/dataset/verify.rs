@@ -9,7 +9,7 @@
 
 use super::{ChunkBuf, Chunked, Dataset, Part, Parts};
 use crate::decode::{Decoder, Scratch, Single};
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage, panicked};
 use crate::read::{Extent, SourceId, open_plain};
 use crate::tensor::{Encoding, Field, Shape};
 use bytes::Bytes;
@@ -203,7 +203,7 @@ impl<P: Fn(Verified) -> ControlFlow<()> + Sync> Work<'_, P> {
                 return;
             }
             let seen = catch_unwind(AssertUnwindSafe(|| self.sample(id, &mut keep)));
-            if let Err(error) = seen.unwrap_or_else(|_| Err(panicked())) {
+            if let Err(error) = seen.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Decode))) {
                 self.damage(error.with_sample(id), 1);
                 // Whatever a panic left half done is made anew.
                 keep.decoders.clear();
@@ -307,7 +307,7 @@ impl<P: Fn(Verified) -> ControlFlow<()> + Sync> Work<'_, P> {
         let rows = chunks.starts()[chunk]..chunks.starts()[chunk + 1];
         let count = rows.end - rows.start;
         let seen = catch_unwind(AssertUnwindSafe(|| self.open_chunk(chunks, chunk, rows.clone())));
-        if let Err(error) = seen.unwrap_or_else(|_| Err(panicked())) {
+        if let Err(error) = seen.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Decode))) {
             let more = if count > 1 { format!("{count} samples in ") } else { String::new() };
             self.damage(
                 error.within(format_args!("{more}{}", chunks.chunk_name(chunk))).with_sample(rows.start),
@@ -344,8 +344,4 @@ impl<P: Fn(Verified) -> ControlFlow<()> + Sync> Work<'_, P> {
         }
         Ok(())
     }
-}
-
-fn panicked() -> Error {
-    Error::new(ErrorKind::Panicked, Stage::Decode, "")
 }

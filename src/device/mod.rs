@@ -102,13 +102,13 @@ impl Device {
     /// the other only when both are the same.
     ///
     /// Errors: as [`cuda`](Self::cuda).
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cudarc")]
     pub fn cuda_in(context: Arc<cudarc::driver::CudaContext>) -> Result<Self> {
-        Ok(Self::of(cuda::open_in(context)?, "asked for, in the caller's context".into()))
+        Ok(Self::of(cuda::interop::open(context)?, "asked for, in the caller's context".into()))
     }
 
     #[cfg(feature = "cuda")]
-    fn of(gpu: Arc<cuda::driver::Gpu>, why: String) -> Self {
+    pub(crate) fn of(gpu: Arc<cuda::driver::Gpu>, why: String) -> Self {
         let why = format!("{}, {why}", gpu.name());
         Self { kind: DeviceKind::Cuda(gpu.ordinal()), why, gpu: Some(gpu) }
     }

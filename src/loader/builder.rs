@@ -2,14 +2,14 @@
 
 use super::onward::{Idle, Onward, Ways, idle_meter};
 use super::origin::Origin;
-use super::{JobMaker, Loader, Place, Shared, config};
+use super::{JobMaker, Life, Loader, Place, Shared, config};
 use crate::batch::{BatchInfo, Contents};
 use crate::dataset::{self, Dataset};
 use crate::decode::{Ctx, Decoder};
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::ledger::Keeper;
-use crate::memory::{BatchMut, Budget, ByteRing, ChunkBuf, Lease, Pool, Row};
+use crate::memory::{BatchMut, Budget, ByteRing, ChunkBuf, Lease, Pool, Process, Row};
 use crate::order::{Batches, LastBatch, Order, Shard};
 use crate::pipeline::chunks;
 use crate::pipeline::fetch::{Io, Pending};
@@ -329,6 +329,12 @@ impl LoaderBuilder {
     /// Such bytes are not checksummed by the host. Default: [`Gds::Auto`], where cuFile really goes past the host's memory
     /// and the page cache has no room for the dataset; the report says which way each field takes and why.
     ///
+    /// [`Gds::Auto`] opens cuFile only where the kernel module nvidia-fs is loaded or cuFile may use peer-to-peer DMA
+    /// (`"use_pci_p2pdma": true` in `cufile.json`, or `CUFILE_USE_PCIP2PDMA=true`), and closes it when the trial read says no.
+    /// It needs cuFile 1.15, the first that counts which way bytes take; before that only nvidia-fs can, where root has
+    /// switched its counters on. From 1.16 on an open cuFile has a context, with its memory, on every visible GPU: set
+    /// `CUDA_VISIBLE_DEVICES` for each rank.
+    ///
     /// With [`Gds::Require`] `build` fails, with the reason for each field, unless at least one goes directly: whatever the
     /// size of its rows and the page cache, also by a cuFile that does not count which way bytes take.
     pub fn gds(mut self, gds: Gds) -> Self {
@@ -379,7 +385,8 @@ impl LoaderBuilder {
 
     /// How long anything that a batch waits for may be at the same thing (one read, one sample in a decoder or transform, one
     /// copy) before `next()` ends with [`ErrorKind::Stalled`], which names it. Default: 300 s; at least 20 ms. Slow work on many samples is
-    /// no stall. The loader can still be dropped: what does not answer is left behind, with all it can reach, after some
+    /// no stall; nor is work of the consumer's streams on batches that were dropped, which the next copy waits for: that
+    /// counts as [`Copy::blocked_ns`](crate::profile::Copy::blocked_ns). The loader can still be dropped: what does not answer is left behind, with all it can reach, after some
     /// seconds.
     pub fn stall_deadline(mut self, deadline: Duration) -> Self {
         self.stall_deadline = deadline;
@@ -421,7 +428,7 @@ impl LoaderBuilder {
     }
 
     /// Time passes as this clock says, and this is the reader.
-    #[cfg(test)]
+    #[cfg(all(test, feature = "cuda"))]
     pub(super) fn simulated(mut self, clock: Clock, opened: Opened) -> Self {
         (self.clock, self.opened) = (clock, Some(opened));
         self
@@ -464,7 +471,7 @@ impl LoaderBuilder {
         let cached = opened.cache.is_some() && !opened.choice.direct;
         let mut ways =
             Ways::new(&self.device, self.gds, self.cufile, &*dataset, cached, self.on_bad != OnBadSample::Fail);
-        let recipe = Recipe::new(&*dataset, self.steps, !on_host, |draft| ways.choose(draft))?;
+        let mut recipe = Recipe::new(&*dataset, self.steps.clone(), !on_host, |draft| ways.choose(draft))?;
         let chunks = chunks::starts_of(&*dataset)?;
         let last = self.last.or(self.resume.as_ref().map(|state| state.stand().last)).unwrap_or_default();
         let (order, shard) = (self.order.clone(), self.shard);
@@ -475,8 +482,13 @@ impl LoaderBuilder {
             return Err(no_batches(&whole, global));
         }
         jobs.positions = Some(whole.len());
+        let device_batches = if on_host { 0 } else { self.device_batches.unwrap_or(DEVICE_BATCHES) };
+        let rows = whole.rows_max() as usize;
+        if !ways.reserve(Layout::new(&recipe.contents, rows)?.bytes(), device_batches)? {
+            recipe = Recipe::new(&*dataset, self.steps, !on_host, |_| Ok(Vec::new()))?;
+        }
         let absent: Vec<_> = recipe.directs.iter().map(|step| step.field).collect();
-        let layout = Layout::without(&recipe.spec, whole.rows_max() as usize, &absent)?;
+        let layout = Layout::without(&recipe.spec, rows, &absent)?;
         let workers = self.workers.unwrap_or_else(|| {
             let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
             place.map_or(cores, |place| place.cpus().min(cores))
@@ -489,7 +501,6 @@ impl LoaderBuilder {
             let cached = opened.cache.is_some() && dataset.sources().total_bytes() > 0;
             demand.take_chunks(&*dataset, &first.order, cached);
         }
-        let device_batches = if on_host { 0 } else { self.device_batches.unwrap_or(DEVICE_BATCHES) };
         // What one batch takes on a device; on the host it is the slot.
         let contents = Layout::new(&recipe.contents, layout.rows())?;
         let device_bytes = if on_host { 0 } else { contents.bytes() };
@@ -511,6 +522,7 @@ impl LoaderBuilder {
             device: self.device.clone(),
             held: AtomicUsize::new(0),
             meters: meters.clone(),
+            process: Process::current(),
         };
         let seed = self.seed.unwrap_or(self.order.seed());
         let chunk_starts = jobs.chunks.as_ref().map(|chunks| chunks.starts.clone());
@@ -538,6 +550,7 @@ impl LoaderBuilder {
         let threads = on_node(placing.for_workers(self.numa, workers), || runtime::pool(workers, &assembly.meters))??;
         let (pinning, pinned) = bounded(0);
         let (runtime, ready, choice) = on_node(place, || assembly.start(spec, threads, pinning))??;
+        let (reader, explicit) = (choice.reader, choice.explicit);
         let shared = Shared {
             runtime,
             ready,
@@ -552,6 +565,8 @@ impl LoaderBuilder {
             planned_amplification: first.order.amplification(&whole),
             origin,
             settings: Settings {
+                reader,
+                explicit,
                 depth: depth as u32,
                 workers: workers as u32,
                 cores: std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32),
@@ -575,7 +590,7 @@ impl LoaderBuilder {
         if let Some(state) = &self.resume {
             shared.resume(state)?;
         }
-        Ok(Loader { shared: Arc::new(shared) })
+        Ok(Loader { shared: Life(Arc::new(shared)) })
     }
 
     /// Distinct bad samples that are put up with.
@@ -593,6 +608,8 @@ impl LoaderBuilder {
     fn global(&self) -> Result<u64> {
         let of_ranks = |rows: usize| (rows as u64).checked_mul(u64::from(self.shard.world()));
         match (self.batch, &self.resume) {
+            (Some(BatchSize::Global(0)), _) => Err(config("global_batch is 0")),
+            (Some(BatchSize::Rank(0)), _) => Err(config("batch_size is 0")),
             (Some(BatchSize::Global(rows)), _) => Ok(rows),
             (Some(BatchSize::Rank(rows)), _) => of_ranks(rows).ok_or_else(|| config("batch_size is too large")),
             (None, Some(state)) => Ok(state.global_batch()),
@@ -731,7 +748,7 @@ type WorkerThreads = (rayon::ThreadPool, runtime::Handles);
 
 impl Assembly {
     fn start(
-        self,
+        mut self,
         spec: Spec,
         workers: WorkerThreads,
         pinning: Sender<Infallible>,
@@ -827,6 +844,8 @@ impl Assembly {
             watch: Watch::new(handles.len(), pending + plan.chunks),
             scratch_limit: plan.scratch_bytes,
             unregistered: OnceLock::new(),
+            #[cfg(all(test, feature = "cuda"))]
+            dozing: Default::default(),
         });
         let _ = exchange.map_bell.set(Arc::downgrade(&core));
         let io = Io::new(core.clone(), reader, IoSide { frees, idle, ring, chunks, regions }, pending);

@@ -1,11 +1,10 @@
 //! How fast the consumer could go: the same batches again and again, without reading, decoding or copying.
 
 use super::epoch::{Epoch, From};
-use super::{Place, Shared};
+use super::{Life, Place};
 use crate::batch::{Batch, Contents};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -16,7 +15,7 @@ const BATCHES: u64 = 2;
 ///
 /// Each batch is one of the loader's, with its bytes, handed out again once it was dropped. Do not write to them on a device.
 pub struct Ceiling {
-    shared: Arc<Shared>,
+    shared: Life,
     /// Where the loader stood: it stands there again afterwards.
     place: Place,
     back: Sender<Contents>,
@@ -28,14 +27,15 @@ pub struct Ceiling {
 }
 
 impl Ceiling {
-    pub(super) fn start(shared: Arc<Shared>, steps: u64) -> Result<Self> {
+    pub(super) fn start(shared: Life, steps: u64) -> Result<Self> {
         // Held all the time, so that no other iterator moves the place.
         let mut ceiling = Self::new(shared, steps)?;
         ceiling.fetch()?;
         Ok(ceiling)
     }
 
-    fn new(shared: Arc<Shared>, steps: u64) -> Result<Self> {
+    fn new(shared: Life, steps: u64) -> Result<Self> {
+        shared.info.process.check()?;
         if shared.live.swap(true, Ordering::AcqRel) {
             let message = "drop the iterator of the epoch before the ceiling is measured";
             return Err(Error::new(ErrorKind::EpochLive, Stage::Batch, message));
@@ -59,6 +59,7 @@ impl Ceiling {
     }
 
     fn hand_out(&mut self) -> Result<Batch> {
+        self.shared.info.process.check()?;
         let contents = self.kept.recv_timeout(self.shared.held_deadline).map_err(|_| {
             let message = "the caller holds every batch that is replayed; drop one";
             Error::new(ErrorKind::BatchesHeld, Stage::Batch, message)
@@ -94,6 +95,10 @@ impl Iterator for Ceiling {
 
 impl Drop for Ceiling {
     fn drop(&mut self) {
+        if self.shared.info.process.is_forked() {
+            // With the batches that it holds.
+            return std::mem::forget(self.kept.clone());
+        }
         self.shared.set_place(self.place);
         self.shared.live.store(false, Ordering::Release);
     }

@@ -1,6 +1,6 @@
 //! The iterator over batches.
 
-use super::{Place, Shared, config, onward};
+use super::{Life, Place, config, onward};
 use crate::batch::{Batch, Contents, Reorder};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::Ticket;
@@ -25,7 +25,7 @@ const TICK: Duration = Duration::from_millis(100);
 /// After an error it ends, except after [`ErrorKind::BatchesHeld`]: drop a batch and go on. Dropping it at any point
 /// cancels what was planned.
 pub struct Epoch {
-    shared: Arc<Shared>,
+    shared: Life,
     generation: u64,
     cancelled: Arc<AtomicBool>,
     reorder: Reorder<Contents>,
@@ -80,7 +80,8 @@ fn total(first: &Batches, whole: &Batches, epochs: u64) -> u64 {
 
 impl Epoch {
     /// Starts a run of `epochs` epochs and `steps` batches at most.
-    pub(super) fn start(shared: Arc<Shared>, from: From, epochs: u64, steps: u64) -> Result<Self> {
+    pub(super) fn start(shared: Life, from: From, epochs: u64, steps: u64) -> Result<Self> {
+        shared.info.process.check()?;
         if shared.live.swap(true, Ordering::AcqRel) {
             let message = "drop the iterator of the last epoch before the next is started";
             return Err(Error::new(ErrorKind::EpochLive, Stage::Batch, message));
@@ -89,11 +90,11 @@ impl Epoch {
     }
 
     /// As [`start`](Self::start), for who keeps other iterators away himself.
-    pub(super) fn start_within(shared: Arc<Shared>, from: From, epochs: u64, steps: u64) -> Result<Self> {
+    pub(super) fn start_within(shared: Life, from: From, epochs: u64, steps: u64) -> Result<Self> {
         Self::begin(shared, from, epochs, steps, false)
     }
 
-    fn begin(shared: Arc<Shared>, from: From, epochs: u64, steps: u64, keeps_others_away: bool) -> Result<Self> {
+    fn begin(shared: Life, from: From, epochs: u64, steps: u64, keeps_others_away: bool) -> Result<Self> {
         let cancelled = Arc::new(AtomicBool::new(false));
         let generation = shared.runtime.core().exchange.generation.fetch_add(1, Ordering::AcqRel) + 1;
         let mut epoch = Self {
@@ -179,6 +180,13 @@ impl Epoch {
         if self.ended {
             return Poll::Ready(None);
         }
+        if let Err(forked) = self.shared.info.process.check() {
+            self.end();
+            return Poll::Ready(Some(Err(forked)));
+        }
+        if let Err(error) = onward::check_streams(&self.shared.info) {
+            return Poll::Ready(Some(Err(error)));
+        }
         let (from, first) = self.ask();
         // A limit that no clock reaches is none.
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
@@ -254,6 +262,8 @@ impl Epoch {
             }
             let tick = TICK.min(self.shared.stall_deadline / LOOKS);
             let left = until.map_or(tick, |until| until.saturating_duration_since(Instant::now()));
+            #[cfg(all(test, feature = "cuda"))]
+            crate::profile::Clock::waits();
             match self.shared.ready.recv_timeout(left.min(tick)) {
                 Ok(contents) => {
                     let ticket = contents.ticket();
@@ -297,6 +307,10 @@ impl Epoch {
     fn end(&mut self) {
         if std::mem::replace(&mut self.ended, true) {
             return;
+        }
+        if self.shared.info.process.is_forked() {
+            // Full slots, too, stay where they are, see `Batch`.
+            return std::mem::forget(std::mem::replace(&mut self.reorder, Reorder::new(1)));
         }
         let core = self.shared.runtime.core();
         if self.delivered > 0 && core.meters.on {

@@ -1,5 +1,6 @@
 //! What stands behind full slots in a build without devices: nothing. The same face as `onward.rs`.
 
+use crate::batch::BatchInfo;
 use crate::dataset::Dataset;
 use crate::device::Device;
 use crate::error::Result;
@@ -33,6 +34,10 @@ pub(super) fn idle_meter(_: &Device, _: &Clock, _: usize) -> Result<Option<Idle>
 
 pub(super) fn asked(_: &Option<Idle>, _: bool) {}
 
+pub(super) fn check_streams(_: &BatchInfo) -> Result<()> {
+    Ok(())
+}
+
 pub(super) fn gpu_idle(_: &Option<Idle>) -> Option<GpuIdle> {
     None
 }
@@ -47,6 +52,11 @@ pub(super) struct Ways(Gds);
 impl Ways {
     pub(super) fn new(_: &Device, gds: Gds, _: Option<(PathBuf, PathBuf)>, _: &dyn Dataset, _: bool, _: bool) -> Self {
         Self(gds)
+    }
+
+    /// Nothing is reserved.
+    pub(super) fn reserve(&mut self, _: usize, _: usize) -> Result<bool> {
+        Ok(true)
     }
 
     /// Errors: when direct reads are required.
@@ -72,7 +82,7 @@ impl Ways {
     }
 
     pub(super) fn open(
-        &self,
+        &mut self,
         _: &Recipe,
         _: Layout,
         _: Layout,

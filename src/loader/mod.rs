@@ -8,7 +8,7 @@ mod epoch;
 mod onward;
 mod origin;
 mod resume;
-#[cfg(test)]
+#[cfg(all(test, feature = "cuda"))]
 mod scenarios;
 
 pub use builder::LoaderBuilder;
@@ -79,8 +79,32 @@ impl JobMaker {
 }
 
 /// Turns a dataset into batches. `Send + Sync`; threads and memory live until it and its [`Epoch`]s are dropped.
+///
+/// Build it in the process that uses it: a child that is forked later has no threads of it. There calls end with
+/// [`ErrorKind::Forked`], drops return at once, and a loader of the child's own works.
 pub struct Loader {
-    shared: Arc<Shared>,
+    shared: Life,
+}
+
+/// The threads and memory of a loader live as long as any of these. In a forked child they are kept for ever: there are no
+/// threads to join, and rings and the device are the parent's.
+#[derive(Clone)]
+struct Life(Arc<Shared>);
+
+impl std::ops::Deref for Life {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
+}
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        if self.info.process.is_forked() {
+            std::mem::forget(self.0.clone());
+        }
+    }
 }
 
 struct Shared {
@@ -254,6 +278,7 @@ impl Loader {
     ///
     /// Errors: what made it impossible to look at the dataset when the loader was built.
     pub fn state(&self) -> Result<State> {
+        self.shared.info.process.check()?;
         self.shared.state()
     }
 
@@ -262,6 +287,7 @@ impl Loader {
     ///
     /// Errors: as [`LoaderBuilder::resume`]; [`ErrorKind::EpochLive`] while an iterator of this loader is alive.
     pub fn resume(&self, state: &State) -> Result<()> {
+        self.shared.info.process.check()?;
         self.shared.resume(state)
     }
 
@@ -278,6 +304,7 @@ impl Loader {
     /// Errors: what broke the loader; [`ErrorKind::Stalled`] when pinning one slot takes the
     /// [`stall_deadline`](LoaderBuilder::stall_deadline).
     pub fn ready(&self) -> Result<()> {
+        self.shared.info.process.check()?;
         let core = self.shared.runtime.core();
         let mut watcher = Watcher::default();
         // Nothing is ever sent: it ends when the other side is gone.
@@ -434,7 +461,7 @@ impl Shared {
             planned_amplification: self.planned_amplification,
             reads: meters.reads(),
             cache: core.cache.as_deref().map(|cache: &PageCache| (cache.hits(), cache.misses())),
-            copies: (self.info.device.kind() != DeviceKind::Host).then(|| meters.device.copies()),
+            copies: (self.info.device.kind() != DeviceKind::Host).then(|| meters.device.copies(now)),
             routes: self.routes.clone(),
             direct: onward::direct_reads(&self.direct, meters),
             truth: self.truth(),

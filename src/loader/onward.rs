@@ -1,15 +1,17 @@
 //! What `build` decides and opens behind full slots: the ways of the fields, the device's memory and streams, the transfer
 //! thread. On the host there is nothing behind them.
 
+use crate::batch::BatchInfo;
 use crate::dataset::{Dataset, Part, Parts};
 use crate::device::Device;
 use crate::device::cuda::{
+    self, Stream,
     copy::{Copier, Shape, Target},
     cufile::{CuFile, Mode, Options, Stats},
-    driver::Gpu,
+    driver::{DeviceMemory, Gpu},
     idle::IdleMeter,
 };
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{Filled, Pool};
 use crate::pipeline::fetch::Io;
 use crate::pipeline::recipe::{DirectField, Draft, How, Recipe};
@@ -24,8 +26,11 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use std::convert::Infallible;
 use std::error::Error as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// The first cuFile that makes a context on every visible GPU.
+const CONTEXTS: (u32, u32) = (1, 16);
 
 /// Bytes that are read to see which way cuFile takes.
 const TRIAL: usize = 1 << 20;
@@ -41,6 +46,8 @@ pub(super) struct Ways {
     firsts: Vec<Option<read::Extent>>,
     routes: Vec<FieldRoute>,
     cufile: Option<Counted>,
+    /// Memory of the batches, which cuFile has taken.
+    targets: Vec<Target>,
 }
 
 /// A cuFile driver, and what it had counted before the loader.
@@ -84,6 +91,15 @@ pub(super) fn asked(idle: &Option<Idle>, first: bool) {
     idle.iter().for_each(|idle| idle.asked(first));
 }
 
+/// Refuses to hand out a batch while a stream that it would be bound to is captured.
+pub(super) fn check_streams(info: &BatchInfo) -> Result<()> {
+    let Some(gpu) = info.device.gpu() else { return Ok(()) };
+    // What else is wrong is told in its place.
+    let captured =
+        |stream: &Stream| gpu.check_uncaptured(stream.raw()).err().filter(|error| error.kind() == ErrorKind::Config);
+    info.streams.iter().find_map(captured).map_or(Ok(()), Err)
+}
+
 /// What was measured on the consumer's stream.
 pub(super) fn gpu_idle(idle: &Option<Idle>) -> Option<GpuIdle> {
     idle.as_ref().map(|idle| idle.totals())
@@ -116,7 +132,17 @@ impl Ways {
             too_many: (files as u64 > read::descriptor_limit() / 4).then_some(files),
         };
         let firsts = if around.on_device && !around.in_chunks { firsts(dataset) } else { Vec::new() };
-        Self { device: device.clone(), gds, cufile_at, sources, around, firsts, routes: Vec::new(), cufile: None }
+        Self {
+            device: device.clone(),
+            gds,
+            cufile_at,
+            sources,
+            around,
+            firsts,
+            routes: Vec::new(),
+            cufile: None,
+            targets: Vec::new(),
+        }
     }
 
     /// The fields that go directly.
@@ -178,6 +204,10 @@ impl Ways {
     /// Opens cuFile and reads a little by it, to see which way the bytes take; or says why it is not to be used.
     fn try_cufile(&self, trial: Option<read::Extent>) -> Result<(Counted, String), String> {
         let (Some(gpu), Some(extent)) = (self.device.gpu(), trial) else { return Err("no file to read".into()) };
+        let root = self.cufile_at.as_ref().map_or(Path::new("/"), |(_, root)| root);
+        if self.gds == Gds::Auto {
+            CuFile::check_direct(root).map_err(|absent| absent.to_string())?;
+        }
         let cufile = match &self.cufile_at {
             None => CuFile::get().map_err(|absent| absent.to_string())?,
             Some((library, root)) => {
@@ -188,7 +218,9 @@ impl Ways {
         let counted = Counted::new(cufile, gpu.ordinal());
         self.read_a_little(gpu, &counted.cufile, extent)?;
         let how = match counted.mode() {
-            mode @ (Mode::P2p | Mode::NvidiaFs) => format!("{}: {mode}", called(&counted.cufile)),
+            mode @ (Mode::P2p | Mode::NvidiaFs) => {
+                format!("{}: {mode}{}", called(&counted.cufile), elsewhere(&counted.cufile))
+            }
             Mode::Unknown if self.gds == Gds::Require => {
                 format!("{}, which does not count which way bytes take", called(&counted.cufile))
             }
@@ -202,10 +234,6 @@ impl Ways {
     fn read_a_little(&self, gpu: &Arc<Gpu>, cufile: &Arc<CuFile>, extent: read::Extent) -> Result<(), String> {
         let files = read::Files::new(self.sources.clone(), PAGE, Some(0));
         let handle = direct::register(cufile, &files, extent.source)?;
-        let words = |error: Error| match error.source() {
-            Some(source) => format!("{}: {source}", error.message()),
-            None => error.message().into(),
-        };
         let mut target = Target::new(gpu, TRIAL, "a trial of cuFile", Some(cufile)).map_err(words)?;
         let bound = gpu.bind().map_err(words)?;
         let from = extent.offset - extent.offset % PAGE as u64;
@@ -220,9 +248,32 @@ impl Ways {
         Ok(())
     }
 
+    /// Has cuFile take the memory of `count` batches of `bytes` bytes, which may be more than it can map for a GPU. False when
+    /// it does not and need not: then every field takes the host's way.
+    pub(super) fn reserve(&mut self, bytes: usize, count: usize) -> Result<bool> {
+        let (Some(gpu), Some(counted)) = (self.device.gpu(), &self.cufile) else { return Ok(true) };
+        for _ in 0..count {
+            let memory = DeviceMemory::new(gpu, bytes, "a batch")?;
+            match Target::of(memory, Some(&counted.cufile)) {
+                Ok(target) => self.targets.push(target),
+                Err(error) if self.gds == Gds::Auto => {
+                    let why = format!("cuFile does not take {count} batches of {bytes} bytes: {}", words(error));
+                    for route in self.routes.iter_mut().filter(|route| route.route == Route::Direct) {
+                        (route.route, route.why) = (Route::Staged, why.clone());
+                    }
+                    self.targets.clear();
+                    self.cufile = None;
+                    return Ok(false);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
     /// Reserves the device's memory, and says what of a slot gets there.
     pub(super) fn open(
-        &self,
+        &mut self,
         recipe: &Recipe,
         slot: Layout,
         contents: Layout,
@@ -245,15 +296,35 @@ impl Ways {
             contents: contents.clone(),
             gds: self.gds,
         });
-        let shape = Shape { slot, contents, copied, directs, cufile, finishes };
+        let targets = std::mem::take(&mut self.targets);
+        let shape = Shape { slot, contents, copied, directs, targets, finishes };
         let copier = Copier::new(gpu, shape, (batches, slots), bell.0.clone(), idle)?;
         Ok(Some(Onward { copier, plan, full, bell }))
+    }
+}
+
+/// What an error says, with its cause.
+fn words(error: Error) -> String {
+    match error.source() {
+        Some(source) => format!("{}: {source}", error.message()),
+        None => error.message().into(),
     }
 }
 
 /// The library with its version.
 fn called(cufile: &CuFile) -> String {
     cufile.version().map_or_else(|| "cuFile".into(), |(major, minor)| format!("cuFile {major}.{minor}"))
+}
+
+/// What the library costs on other GPUs, if it does.
+fn elsewhere(cufile: &CuFile) -> String {
+    let gpus = cuda::devices().map_or(1, |(_, devices)| devices.len());
+    match cufile.version() {
+        Some(version) if version >= CONTEXTS && gpus > 1 => {
+            format!("; it has a context on each of the {gpus} visible GPUs: set CUDA_VISIBLE_DEVICES for each rank")
+        }
+        _ => String::new(),
+    }
 }
 
 /// The device's memory and streams, before the threads are.

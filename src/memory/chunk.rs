@@ -83,8 +83,11 @@ impl ChunkBuf {
         let start = self.used.next_multiple_of(ALIGN);
         let end = start.checked_add(len).filter(|end| *end <= self.memory.len());
         let end = end.ok_or_else(|| {
-            let message =
-                format!("the chunk needs {len} bytes more than its index says: {} are there", self.memory.len());
+            let message = format!(
+                "the chunk needs {} bytes or more, {} were reserved by its metadata",
+                self.used.saturating_add(len),
+                self.memory.len()
+            );
             Error::new(ErrorKind::Limit, Stage::Decode, message)
         })?;
         self.used = end;

@@ -15,6 +15,7 @@
 mod budget;
 mod chunk;
 pub(crate) mod pool;
+mod process;
 pub(crate) mod region;
 pub(crate) mod ring;
 
@@ -23,9 +24,10 @@ pub(crate) use budget::{Lease, Part};
 pub use chunk::ChunkBuf;
 pub(crate) use pool::{Array, Filled, FreeSlot, Hooks, Pool, Rows, Ticket};
 pub use pool::{BatchMut, Row, Status};
+pub(crate) use process::Process;
 #[cfg(feature = "cuda")]
 pub(crate) use region::Pinned;
-pub(crate) use region::{Bytes as RegionBytes, Region};
+pub(crate) use region::{Bytes as RegionBytes, Region, Withheld};
 pub use ring::{ByteRing, RingSpan};
 
 pub(crate) use pool::RowSpan;

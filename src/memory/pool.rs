@@ -801,6 +801,16 @@ impl BatchMut<'_> {
         Ok(bytemuck::cast_slice_mut(self.filled.array_mut(field)))
     }
 
+    /// The rows of field `field`, one slice each.
+    ///
+    /// Errors: as [`slice_mut`](Self::slice_mut).
+    pub fn rows_mut<T: Element>(&mut self, field: usize) -> Result<std::slice::ChunksExactMut<'_, T>> {
+        let rows = self.len();
+        let values = self.slice_mut::<T>(field)?;
+        let width = values.len() / rows.max(1);
+        Ok(values.chunks_exact_mut(width.max(1)))
+    }
+
     /// All rows of two different fields at once.
     ///
     /// Errors: [`ErrorKind::Shape`] when a dtype does not fit or both are the same field.

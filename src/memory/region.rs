@@ -5,8 +5,8 @@
 use crate::error::{Error, ErrorKind, Result, Stage};
 use memmap2::{Advice, MmapMut};
 use std::ptr::NonNull;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Regions of at least this size ask for huge pages: fewer TLB misses, and far fewer pages to pin for a device or ring.
 const HUGE_FROM: usize = 4 << 20;
@@ -23,6 +23,8 @@ pub(crate) struct Region {
     len: usize,
     id: u64,
     pin: OnceLock<Box<dyn Pinned>>,
+    /// How many keep it from forked children.
+    withheld: Mutex<usize>,
 }
 
 /// A device's hold on a region, so that it can copy from there without the CPU.
@@ -47,7 +49,7 @@ impl Region {
         let (start, len) = (map.as_mut_ptr(), map.len());
         let start = NonNull::new(start).expect("a mapping is never at address 0");
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { map: Some(map), start, len, id, pin: OnceLock::new() })
+        Ok(Self { map: Some(map), start, len, id, pin: OnceLock::new(), withheld: Mutex::new(0) })
     }
 
     fn map(len: usize, what: &str) -> Result<MmapMut> {
@@ -84,9 +86,26 @@ impl Region {
     /// Gives the region to a device for as long as it lives.
     pub(crate) fn pin(&self, pin: impl FnOnce() -> Result<Box<dyn Pinned>>) -> Result<()> {
         if self.pin.get().is_none() {
-            let _ = self.pin.set(pin()?);
+            self.withhold(true);
+            let _ = self.pin.set(pin().inspect_err(|_| self.withhold(false))?);
         }
         Ok(())
+    }
+
+    /// Keeps the region from forked children, or no longer: a fork copies pinned pages at once, all of them, since a page that
+    /// a device or the kernel knows cannot be shared for copying on write. A child that touches the region then faults.
+    fn withhold(&self, from_now: bool) {
+        let mut users = self.withheld.lock().unwrap_or_else(PoisonError::into_inner);
+        let advice = match (*users, from_now) {
+            (0, true) => Some(Advice::DontFork),
+            (1, false) => Some(Advice::DoFork),
+            _ => None,
+        };
+        *users = if from_now { *users + 1 } else { users.saturating_sub(1) };
+        if let (Some(advice), Some(map), false) = (advice, &self.map, cfg!(miri)) {
+            // Without it everything works, but for the cost of a fork.
+            let _ = map.advise(advice);
+        }
     }
 
     /// Bytes that a region of `len` takes. Kernels align a mapping to huge pages only when it is a whole number of them,
@@ -120,6 +139,22 @@ impl Drop for Region {
     }
 }
 
+/// Keeps a region alive, and from forked children, while the kernel has its pages pinned.
+pub(crate) struct Withheld(Arc<Region>);
+
+impl Withheld {
+    pub(crate) fn new(region: &Arc<Region>) -> Self {
+        region.withhold(true);
+        Self(region.clone())
+    }
+}
+
+impl Drop for Withheld {
+    fn drop(&mut self) {
+        self.0.withhold(false);
+    }
+}
+
 /// A region with one owner, as a slice: no tokens, so no pointers.
 pub(crate) struct Bytes(MmapMut);
 
@@ -142,9 +177,53 @@ impl Bytes {
     }
 }
 
+/// Whether forked children have the region.
+#[cfg(test)]
+pub(crate) fn is_forked(region: &Region) -> bool {
+    let (smaps, start) = (std::fs::read_to_string("/proc/self/smaps").unwrap(), region.ptr().as_ptr() as usize);
+    let holds = |line: &str| {
+        let (from, rest) = line.split_once('-')?;
+        let to = rest.split(' ').next()?;
+        let number = |text: &str| usize::from_str_radix(text, 16).ok();
+        Some((number(from)?..number(to)?).contains(&start))
+    };
+    let lines = smaps.lines().skip_while(|line| holds(line) != Some(true));
+    let flags = lines.skip(1).find_map(|line| line.strip_prefix("VmFlags:")).expect("the mapping is listed");
+    !flags.split(' ').any(|flag| flag == "dc")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "there is no /proc/self/smaps")]
+    fn a_pinned_region_is_kept_from_forked_children() {
+        struct Device;
+        impl Pinned for Device {
+            fn release(&self) -> bool {
+                true
+            }
+        }
+        for len in [4096, 5 << 20] {
+            let region = Arc::new(Region::new(len, "a test").unwrap());
+            assert!(is_forked(&region));
+            let (first, second) = (Withheld::new(&region), Withheld::new(&region));
+            assert!(!is_forked(&region));
+            drop(first);
+            assert!(!is_forked(&region), "the second registration is there");
+            drop(second);
+            assert!(is_forked(&region));
+            #[cfg(feature = "cuda")]
+            {
+                let refused = || Err(Error::new(ErrorKind::Device, Stage::Device, "refused"));
+                region.pin(refused).unwrap_err();
+                assert!(is_forked(&region), "it is not pinned");
+                region.pin(|| Ok(Box::new(Device))).unwrap();
+                assert!(!is_forked(&region));
+            }
+        }
+    }
 
     #[test]
     fn a_region_is_page_aligned_rounded_up_and_zeroed() {

@@ -67,7 +67,7 @@ impl Batches {
         let (rank, world) = (u64::from(shard.rank()), u64::from(shard.world()));
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Build, message));
         if global == 0 {
-            return bad("batch_size or global_batch is 0".into());
+            return bad("a batch of 0 rows".into());
         }
         if global < world {
             return bad(format!(
@@ -77,7 +77,8 @@ impl Batches {
         }
         if global.div_ceil(world) > u64::from(u32::MAX) {
             return bad(format!(
-                "batch_size or global_batch: {} rows of a rank do not fit 32 bits",
+                "a global batch of {global} has {} rows for a rank, more than 32 bits hold; make batch_size or global_batch \
+                 smaller",
                 global.div_ceil(world)
             ));
         }
@@ -351,14 +352,19 @@ mod tests {
     fn batches_that_leave_a_rank_without_rows_are_refused() {
         let new = |global, world| Batches::new(9, global, LastBatch::Keep, Shard::new(0, world).unwrap());
         for (global, world, words) in [
-            (0, 1, "batch_size or global_batch is 0"),
+            (0, 1, "a batch of 0 rows"),
             (
                 3,
                 4,
                 "a global batch of 3 for 4 ranks: some would have no rows; take at most 3 ranks, or a global batch of 4 or \
                  more (of a run that is resumed: by `.resume_rebatched`)",
             ),
-            (u64::MAX, 2, "batch_size or global_batch: 9223372036854775808 rows of a rank do not fit 32 bits"),
+            (
+                u64::MAX,
+                2,
+                "a global batch of 18446744073709551615 has 9223372036854775808 rows for a rank, more than 32 bits hold; \
+                 make batch_size or global_batch smaller",
+            ),
         ] {
             let error = new(global, world).unwrap_err();
             assert_eq!((error.kind(), error.message()), (ErrorKind::Config, words));

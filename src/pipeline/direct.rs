@@ -183,6 +183,8 @@ impl Reads {
 }
 
 fn work(direct: &Direct, todo: &Receiver<Task>, mut host: HostWay) {
+    // Once for the life of the thread. Where it fails, every call says so itself.
+    let _bound = direct.gpu.bind();
     for task in todo {
         let reading = &task.reading;
         if !reading.cancelled.load(Ordering::Relaxed) {

@@ -136,6 +136,8 @@ pub(crate) struct Core {
     pub(crate) scratch_limit: usize,
     /// Why io_uring reads into memory that is not registered, if so.
     pub(crate) unregistered: std::sync::OnceLock<String>,
+    #[cfg(all(test, feature = "cuda"))]
+    pub(crate) dozing: transfer::Dozing,
 }
 
 impl Core {

@@ -322,7 +322,12 @@ impl fmt::Display for MemoryPlan {
             let all = Bytes(count.saturating_mul(self.device_bytes)).to_string();
             writeln!(f, "  {:<16} {all:>10}  {count} batches × {one}, in its own memory", "(device)")?;
         }
-        write!(f, "  {:<16} {:>10}  the dataset's, before the loader", "(index)", Bytes(self.index_bytes).to_string())
+        write!(
+            f,
+            "  {:<16} {:>10}  `Dataset::index_bytes`, not in the sum",
+            "(index)",
+            Bytes(self.index_bytes).to_string()
+        )
     }
 }
 

@@ -15,7 +15,7 @@ pub(crate) type MapFn = dyn Fn(&mut Row<'_>, &mut Ctx<'_>) -> Result<()> + Send 
 pub(crate) type MapBatchFn = dyn Fn(&mut BatchMut<'_>, &mut Ctx<'_>) -> Result<()> + Send + Sync;
 
 /// What the user asked for, in the order of the calls.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Steps {
     /// `.decode(d)` (no name) and `.decode_field(name, d)`.
     pub(crate) decoders: Vec<(Option<String>, Arc<dyn Decoder>)>,

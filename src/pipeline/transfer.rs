@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! full slots ──► order restored ──► a free buffer? ──► direct reads ──► copy ──► ready ─► Epoch::next
-//!                     ▲                  ▲             (if there are)    └──► in flight ──"copied" reached──► free slot
+//!                     ▲                  ▲             (if there are)    └──► in flight ──its copy has ended──► free slot
 //!                 the next one       dropped batches
 //! ```
 //!
@@ -18,10 +18,11 @@ use super::direct::{Reading, Reads};
 use super::watchdog::Doing;
 use crate::batch::{Contents, Reorder};
 use crate::device::cuda::copy::{Buffer, Copied, Copier};
+use crate::device::cuda::flight::Oldest;
 use crate::error::Result;
 use crate::memory::{Filled, Pool};
 use crate::profile::{Work, copying};
-use crossbeam_channel::{Receiver, Sender, never, select};
+use crossbeam_channel::{Receiver, Select, Sender};
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -49,6 +50,34 @@ pub(crate) struct Transfer {
     pub(crate) slots: usize,
 }
 
+/// What the transfer thread waits for, while it does: for tests in virtual time.
+#[cfg(test)]
+#[derive(Default)]
+pub(crate) struct Dozing(std::sync::Mutex<Option<Doors>>);
+
+#[cfg(test)]
+type Doors = (Receiver<()>, Receiver<Filled>, Option<Receiver<Box<Buffer>>>);
+
+#[cfg(test)]
+impl Dozing {
+    fn begin(&self, (bell, full): (&Receiver<()>, &Receiver<Filled>), free: Option<&Receiver<Box<Buffer>>>) {
+        *self.0.lock().unwrap() = Some((bell.clone(), full.clone(), free.cloned()));
+    }
+
+    fn end(&self) {
+        *self.0.lock().unwrap() = None;
+    }
+
+    /// Whether the thread waits and nothing has come.
+    pub(crate) fn is_asleep(&self) -> bool {
+        let waits = self.0.lock().unwrap();
+        let nothing = |free: &Receiver<Box<Buffer>>| free.is_empty();
+        waits
+            .as_ref()
+            .is_some_and(|(bell, full, free)| bell.is_empty() && full.is_empty() && free.as_ref().is_none_or(nothing))
+    }
+}
+
 /// Slots of a run that wait for their turn.
 struct Waiting {
     generation: u64,
@@ -72,6 +101,16 @@ struct Flight {
     reading: Option<Arc<Reading>>,
 }
 
+/// What was last said of the copies, to the meters and to the watchdog.
+#[derive(Default)]
+struct Said {
+    /// When the meters' state began.
+    since: u64,
+    doing: Option<Doing>,
+    /// How many copies were on the stream then, and how many rows were being read.
+    before: (usize, u64),
+}
+
 impl Transfer {
     /// Pins the slots, one after the other, and then copies until the loader ends.
     pub(crate) fn run(mut self, pool: Pool, pinning: Sender<Infallible>) {
@@ -90,58 +129,89 @@ impl Transfer {
         });
         drop(pinning);
         core.watch.device.end();
-        // What the watchdog was told, how many copies were on the stream then, and how many rows were being read.
-        let (mut told, mut before) = (None, (0, 0));
+        let mut said = Said::default();
         let mut waiting = Waiting::new(0, self.slots);
         let mut flights = Flights(VecDeque::with_capacity(self.slots));
+        let (bell, full, free) = (self.bell.clone(), self.full.clone(), self.copier.free().clone());
+        // What it waits for, with room on the device and without.
+        let (mut onward, mut short) = (Select::new(), Select::new());
+        for select in [&mut onward, &mut short] {
+            select.recv(&bell);
+            select.recv(&full);
+        }
+        short.recv(&free);
         while !core.to_io.is_ending() {
             self.forget_old(&mut waiting);
             while let Ok(slot) = self.full.try_recv() {
                 self.take(&mut waiting, slot);
             }
-            let room = self.begin_all(&mut waiting, &mut flights.0);
-            if told.is_none() {
+            if matches!(said.doing, None | Some(Doing::Blocked)) {
                 // Calls of the driver, which may not come back.
                 core.watch.device.begin(Doing::Copying, None);
+                said.doing = None;
             }
-            let landed = std::cell::Cell::new(0);
+            let room = self.begin_all(&mut waiting, &mut flights.0);
             let read = flights.0.iter_mut().try_for_each(|flight| self.read(flight));
             self.land_all(&mut flights.0);
-            let now = core.meters.clock.now();
-            let done = |since: u64| {
-                landed.set(landed.get() + 1);
-                core.meters.device.latency.record(now.saturating_sub(since));
-                if let Some(ring) = &core.meters.rings.copies {
-                    // Copies are given to the stream while others are on it: there each begins when the one before ends.
-                    ring.note(since.max(ring.end()), now, Work::Copy);
-                }
-            };
-            if let Err(error) = read.and(self.copier.let_go_done(done)) {
+            if let Err(error) = read.and(self.look(&mut said, &flights, room)) {
                 core.fail(error);
             }
-            let state = match (self.copier.in_flight(), room) {
-                (1.., _) => copying::BUSY,
-                (0, false) => copying::BLOCKED,
-                (0, true) => copying::STARVED,
-            };
-            core.meters.device.states.enter(state, now);
-            let doing = match state {
-                copying::BUSY => Some(Doing::Copying),
-                _ if !flights.0.is_empty() => Some(Doing::ReadingDirectly),
-                _ => None,
-            };
-            let now = (self.copier.in_flight(), flights.rows_left());
-            let moved = landed.get() > 0 || now != before || doing != told;
-            (told, before) = (doing, now);
-            match doing {
-                Some(doing) if moved => core.watch.device.begin(doing, None),
-                Some(_) => {}
-                None => core.watch.device.end(),
-            }
-            self.wait(&mut waiting, room);
+            #[cfg(test)]
+            core.dozing.begin((&bell, &full), (!room).then_some(&free));
+            // What came stays where it is until this thread runs again.
+            let _ = if room { &mut onward } else { &mut short }.ready_timeout(LOOK);
+            #[cfg(test)]
+            core.dozing.end();
+            let _ = self.bell.try_recv();
         }
         // Reading threads without a read end here.
         drop(self.reads.take());
+    }
+
+    /// Lets go of the slots whose copies are done, and tells the meters and the watchdog how far the copies are.
+    fn look(&mut self, said: &mut Said, flights: &Flights, room: bool) -> Result<()> {
+        let (meters, mut landed) = (&self.core.meters, false);
+        let (device, now) = (&meters.device, meters.clock.now());
+        let mut enter = |state, at: u64| {
+            // What was said before is not taken back.
+            said.since = said.since.max(at);
+            device.states.enter(state, said.since);
+        };
+        let gone = self.copier.let_go_done(now, |on_bus| {
+            landed = true;
+            let Some(on_bus) = on_bus else { return };
+            enter(copying::BUSY, on_bus.start);
+            device.bus_ns.add_alone(on_bus.end - on_bus.start);
+            device.latency.record(on_bus.end - on_bus.start);
+            if let Some(ring) = &meters.rings.copies {
+                ring.note(on_bus.start.max(ring.end()), on_bus.end, Work::Copy);
+            }
+        });
+        let oldest = gone.and_then(|()| self.copier.oldest(now));
+        let doing = match (&oldest, flights.0.front()) {
+            (Ok(Oldest::Blocked), _) => Some(Doing::Blocked),
+            (Ok(Oldest::Runs(_)), _) => Some(Doing::Copying),
+            (_, Some(Flight { reading: None, buffer: Some(buffer), .. })) if self.copier.awaits_consumer(buffer) => {
+                Some(Doing::Blocked)
+            }
+            (_, Some(_)) => Some(Doing::ReadingDirectly),
+            (_, None) => None,
+        };
+        match (&oldest, doing) {
+            (Ok(Oldest::Runs(since)), _) => enter(copying::BUSY, *since),
+            (_, Some(Doing::Blocked)) => enter(copying::BLOCKED, now),
+            _ if !room => enter(copying::BLOCKED, now),
+            _ => enter(copying::STARVED, now),
+        }
+        let now = (self.copier.in_flight(), flights.rows_left());
+        let moved = landed || now != said.before || doing != said.doing;
+        (said.doing, said.before) = (doing, now);
+        match doing {
+            Some(doing) if moved => self.core.watch.device.begin(doing, None),
+            Some(_) => {}
+            None => self.core.watch.device.end(),
+        }
+        oldest.map(|_| ())
     }
 
     /// Gives slots their buffers as long as the next one is there and a buffer is free; false when one waits for a buffer.
@@ -223,17 +293,6 @@ impl Transfer {
                 self.hand_out(Contents::Host(slot));
             }
             Copied::Broken(error) => self.core.fail(error),
-        }
-    }
-
-    fn wait(&mut self, waiting: &mut Waiting, room: bool) {
-        let never = never();
-        let freed = if room { &never } else { self.copier.free() };
-        select! {
-            recv(self.full) -> slot => if let Ok(slot) = slot { self.take(waiting, slot) },
-            recv(self.bell) -> _ => {}
-            recv(freed) -> buffer => if let Ok(buffer) = buffer { self.copier.give_back(buffer) },
-            default(LOOK) => {}
         }
     }
 

@@ -13,6 +13,7 @@ use super::watchdog::{Cell, Doing};
 use super::{Core, Job, Miss};
 use crate::dataset::{Chunked, Part, Parts};
 use crate::decode::{Ctx, Scratch};
+pub(crate) use crate::error::panicked;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{ChunkBuf, Filled, Rows};
 use crate::profile::Work;
@@ -460,13 +461,6 @@ pub(super) fn guarded<R>(state: &mut State, work: impl FnOnce(&mut State) -> Res
             Err(error)
         }
     }
-}
-
-/// The error for a caught panic.
-pub(crate) fn panicked(panic: &(dyn std::any::Any + Send), stage: Stage) -> Error {
-    let words = panic.downcast_ref::<&str>().map(|words| (*words).to_string());
-    let words = words.or_else(|| panic.downcast_ref::<String>().cloned());
-    Error::new(ErrorKind::Panicked, stage, words.unwrap_or_default())
 }
 
 /// Fills the first row from memory and the page cache, or says that something must be read.

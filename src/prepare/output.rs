@@ -7,8 +7,13 @@ use std::path::{Path, PathBuf};
 
 /// Begin and end of the hidden names.
 const PREFIX: &str = ".";
-pub(super) const SUFFIX: &str = ".partial";
+const SUFFIX: &str = ".partial";
 const BUFFER: usize = 1 << 20;
+
+/// Whether a file of this name was being written.
+pub(super) fn is_partial(name: &str) -> bool {
+    name.starts_with(PREFIX) && name.ends_with(SUFFIX)
+}
 
 /// A file that is being written. Dropped before [`Pending::commit`] it leaves nothing.
 pub(super) struct Pending {

@@ -231,18 +231,25 @@ impl Shards {
     fn prepare_folder(&self, to: &Path) -> Result<()> {
         std::fs::create_dir_all(to).map_err(|source| output::failed(source, to))?;
         let failed = |source| Error::os(Stage::Write, "cannot list the folder", source).with_path(to);
-        for entry in std::fs::read_dir(to).map_err(failed)? {
-            let path = entry.map_err(failed)?.path();
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            // What a killed call left is nobody's.
-            let partial = name.starts_with('.') && name.ends_with(output::SUFFIX);
-            if !partial && !self.overwrite {
-                let message = "the output folder is not empty; say that it may be overwritten, or choose another";
-                return Err(Error::new(ErrorKind::Config, Stage::Write, message).with_path(path));
-            }
-            if partial || is_ours(&name) {
-                std::fs::remove_file(&path).map_err(|source| output::failed(source, &path))?;
-            }
+        let entries = std::fs::read_dir(to).and_then(Iterator::collect::<std::io::Result<Vec<_>>>).map_err(failed)?;
+        let name = |entry: &std::fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+        // What a killed call left is nobody's.
+        let (partial, others): (Vec<_>, Vec<_>) =
+            entries.into_iter().partition(|entry| output::is_partial(&name(entry)));
+        if let (false, Some(other)) = (self.overwrite, others.first()) {
+            let left = match partial.len() {
+                0 => String::new(),
+                count => format!(", and holds {count} hidden files of a run that was interrupted"),
+            };
+            let message = format!(
+                "the output folder is not empty{left}: choose another, or allow that it is overwritten (`--force`, \
+                 `overwrite(true)`)"
+            );
+            return Err(Error::new(ErrorKind::Config, Stage::Write, message).with_path(other.path()));
+        }
+        for entry in partial.into_iter().chain(others.into_iter().filter(|entry| is_ours(&name(entry)))) {
+            let path = entry.path();
+            std::fs::remove_file(&path).map_err(|source| output::failed(source, &path))?;
         }
         Ok(())
     }
@@ -611,9 +618,14 @@ impl fmt::Display for Summary {
         let growth = |(before, after): (u64, u64)| 100.0 * (after as f64 / before.max(1) as f64 - 1.0);
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         writeln!(f, "pictures    {} into {} files", self.pictures, self.files)?;
+        write!(f, "transcoded  {}", self.transcoded)?;
         let (before, after) = self.transcoded_bytes;
-        write!(f, "transcoded  {}, {:.1} MiB to {:.1} MiB ", self.transcoded, mib(before), mib(after))?;
-        writeln!(f, "({:+.2} %), {} with new Huffman tables", growth(self.transcoded_bytes), self.new_tables)?;
+        if before > 0 {
+            let growth = growth(self.transcoded_bytes);
+            write!(f, ", {:.1} MiB to {:.1} MiB ({growth:+.2} %)", mib(before), mib(after))?;
+            write!(f, ", {} with new Huffman tables", self.new_tables)?;
+        }
+        writeln!(f)?;
         for (reason, (count, path)) in &self.unchanged {
             writeln!(f, "unchanged   {count}: {reason} (the first is {})", path.display())?;
         }

@@ -21,10 +21,10 @@ enum Kind {
     Still,
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "cuda"))]
 thread_local! {
-    /// See [`Clock::count_looks`].
-    static LOOKS: std::cell::RefCell<Option<Arc<AtomicU64>>> = const { std::cell::RefCell::new(None) };
+    /// See [`Clock::count_waits`].
+    static WAITS: std::cell::RefCell<Option<Arc<AtomicU64>>> = const { std::cell::RefCell::new(None) };
 }
 
 impl Clock {
@@ -49,10 +49,20 @@ impl Clock {
         Self(Kind::Virtual(by))
     }
 
-    /// Counts how often this thread looks at a clock that shows a number.
-    #[cfg(test)]
-    pub(crate) fn count_looks(counter: Arc<AtomicU64>) {
-        LOOKS.set(Some(counter));
+    /// Counts how often this thread begins to wait for a batch.
+    #[cfg(all(test, feature = "cuda"))]
+    pub(crate) fn count_waits(counter: Arc<AtomicU64>) {
+        WAITS.set(Some(counter));
+    }
+
+    /// This thread has done all that it can before a batch comes.
+    #[cfg(all(test, feature = "cuda"))]
+    pub(crate) fn waits() {
+        WAITS.with_borrow(|waits| {
+            if let Some(waits) = waits {
+                waits.fetch_add(1, Ordering::Release);
+            }
+        });
     }
 
     /// Nanoseconds since the clock was made; wraps after 584 years.
@@ -63,15 +73,7 @@ impl Clock {
                 start.elapsed().as_nanos() as u64
             }
             #[cfg(test)]
-            Kind::Virtual(now) => {
-                let now = now.load(Ordering::Acquire);
-                LOOKS.with_borrow(|looks| {
-                    if let Some(looks) = looks {
-                        looks.fetch_add(1, Ordering::Release);
-                    }
-                });
-                now
-            }
+            Kind::Virtual(now) => now.load(Ordering::Acquire),
             Kind::Still => 0,
         }
     }

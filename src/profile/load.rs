@@ -10,8 +10,8 @@
 //!
 //! | stage | servers | load | as a measure it is |
 //! |---|---|---|---|
-//! | consumer | 1 | 1 − starved share | exact, on a GPU by events |
-//! | copy | 1 | busy | exact |
+//! | consumer | 1 | 1 − starved share | exact; on a GPU by events on its stream, without them not known |
+//! | copy | 1 | time on the bus | exact |
 //! | decode | workers, or cores where there are fewer | busy, or CPU time | exact |
 //! | order | 1 | busy | exact |
 //! | storage | ? | busy | an upper bound |
@@ -25,6 +25,7 @@
 //! When epochs are so short that much of what was handed out had been prepared before the first batch was, the stages'
 //! work in the steady time is that of fewer samples than the consumer's; their loads are scaled up to the consumer's.
 
+use super::depth::Headroom;
 use super::snapshot::{Decode, Snapshot};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -51,7 +52,7 @@ pub enum Cause {
     MemoryBudget,
     /// No stage is saturated, and there is room: handing over from thread to thread takes the time.
     HandOver,
-    /// Nothing was measured.
+    /// Nothing was measured, or too little: on a GPU, no step of the consumer's stream.
     Unknown,
 }
 
@@ -92,8 +93,9 @@ pub(super) struct Loads {
     pub(super) steady_ns: f64,
     pub(super) batches: f64,
     pub(super) items_per_s: f64,
-    /// Share of the steady time in which the consumer had to wait for a batch.
-    pub(super) starved: f64,
+    /// Share of the steady time in which the consumer had to wait for a batch; `None` on a GPU of whose stream no step was
+    /// measured. What the host waits there says nothing: it waits for batches ahead of the stream, too.
+    pub(super) starved: Option<f64>,
     pub(super) copy: f64,
     pub(super) decode: f64,
     pub(super) storage: f64,
@@ -102,6 +104,8 @@ pub(super) struct Loads {
     pub(super) prepared: f64,
     /// Mean number of reads in flight while there are any, of those that may be.
     pub(super) depth_filled: f64,
+    /// What more of them would give, where the depth is filled.
+    pub(super) headroom: Headroom,
     /// Workers that work at once, on average.
     pub(super) working: f64,
     /// Of the time that workers could have run, the share in which they had a core; 1 when it is not known.
@@ -152,6 +156,7 @@ impl Loads {
             prepared,
             depth_filled: ratio(storage.in_flight_ns as f64, storage.busy_ns as f64 * f64::from(storage.depth.max(1)))
                 .min(1.0),
+            headroom: Headroom::of(storage),
             working: working.min(workers),
             cpu_share,
             on_cpu,
@@ -161,6 +166,17 @@ impl Loads {
             slots: [slots.free_ns, slots.filling_ns, slots.full_ns, slots.held_ns]
                 .map(|ns| share(ns).min(f64::from(slots.count))),
         })
+    }
+
+    /// The highest load, at least 1: above 1 where samples that were handed out had been prepared before the first batch, and
+    /// some stage could not keep up with that.
+    pub(super) fn over(&self) -> f64 {
+        STAGES.into_iter().map(|stage| self.load(stage)).fold(1.0, f64::max)
+    }
+
+    /// Samples per second that can be kept up: those handed out, without what was ready before the first batch.
+    pub(super) fn sustained(&self) -> f64 {
+        self.items_per_s / self.over()
     }
 
     pub(super) fn samples_per_batch(&self) -> f64 {
@@ -180,8 +196,9 @@ impl Loads {
         slots.max(self.no_room).max(self.no_buffer).min(1.0)
     }
 
+    /// 0 when it is not known.
     pub(super) fn consumer(&self) -> f64 {
-        1.0 - self.starved
+        self.starved.map_or(0.0, |starved| 1.0 - starved)
     }
 
     pub(super) fn load(&self, stage: Cause) -> f64 {
@@ -228,15 +245,16 @@ pub(super) const STAGES: [Cause; 5] = [Cause::Consumer, Cause::Copy, Cause::Deco
 /// Reads count as filling the depth from this share of it on.
 pub(super) const FILLED: f64 = 0.9;
 
-/// On a GPU what its stream waited, scaled to all steps from those that were measured; else what `next()` waited.
-fn starved(snapshot: &Snapshot, told: f64, steady: f64) -> f64 {
+/// On a GPU what its stream waited, scaled to all steps from those that were measured; on the host what `next()` waited.
+fn starved(snapshot: &Snapshot, told: f64, steady: f64) -> Option<f64> {
     let consumer = &snapshot.consumer;
     match &consumer.gpu {
         Some(gpu) if gpu.steps > 0 => {
             let all = ratio(consumer.handed().batches as f64, gpu.steps as f64).max(1.0);
-            ratio(gpu.starved_ns as f64 * all, steady).min(1.0)
+            Some(ratio(gpu.starved_ns as f64 * all, steady).min(1.0))
         }
-        _ => ratio(consumer.waited_ns as f64, told).min(1.0),
+        None if snapshot.copy.is_none() => Some(ratio(consumer.waited_ns as f64, told).min(1.0)),
+        _ => None,
     }
 }
 

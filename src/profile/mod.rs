@@ -5,6 +5,7 @@
 
 mod clock;
 mod cpu;
+mod depth;
 mod effort;
 pub mod export;
 mod load;
@@ -30,7 +31,9 @@ pub(crate) use cpu::{Role, Threads};
 pub use effort::effort;
 pub use meter::Latency;
 pub(crate) use meter::{Area, Counter, Flow, Histogram, Pool, States};
-pub use snapshot::{Consumer, Copy, Decode, GpuIdle, Handed, Level, Order, Slots, Snapshot, Storage};
+pub use snapshot::{
+    Consumer, Copy, Decode, GpuIdle, Handed, Level, Order, ReaderInUse, Slots, Snapshot, Storage, Unmeasured,
+};
 pub(crate) use timeline::Recorder;
 pub use timeline::{BatchRecord, Gauges, Timeline};
 #[cfg_attr(not(feature = "cuda"), allow(unused_imports, reason = "of a device's streams"))]
@@ -43,6 +46,7 @@ pub use whatif::{Change, Prediction, WhatIf};
 use crate::read::{ReadStats, Reader};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
 
 /// What the planner's thread does.
 pub(crate) mod planner {
@@ -64,7 +68,7 @@ pub(crate) mod consuming {
 pub(crate) mod copying {
     pub(crate) const STARVED: usize = 0;
     pub(crate) const BUSY: usize = 1;
-    /// A full slot waits for device memory.
+    /// A full slot waits for device memory, or the oldest copy for the consumer's streams.
     pub(crate) const BLOCKED: usize = 2;
 }
 
@@ -199,6 +203,8 @@ impl SlotTimes {
 #[derive(Debug)]
 pub(crate) struct DeviceMeters {
     pub(crate) states: States<3>,
+    /// Time that copies were on the bus, by the device's clock; and how long each was.
+    pub(crate) bus_ns: Counter,
     pub(crate) latency: Histogram,
     pub(crate) copies: Counter,
     pub(crate) bytes: Counter,
@@ -218,6 +224,7 @@ impl Default for DeviceMeters {
     fn default() -> Self {
         Self {
             states: States::new(0),
+            bus_ns: Counter::default(),
             latency: Histogram::default(),
             copies: Counter::default(),
             bytes: Counter::default(),
@@ -235,7 +242,7 @@ impl Default for DeviceMeters {
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "no device counts here"))]
 impl DeviceMeters {
     fn snapshot(&self, buffers: u32, now: u64) -> Copy {
-        let [starved_ns, busy_ns, blocked_ns] = self.states.read(now);
+        let ([starved_ns, _, blocked_ns], busy_ns) = (self.states.read(now), self.bus_ns.get());
         let (batches, bytes, latency) = (self.copies.get(), self.bytes.get(), self.latency.read());
         Copy { busy_ns, starved_ns, blocked_ns, cpu_ns: None, batches, bytes, buffers, latency }
     }
@@ -262,8 +269,9 @@ impl DeviceMeters {
         }
     }
 
-    pub(crate) fn copies(&self) -> Copies {
+    pub(crate) fn copies(&self, now: u64) -> Copies {
         Copies {
+            blocked: Duration::from_nanos(self.states.read(now)[2]),
             batches: self.copies.get(),
             bytes: self.bytes.get(),
             pinned_slots: self.pinned_slots.get(),
@@ -405,6 +413,7 @@ impl Meters {
             },
             order: Order { busy_ns, cpu_ns: self.cpu(Role::Planner).map(|(cpu, _)| cpu), no_slot_ns },
             storage: Storage {
+                reader: Some(ReaderInUse { name: settings.reader.to_string(), explicit: settings.explicit }),
                 busy_ns: levels.iter().map(|level| level.ns).sum(),
                 blocked_ns,
                 depth: settings.depth,
@@ -463,6 +472,9 @@ impl Meters {
 /// What a snapshot says beside the meters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
+    /// The reader's name, and whether the caller named it.
+    pub(crate) reader: &'static str,
+    pub(crate) explicit: bool,
     pub(crate) depth: u32,
     pub(crate) workers: u32,
     pub(crate) cores: u32,

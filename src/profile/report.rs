@@ -1,6 +1,6 @@
 //! The report: a snapshot of the counters, and what they say. Pure.
 
-use super::{Truth, Verdict};
+use super::{Cause, Truth, Verdict};
 use crate::ledger::Ledger;
 use crate::pipeline::{FieldRoute, MemoryPlan};
 use crate::read::{Choice, ReadStats};
@@ -25,7 +25,8 @@ pub struct Report {
     pub samples: u64,
     /// Bytes of the fields handed out.
     pub bytes: u64,
-    /// Time that `next()` waited for batches other than the first of an iterator: starvation.
+    /// Time that `next()` waited for batches other than the first of an iterator: starvation on the host. A GPU may have
+    /// work meanwhile: [`verdict`](Self::verdict) says what its stream waited.
     pub starved: Duration,
     /// Time that `next()` waited for the first batch of each iterator.
     pub first_batches: Duration,
@@ -76,6 +77,9 @@ pub struct Copies {
     pub batches: u64,
     /// Bytes of them that crossed the bus.
     pub bytes: u64,
+    /// Time that the consumer had the device memory that the next copy is for, as
+    /// [`Copy::blocked_ns`](crate::profile::Copy::blocked_ns), from the beginning.
+    pub blocked: Duration,
     /// Slots that are pinned so far: copied from without the CPU.
     pub pinned_slots: u64,
     /// Slots that could not be pinned; the driver copies from them by way of its own buffer, slower.
@@ -87,7 +91,11 @@ pub struct Copies {
 impl fmt::Display for Copies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gb = self.bytes as f64 / 1e9;
-        write!(f, "{} batches, {gb:.3} GB; {} slots pinned", self.batches, self.pinned_slots)?;
+        write!(f, "{} batches, {gb:.3} GB; ", self.batches)?;
+        if !self.blocked.is_zero() {
+            write!(f, "blocked {:.2} s by the consumer's use of the memory; ", self.blocked.as_secs_f64())?;
+        }
+        write!(f, "{} slots pinned", self.pinned_slots)?;
         match &self.why_pageable {
             Some(why) => write!(f, ", {} not ({why}): slower", self.pageable_slots),
             None => Ok(()),
@@ -130,7 +138,7 @@ impl Report {
         self.starved + self.user
     }
 
-    /// Share of the steady time in which the consumer had to wait: 0 … 1.
+    /// Share of the steady time in which `next()` had to wait: 0 … 1.
     pub fn starved_share(&self) -> f64 {
         share(self.starved, self.steady())
     }
@@ -148,6 +156,28 @@ impl Report {
     }
 }
 
+impl Report {
+    /// How long the consumer waited: its thread, or on a GPU its stream, which the thread may run ahead of.
+    fn waits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (waited, steady) = (self.starved.as_secs_f64(), self.steady().as_secs_f64());
+        match (&self.copies, self.verdict.cause) {
+            (None, _) => {
+                let percent = 100.0 * self.starved_share();
+                write!(f, "waits     starved {percent:.1} % ({waited:.2} s of {steady:.2} s)")?
+            }
+            (Some(_), Cause::Unknown) => {
+                write!(f, "waits     GPU starved: not known; next() {waited:.2} s of {steady:.2} s")?
+            }
+            (Some(_), _) => {
+                let percent = 100.0 * self.verdict.starved_share;
+                write!(f, "waits     GPU starved {percent:.1} %; next() {waited:.2} s of {steady:.2} s")?
+            }
+        }
+        let (first, own) = (self.first_batches.as_secs_f64(), self.user.as_secs_f64());
+        writeln!(f, "; first batches {first:.3} s; own work {own:.2} s")
+    }
+}
+
 /// The counters that are not zero.
 fn reads_in_words(reads: &ReadStats) -> String {
     if reads.ops == 0 {
@@ -159,8 +189,9 @@ fn reads_in_words(reads: &ReadStats) -> String {
         words.push(format!("{:.3} GB moved", gb(reads.bytes_moved)));
     }
     let counts = [
-        (reads.direct_reads, "past the page cache"),
-        (reads.buffered_reads, "through it"),
+        // Of system calls or queue entries, of which a read may need several.
+        (reads.direct_reads, "operations past the page cache"),
+        (reads.buffered_reads, "operations through the page cache"),
         (reads.short_reads, "short and continued"),
         (reads.retries, "repeated"),
         (reads.fallbacks, "refused by O_DIRECT and read through the cache"),
@@ -199,15 +230,7 @@ impl fmt::Display for Report {
             rate(self.samples as f64),
             rate(self.bytes as f64 / 1e9),
         )?;
-        writeln!(
-            f,
-            "waits     starved {:.1} % ({:.2} s of {:.2} s); first batches {:.3} s; own work {:.2} s",
-            100.0 * self.starved_share(),
-            self.starved.as_secs_f64(),
-            self.steady().as_secs_f64(),
-            self.first_batches.as_secs_f64(),
-            self.user.as_secs_f64(),
-        )?;
+        self.waits(f)?;
         writeln!(f, "workers   {} decode workers, busy {:.0} %", self.workers, 100.0 * self.busy_share())?;
         writeln!(f, "reader    {}", self.choice)?;
         writeln!(f, "storage   {}", reads_in_words(&self.reads))?;
@@ -215,7 +238,8 @@ impl fmt::Display for Report {
             writeln!(f, "bytes     {}", self.truth.in_short())?;
         }
         if let Some((hits, misses)) = self.cache {
-            writeln!(f, "cache     asked first: held {hits}, not held {misses}")?;
+            let lookups = hits + misses;
+            writeln!(f, "cache     {hits} of {lookups} lookups before a read found its bytes in the page cache")?;
         }
         if let Some((opened, all)) = self.chunks {
             let amplified = self

@@ -222,7 +222,7 @@ impl<'p> Run<'p> {
         out.consumer.waits = self.waits.read();
         if self.pipe.copy.is_some() {
             let Consumer { batches, waited_ns, .. } = out.consumer;
-            out.consumer.gpu = Some(GpuIdle { steps: batches, starved_ns: waited_ns, host_late_ns: 0 });
+            out.consumer.gpu = Some(GpuIdle { steps: batches, starved_ns: waited_ns, ..GpuIdle::default() });
         }
         out
     }

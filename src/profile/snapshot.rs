@@ -90,6 +90,20 @@ pub struct GpuIdle {
     /// was there and no stream was bound to it: an upper bound of what the user's own code causes there, for work may have
     /// followed the drop.
     pub host_late_ns: u64,
+    /// Steps that were not measured, by reason; the first of each iterator are not among them.
+    #[serde(default)]
+    pub unmeasured: Unmeasured,
+}
+
+/// Steps whose idle time could not be measured on the GPU, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Unmeasured {
+    /// The batch was dropped before it was bound to any stream, so the consumer's stream is not known. Name it by
+    /// [`LoaderBuilder::stream`](crate::LoaderBuilder::stream) or [`Batch::bind`](crate::Batch::bind).
+    pub no_stream: u64,
+    /// The driver refused an event of the step, for instance while a graph was captured, or none was free.
+    pub no_event: u64,
 }
 
 /// The thread that plans.
@@ -108,6 +122,9 @@ pub struct Order {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Storage {
+    /// Which reader; `None` where nobody told.
+    #[serde(default)]
+    pub reader: Option<ReaderInUse>,
     /// At least one read was in flight.
     pub busy_ns: u64,
     /// Rows waited for room for their bytes, or for an entry: what is behind did not take bytes away fast enough. Reads may
@@ -138,6 +155,16 @@ pub struct Storage {
     pub recovered: u64,
     /// How long each read took, from its submission.
     pub latency: Latency,
+}
+
+/// The reader that brings the bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ReaderInUse {
+    /// `io_uring`, `pread` or `mmap`.
+    pub name: String,
+    /// Whether the caller named it, instead of leaving the choice to the loader.
+    pub explicit: bool,
 }
 
 /// The time in which about as many reads were in flight.
@@ -203,15 +230,17 @@ pub struct Decode {
     pub latency: Latency,
 }
 
-/// The transfer thread and the copy stream.
+/// The transfer thread and the copy stream. What is left of the time belongs to kernels on the copy stream and to handing
+/// over.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Copy {
-    /// At least one copy was in flight.
+    /// Copies were on the bus, by events of the device around each: counted when a copy has ended.
     pub busy_ns: u64,
     /// Nothing was in flight, and no full slot was there.
     pub starved_ns: u64,
-    /// A full slot waited for device memory that the consumer holds.
+    /// The consumer had the device memory: a full slot waited for a batch to be dropped, or the oldest copy in flight for
+    /// work that the consumer's streams were given before the drop.
     pub blocked_ns: u64,
     /// CPU time of the transfer thread.
     pub cpu_ns: Option<u64>,
@@ -221,7 +250,7 @@ pub struct Copy {
     pub bytes: u64,
     /// Batches in device memory at most.
     pub buffers: u32,
-    /// How long each copy took, from its submission until it was seen done.
+    /// How long each copy was on the bus, by the same events.
     pub latency: Latency,
 }
 
@@ -265,7 +294,7 @@ macro_rules! numbers {
             $do!(one now, then);
         }
         if let (Some(gpu), Some(then)) = (&mut $later.consumer.gpu, &$before.consumer.gpu) {
-            $do!(gpu, then; steps, starved_ns, host_late_ns);
+            $do!(gpu, then; steps, starved_ns, host_late_ns, unmeasured.no_stream, unmeasured.no_event);
         }
         if let (Some(copy), Some(then)) = (&mut $later.copy, &$before.copy) {
             $do!(copy, then; busy_ns, starved_ns, blocked_ns, batches, bytes);

@@ -193,7 +193,10 @@ pub fn judge(evidence: &Evidence) -> Truth {
         basis,
         from_device,
         from_cache: from_device.map(|share| 1.0 - share),
-        amplification: moved.map(|moved| share(moved.read_bytes)).filter(|times| *times > AMPLIFIED),
+        // Where nothing of what was delivered came from the device, other reads moved those bytes.
+        amplification: moved
+            .map(|moved| share(moved.read_bytes))
+            .filter(|times| *times > AMPLIFIED && from_device.is_some_and(|share| share >= LITTLE)),
         direct: Some(share(evidence.direct).min(1.0)),
         warnings: Vec::new(),
     };
@@ -235,14 +238,17 @@ fn from_memory(evidence: &Evidence, truth: &Truth) -> Option<String> {
     if share < MOSTLY {
         return Some(format!("{percent} of the bytes came from memory: storage alone is slower than this figure"));
     }
-    let cold = evidence.before.as_ref().is_ok_and(|cached| cached.share < LITTLE);
-    let advice = match (cold, direct_but_uncounted(evidence)) {
+    let advice = match &evidence.before {
         // Another warning says what that may be.
-        (_, true) => "see below",
-        (true, _) => {
+        _ if direct_but_uncounted(evidence) => "see below",
+        Ok(cached) if cached.share < LITTLE => {
             "the files were not cached before, so it was read more than once; measure one pass, or use a larger dataset"
         }
-        _ => "use --cold or a larger dataset",
+        Ok(_) => "use --cold or a larger dataset",
+        Err(_) => {
+            "the files were cached before, or read more than once; measure one pass over files that are not cached, or use a \
+             larger dataset"
+        }
     };
     Some(format!("this measured the page cache: {percent} of the bytes came from memory; {advice}"))
 }
@@ -384,10 +390,17 @@ mod tests {
     #[test]
     fn each_thing_that_makes_a_figure_doubtful_is_named() {
         let base = || evidence(1000, 1000);
-        let table: [(Evidence, &[&str]); 13] = [
+        let table: [(Evidence, &[&str]); 14] = [
             (
                 Evidence { moved: moved(30), before: cached(0.97), ..base() },
                 &["this measured the page cache: 97 % of the bytes came from memory; use --cold or a larger dataset"],
+            ),
+            (
+                Evidence { moved: moved(30), before: Err("not looked at".into()), ..base() },
+                &[
+                    "this measured the page cache: 97 % of the bytes came from memory; the files were cached before, or read \
+                   more than once; measure one pass over files that are not cached, or use a larger dataset",
+                ],
             ),
             (Evidence { moved: moved(30), ..base() }, &["this measured the page cache: 97 %"]),
             (Evidence { moved: moved(30), before: cached(0.0), ..base() }, &["was read more than once"]),

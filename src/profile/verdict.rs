@@ -1,6 +1,8 @@
 //! What a loader is bound by, how sure that is, and what to do: from a snapshot. Pure.
 //!
 //! ```text
+//! a GPU, and no step measured on its stream? ──yes──► unknown
+//!    │no
 //! starved? ──no──► not starved
 //!    │yes
 //!    ▼
@@ -32,8 +34,9 @@
 //! - The loads are means: stalls once in a while look like a memory budget too small to bridge them, which they are.
 //! - Starvation is that of the steady time: first batches of iterators are reported apart.
 
+use super::depth::Headroom;
 use super::load::{Cause, FILLED, Loads, STAGES, StageLoad};
-use super::snapshot::Snapshot;
+use super::snapshot::{Snapshot, Unmeasured};
 use super::whatif::{COMPETES, Change, Prediction, WhatIf};
 use super::words::grouped;
 use serde::{Deserialize, Serialize};
@@ -47,7 +50,8 @@ pub struct Verdict {
     pub cause: Cause,
     /// What is within 20 % of limiting as well.
     pub also: Option<Cause>,
-    /// Share of the steady time in which the consumer (on a GPU, its stream) waited for batches.
+    /// Share of the steady time in which the consumer (on a GPU, its stream) waited for batches; 0 where the cause is
+    /// [`Unknown`](Cause::Unknown).
     pub starved_share: f64,
     /// How far it can be trusted.
     pub strength: Strength,
@@ -92,8 +96,8 @@ const STEADY_LEAST_NS: f64 = 0.5e9;
 const MOSTLY_FIRST: f64 = 0.5;
 /// A consumer that holds this share of the slots, on average, keeps the loader from filling them.
 const HOLDS: f64 = 0.75;
-/// A prediction of less than this is no reason to change anything.
-const GAIN: f64 = 1.05;
+/// A rate of so many times the one that can be kept up is told apart from it.
+const AHEAD: f64 = 1.01;
 /// Of fewer workers at work than this, on average, nothing is said.
 const HARDLY: f64 = 0.1;
 /// Workers that run for less of the time that they work are blocked in the rest of it.
@@ -108,6 +112,8 @@ impl Verdict {
             return Self::unknown(snapshot);
         };
         let (cause, also) = match decide(&loads, snapshot) {
+            // Whether the loader or the consumer was late, nobody saw.
+            _ if loads.starved.is_none() => (Cause::Unknown, None),
             // The consumer is fed in a small part of the time: that says nothing of the rest.
             (Cause::NotStarved, _) if first_share(snapshot, &loads) >= MOSTLY_FIRST => (Cause::Unknown, None),
             decided => decided,
@@ -116,7 +122,7 @@ impl Verdict {
         Self {
             cause,
             also,
-            starved_share: loads.starved,
+            starved_share: loads.starved.unwrap_or(0.0),
             strength: case.strength(),
             evidence: case.evidence(),
             advice: case.advice(),
@@ -154,7 +160,7 @@ fn decide(loads: &Loads, snapshot: &Snapshot) -> (Cause, Option<Cause>) {
         let storage = (cause != Cause::Storage && loads.storage >= least).then_some(Cause::Storage);
         top(&others).filter(|other| loads.likely(*other) >= least).or(storage)
     };
-    if loads.starved < FED {
+    if loads.starved.is_some_and(|starved| starved < FED) {
         return (Cause::NotStarved, near(Cause::Consumer));
     }
     if loads.consumer() >= SATURATED && top(&STAGES) == Some(Cause::Consumer) {
@@ -221,12 +227,18 @@ impl Case<'_> {
     fn strength(&self) -> Strength {
         let (loads, gpu) = (self.loads, &self.snapshot.consumer.gpu);
         let thin = |why: String| Strength::Thin { why };
+        if let Some(why) = self.unmeasured() {
+            return thin(why.into());
+        }
         if loads.batches < BATCHES_LEAST {
             let (count, verb) = (loads.batches, if loads.batches == 1.0 { " is" } else { "es are" });
             return thin(format!("{count:.0} batch{verb} too few"));
         }
         if loads.steady_ns < STEADY_LEAST_NS {
             return thin(format!("{} are too short", time(loads.steady_ns)));
+        }
+        if loads.starved.is_none() {
+            return thin("the consumer's stream has not come to its second step".into());
         }
         if let Some(gpu) = gpu.as_ref().filter(|gpu| (gpu.steps as f64) < BATCHES_LEAST) {
             return thin(format!("only {} steps were measured on the GPU", gpu.steps));
@@ -243,13 +255,26 @@ impl Case<'_> {
         }
         let highest = STAGES.into_iter().map(|stage| loads.load(stage)).fold(0.0, f64::max);
         let clear = match self.cause {
-            Cause::NotStarved => loads.starved < 0.5 * FED,
+            Cause::NotStarved => loads.starved.is_some_and(|starved| starved < 0.5 * FED),
             Cause::Storage => !loads.at_least(Cause::Storage) && loads.storage * loads.depth_filled >= SATURATED,
             Cause::Consumer | Cause::Copy | Cause::Decode | Cause::Order => loads.load(self.cause) >= 0.9,
             Cause::MemoryBudget => loads.lacks_room() >= 2.0 * LACKS && highest < NEAR && self.more_slots().is_some(),
             _ => false,
         };
         if clear && self.also.is_none() { Strength::Strong } else { Strength::Fair }
+    }
+
+    /// Why no step could be measured on a GPU.
+    fn unmeasured(&self) -> Option<&'static str> {
+        if self.loads.starved.is_some() {
+            return None;
+        }
+        let unmeasured = self.snapshot.consumer.gpu.as_ref().map(|gpu| gpu.unmeasured);
+        match unmeasured {
+            Some(Unmeasured { no_stream: 0, no_event: 0 }) => None,
+            Some(Unmeasured { no_stream: 0, .. }) => Some("the driver refused the events of the consumer's steps"),
+            _ => Some(NO_STREAM),
+        }
     }
 }
 
@@ -258,6 +283,7 @@ impl Case<'_> {
     fn evidence(&self) -> Vec<String> {
         let storage = self.snapshot.storage.reads > 0 || self.snapshot.storage.cached_bytes > 0;
         let mut all = vec![self.waits()];
+        all.extend(self.read_ahead());
         all.extend(self.first_batches());
         all.extend(self.snapshot.copy.is_some().then(|| self.copies()));
         all.push(self.workers());
@@ -270,21 +296,38 @@ impl Case<'_> {
 
     fn waits(&self) -> String {
         let (loads, consumer) = (self.loads, &self.snapshot.consumer);
-        let who = match &consumer.gpu {
-            Some(gpu) if gpu.steps > 0 => "The GPU's stream",
-            _ => "The consumer",
+        let (all, rate) = (time(loads.steady_ns), number(loads.items_per_s));
+        let batches = grouped(&consumer.batches.to_string());
+        let plural = if consumer.batches == 1 { "" } else { "es" };
+        let of = format!("of {all} for {batches} batch{plural}, {rate} samples/s");
+        let host = 100.0 * consumer.waited_ns as f64 / loads.steady_ns;
+        let Some(starved) = loads.starved else {
+            return format!("`next()` waited {host:.1} % {of}. Whether the GPU had work meanwhile is not known.");
         };
-        let (starved, all, rate) = (100.0 * loads.starved, time(loads.steady_ns), number(loads.items_per_s));
-        let mut text = format!(
-            "{who} waited {starved:.1} % of {all} for {} batch{}, {rate} samples/s",
-            grouped(&consumer.batches.to_string()),
-            if consumer.batches == 1 { "" } else { "es" }
-        );
-        if consumer.waits.count > 0 && loads.starved >= FED {
+        let percent = 100.0 * starved;
+        if self.snapshot.consumer.gpu.is_some() {
+            let ahead = host > percent + 100.0 * FED;
+            let host =
+                if ahead { format!(" `next()` waited {host:.1} %, ahead of the stream.") } else { String::new() };
+            return format!("The GPU's stream waited {percent:.1} % {of}.{host}");
+        }
+        let mut text = format!("The consumer waited {percent:.1} % {of}");
+        if consumer.waits.count > 0 && starved >= FED {
             let (half, most) = (time(consumer.waits.p50_ns), time(consumer.waits.p99_ns));
             text += &format!("; half of the waits took at most {half}, 99 % of them {most}");
         }
         text + "."
+    }
+
+    /// That the rate is more than can be kept up.
+    fn read_ahead(&self) -> Option<String> {
+        let (rate, kept) = (self.loads.items_per_s, self.loads.sustained());
+        (rate > AHEAD * kept).then(|| {
+            format!(
+                "Some of these samples were ready before the first batch: {} samples/s can be kept up.",
+                number(kept)
+            )
+        })
     }
 
     fn first_batches(&self) -> Option<String> {
@@ -301,10 +344,14 @@ impl Case<'_> {
 
     fn copies(&self) -> String {
         let (loads, copy) = (self.loads, self.snapshot.copy.clone().unwrap_or_default());
-        let speed = copy.bytes as f64 / (copy.busy_ns as f64).max(1.0);
+        // Copies that are shorter than a tick of the device's clock have no rate.
+        let speed = match copy.busy_ns {
+            0 => String::new(),
+            busy => format!(", at {:.1} GB/s then", copy.bytes as f64 / busy as f64),
+        };
         format!(
-            "Copies to the device were in flight {:.0} % of the time, at {speed:.1} GB/s; full slots waited for device memory \
-             {:.0} %.",
+            "Copies to the device were on the bus {:.0} % of the time{speed}; {:.0} % of the time the next one waited for \
+             device memory that the consumer used.",
             100.0 * loads.copy.min(1.0),
             100.0 * loads.no_buffer
         )
@@ -368,6 +415,9 @@ impl Case<'_> {
         if storage.latency.count > 0 {
             let (half, most) = (time(storage.latency.p50_ns), time(storage.latency.p99_ns));
             text += &format!(", half of which took at most {half}, 99 % {most}");
+        }
+        if let (Headroom::Limit { times }, true) = (loads.headroom, loads.depth_filled >= FILLED) {
+            text += &format!(", {times:.1} times as long as the fastest: they waited for each other");
         }
         if storage.cached_bytes > 0 {
             let all = storage.cached_bytes as f64 + storage.bytes as f64;
@@ -440,12 +490,18 @@ impl Case<'_> {
                 let each = time(self.loads.steady_ns / self.loads.batches);
                 vec![format!("A larger `batch_size`: a batch takes {each}, mostly going from thread to thread.")]
             }
+            Cause::Unknown if self.unmeasured() == Some(NO_STREAM) => {
+                vec!["Give the loader the stream of the steps: `stream(…)`, or `batch.bind(…)` for each batch.".into()]
+            }
             Cause::Unknown => Vec::new(),
         }
     }
 
     fn consumer_advice(&self) -> Vec<String> {
         let faster = self.model.with(&Change { consumer_factor: Some(1e6), ..Change::default() });
+        if !self.gains(&faster) {
+            return Vec::new();
+        }
         let most = self.rate(&faster);
         let next = self.next(&faster);
         vec![format!("The consumer's own work takes the time; with less of it the loader would give {most}{next}.")]
@@ -502,7 +558,8 @@ impl Case<'_> {
     fn cores_needed(&self) -> f64 {
         let others = self.model.with(&Change { gpu_decode: true, ..Change::default() });
         let limit = others.stages.iter().map(|(_, ceiling)| *ceiling).fold(f64::INFINITY, f64::min);
-        let times = if self.loads.items_per_s > 0.0 { limit / self.loads.items_per_s } else { 1.0 };
+        let now = self.now();
+        let times = if now > 0.0 { limit / now } else { 1.0 };
         let times = if times.is_finite() { times.clamp(0.0, 1e3) } else { 1.0 };
         self.loads.working * self.loads.cpu_share * times
     }
@@ -520,9 +577,9 @@ impl Case<'_> {
         };
         let most = most.min(1024);
         let with = |workers| self.model.with(&Change { workers: Some(workers), ..Change::default() });
-        let now = self.loads.items_per_s;
+        let now = self.now();
         let best = with(most.max(decode.workers)).items_per_s;
-        if best <= GAIN * now {
+        if best <= WhatIf::GAIN * now {
             return None;
         }
         let more = decode.workers.saturating_add(1)..=most;
@@ -534,6 +591,7 @@ impl Case<'_> {
         let depth = storage.depth.max(1);
         let mut all = Vec::new();
         let filled = loads.depth_filled >= FILLED;
+        all.extend(self.other_reader());
         if loads.no_room >= LACKS {
             all.push(MORE_ROOM.into());
         } else if slots_bound_reads(loads) {
@@ -544,11 +602,8 @@ impl Case<'_> {
                 twice(self.snapshot.slots.count),
                 (1.0 / loads.depth_filled.clamp(0.01, 1.0)).min(2.0)
             ));
-        } else if filled {
-            all.push(format!(
-                "`depth({})`: all {depth} reads were in flight, and more of them help unless the device is at its limit.",
-                twice(depth)
-            ));
+        } else if filled && loads.headroom == Headroom::Left {
+            all.extend(self.deeper("and took hardly longer than the fastest"));
         }
         if self.bytes_per_read() < 65536.0 && storage.reads > 0 {
             let each = bytes(self.bytes_per_read());
@@ -557,11 +612,16 @@ impl Case<'_> {
             ));
         }
         let cached = self.model.with(&Change { cached: true, ..Change::default() });
-        let (rate, next) = (self.rate(&cached), self.next(&cached));
-        all.push(format!(
-            "Faster storage (local NVMe), fewer bytes for each sample (`prepare`), or memory for the page cache: with all of it \
-             cached, {rate}{next}."
-        ));
+        if self.gains(&cached) {
+            let (rate, next) = (self.rate(&cached), self.next(&cached));
+            all.push(format!(
+                "Faster storage (local NVMe), fewer bytes for each sample (`prepare`), or memory for the page cache: with all of \
+                 it cached, {rate}{next}."
+            ));
+        }
+        if filled && loads.headroom == Headroom::Unknown {
+            all.extend(self.deeper("which helps unless the device is at its limit, and latencies do not tell"));
+        }
         if storage.direct_bytes > 0 && storage.cached_bytes == 0 {
             all.push(
                 "Reads bypass the page cache: with memory to spare, `direct` and `reader` can go through it.".into(),
@@ -574,6 +634,40 @@ impl Case<'_> {
             ));
         }
         all
+    }
+
+    /// More reads in flight, where that might give anything.
+    fn deeper(&self, why: &str) -> Option<String> {
+        let depth = self.snapshot.storage.depth.max(1);
+        let then = self.model.with(&Change { depth: Some(twice(depth)), ..Change::default() });
+        let (rate, next) = (number(then.items_per_s), self.next(&then));
+        self.gains(&then).then(|| {
+            let more = twice(depth);
+            format!("`depth({more})`: all {depth} reads were in flight, {why}. At most {rate} samples/s{next}.")
+        })
+    }
+
+    /// Whether a change is worth a word.
+    fn gains(&self, then: &Prediction) -> bool {
+        then.items_per_s >= WhatIf::GAIN * self.now()
+    }
+
+    /// Samples per second as it is.
+    fn now(&self) -> f64 {
+        self.model.with(&Change::default()).items_per_s
+    }
+
+    /// Where the caller named a reader that costs more for each read than another.
+    fn other_reader(&self) -> Option<String> {
+        let reader = self.snapshot.storage.reader.as_ref().filter(|reader| reader.explicit)?;
+        let lacks = match reader.name.as_str() {
+            "mmap" => "`mmap` has no `O_DIRECT`: each read faults pages into the page cache and copies them from there",
+            "pread" => "`pread` needs a thread and a system call for each read in flight",
+            _ => return None,
+        };
+        Some(format!(
+            "`reader(auto)`: {lacks}; io_uring, where the kernel allows it, submits many reads at once into registered memory."
+        ))
     }
 
     fn memory_advice(&self) -> Vec<String> {
@@ -612,7 +706,7 @@ impl Case<'_> {
     /// What twice the slots would give, if that is more than now.
     fn more_slots(&self) -> Option<Prediction> {
         let change = Change { slots: Some(twice(self.snapshot.slots.count)), ..Change::default() };
-        Some(self.model.with(&change)).filter(|then| then.items_per_s >= GAIN * self.loads.items_per_s)
+        Some(self.model.with(&change)).filter(|then| self.gains(then))
     }
 
     /// Epochs that begin anew each time.
@@ -646,7 +740,7 @@ impl fmt::Display for Verdict {
             Cause::Consumer => {
                 write!(f, "bound by the consumer's own work, starved {:.1} %", 100.0 * self.starved_share)?
             }
-            Cause::Unknown => write!(f, "nothing known")?,
+            Cause::Unknown => write!(f, "cannot tell")?,
             cause => write!(f, "bound by {cause}, starved {:.1} %", 100.0 * self.starved_share)?,
         }
         if let Some(also) = self.also {
@@ -669,6 +763,9 @@ impl fmt::Display for Verdict {
 
 /// Where rows wait for room.
 const MORE_ROOM: &str = "A larger `memory_budget`: reads wait for room for their bytes.";
+
+/// Where a GPU's idle time is not measured.
+const NO_STREAM: &str = "the consumer's stream is not known";
 
 /// Twice as many slots, or reads; no more than there may be.
 fn twice(count: u32) -> u32 {
@@ -709,6 +806,7 @@ fn bytes(count: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::ReaderInUse;
     use super::super::simulator::{Gpu, Pipe};
     use super::*;
     use std::collections::BTreeMap;
@@ -897,7 +995,7 @@ mod tests {
 
     #[test]
     fn what_the_gpu_s_stream_waited_counts_and_not_what_the_host_did() {
-        let gpu = |steps, starved_ns| Some(super::super::GpuIdle { steps, starved_ns, host_late_ns: 0 });
+        let gpu = |steps, starved_ns| Some(super::super::GpuIdle { steps, starved_ns, ..Default::default() });
         assert_said(Cause::NotStarved, "own work", said(|s| s.consumer.gpu = gpu(100, 50_000_000)));
         assert_said(
             Cause::Decode,
@@ -912,6 +1010,47 @@ mod tests {
             s.consumer.gpu = gpu(100, 3_000_000_000);
         });
         assert_said(Cause::Decode, "starved 30.0 %", starved);
+        let ahead = said(|s| s.consumer.gpu = gpu(100, 0));
+        let text =
+            "The GPU's stream waited 0.0 % of 10.00 s for 100 batches, 1,000 samples/s. `next()` waited 50.0 %, ahead";
+        assert_said(Cause::NotStarved, text, ahead);
+    }
+
+    #[test]
+    fn without_a_measured_step_on_a_gpu_no_cause_is_named() {
+        let gpu = |no_stream, no_event| {
+            let unmeasured = Unmeasured { no_stream, no_event };
+            Some(super::super::GpuIdle { unmeasured, ..Default::default() })
+        };
+        let copies = |gpu| {
+            said(move |s| {
+                (s.copy, s.consumer.gpu) = (Some(super::super::Copy { busy_ns: 1_000_000, ..Default::default() }), gpu);
+            })
+        };
+        assert_said(Cause::Unknown, "the driver refused the events", copies(gpu(0, 99)));
+        assert_said(Cause::Unknown, "has not come to its second step", copies(gpu(0, 0)));
+        for gpu in [None, gpu(99, 0)] {
+            let verdict = copies(gpu);
+            assert_said(
+                Cause::Unknown,
+                "cannot tell (thin evidence: the consumer's stream is not known)",
+                verdict.clone(),
+            );
+            assert_said(Cause::Unknown, "Whether the GPU had work meanwhile is not known", verdict.clone());
+            assert_said(Cause::Unknown, "`stream(…)`, or `batch.bind(…)`", verdict.clone());
+            assert!(!verdict.1.contains("starved"), "{}", verdict.1);
+        }
+    }
+
+    #[test]
+    fn copies_say_their_share_and_rate_on_the_bus() {
+        let copied = said(|s| {
+            s.consumer.gpu = Some(super::super::GpuIdle { steps: 100, ..Default::default() });
+            let (busy_ns, blocked_ns, bytes) = (2_000_000_000, 7_000_000_000, 50_000_000_000);
+            s.copy = Some(super::super::Copy { busy_ns, blocked_ns, bytes, batches: 100, ..Default::default() });
+        });
+        let line = "on the bus 20 % of the time, at 25.0 GB/s then; 70 % of the time the next one waited";
+        assert_said(Cause::NotStarved, line, copied);
     }
 
     #[test]
@@ -1040,6 +1179,121 @@ mod tests {
         assert_said(Cause::Storage, "slots allowed 10 reads in flight of 32", slots);
     }
 
+    /// Bound by storage: all of 32 reads are in flight, and took so many milliseconds each.
+    fn reading(latencies: &[(f64, u64)]) -> Snapshot {
+        let mut snapshot = decoding();
+        (snapshot.decode.busy_ns, snapshot.decode.cpu_ns) = (8_000_000_000, None);
+        (snapshot.storage.busy_ns, snapshot.storage.in_flight_ns) = (9_900_000_000, 310_000_000_000);
+        let buckets: Vec<(f64, u64)> = latencies.iter().map(|(ms, count)| (ms * 1e6, *count)).collect();
+        let count = buckets.iter().map(|bucket| bucket.1).sum();
+        snapshot.storage.latency = super::super::Latency { count, buckets, ..Default::default() };
+        snapshot
+    }
+
+    #[test]
+    fn a_larger_depth_is_advised_first_only_while_reads_do_not_wait_for_each_other() {
+        let deeper = |snapshot: &Snapshot| {
+            let change = Change { depth: Some(64), ..Change::default() };
+            WhatIf::from(snapshot).unwrap().with(&change)
+        };
+        for (name, latencies, first, at_limit) in [
+            ("a device with room", &[(0.9, 100), (1.0, 9000), (1.5, 900)][..], true, false),
+            ("a throttled disk", &[(0.2, 8), (30.0, 400), (190.0, 3000), (195.0, 3000), (210.0, 3000)], false, true),
+            ("a device of four channels", &[(1.0, 4), (4.0, 20), (7.0, 2000), (8.0, 6000), (9.0, 1900)], false, true),
+            ("latencies that vary on their own", &[(0.1, 500), (1.0, 2000), (4.0, 4000), (9.0, 3500)], false, false),
+        ] {
+            let (snapshot, now) = (reading(latencies), 1000.0);
+            let (verdict, then) = (Verdict::of(&snapshot), deeper(&snapshot));
+            assert_eq!(verdict.cause, Cause::Storage, "{name}: {verdict}");
+            let place = verdict.advice.iter().position(|line| line.starts_with("`depth(64)`"));
+            assert_eq!(place == Some(0), first, "{name}: {verdict}");
+            assert_eq!(place.is_none(), at_limit, "{name}: {verdict}");
+            assert_eq!(verdict.to_string().contains("as long as the fastest: they waited for each other"), at_limit);
+            // What doubling gives is said, or that it cannot be known.
+            assert_eq!(then.at_most, !at_limit, "{name}: {then:?}");
+            assert_eq!(then.items_per_s > 1.05 * now, !at_limit, "{name}: {then:?}");
+            let caveat = match (first, at_limit) {
+                (true, _) => "if reads do not begin to wait for each other",
+                (_, true) => "A larger depth gives nothing: 32 reads in flight wait for each other",
+                _ => "cannot be known",
+            };
+            assert!(then.caveats.iter().any(|said| said.contains(caveat)), "{name}: {then:?}");
+        }
+    }
+
+    #[test]
+    fn advice_names_only_changes_that_gain() {
+        // Busy workers and a busy consumer: (share of the time, share of the time) → what is promised of the one or the other.
+        for (decoding_ns, user_ns, ready) in [
+            (39_600_000_000, 9_950_000_000, 0),
+            (38_000_000_000, 6_200_000_000, 0),
+            (39_600_000_000, 9_000_000_000, 4_000),
+            (20_000_000_000, 9_900_000_000, 0),
+            (8_000_000_000, 9_400_000_000, 0),
+            (36_000_000_000, 9_000_000_000, 2_000),
+        ] {
+            let mut snapshot = decoding();
+            (snapshot.decode.busy_ns, snapshot.decode.cpu_ns) = (decoding_ns, Some(decoding_ns));
+            snapshot.decode.samples -= ready;
+            (snapshot.consumer.user_ns, snapshot.consumer.waited_ns) = (user_ns, 10_000_000_000 - user_ns);
+            let (verdict, model) = (Verdict::of(&snapshot), WhatIf::from(&snapshot).unwrap());
+            let now = model.with(&Change::default()).items_per_s;
+            let faster = model.with(&Change { consumer_factor: Some(1e6), ..Change::default() }).items_per_s;
+            let said = verdict.advice.iter().any(|line| line.contains("with less of it"));
+            let asked = [Some(verdict.cause), verdict.also]
+                .iter()
+                .any(|cause| matches!(cause, Some(Cause::Consumer | Cause::NotStarved)));
+            assert_eq!(said, asked && faster >= WhatIf::GAIN * now, "{now} {faster} {verdict}");
+            // What can be done is not less than what is done, and a rate that is above it is said to be so.
+            let least = verdict.stages.iter().map(|stage| stage.ceiling_items_per_s).fold(f64::INFINITY, f64::min);
+            assert!(now <= 1.000001 * least, "{now} {verdict}");
+            assert_eq!(verdict.to_string().contains("can be kept up"), 1000.0 > 1.01 * least, "{verdict}");
+        }
+    }
+
+    #[test]
+    fn a_depth_that_is_not_filled_is_not_made_larger() {
+        let mut snapshot = reading(&[(1.0, 10_000)]);
+        snapshot.storage.in_flight_ns = 99_000_000_000;
+        let model = WhatIf::from(&snapshot).unwrap();
+        let with = |depth| model.with(&Change { depth: Some(depth), ..Change::default() });
+        let now = model.with(&Change::default()).items_per_s;
+        assert!(with(64).items_per_s == now && with(64).caveats[0].contains("only 10 of 32 reads"), "{:?}", with(64));
+        assert!(with(16).items_per_s == now && with(5).items_per_s < 0.6 * now && with(5).at_least, "{:?}", with(5));
+        assert!(!Verdict::of(&snapshot).to_string().contains("`depth("));
+    }
+
+    #[test]
+    fn an_explicit_reader_that_storage_waits_for_is_the_first_advice() {
+        let first = |name: &str, explicit, in_flight_ns| {
+            let mut snapshot = decoding();
+            (snapshot.decode.busy_ns, snapshot.decode.cpu_ns) = (8_000_000_000, None);
+            (snapshot.storage.busy_ns, snapshot.storage.in_flight_ns) = (9_900_000_000, in_flight_ns);
+            snapshot.storage.reader = Some(ReaderInUse { name: name.into(), explicit });
+            let verdict = Verdict::of(&snapshot);
+            assert_eq!(verdict.cause, Cause::Storage, "{verdict}");
+            verdict.advice[0].clone()
+        };
+        for in_flight_ns in [310_000_000_000, 99_000_000_000] {
+            for (name, explicit, lacks) in [
+                ("mmap", true, Some("`mmap` has no `O_DIRECT`")),
+                ("pread", true, Some("`pread` needs a thread")),
+                ("io_uring", true, None),
+                // The loader chose it: another is not to be had.
+                ("pread", false, None),
+            ] {
+                let advice = first(name, explicit, in_flight_ns);
+                match lacks {
+                    Some(lacks) => assert!(advice.starts_with(&format!("`reader(auto)`: {lacks}")), "{name}: {advice}"),
+                    None => assert!(!advice.contains("`reader(auto)`"), "{name}: {advice}"),
+                }
+            }
+        }
+        // While decoding limits the reader does not matter.
+        let decoding = said(|s| s.storage.reader = Some(ReaderInUse { name: "mmap".into(), explicit: true }));
+        assert!(!decoding.1.contains("`reader(auto)`"), "{}", decoding.1);
+    }
+
     #[test]
     fn room_that_lacks_is_named_where_it_lacks() {
         let idle = |change: fn(&mut Snapshot)| {
@@ -1060,6 +1314,8 @@ mod tests {
         let buffers = idle(|s| {
             s.copy =
                 Some(super::super::Copy { blocked_ns: 5_000_000_000, buffers: 3, batches: 100, ..Default::default() });
+            let (steps, starved_ns) = (100, 5_000_000_000);
+            s.consumer.gpu = Some(super::super::GpuIdle { steps, starved_ns, ..Default::default() });
         });
         assert_said(budget, "`device_batches(5)`", buffers);
     }

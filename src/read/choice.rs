@@ -39,6 +39,8 @@ pub struct Choice {
     pub direct: bool,
     /// Whether the page cache is asked first.
     pub cached_first: bool,
+    /// Whether the options named the reader ([`Mode::Uring`], [`Mode::Pread`], [`Mode::Mmap`]) instead of [`Mode::Auto`].
+    pub explicit: bool,
     /// One reason per line.
     pub why: Vec<String>,
 }
@@ -54,7 +56,8 @@ impl Choice {
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let first = if self.cached_first { "page cache, then " } else { "" };
-        write!(f, "{first}{}{}", self.reader, if self.direct { " with O_DIRECT" } else { "" })?;
+        let explicit = if self.explicit { ", as set by `reader`" } else { "" };
+        write!(f, "{first}{}{}{explicit}", self.reader, if self.direct { " with O_DIRECT" } else { "" })?;
         if self.why.is_empty() { Ok(()) } else { write!(f, " ({})", self.why.join("; ")) }
     }
 }
@@ -86,7 +89,8 @@ pub fn open(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
     };
     let cache = || Arc::new(PageCache::new(sources.clone(), options.fds).through(Seam::of(options), seen.clone()));
     let cache = (options.mode == Mode::Auto).then(cache);
-    let choice = Choice { reader: reader.name(), direct: align > 1, cached_first: cache.is_some(), why };
+    let explicit = options.mode != Mode::Auto;
+    let choice = Choice { reader: reader.name(), direct: align > 1, cached_first: cache.is_some(), explicit, why };
     let again = Again::new(sources.clone(), options, seen.clone());
     Ok(Opened { reader, cache, choice, again })
 }
@@ -267,7 +271,9 @@ mod tests {
     #[test]
     fn the_choice_reads_as_one_line() {
         let why = vec!["a".to_string(), "b".to_string()];
-        let choice = Choice { reader: "io_uring", direct: true, cached_first: true, why };
+        let choice = Choice { reader: "io_uring", direct: true, cached_first: true, explicit: false, why };
         assert_eq!(choice.to_string(), "page cache, then io_uring with O_DIRECT (a; b)");
+        let choice = Choice { reader: "mmap", direct: false, cached_first: false, explicit: true, why: Vec::new() };
+        assert_eq!(choice.to_string(), "mmap, as set by `reader`");
     }
 }

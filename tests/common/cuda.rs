@@ -11,8 +11,10 @@
 #[path = "got.rs"]
 mod got;
 
+pub use crate::standin::soon;
 use crate::standin::{self, Config, Gpu, Live, Session};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result, sys};
+use feedline::device::cuda::Stream;
 use feedline::{Device, Error, Loader};
 use std::ffi::{CString, c_void};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -27,7 +29,7 @@ pub const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Three GPUs: the process counts them once, so every session of a test binary has as many.
 pub fn config() -> Config {
-    let devices = (0..3).map(|number| Gpu::new(1 << 30, &format!("0000:{:02x}:00.0", 0x3b + number))).collect();
+    let devices = (0..3).map(|number| Gpu::new(1 << 30, &format!("0000:{:02X}:00.0", 0x3b + number))).collect();
     Config { devices, ..Config::default() }
 }
 
@@ -47,6 +49,8 @@ pub fn case(config: Config, body: impl FnOnce(&mut Session) + Send + 'static) {
         // Sessions wait for each other: from here on the time counts.
         send.send(()).unwrap();
         body(&mut session);
+        // Batches that outlive their loaders are freed by threads.
+        soon(|| session.live() == Live::default());
         assert_eq!(session.live(), Live::default(), "alive in the driver");
         drop(session);
         drop(send);
@@ -65,6 +69,12 @@ pub fn case(config: Config, body: impl FnOnce(&mut Session) + Send + 'static) {
 
 pub fn gpu(ordinal: usize) -> Device {
     Device::cuda(ordinal).unwrap()
+}
+
+/// The handle of a stream without its owner, which the caller keeps until the batches bound to it are dropped.
+pub fn bare(stream: &CudaStream) -> Stream {
+    // SAFETY: the caller's promise, in tests that show what comes of the handle.
+    unsafe { Stream::from_raw(stream.cu_stream() as usize) }
 }
 
 /// Waits until `reached`, for at most [`DEADLINE`].

@@ -227,6 +227,11 @@ impl StandIn {
         (self.set)(7, count as c_int);
     }
 
+    /// Whether the driver, from 1.16 on, keeps a context on every GPU while it is open, as the real one does.
+    pub fn contexts(&self, keeps: bool) {
+        (self.set)(10, keeps.into());
+    }
+
     /// Where the array of GPUs starts in the statistics, other than in that version.
     pub fn gpus_at(&self, offset: usize) {
         (self.set)(8, offset as c_int);

@@ -12,7 +12,7 @@
 mod got;
 
 use crate::cufile::{Route, StandIn};
-use crate::standin::{self, Config, KernelFn, Live, Session};
+use crate::standin::{self, Config, Gpu, KernelFn, Live, Session};
 use crate::{common::Dir, kernels};
 use feedline::{Device, Gds, Loader, LoaderBuilder};
 use libloading::Library;
@@ -62,6 +62,7 @@ impl CuFileMachine {
         let dir = Dir::new();
         dir.write("proc/modules", b"ext4 1 1 - Live 0x0\n");
         dir.write("run/udev/data/b259:0", b"");
+        dir.write("etc/cufile.json", b"{ \"properties\": { \"use_pci_p2pdma\": true } }\n");
         cufile.route(0, route);
         Self { cufile, dir }
     }
@@ -128,9 +129,18 @@ pub fn on_machine(body: impl FnOnce(&Machine) + Send + 'static) {
 /// The same with this cuFile.
 #[track_caller]
 pub fn on_double(double: CuFileMachine, body: impl FnOnce(&Machine) + Send + 'static) {
-    lived(String::new(), Arc::new(double), |machine| {
+    on_gpus(Config::default().devices, double, body);
+}
+
+/// The same with these GPUs. The driver is asked for their number once in a process.
+#[track_caller]
+pub fn on_gpus(gpus: Vec<Gpu>, double: CuFileMachine, body: impl FnOnce(&Machine) + Send + 'static) {
+    let config = Config { devices: gpus, ..Config::default() };
+    lived_with(config, String::new(), Arc::new(double), |machine| {
         body(machine);
         until("the loaders' threads have ended", || crate::common::loader_threads().is_empty());
+        // A thread that frees a batch has its name a moment after its start.
+        crate::standin::soon(|| machine.session.live() == Live::default());
         assert_eq!(machine.session.live(), Live::default(), "alive in the driver");
         let counts = machine.double.cufile.counts();
         assert_eq!((counts.files, counts.buffers, counts.users), (0, 0, 0), "registered with cuFile");
@@ -140,10 +150,15 @@ pub fn on_double(double: CuFileMachine, body: impl FnOnce(&Machine) + Send + 'st
 /// The same, but what is alive at the end is for the body to judge. `name` is what a failure says.
 #[track_caller]
 pub fn lived(name: String, double: Arc<CuFileMachine>, body: impl FnOnce(&Machine) + Send + 'static) {
+    lived_with(Config::default(), name, double, body);
+}
+
+#[track_caller]
+fn lived_with(config: Config, name: String, double: Arc<CuFileMachine>, body: impl FnOnce(&Machine) + Send + 'static) {
     let (standin, title) = (standin::cuda(), name.clone());
     let (send, done) = channel();
     let thread = std::thread::spawn(move || {
-        let session = standin.session(Config::default());
+        let session = standin.session(config);
         // Sessions wait for each other: from here on the time counts.
         send.send(()).unwrap();
         if with_kernels(&session) {

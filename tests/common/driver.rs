@@ -145,6 +145,72 @@ impl Drop for Gpu {
     }
 }
 
+/// How strict a capture is about calls that others make meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Captures {
+    /// PyTorch's way: certain calls of any thread in the default mode end the capture.
+    Global,
+    /// Those of the capturing thread alone do.
+    ThreadLocal,
+    /// None does.
+    Relaxed,
+}
+
+impl Captures {
+    pub const ALL: [Self; 3] = [Self::Global, Self::ThreadLocal, Self::Relaxed];
+
+    fn mode(self) -> sys::CUstreamCaptureMode {
+        match self {
+            Self::Global => sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+            Self::ThreadLocal => sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+            Self::Relaxed => sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
+        }
+    }
+}
+
+impl Gpu {
+    /// Captures a graph from `stream` while `work` runs, and destroys it.
+    ///
+    /// Errors: those of `work`; a capture that was ended by a call of somebody else (901).
+    pub fn capture(&self, stream: &CudaStream, mode: Captures, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.context.bind_to_thread().map_err(said("cuCtxSetCurrent"))?;
+        // SAFETY: the stream is alive; no pointers go in.
+        unsafe { sys::cuStreamBeginCapture_v2(stream.cu_stream(), mode.mode()) }
+            .result()
+            .map_err(said("cuStreamBeginCapture"))?;
+        let worked = work();
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: the same stream, on the same thread; the driver writes to one live pointer.
+        let ended = unsafe { sys::cuStreamEndCapture(stream.cu_stream(), &raw mut graph) }.result();
+        if !graph.is_null() {
+            // SAFETY: it was just made, and nobody else has it.
+            let _ = unsafe { sys::cuGraphDestroy(graph) };
+        }
+        worked.and(ended.map_err(said("cuStreamEndCapture")))
+    }
+}
+
+/// Whether the primary context of a GPU exists in this process.
+pub fn is_active(ordinal: i32) -> Result<bool> {
+    let (mut flags, mut active) = (0, 0);
+    let device = result::device::get(ordinal).map_err(said("cuDeviceGet"))?;
+    // SAFETY: the driver writes to two live integers.
+    unsafe { sys::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active) }
+        .result()
+        .map_err(said("cuDevicePrimaryCtxGetState"))?;
+    Ok(active != 0)
+}
+
+/// Binds a batch to a stream that only its handle is known of, as other languages do, then works with it and drops it.
+pub fn with_bare<T>(stream: &Arc<CudaStream>, batch: Batch, work: impl FnOnce(&Batch) -> Result<T>) -> Result<T> {
+    // SAFETY: the batch is dropped below, while the caller's stream is borrowed.
+    let bare = unsafe { feedline::device::cuda::Stream::from_raw(stream.cu_stream() as usize) };
+    batch.bind(bare).map_err(|error| error.to_string())?;
+    let done = work(&batch);
+    drop(batch);
+    done
+}
+
 fn load(text: &str, name: &str) -> Result<(sys::CUmodule, sys::CUfunction)> {
     let (text, name) = (CString::new(text).map_err(said("PTX"))?, CString::new(name).map_err(said("PTX"))?);
     // SAFETY: the text ends with a zero, and is read during the call.

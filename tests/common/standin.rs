@@ -343,3 +343,11 @@ impl Standin {
         });
     }
 }
+
+/// Waits until `reached`, for some seconds at most: the assertion that follows says what is wrong.
+pub fn soon(mut reached: impl FnMut() -> bool) {
+    let started = std::time::Instant::now();
+    while !reached() && started.elapsed() < std::time::Duration::from_secs(5) {
+        std::thread::sleep(std::time::Duration::from_micros(200));
+    }
+}

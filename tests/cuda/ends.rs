@@ -74,6 +74,8 @@ fn a_loader_that_is_dropped_with_copies_in_flight_gives_everything_back() {
                             drop((loader, kept, again));
                         }
                     });
+                    // A batch that outlives its loader is freed by a thread.
+                    soon(|| session.live() == Live::default());
                     assert_eq!(session.live(), Live::default(), "{slots} slots, {buffers} buffers, {taken}, {order}");
                 }
             }
@@ -125,6 +127,34 @@ fn a_consumer_whose_stream_stands_still_holds_up_the_end_of_the_loader_and_nothi
         gate.open();
         thread.join().unwrap();
         assert_eq!(session.live().allocations, 0);
+    });
+}
+
+#[test]
+fn dropping_a_batch_after_its_loader_does_not_wait_for_the_stream() {
+    case(config(), |session| {
+        let context = CudaContext::new(0).unwrap();
+        let (stream, kernels) = (context.new_stream().unwrap(), Kernels::new(&context));
+        for tensors in [false, true] {
+            let before = leaked();
+            let loader = build(data().device(gpu(0)).stream(&stream));
+            let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
+            drop(loader);
+            let gate = Gate::close();
+            kernels.wait(&stream);
+            let allocations = session.live().allocations;
+            // On this thread, which alone can open the gate.
+            if tensors {
+                drop(batch.into_dlpack())
+            } else {
+                drop(batch)
+            }
+            assert_eq!(session.live().allocations, allocations, "the stream may still use it");
+            gate.open();
+            until("the buffer is freed", || session.live().allocations == 0);
+            until("its thread has ended", || loader_threads().is_empty());
+            assert_eq!(leaked(), before);
+        }
     });
 }
 

@@ -456,7 +456,7 @@ fn slices_of_batches_on_a_device_say_where_the_bytes_are() {
         for error in [field.as_slice::<u8>().map(drop), field.as_bytes().map(drop), field.row::<u8>(0).map(drop)] {
             let error = error.unwrap_err();
             assert_eq!((error.kind(), error.stage()), (ErrorKind::Device, Stage::Batch));
-            let words = "`record` lies on cuda:0; `cuda_slice` gives it, `to_vec` copies it back";
+            let words = "`record` lies on cuda:0; `device_ptr` gives it, `to_vec` copies it back";
             assert!(error.to_string().contains(words), "{error}");
         }
         let label = batch.field("label").unwrap();

@@ -237,17 +237,28 @@ fn a_file_that_cufile_does_not_take_is_read_by_the_host() {
 }
 
 #[test]
-fn memory_that_cufile_does_not_take_is_an_error_of_build_that_leaves_nothing_behind() {
+fn memory_that_cufile_does_not_take_is_filled_by_the_host_unless_required() {
     on_machine(|machine| {
         let dir = Dir::new();
         let (path, _) = records_file(&dir, COUNT, 16_384);
+        let right = right(&path, 16_384);
         let before = (leaked(), descriptors());
         for buffer in 0..3 {
             // The trial's is the first.
             machine.double.cufile.fail_register_after(Register::Buffer, 1 + buffer, 5036);
-            let error = machine.on_gpu(plain(&path, 16_384).device_batches(3), Gds::Auto).build().unwrap_err();
+            let said = "cuFileBufRegister: CU_FILE_GPU_MEMORY_PINNING_FAILED";
+            let loader = build(machine.on_gpu(plain(&path, 16_384).device_batches(3), Gds::Auto));
+            let (report, counts) = (loader.report(), machine.double.cufile.counts());
+            let route = &report.routes[0];
+            assert!(route.route == feedline::Route::Staged && route.why.contains(said), "{route}");
+            assert!(report.direct.is_none());
+            assert_eq!((counts.buffers, counts.users), (0, 0), "cuFile is closed");
+            same(&Got::try_epoch(&loader, 0).unwrap(), &right, "by the host");
+            drop(loader);
+            machine.double.cufile.fail_register_after(Register::Buffer, 1 + buffer, 5036);
+            let error = machine.direct(plain(&path, 16_384).device_batches(3)).build().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Device, "{error}");
-            assert!(error.to_string().contains("cuFileBufRegister: CU_FILE_GPU_MEMORY_PINNING_FAILED"), "{error}");
+            assert!(error.to_string().contains(said), "{error}");
             assert_eq!(machine.double.cufile.counts().buffers, 0);
         }
         let kept = |path: &&String| path.contains("x16384");

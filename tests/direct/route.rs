@@ -3,6 +3,7 @@
 use crate::common::*;
 use crate::cufile::{Open, Register, Route, StandIn};
 use crate::doubles::*;
+use crate::standin::Gpu;
 use crate::toys::Chunks;
 use feedline::dataset::{Dataset, DatasetExt, Npy, Records};
 use feedline::decode::Raw;
@@ -185,6 +186,52 @@ fn where_cufile_is_of_no_use_the_host_s_way_is_taken_and_says_why() {
                 }
             });
         }
+    }
+}
+
+#[test]
+fn where_nothing_can_be_direct_cufile_is_not_opened() {
+    let double = changed(&|double| std::fs::remove_file(double.dir.path("etc/cufile.json")).unwrap());
+    on_double(double, |machine| {
+        let dir = Dir::new();
+        let (path, _) = records_file(&dir, COUNT, RECORD);
+        let loader = build(machine.on_gpu(uncached(open(&path)), Gds::Auto));
+        let why = loader.report().routes[0].why.clone();
+        assert!(why.starts_with("cuFile would go through the host's memory: the kernel module nvidia-fs"), "{why}");
+        assert_eq!(machine.double.cufile.counts().opens, 0);
+        // Who requires it gets what the library can do.
+        assert!(machine.direct(uncached(open(&path))).build().is_ok());
+        assert_eq!(machine.double.cufile.counts().opens, 1);
+    });
+}
+
+#[test]
+fn a_trial_that_says_no_leaves_no_context_on_other_gpus() {
+    if !alone("route::a_trial_that_says_no_leaves_no_context_on_other_gpus") {
+        return;
+    }
+    for (version, gpus) in [((1, 15), 0), ((1, 16), 3), ((1, 20), 3)] {
+        let double = CuFileMachine::new(Route::Host);
+        double.cufile.version(Some(version));
+        double.cufile.contexts(true);
+        let devices = vec![Gpu::new(1 << 30, "0000:3b:00.0"); 3];
+        on_gpus(devices, double, move |machine| {
+            let dir = Dir::new();
+            let (path, _) = records_file(&dir, COUNT, RECORD);
+            let loader = build(machine.on_gpu(uncached(open(&path)), Gds::Auto));
+            let route = &loader.report().routes[0];
+            assert!(route.why.contains("through host memory"), "{route}");
+            let counts = machine.double.cufile.counts();
+            assert_eq!((counts.opens, counts.closes, counts.users), (1, 1, 0));
+            assert_eq!(machine.session.live().retains, 1, "the loader's own");
+            drop(loader);
+            // One that goes directly keeps the driver, and says what that costs.
+            machine.double.cufile.route(0, Route::P2p);
+            let loader = build(machine.on_gpu(uncached(open(&path)), Gds::Auto));
+            let why = loader.report().routes[0].why.clone();
+            assert_eq!(why.contains("on each of the 3 visible GPUs: set CUDA_VISIBLE_DEVICES"), gpus > 0, "{why}");
+            assert_eq!(machine.session.live().retains, 1 + gpus);
+        });
     }
 }
 

@@ -5,10 +5,12 @@ use crate::section::Ctx;
 use crate::watch;
 use feedline::Device;
 use feedline::device::cuda;
+use feedline::device::cuda::cudarc::driver::sys;
 use feedline::read::{Direct, Mode, ReaderOptions, Sources, open};
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 use rustix::fs::statvfs;
 use rustix::process::{Resource, Rlimit, getrlimit};
+use std::collections::BTreeSet;
 use std::ffi::c_int;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -110,6 +112,7 @@ fn devices(ctx: &Ctx) {
         Err(absent) => return ctx.note("CUDA", absent.to_string()),
     };
     ctx.note("CUDA", format!("{}.{}", version.0, version.1));
+    libraries(ctx);
     for gpu in found {
         let pci = gpu.pci_bus_id.unwrap_or_default();
         let of = |name: &str| text(format!("/sys/bus/pci/devices/{}/{name}", pci.to_lowercase()));
@@ -129,6 +132,41 @@ fn devices(ctx: &Ctx) {
         );
     }
     ctx.note("Device::auto()", Device::auto().to_string());
+}
+
+/// The files that libcuda was loaded from. feedline asks for `libcuda.so.1` first, cudarc for `libcuda.so`, which on the path of a
+/// toolkit may be the stub that programs are linked with.
+#[allow(unsafe_code)]
+fn libraries(ctx: &Ctx) {
+    let ours = libcuda();
+    ctx.note("libcuda of feedline", ours.join(", "));
+    // SAFETY: loads the library that cudarc's calls go to, as its first call would; no function of it is called.
+    let found = unsafe { sys::is_culib_present() };
+    if found {
+        // SAFETY: as above; a library is there, so it does not panic. It stays loaded.
+        let _ = unsafe { sys::culib() };
+    }
+    let both = libcuda();
+    let added: Vec<_> = both.iter().filter(|path| !ours.contains(path)).cloned().collect();
+    let words = match (found, added.is_empty()) {
+        (false, _) => "none".into(),
+        (true, true) => "the same".into(),
+        (true, false) => format!("{}: another one than feedline's", added.join(", ")),
+    };
+    ctx.note("libcuda of cudarc", words);
+}
+
+/// Files of the process' memory map that are a libcuda, the stand-in's included.
+fn libcuda() -> Vec<String> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let paths = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));
+    let named = |path: &&str| Path::new(path).file_name().is_some_and(|name| is_libcuda(&name.to_string_lossy()));
+    let found: BTreeSet<_> = paths.filter(named).map(String::from).collect();
+    found.into_iter().collect()
+}
+
+fn is_libcuda(name: &str) -> bool {
+    name.starts_with("libcuda.so") || name.starts_with("libcuda-standin-")
 }
 
 fn smi(ctx: &Ctx) {

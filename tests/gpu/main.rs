@@ -10,12 +10,13 @@
 //! ```text
 //! cargo test --test gpu                               against the real GPU where there is one, else against the stand-in
 //! FEEDLINE_GPU=standin cargo test --test gpu          the stand-in in any case (real: a GPU or an error)
-//! cargo test --release --test gpu --no-run            prints the path of the program, which can be copied and run:
-//! ./gpu-… --json results.json --dir /nvme/scratch     see --help
+//! ./gpu --json results.json --dir /nvme/scratch       the program, copied to a machine with a GPU; see --help
 //! ```
 //!
-//! Against the stand-in everything is run that makes sense there, small, and no figure is taken. Without a driver and
-//! without `rustc`, which builds the stand-in, the environment is all there is.
+//! To be copied it is built for an old glibc: the README says how.
+//!
+//! Against the stand-in everything is run that makes sense there, small, and no figure is taken. The stand-in needs `rustc` and
+//! the folder of the build. Without these and without a driver the program says what the environment is, and fails.
 //!
 //! Figures never fail the program, wrong bytes, leaks, crashes and hangs do. What a figure should reach stands beside it.
 //! Environment: `FEEDLINE_GPU` (auto, real, standin), `FEEDLINE_WHEEL` (a wheel of `examples/pytorch`, or its library as
@@ -31,9 +32,16 @@ mod kernels;
 mod pull;
 #[path = "../common/standin.rs"]
 mod standin;
+#[allow(dead_code, reason = "of other tests")]
+#[path = "../real_faults/sys.rs"]
+mod sys;
 
+mod capture;
 mod conformance;
+mod contexts;
+mod drops;
 mod end;
+mod forks;
 mod leaks;
 mod machine;
 mod ours;
@@ -45,6 +53,7 @@ mod section;
 mod stage;
 mod stand;
 mod torch;
+mod verdicts;
 mod watch;
 
 use clap::Parser;
@@ -257,7 +266,13 @@ impl Program {
         }
         ours::clean(&self.args.dir());
         self.book.print_summary();
-        if self.book.failed() == 0 && written { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        if driver == Driver::None {
+            eprintln!(
+                "error: nothing was tested: no GPU, and no stand-in, which needs rustc and the folder of the build"
+            );
+        }
+        let good = self.book.failed() == 0 && written && driver != Driver::None;
+        if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 
     fn write(&self) -> bool {
@@ -366,6 +381,6 @@ fn words(driver: Driver, probe: &Value) -> String {
     match driver {
         Driver::Real => format!("{}, CUDA {}", probe["gpus"][0]["name"], probe["cuda"].as_str().unwrap_or("?")),
         Driver::Standin => format!("the stand-in ({absent}): bytes are checked, no rates are taken"),
-        Driver::None => format!("this machine: no driver ({absent}) and no rustc for the stand-in: nothing to do"),
+        Driver::None => format!("this machine: no driver ({absent}), and no stand-in"),
     }
 }

@@ -3,7 +3,7 @@
 use crate::pull::RECORD;
 use crate::section::Ctx;
 use feedline::dataset::Records;
-use feedline::{Device, Error};
+use feedline::{Batch, Device, Error};
 use rustix::fs::statvfs;
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -111,4 +111,14 @@ pub fn clean(dir: &Path) {
 /// The data as records of so many bytes.
 pub fn records(path: &Path, bytes: usize) -> Result<Records, String> {
     Records::builder(bytes).open(path).map_err(words)
+}
+
+/// Whether the rows of a batch of [`counted`](crate::pull::counted) are those of its samples.
+pub fn right(batch: &Batch) -> Result<(), String> {
+    let field = batch.field("record").map_err(words)?;
+    let mut bytes = vec![0; field.size_bytes()];
+    field.read_into(&mut bytes).map_err(words)?;
+    let record = bytes.len() / batch.len().max(1);
+    let wrong = batch.ids().iter().zip(bytes.chunks(record)).find(|(id, row)| row[..8] != id.to_ne_bytes());
+    wrong.map_or(Ok(()), |(id, row)| Err(format!("sample {id} begins with {:?}", &row[..8])))
 }

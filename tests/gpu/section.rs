@@ -3,7 +3,10 @@
 use crate::driver::Gpu;
 use crate::report::{Figure, Row, Target, Verdict};
 use crate::standin::Session;
-use crate::{conformance, end, leaks, machine, rates, routes, sanitizer, stage, stand, torch};
+use crate::{
+    capture, conformance, contexts, drops, end, forks, leaks, machine, rates, routes, sanitizer, stage, stand, torch,
+    verdicts,
+};
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use std::io::Write;
@@ -47,7 +50,7 @@ const fn section(name: &'static str, limit: u64, run: fn(&Ctx) -> Result<(), Str
 
 /// In the order in which they are run: what is worth most comes first. The limits are wide; the sum of what they take
 /// is below 10 minutes.
-pub const SECTIONS: [Section; 10] = [
+pub const SECTIONS: [Section; 15] = [
     Section { without_driver: true, ..section("environment", 90, machine::run) },
     section("conformance", 150, conformance::run),
     section("rates", 90, rates::run),
@@ -55,6 +58,11 @@ pub const SECTIONS: [Section; 10] = [
     section("end", 120, end::run),
     section("idle", 60, end::idle),
     section("leaks", 120, leaks::run),
+    section("contexts", 60, contexts::run),
+    section("forks", 60, forks::run),
+    section("capture", 60, capture::run),
+    section("verdicts", 60, verdicts::run),
+    section("drops", 90, drops::run),
     section("routes", 90, routes::run),
     section("torch", 150, torch::run),
     section("sanitizer", 150, sanitizer::run),

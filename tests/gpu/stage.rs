@@ -117,13 +117,14 @@ fn whole(ctx: &Ctx, gpu: &Gpu) -> Result<(), String> {
 /// Batches reserve nothing in the driver: by the stand-in's count of calls, or by the device's free memory.
 fn reserves_nothing(ctx: &Ctx, gpu: &Gpu, loader: &mut Puller) -> Result<(), String> {
     const WHAT: &str = "a batch reserves nothing in the driver";
-    const CALLS: [&str; 6] = [
+    const CALLS: [&str; 7] = [
         "cuMemAlloc_v2",
         "cuMemAllocAsync",
         "cuMemHostAlloc",
         "cuMemHostRegister_v2",
         "cuEventCreate",
         "cuStreamCreate",
+        "cuStreamCreateWithPriority",
     ];
     let calls = || -> u64 { if ctx.real() { 0 } else { CALLS.iter().map(|name| standin::cuda().count(name)).sum() } };
     let look = |gpu: &Gpu| gpu.free_bytes().map(|free| (free, calls()));

@@ -359,6 +359,7 @@ pub fn be(given: &Given) {
         "sweep descriptors" => crate::limits::sweep_descriptors(given),
         "change files" => crate::files::change(given),
         "fork" => crate::processes::fork_and_go_on(given),
+        "use in a fork" => crate::processes::use_a_loader_in_a_fork(given),
         "save" => crate::disks::save(given),
         other => panic!("no role {other}"),
     }
@@ -442,7 +443,7 @@ pub fn finish(before: &[String]) {
 }
 
 /// Things that were left behind, in this process.
-fn leaked() -> u64 {
+pub fn leaked() -> u64 {
     let records = feedline::dataset::Records::builder(1).open_bytes([1]).unwrap();
     let loader = Loader::builder(records).workers(1).slots(1).reader(feedline::read::Mode::Pread);
     loader.build().map_or_else(|_| feedline::read::leaked(), |loader| loader.report().leaked)

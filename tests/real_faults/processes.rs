@@ -1,10 +1,11 @@
 //! What may happen to the whole process: it is stopped for a while, or it forks.
 
-use crate::child::{Given, Running, Task, pull, say};
-use crate::common::{Dir, READERS};
+use crate::child::{Given, Running, Task, leaked, pull, say};
+use crate::common::{Dir, READERS, rows};
 use crate::denied::denied_here;
 use crate::set::Set;
-use crate::sys::{Forked, forked, interrupt, over};
+use crate::sys::{Forked, forked, forked_at_work, interrupt, over};
+use feedline::{Batch, Epoch, Error, ErrorKind, Loader};
 use rustix::process::{Signal, kill_process};
 use std::time::{Duration, Instant};
 
@@ -42,24 +43,109 @@ pub fn fork_and_go_on(given: &Given) {
     let mut forks = 0;
     pull(given, |delivered| {
         for what in [Forked::Leaves, Forked::Becomes] {
-            let process = forked(what).unwrap();
-            let begun = Instant::now();
-            let status = loop {
-                match over(process).unwrap() {
-                    Some(status) => break status,
-                    None if begun.elapsed() > Duration::from_secs(20) => {
-                        let pid = rustix::process::Pid::from_raw(process).unwrap();
-                        let _ = kill_process(pid, Signal::KILL);
-                        panic!("batch {delivered}: a forked process that {what:?} hangs");
-                    }
-                    None => std::thread::sleep(Duration::from_micros(100)),
-                }
-            };
-            assert_eq!(status, 0, "batch {delivered}: {what:?}");
+            let status = status_of(forked(what).unwrap());
+            assert_eq!(status, Some(0), "batch {delivered}: {what:?}");
             forks += 1;
         }
     });
     say("forks", forks);
+}
+
+/// The exit status of a forked process; `None` when it hangs, and is killed.
+fn status_of(process: i32) -> Option<i32> {
+    let begun = Instant::now();
+    loop {
+        match over(process).unwrap() {
+            Some(status) => return Some(status),
+            None if begun.elapsed() > Duration::from_secs(20) => {
+                let pid = rustix::process::Pid::from_raw(process).unwrap();
+                let _ = kill_process(pid, Signal::KILL);
+                return None;
+            }
+            None => std::thread::sleep(Duration::from_micros(100)),
+        }
+    }
+}
+
+/// The role of a child: it forks in the middle of an epoch; the fork uses all that it has of the loader, then builds its own.
+pub fn use_a_loader_in_a_fork(given: &Given) {
+    let set = given.set();
+    let loader = given.builder(&set).unwrap().build().unwrap();
+    let order = loader.preview(0, u64::MAX).unwrap();
+    let mut epoch = loader.epoch(0).unwrap();
+    let first = epoch.next().unwrap().unwrap();
+    // So that full slots are there to be replayed.
+    while loader.snapshot().slots.full_ns == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let mut had = Some((loader, epoch, first));
+    let fork = forked_at_work(|| {
+        let begun = Instant::now();
+        let (loader, epoch, batch) = had.take().unwrap();
+        check_that_a_fork_is_told(loader, epoch, batch);
+        say("in_fork_ms", begun.elapsed().as_millis());
+        let own = given.builder(&set).unwrap().build().unwrap();
+        let delivered = own.epoch(0).unwrap().map(|batch| check(&batch.unwrap(), given)).sum::<usize>();
+        drop(own);
+        assert_eq!((delivered, leaked()), (set.samples(), 0), "a loader of the fork's own");
+        0
+    });
+    assert_eq!(status_of(fork.unwrap()), Some(0));
+    let (loader, epoch, first) = had.unwrap();
+    let mut ids = first.ids().to_vec();
+    drop(first);
+    for batch in epoch {
+        let batch = batch.unwrap();
+        check(&batch, given);
+        ids.extend(batch.ids());
+    }
+    assert_eq!(ids, order);
+    drop(loader);
+    assert_eq!(leaked(), 0);
+    say("end", "");
+}
+
+/// Every call says that this process was forked; every drop returns.
+fn check_that_a_fork_is_told(loader: Loader, mut epoch: Epoch, batch: Batch) {
+    let told = |error: Error| {
+        assert_eq!(error.kind(), ErrorKind::Forked, "{error}");
+        assert!(error.message().contains("this process was forked after `build()`"), "{error}");
+    };
+    told(epoch.next().unwrap().unwrap_err());
+    assert!((1..9).all(|_| epoch.next().is_none()), "an iterator goes on behind its error");
+    told(loader.epoch(1).unwrap_err());
+    told(loader.steps(1).unwrap_err());
+    told(loader.ceiling(1).unwrap_err());
+    told(loader.ready().unwrap_err());
+    told(loader.state().unwrap_err());
+    drop(epoch);
+    told(loader.epoch(1).unwrap_err());
+    drop(batch);
+    drop(loader);
+}
+
+/// The rows of a batch, which hold the bytes of their samples.
+fn check(batch: &Batch, given: &Given) -> usize {
+    let set = given.set();
+    let rows = rows(batch);
+    assert!(rows.iter().all(|(id, bytes)| set.is_sample(*id, bytes)), "{batch:?}");
+    rows.len()
+}
+
+#[test]
+fn a_forked_child_is_told_to_build_its_own_loader() {
+    let dir = Dir::new();
+    let set = Set::usual(dir.path("")).write();
+    for (reader, way) in READERS.iter().enumerate() {
+        let task = Task::new("use in a fork").with("set", set.to_text()).with("reader", reader);
+        let ended = task.run();
+        if denied_here(&ended) && reader != 0 {
+            crate::child::skip("a fork", format!("{way:?}: no io_uring here"));
+            continue;
+        }
+        assert!(ended.said("end").is_some(), "{way:?}: {ended:#?}");
+        eprintln!("{way:?}: all calls and drops in the fork took {} ms", ended.number("in_fork_ms"));
+    }
 }
 
 #[test]

@@ -101,6 +101,19 @@ pub fn forked(what: Forked) -> io::Result<i32> {
     }
 }
 
+/// Forks a process that does `work` and exits with what that returns; returns its number. The caller has no other thread that
+/// may hold a lock which `work` takes.
+pub fn forked_at_work(work: impl FnOnce() -> i32) -> io::Result<i32> {
+    // SAFETY: the C library keeps its own locks usable in the new process, and the caller answers for all others.
+    let process = checked(unsafe { fork() })?;
+    if process > 0 {
+        return Ok(process);
+    }
+    let code = work();
+    // SAFETY: ends the process without its destructors: they are for the parent to run.
+    unsafe { _exit(code) }
+}
+
 /// The exit status of a process of [`forked`] as `waitpid` gives it, once it is over.
 pub fn over(process: i32) -> io::Result<Option<i32>> {
     let mut status = 0;

@@ -20,6 +20,9 @@
 //!   on its stream kills its context, too, and no operation of that context runs any more.
 //! - **Stricter than CUDA** where CUDA is silent: operations on a stream of another context than the current one are refused (400),
 //!   pinned ranges must begin at a page, objects of a released context are gone for good (and count as leaks).
+//! - **Captures** of graphs keep the rules of `cuda.h`: what a thread may call is a matter of its mode and of the captures that
+//!   are under way; a refused call invalidates them. Captured work never runs. Waits that would fork a capture into another
+//!   stream are refused (905).
 //! - **Limits.** Primary contexts only. The per-thread default stream is the legacy one. Each operation has the bandwidth
 //!   for itself. Kernels count as touching the whole allocation of each pointer.
 //!
@@ -46,12 +49,23 @@ const INVALID_DEVICE: u32 = 101;
 const INVALID_CONTEXT: u32 = 201;
 const INVALID_PTX: u32 = 218;
 const INVALID_HANDLE: u32 = 400;
+const ILLEGAL_STATE: u32 = 401;
 const NOT_FOUND: u32 = 500;
 const NOT_READY: u32 = 600;
 const CONTEXT_IS_DESTROYED: u32 = 709;
 const ALREADY_REGISTERED: u32 = 712;
 const NOT_REGISTERED: u32 = 713;
 const NOT_PERMITTED: u32 = 800;
+const CAPTURE_UNSUPPORTED: u32 = 900;
+const CAPTURE_INVALIDATED: u32 = 901;
+const CAPTURE_UNMATCHED: u32 = 903;
+const CAPTURE_ISOLATION: u32 = 905;
+const CAPTURE_IMPLICIT: u32 = 906;
+const CAPTURED_EVENT: u32 = 907;
+const CAPTURE_WRONG_THREAD: u32 = 908;
+
+const GLOBAL: u32 = 0;
+const RELAXED: u32 = 2;
 
 const PAGE: u64 = 4096;
 /// Bytes of device addresses, and the distance from an address to its bytes.
@@ -238,6 +252,16 @@ struct Event {
     context: u64,
     timing: bool,
     record: Option<Record>,
+    /// The capture in which it was recorded last.
+    captured: Option<u64>,
+}
+
+/// A capture under way, of the stream that began it.
+struct Capture {
+    number: u64,
+    thread: u32,
+    mode: u32,
+    valid: bool,
 }
 
 struct Record {
@@ -304,6 +328,9 @@ struct State {
     contexts: BTreeMap<u64, Context>,
     streams: BTreeMap<u64, Stream>,
     events: BTreeMap<u64, Event>,
+    /// By stream.
+    captures: BTreeMap<u64, Capture>,
+    graphs: BTreeSet<u64>,
     modules: BTreeMap<u64, (u64, String)>,
     functions: BTreeMap<u64, (u64, String)>,
     kernels: BTreeMap<String, Kernel>,
@@ -345,6 +372,8 @@ thread_local! {
     static CURRENT: RefCell<(u64, Vec<u64>)> = const { RefCell::new((0, Vec::new())) };
     static THREAD: Cell<u32> = const { Cell::new(0) };
     static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
+    /// Session, and the thread's mode of captures.
+    static MODE: Cell<(u64, u32)> = const { Cell::new((0, GLOBAL)) };
 }
 
 fn thread() -> u32 {
@@ -474,8 +503,8 @@ impl State {
     }
 
     /// A stream to enqueue on: of the current context.
-    fn own_stream(&self, handle: Handle) -> Result<u64> {
-        let (context, stream) = (self.current()?, self.stream(handle)?);
+    fn own_stream(&mut self, handle: Handle) -> Result<u64> {
+        let (context, stream) = (self.current()?, self.work_stream(handle)?);
         if self.streams[&stream].context == context { Ok(stream) } else { Err(INVALID_HANDLE) }
     }
 
@@ -489,6 +518,161 @@ impl State {
         self.streams.get(&stream).is_none_or(|stream| stream.done >= seq)
     }
 }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Captures
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// Calls that `cuda.h` and its users know to be unsafe while a graph is captured.
+const UNSAFE: [&str; 16] = [
+    "cuCtxSynchronize",
+    "cuStreamSynchronize",
+    "cuStreamQuery",
+    "cuEventQuery",
+    "cuEventSynchronize",
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
+    "cuMemHostAlloc",
+    "cuMemFreeHost",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
+    "cuMemcpyHtoD_v2",
+    "cuMemcpyDtoH_v2",
+    "cuModuleLoadData",
+    "cuModuleUnload",
+    "cuStreamDestroy_v2",
+];
+
+impl State {
+    fn mode(&self) -> u32 {
+        let (session, mode) = MODE.get();
+        if session == self.session { mode } else { GLOBAL }
+    }
+
+    /// Invalidates the captures of which `which` is true of stream and capture; whether there was one.
+    fn invalidate(&mut self, which: impl Fn(u64, &Capture) -> bool) -> bool {
+        let hit = self.captures.iter_mut().filter(|(stream, capture)| which(**stream, capture));
+        hit.map(|(_, capture)| capture.valid = false).count() > 0
+    }
+
+    /// Refuses an unsafe call of this thread, by its mode.
+    fn permitted(&mut self) -> Result {
+        let (mode, here) = (self.mode(), thread());
+        let hit = self.invalidate(|_, capture| {
+            let concerns = capture.thread == here || (mode == GLOBAL && capture.mode == GLOBAL);
+            mode != RELAXED && capture.mode != RELAXED && concerns
+        });
+        if hit { Err(CAPTURE_UNSUPPORTED) } else { Ok(()) }
+    }
+
+    /// The capturing streams that work on the legacy stream of a context would wait for.
+    fn blocked_by(&self, id: u64) -> Vec<u64> {
+        let Stream { legacy, context, .. } = self.streams[&id];
+        let waits = |of: &u64| self.streams.get(of).is_some_and(|of| of.blocking && of.context == context);
+        if legacy { self.captures.keys().copied().filter(waits).collect() } else { Vec::new() }
+    }
+
+    /// A stream to give work to.
+    fn work_stream(&mut self, handle: Handle) -> Result<u64> {
+        let id = self.stream(handle)?;
+        let conflicts = self.blocked_by(id);
+        if self.invalidate(|stream, _| conflicts.contains(&stream)) { Err(CAPTURE_IMPLICIT) } else { Ok(id) }
+    }
+
+    /// A stream whose progress is asked for: it must not be captured.
+    fn seen_stream(&mut self, handle: Handle) -> Result<u64> {
+        let id = self.work_stream(handle)?;
+        if self.invalidate(|stream, _| stream == id) { Err(CAPTURE_UNSUPPORTED) } else { Ok(id) }
+    }
+
+    /// An event whose progress is asked for: it must not be captured.
+    fn seen_event(&mut self, event: Handle) -> Result {
+        let Some(number) = self.event(event)?.captured else { return Ok(()) };
+        self.invalidate(|_, capture| capture.number == number);
+        Err(CAPTURED_EVENT)
+    }
+
+    /// The capture of a stream.
+    fn capture_of(&self, stream: u64) -> Option<u64> {
+        self.captures.get(&stream).map(|capture| capture.number)
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut u32) -> u32 {
+    call("cuThreadExchangeStreamCaptureMode", &[], |s| {
+        if mode.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: the caller passes a place that holds a mode.
+        let wanted = unsafe { mode.read() };
+        if wanted > RELAXED {
+            return Err(INVALID_VALUE);
+        }
+        Out(mode).put(s.mode())?;
+        MODE.set((s.session, wanted));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamBeginCapture_v2(stream: Handle, mode: u32) -> u32 {
+    call("cuStreamBeginCapture_v2", &[&stream, &mode], |s| {
+        s.current()?;
+        let id = s.stream(stream)?;
+        if s.streams[&id].legacy {
+            return Err(CAPTURE_UNSUPPORTED);
+        }
+        if mode > RELAXED || s.captures.contains_key(&id) {
+            return Err(if mode > RELAXED { INVALID_VALUE } else { ILLEGAL_STATE });
+        }
+        s.handles += 1;
+        let number = s.handles;
+        s.captures.insert(id, Capture { number, thread: thread(), mode, valid: true });
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamEndCapture(stream: Handle, graph: Out<u64>) -> u32 {
+    call("cuStreamEndCapture", &[&stream], |s| {
+        s.current()?;
+        let id = s.stream(stream)?;
+        let capture = s.captures.get(&id).ok_or(CAPTURE_UNMATCHED)?;
+        if capture.thread != thread() && capture.mode != RELAXED {
+            return Err(CAPTURE_WRONG_THREAD);
+        }
+        let valid = capture.valid;
+        s.captures.remove(&id);
+        if !valid {
+            graph.put(0)?;
+            return Err(CAPTURE_INVALIDATED);
+        }
+        let handle = s.handle("graph");
+        s.graphs.insert(handle);
+        graph.put(handle)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamIsCapturing(stream: Handle, status: Out<u32>) -> u32 {
+    call("cuStreamIsCapturing", &[&stream], |s| {
+        let id = s.stream(stream)?;
+        if !s.blocked_by(id).is_empty() {
+            return Err(CAPTURE_IMPLICIT);
+        }
+        status.put(s.captures.get(&id).map_or(0, |capture| if capture.valid { 1 } else { 2 }))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGraphDestroy(graph: Handle) -> u32 {
+    call("cuGraphDestroy", &[&graph], |s| if s.graphs.remove(&graph.0) { Ok(()) } else { Err(INVALID_VALUE) })
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Waiting
+// ---------------------------------------------------------------------------------------------------------------------
 
 /// Waits until an operation is done; the host has then seen `clock`.
 fn wait_done(s: &mut Held, stream: u64, seq: u64, clock: &Clock) -> Result {
@@ -604,6 +788,10 @@ fn call(symbol: &'static str, args: &[&dyn Arg], body: impl FnOnce(&mut Held) ->
     if RELEASES.contains(&symbol) {
         let value = args.first().map_or(0, |arg| arg.value());
         match result {
+            // A release that was refused before, made again.
+            Ok(()) if symbol == "cuDevicePrimaryCtxRelease_v2" => {
+                s.leaked_retains = s.leaked_retains.saturating_sub(1);
+            }
             Ok(()) => _ = s.leaked.remove(&value),
             Err(_) if injected || dead => s.leak(symbol, value),
             Err(_) => {}
@@ -670,6 +858,7 @@ impl State {
         let context = self.current_handle().and_then(|context| self.contexts.get(&context));
         match context {
             Some(context) if context.dead != SUCCESS && !symbol.starts_with("cuDevice") => Err(context.dead),
+            _ if UNSAFE.contains(&symbol) => self.permitted(),
             _ => Ok(()),
         }
     }
@@ -892,6 +1081,12 @@ pub extern "C" fn cuCtxGetDevice(device: Out<i32>) -> u32 {
 pub extern "C" fn cuCtxSynchronize() -> u32 {
     call("cuCtxSynchronize", &[], |s| {
         let context = s.current()?;
+        let State { streams, captures, .. } = &mut **s;
+        let mut conflicts = captures.iter_mut().filter(|(stream, _)| streams[*stream].context == context).peekable();
+        if conflicts.peek().is_some() {
+            conflicts.for_each(|(_, capture)| capture.valid = false);
+            return Err(CAPTURE_UNSUPPORTED);
+        }
         wait_context(s, context)
     })
 }
@@ -929,6 +1124,18 @@ pub extern "C" fn cuStreamCreateWithPriority(out: Out<u64>, flags: u32, priority
     call("cuStreamCreateWithPriority", &[&flags, &priority], |s| create_stream(s, &out, flags))
 }
 
+/// As of a GPU: 0 is the lowest priority, a lower number is a higher one.
+const HIGHEST_PRIORITY: i32 = -5;
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxGetStreamPriorityRange(least: Out<i32>, greatest: Out<i32>) -> u32 {
+    call("cuCtxGetStreamPriorityRange", &[], |s| {
+        s.current()?;
+        least.put(0)?;
+        greatest.put(HIGHEST_PRIORITY)
+    })
+}
+
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamDestroy_v2(stream: Handle) -> u32 {
     call("cuStreamDestroy_v2", &[&stream], |s| {
@@ -936,6 +1143,7 @@ pub extern "C" fn cuStreamDestroy_v2(stream: Handle) -> u32 {
         let id = s.stream(stream)?;
         let stream = s.streams.get_mut(&id).filter(|stream| !stream.legacy).ok_or(INVALID_HANDLE)?;
         stream.closing = true;
+        s.captures.remove(&id);
         CHANGED.notify_all();
         Ok(())
     })
@@ -945,7 +1153,7 @@ pub extern "C" fn cuStreamDestroy_v2(stream: Handle) -> u32 {
 pub extern "C" fn cuStreamSynchronize(stream: Handle) -> u32 {
     call("cuStreamSynchronize", &[&stream], |s| {
         s.current()?;
-        let id = s.stream(stream)?;
+        let id = s.seen_stream(stream)?;
         sync(s, id)
     })
 }
@@ -959,7 +1167,7 @@ fn sync(s: &mut Held, stream: u64) -> Result {
 pub extern "C" fn cuStreamQuery(stream: Handle) -> u32 {
     call("cuStreamQuery", &[&stream], |s| {
         s.current()?;
-        let id = s.stream(stream)?;
+        let id = s.seen_stream(stream)?;
         let (done, clock) = (s.streams[&id].done == s.streams[&id].last, s.streams[&id].clock.clone());
         if !done {
             return Err(NOT_READY);
@@ -978,7 +1186,12 @@ pub extern "C" fn cuStreamGetCtx(stream: Handle, out: Out<u64>) -> u32 {
 pub extern "C" fn cuStreamWaitEvent(stream: Handle, event: Handle, flags: u32) -> u32 {
     call("cuStreamWaitEvent", &[&stream, &event, &flags], |s| {
         s.current()?;
-        let id = s.stream(stream)?;
+        let id = s.work_stream(stream)?;
+        let (here, there) = (s.capture_of(id), s.event(event)?.captured);
+        if here != there {
+            s.invalidate(|_, capture| [here, there].contains(&Some(capture.number)));
+            return Err(CAPTURE_ISOLATION);
+        }
         // An event that was never recorded is no event to wait for.
         if let Some(Record { stream, seq, clock, .. }) = &s.event(event)?.record {
             let (after, clock) = ((*stream, *seq), clock.clone());
@@ -993,7 +1206,7 @@ pub extern "C" fn cuEventCreate(out: Out<u64>, flags: u32) -> u32 {
     call("cuEventCreate", &[&flags], |s| {
         let context = s.current()?;
         let event = s.handle("event");
-        s.events.insert(event, Event { context, timing: flags & 2 == 0, record: None });
+        s.events.insert(event, Event { context, timing: flags & 2 == 0, record: None, captured: None });
         out.put(event)
     })
 }
@@ -1002,10 +1215,16 @@ pub extern "C" fn cuEventCreate(out: Out<u64>, flags: u32) -> u32 {
 pub extern "C" fn cuEventRecord(event: Handle, stream: Handle) -> u32 {
     call("cuEventRecord", &[&event, &stream], |s| {
         s.current()?;
-        let id = s.stream(stream)?;
+        let id = s.work_stream(stream)?;
         let context = s.event(event)?.context;
         if context != s.streams[&id].context {
             return Err(INVALID_HANDLE);
+        }
+        let captured = s.capture_of(id);
+        s.event(event)?.captured = captured;
+        if captured.is_some() {
+            s.event(event)?.record = None;
+            return Ok(());
         }
         let seq = s.enqueue(id, vec![], None, Work::Record { event: event.0 });
         let clock = s.streams[&id].clock.clone();
@@ -1023,6 +1242,7 @@ fn recorded(s: &mut State, event: Handle) -> Result<Option<(u64, u64, Clock)>> {
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventQuery(event: Handle) -> u32 {
     call("cuEventQuery", &[&event], |s| {
+        s.seen_event(event)?;
         let Some((stream, seq, clock)) = recorded(s, event)? else { return Ok(()) };
         if !s.is_done(stream, seq) {
             return Err(NOT_READY);
@@ -1036,6 +1256,7 @@ pub extern "C" fn cuEventQuery(event: Handle) -> u32 {
 pub extern "C" fn cuEventSynchronize(event: Handle) -> u32 {
     call("cuEventSynchronize", &[&event], |s| {
         s.current()?;
+        s.seen_event(event)?;
         match recorded(s, event)? {
             Some((stream, seq, clock)) => wait_done(s, stream, seq, &clock),
             None => Ok(()),
@@ -1046,6 +1267,7 @@ pub extern "C" fn cuEventSynchronize(event: Handle) -> u32 {
 fn elapsed(s: &mut State, out: &Out<f32>, start: Handle, end: Handle) -> Result {
     let mut times = [None; 2];
     for (time, handle) in times.iter_mut().zip([start, end]) {
+        s.seen_event(handle)?;
         let event = s.event(handle)?;
         let record = event.record.as_ref().filter(|_| event.timing).ok_or(INVALID_HANDLE)?;
         *time = record.at;
@@ -1178,7 +1400,7 @@ pub extern "C" fn cuMemFree_v2(at: Address) -> u32 {
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemAllocAsync(out: Out<u64>, len: usize, stream: Handle) -> u32 {
     call("cuMemAllocAsync", &[&len, &stream], |s| {
-        let id = s.stream(stream)?;
+        let id = s.work_stream(stream)?;
         if len == 0 {
             return out.put(0);
         }
@@ -1193,7 +1415,7 @@ pub extern "C" fn cuMemAllocAsync(out: Out<u64>, len: usize, stream: Handle) -> 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFreeAsync(at: Address, stream: Handle) -> u32 {
     call("cuMemFreeAsync", &[&at, &stream], |s| {
-        let id = s.stream(stream)?;
+        let id = s.work_stream(stream)?;
         if at.0 == 0 {
             return Ok(());
         }
@@ -1532,9 +1754,12 @@ pub extern "C" fn cuLaunchHostFunc(stream: Handle, function: Option<HostFn>, dat
 // ---------------------------------------------------------------------------------------------------------------------
 
 impl State {
-    /// Appends an operation to a stream and checks what it touches; returns its number.
+    /// Appends an operation to a stream and checks what it touches; returns its number. What is captured does not run.
     fn enqueue(&mut self, id: u64, touches: Vec<Touch>, wait: Option<((u64, u64), Clock)>, mut work: Work) -> u64 {
         let stream = &self.streams[&id];
+        if self.captures.contains_key(&id) {
+            return stream.last;
+        }
         let (mut clock, mut after, seq) = (stream.clock.clone(), Vec::new(), stream.last + 1);
         join(&mut clock, &self.host);
         if let Some((op, before)) = wait {
@@ -1757,7 +1982,7 @@ fn execute(work: Work) -> Option<String> {
 // Names of errors
 // ---------------------------------------------------------------------------------------------------------------------
 
-const ERRORS: [(u32, &CStr, &CStr); 32] = [
+const ERRORS: [(u32, &CStr, &CStr); 40] = [
     (0, c"CUDA_SUCCESS", c"no error"),
     (1, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
     (2, c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),
@@ -1775,6 +2000,7 @@ const ERRORS: [(u32, &CStr, &CStr); 32] = [
     (222, c"CUDA_ERROR_UNSUPPORTED_PTX_VERSION", c"the provided PTX was compiled with an unsupported toolchain."),
     (304, c"CUDA_ERROR_OPERATING_SYSTEM", c"OS call failed or operation not supported on this OS"),
     (400, c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
+    (401, c"CUDA_ERROR_ILLEGAL_STATE", c"the operation cannot be performed in the present state"),
     (500, c"CUDA_ERROR_NOT_FOUND", c"named symbol not found"),
     (600, c"CUDA_ERROR_NOT_READY", c"device not ready"),
     (700, c"CUDA_ERROR_ILLEGAL_ADDRESS", c"an illegal memory access was encountered"),
@@ -1789,6 +2015,13 @@ const ERRORS: [(u32, &CStr, &CStr); 32] = [
     (801, c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported"),
     (802, c"CUDA_ERROR_SYSTEM_NOT_READY", c"system not yet initialized"),
     (803, c"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", c"system has unsupported display driver / cuda driver combination"),
+    (900, c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", c"operation not permitted when stream is capturing"),
+    (901, c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", c"operation failed due to a previous error during capture"),
+    (903, c"CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", c"capture was not initiated in this stream"),
+    (905, c"CUDA_ERROR_STREAM_CAPTURE_ISOLATION", c"dependency created on uncaptured work in another stream"),
+    (906, c"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", c"operation would make the legacy stream depend on a capturing one"),
+    (907, c"CUDA_ERROR_CAPTURED_EVENT", c"operation not permitted on an event last recorded in a capturing stream"),
+    (908, c"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", c"attempt to terminate a capture sequence from another thread"),
     (999, c"CUDA_ERROR_UNKNOWN", c"unknown error"),
 ];
 

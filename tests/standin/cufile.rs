@@ -111,6 +111,8 @@ struct State {
     /// 0 well, 1 fails, 2 hangs, 3 closes descriptor 0 and then does as `open_code` says.
     open_mode: c_int,
     open_code: c_int,
+    /// Keeps the primary context of every GPU while it is open, from 1.16 on.
+    contexts: bool,
     users: i64,
     opens: i64,
     closes: i64,
@@ -143,6 +145,7 @@ fn fresh() -> State {
         version: 1200,
         open_mode: 0,
         open_code: 0,
+        contexts: false,
         users: 0,
         opens: 0,
         closes: 0,
@@ -226,13 +229,38 @@ pub extern "C" fn cuFileDriverOpen() -> Status {
     if mode == 3 && code != 0 {
         return fail(code);
     }
+    if with(|state| state.contexts && state.version >= 1160) {
+        primary_contexts(true);
+    }
     with(|state| state.users += 1);
     OK
 }
 
+/// Retains, or releases, the primary context of every GPU of the stand-in of CUDA.
+fn primary_contexts(retain: bool) {
+    type Count = extern "C" fn(*mut c_int) -> u32;
+    type Retain = extern "C" fn(*mut u64, c_int) -> u32;
+    type Release = extern "C" fn(c_int) -> u32;
+    let names = [c"cuDeviceGetCount", c"cuDevicePrimaryCtxRetain", c"cuDevicePrimaryCtxRelease_v2"];
+    let [Some(count), Some(retains), Some(releases)] = names.map(global) else { return };
+    // SAFETY: the driver API declares the three so.
+    let (count, retains, releases) = unsafe {
+        (
+            std::mem::transmute::<*mut c_void, Count>(count),
+            std::mem::transmute::<*mut c_void, Retain>(retains),
+            std::mem::transmute::<*mut c_void, Release>(releases),
+        )
+    };
+    let (mut gpus, mut context) = (0, 0);
+    count(&raw mut gpus);
+    for gpu in 0..gpus {
+        if retain { retains(&raw mut context, gpu) } else { releases(gpu) };
+    }
+}
+
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileDriverClose_v2() -> Status {
-    with(|state| {
+    let closed = with(|state| {
         if !state.is_open("cuFileDriverClose") {
             return fail(5001);
         }
@@ -244,7 +272,11 @@ pub extern "C" fn cuFileDriverClose_v2() -> Status {
         state.closes += 1;
         state.trace("close");
         OK
-    })
+    });
+    if closed.code == 0 && with(|state| state.contexts && state.version >= 1160) {
+        primary_contexts(false);
+    }
+    closed
 }
 
 #[unsafe(no_mangle)]
@@ -710,6 +742,7 @@ pub extern "C" fn standin_cufile_set(what: c_int, value: c_int) {
         7 => state.gpu_count = value as u32,
         8 => state.gpus_at = value as usize,
         9 => state.level = value,
+        10 => state.contexts = value != 0,
         100..116 => state.gpus[what as usize - 100].route = value.clamp(0, 2),
         _ => state.violation(format!("no setting {what}")),
     });

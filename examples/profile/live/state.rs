@@ -281,15 +281,15 @@ fn point(before: &Snapshot, after: &Snapshot) -> Point {
     }
 }
 
-/// On a GPU what its stream waited, scaled to all steps from those that were measured; else what `next()` waited.
+/// On a GPU what its stream waited, scaled from the measured steps to all; on the host what `next()` waited.
 fn starved_ns(snapshot: &Snapshot) -> u64 {
     let consumer = &snapshot.consumer;
     match &consumer.gpu {
-        Some(gpu) if gpu.steps > 0 => {
-            let all = (consumer.batches as f64 / gpu.steps as f64).max(1.0);
+        Some(gpu) => {
+            let all = (consumer.batches as f64 / gpu.steps.max(1) as f64).max(1.0);
             (gpu.starved_ns as f64 * all) as u64
         }
-        _ => consumer.waited_ns,
+        None => consumer.waited_ns,
     }
 }
 

@@ -9,22 +9,19 @@
 //! before. Invariants: a column gives exactly the rows of its chunk or an error; a value that is missing is never made
 //! up unless the user said so.
 
-use super::page::{Kind, PLAIN, Page, Pages, RLE, all_defined};
+use super::page::{Header, Kind, PLAIN, PLAIN_DICTIONARY, Page, Pages, RLE, RLE_DICTIONARY, all_defined};
+use super::unpack::{Codec, Unpacked};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use bytes::{Buf, Bytes};
+use crate::memory::ChunkBuf;
+use bytes::Bytes;
 use parquet::basic::{Compression, Type};
-use parquet::column::page::PageReader;
 use parquet::column::reader::{ColumnReaderImpl, get_column_reader, get_typed_column_reader};
 use parquet::data_type::{
     BoolType, ByteArrayType, DataType, DoubleType, FixedLenByteArrayType, FloatType, Int32Type, Int64Type,
 };
 use parquet::errors::ParquetError;
-use parquet::file::metadata::ColumnChunkMetaData;
-use parquet::file::reader::{ChunkReader, Length};
-use parquet::file::serialized_reader::SerializedPageReader;
 use parquet::schema::types::ColumnDescPtr;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// What becomes of a missing value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,13 +40,13 @@ pub(super) struct Place {
     pub(super) dictionary: Option<(u64, u64)>,
     /// Offset and length of the pages.
     pub(super) data: (u64, u64),
-    /// Whether `data` starts with a dictionary page.
+    /// Whether a dictionary page is among the pages.
     pub(super) has_dictionary: bool,
     /// What all pages but `dictionary` unpack to, at most.
     pub(super) uncompressed: u64,
     /// What `dictionary` unpacks to, at most.
     pub(super) unpacked_dictionary: u64,
-    /// Bytes of the byte arrays in the pages, if the writer said it.
+    /// Bytes of the byte arrays in the pages, at most, where they may be more than the pages unpack to.
     pub(super) payload: Option<u64>,
     /// Values, missing ones and empty lists included, that the pages hold at most.
     pub(super) values: u64,
@@ -76,7 +73,7 @@ pub(super) struct Scratch {
     pub(super) arenas: [Vec<u8>; TOGETHER],
     /// A page.
     unpacked: Vec<u8>,
-    zstd: Option<zstd::bulk::Decompressor<'static>>,
+    codec: Codec,
 }
 
 /// Rows of a chunk, as dense values of one width.
@@ -108,7 +105,14 @@ fn bad(message: impl Into<String>) -> Error {
 }
 
 fn unread(error: ParquetError) -> Error {
-    bad("the column cannot be read").with_source(error)
+    match error {
+        // One of ours, by way of the page reader.
+        ParquetError::External(source) => match source.downcast::<Error>() {
+            Ok(error) => *error,
+            Err(source) => bad("the column cannot be read").with_source(source),
+        },
+        error => bad("the column cannot be read").with_source(error),
+    }
 }
 
 /// A column that is to be decoded.
@@ -124,7 +128,18 @@ pub(super) struct Column<'a> {
 }
 
 impl Column<'_> {
-    /// Bytes of a value as it is stored.
+    /// The pages of the dictionary, if they lie apart, and the others.
+    pub(super) fn parts(&self) -> [Pages; 2] {
+        let size = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
+        let place = self.place;
+        let at = place.dictionary.map_or(0, |(offset, _)| offset);
+        [
+            Pages::new(self.dictionary, size(place.unpacked_dictionary), at),
+            Pages::new(self.data, size(place.uncompressed), place.data.0),
+        ]
+    }
+
+    /// Bytes of a value of fixed width as it is stored.
     fn width(&self) -> usize {
         match self.descr.physical_type() {
             Type::INT32 | Type::FLOAT => 4,
@@ -161,14 +176,7 @@ impl Column<'_> {
             Type::DOUBLE => self.values::<DoubleType>(list, arena, |value, out| out.extend(value.to_le_bytes()))?,
             Type::BOOLEAN => self.values::<BoolType>(list, arena, |value, out| out.push(u8::from(*value)))?,
             Type::FIXED_LEN_BYTE_ARRAY => {
-                let width = self.width();
-                let put = |value: &parquet::data_type::FixedLenByteArray, out: &mut Vec<u8>| {
-                    let value: &[u8] = if value.is_empty() { &[] } else { value.data() };
-                    out.extend(value);
-                    // A missing one, when those are zeros.
-                    out.resize(out.len() + width - value.len().min(width), 0);
-                };
-                self.values::<FixedLenByteArrayType>(list, arena, put)?;
+                self.values::<FixedLenByteArrayType>(list, arena, |value, out| out.extend(value.data()))?;
             }
             other => return Err(bad(format!("values of type {other} have no fixed width"))),
         }
@@ -221,15 +229,14 @@ impl Column<'_> {
     fn each_plain(&self, scratch: &mut Scratch, body: &mut dyn FnMut(PlainPage<'_>) -> Result<()>) -> Result<bool> {
         let mut plain = self.dictionary.is_empty() && self.descr.max_rep_level() == 0;
         let mut row = self.place.first_row;
-        let uncompressed = usize::try_from(self.place.uncompressed).unwrap_or(usize::MAX);
-        let dictionary = usize::try_from(self.place.unpacked_dictionary).unwrap_or(usize::MAX);
-        let mut before = Pages::new(self.dictionary, dictionary, self.place.dictionary.map_or(0, |(offset, _)| offset));
+        let [mut before, mut pages] = self.parts();
+        let mut dictionary = false;
         while let Some(page) = before.next()? {
             self.check_dictionary(&page)?;
+            dictionary |= page.header.kind == Kind::Dictionary;
         }
         let mut values = self.place.values;
         let mut unpacked = std::mem::take(&mut scratch.unpacked);
-        let mut pages = Pages::new(self.data, uncompressed, self.place.data.0);
         let result = (|| {
             while let Some(page) = pages.next()? {
                 if matches!(page.header.kind, Kind::Data | Kind::DataV2 { .. }) {
@@ -239,11 +246,15 @@ impl Column<'_> {
                             format!("the pages hold more than the {} values of the footer", self.place.values);
                         Error::new(ErrorKind::Limit, Stage::Decode, message)
                     })?;
+                    // The parquet crate panics on such a page.
+                    if !dictionary && [PLAIN_DICTIONARY, RLE_DICTIONARY].contains(&page.header.encoding) {
+                        return Err(bad("a page refers to a dictionary, and the column chunk has none before it"));
+                    }
                 }
                 match page.header.kind {
                     Kind::Dictionary => {
                         self.check_dictionary(&page)?;
-                        plain = false;
+                        (dictionary, plain) = (true, false);
                     }
                     Kind::Other => {}
                     Kind::Data | Kind::DataV2 { .. } if plain => {
@@ -300,11 +311,10 @@ impl Column<'_> {
                 if max == 0 {
                     return Ok(Some(bytes));
                 }
-                let levels = (header.def_encoding == RLE).then(|| bytes.split_first_chunk::<4>()).flatten();
-                let levels = levels.and_then(|(len, rest)| rest.split_at_checked(u32::from_le_bytes(*len) as usize));
-                Ok(levels.filter(|(levels, _)| all_defined(levels, header.values, max)).map(|(_, values)| values))
+                let (levels, values) = levels_v1(header, bytes).unzip();
+                Ok(values.filter(|_| levels.is_some_and(|levels| all_defined(levels, header.values, max))))
             }
-            Kind::DataV2 { nulls: 0, def_bytes, rep_bytes: 0, compressed } => {
+            Kind::DataV2 { nulls: 0, def_bytes, rep_bytes: 0, compressed, .. } => {
                 let Some((levels, body)) = page.body.split_at_checked(def_bytes as usize) else { return Ok(None) };
                 if max > 0 && !all_defined(levels, header.values, max) {
                     return Ok(None);
@@ -324,57 +334,26 @@ impl Column<'_> {
         if out.len() < size {
             out.resize(size, 0);
         }
-        let out = &mut out[..size];
-        let wrong =
-            |error: Box<dyn std::error::Error + Send + Sync>| bad("a page cannot be unpacked").with_source(error);
-        let len = match self.place.compression {
-            Compression::ZSTD(_) => {
-                if scratch.zstd.is_none() {
-                    scratch.zstd = Some(zstd::bulk::Decompressor::new().map_err(|error| wrong(error.into()))?);
-                }
-                let zstd = scratch.zstd.as_mut().expect("made above");
-                zstd.decompress_to_buffer(body, out).map_err(|error| wrong(error.into()))?
-            }
-            Compression::SNAPPY => {
-                snap::raw::Decoder::new().decompress(body, out).map_err(|error| wrong(error.into()))?
-            }
-            Compression::LZ4_RAW => lz4_flex::block::decompress_into(body, out).map_err(|error| wrong(error.into()))?,
-            other => return Err(bad(format!("pages compressed by {other} are not supported"))),
-        };
-        if len != size {
-            return Err(bad(format!("a page unpacks to {len} bytes, its header says {size}")));
-        }
-        Ok(out)
+        scratch.codec.unpack(self.place.compression, body, &mut out[..size])?;
+        Ok(&out[..size])
     }
 
-    /// The parquet crate's reader of this column, at the chunk's first row.
-    fn reader<T: DataType>(&self) -> Result<ColumnReaderImpl<T>> {
-        let source = Arc::new(Parts { dictionary: self.dictionary.clone(), data: self.data.clone() });
-        let (before, len) = (self.dictionary.len() as i64, source.len() as i64);
-        let has_dictionary = self.place.has_dictionary || before > 0;
-        let meta = ColumnChunkMetaData::builder(self.descr.clone())
-            .set_compression(self.place.compression)
-            .set_total_compressed_size(len)
-            .set_total_uncompressed_size(self.place.uncompressed as i64)
-            // Pages are read from the start of the bytes on; only whether there is a dictionary matters.
-            .set_data_page_offset(if has_dictionary { 1 } else { 0 })
-            .set_dictionary_page_offset(has_dictionary.then_some(0))
-            .build()
-            .map_err(unread)?;
-        let pages = SerializedPageReader::new(source, &meta, self.place.rows as usize, None).map_err(unread)?;
-        let pages: Box<dyn PageReader> = Box::new(pages);
-        let mut reader = get_typed_column_reader::<T>(get_column_reader(self.descr.clone(), pages));
+    /// The parquet crate's reader of this column, at the chunk's first row, and the dictionary.
+    fn reader<T: DataType>(&self) -> Result<(ColumnReaderImpl<T>, Option<Bytes>)> {
+        let mut pages = Unpacked::new(self);
+        let dictionary = pages.dictionary()?;
+        let mut reader = get_typed_column_reader::<T>(get_column_reader(self.descr.clone(), Box::new(pages)));
         let skip = (self.rows.start - self.place.first_row) as usize;
         if skip > 0 && reader.skip_records(skip).map_err(unread)? != skip {
             return Err(self.wrong_count(0));
         }
-        Ok(reader)
+        Ok((reader, dictionary))
     }
 
     /// The values and levels of all rows.
     fn read<T: DataType>(&self) -> Result<Read<T::T>> {
-        let mut read = Read { values: Vec::new(), def: Vec::new(), rep: Vec::new() };
-        let mut reader = self.reader::<T>()?;
+        let (mut reader, dictionary) = self.reader::<T>()?;
+        let mut read = Read { values: Vec::new(), def: Vec::new(), rep: Vec::new(), dictionary };
         // Once, so that growing does not take twice as much: that is what the plan counts.
         let most = usize::try_from(self.place.values).unwrap_or(usize::MAX);
         let most = if self.descr.max_rep_level() == 0 { most.min(self.len()) } else { most };
@@ -398,8 +377,11 @@ impl Column<'_> {
     }
 
     /// Calls `row` with the values of every row, in order; `None` for a missing value or list.
-    fn each_row<T: DataType>(&self, mut row: impl FnMut(usize, Option<&[T::T]>) -> Result<()>) -> Result<()> {
-        let read = self.read::<T>()?;
+    fn each_row<T: DataType>(&self, row: impl FnMut(usize, Option<&[T::T]>) -> Result<()>) -> Result<()> {
+        self.each_row_of(&self.read::<T>()?, row)
+    }
+
+    fn each_row_of<V>(&self, read: &Read<V>, mut row: impl FnMut(usize, Option<&[V]>) -> Result<()>) -> Result<()> {
         let (max_def, max_rep) = (self.descr.max_def_level(), self.descr.max_rep_level());
         if max_rep > 1 {
             return Err(bad("lists of lists are not supported"));
@@ -448,11 +430,9 @@ impl Column<'_> {
     }
 
     /// All values by `put`, `list` to a row; one to a row when the column is no list.
-    fn values<T: DataType>(&self, list: usize, out: &mut Vec<u8>, put: impl Fn(&T::T, &mut Vec<u8>)) -> Result<()>
-    where
-        T::T: Default,
-    {
-        let default = T::T::default();
+    fn values<T: DataType>(&self, list: usize, out: &mut Vec<u8>, put: impl Fn(&T::T, &mut Vec<u8>)) -> Result<()> {
+        let boolean = self.descr.physical_type() == Type::BOOLEAN;
+        let row_bytes = list * if boolean { 1 } else { self.width() };
         self.each_row::<T>(|number, values| {
             let values = values.unwrap_or_default();
             if values.len() != list && !(values.is_empty() && self.nulls == Nulls::Zero) {
@@ -460,25 +440,47 @@ impl Column<'_> {
                 let message = format!("row {row} of the row group has a list of {} values, not {list}", values.len());
                 return Err(Error::new(ErrorKind::Shape, Stage::Decode, message));
             }
+            let end = out.len() + row_bytes;
             values.iter().for_each(|value| put(value, out));
-            (values.len()..list).for_each(|_| put(&default, out));
+            if out.len() != end && !values.is_empty() {
+                return Err(bad(format!("a value is not of the column's {} bytes", self.width())));
+            }
+            // What is missing, when nulls are zeros.
+            out.resize(end, 0);
             Ok(())
         })
     }
 
-    /// One row of bytes after the other: values of any length, or lists of numbers.
-    pub(super) fn ragged(&self, scratch: &mut Scratch, row: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
-        self.rows_of_bytes(scratch, row).map_err(|error| self.named(error))
+    /// Rows of any length into field `field` of `out`: byte arrays, or lists of numbers of which the low `keep` bytes of
+    /// `width` are taken.
+    pub(super) fn ragged(
+        &self,
+        scratch: &mut Scratch,
+        (width, keep): (usize, usize),
+        (out, field): (&mut ChunkBuf, usize),
+    ) -> Result<()> {
+        if self.descr.physical_type() == Type::BYTE_ARRAY {
+            return self.byte_arrays(scratch, out, field).map_err(|error| self.named(error));
+        }
+        let mut narrow = Vec::new();
+        let lists = self.lists_of(scratch, &mut |row| {
+            if width == keep {
+                return out.push(field, row);
+            }
+            narrow.clear();
+            row.chunks_exact(width).for_each(|value| narrow.extend(&value[..keep]));
+            out.push(field, &narrow)
+        });
+        lists.map_err(|error| self.named(error))
     }
 
-    fn rows_of_bytes(&self, scratch: &mut Scratch, mut row: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    fn lists_of(&self, scratch: &mut Scratch, row: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         match self.descr.physical_type() {
-            Type::BYTE_ARRAY => self.byte_arrays(scratch, row),
-            Type::INT32 => self.lists::<Int32Type>(scratch, &mut row),
-            Type::INT64 => self.lists::<Int64Type>(scratch, &mut row),
-            Type::FLOAT => self.lists::<FloatType>(scratch, &mut row),
-            Type::DOUBLE => self.lists::<DoubleType>(scratch, &mut row),
-            Type::BOOLEAN => self.lists::<BoolType>(scratch, &mut row),
+            Type::INT32 => self.lists::<Int32Type>(scratch, row),
+            Type::INT64 => self.lists::<Int64Type>(scratch, row),
+            Type::FLOAT => self.lists::<FloatType>(scratch, row),
+            Type::DOUBLE => self.lists::<DoubleType>(scratch, row),
+            Type::BOOLEAN => self.lists::<BoolType>(scratch, row),
             Type::FIXED_LEN_BYTE_ARRAY => {
                 let mut list = Vec::new();
                 self.each_plain(scratch, &mut |_| Ok(()))?;
@@ -500,33 +502,60 @@ impl Column<'_> {
         self.each_row::<T>(|_, values| row(bytemuck::cast_slice(values.unwrap_or_default())))
     }
 
-    fn byte_arrays(&self, scratch: &mut Scratch, mut row: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
-        let mut rows = 0;
+    fn byte_arrays(&self, scratch: &mut Scratch, out: &mut ChunkBuf, field: usize) -> Result<()> {
         // A page that is not plain may come late, when rows were given already: look before.
         if self.descr.max_rep_level() == 0 && self.each_plain(scratch, &mut |_| Ok(()))? {
-            self.each_plain(scratch, &mut |page| {
-                rows += page.rows.len();
-                let mut values = page.values;
-                for number in 0..page.rows.end {
-                    let value = values
-                        .split_first_chunk::<4>()
-                        .and_then(|(len, rest)| rest.split_at_checked(u32::from_le_bytes(*len) as usize));
-                    let (value, rest) = value.ok_or_else(|| bad("a value is longer than its page"))?;
-                    values = rest;
-                    if number >= page.rows.start {
-                        row(value)?;
-                    }
-                }
-                Ok(())
-            })?;
-            return if rows == self.len() { Ok(()) } else { Err(self.wrong_count(rows)) };
+            return self.plain_byte_arrays(scratch, out, field);
         }
-        self.each_row::<ByteArrayType>(|_, values| match values.unwrap_or_default() {
-            [] => row(&[]),
-            [value] => row(value.data()),
-            _ => Err(bad("lists of byte arrays are not supported")),
+        let read = self.read::<ByteArrayType>()?;
+        let dictionary = read.dictionary.clone().unwrap_or_default();
+        // Entries of the dictionary lie in the chunk once, however many rows have them: so the rows take no more than
+        // the pages.
+        let entries = out.room(dictionary.len())?;
+        out.bytes_mut(entries.clone()).copy_from_slice(&dictionary);
+        self.each_row_of(&read, |_, values| {
+            let value = match values.unwrap_or_default() {
+                [] => &[],
+                [value] => value.data(),
+                _ => return Err(bad("lists of byte arrays are not supported")),
+            };
+            // Values of dictionary pages are slices of it.
+            match (value.as_ptr() as usize).checked_sub(dictionary.as_ptr() as usize) {
+                Some(at) if at + value.len() <= dictionary.len() && !value.is_empty() => {
+                    let start = entries.start + at;
+                    out.place(field, start..start + value.len());
+                    Ok(())
+                }
+                _ => out.push(field, value),
+            }
         })
     }
+
+    fn plain_byte_arrays(&self, scratch: &mut Scratch, out: &mut ChunkBuf, field: usize) -> Result<()> {
+        let mut rows = 0;
+        self.each_plain(scratch, &mut |page| {
+            rows += page.rows.len();
+            let mut values = page.values;
+            for number in 0..page.rows.end {
+                let value = values
+                    .split_first_chunk::<4>()
+                    .and_then(|(len, rest)| rest.split_at_checked(u32::from_le_bytes(*len) as usize));
+                let (value, rest) = value.ok_or_else(|| bad("a value is longer than its page"))?;
+                values = rest;
+                if number >= page.rows.start {
+                    out.push(field, value)?;
+                }
+            }
+            Ok(())
+        })?;
+        if rows == self.len() { Ok(()) } else { Err(self.wrong_count(rows)) }
+    }
+}
+
+/// Definition levels and values of an unpacked page of version 1 whose levels have a length.
+pub(super) fn levels_v1<'p>(header: &Header, page: &'p [u8]) -> Option<(&'p [u8], &'p [u8])> {
+    let (len, rest) = (header.def_encoding == RLE).then(|| page.split_first_chunk::<4>()).flatten()?;
+    rest.split_at_checked(u32::from_le_bytes(*len) as usize)
 }
 
 /// The rows of the chunk in a page that is plain.
@@ -539,36 +568,6 @@ struct Read<T> {
     values: Vec<T>,
     def: Vec<i16>,
     rep: Vec<i16>,
-}
-
-/// A dictionary page and data pages as if they followed each other in a file. Pages never cross the seam.
-struct Parts {
-    dictionary: Bytes,
-    data: Bytes,
-}
-
-impl Length for Parts {
-    fn len(&self) -> u64 {
-        (self.dictionary.len() + self.data.len()) as u64
-    }
-}
-
-impl ChunkReader for Parts {
-    type T = bytes::buf::Reader<Bytes>;
-
-    fn get_read(&self, start: u64) -> parquet::errors::Result<Self::T> {
-        let before = self.dictionary.len() as u64;
-        let (part, start) = if start < before { (&self.dictionary, start) } else { (&self.data, start - before) };
-        let start = usize::try_from(start).ok().filter(|start| *start <= part.len());
-        let start = start.ok_or_else(|| ParquetError::EOF("behind the end of the chunk".into()))?;
-        Ok(part.slice(start..).reader())
-    }
-
-    fn get_bytes(&self, start: u64, length: usize) -> parquet::errors::Result<Bytes> {
-        let rest = self.get_read(start)?.into_inner();
-        if length > rest.len() {
-            return Err(ParquetError::EOF("behind the end of the chunk".into()));
-        }
-        Ok(rest.slice(..length))
-    }
+    /// What values that come from it are slices of.
+    dictionary: Option<Bytes>,
 }

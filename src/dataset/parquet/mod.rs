@@ -11,7 +11,7 @@
 //! shuffled order needs [`Order::windowed`](crate::Order::windowed), unless all row groups fit the memory budget.
 //!
 //! Limits: numbers of up to 64 bits, fixed-length bytes, byte arrays and strings, lists of numbers (not lists of lists,
-//! maps, decimals); plain, Snappy, LZ4 and zstd pages. A row group that takes more than
+//! maps, decimals); pages without compression, by Snappy, gzip, LZ4, LZ4_RAW or zstd. A row group that takes more than
 //! [`chunk_bytes`](ParquetBuilder::chunk_bytes) when open is cut into runs of rows, if the file has an offset index.
 //!
 //! Invariants: the footer's sizes are compared with the file's length before anything is read, and the pages' with the
@@ -20,11 +20,15 @@
 
 mod column;
 mod page;
+mod scan;
+mod unpack;
 mod weave;
 
 pub use column::Nulls;
 
 use self::column::{Column, Place, Scratch as Arenas, TOGETHER};
+use self::scan::Content;
+use self::unpack::Codec;
 use super::fingerprint::Digest;
 use super::paths::expand;
 use super::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
@@ -55,8 +59,8 @@ const FOOTER_MAX: u64 = 256 << 20;
 /// Parquet files, read by row groups.
 ///
 /// Taken: numbers of up to 64 bits (booleans as `u8`, dates and times as integers), fixed-length bytes, byte arrays and
-/// strings, lists of numbers; nested columns by their dotted names (`image.bytes`); plain, Snappy, LZ4 and zstd pages.
-/// Refused, by name: lists of lists, maps, decimals, other compressions. Missing values are errors unless
+/// strings, lists of numbers; nested columns by their dotted names (`image.bytes`); pages without compression, by Snappy,
+/// gzip, LZ4, LZ4_RAW or zstd. Refused, by name: lists of lists, maps, decimals, other compressions. Missing values are errors unless
 /// [`ParquetBuilder::nulls`] says otherwise.
 ///
 /// Rows cannot be had one by one: a row group is opened as a whole, so a shuffle needs
@@ -97,8 +101,8 @@ struct FieldPlan {
 enum FieldKind {
     /// `columns × list` values of `width` bytes, of which the low `keep` are taken.
     Array { width: usize, keep: usize, list: usize },
-    /// Any number of bytes; `width` and `keep` are those of list elements, of which there are at most `max`.
-    Ragged { width: usize, keep: usize, max: u64 },
+    /// Any number of bytes; `width` and `keep` are those of list elements.
+    Ragged { width: usize, keep: usize },
 }
 
 struct Chunk {
@@ -377,18 +381,12 @@ impl Footer {
         Ok(Self { path, len, meta, leaves, bytes })
     }
 
-    /// What the dictionary page at `offset`, of `len` bytes with its header, unpacks to; nothing when it cannot be read.
-    fn unpacked_dictionary(&self, offset: u64, len: u64) -> Option<u64> {
-        let mut head = [0; 512];
-        let head = &mut head[..len.min(512) as usize];
+    /// The file, for what is read of it beside the footer.
+    fn content(&self) -> Option<Content<'_>> {
         match &self.bytes {
-            Some(bytes) => head.copy_from_slice(bytes.get(offset as usize..)?.get(..head.len())?),
-            None => {
-                let (file, _) = open_regular(&self.path).ok()?;
-                std::os::unix::fs::FileExt::read_exact_at(&file, head, offset).ok()?;
-            }
+            Some(bytes) => Some(Content::Memory(bytes)),
+            None => open_regular(&self.path).ok().map(|(file, _)| Content::File(file)),
         }
-        page::Header::parse(head).ok().map(|(header, _)| header.uncompressed as u64)
     }
 
     fn find(&self, name: &str) -> Result<usize> {
@@ -416,7 +414,7 @@ fn read_meta<R: parquet::file::reader::ChunkReader>(
     let [a, b, c, d, magic @ ..] = end;
     match &magic {
         b"PAR1" => {}
-        b"PARE" => return wrong(ErrorKind::Decode, "an encrypted file".into()),
+        b"PARE" => return wrong(ErrorKind::Decode, "an encrypted file, such files are not read".into()),
         _ => return wrong(ErrorKind::Decode, "not a Parquet file, or cut: it does not end in PAR1".into()),
     }
     let footer = u64::from(u32::from_le_bytes([a, b, c, d]));
@@ -425,11 +423,24 @@ fn read_meta<R: parquet::file::reader::ChunkReader>(
     }
     let start = len - 8 - footer;
     let bytes = reader.get_bytes(start, footer as usize).map_err(unread)?;
-    page::check_footer(&bytes).map_err(|error| {
+    let clean = page::check_footer(&bytes).map_err(|error| {
         Error::new(error.kind(), Stage::Index, format!("the footer: {}", error.message())).with_range(start, footer)
     })?;
-    let meta = ParquetMetaDataReader::decode_metadata(&bytes).map_err(unread)?;
+    let meta = ParquetMetaDataReader::decode_metadata(clean.as_deref().unwrap_or(&bytes)).map_err(unread)?;
     drop(bytes);
+    let counted = meta.row_groups().iter().fold(0_i64, |rows, group| rows.saturating_add(group.num_rows()));
+    // Some writers leave the number of all rows out.
+    if ![0, counted].contains(&meta.file_metadata().num_rows()) {
+        let all = meta.file_metadata().num_rows();
+        let message = format!(
+            "the footer counts {all} rows, its row groups {counted}: a row group is lost, or the footer damaged"
+        );
+        return Err(Error::new(ErrorKind::Decode, Stage::Index, message).with_range(start, footer));
+    }
+    if clean.is_some() {
+        // The offset index is looked for by the parquet crate's own reading of the footer.
+        return Ok(meta);
+    }
     let large =
         |group: &RowGroupMetaData| u64::try_from(group.total_byte_size()).is_ok_and(|b| b > builder.chunk_bytes / 2);
     // Where the pages lie matters only for row groups that may have to be cut.
@@ -538,7 +549,11 @@ fn number(leaf: &Leaf) -> Option<(DType, usize, usize)> {
         (DataType::Int16, Type::INT32) => (DType::I16, 4, 2),
         (DataType::UInt16, Type::INT32) => (DType::U16, 4, 2),
         (DataType::UInt32, Type::INT32) => (DType::U32, 4, 4),
-        (DataType::Int32 | DataType::Date32 | DataType::Time32(_), Type::INT32) => (DType::I32, 4, 4),
+        // Version 1 of the format had no unsigned numbers.
+        (DataType::UInt32, Type::INT64) => (DType::U32, 8, 4),
+        (DataType::Int32 | DataType::Date32 | DataType::Date64 | DataType::Time32(_), Type::INT32) => {
+            (DType::I32, 4, 4)
+        }
         (DataType::UInt64, Type::INT64) => (DType::U64, 8, 8),
         (
             DataType::Int64 | DataType::Date64 | DataType::Time64(_) | DataType::Timestamp(..) | DataType::Duration(_),
@@ -551,11 +566,32 @@ fn number(leaf: &Leaf) -> Option<(DType, usize, usize)> {
     })
 }
 
+fn is_decimal(of: &DataType) -> bool {
+    use DataType::{Decimal32, Decimal64, Decimal128, Decimal256};
+    matches!(of, Decimal32(..) | Decimal64(..) | Decimal128(..) | Decimal256(..))
+}
+
+/// Why a column cannot be a field as it was asked for.
+fn refusal(leaf: &Leaf) -> String {
+    let list = leaf.list != List::No;
+    match (&leaf.arrow, leaf.descr.physical_type()) {
+        _ if leaf.descr.max_rep_level() > 1 => "lists within lists are not read".into(),
+        (of, _) if is_decimal(of) => "decimals are not read".into(),
+        (_, Type::INT96) => "timestamps of 96 bits are not read".into(),
+        (_, Type::BYTE_ARRAY) if list => "lists of byte arrays are not read".into(),
+        (DataType::FixedSizeBinary(_), _) if list => "lists of byte arrays are not read".into(),
+        (_, Type::BYTE_ARRAY) => "byte arrays cannot be stacked".into(),
+        _ if number(leaf).is_none() => "values of this type are not read".into(),
+        _ if list => "a list is a field by `.up_to(name, max)`, one of fixed size also by `.column(name)`".into(),
+        _ => "a number is a field by `.column(name)`".into(),
+    }
+}
+
 fn encoded_field(wanted: &Wanted, leaf: &Leaf, columns: usize) -> Result<(EncodedField, FieldKind)> {
     let name = &wanted.name;
     let unsupported = || {
-        let list = if leaf.list == List::No { "" } else { "list of " };
-        Err(config(format!("column `{}` ({list}{}) cannot be a field as it is asked for", leaf.name, leaf.arrow)))
+        let stored = leaf.descr.physical_type();
+        Err(config(format!("column `{}` ({}, stored as {stored}): {}", leaf.name, leaf.described(), refusal(leaf))))
     };
     if leaf.descr.max_rep_level() > 1 {
         return unsupported();
@@ -566,18 +602,13 @@ fn encoded_field(wanted: &Wanted, leaf: &Leaf, columns: usize) -> Result<(Encode
         let kind = FieldKind::Array { width, keep: width, list: 1 };
         return Ok((EncodedField::raw(Field::fixed(name, DType::U8, shape)), kind));
     }
-    let bytes_up_to = |max| FieldKind::Ragged { width: 1, keep: 1, max };
+    let any_bytes = FieldKind::Ragged { width: 1, keep: 1 };
     let bytes = leaf.descr.physical_type() == Type::BYTE_ARRAY && leaf.list == List::No && columns == 1;
+    let bytes = bytes && !is_decimal(&leaf.arrow);
     match (number(leaf), leaf.list, wanted.how) {
-        (None, _, How::Image) if bytes => Ok((EncodedField::image(name), bytes_up_to(u64::MAX))),
-        (None, _, How::Stored)
-            if bytes && !matches!(leaf.arrow, DataType::Decimal128(..) | DataType::Decimal256(..)) =>
-        {
-            Ok((EncodedField::bytes(name), bytes_up_to(u64::MAX)))
-        }
-        (None, _, How::UpTo(max)) if bytes => {
-            Ok((EncodedField::raw(Field::up_to(name, DType::U8, max)), bytes_up_to(max as u64)))
-        }
+        (None, _, How::Image) if bytes => Ok((EncodedField::image(name), any_bytes)),
+        (None, _, How::Stored) if bytes => Ok((EncodedField::bytes(name), any_bytes)),
+        (None, _, How::UpTo(max)) if bytes => Ok((EncodedField::raw(Field::up_to(name, DType::U8, max)), any_bytes)),
         (Some((dtype, width, keep)), List::No, How::Stored) => {
             let shape = if columns == 1 { vec![] } else { vec![columns] };
             let kind = FieldKind::Array { width, keep, list: 1 };
@@ -588,7 +619,7 @@ fn encoded_field(wanted: &Wanted, leaf: &Leaf, columns: usize) -> Result<(Encode
             Ok((EncodedField::raw(Field::fixed(name, dtype, [columns * list])), kind))
         }
         (Some((dtype, width, keep)), List::Any | List::Fixed(_), How::UpTo(max)) if columns == 1 => {
-            let kind = FieldKind::Ragged { width, keep, max: max as u64 };
+            let kind = FieldKind::Ragged { width, keep };
             Ok((EncodedField::raw(Field::up_to(name, dtype, max)), kind))
         }
         (Some(_), List::Any, How::Stored) => Err(config(format!(
@@ -700,26 +731,33 @@ impl Cut<'_> {
             return Err(self.wrong(format!("column `{name}` lies in another file")));
         }
         let compression = meta.compression();
-        if !matches!(
-            compression,
-            Compression::UNCOMPRESSED | Compression::ZSTD(_) | Compression::SNAPPY | Compression::LZ4_RAW
-        ) {
+        if !Codec::knows(compression) {
             return Err(self.wrong(format!("column `{name}` is compressed by {compression}, which is not supported")));
         }
         // Some writers name a dictionary nowhere but in the encodings.
-        let has_dictionary = dictionary.is_some() || meta.dictionary_page_offset().is_some();
-        Ok(Place {
+        let coded = |encoding| matches!(encoding, Encoding::PLAIN_DICTIONARY | Encoding::RLE_DICTIONARY);
+        let has_dictionary = dictionary.is_some() || meta.encodings().any(coded);
+        let mut place = Place {
             dictionary: None,
             data: (start, len),
             has_dictionary,
             uncompressed,
             unpacked_dictionary: 0,
-            payload: meta.unencoded_byte_array_data_bytes().and_then(|bytes| u64::try_from(bytes).ok()),
+            payload: None,
             values,
             compression,
             first_row: 0,
             rows,
-        })
+        };
+        if outgrows_pages(meta) {
+            let said = meta.unencoded_byte_array_data_bytes().and_then(|bytes| u64::try_from(bytes).ok());
+            place.payload = said.or_else(|| self.counted_payload(index, &place));
+        }
+        Ok(place)
+    }
+
+    fn counted_payload(&self, index: usize, place: &Place) -> Option<u64> {
+        scan::payload(&self.footer.content()?, &self.footer.leaves[self.columns[index]].descr, place)
     }
 }
 
@@ -755,10 +793,15 @@ impl Parquet {
     #[allow(clippy::type_complexity, reason = "a list of runs, each with its columns")]
     fn runs(&self, cut: &Cut<'_>, whole: &[Place], rows: u64, opened: u64) -> Option<Vec<(Range<u64>, Box<[Place]>)>> {
         let index = cut.footer.meta.page_index_for_row_group(cut.number);
+        let content = cut.footer.content()?;
         let dictionary = |(leaf, whole): (usize, &Place)| {
             let first = index.page_locations(cut.columns[leaf])?.first()?.offset;
             let before = u64::try_from(first).ok()?.checked_sub(whole.data.0)?;
-            if before == 0 { Some(0) } else { cut.footer.unpacked_dictionary(whole.data.0, before) }
+            if before == 0 {
+                Some(0)
+            } else {
+                Some(scan::page_sizes(&content, [(whole.data.0, before)].into_iter())?.0)
+            }
         };
         let unpacked: Vec<u64> = whole.iter().enumerate().map(dictionary).collect::<Option<_>>()?;
         // Every run unpacks the dictionaries anew: one that is smaller than they are costs more than it saves.
@@ -772,8 +815,7 @@ impl Parquet {
                 let pages = index.offset_index(cut.columns[leaf])?;
                 let mut place = pages_of(whole, pages.page_locations(), &range, rows, cut.footer.len)?;
                 place.unpacked_dictionary = unpacked[leaf];
-                place.payload = payload(&place, pages);
-                place.uncompressed = self.unpacked_run(leaf, &place, whole, pages);
+                self.size_run(cut, leaf, &mut place, pages, &content);
                 Some(place)
             };
             runs.push((range.clone(), whole.iter().enumerate().map(place).collect::<Option<_>>()?));
@@ -782,31 +824,47 @@ impl Parquet {
     }
 
     /// What the pages of a run unpack to, at most. The offset index does not say it; values of fixed width, and byte
-    /// arrays whose sizes it has, cannot be more than themselves with their levels. Of others it is a guess: their
-    /// share of the bytes, and room for pages that pack better than the rest.
-    fn unpacked_run(&self, leaf: usize, run: &Place, whole: &Place, pages: &OffsetIndexMetaData) -> u64 {
+    /// arrays whose sizes it has, cannot be more than themselves with their levels. Of others the page headers say it.
+    fn size_run(
+        &self,
+        cut: &Cut<'_>,
+        leaf: usize,
+        run: &mut Place,
+        pages: &OffsetIndexMetaData,
+        content: &Content<'_>,
+    ) {
         let descr = &self.leaves[leaf];
+        let here = || pages.page_locations().iter().filter(|page| run.holds(page.offset));
+        let payload = payload(run, pages);
         let kind = self.fields.iter().find(|field| field.columns.contains(&leaf)).map(|field| field.kind);
-        let (lists, max) = match kind {
-            Some(FieldKind::Array { list, .. }) => (list as u64, u64::MAX),
-            Some(FieldKind::Ragged { max, .. }) if descr.max_rep_level() > 0 => (max, u64::MAX),
-            Some(FieldKind::Ragged { max, .. }) => (1, max),
-            None => (1, u64::MAX),
-        };
-        let values = run.rows.saturating_mul(lists).min(whole.values);
-        let data = match descr.physical_type() {
-            Type::BYTE_ARRAY => {
-                let payload = run.payload.or_else(|| (max < u64::MAX).then(|| values.saturating_mul(max)));
-                payload.map(|payload| payload.saturating_add(values.saturating_mul(4)))
+        let (values, each) = match (descr.physical_type(), kind) {
+            (Type::BYTE_ARRAY, _) => (payload.map(|_| run.rows), 4),
+            // How lists of any length share the values is not known.
+            (_, Some(FieldKind::Ragged { .. }) | None) => (None, 0),
+            (of, Some(FieldKind::Array { list, .. })) => {
+                let each = if of == Type::FIXED_LEN_BYTE_ARRAY { descr.type_length().max(4) as u64 } else { 8 };
+                (Some(run.rows.saturating_mul(list as u64)), each)
             }
-            Type::FIXED_LEN_BYTE_ARRAY => Some(values.saturating_mul(descr.type_length().max(4) as u64)),
-            _ => Some(values.saturating_mul(8)),
         };
-        let levels = values.saturating_mul(4);
-        let count = pages.page_locations().iter().filter(|page| run.holds(page.offset)).count() as u64;
-        let share = run.data.1 as f64 / whole.data.1 as f64;
-        let guess = (whole.uncompressed as f64 * share * 1.5) as u64 + (1 << 20);
-        data.map_or(guess, |data| data.saturating_add(levels).saturating_add(count * 4096)).min(whole.uncompressed)
+        let most = run.uncompressed;
+        let bytes = if let Some(values) = values.map(|values| values.min(run.values)) {
+            let levels = values.saturating_mul(4);
+            let data = values.saturating_mul(each).saturating_add(payload.unwrap_or(0));
+            data.saturating_add(levels).saturating_add(here().count() as u64 * 4096)
+        } else {
+            let size = |page: &PageLocation| {
+                Some((u64::try_from(page.offset).ok()?, u64::try_from(page.compressed_page_size).ok()?))
+            };
+            let sizes: Option<Vec<_>> = here().map(size).collect();
+            let sizes = sizes.and_then(|sizes| scan::page_sizes(content, sizes.into_iter()));
+            let (bytes, values) = sizes.unwrap_or((most, run.values));
+            run.values = values.min(run.values);
+            bytes
+        };
+        run.uncompressed = bytes.min(most);
+        if outgrows_pages(cut.column(leaf)) {
+            run.payload = payload.or_else(|| cut.counted_payload(leaf, run));
+        }
     }
 
     /// The sizes of a chunk with these pages.
@@ -823,9 +881,8 @@ impl Parquet {
                     let row = (columns.len() * keep).saturating_mul(list) as u64;
                     bytes.opened = bytes.opened.saturating_add(rows.saturating_mul(row));
                 }
-                FieldKind::Ragged { keep, max, .. } => {
-                    let place = &places[columns.start];
-                    let ragged = ragged_bytes(cut.column(columns.start), place, rows, keep as u64, max);
+                FieldKind::Ragged { keep, .. } => {
+                    let ragged = ragged_bytes(cut.column(columns.start), &places[columns.start], keep as u64);
                     bytes.opened = bytes.opened.saturating_add(ragged);
                 }
             }
@@ -885,16 +942,8 @@ impl Parquet {
                         weave_columns(columns.map(column), (width, keep, list), arenas, rows, row_bytes, at)?;
                     }
                 }
-                FieldKind::Ragged { width, keep, .. } => {
-                    let mut narrow = Vec::new();
-                    column(field.columns.start).ragged(arenas, |row| {
-                        if width == keep {
-                            return out.push(number, row);
-                        }
-                        narrow.clear();
-                        row.chunks_exact(width).for_each(|value| narrow.extend(&value[..keep]));
-                        out.push(number, &narrow)
-                    })?;
+                FieldKind::Ragged { width, keep } => {
+                    column(field.columns.start).ragged(arenas, (width, keep), (&mut *out, number))?;
                 }
             }
         }
@@ -952,21 +1001,21 @@ fn payload(run: &Place, pages: &OffsetIndexMetaData) -> Option<u64> {
     here.try_fold(0_u64, |sum, bytes| sum.checked_add(bytes?))
 }
 
+/// Whether values may take more than the pages unpack to, though each dictionary entry is taken once.
+fn outgrows_pages(meta: &ColumnChunkMetaData) -> bool {
+    meta.column_type() == Type::BYTE_ARRAY && is_prefix_coded(meta)
+}
+
+fn is_prefix_coded(meta: &ColumnChunkMetaData) -> bool {
+    meta.encodings().any(|encoding| encoding == Encoding::DELTA_BYTE_ARRAY)
+}
+
 /// What a column of byte arrays or lists takes when open.
-fn ragged_bytes(meta: &ColumnChunkMetaData, place: &Place, rows: u64, keep: u64, max: u64) -> u64 {
+fn ragged_bytes(meta: &ColumnChunkMetaData, place: &Place, keep: u64) -> u64 {
     if meta.column_type() != Type::BYTE_ARRAY {
-        // Of a part of the pages only the rows are known, not how their lists share the values.
-        let whole = place.first_row == 0 && place.rows == rows;
-        let most = if whole { place.values } else { place.values.min(rows.saturating_mul(max)) };
-        return most.saturating_mul(keep);
+        return place.values.saturating_mul(keep);
     }
-    // The writer may say it; else plain pages do not grow, and of a dictionary nobody knows, unless values have a limit.
-    match place.payload {
-        _ if !place.has_dictionary => place.uncompressed,
-        Some(payload) => payload.max(place.uncompressed),
-        None if max < u64::MAX => rows.saturating_mul(max).max(place.uncompressed),
-        None => place.uncompressed.saturating_mul(8),
-    }
+    place.uncompressed.saturating_add(place.unpacked_dictionary).saturating_add(place.payload.unwrap_or(0))
 }
 
 /// Whether every page can be copied from as it is, by what the footer says.
@@ -998,7 +1047,14 @@ fn reader_bytes(meta: &ColumnChunkMetaData, place: &Place, rows: u64) -> u64 {
     let dictionary = if place.unpacked_dictionary > 0 { place.unpacked_dictionary } else { place.uncompressed };
     // An entry of a dictionary is a value of some row, and has its length of four bytes before it.
     let entries = if place.has_dictionary { place.values.min(dictionary / 4) } else { 0 };
-    let pages = place.uncompressed.saturating_mul(2).saturating_add(place.unpacked_dictionary);
+    // Values that are stored in parts are put together one by one, each in heap of its own.
+    let whole = if meta.column_type() == Type::BYTE_ARRAY {
+        place.payload.unwrap_or(0)
+    } else {
+        values.saturating_mul(meta.column_descr().type_length().max(0) as u64)
+    };
+    let whole = if is_prefix_coded(meta) { whole.saturating_add(values.saturating_mul(32)) } else { 0 };
+    let pages = place.uncompressed.saturating_mul(2).saturating_add(place.unpacked_dictionary).saturating_add(whole);
     pages.saturating_add(values.saturating_mul(width + 4)).saturating_add(entries.saturating_mul(width))
 }
 

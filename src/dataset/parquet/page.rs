@@ -10,6 +10,7 @@
 //! it is believed; a page with a CRC is compared with it; the walk is linear in the bytes.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
+use bytes::Bytes;
 
 /// What a page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +18,7 @@ pub(super) enum Kind {
     Data,
     DataV2 {
         nulls: u32,
+        rows: u32,
         def_bytes: u32,
         rep_bytes: u32,
         compressed: bool,
@@ -37,11 +39,16 @@ pub(super) struct Header {
     pub(super) encoding: i32,
     /// How definition levels are encoded (version 1).
     pub(super) def_encoding: i32,
+    /// How repetition levels are encoded (version 1).
+    pub(super) rep_encoding: i32,
 }
 
 /// Encodings of the format's definition.
 pub(super) const PLAIN: i32 = 0;
+pub(super) const PLAIN_DICTIONARY: i32 = 2;
 pub(super) const RLE: i32 = 3;
+pub(super) const DELTA_BYTE_ARRAY: i32 = 7;
+pub(super) const RLE_DICTIONARY: i32 = 8;
 
 /// Nesting of structures in a header; the format needs 4.
 const DEPTH_MAX: u32 = 16;
@@ -51,19 +58,30 @@ fn bad(message: impl Into<String>) -> Error {
 }
 
 /// A reader of thrift's compact protocol, as far as page headers need it.
-struct Thrift<'a> {
+pub(super) struct Thrift<'a> {
     bytes: &'a [u8],
     at: usize,
+    /// Where the field starts that is being read.
+    field_at: usize,
 }
 
-impl Thrift<'_> {
+impl<'a> Thrift<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, at: 0, field_at: 0 }
+    }
+
+    /// What is not read yet.
+    pub(super) fn rest(&self) -> &'a [u8] {
+        &self.bytes[self.at..]
+    }
+
     fn byte(&mut self) -> Result<u8> {
         let byte = self.bytes.get(self.at).ok_or_else(|| bad("a page header is cut"))?;
         self.at += 1;
         Ok(*byte)
     }
 
-    fn varint(&mut self) -> Result<u64> {
+    pub(super) fn varint(&mut self) -> Result<u64> {
         let mut value = 0_u64;
         for shift in (0..64).step_by(7) {
             let byte = self.byte()?;
@@ -75,12 +93,12 @@ impl Thrift<'_> {
         Err(bad("a number in a page header is too long"))
     }
 
-    fn zigzag(&mut self) -> Result<i64> {
+    pub(super) fn zigzag(&mut self) -> Result<i64> {
         let value = self.varint()?;
         Ok((value >> 1) as i64 ^ -((value & 1) as i64))
     }
 
-    fn skip(&mut self, len: u64) -> Result<()> {
+    pub(super) fn skip(&mut self, len: u64) -> Result<()> {
         let left = (self.bytes.len() - self.at) as u64;
         if len > left {
             return Err(bad("a page header is cut"));
@@ -96,6 +114,7 @@ impl Thrift<'_> {
         }
         let mut id = 0_i64;
         loop {
+            self.field_at = self.at;
             let byte = self.byte()?;
             let kind = byte & 0x0f;
             if kind == 0 {
@@ -111,6 +130,13 @@ impl Thrift<'_> {
         }
     }
 
+    /// The elements of a list, and their type.
+    fn list(&mut self) -> Result<(u64, u8)> {
+        let byte = self.byte()?;
+        let len = if byte >> 4 == 15 { self.varint()? } else { u64::from(byte >> 4) };
+        Ok((len, byte & 0x0f))
+    }
+
     fn skip_value(&mut self, kind: u8, depth: u32) -> Result<()> {
         match kind {
             1 | 2 => Ok(()),
@@ -122,13 +148,9 @@ impl Thrift<'_> {
                 self.skip(len)
             }
             9 | 10 => {
-                let byte = self.byte()?;
-                let len = if byte >> 4 == 15 { self.varint()? } else { u64::from(byte >> 4) };
+                let (len, kind) = self.list()?;
                 // Every element has at least a byte, but for booleans, which lists give one too.
-                for _ in 0..len {
-                    self.skip_element(byte & 0x0f, depth)?;
-                }
-                Ok(())
+                (0..len).try_for_each(|_| self.skip_element(kind, depth))
             }
             12 => self.fields(depth + 1, |_, _, _| Ok(false)),
             _ => Err(bad(format!("type {kind} in a page header"))),
@@ -157,7 +179,7 @@ fn number(what: &str, value: i64) -> Result<usize> {
 impl Header {
     /// The header at the start of `bytes`, and its length.
     pub(super) fn parse(bytes: &[u8]) -> Result<(Self, usize)> {
-        let mut thrift = Thrift { bytes, at: 0 };
+        let mut thrift = Thrift::new(bytes);
         let (mut kind, mut uncompressed, mut compressed, mut crc) = (None, None, None, None);
         let (mut data, mut data_v2, mut dictionary) = (None, None, None);
         thrift.fields(0, |thrift, id, of| {
@@ -176,14 +198,23 @@ impl Header {
         let missing = |what: &str| bad(format!("a page header without {what}"));
         let uncompressed = uncompressed.ok_or_else(|| missing("its unpacked size"))?;
         let compressed = compressed.ok_or_else(|| missing("its size"))?;
-        let mut header =
-            Self { kind: Kind::Other, uncompressed, compressed, crc, values: 0, encoding: PLAIN, def_encoding: RLE };
+        let mut header = Self {
+            kind: Kind::Other,
+            uncompressed,
+            compressed,
+            crc,
+            values: 0,
+            encoding: PLAIN,
+            def_encoding: RLE,
+            rep_encoding: RLE,
+        };
         match kind.ok_or_else(|| missing("its type"))? {
             0 => {
-                let [values, encoding, def_encoding, ..] = data.ok_or_else(|| missing("data"))?;
+                let [values, encoding, def_encoding, rep_encoding, ..] = data.ok_or_else(|| missing("data"))?;
                 header.kind = Kind::Data;
                 header.values = number("values", values)?;
-                (header.encoding, header.def_encoding) = (encoding as i32, def_encoding as i32);
+                header.encoding = encoding as i32;
+                (header.def_encoding, header.rep_encoding) = (def_encoding as i32, rep_encoding as i32);
             }
             2 => {
                 let [values, encoding, ..] = dictionary.ok_or_else(|| missing("its dictionary"))?;
@@ -194,11 +225,11 @@ impl Header {
             3 => {
                 let [values, nulls, rows, encoding, def, rep, compressed] =
                     data_v2.ok_or_else(|| missing("data of version 2"))?;
-                number("rows", rows)?;
                 header.values = number("values", values)?;
                 header.encoding = encoding as i32;
                 header.kind = Kind::DataV2 {
                     nulls: number("nulls", nulls)? as u32,
+                    rows: number("rows", rows)? as u32,
                     def_bytes: number("bytes of definition levels", def)? as u32,
                     rep_bytes: number("bytes of repetition levels", rep)? as u32,
                     compressed: compressed != 0,
@@ -234,28 +265,103 @@ const NESTED_MAX: usize = 64;
 /// Elements of the schema, row groups, and notes of a footer, at most of each: room for all is taken at once.
 const ELEMENTS_MAX: usize = 1 << 20;
 
+/// Types of the fields of a column's metadata from 1 on, as the format defines them.
+const METADATA: [u8; 17] = [5, 9, 9, 5, 6, 6, 6, 9, 6, 6, 6, 12, 9, 6, 5, 12, 12];
+
 /// Walks a footer before it is parsed: every list has its elements, and the schema is a tree of a depth that can be
 /// followed.
 ///
+/// Gives the footer without fields of column metadata that have another type than the format's, if there are any: readers
+/// are to pass over those (Dremio wrote some), but the parquet crate takes them for what their number says.
+///
 /// Errors: [`ErrorKind::Decode`], [`ErrorKind::Limit`].
-pub(super) fn check_footer(footer: &[u8]) -> Result<()> {
-    let mut thrift = Thrift { bytes: footer, at: 0 };
+pub(super) fn check_footer(footer: &[u8]) -> Result<Option<Vec<u8>>> {
+    let mut thrift = Thrift::new(footer);
+    let mut foreign = Vec::new();
     thrift.fields(0, |thrift, id, of| {
         if of != 9 || !matches!(id, 2 | 4 | 5) {
             return Ok(false);
         }
-        let byte = thrift.byte()?;
-        let len = if byte >> 4 == 15 { thrift.varint()? } else { u64::from(byte >> 4) };
+        let (len, kind) = thrift.list()?;
         let len = usize::try_from(len).ok().filter(|len| *len <= ELEMENTS_MAX).ok_or_else(|| {
             let message = format!("a footer with a list of {len} elements, at most {ELEMENTS_MAX} are read");
             Error::new(ErrorKind::Limit, Stage::Index, message)
         })?;
-        if id == 2 {
-            return schema(thrift, len, byte & 0x0f).map(|()| true);
+        match (id, kind) {
+            (2, kind) => schema(thrift, len, kind)?,
+            (4, 12) => (0..len).try_for_each(|_| row_group(thrift, &mut foreign))?,
+            (_, kind) => (0..len).try_for_each(|_| thrift.skip_element(kind, 1))?,
         }
-        (0..len).try_for_each(|_| thrift.skip_element(byte & 0x0f, 1))?;
+        Ok(true)
+    })?;
+    without(footer, &foreign)
+}
+
+/// A field that is to be left out: where it lies, and the difference of its number to that of the field before it.
+struct Foreign {
+    bytes: std::ops::Range<usize>,
+    step: u8,
+}
+
+fn row_group(thrift: &mut Thrift<'_>, foreign: &mut Vec<Foreign>) -> Result<()> {
+    thrift.fields(1, |thrift, id, of| {
+        if (id, of) != (1, 9) {
+            return Ok(false);
+        }
+        let (len, kind) = thrift.list()?;
+        for _ in 0..len {
+            if kind != 12 {
+                thrift.skip_element(kind, 2)?;
+                continue;
+            }
+            thrift.fields(2, |thrift, id, of| match (id, of) {
+                (3, 12) => column_metadata(thrift, foreign).map(|()| true),
+                (8, 12) => Err(bad("a column is encrypted, such files are not read")),
+                _ => Ok(false),
+            })?;
+        }
         Ok(true)
     })
+}
+
+fn column_metadata(thrift: &mut Thrift<'_>, foreign: &mut Vec<Foreign>) -> Result<()> {
+    let mut before = 0;
+    thrift.fields(3, |thrift, id, of| {
+        let (start, step) = (thrift.field_at, id.saturating_sub(std::mem::replace(&mut before, id)));
+        let defined = usize::try_from(id.saturating_sub(1)).ok().and_then(|place| METADATA.get(place));
+        if defined.is_none_or(|defined| *defined == of) {
+            return Ok(false);
+        }
+        thrift.skip_value(of, 3)?;
+        foreign.push(Foreign { bytes: start..thrift.at, step: u8::try_from(step).unwrap_or(u8::MAX) });
+        Ok(true)
+    })
+}
+
+/// The footer without these fields; fields count from the one before them, so the next one's step becomes longer.
+fn without(footer: &[u8], foreign: &[Foreign]) -> Result<Option<Vec<u8>>> {
+    if foreign.is_empty() {
+        return Ok(None);
+    }
+    let (mut out, mut at, mut longer) = (Vec::with_capacity(footer.len()), 0, 0_u8);
+    for (index, Foreign { bytes, step }) in foreign.iter().enumerate() {
+        out.extend_from_slice(&footer[at..bytes.start]);
+        at = bytes.end;
+        longer = longer.saturating_add(*step);
+        if foreign.get(index + 1).is_some_and(|next| next.bytes.start == at) {
+            continue;
+        }
+        let next = footer.get(at).copied().unwrap_or(0);
+        if next >> 4 != 0 {
+            let step = (next >> 4).checked_add(longer).filter(|step| *step < 16);
+            let step = step.ok_or_else(|| bad("fields of column metadata have other types than the format's"))?;
+            out.push(step << 4 | next & 0x0f);
+            at += 1;
+        }
+        longer = 0;
+    }
+    out.extend_from_slice(&footer[at..]);
+    Ok(Some(out))
 }
 
 /// The elements of a schema, each group before its children.
@@ -305,8 +411,8 @@ pub(super) struct Page<'a> {
 }
 
 /// Walks the pages of (a part of) a column chunk.
-pub(super) struct Pages<'a> {
-    bytes: &'a [u8],
+pub(super) struct Pages {
+    bytes: Bytes,
     at: usize,
     /// Offset of `bytes` in the file, for errors.
     base: u64,
@@ -314,38 +420,53 @@ pub(super) struct Pages<'a> {
     room: usize,
 }
 
-impl<'a> Pages<'a> {
+impl Pages {
     /// `uncompressed` is what the footer says that all pages, with their headers, unpack to; `base` is where `bytes` lie
     /// in the file.
-    pub(super) fn new(bytes: &'a [u8], uncompressed: usize, base: u64) -> Self {
-        Self { bytes, at: 0, base, room: uncompressed }
+    pub(super) fn new(bytes: &Bytes, uncompressed: usize, base: u64) -> Self {
+        Self { bytes: bytes.clone(), at: 0, base, room: uncompressed }
+    }
+
+    /// The bytes that the pages lie in.
+    pub(super) fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.at == self.bytes.len()
+    }
+
+    fn located(&self, error: Error) -> Error {
+        error.with_range(self.base + self.at as u64, (self.bytes.len() - self.at) as u64)
+    }
+
+    /// The header of the next page and its length; the page stays.
+    pub(super) fn head(&self) -> Result<Option<(Header, usize)>> {
+        let rest = &self.bytes[self.at..];
+        if rest.is_empty() { Ok(None) } else { Header::parse(rest).map(Some).map_err(|error| self.located(error)) }
     }
 
     /// The next page, its sizes checked against what is there and its checksum, if it has one, verified.
-    pub(super) fn next(&mut self) -> Result<Option<Page<'a>>> {
-        let rest = &self.bytes[self.at..];
-        if rest.is_empty() {
-            return Ok(None);
-        }
-        let offset = self.base + self.at as u64;
-        let at = |error: Error| error.with_range(offset, rest.len() as u64);
-        let (header, len) = Header::parse(rest).map_err(at)?;
-        let body = rest.get(len..).and_then(|rest| rest.get(..header.compressed)).ok_or_else(|| {
-            let message = format!("a page of {} bytes, the chunk has {} more", header.compressed, rest.len() - len);
-            at(Error::new(ErrorKind::Truncated, Stage::Decode, message))
-        })?;
-        self.room = self.room.checked_sub(header.uncompressed).ok_or_else(|| {
+    pub(super) fn next(&mut self) -> Result<Option<Page<'_>>> {
+        let Some((header, len)) = self.head()? else { return Ok(None) };
+        let start = self.at + len;
+        let Some(end) = start.checked_add(header.compressed).filter(|end| *end <= self.bytes.len()) else {
+            let there = self.bytes.len() - start;
+            let message = format!("a page of {} bytes, the chunk has {there} more", header.compressed);
+            return Err(self.located(Error::new(ErrorKind::Truncated, Stage::Decode, message)));
+        };
+        let Some(room) = self.room.checked_sub(header.uncompressed) else {
             let message = format!("a page unpacks to {} bytes, the footer allows {}", header.uncompressed, self.room);
-            at(Error::new(ErrorKind::Limit, Stage::Decode, message))
-        })?;
+            return Err(self.located(Error::new(ErrorKind::Limit, Stage::Decode, message)));
+        };
         if let Some(crc) = header.crc
-            && crc32fast::hash(body) != crc
+            && crc32fast::hash(&self.bytes[start..end]) != crc
         {
             let message = "a page is not what its checksum says";
-            return Err(bad(message).with_range(offset + len as u64, body.len() as u64));
+            return Err(bad(message).with_range(self.base + start as u64, header.compressed as u64));
         }
-        self.at += len + header.compressed;
-        Ok(Some(Page { header, body }))
+        (self.room, self.at) = (room, end);
+        Ok(Some(Page { header, body: &self.bytes[start..end] }))
     }
 }
 
@@ -354,7 +475,7 @@ pub(super) fn all_defined(mut levels: &[u8], mut count: usize, max: i16) -> bool
     let bits = 16 - (max as u16).leading_zeros() as usize;
     let width = bits.div_ceil(8);
     while count > 0 {
-        let mut thrift = Thrift { bytes: levels, at: 0 };
+        let mut thrift = Thrift::new(levels);
         let Ok(header) = thrift.varint() else { return false };
         levels = &levels[thrift.at..];
         if header & 1 == 0 {
@@ -389,11 +510,11 @@ pub(super) fn all_defined(mut levels: &[u8], mut count: usize, max: i16) -> bool
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn varint(mut value: u64, out: &mut Vec<u8>) {
+    pub(in super::super) fn varint(mut value: u64, out: &mut Vec<u8>) {
         while value >= 0x80 {
             out.push(value as u8 | 0x80);
             value >>= 7;
@@ -401,7 +522,7 @@ mod tests {
         out.push(value as u8);
     }
 
-    fn zigzag(value: i64, out: &mut Vec<u8>) {
+    pub(in super::super) fn zigzag(value: i64, out: &mut Vec<u8>) {
         varint(((value << 1) ^ (value >> 63)) as u64, out);
     }
 
@@ -452,11 +573,11 @@ mod tests {
             bytes.extend([0; 100]);
             bytes
         };
-        let kind = |bytes: &[u8]| Pages::new(bytes, 100, 0).next().unwrap_err().kind();
-        assert_eq!(kind(&page(100, 101)), ErrorKind::Truncated);
-        assert_eq!(kind(&page(i32::MAX, 100)), ErrorKind::Limit);
-        assert_eq!(kind(&page(-1, 100)), ErrorKind::Decode);
-        let bytes = page(100, 100);
+        let kind = |bytes: Vec<u8>| Pages::new(&bytes.into(), 100, 0).next().unwrap_err().kind();
+        assert_eq!(kind(page(100, 101)), ErrorKind::Truncated);
+        assert_eq!(kind(page(i32::MAX, 100)), ErrorKind::Limit);
+        assert_eq!(kind(page(-1, 100)), ErrorKind::Decode);
+        let bytes = page(100, 100).into();
         let mut pages = Pages::new(&bytes, 100, 0);
         assert_eq!(pages.next().unwrap().unwrap().body.len(), 100);
         assert!(pages.next().unwrap().is_none());
@@ -467,7 +588,7 @@ mod tests {
         for wrong in [0, 1] {
             let mut bytes = header(3, 3, Some((crc32fast::hash(b"abc") ^ wrong) as i32), 1);
             bytes.extend(b"abc");
-            assert_eq!(Pages::new(&bytes, 3, 0).next().is_err(), wrong == 1);
+            assert_eq!(Pages::new(&bytes.into(), 3, 0).next().is_err(), wrong == 1);
         }
     }
 
@@ -547,7 +668,7 @@ mod tests {
         #[test]
         fn any_bytes_end_in_an_answer(bytes in prop::collection::vec(any::<u8>(), 0..200), count in 0_usize..500, max in 1_i16..5) {
             let _ = Header::parse(&bytes);
-            let mut pages = Pages::new(&bytes, 1 << 20, 0);
+            let mut pages = Pages::new(&bytes.clone().into(), 1 << 20, 0);
             while let Ok(Some(_)) = pages.next() {}
             let bits = 16 - (max as u16).leading_zeros() as usize;
             let expected = levels(&bytes, bits, count).is_some_and(|levels| levels.iter().all(|level| *level == max as u32));

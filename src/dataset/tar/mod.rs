@@ -23,7 +23,7 @@ mod samples;
 mod tests;
 
 use self::samples::{Len, RECORD, Rule, Samples, split};
-use super::damage::{Damage, OnDamage};
+use super::damage::{Damage, OnDamage, cost};
 use super::fingerprint::Digest;
 use super::index::{Cache, FIELDS_MAX, Index, Rows, Scan, Settings, without_indexes};
 use super::{Dataset, EXTENSIONS, Parts, paths};
@@ -538,8 +538,7 @@ impl Dataset for Tar {
         let (samples, shards) = (self.len(), self.sources().count());
         let mut text = format!("{samples} samples in {shards} tar shards, {}", self.name);
         if !self.damage().is_empty() {
-            let lost = self.damage().iter().fold(0_u64, |lost, damage| lost.saturating_add(damage.samples));
-            text += &format!("; damage in {} places costs {lost} samples", self.damage().len());
+            text += &format!("; {}", cost(self.damage()));
         }
         if !self.left_out().is_empty() {
             let list: Vec<String> = self.left_out().iter().map(|(what, count)| format!("{count} {what}")).collect();

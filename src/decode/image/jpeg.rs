@@ -37,18 +37,29 @@ pub(super) struct Header {
     scan: usize,
     /// Where the body of the first APP1 segment with EXIF lies; 0, 0: there is none.
     exif: (usize, usize),
+    /// Bytes before the first scan that belong to no segment, and where the first of them lie.
+    stray: (usize, usize),
+    /// Where the body of an Adobe segment lies that is too short for one; 0: there is none.
+    short_adobe: usize,
 }
+
+/// Bytes of an Adobe segment up to the colour transform.
+const ADOBE: usize = 12;
 
 impl Header {
     /// Reads the segments up to the first scan.
     pub(super) fn parse(input: &[u8]) -> Result<Self> {
         let mut header: Option<Self> = None;
         let mut restart = 0;
-        let mut exif = (0, 0);
+        let (mut exif, mut stray, mut short_adobe) = ((0, 0), (0, 0), 0);
         let mut at = 2;
         loop {
             let (marker, start, end) = segment(input, at)?;
             let body = &input[start..end];
+            let marker_bytes = if is_alone(marker) { 2 } else { 4 };
+            // 0xFF may fill up.
+            let others = input[at..start - marker_bytes].iter().filter(|byte| **byte != 0xFF).count();
+            stray = if stray.0 == 0 { (others, at) } else { (stray.0 + others, stray.1) };
             match marker {
                 0xC0..=0xC2 if header.is_none() => header = Some(Self::of_frame(marker, body, start)?),
                 0xC3 | 0xC5..=0xC7 | 0xC9..=0xCB | 0xCD..=0xCF => {
@@ -63,13 +74,14 @@ impl Header {
                 0xDA => {
                     let header = header.ok_or_else(|| bad("JPEG without a frame header"))?;
                     let one_scan = !header.progressive && body.first() == Some(&header.components);
-                    return Ok(Self { one_scan, scan: end, restart, exif, ..header });
+                    return Ok(Self { one_scan, scan: end, restart, exif, stray, short_adobe, ..header });
                 }
                 0xDD => {
                     let interval = body.first_chunk().ok_or_else(|| bad("JPEG restart interval is cut"))?;
                     restart = u32::from(u16::from_be_bytes(*interval));
                 }
                 0xE1 if exif == (0, 0) && body.starts_with(EXIF) => exif = (start, end),
+                0xEE if body.starts_with(b"Adobe") && body.len() < ADOBE => short_adobe = start,
                 _ => {}
             }
             at = end;
@@ -102,6 +114,8 @@ impl Header {
             height_at: at + 1,
             scan: 0,
             exif: (0, 0),
+            stray: (0, 0),
+            short_adobe: 0,
         })
     }
 
@@ -146,6 +160,22 @@ impl Header {
             return Err(over(format!("JPEG of more than {most} scans, which are the limit")));
         }
         Ok(())
+    }
+
+    /// The error of a strict decode, which says what one that is not strict does; where stray bytes may be the cause it
+    /// names them.
+    pub(super) fn explain(&self, error: crate::Error) -> crate::Error {
+        let (count, at) = self.stray;
+        if error.kind() != crate::ErrorKind::Decode || !error.message().starts_with(DAMAGED) {
+            return error;
+        }
+        if count == 0 {
+            return error.advising("`strict(false)` takes what can be decoded");
+        }
+        let message = format!(
+            "JPEG with {count} stray bytes between the segments of its header, at byte {at}; `strict(false)` skips them"
+        );
+        bad(message).with_source(error)
     }
 
     /// What the EXIF data of `input`, whose header this is, say.
@@ -218,6 +248,11 @@ fn samples(size: Size, factors: &[[u8; 3]]) -> u64 {
     columns * rows * blocks * 64
 }
 
+/// Whether no length and no body follow a marker.
+fn is_alone(marker: u8) -> bool {
+    matches!(marker, 0x01 | 0xD0..=0xD9)
+}
+
 /// The next segment from `at` on: its marker and where its body lies.
 pub(super) fn segment(input: &[u8], at: usize) -> Result<(u8, usize, usize)> {
     let cut = || bad("JPEG is cut in its header");
@@ -225,7 +260,7 @@ pub(super) fn segment(input: &[u8], at: usize) -> Result<(u8, usize, usize)> {
     let skipped = rest.windows(2).position(|pair| pair[0] == 0xFF && !matches!(pair[1], 0 | 0xFF)).ok_or_else(cut)?;
     let at = at + skipped;
     let marker = input[at + 1];
-    if matches!(marker, 0x01 | 0xD0..=0xD9) {
+    if is_alone(marker) {
         return Ok((marker, at + 2, at + 2));
     }
     let length = input.get(at + 2..at + 4).ok_or_else(cut)?;
@@ -267,9 +302,12 @@ pub(super) fn decode(input: &[u8], header: &Header, needed: Rect, strict: bool, 
     Ok(Rect::of(size))
 }
 
+/// How the message of damage begins that only strict decoding refuses.
+pub(super) const DAMAGED: &str = "damaged JPEG";
+
 /// zune's words on one line: some of its messages end in a line break.
 fn damaged(error: zune_jpeg::errors::DecodeErrors) -> crate::Error {
-    bad("damaged JPEG").with_source(error.to_string().trim_end().replace('\n', " "))
+    bad(DAMAGED).with_source(error.to_string().trim_end().replace('\n', " "))
 }
 
 /// Offset of the end marker.
@@ -329,7 +367,7 @@ impl<'a> Watch<'a> {
             return Ok(());
         }
         if reached > end + SLACK {
-            return Err(bad("damaged JPEG: its data ends before the picture is complete"));
+            return Err(bad(format!("{DAMAGED}: its data ends before the picture is complete")));
         }
         if self.partial() {
             return Ok(());
@@ -341,7 +379,7 @@ impl<'a> Watch<'a> {
         let stop = start + rest.windows(2).position(|pair| pair == END).unwrap_or(rest.len());
         if stop > reached + SURPLUS {
             let surplus = stop - reached;
-            return Err(bad(format!("damaged JPEG: {surplus} bytes of data are left when the picture is complete")));
+            return Err(bad(format!("{DAMAGED}: {surplus} bytes of data are left when the picture is complete")));
         }
         Ok(())
     }
@@ -424,6 +462,11 @@ impl ZByteReaderTrait for Input<'_> {
     }
 
     fn peek_exact_bytes(&mut self, buf: &mut [u8]) -> Result<(), ZByteIoError> {
+        if self.position == self.watch.header.short_adobe && self.position != 0 {
+            // zune would refuse the picture; libjpeg takes the segment for another application's.
+            buf.fill(0);
+            return Ok(());
+        }
         match self.copy_slowly(buf) {
             copied if copied == buf.len() => Ok(()),
             copied => Err(ZByteIoError::NotEnoughBytes(copied, buf.len())),

@@ -269,8 +269,9 @@ impl Image {
         self
     }
 
-    /// Whether a damaged JPEG is an error; true by default. Else what can be made of it is taken, as browsers do, and
-    /// the rest is grey.
+    /// Whether a damaged JPEG is an error; true by default. Else what can be made of it is taken, as browsers and Pillow
+    /// do, and the rest is grey. Stray bytes between the segments of a header count as damage, though they may cost no
+    /// pixel: what follows them may be a segment that was overwritten.
     #[must_use]
     pub fn strict(mut self, strict: bool) -> Self {
         self.strict = strict;
@@ -509,7 +510,8 @@ impl Workspace {
             _ => jpeg::decode(bytes, &header, needed, image.strict, &mut room),
         };
         self.cut = cut;
-        let there = there?.moved(origin.left / scale, origin.top / scale);
+        let explained = |error| if image.strict { header.explain(error) } else { error };
+        let there = there.map_err(explained)?.moved(origin.left / scale, origin.top / scale);
         Ok(Picture { size: there.size, crop: crop.within(there), orientation })
     }
 

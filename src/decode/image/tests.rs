@@ -575,6 +575,64 @@ fn what_browsers_show_of_a_cut_jpeg_is_had_on_request() {
     }
 }
 
+/// As Pillow's libjpeg does.
+#[test]
+fn stray_bytes_in_a_jpeg_header_are_skipped_on_request() {
+    let good = fixture("420.jpg");
+    let (_, _, second) = jpeg::segment(&good, 2).unwrap();
+    let with = |stray: &[u8]| [&good[..second], stray, &good[second..]].concat();
+    // An Adobe segment whose last byte is missing is no Adobe segment.
+    let short_adobe = with(b"\xFF\xEE\0\x0DAdobe\0d\0\0\0\0");
+    let cases = [
+        with(b"hello"),
+        with(b"\xFF\0\0\x02"),
+        with(b"\x04\x06\0\0\0\0\0\0\0\x07\0\x04\0\0\0\0"),
+        with(b"\x01"),
+        short_adobe,
+    ];
+    for backend in backends() {
+        let decode = |input: &[u8], strict| {
+            let mut single = single(Image::resize(40, 40).backend(backend).strict(strict));
+            single.decode(input, 0, 0, 0).map(|()| single.bytes(0).to_vec())
+        };
+        let expected = decode(&good, true).unwrap();
+        for (case, input) in cases.iter().enumerate() {
+            assert!(decode(input, false).unwrap() == expected, "{backend:?}: case {case}");
+            match decode(input, true) {
+                // What a library skips in its own strict mode, too.
+                Ok(pixels) => assert!(case > 0 && pixels == expected, "{backend:?}: case {case}"),
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Decode);
+                    assert!(
+                        error.message().contains("`strict(false)` skips them"),
+                        "{backend:?}: case {case}: {error}"
+                    );
+                }
+            }
+        }
+        let mut damaged = good.clone();
+        let scan = jpeg::Header::parse(&good).unwrap().scan();
+        damaged[scan + 20..scan + 40].fill(0xFF);
+        let error = decode(&damaged, true).unwrap_err();
+        assert!(error.message().ends_with("; `strict(false)` takes what can be decoded"), "{error}");
+        decode(&damaged, false).unwrap();
+        let error = decode(&cases[0], true).unwrap_err();
+        let words = format!("JPEG with 5 stray bytes between the segments of its header, at byte {second}");
+        assert!(error.message().starts_with(&words), "{error}");
+    }
+}
+
+/// Pillow refuses it. The profile changes no stored pixel, and no profile is applied here.
+#[test]
+fn a_png_with_a_colour_profile_that_cannot_be_read_has_its_pixels() {
+    let good = fixture("rgb.png");
+    let body = b"iCCPname\0\x01not deflate";
+    let chunk = [&big_endian(body.len() as u32 - 4)[..], body, &big_endian(png_crc(body))].concat();
+    let odd = [&good[..33], &chunk, &good[33..]].concat();
+    let workspace = &mut Workspace::default();
+    assert!(whole(&odd, workspace).unwrap() == whole(&good, workspace).unwrap());
+}
+
 fn big_endian(value: u32) -> [u8; 4] {
     value.to_be_bytes()
 }

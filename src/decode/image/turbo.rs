@@ -96,7 +96,7 @@ impl Turbo {
         match trimmed.map(|trimmed| self.attempt(&trimmed, header, want, room)) {
             Some(Ok(there)) => Ok(there),
             Some(Err(Failure::Error(error))) => Err(error),
-            _ => Err(bad(format!("damaged JPEG: {surplus} bytes of data are left when the picture is complete"))),
+            _ => Err(bad(format!("{}: {surplus} bytes of data are left when the picture is complete", jpeg::DAMAGED))),
         }
     }
 
@@ -276,7 +276,7 @@ impl Session<'_> {
         let message = self.handle.message();
         match surplus(&message) {
             Some(surplus @ 1..=jpeg::SURPLUS) => Err(Failure::Surplus(surplus)),
-            _ => Err(bad("damaged JPEG").with_source(message).into()),
+            _ => Err(bad(jpeg::DAMAGED).with_source(message).into()),
         }
     }
 }

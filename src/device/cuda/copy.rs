@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! free buffer ──copy (its "released" events first)──► OnDevice (in a Batch) ──drop (records "released")──► free buffer
-//! slot        ──copy──► in flight until "copied" is reached ──► free slot
+//! slot        ──copy──► in flight until its copies are done (flight.rs) ──► free slot
 //! ```
 //!
 //! No thread waits in the driver for a copy: the device rings a bell.
@@ -15,17 +15,22 @@
 use super::Stream;
 use super::cufile::{BufferGuard, CuFile};
 use super::driver::{self, CopyStream, DeviceMemory, DevicePtr, Event, Gpu, Pin};
+use super::flight::{InFlight, Marks, Oldest};
 use super::idle::IdleMeter;
 use super::kernels::Kernels;
 use crate::device::{DirectStep, FinishStep};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::ledger::BadSample;
 use crate::memory::{Array, Filled, Pinned, Region, Ticket};
 use crate::tensor::{Layout, PAGE};
 use crossbeam_channel::{Receiver, Sender, bounded};
-use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// How often a thread that ends things asks whether a capture is over.
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// What of a slot gets to the device, and what is made of it there.
 pub(crate) struct Shape {
@@ -37,7 +42,8 @@ pub(crate) struct Shape {
     pub(crate) copied: Vec<usize>,
     /// Fields that somebody else writes into the buffer before the copy, and by what.
     pub(crate) directs: Vec<DirectStep>,
-    pub(crate) cufile: Option<Arc<CuFile>>,
+    /// Memory of the batches that somebody else writes to; what is missing is made.
+    pub(crate) targets: Vec<Target>,
     /// What is made of fields that are there.
     pub(crate) finishes: Vec<Arc<FinishStep>>,
 }
@@ -48,6 +54,9 @@ pub(crate) struct Home {
     shape: Shape,
     idle: Arc<IdleMeter>,
     back: Sender<Box<Buffer>>,
+    /// What comes back when there is no copier any more.
+    freed: Receiver<Box<Buffer>>,
+    closed: AtomicBool,
 }
 
 impl Home {
@@ -70,9 +79,14 @@ pub(crate) struct Target {
 
 impl Target {
     pub(crate) fn new(gpu: &Arc<Gpu>, len: usize, what: &str, cufile: Option<&Arc<CuFile>>) -> Result<Self> {
-        let memory = DeviceMemory::new(gpu, len, what)?;
+        Self::of(DeviceMemory::new(gpu, len, what)?, cufile)
+    }
+
+    /// The same of this memory.
+    pub(crate) fn of(memory: DeviceMemory, cufile: Option<&Arc<CuFile>>) -> Result<Self> {
+        let gpu = memory.gpu().clone();
         let _bound = gpu.bind()?;
-        let registered = cufile.map(|cufile| cufile.register_buffer(memory.ptr(), len)).transpose()?;
+        let registered = cufile.map(|cufile| cufile.register_buffer(memory.ptr(), memory.len())).transpose()?;
         Ok(Self { memory, registered })
     }
 
@@ -114,12 +128,15 @@ impl Drop for Target {
 /// Device memory for one batch, and what the host keeps of it.
 pub(crate) struct Buffer {
     memory: Target,
-    copied: Arc<Event>,
+    /// The batch is there; what waits for it is bound streams.
+    copied: Event,
     /// The first `pending` of these stand for the work that consumers gave their streams before they let go.
     released: Vec<Event>,
     pending: usize,
     /// Some consumer's work is in none of these: only what waits for the whole context waits for it.
     unsure: bool,
+    /// Streams that could not mark their work, since they were captured; those that live as long as these values.
+    captured: Vec<Stream>,
     /// The bell is to ring when consumers are done with it.
     rings: bool,
     streams: Mutex<Vec<Stream>>,
@@ -137,16 +154,17 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    fn new(home: &Home) -> Result<Self> {
+    fn new(home: &Home, target: Option<Target>) -> Result<Self> {
         let rows = home.shape.slot.rows();
         let lens = home.shape.slot.fields().iter().map(|field| Vec::with_capacity(field.lens.map_or(0, |_| rows)));
         let bytes = home.shape.contents.bytes();
         Ok(Self {
-            memory: Target::new(&home.gpu, bytes, "a batch", home.shape.cufile.as_ref())?,
-            copied: Arc::new(Event::new(&home.gpu)?),
+            memory: target.map_or_else(|| Target::new(&home.gpu, bytes, "a batch", None), Ok)?,
+            copied: Event::new(&home.gpu)?,
             released: vec![Event::new(&home.gpu)?],
             pending: 0,
             unsure: false,
+            captured: Vec::new(),
             rings: false,
             streams: Mutex::new(Vec::with_capacity(4)),
             ticket: Ticket::default(),
@@ -181,24 +199,46 @@ impl Buffer {
     fn mark_released(&mut self, gpu: &Arc<Gpu>, idle: &IdleMeter) -> Result<()> {
         let streams = self.streams.get_mut().unwrap_or_else(PoisonError::into_inner);
         self.rings = false;
+        idle.released(self.memory.memory().ptr(), streams.first().map(Stream::raw));
         for stream in streams.drain(..) {
-            idle.released(stream.raw());
             if self.released.len() == self.pending {
                 self.released.push(Event::new(gpu)?);
             }
-            self.released[self.pending].record(stream.raw())?;
+            if let Err(error) = self.released[self.pending].mark(stream.raw()) {
+                self.captured.extend(Some(stream).filter(Stream::keeps_itself));
+                return Err(error);
+            }
             self.pending += 1;
         }
         Ok(())
     }
 
-    /// Waits until nothing uses the memory any more.
-    fn wait(&self, gpu: &Gpu) -> Result<()> {
-        if self.unsure {
-            return gpu.synchronize();
+    /// Waits for the whole context where consumers' work is in no event; false while a capture forbids that. A stream that is
+    /// captured is asked first: waiting for its context would end the capture.
+    fn make_sure(&mut self, gpu: &Gpu) -> Result<bool> {
+        let captures =
+            |stream: &Stream| gpu.check_uncaptured(stream.raw()).is_err_and(|error| error.kind() == ErrorKind::Config);
+        self.captured.retain(captures);
+        if self.unsure && self.captured.is_empty() {
+            self.unsure = !gpu.try_synchronize()?;
         }
-        self.released[..self.pending].iter().try_for_each(Event::wait)?;
-        self.copied.wait()
+        Ok(!self.unsure)
+    }
+
+    /// Waits until nothing uses the memory any more.
+    fn wait(&mut self, gpu: &Arc<Gpu>) -> Result<()> {
+        while !self.make_sure(gpu)? {
+            std::thread::sleep(AGAIN);
+        }
+        let users = || self.released[..self.pending].iter().chain([&self.copied]);
+        if users().all(|event| event.is_done().unwrap_or(false)) {
+            return Ok(());
+        }
+        // Who waits for these events would spin: a sleeper needs an event made for it, behind them.
+        let (behind, all) = (CopyStream::new(gpu)?, Event::blocking(gpu)?);
+        users().try_for_each(|event| gpu.stream_waits(behind.raw(), event))?;
+        all.record(behind.raw())?;
+        all.wait()
     }
 }
 
@@ -210,7 +250,7 @@ fn refill<T: Copy>(list: &mut Vec<T>, from: &[T]) {
 impl Drop for Buffer {
     fn drop(&mut self) {
         // The loader is gone. `cuMemFree` waits as well, but that is its habit, not its promise.
-        let gpu = self.copied.gpu();
+        let gpu = &self.copied.gpu().clone();
         if self.wait(gpu).is_err() && gpu.synchronize().is_err() {
             // The context stays with the memory: who asks for the device next must not be given it.
             gpu.give_up();
@@ -307,8 +347,11 @@ impl OnDevice {
         if streams.iter().any(|bound| bound.raw() == stream.raw()) {
             return Ok(());
         }
+        self.home.gpu.check_uncaptured(stream.raw())?;
         self.home.gpu.stream_waits(stream.raw(), &buffer.copied)?;
-        self.home.idle.started(stream, lives, &buffer.copied);
+        if streams.is_empty() {
+            self.home.idle.started(buffer.base(), stream, lives, &buffer.copied);
+        }
         streams.push(stream.clone());
         Ok(())
     }
@@ -317,9 +360,7 @@ impl OnDevice {
     /// never come.
     pub(crate) fn hand_out(&self, streams: &[Stream]) -> Result<()> {
         self.home.gpu.intact()?;
-        if streams.is_empty() {
-            self.home.idle.unbound();
-        }
+        self.home.idle.handed(self.buffer().base(), streams.is_empty());
         streams.iter().try_for_each(|stream| self.bind_checked(stream, true))
     }
 
@@ -358,9 +399,21 @@ impl Drop for OnDevice {
         let _bound = self.home.gpu.bind();
         // It comes back all the same: `next()` would wait for one that does not, for ever.
         buffer.unsure |= buffer.mark_released(&self.home.gpu, &self.home.idle).is_err();
-        // It has room for every buffer. When the loader is gone, the buffer goes here.
+        // It has room for every buffer.
         let _ = self.home.back.send(buffer);
+        // SeqCst, as where it is set: either this sees it, or the copier sees the buffer.
+        if self.home.closed.load(Ordering::SeqCst) {
+            self.home.freed.try_iter().for_each(free_elsewhere);
+        }
     }
+}
+
+/// Frees a buffer whose loader is gone, without waiting. `cuMemFree` waits for the device, as [`Buffer::drop`] does for the
+/// consumer's streams, and their work may need a lock that the caller holds (Python's).
+fn free_elsewhere(buffer: Box<Buffer>) {
+    let free = move || drop(buffer);
+    // Without a thread the buffer has been dropped here.
+    let _ = std::thread::Builder::new().name("feedline-free".into()).spawn(free);
 }
 
 /// What became of a slot.
@@ -383,7 +436,8 @@ struct Run {
 /// Copies slots. Lives on the transfer thread.
 pub(crate) struct Copier {
     home: Arc<Home>,
-    kernels: Option<Kernels>,
+    kernels: Option<Arc<Kernels>>,
+    /// Of the highest priority: a kernel of ours must not hold up the next copy until one of the consumer's ends.
     stream: CopyStream,
     /// Rings when a copy is done, beside the copies: a callback would hold up the stream that it is in.
     notify: CopyStream,
@@ -393,8 +447,10 @@ pub(crate) struct Copier {
     free: Receiver<Box<Buffer>>,
     /// Taken out of `free` while waiting for it.
     spare: Option<Box<Buffer>>,
-    /// Slots that the device is reading, oldest first.
-    in_flight: VecDeque<(Filled, Arc<Event>, u64)>,
+    /// Dropped while their streams were captured: nobody may ask yet what still uses them.
+    #[expect(clippy::vec_box, reason = "buffers travel in their boxes")]
+    unknown: Vec<Box<Buffer>>,
+    in_flight: InFlight,
     /// What a full batch copies.
     whole: Vec<Run>,
 }
@@ -403,7 +459,7 @@ impl Copier {
     /// Reserves everything for `count` batches on the device.
     pub(crate) fn new(
         gpu: &Arc<Gpu>,
-        shape: Shape,
+        mut shape: Shape,
         (count, slots): (usize, usize),
         bell: Sender<()>,
         idle: Arc<IdleMeter>,
@@ -411,15 +467,29 @@ impl Copier {
         let (back, free) = bounded(count);
         let whole = runs(arrays(&shape, shape.slot.rows()));
         let needed = !shape.finishes.is_empty() || shape.directs.iter().any(|step| step.gather.is_some());
-        let kernels = if needed { Some(Kernels::load(gpu)?) } else { None };
-        let home = Arc::new(Home { gpu: gpu.clone(), shape, idle, back });
+        let kernels = if needed { Some(Kernels::of(gpu)?) } else { None };
+        let mut targets = std::mem::take(&mut shape.targets);
+        let home =
+            Arc::new(Home { gpu: gpu.clone(), shape, idle, back, freed: free.clone(), closed: AtomicBool::new(false) });
         for _ in 0..count {
-            let _ = home.back.send(Box::new(Buffer::new(&home)?));
+            let _ = home.back.send(Box::new(Buffer::new(&home, targets.pop())?));
         }
-        let (stream, notify, late) = (CopyStream::new(gpu)?, CopyStream::new(gpu)?, CopyStream::new(gpu)?);
-        let in_flight = VecDeque::with_capacity(slots);
+        let (stream, notify, late) = (CopyStream::preferred(gpu)?, CopyStream::new(gpu)?, CopyStream::new(gpu)?);
+        let in_flight = InFlight::new(gpu, slots)?;
         let bell = Arc::new(bell);
-        Ok(Self { home, kernels, stream, notify, idle: late, bell, free, spare: None, in_flight, whole })
+        Ok(Self {
+            home,
+            kernels,
+            stream,
+            notify,
+            idle: late,
+            bell,
+            free,
+            spare: None,
+            unknown: Vec::with_capacity(count),
+            in_flight,
+            whole,
+        })
     }
 
     /// Pins a slot's memory for as long as it lives. Takes about 0.6 s per GB.
@@ -455,7 +525,22 @@ impl Copier {
 
     /// A buffer for a batch, if one is free.
     pub(crate) fn take(&mut self) -> Option<Box<Buffer>> {
-        self.spare.take().or_else(|| self.free.try_recv().ok())
+        while let Some(mut buffer) = self.spare.take().or_else(|| self.free.try_recv().ok()) {
+            if self.is_known(&mut buffer) {
+                return Some(buffer);
+            }
+            self.unknown.push(buffer);
+        }
+        let mut unknown = std::mem::take(&mut self.unknown);
+        let known = unknown.iter_mut().position(|buffer| self.is_known(buffer));
+        let found = known.map(|known| unknown.swap_remove(known));
+        self.unknown = unknown;
+        found
+    }
+
+    /// Whether it can be told when consumers are done with the buffer. Other failures are told by its copy.
+    fn is_known(&self, buffer: &mut Buffer) -> bool {
+        buffer.make_sure(&self.home.gpu).unwrap_or(true)
     }
 
     /// Whether nobody uses the buffer any more: for those who write to it beside the copy stream. When not, the bell rings
@@ -465,7 +550,7 @@ impl Copier {
             self.home.gpu.synchronize()?;
             buffer.unsure = false;
         }
-        let users = || buffer.released[..buffer.pending].iter().chain([&*buffer.copied]);
+        let users = || buffer.released[..buffer.pending].iter().chain([&buffer.copied]);
         let mut done = true;
         for event in users() {
             done &= event.is_done()?;
@@ -486,13 +571,17 @@ impl Copier {
     /// Gives the copy of a slot to the device.
     pub(crate) fn copy(&mut self, slot: Filled, mut buffer: Box<Buffer>, now: u64) -> Copied {
         buffer.take_head(&slot, now);
-        match self.enqueue(&slot, &mut buffer) {
+        let (marks, waits) = (self.in_flight.marks(), buffer.pending > 0);
+        match self.enqueue(&slot, &mut buffer, &marks) {
             Ok(bytes) => {
-                self.in_flight.push_back((slot, buffer.copied.clone(), now));
+                self.in_flight.push(slot, marks, now, waits);
                 Copied::Started(OnDevice { buffer: Some(buffer), home: self.home.clone() }, bytes)
             }
             // A part may be on its way: only when that has ended may the memory be used again.
             Err(error) if self.settle() => {
+                self.in_flight.give_back(marks);
+                // Should an event be of no use, the context is: it is waited for once, and then they are forgotten.
+                (buffer.unsure, buffer.pending) = (true, 0);
                 self.give_back(buffer);
                 Copied::Failed(slot, error)
             }
@@ -514,21 +603,25 @@ impl Copier {
         settled
     }
 
-    fn enqueue(&self, slot: &Filled, buffer: &mut Buffer) -> Result<usize> {
+    fn enqueue(&self, slot: &Filled, buffer: &mut Buffer, marks: &Marks) -> Result<usize> {
         let Home { gpu, shape, .. } = &*self.home;
         let _bound = gpu.bind()?;
         if buffer.unsure {
             gpu.synchronize()?;
             buffer.unsure = false;
         }
+        if buffer.pending > 0 {
+            marks.queued.record(self.stream.raw())?;
+        }
         for event in &buffer.released[..buffer.pending] {
             gpu.stream_waits(self.stream.raw(), event)?;
         }
+        marks.began.record(self.stream.raw())?;
         let mut bytes = 0;
         let mut copy = |run: Run| {
             let (from, to) = (slot.span(run.from), buffer.base() + run.to as DevicePtr);
             bytes += from.len();
-            // SAFETY: the slot's bytes stay as they are until `copied` is reached, since `in_flight` (or a leak) keeps it
+            // SAFETY: the slot's bytes stay as they are until `ended` is reached, since `in_flight` (or a leak) keeps it
             // until then; the run lies within the buffer, which is ours alone, and its last users' events were waited for.
             unsafe { gpu.copy_to_device(to, from.as_ptr(), from.len(), self.stream.raw()) }
         };
@@ -537,10 +630,12 @@ impl Copier {
         } else {
             arrays(shape, slot.rows()).try_for_each(&mut copy)?;
         }
+        // Before the kernels: these read the buffer alone, and the slot need not wait for them.
+        marks.ended.record(self.stream.raw())?;
         shape.directs.iter().try_for_each(|step| self.land(step, slot, buffer))?;
         shape.finishes.iter().try_for_each(|step| self.finish(step, slot, buffer))?;
         buffer.copied.record(self.stream.raw())?;
-        gpu.stream_waits(self.notify.raw(), &buffer.copied)?;
+        gpu.stream_waits(self.notify.raw(), &marks.ended)?;
         self.notify.ring(&self.bell)?;
         buffer.pending = 0;
         Ok(bytes)
@@ -575,37 +670,37 @@ impl Copier {
         self.blank(step.output, step.plan.output_bytes(), made, slot, buffer)
     }
 
+    /// Whether a buffer that is not idle waits for consumers' streams, not for its own last copy.
+    pub(crate) fn awaits_consumer(&self, buffer: &Buffer) -> bool {
+        buffer.rings && buffer.copied.is_done().unwrap_or(false)
+    }
+
     /// Copies in flight.
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.len()
     }
 
-    /// Lets go of the slots whose copies are done, saying of each when it was submitted.
-    pub(crate) fn let_go_done(&mut self, done: impl Fn(u64)) -> Result<()> {
-        while let Some((_, copied, since)) = self.in_flight.front() {
-            match copied.is_done() {
-                Ok(false) => return Ok(()),
-                Ok(true) => {
-                    done(*since);
-                    drop(self.in_flight.pop_front());
-                }
-                // It does not say so, but they are done.
-                Err(_) if self.settle() => self.in_flight.clear(),
-                Err(error) => {
-                    self.leave_all();
-                    return Err(error);
-                }
-            }
-        }
-        Ok(())
+    /// Lets go of the slots whose copies are done; `done` gets when each was on the bus, as
+    /// [`InFlight::let_go_done`] says.
+    pub(crate) fn let_go_done(&mut self, now: u64, done: impl FnMut(Option<Range<u64>>)) -> Result<()> {
+        let gone = self.in_flight.let_go_done(now, done);
+        gone.or_else(|error| self.settle_all(error))
     }
 
-    /// The device cannot say any more which slots it still reads: it keeps them all.
-    fn leave_all(&mut self) {
-        for (slot, ..) in self.in_flight.drain(..) {
-            driver::note_leak();
-            std::mem::forget(slot);
+    /// What the oldest copy in flight does.
+    pub(crate) fn oldest(&mut self, now: u64) -> Result<Oldest> {
+        let oldest = self.in_flight.oldest(now);
+        oldest.or_else(|error| self.settle_all(error).map(|()| Oldest::Nothing))
+    }
+
+    /// The device does not say how far the copies are: waits for all of them, or leaves it the slots.
+    fn settle_all(&mut self, error: Error) -> Result<()> {
+        if self.settle() {
+            self.in_flight.clear();
+            return Ok(());
         }
+        self.in_flight.leave_all();
+        Err(error)
     }
 }
 
@@ -613,8 +708,11 @@ impl Drop for Copier {
     fn drop(&mut self) {
         // The stream's work reads the slots and writes the buffers; the bells own themselves.
         if !self.settle() {
-            self.leave_all();
+            self.in_flight.leave_all();
         }
+        self.home.closed.store(true, Ordering::SeqCst);
+        // Not left to whoever drops the last batch.
+        self.free.try_iter().for_each(drop);
     }
 }
 

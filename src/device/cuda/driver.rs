@@ -7,23 +7,32 @@
 //! ```
 //!
 //! Invariants:
-//! * Result codes are plain numbers here: a driver newer than the bindings may return one that no enum knows.
+//! * Result codes are plain numbers here: a newer driver may return one that no enum knows.
 //! * An error that breaks the context ("sticky") is latched in the `Gpu`. From then on nothing is called any more, also not
 //!   in `drop`: what the context owned is left to it, and counted.
 //! * Nothing is freed while the device may still use it; who cannot establish that leaks it and counts.
+//! * A thread that captures a CUDA graph in global mode makes the driver refuse calls of all threads, and such a call ends the
+//!   capture. So calls are made in the relaxed mode ([`Gpu::bind`]), and no event is recorded on a capturing stream. Where a call
+//!   is refused all the same, it is made again: a refusal says nothing about the device.
 
 #![allow(unsafe_code)]
 
+#[cfg(test)]
+pub(crate) mod simulated;
+
+use super::kernels::Kernels;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::tensor::PAGE;
 use crossbeam_channel::Sender;
 use libloading::Library;
+use std::any::Any;
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
 
 /// The API version that the committed PTX and the symbols below need, as the driver counts it.
 const VERSION_LEAST: c_int = 12_000;
@@ -43,6 +52,14 @@ const EVENT_NO_TIMING: c_uint = 2;
 const STREAM_NON_BLOCKING: c_uint = 1;
 const SUCCESS: c_int = 0;
 const NOT_READY: c_int = 600;
+/// What a capture of a graph makes the driver refuse.
+const CAPTURES: std::ops::RangeInclusive<c_int> = 900..=907;
+/// The legacy stream would have to wait for a stream that is captured.
+const CAPTURE_IMPLICIT: c_int = 906;
+/// The mode in which captures do not concern a thread's calls.
+const RELAXED: c_uint = 2;
+/// How often, and how far apart, a call is made again that a capture refuses.
+const AGAIN: (u32, Duration) = (10_000, Duration::from_millis(1));
 /// No code of the driver's: it could not be established what the device still uses.
 const GIVEN_UP: c_int = -1;
 
@@ -62,6 +79,17 @@ macro_rules! symbols {
                         .map_err(|_| concat!("the driver library has no `", $name, "`").to_string())?,)*
                 })
             }
+
+            /// A table of functions that fail with `CUDA_ERROR_NOT_SUPPORTED`.
+            #[cfg(test)]
+            fn unsupported() -> Self {
+                Self {
+                    $($field: {
+                        extern "C" fn unsupported($(_: $arg),*) -> c_int { 801 }
+                        unsupported
+                    },)*
+                }
+            }
         }
     };
 }
@@ -79,11 +107,14 @@ symbols! {
     ctx_push: "cuCtxPushCurrent_v2" (Handle);
     ctx_pop: "cuCtxPopCurrent_v2" (*mut Handle);
     ctx_synchronize: "cuCtxSynchronize" ();
-    stream_create: "cuStreamCreate" (*mut Handle, c_uint);
+    stream_priorities: "cuCtxGetStreamPriorityRange" (*mut c_int, *mut c_int);
+    stream_create: "cuStreamCreateWithPriority" (*mut Handle, c_uint, c_int);
     stream_destroy: "cuStreamDestroy_v2" (Handle);
     stream_synchronize: "cuStreamSynchronize" (Handle);
     stream_wait: "cuStreamWaitEvent" (Handle, Handle, c_uint);
     stream_ctx: "cuStreamGetCtx" (Handle, *mut Handle);
+    stream_capturing: "cuStreamIsCapturing" (Handle, *mut c_uint);
+    exchange_mode: "cuThreadExchangeStreamCaptureMode" (*mut c_uint);
     event_create: "cuEventCreate" (*mut Handle, c_uint);
     event_record: "cuEventRecord" (Handle, Handle);
     event_query: "cuEventQuery" (Handle);
@@ -200,7 +231,7 @@ impl Driver {
         // SAFETY: the pointer is valid for the call. A failure leaves 0, which is only printed.
         let _ = unsafe { (self.symbols.device_bytes)(&mut bytes, device) };
         let name = self.text(self.symbols.device_name, device)?;
-        Some(super::Found { ordinal, name, bytes, pci_bus_id: self.text(self.symbols.device_pci, device) })
+        Some(super::Found { ordinal, name, bytes, pci_bus_id: self.pci(device) })
     }
 
     /// The name of a result code, `unknown` when the driver has none.
@@ -244,7 +275,18 @@ fn open_library() -> Result<Library, String> {
 
 /// Errors after which the context is of no use: NVIDIA documents that the process must end to go on.
 fn is_sticky(code: c_int) -> bool {
-    matches!(code, 4 | 214 | 220 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 802 | 911 | 999)
+    matches!(code, 4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 802 | 810 | 911 | 999)
+}
+
+/// The code of a call, which is made again while a capture refuses it.
+fn after_captures(mut call: impl FnMut() -> c_int) -> c_int {
+    for _ in 1..AGAIN.0 {
+        match call() {
+            code if CAPTURES.contains(&code) => std::thread::sleep(AGAIN.1),
+            code => return code,
+        }
+    }
+    call()
 }
 
 /// Driver objects of this process that were not given back, because the context was broken or still used them.
@@ -271,11 +313,14 @@ pub(crate) struct Gpu {
     bytes: usize,
     /// The sticky error, once there was one.
     latch: AtomicI32,
+    /// The kernels, while a loader uses them.
+    pub(super) kernels: Mutex<Weak<Kernels>>,
 }
 
 enum Owner {
     Retained,
-    User(#[allow(dead_code, reason = "held for its Drop")] Arc<cudarc::driver::CudaContext>),
+    #[cfg_attr(not(feature = "cudarc"), allow(dead_code, reason = "no type of a user's context is known"))]
+    User(#[allow(dead_code, reason = "held for its Drop")] Arc<dyn Any + Send + Sync>),
 }
 
 impl Gpu {
@@ -294,22 +339,25 @@ impl Gpu {
         Ok(Arc::new(Self::new(driver, device, context, Owner::Retained)))
     }
 
-    /// The user's own context object.
-    pub(crate) fn of_user(driver: &'static Driver, context: Arc<cudarc::driver::CudaContext>) -> Result<Arc<Self>> {
-        let ordinal = c_int::try_from(context.ordinal()).unwrap_or(c_int::MAX);
-        let device = driver.device(ordinal)?;
-        let raw = context.cu_ctx() as Handle;
-        Ok(Arc::new(Self::new(driver, device, raw, Owner::User(context))))
+    /// The user's own context, alive for as long as `owner`.
+    #[cfg(feature = "cudarc")]
+    pub(crate) fn of_user(
+        driver: &'static Driver,
+        ordinal: usize,
+        context: Handle,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Arc<Self>> {
+        let device = driver.device(c_int::try_from(ordinal).unwrap_or(c_int::MAX))?;
+        Ok(Arc::new(Self::new(driver, device, context, Owner::User(owner))))
     }
 
     fn new(driver: &'static Driver, device: c_int, context: Handle, owner: Owner) -> Self {
-        let (name, pci) =
-            (driver.text(driver.symbols.device_name, device), driver.text(driver.symbols.device_pci, device));
+        let (name, pci) = (driver.text(driver.symbols.device_name, device), driver.pci(device));
         let mut bytes = 0;
         // SAFETY: the pointer is valid for the call. A failure leaves 0, which is only printed.
         let _ = unsafe { (driver.symbols.device_bytes)(&mut bytes, device) };
         let name = name.unwrap_or_else(|| "a CUDA device".into());
-        Self { driver, device, context, owner, name, pci, bytes, latch: AtomicI32::new(0) }
+        Self { driver, device, context, owner, name, pci, bytes, latch: AtomicI32::new(0), kernels: Mutex::default() }
     }
 
     /// Number of the device, as the process sees it.
@@ -347,8 +395,8 @@ impl Gpu {
     }
 
     /// The end of a driver object: what the driver does not take back is counted.
-    fn released(&self, what: &'static str, code: c_int) {
-        if self.check(what, code).is_err() {
+    fn released(&self, what: &'static str, call: impl FnMut() -> c_int) {
+        if self.check(what, after_captures(call)).is_err() {
             note_leak();
         }
     }
@@ -369,16 +417,51 @@ impl Gpu {
         Err(Error::new(ErrorKind::Device, Stage::Device, message))
     }
 
-    /// Refuses once the context is broken; else makes it current on this thread until the guard is dropped.
+    /// Refuses once the context is broken; else makes it current on this thread until the guard is dropped, and the thread's
+    /// calls none of the business of captures. Threads of the loader take one for their life: within it others cost nothing.
     pub(crate) fn bind(&self) -> Result<Bound<'_>> {
         self.intact()?;
         let before = CURRENT.get();
+        let mode = if before == 0 { Some(self.exchange_mode(RELAXED)?) } else { None };
         if before != self.context {
             // SAFETY: the context is alive by `owner`.
-            self.check("cuCtxPushCurrent", unsafe { (self.driver.symbols.ctx_push)(self.context) })?;
+            let pushed = self.check("cuCtxPushCurrent", unsafe { (self.driver.symbols.ctx_push)(self.context) });
+            if let (Err(_), Some(mode), false) = (&pushed, mode, self.is_broken()) {
+                let _ = self.exchange_mode(mode);
+            }
+            pushed?;
             CURRENT.set(self.context);
         }
-        Ok(Bound { gpu: self, before, here: PhantomData })
+        Ok(Bound { gpu: self, before, mode, here: PhantomData })
+    }
+
+    /// Sets the thread's mode of captures; returns the one before.
+    fn exchange_mode(&self, mut mode: c_uint) -> Result<c_uint> {
+        // SAFETY: the pointer is valid for the call, the value one of the driver's modes.
+        let code = unsafe { (self.driver.symbols.exchange_mode)(&mut mode) };
+        self.check("cuThreadExchangeStreamCaptureMode", code).map(|()| mode)
+    }
+
+    /// Refuses a stream whose work goes into a graph: nothing that is given to it now happens now.
+    ///
+    /// Errors: [`ErrorKind::Config`], which leaves the capture as it is.
+    pub(crate) fn check_uncaptured(&self, stream: Handle) -> Result<()> {
+        let _bound = self.bind()?;
+        let mut status = 0;
+        // SAFETY: the pointer is valid for the call; that the stream is alive is the contract of `Stream`.
+        match unsafe { (self.driver.symbols.stream_capturing)(stream, &mut status) } {
+            SUCCESS if status == 0 => Ok(()),
+            SUCCESS | CAPTURE_IMPLICIT => {
+                let stream =
+                    if stream == LEGACY { "the legacy default stream".into() } else { format!("stream {stream:#x}") };
+                let message = format!(
+                    "{stream} takes no batch while a CUDA graph is captured from it or from a stream that it waits for; receive, \
+                     bind and read batches before or after the capture, and copy what the graph reads to memory of its own"
+                );
+                Err(Error::new(ErrorKind::Config, Stage::Device, message))
+            }
+            code => self.check("cuStreamIsCapturing", code),
+        }
     }
 
     /// Free and all bytes of device memory.
@@ -394,7 +477,17 @@ impl Gpu {
     pub(crate) fn synchronize(&self) -> Result<()> {
         let _bound = self.bind()?;
         // SAFETY: no preconditions beside a current context.
-        self.check("cuCtxSynchronize", unsafe { (self.driver.symbols.ctx_synchronize)() })
+        self.check("cuCtxSynchronize", after_captures(|| unsafe { (self.driver.symbols.ctx_synchronize)() }))
+    }
+
+    /// As [`synchronize`](Self::synchronize); false, at once, while a stream of the context is captured.
+    pub(crate) fn try_synchronize(&self) -> Result<bool> {
+        let _bound = self.bind()?;
+        // SAFETY: no preconditions beside a current context.
+        match unsafe { (self.driver.symbols.ctx_synchronize)() } {
+            code if CAPTURES.contains(&code) => Ok(false),
+            code => self.check("cuCtxSynchronize", code).map(|()| true),
+        }
     }
 
     /// The context of a stream that is not a default one: those belong to whichever is current.
@@ -434,13 +527,15 @@ impl Gpu {
     /// Copies `len` bytes to the host and waits for them.
     pub(crate) fn read_back(&self, to: &mut [u8], from: DevicePtr, stream: Handle) -> Result<()> {
         let _bound = self.bind()?;
+        self.check_uncaptured(stream)?;
         // SAFETY: the slice is valid for writes until the synchronisation below has returned.
         let code = unsafe { (self.driver.symbols.copy_to_host)(to.as_mut_ptr().cast(), from, to.len(), stream) };
         let copied = self.check("cuMemcpyDtoHAsync", code);
         copied?;
         // Whatever was latched meanwhile, by another thread: nothing may be on its way into `to` when this returns.
         // SAFETY: no preconditions.
-        let waited = self.check("cuStreamSynchronize", unsafe { (self.driver.symbols.stream_synchronize)(stream) });
+        let code = after_captures(|| unsafe { (self.driver.symbols.stream_synchronize)(stream) });
+        let waited = self.check("cuStreamSynchronize", code);
         if waited.is_err() && !self.is_broken() {
             // A context that broke runs nothing any more.
             // SAFETY: no preconditions beside the current context.
@@ -470,7 +565,7 @@ impl Gpu {
     pub(crate) fn unload_module(&self, module: Handle) {
         let Ok(_bound) = self.bind() else { return note_leak() };
         // SAFETY: the module came from `load_module`, and its caller drops it once.
-        self.released("cuModuleUnload", unsafe { (self.driver.symbols.module_unload)(module) });
+        self.released("cuModuleUnload", || unsafe { (self.driver.symbols.module_unload)(module) });
     }
 
     /// Starts a kernel.
@@ -511,6 +606,11 @@ impl Driver {
         }
     }
 
+    /// Where the device sits, as the kernel names it; the driver's hexadecimal is in upper case.
+    fn pci(&self, device: c_int) -> Option<String> {
+        self.text(self.symbols.device_pci, device).map(|bus| bus.to_ascii_lowercase())
+    }
+
     fn text(&self, ask: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int, device: c_int) -> Option<String> {
         let mut text = [0_u8; 256];
         // SAFETY: the buffer is valid for as many bytes as are named, less one that stays zero.
@@ -527,7 +627,9 @@ impl Drop for Gpu {
                 return note_leak();
             }
             // SAFETY: retained once by `primary`; every object of ours in the context keeps its `Gpu` alive.
-            self.released("cuDevicePrimaryCtxRelease", unsafe { (self.driver.symbols.primary_release)(self.device) });
+            self.released("cuDevicePrimaryCtxRelease", || unsafe {
+                (self.driver.symbols.primary_release)(self.device)
+            });
         }
     }
 }
@@ -548,6 +650,8 @@ thread_local! {
 pub(crate) struct Bound<'g> {
     gpu: &'g Gpu,
     before: Handle,
+    /// The thread's mode of captures, which the outermost guard puts back.
+    mode: Option<c_uint>,
     /// Stays on its thread.
     here: PhantomData<*const ()>,
 }
@@ -563,6 +667,9 @@ impl Drop for Bound<'_> {
         let code = unsafe { (self.gpu.driver.symbols.ctx_pop)(&mut context) };
         // For the latch alone: the call that the guard was for has its own result.
         let _ = self.gpu.check("cuCtxPopCurrent", code);
+        if let Some(mode) = self.mode {
+            let _ = self.gpu.exchange_mode(mode);
+        }
     }
 }
 
@@ -573,14 +680,20 @@ pub(crate) struct Event {
 }
 
 impl Event {
-    /// An event without timing, whose waiters sleep.
+    /// An event for streams to wait for and for queries: without timing and without an interrupt, as the driver does both
+    /// fastest.
     pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
-        Self::with(gpu, EVENT_BLOCKING | EVENT_NO_TIMING)
+        Self::with(gpu, EVENT_NO_TIMING)
     }
 
     /// An event that says when it was reached.
     pub(crate) fn timed(gpu: &Arc<Gpu>) -> Result<Self> {
-        Self::with(gpu, EVENT_BLOCKING)
+        Self::with(gpu, 0)
+    }
+
+    /// An event for [`wait`](Self::wait), whose waiters sleep.
+    pub(crate) fn blocking(gpu: &Arc<Gpu>) -> Result<Self> {
+        Self::with(gpu, EVENT_BLOCKING | EVENT_NO_TIMING)
     }
 
     fn with(gpu: &Arc<Gpu>, flags: c_uint) -> Result<Self> {
@@ -603,12 +716,23 @@ impl Event {
         self.gpu.check("cuEventRecord", unsafe { (self.gpu.driver.symbols.event_record)(self.raw, stream) })
     }
 
+    /// As [`record`](Self::record), on a stream of the consumer's.
+    ///
+    /// Errors: as [`Gpu::check_uncaptured`]; an event that is recorded in a capture stands for nothing.
+    pub(crate) fn mark(&self, stream: Handle) -> Result<()> {
+        let _bound = self.gpu.bind()?;
+        self.gpu.check_uncaptured(stream)?;
+        self.record(stream)
+    }
+
     /// Whether it has been reached. An event that was never recorded counts as reached.
     pub(crate) fn is_done(&self) -> Result<bool> {
         let _bound = self.gpu.bind()?;
         // SAFETY: the event is alive.
         match unsafe { (self.gpu.driver.symbols.event_query)(self.raw) } {
             NOT_READY => Ok(false),
+            // Nobody may ask now.
+            code if CAPTURES.contains(&code) => Ok(false),
             code => self.gpu.check("cuEventQuery", code).map(|()| true),
         }
     }
@@ -624,11 +748,12 @@ impl Event {
         Ok((f64::from(ms) * 1e6).max(0.0) as u64)
     }
 
-    /// Sleeps until it has been reached.
+    /// Waits until it has been reached: asleep if it is a [`blocking`](Self::blocking) one.
     pub(crate) fn wait(&self) -> Result<()> {
         let _bound = self.gpu.bind()?;
         // SAFETY: the event is alive.
-        self.gpu.check("cuEventSynchronize", unsafe { (self.gpu.driver.symbols.event_synchronize)(self.raw) })
+        let code = after_captures(|| unsafe { (self.gpu.driver.symbols.event_synchronize)(self.raw) });
+        self.gpu.check("cuEventSynchronize", code)
     }
 }
 
@@ -636,7 +761,7 @@ impl Drop for Event {
     fn drop(&mut self) {
         let Ok(_bound) = self.gpu.bind() else { return note_leak() };
         // SAFETY: created by `new`, destroyed once. The driver defers this until a pending event has been reached.
-        self.gpu.released("cuEventDestroy", unsafe { (self.gpu.driver.symbols.event_destroy)(self.raw) });
+        self.gpu.released("cuEventDestroy", || unsafe { (self.gpu.driver.symbols.event_destroy)(self.raw) });
     }
 }
 
@@ -647,11 +772,26 @@ pub(crate) struct CopyStream {
 }
 
 impl CopyStream {
+    /// A stream of the default priority.
     pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
+        Self::with(gpu, 0)
+    }
+
+    /// A stream of the highest priority: its kernels get the next free multiprocessors, before those of other streams.
+    pub(crate) fn preferred(gpu: &Arc<Gpu>) -> Result<Self> {
         let _bound = gpu.bind()?;
-        let mut raw = 0;
+        let (mut least, mut greatest) = (0, 0);
+        // SAFETY: the pointers are valid for the call.
+        let code = unsafe { (gpu.driver.symbols.stream_priorities)(&mut least, &mut greatest) };
+        gpu.check("cuCtxGetStreamPriorityRange", code)?;
+        Self::with(gpu, greatest)
+    }
+
+    fn with(gpu: &Arc<Gpu>, priority: c_int) -> Result<Self> {
+        let _bound = gpu.bind()?;
+        let (mut raw, create) = (0, gpu.driver.symbols.stream_create);
         // SAFETY: the pointer is valid for the call.
-        gpu.check("cuStreamCreate", unsafe { (gpu.driver.symbols.stream_create)(&mut raw, STREAM_NON_BLOCKING) })?;
+        gpu.check("cuStreamCreateWithPriority", unsafe { create(&mut raw, STREAM_NON_BLOCKING, priority) })?;
         Ok(Self { gpu: gpu.clone(), raw })
     }
 
@@ -681,7 +821,8 @@ impl CopyStream {
     pub(crate) fn synchronize(&self) -> Result<()> {
         let _bound = self.gpu.bind()?;
         // SAFETY: the stream is alive.
-        self.gpu.check("cuStreamSynchronize", unsafe { (self.gpu.driver.symbols.stream_synchronize)(self.raw) })
+        let code = after_captures(|| unsafe { (self.gpu.driver.symbols.stream_synchronize)(self.raw) });
+        self.gpu.check("cuStreamSynchronize", code)
     }
 }
 
@@ -689,7 +830,7 @@ impl Drop for CopyStream {
     fn drop(&mut self) {
         let Ok(_bound) = self.gpu.bind() else { return note_leak() };
         // SAFETY: created by `new`, destroyed once; the driver lets pending work end first.
-        self.gpu.released("cuStreamDestroy", unsafe { (self.gpu.driver.symbols.stream_destroy)(self.raw) });
+        self.gpu.released("cuStreamDestroy", || unsafe { (self.gpu.driver.symbols.stream_destroy)(self.raw) });
     }
 }
 
@@ -768,7 +909,7 @@ impl Drop for DeviceMemory {
         }
         let Ok(_bound) = self.gpu.bind() else { return note_leak() };
         // SAFETY: allocated by `new`, freed once; the owner has waited for what used it.
-        self.gpu.released("cuMemFree", unsafe { (self.gpu.driver.symbols.mem_free)(self.given) });
+        self.gpu.released("cuMemFree", || unsafe { (self.gpu.driver.symbols.mem_free)(self.given) });
     }
 }
 
@@ -788,7 +929,7 @@ impl Pin {
         const PORTABLE: c_uint = 1;
         let _bound = gpu.bind()?;
         // SAFETY: the caller's promise.
-        let code = unsafe { (gpu.driver.symbols.host_register)(start.cast(), len, PORTABLE) };
+        let code = after_captures(|| unsafe { (gpu.driver.symbols.host_register)(start.cast(), len, PORTABLE) });
         gpu.check("cuMemHostRegister", code)?;
         Ok(Self { gpu: gpu.clone(), start: start as usize })
     }
@@ -797,9 +938,43 @@ impl Pin {
     pub(crate) fn release(&self) -> bool {
         let released = self.gpu.bind().and_then(|_bound| {
             // SAFETY: registered by `new`; the memory is still mapped by its promise.
-            let code = unsafe { (self.gpu.driver.symbols.host_unregister)(self.start as *mut c_void) };
+            let code =
+                after_captures(|| unsafe { (self.gpu.driver.symbols.host_unregister)(self.start as *mut c_void) });
             self.gpu.check("cuMemHostUnregister", code)
         });
         released.inspect_err(|_| note_leak()).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_that_end_the_process_are_sticky() {
+        // cuda.h of 12.0 to 13.5 says of each: "This leaves the process in an inconsistent state and any further CUDA work will
+        // return the same error. To continue using CUDA, the process must be terminated and relaunched."
+        let inconsistent = [
+            (226, "CUDA_ERROR_CONTAINED"),
+            (700, "CUDA_ERROR_ILLEGAL_ADDRESS"),
+            (702, "CUDA_ERROR_LAUNCH_TIMEOUT"),
+            (710, "CUDA_ERROR_ASSERT"),
+            (714, "CUDA_ERROR_HARDWARE_STACK_ERROR"),
+            (715, "CUDA_ERROR_ILLEGAL_INSTRUCTION"),
+            (716, "CUDA_ERROR_MISALIGNED_ADDRESS"),
+            (717, "CUDA_ERROR_INVALID_ADDRESS_SPACE"),
+            (718, "CUDA_ERROR_INVALID_PC"),
+            (719, "CUDA_ERROR_LAUNCH_FAILED"),
+            (721, "CUDA_ERROR_TENSOR_MEMORY_LEAK"),
+            // "the MPS client has been terminated ... the process must be terminated and relaunched"
+            (810, "CUDA_ERROR_MPS_CLIENT_TERMINATED"),
+        ];
+        for (code, name) in inconsistent {
+            assert!(is_sticky(code), "{name} ({code})");
+        }
+        // Refused calls, among them those that a capture refuses: the context works on.
+        for code in [1, 2, 201, 400, 600, 701, 712, 713, 720, 800, 801, 900, 901, 902, 903, 904, 905, 906, 907] {
+            assert!(!is_sticky(code), "{code}");
+        }
     }
 }

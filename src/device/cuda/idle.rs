@@ -18,15 +18,20 @@
 //! than it is recorded, and no later than it is seen to be, and what lies between two events is exact; so the track is right in
 //! its lengths, and where it stands as soon as the stream has once been idle.
 //!
+//! A step is measured on the stream that its batch is bound to first. A stream of the builder's, one that comes with its owner
+//! and the default one live on, so `asked` is recorded on them. A bare handle is good until the batch bound to it is dropped:
+//! afterwards `asked` is recorded on a stream of our own with nothing else on it, at the device's time of asking, and the idle
+//! time counts from `released` where that is later.
+//!
 //! Limits: what the user gives to the stream between asking for a batch and having it (between two polls with a limit, or
-//! before binding a batch late) is between `asked` and `start`, too, and counts as starvation. One stream, the first one that batches are bound to and that surely lives on: one of the builder's, one that
-//! comes with its owner, or the default one. A bare handle that a single batch is bound to may be gone with that batch. A step
-//! counts when the stream has come to its `start`. Until then it is either one of those whose copies are not done, which have
-//! a slot each, or of those whose memory the stream still uses, which have a buffer each: there is room for so many. Events
-//! are made with the loader and used again; none is made for a step.
+//! before binding a batch late) is between `asked` and `start`, too, and counts as starvation. A batch that is dropped unbound
+//! is not measured, and counted. A step counts when the streams have come to its events. Until then it is either one of those
+//! whose copies are not done, which have a slot each, or of those whose memory a stream still uses, or that are not bound yet,
+//! which have a buffer each: there is room for so many. Events are made with the loader and used again; none is made for a
+//! step.
 
 use super::Stream;
-use super::driver::{Event, Gpu, Handle};
+use super::driver::{CopyStream, DevicePtr, Event, Gpu, Handle};
 use crate::error::Result;
 use crate::profile::{Clock, GpuIdle, Ring, Track, Work};
 use std::collections::VecDeque;
@@ -34,7 +39,8 @@ use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// The measurement of a loader. The consumer's threads alone use it; its lock is theirs.
+/// The measurement of a loader. The consumer's threads alone use it; its lock is theirs. Batches are told apart by where their
+/// buffers begin.
 pub(crate) struct IdleMeter {
     gpu: Arc<Gpu>,
     clock: Clock,
@@ -42,33 +48,94 @@ pub(crate) struct IdleMeter {
     ring: Ring,
     /// Steps whose `start` has not been reached, at most.
     unread: usize,
+    /// With nothing on it but marks; none where nothing is measured.
+    empty: Option<CopyStream>,
     inner: Mutex<Inner>,
 }
 
 #[derive(Default)]
 struct Inner {
-    /// The stream that is measured; held, so that it lives.
-    stream: Option<Stream>,
+    consumer: Consumer,
     spare: Vec<Event>,
-    /// Asked, when by the host's clock, and not yet attached to a batch.
-    asked: Option<(Event, u64)>,
-    /// When a batch was handed out that no stream waits for yet.
-    unbound: Option<Instant>,
-    last_released: Option<Event>,
+    /// `next()` was entered, not for a first batch, and handed out none yet.
+    asked: Option<Asked>,
+    /// Batches that were handed out and no stream waits for yet.
+    handed: Vec<Handed>,
+    last_released: Option<Mark>,
     unread: VecDeque<Step>,
     /// The start of the last step that was read, and when that was by the host's clock.
     last_start: Option<(Event, u64)>,
     totals: GpuIdle,
 }
 
+/// The stream that a batch was bound to last, as far as it may be used.
+#[derive(Default)]
+enum Consumer {
+    /// There was none, or it may be gone.
+    #[default]
+    Unknown,
+    /// It lives at least as long as the loader, or as this value.
+    Lasting(Stream),
+    /// It lives until this batch is dropped.
+    Until(Handle, DevicePtr),
+}
+
+/// An event, and the stream that it was recorded on, which may be gone.
+struct Mark {
+    event: Event,
+    on: Handle,
+}
+
+/// The entry into `next()`: its mark, unless the driver refused it, and when that was by the host's clock.
+struct Asked {
+    mark: Option<Mark>,
+    at_ns: u64,
+}
+
+/// A batch without a stream.
+struct Handed {
+    batch: DevicePtr,
+    /// None for the first batch of an iterator.
+    asked: Option<Asked>,
+    /// When it was handed out, if no stream was to be bound to it at once.
+    since: Option<Instant>,
+}
+
 /// The events of one step.
 struct Step {
-    before: Option<Event>,
-    asked: Event,
+    before: Option<Mark>,
+    asked: Mark,
     asked_ns: u64,
-    start: Event,
+    start: Mark,
     /// How long the batch was there and bound to no stream.
     unbound_ns: u64,
+}
+
+impl Step {
+    fn is_done(&self) -> Result<bool> {
+        // What is before `start` on its stream is reached before it.
+        let elsewhere = self.before.iter().chain([&self.asked]).filter(|mark| mark.on != self.start.on);
+        for mark in [&self.start].into_iter().chain(elsewhere) {
+            if !mark.event.is_done()? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn into_events(self) -> impl Iterator<Item = Event> {
+        self.before.into_iter().chain([self.asked, self.start]).map(|mark| mark.event)
+    }
+
+    /// How long the stream was idle, at most, before the batch was asked for, and how long after that; with the event that
+    /// ends the work of the step before.
+    fn idle(&self) -> Result<(u64, u64, &Event)> {
+        let asked = &self.asked.event;
+        let late = self.before.as_ref().map_or(Ok(0), |before| before.event.until(asked))?;
+        // On another stream than `asked`, the work of the step before may end later.
+        let from = self.before.as_ref().filter(|_| late == 0).map_or(asked, |before| &before.event);
+        Ok((late, from.until(&self.start.event)?, from))
+    }
 }
 
 impl IdleMeter {
@@ -77,8 +144,10 @@ impl IdleMeter {
         // Three for each of these steps, and for the one that is being made; and the start of the one that was read last.
         let count = if unread > 0 { 3 * (unread + 1) + 1 } else { 0 };
         let spare = (0..count).map(|_| Event::timed(gpu)).collect::<Result<_>>()?;
-        let inner = Mutex::new(Inner { spare, unread: VecDeque::with_capacity(unread), ..Inner::default() });
-        Ok(Self { gpu: gpu.clone(), clock, ring: Ring::default(), unread, inner })
+        let empty = (unread > 0).then(|| CopyStream::new(gpu)).transpose()?;
+        let (handed, steps) = (Vec::with_capacity(unread), VecDeque::with_capacity(unread));
+        let inner = Mutex::new(Inner { spare, handed, unread: steps, ..Inner::default() });
+        Ok(Self { gpu: gpu.clone(), clock, ring: Ring::default(), unread, empty, inner })
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -88,65 +157,86 @@ impl IdleMeter {
     /// `next()` was entered, for the `first` batch of an iterator or another one. Errors are those of a broken device, and say
     /// so elsewhere: then nothing is measured.
     pub(crate) fn asked(&self, first: bool) {
-        if self.unread == 0 {
-            return;
-        }
+        let Some(empty) = &self.empty else { return };
         let Ok(_bound) = self.gpu.bind() else { return };
         let mut inner = self.lock();
-        let Some(stream) = inner.stream.as_ref().map(Stream::raw) else { return };
         let now = self.clock.now();
         inner.read(&self.ring, now);
-        let former = inner.asked.take().map(|(event, _)| event);
-        inner.spare.extend(former);
+        let former = inner.asked.take().and_then(|asked| asked.mark);
+        inner.put_back(former);
         if first {
             // What was between two iterators is nobody's.
             let before = inner.last_released.take();
+            inner.put_back(before);
             let start = inner.last_start.take().map(|(event, _)| event);
-            inner.spare.extend(before.into_iter().chain(start));
+            inner.spare.extend(start);
         } else {
-            inner.asked = inner.record(stream).map(|event| (event, now));
+            let stream = match &inner.consumer {
+                Consumer::Unknown => empty.raw(),
+                Consumer::Lasting(stream) => stream.raw(),
+                Consumer::Until(stream, _) => *stream,
+            };
+            inner.asked = Some(Asked { mark: inner.record(stream), at_ns: now });
         }
     }
 
-    /// A batch is handed out that is bound to no stream.
-    pub(crate) fn unbound(&self) {
-        self.lock().unbound = Some(Instant::now());
-    }
-
-    /// A batch was bound to `stream`, which waits for `copied` now; `lives` says that it does so at least as long as the
-    /// loader.
-    pub(crate) fn started(&self, stream: &Stream, lives: bool, copied: &Event) {
+    /// A batch is handed out, perhaps with no stream that is bound to it at once.
+    pub(crate) fn handed(&self, batch: DevicePtr, unbound: bool) {
+        if self.unread == 0 {
+            return;
+        }
         let mut inner = self.lock();
-        match &inner.stream {
-            // The first step of all has no `asked`.
-            None if lives || stream.keeps_itself() => inner.stream = Some(stream.clone()),
-            Some(measured) if measured.raw() == stream.raw() => {}
-            _ => return,
+        let asked = inner.asked.take();
+        inner.handed.push(Handed { batch, asked, since: unbound.then(Instant::now) });
+    }
+
+    /// A batch was bound to its first stream, which waits for `copied` now; `lives` says that the stream does so at least as
+    /// long as the loader.
+    pub(crate) fn started(&self, batch: DevicePtr, stream: &Stream, lives: bool, copied: &Event) {
+        if self.unread == 0 {
+            return;
         }
-        let stream = stream.raw();
-        let (unbound, before) = (inner.unbound.take(), inner.last_released.take());
-        let Some((asked, asked_ns)) = inner.asked.take() else { return inner.spare.extend(before) };
-        let unbound = unbound.filter(|_| copied.is_done().unwrap_or(false));
-        let unbound_ns = unbound.map_or(0, |since| since.elapsed().as_nanos() as u64);
+        let mut inner = self.lock();
+        let lasts = lives || stream.keeps_itself();
+        inner.consumer = if lasts { Consumer::Lasting(stream.clone()) } else { Consumer::Until(stream.raw(), batch) };
+        let before = inner.last_released.take();
+        let Some((Asked { mark, at_ns }, since)) = inner.take_handed(batch) else { return inner.put_back(before) };
+        let since = since.filter(|_| copied.is_done().unwrap_or(false));
+        let unbound_ns = since.map_or(0, |since| since.elapsed().as_nanos() as u64);
         if inner.unread.len() == self.unread {
             inner.read(&self.ring, self.clock.now());
         }
-        let start = if inner.unread.len() < self.unread { inner.record(stream) } else { None };
-        match start {
-            Some(start) => inner.unread.push_back(Step { before, asked, asked_ns, start, unbound_ns }),
-            None => inner.spare.extend(before.into_iter().chain([asked])),
+        let room = mark.is_some() && inner.unread.len() < self.unread;
+        let start = if room { inner.record(stream.raw()) } else { None };
+        match (mark, start) {
+            (Some(asked), Some(start)) => {
+                inner.unread.push_back(Step { before, asked, asked_ns: at_ns, start, unbound_ns });
+            }
+            (mark, _) => {
+                inner.put_back(before);
+                inner.put_back(mark);
+                inner.totals.unmeasured.no_event += 1;
+            }
         }
     }
 
-    /// A batch that was bound to `stream` is dropped.
-    pub(crate) fn released(&self, stream: Handle) {
-        let mut inner = self.lock();
-        if inner.stream.as_ref().map(Stream::raw) != Some(stream) {
+    /// A batch is dropped; `stream` is the first that it was bound to, which may be gone from here on.
+    pub(crate) fn released(&self, batch: DevicePtr, stream: Option<Handle>) {
+        if self.unread == 0 {
             return;
         }
+        let mut inner = self.lock();
+        if let Some((asked, _)) = inner.take_handed(batch) {
+            inner.put_back(asked.mark);
+            inner.totals.unmeasured.no_stream += 1;
+        }
+        let Some(stream) = stream else { return };
         let former = inner.last_released.take();
-        inner.spare.extend(former);
+        inner.put_back(former);
         inner.last_released = inner.record(stream);
+        if matches!(inner.consumer, Consumer::Until(_, last) if last == batch) {
+            inner.consumer = Consumer::Unknown;
+        }
     }
 
     /// What was measured so far.
@@ -166,10 +256,10 @@ impl IdleMeter {
 
 impl Inner {
     /// Marks where the stream is; nothing without an event to spare, or on a broken device.
-    fn record(&mut self, stream: Handle) -> Option<Event> {
+    fn record(&mut self, stream: Handle) -> Option<Mark> {
         let event = self.spare.pop()?;
-        match event.record(stream) {
-            Ok(()) => Some(event),
+        match event.mark(stream) {
+            Ok(()) => Some(Mark { event, on: stream }),
             Err(_) => {
                 self.spare.push(event);
                 None
@@ -177,33 +267,47 @@ impl Inner {
         }
     }
 
+    fn put_back(&mut self, mark: Option<Mark>) {
+        self.spare.extend(mark.map(|mark| mark.event));
+    }
+
+    /// When a batch that has no stream yet was asked for, and since when it could have one; nothing for a first batch.
+    fn take_handed(&mut self, batch: DevicePtr) -> Option<(Asked, Option<Instant>)> {
+        let at = self.handed.iter().position(|handed| handed.batch == batch)?;
+        let Handed { asked, since, .. } = self.handed.swap_remove(at);
+        Some((asked?, since))
+    }
+
     /// Reads the steps whose events have been reached by `now`, oldest first.
     fn read(&mut self, ring: &Ring, now: u64) {
         while let Some(step) = self.unread.front() {
-            match step.start.is_done() {
+            match step.is_done() {
                 Ok(true) => {}
                 Ok(false) => return,
-                Err(_) => return self.unread.clear(),
+                // It says nothing of any of them, now. Their events are good for others.
+                Err(_) => {
+                    self.totals.unmeasured.no_event += self.unread.len() as u64;
+                    return self.spare.extend(self.unread.drain(..).flat_map(Step::into_events));
+                }
             }
-            let Some(Step { before, asked, asked_ns, start, unbound_ns }) = self.unread.pop_front() else { return };
-            let former = self.last_start.take();
-            if let Ok(idle) = asked.until(&start) {
-                let late = before.as_ref().and_then(|before| before.until(&asked).ok()).unwrap_or(0);
-                // Of what the stream stood still for, at most: it may have worked meanwhile.
-                let unbound = unbound_ns.min(idle);
-                self.totals.steps += 1;
-                self.totals.starved_ns += idle - unbound;
-                self.totals.host_late_ns += late + unbound;
-                let before = former.as_ref().and_then(|(event, at)| Some((*at, event.until(&asked).ok()?)));
-                let stretches = [late, idle - unbound, unbound];
-                let start_ns = place(ring, before, stretches, asked_ns..=now.saturating_sub(idle));
-                self.last_start = Some((start, start_ns));
-            } else {
-                self.spare.push(start);
-            }
-            self.spare.push(asked);
+            let Some(step) = self.unread.pop_front() else { return };
+            let Ok((late, idle, from)) = step.idle() else {
+                self.totals.unmeasured.no_event += 1;
+                self.spare.extend(step.into_events());
+                continue;
+            };
+            // Of what the stream stood still for, at most: it may have worked meanwhile.
+            let unbound = step.unbound_ns.min(idle);
+            self.totals.steps += 1;
+            self.totals.starved_ns += idle - unbound;
+            self.totals.host_late_ns += late + unbound;
+            let before = self.last_start.as_ref().and_then(|(event, at)| Some((*at, event.until(from).ok()?)));
+            let start_ns =
+                place(ring, before, [late, idle - unbound, unbound], step.asked_ns..=now.saturating_sub(idle));
+            let former = self.last_start.replace((step.start.event, start_ns));
             self.spare.extend(former.map(|(event, _)| event));
-            self.spare.extend(before);
+            self.put_back(step.before);
+            self.spare.push(step.asked.event);
         }
     }
 }

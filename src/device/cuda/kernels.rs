@@ -18,7 +18,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::tensor::DType;
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 /// The kernels as text, which the driver compiles for the GPU at hand; ends with a NUL.
 pub(crate) const PTX: &str = concat!(include_str!("kernels/finish.ptx"), "\0");
@@ -48,10 +48,23 @@ pub(crate) struct Kernels {
 }
 
 impl Kernels {
+    /// The kernels of a GPU: loaded for the first that asks, and shared until the last one drops them.
+    ///
+    /// Errors: as of [`load`](Self::load).
+    pub(crate) fn of(gpu: &Arc<Gpu>) -> Result<Arc<Self>> {
+        let mut kernels = gpu.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(loaded) = kernels.upgrade() {
+            return Ok(loaded);
+        }
+        let loaded = Arc::new(Self::load(gpu)?);
+        *kernels = Arc::downgrade(&loaded);
+        Ok(loaded)
+    }
+
     /// Compiles and loads the kernels. Takes up to seconds the first time; the driver caches the result.
     ///
     /// Errors: what the driver says, for instance when the GPU is older than Volta.
-    pub(crate) fn load(gpu: &Arc<Gpu>) -> Result<Self> {
+    fn load(gpu: &Arc<Gpu>) -> Result<Self> {
         let text = CStr::from_bytes_with_nul(PTX.as_bytes()).unwrap_or_default();
         let module = gpu.load_module(text)?;
         let mut kernels = Self { gpu: gpu.clone(), module, f32: 0, f16: 0, bf16: 0, gather: 0 };

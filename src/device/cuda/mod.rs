@@ -3,18 +3,32 @@
 //! ```text
 //! full slot ──(transfer thread: one copy per run of arrays)──► copy stream ──event "copied"──► Batch
 //!    │                                                            ▲                              │ bound streams wait for
-//!    └── free again when "copied" is reached                      │                              ▼ "copied", never the CPU
+//!    └── free again when its copy has ended                       │                              ▼ "copied", never the CPU
 //!                                       waits for ◄── events "released", one per bound stream, recorded when it is dropped
 //! ```
 //!
 //! The driver library is looked for at run time; without it, or without a device, [`Device::auto`](super::Device::auto) is
-//! the host and says why. Nothing of CUDA is needed to build.
+//! the host and says why. Nothing of CUDA is needed to build: the calls are this crate's own table of symbols.
 //!
 //! Invariants:
 //! * Device memory is reserved once, by `build`; a batch reserves nothing.
 //! * A slot stays the copy's until its event is reached; a buffer stays the consumer's until the events that its streams
 //!   got when the batch was dropped are reached: the copy stream waits for them, no thread does.
 //! * No thread waits in the driver for the device, but for those that end things.
+//!
+//! # CUDA graphs
+//!
+//! A loader may be built, run and dropped while another thread captures a graph, in any mode: its calls are made in the relaxed
+//! mode, and neither end the capture nor fail. Of a stream that is itself captured:
+//!
+//! * Receive and bind batches before or after the capture. [`Batch::bind`](crate::Batch::bind), reading a field and `next()` of
+//!   a loader that has the stream fail with [`ErrorKind::Config`]; nothing is lost by that, and the
+//!   capture goes on.
+//! * A graph must not work on a batch: it would find another batch there when it runs. Copy the batch to memory that is the
+//!   graph's, between its runs.
+//! * A batch may be dropped in the capture. Its memory is used again when the capture has ended. Where the stream is a bare
+//!   handle ([`Stream::from_raw`], DLPack), which may be gone by then, the loader waits for the whole context instead, and that
+//!   ends a capture (error 901): drop such a batch before or after it.
 //!
 //! # Onto the GPU
 //!
@@ -23,8 +37,19 @@
 //!
 //! ## cudarc: kernels of your own
 //!
-//! [`Device::cuda_in`](super::Device::cuda_in) takes your context, [`LoaderBuilder::stream`](crate::LoaderBuilder::stream)
-//! your stream. A field is a [`CudaSlice`](cudarc::driver::CudaSlice) then.
+//! With the feature `cudarc`, `Device::cuda_in` takes your context, [`LoaderBuilder::stream`](crate::LoaderBuilder::stream)
+//! your stream, and `FieldView::cuda_slice` gives a field as a `CudaSlice`.
+//!
+//! cudarc builds bindings for one version of CUDA, and this crate chooses none: the choice is of your program. Either it
+//! depends on cudarc itself, or the environment of the build says `CUDARC_CUDA_VERSION=12080`:
+//!
+//! ```toml
+//! feedline = { version = "0.1", features = ["cudarc"] }
+//! cudarc = { version = "0.19", default-features = false, features = ["std", "driver", "cuda-12080"] }
+//! ```
+//!
+//! Bindings of an older version run on newer drivers. `cuda-version-from-build-system` asks `nvcc`, and stops the build at
+//! a version that cudarc does not know.
 //!
 //! ```no_run
 //! use feedline::device::cuda::cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
@@ -152,15 +177,19 @@
 pub(crate) mod copy;
 pub(crate) mod cufile;
 pub(crate) mod driver;
+pub(crate) mod flight;
 pub(crate) mod idle;
+#[cfg(feature = "cudarc")]
+pub(crate) mod interop;
 pub(crate) mod kernels;
 pub mod nvml;
-mod slice;
 mod stream;
 
+#[cfg(feature = "cudarc")]
 pub use cudarc;
 pub use driver::Absent;
-pub use slice::FieldSlice;
+#[cfg(feature = "cudarc")]
+pub use interop::FieldSlice;
 pub use stream::Stream;
 
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -183,11 +212,6 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<Gpu>> {
     let gpu = Gpu::primary(driver, ordinal)?;
     gpus.push(Arc::downgrade(&gpu));
     Ok(gpu)
-}
-
-/// The device of the user's own context.
-pub(super) fn open_in(context: Arc<cudarc::driver::CudaContext>) -> Result<Arc<Gpu>> {
-    Gpu::of_user(driver()?, context)
 }
 
 fn driver() -> Result<&'static Driver> {

@@ -4,7 +4,7 @@
 
 use super::driver::{Gpu, Handle, LEGACY, PER_THREAD};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use cudarc::driver::CudaStream;
+use std::any::Any;
 use std::sync::Arc;
 
 /// A stream of the consumer: batches that are bound to it are there before the work that it is given afterwards, and their
@@ -12,8 +12,17 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct Stream {
     raw: Handle,
-    #[allow(dead_code, reason = "held so that the stream lives")]
-    owner: Option<Arc<CudaStream>>,
+    owner: Option<Owner>,
+}
+
+/// What keeps a stream alive.
+#[derive(Clone)]
+#[cfg_attr(not(feature = "cudarc"), allow(dead_code, reason = "no type of a user's stream is known"))]
+struct Owner {
+    /// The stream's context.
+    context: Handle,
+    #[allow(dead_code, reason = "held for its Drop")]
+    stream: Arc<dyn Any + Send + Sync>,
 }
 
 impl Stream {
@@ -28,7 +37,8 @@ impl Stream {
     /// refused when a batch is bound to it, for it is another one on each thread.
     ///
     /// # Safety
-    /// The stream must live, on the device of the loader, until every batch that is bound to it has been dropped.
+    /// The stream must live, on the device of the loader, until every batch that is bound to it has been dropped. Drop
+    /// none of them while a graph is captured from it, see [CUDA graphs](super#cuda-graphs).
     pub unsafe fn from_raw(stream: usize) -> Self {
         Self::promised(stream)
     }
@@ -36,6 +46,12 @@ impl Stream {
     /// As [`from_raw`](Self::from_raw), whose promise was made to somebody else.
     pub(crate) fn promised(stream: usize) -> Self {
         Self { raw: if stream == 0 { LEGACY } else { stream }, owner: None }
+    }
+
+    /// A stream of `context`, alive for as long as `stream`.
+    #[cfg(feature = "cudarc")]
+    pub(super) fn owned(raw: Handle, context: Handle, stream: Arc<dyn Any + Send + Sync>) -> Self {
+        Self { raw: if raw == 0 { LEGACY } else { raw }, owner: Some(Owner { context, stream }) }
     }
 
     /// Whether it lives for as long as this value does, whatever was promised.
@@ -56,7 +72,7 @@ impl Stream {
             return refused("the per-thread default stream is another one on each thread; make a stream".into());
         }
         let context = match &self.owner {
-            Some(stream) => stream.context().cu_ctx() as Handle,
+            Some(owner) => owner.context,
             None if self.raw == LEGACY => return Ok(()),
             None => gpu.context_of(self.raw)?,
         };
@@ -65,19 +81,6 @@ impl Stream {
             return refused(format!("the stream belongs to another context than cuda:{ordinal} of this loader"));
         }
         Ok(())
-    }
-}
-
-impl From<&Arc<CudaStream>> for Stream {
-    fn from(stream: &Arc<CudaStream>) -> Self {
-        let raw = stream.cu_stream() as Handle;
-        Self { raw: if raw == 0 { LEGACY } else { raw }, owner: Some(stream.clone()) }
-    }
-}
-
-impl From<Arc<CudaStream>> for Stream {
-    fn from(stream: Arc<CudaStream>) -> Self {
-        Self::from(&stream)
     }
 }
 

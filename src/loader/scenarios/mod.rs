@@ -7,8 +7,12 @@
 //! ```
 //!
 //! Nothing of the profiler is in the truth: the parts log when they worked, the consumer when it asked and got.
-//! Limits: one host, nothing is copied to a device.
+//! Batches stay on the host, or a GPU in virtual time copies them and runs the steps: a consumer gives it steps and may go on
+//! before they are done, as programs that train do.
+//!
+//! Limits: one host, one GPU at most.
 
+mod gpu;
 mod parts;
 mod tests;
 mod time;
@@ -18,6 +22,7 @@ use super::Loader;
 use crate::batch::Batch;
 use crate::order::Order;
 use crate::profile::Snapshot;
+use gpu::{Gpu, OnGpu};
 use parts::{Decode, Device, ReadLog, Samples, Slow, Storage, Times};
 use std::collections::VecDeque;
 use std::sync::mpsc::{TryRecvError, channel};
@@ -56,6 +61,8 @@ pub(super) struct Scenario {
     pub(super) tiny_ring: bool,
     /// Nothing is read.
     pub(super) in_memory: bool,
+    /// Steps are done by a GPU.
+    gpu: Option<OnGpu>,
     pub(super) seed: u64,
 }
 
@@ -79,6 +86,7 @@ impl Default for Scenario {
             drops_early: false,
             tiny_ring: false,
             in_memory: false,
+            gpu: None,
             seed: 1,
         }
     }
@@ -90,7 +98,12 @@ pub(super) struct Truth {
     /// Whole, and without the first batch's.
     pub(super) steady: u64,
     pub(super) waited: u64,
+    /// The consumer's thread did not wait.
+    pub(super) own: u64,
+    /// Steps were under way, on the GPU if there is one.
     pub(super) stepped: u64,
+    /// Copies were on the bus.
+    pub(super) copying: u64,
     /// Any read was in flight; all reads together; all servers together.
     pub(super) reading: u64,
     pub(super) in_flight: u64,
@@ -108,6 +121,8 @@ pub(super) struct Truth {
 pub(super) struct Outcome {
     pub(super) snapshot: Snapshot,
     pub(super) truth: Truth,
+    /// The report for people.
+    pub(super) report: String,
 }
 
 impl Scenario {
@@ -144,7 +159,7 @@ impl Scenario {
         Times { mean, varies: self.varies, seed: self.seed * 8 + salt }
     }
 
-    fn build(&self, time: &Arc<Shared>, all: u64) -> (Loader, Arc<Mutex<ReadLog>>) {
+    fn build(&self, time: &Arc<Shared>, all: u64, gpu: Option<&Gpu>) -> (Loader, Arc<Mutex<ReadLog>>) {
         let device = Device {
             servers: self.servers,
             service: self.times(self.read, 1),
@@ -165,6 +180,9 @@ impl Scenario {
                 let times = self.times(self.order, 3);
                 builder = builder.order(Order::sampler(Slow { time: time.clone(), times, len }));
             }
+            if let Some(gpu) = gpu {
+                builder = gpu.settings(builder);
+            }
             if let Some(bytes) = budget {
                 builder = builder.memory_budget(bytes);
             }
@@ -181,13 +199,15 @@ impl Scenario {
     }
 
     fn consume(&self, time: &Arc<Shared>, all: u64) -> Outcome {
-        let (loader, log) = self.build(time, all);
-        time.watch(loader.shared.runtime.core());
+        let gpu = self.gpu.map(|on| Gpu::new(on, time, self.times(on.copy, 5)));
+        let (loader, log) = self.build(time, all, gpu.as_ref());
+        time.watch(loader.shared.runtime.core(), gpu.as_ref().map(Gpu::simulated));
         let steps = self.times(self.step, 4);
         let mut epoch = loader.epoch(0).unwrap();
         let mut held = VecDeque::<(u64, Batch)>::new();
         let mut drops = Vec::new();
-        let (mut first, mut waited, mut stepped) = (0, 0, 0);
+        let mut queued = VecDeque::new();
+        let (mut first, mut waited, mut own) = (0, 0, 0);
         for number in 0..self.batches {
             let asked = time.now();
             time.asks(number);
@@ -200,6 +220,11 @@ impl Scenario {
             } else {
                 waited += got - asked
             }
+            let step = steps.of(number).max(1);
+            match &gpu {
+                Some(gpu) => queued.push_back(gpu.step(&batch, step)),
+                None => queued.push_back(got + step),
+            }
             held.push_back((got, batch));
             let mut let_go = || {
                 let more = held.len().saturating_sub(self.holds);
@@ -208,14 +233,17 @@ impl Scenario {
             if self.drops_early {
                 let_go();
             }
-            time.sleep(steps.of(number).max(1));
-            stepped += time.now() - got;
+            while queued.len() > self.gpu.map_or(0, |on| on.ahead) {
+                let end = queued.pop_front().unwrap_or_default();
+                time.sleep(end.saturating_sub(time.now()).max(1));
+            }
+            own += time.now() - got;
             let_go();
         }
         // Until everything that happens at this moment has happened.
         time.sleep(0);
         let window = (first, time.now());
-        let mut snapshot = loader.snapshot();
+        let (mut snapshot, report) = (loader.snapshot(), loader.report().to_string());
         // Workers that work in virtual time take no cores.
         (snapshot.decode.cpu_ns, snapshot.decode.cores) = (None, 1024);
         let holding = held.iter().map(|(got, _)| (*got, window.1)).chain(drops).collect::<Vec<_>>();
@@ -228,12 +256,15 @@ impl Scenario {
         }
         let filling: Vec<_> = loader.timeline().batches.iter().map(|batch| (batch.planned_ns, batch.full_ns)).collect();
         let mut truth = self.truth(time, &log, window);
-        (truth.waited, truth.stepped) = (waited, stepped);
+        (truth.waited, truth.own, truth.stepped) = (waited, own, own);
+        if let Some(gpu) = &gpu {
+            (truth.stepped, truth.copying) = (added(&gpu.steps(), window), added(&gpu.copies(), window));
+        }
         (truth.held, truth.filling) = (added(&holding, window), added(&filling, window));
         truth.starved = self.starved(&time.lock().decodes, &filling, window);
         time.end();
         drop((epoch, loader));
-        Outcome { snapshot, truth }
+        Outcome { snapshot, truth, report }
     }
 
     /// Sum over time of the workers that did nothing while some batch was being filled.

@@ -85,7 +85,7 @@ impl Storage {
             channel_free: 0,
             stats: ReadStats::default(),
         };
-        let choice = Choice { reader: "virtual", direct: false, cached_first: false, why: Vec::new() };
+        let choice = Choice { reader: "virtual", direct: false, cached_first: false, explicit: false, why: Vec::new() };
         let again = Again::new(Arc::default(), &ReaderOptions::default(), None);
         (Opened { reader: Box::new(reader), cache: None, choice, again }, log)
     }

@@ -2,6 +2,7 @@
 //!
 //! `FEEDLINE_SCENARIOS=full` runs each three times as long, `FEEDLINE_SCENARIOS=print` prints each.
 
+use super::gpu::Given;
 use super::verdict::{Cause, Change, named, predicted};
 use super::*;
 use crate::profile::Verdict;
@@ -10,8 +11,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What the slowest stage needs for a batch.
 const SLOWEST: f64 = 8e6;
-/// In this order everywhere.
-const STAGES: [Cause; 4] = [Cause::Consumer, Cause::Decode, Cause::Storage, Cause::Order];
+/// In this order everywhere; copies are there on a GPU alone.
+const STAGES: [Cause; 5] = [Cause::Consumer, Cause::Decode, Cause::Storage, Cause::Order, Cause::Copy];
+/// Steps that a consumer's stream is given ahead: none, some, as many as the loader gives batches for.
+const AHEAD: [usize; 3] = [0, 3, usize::MAX];
 const STRENGTHS: [f64; 4] = [1.2, 1.5, 2.0, 5.0];
 /// Two stages differ when one needs so many times what the other does.
 const APART: f64 = 1.2;
@@ -41,7 +44,7 @@ fn wanted(what: &str) -> bool {
 /// One stage is the slowest, the others need less by a factor; nobody else plans slowly.
 fn one_slow(batches: u64) -> Vec<Scenario> {
     let mut all = Vec::new();
-    for (at, stage) in STAGES.into_iter().enumerate() {
+    for (at, stage) in STAGES.into_iter().enumerate().take(4) {
         for strength in STRENGTHS {
             for (workers, slots) in [1, 2, 4].into_iter().flat_map(|workers| [2, 4, 8].map(|slots| (workers, slots))) {
                 for varies in [false, true] {
@@ -120,6 +123,61 @@ fn others(batches: u64) -> Vec<Scenario> {
     all
 }
 
+/// Steps on a GPU, whose stream the loader is told or has to learn batch by batch.
+fn on_gpu(copy: f64, ahead: usize, given: Given) -> OnGpu {
+    OnGpu { copy, buffers: 3, ahead, given }
+}
+
+/// A GPU trains, and one stage is the slowest; the host synchronises or runs ahead.
+fn one_slow_on_gpu(batches: u64) -> Vec<Scenario> {
+    let mut all = Vec::new();
+    for (at, stage) in STAGES.into_iter().enumerate().filter(|(_, stage)| *stage != Cause::Order) {
+        for (strength, slots) in [1.2, 2.0, 7.5].into_iter().flat_map(|strength| [4, 8].map(|slots| (strength, slots)))
+        {
+            for (ahead, given) in
+                AHEAD.into_iter().flat_map(|ahead| [Given::Builder, Given::EachBatch].map(|given| (ahead, given)))
+            {
+                let mut demands = [SLOWEST / strength; 5];
+                (demands[3], demands[at]) = (0.0, SLOWEST);
+                let seed = 4000 + all.len() as u64;
+                let gpu = Some(on_gpu(demands[4], ahead, given));
+                let scenario =
+                    Scenario { slots, batches, gpu, seed, varies: seed.is_multiple_of(2), ..Scenario::default() };
+                let [step, decode, read, ..] = demands;
+                let name = format!("GPU, {stage:?} × {strength}, {ahead} ahead, {given:?}");
+                all.push(scenario.demanding([step, decode, read, 0.0]).called(name));
+            }
+        }
+    }
+    all
+}
+
+/// Pipelines with a GPU that have nothing in common.
+fn random_on_gpu(batches: u64) -> Vec<Scenario> {
+    let one = |seed: u64| {
+        // Of the numbers the last digits alone, which are evenly distributed.
+        let times = Times { mean: 1e9, varies: true, seed };
+        let pick = |at: u64, of: usize| times.of(at) as usize % of;
+        // From 1 to 20 ms for each batch.
+        let demand = |at: u64| 1e6 * 20_f64.powf((times.of(at) % 1000) as f64 / 1000.0);
+        let (given, ahead) = ([Given::Builder, Given::EachBatch][pick(1, 2)], [0, 1, 4, usize::MAX][pick(2, 4)]);
+        let gpu = OnGpu { copy: demand(3), buffers: [2, 3, 4, 8][pick(4, 4)], ahead, given };
+        let scenario = Scenario {
+            workers: [1, 2, 4][pick(5, 3)],
+            slots: [2, 3, 4, 8, 16][pick(6, 5)],
+            varies: pick(7, 2) == 0,
+            drops_early: pick(8, 2) == 0,
+            gpu: Some(gpu),
+            batches,
+            seed,
+            ..Scenario::default()
+        };
+        let name = format!("GPU, random {seed}, {ahead} ahead, {given:?}");
+        scenario.demanding([demand(9), demand(10), demand(11), 0.0]).called(name)
+    };
+    (5000..5120).map(one).collect()
+}
+
 /// Runs all, two at a time.
 fn run_all(scenarios: &[Scenario]) -> Vec<Outcome> {
     let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
@@ -145,16 +203,26 @@ fn run_all(scenarios: &[Scenario]) -> Vec<Outcome> {
 fn misaccounted(scenario: &Scenario, outcome: &Outcome) -> Vec<String> {
     let (s, truth) = (&outcome.snapshot, &outcome.truth);
     let mut wrong = Vec::new();
-    let mut same = |what: &str, measured: u64, truth: u64| {
-        if measured.abs_diff(truth) > 1000 {
+    let mut about = |what: &str, measured: u64, truth: u64, off: u64| {
+        if measured.abs_diff(truth) > off {
             wrong.push(format!("{what}: {measured}, really {truth}"));
         }
     };
+    if let (Some(copy), Some(gpu)) = (&s.copy, &s.consumer.gpu) {
+        // The stream's steps lie behind the host's, and copies count when they are done.
+        let off = truth.steady / 50;
+        about("on the bus", copy.busy_ns, truth.copying, off);
+        let all = s.consumer.handed().batches * gpu.starved_ns / gpu.steps.max(1);
+        about("GPU starved", all, truth.steady - truth.stepped, 2 * off);
+    } else {
+        about("slots held", s.slots.held_ns, truth.held, 1000);
+    }
+    let mut same = |what: &str, measured: u64, truth: u64| about(what, measured, truth, 1000);
     let slots = &s.slots;
     same("steady", s.steady_ns, truth.steady);
     same("waited + user", s.consumer.waited_ns + s.consumer.user_ns, s.steady_ns);
     same("waited", s.consumer.waited_ns, truth.waited);
-    same("user", s.consumer.user_ns, truth.stepped);
+    same("user", s.consumer.user_ns, truth.own);
     same(
         "busy + starved + ahead",
         s.decode.busy_ns + s.decode.starved_ns + s.decode.ahead_ns,
@@ -169,7 +237,6 @@ fn misaccounted(scenario: &Scenario, outcome: &Outcome) -> Vec<String> {
         u64::from(slots.count) * s.steady_ns,
     );
     same("slots filling", slots.filling_ns, truth.filling);
-    same("slots held", slots.held_ns, truth.held);
     if scenario.order == 0.0 {
         same("storage busy", s.storage.busy_ns, truth.reading);
         same("reads in flight", s.storage.in_flight_ns, truth.in_flight);
@@ -178,7 +245,7 @@ fn misaccounted(scenario: &Scenario, outcome: &Outcome) -> Vec<String> {
 }
 
 /// How loaded the stages really were.
-fn loads(scenario: &Scenario, truth: &Truth) -> [f64; 4] {
+fn loads(scenario: &Scenario, truth: &Truth) -> [f64; 5] {
     let steady = truth.steady as f64;
     let servers = if scenario.channel > 0.0 { 1 } else { scenario.servers };
     [
@@ -186,6 +253,7 @@ fn loads(scenario: &Scenario, truth: &Truth) -> [f64; 4] {
         truth.decoding as f64 / steady / scenario.workers as f64,
         truth.served as f64 / steady / servers as f64,
         truth.ordering as f64 / steady,
+        truth.copying as f64 / steady,
     ]
 }
 
@@ -198,8 +266,8 @@ struct Expected {
 }
 
 /// A stage that was at work all the time is the cause. Where none was, there was too little room for all to work at once.
-fn expected(loads: [f64; 4]) -> Expected {
-    let mut order: Vec<usize> = (0..4).collect();
+fn expected(loads: [f64; 5]) -> Expected {
+    let mut order: Vec<usize> = (0..STAGES.len()).collect();
     order.sort_by(|a, b| loads[*b].total_cmp(&loads[*a]));
     let (first, second) = (order[0], order[1]);
     let top = loads[first];
@@ -239,7 +307,8 @@ fn judge(scenarios: &[Scenario], outcomes: &[Outcome]) -> (usize, BTreeMap<(Caus
 }
 
 fn print(matrix: &BTreeMap<(Cause, Cause), usize>) {
-    let causes = [Cause::Consumer, Cause::Decode, Cause::Storage, Cause::Order, Cause::Memory, Cause::Other];
+    let causes =
+        [Cause::Consumer, Cause::Decode, Cause::Storage, Cause::Order, Cause::Copy, Cause::Memory, Cause::Other];
     println!("{:>10}   said {:>10?}", "really", causes);
     for really in causes {
         let row = causes.map(|said| matrix.get(&(really, said)).copied().unwrap_or(0));
@@ -251,8 +320,9 @@ fn print(matrix: &BTreeMap<(Cause, Cause), usize>) {
 fn snapshots_tell_where_time_went_and_verdicts_what_to_do_about_it() {
     let started = std::time::Instant::now();
     let batches = if wanted("full") { 600 } else { 200 };
-    let scenarios: Vec<_> = [one_slow(batches), two_slow(batches), others(batches)].concat();
-    assert!(scenarios.len() >= 200);
+    let on_host = [one_slow(batches), two_slow(batches), others(batches)].concat();
+    let scenarios = [on_host, one_slow_on_gpu(batches), random_on_gpu(batches)].concat();
+    assert!(scenarios.len() >= 600);
     let outcomes = run_all(&scenarios);
     let mut misaccounted_for = 0;
     for (scenario, outcome) in scenarios.iter().zip(&outcomes) {
@@ -266,6 +336,56 @@ fn snapshots_tell_where_time_went_and_verdicts_what_to_do_about_it() {
     println!("{count} scenarios, {misaccounted_for} misaccounted, {wrong} wrong verdicts, {took:?}");
     assert_eq!(misaccounted_for, 0);
     assert!(wrong * 50 <= count, "{wrong} verdicts of {count} are wrong");
+}
+
+/// A GPU trains with steps of some milliseconds behind copies of others; one batch takes 1 ms to decode and to read.
+fn training(step: f64, copy: f64, ahead: usize, given: Given) -> Scenario {
+    let gpu = Some(on_gpu(copy * 1e6, ahead, given));
+    Scenario { gpu, ..Scenario::default() }.demanding([step * 1e6, 1e6, 1e6, 0.0])
+}
+
+#[test]
+fn a_gpu_that_lies_behind_its_host_is_not_starved() {
+    for (ahead, given) in
+        AHEAD.into_iter().flat_map(|ahead| [Given::Builder, Given::EachBatch].map(|given| (ahead, given)))
+    {
+        let outcome = training(15.0, 2.0, ahead, given).run();
+        let verdict = Verdict::of(&outcome.snapshot);
+        assert_eq!(
+            (verdict.cause, verdict.also),
+            (crate::profile::Cause::NotStarved, None),
+            "{ahead} {given:?} {verdict}"
+        );
+        let copy = verdict.stages.iter().find(|stage| stage.stage == crate::profile::Cause::Copy).unwrap();
+        assert!((copy.utilisation / (2.0 / 15.0) - 1.0).abs() < 0.1, "{ahead} {given:?} {verdict}");
+        assert!(outcome.report.contains("waits     GPU starved 0.0 %"), "{}", outcome.report);
+        let rate = 8.0 / 2e-3;
+        assert!((copy.ceiling_items_per_s / rate - 1.0).abs() < 0.1, "{ahead} {given:?} {:?}", verdict.stages);
+    }
+}
+
+#[test]
+fn copies_that_take_longer_than_steps_are_the_cause() {
+    for (ahead, given) in
+        AHEAD.into_iter().flat_map(|ahead| [Given::Builder, Given::EachBatch].map(|given| (ahead, given)))
+    {
+        let verdict = Verdict::of(&training(2.0, 10.0, ahead, given).run().snapshot);
+        assert_eq!(verdict.cause, crate::profile::Cause::Copy, "{ahead} {given:?} {verdict}");
+    }
+}
+
+#[test]
+fn of_a_stream_that_is_not_known_no_cause_is_said() {
+    for (step, copy) in [(15.0, 2.0), (2.0, 10.0), (0.1, 0.2)] {
+        let outcome = training(step, copy, usize::MAX, Given::Never).run();
+        assert!(outcome.report.contains("waits     GPU starved: not known"), "{}", outcome.report);
+        let verdict = Verdict::of(&outcome.snapshot);
+        assert_eq!((verdict.cause, verdict.also), (crate::profile::Cause::Unknown, None), "{verdict}");
+        let text = verdict.to_string();
+        assert!(text.contains("the consumer's stream is not known"), "{text}");
+        assert!(verdict.advice[0].contains("`stream(…)`") && verdict.advice[0].contains("`batch.bind(…)`"), "{text}");
+        assert!(!text.contains("starved"), "{text}");
+    }
 }
 
 #[test]
@@ -297,6 +417,12 @@ fn what_is_predicted_comes_true() {
             scenarios.push(scenario.demanding([step, decode, read, 0.0]).called(format!("{demands:?}")));
         }
     }
+    let ahead = |scenario: &Scenario| {
+        let gpu = Some(on_gpu(2e6, usize::MAX, Given::EachBatch));
+        Scenario { gpu, name: format!("GPU, {}", scenario.name), ..scenario.clone() }
+    };
+    let on_gpu: Vec<_> = scenarios.iter().filter(|scenario| scenario.slots == 8).map(ahead).collect();
+    scenarios.extend(on_gpu);
     let changes = [(2, 1.0), (4, 1.0), (8, 1.0), (1, 2.0), (4, 2.0)];
     let changed = |scenario: &Scenario, (workers, storage): (usize, f64)| Scenario {
         workers,

@@ -1,10 +1,12 @@
 //! Virtual time for one loader whose threads are real: it goes on when nothing else can.
 //!
 //! ```text
-//!  party        can go on before time does, unless
-//!  I/O thread   it dozes in the reader and nobody rang, or its sampler sleeps
-//!  workers      every drain that was started sleeps in the decoder, and no work waits for a worker that is idle
-//!  consumer     it sleeps, or waits in `next()` for a batch of which some row was not decoded
+//!  party            can go on before time does, unless
+//!  I/O thread       it dozes in the reader and nobody rang, or its sampler sleeps
+//!  workers          every drain that was started sleeps in the decoder, and no work waits for a worker that is idle
+//!  transfer thread  it waits for slots, bells and buffers, and none has come
+//!  consumer         it sleeps, or waits in `next()` for a batch of which some row was not decoded, or no copy was enqueued
+//!  GPU              never: it has no thread, and its host functions are called when they are due
 //! ```
 //!
 //! When none can, the clock jumps to the earliest time that somebody waits for.
@@ -19,11 +21,15 @@
 //! - A drain counts as active before it is spawned and until it has found nothing more to do. Between its last look at the
 //!   queues and the second one it does not count: then there is work in the queue and a place free, which is looked at; if it
 //!   took that work meanwhile, it counts again when the count is read again, for it cannot end without this lock.
-//! - The consumer sleeps in `next()` as soon as it has looked at the clock (the clock counts that) if not all rows of its
-//!   batch are there. Rows that were decoded and not handed on are with a drain that is active.
+//! - The consumer sleeps in `next()` as soon as it is about to wait (it counts that) if not all rows of its batch are there.
+//!   Rows that were decoded and not handed on are with a drain that is active.
+//! - The transfer thread takes what came only after it has said that it is awake. It is looked at after the workers, which
+//!   send to it; and the I/O thread and the consumer, to which it sends, once more after it: neither sleeps again without
+//!   this lock.
 //!
 //! Nothing here depends on how fast threads are, or on what else the machine does.
 
+use crate::device::cuda::driver::simulated::Simulated;
 use crate::pipeline::Core;
 use crate::profile::Clock;
 use crate::read::Bell;
@@ -67,7 +73,7 @@ enum Io {
 enum Consumer {
     Running,
     Sleeping,
-    /// In `next()` for that batch; it had looked at the clock so often before.
+    /// In `next()` for that batch; it had waited so often before.
     Waiting(u64, u64),
 }
 
@@ -107,8 +113,10 @@ pub(super) enum Went {
 /// One loader's time.
 pub(super) struct Shared {
     now: Arc<AtomicU64>,
-    /// How often the consumer's thread looked at the clock.
-    looks: Arc<AtomicU64>,
+    /// How often the consumer's thread began to wait.
+    waits: Arc<AtomicU64>,
+    /// Where batches are copied to.
+    gpu: OnceLock<Arc<Simulated>>,
     pub(super) bell: Arc<Bell>,
     core: OnceLock<Weak<Core>>,
     state: Mutex<State>,
@@ -131,7 +139,8 @@ impl Shared {
         };
         Arc::new(Self {
             now: Arc::new(AtomicU64::new(START)),
-            looks: Arc::default(),
+            waits: Arc::default(),
+            gpu: OnceLock::new(),
             bell: Bell::futex(),
             core: OnceLock::new(),
             state: Mutex::new(state),
@@ -146,9 +155,15 @@ impl Shared {
         Clock::shown(self.now.clone())
     }
 
-    /// Whose threads are watched; called by the consumer's thread.
-    pub(super) fn watch(&self, core: &Arc<Core>) {
-        Clock::count_looks(self.looks.clone());
+    /// What the virtual clock shows.
+    pub(super) fn shown(&self) -> Arc<AtomicU64> {
+        self.now.clone()
+    }
+
+    /// Whose threads are watched, and the GPU that they use; called by the consumer's thread.
+    pub(super) fn watch(&self, core: &Arc<Core>, gpu: Option<&Arc<Simulated>>) {
+        Clock::count_waits(self.waits.clone());
+        gpu.into_iter().for_each(|gpu| drop(self.gpu.set(gpu.clone())));
         let _ = self.core.set(Arc::downgrade(core));
     }
 
@@ -192,7 +207,7 @@ impl Shared {
 
     /// The consumer asks for a batch: from here to [`got`](Self::got) it does nothing but `next()`.
     pub(super) fn asks(&self, batch: u64) {
-        self.lock().consumer = Consumer::Waiting(batch, self.looks.load(Ordering::Acquire));
+        self.lock().consumer = Consumer::Waiting(batch, self.waits.load(Ordering::Acquire));
     }
 
     pub(super) fn got(&self) {
@@ -226,6 +241,7 @@ impl Shared {
         state.ended = true;
         self.wake_until(&mut state, u64::MAX);
         self.bell.nudge();
+        self.gpu.get().iter().for_each(|gpu| gpu.call(u64::MAX));
     }
 
     /// Lets time go on if nobody runs.
@@ -238,7 +254,8 @@ impl Shared {
         if state.ended || self.anybody_runs(state) {
             return Went::Not;
         }
-        let due = state.sleepers.iter().map(|sleeper| sleeper.due).chain(state.read_due).min();
+        let on_gpu = self.gpu.get().and_then(|gpu| gpu.due());
+        let due = state.sleepers.iter().map(|sleeper| sleeper.due).chain(state.read_due).chain(on_gpu).min();
         let Some(due) = due else { return Went::Nowhere(format!("{:?}, {:?}", state.io, state.consumer)) };
         let now = due.max(self.now());
         self.now.store(now, Ordering::Release);
@@ -246,15 +263,17 @@ impl Shared {
         if state.read_due.is_some_and(|due| due <= now) {
             self.bell.nudge();
         }
+        self.gpu.get().iter().for_each(|gpu| gpu.call(now));
         Went::On
     }
 
     fn anybody_runs(&self, state: &State) -> bool {
-        let consumer = match state.consumer {
+        let consumer = || match state.consumer {
             Consumer::Running => true,
             Consumer::Sleeping => false,
-            Consumer::Waiting(batch, looks) => {
-                self.looks.load(Ordering::Acquire) == looks || state.decoded[batch as usize] == state.rows
+            Consumer::Waiting(batch, waits) => {
+                self.waits.load(Ordering::Acquire) == waits
+                    || self.gpu.get().map_or(state.decoded[batch as usize] == state.rows, |gpu| gpu.copied() > batch)
             }
         };
         let io = || match state.io {
@@ -262,7 +281,7 @@ impl Shared {
             Io::Dozing => !self.bell.is_asleep(),
             Io::Sleeping => false,
         };
-        if consumer || io() {
+        if consumer() || io() {
             return true;
         }
         let Some(core) = self.core.get().and_then(Weak::upgrade) else { return true };
@@ -271,7 +290,9 @@ impl Shared {
         active() != state.workers_asleep
             || (!core.work.is_empty() && state.workers_asleep < core.work.count)
             || active() != state.workers_asleep
+            || (self.gpu.get().is_some() && !core.dozing.is_asleep())
             || io()
+            || consumer()
     }
 
     fn wake_until(&self, state: &mut State, now: u64) {

@@ -10,6 +10,7 @@ pub(super) enum Cause {
     Storage,
     Order,
     Memory,
+    Copy,
     /// None that a scenario has.
     Other,
 }
@@ -22,6 +23,7 @@ impl From<profile::Cause> for Cause {
             profile::Cause::Storage => Self::Storage,
             profile::Cause::Order => Self::Order,
             profile::Cause::MemoryBudget => Self::Memory,
+            profile::Cause::Copy => Self::Copy,
             _ => Self::Other,
         }
     }

@@ -8,7 +8,7 @@
 #![allow(unsafe_code)]
 
 use super::inflight::{CANCEL, Key, WAKE};
-use crate::memory::{IoBuf, Region};
+use crate::memory::{IoBuf, Region, Withheld};
 use crate::read::beneath::RESOLVE;
 use crate::read::files::File;
 use crate::read::progress::{Next, READ_MAX};
@@ -54,7 +54,7 @@ pub(super) struct Ring {
     ring: ManuallyDrop<IoUring>,
     slots: ManuallyDrop<Vec<Slot>>,
     /// Registered memory, kept alive for as long as it is registered.
-    regions: ManuallyDrop<Vec<Arc<Region>>>,
+    regions: ManuallyDrop<Vec<Withheld>>,
     /// Parts of `regions` in the order of registration.
     pieces: Vec<Piece>,
     /// Which registered-file cells are filled; empty when files are not registered.
@@ -202,6 +202,8 @@ impl Ring {
         let vector =
             |piece: &Piece| Some(IoVec { base: start_of(piece.region)?.wrapping_add(piece.start), len: piece.len });
         let vectors: Vec<IoVec> = pieces.iter().filter_map(vector).collect();
+        // Before the kernel pins them.
+        let withheld: Vec<_> = regions.iter().map(Withheld::new).collect();
         // SAFETY: `IoVec` has the layout of `struct iovec`, whose Rust type the parameter names. The vectors lie in
         // regions that `self.regions` keeps alive until they are unregistered or the ring is closed; registration
         // itself accesses nothing, and reads into them go through `read` alone.
@@ -210,7 +212,7 @@ impl Ring {
             self.ring.submitter().register_buffers(vectors)
         }
         .map_err(errno_of)?;
-        self.regions.extend(regions.iter().cloned());
+        self.regions.extend(withheld);
         self.pieces = pieces;
         Ok(())
     }
@@ -533,6 +535,20 @@ mod tests {
         assert!(ring.release(0).is_none() && ring.busy() == 1);
         drop(ring);
         assert!(bytes.reserve(4096).is_none(), "the span was freed while the kernel may write to it");
+    }
+
+    #[test]
+    fn a_registered_region_is_kept_from_forked_children() {
+        use crate::memory::region::is_forked;
+        let Ok(mut ring) = Ring::new(1) else { return eprintln!("skipped: no io_uring here") };
+        let region = |bytes| Arc::new(Region::new(bytes, "a test").unwrap());
+        let (first, second) = (region(16 << 10), region(16 << 10));
+        ring.register_buffers(std::slice::from_ref(&first)).unwrap();
+        assert!(!is_forked(&first) && is_forked(&second));
+        ring.register_buffers(std::slice::from_ref(&second)).unwrap();
+        assert!(is_forked(&first) && !is_forked(&second));
+        drop(ring);
+        assert!(is_forked(&second));
     }
 
     #[test]

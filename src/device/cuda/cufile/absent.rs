@@ -1,7 +1,7 @@
 //! Why GPUDirect Storage is not used, and what is checked before libcufile may run.
 //!
 //! ```text
-//! library found ─► version ─► /proc/modules ─► /run/udev ─► nvidia-fs whole or absent ─► cuFileDriverOpen (watched)
+//! may anything be direct? (Auto) ─► library found ─► version ─► /proc/modules ─► /run/udev ─► nvidia-fs whole or absent ─► cuFileDriverOpen (watched)
 //! ```
 //!
 //! Each check stands for something that the library does when it is not met: without `/proc/modules` its open spins for
@@ -9,6 +9,7 @@
 //! absent (a container without them) it may close descriptor 0, perhaps more than once, and there is little to win.
 
 use super::failure;
+use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -35,6 +36,8 @@ pub(crate) enum Absent {
     DriverOpen { library: String, code: i32, cuda: i32 },
     /// `cuFileDriverOpen` did not answer, now or earlier in this process.
     TimedOut { library: String, after: Duration },
+    /// Nothing here lets cuFile go past the host's memory.
+    HostOnly,
     /// The thread that opens the driver could not be started, or died.
     NoThread { why: String },
 }
@@ -82,6 +85,10 @@ impl fmt::Display for Absent {
                 "cuFileDriverOpen of {library} did not answer within {} s and was abandoned; see cufile.log",
                 after.as_secs_f32()
             ),
+            Self::HostOnly => f.write_str(
+                "cuFile would go through the host's memory: the kernel module nvidia-fs is not loaded, and peer-to-peer DMA is \
+                 not allowed; load the module, or set \"use_pci_p2pdma\" in cufile.json or CUFILE_USE_PCIP2PDMA=true",
+            ),
             Self::NoThread { why } => write!(f, "cuFileDriverOpen could not be watched: {why}; restart the process"),
         }
     }
@@ -92,6 +99,24 @@ impl std::error::Error for Absent {}
 /// Where the kernel module nvidia-fs says how many block devices it serves and counts reads.
 pub(super) fn nvidia_fs(root: &Path, name: &str) -> PathBuf {
     root.join("proc/driver/nvidia-fs").join(name)
+}
+
+/// Whether cuFile could go past the host's memory: by the kernel module nvidia-fs, or by peer-to-peer DMA, which has to be
+/// allowed in its configuration. To open it only to learn that it cannot costs a context on every visible GPU from 1.16 on.
+pub(super) fn may_be_direct(root: &Path, variable: &dyn Fn(&str) -> Option<OsString>) -> bool {
+    let set = |name: &str| variable(name).filter(|value| !value.is_empty());
+    let on = |value: OsString| !["0", "false", "no", "off"].iter().any(|off| value.eq_ignore_ascii_case(off));
+    let settings = set("CUFILE_ENV_PATH_JSON").map_or_else(|| root.join("etc/cufile.json"), PathBuf::from);
+    nvidia_fs(root, "").is_dir()
+        || set("CUFILE_USE_PCIP2PDMA").is_some_and(on)
+        || std::fs::read_to_string(settings).is_ok_and(|text| allows_p2p(&text))
+}
+
+/// Whether the text of a `cufile.json`, which may have comments, switches `use_pci_p2pdma` on for some kind of storage.
+fn allows_p2p(text: &str) -> bool {
+    let plain: String = text.lines().map(|line| line.split_once("//").map_or(line, |(code, _)| code)).collect();
+    let values = plain.split("\"use_pci_p2pdma\"").skip(1);
+    { values }.any(|rest| rest.trim_start().strip_prefix(':').is_some_and(|rest| rest.trim_start().starts_with("true")))
 }
 
 /// The checks of the system below `root` (`/`, but for tests).
@@ -112,4 +137,39 @@ pub(super) fn check(root: &Path) -> Result<(), Absent> {
         return Err(Absent::NoDeviceFiles { path: device });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peer_to_peer_dma_is_allowed_by_the_settings_or_the_environment() {
+        let root = std::env::temp_dir().join(format!("feedline-absent-{}", std::process::id()));
+        let settings = root.join("settings.json");
+        std::fs::create_dir_all(&root).unwrap();
+        let ask = |name: &'static str, value: &str| {
+            let value = OsString::from(value);
+            may_be_direct(&root, &|asked| (asked == name).then(|| value.clone()))
+        };
+        assert!(!ask("", ""));
+        for (value, allowed) in [("true", true), ("1", true), ("false", false), ("0", false), ("", false)] {
+            assert_eq!(ask("CUFILE_USE_PCIP2PDMA", value), allowed, "{value:?}");
+        }
+        let texts = [
+            ("{ \"properties\": { \"use_pci_p2pdma\": true } }", true),
+            ("{ \"block\": { \"nvme\": {\n // NVMe\n \"use_pci_p2pdma\" :\n true } } }", true),
+            ("{ \"a\": { \"use_pci_p2pdma\": false }, \"b\": { \"use_pci_p2pdma\": true } }", true),
+            ("{ \"properties\": { \"use_pci_p2pdma\": false } }", false),
+            ("{ \"properties\": {\n // \"use_pci_p2pdma\": true\n } }", false),
+            ("", false),
+        ];
+        for (text, allowed) in texts {
+            std::fs::write(&settings, text).unwrap();
+            assert_eq!(ask("CUFILE_ENV_PATH_JSON", settings.to_str().unwrap()), allowed, "{text}");
+        }
+        std::fs::create_dir_all(nvidia_fs(&root, "")).unwrap();
+        assert!(ask("", ""), "nvidia-fs is loaded");
+        std::fs::remove_dir_all(&root).unwrap();
+    }
 }

@@ -1,7 +1,7 @@
 //! GPUDirect Storage: reads from files straight into device memory, by NVIDIA's libcufile loaded at run time.
 //!
 //! ```text
-//! CuFile::get() ──► Arc<CuFile>  or  Arc<Absent>: one sentence why not          once per process
+//! CuFile::get() ──► Arc<CuFile>  or  Absent: one sentence why not               one per process while somebody has it
 //!      ├── register_file(fd opened with O_DIRECT) ──► Handle                    both keep the CuFile alive; dropping one
 //!      ├── register_buffer(address, len) ──► BufferGuard                        deregisters it, the last one closes
 //!      ├── read(&handle, address, len, file offset, device offset) ──► bytes
@@ -28,7 +28,7 @@
 //! - The library writes `cufile.log` to the working directory unless the environment has `CUFILE_LOGFILE_PATH` (or
 //!   `cufile.json` names a folder). This crate does not set the variable: changing the environment of a process that has
 //!   threads is unsound. Set it where the process is started.
-//! - The [`CuFile`] of [`CuFile::get`] is never closed; the library does what it does at the end of the process.
+//! - From 1.16 on the library makes a context on every visible GPU while it is open.
 
 #![allow(unsafe_code)]
 
@@ -51,9 +51,9 @@ use api::{Api, RawHandle};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{OFlags, fcntl_getfl};
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
 use watch::Silent;
 
@@ -88,6 +88,8 @@ pub(crate) struct CuFile {
     root: PathBuf,
     deadline: Duration,
     reads: AtomicU64,
+    /// Dropped last, when the driver is closed.
+    _turn: Option<Turn>,
 }
 
 /// What [`CuFile::open_with`] did and closing takes back.
@@ -102,17 +104,53 @@ struct Opened {
 /// Libraries whose driver did not answer. Each has a thread in it, perhaps for ever.
 static SILENT: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
+/// The driver of [`CuFile::get`], and whether it is open, being opened or being closed.
+static ONLY: Mutex<(Weak<CuFile>, bool)> = Mutex::new((Weak::new(), false));
+static TURNED: Condvar = Condvar::new();
+
+/// From before the driver of [`CuFile::get`] is opened until it is closed.
+struct Turn;
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        ONLY.lock().unwrap_or_else(PoisonError::into_inner).1 = false;
+        TURNED.notify_all();
+    }
+}
+
 impl CuFile {
-    /// The driver of this process, opened by the first call. Takes at most the deadline of [`Options::default`].
+    /// The driver of this process: the one that somebody has, else it is opened. Takes at most the deadline of
+    /// [`Options::default`], twice where it has to be closed before.
     ///
     /// That CUDA is usable here is for the caller to know: newer libraries open without it.
-    pub(crate) fn get() -> Result<Arc<Self>, Arc<Absent>> {
-        static ONLY: OnceLock<Result<Arc<CuFile>, Arc<Absent>>> = OnceLock::new();
-        ONLY.get_or_init(|| Self::open_with(&Options::default()).map_err(Arc::new)).clone()
+    pub(crate) fn get() -> Result<Arc<Self>, Absent> {
+        let mut only = ONLY.lock().unwrap_or_else(PoisonError::into_inner);
+        while only.1 {
+            if let Some(open) = only.0.upgrade() {
+                return Ok(open);
+            }
+            only = TURNED.wait(only).unwrap_or_else(PoisonError::into_inner);
+        }
+        only.1 = true;
+        drop(only);
+        let opened = Self::open_for(&Options::default(), Some(Turn))?;
+        ONLY.lock().unwrap_or_else(PoisonError::into_inner).0 = Arc::downgrade(&opened);
+        TURNED.notify_all();
+        Ok(opened)
+    }
+
+    /// Whether a driver, if it were opened, could go past the host's memory; else why there is no use in opening it.
+    pub(crate) fn check_direct(root: &Path) -> Result<(), Absent> {
+        let allowed = absent::may_be_direct(root, &|name| std::env::var_os(name));
+        if allowed { Ok(()) } else { Err(Absent::HostOnly) }
     }
 
     /// Opens a driver; closed with the last reference to it, its files and its buffers.
     pub(crate) fn open_with(options: &Options) -> Result<Arc<Self>, Absent> {
+        Self::open_for(options, None)
+    }
+
+    fn open_for(options: &Options, turn: Option<Turn>) -> Result<Arc<Self>, Absent> {
         let api = Arc::new(Api::load(options.library.as_deref())?);
         let library = || api.library().to_owned();
         let silent = || Absent::TimedOut { library: library(), after: options.deadline };
@@ -139,7 +177,7 @@ impl CuFile {
             Err(Silent::Died) => return Err(Absent::NoThread { why: "its thread panicked".into() }),
         };
         let (root, deadline, reads) = (options.root.clone(), options.deadline, AtomicU64::new(0));
-        Ok(Arc::new(Self { api, version, properties, opened, root, deadline, reads }))
+        Ok(Arc::new(Self { api, version, properties, opened, root, deadline, reads, _turn: turn }))
     }
 
     /// Name or path of the library.

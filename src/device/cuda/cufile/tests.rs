@@ -307,9 +307,9 @@ fn descriptors() -> usize {
 }
 
 #[test]
-fn the_driver_of_the_process_is_opened_once_and_its_answer_kept() {
+fn the_driver_of_the_process_is_open_while_somebody_has_it() {
     let library = StandIn::shared();
-    let there = alone("the_driver_of_the_process_is_opened_once_and_its_answer_kept", |child| {
+    let there = alone("the_driver_of_the_process_is_open_while_somebody_has_it", |child| {
         child.env("FEEDLINE_CUFILE", library.path());
     });
     if !there {
@@ -321,14 +321,29 @@ fn the_driver_of_the_process_is_opened_once_and_its_answer_kept() {
     });
     // What it is depends on the machine's /proc and /run.
     println!("{:?}", answers[0]);
-    assert_eq!(StandIn::shared().counts().opens, i64::from(answers[0].is_ok()));
-    for answer in &answers {
-        match (answer, &answers[0]) {
-            (Ok(one), Ok(other)) => assert!(Arc::ptr_eq(one, other)),
-            (Err(one), Err(other)) => assert!(Arc::ptr_eq(one, other), "{one}"),
-            _ => panic!("{answers:?}"),
-        }
-    }
+    let used = answers[0].is_ok();
+    let all_same = answers.iter().all(|answer| match (answer, &answers[0]) {
+        (Ok(one), Ok(other)) => Arc::ptr_eq(one, other),
+        (Err(one), Err(other)) => one == other,
+        _ => false,
+    });
+    // Threads that came after the last one had let go again opened it anew: here nobody lets go.
+    assert!(all_same, "{answers:?}");
+    let counts = || {
+        let counts = StandIn::shared().counts();
+        (counts.opens, counts.closes, counts.users)
+    };
+    let (one, none) = if used { ((1, 0, 1), (1, 1, 0)) } else { ((0, 0, 0), (0, 0, 0)) };
+    assert_eq!(counts(), one);
+    drop(answers);
+    assert_eq!(counts(), none);
+    // Threads that open and close all the time find it open, or open it after it was closed.
+    std::thread::scope(|scope| {
+        let again = || (0..50).for_each(|_| assert_eq!(CuFile::get().is_ok_and(|cufile| cufile.stats_on()), used));
+        (0..4).for_each(|_| drop(scope.spawn(again)));
+    });
+    let (opens, closes, users) = counts();
+    assert!(opens == closes && users == 0, "{opens} {closes} {users}");
 }
 
 // Registering.

@@ -98,13 +98,14 @@ impl Page<'_> {
     }
 
     fn gpu_starved(&self) -> Option<f64> {
-        let gpu = self.snapshot.consumer.gpu.as_ref()?;
+        let gpu = self.snapshot.consumer.gpu.as_ref().filter(|gpu| gpu.steps > 0)?;
         Some(share(gpu.starved_ns as f64, self.snapshot.steady_ns as f64))
     }
 
-    /// Whether whoever trains starves: the GPU, where it was measured.
+    /// Whether whoever trains starves: the GPU if there is one, and it was measured.
     fn hot(&self) -> bool {
-        self.gpu_starved().unwrap_or(self.starved()) >= HOT
+        let on_host = || self.snapshot.copy.is_none() && self.starved() >= HOT;
+        self.gpu_starved().map_or_else(on_host, |starved| starved >= HOT)
     }
 
     fn tiles(&mut self) {
@@ -120,7 +121,7 @@ impl Page<'_> {
             tiles.push((percent(starved), "GPU starved, of the steady time", starved >= HOT));
         }
         let starved = self.starved();
-        tiles.push((percent(starved), "consumer waited for batches", starved >= HOT && consumer.gpu.is_none()));
+        tiles.push((percent(starved), "consumer waited for batches", starved >= HOT && self.snapshot.copy.is_none()));
         let own = share(consumer.user_ns as f64, self.snapshot.steady_ns as f64);
         tiles.push((percent(own), "consumer's own work", false));
         put!(self, "<div class=\"tiles\">");
@@ -430,7 +431,7 @@ mod tests {
         (snapshot.consumer.waited_ns, snapshot.consumer.user_ns, snapshot.consumer.samples) = (a, b, c);
         (snapshot.storage.busy_ns, snapshot.storage.bytes, snapshot.decode.busy_ns) = (d, e, f);
         snapshot.decode.workers = f as u32;
-        snapshot.consumer.gpu = Some(GpuIdle { steps: a, starved_ns: b, host_late_ns: c });
+        snapshot.consumer.gpu = Some(GpuIdle { steps: a, starved_ns: b, host_late_ns: c, ..GpuIdle::default() });
         snapshot.copy = Some(Copy { busy_ns: d, blocked_ns: e, ..Copy::default() });
         snapshot.storage.latency = Latency {
             count: a,

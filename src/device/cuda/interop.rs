@@ -1,16 +1,34 @@
-//! A field of a batch as cudarc's slice.
+//! cudarc's types: its contexts and streams come in, fields of batches go out as its slices.
 
 #![allow(unsafe_code)]
 
 use super::copy::OnDevice;
-use super::driver::DevicePtr;
+use super::driver::{DevicePtr, Gpu, Handle};
+use super::stream::Stream;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use cudarc::driver::{CudaSlice, CudaStream};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+
+/// The device of the user's own context.
+pub(crate) fn open(context: Arc<CudaContext>) -> Result<Arc<Gpu>> {
+    Gpu::of_user(super::driver()?, context.ordinal(), context.cu_ctx() as Handle, context)
+}
+
+impl From<&Arc<CudaStream>> for Stream {
+    fn from(stream: &Arc<CudaStream>) -> Self {
+        Self::owned(stream.cu_stream() as Handle, stream.context().cu_ctx() as Handle, stream.clone())
+    }
+}
+
+impl From<Arc<CudaStream>> for Stream {
+    fn from(stream: Arc<CudaStream>) -> Self {
+        Self::from(&stream)
+    }
+}
 
 /// A field of a batch in device memory, as cudarc's kernels and copies take it: `&*slice` is a [`CudaSlice`]. It belongs to
 /// the batch and frees nothing.

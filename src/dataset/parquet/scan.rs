@@ -1,0 +1,219 @@
+//! Sizes that neither the footer nor an index says, read from the pages themselves when a file is opened.
+//!
+//! Only for columns whose values may take more than their pages unpack to (`DELTA_BYTE_ARRAY` stores the part of a value
+//! that differs from the one before), and for runs of pages of byte arrays and lists, where the writer left the sizes
+//! out. `None` says that the pages are not as they should be: opening the chunk names what is wrong.
+
+use super::column::{Place, levels_v1};
+use super::page::{DELTA_BYTE_ARRAY, Header, Kind, Thrift};
+use super::unpack::Codec;
+use parquet::basic::Compression;
+use parquet::schema::types::ColumnDescPtr;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+/// Bytes of a page header that are read at first; statistics of long strings may make it longer.
+const HEAD: u64 = 512;
+const HEAD_MAX: u64 = 1 << 20;
+
+/// A file, or all of its bytes.
+pub(super) enum Content<'a> {
+    File(File),
+    Memory(&'a [u8]),
+}
+
+impl Content<'_> {
+    fn read(&self, offset: u64, out: &mut Vec<u8>, len: u64) -> Option<()> {
+        let len = usize::try_from(len).ok()?;
+        out.clear();
+        match self {
+            Self::Memory(bytes) => {
+                let start = usize::try_from(offset).ok()?;
+                out.extend_from_slice(bytes.get(start..start.checked_add(len)?)?);
+            }
+            Self::File(file) => {
+                out.try_reserve_exact(len).ok()?;
+                out.resize(len, 0);
+                file.read_exact_at(out, offset).ok()?;
+            }
+        }
+        Some(())
+    }
+
+    /// The header, and its length, of the page at `offset`, behind which are at most `len` bytes.
+    fn header(&self, offset: u64, len: u64, buffer: &mut Vec<u8>) -> Option<(Header, u64)> {
+        let mut most = HEAD;
+        loop {
+            self.read(offset, buffer, len.min(most))?;
+            match Header::parse(buffer) {
+                Ok((header, bytes)) => return Some((header, bytes as u64)),
+                Err(_) if most < len.min(HEAD_MAX) => most = HEAD_MAX,
+                Err(_) => return None,
+            }
+        }
+    }
+}
+
+/// What the pages at these offsets and of these lengths unpack to, and their values.
+pub(super) fn page_sizes(content: &Content<'_>, mut pages: impl Iterator<Item = (u64, u64)>) -> Option<(u64, u64)> {
+    let mut buffer = Vec::new();
+    pages.try_fold((0_u64, 0_u64), |(bytes, values), (offset, len)| {
+        let (header, _) = content.header(offset, len, &mut buffer)?;
+        let here = if header.kind == Kind::Dictionary { 0 } else { header.values };
+        Some((bytes.checked_add(header.uncompressed as u64)?, values.checked_add(here as u64)?))
+    })
+}
+
+/// Bytes that the byte arrays in the pages of `place` have at most, but for those that come from a dictionary.
+pub(super) fn payload(content: &Content<'_>, descr: &ColumnDescPtr, place: &Place) -> Option<u64> {
+    let (mut buffer, mut unpacked, mut codec) = (Vec::new(), Vec::new(), Codec::default());
+    let (mut at, end) = (place.data.0, place.data.0.checked_add(place.data.1)?);
+    let (mut room, mut sum) = (place.uncompressed, 0_u64);
+    while at < end {
+        let (header, len) = content.header(at, end - at, &mut buffer)?;
+        let body = at + len;
+        at = body.checked_add(header.compressed as u64).filter(|next| *next <= end)?;
+        room = room.checked_sub(header.uncompressed as u64)?;
+        if !matches!(header.kind, Kind::Data | Kind::DataV2 { .. }) {
+            continue;
+        }
+        sum = sum.checked_add(header.uncompressed as u64)?;
+        if header.encoding == DELTA_BYTE_ARRAY {
+            content.read(body, &mut buffer, header.compressed as u64)?;
+            let values = values_of(&header, descr, place.compression, &buffer, &mut unpacked, &mut codec)?;
+            sum = sum.checked_add(delta_sum(values, header.values)?)?;
+        }
+    }
+    Some(sum)
+}
+
+/// The part of a data page behind its levels, unpacked.
+fn values_of<'p>(
+    header: &Header,
+    descr: &ColumnDescPtr,
+    compression: Compression,
+    body: &'p [u8],
+    unpacked: &'p mut Vec<u8>,
+    codec: &mut Codec,
+) -> Option<&'p [u8]> {
+    let (body, packed) = match header.kind {
+        Kind::DataV2 { def_bytes, rep_bytes, compressed, .. } => {
+            (body.get(def_bytes as usize + rep_bytes as usize..)?, compressed)
+        }
+        _ => (body, true),
+    };
+    let page = if packed && compression != Compression::UNCOMPRESSED {
+        let levels =
+            if let Kind::DataV2 { def_bytes, rep_bytes, .. } = header.kind { def_bytes + rep_bytes } else { 0 };
+        unpacked.clear();
+        let size = header.uncompressed.checked_sub(levels as usize)?;
+        unpacked.try_reserve_exact(size).ok()?;
+        unpacked.resize(size, 0);
+        codec.unpack(compression, body, unpacked).ok()?;
+        &unpacked[..]
+    } else {
+        body
+    };
+    if header.kind == Kind::Data && descr.max_def_level() > 0 {
+        levels_v1(header, page).map(|(_, values)| values)
+    } else {
+        Some(page)
+    }
+}
+
+/// The sum of the at most `most` numbers, none of them negative, at the start of `bytes` in `DELTA_BINARY_PACKED`: the
+/// lengths that values share with the ones before them.
+fn delta_sum(bytes: &[u8], most: usize) -> Option<u64> {
+    let mut thrift = Thrift::new(bytes);
+    let mut word = || thrift.varint().ok().and_then(|word| usize::try_from(word).ok());
+    let (block, parts, count) = (word()?, word()?, word()?);
+    let mut value = thrift.zigzag().ok()?;
+    if parts == 0 || !block.is_multiple_of(parts) || count > most {
+        return None;
+    }
+    let (each, mut left) = (block / parts, count);
+    let mut sum = 0_u64;
+    let mut add = |value: i64| -> Option<()> {
+        sum = sum.checked_add(u64::try_from(value).ok()?)?;
+        Some(())
+    };
+    if left > 0 {
+        add(value)?;
+        left -= 1;
+    }
+    while left > 0 {
+        let least = thrift.zigzag().ok()?;
+        let widths = thrift.rest().get(..parts)?;
+        thrift.skip(parts as u64).ok()?;
+        for bits in widths.iter().map(|bits| usize::from(*bits)) {
+            let here = left.min(each);
+            let packed = thrift.rest();
+            if bits > 64 || (here * bits).div_ceil(8) > packed.len() || (here == 0 && left > 0) {
+                return None;
+            }
+            for number in 0..here {
+                value = value.wrapping_add(least).wrapping_add(unpacked(packed, number * bits, bits) as i64);
+                add(value)?;
+            }
+            left -= here;
+            thrift.skip((each.checked_mul(bits)? / 8).min(packed.len()) as u64).ok()?;
+        }
+    }
+    Some(sum)
+}
+
+/// The number of `bits` bits at bit `at`.
+fn unpacked(packed: &[u8], at: usize, bits: usize) -> u64 {
+    let end = (at + bits).div_ceil(8);
+    let word = packed[at / 8..end].iter().rev().fold(0_u128, |word, byte| word << 8 | u128::from(*byte));
+    (word >> (at % 8) & ((1_u128 << bits) - 1)) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::page::tests::{varint, zigzag};
+    use super::*;
+    use proptest::prelude::*;
+
+    /// `DELTA_BINARY_PACKED` as the format defines it, in blocks of 128 numbers with 4 parts of 32.
+    fn packed(numbers: &[i64]) -> Vec<u8> {
+        let mut out = Vec::new();
+        [128, 4, numbers.len() as u64].into_iter().for_each(|word| varint(word, &mut out));
+        zigzag(numbers.first().copied().unwrap_or(0), &mut out);
+        let deltas: Vec<i64> = numbers.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        for block in deltas.chunks(128) {
+            let least = *block.iter().min().unwrap();
+            zigzag(least, &mut out);
+            let parts: Vec<&[i64]> = block.chunks(32).collect();
+            let bits = |part: &[i64]| part.iter().map(|delta| 64 - (delta - least).leading_zeros()).max().unwrap_or(0);
+            out.extend((0..4).map(|part| parts.get(part).map_or(0, |part| bits(part)) as u8));
+            for part in &parts {
+                let width = bits(part) as usize;
+                let mut bytes = vec![0_u8; 32 * width / 8];
+                for (number, delta) in part.iter().enumerate() {
+                    for bit in (0..width).filter(|bit| (delta - least) >> bit & 1 == 1) {
+                        bytes[(number * width + bit) / 8] |= 1 << ((number * width + bit) % 8);
+                    }
+                }
+                out.extend(bytes);
+            }
+        }
+        out
+    }
+
+    proptest! {
+        #[test]
+        fn the_sum_is_that_of_the_numbers_that_were_packed(
+            numbers in prop::collection::vec(prop_oneof![0_i64..50, 0_i64..5_000_000], 0..400)
+        ) {
+            let bytes = packed(&numbers);
+            prop_assert_eq!(delta_sum(&bytes, numbers.len()), Some(numbers.iter().sum::<i64>() as u64));
+            prop_assert!(numbers.is_empty() || delta_sum(&bytes, numbers.len() - 1).is_none());
+        }
+
+        #[test]
+        fn any_bytes_have_a_sum_or_none(bytes in prop::collection::vec(any::<u8>(), 0..200), most in 0_usize..500) {
+            let _ = delta_sum(&bytes, most);
+        }
+    }
+}

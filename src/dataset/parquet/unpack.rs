@@ -1,0 +1,251 @@
+//! Pages unpacked: the codecs, and the pages of a column for the parquet crate's column reader.
+//!
+//! Invariants: a page unpacks to exactly the bytes that its header says, or to an error; nothing is allocated for a
+//! page before [`Pages`] has compared its sizes with the footer.
+
+use super::column::Column;
+use super::page::{Header, Kind, Pages};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use bytes::Bytes;
+use parquet::basic::{Compression, Encoding};
+use parquet::column::page::{Page, PageMetadata, PageReader};
+use parquet::errors::ParquetError;
+use std::io::Read;
+
+fn bad(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Decode, Stage::Decode, message)
+}
+
+/// Unpacks page bodies; keeps what the codecs need between pages.
+#[derive(Default)]
+pub(super) struct Codec {
+    zstd: Option<zstd::bulk::Decompressor<'static>>,
+}
+
+impl Codec {
+    /// Whether pages of this compression can be read.
+    pub(super) fn knows(compression: Compression) -> bool {
+        use Compression::{GZIP, LZ4, LZ4_RAW, SNAPPY, UNCOMPRESSED, ZSTD};
+        matches!(compression, UNCOMPRESSED | SNAPPY | GZIP(_) | LZ4 | LZ4_RAW | ZSTD(_))
+    }
+
+    /// Fills `out` with what `body` unpacks to. Errors: it is damaged, or of another length.
+    pub(super) fn unpack(&mut self, compression: Compression, body: &[u8], out: &mut [u8]) -> Result<()> {
+        if out.is_empty() {
+            // Some writers leave out the body of a page that holds only nulls.
+            return Ok(());
+        }
+        let wrong =
+            |error: Box<dyn std::error::Error + Send + Sync>| bad("a page cannot be unpacked").with_source(error);
+        let len = match compression {
+            Compression::ZSTD(_) => {
+                if self.zstd.is_none() {
+                    self.zstd = Some(zstd::bulk::Decompressor::new().map_err(|error| wrong(error.into()))?);
+                }
+                let zstd = self.zstd.as_mut().expect("made above");
+                zstd.decompress_to_buffer(body, out).map_err(|error| wrong(error.into()))?
+            }
+            Compression::SNAPPY => {
+                snap::raw::Decoder::new().decompress(body, out).map_err(|error| wrong(error.into()))?
+            }
+            Compression::LZ4_RAW => lz4_flex::block::decompress_into(body, out).map_err(|error| wrong(error.into()))?,
+            Compression::LZ4 => match hadoop_lz4(body, out) {
+                Some(()) => out.len(),
+                // Writers of before LZ4_RAW was named differ in what they call LZ4.
+                None => lz4_flex::block::decompress_into(body, out).map_err(|error| wrong(error.into()))?,
+            },
+            Compression::GZIP(_) => gzip(body, out).map_err(|error| wrong(error.into()))?,
+            other => return Err(bad(format!("pages compressed by {other} are not supported"))),
+        };
+        if len != out.len() {
+            return Err(bad(format!("a page unpacks to {len} bytes, its header says {}", out.len())));
+        }
+        Ok(())
+    }
+}
+
+/// Hadoop's frame: blocks, each with its unpacked and its packed length before it. `None` when `body` is not of that
+/// form.
+fn hadoop_lz4(mut body: &[u8], mut out: &mut [u8]) -> Option<()> {
+    while !body.is_empty() {
+        let ([a, b, c, d, e, f, g, h], rest) = body.split_first_chunk::<8>()?;
+        let (unpacked, packed) = (u32::from_be_bytes([*a, *b, *c, *d]), u32::from_be_bytes([*e, *f, *g, *h]));
+        let (block, rest) = rest.split_at_checked(packed as usize)?;
+        let (place, left) = out.split_at_mut_checked(unpacked as usize)?;
+        if lz4_flex::block::decompress_into(block, place).ok()? != place.len() {
+            return None;
+        }
+        (body, out) = (rest, left);
+    }
+    out.is_empty().then_some(())
+}
+
+/// One or more gzip members; the bytes that they unpack to, `out.len() + 1` when there are more than fit.
+fn gzip(body: &[u8], out: &mut [u8]) -> std::io::Result<usize> {
+    let mut reader = flate2::read::MultiGzDecoder::new(body);
+    let mut len = 0;
+    while len < out.len() {
+        match reader.read(&mut out[len..])? {
+            0 => return Ok(len),
+            more => len += more,
+        }
+    }
+    Ok(len + reader.read(&mut [0])?)
+}
+
+/// The pages of a column, the dictionary first, unpacked one after the other.
+pub(super) struct Unpacked {
+    parts: [Pages; 2],
+    compression: Compression,
+    codec: Codec,
+    /// The dictionary page when it was looked at and not yet given.
+    dictionary: Option<Page>,
+}
+
+impl Unpacked {
+    pub(super) fn new(column: &Column<'_>) -> Self {
+        let compression = column.place.compression;
+        Self { parts: column.parts(), compression, codec: Codec::default(), dictionary: None }
+    }
+
+    /// The unpacked dictionary, which the values that refer to it are slices of.
+    pub(super) fn dictionary(&mut self) -> Result<Option<Bytes>> {
+        if self.dictionary.is_none() && self.head()?.is_some_and(|header| header.kind == Kind::Dictionary) {
+            self.dictionary = self.next_page()?;
+        }
+        Ok(self.dictionary.as_ref().map(|page| page.buffer().clone()))
+    }
+
+    /// The part that the next page lies in.
+    fn part(&mut self) -> &mut Pages {
+        let [first, second] = &mut self.parts;
+        if first.is_empty() { second } else { first }
+    }
+
+    /// The header of the next page that has values.
+    fn head(&mut self) -> Result<Option<Header>> {
+        loop {
+            match self.part().head()? {
+                Some((header, _)) if header.kind == Kind::Other => {
+                    self.part().next()?;
+                }
+                other => return Ok(other.map(|(header, _)| header)),
+            }
+        }
+    }
+
+    fn next_page(&mut self) -> Result<Option<Page>> {
+        if self.head()?.is_none() {
+            return Ok(None);
+        }
+        let [first, second] = &mut self.parts;
+        let pages = if first.is_empty() { second } else { first };
+        let all = pages.bytes().clone();
+        let Some(page) = pages.next()? else { return Ok(None) };
+        let (header, body) = (page.header, page.body);
+        let (levels, packed) = match header.kind {
+            Kind::DataV2 { def_bytes, rep_bytes, compressed, .. } => {
+                (def_bytes as usize + rep_bytes as usize, compressed)
+            }
+            _ => (0, true),
+        };
+        let buf = if !packed || self.compression == Compression::UNCOMPRESSED {
+            all.slice_ref(body)
+        } else {
+            let mut out = vec![0; header.uncompressed];
+            let (Some((before, body)), true) = (body.split_at_checked(levels), levels <= out.len()) else {
+                return Err(bad(format!("levels of {levels} bytes in a page of {} bytes", out.len())));
+            };
+            out[..levels].copy_from_slice(before);
+            self.codec.unpack(self.compression, body, &mut out[levels..])?;
+            out.into()
+        };
+        page_of(header, buf).map(Some)
+    }
+}
+
+fn encoding(number: i32) -> Result<Encoding> {
+    Ok(match number {
+        0 => Encoding::PLAIN,
+        2 => Encoding::PLAIN_DICTIONARY,
+        3 => Encoding::RLE,
+        #[allow(deprecated, reason = "levels of old files")]
+        4 => Encoding::BIT_PACKED,
+        5 => Encoding::DELTA_BINARY_PACKED,
+        6 => Encoding::DELTA_LENGTH_BYTE_ARRAY,
+        7 => Encoding::DELTA_BYTE_ARRAY,
+        8 => Encoding::RLE_DICTIONARY,
+        9 => Encoding::BYTE_STREAM_SPLIT,
+        other => return Err(bad(format!("encoding {other} is not supported"))),
+    })
+}
+
+fn page_of(header: Header, buf: Bytes) -> Result<Page> {
+    let (num_values, encoded) = (header.values as u32, encoding(header.encoding)?);
+    Ok(match header.kind {
+        Kind::Dictionary => Page::DictionaryPage { buf, num_values, encoding: encoded, is_sorted: false },
+        Kind::DataV2 { nulls, rows, def_bytes, rep_bytes, compressed } => Page::DataPageV2 {
+            buf,
+            num_values,
+            encoding: encoded,
+            num_nulls: nulls,
+            num_rows: rows,
+            def_levels_byte_len: def_bytes,
+            rep_levels_byte_len: rep_bytes,
+            is_compressed: compressed,
+            statistics: None,
+        },
+        Kind::Data | Kind::Other => Page::DataPage {
+            buf,
+            num_values,
+            encoding: encoded,
+            def_level_encoding: encoding(header.def_encoding)?,
+            rep_level_encoding: encoding(header.rep_encoding)?,
+            statistics: None,
+        },
+    })
+}
+
+fn outside(error: Error) -> ParquetError {
+    ParquetError::External(Box::new(error))
+}
+
+impl Iterator for Unpacked {
+    type Item = parquet::errors::Result<Page>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.get_next_page().transpose()
+    }
+}
+
+impl PageReader for Unpacked {
+    fn get_next_page(&mut self) -> parquet::errors::Result<Option<Page>> {
+        match self.dictionary.take() {
+            Some(page) => Ok(Some(page)),
+            None => self.next_page().map_err(outside),
+        }
+    }
+
+    fn peek_next_page(&mut self) -> parquet::errors::Result<Option<PageMetadata>> {
+        if self.dictionary.is_some() {
+            return Ok(Some(PageMetadata { num_rows: None, num_levels: None, is_dict: true }));
+        }
+        let header = self.head().map_err(outside)?;
+        Ok(header.map(|header| match header.kind {
+            Kind::Dictionary => PageMetadata { num_rows: None, num_levels: None, is_dict: true },
+            Kind::DataV2 { rows, .. } => {
+                PageMetadata { num_rows: Some(rows as usize), num_levels: Some(header.values), is_dict: false }
+            }
+            Kind::Data | Kind::Other => {
+                PageMetadata { num_rows: None, num_levels: Some(header.values), is_dict: false }
+            }
+        }))
+    }
+
+    fn skip_next_page(&mut self) -> parquet::errors::Result<()> {
+        if self.dictionary.take().is_none() {
+            self.head().and_then(|_| self.part().next().map(|_| ())).map_err(outside)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,146 @@
+//! The slots that the device reads, oldest first, with the events of their copies.
+//!
+//! ```text
+//! copy stream ─● queued ─ waits for consumers' streams ─● began ─ copies ─● ended ─ kernels ─● copied (the buffer's)
+//!                          └── blocked by the consumer ──┘  └─ on the bus ─┘ └─► the slot is free
+//! ```
+//!
+//! Each slot in flight has events of its own. The event of a buffer would not do: a buffer that is dropped early gets its
+//! next copy while this one runs, and the driver answers for the last record only.
+//!
+//! The device measures the time on the bus. The host's clock places it: a copy ends no earlier than it can, and no later
+//! than the host sees it; between the ends of two copies the device's clock is exact.
+
+use super::driver::{self, Event, Gpu};
+use crate::error::Result;
+use crate::memory::Filled;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The events of one slot in flight.
+pub(super) struct Marks {
+    /// The copy stream has come to the waits for consumers' streams. Recorded only where there are waits.
+    pub(super) queued: Event,
+    /// Timed: the waits are over, the copies begin.
+    pub(super) began: Event,
+    /// Timed: the copies are done.
+    pub(super) ended: Event,
+}
+
+/// What the oldest copy in flight does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Oldest {
+    /// Nothing is in flight.
+    Nothing,
+    /// It waits for work that consumers gave their streams before they dropped the batch in its buffer.
+    Blocked,
+    /// The device owes it: the copies run since this time of the host's clock, or nothing but the device delays them.
+    Runs(u64),
+}
+
+struct Flying {
+    slot: Filled,
+    marks: Marks,
+    submitted: u64,
+    /// It was given waits for consumers' streams, and the copy stream was not yet seen to have come to them.
+    waits: bool,
+    queued: bool,
+    /// When it began, once that was seen.
+    began: Option<u64>,
+}
+
+/// Slots in flight. Belongs to the transfer thread.
+pub(super) struct InFlight {
+    queue: VecDeque<Flying>,
+    spare: Vec<Marks>,
+    /// The events of the copy that ended last, and its end by the host's clock.
+    last: Option<(Marks, u64)>,
+}
+
+impl InFlight {
+    /// Makes the events for so many slots: one more set than slots, which stays with the copy that ended last.
+    pub(super) fn new(gpu: &Arc<Gpu>, slots: usize) -> Result<Self> {
+        let marks = || Ok(Marks { queued: Event::new(gpu)?, began: Event::timed(gpu)?, ended: Event::timed(gpu)? });
+        let spare = (0..=slots).map(|_| marks()).collect::<Result<_>>()?;
+        Ok(Self { queue: VecDeque::with_capacity(slots), spare, last: None })
+    }
+
+    /// Events for the next copy; they go into [`push`](Self::push) or [`give_back`](Self::give_back).
+    pub(super) fn marks(&mut self) -> Marks {
+        self.spare.pop().expect("a set for each slot, and one more")
+    }
+
+    pub(super) fn give_back(&mut self, marks: Marks) {
+        self.spare.push(marks);
+    }
+
+    /// The copy of a slot was submitted, perhaps behind waits for consumers' streams.
+    pub(super) fn push(&mut self, slot: Filled, marks: Marks, submitted: u64, waits: bool) {
+        self.queue.push_back(Flying { slot, marks, submitted, waits, queued: false, began: None });
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Lets go of the slots whose copies are done. `done` gets the time that each was on the bus, by the host's clock, if
+    /// that is measured: `now` is 0 where nothing is.
+    pub(super) fn let_go_done(&mut self, now: u64, mut done: impl FnMut(Option<Range<u64>>)) -> Result<()> {
+        while let Some(front) = self.queue.front() {
+            if !front.marks.ended.is_done()? {
+                return Ok(());
+            }
+            let Some(Flying { slot, marks, submitted, began, .. }) = self.queue.pop_front() else { return Ok(()) };
+            drop(slot);
+            let Some(bus) = (now > 0).then(|| marks.began.until(&marks.ended).ok()).flatten() else {
+                self.spare.push(marks);
+                done(None);
+                continue;
+            };
+            let most = now.saturating_sub(bus);
+            let begin = began.unwrap_or_else(|| self.place(&marks.began, submitted, most)).min(most);
+            done(Some(begin..begin + bus));
+            let former = self.last.replace((marks, begin + bus));
+            self.spare.extend(former.map(|(marks, _)| marks));
+        }
+        Ok(())
+    }
+
+    /// What the oldest copy does.
+    pub(super) fn oldest(&mut self, now: u64) -> Result<Oldest> {
+        let Some(front) = self.queue.front() else { return Ok(Oldest::Nothing) };
+        let began = match front.began {
+            None if front.marks.began.is_done()? => Some(self.place(&front.marks.began, front.submitted, now)),
+            began => began,
+        };
+        let queued = front.queued || began.is_none() && front.waits && front.marks.queued.is_done()?;
+        if let Some(front) = self.queue.front_mut() {
+            (front.began, front.queued) = (began, queued);
+        }
+        Ok(match began {
+            None if queued => Oldest::Blocked,
+            began => Oldest::Runs(began.unwrap_or(now)),
+        })
+    }
+
+    /// When `event`, of a copy submitted at `submitted`, was reached: at `most` at the latest.
+    fn place(&self, event: &Event, submitted: u64, most: u64) -> u64 {
+        let expected = |(last, end): &(Marks, u64)| Some(end.saturating_add(last.ended.until(event).ok()?));
+        let least = self.last.as_ref().map_or(submitted, |(_, end)| submitted.max(*end));
+        self.last.as_ref().and_then(expected).unwrap_or(most).max(least).min(most)
+    }
+
+    /// All copies are done, though their events do not say so.
+    pub(super) fn clear(&mut self) {
+        self.spare.extend(self.queue.drain(..).map(|flying| flying.marks));
+    }
+
+    /// The device cannot say any more which slots it still reads: it keeps them all.
+    pub(super) fn leave_all(&mut self) {
+        for flying in self.queue.drain(..) {
+            driver::note_leak();
+            std::mem::forget(flying.slot);
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Files of several writers, value by value against what pyarrow reads in them (`fixtures/make_parquet_writers.py`).
+
+use super::fixture;
+use feedline::dataset::{Dataset, Nulls, Parquet, ParquetBuilder};
+use feedline::decode::Bytes;
+use feedline::{ErrorKind, Loader, LoaderBuilder, Result};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// What a column holds, or the words that its refusal must have.
+struct Column<'v> {
+    name: &'v str,
+    /// How it is asked for.
+    asked: &'v Value,
+    holds: Option<&'v Value>,
+    refused: &'v str,
+}
+
+impl Column<'_> {
+    fn add(&self, builder: ParquetBuilder) -> ParquetBuilder {
+        match self.asked["max"].as_u64() {
+            Some(max) if self.asked["how"] == "up_to" => builder.up_to(self.name, max as usize),
+            _ => builder.column(self.name),
+        }
+    }
+
+    /// The most bytes that a value of a column of byte arrays has.
+    fn bytes(&self) -> Option<usize> {
+        let bytes = self.asked["stored"] == "BYTE_ARRAY";
+        self.asked["max"].as_u64().filter(|_| bytes).map(|max| max as usize)
+    }
+
+    /// The bytes of a row; `None` for null.
+    fn row(&self, row: usize) -> Option<String> {
+        let holds = self.holds?;
+        let number = usize::try_from(holds["rows"][row].as_i64()?).ok()?;
+        holds["values"][number].as_str().map(String::from)
+    }
+
+    fn rows(&self) -> usize {
+        self.holds.and_then(|holds| holds["rows"].as_array()).map_or(0, Vec::len)
+    }
+
+    fn first_null(&self) -> Option<usize> {
+        (0..self.rows()).find(|row| self.row(*row).is_none())
+    }
+}
+
+/// Rows of each column of `builder`'s file as hexadecimal digits.
+fn read(builder: ParquetBuilder, path: &Path) -> Result<Vec<Vec<String>>> {
+    read_decoded(builder, path, &[])
+}
+
+/// The same; byte arrays of any length that are fields by `.column(name)`, not by `.up_to(name, max)`, are decoded.
+fn read_decoded(builder: ParquetBuilder, path: &Path, decoded: &[(&str, usize)]) -> Result<Vec<Vec<String>>> {
+    let dataset = builder.open(path)?;
+    let mut columns = vec![Vec::new(); dataset.schema().len()];
+    let loader = Loader::builder(dataset).batch_size(64).workers(1).slots(2);
+    let decode = |loader: LoaderBuilder, (name, max): &(&str, usize)| loader.decode_field(name, Bytes::up_to(*max));
+    let loader = decoded.iter().fold(loader, decode).build()?;
+    for batch in loader.epoch(0)? {
+        let batch = batch?;
+        for (rows, field) in columns.iter_mut().zip(batch.fields()) {
+            let (bytes, lens) = (field.as_bytes()?, field.lens());
+            let stride = bytes.len() / batch.len();
+            let element = lens.map_or(0, |_| stride / field.shape()[1..].iter().product::<usize>().max(1));
+            for row in 0..batch.len() {
+                let len = lens.map_or(stride, |lens| lens[row] as usize * element);
+                rows.push(bytes[row * stride..][..len].iter().map(|byte| format!("{byte:02x}")).collect());
+            }
+        }
+    }
+    Ok(columns)
+}
+
+/// The first row that is not what pyarrow read; a null is zeros or nothing.
+fn difference(column: &Column<'_>, rows: &[String]) -> Option<String> {
+    if rows.len() != column.rows() {
+        return Some(format!("{} rows, pyarrow reads {}", rows.len(), column.rows()));
+    }
+    (0..rows.len()).find_map(|row| {
+        let here = &rows[row];
+        let same = column.row(row).map_or_else(|| here.bytes().all(|digit| digit == b'0'), |there| there == *here);
+        (!same).then(|| format!("row {row} is {here:?}, pyarrow reads {:?}", column.row(row)))
+    })
+}
+
+/// What became of a column: read as pyarrow reads it, or refused for this reason; an error says what is wrong.
+type Outcome = std::result::Result<Option<String>, String>;
+
+fn judge(column: &Column<'_>, path: &Path) -> Outcome {
+    let wanted = || column.add(Parquet::builder());
+    match (read(wanted().nulls(Nulls::Zero), path), column.holds) {
+        (Err(error), _) if error.kind() == ErrorKind::Panicked => return Err(error.to_string()),
+        (Err(error), None) if error.to_string().contains(column.refused) => return Ok(Some(error.to_string())),
+        (Err(error), _) => return Err(format!("refused: {error}")),
+        (Ok(_), None) if column.refused.is_empty() => return Ok(None),
+        (Ok(_), None) => return Err(format!("read, though refused because of {:?}", column.refused)),
+        (Ok(rows), Some(_)) => difference(column, &rows[0]).map_or(Ok(()), Err)?,
+    }
+    let Some(row) = column.first_null() else { return Ok(None) };
+    match read(wanted(), path) {
+        Err(error) if error.to_string().contains(" of the row group is null") => Ok(None),
+        Err(error) => Err(format!("row {row} is null: {error}")),
+        Ok(_) => Err(format!("row {row} is null, and nobody said so")),
+    }
+}
+
+/// All columns of a file, those to be read also together.
+fn judge_file(columns: &[Column<'_>], path: &Path) -> Vec<Outcome> {
+    let mut outcomes: Vec<Outcome> = columns.iter().map(|column| judge(column, path)).collect();
+    let readable: Vec<_> = columns.iter().filter(|column| column.holds.is_some()).collect();
+    for some in readable.chunks(64) {
+        let add = |builder: ParquetBuilder, column: &&Column<'_>| match column.bytes() {
+            Some(_) => builder.column(column.name),
+            None => column.add(builder),
+        };
+        let all = some.iter().fold(Parquet::builder().nulls(Nulls::Zero), add);
+        let decoded: Vec<_> = some.iter().filter_map(|column| Some((column.name, column.bytes()?))).collect();
+        // In runs of rows, too, where there is an offset index.
+        for chunk_bytes in [1 << 30, 1000] {
+            outcomes.push(match read_decoded(all.clone().chunk_bytes(chunk_bytes), path, &decoded) {
+                Err(error) => Err(format!("together: {error}")),
+                Ok(rows) => {
+                    let differ = some.iter().zip(&rows).find_map(|(column, rows)| difference(column, rows));
+                    differ.map_or(Ok(None), |words| Err(format!("together, in chunks of {chunk_bytes}: {words}")))
+                }
+            });
+        }
+    }
+    outcomes
+}
+
+/// Compares all files of `folder` that `expected` names; prints a table; gives what is wrong, and the counts of columns
+/// that were read and refused.
+fn compare(folder: &Path, expected: &Path) -> (Vec<String>, usize, usize) {
+    let expected: Value = serde_json::from_slice(&std::fs::read(expected).unwrap()).unwrap();
+    let files: BTreeMap<String, BTreeMap<String, Value>> = serde_json::from_value(expected["files"].clone()).unwrap();
+    assert!(!files.is_empty());
+    let (mut wrong, mut equal, mut refused) = (Vec::new(), 0, 0);
+    for (file, columns) in &files {
+        let named = columns.iter().filter(|(name, _)| !name.is_empty());
+        let list: Vec<_> = named
+            .map(|(name, value)| Column {
+                name,
+                asked: value.as_u64().map_or(value, |number| &expected["pool"][number as usize]),
+                holds: value.as_u64().map(|number| &expected["pool"][number as usize]),
+                refused: value["refused"][0].as_str().unwrap_or(""),
+            })
+            .collect();
+        let path = folder.join(file);
+        let outcomes = if list.is_empty() {
+            vec![unreadable(&path, columns[""]["refused"][0].as_str().unwrap_or(""))]
+        } else {
+            judge_file(&list, &path)
+        };
+        let (mut read, mut reasons) = (0, Vec::new());
+        for (index, outcome) in outcomes.into_iter().enumerate() {
+            let name = list.get(index).map_or("", |column| column.name);
+            match outcome {
+                Ok(None) => read += usize::from(index < list.len()),
+                Ok(Some(reason)) => reasons.push(reason.split(": path=").next().unwrap_or("").to_string()),
+                Err(words) => wrong.push(format!("{file} {name}: {words}")),
+            }
+        }
+        println!("{file:<56} {read:>3} equal, {:>2} refused", reasons.len());
+        reasons.iter().for_each(|reason| println!("    {reason}"));
+        (equal, refused) = (equal + read, refused + reasons.len());
+    }
+    (wrong, equal, refused)
+}
+
+/// A file that pyarrow refuses: all of it is read, or there is an error.
+fn unreadable(path: &Path, words: &str) -> Outcome {
+    match read(Parquet::builder().nulls(Nulls::Zero), path) {
+        Err(error) if error.kind() == ErrorKind::Panicked || !error.to_string().contains(words) => {
+            Err(format!("refused for another reason than {words:?}: {error}"))
+        }
+        Err(error) => Ok(Some(error.to_string())),
+        Ok(_) => Ok(None),
+    }
+}
+
+#[test]
+fn every_writers_file_is_read_as_pyarrow_reads_it() {
+    let (wrong, equal, refused) = compare(&fixture("writers"), &fixture("writers/expected.json"));
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(equal > 300 && refused > 10, "{equal} equal, {refused} refused");
+}
+
+/// `.ci/parquet` names the folder of any files, in which `expected.json` is what pyarrow reads.
+#[test]
+fn files_of_a_named_folder_are_read_as_pyarrow_reads_them() {
+    let Some(folder) = std::env::var_os("FEEDLINE_PARQUET_FILES") else { return };
+    let folder = Path::new(&folder);
+    let (wrong, equal, refused) = compare(folder, &folder.join("expected.json"));
+    println!("{equal} columns equal, {refused} refused, {} wrong", wrong.len());
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// What reading a changed copy of a file of polars' says.
+fn refusal(change: impl FnOnce(&mut Vec<u8>)) -> String {
+    let mut bytes = std::fs::read(fixture("writers/repeated-polars.parquet")).unwrap();
+    change(&mut bytes);
+    let read = || {
+        let dataset = Parquet::builder().up_to("name", 64).open_bytes(bytes)?;
+        Loader::builder(dataset).batch_size(64).build()?.epoch(0)?.try_for_each(|batch| batch.map(drop))
+    };
+    read().unwrap_err().to_string()
+}
+
+#[test]
+fn a_page_without_its_dictionary_is_refused() {
+    let error = refusal(|bytes| {
+        assert_eq!(bytes[4..6], [0x15, 0x04], "the kind of the first page: a dictionary");
+        bytes[5] = 0x08;
+    });
+    assert!(error.contains("a page refers to a dictionary, and the column chunk has none before it"), "{error}");
+}
+
+#[test]
+fn a_footer_that_counts_other_rows_than_its_row_groups_is_refused() {
+    let error = refusal(|bytes| {
+        let rows = [0x16, 0xb0, 0x09, 0x19, 0x1c];
+        let at = bytes.windows(rows.len()).rposition(|window| window == rows).unwrap();
+        bytes[at + 1] = 0xb2;
+    });
+    assert!(error.contains("the footer counts 601 rows, its row groups 600"), "{error}");
+}
