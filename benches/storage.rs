@@ -73,7 +73,7 @@ impl Load {
         let mut sources = Sources::new();
         let source = sources.file(path, len).unwrap();
         let mut options = ReaderOptions::default();
-        (options.mode, options.depth) = (mode, depth);
+        (options.mode, options.depth) = (mode, Some(depth));
         options.direct = if mode == Mode::Mmap { Direct::Off } else { Direct::On };
         let opened = open(Arc::new(sources), &options).map_err(|error| eprintln!("skipped: {error}")).ok()?;
         let Opened { mut reader, .. } = opened;

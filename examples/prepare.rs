@@ -11,7 +11,7 @@ use feedline::prepare::{Format, RestartOptions, Shards};
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::error::Error;
 use std::io::IsTerminal;
-use std::num::NonZeroU16;
+use std::num::{NonZeroU16, NonZeroUsize};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
@@ -40,8 +40,8 @@ struct Args {
     #[arg(long)]
     shuffle: Option<u64>,
     /// Threads [default: one per core]
-    #[arg(long, default_value_t = 0, hide_default_value = true)]
-    workers: usize,
+    #[arg(long)]
+    workers: Option<NonZeroUsize>,
     /// Write into a folder that is not empty; earlier shards there are removed
     #[arg(long)]
     force: bool,
@@ -83,7 +83,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         Kind::Files => Format::Files,
     })
     .restarts(restarts)
-    .workers(args.workers)
+    .workers(args.workers.map_or(0, NonZeroUsize::get))
     .overwrite(args.force)
     .skip_damaged(args.skip_damaged)
     .sync(args.sync);

@@ -168,7 +168,7 @@ fn every_reader_returns_what_a_naive_read_returns() {
     for (name, options) in all_readers() {
         for depth in [1, 4, 64] {
             let mut options = options.clone();
-            options.depth = depth;
+            options.depth = Some(depth);
             let Some(mut opened) = try_open(&name, &sources, &options) else { continue };
             if depth == 64 {
                 opened.reader.register_ring(&ring);
@@ -464,12 +464,23 @@ fn what_cannot_work_completes_with_an_error_and_gives_the_buffer_back() {
 }
 
 #[test]
+fn io_uring_through_the_page_cache_keeps_more_reads_in_flight_by_default() {
+    let scratch = Scratch::new("depths");
+    let sources = sources(&[scratch.file("a", 100_000)]);
+    for (name, options) in all_readers() {
+        let Some(Opened { reader, choice, .. }) = try_open(&name, &sources, &options) else { continue };
+        let buffered = reader.name() == "io_uring" && !choice.direct;
+        assert_eq!(reader.depth(), if buffered { 128 } else { 32 }, "{name}");
+    }
+}
+
+#[test]
 fn submit_gives_the_operation_back_at_full_depth_and_takes_it_after_a_completion() {
     let scratch = Scratch::new("depth");
     let sources = sources(&[scratch.file("a", 100_000)]);
     let ring = ring(1 << 20);
     for (name, mut options) in all_readers() {
-        options.depth = 3;
+        options.depth = Some(3);
         let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else { continue };
         let op = |tag| {
             let extent = Extent { source: id(&sources, 0), offset: 4096 * tag, len: 4096 };
@@ -511,7 +522,7 @@ fn a_wait_ends_by_timeout_by_a_wake_from_another_thread_and_by_a_wake_that_came_
         if options.direct == Direct::On {
             continue;
         }
-        options.depth = 2;
+        options.depth = Some(2);
         let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else { continue };
         let mut out = Vec::new();
         let start = Instant::now();
@@ -539,7 +550,7 @@ fn a_cancelled_reader_completes_everything_and_reads_on() {
     let part = |index: u64| Extent { source: id(&sources, 0), offset: index << 16, len: 1 << 16 };
     let extents: Vec<_> = (0..64).map(part).collect();
     for (name, mut options) in all_readers() {
-        options.depth = 64;
+        options.depth = Some(64);
         for sent in [false, true] {
             let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else { continue };
             for (tag, extent) in extents.iter().enumerate() {
@@ -650,7 +661,7 @@ fn dropping_a_reader_with_reads_in_flight_leaves_no_descriptor_thread_or_buffer_
     let sources = sources(&[scratch.file("a", 16 << 20), scratch.file("b", 5000)]);
     let (fds, threads) = (entries("/proc/self/fd"), entries("/proc/self/task"));
     for (name, mut options) in all_readers() {
-        options.depth = 64;
+        options.depth = Some(64);
         for sent in [false, true] {
             let ring = ring(32 << 20);
             let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else { continue };

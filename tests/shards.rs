@@ -269,7 +269,8 @@ fn nothing_is_written_over_unless_that_is_allowed() {
     assert_eq!(error.kind(), ErrorKind::Config);
     assert!(error.to_string().contains("not empty"), "{error}");
     assert_eq!(names(&to), before);
-    // Fewer shards than before: those of the earlier run must not stay among them.
+    // Fewer shards than before: those of the earlier run must not stay among them, nor their indexes.
+    dir.write("out/shard-000003.tar.0a1b2c3d.fdx", b"an index");
     write(&shards.clone().samples_per_shard(6).overwrite(true), &from, &to).unwrap();
     assert_eq!(names(&to), ["keep.me", "manifest.tsv", "shard-000000.tar", "shard-000001.tar", "shard-x.tar"]);
     assert_eq!(std::fs::read(to.join("shard-x.tar")).unwrap(), b"mine");

@@ -18,6 +18,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use source::{Opened, SourceArgs};
 use std::error::Error;
 use std::io::{IsTerminal, Write};
+use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -36,7 +37,7 @@ struct Args {
     decode: bool,
     /// Threads for --verify [default: one per core]
     #[arg(long, requires = "verify")]
-    workers: Option<usize>,
+    workers: Option<NonZeroUsize>,
     /// Damaged samples that are listed at most; all are counted
     #[arg(long, default_value_t = 1000)]
     listed: usize,
@@ -112,7 +113,7 @@ fn encoding(field: &EncodedField) -> String {
 fn verify(dataset: &dyn Dataset, args: &Args, damage: &[Damage]) -> Result<bool, Box<dyn Error>> {
     let mut verify = Verify::new().listed(args.listed);
     if let Some(workers) = args.workers {
-        verify = verify.workers(workers);
+        verify = verify.workers(workers.get());
     }
     for field in dataset.schema().iter().filter(|field| args.decode && field.encoding == Encoding::Image) {
         // Decodes the whole picture, whatever its size.

@@ -23,7 +23,8 @@ pub struct Answer {
     /// Not known either when the batches are not the benchmark's.
     pub pass: Option<bool>,
     pub gpu_idle_pct: Option<f64>,
-    pub starved_pct: f64,
+    /// Not known where the consumer's steps were not measured.
+    pub starved_pct: Option<f64>,
     /// Idle time that is not the loader's doing: on the host idle less starved, which is what this thread lost on busy cores. On a
     /// GPU an upper bound of what the host's own delays cost.
     pub late_pct: Option<f64>,
@@ -118,7 +119,7 @@ impl Answer {
             au_target: target,
             pass: au.zip(given.au_target()).map(|(au, target)| au >= target),
             gpu_idle_pct: gpu.map(|(idle, _)| idle).or(au.map(|au| 1.0 - au)).map(|share| 100.0 * share),
-            starved_pct: 100.0 * verdict.starved_share,
+            starved_pct: (verdict.cause != Cause::Unknown).then_some(100.0 * verdict.starved_share),
             late_pct: gpu.map(|(_, late)| late).or(late(au, verdict)).map(|share| 100.0 * share),
             cause: verdict.cause,
             also: verdict.also,
@@ -181,7 +182,7 @@ impl Answer {
 
     /// That what the verdict takes for the consumer's own work was this program, late on a busy machine.
     pub fn late_step(&self) -> Option<String> {
-        let late = self.late_pct.filter(|late| *late > LATE_MUCH && *late > self.starved_pct)?;
+        let late = self.late_pct.filter(|late| *late > LATE_MUCH && *late > self.starved_pct.unwrap_or(0.0))?;
         Some(match self.on_gpu() {
             true => format!(
                 "The step itself was late: up to {late:.1} % of the time the GPU waited for this program to ask for a batch, as the \

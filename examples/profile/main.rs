@@ -373,7 +373,8 @@ mod tests {
         let workload = "--workload cosmoflow --accelerator a100 --generate-mib 12 --epochs 1";
         let mut finished = finished(workload, &folder);
         let answer = &mut finished.answer;
-        (answer.au, answer.pass, answer.starved_pct, answer.late_pct) = (Some(0.65), Some(false), 29.0, Some(6.0));
+        (answer.au, answer.pass, answer.starved_pct, answer.late_pct) =
+            (Some(0.65), Some(false), Some(29.0), Some(6.0));
         assert_eq!(
             answer.result(),
             ": FAIL, 70 % are asked for; without the 6.00 % lost on busy cores it would be 71.00 %"
@@ -388,7 +389,7 @@ mod tests {
         let words = "--source records --record-bytes 1000 --generate-mib 1 --batch 10 --epochs 1 --step-ms 1";
         let mut finished = finished(words, &folder);
         for (late, starved, said) in [(12.0, 3.0, true), (12.0, 13.0, false), (4.9, 0.0, false)] {
-            (finished.answer.late_pct, finished.answer.starved_pct) = (Some(late), starved);
+            (finished.answer.late_pct, finished.answer.starved_pct) = (Some(late), Some(starved));
             let (text, line) = (finished.text(), "  ! The step itself was late: for 12.0 % of the time");
             let at = text.lines().position(|line| line.starts_with("VERDICT   ")).unwrap();
             // A heading of two lines is one, too.

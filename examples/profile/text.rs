@@ -184,7 +184,8 @@ fn figures(answer: &Answer) -> Vec<(&'static str, String)> {
     }
     if let Some(idle) = answer.gpu_idle_pct {
         let late = answer.late_pct.map_or(String::new(), |late| format!(", late {late:.2} %"));
-        all.push(("gpu idle", format!("{idle:.2} %: starved {:.2} %{late}", answer.starved_pct)));
+        let starved = answer.starved_pct.map_or("unknown".into(), |share| format!("{share:.2} %"));
+        all.push(("gpu idle", format!("{idle:.2} %: starved {starved}{late}")));
     }
     all.push(("rate", rate(answer)));
     all.extend(answer.truth.warnings.iter().map(|warning| ("warning", warning.clone())));

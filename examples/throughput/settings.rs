@@ -37,9 +37,9 @@ pub struct Settings {
     /// Whether reads bypass the page cache
     #[arg(long, value_enum, default_value_t = Bypass::Auto)]
     pub direct: Bypass,
-    /// Reads in flight at most
-    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
-    pub depth: u32,
+    /// Reads in flight at most [default: 32; 128 for io_uring through the page cache]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub depth: Option<u32>,
     /// Shuffle with this seed [default: sequential]
     #[arg(long)]
     pub shuffle: Option<u64>,
@@ -136,7 +136,6 @@ impl Settings {
                 (Some(seed), None) => Order::shuffled(seed),
                 (Some(seed), Some(chunks)) => Order::windowed(seed, chunks),
             })
-            .depth(self.depth)
             .reader(match self.reader {
                 Reader::Auto => Mode::Auto,
                 Reader::Uring => Mode::Uring,
@@ -152,6 +151,9 @@ impl Settings {
             .gds(self.gds);
         if let Some(workers) = self.workers {
             builder = builder.workers(workers);
+        }
+        if let Some(depth) = self.depth {
+            builder = builder.depth(depth);
         }
         if let Some(slots) = self.slots {
             builder = builder.slots(slots);

@@ -36,7 +36,7 @@ pub struct SourceArgs {
     #[arg(long, value_enum, default_value_t = Token::U16)]
     pub token: Token,
     /// Tokens: how many to a sample
-    #[arg(long, default_value_t = 2048)]
+    #[arg(long, default_value_t = 2048, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
     pub seq_len: usize,
     /// npy, npz: each row of the first axis is a sample [default: each file is]
     #[arg(long)]

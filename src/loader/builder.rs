@@ -306,9 +306,9 @@ impl LoaderBuilder {
         self
     }
 
-    /// Reads in flight at most. Default: 32.
+    /// Reads in flight at most. Default: 32; 128 for io_uring through the page cache, see [`ReaderOptions::depth`].
     pub fn depth(mut self, depth: u32) -> Self {
-        self.reader.depth = depth;
+        self.reader.depth = Some(depth);
         self
     }
 

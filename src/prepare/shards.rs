@@ -175,8 +175,8 @@ impl Shards {
         self
     }
 
-    /// Writes into a folder that is not empty. Shards, manifest and ledger that lie there are removed first; files that
-    /// [`Format::Files`] does not write again stay.
+    /// Writes into a folder that is not empty. Shards, their indexes, manifest and ledger that lie there are removed first;
+    /// files that [`Format::Files`] does not write again stay.
     #[must_use]
     pub fn overwrite(mut self, overwrite: bool) -> Self {
         self.overwrite = overwrite;
@@ -257,7 +257,9 @@ impl Shards {
 
 /// Whether an earlier call may have written a file of this name at the top of its folder.
 fn is_ours(name: &str) -> bool {
-    let number = |ending: &str| name.strip_prefix("shard-").and_then(|rest| rest.strip_suffix(ending));
+    // The index of a tar shard that was read: `shard-000000.tar.0a1b2c3d.fdx`.
+    let index = name.strip_suffix(".fdx").and_then(|rest| rest.rsplit_once('.')).map(|(shard, _)| shard);
+    let number = |ending: &str| index.unwrap_or(name).strip_prefix("shard-")?.strip_suffix(ending);
     let number = number(".tar").or_else(|| number(".parquet"));
     let shard = number.is_some_and(|text| text.len() >= 6 && text.bytes().all(|byte| byte.is_ascii_digit()));
     shard || name == MANIFEST || name == LEDGER

@@ -64,7 +64,7 @@ impl fmt::Display for Cause {
             Self::Decode => "decode",
             Self::Copy => "copies to the device",
             Self::Order => "order/index",
-            Self::MemoryBudget => "the memory budget",
+            Self::MemoryBudget => "the prefetch buffers",
             Self::HandOver => "handing over",
             Self::Unknown => "nothing known",
         })

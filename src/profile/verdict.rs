@@ -460,8 +460,14 @@ impl Case<'_> {
     fn advice(&self) -> Vec<String> {
         let mut all = self.advice_on(self.cause);
         if let Some(also) = self.also {
-            // The first of each is the one that says the most.
-            all.extend(self.advice_on(also).into_iter().take(1));
+            // The first of each is the one that says the most, unless it changes what is advised to change already.
+            let setting =
+                |advice: &str| advice.strip_prefix('`').and_then(|rest| rest.split('(').next().map(str::to_owned));
+            let first = self.advice_on(also).into_iter().next();
+            let new = |first: &String| {
+                setting(first).is_none_or(|of| !all.iter().any(|advice| setting(advice) == Some(of.clone())))
+            };
+            all.extend(first.filter(new));
         }
         all.extend(self.epochs());
         all
@@ -480,8 +486,8 @@ impl Case<'_> {
                     .into(),
             ],
             Cause::Order => vec![
-                "A larger `batch_size` costs the planner less for each sample; so do fewer, larger reads: `prepare::Shards` packs \
-                 samples."
+                "A larger `batch_size` costs the planner less for each sample; so do fewer, larger reads: where each sample is a \
+                 file of its own, `prepare::Shards` packs them into shards."
                     .into(),
                 "A `Sampler` of your own runs on this thread: make it cheaper.".into(),
             ],
@@ -608,7 +614,7 @@ impl Case<'_> {
         if self.bytes_per_read() < 65536.0 && storage.reads > 0 {
             let each = bytes(self.bytes_per_read());
             all.push(format!(
-                "Reads of {each} are small: `prepare::Shards` packs samples into files that are read in one go."
+                "Reads of {each} are small: where each is a file of its own, `prepare::Shards` packs them into shards."
             ));
         }
         let cached = self.model.with(&Change { cached: true, ..Change::default() });
@@ -1173,7 +1179,7 @@ mod tests {
         let slots = reading(99_000_000_000);
         assert_said(
             Cause::Storage,
-            "bound by storage, starved 50.0 %, or the memory budget: too close to tell",
+            "bound by storage, starved 50.0 %, or the prefetch buffers: too close to tell",
             slots.clone(),
         );
         assert_said(Cause::Storage, "slots allowed 10 reads in flight of 32", slots);

@@ -16,6 +16,13 @@ use std::sync::Arc;
 /// Threads of a pread or mmap reader unless the options say more: each only waits for the device.
 const THREADS_DEFAULT: u32 = 32;
 
+/// Operations in flight unless the options say more.
+const DEPTH_DEFAULT: u32 = 32;
+
+/// The same for io_uring through the page cache: cold random reads of 147 KiB reached 0.81, 0.94 and 0.95 of O_DIRECT's
+/// rate at depth 32, 64 and 128, and no more at 256.
+const DEPTH_BUFFERED: u32 = 128;
+
 /// A reader and how it came about.
 #[non_exhaustive]
 pub struct Opened {
@@ -101,7 +108,7 @@ fn config(message: String) -> Error {
 
 fn check_limits(options: &ReaderOptions) -> Result<()> {
     let ReaderOptions { depth, threads, .. } = *options;
-    if depth == 0 || depth > DEPTH_MAX {
+    if let Some(depth) = depth.filter(|depth| !(1..=DEPTH_MAX).contains(depth)) {
         return Err(config(format!("a read depth of {depth}; 1 to {DEPTH_MAX} are possible")));
     }
     if threads > THREADS_MAX {
@@ -116,13 +123,17 @@ fn check_limits(options: &ReaderOptions) -> Result<()> {
 fn start_uring(files: Files, options: &ReaderOptions) -> Result<Uring, Errno> {
     match options.deny_uring {
         Some(errno) => Err(Errno::from_raw_os_error(errno)),
-        None => Uring::new(files, options.depth as usize, options.registered),
+        None => {
+            let default = if files.align() > 1 { DEPTH_DEFAULT } else { DEPTH_BUFFERED };
+            Uring::new(files, options.depth.unwrap_or(default) as usize, options.registered)
+        }
     }
 }
 
 fn start_threads<W: super::threads::Work>(work: W, options: &ReaderOptions) -> Result<Threaded<W>> {
     let threads = if options.threads == 0 { THREADS_DEFAULT } else { options.threads };
-    Threaded::start(work, options.depth as usize, threads.min(options.depth) as usize)
+    let depth = options.depth.unwrap_or(DEPTH_DEFAULT);
+    Threaded::start(work, depth as usize, threads.min(depth) as usize)
 }
 
 /// The alignment to read with; 1 for reads through the page cache.
@@ -254,8 +265,8 @@ mod tests {
     fn options_out_of_their_limits_are_errors_that_name_the_limit() {
         type Change = fn(&mut ReaderOptions);
         let table: [(Change, &str); 4] = [
-            (|options| options.depth = 0, "a read depth of 0; 1 to 4096"),
-            (|options| options.depth = 4097, "a read depth of 4097"),
+            (|options| options.depth = Some(0), "a read depth of 0; 1 to 4096"),
+            (|options| options.depth = Some(4097), "a read depth of 4097"),
             (|options| options.threads = 257, "257 reader threads; at most 256"),
             (|options| (options.mode, options.direct) = (Mode::Mmap, Direct::On), "mmap reads through the page cache"),
         ];

@@ -89,8 +89,9 @@ pub enum Direct {
     /// Where the file system allows it; under [`Mode::Auto`] only when the dataset does not fit half of the free
     /// memory, since a second epoch then runs from memory. Never for [`Mode::Mmap`].
     ///
-    /// A cold first epoch through the page cache costs speed: the kernel puts a random extent into single pages of 4 KiB.
-    /// Where each sample is read only once, [`Direct::On`] is faster.
+    /// A cold first epoch through the page cache costs CPU time, and speed where the device is slow with many small
+    /// segments: the kernel puts a random extent into single pages of 4 KiB. Where each sample is read only once,
+    /// [`Direct::On`] is better.
     #[default]
     Auto,
     /// Yes, or an error when opening the reader.
@@ -107,8 +108,9 @@ pub struct ReaderOptions {
     pub mode: Mode,
     /// Whether to bypass the page cache.
     pub direct: Direct,
-    /// Operations in flight, 1 to [`DEPTH_MAX`]. Default 32: where NVMe devices reach their bandwidth at 128 KiB.
-    pub depth: u32,
+    /// Operations in flight, 1 to [`DEPTH_MAX`]. `None`, the default, is 32, where NVMe devices reach their bandwidth at
+    /// 128 KiB; and 128 for io_uring through the page cache, where each operation also takes and fills its pages.
+    pub depth: Option<u32>,
     /// Threads of the pread and mmap readers, at most [`THREADS_MAX`]; more than `depth` are never started. 0, the
     /// default, means `depth` of them, but at most 32: each only waits for the device.
     pub threads: u32,
@@ -130,7 +132,7 @@ impl Default for ReaderOptions {
         Self {
             mode: Mode::Auto,
             direct: Direct::Auto,
-            depth: 32,
+            depth: None,
             threads: 0,
             fds: None,
             registered: true,

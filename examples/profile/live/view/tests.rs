@@ -168,7 +168,7 @@ fn a_memory_budget_is_marked_at_the_slots() {
     }
     for (width, height) in [(80, 24), (120, 40)] {
         let screen = screen(&state, width, height);
-        has(&screen, &["bound by the memory budget"]);
+        has(&screen, &["bound by the prefetch buffers"]);
         let slots = screen.iter().find(|line| line.starts_with("slots")).unwrap();
         assert!(slots.ends_with("CAUSE"), "{slots}");
     }
