@@ -9,7 +9,7 @@ use crate::dlpack::{self, DLDevice, Dlpack, Parts, Tensors};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::ledger::BadSample;
 use crate::memory::{Array, Filled, Process, Ticket};
-use crate::profile::{BatchRecord, Meters, Stay};
+use crate::meter::{BatchRecord, Meters, Stay};
 use crate::tensor::{DType, Element, Field, Shape};
 use crossbeam_channel::Sender;
 use std::ffi::c_void;

@@ -159,11 +159,12 @@ mod error;
 mod ledger;
 mod loader;
 pub mod memory;
+mod meter;
 pub mod order;
 mod pipeline;
 pub mod prepare;
-pub mod profile;
 pub mod read;
+mod report;
 mod state;
 mod stop;
 mod sync;
@@ -173,12 +174,29 @@ pub use batch::{Batch, FieldView, MicroBatch};
 pub use device::Device;
 pub use error::{Error, ErrorKind, Result, Site, Stage};
 pub use ledger::{BadSample, Ledger};
-pub use loader::{Ceiling, Epoch, Loader, LoaderBuilder};
+pub use loader::{Ceiling, Epoch, Loader, LoaderBuilder, Report};
 pub use memory::{BatchMut, Budget, Row, Status};
 pub use order::{LastBatch, Order, Shard};
 pub use pipeline::{FieldRoute, Gds, MemoryPlan, Numa, OnBadSample, Route};
-pub use profile::Report;
 pub use state::State;
 #[cfg(feature = "signals")]
 pub use stop::Signal;
 pub use stop::Stop;
+
+/// What a run measured, what limits it, and what a change would give.
+///
+/// [`Loader::report`] is all of it as text; [`Loader::snapshot`] the numbers.
+pub mod profile {
+    pub use crate::loader::Report;
+    pub use crate::meter::Decode;
+    #[cfg(feature = "effort")]
+    #[doc(hidden)]
+    pub use crate::meter::effort;
+    pub use crate::meter::{
+        BatchRecord, CacheProbe, Cached, Consumer, Copies, Copy, DeviceBytes, DirectReads, Gauges, GpuIdle, Handed,
+        Latency, Level, Order, ReaderInUse, Slots, Snapshot, Span, Storage, Timeline, Track, Unmeasured, Work,
+    };
+    pub use crate::report::{
+        Basis, Cause, Change, Evidence, Prediction, StageLoad, Strength, Truth, Verdict, WhatIf, export, judge,
+    };
+}

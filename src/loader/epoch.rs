@@ -1,15 +1,17 @@
 //! The iterator over batches.
 
+use super::Report;
 use super::{Life, Place, config, onward};
 use crate::batch::{Batch, Contents, Reorder};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::Ticket;
+use crate::meter::consuming;
 use crate::order::Batches;
 use crate::pipeline::Start;
 use crate::pipeline::runtime::placed;
 use crate::pipeline::watchdog::{LOOKS, Watcher};
-use crate::profile::export::spans;
-use crate::profile::{Cause, Report, Verdict, consuming};
+use crate::report::export::spans;
+use crate::report::{Cause, Verdict};
 use crate::state::Cursor;
 use crossbeam_channel::RecvTimeoutError;
 use std::sync::Arc;
@@ -263,7 +265,7 @@ impl Epoch {
             let tick = TICK.min(self.shared.stall_deadline / LOOKS);
             let left = until.map_or(tick, |until| until.saturating_duration_since(Instant::now()));
             #[cfg(all(test, feature = "cuda"))]
-            crate::profile::Clock::waits();
+            crate::meter::Clock::waits();
             match self.shared.ready.recv_timeout(left.min(tick)) {
                 Ok(contents) => {
                     let ticket = contents.ticket();

@@ -7,6 +7,7 @@ mod epoch;
 #[cfg_attr(not(feature = "cuda"), path = "host_only.rs")]
 mod onward;
 mod origin;
+mod report;
 mod resume;
 #[cfg(all(test, feature = "cuda"))]
 mod scenarios;
@@ -14,19 +15,21 @@ mod scenarios;
 pub use builder::LoaderBuilder;
 pub use ceiling::Ceiling;
 pub use epoch::Epoch;
+pub use report::Report;
 
 use crate::batch::{BatchInfo, Contents};
 use crate::dataset::Dataset;
 use crate::device::DeviceKind;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::ledger::{Keeper, Ledger};
+use crate::meter::{Consumer, Handed, Settings, Snapshot, Timeline};
 use crate::order::{Batches, ChunkStarts, LastBatch, Order, Shard};
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::watchdog::Watcher;
 use crate::pipeline::work::panicked;
 use crate::pipeline::{FieldRoute, Job, MemoryPlan};
-use crate::profile::{Consumer, Handed, Report, Settings, Snapshot, Timeline, Truth, Verdict};
 use crate::read::{self, Choice, PageCache};
+use crate::report::{Truth, Verdict};
 use crate::state::{Cursor, State};
 use crate::stop::Stop;
 use crate::tensor::Field;
@@ -440,7 +443,7 @@ impl Shared {
         let core = self.runtime.core();
         let meters = &core.meters;
         let now = meters.clock.now();
-        let nanos = |counter: &crate::profile::Counter| Duration::from_nanos(counter.get());
+        let nanos = |counter: &crate::meter::Counter| Duration::from_nanos(counter.get());
         let shard = self.jobs.shard;
         Report {
             dataset: core.dataset.describe(),

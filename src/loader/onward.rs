@@ -13,13 +13,13 @@ use crate::device::cuda::{
 };
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{Filled, Pool};
+use crate::meter::{Clock, DirectReads, GpuIdle, Track};
 use crate::pipeline::fetch::Io;
 use crate::pipeline::recipe::{DirectField, Draft, How, Recipe};
 use crate::pipeline::route::{self, Around, Asked, Route};
 use crate::pipeline::runtime::{Handles, Runtime};
 use crate::pipeline::{Core, FieldRoute, Gds, ToDevice};
 use crate::pipeline::{direct, transfer::Transfer};
-use crate::profile::{Clock, DirectReads, GpuIdle, Track};
 use crate::read::{self, Sources};
 use crate::tensor::{Layout, PAGE};
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -108,7 +108,7 @@ pub(super) fn gpu_idle(idle: &Option<Idle>) -> Option<GpuIdle> {
 /// What the report asks for.
 pub(super) type Direct = Option<Counted>;
 /// What went directly, in words.
-pub(super) fn direct_reads(direct: &Direct, meters: &crate::profile::Meters) -> Option<DirectReads> {
+pub(super) fn direct_reads(direct: &Direct, meters: &crate::meter::Meters) -> Option<DirectReads> {
     direct.as_ref().map(|counted| meters.device.direct(counted.mode().to_string()))
 }
 

@@ -5,8 +5,9 @@
 //! later: the kernel's count, what the reader and workers did ───┴──► judge ──► Truth
 //! ```
 
-use crate::profile::{Cached, DeviceBytes, Evidence, Truth, judge};
+use crate::meter::{Cached, DeviceBytes};
 use crate::read::{Direct, PROBES_MAX, ReadStats, Sources, device_bytes, page_cache_share};
+use crate::report::{Evidence, Truth, judge};
 
 /// What was so when the loader was built.
 #[derive(Debug)]

@@ -9,7 +9,7 @@
 use super::region::Region;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::ledger::BadSample;
-use crate::profile::SlotTimes;
+use crate::meter::SlotTimes;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::tensor::{Element, Field, Layout, Spec};

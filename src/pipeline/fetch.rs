@@ -9,7 +9,7 @@ use crate::dataset::{Part, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{FreeSlot, IoBuf, RingSpan, Rows, Ticket};
-use crate::profile::{Stay, Work, planner};
+use crate::meter::{Stay, Work, planner};
 use crate::read::{Completion, Extent, ReadOp, Reader, may_pass};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -574,7 +574,7 @@ impl Io {
 
     fn complete(&mut self) {
         // First: who has received a batch finds all of its reads in the report.
-        self.core.meters.note_reads(self.reader.as_ref());
+        self.core.meters.note_reads(|| self.reader.stats());
         let mut completions = std::mem::take(&mut self.completions);
         self.core.meters.reading.change(self.reader.in_flight() as u64, completions.len() as u64, self.now);
         for completion in completions.drain(..) {

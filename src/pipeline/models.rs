@@ -16,7 +16,7 @@ use super::work::Queue;
 use crate::batch::Contents;
 use crate::error::Error;
 use crate::memory::{ByteRing, Filled, FreeSlot, Hooks, Pool, Rows, Ticket};
-use crate::profile::{Clock, Meters};
+use crate::meter::{Clock, Meters};
 use crate::read::Bell;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

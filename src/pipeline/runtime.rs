@@ -2,7 +2,7 @@
 
 use super::Core;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::profile::{Meters, Role};
+use crate::meter::{Meters, Role};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -234,7 +234,7 @@ mod tests {
     fn workers_run_where_the_pool_was_made() {
         let (cpu, all) = tests::own_cpus();
         for (place, cpus) in [(Some(tests::placement(&cpu)), cpu), (None, all)] {
-            let meters = Arc::new(Meters::new(crate::profile::Clock::real(), 3, false));
+            let meters = Arc::new(Meters::new(crate::meter::Clock::real(), 3, false));
             let (pool, workers) = on_node(place.as_ref(), || pool(3, &meters)).unwrap().unwrap();
             assert_eq!(pool.broadcast(|_| tests::here()), vec![cpus; 3]);
             drop((pool, workers));
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn workers_that_were_started_have_ended_when_another_one_cannot_be() {
-        let meters = Arc::new(Meters::new(crate::profile::Clock::real(), 3, false));
+        let meters = Arc::new(Meters::new(crate::meter::Clock::real(), 3, false));
         let (begun, ended) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let counts = (begun.clone(), ended.clone());
         let error = pool_by(3, &meters, move |builder, body| {

@@ -21,7 +21,7 @@ use crate::device::cuda::copy::{Buffer, Copied, Copier};
 use crate::device::cuda::flight::Oldest;
 use crate::error::Result;
 use crate::memory::{Filled, Pool};
-use crate::profile::{Work, copying};
+use crate::meter::{Work, copying};
 use crossbeam_channel::{Receiver, Select, Sender};
 use std::collections::VecDeque;
 use std::convert::Infallible;

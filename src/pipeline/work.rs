@@ -16,7 +16,7 @@ use crate::decode::{Ctx, Scratch};
 pub(crate) use crate::error::panicked;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{ChunkBuf, Filled, Rows};
-use crate::profile::Work;
+use crate::meter::Work;
 use crate::read::{Cached, Extent, may_pass};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Mutex, MutexGuard};

@@ -55,6 +55,8 @@ pub use waker::Waker;
 #[cfg(test)]
 pub(crate) use waker::Bell;
 
+pub use crate::meter::ReadStats;
+
 use crate::error::{Error, Result};
 use crate::memory::{ByteRing, IoBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -171,45 +173,6 @@ pub struct Footprint {
     /// Exactly the extent's bytes are read, to the start of the buffer: it may be their final place, provided that it
     /// is aligned to [`Reader::mem_align`] in its region.
     pub in_place: bool,
-}
-
-/// What a reader did since it was opened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ReadStats {
-    /// Operations that ended, well or not.
-    pub ops: u64,
-    /// Those that ended with an error.
-    pub failed: u64,
-    /// Bytes of extents asked for.
-    pub bytes_asked: u64,
-    /// Bytes that reads brought: more than asked for where `O_DIRECT` has to read wider.
-    pub bytes_moved: u64,
-    /// Reads that brought less than asked for and were continued.
-    pub short_reads: u64,
-    /// Reads repeated after `EINTR` or `EAGAIN`.
-    pub retries: u64,
-    /// Reads (system calls or queue entries) that bypassed the page cache.
-    pub direct_reads: u64,
-    /// Reads through the page cache, copies from maps included.
-    pub buffered_reads: u64,
-    /// Files or reads that `O_DIRECT` was refused for and that went through the page cache instead.
-    pub fallbacks: u64,
-    /// Files opened.
-    pub opens: u64,
-    /// `io_uring_enter` calls.
-    pub enters: u64,
-    /// Whether buffers are registered with io_uring.
-    pub registered_buffers: bool,
-    /// Whether files are registered with io_uring.
-    pub registered_files: bool,
-}
-
-impl ReadStats {
-    /// Share of the reads that bypassed the page cache: 0 … 1.
-    pub(crate) fn direct_share(&self) -> f64 {
-        self.direct_reads as f64 / (self.direct_reads + self.buffered_reads).max(1) as f64
-    }
 }
 
 mod sealed {

@@ -16,8 +16,8 @@
 
 use super::files::{OPEN_FLAGS, open, with_path};
 use super::{SourceId, Sources, sys};
+use crate::meter::{CacheProbe, Cached, DeviceBytes};
 use crate::order::Draws;
-use crate::profile::{CacheProbe, Cached, DeviceBytes};
 use memmap2::MmapOptions;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Access, Advice, AtFlags, CWD, FileType};

@@ -33,7 +33,7 @@
 use super::Stream;
 use super::driver::{CopyStream, DevicePtr, Event, Gpu, Handle};
 use crate::error::Result;
-use crate::profile::{Clock, GpuIdle, Ring, Track, Work};
+use crate::meter::{Clock, GpuIdle, Ring, Track, Work};
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

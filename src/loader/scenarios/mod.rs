@@ -20,8 +20,8 @@ mod verdict;
 
 use super::Loader;
 use crate::batch::Batch;
+use crate::meter::Snapshot;
 use crate::order::Order;
-use crate::profile::Snapshot;
 use gpu::{Gpu, OnGpu};
 use parts::{Decode, Device, ReadLog, Samples, Slow, Storage, Times};
 use std::collections::VecDeque;

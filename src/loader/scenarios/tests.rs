@@ -5,7 +5,7 @@
 use super::gpu::Given;
 use super::verdict::{Cause, Change, named, predicted};
 use super::*;
-use crate::profile::Verdict;
+use crate::report::Verdict;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -353,10 +353,10 @@ fn a_gpu_that_lies_behind_its_host_is_not_starved() {
         let verdict = Verdict::of(&outcome.snapshot);
         assert_eq!(
             (verdict.cause, verdict.also),
-            (crate::profile::Cause::NotStarved, None),
+            (crate::report::Cause::NotStarved, None),
             "{ahead} {given:?} {verdict}"
         );
-        let copy = verdict.stages.iter().find(|stage| stage.stage == crate::profile::Cause::Copy).unwrap();
+        let copy = verdict.stages.iter().find(|stage| stage.stage == crate::report::Cause::Copy).unwrap();
         assert!((copy.utilisation / (2.0 / 15.0) - 1.0).abs() < 0.1, "{ahead} {given:?} {verdict}");
         assert!(outcome.report.contains("waits     GPU starved 0.0 %"), "{}", outcome.report);
         let rate = 8.0 / 2e-3;
@@ -370,7 +370,7 @@ fn copies_that_take_longer_than_steps_are_the_cause() {
         AHEAD.into_iter().flat_map(|ahead| [Given::Builder, Given::EachBatch].map(|given| (ahead, given)))
     {
         let verdict = Verdict::of(&training(2.0, 10.0, ahead, given).run().snapshot);
-        assert_eq!(verdict.cause, crate::profile::Cause::Copy, "{ahead} {given:?} {verdict}");
+        assert_eq!(verdict.cause, crate::report::Cause::Copy, "{ahead} {given:?} {verdict}");
     }
 }
 
@@ -380,7 +380,7 @@ fn of_a_stream_that_is_not_known_no_cause_is_said() {
         let outcome = training(step, copy, usize::MAX, Given::Never).run();
         assert!(outcome.report.contains("waits     GPU starved: not known"), "{}", outcome.report);
         let verdict = Verdict::of(&outcome.snapshot);
-        assert_eq!((verdict.cause, verdict.also), (crate::profile::Cause::Unknown, None), "{verdict}");
+        assert_eq!((verdict.cause, verdict.also), (crate::report::Cause::Unknown, None), "{verdict}");
         let text = verdict.to_string();
         assert!(text.contains("the consumer's stream is not known"), "{text}");
         assert!(verdict.advice[0].contains("`stream(…)`") && verdict.advice[0].contains("`batch.bind(…)`"), "{text}");

@@ -30,8 +30,8 @@
 //! Nothing here depends on how fast threads are, or on what else the machine does.
 
 use crate::device::cuda::driver::simulated::Simulated;
+use crate::meter::Clock;
 use crate::pipeline::Core;
-use crate::profile::Clock;
 use crate::read::Bell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};

@@ -1,7 +1,8 @@
 //! What is tested: the causes that are named for a snapshot, and what a change would give. All that has to be replaced where
 //! another verdict shall be tested.
 
-use crate::profile::{self, Snapshot, Verdict, WhatIf};
+use crate::meter::Snapshot;
+use crate::report::{self, Verdict, WhatIf};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Cause {
@@ -15,15 +16,15 @@ pub(super) enum Cause {
     Other,
 }
 
-impl From<profile::Cause> for Cause {
-    fn from(cause: profile::Cause) -> Self {
+impl From<report::Cause> for Cause {
+    fn from(cause: report::Cause) -> Self {
         match cause {
-            profile::Cause::NotStarved | profile::Cause::Consumer => Self::Consumer,
-            profile::Cause::Decode => Self::Decode,
-            profile::Cause::Storage => Self::Storage,
-            profile::Cause::Order => Self::Order,
-            profile::Cause::MemoryBudget => Self::Memory,
-            profile::Cause::Copy => Self::Copy,
+            report::Cause::NotStarved | report::Cause::Consumer => Self::Consumer,
+            report::Cause::Decode => Self::Decode,
+            report::Cause::Storage => Self::Storage,
+            report::Cause::Order => Self::Order,
+            report::Cause::MemoryBudget => Self::Memory,
+            report::Cause::Copy => Self::Copy,
             _ => Self::Other,
         }
     }
@@ -45,10 +46,10 @@ pub(super) fn named(snapshot: &Snapshot) -> Vec<Cause> {
 
 /// Samples per second after a change, and whether that is a lower bound.
 pub(super) fn predicted(snapshot: &Snapshot, change: Change) -> (f64, bool) {
-    let change = profile::Change {
+    let change = report::Change {
         workers: Some(change.workers as u32),
         storage_factor: Some(change.storage),
-        ..profile::Change::default()
+        ..report::Change::default()
     };
     let prediction = WhatIf::from(snapshot).expect("something was measured").with(&change);
     (prediction.items_per_s, prediction.at_least)

@@ -31,8 +31,8 @@
 
 use super::depth::Headroom;
 use super::load::{Cause, FILLED, Loads, STAGES};
-use super::meter::Latency;
-use super::snapshot::Snapshot;
+use crate::meter::Latency;
+use crate::meter::Snapshot;
 use serde::{Deserialize, Serialize};
 
 /// What shall be different. `Default` is nothing.
@@ -379,9 +379,9 @@ fn norm(loads: &[f64], p: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Handed;
     use super::super::simulator::{Gpu, Pipe};
     use super::*;
+    use crate::meter::Handed;
 
     fn pipes() -> Vec<Pipe> {
         let mut all = Vec::new();

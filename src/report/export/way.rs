@@ -9,7 +9,7 @@
 //!
 //! Records may contradict themselves; then a phase ends no earlier than it begins, and all ends before [`FAR`].
 
-use crate::profile::{self, BatchRecord, Timeline, Work};
+use crate::meter::{self, BatchRecord, Timeline, Work};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -172,9 +172,8 @@ pub(super) fn tracks(timeline: &Timeline) -> Vec<Done<'_>> {
 }
 
 /// A span that reaches beyond the one it begins in is cut off.
-fn nested(spans: &[profile::Span]) -> Vec<Span<Work>> {
-    let kept =
-        |span: &profile::Span| Span { what: span.what, start: span.begin_ns.min(FAR), end: span.end_ns.min(FAR) };
+fn nested(spans: &[meter::Span]) -> Vec<Span<Work>> {
+    let kept = |span: &meter::Span| Span { what: span.what, start: span.begin_ns.min(FAR), end: span.end_ns.min(FAR) };
     let mut all: Vec<Span<Work>> = spans.iter().map(kept).filter(|span| span.end > span.start).collect();
     all.sort_by_key(|span| (span.start, Reverse(span.end)));
     let mut around: Vec<u64> = Vec::new();
@@ -191,7 +190,7 @@ fn nested(spans: &[profile::Span]) -> Vec<Span<Work>> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::profile::{Gauges, Span as Noted, Track};
+    use crate::meter::{Gauges, Span as Noted, Track};
     use proptest::prelude::*;
 
     /// Moments as they never should be, among some that are plausible.
@@ -228,7 +227,7 @@ pub(super) mod tests {
     }
 
     prop_compose! {
-        pub(in crate::profile::export) fn hostile()(tracks in prop::collection::vec(track(), 0..4), batches in prop::collection::vec(any_record(), 0..40), gauges in prop::collection::vec(gauges(), 0..40), forgotten in moment()) -> Timeline {
+        pub(in crate::report::export) fn hostile()(tracks in prop::collection::vec(track(), 0..4), batches in prop::collection::vec(any_record(), 0..40), gauges in prop::collection::vec(gauges(), 0..40), forgotten in moment()) -> Timeline {
             Timeline { batches, gauges, tracks, forgotten }
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Whatever is drawn is finite and inside of its scale, so no number from outside can break a drawing.
 
-use crate::profile::words::grouped;
+use crate::report::words::grouped;
 use std::fmt::{self, Display, Write};
 
 /// Width of a drawing; it is scaled to the page.

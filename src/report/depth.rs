@@ -16,8 +16,8 @@
 //! - A device of fewer channels than the depth has a longer latency by depth / channels. With each doubling of the depth it
 //!   doubles, too: so [`Headroom::Limit`] is found after a few doublings at most.
 
-use super::meter::Latency;
-use super::snapshot::Storage;
+use crate::meter::Latency;
+use crate::meter::Storage;
 
 /// What more reads in flight would give.
 #[derive(Clone, Copy, Debug, PartialEq)]

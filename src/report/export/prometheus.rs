@@ -12,7 +12,7 @@
 //! is off by 2 % at most.
 
 use super::Names;
-use crate::profile::{Latency, Snapshot};
+use crate::meter::{Latency, Snapshot};
 use std::fmt::{Display, Write};
 
 /// Bounds of histograms, in nanoseconds: 1, 2.5 and 5 of each power of ten from 1 µs to 100 s.
@@ -257,7 +257,7 @@ fn float(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::{Copy, GpuIdle};
+    use crate::meter::{Copy, GpuIdle};
     use proptest::prelude::*;
     use std::collections::{BTreeMap, BTreeSet};
 

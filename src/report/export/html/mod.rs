@@ -21,7 +21,7 @@ mod charts;
 mod gantt;
 mod svg;
 
-use crate::profile::{Latency, Snapshot, Timeline};
+use crate::meter::{Latency, Snapshot, Timeline};
 use std::fmt::Write;
 use svg::{bytes, count, escape, number, percent, share, time};
 
@@ -394,8 +394,8 @@ fn rows(snapshot: &Snapshot) -> Vec<Row<'_>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::export::way::tests::hostile;
-    use crate::profile::{Copy, GpuIdle};
+    use crate::meter::{Copy, GpuIdle};
+    use crate::report::export::way::tests::hostile;
     use proptest::prelude::*;
 
     /// Elements of a page by name; panics unless each is closed where it should be and attributes are whole.

@@ -10,8 +10,8 @@
 //! It writes the same [`Snapshot`] as the stages do, over the same steady time: from the first batch handed out to the
 //! end of the last step.
 
-use super::meter::Histogram;
-use super::snapshot::{Consumer, Copy, Decode, GpuIdle, Slots, Snapshot, Storage};
+use crate::meter::Histogram;
+use crate::meter::{Consumer, Copy, Decode, GpuIdle, Slots, Snapshot, Storage};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 

@@ -9,7 +9,7 @@
 //! Times are nanoseconds, summed over the threads of a stage where it has several, over the *steady* time: from the first
 //! batch of each iterator on. All but the histograms can be subtracted, see [`Snapshot::since`].
 
-use super::meter::{LEVELS, Latency};
+use super::counters::{LEVELS, Latency};
 use serde::{Deserialize, Serialize};
 
 /// What was measured until one moment.

@@ -1,36 +1,33 @@
-//! What the loader observed: counters that every stage writes without a lock, and the report made of them.
+//! What the stages count: numbers without a judgement, written without a lock. Knows stages as labels, and no other module.
 //!
-//! Knows stages only as labels. Two clocks matter to the user: how long `next()` waited for a batch (the device had
-//! nothing to do because of the loader), and how long the user's own code took between two calls.
+//! ```text
+//! stages ──► Meters ──┬─► Snapshot   sums until a moment: what `report` judges
+//!                     ├─► Timeline   the last batches, each with its times
+//!                     └─► Copies, DirectReads, ReadStats
+//! ```
+//!
+//! Two clocks matter to the user: the wait of `next()` for a batch (the device had nothing to do because of the loader),
+//! and the time of the user's own code between two calls.
 
 mod clock;
+mod counters;
 mod cpu;
-mod depth;
 mod effort;
-pub mod export;
-mod load;
-mod meter;
-mod report;
-#[cfg(test)]
-mod simulator;
+mod origin;
+mod reads;
 mod snapshot;
 mod timeline;
 mod tracks;
-mod truth;
-mod verdict;
-mod whatif;
-mod words;
-
-pub use load::{Cause, StageLoad};
-pub use report::{Copies, DirectReads, Report};
 
 pub(crate) use clock::Clock;
+pub use counters::Latency;
+pub(crate) use counters::{Area, Counter, Flow, Histogram, Pool, States};
 pub(crate) use cpu::{Role, Threads};
 #[cfg(feature = "effort")]
 #[doc(hidden)]
 pub use effort::effort;
-pub use meter::Latency;
-pub(crate) use meter::{Area, Counter, Flow, Histogram, Pool, States};
+pub use origin::{CacheProbe, Cached, DeviceBytes};
+pub use reads::{Copies, DirectReads, ReadStats};
 pub use snapshot::{
     Consumer, Copy, Decode, GpuIdle, Handed, Level, Order, ReaderInUse, Slots, Snapshot, Storage, Unmeasured,
 };
@@ -39,11 +36,7 @@ pub use timeline::{BatchRecord, Gauges, Timeline};
 #[cfg_attr(not(feature = "cuda"), allow(unused_imports, reason = "of a device's streams"))]
 pub(crate) use tracks::{Ring, Rings};
 pub use tracks::{Span, Track, Work};
-pub use truth::{Basis, CacheProbe, Cached, DeviceBytes, Evidence, Truth, judge};
-pub use verdict::{Strength, Verdict};
-pub use whatif::{Change, Prediction, WhatIf};
 
-use crate::read::{ReadStats, Reader};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
@@ -456,12 +449,12 @@ impl Meters {
     }
 
     /// Takes over what the reader counted. A lock per wake of the I/O thread, contended only while a report is made.
-    pub(crate) fn note_reads(&self, reader: &dyn Reader) {
+    pub(crate) fn note_reads(&self, stats: impl FnOnce() -> ReadStats) {
         if !self.on {
             return;
         }
         effort::write(2);
-        *self.reads.lock().unwrap_or_else(|poison| poison.into_inner()) = reader.stats();
+        *self.reads.lock().unwrap_or_else(|poison| poison.into_inner()) = stats();
     }
 
     pub(crate) fn reads(&self) -> ReadStats {

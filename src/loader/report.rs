@@ -1,9 +1,10 @@
 //! The report: a snapshot of the counters, and what they say. Pure.
 
-use super::{Cause, Truth, Verdict};
 use crate::ledger::Ledger;
+use crate::meter::{Copies, DirectReads, ReadStats};
 use crate::pipeline::{FieldRoute, MemoryPlan};
-use crate::read::{Choice, ReadStats};
+use crate::read::Choice;
+use crate::report::{Cause, Truth, Verdict};
 use std::fmt;
 use std::time::Duration;
 
@@ -67,69 +68,6 @@ pub struct Report {
     pub bad: Ledger,
     /// Things that the kernel or a device may still use, left behind in this process.
     pub leaked: u64,
-}
-
-/// What a loader copied to its device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Copies {
-    /// Batches whose copy was given to the device.
-    pub batches: u64,
-    /// Bytes of them that crossed the bus.
-    pub bytes: u64,
-    /// Time that the consumer had the device memory that the next copy is for, as
-    /// [`Copy::blocked_ns`](crate::profile::Copy::blocked_ns), from the beginning.
-    pub blocked: Duration,
-    /// Slots that are pinned so far: copied from without the CPU.
-    pub pinned_slots: u64,
-    /// Slots that could not be pinned; the driver copies from them by way of its own buffer, slower.
-    pub pageable_slots: u64,
-    /// Why.
-    pub why_pageable: Option<String>,
-}
-
-impl fmt::Display for Copies {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let gb = self.bytes as f64 / 1e9;
-        write!(f, "{} batches, {gb:.3} GB; ", self.batches)?;
-        if !self.blocked.is_zero() {
-            write!(f, "blocked {:.2} s by the consumer's use of the memory; ", self.blocked.as_secs_f64())?;
-        }
-        write!(f, "{} slots pinned", self.pinned_slots)?;
-        match &self.why_pageable {
-            Some(why) => write!(f, ", {} not ({why}): slower", self.pageable_slots),
-            None => Ok(()),
-        }
-    }
-}
-
-/// What a loader read from files into device memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct DirectReads {
-    /// Which way the bytes went by cuFile's own count: `p2p`, `nvidia-fs`, `compat` (through host memory), several, or that
-    /// it does not say.
-    pub how: String,
-    /// Reads by cuFile, and their bytes.
-    pub reads: u64,
-    /// Bytes of rows that these brought.
-    pub bytes: u64,
-    /// Rows that came by way of the host, since cuFile could not bring them.
-    pub host_rows: u64,
-    /// Why the first of them did.
-    pub why_host: Option<String>,
-}
-
-impl fmt::Display for DirectReads {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let gb = self.bytes as f64 / 1e9;
-        write!(f, "{} reads by cuFile, {gb:.3} GB, {}; not checksummed by the host", self.reads, self.how)?;
-        match (&self.why_host, self.host_rows) {
-            (_, 0) => Ok(()),
-            (Some(why), rows) => write!(f, "; {rows} rows by the host ({why})"),
-            (None, rows) => write!(f, "; {rows} rows by the host"),
-        }
-    }
 }
 
 impl Report {

@@ -4,8 +4,8 @@
 //! band the least and the most.
 
 use super::svg::{LEFT, RIGHT, Scale, Svg, WIDTH, count, percent, share, time};
-use crate::profile::export::way::{self, Doing, FAR, Phase, Span};
-use crate::profile::{Gauges, Latency, Snapshot, Timeline};
+use crate::meter::{Gauges, Latency, Snapshot, Timeline};
+use crate::report::export::way::{self, Doing, FAR, Phase, Span};
 
 /// Columns of what is drawn over time.
 pub(super) const COLUMNS: usize = 240;
@@ -388,7 +388,7 @@ fn decade(power: i32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::BatchRecord;
+    use crate::meter::BatchRecord;
 
     fn waited(planned_ns: u64, read_ns: u64, full_ns: u64, asked_ns: u64, got_ns: u64) -> BatchRecord {
         BatchRecord { planned_ns, read_ns, full_ns, asked_ns, got_ns, ..BatchRecord::default() }

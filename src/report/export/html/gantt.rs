@@ -9,8 +9,8 @@
 //! ```
 
 use super::svg::{LEFT, RIGHT, Scale, Svg, WIDTH, count, time};
-use crate::profile::export::way::{self, Doing, FAR, Phase, Stretch, Way};
-use crate::profile::{BatchRecord, Gauges, Snapshot, Timeline};
+use crate::meter::{BatchRecord, Gauges, Snapshot, Timeline};
+use crate::report::export::way::{self, Doing, FAR, Phase, Stretch, Way};
 
 /// Batches that are drawn at most.
 pub(super) const MOST: usize = 200;

@@ -26,7 +26,7 @@
 //! work in the steady time is that of fewer samples than the consumer's; their loads are scaled up to the consumer's.
 
 use super::depth::Headroom;
-use super::snapshot::{Decode, Snapshot};
+use crate::meter::{Decode, Snapshot};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 

@@ -36,9 +36,9 @@
 
 use super::depth::Headroom;
 use super::load::{Cause, FILLED, Loads, STAGES, StageLoad};
-use super::snapshot::{Snapshot, Unmeasured};
 use super::whatif::{COMPETES, Change, Prediction, WhatIf};
 use super::words::grouped;
+use crate::meter::{Snapshot, Unmeasured};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -812,9 +812,9 @@ fn bytes(count: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ReaderInUse;
     use super::super::simulator::{Gpu, Pipe};
     use super::*;
+    use crate::meter::ReaderInUse;
     use std::collections::BTreeMap;
 
     /// A pipe of which each stage needs so many nanoseconds for a batch.
@@ -1001,7 +1001,7 @@ mod tests {
 
     #[test]
     fn what_the_gpu_s_stream_waited_counts_and_not_what_the_host_did() {
-        let gpu = |steps, starved_ns| Some(super::super::GpuIdle { steps, starved_ns, ..Default::default() });
+        let gpu = |steps, starved_ns| Some(crate::meter::GpuIdle { steps, starved_ns, ..Default::default() });
         assert_said(Cause::NotStarved, "own work", said(|s| s.consumer.gpu = gpu(100, 50_000_000)));
         assert_said(
             Cause::Decode,
@@ -1026,11 +1026,11 @@ mod tests {
     fn without_a_measured_step_on_a_gpu_no_cause_is_named() {
         let gpu = |no_stream, no_event| {
             let unmeasured = Unmeasured { no_stream, no_event };
-            Some(super::super::GpuIdle { unmeasured, ..Default::default() })
+            Some(crate::meter::GpuIdle { unmeasured, ..Default::default() })
         };
         let copies = |gpu| {
             said(move |s| {
-                (s.copy, s.consumer.gpu) = (Some(super::super::Copy { busy_ns: 1_000_000, ..Default::default() }), gpu);
+                (s.copy, s.consumer.gpu) = (Some(crate::meter::Copy { busy_ns: 1_000_000, ..Default::default() }), gpu);
             })
         };
         assert_said(Cause::Unknown, "the driver refused the events", copies(gpu(0, 99)));
@@ -1051,9 +1051,9 @@ mod tests {
     #[test]
     fn copies_say_their_share_and_rate_on_the_bus() {
         let copied = said(|s| {
-            s.consumer.gpu = Some(super::super::GpuIdle { steps: 100, ..Default::default() });
+            s.consumer.gpu = Some(crate::meter::GpuIdle { steps: 100, ..Default::default() });
             let (busy_ns, blocked_ns, bytes) = (2_000_000_000, 7_000_000_000, 50_000_000_000);
-            s.copy = Some(super::super::Copy { busy_ns, blocked_ns, bytes, batches: 100, ..Default::default() });
+            s.copy = Some(crate::meter::Copy { busy_ns, blocked_ns, bytes, batches: 100, ..Default::default() });
         });
         let line = "on the bus 20 % of the time, at 25.0 GB/s then; 70 % of the time the next one waited";
         assert_said(Cause::NotStarved, line, copied);
@@ -1128,7 +1128,7 @@ mod tests {
 
     #[test]
     fn of_epochs_of_one_batch_nothing_is_said() {
-        use super::super::Handed;
+        use crate::meter::Handed;
         let verdict = |batches, samples, steady_ns, first_ns| {
             let mut snapshot = decoding();
             snapshot.consumer.steady = Some(Handed { batches, samples });
@@ -1192,7 +1192,7 @@ mod tests {
         (snapshot.storage.busy_ns, snapshot.storage.in_flight_ns) = (9_900_000_000, 310_000_000_000);
         let buckets: Vec<(f64, u64)> = latencies.iter().map(|(ms, count)| (ms * 1e6, *count)).collect();
         let count = buckets.iter().map(|bucket| bucket.1).sum();
-        snapshot.storage.latency = super::super::Latency { count, buckets, ..Default::default() };
+        snapshot.storage.latency = crate::meter::Latency { count, buckets, ..Default::default() };
         snapshot
     }
 
@@ -1319,9 +1319,9 @@ mod tests {
         assert_said(budget, "The consumer holds 3.2 of 4 slots", held);
         let buffers = idle(|s| {
             s.copy =
-                Some(super::super::Copy { blocked_ns: 5_000_000_000, buffers: 3, batches: 100, ..Default::default() });
+                Some(crate::meter::Copy { blocked_ns: 5_000_000_000, buffers: 3, batches: 100, ..Default::default() });
             let (steps, starved_ns) = (100, 5_000_000_000);
-            s.consumer.gpu = Some(super::super::GpuIdle { steps, starved_ns, ..Default::default() });
+            s.consumer.gpu = Some(crate::meter::GpuIdle { steps, starved_ns, ..Default::default() });
         });
         assert_said(budget, "`device_batches(5)`", buffers);
     }
@@ -1383,8 +1383,8 @@ mod tests {
         let mut next = || numbers.next().unwrap_or(0);
         let mut value = serde_json::to_value(Snapshot {
             copy: (next() % 2 == 0).then(Default::default),
-            decode: super::super::Decode { cpu_ns: (next() % 2 == 0).then_some(0), ..Default::default() },
-            consumer: super::super::Consumer { gpu: (next() % 2 == 0).then(Default::default), ..Default::default() },
+            decode: crate::meter::Decode { cpu_ns: (next() % 2 == 0).then_some(0), ..Default::default() },
+            consumer: crate::meter::Consumer { gpu: (next() % 2 == 0).then(Default::default), ..Default::default() },
             ..Snapshot::default()
         })
         .unwrap();

@@ -17,7 +17,7 @@
 
 use super::Names;
 use super::way::{self, Doing, Done, FAR, Stretch, Way};
-use crate::profile::{Gauges, Snapshot, Timeline, Work};
+use crate::meter::{Gauges, Snapshot, Timeline, Work};
 use serde_json::{Value, json};
 use std::cmp::Reverse;
 use std::io::{self, Write};
@@ -222,7 +222,7 @@ impl std::fmt::Display for Us {
 mod tests {
     use super::way::tests::hostile;
     use super::*;
-    use crate::profile::BatchRecord;
+    use crate::meter::BatchRecord;
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 

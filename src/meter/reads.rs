@@ -1,0 +1,106 @@
+//! What readers and copies to a device count.
+
+use std::fmt;
+use std::time::Duration;
+
+/// What a reader did since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReadStats {
+    /// Operations that ended, well or not.
+    pub ops: u64,
+    /// Those that ended with an error.
+    pub failed: u64,
+    /// Bytes of extents asked for.
+    pub bytes_asked: u64,
+    /// Bytes that reads brought: more than asked for where `O_DIRECT` has to read wider.
+    pub bytes_moved: u64,
+    /// Reads that brought less than asked for and were continued.
+    pub short_reads: u64,
+    /// Reads repeated after `EINTR` or `EAGAIN`.
+    pub retries: u64,
+    /// Reads (system calls or queue entries) that bypassed the page cache.
+    pub direct_reads: u64,
+    /// Reads through the page cache, copies from maps included.
+    pub buffered_reads: u64,
+    /// Files or reads that `O_DIRECT` was refused for and that went through the page cache instead.
+    pub fallbacks: u64,
+    /// Files opened.
+    pub opens: u64,
+    /// `io_uring_enter` calls.
+    pub enters: u64,
+    /// Whether buffers are registered with io_uring.
+    pub registered_buffers: bool,
+    /// Whether files are registered with io_uring.
+    pub registered_files: bool,
+}
+
+impl ReadStats {
+    /// Share of the reads that bypassed the page cache: 0 … 1.
+    pub(crate) fn direct_share(&self) -> f64 {
+        self.direct_reads as f64 / (self.direct_reads + self.buffered_reads).max(1) as f64
+    }
+}
+
+/// What a loader copied to its device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Copies {
+    /// Batches whose copy was given to the device.
+    pub batches: u64,
+    /// Bytes of them that crossed the bus.
+    pub bytes: u64,
+    /// Time that the consumer had the device memory that the next copy is for, as
+    /// [`Copy::blocked_ns`](crate::profile::Copy::blocked_ns), from the beginning.
+    pub blocked: Duration,
+    /// Slots that are pinned so far: copied from without the CPU.
+    pub pinned_slots: u64,
+    /// Slots that could not be pinned; the driver copies from them by way of its own buffer, slower.
+    pub pageable_slots: u64,
+    /// Why.
+    pub why_pageable: Option<String>,
+}
+
+impl fmt::Display for Copies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gb = self.bytes as f64 / 1e9;
+        write!(f, "{} batches, {gb:.3} GB; ", self.batches)?;
+        if !self.blocked.is_zero() {
+            write!(f, "blocked {:.2} s by the consumer's use of the memory; ", self.blocked.as_secs_f64())?;
+        }
+        write!(f, "{} slots pinned", self.pinned_slots)?;
+        match &self.why_pageable {
+            Some(why) => write!(f, ", {} not ({why}): slower", self.pageable_slots),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What a loader read from files into device memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DirectReads {
+    /// Which way the bytes went by cuFile's own count: `p2p`, `nvidia-fs`, `compat` (through host memory), several, or that
+    /// it does not say.
+    pub how: String,
+    /// Reads by cuFile, and their bytes.
+    pub reads: u64,
+    /// Bytes of rows that these brought.
+    pub bytes: u64,
+    /// Rows that came by way of the host, since cuFile could not bring them.
+    pub host_rows: u64,
+    /// Why the first of them did.
+    pub why_host: Option<String>,
+}
+
+impl fmt::Display for DirectReads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gb = self.bytes as f64 / 1e9;
+        write!(f, "{} reads by cuFile, {gb:.3} GB, {}; not checksummed by the host", self.reads, self.how)?;
+        match (&self.why_host, self.host_rows) {
+            (_, 0) => Ok(()),
+            (Some(why), rows) => write!(f, "; {rows} rows by the host ({why})"),
+            (None, rows) => write!(f, "; {rows} rows by the host"),
+        }
+    }
+}

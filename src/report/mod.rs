@@ -1,0 +1,25 @@
+//! What a snapshot says: which stage limits, what to change, what a change would give; and its text for other programs.
+//!
+//! ```text
+//! Snapshot ──► load      each stage's share of its time ──► verdict   the limit, evidence, advice
+//!                                                      └──► whatif    the rate after a change
+//! Evidence ──► truth     storage or memory: where the bytes came from
+//! Snapshot, Timeline ──► export   metrics, a trace, a page
+//! ```
+//!
+//! Pure: numbers in, numbers and words out. It knows `meter`, and neither a loader nor a reader.
+
+mod depth;
+pub mod export;
+mod load;
+#[cfg(test)]
+mod simulator;
+mod truth;
+mod verdict;
+mod whatif;
+mod words;
+
+pub use load::{Cause, StageLoad};
+pub use truth::{Basis, Evidence, Truth, judge};
+pub use verdict::{Strength, Verdict};
+pub use whatif::{Change, Prediction, WhatIf};
