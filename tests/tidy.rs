@@ -1,5 +1,6 @@
 //! Rules of the tree that no compiler checks: who may import whom, where `unsafe` may stand, what the README names.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Level of a module and, where it is narrower than "all below", what it may import beside levels 0 and its own.
@@ -128,6 +129,106 @@ fn modules_import_only_from_below() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// A file of `src` by its place in the tree of modules: `["read", "uring"]`.
+type Module = Vec<String>;
+
+/// The code of every file of `src` that users build, without its tests.
+fn modules() -> BTreeMap<Module, String> {
+    let module = |path: &Path| {
+        let name = name(path);
+        let mut parts: Module = name["src/".len()..].trim_end_matches(".rs").split('/').map(String::from).collect();
+        parts.pop_if(|last| ["mod", "lib"].contains(&last.as_str()));
+        parts
+    };
+    let texts: BTreeMap<_, _> =
+        files("src").iter().map(|path| (module(path), code(&std::fs::read_to_string(path).unwrap()))).collect();
+    let is_test = |module: &Module| {
+        let Some((own, parent)) = module.split_last() else { return false };
+        let parent = texts.get(parent).map_or("", String::as_str);
+        parent.contains(&format!("#[cfg(test)]\nmod {own};")) || own.ends_with("tests") || own == "models"
+    };
+    let built = texts.iter().filter(|(module, _)| !(1..=module.len()).any(|n| is_test(&module[..n].to_vec())));
+    let without_tests = |text: &String| text.split("#[cfg(test)]\nmod ").next().unwrap().to_string();
+    built.map(|(module, text)| (module.clone(), without_tests(text))).collect()
+}
+
+/// The paths of `use a::{b, c::d};`, each in full.
+fn spread(prefix: &str, tree: &str, found: &mut Vec<String>) {
+    let (mut depth, mut start) = (0, 0);
+    for (at, letter) in tree.char_indices().chain([(tree.len(), ',')]) {
+        match letter {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                let item = tree[start..at].trim();
+                start = (at + 1).min(tree.len());
+                match item.split_once('{') {
+                    Some((path, rest)) => {
+                        spread(&format!("{prefix}{}", path.trim()), rest.trim_end().trim_end_matches('}'), found)
+                    }
+                    None => found.push(format!("{prefix}{}", item.split(" as ").next().unwrap())),
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The files that a file names: in `use` and in paths from `crate` or `super`. Not those that hold it, which pass on the
+/// names of what they hold.
+fn named(own: &Module, text: &str, all: &BTreeMap<Module, String>) -> BTreeSet<Module> {
+    let mut paths = Vec::new();
+    for part in text.split("use ").skip(1) {
+        spread("", part.split(';').next().unwrap(), &mut paths);
+    }
+    for start in ["crate::", "super::"].iter().flat_map(|word| text.match_indices(word)).map(|(at, _)| at) {
+        paths.push(text[start..].chars().take_while(|c| c.is_alphanumeric() || "_:".contains(*c)).collect());
+    }
+    let mut files = BTreeSet::new();
+    for path in &paths {
+        let mut place = own.clone();
+        let mut words = path.split("::").peekable();
+        match words.peek() {
+            Some(&"crate") => place.clear(),
+            Some(&"super" | &"self") => {}
+            _ => continue,
+        }
+        for word in words {
+            match word {
+                "crate" | "self" => {}
+                "super" => drop(place.pop()),
+                word => place.push(word.into()),
+            }
+        }
+        while !place.is_empty() && !all.contains_key(&place) {
+            place.pop();
+        }
+        if !own.starts_with(&place) {
+            files.insert(place);
+        }
+    }
+    files
+}
+
+#[test]
+fn no_files_import_each_other_in_a_circle() {
+    let all = modules();
+    let mut arrows: BTreeMap<_, _> = all.iter().map(|(module, text)| (module, named(module, text, &all))).collect();
+    let count: usize = arrows.values().map(BTreeSet::len).sum();
+    assert!(count > 400, "{count} imports were found: the test does not see them");
+    loop {
+        let ends: Vec<_> =
+            arrows.keys().filter(|module| arrows[*module].is_empty()).map(|module| (*module).clone()).collect();
+        if ends.is_empty() {
+            break;
+        }
+        arrows.retain(|module, _| !ends.contains(module));
+        arrows.values_mut().for_each(|files| files.retain(|file| !ends.contains(file)));
+    }
+    // What is left lies in a circle or leads to one.
+    assert!(arrows.is_empty(), "{arrows:#?}");
 }
 
 #[test]

@@ -21,8 +21,8 @@
 //! so. A dataset that is another than then although its sources are not is an error: a header is damaged. It appears by a
 //! rename.
 
-use super::images::parallel;
 use super::index::{fnv, modified, save};
+use super::parallel::parallel;
 use super::{ChunkBuf, ChunkBytes, Chunked, Dataset, Part, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};

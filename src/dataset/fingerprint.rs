@@ -20,10 +20,10 @@
 //! KiB, on at most 32 threads; then some 100 ns for each shard, and what [`Dataset::identity`] takes.
 
 use super::Dataset;
-use super::images::parallel;
+use super::digest::Digest;
 use super::input::Input;
+use super::parallel::parallel;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::order::{Draws, Key};
 use crate::read::{SourceId, Sources};
 use crate::tensor::{EncodedField, Encoding, Shape};
 use serde::{Deserialize, Serialize};
@@ -39,46 +39,6 @@ const BUCKETS: usize = 16;
 const SUMS: usize = 4;
 /// 64-bit words of a fingerprint.
 pub(crate) const WORDS: usize = 6 + SUMS + BUCKETS / 2;
-
-/// A hash of words and bytes that is the same on every platform and in every version of Rust and of this crate: the
-/// order's keys, of which each word makes a sub-key. Statistical, not cryptographic.
-#[derive(Clone, Copy)]
-pub(crate) struct Digest(Key);
-
-impl Digest {
-    /// `purpose` sets hashes of different things apart.
-    pub(crate) fn new(purpose: &str) -> Self {
-        Self(Key::new(0).named("digest").named(purpose))
-    }
-
-    #[must_use]
-    pub(crate) fn word(self, word: u64) -> Self {
-        Self(self.0.derive(word))
-    }
-
-    /// Their number goes first, so that lists one after the other cannot be cut in another place.
-    #[must_use]
-    pub(crate) fn words(self, words: &[u64]) -> Self {
-        words.iter().fold(self.word(words.len() as u64), |digest, word| digest.word(*word))
-    }
-
-    #[must_use]
-    pub(crate) fn bytes(self, bytes: &[u8]) -> Self {
-        let (words, rest) = bytes.as_chunks::<8>();
-        let start = self.word(bytes.len() as u64);
-        let digest = words.iter().fold(start, |digest, word| digest.word(u64::from_le_bytes(*word)));
-        if rest.is_empty() {
-            return digest;
-        }
-        let mut last = [0; 8];
-        last[..rest.len()].copy_from_slice(rest);
-        digest.word(u64::from_le_bytes(last))
-    }
-
-    pub(crate) fn end(self) -> u64 {
-        Draws::from_key(self.0).next_u64()
-    }
-}
 
 /// Tells whether a dataset is still the one that a run was started with, and if not, which shard changed. It is part of
 /// every [`State`](crate::State).

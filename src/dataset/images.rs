@@ -5,7 +5,8 @@
 //! error: FIFOs, sockets and devices, links that lead out of the root or to a folder, a class without images, images
 //! beside class folders. So no picture disappears without a word.
 
-use super::fingerprint::Digest;
+use super::digest::Digest;
+use super::parallel::parallel;
 use super::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::read::{Extent, SourceId, Sources};
@@ -14,7 +15,6 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Endings (lower case) of the files that are taken for pictures.
 pub const EXTENSIONS: [&str; 7] = ["jpg", "jpeg", "jfif", "png", "webp", "bmp", "gif"];
@@ -245,31 +245,6 @@ fn sizes_of(dir: &Path, names: &[OsString]) -> Result<Vec<u64>> {
             Ok(meta.len())
         })
         .collect()
-}
-
-/// Applies `f` to every item on threads that end here; the first error (in order) wins.
-pub(super) fn parallel<T: Sync, R: Send>(items: &[T], f: impl Fn(usize, &T) -> Result<R> + Sync) -> Result<Vec<R>> {
-    // Listing waits for storage more than it computes.
-    let threads = std::thread::available_parallelism().map_or(4, usize::from).saturating_mul(2).clamp(1, 32);
-    let next = AtomicUsize::new(0);
-    let mut done: Vec<(usize, Result<R>)> = std::thread::scope(|scope| {
-        let work = || {
-            let mut out = Vec::new();
-            loop {
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                let Some(item) = items.get(index) else { return out };
-                out.push((index, f(index, item)));
-            }
-        };
-        let handles: Vec<_> = (1..threads.min(items.len())).map(|_| scope.spawn(work)).collect();
-        let mut done = work();
-        for handle in handles {
-            done.extend(handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-        }
-        done
-    });
-    done.sort_by_key(|(index, _)| *index);
-    done.into_iter().map(|(_, result)| result).collect()
 }
 
 impl Dataset for Images {

@@ -22,8 +22,8 @@
 
 use super::Parts;
 use super::damage::{Damage, DamageKind, OnDamage};
-use super::fingerprint::Digest;
-use super::images::parallel;
+use super::digest::Digest;
+use super::parallel::parallel;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::read::{Extent, SourceId, Sources, open_regular};
 use serde_json::{Value, json};

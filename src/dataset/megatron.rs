@@ -10,7 +10,7 @@
 //! from the first byte of `.bin` to the last; documents are ascending and end with the last sequence; the index has
 //! exactly the bytes that its counts say. In memory stay 8 bytes for each document or sequence, and nothing for windows.
 
-use super::fingerprint::Digest;
+use super::digest::Digest;
 use super::input::{Input, little_endian, number};
 use super::tokens::{Cut, Step, Windows, beside};
 use super::{Dataset, Parts};

@@ -136,6 +136,7 @@ mod checked;
 mod chunked;
 mod crc32;
 mod damage;
+mod digest;
 mod example;
 mod fingerprint;
 #[doc(hidden)]
@@ -147,6 +148,7 @@ mod mds;
 mod megatron;
 mod memory;
 mod npy;
+mod parallel;
 #[cfg(feature = "parquet")]
 mod parquet;
 pub(crate) mod paths;

@@ -1,6 +1,6 @@
 //! Records: one or many files of fixed-size records, with a file of labels or none.
 
-use super::fingerprint::Digest;
+use super::digest::Digest;
 use super::input::Input;
 use super::paths::{files_of, regular_len};
 use super::{Dataset, Parts};

@@ -10,8 +10,8 @@
 //! errors. The data itself has no checksum: a flipped bit in it cannot be seen.
 
 use super::arrays::{Array, Arrays, Given, Rule};
-use super::images::parallel;
 use super::input::{Input, little_endian, number};
+use super::parallel::parallel;
 use super::paths::expand;
 use super::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};

@@ -1,6 +1,6 @@
 //! A part of a dataset: by a keyed split in no memory, or by a list of ids.
 
-use super::fingerprint::Digest;
+use super::digest::Digest;
 use super::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
 use crate::decode::Scratch;
 use crate::error::Result;

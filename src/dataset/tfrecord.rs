@@ -14,8 +14,8 @@
 //! run does not help there, since a file of another length is walked again; [`TfRecordBuilder::records`] does.
 
 use super::damage::{Damage, DamageKind, OnDamage};
+use super::digest::Digest;
 use super::example::{Feature, Kind};
-use super::fingerprint::Digest;
 use super::index::{Cache, Entry, Index, Rows, Scan, Settings, without_indexes};
 use super::{Dataset, Parts, paths};
 use crate::error::{Error, ErrorKind, Result, Stage};

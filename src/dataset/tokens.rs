@@ -9,7 +9,7 @@
 //! [`Tokens::leftover_tokens`]. Invariants: a file is a whole number of tokens; finding a window is arithmetic. Flat files
 //! have no checksum and, but for llm.c's, no count: one that was cut at a whole token cannot be told from a shorter one.
 
-use super::fingerprint::Digest;
+use super::digest::Digest;
 use super::input::{Input, little_endian, number};
 use super::paths::expand;
 use super::{Dataset, Parts};

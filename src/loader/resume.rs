@@ -5,10 +5,10 @@
 
 use super::{Place, Shared};
 use crate::dataset::Fingerprint;
+use crate::error::panicked;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::order::{Kind, Settings};
 use crate::pipeline::runtime::within;
-use crate::pipeline::work::panicked;
 use crate::state::{Cursor, Stand, State};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;

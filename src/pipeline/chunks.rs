@@ -22,10 +22,10 @@
 
 use super::plan::{ChunkDemand, Demand};
 use super::watchdog::Cell;
-use super::work::panicked;
 use super::{Core, Job};
 use crate::dataset::{ChunkBytes, Chunked, Dataset};
 use crate::decode::Scratch;
+use crate::error::panicked;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{ChunkBuf, RingSpan, Rows};
 use crate::order::{ChunkStarts, EpochOrder, Need};
@@ -38,13 +38,13 @@ use std::sync::{Arc, OnceLock};
 
 /// Where free buffers are.
 pub(crate) struct Home {
-    free: super::work::Queue<ChunkBuf>,
+    free: super::queue::Queue<ChunkBuf>,
     waker: Waker,
 }
 
 impl Home {
     pub(crate) fn new(buffers: Vec<ChunkBuf>, waker: Waker) -> Self {
-        let free = super::work::Queue::with_room(buffers.len());
+        let free = super::queue::Queue::with_room(buffers.len());
         buffers.into_iter().for_each(|buffer| free.push(buffer));
         Self { free, waker }
     }

@@ -55,8 +55,10 @@ pub(crate) mod direct;
 pub(crate) mod fetch;
 #[cfg(all(test, loom))]
 mod models;
+pub(crate) mod pending;
 pub(crate) mod placement;
 pub(crate) mod plan;
+pub(crate) mod queue;
 pub(crate) mod recipe;
 pub(crate) mod recover;
 pub(crate) mod route;
@@ -158,13 +160,13 @@ impl Core {
 pub(crate) struct ToIo {
     /// Runs to plan, newest last. Not in a channel of limited room: whoever starts epochs must never wait for the I/O
     /// thread, nor the I/O thread, which frees slots itself, for them.
-    pub(crate) starts: work::Queue<Start>,
+    pub(crate) starts: queue::Queue<Start>,
     /// The I/O thread shall end.
     pub(crate) shutdown: AtomicBool,
-    pub(crate) misses: work::Queue<Miss>,
+    pub(crate) misses: queue::Queue<Miss>,
     /// Chunks that the page cache does not hold.
-    pub(crate) chunk_misses: work::Queue<chunks::Opening>,
-    pub(crate) idle: Sender<Box<fetch::Pending>>,
+    pub(crate) chunk_misses: queue::Queue<chunks::Opening>,
+    pub(crate) idle: Sender<Box<pending::Pending>>,
     pub(crate) waker: Waker,
 }
 
@@ -183,7 +185,7 @@ impl ToIo {
     }
 
     /// An entry for a sample in flight is free again.
-    pub(crate) fn give_back(&self, pending: Box<fetch::Pending>) {
+    pub(crate) fn give_back(&self, pending: Box<pending::Pending>) {
         if self.idle.send(pending).is_ok() {
             self.waker.wake();
         }
@@ -317,7 +319,7 @@ pub(crate) fn ticket(job: &Job, sequence: u64, batch: u64) -> Ticket {
 /// Receivers that the I/O thread owns.
 pub(crate) struct IoSide {
     pub(crate) frees: Receiver<FreeSlot>,
-    pub(crate) idle: Receiver<Box<fetch::Pending>>,
+    pub(crate) idle: Receiver<Box<pending::Pending>>,
     pub(crate) ring: Option<ByteRing>,
     /// Where the memory of chunks is, for datasets in chunks, and how many buffers there are.
     pub(crate) chunks: Option<(Arc<chunks::Home>, usize)>,

@@ -12,7 +12,7 @@
 //! The rayon pool cannot be had: [`Drains`] repeats the lines of `work::ring` and `work::drain`, and `tests/tidy.rs` compares them.
 
 use super::Exchange;
-use super::work::Queue;
+use super::queue::Queue;
 use crate::batch::Contents;
 use crate::error::Error;
 use crate::memory::{ByteRing, Filled, FreeSlot, Hooks, Pool, Rows, Ticket};

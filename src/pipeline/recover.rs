@@ -25,8 +25,9 @@
 //! error of `.map_batch`, whatever was cancelled or stalled.
 
 use super::chunks::Held;
+use super::queue::Queue;
 use super::watchdog::{Cell, Doing};
-use super::work::{Looked, State, fill_from, guarded, look_up_with};
+use super::work::{Looked, State, Switch, fill_from, guarded, look_up_with};
 use super::{Core, Job};
 use crate::dataset::Parts;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -88,7 +89,7 @@ pub(crate) struct Recovery {
     budget: Option<u64>,
     room: Room,
     again: Again,
-    waiting: super::work::Queue<Bad>,
+    waiting: Queue<Bad>,
     /// A worker is at it.
     busy: AtomicBool,
     spare: Mutex<Spare>,
@@ -112,15 +113,6 @@ impl Bad {
         let own = held.chunk(*entry);
         own.failed().then(|| own.chunk())
     }
-}
-
-/// Whether a row may be served that needs another chunk than the last one.
-#[derive(Clone, Copy)]
-pub(super) enum Switch {
-    Yes,
-    /// Others come first, some of which may need what is open: batches of several bad chunks that are under way at once
-    /// would otherwise have a chunk opened for each row.
-    No,
 }
 
 /// The buffers, taken when they are needed first.
@@ -154,7 +146,7 @@ impl Recovery {
             },
             room,
             again,
-            waiting: super::work::Queue::with_room(0),
+            waiting: Queue::with_room(0),
             busy: AtomicBool::new(false),
             spare: Mutex::default(),
         }

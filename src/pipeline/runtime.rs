@@ -157,7 +157,7 @@ fn guarded(
     let body = move || {
         core.meters.threads.enlist(role);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(body)) {
-            let error = super::work::panicked(&*panic, stage);
+            let error = crate::error::panicked(&*panic, stage);
             core.fail(Error::new(ErrorKind::Panicked, stage, format!("thread {called}: {}", error.message())));
         }
     };

@@ -6,23 +6,21 @@
 //! substitute come first where its chunk is open, else after the rows whose chunks are (see [`Switch`]).
 
 use super::chunks::{Held, Opening};
-use super::fetch::{Pending, Piece};
+use super::pending::{Pending, Piece};
+use super::queue::Queue;
 use super::recipe::How;
-use super::recover::Switch;
 use super::watchdog::{Cell, Doing};
 use super::{Core, Job, Miss};
 use crate::dataset::{Chunked, Part, Parts};
 use crate::decode::{Ctx, Scratch};
-pub(crate) use crate::error::panicked;
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage, panicked};
 use crate::memory::{ChunkBuf, Filled, Rows};
 use crate::meter::Work;
 use crate::read::{Cached, Extent, may_pass};
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering};
-use crate::sync::{Mutex, MutexGuard};
 use bytes::Bytes;
 use crossbeam_channel::Receiver;
-use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -30,41 +28,13 @@ use std::sync::Arc;
 /// enough that all workers finish a batch together.
 const RUN_BYTES: usize = 512 << 10;
 
-/// A queue whose room is bounded by the permits of whoever fills it, so it neither waits nor grows after warm-up. A
-/// lock of tens of nanoseconds per run of rows or per sample from storage.
-pub(crate) struct Queue<T>(Mutex<VecDeque<T>>);
-
-impl<T> Queue<T> {
-    pub(crate) fn with_room(room: usize) -> Self {
-        Self(Mutex::new(VecDeque::with_capacity(room)))
-    }
-
-    pub(crate) fn push(&self, item: T) {
-        self.lock().push_back(item);
-    }
-
-    pub(crate) fn retain(&self, keep: impl FnMut(&T) -> bool) {
-        self.lock().retain(keep);
-    }
-
-    pub(crate) fn pop(&self) -> Option<T> {
-        self.lock().pop_front()
-    }
-
-    /// The first that is like this.
-    pub(crate) fn pop_first(&self, like: impl Fn(&T) -> bool) -> Option<T> {
-        let mut items = self.lock();
-        let first = items.iter().position(like)?;
-        items.remove(first)
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.lock().is_empty()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, VecDeque<T>> {
-        self.0.lock().unwrap_or_else(|poison| poison.into_inner())
-    }
+/// Whether a row may be served that needs another chunk than the last one.
+#[derive(Clone, Copy)]
+pub(super) enum Switch {
+    Yes,
+    /// Others come first, some of which may need what is open: batches of several bad chunks that are under way at once
+    /// would otherwise have a chunk opened for each row.
+    No,
 }
 
 /// Rows whose chunks are open.

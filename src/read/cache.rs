@@ -5,9 +5,10 @@
 //! read after it would move the same bytes twice. Hence `cachestat` is asked first, until many hits in a row; and where the kernel
 //! does not answer that, probing is spaced out while it does not pay.
 
+use super::attempt::Call;
 use super::files::{Files, Seen};
 use super::progress::{Next, RETRIES_MAX};
-use super::seam::{Call, Seam};
+use super::seam::Seam;
 use super::{Extent, Sources, add, sys};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use rustix::fd::AsFd;

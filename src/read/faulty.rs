@@ -19,8 +19,8 @@
 //! The order of operations is that of the calls: with one thread of a reader, or a ring, it is the same in every run as long
 //! as the loader asks for the same.
 
+use super::attempt::{Attempt, Call};
 use super::progress::Next;
-use super::seam::{Attempt, Call};
 use super::{Extent, ReaderOptions, SourceId};
 use rustix::io::Errno;
 use std::ops::Range;

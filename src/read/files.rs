@@ -8,8 +8,9 @@
 //! Whatever is opened is a regular file of the length that was indexed, or an error that says what it is instead. A
 //! name that came from a file is opened beneath its folder (`beneath`).
 
+use super::attempt::{Attempt, Call};
 use super::progress::{Next, footprint};
-use super::seam::{Attempt, Call, Seam};
+use super::seam::Seam;
 use super::{Extent, Footprint, SourceId, Sources, add, beneath};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};

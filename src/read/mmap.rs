@@ -7,9 +7,9 @@
 
 #![allow(unsafe_code)]
 
+use super::attempt::{Attempt, Call};
 use super::files::{File, Files};
 use super::progress::{Failure, Next, Progress, RETRIES_MAX, Step};
-use super::seam::{Attempt, Call};
 use super::threads::Work;
 use super::{Counters, Extent, Footprint, ReadStats, add};
 use crate::error::{Error, Result, Stage};

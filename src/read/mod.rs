@@ -21,6 +21,7 @@
 //! * A reader is driven by one thread; only its [`Waker`] may be used from others.
 
 mod again;
+mod attempt;
 mod beneath;
 mod cache;
 mod choice;
@@ -39,6 +40,8 @@ mod uring;
 mod waker;
 
 pub(crate) use again::{Again, may_pass};
+#[cfg(feature = "test-util")]
+pub use attempt::Call;
 pub use cache::{Cached, PageCache};
 pub use choice::{Choice, Opened, open};
 #[cfg(feature = "test-util")]
@@ -46,8 +49,6 @@ pub use faulty::{Fault, Faulty, Hit};
 #[cfg(feature = "cuda")]
 pub(crate) use files::{Files, descriptor_limit};
 pub(crate) use files::{open_beneath, open_plain, open_regular};
-#[cfg(feature = "test-util")]
-pub use seam::Call;
 pub use source::{DirId, Extent, SourceId, Sources};
 pub use truth::{PROBES_MAX, device_bytes, page_cache_share};
 pub use waker::Waker;

@@ -1,8 +1,8 @@
 //! Threads that call `pread`: the reader that works everywhere.
 
+use super::attempt::Call;
 use super::files::Files;
 use super::progress::{Progress, Step};
-use super::seam::Call;
 use super::threads::Work;
 use super::{Counters, Extent, Footprint, ReadStats, add};
 use crate::error::{Error, ErrorKind, Result, Stage};

@@ -17,8 +17,8 @@ pub(super) use npz::parse as parse_npz;
 pub use npz::{Npz, NpzBuilder};
 
 use super::arrays::{Array, Arrays, Given, Rule};
-use super::images::parallel;
 use super::input::Input;
+use super::parallel::parallel;
 use super::paths::{expand, regular_len};
 use super::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};

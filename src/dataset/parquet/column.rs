@@ -340,7 +340,7 @@ impl Column<'_> {
 
     /// The parquet crate's reader of this column, at the chunk's first row, and the dictionary.
     fn reader<T: DataType>(&self) -> Result<(ColumnReaderImpl<T>, Option<Bytes>)> {
-        let mut pages = Unpacked::new(self);
+        let mut pages = Unpacked::new(self.parts(), self.place.compression);
         let dictionary = pages.dictionary()?;
         let mut reader = get_typed_column_reader::<T>(get_column_reader(self.descr.clone(), Box::new(pages)));
         let skip = (self.rows.start - self.place.first_row) as usize;

@@ -29,7 +29,7 @@ pub use column::Nulls;
 use self::column::{Column, Place, Scratch as Arenas, TOGETHER};
 use self::scan::Content;
 use self::unpack::Codec;
-use super::fingerprint::Digest;
+use super::digest::Digest;
 use super::paths::expand;
 use super::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
 use crate::decode::Scratch;

@@ -3,7 +3,6 @@
 //! Invariants: a page unpacks to exactly the bytes that its header says, or to an error; nothing is allocated for a
 //! page before [`Pages`] has compared its sizes with the footer.
 
-use super::column::Column;
 use super::page::{Header, Kind, Pages};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use bytes::Bytes;
@@ -103,9 +102,8 @@ pub(super) struct Unpacked {
 }
 
 impl Unpacked {
-    pub(super) fn new(column: &Column<'_>) -> Self {
-        let compression = column.place.compression;
-        Self { parts: column.parts(), compression, codec: Codec::default(), dictionary: None }
+    pub(super) fn new(parts: [Pages; 2], compression: Compression) -> Self {
+        Self { parts, compression, codec: Codec::default(), dictionary: None }
     }
 
     /// The unpacked dictionary, which the values that refer to it are slices of.

@@ -24,7 +24,7 @@ mod tests;
 
 use self::samples::{Len, RECORD, Rule, Samples, split};
 use super::damage::{Damage, OnDamage, cost};
-use super::fingerprint::Digest;
+use super::digest::Digest;
 use super::index::{Cache, FIELDS_MAX, Index, Rows, Scan, Settings, without_indexes};
 use super::{Dataset, EXTENSIONS, Parts, paths};
 use crate::error::{Error, ErrorKind, Result, Stage};

@@ -20,7 +20,6 @@
 #[cfg(test)]
 pub(crate) mod simulated;
 
-use super::kernels::Kernels;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::tensor::PAGE;
 use crossbeam_channel::Sender;
@@ -313,8 +312,8 @@ pub(crate) struct Gpu {
     bytes: usize,
     /// The sticky error, once there was one.
     latch: AtomicI32,
-    /// The kernels, while a loader uses them.
-    pub(super) kernels: Mutex<Weak<Kernels>>,
+    /// What is loaded once for all loaders, while one of them uses it: the kernels.
+    pub(super) loaded: Mutex<Weak<dyn Any + Send + Sync>>,
 }
 
 enum Owner {
@@ -357,7 +356,17 @@ impl Gpu {
         // SAFETY: the pointer is valid for the call. A failure leaves 0, which is only printed.
         let _ = unsafe { (driver.symbols.device_bytes)(&mut bytes, device) };
         let name = name.unwrap_or_else(|| "a CUDA device".into());
-        Self { driver, device, context, owner, name, pci, bytes, latch: AtomicI32::new(0), kernels: Mutex::default() }
+        Self {
+            driver,
+            device,
+            context,
+            owner,
+            name,
+            pci,
+            bytes,
+            latch: AtomicI32::new(0),
+            loaded: Mutex::new(Weak::<()>::new()),
+        }
     }
 
     /// Number of the device, as the process sees it.

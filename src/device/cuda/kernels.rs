@@ -52,12 +52,13 @@ impl Kernels {
     ///
     /// Errors: as of [`load`](Self::load).
     pub(crate) fn of(gpu: &Arc<Gpu>) -> Result<Arc<Self>> {
-        let mut kernels = gpu.kernels.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(loaded) = kernels.upgrade() {
+        let mut shared = gpu.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(Ok(loaded)) = shared.upgrade().map(Arc::downcast) {
             return Ok(loaded);
         }
         let loaded = Arc::new(Self::load(gpu)?);
-        *kernels = Arc::downgrade(&loaded);
+        let weak = Arc::downgrade(&loaded);
+        *shared = weak;
         Ok(loaded)
     }
 

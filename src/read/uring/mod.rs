@@ -18,9 +18,9 @@ mod ring;
 
 use self::inflight::{Action, CANCEL, Entered, Key, Phase, Table, WAKE, entered};
 use self::ring::{Ring, Target};
+use super::attempt::Call;
 use super::files::{Files, Handle, OPEN_FLAGS, open_error};
 use super::progress::{Failure, Progress, Step};
-use super::seam::Call;
 use super::waker::Bell;
 use super::{
     Completion, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, Sealed, Waker, beneath, count_leaked,

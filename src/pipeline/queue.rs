@@ -1,0 +1,41 @@
+//! Hand-over between threads of the pipeline.
+
+use crate::sync::{Mutex, MutexGuard};
+use std::collections::VecDeque;
+
+/// A queue whose room is bounded by the permits of whoever fills it, so it neither waits nor grows after warm-up. A
+/// lock of tens of nanoseconds per run of rows or per sample from storage.
+pub(crate) struct Queue<T>(Mutex<VecDeque<T>>);
+
+impl<T> Queue<T> {
+    pub(crate) fn with_room(room: usize) -> Self {
+        Self(Mutex::new(VecDeque::with_capacity(room)))
+    }
+
+    pub(crate) fn push(&self, item: T) {
+        self.lock().push_back(item);
+    }
+
+    pub(crate) fn retain(&self, keep: impl FnMut(&T) -> bool) {
+        self.lock().retain(keep);
+    }
+
+    pub(crate) fn pop(&self) -> Option<T> {
+        self.lock().pop_front()
+    }
+
+    /// The first that is like this.
+    pub(crate) fn pop_first(&self, like: impl Fn(&T) -> bool) -> Option<T> {
+        let mut items = self.lock();
+        let first = items.iter().position(like)?;
+        items.remove(first)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, VecDeque<T>> {
+        self.0.lock().unwrap_or_else(|poison| poison.into_inner())
+    }
+}
