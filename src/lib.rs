@@ -34,7 +34,8 @@
 //! says how a format becomes samples and how to add your own, [`decode`] how bytes become rows, [`order`] which sample comes
 //! when, [`read`] how storage is read, [`prepare`] how pictures are made ready once (restart markers, shards). [`device`] is
 //! where batches lie; `device::cuda` shows them in cudarc, candle, burn and PyTorch, and `examples/pytorch` is a Python package. The
-//! module docs of `pipeline` in the source say how it all fits and why it cannot deadlock.
+//! module docs of `pipeline` in the source say how it all fits and why it cannot deadlock. [`guide`] has a page for each
+//! question: GPUs, ranks, formats, faults, profiling, the architecture, the tests.
 //!
 //! # Many ranks, and runs that are interrupted
 //!
@@ -199,4 +200,22 @@ pub mod profile {
     pub use crate::report::{
         Basis, Cause, Change, Evidence, Prediction, StageLoad, Strength, Truth, Verdict, WhatIf, export, judge,
     };
+}
+
+/// Guides, one for each question.
+pub mod guide {
+    #[doc = include_str!("guide/architecture.md")]
+    pub mod architecture {}
+    #[doc = include_str!("guide/faults.md")]
+    pub mod faults {}
+    #[doc = include_str!("guide/formats.md")]
+    pub mod formats {}
+    #[doc = include_str!("guide/gpu.md")]
+    pub mod gpu {}
+    #[doc = include_str!("guide/profiling.md")]
+    pub mod profiling {}
+    #[doc = include_str!("guide/ranks.md")]
+    pub mod ranks {}
+    #[doc = include_str!("guide/testing.md")]
+    pub mod testing {}
 }

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Plain reads through the page cache, on threads of its own; no pipeline. What is found is what the format can tell:
-//! see the README's table of what each verifies.
+//! the guide [formats](crate::guide::formats) has a table of what each verifies.
 
 use super::{ChunkBuf, Chunked, Dataset, Part, Parts};
 use crate::decode::{Decoder, Scratch, Single};

@@ -13,7 +13,7 @@
 //! ./gpu --json results.json --dir /nvme/scratch       the program, copied to a machine with a GPU; see --help
 //! ```
 //!
-//! To be copied it is built for an old glibc: the README says how.
+//! To be copied it is built for an old glibc: the guide `src/guide/gpu.md` says how.
 //!
 //! Against the stand-in everything is run that makes sense there, small, and no figure is taken. The stand-in needs `rustc` and
 //! the folder of the build. Without these and without a driver the program says what the environment is, and fails.
