@@ -134,7 +134,6 @@
 mod arrays;
 mod checked;
 mod chunked;
-mod crc32;
 mod damage;
 mod digest;
 mod example;

@@ -7,7 +7,7 @@
 use super::zip::{self, Member};
 use super::{Rules, header};
 use crate::dataset::arrays::{Array, Arrays, Given, Rule};
-use crate::dataset::crc32::crc32;
+
 use crate::dataset::input::Input;
 use crate::dataset::parallel::parallel;
 use crate::dataset::paths::expand;
@@ -250,7 +250,7 @@ impl Dataset for Npz {
         let column = (0..self.arrays.columns()).find(|column| self.arrays.extent(*column, sample).0 == field);
         let (Some(checks), Some(column)) = (&self.checks, column) else { return Ok(bytes) };
         let check = checks[sample as usize * self.fields + column];
-        let found = crc32(bytes);
+        let found = crc32fast::hash(bytes);
         if found != check.crc {
             let name = &self.arrays.schema[field].name;
             let message = format!("`{name}` has the CRC-32 {found:08x}, the archive says {:08x}", check.crc);
