@@ -186,7 +186,9 @@ pub use stop::Stop;
 
 /// What a run measured, what limits it, and what a change would give.
 ///
-/// [`Loader::report`] is all of it as text; [`Loader::snapshot`] the numbers.
+/// [`Loader::report`] is all of it as text; [`Loader::snapshot`] the numbers. Two clocks matter: the wait of `next()` for a batch
+/// (on a GPU the time in which its stream had nothing to do because of the loader), and the time of your own code between two
+/// calls.
 pub mod profile {
     pub use crate::loader::Report;
     pub use crate::meter::Decode;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Level of a module and, where it is narrower than "all below", what it may import beside levels 0 and its own.
+/// Level of a module: it imports from levels below; level 0 only `error`.
 const LEVELS: &[(&str, u32)] = &[
     ("error", 0),
     ("tensor", 0),

@@ -1,4 +1,4 @@
-//! What the stages count: numbers without a judgement, written without a lock. Knows stages as labels, and no other module.
+//! What the stages count: numbers without a judgement, written without a lock. Knows stages as labels, and no other module but `error`.
 //!
 //! ```text
 //! stages ──► Meters ──┬─► Snapshot   sums until a moment: what `report` judges

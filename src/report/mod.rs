@@ -7,7 +7,8 @@
 //! Snapshot, Timeline ──► export   metrics, a trace, a page
 //! ```
 //!
-//! Pure: numbers in, numbers and words out. It knows `meter`, and neither a loader nor a reader.
+//! Numbers in, numbers and words out; pure but for `export`'s server and spans. It knows `meter` and `error`, and neither a
+//! loader nor a reader.
 
 mod depth;
 pub mod export;

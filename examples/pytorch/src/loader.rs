@@ -18,7 +18,7 @@ use std::time::Duration;
 /// How often a wait for a batch looks at Python's signals.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Reads a dataset and hands out batches; see feedline's guide on formats for what each source's fields are.
+/// Reads a dataset and hands out batches; the package's README has a table of each source's fields.
 ///
 /// Loader(source, path, *, batch_size=32, seed=None, ...)
 ///
