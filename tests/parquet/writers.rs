@@ -228,3 +228,74 @@ fn a_footer_that_counts_other_rows_than_its_row_groups_is_refused() {
     });
     assert!(error.contains("the footer counts 601 rows, its row groups 600"), "{error}");
 }
+
+/// A zigzag number of thrift.
+fn zigzag(number: u64) -> Vec<u8> {
+    let (mut rest, mut out) = (number << 1, Vec::new());
+    while rest > 0x7f {
+        out.push(rest as u8 & 0x7f | 0x80);
+        rest >>= 7;
+    }
+    out.push(rest as u8);
+    out
+}
+
+/// A column of repeated strings by this writer. `uncounted` says whether the footer leaves the dictionary's header out.
+fn by_writer(writer: &str, uncounted: bool) -> Vec<u8> {
+    use parquet::data_type::{ByteArray, ByteArrayType};
+    use parquet::file::properties::WriterProperties;
+    use parquet::file::writer::SerializedFileWriter;
+    let schema = parquet::schema::parser::parse_message_type("message m { required binary name; }").unwrap();
+    let properties = WriterProperties::builder().set_created_by(writer.into()).build();
+    let mut bytes = Vec::new();
+    let mut file = SerializedFileWriter::new(&mut bytes, schema.into(), properties.into()).unwrap();
+    let mut group = file.next_row_group().unwrap();
+    let mut column = group.next_column().unwrap().unwrap();
+    let values: Vec<ByteArray> =
+        (0..300).map(|row| ByteArray::from(format!("name {}", row % 7).into_bytes())).collect();
+    column.typed::<ByteArrayType>().write_batch(&values, None, None).unwrap();
+    column.close().unwrap();
+    group.close().unwrap();
+    let meta = file.close().unwrap();
+    if uncounted {
+        let column = meta.row_group(0).column(0);
+        assert_eq!(column.compressed_size(), column.uncompressed_size());
+        let size = column.compressed_size() as u64;
+        // The header ends where the first value begins, with its length.
+        let first = bytes.windows(6).position(|bytes| bytes == b"name 0").unwrap();
+        let header = (first - 4 - column.dictionary_page_offset().unwrap() as usize) as u64;
+        let (said, wrong) = (zigzag(size), zigzag(size - header));
+        assert_eq!(said.len(), wrong.len());
+        let footer = bytes.len() - 8 - u32::from_le_bytes(bytes[bytes.len() - 8..][..4].try_into().unwrap()) as usize;
+        // Field 6 and field 7 of the column's metadata, one after the other.
+        let both = |size: &[u8]| [&[0x16], size, &[0x16], size].concat();
+        let at = footer + bytes[footer..].windows(both(&said).len()).position(|bytes| bytes == both(&said)).unwrap();
+        bytes[at..][..both(&wrong).len()].copy_from_slice(&both(&wrong));
+    }
+    bytes
+}
+
+#[test]
+fn a_dictionary_header_that_old_writers_do_not_count_is_read_all_the_same() {
+    let names = |bytes: Vec<u8>| -> Result<Vec<u8>> {
+        let dataset = Parquet::builder().up_to("name", 6).open_bytes(bytes)?;
+        let loader = Loader::builder(dataset).order(feedline::Order::sequential()).batch_size(300).build()?;
+        let batch = loader.epoch(0)?.next().unwrap()?;
+        Ok(batch.field("name")?.as_slice::<u8>()?.to_vec())
+    };
+    let right: Vec<u8> = (0..300).flat_map(|row| format!("name {}", row % 7).into_bytes()).collect();
+    for (writer, uncounted) in [
+        ("parquet-rs", false),
+        ("parquet-mr version 1.12.3 (build f8dced182c)", false),
+        ("parquet-mr", false),
+        ("parquet-mr", true),
+        ("parquet-mr version 1.2.8 (build 1)", true),
+        ("parquet-mr version 1.2 (build 1)", true),
+    ] {
+        assert_eq!(names(by_writer(writer, uncounted)).unwrap(), right, "{writer}");
+    }
+    for writer in ["parquet-rs", "parquet-mr version 1.2.9 (build 1)", "parquet-mr version 1.12.3"] {
+        let error = names(by_writer(writer, true)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Truncated, "{writer}: {error}");
+    }
+}

@@ -717,8 +717,10 @@ impl Cut<'_> {
         if let Some(offset) = dictionary {
             start = offset;
         }
-        let len = number("bytes", meta.compressed_size())?;
-        let uncompressed = number("bytes when unpacked", meta.uncompressed_size())?;
+        let mut len = number("bytes", meta.compressed_size())?;
+        let mut uncompressed = number("bytes when unpacked", meta.uncompressed_size())?;
+        let uncounted = self.uncounted_header(start, len);
+        (len, uncompressed) = (len.saturating_add(uncounted), uncompressed.saturating_add(uncounted));
         let values = number("values", meta.num_values())?;
         if values < rows {
             return Err(self.wrong(format!("column `{name}` has {values} values for {rows} rows")));
@@ -756,9 +758,26 @@ impl Cut<'_> {
         Ok(place)
     }
 
+    /// Bytes of the dictionary's header that the footer leaves out of the sizes of a column, as parquet-mr before 1.2.9 did.
+    fn uncounted_header(&self, start: u64, len: u64) -> u64 {
+        let writer = self.footer.meta.file_metadata().created_by().unwrap_or_default();
+        let content = if leaves_out_headers(writer) { self.footer.content() } else { None };
+        content.and_then(|content| scan::uncounted_header(&content, start, len)).unwrap_or(0)
+    }
+
     fn counted_payload(&self, index: usize, place: &Place) -> Option<u64> {
         scan::payload(&self.footer.content()?, &self.footer.leaves[self.columns[index]].descr, place)
     }
+}
+
+/// Whether files of this writer have PARQUET-816: `parquet-mr`, without a version or before 1.2.9.
+fn leaves_out_headers(writer: &str) -> bool {
+    let Some(rest) = writer.strip_prefix("parquet-mr") else { return false };
+    let version = rest.trim_start().strip_prefix("version ").unwrap_or("0");
+    let number =
+        |part: &str| part.chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap_or(0_u32);
+    let numbers: Vec<u32> = version.split('.').take(3).map(number).collect();
+    numbers.as_slice() < [1, 2, 9].as_slice()
 }
 
 impl Parquet {

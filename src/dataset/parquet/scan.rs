@@ -54,6 +54,18 @@ impl Content<'_> {
     }
 }
 
+/// The length of the dictionary's header, if the pages from `offset` on end that much behind `len`.
+pub(super) fn uncounted_header(content: &Content<'_>, offset: u64, len: u64) -> Option<u64> {
+    let mut buffer = Vec::new();
+    let (dictionary, uncounted) = content.header(offset, len, &mut buffer)?;
+    let mut end = uncounted.checked_add(dictionary.compressed as u64)?;
+    while end < len {
+        let (header, bytes) = content.header(offset.checked_add(end)?, len - end, &mut buffer)?;
+        end = end.checked_add(bytes)?.checked_add(header.compressed as u64)?;
+    }
+    (dictionary.kind == Kind::Dictionary && end - len == uncounted).then_some(uncounted)
+}
+
 /// What the pages at these offsets and of these lengths unpack to, and their values.
 pub(super) fn page_sizes(content: &Content<'_>, mut pages: impl Iterator<Item = (u64, u64)>) -> Option<(u64, u64)> {
     let mut buffer = Vec::new();
