@@ -191,13 +191,12 @@ pub use stop::Stop;
 /// calls.
 pub mod profile {
     pub use crate::loader::Report;
-    pub use crate::meter::Decode;
     #[cfg(feature = "effort")]
     #[doc(hidden)]
     pub use crate::meter::effort;
     pub use crate::meter::{
-        BatchRecord, CacheProbe, Cached, Consumer, Copies, Copy, DeviceBytes, DirectReads, Gauges, GpuIdle, Handed,
-        Latency, Level, Order, ReaderInUse, Slots, Snapshot, Span, Storage, Timeline, Track, Unmeasured, Work,
+        BatchRecord, CacheProbe, Cached, Consumer, Copies, Copy, Decode, DeviceBytes, DirectReads, Gauges, GpuIdle,
+        Handed, Latency, Level, Order, ReaderInUse, Slots, Snapshot, Span, Storage, Timeline, Track, Unmeasured, Work,
     };
     pub use crate::report::{
         Basis, Cause, Change, Evidence, Prediction, StageLoad, Strength, Truth, Verdict, WhatIf, export, judge,
