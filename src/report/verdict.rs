@@ -461,13 +461,10 @@ impl Case<'_> {
         let mut all = self.advice_on(self.cause);
         if let Some(also) = self.also {
             // The first of each is the one that says the most, unless it changes what is advised to change already.
-            let setting =
-                |advice: &str| advice.strip_prefix('`').and_then(|rest| rest.split('(').next().map(str::to_owned));
             let first = self.advice_on(also).into_iter().next();
-            let new = |first: &String| {
-                setting(first).is_none_or(|of| !all.iter().any(|advice| setting(advice) == Some(of.clone())))
-            };
-            all.extend(first.filter(new));
+            let of = first.as_deref().and_then(setting);
+            let known = of.is_some() && all.iter().any(|advice| setting(advice) == of);
+            all.extend(first.filter(|_| !known));
         }
         all.extend(self.epochs());
         all
@@ -768,6 +765,11 @@ impl fmt::Display for Verdict {
 }
 
 /// Where rows wait for room.
+/// The setting that an advice begins with.
+fn setting(advice: &str) -> Option<&str> {
+    advice.strip_prefix('`')?.split('(').next()
+}
+
 const MORE_ROOM: &str = "A larger `memory_budget`: reads wait for room for their bytes.";
 
 /// Where a GPU's idle time is not measured.
@@ -1182,6 +1184,7 @@ mod tests {
             "bound by storage, starved 50.0 %, or the prefetch buffers: too close to tell",
             slots.clone(),
         );
+        assert_eq!(slots.1.matches("`slots(").count(), 1, "one number for one setting: {}", slots.1);
         assert_said(Cause::Storage, "slots allowed 10 reads in flight of 32", slots);
     }
 
