@@ -13,7 +13,7 @@ mod common;
 use common::{as_test, compare, cpu_s, evict, file, fio, pairs_wanted, warm};
 use criterion::{Criterion, Throughput, criterion_group};
 use feedline::dataset::{DatasetExt, Records, Tokens};
-use feedline::read::{Direct, Mode};
+use feedline::storage::{Direct, Mode};
 use feedline::tensor::DType;
 use feedline::{Batch, Device, Loader, LoaderBuilder, Order};
 use std::os::unix::fs::FileExt;

@@ -25,7 +25,7 @@ mod made;
 use common::{as_test, compare, evict, file, pairs_wanted, spread, warm};
 use feedline::dataset::{Dataset, Records};
 use feedline::order::Draws;
-use feedline::read::Sources;
+use feedline::storage::Sources;
 use feedline::{Loader, LoaderBuilder, Order, Shard, State};
 use made::Made;
 use std::fmt;

@@ -21,7 +21,7 @@ mod common;
 use common::{Fio, as_test, cpu_s, file, fio, pairs_wanted, spread};
 use criterion::{BenchmarkId, Criterion, Throughput};
 use feedline::memory::{ByteRing, IoBuf};
-use feedline::read::{Direct, Extent, Mode, Opened, ReadOp, Reader, ReaderOptions, SourceId, Sources, open};
+use feedline::storage::{Direct, Extent, Mode, Opened, ReadOp, Reader, ReaderOptions, SourceId, Sources, open};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

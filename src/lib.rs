@@ -164,10 +164,10 @@ mod meter;
 pub mod order;
 mod pipeline;
 pub mod prepare;
-pub mod read;
 mod report;
 mod state;
 mod stop;
+pub mod storage;
 mod sync;
 pub mod tensor;
 

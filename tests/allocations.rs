@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use feedline::dataset::{DatasetExt, Records, Tar};
-use feedline::read::{Direct, Mode};
+use feedline::storage::{Direct, Mode};
 use feedline::tensor::{DType, Field};
 use feedline::{Loader, LoaderBuilder, Order};
 use std::alloc::{GlobalAlloc, Layout, System};

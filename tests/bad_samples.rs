@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use feedline::dataset::{Dataset, DatasetExt, Parts};
 use feedline::order::LastBatch;
-use feedline::read::{Call, Extent, Fault, Faulty, Mode, SourceId, Sources};
+use feedline::storage::{Call, Extent, Fault, Faulty, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::{BadSample, Error, ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, Result, Shard, Stage, Status};
 use std::collections::{BTreeMap, BTreeSet};

@@ -426,7 +426,7 @@ fn whatever_is_dropped_whenever_by_whomever_nothing_hangs_is_lost_or_changes_wha
         }
     }
     watch.over.store(true, Ordering::Relaxed);
-    assert_eq!(feedline::read::leaked(), 0);
+    assert_eq!(feedline::storage::leaked(), 0);
     let more = mappings().saturating_sub(before.1);
     assert!(more < MORE_MAPPINGS, "{more} mappings more than before");
     let (slowest, what) = &sweep.slowest;

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use common::*;
 use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, DatasetExt, Parts};
 use feedline::decode::Scratch;
-use feedline::read::{Direct, Extent, Mode, SourceId, Sources};
+use feedline::storage::{Direct, Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::{Error, ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, Result, Status};
 use std::collections::HashSet;

@@ -147,7 +147,7 @@ fn ten_thousand_files_are_indexed_in_order_by_many_threads() {
     for id in [0, 1, 999, 1000, 5432, 9999] {
         assert_eq!(images.class_of(id), Some(id as usize / 1000));
         assert!(images.path_of(id).ends_with(format!("{}/{:04}.jpg", id / 1000, id % 1000)));
-        let source = feedline::read::SourceId::at(id as usize);
+        let source = feedline::storage::SourceId::at(id as usize);
         assert_eq!(images.sources().len_of(source), 1 + id % 1000 % 7);
     }
     assert!(images.index_bytes() < 10_000 * 64, "{} bytes", images.index_bytes());

@@ -23,7 +23,7 @@ use cufile::{Route, StandIn};
 use doubles::*;
 use feedline::dataset::Records;
 use feedline::device::Finish;
-use feedline::read::Mode;
+use feedline::storage::Mode;
 use feedline::tensor::DType;
 use feedline::{Device, Error, ErrorKind, Gds, LastBatch, Loader, LoaderBuilder, Order};
 use standin::Live;

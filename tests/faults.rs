@@ -29,7 +29,7 @@ mod workloads;
 
 use common::{Dir, READERS};
 use feedline::Device;
-use feedline::read::{Fault, Faulty};
+use feedline::storage::{Fault, Faulty};
 use house::{House, watch, watched};
 use life::Setting;
 use std::collections::BTreeMap;

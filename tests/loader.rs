@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use feedline::dataset::{Dataset, DatasetExt, Parts, Records};
 use feedline::decode::{Ctx, Decoder};
-use feedline::read::{Direct, Extent, Mode, SourceId, Sources};
+use feedline::storage::{Direct, Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::{Error, ErrorKind, LastBatch, Loader, Order, Result, Row, Stage};
 use std::sync::Arc;

@@ -21,7 +21,7 @@ mod toys;
 
 use common::*;
 use feedline::order::Draws;
-use feedline::read::{Direct, Mode};
+use feedline::storage::{Direct, Mode};
 use feedline::{Batch, ErrorKind, LastBatch, Loader, LoaderBuilder, Order, Shard, State, Stop};
 use rustix::process::{Pid, Signal as Number, kill_process};
 use std::fs::File;

@@ -3,7 +3,7 @@
 
 use feedline::ErrorKind;
 use feedline::memory::ByteRing;
-use feedline::read::{
+use feedline::storage::{
     Cached, Completion, DEPTH_MAX, Direct, Extent, Mode, Opened, PageCache, ReadOp, Reader, ReaderOptions, SourceId,
     Sources, leaked, open,
 };

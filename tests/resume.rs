@@ -12,7 +12,7 @@ mod runs;
 use common::*;
 use feedline::dataset::{Concat, Dataset, DatasetExt, Mix, Records};
 use feedline::order::{Draws, Sampler};
-use feedline::read::{Direct, Mode};
+use feedline::storage::{Direct, Mode};
 use feedline::{Epoch, Error, ErrorKind, LastBatch, Loader, LoaderBuilder, Order, Shard, State};
 use runs::*;
 use std::os::unix::fs::FileExt;

@@ -7,7 +7,7 @@ mod numeric;
 use common::{Dir, noise};
 use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Concat, Dataset, DatasetExt, Mix, Npy, Parts, Records, Tokens};
 use feedline::order::Sampler;
-use feedline::read::{Extent, SourceId, Sources};
+use feedline::storage::{Extent, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::{ErrorKind, Loader, Result};
 use numeric::{Row, cases, check, fixture, load, one};

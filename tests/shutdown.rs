@@ -52,5 +52,5 @@ fn dropping_the_iterator_or_the_loader_at_any_point_leaves_nothing_behind() {
         assert_eq!(descriptors(), before, "{mode:?} {direct:?}");
     }
     assert!(slowest < Duration::from_secs(1), "a drop took {slowest:?}");
-    assert_eq!(feedline::read::leaked(), 0);
+    assert_eq!(feedline::storage::leaked(), 0);
 }

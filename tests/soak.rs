@@ -13,7 +13,7 @@ mod common;
 
 use common::*;
 use feedline::dataset::DatasetExt;
-use feedline::read::{Fault, Faulty};
+use feedline::storage::{Fault, Faulty};
 use feedline::{Loader, OnBadSample, Order, Status};
 use std::path::Path;
 use std::sync::Arc;

@@ -12,7 +12,7 @@ use common::{Dir, noise};
 use feedline::dataset::{
     Concat, Dataset, DatasetExt, Fingerprint, Images, Megatron, Parts, Records, Tar, TfRecord, Tokens,
 };
-use feedline::read::Sources;
+use feedline::storage::Sources;
 use feedline::tensor::{DType, EncodedField};
 use feedline::{ErrorKind, Result, Stage, State};
 use formats::tar_member;

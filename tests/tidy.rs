@@ -13,7 +13,7 @@ const LEVELS: &[(&str, u32)] = &[
     ("ledger", 0),
     ("sync", 0),
     ("memory", 1),
-    ("read", 2),
+    ("storage", 2),
     ("device", 2),
     ("dlpack", 2),
     ("decode", 2),
@@ -50,9 +50,9 @@ const UNSAFE: &[&str] = &[
     "src/memory/region.rs",
     "src/memory/ring.rs",
     "src/pipeline/direct.rs",
-    "src/read/mmap.rs",
-    "src/read/sys.rs",
-    "src/read/uring/ring.rs",
+    "src/storage/mmap.rs",
+    "src/storage/sys.rs",
+    "src/storage/uring/ring.rs",
     "tests/allocations.rs",
     "tests/common/cuda.rs",
     "tests/common/cufile.rs",
@@ -131,7 +131,7 @@ fn modules_import_only_from_below() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// A file of `src` by its place in the tree of modules: `["read", "uring"]`.
+/// A file of `src` by its place in the tree of modules: `["storage", "uring"]`.
 type Module = Vec<String>;
 
 /// The code of every file of `src` that users build, without its tests.

@@ -6,7 +6,7 @@ mod common;
 use common::{Dir, noise, pull, readers, records, records_file};
 use feedline::dataset::Records;
 use feedline::profile::{Basis, DeviceBytes, Evidence, Truth, judge};
-use feedline::read::{Direct, Mode, PROBES_MAX, Sources, device_bytes, page_cache_share};
+use feedline::storage::{Direct, Mode, PROBES_MAX, Sources, device_bytes, page_cache_share};
 use feedline::{Loader, Order};
 use rustix::fs::Advice;
 use std::fs::File;

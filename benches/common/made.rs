@@ -4,7 +4,7 @@ use bytes::Bytes;
 use feedline::Result;
 use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
 use feedline::decode::Scratch;
-use feedline::read::{Extent, SourceId, Sources};
+use feedline::storage::{Extent, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use std::sync::Arc;
 

@@ -3,7 +3,7 @@
 use crate::common::{evict, file};
 use crate::{Line, Must, Scenario, random, rest, spin};
 use feedline::dataset::Records;
-use feedline::read::{Direct, Mode};
+use feedline::storage::{Direct, Mode};
 use feedline::{Batch, Epoch, ErrorKind, Loader, LoaderBuilder, Order, Result};
 use std::collections::VecDeque;
 use std::task::Poll;

@@ -11,7 +11,7 @@ use feedline::Report;
 use feedline::dataset::Dataset;
 use feedline::device::DeviceKind;
 use feedline::profile::{Cached, Cause, Change, Prediction, Snapshot, StageLoad, Strength, Truth, Verdict, WhatIf};
-use feedline::read::{DEPTH_MAX, PROBES_MAX, page_cache_share};
+use feedline::storage::{DEPTH_MAX, PROBES_MAX, page_cache_share};
 use serde::Serialize;
 
 /// What was found out.

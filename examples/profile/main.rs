@@ -274,7 +274,7 @@ impl Finished {
 mod tests {
     use super::*;
     use crate::folder::Folder;
-    use feedline::read::Sources;
+    use feedline::storage::Sources;
     use serde_json::Value;
     use std::path::Path;
 

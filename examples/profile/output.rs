@@ -10,7 +10,7 @@
 //! run would take it for data. A file that was there is as it was until it is written; one that was made for that, and was not
 //! written, is removed.
 
-use feedline::read::Sources;
+use feedline::storage::Sources;
 use rustix::fs::Access;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Write};

@@ -4,7 +4,7 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
 use feedline::dataset::Dataset;
 use feedline::decode::{Bytes, Image, PixelLayout};
-use feedline::read::{Direct, Mode};
+use feedline::storage::{Direct, Mode};
 use feedline::tensor::{DType, Encoding};
 use feedline::{Device, Gds, Loader, LoaderBuilder, Order};
 use std::error::Error;

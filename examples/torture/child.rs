@@ -14,7 +14,7 @@ use crate::source::{Opened, SourceArgs};
 use feedline::dataset::Dataset;
 use feedline::decode::{Bytes, Ctx, Decoder, Image};
 use feedline::order::Draws;
-use feedline::read::Mode;
+use feedline::storage::Mode;
 use feedline::tensor::{DType, EncodedField, Encoding, Field};
 use feedline::{Batch, Epoch, ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, Row, State, Status};
 use rustix::process::{

@@ -12,7 +12,7 @@ use clap::Parser;
 use clap::builder::RangedU64ValueParser;
 use feedline::dataset::{Dataset, DatasetExt, Images};
 use feedline::decode::{Image, PixelLayout};
-use feedline::read::{Direct, Mode};
+use feedline::storage::{Direct, Mode};
 use feedline::tensor::DType;
 use feedline::{Batch, Device, ErrorKind, Gds, LastBatch, Loader, LoaderBuilder, Order};
 use indicatif::{ProgressBar, ProgressStyle};

@@ -10,7 +10,7 @@
 
 use super::Parts;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::read::{Extent, SourceId, Sources};
+use crate::storage::{Extent, SourceId, Sources};
 use crate::tensor::{DType, EncodedField, Encoding, Field, Shape};
 use std::sync::Arc;
 

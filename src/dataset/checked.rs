@@ -26,7 +26,7 @@ use super::parallel::parallel;
 use super::{ChunkBuf, ChunkBytes, Chunked, Dataset, Part, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::read::{Extent, SourceId, Sources, open_plain, open_regular};
+use crate::storage::{Extent, SourceId, Sources, open_plain, open_regular};
 use crate::tensor::{EncodedField, Spec};
 use bytes::Bytes;
 use std::fs::File;

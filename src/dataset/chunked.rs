@@ -11,7 +11,7 @@
 use crate::decode::Scratch;
 use crate::error::Result;
 use crate::memory::ChunkBuf;
-use crate::read::Extent;
+use crate::storage::Extent;
 use bytes::Bytes;
 
 /// The side of a [`Dataset`](super::Dataset) that deals in chunks. Open: implement it for a format of your own.

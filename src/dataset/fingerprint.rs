@@ -24,7 +24,7 @@ use super::digest::Digest;
 use super::input::Input;
 use super::parallel::parallel;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::read::{SourceId, Sources};
+use crate::storage::{SourceId, Sources};
 use crate::tensor::{EncodedField, Encoding, Shape};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -5,7 +5,7 @@ use super::{ChunkBuf, Dataset, Part, Parts};
 use super::{megatron, npy, safetensors};
 use crate::decode::Scratch;
 use crate::error::Result;
-use crate::read::Extent;
+use crate::storage::Extent;
 use bytes::Bytes;
 
 /// The fields of one sample, read and opened one after the other as a loader does, by plain `pread`.

@@ -9,7 +9,7 @@ use super::digest::Digest;
 use super::parallel::parallel;
 use super::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::read::{Extent, SourceId, Sources};
+use crate::storage::{Extent, SourceId, Sources};
 use crate::tensor::{DType, EncodedField, Field};
 use std::collections::BTreeMap;
 use std::ffi::OsString;

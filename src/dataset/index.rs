@@ -25,7 +25,7 @@ use super::damage::{Damage, DamageKind, OnDamage};
 use super::digest::Digest;
 use super::parallel::parallel;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::read::{Extent, SourceId, Sources, open_regular};
+use crate::storage::{Extent, SourceId, Sources, open_regular};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -24,7 +24,7 @@
 //! bytes that the file has; every error names the path.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::read::{SourceId, Sources, open_plain, open_regular};
+use crate::storage::{SourceId, Sources, open_plain, open_regular};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;

@@ -15,7 +15,7 @@ use super::input::{Input, little_endian, number};
 use super::tokens::{Cut, Step, Windows, beside};
 use super::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::read::{Extent, SourceId, Sources};
+use crate::storage::{Extent, SourceId, Sources};
 use crate::tensor::{DType, EncodedField, Field};
 use std::path::Path;
 use std::sync::Arc;

@@ -11,7 +11,7 @@
 use super::{Chunked, Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::RegionBytes;
-use crate::read::{SourceId, Sources, open_plain};
+use crate::storage::{SourceId, Sources, open_plain};
 use crate::tensor::EncodedField;
 use bytes::Bytes;
 use std::os::unix::fs::FileExt;

@@ -27,7 +27,7 @@
 //!
 //! ```
 //! use feedline::dataset::{Dataset, Parts};
-//! use feedline::read::{Extent, SourceId, Sources};
+//! use feedline::storage::{Extent, SourceId, Sources};
 //! use feedline::tensor::{DType, EncodedField, Field};
 //! use feedline::{Error, Stage};
 //! use std::sync::Arc;
@@ -76,7 +76,7 @@
 //! ```
 //! # use feedline::decode::{Ctx, Decoder};
 //! use feedline::dataset::{Dataset, Parts};
-//! use feedline::read::{Extent, SourceId, Sources};
+//! use feedline::storage::{Extent, SourceId, Sources};
 //! use feedline::tensor::EncodedField;
 //! # use feedline::tensor::{DType, Field};
 //! use feedline::{Error, Loader, Result};
@@ -183,7 +183,7 @@ pub use tokens::{Tokens, TokensBuilder};
 pub use verify::{Verified, Verify};
 
 use crate::error::Result;
-use crate::read::{Extent, SourceId, Sources};
+use crate::storage::{Extent, SourceId, Sources};
 use crate::tensor::EncodedField;
 use std::path::Path;
 use std::sync::Arc;

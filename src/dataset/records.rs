@@ -5,7 +5,7 @@ use super::input::Input;
 use super::paths::{files_of, regular_len};
 use super::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::read::{Extent, SourceId, Sources};
+use crate::storage::{Extent, SourceId, Sources};
 use crate::tensor::{DType, EncodedField, Field};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -15,7 +15,7 @@ use super::parallel::parallel;
 use super::paths::expand;
 use super::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::read::Sources;
+use crate::storage::Sources;
 use crate::tensor::{DType, EncodedField};
 use std::path::Path;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 
 use super::{Dataset, Part, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::read::{Extent, Sources, open_plain};
+use crate::storage::{Extent, Sources, open_plain};
 use std::os::unix::fs::FileExt;
 
 /// The bytes of every field of a sample, as a decoder gets them.

@@ -16,7 +16,7 @@ use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::ChunkBuf;
 use crate::order::{Draws, Key, Order, Permutation, Sampler, gcd};
-use crate::read::{Extent, SourceId, Sources};
+use crate::storage::{Extent, SourceId, Sources};
 use crate::tensor::EncodedField;
 use bytes::Bytes;
 use std::cell::RefCell;

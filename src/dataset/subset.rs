@@ -6,7 +6,7 @@ use crate::decode::Scratch;
 use crate::error::Result;
 use crate::order::Key;
 use crate::order::subset::{Ids, Part, Split};
-use crate::read::{Extent, Sources};
+use crate::storage::{Extent, Sources};
 use crate::tensor::EncodedField;
 use std::sync::Arc;
 

@@ -19,7 +19,7 @@ use super::example::{Feature, Kind};
 use super::index::{Cache, Entry, Index, Rows, Scan, Settings, without_indexes};
 use super::{Dataset, Parts, paths};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::read::{Extent, Sources};
+use crate::storage::{Extent, Sources};
 use crate::tensor::{DType, EncodedField, Encoding, Field, Shape, Spec};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -10,7 +10,7 @@
 use super::{ChunkBuf, Chunked, Dataset, Part, Parts};
 use crate::decode::{Decoder, Scratch, Single};
 use crate::error::{Error, ErrorKind, Result, Stage, panicked};
-use crate::read::{Extent, SourceId, open_plain};
+use crate::storage::{Extent, SourceId, open_plain};
 use crate::tensor::{Encoding, Field, Shape};
 use bytes::Bytes;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};

@@ -24,9 +24,9 @@ use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::watchdog::Watch;
 use crate::pipeline::work::{Sizes, Workers};
 use crate::pipeline::{Core, Exchange, Gds, IoSide, ToIo};
-use crate::read::{self, Choice, Direct, Mode, Opened, ReaderOptions};
 use crate::state::{Cursor, State};
 use crate::stop::Stop;
+use crate::storage::{self, Choice, Direct, Mode, Opened, ReaderOptions};
 use crate::tensor::{Field, Layout, Spec};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::convert::Infallible;
@@ -367,7 +367,7 @@ impl LoaderBuilder {
 
     /// For tests: what shall go wrong in its readers.
     #[cfg(feature = "test-util")]
-    pub fn faulty(mut self, faulty: Arc<read::Faulty>) -> Self {
+    pub fn faulty(mut self, faulty: Arc<storage::Faulty>) -> Self {
         self.reader.faulty = Some(faulty);
         self
     }
@@ -443,7 +443,7 @@ impl LoaderBuilder {
             return Ok(opened);
         }
         let (sources, options, deadline) = (self.dataset.sources().clone(), self.reader.clone(), self.stall_deadline);
-        let open = move || read::open(sources, &options);
+        let open = move || storage::open(sources, &options);
         on_node(place, || runtime::within(deadline, "the storage of the dataset's files", open))??
     }
 

@@ -28,10 +28,10 @@ use crate::order::{Batches, ChunkStarts, LastBatch, Order, Shard};
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::watchdog::Watcher;
 use crate::pipeline::{FieldRoute, Job, MemoryPlan};
-use crate::read::{self, Choice, PageCache};
 use crate::report::{Truth, Verdict};
 use crate::state::{Cursor, State};
 use crate::stop::Stop;
+use crate::storage::{self, Choice, PageCache};
 use crate::tensor::Field;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use std::ops::{Bound, RangeBounds};
@@ -472,7 +472,7 @@ impl Shared {
             plan: self.plan.clone(),
             recovered: core.recovery.recovered(),
             bad: self.ledger().ledger().clone(),
-            leaked: read::leaked() + runtime::abandoned() + crate::device::leaked(),
+            leaked: storage::leaked() + runtime::abandoned() + crate::device::leaked(),
         }
     }
 }

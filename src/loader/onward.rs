@@ -20,7 +20,7 @@ use crate::pipeline::route::{self, Around, Asked, Route};
 use crate::pipeline::runtime::{Handles, Runtime};
 use crate::pipeline::{Core, FieldRoute, Gds, ToDevice};
 use crate::pipeline::{direct, transfer::Transfer};
-use crate::read::{self, Sources};
+use crate::storage::{self, Sources};
 use crate::tensor::{Layout, PAGE};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::convert::Infallible;
@@ -43,7 +43,7 @@ pub(super) struct Ways {
     sources: Arc<Sources>,
     around: Around,
     /// By field of the dataset: rows of a file as they stand, and where the first one is.
-    firsts: Vec<Option<read::Extent>>,
+    firsts: Vec<Option<storage::Extent>>,
     routes: Vec<FieldRoute>,
     cufile: Option<Counted>,
     /// Memory of the batches, which cuFile has taken.
@@ -129,7 +129,7 @@ impl Ways {
             in_chunks: dataset.chunked().is_some(),
             cached,
             substitutes,
-            too_many: (files as u64 > read::descriptor_limit() / 4).then_some(files),
+            too_many: (files as u64 > storage::descriptor_limit() / 4).then_some(files),
         };
         let firsts = if around.on_device && !around.in_chunks { firsts(dataset) } else { Vec::new() };
         Self {
@@ -183,7 +183,7 @@ impl Ways {
 }
 
 /// Where the first row of each field lies, if that is in a file as it stands.
-fn firsts(dataset: &dyn Dataset) -> Vec<Option<read::Extent>> {
+fn firsts(dataset: &dyn Dataset) -> Vec<Option<storage::Extent>> {
     let mut parts = Parts::new();
     let mut firsts = vec![None; dataset.schema().len()];
     // What is wrong with the first sample, a panic included, is said when it is read.
@@ -202,7 +202,7 @@ fn firsts(dataset: &dyn Dataset) -> Vec<Option<read::Extent>> {
 
 impl Ways {
     /// Opens cuFile and reads a little by it, to see which way the bytes take; or says why it is not to be used.
-    fn try_cufile(&self, trial: Option<read::Extent>) -> Result<(Counted, String), String> {
+    fn try_cufile(&self, trial: Option<storage::Extent>) -> Result<(Counted, String), String> {
         let (Some(gpu), Some(extent)) = (self.device.gpu(), trial) else { return Err("no file to read".into()) };
         let root = self.cufile_at.as_ref().map_or(Path::new("/"), |(_, root)| root);
         if self.gds == Gds::Auto {
@@ -231,8 +231,8 @@ impl Ways {
         Ok((Counted::new(counted.cufile, gpu.ordinal()), how))
     }
 
-    fn read_a_little(&self, gpu: &Arc<Gpu>, cufile: &Arc<CuFile>, extent: read::Extent) -> Result<(), String> {
-        let files = read::Files::new(self.sources.clone(), PAGE, Some(0));
+    fn read_a_little(&self, gpu: &Arc<Gpu>, cufile: &Arc<CuFile>, extent: storage::Extent) -> Result<(), String> {
+        let files = storage::Files::new(self.sources.clone(), PAGE, Some(0));
         let handle = direct::register(cufile, &files, extent.source)?;
         let mut target = Target::new(gpu, TRIAL, "a trial of cuFile", Some(cufile)).map_err(words)?;
         let bound = gpu.bind().map_err(words)?;

@@ -6,8 +6,8 @@
 //! ```
 
 use crate::meter::{Cached, DeviceBytes};
-use crate::read::{Direct, PROBES_MAX, ReadStats, Sources, device_bytes, page_cache_share};
 use crate::report::{Evidence, Truth, judge};
+use crate::storage::{Direct, PROBES_MAX, ReadStats, Sources, device_bytes, page_cache_share};
 
 /// What was so when the loader was built.
 #[derive(Debug)]

@@ -3,8 +3,8 @@
 use crate::ledger::Ledger;
 use crate::meter::{Copies, DirectReads, ReadStats};
 use crate::pipeline::{FieldRoute, MemoryPlan};
-use crate::read::Choice;
 use crate::report::{Cause, Truth, Verdict};
+use crate::storage::Choice;
 use std::fmt;
 use std::time::Duration;
 

@@ -29,7 +29,7 @@ use crate::error::panicked;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{ChunkBuf, RingSpan, Rows};
 use crate::order::{ChunkStarts, EpochOrder, Need};
-use crate::read::{Extent, Waker, may_pass};
+use crate::storage::{Extent, Waker, may_pass};
 use crate::tensor::PAGE;
 use bytes::Bytes;
 use std::collections::VecDeque;

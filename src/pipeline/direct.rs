@@ -26,7 +26,7 @@ use crate::device::cuda::driver::{CopyStream, DeviceMemory, DevicePtr, Gpu};
 use crate::error::panicked;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{Filled, Region};
-use crate::read::{Extent, Files, SourceId};
+use crate::storage::{Extent, Files, SourceId};
 use crate::tensor::Layout;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::ops::Range;

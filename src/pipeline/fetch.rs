@@ -11,7 +11,7 @@ use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage, panicked};
 use crate::memory::{FreeSlot, IoBuf, Rows, Ticket};
 use crate::meter::{Stay, Work, planner};
-use crate::read::{Completion, Extent, ReadOp, Reader, may_pass};
+use crate::storage::{Completion, Extent, ReadOp, Reader, may_pass};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -79,7 +79,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{ByteRing, Filled, FreeSlot, Hooks, Lease, Region, Rows, Ticket};
 use crate::meter::{Meters, Stay};
 use crate::order::{Batches, EpochOrder};
-use crate::read::{PageCache, Sources, Waker};
+use crate::storage::{PageCache, Sources, Waker};
 use crossbeam_channel::{Receiver, Sender};
 use recipe::Recipe;
 use std::sync::Arc;

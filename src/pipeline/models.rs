@@ -17,7 +17,7 @@ use crate::batch::Contents;
 use crate::error::Error;
 use crate::memory::{ByteRing, Filled, FreeSlot, Hooks, Pool, Rows, Ticket};
 use crate::meter::{Clock, Meters};
-use crate::read::Bell;
+use crate::storage::Bell;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::tensor::{DType, Field, Layout, Spec};

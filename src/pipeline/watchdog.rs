@@ -14,7 +14,7 @@
 //! driver or in the user's code. At the end of the loader it is left behind with all that it can reach, and counted.
 
 use crate::error::{Error, ErrorKind, Stage};
-use crate::read::{Extent, SourceId, Sources};
+use crate::storage::{Extent, SourceId, Sources};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 

@@ -16,7 +16,7 @@ use crate::decode::{Ctx, Scratch};
 use crate::error::{Error, ErrorKind, Result, Stage, panicked};
 use crate::memory::{ChunkBuf, Filled, Rows};
 use crate::meter::Work;
-use crate::read::{Cached, Extent, may_pass};
+use crate::storage::{Cached, Extent, may_pass};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use bytes::Bytes;

@@ -20,7 +20,7 @@ use super::{Outcome, Reason, RestartOptions, restart_jpeg, tar};
 use crate::dataset::{Dataset, Images};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::order::{Key, Permutation};
-use crate::read::{SourceId, open_regular};
+use crate::storage::{SourceId, open_regular};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::fmt;

@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use feedline::dataset::Records;
-use feedline::read::{Direct, Mode};
+use feedline::storage::{Direct, Mode};
 use feedline::{Batch, Loader, LoaderBuilder, Result};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;

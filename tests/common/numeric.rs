@@ -4,7 +4,7 @@
 
 use crate::common::{Dir, had};
 use feedline::dataset::Dataset;
-use feedline::read::{Direct, Mode};
+use feedline::storage::{Direct, Mode};
 use feedline::{Loader, Order, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, DatasetExt, Parts, Records};
 use feedline::decode::Scratch;
 use feedline::order::{Draws, Key, Permutation, Sampler};
-use feedline::read::{Extent, SourceId, Sources};
+use feedline::storage::{Extent, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::{Batch, LastBatch, Loader, LoaderBuilder, Order, Result, Shard, Status};
 use std::sync::Arc;

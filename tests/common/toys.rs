@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
 use feedline::decode::Scratch;
-use feedline::read::{Extent, SourceId, Sources};
+use feedline::storage::{Extent, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::{Error, Result};
 use std::path::Path;

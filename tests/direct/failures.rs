@@ -5,7 +5,7 @@ use crate::common::*;
 use crate::cufile::{Register, Route, StandIn};
 use crate::doubles::*;
 use feedline::dataset::{Dataset, Parts, Records};
-use feedline::read::{Extent, Mode, SourceId, Sources};
+use feedline::storage::{Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::{Error, ErrorKind, Gds, Loader, LoaderBuilder, Result};
 use std::path::{Path, PathBuf};

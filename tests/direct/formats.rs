@@ -201,7 +201,7 @@ fn direct_fields_keep_the_host_out_only_where_they_are_wanted() {
         let path = dir.write("b.safetensors", &safetensors(20, &wide, 5));
         let make = || {
             let tensors = SafeTensors::open(&path).unwrap();
-            Loader::builder(tensors).batch_size(6).reader(feedline::read::Mode::Pread)
+            Loader::builder(tensors).batch_size(6).reader(feedline::storage::Mode::Pread)
         };
         let (host, loader) = (build(make()), build(machine.on_gpu(make(), Gds::Auto)));
         same(&Got::try_epoch(&loader, 0).unwrap(), &Got::try_epoch(&host, 0).unwrap(), "both ways");
@@ -303,7 +303,7 @@ fn what_does_not_stand_in_a_file_like_the_first_row_comes_by_the_host_and_is_cou
         let pages = || Records::builder(16_384).field("x", DType::U8, [16_384]);
         let make = |last: Any| {
             let first: Any = Arc::new(pages().open(&path).unwrap());
-            Loader::builder(Concat::new([first, last]).unwrap()).batch_size(4).reader(feedline::read::Mode::Pread)
+            Loader::builder(Concat::new([first, last]).unwrap()).batch_size(4).reader(feedline::storage::Mode::Pread)
         };
         let memory = || -> Any { Arc::new(pages().open_bytes(bytes.clone()).unwrap()) };
         let odd = || -> Any { Arc::new(pages().header(17).open(&shifted).unwrap()) };

@@ -7,7 +7,7 @@ use crate::doubles::*;
 use cudarc::driver::CudaContext;
 use feedline::dataset::{Dataset, Parts, Records};
 use feedline::order::Draws;
-use feedline::read::{Extent, Sources};
+use feedline::storage::{Extent, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::{ErrorKind, Loader, LoaderBuilder, Order, Result};
 use std::path::Path;

@@ -7,7 +7,7 @@ use crate::standin::Gpu;
 use crate::toys::Chunks;
 use feedline::dataset::{Dataset, DatasetExt, Npy, Records};
 use feedline::decode::Raw;
-use feedline::read::{Direct, Mode};
+use feedline::storage::{Direct, Mode};
 use feedline::tensor::DType;
 use feedline::{Device, ErrorKind, Gds, Loader, LoaderBuilder, Stage};
 use std::path::Path;

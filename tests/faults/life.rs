@@ -8,7 +8,7 @@
 use crate::got::{Array, Got};
 use crate::workloads::{Notices, Workload};
 use feedline::dataset::{Dataset, fuzzing};
-use feedline::read::{Direct, Extent, Fault, Faulty, Hit, Mode, SourceId};
+use feedline::storage::{Direct, Extent, Fault, Faulty, Hit, Mode, SourceId};
 use feedline::{Device, Error, ErrorKind, Ledger, Loader, LoaderBuilder, OnBadSample, Stage, Status};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

@@ -18,7 +18,7 @@ use feedline::device::Finish;
 use feedline::device::cuda::Stream;
 use feedline::device::cuda::cudarc::driver::CudaStream;
 use feedline::dlpack::{DLDevice, Dlpack, Tensors};
-use feedline::read::{Direct, Mode};
+use feedline::storage::{Direct, Mode};
 use feedline::tensor::{DType, Element, Field};
 use feedline::{Batch, Device, ErrorKind, FieldView, LastBatch, Loader, LoaderBuilder, Order};
 use std::path::Path;

@@ -13,7 +13,7 @@ use crate::report::Target;
 use crate::section::Ctx;
 use feedline::device::cuda::Stream;
 use feedline::device::cuda::cudarc::driver::CudaEvent;
-use feedline::read::{Direct, Mode};
+use feedline::storage::{Direct, Mode};
 use feedline::{Device, Loader, LoaderBuilder, Order};
 use std::path::Path;
 use std::time::Duration;

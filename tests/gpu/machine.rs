@@ -6,7 +6,7 @@ use crate::watch;
 use feedline::Device;
 use feedline::device::cuda;
 use feedline::device::cuda::cudarc::driver::sys;
-use feedline::read::{Direct, Mode, ReaderOptions, Sources, open};
+use feedline::storage::{Direct, Mode, ReaderOptions, Sources, open};
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 use rustix::fs::statvfs;
 use rustix::process::{Resource, Rlimit, getrlimit};

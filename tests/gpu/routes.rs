@@ -5,7 +5,7 @@ use crate::driver::Gpu;
 use crate::ours::{data, device, records};
 use crate::pull::Puller;
 use crate::section::Ctx;
-use feedline::read::{Direct, Mode};
+use feedline::storage::{Direct, Mode};
 use feedline::{Gds, Loader, LoaderBuilder, Order};
 use std::path::Path;
 

@@ -445,8 +445,8 @@ pub fn finish(before: &[String]) {
 /// Things that were left behind, in this process.
 pub fn leaked() -> u64 {
     let records = feedline::dataset::Records::builder(1).open_bytes([1]).unwrap();
-    let loader = Loader::builder(records).workers(1).slots(1).reader(feedline::read::Mode::Pread);
-    loader.build().map_or_else(|_| feedline::read::leaked(), |loader| loader.report().leaked)
+    let loader = Loader::builder(records).workers(1).slots(1).reader(feedline::storage::Mode::Pread);
+    loader.build().map_or_else(|_| feedline::storage::leaked(), |loader| loader.report().leaked)
 }
 
 fn epochs(given: &Given, set: &Set, kept: &mut Option<Loader>, at: &mut impl FnMut(u64)) -> Result<(), Error> {

@@ -2,7 +2,7 @@
 
 use feedline::Result;
 use feedline::dataset::{Dataset, Parts};
-use feedline::read::{Extent, SourceId, Sources};
+use feedline::storage::{Extent, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use std::path::Path;
 use std::sync::Arc;

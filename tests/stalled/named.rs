@@ -3,7 +3,7 @@ use crate::toys::Chunks;
 use crate::*;
 use feedline::Row;
 use feedline::decode::Ctx;
-use feedline::read::Mode;
+use feedline::storage::Mode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 

@@ -1,7 +1,7 @@
 use crate::child::{child, in_child};
 use crate::hooked::Hooked;
 use crate::*;
-use feedline::read::{Direct, Fault, Faulty, Mode};
+use feedline::storage::{Direct, Fault, Faulty, Mode};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;

@@ -1,6 +1,6 @@
 use crate::toys::Chunks;
 use crate::*;
-use feedline::read::{Direct, Fault, Faulty, Mode};
+use feedline::storage::{Direct, Fault, Faulty, Mode};
 use std::sync::Arc;
 
 /// It is storage that does not answer, and the error says where.

@@ -6,7 +6,7 @@ use crate::toys::Chunks;
 use bytes::Bytes;
 use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
 use feedline::decode::{Ctx, Decoder, Scratch};
-use feedline::read::{Extent, SourceId, Sources};
+use feedline::storage::{Extent, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::{Error, ErrorKind, Result, Row, Stage};
 use std::path::PathBuf;

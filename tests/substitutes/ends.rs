@@ -1,7 +1,7 @@
 use crate::child::{child, in_child, run};
 use crate::datasets::numbered;
 use crate::*;
-use feedline::read::{Fault, Faulty, Mode};
+use feedline::storage::{Fault, Faulty, Mode};
 use feedline::{ErrorKind, Loader, LoaderBuilder, Order};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

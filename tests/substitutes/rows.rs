@@ -1,7 +1,7 @@
 use crate::datasets::{Hungry, Pictures, numbered};
 use crate::*;
 use feedline::order::LastBatch;
-use feedline::read::{Fault, Faulty};
+use feedline::storage::{Fault, Faulty};
 use feedline::tensor::{DType, Field};
 use feedline::{ErrorKind, Loader, LoaderBuilder, Order, Stage};
 use std::collections::BTreeMap;

@@ -29,7 +29,7 @@ use super::{Dataset, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::ChunkBuf;
-use crate::read::{Extent, SourceId, Sources, open_beneath, open_regular};
+use crate::storage::{Extent, SourceId, Sources, open_beneath, open_regular};
 use crate::tensor::{EncodedField, Field, Spec};
 use bytes::Bytes;
 use std::fs::File;

@@ -22,7 +22,7 @@ use super::parallel::parallel;
 use super::paths::{expand, regular_len};
 use super::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::read::Sources;
+use crate::storage::Sources;
 use crate::tensor::EncodedField;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -13,7 +13,7 @@ use crate::dataset::parallel::parallel;
 use crate::dataset::paths::expand;
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::read::{Extent, Sources};
+use crate::storage::{Extent, Sources};
 use crate::tensor::EncodedField;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -34,7 +34,7 @@ use super::paths::expand;
 use super::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage, guarded};
-use crate::read::{Extent, SourceId, Sources, open_regular};
+use crate::storage::{Extent, SourceId, Sources, open_regular};
 use crate::tensor::{DType, EncodedField, Field};
 use arrow_schema::{DataType, Fields};
 use bytes::Bytes;

@@ -28,7 +28,7 @@ use super::digest::Digest;
 use super::index::{Cache, FIELDS_MAX, Index, Rows, Scan, Settings, without_indexes};
 use super::{Dataset, EXTENSIONS, Parts, paths};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::read::{Sources, open_plain};
+use crate::storage::{Sources, open_plain};
 use crate::tensor::{DType, EncodedField, Encoding, Field, Shape, Spec};
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;

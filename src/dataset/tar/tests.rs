@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::dataset::{DamageKind, DatasetExt, Part};
-use crate::read::Extent;
+use crate::storage::Extent;
 use proptest::prelude::*;
 
 /// Shards of some KB without padding, by Python's `tarfile`: ustar, GNU and PAX with long names.

@@ -6,7 +6,7 @@ use crate::decode::{Ctx, Decoder};
 use crate::error::Result;
 use crate::memory::{Region, Row};
 use crate::order::Sampler;
-use crate::read::{
+use crate::storage::{
     Again, Choice, Completion, Extent, Footprint, Opened, ReadOp, ReadStats, Reader, ReaderOptions, Sealed, SourceId,
     Sources, Waker,
 };

@@ -32,7 +32,7 @@
 use crate::device::cuda::driver::simulated::Simulated;
 use crate::meter::Clock;
 use crate::pipeline::Core;
-use crate::read::Bell;
+use crate::storage::Bell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::thread::Thread;

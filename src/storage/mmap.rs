@@ -197,7 +197,7 @@ impl Work for Mmap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::read::Sources;
+    use crate::storage::Sources;
     use std::sync::Arc;
 
     #[test]

@@ -265,7 +265,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
     use crate::memory::ByteRing;
-    use crate::read::{Sources, leaked};
+    use crate::storage::{Sources, leaked};
     use std::sync::mpsc::{Receiver, channel};
 
     /// Offset 0 waits for a word, offset 1 panics.

@@ -93,7 +93,7 @@ mod tests {
     use std::os::unix::fs::symlink;
     use std::path::PathBuf;
 
-    const FLAGS: OFlags = crate::read::files::OPEN_FLAGS;
+    const FLAGS: OFlags = crate::storage::files::OPEN_FLAGS;
 
     #[test]
     fn names_that_are_no_plain_relative_paths_are_told() {

@@ -150,7 +150,7 @@ impl Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::read::Sources;
+    use crate::storage::Sources;
     use proptest::prelude::*;
 
     fn extent(offset: u64, len: u64) -> Extent {

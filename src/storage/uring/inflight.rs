@@ -1,6 +1,6 @@
 //! Operations in flight: which slot is whose, and what a completion entry means for it. Pure.
 
-use crate::read::progress::{Progress, Step};
+use crate::storage::progress::{Progress, Step};
 use rustix::io::Errno;
 
 /// User data of the entry that polls for wakes; no key has it, since indices are small.
@@ -154,8 +154,8 @@ pub(super) fn entered(result: Result<(), Errno>) -> Entered {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::read::progress::Failure;
-    use crate::read::{Extent, Sources};
+    use crate::storage::progress::Failure;
+    use crate::storage::{Extent, Sources};
 
     fn reading(offset: u64, len: u64, align: usize) -> Phase {
         let source = Sources::new().memory([].into());
@@ -232,7 +232,7 @@ mod tests {
     fn entries_for_wakes_and_cancels_are_nobodys_operation() {
         assert_eq!(Key::from_user_data(WAKE), None);
         assert_eq!(Key::from_user_data(CANCEL), None);
-        let last = Key::new(u32::MAX, crate::read::DEPTH_MAX as usize);
+        let last = Key::new(u32::MAX, crate::storage::DEPTH_MAX as usize);
         assert_eq!(Key::from_user_data(last.user_data()), Some(last));
     }
 }

@@ -581,7 +581,7 @@ impl Drop for Uring {
 mod tests {
     use super::*;
     use crate::memory::ByteRing;
-    use crate::read::Sources;
+    use crate::storage::Sources;
 
     fn reader(depth: usize) -> Option<(Uring, Extent)> {
         let path = std::env::current_exe().unwrap();

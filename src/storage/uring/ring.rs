@@ -9,10 +9,10 @@
 
 use super::inflight::{CANCEL, Key, WAKE};
 use crate::memory::{IoBuf, Region, Withheld};
-use crate::read::beneath::RESOLVE;
-use crate::read::files::File;
-use crate::read::progress::{Next, READ_MAX};
-use crate::read::seam::Turn;
+use crate::storage::beneath::RESOLVE;
+use crate::storage::files::File;
+use crate::storage::progress::{Next, READ_MAX};
+use crate::storage::seam::Turn;
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::OFlags;
@@ -531,7 +531,7 @@ mod tests {
         let bytes = ByteRing::new(4096, 1, || {}).unwrap();
         ring.hold(0, bytes.reserve(10).unwrap().into());
         let key = Key::new(0, 0);
-        assert!(ring.open(key, crate::read::files::OPEN_FLAGS, Turn::default(), |path| path.extend(b"/")));
+        assert!(ring.open(key, crate::storage::files::OPEN_FLAGS, Turn::default(), |path| path.extend(b"/")));
         assert!(ring.release(0).is_none() && ring.busy() == 1);
         drop(ring);
         assert!(bytes.reserve(4096).is_none(), "the span was freed while the kernel may write to it");
