@@ -32,7 +32,7 @@
 //!
 //! [`Loader`] and its builder are what most users need, [`Shard`] and [`State`] what runs on many ranks do. [`dataset`]
 //! says how a format becomes samples and how to add your own, [`decode`] how bytes become rows, [`order`] which sample comes
-//! when, [`read`] how storage is read, [`prepare`] how pictures are made ready once (restart markers, shards). [`device`] is
+//! when, [`storage`] how storage is read, [`prepare`] how pictures are made ready once (restart markers, shards). [`device`] is
 //! where batches lie; `device::cuda` shows them in cudarc, candle, burn and PyTorch, and `examples/pytorch` is a Python package. The
 //! module docs of `pipeline` in the source say how it all fits and why it cannot deadlock. [`guide`] has a page for each
 //! question: GPUs, ranks, formats, faults, profiling, the architecture, the tests.
