@@ -1,5 +1,5 @@
 //! Tar shards written by others are read value by value; damage on disk is an error or in the ledger, with and without
-//! an index. (Every byte and every cut is swept in `src/dataset/tar/tests.rs`, on bytes in memory.)
+//! an index. (Every byte and every cut is swept in `src/dataset/format/tar/tests.rs`, on bytes in memory.)
 
 mod common;
 

@@ -1,8 +1,8 @@
 //! Doors for fuzz targets and tests: parsers on bytes, datasets without a loader. Not part of the API.
 
+use super::format::{megatron, npy, safetensors};
 use super::input::Input;
 use super::{ChunkBuf, Dataset, Part, Parts};
-use super::{megatron, npy, safetensors};
 use crate::decode::Scratch;
 use crate::error::Result;
 use crate::storage::Extent;
@@ -52,7 +52,7 @@ pub fn mds(index: &[u8], shard: &[u8]) -> Result<super::Mds> {
 /// One bytes list, float list or int64 list (`kind` 0, 1, 2) of a `tf.train.Example`, as a field of at most `bytes_max`
 /// bytes.
 pub fn feature(example: &[u8], name: &str, kind: u8, bytes_max: usize) -> Result<Vec<u8>> {
-    use super::example::{Feature, Kind};
+    use super::format::tfrecord::example::{Feature, Kind};
     let mut buffer = Vec::new();
     match kind {
         0 => Feature::find(example, name, Kind::Bytes, false)?.one_bytes().map(<[u8]>::to_vec),

@@ -131,56 +131,40 @@
 //! # Ok::<(), feedline::Error>(())
 //! ```
 
-mod arrays;
-mod checked;
 mod chunked;
 mod damage;
 mod digest;
-mod example;
 mod fingerprint;
+mod format;
 #[doc(hidden)]
 pub mod fuzzing;
-mod images;
 pub(crate) mod index;
 mod input;
-mod mds;
-mod megatron;
-mod memory;
-mod npy;
 mod parallel;
-#[cfg(feature = "parquet")]
-mod parquet;
 pub(crate) mod paths;
-mod records;
-mod safetensors;
 mod sample;
-mod several;
-mod subset;
-mod tar;
-mod tfrecord;
-mod tokens;
-mod verify;
+mod wrap;
 
-#[cfg(feature = "parquet")]
-pub use self::parquet::{Nulls, Parquet, ParquetBuilder};
 pub use crate::memory::ChunkBuf;
-pub use checked::Checked;
 pub use chunked::{ChunkBytes, Chunked};
 pub use damage::{Damage, DamageKind, OnDamage};
 pub use fingerprint::Fingerprint;
-pub use images::{EXTENSIONS, Images};
-pub use mds::{Mds, MdsBuilder};
-pub use megatron::{Megatron, MegatronBuilder};
-pub use memory::InMemory;
-pub use npy::{Npy, NpyBuilder, Npz, NpzBuilder};
-pub use records::{Labels, Records, RecordsBuilder};
-pub use safetensors::{SafeTensors, SafeTensorsBuilder};
-pub use several::{Concat, Mix};
-pub use subset::Subset;
-pub use tar::{Tar, TarBuilder};
-pub use tfrecord::{TfRecord, TfRecordBuilder};
-pub use tokens::{Tokens, TokensBuilder};
-pub use verify::{Verified, Verify};
+pub use format::images::{EXTENSIONS, Images};
+pub use format::mds::{Mds, MdsBuilder};
+pub use format::megatron::{Megatron, MegatronBuilder};
+pub use format::npy::{Npy, NpyBuilder, Npz, NpzBuilder};
+#[cfg(feature = "parquet")]
+pub use format::parquet::{Nulls, Parquet, ParquetBuilder};
+pub use format::records::{Labels, Records, RecordsBuilder};
+pub use format::safetensors::{SafeTensors, SafeTensorsBuilder};
+pub use format::tar::{Tar, TarBuilder};
+pub use format::tfrecord::{TfRecord, TfRecordBuilder};
+pub use format::tokens::{Tokens, TokensBuilder};
+pub use wrap::checked::Checked;
+pub use wrap::memory::InMemory;
+pub use wrap::several::{Concat, Mix};
+pub use wrap::subset::Subset;
+pub use wrap::verify::{Verified, Verify};
 
 use crate::error::Result;
 use crate::storage::{Extent, SourceId, Sources};

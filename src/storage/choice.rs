@@ -1,9 +1,9 @@
 //! Which reader, and why: decided once, when the dataset is opened, from what the machine offers.
 
+use super::fault_hook::FaultHook;
 use super::files::{Files, Probe, probe, seen};
 use super::mmap::Mmap;
 use super::pread::Pread;
-use super::seam::Seam;
 use super::threads::Threaded;
 use super::uring::{Uring, refusal};
 use super::{Again, DEPTH_MAX, Direct, Mode, PageCache, Reader, ReaderOptions, Sources, THREADS_MAX};
@@ -78,7 +78,7 @@ pub fn open(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
     let mut why = Vec::new();
     let align = choose_align(&sources, options, &mut why)?;
     let seen = seen(&sources, options.fds);
-    let files = || Files::new(sources.clone(), align, options.fds).through(Seam::of(options)).seeing(seen.clone());
+    let files = || Files::new(sources.clone(), align, options.fds).through(FaultHook::of(options)).seeing(seen.clone());
     let reader: Box<dyn Reader> = match options.mode {
         Mode::Pread => Box::new(start_threads(Pread::new(files()), options)?),
         Mode::Mmap => Box::new(start_threads(Mmap::new(files()), options)?),
@@ -94,7 +94,7 @@ pub fn open(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
             }
         },
     };
-    let cache = || Arc::new(PageCache::new(sources.clone(), options.fds).through(Seam::of(options), seen.clone()));
+    let cache = || Arc::new(PageCache::new(sources.clone(), options.fds).through(FaultHook::of(options), seen.clone()));
     let cache = (options.mode == Mode::Auto).then(cache);
     let explicit = options.mode != Mode::Auto;
     let choice = Choice { reader: reader.name(), direct: align > 1, cached_first: cache.is_some(), explicit, why };

@@ -143,15 +143,15 @@ impl Faulty {
     }
 
     /// Counts an operation, and says what it shall suffer.
-    fn turn(self: &Arc<Self>, attempt: &Attempt) -> Turn {
+    fn injection(self: &Arc<Self>, attempt: &Attempt) -> Injection {
         let mut state = self.lock();
         let at = state.seen;
         state.seen += 1;
         let meant = state.plan.iter().find(|(first, count, _)| at >= *first && at - first < *count);
-        let Some(fault) = meant.map(|(.., fault)| *fault) else { return Turn(None) };
-        let Some((change, offset, len)) = change(fault, at, attempt) else { return Turn(None) };
+        let Some(fault) = meant.map(|(.., fault)| *fault) else { return Injection(None) };
+        let Some((change, offset, len)) = change(fault, at, attempt) else { return Injection(None) };
         let hit = Hit { at, call: attempt.call, fault, extent: attempt.extent, bytes: offset..offset + len };
-        Turn(Some(Armed { faulty: self.clone(), hit, change }))
+        Injection(Some(Armed { faulty: self.clone(), hit, change }))
     }
 }
 
@@ -215,11 +215,11 @@ fn mix(number: u64) -> u64 {
 
 /// What a reader's calls go through.
 #[derive(Clone, Default)]
-pub(crate) struct Seam(Option<Arc<Faulty>>);
+pub(crate) struct FaultHook(Option<Arc<Faulty>>);
 
 /// An operation of a reader: what it shall suffer, if anything.
 #[derive(Default)]
-pub(crate) struct Turn(Option<Armed>);
+pub(crate) struct Injection(Option<Armed>);
 
 struct Armed {
     faulty: Arc<Faulty>,
@@ -238,7 +238,7 @@ impl Armed {
     }
 }
 
-impl Seam {
+impl FaultHook {
     /// Without faults.
     pub(crate) fn none() -> Self {
         Self::default()
@@ -254,18 +254,18 @@ impl Seam {
     }
 
     /// The opening of a file.
-    pub(crate) fn open(&self, source: SourceId) -> Turn {
+    pub(crate) fn open(&self, source: SourceId) -> Injection {
         let (extent, next) = (Extent { source, offset: 0, len: 0 }, Next { offset: 0, at: 0, len: 0 });
-        self.turn(|| Attempt { call: Call::Open, extent, next, align: 1, there: 0..0 })
+        self.inject(|| Attempt { call: Call::Open, extent, next, align: 1, there: 0..0 })
     }
 
     /// An attempt to read.
-    pub(super) fn turn(&self, attempt: impl FnOnce() -> Attempt) -> Turn {
-        self.0.as_ref().map_or(Turn(None), |faulty| faulty.turn(&attempt()))
+    pub(super) fn inject(&self, attempt: impl FnOnce() -> Attempt) -> Injection {
+        self.0.as_ref().map_or(Injection(None), |faulty| faulty.injection(&attempt()))
     }
 }
 
-impl Turn {
+impl Injection {
     fn change(&self) -> Option<Change> {
         self.0.as_ref().map(|armed| armed.change)
     }
@@ -410,7 +410,7 @@ mod tests {
     /// What reads that bring 2000 bytes are told, one after the other.
     fn told(faulty: Faulty, reads: usize) -> (Vec<i64>, Arc<Faulty>) {
         let faulty = Arc::new(faulty);
-        let told = (0..reads).map(|_| faulty.turn(&attempt(1000, 2000, 1)).told(2000, Some(&mut [0; 2000])));
+        let told = (0..reads).map(|_| faulty.injection(&attempt(1000, 2000, 1)).told(2000, Some(&mut [0; 2000])));
         (told.collect(), faulty)
     }
 
@@ -427,7 +427,7 @@ mod tests {
     #[test]
     fn faults_can_be_injected_and_healed_while_readers_run() {
         let faulty = Arc::new(Faulty::new().ever(0, Fault::Zero));
-        let told = || faulty.turn(&attempt(1000, 2000, 1)).told(2000, None);
+        let told = || faulty.injection(&attempt(1000, 2000, 1)).told(2000, None);
         assert_eq!(told(), 0);
         faulty.inject(1, Fault::Error(4));
         assert_eq!([told(), told()], [-4, 0]);
@@ -438,7 +438,7 @@ mod tests {
     #[test]
     fn what_the_system_did_not_bring_cannot_be_wrong() {
         let faulty = Arc::new(Faulty::new().ever(0, Fault::Flipped));
-        assert_eq!(faulty.turn(&attempt(1000, 2000, 1)).told(-11, Some(&mut [0; 2000])), -11);
+        assert_eq!(faulty.injection(&attempt(1000, 2000, 1)).told(-11, Some(&mut [0; 2000])), -11);
         assert_eq!(faulty.injected(), 0);
     }
 }

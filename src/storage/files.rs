@@ -9,9 +9,9 @@
 //! name that came from a file is opened beneath its folder (`beneath`).
 
 use super::attempt::{Attempt, Call};
+use super::fault_hook::FaultHook;
 use super::progress::{Next, footprint};
-use super::seam::Seam;
-use super::{Extent, Footprint, SourceId, Sources, add, beneath};
+use super::{Extent, Footprint, SourceId, Sources, add, resolve_beneath};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
@@ -43,7 +43,7 @@ pub(crate) struct Files {
     kept: Option<Box<[OnceLock<File>]>>,
     opens: AtomicU64,
     fallbacks: AtomicU64,
-    seam: Seam,
+    hook: FaultHook,
     /// Which file each name was when it was opened first, by any table of the same reader.
     seen: Option<Seen>,
 }
@@ -94,13 +94,13 @@ impl Files {
     /// A table for `sources`, with `budget` descriptors at most (`None`: a quarter of the soft limit).
     pub(crate) fn new(sources: Arc<Sources>, align: usize, budget: Option<u32>) -> Self {
         let kept = keeps(&sources, budget).then(|| (0..sources.count()).map(|_| OnceLock::new()).collect::<Box<[_]>>());
-        let seam = Seam::none();
-        Self { sources, align, kept, opens: AtomicU64::new(0), fallbacks: AtomicU64::new(0), seam, seen: None }
+        let hook = FaultHook::none();
+        Self { sources, align, kept, opens: AtomicU64::new(0), fallbacks: AtomicU64::new(0), hook, seen: None }
     }
 
-    /// The same, and its files are opened and read through `seam`.
-    pub(crate) fn through(self, seam: Seam) -> Self {
-        Self { seam, ..self }
+    /// The same, and its files are opened and read through `hook`.
+    pub(crate) fn through(self, hook: FaultHook) -> Self {
+        Self { hook, ..self }
     }
 
     /// The same, and a file must be the one that was opened first.
@@ -122,8 +122,8 @@ impl Files {
         Err(Error::new(ErrorKind::Changed, Stage::Open, "another file has its name since it was opened first"))
     }
 
-    pub(crate) fn seam(&self) -> &Seam {
-        &self.seam
+    pub(crate) fn fault_hook(&self) -> &FaultHook {
+        &self.hook
     }
 
     /// The attempt to read `next` of an extent.
@@ -199,7 +199,7 @@ impl Files {
         if let Some(file) = self.open_already(id) {
             return Ok(Handle::Kept(file));
         }
-        let opened = |flags| self.seam.open(id).opened(|| open(&self.sources, id, flags));
+        let opened = |flags| self.hook.open(id).opened(|| open(&self.sources, id, flags));
         match opened(self.flags()) {
             Err(Errno::INVAL) if self.align > 1 => {
                 let fd = opened(OPEN_FLAGS).map_err(|errno| open_error(&self.sources, id, errno))?;
@@ -217,10 +217,11 @@ impl Files {
         if let Some(file) = self.open_already(id) {
             return Ok(Some(Handle::Kept(file)));
         }
-        let opened = self.seam.open(id).opened(|| match self.sources.beneath(id) {
-            Some((root, name)) => {
-                with_cstr(|path| path.extend_from_slice(name), |name| beneath::open_cached(root, name, self.flags()))
-            }
+        let opened = self.hook.open(id).opened(|| match self.sources.beneath(id) {
+            Some((root, name)) => with_cstr(
+                |path| path.extend_from_slice(name),
+                |name| resolve_beneath::open_cached(root, name, self.flags()),
+            ),
             None => with_path(&self.sources, id, |path| {
                 rustix::fs::openat2(CWD, path, self.flags(), Mode::empty(), ResolveFlags::CACHED)
             }),
@@ -290,8 +291,8 @@ pub(crate) fn open(sources: &Sources, id: SourceId, flags: OFlags) -> Result<Own
     match sources.beneath(id) {
         None => with_path(sources, id, |path| rustix::fs::open(path, flags, Mode::empty())),
         Some((root, name)) => {
-            let root = beneath::root(root)?;
-            with_cstr(|path| path.extend_from_slice(name), |name| beneath::open(root.as_fd(), name, flags))
+            let root = resolve_beneath::root(root)?;
+            with_cstr(|path| path.extend_from_slice(name), |name| resolve_beneath::open(root.as_fd(), name, flags))
         }
     }
 }
@@ -320,13 +321,13 @@ pub(crate) fn open_regular(path: &Path) -> Result<(std::fs::File, u64)> {
 /// Errors: as [`open_plain`], and [`ErrorKind::NotAFile`] for a name that leads out of the root.
 pub(crate) fn open_beneath(root: &Path, name: &str) -> Result<(std::fs::File, u64)> {
     let open = || {
-        if !beneath::is_plain(name.as_bytes()) {
+        if !resolve_beneath::is_plain(name.as_bytes()) {
             return Err(unopened(Errno::XDEV, true));
         }
-        let opened = beneath::root(root).and_then(|root| {
+        let opened = resolve_beneath::root(root).and_then(|root| {
             with_cstr(
                 |path| path.extend_from_slice(name.as_bytes()),
-                |name| beneath::open(root.as_fd(), name, OPEN_FLAGS),
+                |name| resolve_beneath::open(root.as_fd(), name, OPEN_FLAGS),
             )
         });
         let fd = opened.map_err(|errno| unopened(errno, true))?;

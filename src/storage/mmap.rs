@@ -93,7 +93,7 @@ impl Mmap {
         let start = (extent.offset - base) as usize;
         let there = base..base + map.len() as u64;
         let attempt = |call, next| Attempt { there: there.clone(), ..self.files.attempt(call, extent, next, 1) };
-        let turn = |call, next| self.files.seam().turn(|| attempt(call, next));
+        let turn = |call, next| self.files.fault_hook().inject(|| attempt(call, next));
         let next = |done| Next { offset: extent.offset + done as u64, at: done, len: extent.len as usize - done };
         // First all of it on its way at once, then wait for it: faults alone would bring it page by page. Both are
         // hints: what they miss the copy brings, and what cannot be had it reports.
@@ -135,7 +135,7 @@ impl Mmap {
         let mut progress = Progress::new(*extent, 1);
         loop {
             let next = progress.next();
-            let turn = self.files.seam().turn(|| self.files.attempt(Call::Read, extent, next, 1));
+            let turn = self.files.fault_hook().inject(|| self.files.attempt(Call::Read, extent, next, 1));
             let result = turn.around(next, dst, |next, bytes| rustix::io::pread(file, bytes, next.offset));
             add(&counters.bytes_moved, result.unwrap_or(0) as u64);
             match progress.step(result) {

@@ -20,18 +20,18 @@
 //!   and length. A short read is continued, a read of 0 before the end is [`ErrorKind::Truncated`](crate::ErrorKind).
 //! * A reader is driven by one thread; only its [`Waker`] may be used from others.
 
-mod again;
 mod attempt;
-mod beneath;
-mod cache;
 mod choice;
+mod fault_hook;
 #[cfg(feature = "test-util")]
 mod faulty;
 mod files;
 mod mmap;
+mod page_cache;
 mod pread;
 mod progress;
-mod seam;
+mod resolve_beneath;
+mod retry;
 mod source;
 mod sys;
 mod threads;
@@ -39,16 +39,16 @@ mod truth;
 mod uring;
 mod waker;
 
-pub(crate) use again::{Again, may_pass};
 #[cfg(feature = "test-util")]
 pub use attempt::Call;
-pub use cache::{Cached, PageCache};
 pub use choice::{Choice, Opened, open};
 #[cfg(feature = "test-util")]
 pub use faulty::{Fault, Faulty, Hit};
 #[cfg(feature = "cuda")]
 pub(crate) use files::{Files, descriptor_limit};
 pub(crate) use files::{open_beneath, open_plain, open_regular};
+pub use page_cache::{Cached, PageCache};
+pub(crate) use retry::{Again, may_pass};
 pub use source::{DirId, Extent, SourceId, Sources};
 pub use truth::{PROBES_MAX, device_bytes, page_cache_share};
 pub use waker::Waker;

@@ -28,7 +28,7 @@ pub(super) fn read_file(files: &Files, extent: &Extent, buf: &mut [u8], counters
         let next = progress.next();
         let reads = if progress.is_direct() { &counters.direct_reads } else { &counters.buffered_reads };
         add(reads, 1);
-        let turn = files.seam().turn(|| files.attempt(Call::Read, extent, next, progress.align()));
+        let turn = files.fault_hook().inject(|| files.attempt(Call::Read, extent, next, progress.align()));
         let result = turn.around(next, buf, |next, bytes| rustix::io::pread(&*file, bytes, next.offset));
         add(&counters.bytes_moved, result.unwrap_or(0) as u64);
         match progress.step(result) {

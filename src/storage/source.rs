@@ -1,6 +1,6 @@
 //! Where bytes are: files by path and expected length, or memory of the process. A table, not open descriptors.
 
-use super::beneath;
+use super::resolve_beneath;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use bytes::Bytes;
 use std::os::unix::ffi::OsStrExt;
@@ -99,7 +99,7 @@ impl Sources {
         if self.entries.len() >= MEMORY as usize {
             return limit("more than 2^32 sources");
         }
-        if self.is_root(dir.0) && !beneath::is_plain(name) {
+        if self.is_root(dir.0) && !resolve_beneath::is_plain(name) {
             let start: String = String::from_utf8_lossy(name).chars().take(100).collect();
             let message = format!("the name {start:?} leads out of the folder or is none");
             let error = Error::new(ErrorKind::NotAFile, Stage::Index, message);

@@ -23,7 +23,8 @@ use super::files::{Files, Handle, OPEN_FLAGS, open_error};
 use super::progress::{Failure, Progress, Step};
 use super::waker::Bell;
 use super::{
-    Completion, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, Sealed, Waker, beneath, count_leaked,
+    Completion, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, Sealed, Waker, count_leaked,
+    resolve_beneath,
 };
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{IoBuf, Region};
@@ -270,11 +271,11 @@ impl Uring {
             Phase::Open { direct, .. } => {
                 let flags = if *direct { self.files.flags() } else { OPEN_FLAGS };
                 let sources = self.files.sources();
-                let turn = self.files.seam().open(id);
+                let turn = self.files.fault_hook().open(id);
                 let Some((root, name)) = sources.beneath(id) else {
                     return self.ring.open(key, flags, turn, |path| sources.path_into(id, path));
                 };
-                match beneath::root(root) {
+                match resolve_beneath::root(root) {
                     Ok(root) => self.ring.open_beneath(key, root, name, flags, turn),
                     Err(errno) => {
                         let error = open_error(sources, id, errno);
@@ -289,7 +290,7 @@ impl Uring {
                     None => Target::Own,
                 };
                 let (next, align) = (progress.next(), progress.align());
-                let turn = self.files.seam().turn(|| self.files.attempt(Call::Read, &op.extent, next, align));
+                let turn = self.files.fault_hook().inject(|| self.files.attempt(Call::Read, &op.extent, next, align));
                 let pushed = self.ring.read(key, target, next, turn);
                 let reads =
                     if progress.is_direct() { &mut self.stats.direct_reads } else { &mut self.stats.buffered_reads };

@@ -9,10 +9,10 @@
 
 use super::inflight::{CANCEL, Key, WAKE};
 use crate::memory::{IoBuf, Region, Withheld};
-use crate::storage::beneath::RESOLVE;
+use crate::storage::fault_hook::Injection;
 use crate::storage::files::File;
 use crate::storage::progress::{Next, READ_MAX};
-use crate::storage::seam::Turn;
+use crate::storage::resolve_beneath::RESOLVE;
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::OFlags;
@@ -84,7 +84,7 @@ struct Slot {
     small: bool,
     /// What its entry shall suffer, and where in the buffer it reads.
     #[cfg(feature = "test-util")]
-    turn: (Turn, std::ops::Range<usize>),
+    turn: (Injection, std::ops::Range<usize>),
 }
 
 /// Registered buffer number `i` is `len` bytes from `start` of the region.
@@ -276,7 +276,7 @@ impl Ring {
     }
 
     /// Queues the read of `next` into the slot's buffer. False when the queue is full: enter, then try again.
-    pub(super) fn read(&mut self, key: Key, target: Target<'_>, next: Next, turn: Turn) -> bool {
+    pub(super) fn read(&mut self, key: Key, target: Target<'_>, next: Next, turn: Injection) -> bool {
         let next = turn.next(next);
         let slot = &mut self.slots[key.index()];
         assert!(!slot.busy, "one entry at a time");
@@ -303,11 +303,11 @@ impl Ring {
             (None, None) => opcode::Read::new(fd, ptr, len).offset(next.offset).build(),
         };
         slot.small = next.len <= SMALL;
-        self.push_turn(key, entry, turn, next.at..next.at + next.len)
+        self.push_injected(key, entry, turn, next.at..next.at + next.len)
     }
 
     /// Queues the opening of the path that `write` writes (without its NUL).
-    pub(super) fn open(&mut self, key: Key, flags: OFlags, turn: Turn, write: impl FnOnce(&mut Vec<u8>)) -> bool {
+    pub(super) fn open(&mut self, key: Key, flags: OFlags, turn: Injection, write: impl FnOnce(&mut Vec<u8>)) -> bool {
         let slot = &mut self.slots[key.index()];
         assert!(!slot.busy, "one entry at a time");
         write(&mut slot.path);
@@ -320,11 +320,18 @@ impl Ring {
             .flags(flags.bits() as i32)
             .build();
         slot.small = true;
-        self.push_turn(key, entry, turn, 0..0)
+        self.push_injected(key, entry, turn, 0..0)
     }
 
     /// Queues the opening of `name` beneath the folder `root`.
-    pub(super) fn open_beneath(&mut self, key: Key, root: OwnedFd, name: &[u8], flags: OFlags, turn: Turn) -> bool {
+    pub(super) fn open_beneath(
+        &mut self,
+        key: Key,
+        root: OwnedFd,
+        name: &[u8],
+        flags: OFlags,
+        turn: Injection,
+    ) -> bool {
         let slot = &mut self.slots[key.index()];
         assert!(!slot.busy, "one entry at a time");
         slot.path.clear();
@@ -335,7 +342,7 @@ impl Ring {
         let (path, how) = (slot.path.as_ptr().cast(), &raw const slot.how);
         let entry = opcode::OpenAt2::new(types::Fd(root.as_raw_fd()), path, how).build();
         slot.small = true;
-        self.push_turn(key, entry, turn, 0..0)
+        self.push_injected(key, entry, turn, 0..0)
     }
 
     /// Queues one look-out for wakes.
@@ -350,7 +357,13 @@ impl Ring {
     }
 
     /// Queues an operation's entry, or a NOP where it shall not be done.
-    fn push_turn(&mut self, key: Key, entry: squeue::Entry, turn: Turn, _bytes: std::ops::Range<usize>) -> bool {
+    fn push_injected(
+        &mut self,
+        key: Key,
+        entry: squeue::Entry,
+        turn: Injection,
+        _bytes: std::ops::Range<usize>,
+    ) -> bool {
         let entry = if turn.instead().is_some() { opcode::Nop::new().build() } else { entry };
         #[cfg(feature = "test-util")]
         {
@@ -395,7 +408,7 @@ impl Ring {
         let from = out.len();
         out.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result())));
         #[cfg(feature = "test-util")]
-        self.suffer(out, from);
+        self.apply_faults(out, from);
         for (user_data, _) in &out[from..] {
             let Some(key) = Key::from_user_data(*user_data) else { continue };
             let slot = &mut self.slots[key.index()];
@@ -407,7 +420,7 @@ impl Ring {
 
     /// Keeps back the completions that shall be late, adds those whose time has come, and tells what shall be told of each.
     #[cfg(feature = "test-util")]
-    fn suffer(&mut self, out: &mut Vec<(u64, i32)>, from: usize) {
+    fn apply_faults(&mut self, out: &mut Vec<(u64, i32)>, from: usize) {
         let now = std::time::Instant::now();
         let mut kept = out.split_off(from);
         kept.retain(|(user_data, result)| {
@@ -531,7 +544,7 @@ mod tests {
         let bytes = ByteRing::new(4096, 1, || {}).unwrap();
         ring.hold(0, bytes.reserve(10).unwrap().into());
         let key = Key::new(0, 0);
-        assert!(ring.open(key, crate::storage::files::OPEN_FLAGS, Turn::default(), |path| path.extend(b"/")));
+        assert!(ring.open(key, crate::storage::files::OPEN_FLAGS, Injection::default(), |path| path.extend(b"/")));
         assert!(ring.release(0).is_none() && ring.busy() == 1);
         drop(ring);
         assert!(bytes.reserve(4096).is_none(), "the span was freed while the kernel may write to it");

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! footer ──open──► chunks { file, row group, rows, where each chosen column lies }      (parquet crate, once)
-//! chunk ──readers──► column chunks ──pages──► dense values ──weave──► rows of the chunk ──► rows of batches
+//! chunk ──readers──► column chunks ──pages──► dense values ──interleave──► rows of the chunk ──► rows of batches
 //!                                          └► bytes (pictures) ─────► one after the other ──► decoder
 //! ```
 //!
@@ -19,19 +19,19 @@
 //! says, or an error.
 
 mod column;
+mod interleave;
 mod page;
 mod scan;
 mod unpack;
-mod weave;
 
 pub use column::Nulls;
 
 use self::column::{Column, Place, Scratch as Arenas, TOGETHER};
 use self::scan::Content;
 use self::unpack::Codec;
-use super::digest::Digest;
-use super::paths::expand;
-use super::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
+use crate::dataset::digest::Digest;
+use crate::dataset::paths::expand;
+use crate::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage, guarded};
 use crate::storage::{Extent, SourceId, Sources, open_regular};
@@ -1004,9 +1004,9 @@ fn weave_columns<'c>(
         let slices = &slices[..segments.len()];
         let out = &mut rows[done * row_bytes..(done + step) * row_bytes];
         if elements == 1 {
-            weave::weave(slices, width, keep, out, row_bytes, at);
+            interleave::interleave(slices, width, keep, out, row_bytes, at);
         } else {
-            weave::narrow(slices, width, keep, elements, out, row_bytes, at);
+            interleave::narrow(slices, width, keep, elements, out, row_bytes, at);
         }
         done += step;
     }

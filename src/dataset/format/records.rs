@@ -1,9 +1,9 @@
 //! Records: one or many files of fixed-size records, with a file of labels or none.
 
-use super::digest::Digest;
-use super::input::Input;
-use super::paths::{files_of, regular_len};
-use super::{Dataset, Parts};
+use crate::dataset::digest::Digest;
+use crate::dataset::input::Input;
+use crate::dataset::paths::{files_of, regular_len};
+use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::{Extent, SourceId, Sources};
 use crate::tensor::{DType, EncodedField, Field};

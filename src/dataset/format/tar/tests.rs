@@ -7,9 +7,9 @@ use proptest::prelude::*;
 
 /// Shards of some KB without padding, by Python's `tarfile`: ustar, GNU and PAX with long names.
 const SMALL: [(&str, &[u8]); 3] = [
-    ("ustar", include_bytes!("../../../tests/fixtures/tar/small.tar")),
-    ("gnu", include_bytes!("../../../tests/fixtures/tar/small-gnu.tar")),
-    ("pax", include_bytes!("../../../tests/fixtures/tar/small-pax.tar")),
+    ("ustar", include_bytes!("../../../../tests/fixtures/tar/small.tar")),
+    ("gnu", include_bytes!("../../../../tests/fixtures/tar/small-gnu.tar")),
+    ("pax", include_bytes!("../../../../tests/fixtures/tar/small-pax.tar")),
 ];
 /// What a byte is changed by; then bytes that mean something in a header. (All 8 bits and 6 such bytes were run once.)
 const FLIPS: [u8; 4] = [0x01, 0x08, 0x20, 0xff];

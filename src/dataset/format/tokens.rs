@@ -9,10 +9,10 @@
 //! [`Tokens::leftover_tokens`]. Invariants: a file is a whole number of tokens; finding a window is arithmetic. Flat files
 //! have no checksum and, but for llm.c's, no count: one that was cut at a whole token cannot be told from a shorter one.
 
-use super::digest::Digest;
-use super::input::{Input, little_endian, number};
-use super::paths::expand;
-use super::{Dataset, Parts};
+use crate::dataset::digest::Digest;
+use crate::dataset::input::{Input, little_endian, number};
+use crate::dataset::paths::expand;
+use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::{Extent, SourceId, Sources};
 use crate::tensor::{DType, EncodedField, Field};
@@ -216,28 +216,28 @@ impl TokensBuilder {
 
 /// What the user says of windows.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Cut {
-    pub(super) window: usize,
-    pub(super) step: Option<Step>,
-    pub(super) next_token: bool,
+pub(crate) struct Cut {
+    pub(crate) window: usize,
+    pub(crate) step: Option<Step>,
+    pub(crate) next_token: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Step {
+pub(crate) enum Step {
     Stride(usize),
     Overlap(usize),
 }
 
 /// Windows as they are cut.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Windows {
-    pub(super) window: u64,
-    pub(super) stride: u64,
+pub(crate) struct Windows {
+    pub(crate) window: u64,
+    pub(crate) stride: u64,
 }
 
 impl Cut {
     /// Errors: [`ErrorKind::Config`] for windows that cannot be.
-    pub(super) fn windows(&self, dtype: DType) -> Result<Windows> {
+    pub(crate) fn windows(&self, dtype: DType) -> Result<Windows> {
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         if matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64) {
             return bad(format!("tokens are whole numbers, not {dtype}"));
@@ -260,12 +260,12 @@ impl Cut {
 
 impl Windows {
     /// Windows in `tokens` tokens.
-    pub(super) fn count(&self, tokens: u64) -> u64 {
+    pub(crate) fn count(&self, tokens: u64) -> u64 {
         tokens.checked_sub(self.window).map_or(0, |rest| rest / self.stride + 1)
     }
 
     /// Tokens of them that are in no window.
-    pub(super) fn leftover(&self, tokens: u64) -> u64 {
+    pub(crate) fn leftover(&self, tokens: u64) -> u64 {
         let count = self.count(tokens);
         let apart = self.stride.max(self.window) == self.stride;
         let covered = match count {
@@ -277,7 +277,7 @@ impl Windows {
     }
 
     /// `windows of 1025 u16 tokens, 1024 apart`.
-    pub(super) fn describe(&self, dtype: &str) -> String {
+    pub(crate) fn describe(&self, dtype: &str) -> String {
         format!("windows of {} {dtype} tokens, {} apart", self.window, self.stride)
     }
 }
@@ -331,7 +331,7 @@ impl std::fmt::Debug for Tokens {
 }
 
 /// `prefix` with an ending put behind it; `prefix.idx` and `prefix.bin` are taken for `prefix`.
-pub(super) fn beside(prefix: &Path, ending: &str) -> PathBuf {
+pub(crate) fn beside(prefix: &Path, ending: &str) -> PathBuf {
     let bare = match prefix.extension() {
         Some(found) if found == "idx" || found == "bin" => prefix.with_extension(""),
         _ => prefix.to_path_buf(),

@@ -22,10 +22,10 @@ mod index;
 
 use self::columns::{Chosen, Column, Columns, Value};
 use self::index::{FileInfo, INDEX_MAX, ShardInfo};
-use super::chunked::{ChunkBytes, Chunked};
-use super::input::Input;
-use super::parallel::parallel;
-use super::{Dataset, Parts};
+use crate::dataset::chunked::{ChunkBytes, Chunked};
+use crate::dataset::input::Input;
+use crate::dataset::parallel::parallel;
+use crate::dataset::{Dataset, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::ChunkBuf;
@@ -155,7 +155,7 @@ impl MdsBuilder {
     }
 
     /// An index and one shard, in memory.
-    pub(super) fn of_bytes(self, index: &[u8], shard: &Arc<[u8]>) -> Result<Mds> {
+    pub(crate) fn of_bytes(self, index: &[u8], shard: &Arc<[u8]>) -> Result<Mds> {
         self.assemble(index, &Home::Memory(shard))
     }
 

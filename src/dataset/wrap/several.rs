@@ -10,8 +10,8 @@
 //! Limits: parts have the same schema; at most 1,024 sources in a mix, each of at least 1/10,000 of the weight. Memory: for a
 //! mix a table of at most 10,000 places, whatever the datasets' lengths, and on each thread the permutations that it uses.
 
-use super::digest::Digest;
-use super::{ChunkBytes, Chunked, Dataset, Parts};
+use crate::dataset::digest::Digest;
+use crate::dataset::{ChunkBytes, Chunked, Dataset, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::ChunkBuf;

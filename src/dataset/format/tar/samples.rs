@@ -4,9 +4,9 @@
 //! handed out. Behind damage after which the place of the next header is not certain nothing more is taken: bytes of a
 //! payload may look like a member, too.
 
-use super::super::damage::{Damage, DamageKind};
-use super::super::index::{Entry, FIELDS_MAX, Rows, Scan};
 use super::member::{self, BLOCK, Header, Kind, Member, Step, Stop};
+use crate::dataset::damage::{Damage, DamageKind};
+use crate::dataset::index::{Entry, FIELDS_MAX, Rows, Scan};
 use crate::error::Result;
 use std::collections::HashMap;
 

@@ -5,9 +5,9 @@
 //! error: FIFOs, sockets and devices, links that lead out of the root or to a folder, a class without images, images
 //! beside class folders. So no picture disappears without a word.
 
-use super::digest::Digest;
-use super::parallel::parallel;
-use super::{Dataset, Parts};
+use crate::dataset::digest::Digest;
+use crate::dataset::parallel::parallel;
+use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::{Extent, SourceId, Sources};
 use crate::tensor::{DType, EncodedField, Field};

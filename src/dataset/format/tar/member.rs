@@ -11,8 +11,8 @@
 //! otherwise. What follows an extension header has no checksum of its own in this format; so its records are parsed
 //! without tolerance.
 
-use super::super::damage::{Damage, DamageKind};
-use super::super::index::Scan;
+use crate::dataset::damage::{Damage, DamageKind};
+use crate::dataset::index::Scan;
 use crate::error::Error;
 
 /// Everything in a tar file is a multiple of this.

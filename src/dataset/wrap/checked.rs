@@ -17,13 +17,13 @@
 //! Invariants: an existing file is never replaced in silence. It is used when its own CRC is right and all sources have the
 //! same lengths, paths and modification times (memory: the same bytes). When only paths or times differ, as in a copy,
 //! everything is read and compared: the checksums stay, and a difference is an error. Other lengths are an error, and so is a
-//! damaged file; only [`checked_anew`](super::DatasetExt::checked_anew) makes it anew, and [`Checked::built`] says
+//! damaged file; only [`checked_anew`](crate::dataset::DatasetExt::checked_anew) makes it anew, and [`Checked::built`] says
 //! so. A dataset that is another than then although its sources are not is an error: a header is damaged. It appears by a
 //! rename.
 
-use super::index::{fnv, modified, save};
-use super::parallel::parallel;
-use super::{ChunkBuf, ChunkBytes, Chunked, Dataset, Part, Parts};
+use crate::dataset::index::{fnv, modified, save};
+use crate::dataset::parallel::parallel;
+use crate::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, Part, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::{Extent, SourceId, Sources, open_plain, open_regular};
@@ -49,7 +49,7 @@ const CRC: usize = HEADER - 1;
 /// Files that an error names.
 const LISTED: usize = 3;
 
-/// A dataset whose every read is verified; made by [`DatasetExt::checked`](super::DatasetExt::checked).
+/// A dataset whose every read is verified; made by [`DatasetExt::checked`](crate::dataset::DatasetExt::checked).
 pub struct Checked<D> {
     inner: D,
     /// The file as it stands: header, then CRCs by sample and stored field.
@@ -119,7 +119,7 @@ impl Masks {
 
 impl<D: Dataset> Checked<D> {
     /// With `anew` the checksums are made from what is on disk, whatever their file says.
-    pub(super) fn open(inner: D, place: &Path, anew: bool) -> Result<Self> {
+    pub(crate) fn open(inner: D, place: &Path, anew: bool) -> Result<Self> {
         let sources = Sourced::of(inner.sources())?;
         let outline = Outline::of(&inner)?;
         let kept = match load(place, sources.lengths)? {
@@ -943,7 +943,7 @@ mod tests {
         std::fs::write(dir.0.join("images/b/1.jpg"), vec![1; 3_000_000]).unwrap();
         assert_eq!(all(&checked).iter().map(Result::is_ok).collect::<Vec<_>>(), [true, true, false]);
 
-        let shard: &[u8] = include_bytes!("../../tests/fixtures/tar/small.tar");
+        let shard: &[u8] = include_bytes!("../../../tests/fixtures/tar/small.tar");
         let tar = || {
             let builder = Tar::builder().checksums(false).bytes("bin").class("cls");
             builder.open_bytes(shard).unwrap()

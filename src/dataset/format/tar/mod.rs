@@ -11,7 +11,7 @@
 //!
 //! What is left out, and counted in [`Tar::left_out`]: members of endings that no field asks for, members without ending,
 //! hidden ones (`._x.jpg`), WebDataset's notes (`__name__`), folders, links and devices. What is damage: everything by
-//! which samples would be fewer, mixed up, or others for another reader; see [`DamageKind`](super::DamageKind).
+//! which samples would be fewer, mixed up, or others for another reader; see [`DamageKind`](crate::dataset::DamageKind).
 //!
 //! Limits: 16 fields; names of 64 KiB; plain tar (no gzip, no sparse files, no volumes). A shard that lost its end on a
 //! member's boundary *and* got a new end marker there looks whole, as does one of which less than 10 KiB at its very end
@@ -23,10 +23,10 @@ mod samples;
 mod tests;
 
 use self::samples::{Len, RECORD, Rule, Samples, split};
-use super::damage::{Damage, OnDamage, cost};
-use super::digest::Digest;
-use super::index::{Cache, FIELDS_MAX, Index, Rows, Scan, Settings, without_indexes};
-use super::{Dataset, EXTENSIONS, Parts, paths};
+use crate::dataset::damage::{Damage, OnDamage, cost};
+use crate::dataset::digest::Digest;
+use crate::dataset::index::{Cache, FIELDS_MAX, Index, Rows, Scan, Settings, without_indexes};
+use crate::dataset::{Dataset, EXTENSIONS, Parts, paths};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::{Sources, open_plain};
 use crate::tensor::{DType, EncodedField, Encoding, Field, Shape, Spec};

@@ -8,7 +8,7 @@
 //! that its rule lets vary, one shape; what is said of the files is checked when the dataset is opened; finding a sample
 //! is arithmetic, and a search over files where rows are samples.
 
-use super::Parts;
+use crate::dataset::Parts;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::{Extent, SourceId, Sources};
 use crate::tensor::{DType, EncodedField, Encoding, Field, Shape};

@@ -8,7 +8,7 @@
 //! what a sample costs. The memory is the dataset's, not part of a loader's budget, and is shared by all loaders of it.
 //! What is on disk may change or vanish afterwards.
 
-use super::{Chunked, Dataset, Parts};
+use crate::dataset::{Chunked, Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::RegionBytes;
 use crate::storage::{SourceId, Sources, open_plain};
@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Bytes that a thread reads at a time.
 const STEP: usize = 16 << 20;
 
-/// A dataset that lies in memory; made by [`DatasetExt::in_memory`](super::DatasetExt::in_memory).
+/// A dataset that lies in memory; made by [`DatasetExt::in_memory`](crate::dataset::DatasetExt::in_memory).
 pub struct InMemory<D> {
     inner: D,
     sources: Arc<Sources>,
@@ -44,7 +44,7 @@ struct Task<'a> {
 }
 
 impl<D: Dataset> InMemory<D> {
-    pub(super) fn open(inner: D) -> Result<Self> {
+    pub(crate) fn open(inner: D) -> Result<Self> {
         let table = inner.sources().clone();
         let file_len = |id| if table.bytes_of(id).is_some() { 0 } else { table.len_of(id) };
         let total = table.ids().try_fold(0_u64, |sum, id| sum.checked_add(file_len(id)));

@@ -6,9 +6,9 @@
 //! does not answer that, probing is spaced out while it does not pay.
 
 use super::attempt::Call;
+use super::fault_hook::FaultHook;
 use super::files::{Files, Seen};
 use super::progress::{Next, RETRIES_MAX};
-use super::seam::Seam;
 use super::{Extent, Sources, add, sys};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use rustix::fd::AsFd;
@@ -65,8 +65,8 @@ impl PageCache {
         }
     }
 
-    pub(super) fn through(self, seam: Seam, seen: Option<Seen>) -> Self {
-        Self { files: self.files.through(seam).seeing(seen), ..self }
+    pub(super) fn through(self, hook: FaultHook, seen: Option<Seen>) -> Self {
+        Self { files: self.files.through(hook).seeing(seen), ..self }
     }
 
     /// Copies the extent to the start of `dst` if that needs no I/O. Bytes of a memory source are always a hit.
@@ -141,7 +141,7 @@ impl PageCache {
         let (mut done, mut retries) = (0, 0);
         while done < dst.len() {
             let next = Next { offset: extent.offset + done as u64, at: done, len: dst.len() - done };
-            let turn = self.files.seam().turn(|| self.files.attempt(Call::Cached, extent, next, 1));
+            let turn = self.files.fault_hook().inject(|| self.files.attempt(Call::Cached, extent, next, 1));
             let read = turn.around(next, dst, |next, bytes| {
                 preadv2(&fd, &mut [IoSliceMut::new(bytes)], next.offset, ReadWriteFlags::NOWAIT)
             });

@@ -1,7 +1,7 @@
 //! Where readers meet the system: every open and every attempt to read goes through here, so that tests can make it fail.
 //!
 //! ```text
-//! uring, pread, mmap, cache ── turn(call) ──► Turn ── next ──► what is really asked for
+//! uring, pread, mmap, cache ── turn(call) ──► Injection ── next ──► what is really asked for
 //!                                              └───── result ─► what the reader is told
 //! ```
 //!
@@ -10,9 +10,9 @@
 //! those of `faulty`.
 
 #[cfg(feature = "test-util")]
-pub(crate) use super::faulty::{Seam, Turn};
+pub(crate) use super::faulty::{FaultHook, Injection};
 #[cfg(not(feature = "test-util"))]
-pub(crate) use plain::{Seam, Turn};
+pub(crate) use plain::{FaultHook, Injection};
 
 #[cfg(not(feature = "test-util"))]
 mod plain {
@@ -24,13 +24,13 @@ mod plain {
 
     /// Nothing.
     #[derive(Clone)]
-    pub(crate) struct Seam;
+    pub(crate) struct FaultHook;
 
     /// Nothing.
     #[derive(Default)]
-    pub(crate) struct Turn;
+    pub(crate) struct Injection;
 
-    impl Seam {
+    impl FaultHook {
         pub(crate) fn none() -> Self {
             Self
         }
@@ -45,17 +45,17 @@ mod plain {
         }
 
         #[inline(always)]
-        pub(crate) fn open(&self, _: SourceId) -> Turn {
-            Turn
+        pub(crate) fn open(&self, _: SourceId) -> Injection {
+            Injection
         }
 
         #[inline(always)]
-        pub(in super::super) fn turn(&self, _: impl FnOnce() -> Attempt) -> Turn {
-            Turn
+        pub(in super::super) fn inject(&self, _: impl FnOnce() -> Attempt) -> Injection {
+            Injection
         }
     }
 
-    impl Turn {
+    impl Injection {
         #[inline(always)]
         pub(crate) fn next(&self, next: Next) -> Next {
             next

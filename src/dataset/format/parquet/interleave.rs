@@ -6,7 +6,7 @@ use super::column::TOGETHER;
 /// side into `rows`: row *r* of column *c* goes to `rows[r × row_bytes + at + c × keep]`.
 ///
 /// Every column has at least as many values as there are rows.
-pub(super) fn weave(columns: &[&[u8]], width: usize, keep: usize, rows: &mut [u8], row_bytes: usize, at: usize) {
+pub(super) fn interleave(columns: &[&[u8]], width: usize, keep: usize, rows: &mut [u8], row_bytes: usize, at: usize) {
     debug_assert!(columns.len() <= TOGETHER);
     if columns.len() == 1 && keep == width && row_bytes == width {
         let len = rows.len();
@@ -80,7 +80,7 @@ mod tests {
             let row_bytes = before + columns * keep + after;
             let mut rows = vec![0xee; count * row_bytes];
             let slices: Vec<&[u8]> = data.iter().map(Vec::as_slice).collect();
-            weave(&slices, width, keep, &mut rows, row_bytes, before);
+            interleave(&slices, width, keep, &mut rows, row_bytes, before);
             for r in 0..count {
                 for c in 0..columns {
                     for b in 0..keep {

@@ -9,8 +9,8 @@
 //! Opening anew is what cures a stale handle of a network file system. Limits: five tries with pauses of about 110 ms together, a bounce buffer
 //! of 1 MiB for each that goes past the page cache. What comes back is the extent whole or an error, as from any reader.
 
+use super::fault_hook::FaultHook;
 use super::files::{Files, Seen, probe};
-use super::seam::Seam;
 use super::{Counters, Extent, ReaderOptions, Sources, add, pread};
 use crate::error::{Error, Result};
 use crate::memory::RegionBytes;
@@ -71,7 +71,7 @@ fn is_io(error: &Error) -> bool {
 impl Again {
     /// Reads what the reader of these options could not.
     pub(crate) fn new(sources: Arc<Sources>, options: &ReaderOptions, seen: Option<Seen>) -> Self {
-        let files = Files::new(sources, 1, Some(0)).through(Seam::of(options)).seeing(seen);
+        let files = Files::new(sources, 1, Some(0)).through(FaultHook::of(options)).seeing(seen);
         Self { files, counters: Counters::default(), recovered: AtomicU64::new(0) }
     }
 
@@ -117,7 +117,7 @@ impl Again {
     }
 
     fn rest(&self, pause: Duration) {
-        std::thread::sleep(self.files.seam().pause(pause));
+        std::thread::sleep(self.files.fault_hook().pause(pause));
     }
 
     fn once(&self, extent: &Extent, buf: &mut [u8], past_cache: bool) -> Result<()> {
@@ -146,8 +146,9 @@ impl Again {
         if align > crate::tensor::PAGE {
             return self.plainly(&self.files, extent, buf).map(drop);
         }
-        let direct =
-            Files::new(sources.clone(), align, Some(0)).through(self.files.seam().clone()).seeing(self.files.seen());
+        let direct = Files::new(sources.clone(), align, Some(0))
+            .through(self.files.fault_hook().clone())
+            .seeing(self.files.seen());
         let mut bounce = RegionBytes::new(BOUNCE + 2 * direct.align(), "a read past the page cache")?;
         for (at, piece) in buf[..extent.len as usize].chunks_mut(BOUNCE).enumerate() {
             let part = Extent { offset: extent.offset + (at * BOUNCE) as u64, len: piece.len() as u64, ..*extent };

@@ -9,11 +9,11 @@
 //! header stands twice, and none is unknown. So a cut file, bytes over and a header that two readers would see differently are
 //! errors. The data itself has no checksum: a flipped bit in it cannot be seen.
 
-use super::arrays::{Array, Arrays, Given, Rule};
-use super::input::{Input, little_endian, number};
-use super::parallel::parallel;
-use super::paths::expand;
-use super::{Dataset, Parts};
+use crate::dataset::format::arrays::{Array, Arrays, Given, Rule};
+use crate::dataset::input::{Input, little_endian, number};
+use crate::dataset::parallel::parallel;
+use crate::dataset::paths::expand;
+use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::Sources;
 use crate::tensor::{DType, EncodedField};

@@ -5,15 +5,15 @@
 //! bin: sequence 0 | sequence 1 | …           documents are runs of sequences
 //! ```
 //!
-//! Limits: one prefix (several are put together by [`Concat`](super::Concat)); no multimodal indexes, which have a byte per
+//! Limits: one prefix (several are put together by [`Concat`](crate::dataset::Concat)); no multimodal indexes, which have a byte per
 //! sequence more. Invariants, checked while the index is read once in blocks: sequences follow each other without holes
 //! from the first byte of `.bin` to the last; documents are ascending and end with the last sequence; the index has
 //! exactly the bytes that its counts say. In memory stay 8 bytes for each document or sequence, and nothing for windows.
 
-use super::digest::Digest;
-use super::input::{Input, little_endian, number};
-use super::tokens::{Cut, Step, Windows, beside};
-use super::{Dataset, Parts};
+use crate::dataset::digest::Digest;
+use crate::dataset::format::tokens::{Cut, Step, Windows, beside};
+use crate::dataset::input::{Input, little_endian, number};
+use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::{Extent, SourceId, Sources};
 use crate::tensor::{DType, EncodedField, Field};
@@ -146,21 +146,21 @@ impl MegatronBuilder {
         self
     }
 
-    /// As [`TokensBuilder::stride`](super::TokensBuilder::stride).
+    /// As [`TokensBuilder::stride`](crate::dataset::TokensBuilder::stride).
     #[must_use]
     pub fn stride(mut self, tokens: usize) -> Self {
         self.cut.step = Some(Step::Stride(tokens));
         self
     }
 
-    /// As [`TokensBuilder::overlap`](super::TokensBuilder::overlap).
+    /// As [`TokensBuilder::overlap`](crate::dataset::TokensBuilder::overlap).
     #[must_use]
     pub fn overlap(mut self, tokens: usize) -> Self {
         self.cut.step = Some(Step::Overlap(tokens));
         self
     }
 
-    /// As [`TokensBuilder::next_token`](super::TokensBuilder::next_token).
+    /// As [`TokensBuilder::next_token`](crate::dataset::TokensBuilder::next_token).
     #[must_use]
     pub fn next_token(mut self) -> Self {
         self.cut.next_token = true;

@@ -7,7 +7,7 @@
 //! Plain reads through the page cache, on threads of its own; no pipeline. What is found is what the format can tell:
 //! the guide [formats](crate::guide::formats) has a table of what each verifies.
 
-use super::{ChunkBuf, Chunked, Dataset, Part, Parts};
+use crate::dataset::{ChunkBuf, Chunked, Dataset, Part, Parts};
 use crate::decode::{Decoder, Scratch, Single};
 use crate::error::{Error, ErrorKind, Result, Stage, panicked};
 use crate::storage::{Extent, SourceId, open_plain};

@@ -13,11 +13,13 @@
 //! What the format cannot tell: a file that was cut just between two records is a shorter file. The index of an earlier
 //! run does not help there, since a file of another length is walked again; [`TfRecordBuilder::records`] does.
 
-use super::damage::{Damage, DamageKind, OnDamage};
-use super::digest::Digest;
-use super::example::{Feature, Kind};
-use super::index::{Cache, Entry, Index, Rows, Scan, Settings, without_indexes};
-use super::{Dataset, Parts, paths};
+pub(crate) mod example;
+
+use self::example::{Feature, Kind};
+use crate::dataset::damage::{Damage, DamageKind, OnDamage};
+use crate::dataset::digest::Digest;
+use crate::dataset::index::{Cache, Entry, Index, Rows, Scan, Settings, without_indexes};
+use crate::dataset::{Dataset, Parts, paths};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::{Extent, Sources};
 use crate::tensor::{DType, EncodedField, Encoding, Field, Shape, Spec};
@@ -391,7 +393,7 @@ fn payload_len(head: &[u8]) -> Result<u64, String> {
 }
 
 /// CRC32C as TFRecord stores it: rotated and shifted, since a CRC over bytes that hold their own CRC is weak.
-pub(super) fn masked_crc(bytes: &[u8]) -> u32 {
+pub(crate) fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 

@@ -13,14 +13,14 @@ mod header;
 mod npz;
 mod zip;
 
-pub(super) use npz::parse as parse_npz;
+pub(crate) use npz::parse as parse_npz;
 pub use npz::{Npz, NpzBuilder};
 
-use super::arrays::{Array, Arrays, Given, Rule};
-use super::input::Input;
-use super::parallel::parallel;
-use super::paths::{expand, regular_len};
-use super::{Dataset, Parts};
+use crate::dataset::format::arrays::{Array, Arrays, Given, Rule};
+use crate::dataset::input::Input;
+use crate::dataset::parallel::parallel;
+use crate::dataset::paths::{expand, regular_len};
+use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::Sources;
 use crate::tensor::EncodedField;
@@ -206,7 +206,7 @@ impl NpyBuilder {
 }
 
 /// Parses a file in memory, as `open` does.
-pub(super) fn parse(input: &Input<'_>) -> Result<()> {
+pub(crate) fn parse(input: &Input<'_>) -> Result<()> {
     header::read(input, 0, input.len()).map(drop)
 }
 

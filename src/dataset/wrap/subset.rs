@@ -1,7 +1,7 @@
 //! A part of a dataset: by a keyed split in no memory, or by a list of ids.
 
-use super::digest::Digest;
-use super::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
+use crate::dataset::digest::Digest;
+use crate::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
 use crate::decode::Scratch;
 use crate::error::Result;
 use crate::order::Key;
@@ -35,14 +35,14 @@ enum Choice {
 }
 
 impl<D: Dataset> Subset<D> {
-    pub(super) fn split(whole: Arc<D>, fraction: f64, key: u64) -> Result<(Self, Self)> {
+    pub(crate) fn split(whole: Arc<D>, fraction: f64, key: u64) -> Result<(Self, Self)> {
         let (first, second) = Split::new(whole.len(), fraction, Key::new(key))?.parts();
         let cut = first.len();
         let part = |part, start| Self { whole: whole.clone(), choice: Choice::Split { part, key, start } };
         Ok((part(first, 0), part(second, cut)))
     }
 
-    pub(super) fn of_ids(whole: Arc<D>, ids: Vec<u64>) -> Result<Self> {
+    pub(crate) fn of_ids(whole: Arc<D>, ids: Vec<u64>) -> Result<Self> {
         let choice = Choice::Ids(Ids::new(ids, whole.len())?);
         Ok(Self { whole, choice })
     }

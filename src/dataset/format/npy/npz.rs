@@ -6,7 +6,7 @@
 
 use super::zip::{self, Member};
 use super::{Rules, header};
-use crate::dataset::arrays::{Array, Arrays, Given, Rule};
+use crate::dataset::format::arrays::{Array, Arrays, Given, Rule};
 
 use crate::dataset::input::Input;
 use crate::dataset::parallel::parallel;
