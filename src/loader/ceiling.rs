@@ -60,7 +60,7 @@ impl Ceiling {
 
     fn hand_out(&mut self) -> Result<Batch> {
         self.shared.info.process.check()?;
-        let contents = self.kept.recv_timeout(self.shared.held_deadline).map_err(|_| {
+        let contents = self.kept.recv_timeout(self.shared.deadlines.held).map_err(|_| {
             let message = "the caller holds every batch that is replayed; drop one";
             Error::new(ErrorKind::BatchesHeld, Stage::Batch, message)
         })?;

@@ -100,7 +100,7 @@ impl Epoch {
         let cancelled = Arc::new(AtomicBool::new(false));
         let generation = shared.runtime.core().exchange.generation.fetch_add(1, Ordering::AcqRel) + 1;
         let mut epoch = Self {
-            reorder: Reorder::new(shared.plan.slots),
+            reorder: Reorder::new(shared.facts.plan.slots),
             generation,
             cancelled: cancelled.clone(),
             first: (0, shared.whole),
@@ -262,7 +262,7 @@ impl Epoch {
                 self.watcher.rest();
                 return Ok(Poll::Ready(contents));
             }
-            let tick = TICK.min(self.shared.stall_deadline / LOOKS);
+            let tick = TICK.min(self.shared.deadlines.stall / LOOKS);
             let left = until.map_or(tick, |until| until.saturating_duration_since(Instant::now()));
             #[cfg(all(test, feature = "cuda"))]
             crate::meter::Clock::waits();
@@ -292,7 +292,7 @@ impl Epoch {
             return Err(error);
         }
         let held = self.shared.info.held.load(Ordering::Relaxed);
-        if held >= self.shared.info.most && waited >= self.shared.held_deadline {
+        if held >= self.shared.info.most && waited >= self.shared.deadlines.held {
             let message =
                 format!("the caller holds all {held} batches; drop one, or raise `{}`", self.shared.info.permit());
             return Err(Error::new(ErrorKind::BatchesHeld, Stage::Batch, message));
@@ -302,7 +302,7 @@ impl Epoch {
             self.watcher.rest();
             return Ok(());
         }
-        let stalled = self.watcher.look(&core.watch, self.shared.stall_deadline, &core.sources);
+        let stalled = self.watcher.look(&core.watch, self.shared.deadlines.stall, &core.sources);
         stalled.map_or(Ok(()), |error| Err(placed(core, error)))
     }
 

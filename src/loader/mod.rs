@@ -1,7 +1,7 @@
-//! The loader: settings ([`builder`]), the iterator over batches ([`epoch`]), what can be asked in mid-loop, and where a run
-//! stands ([`resume`]).
+//! The loader: [`settings`] and how [`build`] turns them into threads, the iterator over batches ([`epoch`]), what can be asked
+//! in mid-loop, and where a run stands ([`resume`]).
 
-mod builder;
+mod build;
 mod ceiling;
 mod epoch;
 #[cfg_attr(not(feature = "cuda"), path = "host_only.rs")]
@@ -11,11 +11,12 @@ mod report;
 mod resume;
 #[cfg(all(test, feature = "cuda"))]
 mod scenarios;
+mod settings;
 
-pub use builder::LoaderBuilder;
 pub use ceiling::Ceiling;
 pub use epoch::Epoch;
 pub use report::Report;
+pub use settings::LoaderBuilder;
 
 use crate::batch::{BatchInfo, Contents};
 use crate::dataset::Dataset;
@@ -113,33 +114,20 @@ impl Drop for Life {
 struct Shared {
     runtime: Runtime,
     ready: Receiver<Contents>,
-    choice: Choice,
-    /// Where threads and memory are, for the report.
-    numa: Option<String>,
-    plan: MemoryPlan,
-    info: Arc<BatchInfo>,
     /// Disconnected once every slot is pinned.
     pinned: Receiver<std::convert::Infallible>,
-    /// The ways of the fields to the device.
-    routes: Vec<FieldRoute>,
-    direct: onward::Direct,
+    info: Arc<BatchInfo>,
     jobs: JobMaker,
     /// The batches of a whole epoch.
     whole: Batches,
-    /// Samples of opened chunks per sample over all ranks, for datasets in chunks.
-    planned_amplification: Option<f64>,
-    /// For telling where the bytes came from.
-    origin: origin::Origin,
-    /// What a snapshot says that meters do not know.
-    settings: Settings,
+    facts: Facts,
     /// On a GPU: how long the consumer's stream is idle.
     idle: Option<onward::Idle>,
+    deadlines: Deadlines,
     /// What was measured in steady times; locked at the first batch and the end of an iterator, and for snapshots.
     steady: Mutex<Steady>,
     /// Whether an iterator is alive.
     live: AtomicBool,
-    held_deadline: Duration,
-    stall_deadline: Duration,
     /// What was substituted: locked where that happens, and to be looked at.
     ledger: Mutex<Keeper>,
     /// Where the batch after the last one received is. Locked once per batch, contended only while a state is taken.
@@ -149,6 +137,29 @@ struct Shared {
     /// States with another global batch are taken, too.
     any_batch: bool,
     stop: Option<Stop>,
+}
+
+/// What `build` decided, for reports.
+struct Facts {
+    choice: Choice,
+    /// Where threads and memory are.
+    numa: Option<String>,
+    plan: MemoryPlan,
+    /// The routes of the fields to the device.
+    routes: Vec<FieldRoute>,
+    direct: onward::Direct,
+    /// Samples of opened chunks per sample over all ranks, for datasets in chunks.
+    planned_amplification: Option<f64>,
+    /// For telling where the bytes came from.
+    origin: origin::Origin,
+    /// What a snapshot says that meters do not know.
+    settings: Settings,
+}
+
+/// How long `next()` waits for the caller, and for anything else.
+struct Deadlines {
+    held: Duration,
+    stall: Duration,
 }
 
 /// What was measured from the first batches of iterators to their ends.
@@ -312,7 +323,7 @@ impl Loader {
         let mut watcher = Watcher::default();
         // Nothing is ever sent: it ends when the other side is gone.
         while let Err(RecvTimeoutError::Timeout) = self.shared.pinned.recv_timeout(Duration::from_millis(100)) {
-            let stalled = || watcher.look(&core.watch, self.shared.stall_deadline, &core.sources);
+            let stalled = || watcher.look(&core.watch, self.shared.deadlines.stall, &core.sources);
             if let Some(error) = core.trouble().or_else(stalled) {
                 return Err(error);
             }
@@ -327,7 +338,7 @@ impl Loader {
 
     /// All memory as a sum.
     pub fn plan(&self) -> &MemoryPlan {
-        &self.shared.plan
+        &self.shared.facts.plan
     }
 
     /// What was measured so far, as numbers; may be asked at any time. Times are those of the steady times of all iterators,
@@ -382,7 +393,7 @@ impl Shared {
     }
 
     fn measured(&self) -> Snapshot {
-        let mut snapshot = self.runtime.core().meters.snapshot(&self.settings);
+        let mut snapshot = self.runtime.core().meters.snapshot(&self.facts.settings);
         snapshot.consumer.gpu = onward::gpu_idle(&self.idle);
         snapshot.storage.recovered = self.runtime.core().recovery.recovered();
         snapshot.consumer.substituted = self.ledger().ledger().substituted;
@@ -436,7 +447,7 @@ impl Shared {
 
     fn truth(&self) -> Truth {
         let meters = &self.runtime.core().meters;
-        self.origin.truth(&meters.reads(), meters.cached_bytes.get(), meters.device.direct_bytes.get())
+        self.facts.origin.truth(&meters.reads(), meters.cached_bytes.get(), meters.device.direct_bytes.get())
     }
 
     fn report(&self) -> Report {
@@ -448,7 +459,7 @@ impl Shared {
         Report {
             dataset: core.dataset.describe(),
             device: self.info.device.to_string(),
-            numa: self.numa.clone(),
+            numa: self.facts.numa.clone(),
             rank: (shard.world() > 1).then(|| shard.to_string()),
             batches: meters.batches.get(),
             samples: meters.samples.get(),
@@ -458,18 +469,18 @@ impl Shared {
             user: nanos(&meters.user_ns),
             decode_busy: Duration::from_nanos(meters.pool.read(now).0),
             workers: core.work.count,
-            choice: self.choice.clone().and(core.unregistered.get()),
+            choice: self.facts.choice.clone().and(core.unregistered.get()),
             chunks: core.chunk_starts.as_ref().map(|starts| (meters.chunks.get(), starts.len() as u64 - 1)),
             chunk_samples: meters.chunk_rows.get(),
-            planned_amplification: self.planned_amplification,
+            planned_amplification: self.facts.planned_amplification,
             reads: meters.reads(),
             cache: core.cache.as_deref().map(|cache: &PageCache| (cache.hits(), cache.misses())),
             copies: (self.info.device.kind() != DeviceKind::Host).then(|| meters.device.copies(now)),
-            routes: self.routes.clone(),
-            direct: onward::direct_reads(&self.direct, meters),
+            routes: self.facts.routes.clone(),
+            direct: onward::direct_reads(&self.facts.direct, meters),
             truth: self.truth(),
             verdict: Verdict::of(&self.snapshot()),
-            plan: self.plan.clone(),
+            plan: self.facts.plan.clone(),
             recovered: core.recovery.recovered(),
             bad: self.ledger().ledger().clone(),
             leaked: storage::leaked() + runtime::abandoned() + crate::device::leaked(),

@@ -39,7 +39,7 @@ impl Shared {
                 let order = self.jobs.order.settings(self.whole.len());
                 let dataset = self.runtime.core().dataset.clone();
                 let look = move || Fingerprint::of(&*dataset);
-                let dataset = within(self.stall_deadline, "the storage of the dataset's files", look)??;
+                let dataset = within(self.deadlines.stall, "the storage of the dataset's files", look)??;
                 Ok(Lasting { order, dataset })
             }));
             made.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::State)))

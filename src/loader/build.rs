@@ -1,0 +1,629 @@
+//! `build`: settings are checked, fields get their routes, memory is planned and reserved, threads start.
+//!
+//! ```text
+//! check ──► open the reader ──► fields: recipe, routes, layouts ──► memory: the plan ──► Assembly ──► threads ──► Loader
+//! ```
+
+use super::onward::{Idle, Onward, Ways, idle_meter};
+use super::origin::Origin;
+use super::settings::{BatchSize, DeviceSettings, LoaderBuilder};
+use super::{Deadlines, Facts, JobMaker, Life, Loader, Place, Shared, config};
+use crate::batch::{BatchInfo, Contents};
+use crate::dataset::{self, Dataset};
+use crate::device::DeviceKind;
+use crate::error::{Error, ErrorKind, Result, Stage, panicked};
+use crate::ledger::Keeper;
+use crate::memory::{ByteRing, ChunkBuf, Filled, Lease, Pool, Process, Region};
+use crate::meter::{Meters, Settings};
+use crate::order::Batches;
+use crate::pipeline::chunks;
+use crate::pipeline::fetch::Io;
+use crate::pipeline::pending::Pending;
+use crate::pipeline::placement::{Placement, Placing, on_node};
+use crate::pipeline::plan::{DIRECT_THREADS, Demand, MemoryPlan};
+use crate::pipeline::queue::Queue;
+use crate::pipeline::recipe::Recipe;
+use crate::pipeline::recover::{OnBadSample, Recovery, Room};
+use crate::pipeline::runtime::{self, Runtime};
+use crate::pipeline::watchdog::Watch;
+use crate::pipeline::work::{Sizes, Workers};
+use crate::pipeline::{Core, Exchange, IoSide, Job, ToDevice, ToIo};
+use crate::state::Cursor;
+use crate::storage::{self, Opened, Reader};
+use crate::tensor::Layout;
+use crossbeam_channel::{Receiver, Sender, bounded};
+use std::convert::Infallible;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+/// Decode workers at most: each is a thread with buffers of its own.
+const WORKERS_MAX: usize = 1024;
+/// Batch slots at most.
+const SLOTS_MAX: usize = 65_536;
+/// Bytes of a sample at most: beyond any memory, and far from where sums overflow.
+const SAMPLE_MAX: u64 = 1 << 44;
+/// Shorter deadlines would take a busy machine for a dead one.
+const STALL_LEAST: Duration = Duration::from_millis(20);
+/// Batches on a device by default.
+const DEVICE_BATCHES: usize = 3;
+/// Rows of a batch by default.
+const BATCH_DEFAULT: usize = 32;
+
+impl LoaderBuilder {
+    /// Checks everything, reserves all memory and starts the threads. For saved states it looks at the dataset: it reads the
+    /// ends of up to 256 files, see [`Fingerprint`](crate::dataset::Fingerprint).
+    ///
+    /// Errors: [`ErrorKind::Config`] for a setting that is not legal, [`ErrorKind::Empty`] for a dataset without samples or
+    /// epochs without a batch, [`ErrorKind::Budget`] with the sum when the budget, or its part of the shared one, is too small,
+    /// and whatever opening the sources finds.
+    pub fn build(self) -> Result<Loader> {
+        // Datasets, decoders and samplers are the user's code.
+        let built = catch_unwind(AssertUnwindSafe(|| self.make()));
+        built.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Build)))
+    }
+
+    fn make(mut self) -> Result<Loader> {
+        self.check()?;
+        let ledger = Keeper::open(self.substitutes()?, self.faults.ledger.as_deref())?;
+        let global = self.global_rows()?;
+        let placing = Placing::new(self.machine.numa, self.device.device.pci_bus_id(), &self.machine.sysfs)?;
+        let opened = self.open_reader(placing.placement())?;
+        let origin = Origin::now(self.dataset.sources(), self.reader.direct);
+        let (recipe, ways) = self.recipe(&opened)?;
+        let (jobs, first) = self.jobs(global)?;
+        let fields = self.fields(recipe, ways, first.batches.rows_max() as usize)?;
+        let workers = self.worker_count(placing.placement());
+        let reserved = self.reserved(&fields, &opened, &first, workers)?;
+        let meters = Arc::new(Meters::new(self.clock.clone(), workers, !self.on_host()));
+        let measured = if meters.on { reserved.plan.slots + self.batches_on_device() } else { 0 };
+        let idle = idle_meter(&self.device.device, &meters.clock, measured)?;
+        let info = Arc::new(self.batch_info(&fields.recipe, &reserved.plan, &meters));
+        let assembly = Assembly {
+            dataset: self.dataset,
+            chunk_starts: jobs.chunks.as_ref().map(|chunks| chunks.starts.clone()),
+            seed: self.run.seed.unwrap_or(self.run.order.seed()),
+            on_bad: self.faults.on_bad,
+            idle: idle.clone(),
+            meters,
+            fields,
+            opened,
+            reserved,
+        };
+        let facts = assembly.facts(placing.line(self.machine.numa, workers), origin, &first);
+        // Apart from the rest, since workers may be left where they are. What else there is of threads and memory is made,
+        // and populated, on the node.
+        let place = placing.for_workers(self.machine.numa, workers);
+        let threads = on_node(place, || runtime::pool(workers, &assembly.meters))??;
+        let (pinning, pinned) = bounded(0);
+        let (runtime, ready) = on_node(placing.placement(), || assembly.start(threads, pinning))??;
+        let shared = Shared {
+            runtime,
+            ready,
+            pinned,
+            info,
+            jobs,
+            whole: first.batches,
+            facts,
+            idle,
+            deadlines: Deadlines { held: self.faults.held_deadline, stall: self.faults.stall_deadline },
+            steady: Mutex::default(),
+            live: AtomicBool::new(false),
+            ledger: Mutex::new(ledger),
+            place: Mutex::new(Place::default()),
+            lasting: OnceLock::new(),
+            any_batch: self.run.any_batch,
+            stop: self.run.stop,
+        };
+        // Now, while the dataset is the one that the run begins with. Where a file cannot be read `state()` says so.
+        let _ = shared.lasting();
+        if let Some(state) = &self.run.resume {
+            shared.resume(state)?;
+        }
+        Ok(Loader { shared: Life(Arc::new(shared)) })
+    }
+
+    fn on_host(&self) -> bool {
+        self.device.device.kind() == DeviceKind::Host
+    }
+
+    /// Batches in device memory.
+    fn batches_on_device(&self) -> usize {
+        if self.on_host() { 0 } else { self.device.batches.unwrap_or(DEVICE_BATCHES) }
+    }
+
+    /// Decode workers: as many as set, else one per CPU that the process may use, of the node where it is placed on one.
+    fn worker_count(&self, place: Option<&Placement>) -> usize {
+        self.memory.workers.unwrap_or_else(|| {
+            let cores = cores();
+            place.map_or(cores, |place| place.cpus().min(cores))
+        })
+    }
+
+    /// Distinct bad samples that are put up with.
+    fn substitutes(&self) -> Result<u64> {
+        match (self.faults.on_bad, &self.faults.ledger) {
+            (OnBadSample::Fail, Some(_)) => {
+                Err(config("a ledger, but no sample is ever substituted: see `on_bad_sample`"))
+            }
+            (OnBadSample::Fail, None) => Ok(0),
+            (OnBadSample::Substitute { budget }, _) => Ok(budget),
+        }
+    }
+
+    /// Rows of a batch on all ranks together.
+    fn global_rows(&self) -> Result<u64> {
+        let run = &self.run;
+        let of_ranks = |rows: usize| (rows as u64).checked_mul(u64::from(run.shard.world()));
+        match (run.batch, &run.resume) {
+            (Some(BatchSize::Global(0)), _) => Err(config("global_batch is 0")),
+            (Some(BatchSize::Rank(0)), _) => Err(config("batch_size is 0")),
+            (Some(BatchSize::Global(rows)), _) => Ok(rows),
+            (Some(BatchSize::Rank(rows)), _) => of_ranks(rows).ok_or_else(|| config("batch_size is too large")),
+            (None, Some(state)) => Ok(state.global_batch()),
+            (None, None) => of_ranks(BATCH_DEFAULT).ok_or_else(|| config("too many ranks")),
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.dataset.len() == 0 {
+            return Err(Error::new(ErrorKind::Empty, Stage::Build, "the dataset has no samples"));
+        }
+        #[cfg(feature = "cuda")]
+        if let Some(gpu) = self.device.device.gpu() {
+            self.device.streams.iter().try_for_each(|stream| stream.check(gpu))?;
+        }
+        let (deadline, memory) = (self.faults.stall_deadline, &self.memory);
+        if deadline < STALL_LEAST {
+            return Err(config(&format!("a stall_deadline of {deadline:?}; at least {STALL_LEAST:?}")));
+        }
+        if memory.workers == Some(0) {
+            return Err(config("workers is 0"));
+        }
+        if memory.workers.is_some_and(|workers| workers > WORKERS_MAX) {
+            return Err(config(&format!("more than {WORKERS_MAX} workers")));
+        }
+        if self.device.batches.is_some_and(|batches| !(2..=SLOTS_MAX).contains(&batches)) {
+            return Err(config(&format!("device_batches must be 2 to {SLOTS_MAX}")));
+        }
+        if memory.slots.is_some_and(|slots| slots == 0 || slots > SLOTS_MAX) {
+            return Err(config(&format!("slots must be 1 to {SLOTS_MAX}")));
+        }
+        let largest = self.dataset.sample_bytes_max();
+        if largest > SAMPLE_MAX {
+            let message = format!("a sample of {largest} bytes; {SAMPLE_MAX} are possible");
+            return Err(Error::new(ErrorKind::Limit, Stage::Build, message));
+        }
+        Ok(())
+    }
+
+    /// The reader for the dataset's files, opened on the node.
+    fn open_reader(&mut self, place: Option<&Placement>) -> Result<Opened> {
+        #[cfg(test)]
+        if let Some(opened) = self.opened.take() {
+            return Ok(opened);
+        }
+        let (sources, options) = (self.dataset.sources().clone(), self.reader.clone());
+        let (deadline, open) = (self.faults.stall_deadline, move || storage::open(sources, &options));
+        on_node(place, || runtime::within(deadline, "the storage of the dataset's files", open))??
+    }
+
+    /// How samples become rows, and which way each field takes to the device.
+    fn recipe(&self, opened: &Opened) -> Result<(Recipe, Ways)> {
+        // The cache is asked first also where it has no room: then what is missing is read past it.
+        let cached = opened.cache.is_some() && !opened.choice.direct;
+        let substitutes = self.faults.on_bad != OnBadSample::Fail;
+        let DeviceSettings { device, gds, cufile, .. } = &self.device;
+        let mut ways = Ways::new(device, *gds, cufile.clone(), &*self.dataset, cached, substitutes);
+        let recipe = Recipe::new(&*self.dataset, self.steps.clone(), !self.on_host(), |draft| ways.choose(draft))?;
+        Ok((recipe, ways))
+    }
+
+    /// What makes the jobs of epochs, and the job of the first.
+    fn jobs(&self, global: u64) -> Result<(JobMaker, Arc<Job>)> {
+        let run = &self.run;
+        let last = run.last.or(run.resume.as_ref().map(|state| state.stand().last)).unwrap_or_default();
+        let mut jobs = JobMaker {
+            order: run.order.clone(),
+            dataset_len: self.dataset.len(),
+            chunks: chunks::starts_of(&*self.dataset)?,
+            positions: None,
+            global,
+            last,
+            shard: run.shard,
+        };
+        let first = jobs.job(0, &Cursor::default(), u64::MAX, Arc::default())?;
+        if first.batches.count() == 0 {
+            return Err(no_batches(&first.batches, global));
+        }
+        jobs.positions = Some(first.batches.len());
+        Ok((jobs, first))
+    }
+
+    /// Where the fields lie in a slot and in a batch on the device, whose memory is offered to cuFile.
+    fn fields(&self, mut recipe: Recipe, mut ways: Ways, rows: usize) -> Result<Fields> {
+        if !ways.reserve(Layout::new(&recipe.contents, rows)?.bytes(), self.batches_on_device())? {
+            recipe = Recipe::new(&*self.dataset, self.steps.clone(), !self.on_host(), |_| Ok(Vec::new()))?;
+        }
+        let absent: Vec<_> = recipe.directs.iter().map(|step| step.field).collect();
+        let slot = Layout::without(&recipe.spec, rows, &absent)?;
+        let contents = Layout::new(&recipe.contents, rows)?;
+        Ok(Fields { recipe, ways, slot, contents })
+    }
+
+    /// The sum of all memory, and what it takes of a shared budget.
+    fn reserved(&self, fields: &Fields, opened: &Opened, first: &Job, workers: usize) -> Result<Reserved> {
+        let pending = 2 * opened.reader.depth() + workers;
+        let mut demand = demand(&*self.dataset, fields, opened, workers, pending);
+        if self.dataset.chunked().is_some() {
+            let cached = opened.cache.is_some() && self.dataset.sources().total_bytes() > 0;
+            demand.take_chunks(&*self.dataset, &first.order, cached);
+        }
+        let room = substitute_room(&demand, self.faults.on_bad);
+        demand.substitute = room.encoded.saturating_add(room.chunk).saturating_add(room.lists);
+        (demand.slots, demand.budget) = (self.memory.slots, self.memory.budget);
+        demand.device_batches = self.batches_on_device();
+        // On the host a batch is its slot.
+        demand.device_bytes = if self.on_host() { 0 } else { fields.contents.bytes() };
+        demand.direct_threads = if fields.recipe.directs.is_empty() { 0 } else { DIRECT_THREADS };
+        let Some(budget) = &self.memory.shared else {
+            return Ok(Reserved { plan: MemoryPlan::new(&demand)?, lease: None, pending, room });
+        };
+        let (plan, lease) = budget.take(|part| {
+            let plan = MemoryPlan::new(&Demand { part: Some(part), ..demand })?;
+            let total = plan.total();
+            Ok((plan, total))
+        })?;
+        Ok(Reserved { plan, lease: Some(lease), pending, room })
+    }
+
+    /// What all batches share.
+    fn batch_info(&mut self, recipe: &Recipe, plan: &MemoryPlan, meters: &Arc<Meters>) -> BatchInfo {
+        BatchInfo {
+            keep: recipe.keep.clone(),
+            most: if self.on_host() { plan.slots } else { plan.device_batches },
+            #[cfg(feature = "cuda")]
+            streams: std::mem::take(&mut self.device.streams),
+            device: self.device.device.clone(),
+            held: AtomicUsize::new(0),
+            meters: meters.clone(),
+            process: Process::current(),
+        }
+    }
+}
+
+/// CPUs that the process may use.
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// The error for an epoch without a batch, which would train on nothing.
+fn no_batches(whole: &Batches, global: u64) -> Error {
+    let message = match whole.len() {
+        0 => "the order has no positions".into(),
+        len => {
+            format!("an epoch of {len} samples has no batch of {global}, and `LastBatch::Drop` drops what fills none")
+        }
+    };
+    Error::new(ErrorKind::Empty, Stage::Build, message)
+}
+
+/// How the fields of a sample become rows, and where those lie.
+struct Fields {
+    recipe: Recipe,
+    ways: Ways,
+    /// Of a slot.
+    slot: Layout,
+    /// Of a batch as it is handed out; on the host that is the slot.
+    contents: Layout,
+}
+
+/// The memory that a loader takes.
+struct Reserved {
+    plan: MemoryPlan,
+    /// Of a shared budget.
+    lease: Option<Lease>,
+    /// Samples in flight at most.
+    pending: usize,
+    /// For substitutes.
+    room: Room,
+}
+
+/// What the memory sum depends on, apart from the settings.
+fn demand(dataset: &dyn Dataset, fields: &Fields, opened: &Opened, workers: usize, pending: usize) -> Demand {
+    let (recipe, files) = (&fields.recipe, dataset.sources().total_bytes());
+    // Each part of a sample may need its own pages, and the aligned bytes around it.
+    let slack = recipe.handlers.len() * 3 * crate::tensor::PAGE;
+    let largest = usize::try_from(dataset.sample_bytes_max()).unwrap_or(usize::MAX);
+    let encoded_max = if files == 0 { 0 } else { largest.saturating_add(slack) };
+    let mean = usize::try_from(files / dataset.len().max(1)).unwrap_or(usize::MAX);
+    let in_place = recipe.all_in_place() && !dataset::opens_bytes(dataset);
+    Demand {
+        slot_bytes: crate::memory::Region::size_for(fields.slot.bytes()),
+        slots: None,
+        workers,
+        depth: opened.reader.depth(),
+        encoded_max,
+        // Rows that are read in place need the ring only where a file does not fit the alignment.
+        encoded_mean: if in_place { 0 } else { mean.min(encoded_max) },
+        cached: opened.cache.is_some() && !in_place,
+        scratch: recipe.scratch_bytes(),
+        opened: usize::try_from(dataset.opened_bytes_max()).unwrap_or(usize::MAX),
+        chunks: None,
+        pending,
+        pending_bytes: size_of::<Pending>() + recipe.handlers.len() * 64,
+        index_bytes: dataset.index_bytes(),
+        budget: None,
+        part: None,
+        largest: dataset.largest_sample(),
+        device_batches: 0,
+        device_bytes: 0,
+        direct_threads: 0,
+        substitute: 0,
+    }
+}
+
+/// What substituting needs: the largest sample or chunk, encoded and open.
+fn substitute_room(demand: &Demand, policy: OnBadSample) -> Room {
+    if policy == OnBadSample::Fail {
+        return Room::default();
+    }
+    let chunk = demand.chunks.as_ref();
+    // Nothing is encoded elsewhere where all lies in memory.
+    let encoded = if demand.encoded_max == 0 { 0 } else { chunk.map_or(demand.encoded_max, |chunk| chunk.encoded) };
+    Room { encoded, chunk: chunk.map_or(0, |chunk| chunk.bytes), lists: chunk.map_or(0, |chunk| chunk.lists) }
+}
+
+/// Everything `build` has decided, on its way to threads.
+struct Assembly {
+    dataset: Arc<dyn Dataset>,
+    chunk_starts: Option<Arc<[u64]>>,
+    seed: u64,
+    on_bad: OnBadSample,
+    idle: Option<Idle>,
+    meters: Arc<Meters>,
+    fields: Fields,
+    opened: Opened,
+    reserved: Reserved,
+}
+
+type WorkerThreads = (rayon::ThreadPool, runtime::Handles);
+
+/// The ends of the channels that the exchange does not keep.
+struct Ends {
+    ready: Receiver<Contents>,
+    maps: Option<Receiver<Filled>>,
+}
+
+impl Assembly {
+    /// What reports say of what was decided.
+    fn facts(&self, numa: Option<String>, origin: Origin, first: &Job) -> Facts {
+        let (plan, choice) = (self.reserved.plan.clone(), self.opened.choice.clone());
+        let (routes, direct) = self.fields.ways.told();
+        let settings = Settings {
+            reader: choice.reader,
+            explicit: choice.explicit,
+            depth: self.opened.reader.depth() as u32,
+            workers: plan.workers as u32,
+            cores: cores() as u32,
+            slots: plan.slots as u32,
+            buffers: (plan.device_batches > 0).then_some(plan.device_batches as u32),
+        };
+        let planned_amplification = first.order.amplification(&first.batches);
+        Facts { choice, numa, plan, routes, direct, planned_amplification, origin, settings }
+    }
+
+    fn start(mut self, workers: WorkerThreads, pinning: Sender<Infallible>) -> Result<(Runtime, Receiver<Contents>)> {
+        let Fields { recipe, ways, slot, contents } = &mut self.fields;
+        let counts = (self.reserved.plan.device_batches, self.reserved.plan.slots);
+        let onward = ways.open(recipe, slot.clone(), contents.clone(), counts, self.idle.clone())?;
+        let (exchange, Ends { ready, maps }) = self.exchange(onward.as_ref().map(Onward::to_device));
+        let closing = CloseOnError(Some(exchange.clone()));
+        // Where free slots go is known to them; they are announced when the threads are there.
+        let (spec, plan) = (self.fields.recipe.spec.clone(), &self.reserved.plan);
+        let slots = Pool::new(spec, self.fields.slot.clone(), plan.slots, Box::new(exchange.clone()))?;
+        let (side, idle) = self.io_side(&exchange, slots.regions())?;
+        let (pool, handles) = workers;
+        let (pending, row_bytes) = (self.reserved.pending, self.fields.slot.bytes() / self.fields.slot.rows());
+        let (cached_bytes, chunk_bytes) = if plan.chunks > 0 { (0, plan.cached_bytes) } else { (plan.cached_bytes, 0) };
+        let sizes = Sizes { slots: plan.slots, pending, row_bytes, cached_bytes, chunks: plan.chunks, chunk_bytes };
+        let work = Workers::new(pool, maps, &sizes)?;
+        let watch = Watch::new(handles.len(), pending + plan.chunks);
+        let (core, reader) = self.core(exchange.clone(), work, watch, idle);
+        let _ = exchange.map_bell.set(Arc::downgrade(&core));
+        let io = Io::new(core.clone(), reader, side, pending);
+        let runtime = Onward::start(onward, core, io, handles, (slots, pinning))?;
+        closing.defuse();
+        Ok((runtime, ready))
+    }
+
+    /// Where slots go. Every channel has room for every slot there is, so that giving one back never waits.
+    fn exchange(&mut self, to_device: Option<ToDevice>) -> (Arc<Exchange>, Ends) {
+        let plan = &self.reserved.plan;
+        let (frees, frees_out) = bounded(plan.slots);
+        let (ready_in, ready) = bounded(plan.slots.saturating_add(plan.device_batches));
+        let late = !self.fields.recipe.map_batches.is_empty();
+        let (to_map, maps) = late.then(|| bounded(plan.slots)).unzip();
+        let exchange = Exchange {
+            generation: AtomicU64::new(0),
+            ready: ready_in,
+            ready_out: ready.clone(),
+            frees,
+            frees_out,
+            closed: Default::default(),
+            waker: self.opened.reader.waker(),
+            meters: self.meters.clone(),
+            to_device,
+            to_map,
+            map_bell: OnceLock::new(),
+            lease: self.reserved.lease.take(),
+        };
+        (Arc::new(exchange), Ends { ready, maps })
+    }
+
+    /// What the I/O thread owns: encoded bytes, chunks, and what the reader may register with the kernel; and where entries for
+    /// samples in flight come back.
+    fn io_side(&self, exchange: &Exchange, slots: &[Arc<Region>]) -> Result<(IoSide, Sender<Box<Pending>>)> {
+        let (plan, waker) = (&self.reserved.plan, &exchange.waker);
+        let parts = self.fields.recipe.handlers.len();
+        let spans = self.reserved.pending * parts + chunks::pieces_in_flight(&*self.dataset, plan.chunks)? + 1;
+        let on_room = waker.clone();
+        let ring = match plan.ring_bytes {
+            0 => None,
+            bytes => Some(ByteRing::new(bytes, spans, move || on_room.wake())?),
+        };
+        let chunk_bytes = plan.chunk_bytes - plan.chunk_lists;
+        let buffers = (0..plan.chunks).map(|_| ChunkBuf::new(chunk_bytes)).collect::<Result<Vec<_>>>()?;
+        let chunks = (!buffers.is_empty()).then(|| (Arc::new(chunks::Home::new(buffers, waker.clone())), plan.chunks));
+        let regions = slots.iter().chain(ring.as_ref().map(|ring| ring.region())).cloned().collect();
+        let (idle_in, idle) = bounded(self.reserved.pending);
+        Ok((IoSide { frees: exchange.frees_out.clone(), idle, ring, chunks, regions }, idle_in))
+    }
+
+    /// What every thread knows, and the reader, which is the I/O thread's.
+    fn core(
+        self,
+        exchange: Arc<Exchange>,
+        work: Workers,
+        watch: Watch,
+        idle: Sender<Box<Pending>>,
+    ) -> (Arc<Core>, Box<dyn Reader>) {
+        let Self { dataset, chunk_starts, seed, on_bad, meters, fields, opened, reserved, .. } = self;
+        let core = Core {
+            in_memory: dataset.sources().total_bytes() == 0,
+            skips: fields.recipe.skips(),
+            chunk_starts,
+            sources: dataset.sources().clone(),
+            dataset,
+            recipe: fields.recipe,
+            seed,
+            cache: opened.cache,
+            work,
+            to_io: ToIo {
+                starts: Queue::with_room(4),
+                shutdown: AtomicBool::new(false),
+                misses: Queue::with_room(256),
+                chunk_misses: Queue::with_room(reserved.plan.chunks),
+                idle,
+                waker: exchange.waker.clone(),
+            },
+            exchange,
+            fatal: Mutex::new(None),
+            meters,
+            recovery: Recovery::new(on_bad, reserved.room, opened.again),
+            watch,
+            scratch_limit: reserved.plan.scratch_bytes,
+            unregistered: OnceLock::new(),
+            #[cfg(all(test, feature = "cuda"))]
+            dozing: Default::default(),
+        };
+        (Arc::new(core), opened.reader)
+    }
+}
+
+/// When `build` fails half-way, the slots that lie in the exchange already must not stay there for ever.
+struct CloseOnError(Option<Arc<Exchange>>);
+
+impl CloseOnError {
+    fn defuse(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for CloseOnError {
+    fn drop(&mut self) {
+        if let Some(exchange) = &self.0 {
+            exchange.close();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dataset::Records;
+    use crate::decode::Ctx;
+    use crate::memory::Row;
+    use crate::pipeline::placement::Numa;
+    use crate::pipeline::placement::tests::{Sysfs, here, own_cpus};
+    use crate::storage::Mode;
+
+    fn builder(sysfs: &Sysfs) -> LoaderBuilder {
+        let mut builder = LoaderBuilder::new(Arc::new(Records::builder(1).open_bytes(vec![7; 64]).unwrap()));
+        builder.machine.sysfs = sysfs.root().into();
+        builder.reader(Mode::Pread).depth(3)
+    }
+
+    /// Names of the threads of this process that run on exactly these CPUs.
+    fn threads_on(cpus: &str) -> Vec<String> {
+        let mut names = Vec::new();
+        for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
+            let status = std::fs::read_to_string(task.path().join("status")).unwrap_or_default();
+            let value =
+                |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or("").trim().to_string();
+            if value("Cpus_allowed_list:") == cpus {
+                names.push(value("Name:"));
+            }
+        }
+        names
+    }
+
+    /// A name that is there fewer times than it should be.
+    fn missing<'n>(names: &[&'n str], threads: &[String]) -> Option<&'n str> {
+        let wanted = |name: &str| names.iter().filter(|other| **other == name).count();
+        let found = |name: &str| threads.iter().filter(|other| *other == name).count();
+        names.iter().copied().find(|name| found(name) < wanted(name))
+    }
+
+    #[test]
+    fn workers_io_thread_and_reader_run_on_the_node_and_the_report_says_so() {
+        let (cpu, all) = own_cpus();
+        let (sysfs, node) = Sysfs::around(&cpu);
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let map = {
+            let seen = seen.clone();
+            move |_: &mut Row<'_>, _: &mut Ctx<'_>| {
+                seen.lock().unwrap().push(here());
+                Ok(())
+            }
+        };
+        let loader = builder(&sysfs).numa(Numa::Node(node)).workers(3).map(map).build().unwrap();
+        // The system cuts names to 15 bytes, and a thread bears the name of who started it until it runs.
+        let mut names = ["feedline-dec-0", "feedline-dec-1", "feedline-dec-2", "feedline-io"].to_vec();
+        names.extend(["feedline-pread-"; 3]);
+        let started = std::time::Instant::now();
+        while let Some(missing) = missing(&names, &threads_on(&cpu)) {
+            assert!(started.elapsed() < Duration::from_secs(60), "{missing} is not among {:?}", threads_on(&cpu));
+            std::thread::yield_now();
+        }
+        assert!(loader.epoch(0).unwrap().all(|batch| batch.is_ok()));
+        let seen = seen.lock().unwrap();
+        assert!(seen.len() == 64 && seen.iter().all(|cpus| *cpus == cpu), "{seen:?}");
+        let line = format!("numa      threads and memory on NUMA node {node} (1 CPUs: {cpu}), as asked for\n");
+        assert!(loader.report().to_string().contains(&line), "{}", loader.report());
+        assert_eq!(here(), all, "the caller stays where it was");
+    }
+
+    #[test]
+    fn one_worker_for_each_cpu_of_the_node_is_the_default() {
+        let (cpu, _) = own_cpus();
+        let (sysfs, node) = Sysfs::around(&cpu);
+        assert_eq!(builder(&sysfs).numa(Numa::Node(node)).build().unwrap().plan().workers, 1);
+        let cores = std::thread::available_parallelism().unwrap().get();
+        for numa in [Numa::Auto, Numa::Off] {
+            let loader = builder(&sysfs).numa(numa).build().unwrap();
+            assert_eq!((loader.plan().workers, loader.report().numa), (cores, None), "{numa:?} on the host");
+        }
+    }
+
+    #[test]
+    fn a_node_that_cannot_be_had_is_an_error_of_build() {
+        let sysfs = Sysfs::new(&[(0, "1022")], &[]);
+        for (node, words) in [(0, "NUMA node 0 has 1022"), (9, "no NUMA node 9, its nodes are 0")] {
+            let error = builder(&sysfs).numa(Numa::Node(node)).build().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config);
+            assert!(error.to_string().contains(words), "{error}");
+        }
+    }
+}
