@@ -6,7 +6,7 @@
 //! Stop::request(), from any thread ──────────────────► a flag per Stop and its clones ─────┘   polled once per step
 //! ```
 //!
-//! What holds, and is tested with real signals (`tests/stop.rs`):
+//! What holds, and is tested with real signals (`tests/behaviour/stop.rs`):
 //! - Nothing is installed unless it is asked for, for the signals asked for, once per process. A handler stores into an
 //!   atomic, or ends the process; no lock, no memory (signal-hook's flags, whose handler first calls one that was there).
 //! - A second SIGINT (Ctrl-C) ends the process by that signal; no other signal does, since launchers send them twice.

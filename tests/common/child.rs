@@ -1,28 +1,91 @@
-//! Tests that run once more in a process of their own.
+//! Tests that run once more, or start another one, in a process of their own: what is of the whole process (descriptors, threads,
+//! limits, signals, counters) is then of one test alone.
 
-#![allow(dead_code, reason = "each test binary uses its own part")]
-
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
+use std::sync::{Mutex, PoisonError};
+
+/// Names to a process what it was started for: a test in a process of its own sees it, all others do not.
+const TOLD: &str = "FEEDLINE_CHILD";
+
+/// The harness's name of the test that calls.
+#[allow(unused_macros, reason = "each test binary uses its own part")]
+macro_rules! here {
+    () => {{
+        fn place() {}
+        $crate::common::child::name_of(std::any::type_name_of_val(&place))
+    }};
+}
+
+/// The harness's name of a test of the module that calls.
+#[allow(unused_macros, reason = "each test binary uses its own part")]
+macro_rules! beside {
+    ($test:literal) => {
+        $crate::common::child::name_of(concat!(module_path!(), "::", $test, "::place"))
+    };
+}
+
+pub(crate) use {beside, here};
+
+/// Without the crate, and without what the macros put behind a test's name.
+pub fn name_of(place: &str) -> String {
+    let words = place.split("::").skip(1).filter(|word| !matches!(*word, "place" | "{{closure}}"));
+    words.collect::<Vec<_>>().join("::")
+}
+
+/// Lets a command whose program is this one run that test alone, and tells it what it is for.
+pub fn tell<'a>(command: &'a mut Command, test: &str, told: impl AsRef<OsStr>) -> &'a mut Command {
+    // One thread: the test then runs on the main one, and what starts a thread is ours.
+    command.args([test, "--exact", "--include-ignored", "--nocapture", "--test-threads=1"]).env(TOLD, told)
+}
+
+/// A process that runs that test alone.
+pub fn process(test: &str, told: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    tell(&mut command, test, told);
+    command
+}
+
+/// In such a process: what it was told.
+pub fn told() -> Option<String> {
+    std::env::var(TOLD).ok()
+}
 
 /// The test once more, in a process of its own that is about this folder; `shell` goes before it.
 pub fn child(test: &str, dir: &Path, shell: &str) -> Command {
     let mut command = Command::new("sh");
-    command.args(["-c", &format!("{shell}; exec \"$0\" \"$@\"")]);
-    command.arg(std::env::current_exe().unwrap()).args(["--exact", test, "--nocapture", "--test-threads", "1"]);
-    command.env("FEEDLINE_CHILD", dir).current_dir(dir);
+    command.args(["-c", &format!("{shell}; exec \"$0\" \"$@\"")]).arg(std::env::current_exe().unwrap());
+    tell(&mut command, test, dir).current_dir(dir);
     command
-}
-
-/// Runs it to its end, which must be a good one.
-pub fn run(mut child: Command) {
-    let output = child.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    let passed = output.status.success() && text.contains("1 passed");
-    assert!(passed, "{}: {text}\n{}", output.status, String::from_utf8_lossy(&output.stderr));
 }
 
 /// In such a process: the folder that it is about.
 pub fn in_child() -> Option<PathBuf> {
-    std::env::var_os("FEEDLINE_CHILD").map(PathBuf::from)
+    told().map(PathBuf::from)
+}
+
+/// Runs it to its end, which must be a good one; returns what it wrote.
+#[track_caller]
+pub fn run(mut child: Command) -> String {
+    let Output { status, stdout, stderr } = child.output().unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    assert!(status.success() && text.contains("1 passed"), "{status}: {text}");
+    text
+}
+
+/// Runs the calling test once more in a process of its own, one such test after another; returns whether this is that process.
+#[track_caller]
+pub fn alone(test: &str) -> bool {
+    static ONE: Mutex<()> = Mutex::new(());
+    if told().is_some() {
+        return true;
+    }
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    if std::env::args().any(|word| word == "--nocapture") {
+        assert!(process(test, "").status().unwrap().success(), "{test} failed, in a process of its own");
+    } else {
+        print!("{}", run(process(test, "")));
+    }
+    false
 }

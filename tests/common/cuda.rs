@@ -8,11 +8,8 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(unsafe_code)]
 
-#[path = "got.rs"]
-mod got;
-
-pub use crate::standin::soon;
-use crate::standin::{self, Config, Gpu, Live, Session};
+pub use super::standin::soon;
+use super::standin::{self, Config, Gpu, Live, Session};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result, sys};
 use feedline::device::cuda::Stream;
 use feedline::{Device, Error, Loader};
@@ -22,7 +19,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 #[allow(unused_imports, reason = "each test binary uses its own part")]
-pub use got::*;
+pub use super::got::*;
 
 /// More than any case needs, since nothing waits so long unless a test fails.
 pub const DEADLINE: Duration = Duration::from_secs(120);

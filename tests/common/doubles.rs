@@ -8,12 +8,9 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(unsafe_code)]
 
-#[path = "got.rs"]
-mod got;
-
-use crate::cufile::{Route, StandIn};
-use crate::standin::{self, Config, Gpu, KernelFn, Live, Session};
-use crate::{common::Dir, kernels};
+use super::cufile::{Route, StandIn};
+use super::standin::{self, Config, Gpu, KernelFn, Live, Session};
+use super::{Dir, kernels, loader_threads};
 use feedline::{Device, Gds, Loader, LoaderBuilder};
 use libloading::Library;
 use std::path::PathBuf;
@@ -23,7 +20,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 #[allow(unused_imports, reason = "each test binary uses its own part")]
-pub use got::*;
+pub use super::got::*;
 
 /// Sizes of the parameters of a kernel, which of them are device pointers, and which of these are written.
 const KERNELS: [(&str, &[u32], u64, u64); 4] = [
@@ -138,9 +135,9 @@ pub fn on_gpus(gpus: Vec<Gpu>, double: CuFileMachine, body: impl FnOnce(&Machine
     let config = Config { devices: gpus, ..Config::default() };
     lived_with(config, String::new(), Arc::new(double), |machine| {
         body(machine);
-        until("the loaders' threads have ended", || crate::common::loader_threads().is_empty());
+        until("the loaders' threads have ended", || loader_threads().is_empty());
         // A thread that frees a batch has its name a moment after its start.
-        crate::standin::soon(|| machine.session.live() == Live::default());
+        standin::soon(|| machine.session.live() == Live::default());
         assert_eq!(machine.session.live(), Live::default(), "alive in the driver");
         let counts = machine.double.cufile.counts();
         assert_eq!((counts.files, counts.buffers, counts.users), (0, 0, 0), "registered with cuFile");
@@ -179,21 +176,6 @@ fn lived_with(config: Config, name: String, double: Arc<CuFileMachine>, body: im
     if let Err(panic) = thread.join() {
         std::panic::resume_unwind(panic);
     }
-}
-
-/// Runs the calling test once more in a process of its own; returns whether this is that process. For what leaves a context
-/// behind: the next session would find it.
-pub fn alone(test: &str) -> bool {
-    const MARK: &str = "FEEDLINE_TEST_ALONE";
-    if std::env::var_os(MARK).is_some() {
-        return true;
-    }
-    let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", test, "--test-threads=1", "--nocapture"]).env(MARK, "1");
-    let output = child.output().unwrap();
-    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && text.contains("1 passed"), "{text}");
-    false
 }
 
 /// Says on the way out which case it was, and what the driver was asked last.

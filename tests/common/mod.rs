@@ -1,6 +1,27 @@
 //! What the integration tests share: folders on a real file system, and a naive oracle for records.
 
-#![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(dead_code, unused_imports, reason = "each test binary uses its own part")]
+
+pub mod child;
+#[cfg(feature = "cuda")]
+pub mod cuda;
+#[cfg(feature = "cuda")]
+pub mod cufile;
+#[cfg(feature = "cuda")]
+pub mod doubles;
+pub mod formats;
+pub mod gate;
+pub mod got;
+pub mod kernels;
+pub mod naive_jpeg;
+pub mod numeric;
+pub mod runs;
+#[cfg(feature = "cuda")]
+pub mod standin;
+pub mod synthetic;
+pub mod toys;
+
+pub use child::*;
 
 use feedline::dataset::Records;
 use feedline::storage::{Direct, Mode};

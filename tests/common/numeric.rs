@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
-use crate::common::{Dir, had};
+use super::{Dir, had};
 use feedline::dataset::Dataset;
 use feedline::storage::{Direct, Mode};
 use feedline::{Loader, Order, Result};

@@ -8,7 +8,7 @@
 
 #![allow(dead_code, reason = "each binary uses its own part")]
 
-use crate::driver::{Result, said};
+use super::driver::{Result, said};
 use feedline::dataset::Records;
 use feedline::decode::{Ctx, Decoder};
 use feedline::device::cuda::Stream;

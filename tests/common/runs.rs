@@ -7,7 +7,7 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
-use crate::common::{Dir, READERS, noise, reader};
+use super::{Dir, READERS, noise, reader};
 use bytes::Bytes;
 use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, DatasetExt, Parts, Records};
 use feedline::decode::Scratch;

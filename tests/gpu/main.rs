@@ -26,14 +26,10 @@
 mod common;
 #[path = "../common/driver.rs"]
 mod driver;
-#[path = "../common/kernels.rs"]
-mod kernels;
 #[path = "../common/pull.rs"]
 mod pull;
-#[path = "../common/standin.rs"]
-mod standin;
 #[allow(dead_code, reason = "of other tests")]
-#[path = "../real_faults/sys.rs"]
+#[path = "../faults/real/sys.rs"]
 mod sys;
 
 mod capture;
@@ -55,6 +51,8 @@ mod stand;
 mod torch;
 mod verdicts;
 mod watch;
+
+use common::{kernels, standin};
 
 use clap::Parser;
 use feedline::device::cuda;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! kernels/finish.cu ── build.py (NVRTC, by hand) ──► kernels/finish.ptx ── in this binary; compiled by the driver
-//!          └── runs on the CPU in tests/kernels.rs
+//!          └── runs on the CPU in tests/device/kernels.rs
 //! ```
 //!
 //! Limits: rows < 2^31; pictures as `finish.rs` has checked them. Any launch shape gives the same bytes, so the shapes

@@ -1,0 +1,12 @@
+//! What is measured of the whole process: heap, memory, threads, descriptors, the kernel's counters. Each test is a process of its
+//! own, one after another.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod allocations;
+mod cancel;
+mod footprint;
+mod shutdown;
+mod soak;
+mod truth;

@@ -1,0 +1,176 @@
+//! Loaders that run for long while something breaks every second: every row is right or named, and what the process has of
+//! the system does not grow.
+//!
+//! ```text
+//! every second: a fault ──► reads ──► loader (substitutes) ──► rows against the oracle
+//! every few seconds: the loader is dropped, the process is looked at, another one is built: next reader, next dataset
+//! ```
+//!
+//! `cargo test` runs it for some seconds; `FEEDLINE_SOAK=3600 cargo test --release --test alone soak:: -- --nocapture` for an hour, and
+//! prints a line a minute.
+
+use crate::common::*;
+use feedline::dataset::DatasetExt;
+use feedline::storage::{Fault, Faulty};
+use feedline::{Loader, OnBadSample, Order, Status};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const RECORD: usize = 3000;
+const COUNT: usize = 2000;
+
+/// What the process has of the system, with nothing of a loader in it.
+#[derive(Clone, Copy, Debug, Default)]
+struct House {
+    anonymous_kib: u64,
+    descriptors: u64,
+    threads: u64,
+    maps: u64,
+}
+
+impl House {
+    fn now() -> Self {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let number = |key: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default();
+            line.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0)
+        };
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap().lines().count() as u64;
+        let (anonymous_kib, threads) = (number("RssAnon:"), number("Threads:"));
+        Self { anonymous_kib, descriptors: descriptors().len() as u64, threads, maps }
+    }
+
+    fn most(self, other: Self) -> Self {
+        Self {
+            anonymous_kib: self.anonymous_kib.max(other.anonymous_kib),
+            descriptors: self.descriptors.max(other.descriptors),
+            threads: self.threads.max(other.threads),
+            maps: self.maps.max(other.maps),
+        }
+    }
+}
+
+/// A fault each second, of every kind in turn: some pass, some are noticed, some hit many reads in a row.
+fn break_things(faulty: &Faulty, stop: &AtomicBool, every: Duration) {
+    let codes = [5, 11, 4, 116, 2, 12, 13, 110, 6];
+    let mut turn = 0_usize;
+    while !stop.load(Ordering::Relaxed) {
+        let fault = match turn % 8 {
+            0 | 4 => Fault::Error(codes[turn / 4 % codes.len()]),
+            1 => Fault::Flipped,
+            2 => Fault::Short(700),
+            3 => Fault::Zero,
+            5 => Fault::Late(Duration::from_millis(80)),
+            6 => Fault::Elsewhere,
+            _ => Fault::Error(5),
+        };
+        faulty.inject([1, 3, 1, 12][turn % 4], fault);
+        turn += 1;
+        std::thread::sleep(every);
+    }
+}
+
+#[derive(Default)]
+struct Done {
+    rows: u64,
+    substituted: u64,
+    recovered: u64,
+    errors: u64,
+}
+
+/// Epochs for about `time`, every row compared.
+fn run(loader: &Loader, bytes: &[u8], time: Duration, done: &mut Done) {
+    let started = Instant::now();
+    let mut epoch = 0;
+    while started.elapsed() < time {
+        for batch in loader.epoch(epoch).unwrap() {
+            let batch = match batch {
+                Ok(batch) => batch,
+                Err(error) => {
+                    // Not the sample's fault, as when memory or descriptors are short: said, and gone on from.
+                    assert!(error.site().path.is_some() && error.site().sample.is_some(), "{error}");
+                    done.errors += 1;
+                    break;
+                }
+            };
+            for ((id, row), status) in rows(&batch).into_iter().zip(batch.status()) {
+                assert!(row == bytes[id as usize * RECORD..][..RECORD], "row of {id}, status {status}");
+                done.rows += 1;
+                done.substituted += u64::from(*status == Status::Substitute as u8);
+            }
+            if started.elapsed() >= time {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        epoch += 1;
+    }
+    done.recovered += loader.report().recovered;
+    assert_eq!(loader.report().leaked, 0);
+}
+
+fn life(path: &Path, index: &Path, bytes: &[u8], turn: usize, faulty: &Arc<Faulty>, time: Duration, done: &mut Done) {
+    let (mode, direct) = reader(turn);
+    let dataset = records(path, RECORD).checked(index).unwrap();
+    let builder = Loader::builder(dataset).order(Order::shuffled(turn as u64)).batch_size(32).workers(2);
+    let policy = OnBadSample::Substitute { budget: u64::MAX };
+    let loader = build(builder.reader(mode).direct(direct).on_bad_sample(policy).faulty(faulty.clone()));
+    run(&loader, bytes, time, done);
+}
+
+#[test]
+fn nothing_grows_and_no_row_is_wrong_while_something_breaks_every_second() {
+    if !alone(&here!()) {
+        return;
+    }
+    let seconds = std::env::var("FEEDLINE_SOAK").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(6);
+    let time = Duration::from_secs(seconds);
+    // A short run breaks things faster, so that it sees some.
+    let every = if seconds >= 60 { Duration::from_secs(1) } else { Duration::from_millis(20) };
+    let one = (time / 20).clamp(Duration::from_millis(300), Duration::from_secs(10));
+    let dir = Dir::new();
+    let (path, bytes) = records_file(&dir, COUNT, RECORD);
+    let (index, faulty, stop) = (dir.path("records.crc"), Arc::new(Faulty::new()), AtomicBool::new(false));
+    let (mut done, mut early, mut late) = (Done::default(), House::default(), House::default());
+    let minute = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| break_things(&faulty, &stop, every));
+        let started = Instant::now();
+        let mut turn = 0;
+        while started.elapsed() < time {
+            life(&path, &index, &bytes, turn, &faulty, one, &mut done);
+            let house = House::now();
+            // Every reader has run once before anything is compared.
+            if turn >= READERS.len() && started.elapsed() < time / 2 {
+                early = early.most(house);
+            } else if started.elapsed() >= time / 2 {
+                late = late.most(house);
+            }
+            turn += 1;
+            if started.elapsed().as_secs() / 60 > minute.load(Ordering::Relaxed) {
+                minute.store(started.elapsed().as_secs() / 60, Ordering::Relaxed);
+                println!("minute {}: {house:?}", minute.load(Ordering::Relaxed));
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    println!(
+        "{seconds} s: {} faults, {} rows right, {} substituted, {} reads recovered, {} errors; {early:?}, then {late:?}",
+        faulty.injected(),
+        done.rows,
+        done.substituted,
+        done.recovered,
+        done.errors
+    );
+    assert!(faulty.injected() > 0 && done.rows > 0);
+    if early.threads > 0 {
+        assert!(late.descriptors <= early.descriptors && late.threads <= early.threads, "{early:?} {late:?}");
+        // The allocator's arenas and stacks that it keeps.
+        assert!(
+            late.anonymous_kib <= early.anonymous_kib + 16_384 && late.maps <= early.maps + 40,
+            "{early:?} {late:?}"
+        );
+    }
+}

@@ -1,0 +1,172 @@
+//! Several loaders of one process, one budget: nobody gets more than what is left for all, and what is dropped is free.
+
+use crate::common::*;
+use feedline::{Budget, ErrorKind, Loader, LoaderBuilder, Order};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const RECORD: usize = 4096;
+const COUNT: usize = 200;
+const MIB: usize = 1 << 20;
+/// Less than a loader would take of its own accord, and more than it needs.
+const SHARE: usize = 4 * MIB;
+
+fn loader_of(path: &Path) -> LoaderBuilder {
+    Loader::builder(records(path, RECORD)).order(Order::shuffled(5)).batch_size(16).workers(1)
+}
+
+fn whole(loader: &Loader, bytes: &[u8]) -> bool {
+    let rows = pull(loader, 0).unwrap();
+    rows.len() == COUNT && rows.iter().all(|(id, row)| *row == bytes[*id as usize * RECORD..][..RECORD])
+}
+
+#[test]
+fn four_loaders_stay_within_one_budget_and_each_delivers_everything() {
+    let dir = Dir::new();
+    let (path, bytes) = records_file(&dir, COUNT, RECORD);
+    assert!(loader_of(&path).build().unwrap().plan().total() > SHARE, "the budget would not bind");
+    let budget = Budget::new(4 * SHARE, 4);
+    let loaders: Vec<_> = (0..4).map(|_| build(loader_of(&path).shared_budget(&budget))).collect();
+    let taken: usize = loaders.iter().map(|loader| loader.plan().total()).sum();
+    assert!(taken <= budget.bytes());
+    assert_eq!(budget.free(), budget.bytes() - taken);
+    let text = loaders[0].plan().to_string();
+    assert!(
+        text.contains("budget 4.0 MiB: 1/4 of the 16.0 MiB free in a budget of 16.0 MiB for 4 loaders\n"),
+        "{text}"
+    );
+    std::thread::scope(|scope| {
+        for loader in &loaders {
+            scope.spawn(|| assert!(whole(loader, &bytes)));
+        }
+    });
+    let error = loader_of(&path).shared_budget(&budget).build().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Budget);
+    assert!(error.to_string().contains("for 4 loaders, and as many are alive"), "{error}");
+    drop(loaders);
+    assert_eq!(budget.free(), budget.bytes());
+}
+
+#[test]
+fn a_small_loader_leaves_the_others_more() {
+    let dir = Dir::new();
+    let (path, _) = records_file(&dir, COUNT, RECORD);
+    let budget = Budget::new(3 * SHARE, 3);
+    let small = build(loader_of(&path).memory_budget(SHARE / 2).shared_budget(&budget));
+    let text = small.plan().to_string();
+    assert!(text.contains("budget 2.0 MiB, less than 1/3 of the 12.0 MiB free"), "{text}");
+    let part = (budget.bytes() - small.plan().total()) / 2;
+    assert!(part > SHARE);
+    let next = build(loader_of(&path).shared_budget(&budget));
+    assert_eq!(next.plan().budget, Some(part));
+    let last = build(loader_of(&path).shared_budget(&budget));
+    assert_eq!(last.plan().budget, Some(budget.bytes() - small.plan().total() - next.plan().total()));
+}
+
+#[test]
+fn bytes_are_free_when_the_loader_its_epoch_and_its_batches_are_gone() {
+    let dir = Dir::new();
+    let (path, bytes) = records_file(&dir, COUNT, RECORD);
+    let budget = Budget::new(2 * SHARE, 2);
+    let _other = build(loader_of(&path).shared_budget(&budget));
+    let before = budget.free();
+    for mapped in [false, true] {
+        let mut builder = loader_of(&path).shared_budget(&budget);
+        if mapped {
+            builder = builder.map_batch(|_, _| Ok(()));
+        }
+        let loader = build(builder);
+        let left = budget.free();
+        assert_eq!(left, before - loader.plan().total());
+        let mut epoch = loader.epoch(0).unwrap();
+        let batch = epoch.next().unwrap().unwrap();
+        drop(loader);
+        assert_eq!(budget.free(), left, "an epoch keeps the loader's threads and memory");
+        drop(epoch);
+        assert_eq!(budget.free(), left, "a batch lies in the loader's memory");
+        drop(batch);
+        assert_eq!(budget.free(), before);
+        let again = build(loader_of(&path).shared_budget(&budget));
+        assert_eq!(again.plan().budget, Some(before));
+        assert!(whole(&again, &bytes));
+    }
+}
+
+#[test]
+fn a_loader_that_does_not_fit_its_part_is_refused_with_the_sum_and_takes_nothing() {
+    let dir = Dir::new();
+    let (path, bytes) = records_file(&dir, COUNT, RECORD);
+    let budget = Budget::new(2 * SHARE, 2);
+    // Seven slots of 0.8 MiB are more than a half, and less than what the small one leaves.
+    let large = || loader_of(&path).batch_size(COUNT).slots(7).shared_budget(&budget);
+    let error = large().build().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Budget);
+    let text = error.to_string();
+    let words = [
+        "4.0 MiB are allowed, ",
+        "loaders that need less, built first, leave more:",
+        "batch slots",
+        "  sum ",
+        "budget 4.0 MiB: 1/2 of the 8.0 MiB free in a budget of 8.0 MiB for 2 loaders",
+    ];
+    for word in words {
+        assert!(text.contains(word), "{word} is not in {text}");
+    }
+    assert_eq!(budget.free(), budget.bytes());
+    let small = build(loader_of(&path).memory_budget(MIB).shared_budget(&budget));
+    let fits = build(large());
+    assert!(whole(&small, &bytes) && whole(&fits, &bytes));
+}
+
+#[test]
+fn a_build_that_fails_after_its_memory_was_reserved_gives_it_back() {
+    let dir = Dir::new();
+    let (path, bytes) = records_file(&dir, COUNT, RECORD);
+    let other = dir.write("other.bin", &noise(COUNT * RECORD, 99));
+    let saved = loader_of(&other).build().unwrap().state().unwrap();
+    let budget = Budget::new(2 * SHARE, 2);
+    for _ in 0..3 {
+        let error = loader_of(&path).shared_budget(&budget).resume(saved.clone()).build().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::FingerprintMismatch, "{error}");
+        assert_eq!(budget.free(), budget.bytes());
+    }
+    let kept: Vec<_> = (0..2).map(|_| build(loader_of(&path).shared_budget(&budget))).collect();
+    assert!(kept.iter().all(|loader| loader.plan().budget >= Some(SHARE) && whole(loader, &bytes)));
+}
+
+#[test]
+fn loaders_that_come_and_go_on_many_threads_never_have_more_than_the_budget() {
+    let dir = Dir::new();
+    let (path, bytes) = records_file(&dir, COUNT, RECORD);
+    let budget = Budget::new(4 * SHARE, 4);
+    let (alive, refused) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        // One more than there are places.
+        for thread in 0..5_usize {
+            let (path, bytes, budget, alive, refused) = (&path, &bytes, &budget, &alive, &refused);
+            scope.spawn(move || {
+                for round in 0..8 {
+                    let own = if (thread + round).is_multiple_of(2) { SHARE / 2 } else { 64 * MIB };
+                    let loader = match loader_of(path).memory_budget(own).shared_budget(budget).build() {
+                        Ok(loader) => loader,
+                        Err(error) => {
+                            assert_eq!(error.kind(), ErrorKind::Budget, "{error}");
+                            refused.fetch_add(1, Ordering::Relaxed);
+                            continue;
+                        }
+                    };
+                    let total = loader.plan().total();
+                    let sum = alive.fetch_add(total, Ordering::SeqCst) + total;
+                    assert!(sum <= budget.bytes(), "{sum} bytes");
+                    assert!(loader.epoch(0).unwrap().all(|batch| {
+                        rows(&batch.unwrap()).iter().all(|(id, row)| *row == bytes[*id as usize * RECORD..][..RECORD])
+                    }));
+                    alive.fetch_sub(total, Ordering::SeqCst);
+                    drop(loader);
+                }
+            });
+        }
+    });
+    assert_eq!(budget.free(), budget.bytes());
+    assert!(refused.load(Ordering::Relaxed) < 40, "nobody was built");
+}

@@ -1,0 +1,1007 @@
+//! What a loader promises, as sentences. Records are the data, `std::fs::read` is the oracle.
+
+use crate::common::*;
+use feedline::dataset::{Dataset, DatasetExt, Parts, Records};
+use feedline::decode::{Ctx, Decoder};
+use feedline::storage::{Direct, Extent, Mode, SourceId, Sources};
+use feedline::tensor::{DType, EncodedField, Field};
+use feedline::{Error, ErrorKind, LastBatch, Loader, Order, Result, Row, Stage};
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+fn expected(bytes: &[u8], record: usize, ids: &[u64]) -> Vec<(u64, Vec<u8>)> {
+    ids.iter().map(|id| (*id, bytes[*id as usize * record..][..record].to_vec())).collect()
+}
+
+#[test]
+fn every_sample_comes_once_with_its_bytes_by_every_reader_and_size() {
+    let dir = Dir::new();
+    // 512 and 4096 fit the alignment of O_DIRECT, 100 and 5000 do not, 1 is as odd as it gets.
+    for (count, record) in [(1, 512), (37, 4096), (300, 100), (70, 5000), (1000, 1), (5, 150_528)] {
+        let (path, bytes) = records_file(&dir, count, record);
+        for (mode, direct) in readers() {
+            for batch_size in [1, 7, 64] {
+                let loader =
+                    build(Loader::builder(records(&path, record)).batch_size(batch_size).reader(mode).direct(direct));
+                let ids: Vec<u64> = (0..count as u64).collect();
+                let got = pull(&loader, 0).unwrap();
+                assert!(got == expected(&bytes, record, &ids), "{count} × {record}, {mode:?} {direct:?}, {batch_size}");
+            }
+        }
+    }
+}
+
+#[test]
+fn order_and_bytes_do_not_depend_on_workers_reader_depth_or_slots() {
+    let dir = Dir::new();
+    let (path, bytes) = records_file(&dir, 501, 1024);
+    let ids = Order::shuffled(7).preview(501, 3, 501).unwrap();
+    let expected = expected(&bytes, 1024, &ids);
+    for workers in [1, 2, 4, 8] {
+        for (mode, direct) in readers() {
+            for (depth, slots) in [(1, 2), (64, 9)] {
+                let builder = Loader::builder(records(&path, 1024)).order(Order::shuffled(7)).batch_size(50);
+                let loader = build(builder.workers(workers).reader(mode).direct(direct).depth(depth).slots(slots));
+                assert!(
+                    pull(&loader, 3).unwrap() == expected,
+                    "{workers} workers, {mode:?} {direct:?}, {depth} {slots}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_shuffled_epoch_is_another_permutation_each_time_and_the_same_when_asked_again() {
+    let loader = build(Loader::builder(in_memory(100, 8)).order(Order::shuffled(1)));
+    let ids = |epoch| pull(&loader, epoch).unwrap().into_iter().map(|(id, _)| id).collect::<Vec<_>>();
+    let (first, second) = (ids(0), ids(1));
+    assert_ne!(first, second);
+    assert_eq!(first, ids(0));
+    for mut order in [first, second] {
+        order.sort_unstable();
+        assert_eq!(order, (0..100).collect::<Vec<_>>());
+    }
+}
+
+fn in_memory(count: usize, record: usize) -> Records {
+    Records::builder(record).open_bytes(noise(count * record, 5)).unwrap()
+}
+
+#[test]
+fn memory_sources_need_no_storage() {
+    let bytes = noise(640, 5);
+    let loader = build(Loader::builder(in_memory(10, 64)).batch_size(3));
+    assert!(pull(&loader, 0).unwrap() == expected(&bytes, 64, &(0..10).collect::<Vec<_>>()));
+    assert_eq!(loader.report().reads.ops, 0);
+}
+
+#[test]
+fn several_files_follow_each_other_and_headers_are_skipped() {
+    let dir = Dir::new();
+    let (mut files, mut all) = (Vec::new(), Vec::new());
+    for (index, count) in [3_usize, 0, 5, 1].into_iter().enumerate() {
+        let body = noise(count * 600, index as u64 + 1);
+        let bytes: Vec<u8> = [vec![0xee; 100], body.clone()].concat();
+        files.push(dir.write(&format!("{index}.bin"), &bytes));
+        all.extend(body);
+    }
+    for (mode, direct) in readers() {
+        let records = Records::builder(600).header(100).open_files(&files).unwrap();
+        let loader = build(Loader::builder(records).batch_size(4).reader(mode).direct(direct));
+        assert!(pull(&loader, 0).unwrap() == expected(&all, 600, &(0..9).collect::<Vec<_>>()), "{mode:?}");
+    }
+}
+
+#[test]
+fn the_last_batch_is_kept_or_dropped_and_the_size_is_known_before() {
+    for (count, size, last, batches) in [
+        (10, 4, LastBatch::Keep, vec![4, 4, 2]),
+        (10, 4, LastBatch::Drop, vec![4, 4]),
+        (8, 4, LastBatch::Drop, vec![4, 4]),
+        (3, 4, LastBatch::Keep, vec![3]),
+    ] {
+        let loader = build(Loader::builder(in_memory(count, 16)).batch_size(size).last_batch(last));
+        assert_eq!(loader.batches_per_epoch().unwrap(), batches.len() as u64);
+        let mut epoch = loader.epoch(0).unwrap();
+        for (done, rows) in batches.iter().enumerate() {
+            assert_eq!(epoch.size_hint(), (batches.len() - done, Some(batches.len() - done)));
+            let batch = epoch.next().unwrap().unwrap();
+            assert_eq!((batch.len(), batch.index()), (*rows, done as u64));
+        }
+        assert_eq!(epoch.size_hint(), (0, Some(0)));
+        assert!(epoch.next().is_none() && epoch.next().is_none());
+    }
+}
+
+#[test]
+fn epochs_in_one_iterator_are_the_epochs_one_by_one() {
+    let loader = build(Loader::builder(in_memory(23, 8)).order(Order::shuffled(3)).batch_size(5));
+    let apart: Vec<_> = (2..6).flat_map(|epoch| pull(&loader, epoch).unwrap()).collect();
+    let mut together = Vec::new();
+    let mut epochs = Vec::new();
+    for batch in loader.epochs(2..6).unwrap() {
+        let batch = batch.unwrap();
+        epochs.push(batch.epoch());
+        together.extend(rows(&batch));
+    }
+    assert!(apart == together);
+    assert_eq!(epochs, [2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 4, 4, 4, 4, 4, 5, 5, 5, 5, 5]);
+}
+
+#[test]
+fn a_batch_outlives_its_epoch_and_its_loader() {
+    let bytes = noise(20 * 32, 5);
+    let loader = build(Loader::builder(in_memory(20, 32)).batch_size(10));
+    let mut epoch = loader.epoch(0).unwrap();
+    let batch = epoch.next().unwrap().unwrap();
+    drop(epoch);
+    drop(loader);
+    assert!(rows(&batch) == expected(&bytes, 32, &(0..10).collect::<Vec<_>>()));
+    std::thread::spawn(move || drop(batch)).join().unwrap();
+}
+
+#[test]
+fn a_second_live_epoch_is_an_error_and_the_next_one_works_after_a_drop_in_the_middle() {
+    let loader = build(Loader::builder(in_memory(50, 32)).batch_size(5));
+    let mut epoch = loader.epoch(0).unwrap();
+    epoch.next().unwrap().unwrap();
+    assert_eq!(loader.epoch(1).err().unwrap().kind(), ErrorKind::EpochLive);
+    drop(epoch);
+    for taken in 0..10 {
+        let got = loader.epoch(taken).unwrap().take(taken as usize).map(|batch| batch.unwrap().len()).sum::<usize>();
+        assert_eq!(got, 5 * taken as usize);
+    }
+    assert_eq!(pull(&loader, 0).unwrap().len(), 50);
+}
+
+#[test]
+fn holding_every_batch_is_an_error_after_the_deadline_and_dropping_one_goes_on() {
+    let loader =
+        build(Loader::builder(in_memory(60, 8)).batch_size(5).slots(3).held_deadline(Duration::from_millis(200)));
+    let mut epoch = loader.epoch(0).unwrap();
+    let mut held: Vec<_> = (0..3).map(|_| epoch.next().unwrap().unwrap()).collect();
+    let error = epoch.next().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::BatchesHeld);
+    assert!(error.to_string().contains("all 3 batches"), "{error}");
+    held.remove(1);
+    assert_eq!(epoch.next().unwrap().unwrap().ids(), [15, 16, 17, 18, 19]);
+    drop(held);
+    assert_eq!(epoch.map(|batch| batch.unwrap().len()).sum::<usize>(), 40);
+}
+
+#[test]
+fn waits_with_limits_give_what_waits_without_give() {
+    for limit in [Duration::ZERO, Duration::from_micros(50), Duration::from_secs(600), Duration::MAX] {
+        let dir = Dir::new();
+        let (path, _) = records_file(&dir, 301, 1000);
+        let loader = build(Loader::builder(records(&path, 1000)).order(Order::shuffled(2)).batch_size(10).slots(3));
+        let expected = pull(&loader, 1).unwrap();
+        let (mut epoch, mut got, mut ends) = (loader.epoch(1).unwrap(), Vec::new(), 0);
+        while ends < 2 {
+            match epoch.next_within(limit) {
+                Poll::Ready(Some(batch)) => got.extend(rows(&batch.unwrap())),
+                Poll::Ready(None) => ends += 1,
+                Poll::Pending => assert!(limit < Duration::from_secs(1)),
+            }
+        }
+        assert!(got == expected, "{limit:?}");
+    }
+}
+
+#[test]
+fn a_wait_that_was_cut_short_loses_nothing_and_counts() {
+    let builder = Loader::builder(in_memory(60, 8)).batch_size(5).slots(2).held_deadline(Duration::from_secs(600));
+    let loader = build(builder);
+    let mut epoch = loader.epoch(0).unwrap();
+    let mut held = vec![epoch.next().unwrap().unwrap(), epoch.next().unwrap().unwrap()];
+    let before = loader.report().starved;
+    for _ in 0..4 {
+        // Nothing can come while every slot is held.
+        assert!(epoch.next_within(Duration::from_millis(15)).is_pending());
+    }
+    assert_eq!((epoch.position(), epoch.len()), (2, 10));
+    held.pop();
+    assert_eq!(epoch.next().unwrap().unwrap().ids(), [10, 11, 12, 13, 14]);
+    assert!(loader.report().starved - before >= Duration::from_millis(60), "{}", loader.report());
+    held.clear();
+    assert_eq!(epoch.map(|batch| batch.unwrap().len()).sum::<usize>(), 45);
+}
+
+#[test]
+fn what_was_waited_counts_at_once_and_when_it_was_in_vain() {
+    const LIMIT: Duration = Duration::from_millis(30);
+    let loader = build(Loader::builder(in_memory(60, 8)).batch_size(5).slots(1).held_deadline(LIMIT));
+    let waited = || Duration::from_nanos(loader.snapshot().consumer.waited_ns);
+    // By an iterator that is given up.
+    let mut epoch = loader.epoch(0).unwrap();
+    let held = epoch.next().unwrap().unwrap();
+    assert!(epoch.next_within(LIMIT / 2).is_pending());
+    drop((epoch, held));
+    let before = waited();
+    assert!(before >= LIMIT / 2, "{before:?}");
+    // While it waits, and by an error.
+    let mut epoch = loader.epoch(1).unwrap();
+    let _held = epoch.next().unwrap().unwrap();
+    assert_eq!(waited(), before, "first batches do not count");
+    std::thread::scope(|scope| {
+        scope.spawn(|| while waited() < before + LIMIT / 2 {});
+        assert_eq!(epoch.next().unwrap().unwrap_err().kind(), ErrorKind::BatchesHeld);
+    });
+    assert!(waited() >= before + LIMIT);
+    assert_eq!(waited(), loader.report().starved, "nobody waits");
+}
+
+#[test]
+fn without_its_meters_a_loader_measures_nothing() {
+    use feedline::profile::{Consumer, Latency, Order as Planning, Timeline};
+    let dir = Dir::new();
+    let (path, _) = records_file(&dir, 300, 1000);
+    let from_file = Loader::builder(records(&path, 1000)).batch_size(10);
+    for builder in [Loader::builder(in_memory(60, 8)).batch_size(5), from_file] {
+        let loader = build(builder.unmeasured());
+        assert!(loader.epochs(0..3).unwrap().all(|batch| batch.is_ok()));
+        let snapshot = loader.snapshot();
+        assert_eq!(snapshot.consumer.handed().batches, 0);
+        let mut consumer = snapshot.consumer;
+        consumer.steady = None;
+        assert_eq!((consumer, snapshot.order), (Consumer::default(), Planning::default()));
+        let (storage, decode, slots) = (snapshot.storage, snapshot.decode, snapshot.slots);
+        let numbers = [storage.busy_ns, storage.in_flight_ns, storage.reads, storage.bytes, storage.cached_bytes];
+        assert_eq!((numbers, storage.latency, decode.latency), ([0; 5], Latency::default(), Latency::default()));
+        assert_eq!([decode.busy_ns, decode.starved_ns, decode.ahead_ns, decode.queued_ns, decode.samples], [0; 5]);
+        assert_eq!([slots.free_ns, slots.filling_ns, slots.full_ns, slots.held_ns], [0; 4]);
+        let Timeline { batches, gauges, tracks, .. } = loader.timeline();
+        assert_eq!((batches, gauges), (vec![], vec![]));
+        assert!(tracks.iter().all(|track| track.spans.is_empty()), "{tracks:?}");
+    }
+}
+
+#[test]
+fn short_waits_add_up_to_the_deadline_of_who_holds_every_batch() {
+    let builder = Loader::builder(in_memory(60, 8)).batch_size(5).slots(2).held_deadline(Duration::from_millis(60));
+    let loader = build(builder);
+    let mut epoch = loader.epoch(0).unwrap();
+    let held = [epoch.next().unwrap().unwrap(), epoch.next().unwrap().unwrap()];
+    let mut calls = 0;
+    let error = loop {
+        calls += 1;
+        assert!(calls < 100_000, "the deadline never came");
+        if let Poll::Ready(next) = epoch.next_within(Duration::from_millis(1)) {
+            break next.unwrap().unwrap_err();
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::BatchesHeld);
+    drop(held);
+    assert_eq!(epoch.map(|batch| batch.unwrap().len()).sum::<usize>(), 50);
+}
+
+/// Fails in a chosen way on chosen samples.
+struct Trap {
+    bad: Vec<u64>,
+    panics: bool,
+}
+
+impl Decoder for Trap {
+    fn outputs(&self, _: &EncodedField) -> Result<Vec<Field>> {
+        Ok(vec![Field::fixed("record", DType::U8, [8])])
+    }
+
+    fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
+        if self.bad.contains(&ctx.id()) {
+            assert!(!self.panics, "trapped by sample {}", ctx.id());
+            return Err(Error::decode("trapped"));
+        }
+        out.copy_from(ctx.fields().start, input)
+    }
+}
+
+#[test]
+fn an_error_or_panic_of_a_decoder_names_the_sample_and_ends_the_epoch_exactly_once() {
+    let dir = Dir::new();
+    let (path, _) = records_file(&dir, 100, 8);
+    for (mode, direct) in readers() {
+        for panics in [false, true] {
+            // The order of delivery decides which error is seen: batch 3 before 7, the lower row of batch 3 first.
+            let trap = Trap { bad: vec![71, 36, 34], panics };
+            let builder = Loader::builder(records(&path, 8)).decode_field("record", trap).batch_size(10).workers(3);
+            let loader = build(builder.reader(mode).direct(direct));
+            for _ in 0..2 {
+                let mut epoch = loader.epoch(0).unwrap();
+                for batch in 0..3 {
+                    assert_eq!(epoch.next().unwrap().unwrap().index(), batch);
+                }
+                let error = epoch.next().unwrap().unwrap_err();
+                let kind = if panics { ErrorKind::Panicked } else { ErrorKind::Decode };
+                assert_eq!(
+                    (error.kind(), error.site().sample, error.site().batch),
+                    (kind, Some(34), Some(3)),
+                    "{error}"
+                );
+                {
+                    assert_eq!(error.site().path.as_deref(), Some(path.as_path()));
+                    assert_eq!((error.site().offset, error.site().len), (Some(34 * 8), Some(8)));
+                }
+                assert!(epoch.next().is_none());
+                assert_eq!(epoch.size_hint(), (0, Some(0)));
+            }
+        }
+    }
+}
+
+#[test]
+fn errors_and_panics_of_transforms_become_errors_too() {
+    let bad = |what: &str| {
+        let message = what.to_string();
+        let builder = Loader::builder(in_memory(40, 8)).batch_size(10);
+        match what {
+            "map error" => {
+                builder.map(move |_, ctx| if ctx.id() == 25 { Err(Error::user(message.clone())) } else { Ok(()) })
+            }
+            "map panic" => builder.map(|_, ctx| {
+                assert!(ctx.id() != 25, "map panic");
+                Ok(())
+            }),
+            "batch error" => builder
+                .map_batch(move |batch, _| if batch.index() == 2 { Err(Error::user(message.clone())) } else { Ok(()) }),
+            _ => builder.map_batch(|batch, _| {
+                assert!(batch.index() != 2, "batch panic");
+                Ok(())
+            }),
+        }
+    };
+    for what in ["map error", "map panic", "batch error", "batch panic"] {
+        let loader = build(bad(what));
+        let mut epoch = loader.epoch(0).unwrap();
+        assert!(epoch.next().unwrap().is_ok() && epoch.next().unwrap().is_ok());
+        let error = epoch.next().unwrap().unwrap_err();
+        assert!(error.to_string().contains(what), "{error}");
+        assert_eq!((error.stage(), error.site().batch), (Stage::Map, Some(2)), "{error}");
+        assert!(epoch.next().is_none());
+    }
+}
+
+#[test]
+fn transforms_add_fields_see_their_own_draws_and_do_not_depend_on_workers() {
+    let run = |workers| {
+        let classes = (0..64).map(|id| id % 4).collect();
+        let records = Records::builder(4).classes(classes).open_bytes(noise(256, 1)).unwrap();
+        let loader = build(
+            Loader::builder(records)
+                .batch_size(10)
+                .workers(workers)
+                .order(Order::shuffled(9))
+                .map_adding([Field::fixed("one_hot", DType::F32, [4])], |row, ctx| {
+                    let (label, one_hot) = (row.index_of("label")?, row.index_of("one_hot")?);
+                    let (label, one_hot) = row.two_mut::<i64, f32>(label, one_hot)?;
+                    one_hot[label[0] as usize] = 1.0;
+                    row.bytes_mut(0)[0] = ctx.draws("noise").below(256) as u8;
+                    Ok(())
+                })
+                .map_batch(|batch, ctx| {
+                    let mut draws = ctx.draws("mixup");
+                    let field = batch.index_of("one_hot")?;
+                    let share = draws.next_f64() as f32;
+                    let rows = batch.slice_mut::<f32>(field)?;
+                    rows.iter_mut().for_each(|value| *value *= share);
+                    Ok(())
+                })
+                .keep(["one_hot", "record"]),
+        );
+        let mut out = Vec::new();
+        for batch in loader.epoch(1).unwrap() {
+            let batch = batch.unwrap();
+            assert!(batch.field("label").is_err());
+            let one_hot = batch.field("one_hot").unwrap();
+            assert_eq!((one_hot.shape(), one_hot.strides()), (vec![batch.len(), 4], vec![4, 1]));
+            for (row, id) in batch.ids().iter().enumerate() {
+                let values = one_hot.row::<f32>(row).unwrap();
+                assert!(values.iter().enumerate().all(|(class, value)| (*value > 0.0) == (class as u64 == id % 4)));
+            }
+            out.push((
+                batch.ids().to_vec(),
+                one_hot.as_bytes().unwrap().to_vec(),
+                batch.field("record").unwrap().as_bytes().unwrap().to_vec(),
+            ));
+        }
+        out
+    };
+    let one = run(1);
+    assert_eq!(one.len(), 7);
+    for workers in [2, 5] {
+        assert!(one == run(workers));
+    }
+}
+
+/// Two files and the index make a sample: a framed payload, a raw vector that is read in place, a label in memory.
+struct Many {
+    sources: Arc<Sources>,
+    schema: Vec<EncodedField>,
+    labels: Vec<i64>,
+    twist: Twist,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Twist {
+    None,
+    PastTheEnd,
+    Huge,
+    ForgetsAField,
+    NoSuchField,
+    NoSuchSource,
+    Twice,
+    Overflow,
+    Panics,
+}
+
+impl Many {
+    fn new(dir: &Dir, twist: Twist) -> (Self, Vec<u8>, Vec<u8>) {
+        let framed = noise(50 * 20, 1);
+        let raw = noise(50 * 512, 2);
+        let mut sources = Sources::new();
+        sources.file(dir.write("framed", &framed), 1000).unwrap();
+        sources.file(dir.write("raw", &raw), 50 * 512).unwrap();
+        let schema = vec![
+            EncodedField::raw(Field::up_to("payload", DType::U8, 16)),
+            EncodedField::raw(Field::fixed("raw", DType::U8, [512])),
+            EncodedField::raw(Field::fixed("label", DType::I64, [])),
+        ];
+        (Self { sources: Arc::new(sources), schema, labels: (0..50).collect(), twist }, framed, raw)
+    }
+}
+
+impl Dataset for Many {
+    fn schema(&self) -> &[EncodedField] {
+        &self.schema
+    }
+    fn len(&self) -> u64 {
+        50
+    }
+    fn sources(&self) -> &Arc<Sources> {
+        &self.sources
+    }
+    fn sample_bytes_max(&self) -> u64 {
+        532
+    }
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        let odd = sample == 13;
+        assert!(!(odd && self.twist == Twist::Panics), "extents panics");
+        let at = |source, offset, len| Extent { source: SourceId::at(source), offset, len };
+        parts.framed(
+            0,
+            match self.twist {
+                Twist::PastTheEnd if odd => at(0, 990, 20),
+                Twist::Huge if odd => at(0, 0, 1 << 50),
+                Twist::NoSuchSource if odd => at(7, 0, 20),
+                Twist::Overflow if odd => at(0, u64::MAX, u64::MAX),
+                _ => at(0, sample * 20, 20),
+            },
+        );
+        parts.extent(if odd && self.twist == Twist::NoSuchField { 9 } else { 1 }, at(1, sample * 512, 512));
+        if odd && self.twist == Twist::Twice {
+            parts.extent(1, at(1, sample * 512, 512));
+        }
+        if !(odd && self.twist == Twist::ForgetsAField) {
+            parts.inline(2, bytemuck_bytes(&self.labels[sample as usize]));
+        }
+        Ok(())
+    }
+    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        assert_eq!(field, 0);
+        // A payload of another length for each sample; the first four bytes are its header.
+        Ok(&bytes[4..4 + (sample % 17) as usize])
+    }
+}
+
+fn bytemuck_bytes(value: &i64) -> &[u8] {
+    bytemuck::bytes_of(value)
+}
+
+#[test]
+fn a_sample_of_several_extents_framed_raw_and_inline_comes_together_by_every_reader() {
+    let dir = Dir::new();
+    for (mode, direct) in readers() {
+        let (dataset, framed, raw) = Many::new(&dir, Twist::None);
+        let loader =
+            build(Loader::builder(dataset).batch_size(8).reader(mode).direct(direct).order(Order::shuffled(2)));
+        let mut seen = 0;
+        for batch in loader.epoch(0).unwrap() {
+            let batch = batch.unwrap();
+            let (payload, rest) = (batch.field("payload").unwrap(), batch.field("raw").unwrap());
+            for (row, id) in batch.ids().iter().map(|id| *id as usize).enumerate() {
+                assert_eq!(payload.lens().unwrap()[row], id as u64 % 17);
+                assert_eq!(payload.row::<u8>(row).unwrap(), &framed[id * 20 + 4..][..id % 17], "{mode:?} {direct:?}");
+                assert!(payload.as_slice::<u8>().unwrap()[row * 16 + id % 17..(row + 1) * 16].iter().all(|b| *b == 0));
+                assert_eq!(rest.row::<u8>(row).unwrap(), &raw[id * 512..][..512]);
+                assert_eq!(batch.field("label").unwrap().row::<i64>(row).unwrap(), [id as i64]);
+                seen += 1;
+            }
+        }
+        assert_eq!(seen, 50);
+    }
+}
+
+#[test]
+fn a_dataset_that_lies_gets_a_typed_error_that_names_the_sample_and_nothing_hangs() {
+    let dir = Dir::new();
+    let cases = [
+        (Twist::PastTheEnd, ErrorKind::Truncated, "offset=990 len=20"),
+        (Twist::Huge, ErrorKind::Truncated, "behind the end"),
+        (Twist::Overflow, ErrorKind::Truncated, "behind the end"),
+        (Twist::Twice, ErrorKind::User, "`raw` twice"),
+        (Twist::NoSuchSource, ErrorKind::User, "names source 7"),
+        (Twist::ForgetsAField, ErrorKind::User, "`label`"),
+        (Twist::NoSuchField, ErrorKind::User, "names field 9"),
+        (Twist::Panics, ErrorKind::Panicked, "extents panics"),
+    ];
+    for (twist, kind, words) in cases {
+        for (mode, direct) in readers() {
+            let (dataset, ..) = Many::new(&dir, twist);
+            let loader = build(Loader::builder(dataset).batch_size(50).reader(mode).direct(direct));
+            let error = pull(&loader, 0).unwrap_err();
+            assert!(error.to_string().contains(words), "{mode:?} {direct:?}: {error}");
+            assert_eq!(error.kind(), kind, "{mode:?} {direct:?}: {error}");
+            if twist != Twist::Panics {
+                assert_eq!(error.site().sample, Some(13), "{error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_file_that_vanishes_shrinks_or_grows_after_it_was_opened_is_a_typed_error_naming_it() {
+    let dir = Dir::new();
+    let shrink =
+        |path: &std::path::Path, len| std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(len).unwrap();
+    for (mode, direct) in readers() {
+        for (what, kind) in
+            [("vanish", ErrorKind::NotFound), ("shrink", ErrorKind::Changed), ("grow", ErrorKind::Changed)]
+        {
+            let (path, _) = records_file(&dir, 16, 4096);
+            let loader = build(Loader::builder(records(&path, 4096)).batch_size(4).reader(mode).direct(direct));
+            match what {
+                "vanish" => std::fs::remove_file(&path).unwrap(),
+                "shrink" => shrink(&path, 9 * 4096),
+                _ => shrink(&path, 99 * 4096),
+            }
+            let error = pull(&loader, 0).unwrap_err();
+            assert_eq!(error.kind(), kind, "{mode:?} {direct:?} {what}: {error}");
+            assert_eq!(error.site().path.as_deref(), Some(path.as_path()), "{error}");
+            assert_eq!((error.site().sample, error.site().offset), (Some(0), Some(0)), "{error}");
+        }
+        // Cut while it is being read: the samples that are there come, the first that is not names its offset.
+        let (path, _) = records_file(&dir, 16, 4096);
+        let loader = build(Loader::builder(records(&path, 4096)).batch_size(1).slots(2).reader(mode).direct(direct));
+        let mut epoch = loader.epoch(0).unwrap();
+        epoch.next().unwrap().unwrap();
+        shrink(&path, 9 * 4096 + 100);
+        let error = epoch.find_map(Result::err).unwrap();
+        assert_eq!(
+            (error.kind(), error.site().sample),
+            (ErrorKind::Truncated, Some(9)),
+            "{mode:?} {direct:?}: {error}"
+        );
+        assert_eq!((error.site().offset, error.site().len), (Some(9 * 4096), Some(4096)), "{error}");
+    }
+}
+
+#[test]
+fn settings_that_are_not_legal_are_refused_by_build_in_words() {
+    let start = || Loader::builder(in_memory(10, 8));
+    let cases = [
+        (start().batch_size(0).build(), ErrorKind::Config, "batch_size"),
+        (start().workers(0).build(), ErrorKind::Config, "workers"),
+        (start().workers(100_000).build(), ErrorKind::Config, "1024 workers"),
+        (start().slots(0).build(), ErrorKind::Config, "slots"),
+        (
+            start().batch_size(11).last_batch(LastBatch::Drop).build(),
+            ErrorKind::Empty,
+            "an epoch of 10 samples has no batch of 11",
+        ),
+        (start().order(Order::indices([])).build(), ErrorKind::Empty, "no positions"),
+        (start().depth(0).build(), ErrorKind::Config, "depth"),
+        (start().keep(["x"]).build(), ErrorKind::Config, "`x`"),
+        (start().keep([]).build(), ErrorKind::Config, "no field"),
+        (start().decode_field("x", Trap { bad: vec![], panics: false }).build(), ErrorKind::Config, "no field `x`"),
+        (start().decode(Trap { bad: vec![], panics: false }).build(), ErrorKind::Config, "only raw"),
+        (
+            start().map_adding([Field::fixed("record", DType::U8, [1])], |_, _| Ok(())).build(),
+            ErrorKind::Config,
+            "two fields",
+        ),
+        (start().order(Order::indices([3, 10])).build(), ErrorKind::Config, "10"),
+        (start().memory_budget(1000).build(), ErrorKind::Budget, "sum"),
+        (start().batch_size(usize::MAX).build(), ErrorKind::Config, "batch_size"),
+        (start().reader(Mode::Mmap).direct(Direct::On).build(), ErrorKind::Config, "mmap"),
+    ];
+    for (index, (result, kind, words)) in cases.into_iter().enumerate() {
+        let error = result.err().unwrap_or_else(|| panic!("case {index} was accepted"));
+        assert_eq!(error.kind(), kind, "case {index}: {error}");
+        assert!(error.to_string().contains(words), "case {index}: {error}");
+    }
+}
+
+#[test]
+fn the_smallest_legal_budget_delivers_everything_and_one_byte_less_is_refused() {
+    let dir = Dir::new();
+    for (count, record, batch) in [(40, 100, 7), (25, 5000, 10), (64, 4096, 3)] {
+        let (path, bytes) = records_file(&dir, count, record);
+        for (mode, direct) in readers() {
+            let with = |budget| {
+                let builder = Loader::builder(records(&path, record)).batch_size(batch).workers(2);
+                builder.reader(mode).direct(direct).memory_budget(budget).build()
+            };
+            let (mut refused, mut legal) = (0, 1 << 30);
+            while legal - refused > 1 {
+                let middle = (refused + legal) / 2;
+                if with(middle).is_ok() { legal = middle } else { refused = middle }
+            }
+            assert_eq!(with(refused).err().unwrap().kind(), ErrorKind::Budget);
+            let loader = with(legal).unwrap();
+            assert!(loader.plan().total() <= legal);
+            let ids: Vec<u64> = (0..count as u64).collect();
+            assert!(pull(&loader, 0).unwrap() == expected(&bytes, record, &ids));
+        }
+    }
+}
+
+#[test]
+fn a_split_is_disjoint_and_whole_and_a_subset_is_what_was_listed() {
+    let bytes = noise(1000 * 4, 5);
+    let (held, train) = in_memory(1000, 4).split(0.2, 42).unwrap();
+    assert_eq!((held.len(), train.len()), (200, 800));
+    let mut seen = Vec::new();
+    for part in [held, train] {
+        let part = Arc::new(part);
+        for (id, row) in pull(&build(Loader::builder(part.clone())), 0).unwrap() {
+            let origin = part.origin(id);
+            assert_eq!(row, bytes[origin as usize * 4..][..4]);
+            seen.push(origin);
+        }
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, (0..1000).collect::<Vec<_>>());
+    let subset = in_memory(1000, 4).subset([5, 5, 999]).unwrap();
+    assert!(
+        pull(&build(Loader::builder(subset)), 0)
+            .unwrap()
+            .iter()
+            .map(|(_, row)| row.clone())
+            .eq([5, 5, 999].map(|id: usize| bytes[id * 4..][..4].to_vec()))
+    );
+    assert_eq!(in_memory(10, 4).subset([10]).err().unwrap().kind(), ErrorKind::Config);
+    assert_eq!(in_memory(10, 4).split(1.5, 0).err().unwrap().kind(), ErrorKind::Config);
+}
+
+#[test]
+fn a_sampler_that_names_a_sample_that_does_not_exist_is_an_error_not_a_panic() {
+    struct Off;
+    impl feedline::order::Sampler for Off {
+        fn len(&self) -> u64 {
+            20
+        }
+        fn id(&self, _: u64, position: u64) -> u64 {
+            position
+        }
+    }
+    let loader = build(Loader::builder(in_memory(10, 4)).order(Order::sampler(Off)).batch_size(4));
+    let mut epoch = loader.epoch(0).unwrap();
+    assert!(epoch.next().unwrap().is_ok() && epoch.next().unwrap().is_ok());
+    let error = epoch.next().unwrap().unwrap_err();
+    assert_eq!((error.kind(), error.stage()), (ErrorKind::Config, Stage::Order), "{error}");
+    assert!(epoch.next().is_none());
+}
+
+#[test]
+fn the_report_counts_what_was_delivered_and_says_how_it_was_read() {
+    let dir = Dir::new();
+    let (path, _) = records_file(&dir, 64, 4096);
+    let (mode, direct) = reader(1);
+    let loader = build(Loader::builder(records(&path, 4096)).batch_size(16).reader(mode).direct(direct));
+    pull(&loader, 0).unwrap();
+    let report = loader.report();
+    assert_eq!((report.batches, report.samples, report.bytes), (4, 64, 64 * 4096));
+    assert_eq!((report.reads.ops, report.reads.direct_reads), (64, 64));
+    let text = report.to_string();
+    let name = if mode == Mode::Uring { "io_uring" } else { "pread" };
+    for word in ["delivered 4 batches, 64 samples", name, "batch slots", "verdict"] {
+        assert!(text.contains(word), "{word} is missing in\n{text}");
+    }
+}
+
+#[test]
+fn transforms_read_and_set_the_lengths_of_variable_fields() {
+    let dir = Dir::new();
+    let (dataset, ..) = Many::new(&dir, Twist::None);
+    let loader = build(
+        Loader::builder(dataset)
+            .batch_size(10)
+            .map(|row, ctx| {
+                assert_eq!(row.len_of(0), Some(ctx.id() as usize % 17));
+                assert_eq!(row.len_of(1), None);
+                assert_eq!(row.slice::<i64>(2)?, [ctx.id() as i64]);
+                row.set_len(0, 1)
+            })
+            .map_batch(|batch, _| {
+                let lens = batch.lens_mut(0).unwrap();
+                assert!(lens.iter().all(|len| *len == 1));
+                lens.fill(2);
+                // Over the maximum: what is handed out stays within the row all the same.
+                lens[0] = 1 << 60;
+                Ok(())
+            }),
+    );
+    for batch in loader.epoch(0).unwrap() {
+        let batch = batch.unwrap();
+        let payload = batch.field("payload").unwrap();
+        assert_eq!((payload.row::<u8>(0).unwrap().len(), payload.row::<u8>(1).unwrap().len()), (16, 2));
+    }
+}
+
+#[test]
+fn starting_and_dropping_epochs_quickly_never_blocks() {
+    let dir = Dir::new();
+    let (path, bytes) = records_file(&dir, 400, 4096);
+    for (mode, direct) in readers() {
+        for slots in [1, 4] {
+            let builder = Loader::builder(records(&path, 4096)).batch_size(10).slots(slots).workers(2);
+            let loader = build(builder.reader(mode).direct(direct));
+            for epoch in 0..300 {
+                let mut batches = loader.epoch(epoch).unwrap();
+                if epoch % 97 == 0 {
+                    batches.next().unwrap().unwrap();
+                }
+            }
+            let ids: Vec<u64> = (0..400).collect();
+            assert!(pull(&loader, 0).unwrap() == expected(&bytes, 4096, &ids), "{mode:?} {direct:?}");
+        }
+    }
+}
+
+#[test]
+fn a_sampler_that_changes_its_length_or_panics_ends_the_run_with_an_error() {
+    struct Fickle(std::sync::atomic::AtomicU64, bool);
+    impl feedline::order::Sampler for Fickle {
+        fn len(&self) -> u64 {
+            // Asked by `build` and by each epoch.
+            let asked = self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            assert!(!self.1 || asked < 2, "fickle");
+            if asked < 2 { 20 } else { 5 }
+        }
+        fn id(&self, _: u64, position: u64) -> u64 {
+            position
+        }
+    }
+    for panics in [false, true] {
+        let fickle = Fickle(std::sync::atomic::AtomicU64::new(0), panics);
+        let loader = build(Loader::builder(in_memory(20, 4)).order(Order::sampler(fickle)).batch_size(4));
+        let mut epochs = loader.epochs(0..3).unwrap();
+        let error = epochs.find_map(Result::err).unwrap();
+        let kind = if panics { ErrorKind::Panicked } else { ErrorKind::Config };
+        assert_eq!((error.kind(), error.stage()), (kind, Stage::Order), "{error}");
+        assert!(epochs.next().is_none());
+    }
+}
+
+#[test]
+fn a_dataset_or_sampler_that_panics_in_build_or_preview_is_an_error() {
+    struct Panics(Records, bool);
+    impl Dataset for Panics {
+        fn schema(&self) -> &[EncodedField] {
+            self.0.schema()
+        }
+        fn len(&self) -> u64 {
+            self.0.len()
+        }
+        fn sources(&self) -> &Arc<Sources> {
+            self.0.sources()
+        }
+        fn sample_bytes_max(&self) -> u64 {
+            assert!(!self.1, "a bug");
+            4
+        }
+        fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+            self.0.extents(sample, parts)
+        }
+    }
+    impl feedline::order::Sampler for Panics {
+        fn len(&self) -> u64 {
+            20
+        }
+        fn id(&self, _: u64, _: u64) -> u64 {
+            panic!("a bug");
+        }
+    }
+    let error = Loader::builder(Panics(in_memory(20, 4), true)).build().unwrap_err();
+    assert_eq!((error.kind(), error.message()), (ErrorKind::Panicked, "a bug"));
+    let order = Order::sampler(Panics(in_memory(20, 4), false));
+    let error = build(Loader::builder(in_memory(20, 4)).order(order)).preview(0, 1).unwrap_err();
+    assert_eq!((error.kind(), error.message()), (ErrorKind::Panicked, "a bug"));
+}
+
+#[test]
+fn an_error_of_a_later_epoch_comes_in_its_turn_and_is_no_error_of_another_run() {
+    struct Changing(Arc<std::sync::atomic::AtomicU64>);
+    impl feedline::order::Sampler for Changing {
+        fn len(&self) -> u64 {
+            self.0.load(std::sync::atomic::Ordering::SeqCst)
+        }
+        fn id(&self, _: u64, position: u64) -> u64 {
+            position
+        }
+    }
+    let len = Arc::new(std::sync::atomic::AtomicU64::new(12));
+    let set = |to| len.store(to, std::sync::atomic::Ordering::SeqCst);
+    // Batches take longer than `next` waits before it looks for what broke the loader.
+    let slow = |_: &mut feedline::BatchMut<'_>, _: &mut feedline::decode::Ctx<'_>| {
+        std::thread::sleep(std::time::Duration::from_millis(150));
+        Ok(())
+    };
+    let order = Order::sampler(Changing(len.clone()));
+    // With fewer slots than batches of an epoch the next one is not looked at before the first batch is taken.
+    let builder = Loader::builder(in_memory(20, 4)).order(order).batch_size(4).slots(2).workers(1);
+    let loader = build(builder.map_batch(slow));
+    let mut epochs = loader.epochs(0..3).unwrap();
+    set(5);
+    let found: Vec<_> = epochs.by_ref().map(|batch| batch.map(|batch| batch.index()).map_err(|e| e.kind())).collect();
+    assert_eq!(found, [Ok(0), Ok(1), Ok(2), Err(ErrorKind::Config)]);
+    drop(epochs);
+    set(12);
+    assert_eq!(loader.epoch(1).unwrap().map(|batch| batch.unwrap().index()).collect::<Vec<_>>(), [0, 1, 2]);
+}
+
+/// Two fields cut from the same 8 bytes of each sample, with a label of the index between them.
+struct Halves(Arc<Sources>, Vec<EncodedField>, Vec<i64>);
+
+impl Dataset for Halves {
+    fn schema(&self) -> &[EncodedField] {
+        &self.1
+    }
+    fn len(&self) -> u64 {
+        self.2.len() as u64
+    }
+    fn sources(&self) -> &Arc<Sources> {
+        &self.0
+    }
+    fn sample_bytes_max(&self) -> u64 {
+        8
+    }
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        let extent = Extent { source: SourceId::at(0), offset: sample * 8, len: 8 };
+        parts.framed(0, extent);
+        parts.inline(1, bytemuck_bytes(&self.2[sample as usize]));
+        parts.framed(2, extent);
+        Ok(())
+    }
+    fn open<'a>(&self, _: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        assert!(buffer.is_empty() && bytes.len() == 8);
+        if field == 0 {
+            return Ok(&bytes[..3]);
+        }
+        // Made anew: the rest, backwards.
+        buffer.extend(bytes[3..].iter().rev());
+        Ok(buffer)
+    }
+}
+
+#[test]
+fn fields_cut_from_one_extent_are_read_once_by_every_reader() {
+    let dir = Dir::new();
+    let bytes = noise(8 * 40, 1);
+    let path = dir.write("halves", &bytes);
+    for (mode, direct) in readers() {
+        let mut sources = Sources::new();
+        sources.file(&path, bytes.len() as u64).unwrap();
+        let schema = vec![
+            EncodedField::raw(Field::fixed("front", DType::U8, [3])),
+            EncodedField::raw(Field::fixed("label", DType::I64, [])),
+            EncodedField::raw(Field::fixed("back", DType::U8, [5])),
+        ];
+        let dataset = Halves(Arc::new(sources), schema, (0..40).collect());
+        let loader = build(Loader::builder(dataset).batch_size(7).reader(mode).direct(direct));
+        for batch in loader.epoch(0).unwrap() {
+            let batch = batch.unwrap();
+            for (row, id) in batch.ids().iter().map(|id| *id as usize).enumerate() {
+                let sample = &bytes[id * 8..][..8];
+                let back: Vec<u8> = sample[3..].iter().rev().copied().collect();
+                assert_eq!(batch.field("front").unwrap().row::<u8>(row).unwrap(), &sample[..3], "{mode:?} {direct:?}");
+                assert_eq!(batch.field("label").unwrap().row::<i64>(row).unwrap(), [id as i64]);
+                assert_eq!(batch.field("back").unwrap().row::<u8>(row).unwrap(), back, "{mode:?} {direct:?}");
+            }
+        }
+        let reads = loader.report().reads.ops;
+        assert!(reads <= 40, "{reads} reads of 40 samples by {mode:?} {direct:?}");
+    }
+}
+
+#[test]
+fn a_dataset_in_memory_gives_the_same_batches_without_a_read_even_when_its_files_are_gone() {
+    use feedline::dataset::Concat;
+    let dir = Dir::new();
+    let (path, _) = records_file(&dir, 700, 40);
+    for order in [Order::sequential(), Order::shuffled(3)] {
+        for (mode, direct) in readers() {
+            let make = |dataset: Arc<dyn Dataset>| {
+                build(Loader::builder(dataset).order(order.clone()).batch_size(33).reader(mode).direct(direct))
+            };
+            let expected = pull(&make(Arc::new(records(&path, 40))), 0).unwrap();
+            let memory = records(&path, 40).in_memory().unwrap();
+            assert_eq!(memory.bytes(), 700 * 40);
+            let loader = make(Arc::new(memory));
+            assert!(pull(&loader, 0).unwrap() == expected, "{mode:?} {direct:?}");
+            assert_eq!(loader.report().reads.ops, 0);
+        }
+    }
+    let gone = dir.write("gone", &noise(80, 1));
+    let memory = Arc::new(records(&gone, 40).in_memory().unwrap());
+    std::fs::remove_file(&gone).unwrap();
+    // One part in memory, one in storage.
+    let both = Concat::new([memory as Arc<dyn Dataset>, Arc::new(records(&path, 40))]);
+    let rows = pull(&build(Loader::builder(both.unwrap())), 0).unwrap();
+    assert_eq!(rows.len(), 702);
+    assert_eq!(rows[1].1, noise(80, 1)[40..]);
+    assert_eq!(rows[2].1, std::fs::read(&path).unwrap()[..40]);
+    let changed = dir.write("changed", &noise(80, 1));
+    let dataset = records(&changed, 40);
+    std::fs::write(&changed, noise(120, 1)).unwrap();
+    assert_eq!(dataset.in_memory().unwrap_err().kind(), ErrorKind::Changed);
+}
+
+/// A caption of the index, of another length for each sample, and 8 bytes that nobody decodes.
+struct Captions(Arc<Sources>, Vec<EncodedField>);
+
+impl Dataset for Captions {
+    fn schema(&self) -> &[EncodedField] {
+        &self.1
+    }
+    fn len(&self) -> u64 {
+        30
+    }
+    fn sources(&self) -> &Arc<Sources> {
+        &self.0
+    }
+    fn sample_bytes_max(&self) -> u64 {
+        40
+    }
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        parts.extent(0, Extent { source: SourceId::at(0), offset: sample, len: sample });
+        parts.framed(1, Extent { source: SourceId::at(0), offset: 0, len: 8 });
+        Ok(())
+    }
+    fn open<'a>(&self, _: u64, _: usize, _: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        panic!("a field that is not kept is not opened")
+    }
+}
+
+#[test]
+fn opaque_bytes_are_delivered_with_their_lengths_and_what_is_neither_decoded_nor_kept_is_not_read() {
+    use feedline::decode::Bytes;
+    let dir = Dir::new();
+    let bytes = noise(100, 1);
+    let path = dir.write("captions", &bytes);
+    let make = || {
+        let mut sources = Sources::new();
+        sources.file(&path, 100).unwrap();
+        Captions(Arc::new(sources), vec![EncodedField::bytes("text"), EncodedField::bytes("other")])
+    };
+    let error = Loader::builder(make()).decode_field("text", Bytes::up_to(30)).build().unwrap_err();
+    assert!(error.to_string().contains("`other`"), "{error}");
+    for (mode, direct) in readers() {
+        for (decoder, most) in [(Bytes::up_to(30), 30), (Bytes::cut_to(7), 7)] {
+            let builder = Loader::builder(make()).decode_field("text", decoder).keep(["text"]);
+            let loader = build(builder.reader(mode).direct(direct).batch_size(30));
+            let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
+            let text = batch.field("text").unwrap();
+            for id in 0..30 {
+                let expected = &bytes[id..id + id.min(most)];
+                assert_eq!(text.lens().unwrap()[id], expected.len() as u64, "{mode:?} {direct:?}");
+                assert_eq!(&text.row::<u8>(id).unwrap()[..expected.len()], expected);
+            }
+        }
+        let short =
+            Loader::builder(make()).decode_field("text", Bytes::up_to(7)).keep(["text"]).reader(mode).direct(direct);
+        let error = build(short).epoch(0).unwrap().find_map(Result::err).unwrap();
+        assert_eq!((error.kind(), error.site().sample), (ErrorKind::Shape, Some(8)));
+    }
+}

@@ -1,0 +1,15 @@
+//! What a loader promises when nothing fails: order, ranks, resume, states, memory, stopping, what leaves it.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod budget;
+mod chunks;
+mod dlpack;
+mod export;
+mod loader;
+mod processes;
+mod ranks;
+mod resume;
+mod state;
+mod stop;

@@ -1,0 +1,693 @@
+//! Ranks: what all of them get together is what one would get, each sample at its place; whatever the dataset, the order, the
+//! world and the last batch are. The oracle is `common/runs.rs`.
+
+use crate::common::runs::*;
+use crate::common::*;
+#[cfg(feature = "parquet")]
+use feedline::dataset::Parquet;
+use feedline::dataset::{DatasetExt, Mix, Records};
+use feedline::order::{Draws, Sampler};
+use feedline::tensor::DType;
+use feedline::{Batch, ErrorKind, FieldView, LastBatch, Loader, MicroBatch, Order, Shard};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+#[cfg(feature = "parquet")]
+use {feedline::dataset::Dataset, std::path::Path, std::sync::Arc};
+
+/// How the loaders of all ranks are made.
+#[derive(Clone, Copy, Debug)]
+struct Ranks {
+    global: u64,
+    last: LastBatch,
+    world: u32,
+}
+
+impl Ranks {
+    fn cut(self) -> Cut {
+        Cut::whole(self.global, self.last, self.world)
+    }
+
+    /// A loader for every rank, each with settings of its own.
+    fn build(self, run: &Run, draws: &mut Draws) -> Vec<Loader> {
+        let loader = |shard| {
+            let builder = run.builder().global_batch(self.global).last_batch(self.last).shard(shard);
+            build(any_settings(builder, draws))
+        };
+        shards(self.world).map(loader).collect()
+    }
+}
+
+/// What each rank delivers of two epochs, compared with the oracle, row by row.
+fn check(run: &Run, ranks: Ranks, draws: &mut Draws, what: &str) {
+    let what = format!("{what}, {ranks:?}, {:?}", run.naive);
+    let cut = ranks.cut();
+    let order = run.ids(0);
+    let (len, batches) = (order.len() as u64, cut.count(order.len() as u64));
+    if batches == 0 {
+        // It would train on nothing, without a word.
+        for shard in shards(ranks.world) {
+            let builder = run.builder().global_batch(ranks.global).last_batch(ranks.last).shard(shard);
+            assert_eq!(builder.build().err().map(|error| error.kind()), Some(ErrorKind::Empty), "{what}");
+        }
+        return;
+    }
+    let delivered = if ranks.last == LastBatch::Drop { batches * ranks.global } else { len };
+    run.mapped.store(0, Ordering::Relaxed);
+    let mut with_samples = 0;
+    let mut all = Vec::new();
+    for (rank, loader) in ranks.build(run, draws).iter().enumerate() {
+        let rank = rank as u32;
+        assert_eq!(loader.batches_per_epoch().unwrap(), batches, "{what}");
+        assert_eq!(loader.samples_per_epoch().unwrap(), delivered, "{what}");
+        assert_eq!(
+            (loader.global_batch(), loader.shard().rank(), loader.shard().world()),
+            (ranks.global, rank, ranks.world)
+        );
+        assert_eq!(loader.preview(1, u64::MAX).unwrap(), run.ids(1), "{what}");
+        let epochs = loader.epochs(0..2).unwrap();
+        assert_eq!(epochs.len() as u64, 2 * batches, "{what}");
+        let found = parts(epochs);
+        let right = [run.parts(&cut, 0, rank), run.parts(&cut, 1, rank)].concat();
+        same(&found, &right, &format!("{what}, rank {rank}"));
+        assert_eq!(loader.report().samples, found.iter().map(|part| part.valid as u64).sum::<u64>(), "{what}");
+        with_samples += found.iter().flat_map(|part| &part.rows).filter(|row| row.id != u64::MAX).count() as u64;
+        all.extend(found.into_iter().filter(|part| part.epoch == 0).flat_map(|part| part.rows));
+    }
+    if run.map {
+        assert_eq!(run.mapped.load(Ordering::Relaxed), with_samples, "{what}: transforms of all rows but blank ones");
+    }
+    // Said once more without the rule of positions: nothing is lost and nothing doubled.
+    let mut real: Vec<u64> = all.iter().filter(|row| row.status == 0).map(|row| row.id).collect();
+    let mut right = order[..delivered as usize].to_vec();
+    real.sort_unstable();
+    right.sort_unstable();
+    assert_eq!(real, right, "{what}");
+}
+
+#[test]
+fn every_sample_comes_once_over_all_ranks_and_at_its_place_or_is_padded_as_documented() {
+    let dirs = [Dir::new(), Dir::new(), Dir::new()];
+    let datas = [
+        ("file", Data::file(&dirs[0], 37, 24)),
+        ("file, in place", Data::file(&dirs[0], 33, 512)),
+        ("memory", Data::memory(41, 8)),
+        ("chunks", Data::chunks(&dirs[1], &[7, 1, 0, 13, 2, 9, 5], true, false)),
+        ("chunks in memory", Data::chunks(&dirs[2], &[3, 11, 0, 1, 8, 2], false, true)),
+    ];
+    let mut draws = Draws::new(1, 0, 0, "ranks");
+    for (name, data) in &datas {
+        for world in 1..=8_u32 {
+            for last in ALL_LAST {
+                // One that the world divides, one that it does not, or one that the dataset does not fill.
+                let odd = [world + 1, 2 * world + 3, 50][draws.below(3) as usize];
+                for global in [world * (1 + draws.below(2) as u32), odd] {
+                    let naive = match draws.below(4) {
+                        0 => Naive::Shuffled { seed: 3 },
+                        1 if data.toy.is_some() => Naive::Windowed { seed: 3, window: 2, lanes: 1 },
+                        _ => Naive::Sequential { lanes: 1 },
+                    };
+                    let run = Run { map: draws.bool(0.3), map_batch: draws.bool(0.3), ..Run::new(data, naive) };
+                    check(&run, Ranks { global: global.into(), last, world }, &mut draws, name);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn datasets_smaller_than_the_world_have_as_many_batches_on_every_rank_and_epochs_without_one_are_refused() {
+    let dir = Dir::new();
+    let mut draws = Draws::new(2, 0, 0, "ranks");
+    for count in [1, 2, 3] {
+        let chunks = Dir::new();
+        let datas = [Data::file(&dir, count, 40), Data::chunks(&chunks, &vec![1; count], true, false)];
+        for data in datas {
+            let list = |ids: &[u64]| Naive::Indices { ids: ids.to_vec(), shuffled: None };
+            let naives = [Naive::Shuffled { seed: 1 }, Naive::Sequential { lanes: 7 }, list(&[0, 0, 0]), list(&[])];
+            for (naive, last) in naives.iter().flat_map(|naive| ALL_LAST.map(|last| (naive, last))) {
+                for (world, global) in [(1, 1), (8, 8), (8, 17), (5, 64)] {
+                    let run = Run::new(&data, naive.clone()).mapped();
+                    check(&run, Ranks { global, last, world }, &mut draws, "few samples");
+                }
+            }
+        }
+    }
+}
+
+/// Few and many samples in a chunk, and none.
+fn many_chunks(dir: &Dir, seed: u64, samples: u64, most: u64, ragged: bool) -> Data {
+    let rows = uneven(&mut Draws::new(seed, 0, 0, "chunks"), samples, most);
+    Data::chunks(dir, &rows, ragged, false)
+}
+
+#[test]
+fn lanes_give_every_rank_its_positions_whether_the_world_divides_them_or_not() {
+    let dirs = [Dir::new(), Dir::new()];
+    let datas = [many_chunks(&dirs[0], 1, 211, 9, true), many_chunks(&dirs[1], 2, 90, 30, false)];
+    let mut draws = Draws::new(3, 0, 0, "ranks");
+    for world in 1..=8_u32 {
+        for lanes in [1, 2, 3, 4, 8, 12, 300] {
+            for window in [0, 1, 3] {
+                let naive = match window {
+                    0 => Naive::Sequential { lanes },
+                    _ => Naive::Windowed { seed: draws.next_u64(), window, lanes },
+                };
+                let data = &datas[draws.below(2) as usize];
+                let last = ALL_LAST[draws.below(4) as usize];
+                let global = u64::from([world, world + 1, 3 * world, 2 * world + 3, 100][draws.below(5) as usize]);
+                let run = Run { map: draws.bool(0.2), map_batch: draws.bool(0.2), ..Run::new(data, naive) };
+                let mut own = draws.clone();
+                let what = format!("{} samples in chunks", data.len());
+                within_a_minute(&format!("{what}, {world}, {:?}", run.naive), move || {
+                    check(&run, Ranks { global, last, world }, &mut own, &what);
+                });
+                draws.next_u64();
+            }
+        }
+    }
+}
+
+#[test]
+fn lanes_of_a_dataset_without_chunks_are_the_same_order() {
+    let dir = Dir::new();
+    let mut draws = Draws::new(4, 0, 0, "ranks");
+    for data in [Data::file(&dir, 53, 20), Data::memory(64, 4)] {
+        for (world, lanes) in [(1, 8), (2, 8), (3, 5), (8, 8), (4, 60), (4, 65_536)] {
+            for last in ALL_LAST {
+                let run = Run::new(&data, Naive::Sequential { lanes });
+                check(&run, Ranks { global: 12, last, world }, &mut draws, "no chunks");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_smallest_legal_budget_serves_lanes_on_any_world_and_past_the_end_of_the_epoch() {
+    let dir = Dir::new();
+    let data = many_chunks(&dir, 5, 150, 7, true);
+    let mut draws = Draws::new(5, 0, 0, "ranks");
+    for (world, lanes) in [(1, 1), (1, 8), (2, 8), (3, 8), (4, 6), (5, 5), (6, 4), (8, 8), (4, 3)] {
+        for window in [0, 1, 2, 50] {
+            let naive = match window {
+                0 => Naive::Sequential { lanes },
+                _ => Naive::Windowed { seed: draws.next_u64(), window, lanes },
+            };
+            let (run, slots) = (Run::new(&data, naive), 1 + draws.below(2) as usize);
+            let global = u64::from([world, 2 * world + 1, 400][draws.below(3) as usize]);
+            let cut = Cut::whole(global, [LastBatch::Pad, LastBatch::Keep][draws.below(2) as usize], world);
+            let what = format!("{world} ranks, {cut:?}, {slots} slots, {:?}", run.naive);
+            within_a_minute(&what.clone(), move || {
+                for shard in shards(world) {
+                    let make = |budget| {
+                        let builder = run.builder().global_batch(global).last_batch(cut.last).shard(shard);
+                        builder.workers(1).slots(slots).depth(2).memory_budget(budget).build()
+                    };
+                    let (mut refused, mut legal) = (0, 64 << 20);
+                    while legal - refused > 64 {
+                        let middle = (refused + legal) / 2;
+                        if make(middle).is_ok() { legal = middle } else { refused = middle }
+                    }
+                    assert_eq!(make(refused).unwrap_err().kind(), ErrorKind::Budget, "{what}");
+                    let loader = make(legal).unwrap();
+                    assert!(loader.plan().total() <= legal, "{what}");
+                    let right = [run.parts(&cut, 0, shard.rank()), run.parts(&cut, 1, shard.rank())].concat();
+                    same(&parts(loader.epochs(0..2).unwrap()), &right, &what);
+                }
+            });
+        }
+    }
+}
+
+/// What all ranks opened for an epoch: planned, and measured by their reports (samples in opened chunks, samples).
+fn amplification(run: &Run, ranks: Ranks, draws: &mut Draws) -> (f64, f64) {
+    let (mut opened, mut samples, mut planned) = (0, 0, Vec::new());
+    for loader in ranks.build(run, draws) {
+        same(&parts(loader.epoch(0).unwrap()), &run.parts(&ranks.cut(), 0, loader.shard().rank()), "amplification");
+        let report = loader.report();
+        assert_eq!(report.read_amplification().unwrap(), report.chunk_samples as f64 / report.samples as f64);
+        (opened, samples) = (opened + report.chunk_samples, samples + report.samples);
+        planned.push(report.planned_amplification.unwrap());
+    }
+    assert!(planned.iter().all(|one| *one == planned[0]), "{planned:?}");
+    assert_eq!(samples, run.data.len());
+    (planned[0], opened as f64 / samples as f64)
+}
+
+#[test]
+fn eight_lanes_read_at_most_a_twentieth_twice_over_1_2_4_and_8_ranks_and_as_much_as_planned() {
+    let dir = Dir::new();
+    let mut draws = Draws::new(6, 0, 0, "ranks");
+    let rows: Vec<u64> = (0..420).map(|_| 20 + draws.below(60)).collect();
+    let data = Data::chunks(&dir, &rows, false, false);
+    let opened = || -> Vec<u64> {
+        data.toy.as_ref().unwrap().opened.iter().map(|opened| opened.swap(0, Ordering::Relaxed)).collect()
+    };
+    for naive in [Naive::Sequential { lanes: 8 }, Naive::Windowed { seed: 7, window: 4, lanes: 8 }] {
+        let run = Run::new(&data, naive);
+        for world in [1, 2, 4, 8] {
+            let ranks = Ranks { global: 64, last: LastBatch::Keep, world };
+            let (planned, found) = amplification(&run, ranks, &mut draws);
+            assert!((1.0..=1.05).contains(&found), "{found} over {world} ranks");
+            assert!((planned - found).abs() < 1e-9, "{planned} planned, {found} found over {world} ranks");
+            // The toy's own count: only chunks on the seven cuts are opened twice.
+            let opened = opened();
+            assert!(opened.iter().all(|times| [1, 2].contains(times)), "{opened:?}");
+            assert!(opened.iter().filter(|times| **times == 2).count() <= 7, "{opened:?}");
+        }
+        // Worlds that do not divide the lanes, and batches that the world does not divide: more, but what was planned.
+        for (world, global, least) in [(3, 63, 3.0), (6, 60, 3.0), (4, 66, 2.0), (5, 64, 5.0)] {
+            let (planned, found) = amplification(&run, Ranks { global, last: LastBatch::Keep, world }, &mut draws);
+            assert!((least..=least * 1.05).contains(&found), "{found} over {world} ranks");
+            assert!((planned - found).abs() < 1e-9, "{planned} planned, {found} found over {world} ranks");
+            opened();
+        }
+    }
+    // Without lanes every rank opens every chunk.
+    let run = Run::new(&data, Naive::Windowed { seed: 7, window: 4, lanes: 1 });
+    let (planned, found) = amplification(&run, Ranks { global: 64, last: LastBatch::Keep, world: 4 }, &mut draws);
+    assert_eq!((planned, found), (4.0, 4.0));
+}
+
+/// Every kind of order over a dataset.
+fn orders(data: &Data) -> Vec<Naive> {
+    let samples = data.len();
+    let ids: Vec<u64> = (0..40).map(|k| k * 7 % samples).collect();
+    let steps = Steps { len: 45, samples, step: 4 };
+    let mut orders = vec![
+        Naive::Sequential { lanes: 1 },
+        Naive::Sequential { lanes: 4 },
+        Naive::Shuffled { seed: 5 },
+        Naive::Indices { ids: ids.clone(), shuffled: None },
+        Naive::Indices { ids, shuffled: Some(5) },
+        Naive::Sampler { steps: steps.clone(), shuffled: None },
+        Naive::Sampler { steps, shuffled: Some(5) },
+    ];
+    if data.toy.is_some() {
+        orders.push(Naive::Windowed { seed: 5, window: 3, lanes: 1 });
+        orders.push(Naive::Windowed { seed: 5, window: 3, lanes: 6 });
+    }
+    orders
+}
+
+#[test]
+fn any_world_gives_the_global_batches_of_one_rank_in_every_order() {
+    let dirs = [Dir::new(), Dir::new()];
+    let mut draws = Draws::new(7, 0, 0, "ranks");
+    for data in [Data::file(&dirs[0], 51, 12), many_chunks(&dirs[1], 7, 51, 6, true)] {
+        for naive in orders(&data) {
+            let run = Run::new(&data, naive).mapped();
+            let last = ALL_LAST[draws.below(4) as usize];
+            let mut of = |world| {
+                let loaders = Ranks { global: 10, last, world }.build(&run, &mut draws);
+                let ranks: Vec<_> = loaders.iter().map(|loader| parts(loader.epochs(1..3).unwrap())).collect();
+                union(&ranks)
+            };
+            let alone = of(1);
+            assert!(alone.len() >= 8);
+            for world in [2, 3, 5, 8] {
+                same(&of(world), &alone, &format!("{:?}, {last:?}, {world} ranks", run.naive));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_mix_over_any_world_holds_its_sources_in_their_proportions_in_every_global_batch() {
+    let records = |count: usize, seed| Records::builder(4).open_bytes(noise(count * 4, seed)).unwrap();
+    let mix = || {
+        let mix = Mix::new([(records(90, 1), 5.0), (records(10, 2), 1.0), (records(33, 3), 2.0)], 11).unwrap();
+        mix.epoch_len(168).unwrap()
+    };
+    let bytes: Vec<u8> = [(90, 1), (10, 2), (33, 3)].iter().flat_map(|(count, seed)| noise(count * 4, *seed)).collect();
+    assert_eq!(mix().block(), [5, 1, 2]);
+    let mut draws = Draws::new(8, 0, 0, "ranks");
+    for (global, world) in [(8, 1), (8, 3), (16, 8), (24, 5), (56, 4), (10, 4), (21, 7), (13, 13)] {
+        for last in ALL_LAST {
+            let mut ranks = Vec::new();
+            for shard in shards(world) {
+                let mix = mix();
+                let builder = Loader::builder(mix.dataset()).order(mix.order()).shard(shard);
+                let loader = build(any_settings(builder.global_batch(global).last_batch(last), &mut draws));
+                ranks.push(parts(loader.epochs(0..3).unwrap()));
+            }
+            let mix = mix();
+            for batch in union(&ranks) {
+                let what = format!("batch {} of epoch {}, {global} {world} {last:?}", batch.index, batch.epoch);
+                let real: Vec<u64> = batch.rows.iter().filter(|row| row.status == 0).map(|row| row.id).collect();
+                let right: Vec<u64> = (batch.index * global..168.min((batch.index + 1) * global))
+                    .map(|position| mix.id(batch.epoch, position))
+                    .collect();
+                assert_eq!(real, right, "{what}");
+                assert!(batch.rows.iter().all(|row| row.bytes == bytes[row.id as usize * 4..][..4]), "{what}");
+                for (source, share) in mix.block().iter().enumerate() {
+                    let ids = mix.dataset().ids_of(source);
+                    let found = real.iter().filter(|id| ids.contains(id)).count() as u64;
+                    if global % 8 == 0 && real.len() as u64 == global {
+                        assert_eq!(found, share * global / 8, "{what}, source {source}");
+                    } else {
+                        assert!((found * 8).abs_diff(share * real.len() as u64) < 4 * 8, "{what}, source {source}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Compares a part of a batch with the rows of the batch that it is.
+fn check_micro(batch: &Batch, micro: &MicroBatch<'_>) {
+    let rows = micro.rows();
+    assert_eq!(
+        (micro.len(), micro.ids(), micro.status()),
+        (rows.len(), &batch.ids()[rows.clone()], &batch.status()[rows.clone()])
+    );
+    let valid = (0..batch.valid()).filter(|row| rows.contains(row)).count();
+    assert_eq!(micro.valid(), valid);
+    assert!(micro.status().iter().enumerate().all(|(row, status)| (*status == 0) == (row < valid)));
+    let names = |fields: Vec<FieldView<'_>>| fields.iter().map(|field| field.name().to_string()).collect::<Vec<_>>();
+    assert_eq!(names(micro.fields().collect()), names(batch.fields().collect()));
+    for whole in batch.fields() {
+        let field = micro.field(whole.name()).unwrap();
+        let each = whole.size_bytes() / batch.len();
+        assert_eq!((field.dtype(), field.shape()[1..].to_vec()), (whole.dtype(), whole.shape()[1..].to_vec()));
+        assert_eq!((field.shape()[0], field.strides()), (rows.len(), whole.strides()));
+        assert_eq!(field.as_bytes().unwrap(), &whole.as_bytes().unwrap()[rows.start * each..rows.end * each]);
+        // A view, not a copy.
+        assert_eq!(field.as_bytes().unwrap().as_ptr(), whole.as_bytes().unwrap()[rows.start * each..].as_ptr());
+        assert_eq!(field.lens(), whole.lens().map(|lens| &lens[rows.clone()]));
+        for (row, number) in rows.clone().enumerate() {
+            match field.dtype() {
+                DType::U8 => assert_eq!(field.row::<u8>(row).unwrap(), whole.row::<u8>(number).unwrap()),
+                _ => assert_eq!(field.row::<u64>(row).unwrap(), whole.row::<u64>(number).unwrap()),
+            }
+        }
+        for row in [rows.len(), usize::MAX] {
+            let error = match field.dtype() {
+                DType::U8 => field.row::<u8>(row).unwrap_err(),
+                _ => field.row::<u64>(row).unwrap_err(),
+            };
+            assert_eq!(error.message(), format!("no row {row} in a batch of {}", rows.len()));
+        }
+    }
+    let error = micro.field("nothing").unwrap_err();
+    assert!(error.to_string().contains("no field `nothing` in the batch; there are record, head, drawn"), "{error}");
+}
+
+#[test]
+fn micro_batches_cover_a_batch_exactly_and_agree_with_it_in_everything() {
+    let dir = Dir::new();
+    let data = Data::chunks(&dir, &[7, 6, 11], true, false);
+    for last in ALL_LAST {
+        for (global, world) in [(10, 1), (10, 3), (23, 2), (64, 4)] {
+            if (last, global) == (LastBatch::Drop, 64) {
+                continue;
+            }
+            let run = Run::new(&data, Naive::Shuffled { seed: 1 }).mapped();
+            let mut draws = Draws::new(9, 0, 0, "ranks");
+            for loader in (Ranks { global, last, world }).build(&run, &mut draws) {
+                for batch in loader.epoch(0).unwrap() {
+                    let batch = batch.unwrap();
+                    for count in (1..batch.len() + 4).chain([1000, usize::MAX]) {
+                        let micro = batch.micro(count).unwrap();
+                        assert_eq!(micro.len(), count.min(batch.len()));
+                        let micro: Vec<MicroBatch<'_>> = micro.collect();
+                        assert_eq!(
+                            micro.iter().flat_map(MicroBatch::rows).collect::<Vec<_>>(),
+                            Vec::from_iter(0..batch.len())
+                        );
+                        let lens: Vec<usize> = micro.iter().map(MicroBatch::len).collect();
+                        assert!(
+                            *lens.iter().min().unwrap() > 0
+                                && lens.iter().max().unwrap() - lens.iter().min().unwrap() <= 1
+                        );
+                        assert_eq!(micro.iter().map(MicroBatch::valid).sum::<usize>(), batch.valid());
+                        micro.iter().for_each(|micro| check_micro(&batch, micro));
+                    }
+                    let error = batch.micro(0).err().unwrap();
+                    assert_eq!((error.kind(), error.message()), (ErrorKind::Config, "a batch in 0 parts"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_last_parts_of_a_masked_batch_hold_no_sample() {
+    // 5 samples are left for the second batch: 3 for rank 0, in 10 rows.
+    for (last, ids) in [(LastBatch::Mask, [u64::MAX; 2]), (LastBatch::Pad, [11, 13])] {
+        let run = Run::new(&Data::memory(25, 4), Naive::Sequential { lanes: 1 });
+        let loader = &(Ranks { global: 20, last, world: 2 }).build(&run, &mut Draws::new(1, 0, 0, ""))[0];
+        let batch = loader.epoch(0).unwrap().last().unwrap().unwrap();
+        assert_eq!((batch.len(), batch.valid()), (10, 3));
+        let valid: Vec<usize> = batch.micro(5).unwrap().map(|micro| micro.valid()).collect();
+        assert_eq!(valid, [2, 1, 0, 0, 0]);
+        // The last two rows of rank 0 stand at positions 36 and 38 of 25.
+        assert_eq!(batch.micro(5).unwrap().last().unwrap().ids(), ids);
+    }
+}
+
+#[test]
+fn settings_of_ranks_that_are_not_legal_are_refused_by_build_in_words() {
+    let dir = Dir::new();
+    let data = many_chunks(&dir, 1, 50, 9, false);
+    let (start, records) = (|| data.builder(), || Data::memory(10, 4).builder());
+    let shard = |rank, world| Shard::new(rank, world).unwrap();
+    let windowed = |lanes| Order::windowed(1, 2).lanes(lanes);
+    let cases = [
+        (
+            start().global_batch(3).shard(shard(0, 4)).build(),
+            "a global batch of 3 for 4 ranks: some would have no rows",
+        ),
+        (start().global_batch(0).shard(shard(1, 4)).build(), "global_batch is 0"),
+        (start().batch_size(0).shard(shard(1, 4)).build(), "batch_size is 0"),
+        (start().batch_size(usize::MAX).shard(shard(0, 2)).build(), "batch_size is too large"),
+        (start().global_batch(u64::MAX).shard(shard(0, 2)).build(), "more than 32 bits hold"),
+        (start().global_batch(1 << 33).build(), "more than 32 bits hold"),
+        (start().shard(shard(0, u32::MAX)).global_batch(5).build(), "for 4294967295 ranks"),
+        (start().order(windowed(0)).build(), "0 lanes; 1 to 65536 are possible"),
+        (start().order(windowed(65_537)).build(), "65537 lanes; 1 to 65536 are possible"),
+        (start().order(windowed(u32::MAX)).build(), "1 to 65536 are possible"),
+        (start().order(Order::sequential().lanes(0)).build(), "0 lanes"),
+        (records().order(Order::sequential().lanes(65_537)).build(), "65537 lanes"),
+        (start().order(Order::shuffled(1).lanes(0)).build(), "0 lanes"),
+        (start().order(Order::shuffled(1).lanes(2)).build(), "only windowed and sequential orders have lanes"),
+        (records().order(Order::shuffled(1).lanes(2)).build(), "only windowed and sequential orders have lanes"),
+        (start().order(windowed(4).then_shuffled(1)).build(), "only windowed and sequential orders have lanes"),
+        (start().order(Order::indices([1]).lanes(2)).build(), "only windowed and sequential orders have lanes"),
+        (
+            start().order(Order::sampler(Steps { len: 1, samples: 1, step: 1 }).lanes(2)).build(),
+            "only windowed and sequential orders have lanes",
+        ),
+        (start().order(Order::windowed(1, 0).lanes(2)).build(), "a window of 0 chunks"),
+        (records().order(windowed(2)).build(), "needs a dataset in chunks"),
+        (
+            data.dataset.clone().subset([1, 2]).map(|part| Loader::builder(part).order(windowed(2))).unwrap().build(),
+            "whole dataset",
+        ),
+    ];
+    for (index, (result, words)) in cases.into_iter().enumerate() {
+        let error = result.err().unwrap_or_else(|| panic!("case {index} was accepted"));
+        assert_eq!(error.kind(), ErrorKind::Config, "case {index}: {error}");
+        assert!(error.to_string().contains(words), "case {index}: {error}");
+    }
+    for (rank, world, words) in
+        [(0, 0, "a world of 0 ranks"), (4, 4, "rank 4 of a world of 4"), (u32::MAX, 1, "counted from 0")]
+    {
+        let error = Shard::new(rank, world).unwrap_err();
+        assert!(error.kind() == ErrorKind::Config && error.to_string().contains(words), "{error}");
+    }
+    // What is on the edge of it is legal.
+    let legal = [
+        start().global_batch(4).shard(shard(3, 4)).build(),
+        start().order(windowed(65_536)).build(),
+        start().order(Order::sequential().lanes(65_536)).build(),
+        start().order(Order::shuffled(1).lanes(1)).build(),
+        start().batch_size(1).shard(shard(7, 8)).build(),
+    ];
+    for (loader, global) in legal.into_iter().zip([4, 32, 32, 32, 8]) {
+        let loader = loader.unwrap();
+        assert_eq!(loader.global_batch(), global);
+        assert!(parts(loader.epoch(0).unwrap()).len() >= 2);
+    }
+}
+
+#[test]
+fn ranks_say_who_they_are() {
+    let shard = Shard::new(2, 3).unwrap().with_local_rank(1);
+    let loader = build(Data::memory(10, 4).builder().batch_size(2).shard(shard));
+    assert_eq!((loader.shard(), loader.global_batch()), (shard, 6));
+    assert!(format!("{loader:?}").ends_with(", rank 2 of 3 (local rank 1)"), "{loader:?}");
+    assert_eq!(loader.report().rank.as_deref(), Some("rank 2 of 3 (local rank 1)"));
+    assert!(loader.report().to_string().contains("rank 2 of 3"));
+    assert_eq!(build(Data::memory(10, 4).builder()).report().rank, None);
+}
+
+/// Every kind of dataset with an order that suits it.
+fn some_runs(dirs: &[Dir; 2]) -> Vec<Run> {
+    let chunks = many_chunks(&dirs[0], 3, 131, 8, true);
+    vec![
+        Run::new(&Data::file(&dirs[1], 131, 512), Naive::Shuffled { seed: 2 }),
+        Run::new(&Data::memory(131, 8), Naive::Sequential { lanes: 4 }).mapped(),
+        Run::new(&chunks, Naive::Windowed { seed: 2, window: 2, lanes: 4 }),
+        Run::new(&chunks, Naive::Sequential { lanes: 1 }),
+        Run::new(&chunks, Naive::Shuffled { seed: 2 }).mapped(),
+    ]
+}
+
+#[test]
+fn held_batches_stop_every_rank_after_the_deadline_and_it_goes_on_where_it_was() {
+    let dirs = [Dir::new(), Dir::new()];
+    for run in some_runs(&dirs) {
+        let cut = Cut::whole(12, LastBatch::Pad, 3);
+        for shard in shards(3) {
+            let builder = run.builder().global_batch(12).last_batch(LastBatch::Pad).shard(shard).slots(3);
+            let loader = build(builder.held_deadline(Duration::from_millis(150)));
+            let mut epochs = loader.epochs(0..2).unwrap();
+            let mut held: Vec<Batch> = epochs.by_ref().take(3).map(|batch| batch.unwrap()).collect();
+            let mut found: Vec<Part> = held.iter().map(part).collect();
+            let error = epochs.next().unwrap().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::BatchesHeld, "{error}");
+            assert_eq!(loader.state().unwrap().steps(), 3);
+            // The one in the middle, so that slots are used again in another order.
+            drop(held.remove(1));
+            for batch in epochs {
+                found.push(part(&batch.unwrap()));
+            }
+            let right = [run.parts(&cut, 0, shard.rank()), run.parts(&cut, 1, shard.rank())].concat();
+            same(&found, &right, &format!("{:?}, {shard}", run.naive));
+            // Nobody wrote to those that were held meanwhile.
+            assert!(part(&held[0]) == right[0] && part(&held[1]) == right[2]);
+        }
+    }
+}
+
+#[test]
+fn epochs_dropped_in_the_middle_leave_whole_epochs_on_every_rank() {
+    let dirs = [Dir::new(), Dir::new()];
+    let mut draws = Draws::new(10, 0, 0, "ranks");
+    for run in some_runs(&dirs) {
+        for last in ALL_LAST {
+            let ranks = Ranks { global: 14, last, world: 4 };
+            for loader in ranks.build(&run, &mut draws) {
+                let rank = loader.shard().rank();
+                for round in 0..6 {
+                    let (epoch, taken) = (draws.below(3), draws.below(12) as usize);
+                    let right = run.parts(&ranks.cut(), epoch, rank);
+                    let found = parts(loader.epoch(epoch).unwrap().take(taken));
+                    same(&found, &right[..taken.min(right.len())], &format!("{:?}, round {round}", run.naive));
+                }
+                same(&parts(loader.epoch(1).unwrap()), &run.parts(&ranks.cut(), 1, rank), "after drops");
+            }
+        }
+    }
+}
+
+#[test]
+fn several_epochs_in_one_iterator_are_the_epochs_one_by_one_on_ranks_that_go_in_step() {
+    let dirs = [Dir::new(), Dir::new()];
+    let mut draws = Draws::new(11, 0, 0, "ranks");
+    for run in some_runs(&dirs) {
+        for last in ALL_LAST {
+            let ranks = Ranks { global: 20, last, world: 3 };
+            let of = |epoch| {
+                let of_rank = |rank| run.parts(&ranks.cut(), epoch, rank);
+                (0..3).map(of_rank).collect::<Vec<_>>()
+            };
+            let loaders = ranks.build(&run, &mut draws);
+            let batches = loaders[0].batches_per_epoch().unwrap() as usize;
+            // All epochs, in step.
+            let mut iterators: Vec<_> = loaders.iter().map(|loader| loader.epochs(0..3).unwrap()).collect();
+            for (epoch, batch) in (0..3).flat_map(|epoch| (0..batches).map(move |batch| (epoch, batch))) {
+                let right = of(epoch);
+                for (rank, iterator) in iterators.iter_mut().enumerate() {
+                    assert_eq!(part(&iterator.next().unwrap().unwrap()), right[rank][batch], "{:?}", run.naive);
+                }
+            }
+            assert!(iterators.iter_mut().all(|iterator| iterator.next().is_none()));
+            drop(iterators);
+            for (rank, loader) in loaders.iter().enumerate() {
+                // For ever, from the third on, and what is left of it when that is dropped.
+                let right: Vec<Part> = (2..5).flat_map(|epoch| of(epoch)[rank].clone()).collect();
+                let taken = 2 * batches + 2;
+                same(&parts(loader.epochs(2..).unwrap().take(taken)), &right[..taken], "2..");
+                assert_eq!(loader.next_epoch(), 4);
+                same(&parts(loader.steps(batches as u64 - 2).unwrap()), &right[taken..], "steps go on");
+                assert_eq!(loader.next_epoch(), 5);
+                same(&parts(loader.steps(1).unwrap()), &of(5)[rank][..1], "one step");
+                assert!(parts(loader.epochs(3..3).unwrap()).is_empty());
+                same(
+                    &parts(loader.epochs(1..=2).unwrap()),
+                    &[of(1)[rank].clone(), of(2)[rank].clone()].concat(),
+                    "1..=2",
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn eight_ranks_at_once_on_threads_of_their_own_share_a_dataset() {
+    let dirs = [Dir::new(), Dir::new()];
+    for run in some_runs(&dirs) {
+        let ranks = Ranks { global: 24, last: LastBatch::Pad, world: 8 };
+        let found: Vec<Vec<Part>> = std::thread::scope(|scope| {
+            let start = |loader: Loader| scope.spawn(move || parts(loader.epochs(0..3).unwrap()));
+            let threads: Vec<_> = ranks.build(&run, &mut Draws::new(12, 0, 0, "")).into_iter().map(start).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        for (rank, found) in found.iter().enumerate() {
+            let right = (0..3).flat_map(|epoch| run.parts(&ranks.cut(), epoch, rank as u32)).collect::<Vec<_>>();
+            same(found, &right, &format!("{:?}, rank {rank}", run.naive));
+        }
+    }
+}
+
+/// Ids and values of a real format over all ranks, in windows and lanes.
+#[cfg(feature = "parquet")]
+fn check_format(make: impl Fn() -> Arc<dyn Dataset>, check: impl Fn(&Batch, usize)) {
+    let starts = make().chunked().unwrap().starts().to_vec();
+    assert!(starts.len() > 3, "{starts:?}");
+    let mut draws = Draws::new(13, 0, 0, "ranks");
+    for (world, lanes) in [(1, 4), (2, 4), (3, 4), (4, 4), (5, 2), (4, 1)] {
+        for naive in [Naive::Sequential { lanes }, Naive::Windowed { seed: 4, window: 2, lanes }] {
+            for last in ALL_LAST {
+                let (len, cut) = (starts[starts.len() - 1], Cut::whole(len_global(&starts), last, world));
+                for shard in shards(world) {
+                    let builder =
+                        Loader::builder(make()).order(naive.order()).global_batch(cut.global).last_batch(last);
+                    let loader = build(any_settings(builder.shard(shard), &mut draws));
+                    let mut parts = Vec::new();
+                    for batch in loader.epochs(0..2).unwrap() {
+                        let batch = batch.unwrap();
+                        (0..batch.len()).filter(|row| batch.ids()[*row] != u64::MAX).for_each(|row| check(&batch, row));
+                        parts.push(Part {
+                            rows: part(&batch).rows.iter().map(|row| Sample { bytes: vec![], ..row.clone() }).collect(),
+                            ..part(&batch)
+                        });
+                    }
+                    let right = |epoch| cut.parts(epoch, &naive.ids(&starts, epoch), shard.rank(), |_| vec![]);
+                    same(&parts, &[right(0), right(1)].concat(), &format!("{naive:?}, {cut:?}, {len} samples"));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(feature = "parquet")]
+fn len_global(starts: &[u64]) -> u64 {
+    (starts[starts.len() - 1] / 3).clamp(5, 100)
+}
+
+#[cfg(feature = "parquet")]
+#[test]
+fn row_groups_of_parquet_come_over_all_ranks_in_lanes() {
+    let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet/{plain,zstd_v2}.parquet");
+    let make = || -> Arc<dyn Dataset> {
+        let builder = Parquet::builder().columns(["i64"]).up_to("text", 12).chunk_bytes(700);
+        Arc::new(builder.open(&files).unwrap())
+    };
+    check_format(make, |batch, row| {
+        let number = batch.ids()[row] % 150;
+        assert_eq!(batch.field("i64").unwrap().row::<i64>(row).unwrap(), [number as i64 * 1_000_003 - 5]);
+        assert_eq!(batch.field("text").unwrap().row::<u8>(row).unwrap(), format!("row {number}").as_bytes());
+    });
+}

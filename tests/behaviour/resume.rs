@@ -1,0 +1,1088 @@
+//! Resume: a run that is interrupted between any two batches and taken up by other loaders, with another number of ranks and
+//! other settings, goes on as if nothing had happened. The oracle is `common/runs.rs`.
+//!
+//! The first four tests make 240 random runs. Each is resumed at every one of its batch boundaries, and once more in a chain of
+//! five at random ones: some 3,500 resumes by 8,000 loaders. 60 more runs are resumed 500 times with other batches. Each test
+//! prints its count (`-- --nocapture`); `FEEDLINE_RESUME_RUNS=1000` makes as many random runs in each of them in place of 60.
+
+use crate::common::runs::*;
+use crate::common::*;
+use feedline::dataset::{Concat, Dataset, DatasetExt, Mix, Records};
+use feedline::order::{Draws, Sampler};
+use feedline::storage::{Direct, Mode};
+use feedline::{Epoch, Error, ErrorKind, LastBatch, Loader, LoaderBuilder, Order, Shard, State};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// The kinds of datasets of the random runs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    File,
+    Memory,
+    Chunks,
+    ChunksInMemory,
+}
+
+/// A random run, how it falls into batches, and what all ranks get of it together.
+#[derive(Clone)]
+struct Case {
+    run: Run,
+    global: u64,
+    last: LastBatch,
+    epochs: u64,
+    /// The ranks that begin it; none of the others has more than this and the global batch allow.
+    world: u32,
+    worlds: u64,
+    /// How many loaders were built for it.
+    loaders: Arc<AtomicU64>,
+}
+
+/// What becomes of the last batch, so that an epoch of `positions` has one.
+fn with_a_batch(positions: u64, global: u64, draws: &mut Draws) -> LastBatch {
+    match ALL_LAST[draws.below(4) as usize] {
+        LastBatch::Drop if positions < global => LastBatch::Mask,
+        last => last,
+    }
+}
+
+impl Case {
+    fn draw(kind: Kind, dir: &Dir, draws: &mut Draws) -> Self {
+        let samples = 1 + draws.below(36);
+        let data = match kind {
+            Kind::File => Data::file(dir, samples as usize, [12, 512, 700][draws.below(3) as usize]),
+            Kind::Memory => Data::memory(samples as usize, 1 + draws.below(20) as usize),
+            Kind::Chunks | Kind::ChunksInMemory => {
+                let most = [2, 9, 40][draws.below(3) as usize];
+                Data::chunks(dir, &uneven(draws, samples, most), draws.bool(0.5), kind == Kind::ChunksInMemory)
+            }
+        };
+        let naive = naive(&data, draws);
+        let map_batch = draws.bool(0.2);
+        // What a transform of batches sees is another batch on every rank.
+        let worlds = if map_batch { 1 } else { 5 };
+        let global = 1 + draws.below(12) + draws.below(2) * draws.below(30);
+        let seed = draws.bool(0.3).then(|| draws.next_u64());
+        let run = Run { seed, map: draws.bool(0.5), map_batch, ..Run::new(&data, naive) };
+        let last = with_a_batch(run.ids(0).len() as u64, global, draws);
+        let world = 1 + draws.below(worlds.min(global)) as u32;
+        Self { run, global, last, epochs: 1 + draws.below(3), world, worlds, loaders: Arc::default() }
+    }
+
+    fn any_world(&self, draws: &mut Draws) -> u32 {
+        1 + draws.below(self.worlds.min(self.global)) as u32
+    }
+
+    fn positions(&self) -> u64 {
+        self.run.ids(0).len() as u64
+    }
+
+    /// What all ranks get, by definition.
+    fn right(&self) -> Vec<Global> {
+        let cut = Cut::whole(self.global, self.last, self.world);
+        let of_rank = |rank| (0..self.epochs).flat_map(|epoch| self.run.parts(&cut, epoch, rank)).collect();
+        union(&(0..self.world).map(of_rank).collect::<Vec<_>>())
+    }
+
+    /// Where the run stands after `batch` of an epoch: epoch, position, batch.
+    fn after(&self, batch: &Global) -> (u64, u64, u64) {
+        let count = Cut::whole(self.global, self.last, 1).count(self.positions());
+        match batch.index + 1 {
+            next if next == count => (batch.epoch + 1, 0, 0),
+            next => (batch.epoch, next * self.global, next),
+        }
+    }
+
+    fn builder(&self, shard: Shard, draws: &mut Draws) -> LoaderBuilder {
+        self.loaders.fetch_add(1, Ordering::Relaxed);
+        any_settings(self.run.builder().last_batch(self.last).shard(shard), draws)
+    }
+
+    /// Loaders of all ranks that go on from `state`, each in one of the ways there are.
+    fn resumed(&self, state: &State, world: u32, draws: &mut Draws) -> Vec<Loader> {
+        let loader = |shard| {
+            let builder = self.builder(shard, draws);
+            match draws.below(3) {
+                // The global batch is that of the state.
+                0 => build(builder.resume(state.clone())),
+                1 => build(builder.global_batch(self.global).resume(state.clone())),
+                _ => {
+                    let loader = build(builder.global_batch(self.global));
+                    loader.resume(state).unwrap();
+                    loader
+                }
+            }
+        };
+        shards(world).map(loader).collect()
+    }
+
+    /// The next `steps` batches of a loader that was resumed, in one of the ways to ask for them; the run ends after `left`.
+    fn take(&self, loader: &Loader, steps: u64, left: u64, draws: &mut Draws) -> Vec<Part> {
+        let next = loader.next_epoch();
+        match draws.below(4) {
+            0 => parts(loader.steps(steps).unwrap()),
+            1 => parts(loader.epochs(next..).unwrap().take(steps as usize)),
+            2 if next < self.epochs => {
+                let epochs = loader.epochs(next..self.epochs).unwrap();
+                assert_eq!(epochs.len() as u64, left);
+                parts(epochs.take(steps as usize))
+            }
+            _ => {
+                // Epoch by epoch.
+                let mut found = Vec::new();
+                while (found.len() as u64) < steps {
+                    let more = steps as usize - found.len();
+                    found.extend(parts(loader.epoch(loader.next_epoch()).unwrap().take(more)));
+                }
+                found
+            }
+        }
+    }
+}
+
+fn naive(data: &Data, draws: &mut Draws) -> Naive {
+    let (samples, seed) = (data.len(), draws.next_u64());
+    let lanes = [1, 2, 3, 4, 8][draws.below(5) as usize];
+    let shuffled = draws.bool(0.5).then_some(seed);
+    match draws.below(if data.toy.is_some() { 9 } else { 6 }) {
+        0 => Naive::Sequential { lanes: 1 },
+        1 => Naive::Sequential { lanes },
+        2 | 3 => Naive::Shuffled { seed },
+        4 => {
+            let ids = (0..1 + draws.below(30)).map(|_| draws.below(samples)).collect();
+            Naive::Indices { ids, shuffled }
+        }
+        5 => {
+            let steps = Steps { len: 1 + draws.below(30), samples, step: draws.below(5) };
+            Naive::Sampler { steps, shuffled }
+        }
+        _ => Naive::Windowed { seed, window: 1 + draws.below(4) as usize, lanes },
+    }
+}
+
+/// A state as it comes back from a checkpoint.
+fn stored(state: &State) -> State {
+    let bytes = state.to_bytes();
+    assert!(bytes.len() < 1024, "{} bytes", bytes.len());
+    State::from_bytes(&bytes).unwrap()
+}
+
+/// Runs it without an interruption, all ranks in step: the batches, and the states before each and after the last.
+fn uninterrupted(case: &Case, draws: &mut Draws) -> (Vec<Global>, Vec<State>) {
+    let loaders: Vec<Loader> =
+        shards(case.world).map(|shard| build(case.builder(shard, draws).global_batch(case.global))).collect();
+    let states = || {
+        let states: Vec<State> = loaders.iter().map(|loader| loader.state().unwrap()).collect();
+        State::agree(&states).unwrap();
+        assert!(states.iter().all(|state| state.to_bytes() == states[0].to_bytes()));
+        stored(&states[0])
+    };
+    let mut between = vec![states()];
+    let mut found = vec![Vec::new(); loaders.len()];
+    let mut iterators: Vec<Epoch> = loaders.iter().map(|loader| loader.epochs(0..case.epochs).unwrap()).collect();
+    while iterators[0].len() > 0 {
+        for (found, iterator) in found.iter_mut().zip(&mut iterators) {
+            found.push(part(&iterator.next().unwrap().unwrap()));
+        }
+        between.push(states());
+    }
+    assert!(iterators.iter_mut().all(|iterator| iterator.next().is_none()));
+    let cut = Cut::whole(case.global, case.last, case.world);
+    for (rank, found) in (0..).zip(&found) {
+        let right = (0..case.epochs).flat_map(|epoch| case.run.parts(&cut, epoch, rank)).collect::<Vec<_>>();
+        same(found, &right, &format!("rank {rank}, without an interruption"));
+    }
+    (union(&found), between)
+}
+
+/// Resumes at every boundary; how often.
+fn resume_everywhere(case: &Case, all: &[Global], states: &[State], draws: &mut Draws) -> u64 {
+    for (done, state) in states.iter().enumerate() {
+        let place = done.checked_sub(1).map_or((0, 0, 0), |last| case.after(&all[last]));
+        assert_eq!((state.epoch(), state.position(), state.batch()), place, "after {done} batches");
+        assert_eq!((state.steps(), state.global_batch()), (done as u64, case.global));
+        let (world, left) = (case.any_world(draws), (all.len() - done) as u64);
+        let mut ranks = Vec::new();
+        for loader in case.resumed(state, world, draws) {
+            assert_eq!(loader.state().unwrap(), *state);
+            assert_eq!(loader.next_epoch(), state.epoch());
+            ranks.push(case.take(&loader, left, left, draws));
+            // Without any batch it depends on the way whether epochs were asked for, which are over then.
+            assert!(all.is_empty() || loader.state().unwrap() == states[all.len()], "where all others end");
+        }
+        same(&union(&ranks), &all[done..], &format!("resumed after {done} batches by {world} ranks"));
+    }
+    states.len() as u64
+}
+
+/// Resumes five times, each time after some batches; how often.
+fn resume_in_a_chain(case: &Case, all: &[Global], states: &[State], draws: &mut Draws) -> u64 {
+    let (mut state, mut done) = (states[0].clone(), 0);
+    if all.is_empty() {
+        return 0;
+    }
+    for link in 0..6 {
+        let left = all.len() - done;
+        let steps = if link == 5 { left } else { draws.below(left as u64 + 1).min(1 + draws.below(6)) as usize };
+        let world = case.any_world(draws);
+        let (mut ranks, mut after) = (Vec::new(), Vec::new());
+        for loader in case.resumed(&state, world, draws) {
+            ranks.push(case.take(&loader, steps as u64, left as u64, draws));
+            after.push(loader.state().unwrap());
+        }
+        same(&union(&ranks), &all[done..done + steps], &format!("link {link} after {done} batches by {world} ranks"));
+        State::agree(&after).unwrap();
+        done += steps;
+        state = stored(&after[0]);
+        assert_eq!(state, states[done], "the state after {done} batches, {link} resumes");
+    }
+    5
+}
+
+/// How many in each test.
+fn random_runs() -> u64 {
+    std::env::var("FEEDLINE_RESUME_RUNS").map_or(60, |runs| runs.parse().unwrap())
+}
+
+/// Makes random runs, resumes them, and says how often.
+fn resume_random_runs(kind: Kind) {
+    let runs = random_runs();
+    let (start, mut resumes, mut batches, mut loaders) = (Instant::now(), 0, 0, 0);
+    for number in 0..runs {
+        let dir = Dir::new();
+        let mut draws = Draws::new(number, 0, kind as u64, "resume");
+        let case = Case::draw(kind, &dir, &mut draws);
+        let Case { global, last, epochs, world, .. } = case;
+        let Run { map, map_batch, seed, .. } = case.run;
+        let what = format!(
+            "{kind:?} {number}: global batch {global}, {last:?}, {epochs} epochs, {world} ranks, {:?}, chunks at {:?}, \
+             map {map}, map_batch {map_batch}, seed {seed:?}",
+            case.run.naive, case.run.data.starts
+        );
+        let built = case.loaders.clone();
+        let (more, count) = within_a_minute(&what, move || {
+            let (all, states) = uninterrupted(&case, &mut draws);
+            same(&all, &case.right(), "all ranks together");
+            let everywhere = resume_everywhere(&case, &all, &states, &mut draws);
+            (everywhere + resume_in_a_chain(&case, &all, &states, &mut draws), all.len())
+        });
+        (resumes, batches) = (resumes + more, batches + count);
+        loaders += built.load(Ordering::Relaxed);
+    }
+    println!(
+        "{kind:?}: {resumes} resumes of {runs} runs of {batches} batches by {loaders} loaders in {:?}",
+        start.elapsed()
+    );
+}
+
+#[test]
+fn a_run_over_a_file_goes_on_bit_by_bit_from_any_batch_with_any_world_and_settings() {
+    resume_random_runs(Kind::File);
+}
+
+#[test]
+fn a_run_in_memory_goes_on_bit_by_bit_from_any_batch_with_any_world_and_settings() {
+    resume_random_runs(Kind::Memory);
+}
+
+#[test]
+fn a_run_over_chunks_goes_on_bit_by_bit_from_any_batch_with_any_world_and_settings() {
+    resume_random_runs(Kind::Chunks);
+}
+
+#[test]
+fn a_run_over_chunks_in_memory_goes_on_bit_by_bit_from_any_batch_with_any_world_and_settings() {
+    resume_random_runs(Kind::ChunksInMemory);
+}
+
+/// 50 samples in memory, shuffled, in 5 batches of 12 by 3 ranks.
+fn shuffled_run() -> (Run, Cut) {
+    let run = Run::new(&Data::memory(50, 8), Naive::Shuffled { seed: 4 });
+    (run, Cut::whole(12, LastBatch::Keep, 3))
+}
+
+fn ranks(run: &Run, cut: Cut) -> Vec<Loader> {
+    let builder = |shard| run.builder().global_batch(cut.global).last_batch(cut.last).shard(shard).workers(2);
+    shards(cut.world).map(|shard| build(builder(shard))).collect()
+}
+
+fn states(loaders: &[Loader]) -> Vec<State> {
+    loaders.iter().map(|loader| loader.state().unwrap()).collect()
+}
+
+#[test]
+fn states_of_ranks_in_step_agree_and_those_that_are_not_are_named() {
+    let (run, cut) = shuffled_run();
+    let loaders = ranks(&run, cut);
+    let mut iterators: Vec<Epoch> = loaders.iter().map(|loader| loader.epochs(0..).unwrap()).collect();
+    let mut step = |rank: usize| drop(iterators[rank].next().unwrap().unwrap());
+    for steps in 1..=7 {
+        (0..3).for_each(&mut step);
+        let states = states(&loaders);
+        assert!(states.iter().all(|state| *state == states[0] && state.steps() == steps));
+        State::agree(&states).unwrap();
+    }
+    let words = |states: &[State]| State::agree(states).unwrap_err().message().to_string();
+    (0..2).for_each(&mut step);
+    assert_eq!(words(&states(&loaders)), "rank 2 is at step 7, the others at 8");
+    step(0);
+    assert_eq!(words(&states(&loaders)), "rank 1 is at step 8, the others at 9; rank 2 is at step 7, the others at 9");
+    [1, 2, 2, 0].into_iter().for_each(&mut step);
+    assert_eq!(words(&states(&loaders)), "rank 0 is at step 10, the others at 9");
+    // A rank of another run.
+    let other = Run::new(&run.data, Naive::Shuffled { seed: 5 });
+    let alien = ranks(&other, cut).remove(0).state().unwrap();
+    let fresh = states(&ranks(&run, cut));
+    assert_eq!(
+        words(&[fresh[0].clone(), alien, fresh[2].clone()]),
+        "rank 1 has another seed of the order (5, the others 4)"
+    );
+}
+
+#[test]
+fn a_state_counts_the_batches_that_were_received_and_not_those_that_were_read_ahead() {
+    let run = Run::new(&Data::memory(200, 8), Naive::Shuffled { seed: 4 }).mapped();
+    let loader = build(run.builder().batch_size(10).slots(8));
+    let mut epoch = loader.epoch(0).unwrap();
+    for received in 0..20_u64 {
+        // Whatever can be read ahead is: 8 batches less the ones received just now, or all there are.
+        let ahead = (received + 8).min(20) * 10;
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while run.mapped.load(Ordering::Relaxed) < ahead {
+            assert!(Instant::now() < deadline, "{ahead} samples were to be read ahead");
+            std::thread::yield_now();
+        }
+        let state = loader.state().unwrap();
+        assert_eq!(
+            (state.epoch(), state.position(), state.batch(), state.steps()),
+            (0, received * 10, received, received)
+        );
+        drop(epoch.next().unwrap().unwrap());
+    }
+    let state = loader.state().unwrap();
+    assert_eq!((state.epoch(), state.position(), state.batch(), state.steps()), (1, 0, 0, 20));
+    assert_eq!(
+        (loader.next_epoch(), state.to_string()),
+        (1, "epoch 1, step 20 (batch 0 of the epoch, position 0)".into())
+    );
+}
+
+#[test]
+fn states_taken_by_another_thread_in_mid_loop_are_places_between_two_batches() {
+    let (run, cut) = shuffled_run();
+    let loader = ranks(&run, cut).remove(0);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            loader.epochs(0..40).unwrap().for_each(|batch| drop(batch.unwrap()));
+            done.store(true, Ordering::Relaxed);
+        });
+        let mut before = 0;
+        while !done.load(Ordering::Relaxed) {
+            let state = loader.state().unwrap();
+            assert!(state.steps() >= before);
+            before = state.steps();
+            assert_eq!((state.epoch(), state.batch(), state.position()), (before / 5, before % 5, before % 5 * 12));
+        }
+    });
+    assert_eq!(loader.state().unwrap().steps(), 200);
+}
+
+#[test]
+fn the_state_after_the_last_batch_of_an_epoch_is_the_beginning_of_the_next_by_every_last_batch() {
+    for last in ALL_LAST {
+        for (samples, global) in [(50, 12), (48, 12), (5, 12), (12, 12)] {
+            if last == LastBatch::Drop && samples < 12 {
+                continue;
+            }
+            let run = Run::new(&Data::memory(samples, 4), Naive::Shuffled { seed: 4 });
+            let cut = Cut::whole(global, last, 2);
+            let batches = cut.count(samples as u64);
+            for loader in ranks(&run, cut) {
+                let mut epochs = loader.epochs(3..5).unwrap();
+                for done in 1..=2 * batches {
+                    epochs.next().unwrap().unwrap();
+                    let state = loader.state().unwrap();
+                    let (epoch, batch) = (3 + done / batches, done % batches);
+                    assert_eq!((state.epoch(), state.batch(), state.position()), (epoch, batch, batch * global));
+                    assert_eq!((state.steps(), loader.next_epoch()), (done, epoch));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn any_state_is_below_a_kibibyte() {
+    struct Long;
+    impl Sampler for Long {
+        fn len(&self) -> u64 {
+            u64::MAX
+        }
+        fn id(&self, _: u64, position: u64) -> u64 {
+            position % 3
+        }
+        fn identity(&self) -> u64 {
+            u64::MAX
+        }
+    }
+    let builder = Data::memory(3, 1).builder().order(Order::sampler(Long).then_shuffled(u64::MAX)).seed(u64::MAX);
+    let loader = build(builder.batch_size(1000).last_batch(LastBatch::Keep));
+    assert_eq!(loader.batches_per_epoch().unwrap(), u64::MAX.div_ceil(1000));
+    drop(loader.epochs(u64::MAX - 1..).unwrap().next().unwrap().unwrap());
+    let state = loader.state().unwrap();
+    assert_eq!((state.epoch(), state.position(), state.batch()), (u64::MAX - 1, 1000, 1));
+    assert_eq!(stored(&state), state);
+    let bytes = state.to_bytes().len();
+    assert!((500..1024).contains(&bytes), "{bytes}");
+}
+
+/// A loader of the run that goes on from `state`.
+fn resumed(run: &Run, state: &State) -> Loader {
+    build(run.builder().resume(state.clone()))
+}
+
+/// The state of one rank after `steps` batches of 10 from the beginning.
+fn state_after(run: &Run, steps: u64) -> State {
+    let loader = build(run.builder().batch_size(10));
+    assert_eq!(parts(loader.steps(steps).unwrap()).len() as u64, steps);
+    loader.state().unwrap()
+}
+
+#[test]
+fn after_a_resume_the_first_epoch_is_the_one_that_was_interrupted_and_any_other_is_refused_in_words() {
+    let run = Run::new(&Data::memory(50, 8), Naive::Shuffled { seed: 4 });
+    let cut = Cut::whole(10, LastBatch::Keep, 1);
+    let state = state_after(&run, 13);
+    let loader = resumed(&run, &state);
+    for _ in 0..2 {
+        for epochs in [0..1_u64, 3..4, 0..5, 1..9, u64::MAX - 1..u64::MAX] {
+            let start = epochs.start;
+            let error = loader.epochs(epochs).err().unwrap();
+            assert_eq!(error.kind(), ErrorKind::Config);
+            let words =
+                format!("the state that was resumed stands in epoch 2, not {start}: go on with `loader.next_epoch()`");
+            assert_eq!(error.message(), words);
+        }
+        // A range without epochs is no step off.
+        assert!(parts(loader.epochs(7..7).unwrap()).is_empty());
+        assert_eq!((loader.next_epoch(), loader.state().unwrap()), (2, state.clone()));
+    }
+    same(&parts(loader.epoch(2).unwrap()), &run.parts(&cut, 2, 0)[3..], "what is left of epoch 2");
+    assert_eq!((loader.next_epoch(), loader.state().unwrap().steps()), (3, 15));
+    // From then on every epoch is whole, also this one.
+    for epoch in [2, 0, 3] {
+        let again = loader.epoch(epoch).unwrap();
+        assert_eq!(again.len(), 5);
+        same(&parts(again), &run.parts(&cut, epoch, 0), "a second iterator of an epoch");
+    }
+    // So it is for a second iterator of the same epoch when the first was dropped in the middle.
+    let loader = resumed(&run, &state);
+    same(&parts(loader.epoch(2).unwrap().take(1)), &run.parts(&cut, 2, 0)[3..4], "one batch");
+    assert_eq!((loader.state().unwrap().batch(), loader.state().unwrap().steps()), (4, 14));
+    same(&parts(loader.epoch(2).unwrap()), &run.parts(&cut, 2, 0), "the whole epoch");
+    // A state at the very beginning of an epoch asks for that one, too.
+    let loader = resumed(&run, &state_after(&run, 10));
+    assert!(loader.epoch(1).err().unwrap().message().contains("stands in epoch 2, not 1"));
+    same(&parts(loader.epoch(2).unwrap()), &run.parts(&cut, 2, 0), "epoch 2");
+}
+
+#[test]
+fn a_state_is_not_taken_up_while_an_iterator_is_alive() {
+    let run = Run::new(&Data::memory(50, 8), Naive::Shuffled { seed: 4 });
+    let (loader, state) = (build(run.builder().batch_size(10)), state_after(&run, 3));
+    let mut epoch = loader.epoch(0).unwrap();
+    drop(epoch.next().unwrap().unwrap());
+    let error = loader.resume(&state).unwrap_err();
+    assert_eq!(
+        (error.kind(), error.message()),
+        (ErrorKind::EpochLive, "drop the iterator of the epoch before another place is resumed")
+    );
+    assert_eq!(loader.steps(1).err().unwrap().kind(), ErrorKind::EpochLive);
+    // Nothing has moved.
+    let cut = Cut::whole(10, LastBatch::Keep, 1);
+    same(&parts(epoch), &run.parts(&cut, 0, 0)[1..], "the rest");
+    loader.resume(&state).unwrap();
+    same(&parts(loader.epoch(0).unwrap()), &run.parts(&cut, 0, 0)[3..], "resumed");
+}
+
+#[test]
+fn an_epoch_that_ended_by_an_error_of_a_transform_is_taken_up_after_the_last_batch_received() {
+    let dir = Dir::new();
+    let chunks = Data::chunks(&dir, &[9, 1, 30, 9, 20], true, false);
+    let runs = [
+        Run::new(&Data::memory(69, 8), Naive::Shuffled { seed: 4 }),
+        Run::new(&Data::file(&dir, 69, 512), Naive::Shuffled { seed: 4 }),
+        Run::new(&chunks, Naive::Windowed { seed: 4, window: 2, lanes: 3 }),
+    ];
+    for run in runs {
+        for fails_at in [0, 1, 7, 40, 67] {
+            for panics in [false, true] {
+                let cut = Cut::whole(12, LastBatch::Pad, 2);
+                let mut found = Vec::new();
+                for shard in shards(2) {
+                    let bad = run.ids(1)[fails_at];
+                    let failed = AtomicBool::new(false);
+                    let builder = run.builder().global_batch(12).last_batch(LastBatch::Pad).shard(shard).workers(2);
+                    let loader = build(builder.map(move |_, ctx| {
+                        let now = (ctx.id(), ctx.epoch()) == (bad, 1) && !failed.swap(true, Ordering::Relaxed);
+                        assert!(!now || !panics, "once");
+                        if now { Err(Error::user("once")) } else { Ok(()) }
+                    }));
+                    let (mut received, mut errors) = (Vec::new(), 0);
+                    let mut epochs = loader.epochs(0..3).unwrap();
+                    while let Some(batch) = epochs.next() {
+                        match batch {
+                            Ok(batch) => received.push(part(&batch)),
+                            Err(error) => {
+                                assert!(error.to_string().contains("once"), "{error}");
+                                errors += 1;
+                                assert!(epochs.next().is_none());
+                                drop(epochs);
+                                let state = loader.state().unwrap();
+                                assert_eq!(
+                                    (state.steps(), state.epoch()),
+                                    (received.len() as u64, received.len() as u64 / 6)
+                                );
+                                loader.resume(&state).unwrap();
+                                epochs = loader.epochs(loader.next_epoch()..3).unwrap();
+                            }
+                        }
+                    }
+                    // One rank has the sample, and the other one the first three once more, as padding.
+                    let hit = fails_at as u32 % 2 == shard.rank() || fails_at < 3;
+                    assert_eq!(errors, usize::from(hit), "{fails_at} {shard}");
+                    let right = (0..3).flat_map(|epoch| run.parts(&cut, epoch, shard.rank())).collect::<Vec<_>>();
+                    same(&received, &right, &format!("{:?}, {fails_at}, {shard}", run.naive));
+                    found.push(received);
+                }
+                assert_eq!(union(&found).len(), 18);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_epoch_over_a_file_that_was_cut_goes_on_when_the_file_is_whole_again() {
+    let dirs = [Dir::new(), Dir::new()];
+    for (mode, direct) in readers() {
+        let files = [
+            (Data::file(&dirs[0], 32, 4096), dirs[0].path("32x4096.bin"), 18 * 4096 + 100),
+            (Data::chunks(&dirs[1], &[300; 16], false, false), dirs[1].path("toy.bin"), 9 * 300 * RECORD as u64 + 7),
+        ];
+        for (data, path, cut) in files {
+            let bytes = std::fs::read(&path).unwrap();
+            let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+            let run = Run::new(&data, Naive::Sequential { lanes: 1 });
+            // Of each file 32 batches: two of each chunk, so that the one that fails is the first that is needed again.
+            let global = data.len() / 32;
+            let builder = run.builder().global_batch(global).slots(2).workers(1);
+            let loader = build(builder.reader(mode).direct(direct));
+            let mut epoch = loader.epoch(0).unwrap();
+            let mut found = vec![part(&epoch.next().unwrap().unwrap())];
+            file.set_len(cut).unwrap();
+            let error = loop {
+                match epoch.next().unwrap() {
+                    Ok(batch) => found.push(part(&batch)),
+                    Err(error) => break error,
+                }
+            };
+            assert_eq!((error.kind(), error.site().path.as_deref()), (ErrorKind::Truncated, Some(&*path)), "{error}");
+            drop(epoch);
+            // The state is that of the dataset that the run began with, whatever has become of it.
+            let meanwhile = loader.state().unwrap();
+            file.write_all_at(&bytes, 0).unwrap();
+            let state = loader.state().unwrap();
+            assert_eq!(state, meanwhile);
+            assert_eq!((state.batch(), state.steps()), (found.len() as u64, found.len() as u64));
+            loader.resume(&state).unwrap();
+            found.extend(parts(loader.epoch(0).unwrap()));
+            let right = run.parts(&Cut::whole(global, LastBatch::Keep, 1), 0, 0);
+            same(&found, &right, &format!("{mode:?} {direct:?} {}", path.display()));
+        }
+    }
+}
+
+/// Waits for what should not happen.
+fn a_moment() {
+    std::thread::sleep(Duration::from_millis(30));
+}
+
+#[test]
+fn steps_are_exactly_so_many_batches_over_epochs_and_nothing_is_read_beyond_them() {
+    let dir = Dir::new();
+    let data = Data::file(&dir, 50, 4096);
+    for (mode, direct) in readers() {
+        let run = Run::new(&data, Naive::Shuffled { seed: 4 }).mapped();
+        let cut = Cut::whole(12, LastBatch::Drop, 3);
+        for shard in shards(3) {
+            let builder = run.builder().global_batch(12).last_batch(LastBatch::Drop).shard(shard).slots(6);
+            let loader = build(builder.reader(mode).direct(direct));
+            let right: Vec<Part> = (0..9).flat_map(|epoch| run.parts(&cut, epoch, shard.rank())).collect();
+            let mut done = 0;
+            run.mapped.store(0, Ordering::Relaxed);
+            for steps in [1, 2, 0, 1, 5, 3, 9] {
+                let batches = loader.steps(steps as u64).unwrap();
+                assert_eq!(batches.len(), steps);
+                same(&parts(batches), &right[done..done + steps], &format!("{mode:?}, {steps} steps after {done}"));
+                done += steps;
+                a_moment();
+                let (report, samples) = (loader.report(), 4 * done as u64);
+                assert_eq!((run.mapped.load(Ordering::Relaxed), report.samples), (samples, samples), "{mode:?}");
+                assert!(report.reads.ops <= samples, "{} reads for {samples}", report.reads.ops);
+                assert!(report.cache.is_none_or(|(hits, misses)| hits + misses <= samples), "{:?}", report.cache);
+                if direct == Direct::On && mode == Mode::Uring {
+                    assert_eq!(report.reads.ops + report.cache.map_or(0, |(hits, _)| hits), samples);
+                }
+                assert_eq!(loader.state().unwrap().steps(), done as u64);
+            }
+            // What is not received of them is not done.
+            same(&parts(loader.steps(7).unwrap().take(2)), &right[done..done + 2], "two of seven");
+            same(&parts(loader.steps(4).unwrap()), &right[done + 2..done + 6], "and four more");
+            assert_eq!(loader.state().unwrap().steps(), done as u64 + 6);
+        }
+    }
+}
+
+#[test]
+fn steps_over_chunks_open_no_chunk_that_only_later_batches_need() {
+    let dir = Dir::new();
+    let data = Data::chunks(&dir, &[10; 30], true, false);
+    let toy = data.toy.clone().unwrap();
+    // In windows of two chunks 20 samples need both.
+    for (naive, opened) in [
+        (Naive::Sequential { lanes: 1 }, [1, 1, 2, 3, 5, 30, 31]),
+        (Naive::Windowed { seed: 1, window: 2, lanes: 1 }, [2, 2, 2, 4, 6, 30, 32]),
+    ] {
+        let run = Run::new(&data, naive);
+        let right: Vec<Part> =
+            (0..2).flat_map(|epoch| run.parts(&Cut::whole(5, LastBatch::Keep, 1), epoch, 0)).collect();
+        for (steps, opened) in [1, 2, 3, 5, 10, 60, 61].into_iter().zip(opened) {
+            let before = toy.opened();
+            let loader = build(run.builder().batch_size(5).workers(3).slots(8));
+            same(&parts(loader.steps(steps as u64).unwrap()), &right[..steps], "steps");
+            a_moment();
+            assert_eq!(toy.opened() - before, opened, "{steps} steps of {:?}", run.naive);
+            assert_eq!(loader.report().chunks, Some((opened, 30)));
+        }
+    }
+}
+
+#[test]
+fn an_order_without_a_batch_is_refused_also_for_a_state_that_is_resumed() {
+    for naive in [Naive::Indices { ids: vec![], shuffled: None }, Naive::Shuffled { seed: 1 }] {
+        let run = Run::new(&Data::memory(5, 4), naive);
+        let error = run.builder().batch_size(6).last_batch(LastBatch::Drop).build().err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Empty, "{error}");
+    }
+    let run = Run::new(&Data::memory(5, 4), Naive::Shuffled { seed: 1 });
+    let state = build(run.builder().batch_size(2)).state().unwrap();
+    let error = run.builder().batch_size(6).last_batch(LastBatch::Drop).resume_rebatched(state).build().err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Empty, "{error}");
+}
+
+#[test]
+fn a_resumed_run_goes_on_for_ever_and_its_steps_are_counted_over_all_resumes() {
+    let dir = Dir::new();
+    let data = Data::chunks(&dir, &[5, 9, 1, 14, 2], true, false);
+    let run = Run::new(&data, Naive::Windowed { seed: 4, window: 2, lanes: 2 }).mapped();
+    let cut = Cut::whole(6, LastBatch::Pad, 2);
+    let mut state: Option<State> = None;
+    let mut done = 0;
+    // 6 batches an epoch; iterators without an end, of which some batches are taken.
+    for taken in [4, 9, 6, 1, 23] {
+        let mut after = Vec::new();
+        for shard in shards(2) {
+            let builder = run.builder().last_batch(LastBatch::Pad).shard(shard);
+            let loader = match &state {
+                Some(state) => build(builder.resume(state.clone())),
+                None => build(builder.global_batch(6)),
+            };
+            let right: Vec<Part> = (0..9).flat_map(|epoch| run.parts(&cut, epoch, shard.rank())).collect();
+            let endless = if taken % 2 == 0 { loader.steps(u64::MAX) } else { loader.epochs(loader.next_epoch()..) };
+            let endless = endless.unwrap();
+            assert!(endless.len() > 1 << 60);
+            same(&parts(endless.take(taken)), &right[done..done + taken], "endless");
+            after.push(loader.state().unwrap());
+        }
+        State::agree(&after).unwrap();
+        done += taken;
+        let place = ((done / 6) as u64, (done % 6) as u64, done as u64);
+        assert_eq!((after[0].epoch(), after[0].batch(), after[0].steps()), place);
+        state = Some(stored(&after[0]));
+    }
+}
+
+/// What all ranks get from a state on, up to the end of an epoch, in batches of another size: the rest of the epoch from where
+/// it was interrupted, then whole epochs.
+fn rebatched(case: &Case, state: &State, cut: Cut) -> Vec<Global> {
+    let of_rank = |rank| {
+        let first = Cut { start: state.position(), first: state.batch(), ..cut };
+        let rest = (state.epoch()..case.epochs)
+            .flat_map(|epoch| case.run.parts(if epoch == state.epoch() { &first } else { &cut }, epoch, rank));
+        rest.collect()
+    };
+    union(&(0..cut.world).map(of_rank).collect::<Vec<_>>())
+}
+
+#[test]
+fn a_run_goes_on_in_batches_of_another_size_with_the_samples_that_are_left_in_their_order() {
+    let mut resumes = 0;
+    for number in 0..random_runs() {
+        let dir = Dir::new();
+        let mut draws = Draws::new(number, 0, 0, "rebatched");
+        let kind = [Kind::File, Kind::Memory, Kind::Chunks][number as usize % 3];
+        let case = Case::draw(kind, &dir, &mut draws);
+        let (_, states) = uninterrupted(&case, &mut draws);
+        for state in &states {
+            // Only at some boundaries, since every other is resumed twice.
+            if draws.bool(0.5) {
+                continue;
+            }
+            let global = 1 + draws.below(20);
+            let last = with_a_batch(case.positions(), global, &mut draws);
+            let world = 1 + draws.below(case.worlds.min(global)) as u32;
+            let right = rebatched(&case, state, Cut::whole(global, last, world));
+            let what = format!(
+                "{number}: {state}, {global} {last:?} of {} {:?}, {:?}",
+                case.global, case.last, case.run.naive
+            );
+            // Up to the end, epoch by epoch; and some steps, to be taken up from there by `resume`.
+            let steps = draws.below(right.len() as u64 + 1);
+            let (mut ranks, mut some, mut after) = (Vec::new(), Vec::new(), Vec::new());
+            for shard in shards(world) {
+                let make = |draws: &mut Draws| {
+                    let builder = any_settings(case.run.builder().shard(shard), draws);
+                    builder.global_batch(global).last_batch(last).resume_rebatched(stored(state)).build().unwrap()
+                };
+                let loader = make(&mut draws);
+                let mut found = Vec::new();
+                // Without a batch in it an epoch is never over.
+                while right.len() > found.len() {
+                    found.extend(parts(loader.epoch(loader.next_epoch()).unwrap()));
+                }
+                ranks.push(found);
+                let loader = make(&mut draws);
+                some.push(parts(loader.steps(steps).unwrap()));
+                after.push(loader.state().unwrap());
+            }
+            same(&union(&ranks), &right, &what);
+            same(&union(&some), &right[..steps as usize], &what);
+            State::agree(&after).unwrap();
+            assert_eq!(after[0].steps(), state.steps() + steps);
+            let rebatched = Case { global, last, ..case.clone() };
+            let world = rebatched.any_world(&mut draws);
+            let mut ranks = Vec::new();
+            for loader in rebatched.resumed(&stored(&after[0]), world, &mut draws) {
+                ranks.push(parts(loader.steps(right.len() as u64 - steps).unwrap()));
+            }
+            same(&union(&ranks), &right[steps as usize..], &format!("{what}, {steps} steps later"));
+            // The same samples as if nothing had changed, but for what is repeated or left out.
+            if last != LastBatch::Drop && state.epoch() < case.epochs {
+                let real: Vec<u64> = right
+                    .iter()
+                    .filter(|batch| batch.epoch == state.epoch())
+                    .flat_map(|batch| batch.rows.iter().filter(|row| row.status == 0).map(|row| row.id))
+                    .collect();
+                assert_eq!(real, case.run.ids(state.epoch())[state.position() as usize..], "{what}");
+            }
+            resumes += 3;
+        }
+    }
+    println!("{resumes} resumes with another batch");
+}
+
+#[test]
+fn an_epoch_with_less_left_than_a_larger_batch_is_over_when_the_rest_is_dropped() {
+    let run = Run::new(&Data::memory(50, 8), Naive::Shuffled { seed: 4 });
+    let state = state_after(&run, 4);
+    assert_eq!((state.epoch(), state.position()), (0, 40));
+    let make = || {
+        let builder = run.builder().batch_size(16).last_batch(LastBatch::Drop);
+        build(builder.resume_rebatched(state.clone()))
+    };
+    let cut = Cut::whole(16, LastBatch::Drop, 1);
+    let loader = make();
+    assert_eq!(loader.next_epoch(), 1, "10 samples are left of epoch 0: no batch of 16");
+    let state = loader.state().unwrap();
+    assert_eq!((state.epoch(), state.position(), state.batch(), state.steps()), (1, 0, 0, 4));
+    same(&parts(loader.epoch(loader.next_epoch()).unwrap()), &run.parts(&cut, 1, 0), "epoch 1");
+    same(&parts(make().steps(2).unwrap()), &run.parts(&cut, 1, 0)[..2], "steps");
+    same(&parts(make().epochs(1..3).unwrap()), &[run.parts(&cut, 1, 0), run.parts(&cut, 2, 0)].concat(), "epochs");
+}
+
+#[test]
+fn the_batch_size_is_that_of_the_state_when_none_is_set() {
+    let run = Run::new(&Data::memory(50, 8), Naive::Shuffled { seed: 4 });
+    let state = state_after(&run, 2);
+    for world in [1, 3, 10] {
+        for shard in shards(world) {
+            for rebatched in [false, true] {
+                let builder = run.builder().shard(shard);
+                let loader = build(if rebatched {
+                    builder.resume_rebatched(state.clone())
+                } else {
+                    builder.resume(state.clone())
+                });
+                assert_eq!(loader.global_batch(), 10);
+                let right = &run.parts(&Cut::whole(10, LastBatch::Keep, world), 0, shard.rank())[2..];
+                same(&parts(loader.epoch(0).unwrap()), right, &shard.to_string());
+            }
+        }
+    }
+    let error = run.builder().shard(Shard::new(0, 11).unwrap()).resume(state).build().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.message().contains("a global batch of 10 for 11 ranks"), "{error}");
+}
+
+/// That `builder` does not go on from `state`, neither when it is built nor afterwards.
+fn refused(builder: impl Fn() -> LoaderBuilder, state: &State, kind: ErrorKind, words: &str) -> Error {
+    let loader = build(builder());
+    let mine = loader.state().unwrap();
+    let errors = [loader.resume(state).unwrap_err(), builder().resume(state.clone()).build().unwrap_err()];
+    for error in errors {
+        assert_eq!(error.kind(), kind, "{error}");
+        assert!(error.message().contains(words), "`{words}` is not in `{}`", error.message());
+    }
+    // Where it stood.
+    assert_eq!((loader.state().unwrap(), loader.next_epoch()), (mine, 0));
+    builder().resume(state.clone()).build().unwrap_err()
+}
+
+#[test]
+fn another_order_or_other_seeds_are_refused_in_words_that_name_both() {
+    let dir = Dir::new();
+    let data = Data::chunks(&dir, &[4; 10], true, false);
+    let steps = |step| Steps { len: 30, samples: 40, step };
+    let windowed = |window, lanes| Order::windowed(4, window).lanes(lanes);
+    let table = [
+        (Order::sequential(), Order::shuffled(0), "saved with the order sequential, the loader has shuffled"),
+        (Order::shuffled(4), windowed(2, 1), "saved with the order shuffled, the loader has windowed"),
+        (windowed(2, 1), Order::sequential().with_seed(4), "saved with the order windowed, the loader has sequential"),
+        (
+            Order::indices([1, 2]),
+            Order::indices([1, 2]).then_shuffled(0),
+            "saved with the order indices, the loader has indices, shuffled",
+        ),
+        (
+            Order::sampler(steps(3)).then_shuffled(0),
+            Order::sampler(steps(3)),
+            "saved with the order sampler, shuffled, the loader has sampler",
+        ),
+        (Order::sampler(steps(3)), Order::indices([1; 30]), "saved with the order sampler, the loader has indices"),
+        (Order::shuffled(4), Order::shuffled(5), "saved with the order's seed 4, the loader has 5"),
+        (windowed(2, 2), windowed(2, 2).with_seed(9), "saved with the order's seed 4, the loader has 9"),
+        (Order::sequential(), Order::sequential().with_seed(1), "saved with the order's seed 0, the loader has 1"),
+        (windowed(2, 1), windowed(3, 1), "saved with a window of chunks of 2, the loader has 3"),
+        (windowed(2, 4), windowed(2, 8), "saved with lanes 4, the loader has 8"),
+        (Order::sequential(), Order::sequential().lanes(2), "saved with lanes 1, the loader has 2"),
+        (Order::indices([1, 2]), Order::indices([1, 2, 3]), "saved with positions in an epoch: 2, the loader has 3"),
+        (Order::indices([1, 2]), Order::indices([2, 1]), "saved with other indices than the loader has"),
+        (
+            Order::sampler(steps(3)),
+            Order::sampler(Steps { len: 31, ..steps(3) }),
+            "saved with positions in an epoch: 30, the loader has 31",
+        ),
+        (
+            Order::sampler(steps(3)),
+            Order::sampler(steps(4)),
+            "saved with other settings of the sampler than the loader has",
+        ),
+    ];
+    for (then, now, words) in table {
+        let make = |order: &Order| data.builder().order(order.clone()).batch_size(2);
+        let loader = build(make(&then));
+        drop(loader.epoch(0).unwrap().next());
+        refused(|| make(&now), &loader.state().unwrap(), ErrorKind::State, words);
+        // Nor by a resume that takes other batches.
+        let error = make(&now).resume_rebatched(loader.state().unwrap()).build().unwrap_err();
+        assert_eq!((error.kind(), error.message()), (ErrorKind::State, words));
+        build(make(&then).resume(loader.state().unwrap()));
+    }
+    let make = |seed| data.builder().order(Order::shuffled(4)).seed(seed).batch_size(2);
+    let state = build(make(4)).state().unwrap();
+    refused(|| make(9), &state, ErrorKind::State, "saved with the seed of transforms 4, the loader has 9");
+    build(data.builder().order(Order::shuffled(4)).batch_size(2).resume(state));
+}
+
+#[test]
+fn another_global_batch_or_last_batch_is_refused_in_words_that_name_both_and_what_to_do() {
+    let run = Run::new(&Data::memory(50, 8), Naive::Shuffled { seed: 4 });
+    let state = state_after(&run, 2);
+    let make = |rows: usize, world, last| {
+        let shard = Shard::new(world - 1, world).unwrap();
+        run.builder().batch_size(rows).shard(shard).last_batch(last)
+    };
+    let words =
+        "saved with a global batch of 10, the loader has 40: say `.global_batch(10)`, or `.resume_rebatched(…)`";
+    refused(|| make(40, 1, LastBatch::Keep), &state, ErrorKind::State, words);
+    // The same rows on every rank are another global batch.
+    refused(|| make(10, 4, LastBatch::Keep), &state, ErrorKind::State, words);
+    for last in [LastBatch::Mask, LastBatch::Pad, LastBatch::Drop] {
+        let words = format!(
+            "saved with `LastBatch::Keep`, the loader has `LastBatch::{last:?}`: say `.last_batch(LastBatch::Keep)`, or \
+             `.resume_rebatched(…)` to go on with the new one"
+        );
+        refused(|| make(10, 1, last), &state, ErrorKind::State, &words);
+        build(make(10, 1, last).resume_rebatched(state.clone()));
+    }
+    build(make(5, 2, LastBatch::Keep).resume(state.clone()));
+    build(make(40, 1, LastBatch::Keep).resume_rebatched(state));
+}
+
+#[test]
+fn a_mix_of_other_weights_or_another_length_is_refused() {
+    let records = |count: usize, seed| Records::builder(4).open_bytes(noise(count * 4, seed)).unwrap();
+    let mix = |weights: [f64; 2], key| {
+        let parts = [(records(30, 1), weights[0]), (records(20, 2), weights[1])];
+        Mix::new(parts, key).unwrap().epoch_len(60).unwrap()
+    };
+    let make = |mix: &Mix| Loader::builder(mix.dataset()).order(mix.order()).batch_size(10);
+    let loader = build(make(&mix([0.7, 0.3], 5)));
+    let right: Vec<Part> = parts(loader.epochs(0..2).unwrap());
+    let state = {
+        let loader = build(make(&mix([0.7, 0.3], 5)));
+        drop(parts(loader.steps(2).unwrap()));
+        loader.state().unwrap()
+    };
+    same(
+        &parts(build(make(&mix([7.0, 3.0], 5)).resume(state.clone())).epochs(0..2).unwrap()),
+        &right[2..],
+        "the same mix",
+    );
+    let other = "saved with other settings of the sampler than the loader has";
+    for weights in [[0.3, 0.7], [1.0, 1.0], [0.71, 0.29]] {
+        refused(|| make(&mix(weights, 5)), &state, ErrorKind::State, other);
+    }
+    refused(|| make(&mix([0.7, 0.3], 6)), &state, ErrorKind::State, "saved with the order's seed 5, the loader has 6");
+    let reseeded = mix([0.7, 0.3], 6);
+    let reseeded = || Loader::builder(reseeded.dataset()).order(reseeded.order().with_seed(5)).batch_size(10);
+    refused(reseeded, &state, ErrorKind::State, other);
+    let longer = mix([0.7, 0.3], 5).epoch_len(70).unwrap();
+    refused(|| make(&longer), &state, ErrorKind::State, "positions in an epoch: 60, the loader has 70");
+}
+
+#[test]
+fn a_dataset_that_changed_is_refused_and_what_changed_is_named() {
+    let dir = Dir::new();
+    let write = |folder: &str, files: &[Vec<u8>]| {
+        let paths = files.iter().enumerate().map(|(index, bytes)| dir.write(&format!("{folder}/{index}.bin"), bytes));
+        paths.collect::<Vec<_>>()
+    };
+    let files: Vec<Vec<u8>> = (0..4).map(|seed| noise(120, seed + 1)).collect();
+    let open = |paths: &[std::path::PathBuf]| Records::builder(12).open_files(paths).unwrap();
+    let make = |dataset: Arc<dyn Dataset>| Loader::builder(dataset).order(Order::shuffled(4)).batch_size(3);
+    let paths = write("then", &files);
+    let loader = build(make(Arc::new(open(&paths))));
+    let all = parts(loader.epoch(0).unwrap());
+    loader.resume(&build(make(Arc::new(open(&paths)))).state().unwrap()).unwrap();
+    assert_eq!(parts(loader.steps(5).unwrap()).len(), 5);
+    let state = loader.state().unwrap();
+
+    // In another folder they are the same.
+    let moved = open(&write("moved", &files));
+    same(&parts(build(make(Arc::new(moved)).resume(state.clone())).epoch(0).unwrap()), &all[5..], "moved");
+
+    let mut flipped = files.clone();
+    flipped[2][50] ^= 1;
+    let now = write("flipped", &flipped);
+    let kind = ErrorKind::FingerprintMismatch;
+    let error = refused(|| make(Arc::new(open(&now))), &state, kind, "shard 2 of 4 (counted from 0)");
+    assert_eq!(error.site().path.as_deref(), Some(&*now[2]));
+    // So it is when the batches may differ.
+    let error = make(Arc::new(open(&now))).resume_rebatched(state.clone()).build().unwrap_err();
+    assert_eq!((error.kind(), error.site().path.as_deref()), (kind, Some(&*now[2])));
+
+    let mut longer = files.clone();
+    longer[1].extend(noise(12, 9));
+    let now = write("longer", &longer);
+    let error = refused(|| make(Arc::new(open(&now))), &state, kind, "40 samples then, 41 now");
+    assert_eq!(error.site().path.as_deref(), Some(&*now[1]));
+
+    let now = write("more", &[files.clone(), vec![noise(24, 8)]].concat());
+    refused(|| make(Arc::new(open(&now))), &state, kind, "5 shards, 4 then: number 4");
+    refused(
+        || make(Arc::new(open(&paths[..3]))),
+        &state,
+        kind,
+        "3 shards, 4 then: number 3 (counted from 0) is missing",
+    );
+    let turned: Vec<_> = paths.iter().rev().cloned().collect();
+    refused(|| make(Arc::new(open(&turned))), &state, kind, "of 4 shards");
+    let part = || open(&paths).subset((0..40).rev().collect::<Vec<_>>()).unwrap();
+    refused(|| make(Arc::new(part())), &state, kind, "the ids mean other samples of the same files");
+    let both = || Concat::new([open(&paths[..1]), open(&paths[1..])]).unwrap();
+    refused(|| make(Arc::new(both())), &state, kind, "");
+    let wider = || Records::builder(12).field("other", feedline::tensor::DType::U8, [12]).open_files(&paths).unwrap();
+    refused(|| make(Arc::new(wider())), &state, kind, "other fields than then; now they are other u8 [12]");
+
+    // Chunks that are cut in another way.
+    let chunks = Dir::new();
+    let of = |rows: &[u64]| Data::chunks(&chunks, rows, false, false);
+    let state = build(of(&[5, 5, 6]).builder()).state().unwrap();
+    refused(|| of(&[5, 6, 5]).builder(), &state, kind, "the samples are cut into other chunks");
+}
+
+/// All numbers of a JSON value, by their pointers.
+fn numbers(value: &serde_json::Value, at: &str, found: &mut Vec<String>) {
+    match value {
+        serde_json::Value::Number(_) => found.push(at.to_string()),
+        serde_json::Value::Object(map) => {
+            map.iter().for_each(|(key, value)| numbers(value, &format!("{at}/{key}"), found))
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn states_that_were_edited_are_refused_whatever_was_changed() {
+    let run = Run::new(&Data::memory(50, 8), Naive::Shuffled { seed: 4 });
+    let state = state_after(&run, 7);
+    let json: serde_json::Value = serde_json::from_slice(&state.to_bytes()).unwrap();
+    let mut pointers = Vec::new();
+    numbers(&json, "", &mut pointers);
+    for name in
+        ["/epoch", "/position", "/batch", "/steps", "/global_batch", "/order/seed", "/order/lanes", "/draws", "/check"]
+    {
+        assert!(pointers.iter().any(|pointer| pointer == name), "{name} of {pointers:?}");
+    }
+    for pointer in pointers.iter().filter(|pointer| *pointer != "/version") {
+        let now = json.pointer(pointer).unwrap().as_u64().unwrap();
+        let hostile = [0, 1, now + 1, now.wrapping_sub(1), 51, u64::from(u32::MAX), u64::MAX - 1, u64::MAX];
+        for value in hostile.into_iter().filter(|value| *value != now) {
+            let mut edited = json.clone();
+            *edited.pointer_mut(pointer).unwrap() = value.into();
+            let error = State::from_bytes(edited.to_string().as_bytes()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::State);
+            let fits = pointer != "/check" || value <= u64::from(u32::MAX);
+            let words = if fits { "damaged: its values have the CRC32C" } else { "not a saved state, or damaged" };
+            assert!(error.message().contains(words), "{pointer} = {value}: {error}");
+        }
+    }
+    for (pointer, value) in [("/last", "drop"), ("/order/kind", "sequential")] {
+        let mut edited = json.clone();
+        *edited.pointer_mut(pointer).unwrap() = value.into();
+        let error = State::from_bytes(edited.to_string().as_bytes()).unwrap_err();
+        assert!(error.message().contains("damaged: its values have the CRC32C"), "{pointer} = {value}: {error}");
+    }
+    let mut edited = json.clone();
+    edited["version"] = 2.into();
+    let error = State::from_bytes(edited.to_string().as_bytes()).unwrap_err();
+    assert_eq!(error.message(), "version 2 of a state; this feedline reads 1");
+    // In another layout it is the same.
+    assert_eq!(State::from_bytes(serde_json::to_string_pretty(&json).unwrap().as_bytes()).unwrap(), state);
+}
+
+#[test]
+fn an_iterator_from_which_no_batch_was_received_does_not_use_up_a_resumed_place() {
+    let run = Run::new(&Data::memory(50, 8), Naive::Shuffled { seed: 4 });
+    let rest = &run.parts(&Cut::whole(10, LastBatch::Keep, 1), 1, 0)[2..];
+    let loader = resumed(&run, &state_after(&run, 7));
+    assert_eq!(loader.epoch(1).unwrap().len(), 3);
+    assert_eq!(loader.steps(0).unwrap().len(), 0);
+    drop(loader.steps(5).unwrap());
+    assert!(loader.epoch(0).err().unwrap().message().contains("stands in epoch 1, not 0"));
+    assert_eq!(loader.next_epoch(), 1);
+    same(&parts(loader.epoch(1).unwrap()), rest, "the rest");
+}

@@ -1,0 +1,237 @@
+//! Real signals, sent to processes of their own: each test starts itself again as a child, which does what `child` of that
+//! test says and reports in lines, while the parent sends the signals. Every wait has a deadline.
+
+#![cfg(feature = "signals")]
+
+use crate::common::{here, process, told};
+use feedline::{Signal, Stop};
+use rustix::process::{Pid, Signal as Number, kill_process};
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+/// More than any machine needs, since nothing waits so long unless the test fails.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A child that runs one test of this file; killed when dropped.
+struct Process {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+/// Runs `body` in this process if it is the child of `test`. Otherwise starts that child and waits for its "ready".
+fn start(test: &str, body: impl FnOnce()) -> Option<Process> {
+    if told().is_some() {
+        body();
+        return None;
+    }
+    let mut child = process(test, "").stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    let (sender, lines) = channel();
+    let out = BufReader::new(child.stdout.take().unwrap());
+    // Ends with the child's output, or with its receiver.
+    std::thread::spawn(move || out.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+    let process = Process { child, lines };
+    process.expect("ready");
+    Some(process)
+}
+
+impl Process {
+    fn send(&self, signal: Number) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Waits for a line; the test harness's own are passed over.
+    fn expect(&self, expected: &str) {
+        let deadline = Instant::now() + DEADLINE;
+        let mut seen = Vec::new();
+        while let Ok(line) = self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            // The first line stands behind the harness's "test name ... ".
+            if line.ends_with(expected) {
+                return;
+            }
+            seen.push(line);
+        }
+        panic!("{expected:?} was not reported, but {seen:#?}");
+    }
+
+    fn end(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "the child is still there");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn ends_by(&mut self, signal: Number) {
+        let status = self.end();
+        assert_eq!(status.signal(), Some(signal.as_raw()), "{status}");
+    }
+
+    fn ends_well(&mut self) {
+        let status = self.end();
+        assert!(status.success(), "{status}");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn ready() {
+    println!("ready");
+}
+
+/// The child's training loop: polls until the flag is set.
+fn wait_for(stop: &Stop) {
+    let deadline = Instant::now() + DEADLINE;
+    while !stop.requested() {
+        assert!(Instant::now() < deadline, "no signal came");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The child outlives every deadline of its parent, unless a signal ends it.
+fn linger() {
+    std::thread::sleep(2 * DEADLINE);
+}
+
+#[test]
+fn sigterm_sets_the_flag_of_every_clone_and_is_named() {
+    let child = || {
+        let stop = Stop::on_signals().unwrap();
+        let clone = stop.clone();
+        assert!(!stop.requested() && stop.signal().is_none());
+        ready();
+        wait_for(&stop);
+        assert!(clone.requested());
+        println!("{:?} {:?}", stop.signal(), clone.signal());
+    };
+    let Some(mut process) = start(&here!(), child) else { return };
+    process.send(Number::TERM);
+    process.expect("Some(Term) Some(Term)");
+    process.ends_well();
+}
+
+#[test]
+fn a_request_in_the_program_is_not_a_signal_and_does_not_hide_one() {
+    let child = || {
+        let stop = Stop::on_signals().unwrap();
+        stop.request();
+        assert!(stop.requested() && stop.signal().is_none());
+        let other = Stop::on_signals().unwrap();
+        assert!(!other.requested());
+        ready();
+        wait_for(&other);
+        println!("{:?}", stop.signal());
+    };
+    let Some(mut process) = start(&here!(), child) else { return };
+    process.send(Number::USR1);
+    process.expect("Some(Usr1)");
+    process.ends_well();
+}
+
+#[test]
+fn sigusr1_may_come_again_and_a_sigterm_after_it_is_a_first_one() {
+    let child = || {
+        let stop = Stop::on_signals().unwrap();
+        let term = Stop::on([Signal::Term]).unwrap();
+        ready();
+        wait_for(&stop);
+        println!("first {:?}, not {:?}", stop.signal(), term.signal());
+        wait_for(&term);
+        println!("still {:?}, now {:?}", stop.signal(), term.signal());
+    };
+    let Some(mut process) = start(&here!(), child) else { return };
+    process.send(Number::USR1);
+    process.expect("first Some(Usr1), not None");
+    process.send(Number::USR1);
+    process.send(Number::TERM);
+    process.expect("still Some(Usr1), now Some(Term)");
+    process.ends_well();
+}
+
+#[test]
+fn a_second_sigint_ends_the_process_and_no_other_signal_does() {
+    let child = || {
+        let flags = [Signal::Term, Signal::Int, Signal::Hup].map(|signal| Stop::on([signal]).unwrap());
+        ready();
+        flags.iter().for_each(wait_for);
+        println!("all came");
+        linger();
+    };
+    let Some(mut process) = start(&here!(), child) else { return };
+    [Number::HUP, Number::TERM, Number::INT].into_iter().for_each(|first| process.send(first));
+    process.expect("all came");
+    for again in [Number::TERM, Number::HUP, Number::TERM] {
+        process.send(again);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    process.send(Number::INT);
+    process.ends_by(Number::INT);
+}
+
+#[test]
+fn asking_twice_installs_nothing_twice_and_who_asks_later_sees_what_came() {
+    let child = || {
+        let stops = [Stop::on_signals().unwrap(), Stop::on_signals().unwrap(), Stop::on([Signal::Term]).unwrap()];
+        ready();
+        stops.iter().for_each(wait_for);
+        let late = Stop::on_signals().unwrap();
+        println!("{} {:?}", late.requested(), late.signal());
+        linger();
+    };
+    let Some(process) = start(&here!(), child) else { return };
+    process.send(Number::TERM);
+    process.expect("true Some(Term)");
+}
+
+#[test]
+fn of_several_signals_between_two_looks_the_one_listed_first_is_named() {
+    let child = || {
+        let stop = Stop::on([Signal::Usr2, Signal::Usr1, Signal::Hup]).unwrap();
+        let each = [Signal::Usr2, Signal::Usr1, Signal::Hup].map(|signal| Stop::on([signal]).unwrap());
+        ready();
+        each.iter().for_each(wait_for);
+        println!("{:?}", stop.signal());
+    };
+    let Some(mut process) = start(&here!(), child) else { return };
+    [Number::USR2, Number::USR1, Number::HUP].into_iter().for_each(|signal| process.send(signal));
+    process.expect("Some(Hup)");
+    process.ends_well();
+}
+
+#[test]
+fn where_nothing_is_installed_a_signal_ends_the_process_at_once() {
+    let child = || {
+        let stop = Stop::new();
+        ready();
+        wait_for(&stop);
+    };
+    for signal in [Number::TERM, Number::USR1] {
+        let Some(mut process) = start(&here!(), child) else { return };
+        process.send(signal);
+        process.ends_by(signal);
+    }
+}
+
+#[test]
+fn a_signal_that_was_not_asked_for_ends_the_process_at_once() {
+    let child = || {
+        let stop = Stop::on([Signal::Usr2]).unwrap();
+        ready();
+        wait_for(&stop);
+    };
+    for signal in [Number::TERM, Number::USR1] {
+        let Some(mut process) = start(&here!(), child) else { return };
+        process.send(signal);
+        process.ends_by(signal);
+    }
+}

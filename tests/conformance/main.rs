@@ -1,0 +1,19 @@
+//! Every implementation of a trait against one table of cases and a naive oracle: readers, formats, decoders, what writes shards.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod checked;
+mod datasets;
+mod decoders;
+mod mds;
+mod npy;
+mod parquet;
+mod prepare;
+mod readers;
+mod safetensors;
+mod several;
+mod shards;
+mod tar;
+mod tfrecord;
+mod tokens;

@@ -1,0 +1,639 @@
+//! Shards of MosaicML Streaming are read value by value, raw and zstd; what does not agree with itself is an error.
+
+use crate::common::{Dir, build, readers};
+use feedline::dataset::{Dataset, DatasetExt, Mds, MdsBuilder, fuzzing};
+use feedline::tensor::{DType, EncodedField, Field};
+use feedline::{ErrorKind, Loader, Order, Result};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/mds").join(name)
+}
+
+fn parse(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+fn hex(text: &Value) -> Vec<u8> {
+    let text = text.as_str().unwrap();
+    (0..text.len() / 2).map(|k| u8::from_str_radix(&text[2 * k..][..2], 16).unwrap()).collect()
+}
+
+/// All columns; the arrays that say their own shape as arrays.
+fn builder() -> MdsBuilder {
+    Mds::builder().raw(Field::up_to("shaped", DType::F32, 300)).raw(Field::fixed("free", DType::I16, [2, 3]))
+}
+
+/// Compares samples, each a list of fields in the order of the schema, with what Streaming read.
+fn compare(schema: &[EncodedField], samples: &[Vec<Vec<u8>>], expected: &Path) {
+    let expected = parse(expected);
+    let expected = expected.as_array().unwrap();
+    assert_eq!(samples.len(), expected.len());
+    for (id, (fields, right)) in samples.iter().zip(expected).enumerate() {
+        assert_eq!(fields.len(), right.as_object().unwrap().len());
+        for (field, bytes) in schema.iter().zip(fields) {
+            let right = hex(&right[&field.name]);
+            if field.name == "png" {
+                let pixels = image::load_from_memory(bytes).unwrap().to_rgb8().into_raw();
+                assert_eq!(pixels, right, "png of sample {id}");
+                continue;
+            }
+            assert_eq!(*bytes, right, "{} of sample {id}", field.name);
+        }
+    }
+}
+
+fn all(dataset: &dyn Dataset) -> Result<Vec<Vec<Vec<u8>>>> {
+    if let Some(chunks) = dataset.chunked() {
+        let chunks: Vec<_> =
+            (0..chunks.starts().len() - 1).map(|chunk| fuzzing::chunk(dataset, chunk)).collect::<Result<_>>()?;
+        return Ok(chunks.concat());
+    }
+    (0..dataset.len()).map(|sample| fuzzing::sample(dataset, sample)).collect()
+}
+
+#[test]
+fn raw_shards_written_by_streaming_have_the_values_that_streaming_reads() {
+    let mds = builder().open(fixture("raw")).unwrap();
+    assert!(mds.chunked().is_none());
+    compare(mds.schema(), &all(&mds).unwrap(), &fixture("values.json"));
+    let fixed = Mds::open(fixture("fixed")).unwrap();
+    compare(fixed.schema(), &all(&fixed).unwrap(), &fixture("fixed.json"));
+    assert_eq!(fixed.sample_bytes_max(), 21);
+    assert!(fixed.describe().starts_with("9 samples in 3 MDS shards of "), "{}", fixed.describe());
+    let expected = [
+        EncodedField::raw(Field::fixed("x", DType::F32, [3])),
+        EncodedField::raw(Field::fixed("y", DType::I64, [])),
+        EncodedField::raw(Field::fixed("z", DType::U8, [])),
+    ];
+    assert_eq!(fixed.schema(), expected);
+}
+
+#[test]
+fn columns_come_in_the_order_that_was_asked_for_and_pickles_may_lie_beside_them() {
+    let oracle =
+        Oracle { columns: vec![("pkl", None), ("uint8", Some(1))], samples: vec![vec![b"..".to_vec(), vec![7]]] };
+    let dir = Dir::new();
+    let shard = oracle.shard();
+    dir.write("a.mds", &shard);
+    dir.write("index.json", &oracle.index(shard.len(), None));
+    let error = Mds::open(dir.path("")).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("column `c0`: pickles (encoding `pkl`)"), "{error}");
+    let beside = Mds::builder().columns(["c1"]).open(dir.path("")).unwrap();
+    assert_eq!(all(&beside).unwrap(), [[[7]]]);
+    let mds = Mds::builder().columns(["str_int", "int8"]).open(fixture("raw")).unwrap();
+    let expected = parse(&fixture("values.json"));
+    let samples = all(&mds).unwrap();
+    for (sample, right) in samples.iter().zip(expected.as_array().unwrap()) {
+        assert_eq!(*sample, [hex(&right["str_int"]), hex(&right["int8"])]);
+    }
+    // Arrays with a shape of their own are bytes, unless the user says more.
+    let bytes = Mds::builder().columns(["shaped", "bytes"]).open(fixture("raw")).unwrap();
+    assert_eq!(bytes.schema(), [EncodedField::bytes("shaped"), EncodedField::bytes("bytes")]);
+    let stored = fuzzing::sample(&bytes, 2).unwrap().remove(0);
+    assert_eq!(stored[..3], [1 << 2 | 1, (300_u16 & 0xff) as u8, 1], "one axis of 16 bits, 300 long");
+    assert_eq!(stored[3..], hex(&expected[2]["shaped"]));
+}
+
+const NUMBERS: [&str; 5] = ["fixed", "free", "int", "shaped", "str_float"];
+
+/// Every batch of a loader against what Streaming read.
+fn batches_are_right(loader: &Loader, samples: usize) {
+    let expected = parse(&fixture("values.json"));
+    let mut seen = 0;
+    for batch in loader.epoch(0).unwrap() {
+        let batch = batch.unwrap();
+        for name in NUMBERS {
+            let field = batch.field(name).unwrap();
+            let row_bytes = field.size_bytes() / batch.len();
+            for (row, id) in batch.ids().iter().enumerate() {
+                let right = hex(&expected[*id as usize % 11][name]);
+                let bytes = &field.as_bytes().unwrap()[row * row_bytes..][..row_bytes];
+                assert_eq!(bytes[..right.len()], right, "{name} of {id}");
+                match field.lens() {
+                    Some(lens) => assert_eq!(lens[row] as usize * 4, right.len()),
+                    None => assert_eq!(row_bytes, right.len()),
+                }
+            }
+        }
+        seen += batch.len();
+    }
+    assert_eq!(seen, samples);
+}
+
+#[test]
+fn batches_of_raw_shards_are_right_whatever_reads_them() {
+    for (mode, direct) in readers() {
+        let mds = builder().columns(NUMBERS).open(fixture("raw")).unwrap();
+        let order = Order::shuffled(5);
+        let builder = Loader::builder(mds).order(order).batch_size(3).workers(2).reader(mode).direct(direct);
+        batches_are_right(&build(builder), 11);
+    }
+}
+
+/// Copies a fixture and changes its index.
+fn copy(name: &str, dir: &Dir, change: impl FnOnce(&mut Value)) {
+    for entry in std::fs::read_dir(fixture(name)).unwrap() {
+        let path = entry.unwrap().path();
+        dir.write(path.file_name().unwrap().to_str().unwrap(), &std::fs::read(&path).unwrap());
+    }
+    let mut index = parse(&dir.path("index.json"));
+    change(&mut index);
+    dir.write("index.json", index.to_string().as_bytes());
+}
+
+fn each_shard(index: &mut Value, change: impl FnMut(&mut Value)) {
+    index["shards"].as_array_mut().unwrap().iter_mut().for_each(change);
+}
+
+#[test]
+fn an_index_that_cannot_be_meant_is_a_typed_error_that_names_the_shard() {
+    type Change = fn(&mut Value);
+    let cases: [(Change, ErrorKind, &str); 30] = [
+        (|index| index["version"] = json!(1), ErrorKind::Decode, "version 1"),
+        (|index| index["shards"] = json!([]), ErrorKind::Empty, "no shards"),
+        (|index| index["shards"] = json!({}), ErrorKind::Decode, "`shards` is no list"),
+        (|index| drop(index["shards"][1].as_object_mut().unwrap().remove("samples")), ErrorKind::Decode, "`samples`"),
+        (|index| index["shards"][1]["samples"] = json!(4), ErrorKind::Decode, "3 samples, the index says 4"),
+        (|index| index["shards"][1]["samples"] = json!(1_000_000), ErrorKind::Truncated, "too few for the offsets"),
+        (|index| index["shards"][1]["samples"] = json!(0), ErrorKind::Decode, "shard 1: 0 samples"),
+        (|index| index["shards"][1]["samples"] = json!(-1), ErrorKind::Decode, "shard 1: `samples` is -1"),
+        (|index| index["shards"][1]["samples"] = json!(1.5), ErrorKind::Decode, "shard 1: `samples` is 1.5"),
+        (|index| index["shards"][1]["format"] = json!("json"), ErrorKind::Decode, "format `json`"),
+        (|index| index["shards"][1]["column_sizes"][0] = json!(13), ErrorKind::Decode, "other columns than shard 0"),
+        (
+            |index| each_shard(index, |s| s["column_sizes"][0] = json!(13)),
+            ErrorKind::Config,
+            "have 12 bytes, the index",
+        ),
+        (|index| each_shard(index, |s| s["column_sizes"][0] = json!(0)), ErrorKind::Decode, "a size of 0"),
+        (|index| each_shard(index, |s| s["column_sizes"] = json!([12])), ErrorKind::Decode, "3 encodings, 1 sizes"),
+        (|index| each_shard(index, |s| s["column_names"][1] = json!("x")), ErrorKind::Decode, "called `x`"),
+        (|index| each_shard(index, |s| s["column_encodings"][1] = json!("pkl")), ErrorKind::Config, "pickles"),
+        (|index| each_shard(index, |s| s["column_encodings"][1] = json!("what")), ErrorKind::Config, "`what`"),
+        (
+            |index| each_shard(index, |s| s["column_encodings"][0] = json!("ndarray:float32:3,0")),
+            ErrorKind::Config,
+            "`ndarray:float32:3,0` is not known",
+        ),
+        (
+            |index| each_shard(index, |s| s["column_encodings"][0] = json!("ndarray:float32:4294967296,4294967296")),
+            ErrorKind::Config,
+            "have 18446744073709551615 bytes",
+        ),
+        (|index| index["shards"][0]["compression"] = json!("zstd"), ErrorKind::Decode, "no compressed file"),
+        (
+            |index| {
+                let zip = index["shards"][1]["raw_data"].clone();
+                index["shards"][0]["zip_data"] = zip;
+            },
+            ErrorKind::Decode,
+            "no compression",
+        ),
+        (
+            |index| {
+                let zip = index["shards"][1]["raw_data"].clone();
+                index["shards"][0]["zip_data"] = zip;
+                index["shards"][0]["compression"] = json!("gz:9");
+                index["shards"][0]["raw_data"]["basename"] = json!("gone");
+            },
+            ErrorKind::Config,
+            "compressed by `gz:9`",
+        ),
+        (|index| index["shards"][0]["raw_data"]["bytes"] = json!(287), ErrorKind::Changed, "288 bytes, the index"),
+        (|index| index["shards"][0]["raw_data"]["bytes"] = json!(289), ErrorKind::Truncated, "288 bytes, the index"),
+        (|index| index["shards"][0]["raw_data"]["bytes"] = json!(1_u64 << 32), ErrorKind::Decode, "less than 4 GiB"),
+        (|index| index["shards"][0]["raw_data"]["basename"] = json!("gone"), ErrorKind::NotFound, "gone"),
+        (|index| index["shards"][0]["raw_data"]["basename"] = json!(""), ErrorKind::Decode, "out of the folder"),
+        (|index| index["shards"][0]["raw_data"]["basename"] = json!("."), ErrorKind::Decode, "out of the folder"),
+        (|index| index["shards"][0]["raw_data"] = Value::Null, ErrorKind::Decode, "shard 0: raw_data"),
+        (|index| *index = json!([1]), ErrorKind::Decode, "`version` is missing"),
+    ];
+    for (case, (change, kind, words)) in cases.into_iter().enumerate() {
+        let dir = Dir::new();
+        copy("fixed", &dir, change);
+        let error = Mds::open(dir.path("")).err().unwrap_or_else(|| panic!("case {case} was accepted"));
+        assert!(error.to_string().contains(words), "case {case}: {error}");
+        assert_eq!(error.kind(), kind, "case {case}: {error}");
+        assert!(error.site().path.is_some(), "case {case}: {error}");
+    }
+    let dir = Dir::new();
+    assert_eq!(Mds::open(dir.path("")).err().unwrap().kind(), ErrorKind::NotFound);
+    for text in ["", "{", "\u{0}", &"[".repeat(1 << 20)] {
+        dir.write("index.json", text.as_bytes());
+        assert_eq!(Mds::open(dir.path("")).err().unwrap().kind(), ErrorKind::Decode);
+    }
+}
+
+#[test]
+fn names_in_the_index_stay_within_the_folder() {
+    let good = std::fs::read(fixture("fixed/shard.00000.mds")).unwrap();
+    let dir = Dir::new();
+    let outside = dir.write("outside.mds", &good);
+    dir.write("set/sub/deep/a.mds", &good);
+    let open = |name: &str| {
+        let mut index = parse(&fixture("fixed/index.json"));
+        index["shards"].as_array_mut().unwrap().truncate(1);
+        index["shards"][0]["raw_data"]["basename"] = json!(name);
+        dir.write("set/index.json", index.to_string().as_bytes());
+        Mds::open(dir.path("set"))
+    };
+    assert_eq!(open("sub/deep/a.mds").unwrap().len(), 3);
+    let absolute = outside.to_str().unwrap();
+    let names = [
+        absolute,
+        "../outside.mds",
+        "sub/../../outside.mds",
+        "sub/../sub/deep/a.mds",
+        "./sub/deep/a.mds",
+        "sub//deep/a.mds",
+        "sub/deep/a.mds/",
+        "sub/./deep/a.mds",
+        "..",
+        "/",
+        "sub\\deep\\a.mds",
+        "sub/deep/a.mds\u{0}",
+    ];
+    for name in names {
+        let error = open(name).err().unwrap_or_else(|| panic!("{name:?} was accepted"));
+        assert!(error.to_string().contains("out of the folder"), "{error}");
+        assert_eq!(error.kind(), ErrorKind::Decode);
+    }
+    assert_eq!(open("sub").err().unwrap().kind(), ErrorKind::NotAFile);
+}
+
+#[test]
+fn fields_that_a_column_cannot_be_are_refused_when_the_dataset_is_built() {
+    let cases = [
+        (Mds::builder().columns(["nope"]), "no column `nope`; there are bytes, fixed, float16"),
+        (Mds::builder().columns(["int", "int"]), "asked for twice"),
+        (Mds::builder().columns(Vec::<String>::new()), "0 columns"),
+        (Mds::builder().raw(Field::fixed("nope", DType::U8, [])), "no column `nope`"),
+        (Mds::builder().columns(["int"]).raw(Field::fixed("free", DType::I16, [6])), "not among those asked for"),
+        (Mds::builder().raw(Field::fixed("shaped", DType::F64, [6])), "its arrays are f32, the field is f64"),
+        (Mds::builder().raw(Field::fixed("int", DType::I64, [2])), "its values have 8 bytes, the field 16"),
+        (Mds::builder().raw(Field::up_to("fixed", DType::U8, 12)), "its values have 12 bytes"),
+    ];
+    for (builder, words) in cases {
+        let error = builder.open(fixture("raw")).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(error.to_string().contains(words), "{error}");
+    }
+    // What single samples do not keep is an error of the sample.
+    let cases = [
+        (Field::fixed("free", DType::I16, [3, 2]), "shape [2, 3], expected Fixed([3, 2])"),
+        (Field::fixed("free", DType::F16, [2, 3]), "an array of i16, expected f16"),
+        (Field::up_to("free", DType::I16, 6), "shape [2, 3]"),
+    ];
+    for (field, words) in cases {
+        let mds = Mds::builder().columns(["int", "free"]).raw(field).open(fixture("raw")).unwrap();
+        let error = fuzzing::sample(&mds, 1).unwrap_err();
+        assert!(error.to_string().contains(words) && error.to_string().contains("column `free`"), "{error}");
+        assert_eq!(error.site().sample, Some(1));
+    }
+}
+
+/// A naive writer: columns of (encoding, fixed size), samples of values.
+struct Oracle {
+    columns: Vec<(&'static str, Option<usize>)>,
+    samples: Vec<Vec<Vec<u8>>>,
+}
+
+impl Oracle {
+    fn description(&self) -> Value {
+        let names: Vec<String> = (0..self.columns.len()).map(|k| format!("c{k}")).collect();
+        let encodings: Vec<_> = self.columns.iter().map(|column| column.0).collect();
+        let sizes: Vec<_> = self.columns.iter().map(|column| column.1).collect();
+        json!({ "version": 2, "format": "mds", "column_names": names, "column_encodings": encodings, "column_sizes": sizes })
+    }
+
+    fn shard(&self) -> Vec<u8> {
+        let config = self.description().to_string();
+        let body = |sample: &Vec<Vec<u8>>| -> Vec<u8> {
+            let sizes = self.columns.iter().zip(sample).filter(|(column, _)| column.1.is_none());
+            let head: Vec<u8> = sizes.flat_map(|(_, value)| (value.len() as u32).to_le_bytes()).collect();
+            [head, sample.concat()].concat()
+        };
+        let bodies: Vec<Vec<u8>> = self.samples.iter().map(body).collect();
+        let mut offset = 4 * (bodies.len() + 2) + config.len();
+        let mut out = (bodies.len() as u32).to_le_bytes().to_vec();
+        out.extend((offset as u32).to_le_bytes());
+        for body in &bodies {
+            offset += body.len();
+            out.extend((offset as u32).to_le_bytes());
+        }
+        out.extend(config.bytes());
+        out.extend(bodies.concat());
+        out
+    }
+
+    fn index(&self, raw: usize, zip: Option<usize>) -> Vec<u8> {
+        let mut shard = self.description();
+        shard["samples"] = json!(self.samples.len());
+        shard["raw_data"] = json!({ "basename": "a.mds", "bytes": raw, "hashes": {} });
+        shard["zip_data"] = zip.map_or(Value::Null, |zip| json!({ "basename": "a.zstd", "bytes": zip, "hashes": {} }));
+        shard["compression"] = zip.map_or(Value::Null, |_| json!("zstd"));
+        json!({ "version": 2, "shards": [shard] }).to_string().into_bytes()
+    }
+
+    fn open(&self, shard: &[u8]) -> Result<Mds> {
+        fuzzing::mds(&self.index(shard.len(), None), shard)
+    }
+
+    fn small() -> Self {
+        let samples = (0..4_u8).map(|k| vec![vec![k; 3], vec![k, 1], (0..k).collect(), vec![9; 2]]).collect();
+        Self {
+            columns: vec![("ndarray:uint8:3", Some(3)), ("bytes", None), ("str", None), ("uint16", Some(2))],
+            samples,
+        }
+    }
+
+    /// Whether a byte of the shard belongs to a value.
+    fn is_value(&self, shard: &[u8], at: usize) -> bool {
+        let heads: Vec<usize> = (0..self.samples.len())
+            .map(|k| u32::from_le_bytes(shard[4 + 4 * k..][..4].try_into().unwrap()) as usize)
+            .collect();
+        let head = 4 * self.columns.iter().filter(|column| column.1.is_none()).count();
+        at >= heads[0] && !heads.iter().any(|start| (*start..start + head).contains(&at))
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn whatever_is_written_is_read(
+        columns in vec(prop_oneof![
+            Just(("bytes", None)), Just(("str", None)), Just(("uint32", Some(4))), Just(("ndarray:int16:2,3", Some(12))),
+        ], 1..6),
+        lens in vec(vec(0_usize..50, 6), 1..20),
+        seed in any::<u64>(),
+    ) {
+        let value = |row: usize, column: usize, len| crate::common::noise(len, seed ^ (row * 100 + column) as u64);
+        let sample = |(row, lens): (usize, &Vec<usize>)| -> Vec<Vec<u8>> {
+            columns.iter().enumerate().map(|(k, column)| value(row, k, column.1.unwrap_or(lens[k]))).collect()
+        };
+        let samples = lens.iter().enumerate().map(sample).collect();
+        let oracle = Oracle { columns: columns.clone(), samples };
+        let shard = oracle.shard();
+        let mds = oracle.open(&shard).unwrap();
+        prop_assert_eq!(all(&mds).unwrap(), oracle.samples);
+    }
+}
+
+#[test]
+fn a_flipped_byte_of_a_raw_shard_changes_one_value_or_is_an_error() {
+    let oracle = Oracle::small();
+    let shard = oracle.shard();
+    let (mut refused, mut failed, mut silent) = (0, 0, 0);
+    for at in 0..shard.len() {
+        for bits in [0x01, 0x04, 0x20, 0x80, 0xff] {
+            let mut bytes = shard.clone();
+            bytes[at] ^= bits;
+            let Ok(mds) = oracle.open(&bytes) else {
+                refused += 1;
+                continue;
+            };
+            assert_eq!(mds.len(), 4, "byte {at} bits {bits:02x}");
+            let Ok(samples) = all(&mds) else {
+                failed += 1;
+                continue;
+            };
+            let lens = |samples: &[Vec<Vec<u8>>]| -> Vec<usize> { samples.iter().flatten().map(Vec::len).collect() };
+            let same = lens(&samples) == lens(&oracle.samples);
+            // A description that is JSON with other white space or a key that nobody needs says the same.
+            let wrong = samples != oracle.samples;
+            assert!(same && wrong == oracle.is_value(&shard, at), "byte {at} bits {bits:02x}");
+            silent += usize::from(wrong);
+        }
+    }
+    let values: usize = oracle.samples.iter().flatten().map(Vec::len).sum();
+    assert_eq!(silent, values * 5, "every flip of a value goes undetected: the format has no checksum");
+    assert!(refused > 0 && failed > 0, "{refused} {failed}");
+}
+
+/// Flips every byte of a shard behind the back of a dataset with checksums of ours: all is right, or an error.
+fn flips_behind_checksums(shard: &[u8], name: &str, index: &[u8]) -> usize {
+    let dir = Dir::new();
+    let path = dir.write(name, shard);
+    dir.write("index.json", index);
+    let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
+    let open = || Mds::open(dir.path("")).and_then(|mds| mds.checked(dir.path("crcs")));
+    let checked = open().unwrap();
+    assert!(checked.built());
+    let right = all(&checked).unwrap();
+    let mut errors = 0;
+    for at in 0..shard.len() {
+        for bits in [0x01, 0x80, 0xff] {
+            let mut bytes = shard.to_vec();
+            bytes[at] ^= bits;
+            let file = std::fs::File::create(&path).unwrap();
+            std::os::unix::fs::FileExt::write_all_at(&file, &bytes, 0).unwrap();
+            file.set_modified(modified).unwrap();
+            match open().and_then(|checked| all(&checked)) {
+                Ok(samples) => assert_eq!(samples, right, "byte {at} bits {bits:02x}: silently wrong"),
+                Err(_) => errors += 1,
+            }
+        }
+    }
+    errors
+}
+
+#[test]
+fn with_checksums_of_ours_no_flip_of_a_raw_shard_is_silent() {
+    let oracle = Oracle::small();
+    let shard = oracle.shard();
+    let values: usize = oracle.samples.iter().flatten().map(Vec::len).sum();
+    assert!(flips_behind_checksums(&shard, "a.mds", &oracle.index(shard.len(), None)) >= values * 3);
+}
+
+#[test]
+fn a_raw_shard_cut_anywhere_is_an_error_even_if_the_index_agrees_with_its_length() {
+    let oracle = Oracle::small();
+    let shard = oracle.shard();
+    for len in 0..shard.len() {
+        let error = fuzzing::mds(&oracle.index(shard.len(), None), &shard[..len]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Truncated, "cut at {len}: {error}");
+        assert!(oracle.open(&shard[..len]).is_err(), "cut at {len}");
+    }
+    for over in 1..20 {
+        let longer = [&shard[..], &vec![0; over]].concat();
+        assert!(oracle.open(&longer).is_err(), "{over} over");
+    }
+}
+
+#[test]
+fn a_flipped_byte_of_the_index_is_an_error_or_changes_nothing() {
+    let oracle = Oracle::small();
+    let shard = oracle.shard();
+    let index = oracle.index(shard.len(), None);
+    let mut unchanged = Vec::new();
+    for at in 0..index.len() {
+        for bits in [0x01, 0x02, 0x08, 0x20, 0x80] {
+            let mut bytes = index.clone();
+            bytes[at] ^= bits;
+            let Ok(mds) = fuzzing::mds(&bytes, &shard) else { continue };
+            assert_eq!(all(&mds).unwrap(), oracle.samples, "byte {at} bits {bits:02x}");
+            assert_eq!(mds.schema(), oracle.open(&shard).unwrap().schema());
+            unchanged.push(at);
+        }
+    }
+    assert!(unchanged.len() < index.len(), "most of it matters: {}", unchanged.len());
+}
+
+#[cfg(feature = "zstd")]
+mod compressed {
+    use super::*;
+
+    #[test]
+    fn zstd_shards_written_by_streaming_have_the_values_that_streaming_reads() {
+        let mds = builder().open(fixture("zstd")).unwrap();
+        assert_eq!(mds.chunked().unwrap().starts().last(), Some(&11));
+        compare(mds.schema(), &all(&mds).unwrap(), &fixture("values.json"));
+        assert!(mds.describe().contains("4 compressed by zstd"), "{}", mds.describe());
+    }
+
+    #[test]
+    fn a_shard_that_lies_there_decompressed_is_read_as_it_stands() {
+        for raw in [vec![1], vec![0, 1, 2, 3]] {
+            let dir = Dir::new();
+            copy("zstd", &dir, |_| {});
+            for shard in &raw {
+                let zip = dir.path(&format!("shard.{shard:05}.mds.zstd"));
+                let raw = zstd::bulk::decompress(&std::fs::read(&zip).unwrap(), 1 << 20).unwrap();
+                dir.write(&format!("shard.{shard:05}.mds"), &raw);
+                std::fs::remove_file(zip).unwrap();
+            }
+            let mds = builder().open(dir.path("")).unwrap();
+            assert_eq!(mds.chunked().is_some(), raw.len() == 1);
+            compare(mds.schema(), &all(&mds).unwrap(), &fixture("values.json"));
+        }
+    }
+
+    #[test]
+    fn batches_of_zstd_shards_are_right_whatever_reads_them() {
+        for (mode, direct) in readers() {
+            for order in [Order::sequential(), Order::shuffled(5)] {
+                let mds = builder().columns(NUMBERS).open(fixture("zstd")).unwrap();
+                let builder = Loader::builder(mds).order(order).batch_size(3).workers(2).reader(mode).direct(direct);
+                batches_are_right(&build(builder), 11);
+            }
+        }
+        let part = builder().columns(NUMBERS).open(fixture("zstd")).unwrap().subset([10, 3, 7]).unwrap();
+        let loader = build(Loader::builder(part).batch_size(3));
+        let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
+        let int = |id: usize| i64::from_le_bytes(hex(&parse(&fixture("values.json"))[id]["int"]).try_into().unwrap());
+        assert_eq!(batch.field("int").unwrap().as_slice::<i64>().unwrap(), [10, 3, 7].map(int));
+    }
+
+    fn packed(shard: &[u8], checksum: bool) -> Vec<u8> {
+        let mut zstd = zstd::bulk::Compressor::new(3).unwrap();
+        zstd.include_checksum(checksum).unwrap();
+        zstd.compress(shard).unwrap()
+    }
+
+    /// Flips and cuts of a compressed shard: how many were silently wrong; structure never is.
+    fn sweep(checksum: bool) -> (usize, usize) {
+        let oracle = Oracle::small();
+        let shard = oracle.shard();
+        let zip = packed(&shard, checksum);
+        let open = |zip: &[u8]| {
+            let mds = fuzzing::mds(&oracle.index(shard.len(), Some(zip.len())), zip)?;
+            fuzzing::chunk(&mds, 0)
+        };
+        assert_eq!(open(&zip).unwrap(), oracle.samples);
+        let (mut silent, mut cases) = (0, 0);
+        for at in 0..zip.len() {
+            for bits in [0x01, 0x04, 0x20, 0x80, 0xff] {
+                let mut bytes = zip.clone();
+                bytes[at] ^= bits;
+                cases += 1;
+                let Ok(samples) = open(&bytes) else { continue };
+                assert_eq!(samples.len(), 4);
+                for (found, right) in samples.iter().flatten().zip(oracle.samples.iter().flatten()) {
+                    assert_eq!(found.len(), right.len(), "byte {at} bits {bits:02x}");
+                }
+                silent += usize::from(samples != oracle.samples);
+            }
+        }
+        for len in 0..zip.len() {
+            assert!(open(&zip[..len]).is_err(), "cut at {len}");
+        }
+        (silent, cases)
+    }
+
+    #[test]
+    fn a_damaged_zstd_shard_never_loses_samples_and_with_a_frame_checksum_no_value() {
+        let (silent, cases) = sweep(false);
+        println!("zstd without a frame checksum, as Streaming writes it: {silent} of {cases} flips are silent");
+        assert!(silent * 3 < cases, "{silent} of {cases}");
+        assert_eq!(sweep(true).0, 0);
+    }
+
+    #[test]
+    fn with_checksums_of_ours_every_flip_of_a_zstd_shard_is_an_error() {
+        let oracle = Oracle::small();
+        let shard = oracle.shard();
+        let zip = packed(&shard, false);
+        let index = oracle.index(shard.len(), Some(zip.len()));
+        assert_eq!(flips_behind_checksums(&zip, "a.zstd", &index), zip.len() * 3);
+    }
+
+    #[test]
+    fn flips_in_a_shard_of_streaming_never_lose_samples() {
+        let mut index = parse(&fixture("zstd/index.json"));
+        index["shards"].as_array_mut().unwrap().truncate(1);
+        let index = index.to_string().into_bytes();
+        let zip = std::fs::read(fixture("zstd/shard.00000.mds.zstd")).unwrap();
+        let right = fuzzing::chunk(&fuzzing::mds(&index, &zip).unwrap(), 0).unwrap();
+        let (mut silent, mut errors) = (0, 0);
+        for at in 0..zip.len() {
+            for bits in [0x01, 0xff] {
+                let mut bytes = zip.clone();
+                bytes[at] ^= bits;
+                let opened = fuzzing::mds(&index, &bytes).and_then(|mds| fuzzing::chunk(&mds, 0));
+                let Ok(samples) = opened else {
+                    errors += 1;
+                    continue;
+                };
+                for (found, right) in samples.iter().flatten().zip(right.iter().flatten()) {
+                    assert_eq!(found.len(), right.len(), "byte {at} bits {bits:02x}");
+                }
+                assert_eq!(samples.len(), right.len());
+                silent += usize::from(samples != right);
+            }
+        }
+        println!("a zstd shard of Streaming's: {silent} of {} flips are silent", 2 * zip.len());
+        assert!(errors > 0 && silent > 0, "{errors} errors, {silent} silent: it has no frame checksum");
+    }
+
+    #[test]
+    fn a_frame_that_is_longer_than_the_index_says_is_refused_before_memory_is_taken() {
+        let oracle = Oracle::small();
+        let shard = oracle.shard();
+        let bomb = packed(&vec![0; 64 << 20], false);
+        let error = fuzzing::mds(&oracle.index(shard.len(), Some(bomb.len())), &bomb).unwrap_err();
+        assert!(error.to_string().contains("decompresses to 67108864 bytes"), "{error}");
+        // A first frame that fits, and more behind it.
+        let two = [packed(&shard, false), packed(&[0; 1 << 20], false)].concat();
+        let mds = fuzzing::mds(&oracle.index(shard.len(), Some(two.len())), &two).unwrap();
+        assert_eq!(fuzzing::chunk(&mds, 0).unwrap_err().kind(), ErrorKind::Decode);
+        // One that is shorter.
+        let short = packed(&shard[..shard.len() - 1], false);
+        let mds = fuzzing::mds(&oracle.index(shard.len(), Some(short.len())), &short).unwrap();
+        let error = fuzzing::chunk(&mds, 0).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Truncated);
+        assert!(error.to_string().contains("the index says"), "{error}");
+    }
+}
+
+#[cfg(not(feature = "zstd"))]
+#[test]
+fn without_the_feature_a_compressed_shard_is_an_error_that_names_it() {
+    let error = Mds::open(fixture("zstd")).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("feature `zstd`"), "{error}");
+}

@@ -1,0 +1,282 @@
+//! npy and npz: what numpy wrote comes out value by value, what is damaged or refused is an error that says so.
+
+use crate::common::Dir;
+use crate::common::numeric;
+use crate::common::numeric::{Row, cases, check, fixture, load, one, seen, sweep};
+use feedline::dataset::{Dataset, Npy, Npz};
+use feedline::tensor::Shape;
+use feedline::{ErrorKind, Loader};
+
+fn npy(name: &str) -> std::path::PathBuf {
+    fixture("npy").join(name)
+}
+
+#[test]
+fn every_dtype_shape_and_version_of_numpy_is_read_as_numpy_reads_it() {
+    for prefix in ["dtype-", "shape-scalar", "shape-vector", "shape-cube", "shape-row", "version-", "both-orders"] {
+        for case in cases("npy", prefix) {
+            let dataset = Npy::open(npy(&case.file)).unwrap();
+            let field = dataset.schema()[0].as_raw().unwrap();
+            assert_eq!((field.dtype().name(), field.dims()), (case.dtype.as_str(), case.shape.clone()), "{case:?}");
+            check(|| Npy::open(npy(&case.file)), &[one("array", &case.bytes)]);
+        }
+    }
+}
+
+#[test]
+fn a_folder_of_files_is_a_sample_each_in_the_order_of_their_names() {
+    let expected: Vec<Row> = cases("npy", "same-").iter().map(|case| one("x", &case.bytes)).collect();
+    assert_eq!(expected.len(), 4);
+    for uniform in [false, true] {
+        check(|| Npy::builder().field("x", npy("same-{0..3}.npy")).uniform(uniform).open(), &expected);
+        check(|| Npy::builder().field("x", npy("same-*.npy")).uniform(uniform).open(), &expected);
+    }
+    let dataset = Npy::open(npy("same-*.npy")).unwrap();
+    assert_eq!((dataset.len(), dataset.sample_bytes_max()), (4, 24));
+    assert!(dataset.describe().contains("4 npy arrays (array f32 [2, 3]) in 4 files"), "{}", dataset.describe());
+}
+
+#[test]
+fn first_dimensions_may_vary_up_to_a_maximum_and_the_rest_is_zeros() {
+    let files = cases("npy", "ragged-");
+    let expected: Vec<Row> = files.iter().map(|case| one("x", &case.bytes)).collect();
+    check(|| Npy::builder().field("x", npy("ragged-*.npy")).up_to("x", 5).open(), &expected);
+    let dataset = Npy::builder().field("x", npy("ragged-*.npy")).up_to("x", 3).open().unwrap();
+    assert_eq!(*dataset.schema()[0].as_raw().unwrap().shape(), Shape::UpTo { max: 3, inner: vec![2] });
+    assert_eq!(dataset.largest_sample(), Some(3));
+    let loader = Loader::builder(dataset).batch_size(4).build().unwrap();
+    let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
+    assert_eq!(batch.field("x").unwrap().lens().unwrap(), [0, 1, 2, 3]);
+    assert_eq!(batch.field("x").unwrap().shape(), [4, 3, 2]);
+    let error = Npy::builder().field("x", npy("ragged-*.npy")).up_to("x", 2).open().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Shape);
+    assert!(
+        error.to_string().contains("3 is more than the maximum of 2: path=") && error.to_string().contains("ragged-3")
+    );
+    let error = Npy::open(npy("ragged-*.npy")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Shape, "{error}");
+}
+
+#[test]
+fn arrays_of_any_shape_come_flat_with_their_shape_beside_them() {
+    let files = cases("npy", "ragged-");
+    let expected: Vec<Row> = (0_i64..)
+        .zip(&files)
+        .map(|(rows, case)| {
+            let shape = [rows.to_le_bytes(), 2_i64.to_le_bytes()].concat();
+            [one("x", &case.bytes), one("x.shape", &shape)].concat()
+        })
+        .collect();
+    check(|| Npy::builder().field("x", npy("ragged-*.npy")).flat("x", 10).open(), &expected);
+}
+
+#[test]
+fn rows_of_tables_follow_each_other_file_by_file() {
+    let rows = cases("npy", "rows-");
+    let expected: Vec<Row> =
+        rows.iter().flat_map(|case| (0..case.shape[0]).map(|row| one("y", &case.row(row)))).collect();
+    assert_eq!(expected.len(), 3 + 4 + 3 + 4);
+    check(|| Npy::builder().field("y", npy("rows-*.npy")).rows().open(), &expected);
+    // Two fields from other files, cut in other places: 14 rows each.
+    let dir = Dir::new();
+    let header = |rows: usize| {
+        let dict = format!("{{'descr': '|u1', 'fortran_order': False, 'shape': ({rows},), }}\n");
+        [b"\x93NUMPY\x01\x00", &(dict.len() as u16).to_le_bytes()[..], dict.as_bytes()].concat()
+    };
+    for (part, range) in [(0, 0..9_u8), (1, 9..9), (2, 9..14)] {
+        let bytes = [header(range.len()), range.collect()].concat();
+        dir.write(&format!("labels-{part}.npy"), &bytes);
+    }
+    let open = || Npy::builder().field("y", npy("rows-*.npy")).field("label", dir.path("labels-*.npy")).rows().open();
+    let expected: Vec<Row> =
+        (0_u8..).zip(expected).map(|(label, row)| [row, one("label", &[label])].concat()).collect();
+    check(open, &expected);
+    dir.write("labels-2.npy", &[header(4), vec![9, 10, 11, 12]].concat());
+    let error = open().unwrap_err();
+    assert!(error.to_string().contains("`label` has 13 rows, `y` has 14"), "{error}");
+}
+
+#[test]
+fn files_that_belong_together_are_told_by_their_names() {
+    let dir = Dir::new();
+    let array = std::fs::read(npy("same-0.npy")).unwrap();
+    for name in ["1_x.npy", "1_y.npy", "2_x.npy", "2_y.npy"] {
+        dir.write(name, &array);
+    }
+    let open = || Npy::builder().field("x", dir.path("*_x.npy")).field("y", dir.path("*_y.npy")).open();
+    assert_eq!(open().unwrap().len(), 2);
+    dir.write("3_x.npy", &array);
+    assert_eq!(open().unwrap_err().kind(), ErrorKind::Shape);
+    dir.write("4_y.npy", &array);
+    let error = open().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("4_y.npy") && error.to_string().contains("3_x.npy"), "{error}");
+}
+
+#[test]
+fn archives_are_read_as_dlio_and_numpy_write_them() {
+    let x = cases("npy", "unet-");
+    let expected: Vec<Row> = x
+        .chunks(2)
+        .map(|pair| {
+            let shape: Vec<u8> = pair[0].shape.iter().flat_map(|dim| (*dim as i64).to_le_bytes()).collect();
+            [one("x", &pair[0].bytes), one("x.shape", &shape), one("y", &pair[1].bytes)].concat()
+        })
+        .collect();
+    assert_eq!(expected.len(), 4);
+    for verify in [false, true] {
+        check(|| Npz::builder().flat("x", 100).verify(verify).open(npy("unet-*.npz")), &expected);
+    }
+    let labels: Vec<Row> = x.chunks(2).map(|pair| one("y", &pair[1].bytes)).collect();
+    check(|| Npz::builder().fields(["y"]).open(npy("unet-*.npz")), &labels);
+    let error = Npz::open(npy("unet-*.npz")).unwrap_err();
+    assert!(
+        error.to_string().contains("`x` is u8 [3, 4, 1] here and u8 [2, 5, 1] in the first file: `.flat`"),
+        "{error}"
+    );
+}
+
+#[test]
+fn rows_of_an_archive_are_samples_where_they_are_asked_for() {
+    let table = cases("npy", "table.npz");
+    let expected: Vec<Row> =
+        (0..6).map(|row| table.iter().flat_map(|case| one(&case.member, &case.row(row))).collect()).collect();
+    check(|| Npz::builder().rows().open(npy("table.npz")), &expected);
+    let whole: Row = table.iter().flat_map(|case| one(&case.member, &case.bytes)).collect();
+    check(|| Npz::open(npy("table.npz")), &[whole]);
+}
+
+#[test]
+fn what_is_refused_says_why_and_what_to_do() {
+    let cases = [
+        ("refused-fortran.npy", "np.ascontiguousarray"),
+        ("refused-big-endian.npy", "byte order"),
+        ("refused-objects.npy", "never read"),
+        ("refused-complex.npy", "`<c8`"),
+        ("refused-text.npy", "`<U2`"),
+        ("refused-bytes.npy", "`|S2`"),
+        ("refused-dates.npy", "`<M8[D]`"),
+        ("refused-structured.npy", "structured"),
+        ("shape-empty.npy", "samples of no bytes"),
+        ("deflated.npz", "not an npy array"),
+    ];
+    for (name, words) in cases {
+        let error = Npy::open(npy(name)).unwrap_err();
+        assert!(error.to_string().contains(words) && error.to_string().contains(name), "{error}");
+    }
+    let error = Npz::open(npy("deflated.npz")).unwrap_err();
+    assert!(error.to_string().contains("`x.npy` is deflated: write the archive with np.savez,"), "{error}");
+    let open = |builder: feedline::dataset::NpzBuilder| builder.open(npy("table.npz")).unwrap_err().to_string();
+    assert!(open(Npz::builder().fields(["z"])).contains("no member `z`; there are x, label"));
+    assert!(open(Npz::builder().up_to("z", 3)).contains("no field `z`; there are x, label"));
+    assert!(open(Npz::builder().rows().verify(true)).contains("whole members"));
+    assert!(open(Npz::builder().rows().up_to("x", 3)).contains("rows of `x` have one shape"));
+    assert!(Npy::builder().open().unwrap_err().to_string().contains("no field"));
+    assert!(Npy::open(npy("gone.npy")).unwrap_err().kind() == ErrorKind::NotFound);
+}
+
+#[test]
+fn files_said_to_be_uniform_must_be_as_long_as_the_first() {
+    let dir = Dir::new();
+    for index in 0..200 {
+        let name = if index == 150 { "ragged-1.npy" } else { "same-0.npy" };
+        dir.write(&format!("a/{index:03}.npy"), &std::fs::read(npy(name)).unwrap());
+    }
+    let error = Npy::builder().field("x", dir.path("a")).uniform(true).open().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Shape);
+    assert!(error.to_string().contains("150.npy") && error.to_string().contains("132 bytes"), "{error}");
+}
+
+#[test]
+fn an_archive_that_two_readers_would_see_differently_is_refused() {
+    let dir = Dir::new();
+    let good = std::fs::read(npy("table.npz")).unwrap();
+    let find = |needle: &[u8], nth: usize| {
+        good.windows(needle.len()).enumerate().filter(|(_, window)| *window == needle).nth(nth).unwrap().0
+    };
+    // The name stands in the local header and in the directory.
+    let (local, directory) = (find(b"label.npy", 0), find(b"label.npy", 1));
+    let mut cases = Vec::new();
+    for (what, at) in [("local name", local), ("name in the directory", directory)] {
+        let mut bytes = good.clone();
+        bytes[at] = b'L';
+        cases.push((what, bytes));
+    }
+    cases.push(("bytes before the first member", [b"#!/bin/sh\n", &good[..]].concat()));
+    cases.push(("bytes behind the end", [&good[..], b"more"].concat()));
+    let end = good.len() - 22;
+    let mut fewer = good.clone();
+    fewer[end + 8] = 1;
+    fewer[end + 10] = 1;
+    cases.push(("an entry more than is said", fewer));
+    let mut doubled = good.clone();
+    doubled[directory..directory + 9].copy_from_slice(b"x.npy\0\0\0\0");
+    cases.push(("another name of the same length", doubled));
+    for (what, bytes) in cases {
+        dir.write("a.npz", &bytes);
+        let error = Npz::open(dir.path("a.npz")).err().unwrap_or_else(|| panic!("{what} was accepted"));
+        assert!(matches!(error.kind(), ErrorKind::Decode | ErrorKind::Truncated), "{what}: {error}");
+    }
+}
+
+#[test]
+fn a_damaged_npy_file_never_changes_what_there_is_without_a_word() {
+    let dir = Dir::new();
+    for name in ["same-0.npy", "same-1.npy"] {
+        dir.write(&format!("a/{name}"), &std::fs::read(npy(name)).unwrap());
+    }
+    let len = std::fs::metadata(npy("same-1.npy")).unwrap().len() as usize;
+    let (cuts, flips) = sweep(&dir, "a/same-1.npy", 0..len, || seen(Npy::open(dir.path("a"))));
+    assert_eq!((cuts.refused, cuts.harmless, cuts.values), (len, 0, 0), "{cuts:?}");
+    assert!(cuts.structure.is_empty() && flips.structure.is_empty(), "{flips:?}");
+    // Values: the data, which has no checksum: 6 numbers of 4 bytes. Harmless: `<f4` and `=f4` differ in one bit.
+    assert_eq!((flips.refused, flips.harmless, flips.values), (128 * 8 - 1, 1, 24 * 8), "{flips:?}");
+}
+
+#[test]
+fn a_damaged_archive_never_changes_what_there_is_and_with_verify_not_even_values() {
+    let dir = Dir::new();
+    let bytes = std::fs::read(npy("unet-0.npz")).unwrap();
+    dir.write("a.npz", &bytes);
+    for verify in [false, true] {
+        let look = || seen(Npz::builder().verify(verify).open(dir.path("a.npz")));
+        let (cuts, flips) = sweep(&dir, "a.npz", 0..bytes.len(), look);
+        assert_eq!((cuts.refused, cuts.structure.len()), (bytes.len(), 0), "{cuts:?}");
+        // A field is called by its member's name: with a bit flipped in both places at once only.
+        assert!(flips.structure.is_empty(), "{:?}", flips.structure);
+        // x has 10 bytes, y 8.
+        assert_eq!(flips.values, if verify { 0 } else { 18 * 8 }, "{flips:?}");
+    }
+}
+
+#[test]
+fn ten_thousand_files_take_few_bytes_each_and_open_at_once() {
+    let dir = Dir::new();
+    let array = std::fs::read(npy("same-0.npy")).unwrap();
+    for index in 0..10_000 {
+        dir.write(&format!("a/{index:05}.npy"), &array);
+    }
+    let dataset = Npy::open(dir.path("a")).unwrap();
+    assert_eq!(dataset.len(), 10_000);
+    assert!(dataset.index_bytes() <= 10_000 * 56, "{} bytes", dataset.index_bytes());
+    let last = load(Npy::open(dir.path("a")).unwrap()).unwrap().pop_last().unwrap();
+    assert_eq!(last, (9999, one("array", &array[128..])));
+}
+
+proptest::proptest! {
+    #[test]
+    fn any_npy_bytes_are_an_answer_and_never_a_panic(bytes in numeric::mangled(std::fs::read(fixture("npy").join("shape-cube.npy")).unwrap())) {
+        feedline::dataset::fuzzing::npy(&bytes);
+    }
+
+    #[test]
+    fn any_npz_bytes_are_an_answer_and_never_a_panic(bytes in numeric::mangled(std::fs::read(fixture("npy").join("table.npz")).unwrap())) {
+        feedline::dataset::fuzzing::npz(&bytes);
+    }
+}
+
+#[test]
+fn the_parsers_that_are_fuzzed_take_what_is_whole() {
+    assert!(feedline::dataset::fuzzing::npy(&std::fs::read(fixture("npy").join("shape-cube.npy")).unwrap()));
+    assert!(feedline::dataset::fuzzing::npz(&std::fs::read(fixture("npy").join("table.npz")).unwrap()));
+}

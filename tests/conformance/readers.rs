@@ -1,0 +1,871 @@
+//! One table of cases and one naive oracle (`std::fs::read`) for every reader, and the hazards that readers are known
+//! to fall for. Files lie under `CARGO_TARGET_TMPDIR`, since tmpfs does not test alignment.
+
+use crate::common::{alone, here};
+use feedline::ErrorKind;
+use feedline::memory::ByteRing;
+use feedline::storage::{
+    Cached, Completion, DEPTH_MAX, Direct, Extent, Mode, Opened, PageCache, ReadOp, Reader, ReaderOptions, SourceId,
+    Sources, leaked, open,
+};
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A folder of a test, removed afterwards.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("readers-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    /// A file of `len` bytes that no shifted or repeated read can imitate.
+    fn file(&self, name: &str, len: usize) -> PathBuf {
+        let path = self.0.join(name);
+        let mut state = len as u64 ^ 0x9e37_79b9_7f4a_7c15;
+        let bytes: Vec<u8> = (0..len).map(|_| random(&mut state) as u8).collect();
+        std::fs::write(&path, bytes).unwrap();
+        path
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// xorshift64.
+fn random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+fn shuffle<T>(items: &mut [T], seed: u64) {
+    let mut state = seed | 1;
+    for index in (1..items.len()).rev() {
+        items.swap(index, (random(&mut state) % (index as u64 + 1)) as usize);
+    }
+}
+
+fn sources(paths: &[PathBuf]) -> Arc<Sources> {
+    let mut sources = Sources::new();
+    for path in paths {
+        sources.file(path, std::fs::metadata(path).unwrap().len()).unwrap();
+    }
+    Arc::new(sources)
+}
+
+fn id(sources: &Sources, index: usize) -> SourceId {
+    sources.ids().nth(index).unwrap()
+}
+
+/// Every implementation, with and without the page cache, with files kept open and opened for each read.
+fn all_readers() -> Vec<(String, ReaderOptions)> {
+    let mut all = Vec::new();
+    for mode in [Mode::Uring, Mode::Pread, Mode::Mmap] {
+        for direct in [Direct::Off, Direct::On] {
+            for fds in [None, Some(0)] {
+                if mode == Mode::Mmap && direct == Direct::On {
+                    continue;
+                }
+                let mut options = ReaderOptions::default();
+                (options.mode, options.direct, options.fds) = (mode, direct, fds);
+                all.push((format!("{mode:?} direct {direct:?} fds {fds:?}"), options));
+            }
+        }
+    }
+    all
+}
+
+/// Opens a reader; `None`, with a word on standard error, where the machine has none of that kind.
+fn try_open(name: &str, sources: &Arc<Sources>, options: &ReaderOptions) -> Option<Opened> {
+    match open(sources.clone(), options) {
+        Ok(opened) => Some(opened),
+        Err(error) if error.message().contains("setup refused") || error.message().contains("O_DIRECT") => {
+            eprintln!("skipped: {name}: {error}");
+            None
+        }
+        Err(error) => panic!("{name}: {error}"),
+    }
+}
+
+type Outcome = Result<Vec<u8>, feedline::Error>;
+
+/// Reads all extents at the reader's full depth, in the order given; the results are in that order too.
+fn read_all(reader: &mut dyn Reader, ring: &ByteRing, extents: &[Extent]) -> Vec<Outcome> {
+    let mut results: HashMap<u64, Outcome> = HashMap::new();
+    let (mut next, mut out) = (0, Vec::new());
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while results.len() < extents.len() {
+        assert!(Instant::now() < deadline, "{} of {} reads completed", results.len(), extents.len());
+        while let Some(extent) = extents.get(next) {
+            let bytes = reader.footprint(extent).bytes;
+            let Some(span) = ring.reserve(bytes) else { break };
+            let op = ReadOp { tag: next as u64, extent: *extent, buf: span.into() };
+            if reader.submit(op).is_err() {
+                break;
+            }
+            next += 1;
+        }
+        reader.wait(&mut out, Some(Duration::from_secs(10)));
+        for completion in out.drain(..) {
+            let (tag, len) = (completion.tag, extents[completion.tag as usize].len as usize);
+            assert!(results.insert(tag, outcome(completion, len)).is_none(), "completed twice");
+        }
+    }
+    assert_eq!(reader.in_flight(), 0);
+    (0..extents.len() as u64).map(|tag| results.remove(&tag).unwrap()).collect()
+}
+
+fn read_one(reader: &mut dyn Reader, ring: &ByteRing, extent: Extent) -> Outcome {
+    read_all(reader, ring, &[extent]).remove(0)
+}
+
+fn outcome(completion: Completion, len: usize) -> Outcome {
+    let Completion { mut buf, result, .. } = completion;
+    result.map(|start| buf.as_mut_slice()[start..start + len].to_vec())
+}
+
+fn ring(bytes: usize) -> ByteRing {
+    ByteRing::new(bytes, DEPTH_MAX as usize, || {}).unwrap()
+}
+
+/// Offsets and lengths around every boundary that a file of `len` bytes has.
+fn cases(source: SourceId, len: u64) -> Vec<Extent> {
+    let mut edges = vec![0, 1, 511, 512, 513, 4095, 4096, 4097, 8192, 65_536, 150_528, len / 2];
+    edges.extend([1, 2, 511, 512, 513, 4096, 4097].map(|back| len.saturating_sub(back)));
+    edges.push(len);
+    edges.retain(|edge| *edge <= len);
+    edges.sort_unstable();
+    edges.dedup();
+    let mut cases = Vec::new();
+    for start in &edges {
+        for end in edges.iter().filter(|end| *end >= start) {
+            cases.push(Extent { source, offset: *start, len: end - start });
+        }
+    }
+    cases
+}
+
+#[test]
+fn every_reader_returns_what_a_naive_read_returns() {
+    let scratch = Scratch::new("conformance");
+    let lens = [0, 1, 511, 512, 513, 4095, 4096, 4097, 70_000, (1 << 20) + 7];
+    let paths: Vec<_> = lens.iter().map(|len| scratch.file(&len.to_string(), *len)).collect();
+    let sources = sources(&paths);
+    let oracle: Vec<_> = paths.iter().map(|path| std::fs::read(path).unwrap()).collect();
+    let mut extents: Vec<_> = sources.ids().flat_map(|id| cases(id, sources.len_of(id))).collect();
+    let ring = ring(16 << 20);
+    for (name, options) in all_readers() {
+        for depth in [1, 4, 64] {
+            let mut options = options.clone();
+            options.depth = Some(depth);
+            let Some(mut opened) = try_open(&name, &sources, &options) else { continue };
+            if depth == 64 {
+                opened.reader.register_ring(&ring);
+            }
+            shuffle(&mut extents, u64::from(depth));
+            let results = read_all(&mut *opened.reader, &ring, &extents);
+            for (extent, result) in extents.iter().zip(results) {
+                let bytes = result.unwrap_or_else(|error| panic!("{name} depth {depth}: {error}"));
+                let range = extent.offset as usize..(extent.offset + extent.len) as usize;
+                assert!(bytes == oracle[extent.source.index()][range], "{name} depth {depth}: {extent:?}");
+            }
+            let stats = opened.reader.stats();
+            assert_eq!((stats.ops, stats.failed), (extents.len() as u64, 0), "{name}");
+            assert_eq!(stats.bytes_asked, extents.iter().map(|extent| extent.len).sum::<u64>(), "{name}");
+            assert!(stats.bytes_moved >= stats.bytes_asked, "{name}: {stats:?}");
+            assert_eq!(stats.direct_reads > 0, options.direct == Direct::On, "{name}: {stats:?}");
+        }
+    }
+}
+
+#[test]
+fn the_page_cache_has_what_was_just_read() {
+    let scratch = Scratch::new("cache");
+    let path = scratch.file("a", 300_000);
+    let sources = sources(std::slice::from_ref(&path));
+    let bytes = std::fs::read(&path).unwrap();
+    for fds in [None, Some(0)] {
+        let cache = PageCache::new(sources.clone(), fds);
+        for extent in cases(id(&sources, 0), 300_000) {
+            let mut dst = vec![0; extent.len as usize];
+            match cache.try_read(&extent, &mut dst) {
+                Cached::Hit => assert!(dst == bytes[extent.offset as usize..][..dst.len()], "{extent:?}"),
+                // Memory may be short: what counts is that it mostly hits.
+                Cached::Miss => {}
+                Cached::Failed(error) => panic!("{error}"),
+            }
+        }
+        if cache.refused().is_none() {
+            assert!(cache.hits() > cache.misses(), "{} hits, {} misses", cache.hits(), cache.misses());
+        }
+    }
+}
+
+#[test]
+fn a_cold_file_is_a_miss_and_only_the_first_miss_may_start_a_read() {
+    let scratch = Scratch::new("cold");
+    let path = scratch.file("a", 64 << 20);
+    let file = File::open(&path).unwrap();
+    file.sync_all().unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    let sources = sources(&[path]);
+    let cache = PageCache::new(sources.clone(), None);
+    let mut dst = vec![0; 4096];
+    let mut look = |index: u64| {
+        let extent = Extent { source: id(&sources, 0), offset: index << 20, len: 4096 };
+        cache.try_read(&extent, &mut dst)
+    };
+    for index in 0..64 {
+        assert!(matches!(look(index), Cached::Miss), "read {index}");
+    }
+    // Had each miss started a read, all of these would be hits by now.
+    std::thread::sleep(Duration::from_millis(300));
+    let hits = (0..64).filter(|index| matches!(look(*index), Cached::Hit)).count();
+    assert!(hits <= 2, "{hits} misses started a read");
+}
+
+#[test]
+fn memory_sources_are_copied_by_readers_and_the_page_cache_alike() {
+    let mut table = Sources::new();
+    let source = table.memory((0..=255).collect());
+    let sources = Arc::new(table);
+    let extent = Extent { source, offset: 10, len: 20 };
+    let expected: Vec<u8> = (10..30).collect();
+    let ring = ring(1 << 20);
+    for (name, options) in all_readers() {
+        let Some(mut opened) = try_open(&name, &sources, &options) else { continue };
+        assert_eq!(read_one(&mut *opened.reader, &ring, extent).unwrap(), expected, "{name}");
+    }
+    let mut dst = [0; 20];
+    assert!(matches!(PageCache::new(sources, None).try_read(&extent, &mut dst), Cached::Hit));
+    assert_eq!(dst[..], expected);
+}
+
+#[test]
+fn offsets_beyond_2_and_4_gib_are_not_cut() {
+    let scratch = Scratch::new("sparse");
+    let path = scratch.0.join("sparse");
+    let file = File::create(&path).unwrap();
+    let marks = [(1_u64 << 31) - 100, (1 << 31) + 4096, (1 << 32) - 7, (1 << 32) + 512, (5 << 30) - 200];
+    file.set_len(5 << 30).unwrap();
+    for mark in marks {
+        file.write_all_at(&mark.to_le_bytes(), mark).unwrap();
+    }
+    file.sync_all().unwrap();
+    let sources = sources(&[path]);
+    let extents = marks.map(|offset| Extent { source: id(&sources, 0), offset, len: 200 });
+    let ring = ring(1 << 20);
+    for (name, options) in all_readers() {
+        let Some(mut opened) = try_open(&name, &sources, &options) else { continue };
+        for (mark, result) in marks.iter().zip(read_all(&mut *opened.reader, &ring, &extents)) {
+            let bytes = result.unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert_eq!(bytes[..8], mark.to_le_bytes(), "{name} at {mark}");
+            assert!(bytes[8..].iter().all(|byte| *byte == 0), "{name} at {mark}");
+        }
+    }
+}
+
+#[test]
+fn an_extent_of_more_than_a_registered_piece_or_one_call_arrives_whole() {
+    let scratch = Scratch::new("huge");
+    let path = scratch.0.join("sparse");
+    let file = File::create(&path).unwrap();
+    let len = (1_u64 << 30) + (64 << 20);
+    file.set_len(len).unwrap();
+    file.write_all_at(b"x", (1 << 30) + 5).unwrap();
+    let sources = sources(&[path]);
+    let ring = ring(len as usize);
+    let mut options = ReaderOptions::default();
+    (options.mode, options.direct) = (Mode::Uring, Direct::On);
+    let Some(mut opened) = try_open("huge", &sources, &options) else { return };
+    if let Some(reason) = opened.reader.register_ring(&ring) {
+        eprintln!("not registered: {reason}");
+    }
+    let extent = Extent { source: id(&sources, 0), offset: 0, len };
+    let bytes = read_one(&mut *opened.reader, &ring, extent).unwrap();
+    assert_eq!(bytes.iter().position(|byte| *byte != 0), Some((1 << 30) + 5));
+    assert_eq!(opened.reader.stats().short_reads, 0);
+}
+
+#[test]
+fn more_files_than_the_descriptor_budget_are_opened_for_each_read() {
+    let scratch = Scratch::new("many");
+    let paths: Vec<_> = (0..500).map(|index| scratch.file(&format!("{index}"), 100 + index)).collect();
+    let sources = sources(&paths);
+    let whole = |source| Extent { source, offset: 10, len: sources.len_of(source) - 10 };
+    let mut extents: Vec<_> = sources.ids().map(whole).collect();
+    let ring = ring(8 << 20);
+    for (name, mut options) in all_readers() {
+        if options.fds.is_none() {
+            continue;
+        }
+        options.fds = Some(499);
+        let Some(mut opened) = try_open(&name, &sources, &options) else { continue };
+        for round in 0..2 {
+            shuffle(&mut extents, 77 + round);
+            for (extent, result) in extents.iter().zip(read_all(&mut *opened.reader, &ring, &extents)) {
+                let expected = std::fs::read(&paths[extent.source.index()]).unwrap();
+                assert!(result.unwrap() == expected[10..], "{name} {extent:?}");
+            }
+        }
+        assert_eq!(opened.reader.stats().opens, 1000, "{name}");
+    }
+}
+
+type Change = fn(&Path);
+
+/// What may become of a file after it was indexed, and the error that a read of it must be.
+const CHANGES: [(&str, ErrorKind, Change); 8] = [
+    ("vanished", ErrorKind::NotFound, |path| std::fs::remove_file(path).unwrap()),
+    ("cut before", ErrorKind::Changed, |path| set_len(path, 9)),
+    ("grown", ErrorKind::Changed, |path| set_len(path, 9000)),
+    ("fifo", ErrorKind::NotAFile, |path| {
+        std::fs::remove_file(path).unwrap();
+        assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+    }),
+    ("folder", ErrorKind::NotAFile, |path| {
+        std::fs::remove_file(path).unwrap();
+        std::fs::create_dir(path).unwrap();
+    }),
+    ("socket", ErrorKind::NotAFile, |path| {
+        std::fs::remove_file(path).unwrap();
+        // The path of a socket may have 107 bytes: bind it relative to its folder.
+        let folder = File::open(path.parent().unwrap()).unwrap();
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&folder);
+        let short = format!("/proc/self/fd/{fd}/{}", path.file_name().unwrap().display());
+        drop(std::os::unix::net::UnixListener::bind(short).unwrap());
+    }),
+    ("symlink loop", ErrorKind::NotAFile, |path| {
+        std::fs::remove_file(path).unwrap();
+        symlink(path, path).unwrap();
+    }),
+    ("unreadable", ErrorKind::Permission, |path| {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(0o0)).unwrap();
+    }),
+];
+
+fn set_len(path: &Path, len: u64) {
+    File::options().write(true).open(path).unwrap().set_len(len).unwrap();
+}
+
+#[test]
+fn what_cannot_be_read_is_one_typed_error_that_names_path_and_range() {
+    let scratch = Scratch::new("errors");
+    for (what, kind, change) in CHANGES {
+        if what == "unreadable" && rustix::process::geteuid().is_root() {
+            eprintln!("skipped: root reads everything");
+            continue;
+        }
+        let paths = [scratch.file("good", 5000), scratch.file(what, 5000)];
+        let sources = sources(&paths);
+        change(&paths[1]);
+        let extents = [0, 1, 0, 1].map(|source| Extent { source: id(&sources, source), offset: 100, len: 4000 });
+        for (name, options) in all_readers() {
+            let Some(mut opened) = try_open(&name, &sources, &options) else { continue };
+            let results = read_all(&mut *opened.reader, &ring(1 << 20), &extents);
+            assert!(results[0].is_ok() && results[2].is_ok(), "{name}: a neighbour of {what} failed");
+            for result in [&results[1], &results[3]] {
+                let error = result.as_ref().unwrap_err();
+                assert_eq!(error.kind(), kind, "{name} {what}: {error}");
+                assert_eq!(error.site().path.as_ref(), Some(&paths[1]), "{name} {what}: {error}");
+                assert_eq!((error.site().offset, error.site().len), (Some(100), Some(4000)), "{name}: {error}");
+            }
+            assert_eq!(opened.reader.stats().failed, 2, "{name} {what}");
+        }
+        for fds in [None, Some(0)] {
+            match PageCache::new(sources.clone(), fds).try_read(&extents[1], &mut [0; 4000]) {
+                Cached::Failed(error) => assert_eq!(error.kind(), kind, "{what}: {error}"),
+                // What the dentry cache does not know is left to the reader.
+                Cached::Miss => {}
+                Cached::Hit => panic!("{what} was a hit"),
+            }
+        }
+        let _ = std::fs::remove_file(&paths[1]).or_else(|_| std::fs::remove_dir(&paths[1]));
+    }
+}
+
+#[test]
+fn a_changed_file_names_both_lengths() {
+    let scratch = Scratch::new("lengths");
+    let path = scratch.file("a", 5000);
+    let sources = sources(std::slice::from_ref(&path));
+    set_len(&path, 123);
+    for (name, options) in all_readers() {
+        let Some(mut opened) = try_open(&name, &sources, &options) else { continue };
+        let extent = Extent { source: id(&sources, 0), offset: 0, len: 10 };
+        let error = read_one(&mut *opened.reader, &ring(1 << 20), extent).unwrap_err();
+        assert!(error.message().contains("123 bytes now, 5000 when it was indexed"), "{name}: {error}");
+    }
+}
+
+/// Truncated under an open descriptor, and under a map: in the middle of a page, where a map shows zeros, and before
+/// the page, where touching it would be SIGBUS.
+#[test]
+fn a_file_cut_after_it_was_opened_is_truncated_and_never_zeros_or_a_signal() {
+    let scratch = Scratch::new("cut");
+    let ring = ring(4 << 20);
+    for (name, mut options) in all_readers() {
+        options.fds = None;
+        let path = scratch.file("a", 100_000);
+        let sources = sources(std::slice::from_ref(&path));
+        let Some(mut opened) = try_open(&name, &sources, &options) else { continue };
+        let extent = |offset, len| Extent { source: id(&sources, 0), offset, len };
+        assert!(read_one(&mut *opened.reader, &ring, extent(90_000, 10_000)).is_ok(), "{name}");
+        for (left, expected) in [(95_000, 5000), (90_112, 112), (50_000, 0), (0, 0)] {
+            set_len(&path, left);
+            let error = read_one(&mut *opened.reader, &ring, extent(90_000, 10_000)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Truncated, "{name} left {left}: {error}");
+            let words = format!("10000 bytes expected, {expected} read");
+            assert!(error.message().contains(&words), "{name} left {left}: {error}");
+            let before = left.min(1000);
+            let bytes = read_one(&mut *opened.reader, &ring, extent(0, before)).unwrap();
+            assert_eq!(bytes.len() as u64, before, "{name}: what is left can still be read");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_work_completes_with_an_error_and_gives_the_buffer_back() {
+    let scratch = Scratch::new("misuse");
+    let sources = sources(&[scratch.file("a", 10_000)]);
+    let source = id(&sources, 0);
+    let ring = ring(1 << 20);
+    let table = [
+        (Extent { source, offset: 9000, len: 1001 }, 4096, ErrorKind::Truncated),
+        (Extent { source, offset: u64::MAX, len: 2 }, 4096, ErrorKind::Truncated),
+        (Extent { source, offset: 0, len: 5000 }, 4999, ErrorKind::Config),
+    ];
+    for (name, options) in all_readers() {
+        let Some(mut opened) = try_open(&name, &sources, &options) else { continue };
+        for (extent, room, kind) in table {
+            let op = ReadOp { tag: 9, extent, buf: ring.reserve(room).unwrap().into() };
+            assert!(opened.reader.submit(op).is_ok());
+            let mut out = Vec::new();
+            while out.is_empty() {
+                opened.reader.wait(&mut out, Some(Duration::from_secs(5)));
+            }
+            let completion = out.pop().unwrap();
+            assert_eq!((completion.tag, completion.buf.len()), (9, room), "{name}");
+            let error = completion.result.unwrap_err();
+            assert_eq!((error.kind(), error.site().path.is_some()), (kind, true), "{name}: {error}");
+        }
+    }
+}
+
+#[test]
+fn io_uring_through_the_page_cache_keeps_more_reads_in_flight_by_default() {
+    let scratch = Scratch::new("depths");
+    let sources = sources(&[scratch.file("a", 100_000)]);
+    for (name, options) in all_readers() {
+        let Some(Opened { reader, choice, .. }) = try_open(&name, &sources, &options) else { continue };
+        let buffered = reader.name() == "io_uring" && !choice.direct;
+        assert_eq!(reader.depth(), if buffered { 128 } else { 32 }, "{name}");
+    }
+}
+
+#[test]
+fn submit_gives_the_operation_back_at_full_depth_and_takes_it_after_a_completion() {
+    let scratch = Scratch::new("depth");
+    let sources = sources(&[scratch.file("a", 100_000)]);
+    let ring = ring(1 << 20);
+    for (name, mut options) in all_readers() {
+        options.depth = Some(3);
+        let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else { continue };
+        let op = |tag| {
+            let extent = Extent { source: id(&sources, 0), offset: 4096 * tag, len: 4096 };
+            ReadOp { tag, extent, buf: ring.reserve(4096).unwrap().into() }
+        };
+        (0..3).for_each(|tag| assert!(reader.submit(op(tag)).is_ok()));
+        let refused = reader.submit(op(3)).err().unwrap();
+        assert_eq!((refused.tag, reader.in_flight(), reader.depth()), (3, 3, 3), "{name}");
+        let mut out = Vec::new();
+        while out.is_empty() {
+            reader.wait(&mut out, None);
+        }
+        assert!(reader.submit(refused).is_ok(), "{name}");
+    }
+}
+
+#[test]
+fn what_lies_aligned_is_read_in_place_and_the_rest_needs_the_aligned_superset() {
+    let scratch = Scratch::new("footprint");
+    let sources = sources(&[scratch.file("a", 100_000)]);
+    for (name, options) in all_readers() {
+        let Some(Opened { reader, choice, .. }) = try_open(&name, &sources, &options) else { continue };
+        assert_eq!((choice.direct, choice.cached_first), (options.direct == Direct::On, false), "{name}");
+        let align = reader.mem_align() as u64;
+        assert_eq!(align > 1, choice.direct, "{name}");
+        let footprint = |offset, len| {
+            let footprint = reader.footprint(&Extent { source: id(&sources, 0), offset, len });
+            (footprint.bytes as u64, footprint.in_place)
+        };
+        assert_eq!(footprint(8192, 8192), (8192, true), "{name}");
+        assert_eq!(footprint(8191, 2), if align > 1 { (2 * align, false) } else { (2, true) }, "{name}");
+    }
+}
+
+#[test]
+fn a_wait_ends_by_timeout_by_a_wake_from_another_thread_and_by_a_wake_that_came_before() {
+    let sources = sources(&[]);
+    for (name, mut options) in all_readers() {
+        if options.direct == Direct::On {
+            continue;
+        }
+        options.depth = Some(2);
+        let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else { continue };
+        let mut out = Vec::new();
+        let start = Instant::now();
+        reader.wait(&mut out, Some(Duration::from_millis(30)));
+        assert!(start.elapsed() >= Duration::from_millis(29), "{name}: {:?}", start.elapsed());
+        reader.wait(&mut out, Some(Duration::ZERO));
+        let waker = reader.waker();
+        waker.wake();
+        reader.wait(&mut out, None);
+        for _ in 0..200 {
+            let waker = waker.clone();
+            let thread = std::thread::spawn(move || waker.wake());
+            reader.wait(&mut out, None);
+            thread.join().unwrap();
+        }
+        assert!(out.is_empty(), "{name}");
+    }
+}
+
+#[test]
+fn a_cancelled_reader_completes_everything_and_reads_on() {
+    let scratch = Scratch::new("cancel");
+    let sources = sources(&[scratch.file("a", 4 << 20)]);
+    let ring = ring(8 << 20);
+    let part = |index: u64| Extent { source: id(&sources, 0), offset: index << 16, len: 1 << 16 };
+    let extents: Vec<_> = (0..64).map(part).collect();
+    for (name, mut options) in all_readers() {
+        options.depth = Some(64);
+        for sent in [false, true] {
+            let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else { continue };
+            for (tag, extent) in extents.iter().enumerate() {
+                let buf = ring.reserve(reader.footprint(extent).bytes).unwrap().into();
+                assert!(reader.submit(ReadOp { tag: tag as u64, extent: *extent, buf }).is_ok());
+            }
+            let mut out = Vec::new();
+            if sent {
+                reader.wait(&mut out, Some(Duration::ZERO));
+            }
+            reader.cancel();
+            reader.cancel();
+            while reader.in_flight() > 0 {
+                reader.wait(&mut out, Some(Duration::from_secs(5)));
+            }
+            let mut tags: Vec<_> = out.iter().map(|completion| completion.tag).collect();
+            tags.sort_unstable();
+            assert_eq!(tags, (0..64).collect::<Vec<_>>(), "{name}");
+            for completion in out.drain(..) {
+                let kind = completion.result.as_ref().err().map(|error| error.kind());
+                assert!(kind.is_none_or(|kind| kind == ErrorKind::Cancelled), "{name}: {:?}", completion.result);
+            }
+            assert!(read_all(&mut *reader, &ring, &extents).iter().all(Result::is_ok), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_reader_goes_on_to_another_thread_after_it_ran_empty() {
+    let scratch = Scratch::new("moved");
+    let sources = sources(&[scratch.file("a", 100_000), scratch.file("b", 5000)]);
+    let extents: Vec<_> = sources.ids().map(|source| Extent { source, offset: 7, len: 4000 }).collect();
+    let ring = ring(1 << 20);
+    for (name, options) in all_readers() {
+        let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else { continue };
+        reader.register_ring(&ring);
+        for _ in 0..3 {
+            let (extents, ring) = (&extents, &ring);
+            reader = std::thread::scope(|scope| {
+                let work = move || {
+                    assert!(read_all(&mut *reader, ring, extents).iter().all(Result::is_ok));
+                    reader
+                };
+                scope.spawn(work).join().unwrap()
+            });
+        }
+        assert_eq!(reader.stats().failed, 0, "{name}");
+    }
+}
+
+/// The thread that submitted is gone: what it left in flight still completes on the next one.
+#[test]
+fn operations_left_behind_by_a_thread_that_ended_still_complete() {
+    let scratch = Scratch::new("orphans");
+    let sources = sources(&[scratch.file("a", 4 << 20)]);
+    let ring = ring(8 << 20);
+    for (name, options) in all_readers() {
+        let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else { continue };
+        let (sources, ring) = (&sources, &ring);
+        let (mut reader, mut out) = std::thread::scope(|scope| {
+            let submit = move || {
+                for tag in 0..16 {
+                    let extent = Extent { source: id(sources, 0), offset: tag << 16, len: 1 << 16 };
+                    let buf = ring.reserve(reader.footprint(&extent).bytes).unwrap().into();
+                    assert!(reader.submit(ReadOp { tag, extent, buf }).is_ok());
+                }
+                let mut out = Vec::new();
+                reader.wait(&mut out, Some(Duration::ZERO));
+                (reader, out)
+            };
+            scope.spawn(submit).join().unwrap()
+        });
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while reader.in_flight() > 0 {
+            assert!(Instant::now() < deadline, "{name}: {} in flight", reader.in_flight());
+            reader.wait(&mut out, Some(Duration::from_secs(1)));
+        }
+        assert!(out.len() == 16 && out.iter().all(|completion| completion.result.is_ok()), "{name}");
+    }
+}
+
+fn entries(folder: &str) -> usize {
+    std::fs::read_dir(folder).unwrap().count()
+}
+
+#[test]
+fn dropping_a_reader_with_reads_in_flight_leaves_no_descriptor_thread_or_buffer_behind() {
+    if !alone(&here!()) {
+        return;
+    }
+    let scratch = Scratch::new("drop");
+    let sources = sources(&[scratch.file("a", 16 << 20), scratch.file("b", 5000)]);
+    let (fds, threads) = (entries("/proc/self/fd"), entries("/proc/self/task"));
+    for (name, mut options) in all_readers() {
+        options.depth = Some(64);
+        for sent in [false, true] {
+            let ring = ring(32 << 20);
+            let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else { continue };
+            reader.register_ring(&ring);
+            for tag in 0..64 {
+                let extent = Extent { source: id(&sources, 0), offset: tag << 18, len: 1 << 18 };
+                let buf = ring.reserve(reader.footprint(&extent).bytes).unwrap().into();
+                assert!(reader.submit(ReadOp { tag, extent, buf }).is_ok());
+            }
+            if sent {
+                reader.wait(&mut Vec::new(), Some(Duration::ZERO));
+            }
+            let start = Instant::now();
+            drop(reader);
+            assert!(start.elapsed() < Duration::from_secs(4), "{name}: {:?}", start.elapsed());
+            assert!(ring.reserve(32 << 20).is_some(), "{name}: a buffer was lost");
+        }
+    }
+    assert_eq!(leaked(), 0);
+    // io_uring's own workers end a little later than the ring.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while (entries("/proc/self/fd"), entries("/proc/self/task")) != (fds, threads) {
+        assert!(Instant::now() < deadline, "{} descriptors", entries("/proc/self/fd"));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn out_of_descriptors_is_an_error_that_names_the_limit() {
+    if !alone(&here!()) {
+        return;
+    }
+    let scratch = Scratch::new("emfile");
+    let sources = sources(&[scratch.file("a", 5000)]);
+    let ring = ring(1 << 20);
+    for (name, options) in all_readers() {
+        let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else { continue };
+        let mut hoard = Vec::new();
+        let resource = rustix::process::Resource::Nofile;
+        let before = rustix::process::getrlimit(resource);
+        let few = rustix::process::Rlimit { current: Some(64), ..before };
+        rustix::process::setrlimit(resource, few).unwrap();
+        while let Ok(file) = File::open("/dev/null") {
+            hoard.push(file);
+        }
+        let extent = Extent { source: id(&sources, 0), offset: 0, len: 100 };
+        let error = read_one(&mut *reader, &ring, extent).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Limit, "{name}: {error}");
+        drop(hoard);
+        rustix::process::setrlimit(resource, before).unwrap();
+        assert!(read_one(&mut *reader, &ring, extent).is_ok(), "{name}");
+    }
+}
+
+#[test]
+fn where_io_uring_is_refused_auto_says_why_and_reads_by_pread() {
+    let scratch = Scratch::new("refused");
+    let sources = sources(&[scratch.file("a", 50_000)]);
+    let ring = ring(1 << 20);
+    for (errno, word) in [(1, "EPERM"), (38, "ENOSYS"), (12, "ENOMEM"), (13, "EACCES")] {
+        let mut options = ReaderOptions::default();
+        options.deny_uring = Some(errno);
+        let mut opened = open(sources.clone(), &options).unwrap();
+        assert_eq!((opened.choice.reader, opened.choice.cached_first), ("pread", true));
+        let why = opened.choice.to_string();
+        assert!(why.contains("setup refused with") && why.contains(word) && why.contains("so pread threads"), "{why}");
+        let extent = Extent { source: id(&sources, 0), offset: 3, len: 40_000 };
+        assert!(read_one(&mut *opened.reader, &ring, extent).is_ok());
+        options.mode = Mode::Uring;
+        let error = open(sources.clone(), &options).err().unwrap();
+        assert!(error.kind() == ErrorKind::Config && error.message().contains(word), "{error}");
+    }
+}
+
+#[test]
+fn without_locked_memory_buffers_stay_unregistered_or_the_ring_is_refused_and_reads_work_all_the_same() {
+    if !alone(&here!()) {
+        return;
+    }
+    let scratch = Scratch::new("memlock");
+    let path = scratch.file("a", 300_000);
+    let sources = sources(std::slice::from_ref(&path));
+    let bytes = std::fs::read(&path).unwrap();
+    let ring = ring(8 << 20);
+    let none = rustix::thread::CapabilitySet::empty();
+    let sets = rustix::thread::CapabilitySets { effective: none, permitted: none, inheritable: none };
+    if let Err(errno) = rustix::thread::set_capabilities(None, sets) {
+        return eprintln!("skipped: cannot drop capabilities: {errno}");
+    }
+    for limit in [1 << 20, 0] {
+        let rlimit = rustix::process::Rlimit { current: Some(limit), maximum: Some(limit) };
+        rustix::process::setrlimit(rustix::process::Resource::Memlock, rlimit).unwrap();
+        let mut opened = open(sources.clone(), &ReaderOptions::default()).unwrap();
+        let reason = opened.reader.register_ring(&ring);
+        eprintln!("limit {limit}: {} {reason:?}", opened.choice);
+        assert!(!opened.reader.stats().registered_buffers && reason.is_some());
+        let extent = Extent { source: id(&sources, 0), offset: 5, len: 200_000 };
+        assert!(read_one(&mut *opened.reader, &ring, extent).unwrap()[..] == bytes[5..200_005]);
+    }
+}
+
+#[test]
+fn o_direct_that_cannot_be_had_is_an_error_naming_the_file_or_a_reason() {
+    let mut table = Sources::new();
+    // procfs refuses O_DIRECT.
+    table.file("/proc/self/status", 0).unwrap();
+    let sources = Arc::new(table);
+    for mode in [Mode::Uring, Mode::Pread] {
+        let mut options = ReaderOptions::default();
+        (options.mode, options.direct) = (mode, Direct::On);
+        let error = open(sources.clone(), &options).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert_eq!(error.site().path.as_deref(), Some(Path::new("/proc/self/status")), "{error}");
+        options.direct = Direct::Auto;
+        let Some(opened) = try_open("auto", &sources, &options) else { continue };
+        assert!(!opened.choice.direct && opened.choice.to_string().contains("O_DIRECT (/proc"), "{}", opened.choice);
+    }
+}
+
+/// sysfs refuses O_DIRECT too, and this file of it has a true length. 64 folders before it keep it from being probed.
+#[test]
+fn a_file_that_refuses_o_direct_later_is_read_through_the_page_cache_and_counted() {
+    let path = Path::new("/sys/kernel/btf/vmlinux");
+    let Ok(bytes) = std::fs::read(path) else { return eprintln!("skipped: no {}", path.display()) };
+    let scratch = Scratch::new("fallback");
+    let in_folder = |index: usize| {
+        std::fs::create_dir(scratch.0.join(index.to_string())).unwrap();
+        scratch.file(&format!("{index}/a"), 5000)
+    };
+    let mut paths: Vec<_> = (0..64).map(in_folder).collect();
+    paths.push(path.to_path_buf());
+    let sources = sources(&paths);
+    if sources.len_of(id(&sources, 64)) != bytes.len() as u64 {
+        return eprintln!("skipped: {} does not tell its length", path.display());
+    }
+    let ring = ring(1 << 20);
+    for (name, options) in all_readers().into_iter().filter(|(_, options)| options.direct == Direct::On) {
+        let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else { continue };
+        let extent = |source, offset, len| Extent { source: id(&sources, source), offset, len };
+        let extents = [extent(64, 1000, 5000), extent(0, 0, 5000), extent(64, 4096, 4096)];
+        let results = read_all(&mut *reader, &ring, &extents);
+        assert!(results[0].as_ref().unwrap()[..] == bytes[1000..6000], "{name}");
+        assert!(results[2].as_ref().unwrap()[..] == bytes[4096..8192], "{name}");
+        let stats = reader.stats();
+        assert!(stats.fallbacks > 0 && stats.direct_reads > 0 && stats.buffered_reads > 0, "{name}: {stats:?}");
+    }
+}
+
+#[test]
+fn a_dataset_that_fits_memory_is_read_buffered_after_the_page_cache_and_the_choice_says_so() {
+    let scratch = Scratch::new("auto");
+    let sources = sources(&[scratch.file("a", 50_000)]);
+    let opened = open(sources.clone(), &ReaderOptions::default()).unwrap();
+    assert!(opened.cache.is_some() && !opened.choice.direct);
+    assert!(opened.choice.to_string().contains("fits half of"), "{}", opened.choice);
+    let mut table = Sources::new();
+    table.file(sources.path(id(&sources, 0)), 1 << 50).unwrap();
+    let opened = open(Arc::new(table), &ReaderOptions::default()).unwrap();
+    assert!(opened.choice.to_string().contains("does not fit half of"), "{}", opened.choice);
+}
+
+#[test]
+fn names_that_came_from_a_file_are_read_beneath_their_root_and_never_outside_of_it_by_any_reader() {
+    let scratch = Scratch::new("beneath");
+    std::fs::create_dir_all(scratch.0.join("root/sub")).unwrap();
+    let inside = scratch.file("root/sub/a", 5000);
+    let secret = scratch.file("secret", 5000);
+    // The root's own path is the user's: it may lead anywhere.
+    symlink("root", scratch.0.join("link")).unwrap();
+    symlink("../secret", scratch.0.join("root/outside")).unwrap();
+    symlink("..", scratch.0.join("root/up")).unwrap();
+    symlink(&inside, scratch.0.join("root/absolute")).unwrap();
+    let mut table = Sources::new();
+    let root = table.root(scratch.0.join("link"));
+    let ids = ["sub/a", "outside", "up/secret", "absolute", "gone"].map(|name| table.file_in(root, name, 5000));
+    let ids: Vec<_> = ids.into_iter().map(Result::unwrap).collect();
+    // The same files by names that the user wrote are followed.
+    let followed = table.file(scratch.0.join("root/outside"), 5000).unwrap();
+    for name in ["../secret", "/etc/hostname", "sub/../sub/a", "sub//a", "./sub/a", "", "sub/\0"] {
+        let error = table.file_in(root, name, 5000).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotAFile, "{name:?}: {error}");
+    }
+    let sources = Arc::new(table);
+    let ring = ring(1 << 20);
+    let extent = |source| Extent { source, offset: 1, len: 4999 };
+    let expected = |path: &Path| std::fs::read(path).unwrap()[1..].to_vec();
+    for (name, options) in all_readers() {
+        let Some(mut opened) = try_open(&name, &sources, &options) else { continue };
+        for _ in 0..2 {
+            assert!(read_one(&mut *opened.reader, &ring, extent(ids[0])).unwrap() == expected(&inside), "{name}");
+            assert!(read_one(&mut *opened.reader, &ring, extent(followed)).unwrap() == expected(&secret), "{name}");
+            for outside in &ids[1..4] {
+                let error = read_one(&mut *opened.reader, &ring, extent(*outside)).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::NotAFile, "{name}: {error}");
+                assert!(error.message().contains("leads out of the dataset's root"), "{name}: {error}");
+            }
+            let error = read_one(&mut *opened.reader, &ring, extent(ids[4])).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::NotFound, "{name}: {error}");
+        }
+    }
+    for fds in [None, Some(0)] {
+        let cache = PageCache::new(sources.clone(), fds);
+        for outside in &ids[1..4] {
+            // Without openat2 there may be nothing to say.
+            match cache.try_read(&extent(*outside), &mut [0; 4999]) {
+                Cached::Hit => panic!("read outside of the root"),
+                Cached::Miss => {}
+                Cached::Failed(error) => assert_eq!(error.kind(), ErrorKind::NotAFile, "{error}"),
+            }
+        }
+    }
+    // The whole folder gone is an error of the file, too.
+    std::fs::remove_file(scratch.0.join("link")).unwrap();
+    for (name, options) in all_readers() {
+        if options.direct == Direct::On {
+            continue;
+        }
+        let Some(mut opened) = try_open(&name, &sources, &options) else { continue };
+        let error = read_one(&mut *opened.reader, &ring, extent(ids[0])).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound, "{name}: {error}");
+    }
+}

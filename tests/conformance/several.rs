@@ -1,0 +1,297 @@
+//! Several datasets as one: nothing is lost, doubled or out of place, and mixes have the shares that they say.
+
+use crate::common::numeric::{Row, cases, check, fixture, load, one};
+use crate::common::{Dir, noise};
+use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Concat, Dataset, DatasetExt, Mix, Npy, Parts, Records, Tokens};
+use feedline::order::Sampler;
+use feedline::storage::{Extent, SourceId, Sources};
+use feedline::tensor::{DType, EncodedField, Field};
+use feedline::{ErrorKind, Loader, Result};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+type Any = Arc<dyn Dataset>;
+
+/// Three kinds of datasets with the field `x` of six bytes: files, memory, a folder of arrays.
+fn parts(dir: &Dir) -> (Vec<Any>, Vec<Row>) {
+    let first = noise(6 * 7, 1);
+    dir.write("records/a.bin", &first[..18]);
+    dir.write("records/b.bin", &first[18..]);
+    let second = noise(6 * 3, 2);
+    let array = |bytes: &[u8]| {
+        let dict = "{'descr': '|u1', 'fortran_order': False, 'shape': (6,), }\n";
+        [b"\x93NUMPY\x01\x00", &(dict.len() as u16).to_le_bytes()[..], dict.as_bytes(), bytes].concat()
+    };
+    let third = noise(6 * 4, 3);
+    for (index, bytes) in third.chunks(6).enumerate() {
+        dir.write(&format!("npy/{index}.npy"), &array(bytes));
+    }
+    let records = Records::builder(6).field("x", DType::U8, [6]);
+    let datasets: Vec<Any> = vec![
+        Arc::new(records.clone().open(dir.path("records")).unwrap()),
+        Arc::new(records.open_bytes(second.clone()).unwrap()),
+        Arc::new(Npy::builder().field("x", dir.path("npy")).open().unwrap()),
+    ];
+    let rows = [first, second, third].concat().chunks(6).map(|bytes| one("x", bytes)).collect();
+    (datasets, rows)
+}
+
+#[test]
+fn datasets_of_different_kinds_follow_each_other() {
+    let dir = Dir::new();
+    let (datasets, rows) = parts(&dir);
+    check(|| Concat::new(datasets.clone()), &rows);
+    let concat = Concat::new(datasets).unwrap();
+    assert_eq!((concat.len(), concat.parts()), (14, 3));
+    assert_eq!([0, 6, 7, 9, 10, 13].map(|id| concat.origin(id)), [(0, 0), (0, 6), (1, 0), (1, 2), (2, 0), (2, 3)]);
+    assert_eq!((concat.ids_of(1), concat.sources().count()), (7..10, 2 + 1 + 4));
+    assert!(concat.describe().starts_with("14 samples of 3 parts: 7 records"), "{concat:?}");
+}
+
+#[test]
+fn concatenations_nest_and_empty_parts_take_no_ids() {
+    let dir = Dir::new();
+    let (datasets, rows) = parts(&dir);
+    let (none, all) = Records::builder(6).field("x", DType::U8, [6]).open_bytes([9; 6]).unwrap().split(0.0, 1).unwrap();
+    assert_eq!((none.len(), all.len()), (0, 1));
+    let open = || {
+        let inner: Any = Arc::new(Concat::new(datasets[..2].to_vec())?);
+        Concat::new([inner, Arc::new(none.clone()) as Any, datasets[2].clone(), Arc::new(all.clone()) as Any])
+    };
+    check(open, &[rows, vec![one("x", &[9; 6])]].concat());
+}
+
+#[test]
+fn parts_that_do_not_fit_are_named() {
+    let records = |bytes: usize, name: &str| {
+        Arc::new(Records::builder(bytes).field(name, DType::U8, [bytes]).open_bytes(vec![0; bytes]).unwrap()) as Any
+    };
+    let error = Concat::new([records(6, "x"), records(6, "y")]).unwrap_err();
+    assert!(error.to_string().contains("part 1 (1 records") && error.to_string().contains("fields are y, not x"));
+    let error = Concat::new([records(6, "x"), records(5, "x")]).unwrap_err();
+    assert!(error.to_string().contains("its field `x` is u8 [5], not u8 [6]"), "{error}");
+    assert_eq!(Concat::new(Vec::<Any>::new()).unwrap_err().kind(), ErrorKind::Config);
+    let error = Concat::new([records(6, "x"), Arc::new(Chunks::new(2)) as Any]).unwrap_err();
+    assert!(error.to_string().contains("only one deals in chunks"), "{error}");
+}
+
+#[test]
+fn an_error_of_a_part_names_its_own_file() {
+    let dir = Dir::new();
+    let (datasets, _) = parts(&dir);
+    let concat = Concat::new(datasets).unwrap();
+    dir.write("npy/2.npy", b"another length");
+    let error = load(concat).unwrap_err();
+    assert_eq!((error.kind(), error.site().sample), (ErrorKind::Changed, Some(12)));
+    assert!(error.to_string().contains("npy/2.npy"), "{error}");
+}
+
+/// Chunks of two samples, each 6 bytes of a memory source of its own.
+struct Chunks {
+    sources: Arc<Sources>,
+    schema: Vec<EncodedField>,
+    starts: Vec<u64>,
+}
+
+impl Chunks {
+    fn new(count: u64) -> Self {
+        let mut sources = Sources::new();
+        for chunk in 0..count {
+            sources.memory(vec![chunk as u8; 12].into());
+        }
+        let schema = vec![EncodedField::raw(Field::fixed("x", DType::U8, [6]))];
+        Self { sources: Arc::new(sources), schema, starts: (0..=count).map(|chunk| chunk * 2).collect() }
+    }
+}
+
+impl Dataset for Chunks {
+    fn schema(&self) -> &[EncodedField] {
+        &self.schema
+    }
+    fn len(&self) -> u64 {
+        self.starts[self.starts.len() - 1]
+    }
+    fn sources(&self) -> &Arc<Sources> {
+        &self.sources
+    }
+    fn sample_bytes_max(&self) -> u64 {
+        6
+    }
+    fn extents<'a>(&'a self, _: u64, _: &mut Parts<'a>) -> Result<()> {
+        unreachable!("samples come in chunks")
+    }
+    fn chunked(&self) -> Option<&dyn Chunked> {
+        Some(self)
+    }
+}
+
+impl Chunked for Chunks {
+    fn starts(&self) -> &[u64] {
+        &self.starts
+    }
+    fn chunk_extents(&self, chunk: usize, extents: &mut Vec<Extent>) -> Result<()> {
+        extents.push(Extent { source: SourceId::at(chunk), offset: 0, len: 12 });
+        Ok(())
+    }
+    fn chunk_bytes(&self, chunk: usize) -> ChunkBytes {
+        ChunkBytes { encoded: 12, opened: 12, scratch: chunk as u64 }
+    }
+    fn open_chunk(
+        &self,
+        chunk: usize,
+        pieces: &[bytes::Bytes],
+        _: &mut feedline::decode::Scratch,
+        out: &mut ChunkBuf,
+    ) -> Result<()> {
+        assert!(pieces[0].iter().all(|byte| *byte == chunk as u8));
+        out.fixed(0, 6)?.copy_from_slice(&pieces[0]);
+        Ok(())
+    }
+    fn chunk_name(&self, chunk: usize) -> String {
+        format!("chunk {chunk}")
+    }
+}
+
+#[test]
+fn chunks_of_the_second_part_follow_those_of_the_first() {
+    let concat = Concat::new([Chunks::new(2), Chunks::new(3)]).unwrap();
+    let chunked = concat.chunked().unwrap();
+    assert_eq!(chunked.starts(), [0, 2, 4, 6, 8, 10]);
+    for (chunk, source, local) in [(0, 0, 0), (1, 1, 1), (2, 2, 0), (4, 4, 2)] {
+        let mut extents = vec![Extent { source: SourceId::at(9), offset: 0, len: 1 }];
+        chunked.chunk_extents(chunk, &mut extents).unwrap();
+        assert_eq!(extents[0].source, SourceId::at(9), "what was there stays");
+        assert_eq!(extents[1].source, SourceId::at(source));
+        assert_eq!(chunked.chunk_bytes(chunk).scratch, local);
+        assert_eq!(chunked.chunk_name(chunk), format!("chunk {local}"));
+        let piece = concat.sources().bytes_of(extents[1].source).unwrap().to_vec();
+        let mut out = ChunkBuf::new(4096).unwrap();
+        out.begin(2, 1);
+        chunked.open_chunk(chunk, &[piece.into()], &mut feedline::decode::Scratch::default(), &mut out).unwrap();
+    }
+    let error = Mix::new([(Chunks::new(2), 1.0), (Chunks::new(3), 1.0)], 1).unwrap_err();
+    assert!(error.to_string().contains("cannot be mixed"), "{error}");
+}
+
+/// Datasets of so many bytes, each byte its own sample.
+fn bytes(lens: &[usize]) -> Vec<Records> {
+    let one = |(part, len): (usize, &usize)| {
+        Records::builder(1).open_bytes((0..*len).map(|at| (part * 50 + at) as u8).collect::<Vec<_>>()).unwrap()
+    };
+    lens.iter().enumerate().map(one).collect()
+}
+
+fn mix(sources: &[(usize, f64)], key: u64) -> Result<Mix> {
+    let (lens, weights): (Vec<usize>, Vec<f64>) = sources.iter().copied().unzip();
+    Mix::new(bytes(&lens).into_iter().zip(weights), key)
+}
+
+#[test]
+fn a_mix_delivers_its_shares_exactly_by_block_and_walks_every_source_pass_by_pass() {
+    let mix = mix(&[(30, 0.7), (4, 0.3)], 5).unwrap().epoch_len(500).unwrap();
+    assert_eq!(mix.block(), [7, 3]);
+    let loader = Loader::builder(mix.dataset()).order(mix.order()).batch_size(10).workers(3).build().unwrap();
+    let mut drawn = [Vec::new(), Vec::new()];
+    for batch in loader.epochs(0..3).unwrap() {
+        let batch = batch.unwrap();
+        let values = batch.field("record").unwrap().as_slice::<u8>().unwrap();
+        let mut counts = [0; 2];
+        for (id, value) in batch.ids().iter().zip(values) {
+            let (part, local) = mix.dataset().origin(*id);
+            assert_eq!(u64::from(*value), part as u64 * 50 + local);
+            counts[part] += 1;
+            drawn[part].push(local);
+        }
+        assert_eq!(counts, [7, 3], "a batch of one block");
+    }
+    for (drawn, len) in drawn.iter().zip([30, 4]) {
+        let passes: Vec<Vec<u64>> = drawn.chunks(len).map(<[u64]>::to_vec).collect();
+        for pass in passes.iter().filter(|pass| pass.len() == len) {
+            let mut sorted = pass.clone();
+            sorted.sort_unstable();
+            assert_eq!(sorted, (0..len as u64).collect::<Vec<_>>(), "every sample once a pass");
+        }
+        assert!(passes.windows(2).any(|pair| pair[0] != pair[1]), "passes are shuffled anew");
+    }
+}
+
+#[test]
+fn a_mix_depends_on_its_key_alone_and_is_read_from_any_thread_in_any_order() {
+    let of = |key| mix(&[(2000, 1.0), (3, 1.0), (50, 2.5)], key).unwrap();
+    let mixed = of(1);
+    let ids: Vec<u64> = (0..2000).map(|position| mixed.id(2, position)).collect();
+    assert_ne!(ids, (0..2000).map(|position| of(2).id(2, position)).collect::<Vec<_>>());
+    let again = of(1);
+    std::thread::scope(|scope| {
+        for thread in 0..4_u64 {
+            let (again, ids) = (&again, &ids);
+            scope.spawn(move || {
+                for step in 0..2000 {
+                    let position = (step * 7919 + thread * 13) % 2000;
+                    assert_eq!(again.id(2, position), ids[position as usize]);
+                }
+            });
+        }
+    });
+    assert_eq!(Sampler::len(&mixed), 2053);
+    // An order of the epoch's positions: epoch 1 goes on where epoch 0 ended.
+    let short = of(1).epoch_len(100).unwrap();
+    assert_eq!(short.id(20, 0), mixed.id(0, 2000));
+}
+
+#[test]
+fn epochs_last_until_the_first_source_ends_or_all_are_seen() {
+    let of = || mix(&[(30, 3.0), (40, 1.0)], 5).unwrap();
+    let seen = |mix: &Mix| {
+        let mut times = BTreeMap::new();
+        (0..Sampler::len(mix)).for_each(|position| *times.entry(mix.id(0, position)).or_insert(0) += 1);
+        times
+    };
+    let first = of().until_first_ends();
+    assert_eq!(Sampler::len(&first), 40);
+    assert!(seen(&first).values().all(|times| *times == 1));
+    let all = of().until_all_seen();
+    assert_eq!(Sampler::len(&all), 160);
+    assert_eq!(seen(&all).len(), 70);
+    assert_eq!(mix(&[(1, 0.9), (1, 0.1)], 5).map(|mix| Sampler::len(&mix.until_first_ends())).unwrap(), 10);
+}
+
+#[test]
+fn no_row_of_a_batch_always_gets_the_same_source() {
+    let mix = mix(&[(100, 1.0), (100, 1.0)], 5).unwrap();
+    for row in 0..2 {
+        let first: usize = (0..1000).filter(|batch| mix.id(0, batch * 2 + row) < 100).count();
+        // Binomial: mean 500, sd 15.8.
+        assert!(first.abs_diff(500) < 80, "{first}");
+    }
+}
+
+#[test]
+fn mixes_that_cannot_be_are_refused() {
+    for (sources, words) in [
+        (&[(5, 0.0), (5, 1.0)][..], "weight 0 of the mix is 0"),
+        (&[(5, 1.0), (5, f64::NAN)], "weight 1 of the mix is NaN"),
+        (&[(5, 1.0), (5, 1e-5)], "weight 1 of the mix, 0.00001, is under 1/10000"),
+        (&[], "no datasets"),
+    ] {
+        let error = mix(sources, 1).unwrap_err();
+        assert!(error.kind() == ErrorKind::Config && error.to_string().contains(words), "{error}");
+    }
+    let (none, _) = bytes(&[4]).pop().unwrap().split(0.0, 1).unwrap();
+    let some = bytes(&[4]).pop().unwrap().subset([0, 1]).unwrap();
+    let error = Mix::new([(none, 1.0), (some, 1.0)], 1).unwrap_err();
+    assert!(error.to_string().contains("dataset 0 of the mix has no samples"), "{error}");
+    assert!(mix(&[(5, 1.0)], 1).unwrap().epoch_len(0).is_err());
+}
+
+#[test]
+fn the_fixtures_of_two_formats_are_one_dataset() {
+    let flat = &cases("tokens", "flat.bin")[0].bytes;
+    let open = || {
+        let file: Any = Arc::new(Tokens::builder(DType::U16).window(10).open(fixture("tokens").join("flat.bin"))?);
+        let memory: Any = Arc::new(Tokens::builder(DType::U16).window(10).open_bytes(flat.clone())?);
+        Concat::new([memory, file])
+    };
+    let rows: Vec<Row> = flat.chunks(20).map(|bytes| one("tokens", bytes)).collect();
+    check(open, &[rows.clone(), rows].concat());
+}

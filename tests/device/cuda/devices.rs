@@ -1,0 +1,390 @@
+#![allow(unsafe_code)]
+
+use crate::common::cuda::*;
+use crate::common::standin::{self, Config, Gpu};
+use crate::common::*;
+use cudarc::driver::{CudaContext, result};
+use feedline::dataset::Records;
+use feedline::device::DeviceKind;
+use feedline::device::cuda::{Absent, Found, devices};
+use feedline::{Device, ErrorKind, Loader, LoaderBuilder, Order, Stage};
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+use std::sync::Arc;
+
+/// The driver is opened once per process, so each way to be without one needs a process of its own.
+const CHILDREN: &[(&str, fn())] = &[
+    ("no library", no_library),
+    ("no driver", no_driver),
+    ("too old", too_old),
+    ("no device", no_device),
+    ("none in the list", none_in_the_list),
+    ("does not start", does_not_start),
+    ("auto", auto),
+    ("auto of one", auto_of_one),
+    ("auto unusable", auto_unusable),
+];
+
+/// The entry of those processes; without the variable it is nobody.
+#[test]
+#[ignore = "a part of other tests, which start it as a process of its own"]
+fn child() {
+    if let Some(name) = told() {
+        let (_, body) = CHILDREN.iter().find(|(known, _)| *known == name).unwrap();
+        body();
+        println!("{name}: passed");
+    }
+}
+
+/// Runs a case in a process of its own, with these variables and none of a launcher's.
+#[track_caller]
+fn alone(name: &str, variables: &[(&str, &str)]) {
+    let mut command = process(&beside!("child"), name);
+    for (variable, _) in std::env::vars_os() {
+        let known = ["SLURM_", "OMPI_", "PMI_", "MPI_", "LOCAL_", "JOB_", "CUDA_VISIBLE", "RANK", "WORLD_SIZE"];
+        if known.iter().any(|prefix| variable.to_string_lossy().starts_with(prefix)) {
+            command.env_remove(variable);
+        }
+    }
+    let output = command.envs(variables.iter().copied()).output().unwrap();
+    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let passed = said(&output.stdout).contains(&format!("{name}: passed"));
+    assert!(output.status.success() && passed, "{name}\n{}\n{}", said(&output.stdout), said(&output.stderr));
+}
+
+fn data() -> LoaderBuilder {
+    let records = Records::builder(64).open_bytes(noise(64 * 50, 3)).unwrap();
+    Loader::builder(records).order(Order::shuffled(2)).batch_size(6)
+}
+
+/// There is no GPU, every way to ask for one says why in the same words, and a loader of `auto` works on the host.
+fn absent(kind: fn(&Absent) -> bool, words: &str) {
+    let why = devices().unwrap_err();
+    assert!(kind(&why) && why.to_string().contains(words), "{why:?}: {why}");
+    for error in [Device::cuda(0).unwrap_err(), "cuda".parse::<Device>().unwrap_err(), Device::cuda(7).unwrap_err()] {
+        assert_eq!((error.kind(), error.stage()), (ErrorKind::Device, Stage::Build));
+        assert_eq!(error.message(), why.to_string());
+    }
+    for device in [Device::auto(), "auto".parse().unwrap()] {
+        assert_eq!((device.kind(), device.why()), (DeviceKind::Host, &*why.to_string()));
+        let loader = build(data().device(device));
+        same(&Got::epoch(&loader, 0), &Got::epoch(&build(data()), 0), "on the host instead");
+        assert!(loader.report().to_string().contains(&format!("device    host ({why})")));
+        assert_eq!(loader.report().copies, None);
+    }
+}
+
+#[test]
+fn without_a_driver_library_auto_is_the_host_and_says_why() {
+    alone("no library", &[]);
+}
+
+fn no_library() {
+    // SAFETY: a driver's initialisers are made for being run at any time.
+    if ["libcuda.so.1", "libcuda.so"].iter().any(|name| unsafe { Library::new(*name) }.is_ok()) {
+        return println!("this machine has a driver");
+    }
+    absent(|why| matches!(why, Absent::NoLibrary(_)), "no CUDA driver: libcuda.so");
+}
+
+#[test]
+fn a_library_of_that_name_that_is_no_driver_is_a_reason_and_no_panic() {
+    alone("no driver", &[]);
+}
+
+fn no_driver() {
+    let source = "#[unsafe(no_mangle)] pub extern \"C\" fn cuInit(_: u32) -> u32 { 0 }";
+    let path = standin::build("no-cuda", source, &["-C", "link-arg=-Wl,-soname,libcuda.so"]);
+    // SAFETY: the library has no initialisers.
+    std::mem::forget(unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) }.unwrap());
+    absent(|why| matches!(why, Absent::TooOld(_)), "the driver library has no `cuDriverGetVersion`");
+}
+
+#[test]
+fn a_driver_that_is_too_old_is_named_with_what_it_supports() {
+    alone("too old", &[]);
+}
+
+fn too_old() {
+    let _session = standin::cuda().session(Config { driver_version: 11_080, ..Config::default() });
+    absent(|why| matches!(why, Absent::TooOld(_)), "too old: it supports CUDA 11.8, 12.0 is needed");
+}
+
+#[test]
+fn a_driver_that_sees_no_device_is_named_with_the_variable_that_hides_them() {
+    alone("no device", &[]);
+    alone("no device", &[("CUDA_VISIBLE_DEVICES", "")]);
+    alone("no device", &[("CUDA_VISIBLE_DEVICES", "7,8")]);
+    alone("none in the list", &[]);
+}
+
+fn no_device() {
+    let _session = standin::cuda().session(Config::no_device());
+    let words = match std::env::var("CUDA_VISIBLE_DEVICES") {
+        Ok(seen) => format!("no CUDA device is visible (CUDA_VISIBLE_DEVICES={seen:?})"),
+        Err(_) => "no CUDA device".into(),
+    };
+    absent(|why| *why == Absent::NoDevice, &words);
+}
+
+fn none_in_the_list() {
+    let _session = standin::cuda().session(Config { devices: vec![], ..Config::default() });
+    absent(|why| *why == Absent::NoDevice, "no CUDA device");
+}
+
+#[test]
+fn a_driver_that_does_not_start_is_named_with_its_code() {
+    alone("does not start", &[]);
+}
+
+fn does_not_start() {
+    let session = standin::cuda().session(Config { init_error: 803, ..Config::default() });
+    let words = "does not start: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: system has unsupported display driver";
+    absent(|why| matches!(why, Absent::Init(803, _)), words);
+    assert_eq!(session.count("cuInit"), 1, "once per process");
+}
+
+#[test]
+fn of_several_devices_auto_takes_the_one_of_the_local_rank() {
+    let torchrun = |rank: &'static str, local: &'static str, expected: &'static str| {
+        alone("auto", &[("RANK", rank), ("WORLD_SIZE", "8"), ("LOCAL_RANK", local), ("EXPECTED", expected)]);
+    };
+    torchrun("5", "1", "cuda:1 (Stand-in GPU, local rank 1, 3 devices are visible)");
+    torchrun("0", "0", "cuda:0 (Stand-in GPU, local rank 0, 3 devices are visible)");
+    torchrun("7", "7", "cuda:1 (Stand-in GPU, local rank 7, 3 devices are visible)");
+    alone("auto", &[("EXPECTED", "cuda:0 (Stand-in GPU, the first of 3)")]);
+    // What is no environment of a launcher is none, and is said.
+    let why = "cuda:0 (Stand-in GPU, the first of 3; the launcher's variables are of no use: \
+               RANK=\"many\" is not a whole number from 0 to 4294967295)";
+    alone("auto", &[("RANK", "many"), ("LOCAL_RANK", "2"), ("EXPECTED", why)]);
+    let variables = [("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")];
+    alone("auto of one", &variables);
+}
+
+fn auto() {
+    case(config(), |_| {
+        let device = Device::auto();
+        assert_eq!(device.to_string(), std::env::var("EXPECTED").unwrap());
+        let loader = build(data().device(device));
+        same(&Got::epoch(&loader, 0), &Got::epoch(&build(data()), 0), "auto");
+    });
+}
+
+fn auto_of_one() {
+    case(Config::default(), |_| {
+        assert_eq!(Device::auto().to_string(), "cuda:0 (Stand-in GPU, the first of 1)");
+    });
+}
+
+#[test]
+fn a_device_without_room_for_a_context_is_not_usable_and_auto_says_so() {
+    alone("auto unusable", &[]);
+}
+
+fn auto_unusable() {
+    case(config(), |session| {
+        session.fail_named("cuDevicePrimaryCtxRetain", 0, 2, false);
+        session.fail_named("cuDevicePrimaryCtxRetain", 1, 46, false);
+        let device = Device::auto();
+        assert_eq!(device.kind(), DeviceKind::Host);
+        let words = "cuda:0 is not usable: cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY: out of memory (2)";
+        assert_eq!(device.why(), words);
+        let error = Device::cuda(1).unwrap_err();
+        assert!(error.to_string().contains("CUDA_ERROR_DEVICE_UNAVAILABLE"), "{error}");
+        assert_eq!(Device::auto().kind(), DeviceKind::Cuda(0), "it was another's memory, and that is free again");
+    });
+}
+
+#[test]
+fn devices_are_listed_with_name_memory_and_place() {
+    case(config(), |_| {
+        let (version, found) = devices().unwrap();
+        assert_eq!((version, found.len()), ((12, 4), 3));
+        let Found { ordinal, name, bytes, pci_bus_id, .. } = &found[2];
+        assert_eq!(
+            (*ordinal, &**name, *bytes, pci_bus_id.as_deref()),
+            (2, "Stand-in GPU", 1 << 30, Some("0000:3d:00.0"))
+        );
+        assert_eq!(gpu(1).pci_bus_id(), Some("0000:3c:00.0"));
+        assert_eq!(Device::host().pci_bus_id(), None);
+    });
+}
+
+#[test]
+fn words_of_command_lines_are_devices_or_errors_that_say_what_there_is() {
+    case(config(), |_| {
+        let right = [
+            ("host", "host (asked for)"),
+            ("cpu", "host (asked for)"),
+            ("cuda", "cuda:0 (Stand-in GPU, asked for)"),
+            ("cuda:0", "cuda:0 (Stand-in GPU, asked for)"),
+            ("cuda:2", "cuda:2 (Stand-in GPU, asked for)"),
+        ];
+        for (words, device) in right {
+            assert_eq!(words.parse::<Device>().unwrap().to_string(), device);
+        }
+        assert!(matches!("auto".parse::<Device>().unwrap().kind(), DeviceKind::Cuda(_)));
+        for (words, number) in
+            [("cuda:3", "3"), ("cuda:2147483648", "2147483648"), ("cuda:18446744073709551615", "18446744073709551615")]
+        {
+            let error = words.parse::<Device>().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Device);
+            assert!(error.to_string().contains(&format!("no device cuda:{number}; the process sees 3")), "{error}");
+        }
+        for words in
+            ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:1 ", "CUDA:1", "cuda:18446744073709551616", "host:0"]
+        {
+            let error = words.parse::<Device>().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config, "{words:?}");
+            assert!(
+                error.to_string().contains(&format!("no device is called {words:?}; there are auto, host and cuda:N")),
+                "{error}"
+            );
+        }
+        assert_eq!(Device::default().to_string(), "host (the default)");
+    });
+}
+
+#[test]
+fn the_callers_own_context_is_used_and_kept_alive() {
+    for config in [config(), late()] {
+        case(config, |session| {
+            let right = Got::epoch(&build(data()), 0);
+            let context = CudaContext::new(1).unwrap();
+            let stream = context.new_stream().unwrap();
+            let device = Device::cuda_in(context.clone()).unwrap();
+            assert_eq!(device.to_string(), "cuda:1 (Stand-in GPU, asked for, in the caller's context)");
+            assert_eq!(session.live().retains, 1);
+            let loader = build(data().device(device).stream(stream.clone()));
+            let mut epoch = loader.epoch(0).unwrap();
+            for (number, batch) in epoch.by_ref().take(3).enumerate() {
+                let batch = batch.unwrap();
+                let slice = batch.field("record").unwrap().cuda_slice::<u8>(&stream).unwrap();
+                assert!(stream.clone_dtoh(&*slice).unwrap() == right[number].bytes("record"));
+            }
+            drop((context, stream));
+            same(&Got::all(epoch), &right[3..], "after the caller's own are gone");
+            assert_eq!(session.live().retains, 1);
+        });
+    }
+}
+
+#[test]
+fn loaders_of_one_device_share_its_context_and_not_their_batches() {
+    case(late(), |session| {
+        let right = Got::epoch(&build(data()), 0);
+        let device = gpu(0);
+        let loaders =
+            [build(data().device(device.clone())), build(data().device(device)), build(data().device(gpu(0)))];
+        assert_eq!(session.live().retains, 1);
+        let mut epochs: Vec<_> = loaders.iter().map(|loader| loader.epoch(0).unwrap()).collect();
+        let mut found = vec![Vec::new(); 3];
+        for step in 0..right.len() * 3 {
+            let batch = epochs[step % 3].next().unwrap().unwrap();
+            found[step % 3].push(Got::of(&batch).unwrap());
+        }
+        found.iter().for_each(|found| same(found, &right, "shared"));
+        let [first, second, third] = loaders;
+        drop((epochs, second));
+        same(&Got::epoch(&first, 0), &right, "the others go on");
+        drop((first, third));
+    });
+}
+
+#[test]
+fn two_devices_are_fed_by_two_loaders_in_one_process() {
+    case(late(), |session| {
+        let right = Got::epoch(&build(data()), 0);
+        let loaders = [build(data().device(gpu(0))), build(data().device(gpu(1)))];
+        assert_eq!(session.live().retains, 2);
+        for (here, there) in loaders[0].epoch(0).unwrap().zip(loaders[1].epoch(0).unwrap()) {
+            let (here, there) = (here.unwrap(), there.unwrap());
+            assert_eq!(Got::of(&here).unwrap(), Got::of(&there).unwrap());
+            assert!(here.device() != there.device());
+        }
+        std::thread::scope(|scope| {
+            for loader in &loaders {
+                scope.spawn(|| same(&Got::epoch(loader, 0), &right, "from its own thread"));
+            }
+        });
+        let [first, second] = loaders;
+        drop(first);
+        same(&Got::epoch(&second, 0), &right, "alone");
+    });
+}
+
+/// What is current on this thread.
+fn current() -> usize {
+    result::ctx::get_current().unwrap().map_or(0, |context| context as usize)
+}
+
+#[test]
+fn the_callers_current_context_stays_what_it_was() {
+    case(late(), |_| {
+        let right = Got::epoch(&build(data()), 0);
+        let run = |expected: usize, context: &Arc<CudaContext>| {
+            let stays = |what: &str| assert_eq!(current(), expected, "{what}");
+            let stream = feedline::device::cuda::Stream::from(context.default_stream());
+            let device = gpu(0);
+            stays("device");
+            let loader = build(data().device(device).device_batches(4));
+            stays("build");
+            let mut epoch = loader.epoch(0).unwrap();
+            for right in &right {
+                let batch = epoch.next().unwrap().unwrap();
+                stays("next");
+                batch.bind(&stream).unwrap();
+                stays("bind");
+                assert_eq!(Got::of(&batch).unwrap(), *right);
+                batch.field("record").unwrap().device_ptr().unwrap();
+                stays("reading");
+                drop(batch);
+                stays("drop");
+            }
+            drop(epoch);
+            let batch = loader.epoch(1).unwrap().next().unwrap().unwrap();
+            drop(loader);
+            stays("drop of the loader");
+            drop(batch);
+            stays("drop of the last batch");
+        };
+        let (own, other) = (CudaContext::new(0).unwrap(), CudaContext::new(2).unwrap());
+        other.bind_to_thread().unwrap();
+        run(other.cu_ctx() as usize, &own);
+        own.bind_to_thread().unwrap();
+        run(own.cu_ctx() as usize, &own);
+        // SAFETY: no context at all is legal.
+        unsafe { result::ctx::set_current(std::ptr::null_mut()) }.unwrap();
+        run(0, &own);
+    });
+}
+
+#[test]
+fn fewer_than_two_batches_on_a_device_are_refused() {
+    case(config(), |_| {
+        for batches in [0, 1, usize::MAX] {
+            let error = data().device(gpu(0)).device_batches(batches).build().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config);
+            assert!(error.to_string().contains("device_batches must be 2 to"), "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_small_gpu_is_a_budget_error_that_names_the_sizes() {
+    let slot = build(data()).plan().slot_bytes as u64;
+    // A page more is taken of each batch, so that it starts at one.
+    let all_bytes = slot * 5 / 2 + 3 * 4096;
+    let devices = vec![Gpu::new(all_bytes, "0000:3b:00.0"); 3];
+    case(Config { devices, ..config() }, move |session| {
+        let error = data().device(gpu(0)).build().unwrap_err();
+        assert_eq!((error.kind(), error.stage()), (ErrorKind::Budget, Stage::Device), "{error}");
+        let bytes: Vec<u64> =
+            error.message().split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect();
+        let [0, wanted, all, free] = bytes[..] else { panic!("{error}") };
+        assert_eq!((all, free), (all_bytes, all - 2 * (wanted + 4096)), "{error}");
+        assert!(error.message().contains("for a batch") && error.message().contains("fewer device batches"), "{error}");
+        assert_eq!(session.live(), standin::Live::default(), "what was reserved before is given back");
+        let loader = build(data().device(gpu(0)).device_batches(2));
+        same(&Got::epoch(&loader, 0), &Got::epoch(&build(data()), 0), "two fit");
+    });
+}

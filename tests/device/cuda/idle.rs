@@ -1,0 +1,171 @@
+use crate::common::cuda::*;
+use crate::common::*;
+use cudarc::driver::CudaContext;
+use feedline::dataset::Records;
+use feedline::device::cuda::Stream;
+use feedline::profile::{GpuIdle, Unmeasured};
+use feedline::{Loader, LoaderBuilder};
+use std::task::Poll;
+use std::time::Duration;
+
+const BATCHES: u64 = 60;
+
+fn data() -> LoaderBuilder {
+    let records = Records::builder(64).open_bytes(noise(BATCHES as usize * 4 * 64, 3)).unwrap();
+    Loader::builder(records).batch_size(4).device(gpu(0))
+}
+
+fn idle(loader: &Loader) -> GpuIdle {
+    loader.snapshot().consumer.gpu.unwrap()
+}
+
+#[test]
+fn every_step_is_measured_however_far_the_stream_is_behind_but_the_first_of_an_iterator() {
+    for (slots, buffers) in [(24, 20), (3, 2), (2, 24)] {
+        case(config(), move |_| {
+            let context = CudaContext::new(0).unwrap();
+            let stream = context.new_stream().unwrap();
+            let kernels = Kernels::new(&context);
+            let loader = build(data().stream(&stream).slots(slots).device_batches(buffers));
+            loader.ready().unwrap();
+            for epoch in 0..3 {
+                let gate = Gate::close();
+                let mut batches = loader.epoch(epoch).unwrap();
+                let mut ahead = 0;
+                while let Poll::Ready(batch) = batches.next_within(Duration::from_millis(200)) {
+                    drop(batch.unwrap().unwrap());
+                    kernels.wait(&stream);
+                    ahead += 1;
+                }
+                assert!(ahead >= buffers, "{ahead} batches");
+                gate.open();
+                assert!(batches.all(|batch| batch.is_ok()));
+                stream.synchronize().unwrap();
+                // The last ones are read after the iterator has ended.
+                assert_eq!(idle(&loader).steps, (epoch + 1) * (BATCHES - 1), "{slots} slots, {buffers} buffers");
+            }
+        });
+    }
+}
+
+#[test]
+fn the_wait_for_a_first_batch_and_what_is_between_iterators_is_neither_starvation_nor_lateness() {
+    case(late(), |session| {
+        let stream = CudaContext::new(0).unwrap().new_stream().unwrap();
+        let loader = build(data().stream(&stream));
+        for _ in 0..5 {
+            session.hold(true);
+            let mut batches = loader.steps(1).unwrap();
+            let batch = batches.next().unwrap().unwrap();
+            session.hold(false);
+            stream.synchronize().unwrap();
+            drop((batch, batches));
+            let GpuIdle { steps, starved_ns, host_late_ns, .. } = idle(&loader);
+            assert_eq!((steps, starved_ns, host_late_ns), (0, 0, 0));
+        }
+    });
+}
+
+#[test]
+fn while_a_batch_is_there_and_bound_to_no_stream_the_host_is_late() {
+    const LATE: Duration = Duration::from_millis(30);
+    case(config(), |_| {
+        let stream = CudaContext::new(0).unwrap().new_stream().unwrap();
+        let loader = build(data());
+        let mut batches = loader.epoch(0).unwrap();
+        for step in 0..4_u32 {
+            let batch = batches.next().unwrap().unwrap();
+            until("its copy is done", || loader.snapshot().copy.unwrap().latency.count > u64::from(step));
+            std::thread::sleep(LATE);
+            batch.bind(Stream::from(&stream)).unwrap();
+            drop(batch);
+            stream.synchronize().unwrap();
+            assert_eq!(idle(&loader).steps, u64::from(step));
+            assert!(Duration::from_nanos(idle(&loader).host_late_ns) >= step * LATE, "{:?}", idle(&loader));
+        }
+    });
+}
+
+#[test]
+fn bare_handles_are_measured_and_not_used_after_the_drop() {
+    case(config(), |session| {
+        let context = CudaContext::new(0).unwrap();
+        let loader = build(data());
+        for batch in loader.epoch(0).unwrap() {
+            let (batch, stream) = (batch.unwrap(), context.new_stream().unwrap());
+            batch.bind(bare(&stream)).unwrap();
+            drop(batch);
+        }
+        until("all steps are read", || idle(&loader).steps == BATCHES - 1);
+        assert_eq!(idle(&loader).unmeasured, Unmeasured::default());
+        assert!(!session.trace().contains(" = 400"), "a stream was used after its end");
+    });
+}
+
+#[test]
+fn work_behind_a_dropped_bare_handle_is_not_starvation() {
+    const STEP: Duration = Duration::from_millis(300);
+    case(config(), |_| {
+        let context = CudaContext::new(0).unwrap();
+        let (kernels, stream) = (Kernels::new(&context), context.new_stream().unwrap());
+        let loader = build(data());
+        let mut batches = loader.epoch(0).unwrap();
+        for step in 0..3 {
+            let batch = batches.next().unwrap().unwrap();
+            batch.bind(bare(&stream)).unwrap();
+            let gate = Gate::close();
+            kernels.wait(&stream);
+            drop(batch);
+            // Asked for while the stream still works on the step, and there before that ends.
+            let next = batches.next().unwrap().unwrap();
+            next.bind(bare(&stream)).unwrap();
+            std::thread::sleep(STEP);
+            gate.open();
+            stream.synchronize().unwrap();
+            let GpuIdle { starved_ns, host_late_ns, .. } = idle(&loader);
+            assert!(
+                u128::from(starved_ns + host_late_ns) < STEP.as_nanos(),
+                "step {step}: {starved_ns} {host_late_ns}"
+            );
+        }
+    });
+}
+
+#[test]
+fn batches_dropped_unbound_are_counted_as_not_measured() {
+    case(config(), |_| {
+        let loader = build(data());
+        assert!(loader.epoch(0).unwrap().all(|batch| batch.is_ok()));
+        let GpuIdle { steps, starved_ns, host_late_ns, unmeasured, .. } = idle(&loader);
+        assert_eq!((steps, starved_ns, host_late_ns), (0, 0, 0));
+        assert_eq!((unmeasured.no_stream, unmeasured.no_event), (BATCHES - 1, 0));
+    });
+}
+
+#[test]
+fn a_refused_question_loses_the_steps_it_was_about_and_no_event() {
+    // Not one of those of captures, which are asked again.
+    const INVALID_VALUE: u32 = 1;
+    case(config(), |session| {
+        let context = CudaContext::new(0).unwrap();
+        let (kernels, stream) = (Kernels::new(&context), context.new_stream().unwrap());
+        let loader = build(data().stream(&stream).slots(6).device_batches(6));
+        loader.ready().unwrap();
+        // More of these than there are events for.
+        for round in 1..=6 {
+            let gate = Gate::close();
+            kernels.wait(&stream);
+            let mut batches = loader.steps(5).unwrap();
+            (0..5).for_each(|_| drop(batches.next().unwrap().unwrap()));
+            // The thread that copies asks nothing any more.
+            until("all copies are done", || super::hot::done(session) == 5 * round);
+            session.fail_named("cuEventQuery", session.count("cuEventQuery"), INVALID_VALUE, false);
+            assert_eq!(idle(&loader).unmeasured.no_event, 4 * round);
+            gate.open();
+            stream.synchronize().unwrap();
+        }
+        assert!(loader.epoch(0).unwrap().all(|batch| batch.is_ok()));
+        stream.synchronize().unwrap();
+        assert_eq!(idle(&loader).steps, BATCHES - 1);
+    });
+}

@@ -1,0 +1,81 @@
+//! A device that does not answer, a consumer's stream that does not end, and samples that cannot be had on the way to a GPU.
+
+use crate::common::cuda::*;
+use crate::common::*;
+use cudarc::driver::CudaContext;
+use feedline::dataset::Records;
+use feedline::device::cuda::Stream;
+use feedline::{Error, ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, Stage, Status};
+use std::time::Duration;
+
+const DEADLINE: Duration = Duration::from_millis(400);
+
+fn data() -> LoaderBuilder {
+    let records = Records::builder(5000).open_bytes(noise(60 * 5000, 3)).unwrap();
+    Loader::builder(records).order(Order::shuffled(2)).batch_size(5).stall_deadline(DEADLINE)
+}
+
+fn stalled(error: &Error, words: &str) {
+    assert_eq!((error.kind(), error.stage()), (ErrorKind::Stalled, Stage::Device), "{error}");
+    assert!(error.to_string().contains(words), "{error}");
+}
+
+#[test]
+fn a_device_that_finishes_no_copy_is_a_stall_and_the_loader_goes_on_when_it_does() {
+    case(config(), |session| {
+        let right = Got::epoch(&build(data()), 1);
+        let loader = build(data().device(gpu(0)).slots(2).device_batches(4));
+        session.hold(true);
+        // As many batches as there are slots are handed out before their copies are done.
+        let error = loader.epoch(0).unwrap().find_map(|batch| batch.err()).unwrap();
+        stalled(&error, "the device does not finish its copies");
+        session.hold(false);
+        same(&Got::epoch(&loader, 1), &right, "after the stall");
+    });
+}
+
+#[test]
+fn a_consumer_s_stream_that_stands_still_longer_than_the_deadline_is_no_stall() {
+    case(config(), |_| {
+        let loader = build(data().device(gpu(0)).slots(3).device_batches(2));
+        let context = CudaContext::new(0).unwrap();
+        let (kernels, stream) = (Kernels::new(&context), context.new_stream().unwrap());
+        let gate = Gate::close();
+        kernels.wait(&stream);
+        let opener = std::thread::spawn(move || {
+            std::thread::sleep(4 * DEADLINE);
+            gate.open();
+        });
+        let mut batches = loader.epoch(0).unwrap();
+        let received = batches.by_ref().map(|batch| batch.unwrap().bind(Stream::from(&stream)).unwrap()).count();
+        opener.join().unwrap();
+        stream.synchronize().unwrap();
+        assert_eq!(received, 12);
+        // The stream stood still from before the first batch on.
+        let report = loader.report();
+        assert!(report.copies.unwrap().blocked > 2 * DEADLINE, "{}", loader.report());
+        assert!(loader.report().to_string().contains(" s by the consumer's use of the memory; "));
+    });
+}
+
+#[test]
+fn substitutes_are_the_same_on_a_device_and_so_is_the_ledger() {
+    case(config(), |_| {
+        let make = || {
+            data().on_bad_sample(OnBadSample::Substitute { budget: 3 }).map(|_, ctx| match ctx.id() {
+                7 | 8 | 31 => Err(Error::user("odd")),
+                _ => Ok(()),
+            })
+        };
+        let (host, device) = (build(make()), build(make().device(gpu(0))));
+        let right = Got::epoch(&host, 0);
+        same(&Got::epoch(&device, 0), &right, "rows");
+        let all = |loader: &Loader| {
+            let batches = loader.epoch(1).unwrap().map(|batch| batch.unwrap().status().to_vec());
+            batches.flatten().filter(|status| *status == Status::Substitute as u8).count()
+        };
+        assert_eq!((all(&host), all(&device)), (3, 3));
+        assert_eq!(host.ledger().samples, device.ledger().samples);
+        assert_eq!(device.ledger().substituted, 6);
+    });
+}

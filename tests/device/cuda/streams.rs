@@ -1,0 +1,527 @@
+#![allow(unsafe_code)]
+
+use crate::common::cuda::*;
+use crate::common::standin::Session;
+use crate::common::*;
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
+use feedline::dataset::Records;
+use feedline::device::cuda::Stream;
+use feedline::profile::Work;
+use feedline::tensor::DType;
+use feedline::{Batch, Device, ErrorKind, Loader, LoaderBuilder, Order, Stage};
+use std::sync::Arc;
+use std::time::Duration;
+
+const RECORD: usize = 700;
+
+fn data() -> LoaderBuilder {
+    let records = Records::builder(RECORD).classes((0..60).collect()).open_bytes(noise(60 * RECORD, 9)).unwrap();
+    Loader::builder(records).order(Order::shuffled(6)).batch_size(5)
+}
+
+/// Bytes of the field `record` of each batch, by the host.
+fn right() -> Vec<Vec<u8>> {
+    Got::epoch(&build(data()), 0).iter().map(|batch| batch.bytes("record").to_vec()).collect()
+}
+
+/// A consumer on GPU 0 that copies what it is given, when its stream gets there.
+struct Consumer {
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    kernels: Kernels,
+    copies: Vec<CudaSlice<u8>>,
+}
+
+impl Consumer {
+    fn new() -> Self {
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.new_stream().unwrap();
+        Self::on(context, stream)
+    }
+
+    fn on(context: Arc<CudaContext>, stream: Arc<CudaStream>) -> Self {
+        let kernels = Kernels::new(&context);
+        Self { context, stream, kernels, copies: Vec::new() }
+    }
+
+    fn place(&mut self, len: usize) -> CudaSlice<u8> {
+        self.stream.alloc_zeros(len).unwrap()
+    }
+
+    /// Has the stream read the field `record` of a batch that is bound to it.
+    fn read(&mut self, batch: &Batch) {
+        let field = batch.field("record").unwrap();
+        let to = self.place(field.size_bytes());
+        self.kernels.copy(&self.stream, &to, field.device_ptr().unwrap(), field.size_bytes());
+        self.copies.push(to);
+    }
+
+    /// The same by way of cudarc's slice, which binds.
+    fn read_slice(&mut self, batch: &Batch) {
+        let to = self.place(batch.field("record").unwrap().size_bytes());
+        let slice = batch.field("record").unwrap().cuda_slice::<u8>(&self.stream).unwrap();
+        assert_eq!(slice.len(), to.len());
+        let (from, _read) = slice.device_ptr(&self.stream);
+        self.kernels.copy(&self.stream, &to, from, to.len());
+        self.copies.push(to);
+    }
+
+    /// What it has read.
+    fn found(self) -> Vec<Vec<u8>> {
+        let found = self.copies.iter().map(|copy| self.stream.clone_dtoh(copy).unwrap()).collect();
+        self.stream.synchronize().unwrap();
+        found
+    }
+}
+
+fn on_gpu() -> LoaderBuilder {
+    data().device(gpu(0))
+}
+
+/// Reads an epoch with one way to bind.
+fn reads(ahead: usize, builder: impl FnOnce(&Consumer) -> LoaderBuilder, read: impl Fn(&mut Consumer, &Batch)) {
+    let mut consumer = Consumer::new();
+    let loader = build(builder(&consumer));
+    let mut held = Vec::new();
+    for batch in loader.epoch(0).unwrap() {
+        let batch = batch.unwrap();
+        read(&mut consumer, &batch);
+        held.push(batch);
+        if held.len() > ahead {
+            held.remove(0);
+        }
+    }
+    drop((held, loader));
+    assert!(consumer.found() == right(), "bytes differ");
+}
+
+#[test]
+fn a_stream_that_is_bound_in_any_way_reads_every_batch_as_the_host_has_it() {
+    for config in [config(), late()] {
+        case(config, |_| {
+            for ahead in [0, 1] {
+                reads(ahead, |consumer| on_gpu().stream(&consumer.stream), Consumer::read);
+                reads(ahead, |consumer| on_gpu().stream(consumer.stream.clone()).device_batches(2), Consumer::read);
+                let bind = |consumer: &mut Consumer, batch: &Batch| {
+                    batch.bind(Stream::from(&consumer.stream)).unwrap();
+                    consumer.read(batch);
+                };
+                reads(ahead, |_| on_gpu(), bind);
+                reads(ahead, |_| on_gpu(), Consumer::read_slice);
+                // Twice is once.
+                reads(
+                    ahead,
+                    |consumer| on_gpu().stream(&consumer.stream).stream(&consumer.stream),
+                    Consumer::read_slice,
+                );
+                let raw = |consumer: &mut Consumer, batch: &Batch| {
+                    // SAFETY: the consumer keeps the stream until all batches are gone.
+                    batch.bind(unsafe { Stream::from_raw(consumer.stream.cu_stream() as usize) }).unwrap();
+                    consumer.read(batch);
+                };
+                reads(ahead, |_| on_gpu(), raw);
+            }
+        });
+    }
+}
+
+#[test]
+fn cudarc_copies_a_slice_back_on_the_consumers_stream() {
+    for config in [config(), late()] {
+        case(config, |_| {
+            let context = CudaContext::new(0).unwrap();
+            let stream = context.new_stream().unwrap();
+            let loader = build(on_gpu());
+            let mut found = Vec::new();
+            for batch in loader.epoch(0).unwrap() {
+                let batch = batch.unwrap();
+                let labels = batch.field("label").unwrap().cuda_slice::<i64>(&stream).unwrap();
+                let labels = stream.clone_dtoh(&*labels).unwrap();
+                assert_eq!(labels.iter().map(|label| *label as u64).collect::<Vec<_>>(), batch.ids());
+                found.push(
+                    stream.clone_dtoh(&*batch.field("record").unwrap().cuda_slice::<u8>(&stream).unwrap()).unwrap(),
+                );
+                // Parts of a batch are slices of their own.
+                let rows: Vec<u8> = batch
+                    .micro(3)
+                    .unwrap()
+                    .flat_map(|part| {
+                        stream.clone_dtoh(&*part.field("record").unwrap().cuda_slice::<u8>(&stream).unwrap()).unwrap()
+                    })
+                    .collect();
+                assert!(rows == *found.last().unwrap());
+            }
+            assert!(found == right());
+        });
+    }
+}
+
+#[test]
+fn where_nothing_was_said_the_legacy_default_stream_reads_the_batches() {
+    for config in [config(), late()] {
+        case(config, |_| {
+            for ahead in [0, 2] {
+                let context = CudaContext::new(0).unwrap();
+                let stream = context.default_stream();
+                let mut consumer = Consumer::on(context, stream);
+                let loader = build(on_gpu());
+                let mut held = Vec::new();
+                for batch in loader.epoch(0).unwrap() {
+                    let batch = batch.unwrap();
+                    consumer.read(&batch);
+                    held.push(batch);
+                    held.drain(..held.len().saturating_sub(ahead));
+                }
+                drop((held, loader));
+                assert!(consumer.found() == right());
+            }
+        });
+    }
+}
+
+#[test]
+fn several_streams_may_read_the_same_batch() {
+    case(late(), |_| {
+        let mut consumers =
+            [Consumer::new(), Consumer::new(), Consumer::new(), Consumer::new(), Consumer::new(), Consumer::new()];
+        let loader = build(on_gpu().stream(&consumers[0].stream).stream(&consumers[1].stream));
+        let gate = Gate::close();
+        consumers[3].kernels.wait(&consumers[3].stream);
+        for (number, batch) in loader.epoch(0).unwrap().enumerate() {
+            let batch = batch.unwrap();
+            consumers[0].read(&batch);
+            consumers[1].read(&batch);
+            for consumer in &mut consumers[2..] {
+                consumer.read_slice(&batch);
+            }
+            if number == 3 {
+                // Copies wait for the fourth stream, and batches for copies.
+                consumers[3].stream.context().check_err().unwrap();
+                break;
+            }
+        }
+        gate.open();
+        drop(loader);
+        for consumer in consumers {
+            assert!(consumer.found() == right()[..4]);
+        }
+    });
+}
+
+#[test]
+fn reading_before_the_copy_on_a_stream_that_is_not_bound_is_found() {
+    case(config(), |session| {
+        let mut consumer = Consumer::new();
+        let loader = build(on_gpu());
+        session.hold(true);
+        let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
+        // Asking for the address binds the legacy stream, which is not the consumer's.
+        consumer.read(&batch);
+        session.hold(false);
+        consumer.stream.synchronize().unwrap();
+        drop((batch, loader, consumer));
+        let violations = session.expect_violations();
+        assert!(violations.iter().any(|text| text.contains("unordered use")), "{violations:?}");
+    });
+}
+
+#[test]
+fn reading_after_the_batch_is_dropped_on_a_stream_that_is_not_bound_is_found() {
+    case(config(), |session| {
+        let mut consumer = Consumer::new();
+        let bound = consumer.context.new_stream().unwrap();
+        let loader = build(on_gpu().stream(&bound).device_batches(2));
+        let mut epoch = loader.epoch(0).unwrap();
+        let gate = Gate::close();
+        consumer.kernels.wait(&consumer.stream);
+        let first = epoch.next().unwrap().unwrap();
+        // It waits for the copy, and nobody waits for it.
+        consumer.stream.join(&bound).unwrap();
+        consumer.read(&first);
+        drop(first);
+        for _ in 0..4 {
+            drop(epoch.next().unwrap().unwrap());
+        }
+        gate.open();
+        drop((epoch, loader, consumer, bound));
+        let violations = session.expect_violations();
+        assert!(violations.iter().any(|text| text.contains("unordered use")), "{violations:?}");
+    });
+}
+
+/// Takes batches while the consumer's stream stands still, each dropped at once; then it goes on.
+fn reads_late(builder: LoaderBuilder, take: usize, read: impl Fn(&mut Consumer, &Batch)) {
+    let mut consumer = Consumer::new();
+    let loader = build(builder);
+    let gate = Gate::close();
+    consumer.kernels.wait(&consumer.stream);
+    let mut epoch = loader.epoch(0).unwrap();
+    for _ in 0..take {
+        read(&mut consumer, &epoch.next().unwrap().unwrap());
+    }
+    gate.open();
+    for batch in epoch {
+        read(&mut consumer, &batch.unwrap());
+    }
+    drop(loader);
+    assert!(consumer.found() == right());
+}
+
+#[test]
+fn a_batch_that_is_dropped_before_its_readers_are_done_is_not_overwritten() {
+    for config in [config(), late()] {
+        case(config, |_| {
+            // As many as there are buffers, and as there are slots for copies that wait for the consumer.
+            reads_late(on_gpu().device_batches(2).slots(4), 4, Consumer::read_slice);
+            reads_late(on_gpu().device_batches(3).slots(2), 3, Consumer::read_slice);
+            reads_late(on_gpu().device_batches(6), 6, Consumer::read_slice);
+        });
+    }
+}
+
+#[test]
+fn where_a_stream_cannot_mark_its_place_the_memory_waits_for_everything() {
+    for symbol in ["cuEventRecord", "cuEventCreate", "cuCtxPushCurrent_v2"] {
+        case(config(), move |session| {
+            let mut consumer = Consumer::new();
+            let further = consumer.context.new_stream().unwrap();
+            let loader = build(on_gpu().device_batches(2).slots(2));
+            let gate = Gate::close();
+            consumer.kernels.wait(&consumer.stream);
+            let mut epoch = loader.epoch(0).unwrap();
+            let first = epoch.next().unwrap().unwrap();
+            // The second stream needs an event that is not there yet.
+            first.bind(Stream::from(&further)).unwrap();
+            consumer.read_slice(&first);
+            // Nothing else is called meanwhile: the device has a batch for each of its buffers.
+            let second = epoch.next().unwrap().unwrap();
+            until("nothing is in flight", || {
+                let calls = session.calls();
+                std::thread::sleep(Duration::from_millis(5));
+                session.calls() == calls
+            });
+            session.fail_named(symbol, session.count(symbol), 2, false);
+            drop(first);
+            consumer.read_slice(&second);
+            drop(second);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(20));
+                    gate.open();
+                });
+                for batch in epoch {
+                    consumer.read_slice(&batch.unwrap());
+                }
+            });
+            drop(loader);
+            assert!(consumer.found() == right(), "{symbol}");
+        });
+    }
+}
+
+#[test]
+fn batches_may_be_dropped_on_other_threads_in_any_order() {
+    case(late(), |_| {
+        let mut consumer = Consumer::new();
+        let loader = build(on_gpu().stream(&consumer.stream).device_batches(4));
+        let (send, dropper) = std::sync::mpsc::sync_channel::<Batch>(1);
+        let thread = std::thread::spawn(move || {
+            let mut held = Vec::new();
+            while let Ok(batch) = dropper.recv() {
+                held.push(batch);
+                if held.len() == 2 {
+                    held.reverse();
+                    held.clear();
+                }
+            }
+        });
+        for batch in loader.epoch(0).unwrap() {
+            let batch = batch.unwrap();
+            consumer.read(&batch);
+            send.send(batch).unwrap();
+        }
+        drop(send);
+        thread.join().unwrap();
+        drop(loader);
+        assert!(consumer.found() == right());
+    });
+}
+
+#[test]
+fn batches_outlive_the_iterator_the_loader_and_the_device() {
+    case(late(), |session: &mut Session| {
+        let mut consumer = Consumer::new();
+        let device = gpu(0);
+        let loader = build(data().device(device.clone()).device_batches(3));
+        let mut epoch = loader.epoch(0).unwrap();
+        let batches: Vec<_> = epoch.by_ref().take(3).map(Result::unwrap).collect();
+        drop((epoch, loader, device));
+        assert_eq!(session.live().allocations, 3);
+        let found: Vec<_> =
+            batches.iter().map(|batch| batch.field("record").unwrap().to_vec::<u8>().unwrap()).collect();
+        assert!(found == right()[..3]);
+        // Dropped with work of the consumer's that has not begun.
+        let gate = Gate::close();
+        consumer.kernels.wait(&consumer.stream);
+        batches.iter().for_each(|batch| consumer.read_slice(batch));
+        let thread = std::thread::spawn(move || drop(batches));
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(session.live().allocations, 6, "nothing is freed under the consumer's work");
+        gate.open();
+        thread.join().unwrap();
+        assert!(consumer.found() == right()[..3]);
+    });
+}
+
+/// A stream that orders nothing on GPU 0.
+fn foreign_streams() -> Vec<(&'static str, Arc<CudaStream>)> {
+    let (own, other) = (CudaContext::new(0).unwrap(), CudaContext::new(1).unwrap());
+    vec![
+        ("another context", other.new_stream().unwrap()),
+        ("another context", other.default_stream()),
+        // It is another stream on every thread, and batches are dropped on any.
+        ("per-thread default stream", own.per_thread_stream()),
+    ]
+}
+
+#[test]
+fn a_stream_that_could_not_order_anything_is_refused() {
+    case(config(), |_| {
+        let loader = build(on_gpu());
+        let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
+        for (words, stream) in foreign_streams() {
+            let errors = [
+                batch.bind(Stream::from(&stream)).unwrap_err(),
+                batch.field("record").unwrap().cuda_slice::<u8>(&stream).map(drop).unwrap_err(),
+                on_gpu().stream(&stream).build().map(drop).unwrap_err(),
+            ];
+            for error in errors {
+                assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+                assert!(error.to_string().contains(words), "{error}");
+            }
+        }
+        assert!(batch.field("record").unwrap().to_vec::<u8>().unwrap() == right()[0]);
+    });
+}
+
+#[test]
+fn streams_mean_nothing_to_batches_on_the_host() {
+    case(config(), |_| {
+        let context = CudaContext::new(1).unwrap();
+        let stream = context.new_stream().unwrap();
+        let loader = build(data().stream(&stream));
+        let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
+        batch.bind(Stream::from(&stream)).unwrap();
+        batch.bind(Stream::legacy()).unwrap();
+        let field = batch.field("record").unwrap();
+        for error in
+            [field.cuda_slice::<u8>(&stream).map(drop), field.device_ptr().map(drop), field.device_lens_ptr().map(drop)]
+        {
+            let error = error.unwrap_err();
+            assert_eq!((error.kind(), error.stage()), (ErrorKind::Device, Stage::Batch));
+            assert!(error.to_string().contains("`record` lies on the host; `as_slice` gives it"), "{error}");
+        }
+    });
+}
+
+#[test]
+fn who_holds_every_batch_of_the_device_is_told_which_setting_to_raise() {
+    case(late(), |_| {
+        for most in [2, 5] {
+            let loader = build(on_gpu().device_batches(most).slots(9).held_deadline(Duration::from_millis(1)));
+            let mut epoch = loader.epoch(0).unwrap();
+            let mut held: Vec<_> = epoch.by_ref().take(most).map(Result::unwrap).collect();
+            for _ in 0..2 {
+                let error = epoch.next().unwrap().unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::BatchesHeld);
+                let words = format!("holds all {most} batches; drop one, or raise `device_batches`");
+                assert!(error.to_string().contains(&words), "{error}");
+            }
+            held.remove(0);
+            held.push(epoch.next().unwrap().unwrap());
+            assert_eq!(epoch.next().unwrap().unwrap_err().kind(), ErrorKind::BatchesHeld);
+            held.clear();
+            assert!(Got::all(epoch).iter().map(|batch| batch.bytes("record")).eq(right()[most + 1..].iter()));
+        }
+    });
+}
+
+#[test]
+fn slices_of_batches_on_a_device_say_where_the_bytes_are() {
+    case(config(), |_| {
+        let loader = build(on_gpu());
+        let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
+        assert_eq!(batch.device().kind(), feedline::device::DeviceKind::Cuda(0));
+        let field = batch.field("record").unwrap();
+        for error in [field.as_slice::<u8>().map(drop), field.as_bytes().map(drop), field.row::<u8>(0).map(drop)] {
+            let error = error.unwrap_err();
+            assert_eq!((error.kind(), error.stage()), (ErrorKind::Device, Stage::Batch));
+            let words = "`record` lies on cuda:0; `device_ptr` gives it, `to_vec` copies it back";
+            assert!(error.to_string().contains(words), "{error}");
+        }
+        let label = batch.field("label").unwrap();
+        let context = CudaContext::new(0).unwrap();
+        let wrong = [
+            label.as_slice::<f32>().map(drop),
+            label.to_vec::<u64>().map(drop),
+            label.cuda_slice::<u8>(&context.new_stream().unwrap()).map(drop),
+            label.read_into(&mut [0; 39]),
+        ];
+        for error in wrong {
+            assert_eq!(error.unwrap_err().kind(), ErrorKind::Shape);
+        }
+        let labels: Vec<u64> = label.to_vec::<i64>().unwrap().into_iter().map(|label| label as u64).collect();
+        assert_eq!(labels, batch.ids());
+        assert_eq!((label.dtype(), label.shape()), (DType::I64, vec![5]));
+        let parts: Vec<Vec<i64>> =
+            batch.micro(2).unwrap().map(|part| part.field("label").unwrap().to_vec().unwrap()).collect();
+        assert_eq!(parts.concat().len(), 5);
+        assert_eq!(parts[1].iter().map(|label| *label as u64).collect::<Vec<_>>(), batch.ids()[3..]);
+    });
+}
+
+#[test]
+fn the_device_of_a_batch_is_the_one_that_was_asked_for() {
+    case(config(), |_| {
+        for ordinal in 0..3 {
+            let loader = build(data().device(gpu(ordinal)));
+            let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
+            assert_eq!(*batch.device(), Device::cuda(ordinal).unwrap());
+            assert!(
+                loader.report().to_string().contains(&format!("device    cuda:{ordinal} (Stand-in GPU, asked for)"))
+            );
+        }
+    });
+}
+
+#[test]
+fn every_step_of_the_first_stream_is_measured_and_drawn_on_a_track() {
+    case(late(), |_| {
+        let mut consumer = Consumer::new();
+        let loader = build(on_gpu().stream(&consumer.stream));
+        for batch in loader.epoch(0).unwrap() {
+            consumer.read(&batch.unwrap());
+            // So that its events have been reached when the next batch is asked for.
+            consumer.stream.synchronize().unwrap();
+        }
+        let (snapshot, timeline) = (loader.snapshot(), loader.timeline());
+        let idle = snapshot.consumer.gpu.unwrap();
+        // The first step does not count.
+        assert_eq!(idle.steps, 11, "{idle:?}");
+        let names: Vec<_> = timeline.tracks.iter().map(|track| track.name.as_str()).collect();
+        assert!(names.ends_with(&["copy stream", "stream of the consumer"]), "{names:?}");
+        let spans = &timeline.tracks.last().unwrap().spans;
+        let of = |what: Work| {
+            spans.iter().filter(|span| span.what == what).map(|span| span.end_ns - span.begin_ns).sum::<u64>()
+        };
+        // A step that is placed anew may cut off the one before it.
+        assert!(of(Work::Starved) <= idle.starved_ns && of(Work::HostLate) <= idle.host_late_ns, "{idle:?} {spans:?}");
+        assert!(of(Work::Step) > 0, "{spans:?}");
+        assert!(spans.windows(2).all(|pair| pair[0].end_ns <= pair[1].begin_ns), "{spans:?}");
+        assert!(spans.iter().all(|span| span.end_ns <= loader.snapshot().at_ns), "{spans:?}");
+        let copies = &timeline.tracks[timeline.tracks.len() - 2].spans;
+        assert!(!copies.is_empty() && copies.iter().all(|span| span.what == Work::Copy), "{copies:?}");
+        drop(loader);
+        assert!(consumer.found() == right());
+    });
+}

@@ -1,0 +1,586 @@
+//! A driver that fails at any call, with any code: what comes out is right batches, in order, and then perhaps one typed error.
+//! Never a hang, a panic, wrong bytes, memory taken away under a copy, or a call into a context that broke before.
+//!
+//! ```text
+//! life of a loader ── N calls ──► for each call (and each operation) × each code: the same life, that one fails
+//!                                    └─► what was received · what is alive in the driver · what was counted · the trace
+//! ```
+//!
+//! Of the codes each call gets one in turn; `FEEDLINE_SWEEP=full` means all of them (some minutes). A sweep is done by several
+//! processes, since most of its time is waiting, and each test prints how many failures were made.
+#![cfg(feature = "cuda")]
+#![allow(unsafe_code)]
+
+use crate::common::cuda::*;
+use crate::common::standin;
+use crate::common::standin::{Live, Session};
+use crate::common::*;
+use cudarc::driver::{CudaContext, CudaStream};
+use feedline::dataset::Records;
+use feedline::device::cuda::Stream;
+use feedline::order::Draws;
+use feedline::{Batch, Device, Error, ErrorKind, Loader, LoaderBuilder, Order};
+use std::collections::BTreeMap;
+use std::process::Stdio;
+use std::sync::Arc;
+
+const RECORD: usize = 900;
+/// Processes that share a sweep.
+const PARTS: usize = 6;
+
+/// What a failure means for the context.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum After {
+    /// It works as before.
+    Works,
+    /// It is known to be broken by the code.
+    Broken,
+    /// It is as good as broken: every call fails from now on, with a code that does not say so.
+    Dead,
+}
+use After::*;
+
+/// Code, and what comes after it. 12345 is a code that no driver knows yet.
+const CODES: [(u32, After); 26] = [
+    (2, Works),
+    (700, Broken),
+    (1, Works),
+    (100, Works),
+    (719, Broken),
+    (201, Works),
+    (304, Works),
+    (999, Broken),
+    (400, Works),
+    (600, Works),
+    (214, Broken),
+    (701, Works),
+    (712, Works),
+    (702, Broken),
+    (713, Works),
+    (800, Works),
+    (709, Broken),
+    (801, Works),
+    (12345, Works),
+    (716, Broken),
+    (12345, Dead),
+    (201, Dead),
+    (900, Works),
+    (226, Broken),
+    (901, Works),
+    (810, Broken),
+];
+
+/// One failure: of a call, or of an operation on its stream.
+#[derive(Clone, Copy, Debug)]
+enum Failure {
+    Call(u64, u32, After),
+    Operation(u64, u32, After),
+}
+use Failure::*;
+
+impl Failure {
+    fn after(self) -> After {
+        let (Call(_, _, after) | Operation(_, _, after)) = self;
+        after
+    }
+
+    fn code(self) -> u32 {
+        let (Call(_, code, _) | Operation(_, code, _)) = self;
+        code
+    }
+
+    fn arm(self, session: &Session) {
+        match self {
+            Call(index, code, after) => session.fail_at(session.calls() + index, code, after != Works),
+            Operation(nth, code, _) => session.fail_async(session.executed() + nth, code),
+        }
+    }
+}
+
+/// As many batches in an epoch, of which the last is smaller.
+fn data(batches: usize) -> LoaderBuilder {
+    let count = batches * 4 - 1;
+    let records =
+        Records::builder(RECORD).classes((0..count as i64).collect()).open_bytes(noise(count * RECORD, 3)).unwrap();
+    Loader::builder(records).order(Order::shuffled(2)).batch_size(4).slots(3).device_batches(2).workers(1)
+}
+
+/// What the host receives in the same life.
+struct Right {
+    batches: usize,
+    epochs: [Vec<Got>; 2],
+}
+
+impl Right {
+    /// Epochs of so many batches; of the second, `second` are received.
+    fn new(batches: usize, second: usize) -> Self {
+        let host = data(batches).build().unwrap();
+        let mut epochs = [Got::epoch(&host, 0), Got::epoch(&host, 1)];
+        epochs[1].truncate(second);
+        Self { batches, epochs }
+    }
+
+    fn data(&self) -> LoaderBuilder {
+        data(self.batches)
+    }
+
+    fn all(&self) -> usize {
+        self.epochs[0].len() + self.epochs[1].len()
+    }
+
+    /// Batches of the shorter epoch.
+    fn least(&self) -> usize {
+        self.epochs[0].len().min(self.epochs[1].len())
+    }
+}
+
+/// What a life came to.
+#[derive(Default)]
+struct Outcome {
+    /// Typed errors, of the library's calls.
+    errors: Vec<Error>,
+    /// The consumer's own calls failed.
+    own: bool,
+    received: usize,
+}
+
+/// Receives an epoch; what is received must be right and in order, and the iterator may end early by one typed error.
+fn receive(
+    loader: &Loader,
+    epoch: u64,
+    right: &[Got],
+    out: &mut Outcome,
+    mut read: impl FnMut(&Batch, &Got, &mut Outcome),
+) {
+    let mut batches = match loader.epoch(epoch) {
+        Ok(batches) => batches,
+        Err(error) => panic!("no iterator: {error}"),
+    };
+    for right in right {
+        match batches.next() {
+            Some(Ok(batch)) => {
+                assert_eq!((batch.index(), batch.ids(), batch.status()), (right.index, &*right.ids, &*right.status));
+                assert!(batch.fields().all(|field| field.as_bytes().is_err()), "a batch that is not on the device");
+                out.received += 1;
+                read(&batch, right, out);
+            }
+            Some(Err(error)) => {
+                out.errors.push(error);
+                assert!(batches.next().is_none(), "an iterator that failed ends");
+                return;
+            }
+            None => panic!("a short epoch"),
+        }
+    }
+    assert!(batches.len() > 0 || batches.next().is_none());
+}
+
+/// The library's own calls alone: build, an epoch of which most batches are read back, and the beginning of another.
+fn alone(right: &Right) -> Outcome {
+    let mut out = Outcome::default();
+    let device = match Device::cuda(0) {
+        Ok(device) => device,
+        Err(error) => return with(out, error),
+    };
+    let loader = match right.data().device(device).build() {
+        Ok(loader) => loader,
+        Err(error) => return with(out, error),
+    };
+    for (epoch, right) in right.epochs.iter().enumerate() {
+        receive(&loader, epoch as u64, right, &mut out, |batch, right, out| {
+            if right.index % 3 < 2 {
+                match Got::of(batch) {
+                    Ok(found) => assert_eq!(found, *right),
+                    Err(error) => out.errors.push(error),
+                }
+            }
+        });
+    }
+    out
+}
+
+fn with(mut out: Outcome, error: Error) -> Outcome {
+    out.errors.push(error);
+    out
+}
+
+/// A consumer with streams of its own, that were there before and are there afterwards.
+struct Consumer {
+    context: Arc<CudaContext>,
+    streams: [Arc<CudaStream>; 2],
+}
+
+impl Consumer {
+    fn new() -> Self {
+        let context = CudaContext::new(0).unwrap();
+        // SAFETY: nothing was made in this context yet, and batches are ordered by their streams. So all events are the
+        // library's.
+        unsafe { context.disable_event_tracking() };
+        let streams = [context.new_stream().unwrap(), context.new_stream().unwrap()];
+        Self { context, streams }
+    }
+
+    /// One stream is the builder's, the other is bound to every other batch; each reads by cudarc.
+    fn life(&self, right: &Right, own_context: bool) -> Outcome {
+        let mut out = Outcome::default();
+        let device = if own_context { Device::cuda_in(self.context.clone()) } else { Device::cuda(0) };
+        let builder = match device {
+            Ok(device) => right.data().device(device).stream(&self.streams[0]),
+            Err(error) => return with(out, error),
+        };
+        let loader = match builder.build() {
+            Ok(loader) => loader,
+            Err(error) => return with(out, error),
+        };
+        let mut kept = Vec::new();
+        for (epoch, right) in right.epochs.iter().enumerate() {
+            receive(&loader, epoch as u64, right, &mut out, |batch, right, out| {
+                let stream = &self.streams[right.index as usize % 2];
+                if right.index % 3 == 1
+                    && let Err(error) = batch.bind(Stream::from(&self.streams[1]))
+                {
+                    out.errors.push(error);
+                }
+                match batch.field("record").unwrap().cuda_slice::<u8>(stream) {
+                    Ok(slice) => {
+                        match stream.clone_dtoh(&*slice).and_then(|bytes| stream.synchronize().map(|()| bytes)) {
+                            Ok(bytes) => assert!(bytes == right.bytes("record"), "wrong bytes"),
+                            Err(_) => out.own = true,
+                        }
+                    }
+                    Err(error) => out.errors.push(error),
+                }
+                // cudarc keeps what failed in a drop for the next call.
+                out.own |= self.context.check_err().is_err();
+            });
+            kept.extend(loader.epoch(7).unwrap().next());
+        }
+        drop(loader);
+        out
+    }
+}
+
+/// What must hold of every life with a failure, whatever came out of it.
+struct Rules<'a> {
+    session: &'a Session,
+    failure: Failure,
+    /// What was alive before, and left behind in this process.
+    before: (Live, u64),
+    /// The number of the first call.
+    first: u64,
+    right: &'a Right,
+}
+
+fn things(live: &Live) -> u64 {
+    live.retains
+        + live.streams
+        + live.events
+        + live.allocations
+        + live.registrations
+        + live.host_allocations
+        + live.modules
+}
+
+impl Rules<'_> {
+    fn check(&self, out: &Outcome, only_ours: bool) {
+        for error in &out.errors {
+            let legal = matches!(error.kind(), ErrorKind::Device | ErrorKind::Budget);
+            let said = words(error);
+            // What broke a loader is told once; who asks again hears that.
+            let again = error.kind() == ErrorKind::Cancelled && said.contains("the loader failed before");
+            assert!(legal || again, "{said}");
+            assert!(!said.contains("panicked"), "{said}");
+        }
+        until("the loader's threads have ended", || loader_threads().is_empty());
+        // Batches that outlive their loader are freed by threads.
+        soon(|| self.is_accounted_for().0);
+        self.check_what_is_left(out);
+        if self.failure.after() == Broken && only_ours {
+            self.check_trace();
+        }
+    }
+
+    /// Whether alive are the things that were counted as left behind, and no others; and what is alive and counted.
+    fn is_accounted_for(&self) -> (bool, String) {
+        let live = self.session.live();
+        let alive = (things(&live) + live.leaked).saturating_sub(things(&self.before.0));
+        let counted = leaked() - self.before.1;
+        let accounted = match self.failure.after() {
+            // What a release that was refused did not take back.
+            Works => alive == counted && counted <= 1,
+            // A slot that is left to the device keeps its context as well.
+            _ => alive <= counted + 1 && (alive == 0 || counted > 0),
+        };
+        (accounted, format!("{alive} alive, {counted} counted: {live:?}"))
+    }
+
+    fn check_what_is_left(&self, out: &Outcome) {
+        let (accounted, words) = self.is_accounted_for();
+        assert!(accounted, "{words}");
+        let told = out.errors.len() + usize::from(out.own);
+        let whole = out.received == self.right.all();
+        assert!(told > 0 || whole, "{} batches, and no error", out.received);
+        if self.failure.after() == Works {
+            assert!(told <= 1, "one failure, and {:#?}", out.errors);
+            assert!(out.received == 0 || out.received >= self.right.least(), "an epoch after one that failed is whole");
+        }
+    }
+
+    /// After the first call that says that the context broke, its thread makes no other, and every other thread makes at
+    /// most the one that it was about to.
+    fn check_trace(&self) {
+        let code = format!("{}", self.failure.code());
+        // Calls that wait are in the trace from when they began.
+        let told = |index: u64, symbol: &str, result: &str| match self.failure {
+            Call(call, ..) => index == self.first + call,
+            Operation(..) => result == code && !symbol.ends_with("Synchronize") && !symbol.contains("DtoH"),
+        };
+        let (mut culprit, mut others) = (None, BTreeMap::<String, u64>::new());
+        for line in self.session.trace().lines() {
+            let words: Vec<&str> = line.split(' ').collect();
+            let (index, thread, symbol, result) =
+                (words[0].parse::<u64>().unwrap(), words[1], words[2], words[words.len() - 1]);
+            // Questions about devices need no context, and guards put back what was current.
+            if index < self.first || symbol.starts_with("cuDevice") && !symbol.starts_with("cuDevicePrimaryCtxRelease")
+            {
+                continue;
+            }
+            match &culprit {
+                None if told(index, symbol, result) => culprit = Some(thread.to_string()),
+                None => {}
+                Some(_) if ["cuCtxPopCurrent_v2", "cuThreadExchangeStreamCaptureMode"].contains(&symbol) => {}
+                Some(culprit) if culprit == thread => panic!("called after the context broke: {line}"),
+                Some(_) => {
+                    let calls = others.entry(thread.into()).or_default();
+                    *calls += 1;
+                    // What makes the context current, and the call itself.
+                    assert!(*calls <= 2, "called after the context broke: {line}");
+                }
+            }
+        }
+    }
+}
+
+/// As [`case`], but what is alive at the end is for the rules to judge.
+fn lived(name: String, life: impl FnOnce(&mut Session) + Send + 'static) {
+    let (standin, title) = (standin::cuda(), name.clone());
+    let (send, done) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        let mut session = standin.session(config());
+        send.send(()).unwrap();
+        let shows = Shows(name);
+        life(&mut session);
+        std::mem::forget(shows);
+        let violations = session.end();
+        assert!(violations.is_empty(), "violations: {violations:#?}");
+        drop(send);
+    });
+    done.recv().unwrap();
+    if done.recv_timeout(DEADLINE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+        let trace = standin.trace();
+        eprintln!("{title}: no end; the last calls:\n{}", tail(&trace));
+        std::process::exit(101);
+    }
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// Says on the way out which failure it was.
+struct Shows(String);
+
+impl Drop for Shows {
+    fn drop(&mut self) {
+        eprintln!("{}; the last calls:\n{}", self.0, tail(&standin::cuda().trace()));
+    }
+}
+
+fn tail(trace: &str) -> String {
+    let lines: Vec<&str> = trace.lines().collect();
+    lines[lines.len().saturating_sub(80)..].join("\n")
+}
+
+fn life_alone(session: &mut Session, failure: Failure, right: &Right) {
+    let before = (session.live(), leaked());
+    let rules = Rules { session, failure, before, first: session.calls(), right };
+    failure.arm(session);
+    let out = alone(right);
+    rules.check(&out, true);
+}
+
+/// A consumer's life, in its own context object or in the library's.
+fn life_of_consumer(session: &mut Session, failure: Failure, right: &Right, own: bool) {
+    let consumer = Consumer::new();
+    let before = (session.live(), leaked());
+    let rules = Rules { session, failure, before, first: session.calls(), right };
+    failure.arm(session);
+    let out = consumer.life(right, own);
+    rules.check(&out, false);
+}
+
+/// What a process sweeps.
+struct Sweep {
+    name: &'static str,
+    /// Batches of an epoch, and of the second one that are received.
+    batches: (usize, usize),
+    life: fn(&mut Session, Failure, &Right),
+}
+
+const SWEEPS: [Sweep; 3] = [
+    Sweep { name: "a loader", batches: (20, 4), life: life_alone },
+    Sweep {
+        name: "a loader and its consumer",
+        batches: (8, 8),
+        life: |session, failure, right| life_of_consumer(session, failure, right, false),
+    },
+    Sweep {
+        name: "a loader in its consumer's context",
+        batches: (8, 8),
+        life: |session, failure, right| life_of_consumer(session, failure, right, true),
+    },
+];
+
+impl Sweep {
+    /// Makes every failure whose number falls to this part; returns how many.
+    fn part(&self, part: usize) -> usize {
+        let right = Arc::new(Right::new(self.batches.0, self.batches.1));
+        let failures = self.failures(&right);
+        let own: Vec<_> = failures.into_iter().skip(part).step_by(PARTS).collect();
+        for failure in &own {
+            let (failure, life, right) = (*failure, self.life, right.clone());
+            lived(format!("{failure:?}"), move |session| life(session, failure, &right));
+        }
+        own.len()
+    }
+
+    fn failures(&self, right: &Arc<Right>) -> Vec<Failure> {
+        let (calls, executed) = self.measure(right);
+        let full = std::env::var("FEEDLINE_SWEEP").is_ok_and(|sweep| sweep == "full");
+        let codes = |place: u64| {
+            let codes = CODES.iter().cycle().skip(place as usize % CODES.len());
+            codes.take(if full { CODES.len() } else { 1 }).copied()
+        };
+        // cudarc cannot stand codes that it does not know.
+        let legal = |code: u32| ![226, 12345].contains(&code) || self.name == SWEEPS[0].name;
+        let of_calls = (0..calls).flat_map(|call| codes(call).map(move |(code, after)| Call(call, code, after)));
+        // An operation that fails takes its context along.
+        let breaking = [(700, Broken), (719, Broken), (2, Dead), (999, Broken), (801, Dead)];
+        let of_operations = (0..executed).flat_map(|nth| {
+            let codes = breaking.iter().cycle().skip(nth as usize % breaking.len());
+            codes.take(if full { breaking.len() } else { 1 }).map(move |(code, after)| Operation(nth, *code, *after))
+        });
+        of_calls.filter(|failure| legal(failure.code())).chain(of_operations).collect()
+    }
+
+    /// Calls and operations of a life in which nothing fails.
+    fn measure(&self, right: &Arc<Right>) -> (u64, u64) {
+        let (send, measured) = std::sync::mpsc::channel();
+        // Of the driver that is opened for the first time, too.
+        for _ in 0..2 {
+            let (send, right, life) = (send.clone(), right.clone(), self.life);
+            lived("no failure".into(), move |session| {
+                life(session, Call(u64::MAX / 2, 1, Works), &right);
+                send.send((session.calls(), session.executed())).unwrap();
+            });
+        }
+        measured.iter().take(2).last().unwrap()
+    }
+
+    /// Has all parts made by processes of their own.
+    #[track_caller]
+    fn run(&self, number: usize) {
+        let started = std::time::Instant::now();
+        let children: Vec<_> = (0..PARTS)
+            .map(|part| {
+                let mut command = process(&beside!("part"), format!("{number} {part}"));
+                command.stdout(Stdio::piped()).stderr(Stdio::piped());
+                std::thread::spawn(move || command.output().unwrap())
+            })
+            .collect();
+        let mut count = 0;
+        for (part, child) in children.into_iter().enumerate() {
+            let output = child.join().unwrap();
+            let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            let made = said(&output.stdout)
+                .lines()
+                .find_map(|line| line.strip_prefix("failures made: ")?.parse::<usize>().ok());
+            match made.filter(|_| output.status.success()) {
+                Some(made) => count += made,
+                None => panic!("part {part}: {}\n{}\n{}", output.status, said(&output.stdout), said(&output.stderr)),
+            }
+        }
+        assert!(count > 500, "a sweep of {count}");
+        println!("{}: {count} failures in {:.1} s", self.name, started.elapsed().as_secs_f64());
+    }
+}
+
+/// The entry of those processes; without the variable it is nobody.
+#[test]
+#[ignore = "a part of the sweeps, which start it as a process of its own"]
+fn part() {
+    if let Some(part) = told() {
+        let (sweep, part) = part.split_once(' ').unwrap();
+        let made = SWEEPS[sweep.parse::<usize>().unwrap()].part(part.parse().unwrap());
+        println!("\nfailures made: {made}");
+    }
+}
+
+#[test]
+fn whichever_call_of_a_loader_fails_batches_are_right_or_there_is_one_typed_error() {
+    SWEEPS[0].run(0);
+}
+
+#[test]
+fn whichever_call_of_a_loader_with_a_consumers_streams_fails_the_same_holds() {
+    SWEEPS[1].run(1);
+}
+
+#[test]
+fn whichever_call_of_a_loader_in_its_consumers_context_fails_the_same_holds() {
+    SWEEPS[2].run(2);
+}
+
+#[test]
+fn a_device_that_broke_hands_out_no_batch_whose_bytes_may_never_come() {
+    lived("broken while batches are ready".into(), |session| {
+        let loader = data(20).device(Device::cuda(0).unwrap()).device_batches(5).build().unwrap();
+        let mut epoch = loader.epoch(0).unwrap();
+        let batch = epoch.next().unwrap().unwrap();
+        until("all buffers are on their way", || loader.report().copies.unwrap().batches == 5);
+        session.hold(true);
+        session.fail_named("cuStreamWaitEvent", session.count("cuStreamWaitEvent"), 700, true);
+        let error = batch.bind(Stream::legacy()).unwrap_err();
+        assert!(words(&error).contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
+        let error = epoch.next().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Device);
+        assert!(words(&error).contains("cuda:0 broke before: CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
+        assert!(epoch.next().is_none());
+        drop(epoch);
+        // It does not come back for this loader, nor for one that is built now.
+        assert_eq!(loader.epoch(0).unwrap().next().unwrap().unwrap_err().kind(), ErrorKind::Device);
+        assert_eq!(Device::cuda(0).unwrap_err().kind(), ErrorKind::Device);
+        drop((batch, loader));
+    });
+}
+
+#[test]
+fn two_calls_that_fail_are_no_worse_than_one() {
+    let (started, right, count) = (std::time::Instant::now(), Arc::new(Right::new(20, 4)), 300);
+    let (calls, _) = SWEEPS[0].measure(&right);
+    let mut draws = Draws::new(5, 0, 0, "pairs");
+    let codes: Vec<u32> = CODES.iter().filter(|(_, after)| *after == Works).map(|(code, _)| *code).collect();
+    for _ in 0..count {
+        let first = draws.below(calls);
+        // Mostly right after it: what is done about the first.
+        let second = if draws.below(3) == 0 { draws.below(calls) } else { first + 1 + draws.below(8) };
+        let mut code = || codes[draws.below(codes.len() as u64) as usize];
+        let (pair, right) = ([(first, code()), (second, code())], right.clone());
+        lived(format!("{pair:?}"), move |session| {
+            pair.iter().for_each(|(index, code)| session.fail_at(session.calls() + index, *code, false));
+            let before = (session.live(), leaked());
+            let rules = Rules { session, failure: Call(first, pair[0].1, Dead), before, first: 0, right: &right };
+            rules.check(&alone(&right), true);
+        });
+    }
+    println!("pairs of calls: {count} in {:.1} s", started.elapsed().as_secs_f64());
+}

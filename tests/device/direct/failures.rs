@@ -1,0 +1,433 @@
+//! Reads, files, registrations and datasets that fail: the host brings what cuFile does not, or there is one error that says
+//! what, where and of which sample.
+
+use crate::common::cufile::{Register, Route, StandIn};
+use crate::common::doubles::*;
+use crate::common::*;
+use feedline::dataset::{Dataset, Parts, Records};
+use feedline::storage::{Extent, Mode, SourceId, Sources};
+use feedline::tensor::{DType, EncodedField, Field};
+use feedline::{Error, ErrorKind, Gds, Loader, LoaderBuilder, Result};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Rows of whole pages, and others; four of a batch are one read.
+const RECORDS: [usize; 2] = [16_384, 20_000];
+const COUNT: usize = 12;
+const BATCH: usize = 4;
+
+fn plain(path: &Path, record: usize) -> LoaderBuilder {
+    let records = Records::builder(record).classes((0..COUNT as i64).collect()).open(path).unwrap();
+    Loader::builder(records).batch_size(BATCH).reader(Mode::Pread).workers(1)
+}
+
+fn right(path: &Path, record: usize) -> Vec<Got> {
+    Got::try_epoch(&build(plain(path, record)), 0).unwrap()
+}
+
+/// The file's place in the error, and what a run or row of it was.
+#[track_caller]
+fn check_site(error: &Error, path: &Path, record: usize) {
+    let site = error.site();
+    assert_eq!(site.path.as_deref(), Some(path), "{error}");
+    let (sample, offset) = (site.sample.expect("a sample"), site.offset.expect("an offset"));
+    assert_eq!(offset, sample * record as u64, "{error}");
+    assert!(site.len.is_some_and(|len| len > 0 && len % record as u64 == 0), "{error}");
+    assert_eq!(site.batch, Some(sample / BATCH as u64), "{error}");
+}
+
+type Fault = (&'static str, fn(&StandIn, u64));
+
+const FAULTS: [Fault; 7] = [
+    ("Input/output error", |cufile, read| cufile.fail_read_os(read, 5)),
+    ("os error 11", |cufile, read| cufile.fail_read_os(read, 11)),
+    ("CU_FILE_IO_ERROR (5044)", |cufile, read| cufile.fail_read(read, 5044)),
+    ("CU_FILE_CUDA_DRIVER_ERROR (5011)", |cufile, read| cufile.fail_read(read, 5011)),
+    ("an unknown cuFile error (5099)", |cufile, read| cufile.fail_read(read, 5099)),
+    ("cuFileRead brought 0 of", |cufile, read| cufile.short_read(read, 0)),
+    ("cuFileRead brought 65535 of", |cufile, read| cufile.short_read(read, 65_535)),
+];
+
+#[test]
+fn what_a_read_does_not_bring_comes_by_the_host_and_is_counted_with_the_reason() {
+    on_machine(|machine| {
+        let dir = Dir::new();
+        for record in RECORDS {
+            let (path, _) = records_file(&dir, COUNT, record);
+            let right = right(&path, record);
+            for (words, fault) in FAULTS {
+                for read in 0..3 {
+                    let loader = build(machine.on_gpu(plain(&path, record), Gds::Auto));
+                    fault(&machine.double.cufile, machine.reads() as u64 + read);
+                    same(&Got::try_epoch(&loader, 0).unwrap(), &right, words);
+                    let direct = loader.report().direct.unwrap();
+                    assert_eq!((direct.reads, direct.host_rows), (2, BATCH as u64), "{words}: {direct}");
+                    assert_eq!(direct.bytes, (2 * BATCH * record) as u64);
+                    assert!(direct.why_host.as_ref().unwrap().contains(words), "{words}: {direct}");
+                    let report = loader.report().to_string();
+                    assert!(report.contains("; 4 rows by the host ("), "{report}");
+                    // A file whose read failed once is read again.
+                    same(&Got::try_epoch(&loader, 0).unwrap(), &right, words);
+                    assert_eq!(loader.report().direct.unwrap().reads, 5);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn the_surroundings_of_rows_need_not_be_there() {
+    on_machine(|machine| {
+        let dir = Dir::new();
+        let (path, _) = records_file(&dir, COUNT, 20_000);
+        let right = Got::try_epoch(&build(plain(&path, 20_000).batch_size(COUNT)), 0).unwrap();
+        // 240,000 bytes in 241,664.
+        for (bytes, host_rows) in [(240_000, 0), (239_999, COUNT as u64)] {
+            let loader = build(machine.on_gpu(plain(&path, 20_000).batch_size(COUNT), Gds::Auto));
+            machine.double.cufile.short_read(machine.reads() as u64, bytes);
+            same(&Got::try_epoch(&loader, 0).unwrap(), &right, "short");
+            assert_eq!(loader.report().direct.unwrap().host_rows, host_rows, "{bytes}");
+        }
+    });
+}
+
+#[test]
+fn where_reads_have_to_be_direct_one_that_fails_is_an_error_that_says_where() {
+    on_machine(|machine| {
+        let dir = Dir::new();
+        for record in RECORDS {
+            let (path, _) = records_file(&dir, COUNT, record);
+            let right = right(&path, record);
+            for (words, fault) in FAULTS {
+                let loader = build(machine.direct(plain(&path, record)));
+                fault(&machine.double.cufile, machine.reads() as u64 + 1);
+                let mut batches = loader.epoch(0).unwrap();
+                let error = batches.find_map(Result::err).expect("an error");
+                assert_eq!(error.kind(), ErrorKind::Device, "{error}");
+                assert!(error.to_string().contains(words), "{words}: {error}");
+                check_site(&error, &path, record);
+                assert!(batches.next().is_none(), "it ended");
+                drop(batches);
+                same(&Got::try_epoch(&loader, 0).unwrap(), &right, "the next one is whole");
+            }
+        }
+    });
+}
+
+fn truncate(path: &Path, len: usize) {
+    std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(len as u64).unwrap();
+}
+
+/// An epoch's error, with the right batches before it.
+fn error_of(loader: &Loader, right: &[Got]) -> Error {
+    let mut got = Vec::new();
+    for batch in loader.epoch(0).unwrap() {
+        match batch.and_then(|batch| Got::of(&batch)) {
+            Ok(batch) => got.push(batch),
+            Err(error) => {
+                same(&got, &right[..got.len()], "before the error");
+                return error;
+            }
+        }
+    }
+    panic!("no error");
+}
+
+#[test]
+fn files_that_changed_since_they_were_indexed_are_errors_that_name_them() {
+    on_machine(|machine| {
+        type Change = fn(&Path);
+        let cases: [(Change, ErrorKind); 4] = [
+            (|path| truncate(path, 5 * 16_384 + 100), ErrorKind::Changed),
+            (|path| std::fs::write(path, noise(100, 1)).unwrap(), ErrorKind::Changed),
+            (|path| std::fs::remove_file(path).unwrap(), ErrorKind::NotFound),
+            (
+                |path| {
+                    std::fs::remove_file(path).unwrap();
+                    std::fs::create_dir(path).unwrap();
+                },
+                ErrorKind::NotAFile,
+            ),
+        ];
+        for gds in [Gds::Auto, Gds::Require] {
+            for (change, kind) in cases {
+                let dir = Dir::new();
+                let (path, _) = records_file(&dir, COUNT, 16_384);
+                let right = right(&path, 16_384);
+                let loader = build(machine.on_gpu(plain(&path, 16_384), gds));
+                change(&path);
+                let error = error_of(&loader, &right);
+                assert_eq!(error.kind(), kind, "{gds:?}: {error}");
+                assert_eq!(error.site().path.as_ref(), Some(&path), "{error}");
+                assert!(error.site().sample.is_some() && error.site().batch.is_some(), "{error}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_file_that_is_cut_while_it_is_open_is_an_error_of_the_first_sample_that_is_gone() {
+    on_machine(|machine| {
+        for record in RECORDS {
+            for gds in [Gds::Auto, Gds::Require] {
+                let dir = Dir::new();
+                let (path, _) = records_file(&dir, COUNT, record);
+                let right = right(&path, record);
+                let loader = build(machine.on_gpu(plain(&path, record), gds));
+                // The host has it open, too.
+                machine.double.cufile.fail_read(machine.reads() as u64, 5044);
+                let _ = Got::try_epoch(&loader, 0);
+                truncate(&path, 5 * record + 100);
+                let error = error_of(&loader, &right);
+                assert_eq!(error.kind(), ErrorKind::Truncated, "{gds:?}: {error}");
+                assert_eq!((error.site().sample, error.site().batch), (Some(5), Some(1)), "{error}");
+                check_site(&error, &path, record);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_file_that_is_replaced_while_it_is_open_stays_what_it_was() {
+    on_machine(|machine| {
+        let dir = Dir::new();
+        let (path, _) = records_file(&dir, COUNT, 16_384);
+        let right = right(&path, 16_384);
+        let loader = build(machine.on_gpu(plain(&path, 16_384), Gds::Auto));
+        Got::try_epoch(&loader, 0).unwrap();
+        std::fs::rename(dir.write("other", &noise(COUNT * 16_384, 77)), &path).unwrap();
+        same(&Got::try_epoch(&loader, 0).unwrap(), &right, "replaced");
+        assert_eq!(loader.report().direct.unwrap().host_rows, 0);
+    });
+}
+
+#[test]
+fn a_file_that_cufile_does_not_take_is_read_by_the_host() {
+    on_machine(|machine| {
+        let dir = Dir::new();
+        for (index, name) in ["a", "b", "c"].into_iter().enumerate() {
+            dir.write(&format!("files/{name}"), &noise(4 * 16_384, index as u64));
+        }
+        let files = dir.path("files");
+        let right = right(&files, 16_384);
+        for gds in [Gds::Auto, Gds::Require] {
+            let loader = build(machine.on_gpu(plain(&files, 16_384), gds));
+            // The trial took one. Of the others, whichever comes first.
+            machine.double.cufile.fail_register(Register::File, 5027);
+            match gds {
+                Gds::Require => {
+                    let error = error_of(&loader, &right);
+                    let said = error.to_string();
+                    assert!(error.kind() == ErrorKind::Device && said.contains("does not take the file: "), "{said}");
+                    assert!(said.contains("CU_FILE_HANDLE_NOT_REGISTERED (5027)"), "{said}");
+                    assert!(error.site().path.as_ref().is_some_and(|path| path.starts_with(&files)), "{said}");
+                }
+                _ => {
+                    for _ in 0..2 {
+                        same(&Got::try_epoch(&loader, 0).unwrap(), &right, "one file by the host");
+                    }
+                    let direct = loader.report().direct.unwrap();
+                    assert_eq!((direct.host_rows, direct.reads), (2 * 4, 2 * 2), "{direct}");
+                    let why = direct.why_host.unwrap();
+                    assert!(why.contains("cuFileHandleRegister: CU_FILE_HANDLE_NOT_REGISTERED (5027)"), "{why}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn memory_that_cufile_does_not_take_is_filled_by_the_host_unless_required() {
+    on_machine(|machine| {
+        let dir = Dir::new();
+        let (path, _) = records_file(&dir, COUNT, 16_384);
+        let right = right(&path, 16_384);
+        let before = (leaked(), descriptors());
+        for buffer in 0..3 {
+            // The trial's is the first.
+            machine.double.cufile.fail_register_after(Register::Buffer, 1 + buffer, 5036);
+            let said = "cuFileBufRegister: CU_FILE_GPU_MEMORY_PINNING_FAILED";
+            let loader = build(machine.on_gpu(plain(&path, 16_384).device_batches(3), Gds::Auto));
+            let (report, counts) = (loader.report(), machine.double.cufile.counts());
+            let route = &report.routes[0];
+            assert!(route.route == feedline::Route::Staged && route.why.contains(said), "{route}");
+            assert!(report.direct.is_none());
+            assert_eq!((counts.buffers, counts.users), (0, 0), "cuFile is closed");
+            same(&Got::try_epoch(&loader, 0).unwrap(), &right, "by the host");
+            drop(loader);
+            machine.double.cufile.fail_register_after(Register::Buffer, 1 + buffer, 5036);
+            let error = machine.direct(plain(&path, 16_384).device_batches(3)).build().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Device, "{error}");
+            assert!(error.to_string().contains(said), "{error}");
+            assert_eq!(machine.double.cufile.counts().buffers, 0);
+        }
+        let kept = |path: &&String| path.contains("x16384");
+        assert_eq!(leaked(), before.0);
+        assert!(!descriptors().iter().any(|path| kept(&path)));
+    });
+}
+
+#[test]
+fn memory_that_cannot_be_deregistered_is_leaked_and_counted_and_not_freed() {
+    if !alone(&here!()) {
+        return;
+    }
+    lived("deregistration".into(), Arc::new(CuFileMachine::new(Route::P2p)), |machine| {
+        let dir = Dir::new();
+        let (path, _) = records_file(&dir, COUNT, 16_384);
+        let right = right(&path, 16_384);
+        let before = leaked();
+        let loader = build(machine.direct(plain(&path, 16_384).device_batches(3)));
+        same(&Got::try_epoch(&loader, 0).unwrap(), &right, "before");
+        machine.double.cufile.fail_register_after(Register::BufferBack, 1, 5030);
+        drop(loader);
+        let live = machine.session.live();
+        assert_eq!((leaked() - before, live.allocations, live.streams, live.events), (1, 1, 0, 0));
+        assert_eq!((live.retains, live.leaked), (1, 0), "its context stays with it");
+        let counts = machine.double.cufile.counts();
+        assert_eq!((counts.buffers, counts.files, counts.users), (1, 0, 0));
+    });
+}
+
+#[test]
+fn a_launch_or_copy_that_fails_is_one_error_and_the_next_epoch_is_whole() {
+    on_machine(|machine| {
+        let dir = Dir::new();
+        let (path, _) = records_file(&dir, COUNT, 20_000);
+        let right = right(&path, 20_000);
+        for (symbol, by_host) in [
+            ("cuLaunchKernel", false),
+            ("cuMemcpyHtoDAsync_v2", false),
+            // What the host brings is copied by itself.
+            ("cuMemcpyHtoDAsync_v2", true),
+            ("cuStreamSynchronize", true),
+        ] {
+            let loader = build(machine.on_gpu(plain(&path, 20_000), Gds::Auto));
+            if by_host {
+                machine.double.cufile.fail_read(machine.reads() as u64, 5044);
+            }
+            machine.session.fail_named(symbol, machine.session.count(symbol), 1, false);
+            let error = error_of(&loader, &right);
+            assert_eq!(error.kind(), ErrorKind::Device, "{symbol}: {error}");
+            let name = symbol.trim_end_matches("_v2");
+            assert!(error.to_string().contains(&format!("{name}: CUDA_ERROR_INVALID_VALUE")), "{error}");
+            same(&Got::try_epoch(&loader, 0).unwrap(), &right, symbol);
+        }
+    });
+}
+
+/// A dataset that says something else where it is asked for direct reads.
+struct Liar {
+    sources: Arc<Sources>,
+    schema: Vec<EncodedField>,
+    lie: Lie,
+    memory: Vec<u8>,
+}
+
+/// What it says of sample 6.
+type Lie = fn(&Liar, &mut Vec<(usize, Said)>);
+
+enum Said {
+    At(usize, u64, u64),
+    Framed,
+    Inline(usize),
+}
+
+impl Liar {
+    fn open(path: &PathBuf, lie: Lie) -> Self {
+        let mut sources = Sources::new();
+        sources.file(path, (COUNT * 16_384) as u64).unwrap();
+        let schema = vec![EncodedField::raw(Field::fixed("x", DType::U8, [16_384]))];
+        Self { sources: Arc::new(sources), schema, lie, memory: noise(20_000, 6) }
+    }
+}
+
+impl Dataset for Liar {
+    fn schema(&self) -> &[EncodedField] {
+        &self.schema
+    }
+    fn len(&self) -> u64 {
+        COUNT as u64
+    }
+    fn sources(&self) -> &Arc<Sources> {
+        &self.sources
+    }
+    fn sample_bytes_max(&self) -> u64 {
+        16_384
+    }
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        let extent = |source: usize, offset, len| Extent { source: SourceId::at(source), offset, len };
+        let direct = std::thread::current().name().is_some_and(|name| name.starts_with("feedline-gds"));
+        if !direct || sample != 6 {
+            parts.extent(0, extent(0, sample * 16_384, 16_384));
+            return Ok(());
+        }
+        let mut said = Vec::new();
+        (self.lie)(self, &mut said);
+        for (field, said) in said {
+            match said {
+                Said::At(source, offset, len) => parts.extent(field, extent(source, offset, len)),
+                Said::Framed => parts.framed(field, extent(0, 6 * 16_384, 16_384)),
+                Said::Inline(len) => parts.inline(field, &self.memory[..len]),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_dataset_that_panics_or_changes_its_mind_is_a_typed_error_of_its_sample() {
+    on_machine(|machine| {
+        let dir = Dir::new();
+        let (path, _) = records_file(&dir, COUNT, 16_384);
+        let lies: [(Lie, ErrorKind, &str); 9] = [
+            (|_, _| panic!("out of memory"), ErrorKind::Panicked, "out of memory"),
+            (|_, _| {}, ErrorKind::User, "gave no bytes for field `x`"),
+            (|_, said| said.push((1, Said::At(0, 0, 1))), ErrorKind::User, "names field 1"),
+            (|_, said| said.push((0, Said::At(7, 0, 16_384))), ErrorKind::User, "names source 7"),
+            (|_, said| said.push((0, Said::At(0, 12 * 16_384, 16_384))), ErrorKind::Truncated, "behind the end"),
+            (|_, said| said.push((0, Said::At(0, u64::MAX, 2))), ErrorKind::Truncated, "behind the end"),
+            (|_, said| said.push((0, Said::At(0, 0, 100))), ErrorKind::Shape, "16384 bytes, the sample has 100"),
+            (|_, said| said.push((0, Said::Inline(20_000))), ErrorKind::Shape, "16384 bytes, the sample has 20000"),
+            (|_, said| said.push((0, Said::Framed)), ErrorKind::User, "stood in files as they are"),
+        ];
+        for (lie, kind, words) in lies {
+            for gds in [Gds::Auto, Gds::Require] {
+                let builder = Loader::builder(Liar::open(&path, lie)).batch_size(BATCH).reader(Mode::Pread);
+                let loader = build(machine.on_gpu(builder, gds));
+                for _ in 0..2 {
+                    let mut batches = loader.epoch(0).unwrap();
+                    assert_eq!(batches.next().unwrap().unwrap().ids(), [0, 1, 2, 3]);
+                    let error = batches.next().unwrap().unwrap_err();
+                    assert!(error.kind() == kind && error.to_string().contains(words), "{error}");
+                    assert_eq!((error.site().sample, error.site().batch), (Some(6), Some(1)), "{error}");
+                    assert!(batches.next().is_none());
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_dataset_may_say_another_place_of_the_same_bytes_and_is_believed() {
+    on_machine(|machine| {
+        let dir = Dir::new();
+        let (path, bytes) = records_file(&dir, COUNT, 16_384);
+        let lies: [(Lie, u64); 3] = [
+            (|_, said| said.push((0, Said::At(0, 9 * 16_384, 16_384))), 9 * 16_384),
+            (|_, said| said.push((0, Said::Inline(16_384))), u64::MAX),
+            // Not whole pages: by the host.
+            (|_, said| said.push((0, Said::At(0, 77, 16_384))), 77),
+        ];
+        for (lie, from) in lies {
+            let builder = Loader::builder(Liar::open(&path, lie)).batch_size(BATCH).reader(Mode::Pread);
+            let loader = build(machine.on_gpu(builder, Gds::Auto));
+            let got = Got::try_epoch(&loader, 0).unwrap();
+            let row = &got[1].bytes("x")[2 * 16_384..][..16_384];
+            let memory = noise(20_000, 6);
+            let right = if from == u64::MAX { &memory[..16_384] } else { &bytes[from as usize..][..16_384] };
+            assert!(row == right, "{from}");
+            assert_eq!(loader.report().direct.unwrap().host_rows, u64::from(from == 77 || from == u64::MAX));
+        }
+    });
+}

@@ -1,0 +1,265 @@
+//! Reads that take their time, for ever if need be, and consumers that do: no memory is used that somebody else still uses,
+//! nobody waits in the driver, and everything ends.
+
+use crate::common::cufile::Route;
+use crate::common::doubles::*;
+use crate::common::*;
+use cudarc::driver::CudaContext;
+use feedline::dataset::{Dataset, Parts, Records};
+use feedline::order::Draws;
+use feedline::storage::{Extent, Sources};
+use feedline::tensor::{DType, EncodedField, Field};
+use feedline::{ErrorKind, Loader, LoaderBuilder, Order, Result};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+const COUNT: usize = 48;
+const BATCH: usize = 4;
+
+/// Unaligned rows, so that there is a staging area; each batch some reads.
+const RECORD: usize = 5000;
+
+fn plain(path: &Path) -> LoaderBuilder {
+    let records = Records::builder(RECORD).classes((0..COUNT as i64).collect()).open(path).unwrap();
+    let builder = Loader::builder(records).order(Order::shuffled(4)).batch_size(BATCH);
+    builder.workers(1).slots(5).device_batches(3)
+}
+
+/// Two epochs by the host.
+fn right(path: &Path) -> [Vec<Got>; 2] {
+    let host = build(plain(path));
+    [0, 1].map(|epoch| Got::try_epoch(&host, epoch).unwrap())
+}
+
+/// With reads held within cuFile: an iterator of which some are on their way.
+fn begun(machine: &Machine, loader: &Loader) -> feedline::Epoch {
+    machine.double.cufile.hold_reads(true);
+    let batches = loader.epoch(0).unwrap();
+    until("reads are held", || machine.double.cufile.held() > 0);
+    batches
+}
+
+#[test]
+fn an_epoch_that_is_dropped_under_its_reads_does_not_disturb_the_next() {
+    on_machine(|machine| {
+        let dir = Dir::new();
+        let (path, _) = records_file(&dir, COUNT, RECORD);
+        let right = right(&path);
+        let loader = build(machine.direct(plain(&path)));
+        for received in [0, 1, 3, 11] {
+            for batch in loader.epoch(0).unwrap().take(received) {
+                drop(batch.unwrap());
+            }
+            drop(begun(machine, &loader));
+            let (held, what) = (machine.double.cufile.held(), format!("{received}"));
+            let mut batches = loader.epoch(1).unwrap();
+            std::thread::scope(|scope| {
+                // The held reads have buffers that the next run wants.
+                let first = scope.spawn(|| batches.next().unwrap().map(|batch| Got::of(&batch).unwrap()));
+                assert!(machine.double.cufile.held() >= held);
+                machine.double.cufile.hold_reads(false);
+                same(&[first.join().unwrap().unwrap()], &right[1][..1], &what);
+            });
+            let rest: Vec<_> = batches.map(|batch| Got::of(&batch.unwrap()).unwrap()).collect();
+            same(&rest, &right[1][1..], &what);
+        }
+        assert_eq!(loader.report().direct.unwrap().host_rows, 0);
+    });
+}
+
+#[test]
+fn a_loader_that_is_dropped_under_its_reads_ends_when_they_do() {
+    on_machine(|machine| {
+        let dir = Dir::new();
+        let (path, _) = records_file(&dir, COUNT, RECORD);
+        for keep_iterator in [false, true] {
+            let before = leaked();
+            let loader = build(machine.direct(plain(&path)));
+            let batches = begun(machine, &loader);
+            std::thread::scope(|scope| {
+                let dropped = scope.spawn(move || {
+                    if keep_iterator {
+                        drop(loader);
+                        drop(batches);
+                    } else {
+                        drop(batches);
+                        drop(loader);
+                    }
+                });
+                // It is on its way, and has to wait.
+                std::thread::sleep(Duration::from_millis(30));
+                assert!(!dropped.is_finished() && machine.double.cufile.counts().buffers > 0);
+                machine.double.cufile.hold_reads(false);
+                dropped.join().unwrap();
+            });
+            assert_eq!(leaked() - before, 0);
+            assert_eq!(machine.double.cufile.counts().buffers, 0);
+        }
+    });
+}
+
+#[test]
+fn a_read_that_never_returns_keeps_its_thread_and_its_memory_and_is_counted() {
+    // It takes as long as a loader waits for its threads: meanwhile the other tests go on.
+    if !alone(&here!()) {
+        return;
+    }
+    lived("never returns".into(), Arc::new(CuFileMachine::new(Route::P2p)), |machine| {
+        let dir = Dir::new();
+        let (path, _) = records_file(&dir, COUNT, RECORD);
+        let before = leaked();
+        let one = Records::builder(RECORD).open(&path).unwrap();
+        let loader = build(machine.direct(Loader::builder(one).batch_size(COUNT).workers(1)));
+        let batches = begun(machine, &loader);
+        assert_eq!(machine.double.cufile.held(), 1, "one read has all rows");
+        drop((batches, loader));
+        // The thread in the read, the one that keeps the memory for it, and the worker that both can reach; a later loader
+        // says so.
+        assert_eq!(leaked() - before, 3);
+        assert_eq!(machine.double.cufile.counts().buffers, 3, "no memory is taken away from the read");
+        assert!(machine.session.live().allocations >= 3);
+        machine.double.cufile.hold_reads(false);
+        // Should it return after all, everything is given back.
+        until("the threads have ended", || loader_threads().is_empty());
+        assert_eq!(machine.session.live(), crate::common::standin::Live::default());
+        assert_eq!(machine.double.cufile.counts().users, 0);
+    });
+}
+
+#[test]
+fn reads_begin_when_the_consumer_s_late_work_on_the_buffer_is_done_and_nobody_waits_in_the_driver() {
+    on_machine(|machine| {
+        let dir = Dir::new();
+        for record in [4096, RECORD] {
+            let (path, bytes) = records_file(&dir, COUNT, record);
+            let context = CudaContext::new(0).unwrap();
+            let streams = [context.new_stream().unwrap(), context.new_stream().unwrap()];
+            let records = Records::builder(record).open(&path).unwrap();
+            let builder = machine.direct(Loader::builder(records).batch_size(BATCH).device_batches(2));
+            let loader = build(builder.stream(&streams[0]).stream(&streams[1]));
+            let mut batches = loader.epoch(0).unwrap();
+            let first = batches.next().unwrap().unwrap();
+            let second = batches.next().unwrap().unwrap();
+            let reads = machine.reads();
+            let mut copies = streams.each_ref().map(|stream| stream.alloc_zeros::<u8>(BATCH * record).unwrap());
+            streams.iter().for_each(|stream| stream.synchronize().unwrap());
+            machine.session.hold(true);
+            for (stream, copy) in streams.iter().zip(&mut copies) {
+                let slice = first.field("record").unwrap().cuda_slice::<u8>(stream).unwrap();
+                stream.memcpy_dtod(&*slice, copy).unwrap();
+            }
+            let bells = machine.session.count("cuLaunchHostFunc");
+            drop(first);
+            // It was looked at, and has a bell tied to it.
+            until("the buffer is seen to be in use", || machine.session.count("cuLaunchHostFunc") > bells);
+            let looks = machine.session.count("cuEventQuery");
+            until("it is looked at again", || machine.session.count("cuEventQuery") > looks);
+            assert_eq!(machine.reads(), reads, "nothing is read into it");
+            let trace = machine.session.trace();
+            let waits: Vec<_> = trace.lines().filter(|line| line.ends_with("= ...")).collect();
+            assert!(waits.is_empty(), "{waits:#?}");
+            machine.session.hold(false);
+            let third = Got::of(&batches.next().unwrap().unwrap()).unwrap();
+            assert!(third.bytes("record") == &bytes[2 * BATCH * record..3 * BATCH * record]);
+            for (stream, copy) in streams.iter().zip(&copies) {
+                assert!(stream.clone_dtoh(copy).unwrap() == bytes[..BATCH * record], "the first batch was overwritten");
+            }
+            drop(second);
+            let rest: Vec<_> = batches.map(|batch| Got::of(&batch.unwrap()).unwrap()).collect();
+            let rest: Vec<u8> = rest.iter().flat_map(|batch| batch.bytes("record").to_vec()).collect();
+            assert!(rest == bytes[3 * BATCH * record..]);
+        }
+    });
+}
+
+#[test]
+fn a_consumer_that_holds_every_batch_is_told_and_can_go_on() {
+    on_machine(|machine| {
+        let dir = Dir::new();
+        let (path, _) = records_file(&dir, COUNT, RECORD);
+        let right = right(&path);
+        let loader = build(machine.direct(plain(&path).held_deadline(Duration::from_millis(50))));
+        let mut batches = loader.epoch(0).unwrap();
+        let mut held: Vec<_> = batches.by_ref().take(3).map(Result::unwrap).collect();
+        let error = batches.next().unwrap().unwrap_err();
+        assert!(error.kind() == ErrorKind::BatchesHeld && error.to_string().contains("`device_batches`"), "{error}");
+        same(&held.drain(..).map(|batch| Got::of(&batch).unwrap()).collect::<Vec<_>>(), &right[0][..3], "held");
+        let rest: Vec<_> = batches.map(|batch| Got::of(&batch.unwrap()).unwrap()).collect();
+        same(&rest, &right[0][3..], "the others");
+    });
+}
+
+/// Panics at its first sample where it is asked for direct reads.
+struct Panics(Arc<Sources>, Vec<EncodedField>);
+
+impl Dataset for Panics {
+    fn schema(&self) -> &[EncodedField] {
+        &self.1
+    }
+    fn len(&self) -> u64 {
+        COUNT as u64
+    }
+    fn sources(&self) -> &Arc<Sources> {
+        &self.0
+    }
+    fn sample_bytes_max(&self) -> u64 {
+        4096
+    }
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        let direct = std::thread::current().name().is_some_and(|name| name.starts_with("feedline-gds"));
+        assert!(!direct || sample > 0, "the first sample");
+        let source = self.0.ids().next().unwrap();
+        parts.extent(0, Extent { source, offset: sample * 4096, len: 4096 });
+        Ok(())
+    }
+}
+
+#[test]
+fn an_error_does_not_wait_for_the_reads_of_later_batches() {
+    on_machine(|machine| {
+        let dir = Dir::new();
+        let (path, _) = records_file(&dir, COUNT, 4096);
+        let mut sources = Sources::new();
+        sources.file(&path, (COUNT * 4096) as u64).unwrap();
+        let schema = vec![EncodedField::raw(Field::fixed("x", DType::U8, [4096]))];
+        let dataset = Panics(Arc::new(sources), schema);
+        let loader = build(machine.direct(Loader::builder(dataset).batch_size(BATCH).workers(1)));
+        let mut batches = begun(machine, &loader);
+        let error = batches.next().unwrap().unwrap_err();
+        assert_eq!((error.kind(), error.site().sample), (ErrorKind::Panicked, Some(0)), "{error}");
+        assert!(machine.double.cufile.held() > 0);
+        std::thread::scope(|scope| {
+            let dropped = scope.spawn(move || drop((batches, loader)));
+            machine.double.cufile.hold_reads(false);
+            dropped.join().unwrap();
+        });
+    });
+}
+
+#[test]
+fn epochs_that_end_anywhere_leave_the_next_ones_whole() {
+    on_machine(|machine| {
+        let dir = Dir::new();
+        let (path, _) = records_file(&dir, COUNT, RECORD);
+        let right = right(&path);
+        let loader = build(machine.direct(plain(&path)));
+        let mut kept = Vec::new();
+        for round in 0..60 {
+            let mut draws = Draws::new(11, 0, round, "rounds");
+            let (epoch, count) = (draws.below(2) as usize, draws.below(14) as usize);
+            machine.double.cufile.hold_reads(draws.below(3) == 0 && count == 0);
+            let mut batches = loader.epoch(epoch as u64).unwrap();
+            for (batch, right) in batches.by_ref().take(count).zip(&right[epoch]) {
+                let batch = batch.unwrap();
+                if draws.below(2) == 0 {
+                    same(&[Got::of(&batch).unwrap()], std::slice::from_ref(right), "a round");
+                }
+                kept.push(batch);
+                kept.truncate(draws.below(2) as usize);
+            }
+            drop(batches);
+            machine.double.cufile.hold_reads(false);
+        }
+    });
+}

@@ -1,0 +1,7 @@
+//! Rows that go from files into device memory by cuFile, against the stand-ins. The same loader on the host is the oracle.
+#![cfg(feature = "cuda")]
+
+mod failures;
+mod formats;
+mod held;
+mod route;

@@ -1,0 +1,324 @@
+//! Which way a field takes and why, said before a batch is made; and what the bytes' way is called afterwards.
+
+use crate::common::cufile::{Open, Register, Route, StandIn};
+use crate::common::doubles::*;
+use crate::common::standin::Gpu;
+use crate::common::toys::Chunks;
+use crate::common::*;
+use feedline::dataset::{Dataset, DatasetExt, Npy, Records};
+use feedline::decode::Raw;
+use feedline::storage::{Direct, Mode};
+use feedline::tensor::DType;
+use feedline::{Device, ErrorKind, Gds, Loader, LoaderBuilder, Stage};
+use std::path::Path;
+use std::sync::Arc;
+
+const RECORD: usize = 16_384;
+const COUNT: usize = 10;
+
+fn open(path: &Path) -> Records {
+    Records::builder(RECORD).field("x", DType::U8, [RECORD]).open(path).unwrap()
+}
+
+/// Without the page cache, which has room for any dataset of a test.
+fn uncached(dataset: impl Dataset) -> LoaderBuilder {
+    Loader::builder(dataset).batch_size(4).reader(Mode::Pread)
+}
+
+/// The batches come by the host, which says why; where they had to be direct it is an error that says the same.
+fn check_staged(machine: &Machine, make: &dyn Fn() -> LoaderBuilder, words: &str) {
+    let right = Got::try_epoch(&build(make()), 0).unwrap();
+    let loader = build(machine.on_gpu(make(), Gds::Auto));
+    same(&Got::try_epoch(&loader, 0).unwrap(), &right, words);
+    let report = loader.report();
+    let route = report.routes.iter().find(|route| route.field == "x").unwrap();
+    assert!(route.route == feedline::Route::Staged && route.why.contains(words), "{words}: {route}");
+    assert!(report.direct.is_none() && report.to_string().contains(&format!("x staged ({}", route.why)), "{report}");
+    let error = machine.direct(make()).build().unwrap_err();
+    assert_eq!((error.kind(), error.stage()), (ErrorKind::Device, Stage::Build), "{error}");
+    assert!(error.message().starts_with("no field can be read directly: `x`: "), "{error}");
+    assert!(error.message().contains(words), "{words}: {error}");
+}
+
+#[test]
+fn what_the_host_has_to_see_takes_the_way_by_the_host_and_says_why() {
+    on_machine(|machine| {
+        let dir = Dir::new();
+        let (path, bytes) = records_file(&dir, COUNT, RECORD);
+        let array =
+            [b"\x93NUMPY\x01\x00\x3a\x00{'descr': '|u1', 'fortran_order': False, 'shape': (3,), }\n", &[1; 3][..]];
+        let ragged = dir.write("ragged.npy", &array.concat());
+        let (chunks, _) = records_file(&dir, 8, RECORD);
+        let plain = || uncached(open(&path));
+        type Make<'a> = &'a dyn Fn() -> LoaderBuilder;
+        let cases: [(Make<'_>, &str); 9] = [
+            (&|| plain().map(|_, _| Ok(())), "transforms of the host see it"),
+            (&|| plain().map_batch(|_, _| Ok(())), "transforms of the host see it"),
+            (&|| plain().decode_field("x", Raw), "made by the host of what is read"),
+            (
+                &|| uncached(Npy::builder().field("x", &ragged).up_to("x", 5).open().unwrap()),
+                "made by the host of what is read",
+            ),
+            (
+                &|| {
+                    let records = Records::builder(RECORD).field("x", DType::U8, [RECORD]);
+                    uncached(records.open_bytes(bytes.clone()).unwrap())
+                },
+                "not in a file as it stands: in memory",
+            ),
+            (&|| uncached(open(&path).in_memory().unwrap()), "not in a file as it stands: in memory"),
+            (&|| uncached(open(&path).checked(dir.path("crc")).unwrap()), "unpacked or checked by the host"),
+            (&|| uncached(Chunks::open(&chunks, &[4, 4], RECORD)), "rows come out of chunks that the host opens"),
+            (
+                &|| {
+                    let labelled = Records::builder(RECORD).field("x", DType::U8, [RECORD]);
+                    uncached(labelled.classes((0..COUNT as i64).collect()).open(&path).unwrap()).map(|_, _| Ok(()))
+                },
+                "transforms of the host see it",
+            ),
+        ];
+        for (make, words) in cases {
+            check_staged(machine, make, words);
+        }
+        assert_eq!(machine.double.cufile.counts().opens, 0, "nothing needed cuFile");
+    });
+}
+
+#[test]
+fn every_reason_of_every_field_is_in_the_error() {
+    on_machine(|machine| {
+        let dir = Dir::new();
+        let (path, _) = records_file(&dir, COUNT, RECORD);
+        let labelled = || {
+            let records = Records::builder(RECORD).field("x", DType::U8, [RECORD]);
+            uncached(records.classes((0..COUNT as i64).collect()).open(&path).unwrap())
+        };
+        let error = machine.direct(labelled().keep(["label"])).build().unwrap_err();
+        let words =
+            "`x`: not handed out; `label`: not in a file as it stands: in memory, or unpacked or checked by the host";
+        assert!(error.message().ends_with(words), "{error}");
+        let error = labelled().gds(Gds::Require).build().unwrap_err();
+        let words = "`x`: batches are handed out on the host; `label`: batches are handed out on the host";
+        assert!(error.kind() == ErrorKind::Device && error.message().ends_with(words), "{error}");
+        let missing = machine.direct(labelled()).cufile_at(dir.path("libcufile.so.0"), machine.double.root());
+        let error = missing.build().unwrap_err();
+        assert!(error.message().contains("`x`: libcufile was not found (tried "), "{error}");
+        assert!(error.message().contains("libcufile.so.0); install"), "{error}");
+    });
+}
+
+#[test]
+fn a_loader_chooses_by_itself_and_can_be_told() {
+    on_machine(|machine| {
+        let dir = Dir::new();
+        let (path, _) = records_file(&dir, COUNT, RECORD);
+        let (small, _) = records_file(&dir, COUNT, RECORD - 1);
+        let plain = |path: &Path, record: usize| {
+            Loader::builder(Records::builder(record).field("x", DType::U8, [record]).open(path).unwrap()).batch_size(4)
+        };
+        let whole = || plain(&path, RECORD);
+        let why = |builder: LoaderBuilder, gds: Gds| build(machine.on_gpu(builder, gds)).report().routes[0].to_string();
+        let direct = "x direct (cuFile 1.20: p2p)";
+        let cases = [
+            (whole().reader(Mode::Pread), Gds::Auto, direct),
+            (whole().reader(Mode::Pread), Gds::Require, direct),
+            (whole().reader(Mode::Pread), Gds::Off, "x staged (switched off)"),
+            (
+                plain(&small, RECORD - 1).reader(Mode::Pread),
+                Gds::Auto,
+                "x staged (rows of 16383 bytes: the host's way is faster below 16384)",
+            ),
+            (plain(&small, RECORD - 1), Gds::Require, direct),
+            // It has, for so few bytes; unless it shall not be used.
+            (whole(), Gds::Auto, "x staged (the page cache has room for the dataset)"),
+            (whole().direct(Direct::On), Gds::Auto, direct),
+            (whole(), Gds::Require, direct),
+        ];
+        for (builder, gds, words) in cases {
+            assert_eq!(why(builder, gds), words);
+        }
+        let host = build(whole().device(Device::host()));
+        assert!(host.report().routes.is_empty() && host.report().direct.is_none());
+    });
+}
+
+/// A machine on which something about cuFile is not as it should be.
+fn changed(change: &dyn Fn(&CuFileMachine)) -> CuFileMachine {
+    let double = CuFileMachine::new(Route::P2p);
+    change(&double);
+    double
+}
+
+#[test]
+fn where_cufile_is_of_no_use_the_host_s_way_is_taken_and_says_why() {
+    type Change = &'static (dyn Fn(&CuFileMachine) + Sync);
+    let cases: [(Change, &str); 11] = [
+        (&|double| std::fs::remove_file(double.dir.path("proc/modules")).unwrap(), "proc/modules cannot be read"),
+        (&|double| std::fs::remove_dir_all(double.dir.path("run/udev")).unwrap(), "run/udev is not there"),
+        (&|double| drop(double.dir.write("proc/driver/nvidia-fs/devcount", b"1\n")), "nvidia-fs is loaded but"),
+        (&|double| double.cufile.version(Some((1, 4))), "is cuFile 1.4; version 1.5"),
+        (&|double| double.cufile.open(Open::Fails(5007)), "CU_FILE_PLATFORM_NOT_SUPPORTED (5007)"),
+        (&|double| double.cufile.route(0, Route::Host), "through host memory (compat"),
+        (&|double| double.cufile.fail_register(Register::File, 5027), "CU_FILE_HANDLE_NOT_REGISTERED (5027)"),
+        (&|double| double.cufile.fail_register(Register::Buffer, 5036), "CU_FILE_GPU_MEMORY_PINNING_FAILED (5036)"),
+        (&|double| double.cufile.fail_read(0, 5044), "CU_FILE_IO_ERROR (5044)"),
+        (&|double| double.cufile.fail_read_os(0, 5), "Input/output error"),
+        (&|double| double.cufile.short_read(0, 0), "cuFileRead brought 0 of 16384 bytes"),
+    ];
+    for (change, words) in cases {
+        // Each is asked once where reads may be direct, and once where they must.
+        for gds in [Gds::Auto, Gds::Require] {
+            on_double(changed(change), move |machine| {
+                let dir = Dir::new();
+                let (path, _) = records_file(&dir, COUNT, RECORD);
+                match machine.on_gpu(uncached(open(&path)), gds).build() {
+                    Ok(loader) => {
+                        let route = &loader.report().routes[0];
+                        assert!(gds == Gds::Auto && route.why.contains(words), "{words}: {route}");
+                        assert_eq!(route.route, feedline::Route::Staged);
+                        let right = Got::try_epoch(&build(uncached(open(&path))), 0).unwrap();
+                        same(&Got::try_epoch(&loader, 0).unwrap(), &right, words);
+                    }
+                    Err(error) => {
+                        assert!(gds == Gds::Require && error.kind() == ErrorKind::Device, "{words}: {error}");
+                        assert!(error.message().contains(words), "{words}: {error}");
+                    }
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn where_nothing_can_be_direct_cufile_is_not_opened() {
+    let double = changed(&|double| std::fs::remove_file(double.dir.path("etc/cufile.json")).unwrap());
+    on_double(double, |machine| {
+        let dir = Dir::new();
+        let (path, _) = records_file(&dir, COUNT, RECORD);
+        let loader = build(machine.on_gpu(uncached(open(&path)), Gds::Auto));
+        let why = loader.report().routes[0].why.clone();
+        assert!(why.starts_with("cuFile would go through the host's memory: the kernel module nvidia-fs"), "{why}");
+        assert_eq!(machine.double.cufile.counts().opens, 0);
+        // Who requires it gets what the library can do.
+        assert!(machine.direct(uncached(open(&path))).build().is_ok());
+        assert_eq!(machine.double.cufile.counts().opens, 1);
+    });
+}
+
+#[test]
+fn a_trial_that_says_no_leaves_no_context_on_other_gpus() {
+    if !alone(&here!()) {
+        return;
+    }
+    for (version, gpus) in [((1, 15), 0), ((1, 16), 3), ((1, 20), 3)] {
+        let double = CuFileMachine::new(Route::Host);
+        double.cufile.version(Some(version));
+        double.cufile.contexts(true);
+        let devices = vec![Gpu::new(1 << 30, "0000:3b:00.0"); 3];
+        on_gpus(devices, double, move |machine| {
+            let dir = Dir::new();
+            let (path, _) = records_file(&dir, COUNT, RECORD);
+            let loader = build(machine.on_gpu(uncached(open(&path)), Gds::Auto));
+            let route = &loader.report().routes[0];
+            assert!(route.why.contains("through host memory"), "{route}");
+            let counts = machine.double.cufile.counts();
+            assert_eq!((counts.opens, counts.closes, counts.users), (1, 1, 0));
+            assert_eq!(machine.session.live().retains, 1, "the loader's own");
+            drop(loader);
+            // One that goes directly keeps the driver, and says what that costs.
+            machine.double.cufile.route(0, Route::P2p);
+            let loader = build(machine.on_gpu(uncached(open(&path)), Gds::Auto));
+            let why = loader.report().routes[0].why.clone();
+            assert_eq!(why.contains("on each of the 3 visible GPUs: set CUDA_VISIBLE_DEVICES"), gpus > 0, "{why}");
+            assert_eq!(machine.session.live().retains, 1 + gpus);
+        });
+    }
+}
+
+#[test]
+fn memory_that_the_trial_cannot_take_back_is_leaked_and_counted() {
+    if !alone(&here!()) {
+        return;
+    }
+    lived("the trial".into(), Arc::new(CuFileMachine::new(Route::P2p)), |machine| {
+        let dir = Dir::new();
+        let (path, _) = records_file(&dir, COUNT, RECORD);
+        let before = leaked();
+        machine.double.cufile.fail_register(Register::BufferBack, 5030);
+        let loader = build(machine.on_gpu(uncached(open(&path)), Gds::Auto));
+        let route = &loader.report().routes[0];
+        assert!(route.why.contains("cuFileBufDeregister: CU_FILE_INTERNAL_ERROR (5030)"), "{route}");
+        drop(loader);
+        assert_eq!(leaked() - before, 1);
+        let live = machine.session.live();
+        assert_eq!((live.allocations, live.streams, live.events, live.leaked), (1, 0, 0, 0), "it is not freed");
+    });
+}
+
+#[test]
+fn a_library_that_does_not_count_is_used_only_when_it_must_be_and_is_believed_nothing() {
+    for (cfgs, version) in [(&["without_stats"][..], Some((1, 11))), (&[], Some((2, 3))), (&["without_version"], None)]
+    {
+        let cufile = StandIn::own_with(cfgs);
+        cufile.version(version);
+        if version == Some((2, 3)) {
+            // Counters that lie elsewhere than anybody knows.
+            cufile.gpus_at(1256);
+        }
+        on_double(CuFileMachine::of(cufile, Route::P2p), move |machine| {
+            let dir = Dir::new();
+            let (path, _) = records_file(&dir, COUNT, RECORD);
+            let loader = build(machine.on_gpu(uncached(open(&path)), Gds::Auto));
+            assert_eq!(loader.report().routes[0].to_string(), "x staged (cuFile does not count which way bytes take)");
+            let loader = build(machine.direct(uncached(open(&path))));
+            let route = loader.report().routes[0].to_string();
+            assert!(route.ends_with("which does not count which way bytes take)"), "{route}");
+            let right = Got::try_epoch(&build(uncached(open(&path))), 0).unwrap();
+            same(&Got::try_epoch(&loader, 0).unwrap(), &right, "not counted");
+            let direct = loader.report().direct.unwrap();
+            assert_eq!((direct.how.as_str(), direct.reads), ("cuFile does not say which way", 3));
+        });
+    }
+}
+
+#[test]
+fn the_report_says_which_way_the_bytes_went_and_no_more_than_was_counted() {
+    for version in [(1, 15), (1, 18), (1, 19), (1, 20), (1, 21)] {
+        for (route, name) in [(Route::P2p, "p2p"), (Route::NvidiaFs, "nvidia-fs")] {
+            let cufile = StandIn::own();
+            cufile.version(Some(version));
+            on_double(CuFileMachine::of(cufile, route), move |machine| {
+                let dir = Dir::new();
+                let (path, _) = records_file(&dir, COUNT, RECORD);
+                let loader = build(machine.direct(uncached(open(&path))));
+                let way = format!("cuFile {}.{}: {name}", version.0, version.1);
+                assert_eq!(loader.report().routes[0].why, way);
+                let how = || loader.report().direct.unwrap().how;
+                assert_eq!(how(), "cuFile does not say which way", "nothing was read yet");
+                Got::try_epoch(&loader, 0).unwrap();
+                assert_eq!(how(), name);
+                let report = loader.report().to_string();
+                assert!(report.contains(&format!("3 reads by cuFile, 0.000 GB, {name}; not checksummed")), "{report}");
+                // From here on through the host, without a word of the library's.
+                machine.double.cufile.route(0, Route::Host);
+                Got::try_epoch(&loader, 1).unwrap();
+                assert_eq!(how(), "3 reads direct, 3 through host memory");
+                // Somebody switches the counters off.
+                machine.double.cufile.set_level(0);
+                assert_eq!(how(), "cuFile does not say which way");
+            });
+        }
+    }
+}
+
+#[test]
+fn a_way_that_ends_after_the_trial_is_not_called_direct() {
+    on_machine(|machine| {
+        let dir = Dir::new();
+        let (path, _) = records_file(&dir, COUNT, RECORD);
+        let loader = build(machine.direct(uncached(open(&path))));
+        machine.double.cufile.route(0, Route::Host);
+        Got::try_epoch(&loader, 0).unwrap();
+        assert_eq!(loader.report().direct.unwrap().how, "compat: through host memory");
+    });
+}

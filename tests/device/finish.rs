@@ -1,0 +1,474 @@
+//! `.finish`: floats made of pictures at the very end are the same bytes on the host and on the stand-in GPU, and those of the
+//! rule, computed here once more.
+#![cfg(feature = "cuda")]
+
+use crate::common::doubles::*;
+use crate::common::standin;
+use crate::common::*;
+use feedline::dataset::{Records, SafeTensors};
+use feedline::device::Finish;
+use feedline::tensor::{DType, Field, bf16, f16};
+use feedline::{Device, ErrorKind, Gds, LastBatch, Loader, LoaderBuilder, Order, Shard, Stage};
+use std::collections::BTreeMap;
+
+const MEAN: [f32; 4] = [0.485, 0.456, 0.406, 0.5];
+const STD: [f32; 4] = [0.229, 0.224, 0.225, 0.3];
+const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+/// What is made of pictures, for the rule.
+#[derive(Clone, Debug)]
+struct Made {
+    dtype: DType,
+    first: bool,
+    dims: [usize; 3],
+    flip: f64,
+    /// Mean and std are per channel; else there are none.
+    normal: bool,
+}
+
+impl Made {
+    fn finish(&self) -> Finish {
+        let [.., channels] = self.dims;
+        let mut finish = Finish::to(self.dtype).flip(self.flip);
+        if self.normal {
+            finish = finish.mean_std(&MEAN[..channels], &STD[..channels]);
+        }
+        if self.first { finish.channels_first() } else { finish }
+    }
+
+    fn bytes(&self) -> usize {
+        self.dims.iter().product::<usize>() * self.dtype.size()
+    }
+
+    /// A value by the formula: each operation rounded.
+    fn value(&self, channel: usize, x: u8) -> Vec<u8> {
+        let (mean, std) = if self.normal { (MEAN[channel], STD[channel]) } else { (0.0, 1.0) };
+        let scaled = f32::from(x) / 255.0;
+        let centred = scaled - mean;
+        let y = centred / std;
+        match self.dtype {
+            DType::F16 => f16::from_f32(y).to_ne_bytes().to_vec(),
+            DType::BF16 => bf16::from_f32(y).to_ne_bytes().to_vec(),
+            _ => y.to_ne_bytes().to_vec(),
+        }
+    }
+
+    /// A whole picture, mirrored or not.
+    fn picture(&self, pixels: &[u8], mirrored: bool) -> Vec<u8> {
+        let ([height, width, channels], size) = (self.dims, self.dtype.size());
+        let mut out = vec![0; self.bytes()];
+        for (y, x) in (0..height).flat_map(|y| (0..width).map(move |x| (y, x))) {
+            for c in 0..channels {
+                let from = if mirrored { width - 1 - x } else { x };
+                let value = self.value(c, pixels[(y * width + from) * channels + c]);
+                let at = if self.first { (c * height + y) * width + x } else { (y * width + x) * channels + c };
+                out[at * size..][..size].copy_from_slice(&value);
+            }
+        }
+        out
+    }
+
+    /// Whether a row is the picture mirrored; fails when it is neither.
+    #[track_caller]
+    fn is_mirrored(&self, row: &[u8], pixels: &[u8]) -> bool {
+        let mirrored = row == self.picture(pixels, true);
+        assert!(mirrored || row == self.picture(pixels, false), "{self:?}: neither the picture nor its mirror image");
+        mirrored
+    }
+}
+
+/// `count` pictures in memory, with a label each.
+fn pictures(count: usize, dims: [usize; 3]) -> (LoaderBuilder, Vec<u8>) {
+    let bytes = noise(count * dims.iter().product::<usize>(), 5);
+    let records = Records::builder(dims.iter().product()).field("image", DType::U8, dims);
+    let records = records.classes((0..count as i64).collect()).open_bytes(bytes.clone()).unwrap();
+    (Loader::builder(records), bytes)
+}
+
+/// Both devices hand out the same; what the host does.
+fn both(machine: &Machine, make: &dyn Fn() -> LoaderBuilder, what: &str) -> Vec<Got> {
+    let (host, gpu) = (build(make()), build(machine.on_gpu(make(), Gds::Off)));
+    assert_eq!(gpu.spec(), host.spec(), "{what}");
+    let right = Got::try_epoch(&host, 0).unwrap();
+    same(&Got::try_epoch(&gpu, 0).unwrap(), &right, what);
+    right
+}
+
+/// Rows of the field `image` by id; blank ones left out.
+fn rows(batches: &[Got]) -> BTreeMap<u64, Vec<u8>> {
+    let mut rows = BTreeMap::new();
+    for batch in batches {
+        let bytes = batch.bytes("image");
+        for (id, row) in batch.ids.iter().zip(bytes.chunks(bytes.len() / batch.ids.len())) {
+            if *id != u64::MAX {
+                rows.insert(*id, row.to_vec());
+            }
+        }
+    }
+    rows
+}
+
+#[test]
+fn every_dtype_layout_and_number_of_channels_is_what_the_rule_says_on_both_devices() {
+    on_machine(|machine| {
+        for (number, channels) in (0..).zip([1, 2, 3, 4, 3]) {
+            for (dtype, first, flip) in DTYPES.iter().flat_map(|dtype| {
+                [(false, 0.0), (true, 0.5), (false, 0.5), (true, 1.0)].map(|(first, flip)| (*dtype, first, flip))
+            }) {
+                // Widths that a thread takes in one piece, and others.
+                let dims = [[5, 7, channels], [3, 8, channels]][number % 2];
+                let made = Made { dtype, first, dims, flip, normal: number < 4 };
+                let make =
+                    || pictures(11, dims).0.batch_size(4).order(Order::shuffled(3)).finish("image", made.finish());
+                let batches = both(machine, &make, &format!("{made:?}"));
+                let (_, pixels) = pictures(11, dims);
+                let found = rows(&batches);
+                assert_eq!(found.len(), 11);
+                let mirrored = found.iter().filter(|(id, row)| {
+                    let bytes = dims.iter().product::<usize>();
+                    made.is_mirrored(row, &pixels[**id as usize * bytes..][..bytes])
+                });
+                match (mirrored.count(), flip) {
+                    (0, 0.0) | (11, 1.0) => {}
+                    (count, 0.5) => assert!((1..11).contains(&count), "{count} of 11 with probability 0.5"),
+                    (count, _) => panic!("{count} of 11 with probability {flip}"),
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn which_pictures_are_mirrored_depends_on_seed_epoch_and_sample_alone() {
+    on_machine(|machine| {
+        let dims = [4, 6, 3];
+        let base = || {
+            let finish = Finish::to(DType::F16).flip(0.5);
+            pictures(40, dims).0.order(Order::shuffled(3)).finish("image", finish)
+        };
+        let rows_of = |loader: Loader, epoch| rows(&Got::try_epoch(&loader, epoch).unwrap());
+        let right = rows_of(build(base().batch_size(8)), 0);
+        for (workers, batch) in [(1, 1), (3, 7), (2, 40)] {
+            let make = || base().workers(workers).batch_size(batch);
+            assert!(rows_of(build(make()), 0) == right, "host, {workers} workers, {batch}");
+            assert!(rows_of(build(machine.on_gpu(make(), Gds::Off)), 0) == right, "GPU, {workers} workers, {batch}");
+        }
+        let mut together = BTreeMap::new();
+        for rank in 0..3 {
+            let shard = base().global_batch(9).shard(Shard::new(rank, 3).unwrap());
+            together.extend(rows_of(build(machine.on_gpu(shard, Gds::Off)), 0));
+        }
+        assert!(together == right, "three ranks");
+        // The order of other samples is another one, but each is drawn by itself.
+        let sequential = base().order(Order::sequential()).seed(3).batch_size(8);
+        assert!(rows_of(build(machine.on_gpu(sequential, Gds::Off)), 0) == right, "another order");
+        for (builder, epoch) in [(base().seed(4), 0), (base(), 1)] {
+            let other = rows_of(build(machine.on_gpu(builder.batch_size(8), Gds::Off)), epoch);
+            assert!(other.keys().eq(right.keys()) && other != right, "other seeds and epochs draw anew");
+        }
+    });
+}
+
+#[test]
+fn transforms_see_the_bytes_and_floats_are_made_of_what_they_leave() {
+    on_machine(|machine| {
+        let dims = [5, 4, 3];
+        let made = Made { dtype: DType::F32, first: true, dims, flip: 0.0, normal: true };
+        let invert = |byte: &mut u8| *byte = 255 - *byte;
+        let map = |builder: LoaderBuilder| {
+            builder.map(move |row, _| {
+                let image = row.index_of("image")?;
+                row.slice_mut::<u8>(image)?.iter_mut().for_each(invert);
+                Ok(())
+            })
+        };
+        // Of whole batches: behind the last row, so that the host finishes late.
+        let map_batch = |builder: LoaderBuilder| {
+            builder.map_batch_adding([Field::fixed("sum", DType::U64, [])], |batch, _| {
+                let (image, sum) = (batch.index_of("image")?, batch.index_of("sum")?);
+                let pixels = batch.slice_mut::<u8>(image)?;
+                pixels.iter_mut().for_each(|byte| *byte = byte.wrapping_add(3));
+                let total = pixels.iter().map(|byte| u64::from(*byte)).sum();
+                batch.slice_mut::<u64>(sum)?.fill(total);
+                Ok(())
+            })
+        };
+        type Change<'a> = &'a dyn Fn(LoaderBuilder) -> LoaderBuilder;
+        type Rule = fn(u8) -> u8;
+        let cases: [(Change<'_>, Rule); 3] = [
+            (&map, |byte| 255 - byte),
+            (&map_batch, |byte| byte.wrapping_add(3)),
+            (&|builder| map_batch(map(builder)), |byte| (255 - byte).wrapping_add(3)),
+        ];
+        for (number, (change, rule)) in cases.into_iter().enumerate() {
+            for last in [LastBatch::Keep, LastBatch::Mask] {
+                let make =
+                    || change(pictures(10, dims).0.batch_size(4).last_batch(last)).finish("image", made.finish());
+                let batches = both(machine, &make, &format!("case {number}, {last:?}"));
+                let (_, pixels) = pictures(10, dims);
+                for (id, row) in rows(&batches) {
+                    let pixels: Vec<u8> = pixels[id as usize * 60..][..60].iter().map(|byte| rule(*byte)).collect();
+                    assert!(!made.is_mirrored(&row, &pixels), "case {number}, sample {id}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn rows_that_fill_up_are_pictures_and_blank_ones_are_zero() {
+    on_machine(|machine| {
+        // Black is not zero when there is a mean.
+        let dims = [3, 5, 3];
+        for (map_batch, dtype) in [(false, DType::F32), (true, DType::BF16)] {
+            let made = Made { dtype, first: false, dims, flip: 0.5, normal: true };
+            for last in [LastBatch::Keep, LastBatch::Mask, LastBatch::Pad, LastBatch::Drop] {
+                let make = || {
+                    let builder = pictures(10, dims).0.batch_size(4).last_batch(last);
+                    let builder = if map_batch { builder.map_batch(|_, _| Ok(())) } else { builder };
+                    builder.finish("image", made.finish())
+                };
+                // Twice, so that slots and buffers hold something from before.
+                let gpu = build(machine.on_gpu(make(), Gds::Off));
+                let host = build(make());
+                for epoch in 0..2 {
+                    let batches = Got::try_epoch(&host, epoch).unwrap();
+                    same(&Got::try_epoch(&gpu, epoch).unwrap(), &batches, "again");
+                    for batch in &batches {
+                        for (id, row) in batch.ids.iter().zip(batch.bytes("image").chunks(made.bytes())) {
+                            assert_eq!(*id == u64::MAX, row.iter().all(|byte| *byte == 0), "{last:?}, {id}");
+                        }
+                    }
+                    let rows: usize = batches.iter().map(|batch| batch.ids.len()).sum();
+                    let blank = batches.iter().flat_map(|batch| &batch.ids).filter(|id| **id == u64::MAX).count();
+                    let right = match last {
+                        LastBatch::Mask => (12, 2),
+                        LastBatch::Pad => (12, 0),
+                        LastBatch::Drop => (8, 0),
+                        _ => (10, 0),
+                    };
+                    assert_eq!((rows, blank), right, "{last:?}");
+                }
+            }
+        }
+    });
+}
+
+/// A safetensors file with two pictures and a label for each of 9 samples.
+fn pair(dir: &Dir) -> std::path::PathBuf {
+    let header = r#"{"left":{"dtype":"U8","shape":[9,4,6,3],"data_offsets":[0,648]},"label":{"dtype":"I64","shape":[9],"data_offsets":[648,720]},"right":{"dtype":"U8","shape":[9,8,2,1],"data_offsets":[720,864]}}"#;
+    let header = format!("{header:<width$}", width = header.len().next_multiple_of(8));
+    dir.write(
+        "pair.safetensors",
+        &[&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &noise(864, 8)].concat(),
+    )
+}
+
+#[test]
+fn two_fields_are_finished_each_by_itself_and_keep_their_names_and_places() {
+    on_machine(|machine| {
+        let dir = Dir::new();
+        let path = pair(&dir);
+        let finished = || {
+            let builder = Loader::builder(SafeTensors::open(&path).unwrap()).batch_size(4).order(Order::shuffled(1));
+            let left = Finish::to(DType::F32).mean_std(&MEAN[..3], &STD[..3]).channels_first().flip(0.5);
+            builder.finish("right", Finish::to(DType::BF16).flip(0.5)).finish("left", left)
+        };
+        let spec = [
+            Field::fixed("left", DType::F32, [3, 4, 6]),
+            Field::fixed("label", DType::I64, []),
+            Field::fixed("right", DType::BF16, [8, 2, 1]),
+        ];
+        let names = |keep: &[usize]| keep.iter().map(|at| spec[*at].clone()).collect::<Vec<_>>();
+        let whole = build(finished());
+        assert_eq!(whole.spec(), spec);
+        let whole = Got::try_epoch(&whole, 0).unwrap();
+        assert_eq!(whole[0].fields[0].shape, [4, 3, 4, 6]);
+        let mut draws = (0, 0);
+        for batch in &whole {
+            let rows = batch.bytes("left").chunks(288).zip(batch.bytes("right").chunks(32));
+            for (id, (left, right)) in batch.ids.iter().zip(rows) {
+                let bytes = noise(864, 8);
+                let [of_left, of_right] = [[4, 6, 3], [8, 2, 1]].map(|dims| Made {
+                    dtype: if dims[2] == 3 { DType::F32 } else { DType::BF16 },
+                    first: dims[2] == 3,
+                    dims,
+                    flip: 0.5,
+                    normal: dims[2] == 3,
+                });
+                let left = of_left.is_mirrored(left, &bytes[*id as usize * 72..][..72]);
+                let right = of_right.is_mirrored(right, &bytes[720 + *id as usize * 16..][..16]);
+                draws = (draws.0 + usize::from(left != right), draws.1 + 1);
+            }
+        }
+        assert!(draws.1 == 9 && draws.0 > 0, "each field is drawn by itself");
+        for keep in [&[0, 1, 2][..], &[0], &[2, 1], &[1]] {
+            let names: Vec<String> = names(keep).iter().map(|field| field.name().to_string()).collect();
+            let make = || finished().keep(names.iter().map(String::as_str));
+            assert_eq!(build(make()).spec(), self::names(&spec, keep));
+            let batches = both(machine, &make, &format!("{names:?}"));
+            for (batch, whole) in batches.iter().zip(&whole) {
+                assert!(batch.fields.iter().all(|field| whole.fields.contains(field)), "{names:?}");
+            }
+        }
+    });
+}
+
+fn names(spec: &[Field], keep: &[usize]) -> Vec<Field> {
+    keep.iter().map(|at| spec[*at].clone()).collect()
+}
+
+#[test]
+fn what_cannot_be_finished_is_an_error_of_build_that_names_the_field() {
+    on_machine(|machine| {
+        let to = || Finish::to(DType::F32);
+        type Make = fn(LoaderBuilder) -> LoaderBuilder;
+        let cases: [(Make, &str); 6] = [
+            (
+                |builder| builder.finish("picture", Finish::to(DType::F32)),
+                "names `picture`, which is no field of the batch; there are image, label",
+            ),
+            (
+                |builder| builder.finish("image", Finish::to(DType::F32)).finish("image", Finish::to(DType::F16)),
+                "field `image` is finished twice",
+            ),
+            (|builder| builder.finish("label", Finish::to(DType::F32)), "field `label` cannot be finished"),
+            (|builder| builder.finish("image", Finish::to(DType::I32)), "`image` cannot be finished: it can become"),
+            (|builder| builder.finish("image", Finish::to(DType::F32).flip(2.0)), "probability of a flip is 2"),
+            (
+                |builder| builder.finish("image", Finish::to(DType::F32).mean_std(&[0.5; 2], &[1.0; 2])),
+                "`image` cannot be finished: 2 values of mean",
+            ),
+        ];
+        for (change, words) in cases {
+            for on_gpu in [false, true] {
+                let builder = change(pictures(3, [2, 2, 3]).0);
+                let builder = if on_gpu { machine.on_gpu(builder, Gds::Auto) } else { builder };
+                let error = builder.build().unwrap_err();
+                assert_eq!((error.kind(), error.stage()), (ErrorKind::Config, Stage::Build), "{error}");
+                assert!(error.to_string().contains(words), "{words}: {error}");
+            }
+        }
+        let five = Records::builder(20).field("image", DType::U8, [2, 2, 5]).open_bytes([0; 20]).unwrap();
+        let error = Loader::builder(five).finish("image", to()).build().unwrap_err();
+        assert!(error.to_string().contains("1 to 4 channels") && error.to_string().contains("[2, 2, 5]"), "{error}");
+        let (builder, _) = pictures(3, [2, 2, 3]);
+        let error = builder.keep(["label"]).finish("label", to()).build().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    });
+}
+
+#[cfg(feature = "image")]
+#[test]
+fn pictures_are_decoded_to_bytes_and_finished_to_what_the_decoder_would_have_made() {
+    use feedline::dataset::Images;
+    use feedline::decode::{Image, PixelLayout};
+    on_machine(|machine| {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/images");
+        let dir = Dir::new();
+        for (class, names) in
+            [("a", ["420.jpg", "444.jpg", "gray.jpg"]), ("b", ["422.jpg", "restart.jpg", "progressive.jpg"])]
+        {
+            for name in names {
+                dir.write(&format!("{class}/{name}"), &std::fs::read(root.join(name)).unwrap());
+            }
+        }
+        for dtype in DTYPES {
+            let by_decoder =
+                Image::resize(31, 44).dtype(dtype).normalize([MEAN[0], MEAN[1], MEAN[2]], [STD[0], STD[1], STD[2]]);
+            let by_decoder = by_decoder.layout(PixelLayout::Nchw);
+            let open = || Loader::builder(Images::open(dir.path("")).unwrap()).batch_size(4);
+            let decoded = Got::try_epoch(&build(open().decode(by_decoder)), 0).unwrap();
+            let finish = Finish::to(dtype).mean_std(&MEAN[..3], &STD[..3]).channels_first();
+            let make = || open().decode(Image::resize(31, 44)).finish("image", finish.clone());
+            same(&both(machine, &make, "decoded"), &decoded, "decoder and finish");
+        }
+    });
+}
+
+#[test]
+fn a_byte_for_each_value_crosses_the_bus_and_one_for_each_flip() {
+    on_machine(|machine| {
+        let dims = [32, 32, 3];
+        let (count, batch, bytes) = (40, 8, 32 * 32 * 3);
+        for (flip, each) in [(0.0, 0), (0.5, 1)] {
+            let make = || {
+                let finish = Finish::to(DType::F32).channels_first().flip(flip);
+                pictures(count, dims).0.batch_size(batch).keep(["image"]).finish("image", finish)
+            };
+            let loader = build(machine.on_gpu(make(), Gds::Off));
+            same(&Got::try_epoch(&loader, 0).unwrap(), &Got::try_epoch(&build(make()), 0).unwrap(), "bytes");
+            let copies = loader.report().copies.unwrap();
+            // What lies between two arrays may be copied along: less than a page for each batch.
+            let (least, batches) = (count as u64 * (bytes + each), (count / batch) as u64);
+            assert_eq!(copies.batches, batches);
+            assert!((least..least + batches * 4096).contains(&copies.bytes), "{} of {least}", copies.bytes);
+            assert_eq!(loader.plan().slot_bytes, (8 * bytes as usize).next_multiple_of(4096) + 4096);
+        }
+    });
+}
+
+#[test]
+fn kernels_that_do_not_load_are_an_error_of_build_that_leaves_nothing_behind() {
+    on_machine(|machine| {
+        let finished = || pictures(10, [4, 4, 3]).0.batch_size(4).finish("image", Finish::to(DType::F32));
+        let before = leaked();
+        for (symbol, calls) in [("cuModuleLoadData", 1), ("cuModuleGetFunction", 4)] {
+            for call in 0..calls {
+                machine.session.fail_named(symbol, machine.session.count(symbol) + call, 218, false);
+                let error = machine.on_gpu(finished(), Gds::Off).build().unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Device, "{error}");
+                assert!(error.to_string().contains(&format!("{symbol}: CUDA_ERROR_INVALID_PTX")), "{error}");
+                assert_eq!((machine.session.live(), leaked()), (standin::Live::default(), before));
+            }
+        }
+        // Nobody else needs them.
+        let loads = machine.session.count("cuModuleLoadData");
+        let loader = build(machine.on_gpu(pictures(10, [4, 4, 3]).0.batch_size(4), Gds::Off));
+        assert_eq!(Got::try_epoch(&loader, 0).unwrap().len(), 3);
+        assert_eq!(machine.session.count("cuModuleLoadData"), loads);
+        same(&both(machine, &finished, "afterwards"), &Got::try_epoch(&build(finished()), 0).unwrap(), "afterwards");
+    });
+}
+
+#[test]
+fn loaders_of_one_device_share_the_module() {
+    on_machine(|machine| {
+        let finished = || pictures(10, [4, 4, 3]).0.batch_size(4).finish("image", Finish::to(DType::F32));
+        let device = Device::cuda(0).unwrap();
+        let make = || build(finished().device(device.clone()));
+        let (one, other) = (make(), make());
+        assert_eq!(machine.session.count("cuModuleLoadData"), 1);
+        let right = Got::try_epoch(&build(finished()), 0).unwrap();
+        same(&Got::try_epoch(&one, 0).unwrap(), &right, "one");
+        drop(one);
+        same(&Got::try_epoch(&other, 0).unwrap(), &right, "the other");
+        drop(other);
+        assert_eq!(machine.session.count("cuModuleUnload"), 1);
+        same(&Got::try_epoch(&make(), 0).unwrap(), &right, "a later one");
+        assert_eq!(machine.session.count("cuModuleLoadData"), 2);
+    });
+}
+
+#[test]
+fn a_launch_that_fails_is_one_error_and_the_next_epoch_is_whole() {
+    on_machine(|machine| {
+        let finished = || pictures(10, [4, 4, 3]).0.batch_size(4).finish("image", Finish::to(DType::F16));
+        let right = Got::try_epoch(&build(finished()), 0).unwrap();
+        let loader = build(machine.on_gpu(finished(), Gds::Off));
+        for launch in 0..3 {
+            let symbol = "cuLaunchKernel";
+            machine.session.fail_named(symbol, machine.session.count(symbol) + launch, 701, false);
+            let mut batches = loader.epoch(0).unwrap();
+            for right in &right[..launch as usize] {
+                same(&[Got::of(&batches.next().unwrap().unwrap()).unwrap()], std::slice::from_ref(right), "before");
+            }
+            let error = batches.next().unwrap().unwrap_err();
+            assert!(error.to_string().contains("cuLaunchKernel: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"), "{error}");
+            assert_eq!(error.site().batch, Some(launch));
+            assert!(batches.next().is_none());
+            drop(batches);
+            same(&Got::try_epoch(&loader, 0).unwrap(), &right, "the next one");
+        }
+    });
+}

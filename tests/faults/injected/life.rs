@@ -1,0 +1,307 @@
+//! The life of a loader with a fault in it, and what must be true of it.
+//!
+//! ```text
+//! build ─► epoch: batches ─► perhaps one error, then the end ─► no faults any more: the same epoch, whole ─► drop
+//!             └ rows as in a life without faults, but for rows whose bytes were wrong unnoticed
+//! ```
+
+use super::workloads::{Notices, Workload};
+use crate::common::got::{Array, Got};
+use feedline::dataset::{Dataset, fuzzing};
+use feedline::storage::{Direct, Extent, Fault, Faulty, Hit, Mode, SourceId};
+use feedline::{Device, Error, ErrorKind, Ledger, Loader, LoaderBuilder, OnBadSample, Stage, Status};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// A workload, by one reader, to one device.
+pub struct Setting {
+    pub workload: &'static Workload,
+    pub way: (Mode, Direct),
+    /// `None`: the host. The GPU is opened once: its context takes longer than a life.
+    pub gpu: Option<Device>,
+    /// The policy: whether another sample stands in for one that cannot be had.
+    pub substitutes: bool,
+    dataset: Arc<dyn Dataset>,
+    /// The epoch as it must be.
+    right: Vec<Got>,
+    /// The samples for which an extent is read.
+    readers_of: BTreeMap<(usize, u64, u64), BTreeSet<u64>>,
+    /// What each sample is.
+    content: BTreeMap<u64, Content>,
+    paths: Vec<PathBuf>,
+}
+
+/// Of each field: bytes, and the length where it varies.
+type Content = Vec<(Vec<u8>, Option<u64>)>;
+
+/// A row that holds another sample than it should.
+struct Missing {
+    batch: u64,
+    row: usize,
+    sample: u64,
+    substitute: u64,
+}
+
+/// What went wrong with a life: sentences.
+pub type Complaints = Vec<String>;
+
+fn key(extent: &Extent) -> (usize, u64, u64) {
+    (extent.source.index(), extent.offset, extent.len)
+}
+
+impl Setting {
+    pub fn new(
+        workload: &'static Workload,
+        dataset: Arc<dyn Dataset>,
+        way: (Mode, Direct),
+        (gpu, substitutes): (Option<Device>, bool),
+    ) -> Self {
+        let mut readers_of = BTreeMap::<_, BTreeSet<u64>>::new();
+        for sample in 0..dataset.len() {
+            for extent in fuzzing::extents(&*dataset, sample).unwrap() {
+                readers_of.entry(key(&extent)).or_default().insert(sample);
+            }
+        }
+        let paths = dataset.sources().ids().map(|id| dataset.sources().path(id)).collect();
+        let (right, content_of) = (Vec::new(), BTreeMap::new());
+        let mut setting =
+            Self { workload, way, gpu, substitutes, dataset, right, readers_of, content: content_of, paths };
+        setting.right = Got::epoch(&setting.builder().reader(Mode::Pread).build().unwrap(), 0);
+        for batch in &setting.right {
+            let rows = (0..batch.len).map(|row| (batch.ids[row], content(batch, row)));
+            setting.content.extend(rows);
+        }
+        setting
+    }
+
+    pub fn name(&self) -> String {
+        let device = if self.gpu.is_some() { "GPU" } else { "host" };
+        let policy = if self.substitutes { ", substitutes" } else { "" };
+        format!("{}, {:?} {:?}, {device}{policy}", self.workload.name, self.way.0, self.way.1)
+    }
+
+    fn builder(&self) -> LoaderBuilder {
+        let builder = Loader::builder(self.dataset.clone()).batch_size(4).slots(2).workers(1).depth(2);
+        let builder = (self.workload.set)(builder).reader(self.way.0).direct(self.way.1);
+        let builder =
+            if self.substitutes { builder.on_bad_sample(OnBadSample::Substitute { budget: 1000 }) } else { builder };
+        match &self.gpu {
+            Some(gpu) => builder.device(gpu.clone()).device_batches(2),
+            None => builder,
+        }
+    }
+
+    /// One life; what was wrong with it.
+    pub fn live(&self, faulty: &Arc<Faulty>) -> Complaints {
+        let mut complaints = Complaints::new();
+        let loader = match self.builder().faulty(faulty.clone()).build() {
+            Ok(loader) => loader,
+            Err(error) => return vec![format!("not built: {error}")],
+        };
+        let (found, error) = receive(&loader, &mut complaints);
+        let hits = faulty.hits();
+        faulty.heal();
+        let missing = self.check_rows(&found, &error, &hits, &mut complaints);
+        self.check_ledger(&loader.ledger(), &hits, &missing, &mut complaints);
+        if let Some(error) = &error {
+            self.check_error(error, &hits, found.len(), &mut complaints);
+        } else if found.len() != self.right.len() {
+            complaints.push(format!("{} batches of {} and no error", found.len(), self.right.len()));
+        }
+        let told = loader.report();
+        let samples: usize = found.iter().map(|batch| batch.valid).sum();
+        if (told.batches, told.samples) != (found.len() as u64, samples as u64) {
+            complaints.push(format!("{samples} samples received, the report has {}", told.samples));
+        }
+        let (again, error) = receive(&loader, &mut complaints);
+        if let Some(error) = error {
+            complaints.push(format!("afterwards, without faults: {error}"));
+        } else if again != self.right {
+            complaints.push("afterwards, without faults, other batches".into());
+        }
+        complaints
+    }
+
+    /// Ids, order and bytes: rows are what they should be, but for substitutes where a fault was, and wrong bytes where a read was.
+    fn check_rows(
+        &self,
+        found: &[Got],
+        error: &Option<Error>,
+        hits: &[Hit],
+        complaints: &mut Complaints,
+    ) -> Vec<Missing> {
+        let silent: Vec<&Hit> =
+            hits.iter().filter(|hit| matches!(hit.fault, Fault::Flipped | Fault::Elsewhere)).collect();
+        let mut suspects = BTreeSet::new();
+        for hit in &silent {
+            match self.readers_of.get(&key(&hit.extent)) {
+                Some(samples) => suspects.extend(samples),
+                None => complaints.push(format!("nobody's read: {:?}", hit.extent)),
+            }
+        }
+        let (mut wrong, mut missing) = (BTreeSet::new(), Vec::new());
+        for (found, right) in found.iter().zip(&self.right) {
+            self.compare(found, right, &mut wrong, &mut missing, complaints);
+        }
+        if !wrong.is_subset(&suspects) {
+            complaints.push(format!("samples {wrong:?} are wrong, of {suspects:?} some bytes were"));
+        }
+        if self.workload.notices == Notices::EveryBit && !wrong.is_empty() {
+            complaints.push(format!("samples {wrong:?} are wrong, and nobody noticed"));
+        }
+        if error.is_some() || silent.is_empty() {
+            return missing;
+        }
+        match self.workload.notices {
+            Notices::EveryBit if missing.is_empty() => complaints.push("wrong bytes, and nobody noticed".into()),
+            // What the page cache had in part is read once more.
+            Notices::Nothing if self.way.0 != Mode::Auto && wrong != suspects => {
+                complaints.push(format!("samples {wrong:?} are wrong, and {suspects:?} had to be"));
+            }
+            _ => {}
+        }
+        missing
+    }
+
+    /// Samples of a batch that have other bytes than they should, and rows that hold another sample; all else must be the same.
+    fn compare(
+        &self,
+        found: &Got,
+        right: &Got,
+        wrong: &mut BTreeSet<u64>,
+        missing: &mut Vec<Missing>,
+        complaints: &mut Complaints,
+    ) {
+        let outside = |got: &Got| {
+            let fields: Vec<_> = got.fields.iter().map(|field| (field.dtype, field.shape.clone())).collect();
+            (got.epoch, got.index, got.len, got.valid, fields)
+        };
+        if outside(found) != outside(right) {
+            return complaints.push(format!("batch {:?} in place of {:?}", outside(found), outside(right)));
+        }
+        for row in 0..right.len {
+            let (id, status) = (found.ids[row], found.status[row]);
+            if (id, status) != (right.ids[row], right.status[row]) {
+                if !self.substitutes || status != Status::Substitute as u8 || id == right.ids[row] {
+                    complaints.push(format!("sample {id} with status {status} in place of {}", right.ids[row]));
+                    continue;
+                }
+                missing.push(Missing { batch: right.index, row, sample: right.ids[row], substitute: id });
+            }
+            if self.content.get(&id) != Some(&content(found, row)) {
+                wrong.insert(id);
+            }
+        }
+    }
+
+    /// Substitutes are of samples that had a fault, and the ledger has each by name, with its cause.
+    fn check_ledger(&self, ledger: &Ledger, hits: &[Hit], missing: &[Missing], complaints: &mut Complaints) {
+        let of_source = |source: SourceId| {
+            let all = self.readers_of.iter().filter(move |((own, ..), _)| *own == source.index());
+            all.flat_map(|(_, samples)| samples)
+        };
+        let mut touched = BTreeSet::<u64>::new();
+        for hit in hits {
+            match self.readers_of.get(&key(&hit.extent)) {
+                Some(samples) => touched.extend(samples),
+                None => touched.extend(of_source(hit.extent.source)),
+            }
+        }
+        if ledger.substituted != missing.len() as u64 {
+            complaints.push(format!("{} rows substituted, the ledger says {}", missing.len(), ledger.substituted));
+        }
+        for Missing { batch, row, sample, substitute } in missing {
+            if !touched.contains(sample) {
+                complaints.push(format!("sample {sample} is missing, and had no fault"));
+            }
+            let Some(entry) = ledger.samples.iter().find(|entry| entry.sample == *sample) else {
+                complaints.push(format!("sample {sample} is missing, and not in the ledger"));
+                continue;
+            };
+            let place = (entry.batch, entry.row as usize, entry.substitute);
+            // An entry is as it was the first time, which may have been as a substitute that cannot be had either.
+            let as_itself = entry.times == 1 && entry.substitute.is_some();
+            if as_itself && place != (*batch, *row, Some(*substitute)) {
+                complaints.push(format!("row {row} of batch {batch}: {entry:?}"));
+            }
+        }
+        for entry in &ledger.samples {
+            let named = entry.path.as_ref().is_some_and(|path| self.paths.contains(path));
+            if !named || entry.offset.is_none() || entry.length.is_none() || entry.cause.is_empty() {
+                complaints.push(format!("the ledger lacks path, place or cause: {entry:?}"));
+            }
+        }
+    }
+
+    /// One typed error that names path, place, sample and code.
+    fn check_error(&self, error: &Error, hits: &[Hit], batch: usize, complaints: &mut Complaints) {
+        let mut lacks = |what: &str| complaints.push(format!("{what}: {error}"));
+        let site = error.site();
+        if hits.is_empty() {
+            lacks("an error without a fault");
+        }
+        if matches!(error.kind(), ErrorKind::Panicked | ErrorKind::Cancelled | ErrorKind::Stalled) {
+            lacks("of that kind");
+        }
+        let hit_paths: BTreeSet<&PathBuf> = hits.iter().map(|hit| &self.paths[hit.extent.source.index()]).collect();
+        match &site.path {
+            None => lacks("no path"),
+            Some(path) if !hit_paths.contains(path) => lacks("another path"),
+            Some(_) => {}
+        }
+        match site.sample {
+            None => lacks("no sample"),
+            Some(sample) if sample >= self.dataset.len() => lacks("no such sample"),
+            Some(_) => {}
+        }
+        if site.batch != Some(batch as u64) {
+            lacks("not that batch");
+        }
+        let place = site.offset.zip(site.len);
+        let read = matches!(error.stage(), Stage::Read | Stage::Open);
+        let of_hit = |hit: &Hit| hit.extent.len == 0 || Some((hit.extent.offset, hit.extent.len)) == place;
+        if place.is_none() || read && !hits.iter().any(of_hit) {
+            lacks("not the place");
+        }
+        let coded = |hit: &Hit| if let Fault::Error(code) = hit.fault { Some(code) } else { None };
+        let mut codes: BTreeSet<i32> = hits.iter().filter_map(coded).collect();
+        // A page of a map that is not to be had is EFAULT to who copies it, and EIO to everybody else.
+        if self.way.0 == Mode::Mmap && codes.contains(&14) {
+            codes.insert(5);
+        }
+        if !codes.is_empty() && !codes.iter().any(|code| error.to_string().contains(&format!("(os error {code})"))) {
+            lacks("not the code");
+        }
+    }
+}
+
+/// The epoch, and the error that it ended with.
+fn receive(loader: &Loader, complaints: &mut Complaints) -> (Vec<Got>, Option<Error>) {
+    let mut found = Vec::new();
+    let mut batches = match loader.epoch(0) {
+        Ok(batches) => batches,
+        Err(error) => return (found, Some(error)),
+    };
+    for batch in &mut batches {
+        match batch.and_then(|batch| Got::of(&batch)) {
+            Ok(got) => found.push(got),
+            Err(error) => {
+                if batches.next().is_some() {
+                    complaints.push(format!("something comes after the error: {error}"));
+                }
+                return (found, Some(error));
+            }
+        }
+    }
+    (found, None)
+}
+
+/// The bytes and lengths of a row, field by field.
+fn content(got: &Got, row: usize) -> Content {
+    let field = |field: &Array| {
+        let each = field.bytes.len() / got.len;
+        (field.bytes[row * each..][..each].to_vec(), field.lens.as_ref().map(|lens| lens[row]))
+    };
+    got.fields.iter().map(field).collect()
+}

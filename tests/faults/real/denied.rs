@@ -1,0 +1,136 @@
+//! io_uring refused in every way a machine can refuse it: batches come all the same, and the report says why not by it.
+
+use super::child::{Ended, Outcome, Task, skip};
+use super::seccomp::URING;
+use super::set::Set;
+use crate::common::{Dir, has_uring};
+use rustix::io::Errno;
+use std::process::{Command, Stdio};
+
+/// Numbers in [`READERS`](crate::common::READERS).
+const AUTO: usize = 0;
+const URING_DIRECT: usize = 1;
+const URING_BUFFERED: usize = 2;
+
+/// Every call of io_uring, and each of them alone: a filter may let a ring be made and not be entered.
+fn filters() -> Vec<(String, String)> {
+    let all = URING.map(|(_, number)| number.to_string()).join(",");
+    let each = URING.map(|(name, number)| (name.to_string(), number.to_string()));
+    [("all of io_uring".to_string(), all)].into_iter().chain(each).collect()
+}
+
+#[test]
+fn a_seccomp_filter_that_refuses_io_uring_leaves_pread_threads_and_a_reason() {
+    if !has_uring() {
+        return skip("seccomp", "io_uring is refused on this machine as it is");
+    }
+    let dir = Dir::new();
+    let set = Set::usual(dir.path("")).write();
+    for (errno, word) in [(Errno::PERM, "EPERM"), (Errno::NOSYS, "ENOSYS")] {
+        for (what, calls) in filters() {
+            let deny = |task: Task| task.with("deny", &calls).with("errno", errno.raw_os_error());
+            set.cool();
+            let ended = deny(Task::pull(&set, AUTO)).run();
+            if let Some(why) = ended.skipped() {
+                return skip("seccomp", why);
+            }
+            ended.whole();
+            let choice = ended.said("choice").unwrap();
+            assert!(choice.contains("pread") && choice.contains(word), "{what}, {word}: {choice}");
+            for reader in [URING_DIRECT, URING_BUFFERED] {
+                let fault = deny(Task::pull(&set, reader)).run().failed();
+                assert_eq!((fault.kind.as_str(), fault.stage.as_str()), ("bad configuration", "build"), "{fault:?}");
+                assert!(fault.text.contains(word) && fault.has_code(errno.raw_os_error()), "{what}: {fault:?}");
+            }
+        }
+    }
+}
+
+/// Without the capability, and with the right to lock nothing, or less than the buffers: newer kernels then refuse the ring
+/// itself, or the registration of its buffers.
+#[test]
+fn too_little_memory_that_may_be_locked_is_said_in_the_report_and_costs_nothing_else() {
+    let dir = Dir::new();
+    let set = Set::usual(dir.path("")).write();
+    for limit in [0, 96 << 10] {
+        for reader in [AUTO, URING_DIRECT, URING_BUFFERED] {
+            set.cool();
+            let ended = Task::pull(&set, reader).with("memlock", limit).with("plain", 1).run();
+            if let Some(why) = ended.skipped() {
+                return skip("RLIMIT_MEMLOCK", why);
+            }
+            if denied_here(&ended) {
+                return skip("RLIMIT_MEMLOCK", "io_uring is refused on this machine as it is");
+            }
+            let words = match ended.outcome(false) {
+                Outcome::Whole => {
+                    assert_ne!(ended.said("registered"), Some("true"), "{limit}: {ended:#?}");
+                    ended.said("choice").unwrap().to_string()
+                }
+                Outcome::Failed(fault) => {
+                    assert!(reader != AUTO && fault.stage == "build", "{limit}: {fault:?}");
+                    assert!(fault.kind == "bad configuration" && fault.has_code(12), "{limit}: {fault:?}");
+                    fault.text
+                }
+            };
+            assert!(words.contains("RLIMIT_MEMLOCK"), "{limit}: {words}");
+            eprintln!("{limit} bytes, {reader}: {words}");
+        }
+    }
+}
+
+/// Whether io_uring was not to be had for another reason than the test's.
+pub fn denied_here(ended: &Ended) -> bool {
+    let texts = [ended.said("error"), ended.said("choice")];
+    texts.into_iter().flatten().any(|text| text.contains("setup refused") && !text.contains("RLIMIT_MEMLOCK"))
+}
+
+const SWITCH: &str = "/proc/sys/kernel/io_uring_disabled";
+
+/// Turns io_uring off for the whole machine; a process of its own turns it on again, also when this one is killed.
+struct Switch {
+    restorer: std::process::Child,
+}
+
+impl Switch {
+    fn off(before: &str) -> std::io::Result<Self> {
+        // It waits for the end of its input, which is the end of this process at the latest.
+        let script = format!("trap '' HUP INT TERM; cat >/dev/null; echo {} >{SWITCH}", before.trim());
+        let mut command = Command::new("/bin/sh");
+        let restorer = command.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?;
+        let switch = Self { restorer };
+        std::fs::write(SWITCH, "2")?;
+        Ok(switch)
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        drop(self.restorer.stdin.take());
+        let _ = self.restorer.wait();
+    }
+}
+
+#[test]
+fn the_switch_of_the_kernel_that_turns_io_uring_off_is_named() {
+    if std::env::var_os("FEEDLINE_SYSCTL").is_none_or(|value| value != "1") {
+        return skip(
+            "kernel.io_uring_disabled",
+            "it is of the whole machine: set FEEDLINE_SYSCTL=1 to let the test do it",
+        );
+    }
+    let dir = Dir::new();
+    let set = Set::usual(dir.path("")).write();
+    let Ok(before) = std::fs::read_to_string(SWITCH) else { return skip("kernel.io_uring_disabled", "no such switch") };
+    let switch = match Switch::off(&before) {
+        Ok(switch) => switch,
+        Err(error) => return skip("kernel.io_uring_disabled", error),
+    };
+    let (auto, explicit) = (Task::pull(&set, AUTO).run(), Task::pull(&set, URING_DIRECT).run());
+    drop(switch);
+    assert_eq!(std::fs::read_to_string(SWITCH).unwrap(), before, "not restored");
+    auto.whole();
+    let (choice, fault) = (auto.said("choice").unwrap(), explicit.failed());
+    assert!(choice.contains("kernel.io_uring_disabled = 2") && choice.contains("pread"), "{choice}");
+    assert!(fault.text.contains("kernel.io_uring_disabled = 2"), "{fault:?}");
+}

@@ -1,0 +1,112 @@
+//! Files that change under a loader in the middle of an epoch: what is delivered is one version of a sample as a whole, or
+//! there is an error that names the file.
+
+use super::child::{Given, Outcome, Task, pull, skip, some_at_a_time};
+use super::denied::denied_here;
+use super::set::Set;
+use crate::common::{Dir, READERS};
+use std::fs::{File, Permissions};
+use std::os::unix::fs::PermissionsExt;
+
+/// Batches after which the files change.
+const AFTER: u64 = 3;
+
+/// The role of a child: it pulls, and changes all files itself in between.
+pub fn change(given: &Given) {
+    let set = given.set();
+    let how = given.text("change").unwrap().to_string();
+    pull(given, |delivered| {
+        if delivered == AFTER {
+            (0..set.files).for_each(|file| change_one(&set, file, &how));
+        }
+    });
+}
+
+fn change_one(set: &Set, file: usize, how: &str) {
+    let path = set.path(file);
+    let open = || File::options().write(true).open(&path).unwrap();
+    let len = std::fs::metadata(&path).unwrap().len();
+    match how {
+        "truncate" => open().set_len(len / 2).unwrap(),
+        "empty" => open().set_len(0).unwrap(),
+        "cut inside of a sample" => open().set_len(len - 1).unwrap(),
+        "grow" => open().set_len(len + 1).unwrap(),
+        "remove" => std::fs::remove_file(&path).unwrap(),
+        "forbid" => std::fs::set_permissions(&path, Permissions::from_mode(0o0)).unwrap(),
+        "replace" | "replace by a shorter one" => {
+            std::fs::write(set.dir.join("replaced"), "").unwrap();
+            let (fresh, bytes) = (path.with_extension("new"), set.bytes(file, 1));
+            let len = if how == "replace" { bytes.len() } else { bytes.len() / 2 };
+            std::fs::write(&fresh, &bytes[..len]).unwrap();
+            std::fs::rename(&fresh, &path).unwrap();
+        }
+        "become a folder" => {
+            std::fs::remove_file(&path).unwrap();
+            std::fs::create_dir(&path).unwrap();
+        }
+        other => panic!("{other}"),
+    }
+}
+
+/// What happens to the files, whether an epoch must fail of it, and what the error may be.
+const CHANGES: [(&str, bool, &[&str]); 9] = [
+    ("truncate", true, &["truncated", "changed since it was indexed"]),
+    ("empty", true, &["truncated", "changed since it was indexed"]),
+    ("cut inside of a sample", true, &["truncated", "changed since it was indexed"]),
+    ("grow", false, &["changed since it was indexed"]),
+    ("remove", false, &["not found"]),
+    ("forbid", false, &["permission denied"]),
+    ("replace", false, &["changed since it was indexed"]),
+    ("replace by a shorter one", false, &["changed since it was indexed"]),
+    ("become a folder", false, &["not a regular file", "not found"]),
+];
+
+/// Every reader, with files that stay open (8 of them) and with files that are opened for each read (48, of which a limit of
+/// 64 descriptors keeps none).
+#[test]
+fn files_that_change_in_the_middle_of_an_epoch_give_one_version_of_a_sample_or_an_error_that_names_them() {
+    some_at_a_time(&CHANGES, |(how, must_fail, kinds)| {
+        let mut tally = Vec::new();
+        for reader in 0..READERS.len() {
+            for (files, per_file) in [(8, 32), (48, 6)] {
+                tally.extend(changed(how, *must_fail, kinds, reader, files, per_file));
+            }
+        }
+        tally.sort();
+        let counted: Vec<String> =
+            tally.chunk_by(|a, b| a == b).map(|run| format!("{} {}", run.len(), run[0])).collect();
+        eprintln!("{how}: {}", counted.join(", "));
+    });
+}
+
+/// What came of one run, in words; nothing when it was skipped.
+fn changed(how: &str, must_fail: bool, kinds: &[&str], reader: usize, files: usize, per_file: usize) -> Option<String> {
+    let dir = Dir::new();
+    let set = Set { files, per_file, ..Set::usual(dir.path("")) }.write_warm();
+    let task = Task::new("change files").with("set", set.to_text()).with("reader", reader);
+    let task = if files > 8 { task.with("nofile", 64) } else { task };
+    // Root may read what nobody may.
+    let task = if how == "forbid" { task.with("plain", 1) } else { task };
+    let ended = task.with("change", how).run();
+    let what = format!("{how}, {:?}, {files} files", READERS[reader]);
+    if let Some(why) = ended.skipped() {
+        skip(&what, why);
+        return None;
+    }
+    if denied_here(&ended) && reader != 0 {
+        skip(&what, "no io_uring here");
+        return None;
+    }
+    match ended.outcome(false) {
+        Outcome::Whole => {
+            assert!(!must_fail, "{what}: nothing failed: {ended:#?}");
+            Some("whole".to_string())
+        }
+        Outcome::Failed(fault) => {
+            assert!(kinds.contains(&fault.kind.as_str()), "{what}: {fault:?}");
+            assert!(fault.is_placed(), "{what}: {fault:?}");
+            assert!(ended.number("delivered") >= AFTER, "{what}: {ended:#?}");
+            Some(fault.kind)
+        }
+    }
+}

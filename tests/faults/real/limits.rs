@@ -1,0 +1,161 @@
+//! Limits of the process and of its control group: descriptors and memory.
+
+use super::child::{Given, Running, Task, finish, say, skip};
+use super::set::Set;
+use crate::common::{Dir, READERS, descriptors, rows};
+use feedline::Error;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::path::{Path, PathBuf};
+
+/// More descriptors than any of these loaders needs.
+const ENOUGH: u64 = 32;
+
+/// The role of a child: a loader and an epoch under every limit, from none but the standard streams upwards.
+pub fn sweep_descriptors(given: &Given) {
+    let set = given.set();
+    let before = descriptors();
+    say("start", "");
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    for limit in 3..3 + ENOUGH {
+        setrlimit(Resource::Nofile, Rlimit { current: Some(limit), maximum }).unwrap();
+        let result = one_epoch(given, &set);
+        setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
+        match result {
+            Ok(()) => say("enough", limit),
+            Err(error) => say("few", format!("{limit} {error}")),
+        }
+    }
+    finish(&before);
+}
+
+fn one_epoch(given: &Given, set: &Set) -> Result<(), Error> {
+    let loader = given.builder(set)?.build()?;
+    let mut count = 0;
+    for batch in loader.epoch(0)? {
+        for (id, bytes) in rows(&batch?) {
+            assert!(set.is_sample(id, &bytes), "sample {id}");
+            count += 1;
+        }
+    }
+    assert_eq!(count, set.samples());
+    Ok(())
+}
+
+#[test]
+fn too_few_descriptors_are_an_error_that_names_the_limit_and_from_some_number_on_everything_works() {
+    let dir = Dir::new();
+    let set = Set { files: 12, per_file: 4, ..Set::usual(dir.path("")) }.write();
+    for (reader, way) in READERS.iter().enumerate() {
+        let task = Task::new("sweep descriptors").with("set", set.to_text()).with("reader", reader);
+        let ended = task.run();
+        assert!(ended.status.success(), "{way:?}: {ended:#?}");
+        let few: Vec<&str> = ended.all("few").collect();
+        if few.iter().any(|text| text.contains("setup refused with E")) {
+            skip("descriptors", format!("{way:?}: no io_uring here"));
+            continue;
+        }
+        for text in &few {
+            assert!(text.contains("open files") || text.contains("(os error 24)"), "{way:?}: {text}");
+        }
+        assert_eq!((ended.said("threads"), ended.said("fds")), (Some(""), Some("")), "{way:?}: {ended:#?}");
+        let limit = |text: &str| text.split(' ').next().unwrap().parse::<u64>().unwrap();
+        let last = few.iter().map(|text| limit(text)).max();
+        // How many are open at a time is chance near the limit, but not for long.
+        let last = last.unwrap_or_else(|| panic!("{way:?}: no limit was too low: {ended:#?}"));
+        assert!(last < ENOUGH / 2, "{way:?}: {last} are too few: {ended:#?}");
+        let first = ended.all("enough").map(limit).min().unwrap();
+        eprintln!("{way:?}: a limit of {first} can do, one of {} does: {}", last + 1, few.last().unwrap());
+    }
+}
+
+/// A control group that limits memory; gone when dropped.
+struct Group {
+    dir: PathBuf,
+}
+
+impl Group {
+    /// Why there is none, if so.
+    fn new(name: &str, limit: u64) -> Result<Self, String> {
+        let groups = std::fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
+        let name = format!("feedline-{name}-{}", std::process::id());
+        let mut why = "no memory controller".to_string();
+        for line in groups.lines() {
+            let parts: Vec<&str> = line.splitn(3, ':').collect();
+            let [_, controllers, path] = parts[..] else { continue };
+            let (root, file) = match controllers {
+                "" => ("/sys/fs/cgroup", "memory.max"),
+                list if list.split(',').any(|name| name == "memory") => {
+                    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
+                }
+                _ => continue,
+            };
+            // In a container the path may be of the host's hierarchy.
+            for parent in [Path::new(root).join(path.trim_start_matches('/')), root.into()] {
+                let dir = parent.join(&name);
+                if let Err(error) = std::fs::create_dir(&dir) {
+                    why = format!("{}: {error}", dir.display());
+                    continue;
+                }
+                let group = Self { dir };
+                match std::fs::write(group.dir.join(file), limit.to_string()) {
+                    Ok(()) => return Ok(group),
+                    Err(error) => why = format!("{}: {error}", group.dir.display()),
+                }
+            }
+        }
+        Err(why)
+    }
+
+    /// Runs the task in it: a shell enters the group and becomes the child.
+    fn run(&self, task: &Task) -> super::child::Ended {
+        let script = format!("echo $$ >'{}/cgroup.procs' && exec \"$@\"", self.dir.display());
+        let words = ["/bin/sh", "-c", &script, "sh"].map(String::from);
+        Running::start(task.behind(&words)).end()
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // Its last process may still be going.
+        for _ in 0..200 {
+            if std::fs::remove_dir(&self.dir).is_ok() || !self.dir.exists() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        eprintln!("{} could not be removed", self.dir.display());
+    }
+}
+
+/// What a process with a loader needs beside the loader's budget: the binary, stacks, page tables, and the page cache that the
+/// kernel cannot give back at once.
+const BESIDE: u64 = 24 << 20;
+
+#[test]
+fn a_loader_runs_in_a_control_group_of_little_more_than_its_budget_and_one_too_small_kills_its_own_process_only() {
+    let dir = Dir::new();
+    let budget: u64 = 32 << 20;
+    // More than the budget, in batches of 2 MiB.
+    let set = Set { files: 12, per_file: 32, record: 128 << 10, batch: 16, ..Set::usual(dir.path("")) }.write();
+    for (reader, way) in READERS.iter().enumerate() {
+        let group = match Group::new("fits", budget + BESIDE) {
+            Ok(group) => group,
+            Err(why) => return skip("a memory limit by control group", why),
+        };
+        let task = Task::pull(&set, reader).with("budget", budget).with("slots", 6).with("depth", 32);
+        let ended = group.run(&task);
+        if super::denied::denied_here(&ended) && reader != 0 {
+            skip("a memory limit by control group", "no io_uring here");
+            continue;
+        }
+        assert!(
+            !ended.was_killed(),
+            "{way:?}: out of memory with a budget of {budget} and {BESIDE} beside: {ended:#?}"
+        );
+        ended.whole();
+    }
+    let group = Group::new("small", 16 << 20).unwrap();
+    let ended = group.run(&Task::pull(&set, 4).with("budget", budget).with("slots", 6));
+    assert!(ended.was_killed(), "{ended:#?}");
+    eprintln!("in a group of 16 MiB: {:?}, after it had said {:?}", ended.status, ended.last());
+}

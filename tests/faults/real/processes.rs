@@ -1,0 +1,200 @@
+//! What may happen to the whole process: it is stopped for a while, or it forks.
+
+use super::child::{Given, Running, Task, leaked, pull, say};
+use super::denied::denied_here;
+use super::set::Set;
+use super::sys::{Forked, forked, forked_at_work, interrupt, over};
+use crate::common::{Dir, READERS, rows};
+use feedline::{Batch, Epoch, Error, ErrorKind, Loader};
+use rustix::process::{Signal, kill_process};
+use std::time::{Duration, Instant};
+
+#[test]
+fn a_process_that_is_stopped_for_a_second_and_goes_on_loses_nothing() {
+    let dir = Dir::new();
+    let set = Set::usual(dir.path("")).write();
+    // All readers at a time: they mostly sleep.
+    std::thread::scope(|scope| {
+        for (reader, way) in READERS.iter().enumerate() {
+            let set = &set;
+            scope.spawn(move || {
+                let task = Task::pull(set, reader).with("epochs", 40).with("pause_us", 1000);
+                let mut child = Running::start(task.command());
+                if child.until("planned") {
+                    for (pause, stop) in [(100, 1000), (37, 50), (1, 1)] {
+                        std::thread::sleep(Duration::from_millis(pause));
+                        kill_process(child.pid(), Signal::STOP).unwrap();
+                        std::thread::sleep(Duration::from_millis(stop));
+                        kill_process(child.pid(), Signal::CONT).unwrap();
+                    }
+                }
+                let ended = child.end();
+                if denied_here(&ended) && reader != 0 {
+                    return super::child::skip("a stopped process", format!("{way:?}: no io_uring here"));
+                }
+                ended.whole();
+            });
+        }
+    });
+}
+
+/// The role of a child: it forks in the middle of an epoch, as Python's `subprocess` and `multiprocessing` do, and goes on.
+pub fn fork_and_go_on(given: &Given) {
+    let mut forks = 0;
+    pull(given, |delivered| {
+        for what in [Forked::Leaves, Forked::Becomes] {
+            let status = status_of(forked(what).unwrap());
+            assert_eq!(status, Some(0), "batch {delivered}: {what:?}");
+            forks += 1;
+        }
+    });
+    say("forks", forks);
+}
+
+/// The exit status of a forked process; `None` when it hangs, and is killed.
+fn status_of(process: i32) -> Option<i32> {
+    let begun = Instant::now();
+    loop {
+        match over(process).unwrap() {
+            Some(status) => return Some(status),
+            None if begun.elapsed() > Duration::from_secs(20) => {
+                let pid = rustix::process::Pid::from_raw(process).unwrap();
+                let _ = kill_process(pid, Signal::KILL);
+                return None;
+            }
+            None => std::thread::sleep(Duration::from_micros(100)),
+        }
+    }
+}
+
+/// The role of a child: it forks in the middle of an epoch; the fork uses all that it has of the loader, then builds its own.
+pub fn use_a_loader_in_a_fork(given: &Given) {
+    let set = given.set();
+    let loader = given.builder(&set).unwrap().build().unwrap();
+    let order = loader.preview(0, u64::MAX).unwrap();
+    let mut epoch = loader.epoch(0).unwrap();
+    let first = epoch.next().unwrap().unwrap();
+    // So that full slots are there to be replayed.
+    while loader.snapshot().slots.full_ns == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let mut had = Some((loader, epoch, first));
+    let fork = forked_at_work(|| {
+        let begun = Instant::now();
+        let (loader, epoch, batch) = had.take().unwrap();
+        check_that_a_fork_is_told(loader, epoch, batch);
+        say("in_fork_ms", begun.elapsed().as_millis());
+        let own = given.builder(&set).unwrap().build().unwrap();
+        let delivered = own.epoch(0).unwrap().map(|batch| check(&batch.unwrap(), given)).sum::<usize>();
+        drop(own);
+        assert_eq!((delivered, leaked()), (set.samples(), 0), "a loader of the fork's own");
+        0
+    });
+    assert_eq!(status_of(fork.unwrap()), Some(0));
+    let (loader, epoch, first) = had.unwrap();
+    let mut ids = first.ids().to_vec();
+    drop(first);
+    for batch in epoch {
+        let batch = batch.unwrap();
+        check(&batch, given);
+        ids.extend(batch.ids());
+    }
+    assert_eq!(ids, order);
+    drop(loader);
+    assert_eq!(leaked(), 0);
+    say("end", "");
+}
+
+/// Every call says that this process was forked; every drop returns.
+fn check_that_a_fork_is_told(loader: Loader, mut epoch: Epoch, batch: Batch) {
+    let told = |error: Error| {
+        assert_eq!(error.kind(), ErrorKind::Forked, "{error}");
+        assert!(error.message().contains("this process was forked after `build()`"), "{error}");
+    };
+    told(epoch.next().unwrap().unwrap_err());
+    assert!((1..9).all(|_| epoch.next().is_none()), "an iterator goes on behind its error");
+    told(loader.epoch(1).unwrap_err());
+    told(loader.steps(1).unwrap_err());
+    told(loader.ceiling(1).unwrap_err());
+    told(loader.ready().unwrap_err());
+    told(loader.state().unwrap_err());
+    drop(epoch);
+    told(loader.epoch(1).unwrap_err());
+    drop(batch);
+    drop(loader);
+}
+
+/// The rows of a batch, which hold the bytes of their samples.
+fn check(batch: &Batch, given: &Given) -> usize {
+    let set = given.set();
+    let rows = rows(batch);
+    assert!(rows.iter().all(|(id, bytes)| set.is_sample(*id, bytes)), "{batch:?}");
+    rows.len()
+}
+
+#[test]
+fn a_forked_child_is_told_to_build_its_own_loader() {
+    let dir = Dir::new();
+    let set = Set::usual(dir.path("")).write();
+    for (reader, way) in READERS.iter().enumerate() {
+        let task = Task::new("use in a fork").with("set", set.to_text()).with("reader", reader);
+        let ended = task.run();
+        if denied_here(&ended) && reader != 0 {
+            super::child::skip("a fork", format!("{way:?}: no io_uring here"));
+            continue;
+        }
+        assert!(ended.said("end").is_some(), "{way:?}: {ended:#?}");
+        eprintln!("{way:?}: all calls and drops in the fork took {} ms", ended.number("in_fork_ms"));
+    }
+}
+
+#[test]
+fn a_process_that_forks_while_a_loader_is_alive_goes_on_and_its_child_ends() {
+    let dir = Dir::new();
+    let set = Set::usual(dir.path("")).write();
+    for (reader, way) in READERS.iter().enumerate() {
+        set.cool();
+        let task = Task::new("fork").with("set", set.to_text()).with("reader", reader).with("epochs", 2);
+        let ended = task.run();
+        if denied_here(&ended) && reader != 0 {
+            super::child::skip("a fork", format!("{way:?}: no io_uring here"));
+            continue;
+        }
+        ended.whole();
+        assert_eq!(ended.number("forks"), 2 * 2 * set.batches(), "{way:?}");
+    }
+}
+
+/// Every wait of every thread ends with EINTR again and again: opening, building, reading, sleeping, joining.
+#[test]
+fn signals_that_interrupt_all_threads_all_the_time_cost_nothing_but_time() {
+    let dir = Dir::new();
+    let set = Set::usual(dir.path("")).write();
+    let number = Signal::USR2.as_raw();
+    std::thread::scope(|scope| {
+        for (reader, way) in READERS.iter().enumerate() {
+            let set = &set;
+            scope.spawn(move || {
+                let task = Task::pull(set, reader).with("interrupted", number).with("epochs", 10);
+                let mut child = Running::start(task.command());
+                if !child.until("start") {
+                    panic!("{way:?}: {:#?}", child.end());
+                }
+                let (pid, mut sent) = (child.pid().as_raw_nonzero().get(), 0);
+                while !child.over() {
+                    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+                    for thread in tasks.filter_map(|entry| entry.file_name().to_str()?.parse().ok()) {
+                        sent += u32::from(interrupt(pid, thread, number));
+                    }
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+                let ended = child.end();
+                if denied_here(&ended) && reader != 0 {
+                    return super::child::skip("signals", format!("{way:?}: no io_uring here"));
+                }
+                ended.whole();
+                eprintln!("{way:?}: {sent} signals");
+            });
+        }
+    });
+}

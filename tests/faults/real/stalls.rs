@@ -1,0 +1,137 @@
+//! Storage that does not answer: waits end, what the kernel may still write to is left to it and counted, and nothing hangs.
+
+use super::child::{Ended, Outcome, Running, Task, skip};
+use super::denied::denied_here;
+use super::fuse::{Fuse, Reads};
+use crate::common::{Dir, READERS};
+use rustix::io::Errno;
+use std::time::Duration;
+
+/// Until the stall is reported, or the test gives up waiting: both end in a loader that is dropped over reads without an end.
+#[test]
+fn storage_that_never_answers_is_named_left_behind_and_counted_and_dropping_the_loader_returns() {
+    std::thread::scope(|scope| {
+        for reader in 0..READERS.len() {
+            for reads in [Reads::Never, Reads::NeverOpened] {
+                scope.spawn(move || never(reader, reads, true));
+            }
+            scope.spawn(move || never(reader, Reads::Never, false));
+        }
+    });
+}
+
+fn never(reader: usize, reads: Reads, reported: bool) {
+    let (dir, what) = (Dir::new(), format!("{:?}, {reads:?}", READERS[reader]));
+    let mut fuse = match Fuse::new(&dir.path("mount"), reads) {
+        Ok(fuse) => fuse,
+        Err(why) => return skip("storage that never answers", why),
+    };
+    let go = dir.path("go");
+    let task = Task::pull(&fuse.set, reader).with("go", go.display());
+    let task = if reported { task.with("stall_ms", 1200) } else { task.with("patience", 1200) };
+    let mut child = Running::start(task.command());
+    if child.until("planned") {
+        fuse.begin();
+        std::fs::write(go, "").unwrap();
+    }
+    let came = child.until("end");
+    let held = fuse.held();
+    // Now it can end: a process with a thread in such a read cannot, by any means.
+    fuse.abort();
+    let ended = child.end();
+    if denied_here(&ended) && reader != 0 {
+        return skip("storage that never answers", format!("{what}: no io_uring here"));
+    }
+    assert!(came, "{what}: {ended:#?}");
+    assert!(held > 0, "{what}: nothing was held: {ended:#?}");
+    // Of 32 batches those of the first file, but for what came with what was read ahead.
+    assert!(ended.number("delivered") >= 8, "{what}: {ended:#?}");
+    let (drop_ms, leaked) = (ended.number("drop_ms"), ended.number("leaked"));
+    assert!(leaked > 0 && drop_ms < 30_000, "{what}: {ended:#?}");
+    if !reported {
+        assert!(ended.said("pending").is_some(), "{what}: {ended:#?}");
+        return eprintln!("{what}: dropped in {drop_ms} ms, {leaked} left behind");
+    }
+    let Outcome::Failed(fault) = ended.outcome(true) else { panic!("{what}: nothing failed: {ended:#?}") };
+    assert_eq!(fault.kind, "stalled", "{what}: {fault:?}");
+    assert!(fault.is_placed(), "{what}: {fault:?}");
+    assert!(fault.text.contains("001.bin") && fault.text.contains(" s"), "{what}: {fault:?}");
+    eprintln!("{what}: {}; dropped in {drop_ms} ms, {leaked} left behind", fault.text);
+}
+
+/// Before anything is built: of what it finds out of the files, the loader can do without some, and says so of the rest.
+#[test]
+fn storage_that_stops_before_the_loader_is_built_is_an_error_and_not_a_wait_for_ever() {
+    for reader in [0, 3, 4] {
+        let (dir, what) = (Dir::new(), format!("{:?}", READERS[reader]));
+        let mut fuse = match Fuse::new(&dir.path("mount"), Reads::Never) {
+            Ok(fuse) => fuse,
+            Err(why) => return skip("storage that stops before", why),
+        };
+        fuse.begin();
+        let go = dir.path("go");
+        std::fs::write(&go, "").unwrap();
+        let mut child =
+            Running::start(Task::pull(&fuse.set, reader).with("go", go.display()).with("stall_ms", 1200).command());
+        let came = child.until("end");
+        fuse.abort();
+        let ended = child.end();
+        assert!(came, "{what}: {ended:#?}");
+        let text = format!("{ended:?}");
+        assert!(text.contains("stalled"), "{what}: {ended:#?}");
+    }
+}
+
+#[test]
+fn storage_that_answers_late_is_waited_for_and_nothing_is_lost() {
+    let time = Duration::from_millis(200);
+    each("storage that answers late", Reads::Late(time), |way, ended| {
+        eprintln!("{way}: whole");
+        ended.whole();
+    });
+}
+
+#[test]
+fn storage_that_answers_short_or_with_an_error_is_an_error_with_file_offset_sample_and_code() {
+    each("storage that answers with EIO", Reads::Fails(Errno::IO), |way, ended| {
+        let fault = ended.failed();
+        assert!(fault.is_placed() && fault.has_code(Errno::IO.raw_os_error()), "{way}: {fault:?}");
+        eprintln!("{way}: {}", fault.text);
+    });
+    // Past the page cache: in it the kernel takes a short answer for the end of the file, and shows zeros behind it once it
+    // has asked for the length again. Nobody can tell these from bytes of the file but by a checksum.
+    each("storage that answers short", Reads::Short, |way, ended| {
+        if way.contains("On)") {
+            let fault = ended.failed();
+            assert!(["truncated", "changed since it was indexed"].contains(&fault.kind.as_str()), "{way}: {fault:?}");
+            assert!(fault.is_placed(), "{way}: {fault:?}");
+            eprintln!("{way}: {}", fault.text);
+        }
+    });
+}
+
+fn each(test: &str, reads: Reads, judge: impl Fn(&str, &Ended) + Sync) {
+    let judge = &judge;
+    std::thread::scope(|scope| {
+        for (reader, way) in READERS.iter().enumerate() {
+            scope.spawn(move || {
+                let dir = Dir::new();
+                let fuse = match Fuse::new(&dir.path("mount"), reads) {
+                    Ok(fuse) => fuse,
+                    Err(why) => return skip(test, why),
+                };
+                let go = dir.path("go");
+                let mut child = Running::start(Task::pull(&fuse.set, reader).with("go", go.display()).command());
+                if child.until("planned") {
+                    fuse.begin();
+                    std::fs::write(go, "").unwrap();
+                }
+                let ended = child.end();
+                if denied_here(&ended) && reader != 0 {
+                    return skip(test, format!("{way:?}: no io_uring here"));
+                }
+                judge(&format!("{way:?}"), &ended);
+            });
+        }
+    });
+}

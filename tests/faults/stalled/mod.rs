@@ -1,0 +1,108 @@
+//! Whoever does not answer is named within the deadline, and the loader can be dropped all the same; whoever is merely
+//! slow is not stalled.
+
+mod hooked;
+
+/// Who is named, with what.
+mod named;
+
+/// What takes long and is no stall.
+mod patient;
+
+/// Storage that is asked anew: again, for a substitute, by way of the page cache.
+mod storage;
+
+use crate::common::gate::Gate;
+use crate::common::*;
+use feedline::dataset::Records;
+use feedline::{Error, ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, Result, Stage};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+const DEADLINE: Duration = ms(400);
+/// No stall, drop or hang takes longer than that, whatever the machine does.
+const LATE: Duration = Duration::from_secs(60);
+const ALL: OnBadSample = OnBadSample::Substitute { budget: u64::MAX };
+
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// A hundred records in a file.
+fn file(dir: &Dir) -> LoaderBuilder {
+    let (path, _) = records_file(dir, 100, 64);
+    Loader::builder(records(&path, 64)).batch_size(4).workers(2).stall_deadline(DEADLINE)
+}
+
+/// Four hundred records in memory.
+fn memory() -> LoaderBuilder {
+    Loader::builder(Records::builder(64).open_bytes(vec![7; 64 * 400]).unwrap()).batch_size(4).workers(2)
+}
+
+/// The stall that an epoch must end with.
+fn stall(loader: &Loader) -> Error {
+    let error = loader.epoch(0).unwrap().find_map(Result::err).expect("it ended well");
+    assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
+    error
+}
+
+#[test]
+fn a_deadline_of_less_than_20_ms_is_refused() {
+    for deadline in [Duration::ZERO, Duration::from_nanos(3), ms(19)] {
+        let error = memory().stall_deadline(deadline).build().unwrap_err();
+        assert_eq!((error.kind(), error.stage()), (ErrorKind::Config, Stage::Build), "{error}");
+        assert!(error.message().contains("stall_deadline"), "{error}");
+    }
+    build(memory().stall_deadline(ms(20)));
+}
+
+#[test]
+fn a_stall_is_found_by_who_polls_too_and_by_a_policy_that_substitutes_not_hidden() {
+    let (dir, gate) = (Dir::new(), Gate::default());
+    let inside = gate.clone();
+    let loader = build(file(&dir).order(Order::sequential()).on_bad_sample(OnBadSample::Substitute { budget: 9 }).map(
+        move |_, ctx| {
+            if ctx.id() == 0 {
+                inside.pass();
+            }
+            Ok(())
+        },
+    ));
+    let mut epoch = loader.epoch(0).unwrap();
+    let started = Instant::now();
+    let error = loop {
+        match epoch.next_within(ms(5)) {
+            Poll::Pending => assert!(started.elapsed() < LATE),
+            Poll::Ready(Some(Err(error))) => break error,
+            Poll::Ready(other) => panic!("{:?}", other.map(|batch| batch.map(|batch| batch.index()))),
+        }
+    };
+    assert_eq!((error.kind(), error.stage(), error.site().sample), (ErrorKind::Stalled, Stage::Map, Some(0)));
+    assert!(loader.ledger().samples.is_empty());
+    gate.open();
+}
+
+#[test]
+fn after_a_stall_what_is_held_stays_right_another_epoch_can_be_begun_and_all_can_be_dropped() {
+    let dir = Dir::new();
+    let (path, bytes) = records_file(&dir, 400, 64);
+    for (mode, direct) in readers() {
+        let gate = Gate::default();
+        let inside = gate.clone();
+        let builder = Loader::builder(records(&path, 64)).batch_size(4).workers(2).slots(4);
+        let loader = build(builder.reader(mode).direct(direct).stall_deadline(ms(300)).map(move |_, ctx| {
+            if ctx.id() == 41 {
+                inside.pass();
+            }
+            Ok(())
+        }));
+        let mut epoch = loader.epoch(0).unwrap();
+        let held = epoch.next().unwrap().unwrap();
+        assert_eq!(epoch.find_map(Result::err).unwrap().kind(), ErrorKind::Stalled);
+        assert_eq!(stall(&loader).site().sample, Some(41));
+        gate.open();
+        assert_eq!(loader.epoch(1).unwrap().map(|batch| batch.unwrap().len()).sum::<usize>(), 400);
+        drop(loader);
+        assert_eq!(held.fields().next().unwrap().as_bytes().unwrap(), &bytes[..256]);
+    }
+}

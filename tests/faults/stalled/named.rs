@@ -1,0 +1,175 @@
+use super::hooked::Hooked;
+use super::*;
+use crate::common::toys::Chunks;
+use feedline::Row;
+use feedline::decode::Ctx;
+use feedline::storage::Mode;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Pulls until the error, which must be the stall, and drops the loader. What was stalled goes on only then.
+fn stalls(loader: Loader, gate: &Gate, stage: Stage, sample: Option<u64>) -> Error {
+    let started = Instant::now();
+    let mut epoch = loader.epoch(0).unwrap();
+    let error = epoch.by_ref().find_map(|batch| batch.err()).expect("it ended well");
+    assert_eq!((error.kind(), error.stage()), (ErrorKind::Stalled, stage), "{error}");
+    assert_eq!(error.site().sample, sample, "{error}");
+    assert!(epoch.next().is_none());
+    assert!(started.elapsed() < LATE);
+    let before = loader.report().leaked;
+    // Somebody looks at what was left behind after the loader is gone.
+    let other = build(file(&Dir::new()).workers(1));
+    drop(epoch);
+    drop(loader);
+    assert!(started.elapsed() < LATE);
+    assert!(other.report().leaked > before, "the thread was left behind and not counted");
+    gate.open();
+    error
+}
+
+#[test]
+fn a_transform_that_does_not_come_back_is_named_with_its_sample_and_its_place() {
+    let (dir, gate) = (Dir::new(), Gate::default());
+    let inside = gate.clone();
+    let loader = build(file(&dir).map(move |_, ctx| {
+        if ctx.id() == 41 {
+            inside.pass();
+        }
+        Ok(())
+    }));
+    let error = stalls(loader, &gate, Stage::Map, Some(41));
+    let site = error.site();
+    assert_eq!((site.offset, site.len), (Some(41 * 64), Some(64)), "{error}");
+    assert!(site.path.as_ref().is_some_and(|path| path.starts_with(dir.path(""))), "{error}");
+}
+
+#[test]
+fn a_transform_that_does_not_come_back_on_a_row_of_a_chunk_is_named_with_the_chunk() {
+    let (dir, gate) = (Dir::new(), Gate::default());
+    let inside = gate.clone();
+    let path = dir.write("chunks", &[7; 400]);
+    let builder = Loader::builder(Chunks::open(&path, &[30, 70], 4)).batch_size(4).workers(2).stall_deadline(DEADLINE);
+    let loader = build(builder.map(move |_, ctx| {
+        if ctx.id() == 30 {
+            inside.pass();
+        }
+        Ok(())
+    }));
+    let error = stalls(loader, &gate, Stage::Map, Some(30));
+    assert_eq!(error.site().path.as_deref(), Some(path.as_path()), "{error}");
+    assert!(error.message().starts_with("chunk 1: a transform"), "{error}");
+}
+
+/// The dataset is asked for the place of the sample; when it waits for the very transform that is stuck, the stall is said
+/// all the same.
+#[test]
+fn a_transform_that_holds_what_the_dataset_needs_is_named_without_its_place() {
+    let (gate, held) = (Gate::default(), Arc::new(Mutex::new(())));
+    let (inside, lock, dir) = (gate.clone(), held.clone(), Dir::new());
+    let wait = move |_| drop(held.lock());
+    let dataset = Hooked { extents: Box::new(wait), ..Hooked::in_file(&dir.write("records", &[7; 400])) };
+    let builder = Loader::builder(dataset).batch_size(4).workers(2).order(Order::sequential()).slots(2);
+    let loader = build(builder.stall_deadline(DEADLINE).map(move |_, ctx| {
+        if ctx.id() == 0 {
+            let _held = lock.lock().unwrap();
+            inside.pass();
+        }
+        Ok(())
+    }));
+    let error = loader.epoch(0).unwrap().find_map(Result::err).expect("it ended well");
+    gate.open();
+    assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
+}
+
+#[test]
+fn a_transform_of_batches_that_does_not_come_back_is_named() {
+    let (dir, gate) = (Dir::new(), Gate::default());
+    let inside = gate.clone();
+    let loader = build(file(&dir).map_batch(move |batch, _| {
+        if batch.index() == 7 {
+            inside.pass();
+        }
+        Ok(())
+    }));
+    stalls(loader, &gate, Stage::Map, None);
+}
+
+#[test]
+fn a_dataset_that_does_not_say_where_a_sample_is_is_named_with_it() {
+    for mode in [Mode::Pread, Mode::Auto] {
+        let (dir, gate) = (Dir::new(), Gate::default());
+        let inside = gate.clone();
+        let wait = move |sample| {
+            if sample == 30 {
+                inside.pass();
+            }
+        };
+        let dataset = Hooked { extents: Box::new(wait), ..Hooked::in_file(&dir.write("records", &[7; 400])) };
+        let builder = Loader::builder(dataset).batch_size(4).workers(2).reader(mode).stall_deadline(DEADLINE);
+        // The planner's, when the reader is asked at once; a worker's, when the page cache is asked first.
+        let stage = if mode == Mode::Auto { Stage::Decode } else { Stage::Order };
+        stalls(build(builder), &gate, stage, Some(30));
+    }
+}
+
+/// Looking for a substitute is reading and decoding: what hangs is named by which of the two it is.
+#[test]
+fn a_decoder_that_hangs_on_a_substitute_is_named_as_one() {
+    let (gate, armed) = (Gate::default(), Arc::new(AtomicBool::new(false)));
+    let (inside, arm) = (gate.clone(), armed.clone());
+    let open = move |_| {
+        if armed.load(Ordering::SeqCst) {
+            inside.pass();
+        }
+    };
+    let dataset = Hooked { open: Box::new(open), ..Hooked::in_memory() };
+    let builder = Loader::builder(dataset).batch_size(4).workers(1).order(Order::sequential());
+    let loader = build(builder.on_bad_sample(ALL).stall_deadline(ms(300)).map(move |_, ctx| {
+        if ctx.id() == 99 {
+            arm.store(true, Ordering::SeqCst);
+            return Err(Error::user("the last one"));
+        }
+        Ok(())
+    }));
+    let error = stall(&loader);
+    gate.open();
+    assert_eq!(error.stage(), Stage::Decode, "{error}");
+}
+
+/// `Dataset::member` is asked about a sample like any other of the dataset's functions.
+#[test]
+fn a_dataset_that_does_not_say_a_sample_s_name_is_named_with_that_sample() {
+    let gate = Gate::default();
+    let inside = gate.clone();
+    let dataset = Hooked { member: Box::new(move |_| inside.pass()), ..Hooked::in_memory() };
+    let builder = Loader::builder(dataset).batch_size(10).workers(1).order(Order::sequential()).on_bad_sample(ALL);
+    let bad = |_: &mut Row<'_>, ctx: &mut Ctx<'_>| match ctx.id() {
+        3 => Err(Error::user("three")),
+        _ => Ok(()),
+    };
+    let loader = build(builder.stall_deadline(ms(300)).map(bad));
+    let error = stall(&loader);
+    gate.open();
+    assert_eq!(error.site().sample, Some(3), "{error}");
+}
+
+/// A transform that uses rayon may find other samples' work on its own thread, and goes on after it: when it hangs then,
+/// it is its own sample that is named.
+#[test]
+fn a_transform_that_hangs_after_other_samples_were_done_within_it_is_named() {
+    let (gate, hung) = (Gate::default(), Arc::new(AtomicU64::new(u64::MAX)));
+    let (inside, who) = (gate.clone(), hung.clone());
+    let loader = build(memory().batch_size(40).slots(4).workers(3).stall_deadline(ms(2000)).map(move |_, ctx| {
+        let (id, began) = (ctx.id(), Instant::now());
+        rayon::join(|| std::thread::sleep(ms(1)), || std::thread::sleep(ms(5)));
+        let nested = began.elapsed() > ms(150);
+        if nested && who.compare_exchange(u64::MAX, id, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            inside.pass();
+        }
+        Ok(())
+    }));
+    let error = loader.epochs(0..20).unwrap().find_map(Result::err);
+    gate.open();
+    let Some(error) = error else { panic!("no work of others ran within a transform: nothing was tested") };
+    assert_eq!(error.site().sample, Some(hung.load(Ordering::SeqCst)), "{error}");
+}

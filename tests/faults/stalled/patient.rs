@@ -1,0 +1,150 @@
+use super::hooked::Hooked;
+use super::*;
+use feedline::storage::{Direct, Fault, Faulty, Mode};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader, Read};
+use std::process::Stdio;
+use std::sync::Arc;
+
+/// Samples of an epoch that ends well.
+fn pulled(batches: impl Iterator<Item = Result<feedline::Batch>>) -> usize {
+    batches.map(|batch| batch.unwrap_or_else(|error| panic!("{error}")).len()).sum()
+}
+
+#[test]
+fn the_longest_deadline_means_never() {
+    let loader = build(memory().stall_deadline(Duration::MAX).map(|_, _| {
+        std::thread::sleep(ms(100));
+        Ok(())
+    }));
+    assert_eq!(loader.epoch(0).unwrap().next().unwrap().unwrap().len(), 4);
+}
+
+#[test]
+fn who_is_slow_with_every_sample_is_not_stalled() {
+    let dir = Dir::new();
+    let loader = build(file(&dir).batch_size(50).stall_deadline(ms(200)).map(|_, _| {
+        std::thread::sleep(ms(20));
+        Ok(())
+    }));
+    assert_eq!(pull(&loader, 0).unwrap().len(), 100);
+}
+
+#[test]
+fn a_consumer_that_holds_every_batch_is_told_that_and_not_that_something_stalls() {
+    let dir = Dir::new();
+    let held = Duration::from_secs(2);
+    let loader = build(file(&dir).slots(2).stall_deadline(ms(100)).held_deadline(held));
+    let mut epoch = loader.epoch(0).unwrap();
+    let first = epoch.next().unwrap().unwrap();
+    let second = epoch.next().unwrap().unwrap();
+    assert_eq!(epoch.next().unwrap().err().map(|error| error.kind()), Some(ErrorKind::BatchesHeld));
+    drop((first, second));
+    assert_eq!(pulled(epoch), 92);
+}
+
+#[test]
+fn who_polls_rarely_or_sleeps_long_between_batches_sees_no_stall() {
+    let loader = build(memory().batch_size(50).slots(2).stall_deadline(ms(200)).map(|_, _| {
+        std::thread::sleep(ms(10));
+        Ok(())
+    }));
+    let mut epoch = loader.epoch(0).unwrap();
+    let (started, mut got) = (Instant::now(), 0);
+    while started.elapsed() < LATE {
+        match epoch.next_within(Duration::ZERO) {
+            Poll::Ready(Some(batch)) => got += batch.unwrap().len(),
+            Poll::Ready(None) => break,
+            Poll::Pending => std::thread::sleep(ms(170)),
+        }
+    }
+    assert_eq!(got, 400);
+    let mut epoch = loader.epoch(1).unwrap();
+    for _ in 0..3 {
+        std::thread::sleep(ms(700));
+        assert_eq!(epoch.next().unwrap().unwrap().len(), 50);
+    }
+}
+
+/// The deadline is of silence: a read that waits its turn behind hundreds of others, which are answered all the time, is
+/// in time.
+#[test]
+fn storage_that_answers_all_the_time_is_not_stalled_however_long_the_queue_is() {
+    let dir = Dir::new();
+    let (path, _) = records_file(&dir, 2000, 64);
+    let faulty = Arc::new(Faulty::new().ever(0, Fault::Late(ms(50))));
+    let builder = Loader::builder(records(&path, 64)).batch_size(1000).reader(Mode::Pread).direct(Direct::Off);
+    let loader = build(builder.depth(512).stall_deadline(ms(400)).faulty(faulty));
+    assert_eq!(pulled(loader.epoch(0).unwrap()), 2000);
+}
+
+/// A transform that uses rayon may find other samples' work on its own thread, and have to wait for it: they are what is
+/// under way then, not the sample beneath.
+#[test]
+fn transforms_that_use_rayon_are_not_stalled_when_each_sample_takes_milliseconds() {
+    for _ in 0..5 {
+        let loader = build(memory().batch_size(40).slots(10).workers(4).stall_deadline(ms(400)).map(|_, ctx| {
+            let id = ctx.id();
+            rayon::join(|| std::thread::sleep(ms(2)), || std::thread::sleep(ms(10 + id % 3)));
+            Ok(())
+        }));
+        assert_eq!(pulled(loader.epochs(0..2).unwrap()), 800);
+    }
+}
+
+#[test]
+fn the_decoder_and_the_transform_of_a_sample_have_a_deadline_each() {
+    let slow = |sample| {
+        if sample == 9 {
+            std::thread::sleep(ms(700));
+        }
+    };
+    let dataset = Hooked { open: Box::new(slow), ..Hooked::in_memory() };
+    let loader = build(Loader::builder(dataset).batch_size(4).stall_deadline(ms(1000)).map(move |_, ctx| {
+        slow(ctx.id());
+        Ok(())
+    }));
+    assert_eq!(pulled(loader.epoch(0).unwrap()), 100);
+}
+
+/// A pause of the whole process (a job that is suspended, a frozen cgroup) counts as a small part of the deadline,
+/// however long it is.
+#[test]
+fn a_process_that_is_stopped_and_continued_many_times_is_not_stalled() {
+    if in_child().is_some() {
+        return works_for_a_second();
+    }
+    let dir = Dir::new();
+    let mut process =
+        child(&here!(), &dir.path(""), ":").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line.ends_with("begun")), "it ended before it began");
+    let send = |signal| kill_process(Pid::from_child(&process), signal).unwrap();
+    for _ in 0..6 {
+        send(Signal::STOP);
+        std::thread::sleep(ms(1300));
+        send(Signal::CONT);
+        std::thread::sleep(ms(110));
+    }
+    let (mut words, mut errors) = (lines.collect::<Vec<_>>().join("\n"), process.stderr.take().unwrap());
+    errors.read_to_string(&mut words).unwrap();
+    let status = process.wait().unwrap();
+    assert!(status.success() && words.contains("1 passed"), "{status}: {words}");
+}
+
+/// About 1.2 s of its own time, on one sample, with a deadline of 4 s.
+fn works_for_a_second() {
+    let loader = build(memory().workers(1).stall_deadline(ms(4000)).map(|_, ctx| {
+        if ctx.id() == 0 {
+            println!("begun");
+            let (mut own, mut last) = (Duration::ZERO, Instant::now());
+            while own < ms(1200) {
+                std::thread::sleep(ms(1));
+                own += last.elapsed().min(ms(50));
+                last = Instant::now();
+            }
+        }
+        Ok(())
+    }));
+    assert_eq!(pulled(loader.epoch(0).unwrap()), 400);
+}

@@ -1,0 +1,122 @@
+use super::datasets::numbered;
+use super::*;
+use feedline::storage::{Fault, Faulty, Mode};
+use feedline::{ErrorKind, Loader, LoaderBuilder, Order};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Things that were left behind, in this process.
+fn leaked() -> u64 {
+    build(Loader::builder(bytes(1)).workers(1).slots(1)).report().leaked
+}
+
+/// Rows of chunks are done in long runs; between two rows it is asked whether anybody still wants them.
+#[test]
+fn dropping_an_epoch_of_small_rows_in_chunks_does_not_wait_for_the_rest_of_the_rows() {
+    if !alone(&here!()) {
+        return;
+    }
+    let dir = Dir::new();
+    let toy = numbered(&dir, &[4000], &[]);
+    let loader = build(Loader::builder(toy).batch_size(2000).slots(2).workers(2).map(|_, _| {
+        std::thread::sleep(Duration::from_millis(5));
+        Ok(())
+    }));
+    let mut epoch = loader.epoch(0).unwrap();
+    assert!(epoch.next_within(Duration::from_millis(300)).is_pending());
+    let before = leaked();
+    let started = Instant::now();
+    drop((epoch, loader));
+    let took = started.elapsed();
+    let left = leaked() - before;
+    assert!(took < Duration::from_secs(1) && left == 0, "the drop took {took:?} and leaked {left}");
+}
+
+#[test]
+fn dropping_while_a_substitute_is_looked_for_waits_for_one_try_at_most() {
+    let dir = Dir::new();
+    let (path, _) = records_file(&dir, 100, 64);
+    let loader = build(Loader::builder(records(&path, 64)).batch_size(4).workers(1).on_bad_sample(ALL).map(|_, _| {
+        std::thread::sleep(Duration::from_millis(200));
+        Err(Error::user("all are bad"))
+    }));
+    let mut epoch = loader.epoch(0).unwrap();
+    assert!(epoch.next_within(Duration::from_millis(1300)).is_pending());
+    let started = Instant::now();
+    drop((epoch, loader));
+    let took = started.elapsed();
+    assert!(took < Duration::from_secs(1), "one transform takes 0.2 s, the drop took {took:?}");
+}
+
+/// When the first row of a batch has failed for good, nothing is tried for the others: each try takes the pauses of its
+/// retries.
+#[test]
+fn dead_storage_is_reported_after_the_tries_of_one_row() {
+    const STALE: i32 = 116;
+    let dir = Dir::new();
+    let (path, _) = records_file(&dir, 1000, 64);
+    let mut operations = Vec::new();
+    for policy in [OnBadSample::Fail, OnBadSample::Substitute { budget: 2 }] {
+        let faulty = Arc::new(Faulty::new().ever(0, Fault::Error(STALE)));
+        let builder = Loader::builder(records(&path, 64)).batch_size(64).slots(2).workers(2).reader(Mode::Pread);
+        let loader = build(builder.on_bad_sample(policy).faulty(faulty.clone()));
+        loader.epoch(0).unwrap().next().unwrap().unwrap_err();
+        operations.push(faulty.seen());
+    }
+    // Beside its tries, the reads that were under way.
+    assert!(operations[1] < operations[0] + 300, "operations until the error, Fail and Substitute: {operations:?}");
+}
+
+#[test]
+fn where_every_sample_is_bad_the_epoch_ends_with_the_first_error() {
+    let one = build(Loader::builder(bytes(1)).on_bad_sample(ALL).map(refuse(&[0])));
+    assert_eq!(one.epoch(0).unwrap().next().unwrap().unwrap_err().kind(), ErrorKind::User);
+    let same = Loader::builder(bytes(3)).order(Order::indices(vec![1; 9]));
+    let same = build(same.on_bad_sample(ALL).map(refuse(&[1])));
+    assert_eq!(same.epoch(0).unwrap().next().unwrap().unwrap_err().kind(), ErrorKind::User);
+}
+
+/// Sample 4 of 20, the first of the second batch of 4, fails in a way of the user's that is itself broken.
+fn perverse(fail: fn() -> Result<()>) -> LoaderBuilder {
+    let builder = Loader::builder(bytes(20)).batch_size(4).order(Order::sequential()).on_bad_sample(ALL);
+    builder.map(move |_, ctx| if ctx.id() == 4 { fail() } else { Ok(()) })
+}
+
+/// In a process of its own, which a panic where none may be would end.
+#[test]
+fn an_error_whose_words_panic_ends_the_epoch_with_an_error() {
+    #[derive(Debug)]
+    struct Words;
+    impl std::fmt::Display for Words {
+        fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            panic!("the words")
+        }
+    }
+    impl std::error::Error for Words {}
+    if !alone(&here!()) {
+        return;
+    }
+    let loader = build(perverse(|| Err(Error::user("").with_source(Words))));
+    let ended: Vec<_> = loader.epoch(0).unwrap().map(|batch| batch.map(|batch| batch.index())).collect();
+    assert!(matches!(&ended[..], [Ok(0), Err(error)] if error.site().sample == Some(4)), "{}", ended.len());
+}
+
+/// In a process of its own, as above.
+#[test]
+fn a_panic_whose_payload_panics_when_it_is_dropped_is_a_bad_sample_like_others() {
+    struct Payload;
+    impl Drop for Payload {
+        fn drop(&mut self) {
+            if !std::thread::panicking() {
+                panic!("the payload's drop");
+            }
+        }
+    }
+    if !alone(&here!()) {
+        return;
+    }
+    let loader = build(perverse(|| std::panic::panic_any(Payload)));
+    assert_eq!(pulled(loader.epoch(0).unwrap()), 20);
+    let bad: Vec<_> = loader.ledger().samples.iter().map(|bad| (bad.sample, bad.kind)).collect();
+    assert_eq!(bad, [(4, ErrorKind::Panicked)]);
+}
