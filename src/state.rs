@@ -33,7 +33,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What is written, and the only one that is read.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Bytes of a file at most; a state has less than 1 KiB.
 const BYTES_MAX: u64 = 64 << 10;
 /// Characters of what a parser says that an error repeats.
@@ -329,7 +329,9 @@ fn unread(error: serde_json::Error) -> Error {
 fn known(version: u64) -> Result<u32, String> {
     match u32::try_from(version) {
         Ok(VERSION) => Ok(VERSION),
-        _ => Err(format!("version {version} of a state; this feedline reads {VERSION}")),
+        _ => Err(format!(
+            "version {version} of a state, this feedline reads {VERSION}: resume with the feedline that saved it, or begin anew"
+        )),
     }
 }
 
@@ -533,7 +535,7 @@ mod tests {
     fn stands() -> impl Strategy<Value = Stand> {
         let kinds = vec![Kind::Sequential, Kind::Shuffled, Kind::Windowed, Kind::Indices, Kind::Sampler];
         let lasts = vec![LastBatch::Keep, LastBatch::Mask, LastBatch::Pad, LastBatch::Drop];
-        let words = (any::<[u64; 11]>(), any::<[u64; 18]>());
+        let words = (any::<[u64; 11]>(), any::<[u64; 22]>());
         let codes = (prop::sample::select(kinds), prop::sample::select(lasts), any::<bool>());
         (words, codes).prop_map(|((words, print), (kind, last, shuffled))| {
             let [epoch, position, batch, steps, global_batch, seed, window, lanes, positions, identity, draws] = words;
@@ -595,7 +597,7 @@ mod tests {
             identity: u64::MAX,
         };
         let cursor = Cursor { epoch: u64::MAX, position: u64::MAX, batch: u64::MAX, steps: u64::MAX };
-        let dataset = Fingerprint::of_words([u64::MAX; 18]);
+        let dataset = Fingerprint::of_words([u64::MAX; 22]);
         let stand = Stand { cursor, global_batch: u64::MAX, last: LastBatch::Keep, order, draws: u64::MAX, dataset };
         let text = State::new(stand).to_bytes();
         assert!(text.len() < 1024, "{}", text.len());
@@ -613,7 +615,7 @@ mod tests {
                 None => paths.push(vec![key.clone()]),
             }
         }
-        assert_eq!(paths.len(), 6 + 7 + 8 + 3, "{text}");
+        assert_eq!(paths.len(), 6 + 7 + 7 + 3, "{text}");
         for path in paths {
             let mut changed = value.clone();
             let place = path.iter().fold(&mut changed, |value, key| &mut value[key]);
@@ -631,7 +633,7 @@ mod tests {
                 other => panic!("{other}"),
             };
             let error = State::from_bytes(&serde_json::to_vec(&changed).unwrap()).unwrap_err();
-            let expected = if path == ["version"] { "version 2 of a state" } else { "damaged: its values" };
+            let expected = if path == ["version"] { "version 3 of a state" } else { "damaged: its values" };
             assert!(error.message().starts_with(expected), "{path:?}: {error}");
         }
     }
@@ -653,8 +655,8 @@ mod tests {
     fn another_version_is_named_whatever_else_it_holds() {
         let text = String::from_utf8(PINNED.to_vec()).unwrap();
         let cases = [
-            (3, text.replace("\"version\":1", "\"version\":3")),
-            (0, text.replace("\"version\":1", "\"version\":0")),
+            (3, text.replace("\"version\":2", "\"version\":3")),
+            (1, text.replace("\"version\":2", "\"version\":1")),
             (3, r#"{"version":3}"#.into()),
             (3, r#"{"epoch":"three","order":[],"news":{"a":1},"version":3}"#.into()),
             (u64::MAX, r#"{"version":18446744073709551615}"#.into()),
@@ -663,14 +665,15 @@ mod tests {
         for (version, text) in cases {
             let error = State::from_bytes(text.as_bytes()).unwrap_err();
             assert_eq!((error.kind(), error.stage()), (ErrorKind::State, Stage::State));
-            let expected =
-                format!("state: state not usable: version {version} of a state; this feedline reads {VERSION}");
+            let expected = format!(
+                "state: state not usable: version {version} of a state, this feedline reads 2: resume with the feedline that saved it, or begin anew"
+            );
             assert_eq!(error.to_string(), expected);
         }
         // Inside another checkpoint it is serde that reads it.
         let newer = r#"{"version":3,"news":true,"epoch":"three"}"#;
         let error = serde_json::from_str::<State>(newer).unwrap_err().to_string();
-        assert!(error.starts_with("version 3 of a state; this feedline reads 1"), "{error}");
+        assert!(error.starts_with("version 3 of a state, this feedline reads 2"), "{error}");
         let mut packed = postcard::to_allocvec(&State::new(stand())).unwrap();
         packed[0] = 3;
         assert!(postcard::from_bytes::<State>(&packed).is_err());
@@ -701,7 +704,7 @@ mod tests {
             ("text for a number", with("\"epoch\":3", "\"epoch\":\"3\"")),
             ("null", with("\"epoch\":3", "\"epoch\":null")),
             ("a key twice", with("\"epoch\":3", "\"epoch\":3,\"epoch\":3")),
-            ("the version twice", with("\"version\":1", "\"version\":1,\"version\":1")),
+            ("the version twice", with("\"version\":2", "\"version\":2,\"version\":2")),
             ("an inner key twice", with("\"seed\":42", "\"seed\":42,\"seed\":42")),
             ("a missing key", with("\"epoch\":3,", "")),
             ("an unknown kind", with("\"kind\":\"shuffled\"", "\"kind\":\"stirred\"")),

@@ -41,3 +41,34 @@ impl Digest {
         Draws::from_key(self.0).next_u64()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hash_is_pinned_for_other_machines_and_versions() {
+        let digest = Digest::new("a");
+        assert_eq!(digest.end(), 0x7b5a_84aa_31c5_6a09);
+        assert_eq!(digest.word(1).words(&[2, 3]).bytes(b"0123456789").end(), 0xef0c_ae7f_5a11_6d55);
+    }
+
+    #[test]
+    fn lists_cut_in_other_places_have_other_hashes() {
+        let digest = Digest::new("a");
+        let ends = [
+            digest.words(&[1, 2]).words(&[]),
+            digest.words(&[1]).words(&[2]),
+            digest.words(&[]).words(&[1, 2]),
+            digest.bytes(b"ab").bytes(b""),
+            digest.bytes(b"a").bytes(b"b"),
+            digest.bytes(b"a\0"),
+            digest.bytes(b"a"),
+            digest,
+            Digest::new("b"),
+        ];
+        let mut ends = ends.map(Digest::end);
+        ends.sort_unstable();
+        assert!(ends.windows(2).all(|pair| pair[0] != pair[1]), "{ends:x?}");
+    }
+}

@@ -236,8 +236,9 @@ impl LoaderBuilder {
     /// reader, depth and world size. Without [`batch_size`](Self::batch_size) or [`global_batch`](Self::global_batch) the
     /// global batch is that of the state, and so is [`last_batch`](Self::last_batch).
     ///
-    /// Then `build` fails with [`ErrorKind::FingerprintMismatch`], naming the shard, when the dataset is not the one that
-    /// the state was saved with; with [`ErrorKind::State`] when order, seeds, global batch or last batch are set otherwise.
+    /// Then `build` fails with [`ErrorKind::FingerprintMismatch`], naming the shard or range of shards, when the dataset is
+    /// not the one that the state was saved with; with [`ErrorKind::State`] when order, seeds, global batch or last batch
+    /// are set otherwise.
     pub fn resume(mut self, state: State) -> Self {
         self.run.resume = Some(state);
         self

@@ -997,25 +997,20 @@ fn a_dataset_that_changed_is_refused_and_what_changed_is_named() {
     let mut longer = files.clone();
     longer[1].extend(noise(12, 9));
     let now = write("longer", &longer);
-    let error = refused(|| make(Arc::new(open(&now))), &state, kind, "40 samples then, 41 now");
+    let error = refused(|| make(Arc::new(open(&now))), &state, kind, "41 samples, 40 when saved");
     assert_eq!(error.site().path.as_deref(), Some(&*now[1]));
 
     let now = write("more", &[files.clone(), vec![noise(24, 8)]].concat());
-    refused(|| make(Arc::new(open(&now))), &state, kind, "5 shards, 4 then: number 4");
-    refused(
-        || make(Arc::new(open(&paths[..3]))),
-        &state,
-        kind,
-        "3 shards, 4 then: number 3 (counted from 0) is missing",
-    );
+    refused(|| make(Arc::new(open(&now))), &state, kind, "5 shards, 4 when saved; the first 4 are the same");
+    refused(|| make(Arc::new(open(&paths[..3]))), &state, kind, "3 shards, 4 when saved; the first 3 are the same");
     let turned: Vec<_> = paths.iter().rev().cloned().collect();
-    refused(|| make(Arc::new(open(&turned))), &state, kind, "of 4 shards");
+    refused(|| make(Arc::new(open(&turned))), &state, kind, "shard 0 of 4 (counted from 0) and others have");
     let part = || open(&paths).subset((0..40).rev().collect::<Vec<_>>()).unwrap();
     refused(|| make(Arc::new(part())), &state, kind, "the ids mean other samples of the same files");
     let both = || Concat::new([open(&paths[..1]), open(&paths[1..])]).unwrap();
     refused(|| make(Arc::new(both())), &state, kind, "");
     let wider = || Records::builder(12).field("other", feedline::tensor::DType::U8, [12]).open_files(&paths).unwrap();
-    refused(|| make(Arc::new(wider())), &state, kind, "other fields than then; now they are other u8 [12]");
+    refused(|| make(Arc::new(wider())), &state, kind, "other fields than when saved; now they are other u8 [12]");
 
     // Chunks that are cut in another way.
     let chunks = Dir::new();
@@ -1067,9 +1062,12 @@ fn states_that_were_edited_are_refused_whatever_was_changed() {
         assert!(error.message().contains("damaged: its values have the CRC32C"), "{pointer} = {value}: {error}");
     }
     let mut edited = json.clone();
-    edited["version"] = 2.into();
+    edited["version"] = 1.into();
     let error = State::from_bytes(edited.to_string().as_bytes()).unwrap_err();
-    assert_eq!(error.message(), "version 2 of a state; this feedline reads 1");
+    assert_eq!(
+        error.message(),
+        "version 1 of a state, this feedline reads 2: resume with the feedline that saved it, or begin anew"
+    );
     // In another layout it is the same.
     assert_eq!(State::from_bytes(serde_json::to_string_pretty(&json).unwrap().as_bytes()).unwrap(), state);
 }

@@ -351,7 +351,7 @@ fn a_dataset_is_the_same_by_any_number_of_threads_checked_and_in_memory() {
 }
 
 #[test]
-fn of_any_number_of_shards_the_one_that_changed_is_named() {
+fn a_changed_shard_is_named_or_its_range_is() {
     type Change = fn(&Path);
     fn edit(path: &Path, edit: impl FnOnce(&mut Vec<u8>)) {
         let mut bytes = std::fs::read(path).unwrap();
@@ -366,20 +366,41 @@ fn of_any_number_of_shards_the_one_that_changed_is_named() {
         ("grown", |path| edit(path, |bytes| bytes.extend([7; RECORD]))),
         ("reversed", |path| edit(path, |bytes| bytes.reverse())),
     ];
-    // Of 300 shards number 117 is one of the 256 that are opened.
-    for (count, number) in [(1, 0), (12, 0), (12, 7), (16, 15), (17, 16), (100, 0), (100, 17), (100, 99), (300, 117)] {
+    // The last number of a row is that of the first and last shard of its bucket. Of 300 shards number 117 is opened.
+    let rows = [
+        (1, 0, [0, 0]),
+        (12, 0, [0, 0]),
+        (12, 7, [7, 7]),
+        (64, 63, [63, 63]),
+        (65, 64, [64, 64]),
+        (100, 1, [0, 1]),
+        (100, 99, [99, 99]),
+        (300, 117, [113, 117]),
+    ];
+    for (count, number, [first, last]) in rows {
+        let expected = |dir: &Dir| match first == last {
+            true => format!("shard {number} of {count} (counted from 0) has another name, length or content"),
+            false => {
+                let path = dir.path(&name(first));
+                format!(
+                    "a shard between {first} ({}) and {last} of {count} (counted from 0) has another",
+                    path.display()
+                )
+            }
+        };
+        let path = |path: PathBuf| (first == last).then_some(path);
         for (what, change) in changes {
             let (dir, error) = after(count, |dir| change(&dir.path(&name(number))));
-            assert_eq!(error.site().path, Some(dir.path(&name(number))), "{what} {number} of {count}: {error}");
-            let expected = format!("shard {number} of {count} (counted from 0) has another name, length or content");
-            assert!(error.message().starts_with(&expected), "{what} {number} of {count}: {error}");
+            assert_eq!(error.site().path, path(dir.path(&name(number))), "{what} {number} of {count}: {error}");
+            assert!(error.message().starts_with(&expected(&dir)), "{what} {number} of {count}: {error}");
             let samples: usize = (0..count).map(|number| 200 + number % 7).sum();
-            let resized = format!("; {samples} samples then, ");
+            let resized = format!(" samples, {samples} when saved");
             assert_eq!(error.message().contains(&resized), ["cut", "grown"].contains(&what), "{error}");
         }
         let renamed = name(number).replace(".bin", "x.bin");
         let (dir, error) = after(count, |dir| std::fs::rename(dir.path(&name(number)), dir.path(&renamed)).unwrap());
-        assert_eq!(error.site().path, Some(dir.path(&renamed)), "renamed {number} of {count}: {error}");
+        assert_eq!(error.site().path, path(dir.path(&renamed)), "renamed {number} of {count}: {error}");
+        assert!(error.message().starts_with(&expected(&dir)), "renamed {number} of {count}: {error}");
     }
 }
 
@@ -392,7 +413,8 @@ fn a_shard_that_is_not_opened_counts_by_its_name_and_length() {
     Fingerprint::of(&open(&dir)).unwrap().compare(&then, &open(&dir)).unwrap();
     dir.write(&name(6), &noise(shard(6).len() + RECORD, 1));
     let error = difference(&then, &open(&dir));
-    assert_eq!(error.site().path, Some(dir.path(&name(6))), "{error}");
+    let expected = format!("a shard between 5 ({}) and 9 of 300", dir.path(&name(5)).display());
+    assert!(error.message().starts_with(&expected), "{error}");
     // And so do the bytes that are neither the first nor the last: `checked` is for those.
     let dir = shards(3);
     let then = Fingerprint::of(&open(&dir)).unwrap();
@@ -403,90 +425,60 @@ fn a_shard_that_is_not_opened_counts_by_its_name_and_length() {
 }
 
 #[test]
-fn a_shard_that_is_missing_is_named_by_the_place_where_it_was() {
-    for (count, number) in [(2, 0), (2, 1), (12, 5), (100, 0), (100, 17), (100, 99), (257, 3), (300, 117), (300, 6)] {
-        let (dir, error) = after(count, |dir| std::fs::remove_file(dir.path(&name(number))).unwrap());
-        let beside = match number + 1 < count {
-            true => format!("it stood before {}", dir.path(&name(number + 1)).display()),
-            false => format!("it stood behind {}", dir.path(&name(number - 1)).display()),
-        };
-        let expected =
-            format!("{} shards, {count} then: number {number} (counted from 0) is missing, {beside};", count - 1);
-        assert!(error.message().starts_with(&expected), "{error}");
-        assert_eq!(error.site().path, None);
-    }
-    let (_, error) = after(100, |dir| {
-        [3, 40].iter().for_each(|number| std::fs::remove_file(dir.path(&name(*number))).unwrap());
-    });
-    assert!(error.message().starts_with("100 shards then, 98 now; "), "{error}");
-}
-
-#[test]
-fn shards_that_are_new_are_named_where_they_stand_together() {
-    for (count, after_number) in [(1, 0), (12, 5), (100, 17), (100, 99), (255, 100), (256, 255), (300, 116)] {
-        for more in [1, 3] {
-            let new = |k: usize| name(after_number).replace(".bin", &format!("-{k}.bin"));
-            let (dir, error) = after(count, |dir| (0..more).for_each(|k| drop(dir.write(&new(k), &shard(k)))));
-            // `-` sorts before `.`.
-            let (now, first) = (count + more, after_number);
-            let path = dir.path(&new(0));
-            let which = match more {
-                1 => format!("number {first}, {}, is new (counted from 0);", path.display()),
-                _ => format!("numbers {first} (first {}) to {} are new", path.display(), first + more - 1),
-            };
-            assert!(error.message().starts_with(&format!("{now} shards, {count} then: {which}")), "{error}");
-            assert_eq!(error.site().path, Some(path));
-        }
-    }
-    let (_, error) = after(100, |dir| {
-        [3, 40].iter().for_each(|number| drop(dir.write(&name(*number).replace(".bin", "-new.bin"), &shard(0))));
-    });
-    assert!(error.message().starts_with("100 shards then, 102 now; "), "{error}");
-}
-
-#[test]
-fn two_shards_that_changed_or_changed_places_are_both_named() {
-    for (count, a, b) in [(2, 0, 1), (12, 3, 4), (100, 17, 80), (100, 0, 99), (300, 117, 118)] {
-        let expected = |dir: &Dir| {
-            let path = |number| dir.path(&name(number)).display().to_string();
-            format!("these have another name, length or content than then: {a} ({}), {b} ({})", path(a), path(b))
-        };
-        let (dir, error) = after(count, |dir| {
-            dir.write(&name(a), &shard(b));
-            dir.write(&name(b), &shard(a));
-        });
-        assert!(error.message().contains(&expected(&dir)), "{error}");
-        assert_eq!(error.site().path, Some(dir.path(&name(a))));
-
-        let dir = shards(count);
-        let mut paths: Vec<PathBuf> = (0..count).map(|number| dir.path(&name(number))).collect();
-        let then = Fingerprint::of(&Records::builder(RECORD).open_files(&paths).unwrap()).unwrap();
-        paths.swap(a, b);
-        let error = difference(&then, &Records::builder(RECORD).open_files(&paths).unwrap());
-        assert!(error.message().contains(&format!("than then: {a} ({}), {b} (", paths[a].display())), "{error}");
-    }
-}
-
-#[test]
-fn of_several_shards_that_changed_the_ranges_are_named_and_of_few_all() {
-    let rewrite = |numbers: &[usize], dir: &Dir| {
-        numbers.iter().for_each(|number| drop(dir.write(&name(*number), &noise(shard(*number).len(), 99))));
+fn missing_and_new_shards_are_named_by_the_first_difference() {
+    let remove = |dir: &Dir, numbers: &[usize]| {
+        numbers.iter().for_each(|number| std::fs::remove_file(dir.path(&name(*number))).unwrap());
     };
-    let (dir, error) = after(12, |dir| rewrite(&[1, 5, 6, 11], dir));
-    let path = |number| dir.path(&name(number)).display().to_string();
-    let list: Vec<_> = [1, 5, 6, 11].map(|number| format!("{number} ({})", path(number))).into();
-    assert!(error.message().contains(&format!("than then: {};", list.join(", "))), "{error}");
+    // `-` sorts before `.`.
+    let add = |dir: &Dir, numbers: &[usize]| {
+        numbers.iter().for_each(|number| drop(dir.write(&name(*number).replace(".bin", "-new.bin"), &shard(*number))));
+    };
+    let check = |count, now, change: &dyn Fn(&Dir), difference: &dyn Fn(&Dir) -> String| {
+        let (dir, error) = after(count, change);
+        let expected = format!("{now} shards, {count} when saved; {};", difference(&dir));
+        assert!(error.message().starts_with(&expected), "{expected} {error}");
+        assert_eq!(error.site().path, None);
+    };
+    let same = |count| move |_: &Dir| format!("the first {count} are the same");
+    let shard = |number| move |_: &Dir| format!("the first difference is shard {number} (counted from 0)");
+    let between = |first, last| {
+        move |dir: &Dir| {
+            let path = dir.path(&name(first));
+            format!("the first difference is a shard between {first} ({}) and {last} (counted from 0)", path.display())
+        }
+    };
+    check(2, 1, &|dir| remove(dir, &[1]), &same(1));
+    check(12, 11, &|dir| remove(dir, &[5]), &shard(5));
+    check(100, 98, &|dir| remove(dir, &[17, 40]), &between(16, 17));
+    check(300, 299, &|dir| remove(dir, &[299]), &between(296, 298));
+    check(12, 13, &|dir| add(dir, &[12]), &same(12));
+    check(300, 303, &|dir| add(dir, &[300, 301, 302]), &same(300));
+    check(12, 15, &|dir| add(dir, &[5, 7, 8]), &shard(5));
+    check(100, 101, &|dir| add(dir, &[17]), &between(16, 17));
+}
 
-    // Buckets of 128 shards have 8.
-    let (dir, error) = after(128, |dir| rewrite(&[9, 10, 17, 64], dir));
-    let path = |number| dir.path(&name(number)).display().to_string();
-    let expected = format!(
-        "several of 128 shards, counted from 0, have another name, length or content than then: between number 8 ({}) \
-         and 23, between number 64 ({}) and 71;",
-        path(8),
-        path(64)
-    );
-    assert!(error.message().starts_with(&expected), "{error}");
+#[test]
+fn of_several_changed_shards_the_first_is_named() {
+    let check = |count: usize, numbers: &[usize], expected: &dyn Fn(&Dir) -> String| {
+        let (dir, error) = after(count, |dir| {
+            numbers.iter().for_each(|number| drop(dir.write(&name(*number), &noise(shard(*number).len(), 99))));
+        });
+        let expected = format!("{} of {count} (counted from 0) and others have another name, length", expected(&dir));
+        assert!(error.message().starts_with(&expected), "{expected} {error}");
+        error.site().path.clone().map(|path| path.file_name().unwrap().to_str().unwrap().to_owned())
+    };
+    assert_eq!(check(12, &[1, 5, 6, 11], &|_| "shard 1".into()), Some(name(1)));
+    let range = |dir: &Dir| format!("a shard between 8 ({}) and 9", dir.path(&name(8)).display());
+    assert_eq!(check(128, &[9, 10, 17, 64], &range), None);
+
+    // Two shards that changed places.
+    let dir = shards(12);
+    let mut paths: Vec<PathBuf> = (0..12).map(|number| dir.path(&name(number))).collect();
+    let then = Fingerprint::of(&Records::builder(RECORD).open_files(&paths).unwrap()).unwrap();
+    paths.swap(3, 4);
+    let error = difference(&then, &Records::builder(RECORD).open_files(&paths).unwrap());
+    assert!(error.message().starts_with("shard 3 of 12 (counted from 0) and others have another name"), "{error}");
+    assert_eq!(error.site().path.as_ref(), Some(&paths[3]));
 }
 
 #[test]
@@ -495,10 +487,10 @@ fn another_number_of_samples_or_other_fields_are_said() {
     let records = |size: usize| Records::builder(size).open_bytes(&*bytes).unwrap();
     let then = Fingerprint::of(&records(64)).unwrap();
     let error = difference(&then, &records(32));
-    let expected = "16 samples then, 32 now; other fields than then; now they are record u8 [32]";
+    let expected = "32 samples, 16 when saved; other fields than when saved; now they are record u8 [32]";
     assert!(error.message().starts_with(expected), "{error}");
     let floats = Records::builder(64).field("record", DType::F32, [16]).open_bytes(&*bytes).unwrap();
-    assert!(difference(&then, &floats).message().starts_with("other fields than then"));
+    assert!(difference(&then, &floats).message().starts_with("other fields than when saved"));
 }
 
 #[test]
