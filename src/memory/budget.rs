@@ -1,26 +1,24 @@
-//! One budget for the memory of several loaders of a process.
+//! One memory budget for several loaders of a process.
 //!
 //! ```text
-//! free ─┬─ 1 / (loaders not built yet) ─► the most that the loader being built may plan ─► what its plan took
-//!       └─ the rest stays for the others                                                    (back when it is gone)
+//! free ─┬─ 1 / (loaders not built yet) ─► limit for the next loader's plan ─► its lease (returned on drop)
+//!       └─ the rest ─► the other loaders
 //! ```
 //!
-//! Invariants: what loaders took never exceeds the budget. Until one is dropped no part is below bytes / loaders, by
-//! induction: who takes at most 1/n of what is free leaves at least as much for each of the n - 1 others.
+//! Invariants: the leases never exceed the budget. Until a loader is dropped, every limit is at least bytes / loaders.
+//! By induction: a loader that takes at most 1/n of the free bytes leaves at least as much for each of the n - 1 others.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// One memory budget for several loaders of a process: one per GPU, say, or one for training and one for evaluation.
+/// One memory budget for several loaders of a process: one per GPU, or one for training and one for evaluation.
 ///
-/// A loader may plan at most an equal part of what is free: the bytes that no loader has, divided by the number of loaders
-/// that are not built yet. So an early one leaves every later one at least bytes / loaders, and what it does not need is
-/// shared by those after it.
+/// A loader may plan at most an equal part of the free bytes: free bytes / loaders not built yet. So early loaders leave at
+/// least bytes / loaders to each later one. Bytes that they do not need go to the loaders after them.
 ///
-/// A loader's bytes are free again, and its place open to another one, when its memory is: after the loader, its epochs and
-/// its batches are dropped, or at once when `build` fails. The same rule then holds for what is free: a loader that takes the
-/// place of the only one missing may plan at least what that one had.
+/// A loader returns its bytes and its place when the loader, its epochs and its batches are dropped, or when `build` fails.
+/// The same rule holds for a replacement: if no other place is open, it may plan at least its predecessor's bytes.
 ///
 /// ```
 /// use feedline::{Budget, Device, Loader, dataset::Records};
@@ -46,63 +44,63 @@ struct Shared {
     taken: Mutex<Taken>,
 }
 
-/// By loaders that are alive.
+/// Sums over the live loaders.
 #[derive(Clone, Copy, Default)]
 struct Taken {
     bytes: usize,
     loaders: usize,
 }
 
-/// What a loader that is being built may take, and why.
+/// The limit for a loader that is being built, with its reasons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
-    /// The most it may take: `free / parts`.
+    /// Bytes that it may take: `free / parts`.
     pub(crate) bytes: usize,
     pub(crate) free: usize,
     /// Loaders that are not built yet, this one included.
     pub(crate) parts: usize,
-    /// The whole budget, and for how many loaders it is.
+    /// Bytes of the whole budget, and its number of loaders.
     pub(crate) whole: usize,
     pub(crate) loaders: usize,
 }
 
-/// What a loader took; free again when dropped.
+/// Bytes of a live loader, returned on drop.
 pub(crate) struct Lease {
     shared: Arc<Shared>,
     bytes: usize,
 }
 
 impl Budget {
-    /// A budget of `bytes` for at most `loaders` loaders at a time. Nothing is reserved before they are built.
+    /// A budget of `bytes` for at most `loaders` live loaders. It reserves no memory.
     pub fn new(bytes: usize, loaders: usize) -> Self {
         Self { shared: Arc::new(Shared { bytes, loaders, taken: Mutex::default() }) }
     }
 
-    /// Bytes in all.
+    /// Bytes of the whole budget.
     pub fn bytes(&self) -> usize {
         self.shared.bytes
     }
 
-    /// For how many loaders it is.
+    /// Number of loaders that may share it.
     pub fn loaders(&self) -> usize {
         self.shared.loaders
     }
 
-    /// Bytes that no loader has.
+    /// Bytes that no live loader holds.
     pub fn free(&self) -> usize {
         self.shared.bytes - self.shared.lock().bytes
     }
 
-    /// Lets `plan` say how much of a part it takes, and takes it. Others wait meanwhile: `plan` must only compute.
+    /// Takes the bytes that `plan` returns. Other loaders wait meanwhile, so `plan` must only compute.
     ///
-    /// Errors: [`ErrorKind::Budget`] when as many loaders are alive as it is for, or when `plan` takes more than the part;
-    /// those of `plan`. Then nothing is taken.
+    /// Errors, which take nothing: [`ErrorKind::Budget`] if all loaders are alive or `plan` exceeds its part; those of
+    /// `plan`.
     pub(crate) fn take<T>(&self, plan: impl FnOnce(Part) -> Result<(T, usize)>) -> Result<(T, Lease)> {
         let mut taken = self.shared.lock();
         let part = self.shared.part(*taken)?;
         let (planned, bytes) = plan(part)?;
         if bytes > part.bytes {
-            let message = format!("{bytes} bytes of a shared budget were planned, {} are allowed", part.bytes);
+            let message = format!("the plan takes {bytes} bytes of the shared budget; its part is {}", part.bytes);
             return Err(Error::new(ErrorKind::Budget, Stage::Build, message));
         }
         taken.bytes += bytes;
@@ -121,8 +119,8 @@ impl Shared {
         let (free, parts) = (whole - taken.bytes, loaders - taken.loaders);
         let bytes = free.checked_div(parts).ok_or_else(|| {
             let message = format!(
-                "the shared budget is for {loaders} loaders, and as many are alive (or batches of theirs): drop one, or say \
-                 more in `Budget::new`"
+                "the shared budget is for {loaders} loaders, and all are alive (or their batches): drop a loader and its \
+                 batches, or give `Budget::new` a larger number"
             );
             Error::new(ErrorKind::Budget, Stage::Build, message)
         })?;
@@ -151,7 +149,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// As a loader does: at most what it wants, not less than it needs.
+    /// A lease of at least `need` and at most `want` bytes, as a loader takes it.
     fn build(budget: &Budget, need: usize, want: usize) -> Result<(usize, Lease)> {
         budget.take(|part| {
             if need > part.bytes {
@@ -176,9 +174,9 @@ mod tests {
     }
 
     proptest! {
-        /// The oracle knows nothing but the sizes of who is alive, and hands bytes out one by one, in turn.
+        /// The oracle knows only the live leases, and deals out the free bytes one by one.
         #[test]
-        fn parts_are_those_of_the_oracle_whoever_comes_and_goes(
+        fn parts_match_the_oracle_as_loaders_come_and_go(
             bytes in 0_usize..600, loaders in 0_usize..7, steps in prop::collection::vec(step(), 1..60)
         ) {
             let budget = Budget::new(bytes, loaders);
@@ -195,7 +193,7 @@ mod tests {
                                 shares[byte % len] += 1;
                             }
                         }
-                        // The least share: what is left over by the division is nobody's.
+                        // The smallest share: no loader gets the remainder of the division.
                         let expected = shares.last().filter(|share| need <= **share).map(|share| want.max(need).min(*share));
                         match (build(&budget, need, want), expected) {
                             (Ok(built), Some(expected)) => {
@@ -216,7 +214,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_the_early_ones_want_each_later_one_can_have_an_equal_share(
+        fn every_later_loader_can_have_an_equal_share(
             bytes in 0_usize..100_000, wants in prop::collection::vec(0_usize..200_000, 1..12)
         ) {
             let budget = Budget::new(bytes, wants.len());
@@ -226,7 +224,7 @@ mod tests {
         }
 
         #[test]
-        fn who_takes_a_dropped_ones_place_can_have_as_much(
+        fn a_replacement_can_have_its_predecessors_bytes(
             bytes in 1_usize..100_000, wants in prop::collection::vec(0_usize..50_000, 1..8), gone in prop::collection::vec(any::<prop::sample::Index>(), 1..8)
         ) {
             let budget = Budget::new(bytes, wants.len());
@@ -240,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_early_ones_leave_is_shared_by_those_after_them() {
+    fn later_loaders_share_the_bytes_that_early_ones_leave() {
         let budget = Budget::new(1000, 4);
         let mut built = Vec::new();
         for (want, bytes) in [(100, 100), (5000, 300), (5000, 300), (5000, 300)] {
@@ -252,19 +250,19 @@ mod tests {
     }
 
     #[test]
-    fn one_loader_more_than_it_is_for_is_refused_until_one_is_gone() {
+    fn one_loader_too_many_is_refused_until_another_is_dropped() {
         let budget = Budget::new(1000, 1);
         let first = build(&budget, 1, 1).unwrap();
         let error = build(&budget, 0, 0).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Budget);
-        assert!(error.to_string().contains("for 1 loaders, and as many are alive"), "{error}");
+        assert!(error.to_string().contains("for 1 loaders, and all are alive"), "{error}");
         drop(first);
         assert!(build(&budget, 1000, 1000).is_ok());
         assert_eq!(build(&Budget::new(1000, 0), 0, 0).err().unwrap().kind(), ErrorKind::Budget);
     }
 
     #[test]
-    fn a_plan_that_fails_panics_or_takes_too_much_leaves_the_budget_as_it_was() {
+    fn a_plan_that_fails_panics_or_exceeds_its_part_takes_nothing() {
         let budget = Budget::new(1000, 2);
         let failing = budget.take::<()>(|_| Err(Error::user("no")));
         assert_eq!(failing.err().unwrap().kind(), ErrorKind::User);

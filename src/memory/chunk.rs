@@ -1,4 +1,4 @@
-//! The memory of one open chunk: arrays of rows, and rows of any length, in one region of fixed size.
+//! Memory of one open chunk: arrays of rows, and rows of any length, in one region of fixed size.
 
 use super::region::Region;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -7,10 +7,10 @@ use std::ops::Range;
 /// Arrays start on a cache line.
 const ALIGN: usize = 64;
 
-/// Rows of the fields of one open chunk. Reserved by `build()`, reused from chunk to chunk.
+/// Rows of the fields of one open chunk. `build()` reserves it; chunks reuse it.
 ///
-/// A field is either [`fixed`](Self::fixed), all rows of one length in one array, or gets its rows one after the other
-/// by [`push`](Self::push) or [`place`](Self::place).
+/// A field is either [`fixed`](Self::fixed), one array of rows of one length, or gets its rows one by one from
+/// [`push`](Self::push) or [`place`](Self::place).
 pub struct ChunkBuf {
     memory: Memory,
     used: usize,
@@ -18,7 +18,7 @@ pub struct ChunkBuf {
     columns: Vec<Column>,
 }
 
-/// Large buffers come from the kernel in huge pages, and are not returned between chunks.
+/// Kernel memory, in huge pages when large, and kept between chunks.
 type Memory = super::region::Bytes;
 
 #[derive(Default)]
@@ -34,26 +34,26 @@ enum Column {
 }
 
 impl ChunkBuf {
-    /// Bytes beside the buffer for each row that is placed.
+    /// Bytes of bookkeeping, beside the buffer, for each placed row.
     pub(crate) const LIST_ENTRY: usize = size_of::<(usize, usize)>();
 
-    /// Reserves `bytes`. Errors: [`ErrorKind::Budget`] when the kernel refuses.
+    /// Reserves `bytes`. Errors: [`ErrorKind::Budget`] if the kernel refuses them.
     pub fn new(bytes: usize) -> Result<Self> {
         Ok(Self { memory: Memory::new(bytes, "an open chunk")?, used: 0, rows: 0, columns: Vec::new() })
     }
 
-    /// Bytes that a buffer of `bytes` takes.
+    /// Bytes that a buffer of `bytes` takes, rounded to pages.
     pub(crate) fn size_for(bytes: usize) -> usize {
         Region::size_for(bytes)
     }
 
-    /// Empties it for a chunk of `rows` samples with `fields` fields.
+    /// Clears the buffer for a chunk of `rows` samples with `fields` fields.
     pub fn begin(&mut self, rows: usize, fields: usize) {
         self.used = 0;
         self.rows = rows;
         self.columns.resize_with(fields, Column::default);
         for column in &mut self.columns {
-            // Lists keep their room.
+            // Lists keep their capacity.
             match column {
                 Column::Ragged(spans) => spans.clear(),
                 other => *other = Column::Missing,
@@ -66,9 +66,9 @@ impl ChunkBuf {
         self.rows
     }
 
-    /// The array `[rows, row_bytes]` of field `field`, for writing; the bytes are whatever was there.
+    /// The array `[rows, row_bytes]` of field `field`, for writing. Its content is unspecified.
     ///
-    /// Errors: [`ErrorKind::Limit`] when more is asked for than the dataset declared.
+    /// Errors: [`ErrorKind::Limit`] if the chunk needs more than the dataset declared.
     pub fn fixed(&mut self, field: usize, row_bytes: usize) -> Result<&mut [u8]> {
         let len = self.rows.saturating_mul(row_bytes);
         let range = self.room(len)?;
@@ -76,7 +76,7 @@ impl ChunkBuf {
         Ok(&mut self.memory.as_mut_slice()[range])
     }
 
-    /// Takes `len` bytes that belong to no field yet; [`place`](Self::place) says which rows lie in them.
+    /// Takes `len` bytes without a field; [`place`](Self::place) then assigns rows in them.
     ///
     /// Errors: as [`fixed`](Self::fixed).
     pub fn room(&mut self, len: usize) -> Result<Range<usize>> {
@@ -84,7 +84,7 @@ impl ChunkBuf {
         let end = start.checked_add(len).filter(|end| *end <= self.memory.len());
         let end = end.ok_or_else(|| {
             let message = format!(
-                "the chunk needs {} bytes or more, {} were reserved by its metadata",
+                "the chunk needs at least {} bytes; by its metadata {} were reserved",
                 self.used.saturating_add(len),
                 self.memory.len()
             );
@@ -94,17 +94,17 @@ impl ChunkBuf {
         Ok(start..end)
     }
 
-    /// Bytes taken by [`room`](Self::room).
+    /// The bytes of a range from [`room`](Self::room).
     pub fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8] {
         &mut self.memory.as_mut_slice()[range]
     }
 
-    /// Bytes taken by [`room`](Self::room).
+    /// The bytes of a range from [`room`](Self::room).
     pub fn bytes(&self, range: Range<usize>) -> &[u8] {
         &self.memory.as_slice()[range]
     }
 
-    /// The next row of field `field` is this part of the buffer.
+    /// Makes this range of the buffer the next row of field `field`.
     pub fn place(&mut self, field: usize, range: Range<usize>) {
         debug_assert!(range.start <= range.end && range.end <= self.used);
         if !matches!(self.columns[field], Column::Ragged(_)) {
@@ -112,14 +112,14 @@ impl ChunkBuf {
         }
         if let Column::Ragged(spans) = &mut self.columns[field] {
             if spans.is_empty() {
-                // Exactly: the plan counts one entry for each row.
+                // Exactly, because the plan counts one entry per row.
                 spans.reserve_exact(self.rows);
             }
             spans.push((range.start, range.len()));
         }
     }
 
-    /// The next row of field `field` is a copy of `bytes`. Errors: as [`fixed`](Self::fixed).
+    /// Makes a copy of `bytes` the next row of field `field`. Errors: as [`fixed`](Self::fixed).
     pub fn push(&mut self, field: usize, bytes: &[u8]) -> Result<()> {
         let start = self.used;
         let end = start + bytes.len();
@@ -132,7 +132,7 @@ impl ChunkBuf {
         Ok(())
     }
 
-    /// Row `row` of field `field`; `None` when it was never written.
+    /// Row `row` of field `field`; `None` if it was never written.
     pub fn row(&self, field: usize, row: usize) -> Option<&[u8]> {
         match self.columns.get(field)? {
             Column::Missing => None,
@@ -144,7 +144,7 @@ impl ChunkBuf {
         }
     }
 
-    /// All rows of a [`fixed`](Self::fixed) field and the bytes of one.
+    /// All rows of a [`fixed`](Self::fixed) field, and the bytes per row.
     pub fn array(&self, field: usize) -> Option<(&[u8], usize)> {
         match self.columns.get(field)? {
             Column::Fixed { start, row_bytes } => {
@@ -154,7 +154,7 @@ impl ChunkBuf {
         }
     }
 
-    /// The first field that does not have all rows.
+    /// The first field that lacks rows, and its number of rows.
     pub(crate) fn incomplete(&self) -> Option<(usize, usize)> {
         self.columns.iter().enumerate().find_map(|(field, column)| {
             let rows = match column {
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_come_back_as_they_were_put_in_and_the_buffer_is_reused() {
+    fn rows_are_read_back_and_the_buffer_is_reused() {
         let mut buf = ChunkBuf::new(4096).unwrap();
         for rows in [3_usize, 1, 7] {
             buf.begin(rows, 3);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_was_declared_is_a_typed_error() {
+    fn bytes_over_the_declared_size_are_a_typed_error() {
         let mut buf = ChunkBuf::new(4096).unwrap();
         buf.begin(2, 1);
         assert_eq!(buf.fixed(0, 4096).err().unwrap().kind(), ErrorKind::Limit);

@@ -1,39 +1,40 @@
-//! Host memory: regions, the slot pool, the ring of encoded bytes. Everything is reserved in `build()`.
+//! Host memory: regions, batch slots, the ring of encoded bytes. `build()` reserves all of it.
 //!
 //! ```text
 //! FreeSlot ──begin──► Rows (split, filled by workers and the kernel) ──last row done──► Filled ──drop──► FreeSlot
-//! ByteRing ──reserve──► RingSpan (filled by the kernel, read by a decoder) ──drop──► room again, in FIFO order
+//! ByteRing ──reserve──► RingSpan (filled by the kernel, read by a decoder) ──drop──► reused in FIFO order
 //! ```
 //!
 //! Invariants:
-//! * A byte has one writer at a time: the tokens (`FreeSlot`, `Rows`, `RowSpan`, `RingSpan`, `Filled`) are unique,
-//!   cannot be cloned, and each keeps the memory alive that it names.
-//! * No token can be lost: dropping a `Rows` counts its rows as failed, so every slot comes back.
-//! * Several loaders of one process share a [`Budget`], from which each takes what its plan says.
-//! * Nothing here knows a device or a ring; whoever registers a region keeps it alive by its `Arc`.
+//! * A byte has one writer at a time. The tokens (`FreeSlot`, `Rows`, `RowSpan`, `RingSpan`, `Filled`) are unique and
+//!   not `Clone`, and each keeps its memory alive.
+//! * No token can be lost: dropping a `Rows` fails its rows, so every slot returns to the pool.
+//! * Loaders of one process may share a [`Budget`]; each takes the bytes of its plan from it.
+//! * This module knows no device and no io_uring. A registered region stays alive by the registrant's `Arc`.
 
 mod budget;
 mod chunk;
-pub(crate) mod pool;
 mod process;
 pub(crate) mod region;
 pub(crate) mod ring;
+mod row;
+mod slot;
 
 pub use budget::Budget;
 pub(crate) use budget::{Lease, Part};
 pub use chunk::ChunkBuf;
-pub(crate) use pool::{Array, Filled, FreeSlot, Hooks, Pool, Rows, Ticket};
-pub use pool::{BatchMut, Row, Status};
 pub(crate) use process::Process;
 #[cfg(feature = "cuda")]
 pub(crate) use region::Pinned;
 pub(crate) use region::{Bytes as RegionBytes, Region, Withheld};
 pub use ring::{ByteRing, RingSpan};
+pub use row::{BatchMut, Row};
+pub use slot::Status;
+pub(crate) use slot::{Array, Filled, FreeSlot, Hooks, Pool, RowSpan, Rows, Ticket};
 
-pub(crate) use pool::RowSpan;
-
-/// Memory that an I/O operation owns until the kernel has let go of it. Made from a [`RingSpan`], or by the pipeline
-/// from a row of a batch slot, where the bytes are then read in place.
+/// Memory that an I/O operation owns until the kernel has finished with it.
+///
+/// Made from a [`RingSpan`], or by the pipeline from a row of a batch slot for reads in place.
 pub struct IoBuf(Kind);
 
 enum Kind {
@@ -71,7 +72,7 @@ impl IoBuf {
         }
     }
 
-    /// The region it lies in, and at which offset: what a registered-buffer read needs.
+    /// Region and offset, for reads into registered buffers.
     pub(crate) fn place(&self) -> (u64, usize) {
         match &self.0 {
             Kind::Row(span) => span.place(),
@@ -79,17 +80,15 @@ impl IoBuf {
         }
     }
 
-    /// The row of a slot, if it is one.
+    /// The row of a slot, or else the span of the ring.
     pub(crate) fn into_row(self) -> Result<RowSpan, RingSpan> {
         match self.0 {
             Kind::Row(span) => Ok(span),
             Kind::Ring(span) => Err(span),
         }
     }
-}
 
-impl IoBuf {
-    /// The ring's span back, if it is one.
+    /// The span of the ring, if the memory is one.
     pub fn into_span(self) -> Option<RingSpan> {
         self.into_row().err()
     }

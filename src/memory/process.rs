@@ -1,4 +1,4 @@
-//! Which process this is: a forked child has a loader's memory, but not its threads.
+//! Detection of forked children: a child has the loader's memory but not its threads.
 
 #![allow(unsafe_code)]
 
@@ -6,19 +6,19 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The number of a process, other than that of each process it was forked from.
+/// Number of a process, distinct from those of all its ancestors.
 ///
-/// The kernel zeroes the page of the number in a forked child (`MADV_WIPEONFORK`), so a check is one load; `getpid` would be
-/// a system call in each `next()` and each drop. The page also tells a child of a raw `clone`, for which handlers of
-/// `pthread_atfork` do not run, and a child that has its parent's pid in a pid namespace of its own. Kernels before 4.14
-/// refuse the advice: there the pid is the number.
+/// The kernel zeroes the number's page in a forked child (`MADV_WIPEONFORK`), so a check is one load. `getpid` would cost a
+/// system call in each `next()` and each drop. The page also detects a child of a raw `clone`, which skips the handlers of
+/// `pthread_atfork`, and a child with its parent's pid in another pid namespace. Kernels before 4.14 refuse the advice;
+/// there the number is the pid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Process(u64);
 
 impl Process {
     pub(crate) fn current() -> Self {
         static WORD: OnceLock<Option<&'static AtomicU64>> = OnceLock::new();
-        // Not wiped: a child counts on from its parent's number.
+        // Not wiped, so a child counts on from its parent's number.
         static LAST: AtomicU64 = AtomicU64::new(0);
         let Some(word) = WORD.get_or_init(wiped_on_fork) else { return Self(std::process::id().into()) };
         match word.load(Ordering::Relaxed) {
@@ -31,26 +31,26 @@ impl Process {
         }
     }
 
-    /// Whether the calling process is another one, forked from this.
+    /// Whether the calling process is a forked child of this one.
     pub(crate) fn is_forked(self) -> bool {
         self != Self::current()
     }
 
-    /// Errors: [`ErrorKind::Forked`] in another process.
+    /// Errors: [`ErrorKind::Forked`] in a forked child.
     pub(crate) fn check(self) -> Result<()> {
         if self.is_forked() {
-            let message = "this process was forked after `build()`, and has none of the loader's threads; build the \
-                           loader in the child";
+            let message = "this process was forked after `build()` and lacks the loader's threads: build the loader in \
+                           the child";
             return Err(Error::new(ErrorKind::Forked, Stage::Batch, message));
         }
         Ok(())
     }
 }
 
-/// A word that is 0 at first, and 0 again in each forked child; it is never unmapped.
+/// A word that is 0 at first and in each new forked child. It is never unmapped.
 fn wiped_on_fork() -> Option<&'static AtomicU64> {
     if cfg!(miri) {
-        // Miri knows no advice, and no fork.
+        // Miri supports neither `madvise` nor `fork`.
         return None;
     }
     let mut map = memmap2::MmapMut::map_anon(crate::tensor::PAGE).ok()?;
@@ -58,7 +58,7 @@ fn wiped_on_fork() -> Option<&'static AtomicU64> {
     // SAFETY: the range is a private anonymous mapping of our own, and nothing points into it yet.
     unsafe { rustix::mm::madvise(start.cast(), len, rustix::mm::Advice::LinuxWipeOnFork) }.ok()?;
     std::mem::forget(map);
-    // SAFETY: the page is zeroed, aligned, larger than the word, mapped for ever, and used only as this atomic. The kernel
+    // SAFETY: the page is zeroed, aligned, larger than the word, never unmapped, and used only as this atomic. The kernel
     // wipes the child's copy before any code of the child runs.
     Some(unsafe { AtomicU64::from_ptr(start.cast()) })
 }

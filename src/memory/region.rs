@@ -1,4 +1,4 @@
-//! Page-aligned host bytes from the kernel: the only kind of memory that batches and encoded bytes live in.
+//! Page-aligned host memory from the kernel: the only kind that holds batches and encoded bytes.
 
 #![allow(unsafe_code)]
 
@@ -8,33 +8,33 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// Regions of at least this size ask for huge pages: fewer TLB misses, and far fewer pages to pin for a device or ring.
+/// Size from which regions ask for huge pages: fewer TLB misses, and far fewer pages to pin for a device or io_uring.
 const HUGE_FROM: usize = 4 << 20;
 /// The usual size of a huge page (x86-64, and arm64 with 4 KiB pages).
 const HUGE: usize = 2 << 20;
 
 /// Anonymous private memory, zeroed, page-aligned, populated on creation, returned to the kernel on drop.
 ///
-/// It hands out raw pointers only; `pool` and `ring` decide who may write where.
+/// It hands out raw pointers only; the tokens of `slot` and `ring` give each byte one writer.
 pub(crate) struct Region {
-    // Every access goes through `start`; taken out only by `drop`.
+    // All accesses go through `start`; only `drop` takes the mapping out.
     map: Option<MmapMut>,
     start: NonNull<u8>,
     len: usize,
     id: u64,
     pin: OnceLock<Box<dyn Pinned>>,
-    /// How many keep it from forked children.
+    /// Number of users that withhold the region from forked children.
     withheld: Mutex<usize>,
 }
 
-/// A device's hold on a region, so that it can copy from there without the CPU.
+/// A device's registration of a region, for copies without the CPU.
 pub(crate) trait Pinned: Send + Sync {
-    /// Lets go. False when that cannot be established: the memory then stays mapped for ever.
+    /// Unregisters the region. False if that cannot be established: the memory then stays mapped for ever.
     fn release(&self) -> bool;
 }
 
-// SAFETY: a region is plain memory; which thread may touch which part of it is decided by the tokens of `pool` and
-// `ring`, which are the only callers of `ptr`.
+// SAFETY: a region is plain memory. The tokens of `slot` and `ring`, the only callers of `ptr`, decide which thread may
+// access which part.
 unsafe impl Send for Region {}
 // SAFETY: as above; `Region` itself has no method that reads or writes the bytes.
 unsafe impl Sync for Region {}
@@ -42,7 +42,7 @@ unsafe impl Sync for Region {}
 impl Region {
     /// Reserves and populates `len` bytes, rounded up to a page.
     ///
-    /// Errors: [`ErrorKind::Budget`] when the kernel refuses.
+    /// Errors: [`ErrorKind::Budget`] if the kernel refuses them.
     pub(crate) fn new(len: usize, what: &str) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let mut map = Self::map(len, what)?;
@@ -58,21 +58,21 @@ impl Region {
             Error::new(
                 ErrorKind::Budget,
                 Stage::Build,
-                format!("the kernel has no {len} bytes for {what}; a smaller batch or fewer slots need less"),
+                format!("the kernel refused {len} bytes for {what}: take a smaller batch or fewer slots"),
             )
             .with_source(source)
         };
         let map = MmapMut::map_anon(len).map_err(refused)?;
         if cfg!(miri) {
-            // Miri maps anonymous memory and knows no advice about it.
+            // Miri does not support `madvise`.
             return Ok(map);
         }
         if len >= HUGE_FROM {
-            // Advice only: kernels without transparent huge pages answer EINVAL and work all the same.
+            // Kernels without transparent huge pages answer EINVAL; the mapping works without them.
             let _ = map.advise(Advice::HugePage);
         }
-        // Populate now, so that a lack of memory shows in `build()` and the first epoch pays no page faults. Kernels
-        // before 5.14 do not know the advice; there the pages come with the first write.
+        // Populate now, so that `build()` finds a lack of memory and the first epoch pays no page faults. Kernels before
+        // 5.14 do not know the advice; they populate pages on first write.
         match map.advise(Advice::PopulateWrite) {
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOMEM.raw_os_error()) => {
                 return Err(refused(error));
@@ -82,8 +82,8 @@ impl Region {
         Ok(map)
     }
 
+    /// Registers the region with a device for its whole life. A second call does nothing.
     #[cfg(feature = "cuda")]
-    /// Gives the region to a device for as long as it lives.
     pub(crate) fn pin(&self, pin: impl FnOnce() -> Result<Box<dyn Pinned>>) -> Result<()> {
         if self.pin.get().is_none() {
             self.withhold(true);
@@ -92,40 +92,44 @@ impl Region {
         Ok(())
     }
 
-    /// Keeps the region from forked children, or no longer: a fork copies pinned pages at once, all of them, since a page that
-    /// a device or the kernel knows cannot be shared for copying on write. A child that touches the region then faults.
-    fn withhold(&self, from_now: bool) {
+    /// Starts or ends withholding the region from forked children.
+    ///
+    /// A fork copies all pinned pages at once, because a page known to a device or the kernel cannot be copied on write. A
+    /// child that accesses a withheld region faults.
+    fn withhold(&self, start: bool) {
         let mut users = self.withheld.lock().unwrap_or_else(PoisonError::into_inner);
-        let advice = match (*users, from_now) {
+        let advice = match (*users, start) {
             (0, true) => Some(Advice::DontFork),
             (1, false) => Some(Advice::DoFork),
             _ => None,
         };
-        *users = if from_now { *users + 1 } else { users.saturating_sub(1) };
+        *users = if start { *users + 1 } else { users.saturating_sub(1) };
         if let (Some(advice), Some(map), false) = (advice, &self.map, cfg!(miri)) {
-            // Without it everything works, but for the cost of a fork.
+            // A failure only makes forks slower.
             let _ = map.advise(advice);
         }
     }
 
-    /// Bytes that a region of `len` takes. Kernels align a mapping to huge pages only when it is a whole number of them,
-    /// and io_uring joins the pages of a registered buffer only when they are all of one size.
+    /// Bytes that a region of `len` takes: whole pages, or whole huge pages when large.
+    ///
+    /// Kernels align a mapping to huge pages only if its length is a multiple of theirs. io_uring joins the pages of a
+    /// registered buffer only if all have one size.
     pub(crate) fn size_for(len: usize) -> usize {
         let unit = if len >= HUGE_FROM { HUGE } else { crate::tensor::PAGE };
         len.max(1).checked_next_multiple_of(unit).unwrap_or(usize::MAX & !(HUGE - 1))
     }
 
-    /// First byte.
+    /// Address of the first byte.
     pub(crate) fn ptr(&self) -> NonNull<u8> {
         self.start
     }
 
-    /// Bytes, a multiple of the page size.
+    /// Number of bytes, a multiple of the page size.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Unique in the process: names the region to whoever registered it (io_uring, a device).
+    /// Identifier, unique in the process, for registrations (io_uring, a device).
     pub(crate) fn id(&self) -> u64 {
         self.id
     }
@@ -139,7 +143,7 @@ impl Drop for Region {
     }
 }
 
-/// Keeps a region alive, and from forked children, while the kernel has its pages pinned.
+/// Keeps a region alive and withholds it from forked children, while the kernel pins its pages.
 pub(crate) struct Withheld(Arc<Region>);
 
 impl Withheld {
@@ -155,7 +159,7 @@ impl Drop for Withheld {
     }
 }
 
-/// A region with one owner, as a slice: no tokens, so no pointers.
+/// A region with one owner, accessed as a slice: it needs neither tokens nor pointers.
 pub(crate) struct Bytes(MmapMut);
 
 impl Bytes {
@@ -177,7 +181,7 @@ impl Bytes {
     }
 }
 
-/// Whether forked children have the region.
+/// Whether forked children inherit the region.
 #[cfg(test)]
 pub(crate) fn is_forked(region: &Region) -> bool {
     let (smaps, start) = (std::fs::read_to_string("/proc/self/smaps").unwrap(), region.ptr().as_ptr() as usize);
@@ -197,8 +201,8 @@ mod tests {
     use super::*;
 
     #[test]
-    #[cfg_attr(miri, ignore = "there is no /proc/self/smaps")]
-    fn a_pinned_region_is_kept_from_forked_children() {
+    #[cfg_attr(miri, ignore = "Miri has no /proc/self/smaps")]
+    fn a_pinned_region_is_withheld_from_forked_children() {
         struct Device;
         impl Pinned for Device {
             fn release(&self) -> bool {
@@ -211,14 +215,14 @@ mod tests {
             let (first, second) = (Withheld::new(&region), Withheld::new(&region));
             assert!(!is_forked(&region));
             drop(first);
-            assert!(!is_forked(&region), "the second registration is there");
+            assert!(!is_forked(&region), "the second registration withholds it");
             drop(second);
             assert!(is_forked(&region));
             #[cfg(feature = "cuda")]
             {
                 let refused = || Err(Error::new(ErrorKind::Device, Stage::Device, "refused"));
                 region.pin(refused).unwrap_err();
-                assert!(is_forked(&region), "it is not pinned");
+                assert!(is_forked(&region), "a failed registration withholds nothing");
                 region.pin(|| Ok(Box::new(Device))).unwrap();
                 assert!(!is_forked(&region));
             }
@@ -227,21 +231,21 @@ mod tests {
 
     #[test]
     fn a_region_is_page_aligned_rounded_up_and_zeroed() {
-        // Miri looks at some thousand bytes a second.
+        // Miri reads some thousand bytes per second.
         let large = if cfg!(miri) { 3 * 4096 + 1 } else { 5 << 20 };
         for len in [0, 1, 4095, 4096, 4097, large] {
             let region = Region::new(len, "a test").unwrap();
             assert_eq!(region.ptr().as_ptr() as usize % 4096, 0);
             assert!(region.len() >= len.max(1) && region.len().is_multiple_of(4096));
-            // SAFETY: the region is alive and nobody else holds a pointer into it.
+            // SAFETY: the region is alive, and no other pointer into it exists.
             let bytes = unsafe { std::slice::from_raw_parts(region.ptr().as_ptr(), region.len()) };
             assert!(bytes.iter().all(|byte| *byte == 0));
         }
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "Miri ends where an allocation fails")]
-    fn memory_that_the_kernel_refuses_is_a_typed_error() {
+    #[cfg_attr(miri, ignore = "Miri aborts on a failed allocation")]
+    fn refused_kernel_memory_is_a_typed_error() {
         let error = Region::new(1 << 60, "a test").err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Budget);
     }

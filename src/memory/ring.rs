@@ -1,7 +1,7 @@
-//! The byte-counted ring for encoded bytes: reserved in the order of planning, freed in any order, reused in FIFO order.
+//! The byte-counted ring for encoded bytes: reserved in plan order, freed in any order, reused in FIFO order.
 //!
-//! Only samples that have everything else they need reserve here, and each reserves once, for all of its bytes. So
-//! every occupant can finish whatever waits for room, and room always comes back.
+//! A sample reserves only after it has everything else, and once for all of its bytes. So every span's holder can finish
+//! without more room, and room always comes back.
 
 #![allow(unsafe_code)]
 
@@ -11,7 +11,7 @@ use crate::sync::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Alignment of every span: what O_DIRECT asks for at most in practice.
+/// Alignment of spans: the largest that O_DIRECT requires in practice.
 pub(crate) const SPAN_ALIGN: usize = 4096;
 
 /// A ring of bytes in one region.
@@ -21,19 +21,19 @@ pub struct ByteRing {
 
 struct Shared {
     region: Arc<Region>,
-    // A lock of tens of nanoseconds, taken twice for a sample that comes from storage (microseconds at best).
+    // A lock costs tens of nanoseconds, twice per sample; a read from storage takes microseconds at best.
     state: Mutex<State>,
     on_room: Box<dyn Fn() + Send + Sync>,
 }
 
 struct State {
-    /// Live and freed spans from the oldest to the newest: (start, len, freed).
+    /// Live and freed spans, oldest first: (start, len, freed).
     spans: VecDeque<(usize, usize, bool)>,
     /// Sequence number of `spans[0]`.
     first: u64,
 }
 
-/// Bytes of the ring; room again when dropped.
+/// Bytes of the ring, returned on drop.
 pub struct RingSpan {
     shared: Arc<Shared>,
     sequence: u64,
@@ -42,19 +42,19 @@ pub struct RingSpan {
 }
 
 impl ByteRing {
-    /// Reserves a ring of `bytes` for at most `spans_max` spans; `on_room` is called after room came back.
+    /// Reserves a ring of `bytes` for at most `spans_max` spans. It calls `on_room` after room came back.
     pub fn new(bytes: usize, spans_max: usize, on_room: impl Fn() + Send + Sync + 'static) -> Result<Self> {
         let region = Arc::new(Region::new(bytes, "the ring of encoded bytes")?);
         let state = State { spans: VecDeque::with_capacity(spans_max.max(1)), first: 0 };
         Ok(Self { shared: Arc::new(Shared { region, state: Mutex::new(state), on_room: Box::new(on_room) }) })
     }
 
-    /// Bytes of the ring.
+    /// Size of the ring in bytes.
     pub fn capacity(&self) -> usize {
         self.shared.region.len()
     }
 
-    /// Whether there is room for so many spans of so many bytes, each counted in whole pages, once nothing else is there.
+    /// Whether the empty ring holds `spans` spans of `bytes` bytes together, each rounded up to pages.
     pub(crate) fn can_hold(&self, spans: usize, bytes: usize) -> bool {
         let state = self.shared.state.lock().unwrap_or_else(|poison| poison.into_inner());
         spans <= state.spans.capacity() && bytes <= self.capacity()
@@ -65,7 +65,7 @@ impl ByteRing {
         &self.shared.region
     }
 
-    /// Takes `len` contiguous bytes, page-aligned, or `None` while there is no room. The bytes are whatever was there.
+    /// Takes `len` contiguous bytes, page-aligned; `None` while the ring has no room. Their content is unspecified.
     pub fn reserve(&self, len: usize) -> Option<RingSpan> {
         let mut state = self.shared.state.lock().unwrap_or_else(|poison| poison.into_inner());
         if state.spans.len() == state.spans.capacity() {
@@ -80,14 +80,14 @@ impl ByteRing {
 }
 
 impl State {
-    /// Where `room` bytes fit behind the newest span without reaching the oldest.
+    /// Offset behind the newest span at which `room` bytes fit without reaching the oldest.
     fn place(&self, room: usize, capacity: usize) -> Option<usize> {
         let (Some((tail, _, _)), Some((last, last_len, _))) = (self.spans.front(), self.spans.back()) else {
             return (room <= capacity).then_some(0);
         };
         let (tail, head) = (*tail, last + last_len);
         if *last >= tail {
-            // Free: [head, capacity) and, after wrapping, [0, tail).
+            // Free are [head, capacity) and, after wrapping, [0, tail).
             if room <= capacity - head {
                 return Some(head);
             }
@@ -97,22 +97,22 @@ impl State {
     }
 }
 
-#[allow(clippy::len_without_is_empty, reason = "a span of no bytes is of no use")]
+#[allow(clippy::len_without_is_empty, reason = "an empty span has no use")]
 impl RingSpan {
-    /// The bytes asked for.
+    /// The reserved bytes.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: `start + len` lies in the region, which `shared` keeps alive; live spans never overlap (`place`), and
+        // SAFETY: `start + len` lies in the region, which `shared` keeps alive. Live spans never overlap (`place`), and
         // this span is unique and borrowed mutably. The region was zeroed once, so every byte is initialised.
         unsafe { std::slice::from_raw_parts_mut(self.shared.region.ptr().as_ptr().add(self.start), self.len) }
     }
 
-    /// The bytes asked for.
+    /// The reserved bytes.
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: as in `as_mut_slice`, with a shared borrow of a unique span.
         unsafe { std::slice::from_raw_parts(self.shared.region.ptr().as_ptr().add(self.start), self.len) }
     }
 
-    /// Number of bytes asked for.
+    /// Number of reserved bytes.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -140,8 +140,8 @@ impl Drop for RingSpan {
             state.first += 1;
         }
         let came_back = state.spans.len() < before;
-        // What was reserved last and given back at once (a chunk for which there was too little room) is room again
-        // too; nobody needs to be told, the planner did it itself.
+        // The newest span returns at once, too, if it is dropped first (a chunk with too little room). That needs no
+        // `on_room`: the planner itself dropped it.
         while state.spans.back().is_some_and(|(_, _, freed)| *freed) {
             state.spans.pop_back();
         }
@@ -157,13 +157,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Miri sees every access, and takes its time.
+    /// Fewer under Miri, which checks every access and is slow.
     const STEPS: usize = if cfg!(miri) { 40 } else { 200 };
     const EACH: usize = if cfg!(miri) { 1021 } else { 1 };
 
     proptest! {
-        /// Random reservations and frees against the naive oracle: live spans never overlap, and an empty ring takes
-        /// whatever fits its capacity.
+        /// Random reservations and frees: live spans never overlap, and an empty ring takes up to its capacity.
         #[test]
         fn live_spans_never_overlap_and_room_always_comes_back(
             steps in prop::collection::vec((any::<bool>(), 0_usize..9 * 4096, any::<prop::sample::Index>()), 1..STEPS)
@@ -190,14 +189,14 @@ mod tests {
     }
 
     #[test]
-    fn more_than_the_capacity_is_refused_for_ever_so_build_must_check() {
+    fn a_span_over_the_capacity_is_always_refused() {
         let ring = ByteRing::new(4096, 4, || {}).unwrap();
         assert!(ring.reserve(4097).is_none());
         assert!(ring.reserve(usize::MAX).is_none());
     }
 
     #[test]
-    fn room_is_announced_when_the_oldest_span_goes() {
+    fn room_is_announced_when_the_oldest_span_is_dropped() {
         let count = Arc::new(std::sync::atomic::AtomicU32::new(0));
         let seen = count.clone();
         let ring = ByteRing::new(8192, 4, move || {
@@ -206,7 +205,7 @@ mod tests {
         .unwrap();
         let (a, b) = (ring.reserve(1).unwrap(), ring.reserve(1).unwrap());
         drop(b);
-        assert_eq!(count.load(std::sync::atomic::Ordering::SeqCst), 0, "FIFO: the oldest still stands");
+        assert_eq!(count.load(std::sync::atomic::Ordering::SeqCst), 0, "FIFO: the oldest span is alive");
         drop(a);
         assert_eq!(count.load(std::sync::atomic::Ordering::SeqCst), 1);
     }

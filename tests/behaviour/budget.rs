@@ -42,7 +42,7 @@ fn four_loaders_stay_within_one_budget_and_each_delivers_everything() {
     });
     let error = loader_of(&path).shared_budget(&budget).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Budget);
-    assert!(error.to_string().contains("for 4 loaders, and as many are alive"), "{error}");
+    assert!(error.to_string().contains("for 4 loaders, and all are alive"), "{error}");
     drop(loaders);
     assert_eq!(budget.free(), budget.bytes());
 }

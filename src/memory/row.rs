@@ -1,0 +1,360 @@
+//! Views of one row or one whole batch, for user code: decoders, `.map` and `.map_batch`.
+//!
+//! The views borrow their token mutably ([`Rows`], [`Filled`]). So a field's bytes have one writer at a time.
+
+#![allow(unsafe_code)]
+
+use super::slot::{Filled, Rows, Slot, Status};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::sync::atomic::Ordering;
+use crate::tensor::{Element, Field, Shape, Spec};
+
+
+impl Rows {
+    /// The first unfinished row, for writing.
+    pub(crate) fn row(&mut self) -> Row<'_> {
+        assert!(self.len() > 0);
+        Row { slot: &self.slot, row: self.start, allowed: !self.lent }
+    }
+
+    /// Blanks all unfinished rows and counts them as done.
+    pub(crate) fn blank(mut self) {
+        while self.len() > 0 {
+            let mut row = self.row();
+            for field in 0..row.spec().fields().len() {
+                row.clear(field);
+            }
+            row.mark(u64::MAX);
+            self.finish_row();
+        }
+    }
+
+    /// Counts the first unfinished row as done, with a substitute. Padding rows stay padding.
+    pub(crate) fn finish_substitute(&mut self) {
+        let mut row = self.row();
+        if row.row < row.slot.valid.load(Ordering::Relaxed) {
+            let place = row.slot.plan.layout.status() + row.row as usize;
+            row.put(place, &[Status::Substitute as u8]);
+        }
+        self.finish_row();
+    }
+}
+
+impl Filled {
+    /// The batch for `.map_batch`.
+    pub(crate) fn batch_mut(&mut self) -> BatchMut<'_> {
+        BatchMut { filled: self }
+    }
+}
+
+/// One row of a batch, for decoders and transforms to write to.
+///
+/// Fields have the index they have in the spec (see [`Row::index_of`]).
+pub struct Row<'a> {
+    slot: &'a Slot,
+    row: u32,
+    /// Bit mask of the accessible fields.
+    allowed: u64,
+}
+
+impl Row<'_> {
+    /// The fields of the row.
+    pub fn spec(&self) -> &Spec {
+        &self.slot.plan.spec
+    }
+
+    /// Index of the field `name`.
+    ///
+    /// Errors: [`ErrorKind::Shape`] if the spec has no such field.
+    pub fn index_of(&self, name: &str) -> Result<usize> {
+        index_of(self.spec(), name)
+    }
+
+    /// Row number in the batch.
+    pub fn number(&self) -> usize {
+        self.row as usize
+    }
+
+    /// The bytes of field `field`: all `max` elements of an `UpTo` field. Panics if `field` is out of range.
+    pub fn bytes_mut(&mut self, field: usize) -> &mut [u8] {
+        assert!(self.allowed & (1 << field) != 0, "field {field} is not accessible here");
+        let (ptr, len) = self.slot.field_at(field, self.row);
+        // SAFETY: in bounds, initialised, alive by the borrow of the slot. Exclusive: this `Row` borrows the row's unique
+        // token mutably, and lent fields were refused above.
+        unsafe { std::slice::from_raw_parts_mut(ptr, len) }
+    }
+
+    /// The elements of field `field`. Panics if `field` is out of range.
+    ///
+    /// Errors: [`ErrorKind::Shape`] if `T` is not the field's dtype.
+    pub fn slice_mut<T: Element>(&mut self, field: usize) -> Result<&mut [T]> {
+        check_dtype::<T>(&self.slot.plan.spec.fields()[field])?;
+        Ok(bytemuck::cast_slice_mut(self.bytes_mut(field)))
+    }
+
+    /// Field `input` for reading and `output` for writing. Panics if both are the same or one is out of range.
+    pub(crate) fn input_and_output(&mut self, input: usize, output: usize) -> (&[u8], &mut [u8]) {
+        assert_ne!(input, output);
+        let first: *mut [u8] = self.bytes_mut(input);
+        let second = self.bytes_mut(output);
+        // SAFETY: arrays of different fields do not overlap (tested in `tensor`), so both borrows are exclusive. Both live
+        // as long as the mutable borrow of `self`.
+        (unsafe { &*first }, second)
+    }
+
+    /// The elements of field `field`, for reading. Panics if `field` is out of range.
+    ///
+    /// Errors: [`ErrorKind::Shape`] if `T` is not the field's dtype.
+    pub fn slice<T: Element>(&self, field: usize) -> Result<&[T]> {
+        check_dtype::<T>(&self.slot.plan.spec.fields()[field])?;
+        assert!(self.allowed & (1 << field) != 0, "field {field} is not accessible here");
+        let (ptr, len) = self.slot.field_at(field, self.row);
+        // SAFETY: as in `bytes_mut`, with a shared borrow of the `Row`.
+        Ok(bytemuck::cast_slice(unsafe { std::slice::from_raw_parts(ptr, len) }))
+    }
+
+    /// Length (first dimension) of an `UpTo` field; `None` for a fixed shape.
+    pub fn len_of(&self, field: usize) -> Option<usize> {
+        let offset = self.slot.plan.layout.fields()[field].lens? + self.row as usize * 8;
+        let mut bytes = [0; 8];
+        let ptr = self.slot.at(offset, 8);
+        // SAFETY: in bounds, initialised; a row's lengths are accessed only through its unique token.
+        unsafe { std::ptr::copy_nonoverlapping(ptr, bytes.as_mut_ptr(), 8) };
+        Some(u64::from_ne_bytes(bytes) as usize)
+    }
+
+    /// The elements of two different fields, so that one can be computed from the other.
+    ///
+    /// Errors: [`ErrorKind::Shape`] if a dtype differs or both are the same field.
+    pub fn two_mut<A: Element, B: Element>(&mut self, a: usize, b: usize) -> Result<(&mut [A], &mut [B])> {
+        check_dtype::<A>(&self.slot.plan.spec.fields()[a])?;
+        check_dtype::<B>(&self.slot.plan.spec.fields()[b])?;
+        check_distinct(a, b)?;
+        let first: *mut [u8] = self.bytes_mut(a);
+        let second = self.bytes_mut(b);
+        // SAFETY: `a != b`, and arrays of different fields do not overlap (tested in `tensor`), so both borrows are
+        // exclusive. Both live as long as the mutable borrow of `self`.
+        let first = unsafe { &mut *first };
+        Ok((bytemuck::cast_slice_mut(first), bytemuck::cast_slice_mut(second)))
+    }
+
+    /// Sets the length (first dimension) of an `UpTo` field and zeroes the bytes behind it.
+    ///
+    /// Errors: [`ErrorKind::Shape`] if the field has a fixed shape or `len` exceeds its maximum.
+    pub fn set_len(&mut self, field: usize, len: usize) -> Result<()> {
+        let (max, row_bytes) = up_to_max(&self.slot.plan.spec.fields()[field], len)?;
+        let used = row_bytes / max * len;
+        self.bytes_mut(field)[used..].fill(0);
+        if let Some(offset) = self.slot.plan.layout.fields()[field].lens {
+            self.put(offset + self.row as usize * 8, &(len as u64).to_ne_bytes());
+        }
+        Ok(())
+    }
+
+    /// Copies `bytes` into field `field` and sets the length of an `UpTo` field.
+    ///
+    /// A fixed field takes exactly its row, an `UpTo` field at most its row.
+    ///
+    /// Errors: [`ErrorKind::Shape`] if the number of bytes does not fit.
+    pub fn copy_from(&mut self, field: usize, bytes: &[u8]) -> Result<()> {
+        let spec = &self.slot.plan.spec.fields()[field];
+        let row_bytes = spec.row_bytes();
+        if let Shape::UpTo { max, .. } = spec.shape() {
+            let unit = row_bytes / max;
+            if !bytes.len().is_multiple_of(unit) {
+                return Err(wrong_bytes(spec, bytes.len()));
+            }
+            self.set_len(field, bytes.len() / unit)?;
+        } else if bytes.len() != row_bytes {
+            return Err(wrong_bytes(spec, bytes.len()));
+        }
+        self.bytes_mut(field)[..bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Zeroes a field and its length.
+    pub(crate) fn clear(&mut self, field: usize) {
+        self.bytes_mut(field).fill(0);
+        self.clear_len(field);
+    }
+
+    /// Sets the length of an `UpTo` field to 0, without touching its bytes.
+    pub(crate) fn clear_len(&mut self, field: usize) {
+        if let Some(offset) = self.slot.plan.layout.fields()[field].lens {
+            self.put(offset + self.row as usize * 8, &0_u64.to_ne_bytes());
+        }
+    }
+
+    /// Sets the row's sample id and its status: real or padding, by its position.
+    pub(crate) fn mark(&mut self, id: u64) {
+        let valid = self.row < self.slot.valid.load(Ordering::Relaxed);
+        let status = if valid { Status::Real } else { Status::Padding };
+        let layout = &self.slot.plan.layout;
+        let (ids, statuses) = (layout.ids(), layout.status());
+        self.put(ids + self.row as usize * 8, &id.to_ne_bytes());
+        self.put(statuses + self.row as usize, &[status as u8]);
+    }
+
+    /// The same row with access to the fields of `mask` only: a decoder sees its own fields.
+    pub(crate) fn only(&mut self, mask: u64) -> Row<'_> {
+        Row { slot: self.slot, row: self.row, allowed: self.allowed & mask }
+    }
+
+    fn put(&mut self, offset: usize, bytes: &[u8]) {
+        let ptr = self.slot.at(offset, bytes.len());
+        // SAFETY: in bounds; `lens`, `ids` and `status` of a row are written only through its unique token, and no
+        // reference to them exists before the slot is full.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), ptr, bytes.len()) }
+    }
+}
+
+fn index_of(spec: &Spec, name: &str) -> Result<usize> {
+    spec.index_of(name).ok_or_else(|| {
+        let names: Vec<_> = spec.fields().iter().map(Field::name).collect();
+        shape_error(format!("no field `{name}`: the fields are {}", names.join(", ")))
+    })
+}
+
+fn shape_error(message: String) -> Error {
+    Error::new(ErrorKind::Shape, Stage::Batch, message)
+}
+
+fn check_dtype<T: Element>(field: &Field) -> Result<()> {
+    if field.dtype() == T::DTYPE {
+        return Ok(());
+    }
+    Err(shape_error(format!("field `{}` holds {}, not {}", field.name(), field.dtype(), T::DTYPE)))
+}
+
+fn check_distinct(a: usize, b: usize) -> Result<()> {
+    if a != b {
+        return Ok(());
+    }
+    Err(shape_error(format!("field {a} is borrowed twice: give two different fields")))
+}
+
+/// Maximum length and row bytes of an `UpTo` field that `len` fits.
+fn up_to_max(field: &Field, len: usize) -> Result<(usize, usize)> {
+    match field.shape() {
+        Shape::UpTo { max, .. } if len <= *max => Ok((*max, field.row_bytes())),
+        Shape::UpTo { max, .. } => {
+            Err(shape_error(format!("field `{}` takes at most {max}, the sample has {len}", field.name())))
+        }
+        Shape::Fixed(_) => {
+            Err(shape_error(format!("field `{}` has a fixed shape: its length cannot be set", field.name())))
+        }
+    }
+}
+
+fn wrong_bytes(field: &Field, len: usize) -> Error {
+    let most = if field.is_up_to() { "at most " } else { "" };
+    shape_error(format!("field `{}` takes {most}{} bytes, the sample has {len}", field.name(), field.row_bytes()))
+}
+
+/// A whole batch before delivery, for `.map_batch` to change in place.
+pub struct BatchMut<'a> {
+    filled: &'a mut Filled,
+}
+
+impl BatchMut<'_> {
+    /// Rows of the batch.
+    #[allow(clippy::len_without_is_empty, reason = "a batch is never empty")]
+    pub fn len(&self) -> usize {
+        self.filled.rows()
+    }
+
+    /// Leading rows that hold samples of the epoch; the others fill up the batch.
+    pub fn valid(&self) -> usize {
+        self.filled.valid()
+    }
+
+    /// Batch index in the epoch.
+    pub fn index(&self) -> u64 {
+        self.filled.ticket().batch
+    }
+
+    /// The fields.
+    pub fn spec(&self) -> &Spec {
+        self.filled.spec()
+    }
+
+    /// Sample ids, one per row.
+    pub fn ids(&self) -> &[u64] {
+        self.filled.ids()
+    }
+
+    /// Index of the field `name`.
+    ///
+    /// Errors: [`ErrorKind::Shape`] if the spec has no such field.
+    pub fn index_of(&self, name: &str) -> Result<usize> {
+        index_of(self.filled.spec(), name)
+    }
+
+    /// Lengths (first dimensions) of an `UpTo` field, one per row; `None` for a fixed shape.
+    ///
+    /// No value may exceed the field's maximum.
+    pub fn lens_mut(&mut self, field: usize) -> Option<&mut [u64]> {
+        let offset = self.filled.slot().plan.layout.fields()[field].lens?;
+        let len = 8 * self.filled.rows();
+        Some(bytemuck::cast_slice_mut(self.filled.bytes_at_mut(offset, len)))
+    }
+
+    /// All rows of field `field`, shape `[len, …]`, dense.
+    ///
+    /// Errors: [`ErrorKind::Shape`] if `T` is not the field's dtype.
+    pub fn slice_mut<T: Element>(&mut self, field: usize) -> Result<&mut [T]> {
+        check_dtype::<T>(&self.filled.spec().fields()[field])?;
+        Ok(bytemuck::cast_slice_mut(self.filled.array_mut(field)))
+    }
+
+    /// The rows of field `field`, one slice each.
+    ///
+    /// Errors: as [`slice_mut`](Self::slice_mut).
+    pub fn rows_mut<T: Element>(&mut self, field: usize) -> Result<std::slice::ChunksExactMut<'_, T>> {
+        let rows = self.len();
+        let values = self.slice_mut::<T>(field)?;
+        let width = values.len() / rows.max(1);
+        Ok(values.chunks_exact_mut(width.max(1)))
+    }
+
+    /// All rows of two different fields.
+    ///
+    /// Errors: [`ErrorKind::Shape`] if a dtype differs or both are the same field.
+    pub fn two_mut<A: Element, B: Element>(&mut self, a: usize, b: usize) -> Result<(&mut [A], &mut [B])> {
+        check_dtype::<A>(&self.filled.spec().fields()[a])?;
+        check_dtype::<B>(&self.filled.spec().fields()[b])?;
+        check_distinct(a, b)?;
+        let first: *mut [u8] = self.filled.array_mut(a);
+        let second = self.filled.array_mut(b);
+        // SAFETY: `a != b`, and arrays of different fields do not overlap (tested in `tensor`), so both borrows are
+        // exclusive. Both live as long as the mutable borrow of `self`.
+        let first = unsafe { &mut *first };
+        Ok((bytemuck::cast_slice_mut(first), bytemuck::cast_slice_mut(second)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::slot::{Ticket, tests::pool};
+    use super::*;
+
+    #[test]
+    fn bytes_that_do_not_fit_a_field_are_a_shape_error_naming_it() {
+        let (_pool, _full, free) = pool(1, 1);
+        let mut rows = free.recv().unwrap().begin(Ticket::default(), 1, 1);
+        let mut row = rows.row();
+        let errors = [
+            (row.copy_from(0, &[0; 14]).unwrap_err(), "`image` takes 15 bytes, the sample has 14"),
+            (row.copy_from(2, &[0; 10]).unwrap_err(), "`tokens` takes at most 4, the sample has 5"),
+            (row.copy_from(2, &[0; 3]).unwrap_err(), "`tokens` takes at most 8 bytes, the sample has 3"),
+            (row.set_len(0, 1).unwrap_err(), "`image` has a fixed shape"),
+            (row.slice_mut::<f32>(0).map(|_| ()).unwrap_err(), "`image` holds u8, not f32"),
+            (row.two_mut::<u8, u8>(0, 0).map(|_| ()).unwrap_err(), "field 0 is borrowed twice"),
+            (row.index_of("mask").unwrap_err(), "no field `mask`: the fields are image, label, tokens"),
+        ];
+        for (error, message) in errors {
+            assert_eq!(error.kind(), ErrorKind::Shape);
+            assert!(error.to_string().contains(message), "{error}");
+        }
+    }
+}
