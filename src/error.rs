@@ -1,8 +1,7 @@
 //! One error type for the whole crate.
 //!
-//! [`ErrorKind`] is for programs (match on it), [`Site`] is for people (where in the data it happened),
-//! `source()` is for experts (the operating system's or decoder's own words). The one-line rendering is
-//! part of the contract and asserted by tests:
+//! [`ErrorKind`] is for programs to match on, [`Site`] tells people the place in the data, and `source()` keeps the
+//! operating system's or decoder's own error. The one-line rendering is part of the contract, and tests assert it:
 //!
 //! ```text
 //! read: truncated: 4096 bytes expected, 1000 read: path=/data/a.bin offset=8192 len=4096 sample=2 batch=0: <source>
@@ -15,35 +14,35 @@ use std::path::{Path, PathBuf};
 /// The crate's result.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, for programs.
+/// Kind of an error, for programs to match on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// A setting or argument is not legal; nothing was started.
+    /// A setting or argument is illegal; nothing was started.
     Config,
-    /// The memory budget does not allow the smallest legal plan; the message is the sum.
+    /// The memory budget is below the smallest legal plan; the message lists the terms of its sum.
     Budget,
-    /// A file or folder is not there (any more).
+    /// A file or folder does not exist, or no longer.
     NotFound,
     /// The operating system refused access.
     Permission,
-    /// What should be a regular file is a FIFO, socket, device or folder, or leads out of the dataset's root.
+    /// A path is a FIFO, socket, device or folder instead of a regular file, or escapes the dataset's root.
     NotAFile,
-    /// There is nothing to read: no samples, no classes, an empty file.
+    /// Nothing to read: no samples, no classes, an empty file.
     Empty,
-    /// A file ends before the bytes that the index promised.
+    /// A file ends before the length in its index.
     Truncated,
-    /// A file is not the one that was indexed (size differs).
+    /// A file has changed since it was indexed (its size differs).
     Changed,
-    /// The dataset is not the one that a run was started with.
+    /// The dataset differs from the one that the run started with.
     FingerprintMismatch,
-    /// A saved state is damaged, of another version, not that of the other ranks, or of a loader that was set otherwise.
+    /// A saved state is damaged, has another version, differs from other ranks' states, or needs other settings.
     State,
     /// The device or file system reported an error.
     Io,
-    /// The bytes are not what the decoder expects.
+    /// The decoder cannot decode the bytes.
     Decode,
-    /// A limit (pixels, bytes, entries) was exceeded; checked before memory is taken.
+    /// A limit (pixels, bytes, entries) was exceeded; checked before memory is allocated.
     Limit,
     /// A shape, length or dtype does not fit the declared field.
     Shape,
@@ -53,22 +52,22 @@ pub enum ErrorKind {
     Panicked,
     /// Another epoch of the same loader is still alive.
     EpochLive,
-    /// The caller holds every batch slot, so no further batch can be made.
+    /// The caller holds every batch slot, so no further batch can be filled.
     BatchesHeld,
-    /// Something did not answer within its deadline.
+    /// An operation did not complete within its deadline.
     Stalled,
-    /// More samples could not be had than the budget of substitutes allows; the message lists them.
+    /// More samples failed than the budget of substitutes allows; the message lists them.
     BadSamples,
     /// The device backend is not usable here.
     Device,
     /// The loader or epoch was shut down.
     Cancelled,
-    /// The process was forked after the loader was built; a child must build its own.
+    /// The process was forked after the loader was built; a child must build its own loader.
     Forked,
 }
 
 impl ErrorKind {
-    /// The words used in the rendering.
+    /// The text in renderings.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Config => "bad configuration",
@@ -98,55 +97,55 @@ impl ErrorKind {
     }
 }
 
-/// Runs a decoder or parser of another crate: those are trusted not to be unsound, not never to panic on hostile bytes.
+/// Runs another crate's decoder or parser, which may panic on hostile bytes. (It is trusted to be sound.)
 ///
-/// Errors: those of `work`; [`ErrorKind::Panicked`] with what the panic said, and on what.
-#[cfg_attr(not(any(feature = "image", feature = "parquet")), allow(dead_code, reason = "there are none then"))]
+/// Errors: those of `work`; [`ErrorKind::Panicked`] with `what` and the panic's message.
+#[cfg_attr(not(any(feature = "image", feature = "parquet")), allow(dead_code, reason = "only those features need it"))]
 pub(crate) fn guarded<T>(what: &str, stage: Stage, work: impl FnOnce() -> Result<T>) -> Result<T> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        let said = panicked(&*panic, stage);
-        Err(Error::new(ErrorKind::Panicked, stage, format!("a library panicked on {what}: {}", said.message())))
+        let error = panicked(&*panic, stage);
+        Err(Error::new(ErrorKind::Panicked, stage, format!("a library panicked on {what}: {}", error.message())))
     })
 }
 
-/// The error for a caught panic.
+/// The error for a caught panic, with its message.
 pub(crate) fn panicked(panic: &(dyn std::any::Any + Send), stage: Stage) -> Error {
-    let said = panic.downcast_ref::<&str>().copied();
-    let said = said.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no words");
-    let said: String = said.chars().take(200).map(|c| if c.is_control() { ' ' } else { c }).collect();
-    Error::new(ErrorKind::Panicked, stage, said)
+    let message = panic.downcast_ref::<&str>().copied();
+    let message = message.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
+    let message: String = message.chars().take(200).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    Error::new(ErrorKind::Panicked, stage, message)
 }
 
-/// Where on a sample's way something happened.
+/// Stage of a sample's way at which an error happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Stage {
     /// Checking the settings and reserving memory.
     Build,
-    /// Listing and measuring the dataset.
+    /// Listing the dataset and measuring its samples.
     Index,
-    /// Choosing samples.
+    /// Choosing the samples of a batch.
     Order,
     /// Opening a source.
     Open,
-    /// Bringing bytes from storage.
+    /// Reading bytes from storage.
     Read,
-    /// Turning bytes into rows.
+    /// Decoding bytes into rows.
     Decode,
     /// The user's transform.
     Map,
-    /// Handing out batches.
+    /// Delivering batches.
     Batch,
     /// Copying to the device.
     Device,
     /// Writing prepared data.
     Write,
-    /// Saving, loading or comparing where a run stands.
+    /// Saving, loading or comparing the state of a run.
     State,
 }
 
 impl Stage {
-    /// The word used in renderings and reports.
+    /// The word in renderings and reports.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Build => "build",
@@ -164,7 +163,7 @@ impl Stage {
     }
 }
 
-/// Where in the data something happened; what is not known is `None`.
+/// Place in the data; unknown parts are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Site {
@@ -172,7 +171,7 @@ pub struct Site {
     pub path: Option<PathBuf>,
     /// Byte offset in the file.
     pub offset: Option<u64>,
-    /// Number of bytes asked for.
+    /// Number of requested bytes.
     pub len: Option<u64>,
     /// Sample id: index in the dataset.
     pub sample: Option<u64>,
@@ -197,7 +196,7 @@ impl Error {
         Self(Box::new(Inner { kind, stage, message: message.into(), site: Site::default(), source: None }))
     }
 
-    /// An operating-system error; the kind follows from it (`ENOENT` is [`ErrorKind::NotFound`] and so on).
+    /// An operating-system error, which determines the kind (`ENOENT` is [`ErrorKind::NotFound`], for example).
     pub fn os(stage: Stage, message: impl Into<String>, source: std::io::Error) -> Self {
         let kind = match source.kind() {
             std::io::ErrorKind::NotFound => ErrorKind::NotFound,
@@ -209,13 +208,14 @@ impl Error {
         Self::new(kind, stage, message).with_source(source)
     }
 
-    /// The error of a user's transform, for code outside this crate. A dataset that cannot open a file says
-    /// [`Error::os`], a decoder [`Error::decode`], so that the stage is theirs.
+    /// An error of a user's transform, for code outside this crate.
+    ///
+    /// A dataset that cannot open a file returns [`Error::os`], a decoder [`Error::decode`], for the right stage.
     pub fn user(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::User, Stage::Map, message)
     }
 
-    /// What the decoder could not make sense of, for decoders outside this crate.
+    /// An error for undecodable bytes, for decoders outside this crate.
     pub fn decode(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Decode, Stage::Decode, message)
     }
@@ -227,14 +227,14 @@ impl Error {
         self
     }
 
-    /// Adds the path, unless one is known already.
+    /// Adds the path, unless the error has one.
     #[must_use]
     pub fn with_path(mut self, path: impl AsRef<Path>) -> Self {
         self.0.site.path.get_or_insert_with(|| path.as_ref().to_path_buf());
         self
     }
 
-    /// Adds offset and length in bytes, unless known already.
+    /// Adds offset and length in bytes, unless the error has them.
     #[must_use]
     pub fn with_range(mut self, offset: u64, len: u64) -> Self {
         self.0.site.offset.get_or_insert(offset);
@@ -242,58 +242,58 @@ impl Error {
         self
     }
 
-    /// Adds the sample id, unless one is known already.
+    /// Adds the sample id, unless the error has one.
     #[must_use]
     pub fn with_sample(mut self, sample: u64) -> Self {
         self.0.site.sample.get_or_insert(sample);
         self
     }
 
-    /// Adds the batch index, unless one is known already.
+    /// Adds the batch index, unless the error has one.
     #[must_use]
     pub fn with_batch(mut self, batch: u64) -> Self {
         self.0.site.batch.get_or_insert(batch);
         self
     }
 
-    /// What went wrong.
+    /// The kind of error.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// Says before the message in which part of the file it was.
+    /// Prefixes the message with the part of the file that it concerns.
     pub(crate) fn within(mut self, part: impl fmt::Display) -> Self {
         self.0.message = format!("{part}: {}", self.0.message);
         self
     }
 
-    /// Says behind the message what may be done.
+    /// Appends advice to the message.
     #[cfg(feature = "image")]
-    pub(crate) fn advising(mut self, words: &str) -> Self {
-        self.0.message += &format!("; {words}");
+    pub(crate) fn advising(mut self, advice: &str) -> Self {
+        self.0.message += &format!("; {advice}");
         self
     }
 
-    /// Says that so many others were tried in the place of the sample.
+    /// Appends that `tried` samples failed as substitutes.
     pub(crate) fn and_no_substitute(mut self, tried: usize) -> Self {
         let joint = if self.0.message.is_empty() { "" } else { "; " };
-        self.0.message += &format!("{joint}nor can a substitute be had ({tried} others were tried)");
+        self.0.message += &format!("{joint}no substitute found ({tried} others were tried)");
         self
     }
 
-    /// The same error once more, for every sample that one fault concerns. The source becomes its words.
+    /// A copy of the error, for every sample that one fault concerns. Its source is the source's text.
     pub(crate) fn again(&self) -> Self {
         let Inner { kind, stage, message, site, source } = &*self.0;
         let source = source.as_ref().map(|source| source.to_string().into());
         Self(Box::new(Inner { kind: *kind, stage: *stage, message: message.clone(), site: site.clone(), source }))
     }
 
-    /// On which stage of the way.
+    /// The stage at which it happened.
     pub fn stage(&self) -> Stage {
         self.0.stage
     }
 
-    /// Where in the data.
+    /// The place in the data.
     pub fn site(&self) -> &Site {
         &self.0.site
     }
@@ -309,7 +309,7 @@ impl fmt::Display for Error {
         let Inner { kind, stage, message, site, source } = &*self.0;
         write!(f, "{}: {}", stage.as_str(), kind.as_str())?;
         if *kind == ErrorKind::Budget {
-            // A sum, with a line for each of its terms.
+            // The sum, with a line for each of its terms.
             write!(f, ": {message}")?;
         } else if !message.is_empty() {
             write!(f, ": {}", one_line(message))?;
@@ -319,7 +319,7 @@ impl fmt::Display for Error {
         }
         if let Some(path) = &site.path {
             let text = path.display().to_string();
-            // One line, whatever a file is called.
+            // Escaped, so that any file name keeps the rendering on one line.
             if text.contains(char::is_control) { write!(f, " path={text:?}")? } else { write!(f, " path={text}")? }
         }
         let numbers = [("offset", site.offset), ("len", site.len), ("sample", site.sample), ("batch", site.batch)];
@@ -335,17 +335,17 @@ impl fmt::Display for Error {
     }
 }
 
-/// On one line, whatever words a file, a library or a user's code has.
-pub(crate) fn one_line(words: &str) -> Cow<'_, str> {
-    if !words.contains(char::is_control) {
-        return words.into();
+/// The text on one line: control characters become spaces.
+pub(crate) fn one_line(text: &str) -> Cow<'_, str> {
+    if !text.contains(char::is_control) {
+        return text.into();
     }
-    words.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>().into()
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>().into()
 }
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The rendering names everything; `unwrap()` in a user's script should print it on one line.
+        // The rendering is complete, and `unwrap()` in a user's script should print it on one line.
         fmt::Display::fmt(self, f)
     }
 }
@@ -375,13 +375,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_left_out() {
+    fn unknown_parts_of_the_site_are_left_out() {
         let error = Error::new(ErrorKind::Config, Stage::Build, "batch_size is 0");
         assert_eq!(error.to_string(), "build: bad configuration: batch_size is 0");
     }
 
     #[test]
-    fn a_panic_of_a_library_is_an_error_with_its_words_on_one_line() {
+    fn a_library_panic_is_an_error_with_its_message_on_one_line() {
         let error = guarded("a PNG", Stage::Decode, || -> Result<()> { panic!("index {}\nout of bounds", 7) });
         let expected = "decode: panicked: a library panicked on a PNG: index 7 out of bounds";
         assert_eq!(error.unwrap_err().to_string(), expected);
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_site_wins_since_it_is_nearest_to_the_fault() {
+    fn the_first_site_wins() {
         let error = Error::user("x").with_sample(1).with_sample(2).with_path("a").with_path("b");
         assert_eq!(error.site().sample, Some(1));
         assert_eq!(error.site().path.as_deref(), Some(Path::new("a")));

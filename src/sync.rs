@@ -1,5 +1,5 @@
-//! Atomics and locks of the parts whose interleavings are modelled: the standard library's, and loom's in the models
-//! (`pipeline/models.rs`), which then run the very code that loaders run.
+//! Atomics and locks for modelled code: the standard library's, or loom's in the models (`pipeline/models.rs`). So the
+//! models run the same code as loaders.
 
 #[cfg(not(all(test, loom)))]
 pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
@@ -7,12 +7,12 @@ pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
 #[cfg(all(test, loom))]
 pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
 
-/// A flag that is totally ordered with the steps of channels by `SeqCst`.
+/// A flag, totally ordered with channel operations by `SeqCst`.
 #[cfg(not(all(test, loom)))]
 pub(crate) type Flag = std::sync::atomic::AtomicBool;
 
-/// Loom sees no channel. So that another thread may go on between a step of the flag and one of a channel, each step of the
-/// flag is followed by one that does nothing.
+/// Loom does not model channels. A dummy operation after each operation of the flag lets another thread run before the next
+/// channel operation.
 #[cfg(all(test, loom))]
 pub(crate) struct Flag(atomic::AtomicBool, atomic::AtomicBool);
 
@@ -20,7 +20,7 @@ pub(crate) struct Flag(atomic::AtomicBool, atomic::AtomicBool);
 impl Default for Flag {
     fn default() -> Self {
         let flag = Self(Default::default(), Default::default());
-        // To loom a `SeqCst` load sees nothing older than the newest `SeqCst` store if all are such stores, the first one, too.
+        // In loom a `SeqCst` load sees the newest `SeqCst` store only if all stores, the first one included, are `SeqCst`.
         flag.store(false, atomic::Ordering::SeqCst);
         flag
     }
@@ -43,7 +43,7 @@ impl Flag {
 #[cfg(not(all(test, loom)))]
 pub(crate) use rustix::thread::futex;
 
-/// What the kernel does for a futex: it looks at the word and puts the caller to sleep under the lock that a wake takes.
+/// Model of the kernel's futex: it checks the word and puts the caller to sleep under the lock that a wake takes.
 #[cfg(all(test, loom))]
 pub(crate) mod futex {
     use super::atomic::{AtomicU32, Ordering};
@@ -54,7 +54,7 @@ pub(crate) mod futex {
         static ref SLEEPERS: (Mutex<()>, Condvar) = (Mutex::new(()), Condvar::new());
     }
 
-    /// A timeout is never over.
+    /// A timeout never expires.
     pub(crate) fn wait(word: &AtomicU32, _: Flags, expected: u32, _: Option<&Timespec>) -> rustix::io::Result<()> {
         let held = SLEEPERS.0.lock().unwrap();
         if word.load(Ordering::SeqCst) != expected {

@@ -1,12 +1,13 @@
-//! Opaque bytes and text, delivered as they are.
+//! Opaque bytes and text, delivered undecoded.
 
 use super::{Ctx, Decoder};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::Row;
 use crate::tensor::{DType, EncodedField, Encoding, Field};
 
-/// Delivers encoded bytes (text, JSON, a file of any kind) undecoded: a `u8` vector of up to `max` bytes, padded with
-/// zeros, with its true length beside it ([`FieldView::lens`](crate::FieldView::lens)).
+/// Delivers encoded bytes (text, JSON, any file) undecoded, as a `u8` vector of up to `max` bytes.
+///
+/// Zeros pad it; [`FieldView::lens`](crate::FieldView::lens) gives its true length.
 ///
 /// `builder.decode_field("caption", Bytes::up_to(512))`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,12 +17,12 @@ pub struct Bytes {
 }
 
 impl Bytes {
-    /// Rows of at most `max` bytes; a longer sample is an error ([`ErrorKind::Shape`]).
+    /// Rows of at most `max` bytes. A longer sample is an error ([`ErrorKind::Shape`]).
     pub fn up_to(max: usize) -> Self {
         Self { max, cut: false }
     }
 
-    /// Rows of at most `max` bytes; of a longer sample the first ones.
+    /// Rows of at most `max` bytes. A longer sample is truncated.
     pub fn cut_to(max: usize) -> Self {
         Self { max, cut: true }
     }
@@ -30,13 +31,13 @@ impl Bytes {
 impl Decoder for Bytes {
     fn outputs(&self, input: &EncodedField) -> Result<Vec<Field>> {
         if self.max == 0 {
-            let message = format!("field `{}` as at most 0 bytes", input.name);
+            let message = format!("field `{}` as bytes: the maximum is 0, but it must be at least 1", input.name);
             return Err(Error::new(ErrorKind::Config, Stage::Build, message));
         }
         match input.encoding {
             Encoding::Bytes | Encoding::Image => Ok(vec![Field::up_to(&input.name, DType::U8, self.max)]),
             _ => {
-                let message = format!("field `{}` is raw and needs no decoder", input.name);
+                let message = format!("field `{}` is raw: leave out its decoder", input.name);
                 Err(Error::new(ErrorKind::Config, Stage::Build, message))
             }
         }

@@ -1,14 +1,16 @@
-//! Decoders: the bytes of one encoded field in, rows of the batch out.
+//! Decoders: bytes of one encoded field in, rows of the batch out.
 //!
 //! ```text
-//! bytes of one field ──Decoder::decode──► its rows in the slot     (on a decode worker; nothing here waits)
+//! bytes of one field ──Decoder::decode──► its rows in the slot     (on a decode worker; never waits)
 //!        ▲                    │
-//!   untrusted            Ctx: who (sample id), which draws, scratch of this worker
+//!   untrusted            Ctx: sample id, random draws, the worker's scratch memory
 //! ```
 //!
-//! Invariants: a decoder is shared by all workers and has no state of its own; everything random comes from
-//! [`Ctx::draws`], so a sample's row depends on (seed, epoch, id) alone; sizes are checked against limits before
-//! memory is taken; a panic is caught by the pipeline and named.
+//! Invariants:
+//! * All workers share a decoder, which has no state of its own.
+//! * All randomness comes from [`Ctx::draws`], so a sample's row depends on (seed, epoch, id) alone.
+//! * A decoder checks sizes against limits before it takes memory.
+//! * The pipeline catches a panic and reports its sample.
 
 mod bytes;
 #[cfg(feature = "image")]
@@ -29,21 +31,22 @@ use crate::tensor::{EncodedField, Field};
 use std::any::Any;
 use std::ops::Range;
 
-/// Turns the bytes of one encoded field into rows. Open: implement it for a format of your own.
+/// Turns the bytes of one encoded field into rows. Implement it for your own formats.
 pub trait Decoder: Send + Sync + 'static {
-    /// The fields it writes for such an input. Errors: whatever it cannot take, found when the loader is built.
+    /// The fields that it writes for this input. `build()` returns its errors, for inputs that it cannot decode.
     fn outputs(&self, input: &EncodedField) -> Result<Vec<Field>>;
 
-    /// Heap bytes that one call may need besides the row, at most. `workers ×` this is a term of the loader's sum; a
-    /// tight memory budget may leave less, see [`Ctx::scratch_limit`].
+    /// Maximum heap bytes of one call, besides the row.
+    ///
+    /// The loader's memory sum counts `workers ×` this. A tight memory budget may leave less: see [`Ctx::scratch_limit`].
     fn scratch_bytes(&self) -> usize {
         0
     }
 
     /// Decodes `input` into the fields `ctx.fields()` of `out`.
     ///
-    /// It must write all of them: the row holds what an earlier sample left there. (Lengths of `UpTo` fields start at 0.)
-    /// `input` is untrusted. Errors become errors of the sample; path and sample id are added by the caller.
+    /// It must write all of them, because the row still holds an earlier sample. (Lengths of `UpTo` fields start at 0.)
+    /// `input` is untrusted. An error becomes the sample's error; the caller adds path and sample id.
     fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()>;
 }
 
@@ -61,7 +64,7 @@ impl<D: Decoder + ?Sized> Decoder for std::sync::Arc<D> {
     }
 }
 
-/// What a decoder or transform may know about the sample, and the worker's scratch.
+/// The sample's identity and the worker's scratch memory, for a decoder or transform.
 pub struct Ctx<'a> {
     seed: u64,
     epoch: u64,
@@ -72,7 +75,7 @@ pub struct Ctx<'a> {
 }
 
 impl<'a> Ctx<'a> {
-    /// A context; public so that decoders can be tested and measured alone.
+    /// A context. Public for tests and benchmarks of single decoders.
     pub fn new(seed: u64, epoch: u64, id: u64, fields: Range<usize>, scratch: &'a mut Scratch) -> Self {
         Self { seed, epoch, id, fields, scratch, scratch_limit: usize::MAX }
     }
@@ -82,8 +85,9 @@ impl<'a> Ctx<'a> {
         self
     }
 
-    /// Heap bytes that this call may take: [`Decoder::scratch_bytes`], or what the memory budget left of it. A decoder
-    /// that would need more for this sample returns [`ErrorKind::Limit`](crate::ErrorKind::Limit) before it takes them.
+    /// Heap bytes that this call may take: [`Decoder::scratch_bytes`], or less under a tight memory budget.
+    ///
+    /// A decoder that needs more for this sample returns [`ErrorKind::Limit`](crate::ErrorKind::Limit) before it takes any.
     pub fn scratch_limit(&self) -> usize {
         self.scratch_limit
     }
@@ -98,19 +102,21 @@ impl<'a> Ctx<'a> {
         self.epoch
     }
 
-    /// Indices, in the batch's spec, of the fields that are to be written: for a decoder those of
-    /// [`Decoder::outputs`], in that order; for a transform all.
+    /// Indices of the fields to write, in the batch's spec.
+    ///
+    /// A decoder writes those of [`Decoder::outputs`], in that order; a transform writes any.
     pub fn fields(&self) -> Range<usize> {
         self.fields.clone()
     }
 
-    /// Random draws that depend on (seed, epoch, sample id, purpose) alone. Give every independent use a `purpose` of
-    /// its own (any name).
+    /// Random draws that depend on (seed, epoch, sample id, purpose) alone.
+    ///
+    /// Independent uses need different purposes; a purpose is any name.
     pub fn draws(&self, purpose: &str) -> Draws {
         Draws::new(self.seed, self.epoch, self.id, purpose)
     }
 
-    /// Memory of this worker that survives from sample to sample.
+    /// The worker's memory, kept from sample to sample.
     pub fn scratch(&mut self) -> &mut Scratch {
         self.scratch
     }
@@ -119,17 +125,17 @@ impl<'a> Ctx<'a> {
 /// Reusable per-worker state, one value per type.
 #[derive(Default)]
 pub struct Scratch {
-    /// A transform of the user's is running: names the stage when it panics.
+    /// A user's transform is running: a panic then belongs to stage `map`.
     pub(crate) mapping: bool,
-    /// What a dataset makes of framed bytes; see `Dataset::open`.
+    /// Bytes that a dataset unpacks from their frame; see `Dataset::open`.
     pub(crate) opened: Vec<u8>,
-    /// Which worker's it is, if it is one's.
+    /// Number of the worker that owns it, if a worker does.
     pub(crate) worker: Option<usize>,
     values: Vec<Box<dyn Any + Send>>,
 }
 
 impl Scratch {
-    /// The worker's value of type `T`, made on first use.
+    /// The worker's value of type `T`, created on first use.
     pub fn get<T: Default + Send + 'static>(&mut self) -> &mut T {
         let index = match self.values.iter().position(|value| value.is::<T>()) {
             Some(index) => index,

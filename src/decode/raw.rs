@@ -1,11 +1,11 @@
-//! Raw: the bytes are the row. The pipeline knows this decoder and reads such fields in place where alignment allows.
+//! Raw fields: the bytes are the row. The pipeline reads such fields in place where alignment allows.
 
 use super::{Ctx, Decoder};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::Row;
 use crate::tensor::{EncodedField, Field};
 
-/// Copies the bytes of a raw field into its row: the whole row of a fixed field, up to the row of an `UpTo` field.
+/// Copies the bytes of a raw field into its row: exactly the row of a fixed field, at most the row of an `UpTo` field.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Raw;
 

@@ -1,4 +1,4 @@
-//! Single samples, outside of a loader: for tests, benchmarks and looking at what a decoder does.
+//! Decoding of single samples outside a loader, for tests, benchmarks and inspection.
 
 use super::{Ctx, Decoder, Scratch};
 use crate::error::Result;
@@ -6,7 +6,7 @@ use crate::memory::{Filled, FreeSlot, Hooks, Pool, Ticket};
 use crate::tensor::{EncodedField, Field, Layout, Spec};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A decoder with a row and a worker's scratch of its own.
+/// A decoder with its own row and scratch memory.
 ///
 /// ```
 /// use feedline::decode::{Raw, Single};
@@ -27,7 +27,7 @@ pub struct Single {
     row: Option<Filled>,
 }
 
-/// Where the only slot lies between two steps.
+/// The only slot, between two uses.
 #[derive(Default)]
 struct Mailbox {
     free: Mutex<Option<FreeSlot>>,
@@ -47,7 +47,7 @@ impl Hooks for Post {
 }
 
 impl Drop for Single {
-    /// The slot knows the mailbox in which it lies: a circle, which would keep both alive.
+    /// Slot and mailbox refer to each other; this breaks the cycle, which would keep both alive.
     fn drop(&mut self) {
         self.row = None;
         drop(self.mailbox.full.lock().unwrap_or_else(PoisonError::into_inner).take());
@@ -57,7 +57,7 @@ impl Drop for Single {
 }
 
 impl Single {
-    /// Reserves a row for what `decoder` makes of `input`. Errors: those of [`Decoder::outputs`].
+    /// Reserves a row for the outputs of `decoder` for `input`. Errors: those of [`Decoder::outputs`].
     pub fn new(decoder: impl Decoder, input: &EncodedField) -> Result<Self> {
         let spec = Spec::new(decoder.outputs(input)?)?;
         let layout = Layout::new(&spec, 1)?;
@@ -66,9 +66,9 @@ impl Single {
         Ok(Self { decoder: Box::new(decoder), spec, scratch: Scratch::default(), mailbox, row: None })
     }
 
-    /// Decodes one sample. Errors: the decoder's.
+    /// Decodes one sample. Errors: those of the decoder.
     pub fn decode(&mut self, input: &[u8], seed: u64, epoch: u64, id: u64) -> Result<()> {
-        // Dropping the last row frees the slot; a panic of the decoder brings it back as a failed one.
+        // Dropping the last row frees the slot; a panic of the decoder returned it as failed.
         self.row = None;
         drop(self.mailbox.full.lock().unwrap_or_else(PoisonError::into_inner).take());
         let slot = self.mailbox.free.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -88,7 +88,7 @@ impl Single {
         self.spec.fields()
     }
 
-    /// The bytes of field `field` as the last call of [`Single::decode`] left them; empty when it failed.
+    /// The bytes of field `field` after the last [`Single::decode`]; empty if it failed.
     pub fn bytes(&self, field: usize) -> &[u8] {
         self.row.as_ref().map_or(&[], |row| row.bytes(field))
     }
@@ -105,10 +105,10 @@ mod tests {
     use crate::decode::Raw;
     use crate::tensor::DType;
 
-    /// A panic within the decoder of pictures: here since the row lacks the field that it is to write.
+    /// The image decoder panics here because the row lacks its output field.
     #[cfg(feature = "image")]
     #[test]
-    fn a_panic_while_a_picture_is_decoded_is_an_error_and_the_next_picture_is_right() {
+    fn a_decoder_panic_is_an_error_and_the_next_picture_is_right() {
         let picture = include_bytes!("../../tests/fixtures/images/rgb.png");
         let mut single = Single::new(crate::decode::Image::resize(8, 8), &EncodedField::image("x")).unwrap();
         single.decode(picture, 0, 0, 0).unwrap();
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_single_gives_its_memory_back() {
+    fn dropping_a_single_returns_its_memory() {
         let mut single = Single::new(Raw, &EncodedField::raw(Field::fixed("x", DType::U8, [3]))).unwrap();
         single.decode(&[1, 2, 3], 0, 0, 0).unwrap();
         let mailbox = Arc::downgrade(&single.mailbox);

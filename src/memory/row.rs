@@ -9,7 +9,6 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::sync::atomic::Ordering;
 use crate::tensor::{Element, Field, Shape, Spec};
 
-
 impl Rows {
     /// The first unfinished row, for writing.
     pub(crate) fn row(&mut self) -> Row<'_> {

@@ -1,25 +1,25 @@
-//! The last pass over the resized pixels: flip, dtype, layout and normalisation in one go.
+//! The last pass over the resized pixels: flip, dtype, layout and normalisation in one pass.
 //!
-//! A pixel has 256 values, so what becomes of it is a table of 256 entries per channel. That makes every dtype cost
-//! the same, and the values those that torchvision computes, to the last bit.
+//! A table per channel maps the 256 pixel values to output values. So every dtype costs the same, and the values equal
+//! torchvision's to the last bit.
 
 use super::PixelLayout;
 use super::geometry::Size;
 use crate::tensor::{DType, bf16, f16, normalized};
 use bytemuck::Pod;
 
-/// Per channel: what becomes of the pixel value.
+/// Output value for each channel and pixel value.
 type Table<T> = [[T; 256]; 3];
 
-/// What is done to the values besides moving them.
+/// Conversion of the pixel values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Values {
     pub(super) dtype: DType,
-    /// Mean and standard deviation per channel, of values scaled to 0..1.
+    /// Mean and standard deviation per channel, for values scaled to 0..1.
     pub(super) normalize: Option<([f32; 3], [f32; 3])>,
 }
 
-/// Whether the resized pixels are already what the row holds, but for the flip.
+/// Whether the row holds the resized pixels unchanged, except for the flip.
 pub(super) fn in_place(values: Values, layout: PixelLayout) -> bool {
     values.dtype == DType::U8 && layout == PixelLayout::Nhwc
 }
@@ -31,7 +31,7 @@ pub(super) fn flip(pixels: &mut [u8], size: Size) {
     }
 }
 
-/// Writes resized pixels (RGB, rows from the top) to the row's bytes. `row` has the length of the declared field.
+/// Writes resized pixels (RGB, top row first) to `row`, which has the length of the declared field.
 pub(super) fn write(pixels: &[u8], size: Size, flip: bool, values: Values, layout: PixelLayout, row: &mut [u8]) {
     let width = size.width as usize;
     match values.dtype {
@@ -49,7 +49,7 @@ fn cast<T: Pod>(row: &mut [u8]) -> &mut [T] {
     bytemuck::cast_slice_mut(row)
 }
 
-/// Mean 0 and std 1 change no bit: without a normalisation this is the value scaled to 0..1.
+/// The normalised value, scaled to 0..1 first. The default mean 0 and std 1 change no bit.
 fn value(values: Values, channel: usize, pixel: u8) -> f32 {
     let (mean, std) = values.normalize.unwrap_or(([0.0; 3], [1.0; 3]));
     normalized(pixel, mean[channel], std[channel])

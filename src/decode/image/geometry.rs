@@ -1,4 +1,4 @@
-//! Which part of a picture becomes the output. Pure arithmetic, after torchvision's `transforms`.
+//! The part of a picture that becomes the output: pure arithmetic, after torchvision's `transforms`.
 
 use crate::order::Draws;
 
@@ -24,7 +24,7 @@ impl Size {
     }
 }
 
-/// What the picture is cut to and scaled to.
+/// Crop and output size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Op {
     /// The whole picture, to exactly this size.
@@ -43,9 +43,10 @@ pub(super) struct Rect {
     pub(super) size: Size,
 }
 
-/// The source of the resampling: `view` is all that its filter may see (torchvision crops first, so pixels outside of
-/// a random crop must not bleed in), `part` is the rectangle of the view that is scaled to the output (a centre crop
-/// of the scaled picture is a part with fractional edges of the whole picture, whose neighbours do count).
+/// Source of the resampling: the filter reads pixels of `view` only, and scales `part` of it to the output.
+///
+/// torchvision crops a random crop first, so pixels outside it must not bleed in: `view` is the crop. It scales a centre
+/// crop's whole picture first, so neighbouring pixels count: `part` has fractional edges, and `view` is the picture.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Crop {
     pub(super) view: Rect,
@@ -61,7 +62,7 @@ pub(super) struct Part {
     pub(super) height: f64,
 }
 
-/// Source pixels, times the scaling, that the widest filter (Lanczos3) looks at on either side.
+/// Radius of the widest filter (Lanczos3), in source pixels times the scaling.
 const FILTER_RADIUS: f64 = 3.0;
 
 impl Op {
@@ -89,7 +90,7 @@ impl Crop {
         Self { view, part: Part { left: 0.0, top: 0.0, width: f64::from(width), height: f64::from(height) } }
     }
 
-    /// The pixels of the picture that matter to an output of size `output`, with any filter.
+    /// The pixels of the picture that affect an output of size `output`, with any filter.
     pub(super) fn needed(&self, output: Size) -> Rect {
         let Rect { left, top, size } = self.view;
         let (x, width) = reach(self.part.left, self.part.width, output.width, size.width);
@@ -97,7 +98,7 @@ impl Crop {
         Rect { left: left + x, top: top + y, size: Size::new(width, height) }
     }
 
-    /// The same crop of a picture of which only `there` is there; all that matter are.
+    /// The same crop in the part `there` of the picture, which holds all needed pixels.
     pub(super) fn within(mut self, there: Rect) -> Self {
         let view = self.view.common(there);
         self.part.left -= f64::from(view.left - self.view.left);
@@ -106,8 +107,9 @@ impl Crop {
         self
     }
 
-    /// The same crop of the picture scaled to 1 / `denominator`: the view is rounded outwards, so at the edges of a
-    /// random crop a part of a scaled pixel beside it counts, too.
+    /// The same crop of the picture scaled to 1 / `denominator`.
+    ///
+    /// The view is rounded outwards, so a random crop's edges include parts of neighbouring scaled pixels.
     pub(super) fn scaled(self, denominator: u32, picture: Size) -> Self {
         let d = f64::from(denominator);
         let Rect { left, top, size } = self.view;
@@ -123,17 +125,17 @@ impl Crop {
     }
 }
 
-/// Start and length of what a part of a side (`start`, `length`) looks at, when `output` pixels are made of it.
+/// Start and length of the pixels that the filter reads to scale (`start`, `length`) of a side to `output` pixels.
 fn reach(start: f64, length: f64, output: u32, side: u32) -> (u32, u32) {
     let margin = FILTER_RADIUS * (length / f64::from(output)).max(1.0) + 1.0;
-    // The part lies in the view, so the casts are of small numbers; below 0 they give 0.
+    // The part lies in the view, so the casts are of small numbers; negative ones give 0.
     let first = ((start - margin).floor() as u32).min(side - 1);
     let end = ((start + length + margin).ceil() as u32).min(side);
     (first, end - first)
 }
 
 impl Rect {
-    /// All of a picture.
+    /// The whole picture.
     pub(super) fn of(size: Size) -> Self {
         Self { left: 0, top: 0, size }
     }
@@ -146,14 +148,14 @@ impl Rect {
         self.top + self.size.height
     }
 
-    /// What lies in both, which must be something.
+    /// The intersection, which must not be empty.
     pub(super) fn common(&self, other: Self) -> Self {
         let (left, top) = (self.left.max(other.left), self.top.max(other.top));
         let size = Size::new(self.right().min(other.right()) - left, self.bottom().min(other.bottom()) - top);
         Self { left, top, size }
     }
 
-    /// `by` more pixels on every side, as far as a picture of size `picture` has them.
+    /// The rectangle with `by` more pixels on every side, within a picture of size `picture`.
     pub(super) fn widened(&self, by: u32, picture: Size) -> Self {
         let (left, top) = (self.left.saturating_sub(by), self.top.saturating_sub(by));
         let (right, bottom) = ((self.right() + by).min(picture.width), (self.bottom() + by).min(picture.height));
@@ -166,13 +168,13 @@ impl Rect {
         self
     }
 
-    /// The same pixels, counted from the first pixel of `origin`, which holds them.
+    /// The same rectangle relative to `origin`, which contains it.
     pub(super) fn seen_from(&self, origin: Self) -> Self {
         Self { left: self.left - origin.left, top: self.top - origin.top, size: self.size }
     }
 }
 
-/// The part that `Resize(resize)` followed by `CenterCrop(size)` shows, for `size <= resize`.
+/// The part that `Resize(resize)` and then `CenterCrop(size)` select, for `size <= resize`.
 fn center(picture: Size, resize: u32, size: u32) -> Crop {
     let shorter = u64::from(picture.width.min(picture.height));
     // torchvision: the longer side is int(resize * long / short).
@@ -186,16 +188,16 @@ fn center(picture: Size, resize: u32, size: u32) -> Crop {
 fn center_of(side: u32, scaled: u64, size: u32) -> (f64, f64) {
     let rest = scaled - u64::from(size);
     if rest == 0 {
-        // Exactly the side: a product of quotients could end a rounding error outside of the picture.
+        // Exactly the side: with a product of quotients, a rounding error could end outside the picture.
         return (0.0, f64::from(side));
     }
     let pitch = f64::from(side) / scaled as f64;
-    // Python's round() goes to the even neighbour at one half.
+    // Python's round() rounds halves to even.
     let start = (rest as f64 / 2.0).round_ties_even();
     (start * pitch, f64::from(size) * pitch)
 }
 
-/// torchvision's `RandomResizedCrop.get_params`: ten tries, then the largest central part of a legal ratio.
+/// torchvision's `RandomResizedCrop.get_params`: ten tries, then the largest central part with a legal ratio.
 fn random_rect(picture: Size, scale: (f64, f64), ratio: (f64, f64), draws: &mut Draws) -> Rect {
     let Size { width, height } = picture;
     let area = picture.pixels() as f64;
@@ -203,7 +205,7 @@ fn random_rect(picture: Size, scale: (f64, f64), ratio: (f64, f64), draws: &mut 
     for _ in 0..10 {
         let target = area * draws.range_f64(scale.0, scale.1);
         let aspect = draws.range_f64(log_low, log_high).exp();
-        // Rounded as Python does; a cast of a float saturates, so absurd ratios are simply too large.
+        // Rounds as Python does. A float cast saturates, so absurd ratios are simply too large.
         let w = (target * aspect).sqrt().round_ties_even() as u32;
         let h = (target / aspect).sqrt().round_ties_even() as u32;
         if 0 < w && w <= width && 0 < h && h <= height {

@@ -1,11 +1,10 @@
-//! JPEG by zune-jpeg, straight into the worker's buffer, with the checks that zune does not make.
+//! JPEG by zune-jpeg, straight into the worker's buffer, with checks that zune lacks.
 //!
-//! zune checks much in its strict mode, but a scan that ends too early is filled with zeros up to the end of the
-//! picture, and one that ends too late is cut. Both are what a damaged file looks like, so [`Watch`] sees how far
-//! the entropy decoder reads.
+//! In strict mode zune checks much. But it fills a scan that ends early with zeros, and ignores the rest of one that ends
+//! late. A damaged file does either, so [`Watch`] records how far the entropy decoder reads.
 //!
-//! The rows below a crop are not decoded: zune is told a smaller height ([`Header::rows`]), which in a picture of one
-//! scan just ends the work earlier, with the same pixels.
+//! Rows below a crop are not decoded: zune reads a smaller height ([`Header::rows`]). In a picture of one scan this ends
+//! the work earlier, with the same pixels.
 
 use super::geometry::{Rect, Size};
 use super::orientation::{EXIF, Orientation};
@@ -17,7 +16,7 @@ use zune_core::colorspace::ColorSpace;
 use zune_core::options::DecoderOptions;
 use zune_jpeg::JpegDecoder;
 
-/// What the header says, as far as it decides how much memory a decode takes.
+/// The parts of the header that a decode depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) size: Size,
@@ -27,23 +26,23 @@ pub(super) struct Header {
     samples: u64,
     /// Whether the first scan holds all components.
     one_scan: bool,
-    /// Pixels of an MCU. (A scan of one component has MCUs of 8×8, whatever its factors: [`Header::coded_mcu`].)
+    /// Pixels of an MCU. (A scan of one component has MCUs of 8×8 with any factors: [`Header::coded_mcu`].)
     mcu: Size,
-    /// MCUs between two restart markers; 0: there are none.
+    /// MCUs between two restart markers; 0 without them.
     restart: u32,
     /// Offset of the picture's height.
     height_at: usize,
     /// Offset of the first entropy-coded byte.
     scan: usize,
-    /// Where the body of the first APP1 segment with EXIF lies; 0, 0: there is none.
+    /// Start and end of the first EXIF body in an APP1 segment; 0, 0 without one.
     exif: (usize, usize),
-    /// Bytes before the first scan that belong to no segment, and where the first of them lie.
+    /// Number of bytes outside segments before the first scan, and the offset of the first.
     stray: (usize, usize),
-    /// Where the body of an Adobe segment lies that is too short for one; 0: there is none.
+    /// Offset of the body of a too short Adobe segment; 0 without one.
     short_adobe: usize,
 }
 
-/// Bytes of an Adobe segment up to the colour transform.
+/// Bytes of an Adobe segment up to its colour transform.
 const ADOBE: usize = 12;
 
 impl Header {
@@ -57,15 +56,14 @@ impl Header {
             let (marker, start, end) = segment(input, at)?;
             let body = &input[start..end];
             let marker_bytes = if is_alone(marker) { 2 } else { 4 };
-            // 0xFF may fill up.
+            // Bytes 0xFF are legal fill before a marker.
             let others = input[at..start - marker_bytes].iter().filter(|byte| **byte != 0xFF).count();
             stray = if stray.0 == 0 { (others, at) } else { (stray.0 + others, stray.1) };
             match marker {
                 0xC0..=0xC2 if header.is_none() => header = Some(Self::of_frame(marker, body, start)?),
                 0xC3 | 0xC5..=0xC7 | 0xC9..=0xCB | 0xCD..=0xCF => {
                     let message = format!(
-                        "JPEG of a kind that is not supported (SOF{}: lossless, hierarchical or \
-                        arithmetic coding)",
+                        "JPEG of an unsupported kind (SOF{}: lossless, hierarchical or arithmetic coding)",
                         marker - 0xC0
                     );
                     return Err(bad(message));
@@ -77,7 +75,7 @@ impl Header {
                     return Ok(Self { one_scan, scan: end, restart, exif, stray, short_adobe, ..header });
                 }
                 0xDD => {
-                    let interval = body.first_chunk().ok_or_else(|| bad("JPEG restart interval is cut"))?;
+                    let interval = body.first_chunk().ok_or_else(|| bad("JPEG with a cut restart interval"))?;
                     restart = u32::from(u16::from_be_bytes(*interval));
                 }
                 0xE1 if exif == (0, 0) && body.starts_with(EXIF) => exif = (start, end),
@@ -90,16 +88,19 @@ impl Header {
 
     fn of_frame(marker: u8, body: &[u8], at: usize) -> Result<Self> {
         let [bits, h1, h0, w1, w0, components, factors @ ..] = body else {
-            return Err(bad("JPEG frame header is cut"));
+            return Err(bad("JPEG with a cut frame header"));
         };
         let size = Size::new(u32::from(u16::from_be_bytes([*w1, *w0])), u32::from(u16::from_be_bytes([*h1, *h0])));
         let factors = factors.as_chunks::<3>().0;
         if *bits != 8 {
-            return Err(bad(format!("JPEG of {bits} bits per sample; only 8 are supported")));
+            return Err(bad(format!("JPEG of {bits} bits per sample: only 8 are supported")));
         }
         if size.pixels() == 0 || factors.len() != usize::from(*components) || !matches!(components, 1 | 3 | 4) {
-            let message =
-                format!("JPEG frame header of {}x{} pixels, {components} components", size.width, size.height);
+            let message = format!(
+                "JPEG frame header of {}x{} pixels and {components} components: expected some pixels, and 1, 3 or 4 \
+                 components",
+                size.width, size.height
+            );
             return Err(bad(message));
         }
         let most = |side: fn(u8) -> u8| 8 * u32::from(factors.iter().map(|f| side(f[1])).max().unwrap_or(1).max(1));
@@ -119,9 +120,10 @@ impl Header {
         })
     }
 
-    /// What zune decodes to wrong colours, without a word: sequential pictures whose components come in scans of their
-    /// own, when chroma has a quarter of the rows or more than 4 samples of luma (found: 4×2, 1×4 and 2×4), and when
-    /// there are restart markers.
+    /// Refuses pictures that zune decodes to wrong colours silently.
+    ///
+    /// They are sequential, with a scan per component, and have restart markers, or chroma with a quarter of the rows or
+    /// more than 4 samples of luma (found: 4×2, 1×4 and 2×4).
     fn check_kind(&self) -> Result<()> {
         if self.progressive || self.one_scan {
             return Ok(());
@@ -133,18 +135,18 @@ impl Header {
             _ if height > 2 => format!("sampling factors of {width}x{height}"),
             _ => return Ok(()),
         };
-        let message = format!("sequential JPEG of several scans with {what}, which zune-jpeg does not decode");
-        Err(bad(message + " (libjpeg-turbo does: feature `turbojpeg`)"))
+        let message = format!("sequential JPEG of several scans with {what}: zune-jpeg does not decode it");
+        Err(bad(message + "; libjpeg-turbo does (feature `turbojpeg`)"))
     }
 
-    /// Refuses a picture of several scans that has more than `most`. (Of one scan the libraries look at no more.)
+    /// Refuses a picture of more than `most` scans. (The libraries read no further scan than the first of one-scan files.)
     pub(super) fn check_scans(&self, input: &[u8], most: u32) -> Result<()> {
         if self.one_scan {
             return Ok(());
         }
-        // The first one's header was read.
+        // The first scan's header is read already.
         let (mut scans, mut at) = (1_u32, self.scan);
-        // A file that is cut has no more of them; that it is cut is found elsewhere.
+        // A cut file has no more scans; other checks find the cut.
         while let Ok((marker, _, end)) = segment(input, at) {
             match marker {
                 0xD9 => break,
@@ -157,13 +159,12 @@ impl Header {
             at = end;
         }
         if scans > most {
-            return Err(over(format!("JPEG of more than {most} scans, which are the limit")));
+            return Err(over(format!("JPEG of more than {most} scans; the limit is {most}")));
         }
         Ok(())
     }
 
-    /// The error of a strict decode, which says what one that is not strict does; where stray bytes may be the cause it
-    /// names them.
+    /// Adds advice on `strict(false)` to the error of a strict decode, and names stray bytes that may be its cause.
     pub(super) fn explain(&self, error: crate::Error) -> crate::Error {
         let (count, at) = self.stray;
         if error.kind() != crate::ErrorKind::Decode || !error.message().starts_with(DAMAGED) {
@@ -178,12 +179,12 @@ impl Header {
         bad(message).with_source(error)
     }
 
-    /// What the EXIF data of `input`, whose header this is, say.
+    /// The EXIF orientation of `input`, to which this header belongs.
     pub(super) fn orientation(&self, input: &[u8]) -> Orientation {
         input.get(self.exif.0..self.exif.1).map(Orientation::of_exif).unwrap_or_default()
     }
 
-    /// Whether it is sequential and has all components in one scan: then it is decoded row by row of MCUs.
+    /// Whether the picture is sequential with all components in one scan, so that MCU rows are decoded in order.
     pub(super) fn one_scan(&self) -> bool {
         self.one_scan
     }
@@ -203,12 +204,12 @@ impl Header {
         if self.components == 1 { Size::new(8, 8) } else { self.mcu }
     }
 
-    /// MCUs between two restart markers; 0: there are none.
+    /// MCUs between two restart markers; 0 without them.
     pub(super) fn restart(&self) -> u32 {
         self.restart
     }
 
-    /// Offset of the picture's height, which its width follows.
+    /// Offset of the picture's height; the width follows it.
     pub(super) fn height_at(&self) -> usize {
         self.height_at
     }
@@ -218,14 +219,15 @@ impl Header {
         self.scan
     }
 
-    /// Rows to decode when only the first `needed` are looked at: whole MCUs, and one more for the chroma of the last
-    /// row, which is interpolated with the next. All, when the picture comes in several scans.
+    /// Rows to decode for the first `needed`: all of them if the picture has several scans.
+    ///
+    /// Else whole MCUs, and one MCU more, because the last row's chroma is interpolated with the next row's.
     pub(super) fn rows(&self, needed: u32) -> u32 {
         let rows = needed.next_multiple_of(self.mcu.height) + self.mcu.height;
         if self.one_scan { rows.min(self.size.height) } else { self.size.height }
     }
 
-    /// Heap bytes that a decoder takes, at most: rows of MCUs, and coefficients when a picture comes in several scans.
+    /// Maximum heap bytes of a decoder: rows of MCUs, and the coefficients of a picture of several scans.
     pub(super) fn scratch(&self) -> u64 {
         let rows = ROW_BYTES * (u64::from(self.size.width) + 32);
         let coefficients = if self.progressive || !self.one_scan { 2 * self.samples } else { 0 };
@@ -233,8 +235,10 @@ impl Header {
     }
 }
 
-/// zune's buffers for one row of MCUs of all components, per pixel of width (found: 170 for 4:2:0; the unusual
-/// factors of 4 take up to 480). libjpeg-turbo takes less: bytes where zune has words of 16 bits.
+/// Bytes of zune's buffers for one row of MCUs of all components, per pixel of width.
+///
+/// Found: 170 for 4:2:0, up to 480 for the unusual factors of 4. libjpeg-turbo takes less: bytes where zune has words of
+/// 16 bits.
 const ROW_BYTES: u64 = 512;
 
 /// Samples of all components, padded to whole MCUs.
@@ -248,12 +252,12 @@ fn samples(size: Size, factors: &[[u8; 3]]) -> u64 {
     columns * rows * blocks * 64
 }
 
-/// Whether no length and no body follow a marker.
+/// Whether the marker has neither length nor body.
 fn is_alone(marker: u8) -> bool {
     matches!(marker, 0x01 | 0xD0..=0xD9)
 }
 
-/// The next segment from `at` on: its marker and where its body lies.
+/// The next segment from `at` on: its marker, and start and end of its body.
 pub(super) fn segment(input: &[u8], at: usize) -> Result<(u8, usize, usize)> {
     let cut = || bad("JPEG is cut in its header");
     let rest = input.get(at..).ok_or_else(cut)?;
@@ -271,8 +275,9 @@ pub(super) fn segment(input: &[u8], at: usize) -> Result<(u8, usize, usize)> {
     Ok((marker, at + 4, end))
 }
 
-/// Decodes at least the pixels `needed` to RGB, which lie in the front of the room's pixels afterwards. Says which
-/// part of the picture that is: some rows from the top.
+/// Decodes at least the pixels `needed` to RGB, at the front of the room's pixels.
+///
+/// Returns the decoded part of the picture: some rows from the top.
 pub(super) fn decode(input: &[u8], header: &Header, needed: Rect, strict: bool, room: &mut Room<'_>) -> Result<Rect> {
     header.check_kind()?;
     let rows = header.rows(needed.bottom());
@@ -286,7 +291,7 @@ pub(super) fn decode(input: &[u8], header: &Header, needed: Rect, strict: bool, 
         .jpeg_set_max_scans(scans)
         .jpeg_set_out_colorspace(ColorSpace::RGB);
     if !strict {
-        // zune may leave out the end, where an earlier picture's pixels would show.
+        // zune may leave out the end, where an earlier picture's pixels must not show.
         pixels.fill(128);
     }
     let watch = Watch::new(input, header, rows, strict)?;
@@ -302,41 +307,41 @@ pub(super) fn decode(input: &[u8], header: &Header, needed: Rect, strict: bool, 
     Ok(Rect::of(size))
 }
 
-/// How the message of damage begins that only strict decoding refuses.
+/// Prefix of messages about damage that only strict decoding refuses.
 pub(super) const DAMAGED: &str = "damaged JPEG";
 
-/// zune's words on one line: some of its messages end in a line break.
+/// An error with zune's message on one line; some of its messages end in a line break.
 fn damaged(error: zune_jpeg::errors::DecodeErrors) -> crate::Error {
     bad(DAMAGED).with_source(error.to_string().trim_end().replace('\n', " "))
 }
 
 /// Offset of the end marker.
 pub(super) fn end_of(input: &[u8], header: &Header) -> Result<usize> {
-    // From the back: a thumbnail in the header has an end marker too.
+    // From the back, because a thumbnail in the header has an end marker too.
     let end = input[header.scan..].windows(2).rposition(|pair| pair == END);
     Ok(end.ok_or_else(|| bad("JPEG without its end marker: the file is cut"))? + header.scan)
 }
 
-/// The bytes that zune gets, and how far its entropy decoder read.
+/// The input for zune, and how far its entropy decoder has read.
 ///
-/// The end marker of a picture of one scan is put off by some bytes that decode to nothing: zune finds its data damaged
-/// when it is short of a single code, where it would else go on with zeros once it has seen the marker.
+/// In a picture of one scan, bytes that decode to nothing precede the end marker. So zune reports data that lack a single
+/// code; once it has seen the marker it would go on with zeros.
 struct Watch<'a> {
-    /// Up to the end marker, which is left out when `tail` has it.
+    /// The input up to the end marker; without the marker if `tail` has it.
     bytes: &'a [u8],
     tail: &'static [u8],
     header: &'a Header,
-    /// The height that zune is told.
+    /// The height that zune reads.
     rows: u32,
-    /// One past the last byte that the entropy decoder took.
+    /// End of the bytes that the entropy decoder has read.
     reached: Cell<usize>,
 }
 
-/// One bits, which are no code of any Huffman table, more than zune reads ahead (`SLACK`), then the end marker.
+/// More 1 bits than zune reads ahead (`SLACK`), then the end marker. All ones are not a code of any Huffman table.
 const TAIL: &[u8] = b"\xFF\0\xFF\0\xFF\0\xFF\0\xFF\0\xFF\0\xFF\0\xFF\0\xFF\0\xFF\0\xFF\0\xFF\0\xFF\xD9";
-/// zune holds at most 63 bits; a byte of ones is written as two.
+/// Bytes that zune reads ahead: at most 63 bits, and a byte of ones is stored as two.
 const SLACK: usize = 16;
-/// Bytes of padding before the end marker that pass as an encoder's habit.
+/// Bytes of padding that some encoders write before the end marker.
 pub(super) const SURPLUS: usize = 2;
 pub(super) const END: [u8; 2] = [0xFF, 0xD9];
 
@@ -355,12 +360,12 @@ impl<'a> Watch<'a> {
         Input { watch: self, bytes: self.bytes, position: 0 }
     }
 
-    /// Whether not all rows are decoded.
+    /// Whether only some rows are decoded.
     fn partial(&self) -> bool {
         self.rows != self.header.size.height
     }
 
-    /// Whether the scan was as long as the picture.
+    /// Checks that the scan's data ended with the picture.
     fn check(&self) -> Result<()> {
         let (reached, end) = (self.reached.get(), self.bytes.len());
         if self.tail.is_empty() {
@@ -372,8 +377,8 @@ impl<'a> Watch<'a> {
         if self.partial() {
             return Ok(());
         }
-        // The end marker may come earlier than ours, a second picture may follow in the file; it may just have been
-        // read.
+        // The picture's end marker may precede the last one, if a second picture follows in the file. It may be read
+        // already.
         let start = reached.saturating_sub(2).clamp(self.header.scan, end);
         let rest = &self.bytes[start..];
         let stop = start + rest.windows(2).position(|pair| pair == END).unwrap_or(rest.len());
@@ -387,7 +392,7 @@ impl<'a> Watch<'a> {
 
 struct Input<'a> {
     watch: &'a Watch<'a>,
-    /// The watch's, one step nearer.
+    /// Copy of `watch.bytes`, which saves an indirection.
     bytes: &'a [u8],
     position: usize,
 }
@@ -401,7 +406,7 @@ impl Input<'_> {
         self.bytes.get(at).or_else(|| self.watch.tail.get(at - self.bytes.len())).copied()
     }
 
-    /// Fills the front of `buf` from `position` on.
+    /// Copies bytes from `position` on to the front of `buf`, and returns their number.
     #[cold]
     fn copy_slowly(&self, buf: &mut [u8]) -> usize {
         let available = (self.position..self.total()).map_while(|at| self.byte(at));
@@ -410,7 +415,7 @@ impl Input<'_> {
 }
 
 impl ZByteReaderTrait for Input<'_> {
-    /// Only the entropy decoder uses this (and two bytes of the header).
+    /// Used by the entropy decoder only (and for two bytes of the header).
     #[inline(always)]
     fn read_byte_no_error(&mut self) -> u8 {
         let byte = match self.bytes.get(self.position) {
@@ -435,13 +440,13 @@ impl ZByteReaderTrait for Input<'_> {
             }
         }
         match buf.len() {
-            // The entropy decoder takes four bytes at a time,
+            // The entropy decoder reads four bytes at a time.
             4 => self.watch.reached.set(end),
-            // the search for the next marker single ones: after part of the picture there is none to be found,
+            // The search for the next marker reads single bytes. After part of the picture it must find none.
             1 if self.watch.partial() && end > self.watch.header.scan => {
                 return Err(ZByteIoError::NotEnoughBytes(0, 1));
             }
-            // the header pairs.
+            // The header parser reads pairs: here the height.
             2 if self.position == self.watch.header.height_at => {
                 buf.copy_from_slice(&(self.watch.rows as u16).to_be_bytes());
             }
@@ -463,7 +468,7 @@ impl ZByteReaderTrait for Input<'_> {
 
     fn peek_exact_bytes(&mut self, buf: &mut [u8]) -> Result<(), ZByteIoError> {
         if self.position == self.watch.header.short_adobe && self.position != 0 {
-            // zune would refuse the picture; libjpeg takes the segment for another application's.
+            // zune would refuse the picture; libjpeg ignores the segment as another application's.
             buf.fill(0);
             return Ok(());
         }
@@ -479,7 +484,7 @@ impl ZByteReaderTrait for Input<'_> {
             ZSeekFrom::End(offset) => self.total().checked_add_signed(offset as isize),
             ZSeekFrom::Current(offset) => self.position.checked_add_signed(offset as isize),
         };
-        // Nothing is beyond the end, and sums of positions must not overflow.
+        // Limited to the end, so that sums of positions cannot overflow.
         self.position = target.ok_or(ZByteIoError::SeekError("seek before the start"))?.min(self.total());
         Ok(self.position as u64)
     }

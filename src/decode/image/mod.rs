@@ -1,4 +1,4 @@
-//! Pictures: any common format in, pixels of one size out.
+//! Pictures: common formats in, pixels of one size out.
 //!
 //! ```text
 //! JPEG with restart markers ──restart──► a smaller JPEG ┐
@@ -13,30 +13,37 @@
 //!        else a small buffer)     normalise, one pass
 //! ```
 //!
-//! What comes out is always RGB, converted as Pillow's `convert("RGB")` does: grey is repeated, alpha is dropped (not
-//! blended), of 16 bits the high 8 are kept (of grey too, which Pillow would clip at 255), palettes are looked up, CMYK
-//! and YCCK JPEGs are converted without a profile, as Adobe stores them. Of an animation the first picture is taken. An
-//! EXIF orientation is applied on request, to JPEGs; by default not, as in torchvision.
+//! # Pixels
 //!
-//! Of a JPEG only what the crop needs is decoded. The pixels under a crop are those of the whole picture, to the bit. A
-//! random crop's row is, too; a centre crop's may differ by a level where the weights of its fractional edges, counted
-//! from another corner, round differently.
+//! The output is RGB, converted as by Pillow's `convert("RGB")`: grey is repeated, alpha is dropped without blending, and
+//! palettes are looked up. 16 bits keep their high 8 (grey, too, where Pillow clips at 255). CMYK and YCCK JPEGs are
+//! converted without a profile, as Adobe stores them. Of an animation the first picture is decoded. EXIF orientation is
+//! applied to JPEGs on request; by default it is not, as in torchvision.
 //!
-//! Invariants: nothing is allocated before the header's size is checked against [`Limits`] (but the bytes of a cut JPEG,
-//! which are fewer than the encoded ones, after the number of pixels was); in steady state nothing is allocated here at
-//! all (zune-jpeg, libjpeg-turbo, `image` and fast_image_resize allocate their own tables and rows per picture, within
-//! [`Limits::memory`]; a JPEG with padding before its end marker costs libjpeg-turbo a copy); what an earlier picture
-//! left in a buffer never shows.
+//! A JPEG is decoded only as far as the crop needs. The pixels under a crop equal those of the whole picture to the bit, and
+//! so does a random crop's row. A centre crop's row may differ by one level: the weights of its fractional edges, counted
+//! from another corner, may round differently.
 //!
-//! A panic of one of these libraries is an error of the picture ([`ErrorKind::Panicked`]), wherever it is decoded.
+//! # Invariants
 //!
-//! A damaged picture is an error, never grey pixels, as far as its format allows to tell. JPEG has no checksum. A file
-//! cut anywhere is always found, and in a JPEG of one scan any data missing or left over. Other damage is found when it
-//! puts the codes out of step (by zune-jpeg, 807 damages each in 60 photographs: 4 KiB zeroed 99 %, 4 KiB of other data
-//! 90 %, one bit flipped 36 %; of progressive files half, half, a sixth; libjpeg-turbo finds as many flipped bits, the rest was not tried). The rows below a
-//! crop of a JPEG of one scan are not decoded, so damage down there, but for a cut, is found only by a crop that reaches
-//! it. With restart markers the order and number of all of them is checked, and what lies between them only under the
-//! crop. A checksum in the dataset covers all bytes, whatever is decoded of them.
+//! * The header's size is checked against [`Limits`] before any allocation. Exception: the bytes of a cut JPEG, fewer than
+//!   the encoded ones, are allocated after the check of the pixels alone.
+//! * Steady state needs no allocation here. zune-jpeg, libjpeg-turbo, `image` and fast_image_resize allocate their own tables
+//!   and rows per picture, within [`Limits::memory`]. Padding before a JPEG's end marker costs libjpeg-turbo a copy.
+//! * An earlier picture's content of a buffer never shows.
+//! * A panic of one of these libraries is an error of the picture ([`ErrorKind::Panicked`]).
+//!
+//! # Damage
+//!
+//! A damaged picture is an error, never grey pixels, as far as its format can detect damage. JPEG has no checksum. A cut
+//! file is always detected, and in a JPEG of one scan any missing or surplus data. Other damage is detected if it puts the
+//! codes out of step. Detection rates of zune-jpeg, for 807 damages each in 60 photographs: 99 % of 4 KiB zeroed, 90 % of
+//! 4 KiB of other data, 36 % of one flipped bit; in progressive files a half, a half and a sixth. libjpeg-turbo detects as
+//! many flipped bits; the rest was not measured.
+//!
+//! Rows below the crop of a JPEG of one scan are not decoded. So only a crop that reaches the damage there detects it,
+//! except for a cut. Restart markers are all checked for order and number, their intervals only under the crop. A checksum
+//! in the dataset covers all bytes, decoded or not.
 
 mod finish;
 mod geometry;
@@ -61,21 +68,21 @@ use crate::order::Draws;
 use crate::tensor::{DType, EncodedField, Encoding, Field};
 use fast_image_resize as fir;
 
-/// How the dimensions of a picture's row are ordered (the N is the batch).
+/// Order of a row's dimensions (N is the batch).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PixelLayout {
     /// Height, width, channel: as decoded.
     Nhwc,
-    /// Channel, height, width: as PyTorch's convolutions take it by default.
+    /// Channel, height, width: the default of PyTorch's convolutions.
     Nchw,
 }
 
-/// The filter of the resizing. All but `Nearest` average over every source pixel that an output pixel covers
-/// (antialiasing), as Pillow does and torchvision by default.
+/// Filter for resizing. All except `Nearest` average all source pixels under an output pixel (antialiasing), as Pillow
+/// does, and torchvision by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Filter {
-    /// The nearest pixel: for label maps. Exactly between two source pixels the choice may differ from Pillow's.
+    /// The nearest pixel, for label maps. Exactly between two source pixels the choice may differ from Pillow's.
     Nearest,
     /// Triangle, the default.
     #[default]
@@ -86,15 +93,16 @@ pub enum Filter {
     Lanczos3,
 }
 
-/// Which library decodes JPEGs.
+/// Library that decodes JPEGs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Backend {
-    /// zune-jpeg: Rust, always there. Decodes the rows from the top of the picture to the end of the crop.
+    /// zune-jpeg: Rust, always built in. Decodes the rows from the top of the picture to the end of the crop.
     Zune,
-    /// libjpeg-turbo, with the feature `turbojpeg`: faster, and computes only the pixels of the crop. Its pixels are
-    /// Pillow's, to the bit. zune-jpeg's differ from them by 5 of 255 at most, 0.4 in the mean; by up to 80 in the last
-    /// column and row, where it interpolates chroma with the padding behind them.
+    /// libjpeg-turbo, with the feature `turbojpeg`: faster, and computes only the pixels of the crop.
+    ///
+    /// Its pixels equal Pillow's to the bit. zune-jpeg's differ from them by at most 5 of 255, 0.4 in the mean. In the last
+    /// column and row they differ by up to 80, because zune-jpeg interpolates chroma with the padding behind them.
     Turbo,
 }
 
@@ -105,20 +113,21 @@ impl Default for Backend {
     }
 }
 
-/// What a picture may cost, checked from its header before memory is taken.
+/// Limits for one picture, checked from its header before memory is allocated.
 ///
-/// No clock is looked at: a library cannot be stopped in mid-picture. What bounds the time is that the work of all formats
-/// is linear in the encoded bytes and the pixels, of a JPEG once more for each scan: `bytes + pixels × scans`.
+/// No limit is a time, because a library cannot be stopped in mid-picture. Instead the work is bounded: for all formats it
+/// is linear in encoded bytes and pixels, for a JPEG in pixels times scans (`bytes + pixels × scans`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Pixels of the encoded picture.
     pub pixels: u64,
     /// Bytes of the encoded picture.
     pub bytes: usize,
-    /// Heap bytes of one decode, everything included; every worker may take as much at once. See [`Image`] for the sum.
+    /// Heap bytes of one decode in total; all workers may take as much at once. See [`Image`] for the sum.
     pub memory: usize,
-    /// Scans of a JPEG that comes in several (progressive ones above all): each is a pass over all of its coefficients,
-    /// for as little as a hundred bytes of the file. Encoders write 10 or so.
+    /// Scans of a JPEG with several, mostly progressive. Encoders write about 10.
+    ///
+    /// Each scan is a pass over all coefficients, at the cost of a hundred bytes in the file.
     pub scans: u32,
 }
 
@@ -129,25 +138,26 @@ impl Default for Limits {
     }
 }
 
-/// Decodes JPEG, PNG, WebP, BMP or GIF (told by their first bytes), crops, resizes, flips and converts.
+/// Decodes JPEG, PNG, WebP, BMP or GIF, identified by their first bytes; then crops, resizes, flips and converts.
 ///
-/// Of a JPEG no more is decoded than the crop needs, as far as the [`Backend`] and the file allow: restart markers, a
-/// divisor of a row's MCUs or whole rows apart, let even the entropy coding beside a crop be left out. Nothing needs to
-/// be said for that; files without them are decoded as usual.
+/// A JPEG is decoded only as far as the crop needs, and as the [`Backend`] and the file allow. If the distance of restart
+/// markers divides a row's MCUs or is whole rows, even the entropy coding beside the crop is skipped. This needs no
+/// setting; files without restart markers decode as usual.
 ///
 /// The row is `[height, width, 3]`, or `[3, height, width]` in [`PixelLayout::Nchw`]. Random choices depend on (seed,
 /// epoch, sample id) alone.
 ///
 /// # Memory
 ///
-/// One decode takes, in bytes of heap per pixel of the encoded picture, and no more:
-/// - 3 for the RGB pixels (kept for the next picture; 4 to 8 while a PNG has alpha or 16 bits, GIF 4; of a JPEG only
-///   for the part that is decoded, CMYK 4 with libjpeg-turbo);
-/// - for the decoder of the format, while it runs: JPEG 2 per sample when it comes in several scans (progressive: 3 per
-///   pixel for 4:2:0, 6 for 4:4:4, 8 for CMYK), else only rows, 512 per pixel of width; PNG and BMP 1, GIF 4, WebP 8;
-///   4 MiB for the tables of all but JPEG, 256 KiB for libjpeg-turbo's; and as much as is encoded, for copies of what a
-///   file says about itself; for a cut JPEG as much again, at least a 16th of the limit;
-/// - for the resizing: 3 per (pixel of width × row of output) and the filter's weights; 6 per pixel of output.
+/// One decode takes at most this many heap bytes, per pixel of the encoded picture unless noted:
+/// - RGB pixels: 3 (kept for the next picture). 4 to 8 for a PNG with alpha or 16 bits, 4 for a GIF. For a JPEG only the
+///   decoded part counts, with 4 for CMYK by libjpeg-turbo.
+/// - Decoder, while it runs: 1 for PNG and BMP, 4 for GIF, 8 for WebP. A JPEG of several scans takes 2 per sample
+///   (progressive: 3 per pixel for 4:2:0, 6 for 4:4:4, 8 for CMYK), any other only rows, 512 per pixel of width.
+/// - Tables: 4 MiB for formats other than JPEG, 256 KiB for libjpeg-turbo.
+/// - Copies of the file's metadata: as many bytes as are encoded; for a cut JPEG as many again, at least a 16th of the
+///   limit.
+/// - Resizing: 3 per (pixel of width × row of output), the filter's weights, and 6 per pixel of output.
 ///
 /// The sum is computed from the header and compared with [`Limits::memory`] before any of it is allocated.
 ///
@@ -182,8 +192,9 @@ impl Image {
         Self::new(Op::Resize(Size::new(width, height)))
     }
 
-    /// The middle `size` × `size` pixels of the picture, whose shorter side is first scaled to `resize_shorter_side`:
-    /// torchvision's `Resize` and `CenterCrop`. A `size` over `resize_shorter_side` is refused.
+    /// The middle `size` × `size` pixels of the picture, after scaling its shorter side to `resize_shorter_side`.
+    ///
+    /// The same as torchvision's `Resize` and `CenterCrop`. `build()` refuses a `size` over `resize_shorter_side`.
     pub fn center_crop(resize_shorter_side: u32, size: u32) -> Self {
         Self::new(Op::CenterCrop { resize: resize_shorter_side, size })
     }
@@ -208,8 +219,7 @@ impl Image {
         }
     }
 
-    /// Least and largest share of the picture's area that a random crop takes; 0.08 to 1 by default. No meaning for
-    /// the other crops.
+    /// Smallest and largest share of the picture's area for a random crop; 0.08 to 1 by default. Other crops ignore it.
     #[must_use]
     pub fn scale(mut self, low: f64, high: f64) -> Self {
         if let Op::RandomResizedCrop { scale, .. } = &mut self.op {
@@ -218,7 +228,7 @@ impl Image {
         self
     }
 
-    /// Least and largest width / height of a random crop; 3/4 to 4/3 by default. No meaning for the other crops.
+    /// Smallest and largest width / height of a random crop; 3/4 to 4/3 by default. Other crops ignore it.
     #[must_use]
     pub fn ratio(mut self, low: f64, high: f64) -> Self {
         if let Op::RandomResizedCrop { ratio, .. } = &mut self.op {
@@ -234,7 +244,7 @@ impl Image {
         self
     }
 
-    /// `U8` (the default: the pixels), `F32`, `F16` or `BF16` (scaled to 0..1).
+    /// `U8` (pixel values, the default), or `F32`, `F16`, `BF16` (values scaled to 0..1).
     #[must_use]
     pub fn dtype(mut self, dtype: DType) -> Self {
         self.values.dtype = dtype;
@@ -248,48 +258,51 @@ impl Image {
         self
     }
 
-    /// Subtracts `mean` from and divides by `std` the values of each channel, scaled to 0..1. Not for `U8`.
+    /// Normalises each channel: scales values to 0..1, subtracts `mean`, divides by `std`. Not for `U8`.
     #[must_use]
     pub fn normalize(mut self, mean: [f32; 3], std: [f32; 3]) -> Self {
         self.values.normalize = Some((mean, std));
         self
     }
 
-    /// The filter of the resizing; [`Filter::Bilinear`] by default.
+    /// The filter for resizing; [`Filter::Bilinear`] by default.
     #[must_use]
     pub fn filter(mut self, filter: Filter) -> Self {
         self.filter = filter;
         self
     }
 
-    /// What a picture may cost.
+    /// The limits for one picture.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// Whether a damaged JPEG is an error; true by default. Else what can be made of it is taken, as browsers and Pillow
-    /// do, and the rest is grey. Stray bytes between the segments of a header count as damage, though they may cost no
-    /// pixel: what follows them may be a segment that was overwritten.
+    /// Whether a damaged JPEG is an error; true by default.
+    ///
+    /// If false, its readable part is decoded, as by browsers and Pillow, and the rest is grey. Stray bytes between the
+    /// segments of a header count as damage even if no pixel changes: the bytes after them may be an overwritten segment.
     #[must_use]
     pub fn strict(mut self, strict: bool) -> Self {
         self.strict = strict;
         self
     }
 
-    /// Which library decodes JPEGs; by default libjpeg-turbo, if the feature `turbojpeg` is on, else zune-jpeg.
-    /// [`Backend::Turbo`] without the feature is an error when the loader is built.
+    /// The library that decodes JPEGs; by default libjpeg-turbo with the feature `turbojpeg`, else zune-jpeg.
+    ///
+    /// `build()` refuses [`Backend::Turbo`] without the feature.
     #[must_use]
     pub fn backend(mut self, backend: Backend) -> Self {
         self.backend = backend;
         self
     }
 
-    /// Whether libjpeg-turbo may decode a JPEG to 1/2, 1/4 or 1/8 of its size where the crop stays at least as large as
-    /// the output; false by default, no meaning for other backends and formats. It saves much of what is left besides the
-    /// entropy coding. The pixels are others, since blocks are averaged before the filter averages: on photo-like
-    /// pictures by 0.6 to 1.8 of 255 in the mean, by 26 at most. Whether it is faster depends on the sizes: 0.92 to 1.37
+    /// Whether libjpeg-turbo may decode a JPEG at 1/2, 1/4 or 1/8 of its size; false by default.
+    ///
+    /// It does so if the crop stays at least as large as the output. Other backends and formats ignore this. It saves much
+    /// of the work besides entropy coding. Pixels change, because blocks are averaged before the filter averages: on
+    /// photo-like pictures by 0.6 to 1.8 of 255 in the mean, by at most 26. The speed depends on the sizes: 0.92 to 1.37
     /// times as fast on 100 such pictures.
     #[must_use]
     pub fn dct_scaling(mut self, scaling: bool) -> Self {
@@ -297,54 +310,63 @@ impl Image {
         self
     }
 
-    /// Whether a JPEG's EXIF orientation is applied, as Pillow's `ImageOps.exif_transpose` does; false by default, as in
-    /// torchvision. The crop is then chosen in the upright picture, mapped back, and only the output is turned. What
-    /// cannot be read of the tag counts as upright. Other formats are taken as they are stored (a PNG's or WebP's EXIF
-    /// is not looked at).
+    /// Whether to apply a JPEG's EXIF orientation, as Pillow's `ImageOps.exif_transpose`; false by default, as in
+    /// torchvision.
+    ///
+    /// The crop is chosen in the upright picture and mapped back, and only the output is turned. An unreadable tag counts as
+    /// upright. Other formats decode as stored; the EXIF data of PNG and WebP is ignored.
     #[must_use]
     pub fn exif_orientation(mut self, apply: bool) -> Self {
         self.orient = apply;
         self
     }
 
-    /// Finds parameters that make no sense.
+    /// Refuses illegal parameters.
     fn check(&self) -> Result<()> {
         let config = |message: String| Err(Error::new(ErrorKind::Config, Stage::Build, message));
         let size = self.op.output();
         if ![size.width, size.height].iter().all(|side| (1..=SIDE_MAX).contains(side)) {
-            return config(format!("an output of {}x{} pixels; 1 to {SIDE_MAX} a side", size.width, size.height));
+            return config(format!(
+                "an output of {}x{} pixels: each side must be 1 to {SIDE_MAX}",
+                size.width, size.height
+            ));
         }
         match self.op {
             Op::CenterCrop { resize, size } if resize < size || resize > SIDE_MAX => {
-                return config(format!("a centre crop of {size} pixels from a shorter side of {resize}"));
+                return config(format!(
+                    "a centre crop of {size} pixels from a shorter side of {resize}: the side must be at least the crop \
+                     and at most {SIDE_MAX}"
+                ));
             }
             Op::RandomResizedCrop { scale: (low, high), .. } if !(0.0 < low && low <= high && high <= 1.0) => {
-                return config(format!("crop scale {low} to {high}; it must be rising, within 0 to 1"));
+                return config(format!("crop scale {low} to {high}: it must rise, above 0 and up to 1"));
             }
             Op::RandomResizedCrop { ratio: (low, high), .. } if !(0.0 < low && low <= high && high.is_finite()) => {
-                return config(format!("crop ratio {low} to {high}; it must be rising and above 0"));
+                return config(format!("crop ratio {low} to {high}: it must rise, above 0 and finite"));
             }
             _ => {}
         }
         if self.backend == Backend::Turbo && !cfg!(feature = "turbojpeg") {
-            return config("libjpeg-turbo is not built in; it is with the feature `turbojpeg`".into());
+            return config("libjpeg-turbo is not built in: enable the feature `turbojpeg`".into());
         }
         if !(0.0..=1.0).contains(&self.flip) {
-            return config(format!("flip probability {}; 0 to 1", self.flip));
+            return config(format!("flip probability {}: it must be 0 to 1", self.flip));
         }
         match self.values {
-            Values { dtype: DType::U8, normalize: Some(_) } => config("u8 pixels cannot be normalised".into()),
+            Values { dtype: DType::U8, normalize: Some(_) } => {
+                config("u8 pixels cannot be normalised: choose another dtype".into())
+            }
             Values { dtype: DType::U8 | DType::F32 | DType::F16 | DType::BF16, normalize } => match normalize {
                 Some((mean, std)) if !(mean.iter().all(|v| v.is_finite()) && std.iter().all(|v| v.is_normal())) => {
-                    config(format!("mean {mean:?} and std {std:?}; they must be finite, std not 0"))
+                    config(format!("mean {mean:?} and std {std:?}: they must be finite, std not 0"))
                 }
                 _ => Ok(()),
             },
-            Values { dtype, .. } => config(format!("pixels as {dtype}; u8, f32, f16 and bf16 are supported")),
+            Values { dtype, .. } => config(format!("pixels as {dtype}: u8, f32, f16 and bf16 are supported")),
         }
     }
 
-    /// How much smaller a JPEG can be decoded so that `crop` is still as large as the output: 1, 2, 4 or 8 times.
+    /// The largest divisor (1, 2, 4 or 8) of a JPEG's size at which `crop` is still as large as the output.
     fn scale_of(&self, crop: &Crop, output: Size) -> u32 {
         let fits = |scale: &u32| {
             let scaled = |side: f64| side / f64::from(*scale);
@@ -364,7 +386,7 @@ impl Image {
     }
 }
 
-/// The draws of this decoder: one for the flip, then those of the crop.
+/// Purpose of this decoder's draws: one for the flip, then those of the crop.
 const PURPOSE: &str = "feedline image";
 
 /// Longest side of an output.
@@ -373,7 +395,8 @@ const SIDE_MAX: u32 = 16_384;
 impl Decoder for Image {
     fn outputs(&self, input: &EncodedField) -> Result<Vec<Field>> {
         if !matches!(input.encoding, Encoding::Image | Encoding::Bytes) {
-            let message = format!("field `{}` is {:?}, not an encoded picture", input.name, input.encoding);
+            let message =
+                format!("field `{}` is {:?}: this decoder takes encoded pictures", input.name, input.encoding);
             return Err(Error::new(ErrorKind::Config, Stage::Build, message));
         }
         self.check()?;
@@ -394,7 +417,7 @@ impl Decoder for Image {
     fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
         let done = guarded("a picture", Stage::Decode, || self.decode_one(input, ctx, out));
         if done.as_ref().is_err_and(|error| error.kind() == ErrorKind::Panicked) {
-            // Whatever it left half done is made anew.
+            // The panic may have left it half done.
             *ctx.scratch().get::<Workspace>() = Workspace::default();
         }
         done
@@ -407,7 +430,7 @@ impl Image {
         let field = ctx.fields().start;
         let limits = Limits { memory: self.limits.memory.min(ctx.scratch_limit()), ..self.limits };
         let scratch: &mut Workspace = ctx.scratch().get();
-        // Drawn first, so that a flip does not depend on the picture's size.
+        // Drawn first, so that the flip does not depend on the picture's size.
         let flip = draws.bool(self.flip);
         let picture = scratch.decode(input, self, limits, &mut draws)?;
         let size = self.op.output();
@@ -432,34 +455,31 @@ impl Image {
     }
 }
 
-/// A worker's buffers; they grow to the largest picture within the limits and stay.
+/// A worker's buffers. They grow to the largest picture within the limits, and stay.
 #[derive(Default)]
 struct Workspace {
-    /// What was decoded of the picture, RGB.
+    /// The decoded part of the picture, RGB.
     pixels: Vec<u8>,
     /// The output before its last pass.
     resized: Vec<u8>,
-    /// The same, turned upright.
+    /// `resized`, turned upright.
     upright: Vec<u8>,
-    /// A JPEG cut down to the part under the crop.
+    /// A JPEG of the part under the crop.
     cut: Vec<u8>,
     resizer: fir::Resizer,
     #[cfg(feature = "turbojpeg")]
     turbo: turbo::Turbo,
 }
 
-/// What was decoded.
+/// A decoded picture, whose pixels are in the workspace.
 struct Picture {
-    /// Of the pixels in the workspace.
     size: Size,
-    /// What to cut from them.
     crop: Crop,
-    /// How they are stored.
     orientation: Orientation,
 }
 
 impl Workspace {
-    /// Decodes at least what the crop needs.
+    /// Decodes at least the pixels that the crop needs.
     fn decode(&mut self, input: &[u8], image: &Image, limits: Limits, draws: &mut Draws) -> Result<Picture> {
         if input.len() > limits.bytes {
             return Err(over(format!("{} encoded bytes; the limit is {}", input.len(), limits.bytes)));
@@ -487,9 +507,9 @@ impl Workspace {
         let crop = if scale == 1 { crop } else { crop.scaled(scale, header.size.divided(scale)) };
         let (mut cut, mut none) = (std::mem::take(&mut self.cut), Vec::new());
         let origin = match header.size.pixels() <= limits.pixels {
-            // At a smaller scale two pixels of chroma are more of the picture's.
+            // At a smaller scale, two pixels of chroma cover more pixels of the picture.
             true => restart::cut(input, &header, needed.widened(2 * (scale - 1), header.size), image.strict, &mut cut)?,
-            // Refused below.
+            // The decoder refuses it below.
             false => None,
         };
         let (bytes, header, origin, copy, spare) = match origin {
@@ -515,7 +535,7 @@ impl Workspace {
         Ok(Picture { size: there.size, crop: crop.within(there), orientation })
     }
 
-    /// The output, upright, in `self.resized`; `size` is its size.
+    /// Resizes the picture to `size`, upright, into `self.resized`.
     fn resize_upright(&mut self, picture: &Picture, size: Size, algorithm: fir::ResizeAlg) -> Result<()> {
         let stored = picture.orientation.size(size);
         self.resize(picture, stored, algorithm, None)?;
@@ -527,7 +547,7 @@ impl Workspace {
         Ok(())
     }
 
-    /// Cuts and scales the decoded picture into `row`, or into `self.resized`.
+    /// Crops and scales the decoded picture into `row`, or into `self.resized`.
     fn resize(
         &mut self,
         picture: &Picture,
@@ -551,7 +571,7 @@ impl Workspace {
         let mut target = fir::images::TypedImage::<fir::pixels::U8x3>::from_buffer(size.width, size.height, target)
             .map_err(unresized)?;
         let Part { left, top, width, height } = crop.part;
-        // After cuts and turns a rounding error might lie outside of the view.
+        // A rounding error of the cuts and turns might lie outside the view.
         let width = width.min(f64::from(crop.view.size.width) - left);
         let height = height.min(f64::from(crop.view.size.height) - top);
         let options = fir::ResizeOptions::new().resize_alg(algorithm).crop(left, top, width, height).use_alpha(false);
@@ -559,22 +579,22 @@ impl Workspace {
     }
 }
 
-/// The only way to memory for a picture: past the limits.
+/// The only source of memory for a picture: it checks the limits.
 struct Room<'a> {
     limits: Limits,
     /// Bytes of the encoded picture.
     encoded: usize,
-    /// Bytes of what was cut from it, at most.
+    /// Maximum bytes of the JPEG cut from it.
     copy: usize,
     output: Size,
     pixels: &'a mut Vec<u8>,
-    /// Kept from an earlier picture, without a use for this one.
+    /// An earlier picture's buffer that this one does not use.
     spare: &'a mut Vec<u8>,
     resizer: &'a mut fir::Resizer,
 }
 
 impl Room<'_> {
-    /// Refuses a picture of too many pixels.
+    /// Refuses a picture with too many pixels.
     fn admit(&self, picture: Size) -> Result<()> {
         let (Size { width, height }, limit) = (picture, self.limits.pixels);
         match picture.pixels() {
@@ -583,8 +603,9 @@ impl Room<'_> {
         }
     }
 
-    /// `own` bytes (of any content) for the pixels of a picture of size `picture`, if they, `theirs` of the decoder
-    /// and those of the resizing are within the limits.
+    /// Returns `own` bytes, of any content, for the pixels of a picture of size `picture`.
+    ///
+    /// Errors: [`ErrorKind::Limit`] if these, `theirs` for the decoder and those for resizing exceed the limits.
     fn take(&mut self, picture: Size, own: u64, theirs: u64) -> Result<&mut [u8]> {
         self.admit(picture)?;
         let Size { width, height } = picture;
@@ -597,13 +618,13 @@ impl Room<'_> {
         let kept = (self.pixels.len().max(own as usize) + self.resizer.size_of_internal_buffers()) as u64;
         let spare = self.spare.capacity() as u64;
         if kept.max(own.saturating_add(resizing)).saturating_add(theirs).saturating_add(spare) > limit {
-            // What earlier pictures left would not leave enough for this one.
+            // Buffers of earlier pictures leave too little for this one.
             *self.pixels = Vec::new();
             *self.spare = Vec::new();
             self.resizer.reset_internal_buffers();
         }
         if self.pixels.len() < own as usize {
-            // Freed first: nothing of the old pixels is needed.
+            // Freed first, because the old pixels are not needed.
             *self.pixels = Vec::new();
             *self.pixels = vec![0; own as usize];
         }
@@ -611,9 +632,10 @@ impl Room<'_> {
     }
 }
 
-/// Heap bytes of scaling a picture to `output`, at most: the rows between the two passes, the weights of the widest
-/// filter (6 source pixels per output pixel, in f64 and once more as integers), and the output before its last pass,
-/// as it is stored and turned upright.
+/// Maximum heap bytes for scaling a picture to `output`.
+///
+/// The sum of the rows between the two passes, the weights of the widest filter (6 source pixels per output pixel, as f64
+/// and as integers), and the output before its last pass, as stored and turned upright.
 fn resizing(picture: Size, output: Size) -> u64 {
     let sides = [picture.width, picture.height, output.width, output.height].map(u64::from);
     let rows = 3 * (u64::from(picture.width) + 1) * u64::from(output.height);
@@ -621,12 +643,12 @@ fn resizing(picture: Size, output: Size) -> u64 {
     rows + weights + 6 * output.pixels()
 }
 
-/// Sizes that do not fit each other; they are computed here, so this is a defect of this crate.
+/// The error for inconsistent sizes. They are computed here, so it is a defect of this crate.
 fn unresized(error: impl std::error::Error + Send + Sync + 'static) -> Error {
     bad("the picture could not be resized").with_source(error)
 }
 
-/// What the first bytes say.
+/// Format of a file, by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     Jpeg,
@@ -660,7 +682,7 @@ impl Format {
     }
 }
 
-/// Names what it is, where that is known, and the first bytes in any case.
+/// The error for an unsupported format, with its name if known, and its first bytes.
 fn unknown(input: &[u8]) -> Error {
     let name = match input {
         [b'I', b'I', 42, 0, ..] | [b'M', b'M', 0, 42, ..] => "TIFF",

@@ -1,17 +1,18 @@
-//! EXIF orientation: how the stored pixels are turned to stand upright.
+//! EXIF orientation: turns stored pixels upright.
 //!
 //! ```text
 //! crop of the upright picture ──stored()──► crop of the stored one ──decode, resize──► small ──turn()──► upright
 //! ```
 //!
-//! Only the small output is turned, and only the part of the picture under the crop is decoded. The tag is read from
-//! the first APP1 segment of a JPEG; what cannot be read there (cut, odd offsets, values beyond 1 to 8) counts as
-//! upright, as Pillow and browsers take it: metadata is no part of the picture, and a row is no less right without it.
+//! Only the part under the crop is decoded, and only the small output is turned. The tag comes from the first APP1 segment
+//! of a JPEG. An unreadable tag (cut, odd offsets, values beyond 1 to 8) counts as upright, as in Pillow and browsers:
+//! metadata is not part of the picture, and the row is right without it.
 
 use super::geometry::{Crop, Part, Rect, Size};
 
-/// Upright pixel (x, y) is the stored pixel (x, y), or (y, x) if `swapped`, counted from the other end along the
-/// mirrored axes of the stored picture.
+/// Mapping of upright pixel (x, y) to stored pixel (x, y), or (y, x) if `swapped`.
+///
+/// Stored coordinates count from the other end along mirrored axes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Orientation {
     swapped: bool,
@@ -25,12 +26,12 @@ const TAG: u16 = 0x0112;
 const SHORT: u16 = 3;
 
 impl Orientation {
-    /// Of the body of an APP1 segment.
+    /// The orientation in the body of an APP1 segment.
     pub(super) fn of_exif(body: &[u8]) -> Self {
         body.strip_prefix(EXIF).and_then(tag).and_then(Self::of_value).unwrap_or_default()
     }
 
-    /// The tag's value, 1 to 8.
+    /// The orientation for a tag value, 1 to 8.
     fn of_value(value: u16) -> Option<Self> {
         let (swapped, mirror_x, mirror_y) = match value {
             1 => (false, false, false),
@@ -50,12 +51,12 @@ impl Orientation {
         self == Self::default()
     }
 
-    /// The upright size of a stored picture, and the other way round.
+    /// The upright size of a stored picture, or the stored size of an upright one.
     pub(super) fn size(self, size: Size) -> Size {
         if self.swapped { Size::new(size.height, size.width) } else { size }
     }
 
-    /// The crop of the stored picture (of size `stored`) that is `crop` of the upright one.
+    /// Maps `crop` of the upright picture to the stored one, of size `stored`.
     pub(super) fn stored(self, crop: Crop, stored: Size) -> Crop {
         let Rect { left, top, size } = crop.view;
         let Part { left: x, top: y, width, height } = crop.part;
@@ -78,7 +79,7 @@ impl Orientation {
         Crop { view, part }
     }
 
-    /// Writes RGB pixels that are stored as `stored` (rows from the top) upright to `out`.
+    /// Writes stored RGB pixels of size `stored` (top row first) upright to `out`.
     pub(super) fn turn(self, pixels: &[u8], stored: Size, out: &mut [u8]) {
         let upright = self.size(stored);
         let (pixels, out) = (pixels.as_chunks::<3>().0, out.as_chunks_mut::<3>().0);
@@ -131,7 +132,7 @@ mod tests {
     fn exif(little: bool, value: u16) -> Vec<u8> {
         let mut out = EXIF.to_vec();
         let order = |bytes: &[u8]| -> Vec<u8> {
-            // Written as big endian.
+            // The bytes come in big endian.
             if little { bytes.iter().rev().copied().collect() } else { bytes.to_vec() }
         };
         out.extend(if little { b"II" } else { b"MM" });
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tag_is_found_in_both_byte_orders_and_what_is_cut_or_odd_counts_as_upright() {
+    fn the_tag_is_read_in_both_byte_orders_and_a_bad_one_is_upright() {
         for little in [true, false] {
             for value in 1..=8 {
                 let exif = exif(little, value);
@@ -171,14 +172,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_some_orientation(bytes in prop::collection::vec(any::<u8>(), 0..80), head in any::<bool>()) {
+        fn any_bytes_give_an_orientation(bytes in prop::collection::vec(any::<u8>(), 0..80), head in any::<bool>()) {
             let head: &[u8] = if head { b"Exif\0\0II*\0" } else { b"Exif\0\0" };
             Orientation::of_exif(&[head, &bytes].concat());
         }
 
-        /// Cutting the upright picture is turning what is cut from the stored one.
         #[test]
-        fn a_crop_of_the_upright_picture_is_the_turned_crop_of_the_stored_one(
+        fn an_upright_crop_equals_the_turned_crop_of_the_stored_picture(
             (width, height) in (1_u32..12, 1_u32..12), value in 1_u16..9, seed in any::<u64>(),
         ) {
             let orientation = Orientation::of_value(value).unwrap();

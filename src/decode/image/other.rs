@@ -1,4 +1,4 @@
-//! PNG, WebP, BMP and GIF by the `image` crate, into the worker's buffer, then converted to RGB in place.
+//! PNG, WebP, BMP and GIF: decoded by the `image` crate into the worker's buffer, then converted to RGB in place.
 
 use super::geometry::Size;
 use super::{Format, Room, bad, over};
@@ -7,13 +7,13 @@ use image::codecs::{bmp::BmpDecoder, gif::GifDecoder, png::PngDecoder, webp::Web
 use image::{ColorType, ImageDecoder, ImageError};
 use std::io::Cursor;
 
-/// Decodes to RGB, which lies in the front of the room's pixels afterwards. Of an animation the first picture.
+/// Decodes to RGB at the front of the room's pixels. Of an animation it decodes the first picture.
 pub(super) fn decode(format: Format, input: &[u8], room: &mut Room<'_>) -> Result<Size> {
     let reader = Cursor::new(input);
     let refused = |error| refused(format, error);
     match format {
         Format::Png => {
-            // It may inflate colour profiles and texts before it says how large the picture is.
+            // The decoder may inflate colour profiles and texts before it reports the size.
             read(format, PngDecoder::with_limits(reader, allowance(SCRATCH)).map_err(refused)?, room)
         }
         Format::WebP => read(format, WebPDecoder::new(reader).map_err(refused)?, room),
@@ -39,7 +39,7 @@ fn read(format: Format, mut decoder: impl ImageDecoder, room: &mut Room<'_>) -> 
     let own = native.max(size.pixels().saturating_mul(3));
     let theirs = size.pixels().saturating_mul(scratch_per_pixel(format)).saturating_add(SCRATCH);
     let pixels = room.take(size, own, theirs)?;
-    // GIF and BMP may leave pixels out; those of an earlier picture must not show there.
+    // GIF and BMP may leave pixels out, where an earlier picture's must not show.
     pixels.fill(0);
     decoder.set_limits(allowance(theirs)).map_err(|error| refused(format, error))?;
     decoder.read_image(&mut pixels[..native as usize]).map_err(|error| refused(format, error))?;
@@ -47,11 +47,11 @@ fn read(format: Format, mut decoder: impl ImageDecoder, room: &mut Room<'_>) -> 
     Ok(size)
 }
 
-/// Tables, windows and rows of all these decoders, and what a PNG may say about itself, in bytes.
+/// Bytes for tables, windows and rows of any of these decoders, and for a PNG's metadata.
 const SCRATCH: u64 = 4 << 20;
 
-/// Bytes per pixel that these decoders take for themselves: WebP's planes, transforms and alpha (found: 6.5 for lossy
-/// with alpha), GIF's frame.
+/// Bytes per pixel of the decoder's own memory: WebP's planes, transforms and alpha (found: 6.5 for lossy with alpha),
+/// GIF's frame.
 fn scratch_per_pixel(format: Format) -> u64 {
     match format {
         Format::WebP => 8,
@@ -60,7 +60,7 @@ fn scratch_per_pixel(format: Format) -> u64 {
     }
 }
 
-/// As Pillow's `convert("RGB")`: alpha is dropped, not blended, and of 16 bits the high 8 are kept.
+/// Converts as Pillow's `convert("RGB")`: drops alpha without blending, and keeps the high 8 of 16 bits.
 fn to_rgb(color: ColorType, count: usize, pixels: &mut [u8]) -> Result<()> {
     let high = |pixels: &[u8], at: usize| (u16::from_ne_bytes([pixels[at], pixels[at + 1]]) >> 8) as u8;
     match color {
@@ -77,7 +77,7 @@ fn to_rgb(color: ColorType, count: usize, pixels: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
-/// From the front: a pixel takes at least as many bytes before as after.
+/// Converts pixels of 4 or more bytes, front to back, because they shrink.
 fn narrow(count: usize, pixels: &mut [u8], rgb: impl Fn(&[u8], usize) -> [u8; 3]) {
     for pixel in 0..count {
         let rgb = rgb(pixels, pixel);
@@ -85,7 +85,7 @@ fn narrow(count: usize, pixels: &mut [u8], rgb: impl Fn(&[u8], usize) -> [u8; 3]
     }
 }
 
-/// From the back: a pixel takes fewer bytes before than after.
+/// Converts grey pixels of 1 or 2 bytes, back to front, because they grow.
 fn widen(count: usize, pixels: &mut [u8], gray: impl Fn(&[u8], usize) -> u8) {
     for pixel in (0..count).rev() {
         let gray = gray(pixels, pixel);
@@ -96,8 +96,8 @@ fn widen(count: usize, pixels: &mut [u8], gray: impl Fn(&[u8], usize) -> u8) {
 fn refused(format: Format, error: ImageError) -> Error {
     let name = format.name();
     match error {
-        ImageError::Limits(_) => over(format!("{name} needs more memory than its header says")),
-        ImageError::Unsupported(_) => bad(format!("{name} of a kind that is not supported")),
+        ImageError::Limits(_) => over(format!("{name} needs more memory than its header declares")),
+        ImageError::Unsupported(_) => bad(format!("{name} of an unsupported kind")),
         _ => bad(format!("damaged {name}")),
     }
     .with_source(error.to_string().trim_end().replace('\n', " "))

@@ -1,37 +1,35 @@
-//! Cuts a JPEG with restart markers down to the part under a crop, without decoding anything.
+//! Cuts a JPEG with restart markers down to the part under a crop, without decoding.
 //!
 //! ```text
 //! header │ seg 0 RST0 seg 1 RST1 │ seg 2 RST2 seg 3 … EOI        segments of `interval` MCUs, each decodable alone
 //!                                 ▲      crop
-//! smaller header (own size) │ seg 2 RST0 seg 6 RST1 seg 10 … EOI  a JPEG of its own, for any decoder
+//! smaller header (own size) │ seg 2 RST0 seg 6 RST1 seg 10 … EOI  a complete JPEG, for any decoder
 //! ```
 //!
-//! Entropy coding is what a JPEG's decoding cannot do less than all of; restart markers are where it can be entered. A
-//! segment is needed when it holds a pixel within [`MARGIN`] of the crop: chroma is interpolated with its neighbours, so
-//! the pixels at the border of the smaller picture differ from those of the whole one, those of the crop do not.
+//! Entropy decoding can start only at the first byte or at a restart marker. A segment is needed if it has a pixel within
+//! [`MARGIN`] of the crop. Chroma is interpolated with its neighbours, so pixels at the border of the smaller picture differ
+//! from the whole picture's; those of the crop do not.
 //!
-//! Cuttable: Huffman-coded sequential JPEGs of one scan and 1 or 3 components, whose interval divides the MCUs of a row
-//! or is a whole number of rows (then only rows are cut). Anything else is decoded as it stands.
+//! Only Huffman-coded sequential JPEGs of one scan and 1 or 3 components are cut. Their interval must divide the MCUs of a
+//! row, or be a whole number of rows (then only rows are cut). Other files are decoded whole.
 //!
-//! Invariants: one pass over the coded bytes, all of them, so that every restart marker is seen to be the one whose turn
-//! it is, and their number right, wherever the crop lies; one pass over the header; nothing is written past what was
-//! read plus a constant. What lies between the markers of other segments is not looked at: a checksum of the file (of
-//! the dataset) has to cover that.
+//! Invariants: one pass reads all coded bytes and checks the order and number of all restart markers, for any crop. One
+//! pass reads the header. The output is at most a constant longer than the input. Bytes inside other segments are not
+//! checked; a checksum of the file (of the dataset) has to cover them.
 
 use super::bad;
 use super::geometry::{Rect, Size};
 use super::jpeg::{END, Header, segment};
 use crate::error::Result;
 
-/// Pixels around the crop that may change its pixels: one sample of chroma, which is two pixels wide. (Factors of 4 are
-/// not interpolated by any decoder here.)
+/// Distance at which a pixel may affect the crop: one sample of chroma, two pixels wide. (No decoder here interpolates
+/// factors of 4.)
 const MARGIN: u32 = 2;
 
-/// libjpeg-turbo interpolates chroma in pictures of this width at least (3 samples); the last segments of a row may have
-/// fewer.
+/// Minimum width (3 samples) at which libjpeg-turbo interpolates chroma. The last segments of a row may be narrower.
 const NARROW: u32 = 5;
 
-/// How the MCUs of a picture lie in its segments.
+/// Arrangement of a picture's MCUs in segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Grid {
     /// MCUs of a segment.
@@ -44,7 +42,7 @@ struct Grid {
 }
 
 impl Grid {
-    /// `None`: not cuttable.
+    /// `None` if the picture cannot be cut.
     fn of(header: &Header) -> Option<Self> {
         let interval = header.restart();
         if interval == 0 || !header.one_scan() || !matches!(header.components(), 1 | 3) {
@@ -70,7 +68,7 @@ impl Grid {
         Rect { left, top, size: Size::new(right - left, bottom - top) }
     }
 
-    /// The pixels of a rectangle of segments of a picture of size `picture`.
+    /// The pixels of a rectangle of segments, in a picture of size `picture`.
     fn pixels(&self, segments: Rect, picture: Size) -> Rect {
         let (left, top) = (segments.left * self.segment.width, segments.top * self.segment.height);
         let right = (segments.right() * self.segment.width).min(picture.width);
@@ -79,10 +77,12 @@ impl Grid {
     }
 }
 
-/// Writes a JPEG to `out` (what it held is gone in any case) of which the pixels `needed` are those of `input`, and says which rectangle of `input` it
-/// holds. `None`: there is nothing to cut, or no way to.
+/// Writes a JPEG with the pixels `needed` of `input` to `out`, and returns its rectangle in `input`.
 ///
-/// Errors: restart markers out of order, too few or too many, or no end marker. Not strict, such a picture is not cut.
+/// `None` if the picture cannot be cut or is needed whole. The old content of `out` is lost in any case.
+///
+/// Errors, if `strict`: restart markers out of order, too few or too many, or no end marker. Otherwise such a picture is
+/// not cut.
 pub(super) fn cut(
     input: &[u8],
     header: &Header,
@@ -101,7 +101,7 @@ pub(super) fn cut(
         return Ok(None);
     }
     if all {
-        // Only looked at: zune takes restart markers in any order.
+        // Checks the markers only, because zune accepts them in any order.
         segments.size = Size::new(0, 0);
     }
     out.clear();
@@ -117,8 +117,9 @@ pub(super) fn cut(
     }
 }
 
-/// Heap bytes that `cut`, which holds what was cut from a picture of `encoded` bytes, counts for: no more than the
-/// picture has, or a small share of `memory`, whatever earlier pictures were like.
+/// Limits the capacity of `cut`, and returns the limit: the bytes of the encoded picture, or a small share of `memory`.
+///
+/// So `cut` counts for few heap bytes after any earlier picture.
 pub(super) fn bound(cut: &mut Vec<u8>, encoded: usize, memory: usize) -> usize {
     let most = (encoded + SLACK).max(memory / 16);
     if cut.capacity() > most {
@@ -127,11 +128,11 @@ pub(super) fn bound(cut: &mut Vec<u8>, encoded: usize, memory: usize) -> usize {
     most
 }
 
-/// Bytes that a cut JPEG has more than the whole one, at most.
+/// Maximum bytes by which a cut JPEG exceeds the whole one.
 const SLACK: usize = DRI.len() + 2 + END.len();
 const DRI: [u8; 4] = [0xFF, 0xDD, 0, 4];
 
-/// Copies what decoding needs of the header: tables, frame, scan, and the two segments that say how colours are meant.
+/// Copies the header's segments for decoding: tables, frame, scan, and the two that define the colours.
 fn copy_header(input: &[u8], header: &Header, size: Size, out: &mut Vec<u8>) -> Result<()> {
     out.extend_from_slice(&input[..2]);
     let mut at = 2;
@@ -139,7 +140,7 @@ fn copy_header(input: &[u8], header: &Header, size: Size, out: &mut Vec<u8>) -> 
         let (marker, start, end) = segment(input, at)?;
         at = end;
         match marker {
-            // Markers without a body; comments, thumbnails, EXIF, profiles; the interval, which follows below.
+            // Skipped: markers without a body; comments, thumbnails, EXIF, profiles; the interval, written below.
             0x01 | 0xD0..=0xD9 | 0xE1..=0xED | 0xEF | 0xFE | 0xDD => continue,
             0xDA => {
                 out.extend_from_slice(&DRI);
@@ -160,14 +161,14 @@ fn copy_header(input: &[u8], header: &Header, size: Size, out: &mut Vec<u8>) -> 
     Ok(())
 }
 
-/// Why a picture is not cut after all.
+/// The reason why a picture is not cut.
 enum Obstacle {
-    /// Another scan or the like follows: none of our business.
+    /// An unexpected marker, such as another scan's, which the decoder handles.
     Kind,
     Damage(String),
 }
 
-/// Copies the `wanted` segments of the coded data, with restart markers in their turn, and the end marker.
+/// Copies the `wanted` segments of the coded data, with renumbered restart markers, and the end marker.
 fn copy_segments(coded: &[u8], grid: &Grid, wanted: Rect, out: &mut Vec<u8>) -> Result<(), Obstacle> {
     let damage = |message: String| Err(Obstacle::Damage(format!("damaged JPEG: {message}")));
     let count = grid.columns * grid.rows;
@@ -175,7 +176,7 @@ fn copy_segments(coded: &[u8], grid: &Grid, wanted: Rect, out: &mut Vec<u8>) -> 
     let mut copied = 0_u32;
     for at in memchr::memchr_iter(0xFF, coded) {
         let marker = match coded.get(at + 1) {
-            // A byte of ones as data; one that fills up before a marker.
+            // An escaped data byte, or fill before a marker.
             Some(0 | 0xFF) => continue,
             Some(marker @ (0xD0..=0xD7 | 0xD9)) => *marker,
             Some(_) => return Err(Obstacle::Kind),
@@ -186,7 +187,7 @@ fn copy_segments(coded: &[u8], grid: &Grid, wanted: Rect, out: &mut Vec<u8>) -> 
             return damage(format!("marker {marker:02x} after {} of {count} restart intervals", index + 1));
         }
         if !last && u32::from(marker & 7) != index & 7 {
-            return damage(format!("restart marker {} where {} is due", marker & 7, index & 7));
+            return damage(format!("restart marker {} in place of {}", marker & 7, index & 7));
         }
         if (wanted.left..wanted.right()).contains(&column) && (wanted.top..wanted.bottom()).contains(&row) {
             if copied > 0 {

@@ -1,8 +1,8 @@
-//! JPEG by libjpeg-turbo: only the columns and rows that a crop needs, straight into the worker's buffer.
+//! JPEG by libjpeg-turbo: the columns and rows that a crop needs, straight into the worker's buffer.
 //!
 //! ```text
-//!      ┌──────────────────────────────┐   entropy coding is decoded down to the last row of the crop,
-//!      │ rows above: no IDCT          │   IDCT, chroma and colours are computed for the middle alone:
+//!      ┌──────────────────────────────┐   entropy coding: decoded down to the last row of the crop
+//!      │ rows above: no IDCT          │   IDCT, chroma and colours: computed for the middle alone,
 //!      │      ┌──────────────┬──┐     │   from the MCU column that holds the crop's left side, less 2 pixels,
 //!      │      │     crop     │+2│     │   to 2 pixels beyond its right side
 //!      │      └──────────────┴──┘     │
@@ -10,18 +10,19 @@
 //!      └──────────────────────────────┘
 //! ```
 //!
-//! At the border of what is decoded libjpeg-turbo interpolates chroma as at the border of a picture; with the 2 pixels
-//! more the crop itself is that of the whole picture, to the bit.
+//! libjpeg-turbo interpolates chroma at the border of the decoded part as at the border of a picture. With 2 pixels more,
+//! the crop itself equals the whole picture's to the bit.
 //!
-//! Strict means that every warning of the library is an error and ends the decode at once: codes that are none, data
-//! that end too early or too late, markers out of order. A byte or two of padding before the end marker are an encoder's
-//! habit: such a picture is decoded again without them, under the same rules.
+//! In strict mode every warning of the library is an error and ends the decode: invalid codes, data that end too early or
+//! too late, markers out of order. Some encoders pad the end marker by a byte or two: such a picture is decoded again
+//! without the padding, under the same rules.
 //!
-//! All `unsafe` of image decoding is in this file. What it has to answer for: the library writes `rows` rows of `pitch`
-//! bytes and no more, which follows from the size that it reads in the header being the one that we read
-//! ([`Session::region`]); a handle is used by one thread at a time (`&mut`); an error leaves the handle in an unknown
-//! state, so it is destroyed then. Errors unwind through the library by `longjmp`, which never crosses a Rust frame: the
-//! library calls nothing of ours.
+//! All `unsafe` of image decoding is in this file. Its obligations:
+//! * The library writes `rows` rows of `pitch` bytes and no more, because the size that it reads from the header is the size
+//!   that we read ([`Session::region`]).
+//! * One thread at a time uses a handle (`&mut`).
+//! * An error leaves the handle in an unknown state, so it is destroyed.
+//! * Errors unwind through the library by `longjmp`, which crosses no Rust frame: the library calls no function of ours.
 
 #![allow(unsafe_code)]
 
@@ -33,23 +34,23 @@ use std::ffi::{CStr, c_int, c_void};
 use std::ptr::NonNull;
 use turbojpeg_sys as sys;
 
-/// Pixels of the border whose chroma may differ from the whole picture's.
+/// Pixels at the border whose chroma may differ from the whole picture's.
 const MARGIN: u32 = 2;
-/// Bytes that the library takes for its tables and structures, besides rows and coefficients.
+/// Bytes of the library's tables and structures, besides rows and coefficients.
 const OWN: u64 = 256 << 10;
 
-/// A worker's handle; made when it is first needed.
+/// A worker's handle, created on first use.
 #[derive(Default)]
 pub(super) struct Turbo {
     handle: Option<Handle>,
 }
 
-/// What is to be decoded.
+/// A request to decode.
 #[derive(Clone, Copy)]
 pub(super) struct Want {
-    /// In pixels of the encoded picture.
+    /// Needed pixels of the encoded picture.
     pub(super) needed: Rect,
-    /// 1, 2, 4 or 8: the picture is scaled to 1 / `scale` as it is decoded.
+    /// Divisor of the picture's size: 1, 2, 4 or 8.
     pub(super) scale: u32,
     pub(super) strict: bool,
 }
@@ -57,8 +58,8 @@ pub(super) struct Want {
 /// A decompressor of the library.
 struct Handle(NonNull<c_void>);
 
-// SAFETY: the library keeps nothing per thread but the text of the last error without a handle; a handle may move from
-// thread to thread as long as one uses it at a time, which `&mut` sees to.
+// SAFETY: the library's only state per thread is the text of the last error without a handle. A handle may move from
+// thread to thread as long as one thread at a time uses it, which `&mut` ensures.
 unsafe impl Send for Handle {}
 
 impl Drop for Handle {
@@ -68,9 +69,9 @@ impl Drop for Handle {
     }
 }
 
-/// What went wrong.
+/// Failure of one attempt to decode.
 enum Failure {
-    /// Bytes of padding before the end marker; all else was in order.
+    /// Bytes of padding before the end marker are the only fault.
     Surplus(usize),
     Error(Error),
 }
@@ -82,8 +83,9 @@ impl From<Error> for Failure {
 }
 
 impl Turbo {
-    /// Decodes at least the pixels `want.needed` to RGB, which lie in the front of the room's pixels afterwards. Says
-    /// which part of the (scaled) picture that is.
+    /// Decodes at least the pixels `want.needed` to RGB, at the front of the room's pixels.
+    ///
+    /// Returns the decoded part of the (scaled) picture.
     pub(super) fn decode(&mut self, input: &[u8], header: &Header, want: Want, room: &mut Room<'_>) -> Result<Rect> {
         let surplus = match self.attempt(input, header, want, room) {
             Ok(there) => return Ok(there),
@@ -108,7 +110,7 @@ impl Turbo {
             Some(handle) => handle,
             None => Handle::new()?,
         };
-        // Put back below; after an error it is gone, so that what is left in it cannot touch the next picture.
+        // Returned below on success. After an error it is destroyed, so that its state cannot affect the next picture.
         let mut session = Session { handle, input, header, want };
         let there = session.run(room)?;
         self.handle = Some(session.handle);
@@ -118,7 +120,7 @@ impl Turbo {
 
 impl Handle {
     fn new() -> Result<Self> {
-        // SAFETY: no pointers are passed; null is the answer when there is no memory.
+        // SAFETY: no pointers are passed; the library returns null without memory.
         let handle = unsafe { sys::tj3Init(sys::TJINIT_TJINIT_DECOMPRESS as c_int) };
         NonNull::new(handle).map(Self).ok_or_else(|| bad("libjpeg-turbo could not be started"))
     }
@@ -136,16 +138,16 @@ impl Handle {
         unsafe { sys::tj3Get(self.0.as_ptr(), parameter as c_int) }
     }
 
-    /// Whether the last call ended with nothing worse than warnings, as far as the library tells.
+    /// Whether the library reports no more than warnings for the last call.
     fn only_warned(&mut self) -> bool {
         // SAFETY: the handle is alive.
         unsafe { sys::tj3GetErrorCode(self.0.as_ptr()) == sys::TJERR_TJERR_WARNING as c_int }
     }
 
-    /// The library's words on one line.
+    /// The library's message on one line.
     fn message(&mut self) -> String {
-        // SAFETY: the handle is alive; the answer is a string with an end in the handle or in this thread's memory, which
-        // is copied before the library is called again.
+        // SAFETY: the handle is alive. The result is a terminated string in the handle or in this thread's memory, and is
+        // copied before the library is called again.
         let message = unsafe { CStr::from_ptr(sys::tj3GetErrorStr(self.0.as_ptr())) };
         message.to_string_lossy().trim_end().replace('\n', " ")
     }
@@ -170,7 +172,7 @@ impl Session<'_> {
         let bytes = channels as u64 * region.size.pixels();
         let pixels = room.take(header.size, bytes, header.scratch() + OWN)?;
         if !strict {
-            // A decode that is given up leaves rows out, where an earlier picture's pixels would show.
+            // An aborted decode leaves out rows, where an earlier picture's pixels must not show.
             pixels.fill(128);
         }
         self.decompress(region, channels, pixels)?;
@@ -183,10 +185,10 @@ impl Session<'_> {
     fn settings(&mut self, scans: u32) -> Result<()> {
         let number = |number: u64| c_int::try_from(number).unwrap_or(c_int::MAX);
         let pixels = number(self.header.size.pixels());
-        // Megabytes, of coefficients above all; a second line behind the sum that `Room` checks.
+        // In MiB, mostly of coefficients: a second limit, besides the sum that `Room` checks.
         let memory = number((self.header.scratch() + OWN).div_ceil(1 << 20) + 1);
         self.handle.set(sys::TJPARAM_TJPARAM_STOPONWARNING, c_int::from(self.want.strict))?;
-        // 0 would be no limit.
+        // At least 1, because 0 means no limit.
         self.handle.set(sys::TJPARAM_TJPARAM_SCANLIMIT, number(scans.max(1).into()))?;
         self.handle.set(sys::TJPARAM_TJPARAM_SAVEMARKERS, 0)?;
         self.handle.set(sys::TJPARAM_TJPARAM_MAXMEMORY, memory)?;
@@ -197,7 +199,7 @@ impl Session<'_> {
         let (input, handle) = (self.input, self.handle.0.as_ptr());
         // SAFETY: the handle is alive, and `input` for the length of the call; the library reads within it.
         let code = unsafe { sys::tj3DecompressHeader(handle, input.as_ptr(), input.len() as sys::size_t) };
-        self.judge(code)?;
+        self.check(code)?;
         let side = |side: u32| side as c_int;
         let found = [sys::TJPARAM_TJPARAM_JPEGWIDTH, sys::TJPARAM_TJPARAM_JPEGHEIGHT].map(|side| self.handle.get(side));
         if found != [side(self.header.size.width), side(self.header.size.height)] {
@@ -206,8 +208,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Tells the library what is to be decoded, and says what it will be. The header has been read, and is of the size
-    /// that we read.
+    /// Requests the part to decode, and returns it. Needs [`read_header`](Self::read_header), which checks the size.
     fn region(&mut self) -> Result<Rect> {
         let Want { needed, scale, .. } = self.want;
         let picture = self.header.size;
@@ -218,7 +219,7 @@ impl Session<'_> {
             return Err(bad("libjpeg-turbo refused a scale").with_source(self.handle.message()));
         }
         let wide = needed.widened(MARGIN * scale, picture);
-        // A multiple of the MCU, which is one of the scale.
+        // A multiple of the MCU, which is a multiple of the scale.
         let left = wide.left / self.header.mcu().width * self.header.mcu().width / scale;
         let (right, top) = (wide.right().div_ceil(scale), needed.top / scale);
         let size = Size::new(right - left, needed.bottom().div_ceil(scale) - top);
@@ -243,15 +244,15 @@ impl Session<'_> {
         Ok(region)
     }
 
-    /// Decodes the region, which was set, to `channels` bytes per pixel.
+    /// Decodes the requested region, with `channels` bytes per pixel.
     fn decompress(&mut self, region: Rect, channels: usize, pixels: &mut [u8]) -> Result<(), Failure> {
         let pitch = channels * region.size.width as usize;
         let format = if channels == 4 { sys::TJPF_TJPF_CMYK } else { sys::TJPF_TJPF_RGB };
-        assert!(pixels.len() >= pitch * region.size.height as usize, "room for the region");
+        assert!(pixels.len() >= pitch * region.size.height as usize, "the buffer is too small for the region");
         let (input, handle) = (self.input, self.handle.0.as_ptr());
         // SAFETY: the handle is alive, `input` and `pixels` for the length of the call. The library reads the same header
-        // again, whose size is that of `self.header` (checked by `read_header`), and writes the region that was set for
-        // it: `region.size.height` rows of `region.size.width` pixels, `pitch` bytes apart, for which there is room.
+        // again, whose size is that of `self.header` (checked by `read_header`). It writes the region that was set for it:
+        // `region.size.height` rows of `region.size.width` pixels, `pitch` bytes apart, which fit (assertion above).
         let code = unsafe {
             sys::tj3Decompress8(
                 handle,
@@ -262,11 +263,11 @@ impl Session<'_> {
                 format as c_int,
             )
         };
-        self.judge(code)
+        self.check(code)
     }
 
-    /// What a return code means.
-    fn judge(&mut self, code: c_int) -> Result<(), Failure> {
+    /// Turns a return code into a result.
+    fn check(&mut self, code: c_int) -> Result<(), Failure> {
         if code == 0 {
             return Ok(());
         }
@@ -281,12 +282,12 @@ impl Session<'_> {
     }
 }
 
-/// The number in the library's warning of bytes before the end marker.
+/// The number of bytes in the library's warning about padding before the end marker.
 fn surplus(message: &str) -> Option<usize> {
     message.strip_prefix("Corrupt JPEG data: ")?.strip_suffix(" extraneous bytes before marker 0xd9")?.parse().ok()
 }
 
-/// As Adobe stores it, inverted: a product of each ink with black. From the front, in place.
+/// Converts inverted CMYK, as Adobe stores it, to RGB in place: each ink times black.
 fn cmyk_to_rgb(count: usize, pixels: &mut [u8]) {
     for pixel in 0..count {
         let [cyan, magenta, yellow, black] = *pixels[4 * pixel..].first_chunk::<4>().expect("four bytes per pixel");
@@ -298,11 +299,11 @@ fn cmyk_to_rgb(count: usize, pixels: &mut [u8]) {
     }
 }
 
-/// A JPEG by libjpeg-turbo, of one of its kinds of subsampling, a restart marker every `interval` MCUs if not 0.
+/// Encodes a JPEG by libjpeg-turbo, with a restart marker every `interval` MCUs unless it is 0.
 #[cfg(test)]
 pub(super) fn encoded(pixels: &[u8], size: Size, subsampling: c_int, interval: c_int, progressive: bool) -> Vec<u8> {
     assert_eq!(pixels.len() as u64, 3 * size.pixels());
-    // SAFETY: no pointers go in.
+    // SAFETY: no pointers are passed.
     let handle = unsafe { sys::tj3Init(sys::TJINIT_TJINIT_COMPRESS as c_int) };
     let handle = Handle(NonNull::new(handle).expect("a compressor"));
     let settings = [
@@ -317,8 +318,8 @@ pub(super) fn encoded(pixels: &[u8], size: Size, subsampling: c_int, interval: c
     }
     let (mut start, mut length) = (std::ptr::null_mut(), 0);
     let (width, height, format) = (size.width as c_int, size.height as c_int, sys::TJPF_TJPF_RGB as c_int);
-    // SAFETY: the pixels are as many as width and height say; null lets the library allocate the bytes, which are copied
-    // for the length that it says and freed once.
+    // SAFETY: `pixels` has width × height pixels (assertion above). Null lets the library allocate the output; the returned
+    // length of it is copied, and it is freed once.
     unsafe {
         let source = pixels.as_ptr();
         let code = sys::tj3Compress8(handle.0.as_ptr(), source, width, 0, height, format, &mut start, &mut length);
