@@ -11,8 +11,8 @@ pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
 #[cfg(not(all(test, loom)))]
 pub(crate) type Flag = std::sync::atomic::AtomicBool;
 
-/// Loom does not model channels. A dummy operation after each operation of the flag lets another thread run before the next
-/// channel operation.
+/// Loom does not model channels. A dummy operation after each operation of the flag lets another thread run before the
+/// next channel operation.
 #[cfg(all(test, loom))]
 pub(crate) struct Flag(atomic::AtomicBool, atomic::AtomicBool);
 
@@ -20,7 +20,8 @@ pub(crate) struct Flag(atomic::AtomicBool, atomic::AtomicBool);
 impl Default for Flag {
     fn default() -> Self {
         let flag = Self(Default::default(), Default::default());
-        // In loom a `SeqCst` load sees the newest `SeqCst` store only if all stores, the first one included, are `SeqCst`.
+        // In loom a `SeqCst` load sees the newest `SeqCst` store only if all stores, the first one included, are
+        // `SeqCst`.
         flag.store(false, atomic::Ordering::SeqCst);
         flag
     }

@@ -38,7 +38,8 @@ pub trait Decoder: Send + Sync + 'static {
 
     /// Maximum heap bytes of one call, besides the row.
     ///
-    /// The loader's memory sum counts `workers ×` this. A tight memory budget may leave less: see [`Ctx::scratch_limit`].
+    /// The loader's memory sum counts `workers ×` this. A tight memory budget may leave less: see
+    /// [`Ctx::scratch_limit`].
     fn scratch_bytes(&self) -> usize {
         0
     }
@@ -87,7 +88,8 @@ impl<'a> Ctx<'a> {
 
     /// Heap bytes that this call may take: [`Decoder::scratch_bytes`], or less under a tight memory budget.
     ///
-    /// A decoder that needs more for this sample returns [`ErrorKind::Limit`](crate::ErrorKind::Limit) before it takes any.
+    /// A decoder that needs more for this sample returns [`ErrorKind::Limit`](crate::ErrorKind::Limit) before it takes
+    /// any.
     pub fn scratch_limit(&self) -> usize {
         self.scratch_limit
     }

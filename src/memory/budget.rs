@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Invariants: the leases never exceed the budget. Until a loader is dropped, every limit is at least bytes / loaders.
-//! By induction: a loader that takes at most 1/n of the free bytes leaves at least as much for each of the n - 1 others.
+//! By induction: a loader that takes at most 1/n of the free bytes leaves at least as much for each of the n - 1
+//! others.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::fmt;
@@ -14,11 +15,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 /// One memory budget for several loaders of a process: one per GPU, or one for training and one for evaluation.
 ///
-/// A loader may plan at most an equal part of the free bytes: free bytes / loaders not built yet. So early loaders leave at
-/// least bytes / loaders to each later one. Bytes that they do not need go to the loaders after them.
+/// A loader may plan at most an equal part of the free bytes: free bytes / loaders not built yet. So early loaders
+/// leave at least bytes / loaders to each later one. Bytes that they do not need go to the loaders after them.
 ///
-/// A loader returns its bytes and its place when the loader, its epochs and its batches are dropped, or when `build` fails.
-/// The same rule holds for a replacement: if no other place is open, it may plan at least its predecessor's bytes.
+/// A loader returns its bytes and its place when the loader, its epochs and its batches are dropped, or when `build`
+/// fails. The same rule holds for a replacement: if no other place is open, it may plan at least its predecessor's
+/// bytes.
 ///
 /// ```
 /// use feedline::{Budget, Device, Loader, dataset::Records};

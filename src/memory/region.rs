@@ -71,8 +71,8 @@ impl Region {
             // Kernels without transparent huge pages answer EINVAL; the mapping works without them.
             let _ = map.advise(Advice::HugePage);
         }
-        // Populate now, so that `build()` finds a lack of memory and the first epoch pays no page faults. Kernels before
-        // 5.14 do not know the advice; they populate pages on first write.
+        // Populate now, so that `build()` finds a lack of memory and the first epoch pays no page faults. Kernels
+        // before 5.14 do not know the advice; they populate pages on first write.
         match map.advise(Advice::PopulateWrite) {
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOMEM.raw_os_error()) => {
                 return Err(refused(error));
@@ -94,8 +94,8 @@ impl Region {
 
     /// Starts or ends withholding the region from forked children.
     ///
-    /// A fork copies all pinned pages at once, because a page known to a device or the kernel cannot be copied on write. A
-    /// child that accesses a withheld region faults.
+    /// A fork copies all pinned pages at once, because a page known to a device or the kernel cannot be copied on
+    /// write. A child that accesses a withheld region faults.
     fn withhold(&self, start: bool) {
         let mut users = self.withheld.lock().unwrap_or_else(PoisonError::into_inner);
         let advice = match (*users, start) {

@@ -78,8 +78,8 @@ impl Row<'_> {
     pub fn bytes_mut(&mut self, field: usize) -> &mut [u8] {
         assert!(self.allowed & (1 << field) != 0, "field {field} is not accessible here");
         let (ptr, len) = self.slot.field_at(field, self.row);
-        // SAFETY: in bounds, initialised, alive by the borrow of the slot. Exclusive: this `Row` borrows the row's unique
-        // token mutably, and lent fields were refused above.
+        // SAFETY: in bounds, initialised, alive by the borrow of the slot. Exclusive: this `Row` borrows the row's
+        // unique token mutably, and lent fields were refused above.
         unsafe { std::slice::from_raw_parts_mut(ptr, len) }
     }
 
@@ -96,8 +96,8 @@ impl Row<'_> {
         assert_ne!(input, output);
         let first: *mut [u8] = self.bytes_mut(input);
         let second = self.bytes_mut(output);
-        // SAFETY: arrays of different fields do not overlap (tested in `tensor`), so both borrows are exclusive. Both live
-        // as long as the mutable borrow of `self`.
+        // SAFETY: arrays of different fields do not overlap (tested in `tensor`), so both borrows are exclusive. Both
+        // live as long as the mutable borrow of `self`.
         (unsafe { &*first }, second)
     }
 

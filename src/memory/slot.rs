@@ -168,7 +168,8 @@ impl FreeSlot {
 
     /// Starts filling the slot with the batch of `ticket`.
     ///
-    /// The batch has `rows` rows (1 ≤ rows ≤ the layout's). The first `valid` are samples of the epoch, the others fill up.
+    /// The batch has `rows` rows (1 ≤ rows ≤ the layout's). The first `valid` are samples of the epoch, the others fill
+    /// up.
     pub(crate) fn begin(self, ticket: Ticket, rows: u32, valid: u32) -> Rows {
         let slot = self.0;
         assert!(rows > 0 && rows as usize <= slot.plan.layout.rows() && valid <= rows);
@@ -452,8 +453,8 @@ impl Filled {
 
     /// Start of an array, for a framework that reads and writes it while this `Filled` lives.
     ///
-    /// No slice of the batch may be borrowed meanwhile. Null for the lengths of a fixed field. The pointer does not come
-    /// from a slice, because a pointer from a shared borrow must not be written through.
+    /// No slice of the batch may be borrowed meanwhile. Null for the lengths of a fixed field. The pointer does not
+    /// come from a slice, because a pointer from a shared borrow must not be written through.
     pub(crate) fn ptr(&self, array: Array) -> *mut u8 {
         let (layout, rows) = (&self.slot().plan.layout, self.rows());
         match array {
@@ -480,15 +481,15 @@ impl Filled {
         assert_ne!(input, output);
         let first: *mut [u8] = self.array_mut(input);
         let second = self.array_mut(output);
-        // SAFETY: arrays of different fields do not overlap (tested in `tensor`), so both borrows are exclusive. Both live
-        // as long as the mutable borrow of `self`.
+        // SAFETY: arrays of different fields do not overlap (tested in `tensor`), so both borrows are exclusive. Both
+        // live as long as the mutable borrow of `self`.
         (unsafe { &*first }, second)
     }
 
     fn array(&self, offset: usize, len: usize) -> &[u8] {
         let ptr = self.slot().at(offset, len);
-        // SAFETY: in bounds, initialised, alive. `Filled` is unique and exists only while no `Rows` or span of this batch
-        // does, so no thread writes while it is borrowed shared (`array_mut` borrows mutably).
+        // SAFETY: in bounds, initialised, alive. `Filled` is unique and exists only while no `Rows` or span of this
+        // batch does, so no thread writes while it is borrowed shared (`array_mut` borrows mutably).
         unsafe { std::slice::from_raw_parts(ptr, len) }
     }
 

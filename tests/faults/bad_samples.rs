@@ -212,7 +212,7 @@ fn without_a_sample_that_can_be_had_the_error_is_that_of_the_first_row_and_nothi
     let loader = build(files(&dataset).order(Order::sequential()));
     let error = deliver(&loader, 0).unwrap_err();
     assert_eq!((error.kind(), error.site().sample), (ErrorKind::NotFound, Some(0)));
-    assert!(error.message().contains("nor can a substitute be had"), "{error}");
+    assert!(error.message().contains("no substitute found"), "{error}");
     let one = Files::new(&dir, 1);
     std::fs::remove_file(&one.paths[0]).unwrap();
     assert_eq!(deliver(&build(files(&one)), 0).unwrap_err().kind(), ErrorKind::NotFound);

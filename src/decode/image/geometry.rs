@@ -45,8 +45,9 @@ pub(super) struct Rect {
 
 /// Source of the resampling: the filter reads pixels of `view` only, and scales `part` of it to the output.
 ///
-/// torchvision crops a random crop first, so pixels outside it must not bleed in: `view` is the crop. It scales a centre
-/// crop's whole picture first, so neighbouring pixels count: `part` has fractional edges, and `view` is the picture.
+/// torchvision crops a random crop first, so pixels outside it must not bleed in: `view` is the crop. It scales a
+/// centre crop's whole picture first, so neighbouring pixels count: `part` has fractional edges, and `view` is the
+/// picture.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Crop {
     pub(super) view: Rect,

@@ -1,10 +1,10 @@
 //! JPEG by zune-jpeg, straight into the worker's buffer, with checks that zune lacks.
 //!
-//! In strict mode zune checks much. But it fills a scan that ends early with zeros, and ignores the rest of one that ends
-//! late. A damaged file does either, so [`Watch`] records how far the entropy decoder reads.
+//! In strict mode zune checks much. But it fills a scan that ends early with zeros, and ignores the rest of one that
+//! ends late. A damaged file does either, so [`Watch`] records how far the entropy decoder reads.
 //!
-//! Rows below a crop are not decoded: zune reads a smaller height ([`Header::rows`]). In a picture of one scan this ends
-//! the work earlier, with the same pixels.
+//! Rows below a crop are not decoded: zune reads a smaller height ([`Header::rows`]). In a picture of one scan this
+//! ends the work earlier, with the same pixels.
 
 use super::geometry::{Rect, Size};
 use super::orientation::{EXIF, Orientation};
@@ -122,8 +122,8 @@ impl Header {
 
     /// Refuses pictures that zune decodes to wrong colours silently.
     ///
-    /// They are sequential, with a scan per component, and have restart markers, or chroma with a quarter of the rows or
-    /// more than 4 samples of luma (found: 4×2, 1×4 and 2×4).
+    /// They are sequential, with a scan per component, and have restart markers, or chroma with a quarter of the rows
+    /// or more than 4 samples of luma (found: 4×2, 1×4 and 2×4).
     fn check_kind(&self) -> Result<()> {
         if self.progressive || self.one_scan {
             return Ok(());
@@ -139,7 +139,8 @@ impl Header {
         Err(bad(message + "; libjpeg-turbo does (feature `turbojpeg`)"))
     }
 
-    /// Refuses a picture of more than `most` scans. (The libraries read no further scan than the first of one-scan files.)
+    /// Refuses a picture of more than `most` scans. (The libraries read no further scan than the first of one-scan
+    /// files.)
     pub(super) fn check_scans(&self, input: &[u8], most: u32) -> Result<()> {
         if self.one_scan {
             return Ok(());
@@ -237,8 +238,8 @@ impl Header {
 
 /// Bytes of zune's buffers for one row of MCUs of all components, per pixel of width.
 ///
-/// Found: 170 for 4:2:0, up to 480 for the unusual factors of 4. libjpeg-turbo takes less: bytes where zune has words of
-/// 16 bits.
+/// Found: 170 for 4:2:0, up to 480 for the unusual factors of 4. libjpeg-turbo takes less: bytes where zune has words
+/// of 16 bits.
 const ROW_BYTES: u64 = 512;
 
 /// Samples of all components, padded to whole MCUs.
@@ -324,8 +325,8 @@ pub(super) fn end_of(input: &[u8], header: &Header) -> Result<usize> {
 
 /// The input for zune, and how far its entropy decoder has read.
 ///
-/// In a picture of one scan, bytes that decode to nothing precede the end marker. So zune reports data that lack a single
-/// code; once it has seen the marker it would go on with zeros.
+/// In a picture of one scan, bytes that decode to nothing precede the end marker. So zune reports data that lack a
+/// single code; once it has seen the marker it would go on with zeros.
 struct Watch<'a> {
     /// The input up to the end marker; without the marker if `tail` has it.
     bytes: &'a [u8],

@@ -15,35 +15,36 @@
 //!
 //! # Pixels
 //!
-//! The output is RGB, converted as by Pillow's `convert("RGB")`: grey is repeated, alpha is dropped without blending, and
-//! palettes are looked up. 16 bits keep their high 8 (grey, too, where Pillow clips at 255). CMYK and YCCK JPEGs are
-//! converted without a profile, as Adobe stores them. Of an animation the first picture is decoded. EXIF orientation is
-//! applied to JPEGs on request; by default it is not, as in torchvision.
+//! The output is RGB, converted as by Pillow's `convert("RGB")`: grey is repeated, alpha is dropped without blending,
+//! and palettes are looked up. 16 bits keep their high 8 (grey, too, where Pillow clips at 255). CMYK and YCCK JPEGs
+//! are converted without a profile, as Adobe stores them. Of an animation the first picture is decoded. EXIF
+//! orientation is applied to JPEGs on request; by default it is not, as in torchvision.
 //!
-//! A JPEG is decoded only as far as the crop needs. The pixels under a crop equal those of the whole picture to the bit, and
-//! so does a random crop's row. A centre crop's row may differ by one level: the weights of its fractional edges, counted
-//! from another corner, may round differently.
+//! A JPEG is decoded only as far as the crop needs. The pixels under a crop equal those of the whole picture to the
+//! bit, and so does a random crop's row. A centre crop's row may differ by one level: the weights of its fractional
+//! edges, counted from another corner, may round differently.
 //!
 //! # Invariants
 //!
-//! * The header's size is checked against [`Limits`] before any allocation. Exception: the bytes of a cut JPEG, fewer than
-//!   the encoded ones, are allocated after the check of the pixels alone.
-//! * Steady state needs no allocation here. zune-jpeg, libjpeg-turbo, `image` and fast_image_resize allocate their own tables
-//!   and rows per picture, within [`Limits::memory`]. Padding before a JPEG's end marker costs libjpeg-turbo a copy.
+//! * The header's size is checked against [`Limits`] before any allocation. Exception: the bytes of a cut JPEG, fewer
+//!   than the encoded ones, are allocated after the check of the pixels alone.
+//! * Steady state needs no allocation here. zune-jpeg, libjpeg-turbo, `image` and fast_image_resize allocate their own
+//!   tables and rows per picture, within [`Limits::memory`]. Padding before a JPEG's end marker costs libjpeg-turbo a
+//!   copy.
 //! * An earlier picture's content of a buffer never shows.
 //! * A panic of one of these libraries is an error of the picture ([`ErrorKind::Panicked`]).
 //!
 //! # Damage
 //!
-//! A damaged picture is an error, never grey pixels, as far as its format can detect damage. JPEG has no checksum. A cut
-//! file is always detected, and in a JPEG of one scan any missing or surplus data. Other damage is detected if it puts the
-//! codes out of step. Detection rates of zune-jpeg, for 807 damages each in 60 photographs: 99 % of 4 KiB zeroed, 90 % of
-//! 4 KiB of other data, 36 % of one flipped bit; in progressive files a half, a half and a sixth. libjpeg-turbo detects as
-//! many flipped bits; the rest was not measured.
+//! A damaged picture is an error, never grey pixels, as far as its format can detect damage. JPEG has no checksum. A
+//! cut file is always detected, and in a JPEG of one scan any missing or surplus data. Other damage is detected if it
+//! puts the codes out of step. Detection rates of zune-jpeg, for 807 damages each in 60 photographs: 99 % of 4 KiB
+//! zeroed, 90 % of 4 KiB of other data, 36 % of one flipped bit; in progressive files a half, a half and a sixth.
+//! libjpeg-turbo detects as many flipped bits; the rest was not measured.
 //!
 //! Rows below the crop of a JPEG of one scan are not decoded. So only a crop that reaches the damage there detects it,
-//! except for a cut. Restart markers are all checked for order and number, their intervals only under the crop. A checksum
-//! in the dataset covers all bytes, decoded or not.
+//! except for a cut. Restart markers are all checked for order and number, their intervals only under the crop. A
+//! checksum in the dataset covers all bytes, decoded or not.
 
 mod finish;
 mod geometry;
@@ -101,8 +102,8 @@ pub enum Backend {
     Zune,
     /// libjpeg-turbo, with the feature `turbojpeg`: faster, and computes only the pixels of the crop.
     ///
-    /// Its pixels equal Pillow's to the bit. zune-jpeg's differ from them by at most 5 of 255, 0.4 in the mean. In the last
-    /// column and row they differ by up to 80, because zune-jpeg interpolates chroma with the padding behind them.
+    /// Its pixels equal Pillow's to the bit. zune-jpeg's differ from them by at most 5 of 255, 0.4 in the mean. In the
+    /// last column and row they differ by up to 80, because zune-jpeg interpolates chroma with the padding behind them.
     Turbo,
 }
 
@@ -115,8 +116,8 @@ impl Default for Backend {
 
 /// Limits for one picture, checked from its header before memory is allocated.
 ///
-/// No limit is a time, because a library cannot be stopped in mid-picture. Instead the work is bounded: for all formats it
-/// is linear in encoded bytes and pixels, for a JPEG in pixels times scans (`bytes + pixels × scans`).
+/// No limit is a time, because a library cannot be stopped in mid-picture. Instead the work is bounded: for all formats
+/// it is linear in encoded bytes and pixels, for a JPEG in pixels times scans (`bytes + pixels × scans`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Pixels of the encoded picture.
@@ -140,9 +141,9 @@ impl Default for Limits {
 
 /// Decodes JPEG, PNG, WebP, BMP or GIF, identified by their first bytes; then crops, resizes, flips and converts.
 ///
-/// A JPEG is decoded only as far as the crop needs, and as the [`Backend`] and the file allow. If the distance of restart
-/// markers divides a row's MCUs or is whole rows, even the entropy coding beside the crop is skipped. This needs no
-/// setting; files without restart markers decode as usual.
+/// A JPEG is decoded only as far as the crop needs, and as the [`Backend`] and the file allow. If the distance of
+/// restart markers divides a row's MCUs or is whole rows, even the entropy coding beside the crop is skipped. This
+/// needs no setting; files without restart markers decode as usual.
 ///
 /// The row is `[height, width, 3]`, or `[3, height, width]` in [`PixelLayout::Nchw`]. Random choices depend on (seed,
 /// epoch, sample id) alone.
@@ -150,8 +151,8 @@ impl Default for Limits {
 /// # Memory
 ///
 /// One decode takes at most this many heap bytes, per pixel of the encoded picture unless noted:
-/// - RGB pixels: 3 (kept for the next picture). 4 to 8 for a PNG with alpha or 16 bits, 4 for a GIF. For a JPEG only the
-///   decoded part counts, with 4 for CMYK by libjpeg-turbo.
+/// - RGB pixels: 3 (kept for the next picture). 4 to 8 for a PNG with alpha or 16 bits, 4 for a GIF. For a JPEG only
+///   the decoded part counts, with 4 for CMYK by libjpeg-turbo.
 /// - Decoder, while it runs: 1 for PNG and BMP, 4 for GIF, 8 for WebP. A JPEG of several scans takes 2 per sample
 ///   (progressive: 3 per pixel for 4:2:0, 6 for 4:4:4, 8 for CMYK), any other only rows, 512 per pixel of width.
 /// - Tables: 4 MiB for formats other than JPEG, 256 KiB for libjpeg-turbo.
@@ -282,7 +283,8 @@ impl Image {
     /// Whether a damaged JPEG is an error; true by default.
     ///
     /// If false, its readable part is decoded, as by browsers and Pillow, and the rest is grey. Stray bytes between the
-    /// segments of a header count as damage even if no pixel changes: the bytes after them may be an overwritten segment.
+    /// segments of a header count as damage even if no pixel changes: the bytes after them may be an overwritten
+    /// segment.
     #[must_use]
     pub fn strict(mut self, strict: bool) -> Self {
         self.strict = strict;
@@ -300,10 +302,10 @@ impl Image {
 
     /// Whether libjpeg-turbo may decode a JPEG at 1/2, 1/4 or 1/8 of its size; false by default.
     ///
-    /// It does so if the crop stays at least as large as the output. Other backends and formats ignore this. It saves much
-    /// of the work besides entropy coding. Pixels change, because blocks are averaged before the filter averages: on
-    /// photo-like pictures by 0.6 to 1.8 of 255 in the mean, by at most 26. The speed depends on the sizes: 0.92 to 1.37
-    /// times as fast on 100 such pictures.
+    /// It does so if the crop stays at least as large as the output. Other backends and formats ignore this. It saves
+    /// much of the work besides entropy coding. Pixels change, because blocks are averaged before the filter averages:
+    /// on photo-like pictures by 0.6 to 1.8 of 255 in the mean, by at most 26. The speed depends on the sizes: 0.92 to
+    /// 1.37 times as fast on 100 such pictures.
     #[must_use]
     pub fn dct_scaling(mut self, scaling: bool) -> Self {
         self.scaling = scaling;
@@ -313,8 +315,8 @@ impl Image {
     /// Whether to apply a JPEG's EXIF orientation, as Pillow's `ImageOps.exif_transpose`; false by default, as in
     /// torchvision.
     ///
-    /// The crop is chosen in the upright picture and mapped back, and only the output is turned. An unreadable tag counts as
-    /// upright. Other formats decode as stored; the EXIF data of PNG and WebP is ignored.
+    /// The crop is chosen in the upright picture and mapped back, and only the output is turned. An unreadable tag
+    /// counts as upright. Other formats decode as stored; the EXIF data of PNG and WebP is ignored.
     #[must_use]
     pub fn exif_orientation(mut self, apply: bool) -> Self {
         self.orient = apply;
@@ -634,8 +636,8 @@ impl Room<'_> {
 
 /// Maximum heap bytes for scaling a picture to `output`.
 ///
-/// The sum of the rows between the two passes, the weights of the widest filter (6 source pixels per output pixel, as f64
-/// and as integers), and the output before its last pass, as stored and turned upright.
+/// The sum of the rows between the two passes, the weights of the widest filter (6 source pixels per output pixel, as
+/// f64 and as integers), and the output before its last pass, as stored and turned upright.
 fn resizing(picture: Size, output: Size) -> u64 {
     let sides = [picture.width, picture.height, output.width, output.height].map(u64::from);
     let rows = 3 * (u64::from(picture.width) + 1) * u64::from(output.height);

@@ -6,12 +6,12 @@
 //! smaller header (own size) │ seg 2 RST0 seg 6 RST1 seg 10 … EOI  a complete JPEG, for any decoder
 //! ```
 //!
-//! Entropy decoding can start only at the first byte or at a restart marker. A segment is needed if it has a pixel within
-//! [`MARGIN`] of the crop. Chroma is interpolated with its neighbours, so pixels at the border of the smaller picture differ
-//! from the whole picture's; those of the crop do not.
+//! Entropy decoding can start only at the first byte or at a restart marker. A segment is needed if it has a pixel
+//! within [`MARGIN`] of the crop. Chroma is interpolated with its neighbours, so pixels at the border of the smaller
+//! picture differ from the whole picture's; those of the crop do not.
 //!
-//! Only Huffman-coded sequential JPEGs of one scan and 1 or 3 components are cut. Their interval must divide the MCUs of a
-//! row, or be a whole number of rows (then only rows are cut). Other files are decoded whole.
+//! Only Huffman-coded sequential JPEGs of one scan and 1 or 3 components are cut. Their interval must divide the MCUs
+//! of a row, or be a whole number of rows (then only rows are cut). Other files are decoded whole.
 //!
 //! Invariants: one pass reads all coded bytes and checks the order and number of all restart markers, for any crop. One
 //! pass reads the header. The output is at most a constant longer than the input. Bytes inside other segments are not
@@ -81,8 +81,8 @@ impl Grid {
 ///
 /// `None` if the picture cannot be cut or is needed whole. The old content of `out` is lost in any case.
 ///
-/// Errors, if `strict`: restart markers out of order, too few or too many, or no end marker. Otherwise such a picture is
-/// not cut.
+/// Errors, if `strict`: restart markers out of order, too few or too many, or no end marker. Otherwise such a picture
+/// is not cut.
 pub(super) fn cut(
     input: &[u8],
     header: &Header,

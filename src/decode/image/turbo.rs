@@ -10,19 +10,20 @@
 //!      └──────────────────────────────┘
 //! ```
 //!
-//! libjpeg-turbo interpolates chroma at the border of the decoded part as at the border of a picture. With 2 pixels more,
-//! the crop itself equals the whole picture's to the bit.
+//! libjpeg-turbo interpolates chroma at the border of the decoded part as at the border of a picture. With 2 pixels
+//! more, the crop itself equals the whole picture's to the bit.
 //!
-//! In strict mode every warning of the library is an error and ends the decode: invalid codes, data that end too early or
-//! too late, markers out of order. Some encoders pad the end marker by a byte or two: such a picture is decoded again
-//! without the padding, under the same rules.
+//! In strict mode every warning of the library is an error and ends the decode: invalid codes, data that end too early
+//! or too late, markers out of order. Some encoders pad the end marker by a byte or two: such a picture is decoded
+//! again without the padding, under the same rules.
 //!
 //! All `unsafe` of image decoding is in this file. Its obligations:
-//! * The library writes `rows` rows of `pitch` bytes and no more, because the size that it reads from the header is the size
-//!   that we read ([`Session::region`]).
+//! * The library writes `rows` rows of `pitch` bytes and no more, because the size that it reads from the header is the
+//!   size that we read ([`Session::region`]).
 //! * One thread at a time uses a handle (`&mut`).
 //! * An error leaves the handle in an unknown state, so it is destroyed.
-//! * Errors unwind through the library by `longjmp`, which crosses no Rust frame: the library calls no function of ours.
+//! * Errors unwind through the library by `longjmp`, which crosses no Rust frame: the library calls no function of
+//!   ours.
 
 #![allow(unsafe_code)]
 
@@ -146,8 +147,8 @@ impl Handle {
 
     /// The library's message on one line.
     fn message(&mut self) -> String {
-        // SAFETY: the handle is alive. The result is a terminated string in the handle or in this thread's memory, and is
-        // copied before the library is called again.
+        // SAFETY: the handle is alive. The result is a terminated string in the handle or in this thread's memory, and
+        // is copied before the library is called again.
         let message = unsafe { CStr::from_ptr(sys::tj3GetErrorStr(self.0.as_ptr())) };
         message.to_string_lossy().trim_end().replace('\n', " ")
     }
@@ -250,9 +251,10 @@ impl Session<'_> {
         let format = if channels == 4 { sys::TJPF_TJPF_CMYK } else { sys::TJPF_TJPF_RGB };
         assert!(pixels.len() >= pitch * region.size.height as usize, "the buffer is too small for the region");
         let (input, handle) = (self.input, self.handle.0.as_ptr());
-        // SAFETY: the handle is alive, `input` and `pixels` for the length of the call. The library reads the same header
-        // again, whose size is that of `self.header` (checked by `read_header`). It writes the region that was set for it:
-        // `region.size.height` rows of `region.size.width` pixels, `pitch` bytes apart, which fit (assertion above).
+        // SAFETY: the handle is alive, `input` and `pixels` for the length of the call. The library reads the same
+        // header again, whose size is that of `self.header` (checked by `read_header`). It writes the region that was
+        // set for it: `region.size.height` rows of `region.size.width` pixels, `pitch` bytes apart, which fit
+        // (assertion above).
         let code = unsafe {
             sys::tj3Decompress8(
                 handle,
@@ -318,8 +320,8 @@ pub(super) fn encoded(pixels: &[u8], size: Size, subsampling: c_int, interval: c
     }
     let (mut start, mut length) = (std::ptr::null_mut(), 0);
     let (width, height, format) = (size.width as c_int, size.height as c_int, sys::TJPF_TJPF_RGB as c_int);
-    // SAFETY: `pixels` has width × height pixels (assertion above). Null lets the library allocate the output; the returned
-    // length of it is copied, and it is freed once.
+    // SAFETY: `pixels` has width × height pixels (assertion above). Null lets the library allocate the output; the
+    // returned length of it is copied, and it is freed once.
     unsafe {
         let source = pixels.as_ptr();
         let code = sys::tj3Compress8(handle.0.as_ptr(), source, width, 0, height, format, &mut start, &mut length);
