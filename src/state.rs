@@ -2,7 +2,7 @@
 //! is damaged is an error and never another state.
 //!
 //! ```text
-//! loader ──► Stand { cursor, batches, order, draws, dataset } ──► State ──JSON──► .name.pid.n.tmp ─fsync─rename─► file
+//! loader ──► Checkpoint { cursor, batches, order, draws, dataset } ──► State ──JSON──► .name.pid.n.tmp ─fsync─rename─► file
 //!                                                                   ▲ version, CRC32C of all values, sanity │
 //!                                                                   └───────────────────────────────────────┘
 //! ```
@@ -60,12 +60,12 @@ const NAME_MAX: usize = 200;
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "Raw", into = "Raw")]
 pub struct State {
-    stand: Stand,
+    checkpoint: Checkpoint,
 }
 
 /// What a state holds.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Stand {
+pub(crate) struct Checkpoint {
     pub(crate) cursor: Cursor,
     /// Rows of a batch over all ranks.
     pub(crate) global_batch: u64,
@@ -88,7 +88,7 @@ pub(crate) struct Cursor {
     pub(crate) steps: u64,
 }
 
-impl Stand {
+impl Checkpoint {
     /// CRC32C of all values, in an order that belongs to the version.
     fn check(&self) -> u32 {
         let Self { cursor, global_batch, last, order, draws, dataset } = self;
@@ -114,7 +114,7 @@ impl Stand {
     }
 
     /// What no run can be like.
-    fn insane(&self) -> Option<String> {
+    fn validate(&self) -> Option<String> {
         let (position, positions) = (self.cursor.position, self.order.positions);
         if position > positions {
             return Some(format!("position {position} of an epoch of {positions}"));
@@ -123,14 +123,15 @@ impl Stand {
     }
 
     /// How this rank differs from the others, behind `rank 3` or `ranks 3, 5`.
-    fn unlike(&self, others: &Self, is: &str, has: &str) -> String {
+    fn diff(&self, others: &Self, is: &str, has: &str) -> String {
         let (own, theirs) = (&self.cursor, &others.cursor);
         if self.dataset != others.dataset {
             let size = |print: &Fingerprint| format!("{} samples in {} shards", print.samples(), print.shards());
             return format!("{has} another dataset ({}, the others {})", size(&self.dataset), size(&others.dataset));
         }
         if self.order.kind != others.order.kind || self.last != others.last {
-            let settings = |stand: &Self| format!("{:?}, {:?}", stand.order.kind, stand.last).to_lowercase();
+            let settings =
+                |checkpoint: &Self| format!("{:?}, {:?}", checkpoint.order.kind, checkpoint.last).to_lowercase();
             return format!("{has} other settings ({}, the others {})", settings(self), settings(others));
         }
         let (a, b) = (&self.order, &others.order);
@@ -160,46 +161,46 @@ impl Stand {
 
 impl State {
     /// The state of a loader that stands there.
-    pub(crate) fn new(stand: Stand) -> Self {
-        debug_assert_eq!(stand.insane(), None);
-        Self { stand }
+    pub(crate) fn new(checkpoint: Checkpoint) -> Self {
+        debug_assert_eq!(checkpoint.validate(), None);
+        Self { checkpoint }
     }
 
     /// What the loader goes on from.
-    pub(crate) fn stand(&self) -> &Stand {
-        &self.stand
+    pub(crate) fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
     }
 }
 
 impl State {
     /// The epoch in which the next batch is.
     pub fn epoch(&self) -> u64 {
-        self.stand.cursor.epoch
+        self.checkpoint.cursor.epoch
     }
 
     /// Positions of the epoch that were delivered, to all ranks together.
     pub fn position(&self) -> u64 {
-        self.stand.cursor.position
+        self.checkpoint.cursor.position
     }
 
     /// Index in the epoch of the next global batch.
     pub fn batch(&self) -> u64 {
-        self.stand.cursor.batch
+        self.checkpoint.cursor.batch
     }
 
     /// Batches received since the beginning of the run, over all epochs and resumes.
     pub fn steps(&self) -> u64 {
-        self.stand.cursor.steps
+        self.checkpoint.cursor.steps
     }
 
     /// Rows of a batch, over all ranks together.
     pub fn global_batch(&self) -> u64 {
-        self.stand.global_batch
+        self.checkpoint.global_batch
     }
 
     /// The dataset that the run was started with.
     pub fn fingerprint(&self) -> &Fingerprint {
-        &self.stand.dataset
+        &self.checkpoint.dataset
     }
 
     /// Reads a file that [`save`](Self::save) has written. Links are followed.
@@ -284,7 +285,7 @@ impl State {
 
 impl fmt::Display for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Cursor { epoch, position, batch, steps } = self.stand.cursor;
+        let Cursor { epoch, position, batch, steps } = self.checkpoint.cursor;
         write!(f, "epoch {epoch}, step {steps} (batch {batch} of the epoch, position {position})")
     }
 }
@@ -302,7 +303,7 @@ fn disagreement(common: &State, groups: &[(&State, Vec<usize>)]) -> String {
             list += &format!(" and {} more", ranks.len() - shown.len());
         }
         let (is, has) = if ranks.len() == 1 { ("is", "has") } else { ("are", "have") };
-        clauses.push(format!("{list} {}", state.stand.unlike(&common.stand, is, has)));
+        clauses.push(format!("{list} {}", state.checkpoint.diff(&common.checkpoint, is, has)));
     }
     let rest: usize = groups[clauses.len()..].iter().map(|(_, ranks)| ranks.len()).sum();
     if rest > 0 {
@@ -365,9 +366,9 @@ fn known_version<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
 
 impl From<State> for Raw {
     fn from(state: State) -> Self {
-        let check = state.stand.check();
-        let Stand { cursor: Cursor { epoch, position, batch, steps }, global_batch, last, order, draws, dataset } =
-            state.stand;
+        let check = state.checkpoint.check();
+        let Checkpoint { cursor: Cursor { epoch, position, batch, steps }, global_batch, last, order, draws, dataset } =
+            state.checkpoint;
         let version = VERSION;
         Self { version, epoch, position, batch, steps, global_batch, last, order, draws, dataset, check }
     }
@@ -379,14 +380,14 @@ impl TryFrom<Raw> for State {
     fn try_from(raw: Raw) -> Result<Self> {
         let Raw { version: _, epoch, position, batch, steps, global_batch, last, order, draws, dataset, check } = raw;
         let cursor = Cursor { epoch, position, batch, steps };
-        let stand = Stand { cursor, global_batch, last, order, draws, dataset };
-        let found = stand.check();
+        let checkpoint = Checkpoint { cursor, global_batch, last, order, draws, dataset };
+        let found = checkpoint.check();
         if found != check {
             return Err(bad(format!("damaged: its values have the CRC32C {found}, it says {check}")));
         }
-        match stand.insane() {
+        match checkpoint.validate() {
             Some(what) => Err(bad(what)),
-            None => Ok(Self { stand }),
+            None => Ok(Self { checkpoint }),
         }
     }
 }
@@ -505,8 +506,8 @@ mod tests {
         Cursor { epoch: 3, position: 10_240 + (steps - 1200) * 256, batch: steps - 1160, steps }
     }
 
-    fn stand() -> Stand {
-        Stand {
+    fn checkpoint() -> Checkpoint {
+        Checkpoint {
             cursor: cursor(1200),
             global_batch: 256,
             last: LastBatch::Keep,
@@ -529,10 +530,10 @@ mod tests {
     }
 
     fn at(steps: u64) -> State {
-        State::new(Stand { cursor: cursor(steps), ..stand() })
+        State::new(Checkpoint { cursor: cursor(steps), ..checkpoint() })
     }
 
-    fn stands() -> impl Strategy<Value = Stand> {
+    fn checkpoints() -> impl Strategy<Value = Checkpoint> {
         let kinds = vec![Kind::Sequential, Kind::Shuffled, Kind::Windowed, Kind::Indices, Kind::Sampler];
         let lasts = vec![LastBatch::Keep, LastBatch::Mask, LastBatch::Pad, LastBatch::Drop];
         let words = (any::<[u64; 11]>(), any::<[u64; 22]>());
@@ -540,7 +541,7 @@ mod tests {
         (words, codes).prop_map(|((words, print), (kind, last, shuffled))| {
             let [epoch, position, batch, steps, global_batch, seed, window, lanes, positions, identity, draws] = words;
             let (position, positions) = (position.min(positions), position.max(positions));
-            Stand {
+            Checkpoint {
                 cursor: Cursor { epoch, position, batch, steps },
                 global_batch: global_batch.max(1),
                 last,
@@ -553,9 +554,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_state_comes_back_by_any_format(stand in stands()) {
-            let state = State::new(stand.clone());
-            prop_assert_eq!(state.stand(), &stand);
+        fn every_state_comes_back_by_any_format(checkpoint in checkpoints()) {
+            let state = State::new(checkpoint.clone());
+            prop_assert_eq!(state.checkpoint(), &checkpoint);
             let text = state.to_bytes();
             prop_assert!(text.len() < 1024);
             prop_assert_eq!(&State::from_bytes(&text).unwrap(), &state);
@@ -572,7 +573,7 @@ mod tests {
         }
 
         #[test]
-        fn states_that_differ_have_other_checksums(a in stands(), b in stands()) {
+        fn states_that_differ_have_other_checksums(a in checkpoints(), b in checkpoints()) {
             prop_assert_eq!(a.check() == b.check(), a == b);
         }
     }
@@ -598,8 +599,9 @@ mod tests {
         };
         let cursor = Cursor { epoch: u64::MAX, position: u64::MAX, batch: u64::MAX, steps: u64::MAX };
         let dataset = Fingerprint::of_words([u64::MAX; 22]);
-        let stand = Stand { cursor, global_batch: u64::MAX, last: LastBatch::Keep, order, draws: u64::MAX, dataset };
-        let text = State::new(stand).to_bytes();
+        let checkpoint =
+            Checkpoint { cursor, global_batch: u64::MAX, last: LastBatch::Keep, order, draws: u64::MAX, dataset };
+        let text = State::new(checkpoint).to_bytes();
         assert!(text.len() < 1024, "{}", text.len());
         State::from_bytes(&text).unwrap();
     }
@@ -640,7 +642,7 @@ mod tests {
 
     #[test]
     fn a_packed_state_that_was_cut_or_flipped_is_refused() {
-        let packed = postcard::to_allocvec(&State::new(stand())).unwrap();
+        let packed = postcard::to_allocvec(&State::new(checkpoint())).unwrap();
         for len in 0..packed.len() {
             assert!(postcard::from_bytes::<State>(&packed[..len]).is_err(), "{len}");
         }
@@ -674,7 +676,7 @@ mod tests {
         let newer = r#"{"version":3,"news":true,"epoch":"three"}"#;
         let error = serde_json::from_str::<State>(newer).unwrap_err().to_string();
         assert!(error.starts_with("version 3 of a state, this feedline reads 2"), "{error}");
-        let mut packed = postcard::to_allocvec(&State::new(stand())).unwrap();
+        let mut packed = postcard::to_allocvec(&State::new(checkpoint())).unwrap();
         packed[0] = 3;
         assert!(postcard::from_bytes::<State>(&packed).is_err());
     }
@@ -720,23 +722,24 @@ mod tests {
             assert!(text.len() < 1000 && !text.contains('\n'), "{what}: {text}");
         }
         let unknown = with("\"epoch\":3", "\"epoch\":3,\"note\":[{}]");
-        assert_eq!(State::from_bytes(&unknown).unwrap(), State::new(stand()));
+        assert_eq!(State::from_bytes(&unknown).unwrap(), State::new(checkpoint()));
         let error = State::from_bytes(&vec![b' '; 65_537]).unwrap_err();
         assert_eq!(error.message(), "65537 bytes; a state has less than 1 KiB");
     }
 
     #[test]
     fn a_state_that_no_run_can_have_is_refused_though_its_checksum_is_right() {
-        let mut behind = stand();
+        let mut behind = checkpoint();
         behind.cursor.position = behind.order.positions + 1;
-        let mut empty = stand();
+        let mut empty = checkpoint();
         empty.global_batch = 0;
-        for (stand, expected) in [(behind, "position 98961 of an epoch of 98960"), (empty, "a global batch of 0 rows")]
+        for (checkpoint, expected) in
+            [(behind, "position 98961 of an epoch of 98960"), (empty, "a global batch of 0 rows")]
         {
-            let error = State::from_bytes(&State { stand }.to_bytes()).unwrap_err();
+            let error = State::from_bytes(&State { checkpoint }.to_bytes()).unwrap_err();
             assert_eq!((error.kind(), error.message()), (ErrorKind::State, expected));
         }
-        let mut last = stand();
+        let mut last = checkpoint();
         last.cursor.position = last.order.positions;
         State::from_bytes(&State::new(last).to_bytes()).unwrap();
     }
@@ -760,10 +763,10 @@ mod tests {
 
     #[test]
     fn ranks_that_differ_from_most_are_named_and_how() {
-        let with = |change: &dyn Fn(&mut Stand)| {
-            let mut stand = at(1201).stand;
-            change(&mut stand);
-            State::new(stand)
+        let with = |change: &dyn Fn(&mut Checkpoint)| {
+            let mut checkpoint = at(1201).checkpoint;
+            change(&mut checkpoint);
+            State::new(checkpoint)
         };
         let of = |changed: &[(usize, State)]| {
             let mut states = vec![at(1201); 8];
@@ -777,41 +780,41 @@ mod tests {
             of(&[(0, at(1200)), (5, at(1202))]),
             "rank 0 is at step 1200, the others at 1201; rank 5 is at step 1202, the others at 1201"
         );
-        let epoch = with(&|stand| stand.cursor.epoch = 4);
+        let epoch = with(&|checkpoint| checkpoint.cursor.epoch = 4);
         assert_eq!(of(&[(7, epoch)]), "rank 7 is at epoch 4, the others at 3");
-        let position = with(&|stand| stand.cursor.position = 1);
+        let position = with(&|checkpoint| checkpoint.cursor.position = 1);
         assert_eq!(of(&[(7, position)]), "rank 7 is at position 1, the others at 10496");
-        let batch = with(&|stand| stand.cursor.batch = 1);
+        let batch = with(&|checkpoint| checkpoint.cursor.batch = 1);
         assert_eq!(of(&[(7, batch)]), "rank 7 is at batch 1, the others at 41");
-        let seed = with(&|stand| (stand.order.seed, stand.draws) = (1, 1));
+        let seed = with(&|checkpoint| (checkpoint.order.seed, checkpoint.draws) = (1, 1));
         assert_eq!(of(&[(1, seed)]), "rank 1 has another seed of the order (1, the others 42)");
-        let rows = with(&|stand| (stand.global_batch, stand.cursor.steps) = (64, 1));
+        let rows = with(&|checkpoint| (checkpoint.global_batch, checkpoint.cursor.steps) = (64, 1));
         assert_eq!(of(&[(1, rows.clone()), (2, rows)]), "ranks 1, 2 have another global batch (64, the others 256)");
-        let last = with(&|stand| stand.last = LastBatch::Drop);
+        let last = with(&|checkpoint| checkpoint.last = LastBatch::Drop);
         assert_eq!(of(&[(1, last)]), "rank 1 has other settings (shuffled, drop, the others shuffled, keep)");
         let other = Fingerprint::of_words(std::array::from_fn(|k| if k < 2 { 7 } else { 0 }));
-        let dataset = with(&|stand| stand.dataset = other.clone());
+        let dataset = with(&|checkpoint| checkpoint.dataset = other.clone());
         let expected = "rank 1 has another dataset (7 samples in 7 shards, the others 98960 samples in 64 shards)";
         assert_eq!(of(&[(1, dataset)]), expected);
     }
 
     #[test]
     fn every_setting_that_differs_is_named() {
-        type Change = fn(&mut Stand);
+        type Change = fn(&mut Checkpoint);
         let changes: [(&str, Change); 10] = [
-            ("settings", |stand| stand.order.kind = Kind::Sampler),
-            ("seed of transforms", |stand| stand.draws += 1),
-            ("window", |stand| stand.order.window += 1),
-            ("lanes", |stand| stand.order.lanes += 1),
-            ("positions", |stand| stand.order.positions += 1),
-            ("shuffle", |stand| stand.order.shuffled = false),
-            ("sampler", |stand| stand.order.identity += 1),
-            ("seed of the order", |stand| stand.order.seed += 1),
-            ("settings", |stand| stand.last = LastBatch::Pad),
-            ("settings", |stand| stand.last = LastBatch::Mask),
+            ("settings", |checkpoint| checkpoint.order.kind = Kind::Sampler),
+            ("seed of transforms", |checkpoint| checkpoint.draws += 1),
+            ("window", |checkpoint| checkpoint.order.window += 1),
+            ("lanes", |checkpoint| checkpoint.order.lanes += 1),
+            ("positions", |checkpoint| checkpoint.order.positions += 1),
+            ("shuffle", |checkpoint| checkpoint.order.shuffled = false),
+            ("sampler", |checkpoint| checkpoint.order.identity += 1),
+            ("seed of the order", |checkpoint| checkpoint.order.seed += 1),
+            ("settings", |checkpoint| checkpoint.last = LastBatch::Pad),
+            ("settings", |checkpoint| checkpoint.last = LastBatch::Mask),
         ];
         for (what, change) in changes {
-            let mut other = stand();
+            let mut other = checkpoint();
             change(&mut other);
             let states = [at(1200), at(1200), State::new(other)];
             let message = State::agree(&states).unwrap_err().message().to_string();

@@ -112,12 +112,12 @@ impl LoaderBuilder {
             live: AtomicBool::new(false),
             ledger: Mutex::new(ledger),
             place: Mutex::new(Place::default()),
-            lasting: OnceLock::new(),
+            run_identity: OnceLock::new(),
             any_batch: self.run.any_batch,
             stop: self.run.stop,
         };
         // Now, while the dataset is the one that the run begins with. Where a file cannot be read `state()` says so.
-        let _ = shared.lasting();
+        let _ = shared.run_identity();
         if let Some(state) = &self.run.resume {
             shared.resume(state)?;
         }
@@ -223,7 +223,7 @@ impl LoaderBuilder {
     /// What makes the jobs of epochs, and the job of the first.
     fn jobs(&self, global: u64) -> Result<(JobMaker, Arc<Job>)> {
         let run = &self.run;
-        let last = run.last.or(run.resume.as_ref().map(|state| state.stand().last)).unwrap_or_default();
+        let last = run.last.or(run.resume.as_ref().map(|state| state.checkpoint().last)).unwrap_or_default();
         let mut jobs = JobMaker {
             order: run.order.clone(),
             dataset_len: self.dataset.len(),

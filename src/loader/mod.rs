@@ -133,7 +133,7 @@ struct Shared {
     /// Where the batch after the last one received is. Locked once per batch, contended only while a state is taken.
     place: Mutex<Place>,
     /// Made by `build`.
-    lasting: OnceLock<Result<resume::Lasting>>,
+    run_identity: OnceLock<Result<resume::RunIdentity>>,
     /// States with another global batch are taken, too.
     any_batch: bool,
     stop: Option<Stop>,

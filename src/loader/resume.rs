@@ -9,38 +9,38 @@ use crate::error::panicked;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::order::{Kind, Settings};
 use crate::pipeline::runtime::within;
-use crate::state::{Cursor, Stand, State};
+use crate::state::{Checkpoint, Cursor, State};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
 /// What all states of a loader have in common.
-pub(super) struct Lasting {
+pub(super) struct RunIdentity {
     order: Settings,
     dataset: Fingerprint,
 }
 
 impl Shared {
     pub(super) fn state(&self) -> Result<State> {
-        Ok(State::new(self.stand(self.place())?))
+        Ok(State::new(self.checkpoint(self.place())?))
     }
 
-    fn stand(&self, place: Place) -> Result<Stand> {
-        let Lasting { order, dataset } = self.lasting()?;
+    fn checkpoint(&self, place: Place) -> Result<Checkpoint> {
+        let RunIdentity { order, dataset } = self.run_identity()?;
         let (order, dataset) = (*order, dataset.clone());
         let (global_batch, last, draws) = (self.jobs.global, self.jobs.last, self.runtime.core().seed);
-        Ok(Stand { cursor: place.cursor, global_batch, last, order, draws, dataset })
+        Ok(Checkpoint { cursor: place.cursor, global_batch, last, order, draws, dataset })
     }
 
     /// Made by `build`: it reads the ends of some files, and hashes listed indices.
-    pub(super) fn lasting(&self) -> Result<&Lasting> {
-        let made = self.lasting.get_or_init(|| {
+    pub(super) fn run_identity(&self) -> Result<&RunIdentity> {
+        let made = self.run_identity.get_or_init(|| {
             // Datasets and samplers are the user's code.
             let made = catch_unwind(AssertUnwindSafe(|| {
                 let order = self.jobs.order.settings(self.whole.len());
                 let dataset = self.runtime.core().dataset.clone();
                 let look = move || Fingerprint::of(&*dataset);
                 let dataset = within(self.deadlines.stall, "the storage of the dataset's files", look)??;
-                Ok(Lasting { order, dataset })
+                Ok(RunIdentity { order, dataset })
             }));
             made.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::State)))
         });
@@ -59,8 +59,8 @@ impl Shared {
     }
 
     fn take_up(&self, state: &State) -> Result<()> {
-        let own = self.stand(self.place())?;
-        let saved = state.stand();
+        let own = self.checkpoint(self.place())?;
+        let saved = state.checkpoint();
         own.dataset.compare(&saved.dataset, &*self.runtime.core().dataset)?;
         if let Some(difference) = difference(&own, saved, self.any_batch) {
             return Err(Error::new(ErrorKind::State, Stage::Build, difference));
@@ -82,7 +82,7 @@ impl Shared {
 }
 
 /// The first setting that makes another sequence of batches of it, in words.
-fn difference(own: &Stand, saved: &Stand, any_batch: bool) -> Option<String> {
+fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<String> {
     let (now, then) = (&own.order, &saved.order);
     let differ =
         |what: &str, then: String, now: String| Some(format!("saved with {what} {then}, the loader has {now}"));
