@@ -30,124 +30,134 @@ use crate::tensor::DType;
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
-/// Where memory is: `DLDevice`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct DLDevice {
-    /// 1: the host (`kDLCPU`). 2: a GPU of CUDA (`kDLCUDA`).
-    pub device_type: i32,
-    /// Number of the device; 0 for the host.
-    pub device_id: i32,
-}
+#[cfg(feature = "test-util")]
+#[doc(hidden)]
+pub use raw::{DLDataType, DLTensor};
+pub use raw::{DLDevice, DLManagedTensor, DLManagedTensorVersioned};
+use raw::{DLPackVersion, FLAG_READ_ONLY};
 
-impl DLDevice {
-    /// The memory of the process.
-    pub const CPU: Self = Self { device_type: 1, device_id: 0 };
+/// The structs of `dlpack.h`. Only those that a consumer names are public.
+mod raw {
+    use crate::tensor::DType;
+    use std::ffi::c_void;
 
-    /// The GPU with this number.
-    pub const fn cuda(device_id: i32) -> Self {
-        Self { device_type: 2, device_id }
+    /// Where memory is: `DLDevice`.
+    #[repr(C)]
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct DLDevice {
+        /// 1: the host (`kDLCPU`). 2: a GPU of CUDA (`kDLCUDA`).
+        pub device_type: i32,
+        /// Number of the device; 0 for the host.
+        pub device_id: i32,
     }
-}
 
-/// Element type: `DLDataType`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct DLDataType {
-    /// 0: signed, 1: unsigned, 2: IEEE float, 4: bfloat.
-    pub code: u8,
-    /// Bits of one element.
-    pub bits: u8,
-    /// Elements of a vector; always 1 here.
-    pub lanes: u16,
-}
+    impl DLDevice {
+        /// The memory of the process.
+        pub const CPU: Self = Self { device_type: 1, device_id: 0 };
 
-impl From<DType> for DLDataType {
-    fn from(dtype: DType) -> Self {
-        let (code, bits) = match dtype {
-            DType::I8 => (0, 8),
-            DType::I16 => (0, 16),
-            DType::I32 => (0, 32),
-            DType::I64 => (0, 64),
-            DType::U8 => (1, 8),
-            DType::U16 => (1, 16),
-            DType::U32 => (1, 32),
-            DType::U64 => (1, 64),
-            DType::F16 => (2, 16),
-            DType::F32 => (2, 32),
-            DType::F64 => (2, 64),
-            DType::BF16 => (4, 16),
-        };
-        Self { code, bits, lanes: 1 }
+        /// The GPU with this number.
+        pub const fn cuda(device_id: i32) -> Self {
+            Self { device_type: 2, device_id }
+        }
     }
-}
 
-/// An array: `DLTensor`.
-#[repr(C)]
-#[derive(Debug)]
-pub struct DLTensor {
-    /// First element; of a batch it is aligned to 256 bytes.
-    pub data: *mut c_void,
-    /// Where `data` is.
-    pub device: DLDevice,
-    /// Dimensions.
-    pub ndim: i32,
-    /// Element type.
-    pub dtype: DLDataType,
-    /// `ndim` sizes; never null.
-    pub shape: *mut i64,
-    /// `ndim` distances in elements; never null.
-    pub strides: *mut i64,
-    /// From `data` to the first element; always 0 here.
-    pub byte_offset: u64,
-}
+    /// Element type: `DLDataType`.
+    #[repr(C)]
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct DLDataType {
+        /// 0: signed, 1: unsigned, 2: IEEE float, 4: bfloat.
+        pub code: u8,
+        /// Bits of one element.
+        pub bits: u8,
+        /// Elements of a vector; always 1 here.
+        pub lanes: u16,
+    }
 
-/// `DLManagedTensor`, as before there were versions.
-#[repr(C)]
-#[derive(Debug)]
-pub struct DLManagedTensor {
-    /// The array.
-    pub dl_tensor: DLTensor,
-    /// The deleter's own.
-    pub manager_ctx: *mut c_void,
-    /// Frees the struct and lets go of the memory; called once, from any thread.
-    pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensor)>,
-}
+    impl From<DType> for DLDataType {
+        fn from(dtype: DType) -> Self {
+            let (code, bits) = match dtype {
+                DType::I8 => (0, 8),
+                DType::I16 => (0, 16),
+                DType::I32 => (0, 32),
+                DType::I64 => (0, 64),
+                DType::U8 => (1, 8),
+                DType::U16 => (1, 16),
+                DType::U32 => (1, 32),
+                DType::U64 => (1, 64),
+                DType::F16 => (2, 16),
+                DType::F32 => (2, 32),
+                DType::F64 => (2, 64),
+                DType::BF16 => (4, 16),
+            };
+            Self { code, bits, lanes: 1 }
+        }
+    }
 
-/// `DLPackVersion`. Structs of one major version have one layout.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DLPackVersion {
-    /// Changes with the layout.
-    pub major: u32,
-    /// Changes with what is possible.
-    pub minor: u32,
-}
+    /// An array: `DLTensor`.
+    #[repr(C)]
+    #[derive(Debug)]
+    pub struct DLTensor {
+        /// First element; of a batch it is aligned to 256 bytes.
+        pub data: *mut c_void,
+        /// Where `data` is.
+        pub device: DLDevice,
+        /// Dimensions.
+        pub ndim: i32,
+        /// Element type.
+        pub dtype: DLDataType,
+        /// `ndim` sizes; never null.
+        pub shape: *mut i64,
+        /// `ndim` distances in elements; never null.
+        pub strides: *mut i64,
+        /// From `data` to the first element; always 0 here.
+        pub byte_offset: u64,
+    }
 
-impl DLPackVersion {
-    /// What [`Dlpack::into_versioned`] makes.
-    pub const OURS: Self = Self { major: 1, minor: 0 };
-}
+    /// `DLManagedTensor`, as before there were versions.
+    #[repr(C)]
+    #[derive(Debug)]
+    pub struct DLManagedTensor {
+        /// The array.
+        pub dl_tensor: DLTensor,
+        /// The deleter's own.
+        pub manager_ctx: *mut c_void,
+        /// Frees the struct and lets go of the memory; called once, from any thread.
+        pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensor)>,
+    }
 
-/// In [`DLManagedTensorVersioned::flags`]: nobody may write.
-pub const FLAG_READ_ONLY: u64 = 1;
-/// In [`DLManagedTensorVersioned::flags`]: the memory is a copy made for the consumer. Never set here.
-pub const FLAG_IS_COPIED: u64 = 2;
+    /// `DLPackVersion`. Structs of one major version have one layout.
+    #[repr(C)]
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct DLPackVersion {
+        /// Changes with the layout.
+        pub major: u32,
+        /// Changes with what is possible.
+        pub minor: u32,
+    }
 
-/// `DLManagedTensorVersioned`.
-#[repr(C)]
-#[derive(Debug)]
-pub struct DLManagedTensorVersioned {
-    /// Of this struct. A consumer that does not know the major version may only call the deleter.
-    pub version: DLPackVersion,
-    /// The deleter's own.
-    pub manager_ctx: *mut c_void,
-    /// Frees the struct and lets go of the memory; called once, from any thread.
-    pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensorVersioned)>,
-    /// [`FLAG_READ_ONLY`], [`FLAG_IS_COPIED`].
-    pub flags: u64,
-    /// The array.
-    pub dl_tensor: DLTensor,
+    impl DLPackVersion {
+        /// What [`Dlpack::into_versioned`](super::Dlpack::into_versioned) makes.
+        pub const OURS: Self = Self { major: 1, minor: 0 };
+    }
+
+    /// In `flags`: nobody may write.
+    pub const FLAG_READ_ONLY: u64 = 1;
+
+    /// `DLManagedTensorVersioned`.
+    #[repr(C)]
+    #[derive(Debug)]
+    pub struct DLManagedTensorVersioned {
+        /// Of this struct. A consumer that does not know the major version may only call the deleter.
+        pub version: DLPackVersion,
+        /// The deleter's own.
+        pub manager_ctx: *mut c_void,
+        /// Frees the struct and lets go of the memory; called once, from any thread.
+        pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensorVersioned)>,
+        /// 1: nobody may write.
+        pub flags: u64,
+        /// The array.
+        pub dl_tensor: DLTensor,
+    }
 }
 
 /// A batch as tensors, made by [`Batch::into_dlpack`](crate::Batch::into_dlpack). The first dimension of each is the rows.
@@ -277,9 +287,9 @@ impl Dlpack {
     }
 
     /// Points into the lists of the parts, whose elements stay where they are. An empty list has an address, too.
-    fn tensor(&mut self) -> DLTensor {
+    fn tensor(&mut self) -> raw::DLTensor {
         let Parts { data, device, dtype, shape, strides, .. } = &mut *self.0;
-        DLTensor {
+        raw::DLTensor {
             data: *data,
             device: *device,
             ndim: i32::try_from(shape.len()).unwrap_or(i32::MAX),
@@ -321,6 +331,7 @@ unsafe extern "C" fn delete_legacy(this: *mut DLManagedTensor) {
 
 #[cfg(test)]
 mod tests {
+    use super::raw::{DLDataType, DLTensor};
     use super::*;
     use proptest::prelude::*;
     use std::mem::{offset_of, size_of};
