@@ -15,15 +15,13 @@
 //!
 //! Limits: lengths, positions and ids are `u64`, any value; a batch holds at most `u32::MAX` rows.
 //!
-//! Where to start reading: [`Order`], then `key` for how the shuffle works, then `uniformity` for the evidence.
+//! Where to start reading: [`Order`], then `key` for how the shuffle works, then `tests/uniformity.rs` for the evidence.
 
 mod batches;
 mod key;
 mod lanes;
 mod shard;
 pub(crate) mod subset;
-#[cfg(test)]
-mod uniformity;
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 pub(crate) use batches::Batches;
