@@ -117,12 +117,12 @@ impl SourceArgs {
         }
         match self.source {
             Source::Tar => {
-                let tar = self.tar().on_damage(OnDamage::Report).open(&self.path)?;
+                let tar = self.tar().on_damage(OnDamage::Skip).open(&self.path)?;
                 let damage = tar.damage().to_vec();
                 Ok(Opened { dataset: Arc::new(tar), damage })
             }
             Source::Tfrecord => {
-                let records = self.tfrecord()?.on_damage(OnDamage::Report).open(&self.path)?;
+                let records = self.tfrecord()?.on_damage(OnDamage::Skip).open(&self.path)?;
                 let damage = records.damage().to_vec();
                 Ok(Opened { dataset: Arc::new(records), damage })
             }

@@ -1,16 +1,19 @@
-//! The ledger of damage: what is wrong with a shard, where, and how many samples that costs.
+//! Damage: what the index of a shard finds wrong with it, where, and how many samples that costs.
+//!
+//! A sample that fails later, when it is read, is a `BadSample` of the loader's ledger instead.
 
 use crate::error::{Error, ErrorKind, Stage};
 use std::path::{Path, PathBuf};
 
-/// What happens when the index of a shard finds damage.
+/// What happens when the index of a shard finds damage. For samples that fail when they are read see
+/// [`OnBadSample`](crate::OnBadSample).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnDamage {
     /// The dataset does not open: the first damage becomes its error.
     #[default]
-    Refuse,
-    /// The dataset opens with the samples that are whole; each damage is an entry of the ledger.
-    Report,
+    Fail,
+    /// The dataset opens with the samples that are whole. Each damage is listed, with the samples that it costs.
+    Skip,
 }
 
 /// Kinds of damage, for programs.
@@ -72,7 +75,7 @@ impl DamageKind {
     }
 }
 
-/// One entry of the ledger. What it names is not among the samples of the dataset.
+/// One damaged place of a shard. The dataset does not have the samples that lie there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Damage {

@@ -107,7 +107,7 @@ impl Index {
     /// several shards at a time; damage goes to [`Rows::damage`], its errors are those of the machine (and mean: no
     /// dataset).
     ///
-    /// Errors: those of the file system; with [`OnDamage::Refuse`] the first damage.
+    /// Errors: those of the file system; with [`OnDamage::Fail`] the first damage.
     pub(crate) fn open_or_build(
         files: &[PathBuf],
         settings: &Settings<'_>,
@@ -177,7 +177,7 @@ impl Index {
         }
         index.starts.push(len);
         match (index.damage.first(), settings.on_damage) {
-            (Some(first), OnDamage::Refuse) => Err(first.refused(index.damage.len() - 1)),
+            (Some(first), OnDamage::Fail) => Err(first.refused(index.damage.len() - 1)),
             _ => Ok(index),
         }
     }
@@ -932,7 +932,7 @@ mod tests {
     }
 
     fn settings(cache: Cache) -> Settings<'static> {
-        Settings { format: "test 1", options: "", fields: 2, checksums: true, cache, on_damage: OnDamage::Report }
+        Settings { format: "test 1", options: "", fields: 2, checksums: true, cache, on_damage: OnDamage::Skip }
     }
 
     /// A format: samples of 10 bytes, a field of 6 and one of 4, which is missing where its first byte is `-`.
@@ -998,7 +998,7 @@ mod tests {
             );
             assert_eq!(index.left_out().get("nothing"), Some(&5));
         }
-        let refuse = Settings { on_damage: OnDamage::Refuse, ..settings(Cache::Beside) };
+        let refuse = Settings { on_damage: OnDamage::Fail, ..settings(Cache::Beside) };
         let error = Index::open_or_build(&files, &refuse, scan).err().unwrap();
         assert_eq!((error.kind(), error.site().offset), (ErrorKind::Truncated, Some(40)));
     }

@@ -247,7 +247,7 @@ fn a_ledger_survives_in_the_index_and_refusal_does_not_need_a_scan() {
     std::fs::write(&path, &whole[..whole.len() - 1024 - 600]).unwrap();
     let builder = || Tar::builder().raw(bin(), "bin").class("cls");
     for scanned in [2, 0] {
-        let tar = builder().on_damage(OnDamage::Report).open(dir.path("set")).unwrap();
+        let tar = builder().on_damage(OnDamage::Skip).open(dir.path("set")).unwrap();
         assert_eq!((tar.len(), tar.shards_scanned()), (19, scanned));
         let [damage] = tar.damage() else { panic!("{:?}", tar.damage()) };
         assert_eq!((damage.kind, damage.samples, damage.path.as_path()), (DamageKind::Cut, 1, path.as_path()));

@@ -98,12 +98,12 @@ impl Tar {
             fields: Vec::new(),
             checksums: true,
             cache: Cache::Beside,
-            on_damage: OnDamage::Refuse,
+            on_damage: OnDamage::Fail,
             padding: RECORD,
         }
     }
 
-    /// The ledger: damage in the order of the shards. Empty unless [`TarBuilder::on_damage`] asked for reports.
+    /// Damage, in the order of the shards. Empty with [`OnDamage::Fail`].
     pub fn damage(&self) -> &[Damage] {
         self.index.damage()
     }
@@ -265,7 +265,7 @@ impl TarBuilder {
         self
     }
 
-    /// What happens when a shard is damaged. Default: [`OnDamage::Refuse`].
+    /// What happens when a shard is damaged. Default: [`OnDamage::Fail`].
     #[must_use]
     pub fn on_damage(mut self, on_damage: OnDamage) -> Self {
         self.on_damage = on_damage;
@@ -438,7 +438,7 @@ impl First {
             fields: 1,
             checksums: false,
             cache: Cache::Off,
-            on_damage: OnDamage::Report,
+            on_damage: OnDamage::Skip,
         }
     }
 

@@ -138,7 +138,7 @@ fn without_an_index_no_loss_is_silent() {
 
 /// Opens a shard that is refused with a ledger: what is there is right, what is not there is named.
 fn reported(right: &[Vec<Option<(u64, u64)>>], what: &str, bytes: &[u8]) {
-    match builder().on_damage(OnDamage::Report).open_bytes(bytes) {
+    match builder().on_damage(OnDamage::Skip).open_bytes(bytes) {
         Ok(tar) => {
             assert!(!tar.damage().is_empty() && tar.len() <= right.len() as u64, "{what}");
             let mut rest = right.iter();
@@ -210,8 +210,8 @@ fn ledger(middle: &[&[u8]]) -> (Vec<(DamageKind, u64, u64)>, u64) {
     let before = [file("a.bin", "A"), file("a.cls", "1")].concat();
     let after = [file("z.bin", "Z"), file("z.cls", "26"), END.to_vec()].concat();
     let shard = [&[&before[..]], middle, &[&after[..]]].concat();
-    let tar = open(&shard, OnDamage::Report).unwrap();
-    let refused = open(&shard, OnDamage::Refuse);
+    let tar = open(&shard, OnDamage::Skip).unwrap();
+    let refused = open(&shard, OnDamage::Fail);
     assert_eq!(refused.is_err(), !tar.damage().is_empty(), "{refused:?}");
     let entry = |damage: &Damage| (damage.kind, damage.offset, damage.samples);
     (tar.damage().iter().map(entry).collect(), tar.len())
@@ -319,7 +319,7 @@ fn what_all_readers_see_alike_is_read() {
         let mut shard: Vec<&[u8]> = vec![&before];
         shard.extend(middle.iter().map(Vec::as_slice));
         shard.push(&END);
-        let tar = open(&shard, OnDamage::Refuse).unwrap_or_else(|error| panic!("case {case}: {error}"));
+        let tar = open(&shard, OnDamage::Fail).unwrap_or_else(|error| panic!("case {case}: {error}"));
         assert_eq!(tar.read_sample(0).unwrap(), [b"A".to_vec(), (-1_i64).to_ne_bytes().to_vec()], "case {case}");
         assert_eq!(tar.read_sample(1).unwrap(), [b"M".to_vec(), 13_i64.to_ne_bytes().to_vec()], "case {case}");
         assert_eq!(tar.len(), 2);
@@ -376,11 +376,11 @@ fn the_end_of_a_shard_is_checked() {
     for (what, tail, expected) in cases {
         let mut shard: Vec<&[u8]> = vec![&sample];
         shard.extend(tail.iter().map(Vec::as_slice));
-        let tar = open(&shard, OnDamage::Report).unwrap();
+        let tar = open(&shard, OnDamage::Skip).unwrap();
         let damage: Vec<_> = tar.damage().iter().map(|d| (d.kind, d.offset, d.samples)).collect();
         assert_eq!(damage, Vec::from_iter(expected), "{what}");
         assert_eq!(tar.len(), 1, "{what}");
-        assert_eq!(open(&shard, OnDamage::Refuse).is_ok(), expected.is_none(), "{what}");
+        assert_eq!(open(&shard, OnDamage::Fail).is_ok(), expected.is_none(), "{what}");
     }
     let odd = [&sample[..], &zeroes(4096)].concat();
     assert!(Tar::builder().bytes("bin").padding(6144).open_bytes(odd).is_ok());
@@ -391,7 +391,7 @@ fn a_sample_before_damage_is_kept_only_when_it_can_lack_nothing() {
     let mut broken = file("a.txt", "x");
     broken[3] ^= 1;
     let shard = [file("a.bin", "A"), broken, END.to_vec()].concat();
-    let whole = Tar::builder().bytes("bin").on_damage(OnDamage::Report);
+    let whole = Tar::builder().bytes("bin").on_damage(OnDamage::Skip);
     assert_eq!(whole.clone().open_bytes(&*shard).unwrap().len(), 1);
     // The broken member may have been the optional one.
     let error = whole.bytes("txt").optional().open_bytes(&*shard).unwrap_err();
@@ -403,19 +403,19 @@ fn a_sample_before_damage_is_kept_only_when_it_can_lack_nothing() {
 fn a_ledger_of_endless_damage_is_bounded_and_adds_up() {
     let members: Vec<Vec<u8>> = (0..3000).map(|k| file(&format!("{k}.bin"), "x")).collect();
     let shard = [members.concat(), file("z.bin", "Z"), file("z.cls", "1"), END.to_vec()].concat();
-    let tar = open(&[&shard], OnDamage::Report).unwrap();
+    let tar = open(&[&shard], OnDamage::Skip).unwrap();
     assert_eq!((tar.len(), tar.damage().len()), (1, 1001));
     assert_eq!(tar.damage().iter().map(|damage| damage.samples).sum::<u64>(), 3000);
     let last = tar.damage().last().unwrap();
     assert_eq!(last.offset + last.len, 3000 * 1024);
-    let error = open(&[&shard], OnDamage::Refuse).unwrap_err();
+    let error = open(&[&shard], OnDamage::Fail).unwrap_err();
     assert!(error.message().contains("and 1000 more"), "{error}");
 }
 
 #[test]
 fn errors_name_the_member_and_its_place() {
     let shard = [file("k/a.bin", "A"), file("k/a.cls", "one"), END.to_vec()].concat();
-    let tar = open(&[&shard], OnDamage::Refuse).unwrap();
+    let tar = open(&[&shard], OnDamage::Fail).unwrap();
     let error = fields(&tar, 0, &shard).unwrap_err();
     let words = "decode: cannot decode: member \"k/a.cls\": a whole number expected, \"one\" found: path=<memory> \
                  offset=1536 len=3 sample=0";
@@ -456,7 +456,7 @@ fn settings_that_cannot_be_meant_are_refused() {
     assert!(zipped.to_string().contains("gzip"), "{zipped}");
     // Without a word about the fields it is the file that is wrong, too, not the settings.
     for (bytes, words) in [(&b"\x1f\x8b\x08and so on"[..], "gzip"), (&[b'x'; 1024][..], "not a header")] {
-        for on_damage in [OnDamage::Refuse, OnDamage::Report] {
+        for on_damage in [OnDamage::Fail, OnDamage::Skip] {
             let error = Tar::builder().on_damage(on_damage).open_bytes(bytes).unwrap_err();
             assert!(error.kind() != ErrorKind::Config && error.to_string().contains(words), "{error}");
         }
@@ -514,7 +514,7 @@ proptest! {
                 block.copy_from_slice(&sum(block.to_vec()));
             }
         }
-        let Ok(tar) = builder().on_damage(OnDamage::Report).open_bytes(&*bytes) else { return Ok(()) };
+        let Ok(tar) = builder().on_damage(OnDamage::Skip).open_bytes(&*bytes) else { return Ok(()) };
         let mut end = 0;
         for row in rows(&tar) {
             for (offset, len) in row.into_iter().flatten() {

@@ -102,7 +102,7 @@ impl TfRecord {
             checksums: true,
             records: None,
             cache: Cache::Beside,
-            on_damage: OnDamage::Refuse,
+            on_damage: OnDamage::Fail,
         }
     }
 
@@ -210,7 +210,7 @@ impl TfRecordBuilder {
         self
     }
 
-    /// With [`OnDamage::Report`], records before the first damage of a file are delivered and the rest of that file is an
+    /// With [`OnDamage::Skip`], records before the first damage of a file are delivered and the rest of that file is an
     /// entry of [`TfRecord::damage`]. By default damage is an error.
     #[must_use]
     pub fn on_damage(mut self, on_damage: OnDamage) -> Self {
