@@ -160,7 +160,7 @@ impl fmt::Display for Ledger {
 }
 
 /// The ledger of a loader, with its file.
-pub(crate) struct Keeper {
+pub(crate) struct LedgerWriter {
     ledger: Ledger,
     /// Sample → its place in the list.
     places: BTreeMap<u64, usize>,
@@ -170,7 +170,7 @@ pub(crate) struct Keeper {
     budget: u64,
 }
 
-impl Keeper {
+impl LedgerWriter {
     /// Distinct bad samples up to `budget`; each time in the file at `path`.
     ///
     /// Errors: those of opening the file for appending; [`ErrorKind::NotAFile`].
@@ -302,30 +302,30 @@ mod tests {
 
     #[test]
     fn a_sample_counts_once_against_the_budget_however_often_it_comes() {
-        let mut keeper = Keeper::open(2, None).unwrap();
-        keeper.add(vec![bad(5, 0, Some(9)), bad(5, 3, Some(1))]).unwrap();
-        keeper.add(vec![bad(7, 0, Some(9)), bad(5, 1, Some(2))]).unwrap();
-        let times: Vec<_> = keeper.ledger().samples.iter().map(|entry| (entry.sample, entry.times)).collect();
-        assert_eq!((times, keeper.ledger().substituted), (vec![(5, 3), (7, 1)], 4));
+        let mut writer = LedgerWriter::open(2, None).unwrap();
+        writer.add(vec![bad(5, 0, Some(9)), bad(5, 3, Some(1))]).unwrap();
+        writer.add(vec![bad(7, 0, Some(9)), bad(5, 1, Some(2))]).unwrap();
+        let times: Vec<_> = writer.ledger().samples.iter().map(|entry| (entry.sample, entry.times)).collect();
+        assert_eq!((times, writer.ledger().substituted), (vec![(5, 3), (7, 1)], 4));
     }
 
     #[test]
     fn what_was_tried_as_a_substitute_counts_against_the_budget_and_not_as_a_row() {
-        let mut keeper = Keeper::open(1, None).unwrap();
-        let error = keeper.add(vec![bad(5, 0, Some(9)), bad(8, 0, None)]).unwrap_err();
+        let mut writer = LedgerWriter::open(1, None).unwrap();
+        let error = writer.add(vec![bad(5, 0, Some(9)), bad(8, 0, None)]).unwrap_err();
         // The batch is not handed out, and nothing of it counts.
-        assert_eq!((error.kind(), keeper.ledger().substituted), (ErrorKind::BadSamples, 0));
-        assert!(keeper.ledger().samples.is_empty());
-        let mut keeper = Keeper::open(2, None).unwrap();
-        keeper.add(vec![bad(5, 0, Some(9)), bad(8, 0, None)]).unwrap();
-        assert_eq!((keeper.ledger().substituted, keeper.ledger().samples.len()), (1, 2));
+        assert_eq!((error.kind(), writer.ledger().substituted), (ErrorKind::BadSamples, 0));
+        assert!(writer.ledger().samples.is_empty());
+        let mut writer = LedgerWriter::open(2, None).unwrap();
+        writer.add(vec![bad(5, 0, Some(9)), bad(8, 0, None)]).unwrap();
+        assert_eq!((writer.ledger().substituted, writer.ledger().samples.len()), (1, 2));
     }
 
     #[test]
     fn over_the_budget_the_error_lists_those_that_are_not_in_the_ledger_on_one_line() {
-        let mut keeper = Keeper::open(11, None).unwrap();
-        keeper.add((0..11).map(|sample| bad(sample, 0, Some(99))).collect()).unwrap();
-        let text = keeper.add(vec![bad(11, 0, Some(99))]).unwrap_err().to_string();
+        let mut writer = LedgerWriter::open(11, None).unwrap();
+        writer.add((0..11).map(|sample| bad(sample, 0, Some(99))).collect()).unwrap();
+        let text = writer.add(vec![bad(11, 0, Some(99))]).unwrap_err().to_string();
         let of = |sample: u64| {
             format!(
                 "sample {sample} in \"/data/a.bin\" (cat.jpg) at 8, 4 bytes: read: truncated: 4 bytes expected, 1 read: end of file"
@@ -336,7 +336,7 @@ mod tests {
         let ten = (2..12).rev().map(of).collect::<Vec<_>>().join("; ");
         assert_eq!(text, format!("{first}: {ten}; and 2 before, see `Loader::ledger`: {site}"));
 
-        let text = keeper.add((11..26).map(|sample| bad(sample, 0, None)).collect()).unwrap_err().to_string();
+        let text = writer.add((11..26).map(|sample| bad(sample, 0, None)).collect()).unwrap_err().to_string();
         assert!((16..26).all(|sample| text.contains(&of(sample))), "{text}");
         assert!(text.contains("; samples 15, 14, 13, 12, 11; and 11 before"), "{text}");
         assert!(!text.contains('\n'), "{text}");
@@ -347,8 +347,8 @@ mod tests {
         let path = std::env::temp_dir().join(format!("feedline-ledger-{}", std::process::id()));
         let _ = std::fs::remove_file(&path);
         for _ in 0..2 {
-            let mut keeper = Keeper::open(9, Some(&path)).unwrap();
-            keeper.add(vec![bad(5, 0, Some(9)), bad(5, 1, Some(3))]).unwrap();
+            let mut writer = LedgerWriter::open(9, Some(&path)).unwrap();
+            writer.add(vec![bad(5, 0, Some(9)), bad(5, 1, Some(3))]).unwrap();
         }
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
@@ -364,9 +364,9 @@ mod tests {
         assert!(!entry.to_string().contains(char::is_control), "{entry}");
         let path = std::env::temp_dir().join(format!("feedline-ledger-torn-{}", std::process::id()));
         std::fs::write(&path, "{\"half").unwrap();
-        let mut keeper = Keeper::open(1, Some(&path)).unwrap();
-        keeper.torn = true;
-        keeper.add(vec![entry]).unwrap();
+        let mut writer = LedgerWriter::open(1, Some(&path)).unwrap();
+        writer.torn = true;
+        writer.add(vec![entry]).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         assert!(text.lines().count() == 2 && text.lines().nth(1).unwrap().starts_with("{\"epoch\""), "{text}");
@@ -379,7 +379,7 @@ mod tests {
         let _ = std::fs::remove_file(&path);
         let name = std::ffi::OsStr::from_bytes(b"/data/\xff.jpg");
         let entry = BadSample { path: Some(name.into()), ..bad(1, 0, Some(2)) };
-        Keeper::open(1, Some(&path)).unwrap().add(vec![entry]).unwrap();
+        LedgerWriter::open(1, Some(&path)).unwrap().add(vec![entry]).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         assert!(text.contains("/data/\u{fffd}.jpg") && text.contains("\"sample\":1,"), "{text}");
@@ -387,15 +387,15 @@ mod tests {
 
     #[test]
     fn a_ledger_that_cannot_be_opened_or_is_no_file_is_an_error_and_a_full_disk_is_noted() {
-        let error = Keeper::open(1, Some(Path::new("/nowhere/ledger"))).err().unwrap();
+        let error = LedgerWriter::open(1, Some(Path::new("/nowhere/ledger"))).err().unwrap();
         assert_eq!(
             (error.kind(), error.site().path.as_deref()),
             (ErrorKind::NotFound, Some(Path::new("/nowhere/ledger")))
         );
-        assert!(Keeper::open(1, Some(Path::new("/dev/null"))).is_err());
-        let mut keeper = Keeper::open(1, None).unwrap();
-        keeper.file = Some(OpenOptions::new().append(true).open("/dev/full").unwrap());
-        keeper.add(vec![bad(5, 0, Some(9))]).unwrap();
-        assert!(keeper.ledger().not_written.as_ref().unwrap().contains("No space"), "{:?}", keeper.ledger());
+        assert!(LedgerWriter::open(1, Some(Path::new("/dev/null"))).is_err());
+        let mut writer = LedgerWriter::open(1, None).unwrap();
+        writer.file = Some(OpenOptions::new().append(true).open("/dev/full").unwrap());
+        writer.add(vec![bad(5, 0, Some(9))]).unwrap();
+        assert!(writer.ledger().not_written.as_ref().unwrap().contains("No space"), "{:?}", writer.ledger());
     }
 }

@@ -12,7 +12,7 @@ use crate::batch::{BatchInfo, Contents};
 use crate::dataset::{self, Dataset};
 use crate::device::DeviceKind;
 use crate::error::{Error, ErrorKind, Result, Stage, panicked};
-use crate::ledger::Keeper;
+use crate::ledger::LedgerWriter;
 use crate::memory::{ByteRing, ChunkBuf, Filled, Lease, Pool, Process, Region};
 use crate::meter::{Meters, Settings};
 use crate::order::Batches;
@@ -66,7 +66,7 @@ impl LoaderBuilder {
 
     fn make(mut self) -> Result<Loader> {
         self.check()?;
-        let ledger = Keeper::open(self.substitutes()?, self.faults.ledger.as_deref())?;
+        let ledger = LedgerWriter::open(self.substitutes()?, self.faults.ledger.as_deref())?;
         let global = self.global_rows()?;
         let placing = Placing::new(self.machine.numa, self.device.device.pci_bus_id(), &self.machine.sysfs)?;
         let opened = self.open_reader(placing.placement())?;

@@ -23,7 +23,7 @@ use crate::dataset::Dataset;
 use crate::device::DeviceKind;
 use crate::error::panicked;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::ledger::{Keeper, Ledger};
+use crate::ledger::{Ledger, LedgerWriter};
 use crate::meter::{Consumer, Handed, Settings, Snapshot, Timeline};
 use crate::order::{Batches, ChunkStarts, LastBatch, Order, Shard};
 use crate::pipeline::runtime::{self, Runtime};
@@ -129,7 +129,7 @@ struct Shared {
     /// Whether an iterator is alive.
     live: AtomicBool,
     /// What was substituted: locked where that happens, and to be looked at.
-    ledger: Mutex<Keeper>,
+    ledger: Mutex<LedgerWriter>,
     /// Where the batch after the last one received is. Locked once per batch, contended only while a state is taken.
     place: Mutex<Place>,
     /// Made by `build`.
@@ -384,7 +384,7 @@ impl Shared {
         *place = Place { cursor: Cursor { epoch, position, batch, steps }, resumed: false };
     }
 
-    fn ledger(&self) -> std::sync::MutexGuard<'_, Keeper> {
+    fn ledger(&self) -> std::sync::MutexGuard<'_, LedgerWriter> {
         self.ledger.lock().unwrap_or_else(|poison| poison.into_inner())
     }
 
