@@ -469,7 +469,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn a_consumer_reads_by_shape_and_strides_what_lies_in_memory_row_after_row(
+        fn a_consumer_reads_the_rows_by_shape_and_strides(
             shape in prop::collection::vec(0_i64..6, 0..5),
             legacy in any::<bool>(),
         ) {
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn the_owner_goes_once_whichever_thread_calls_the_deleter_and_whatever_was_exported() {
+    fn the_owner_is_dropped_once_by_any_thread_and_export() {
         let gone = Arc::default();
         for _ in 0..50 {
             let versioned = Elsewhere(dlpack(DType::F32, vec![4, 4], &gone).into_versioned());

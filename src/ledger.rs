@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_counts_once_against_the_budget_however_often_it_comes() {
+    fn a_bad_sample_counts_once_against_the_budget() {
         let mut writer = LedgerWriter::open(2, None).unwrap();
         writer.add(vec![bad(5, 0, Some(9)), bad(5, 3, Some(1))]).unwrap();
         writer.add(vec![bad(7, 0, Some(9)), bad(5, 1, Some(2))]).unwrap();
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_tried_as_a_substitute_counts_against_the_budget_and_not_as_a_row() {
+    fn a_bad_substitute_counts_against_the_budget_but_not_as_row() {
         let mut writer = LedgerWriter::open(1, None).unwrap();
         let error = writer.add(vec![bad(5, 0, Some(9)), bad(8, 0, None)]).unwrap_err();
         // The batch is not handed out, and nothing of it counts.
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn over_the_budget_the_error_lists_those_that_are_not_in_the_ledger_on_one_line() {
+    fn over_the_budget_the_error_lists_the_new_bad_samples() {
         let mut writer = LedgerWriter::open(11, None).unwrap();
         writer.add((0..11).map(|sample| bad(sample, 0, Some(99))).collect()).unwrap();
         let text = writer.add(vec![bad(11, 0, Some(99))]).unwrap_err().to_string();
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_files_and_of_users_stay_on_one_line_and_a_torn_line_swallows_no_other() {
+    fn foreign_text_stays_on_one_line_after_a_torn_one() {
         let entry = BadSample { cause: "a\nb\u{1b}[2J".into(), member: Some("x\ny".into()), ..bad(1, 0, Some(2)) };
         assert!(!entry.to_string().contains(char::is_control), "{entry}");
         let path = std::env::temp_dir().join(format!("feedline-ledger-torn-{}", std::process::id()));
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ledger_that_cannot_be_opened_or_is_no_file_is_an_error_and_a_full_disk_is_noted() {
+    fn an_unusable_ledger_is_an_error_and_a_full_disk_is_noted() {
         let error = LedgerWriter::open(1, Some(Path::new("/nowhere/ledger"))).err().unwrap();
         assert_eq!(
             (error.kind(), error.site().path.as_deref()),

@@ -587,7 +587,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_is_less_than_1_kib_with_every_number_at_its_largest() {
+    fn a_state_of_the_largest_numbers_is_less_than_1_kib() {
         let order = Settings {
             kind: Kind::Sequential,
             shuffled: false,
@@ -682,7 +682,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_else_stands_in_a_state_is_one_typed_error() {
+    fn any_other_text_is_one_typed_error() {
         let text = String::from_utf8(PINNED.to_vec()).unwrap();
         let with = |from: &str, to: &str| {
             assert!(text.contains(from), "{from}");
@@ -728,7 +728,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_that_no_run_can_have_is_refused_though_its_checksum_is_right() {
+    fn an_impossible_state_with_a_right_checksum_is_refused() {
         let mut behind = checkpoint();
         behind.cursor.position = behind.order.positions + 1;
         let mut empty = checkpoint();

@@ -267,7 +267,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(4000))]
 
         #[test]
-        fn every_position_comes_once_over_all_ranks_or_is_padded_as_documented(
+        fn each_position_comes_once_over_all_ranks_or_as_padding(
             len in 0_u64..300, extra in 0_u64..40, world in 1_u32..10, last in 0_usize..4
         ) {
             let (global, last) = (u64::from(world) + extra, ALL[last]);
@@ -282,7 +282,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_left_after_any_batch_does_not_depend_on_the_world(
+        fn the_rest_after_any_batch_is_the_same_for_any_world(
             len in 0_u64..300, extra in 0_u64..30, world in 1_u32..9, other in 1_u32..9, last in 0_usize..4, at in 0_u64..400
         ) {
             let (global, last) = (u64::from(world.max(other)) + extra, ALL[last]);
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_global_batch_cuts_what_is_left_from_where_it_stopped() {
+    fn a_changed_global_batch_cuts_the_rest_of_the_epoch() {
         let batches = batches(100, 7, LastBatch::Drop, 0, 1).starting(24, 3);
         assert_eq!((batches.count(), batches.first_position(4), batches.positions()), (10, 31, 70));
     }

@@ -170,9 +170,9 @@ impl Table {
     }
 }
 
-/// Rounds in each direction; 4 + 4 in all. Run once with 30 times its seeds, the battery of `tests/uniformity.rs` rejected
-/// 2 + 2 at every length up to 4096 and 3 + 3 up to 128, but neither 3 + 3 nor 4 + 4 above `TABLE_MAX`; the fourth is
-/// margin.
+/// Rounds in each direction; 4 + 4 in all. The battery of `tests/behaviour/uniformity.rs`, run once with 30 times its seeds,
+/// rejected 2 + 2 at every length up to 4096 and 3 + 3 up to 128, but neither 3 + 3 nor 4 + 4 above `TABLE_MAX`; the
+/// fourth is margin.
 const DOUBLE_ROUNDS: usize = 4;
 
 /// An unbalanced Feistel network on `rows × 2^bits ≥ n` cells, walked until it lands below `n`.

@@ -544,7 +544,7 @@ mod tests {
         }
 
         #[test]
-        fn needs_are_those_of_brute_force_and_each_visited_sample_lies_in_them((case, run) in runs()) {
+        fn needs_are_those_of_brute_force_and_cover_each_visit((case, run) in runs()) {
             let needs = case.lanes().needs(run.start, run.end, run.class, run.step);
             prop_assert_eq!(all_entries(&needs), case.naive_needs(&run));
             let spots = case.naive().0;
@@ -619,7 +619,7 @@ mod tests {
         }
 
         #[test]
-        fn a_rank_that_starts_anywhere_goes_on_as_if_it_came_from_the_beginning((case, run) in runs()) {
+        fn a_rank_that_starts_anywhere_goes_on_as_from_the_start((case, run) in runs()) {
             let lanes = case.lanes();
             let from_0 = Run { start: 0, ..run.clone() };
             let before = lanes.needs(0, run.end, run.class, run.step);

@@ -15,7 +15,7 @@
 //!
 //! Limits: lengths, positions and ids are `u64`, any value; a batch holds at most `u32::MAX` rows.
 //!
-//! Where to start reading: [`Order`], then `key` for how the shuffle works, then `tests/uniformity.rs` for the evidence.
+//! Where to start reading: [`Order`], then `key` for how the shuffle works, then `tests/behaviour/uniformity.rs` for the evidence.
 
 mod batches;
 mod key;
@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn each_epoch_of_a_shuffled_order_visits_every_sample_once_in_another_order() {
+    fn each_shuffled_epoch_visits_every_sample_once_anew() {
         let order = Order::shuffled(7);
         for n in [1, 2, 1000, 3000] {
             let all: Vec<u64> = (0..n).collect();
@@ -557,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sampler_that_leaves_the_dataset_is_named_with_position_and_id() {
+    fn a_sampler_outside_the_dataset_is_named_with_its_id() {
         let epoch = Order::sampler(Ramp { len: 4, step: 3 }).epoch(9, 0).unwrap();
         assert_eq!(epoch.id(2).unwrap(), 6);
         let error = epoch.id(3).unwrap_err();

@@ -410,7 +410,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn workers_beyond_the_cpus_run_anywhere_unless_a_node_was_asked_for() {
+    fn workers_beyond_the_near_cpus_run_anywhere() {
         let (cpu, _) = own_cpus();
         let sysfs = Sysfs::around(&cpu);
         let find = || Placing::new(Numa::Auto, Some(GPU), sysfs.root()).unwrap();

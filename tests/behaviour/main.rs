@@ -13,3 +13,4 @@ mod ranks;
 mod resume;
 mod state;
 mod stop;
+mod uniformity;
