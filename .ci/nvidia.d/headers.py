@@ -248,46 +248,6 @@ def cufile():
         program.run(f"cufile: {len(calls)} calls, cufile.h {version}", [include(folder, "cufile.h"), cuda])
 
 
-def nvml():
-    text = uncommented(CUDA / "nvml/api.rs")
-    structs, numbers = structures(text), constants(text)
-    aliases = dict(re.findall(r"type (\w+) = (unsafe extern .*?);", text))
-    table = re.search(r"functions! \{\n(.*?)\n\}", text, re.S)[1]
-    functions = {name: prototype(aliases.get(rust, rust), structs) for name, rust in re.findall(r'\w+: "(\w+)" (.*);', table)}
-    newer = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetCurrentClocksEventReasons")
-    same = {
-        "SUCCESS": "NVML_SUCCESS", "INVALID_ARGUMENT": "NVML_ERROR_INVALID_ARGUMENT", "NOT_SUPPORTED": "NVML_ERROR_NOT_SUPPORTED",
-        "UNKNOWN_ERROR": "NVML_ERROR_UNKNOWN", "CLOCK_SM": "NVML_CLOCK_SM", "CLOCK_MEMORY": "NVML_CLOCK_MEM",
-        "PCIE_TX": "NVML_PCIE_UTIL_TX_BYTES", "PCIE_RX": "NVML_PCIE_UTIL_RX_BYTES", "SENSOR_GPU": "NVML_TEMPERATURE_GPU",
-        "ERRORS_CORRECTED": "NVML_MEMORY_ERROR_TYPE_CORRECTED", "ERRORS_UNCORRECTED": "NVML_MEMORY_ERROR_TYPE_UNCORRECTED",
-        "VOLATILE": "NVML_VOLATILE_ECC", "MIG_ON": "NVML_DEVICE_MIG_ENABLE", "NAME_BYTES": "NVML_DEVICE_NAME_V2_BUFFER_SIZE",
-        "VERSION_BYTES": "NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE", "GPM_VERSION": "NVML_GPM_METRICS_GET_VERSION",
-    }
-    for version, folder in folders("nvidia-nvml-dev"):
-        home = include(folder, "nvml.h")
-        header = (home / "nvml.h").read_text()
-        there = {name: mine for name, mine in functions.items() if re.search(rf"\b{name}\b\s*\(", header)}
-        program = Program("#define NVML_NO_UNVERSIONED_FUNC_DEFS\n" + '#include "nvml.h"', structs, numbers, loose=False)
-        program.calls(there)
-        program.layout("RawUtilisation", "nvmlUtilization_t", {"gpu": "gpu", "memory": "memory"})
-        program.layout("RawMemory2", "nvmlMemory_v2_t", {name: name for name in ("version", "total", "reserved", "free", "used")})
-        program.layout("RawMemory1", "nvmlMemory_t", {name: name for name in ("total", "free", "used")})
-        if "nvmlTemperature_v1_t" in header:
-            program.layout("RawTemperature", "nvmlTemperature_v1_t", {"version": "version", "sensor": "sensorType", "celsius": "temperature"})
-            program.that("nvmlTemperature_v1 == (sizeof(mine_RawTemperature) | 1u << 24)", "nvmlTemperature_v1 is another version")
-        program.layout("RawSupport", "nvmlGpmSupport_t", {"version": "version", "supported": "isSupportedDevice"})
-        program.layout("RawMetric", "nvmlGpmMetric_t", {"id": "metricId", "code": "nvmlReturn", "value": "value", "names": "metricInfo"})
-        program.layout("RawRequest", "nvmlGpmMetricsGet_t", {"version": "version", "count": "numMetrics", "before": "sample1", "after": "sample2"}, whole=False)
-        program.that("offsetof(mine_RawRequest, metrics) == offsetof(nvmlGpmMetricsGet_t, metrics)", "the metrics lie elsewhere")
-        program.that("sizeof(mine_RawRequest) >= sizeof(nvmlGpmMetricsGet_t)", "nvmlGpmMetricsGet_t has outgrown its room")
-        program.that("nvmlMemory_v2 == (sizeof(mine_RawMemory2) | 2u << 24)", "nvmlMemory_v2 is another version")
-        for name, theirs in same.items():
-            program.that(f"{numbers[name]} == {theirs}", f"{name} is another number")
-        program.run(f"nvml: {len(there)} of {len(functions)} calls, nvml.h {version}", [home])
-        missing = set(functions) - set(there) - set(newer)
-        check(not missing, f"nvml: nvml.h {version} lacks newer calls only", " ".join(sorted(missing)))
-
-
 def dlpack():
     text = uncommented(ROOT / "src/dlpack.rs")
     structs = structures(text)
@@ -315,6 +275,5 @@ def dlpack():
 assert SPECS
 driver()
 cufile()
-nvml()
 dlpack()
 finish()

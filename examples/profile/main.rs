@@ -26,6 +26,7 @@ mod gpu;
 mod live;
 mod measure;
 mod metrics;
+mod nvml;
 mod output;
 #[path = "../throughput/settings.rs"]
 mod settings;
@@ -33,7 +34,6 @@ mod settings;
 mod source;
 mod step;
 mod text;
-mod watch;
 mod workload;
 
 use answer::{Answer, Data, Run};
@@ -47,6 +47,7 @@ use feedline::{LastBatch, Loader, LoaderBuilder, Report, Stop};
 use live::{Live, Setup};
 use measure::Limit;
 use metrics::Metrics;
+use nvml::Watch;
 use output::{Output, say, tell};
 use source::Source;
 use std::error::Error;
@@ -54,7 +55,6 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::Arc;
 use step::{HostStep, Step};
-use watch::Watch;
 
 type Anyhow<T> = Result<T, Box<dyn Error>>;
 

@@ -182,7 +182,6 @@ pub(crate) mod idle;
 #[cfg(feature = "cudarc")]
 pub(crate) mod interop;
 pub(crate) mod kernels;
-pub mod nvml;
 mod stream;
 
 #[cfg(feature = "cudarc")]
