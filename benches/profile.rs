@@ -1,23 +1,19 @@
 //! What measuring costs: the same loader with its meters and without them, in turn, within one process.
 //!
 //! ```text
-//! cargo test  --benches                                                        each case once, small, so that it cannot rot
-//! cargo bench --no-default-features --features image --bench profile           the pairs
-//! cargo bench --no-default-features --features image,effort --bench profile the same, and events counted
+//! cargo test  --benches                                                 each case once, small, so that it cannot rot
+//! cargo bench --no-default-features --features image --bench profile    the pairs
 //! ```
 //!
 //! The cases: loaders of about 10^6 samples/s, where a cost per sample or per batch would show (records of 8 KiB from memory, of
 //! 64 bytes from the page cache, in batches of 256); JPEGs of 500×375 pixels, cropped to 224; samples that take a worker exactly
 //! 100 µs of spinning; and, far beyond the target, 64 bytes from memory in large and small batches, about 10^7 samples/s.
 //!
-//! Shown is, first, what it should be: how often meters look at the clock and write for each sample, counted while the loader
-//! runs, times what that takes here when two threads write the same number, over the time of a sample. Then what it is: short
-//! blocks with and without meters in turn (A B, B A, …), the loaders made anew every few pairs since where their memory
-//! lies matters more than their meters do; the median of the pairs' ratios with its 95 % interval, of samples per second and of CPU
-//! time per sample. Where a loader is faster than the target's 10^6 samples/s, what its meters take for a sample is held against a
-//! microsecond, too. An interval that is wider than ± 5 % says nothing, and one must be narrower than ± 1 % to show 1 %.
-//!
-//! Counting takes time of its own (a nanosecond or two each), so pairs in a build that counts show too much.
+//! Shown is the cost: short blocks with and without meters in turn (A B, B A, …), the loaders made anew every few pairs since
+//! where their memory lies matters more than their meters do; the median of the pairs' ratios with its 95 % interval, of samples
+//! per second and of CPU time per sample. Where a loader is faster than the target's 10^6 samples/s, what its meters take for a
+//! sample is held against a microsecond, too. An interval that is wider than ± 5 % says nothing, and one must be narrower than
+//! ± 1 % to show 1 %.
 //!
 //! The switch that turns the meters off (all but those that the loader itself steers by) exists for this bench only.
 //! `FEEDLINE_PAIRS` and `FEEDLINE_PAIR_SECONDS` set how many pairs, and how long each half. `FEEDLINE_CONTROL=1` compares
@@ -31,8 +27,7 @@ mod picture;
 use common::{as_test, cpu_s, file, pairs_wanted, spread, warm};
 use feedline::dataset::Records;
 use feedline::{Epoch, Loader, LoaderBuilder, Order};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Barrier, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Target: share of the throughput.
@@ -110,12 +105,7 @@ fn main() {
     let (pairs, seconds) = pairs_wanted();
     let words: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
     let wanted = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word.as_str()));
-    let times = Times::measured();
-    let Times { look, write, contended, store } = times;
-    println!(
-        "a look at the clock takes {look:.1} ns, a write {write:.1} ns, or {contended:.1} ns where two threads write the"
-    );
-    println!("same number, as is assumed; a store {store:.1} ns; target: at most {} % of the throughput", COST * 100.0);
+    println!("target: meters take at most {} % of the throughput", COST * 100.0);
     for (name, usual, block, builder) in cases().into_iter().filter(|(name, ..)| wanted(name)) {
         let (pairs, block) = match pairs {
             _ if as_test() => (1, 0.02),
@@ -123,49 +113,8 @@ fn main() {
             pairs => (pairs, seconds),
         };
         println!("{name}");
-        expected(builder, block, &times);
         compared(builder, pairs, block);
     }
-}
-
-/// Nanoseconds of a look at the clock, of a write by one thread and by two at once, and of a store.
-struct Times {
-    look: f64,
-    write: f64,
-    contended: f64,
-    store: f64,
-}
-
-impl Times {
-    fn measured() -> Self {
-        let number = AtomicU64::new(0);
-        let add = || _ = std::hint::black_box(number.fetch_add(1, Ordering::Relaxed));
-        let store = || number.store(std::hint::black_box(number.load(Ordering::Relaxed)) + 1, Ordering::Relaxed);
-        let begin = Instant::now();
-        let look = each(|| _ = std::hint::black_box(begin.elapsed().as_nanos() as u64));
-        // Where one of them has no core meanwhile nobody is in the way of the other.
-        let together = Barrier::new(2);
-        let both = || spread((0..TRIES).map(|_| (together.wait(), once(&add)).1).collect()).0;
-        let contended = std::thread::scope(|scope| {
-            let other = scope.spawn(both);
-            both().max(other.join().unwrap())
-        });
-        Self { look, write: each(add), contended, store: each(store) }
-    }
-}
-
-const TRIES: usize = 20;
-
-/// Nanoseconds of `what`; the best of some tries, for the machine may be shared.
-fn each(what: impl Fn()) -> f64 {
-    (0..TRIES).map(|_| once(&what)).fold(f64::MAX, f64::min)
-}
-
-fn once(what: &impl Fn()) -> f64 {
-    const TIMES: u32 = 100_000;
-    let begin = Instant::now();
-    (0..TIMES).for_each(|_| what());
-    begin.elapsed().as_nanos() as f64 / f64::from(TIMES)
 }
 
 /// A loader that goes round for ever.
@@ -204,33 +153,6 @@ impl Side {
             }
         }
     }
-}
-
-/// Events per sample times their time, over the time of a sample.
-#[cfg(feature = "effort")]
-fn expected(builder: fn() -> LoaderBuilder, seconds: f64, times: &Times) {
-    use feedline::profile::effort;
-    let mut side = Side::new(builder());
-    side.block(seconds);
-    let before = effort();
-    let begin = Instant::now();
-    let mut samples = 0.0;
-    while begin.elapsed().as_secs_f64() < 5.0 * seconds {
-        samples += side.take() as f64;
-    }
-    let ns = begin.elapsed().as_nanos() as f64 / samples;
-    let after = effort();
-    let [looks, writes, stores] = [0, 1, 2].map(|kind| (after[kind] - before[kind]) as f64 / samples);
-    let cost = looks * times.look + writes * times.contended + stores * times.store;
-    println!("  each sample: {looks:.4} looks, {writes:.4} writes, {stores:.4} stores: {cost:.2} ns of {ns:.0} ns");
-    let share = |ns: f64| 100.0 * cost / ns;
-    let of_a_million = if ns < 1e3 { format!("; {:.3} % at 10^6 samples/s", share(1e3)) } else { String::new() };
-    println!("  expected: {:.3} %{of_a_million}", share(ns));
-}
-
-#[cfg(not(feature = "effort"))]
-fn expected(_: fn() -> LoaderBuilder, _: f64, _: &Times) {
-    println!("  events are counted with the feature `effort`");
 }
 
 /// Pairs of blocks with and without meters.

@@ -191,9 +191,6 @@ pub use stop::Stop;
 /// calls.
 pub mod profile {
     pub use crate::loader::Report;
-    #[cfg(feature = "effort")]
-    #[doc(hidden)]
-    pub use crate::meter::effort;
     pub use crate::meter::{
         BatchRecord, CacheProbe, Cached, Consumer, Copies, Copy, Decode, DeviceBytes, DirectReads, Gauges, GpuIdle,
         Handed, Latency, Level, Order, ReaderInUse, Slots, Snapshot, Span, Storage, Timeline, Track, Unmeasured, Work,

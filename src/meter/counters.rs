@@ -15,7 +15,6 @@
 //!
 //! All are relaxed: each is right by itself, and two read one after the other may be a moment apart.
 
-use super::effort;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::time::Duration;
 
@@ -25,7 +24,6 @@ pub(crate) struct Counter(AtomicU64);
 
 impl Counter {
     pub(crate) fn add(&self, by: u64) {
-        effort::write(1);
         self.0.fetch_add(by, Ordering::Relaxed);
     }
 
@@ -41,7 +39,6 @@ impl Counter {
 
 /// Writes what one thread alone writes.
 fn put(number: &AtomicU64, value: u64) {
-    effort::store(1);
     number.store(value, Ordering::Relaxed);
 }
 
@@ -70,7 +67,6 @@ impl Area {
         if now == 0 {
             return;
         }
-        effort::write(3);
         self.word.fetch_add(CHANGING, Ordering::SeqCst);
         self.sum.fetch_sub(count.wrapping_mul(now), Ordering::SeqCst);
         self.word.fetch_add((CHANGED - CHANGING).wrapping_add(count), Ordering::SeqCst);
@@ -81,7 +77,6 @@ impl Area {
         if now == 0 {
             return;
         }
-        effort::write(3);
         self.word.fetch_add(CHANGING, Ordering::SeqCst);
         self.sum.fetch_add(count.wrapping_mul(now), Ordering::SeqCst);
         self.word.fetch_add((CHANGED - CHANGING).wrapping_sub(count), Ordering::SeqCst);
@@ -150,7 +145,6 @@ impl Flow {
         if ended > 0 {
             self.share_out(ended);
         }
-        effort::store(1);
         self.since.store(now, Ordering::Release);
     }
 
@@ -233,7 +227,6 @@ impl<const N: usize> States<N> {
         // Who sees the sum sees that.
         fence(Ordering::Release);
         put(sum, sum.load(Ordering::Relaxed) + now.saturating_sub(since));
-        effort::store(2);
         self.now.store(state, Ordering::Relaxed);
         self.since.store(now, Ordering::Release);
     }
@@ -302,7 +295,6 @@ impl Pool {
             let (since, at) = (old >> (WORKING_BITS + 1), now & TIME_MASK);
             let at = if at.wrapping_sub(since) & TIME_MASK > TIME_MASK / 2 { since } else { at };
             let new = at << (WORKING_BITS + 1) | u64::from(filling) << WORKING_BITS | working;
-            effort::write(1);
             match self.word.compare_exchange_weak(old, new, Ordering::SeqCst, Ordering::Relaxed) {
                 Ok(_) => break,
                 Err(changed) => old = changed,
@@ -377,7 +369,6 @@ impl Default for Histogram {
 
 impl Histogram {
     pub(crate) fn record(&self, ns: u64) {
-        effort::write(1);
         self.buckets[bucket(ns)].fetch_add(1, Ordering::Relaxed);
     }
 

@@ -12,7 +12,6 @@
 mod clock;
 mod counters;
 mod cpu;
-mod effort;
 mod origin;
 mod reads;
 mod snapshot;
@@ -23,9 +22,6 @@ pub(crate) use clock::Clock;
 pub use counters::Latency;
 pub(crate) use counters::{Area, Counter, Flow, Histogram, Pool, States};
 pub(crate) use cpu::{Role, Threads};
-#[cfg(feature = "effort")]
-#[doc(hidden)]
-pub use effort::effort;
 pub use origin::{CacheProbe, Cached, DeviceBytes};
 pub use reads::{Copies, DirectReads, ReadStats};
 pub use snapshot::{
@@ -145,7 +141,6 @@ impl SlotMeters {
         if now == 0 {
             return;
         }
-        effort::store(1);
         let before = slot.stay.load(Ordering::Relaxed);
         slot.stay.store(stay as u8 + 1, Ordering::Relaxed);
         match before.checked_sub(1).map(usize::from) {
@@ -179,7 +174,6 @@ impl SlotTimes {
         if now == 0 {
             return;
         }
-        effort::store(3);
         self.planned.store(now, Ordering::Relaxed);
         self.read.store(0, Ordering::Relaxed);
         self.full.store(0, Ordering::Relaxed);
@@ -353,7 +347,6 @@ impl Meters {
     /// How full everything is.
     pub(crate) fn gauges(&self, now: u64) -> Gauges {
         // What is written of a batch, at this moment and when it is dropped.
-        effort::store(26);
         let slots = |stay| self.slots.inside(stay) as u32;
         Gauges {
             at_ns: now,
@@ -453,7 +446,6 @@ impl Meters {
         if !self.on {
             return;
         }
-        effort::write(2);
         *self.reads.lock().unwrap_or_else(|poison| poison.into_inner()) = stats();
     }
 

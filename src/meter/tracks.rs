@@ -8,7 +8,6 @@
 //! than [`GAP`] and is of the same work lengthens it, up to [`LONG`]: so tiny pieces of work do not push all else out, at the
 //! price that gaps so short are not shown.
 
-use super::effort;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -133,11 +132,9 @@ impl Ring {
             let follows = begin.checked_sub(last_end.load(Ordering::Relaxed)).is_some_and(|gap| gap <= GAP);
             let short = end.saturating_sub(first.load(Ordering::Relaxed)) <= LONG;
             if follows && short && last_what.load(Ordering::Relaxed) == what as u64 {
-                effort::store(1);
                 return last_end.store(end, Ordering::Relaxed);
             }
         }
-        effort::store(4);
         // Who sees a part of what follows sees that all before it was written.
         fence(Ordering::Release);
         for (place, value) in self.spans[written as usize % SPANS].iter().zip([begin, end, what as u64]) {
