@@ -190,14 +190,12 @@ pub use stop::Stop;
 /// (on a GPU the time in which its stream had nothing to do because of the loader), and the time of your own code between two
 /// calls.
 pub mod profile {
-    pub use crate::loader::Report;
+    pub use crate::loader::{Origin, Report};
     pub use crate::meter::{
-        BatchRecord, CacheProbe, Cached, Consumer, Copies, Copy, Decode, DeviceBytes, DirectReads, Gauges, GpuIdle,
-        Handed, Latency, Level, Order, ReaderInUse, Slots, Snapshot, Span, Storage, Timeline, Track, Unmeasured, Work,
+        BatchRecord, Consumer, Copies, Copy, Decode, DirectReads, Gauges, GpuIdle, Handed, Latency, Level, Order,
+        ReaderInUse, Slots, Snapshot, Span, Storage, Timeline, Track, Unmeasured, Work,
     };
-    pub use crate::report::{
-        Basis, Cause, Change, Evidence, Prediction, StageLoad, Strength, Truth, Verdict, WhatIf, export, judge,
-    };
+    pub use crate::report::{Cause, Change, Prediction, StageLoad, Strength, Verdict, WhatIf, export};
 }
 
 /// Guides, one for each question.

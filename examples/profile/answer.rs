@@ -5,13 +5,14 @@
 
 use crate::args::Given;
 use crate::measure::Tally;
+use crate::page_cache;
 use crate::text::{bytes, number};
 use crate::workload::Benchmark;
 use feedline::Report;
 use feedline::dataset::Dataset;
 use feedline::device::DeviceKind;
-use feedline::profile::{Cached, Cause, Change, Prediction, Snapshot, StageLoad, Strength, Truth, Verdict, WhatIf};
-use feedline::storage::{DEPTH_MAX, PROBES_MAX, page_cache_share};
+use feedline::profile::{Cause, Change, Origin, Prediction, Snapshot, StageLoad, Strength, Verdict, WhatIf};
+use feedline::storage::DEPTH_MAX;
 use serde::Serialize;
 
 /// What was found out.
@@ -59,7 +60,10 @@ pub struct Answer {
     pub accelerator: Option<String>,
     /// What is to be known of the run before its figures are believed.
     pub notes: Vec<String>,
-    pub truth: Truth,
+    /// Share of the bytes that came from memory, what that rests on, and what it says against the figures.
+    pub from_memory: Option<f64>,
+    pub origin: Origin,
+    pub warnings: Vec<String>,
     /// What NVML says of the GPU at the end of the run: a GPU's state, or why there is none.
     pub nvml: Option<serde_json::Value>,
     pub snapshot: Snapshot,
@@ -150,7 +154,9 @@ impl Answer {
             workload: given.benchmark.map(|benchmark| benchmark.workload.to_string()),
             accelerator: given.benchmark.map(|benchmark| benchmark.accelerator.to_string()),
             notes,
-            truth: report.truth.clone(),
+            from_memory: report.origin.from_memory(),
+            origin: report.origin,
+            warnings: doubts(&report.origin, given.args.settings.past_cache(), report.reads.fallbacks),
             nvml,
             snapshot,
         }
@@ -294,7 +300,7 @@ pub struct Data {
     pub bytes: u64,
     pub samples: u64,
     /// How much of it the page cache held before the run.
-    pub cached: Result<Cached, String>,
+    pub cached: Option<f64>,
     /// Bytes of memory that the page cache might have.
     pub memory: Option<u64>,
 }
@@ -306,7 +312,7 @@ impl Data {
         Self {
             bytes: in_files.map(|id| sources.len_of(id)).fold(0, u64::saturating_add),
             samples: dataset.len(),
-            cached: page_cache_share(sources, PROBES_MAX),
+            cached: page_cache::share(sources),
             memory: memory_available(),
         }
     }
@@ -314,7 +320,7 @@ impl Data {
     /// What is to be known before a figure is taken for that of storage; `past_cache` when all is read from there.
     pub fn warnings(&self, past_cache: bool) -> Vec<String> {
         let mut all = Vec::new();
-        let cached = self.cached.as_ref().map_or(0.0, |cached| cached.share);
+        let cached = self.cached.unwrap_or(0.0);
         let fits = |memory: &u64| !past_cache && self.bytes > 0 && self.bytes <= *memory && cached < 0.95;
         if let Some(memory) = self.memory.filter(fits) {
             all.push(format!(
@@ -331,6 +337,42 @@ impl Data {
         }
         all
     }
+}
+
+/// What is to be said against a figure of storage, by where the bytes came from. `direct`: reads past the page cache were asked
+/// for; `refused`: so often `O_DIRECT` was refused.
+fn doubts(origin: &Origin, direct: bool, refused: u64) -> Vec<String> {
+    let mut all = Vec::new();
+    let uncounted = origin.direct > 0 && origin.moved.is_some_and(|moved| moved < origin.direct / 2);
+    match origin.from_memory() {
+        _ if uncounted => all.push(
+            "reads past the page cache were not counted as coming from a device: the file system serves them from memory, or \
+             the kernel does not count its reads"
+                .into(),
+        ),
+        Some(share) if share >= 0.5 => all.push(format!(
+            "this measured the page cache: {:.0} % of the bytes came from memory; use --cold, one epoch, or a larger dataset",
+            100.0 * share
+        )),
+        Some(share) if share >= 0.05 => all.push(format!(
+            "{:.0} % of the bytes came from memory: storage alone is slower than this figure",
+            100.0 * share
+        )),
+        None if origin.delivered > 0 => all.push("the kernel does not count what came from memory".into()),
+        _ => {}
+    }
+    if direct && refused > 0 {
+        all.push(format!("O_DIRECT was refused for {refused} files or reads: these went through the page cache"));
+    } else if direct && origin.direct == 0 && origin.delivered > origin.copied {
+        all.push("O_DIRECT was asked for, but no read bypassed the page cache".into());
+    }
+    if let Some(times) = origin.amplification() {
+        all.push(format!(
+            "the device moved {times:.2} bytes for each byte delivered: read-ahead, alignment, samples read and not yet delivered, \
+             or other reads of this process"
+        ));
+    }
+    all
 }
 
 /// What the kernel would give without taking it from somebody: the page cache can grow by about that, or is part of it.
@@ -391,10 +433,8 @@ fn size_of_samples(benchmark: &Benchmark, data: &Data) -> Option<String> {
 mod tests {
     use super::*;
     use crate::step::Stretch;
-    use feedline::profile::CacheProbe;
 
-    fn data(cached: Result<f64, String>) -> Data {
-        let cached = cached.map(|share| Cached::new(share, 256, CacheProbe::Cachestat));
+    fn data(cached: Option<f64>) -> Data {
         Data { bytes: 1000 * 114_660, samples: 1000, cached, memory: Some(1 << 30) }
     }
 
@@ -403,14 +443,14 @@ mod tests {
         let fits = "the data fits into memory (1.07 GB are free)";
         let (all, some) = ("100 % of the files are in the page cache", "20 % of the files are in the page cache");
         for (data, expected) in [
-            (data(Ok(0.0)), vec![fits]),
-            (data(Ok(0.2)), vec![fits, some]),
-            (data(Ok(1.0)), vec![all]),
-            (data(Err("ZFS".into())), vec![fits]),
-            (Data { memory: Some(1 << 20), ..data(Ok(0.0)) }, vec![]),
-            (Data { memory: Some(1 << 20), ..data(Ok(0.2)) }, vec![some]),
-            (Data { memory: None, ..data(Ok(0.0)) }, vec![]),
-            (Data { bytes: 0, ..data(Err("no bytes of files".into())) }, vec![]),
+            (data(Some(0.0)), vec![fits]),
+            (data(Some(0.2)), vec![fits, some]),
+            (data(Some(1.0)), vec![all]),
+            (data(None), vec![fits]),
+            (Data { memory: Some(1 << 20), ..data(Some(0.0)) }, vec![]),
+            (Data { memory: Some(1 << 20), ..data(Some(0.2)) }, vec![some]),
+            (Data { memory: None, ..data(Some(0.0)) }, vec![]),
+            (Data { bytes: 0, ..data(None) }, vec![]),
         ] {
             let warnings = data.warnings(false);
             assert_eq!(warnings.len(), expected.len(), "{warnings:?}");
@@ -418,6 +458,25 @@ mod tests {
             // Who reads past the cache need not be told to.
             assert!(data.warnings(true).iter().all(|warning| !warning.starts_with(fits)));
         }
+    }
+
+    #[test]
+    fn bytes_from_memory_cast_doubt_on_a_figure() {
+        let said = |moved: Option<u64>, copied: u64, direct: u64, asked: bool, refused: u64| {
+            let mut origin = Origin::default();
+            (origin.delivered, origin.moved, origin.copied, origin.direct) = (1000, moved, copied, direct);
+            doubts(&origin, asked, refused).join("; ")
+        };
+        assert_eq!(said(Some(1000), 0, 1000, true, 0), "");
+        assert_eq!(said(Some(1000), 0, 0, false, 0), "");
+        assert!(said(Some(30), 0, 0, false, 0).starts_with("this measured the page cache: 97 % of the bytes"));
+        assert!(said(Some(770), 0, 0, false, 0).starts_with("23 % of the bytes came from memory: storage alone"));
+        assert!(said(Some(1000), 1000, 0, false, 0).starts_with("this measured the page cache: 100 %"));
+        assert!(said(Some(0), 0, 1000, true, 0).starts_with("reads past the page cache were not counted"));
+        assert!(said(Some(1000), 0, 900, true, 2).starts_with("O_DIRECT was refused for 2 files or reads"));
+        assert!(said(Some(1000), 0, 0, true, 0).starts_with("O_DIRECT was asked for, but no read bypassed"));
+        assert!(said(Some(1500), 0, 1000, true, 0).starts_with("the device moved 1.50 bytes for each byte"));
+        assert!(said(None, 0, 0, false, 0).starts_with("the kernel does not count"));
     }
 
     #[test]
@@ -429,14 +488,14 @@ mod tests {
             let tally = Tally { batches, stretch, interrupted, ..Tally::default() };
             notes(&given, &tally, data, &Verdict::of(&Snapshot::default()), 10).join("; ")
         };
-        let (right, resnet50) = (data(Ok(0.0)), "--workload resnet50 --accelerator h100");
+        let (right, resnet50) = (data(Some(0.0)), "--workload resnet50 --accelerator h100");
         assert_eq!(notes(resnet50, &right, false, 10), "");
         let text = notes(&format!("{resnet50} --batch 5"), &right, false, 10);
         assert_eq!(
             text,
             "the benchmark's batches are of 400, not 5; so the AU is not that of the benchmark's emulation"
         );
-        let small = Data { samples: 2000, ..data(Ok(0.0)) };
+        let small = Data { samples: 2000, ..data(Some(0.0)) };
         let text = notes(resnet50, &small, false, 10);
         assert!(text.starts_with("the benchmark's samples have 114660 bytes, these 57330 on average; so"), "{text}");
         assert_eq!(notes("--source images --step-ms 5", &small, false, 10), "");

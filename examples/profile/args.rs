@@ -103,7 +103,7 @@ The object of --json, in short (shares are 0 to 1, what ends in _pct is percent;
   stages, what_if                       what each stage could do, and what a change would give: samples per second, AU
   batch, batches, samples, step_ms, steps, seconds, wall_seconds, first_batch_seconds, interrupted     the run
   device, reader, workload, accelerator, notes, nvml
-  truth                                 what came from the page cache
+  from_memory, origin, warnings         where the bytes came from, and what that says against the figures
   snapshot                              all that was measured, in nanoseconds and counts
 
 Ctrl-C ends the run and prints what was measured until then, a second one ends the program at once.

@@ -28,6 +28,7 @@ mod measure;
 mod metrics;
 mod nvml;
 mod output;
+mod page_cache;
 #[path = "../throughput/settings.rs"]
 mod settings;
 #[path = "../throughput/source.rs"]
@@ -311,10 +312,10 @@ mod tests {
         for name in ["cause", "strength", "device", "reader"] {
             is(name, Value::is_string);
         }
-        for name in ["evidence", "advice", "stages", "what_if", "notes"] {
+        for name in ["evidence", "advice", "stages", "what_if", "notes", "warnings"] {
             is(name, Value::is_array);
         }
-        for name in ["truth", "snapshot"] {
+        for name in ["origin", "snapshot"] {
             is(name, Value::is_object);
         }
         for name in ["au_target", "pass", "workload", "accelerator", "nvml", "error"] {

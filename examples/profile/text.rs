@@ -188,7 +188,7 @@ fn figures(answer: &Answer) -> Vec<(&'static str, String)> {
         all.push(("gpu idle", format!("{idle:.2} %: starved {starved}{late}")));
     }
     all.push(("rate", rate(answer)));
-    all.extend(answer.truth.warnings.iter().map(|warning| ("warning", warning.clone())));
+    all.extend(answer.warnings.iter().map(|warning| ("warning", warning.clone())));
     all.extend(answer.notes.iter().map(|note| ("note", note.clone())));
     all
 }

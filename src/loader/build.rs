@@ -5,7 +5,7 @@
 //! ```
 
 use super::onward::{Idle, Onward, Ways, idle_meter};
-use super::origin::Origin;
+use super::origin::Before;
 use super::settings::{BatchSize, DeviceSettings, LoaderBuilder};
 use super::{Deadlines, Facts, JobMaker, Life, Loader, Place, Shared, config};
 use crate::batch::{BatchInfo, Contents};
@@ -70,7 +70,7 @@ impl LoaderBuilder {
         let global = self.global_rows()?;
         let placing = Placing::new(self.machine.numa, self.device.device.pci_bus_id(), &self.machine.sysfs)?;
         let opened = self.open_reader(placing.placement())?;
-        let origin = Origin::now(self.dataset.sources(), self.reader.direct);
+        let before = Before::now();
         let (recipe, ways) = self.recipe(&opened)?;
         let (jobs, first) = self.jobs(global)?;
         let fields = self.fields(recipe, ways, first.batches.rows_max() as usize)?;
@@ -91,7 +91,7 @@ impl LoaderBuilder {
             opened,
             reserved,
         };
-        let facts = assembly.facts(placing.line(self.machine.numa, workers), origin, &first);
+        let facts = assembly.facts(placing.line(self.machine.numa, workers), before, &first);
         // Apart from the rest, since workers may be left where they are. What else there is of threads and memory is made,
         // and populated, on the node.
         let place = placing.for_workers(self.machine.numa, workers);
@@ -398,7 +398,7 @@ struct Ends {
 
 impl Assembly {
     /// What reports say of what was decided.
-    fn facts(&self, numa: Option<String>, origin: Origin, first: &Job) -> Facts {
+    fn facts(&self, numa: Option<String>, before: Before, first: &Job) -> Facts {
         let (plan, choice) = (self.reserved.plan.clone(), self.opened.choice.clone());
         let (routes, direct) = self.fields.ways.told();
         let settings = Settings {
@@ -411,7 +411,7 @@ impl Assembly {
             buffers: (plan.device_batches > 0).then_some(plan.device_batches as u32),
         };
         let planned_amplification = first.order.amplification(&first.batches);
-        Facts { choice, numa, plan, routes, direct, planned_amplification, origin, settings }
+        Facts { choice, numa, plan, routes, direct, planned_amplification, before, settings }
     }
 
     fn start(mut self, workers: WorkerThreads, pinning: Sender<Infallible>) -> Result<(Runtime, Receiver<Contents>)> {

@@ -15,6 +15,7 @@ mod settings;
 
 pub use ceiling::Ceiling;
 pub use epoch::Epoch;
+pub use origin::Origin;
 pub use report::Report;
 pub use settings::LoaderBuilder;
 
@@ -29,7 +30,7 @@ use crate::order::{Batches, ChunkStarts, LastBatch, Order, Shard};
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::watchdog::Watcher;
 use crate::pipeline::{FieldRoute, Job, MemoryPlan};
-use crate::report::{Truth, Verdict};
+use crate::report::Verdict;
 use crate::state::{Cursor, State};
 use crate::stop::Stop;
 use crate::storage::{self, Choice, PageCache};
@@ -151,7 +152,7 @@ struct Facts {
     /// Samples of opened chunks per sample over all ranks, for datasets in chunks.
     planned_amplification: Option<f64>,
     /// For telling where the bytes came from.
-    origin: origin::Origin,
+    before: origin::Before,
     /// What a snapshot says that meters do not know.
     settings: Settings,
 }
@@ -354,12 +355,6 @@ impl Loader {
         Timeline { tracks: meters.rings.read().into_iter().chain(stream).collect(), ..meters.recorder.read() }
     }
 
-    /// Where the bytes that were read since the loader was built came from: storage or memory. The kernel's count is of the
-    /// whole process. See [`profile::judge`](crate::profile::judge).
-    pub fn truth(&self) -> Truth {
-        self.shared.truth()
-    }
-
     /// The samples that could not be had and what stands in for them, of all batches handed out so far. See
     /// [`LoaderBuilder::on_bad_sample`].
     pub fn ledger(&self) -> Ledger {
@@ -445,11 +440,6 @@ impl Shared {
         snapshot
     }
 
-    fn truth(&self) -> Truth {
-        let meters = &self.runtime.core().meters;
-        self.facts.origin.truth(&meters.reads(), meters.cached_bytes.get(), meters.device.direct_bytes.get())
-    }
-
     fn report(&self) -> Report {
         let core = self.runtime.core();
         let meters = &core.meters;
@@ -478,7 +468,7 @@ impl Shared {
             copies: (self.info.device.kind() != DeviceKind::Host).then(|| meters.device.copies(now)),
             routes: self.facts.routes.clone(),
             direct: onward::direct_reads(&self.facts.direct, meters),
-            truth: self.truth(),
+            origin: self.facts.before.origin(&meters.reads(), meters.cached_bytes.get(), meters.device.direct_bytes.get()),
             verdict: Verdict::of(&self.snapshot()),
             plan: self.facts.plan.clone(),
             recovered: core.recovery.recovered(),

@@ -1,46 +1,122 @@
-//! Where the bytes of a loader came from: what is noted when it is built, and judged when somebody asks.
-//!
-//! ```text
-//! build: the kernel's count, or else what the page cache holds ─┐
-//! later: the kernel's count, what the reader and workers did ───┴──► judge ──► Truth
-//! ```
+//! Where the bytes of a loader came from: storage or memory, by the kernel's count for this process.
 
-use crate::meter::{Cached, DeviceBytes};
-use crate::report::{Evidence, Truth, judge};
-use crate::storage::{Direct, PROBES_MAX, ReadStats, Sources, device_bytes, page_cache_share};
+use crate::storage::ReadStats;
+use serde::Serialize;
+use std::fmt;
 
-/// What was so when the loader was built.
-#[derive(Debug)]
-pub(super) struct Origin {
-    moved: Result<DeviceBytes, String>,
-    /// Looked at only where the kernel counts nothing: it takes some system calls for each place.
-    cached: Result<Cached, String>,
-    direct_asked: bool,
+/// Where bytes of files came from since the loader was built. A figure of storage is one only where little came from memory.
+///
+/// The kernel counts what block devices and NFS servers read for the whole process: other threads' reads are in it. A file
+/// system without a device, or with a cache of its own (ZFS), counts nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Origin {
+    /// Bytes that readers were asked for, that were copied from the page cache, and that cuFile read.
+    pub delivered: u64,
+    /// Of these, bytes copied from the page cache.
+    pub copied: u64,
+    /// Of these, bytes read past the page cache: `O_DIRECT`, cuFile.
+    pub direct: u64,
+    /// Bytes that storage moved for this process; `None` where the kernel does not tell.
+    pub moved: Option<u64>,
 }
 
+/// Amplification below it is alignment and metadata.
+const AMPLIFIED: f64 = 1.1;
+/// Below this share of storage, other reads of the process moved its bytes.
+const LITTLE: f64 = 0.05;
+
 impl Origin {
-    pub(super) fn now(sources: &Sources, direct: Direct) -> Self {
-        let moved = device_bytes();
-        let look = || page_cache_share(sources, PROBES_MAX);
-        let cached = if moved.is_ok() { Err("not looked at".into()) } else { look() };
-        Self { moved, cached, direct_asked: direct == Direct::On }
+    /// Share of the delivered bytes that came from memory, 0 to 1. `None` without a count, or where nothing was delivered.
+    pub fn from_memory(&self) -> Option<f64> {
+        // What was copied from the page cache did not come from storage, whatever else the process has read.
+        let stored = self.moved?.min(self.delivered.saturating_sub(self.copied));
+        Some(1.0 - self.share(stored)?)
     }
 
-    /// What can be said by now. `cached` bytes were copied from the page cache, `on_device` bytes read by cuFile.
-    pub(super) fn truth(&self, reads: &ReadStats, cached: u64, on_device: u64) -> Truth {
-        let moved = match &self.moved {
-            Ok(before) => device_bytes().map(|now| now.since(before)),
-            Err(why) => Err(why.clone()),
-        };
+    /// Bytes that storage moved for each byte delivered, where that is clearly more than one: read-ahead, alignment,
+    /// samples not delivered yet, or other reads of the process.
+    pub fn amplification(&self) -> Option<f64> {
+        let times = self.share(self.moved?)?;
+        (times > AMPLIFIED && self.from_memory()? <= 1.0 - LITTLE).then_some(times)
+    }
+
+    fn share(&self, bytes: u64) -> Option<f64> {
+        (self.delivered > 0).then(|| bytes as f64 / self.delivered as f64)
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(memory) = self.from_memory() else { return write!(f, "not known") };
+        let (device, memory) = (100.0 * (1.0 - memory), 100.0 * memory);
+        write!(f, "{device:.0} % from the device, {memory:.0} % from memory, by the kernel's count for this process")?;
+        if let Some(direct) = self.share(self.direct) {
+            write!(f, "; {:.0} % past the page cache", 100.0 * direct.min(1.0))?;
+        }
+        self.amplification().map_or(Ok(()), |times| write!(f, "; {times:.2} bytes moved for each delivered"))
+    }
+}
+
+/// What the kernel had counted when the loader was built.
+#[derive(Debug)]
+pub(super) struct Before(Option<u64>);
+
+impl Before {
+    pub(super) fn now() -> Self {
+        Self(moved())
+    }
+
+    /// Until now. `copied` bytes came from the page cache, `on_device` bytes by cuFile.
+    pub(super) fn origin(&self, reads: &ReadStats, copied: u64, on_device: u64) -> Origin {
         let direct = (reads.bytes_asked as f64 * reads.direct_share()) as u64;
-        judge(&Evidence {
-            before: self.cached.clone(),
-            moved,
-            delivered: reads.bytes_asked.saturating_add(cached).saturating_add(on_device),
-            copied: cached,
+        Origin {
+            delivered: reads.bytes_asked.saturating_add(copied).saturating_add(on_device),
+            copied,
             direct: direct.saturating_add(on_device),
-            direct_asked: self.direct_asked,
-            refused: reads.fallbacks,
-        })
+            moved: self.0.zip(moved()).map(|(before, now)| now.saturating_sub(before)),
+        }
+    }
+}
+
+/// Bytes that storage moved for this process so far, read-ahead included. Some kernels and containers do not count.
+fn moved() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/io").ok()?;
+    text.lines().find_map(|line| line.strip_prefix("read_bytes:"))?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn origin(delivered: u64, copied: u64, moved: u64) -> Origin {
+        Origin { delivered, copied, moved: Some(moved), ..Origin::default() }
+    }
+
+    #[test]
+    fn a_share_is_of_what_was_delivered() {
+        for (origin, memory, amplification) in [
+            (origin(1000, 0, 1000), Some(0.0), None),
+            (origin(1000, 0, 30), Some(0.97), None),
+            (origin(1000, 0, 1500), Some(0.0), Some(1.5)),
+            (origin(1000, 0, 1050), Some(0.0), None),
+            // Other reads of the process moved these bytes.
+            (origin(1000, 1000, 5000), Some(1.0), None),
+            (origin(1000, 400, 5000), Some(0.4), Some(5.0)),
+            (origin(0, 0, 5000), None, None),
+            (Origin { moved: None, ..origin(1000, 0, 0) }, None, None),
+            (origin(u64::MAX, u64::MAX, u64::MAX), Some(1.0), None),
+        ] {
+            assert_eq!((origin.from_memory(), origin.amplification()), (memory, amplification), "{origin:?}");
+        }
+    }
+
+    #[test]
+    fn the_text_names_the_shares_or_says_that_they_are_not_known() {
+        let cold = Origin { direct: 1000, ..origin(1000, 0, 1200) };
+        let words = "100 % from the device, 0 % from memory, by the kernel's count for this process; \
+                     100 % past the page cache; 1.20 bytes moved for each delivered";
+        assert_eq!(cold.to_string(), words);
+        assert_eq!(Origin::default().to_string(), "not known");
     }
 }

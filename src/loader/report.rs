@@ -1,9 +1,10 @@
 //! The report: a snapshot of the counters, and what they say. Pure.
 
+use super::origin::Origin;
 use crate::ledger::Ledger;
 use crate::meter::{Copies, DirectReads, ReadStats};
 use crate::pipeline::{FieldRoute, MemoryPlan};
-use crate::report::{Cause, Truth, Verdict};
+use crate::report::{Cause, Verdict};
 use crate::storage::Choice;
 use std::fmt;
 use std::time::Duration;
@@ -57,7 +58,7 @@ pub struct Report {
     /// What was read directly into the device's memory, if some field is.
     pub direct: Option<DirectReads>,
     /// Where the bytes came from: storage or memory.
-    pub truth: Truth,
+    pub origin: Origin,
     /// What limits the loader, and what to change.
     pub verdict: Verdict,
     /// The memory.
@@ -172,8 +173,8 @@ impl fmt::Display for Report {
         writeln!(f, "workers   {} decode workers, busy {:.0} %", self.workers, 100.0 * self.busy_share())?;
         writeln!(f, "reader    {}", self.choice)?;
         writeln!(f, "storage   {}", reads_in_words(&self.reads))?;
-        if self.truth.from_device.is_some() {
-            writeln!(f, "bytes     {}", self.truth.in_short())?;
+        if self.origin.from_memory().is_some() {
+            writeln!(f, "bytes     {}", self.origin)?;
         }
         if let Some((hits, misses)) = self.cache {
             let lookups = hits + misses;

@@ -12,7 +12,6 @@
 mod clock;
 mod counters;
 mod cpu;
-mod origin;
 mod reads;
 mod snapshot;
 mod timeline;
@@ -22,7 +21,6 @@ pub(crate) use clock::Clock;
 pub use counters::Latency;
 pub(crate) use counters::{Area, Counter, Flow, Histogram, Pool, States};
 pub(crate) use cpu::{Role, Threads};
-pub use origin::{CacheProbe, Cached, DeviceBytes};
 pub use reads::{Copies, DirectReads, ReadStats};
 pub use snapshot::{
     Consumer, Copy, Decode, GpuIdle, Handed, Level, Order, ReaderInUse, Slots, Snapshot, Storage, Unmeasured,

@@ -3,7 +3,6 @@
 //! ```text
 //! Snapshot ──► load      each stage's share of its time ──► verdict   the limit, evidence, advice
 //!                                                      └──► whatif    the rate after a change
-//! Evidence ──► truth     storage or memory: where the bytes came from
 //! Snapshot, Timeline ──► export   metrics, a trace, a page
 //! ```
 //!
@@ -15,12 +14,10 @@ pub mod export;
 mod load;
 #[cfg(test)]
 mod simulator;
-mod truth;
 mod verdict;
 mod whatif;
 mod words;
 
 pub use load::{Cause, StageLoad};
-pub use truth::{Basis, Evidence, Truth, judge};
 pub use verdict::{Strength, Verdict};
 pub use whatif::{Change, Prediction, WhatIf};

@@ -35,7 +35,6 @@ mod retry;
 mod source;
 mod sys;
 mod threads;
-mod truth;
 mod uring;
 mod waker;
 
@@ -50,7 +49,6 @@ pub(crate) use files::{open_beneath, open_plain, open_regular};
 pub use page_cache::{Cached, PageCache};
 pub(crate) use retry::{Again, may_pass};
 pub use source::{DirId, Extent, SourceId, Sources};
-pub use truth::{PROBES_MAX, device_bytes, page_cache_share};
 pub use waker::Waker;
 
 #[cfg(test)]

@@ -1,18 +1,15 @@
-//! The two system calls that no safe crate wraps: `cachestat` and `mincore`, which ask what of a file is cached without
-//! reading it.
+//! The system call that no safe crate wraps: `cachestat`, which asks what of a file is cached without reading it.
 
 #![allow(unsafe_code)]
 
-use memmap2::MmapRaw;
 use rustix::fd::{AsRawFd, BorrowedFd};
-use std::ffi::{c_int, c_long, c_uchar, c_uint, c_void};
+use std::ffi::{c_int, c_long, c_uint};
 
 /// The same number on all architectures (Linux 6.5).
 const SYS_CACHESTAT: c_long = 451;
 
 unsafe extern "C" {
     fn syscall(number: c_long, ...) -> c_long;
-    fn mincore(address: *mut c_void, len: usize, pages: *mut c_uchar) -> c_int;
 }
 
 /// `struct cachestat_range`.
@@ -46,21 +43,6 @@ pub(crate) fn cached_pages(fd: BorrowedFd<'_>, offset: u64, len: u64) -> std::io
     // which it reads the first and writes the second during the call only.
     let result = unsafe { syscall(SYS_CACHESTAT, fd, &raw const range, &raw mut stat, flags) };
     if result == 0 { Ok(stat.cached) } else { Err(std::io::Error::last_os_error()) }
-}
-
-/// Pages of a map that are in the page cache. Only for files that the process owns or may write: of others the kernel says
-/// that all pages are.
-///
-/// Errors: those of `mincore`; the map has to start at a page, as [`memmap2`]'s do where their offset is one of a page.
-pub(crate) fn resident_pages(map: &MmapRaw) -> std::io::Result<u64> {
-    let mut pages = vec![0_u8; map.len().div_ceil(rustix::param::page_size())];
-    // SAFETY: the map is live and is not accessed; one byte is written for each of its pages, of which `pages` has as many.
-    let result = unsafe { mincore(map.as_mut_ptr().cast(), map.len(), pages.as_mut_ptr()) };
-    if result != 0 {
-        return Err(std::io::Error::last_os_error());
-    }
-    // The other bits are reserved.
-    Ok(pages.iter().map(|page| u64::from(page & 1)).sum())
 }
 
 #[cfg(test)]
