@@ -195,7 +195,9 @@ pub mod profile {
         BatchRecord, Consumer, Copies, Copy, Decode, DirectReads, Gauges, GpuIdle, Handed, Latency, Level, Order,
         ReaderInUse, Slots, Snapshot, Span, Storage, Timeline, Track, Unmeasured, Work,
     };
-    pub use crate::report::{Cause, Change, Prediction, StageLoad, Strength, Verdict, WhatIf, export};
+    pub use crate::report::{
+        Cause, Change, Names, Prediction, StageLoad, Strength, Verdict, WhatIf, prometheus, trace,
+    };
 }
 
 /// Guides, one for each question.

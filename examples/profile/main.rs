@@ -28,6 +28,7 @@ mod measure;
 mod metrics;
 mod nvml;
 mod output;
+mod page;
 mod page_cache;
 #[path = "../throughput/settings.rs"]
 mod settings;
@@ -42,7 +43,7 @@ use args::Given;
 use feedline::dataset::Dataset;
 #[cfg(feature = "cuda")]
 use feedline::device::DeviceKind;
-use feedline::profile::export::{self, Names};
+use feedline::profile::Names;
 use feedline::tensor::Encoding;
 use feedline::{LastBatch, Loader, LoaderBuilder, Report, Stop};
 use live::{Live, Setup};
@@ -253,12 +254,15 @@ impl Finished {
 
     /// Errors of each.
     fn write(&self, [trace, html]: [Option<Output>; 2]) -> Vec<String> {
-        let (timeline, snapshot) = (self.loader.timeline(), &self.answer.snapshot);
-        let trace = trace.map(|file| file.write(&export::trace(&timeline, snapshot, Names::new("profile", 0))));
+        let snapshot = &self.answer.snapshot;
+        let trace = trace.map(|file| {
+            let text = feedline::profile::trace(&self.loader.timeline(), snapshot, Names::new("profile", 0));
+            file.write(&text)
+        });
         let html = html.map(|file| {
             let lines = text::lines(&self.answer, &self.report.verdict.to_string());
             let title = format!("feedline profile: {}", self.report.dataset);
-            file.write(&export::html(snapshot, &timeline, &lines, &title, &self.report.to_string()))
+            file.write(&page::html(snapshot, &lines, &title, &self.report.to_string()))
         });
         [trace, html].into_iter().flatten().filter_map(Result::err).collect()
     }

@@ -1,35 +1,67 @@
-//! The metrics of a run by HTTP. The port is taken before anything that takes long, so that one that is in use is heard of at
-//! once; until there is a loader, there are no metrics.
+//! The metrics of a run by HTTP: `GET /metrics` on the loopback interface. The port is taken before anything that takes long, so
+//! that one that is in use is heard of at once; until there is a loader, there are no metrics.
 
 use feedline::Loader;
-use feedline::profile::export::{self, Names, Server};
+use feedline::profile::{Names, prometheus};
 use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use tiny_http::{Header, Method, Request, Response, Server};
 
+/// Prometheus' text format.
+const FORMAT: &str = "Content-Type: text/plain; version=0.0.4; charset=utf-8";
+
+type Served = Arc<OnceLock<Arc<Loader>>>;
+
+/// A server, until it is dropped.
 pub struct Metrics {
-    server: Server,
-    loader: Arc<OnceLock<Arc<Loader>>>,
+    server: Arc<Server>,
+    loader: Served,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Metrics {
     /// Listens at 127.0.0.1; 0 takes a free port.
-    pub fn listen(port: u16) -> feedline::Result<Self> {
-        let loader: Arc<OnceLock<Arc<Loader>>> = Arc::default();
-        let served = loader.clone();
-        let text = move || match served.get() {
-            Some(loader) => export::prometheus(&[(Names::new("profile", 0), &loader.snapshot())]),
-            None => String::new(),
-        };
-        Ok(Self { server: Server::loopback(port, text)?, loader })
+    pub fn listen(port: u16) -> Result<Self, String> {
+        let failed = |error: &dyn std::fmt::Display| format!("cannot serve metrics at 127.0.0.1:{port}: {error}");
+        let server = Arc::new(Server::http(("127.0.0.1", port)).map_err(|error| failed(&error))?);
+        let loader = Served::default();
+        let (asked, served) = (server.clone(), loader.clone());
+        // What a client does with its answer is its own affair.
+        let serve = move || asked.incoming_requests().for_each(|request| _ = answer(request, &served));
+        let thread = std::thread::Builder::new().name("profile-metrics".into()).spawn(serve);
+        Ok(Self { server, loader, thread: Some(thread.map_err(|error| failed(&error))?) })
     }
 
     pub fn address(&self) -> String {
-        format!("http://{}/metrics", self.server.address())
+        format!("http://{}/metrics", self.server.server_addr())
     }
 
     /// From now on they are those of this loader.
     pub fn serve(&self, loader: &Arc<Loader>) {
         let _ = self.loader.set(loader.clone());
     }
+}
+
+impl Drop for Metrics {
+    fn drop(&mut self) {
+        self.server.unblock();
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+fn answer(request: Request, loader: &Served) -> std::io::Result<()> {
+    if request.url() != "/metrics" {
+        return request.respond(Response::from_string("metrics are at /metrics\n").with_status_code(404));
+    }
+    if !matches!(request.method(), Method::Get | Method::Head) {
+        return request.respond(Response::from_string("GET is answered\n").with_status_code(405));
+    }
+    let metrics = |loader: &Arc<Loader>| prometheus(&[(Names::new("profile", 0), &loader.snapshot())]);
+    let mut response = Response::from_string(loader.get().map_or_else(String::new, metrics));
+    if let Ok(format) = FORMAT.parse::<Header>() {
+        response.add_header(format);
+    }
+    request.respond(response)
 }
 
 #[cfg(test)]
@@ -39,22 +71,27 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::TcpStream;
 
-    fn get(metrics: &Metrics) -> String {
-        let mut stream = TcpStream::connect(metrics.server.address()).unwrap();
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    /// Status line and body.
+    fn get(metrics: &Metrics, path: &str) -> (String, String) {
+        let mut stream = TcpStream::connect(metrics.server.server_addr().to_ip().unwrap()).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
-        assert!(text.starts_with("HTTP/1.1 200 "), "{text}");
-        text.split_once("\r\n\r\n").unwrap().1.into()
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        (head.lines().next().unwrap().into(), body.into())
     }
 
     #[test]
-    fn a_port_is_taken_before_there_is_a_loader_and_in_use_for_the_next() {
+    fn a_port_is_taken_before_there_is_a_loader() {
         let metrics = Metrics::listen(0).unwrap();
-        assert!(Metrics::listen(metrics.server.address().port()).is_err());
-        assert_eq!(get(&metrics), "");
+        let port = metrics.server.server_addr().to_ip().unwrap().port();
+        assert!(Metrics::listen(port).map(|_| ()).unwrap_err().contains(&port.to_string()));
+        assert_eq!(get(&metrics, "/metrics"), ("HTTP/1.1 200 OK".into(), String::new()));
         let records = Records::builder(2).open_bytes([7; 100]).unwrap();
         metrics.serve(&Arc::new(Loader::builder(records).batch_size(20).build().unwrap()));
-        assert!(get(&metrics).contains("feedline_"));
+        assert!(get(&metrics, "/metrics").1.contains("\nfeedline_batches_total{loader=\"profile\",rank=\"0\"} 0\n"));
+        assert!(get(&metrics, "/").0.contains("404"));
+        drop(metrics);
+        assert!(TcpStream::connect(("127.0.0.1", port)).is_err(), "it listens until it is dropped");
     }
 }

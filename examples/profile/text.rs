@@ -294,7 +294,11 @@ pub fn number(value: f64) -> String {
     if value < 100.0 {
         return significant(value);
     }
-    let digits = format!("{value:.0}");
+    grouped(&format!("{value:.0}"))
+}
+
+/// Digits with commas between thousands.
+pub fn grouped(digits: &str) -> String {
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);
     for (at, digit) in digits.chars().enumerate() {
         if at > 0 && (digits.len() - at).is_multiple_of(3) {

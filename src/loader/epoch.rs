@@ -10,7 +10,7 @@ use crate::order::Batches;
 use crate::pipeline::Start;
 use crate::pipeline::runtime::placed;
 use crate::pipeline::watchdog::{LOOKS, Watcher};
-use crate::report::export::spans;
+use crate::report::spans;
 use crate::report::{Cause, Verdict};
 use crate::state::Cursor;
 use crossbeam_channel::RecvTimeoutError;

@@ -34,7 +34,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::ledger::BadSample;
 use crate::memory::{ChunkBuf, RegionBytes, Rows};
 use crate::order::{Draws, Key};
-use crate::report::export::spans;
+use crate::report::spans;
 use crate::storage::{Again, Cached, Extent, may_pass};
 use bytes::Bytes;
 use std::collections::BTreeMap;

@@ -3,21 +3,45 @@
 //! ```text
 //! Snapshot ──► load      each stage's share of its time ──► verdict   the limit, evidence, advice
 //!                                                      └──► whatif    the rate after a change
-//! Snapshot, Timeline ──► export   metrics, a trace, a page
+//! Snapshot ──► prometheus  totals since the loader was built
+//! Timeline ──► trace       what each of the last batches did, for ui.perfetto.dev
 //! ```
 //!
-//! Numbers in, numbers and words out; pure but for `export`'s server and spans. It knows `meter` and `error`, and neither a
-//! loader nor a reader.
+//! Numbers in, numbers and words out; pure but for `spans`. It knows `meter` and `error`, and neither a loader nor a reader.
+//! Whatever the numbers are (zero, out of order, beyond all bounds) and whatever names contain, text for other programs is
+//! well-formed and nothing panics.
 
 mod depth;
-pub mod export;
 mod load;
+mod prometheus;
 #[cfg(test)]
 mod simulator;
+#[allow(dead_code, unused_imports, reason = "what the loader says is up to the loader")]
+pub(crate) mod spans;
+mod trace;
 mod verdict;
+mod ways;
 mod whatif;
 mod words;
 
 pub use load::{Cause, StageLoad};
+pub use prometheus::prometheus;
+pub use trace::trace;
 pub use verdict::{Strength, Verdict};
 pub use whatif::{Change, Prediction, WhatIf};
+
+/// Whose numbers these are: labels of metrics, names in a trace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Names<'a> {
+    /// A name for the loader, such as `train`; any text.
+    pub loader: &'a str,
+    /// Its rank. Traces of several ranks have a process each, so that they can be merged.
+    pub rank: u32,
+}
+
+impl<'a> Names<'a> {
+    /// The loader called `loader` of rank `rank`.
+    pub fn new(loader: &'a str, rank: u32) -> Self {
+        Self { loader, rank }
+    }
+}

@@ -1,62 +1,11 @@
-//! What a loader measured, as a trace, metrics and a page, for loaders that are starved by one stage or by none.
-//!
-//! The pages are left in the target folder (`tmp/profile-*.html`), to be looked at.
+//! What a loader measured, as a trace, for loaders that are starved by one stage or by none.
 
-use crate::common::synthetic::{MACHINES, Machine, measured};
+use crate::common::synthetic::{MACHINES, measured};
 use feedline::Loader;
 use feedline::dataset::Records;
-use feedline::profile::export::{Names, Server, html, prometheus, trace};
-use feedline::profile::{Timeline, Work};
+use feedline::profile::{Names, Timeline, Work, trace};
 use serde_json::Value;
-use std::io::{Read, Write};
-use std::net::TcpStream;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-
-fn page(machine: &Machine, batches: usize) -> String {
-    let (snapshot, timeline) = measured(machine, batches);
-    let verdict: Vec<String> = machine.verdict.iter().map(|line| line.to_string()).collect();
-    let report = format!("dataset   made up\ndevice    <none> & \"no\" disk\ndelivered {batches} batches");
-    html(&snapshot, &timeline, &verdict, &format!("feedline: {}", machine.name), &report)
-}
-
-fn written(name: &str, page: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("profile-{}.html", name.replace([' ', ','], "-")));
-    std::fs::write(&path, page).unwrap();
-    path
-}
-
-#[test]
-fn a_page_is_small_however_long_the_run_and_draws_each_of_the_last_batches() {
-    for machine in &MACHINES {
-        for batches in [0, 1, 30, 4096] {
-            let page = page(machine, batches);
-            assert!(page.len() < 300_000, "{}, {batches} batches: {} bytes", machine.name, page.len());
-            let drawn = page.matches("<title>epoch ").count();
-            assert_eq!(drawn, batches.min(200), "{}, {batches} batches", machine.name);
-            if batches == 4096 {
-                written(machine.name, &page);
-                let titles = page.matches("<h2>").count();
-                assert_eq!(titles, 6, "shares, batches, time, table, histograms, report");
-                let histograms = page.matches("by powers of ten").count();
-                assert_eq!(histograms, if machine.copy.is_some() { 4 } else { 3 });
-            }
-        }
-    }
-}
-
-#[test]
-fn a_page_s_figures_are_the_snapshot_s() {
-    let (snapshot, _) = measured(&MACHINES[0], 1000);
-    let page = page(&MACHINES[0], 1000);
-    let share = 100.0 * snapshot.consumer.waited_ns as f64 / snapshot.steady_ns as f64;
-    assert!((20.0..60.0).contains(&share), "{share}");
-    assert!(page.contains(&format!("<b>{share:.1} %</b><span>consumer waited for batches")), "{share}");
-    assert!(page.contains("<li>decode needs 7.3 cores, has 4: `--workers 8` would give 1,780 images/s"));
-    // The one machine whose awaited batches are being decoded says so.
-    assert!(page.contains("all read, being decoded: "));
-}
 
 #[test]
 fn a_trace_holds_every_batch_and_the_waits_that_the_snapshot_counts() {
@@ -74,53 +23,6 @@ fn a_trace_holds_every_batch_and_the_waits_that_the_snapshot_counts() {
         assert!((us - expected).abs() < 1.0, "{us} for {expected}");
         assert!(text.len() < 1500 * 500, "{} bytes", text.len());
     }
-}
-
-#[test]
-fn metrics_are_served_while_the_server_lives() {
-    let (snapshot, _) = measured(&MACHINES[3], 100);
-    let server = Server::loopback(0, move || prometheus(&[(Names::new("train", 0), &snapshot)])).unwrap();
-    let mut stream = TcpStream::connect(server.address()).unwrap();
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    assert!(answer.contains("\nfeedline_batches_total{loader=\"train\",rank=\"0\"} 100\n"), "{answer}");
-}
-
-fn chromium() -> Option<&'static str> {
-    let names = ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
-    names.into_iter().find(|path| Path::new(path).exists())
-}
-
-/// What the browser says on its console about a page.
-fn console(browser: &str, page: &Path) -> Vec<String> {
-    let profile = page.with_extension("chromium");
-    let output = Command::new(browser)
-        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"])
-        .args(["--disable-dev-shm-usage", "--enable-logging=stderr", "--dump-dom"])
-        .arg(format!("--user-data-dir={}", profile.display()))
-        .arg(format!("file://{}", page.display()))
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    let _ = std::fs::remove_dir_all(profile);
-    let dom = String::from_utf8_lossy(&output.stdout);
-    assert!(dom.contains("</html>"), "{browser} shows nothing: {}", String::from_utf8_lossy(&output.stderr));
-    let said = String::from_utf8_lossy(&output.stderr);
-    said.lines().filter(|line| line.contains("CONSOLE")).map(str::to_string).collect()
-}
-
-#[test]
-fn a_browser_has_nothing_to_complain_about() {
-    let Some(browser) = chromium() else {
-        println!("skipped: no Chromium here");
-        return;
-    };
-    let shown = page(&MACHINES[3], 300);
-    assert_eq!(console(browser, &written("checked", &shown)), Vec::<String>::new());
-    // It would be seen: the page's own policy forbids this, and the browser says so.
-    let broken = shown.replace("</body>", "<script>document.title = 1</script><img src=\"file:///x.png\"/></body>");
-    assert!(!console(browser, &written("broken", &broken)).is_empty());
 }
 
 #[test]

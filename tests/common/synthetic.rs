@@ -10,50 +10,13 @@ pub struct Machine {
     pub copy: Option<u64>,
     pub step: u64,
     pub slots: usize,
-    pub verdict: &'static [&'static str],
 }
 
 pub const MACHINES: [Machine; 4] = [
-    Machine {
-        name: "starved by decode",
-        read: 9_000,
-        decode: 40_000,
-        copy: None,
-        step: 24_000,
-        slots: 6,
-        verdict: &[
-            "Bound by decode: the consumer waits 40 % of its time",
-            "evidence: workers are busy 99 % of the time, and work waits for them while batches are being filled",
-            "decode needs 7.3 cores, has 4: `--workers 8` would give 1,780 images/s, then storage limits at 2,100",
-        ],
-    },
-    Machine {
-        name: "starved by storage",
-        read: 55_000,
-        decode: 14_000,
-        copy: None,
-        step: 20_000,
-        slots: 4,
-        verdict: &["Bound by storage", "evidence: 30 of 32 reads in flight, workers have no bytes 70 % of the time"],
-    },
-    Machine {
-        name: "healthy",
-        read: 12_000,
-        decode: 15_000,
-        copy: None,
-        step: 40_000,
-        slots: 8,
-        verdict: &["Not starved: the consumer's own work takes the time"],
-    },
-    Machine {
-        name: "GPU, starved by copies",
-        read: 6_000,
-        decode: 11_000,
-        copy: Some(18_000),
-        step: 14_000,
-        slots: 6,
-        verdict: &["Bound by copy: the GPU starves 20 % of its time", "slots are not pinned: raise RLIMIT_MEMLOCK"],
-    },
+    Machine { name: "starved by decode", read: 9_000, decode: 40_000, copy: None, step: 24_000, slots: 6 },
+    Machine { name: "starved by storage", read: 55_000, decode: 14_000, copy: None, step: 20_000, slots: 4 },
+    Machine { name: "healthy", read: 12_000, decode: 15_000, copy: None, step: 40_000, slots: 8 },
+    Machine { name: "GPU, starved by copies", read: 6_000, decode: 11_000, copy: Some(18_000), step: 14_000, slots: 6 },
 ];
 
 /// A small generator, so that times are not all the same.

@@ -1,10 +1,8 @@
-//! A snapshot and a timeline as one page for people.
+//! A snapshot as one page for people. What happened over time, batch by batch, is in the trace.
 //!
 //! ```text
 //! title, figures, verdict
 //! where the time went     a bar per stage                       (charts)
-//! the last batches        each on its way, and the consumer     (gantt)
-//! over time               starvation by cause, queues, slots    (charts)
 //! stages                  a table
 //! how long things took    histograms, log x                     (charts)
 //! report                  as text
@@ -13,42 +11,30 @@
 //! The page is complete in itself: styles and drawings are in it, there is no script, and its policy forbids the browser to
 //! load anything. It follows the reader's light or dark scheme and prints. Colours differ in brightness as well as in hue, so
 //! that most people with colour blindness tell them apart; starvation alone is orange.
-//!
-//! Limits: the last [`gantt::MOST`] batches are drawn one by one, all others in [`charts::COLUMNS`] columns, and the page says
-//! so: it stays below about 300 KB beside the report's text.
 
 mod charts;
-mod gantt;
 mod svg;
 
-use crate::meter::{Latency, Snapshot, Timeline};
+use feedline::profile::{Latency, Snapshot};
 use std::fmt::Write;
 use svg::{bytes, count, escape, number, percent, share, time};
 
 const STYLE: &str = include_str!("style.css");
 /// Nothing may be loaded, and nothing run.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
+/// For what is not work.
+const HATCH: &str = "width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\"";
 /// A consumer that starves for more than this is worth a colour.
 const HOT: f64 = 0.02;
 
 /// A page that shows what was measured: self-contained, without scripts, for any browser. `verdict` are lines of text, the
 /// first one the most important; `report` is shown as it is. All text is escaped.
-///
-/// ```
-/// use feedline::profile::{Snapshot, Timeline, export::html};
-///
-/// let verdict = ["not starved".to_string()];
-/// let page = html(&Snapshot::default(), &Timeline::default(), &verdict, "train <1>", "");
-/// assert!(page.contains("<h1>train &lt;1&gt;</h1>"));
-/// ```
-pub fn html(snapshot: &Snapshot, timeline: &Timeline, verdict: &[String], title: &str, report: &str) -> String {
-    let mut page = Page { out: String::with_capacity(64 << 10), snapshot, timeline };
+pub fn html(snapshot: &Snapshot, verdict: &[String], title: &str, report: &str) -> String {
+    let mut page = Page { out: String::with_capacity(64 << 10), snapshot };
     page.head(title);
     page.tiles();
     page.verdict(verdict);
     page.shares();
-    page.batches();
-    page.over_time();
     page.table();
     page.histograms();
     page.report(report);
@@ -58,7 +44,6 @@ pub fn html(snapshot: &Snapshot, timeline: &Timeline, verdict: &[String], title:
 struct Page<'a> {
     out: String,
     snapshot: &'a Snapshot,
-    timeline: &'a Timeline,
 }
 
 /// Writes to the page, which takes everything.
@@ -75,9 +60,7 @@ impl Page<'_> {
         put!(self, "<style>\n{STYLE}</style>\n</head>\n<body>");
         put!(
             self,
-            "<svg class=\"defs\" aria-hidden=\"true\"><defs>{}{}</defs></svg>",
-            pattern("room", "back", ""),
-            pattern("first", "back-first", "warm")
+            "<svg class=\"defs\" aria-hidden=\"true\"><defs><pattern id=\"room\" {HATCH}><rect class=\"back\" width=\"6\" height=\"6\"/><path d=\"M0 0V6\"/></pattern></defs></svg>"
         );
         let consumer = &self.snapshot.consumer;
         let (at, batches) = (time(self.snapshot.at_ns as f64), count(consumer.batches));
@@ -163,59 +146,6 @@ impl Page<'_> {
         self.drawing(&charts::stages(self.snapshot));
     }
 
-    fn batches(&mut self) {
-        let Some((drawing, shown)) = gantt::gantt(self.timeline, self.snapshot) else { return };
-        let all = count(self.timeline.batches.len() as u64);
-        put!(self, "<h2>The last {shown} batches</h2>");
-        put!(
-            self,
-            "<p>Of {all} in the timeline. Each batch has a row from the time it got its slot until it was dropped; point at one for its times. While a batch is read, those of its samples that are there are decoded already.</p>"
-        );
-        let mut legend = vec![
-            ("starved", "consumer starved"),
-            ("first", "waits for the first batch"),
-            ("own", "holds the batch, own work"),
-        ];
-        legend.extend([("read", "being read"), ("decode", "all read, being decoded")]);
-        if self.timeline.batches.iter().any(|record| record.copied_ns > 0) {
-            legend.extend([("queue", "waits for copy"), ("copy", "copied, then ready")]);
-        } else {
-            legend.push(("ready", "ready"));
-        }
-        self.legend(&legend);
-        self.drawing(&drawing);
-    }
-
-    fn over_time(&mut self) {
-        let Some(drawing) = charts::over_time(self.timeline, self.snapshot) else { return };
-        let (batches, moments) = (self.timeline.batches.len(), self.timeline.gauges.len());
-        let forgotten = match self.timeline.forgotten {
-            0 => String::new(),
-            older => format!(" {} older batches were forgotten.", count(older)),
-        };
-        put!(self, "<h2>Over time</h2>");
-        put!(
-            self,
-            "<p>All {} batches and {} moments of the timeline, one moment for each batch at most, in {} columns of equal time: a line is the mean of the moments in a column, its pale band their least and most.{forgotten}</p>",
-            count(batches as u64),
-            count(moments as u64),
-            charts::COLUMNS,
-        );
-        let waits = charts::waits_by_cause(self.timeline);
-        let all: f64 = waits.iter().sum();
-        let named: Vec<(&str, String)> = charts::CAUSES
-            .iter()
-            .zip(waits)
-            .filter(|(_, ns)| *ns > 0.0)
-            .map(|((class, name), ns)| (*class, format!("{name}: {}", percent(share(ns, all)))))
-            .collect();
-        if !named.is_empty() {
-            put!(self, "<p>While the consumer waited ({} in all), the batch that it waited for was:</p>", time(all));
-            self.legend(&named.iter().map(|(class, name)| (*class, name.as_str())).collect::<Vec<_>>());
-        }
-        self.drawing(&drawing);
-    }
-
     /// A wide drawing: where there is no room for it, it is scrolled.
     fn drawing(&mut self, drawing: &str) {
         put!(self, "<div class=\"scroll\">{drawing}</div>");
@@ -298,14 +228,6 @@ impl Page<'_> {
             "<footer>feedline {version}. Starved: the consumer, or its stream on the GPU, had nothing to do since no batch was ready. The GPU's idle time before it asked is an upper bound of what the training code causes.</footer>\n</body>\n</html>"
         );
     }
-}
-
-/// A hatch for what is not work.
-fn pattern(id: &str, back: &str, line: &str) -> String {
-    let size = "width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\"";
-    format!(
-        "<pattern id=\"{id}\" {size}><rect class=\"{back}\" width=\"6\" height=\"6\"/><path class=\"{line}\" d=\"M0 0V6\"/></pattern>"
-    )
 }
 
 /// A small bar for a cell.
@@ -394,8 +316,8 @@ fn rows(snapshot: &Snapshot) -> Vec<Row<'_>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::meter::{Copy, GpuIdle};
-    use crate::report::export::way::tests::hostile;
+    use crate::folder::Folder;
+    use feedline::profile::{Copy, GpuIdle};
     use proptest::prelude::*;
 
     /// Elements of a page by name; panics unless each is closed where it should be and attributes are whole.
@@ -427,19 +349,17 @@ mod tests {
 
     fn snapshot(numbers: [u64; 8]) -> Snapshot {
         let [at_ns, steady_ns, a, b, c, d, e, f] = numbers;
-        let mut snapshot = Snapshot { at_ns, steady_ns, ..Snapshot::default() };
+        let (mut snapshot, mut gpu, mut copy) = (Snapshot::default(), GpuIdle::default(), Copy::default());
+        (snapshot.at_ns, snapshot.steady_ns) = (at_ns, steady_ns);
         (snapshot.consumer.waited_ns, snapshot.consumer.user_ns, snapshot.consumer.samples) = (a, b, c);
         (snapshot.storage.busy_ns, snapshot.storage.bytes, snapshot.decode.busy_ns) = (d, e, f);
         snapshot.decode.workers = f as u32;
-        snapshot.consumer.gpu = Some(GpuIdle { steps: a, starved_ns: b, host_late_ns: c, ..GpuIdle::default() });
-        snapshot.copy = Some(Copy { busy_ns: d, blocked_ns: e, ..Copy::default() });
-        snapshot.storage.latency = Latency {
-            count: a,
-            p50_ns: b as f64,
-            p99_ns: f64::NAN,
-            buckets: vec![(c as f64, d), (f64::NAN, e)],
-            ..Latency::default()
-        };
+        (gpu.steps, gpu.starved_ns, gpu.host_late_ns) = (a, b, c);
+        (copy.busy_ns, copy.blocked_ns) = (d, e);
+        (snapshot.consumer.gpu, snapshot.copy) = (Some(gpu), Some(copy));
+        let latency = &mut snapshot.storage.latency;
+        (latency.count, latency.p50_ns, latency.p99_ns) = (a, b as f64, f64::NAN);
+        latency.buckets = vec![(c as f64, d), (f64::NAN, e)];
         snapshot
     }
 
@@ -447,10 +367,10 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
         fn a_page_is_well_formed_whatever_the_numbers_and_texts(
-            timeline in hostile(), numbers in prop::array::uniform8(prop_oneof![Just(0), 0_u64..100, any::<u64>(), Just(u64::MAX)]),
+            numbers in prop::array::uniform8(prop_oneof![Just(0), 0_u64..100, any::<u64>(), Just(u64::MAX)]),
             verdict in prop::collection::vec(any::<String>(), 0..3), title in any::<String>(), report in any::<String>()
         ) {
-            let page = html(&snapshot(numbers), &timeline, &verdict, &title, &report);
+            let page = html(&snapshot(numbers), &verdict, &title, &report);
             elements(&page);
             for wrong in ["NaN", "inf\"", "-inf"] {
                 let found = page.contains(wrong);
@@ -462,7 +382,7 @@ mod tests {
     #[test]
     fn texts_are_never_markup() {
         let evil = "</style></title><script>alert(1)</script><img src=x onerror=\"y\">".to_string();
-        let page = html(&Snapshot::default(), &Timeline::default(), &[evil.clone(), evil.clone()], &evil, &evil);
+        let page = html(&Snapshot::default(), &[evil.clone(), evil.clone()], &evil, &evil);
         let elements = elements(&page);
         assert!(elements.iter().all(|name| name != "script" && name != "img"));
         assert_eq!(elements.iter().filter(|name| *name == "li").count(), 1);
@@ -470,18 +390,48 @@ mod tests {
 
     #[test]
     fn a_loader_that_did_nothing_has_a_page_that_says_so() {
-        let page = html(&Snapshot::default(), &Timeline::default(), &[], "train", "");
+        let page = html(&Snapshot::default(), &[], "train", "");
         elements(&page);
         assert!(page.contains("No iterator has delivered its first batch yet."));
-        assert!(!page.contains("The last"));
     }
 
     #[test]
     fn nothing_is_loaded_from_anywhere() {
-        let page = html(&Snapshot::default(), &Timeline::default(), &[], "train", "");
+        let page = html(&Snapshot::default(), &[], "train", "");
         for reference in ["http://", "https://", "src=", "href=", "@import", "url(h", "url(/"] {
             assert!(!page.contains(reference), "{reference}");
         }
         assert!(page.contains("default-src 'none'"));
+    }
+
+    /// What Chromium says on its console about a page.
+    fn console(browser: &str, folder: &Folder, page: &str) -> Vec<String> {
+        let (path, profile) = (folder.join("page.html"), folder.join("chromium"));
+        std::fs::write(&path, page).unwrap();
+        let output = std::process::Command::new(browser)
+            .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"])
+            .args(["--disable-dev-shm-usage", "--enable-logging=stderr", "--dump-dom"])
+            .arg(format!("--user-data-dir={}", profile.display()))
+            .arg(format!("file://{}", path.display()))
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(String::from_utf8_lossy(&output.stdout).contains("</html>"), "{browser} shows nothing: {said}");
+        said.lines().filter(|line| line.contains("CONSOLE")).map(str::to_string).collect()
+    }
+
+    #[test]
+    fn a_browser_has_nothing_to_complain_about() {
+        let names = ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
+        let Some(browser) = names.into_iter().find(|path| std::path::Path::new(path).exists()) else {
+            return println!("skipped: no Chromium here");
+        };
+        let folder = Folder::new();
+        let shown =
+            html(&snapshot([3_000_000_000, 2_000_000_000, 40, 50, 60, 70, 80, 4]), &["decode".into()], "train", "");
+        assert_eq!(console(browser, &folder, &shown), Vec::<String>::new());
+        // It would be seen: the page's own policy forbids this, and the browser says so.
+        let broken = shown.replace("</body>", "<script>document.title = 1</script><img src=\"file:///x.png\"/></body>");
+        assert!(!console(browser, &folder, &broken).is_empty());
     }
 }

@@ -33,7 +33,7 @@ const fn bounds() -> [u64; 25] {
 /// Metrics of loaders as text in Prometheus' exposition format 0.0.4. Give totals, not [`Snapshot::since`], or counters fall.
 ///
 /// ```
-/// use feedline::profile::{Snapshot, export::{Names, prometheus}};
+/// use feedline::profile::{Names, Snapshot, prometheus};
 ///
 /// let text = prometheus(&[(Names::new("train", 0), &Snapshot::default())]);
 /// assert!(text.contains("feedline_batches_total{loader=\"train\",rank=\"0\"} 0\n"));

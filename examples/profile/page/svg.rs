@@ -2,7 +2,7 @@
 //!
 //! Whatever is drawn is finite and inside of its scale, so no number from outside can break a drawing.
 
-use crate::report::words::grouped;
+use crate::text::{self, grouped};
 use std::fmt::{self, Display, Write};
 
 /// Width of a drawing; it is scaled to the page.
@@ -112,33 +112,11 @@ impl Svg {
         let _ = writeln!(self.out, r#"<line class="{class}" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>"#);
     }
 
-    /// A line through points, or the area inside of it when the class fills.
-    pub(super) fn path(&mut self, class: &str, points: &[(f64, f64)]) {
-        let Some(((x, y), rest)) = points.split_first() else { return };
-        let _ = write!(self.out, r#"<path class="{class}" d="M{} {}"#, C(*x), C(*y));
-        for (x, y) in rest {
-            let _ = write!(self.out, "L{} {}", C(*x), C(*y));
-        }
-        self.out.push_str("\"/>\n");
-    }
-
     /// What is drawn by `inside` shows `title` under the pointer.
     pub(super) fn titled(&mut self, title: &str, inside: impl FnOnce(&mut Self)) {
         let _ = write!(self.out, "<g><title>{}</title>", escape(title));
         inside(self);
         self.out.push_str("</g>\n");
-    }
-
-    /// An axis of moments along the bottom, with grid lines from `top` to `bottom`.
-    pub(super) fn time_axis(&mut self, scale: &Scale, top: f64, bottom: f64) {
-        let (ticks, decimals) = scale.ticks(10);
-        for tick in ticks {
-            let x = scale.place(tick);
-            self.line("grid", (x, top), (x, bottom));
-            self.text("tick mid", x, bottom + 14.0, &format!("{tick:.decimals$}"));
-        }
-        self.line("axis", (scale.at, bottom), (scale.end, bottom));
-        self.text("tick mid", (scale.at + scale.end) / 2.0, bottom + 30.0, "time since the loader was built (s)");
     }
 
     /// An axis of amounts on the left, with grid lines to `end`.
@@ -162,36 +140,21 @@ pub(super) fn count(value: u64) -> String {
     grouped(&value.to_string())
 }
 
-/// A number for people: three digits or all of the whole ones, by thousands.
+/// A number for people.
 pub(super) fn number(value: f64) -> String {
-    if !value.is_finite() {
-        return "–".into();
-    }
-    let decimals = match value.abs() {
-        size if size >= 99.95 || size == 0.0 => 0,
-        size if size >= 9.995 => 1,
-        size if size >= 0.9995 => 2,
-        _ => 3,
-    };
-    let text = format!("{value:.decimals$}");
-    let (whole, rest) = text.split_at(text.find('.').unwrap_or(text.len()));
-    let (sign, digits) = whole.split_at(usize::from(whole.starts_with('-')));
-    format!("{sign}{}{rest}", grouped(digits))
+    if value.is_finite() { text::number(value) } else { "–".into() }
 }
 
 /// Nanoseconds for people.
 pub(super) fn time(ns: f64) -> String {
-    scaled(ns, &[(1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns")])
+    let units = [(1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns")];
+    let (size, unit) = units.into_iter().find(|(size, _)| ns >= size * 0.9995).unwrap_or((1.0, "ns"));
+    format!("{} {unit}", number(ns / size))
 }
 
-/// Bytes for people, by thousands.
+/// Bytes for people.
 pub(super) fn bytes(bytes: f64) -> String {
-    scaled(bytes, &[(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")])
-}
-
-fn scaled(value: f64, units: &[(f64, &str)]) -> String {
-    let unit = units.iter().find(|(size, _)| value >= *size * 0.9995).or(units.last());
-    unit.map_or_else(String::new, |(size, name)| format!("{} {name}", number(value / size)))
+    text::bytes(bytes as u64)
 }
 
 /// A share in percent.
@@ -210,31 +173,12 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn numbers_are_for_people() {
-        let table = [
-            (0.0, "0"),
-            (0.1234, "0.123"),
-            (1.0, "1.00"),
-            (12.34, "12.3"),
-            (999.4, "999"),
-            (99.96, "100"),
-            (0.9996, "1.00"),
-            (1780.0, "1,780"),
-            (-1_234_567.0, "-1,234,567"),
-            (f64::NAN, "–"),
-        ];
-        for (value, expected) in table {
-            assert_eq!(number(value), expected);
-        }
-        assert_eq!(
-            [count(0), count(999), count(1000), count(u64::MAX)],
-            ["0", "999", "1,000", "18,446,744,073,709,551,615"]
-        );
-        let table = [(0.0, "0 ns"), (1.0, "1.00 ns"), (1234.0, "1.23 µs"), (999_999.0, "1.00 ms"), (61e9, "61.0 s")];
+    fn times_and_shares_are_for_people() {
+        let table = [(0.0, "0 ns"), (1.0, "1 ns"), (1234.0, "1.23 µs"), (999_999.0, "1 ms"), (61e9, "61 s")];
         for (ns, expected) in table {
             assert_eq!(time(ns), expected);
         }
-        assert_eq!((bytes(0.0), bytes(1.5e9)), ("0 B".into(), "1.50 GB".into()));
+        assert_eq!((count(u64::MAX), number(f64::NAN)), ("18,446,744,073,709,551,615".into(), "–".into()));
         assert_eq!((share(1.0, 0.0), percent(share(1.0, 3.0))), (0.0, "33.3 %".into()));
     }
 

@@ -58,11 +58,6 @@ impl<T> Span<T> {
     pub(super) fn ns(&self) -> u64 {
         self.end - self.start
     }
-
-    /// Nanoseconds that it has in common with `other`.
-    pub(super) fn common<U>(&self, other: &Span<U>) -> u64 {
-        self.end.min(other.end).saturating_sub(self.start.max(other.start))
-    }
 }
 
 /// The way of one batch.
@@ -227,7 +222,7 @@ pub(super) mod tests {
     }
 
     prop_compose! {
-        pub(in crate::report::export) fn hostile()(tracks in prop::collection::vec(track(), 0..4), batches in prop::collection::vec(any_record(), 0..40), gauges in prop::collection::vec(gauges(), 0..40), forgotten in moment()) -> Timeline {
+        pub(in crate::report) fn hostile()(tracks in prop::collection::vec(track(), 0..4), batches in prop::collection::vec(any_record(), 0..40), gauges in prop::collection::vec(gauges(), 0..40), forgotten in moment()) -> Timeline {
             Timeline { batches, gauges, tracks, forgotten }
         }
     }
