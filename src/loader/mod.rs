@@ -468,7 +468,11 @@ impl Shared {
             copies: (self.info.device.kind() != DeviceKind::Host).then(|| meters.device.copies(now)),
             routes: self.facts.routes.clone(),
             direct: onward::direct_reads(&self.facts.direct, meters),
-            origin: self.facts.before.origin(&meters.reads(), meters.cached_bytes.get(), meters.device.direct_bytes.get()),
+            origin: self.facts.before.origin(
+                &meters.reads(),
+                meters.cached_bytes.get(),
+                meters.device.direct_bytes.get(),
+            ),
             verdict: Verdict::of(&self.snapshot()),
             plan: self.facts.plan.clone(),
             recovered: core.recovery.recovered(),
