@@ -1,15 +1,15 @@
-//! The copy stage against the driver: what a loader brings onto a GPU when its slots are filled for nothing, beside bare
-//! copies from the same kind of memory (the physical limit) and from memory that is not pinned.
+//! The copy stage against the driver: GB/s of a loader that fills its slots at no cost, beside bare copies from the
+//! same kind of memory (the physical limit) and from pageable memory.
 //!
 //! ```text
-//! cargo bench --bench copy                                         on the first GPU; without one it says so
+//! cargo bench --bench copy                                         on the first GPU; without a GPU it prints a note
 //! FEEDLINE_PAIRS=15 FEEDLINE_PAIR_SECONDS=5 cargo bench --bench copy   the ratio with its interval
 //! FEEDLINE_BENCH_STANDIN=1 cargo bench --bench copy                    batches dropped at once / waited for, without a GPU
 //! cargo test  --benches                                            each case once, against the stand-in driver: no figures
 //! ```
 //!
-//! The last comparison is about waiting, not about a GPU: the stand-in driver's copies take 5 ms, each of 8 workers 40 ms for
-//! a batch. A consumer that drops batches at once must be as fast as one that synchronises before each drop.
+//! The last comparison measures waiting, not a GPU. The stand-in driver's copies take 5 ms; each of 8 workers takes 40
+//! ms per batch. A consumer that drops batches at once must be as fast as one that synchronises before each drop.
 
 mod common;
 #[path = "../tests/common/driver.rs"]
@@ -28,19 +28,19 @@ use pull::{BATCH, Puller, RECORD, counted};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Records of a batch: 4.2, 38.5 and 134 MB.
+/// Records per batch: 4.2, 38.5 and 134 MB.
 const ROWS: [usize; 3] = [28, BATCH, 892];
-/// Least share of the bare copies' rate, for batches of 38.5 MB.
+/// Target: minimum share of the bare copies' rate, for batches of 38.5 MB.
 const SHARE: f64 = 0.97;
-/// Most CPU time of the transfer thread for such a batch, in microseconds.
+/// Target: maximum CPU time of the transfer thread for such a batch, in microseconds.
 const COPY_US: f64 = 20.0;
 
-/// Slots, and batches on the device, of the comparison against the stand-in.
+/// Slots and device batches of the comparison with the stand-in.
 const DEPTHS: [(usize, usize); 6] = [(4, 2), (4, 3), (8, 2), (8, 3), (16, 2), (16, 3)];
-/// Least rate of a consumer that drops at once, as a share of that of one that waits.
+/// Target: minimum rate of a consumer that drops at once, relative to one that waits.
 const AT_ONCE: f64 = 0.97;
 const WORKERS: usize = 8;
-/// For one batch, of one row of [`ROW`] bytes: the work of a worker, and a copy.
+/// Time for a batch of one row of [`ROW`] bytes: a worker's, and a copy's.
 const WORK: Duration = Duration::from_millis(40);
 const COPY: Duration = Duration::from_millis(5);
 const ROW: usize = 4096;
@@ -70,13 +70,13 @@ fn main() {
     }
 }
 
-/// A size of batches, and what copies them.
+/// A batch size, and the loader and buffers that copy it.
 struct Case {
     size: usize,
     loader: Puller,
     pinned: [Lane; 1],
     pageable: [Lane; 1],
-    /// Last: the others are gone when it goes.
+    /// Last, so that it is dropped after the others.
     _gpu: Gpu,
 }
 
@@ -112,7 +112,7 @@ fn bare(lane: &[Lane], size: usize, seconds: f64) -> f64 {
     h2d_for(lane, size, seconds).unwrap()
 }
 
-/// Batches dropped at once against batches that were waited for.
+/// Compares batches dropped at once with batches dropped after a wait.
 fn compare_drops((slots, buffers): (usize, usize), pairs: usize, seconds: f64) {
     let bandwidth = (ROW as f64 / COPY.as_secs_f64()) as u64;
     let session = standin::cuda().session(standin::Config { bandwidth, ..standin::Config::default() });
@@ -134,7 +134,7 @@ fn compare_drops((slots, buffers): (usize, usize), pairs: usize, seconds: f64) {
     drop((loader, stream, session));
 }
 
-/// Batches per second, after some to warm up.
+/// Batches per second, after a warm-up.
 fn rate(loader: &Loader, wait_for: Option<&Arc<CudaStream>>, warm: usize, seconds: f64) -> f64 {
     let mut batches = loader.epoch(0).unwrap();
     let mut next = || {

@@ -1,16 +1,16 @@
 //! Images per second on one core, step by step.
 //!
-//! Physical limits to hold the figures against: the entropy-coded bytes are read bit by bit (libjpeg-turbo needs some
-//! 0.9 ms for the 107 KB of the average picture here, whatever it does with the pixels afterwards), so "full decode" is
-//! the floor under everything that follows, and the steps after it should be small beside it.
+//! Physical limit: entropy-coded bytes are read bit by bit. libjpeg-turbo takes about 0.9 ms for the 107 KB of the
+//! average picture here, with any use of the pixels. So "full decode" is the floor, and later steps should be small
+//! beside it.
 //!
-//! `cargo bench --bench decode -- --quick`; real pictures: `FEEDLINE_BENCH_IMAGES=DIR` (its first 200 JPEGs by name), and
-//! `FEEDLINE_BENCH_RESTART=DIR`, the same with restart markers. Without them some noisy pictures of 500×375 pixels and
-//! about 107 KB are made.
+//! `cargo bench --bench decode -- --quick`; real pictures: `FEEDLINE_BENCH_IMAGES=DIR` (its first 200 JPEGs by name),
+//! and `FEEDLINE_BENCH_RESTART=DIR`, the same with restart markers. Without them the bench generates noisy pictures of
+//! 500×375 pixels and about 107 KB.
 //!
-//! Ratios: `FEEDLINE_PAIRS=15 cargo bench --bench decode --features turbojpeg -- none` runs the contestants of `ratios` in
-//! turn, that many times over all pictures, and prints medians (`FEEDLINE_BENCH_ONLY='NAME;NAME'`: fewer of them). With
-//! `turbojpeg` libjpeg-turbo and fast_image_resize without this crate are among them.
+//! Ratios: `FEEDLINE_PAIRS=15 cargo bench --bench decode --features turbojpeg -- none` runs the contestants of `ratios`
+//! in turn, 15 times over all pictures, and prints medians (`FEEDLINE_BENCH_ONLY='NAME;NAME'` selects contestants).
+//! With `turbojpeg`, libjpeg-turbo and fast_image_resize without this crate are among them.
 
 #[path = "common/mod.rs"]
 mod common;
@@ -52,7 +52,7 @@ fn find(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// The pictures of a folder that an environment variable names, or made ones.
+/// The pictures of a folder from an environment variable, or generated ones.
 fn pictures(variable: &str, interval: u16) -> Vec<Vec<u8>> {
     let pictures: Vec<Vec<u8>> = match std::env::var_os(variable) {
         Some(folder) => {
@@ -127,7 +127,7 @@ fn images(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// What is measured: a name, and a function of picture number and pictures with and without restart markers.
+/// A contestant: a name, and a function of picture number and pictures with and without restart markers.
 type Contestant = (String, Box<dyn FnMut(usize, &[u8], &[u8])>);
 
 fn loaders() -> Vec<Contestant> {
@@ -152,7 +152,7 @@ fn loaders() -> Vec<Contestant> {
     out
 }
 
-/// The crop that `Image` takes of picture `id`.
+/// The crop of `Image` for picture `id`.
 #[cfg(feature = "turbojpeg")]
 fn crop_of(id: usize, width: u32, height: u32) -> turbo::Region {
     let mut draws = Draws::new(1, 0, id as u64, "feedline image");
@@ -171,10 +171,10 @@ fn crop_of(id: usize, width: u32, height: u32) -> turbo::Region {
     [0, 0, width, height]
 }
 
-/// Libraries without this crate.
+/// Contestants: the libraries without this crate.
 fn libraries() -> Vec<Contestant> {
     let mut pixels = vec![0; 1 << 24];
-    #[cfg_attr(not(feature = "turbojpeg"), allow(unused_mut, reason = "there is one then"))]
+    #[cfg_attr(not(feature = "turbojpeg"), allow(unused_mut, reason = "only that feature adds some"))]
     let mut out: Vec<Contestant> = vec![(
         String::from("zune-jpeg, full decode"),
         Box::new(move |_, plain, _| {
@@ -216,7 +216,7 @@ fn libraries() -> Vec<Contestant> {
     out
 }
 
-/// All contestants in turn, again and again; medians, and ratios to the last library.
+/// Runs all contestants in turn, again and again; prints medians, and ratios to the last library.
 fn ratios(_: &mut Criterion) {
     let (rounds, _) = common::pairs_wanted();
     if rounds == 0 {
@@ -235,7 +235,7 @@ fn ratios(_: &mut Criterion) {
     let mut speeds = vec![Vec::new(); contestants.len()];
     for _ in 0..rounds {
         for ((_, run), speeds) in contestants.iter_mut().zip(&mut speeds) {
-            // CPU time of this thread alone: the machine may be shared.
+            // CPU time of this thread alone, because the machine may be shared.
             let start = common::cpu_s();
             for id in 0..count {
                 run(id, &plain[id], &marked[id]);

@@ -1,9 +1,9 @@
-//! What opening a dataset of shards costs: 1,000,000 samples of two fields in tar, as 1, 100 and 1000 shards; the first
-//! time (all shards are scanned) and from the index files.
+//! Time to open a dataset of shards: 1,000,000 samples of two fields in tar, as 1, 100 and 1000 shards; the first time
+//! (scanning all shards) and from the index files.
 //!
-//! Physical limit to hold the figures against: reading the same index files by `std::fs::read`, one after the other.
+//! Physical limit: reading the same index files by `std::fs::read`, one after the other.
 //!
-//! `cargo bench --no-default-features --bench index` (makes 1.5 GB below `target/` and removes them)
+//! `cargo bench --no-default-features --bench index` (writes 1.5 GB below `target/` and removes them)
 
 mod common;
 
@@ -12,7 +12,7 @@ use feedline::dataset::{Dataset, DatasetExt, Tar, TfRecord};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Targets: time from the cache in ms, and index bytes of a sample.
+/// Targets: time from the page cache in ms, and index bytes per sample.
 const OPEN_MS: f64 = 50.0;
 const SAMPLE_BYTES: f64 = 40.0;
 
@@ -29,7 +29,7 @@ fn main() {
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
-/// The same for TFRecord: records of 116 bytes in 4 files.
+/// The same measurement for TFRecord: records of 116 bytes in 4 files.
 fn measure_records(dir: &Path, samples: usize, repeats: usize) {
     std::fs::create_dir_all(dir).unwrap();
     let masked = |bytes: &[u8]| crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes();
@@ -49,7 +49,7 @@ fn measure_records(dir: &Path, samples: usize, repeats: usize) {
     let (ms, low, high) = spread(times.collect());
     let bytes = records.index_bytes() as f64 / samples as f64;
     println!(
-        "{samples} records: scanned in {first:.2} s; from the index {ms:.1} ms [{low:.1}, {high:.1}]; {bytes:.1} bytes a record"
+        "{samples} records: scanned in {first:.2} s; from the index {ms:.1} ms [{low:.1}, {high:.1}]; {bytes:.1} bytes per record"
     );
 }
 
@@ -93,7 +93,7 @@ fn is_index(path: &Path) -> bool {
     path.extension().is_some_and(|ending| ending == "fdx")
 }
 
-/// Samples of an empty member and a class: as many headers as a real shard of so many samples has.
+/// Samples of an empty member and a class, with the headers of a real shard.
 fn write_shards(dir: &Path, samples: usize, shards: usize) {
     std::fs::create_dir_all(dir).unwrap();
     for shard in 0..shards {

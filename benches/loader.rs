@@ -1,12 +1,12 @@
-//! The loader as a whole. CPU time per 64-byte record from memory is what the crate itself costs; with
-//! `FEEDLINE_PAIRS=15` it is compared, in alternating pairs, with what the machine can do without it:
+//! The whole loader. CPU time per 64-byte record from memory shows the crate's own cost. With `FEEDLINE_PAIRS=15`,
+//! alternating pairs compare the loader with the machine's limits:
 //!
 //! ```text
 //! FEEDLINE_PAIRS=15 cargo bench --bench loader -- pairs
 //! ```
 //!
-//! `FEEDLINE_DEVICE` (`host`, which is the default, `auto` or `cuda:N`) says where the batches go. On a GPU the bus is one
-//! more limit, which `cargo bench --bench copy` measures; what the loader is compared with stays on the host.
+//! `FEEDLINE_DEVICE` (`host`, the default, `auto` or `cuda:N`) selects the device of the batches. On a GPU the bus is
+//! another limit, measured by `cargo bench --bench copy`; the limits here stay those of the host.
 
 mod common;
 
@@ -30,13 +30,13 @@ fn small_records(batch: usize) -> LoaderBuilder {
     Loader::builder(records).order(Order::shuffled(1)).batch_size(batch).device(device())
 }
 
-/// Where the batches go.
+/// The device of the batches.
 fn device() -> Device {
     let words = std::env::var("FEEDLINE_DEVICE").unwrap_or("host".into());
     words.parse().unwrap_or_else(|error| panic!("FEEDLINE_DEVICE={words}: {error}"))
 }
 
-/// Batches on a device are handed out while their copies are on their way: waits for this one's.
+/// Waits for the copy of a device batch, because batches are delivered before their copies complete.
 fn arrive(batch: &Batch) {
     if let Some(field) = batch.fields().next().filter(|field| field.as_bytes().is_err()) {
         field.read_into(&mut vec![0; field.size_bytes()]).unwrap();
@@ -46,7 +46,7 @@ fn arrive(batch: &Batch) {
 /// CPU time of the whole process for `samples` records.
 fn cpu_of(loader: &Loader, samples: u64) -> Duration {
     let mut epochs = loader.epochs(0..u64::MAX / 2).unwrap();
-    // The first batches pay for what is made once.
+    // The first batches pay one-time costs.
     epochs.by_ref().take(64).for_each(|batch| drop(batch.unwrap()));
     let mut done = 0;
     let before = cpu_s();
@@ -82,7 +82,7 @@ fn records(path: &Path, mode: Mode, direct: Direct) -> Loader {
     builder.reader(mode).direct(direct).build().unwrap()
 }
 
-/// GB per second of a loader for about `seconds`, starting with epoch `epoch`.
+/// GB per second of a loader for about `seconds`, from epoch `epoch` on.
 fn pull(loader: &Loader, epoch: u64, seconds: f64) -> f64 {
     let (started, mut bytes) = (Instant::now(), 0);
     for batch in loader.epochs(epoch..u64::MAX / 2).unwrap() {
@@ -122,7 +122,7 @@ fn bare_pread(path: &Path, seconds: f64) -> f64 {
     next.load(Ordering::Relaxed) as f64 * RECORD as f64 / started.elapsed().as_secs_f64() / 1e9
 }
 
-/// Tokens of a window, and windows of a batch.
+/// Tokens per window, and windows per batch.
 const WINDOW: usize = 2048;
 const WINDOWS: usize = 64;
 
@@ -140,7 +140,7 @@ fn windows(loader: &Loader, seconds: f64) -> f64 {
     rows as f64 / started.elapsed().as_secs_f64() / 1e6
 }
 
-/// The limits: two threads that copy the same windows in the same order into memory of the same kind, by `copy`.
+/// The limit: two threads that copy the same windows in the same order into memory of the same kind, by `copy`.
 fn bare_windows(count: u64, seconds: f64, copy: impl Fn(u64, &mut [u8]) + Sync) -> f64 {
     let order = feedline::order::Permutation::new(count, feedline::order::Key::new(7));
     let batch = WINDOWS * WINDOW * 2;
@@ -166,7 +166,7 @@ fn bare_windows(count: u64, seconds: f64, copy: impl Fn(u64, &mut [u8]) + Sync) 
     next.load(Ordering::Relaxed) as f64 / started.elapsed().as_secs_f64() / 1e6
 }
 
-/// Shuffled windows of tokens from the page cache. `FEEDLINE_BENCH_TOKENS` names a file of `u16` of yours.
+/// Shuffled windows of tokens from the page cache. `FEEDLINE_BENCH_TOKENS` names your own file of `u16`.
 fn tokens(count: usize, seconds: f64) {
     let own = std::env::var_os("FEEDLINE_BENCH_TOKENS").map(std::path::PathBuf::from);
     let path = own.unwrap_or_else(|| file(1 << 30));
@@ -185,7 +185,7 @@ fn tokens(count: usize, seconds: f64) {
     compare(&format!("{what} / pread loop on 2 threads"), unit, count, loader_speed, || {
         bare_windows(total, seconds, by_pread)
     });
-    // Stands for a populated map of the file, which safe code cannot have: pages of the same size, all there.
+    // Replaces a populated map of the file, which needs unsafe code: populated pages of the same size.
     let mut pages = memmap2::MmapMut::map_anon(len as usize).unwrap();
     let _ = pages.advise(memmap2::Advice::NoHugePage);
     opened.read_exact_at(&mut pages, 0).unwrap();
@@ -240,7 +240,7 @@ fn pairs(count: usize, seconds: f64) {
     }
 }
 
-/// Which comparisons are made.
+/// The comparisons to run.
 fn cases() -> String {
     std::env::var("FEEDLINE_BENCH_CASES").unwrap_or("cold,mixed,warm,tokens".into())
 }
@@ -265,8 +265,8 @@ fn cold(path: &Path, direct: &Loader, count: usize, seconds: f64) {
     );
 }
 
-/// Half of the file in the page cache: each a single pass over part of a shuffled epoch, since longer runs of the
-/// buffered reader would cache the other half, too.
+/// With half of the file in the page cache. Each run is one pass over part of a shuffled epoch, because longer runs of
+/// the buffered reader would cache the other half, too.
 fn mixed(path: &Path, direct: &Loader, count: usize) {
     let len = std::fs::metadata(path).unwrap().len();
     let half = len / 2 / RECORD as u64 * RECORD as u64;

@@ -1,14 +1,14 @@
-//! What an order costs: time to the first index, time per index, and memory, for the computed permutation of `feedline`
-//! and for one that is shuffled into an array.
+//! Cost of an order: time to the first index, time per index, and memory, for feedline's computed permutation and for a
+//! shuffled array.
 //!
-//! Physical limits to hold the figures against: an array takes 8 bytes per sample, and must be written once in random
-//! order before its first index is known; the computed one is bound by the latency of 20 multiplications in a row with a few cheaper
-//! steps between them: some 180 cycles when every index depends on the one before; those of a batch do not, and overlap.
+//! Physical limits: an array takes 8 bytes per sample, and is written once in random order before its first index. The
+//! computed permutation is bound by the latency of 20 dependent multiplications with a few cheaper steps between them:
+//! about 180 cycles if each index depends on the last. The indices of a batch do not, so they overlap.
 //!
 //! `cargo bench --no-default-features --bench order -- --quick`
 //!
-//! What a whole process pays until it knows the first index of an epoch, as the loader prepares it, each in a process of its
-//! own; `benches/random_sampler.py` prints the same lines of others:
+//! Cost of a whole process until the first index of an epoch, prepared as by the loader; each order in its own process.
+//! `benches/random_sampler.py` prints the same lines for other samplers:
 //!
 //! `FEEDLINE_ORDERS=5 cargo bench --no-default-features --bench order` (the median of 5 processes)
 
@@ -27,15 +27,15 @@ use std::time::{Duration, Instant};
 
 const LENGTHS: [u64; 4] = [1_000, 1_000_000, 1_000_000_000, 1_000_000_000_000];
 const CHUNKS: [u64; 4] = [1_000, 10_000, 100_000, 1_000_000];
-/// Of 128 bytes: reading them is not what is measured.
+/// Records of 128 bytes, because their reads are not measured.
 const CHUNK_ROWS: u64 = 16;
 const LANES: u32 = 8;
-/// Beyond this an array is out of proportion to a benchmark.
+/// Largest array for a benchmark.
 const STORED_MAX: u64 = 1_000_000;
-/// Indices per measured step: those of some batches.
+/// Indices per measured step, as in some batches.
 const STEP: u64 = 1000;
 
-/// The usual way: an array of all indices, shuffled.
+/// The usual order: a shuffled array of all indices.
 fn stored(n: u64, key: Key) -> Vec<u64> {
     let mut entries: Vec<u64> = (0..n).collect();
     Draws::from_key(key).shuffle(&mut entries);
@@ -114,15 +114,15 @@ fn draws(criterion: &mut Criterion) {
     });
 }
 
-/// Rank 0 of 8 over so many chunks in memory, windows of 4 in 8 lanes.
+/// Rank 0 of 8 over `chunks` chunks in memory, windows of 4 in 8 lanes.
 fn lanes(chunks: u64) -> Loader {
     let dataset = Made::chunks(Made::memory(1 << 20), chunks, CHUNK_ROWS, 8);
     let order = Order::windowed(1, 4).lanes(LANES);
     Loader::builder(dataset).order(order).shard(Shard::new(0, LANES).unwrap()).batch_size(1).workers(1).build().unwrap()
 }
 
-/// Until the epoch is prepared and its first index is known; for lanes also what the rank needs when, which a loader
-/// prepares before it reads anything.
+/// Prepares an epoch up to its first index. For lanes this includes the rank's schedule of chunks, which a loader
+/// prepares before its first read.
 fn first_index_of_an_epoch(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("first index of an epoch");
     for n in LENGTHS {
@@ -144,7 +144,7 @@ fn first_index_of_an_epoch(criterion: &mut Criterion) {
                 loader.preview(epoch, 1)
             });
         });
-        group.bench_function(BenchmarkId::new("8 lanes over chunks, and what a rank needs", chunks), |bencher| {
+        group.bench_function(BenchmarkId::new("8 lanes over chunks, and a rank's schedule", chunks), |bencher| {
             bencher.iter_custom(|rounds| {
                 let start = |epoch| {
                     let started = Instant::now();
@@ -160,7 +160,7 @@ fn first_index_of_an_epoch(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Peak of resident memory, and what is resident, in bytes.
+/// Peak and present resident memory, in bytes.
 fn resident() -> (u64, u64) {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = |name| status.lines().find_map(|line: &str| line.strip_prefix(name)).unwrap();
@@ -168,9 +168,9 @@ fn resident() -> (u64, u64) {
     (bytes("VmHWM:"), bytes("VmRSS:"))
 }
 
-/// Prints the seconds and the bytes that `first` takes beyond what was resident before.
+/// Prints the seconds of `first`, and its bytes beyond those resident before.
 fn measure_first<T>(first: impl FnOnce() -> T) {
-    // The peak from here on.
+    // Resets the peak.
     std::fs::write("/proc/self/clear_refs", "5").unwrap();
     let (_, before) = resident();
     let started = Instant::now();
@@ -181,12 +181,12 @@ fn measure_first<T>(first: impl FnOnce() -> T) {
     drop(made);
 }
 
-/// One order in this process.
+/// Measures one order in this process.
 fn measure_one(what: &str) {
     let (kind, n) = what.split_once(' ').unwrap();
     let n: u64 = n.parse().unwrap();
     let shuffled = |n| Order::shuffled(1).preview(n, 0, 1).unwrap();
-    // A short one first: the pages of the program itself are not what is measured.
+    // A short order first, so that the program's own pages do not count.
     if kind == "shuffled" {
         shuffled(10);
         measure_first(|| shuffled(n));
@@ -197,13 +197,13 @@ fn measure_one(what: &str) {
     }
 }
 
-/// Each order in processes of its own.
+/// Measures each order in processes of its own.
 fn orders(processes: usize) {
     let shuffled = (3..=12).map(|exponent| ("shuffled", 10_u64.pow(exponent)));
     for (kind, n) in shuffled.chain(CHUNKS.map(|n| ("lanes", n))) {
         let run = |_| {
             let mut command = Command::new(std::env::current_exe().unwrap());
-            // What is freed goes back to the kernel, or it would serve again and not be counted.
+            // Freed memory returns to the kernel; reused memory would not count.
             command.env("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=131072");
             let output = command.env("FEEDLINE_ORDER", format!("{kind} {n}")).output().unwrap();
             let text = String::from_utf8(output.stdout).unwrap();

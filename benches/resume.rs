@@ -1,22 +1,23 @@
-//! What it costs to go on with an interrupted run, and to save where it stands.
+//! Cost of resuming an interrupted run, and of saving its state.
 //!
 //! ```text
-//! cargo test  --benches                 each case once, small, so that it cannot rot
+//! cargo test  --benches                 each case once, small, to keep it working
 //! cargo bench --no-default-features --bench resume
 //!                                       30 pairs: a fresh start and a resumed one in turn, each from `Loader::builder` to
-//!                                       the first batch; then states: made, saved, their size
+//!                                       the first batch; then creating and saving states, and their size
 //! ```
 //!
-//! The dataset is open before either start; the resumed one loads its state from a file. *cold*: the page cache is asked to
-//! forget the files before each start. Figures are medians; the interval of a difference is 95 % by bootstrap.
+//! The dataset is open before either start; the resumed one loads its state from a file. *cold* drops the files from
+//! the page cache before each start. Figures are medians; the interval of a difference is 95 % by bootstrap.
 //!
-//! Physical limits to hold the figures against: both starts look at what the fingerprint is about (the ends of at most 256
-//! files, the name and length of each, where each chunk begins), since `build` makes it. So the difference is what a resume
-//! adds, and **not** what looking costs: that is in both columns, some 80 ns a file. A synced save cannot be faster than a
-//! plain program that writes the same bytes to a file, syncs, renames, and syncs the folder.
+//! Physical limits: both starts compute the fingerprint in `build` (the ends of at most 256 files, the name and length
+//! of each file, the start of each chunk). So the difference is the cost of the resume, **without** the fingerprint:
+//! both columns hold that, about 80 ns per file. A synced save cannot be faster than a plain program that writes the
+//! same bytes to a file, syncs, renames, and syncs the folder.
 //!
-//! `FEEDLINE_PAIRS` sets the number of pairs, `FEEDLINE_BENCH_CASES` chooses (`records,files,chunks,virtual,save`),
-//! `FEEDLINE_BENCH_FILE` names the file of records (a multiple of 150,528 bytes). Makes 0.7 GB below `target/`.
+//! `FEEDLINE_PAIRS` sets the number of pairs, `FEEDLINE_BENCH_CASES` selects cases
+//! (`records,files,chunks,virtual,save`), `FEEDLINE_BENCH_FILE` names the file of records (a multiple of 150,528
+//! bytes). The bench writes 0.7 GB below `target/`.
 
 mod common;
 #[path = "common/made.rs"]
@@ -35,21 +36,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Targets: ms that a resumed start may take longer than a fresh one, ms of a save without fsync, bytes of a state.
+/// Targets: ms of a resumed start beyond a fresh one, ms of a save without fsync, bytes of a state.
 const RESUME_MS: f64 = 5.0;
 const SAVE_MS: f64 = 1.0;
 const STATE_BYTES: usize = 1024;
 
 const BATCH: usize = 64;
-/// Bytes of a record, and of a file of the case `files`.
+/// Bytes per record, and per file of the case `files`.
 const RECORD: usize = 150_528;
 const FILE: usize = 16 << 10;
-/// As many pictures as ImageNet's, and so many different files behind them.
+/// Pictures, as many as ImageNet's, and the number of different files behind them.
 const PICTURES: u64 = 1_281_167;
 const FILES: u64 = 1000;
 const VIRTUAL: u64 = 1_000_000_000_000;
 
-/// Measures with files of its own in a folder, so many pairs.
+/// A case: it measures a number of pairs with its own files in a folder.
 type Cases = fn(&Path, usize);
 
 fn main() {
@@ -79,12 +80,12 @@ fn sized(full: u64, small: u64) -> u64 {
     if as_test() { small } else { full }
 }
 
-/// A loader to be started.
+/// A loader to start.
 struct Case {
     name: String,
     dataset: Arc<dyn Dataset>,
     order: Order,
-    /// Where its data is.
+    /// The files of its data.
     files: Vec<PathBuf>,
 }
 
@@ -128,7 +129,7 @@ fn chunks(dir: &Path, pairs: usize) {
     }
 }
 
-/// 10^12 of them, in memory.
+/// A dataset of 10^12 samples, in memory.
 fn samples(dir: &Path, pairs: usize) {
     let dataset = Arc::new(Made::samples(Made::memory(1 << 20), VIRTUAL, 64));
     let case = Case { name: "10^12 samples, shuffled".into(), dataset, order: Order::shuffled(1), files: Vec::new() };
@@ -142,8 +143,9 @@ impl Case {
         Loader::builder(self.dataset.clone()).order(self.order.clone()).batch_size(BATCH).workers(2)
     }
 
-    /// The state of a run that has delivered `position` samples, a multiple of the batch. Of these only a few are read:
-    /// there are so many ranks that all of them lie in one batch. Then the size of a batch is changed.
+    /// The state of a run that has delivered `position` samples, a multiple of the batch.
+    ///
+    /// It reads only a few of them: with enough ranks all of them lie in one batch. Then it changes the batch size.
     fn state_at(&self, position: u64) -> State {
         let world = u32::try_from(position).unwrap_or(u32::MAX);
         let rank = self.builder().shard(Shard::new(0, world).unwrap()).global_batch(position).build().unwrap();
@@ -180,7 +182,7 @@ impl Case {
         (ms, loader)
     }
 
-    /// The sample that must come first, where looking is possible.
+    /// The expected first sample, if `preview` can give it.
     fn expected(&self, position: u64) -> Option<u64> {
         let near = position < 1_000_000;
         near.then(|| *self.builder().build().unwrap().preview(0, position + 1).unwrap().last().unwrap())
@@ -192,7 +194,7 @@ impl Case {
         let expected = self.expected(state.position());
         let mut times = Times::default();
         for pair in 0..pairs {
-            // A B, B A, A B …: a drift of the machine hits both alike.
+            // A B, B A, A B …: a drift of the machine affects both equally.
             for resume in [pair % 2 == 1, pair % 2 == 0] {
                 before();
                 let (ms, loader) = self.start(resume.then_some(saved.as_path()), if resume { expected } else { None });
@@ -246,7 +248,7 @@ fn judge(low: f64, high: f64) -> &'static str {
     }
 }
 
-/// Milliseconds, and what came of it.
+/// Milliseconds and result of `work`.
 fn timed<T>(work: impl FnOnce() -> T) -> (f64, T) {
     let started = Instant::now();
     let made = std::hint::black_box(work());
@@ -273,8 +275,8 @@ fn save(dir: &Path, pairs: usize) {
     println!("{pairs} pairs each, ms:");
     let (unsynced, plainly) =
         (|| timed(|| state.save_unsynced(&path).unwrap()).0, || timed(|| plain(&bare, &bytes, Synced::None)).0);
-    // Saves are far apart. ext4 begins to write a file that replaces another: one that is replaced again within
-    // milliseconds must first arrive on the device.
+    // Saves are far apart, because ext4 starts to write a file that replaces another. If it is replaced again within
+    // milliseconds, it must reach the device first.
     let rest = || std::thread::sleep(Duration::from_millis(sized(50, 0)));
     let (ms, low, high) = spread((0..sized(100, 2)).map(|_| (rest(), unsynced()).1).collect());
     let verdict = if high <= SAVE_MS { "met" } else { "MISSED" };
@@ -289,7 +291,7 @@ fn save(dir: &Path, pairs: usize) {
     compare("save / plain write, fsync, rename", "ms", pairs, synced, file);
 }
 
-/// What is synced.
+/// Parts of a save to sync.
 #[derive(PartialEq)]
 enum Synced {
     None,
@@ -297,7 +299,7 @@ enum Synced {
     Both,
 }
 
-/// What anybody would write to replace a file.
+/// The usual way to replace a file.
 fn plain(path: &Path, bytes: &[u8], sync: Synced) {
     let temporary = path.with_extension("tmp");
     let mut file = File::create(&temporary).unwrap();

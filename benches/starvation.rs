@@ -1,25 +1,25 @@
-//! Is the starvation that a [`Snapshot`](feedline::profile::Snapshot) gives true? Scenarios in real time, against a truth that
-//! is taken outside of the crate.
+//! Checks the starvation of a [`Snapshot`](feedline::profile::Snapshot): scenarios in real time, against a truth that
+//! is measured outside the crate.
 //!
 //! ```text
 //! host    the bench's clock around each `next()`                           vs consumer.waited_ns
-//! device  pieces of work on the consumer's stream that log when they ran   vs consumer.gpu {starved_ns, host_late_ns}
+//! device  pieces of work on the consumer's stream that log their run times   vs consumer.gpu {starved_ns, host_late_ns}
 //!
 //! stream  ─ work ─┤asked├────── nothing to do ──────┤got├─ work ─┤dropped├── host is late ──┤asked├─ …
-//!                       └────── starvation ────────┘             └─ user's own doing ─┘
+//!                       └────── starvation ────────┘             └── user's own time ──┘
 //!
-//! cargo test --benches                        every scenario once, small, without a judgement of times
-//! cargo bench --bench starvation [-- WORDS]   all of them (or those whose names hold a word); fails when one is off
+//! cargo test --benches                        every scenario once, small, without checks of times
+//! cargo bench --bench starvation [-- WORDS]   all scenarios, or those whose names contain a word; fails if one is wrong
 //! ```
 //!
-//! Right is what is within 3 % of the truth or 50 µs per step, whichever is larger. `asked`, `got` and `dropped` are work of no
-//! length. The host's lateness is an upper bound by definition, since work may follow the drop: it must not be below the truth,
-//! and right where nothing follows.
+//! A measurement is right within 3 % of the truth or 50 µs per step, the larger of both. `asked`, `got` and `dropped`
+//! are work of no length. The host's lateness is an upper bound by definition, because work may follow the drop: it
+//! must not be below the truth, and must be right if no work follows.
 //!
-//! Truth and measurement come from the same run, so a busy machine disturbs both. What disturbs only one is a thread that loses
-//! its core just between the two looks at the clock: a scenario that is off is run again, twice at most, and the table says how
-//! often. The device is the stand-in driver of the tests: its streams are threads, its copies take as long as their bandwidth
-//! says.
+//! Truth and measurement come from the same run, so a busy machine disturbs both. Only a thread that loses its core
+//! between the two readings of the clock disturbs one alone. So a wrong scenario runs again, at most twice, and the
+//! table gives the number of runs. The device is the tests' stand-in driver: its streams are threads, and its copies
+//! take the time of their bandwidth.
 
 mod common;
 #[cfg(feature = "cuda")]
@@ -35,14 +35,14 @@ use common::as_test;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Share of the truth by which a measurement may be off.
+/// Maximum error of a measurement, as a share of the truth.
 const SHARE: f64 = 0.03;
-/// For each step, if that is more.
+/// Maximum error per step, if that is more.
 const PER_STEP: Duration = Duration::from_micros(50);
-/// Runs of a scenario that is off.
+/// Maximum runs of a wrong scenario.
 const TRIES: u32 = 3;
 
-/// How a measurement has to stand to the truth.
+/// Required relation of a measurement to the truth.
 #[derive(Clone, Copy, PartialEq)]
 enum Must {
     Equal,
@@ -53,7 +53,7 @@ enum Must {
 struct Line {
     what: &'static str,
     must: Must,
-    /// Steps that count, and how many were measured.
+    /// Steps that count, and measured steps.
     steps: (u64, u64),
     truth: Duration,
     measured: Duration,
@@ -61,7 +61,7 @@ struct Line {
 }
 
 impl Line {
-    /// What the measurement is off by, per step, in microseconds.
+    /// Error of the measurement per step, in microseconds.
     fn off_us(&self) -> f64 {
         (self.measured.as_secs_f64() - self.truth.as_secs_f64()) * 1e6 / self.steps.0.max(1) as f64
     }
@@ -92,7 +92,7 @@ impl Line {
     }
 }
 
-/// A name, how many steps it has in a bench, and what it does with so many.
+/// A scenario: its name, its number of steps in a bench, and a function that runs a number of steps.
 type Scenario = (&'static str, u64, fn(u64) -> Vec<Line>);
 
 /// Steps of a scenario in a test.
@@ -111,7 +111,7 @@ fn main() -> ExitCode {
         right += u32::from(judge(name, steps, run));
     }
     if as_test() {
-        println!("{all} scenarios ran; as a test: times were not judged");
+        println!("{all} scenarios ran; a test does not check times");
         return ExitCode::SUCCESS;
     }
     println!("{right} of {all} scenarios within {} % or {PER_STEP:?} per step of the truth", SHARE * 100.0);
@@ -125,7 +125,7 @@ fn scenarios() -> Vec<Scenario> {
     all
 }
 
-/// Runs a scenario until it is right, some times at most.
+/// Runs a scenario until it is right, a limited number of times.
 fn judge(name: &str, steps: u64, run: fn(u64) -> Vec<Line>) -> bool {
     if as_test() {
         for line in run(FEW) {
@@ -145,12 +145,12 @@ fn judge(name: &str, steps: u64, run: fn(u64) -> Vec<Line>) -> bool {
     false
 }
 
-/// Nothing, for so many microseconds.
+/// Sleeps for a number of microseconds.
 fn rest(us: u64) {
     std::thread::sleep(Duration::from_micros(us));
 }
 
-/// Work, for so many microseconds.
+/// Works for a number of microseconds.
 fn spin(us: u64) {
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_micros(us) {
@@ -158,7 +158,7 @@ fn spin(us: u64) {
     }
 }
 
-/// A number that is another one for each `at`, below `below`.
+/// A pseudo-random number below `below`, by `at`.
 fn random(at: u64, below: u64) -> u64 {
     let mut x = at.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

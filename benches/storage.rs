@@ -1,7 +1,7 @@
 //! Readers against the device, and against fio on the same file.
 //!
 //! ```text
-//! cargo test  --benches                          each case once, small, so that it cannot rot
+//! cargo test  --benches                          each case once, small, to keep it working
 //! cargo bench --bench storage                    criterion: every reader, block and depth
 //! FEEDLINE_PAIRS=15 FEEDLINE_PAIR_SECONDS=5 cargo bench --bench storage
 //!                                                feedline and fio in turn; the ratio with its interval
@@ -9,12 +9,12 @@
 //!
 //! `FEEDLINE_BENCH_FILE` names the file (else 2 GiB are generated under `target/`), `FEEDLINE_BENCH_CASES` the cases of
 //! the pairs as `block:depth,…`, `FEEDLINE_BENCH_READER` their reader (`uring`, `pread`, `mmap`), `FEEDLINE_FIO_ARGS`
-//! more words for fio (`--fixedbufs=1 --registerfiles=1`). The physical limit that stands beside each figure is what fio
-//! gets: io_uring, O_DIRECT, random reads, the same block, depth and file, one thread. Its buffers are asked to be huge
-//! pages, as feedline's are: that alone was worth 1.2 × at 128 KiB and 2 × at 1 MiB on a virtio disk, where a request is
-//! one descriptor per page. `FEEDLINE_FIO_PLAIN=1` leaves it the pages that it gets by default.
+//! more arguments for fio (`--fixedbufs=1 --registerfiles=1`). The physical limit beside each figure is fio's:
+//! io_uring, O_DIRECT, random reads, the same block, depth and file, one thread. Its buffers request huge pages, like
+//! feedline's. That alone gained 1.2 × at 128 KiB and 2 × at 1 MiB on a virtio disk, where a request is one descriptor
+//! per page. `FEEDLINE_FIO_PLAIN=1` keeps fio's default pages.
 //!
-//! Everything is cold: O_DIRECT, or, for mmap, a page cache that is emptied before each sample.
+//! All reads are cold: by O_DIRECT, or, for mmap, with the file dropped from the page cache before each sample.
 
 mod common;
 
@@ -28,9 +28,9 @@ use std::time::{Duration, Instant};
 
 const BLOCKS: [u64; 4] = [4 << 10, 128 << 10, 150_528, 1 << 20];
 const DEPTHS: [u32; 4] = [1, 4, 32, 64];
-/// Block, depth, least ratio of bytes per second to fio's.
+/// Targets: block, depth, minimum ratio of bytes per second to fio's.
 const TARGETS: [(u64, u32, f64); 3] = [(128 << 10, 32, 0.98), (1 << 20, 32, 0.98), (4 << 10, 64, 0.90)];
-/// Most CPU seconds per byte, as a ratio to fio's.
+/// Target: maximum CPU seconds per byte, as a ratio to fio's.
 const CPU_TARGET: f64 = 1.2;
 
 fn main() {
@@ -56,7 +56,7 @@ fn random(state: &mut u64) -> u64 {
     *state
 }
 
-/// A reader that is kept busy with random reads of one size.
+/// A reader busy with random reads of one size.
 struct Load {
     reader: Box<dyn Reader>,
     idle: Vec<IoBuf>,
@@ -87,7 +87,7 @@ impl Load {
         Some(Self { reader, idle, source, block, blocks, state: 7, path: path.into() })
     }
 
-    /// Reads for as long as `go_on(bytes so far)` says, then what is still in flight; returns the bytes.
+    /// Reads while `go_on(bytes so far)` returns true, completes the reads in flight, and returns the bytes.
     fn run(&mut self, mut go_on: impl FnMut(u64) -> bool) -> u64 {
         let (mut bytes, mut out) = (0, Vec::with_capacity(self.idle.len()));
         loop {
@@ -152,7 +152,7 @@ fn measure(load: &mut Load, seconds: f64) -> Fio {
     let (start, cpu) = (Instant::now(), cpu_s());
     let (end, mut turn, mut on) = (start + Duration::from_secs_f64(seconds), 0_u32, true);
     let bytes = load.run(|_| {
-        // The clock is read for every 16th operation: at 4 KiB it would show.
+        // Reads the clock at every 16th operation: at 4 KiB more would cost.
         turn = turn.wrapping_add(1);
         on = on && (!turn.is_multiple_of(16) || Instant::now() < end);
         on
@@ -219,7 +219,7 @@ fn print_case(block: u64, depth: u32, pairs: &[(Fio, Fio)]) {
     );
 }
 
-/// A target is met when the interval reaches it; an interval wider than ± 5 % says nothing.
+/// A target is met if the interval reaches it. An interval wider than ± 5 % is inconclusive.
 fn judge((middle, low, high): (f64, f64, f64), met: impl Fn(f64) -> bool) -> &'static str {
     if high - low > 0.1 * middle {
         "inconclusive: machine too noisy"

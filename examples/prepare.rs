@@ -1,5 +1,5 @@
-//! Makes a folder of pictures ready for training: JPEGs get restart markers (without a loss), so that a crop can be
-//! decoded alone; many small files become shards.
+//! Prepares a folder of pictures for training: JPEGs get restart markers (lossless), so that a crop decodes alone, and
+//! many small files become shards.
 //!
 //! ```text
 //! cargo run --release --example prepare -- train/ shards/ --format tar --shuffle 7
@@ -15,8 +15,9 @@ use std::num::{NonZeroU16, NonZeroUsize};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-/// Writes pictures with restart markers, as shards or as files. Stopped by Ctrl-C it leaves whole shards, and hidden files
-/// that a run with --force removes; `manifest.tsv` is written last.
+/// Writes pictures with restart markers, as shards or as files.
+///
+/// Ctrl-C leaves complete shards, and hidden files that a run with --force removes. `manifest.tsv` is written last.
 #[derive(Parser)]
 #[command(version)]
 struct Args {
@@ -24,16 +25,16 @@ struct Args {
     input: PathBuf,
     /// Folder to write to
     output: PathBuf,
-    /// What is written
+    /// Output format
     #[arg(long, value_enum)]
     format: Kind,
-    /// MCUs from restart to restart [default: of the divisors of a row the one nearest to 4]
+    /// MCUs per restart interval [default: the divisor of a row nearest to 4]
     #[arg(long)]
     interval: Option<NonZeroU16>,
-    /// Most megapixels (of 2^20) of a picture
+    /// Maximum megapixels (of 2^20) of a picture
     #[arg(long, default_value_t = 64)]
     megapixels: u32,
-    /// Samples of a shard [default: as many as 256 MiB hold]
+    /// Samples per shard [default: those that fit 256 MiB]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     samples_per_shard: Option<u64>,
     /// Shuffle the samples over all shards with this seed [default: in the order of the folder]
@@ -42,13 +43,13 @@ struct Args {
     /// Threads [default: one per core]
     #[arg(long)]
     workers: Option<NonZeroUsize>,
-    /// Write into a folder that is not empty; earlier shards there are removed
+    /// Write into a non-empty folder, and remove earlier shards there
     #[arg(long)]
     force: bool,
-    /// Leave damaged pictures out and list them in damaged.tsv [default: end with the first]
+    /// Skip damaged pictures and list them in damaged.tsv [default: stop at the first]
     #[arg(long)]
     skip_damaged: bool,
-    /// Wait for the device before a file gets its name
+    /// Flush each file to the device before it gets its name
     #[arg(long)]
     sync: bool,
 }

@@ -1,5 +1,5 @@
-//! A training run on several ranks that is killed, goes on with another number of them, is killed again, …, and proves by
-//! hash that its ranks together received every sample exactly once per epoch, in the order of a run without interruption.
+//! A training run on several ranks that is killed and resumed with another number of ranks, again and again. It proves
+//! by hash that the ranks together received every sample exactly once per epoch, in the order of an uninterrupted run.
 //!
 //! ```text
 //! cargo run --release --example resume                                       # some seconds
@@ -7,8 +7,8 @@
 //! cargo run --release --example resume -- --data train.bin --record 150528   # your own records
 //! ```
 //!
-//! One binary in two roles. The *supervisor* is the launcher, the network and the judge; it starts itself again for every
-//! *rank*, with the variables that torchrun sets:
+//! One binary has two roles. The *supervisor* is launcher, network and judge. It starts itself again for every *rank*,
+//! with the variables that torchrun sets:
 //!
 //! ```text
 //! rank r:  loader ─► batch ─► train ─► log: step, ids, hashes ─► all-reduce(stop?) ─► rank 0: state.save, every k steps
@@ -16,19 +16,19 @@
 //! supervisor:   SIGKILL, SIGTERM  ──►   reads the logs            └─ or ───┘ over all ranks, by a socket pair per rank
 //! ```
 //!
-//! What makes it exact, and what a real training script has to do alike:
+//! Three rules make it exact. A real training script has to follow them, too:
 //!
-//! - **A state is saved after a step that all ranks have finished.** Here the all-reduce of the stop flag sees to that (a
-//!   byte to the supervisor and back), in a real script any collective operation of the step. Weights belong to the same
-//!   step: save them together with the state.
-//! - **Ranks agree on the step at which they stop.** SIGTERM may reach one of them, or all at different steps. The flag is
-//!   reduced in every step, so all of them see it set after the same one, save, and leave with exit code 75.
-//! - **The batch is said for all ranks together** (`.global_batch(n)`), so that another world size sees the same batches,
-//!   each rank another part of them.
+//! - **Save a state after a step that all ranks have finished.** Here the all-reduce of the stop flag ensures that (a
+//!   byte to the supervisor and back), in a real script any collective operation of the step. Weights belong to the
+//!   same step: save them together with the state.
+//! - **Ranks agree on the step at which they stop.** SIGTERM may reach one rank, or all ranks at different steps. Every
+//!   step reduces the flag, so all ranks see it after the same step, save, and exit with code 75.
+//! - **The batch size counts all ranks** (`.global_batch(n)`). So another world size has the same batches, and each
+//!   rank another part of them.
 //!
-//! What rank r received is what it wrote to its log. A run that was killed has done steps behind the last saved state;
-//! those are done again, and their log entries are not counted (but must be the same). The entries that count, put together
-//! over all ranks and attempts, are compared with `loader.preview` and the bytes of the file.
+//! Each rank logs the samples that it received. A killed run has finished steps after the last saved state. The next
+//! attempt repeats those steps: their log entries do not count, but must be equal. The counted entries of all ranks and
+//! attempts are compared with `loader.preview` and the bytes of the file.
 
 use clap::{Parser, ValueEnum};
 use feedline::dataset::{Dataset, Records};
@@ -51,54 +51,54 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-/// Prints a line; whoever closed the pipe does not want the rest.
+/// Prints a line, and ignores a closed pipe.
 macro_rules! say {
-    ($($words:tt)*) => {
-        let _ = writeln!(std::io::stdout(), $($words)*);
+    ($($text:tt)*) => {
+        let _ = writeln!(std::io::stdout(), $($text)*);
     };
 }
 
-/// Kills a training run on several ranks again and again, goes on with another number of ranks, and checks that nothing was
-/// lost or doubled.
+/// Kills a training run on several ranks again and again, resumes it with another number of ranks, and checks that no
+/// sample was lost or doubled.
 ///
-/// Exit code: 0 when the samples are exact, 1 for a difference or an error, 130 when interrupted.
+/// Exit code: 0 if the samples are exact, 1 for a difference or an error, 130 when interrupted.
 #[derive(Parser)]
 #[command(version, args_override_self = true)]
 struct Args {
-    /// Ranks of each attempt; from the beginning again when there are more kills
+    /// Ranks of each attempt; the list repeats if there are more kills
     #[arg(long, value_delimiter = ',', default_value = "4,2,1,3", value_parser = clap::value_parser!(u32).range(1..=64))]
     worlds: Vec<u32>,
-    /// How each attempt but the last ends; from the beginning again when there are more worlds
+    /// End of each attempt except the last; the list repeats if there are more worlds
     #[arg(long, value_delimiter = ',', value_enum, default_value = "9-one,term,9")]
     kills: Vec<End>,
-    /// Passes over the data
+    /// Number of epochs
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
     epochs: u64,
-    /// Samples per step, of all ranks together
+    /// Samples per step of all ranks together
     #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u64).range(1..))]
     global_batch: u64,
-    /// Steps from one saved state to the next
+    /// Steps between saved states
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     save_every: u64,
-    /// Time that the training of a step takes beside its arithmetic
+    /// Milliseconds of a training step, besides its arithmetic
     #[arg(long, default_value_t = 2)]
     step_ms: u64,
-    /// File of records [default: random bytes, made for the run]
+    /// File of records [default: random bytes, generated for the run]
     #[arg(long, requires = "record", conflicts_with = "samples")]
     data: Option<PathBuf>,
-    /// Bytes of a record; must be said with --data [default: 1024]
+    /// Bytes per record; required with --data [default: 1024]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     record: Option<u32>,
-    /// Records to make
+    /// Records to generate
     #[arg(long, default_value_t = 3000, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     samples: u64,
-    /// Seed of the order, of the made data and of the moments of the kills [default: another one each time]
+    /// Seed of the order, the generated data and the times of kills [default: a new one for each run]
     #[arg(long)]
     seed: Option<u64>,
-    /// Keep the folder with the data, the logs and the saved state
+    /// Keep the folder with data, logs and saved state
     #[arg(long)]
     keep: bool,
-    /// Be a rank of the run in this folder
+    /// Run as a rank of the run in this folder
     #[arg(long, hide = true)]
     rank_in: Option<PathBuf>,
 }
@@ -108,31 +108,31 @@ enum End {
     /// SIGKILL to all ranks at once
     #[value(name = "9")]
     KillAll,
-    /// SIGKILL to one rank; then the others are ended, as a launcher does
+    /// SIGKILL to one rank; the supervisor then kills the others, as launchers do
     #[value(name = "9-one")]
     KillOne,
-    /// SIGTERM to all ranks: they save and leave
+    /// SIGTERM to all ranks: they save and exit
     #[value(name = "term")]
     TermAll,
-    /// SIGTERM to one rank: all of them save and leave
+    /// SIGTERM to one rank: all ranks save and exit
     #[value(name = "term-one")]
     TermOne,
 }
 
 type Anyhow<T> = Result<T, Box<dyn Error>>;
 
-/// Exit code of a rank that was asked to stop and saved before (`EX_TEMPFAIL`: try again).
-const LEFT: u8 = 75;
+/// Exit code of a rank that saved its state and stopped on request (`EX_TEMPFAIL`: try again).
+const SAVED: u8 = 75;
 const INTERRUPTED: u8 = 130;
-/// The variable in which torchrun counts attempts.
+/// Torchrun's variable with the number of the attempt.
 const RESTARTS: &str = "TORCHELASTIC_RESTART_COUNT";
-/// The name of the saved state in the run's folder.
+/// Name of the saved state in the run's folder.
 const STATE: &str = "state.json";
 
 fn main() -> ExitCode {
     let args = Args::parse();
     let result = match &args.rank_in {
-        Some(folder) => be_a_rank(&args, folder),
+        Some(folder) => run_rank(&args, folder),
         None => supervise(args),
     };
     result.unwrap_or_else(|error| {
@@ -141,7 +141,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// What both roles know of the run.
+/// Settings of the run, for both roles.
 impl Args {
     fn seed(&self) -> u64 {
         self.seed.unwrap_or_default()
@@ -165,7 +165,7 @@ fn log_of(folder: &Path, attempt: usize, rank: u32) -> PathBuf {
     folder.join(format!("attempt-{attempt}-rank-{rank}.log"))
 }
 
-/// The state that a run goes on from, if one was saved.
+/// The saved state to resume from, if any.
 fn saved_in(folder: &Path) -> Anyhow<Option<State>> {
     match State::load(folder.join(STATE)) {
         Ok(state) => Ok(Some(state)),
@@ -176,8 +176,8 @@ fn saved_in(folder: &Path) -> Anyhow<Option<State>> {
 
 // A rank.
 
-fn be_a_rank(args: &Args, folder: &Path) -> Anyhow<ExitCode> {
-    // Without a supervisor nobody ends the ranks.
+fn run_rank(args: &Args, folder: &Path) -> Anyhow<ExitCode> {
+    // The ranks must not outlive the supervisor.
     set_parent_process_death_signal(Some(Number::KILL))?;
     let mut peers = Peers::new()?;
     let shard = Shard::from_env()?;
@@ -197,11 +197,11 @@ fn be_a_rank(args: &Args, folder: &Path) -> Anyhow<ExitCode> {
         log.write_all(Entry::of(&batch, step)?.to_line().as_bytes())?;
         let stopping = peers.any(loader.stop_requested())?;
         if first && (stopping || step.is_multiple_of(args.save_every)) {
-            // Here all ranks have finished the step.
+            // All ranks have finished the step.
             loader.state()?.save(folder.join(STATE))?;
         }
         if stopping {
-            return Ok(LEFT.into());
+            return Ok(SAVED.into());
         }
     }
     if first {
@@ -210,7 +210,7 @@ fn be_a_rank(args: &Args, folder: &Path) -> Anyhow<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Stands for a model: moves the weights towards the mean of what it sees.
+/// A toy model: moves the weights towards the mean of the samples.
 fn train(weights: &mut [f32], batch: &Batch, step_ms: u64) -> Anyhow<()> {
     let records = batch.field("record")?;
     for row in 0..batch.valid() {
@@ -222,7 +222,7 @@ fn train(weights: &mut [f32], batch: &Batch, step_ms: u64) -> Anyhow<()> {
     Ok(())
 }
 
-/// The other ranks, by way of the supervisor: its socket is this rank's standard input.
+/// Connection to the other ranks through the supervisor, whose socket is this rank's standard input.
 struct Peers(UnixStream);
 
 impl Peers {
@@ -230,17 +230,18 @@ impl Peers {
         Ok(Self(UnixStream::from(stdin().as_fd().try_clone_to_owned()?)))
     }
 
-    /// Whether any rank says so. Returns the same on all, once all have asked.
+    /// Whether any rank's flag is set. Returns the same value on all ranks, after all have called it.
     fn any(&mut self, flag: bool) -> Anyhow<bool> {
         let mut answer = [0];
-        let asked = self.0.write_all(&[flag.into()]).and_then(|()| self.0.read_exact(&mut answer));
-        asked.map_err(|error| format!("the supervisor is gone: {error}"))?;
+        let reduced = self.0.write_all(&[flag.into()]).and_then(|()| self.0.read_exact(&mut answer));
+        reduced.map_err(|error| format!("the supervisor has ended: {error}"))?;
         Ok(answer != [0])
     }
 }
 
-/// The samples of a step, each with a hash of its bytes: all of them, or those of a rank. In a log one line,
-/// `step epoch id:hash id:hash …`.
+/// The samples of a step, of all ranks or of one, each with a hash of its bytes.
+///
+/// In a log it is one line, `step epoch id:hash id:hash …`.
 #[derive(Debug, PartialEq)]
 struct Entry {
     step: u64,
@@ -251,13 +252,13 @@ struct Entry {
 impl Entry {
     fn of(batch: &Batch, step: u64) -> Anyhow<Self> {
         let records = batch.field("record")?;
-        // The rows behind these only fill the last batch of an epoch up.
+        // Later rows only fill up the last batch of an epoch.
         let ids = batch.ids().iter().take(batch.valid()).enumerate();
         let samples = ids.map(|(row, id)| Ok((*id, xxh3_64(records.row::<u8>(row)?)))).collect::<Anyhow<_>>()?;
         Ok(Self { step, epoch: batch.epoch(), samples })
     }
 
-    /// The samples of one rank: it has every `world`-th.
+    /// The samples of one rank: every `world`-th, from `rank` on.
     fn part(&self, rank: u32, world: u32) -> Self {
         let samples = self.samples.iter().copied().skip(rank as usize).step_by(world as usize).collect();
         Self { samples, ..*self }
@@ -303,7 +304,7 @@ fn supervise(mut args: Args) -> Anyhow<ExitCode> {
         Run { args, folder: &folder.0, stop, steps, draws: Draws::new(seed, 0, 0, "kills"), attempts: Vec::new() };
     while !run.attempt()? {
         if run.stop.requested() {
-            eprintln!("interrupted: all ranks are ended");
+            eprintln!("interrupted: all ranks were killed");
             return Ok(INTERRUPTED.into());
         }
     }
@@ -315,7 +316,7 @@ fn supervise(mut args: Args) -> Anyhow<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A folder of the run, removed in the end.
+/// Folder of the run, removed at the end unless it is kept.
 struct Folder(PathBuf, bool);
 
 impl Folder {
@@ -347,10 +348,10 @@ fn make_records(path: &Path, args: &Args) -> Anyhow<()> {
     Ok(())
 }
 
-/// What a run without interruption receives: the loader's order, and the bytes of the file.
+/// The samples of an uninterrupted run: the loader's order, and the bytes of the file.
 fn expected(args: &Args, folder: &Path) -> Anyhow<Vec<Entry>> {
     let world = args.worlds.iter().copied().max().unwrap_or(1);
-    // A rank of the largest world, so that what does not fit is said at once.
+    // A rank of the largest world, so that an illegal world size is an error at once.
     let loader = args.loader_in(folder)?.shard(Shard::new(0, world)?).workers(1).build()?;
     let file = File::open(args.data_in(folder))?;
     let mut record = vec![0; args.record_bytes()];
@@ -376,7 +377,7 @@ fn samples(steps: &[Entry]) -> usize {
     steps.iter().map(|entry| entry.samples.len()).sum()
 }
 
-/// Of all samples in their order.
+/// Hash of all samples in their order.
 fn hash(steps: &[Entry]) -> u64 {
     let mut hash = Xxh3::new();
     for Entry { epoch, samples, .. } in steps {
@@ -387,7 +388,7 @@ fn hash(steps: &[Entry]) -> u64 {
     hash.digest()
 }
 
-/// The first one, in words.
+/// Text of the first difference.
 fn difference(expected: &[Entry], found: &[Entry]) -> Option<String> {
     if hash(expected) == hash(found) && expected == found {
         return None;
@@ -405,30 +406,30 @@ struct Run<'a> {
     args: Args,
     folder: &'a Path,
     stop: Stop,
-    /// Of the whole run.
+    /// Steps of the whole run.
     steps: u64,
     draws: Draws,
     attempts: Vec<Attempt>,
 }
 
-/// What ends an attempt, and when: after how many steps, and how much later.
+/// End of an attempt: its kind, and its time as steps and a delay.
 struct Kill {
     end: End,
     steps: u64,
     delay: Duration,
 }
 
-/// A world that has ended.
+/// An attempt that has ended.
 struct Attempt {
     world: u32,
-    /// The step that it started behind.
+    /// Step of the state that it started from.
     from: u64,
-    /// The step that the next one starts behind: its own steps up to here count.
+    /// Step of the state that the next attempt starts from. Steps up to here count.
     kept: u64,
 }
 
 impl Run<'_> {
-    /// Starts a world, ends it, and says what it did. Returns whether the run is over.
+    /// Runs an attempt, and prints its steps. Returns whether the run is over.
     fn attempt(&mut self) -> Anyhow<bool> {
         let (number, from) = (self.attempts.len(), self.attempts.last().map_or(0, |last| last.kept));
         let world = self.args.worlds[number % self.args.worlds.len()];
@@ -437,7 +438,7 @@ impl Run<'_> {
         let Some((ended_by, over)) = ranks.live(kill, &self.stop, &mut self.draws)? else { return Ok(false) };
         let kept = saved_in(self.folder)?.map_or(0, |state| state.steps());
         if kept < from {
-            return Err(format!("not exact: saved at step {from}, and then at {kept}").into());
+            return Err(format!("not exact: the state of step {from} was followed by one of step {kept}").into());
         }
         self.attempts.push(Attempt { world, from, kept });
         let logs = (0..world).map(|rank| self.log(number, rank)).collect::<Anyhow<Vec<_>>>()?;
@@ -447,7 +448,7 @@ impl Run<'_> {
         Ok(over || kept == self.steps)
     }
 
-    /// How this attempt shall end, unless it is the last one.
+    /// The end of this attempt; `None` for the last one.
     fn kill(&mut self, number: usize, from: u64) -> Option<Kill> {
         let Args { worlds, kills, step_ms, .. } = &self.args;
         let left = worlds.len().max(kills.len() + 1) - number - 1;
@@ -455,19 +456,19 @@ impl Run<'_> {
             return None;
         }
         let end = kills[number % kills.len()];
-        // On average each attempt gets the same part. SIGTERM is for ranks that can hear it.
+        // On average each attempt gets the same part. SIGTERM needs ranks that have installed their handler.
         let least = u64::from(matches!(end, End::TermAll | End::TermOne));
         let steps = self.draws.below(2 * self.steps.saturating_sub(from) / (left as u64 + 1) + 1).max(least);
-        // With no step it is a moment of the start.
+        // Without a step, the kill falls into the start of the ranks.
         let most = if steps == 0 { 50_000 } else { 1000 * step_ms.saturating_add(1).min(10_000) };
         Some(Kill { end, steps, delay: Duration::from_micros(self.draws.below(most)) })
     }
 
-    /// The entries of a log; what was cut at the end by a kill is none.
+    /// The entries of a log, without a last line that a kill cut.
     fn log(&self, attempt: usize, rank: u32) -> Anyhow<Vec<Entry>> {
         let path = log_of(self.folder, attempt, rank);
         if !path.exists() {
-            return Ok(Vec::new()); // killed before
+            return Ok(Vec::new()); // killed before it created the log
         }
         let text = std::fs::read_to_string(&path)?;
         let lines = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
@@ -475,7 +476,7 @@ impl Run<'_> {
         lines.map(entry).collect()
     }
 
-    /// What all ranks of all attempts received, as far as it counts, put together step by step.
+    /// The counted samples of all ranks and attempts, joined step by step.
     fn union(&self, expected: &[Entry]) -> Anyhow<Vec<Entry>> {
         let mut union: Vec<Entry> = Vec::new();
         for (number, Attempt { world, from, kept }) in self.attempts.iter().enumerate() {
@@ -487,13 +488,13 @@ impl Run<'_> {
                 if !log.iter().map(|entry| entry.step).eq(from + 1..=last) || last < *kept {
                     let (count, first) = (log.len(), log.first().map_or(0, |entry| entry.step));
                     return Err(
-                        format!("{of_rank}: {count} steps from {first} on, but {} to {kept} count", from + 1).into()
+                        format!("{of_rank}: {count} steps from {first} on, not {} to {kept}", from + 1).into()
                     );
                 }
                 for entry in log.iter().skip_while(|entry| entry.step <= *kept) {
                     let again = expected.get(entry.step as usize - 1).map(|expected| expected.part(rank, *world));
                     if again.as_ref() != Some(entry) {
-                        return Err(format!("{of_rank}: step {} was done again with other samples", entry.step).into());
+                        return Err(format!("{of_rank}: step {} was repeated with other samples", entry.step).into());
                     }
                 }
                 logs.push(log);
@@ -512,13 +513,13 @@ fn together<'a>(ranks: impl Iterator<Item = &'a Entry>) -> Entry {
     Entry { step: ranks[0].step, epoch: ranks[0].epoch, samples }
 }
 
-/// The processes of an attempt, killed when dropped.
+/// The processes of an attempt. Dropping it kills them.
 struct World {
     ranks: Vec<Child>,
     ended: Vec<Option<ExitStatus>>,
-    /// Kept open until all have ended: ranks that wait for one that is gone wait until they are ended, too.
+    /// Open until all ranks have ended, so that a rank whose peer died waits until it is killed.
     sockets: Arc<Vec<UnixStream>>,
-    /// All-reduces that were answered.
+    /// Completed all-reduces.
     rounds: Arc<AtomicU64>,
     hub: Option<JoinHandle<()>>,
 }
@@ -544,15 +545,15 @@ impl World {
         Ok(started)
     }
 
-    /// Until all ranks have ended; then by what, and whether that is the end of the run. `None` when interrupted.
+    /// Waits until all ranks have ended. Returns the cause, and whether the run is over; `None` if interrupted.
     fn live(&mut self, kill: Option<Kill>, stop: &Stop, draws: &mut Draws) -> Anyhow<Option<(String, bool)>> {
         let (mut due, mut how, mut failed) = (None, None, None);
         while self.ended.contains(&None) {
             if stop.requested() {
                 return Ok(None);
             }
-            self.look()?;
-            // A rank that failed leaves the others waiting for it: a launcher ends them.
+            self.poll()?;
+            // The others would wait for a failed rank, so a launcher kills them.
             if failed.is_none()
                 && let Some(rank) = self.ended.iter().position(|ended| ended.is_some_and(is_failure))
             {
@@ -569,21 +570,21 @@ impl World {
         }
         let all = |good: fn(ExitStatus) -> bool| self.ended.iter().flatten().all(|status| good(*status));
         match (how, failed) {
-            // To a terminal's Ctrl-C the ranks listen, too.
+            // A terminal's Ctrl-C reaches the ranks, too.
             _ if stop.requested() => Ok(None),
             _ if all(|status| status.success()) => Ok(Some(("its end".into(), true))),
-            (Some(how), _) if all(has_left) || all(|status| is_killed(status) || status.success()) => {
+            (Some(how), _) if all(has_saved) || all(|status| is_killed(status) || status.success()) => {
                 Ok(Some((how, false)))
             }
             (_, Some(rank)) => {
-                Err(format!("rank {rank} ended by itself: {}", self.ended[rank].unwrap_or_default()).into())
+                Err(format!("rank {rank} failed: {}", self.ended[rank].unwrap_or_default()).into())
             }
-            (_, None) => Err("some ranks left, and some did not".into()),
+            (_, None) => Err("some ranks saved and stopped, others finished".into()),
         }
     }
 
-    /// Notes who has ended.
-    fn look(&mut self) -> Anyhow<()> {
+    /// Records the ranks that have ended.
+    fn poll(&mut self) -> Anyhow<()> {
         for (rank, ended) in self.ranks.iter_mut().zip(&mut self.ended) {
             if ended.is_none() {
                 *ended = rank.try_wait()?;
@@ -614,7 +615,7 @@ impl World {
         (0..self.ranks.len()).for_each(|rank| self.send_to(rank, signal));
     }
 
-    /// Unless its end was noted: then the number may be another process's.
+    /// Signals a rank unless its end is recorded: then its pid may belong to another process.
     fn send_to(&mut self, rank: usize, signal: Number) {
         if self.ended[rank].is_none() {
             let _ = kill_process(Pid::from_child(&self.ranks[rank]), signal);
@@ -634,8 +635,8 @@ impl Drop for World {
     }
 }
 
-fn has_left(status: ExitStatus) -> bool {
-    status.code() == Some(LEFT.into())
+fn has_saved(status: ExitStatus) -> bool {
+    status.code() == Some(SAVED.into())
 }
 
 fn is_killed(status: ExitStatus) -> bool {
@@ -643,10 +644,10 @@ fn is_killed(status: ExitStatus) -> bool {
 }
 
 fn is_failure(status: ExitStatus) -> bool {
-    !status.success() && !has_left(status)
+    !status.success() && !has_saved(status)
 }
 
-/// Takes a byte of every rank and tells all of them whether any was not 0, until one is gone.
+/// Reduces a byte of every rank to whether any is not 0, and sends it to all, until a rank ends.
 fn all_reduce(sockets: &[UnixStream], rounds: &AtomicU64) {
     loop {
         let mut any = [0];
@@ -657,7 +658,7 @@ fn all_reduce(sockets: &[UnixStream], rounds: &AtomicU64) {
             }
             any[0] |= flag[0];
         }
-        // Who is gone by now is missed in the next round.
+        // A rank that has ended fails the next round.
         sockets.iter().for_each(|mut socket| drop(socket.write_all(&any)));
         rounds.fetch_add(1, Ordering::Release);
     }

@@ -1,4 +1,4 @@
-//! Datasets of any length that take no space: their samples lie in a few sources, over and over.
+//! Datasets of any length without storage: their samples repeat a few sources.
 
 use bytes::Bytes;
 use feedline::Result;
@@ -13,15 +13,15 @@ pub struct Made {
     sources: Arc<Sources>,
     schema: Vec<EncodedField>,
     len: u64,
-    /// Bytes of a sample.
+    /// Bytes per sample.
     record: u64,
-    /// Rows of a chunk, and the first sample of each; none where samples come one by one.
+    /// Rows per chunk, and the first sample of each chunk; `None` for single samples.
     rows: u64,
     starts: Vec<u64>,
 }
 
 impl Made {
-    /// Samples of `record` bytes that can be had one by one.
+    /// Samples of `record` bytes, read one by one.
     pub fn samples(sources: Sources, len: u64, record: usize) -> Self {
         let schema = vec![EncodedField::raw(Field::fixed("record", DType::U8, [record]))];
         Self { sources: Arc::new(sources), schema, len, record: record as u64, rows: 0, starts: Vec::new() }
@@ -40,7 +40,7 @@ impl Made {
         sources
     }
 
-    /// Where piece `index` of `len` bytes is.
+    /// The extent of piece `index` of `len` bytes.
     fn extent(&self, index: u64, len: u64) -> Extent {
         let count = self.sources.count() as u64;
         let source = SourceId::at((index % count) as usize);

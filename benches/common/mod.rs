@@ -1,8 +1,8 @@
-//! What the benches share: CPU time, alternating pairs, fio as the physical limit, and a file to read.
+//! Helpers of the benches: CPU time, alternating pairs, fio as the physical limit, and a file to read.
 //!
 //! Environment: `FEEDLINE_PAIRS` (default 0: no pairs, criterion only) and `FEEDLINE_PAIR_SECONDS` (default 5) for a
-//! real comparison, `FEEDLINE_BENCH_FILE` for the file (default: made below `target/`), `FEEDLINE_BENCH_IMAGES` for a
-//! folder of pictures.
+//! real comparison, `FEEDLINE_BENCH_FILE` for the file (default: generated below `target/`), `FEEDLINE_BENCH_IMAGES`
+//! for a folder of pictures.
 
 #![allow(dead_code, reason = "each bench uses its own part")]
 
@@ -15,24 +15,24 @@ pub fn cpu_s() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Whether the bench runs as a test (`cargo test --benches`): everything as short as it can be.
+/// Whether the bench runs as a test (`cargo test --benches`), with minimum work.
 pub fn as_test() -> bool {
     std::env::args().any(|arg| arg == "--test") || !std::env::args().any(|arg| arg == "--bench")
 }
 
-/// How many pairs, of how many seconds each half.
+/// Number of pairs, and seconds of each half.
 pub fn pairs_wanted() -> (usize, f64) {
     let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<f64>().ok());
     let pairs = if as_test() { 0.0 } else { number("FEEDLINE_PAIRS").unwrap_or(0.0) };
     (pairs as usize, number("FEEDLINE_PAIR_SECONDS").unwrap_or(5.0))
 }
 
-/// Runs `a` and `b` in turn and prints the median of the pairs' ratios with its 95 % interval. Both return figures of
-/// which more is better, or of which less is, as long as both do.
+/// Runs `a` and `b` in turn and prints the median of the pairs' ratios with its 95 % interval. Both must return the
+/// same kind of figure.
 pub fn compare(what: &str, unit: &str, pairs: usize, mut a: impl FnMut() -> f64, mut b: impl FnMut() -> f64) {
     let (mut ratios, mut left, mut right) = (Vec::new(), Vec::new(), Vec::new());
     for pair in 0..pairs {
-        // A B, B A, A B …: a drift of the machine hits both alike.
+        // A B, B A, A B …: a drift of the machine affects both equally.
         let (x, y) = if pair % 2 == 0 {
             let x = a();
             (x, b())
@@ -50,8 +50,8 @@ pub fn compare(what: &str, unit: &str, pairs: usize, mut a: impl FnMut() -> f64,
     println!("{what}: {x:.3} vs {y:.3} {unit}, ratio {ratio:.3} [{low:.3}, {high:.3}] of {pairs} pairs{noisy}");
 }
 
-/// Median and its 95 % interval by order statistics, which assume nothing about the noise; with fewer than 6 values the
-/// interval is the extremes.
+/// Median and its 95 % interval by order statistics, which make no assumption about the noise. With fewer than 6 values
+/// the interval is the extremes.
 pub fn spread(mut values: Vec<f64>) -> (f64, f64, f64) {
     values.sort_by(f64::total_cmp);
     let n = values.len();
@@ -64,7 +64,7 @@ pub fn spread(mut values: Vec<f64>) -> (f64, f64, f64) {
     (middle, values[low], values[n - 1 - low])
 }
 
-/// A file of at least `bytes` bytes that is not made of zeros.
+/// A file of at least `bytes` bytes, not zeros.
 pub fn file(bytes: u64) -> PathBuf {
     if let Some(path) = std::env::var_os("FEEDLINE_BENCH_FILE") {
         return path.into();
@@ -91,7 +91,7 @@ pub fn file(bytes: u64) -> PathBuf {
     path
 }
 
-/// Asks the kernel to forget a file, or a part of it.
+/// Drops a file, or a part of it, from the page cache.
 pub fn evict(path: &Path, range: std::ops::Range<u64>) {
     let file = std::fs::File::open(path).unwrap();
     let len = std::num::NonZeroU64::new(range.end - range.start);
@@ -114,7 +114,7 @@ pub fn warm(path: &Path, range: std::ops::Range<u64>) {
     }
 }
 
-/// What fio reached.
+/// Results of fio.
 #[derive(Clone, Copy, Debug)]
 pub struct Fio {
     pub gb_per_s: f64,
@@ -123,9 +123,9 @@ pub struct Fio {
 
 /// Random reads by fio: io_uring, O_DIRECT, one thread, the same block and depth. `None` when fio is not installed.
 ///
-/// Its buffers are asked to be huge pages, as feedline's are: that alone was worth 1.2 × at 128 KiB and 2 × at 1 MiB on
-/// a virtio disk, where a request is one descriptor per page. `FEEDLINE_FIO_PLAIN=1` leaves it the pages that it gets by
-/// default; `FEEDLINE_FIO_ARGS` adds words (`--fixedbufs=1 --registerfiles=1`).
+/// Its buffers request huge pages, like feedline's. That alone gained 1.2 × at 128 KiB and 2 × at 1 MiB on a virtio
+/// disk, where a request is one descriptor per page. `FEEDLINE_FIO_PLAIN=1` keeps fio's default pages;
+/// `FEEDLINE_FIO_ARGS` adds arguments (`--fixedbufs=1 --registerfiles=1`).
 pub fn fio(path: &Path, block: u64, depth: u32, seconds: f64) -> Option<Fio> {
     let more = std::env::var("FEEDLINE_FIO_ARGS").unwrap_or_default();
     let huge = if std::env::var_os("FEEDLINE_FIO_PLAIN").is_some() { 0 } else { 1 };
@@ -139,7 +139,7 @@ pub fn fio(path: &Path, block: u64, depth: u32, seconds: f64) -> Option<Fio> {
         .output()
         .ok()?;
     let text = String::from_utf8_lossy(&output.stdout);
-    // Behind the echo of the options the first of each name belongs to the job's reads, since nothing is written.
+    // After the echo of the options, the first of each name belongs to the job's reads, because it writes nothing.
     let text = &text[text.find("\"read\" :")?..];
     let value = |name: &str| {
         let rest = &text[text.find(&format!("\"{name}\" : "))? + name.len() + 5..];

@@ -1,9 +1,9 @@
-//! JPEGs that are made: 500×375 pixels and about 107 KB, as the average picture of ImageNet.
+//! Generated JPEGs of 500×375 pixels and about 107 KB, like the average picture of ImageNet.
 
 use feedline::order::Draws;
 use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
 
-/// Smooth shapes with sensor noise; a restart marker every `interval` MCUs, if not 0.
+/// Smooth shapes with sensor noise, and a restart marker every `interval` MCUs unless it is 0.
 pub fn made(id: u64, interval: u16) -> Vec<u8> {
     const WIDTH: usize = 500;
     const HEIGHT: usize = 375;

@@ -1,4 +1,4 @@
-//! libjpeg-turbo alone, as a C programmer would call it: the reference for what the crate adds to it.
+//! libjpeg-turbo alone, called as from C: the reference for the crate's overhead.
 
 #![allow(unsafe_code)]
 
@@ -16,16 +16,16 @@ pub struct Turbo {
 
 impl Turbo {
     pub fn new() -> Self {
-        // SAFETY: no pointers go in.
+        // SAFETY: no pointers are passed.
         let handle = unsafe { sys::tj3Init(sys::TJINIT_TJINIT_DECOMPRESS as c_int) };
         assert!(!handle.is_null());
         Self { handle, pixels: vec![0; 1 << 25] }
     }
 
-    /// Decodes all, or the columns and rows of a region; says which, its left side rounded down to 16 pixels.
+    /// Decodes the picture or a region. Returns the decoded part, its left side rounded down to 16 pixels.
     pub fn decode(&mut self, input: &[u8], region: impl FnOnce(u32, u32) -> Option<Region>) -> Region {
-        // SAFETY: handle and slices are alive for the length of the calls; the pixels have room for the largest picture,
-        // which is asserted.
+        // SAFETY: handle and slices are alive for the length of the calls. The pixels have room for the largest
+        // picture, which is asserted.
         unsafe {
             let size = input.len() as sys::size_t;
             assert_eq!(sys::tj3DecompressHeader(self.handle, input.as_ptr(), size), 0);

@@ -1,4 +1,4 @@
-//! Scenarios on a device: the stand-in driver, and a consumer's stream whose pieces of work log when they ran.
+//! Scenarios on a device: the stand-in driver, and a consumer's stream whose pieces of work log their run times.
 
 #![allow(unsafe_code)]
 
@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-/// Bytes of a record, and rows of a batch: a batch is 64 KiB.
+/// Bytes per record, and rows per batch: a batch is 64 KiB.
 const RECORD: usize = 4096;
 const ROWS: usize = 16;
 
@@ -120,7 +120,7 @@ pub const SCENARIOS: [Scenario; 25] = [
         run(Case::new(steps, |_| rest(300)), |consumer, batches| {
             let mut held = None;
             while let Some(batch) = consumer.next(batches) {
-                // Before the new one is worked on, as in `batch = epoch.next()`.
+                // Dropped before the new batch is used, as by `batch = epoch.next()`.
                 if let Some(before) = held.replace(batch) {
                     consumer.drop(before);
                 }
@@ -161,7 +161,7 @@ pub const SCENARIOS: [Scenario; 25] = [
         let case = Case { epochs: 6, ..Case::new(steps, |_| rest(300)).bandwidth(20_000_000) };
         run(case, |consumer, batches| {
             consumer.each(batches, |consumer, _| consumer.work(2000));
-            // Validation, saving: nobody's steady time.
+            // Validation and saving, outside the steady time.
             rest(10_000);
         })
     }),
@@ -220,7 +220,7 @@ pub const SCENARIOS: [Scenario; 25] = [
     }),
 ];
 
-/// What a piece of work on the stream stands for.
+/// Meaning of a piece of work on the stream.
 const WORK: u64 = 0;
 /// `next()` is about to be called; for the first batch of an iterator.
 const ASKED: u64 = 1;
@@ -231,14 +231,14 @@ const DROPPED: u64 = 4;
 /// A batch is bound by hand, after a while.
 const BOUND: u64 = 5;
 
-/// What the stream did, in its order: what it stands for, when it began, when it ended.
+/// Log of the stream in its order: meaning, start and end of each piece of work.
 static LOG: Mutex<Vec<(u64, Instant, Instant)>> = Mutex::new(Vec::new());
 
 fn log() -> std::sync::MutexGuard<'static, Vec<(u64, Instant, Instant)>> {
     LOG.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A kernel that takes a while and says so.
+/// A kernel that takes a while and logs it.
 extern "C" fn work(_: *const u32, _: *const u32, params: *const *const c_void) {
     let begin = Instant::now();
     // SAFETY: the stand-in calls this with the two parameters of the registration.
@@ -249,29 +249,29 @@ extern "C" fn work(_: *const u32, _: *const u32, params: *const *const c_void) {
     log().push((mark, begin, Instant::now()));
 }
 
-/// How the loader learns the consumer's stream.
+/// Declaration of the consumer's stream to the loader.
 #[derive(Clone, Copy, PartialEq)]
 enum Given {
     Builder,
-    /// Each batch is bound to the bare handle as it comes.
+    /// Each batch is bound to the bare handle on delivery.
     Handle,
     /// The scenario binds batches.
     ByHand,
 }
 
-/// A loader's settings and what is done with it.
+/// A loader's settings and its use.
 struct Case {
     builder: LoaderBuilder,
     config: Config,
     epochs: u64,
     steps: u64,
     given: Given,
-    /// Nothing follows the drop: the bound of the host's lateness is its truth.
+    /// No work follows the drop, so the bound of the host's lateness is its truth.
     exact: bool,
 }
 
 impl Case {
-    /// So many batches of an epoch, with `decode` on each sample by one worker.
+    /// A case of `steps` batches per epoch, with `decode` on each sample by one worker.
     fn new(steps: u64, decode: fn(u64)) -> Self {
         let records = Records::builder(RECORD).open_bytes(vec![7; RECORD * ROWS * steps as usize]).unwrap();
         let builder = Loader::builder(records).batch_size(ROWS).workers(1).map(move |row, ctx| {
@@ -334,23 +334,23 @@ fn run(case: Case, consume: impl Fn(&Consumer, &mut Epoch)) -> Vec<Line> {
     ]
 }
 
-/// What the stream's log says.
+/// Sums of the stream's log.
 #[derive(Default)]
 struct Truth {
-    /// The stream had done all that it was given before `next()` was called, and waited for the batch.
+    /// Time in which the stream had finished its work, and waited for the batch of `next()`.
     starved: Duration,
-    /// It had nothing to do after the last drop, and `next()` was not called yet; or the batch was not bound yet.
+    /// Time without work after the last drop, before `next()` was called or the batch was bound.
     late: Duration,
 }
 
 impl Truth {
     fn of(log: &[(u64, Instant, Instant)]) -> Self {
         let (mut truth, mut asked, mut dropped, mut end) = (Self::default(), None, false, None);
-        // Nothing to do after the last drop of the step.
+        // No work after the last drop of the step.
         let mut idle = Duration::ZERO;
         for &(mark, begin, ended) in log {
             let gap = end.map_or(Duration::ZERO, |end| begin.saturating_duration_since(end));
-            // While it waits for a batch it is starved, and not late.
+            // Waiting for a batch is starvation, not lateness.
             idle += if asked.is_none() { gap } else { Duration::ZERO };
             match mark {
                 ASKED_FIRST => (asked, dropped) = (None, false),
@@ -385,7 +385,7 @@ struct Consumer {
     kernel: sys::CUfunction,
 }
 
-// SAFETY: handles of the driver, which any thread may use.
+// SAFETY: any thread may use these handles of the driver.
 unsafe impl Sync for Consumer {}
 
 impl Consumer {
@@ -415,7 +415,7 @@ impl Consumer {
         self.work_of(WORK, us);
     }
 
-    /// Marks where the stream is when the next batch is asked for.
+    /// Marks the stream's position at the call of `next()`.
     fn ask_for(&self, first: bool) {
         self.work_of(if first { ASKED_FIRST } else { ASKED }, 0);
     }
@@ -442,7 +442,7 @@ impl Consumer {
         }
     }
 
-    /// A step for each batch, which is dropped after it.
+    /// Runs a step for each batch, and drops the batch after it.
     fn each(&self, batches: &mut Epoch, step: impl Fn(&Self, &Batch)) {
         self.each_owned(batches, |consumer, batch| {
             step(consumer, &batch);

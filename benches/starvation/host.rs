@@ -1,4 +1,4 @@
-//! Scenarios on the host device: the consumer's own work is what the device does.
+//! Scenarios on the host device: the consumer's own work is the device's work.
 
 use crate::common::{evict, file};
 use crate::{Line, Must, Scenario, random, rest, spin};
@@ -46,7 +46,7 @@ pub const SCENARIOS: [Scenario; 27] = [
             }
         })
     }),
-    ("all batches are held until next() says so", 4, held_too_long),
+    ("all batches are held until next() fails", 4, held_too_long),
     ("another thread steps, up to three batches behind", 60, |steps| {
         watched(mapped(steps, 8, |_| rest(300)).workers(1).slots(6), steps, |watch, batches| {
             std::thread::scope(|scope| {
@@ -91,7 +91,7 @@ pub const SCENARIOS: [Scenario; 27] = [
                     batch.unwrap();
                     rest(1000);
                 }
-                // Validation, saving: nobody's steady time.
+                // Validation and saving, outside the steady time.
                 rest(3000);
             }
         })
@@ -125,7 +125,7 @@ pub const SCENARIOS: [Scenario; 27] = [
     }),
 ];
 
-/// Batches of so many small records, from memory.
+/// `batches` batches of small records, from memory.
 fn records(batches: u64, rows: usize) -> LoaderBuilder {
     let bytes = vec![7; 16 * rows * batches as usize];
     Loader::builder(Records::builder(16).open_bytes(bytes).unwrap()).order(Order::shuffled(1)).batch_size(rows)
@@ -156,7 +156,7 @@ fn stored(
     plain(set(builder), batches, move |_| rest(step_us))
 }
 
-/// The consumer's clock. The first batch of each iterator does not count: nothing could be ready.
+/// The consumer's clock. The first batch of each iterator does not count, because it cannot be ready.
 pub struct Watch {
     is_first: bool,
     steps: u64,
@@ -179,13 +179,13 @@ impl Watch {
         Line { what: "starved", must: Must::Equal, steps, truth, measured, wall }
     }
 
-    /// Another iterator begins, or none.
+    /// Starts another iterator, or none.
     fn begin(&mut self) {
         self.is_first = true;
         self.wall += self.began.take().map_or(Duration::ZERO, |began| began.elapsed());
     }
 
-    /// Counts the time in `call` unless it is for a first batch, which has come when `came` says so.
+    /// Counts the time in `call`, except for a first batch, whose arrival `came` reports.
     fn call<T>(&mut self, call: impl FnOnce() -> T, came: impl FnOnce(&T) -> bool) -> T {
         let begin = Instant::now();
         let found = call();
@@ -205,7 +205,7 @@ impl Watch {
     }
 }
 
-/// A first iterator over epoch 0, and what `consume` does with it; so many batches are expected.
+/// Runs `consume` on a first iterator over epoch 0, and expects a number of batches.
 fn watched(builder: LoaderBuilder, batches: u64, consume: impl FnOnce(&mut Watch, &mut Epoch)) -> Vec<Line> {
     let loader = builder.build().unwrap();
     let lines = Watch::run(&loader, |watch| consume(watch, &mut loader.epoch(0).unwrap()));
@@ -213,7 +213,7 @@ fn watched(builder: LoaderBuilder, batches: u64, consume: impl FnOnce(&mut Watch
     lines
 }
 
-/// A step for each batch, which is dropped after it.
+/// Runs a step for each batch, and drops the batch after it.
 fn plain(builder: LoaderBuilder, batches: u64, mut step: impl FnMut(u64)) -> Vec<Line> {
     watched(builder, batches, |watch, epoch| {
         while Epoch::position(epoch) < batches {
@@ -222,7 +222,7 @@ fn plain(builder: LoaderBuilder, batches: u64, mut step: impl FnMut(u64)) -> Vec
     })
 }
 
-/// Asks with a limit, and does something in between.
+/// Calls `next_within`, with other work in between.
 fn polled(builder: LoaderBuilder, batches: u64, limit_us: u64, between: fn()) -> Vec<Line> {
     watched(builder, batches, |watch, epoch| {
         loop {
@@ -239,7 +239,7 @@ fn polled(builder: LoaderBuilder, batches: u64, limit_us: u64, between: fn()) ->
     })
 }
 
-/// Waits for a batch that never comes to the end, in each of some iterators.
+/// Waits in vain for a batch, in each of several iterators.
 fn given_up(times: u64) -> Vec<Line> {
     let loader = mapped(4, 1, |_| rest(30_000)).workers(1).build().unwrap();
     Watch::run(&loader, |watch| {
@@ -257,7 +257,7 @@ fn given_up(times: u64) -> Vec<Line> {
     })
 }
 
-/// Holds every batch, is told so after a while, lets go of one and asks again.
+/// Holds every batch until `next()` fails, then drops one and continues.
 fn held_too_long(times: u64) -> Vec<Line> {
     let loader = mapped(2 + 2 * times, 1, |_| rest(500)).workers(1).slots(2);
     let loader = loader.held_deadline(Duration::from_millis(20)).build().unwrap();
@@ -265,15 +265,15 @@ fn held_too_long(times: u64) -> Vec<Line> {
         let mut batches = loader.epoch(0).unwrap();
         let mut held: VecDeque<_> = (0..2).map(|_| watch.next(&mut batches).unwrap().unwrap()).collect();
         for _ in 0..2 * times {
-            let told = watch.next(&mut batches).unwrap();
-            assert_eq!(told.unwrap_err().kind(), ErrorKind::BatchesHeld);
+            let refused = watch.next(&mut batches).unwrap();
+            assert_eq!(refused.unwrap_err().kind(), ErrorKind::BatchesHeld);
             held.pop_front();
             held.push_back(watch.next(&mut batches).unwrap().unwrap());
         }
     })
 }
 
-/// What two snapshots differ by.
+/// The difference of two snapshots.
 fn second_half(batches: u64) -> Vec<Line> {
     let loader = mapped(batches, 8, |_| rest(500)).workers(1).build().unwrap();
     let mut half = None;
@@ -292,7 +292,7 @@ fn second_half(batches: u64) -> Vec<Line> {
     lines
 }
 
-/// Snapshots in the midst of long waits: what was waited so far counts.
+/// Takes snapshots during long waits: the wait so far counts.
 fn looked_at(times: u64) -> Vec<Line> {
     let loader = mapped(times + 1, 1, |_| rest(60_000)).workers(1).slots(1).build().unwrap();
     let waited = || Duration::from_nanos(loader.snapshot().consumer.waited_ns);

@@ -1,11 +1,11 @@
-//! What does a dataset hold, and is all of it whole?
+//! Prints the contents of a dataset, and verifies all of it on request.
 //!
 //! ```text
 //! cargo run --release --example inspect -- --source tar 'train-{0000..0127}.tar'
 //! cargo run --release --features parquet --example inspect -- --source parquet 'shards/*.parquet' --verify
 //! ```
 //!
-//! Ends with status 0 when nothing is wrong, 1 on an error, 2 when samples are damaged, 130 when it was interrupted.
+//! Exit code: 0 for an intact dataset, 1 for an error, 2 for damaged samples, 130 when interrupted.
 
 #[path = "../throughput/source.rs"]
 mod source;
@@ -23,7 +23,7 @@ use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Prints what a dataset holds; with --verify reads all of it and names every damaged sample.
+/// Prints the contents of a dataset. With --verify it reads all of it and names every damaged sample.
 #[derive(Parser)]
 #[command(version)]
 struct Args {
@@ -32,23 +32,23 @@ struct Args {
     /// Read everything, in parallel: structure, lengths, checksums
     #[arg(long)]
     verify: bool,
-    /// With --verify, decode every picture, too
+    /// Also decode every picture
     #[arg(long, requires = "verify")]
     decode: bool,
-    /// Threads for --verify [default: one per core]
+    /// Threads [default: one per core]
     #[arg(long, requires = "verify")]
     workers: Option<NonZeroUsize>,
-    /// Damaged samples that are listed at most; all are counted
+    /// Maximum number of damaged samples to list; all are counted
     #[arg(long, default_value_t = 1000)]
     listed: usize,
 }
 
-/// As `println!`; ends the process without a word when nobody reads any more (`inspect … | head`).
+/// Like `println!`, but exits silently when the pipe is closed (`inspect … | head`).
 macro_rules! say {
     ($($text:tt)*) => {
         if let Err(error) = writeln!(std::io::stdout(), $($text)*) {
             if error.kind() != std::io::ErrorKind::BrokenPipe {
-                eprintln!("error: cannot write: {error}");
+                eprintln!("error: cannot write to standard output: {error}");
             }
             std::process::exit(1);
         }
@@ -116,7 +116,7 @@ fn verify(dataset: &dyn Dataset, args: &Args, damage: &[Damage]) -> Result<bool,
         verify = verify.workers(workers.get());
     }
     for field in dataset.schema().iter().filter(|field| args.decode && field.encoding == Encoding::Image) {
-        // Decodes the whole picture, whatever its size.
+        // A resize decodes the whole picture; a crop would not.
         verify = verify.decode_field(&field.name, Image::resize(8, 8));
     }
     let bar = progress(dataset.len());
@@ -146,14 +146,14 @@ fn verify(dataset: &dyn Dataset, args: &Args, damage: &[Damage]) -> Result<bool,
     Ok(done.damaged == 0)
 }
 
-/// What is not among the samples, since the files are damaged.
+/// The samples that damaged files no longer contain.
 fn lost(damage: &[Damage]) -> String {
     if damage.is_empty() {
         return String::new();
     }
     let samples: u64 = damage.iter().map(|damage| damage.samples).sum();
     let least = if damage.iter().any(Damage::is_lower_bound) { "at least " } else { "" };
-    format!("; {least}{samples} more are lost in the {} damaged places listed first", damage.len())
+    format!("; {least}{samples} more lost in the {} damaged places listed first", damage.len())
 }
 
 fn progress(samples: u64) -> ProgressBar {

@@ -1,4 +1,4 @@
-//! How fast does feedline deliver your data? No training, just batches.
+//! Measures how fast feedline delivers your data: batches without training.
 //!
 //! ```text
 //! cargo run --release --example throughput -- --source images --path train/ --crop 224
@@ -29,7 +29,7 @@ struct Args {
     source: SourceArgs,
     #[command(flatten)]
     settings: Settings,
-    /// Run for about so long, over as many epochs as it takes [default: one epoch]
+    /// Run for about this many seconds, over several epochs if needed [default: one epoch]
     #[arg(long, conflicts_with = "batches", value_parser = seconds)]
     seconds: Option<f64>,
     /// Stop after N batches
@@ -38,7 +38,8 @@ struct Args {
     /// Hash the delivered bytes (costs time)
     #[arg(long)]
     hash: bool,
-    /// One line of JSON instead of the report (peak_anon_mib is the loader's memory; peak_rss_mib counts mapped files, too)
+    /// Print one line of JSON instead of the report (peak_anon_mib is the loader's memory; peak_rss_mib includes mapped
+    /// files)
     #[arg(long)]
     json: bool,
 }
@@ -70,7 +71,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What was pulled, and in which time.
+/// Delivered samples and bytes, with times.
 struct Tally {
     samples: u64,
     bytes: u64,
@@ -89,7 +90,7 @@ fn pull(loader: &Loader, args: &Args) -> Result<Tally, Box<dyn Error>> {
         (None, None) => per_epoch,
     };
     if per_epoch == 0 {
-        return Err("an epoch has no batch".into());
+        return Err("an epoch has no batch: give more data or a smaller --batch".into());
     }
     let bar = progress(limit);
     let (mut order, mut data, mut copy) = (Xxh3::new(), Xxh3::new(), Vec::new());
@@ -110,7 +111,7 @@ fn pull(loader: &Loader, args: &Args) -> Result<Tally, Box<dyn Error>> {
         bar.inc(1);
         let last = batches == limit || args.seconds.is_some_and(|seconds| started.elapsed().as_secs_f64() >= seconds);
         if last {
-            // Batches on a device are handed out while their copies are on their way: the last one is waited for.
+            // Device batches are delivered before their copies complete; this waits for the last one.
             batch.fields().try_for_each(|field| copy_of(&field, &mut copy).map(|_| ()))?;
             break;
         }
@@ -121,7 +122,7 @@ fn pull(loader: &Loader, args: &Args) -> Result<Tally, Box<dyn Error>> {
     Ok(Tally { samples, bytes, first_batch_s, wall_s, cpu_s: cpu_s() - cpu, order_hash: order.digest(), data_hash })
 }
 
-/// Sample by sample, field by field: the hash does not depend on the batch size.
+/// Hashes sample by sample, field by field, so the hash does not depend on the batch size.
 fn hash_rows(batch: &Batch, hash: &mut Xxh3, copy: &mut Vec<u8>) -> feedline::Result<()> {
     for part in batch.micro(batch.len())? {
         for field in part.fields() {
@@ -131,7 +132,7 @@ fn hash_rows(batch: &Batch, hash: &mut Xxh3, copy: &mut Vec<u8>) -> feedline::Re
     Ok(())
 }
 
-/// The field's bytes: those of the host as they are, those of a device copied.
+/// The field's bytes, copied if they are on a device.
 fn copy_of<'a>(field: &FieldView<'a>, copy: &'a mut Vec<u8>) -> feedline::Result<&'a [u8]> {
     if let Ok(bytes) = field.as_bytes() {
         return Ok(bytes);
@@ -212,7 +213,7 @@ fn cpu_s() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Looks at the process's memory 20 times a second: the kernel keeps a peak of RSS only.
+/// Samples the process's anonymous memory 20 times per second; the kernel records only the peak of RSS.
 struct MemoryWatch {
     stop: Arc<AtomicBool>,
     peak_anon_kib: Arc<AtomicU64>,
@@ -236,7 +237,7 @@ impl MemoryWatch {
         let anon = status_kib("RssAnon:") + status_kib("RssShmem:");
         self.stop.store(true, Ordering::Relaxed);
         self.thread.thread().unpark();
-        // It cannot panic; if it did, the last look is all there is.
+        // The thread cannot panic; after a panic the sample above would be the result.
         let _ = self.thread.join();
         let mib = |kib: u64| kib as f64 / 1024.0;
         (mib(status_kib("VmHWM:")), mib(anon.max(self.peak_anon_kib.load(Ordering::Relaxed))))

@@ -1,4 +1,4 @@
-//! How a loader reads, decodes and hands out: the settings that examples which measure share.
+//! Loader settings for reading, decoding and delivery, shared by measuring examples.
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
@@ -13,13 +13,13 @@ use std::sync::Arc;
 /// Settings of the loader.
 #[derive(Args)]
 pub struct Settings {
-    /// Rows of a batch
+    /// Rows per batch
     #[arg(long, default_value_t = 256, value_parser = at_least_one())]
     pub batch: usize,
     /// Decode workers [default: one per core]
     #[arg(long, value_parser = at_least_one())]
     pub workers: Option<usize>,
-    /// Batches in memory at once, those in the consumer's hands included [default: 4 to 16 by their size]
+    /// Batches in memory at once, including the consumer's [default: 4 to 16 by their size]
     #[arg(long, value_parser = at_least_one())]
     pub slots: Option<usize>,
     /// Images: RandomResizedCrop to N × N pixels, with horizontal flip
@@ -31,28 +31,28 @@ pub struct Settings {
     /// Images: order of dimensions
     #[arg(long, value_enum, default_value_t = Layout::Nhwc)]
     pub layout: Layout,
-    /// How storage is read
+    /// Storage reader
     #[arg(long, value_enum, default_value_t = Reader::Auto)]
     pub reader: Reader,
     /// Whether reads bypass the page cache
     #[arg(long, value_enum, default_value_t = Bypass::Auto)]
     pub direct: Bypass,
-    /// Reads in flight at most [default: 32; 128 for io_uring through the page cache]
+    /// Maximum reads in flight [default: 32; 128 for io_uring through the page cache]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub depth: Option<u32>,
     /// Shuffle with this seed [default: sequential]
     #[arg(long)]
     pub shuffle: Option<u64>,
-    /// Shuffle within groups of so many chunks (row groups, compressed shards) [default: over everything]
+    /// Shuffle within groups of this many chunks (row groups, compressed shards) [default: over all samples]
     #[arg(long, requires = "shuffle")]
     pub window: Option<usize>,
-    /// Where batches are handed out: auto, host or cuda:N
+    /// Device of the batches: auto, host or cuda:N
     #[arg(long, default_value = "auto")]
     pub device: Device,
-    /// Whether fields whose rows stand in files as they are go straight to the device: auto, require or off
+    /// GPUDirect Storage for raw fields: auto, require or off
     #[arg(long, default_value = "auto")]
     pub gds: Gds,
-    /// Most MiB of memory [default: as much as the defaults need]
+    /// Memory budget in MiB [default: the need of the other settings]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub budget_mib: Option<u32>,
     /// Drop the files from the page cache first
@@ -90,13 +90,13 @@ pub enum Bypass {
 }
 
 impl Settings {
-    /// Whether reads are to bypass the page cache whatever it holds.
-    #[allow(dead_code, reason = "not every example warns of what memory holds")]
+    /// Whether reads always bypass the page cache.
+    #[allow(dead_code, reason = "not every example warns of cached files")]
     pub fn past_cache(&self) -> bool {
         matches!(self.direct, Bypass::On)
     }
 
-    /// A loader of `dataset` with these settings; pictures are delivered as they are stored unless they are to be decoded.
+    /// A loader of `dataset` with these settings. Without `decode` it delivers pictures as stored.
     pub fn loader(&self, dataset: Arc<dyn Dataset>, decode: bool) -> LoaderBuilder {
         let (schema, bytes_max) = (dataset.schema().to_vec(), dataset.sample_bytes_max() as usize);
         let mut builder = self.configure(Loader::builder(dataset));
@@ -165,26 +165,26 @@ impl Settings {
     }
 }
 
-/// For arguments: a number of things of which there is at least one.
+/// Parser of arguments: an integer of at least 1.
 fn at_least_one() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..)
 }
 
-/// For arguments: a number of seconds.
+/// Parser of arguments: a number of seconds above 0.
 pub fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if seconds.is_finite() && seconds > 0.0 => Ok(seconds),
-        _ => Err("a number of seconds above 0 is wanted".into()),
+        _ => Err("expected a number of seconds above 0".into()),
     }
 }
 
-/// Asks the kernel to forget the files. Pages that others use or that are not yet written stay: hence the sync.
+/// Drops the files from the page cache. Pages in use stay, and so do unwritten ones: hence the sync.
 pub fn drop_from_cache(dataset: &impl Dataset) -> Result<(), Box<dyn Error>> {
     let sources = dataset.sources();
     for id in sources.ids().filter(|id| sources.bytes_of(*id).is_none()) {
         let path = sources.path(id);
         let file = std::fs::File::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-        // Written pages cannot be dropped; read-only media refuse to sync, and have none.
+        // Unwritten pages cannot be dropped. Read-only media refuse to sync, and have none.
         let _ = file.sync_data();
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
     }

@@ -1,4 +1,4 @@
-//! Any dataset that feedline can open, from a path and a few settings.
+//! Opens any dataset that feedline supports, from a path and a few settings.
 
 use clap::{Args, ValueEnum};
 use feedline::dataset::{
@@ -10,41 +10,41 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What the data is and how it is laid out.
+/// Format and layout of the data.
 #[derive(Args)]
 pub struct SourceArgs {
-    /// What the data is
+    /// Format of the data
     #[arg(long, value_enum)]
     pub source: Source,
     /// File, folder, or pattern such as 'train-{0000..0127}.tar' or '*.parquet'
     #[arg(long)]
     pub path: PathBuf,
-    /// Records: bytes of one record
+    /// Records: bytes per record
     #[arg(long, required_if_eq("source", "records"))]
     pub record_bytes: Option<usize>,
-    /// Columns, members, features or tensors to take, by name, with commas [default: all; TFRecord: the payload].
+    /// Names of columns, members, features or tensors, separated by commas [default: all; TFRecord: the payload].
     /// Features of TFRecord are numbers: 'label' for one integer, 'boxes:f32:4' for four floats
     #[arg(long, value_delimiter = ',')]
     pub columns: Vec<String>,
-    /// Parquet: put the columns side by side into one field of this name
+    /// Parquet: join the columns into one field of this name
     #[arg(long, requires = "columns")]
     pub stack: Option<String>,
-    /// The column, feature or member ending that holds encoded pictures
+    /// Column, feature or member ending of the encoded pictures
     #[arg(long)]
     pub image: Option<String>,
-    /// Tokens: how one is stored
+    /// Tokens: data type
     #[arg(long, value_enum, default_value_t = Token::U16)]
     pub token: Token,
-    /// Tokens: how many to a sample
+    /// Tokens: number per sample
     #[arg(long, default_value_t = 2048, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
     pub seq_len: usize,
-    /// npy, npz: each row of the first axis is a sample [default: each file is]
+    /// npy, npz: make each row of the first axis a sample [default: each file]
     #[arg(long)]
     pub rows: bool,
-    /// npy, npz, Megatron documents, Parquet lists: lengths vary, up to so many
+    /// npy, npz, Megatron documents, Parquet lists: maximum of varying lengths
     #[arg(long)]
     pub up_to: Option<usize>,
-    /// npz: shapes vary; arrays come flat, of up to so many elements, with their shape
+    /// npz: maximum elements of arrays of varying shape, delivered flat with their shape
     #[arg(long, conflicts_with = "up_to", requires = "columns")]
     pub flat: Option<usize>,
     /// TFRecord: read the context of tf.train.SequenceExample, and skip its feature lists [default: an error]
@@ -53,10 +53,10 @@ pub struct SourceArgs {
     /// Parquet: missing values are 0 or empty [default: an error]
     #[arg(long)]
     pub null_zero: bool,
-    /// Verify every read against checksums in this file, which is made first when it is missing
+    /// Verify every read against checksums in this file; create it if it is missing
     #[arg(long)]
     pub checked: Option<PathBuf>,
-    /// Make the checksums of --checked anew from the files as they are
+    /// Create the checksums of --checked anew from the present files
     #[arg(long, requires = "checked")]
     pub checked_anew: bool,
     /// Read all files into memory first
@@ -66,7 +66,7 @@ pub struct SourceArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Source {
-    /// A folder of pictures, a folder per class or flat
+    /// Folder of pictures, with a folder per class or flat
     Images,
     /// Fixed-size records in one file or a folder of files
     Records,
@@ -99,9 +99,9 @@ pub enum Token {
     I64,
 }
 
-const UP_TO_WHAT: &str = "--up-to needs --columns: the names of those whose lengths vary";
+const UP_TO_WHAT: &str = "--up-to needs --columns: name the columns of varying lengths";
 
-/// A dataset, and what is known to be damaged in it before it is read.
+/// A dataset, and the damage found when it was opened.
 #[allow(dead_code, reason = "not every example prints the ledger")]
 pub struct Opened {
     pub dataset: Arc<dyn Dataset>,
@@ -109,7 +109,7 @@ pub struct Opened {
 }
 
 impl SourceArgs {
-    /// Opens what can be opened, with a ledger of what is damaged.
+    /// Opens the intact part, with a list of the damage.
     #[allow(dead_code, reason = "not every example prints the ledger")]
     pub fn open_all(&self) -> Result<Opened, Box<dyn Error>> {
         if self.checked.is_some() {
@@ -130,7 +130,7 @@ impl SourceArgs {
         }
     }
 
-    /// Opens it; damage that the format finds is an error.
+    /// Opens the dataset; damage that its format detects is an error.
     pub fn open(&self) -> Result<Arc<dyn Dataset>, Box<dyn Error>> {
         let mut dataset = self.unchecked()?;
         if let Some(place) = &self.checked {
@@ -199,7 +199,7 @@ impl SourceArgs {
             builder = match dtype {
                 "i64" => builder.ints(Field::fixed(name, DType::I64, shape), name),
                 "f32" => builder.floats(Field::fixed(name, DType::F32, shape), name),
-                other => return Err(format!("feature {column}: {other} is neither i64 nor f32").into()),
+                other => return Err(format!("feature {column}: type {other} is unknown: give i64 or f32").into()),
             };
         }
         Ok(builder)
@@ -225,7 +225,7 @@ impl SourceArgs {
             builder = builder.rows();
         }
         if let Some(max) = self.up_to {
-            // Of those named; a label or so is as it is.
+            // Only for named columns; others, such as a label, keep their shape.
             for name in &self.columns {
                 builder = builder.up_to(name, max);
             }
