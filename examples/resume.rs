@@ -487,9 +487,7 @@ impl Run<'_> {
                 let last = from + log.len() as u64;
                 if !log.iter().map(|entry| entry.step).eq(from + 1..=last) || last < *kept {
                     let (count, first) = (log.len(), log.first().map_or(0, |entry| entry.step));
-                    return Err(
-                        format!("{of_rank}: {count} steps from {first} on, not {} to {kept}", from + 1).into()
-                    );
+                    return Err(format!("{of_rank}: {count} steps from {first} on, not {} to {kept}", from + 1).into());
                 }
                 for entry in log.iter().skip_while(|entry| entry.step <= *kept) {
                     let again = expected.get(entry.step as usize - 1).map(|expected| expected.part(rank, *world));
@@ -576,9 +574,7 @@ impl World {
             (Some(how), _) if all(has_saved) || all(|status| is_killed(status) || status.success()) => {
                 Ok(Some((how, false)))
             }
-            (_, Some(rank)) => {
-                Err(format!("rank {rank} failed: {}", self.ended[rank].unwrap_or_default()).into())
-            }
+            (_, Some(rank)) => Err(format!("rank {rank} failed: {}", self.ended[rank].unwrap_or_default()).into()),
             (_, None) => Err("some ranks saved and stopped, others finished".into()),
         }
     }

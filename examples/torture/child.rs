@@ -1,15 +1,14 @@
-//! A child: damages the copy, reads it through a loader, and tells what came out.
+//! A child: damages the copy, reads it through a loader, and reports the result.
 //!
 //! ```text
-//! (damage) ─► open ─► (damage) ─► build ─► epoch ─► rows ─► Checker ─► Told, one line on standard output
+//! (damage) ─► open ─► (damage) ─► build ─► epoch ─► rows ─► Checker ─► ChildReport, one line on standard output
 //! ```
 //!
-//! What is right was told by the child whose act is [`Act::Oracle`]: a hash for each sample, of all fields of its row. The row has a
-//! hash of the stored bytes of every picture beside its pixels, so that a flipped bit is seen also where the pixels are
-//! the same.
+//! The child of [`Act::Oracle`] records the expected samples: a hash of all fields of each row. The row also holds a
+//! hash of each picture's stored bytes, so that a flipped bit shows even if the pixels are equal.
 
 use crate::damage::inflict;
-use crate::job::{Act, Damage, Fault, Job, Phase, STOP_ME, TOLD, Told, When};
+use crate::job::{Act, ChildReport, Damage, Fault, Job, Phase, REPORT, STOP_ME, When};
 use crate::source::{Opened, SourceArgs};
 use feedline::dataset::Dataset;
 use feedline::decode::{Bytes, Ctx, Decoder, Image};
@@ -39,19 +38,19 @@ const ORDER: u64 = 7;
 /// Pixels of a decoded picture in each direction.
 const SIDE: u32 = 32;
 
-/// Does the job and tells how it went; a thread that never returns does not keep the process.
-pub fn be_a_child(mut args: SourceArgs, job: &Job) -> ExitCode {
-    // Without the supervisor nobody ends it.
+/// Runs the job, prints its report and exits, even if a thread never returns.
+pub fn run(mut args: SourceArgs, job: &Job) -> ExitCode {
+    // The child must not outlive the supervisor.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     args.path.clone_from(&job.path);
     args.checked.clone_from(&job.checked);
     args.record_bytes = job.record_bytes.or(args.record_bytes);
-    let mut child = Child { args, job, phase: Phase::Open, told: Told::default() };
+    let mut child = Child { args, job, phase: Phase::Open, report: ChildReport::default() };
     if let Err(error) = child.run() {
-        child.told.error = Some(fault(&*error, child.phase));
+        child.report.error = Some(fault(&*error, child.phase));
     }
-    let line = serde_json::to_string(&child.told).unwrap_or_default();
-    println!("{TOLD}{line}");
+    let line = serde_json::to_string(&child.report).unwrap_or_default();
+    println!("{REPORT}{line}");
     std::process::exit(0)
 }
 
@@ -75,7 +74,7 @@ struct Child<'a> {
     args: SourceArgs,
     job: &'a Job,
     phase: Phase,
-    told: Told,
+    report: ChildReport,
 }
 
 impl Child<'_> {
@@ -86,7 +85,7 @@ impl Child<'_> {
         }
         self.damage(When::Before)?;
         let Opened { dataset, damage } = if job.substitute { self.args.open_all()? } else { as_opened(&self.args)? };
-        (self.told.damage, self.told.samples) = (damage.iter().map(ToString::to_string).collect(), dataset.len());
+        (self.report.damage, self.report.samples) = (damage.iter().map(ToString::to_string).collect(), dataset.len());
         self.damage(When::Indexed)?;
         self.phase = Phase::Build;
         match job.act {
@@ -125,7 +124,7 @@ impl Child<'_> {
             Act::FullDevice => builder.ledger("/dev/full"),
             Act::FullDisk => {
                 let builder = builder.ledger(job.work.join("ledger"));
-                // Writes fail from now on; who has no handler is killed for them.
+                // Writes fail from now on. Without a handler the signal would kill the process.
                 signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
                 lower(Resource::Fsize, 0)?;
                 builder
@@ -136,14 +135,14 @@ impl Child<'_> {
         })
     }
 
-    /// What is right: a hash of every sample, and the files.
+    /// Records a hash of every sample, and the files.
     fn oracle(&mut self, loader: &Loader, dataset: &dyn Dataset) -> Anyhow<()> {
         let mut hashes = vec![0_u64; dataset.len() as usize];
         let half = loader.batches_per_epoch()? / 2;
         for (index, batch) in loader.epoch(0)?.enumerate() {
             for row in rows(&batch?)? {
                 hashes[row.id as usize] = row.hash;
-                self.told.exact += 1;
+                self.report.exact += 1;
             }
             if index as u64 == half {
                 loader.state()?.save(self.job.work.join("older.state"))?;
@@ -152,7 +151,7 @@ impl Child<'_> {
         fs::write(self.job.work.join("oracle"), hashes.iter().flat_map(|hash| hash.to_le_bytes()).collect::<Vec<_>>())?;
         let sources = dataset.sources();
         let names = sources.ids().filter(|id| sources.bytes_of(*id).is_none()).map(|id| sources.path(id));
-        self.told.files = names.filter(|path| path.to_str().is_some()).collect();
+        self.report.files = names.filter(|path| path.to_str().is_some()).collect();
         Ok(())
     }
 
@@ -167,42 +166,42 @@ impl Child<'_> {
             checker.take(&batch)?;
             Ok(ControlFlow::Continue(()))
         });
-        checker.tell(loader, &mut self.told);
+        checker.fill(loader, &mut self.report);
         result?;
-        self.told.missing = checker.missing();
+        self.report.missing = checker.missing();
         if self.job.act == Act::FullDisk {
-            let why = loader.ledger().not_written.ok_or("the ledger did not say that its file could not be written")?;
-            self.told.note = Some(format!("the ledger says: {why}"));
+            let why = loader.ledger().not_written.ok_or("the ledger did not report that its file cannot be written")?;
+            self.report.note = Some(format!("ledger: {why}"));
         }
         Ok(())
     }
 
-    /// Takes batches and keeps them until it is told; then goes on.
+    /// Keeps batches until `next()` returns `BatchesHeld`; then drops them and continues.
     fn held(&mut self, loader: &Loader) -> Anyhow<()> {
         let mut checker = Checker::new(self.job)?;
-        let (mut epoch, mut kept, mut told) = (loader.epoch(0)?, Vec::new(), false);
+        let (mut epoch, mut kept, mut refused) = (loader.epoch(0)?, Vec::new(), false);
         loop {
             match epoch.next() {
                 None => break,
-                Some(Ok(batch)) if told => checker.take(&batch)?,
+                Some(Ok(batch)) if refused => checker.take(&batch)?,
                 Some(Ok(batch)) => {
                     checker.take(&batch)?;
                     kept.push(batch);
                 }
-                Some(Err(error)) if error.kind() == ErrorKind::BatchesHeld && !told => {
-                    told = true;
-                    self.told.note = Some("said so, and went on when they were dropped".into());
+                Some(Err(error)) if error.kind() == ErrorKind::BatchesHeld && !refused => {
+                    refused = true;
+                    self.report.note = Some("refused, and continued after the drop".into());
                     kept.clear();
                 }
                 Some(Err(error)) => return Err(error.into()),
             }
         }
-        checker.tell(loader, &mut self.told);
-        self.told.missing = checker.missing();
-        if told || kept.len() <= 2 { Ok(()) } else { Err("held all batches, and was not told".into()) }
+        checker.fill(loader, &mut self.report);
+        self.report.missing = checker.missing();
+        if refused || kept.len() <= 2 { Ok(()) } else { Err("all batches were held without an error".into()) }
     }
 
-    /// A transform that never returns from the sample in the middle.
+    /// Runs a transform that never returns from the middle sample.
     fn stuck(&mut self, dataset: Arc<dyn Dataset>) -> Anyhow<()> {
         let victim = dataset.len() / 2;
         let builder = plain(dataset, self.job).stall_deadline(Duration::from_secs(1));
@@ -215,17 +214,17 @@ impl Child<'_> {
             })
             .build()?;
         self.phase = Phase::Epoch;
-        let error = loader.epoch(0)?.find_map(Result::err).ok_or("it ended well")?;
+        let error = loader.epoch(0)?.find_map(Result::err).ok_or("the epoch ended without an error")?;
         let dropped = Instant::now();
         drop(loader);
         let took = dropped.elapsed().as_secs_f64();
         let right = error.site().sample == Some(victim);
         let what = if right { "the sample is named" } else { "ANOTHER sample is named" };
-        self.told.note = Some(format!("{what}; dropped in {took:.1} s"));
+        self.report.note = Some(format!("{what}; dropped in {took:.1} s"));
         Err(error.into())
     }
 
-    /// Drops loaders at random moments, and looks at what is left of them.
+    /// Drops loaders at random points, and counts the threads and descriptors left.
     fn dropped(&mut self, dataset: Arc<dyn Dataset>, times: u32) -> Anyhow<()> {
         let mut draws = Draws::new(self.job.seed, 0, 0, "drop");
         let mut before = None;
@@ -246,21 +245,21 @@ impl Child<'_> {
                 drop(epoch);
                 drop(loader);
             }
-            // The first one may start what stays: threads of libraries.
+            // After the first loader, which may start permanent threads of libraries.
             before.get_or_insert_with(|| settled(None));
         }
         let after = settled(before);
         let before = before.unwrap_or_default();
         if after.0 > before.0 || after.1 > before.1 {
-            return Err(format!("threads and descriptors were {before:?}, and are {after:?}").into());
+            return Err(format!("threads and descriptors rose from {before:?} to {after:?}").into());
         }
-        self.told.note = Some("threads and descriptors as before".into());
+        self.report.note = Some("threads and descriptors as before".into());
         let loader = plain(dataset, self.job).build()?;
         self.phase = Phase::Epoch;
         self.read(&loader)
     }
 
-    /// Trains with a state for every batch, until something kills it.
+    /// Saves a state for every batch, until a signal kills the process.
     fn killed(&mut self, loader: &Loader) -> Anyhow<()> {
         let mut log = Log::open(&self.job.work.join("killed.log"))?;
         let half = loader.batches_per_epoch()? / 2;
@@ -280,7 +279,7 @@ impl Child<'_> {
         Ok(())
     }
 
-    /// Goes on, and compares what both runs logged with what is right.
+    /// Resumes the killed run, and compares both logs with the oracle.
     fn resumed(&mut self, loader: &Loader) -> Anyhow<()> {
         let path = self.job.work.join("killed.log");
         let before = fs::read_to_string(&path)?.lines().count();
@@ -299,17 +298,17 @@ impl Child<'_> {
             let mut next = || words.next().and_then(Result::ok).ok_or("a log line is cut");
             let (position, id, hash) = (next()?, next()?, next()?);
             let same = *seen.entry(position).or_insert((id, hash)) == (id, hash);
-            self.told.wrong += u64::from(!same || checker.hashes.get(id as usize) != Some(&hash));
+            self.report.wrong += u64::from(!same || checker.hashes.get(id as usize) != Some(&hash));
         }
-        let planned = loader.preview(0, self.told.samples)?;
+        let planned = loader.preview(0, self.report.samples)?;
         for (position, id) in planned.iter().enumerate() {
             match seen.get(&(position as u64)) {
-                Some((got, _)) if got == id => self.told.exact += 1,
-                Some(_) => self.told.wrong += 1,
-                None => self.told.missing += 1,
+                Some((got, _)) if got == id => self.report.exact += 1,
+                Some(_) => self.report.wrong += 1,
+                None => self.report.missing += 1,
             }
         }
-        self.told.note = Some(format!("killed after {before} of {} samples", planned.len()));
+        self.report.note = Some(format!("killed after {before} of {} samples", planned.len()));
         Ok(())
     }
 }
@@ -318,7 +317,7 @@ fn as_opened(args: &SourceArgs) -> Anyhow<Opened> {
     Ok(Opened { dataset: args.open()?, damage: Vec::new() })
 }
 
-/// A loader that shuffles, and decodes what is encoded.
+/// A loader that shuffles, and decodes encoded fields.
 fn plain(dataset: Arc<dyn Dataset>, job: &Job) -> LoaderBuilder {
     let (schema, most) = (dataset.schema().to_vec(), dataset.sample_bytes_max() as usize);
     let mut builder = Loader::builder(dataset)
@@ -337,7 +336,7 @@ fn plain(dataset: Arc<dyn Dataset>, job: &Job) -> LoaderBuilder {
     builder
 }
 
-/// A picture, and beside it a hash of its stored bytes.
+/// Decodes a picture, and adds a hash of its stored bytes.
 struct Witness(Image);
 
 impl Decoder for Witness {
@@ -371,7 +370,7 @@ fn rows(batch: &Batch) -> feedline::Result<Vec<Seen>> {
         let mut hash = Xxh3::new();
         for field in row.fields() {
             let bytes = field.as_bytes()?;
-            // What lies behind a shorter row is padding, whose length is that of the longest sample of the dataset.
+            // Only the valid bytes, because the padding depends on the longest sample of the dataset.
             let most = field.shape().get(1).copied().unwrap_or(1).max(1);
             let valid = field.lens().map_or(bytes.len(), |lens| bytes.len() / most * lens[0] as usize);
             hash.update(&(valid as u64).to_le_bytes());
@@ -391,12 +390,12 @@ fn pull(epoch: &mut Epoch, mut take: impl FnMut(u64, Batch) -> Anyhow<ControlFlo
     Ok(())
 }
 
-/// Compares rows with what is right.
+/// Compares rows with the oracle.
 struct Checker {
     hashes: Vec<u64>,
-    /// How often each has still to come.
+    /// Expected count of each hash, less the rows so far.
     left: HashMap<u64, u64>,
-    /// Samples may have other ids: the dataset was indexed anew, with fewer or shorter files.
+    /// Sample ids may differ, because the dataset was indexed anew with fewer or shorter files.
     moved: bool,
     exact: u64,
     wrong: u64,
@@ -434,26 +433,26 @@ impl Checker {
         Ok(())
     }
 
-    /// Samples that were there when all was well and have not come.
+    /// Samples of the oracle that did not arrive.
     fn missing(&self) -> u64 {
         let absent: u64 = self.left.values().sum();
         absent.saturating_sub(self.substituted + self.wrong)
     }
 
-    fn tell(&self, loader: &Loader, told: &mut Told) {
-        (told.exact, told.wrong, told.substituted) = (self.exact, self.wrong, self.substituted);
+    fn fill(&self, loader: &Loader, report: &mut ChildReport) {
+        (report.exact, report.wrong, report.substituted) = (self.exact, self.wrong, self.substituted);
         let ledger = loader.ledger();
-        told.bad = ledger.samples.len() as u64;
+        report.bad = ledger.samples.len() as u64;
         let nameless = |path: bool, offset: bool| !(path && offset);
-        told.unnamed =
+        report.unnamed =
             ledger.samples.iter().filter(|bad| nameless(bad.path.is_some(), bad.offset.is_some())).count() as u64;
         if ledger.substituted != self.substituted {
-            told.unnamed += ledger.substituted.abs_diff(self.substituted);
+            report.unnamed += ledger.substituted.abs_diff(self.substituted);
         }
     }
 }
 
-/// What a run that is killed leaves behind: a line per row, in one write for each batch.
+/// Log of a run that will be killed: a line per row, one write per batch.
 struct Log(File);
 
 impl Log {
@@ -476,7 +475,7 @@ fn lower(resource: Resource, limit: u64) -> Anyhow<()> {
     Ok(setrlimit(resource, Rlimit { current: Some(limit), maximum })?)
 }
 
-/// Threads and descriptors: when they are no more than before, or do not change any more, or after a while.
+/// Number of threads and descriptors, once it is down to `before` or stable, or after 5 s.
 fn settled(before: Option<(usize, usize)>) -> (usize, usize) {
     let count = |folder: &str| fs::read_dir(folder).map_or(0, Iterator::count);
     let now = || (count("/proc/self/task"), count("/proc/self/fd"));

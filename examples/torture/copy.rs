@@ -1,13 +1,13 @@
-//! The copy that is tortured, and the folders that each scenario gets.
+//! The copy to damage, and the folders of each scenario.
 //!
 //! ```text
-//! original ──copied once──► WORK/pristine ──hard links──► WORK/data: what a child reads, damages (after a copy of what it
-//!                                                          damages) and leaves to the next to be removed
+//! original ──copied once──► WORK/pristine ──hard links──► WORK/data: read and damaged by a child (it copies a file before
+//!                                                          it damages it), removed before the next child
 //! ```
 //!
-//! What holds: the original is only read, by this file alone; no dataset is opened there, since some write an index beside their
-//! files. What is copied keeps its modification time, as saved indexes and checksums know files by it. The work folder is
-//! removed when this is dropped.
+//! Invariants: only this file reads the original, and nothing writes it. No dataset is opened there, because some write
+//! an index beside their files. Copies keep their modification time, which identifies files in saved indexes and
+//! checksums. Dropping the copy removes the work folder.
 
 use crate::source::{Source, SourceArgs};
 use feedline::Stop;
@@ -20,13 +20,13 @@ type Anyhow<T> = Result<T, Box<dyn Error>>;
 
 pub struct Copy {
     work: PathBuf,
-    /// What `--path` is, below the folder that is copied.
+    /// The pattern of `--path`, below the copied folder.
     pattern: PathBuf,
     files: Vec<PathBuf>,
     pub bytes: u64,
 }
 
-/// Where the data is, and which files belong to it.
+/// Folder and files of the data.
 struct Found {
     base: PathBuf,
     pattern: PathBuf,
@@ -34,9 +34,9 @@ struct Found {
 }
 
 impl Copy {
-    /// Copies the data that `args` names into a new folder in `parent`: at most `most` bytes; `sample` files at most.
+    /// Copies the data of `args` into a new folder in `parent`: at most `most` bytes and `sample` files.
     ///
-    /// Errors: too much, nothing there, what the file system says, interrupted.
+    /// Errors: too many bytes, no files, those of the file system, interrupted.
     pub fn make(args: &SourceArgs, parent: &Path, most: u64, sample: Option<usize>, stop: &Stop) -> Anyhow<Self> {
         let mut found = find(&args.path)?;
         if let Some(count) = sample {
@@ -49,11 +49,11 @@ impl Copy {
         }
         if bytes > most {
             return Err(format!(
-                "{} has {} in {} files, and at most {} are copied: say --most {}MB, or --sample for fewer files",
+                "{} has {} in {} files, and at most {} are copied: give --most {}MB, or --sample for fewer files",
                 args.path.display(),
-                in_words(bytes),
+                human_bytes(bytes),
                 found.files.len(),
-                in_words(most),
+                human_bytes(most),
                 bytes.div_ceil(1_000_000),
             )
             .into());
@@ -85,7 +85,7 @@ impl Copy {
         self.files.len()
     }
 
-    /// The files that a child reads.
+    /// The files for a child.
     pub fn files(&self) -> Vec<PathBuf> {
         self.files.iter().map(|name| self.data().join(name)).collect()
     }
@@ -94,12 +94,12 @@ impl Copy {
         self.work.join("data")
     }
 
-    /// What a child reads, as `--path` says it.
+    /// The data for a child, as a `--path`.
     pub fn path(&self) -> PathBuf {
         if self.pattern.as_os_str().is_empty() { self.data() } else { self.data().join(&self.pattern) }
     }
 
-    /// A copy that nothing was done to yet, in place of the last one.
+    /// Replaces the last child's files by an intact copy.
     pub fn renew(&self) -> io::Result<()> {
         remove(&self.data())?;
         for name in &self.files {
@@ -110,7 +110,7 @@ impl Copy {
         Ok(())
     }
 
-    /// Leaves the copy as it is now in `folder`, in place of what is there.
+    /// Moves the present copy to `folder`, and replaces its content.
     pub fn keep(&self, folder: &Path) -> io::Result<()> {
         remove(folder)?;
         fs::create_dir_all(folder.parent().unwrap_or(folder))?;
@@ -136,7 +136,7 @@ fn remove(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Copies what can be copied; a FIFO is made anew.
+/// Copies a tree; FIFOs are created anew.
 fn tree(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {
@@ -153,20 +153,18 @@ fn tree(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A copy with the same modification time.
+/// Copies a file with its modification time.
 pub fn duplicate(from: &Path, to: &Path) -> io::Result<()> {
     fs::copy(from, to)?;
-    keep_time(from, to)
-}
-
-pub fn keep_time(from: &Path, to: &Path) -> io::Result<()> {
     let modified = fs::metadata(from)?.modified()?;
     File::options().write(true).open(to)?.set_times(FileTimes::new().set_modified(modified))
 }
 
-/// A folder as it is; a file with those that share its name up to the ending (Megatron's `.idx` and `.bin`); a pattern's files.
+/// Finds the files of a folder, of a pattern, or of one file.
 ///
-/// Errors: what the file system says; a name that is not there.
+/// A file includes those with the same stem (Megatron's `.idx` and `.bin`).
+///
+/// Errors: those of the file system, such as a missing file.
 fn find(path: &Path) -> Anyhow<Found> {
     let at = |error: io::Error| format!("{}: {error}", path.display());
     if path.is_dir() {
@@ -181,7 +179,7 @@ fn find(path: &Path) -> Anyhow<Found> {
     let base: PathBuf = parts[..plain].iter().collect();
     let base = if plain == 0 { PathBuf::from(".") } else { base };
     let pattern: PathBuf = parts[plain..].iter().collect();
-    let text = pattern.to_str().ok_or("a pattern must be UTF-8")?;
+    let text = pattern.to_str().ok_or_else(|| format!("{}: a pattern must be UTF-8", path.display()))?;
     let named = is_plain(&parts[parts.len() - 1]);
     let wanted = if named {
         vec![text.to_string(), format!("{}.*", Path::new(text).with_extension("").display())]
@@ -197,7 +195,7 @@ fn find(path: &Path) -> Anyhow<Found> {
     Ok(Found { base, pattern, files })
 }
 
-/// The files below `base` that have one of the names. No folder is looked into but those that a pattern names.
+/// The files below `base` with one of the names. It searches only folders that a pattern names.
 fn matching(base: &Path, wanted: &[String]) -> Anyhow<Vec<PathBuf>> {
     let options = glob::MatchOptions { require_literal_separator: true, ..glob::MatchOptions::new() };
     let folder = glob::Pattern::escape(base.to_str().ok_or("a path with a pattern must be UTF-8")?);
@@ -213,7 +211,7 @@ fn matching(base: &Path, wanted: &[String]) -> Anyhow<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// `{…}` as `*`: it takes a file too many rather than one too few.
+/// Replaces `{…}` by `*`, which may match too many files but never too few.
 fn without_braces(text: &str) -> String {
     let (mut out, mut depth) = (String::new(), 0);
     for letter in text.chars() {
@@ -249,7 +247,7 @@ fn walk(base: &Path, below: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
 fn thin(found: &mut Found, args: &SourceArgs, count: usize) -> Anyhow<()> {
     let listed = matches!(args.source, Source::Mds | Source::Megatron);
     if listed || found.pattern.to_string_lossy().contains('{') {
-        return Err("--sample: every file of this dataset is named somewhere, so none can be left out".into());
+        return Err("--sample: this dataset lists its files by name, so it needs all of them".into());
     }
     found.files.retain(|name| !name.to_string_lossy().split('/').any(|part| part.starts_with('.')));
     let all = found.files.len();
@@ -259,8 +257,8 @@ fn thin(found: &mut Found, args: &SourceArgs, count: usize) -> Anyhow<()> {
     Ok(())
 }
 
-/// A number of bytes for people.
-pub fn in_words(bytes: u64) -> String {
+/// Formats a number of bytes with its unit.
+pub fn human_bytes(bytes: u64) -> String {
     match bytes {
         0..1_000_000 => format!("{} kB", bytes.div_ceil(1000)),
         1_000_000..1_000_000_000 => format!("{:.1} MB", bytes as f64 / 1e6),
@@ -268,7 +266,7 @@ pub fn in_words(bytes: u64) -> String {
     }
 }
 
-/// For arguments: `2GB`, `500MB`, or bytes.
+/// Parses a size: `2GB`, `500MB`, or bytes.
 pub fn size(text: &str) -> Result<u64, String> {
     let upper = text.to_ascii_uppercase();
     let unit = |ending: &str, unit: u64| upper.strip_suffix(ending).map(|digits| (digits.to_string(), unit));
@@ -277,5 +275,5 @@ pub fn size(text: &str) -> Result<u64, String> {
         .or_else(|| unit("KB", 1000))
         .unwrap_or((upper.clone(), 1));
     let number = digits.trim().parse::<f64>().ok().filter(|number| *number >= 0.0 && *number < 1e9);
-    number.map(|number| (number * unit as f64) as u64).ok_or_else(|| "a size such as 500MB or 2GB is wanted".into())
+    number.map(|number| (number * unit as f64) as u64).ok_or_else(|| "expected a size such as 500MB or 2GB".into())
 }

@@ -1,6 +1,6 @@
-//! What is done to files of the copy, by the child that reads them.
+//! Damage to files of the copy, done by the child that reads them.
 //!
-//! Files of the copy are hard links: whoever changes one takes a copy of it first.
+//! Files of the copy are hard links, so every change starts with a copy of the file.
 
 use crate::copy::duplicate;
 use crate::job::{Damage, Kind};
@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 
-/// Does it.
+/// Damages the files.
 pub fn inflict(damage: &Damage, source: Source, seed: u64) -> io::Result<()> {
     for (index, path) in damage.files.iter().enumerate() {
         let mut draws = Draws::new(seed, index as u64, 0, "torture");
@@ -33,7 +33,7 @@ fn one(kind: Kind, path: &Path, source: Source, draws: &mut Draws) -> io::Result
         Kind::Removed => Ok(()),
         Kind::Fifo => fifo(path),
         Kind::Folder => fs::create_dir(path),
-        // Not where a record of an even length ends: some formats could not tell.
+        // Not at the end of a record of even length, which some formats could not detect.
         Kind::Cut => open(path)?.set_len((fs::metadata(path)?.len() / 2).saturating_sub(3)),
         Kind::Emptied => open(path)?.set_len(0),
         Kind::Grown => OpenOptions::new().append(true).open(path)?.write_all(&[0xa5; 1000]),
@@ -61,7 +61,7 @@ fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).open(path)
 }
 
-/// A file of its own in place of a link.
+/// Replaces a link by a copy of its file.
 fn own(path: &Path) -> io::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(".own");
@@ -70,7 +70,7 @@ fn own(path: &Path) -> io::Result<()> {
     fs::rename(beside, path)
 }
 
-/// Flips a random bit at a place that is `legal`, if there is one. The file looks as if nobody had touched it: bits rot so.
+/// Flips a random bit at a `legal` offset, if any, and keeps the file's modification time, like bit rot.
 fn flip(path: &Path, draws: &mut Draws, ranges: &[Range<u64>], legal: impl Fn(u64) -> bool) -> io::Result<()> {
     let total: u64 = ranges.iter().map(|range| range.end - range.start).sum();
     if total == 0 {
@@ -96,7 +96,7 @@ fn flip(path: &Path, draws: &mut Draws, ranges: &[Range<u64>], legal: impl Fn(u6
     file.set_times(fs::FileTimes::new().set_modified(before))
 }
 
-/// Where a file of this format describes itself: all of an index file; the headers of a shard.
+/// The ranges of a file's metadata: all of an index file, the headers of a shard.
 pub fn self_description(source: Source, path: &Path) -> io::Result<Vec<Range<u64>>> {
     let file = File::open(path)?;
     let len = file.metadata()?.len();

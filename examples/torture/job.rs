@@ -1,23 +1,23 @@
-//! What the supervisor asks a child to do, and what the child tells of it: JSON in a variable, and a line of JSON.
+//! A child's job, as JSON in an environment variable, and its report, as a line of JSON.
 
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// The variable that makes a process a child.
+/// Environment variable of the job, which makes a process a child.
 pub const JOB: &str = "FEEDLINE_TORTURE_JOB";
-/// What a child says when it wants to be stopped for a while.
+/// Line by which a child requests to be stopped for a while.
 pub const STOP_ME: &str = "stop me";
-/// What stands before the line that tells how it went.
-pub const TOLD: &str = "told ";
+/// Prefix of the line with the report.
+pub const REPORT: &str = "report ";
 
 /// One run of a loader over a copy of the data.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
     pub act: Act,
-    /// The data, as `--path` would say it.
+    /// The data, as a `--path`.
     pub path: PathBuf,
     pub record_bytes: Option<usize>,
-    /// Folder for what is kept from child to child: hashes of the samples, states, logs.
+    /// Folder that the children share: hashes of the samples, states, logs.
     pub work: PathBuf,
     /// Checksums of the copy.
     pub checked: Option<PathBuf>,
@@ -28,43 +28,43 @@ pub struct Job {
     pub workers: usize,
 }
 
-/// What is done with the loader.
+/// Use of the loader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Act {
-    /// An epoch; what it delivers is what is right. Half of it makes a state.
+    /// An epoch that records the expected samples, and saves a state in the middle.
     Oracle,
     /// An epoch.
     Read,
     /// An epoch without io_uring.
     Pread,
-    /// An epoch with so many descriptors.
+    /// An epoch with this limit of descriptors.
     Descriptors(u64),
-    /// An epoch that is stopped for a second in the middle.
+    /// An epoch whose process is stopped for a second in the middle.
     Stopped,
-    /// Half an epoch, with a state saved for every batch, then SIGKILL at a random moment.
+    /// Half an epoch, with a state saved for every batch, then SIGKILL at a random time.
     Killed,
-    /// The rest of it.
+    /// The rest of the killed epoch.
     Resumed,
-    /// Goes on from the state of [`Act::Oracle`].
+    /// Resumes the state of [`Act::Oracle`].
     Older,
     /// A transform that never returns.
     Stuck,
     /// A consumer that keeps every batch.
     Held,
-    /// The loader is dropped at so many random points.
+    /// Loaders dropped at this number of random points.
     Dropped(u32),
-    /// The ledger is this device.
+    /// The ledger is `/dev/full`.
     FullDevice,
-    /// The ledger's disk has no room.
+    /// The ledger's disk is full.
     FullDisk,
 }
 
-/// What happens to files of the copy.
+/// Damage to files of the copy.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Damage {
     pub kind: Kind,
     pub when: When,
-    /// Of the copy.
+    /// Files of the copy.
     pub files: Vec<PathBuf>,
 }
 
@@ -72,7 +72,7 @@ pub struct Damage {
 pub enum When {
     /// Before the dataset is opened.
     Before,
-    /// After it was opened, before it is read.
+    /// After the dataset is opened, before it is read.
     Indexed,
 }
 
@@ -81,43 +81,44 @@ pub enum Kind {
     Cut,
     Emptied,
     Removed,
-    /// Other bytes, as many.
+    /// Other bytes of the same length.
     Replaced,
     Grown,
     Forbidden,
     Fifo,
     Folder,
-    /// A bit of each file, in what samples are made of; the file's times stay as they are.
+    /// One bit of each file, in the samples' bytes; the file's times stay.
     Flipped,
-    /// A bit of each file where the format describes itself.
+    /// One bit of each file, in headers and indexes.
     FlippedHeader,
 }
 
-/// How it went.
+/// A child's result.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Told {
-    /// Samples of the dataset as it was opened.
+pub struct ChildReport {
+    /// Samples of the opened dataset.
     pub samples: u64,
-    /// Rows with the sample that was planned, and its bytes.
+    /// Rows with the planned sample and its bytes.
     pub exact: u64,
-    /// Rows with other bytes, without a word.
+    /// Rows with silently wrong bytes.
     pub wrong: u64,
     /// Rows with a substitute.
     pub substituted: u64,
-    /// Distinct samples in the ledger, and how many of them name no file or place.
+    /// Distinct samples in the ledger.
     pub bad: u64,
+    /// Samples in the ledger without a file or offset.
     pub unnamed: u64,
-    /// Samples that were there before and did not come.
+    /// Samples of the intact dataset that did not arrive.
     pub missing: u64,
-    /// What the dataset said of damage when it was opened.
+    /// Damage that the dataset reported when opened.
     pub damage: Vec<String>,
     pub error: Option<Fault>,
     pub note: Option<String>,
-    /// Files of the dataset, from the oracle.
+    /// Files of the dataset; from the oracle only.
     pub files: Vec<PathBuf>,
 }
 
-/// An error, and what it names.
+/// An error and its site.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Fault {
     pub phase: Phase,

@@ -1,21 +1,21 @@
-//! From what a child told to words and a verdict.
+//! Turns a child's report into a summary and a verdict.
 
-use crate::job::{Fault, Phase, Told};
+use crate::job::{ChildReport, Fault, Phase};
 use crate::scenarios::Promise;
 use crate::source::Source;
 use crate::supervise::Ended;
 use serde::Serialize;
 use std::path::Path;
 
-/// What a row says at its end.
+/// Verdict of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     Ok,
     Skipped,
-    /// The format has nothing that could tell.
+    /// The format cannot detect the damage.
     NotNoticed,
-    /// What is promised does not hold.
+    /// A promise does not hold.
     Broken,
 }
 
@@ -30,37 +30,37 @@ impl Verdict {
     }
 }
 
-/// What came of a child, or of several.
+/// Outcome of one child or several.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
-    pub words: String,
+    pub summary: String,
     pub verdict: Verdict,
-    /// The whole error, the last words of a crash.
-    pub more: Option<String>,
+    /// The complete error, or the last lines of a crash.
+    pub details: Option<String>,
 }
 
 impl Outcome {
-    pub fn new(verdict: Verdict, words: impl Into<String>) -> Self {
-        Self { words: words.into(), verdict, more: None }
+    pub fn new(verdict: Verdict, summary: impl Into<String>) -> Self {
+        Self { summary: summary.into(), verdict, details: None }
     }
 }
 
-/// What is known of the run beside what the child told.
+/// The run's parameters, besides the child's report.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     pub promise: Promise,
     pub source: Source,
     pub checked: bool,
-    /// In what describes the format, not in what samples are made of.
+    /// The damage is in headers or indexes, not in the samples' bytes.
     pub header: bool,
-    /// Done before the dataset was opened, to files of which nothing says how long they are.
+    /// The damage was done before opening, to files whose lengths no index lists.
     pub unlisted: bool,
     /// Samples of the oracle.
     pub samples: u64,
 }
 
 impl Case {
-    /// Whether something of the format, or beside it, tells that a byte changed.
+    /// Whether a checksum, of the format or beside it, detects a changed byte.
     fn has_checksums(&self) -> bool {
         let by_format = match self.source {
             Source::Tfrecord => true,
@@ -74,68 +74,69 @@ impl Case {
         if ended.hang {
             return Outcome::new(Verdict::Broken, "HANG: killed at the time limit");
         }
-        let Some(told) = &ended.told else {
-            let how = ended.signal.map_or("it told nothing".into(), |signal| format!("signal {signal}"));
-            let more = Some(ended.words.clone());
-            return Outcome { more, ..Outcome::new(Verdict::Broken, format!("CRASH: {how}")) };
+        let Some(report) = &ended.report else {
+            let how = ended.signal.map_or("no report".into(), |signal| format!("signal {signal}"));
+            let details = Some(ended.stderr.clone());
+            return Outcome { details, ..Outcome::new(Verdict::Broken, format!("CRASH: {how}")) };
         };
-        let note = told.note.as_ref().map(|note| format!("; {note}")).unwrap_or_default();
-        if told.wrong > 0 {
-            // Whatever came after: samples were wrong.
-            return self.silent(told, &note);
+        let note = report.note.as_ref().map(|note| format!("; {note}")).unwrap_or_default();
+        if report.wrong > 0 {
+            // Before any error: wrong samples count first.
+            return self.silent(report, &note);
         }
-        match &told.error {
+        match &report.error {
             Some(fault) => self.error(fault, &note),
-            None => self.rows(told, &note),
+            None => self.rows(report, &note),
         }
     }
 
-    fn silent(&self, told: &Told, note: &str) -> Outcome {
-        let found = if told.bad > 0 { format!(", {} found", told.bad) } else { String::new() };
+    fn silent(&self, report: &ChildReport, note: &str) -> Outcome {
+        let found = if report.bad > 0 { format!(", {} found", report.bad) } else { String::new() };
         if self.unlisted && self.promise == Promise::Noticed {
-            let words = format!("{} samples are others, or more: it is another dataset{note}", told.wrong);
-            return Outcome::new(Verdict::NotNoticed, words);
+            let summary = format!("{} other or additional samples: it is another dataset{note}", report.wrong);
+            return Outcome::new(Verdict::NotNoticed, summary);
         }
         let forgiven = self.promise == Promise::Checksum && !self.has_checksums();
         let verdict = if forgiven { Verdict::NotNoticed } else { Verdict::Broken };
-        Outcome::new(verdict, format!("WRONG: {} of {} samples differ{found}{note}", told.wrong, self.samples))
+        Outcome::new(verdict, format!("WRONG: {} of {} samples differ{found}{note}", report.wrong, self.samples))
     }
 
-    fn rows(&self, told: &Told, note: &str) -> Outcome {
-        let named = told.unnamed == 0;
-        if told.substituted > 0 {
-            let words = format!(
+    fn rows(&self, report: &ChildReport, note: &str) -> Outcome {
+        let named = report.unnamed == 0;
+        if report.substituted > 0 {
+            let summary = format!(
                 "{} rows substituted, {} of {} bad samples named{note}",
-                told.substituted,
-                told.bad - told.unnamed.min(told.bad),
-                told.bad
+                report.substituted,
+                report.bad - report.unnamed.min(report.bad),
+                report.bad
             );
-            let legal = named && matches!(self.promise, Promise::Noticed | Promise::Checksum) && told.missing == 0;
-            return Outcome::new(if legal { Verdict::Ok } else { Verdict::Broken }, words);
+            let legal = named && matches!(self.promise, Promise::Noticed | Promise::Checksum) && report.missing == 0;
+            return Outcome::new(if legal { Verdict::Ok } else { Verdict::Broken }, summary);
         }
-        if told.missing > 0 {
-            return self.fewer(told);
+        if report.missing > 0 {
+            return self.fewer(report);
         }
         let legal = !matches!(self.promise, Promise::Stalls | Promise::Refused);
-        let untouched = match (self.promise, told.damage.first()) {
+        let untouched = match (self.promise, report.damage.first()) {
             (Promise::Exact, _) => String::new(),
-            (_, None) => ", as if nothing had been done".into(),
-            (_, Some(damage)) => format!(", said when opened: {}", short(damage)),
+            (_, None) => ", unaffected by the damage".into(),
+            (_, Some(damage)) => format!(", reported at open: {}", short(damage)),
         };
-        let words = format!("exact: {} samples{untouched}{note}", told.exact);
-        Outcome::new(if legal { Verdict::Ok } else { Verdict::Broken }, words)
+        let summary = format!("exact: {} samples{untouched}{note}", report.exact);
+        Outcome::new(if legal { Verdict::Ok } else { Verdict::Broken }, summary)
     }
 
-    fn fewer(&self, told: &Told) -> Outcome {
-        let words = format!("{} of {} samples are gone", told.missing, self.samples);
-        match (told.damage.first(), self.promise) {
+    fn fewer(&self, report: &ChildReport) -> Outcome {
+        let summary = format!("{} of {} samples missing", report.missing, self.samples);
+        match (report.damage.first(), self.promise) {
             (Some(damage), Promise::Noticed | Promise::Checksum) => {
-                let more = Some(told.damage.join("; "));
-                Outcome { more, ..Outcome::new(Verdict::Ok, format!("{words}, said when opened: {}", short(damage))) }
+                let details = Some(report.damage.join("; "));
+                let summary = format!("{summary}, reported at open: {}", short(damage));
+                Outcome { details, ..Outcome::new(Verdict::Ok, summary) }
             }
-            // Nothing beside the folder says what was there.
-            (None, Promise::Noticed) => Outcome::new(Verdict::NotNoticed, format!("{words}: it is another dataset")),
-            _ => Outcome::new(Verdict::Broken, words),
+            // Only the folder lists the files.
+            (None, Promise::Noticed) => Outcome::new(Verdict::NotNoticed, format!("{summary}: it is another dataset")),
+            _ => Outcome::new(Verdict::Broken, summary),
         }
     }
 
@@ -151,24 +152,24 @@ impl Case {
             Promise::Stalls => (fault.kind == "stalled" && fault.sample.is_some() && !note.contains("ANOTHER"), ""),
         };
         let verdict = if legal { Verdict::Ok } else { Verdict::Broken };
-        let words = format!("error: {}{lacks}{note}", named(fault));
-        Outcome { more: Some(fault.text.clone()), ..Outcome::new(verdict, words) }
+        let summary = format!("error: {}{lacks}{note}", named(fault));
+        Outcome { details: Some(fault.text.clone()), ..Outcome::new(verdict, summary) }
     }
 }
 
-/// An error in a few words: its kind and what it names.
+/// Short text of an error: its kind and site.
 fn named(fault: &Fault) -> String {
-    let mut words = if fault.kind == "other" { short(&fault.text) } else { fault.kind.clone() };
+    let mut text = if fault.kind == "other" { short(&fault.text) } else { fault.kind.clone() };
     if let Some(path) = &fault.path {
-        words += &format!(": {}", path.file_name().map(Path::new).unwrap_or(path).display());
+        text += &format!(": {}", path.file_name().map(Path::new).unwrap_or(path).display());
     }
     if let Some(offset) = fault.offset {
-        words += &format!(" at {offset}");
+        text += &format!(" at {offset}");
     }
     if let Some(sample) = fault.sample {
-        words += &format!(", sample {sample}");
+        text += &format!(", sample {sample}");
     }
-    words
+    text
 }
 
 fn short(text: &str) -> String {
@@ -179,20 +180,21 @@ fn short(text: &str) -> String {
     }
 }
 
-/// Several children of one row: the worst verdict, and how many of each.
+/// Combines several children of one row: the worst verdict, and the count of each outcome.
 pub fn together(outcomes: &[Outcome]) -> Outcome {
     let verdict = outcomes.iter().map(|outcome| outcome.verdict).max().unwrap_or(Verdict::Skipped);
     let mut counts: Vec<(String, usize)> = Vec::new();
     for outcome in outcomes {
-        let word = outcome.words.split(':').next().unwrap_or_default().to_string();
+        let word = outcome.summary.split(':').next().unwrap_or_default().to_string();
         match counts.iter_mut().find(|(known, _)| *known == word) {
             Some((_, count)) => *count += 1,
             None => counts.push((word, 1)),
         }
     }
-    let words = counts.iter().map(|(word, count)| format!("{count} × {word}")).collect::<Vec<_>>().join(", ");
+    let summary = counts.iter().map(|(word, count)| format!("{count} × {word}")).collect::<Vec<_>>().join(", ");
     let worst = outcomes.iter().find(|outcome| outcome.verdict == verdict && verdict == Verdict::Broken);
-    let more = outcomes.iter().map(|outcome| outcome.more.as_deref().unwrap_or(&outcome.words)).collect::<Vec<_>>();
-    let worst = worst.map(|outcome| format!("; {}", outcome.words)).unwrap_or_default();
-    Outcome { words: format!("{words}{worst}"), verdict, more: Some(more.join(" | ")) }
+    let details = outcomes.iter().map(|outcome| outcome.details.as_deref().unwrap_or(&outcome.summary));
+    let details = Some(details.collect::<Vec<_>>().join(" | "));
+    let worst = worst.map(|outcome| format!("; {}", outcome.summary)).unwrap_or_default();
+    Outcome { summary: format!("{summary}{worst}"), verdict, details }
 }

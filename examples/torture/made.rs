@@ -1,4 +1,4 @@
-//! A small dataset for who has none at hand: noise and pictures, the same bytes in every run.
+//! A small generated dataset: noise and pictures, the same bytes in every run.
 //!
 //! ```text
 //! samples 0 .. 96 ──► images: 4 classes of 24 files │ MDS: 4 shards and index.json │ other formats: 4 files of 24 samples
@@ -16,9 +16,9 @@ const EACH: u64 = 24;
 /// Bytes of a picture on average, of a record exactly.
 const BYTES: usize = 4000;
 
-/// Writes it into `dir`, and says in `args` how to read it.
+/// Writes the dataset into `dir`, and sets `args` to read it.
 ///
-/// Errors: those of the file system; formats that are not made.
+/// Errors: those of the file system; unsupported formats.
 pub fn make(dir: &Path, args: &mut SourceArgs) -> Result<(), Box<dyn Error>> {
     fs::create_dir_all(dir)?;
     args.path = dir.to_path_buf();
@@ -37,7 +37,7 @@ pub fn make(dir: &Path, args: &mut SourceArgs) -> Result<(), Box<dyn Error>> {
         Source::Npz => Content::Npz { bytes: BYTES },
         #[cfg(feature = "parquet")]
         Source::Parquet => Content::Parquet { bytes: BYTES },
-        _ => return Err("such data is not made here: give --path".into()),
+        _ => return Err("data of this --source cannot be generated: give --path".into()),
     };
     let ending = match args.source {
         Source::Images => return pictures(dir, &content),
@@ -66,7 +66,7 @@ fn pictures(dir: &Path, content: &Content) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Formats of a sample per file.
+/// Writes formats with one sample per file.
 fn singles(dir: &Path, source: Source, content: &Content) -> Result<(), Box<dyn Error>> {
     let ending = if source == Source::Npy { "npy" } else { "npz" };
     for number in 0..FILES * EACH {
@@ -76,7 +76,7 @@ fn singles(dir: &Path, source: Source, content: &Content) -> Result<(), Box<dyn 
     Ok(())
 }
 
-/// As Streaming's `MDSWriter` does it, with columns `image` (jpeg) and `label` (int).
+/// Writes shards as Streaming's `MDSWriter`, with columns `image` (jpeg) and `label` (int).
 fn mds(dir: &Path, content: &Content) -> Result<(), Box<dyn Error>> {
     let mut shards = Vec::new();
     for file in 0..FILES {

@@ -1,23 +1,23 @@
-//! What becomes of a training run when its data is damaged, its process stopped, killed or starved? The faults that one can
-//! make at home, without root, on a copy of one's own data, and a table of what came out.
+//! Tests a training run under faults: damaged data, and a process that is stopped, killed or starved. It needs no root,
+//! works on a copy of your data, and prints a table of the results.
 //!
 //! ```text
-//! cargo run --release --example torture                                          # makes a small dataset itself
+//! cargo run --release --example torture                                          # generates a small dataset
 //! cargo run --release --example torture -- --source images --path train/ --sample 2000
 //! cargo run --release --example torture -- --source tar --path 'train-{0000..0003}.tar' --checked sums
 //! ```
 //!
-//! One binary in two roles. The *supervisor* copies the data, and starts itself again as a *child* for every run, so that a hang
-//! and a crash are seen from outside:
+//! One binary has two roles. The *supervisor* copies the data, and starts itself again as a *child* for every run, so
+//! that it sees hangs and crashes from outside:
 //!
 //! ```text
-//! data ─► copy ─► for each scenario:  fresh copy ─► child: damage, open, build, epoch ─► told │ signal │ time limit
-//!                                                    │ hashes of all samples, from the intact copy         ▼
-//!                                                    └──────────────────────────────────────────► judge ─► table
+//! data ─► copy ─► for each scenario:  fresh copy ─► child: damage, open, build, epoch ─► report │ signal │ time limit
+//!                                                    │ hashes of all samples, from the intact copy           ▼
+//!                                                    └────────────────────────────────────────────► judge ─► table
 //! ```
 //!
-//! What holds: the data itself is read once and not touched; the copy is removed at the end, Ctrl-C included (a second one
-//! ends the program at once, and leaves it).
+//! Invariants: the original is read once and never written. The copy is removed at the end, also after Ctrl-C (a second
+//! Ctrl-C ends the program at once, and leaves the copy).
 
 mod child;
 #[path = "../profile/content.rs"]
@@ -34,7 +34,7 @@ mod supervise;
 mod table;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
-use copy::{Copy, in_words};
+use copy::{Copy, human_bytes};
 use feedline::{Signal, Stop};
 use job::{Act, Damage, JOB, Job, Kind, When};
 use judge::{Case, Outcome, Verdict, together};
@@ -47,52 +47,52 @@ use std::time::{Duration, Instant};
 use supervise::Ended;
 use table::{Line, say};
 
-/// Damages a copy of your data, and stops, kills and starves the process that reads it: what does the loader say?
+/// Damages a copy of your data; stops, kills and starves the process that reads it; and checks the loader's answers.
 ///
-/// Exit code: 0 when every promise holds, 1 when one does not (wrong samples, a hang, a crash, an error without a name) or
-/// for an error, 2 for wrong arguments, 130 when interrupted.
+/// Exit code: 0 if every promise holds, 1 if one is broken (wrong samples, a hang, a crash, an error without a name) or
+/// for an error, 2 for illegal arguments, 130 when interrupted.
 #[derive(Parser)]
 #[command(name = "torture", version)]
 struct Args {
     #[command(flatten)]
     source: SourceArgs,
-    /// Make a small dataset [default: unless there is a --path]
+    /// Generate a small dataset [default: without a --path]
     #[arg(long, conflicts_with = "path")]
     generate: bool,
-    /// Folder for the copy [default: the system's for temporary files]
+    /// Folder for the copy [default: the system's temporary folder]
     #[arg(long, value_name = "DIR")]
     work: Option<PathBuf>,
-    /// Copy so much at most
+    /// Maximum size of the copy
     #[arg(long, value_name = "SIZE", default_value = "2GB", value_parser = copy::size)]
     most: u64,
-    /// Copy N of the files, evenly spread; where no list names them all
+    /// Copy N of the files, evenly spread; not for formats with a list of all files
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     sample: Option<u32>,
-    /// Only scenarios whose name holds one of these words
+    /// Run only scenarios whose names contain one of these words
     #[arg(long, value_name = "WORD", value_delimiter = ',')]
     only: Vec<String>,
-    /// Rows of a batch
+    /// Rows per batch
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     batch: u32,
     /// Decode workers
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
     workers: u32,
-    /// Random places of flipped bits in headers
+    /// Number of random bit flips in headers
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
     places: u32,
-    /// Random points at which a loader is dropped
+    /// Number of loaders dropped at random points
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     drops: u32,
-    /// Seconds after which a child hangs
+    /// Seconds after which a child counts as hung
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(5..))]
     limit: u32,
-    /// Seed of all that is random
+    /// Random seed
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Write the rows, with whole errors, to this file
+    /// Write the rows, with complete errors, to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Leave the damaged copies in this folder, one for each scenario
+    /// Keep the damaged copies in this folder, one for each scenario
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
 }
@@ -100,14 +100,14 @@ struct Args {
 type Anyhow<T> = Result<T, Box<dyn Error>>;
 
 const INTERRUPTED: u8 = 130;
-/// What stands for a path when there is none.
-const MADE: &str = "(made here)";
+/// Placeholder for a missing path.
+const GENERATED: &str = "(generated)";
 
 fn main() -> ExitCode {
     let args = parse();
     if let Ok(text) = std::env::var(JOB) {
         return match serde_json::from_str::<Job>(&text) {
-            Ok(job) => child::be_a_child(args.source, &job),
+            Ok(job) => child::run(args.source, &job),
             Err(error) => {
                 eprintln!("error: {JOB}: {error}");
                 ExitCode::FAILURE
@@ -124,13 +124,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// The command line; --source and --path may be left out.
+/// Parses the command line, in which --source and --path are optional.
 fn parse() -> Args {
     let command = Args::command()
         .mut_arg("source", |arg| arg.required(false).default_value("images"))
-        .mut_arg("path", |arg| arg.required(false).default_value(MADE).hide_default_value(true))
+        .mut_arg("path", |arg| arg.required(false).default_value(GENERATED).hide_default_value(true))
         .mut_arg("checked", |arg| {
-            arg.help("Verify every read against checksums of the copy, made from its intact files; FILE itself is not looked at")
+            arg.help("Verify every read against checksums of the copy's intact files; FILE itself is not used")
         });
     let parsed = command.try_get_matches().and_then(|matches| Args::from_arg_matches(&matches));
     parsed.unwrap_or_else(|error| error.exit())
@@ -140,15 +140,15 @@ fn run(mut args: Args, stop: Stop) -> Anyhow<ExitCode> {
     check(&args)?;
     let parent = args.work.clone().unwrap_or_else(std::env::temp_dir);
     let sample = args.sample.map(|count| count as usize);
-    let copy = if args.generate || args.source.path.as_os_str() == MADE {
+    let copy = if args.generate || args.source.path.as_os_str() == GENERATED {
         let made = Folder(parent.join(format!("feedline-torture-made-{}", std::process::id())));
         made::make(&made.0, &mut args.source).map_err(|error| format!("{}: {error}", made.0.display()))?;
         Copy::make(&args.source, &parent, args.most, sample, &stop)?
     } else {
         Copy::make(&args.source, &parent, args.most, sample, &stop)?
     };
-    let (files, bytes) = (copy.count(), in_words(copy.bytes));
-    say(format_args!("{files} files, {bytes}, copied to {}; the data itself is not touched\n", copy.work().display()));
+    let (files, bytes) = (copy.count(), human_bytes(copy.bytes));
+    say(format_args!("{files} files, {bytes}, copied to {}; the original stays unchanged\n", copy.work().display()));
     let mut run = Run { args, stop, copy, files: Vec::new(), samples: 0 };
     let lines = run.all()?;
     table::foot(&lines, run.args.source.checked.is_some());
@@ -160,11 +160,11 @@ fn run(mut args: Args, stop: Stop) -> Anyhow<ExitCode> {
     Ok(if broken { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// What can be known to fail at the end is said at the beginning.
+/// Checks the arguments at the start, also those that are used at the end.
 fn check(args: &Args) -> Anyhow<()> {
     let holds = |word: &str| SCENARIOS.iter().any(|scenario| scenario.is_called(word));
     if let Some(word) = args.only.iter().find(|word| !holds(word)) {
-        return Err(format!("--only {word}: no scenario's name holds that").into());
+        return Err(format!("--only {word}: no scenario has this word in its name").into());
     }
     if let Some(path) = &args.json {
         std::fs::File::create(path).map_err(|error| format!("--json {}: {error}", path.display()))?;
@@ -172,12 +172,12 @@ fn check(args: &Args) -> Anyhow<()> {
     if let Some(keep) = &args.keep
         && std::path::absolute(keep)?.starts_with(std::path::absolute(&args.source.path)?)
     {
-        return Err(format!("--keep {}: that is within the data", keep.display()).into());
+        return Err(format!("--keep {}: this folder lies in the data; give another one", keep.display()).into());
     }
     Ok(())
 }
 
-/// A folder that is removed when this is dropped.
+/// A folder. Dropping it removes the folder.
 struct Folder(PathBuf);
 
 impl Drop for Folder {
@@ -193,7 +193,7 @@ struct Run {
     copy: Copy,
     /// Files of the dataset, in the copy that children read.
     files: Vec<PathBuf>,
-    /// Samples when all is well.
+    /// Samples of the intact dataset.
     samples: u64,
 }
 
@@ -229,7 +229,7 @@ impl Run {
 
     fn scenario(&mut self, scenario: &Scenario, substitute: bool) -> Anyhow<Outcome> {
         if touches(scenario.what, Kind::Forbidden) && rustix::process::geteuid().is_root() {
-            return Ok(Outcome::new(Verdict::Skipped, "root may read all files"));
+            return Ok(Outcome::new(Verdict::Skipped, "root can read all files"));
         }
         match scenario.what {
             What::Act(Act::Oracle) => self.oracle(),
@@ -270,7 +270,7 @@ impl Run {
         Case { promise, source, checked, header, unlisted, samples: self.samples }
     }
 
-    /// On a copy that nothing was done to yet, with the checksums of it.
+    /// Runs a job on an intact copy, with its checksums.
     fn fresh(&self, job: &Job) -> Anyhow<Ended> {
         self.copy.renew()?;
         let sums = self.copy.work().join("sums.intact");
@@ -281,7 +281,7 @@ impl Run {
     }
 
     fn run(&self, job: &Job) -> Anyhow<Ended> {
-        // Each drop is a loader that was built.
+        // Each drop builds a loader, which takes time.
         let drops = if let Act::Dropped(times) = job.act { u64::from(times) } else { 0 };
         supervise::run(job, Duration::from_secs(u64::from(self.args.limit) + 2 * drops), &self.stop)
     }
@@ -291,20 +291,20 @@ impl Run {
         Ok(case.judge(&self.fresh(&self.job(act, damage, substitute))?))
     }
 
-    /// What is right.
+    /// Records the samples of the intact copy.
     ///
-    /// Errors: the copy cannot be read as it is.
+    /// Errors: the intact copy cannot be read.
     fn oracle(&mut self) -> Anyhow<Outcome> {
         let ended = self.fresh(&self.job(Act::Oracle, None, false))?;
         let outcome = self.case(Promise::Exact, None).judge(&ended);
         if outcome.verdict != Verdict::Ok {
-            let more = outcome.more.unwrap_or(outcome.words);
-            return Err(format!("nothing was done to the copy yet, and it cannot be read: {more}").into());
+            let details = outcome.details.unwrap_or(outcome.summary);
+            return Err(format!("the intact copy cannot be read: {details}").into());
         }
-        let told = ended.told.unwrap_or_default();
-        (self.files, self.samples) = (told.files, told.samples);
+        let report = ended.report.unwrap_or_default();
+        (self.files, self.samples) = (report.files, report.samples);
         if self.files.is_empty() {
-            return Err("the dataset has no file with a name in UTF-8".into());
+            return Err("no file of the dataset has a name in UTF-8: rename some".into());
         }
         let sums = self.copy.work().join("sums");
         if sums.exists() {
@@ -313,7 +313,7 @@ impl Run {
         Ok(outcome)
     }
 
-    /// Files that are damaged: one of few, three of many.
+    /// Files to damage: one of few, three of many.
     fn victims(&self, kind: Kind) -> Vec<PathBuf> {
         let count = match (kind, self.files.len()) {
             (Kind::Flipped, all) => all.min(8),
@@ -323,7 +323,7 @@ impl Run {
         spread(&self.files, count)
     }
 
-    /// One bit at a time, each in a run of its own.
+    /// Flips one header bit at a time, each in its own run.
     fn headers(&self, scenario: &Scenario) -> Anyhow<Outcome> {
         let source = self.args.source.source;
         self.copy.renew()?;
@@ -346,19 +346,19 @@ impl Run {
         Ok(together(&outcomes))
     }
 
-    /// Fewer and fewer descriptors, until it cannot go on.
+    /// Lowers the limit of descriptors until the run fails.
     fn descriptors(&self, scenario: &Scenario) -> Anyhow<Outcome> {
-        let mut words = String::from("never exact");
+        let mut summary = String::from("never exact");
         for limit in [256, 96, 64, 48, 32, 24, 20, 16, 14, 12, 10, 8, 6, 4, 3] {
             let ended = self.fresh(&self.job(Act::Descriptors(limit), None, false))?;
             let outcome = self.case(scenario.promise, None).judge(&ended);
-            let exact = ended.told.as_ref().is_some_and(|told| told.error.is_none());
+            let exact = ended.report.as_ref().is_some_and(|report| report.error.is_none());
             if outcome.verdict != Verdict::Ok || !exact {
-                return Ok(Outcome { words: format!("{words}; with {limit}: {}", outcome.words), ..outcome });
+                return Ok(Outcome { summary: format!("{summary}; with {limit}: {}", outcome.summary), ..outcome });
             }
-            words = format!("exact with {limit}");
+            summary = format!("exact with {limit}");
         }
-        Ok(Outcome::new(Verdict::Ok, words))
+        Ok(Outcome::new(Verdict::Ok, summary))
     }
 
     fn kill(&self, scenario: &Scenario) -> Anyhow<Outcome> {
@@ -378,7 +378,7 @@ fn touches(what: What, kind: Kind) -> bool {
     matches!(what, What::Damage(which, _) | What::Both(_, which, _) if which == kind)
 }
 
-/// Some of them, evenly spread; not the first, where headers of a whole dataset may stand.
+/// Selects `count` files, evenly spread; not the first, which may hold headers of the whole dataset.
 fn spread(all: &[PathBuf], count: usize) -> Vec<PathBuf> {
     let count = count.min(all.len());
     (0..count).map(|k| all[(2 * k + 1) * all.len() / (2 * count)].clone()).collect()

@@ -1,12 +1,12 @@
-//! What is done to the copy, and what feedline promises for it.
+//! The scenarios: an action on the copy, and feedline's promise for it.
 
 use crate::job::{Act, Kind, When};
 
-/// A row of the table, or two: one for each policy.
+/// A scenario: one row of the table for each policy.
 #[derive(Clone, Copy, Debug)]
 pub struct Scenario {
     pub name: &'static str,
-    /// The folder that `--keep` leaves.
+    /// Folder for `--keep`.
     pub folder: &'static str,
     pub what: What,
     pub policies: Policies,
@@ -14,7 +14,7 @@ pub struct Scenario {
 }
 
 impl Scenario {
-    /// Whether its name holds the word, or that of its folder does.
+    /// Whether its name or folder contains the word.
     pub fn is_called(&self, word: &str) -> bool {
         self.name.contains(word) || self.folder.contains(word)
     }
@@ -24,11 +24,11 @@ impl Scenario {
 pub enum What {
     Act(Act),
     Damage(Kind, When),
-    /// Damage, and then this in place of an epoch.
+    /// Damage, then this act in place of an epoch.
     Both(Act, Kind, When),
-    /// One file at a time: a bit of what describes the format, at several places.
+    /// Flips header bits, one file and bit at a time.
     Headers,
-    /// Fewer and fewer descriptors.
+    /// Ever fewer descriptors.
     Descriptors,
     /// Killed and resumed.
     Kill,
@@ -42,21 +42,22 @@ pub enum Policies {
     Both,
 }
 
-/// When a row is ok.
+/// Condition for a row to be ok.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promise {
     /// Every sample, with its bytes.
     Exact,
-    /// Every sample, or an error: that names the file when the damage was there before, the file, place and sample when
-    /// it came later; or substitutes for what the ledger names.
+    /// Every sample, or substitutes that the ledger names, or an error.
+    ///
+    /// The error names the file for damage before opening, and also offset and sample for later damage.
     Noticed,
-    /// As `Noticed`, where a checksum can tell. Bytes have changed, and nothing else.
+    /// As `Noticed`, if a checksum can detect it: only bytes have changed.
     Checksum,
-    /// An error of this kind that names a sample.
+    /// An error of kind `Stalled` that names the sample.
     Stalls,
-    /// An error.
+    /// A typed error.
     Refused,
-    /// Every sample, or an error, whatever it names.
+    /// Every sample, or any error.
     Survives,
 }
 

@@ -1,44 +1,44 @@
-//! Runs a child, and sees to it that it ends.
+//! Runs a child process, and ensures that it ends.
 
-use crate::job::{JOB, Job, STOP_ME, TOLD, Told};
+use crate::job::{ChildReport, JOB, Job, REPORT, STOP_ME};
 use feedline::Stop;
 use rustix::process::{Pid, Signal, kill_process};
 use std::error::Error;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// How a child ended.
+/// Result of a child process.
 #[derive(Debug)]
 pub struct Ended {
-    pub told: Option<Told>,
-    /// The signal that ended it, if one did.
+    pub report: Option<ChildReport>,
+    /// Signal that ended it, if any.
     pub signal: Option<i32>,
-    /// It did not end within the limit, and was killed.
+    /// The child exceeded the time limit and was killed.
     pub hang: bool,
-    /// What it wrote to standard error, the last of it.
-    pub words: String,
+    /// The last lines of its standard error.
+    pub stderr: String,
 }
 
-/// How long a child that asks for it is stopped.
+/// Duration of a requested stop of the child.
 const STOPPED: Duration = Duration::from_secs(1);
 
-/// Starts this program again for `job`, and waits for its end, no longer than `limit`.
+/// Starts this program again for `job`, and waits at most `limit` for its end.
 ///
-/// Errors: it cannot be started; interrupted.
+/// Errors: the child cannot be started; the supervisor was interrupted.
 pub fn run(job: &Job, limit: Duration, stop: &Stop) -> Result<Ended, Box<dyn Error>> {
-    let words = job.work.join("stderr");
+    let stderr = job.work.join("stderr");
     let mut child = Command::new(std::env::current_exe()?)
         .args(std::env::args_os().skip(1))
         .env(JOB, serde_json::to_string(job)?)
         .env("RUST_BACKTRACE", "0")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(fs::File::create(&words)?)
-        // A terminal's Ctrl-C is for the supervisor alone: a child that it ended would look like one that crashed.
+        .stderr(fs::File::create(&stderr)?)
+        // A terminal's Ctrl-C must reach the supervisor alone: a child ended by it would look crashed.
         .process_group(0)
         .spawn()?;
     let watched = watch(&mut child, limit, stop);
@@ -46,44 +46,40 @@ pub fn run(job: &Job, limit: Duration, stop: &Stop) -> Result<Ended, Box<dyn Err
         let _ = child.kill();
     }
     let status = child.wait()?;
-    let Watched { told, hang } = watched?;
-    let text = String::from_utf8_lossy(&fs::read(&words)?).into_owned();
+    let Watched { report, hang } = watched?;
+    let text = String::from_utf8_lossy(&fs::read(&stderr)?).into_owned();
     let tail = text.lines().rev().take(5).collect::<Vec<_>>();
-    let words = tail.into_iter().rev().collect::<Vec<_>>().join("; ");
-    let signal = if hang { None } else { ended_by(status) };
-    Ok(Ended { told, signal, hang, words })
-}
-
-fn ended_by(status: ExitStatus) -> Option<i32> {
-    status.signal()
+    let stderr = tail.into_iter().rev().collect::<Vec<_>>().join("; ");
+    let signal = if hang { None } else { status.signal() };
+    Ok(Ended { report, signal, hang, stderr })
 }
 
 struct Watched {
-    told: Option<Told>,
+    report: Option<ChildReport>,
     hang: bool,
 }
 
 fn watch(child: &mut Child, limit: Duration, stop: &Stop) -> Result<Watched, Box<dyn Error>> {
     let lines = lines(child);
-    let (mut told, mut until) = (None, Instant::now() + limit);
+    let (mut report, mut until) = (None, Instant::now() + limit);
     loop {
         if stop.requested() {
             return Err("interrupted".into());
         }
         if Instant::now() > until {
-            return Ok(Watched { told, hang: true });
+            return Ok(Watched { report, hang: true });
         }
         match lines.recv_timeout(Duration::from_millis(20)) {
             Ok(line) if line == STOP_ME => {
                 pause(child);
                 until += STOPPED;
             }
-            Ok(line) => told = line.strip_prefix(TOLD).and_then(|text| serde_json::from_str(text).ok()).or(told),
+            Ok(line) => report = line.strip_prefix(REPORT).and_then(|text| serde_json::from_str(text).ok()).or(report),
             Err(RecvTimeoutError::Timeout) => {}
-            // It has closed its output: it is about to end, or has.
+            // The child has closed its output: it has ended, or will soon.
             Err(RecvTimeoutError::Disconnected) => {
                 if child.try_wait()?.is_some() {
-                    return Ok(Watched { told, hang: false });
+                    return Ok(Watched { report, hang: false });
                 }
                 std::thread::sleep(Duration::from_millis(2));
             }

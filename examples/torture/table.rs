@@ -1,4 +1,4 @@
-//! The table: as each row is known, within 110 columns.
+//! The table, printed row by row within 110 columns.
 
 use crate::judge::{Outcome, Verdict};
 use serde::Serialize;
@@ -16,32 +16,32 @@ pub struct Line {
 
 const NAME: usize = 31;
 const POLICY: usize = 10;
-const WORDS: usize = 47;
+const SUMMARY: usize = 47;
 const SECONDS: usize = 6;
 
-/// Prints a line; whoever closed the pipe does not want the rest.
+/// Prints a line, and ignores a closed pipe.
 pub fn say(text: impl std::fmt::Display) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 
 pub fn head() {
-    say(row("scenario", "policy", "what came out", "s", "verdict"));
+    say(row("scenario", "policy", "outcome", "s", "verdict"));
     say("─".repeat(110));
 }
 
-fn row(name: &str, policy: &str, words: &str, seconds: &str, verdict: &str) -> String {
-    format!("{name:<NAME$} {policy:<POLICY$} {words:<WORDS$} {seconds:>SECONDS$}  {verdict}").trim_end().to_string()
+fn row(name: &str, policy: &str, summary: &str, seconds: &str, verdict: &str) -> String {
+    format!("{name:<NAME$} {policy:<POLICY$} {summary:<SUMMARY$} {seconds:>SECONDS$}  {verdict}").trim_end().to_string()
 }
 
-/// The row, its words over as many lines as they take. A scenario's name stands once.
+/// Prints a row, its summary wrapped, and the scenario's name only once.
 pub fn print(line: &Line, same: bool) {
     let seconds = format!("{:.1}", line.seconds);
     let name = if same { "" } else { line.scenario };
-    for (index, words) in wrap(&line.outcome.words).iter().enumerate() {
+    for (index, text) in wrap(&line.outcome.summary).iter().enumerate() {
         if index == 0 {
-            say(row(name, line.policy, words, &seconds, line.outcome.verdict.as_str()));
+            say(row(name, line.policy, text, &seconds, line.outcome.verdict.as_str()));
         } else {
-            say(row("", "", words, "", ""));
+            say(row("", "", text, "", ""));
         }
     }
 }
@@ -50,38 +50,36 @@ fn wrap(text: &str) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
         let line = lines.last().map_or(0, |line| line.chars().count());
-        if line > 0 && line + 1 + word.chars().count() > WORDS {
+        if line > 0 && line + 1 + word.chars().count() > SUMMARY {
             lines.push(String::new());
         }
         if let Some(line) = lines.last_mut() {
             if !line.is_empty() {
                 line.push(' ');
             }
-            // What is longer than a line is cut: the JSON has all of it.
-            line.extend(word.chars().take(WORDS));
+            // Cuts words longer than a line; the JSON has them complete.
+            line.extend(word.chars().take(SUMMARY));
         }
     }
     lines
 }
 
-/// What the verdicts sum up to.
+/// Prints the counts of verdicts, with explanations.
 pub fn foot(lines: &[Line], checked: bool) {
     say("─".repeat(110));
     let count = |verdict| lines.iter().filter(|line| line.outcome.verdict == verdict).count();
     let (ok, not, broken) = (count(Verdict::Ok), count(Verdict::NotNoticed), count(Verdict::Broken));
     let skipped = count(Verdict::Skipped);
     say(format_args!("{ok} ok, {not} not noticed, {skipped} skipped, {broken} broken"));
-    if lines.iter().any(|line| line.outcome.verdict == Verdict::NotNoticed && line.outcome.words.contains("WRONG")) {
-        say(
-            "not noticed, WRONG: no checksums there (npz: none asked for), so a changed byte is as good as another; see --checked",
-        );
+    if lines.iter().any(|line| line.outcome.verdict == Verdict::NotNoticed && line.outcome.summary.contains("WRONG")) {
+        say("not noticed, WRONG: without checksums (npz: not verified) changed bytes are undetectable; use --checked");
     }
-    if lines.iter().any(|line| line.outcome.verdict == Verdict::NotNoticed && !line.outcome.words.contains("WRONG")) {
+    if lines.iter().any(|line| line.outcome.verdict == Verdict::NotNoticed && !line.outcome.summary.contains("WRONG")) {
         say(
-            "not noticed, another dataset: only the folder says which files there are; a saved state would tell (dataset changed)",
+            "not noticed, another dataset: only the folder lists the files; a saved state would detect it (dataset changed)",
         );
     }
     if checked {
-        say("--checked: checksums of the copy, made from its intact files");
+        say("--checked: checksums of the copy's intact files");
     }
 }

@@ -1,4 +1,4 @@
-//! The example `torture`: its parts, and the whole of it as a program, on a dataset that it makes itself.
+//! The example `torture`: its parts, and the whole program on generated data.
 
 #![cfg(all(feature = "image", feature = "signals"))]
 
@@ -25,7 +25,7 @@ pub mod source;
 pub mod supervise;
 
 use crate::common::{Dir, noise};
-use job::{Damage, Fault, Kind, Phase, Told, When};
+use job::{ChildReport, Damage, Fault, Kind, Phase, When};
 use judge::{Case, Verdict};
 use rustix::process::{Pid, Signal, kill_process};
 use scenarios::{Promise, SCENARIOS};
@@ -37,7 +37,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use supervise::Ended;
 
-/// Nothing here takes that long, whatever the machine does.
+/// Time limit that no test here reaches, on any machine.
 const LATE: Duration = Duration::from_secs(300);
 
 /// Below the folder of the build, where `cargo test` has put it.
@@ -48,9 +48,9 @@ fn program() -> PathBuf {
     program
 }
 
-fn torture(dir: &Dir, words: &[&str]) -> Command {
+fn torture(dir: &Dir, args: &[&str]) -> Command {
     let mut command = Command::new(program());
-    command.args(words).arg("--work").arg(dir.path("work"));
+    command.args(args).arg("--work").arg(dir.path("work"));
     command
 }
 
@@ -73,28 +73,28 @@ fn is_empty(folder: &Path) -> bool {
     std::fs::read_dir(folder).map_or(true, |mut entries| entries.next().is_none())
 }
 
-/// Verdicts by scenario and policy, and what came out.
+/// Verdicts and summaries by scenario and policy.
 fn verdicts(json: &Path) -> BTreeMap<(String, String), (String, String)> {
     let lines: Vec<Value> = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
     let text = |line: &Value, name: &str| line[name].as_str().unwrap().to_string();
     let row =
-        |line: &Value| ((text(line, "scenario"), text(line, "policy")), (text(line, "verdict"), text(line, "words")));
+        |line: &Value| ((text(line, "scenario"), text(line, "policy")), (text(line, "verdict"), text(line, "summary")));
     lines.iter().map(row).collect()
 }
 
-fn told(output: &Output) -> String {
+fn printed(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
 #[test]
-fn on_pictures_every_scenario_has_a_row_and_every_promise_holds() {
+fn every_scenario_on_pictures_keeps_its_promise() {
     let dir = Dir::new();
     let json = dir.path("rows.json");
-    let words = ["--drops", "4", "--places", "2", "--json", json.to_str().unwrap()];
-    let output = torture(&dir, &words).output().unwrap();
-    let text = told(&output);
+    let args = ["--drops", "4", "--places", "2", "--json", json.to_str().unwrap()];
+    let output = torture(&dir, &args).output().unwrap();
+    let text = printed(&output);
     assert!(output.status.success(), "{text}");
-    // All but the line that names where the copy lies, which may be anywhere.
+    // Except the line with the path of the copy, which may be long.
     let place = dir.path("work").display().to_string();
     assert!(text.lines().all(|line| line.chars().count() <= 120 || line.contains(&place)), "{text}");
     let rows = verdicts(&json);
@@ -105,29 +105,29 @@ fn on_pictures_every_scenario_has_a_row_and_every_promise_holds() {
     let three = "3 rows substituted, 3 of 3 bad samples named";
     for name in ["cut in half, before", "emptied, when indexed", "removed, when indexed", "a FIFO, when indexed"] {
         assert_eq!(of(name, "substitute"), ("ok".into(), three.into()), "{text}");
-        let (verdict, words) = of(name, "fail");
-        assert!(verdict == "ok" && words.starts_with("error: ") && words.contains(", sample "), "{text}");
+        let (verdict, summary) = of(name, "fail");
+        assert!(verdict == "ok" && summary.starts_with("error: ") && summary.contains(", sample "), "{text}");
     }
     assert_eq!(of("a bit in each of some files", "fail").0, "not_noticed", "{text}");
     assert!(is_empty(&dir.path("work")), "the copy is removed");
 }
 
 #[test]
-fn with_checksums_flipped_bits_are_named_and_nobody_touches_the_original() {
+fn checksums_name_flipped_bits_and_the_original_is_unchanged() {
     let dir = Dir::new();
     let json = dir.path("rows.json");
     let data = records(&dir);
     let before = state_of(&data);
-    let words = ["--source", "records", "--record-bytes", "500", "--checked", "sums", "--only", "bit,same,kill"];
-    let output = torture(&dir, &words).arg("--path").arg(&data).arg("--json").arg(&json).output().unwrap();
-    let text = told(&output);
+    let args = ["--source", "records", "--record-bytes", "500", "--checked", "sums", "--only", "bit,same,kill"];
+    let output = torture(&dir, &args).arg("--path").arg(&data).arg("--json").arg(&json).output().unwrap();
+    let text = printed(&output);
     assert!(output.status.success(), "{text}");
-    for ((name, policy), (verdict, words)) in verdicts(&json) {
+    for ((name, policy), (verdict, summary)) in verdicts(&json) {
         let right = match (name.as_str(), policy.as_str()) {
             ("a bit in a header or index", _) => verdict == "skipped",
-            ("intact", _) | ("kill -9, then resumed", _) => words.starts_with("exact: 120 samples"),
-            (_, "fail") => words.starts_with("error: ") && words.contains(", sample "),
-            (_, _) => words.contains("rows substituted") && verdict == "ok",
+            ("intact", _) | ("kill -9, then resumed", _) => summary.starts_with("exact: 120 samples"),
+            (_, "fail") => summary.starts_with("error: ") && summary.contains(", sample "),
+            (_, _) => summary.contains("rows substituted") && verdict == "ok",
         };
         assert!(right && verdict != "broken", "{name}: {text}");
     }
@@ -146,19 +146,19 @@ fn records(dir: &Dir) -> PathBuf {
 }
 
 #[test]
-fn more_than_is_allowed_is_not_copied_and_fewer_files_are() {
+fn too_much_data_is_refused_and_fewer_files_are_copied() {
     let dir = Dir::new();
     let data = records(&dir);
-    let run = |words: &[&str]| {
-        let words = [&["--source", "records", "--record-bytes", "500", "--only", "intact"], words].concat();
-        torture(&dir, &words).arg("--path").arg(&data).output().unwrap()
+    let run = |args: &[&str]| {
+        let args = [&["--source", "records", "--record-bytes", "500", "--only", "intact"], args].concat();
+        torture(&dir, &args).arg("--path").arg(&data).output().unwrap()
     };
     let output = run(&["--most", "50KB"]);
-    let text = told(&output);
+    let text = printed(&output);
     assert_eq!(output.status.code(), Some(1));
     assert!(text.contains("has 60 kB in 3 files, and at most 50 kB are copied"), "{text}");
     let output = run(&["--most", "50KB", "--sample", "2"]);
-    let text = told(&output);
+    let text = printed(&output);
     assert!(output.status.success() && text.contains("2 files, 40 kB, copied to"), "{text}");
     assert!(text.contains("exact: 80 samples"), "{text}");
 }
@@ -178,7 +178,7 @@ fn ctrl_c_ends_the_children_and_removes_the_copy() {
     assert!(is_empty(&dir.path("work")));
 }
 
-/// Names of what lies in the copies' folders.
+/// Names of the entries of the copies' folders.
 fn state(work: &Path) -> Vec<String> {
     let folders = std::fs::read_dir(work).into_iter().flatten().flatten();
     let names = folders.flat_map(|folder| std::fs::read_dir(folder.path()).into_iter().flatten().flatten());
@@ -204,30 +204,30 @@ fn ended(child: &mut Child) -> Option<i32> {
     }
 }
 
-// What is not to come out of feedline: so the judge is asked here.
+// Outcomes that feedline should not produce, so the judge gets made-up ones.
 
 fn case(promise: Promise, source: Source) -> Case {
     Case { promise, source, checked: false, header: false, unlisted: false, samples: 10 }
 }
 
-fn judged(case: Case, told: Told) -> (Verdict, String) {
-    let outcome = case.judge(&Ended { told: Some(told), signal: None, hang: false, words: String::new() });
-    (outcome.verdict, outcome.words)
+fn judged(case: Case, report: ChildReport) -> (Verdict, String) {
+    let outcome = case.judge(&Ended { report: Some(report), signal: None, hang: false, stderr: String::new() });
+    (outcome.verdict, outcome.summary)
 }
 
 fn fault(phase: Phase, named: bool) -> Option<Fault> {
     let (path, offset) = if named { (Some("/d/a.tar".into()), Some(7)) } else { (None, None) };
-    Some(Fault { phase, text: "words".into(), kind: "truncated".into(), path, offset, sample: named.then_some(3) })
+    Some(Fault { phase, text: "message".into(), kind: "truncated".into(), path, offset, sample: named.then_some(3) })
 }
 
 #[test]
-fn what_is_broken_is_called_so() {
+fn broken_promises_are_reported_as_broken() {
     use Promise::{Checksum, Exact, Noticed, Refused, Survives};
-    let wrong = || Told { exact: 9, wrong: 1, ..Told::default() };
-    let all = || Told { exact: 10, ..Told::default() };
-    let fewer = || Told { exact: 9, missing: 1, ..Told::default() };
-    let bad = |unnamed| Told { exact: 9, substituted: 1, bad: 1, unnamed, ..Told::default() };
-    let error = |phase, named| Told { error: fault(phase, named), ..Told::default() };
+    let wrong = || ChildReport { exact: 9, wrong: 1, ..ChildReport::default() };
+    let all = || ChildReport { exact: 10, ..ChildReport::default() };
+    let fewer = || ChildReport { exact: 9, missing: 1, ..ChildReport::default() };
+    let bad = |unnamed| ChildReport { exact: 9, substituted: 1, bad: 1, unnamed, ..ChildReport::default() };
+    let error = |phase, named| ChildReport { error: fault(phase, named), ..ChildReport::default() };
     let (tar, images, tfrecord) = (Source::Tar, Source::Images, Source::Tfrecord);
     let table = [
         (Exact, tar, all(), Verdict::Ok),
@@ -249,22 +249,22 @@ fn what_is_broken_is_called_so() {
         (Survives, tar, error(Phase::Open, false), Verdict::Ok),
         (Survives, tar, wrong(), Verdict::Broken),
     ];
-    for (promise, source, told, verdict) in table {
-        let words = format!("{promise:?} {told:?}");
-        assert_eq!(judged(case(promise, source), told).0, verdict, "{words}");
+    for (promise, source, report, verdict) in table {
+        let case_text = format!("{promise:?} {report:?}");
+        assert_eq!(judged(case(promise, source), report).0, verdict, "{case_text}");
     }
     let checked = Case { checked: true, ..case(Checksum, images) };
     assert_eq!(judged(checked, wrong()).0, Verdict::Broken);
     let header = Case { header: true, ..case(Checksum, tar) };
     assert_eq!(judged(header, wrong()).0, Verdict::Broken, "a tar's headers have checksums");
     for (hang, signal, word) in [(true, None, "HANG"), (false, Some(11), "CRASH: signal 11"), (false, None, "CRASH")] {
-        let outcome = case(Survives, tar).judge(&Ended { told: None, signal, hang, words: String::new() });
-        assert!(outcome.verdict == Verdict::Broken && outcome.words.starts_with(word), "{outcome:?}");
+        let outcome = case(Survives, tar).judge(&Ended { report: None, signal, hang, stderr: String::new() });
+        assert!(outcome.verdict == Verdict::Broken && outcome.summary.starts_with(word), "{outcome:?}");
     }
 }
 
 #[test]
-fn a_flipped_bit_is_one_bit_and_the_file_looks_as_before_and_links_stay_whole() {
+fn a_flip_changes_one_bit_but_neither_times_nor_other_links() {
     let dir = Dir::new();
     let bytes = noise(9000, 1);
     for seed in 0..20 {
@@ -283,7 +283,7 @@ fn a_flipped_bit_is_one_bit_and_the_file_looks_as_before_and_links_stay_whole() 
     }
 }
 
-/// What is copied for `--path`, or why nothing.
+/// The files copied for `--path`, or the error.
 fn copied(dir: &Dir, path: &Path) -> Result<Vec<String>, String> {
     let args = ["torture", "--source", "records", "--record-bytes", "1", "--path", path.to_str().unwrap()];
     let args = <OnlySource as clap::Parser>::try_parse_from(args).unwrap();
@@ -302,7 +302,7 @@ struct OnlySource {
 }
 
 #[test]
-fn a_path_names_its_files_and_no_folder_beside_them_is_searched() {
+fn a_path_selects_its_files_and_searches_no_other_folder() {
     let dir = Dir::new();
     for name in ["a.idx", "a.bin", "ab.bin", "b-0.tar", "b-1.tar", "deep/a.bin", "deep/b-2.tar"] {
         std::fs::create_dir_all(dir.path(name).parent().unwrap()).unwrap();
@@ -325,7 +325,7 @@ fn a_path_names_its_files_and_no_folder_beside_them_is_searched() {
 }
 
 #[test]
-fn sizes_are_read_as_people_write_them() {
+fn sizes_may_have_units() {
     let table = [("2GB", Some(2_000_000_000)), ("1.5mb", Some(1_500_000)), ("7 kb", Some(7000)), ("12", Some(12))];
     for (text, bytes) in table.into_iter().chain([("GB", None), ("-1MB", None), ("2TBx", None)]) {
         assert_eq!(copy::size(text).ok(), bytes, "{text}");
