@@ -1,4 +1,4 @@
-"""Other loaders on the copies that `torture --keep DIR` leaves: what do they say of the same damage?
+"""Runs other loaders on the damaged copies of `torture --keep DIR`, and compares their results.
 
     cargo run --release --example torture -- --source images --keep /tmp/damaged/images
     cargo run --release --example torture -- --source tar --keep /tmp/damaged/tar
@@ -8,15 +8,15 @@
     python examples/torture/peers.py tar /tmp/damaged/tar
     python examples/torture/peers.py mds /tmp/damaged/mds
 
-Each loader reads each copy in a process of its own with a time limit, from the start, with its defaults as its documentation shows
-them, two workers, and no handler of its own. What it delivers is compared with what it delivers of the intact copy: a hash of the
-pixels and the label of every sample. A loader that is not installed is left out.
+Each loader reads each copy from the start in its own process with a time limit. It has the defaults of its documentation, two
+workers, and no handler. A hash of the pixels and the label of every sample is compared with the hash for the intact copy. Loaders
+that are not installed are skipped.
 
     exact             every sample, with its bytes
-    k fewer           samples are missing, and nobody said so (a warning on standard error is said)
-    k WRONG           samples whose pixels or labels are others, and nobody said so
+    k fewer           samples missing silently (a warning on standard error is reported)
+    k WRONG           samples with other pixels or labels, silently
     error, named      an exception that names the damaged file
-    error             an exception that does not
+    error             any other exception
     HANG, CRASH       no end within the limit; ended by a signal
 """
 
@@ -31,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 
-# Seconds; --limit. Streaming's own timeout for a shard is as long.
+# Seconds; --limit. Streaming's own timeout for a shard is equal.
 LIMIT = 60
 NAMES = re.compile(r"[\w.-]+\.(?:jpg|tar|mds|json)\b")
 
@@ -99,7 +99,7 @@ def grain_folder(path):
 
 
 def webdataset_tar(path):
-    """WebDataset as its README shows it: handlers are the default, which raises."""
+    """WebDataset as in its README, with the default handlers, which raise."""
     import glob
 
     import torch.utils.data
@@ -113,7 +113,7 @@ def webdataset_tar(path):
 
 
 def webdataset_tar_warn(path):
-    """WebDataset with the handler that its documentation gives for damage: warn_and_continue."""
+    """WebDataset with its documented handler for damage: warn_and_continue."""
     import glob
 
     import torch.utils.data
@@ -154,7 +154,7 @@ LOADERS = {
     "mds": [("MosaicML Streaming", streaming_mds, "streaming")],
 }
 
-# What is done to a process, or after the index was read, leaves no damage for others to read, or the same.
+# Scenarios that damage no file, or repeat the damage of others: they act on the process, or after indexing.
 LEFT_OUT = re.compile(r"-indexed$|^(stopped|killed|stuck|held|dropped|descriptors|pread|again|full-|removed-state)")
 KEPT = ["replaced-indexed"]
 
@@ -167,11 +167,11 @@ def child(function, path, out):
 
 
 def run(function, path):
-    """What came out: hashes or None, the text on standard error, how it ended."""
+    """Returns hashes or None, the text on standard error, and the exit code."""
     with tempfile.TemporaryDirectory() as folder:
-        out, words = pathlib.Path(folder, "out"), pathlib.Path(folder, "words")
+        out, stderr = pathlib.Path(folder, "out"), pathlib.Path(folder, "stderr")
         command = [sys.executable, __file__, "--child", function.__name__, str(path), str(out)]
-        with open(words, "wb") as file:
+        with open(stderr, "wb") as file:
             process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
             try:
                 code = process.wait(LIMIT)
@@ -181,23 +181,23 @@ def run(function, path):
                 subprocess.run(["kill", "-9", "--", f"-{process.pid}"], check=False, stderr=subprocess.DEVNULL)
                 process.wait()
         hashes = json.loads(out.read_text()) if out.exists() else None
-        return hashes, words.read_text(errors="replace"), code
+        return hashes, stderr.read_text(errors="replace"), code
 
 
-def judge(intact, before, hashes, words, code, damaged):
-    """`intact`: what came of the intact copy, and `before`: what was said of it."""
+def judge(intact, before, hashes, stderr, code, damaged):
+    """Summarises a result. `intact` and `before` are hashes and standard error for the intact copy."""
     if code == "HANG":
         return f"HANG (over {LIMIT} s)"
-    named = sorted(set(NAMES.findall(words)) & damaged)
+    named = sorted(set(NAMES.findall(stderr)) & damaged)
     if hashes is None:
-        error = [line for line in words.splitlines() if re.match(r"[\w.]*(Error|Exception|Exit)\b", line)]
-        text = error[-1][:70] if error else words.strip().splitlines()[-1][:70] if words.strip() else ""
+        error = [line for line in stderr.splitlines() if re.match(r"[\w.]*(Error|Exception|Exit)\b", line)]
+        text = error[-1][:70] if error else stderr.strip().splitlines()[-1][:70] if stderr.strip() else ""
         if isinstance(code, int) and code < 0:
             return f"CRASH (signal {-code}): {text}"
         return f"error, {'names ' + named[0] if named else 'file NOT named'}: {text}"
     right, after = collections.Counter(intact), collections.Counter(hashes)
     wrong, gone = sum((after - right).values()), sum((right - after).values())
-    said = f", warned of {named[0]}" if named else ", warned" if "warn" in words.lower() and "warn" not in before.lower() else ""
+    said = f", warned of {named[0]}" if named else ", warned" if "warn" in stderr.lower() and "warn" not in before.lower() else ""
     parts = []
     if wrong:
         parts.append(f"{wrong} WRONG")
@@ -209,7 +209,7 @@ def judge(intact, before, hashes, words, code, damaged):
 
 
 def changed(intact, folder):
-    """Names of the files that are not as in the intact copy."""
+    """Names of the files that differ from the intact copy."""
     names = set()
     for path in intact.rglob("*"):
         if path.is_file():
@@ -238,12 +238,12 @@ def main():
         if importlib.util.find_spec(module) is None:
             print(f"| – | {name} | not installed |")
             continue
-        expected, words, _ = run(function, intact)
+        expected, stderr, _ = run(function, intact)
         if not expected:
-            print(f"| intact | {name} | cannot be read: {words.strip().splitlines()[-1:]} |")
+            print(f"| intact | {name} | cannot be read: {stderr.strip().splitlines()[-1:]} |")
             continue
         for folder in folders:
-            result = judge(expected, words, *run(function, folder), changed(intact, folder))
+            result = judge(expected, stderr, *run(function, folder), changed(intact, folder))
             print(f"| {folder.name} | {name} | {result} |".replace("\n", " "), flush=True)
 
 
