@@ -639,7 +639,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn rows_after_the_valid_ones_are_padding_and_blank_ones_are_zero() {
+    fn rows_after_the_valid_ones_are_padding_and_blank_ones_zero() {
         let (_pool, full, free) = pool(8, 1);
         let mut rows = free.recv().unwrap().begin(Ticket::default(), 8, 8);
         for field in 0..3 {
