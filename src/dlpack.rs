@@ -174,7 +174,7 @@ pub struct Tensors {
     pub status: Dlpack,
 }
 
-/// What a [`Dlpack`] is made of.
+/// The parts of a [`Dlpack`].
 pub(crate) struct Parts {
     /// First element; null only for an array without elements. Readable, and writable unless `read_only`, by any thread
     /// and by nobody else, as long as `owner` lives.
@@ -189,7 +189,7 @@ pub(crate) struct Parts {
     pub(crate) owner: Box<dyn Owner>,
 }
 
-/// What keeps the memory alive, and on a device orders its use.
+/// Keeps the memory alive, and on a device orders its use.
 pub(crate) trait Owner: Send {
     /// Orders the memory's use with the work of a stream of the device, which lives until the owner is dropped: that is the
     /// promise of who calls [`Dlpack::bind`].
@@ -280,7 +280,7 @@ impl Dlpack {
         NonNull::from(Box::leak(Box::new(DLManagedTensor { dl_tensor, manager_ctx, deleter: Some(delete_legacy) })))
     }
 
-    /// Somebody will use the memory now: on a stream that was named, else on the default one.
+    /// Orders the memory before its export: on the streams that were named, else on the default one.
     fn order(&self) {
         // A device that cannot do that is broken, and says so with the next batch; it runs nothing any more.
         let _ = self.0.owner.bind_any();

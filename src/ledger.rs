@@ -1,4 +1,4 @@
-//! The ledger: every sample that another one stood in for, by name.
+//! The ledger: every bad sample that another one replaced, by name.
 //!
 //! ```text
 //! row whose sample cannot be had ──► BadSample, kept with the batch ──► batch is handed out ──► Ledger ──► file, a line each
@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 const NAMED: usize = 10;
 const NUMBERED: usize = 1000;
 
-/// A sample that could not be had, and what became of its row.
+/// A sample that could not be read or decoded, and what became of its row.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct BadSample {
@@ -31,9 +31,9 @@ pub struct BadSample {
     pub batch: u64,
     /// Row in the batch.
     pub row: u32,
-    /// The sample that could not be had: an index in the dataset.
+    /// The bad sample: an index in the dataset.
     pub sample: u64,
-    /// The sample that stands in its place; `None` for one that was tried as a substitute and could not be had either.
+    /// The sample that takes its row; `None` for one that was tried as a substitute and was bad, too.
     pub substitute: Option<u64>,
     /// The file, if the sample lies in one.
     pub path: Option<PathBuf>,
@@ -137,7 +137,7 @@ fn count_of(count: u64, what: &str) -> String {
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Ledger {
-    /// Distinct samples that could not be had, in the order in which they were met; each as it was the first time.
+    /// Distinct bad samples, in the order in which they were met; each as it was the first time.
     pub samples: Vec<BadSample>,
     /// Rows of delivered batches that hold a substitute.
     pub substituted: u64,

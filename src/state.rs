@@ -1,5 +1,5 @@
-//! Where a run stands, in less than 1 KiB: saved so that a crash leaves the old state or the new one, loaded so that what
-//! is damaged is an error and never another state.
+//! The state of a run, in less than 1 KiB. A crash while it is saved leaves the old state or the new one; a damaged state is
+//! an error when it is loaded, never another state.
 //!
 //! ```text
 //! loader ──► Checkpoint { cursor, batches, order, draws, dataset } ──► State ──JSON──► .name.pid.n.tmp ─fsync─rename─► file
@@ -11,11 +11,11 @@
 //! rank and fits another number of them.
 //!
 //! Limits: a file of at most 64 KiB is read. Invariants:
-//! - What is loaded is equal to what was saved, or there is an error: the CRC32C is over the values in one binary order, so
-//!   it does not depend on the format (JSON here; any of serde's elsewhere).
-//! - A version that this crate does not read is said to be that, whatever else has changed in it. The version goes first.
-//! - A file appears by a rename: it is the old one or the new one at any time, also for a process that is killed, and after
-//!   [`State::save`] also for a machine that loses power.
+//! - A loaded state equals the saved one, or loading fails: the CRC32C covers the values in one binary order, so it does
+//!   not depend on the format (JSON here; any of serde's elsewhere).
+//! - A state of an unknown version fails with that version, whatever else has changed in it. The version goes first.
+//! - A file appears by a rename: at any time it is the old one or the new one, also after a kill, and after
+//!   [`State::save`] also after a power loss.
 
 use crate::dataset::Fingerprint;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -32,19 +32,18 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What is written, and the only one that is read.
+/// The version that is written, and the only one that is read.
 const VERSION: u32 = 2;
 /// Bytes of a file at most; a state has less than 1 KiB.
 const BYTES_MAX: u64 = 64 << 10;
-/// Characters of what a parser says that an error repeats.
+/// Characters of a parser's message that an error repeats.
 const WORDS_MAX: usize = 200;
 /// Ranks that an error names.
 const RANKS_MAX: usize = 16;
 /// Bytes of a file's name that its temporary name repeats: both must fit 255.
 const NAME_MAX: usize = 200;
 
-/// Where a run stands between two batches: the same on all ranks, and all that is needed to go on from there with any number
-/// of them.
+/// The state of a run between two batches: the same on all ranks, and all that is needed to resume with any number of them.
 ///
 /// It is less than 1 KiB of JSON by [`save`](Self::save) or [`to_bytes`](Self::to_bytes); serde's traits put it into any other
 /// checkpoint. However it is stored, a version, a checksum over all values and the [`Fingerprint`] of the dataset
@@ -63,7 +62,7 @@ pub struct State {
     checkpoint: Checkpoint,
 }
 
-/// What a state holds.
+/// The contents of a state.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Checkpoint {
     pub(crate) cursor: Cursor,
@@ -76,7 +75,7 @@ pub(crate) struct Checkpoint {
     pub(crate) dataset: Fingerprint,
 }
 
-/// How far it has come.
+/// How far a run has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Cursor {
     pub(crate) epoch: u64,
@@ -113,13 +112,25 @@ impl Checkpoint {
         words.fold(0, |crc, word| crc32c::crc32c_append(crc, &word.to_le_bytes()))
     }
 
-    /// What no run can be like.
+    /// Why no run can have this state, if so.
     fn validate(&self) -> Option<String> {
         let (position, positions) = (self.cursor.position, self.order.positions);
         if position > positions {
             return Some(format!("position {position} of an epoch of {positions}"));
         }
         (self.global_batch == 0).then(|| "a global batch of 0 rows".into())
+    }
+
+    /// The numbers that decide about the sequence of samples, with their names.
+    pub(crate) fn numbers(&self) -> [(&'static str, u64); 5] {
+        let Settings { seed, window, lanes, positions, .. } = self.order;
+        [
+            ("seed of the order", seed),
+            ("seed of transforms", self.draws),
+            ("window", window),
+            ("number of lanes", lanes),
+            ("number of positions in an epoch", positions),
+        ]
     }
 
     /// How this rank differs from the others, behind `rank 3` or `ranks 3, 5`.
@@ -134,18 +145,14 @@ impl Checkpoint {
                 |checkpoint: &Self| format!("{:?}, {:?}", checkpoint.order.kind, checkpoint.last).to_lowercase();
             return format!("{has} other settings ({}, the others {})", settings(self), settings(others));
         }
-        let (a, b) = (&self.order, &others.order);
-        let settings = [
-            ("global batch", self.global_batch, others.global_batch),
-            ("number of positions in an epoch", a.positions, b.positions),
-            ("seed of the order", a.seed, b.seed),
-            ("seed of transforms", self.draws, others.draws),
-            ("window", a.window, b.window),
-            ("number of lanes", a.lanes, b.lanes),
-            ("shuffle", u64::from(a.shuffled), u64::from(b.shuffled)),
-            ("list of indices or sampler", a.identity, b.identity),
-        ];
-        if let Some((what, own, theirs)) = settings.iter().find(|(_, own, theirs)| own != theirs) {
+        let settings = |checkpoint: &Self| {
+            let Settings { shuffled, identity, .. } = checkpoint.order;
+            let rest = [("shuffle", u64::from(shuffled)), ("list of indices or sampler", identity)];
+            std::iter::once(("global batch", checkpoint.global_batch)).chain(checkpoint.numbers()).chain(rest)
+        };
+        if let Some(((what, own), (_, theirs))) =
+            settings(self).zip(settings(others)).find(|(own, theirs)| own != theirs)
+        {
             return format!("{has} another {what} ({own}, the others {theirs})");
         }
         let places = [
@@ -160,19 +167,17 @@ impl Checkpoint {
 }
 
 impl State {
-    /// The state of a loader that stands there.
+    /// The state of a loader at this checkpoint.
     pub(crate) fn new(checkpoint: Checkpoint) -> Self {
         debug_assert_eq!(checkpoint.validate(), None);
         Self { checkpoint }
     }
 
-    /// What the loader goes on from.
+    /// The checkpoint that a loader resumes from.
     pub(crate) fn checkpoint(&self) -> &Checkpoint {
         &self.checkpoint
     }
-}
 
-impl State {
     /// The epoch in which the next batch is.
     pub fn epoch(&self) -> u64 {
         self.checkpoint.cursor.epoch
@@ -316,7 +321,7 @@ fn bad(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::State, Stage::State, message)
 }
 
-/// What a parser could not read.
+/// The error for text that a parser refused.
 fn unread(error: serde_json::Error) -> Error {
     let message = if error.is_eof() { "cut: it ends too early" } else { "not a saved state, or damaged" };
     let mut words = error.to_string();
@@ -326,7 +331,7 @@ fn unread(error: serde_json::Error) -> Error {
     bad(message).with_source(words)
 }
 
-/// Errors: what to say of a version that is not read.
+/// Errors: the message for a version that is not read.
 fn known(version: u64) -> Result<u32, String> {
     match u32::try_from(version) {
         Ok(VERSION) => Ok(VERSION),

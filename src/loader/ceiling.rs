@@ -16,7 +16,7 @@ const BATCHES: u64 = 2;
 /// Each batch is one of the loader's, with its bytes, handed out again once it was dropped. Do not write to them on a device.
 pub struct Ceiling {
     shared: Life,
-    /// Where the loader stood: it stands there again afterwards.
+    /// The loader's place before; it is restored afterwards.
     place: Place,
     back: Sender<Contents>,
     kept: Receiver<Contents>,

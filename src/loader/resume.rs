@@ -1,4 +1,4 @@
-//! Where a run stands, as a value, and how a loader takes up a run from it.
+//! The state of a run as a value, and how a loader resumes from it.
 //!
 //! A state is about all ranks: (epoch, global position) and the settings by which positions become samples. What differs
 //! between machines (workers, reader, depth, slots, world size) is not in it, and may change.
@@ -10,10 +10,11 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::order::{Kind, Settings};
 use crate::pipeline::runtime::within;
 use crate::state::{Checkpoint, Cursor, State};
+use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
-/// What all states of a loader have in common.
+/// What all states of a loader share.
 pub(super) struct RunIdentity {
     order: Settings,
     dataset: Fingerprint,
@@ -81,50 +82,31 @@ impl Shared {
     }
 }
 
-/// The first setting that makes another sequence of batches of it, in words.
+/// The first setting that would make another sequence of batches.
 fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<String> {
-    let (now, then) = (&own.order, &saved.order);
-    let differ =
-        |what: &str, then: String, now: String| Some(format!("saved with {what} {then}, the loader has {now}"));
-    if (now.kind, now.shuffled) != (then.kind, then.shuffled) {
-        let words = |order: &Settings| {
-            let shuffled = if order.shuffled { ", shuffled" } else { "" };
-            match order.kind {
-                Kind::Indices | Kind::Sampler => format!("{:?}{shuffled}", order.kind).to_lowercase(),
-                kind => format!("{kind:?}").to_lowercase(),
-            }
-        };
-        return differ("the order", words(then), words(now));
+    fn differ(what: &str, then: impl Display, now: impl Display) -> String {
+        format!("the {what} is {then} in the state, {now} in the loader")
     }
-    let numbers = [
-        ("the order's seed", then.seed, now.seed),
-        ("the seed of transforms", saved.draws, own.draws),
-        ("a window of chunks of", then.window, now.window),
-        ("lanes", then.lanes, now.lanes),
-        ("positions in an epoch:", then.positions, now.positions),
-    ];
-    if let Some((what, then, now)) = numbers.iter().find(|(_, then, now)| then != now) {
-        return differ(what, then.to_string(), now.to_string());
+    let (now, then) = (&own.order, &saved.order);
+    let kind = |order: &Settings| match order.kind {
+        Kind::Indices | Kind::Sampler if order.shuffled => format!("{:?}, shuffled", order.kind).to_lowercase(),
+        kind => format!("{kind:?}").to_lowercase(),
+    };
+    if (now.kind, now.shuffled) != (then.kind, then.shuffled) {
+        return Some(differ("order", kind(then), kind(now)));
+    }
+    if let Some(((what, then), (_, now))) = saved.numbers().into_iter().zip(own.numbers()).find(|(a, b)| a != b) {
+        return Some(differ(what, then, now));
     }
     if now.identity != then.identity {
         let what = if now.kind == Kind::Indices { "indices" } else { "settings of the sampler" };
-        return Some(format!("saved with other {what} than the loader has"));
+        return Some(format!("the state has other {what} than the loader"));
     }
-    if any_batch {
-        return None;
+    let way_out = |setting: String| format!(": set `{setting}`, or go on with the new one by `.resume_rebatched(…)`");
+    let (then, now) = (saved.global_batch, own.global_batch);
+    if then != now && !any_batch {
+        return Some(differ("global batch", then, now) + &way_out(format!(".global_batch({then})")));
     }
-    if own.global_batch != saved.global_batch {
-        return Some(format!(
-            "saved with a global batch of {}, the loader has {}: say `.global_batch({})`, or `.resume_rebatched(…)` to go on \
-             with the new one",
-            saved.global_batch, own.global_batch, saved.global_batch
-        ));
-    }
-    let (then, now) = (saved.last, own.last);
-    (then != now).then(|| {
-        format!(
-            "saved with `LastBatch::{then:?}`, the loader has `LastBatch::{now:?}`: say `.last_batch(LastBatch::{then:?})`, or \
-             `.resume_rebatched(…)` to go on with the new one"
-        )
-    })
+    let (then, now) = (format!("LastBatch::{:?}", saved.last), format!("LastBatch::{:?}", own.last));
+    (then != now && !any_batch).then(|| differ("last batch", &then, &now) + &way_out(format!(".last_batch({then})")))
 }

@@ -857,37 +857,49 @@ fn another_order_or_other_seeds_are_refused_in_words_that_name_both() {
     let steps = |step| Steps { len: 30, samples: 40, step };
     let windowed = |window, lanes| Order::windowed(4, window).lanes(lanes);
     let table = [
-        (Order::sequential(), Order::shuffled(0), "saved with the order sequential, the loader has shuffled"),
-        (Order::shuffled(4), windowed(2, 1), "saved with the order shuffled, the loader has windowed"),
-        (windowed(2, 1), Order::sequential().with_seed(4), "saved with the order windowed, the loader has sequential"),
+        (Order::sequential(), Order::shuffled(0), "the order is sequential in the state, shuffled in the loader"),
+        (Order::shuffled(4), windowed(2, 1), "the order is shuffled in the state, windowed in the loader"),
+        (
+            windowed(2, 1),
+            Order::sequential().with_seed(4),
+            "the order is windowed in the state, sequential in the loader",
+        ),
         (
             Order::indices([1, 2]),
             Order::indices([1, 2]).then_shuffled(0),
-            "saved with the order indices, the loader has indices, shuffled",
+            "the order is indices in the state, indices, shuffled in the loader",
         ),
         (
             Order::sampler(steps(3)).then_shuffled(0),
             Order::sampler(steps(3)),
-            "saved with the order sampler, shuffled, the loader has sampler",
+            "the order is sampler, shuffled in the state, sampler in the loader",
         ),
-        (Order::sampler(steps(3)), Order::indices([1; 30]), "saved with the order sampler, the loader has indices"),
-        (Order::shuffled(4), Order::shuffled(5), "saved with the order's seed 4, the loader has 5"),
-        (windowed(2, 2), windowed(2, 2).with_seed(9), "saved with the order's seed 4, the loader has 9"),
-        (Order::sequential(), Order::sequential().with_seed(1), "saved with the order's seed 0, the loader has 1"),
-        (windowed(2, 1), windowed(3, 1), "saved with a window of chunks of 2, the loader has 3"),
-        (windowed(2, 4), windowed(2, 8), "saved with lanes 4, the loader has 8"),
-        (Order::sequential(), Order::sequential().lanes(2), "saved with lanes 1, the loader has 2"),
-        (Order::indices([1, 2]), Order::indices([1, 2, 3]), "saved with positions in an epoch: 2, the loader has 3"),
-        (Order::indices([1, 2]), Order::indices([2, 1]), "saved with other indices than the loader has"),
+        (Order::sampler(steps(3)), Order::indices([1; 30]), "the order is sampler in the state, indices in the loader"),
+        (Order::shuffled(4), Order::shuffled(5), "the seed of the order is 4 in the state, 5 in the loader"),
+        (windowed(2, 2), windowed(2, 2).with_seed(9), "the seed of the order is 4 in the state, 9 in the loader"),
+        (
+            Order::sequential(),
+            Order::sequential().with_seed(1),
+            "the seed of the order is 0 in the state, 1 in the loader",
+        ),
+        (windowed(2, 1), windowed(3, 1), "the window is 2 in the state, 3 in the loader"),
+        (windowed(2, 4), windowed(2, 8), "the number of lanes is 4 in the state, 8 in the loader"),
+        (Order::sequential(), Order::sequential().lanes(2), "the number of lanes is 1 in the state, 2 in the loader"),
+        (
+            Order::indices([1, 2]),
+            Order::indices([1, 2, 3]),
+            "the number of positions in an epoch is 2 in the state, 3 in the loader",
+        ),
+        (Order::indices([1, 2]), Order::indices([2, 1]), "the state has other indices than the loader"),
         (
             Order::sampler(steps(3)),
             Order::sampler(Steps { len: 31, ..steps(3) }),
-            "saved with positions in an epoch: 30, the loader has 31",
+            "the number of positions in an epoch is 30 in the state, 31 in the loader",
         ),
         (
             Order::sampler(steps(3)),
             Order::sampler(steps(4)),
-            "saved with other settings of the sampler than the loader has",
+            "the state has other settings of the sampler than the loader",
         ),
     ];
     for (then, now, words) in table {
@@ -902,7 +914,7 @@ fn another_order_or_other_seeds_are_refused_in_words_that_name_both() {
     }
     let make = |seed| data.builder().order(Order::shuffled(4)).seed(seed).batch_size(2);
     let state = build(make(4)).state().unwrap();
-    refused(|| make(9), &state, ErrorKind::State, "saved with the seed of transforms 4, the loader has 9");
+    refused(|| make(9), &state, ErrorKind::State, "the seed of transforms is 4 in the state, 9 in the loader");
     build(data.builder().order(Order::shuffled(4)).batch_size(2).resume(state));
 }
 
@@ -915,14 +927,14 @@ fn another_global_batch_or_last_batch_is_refused_in_words_that_name_both_and_wha
         run.builder().batch_size(rows).shard(shard).last_batch(last)
     };
     let words =
-        "saved with a global batch of 10, the loader has 40: say `.global_batch(10)`, or `.resume_rebatched(…)`";
+        "the global batch is 10 in the state, 40 in the loader: set `.global_batch(10)`, or go on with the new one by";
     refused(|| make(40, 1, LastBatch::Keep), &state, ErrorKind::State, words);
     // The same rows on every rank are another global batch.
     refused(|| make(10, 4, LastBatch::Keep), &state, ErrorKind::State, words);
     for last in [LastBatch::Mask, LastBatch::Pad, LastBatch::Drop] {
         let words = format!(
-            "saved with `LastBatch::Keep`, the loader has `LastBatch::{last:?}`: say `.last_batch(LastBatch::Keep)`, or \
-             `.resume_rebatched(…)` to go on with the new one"
+            "the last batch is LastBatch::Keep in the state, LastBatch::{last:?} in the loader: set \
+             `.last_batch(LastBatch::Keep)`, or go on with the new one by `.resume_rebatched(…)`"
         );
         refused(|| make(10, 1, last), &state, ErrorKind::State, &words);
         build(make(10, 1, last).resume_rebatched(state.clone()));
@@ -951,11 +963,16 @@ fn a_mix_of_other_weights_or_another_length_is_refused() {
         &right[2..],
         "the same mix",
     );
-    let other = "saved with other settings of the sampler than the loader has";
+    let other = "the state has other settings of the sampler than the loader";
     for weights in [[0.3, 0.7], [1.0, 1.0], [0.71, 0.29]] {
         refused(|| make(&mix(weights, 5)), &state, ErrorKind::State, other);
     }
-    refused(|| make(&mix([0.7, 0.3], 6)), &state, ErrorKind::State, "saved with the order's seed 5, the loader has 6");
+    refused(
+        || make(&mix([0.7, 0.3], 6)),
+        &state,
+        ErrorKind::State,
+        "the seed of the order is 5 in the state, 6 in the loader",
+    );
     let reseeded = mix([0.7, 0.3], 6);
     let reseeded = || Loader::builder(reseeded.dataset()).order(reseeded.order().with_seed(5)).batch_size(10);
     refused(reseeded, &state, ErrorKind::State, other);

@@ -438,7 +438,7 @@ def test_a_run_goes_on_from_its_state_with_another_number_of_workers(records):
     assert seen + ids(resumed.epoch()) == expected
     with pytest.raises(ValueError, match="state not usable"):
         resumed.resume(state[:-1])
-    with pytest.raises(ValueError, match="saved with the order's seed 5, the loader has 6"):
+    with pytest.raises(ValueError, match="the seed of the order is 5 in the state, 6 in the loader"):
         open_records(path, **{**settings, "seed": 6}).resume(state)
 
 
