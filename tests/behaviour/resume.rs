@@ -977,7 +977,12 @@ fn a_mix_of_other_weights_or_another_length_is_refused() {
     let reseeded = || Loader::builder(reseeded.dataset()).order(reseeded.order().with_seed(5)).batch_size(10);
     refused(reseeded, &state, ErrorKind::State, other);
     let longer = mix([0.7, 0.3], 5).epoch_len(70).unwrap();
-    refused(|| make(&longer), &state, ErrorKind::State, "positions in an epoch: 60, the loader has 70");
+    refused(
+        || make(&longer),
+        &state,
+        ErrorKind::State,
+        "number of positions in an epoch is 60 in the state, 70 in the loader",
+    );
 }
 
 #[test]
