@@ -73,57 +73,32 @@ fn shortest(latency: &Latency, count: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::simulator::Pipe;
     use super::*;
 
-    /// Bound by storage, with slots enough to fill the depth.
-    fn reading(depth: u64, channels: u64, varies: bool) -> Pipe {
-        let read_ns = 1e6 * channels.min(depth) as f64;
-        Pipe { depth, channels, varies, read_ns, decode_ns: 1e3, user_ns: 1e3, slots: 2 * depth, ..Pipe::default() }
-    }
-
-    fn of(pipe: &Pipe) -> Headroom {
-        Headroom::of(&pipe.run().storage)
-    }
-
-    #[test]
-    fn the_limit_of_a_simulated_device_is_told_from_room_for_more_reads() {
-        for varies in [false, true] {
-            for (depth, channels) in [(16, 1), (16, 2), (32, 4), (32, 8), (64, 16)] {
-                let pipe = reading(depth, channels, varies);
-                assert!(matches!(of(&pipe), Headroom::Limit { times } if times > 2.0), "{pipe:?}: {:?}", of(&pipe));
-                let more = Pipe { depth: 2 * depth, ..pipe.clone() }.throughput() / pipe.throughput();
-                assert!(more < 1.02, "{more}");
-            }
-            for (depth, channels) in [(16, 64), (32, 64), (4, 256)] {
-                let pipe = reading(depth, channels, varies);
-                let more = Pipe { depth: 2 * depth, ..pipe.clone() }.throughput() / pipe.throughput();
-                assert!(more > 1.8, "{more}");
-                // Where the times of an idle device vary that much nobody can tell.
-                let expected = if varies { Headroom::Unknown } else { Headroom::Left };
-                assert_eq!(of(&pipe), expected, "{pipe:?}");
-            }
-        }
+    /// Reads that took so many milliseconds, with up to 32 in flight.
+    fn of(latencies: &[(f64, u64)]) -> Headroom {
+        let buckets: Vec<(f64, u64)> = latencies.iter().map(|(ms, reads)| (ms * 1e6, *reads)).collect();
+        let count = buckets.iter().map(|(_, reads)| reads).sum();
+        let latency = Latency { count, buckets, ..Latency::default() };
+        Headroom::of(&Storage { depth: 32, latency, ..Storage::default() })
     }
 
     #[test]
-    fn doubling_the_depth_again_and_again_ends_at_the_limit() {
-        for (channels, varies) in
-            [1, 3, 8, 20, 100].into_iter().flat_map(|channels| [(channels, false), (channels, true)])
-        {
-            let steps: Vec<u64> = (2..10).map(|power| 1 << power).collect();
-            let stopped = steps.iter().find(|depth| {
-                matches!(of(&Pipe { read_ns: 1e6, ..reading(**depth, channels, varies) }), Headroom::Limit { .. })
-            });
-            assert!(stopped.is_some_and(|depth| *depth <= 8 * channels.max(4)), "{channels} {varies}: {stopped:?}");
-        }
+    fn reads_that_wait_for_each_other_are_told_from_room_for_more() {
+        // A device of four channels, full: each read waits for seven others.
+        assert_eq!(of(&[(1.0, 4), (4.0, 20), (8.0, 8000), (9.0, 1900)]), Headroom::Limit { times: 8.0 });
+        assert_eq!(of(&[(0.9, 100), (1.0, 9000), (1.5, 900)]), Headroom::Left);
+        // Slow, however much they vary.
+        assert!(matches!(of(&[(0.2, 8), (30.0, 400), (190.0, 3000)]), Headroom::Limit { .. }));
+        // They vary on their own.
+        assert_eq!(of(&[(0.1, 500), (1.0, 2000), (4.0, 4000), (9.0, 3500)]), Headroom::Unknown);
+        // One fast read may be a freak.
+        assert_eq!(of(&[(0.1, 1), (1.0, 9000)]), Headroom::Left);
     }
 
     #[test]
     fn few_reads_say_nothing() {
-        let mut storage = reading(32, 4, false).run().storage;
-        storage.latency.count = 100;
-        assert_eq!(Headroom::of(&storage), Headroom::Unknown);
+        assert_eq!(of(&[(1.0, 4), (8.0, 100)]), Headroom::Unknown);
         assert_eq!(Headroom::of(&Storage::default()), Headroom::Unknown);
     }
 }

@@ -14,8 +14,6 @@
 mod depth;
 mod load;
 mod prometheus;
-#[cfg(test)]
-mod simulator;
 #[allow(dead_code, unused_imports, reason = "what the loader says is up to the loader")]
 pub(crate) mod spans;
 mod trace;

@@ -1,0 +1,305 @@
+//! What to do, the most promising first, in the names of the builder's settings: the advice of a verdict.
+
+use super::{Case, LACKS, NO_STREAM, first_share, slots_bound_reads, slots_lack};
+use crate::report::depth::Headroom;
+use crate::report::load::{Cause, FILLED};
+use crate::report::whatif::{Change, Prediction, WhatIf};
+use crate::report::words::{bytes, number, time};
+
+impl Case<'_> {
+    pub(super) fn advice(&self) -> Vec<String> {
+        let mut all = self.advice_on(self.cause);
+        if let Some(also) = self.also {
+            // The first of each is the one that says the most, unless it changes what is advised to change already.
+            let first = self.advice_on(also).into_iter().next();
+            let of = first.as_deref().and_then(setting);
+            let known = of.is_some() && all.iter().any(|advice| setting(advice) == of);
+            all.extend(first.filter(|_| !known));
+        }
+        all.extend(self.epochs());
+        all
+    }
+
+    fn advice_on(&self, cause: Cause) -> Vec<String> {
+        match cause {
+            Cause::NotStarved | Cause::Consumer => self.consumer_advice(),
+            Cause::Storage => self.storage_advice(),
+            Cause::Decode => self.decode_advice(),
+            Cause::Copy => vec![
+                "Fewer bytes over the bus: keep pictures as `u8` and have the device convert them (`finish`), drop fields that are \
+                 not used (`keep`)."
+                    .into(),
+                "The report says whether slots are pinned; copies from memory that is not are slower. `numa` next to the device."
+                    .into(),
+            ],
+            Cause::Order => vec![
+                "A larger `batch_size` costs the planner less for each sample; so do fewer, larger reads: where each sample is a \
+                 file of its own, `prepare::Shards` packs them into shards."
+                    .into(),
+                "A `Sampler` of your own runs on this thread: make it cheaper.".into(),
+            ],
+            Cause::MemoryBudget => self.memory_advice(),
+            Cause::HandOver => {
+                let each = time(self.loads.steady_ns / self.loads.batches);
+                vec![format!("A larger `batch_size`: a batch takes {each}, mostly going from thread to thread.")]
+            }
+            Cause::Unknown if self.unmeasured() == Some(NO_STREAM) => {
+                vec!["Give the loader the stream of the steps: `stream(…)`, or `batch.bind(…)` for each batch.".into()]
+            }
+            Cause::Unknown => Vec::new(),
+        }
+    }
+
+    fn consumer_advice(&self) -> Vec<String> {
+        let faster = self.model.with(&Change { consumer_factor: Some(1e6), ..Change::default() });
+        if !self.gains(&faster) {
+            return Vec::new();
+        }
+        let most = self.rate(&faster);
+        let next = self.next(&faster);
+        vec![format!("The consumer's own work takes the time; with less of it the loader would give {most}{next}.")]
+    }
+
+    fn decode_advice(&self) -> Vec<String> {
+        let decode = &self.snapshot.decode;
+        let needed = self.cores_needed();
+        let mut all = Vec::new();
+        let more = self.better_workers();
+        match &more {
+            Some((workers, then)) if self.blocked() => all.push(format!(
+                "What workers do waits (sleeps, locks, the network, page faults): `workers({workers})` would give {}{}, without \
+                 more cores.",
+                self.rate(then),
+                self.next(then)
+            )),
+            _ if decode.cores > 0 && decode.workers > decode.cores && !self.blocked() => all.push(format!(
+                "`workers({})`: {} workers share {} cores, more than there are cores do not decode faster.",
+                decode.cores, decode.workers, decode.cores
+            )),
+            _ if self.competes() => all.push(
+                "Workers wait for cores that others take: threads of this process (give those of the consumer's tensor library \
+                 fewer), or other programs."
+                    .into(),
+            ),
+            Some((workers, then)) => {
+                let (rate, next) = (self.rate(then), self.next(then));
+                // Without a step that takes time there is no end of what could be used.
+                let needs = match self.loads.consumer() {
+                    0.01.. => format!("Decode needs {needed:.1} cores, has {}: ", decode.workers),
+                    _ => String::new(),
+                };
+                all.push(format!("{needs}`workers({workers})` would give {rate}{next}."));
+            }
+            None if self.loads.consumer() < 0.01 => {
+                all.push("More workers would not help: more cores would, or less work for each sample.".into())
+            }
+            None => all.push(format!(
+                "Decode needs {needed:.1} cores, has {}, and more workers would not help: more cores would, or less work for each \
+                 sample.",
+                decode.workers.min(if decode.cores > 0 { decode.cores } else { u32::MAX })
+            )),
+        }
+        all.push(
+            "Less work for each sample. For pictures: `dct_scaling`, `backend` and a smaller `resize` of `decode::Image`, or made \
+             ready once by `prepare` (smaller, or with restart markers, so that crops decode only their part)."
+                .into(),
+        );
+        all
+    }
+
+    /// Cores that decoding for the next limit needs.
+    fn cores_needed(&self) -> f64 {
+        let others = self.model.with(&Change { gpu_decode: true, ..Change::default() });
+        let limit = others.stages.iter().map(|(_, ceiling)| *ceiling).fold(f64::INFINITY, f64::min);
+        let now = self.now();
+        let times = if now > 0.0 { limit / now } else { 1.0 };
+        let times = if times.is_finite() { times.clamp(0.0, 1e3) } else { 1.0 };
+        self.loads.working * self.loads.cpu_share * times
+    }
+
+    /// The fewest workers that give nearly as much as any number does, if that is 5 % more than now.
+    fn better_workers(&self) -> Option<(u32, Prediction)> {
+        let decode = &self.snapshot.decode;
+        let most = match decode.cores {
+            0 => decode.workers.saturating_mul(4),
+            // Those that are blocked leave their cores to others; how far that goes nobody has tried.
+            cores if self.blocked() => {
+                ((f64::from(cores) / self.loads.on_cpu) as u32).min(decode.workers.saturating_mul(8))
+            }
+            cores => cores,
+        };
+        let most = most.min(1024);
+        let with = |workers| self.model.with(&Change { workers: Some(workers), ..Change::default() });
+        let now = self.now();
+        let best = with(most.max(decode.workers)).items_per_s;
+        if best <= WhatIf::GAIN * now {
+            return None;
+        }
+        let more = decode.workers.saturating_add(1)..=most;
+        more.map(|workers| (workers, with(workers))).find(|(_, then)| then.items_per_s >= 0.97 * best)
+    }
+
+    fn storage_advice(&self) -> Vec<String> {
+        let (loads, storage) = (self.loads, &self.snapshot.storage);
+        let depth = storage.depth.max(1);
+        let mut all = Vec::new();
+        let filled = loads.depth_filled >= FILLED;
+        all.extend(self.other_reader());
+        if loads.no_room >= LACKS {
+            all.push(MORE_ROOM.into());
+        } else if slots_bound_reads(loads) {
+            let reads = loads.depth_filled * f64::from(depth);
+            all.push(format!(
+                "`slots({})` or a larger `batch_size` (with the `memory_budget` for it): slots allowed {reads:.0} reads in flight of \
+                 {depth}. If storage has more to give, up to {:.1} times as much.",
+                twice(self.snapshot.slots.count),
+                (1.0 / loads.depth_filled.clamp(0.01, 1.0)).min(2.0)
+            ));
+        } else if filled && loads.headroom == Headroom::Left {
+            all.extend(self.deeper("and took hardly longer than the fastest"));
+        }
+        if self.bytes_per_read() < 65536.0 && storage.reads > 0 {
+            let each = bytes(self.bytes_per_read());
+            all.push(format!(
+                "Reads of {each} are small: where each is a file of its own, `prepare::Shards` packs them into shards."
+            ));
+        }
+        let cached = self.model.with(&Change { cached: true, ..Change::default() });
+        if self.gains(&cached) {
+            let (rate, next) = (self.rate(&cached), self.next(&cached));
+            all.push(format!(
+                "Faster storage (local NVMe), fewer bytes for each sample (`prepare`), or memory for the page cache: with all of \
+                 it cached, {rate}{next}."
+            ));
+        }
+        if filled && loads.headroom == Headroom::Unknown {
+            all.extend(self.deeper("which helps unless the device is at its limit, and latencies do not tell"));
+        }
+        if storage.direct_bytes > 0 && storage.cached_bytes == 0 {
+            all.push(
+                "Reads bypass the page cache: with memory to spare, `direct` and `reader` can go through it.".into(),
+            );
+        }
+        if storage.retries > storage.reads / 100 {
+            all.push(format!(
+                "{} reads were repeated or continued: look at the storage.",
+                number(storage.retries as f64)
+            ));
+        }
+        all
+    }
+
+    /// More reads in flight, where that might give anything.
+    fn deeper(&self, why: &str) -> Option<String> {
+        let depth = self.snapshot.storage.depth.max(1);
+        let then = self.model.with(&Change { depth: Some(twice(depth)), ..Change::default() });
+        let (rate, next) = (number(then.items_per_s), self.next(&then));
+        self.gains(&then).then(|| {
+            let more = twice(depth);
+            format!("`depth({more})`: all {depth} reads were in flight, {why}. At most {rate} samples/s{next}.")
+        })
+    }
+
+    /// Whether a change is worth a word.
+    fn gains(&self, then: &Prediction) -> bool {
+        then.items_per_s >= WhatIf::GAIN * self.now()
+    }
+
+    /// Samples per second as it is.
+    fn now(&self) -> f64 {
+        self.model.with(&Change::default()).items_per_s
+    }
+
+    /// Where the caller named a reader that costs more for each read than another.
+    fn other_reader(&self) -> Option<String> {
+        let reader = self.snapshot.storage.reader.as_ref().filter(|reader| reader.explicit)?;
+        let lacks = match reader.name.as_str() {
+            "mmap" => "`mmap` has no `O_DIRECT`: each read faults pages into the page cache and copies them from there",
+            "pread" => "`pread` needs a thread and a system call for each read in flight",
+            _ => return None,
+        };
+        Some(format!(
+            "`reader(auto)`: {lacks}; io_uring, where the kernel allows it, submits many reads at once into registered memory."
+        ))
+    }
+
+    fn memory_advice(&self) -> Vec<String> {
+        let (loads, slots) = (self.loads, self.snapshot.slots.count);
+        let mut all = Vec::new();
+        if loads.slots[3] >= 0.5 * f64::from(slots.max(2)) {
+            all.push(format!(
+                "The consumer holds {:.1} of {slots} slots: drop batches as soon as they are used.",
+                loads.slots[3]
+            ));
+        }
+        if loads.no_buffer >= LACKS {
+            let buffers = self.snapshot.copy.as_ref().map_or(0, |copy| copy.buffers);
+            all.push(format!("`device_batches({})`: full slots wait for device memory.", buffers.saturating_add(2)));
+        }
+        if loads.no_room >= LACKS {
+            all.push(MORE_ROOM.into());
+        }
+        if slots_lack(loads) || all.is_empty() {
+            let more = twice(slots);
+            all.push(match self.more_slots() {
+                Some(then) => format!(
+                    "`slots({more})`, with the `memory_budget` for it: about {}{}. Stages wait for each other with {slots}.",
+                    self.rate(&then),
+                    self.next(&then)
+                ),
+                None => format!(
+                    "`slots({more})`, with the `memory_budget` for it, may help: stages wait for each other with {slots}; how much \
+                     the model cannot tell. So may a larger `batch_size`."
+                ),
+            });
+        }
+        all
+    }
+
+    /// What twice the slots would give, if that is more than now.
+    pub(super) fn more_slots(&self) -> Option<Prediction> {
+        let change = Change { slots: Some(twice(self.snapshot.slots.count)), ..Change::default() };
+        Some(self.model.with(&change)).filter(|then| self.gains(then))
+    }
+
+    /// Epochs that begin anew each time.
+    fn epochs(&self) -> Option<String> {
+        (first_share(self.snapshot, self.loads) >= 0.2).then(|| {
+            "Much of the time goes into first batches: `epochs(a..b)` reads ahead across the end of an epoch.".into()
+        })
+    }
+
+    fn rate(&self, then: &Prediction) -> String {
+        format!("{} samples/s{}", number(then.items_per_s), or_more(then.at_least))
+    }
+
+    /// What limits then.
+    fn next(&self, then: &Prediction) -> String {
+        let least = then.stages.iter().copied().min_by(|a, b| a.1.total_cmp(&b.1));
+        match least.filter(|(stage, _)| *stage == then.bound_by) {
+            Some((stage, ceiling)) => {
+                let (verb, what) = (if stage == Cause::Copy { "limit" } else { "limits" }, number(ceiling));
+                format!(", then {stage} {verb} at {what}{}", or_more(self.loads.at_least(stage)))
+            }
+            None => format!(", then {} limits", then.bound_by),
+        }
+    }
+}
+
+/// The setting that an advice begins with.
+fn setting(advice: &str) -> Option<&str> {
+    advice.strip_prefix('`')?.split('(').next()
+}
+
+/// Where rows wait for room.
+const MORE_ROOM: &str = "A larger `memory_budget`: reads wait for room for their bytes.";
+
+/// Twice as many slots, or reads; no more than there may be.
+fn twice(count: u32) -> u32 {
+    count.max(1).saturating_mul(2).min(4096)
+}
+
+/// Behind a number that is a lower bound.
+fn or_more(at_least: bool) -> &'static str {
+    if at_least { " or more" } else { "" }
+}

@@ -1,0 +1,167 @@
+//! What was measured, in sentences: the evidence of a verdict.
+
+use super::{AHEAD, Case, FED, first_share};
+use crate::report::depth::Headroom;
+use crate::report::load::{Cause, FILLED};
+use crate::report::words::{bytes, grouped, number, time};
+
+impl Case<'_> {
+    pub(super) fn evidence(&self) -> Vec<String> {
+        let storage = self.snapshot.storage.reads > 0 || self.snapshot.storage.cached_bytes > 0;
+        let mut all = vec![self.waits()];
+        all.extend(self.read_ahead());
+        all.extend(self.first_batches());
+        all.extend(self.snapshot.copy.is_some().then(|| self.copies()));
+        all.push(self.workers());
+        all.extend(self.cores());
+        all.extend(storage.then(|| self.reads()));
+        all.push(self.slots());
+        all.extend((self.cause == Cause::Order || self.also == Some(Cause::Order)).then(|| self.planner()));
+        all
+    }
+
+    fn waits(&self) -> String {
+        let (loads, consumer) = (self.loads, &self.snapshot.consumer);
+        let (all, rate) = (time(loads.steady_ns), number(loads.items_per_s));
+        let batches = grouped(&consumer.batches.to_string());
+        let plural = if consumer.batches == 1 { "" } else { "es" };
+        let of = format!("of {all} for {batches} batch{plural}, {rate} samples/s");
+        let host = 100.0 * consumer.waited_ns as f64 / loads.steady_ns;
+        let Some(starved) = loads.starved else {
+            return format!("`next()` waited {host:.1} % {of}. Whether the GPU had work meanwhile is not known.");
+        };
+        let percent = 100.0 * starved;
+        if self.snapshot.consumer.gpu.is_some() {
+            let ahead = host > percent + 100.0 * FED;
+            let host =
+                if ahead { format!(" `next()` waited {host:.1} %, ahead of the stream.") } else { String::new() };
+            return format!("The GPU's stream waited {percent:.1} % {of}.{host}");
+        }
+        let mut text = format!("The consumer waited {percent:.1} % {of}");
+        if consumer.waits.count > 0 && starved >= FED {
+            let (half, most) = (time(consumer.waits.p50_ns), time(consumer.waits.p99_ns));
+            text += &format!("; half of the waits took at most {half}, 99 % of them {most}");
+        }
+        text + "."
+    }
+
+    /// That the rate is more than can be kept up.
+    fn read_ahead(&self) -> Option<String> {
+        let (rate, kept) = (self.loads.items_per_s, self.loads.sustained());
+        (rate > AHEAD * kept).then(|| {
+            format!(
+                "Some of these samples were ready before the first batch: {} samples/s can be kept up.",
+                number(kept)
+            )
+        })
+    }
+
+    fn first_batches(&self) -> Option<String> {
+        let first = self.snapshot.consumer.first_ns as f64;
+        let share = first_share(self.snapshot, self.loads);
+        (share >= 0.1).then(|| {
+            format!(
+                "Beside that, first batches of epochs took {}, {:.0} % of all time; that does not count as starved.",
+                time(first),
+                100.0 * share
+            )
+        })
+    }
+
+    fn copies(&self) -> String {
+        let (loads, copy) = (self.loads, self.snapshot.copy.clone().unwrap_or_default());
+        // Copies that are shorter than a tick of the device's clock have no rate.
+        let speed = match copy.busy_ns {
+            0 => String::new(),
+            busy => format!(", at {:.1} GB/s then", copy.bytes as f64 / busy as f64),
+        };
+        format!(
+            "Copies to the device were on the bus {:.0} % of the time{speed}; {:.0} % of the time the next one waited for \
+             device memory that the consumer used.",
+            100.0 * loads.copy.min(1.0),
+            100.0 * loads.no_buffer
+        )
+    }
+
+    fn workers(&self) -> String {
+        let decode = &self.snapshot.decode;
+        let all = f64::from(decode.workers.max(1)) * self.loads.steady_ns;
+        let percent = |ns: u64| (100.0 * ns as f64 / all).min(100.0);
+        format!(
+            "{} decode workers worked {:.0} % of their time; {:.0} % they waited for samples, {:.0} % there was no batch to fill.",
+            decode.workers,
+            percent(decode.busy_ns),
+            percent(decode.starved_ns),
+            percent(decode.ahead_ns)
+        )
+    }
+
+    fn cores(&self) -> Option<String> {
+        let decode = &self.snapshot.decode;
+        if self.competes() {
+            let wanted = self.loads.working * self.loads.on_cpu;
+            let got = wanted * self.loads.cpu_share;
+            return Some(format!(
+                "Of {wanted:.1} workers that could have run {got:.1} were on a core, on average; the process may use {} cores.",
+                decode.cores
+            ));
+        }
+        self.blocked().then(|| {
+            let percent = 100.0 * (1.0 - self.loads.on_cpu);
+            format!("For {percent:.0} % of the time that workers worked, what they did waited: not for a core.")
+        })
+    }
+
+    fn reads(&self) -> String {
+        let (loads, storage) = (self.loads, &self.snapshot.storage);
+        if storage.reads == 0 {
+            return format!(
+                "{:.2} GB came from the page cache, and nothing was read.",
+                storage.cached_bytes as f64 / 1e9
+            );
+        }
+        let depth = f64::from(storage.depth.max(1));
+        let mut text = format!(
+            "Reads were in flight {:.0} % of the time, then {:.1} of {depth:.0} at once; {:.3} GB/s in reads of {}",
+            100.0 * loads.storage.min(1.0),
+            loads.depth_filled * depth,
+            storage.bytes as f64 / loads.steady_ns,
+            bytes(self.bytes_per_read()),
+        );
+        if storage.latency.count > 0 {
+            let (half, most) = (time(storage.latency.p50_ns), time(storage.latency.p99_ns));
+            text += &format!(", half of which took at most {half}, 99 % {most}");
+        }
+        if let (Headroom::Limit { times }, true) = (loads.headroom, loads.depth_filled >= FILLED) {
+            text += &format!(", {times:.1} times as long as the fastest: they waited for each other");
+        }
+        if storage.cached_bytes > 0 {
+            let all = storage.cached_bytes as f64 + storage.bytes as f64;
+            text +=
+                &format!("; {:.0} % of the bytes came from the page cache", 100.0 * storage.cached_bytes as f64 / all);
+        }
+        text + "."
+    }
+
+    fn slots(&self) -> String {
+        let [free, filling, full, held] = self.loads.slots;
+        let mut text = format!(
+            "Of {} slots {free:.1} were free, {filling:.1} being filled, {full:.1} full and waiting, {held:.1} with the consumer, on \
+             average; the planner had none for {:.0} % of the time",
+            self.snapshot.slots.count,
+            100.0 * self.loads.no_slot
+        );
+        if self.loads.no_room >= 0.05 {
+            text += &format!(", and no room for encoded bytes {:.0} %", 100.0 * self.loads.no_room);
+        }
+        text + "."
+    }
+
+    fn planner(&self) -> String {
+        let each = time(self.loads.order * self.loads.steady_ns / self.loads.batches);
+        format!(
+            "The planner's thread computed {:.0} % of the time, {each} for each batch.",
+            100.0 * self.loads.order.min(1.0)
+        )
+    }
+}

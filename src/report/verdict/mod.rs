@@ -1,0 +1,329 @@
+//! What a loader is bound by, how sure that is, and what to do: from a snapshot. Pure.
+//!
+//! ```text
+//! a GPU, and no step measured on its stream? ──yes──► unknown
+//!    │no
+//! starved? ──no──► not starved
+//!    │yes
+//!    ▼
+//! the consumer saturated, and no stage more loaded? ──yes──► the consumer; where slots are few, also the memory budget
+//!    │no
+//!    ▼
+//! a stage saturated that is measured exactly (copy, decode, order)? ──yes──► the one with the highest load
+//!    │no
+//!    ▼
+//! storage always busy? ──yes──► storage; where few slots keep the depth from being filled, also the memory budget
+//!    │no
+//!    ▼
+//! most of the time nothing at work? ──yes──► handing over
+//!    │no
+//!    ▼
+//! planner without a slot, rows without room, full slots without room on the device? ──yes──► memory budget
+//! ```
+//!
+//! Loads (see [`load`](super::load)) are in proportion to demands, whatever waits for whatever. So the walk upstream is a
+//! comparison of numbers: a stage that mostly waited for its input has a low load. Another stage with at least
+//! 1 / 1.25 of the highest load is named beside it: it would be next, and the two cannot be told apart for sure.
+//!
+//! # Limits
+//!
+//! - A saturated stage with load *u* can be slower than another by no more than 1 / *u*. So at 0.87 and above nothing else can
+//!   be the cause by 20 %; below it is the waiting of stages for each other that costs, and room (slots) that helps.
+//! - One snapshot cannot tell a storage device at its limit from one that few reads keep waiting for its latency, when
+//!   slots bound the reads in flight. Both are named then.
+//! - The loads are means: stalls once in a while look like a memory budget too small to bridge them, which they are.
+//! - Starvation is that of the steady time: first batches of iterators are reported apart.
+
+mod advice;
+mod evidence;
+#[cfg(test)]
+mod tests;
+
+use super::load::{Cause, FILLED, Loads, STAGES, StageLoad};
+use super::whatif::{COMPETES, WhatIf};
+use super::words::time;
+use crate::meter::{Snapshot, Unmeasured};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// What a loader is bound by. `Display` is the text for people.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Verdict {
+    /// What limits.
+    pub cause: Cause,
+    /// What is within 20 % of limiting as well.
+    pub also: Option<Cause>,
+    /// Share of the steady time in which the consumer (on a GPU, its stream) waited for batches; 0 where the cause is
+    /// [`Unknown`](Cause::Unknown).
+    pub starved_share: f64,
+    /// How far it can be trusted.
+    pub strength: Strength,
+    /// What was measured, a sentence each.
+    pub evidence: Vec<String>,
+    /// What to do, the most promising first, in the names of [`LoaderBuilder`](crate::LoaderBuilder)'s settings.
+    pub advice: Vec<String>,
+    /// The stages that did something, from the consumer upstream.
+    pub stages: Vec<StageLoad>,
+}
+
+/// How far a verdict can be trusted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Strength {
+    /// Hardly.
+    Thin {
+        /// What is missing.
+        why: String,
+    },
+    /// Most likely.
+    Fair,
+    /// Nothing else fits what was measured.
+    Strong,
+}
+
+/// Below this share of starvation the consumer is fed.
+const FED: f64 = 0.02;
+/// Stages are saturated from this load on.
+const SATURATED: f64 = 0.87;
+/// Another stage is close to the cause from this part of its load on.
+const NEAR: f64 = 0.8;
+/// The planner, rows or copies lack room when they do for this share of the time (the planner: that it does not compute).
+const LACKS: f64 = 0.3;
+/// Handing over takes the time when the work of all stages, one after the other, is less than this share of it.
+const AT_WORK: f64 = 0.6;
+/// What it takes to be more than a guess.
+const BATCHES_LEAST: f64 = 8.0;
+const STEADY_LEAST_NS: f64 = 0.5e9;
+/// Share of all time that first batches take from which on the rest says little.
+const MOSTLY_FIRST: f64 = 0.5;
+/// A consumer that holds this share of the slots, on average, keeps the loader from filling them.
+const HOLDS: f64 = 0.75;
+/// A rate of so many times the one that can be kept up is told apart from it.
+const AHEAD: f64 = 1.01;
+/// Of fewer workers at work than this, on average, nothing is said.
+const HARDLY: f64 = 0.1;
+/// Workers that run for less of the time that they work are blocked in the rest of it.
+const BLOCKED: f64 = 0.6;
+/// Samples prepared in the steady time, of those handed out in it.
+const PREPARED_LEAST: f64 = 0.5;
+
+impl Verdict {
+    /// The verdict on what was measured.
+    pub fn of(snapshot: &Snapshot) -> Self {
+        let Some((loads, model)) = Loads::of(snapshot).zip(WhatIf::from(snapshot)) else {
+            return Self::unknown(snapshot);
+        };
+        let (cause, also) = match decide(&loads, snapshot) {
+            // Whether the loader or the consumer was late, nobody saw.
+            _ if loads.starved.is_none() => (Cause::Unknown, None),
+            // The consumer is fed in a small part of the time: that says nothing of the rest.
+            (Cause::NotStarved, _) if first_share(snapshot, &loads) >= MOSTLY_FIRST => (Cause::Unknown, None),
+            decided => decided,
+        };
+        let case = Case { snapshot, loads: &loads, model, cause, also };
+        Self {
+            cause,
+            also,
+            starved_share: loads.starved.unwrap_or(0.0),
+            strength: case.strength(),
+            evidence: case.evidence(),
+            advice: case.advice(),
+            stages: loads.stages(),
+        }
+    }
+
+    fn unknown(snapshot: &Snapshot) -> Self {
+        let why = match snapshot.consumer.batches {
+            0 => "no batch was handed out",
+            _ => "only the first batch of each iterator was handed out, and the wait for that is no starvation",
+        };
+        let why = why.to_string();
+        Self {
+            cause: Cause::Unknown,
+            also: None,
+            starved_share: 0.0,
+            strength: Strength::Thin { why },
+            evidence: Vec::new(),
+            advice: Vec::new(),
+            stages: Vec::new(),
+        }
+    }
+}
+
+fn decide(loads: &Loads, snapshot: &Snapshot) -> (Cause, Option<Cause>) {
+    // In this order of equals: the one that is nearer to the consumer.
+    let top = |among: &[Cause]| {
+        among.iter().copied().reduce(|best, next| if loads.likely(next) > loads.likely(best) { next } else { best })
+    };
+    let near = |cause: Cause| {
+        let others: Vec<Cause> = STAGES.into_iter().filter(|stage| *stage != cause).collect();
+        let least = NEAR * loads.likely(cause);
+        // Storage last: it is only certain not to be near when its upper bound is not.
+        let storage = (cause != Cause::Storage && loads.storage >= least).then_some(Cause::Storage);
+        top(&others).filter(|other| loads.likely(*other) >= least).or(storage)
+    };
+    if loads.starved.is_some_and(|starved| starved < FED) {
+        return (Cause::NotStarved, near(Cause::Consumer));
+    }
+    if loads.consumer() >= SATURATED && top(&STAGES) == Some(Cause::Consumer) {
+        let budget = (loads.lacks_room() >= LACKS).then_some(Cause::MemoryBudget);
+        return (Cause::Consumer, near(Cause::Consumer).or(budget));
+    }
+    let exact = top(&[Cause::Copy, Cause::Decode, Cause::Order]).filter(|stage| loads.load(*stage) > 0.0);
+    if let Some(exact) = exact.filter(|exact| loads.load(*exact) >= SATURATED) {
+        return (exact, near(exact));
+    }
+    // Full slots that wait most of the time: what fills them is ahead on average.
+    let ahead = loads.slots[2] >= 0.5 * f64::from(snapshot.slots.count.max(1));
+    let others = exact.map_or(0.0, |exact| loads.load(exact)).max(loads.consumer());
+    if loads.storage >= SATURATED && !ahead && loads.likely(Cause::Storage) >= others {
+        let budget = slots_bound_reads(loads).then_some(Cause::MemoryBudget);
+        return (Cause::Storage, budget.or_else(|| near(Cause::Storage)));
+    }
+    if loads.slots[3] >= HOLDS * f64::from(snapshot.slots.count.max(1)) && slots_lack(loads) {
+        return (Cause::MemoryBudget, Some(Cause::Consumer));
+    }
+    if at_work(loads, snapshot) < AT_WORK {
+        return (Cause::HandOver, None);
+    }
+    match top(&STAGES).filter(|stage| loads.likely(*stage) >= NEAR * SATURATED) {
+        most if loads.lacks_room() >= LACKS => (Cause::MemoryBudget, most),
+        Some(most) if most != Cause::Consumer => (most, near(most)),
+        _ => (Cause::HandOver, None),
+    }
+}
+
+/// Whether more slots might bring more reads in flight.
+fn slots_bound_reads(loads: &Loads) -> bool {
+    loads.depth_filled < FILLED && slots_lack(loads)
+}
+
+/// Share of all time that went into first batches.
+fn first_share(snapshot: &Snapshot, loads: &Loads) -> f64 {
+    let first = snapshot.consumer.first_ns as f64;
+    first / (first + loads.steady_ns)
+}
+
+/// Whether the planner waits for slots when it does not compute.
+fn slots_lack(loads: &Loads) -> bool {
+    loads.no_slot >= LACKS * (1.0 - loads.order.min(1.0)).max(1e-3)
+}
+
+/// The stages' work one after the other, as a share of the time; a batch's rows are decoded beside each other.
+fn at_work(loads: &Loads, snapshot: &Snapshot) -> f64 {
+    let rows = loads.samples_per_batch();
+    let beside = rows.clamp(1.0, f64::from(snapshot.decode.workers.max(1)));
+    loads.consumer() + loads.copy + loads.working / beside + loads.storage + loads.order
+}
+
+/// A verdict on its way.
+struct Case<'s> {
+    snapshot: &'s Snapshot,
+    loads: &'s Loads,
+    model: WhatIf,
+    cause: Cause,
+    also: Option<Cause>,
+}
+
+impl Case<'_> {
+    fn strength(&self) -> Strength {
+        let (loads, gpu) = (self.loads, &self.snapshot.consumer.gpu);
+        let thin = |why: String| Strength::Thin { why };
+        if let Some(why) = self.unmeasured() {
+            return thin(why.into());
+        }
+        if loads.batches < BATCHES_LEAST {
+            let (count, verb) = (loads.batches, if loads.batches == 1.0 { " is" } else { "es are" });
+            return thin(format!("{count:.0} batch{verb} too few"));
+        }
+        if loads.steady_ns < STEADY_LEAST_NS {
+            return thin(format!("{} are too short", time(loads.steady_ns)));
+        }
+        if loads.starved.is_none() {
+            return thin("the consumer's stream has not come to its second step".into());
+        }
+        if let Some(gpu) = gpu.as_ref().filter(|gpu| (gpu.steps as f64) < BATCHES_LEAST) {
+            return thin(format!("only {} steps were measured on the GPU", gpu.steps));
+        }
+        if self.cause == Cause::Unknown {
+            let share = 100.0 * first_share(self.snapshot, loads);
+            return thin(format!("{share:.0} % of the time went into first batches of iterators"));
+        }
+        if loads.prepared < PREPARED_LEAST {
+            let late = 100.0 * loads.prepared;
+            return thin(format!(
+                "only {late:.0} % of the samples were prepared after the first batch of their epoch was: epochs are too short"
+            ));
+        }
+        let highest = STAGES.into_iter().map(|stage| loads.load(stage)).fold(0.0, f64::max);
+        let clear = match self.cause {
+            Cause::NotStarved => loads.starved.is_some_and(|starved| starved < 0.5 * FED),
+            Cause::Storage => !loads.at_least(Cause::Storage) && loads.storage * loads.depth_filled >= SATURATED,
+            Cause::Consumer | Cause::Copy | Cause::Decode | Cause::Order => loads.load(self.cause) >= 0.9,
+            Cause::MemoryBudget => loads.lacks_room() >= 2.0 * LACKS && highest < NEAR && self.more_slots().is_some(),
+            _ => false,
+        };
+        if clear && self.also.is_none() { Strength::Strong } else { Strength::Fair }
+    }
+
+    /// Whether workers get less CPU time than they would use.
+    fn competes(&self) -> bool {
+        self.loads.cpu_share < COMPETES && self.loads.working > HARDLY
+    }
+
+    /// Whether what workers do waits, for something else than a core.
+    fn blocked(&self) -> bool {
+        self.loads.on_cpu < BLOCKED && self.loads.working > HARDLY
+    }
+
+    fn bytes_per_read(&self) -> f64 {
+        let storage = &self.snapshot.storage;
+        storage.bytes as f64 / (storage.reads.max(1)) as f64
+    }
+
+    /// Why no step could be measured on a GPU.
+    fn unmeasured(&self) -> Option<&'static str> {
+        if self.loads.starved.is_some() {
+            return None;
+        }
+        let unmeasured = self.snapshot.consumer.gpu.as_ref().map(|gpu| gpu.unmeasured);
+        match unmeasured {
+            Some(Unmeasured { no_stream: 0, no_event: 0 }) => None,
+            Some(Unmeasured { no_stream: 0, .. }) => Some("the driver refused the events of the consumer's steps"),
+            _ => Some(NO_STREAM),
+        }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.cause {
+            Cause::NotStarved => write!(f, "not starved: the consumer's own work takes the time")?,
+            Cause::Consumer => {
+                write!(f, "bound by the consumer's own work, starved {:.1} %", 100.0 * self.starved_share)?
+            }
+            Cause::Unknown => write!(f, "cannot tell")?,
+            cause => write!(f, "bound by {cause}, starved {:.1} %", 100.0 * self.starved_share)?,
+        }
+        if let Some(also) = self.also {
+            write!(f, ", or {also}: too close to tell")?;
+        }
+        match &self.strength {
+            Strength::Thin { why } => write!(f, " (thin evidence: {why})")?,
+            Strength::Fair => write!(f, " (fair evidence)")?,
+            Strength::Strong => write!(f, " (strong evidence)")?,
+        }
+        for line in &self.evidence {
+            write!(f, "\n  {line}")?;
+        }
+        for line in &self.advice {
+            write!(f, "\n  → {line}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Where a GPU's idle time is not measured.
+const NO_STREAM: &str = "the consumer's stream is not known";

@@ -1,0 +1,474 @@
+//! Verdicts on snapshots made by hand; `loader::scenarios` has those of the real pipeline.
+
+use super::*;
+use crate::meter::ReaderInUse;
+use crate::report::whatif::Change;
+
+/// Four of sixteen cores decode all the time; a batch of 100 each 0.1 s; the consumer needs 0.05 s of it.
+fn decoding() -> Snapshot {
+    let mut snapshot = Snapshot { at_ns: 11_000_000_000, steady_ns: 10_000_000_000, ..Snapshot::default() };
+    let Snapshot { consumer, order, storage, decode, slots, .. } = &mut snapshot;
+    (consumer.batches, consumer.samples, consumer.bytes) = (100, 10_000, 1_000_000_000);
+    (consumer.user_ns, consumer.waited_ns) = (5_000_000_000, 5_000_000_000);
+    (order.busy_ns, order.no_slot_ns) = (100_000_000, 8_000_000_000);
+    (storage.busy_ns, storage.depth, storage.in_flight_ns) = (4_000_000_000, 32, 120_000_000_000);
+    (storage.reads, storage.bytes) = (10_000, 1_100_000_000);
+    (decode.workers, decode.cores, decode.samples) = (4, 16, 10_000);
+    (decode.busy_ns, decode.cpu_ns) = (39_600_000_000, Some(39_200_000_000));
+    (slots.count, slots.filling_ns, slots.held_ns) = (4, 35_000_000_000, 5_000_000_000);
+    snapshot
+}
+
+#[test]
+fn a_verdict_names_cause_evidence_and_what_to_do_in_numbers() {
+    let verdict = Verdict::of(&decoding());
+    println!("{verdict}");
+    assert_eq!((verdict.cause, verdict.also, verdict.strength.clone()), (Cause::Decode, None, Strength::Strong));
+    assert_eq!(verdict.starved_share, 0.5);
+    let stages: Vec<Cause> = verdict.stages.iter().map(|stage| stage.stage).collect();
+    assert_eq!(stages, [Cause::Consumer, Cause::Decode, Cause::Storage, Cause::Order]);
+    let decode = &verdict.stages[1];
+    assert!((decode.utilisation - 0.99).abs() < 1e-9 && (decode.ceiling_items_per_s - 1010.1).abs() < 0.1);
+    assert!((decode.demand_ns_per_batch - 99e6).abs() < 1.0 && !decode.at_least);
+    let text = verdict.to_string();
+    for part in [
+        "bound by decode, starved 50.0 % (strong evidence)",
+        "The consumer waited 50.0 % of 10.00 s for 100 batches, 1,000 samples/s",
+        "4 decode workers worked 99 % of their time",
+        "Reads were in flight 40 % of the time, then 30.0 of 32 at once; 0.110 GB/s in reads of 110 kB",
+        "the planner had none for 80 % of the time",
+        "Decode needs 7.8 cores, has 4: `workers(",
+        "then the consumer limits at 2,000",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+/// What is said of the snapshot after a change to it.
+fn said(change: impl FnOnce(&mut Snapshot)) -> (Cause, String) {
+    let mut snapshot = decoding();
+    change(&mut snapshot);
+    let verdict = Verdict::of(&snapshot);
+    (verdict.cause, verdict.to_string())
+}
+
+fn assert_said(expected: Cause, part: &str, (cause, text): (Cause, String)) {
+    assert!(cause == expected && text.contains(part), "{expected:?}, {part}: {cause:?} {text}");
+}
+
+#[test]
+fn what_the_gpu_s_stream_waited_counts_and_not_what_the_host_did() {
+    let gpu = |steps, starved_ns| Some(crate::meter::GpuIdle { steps, starved_ns, ..Default::default() });
+    assert_said(Cause::NotStarved, "own work", said(|s| s.consumer.gpu = gpu(100, 50_000_000)));
+    assert_said(Cause::Decode, "The GPU's stream waited 40.0 %", said(|s| s.consumer.gpu = gpu(100, 4_000_000_000)));
+    // Half of the steps were not measured.
+    assert_said(Cause::Decode, "waited 40.0 %", said(|s| s.consumer.gpu = gpu(50, 2_000_000_000)));
+    assert_said(Cause::Decode, "only 5 steps", said(|s| s.consumer.gpu = gpu(5, 200_000_000)));
+    let starved = said(|s| {
+        (s.consumer.user_ns, s.consumer.waited_ns) = (10_000_000_000, 0);
+        s.consumer.gpu = gpu(100, 3_000_000_000);
+    });
+    assert_said(Cause::Decode, "starved 30.0 %", starved);
+    let ahead = said(|s| s.consumer.gpu = gpu(100, 0));
+    let text =
+        "The GPU's stream waited 0.0 % of 10.00 s for 100 batches, 1,000 samples/s. `next()` waited 50.0 %, ahead";
+    assert_said(Cause::NotStarved, text, ahead);
+}
+
+#[test]
+fn without_a_measured_step_on_a_gpu_no_cause_is_named() {
+    let gpu = |no_stream, no_event| {
+        let unmeasured = Unmeasured { no_stream, no_event };
+        Some(crate::meter::GpuIdle { unmeasured, ..Default::default() })
+    };
+    let copies = |gpu| {
+        said(move |s| {
+            (s.copy, s.consumer.gpu) = (Some(crate::meter::Copy { busy_ns: 1_000_000, ..Default::default() }), gpu);
+        })
+    };
+    assert_said(Cause::Unknown, "the driver refused the events", copies(gpu(0, 99)));
+    assert_said(Cause::Unknown, "has not come to its second step", copies(gpu(0, 0)));
+    for gpu in [None, gpu(99, 0)] {
+        let verdict = copies(gpu);
+        assert_said(Cause::Unknown, "cannot tell (thin evidence: the consumer's stream is not known)", verdict.clone());
+        assert_said(Cause::Unknown, "Whether the GPU had work meanwhile is not known", verdict.clone());
+        assert_said(Cause::Unknown, "`stream(…)`, or `batch.bind(…)`", verdict.clone());
+        assert!(!verdict.1.contains("starved"), "{}", verdict.1);
+    }
+}
+
+#[test]
+fn copies_say_their_share_and_rate_on_the_bus() {
+    let copied = said(|s| {
+        s.consumer.gpu = Some(crate::meter::GpuIdle { steps: 100, ..Default::default() });
+        let (busy_ns, blocked_ns, bytes) = (2_000_000_000, 7_000_000_000, 50_000_000_000);
+        s.copy = Some(crate::meter::Copy { busy_ns, blocked_ns, bytes, batches: 100, ..Default::default() });
+    });
+    let line = "on the bus 20 % of the time, at 25.0 GB/s then; 70 % of the time the next one waited";
+    assert_said(Cause::NotStarved, line, copied);
+}
+
+#[test]
+fn little_evidence_is_called_thin() {
+    assert_said(Cause::Decode, "thin evidence: 7 batches", said(|s| s.consumer.batches = 7));
+    let short = said(|s| {
+        let Snapshot { steady_ns, consumer, storage, decode, .. } = s;
+        for ns in [steady_ns, &mut consumer.user_ns, &mut consumer.waited_ns, &mut storage.busy_ns, &mut decode.busy_ns]
+        {
+            *ns /= 100;
+        }
+        (decode.cpu_ns, s.order.busy_ns) = (None, 1_000_000);
+    });
+    assert_said(Cause::Decode, "thin evidence: 100.00 ms are too short", short);
+    // Most was ready before the first batch was handed out.
+    let short = said(|s| {
+        (s.decode.samples, s.decode.busy_ns) = (3_000, 12_000_000_000);
+        s.consumer.first_ns = 5_000_000_000;
+    });
+    assert_said(Cause::Decode, "epochs are too short", short.clone());
+    assert_said(Cause::Decode, "`epochs(a..b)`", short);
+    let nothing = Verdict::of(&Snapshot::default());
+    assert!(nothing.cause == Cause::Unknown && matches!(nothing.strength, Strength::Thin { .. }), "{nothing}");
+}
+
+#[test]
+fn workers_that_compete_for_cores_are_not_told_to_be_more() {
+    let crowded = said(|s| {
+        (s.decode.workers, s.decode.cores) = (16, 4);
+        s.decode.busy_ns *= 4;
+    });
+    assert_said(Cause::Decode, "`workers(4)`: 16 workers share 4 cores", crowded);
+    let competing = said(|s| s.decode.cpu_ns = Some(20_000_000_000));
+    assert_said(Cause::Decode, "Of 4.0 workers that could have run 2.0 were on a core", competing.clone());
+    assert_said(Cause::Decode, "wait for cores that others take", competing);
+    assert_said(Cause::Decode, "more workers would not help", said(|s| s.decode.cores = 4));
+}
+
+#[test]
+fn workers_that_are_blocked_do_not_compete_and_are_told_to_be_more() {
+    // They sleep nine tenths of the time that they work.
+    let sleeping = said(|s| {
+        (s.decode.cpu_ns, s.decode.delay_ns) = (Some(3_900_000_000), Some(100_000_000));
+        s.decode.cores = 2;
+    });
+    assert_said(Cause::Decode, "For 90 % of the time that workers worked, what they did waited", sleeping.clone());
+    assert_said(Cause::Decode, "`workers(8)` would give", sleeping);
+    let mut snapshot = decoding();
+    (snapshot.decode.cpu_ns, snapshot.decode.delay_ns) = (Some(3_900_000_000), Some(100_000_000));
+    (snapshot.decode.cores, snapshot.consumer.user_ns) = (2, 1_000_000);
+    let model = WhatIf::from(&snapshot).unwrap();
+    let with = |workers| model.with(&Change { workers: Some(workers), ..Change::default() }).items_per_s;
+    assert!((1.8..2.2).contains(&(with(8) / with(4))), "{} {}", with(4), with(8));
+    // Those that have no core do compete.
+    let competing = said(|s| (s.decode.cpu_ns, s.decode.delay_ns) = (Some(20_000_000_000), Some(19_600_000_000)));
+    assert_said(Cause::Decode, "Of 4.0 workers that could have run 2.0 were on a core", competing);
+}
+
+#[test]
+fn a_consumer_that_holds_all_slots_is_told_so() {
+    let holding = said(|s| {
+        (s.decode.busy_ns, s.decode.cpu_ns, s.storage.busy_ns) = (1_000_000_000, None, 100_000_000);
+        (s.consumer.user_ns, s.consumer.waited_ns) = (10_000_000, 9_990_000_000);
+        (s.slots.held_ns, s.slots.filling_ns, s.order.no_slot_ns) = (39_900_000_000, 100_000_000, 9_900_000_000);
+    });
+    assert_said(Cause::MemoryBudget, "The consumer holds 4.0 of 4 slots: drop batches", holding);
+}
+
+#[test]
+fn of_epochs_of_one_batch_nothing_is_said() {
+    use crate::meter::Handed;
+    let verdict = |batches, samples, steady_ns, first_ns| {
+        let mut snapshot = decoding();
+        snapshot.consumer.steady = Some(Handed { batches, samples });
+        (snapshot.steady_ns, snapshot.consumer.first_ns) = (steady_ns, first_ns);
+        (snapshot.consumer.user_ns, snapshot.consumer.waited_ns) = (steady_ns, 0);
+        Verdict::of(&snapshot)
+    };
+    let single = verdict(0, 0, 1_000_000, 10_000_000_000);
+    assert!(single.cause == Cause::Unknown && single.to_string().contains("only the first batch of each"), "{single}");
+    let mostly = verdict(50, 5_000, 1_000_000_000, 9_000_000_000);
+    assert!(
+        mostly.cause == Cause::Unknown && mostly.to_string().contains("90 % of the time went into first"),
+        "{mostly}"
+    );
+    assert!(mostly.advice.iter().any(|line| line.contains("`epochs(a..b)`")), "{mostly}");
+    // Rates are those of the steady time.
+    let some = verdict(50, 5_000, 5_000_000_000, 1_000_000_000);
+    assert!(some.to_string().contains("1,000 samples/s"), "{some}");
+}
+
+#[test]
+fn advice_that_by_its_own_numbers_gives_nothing_makes_no_promise() {
+    let short = said(|s| {
+        (s.decode.busy_ns, s.decode.cpu_ns, s.storage.busy_ns) = (37_000_000_000, None, 3_000_000_000);
+        (s.consumer.user_ns, s.consumer.waited_ns) = (2_000_000_000, 8_000_000_000);
+        s.decode.busy_ns = 33_000_000_000;
+        s.order.no_slot_ns = 9_000_000_000;
+        s.slots.count = 4096;
+        (s.slots.filling_ns, s.slots.held_ns) = (40_000_000_000_000, 0);
+    });
+    assert!(!short.1.contains("slots(8192)"), "{}", short.1);
+}
+
+#[test]
+fn storage_is_advised_by_what_keeps_reads_from_being_more() {
+    let reading = |in_flight_ns| {
+        said(move |s| {
+            (s.decode.busy_ns, s.decode.cpu_ns) = (8_000_000_000, None);
+            (s.storage.busy_ns, s.storage.in_flight_ns) = (9_900_000_000, in_flight_ns);
+        })
+    };
+    let full = reading(310_000_000_000);
+    assert_said(Cause::Storage, "(strong evidence)", full.clone());
+    assert_said(Cause::Storage, "`depth(64)`: all 32 reads", full);
+    let slots = reading(99_000_000_000);
+    assert_said(
+        Cause::Storage,
+        "bound by storage, starved 50.0 %, or the prefetch buffers: too close to tell",
+        slots.clone(),
+    );
+    assert_eq!(slots.1.matches("`slots(").count(), 1, "one number for one setting: {}", slots.1);
+    assert_said(Cause::Storage, "slots allowed 10 reads in flight of 32", slots);
+}
+
+/// Bound by storage: all of 32 reads are in flight, and took so many milliseconds each.
+fn reading(latencies: &[(f64, u64)]) -> Snapshot {
+    let mut snapshot = decoding();
+    (snapshot.decode.busy_ns, snapshot.decode.cpu_ns) = (8_000_000_000, None);
+    (snapshot.storage.busy_ns, snapshot.storage.in_flight_ns) = (9_900_000_000, 310_000_000_000);
+    let buckets: Vec<(f64, u64)> = latencies.iter().map(|(ms, count)| (ms * 1e6, *count)).collect();
+    let count = buckets.iter().map(|bucket| bucket.1).sum();
+    snapshot.storage.latency = crate::meter::Latency { count, buckets, ..Default::default() };
+    snapshot
+}
+
+#[test]
+fn a_larger_depth_is_advised_first_only_while_reads_do_not_wait_for_each_other() {
+    let deeper = |snapshot: &Snapshot| {
+        let change = Change { depth: Some(64), ..Change::default() };
+        WhatIf::from(snapshot).unwrap().with(&change)
+    };
+    for (name, latencies, first, at_limit) in [
+        ("a device with room", &[(0.9, 100), (1.0, 9000), (1.5, 900)][..], true, false),
+        ("a throttled disk", &[(0.2, 8), (30.0, 400), (190.0, 3000), (195.0, 3000), (210.0, 3000)], false, true),
+        ("a device of four channels", &[(1.0, 4), (4.0, 20), (7.0, 2000), (8.0, 6000), (9.0, 1900)], false, true),
+        ("latencies that vary on their own", &[(0.1, 500), (1.0, 2000), (4.0, 4000), (9.0, 3500)], false, false),
+    ] {
+        let (snapshot, now) = (reading(latencies), 1000.0);
+        let (verdict, then) = (Verdict::of(&snapshot), deeper(&snapshot));
+        assert_eq!(verdict.cause, Cause::Storage, "{name}: {verdict}");
+        let place = verdict.advice.iter().position(|line| line.starts_with("`depth(64)`"));
+        assert_eq!(place == Some(0), first, "{name}: {verdict}");
+        assert_eq!(place.is_none(), at_limit, "{name}: {verdict}");
+        assert_eq!(verdict.to_string().contains("as long as the fastest: they waited for each other"), at_limit);
+        // What doubling gives is said, or that it cannot be known.
+        assert_eq!(then.at_most, !at_limit, "{name}: {then:?}");
+        assert_eq!(then.items_per_s > 1.05 * now, !at_limit, "{name}: {then:?}");
+        let caveat = match (first, at_limit) {
+            (true, _) => "if reads do not begin to wait for each other",
+            (_, true) => "A larger depth gives nothing: 32 reads in flight wait for each other",
+            _ => "cannot be known",
+        };
+        assert!(then.caveats.iter().any(|said| said.contains(caveat)), "{name}: {then:?}");
+    }
+}
+
+#[test]
+fn advice_names_only_changes_that_gain() {
+    // Busy workers and a busy consumer: (share of the time, share of the time) → what is promised of the one or the other.
+    for (decoding_ns, user_ns, ready) in [
+        (39_600_000_000, 9_950_000_000, 0),
+        (38_000_000_000, 6_200_000_000, 0),
+        (39_600_000_000, 9_000_000_000, 4_000),
+        (20_000_000_000, 9_900_000_000, 0),
+        (8_000_000_000, 9_400_000_000, 0),
+        (36_000_000_000, 9_000_000_000, 2_000),
+    ] {
+        let mut snapshot = decoding();
+        (snapshot.decode.busy_ns, snapshot.decode.cpu_ns) = (decoding_ns, Some(decoding_ns));
+        snapshot.decode.samples -= ready;
+        (snapshot.consumer.user_ns, snapshot.consumer.waited_ns) = (user_ns, 10_000_000_000 - user_ns);
+        let (verdict, model) = (Verdict::of(&snapshot), WhatIf::from(&snapshot).unwrap());
+        let now = model.with(&Change::default()).items_per_s;
+        let faster = model.with(&Change { consumer_factor: Some(1e6), ..Change::default() }).items_per_s;
+        let said = verdict.advice.iter().any(|line| line.contains("with less of it"));
+        let asked = [Some(verdict.cause), verdict.also]
+            .iter()
+            .any(|cause| matches!(cause, Some(Cause::Consumer | Cause::NotStarved)));
+        assert_eq!(said, asked && faster >= WhatIf::GAIN * now, "{now} {faster} {verdict}");
+        // What can be done is not less than what is done, and a rate that is above it is said to be so.
+        let least = verdict.stages.iter().map(|stage| stage.ceiling_items_per_s).fold(f64::INFINITY, f64::min);
+        assert!(now <= 1.000001 * least, "{now} {verdict}");
+        assert_eq!(verdict.to_string().contains("can be kept up"), 1000.0 > 1.01 * least, "{verdict}");
+    }
+}
+
+#[test]
+fn a_depth_that_is_not_filled_is_not_made_larger() {
+    let mut snapshot = reading(&[(1.0, 10_000)]);
+    snapshot.storage.in_flight_ns = 99_000_000_000;
+    let model = WhatIf::from(&snapshot).unwrap();
+    let with = |depth| model.with(&Change { depth: Some(depth), ..Change::default() });
+    let now = model.with(&Change::default()).items_per_s;
+    assert!(with(64).items_per_s == now && with(64).caveats[0].contains("only 10 of 32 reads"), "{:?}", with(64));
+    assert!(with(16).items_per_s == now && with(5).items_per_s < 0.6 * now && with(5).at_least, "{:?}", with(5));
+    assert!(!Verdict::of(&snapshot).to_string().contains("`depth("));
+}
+
+#[test]
+fn an_explicit_reader_that_storage_waits_for_is_the_first_advice() {
+    let first = |name: &str, explicit, in_flight_ns| {
+        let mut snapshot = decoding();
+        (snapshot.decode.busy_ns, snapshot.decode.cpu_ns) = (8_000_000_000, None);
+        (snapshot.storage.busy_ns, snapshot.storage.in_flight_ns) = (9_900_000_000, in_flight_ns);
+        snapshot.storage.reader = Some(ReaderInUse { name: name.into(), explicit });
+        let verdict = Verdict::of(&snapshot);
+        assert_eq!(verdict.cause, Cause::Storage, "{verdict}");
+        verdict.advice[0].clone()
+    };
+    for in_flight_ns in [310_000_000_000, 99_000_000_000] {
+        for (name, explicit, lacks) in [
+            ("mmap", true, Some("`mmap` has no `O_DIRECT`")),
+            ("pread", true, Some("`pread` needs a thread")),
+            ("io_uring", true, None),
+            // The loader chose it: another is not to be had.
+            ("pread", false, None),
+        ] {
+            let advice = first(name, explicit, in_flight_ns);
+            match lacks {
+                Some(lacks) => assert!(advice.starts_with(&format!("`reader(auto)`: {lacks}")), "{name}: {advice}"),
+                None => assert!(!advice.contains("`reader(auto)`"), "{name}: {advice}"),
+            }
+        }
+    }
+    // While decoding limits the reader does not matter.
+    let decoding = said(|s| s.storage.reader = Some(ReaderInUse { name: "mmap".into(), explicit: true }));
+    assert!(!decoding.1.contains("`reader(auto)`"), "{}", decoding.1);
+}
+
+#[test]
+fn room_that_lacks_is_named_where_it_lacks() {
+    let idle = |change: fn(&mut Snapshot)| {
+        said(move |s| {
+            (s.decode.busy_ns, s.decode.cpu_ns, s.storage.busy_ns) = (12_000_000_000, None, 3_000_000_000);
+            s.order.no_slot_ns = 0;
+            change(s);
+        })
+    };
+    let budget = Cause::MemoryBudget;
+    assert_said(budget, "`slots(8)`", idle(|s| s.order.no_slot_ns = 9_000_000_000));
+    assert_said(budget, "wait for room for their bytes", idle(|s| s.storage.blocked_ns = 6_000_000_000));
+    let held = idle(|s| {
+        s.order.no_slot_ns = 9_000_000_000;
+        (s.slots.held_ns, s.slots.filling_ns) = (32_000_000_000, 8_000_000_000);
+    });
+    assert_said(budget, "The consumer holds 3.2 of 4 slots", held);
+    let buffers = idle(|s| {
+        s.copy = Some(crate::meter::Copy { blocked_ns: 5_000_000_000, buffers: 3, batches: 100, ..Default::default() });
+        let (steps, starved_ns) = (100, 5_000_000_000);
+        s.consumer.gpu = Some(crate::meter::GpuIdle { steps, starved_ns, ..Default::default() });
+    });
+    assert_said(budget, "`device_batches(5)`", buffers);
+}
+
+#[test]
+fn tiny_batches_that_only_change_hands_are_bound_by_that() {
+    let idle = said(|s| {
+        (s.decode.busy_ns, s.decode.cpu_ns, s.storage.busy_ns) = (2_000_000_000, None, 500_000_000);
+        (s.consumer.user_ns, s.consumer.waited_ns) = (1_000_000_000, 9_000_000_000);
+        s.order.no_slot_ns = 0;
+        (s.slots.filling_ns, s.slots.free_ns, s.slots.held_ns) = (9_000_000_000, 30_000_000_000, 1_000_000_000);
+    });
+    assert_said(Cause::HandOver, "A larger `batch_size`", idle);
+}
+
+#[test]
+fn copies_and_the_planner_are_named_when_they_are_the_slowest() {
+    let idle = |change: fn(&mut Snapshot)| {
+        said(move |s| {
+            (s.decode.busy_ns, s.decode.cpu_ns, s.storage.busy_ns) = (12_000_000_000, None, 3_000_000_000);
+            change(s);
+        })
+    };
+    let copying = idle(|s| {
+        let (busy_ns, batches, buffers) = (9_500_000_000, 100, 3);
+        s.copy = Some(crate::meter::Copy { busy_ns, batches, buffers, ..Default::default() });
+        let (steps, starved_ns) = (100, 5_000_000_000);
+        s.consumer.gpu = Some(crate::meter::GpuIdle { steps, starved_ns, ..Default::default() });
+    });
+    assert_said(Cause::Copy, "(`finish`)", copying);
+    assert_said(Cause::Order, "The planner's thread computed 95 %", idle(|s| s.order.busy_ns = 9_500_000_000));
+}
+
+#[test]
+fn a_verdict_survives_json() {
+    let verdict = Verdict::of(&decoding());
+    let text = serde_json::to_string(&verdict).unwrap();
+    assert!(text.contains(r#""cause":"decode""#) && text.contains(r#""strength":"strong""#), "{text}");
+    assert_eq!(serde_json::from_str::<Verdict>(&text).unwrap(), verdict);
+}
+
+/// A snapshot with these numbers in its fields, whatever they mean.
+fn hostile(numbers: &[u64]) -> Snapshot {
+    let mut numbers = numbers.iter().copied().cycle();
+    let mut next = || numbers.next().unwrap_or(0);
+    let mut value = serde_json::to_value(Snapshot {
+        copy: (next() % 2 == 0).then(Default::default),
+        decode: crate::meter::Decode { cpu_ns: (next() % 2 == 0).then_some(0), ..Default::default() },
+        consumer: crate::meter::Consumer { gpu: (next() % 2 == 0).then(Default::default), ..Default::default() },
+        ..Snapshot::default()
+    })
+    .unwrap();
+    fn fill(value: &mut serde_json::Value, key: &str, next: &mut impl FnMut() -> u64) {
+        match value {
+            serde_json::Value::Object(map) => map.iter_mut().for_each(|(key, value)| fill(value, key, next)),
+            serde_json::Value::Number(number) if number.is_u64() => {
+                let narrow = ["depth", "workers", "cores", "buffers"].contains(&key) || key == "count";
+                *number = if narrow { next() & u64::from(u32::MAX) } else { next() }.into();
+            }
+            _ => {}
+        }
+    }
+    fill(&mut value, "", &mut next);
+    serde_json::from_value(value).unwrap()
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_snapshot_makes_it_panic_or_say_what_is_no_number(
+        numbers in proptest::collection::vec(
+            proptest::prop_oneof![
+                proptest::strategy::Just(0), proptest::strategy::Just(1), proptest::strategy::Just(u64::MAX),
+                proptest::num::u64::ANY, 0_u64..1000, 1_000_000_u64..10_000_000_000,
+            ],
+            1..60,
+        ),
+        factor in proptest::num::f64::ANY,
+    ) {
+        let snapshot = hostile(&numbers);
+        let verdict = Verdict::of(&snapshot);
+        let _ = verdict.to_string();
+        assert!((0.0..=1.0).contains(&verdict.starved_share), "{verdict}");
+        for StageLoad { utilisation, demand_ns_per_batch, ceiling_items_per_s, .. } in &verdict.stages {
+            assert!((0.0..=1.0).contains(utilisation), "{verdict}");
+            assert!(demand_ns_per_batch.is_finite() && ceiling_items_per_s.is_finite(), "{verdict:?}");
+            assert!(*demand_ns_per_batch >= 0.0 && *ceiling_items_per_s >= 0.0, "{verdict:?}");
+        }
+        let fed = verdict.starved_share < FED && verdict.cause != Cause::Unknown;
+        assert_eq!(fed, verdict.cause == Cause::NotStarved, "{}", verdict);
+        assert!(verdict.also != Some(verdict.cause), "{}", verdict);
+        assert_eq!(serde_json::from_str::<Verdict>(&serde_json::to_string(&verdict).unwrap()).unwrap().cause, verdict.cause);
+        let Some(model) = WhatIf::from(&snapshot) else { return Ok(()) };
+        let by = Some(factor);
+        for change in [
+            Change::default(),
+            Change { cached: true, gpu_decode: true, ..Change::default() },
+            Change { workers: Some(numbers[0] as u32), slots: Some(numbers[0] as u32), ..Change::default() },
+            Change { storage_factor: by, copy_factor: by, consumer_factor: by, ..Change::default() },
+        ] {
+            let then = model.with(&change);
+            let finite = |value: f64| value.is_finite() && value >= 0.0;
+            assert!(finite(then.items_per_s) && then.stages.iter().all(|stage| finite(stage.1)), "{then:?}");
+        }
+    }
+}
