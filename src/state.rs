@@ -20,17 +20,14 @@
 use crate::dataset::Fingerprint;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::order::{Kind, LastBatch, Settings};
+use crate::storage::publish::{Folder, publish};
 use rustix::fs::{FileType, Mode, OFlags};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::HashMap;
-use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs::File;
-use std::io::{self, Read, Write};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::io::{self, Read};
+use std::path::Path;
 
 /// The version that is written, and the only one that is read.
 const VERSION: u32 = 2;
@@ -40,8 +37,6 @@ const BYTES_MAX: u64 = 64 << 10;
 const WORDS_MAX: usize = 200;
 /// Ranks that an error names.
 const RANKS_MAX: usize = 16;
-/// Bytes of a file's name that its temporary name repeats: both must fit 255.
-const NAME_MAX: usize = 200;
 
 /// The state of a run between two batches: the same on all ranks, and all that is needed to resume with any number of them.
 ///
@@ -420,82 +415,28 @@ fn read(path: &Path) -> Result<Vec<u8>> {
 /// Gives `path` these bytes, as a whole or not at all.
 fn write(path: &Path, bytes: &[u8], sync: bool) -> Result<()> {
     let failed = |source: io::Error| Error::os(Stage::State, "cannot save the state", source).with_path(path);
-    let Some(name) = path.file_name() else {
+    if path.file_name().is_none() {
         return Err(Error::new(ErrorKind::Config, Stage::State, "a path without a file name").with_path(path));
-    };
-    let dir = match path.parent() {
-        Some(dir) if !dir.as_os_str().is_empty() => dir,
-        _ => Path::new("."),
-    };
+    }
     // Here, since a rename would put a file in the place of a device.
     if path.symlink_metadata().is_ok_and(|meta| !meta.is_file() && !meta.is_symlink()) {
         return Err(Error::new(ErrorKind::NotAFile, Stage::State, "something else has this name").with_path(path));
     }
     // Before anything happens: a folder that may not be opened cannot be synced.
-    let folder = match File::open(dir) {
+    let folder = match Folder::of(path) {
         Ok(folder) => Some(folder),
         Err(source) if sync || source.kind() == io::ErrorKind::NotFound => {
+            let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
             return Err(Error::os(Stage::State, "cannot open the folder to save a state in", source).with_path(dir));
         }
         Err(_) => None,
     };
-    let temporary = Temporary::create(dir, name).map_err(failed)?;
-    temporary.finish(path, bytes, sync).map_err(failed)?;
+    publish(path, bytes, sync).map_err(failed)?;
     let Some(folder) = folder.filter(|_| sync) else { return Ok(()) };
-    match folder.sync_all() {
-        // Some network file systems cannot, and have nothing to sync.
-        Err(source) if !matches!(source.raw_os_error(), Some(EINVAL | ENOTSUP)) => {
-            let message = "the state is saved, but its folder cannot be synced: it may not survive a power cut";
-            Err(Error::os(Stage::State, message, source).with_path(path))
-        }
-        _ => Ok(()),
-    }
-}
-
-const EINVAL: i32 = rustix::io::Errno::INVAL.raw_os_error();
-const ENOTSUP: i32 = rustix::io::Errno::NOTSUP.raw_os_error();
-
-/// A file under a name of its own; dropped before it is finished it leaves nothing.
-struct Temporary {
-    file: File,
-    path: PathBuf,
-    done: bool,
-}
-
-impl Temporary {
-    fn create(dir: &Path, name: &OsStr) -> io::Result<Self> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let name = &name.as_bytes()[..name.len().min(NAME_MAX)];
-        loop {
-            let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            let end = format!(".{}.{number}.tmp", std::process::id());
-            let path = dir.join(OsString::from_vec([b".", name, end.as_bytes()].concat()));
-            // Containers on other machines may have the same process id; then the next number.
-            match File::options().write(true).create_new(true).mode(0o644).open(&path) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                file => return Ok(Self { file: file?, path, done: false }),
-            }
-        }
-    }
-
-    fn finish(mut self, target: &Path, bytes: &[u8], sync: bool) -> io::Result<()> {
-        self.file.write_all(bytes)?;
-        if sync {
-            self.file.sync_all()?;
-        }
-        std::fs::rename(&self.path, target)?;
-        self.done = true;
-        Ok(())
-    }
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        if !self.done {
-            // It may be gone with the folder.
-            let _ = std::fs::remove_file(&self.path);
-        }
-    }
+    folder.sync().map_err(|source| {
+        let message = "the state is saved, but its folder cannot be synced: it may not survive a power cut";
+        Error::os(Stage::State, message, source).with_path(path)
+    })
 }
 
 #[cfg(test)]

@@ -257,6 +257,39 @@ fn unsafe_stands_in_the_listed_files_only_and_every_block_argues() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
+/// What opens, lists or looks at files by itself. Datasets ask `storage` for a blob or a listing, so that a source may be
+/// something else than a file; what they write goes through `storage::publish`.
+const FILE_SYSTEM: &[&str] = &[
+    "std::fs",
+    "std::os::unix::fs",
+    "std::os::fd",
+    "rustix::",
+    "File::",
+    "FileExt",
+    "glob::",
+    ".canonicalize()",
+    ".exists()",
+    ".is_dir()",
+    ".is_file()",
+    ".metadata()",
+    ".read_dir()",
+];
+
+#[test]
+fn datasets_and_prepare_open_no_path_themselves() {
+    let mut wrong = Vec::new();
+    for (module, text) in
+        modules().iter().filter(|(module, _)| ["dataset", "prepare"].contains(&&**module.first().unwrap()))
+    {
+        let own = text.lines().enumerate().flat_map(|(line, text)| {
+            let words = FILE_SYSTEM.iter().filter(move |word| text.contains(**word));
+            words.map(move |word| format!("{}:{} has {word}", module.join("/"), line + 1))
+        });
+        wrong.extend(own);
+    }
+    assert!(wrong.is_empty(), "ask crate::storage for a Blob, a listing, or publish:\n{wrong:#?}");
+}
+
 /// Lines that begin with `//= `: a file beside the models, then lines of it.
 #[test]
 fn what_the_loom_models_repeat_is_what_the_code_does() {

@@ -18,10 +18,9 @@
 
 use super::Dataset;
 use super::digest::Digest;
-use super::input::Input;
 use super::parallel::parallel;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::{SourceId, Sources};
+use crate::storage::{Blob, SourceId, Sources};
 use crate::tensor::{EncodedField, Encoding, Shape};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -251,7 +250,7 @@ fn ends_of(sources: &Sources, id: SourceId) -> Result<u64> {
         return Ok(digest.bytes(&bytes[..first as usize]).bytes(&bytes[bytes.len() - last as usize..]).end());
     }
     let path = sources.path(id);
-    let (input, len) = (Input::of_source(sources, id, &path)?, sources.len_of(id));
+    let (input, len) = (Blob::of_source(sources, id)?, sources.len_of(id));
     if input.len() != len {
         let message = format!("{len} bytes when it was indexed, {} now", input.len());
         return Err(Error::new(ErrorKind::Changed, Stage::Index, message).with_path(path));

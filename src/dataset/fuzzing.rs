@@ -1,11 +1,10 @@
 //! Doors for fuzz targets and tests: parsers on bytes, datasets without a loader. Not part of the API.
 
 use super::format::{megatron, npy, safetensors};
-use super::input::Input;
 use super::{ChunkBuf, Dataset, Part, Parts};
 use crate::decode::Scratch;
 use crate::error::Result;
-use crate::storage::Extent;
+use crate::storage::{Blob, Extent};
 use bytes::Bytes;
 
 /// The fields of one sample, read and opened one after the other as a loader does, by plain `pread`.
@@ -63,23 +62,28 @@ pub fn feature(example: &[u8], name: &str, kind: u8, bytes_max: usize) -> Result
 
 /// An `.npy` header. True when it is taken.
 pub fn npy(bytes: &[u8]) -> bool {
-    npy::parse(&Input::memory(bytes)).is_ok()
+    npy::parse(&Blob::memory(Bytes::copy_from_slice(bytes))).is_ok()
 }
 
 /// An `.npz` directory and the headers of its members.
 pub fn npz(bytes: &[u8]) -> bool {
-    npy::parse_npz(&Input::memory(bytes)).is_ok()
+    npy::parse_npz(&Blob::memory(Bytes::copy_from_slice(bytes))).is_ok()
 }
 
 /// A safetensors header.
 pub fn safetensors(bytes: &[u8]) -> bool {
-    safetensors::header(&Input::memory(bytes)).is_ok()
+    safetensors::header(&Blob::memory(Bytes::copy_from_slice(bytes))).is_ok()
 }
 
 /// A Megatron index, behind 8 bytes that are the length of its `.bin`.
 pub fn megatron(bytes: &[u8]) -> bool {
     let Some((len, index)) = bytes.split_first_chunk::<8>() else { return false };
-    megatron::read_index(&Input::memory(index), u64::from_le_bytes(*len), megatron::Kind::Documents).is_ok()
+    megatron::read_index(
+        &Blob::memory(Bytes::copy_from_slice(index)),
+        u64::from_le_bytes(*len),
+        megatron::Kind::Documents,
+    )
+    .is_ok()
 }
 
 /// An index file whose own checksum is right. True when it is taken.

@@ -136,12 +136,11 @@ mod damage;
 mod digest;
 mod fingerprint;
 mod format;
+#[cfg(feature = "test-util")]
 #[doc(hidden)]
 pub mod fuzzing;
 pub(crate) mod index;
-mod input;
 mod parallel;
-pub(crate) mod paths;
 mod sample;
 mod wrap;
 

@@ -2,8 +2,7 @@
 
 use super::{Dataset, Part, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::{Extent, Sources, open_plain};
-use std::os::unix::fs::FileExt;
+use crate::storage::{Blob, Extent, Sources};
 
 /// The bytes of every field of a sample, as a decoder gets them.
 pub(super) fn read(dataset: &dyn Dataset, sample: u64) -> Result<Vec<Vec<u8>>> {
@@ -55,11 +54,8 @@ pub(super) fn bytes_of(sources: &Sources, extent: Extent) -> Result<Vec<u8>> {
         let message = format!("the source has {} bytes", sources.len_of(source));
         return Err(site(Error::new(ErrorKind::Truncated, Stage::Read, message)));
     }
-    if let Some(bytes) = sources.bytes_of(source) {
-        return Ok(bytes[offset as usize..(offset + len) as usize].to_vec());
-    }
-    let file = open_plain(sources, source).map_err(site)?;
+    let blob = Blob::of_source(sources, source).map_err(site)?;
     let mut bytes = vec![0; len as usize];
-    file.read_exact_at(&mut bytes, offset).map_err(|error| site(Error::os(Stage::Read, "cannot read", error)))?;
+    blob.read_at(offset, &mut bytes)?;
     Ok(bytes)
 }

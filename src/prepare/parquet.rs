@@ -3,8 +3,9 @@
 //! Pages are uncompressed and plain, since a JPEG does not get smaller and a reader can then hand out its bytes where they
 //! lie; a row group is what a reader takes at a time, so it is small.
 
-use super::output::Pending;
+use super::output;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::storage::publish::Pending;
 use arrow_array::{ArrayRef, BinaryArray, Int64Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema};
 use parquet::arrow::ArrowWriter;
@@ -45,7 +46,7 @@ impl Writer {
             // The limit is looked at after so many rows; a few pictures fill a page.
             .set_write_batch_size(1)
             .build();
-        let writer = ArrowWriter::try_new(Pending::create(target.clone())?, schema.clone(), Some(properties));
+        let writer = ArrowWriter::try_new(output::create(target.clone())?, schema.clone(), Some(properties));
         let writer = writer.map_err(|error| failed(error, &target))?;
         Ok(Self { writer, schema, target, images: Vec::new(), labels: Vec::new(), bytes: 0 })
     }
@@ -85,7 +86,7 @@ impl Writer {
     pub(super) fn commit(mut self, sync: bool) -> Result<()> {
         self.flush()?;
         let pending = self.writer.into_inner().map_err(|error| failed(error, &self.target))?;
-        pending.commit(sync)
+        output::commit(pending, sync)
     }
 }
 
@@ -93,7 +94,7 @@ impl Writer {
 fn failed(error: ParquetError, target: &std::path::Path) -> Error {
     match error {
         ParquetError::External(source) => match source.downcast::<std::io::Error>() {
-            Ok(source) => super::output::failed(*source, target),
+            Ok(source) => output::failed(*source, target),
             Err(source) => {
                 Error::new(ErrorKind::Io, Stage::Write, "cannot write the output").with_source(source).with_path(target)
             }

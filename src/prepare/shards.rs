@@ -13,18 +13,20 @@
 //! Limits: a window has at most 256 pictures or 32 MiB of encoded bytes (at least one picture), of which two exist at a
 //! time; a Parquet shard holds a row group of at most 64 MiB and the library's copy of it besides.
 
-use super::output::{self, Pending};
+use super::output;
 #[cfg(feature = "parquet")]
 use super::parquet;
 use super::{Outcome, Reason, RestartOptions, restart_jpeg, tar};
 use crate::dataset::{Dataset, Images};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::order::{Key, Permutation};
-use crate::storage::{SourceId, open_regular};
+use crate::storage::listing::{names_in, real_path};
+use crate::storage::publish::{Pending, is_partial, make_folder, remove};
+use crate::storage::{Blob, SourceId};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -229,13 +231,10 @@ impl Shards {
 
     /// Makes the folder, and empties it of what an earlier call wrote where that is allowed.
     fn prepare_folder(&self, to: &Path) -> Result<()> {
-        std::fs::create_dir_all(to).map_err(|source| output::failed(source, to))?;
-        let failed = |source| Error::os(Stage::Write, "cannot list the folder", source).with_path(to);
-        let entries = std::fs::read_dir(to).and_then(Iterator::collect::<std::io::Result<Vec<_>>>).map_err(failed)?;
-        let name = |entry: &std::fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+        make_folder(to).map_err(|source| output::failed(source, to))?;
+        let names = names_in(to)?.into_iter().map(|(name, _)| name);
         // What a killed call left is nobody's.
-        let (partial, others): (Vec<_>, Vec<_>) =
-            entries.into_iter().partition(|entry| output::is_partial(&name(entry)));
+        let (partial, others): (Vec<_>, Vec<_>) = names.partition(|name| is_partial(&name.to_string_lossy()));
         if let (false, Some(other)) = (self.overwrite, others.first()) {
             let left = match partial.len() {
                 0 => String::new(),
@@ -245,11 +244,11 @@ impl Shards {
                 "the output folder is not empty{left}: choose another, or allow that it is overwritten (`--force`, \
                  `overwrite(true)`)"
             );
-            return Err(Error::new(ErrorKind::Config, Stage::Write, message).with_path(other.path()));
+            return Err(Error::new(ErrorKind::Config, Stage::Write, message).with_path(to.join(other)));
         }
-        for entry in partial.into_iter().chain(others.into_iter().filter(|entry| is_ours(&name(entry)))) {
-            let path = entry.path();
-            std::fs::remove_file(&path).map_err(|source| output::failed(source, &path))?;
+        for name in partial.into_iter().chain(others.into_iter().filter(|name| is_ours(&name.to_string_lossy()))) {
+            let path = to.join(name);
+            remove(&path).map_err(|source| output::failed(source, &path))?;
         }
         Ok(())
     }
@@ -279,7 +278,7 @@ fn check_apart(from: &Path, to: &Path) -> Result<()> {
 fn real(path: &Path) -> PathBuf {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
     for ancestor in absolute.ancestors() {
-        if let Ok(found) = ancestor.canonicalize() {
+        if let Ok(found) = real_path(ancestor) {
             let rest = absolute.strip_prefix(ancestor).unwrap_or(Path::new(""));
             return found.join(rest);
         }
@@ -413,7 +412,7 @@ impl<'a> Run<'a> {
                     Some(class) => tar::append(pending, &format!("{key}.cls"), class.to_string().as_bytes()),
                     None => Ok(()),
                 });
-                written.map_err(|source| pending.failed(source))?;
+                written.map_err(|source| output::failed(source, pending.target()))?;
             }
             #[cfg(feature = "parquet")]
             Writer::Parquet(writer) => writer.append(bytes, class.unwrap_or(0) as i64)?,
@@ -451,7 +450,7 @@ impl<'a> Run<'a> {
             }
             Format::Tar | Format::Files => {
                 let name = format!("shard-{number:06}.tar");
-                let pending = Pending::create(self.maker.to.join(&name))?;
+                let pending = output::create(self.maker.to.join(&name))?;
                 (name, Writer::Tar(pending))
             }
         };
@@ -463,8 +462,8 @@ impl<'a> Run<'a> {
         let sync = self.maker.shards.sync;
         match shard.writer {
             Writer::Tar(mut pending) => {
-                tar::finish(&mut pending).map_err(|source| pending.failed(source))?;
-                pending.commit(sync)?;
+                tar::finish(&mut pending).map_err(|source| output::failed(source, pending.target()))?;
+                output::commit(pending, sync)?;
             }
             #[cfg(feature = "parquet")]
             Writer::Parquet(writer) => writer.commit(sync)?,
@@ -484,10 +483,10 @@ impl<'a> Run<'a> {
     fn finish(mut self) -> Result<Summary> {
         self.end_shard()?;
         if let Some(ledger) = self.ledger.take() {
-            ledger.commit(self.maker.shards.sync)?;
+            output::commit(ledger, self.maker.shards.sync)?;
         }
         if let Some(manifest) = self.manifest.take() {
-            manifest.commit(self.maker.shards.sync)?;
+            output::commit(manifest, self.maker.shards.sync)?;
         }
         if self.summary.damaged == self.summary.pictures {
             let message = format!("all {} pictures are damaged", self.summary.pictures);
@@ -502,11 +501,11 @@ fn append_line(list: &mut Option<Pending>, path: &Path, heading: &str, line: &st
     let begun = list.is_some();
     let pending = match list {
         Some(pending) => pending,
-        None => list.insert(Pending::create(path.to_path_buf())?),
+        None => list.insert(output::create(path.to_path_buf())?),
     };
     let heading = if begun { "" } else { heading };
     let written = pending.write_all(heading.as_bytes()).and_then(|()| pending.write_all(line.as_bytes()));
-    written.map_err(|source| pending.failed(source))
+    written.map_err(|source| output::failed(source, pending.target()))
 }
 
 /// Whether the picture is at fault, not the machine.
@@ -593,11 +592,10 @@ impl Maker<'_> {
         if len == 0 {
             return Err(Error::new(ErrorKind::Empty, Stage::Decode, "a picture of 0 bytes"));
         }
-        let (file, _) = open_regular(path)?;
-        let mut input = Vec::with_capacity(len as usize + 1);
-        let read = file.take(len + 1).read_to_end(&mut input);
-        read.map_err(|source| Error::os(Stage::Read, "cannot read the picture", source))?;
-        if input.len() as u64 != len {
+        let picture = Blob::open(path)?;
+        let mut input = vec![0; len as usize];
+        let read = if picture.len() == len { picture.read_at(0, &mut input) } else { Ok(()) };
+        if picture.len() != len || read.is_err_and(|error| error.kind() == ErrorKind::Truncated) {
             let message = format!("{len} bytes when it was listed, not any more");
             return Err(Error::new(ErrorKind::Changed, Stage::Read, message));
         }
@@ -607,11 +605,11 @@ impl Maker<'_> {
     fn write_file(&self, path: &Path, bytes: &[u8]) -> Result<()> {
         let target = self.to.join(path.strip_prefix(self.from).unwrap_or(path));
         if let Some(dir) = target.parent() {
-            std::fs::create_dir_all(dir).map_err(|source| output::failed(source, dir))?;
+            make_folder(dir).map_err(|source| output::failed(source, dir))?;
         }
-        let mut pending = Pending::create(target)?;
-        pending.write_all(bytes).map_err(|source| pending.failed(source))?;
-        pending.commit(self.shards.sync)
+        let mut pending = output::create(target)?;
+        pending.write_all(bytes).map_err(|source| output::failed(source, pending.target()))?;
+        output::commit(pending, self.shards.sync)
     }
 }
 

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use std::cell::RefCell;
 use std::ffi::CStr;
 use std::ops::Deref;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -297,47 +297,8 @@ pub(crate) fn open(sources: &Sources, id: SourceId, flags: OFlags) -> Result<Own
     }
 }
 
-/// Opens the file of a source for plain calls, whatever its length is now. Regular files only: a FIFO is an error and not
-/// an endless wait.
-///
-/// Errors: those of [`open_error`]; [`ErrorKind::NotAFile`].
-pub(crate) fn open_plain(sources: &Sources, id: SourceId) -> Result<std::fs::File> {
-    let fd = open(sources, id, OPEN_FLAGS).map_err(|errno| open_error(sources, id, errno))?;
-    check_regular(&fd, None).map_err(|error| error.with_path(sources.path(id)))?;
-    Ok(fd.into())
-}
-
-/// Opens the regular file at a path that the user or a folder listing named, and says how long it is. Links are followed.
-///
-/// Errors: as [`open_plain`].
-pub(crate) fn open_regular(path: &Path) -> Result<(std::fs::File, u64)> {
-    let opened = rustix::fs::open(path, OPEN_FLAGS, Mode::empty()).map_err(|errno| unopened(errno, false));
-    let checked = opened.and_then(|fd| Ok((check_regular(&fd, None)?, fd)));
-    checked.map(|(len, fd)| (fd.into(), len)).map_err(|error| error.with_path(path))
-}
-
-/// Opens the regular file `name` beneath `root`, where `name` came from a file, and says how long it is.
-///
-/// Errors: as [`open_plain`], and [`ErrorKind::NotAFile`] for a name that leads out of the root.
-pub(crate) fn open_beneath(root: &Path, name: &str) -> Result<(std::fs::File, u64)> {
-    let open = || {
-        if !resolve_beneath::is_plain(name.as_bytes()) {
-            return Err(unopened(Errno::XDEV, true));
-        }
-        let opened = resolve_beneath::root(root).and_then(|root| {
-            with_cstr(
-                |path| path.extend_from_slice(name.as_bytes()),
-                |name| resolve_beneath::open(root.as_fd(), name, OPEN_FLAGS),
-            )
-        });
-        let fd = opened.map_err(|errno| unopened(errno, true))?;
-        Ok((check_regular(&fd, None)?, fd))
-    };
-    open().map(|(len, fd)| (fd.into(), len)).map_err(|error: Error| error.with_path(root.join(name)))
-}
-
 /// Length of what was opened, if it is a regular file, of `indexed` bytes.
-fn check_regular(fd: &OwnedFd, indexed: Option<u64>) -> Result<u64> {
+pub(super) fn check_regular(fd: &OwnedFd, indexed: Option<u64>) -> Result<u64> {
     let stat = rustix::fs::fstat(fd).map_err(|errno| Error::os(Stage::Open, "", errno.into()))?;
     let kind = FileType::from_raw_mode(stat.st_mode);
     if kind != FileType::RegularFile {
@@ -363,7 +324,10 @@ pub(crate) fn with_path<T>(
 }
 
 /// Calls `f` with what `write` writes into an empty buffer.
-fn with_cstr<T>(write: impl FnOnce(&mut Vec<u8>), f: impl FnOnce(&CStr) -> Result<T, Errno>) -> Result<T, Errno> {
+pub(super) fn with_cstr<T>(
+    write: impl FnOnce(&mut Vec<u8>),
+    f: impl FnOnce(&CStr) -> Result<T, Errno>,
+) -> Result<T, Errno> {
     thread_local!(static PATH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) });
     PATH.with_borrow_mut(|path| {
         path.clear();
@@ -382,7 +346,7 @@ pub(crate) fn open_error(sources: &Sources, id: SourceId, errno: Errno) -> Error
     unopened(errno, sources.beneath(id).is_some()).with_path(sources.path(id))
 }
 
-fn unopened(errno: Errno, rooted: bool) -> Error {
+pub(super) fn unopened(errno: Errno, rooted: bool) -> Error {
     let os = |message: String| Error::os(Stage::Open, message, errno.into());
     let typed = |kind, message: &str| Error::new(kind, Stage::Open, message).with_source(std::io::Error::from(errno));
     match errno {

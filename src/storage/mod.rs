@@ -21,15 +21,18 @@
 //! * A reader is driven by one thread; only its [`Waker`] may be used from others.
 
 mod attempt;
+mod blob;
 mod choice;
 mod fault_hook;
 #[cfg(feature = "test-util")]
 mod faulty;
 mod files;
+pub(crate) mod listing;
 mod mmap;
 mod page_cache;
 mod pread;
 mod progress;
+pub(crate) mod publish;
 mod resolve_beneath;
 mod retry;
 mod source;
@@ -40,12 +43,12 @@ mod waker;
 
 #[cfg(feature = "test-util")]
 pub use attempt::Call;
+pub(crate) use blob::Blob;
 pub use choice::{Choice, Opened, open};
 #[cfg(feature = "test-util")]
 pub use faulty::{Fault, Faulty, Hit};
 #[cfg(feature = "cuda")]
 pub(crate) use files::{Files, descriptor_limit};
-pub(crate) use files::{open_beneath, open_plain, open_regular};
 pub use page_cache::{Cached, PageCache};
 pub(crate) use retry::{Again, may_pass};
 pub use source::{DirId, Extent, SourceId, Sources};

@@ -9,6 +9,7 @@ use crate::dataset::digest::Digest;
 use crate::dataset::parallel::parallel;
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::storage::listing::{Kind, look, names_in, real_path, regular_len};
 use crate::storage::{Extent, SourceId, Sources};
 use crate::tensor::{DType, EncodedField, Field};
 use std::collections::BTreeMap;
@@ -54,8 +55,7 @@ impl Images {
     /// beside class folders; each names the path.
     pub fn open(root: impl AsRef<Path>) -> Result<Self> {
         let root = root.as_ref();
-        let real = root
-            .canonicalize()
+        let real = real_path(root)
             .map_err(|source| Error::os(Stage::Index, "cannot open the folder", source).with_path(root))?;
         let top = list(root, 0, &real)?;
         let classes = top.folders;
@@ -149,28 +149,24 @@ struct Listing {
 
 /// What is in one folder, sorted by name; sizes are asked for later.
 fn list(path: &Path, class: usize, root: &Path) -> Result<Listing> {
-    let failed = |source| Error::os(Stage::Index, "cannot list the folder", source).with_path(path);
     let mut folder =
         Folder { path: path.to_path_buf(), class, names: Vec::new(), sizes: Vec::new(), left_out: BTreeMap::new() };
     let mut folders = Vec::new();
-    for entry in std::fs::read_dir(path).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        let name = entry.file_name();
-        let kind = entry.file_type().map_err(failed)?;
+    let not_a_file = |message: &str, name: &OsString| {
+        Error::new(ErrorKind::NotAFile, Stage::Index, message).with_path(path.join(name))
+    };
+    for (name, kind) in names_in(path)? {
         if name.as_encoded_bytes().starts_with(b".") {
             *folder.left_out.entry("hidden".into()).or_default() += 1;
-        } else if kind.is_dir() && ending_of(&name).is_ok() {
+        } else if kind == Kind::Folder && ending_of(&name).is_ok() {
             // To look into it would find nothing, and lose a picture without a word.
-            let message = "a folder with the name of a picture";
-            return Err(Error::new(ErrorKind::NotAFile, Stage::Index, message).with_path(entry.path()));
-        } else if kind.is_dir() {
-            folders.push(entry.path());
-        } else if kind.is_symlink() && !stays_inside(&entry.path(), root)? {
-            let message = "a link to a folder, or out of the dataset's root";
-            return Err(Error::new(ErrorKind::NotAFile, Stage::Index, message).with_path(entry.path()));
-        } else if !kind.is_file() && !kind.is_symlink() {
-            let message = "neither a file nor a folder";
-            return Err(Error::new(ErrorKind::NotAFile, Stage::Index, message).with_path(entry.path()));
+            return Err(not_a_file("a folder with the name of a picture", &name));
+        } else if kind == Kind::Folder {
+            folders.push(path.join(&name));
+        } else if kind == Kind::Link && !stays_inside(&path.join(&name), root)? {
+            return Err(not_a_file("a link to a folder, or out of the dataset's root", &name));
+        } else if kind == Kind::Other {
+            return Err(not_a_file("neither a file nor a folder", &name));
         } else {
             match ending_of(&name) {
                 Ok(()) => folder.names.push(name),
@@ -185,10 +181,9 @@ fn list(path: &Path, class: usize, root: &Path) -> Result<Listing> {
 
 /// Whether a link leads to a regular file below `root`.
 fn stays_inside(link: &Path, root: &Path) -> Result<bool> {
-    let target = link
-        .canonicalize()
+    let target = real_path(link)
         .map_err(|source| Error::os(Stage::Index, "a link that leads nowhere", source).with_path(link))?;
-    Ok(target.starts_with(root) && target.is_file())
+    Ok(target.starts_with(root) && look(&target)?.kind == Kind::File)
 }
 
 /// `Ok` for a picture's ending, else the ending.
@@ -233,18 +228,7 @@ fn measure(folders: &mut [Folder]) -> Result<()> {
 }
 
 fn sizes_of(dir: &Path, names: &[OsString]) -> Result<Vec<u64>> {
-    names
-        .iter()
-        .map(|name| {
-            let path = dir.join(name);
-            let meta = std::fs::metadata(&path)
-                .map_err(|source| Error::os(Stage::Index, "cannot look at the file", source).with_path(&path))?;
-            if !meta.is_file() {
-                return Err(Error::new(ErrorKind::NotAFile, Stage::Index, "").with_path(&path));
-            }
-            Ok(meta.len())
-        })
-        .collect()
+    names.iter().map(|name| regular_len(&dir.join(name))).collect()
 }
 
 impl Dataset for Images {

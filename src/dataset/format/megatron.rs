@@ -12,10 +12,10 @@
 
 use crate::dataset::digest::Digest;
 use crate::dataset::format::tokens::{Cut, Step, Windows, beside};
-use crate::dataset::input::{Input, little_endian, number};
+use crate::dataset::format::{little_endian, number};
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::{Extent, SourceId, Sources};
+use crate::storage::{Blob, Extent, SourceId, Sources};
 use crate::tensor::{DType, EncodedField, Field};
 use std::path::Path;
 use std::sync::Arc;
@@ -175,8 +175,8 @@ impl MegatronBuilder {
     pub fn open(self, prefix: impl AsRef<Path>) -> Result<Megatron> {
         let kind = self.kind()?;
         let (idx, bin) = (beside(prefix.as_ref(), ".idx"), beside(prefix.as_ref(), ".bin"));
-        let bin_len = Input::open(&bin)?.len();
-        let index = read_index(&Input::open(&idx)?, bin_len, kind)?;
+        let bin_len = Blob::open(&bin)?.len();
+        let index = read_index(&Blob::open(&idx)?, bin_len, kind)?;
         let mut sources = Sources::new();
         sources.file(&bin, bin_len)?;
         let name = prefix.as_ref().display().to_string();
@@ -251,7 +251,7 @@ pub(crate) struct Index {
 }
 
 /// Reads and checks an index against the length of its `.bin`.
-pub(crate) fn read_index(input: &Input<'_>, bin_len: u64, keep: Kind) -> Result<Index> {
+pub(crate) fn read_index(input: &Blob, bin_len: u64, keep: Kind) -> Result<Index> {
     little_endian("Megatron's index")?;
     let head: [u8; HEADER_BYTES as usize] = input.array(0, "the header")?;
     let wrong = |message: String| input.wrong(message, 0, HEADER_BYTES);
@@ -317,7 +317,7 @@ impl List {
     }
 
     /// The next number and its offset, `None` at the end.
-    fn next(&mut self, input: &Input<'_>) -> Result<Option<(u64, u64)>> {
+    fn next(&mut self, input: &Blob) -> Result<Option<(u64, u64)>> {
         if self.left == 0 {
             return Ok(None);
         }
@@ -336,7 +336,7 @@ impl List {
 
 /// One pass over the three lists.
 struct Walk<'a> {
-    input: &'a Input<'a>,
+    input: &'a Blob,
     lengths: List,
     offsets: List,
     documents: List,

@@ -1,11 +1,10 @@
 //! Records: one or many files of fixed-size records, with a file of labels or none.
 
 use crate::dataset::digest::Digest;
-use crate::dataset::input::Input;
-use crate::dataset::paths::{files_of, regular_len};
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::{Extent, SourceId, Sources};
+use crate::storage::listing::{Kind, files_of, look, regular_len};
+use crate::storage::{Blob, Extent, SourceId, Sources};
 use crate::tensor::{DType, EncodedField, Field};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -105,9 +104,7 @@ impl RecordsBuilder {
     /// ([`ErrorKind::Truncated`], naming the bytes that are over).
     pub fn open(self, path: impl AsRef<Path>) -> Result<Records> {
         let path = path.as_ref();
-        let meta = std::fs::metadata(path)
-            .map_err(|source| Error::os(Stage::Index, "cannot look at the records", source).with_path(path))?;
-        let files = if meta.is_dir() { files_of(path, &[])? } else { vec![path.to_path_buf()] };
+        let files = if look(path)?.kind == Kind::Folder { files_of(path, &[])? } else { vec![path.to_path_buf()] };
         let mut records = self.open_files(&files)?;
         records.name = path.display().to_string();
         Ok(records)
@@ -205,7 +202,7 @@ impl Labels {
             Self::Classes(classes) => Ok((bytemuck::cast_slice(&classes).into(), DType::I64)),
             Self::File(path, dtype) => {
                 // The length first: a wrong file must not be read into memory to find out.
-                let input = Input::open(&path)?;
+                let input = Blob::open(&path)?;
                 let len = input.len();
                 if Some(len) != records.checked_mul(dtype.size() as u64) {
                     return wrong(len / dtype.size() as u64, Some(&path));

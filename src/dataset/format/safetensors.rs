@@ -10,12 +10,12 @@
 //! errors. The data itself has no checksum: a flipped bit in it cannot be seen.
 
 use crate::dataset::format::arrays::{Array, Arrays, Given, Rule};
-use crate::dataset::input::{Input, little_endian, number};
+use crate::dataset::format::{little_endian, number};
 use crate::dataset::parallel::parallel;
-use crate::dataset::paths::expand;
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::Sources;
+use crate::storage::listing::expand;
+use crate::storage::{Blob, Sources};
 use crate::tensor::{DType, EncodedField};
 use std::path::Path;
 use std::sync::Arc;
@@ -103,7 +103,7 @@ impl SafeTensorsBuilder {
         little_endian("safetensors")?;
         let files = expand(&pattern, &[".safetensors"])?;
         let headers = parallel(&files, |_, path| {
-            let input = Input::open(path)?;
+            let input = Blob::open(path)?;
             Ok((input.len(), self.chosen(header(&input)?)))
         })?;
         let first = headers.first().map(|(_, tensors)| tensors).filter(|tensors| !tensors.is_empty());
@@ -169,7 +169,7 @@ pub(crate) struct Tensor {
 }
 
 /// Reads the header: the tensors in the order in which they lie in the file.
-pub(crate) fn header(input: &Input<'_>) -> Result<Vec<Tensor>> {
+pub(crate) fn header(input: &Blob) -> Result<Vec<Tensor>> {
     let size = number(&input.array::<8>(0, "the header's length")?);
     if size > HEADER_MAX {
         let message = format!("not safetensors, or damaged: a header of {size} bytes; {HEADER_MAX} are possible");
@@ -184,7 +184,7 @@ pub(crate) fn header(input: &Input<'_>) -> Result<Vec<Tensor>> {
 }
 
 /// Checks that the tensors fill the data, which starts at `data`, and moves their offsets there.
-fn check(input: &Input<'_>, tensors: &mut [Tensor], data: u64) -> Result<()> {
+fn check(input: &Blob, tensors: &mut [Tensor], data: u64) -> Result<()> {
     let mut next = 0;
     for Tensor { name, dtype: (dtype, bits, _), shape, start, end } in &mut *tensors {
         let wrong = |message: String| Err(input.wrong(message, 8, data - 8));
@@ -402,7 +402,7 @@ mod tests {
     }
 
     fn of(header_text: &str, data: usize) -> Result<Vec<Tensor>> {
-        header(&Input::memory(&file(header_text, data)))
+        header(&Blob::memory(file(header_text, data).into()))
     }
 
     #[test]
@@ -471,11 +471,11 @@ mod tests {
 
     #[test]
     fn lengths_are_checked_before_memory_is_taken() {
-        let claim = |size: u64| header(&Input::memory(&[&size.to_le_bytes()[..], b"{}"].concat())).unwrap_err();
+        let claim = |size: u64| header(&Blob::memory([&size.to_le_bytes()[..], b"{}"].concat().into())).unwrap_err();
         assert_eq!(claim(3).kind(), ErrorKind::Truncated);
         assert_eq!(claim(100_000_001).kind(), ErrorKind::Limit);
         assert_eq!(claim(u64::MAX).kind(), ErrorKind::Limit);
-        assert_eq!(header(&Input::memory(b"{}")).unwrap_err().kind(), ErrorKind::Truncated);
+        assert_eq!(header(&Blob::memory(b"{}"[..].into())).unwrap_err().kind(), ErrorKind::Truncated);
     }
 
     /// What a general JSON reader makes of the header.

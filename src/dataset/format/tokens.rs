@@ -10,11 +10,11 @@
 //! have no checksum and, but for llm.c's, no count: one that was cut at a whole token cannot be told from a shorter one.
 
 use crate::dataset::digest::Digest;
-use crate::dataset::input::{Input, little_endian, number};
-use crate::dataset::paths::expand;
+use crate::dataset::format::{little_endian, number};
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::{Extent, SourceId, Sources};
+use crate::storage::listing::expand;
+use crate::storage::{Blob, Extent, SourceId, Sources};
 use crate::tensor::{DType, EncodedField, Field};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -138,7 +138,7 @@ impl TokensBuilder {
         let mut sources = Sources::new();
         let mut counts = Vec::with_capacity(paths.len());
         for path in paths {
-            let input = Input::open(path.as_ref())?;
+            let input = Blob::open(path.as_ref())?;
             counts.push(self.tokens_of(&input)?);
             sources.file(path, input.len())?;
         }
@@ -151,14 +151,14 @@ impl TokensBuilder {
     /// Errors: as [`open`](Self::open).
     pub fn open_bytes(self, bytes: impl Into<Arc<[u8]>>) -> Result<Tokens> {
         let bytes = bytes.into();
-        let count = self.tokens_of(&Input::memory(&bytes))?;
+        let count = self.tokens_of(&Blob::memory(bytes::Bytes::from_owner(bytes.clone())))?;
         let mut sources = Sources::new();
         sources.memory(bytes);
         self.finish(sources, &[count], "<memory>".into())
     }
 
     /// Tokens of a file.
-    fn tokens_of(&self, input: &Input<'_>) -> Result<u64> {
+    fn tokens_of(&self, input: &Blob) -> Result<u64> {
         let Some(body) = input.len().checked_sub(self.header_bytes) else {
             let message = format!("{} bytes are less than the header of {}", input.len(), self.header_bytes);
             return Err(input.error(ErrorKind::Truncated, message, 0, input.len()));
@@ -174,7 +174,7 @@ impl TokensBuilder {
         Ok(body / size)
     }
 
-    fn check_llm_c(&self, input: &Input<'_>, body: u64) -> Result<()> {
+    fn check_llm_c(&self, input: &Blob, body: u64) -> Result<()> {
         little_endian("llm.c's token file")?;
         let head: [u8; 12] = input.array(0, "the header")?;
         let [magic, version, count] = [&head[..4], &head[4..8], &head[8..]].map(number);

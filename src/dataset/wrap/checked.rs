@@ -21,18 +21,17 @@
 //! so. A dataset that is another than then although its sources are not is an error: a header is damaged. It appears by a
 //! rename.
 
-use crate::dataset::index::{fnv, modified, save};
+use crate::dataset::index::fnv;
 use crate::dataset::parallel::parallel;
 use crate::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, Part, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::{Extent, SourceId, Sources, open_plain, open_regular};
+use crate::storage::listing::look;
+use crate::storage::publish::publish;
+use crate::storage::{Blob, Extent, SourceId, Sources};
 use crate::tensor::{EncodedField, Spec};
 use bytes::Bytes;
-use std::fs::File;
-use std::io::Read;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -148,7 +147,7 @@ impl<D: Dataset> Checked<D> {
                 return Err(Error::new(ErrorKind::Changed, Stage::Index, message));
             }
             outline.seal(&mut words, sources);
-            save(place, bytemuck::cast_slice(&words))
+            publish(place, bytemuck::cast_slice(&words), false)
                 .map_err(|error| Error::os(Stage::Index, "cannot write the checksums", error).with_path(place))?;
         }
         let Outline { masks, pieces, .. } = outline;
@@ -383,15 +382,14 @@ fn source_state(sources: &Sources, id: SourceId) -> Result<u64> {
         return Ok(u64::from(crc32c::crc32c(bytes)) << 32 ^ bytes.len() as u64);
     }
     let path = sources.path(id);
-    let meta = std::fs::metadata(&path)
-        .map_err(|source| Error::os(Stage::Index, "cannot look at the source", source).with_path(&path))?;
-    if meta.len() != sources.len_of(id) {
-        let message = format!("{} bytes when it was indexed, {} now", sources.len_of(id), meta.len());
+    let meta = look(&path)?;
+    if meta.len != sources.len_of(id) {
+        let message = format!("{} bytes when it was indexed, {} now", sources.len_of(id), meta.len);
         return Err(Error::new(ErrorKind::Changed, Stage::Index, message).with_path(&path));
     }
     // Opened from another folder it is the same file.
     let path = std::path::absolute(&path).unwrap_or(path);
-    Ok(fnv(&[path.as_os_str().as_bytes(), &modified(&meta).to_ne_bytes()].concat()))
+    Ok(fnv(&[path.as_os_str().as_bytes(), &meta.version.to_ne_bytes()].concat()))
 }
 
 /// What of a dataset has a checksum, without the bytes.
@@ -588,7 +586,7 @@ fn build(dataset: &dyn Dataset, masks: Masks) -> Result<Vec<u32>> {
 /// Reads extents in pieces; the last file stays open.
 struct Reader<'a> {
     sources: &'a Sources,
-    open: Option<(SourceId, File)>,
+    open: Option<(SourceId, Blob)>,
     buffer: Vec<u8>,
 }
 
@@ -600,13 +598,10 @@ impl Reader<'_> {
 
     fn crc(&mut self, extent: Extent) -> Result<u32> {
         let Extent { source, offset, len } = extent;
-        if let Some(bytes) = self.sources.bytes_of(source) {
-            return Ok(crc32c::crc32c(&bytes[offset as usize..(offset + len) as usize]));
-        }
         if self.open.as_ref().is_none_or(|(open, _)| *open != source) {
-            self.open = Some((source, open_plain(self.sources, source)?));
+            self.open = Some((source, Blob::of_source(self.sources, source)?));
         }
-        let Some((_, file)) = &self.open else { return Ok(0) };
+        let Some((_, blob)) = &self.open else { return Ok(0) };
         let mut crc = 0;
         let mut done = 0;
         while done < len {
@@ -615,8 +610,7 @@ impl Reader<'_> {
                 self.buffer.resize(step, 0);
             }
             let bytes = &mut self.buffer[..step];
-            file.read_exact_at(bytes, offset + done)
-                .map_err(|error| Error::os(Stage::Read, "cannot read the source", error))?;
+            blob.read_at(offset + done, bytes)?;
             crc = crc32c::crc32c_append(crc, bytes);
             done += step as u64;
         }
@@ -669,17 +663,15 @@ enum Found {
 /// Looks at the file. Errors: it cannot be opened, or holds something else than checksums: a name mistaken for another must
 /// not cost the user's data.
 fn load(place: &Path, lengths: u64) -> Result<Found> {
-    let (file, len) = match open_regular(place) {
-        Ok(opened) => opened,
+    let file = match Blob::open(place) {
+        Ok(file) => file,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Found::Nothing),
         Err(error) => return Err(error),
     };
-    if len == 0 {
+    if file.len() == 0 {
         return Ok(Found::Nothing);
     }
-    let cannot = |error| Error::os(Stage::Index, "cannot read the checksums", error).with_path(place);
-    let mut start = Vec::new();
-    (&file).take(4 * HEADER as u64).read_to_end(&mut start).map_err(cannot)?;
+    let start = file.read(0, file.len().min(4 * HEADER as u64), "the checksums")?;
     let magic: [u8; 8] = bytemuck::cast(MAGIC);
     let like = |range: Range<usize>| start.get(range.clone()) == Some(&magic[range]);
     if !magic.starts_with(&start) && !like(0..4) && !like(4..8) {
@@ -690,7 +682,7 @@ fn load(place: &Path, lengths: u64) -> Result<Found> {
         let message = format!("{what}; where that is right, make the checksums anew (`checked_anew`)");
         Ok(Found::Useless(Error::new(kind, Stage::Index, message)))
     };
-    match read_words(&file, len).map_err(cannot)? {
+    match read_words(&file)? {
         None => useless(ErrorKind::Decode, "the file of checksums is damaged, or of another version"),
         Some(words) => match Loaded::of(words) {
             (kept, of) if of == lengths => Ok(Found::Whole(kept)),
@@ -704,22 +696,22 @@ fn load(place: &Path, lengths: u64) -> Result<Found> {
 }
 
 /// The words of the file, unless they contradict its header or its CRC.
-fn read_words(file: &File, len: u64) -> std::io::Result<Option<Vec<u32>>> {
+fn read_words(file: &Blob) -> Result<Option<Vec<u32>>> {
     let mut head = [0_u32; HEADER];
-    if len < 4 * HEADER as u64 {
+    if file.len() < 4 * HEADER as u64 {
         return Ok(None);
     }
-    file.read_exact_at(bytemuck::cast_slice_mut(&mut head), 0)?;
+    file.fill(0, bytemuck::cast_slice_mut(&mut head), "the checksums")?;
     // Memory is taken for what the file has, and only when that is what its header says.
     let stride = (u64::from(head[8]) | u64::from(head[9]) << 32).count_ones() as usize;
     let words = usize::try_from(u64::from(head[6]) | u64::from(head[7]) << 32)
         .ok()
         .and_then(|count| count.checked_mul(stride)?.checked_add(HEADER));
-    let Some(words) = words.filter(|words| words.checked_mul(4).is_some_and(|bytes| bytes as u64 == len)) else {
+    let Some(words) = words.filter(|words| words.checked_mul(4).is_some_and(|bytes| bytes as u64 == file.len())) else {
         return Ok(None);
     };
     let mut all = vec![0_u32; words];
-    file.read_exact_at(bytemuck::cast_slice_mut(&mut all), 0)?;
+    file.fill(0, bytemuck::cast_slice_mut(&mut all), "the checksums")?;
     Ok((head[..2] == MAGIC && all[..HEADER] == head && crc_of(&all) == head[CRC]).then_some(all))
 }
 
@@ -728,6 +720,7 @@ mod tests {
     use super::*;
     use crate::dataset::{DatasetExt, Images, Records, Tar};
     use crate::tensor::DType;
+    use std::fs::File;
     use std::sync::atomic::{AtomicU64, Ordering};
 
     struct Dir(PathBuf);

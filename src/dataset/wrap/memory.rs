@@ -11,10 +11,9 @@
 use crate::dataset::{Chunked, Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::RegionBytes;
-use crate::storage::{SourceId, Sources, open_plain};
+use crate::storage::{Blob, SourceId, Sources};
 use crate::tensor::EncodedField;
 use bytes::Bytes;
-use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes that a thread reads at a time.
@@ -109,14 +108,12 @@ fn read_all(table: &Sources, mut rest: &mut [u8]) -> Result<()> {
 }
 
 fn read(table: &Sources, task: Task<'_>) -> Result<()> {
-    let file = open_plain(table, task.source)?;
-    let meta = file.metadata().map_err(|source| Error::os(Stage::Open, "", source))?;
-    let expected = table.len_of(task.source);
-    if meta.len() != expected {
-        let message = format!("{expected} bytes when it was indexed, {} now", meta.len());
+    let (blob, expected) = (Blob::of_source(table, task.source)?, table.len_of(task.source));
+    if blob.len() != expected {
+        let message = format!("{expected} bytes when it was indexed, {} now", blob.len());
         return Err(Error::new(ErrorKind::Changed, Stage::Open, message));
     }
-    file.read_exact_at(task.place, task.offset).map_err(|source| Error::os(Stage::Read, "", source))
+    blob.read_at(task.offset, task.place)
 }
 
 impl<D: Dataset> Dataset for InMemory<D> {

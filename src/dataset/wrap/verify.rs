@@ -10,13 +10,11 @@
 use crate::dataset::{ChunkBuf, Chunked, Dataset, Part, Parts};
 use crate::decode::{Decoder, Scratch, Single};
 use crate::error::{Error, ErrorKind, Result, Stage, panicked};
-use crate::storage::{Extent, SourceId, open_plain};
+use crate::storage::{Blob, Extent, SourceId};
 use crate::tensor::{Encoding, Field, Shape};
 use bytes::Bytes;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
-use std::fs::File;
 use std::ops::{ControlFlow, Range};
-use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -168,7 +166,7 @@ struct Work<'a, P> {
 /// What a thread keeps from sample to sample.
 #[derive(Default)]
 struct Keep {
-    file: Option<(SourceId, File)>,
+    blob: Option<(SourceId, Blob)>,
     bytes: Vec<u8>,
     opened: Vec<u8>,
     decoders: Vec<Option<Single>>,
@@ -279,22 +277,16 @@ impl<P: Fn(Verified) -> ControlFlow<()> + Sync> Work<'_, P> {
             return Err(Error::new(ErrorKind::User, Stage::Read, message));
         }
         let end = extent.offset.checked_add(extent.len).filter(|end| *end <= sources.len_of(extent.source));
-        let Some(end) = end else {
+        if end.is_none() {
             let message = "the extent ends behind the end of its source";
             return Err(self.at(Error::new(ErrorKind::Truncated, Stage::Read, message), extent));
-        };
-        keep.bytes.clear();
-        if let Some(memory) = sources.bytes_of(extent.source) {
-            keep.bytes.extend_from_slice(&memory[extent.offset as usize..end as usize]);
-        } else {
-            keep.bytes.resize(extent.len as usize, 0);
-            if keep.file.as_ref().is_none_or(|(source, _)| *source != extent.source) {
-                keep.file = Some((extent.source, open_plain(sources, extent.source)?));
-            }
-            if let Some((_, file)) = &keep.file {
-                let read = file.read_exact_at(&mut keep.bytes, extent.offset);
-                read.map_err(|source| self.at(Error::os(Stage::Read, "", source), extent))?;
-            }
+        }
+        keep.bytes.resize(extent.len as usize, 0);
+        if keep.blob.as_ref().is_none_or(|(source, _)| *source != extent.source) {
+            keep.blob = Some((extent.source, Blob::of_source(sources, extent.source)?));
+        }
+        if let Some((_, blob)) = &keep.blob {
+            blob.read_at(extent.offset, &mut keep.bytes)?;
         }
         self.bytes.fetch_add(extent.len, Ordering::Relaxed);
         Ok(())

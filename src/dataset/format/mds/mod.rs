@@ -23,17 +23,14 @@ mod index;
 use self::columns::{Chosen, Column, Columns, Value};
 use self::index::{FileInfo, INDEX_MAX, ShardInfo};
 use crate::dataset::chunked::{ChunkBytes, Chunked};
-use crate::dataset::input::Input;
 use crate::dataset::parallel::parallel;
 use crate::dataset::{Dataset, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::ChunkBuf;
-use crate::storage::{Extent, SourceId, Sources, open_beneath, open_regular};
+use crate::storage::{Blob, Extent, SourceId, Sources};
 use crate::tensor::{EncodedField, Field, Spec};
 use bytes::Bytes;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -143,7 +140,7 @@ impl MdsBuilder {
     pub fn open(self, dir: impl AsRef<Path>) -> Result<Mds> {
         let dir = dir.as_ref();
         let path = dir.join("index.json");
-        let input = Input::open(&path)?;
+        let input = Blob::open(&path)?;
         let len = input.len();
         if len > INDEX_MAX {
             let message = format!("an index of {len} bytes, at most {INDEX_MAX} are read");
@@ -155,6 +152,7 @@ impl MdsBuilder {
     }
 
     /// An index and one shard, in memory.
+    #[cfg(feature = "test-util")]
     pub(crate) fn of_bytes(self, index: &[u8], shard: &Arc<[u8]>) -> Result<Mds> {
         self.assemble(index, &Home::Memory(shard))
     }
@@ -244,7 +242,8 @@ enum Home<'a> {
         dir: &'a Path,
         follow: bool,
     },
-    /// One shard, for tests.
+    /// One shard, for fuzz targets.
+    #[cfg_attr(not(feature = "test-util"), allow(dead_code, reason = "for fuzz targets"))]
     Memory(&'a Arc<[u8]>),
 }
 
@@ -263,14 +262,19 @@ impl Home<'_> {
         }
     }
 
+    fn open(&self, name: &str) -> Result<Blob> {
+        match self {
+            Self::Memory(bytes) => Ok(Blob::memory(Bytes::from_owner((*bytes).clone()))),
+            Self::Folder { dir, follow: true } => Blob::open(dir.join(name)),
+            Self::Folder { dir, follow: false } => Blob::open_beneath(dir, name),
+        }
+    }
+
     /// Length of a file, if it is there.
     fn len(&self, name: &str) -> Result<Option<u64>> {
-        match self {
-            Self::Memory(bytes) => Ok(Some(bytes.len() as u64)),
-            Self::Folder { dir, follow } => match open_file(dir, name, *follow) {
-                Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-                opened => opened.map(|(_, len)| Some(len)),
-            },
+        match self.open(name) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            opened => opened.map(|blob| Some(blob.len())),
         }
     }
 
@@ -306,16 +310,7 @@ impl Home<'_> {
 
     /// Bytes of a file whose length was checked.
     fn read(&self, name: &str, offset: u64, len: usize) -> Result<Vec<u8>> {
-        match self {
-            Self::Memory(bytes) => Ok(bytes[offset as usize..][..len].to_vec()),
-            Self::Folder { dir, follow } => {
-                let failed = |error| Error::os(Stage::Index, "cannot read the shard", error);
-                let mut bytes = vec![0; len];
-                let (file, _) = open_file(dir, name, *follow)?;
-                file.read_exact_at(&mut bytes, offset).map_err(failed)?;
-                Ok(bytes)
-            }
-        }
+        self.open(name)?.read(offset, len as u64, "the shard")
     }
 
     /// The table of all files.
@@ -334,11 +329,6 @@ impl Home<'_> {
         }
         Ok(sources)
     }
-}
-
-/// A file of the index, and its length.
-fn open_file(dir: &Path, name: &str, follow: bool) -> Result<(File, u64)> {
-    if follow { open_regular(&dir.join(name)) } else { open_beneath(dir, name) }
 }
 
 fn supported(compression: &str) -> Result<()> {

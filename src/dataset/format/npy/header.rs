@@ -8,8 +8,9 @@
 //! big-endian numbers, structured types, strings, dates, complex numbers, Fortran order of more than one dimension.
 //! Invariants: no byte of the header is skipped, and shape × dtype is exactly what follows it.
 
-use crate::dataset::input::{Input, number};
+use crate::dataset::format::number;
 use crate::error::{ErrorKind, Result};
+use crate::storage::Blob;
 use crate::tensor::DType;
 
 /// Bytes of a header at most. Those of plain arrays have about a hundred.
@@ -31,7 +32,7 @@ pub(crate) struct Header {
 ///
 /// Errors: [`ErrorKind::Truncated`] when the array is cut, [`ErrorKind::Decode`] when bytes are over, or for a header
 /// that is wrong or refused.
-pub(crate) fn read(input: &Input<'_>, start: u64, len: u64) -> Result<Header> {
+pub(crate) fn read(input: &Blob, start: u64, len: u64) -> Result<Header> {
     // Most headers have 128 bytes with everything: one read then.
     let mut head = [0; 256];
     let known = head.len().min(len as usize);
@@ -73,7 +74,7 @@ pub(crate) fn described(dtype: DType, shape: &[u64]) -> String {
 }
 
 /// Where the dict starts in `head`, and its length.
-fn preamble(input: &Input<'_>, head: &[u8], start: u64) -> Result<(usize, u64)> {
+fn preamble(input: &Blob, head: &[u8], start: u64) -> Result<(usize, u64)> {
     let wrong = |message: String, len| Err(input.wrong(message, start, len));
     let cut = || input.error(ErrorKind::Truncated, "cut within the header", start, head.len() as u64);
     let magic = head.get(..MAGIC.len()).ok_or_else(cut)?;
@@ -279,7 +280,7 @@ mod tests {
     }
 
     fn of(bytes: &[u8]) -> Result<Header> {
-        read(&Input::memory(bytes), 0, bytes.len() as u64)
+        read(&Blob::memory(bytes.to_vec().into()), 0, bytes.len() as u64)
     }
 
     #[test]

@@ -13,16 +13,16 @@ mod header;
 mod npz;
 mod zip;
 
+#[cfg(feature = "test-util")]
 pub(crate) use npz::parse as parse_npz;
 pub use npz::{Npz, NpzBuilder};
 
 use crate::dataset::format::arrays::{Array, Arrays, Given, Rule};
-use crate::dataset::input::Input;
 use crate::dataset::parallel::parallel;
-use crate::dataset::paths::{expand, regular_len};
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::Sources;
+use crate::storage::listing::{expand, regular_len};
+use crate::storage::{Blob, Sources};
 use crate::tensor::EncodedField;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -182,7 +182,7 @@ impl NpyBuilder {
             if index % step != 0 {
                 return Ok((regular_len(path)?, None));
             }
-            let input = Input::open(path)?;
+            let input = Blob::open(path)?;
             let header = header::read(&input, 0, input.len())?;
             Ok((input.len(), Some(Array { dtype: header.dtype, shape: header.shape, offset: header.size })))
         })?;
@@ -206,7 +206,8 @@ impl NpyBuilder {
 }
 
 /// Parses a file in memory, as `open` does.
-pub(crate) fn parse(input: &Input<'_>) -> Result<()> {
+#[cfg(feature = "test-util")]
+pub(crate) fn parse(input: &Blob) -> Result<()> {
     header::read(input, 0, input.len()).map(drop)
 }
 

@@ -8,12 +8,11 @@ use super::zip::{self, Member};
 use super::{Rules, header};
 use crate::dataset::format::arrays::{Array, Arrays, Given, Rule};
 
-use crate::dataset::input::Input;
 use crate::dataset::parallel::parallel;
-use crate::dataset::paths::expand;
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::{Extent, Sources};
+use crate::storage::listing::expand;
+use crate::storage::{Blob, Extent, Sources};
 use crate::tensor::EncodedField;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -131,7 +130,7 @@ impl NpzBuilder {
         }
         self.rules.check(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
         let all = self.fields.is_none();
-        let archives = parallel(&files, |_, path| Archive::open(&Input::open(path)?, &names, all))?;
+        let archives = parallel(&files, |_, path| Archive::open(&Blob::open(path)?, &names, all))?;
         self.finish(&files, names, archives, pattern.as_ref())
     }
 
@@ -166,7 +165,7 @@ impl NpzBuilder {
 
 /// The members of an archive, without `.npy`.
 fn all_names(path: &Path) -> Result<Vec<String>> {
-    let members = zip::members(&Input::open(path)?)?;
+    let members = zip::members(&Blob::open(path)?)?;
     if members.is_empty() {
         return Err(Error::new(ErrorKind::Empty, Stage::Index, "the archive has no members").with_path(path));
     }
@@ -179,7 +178,7 @@ fn field_name(member: &Member) -> &str {
 
 impl Archive {
     /// Finds the members called `names`; `all`: there must be no others.
-    fn open(input: &Input<'_>, names: &[String], all: bool) -> Result<Self> {
+    fn open(input: &Blob, names: &[String], all: bool) -> Result<Self> {
         let members = zip::members(input)?;
         let wrong = |message: String| input.wrong(message, 0, input.len());
         if let Some(over) = members.iter().find(|member| all && !names.iter().any(|name| name == field_name(member))) {
@@ -196,7 +195,7 @@ impl Archive {
     }
 }
 
-fn array_of(input: &Input<'_>, member: &Member) -> Result<(Array, Check)> {
+fn array_of(input: &Blob, member: &Member) -> Result<(Array, Check)> {
     let start = zip::data_of(input, member)?;
     let header = header::read(input, start, member.packed)?;
     let array = Array { dtype: header.dtype, shape: header.shape, offset: start + header.size };
@@ -205,7 +204,8 @@ fn array_of(input: &Input<'_>, member: &Member) -> Result<(Array, Check)> {
 }
 
 /// Parses an archive in memory, as `open` does; for fuzzing.
-pub(crate) fn parse(input: &Input<'_>) -> Result<usize> {
+#[cfg(feature = "test-util")]
+pub(crate) fn parse(input: &Blob) -> Result<usize> {
     let members = zip::members(input)?;
     members.iter().try_for_each(|member| array_of(input, member).map(drop))?;
     Ok(members.len())

@@ -8,8 +8,9 @@
 //! holds as many entries as that says; no two members overlap; what a member's local header says is what the directory
 //! says. So two readers, one of which looks here and one there, see the same archive.
 
-use crate::dataset::input::{Input, number};
+use crate::dataset::format::number;
 use crate::error::{ErrorKind, Result};
+use crate::storage::Blob;
 
 const END: &[u8] = b"PK\x05\x06";
 const END_BYTES: u64 = 22;
@@ -51,7 +52,7 @@ pub(crate) struct Member {
 /// The members in the order of the directory.
 ///
 /// Errors: [`ErrorKind::Truncated`] without an end record, [`ErrorKind::Decode`] for anything that does not fit together.
-pub(crate) fn members(input: &Input<'_>) -> Result<Vec<Member>> {
+pub(crate) fn members(input: &Blob) -> Result<Vec<Member>> {
     let directory = Directory::find(input)?;
     let bytes = input.read(directory.start, directory.size, "the central directory")?;
     let mut members = Vec::new();
@@ -72,7 +73,7 @@ pub(crate) fn members(input: &Input<'_>) -> Result<Vec<Member>> {
 }
 
 /// The offset of a stored member's data. Errors: [`ErrorKind::Decode`] when its local header is not as the directory says.
-pub(crate) fn data_of(input: &Input<'_>, member: &Member) -> Result<u64> {
+pub(crate) fn data_of(input: &Blob, member: &Member) -> Result<u64> {
     let name = &member.name;
     let wrong = |message: String| Err(input.wrong(message, member.local, LOCAL_BYTES));
     if member.method != 0 {
@@ -118,7 +119,7 @@ struct Directory {
 }
 
 impl Directory {
-    fn find(input: &Input<'_>) -> Result<Self> {
+    fn find(input: &Blob) -> Result<Self> {
         let (end_at, end) = end_record(input)?;
         let field = |at: usize, bytes: usize| number(&end[at..at + bytes]);
         let mut counts = [field(8, 2), field(10, 2)];
@@ -160,7 +161,7 @@ impl Directory {
 }
 
 /// Where the end record is, and its bytes: the last one whose comment reaches exactly to the end of the file.
-fn end_record(input: &Input<'_>) -> Result<(u64, [u8; END_BYTES as usize])> {
+fn end_record(input: &Blob) -> Result<(u64, [u8; END_BYTES as usize])> {
     // Hardly any archive has a comment.
     for window in [END_BYTES, END_BYTES + COMMENT_MAX] {
         let len = window.min(input.len());
@@ -180,7 +181,7 @@ fn end_record(input: &Input<'_>) -> Result<(u64, [u8; END_BYTES as usize])> {
 }
 
 /// Where the zip64 end record is, and its bytes, if there is one.
-fn end64_record(input: &Input<'_>, end_at: u64) -> Result<Option<(u64, [u8; END64_BYTES as usize])>> {
+fn end64_record(input: &Blob, end_at: u64) -> Result<Option<(u64, [u8; END64_BYTES as usize])>> {
     let Some(locator_at) = end_at.checked_sub(LOCATOR_BYTES) else { return Ok(None) };
     let locator: [u8; LOCATOR_BYTES as usize] = input.array(locator_at, "the zip64 locator")?;
     if &locator[..4] != LOCATOR {
@@ -200,7 +201,7 @@ fn end64_record(input: &Input<'_>, end_at: u64) -> Result<Option<(u64, [u8; END6
 }
 
 /// The entry at the start of `rest`, which lies at `at`, and its length.
-fn entry(input: &Input<'_>, rest: &[u8], at: u64) -> Result<(Member, usize)> {
+fn entry(input: &Blob, rest: &[u8], at: u64) -> Result<(Member, usize)> {
     let wrong = |message: String| Err(input.wrong(message, at, rest.len() as u64));
     let Some(head) = rest.get(..ENTRY_BYTES).filter(|head| &head[..4] == ENTRY) else {
         return wrong("an entry of the directory is broken or missing".into());
@@ -250,7 +251,7 @@ fn extend(mut extra: &[u8], values: &mut [u64]) -> Option<()> {
 }
 
 /// Sets where each member must end at the latest. Errors: doubled names, members that start at the same place.
-fn bound(input: &Input<'_>, members: &mut [Member], directory: u64) -> Result<()> {
+fn bound(input: &Blob, members: &mut [Member], directory: u64) -> Result<()> {
     let mut names: Vec<&str> = members.iter().map(|member| member.name.as_str()).collect();
     names.sort_unstable();
     if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {

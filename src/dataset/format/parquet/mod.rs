@@ -27,21 +27,23 @@ mod unpack;
 pub use column::Nulls;
 
 use self::column::{Column, Place, Scratch as Arenas, TOGETHER};
-use self::scan::Content;
 use self::unpack::Codec;
 use crate::dataset::digest::Digest;
-use crate::dataset::paths::expand;
 use crate::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage, guarded};
-use crate::storage::{Extent, SourceId, Sources, open_regular};
+use crate::storage::listing::expand;
+use crate::storage::{Blob, Extent, SourceId, Sources};
 use crate::tensor::{DType, EncodedField, Field};
 use arrow_schema::{DataType, Fields};
 use bytes::Bytes;
+use parquet::DecodeResult;
 use parquet::arrow::parquet_to_arrow_schema;
 use parquet::basic::{Compression, Encoding, Type};
+use parquet::errors::ParquetError;
 use parquet::file::metadata::{
-    ColumnChunkMetaData, PageIndexPolicy, ParquetMetaData, ParquetMetaDataReader, RowGroupMetaData,
+    ColumnChunkMetaData, PageIndexPolicy, ParquetMetaData, ParquetMetaDataPushDecoder, ParquetMetaDataReader,
+    RowGroupMetaData,
 };
 use parquet::file::page_index::offset_index::{OffsetIndexMetaData, PageLocation};
 use parquet::file::statistics::Statistics;
@@ -331,27 +333,15 @@ fn config(message: String) -> Error {
 
 impl Footer {
     fn of_file(path: PathBuf, builder: &ParquetBuilder) -> Result<Self> {
-        let (file, len) = open_regular(&path)?;
-        let tail = |place: &mut [u8; 8]| {
-            std::os::unix::fs::FileExt::read_exact_at(&file, place, len.saturating_sub(8))
-                .map_err(|source| Error::os(Stage::Index, "cannot read the footer", source))
-        };
-        let parse = || Self::new(path.clone(), len, read_meta(&file, len, tail, builder)?, None);
-        guarded("the footer", Stage::Index, parse).map_err(|error| error.with_path(&path))
+        Self::of_blob(&Blob::open(&path)?, None, builder).map_err(|error| error.with_path(&path))
     }
 
     fn of_bytes(bytes: &Arc<[u8]>, builder: &ParquetBuilder) -> Result<Self> {
-        let len = bytes.len() as u64;
-        let tail = |place: &mut [u8; 8]| {
-            if let Some(last) = bytes.last_chunk::<8>() {
-                *place = *last;
-            }
-            Ok(())
-        };
-        let parse = || {
-            let meta = read_meta(&Bytes::from_owner(bytes.clone()), len, tail, builder)?;
-            Self::new("<memory>".into(), len, meta, Some(bytes.clone()))
-        };
+        Self::of_blob(&Blob::memory(Bytes::from_owner(bytes.clone())), Some(bytes.clone()), builder)
+    }
+
+    fn of_blob(blob: &Blob, bytes: Option<Arc<[u8]>>, builder: &ParquetBuilder) -> Result<Self> {
+        let parse = || Self::new(blob.path().to_path_buf(), blob.len(), read_meta(blob, builder)?, bytes);
         guarded("the footer", Stage::Index, parse)
     }
 
@@ -382,10 +372,10 @@ impl Footer {
     }
 
     /// The file, for what is read of it beside the footer.
-    fn content(&self) -> Option<Content<'_>> {
+    fn blob(&self) -> Option<Blob> {
         match &self.bytes {
-            Some(bytes) => Some(Content::Memory(bytes)),
-            None => open_regular(&self.path).ok().map(|(file, _)| Content::File(file)),
+            Some(bytes) => Some(Blob::memory(Bytes::from_owner(bytes.clone()))),
+            None => Blob::open(&self.path).ok(),
         }
     }
 
@@ -399,19 +389,13 @@ impl Footer {
 }
 
 /// The footer, its length checked against the file before it is read.
-fn read_meta<R: parquet::file::reader::ChunkReader>(
-    reader: &R,
-    len: u64,
-    tail: impl FnOnce(&mut [u8; 8]) -> Result<()>,
-    builder: &ParquetBuilder,
-) -> Result<ParquetMetaData> {
+fn read_meta(blob: &Blob, builder: &ParquetBuilder) -> Result<ParquetMetaData> {
+    let len = blob.len();
     let wrong = |kind, message: String| Err(Error::new(kind, Stage::Index, message));
-    let mut end = [0; 8];
     if len < 12 {
         return wrong(ErrorKind::Truncated, format!("{len} bytes are too few for a Parquet file"));
     }
-    tail(&mut end)?;
-    let [a, b, c, d, magic @ ..] = end;
+    let [a, b, c, d, magic @ ..] = blob.array::<8>(len - 8, "the footer")?;
     match &magic {
         b"PAR1" => {}
         b"PARE" => return wrong(ErrorKind::Decode, "an encrypted file, such files are not read".into()),
@@ -422,7 +406,7 @@ fn read_meta<R: parquet::file::reader::ChunkReader>(
         return wrong(ErrorKind::Truncated, format!("a footer of {footer} bytes in a file of {len}"));
     }
     let start = len - 8 - footer;
-    let bytes = reader.get_bytes(start, footer as usize).map_err(unread)?;
+    let bytes = Bytes::from(blob.read(start, footer, "the footer")?);
     let clean = page::check_footer(&bytes).map_err(|error| {
         Error::new(error.kind(), Stage::Index, format!("the footer: {}", error.message())).with_range(start, footer)
     })?;
@@ -447,10 +431,26 @@ fn read_meta<R: parquet::file::reader::ChunkReader>(
     if !meta.row_groups().iter().any(large) || offset_index_bytes(&meta) > FOOTER_MAX {
         return Ok(meta);
     }
-    let parser = ParquetMetaDataReader::new()
+    with_offset_index(blob, meta)
+}
+
+/// The same footer, with the places of the pages.
+fn with_offset_index(blob: &Blob, meta: ParquetMetaData) -> Result<ParquetMetaData> {
+    let mut decoder = ParquetMetaDataPushDecoder::try_new_with_metadata(blob.len(), meta)
+        .map_err(unread)?
         .with_column_index_policy(PageIndexPolicy::Skip)
         .with_offset_index_policy(PageIndexPolicy::Optional);
-    parser.parse_and_finish(reader).map_err(unread)
+    loop {
+        match decoder.try_decode().map_err(unread)? {
+            DecodeResult::Data(meta) => return Ok(meta),
+            DecodeResult::Finished => return Err(unread(ParquetError::General("no metadata".into()))),
+            DecodeResult::NeedsData(ranges) => {
+                let read = |range: &Range<u64>| blob.read(range.start, range.end - range.start, "the offset index");
+                let pieces = ranges.iter().map(|range| read(range).map(Bytes::from)).collect::<Result<_>>()?;
+                decoder.push_ranges(ranges, pieces).map_err(unread)?;
+            }
+        }
+    }
 }
 
 /// What is read at once for the offset indexes of all columns: from the first to the end of the last.
@@ -761,12 +761,12 @@ impl Cut<'_> {
     /// Bytes of the dictionary's header that the footer leaves out of the sizes of a column, as parquet-mr before 1.2.9 did.
     fn uncounted_header(&self, start: u64, len: u64) -> u64 {
         let writer = self.footer.meta.file_metadata().created_by().unwrap_or_default();
-        let content = if leaves_out_headers(writer) { self.footer.content() } else { None };
+        let content = if leaves_out_headers(writer) { self.footer.blob() } else { None };
         content.and_then(|content| scan::uncounted_header(&content, start, len)).unwrap_or(0)
     }
 
     fn counted_payload(&self, index: usize, place: &Place) -> Option<u64> {
-        scan::payload(&self.footer.content()?, &self.footer.leaves[self.columns[index]].descr, place)
+        scan::payload(&self.footer.blob()?, &self.footer.leaves[self.columns[index]].descr, place)
     }
 }
 
@@ -812,7 +812,7 @@ impl Parquet {
     #[allow(clippy::type_complexity, reason = "a list of runs, each with its columns")]
     fn runs(&self, cut: &Cut<'_>, whole: &[Place], rows: u64, opened: u64) -> Option<Vec<(Range<u64>, Box<[Place]>)>> {
         let index = cut.footer.meta.page_index_for_row_group(cut.number);
-        let content = cut.footer.content()?;
+        let content = cut.footer.blob()?;
         let dictionary = |(leaf, whole): (usize, &Place)| {
             let first = index.page_locations(cut.columns[leaf])?.first()?.offset;
             let before = u64::try_from(first).ok()?.checked_sub(whole.data.0)?;
@@ -844,14 +844,7 @@ impl Parquet {
 
     /// What the pages of a run unpack to, at most. The offset index does not say it; values of fixed width, and byte
     /// arrays whose sizes it has, cannot be more than themselves with their levels. Of others the page headers say it.
-    fn size_run(
-        &self,
-        cut: &Cut<'_>,
-        leaf: usize,
-        run: &mut Place,
-        pages: &OffsetIndexMetaData,
-        content: &Content<'_>,
-    ) {
+    fn size_run(&self, cut: &Cut<'_>, leaf: usize, run: &mut Place, pages: &OffsetIndexMetaData, content: &Blob) {
         let descr = &self.leaves[leaf];
         let here = || pages.page_locations().iter().filter(|page| run.holds(page.offset));
         let payload = payload(run, pages);

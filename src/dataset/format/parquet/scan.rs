@@ -7,82 +7,64 @@
 use super::column::{Place, levels_v1};
 use super::page::{DELTA_BYTE_ARRAY, Header, Kind, Thrift};
 use super::unpack::Codec;
+use crate::storage::Blob;
 use parquet::basic::Compression;
 use parquet::schema::types::ColumnDescPtr;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 
 /// Bytes of a page header that are read at first; statistics of long strings may make it longer.
 const HEAD: u64 = 512;
 const HEAD_MAX: u64 = 1 << 20;
 
-/// A file, or all of its bytes.
-pub(super) enum Content<'a> {
-    File(File),
-    Memory(&'a [u8]),
+fn read(blob: &Blob, offset: u64, out: &mut Vec<u8>, len: u64) -> Option<()> {
+    let len = usize::try_from(len).ok()?;
+    out.clear();
+    out.try_reserve_exact(len).ok()?;
+    out.resize(len, 0);
+    blob.read_at(offset, out).ok()
 }
 
-impl Content<'_> {
-    fn read(&self, offset: u64, out: &mut Vec<u8>, len: u64) -> Option<()> {
-        let len = usize::try_from(len).ok()?;
-        out.clear();
-        match self {
-            Self::Memory(bytes) => {
-                let start = usize::try_from(offset).ok()?;
-                out.extend_from_slice(bytes.get(start..start.checked_add(len)?)?);
-            }
-            Self::File(file) => {
-                out.try_reserve_exact(len).ok()?;
-                out.resize(len, 0);
-                file.read_exact_at(out, offset).ok()?;
-            }
-        }
-        Some(())
-    }
-
-    /// The header, and its length, of the page at `offset`, behind which are at most `len` bytes.
-    fn header(&self, offset: u64, len: u64, buffer: &mut Vec<u8>) -> Option<(Header, u64)> {
-        let mut most = HEAD;
-        loop {
-            self.read(offset, buffer, len.min(most))?;
-            match Header::parse(buffer) {
-                Ok((header, bytes)) => return Some((header, bytes as u64)),
-                Err(_) if most < len.min(HEAD_MAX) => most = HEAD_MAX,
-                Err(_) => return None,
-            }
+/// The header, and its length, of the page at `offset`, behind which are at most `len` bytes.
+fn header(blob: &Blob, offset: u64, len: u64, buffer: &mut Vec<u8>) -> Option<(Header, u64)> {
+    let mut most = HEAD;
+    loop {
+        read(blob, offset, buffer, len.min(most))?;
+        match Header::parse(buffer) {
+            Ok((header, bytes)) => return Some((header, bytes as u64)),
+            Err(_) if most < len.min(HEAD_MAX) => most = HEAD_MAX,
+            Err(_) => return None,
         }
     }
 }
 
 /// The length of the dictionary's header, if the pages from `offset` on end that much behind `len`.
-pub(super) fn uncounted_header(content: &Content<'_>, offset: u64, len: u64) -> Option<u64> {
+pub(super) fn uncounted_header(blob: &Blob, offset: u64, len: u64) -> Option<u64> {
     let mut buffer = Vec::new();
-    let (dictionary, uncounted) = content.header(offset, len, &mut buffer)?;
+    let (dictionary, uncounted) = header(blob, offset, len, &mut buffer)?;
     let mut end = uncounted.checked_add(dictionary.compressed as u64)?;
     while end < len {
-        let (header, bytes) = content.header(offset.checked_add(end)?, len - end, &mut buffer)?;
+        let (header, bytes) = header(blob, offset.checked_add(end)?, len - end, &mut buffer)?;
         end = end.checked_add(bytes)?.checked_add(header.compressed as u64)?;
     }
     (dictionary.kind == Kind::Dictionary && end - len == uncounted).then_some(uncounted)
 }
 
 /// What the pages at these offsets and of these lengths unpack to, and their values.
-pub(super) fn page_sizes(content: &Content<'_>, mut pages: impl Iterator<Item = (u64, u64)>) -> Option<(u64, u64)> {
+pub(super) fn page_sizes(blob: &Blob, mut pages: impl Iterator<Item = (u64, u64)>) -> Option<(u64, u64)> {
     let mut buffer = Vec::new();
     pages.try_fold((0_u64, 0_u64), |(bytes, values), (offset, len)| {
-        let (header, _) = content.header(offset, len, &mut buffer)?;
+        let (header, _) = header(blob, offset, len, &mut buffer)?;
         let here = if header.kind == Kind::Dictionary { 0 } else { header.values };
         Some((bytes.checked_add(header.uncompressed as u64)?, values.checked_add(here as u64)?))
     })
 }
 
 /// Bytes that the byte arrays in the pages of `place` have at most, but for those that come from a dictionary.
-pub(super) fn payload(content: &Content<'_>, descr: &ColumnDescPtr, place: &Place) -> Option<u64> {
+pub(super) fn payload(blob: &Blob, descr: &ColumnDescPtr, place: &Place) -> Option<u64> {
     let (mut buffer, mut unpacked, mut codec) = (Vec::new(), Vec::new(), Codec::default());
     let (mut at, end) = (place.data.0, place.data.0.checked_add(place.data.1)?);
     let (mut room, mut sum) = (place.uncompressed, 0_u64);
     while at < end {
-        let (header, len) = content.header(at, end - at, &mut buffer)?;
+        let (header, len) = header(blob, at, end - at, &mut buffer)?;
         let body = at + len;
         at = body.checked_add(header.compressed as u64).filter(|next| *next <= end)?;
         room = room.checked_sub(header.uncompressed as u64)?;
@@ -91,7 +73,7 @@ pub(super) fn payload(content: &Content<'_>, descr: &ColumnDescPtr, place: &Plac
         }
         sum = sum.checked_add(header.uncompressed as u64)?;
         if header.encoding == DELTA_BYTE_ARRAY {
-            content.read(body, &mut buffer, header.compressed as u64)?;
+            read(blob, body, &mut buffer, header.compressed as u64)?;
             let values = values_of(&header, descr, place.compression, &buffer, &mut unpacked, &mut codec)?;
             sum = sum.checked_add(delta_sum(values, header.values)?)?;
         }

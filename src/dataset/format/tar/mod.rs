@@ -26,12 +26,11 @@ use self::samples::{Len, RECORD, Rule, Samples, split};
 use crate::dataset::damage::{Damage, OnDamage, cost};
 use crate::dataset::digest::Digest;
 use crate::dataset::index::{Cache, FIELDS_MAX, Index, Rows, Scan, Settings, without_indexes};
-use crate::dataset::{Dataset, EXTENSIONS, Parts, paths};
+use crate::dataset::{Dataset, EXTENSIONS, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::{Sources, open_plain};
+use crate::storage::{Blob, Sources, listing};
 use crate::tensor::{DType, EncodedField, Encoding, Field, Shape, Spec};
 use std::collections::BTreeMap;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -138,15 +137,7 @@ impl Tar {
         let sources = self.index.sources();
         let site =
             |error: Error| error.with_path(sources.path(source)).with_range(at, member::BLOCK).with_sample(sample);
-        match sources.bytes_of(source) {
-            Some(bytes) => {
-                let bytes = bytes.get(at as usize..).and_then(|rest| rest.get(..block.len()));
-                block.copy_from_slice(bytes.ok_or_else(|| site(none()))?);
-            }
-            None => open_plain(sources, source)?
-                .read_exact_at(&mut block, at)
-                .map_err(|source| site(Error::os(Stage::Index, "cannot read the header", source)))?,
-        }
+        Blob::of_source(sources, source)?.fill(at, &mut block, "the header").map_err(site)?;
         let header = member::Header::parse(&block);
         let header = header.map_err(|(_, what)| site(Error::new(ErrorKind::Decode, Stage::Index, what)))?;
         let name = header.regular().ok_or_else(|| site(none()))?.0;
@@ -283,7 +274,7 @@ impl TarBuilder {
     /// Opens shards as [`Tar::open`] does. Errors: as there.
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<Tar> {
         let pattern = pattern.as_ref();
-        let files = without_indexes(paths::expand(pattern, &[".tar"])?);
+        let files = without_indexes(listing::expand(pattern, &[".tar"])?);
         let name = pattern.display().to_string();
         self.open_as(&files, name)
     }

@@ -19,9 +19,9 @@ use self::example::{Feature, Kind};
 use crate::dataset::damage::{Damage, DamageKind, OnDamage};
 use crate::dataset::digest::Digest;
 use crate::dataset::index::{Cache, Entry, Index, Rows, Scan, Settings, without_indexes};
-use crate::dataset::{Dataset, Parts, paths};
+use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::{Extent, Sources};
+use crate::storage::{Extent, Sources, listing};
 use crate::tensor::{DType, EncodedField, Encoding, Field, Shape, Spec};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -225,7 +225,7 @@ impl TfRecordBuilder {
     /// not [`records`](Self::records); [`ErrorKind::Config`] for fields that cannot be.
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<TfRecord> {
         let pattern = pattern.as_ref();
-        let files = without_indexes(paths::expand(pattern, &[])?);
+        let files = without_indexes(listing::expand(pattern, &[])?);
         let name = match &files[..] {
             [_] => pattern.display().to_string(),
             _ => format!("{} files of {}", files.len(), pattern.display()),

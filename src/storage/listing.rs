@@ -1,6 +1,8 @@
-//! Which files a dataset is made of: a file, a folder, or a pattern such as `train-{0000..0127}.tar` or `*.parquet`.
+//! Which sources there are: a file, a folder, or a pattern such as `train-{0000..0127}.tar` or `*.parquet`; lengths, versions.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
+use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Files that one pattern may name.
@@ -59,27 +61,83 @@ pub(crate) fn expand(pattern: impl AsRef<Path>, endings: &[&str]) -> Result<Vec<
     Ok(files)
 }
 
+/// What a name stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    File,
+    Folder,
+    /// A symbolic link, which was not followed.
+    Link,
+    /// FIFO, socket, device.
+    Other,
+}
+
+impl Kind {
+    fn of(kind: std::fs::FileType) -> Self {
+        match kind {
+            kind if kind.is_file() => Self::File,
+            kind if kind.is_dir() => Self::Folder,
+            kind if kind.is_symlink() => Self::Link,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// What the table of a folder says of a source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Meta {
+    pub(crate) kind: Kind,
+    pub(crate) len: u64,
+    /// Differs when the bytes do: the modification time in nanoseconds, modulo 2^64. A copy that keeps the time keeps it.
+    pub(crate) version: u64,
+}
+
+impl Meta {
+    pub(super) fn of(meta: &std::fs::Metadata) -> Self {
+        let version = (meta.mtime() as u64).wrapping_mul(1_000_000_000).wrapping_add(meta.mtime_nsec() as u64);
+        Self { kind: Kind::of(meta.file_type()), len: meta.len(), version }
+    }
+
+    pub(super) fn of_memory(len: usize) -> Self {
+        Self { kind: Kind::File, len: len as u64, version: 0 }
+    }
+}
+
+/// Looks at a path. Links are followed. Errors: those of the system.
+pub(crate) fn look(path: &Path) -> Result<Meta> {
+    let meta = std::fs::metadata(path);
+    let failed = |source| Error::os(Stage::Index, "cannot look at the file", source).with_path(path);
+    meta.map(|meta| Meta::of(&meta)).map_err(failed)
+}
+
 /// Length of a regular file.
 pub(crate) fn regular_len(path: &Path) -> Result<u64> {
-    let meta = std::fs::metadata(path)
-        .map_err(|source| Error::os(Stage::Index, "cannot look at the file", source).with_path(path))?;
-    if !meta.is_file() {
-        return Err(Error::new(ErrorKind::NotAFile, Stage::Index, "").with_path(path));
+    match look(path)? {
+        Meta { kind: Kind::File, len, .. } => Ok(len),
+        _ => Err(Error::new(ErrorKind::NotAFile, Stage::Index, "").with_path(path)),
     }
-    Ok(meta.len())
+}
+
+/// The names in a folder, in no order. Links are not followed.
+pub(crate) fn names_in(dir: &Path) -> Result<Vec<(OsString, Kind)>> {
+    let failed = |source| Error::os(Stage::Index, "cannot list the folder", source).with_path(dir);
+    let named = |entry: std::fs::DirEntry| Ok((entry.file_name(), Kind::of(entry.file_type()?)));
+    std::fs::read_dir(dir).map_err(failed)?.map(|entry| entry.and_then(named).map_err(failed)).collect()
+}
+
+/// The path of a folder or file without links and `..`. Errors: those of the system.
+pub(crate) fn real_path(path: &Path) -> std::io::Result<PathBuf> {
+    path.canonicalize()
 }
 
 /// The regular files of a folder, sorted by name, hidden ones left out.
 pub(crate) fn files_of(dir: &Path, endings: &[&str]) -> Result<Vec<PathBuf>> {
-    let failed = |source| Error::os(Stage::Index, "cannot list the folder", source).with_path(dir);
     let mut files = Vec::new();
-    for entry in std::fs::read_dir(dir).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        let name = entry.file_name();
+    for (name, _) in names_in(dir)? {
         if !wanted(&name, endings) || name.as_encoded_bytes().starts_with(b".") {
             continue;
         }
-        match entry.path() {
+        match dir.join(&name) {
             path if !path.is_dir() => files.push(path),
             path if !endings.is_empty() => return Err(a_folder(&path)),
             _ => {}

@@ -1,0 +1,165 @@
+//! Index files: where they lie, for which shard they are right, what they hold.
+
+use super::table::{Form, HEADER, Notes, Table};
+use super::{Cache, Settings};
+use crate::error::Result;
+use crate::storage::Blob;
+use std::path::{Path, PathBuf};
+
+/// Ending of index files.
+pub(super) const ENDING: &str = ".fdx";
+/// First and last bytes of a shard that belong to its version.
+const ENDS: u64 = 4096;
+/// Bytes of the ledger in an index file: JSON, which takes many times its length while it is read. An index with more is not
+/// taken from its file.
+pub(super) const NOTES_MAX: usize = 8 << 20;
+
+/// What tells one content of a shard from another without reading it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Version {
+    pub(super) len: u64,
+    /// What storage says of the version: for a file its modification time.
+    pub(super) modified: u64,
+    /// CRC32C of the first and last bytes.
+    pub(super) ends: u32,
+}
+
+impl Version {
+    pub(super) fn of(shard: &Blob) -> Result<Self> {
+        let meta = shard.look()?;
+        let mut bytes = [0; 2 * ENDS as usize];
+        let first = meta.len.min(ENDS);
+        let last = (meta.len - first).min(ENDS);
+        let bytes = &mut bytes[..(first + last) as usize];
+        let (head, tail) = bytes.split_at_mut(first as usize);
+        shard.read_at(0, head).and_then(|()| shard.read_at(meta.len - last, tail))?;
+        Ok(Self { len: meta.len, modified: meta.version, ends: crc32c::crc32c(bytes) })
+    }
+}
+
+/// FNV-1a: the same in every build, unlike the standard library's.
+pub(crate) fn fnv(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
+pub(super) fn purpose(settings: &Settings<'_>) -> u64 {
+    let Settings { format, options, fields, checksums, .. } = settings;
+    fnv(format!("{format}\0{options}\0{fields}\0{checksums}").as_bytes())
+}
+
+/// The index file of a shard. Its name holds the options, so that two datasets of the same shards do not overwrite each
+/// other's; in a folder of its own also the shard's path.
+pub(super) fn place(path: &Path, settings: &Settings<'_>, purpose: u64) -> Option<PathBuf> {
+    use std::os::unix::ffi::OsStrExt;
+    let mut name = path.file_name()?.to_os_string();
+    let options = (purpose ^ purpose >> 32) as u32;
+    match &settings.cache {
+        Cache::Off => None,
+        Cache::Beside => {
+            name.push(format!(".{options:08x}{ENDING}"));
+            Some(path.with_file_name(name))
+        }
+        Cache::Folder(dir) => {
+            let full = std::path::absolute(path).ok()?;
+            name.push(format!(".{:016x}.{options:08x}{ENDING}", fnv(full.as_os_str().as_bytes())));
+            Some(dir.join(name))
+        }
+    }
+}
+
+/// Leaves out index files that a pattern such as `train-*` has found.
+pub(crate) fn without_indexes(mut files: Vec<PathBuf>) -> Vec<PathBuf> {
+    files.retain(|path| !path.as_os_str().as_encoded_bytes().ends_with(ENDING.as_bytes()));
+    files
+}
+
+/// The word of the CRC. Words of the header: magic and version, purpose, the shard's length, time and ends, fields, form, rows, most bytes of
+/// a sample, largest sample, bytes of notes, CRC32C of the file without this word.
+pub(super) const CRC: usize = HEADER - 1;
+/// "feedlix" and the version. In native order like everything else: a machine of the other order finds no index.
+pub(super) const MAGIC: [u32; 2] = [u32::from_be_bytes(*b"feed"), u32::from_be_bytes(*b"lix1")];
+
+pub(super) fn words_crc(words: &[u32]) -> u32 {
+    let crc = crc32c::crc32c(bytemuck::cast_slice(&words[..CRC]));
+    crc32c::crc32c_append(crc, bytemuck::cast_slice(&words[HEADER..]))
+}
+
+/// Makes the words a file: fills in the header.
+pub(super) fn seal(table: &mut Table, version: &Version, purpose: u64) {
+    let low_high = |n: u64| [n as u32, (n >> 32) as u32];
+    let [len, modified, purpose] = [version.len, version.modified, purpose].map(low_high);
+    let bytes_max = low_high(table.bytes_max);
+    let head = [
+        MAGIC[0],
+        MAGIC[1],
+        purpose[0],
+        purpose[1],
+        len[0],
+        len[1],
+        modified[0],
+        modified[1],
+        version.ends,
+        table.fields as u32,
+        table.form.code(),
+        table.rows,
+        bytes_max[0],
+        bytes_max[1],
+        table.largest,
+        table.notes_bytes as u32,
+        0,
+    ];
+    table.words[..HEADER].copy_from_slice(&head);
+    table.words[CRC] = words_crc(&table.words);
+}
+
+/// The table in an index file, or `None` when it is not right, or not for this shard as it is now.
+pub(super) fn load(file: &Blob, path: &Path, version: &Version, purpose: u64, fields: usize) -> Option<Table> {
+    let mut head = [0_u32; HEADER];
+    file.read_at(0, bytemuck::cast_slice_mut(&mut head)).ok()?;
+    let wide = |at: usize| u64::from(head[at]) | u64::from(head[at + 1]) << 32;
+    let found = Version { len: wide(4), modified: wide(6), ends: head[8] };
+    if head[..2] != MAGIC || wide(2) != purpose || found != *version || head[9] as usize != fields {
+        return None;
+    }
+    let form = Form::from_code(head[10])?;
+    let (rows, bytes_max, largest, notes_bytes) = (head[11], wide(12), head[14], head[15] as usize);
+    // Memory is taken for what the file has, and only when that is what its header says.
+    let entries = (rows as usize).checked_mul(fields)?.checked_mul(form.stride())?;
+    let words = HEADER.checked_add(entries)?.checked_add(notes_bytes.div_ceil(4))?;
+    if words.checked_mul(4)? as u64 != file.len() || (largest >= rows && rows > 0) {
+        return None;
+    }
+    // A file's length may be made up, too (a sparse one takes no room): a shard has no more samples than bytes.
+    if u64::from(rows) > version.len || notes_bytes > NOTES_MAX {
+        return None;
+    }
+    let mut all = Vec::new();
+    all.try_reserve_exact(words).ok()?;
+    all.resize(words, 0_u32);
+    file.read_at(0, bytemuck::cast_slice_mut(&mut all)).ok()?;
+    if all[..HEADER] != head || words_crc(&all) != head[CRC] {
+        return None;
+    }
+    let start = (HEADER + entries) * 4;
+    let notes = Notes::from_bytes(&bytemuck::cast_slice::<u32, u8>(&all)[start..start + notes_bytes], path)?;
+    Some(Table { words: all, rows, fields, form, notes_bytes, bytes_max, largest, notes })
+}
+
+/// For the fuzz target: these bytes as an index file whose magic, purpose, shard and CRC are right, so that its numbers
+/// are believed; every entry is looked at. True when the file is taken.
+#[cfg(feature = "test-util")]
+pub(crate) fn fuzz(bytes: &[u8]) -> bool {
+    let mut words: Vec<u32> = bytes.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect();
+    if words.len() < HEADER {
+        return false;
+    }
+    let version = Version { len: 1 << 20, modified: 1, ends: 2 };
+    words[..10].copy_from_slice(&[MAGIC[0], MAGIC[1], 7, 0, 1 << 20, 0, 1, 0, 2, 2]);
+    words[CRC] = words_crc(&words);
+    let file = Blob::memory(bytemuck::cast_slice(&words).to_vec().into());
+    let Some(table) = load(&file, Path::new("shard"), &version, 7, 2) else { return false };
+    for row in 0..table.rows as usize {
+        let _ = (table.span(row), table.entry(row, 0), table.entry(row, 1));
+    }
+    true
+}

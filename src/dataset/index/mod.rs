@@ -1,0 +1,351 @@
+//! The index of a dataset of shards: where the bytes of every field of every sample lie, and their CRC32C.
+//!
+//! ```text
+//! shard ──scanned once, shards in parallel──► table: rows × fields of (offset, length, CRC32C) ──► SHARD.OPTIONS.fdx
+//!                                               ▲                                                      │
+//!                  sample id ──starts──► (shard, row)        ◄──────── read as it stands, one CRC ─────┘
+//! ```
+//!
+//! A format gives [`Index::open_or_build`] its shards and a function that scans one of them. A table has 12 bytes per
+//! entry where all offsets of the shard are multiples of a power of two that makes them fit 32 bits, and no part is
+//! over 4 GiB; else 20. In a file it stands as in memory: opening is one read and one CRC32C per shard.
+//!
+//! Limits: 2^32 - 1 rows and 16 fields per shard. Invariants:
+//! - An index file is used when its own CRC is right, it was made for the same format and options, and the shard still
+//!   has the same length, modification time and first and last 4 KiB. Otherwise the shard is scanned again. So a file
+//!   that is torn, cut or made up is never trusted for its length, and never an error.
+//! - Index files appear by a rename. A folder that cannot be written costs the cache, not the dataset: see
+//!   [`Index::unsaved`].
+//! - What is left out is in the ledger ([`Index::damage`], [`Index::left_out`]), also when the index comes from a file.
+//!
+//! Scanning and opening run on threads that end before `open_or_build` returns.
+
+mod file;
+mod scan;
+mod table;
+#[cfg(test)]
+mod tests;
+
+#[cfg(feature = "test-util")]
+pub(crate) use file::fuzz;
+pub(crate) use file::{fnv, without_indexes};
+pub(crate) use scan::Scan;
+pub(crate) use table::{Entry, FIELDS_MAX, Rows};
+
+use self::file::Version;
+use self::table::{Span, Table};
+use super::Parts;
+use super::damage::{Damage, OnDamage};
+use super::digest::Digest;
+use super::parallel::parallel;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::storage::publish::publish;
+use crate::storage::{Blob, Extent, SourceId, Sources};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Where index files are kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Cache {
+    /// Beside the shard.
+    #[default]
+    Beside,
+    /// In this folder, which is made when it is missing.
+    Folder(PathBuf),
+    /// Nowhere: shards are scanned each time.
+    Off,
+}
+
+/// What an index is made for.
+pub(crate) struct Settings<'a> {
+    /// The format and the version of its scan: another one makes another index.
+    pub(crate) format: &'a str,
+    /// Everything that changes what the scan puts into a table, as text.
+    pub(crate) options: &'a str,
+    /// Fields of a row.
+    pub(crate) fields: usize,
+    /// Whether entries have CRCs. The scan should read every byte then.
+    pub(crate) checksums: bool,
+    pub(crate) cache: Cache,
+    pub(crate) on_damage: OnDamage,
+}
+
+/// The index of all shards.
+pub(crate) struct Index {
+    sources: Arc<Sources>,
+    tables: Vec<Table>,
+    /// First sample of every shard, then the number of samples.
+    starts: Vec<u64>,
+    fields: usize,
+    checksums: bool,
+    damage: Vec<Damage>,
+    left_out: BTreeMap<String, u64>,
+    scanned: usize,
+    unsaved: Option<String>,
+}
+
+impl Index {
+    /// The index of `files`: from its cache, or by `scan`, which gets a shard's bytes and fills its table. `scan` runs for
+    /// several shards at a time; damage goes to [`Rows::damage`], its errors are those of the machine (and mean: no
+    /// dataset).
+    ///
+    /// Errors: those of the file system; with [`OnDamage::Fail`] the first damage.
+    pub(crate) fn open_or_build(
+        files: &[PathBuf],
+        settings: &Settings<'_>,
+        scan: impl Fn(&mut Scan<'_>, &mut Rows) -> Result<()> + Sync,
+    ) -> Result<Self> {
+        // Files behind the first one that fails are not worth scanning.
+        let failed = AtomicUsize::new(usize::MAX);
+        let shards = parallel(files, |number, path| {
+            if number > failed.load(Ordering::Relaxed) {
+                return Err(Error::new(ErrorKind::Cancelled, Stage::Index, ""));
+            }
+            let shard = open_shard(path, settings, &scan).map_err(|error| error.with_path(path));
+            if shard.is_err() {
+                failed.fetch_min(number, Ordering::Relaxed);
+            }
+            shard
+        })?;
+        let mut sources = Sources::new();
+        for (path, shard) in files.iter().zip(&shards) {
+            sources.file(path, shard.len)?;
+        }
+        Self::of_shards(sources, shards, settings)
+    }
+
+    /// The index of a shard that lies in memory; never cached.
+    pub(crate) fn of_bytes(
+        bytes: Arc<[u8]>,
+        settings: &Settings<'_>,
+        scan: impl Fn(&mut Scan<'_>, &mut Rows) -> Result<()>,
+    ) -> Result<Self> {
+        let blob = Blob::memory(bytes::Bytes::from_owner(bytes.clone()));
+        let mut input = Scan::new(&blob, settings.checksums);
+        let mut rows = Rows::new(settings.fields);
+        scan(&mut input, &mut rows)?;
+        let shard =
+            Shard { len: bytes.len() as u64, table: rows.finish(Path::new("<memory>"))?, from: Origin::Scan(None) };
+        let mut sources = Sources::new();
+        sources.memory(bytes);
+        Self::of_shards(sources, vec![shard], settings)
+    }
+
+    fn of_shards(sources: Sources, shards: Vec<Shard>, settings: &Settings<'_>) -> Result<Self> {
+        let mut index = Self {
+            sources: Arc::new(sources),
+            tables: Vec::with_capacity(shards.len()),
+            starts: Vec::with_capacity(shards.len() + 1),
+            fields: settings.fields,
+            checksums: settings.checksums,
+            damage: Vec::new(),
+            left_out: BTreeMap::new(),
+            scanned: 0,
+            unsaved: None,
+        };
+        let mut len = 0_u64;
+        for mut shard in shards {
+            index.starts.push(len);
+            len += u64::from(shard.table.rows);
+            index.damage.append(&mut shard.table.notes.damage);
+            for (reason, count) in std::mem::take(&mut shard.table.notes.left_out) {
+                let sum = index.left_out.entry(reason).or_default();
+                *sum = sum.saturating_add(count);
+            }
+            if let Origin::Scan(unsaved) = shard.from {
+                index.scanned += 1;
+                index.unsaved = index.unsaved.or(unsaved);
+            }
+            index.tables.push(shard.table);
+        }
+        index.starts.push(len);
+        match (index.damage.first(), settings.on_damage) {
+            (Some(first), OnDamage::Fail) => Err(first.refused(index.damage.len() - 1)),
+            _ => Ok(index),
+        }
+    }
+
+    /// The shards.
+    pub(crate) fn sources(&self) -> &Arc<Sources> {
+        &self.sources
+    }
+
+    /// Number of samples.
+    pub(crate) fn len(&self) -> u64 {
+        self.starts.last().copied().unwrap_or(0)
+    }
+
+    /// Whether entries have CRCs.
+    pub(crate) fn checksums(&self) -> bool {
+        self.checksums
+    }
+
+    /// Damage, in the order of the shards.
+    pub(crate) fn damage(&self) -> &[Damage] {
+        &self.damage
+    }
+
+    /// What was left out by rule, with counts.
+    pub(crate) fn left_out(&self) -> &BTreeMap<String, u64> {
+        &self.left_out
+    }
+
+    /// Shards that were scanned, since no index file fitted.
+    pub(crate) fn scanned(&self) -> usize {
+        self.scanned
+    }
+
+    /// Why an index could not be saved, for the first shard where that failed.
+    pub(crate) fn unsaved(&self) -> Option<&str> {
+        self.unsaved.as_deref()
+    }
+
+    /// Most bytes of all extents of one sample.
+    pub(crate) fn sample_bytes_max(&self) -> u64 {
+        self.tables.iter().map(|table| table.bytes_max).max().unwrap_or(0)
+    }
+
+    /// The sample with the most bytes.
+    pub(crate) fn largest_sample(&self) -> Option<u64> {
+        let filled = (0..self.tables.len()).rev().filter(|shard| self.tables[*shard].rows > 0);
+        let shard = filled.max_by_key(|shard| self.tables[*shard].bytes_max)?;
+        Some(self.starts[shard] + u64::from(self.tables[shard].largest))
+    }
+
+    /// Heap bytes.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        let tables: usize = self.tables.iter().map(|table| table.words.capacity() * 4 + size_of::<Table>()).sum();
+        tables + self.starts.capacity() * 8 + self.sources.table_bytes()
+    }
+
+    /// Shard and row of a sample. `sample` is below `len`.
+    pub(crate) fn locate(&self, sample: u64) -> (usize, usize) {
+        // Of shards without samples, which start where the next one does, the search skips all.
+        let shard = self.starts.partition_point(|start| *start <= sample) - 1;
+        (shard, (sample - self.starts[shard]) as usize)
+    }
+
+    /// Where field `field` of a sample lies; `None` when the sample lacks it.
+    pub(crate) fn entry(&self, sample: u64, field: usize) -> Option<(SourceId, Entry)> {
+        let (shard, row) = self.locate(sample);
+        Some((SourceId::at(shard), self.tables[shard].entry(row, field)?))
+    }
+
+    /// The parts of a sample: fields that lie close together share an extent, which is read once. A field that the
+    /// sample lacks has no bytes. Without checksums, fields in `plain` (a bit set) that have an extent of their own may
+    /// be read in place.
+    pub(crate) fn extents<'a>(&'a self, sample: u64, plain: u32, parts: &mut Parts<'a>) {
+        let (shard, row) = self.locate(sample);
+        let table = &self.tables[shard];
+        let span = table.span(row);
+        let source = SourceId::at(shard);
+        for field in 0..self.fields {
+            let Some(entry) = table.entry(row, field) else { continue };
+            match span {
+                Span::Shared { offset, len } => parts.framed(field, Extent { source, offset, len }),
+                Span::Apart(_) => {
+                    let extent = Extent { source, offset: entry.offset, len: entry.len };
+                    if !self.checksums && plain & (1 << field) != 0 {
+                        parts.extent(field, extent);
+                    } else {
+                        parts.framed(field, extent);
+                    }
+                }
+            }
+        }
+        // Last, since shared extents must follow each other.
+        (0..self.fields).filter(|field| table.entry(row, *field).is_none()).for_each(|field| parts.inline(field, &[]));
+    }
+
+    /// A hash of where everything lies; some 10 ns for each entry, the shards in parallel.
+    pub(crate) fn places(&self) -> u64 {
+        let shard = |_: usize, table: &Table| {
+            let mut digest = Digest::new("shard's table").word(u64::from(table.rows));
+            for row in 0..table.rows as usize {
+                for entry in (0..self.fields).map(|field| table.entry(row, field)) {
+                    let (offset, len) = entry.map_or((u64::MAX, u64::MAX), |entry| (entry.offset, entry.len));
+                    digest = digest.word(offset).word(len);
+                }
+            }
+            Ok(digest.end())
+        };
+        // There is nothing that could fail.
+        Digest::new("tables").words(&parallel(&self.tables, shard).unwrap_or_default()).end()
+    }
+
+    /// Cuts a field's bytes out of what was read for [`extents`](Self::extents) and verifies their CRC.
+    ///
+    /// Errors: [`ErrorKind::Decode`] with both CRCs, [`ErrorKind::Truncated`]; both name path, offset and sample.
+    pub(crate) fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8]) -> Result<&'a [u8]> {
+        let (shard, row) = self.locate(sample);
+        let table = &self.tables[shard];
+        let Some(entry) = table.entry(row, field) else { return Ok(&[]) };
+        let site = |error: Error| {
+            error
+                .with_path(self.sources.path(SourceId::at(shard)))
+                .with_range(entry.offset, entry.len)
+                .with_sample(sample)
+        };
+        let start = match table.span(row) {
+            Span::Shared { offset, .. } => entry.offset - offset,
+            Span::Apart(_) => 0,
+        };
+        let range = usize::try_from(start).ok().zip(usize::try_from(entry.len).ok());
+        let own = range.and_then(|(start, len)| bytes.get(start..)?.get(..len)).ok_or_else(|| {
+            let message = format!("{} bytes from byte {start} expected, {} came", entry.len, bytes.len());
+            site(Error::new(ErrorKind::Truncated, Stage::Decode, message))
+        })?;
+        if self.checksums {
+            let found = crc32c::crc32c(own);
+            if found != entry.crc {
+                let message = format!("CRC32C {:08x} in the index, {found:08x} in the shard", entry.crc);
+                return Err(site(Error::new(ErrorKind::Decode, Stage::Decode, message)));
+            }
+        }
+        Ok(own)
+    }
+}
+
+/// A shard as it was opened.
+struct Shard {
+    len: u64,
+    table: Table,
+    from: Origin,
+}
+
+enum Origin {
+    Cache,
+    /// Scanned, and why it could not be saved.
+    Scan(Option<String>),
+}
+
+fn open_shard(
+    path: &Path,
+    settings: &Settings<'_>,
+    scan: impl Fn(&mut Scan<'_>, &mut Rows) -> Result<()>,
+) -> Result<Shard> {
+    let shard = Blob::open(path)?;
+    let version = Version::of(&shard)?;
+    let purpose = file::purpose(settings);
+    let place = file::place(path, settings, purpose);
+    let kept = place.as_ref().and_then(|place| Blob::open(place).ok());
+    if let Some(table) = kept.and_then(|kept| file::load(&kept, path, &version, purpose, settings.fields)) {
+        return Ok(Shard { len: version.len, table, from: Origin::Cache });
+    }
+    let mut input = Scan::new(&shard, settings.checksums);
+    let mut rows = Rows::new(settings.fields);
+    scan(&mut input, &mut rows)?;
+    if Version::of(&shard)? != version {
+        return Err(Error::new(ErrorKind::Changed, Stage::Index, "the shard was written to while it was indexed"));
+    }
+    let mut table = rows.finish(path)?;
+    let unsaved = place.and_then(|place| {
+        file::seal(&mut table, &version, purpose);
+        // Not synced: what a crash tears is found by its CRC.
+        let failed = publish(&place, bytemuck::cast_slice(&table.words), false).err()?;
+        Some(format!("{}: {failed}", place.display()))
+    });
+    Ok(Shard { len: version.len, table, from: Origin::Scan(unsaved) })
+}

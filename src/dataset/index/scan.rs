@@ -1,0 +1,72 @@
+//! A shard's bytes for its scan.
+
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::storage::Blob;
+
+/// Bytes that a scan reads at a time when it reads everything, and when it only follows headers.
+const AHEAD_ALL: usize = 1 << 20;
+const AHEAD_HEADERS: usize = 4096;
+
+/// A shard's bytes for its scan: a window that moves forward, so that nothing is read twice.
+pub(crate) struct Scan<'a> {
+    blob: &'a Blob,
+    window: Vec<u8>,
+    /// Offset of the window's first byte.
+    at: u64,
+    ahead: usize,
+}
+
+impl<'a> Scan<'a> {
+    pub(super) fn new(blob: &'a Blob, all: bool) -> Self {
+        Self { blob, window: Vec::new(), at: 0, ahead: if all { AHEAD_ALL } else { AHEAD_HEADERS } }
+    }
+
+    /// Length of the shard.
+    pub(crate) fn len(&self) -> u64 {
+        self.blob.len()
+    }
+
+    /// `len` bytes at `offset`. Check `len` against a limit first: that much is held in memory.
+    ///
+    /// Errors: [`ErrorKind::Truncated`] when the shard does not have them.
+    pub(crate) fn bytes(&mut self, offset: u64, len: usize) -> Result<&[u8]> {
+        if offset.checked_add(len as u64).is_none_or(|end| end > self.len()) {
+            let message = format!("{len} bytes expected, the shard has {}", self.len());
+            return Err(Error::new(ErrorKind::Truncated, Stage::Index, message).with_range(offset, len as u64));
+        }
+        if let Some(bytes) = self.blob.in_memory() {
+            return Ok(&bytes[offset as usize..offset as usize + len]);
+        }
+        let inside = |at: u64, have: usize| offset >= at && offset + len as u64 <= at + have as u64;
+        if !inside(self.at, self.window.len()) {
+            self.fill(offset, len.max(self.ahead))?;
+        }
+        let start = (offset - self.at) as usize;
+        Ok(&self.window[start..start + len])
+    }
+
+    /// CRC32C of `len` bytes at `offset`, any number of them. Errors: as [`bytes`](Self::bytes).
+    pub(crate) fn crc(&mut self, offset: u64, len: u64) -> Result<u32> {
+        let mut crc = 0;
+        let mut done = 0;
+        while done < len {
+            let at = offset.saturating_add(done);
+            // What the window holds already, or the next one.
+            let held = (self.at + self.window.len() as u64).checked_sub(at).filter(|held| *held > 0 && at >= self.at);
+            let step = (len - done).min(held.unwrap_or(self.ahead as u64));
+            crc = crc32c::crc32c_append(crc, self.bytes(at, step as usize)?);
+            done += step;
+        }
+        Ok(crc)
+    }
+
+    fn fill(&mut self, offset: u64, len: usize) -> Result<()> {
+        let len = (self.len() - offset).min(len as u64) as usize;
+        self.window.resize(len, 0);
+        self.at = offset;
+        self.blob.fill(offset, &mut self.window, "the shard").inspect_err(|_| {
+            // Nothing must be taken for bytes of the shard that was not read.
+            self.window.clear();
+        })
+    }
+}

@@ -1,0 +1,269 @@
+//! The table of one shard: rows × fields of (offset, length, CRC32C), packed; and its rows while the shard is scanned.
+
+use crate::dataset::damage::{Damage, DamageKind};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Words that come before the entries: the header of the index file, of which `file` knows what they say.
+pub(super) const HEADER: usize = 17;
+/// Fields of a row.
+pub(crate) const FIELDS_MAX: usize = 16;
+/// Parts of a sample that lie together are read at once when the bytes between them are not more than this.
+const GAP_MAX: u64 = 16 << 10;
+/// Entries of one shard's ledger; what is over is added up in one more.
+const LEDGER_MAX: usize = 1000;
+/// Different reasons for leaving something out that are counted apart.
+const LEFT_OUT_MAX: usize = 64;
+
+/// Where the bytes of one field of one sample lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    /// CRC32C of the bytes; without meaning when the index has no checksums.
+    pub(crate) crc: u32,
+}
+
+/// What is not in the table.
+#[derive(Default)]
+pub(super) struct Notes {
+    pub(super) damage: Vec<Damage>,
+    pub(super) left_out: BTreeMap<String, u64>,
+}
+
+impl Notes {
+    fn to_bytes(&self) -> Vec<u8> {
+        if self.damage.is_empty() && self.left_out.is_empty() {
+            return Vec::new();
+        }
+        let entry = |d: &Damage| json!([d.kind.as_str(), d.offset, d.len, d.samples, d.message]);
+        let damage: Vec<Value> = self.damage.iter().map(entry).collect();
+        json!({ "damage": damage, "left_out": self.left_out }).to_string().into_bytes()
+    }
+
+    pub(super) fn from_bytes(bytes: &[u8], path: &Path) -> Option<Self> {
+        if bytes.is_empty() {
+            return Some(Self::default());
+        }
+        let value: Value = serde_json::from_slice(bytes).ok()?;
+        let mut notes = Self::default();
+        for entry in value.get("damage")?.as_array()? {
+            let number = |index: usize| entry.get(index)?.as_u64();
+            let kind = DamageKind::from_str(entry.get(0)?.as_str()?)?;
+            let damage = Damage::new(kind, number(1)?, number(2)?, number(3)?, entry.get(4)?.as_str()?);
+            notes.damage.push(damage.at(path));
+        }
+        for (reason, count) in value.get("left_out")?.as_object()? {
+            notes.left_out.insert(reason.clone(), count.as_u64()?);
+        }
+        Some(notes)
+    }
+}
+
+/// The rows of one shard while it is scanned.
+pub(crate) struct Rows {
+    fields: usize,
+    entries: Vec<Option<Entry>>,
+    notes: Notes,
+    /// Damage that found no entry of its own.
+    surplus: u64,
+}
+
+impl Rows {
+    pub(super) fn new(fields: usize) -> Self {
+        assert!((1..=FIELDS_MAX).contains(&fields), "a format checks its fields first");
+        Self { fields, entries: Vec::new(), notes: Notes::default(), surplus: 0 }
+    }
+
+    /// The next sample: one entry per field, `None` where it lacks the field.
+    pub(crate) fn push(&mut self, entries: &[Option<Entry>]) {
+        assert_eq!(entries.len(), self.fields);
+        self.entries.extend_from_slice(entries);
+    }
+
+    /// Samples so far.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len() / self.fields
+    }
+
+    /// Writes an entry of the ledger.
+    pub(crate) fn damage(&mut self, damage: Damage) {
+        let ledger = &mut self.notes.damage;
+        match ledger.get_mut(LEDGER_MAX) {
+            None => ledger.push(damage),
+            Some(last) => {
+                self.surplus += 1;
+                last.message = format!("{} entries more, the last: {}", self.surplus, damage.message);
+                last.len = (damage.offset + damage.len).max(last.offset + last.len) - last.offset;
+                last.samples += damage.samples;
+            }
+        }
+    }
+
+    /// Counts something that is left out by rule: it is no damage, but the dataset says it.
+    pub(crate) fn leave_out(&mut self, reason: &str) {
+        match self.notes.left_out.get_mut(reason) {
+            Some(count) => *count += 1,
+            None => {
+                let reason = if self.notes.left_out.len() < LEFT_OUT_MAX { reason } else { "others" };
+                *self.notes.left_out.entry(reason.to_string()).or_default() += 1;
+            }
+        }
+    }
+
+    pub(super) fn finish(mut self, path: &Path) -> Result<Table> {
+        let len = self.len();
+        let Ok(rows) = u32::try_from(len) else {
+            let message = format!("{len} samples in one shard, {} are the limit", u32::MAX);
+            return Err(Error::new(ErrorKind::Limit, Stage::Index, message));
+        };
+        self.notes.damage.iter_mut().for_each(|damage| damage.path = path.to_path_buf());
+        let form = Form::for_entries(&self.entries);
+        let notes = self.notes.to_bytes();
+        let mut words = vec![0_u32; HEADER];
+        words.reserve_exact(self.entries.len() * form.stride() + notes.len().div_ceil(4));
+        self.entries.iter().for_each(|entry| form.write(*entry, &mut words));
+        words.resize(words.len() + notes.len().div_ceil(4), 0);
+        let end = words.len() * 4 - notes.len().next_multiple_of(4);
+        bytemuck::cast_slice_mut::<u32, u8>(&mut words)[end..end + notes.len()].copy_from_slice(&notes);
+        let fields = self.fields;
+        let notes_bytes = notes.len();
+        let mut table = Table { words, rows, fields, form, notes_bytes, bytes_max: 0, largest: 0, notes: self.notes };
+        for row in 0..len {
+            let bytes = table.span(row).bytes();
+            if bytes > table.bytes_max {
+                (table.bytes_max, table.largest) = (bytes, row as u32);
+            }
+        }
+        Ok(table)
+    }
+}
+
+/// How an entry is packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// Offset in units of 2^shift bytes, length, CRC.
+    Compact { shift: u32 },
+    /// Offset and length in two words each, the lower first; CRC.
+    Wide,
+}
+
+/// The length of an entry that is not there.
+const ABSENT: u32 = u32::MAX;
+const WIDE: u32 = 1 << 8;
+
+impl Form {
+    fn for_entries(entries: &[Option<Entry>]) -> Self {
+        let (mut bits, mut offset_max, mut len_max) = (0, 0, 0);
+        for entry in entries.iter().flatten() {
+            bits |= entry.offset;
+            offset_max = offset_max.max(entry.offset);
+            len_max = len_max.max(entry.len);
+        }
+        let shift = bits.trailing_zeros().min(31);
+        let compact = offset_max >> shift <= u64::from(u32::MAX) && len_max < u64::from(ABSENT);
+        if compact { Self::Compact { shift } } else { Self::Wide }
+    }
+
+    pub(super) fn from_code(code: u32) -> Option<Self> {
+        match code {
+            WIDE => Some(Self::Wide),
+            shift if shift < 32 => Some(Self::Compact { shift }),
+            _ => None,
+        }
+    }
+
+    pub(super) fn code(self) -> u32 {
+        match self {
+            Self::Compact { shift } => shift,
+            Self::Wide => WIDE,
+        }
+    }
+
+    /// Words of an entry.
+    pub(super) fn stride(self) -> usize {
+        match self {
+            Self::Compact { .. } => 3,
+            Self::Wide => 5,
+        }
+    }
+
+    fn write(self, entry: Option<Entry>, words: &mut Vec<u32>) {
+        match (self, entry) {
+            (Self::Compact { .. }, None) => words.extend([0, ABSENT, 0]),
+            (Self::Wide, None) => words.extend([0, 0, ABSENT, ABSENT, 0]),
+            (Self::Compact { shift }, Some(e)) => words.extend([(e.offset >> shift) as u32, e.len as u32, e.crc]),
+            (Self::Wide, Some(e)) => {
+                words.extend([e.offset as u32, (e.offset >> 32) as u32, e.len as u32, (e.len >> 32) as u32, e.crc]);
+            }
+        }
+    }
+
+    fn read(self, words: &[u32]) -> Option<Entry> {
+        let wide = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        match (self, words) {
+            (Self::Compact { shift }, [at, len, crc]) => {
+                (*len != ABSENT).then(|| Entry { offset: u64::from(*at) << shift, len: u64::from(*len), crc: *crc })
+            }
+            (Self::Wide, [offset, offset_high, len, len_high, crc]) => {
+                let len = wide(*len, *len_high);
+                (len != u64::MAX).then(|| Entry { offset: wide(*offset, *offset_high), len, crc: *crc })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// How the parts of a sample are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Span {
+    /// All in one extent.
+    Shared { offset: u64, len: u64 },
+    /// Each for itself; the bytes together.
+    Apart(u64),
+}
+
+impl Span {
+    fn bytes(self) -> u64 {
+        match self {
+            Self::Shared { len, .. } => len,
+            Self::Apart(bytes) => bytes,
+        }
+    }
+}
+
+/// The table of one shard: the words of its index file as they stand, header, entries, notes.
+pub(super) struct Table {
+    pub(super) words: Vec<u32>,
+    pub(super) rows: u32,
+    pub(super) fields: usize,
+    pub(super) form: Form,
+    pub(super) notes_bytes: usize,
+    pub(super) bytes_max: u64,
+    pub(super) largest: u32,
+    pub(super) notes: Notes,
+}
+
+impl Table {
+    pub(super) fn entry(&self, row: usize, field: usize) -> Option<Entry> {
+        let stride = self.form.stride();
+        let start = HEADER + (row * self.fields + field) * stride;
+        self.form.read(&self.words[start..start + stride])
+    }
+
+    pub(super) fn span(&self, row: usize) -> Span {
+        let (mut start, mut end, mut bytes, mut count) = (u64::MAX, 0, 0_u64, 0);
+        for entry in (0..self.fields).filter_map(|field| self.entry(row, field)) {
+            start = start.min(entry.offset);
+            end = end.max(entry.offset.saturating_add(entry.len));
+            bytes = bytes.saturating_add(entry.len);
+            count += 1;
+        }
+        if count > 1 && end - start <= bytes.saturating_add(GAP_MAX) {
+            return Span::Shared { offset: start, len: end - start };
+        }
+        Span::Apart(bytes)
+    }
+}

@@ -1,0 +1,342 @@
+//! Index files: used, refused, made anew.
+
+use super::file::{CRC, ENDING, MAGIC, NOTES_MAX, load, words_crc};
+use super::table::HEADER;
+use super::*;
+use crate::dataset::DamageKind;
+use crate::dataset::Part;
+use crate::storage::listing;
+use proptest::prelude::*;
+use std::fs::File;
+use std::sync::atomic::AtomicU64;
+
+#[test]
+fn an_index_file_that_claims_more_samples_than_its_shard_has_bytes_takes_no_memory() {
+    let dir = Dir::new();
+    let version = Version { len: 1 << 20, modified: 1, ends: 2 };
+    let head = |rows: u32, notes: usize| {
+        vec![MAGIC[0], MAGIC[1], 7, 0, 1 << 20, 0, 1, 0, 2, 2, 0, rows, 0, 0, 0, notes as u32, 0]
+    };
+    // 4 billion rows of two fields in a sparse file of 103 GB.
+    let rows = u32::MAX - 1;
+    let place = dir.shard("rows.fdx", bytemuck::cast_slice(&head(rows, 0)));
+    let len = HEADER as u64 * 4 + u64::from(rows) * 24;
+    File::options().write(true).open(&place).unwrap().set_len(len).unwrap();
+    assert!(load(&Blob::open(&place).unwrap(), Path::new("shard"), &version, 7, 2).is_none());
+    // A right file but for the size of its ledger, which is taken up to the limit.
+    for (notes, taken) in [(NOTES_MAX, true), (NOTES_MAX + 4, false)] {
+        let mut text = br#"{"damage":[],"left_out":{}}"#.to_vec();
+        text.resize(notes, b' ');
+        let mut words = head(0, notes);
+        words.extend(text.chunks_exact(4).map(bytemuck::pod_read_unaligned::<u32>));
+        words[CRC] = words_crc(&words);
+        let place = dir.shard("notes.fdx", bytemuck::cast_slice(&words));
+        assert_eq!(load(&Blob::open(&place).unwrap(), Path::new("shard"), &version, 7, 2).is_some(), taken, "{notes}");
+    }
+}
+
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let name = format!("feedline-index-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn shard(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.0.join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    fn index_files(&self) -> Vec<PathBuf> {
+        listing::files_of(&self.0, &[ENDING]).unwrap_or_default()
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn settings(cache: Cache) -> Settings<'static> {
+    Settings { format: "test 1", options: "", fields: 2, checksums: true, cache, on_damage: OnDamage::Skip }
+}
+
+/// A format: samples of 10 bytes, a field of 6 and one of 4, which is missing where its first byte is `-`.
+fn scan(input: &mut Scan<'_>, rows: &mut Rows) -> Result<()> {
+    for start in (0..input.len() / 10 * 10).step_by(10) {
+        let entry = |input: &mut Scan<'_>, offset, len| {
+            Ok::<_, Error>(Some(Entry { offset, len, crc: input.crc(offset, len)? }))
+        };
+        let missing = input.bytes(start + 6, 1)? == b"-";
+        let first = entry(input, start, 6)?;
+        let second = if missing { None } else { entry(input, start + 6, 4)? };
+        rows.push(&[first, second]);
+    }
+    let over = input.len() % 10;
+    if over > 0 {
+        rows.damage(Damage::new(DamageKind::Cut, input.len() - over, over, 1, format!("{over} bytes \"over\"")));
+    }
+    rows.leave_out("nothing");
+    Ok(())
+}
+
+/// Every field of every sample, as a loader would get it.
+fn all(index: &Index, read: impl Fn(Extent) -> Vec<u8>) -> Result<Vec<Vec<Vec<u8>>>> {
+    (0..index.len())
+        .map(|sample| {
+            let mut parts = Parts::new();
+            index.extents(sample, 0, &mut parts);
+            let mut fields = vec![Vec::new(); 2];
+            for (field, part) in parts.iter() {
+                let Part::Framed(extent) = part else { continue };
+                fields[field] = index.open(sample, field, &read(extent))?.to_vec();
+            }
+            Ok(fields)
+        })
+        .collect()
+}
+
+fn from(bytes: &[u8]) -> impl Fn(Extent) -> Vec<u8> + '_ {
+    |extent| bytes[extent.offset as usize..(extent.offset + extent.len) as usize].to_vec()
+}
+
+const SHARD: &[u8] = b"aaaaaabbbbccccccddddeeeeee----ffffffgggg---";
+
+#[test]
+fn samples_are_found_across_shards_and_come_from_the_cache_the_second_time() {
+    let dir = Dir::new();
+    let empty: &[u8] = b"";
+    let shards = [empty, SHARD, empty, b"1234567890", empty];
+    let files: Vec<_> = (0..5).map(|k| dir.shard(&format!("s{k}"), shards[k])).collect();
+    for round in 0..2 {
+        let index = Index::open_or_build(&files, &settings(Cache::Beside), scan).unwrap();
+        assert_eq!((index.len(), index.scanned()), (5, if round == 0 { 5 } else { 0 }));
+        assert_eq!((0..5).map(|id| index.locate(id)).collect::<Vec<_>>(), [(1, 0), (1, 1), (1, 2), (1, 3), (3, 0)]);
+        assert_eq!((index.sample_bytes_max(), index.largest_sample()), (10, Some(0)));
+        let read = |extent: Extent| from(shards[extent.source.index()])(extent);
+        let fields = all(&index, read).unwrap();
+        assert_eq!(fields[2], [b"eeeeee".to_vec(), vec![]]);
+        assert_eq!(fields[4], [b"123456".to_vec(), b"7890".to_vec()]);
+        let [damage] = index.damage() else { panic!("{:?}", index.damage()) };
+        assert_eq!(
+            damage.to_string(),
+            format!("cut: 3 bytes \"over\": path={} offset=40 len=3 samples>=1", files[1].display())
+        );
+        assert_eq!(index.left_out().get("nothing"), Some(&5));
+    }
+    let refuse = Settings { on_damage: OnDamage::Fail, ..settings(Cache::Beside) };
+    let error = Index::open_or_build(&files, &refuse, scan).err().unwrap();
+    assert_eq!((error.kind(), error.site().offset), (ErrorKind::Truncated, Some(40)));
+}
+
+#[test]
+fn fields_that_lie_together_are_read_once_and_every_flipped_byte_is_named() {
+    let index = Index::of_bytes(SHARD.into(), &settings(Cache::Off), scan).unwrap();
+    let mut parts = Parts::new();
+    index.extents(1, 0, &mut parts);
+    let shared = Part::Framed(Extent { source: SourceId::at(0), offset: 10, len: 10 });
+    assert_eq!(parts.iter().collect::<Vec<_>>(), [(0, shared), (1, shared)]);
+    for at in 0..40 {
+        let mut bytes = SHARD.to_vec();
+        bytes[at] ^= 1;
+        let error = all(&index, from(&bytes));
+        // The missing field's bytes belong to nobody.
+        assert_eq!(error.is_ok(), (26..30).contains(&at), "byte {at}");
+        if let Err(error) = error {
+            assert_eq!(error.site().sample, Some(at as u64 / 10), "{error}");
+        }
+    }
+}
+
+#[test]
+fn an_index_file_that_is_flipped_or_cut_anywhere_is_made_anew() {
+    let dir = Dir::new();
+    let file = dir.shard("s", SHARD);
+    let files = [file];
+    let open = || Index::open_or_build(&files, &settings(Cache::Beside), scan).unwrap();
+    let right = all(&open(), from(SHARD)).unwrap();
+    let [place] = &dir.index_files()[..] else { panic!("one shard, one index") };
+    let whole = std::fs::read(place).unwrap();
+    let mut hostile: Vec<Vec<u8>> = (0..whole.len()).map(|len| whole[..len].to_vec()).collect();
+    for at in 0..whole.len() {
+        for bits in [0x01, 0x80, 0xff] {
+            let mut bytes = whole.clone();
+            bytes[at] ^= bits;
+            hostile.push(bytes);
+        }
+    }
+    hostile.push([&whole[..], &[0]].concat());
+    hostile.push(vec![0xff; 4096]);
+    for (case, bytes) in hostile.iter().enumerate() {
+        std::fs::write(place, bytes).unwrap();
+        let index = open();
+        assert_eq!((index.scanned(), index.damage().len()), (1, 1), "case {case}");
+        assert_eq!(all(&index, from(SHARD)).unwrap(), right, "case {case}");
+        assert_eq!(std::fs::read(place).unwrap(), whole, "case {case}");
+    }
+}
+
+#[test]
+fn an_index_file_with_a_right_crc_and_wrong_numbers_takes_no_memory_and_never_panics() {
+    let dir = Dir::new();
+    let files = [dir.shard("s", SHARD)];
+    let open = || Index::open_or_build(&files, &settings(Cache::Beside), scan).unwrap();
+    open();
+    let place = dir.index_files().remove(0);
+    let whole = std::fs::read(&place).unwrap();
+    let words: Vec<u32> = whole.chunks(4).map(|word| u32::from_ne_bytes(word.try_into().unwrap())).collect();
+    for at in (0..words.len()).filter(|at| *at != CRC) {
+        for value in [0, 1, 7, 0x7fff_ffff, 0xffff_fffe, u32::MAX] {
+            let mut words = words.clone();
+            words[at] = value;
+            words[CRC] = words_crc(&words);
+            std::fs::write(&place, bytemuck::cast_slice(&words)).unwrap();
+            let index = open();
+            for sample in 0..index.len() {
+                let mut parts = Parts::new();
+                index.extents(sample, 0, &mut parts);
+                for (field, part) in parts.iter() {
+                    // Whether the extent lies in the shard is the pipeline's to check; here only that nothing falls over.
+                    let _ = (part, index.open(sample, field, SHARD));
+                }
+            }
+            let _ = (index.sample_bytes_max(), index.largest_sample());
+        }
+    }
+}
+
+#[test]
+fn a_shard_that_changed_is_scanned_again() {
+    let dir = Dir::new();
+    let mut long = vec![b'x'; 20_000];
+    let files = [dir.shard("s", &long)];
+    let open = || Index::open_or_build(&files, &settings(Cache::Beside), scan).unwrap();
+    assert_eq!((open().scanned(), open().scanned()), (1, 0));
+    let modified = std::fs::metadata(&files[0]).unwrap().modified().unwrap();
+    let restore = || File::options().append(true).open(&files[0]).unwrap().set_modified(modified).unwrap();
+    // Another time, the same bytes.
+    File::options().append(true).open(&files[0]).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
+    assert_eq!((open().scanned(), open().scanned()), (1, 0));
+    restore();
+    assert_eq!((open().scanned(), open().scanned()), (1, 0));
+    // Other bytes, the same time and length: found at the ends ...
+    for at in [0, 4095, 15_904, 19_999] {
+        long[at] ^= 1;
+        std::fs::write(&files[0], &long).unwrap();
+        restore();
+        assert_eq!((open().scanned(), open().scanned()), (1, 0), "byte {at}");
+    }
+    // ... and in the middle by the CRC of the sample.
+    long[10_000] ^= 1;
+    std::fs::write(&files[0], &long).unwrap();
+    restore();
+    let index = open();
+    assert_eq!(index.scanned(), 0);
+    assert_eq!(all(&index, from(&long)).unwrap_err().site().sample, Some(1000));
+}
+
+#[test]
+fn other_options_have_other_files_and_folders_hold_shards_of_the_same_name() {
+    let (dir, cache) = (Dir::new(), Dir::new());
+    std::fs::create_dir(dir.0.join("sub")).unwrap();
+    let files = [dir.shard("s", SHARD), dir.shard("sub/s", b"aaaaaabbbb")];
+    let beside = settings(Cache::Beside);
+    let folder = settings(Cache::Folder(cache.0.join("deep/er")));
+    for settings in [&beside, &Settings { options: "more", ..settings(Cache::Beside) }, &folder] {
+        for scanned in [2, 0] {
+            let index = Index::open_or_build(&files, settings, scan).unwrap();
+            assert_eq!((index.scanned(), index.len(), index.unsaved()), (scanned, 5, None));
+        }
+    }
+    assert_eq!(dir.index_files().len(), 2);
+    assert_eq!(listing::files_of(&cache.0.join("deep/er"), &[ENDING]).unwrap().len(), 2);
+    let off = settings(Cache::Off);
+    assert_eq!(Index::open_or_build(&files, &off, scan).unwrap().scanned(), 2);
+    assert_eq!(without_indexes(listing::files_of(&dir.0, &[]).unwrap()), files[..1]);
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_costs_the_cache_only() {
+    let dir = Dir::new();
+    let files = [dir.shard("s", SHARD)];
+    // Not even root can make a folder of a file.
+    let settings = settings(Cache::Folder(files[0].join("sub")));
+    let index = Index::open_or_build(&files, &settings, scan).unwrap();
+    assert_eq!(index.len(), 4);
+    assert!(index.unsaved().unwrap().contains("s/sub"), "{:?}", index.unsaved());
+}
+
+#[test]
+fn a_shard_that_fails_is_named_and_the_first_one_wins() {
+    let dir = Dir::new();
+    let files: Vec<_> = (0..20).map(|k| dir.shard(&format!("s{k:02}"), SHARD)).collect();
+    let fail = |input: &mut Scan<'_>, _: &mut Rows| input.bytes(40, 4).map(drop);
+    let error = Index::open_or_build(&files, &settings(Cache::Off), fail).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Truncated);
+    assert!(error.to_string().contains("s00 offset=40 len=4"), "{error}");
+    let gone = [files[0].clone(), dir.0.join("gone"), dir.0.clone()];
+    assert_eq!(Index::open_or_build(&gone, &settings(Cache::Off), scan).err().unwrap().kind(), ErrorKind::NotFound);
+    let folder = [dir.0.clone()];
+    assert_eq!(Index::open_or_build(&folder, &settings(Cache::Off), scan).err().unwrap().kind(), ErrorKind::NotAFile);
+}
+
+#[test]
+fn two_fields_take_24_bytes_a_sample_and_40_at_most() {
+    for (unit, stride) in [(512, 24), (1, 40)] {
+        let bytes = Arc::<[u8]>::from([0]);
+        let index = Index::of_bytes(bytes, &settings(Cache::Off), |_, rows| {
+            for row in 0..100_000_u64 {
+                // Up to 5 GB: offsets need 33 bits unless they are counted in blocks.
+                let entry = |offset| Some(Entry { offset, len: 1, crc: 0 });
+                rows.push(&[entry(row * 49_999 / unit * unit), entry((row * 49_999 + 25_000) / unit * unit)]);
+            }
+            Ok(())
+        });
+        let index = index.unwrap();
+        let bytes = index.heap_bytes();
+        assert!((100_000 * stride..100_000 * stride + 1000).contains(&bytes), "{bytes} bytes, unit {unit}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn entries_come_back_as_they_went_in(
+        entries in prop::collection::vec(prop::option::of((0_u64..1 << 60, 0_u64..1 << 60, any::<u32>())), 2..40),
+        offset_shift in 0_u32..60,
+        len_shift in 0_u32..60,
+    ) {
+        let entry = |(offset, len, crc): (u64, u64, u32)| Entry {
+            offset: offset >> offset_shift, len: len >> len_shift, crc,
+        };
+        let entries: Vec<Option<Entry>> = entries.into_iter().map(|e| e.map(entry)).collect();
+        let entries = &entries[..entries.len() / 2 * 2];
+        let mut rows = Rows::new(2);
+        entries.chunks(2).for_each(|row| rows.push(row));
+        let table = rows.finish(Path::new("x")).unwrap();
+        for (index, entry) in entries.iter().enumerate() {
+            prop_assert_eq!(table.entry(index / 2, index % 2), *entry);
+        }
+    }
+
+    #[test]
+    fn a_scan_gives_the_shards_bytes_whatever_is_asked_for(
+        asks in prop::collection::vec((0_u64..30_000, 0_usize..12_000), 1..30), all in any::<bool>(),
+    ) {
+        let dir = Dir::new();
+        let bytes: Vec<u8> = (0..25_000_u32).map(|k| (k * 7 / 3) as u8).collect();
+        let file = Blob::open(dir.shard("s", &bytes)).unwrap();
+        let mut input = Scan::new(&file, all);
+        for (offset, len) in asks {
+            let right = bytes.get(offset as usize..).and_then(|rest| rest.get(..len));
+            prop_assert_eq!(input.bytes(offset, len).ok(), right);
+            let crc = input.crc(offset, len as u64).ok();
+            prop_assert_eq!(crc, right.map(crc32c::crc32c).or((len == 0).then_some(0)));
+        }
+    }
+}

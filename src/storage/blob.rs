@@ -1,0 +1,208 @@
+//! A source while it is opened: its length, its version, positional reads. Indexes, footers and checksums read through it.
+//!
+//! ```text
+//! path ──────────┐
+//! name in a root ├─► Blob: len, version, read_at ──► indexes, footers, checksums, verification, listing of labels
+//! SourceId ──────┤    (bulk reads of samples go through the `Reader` of the source's kind)
+//! memory ────────┘
+//! ```
+//!
+//! Limits: regular files and memory. Invariants: opening never waits (a FIFO is an error); [`Blob::fill`] reads nothing past
+//! the length that the file had when it was opened; memory is taken only for bytes that the file has; every error names
+//! the path, and the range where it is about one.
+
+use super::files::{OPEN_FLAGS, check_regular, open, open_error, unopened, with_cstr};
+use super::listing::Meta;
+use super::{Extent, SourceId, Sources, resolve_beneath};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use bytes::Bytes;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// An open source.
+pub(crate) struct Blob {
+    content: Content,
+    path: PathBuf,
+    len: u64,
+}
+
+enum Content {
+    File(std::fs::File),
+    Memory(Bytes),
+}
+
+impl Blob {
+    /// Opens the regular file at a path that the user or a listing named. Links are followed.
+    ///
+    /// Errors: [`ErrorKind::NotFound`], [`ErrorKind::Permission`], [`ErrorKind::NotAFile`], [`ErrorKind::Limit`] for too many
+    /// open files.
+    pub(crate) fn open(path: impl Into<PathBuf>) -> Result<Self> {
+        let path = path.into();
+        let fd = rustix::fs::open(&path, OPEN_FLAGS, Mode::empty()).map_err(|errno| unopened(errno, false));
+        Self::of_fd(fd, path)
+    }
+
+    /// Opens the regular file `name` beneath `root`, where `name` came from a file.
+    ///
+    /// Errors: as [`open`](Self::open), and [`ErrorKind::NotAFile`] for a name that leads out of the root.
+    pub(crate) fn open_beneath(root: &Path, name: &str) -> Result<Self> {
+        let fd = || {
+            if !resolve_beneath::is_plain(name.as_bytes()) {
+                return Err(Errno::XDEV);
+            }
+            let root = resolve_beneath::root(root)?;
+            with_cstr(
+                |path| path.extend_from_slice(name.as_bytes()),
+                |name| resolve_beneath::open(root.as_fd(), name, OPEN_FLAGS),
+            )
+        };
+        Self::of_fd(fd().map_err(|errno| unopened(errno, true)), root.join(name))
+    }
+
+    /// Opens a source, whatever its length is now: one whose name came from a file is opened beneath its folder.
+    ///
+    /// Errors: as [`open_beneath`](Self::open_beneath).
+    pub(crate) fn of_source(sources: &Sources, id: SourceId) -> Result<Self> {
+        let len = sources.len_of(id);
+        if let Some(bytes) = sources.shared(&Extent { source: id, offset: 0, len }) {
+            return Ok(Self { content: Content::Memory(bytes), path: sources.path(id), len });
+        }
+        let fd = open(sources, id, OPEN_FLAGS).map_err(|errno| open_error(sources, id, errno));
+        Self::of_fd(fd, sources.path(id))
+    }
+
+    /// Bytes of the process in the place of a file.
+    pub(crate) fn memory(bytes: Bytes) -> Self {
+        let len = bytes.len() as u64;
+        Self { content: Content::Memory(bytes), path: "<memory>".into(), len }
+    }
+
+    fn of_fd(fd: Result<OwnedFd>, path: PathBuf) -> Result<Self> {
+        match fd.and_then(|fd| Ok((check_regular(&fd, None)?, fd))) {
+            Ok((len, fd)) => Ok(Self { content: Content::File(fd.into()), path, len }),
+            Err(error) => Err(error.with_path(path)),
+        }
+    }
+
+    /// Length in bytes when it was opened.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// The path, or `<memory>`.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The bytes, where they lie in memory.
+    pub(crate) fn in_memory(&self) -> Option<&Bytes> {
+        match &self.content {
+            Content::Memory(bytes) => Some(bytes),
+            Content::File(_) => None,
+        }
+    }
+
+    /// Length and version now. Errors: those of the system.
+    pub(crate) fn look(&self) -> Result<Meta> {
+        match &self.content {
+            Content::Memory(bytes) => Ok(Meta::of_memory(bytes.len())),
+            Content::File(file) => match file.metadata() {
+                Ok(meta) => Ok(Meta::of(&meta)),
+                Err(source) => Err(Error::os(Stage::Index, "cannot look at the file", source).with_path(&self.path)),
+            },
+        }
+    }
+
+    /// Fills `out` from `offset`, as the source is now. Errors: those of the system; [`ErrorKind::Truncated`].
+    pub(crate) fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        let len = out.len() as u64;
+        self.read_os(offset, out)
+            .map_err(|source| Error::os(Stage::Read, "", source).with_path(&self.path).with_range(offset, len))
+    }
+
+    fn read_os(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
+        match &self.content {
+            Content::File(file) => file.read_exact_at(out, offset),
+            Content::Memory(bytes) => {
+                let start = usize::try_from(offset).ok();
+                let found = start.and_then(|start| bytes.get(start..start.checked_add(out.len())?));
+                out.copy_from_slice(found.ok_or(std::io::ErrorKind::UnexpectedEof)?);
+                Ok(())
+            }
+        }
+    }
+
+    /// Fills `out` from `offset` for an index. Errors: [`ErrorKind::Truncated`] naming `what` when the source ends before.
+    pub(crate) fn fill(&self, offset: u64, out: &mut [u8], what: &str) -> Result<()> {
+        self.has(offset, out.len() as u64, what)?;
+        let len = out.len() as u64;
+        self.read_os(offset, out).map_err(|source| {
+            let message = format!("cannot read {what}");
+            Error::os(Stage::Index, message, source).with_path(&self.path).with_range(offset, len)
+        })
+    }
+
+    /// `len` bytes from `offset`; the caller has compared `len` with a limit. Errors: as [`fill`](Self::fill).
+    pub(crate) fn read(&self, offset: u64, len: u64, what: &str) -> Result<Vec<u8>> {
+        self.has(offset, len, what)?;
+        let mut out = vec![0; len as usize];
+        self.fill(offset, &mut out, what)?;
+        Ok(out)
+    }
+
+    /// `N` bytes from `offset`. Errors: as [`fill`](Self::fill).
+    pub(crate) fn array<const N: usize>(&self, offset: u64, what: &str) -> Result<[u8; N]> {
+        let mut out = [0; N];
+        self.fill(offset, &mut out, what)?;
+        Ok(out)
+    }
+
+    fn has(&self, offset: u64, len: u64, what: &str) -> Result<()> {
+        if offset.checked_add(len).is_some_and(|end| end <= self.len) {
+            return Ok(());
+        }
+        let message = format!("the file of {} bytes ends before the end of {what}", self.len);
+        Err(self.error(ErrorKind::Truncated, message, offset, len))
+    }
+
+    /// An error about `len` bytes at `offset`.
+    pub(crate) fn error(&self, kind: ErrorKind, message: impl Into<String>, offset: u64, len: u64) -> Error {
+        Error::new(kind, Stage::Index, message).with_path(&self.path).with_range(offset, len)
+    }
+
+    /// The bytes are not what the format says.
+    pub(crate) fn wrong(&self, message: impl Into<String>, offset: u64, len: u64) -> Error {
+        self.error(ErrorKind::Decode, message, offset, len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_past_the_end_are_refused_by_name() {
+        let blob = Blob::memory(Bytes::from_static(&[1, 2, 3, 4]));
+        assert_eq!(blob.array::<2>(2, "the tail").unwrap(), [3, 4]);
+        for (offset, len) in [(3, 2), (4, 1), (u64::MAX, 1), (1, u64::MAX)] {
+            let error = blob.read(offset, len, "the tail").unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Truncated);
+            assert!(error.message().contains("the file of 4 bytes ends before the end of the tail"), "{error}");
+            assert_eq!((error.site().offset, error.site().len), (Some(offset), Some(len)));
+        }
+        assert_eq!(blob.read_at(3, &mut [0; 2]).unwrap_err().kind(), ErrorKind::Truncated);
+    }
+
+    #[test]
+    fn folders_devices_and_missing_files_are_typed_errors() {
+        let cases = [("/", ErrorKind::NotAFile), ("/dev/null", ErrorKind::NotAFile), ("/gone", ErrorKind::NotFound)];
+        for (path, kind) in cases {
+            let error = Blob::open(path).err().unwrap();
+            assert_eq!(error.kind(), kind, "{error}");
+            assert_eq!(error.site().path.as_deref(), Some(Path::new(path)));
+        }
+    }
+}

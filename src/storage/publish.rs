@@ -1,0 +1,161 @@
+//! Files that appear whole or not at all: written under a hidden name of their own, synced if asked for, then renamed.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const SUFFIX: &str = ".partial";
+const BUFFER: usize = 1 << 20;
+/// Bytes of the target's name in the hidden name: file systems end names at 255 bytes.
+const NAME_MAX: usize = 200;
+
+/// A file that is being written. Dropped before [`commit`](Self::commit) it leaves nothing.
+pub(crate) struct Pending {
+    file: Option<BufWriter<File>>,
+    hidden: PathBuf,
+    target: PathBuf,
+}
+
+impl Pending {
+    /// Begins `target`, under the hidden name `.NAME.PID.N.tmp`.
+    pub(crate) fn create(target: impl Into<PathBuf>) -> io::Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let target = target.into();
+        let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?.as_bytes();
+        let name = &name[..name.len().min(NAME_MAX)];
+        loop {
+            let end = format!(".{}.{}.tmp", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+            let hidden = target.with_file_name(OsString::from_vec([b".", name, end.as_bytes()].concat()));
+            // A container on another machine may have the same process id: then the next number.
+            match File::options().write(true).create_new(true).open(&hidden) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                file => return Ok(Self::of(file?, hidden, target)),
+            }
+        }
+    }
+
+    /// Begins `target` where nobody else writes it: `.NAME.partial`, which takes the place of what an interrupted run left.
+    pub(crate) fn create_alone(target: impl Into<PathBuf>) -> io::Result<Self> {
+        let target = target.into();
+        let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?.as_bytes();
+        let hidden = target.with_file_name(OsString::from_vec([b".", name, SUFFIX.as_bytes()].concat()));
+        Ok(Self::of(File::create(&hidden)?, hidden, target))
+    }
+
+    fn of(file: File, hidden: PathBuf, target: PathBuf) -> Self {
+        Self { file: Some(BufWriter::with_capacity(BUFFER, file)), hidden, target }
+    }
+
+    /// The path that the file will have.
+    pub(crate) fn target(&self) -> &Path {
+        &self.target
+    }
+
+    /// Gives the file its name; with `sync` after its bytes are on the device.
+    pub(crate) fn commit(mut self, sync: bool) -> io::Result<()> {
+        let Some(file) = self.file.take() else { return Ok(()) };
+        let file = file.into_inner().map_err(|error| error.into_error())?;
+        if sync {
+            file.sync_all()?;
+        }
+        drop(file);
+        std::fs::rename(&self.hidden, &self.target)
+    }
+}
+
+impl Write for Pending {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &mut self.file {
+            Some(file) => file.write(bytes),
+            None => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.as_mut().map_or(Ok(()), Write::flush)
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if let Some(file) = self.file.take() {
+            // What is buffered is not wanted any more.
+            drop(file.into_parts());
+        }
+        // After the renaming there is no such file, and that is well.
+        let _ = std::fs::remove_file(&self.hidden);
+    }
+}
+
+/// Whether a file of this name was begun by [`Pending::create_alone`].
+pub(crate) fn is_partial(name: &str) -> bool {
+    name.starts_with('.') && name.ends_with(SUFFIX)
+}
+
+/// Writes `bytes` to `target`, whose folder is made when it is missing.
+pub(crate) fn publish(target: &Path, bytes: &[u8], sync: bool) -> io::Result<()> {
+    if let Some(dir) = target.parent().filter(|dir| !dir.as_os_str().is_empty()) {
+        make_folder(dir)?;
+    }
+    let mut pending = Pending::create(target)?;
+    pending.write_all(bytes)?;
+    pending.commit(sync)
+}
+
+/// Makes a folder, and those above it.
+pub(crate) fn make_folder(dir: &Path) -> io::Result<()> {
+    std::fs::create_dir_all(dir)
+}
+
+/// Removes a file that an earlier run published.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    std::fs::remove_file(path)
+}
+
+/// An open folder, so that the names of files published in it can be put on the device.
+pub(crate) struct Folder(File);
+
+impl Folder {
+    /// Opens the folder that `target` lies in.
+    pub(crate) fn of(target: &Path) -> io::Result<Self> {
+        let dir = target.parent().filter(|dir| !dir.as_os_str().is_empty());
+        Ok(Self(File::open(dir.unwrap_or(Path::new(".")))?))
+    }
+
+    /// Puts its names on the device.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        match self.0.sync_all() {
+            // Some network file systems cannot, and have nothing to sync.
+            Err(source) if matches!(source.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
+            done => done,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_published_file_is_whole_and_a_dropped_one_leaves_nothing() {
+        let dir = std::env::temp_dir().join(format!("feedline-publish-{}", std::process::id()));
+        let target = dir.join(format!("deep/er/{}", "y".repeat(240)));
+        for bytes in [&b"first"[..], b"second"] {
+            publish(&target, bytes, true).unwrap();
+            assert_eq!(std::fs::read(&target).unwrap(), bytes);
+        }
+        let mut dropped = Pending::create(&target).unwrap();
+        dropped.write_all(b"third").unwrap();
+        let names = || -> Vec<_> {
+            std::fs::read_dir(target.parent().unwrap()).unwrap().map(|entry| entry.unwrap().file_name()).collect()
+        };
+        assert!(names().iter().any(|name| name.to_string_lossy().ends_with(".tmp")), "{:?}", names());
+        drop(dropped);
+        assert_eq!((names().len(), std::fs::read(&target).unwrap()), (1, b"second".to_vec()));
+        Folder::of(&target).unwrap().sync().unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}
