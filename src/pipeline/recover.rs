@@ -35,7 +35,7 @@ use crate::ledger::BadSample;
 use crate::memory::{ChunkBuf, RegionBytes, Rows};
 use crate::order::{Draws, Key};
 use crate::report::spans;
-use crate::storage::{Again, Cached, Extent, may_pass};
+use crate::storage::{Again, Cached, Class, Extent, classify, may_pass};
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -177,9 +177,8 @@ impl Recovery {
 /// Whether another sample may stand in for one that failed like this.
 fn is_the_samples(error: &Error) -> bool {
     use ErrorKind as K;
-    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
     // Descriptors and memory are short for every sample.
-    if source.and_then(std::io::Error::raw_os_error).is_some_and(|code| matches!(code, 12 | 23 | 24)) {
+    if classify(error) == Class::Exhausted {
         return false;
     }
     matches!(

@@ -50,7 +50,7 @@ pub use faulty::{Fault, Faulty, Hit};
 #[cfg(feature = "cuda")]
 pub(crate) use files::{Files, descriptor_limit};
 pub use page_cache::{Cached, PageCache};
-pub(crate) use retry::{Again, may_pass};
+pub(crate) use retry::{Again, Class, classify, may_pass};
 pub use source::{DirId, Extent, SourceId, Sources};
 pub use waker::Waker;
 

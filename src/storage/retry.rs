@@ -12,7 +12,7 @@
 use super::fault_hook::FaultHook;
 use super::files::{Files, Seen, probe};
 use super::{Counters, Extent, ReaderOptions, Sources, add, pread};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::memory::RegionBytes;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -33,34 +33,52 @@ pub(crate) struct Again {
     recovered: AtomicU64,
 }
 
-/// Whether a read that failed like this may work when it is tried again: storage or network in trouble, memory or descriptors
-/// short. Not so what says that the bytes are not there, or not for us.
-pub(crate) fn may_pass(error: &Error) -> bool {
+/// What a failed read calls for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// Storage or network in trouble: trying again may help.
+    Transient,
+    /// Memory or descriptors are short, for every sample: trying again may help, another sample does not.
+    Exhausted,
+    /// The bytes are there and wrong: another sample may stand in.
+    Damage,
+    /// The bytes are not there, or not for this process.
+    Permanent,
+}
+
+/// The class of an error. The one place that knows which codes of the system, or of a store, mean what.
+pub(crate) fn classify(error: &Error) -> Class {
     use Errno as E;
     let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
-    let Some(errno) = source.and_then(E::from_io_error) else { return false };
-    let passing = [
-        E::INTR,
-        E::AGAIN,
-        E::IO,
-        E::STALE,
-        E::BUSY,
-        E::NOMEM,
-        E::NOBUFS,
-        E::MFILE,
-        E::NFILE,
-        E::TIMEDOUT,
-        E::NOLINK,
-        E::REMOTEIO,
-        E::CONNRESET,
-        E::CONNABORTED,
-        E::NETDOWN,
-        E::NETUNREACH,
-        E::HOSTDOWN,
-        E::HOSTUNREACH,
-        E::NOTCONN,
-    ];
-    passing.contains(&errno)
+    match source.and_then(E::from_io_error) {
+        Some(E::NOMEM | E::MFILE | E::NFILE | E::NOBUFS) => Class::Exhausted,
+        Some(
+            E::INTR
+            | E::AGAIN
+            | E::IO
+            | E::STALE
+            | E::BUSY
+            | E::TIMEDOUT
+            | E::NOLINK
+            | E::REMOTEIO
+            | E::CONNRESET
+            | E::CONNABORTED
+            | E::NETDOWN
+            | E::NETUNREACH
+            | E::HOSTDOWN
+            | E::HOSTUNREACH
+            | E::NOTCONN,
+        ) => Class::Transient,
+        _ => match error.kind() {
+            ErrorKind::Decode | ErrorKind::Truncated | ErrorKind::Changed | ErrorKind::Shape => Class::Damage,
+            _ => Class::Permanent,
+        },
+    }
+}
+
+/// Whether a read that failed like this may work when it is tried again.
+pub(crate) fn may_pass(error: &Error) -> bool {
+    matches!(classify(error), Class::Transient | Class::Exhausted)
 }
 
 fn is_io(error: &Error) -> bool {
@@ -162,18 +180,26 @@ impl Again {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::{ErrorKind, Stage};
+    use crate::error::Stage;
 
     #[test]
-    fn trouble_of_storage_may_pass_and_what_is_wrong_with_the_data_does_not() {
-        for code in [5, 11, 12, 16, 23, 24, 110, 116] {
-            assert!(may_pass(&Error::os(Stage::Read, "", std::io::Error::from_raw_os_error(code))), "{code}");
+    fn every_error_has_one_class() {
+        let os = |code| Error::os(Stage::Read, "", std::io::Error::from_raw_os_error(code));
+        let cases = [
+            (Class::Transient, &[4, 5, 11, 16, 110, 116][..]),
+            (Class::Exhausted, &[12, 23, 24, 105]),
+            (Class::Permanent, &[2, 13, 20, 21, 22, 40]),
+        ];
+        for (class, codes) in cases {
+            for code in codes {
+                assert_eq!(classify(&os(*code)), class, "{code}");
+                assert_eq!(may_pass(&os(*code)), class != Class::Permanent, "{code}");
+            }
         }
-        for code in [2, 13, 20, 21, 22, 40] {
-            assert!(!may_pass(&Error::os(Stage::Read, "", std::io::Error::from_raw_os_error(code))), "{code}");
+        for kind in [ErrorKind::Truncated, ErrorKind::Decode, ErrorKind::Changed] {
+            let error = Error::new(kind, Stage::Read, "");
+            assert_eq!((classify(&error), may_pass(&error)), (Class::Damage, false), "{error}");
         }
-        assert!(!may_pass(&Error::new(ErrorKind::Truncated, Stage::Read, "")));
-        assert!(!may_pass(&Error::decode("")));
     }
 
     #[test]

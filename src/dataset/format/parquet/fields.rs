@@ -1,0 +1,203 @@
+//! Which columns make which fields, what is refused, and which row groups statistics leave out.
+
+use super::footer::{Footer, Leaf, List, config};
+use super::{FieldKind, FieldPlan, How, Wanted};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::tensor::{DType, EncodedField, Field};
+use arrow_schema::DataType;
+use parquet::basic::Type;
+use parquet::file::statistics::Statistics;
+use parquet::schema::types::ColumnDescPtr;
+
+/// What the batch's fields are made of.
+pub(super) struct SchemaPlan {
+    pub(super) schema: Vec<EncodedField>,
+    pub(super) fields: Vec<FieldPlan>,
+    pub(super) leaves: Vec<Leaf>,
+}
+
+impl SchemaPlan {
+    pub(super) fn new(wanted: &[Wanted], footer: &Footer) -> Result<Self> {
+        let all: Vec<Wanted>;
+        let wanted = if wanted.is_empty() {
+            let one =
+                |leaf: &Leaf| Wanted { name: leaf.name.clone(), columns: vec![leaf.name.clone()], how: How::Stored };
+            all = footer.leaves.iter().map(one).collect();
+            &all
+        } else {
+            wanted
+        };
+        let mut plan = Self { schema: Vec::new(), fields: Vec::new(), leaves: Vec::new() };
+        for field in wanted {
+            plan.add(field, footer)?;
+        }
+        Ok(plan)
+    }
+
+    fn add(&mut self, wanted: &Wanted, footer: &Footer) -> Result<()> {
+        let start = self.leaves.len();
+        for column in &wanted.columns {
+            // Pictures of Hugging Face's datasets are a structure of `bytes` and `path`.
+            let nested = || footer.find(&format!("{column}.bytes")).ok().filter(|_| wanted.how == How::Image);
+            let leaf = footer.find(column).or_else(|error| nested().ok_or(error))?;
+            self.leaves.push(footer.leaves[leaf].clone());
+        }
+        let leaves = &self.leaves[start..];
+        let Some(first) = leaves.first() else {
+            return Err(config(format!("field `{}` is made of no column", wanted.name)));
+        };
+        if let Some(other) = leaves.iter().find(|leaf| leaf.arrow != first.arrow || leaf.list != first.list) {
+            let message = format!(
+                "`{}` and `{}` cannot be stacked: {} and {}",
+                first.name,
+                other.name,
+                first.described(),
+                other.described()
+            );
+            return Err(config(message));
+        }
+        let (encoded, kind) = encoded_field(wanted, first, leaves.len())?;
+        self.schema.push(encoded);
+        self.fields.push(FieldPlan { columns: start..self.leaves.len(), kind });
+        Ok(())
+    }
+}
+
+/// A value's dtype, its bytes in the file, and those that are kept. A fixed-size byte array is a vector of bytes.
+fn number(leaf: &Leaf) -> Option<(DType, usize, usize)> {
+    Some(match (&leaf.arrow, leaf.descr.physical_type()) {
+        (DataType::Boolean, Type::BOOLEAN) => (DType::U8, 1, 1),
+        (DataType::Int8, Type::INT32) => (DType::I8, 4, 1),
+        (DataType::UInt8, Type::INT32) => (DType::U8, 4, 1),
+        (DataType::Int16, Type::INT32) => (DType::I16, 4, 2),
+        (DataType::UInt16, Type::INT32) => (DType::U16, 4, 2),
+        (DataType::UInt32, Type::INT32) => (DType::U32, 4, 4),
+        // Version 1 of the format had no unsigned numbers.
+        (DataType::UInt32, Type::INT64) => (DType::U32, 8, 4),
+        (DataType::Int32 | DataType::Date32 | DataType::Date64 | DataType::Time32(_), Type::INT32) => {
+            (DType::I32, 4, 4)
+        }
+        (DataType::UInt64, Type::INT64) => (DType::U64, 8, 8),
+        (
+            DataType::Int64 | DataType::Date64 | DataType::Time64(_) | DataType::Timestamp(..) | DataType::Duration(_),
+            Type::INT64,
+        ) => (DType::I64, 8, 8),
+        (DataType::Float16, Type::FIXED_LEN_BYTE_ARRAY) => (DType::F16, 2, 2),
+        (DataType::Float32, Type::FLOAT) => (DType::F32, 4, 4),
+        (DataType::Float64, Type::DOUBLE) => (DType::F64, 8, 8),
+        _ => return None,
+    })
+}
+
+fn is_decimal(of: &DataType) -> bool {
+    use DataType::{Decimal32, Decimal64, Decimal128, Decimal256};
+    matches!(of, Decimal32(..) | Decimal64(..) | Decimal128(..) | Decimal256(..))
+}
+
+/// Why a column cannot be a field as it was asked for.
+fn refusal(leaf: &Leaf) -> String {
+    let list = leaf.list != List::No;
+    match (&leaf.arrow, leaf.descr.physical_type()) {
+        _ if leaf.descr.max_rep_level() > 1 => "lists within lists are not read".into(),
+        (of, _) if is_decimal(of) => "decimals are not read".into(),
+        (_, Type::INT96) => "timestamps of 96 bits are not read".into(),
+        (_, Type::BYTE_ARRAY) if list => "lists of byte arrays are not read".into(),
+        (DataType::FixedSizeBinary(_), _) if list => "lists of byte arrays are not read".into(),
+        (_, Type::BYTE_ARRAY) => "byte arrays cannot be stacked".into(),
+        _ if number(leaf).is_none() => "values of this type are not read".into(),
+        _ if list => "a list is a field by `.up_to(name, max)`, one of fixed size also by `.column(name)`".into(),
+        _ => "a number is a field by `.column(name)`".into(),
+    }
+}
+
+fn encoded_field(wanted: &Wanted, leaf: &Leaf, columns: usize) -> Result<(EncodedField, FieldKind)> {
+    let name = &wanted.name;
+    let unsupported = || {
+        let stored = leaf.descr.physical_type();
+        Err(config(format!("column `{}` ({}, stored as {stored}): {}", leaf.name, leaf.described(), refusal(leaf))))
+    };
+    if leaf.descr.max_rep_level() > 1 {
+        return unsupported();
+    }
+    if let (DataType::FixedSizeBinary(_), List::No) = (&leaf.arrow, leaf.list) {
+        let width = leaf.descr.type_length().max(0) as usize;
+        let shape = if columns == 1 { vec![width] } else { vec![columns, width] };
+        let kind = FieldKind::Array { width, keep: width, list: 1 };
+        return Ok((EncodedField::raw(Field::fixed(name, DType::U8, shape)), kind));
+    }
+    let any_bytes = FieldKind::Ragged { width: 1, keep: 1 };
+    let bytes = leaf.descr.physical_type() == Type::BYTE_ARRAY && leaf.list == List::No && columns == 1;
+    let bytes = bytes && !is_decimal(&leaf.arrow);
+    match (number(leaf), leaf.list, wanted.how) {
+        (None, _, How::Image) if bytes => Ok((EncodedField::image(name), any_bytes)),
+        (None, _, How::Stored) if bytes => Ok((EncodedField::bytes(name), any_bytes)),
+        (None, _, How::UpTo(max)) if bytes => Ok((EncodedField::raw(Field::up_to(name, DType::U8, max)), any_bytes)),
+        (Some((dtype, width, keep)), List::No, How::Stored) => {
+            let shape = if columns == 1 { vec![] } else { vec![columns] };
+            let kind = FieldKind::Array { width, keep, list: 1 };
+            Ok((EncodedField::raw(Field::fixed(name, dtype, shape)), kind))
+        }
+        (Some((dtype, width, keep)), List::Fixed(list), How::Stored) if list > 0 => {
+            let kind = FieldKind::Array { width, keep, list };
+            Ok((EncodedField::raw(Field::fixed(name, dtype, [columns * list])), kind))
+        }
+        (Some((dtype, width, keep)), List::Any | List::Fixed(_), How::UpTo(max)) if columns == 1 => {
+            let kind = FieldKind::Ragged { width, keep };
+            Ok((EncodedField::raw(Field::up_to(name, dtype, max)), kind))
+        }
+        (Some(_), List::Any, How::Stored) => Err(config(format!(
+            "column `{}` holds lists of any length: say the largest with `.up_to(\"{}\", max)`",
+            leaf.name, leaf.name
+        ))),
+        _ => unsupported(),
+    }
+}
+
+/// Where the chosen columns are in this file. Errors: one is missing, or of another type.
+pub(super) fn same_columns(leaves: &[Leaf], footer: &Footer) -> Result<Vec<usize>> {
+    let place = |leaf: &Leaf| {
+        let path = leaf.descr.path().string();
+        let index = footer.find(&path)?;
+        let here = &footer.leaves[index];
+        let same = |a: &ColumnDescPtr, b: &ColumnDescPtr| {
+            a.physical_type() == b.physical_type()
+                && a.max_def_level() == b.max_def_level()
+                && a.max_rep_level() == b.max_rep_level()
+                && a.type_length() == b.type_length()
+        };
+        if here.arrow != leaf.arrow || here.list != leaf.list || !same(&here.descr, &leaf.descr) {
+            let message = format!("column `{path}` is {} here, {} in the first file", here.words(), leaf.words());
+            return Err(Error::new(ErrorKind::Shape, Stage::Index, message));
+        }
+        Ok(index)
+    };
+    leaves.iter().map(place).collect()
+}
+
+pub(super) fn prune_columns(prune: &[(String, f64, f64)], footer: &Footer) -> Result<Vec<(usize, f64, f64)>> {
+    let place = |(name, min, max): &(String, f64, f64)| {
+        let index = footer.find(name)?;
+        match number(&footer.leaves[index]) {
+            Some((DType::U32 | DType::U64, ..)) | None => {
+                Err(config(format!("column `{name}` ({}) has no statistics to prune by", footer.leaves[index].arrow)))
+            }
+            Some(_) => Ok((index, *min, *max)),
+        }
+    };
+    prune.iter().map(place).collect()
+}
+
+/// Whether the statistics say that no value lies within `min ..= max`.
+pub(super) fn outside(statistics: Option<&Statistics>, min: f64, max: f64) -> bool {
+    let (low, high) = match statistics {
+        Some(Statistics::Int32(s)) => (s.min_opt().map(|v| f64::from(*v)), s.max_opt().map(|v| f64::from(*v))),
+        // Beyond 2^53 a bound moves by rounding: widened, so that nothing is left out by it.
+        Some(Statistics::Int64(s)) => {
+            (s.min_opt().map(|v| (*v as f64).next_down()), s.max_opt().map(|v| (*v as f64).next_up()))
+        }
+        Some(Statistics::Float(s)) => (s.min_opt().map(|v| f64::from(*v)), s.max_opt().map(|v| f64::from(*v))),
+        Some(Statistics::Double(s)) => (s.min_opt().copied(), s.max_opt().copied()),
+        _ => (None, None),
+    };
+    low.is_some_and(|low| low > max) || high.is_some_and(|high| high < min)
+}

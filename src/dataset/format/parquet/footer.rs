@@ -1,0 +1,233 @@
+//! Footers: read through a blob, checked before they are believed; the columns that they name.
+
+use super::ParquetBuilder;
+use super::page;
+use crate::error::{Error, ErrorKind, Result, Stage, guarded};
+use crate::storage::Blob;
+use arrow_schema::{DataType, Fields};
+use bytes::Bytes;
+use parquet::DecodeResult;
+use parquet::arrow::parquet_to_arrow_schema;
+use parquet::errors::ParquetError;
+use parquet::file::metadata::{
+    PageIndexPolicy, ParquetMetaData, ParquetMetaDataPushDecoder, ParquetMetaDataReader, RowGroupMetaData,
+};
+use parquet::schema::types::ColumnDescPtr;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// A footer of more bytes is refused, and an offset index of more is not looked at.
+const FOOTER_MAX: u64 = 256 << 20;
+
+/// A file's footer.
+pub(super) struct Footer {
+    pub(super) path: PathBuf,
+    pub(super) len: u64,
+    pub(super) meta: ParquetMetaData,
+    /// Every column, in the order of the file.
+    pub(super) leaves: Vec<Leaf>,
+    /// All of it, when it is in memory.
+    pub(super) bytes: Option<Arc<[u8]>>,
+}
+
+/// A column as the file has it.
+#[derive(Clone)]
+pub(super) struct Leaf {
+    pub(super) descr: ColumnDescPtr,
+    /// Arrow's type of its values.
+    pub(super) arrow: DataType,
+    pub(super) list: List,
+    /// The name under which it is a field: the top-level column's when that has no other.
+    pub(super) name: String,
+}
+
+impl Leaf {
+    pub(super) fn described(&self) -> String {
+        match self.list {
+            List::No => self.arrow.to_string(),
+            List::Fixed(len) => format!("lists of {len} {}", self.arrow),
+            List::Any => format!("lists of any number of {}", self.arrow),
+        }
+    }
+
+    /// What two files may differ in.
+    pub(super) fn words(&self) -> String {
+        let (defined, repeated) = (self.descr.max_def_level(), self.descr.max_rep_level());
+        let nulls = if defined == repeated { "never null" } else { "nullable" };
+        let stored = self.descr.physical_type();
+        format!("{} ({nulls}, levels {defined} and {repeated}, stored as {stored})", self.described())
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum List {
+    No,
+    Fixed(usize),
+    Any,
+}
+
+fn unread(error: parquet::errors::ParquetError) -> Error {
+    let kind =
+        if matches!(error, parquet::errors::ParquetError::EOF(_)) { ErrorKind::Truncated } else { ErrorKind::Decode };
+    Error::new(kind, Stage::Index, "the footer cannot be read").with_source(error)
+}
+
+pub(super) fn config(message: String) -> Error {
+    Error::new(ErrorKind::Config, Stage::Index, message)
+}
+
+impl Footer {
+    pub(super) fn of_file(path: PathBuf, builder: &ParquetBuilder) -> Result<Self> {
+        Self::of_blob(&Blob::open(&path)?, None, builder).map_err(|error| error.with_path(&path))
+    }
+
+    pub(super) fn of_bytes(bytes: &Arc<[u8]>, builder: &ParquetBuilder) -> Result<Self> {
+        Self::of_blob(&Blob::memory(Bytes::from_owner(bytes.clone())), Some(bytes.clone()), builder)
+    }
+
+    fn of_blob(blob: &Blob, bytes: Option<Arc<[u8]>>, builder: &ParquetBuilder) -> Result<Self> {
+        let parse = || Self::new(blob.path().to_path_buf(), blob.len(), read_meta(blob, builder)?, bytes);
+        guarded("the footer", Stage::Index, parse)
+    }
+
+    fn new(path: PathBuf, len: u64, meta: ParquetMetaData, bytes: Option<Arc<[u8]>>) -> Result<Self> {
+        let file = meta.file_metadata();
+        let descr = file.schema_descr_ptr();
+        let arrow = parquet_to_arrow_schema(&descr, file.key_value_metadata()).map_err(unread)?;
+        let mut types = Vec::new();
+        for field in arrow.fields() {
+            let before = types.len();
+            leaf_types(field.data_type(), List::No, &mut types);
+            if types.len() == before {
+                return Err(config(format!("column `{}` of type {} has no values", field.name(), field.data_type())));
+            }
+        }
+        if types.len() != descr.num_columns() {
+            let message = format!("the schema has {} columns, the file {}", types.len(), descr.num_columns());
+            return Err(Error::new(ErrorKind::Decode, Stage::Index, message));
+        }
+        let alone = |root: &str| descr.columns().iter().filter(|column| column.path().parts()[0] == root).count() == 1;
+        let leaves = descr.columns().iter().zip(types).map(|(descr, (arrow, list))| {
+            let root = &descr.path().parts()[0];
+            let name = if list != List::No && alone(root) { root.clone() } else { descr.path().string() };
+            Leaf { descr: descr.clone(), arrow, list, name }
+        });
+        let leaves = leaves.collect();
+        Ok(Self { path, len, meta, leaves, bytes })
+    }
+
+    /// The file, for what is read of it beside the footer.
+    pub(super) fn blob(&self) -> Option<Blob> {
+        match &self.bytes {
+            Some(bytes) => Some(Blob::memory(Bytes::from_owner(bytes.clone()))),
+            None => Blob::open(&self.path).ok(),
+        }
+    }
+
+    pub(super) fn find(&self, name: &str) -> Result<usize> {
+        let is = |leaf: &Leaf| leaf.name == name || leaf.descr.path().string() == name;
+        self.leaves.iter().position(is).ok_or_else(|| {
+            let names: Vec<_> = self.leaves.iter().take(64).map(|leaf| leaf.name.as_str()).collect();
+            config(format!("no column `{name}`; there are {}", names.join(", ")))
+        })
+    }
+}
+
+/// The footer, its length checked against the file before it is read.
+fn read_meta(blob: &Blob, builder: &ParquetBuilder) -> Result<ParquetMetaData> {
+    let len = blob.len();
+    let wrong = |kind, message: String| Err(Error::new(kind, Stage::Index, message));
+    if len < 12 {
+        return wrong(ErrorKind::Truncated, format!("{len} bytes are too few for a Parquet file"));
+    }
+    let [a, b, c, d, magic @ ..] = blob.array::<8>(len - 8, "the footer")?;
+    match &magic {
+        b"PAR1" => {}
+        b"PARE" => return wrong(ErrorKind::Decode, "an encrypted file, such files are not read".into()),
+        _ => return wrong(ErrorKind::Decode, "not a Parquet file, or cut: it does not end in PAR1".into()),
+    }
+    let footer = u64::from(u32::from_le_bytes([a, b, c, d]));
+    if footer > len - 12 || footer > FOOTER_MAX {
+        return wrong(ErrorKind::Truncated, format!("a footer of {footer} bytes in a file of {len}"));
+    }
+    let start = len - 8 - footer;
+    let bytes = Bytes::from(blob.read(start, footer, "the footer")?);
+    let clean = page::check_footer(&bytes).map_err(|error| {
+        Error::new(error.kind(), Stage::Index, format!("the footer: {}", error.message())).with_range(start, footer)
+    })?;
+    let meta = ParquetMetaDataReader::decode_metadata(clean.as_deref().unwrap_or(&bytes)).map_err(unread)?;
+    drop(bytes);
+    let counted = meta.row_groups().iter().fold(0_i64, |rows, group| rows.saturating_add(group.num_rows()));
+    // Some writers leave the number of all rows out.
+    if ![0, counted].contains(&meta.file_metadata().num_rows()) {
+        let all = meta.file_metadata().num_rows();
+        let message = format!(
+            "the footer counts {all} rows, its row groups {counted}: a row group is lost, or the footer damaged"
+        );
+        return Err(Error::new(ErrorKind::Decode, Stage::Index, message).with_range(start, footer));
+    }
+    if clean.is_some() {
+        // The offset index is looked for by the parquet crate's own reading of the footer.
+        return Ok(meta);
+    }
+    let large =
+        |group: &RowGroupMetaData| u64::try_from(group.total_byte_size()).is_ok_and(|b| b > builder.chunk_bytes / 2);
+    // Where the pages lie matters only for row groups that may have to be cut.
+    if !meta.row_groups().iter().any(large) || offset_index_bytes(&meta) > FOOTER_MAX {
+        return Ok(meta);
+    }
+    with_offset_index(blob, meta)
+}
+
+/// The same footer, with the places of the pages.
+fn with_offset_index(blob: &Blob, meta: ParquetMetaData) -> Result<ParquetMetaData> {
+    let mut decoder = ParquetMetaDataPushDecoder::try_new_with_metadata(blob.len(), meta)
+        .map_err(unread)?
+        .with_column_index_policy(PageIndexPolicy::Skip)
+        .with_offset_index_policy(PageIndexPolicy::Optional);
+    loop {
+        match decoder.try_decode().map_err(unread)? {
+            DecodeResult::Data(meta) => return Ok(meta),
+            DecodeResult::Finished => return Err(unread(ParquetError::General("no metadata".into()))),
+            DecodeResult::NeedsData(ranges) => {
+                let read = |range: &Range<u64>| blob.read(range.start, range.end - range.start, "the offset index");
+                let pieces = ranges.iter().map(|range| read(range).map(Bytes::from)).collect::<Result<_>>()?;
+                decoder.push_ranges(ranges, pieces).map_err(unread)?;
+            }
+        }
+    }
+}
+
+/// What is read at once for the offset indexes of all columns: from the first to the end of the last.
+fn offset_index_bytes(meta: &ParquetMetaData) -> u64 {
+    let places = meta.row_groups().iter().flat_map(RowGroupMetaData::columns).filter_map(|column| {
+        let start = u64::try_from(column.offset_index_offset()?).ok()?;
+        Some((start, start.saturating_add(u64::try_from(column.offset_index_length()?).ok()?)))
+    });
+    let (start, end) = places.fold((u64::MAX, 0), |(start, end), place| (start.min(place.0), end.max(place.1)));
+    end.saturating_sub(start)
+}
+
+/// The types of the leaves below a column, in the order in which Parquet stores them.
+fn leaf_types(of: &DataType, list: List, out: &mut Vec<(DataType, List)>) {
+    let deeper = |more: List| if list == List::No { more } else { List::Any };
+    let each = |fields: &Fields, out: &mut Vec<_>| {
+        fields.iter().for_each(|field| leaf_types(field.data_type(), list, out));
+    };
+    match of {
+        DataType::List(field)
+        | DataType::LargeList(field)
+        | DataType::ListView(field)
+        | DataType::LargeListView(field) => {
+            leaf_types(field.data_type(), deeper(List::Any), out);
+        }
+        DataType::FixedSizeList(field, len) => {
+            leaf_types(field.data_type(), deeper(List::Fixed(usize::try_from(*len).unwrap_or(0))), out);
+        }
+        DataType::Map(field, _) => leaf_types(field.data_type(), List::Any, out),
+        DataType::Struct(fields) => each(fields, out),
+        DataType::Dictionary(_, value) => leaf_types(value, list, out),
+        other => out.push((other.clone(), list)),
+    }
+}
