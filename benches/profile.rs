@@ -1,23 +1,26 @@
-//! What measuring costs: the same loader with its meters and without them, in turn, within one process.
+//! Cost of measuring: the same loader with and without its meters, in turn, in one process.
 //!
 //! ```text
-//! cargo test  --benches                                                 each case once, small, so that it cannot rot
+//! cargo test  --benches                                                 each case once, small, to keep it working
 //! cargo bench --no-default-features --features image --bench profile    the pairs
 //! ```
 //!
-//! The cases: loaders of about 10^6 samples/s, where a cost per sample or per batch would show (records of 8 KiB from memory, of
-//! 64 bytes from the page cache, in batches of 256); JPEGs of 500×375 pixels, cropped to 224; samples that take a worker exactly
-//! 100 µs of spinning; and, far beyond the target, 64 bytes from memory in large and small batches, about 10^7 samples/s.
+//! Cases:
+//! - loaders of about 10^6 samples/s, where a cost per sample or per batch shows: records of 8 KiB from memory, and of
+//!   64 bytes from the page cache, in batches of 256;
+//! - JPEGs of 500×375 pixels, cropped to 224;
+//! - samples for which a worker spins exactly 100 µs;
+//! - far beyond the target, 64 bytes from memory in large and small batches, about 10^7 samples/s.
 //!
-//! Shown is the cost: short blocks with and without meters in turn (A B, B A, …), the loaders made anew every few pairs since
-//! where their memory lies matters more than their meters do; the median of the pairs' ratios with its 95 % interval, of samples
-//! per second and of CPU time per sample. Where a loader is faster than the target's 10^6 samples/s, what its meters take for a
-//! sample is held against a microsecond, too. An interval that is wider than ± 5 % says nothing, and one must be narrower than
-//! ± 1 % to show 1 %.
+//! The bench runs short blocks with and without meters in turn (A B, B A, …). It builds new loaders every few pairs,
+//! because the place of their memory matters more than their meters. It prints the median of the pairs' ratios with its
+//! 95 % interval, for samples per second and for CPU time per sample. For a loader faster than the target's 10^6
+//! samples/s, it also compares the meters' time per sample with a microsecond. An interval wider than ± 5 % is
+//! inconclusive, and only one narrower than ± 1 % can show 1 %.
 //!
-//! The switch that turns the meters off (all but those that the loader itself steers by) exists for this bench only.
-//! `FEEDLINE_PAIRS` and `FEEDLINE_PAIR_SECONDS` set how many pairs, and how long each half. `FEEDLINE_CONTROL=1` compares
-//! meters with meters: what comes out then is the noise. Words choose cases by their names.
+//! The switch that turns off the meters (except those that steer the loader) exists for this bench only.
+//! `FEEDLINE_PAIRS` and `FEEDLINE_PAIR_SECONDS` set the number of pairs and the length of each half.
+//! `FEEDLINE_CONTROL=1` compares meters with meters, which gives the noise. Arguments select cases by their names.
 
 mod common;
 #[cfg(feature = "image")]
@@ -30,14 +33,14 @@ use feedline::{Epoch, Loader, LoaderBuilder, Order};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Target: share of the throughput.
+/// Target: maximum cost, as a share of the throughput.
 const COST: f64 = 0.01;
-/// Pairs for which the same two loaders are used.
+/// Pairs of the same two loaders.
 const PAIRS_EACH: usize = 8;
-/// Width of an interval, to each side, that says nothing.
+/// Half width above which an interval is inconclusive.
 const NOISE: f64 = 0.05;
 
-/// A name, how many pairs, the seconds of a block, and the loader.
+/// A case: its name, number of pairs, seconds of a block, and loader.
 type Case = (&'static str, usize, f64, fn() -> LoaderBuilder);
 
 fn cases() -> Vec<Case> {
@@ -52,7 +55,7 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// Records from memory: the same memory for all loaders, whose speeds would differ by where it lies.
+/// Records from memory, the same for all loaders, because its place affects their speed.
 fn from_memory(record: usize, rows: usize) -> LoaderBuilder {
     static BYTES: OnceLock<Arc<[u8]>> = OnceLock::new();
     let bytes = BYTES.get_or_init(|| vec![7; 16 << 20].into()).clone();
@@ -60,14 +63,14 @@ fn from_memory(record: usize, rows: usize) -> LoaderBuilder {
     Loader::builder(records).order(Order::shuffled(1)).batch_size(rows)
 }
 
-/// Records of 64 bytes from a file that is in memory.
+/// Records of 64 bytes from a file in the page cache.
 fn cached() -> LoaderBuilder {
     let path = file(16 << 20);
     warm(&path, 0..16 << 20);
     Loader::builder(Records::builder(64).open(path).unwrap()).order(Order::shuffled(1)).batch_size(256)
 }
 
-/// Samples that a worker computes on for 100 µs.
+/// Samples that take a worker 100 µs.
 fn working() -> LoaderBuilder {
     let records = Records::builder(64).open_bytes(vec![7; 64 << 12]).unwrap();
     Loader::builder(records).batch_size(64).map(|row, _| {
@@ -89,7 +92,7 @@ fn pictures() -> LoaderBuilder {
     for id in 0..count {
         let path = folder.join(format!("class/{id:02}.jpg"));
         if !path.exists() {
-            // Whole or not at all, also for another process.
+            // Renamed when complete, because another process may use the folder.
             let own = folder.join(format!("{id}-{}", std::process::id()));
             std::fs::write(&own, picture::made(id, 0)).unwrap();
             std::fs::rename(own, path).unwrap();
@@ -117,13 +120,13 @@ fn main() {
     }
 }
 
-/// A loader that goes round for ever.
+/// An endless loader.
 struct Side {
     loader: Loader,
     batches: Epoch,
 }
 
-/// What came of a block.
+/// Figures of a block.
 struct Block {
     samples: f64,
     seconds: f64,
@@ -138,10 +141,10 @@ impl Side {
     }
 
     fn take(&mut self) -> usize {
-        self.batches.next().expect("it has no end").unwrap().len()
+        self.batches.next().expect("the epochs are endless").unwrap().len()
     }
 
-    /// Batches for about so long, without those that were ready before, while the other side may still have filled its slots.
+    /// Takes batches for about `seconds`, after those that were ready. (The other side may still fill its slots then.)
     fn block(&mut self, seconds: f64) -> Block {
         (0..2 * self.loader.plan().slots).for_each(|_| _ = self.take());
         let (begin, cpu, mut samples) = (Instant::now(), cpu_s(), 0);
@@ -155,7 +158,7 @@ impl Side {
     }
 }
 
-/// Pairs of blocks with and without meters.
+/// Runs pairs of blocks with and without meters, and prints the costs.
 fn compared(builder: fn() -> LoaderBuilder, pairs: usize, seconds: f64) {
     let control = std::env::var_os("FEEDLINE_CONTROL").is_some();
     let without = || if control { builder() } else { builder().unmeasured() };
@@ -187,18 +190,18 @@ fn compared(builder: fn() -> LoaderBuilder, pairs: usize, seconds: f64) {
     if as_test() {
         return;
     }
-    // Less than 1 where meters cost.
+    // Less than 1 if meters cost time.
     let (ratio, low, high) = spread(ratios);
     say("throughput", [1.0 - ratio, 1.0 - high, 1.0 - low]);
     if rate > 1e6 {
-        // The same nanoseconds per sample, of a microsecond.
+        // The same nanoseconds per sample, relative to a microsecond.
         say("the same at 10^6 samples/s", [1.0 - ratio, 1.0 - high, 1.0 - low].map(|share| share * 1e6 / rate));
     }
     let (ratio, low, high) = spread(cpu);
     say("CPU time per sample", [ratio - 1.0, low - 1.0, high - 1.0]);
 }
 
-/// A cost with its interval, and what it shows.
+/// Prints a cost with its interval and verdict.
 fn say(what: &str, [cost, low, high]: [f64; 3]) {
     let verdict = match (high - low) / 2.0 {
         _ if high <= COST => "met",

@@ -19,8 +19,8 @@
 //! Three rules make it exact. A real training script has to follow them, too:
 //!
 //! - **Save a state after a step that all ranks have finished.** Here the all-reduce of the stop flag ensures that (a
-//!   byte to the supervisor and back), in a real script any collective operation of the step. Weights belong to the
-//!   same step: save them together with the state.
+//!   byte to the supervisor and back). In a real script any collective operation of the step does. Weights belong to
+//!   the same step: save them together with the state.
 //! - **Ranks agree on the step at which they stop.** SIGTERM may reach one rank, or all ranks at different steps. Every
 //!   step reduces the flag, so all ranks see it after the same step, save, and exit with code 75.
 //! - **The batch size counts all ranks** (`.global_batch(n)`). So another world size has the same batches, and each
