@@ -7,6 +7,39 @@ pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
 #[cfg(all(test, loom))]
 pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
 
+/// Locks that a panic of their holder does not close: what they guard is whole between any two steps.
+pub(crate) trait Hold {
+    type Guard<'a>
+    where
+        Self: 'a;
+
+    /// The lock, whoever held it before.
+    fn hold(&self) -> Self::Guard<'_>;
+}
+
+impl<T> Hold for std::sync::Mutex<T> {
+    type Guard<'a>
+        = std::sync::MutexGuard<'a, T>
+    where
+        T: 'a;
+
+    fn hold(&self) -> Self::Guard<'_> {
+        self.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+#[cfg(all(test, loom))]
+impl<T> Hold for Mutex<T> {
+    type Guard<'a>
+        = MutexGuard<'a, T>
+    where
+        T: 'a;
+
+    fn hold(&self) -> Self::Guard<'_> {
+        self.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
 /// A flag, totally ordered with channel operations by `SeqCst`.
 #[cfg(not(all(test, loom)))]
 pub(crate) type Flag = std::sync::atomic::AtomicBool;

@@ -289,24 +289,6 @@ fn datasets_and_prepare_open_no_path_themselves() {
     assert!(wrong.is_empty(), "ask crate::storage for a Blob, a listing, or publish:\n{wrong:#?}");
 }
 
-/// Lines that begin with `//= `: a file beside the models, then lines of it.
-#[test]
-fn what_the_loom_models_repeat_is_what_the_code_does() {
-    let read = |name: &str| std::fs::read_to_string(Path::new("src/pipeline").join(name)).unwrap();
-    let bare = |text: &str| text.split_whitespace().collect::<String>();
-    let models = read("models.rs");
-    let mut compared = 0;
-    for repeated in models.split("\n\n") {
-        let mut lines = repeated.lines().filter_map(|line| line.trim().strip_prefix("//= "));
-        let Some(file) = lines.next() else { continue };
-        let lines: Vec<_> = lines.collect();
-        let lines = lines.join("\n");
-        assert!(bare(&read(file)).contains(&bare(&lines)), "{file} has changed: change the model, too:\n{lines}");
-        compared += 1;
-    }
-    assert_eq!(compared, 5);
-}
-
 #[test]
 fn the_map_in_the_guide_names_every_file_of_src() {
     let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/guide/architecture.md");

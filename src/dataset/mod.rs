@@ -426,13 +426,6 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// Keeps the parts of the fields that `keep` says.
-    pub(crate) fn retain(&mut self, keep: impl Fn(usize) -> bool) {
-        let mut kept = Self::new();
-        self.iter().filter(|(field, _)| keep(*field)).for_each(|(field, part)| kept.push(field, part));
-        *self = kept;
-    }
-
     fn push(&mut self, field: usize, part: Part<'a>) {
         match self.few.get_mut(self.len) {
             Some(place) => *place = (field, part),

@@ -17,17 +17,20 @@ use crate::memory::{ByteRing, ChunkBuf, Filled, Lease, Pool, Process, Region};
 use crate::meter::{Meters, Settings};
 use crate::order::Batches;
 use crate::pipeline::chunks;
-use crate::pipeline::fetch::Io;
-use crate::pipeline::pending::Pending;
+use crate::pipeline::drains::Drains;
+use crate::pipeline::exchange::{self, ToWorkers};
 use crate::pipeline::placement::{Placement, Placing, on_node};
 use crate::pipeline::plan::{DIRECT_THREADS, Demand, MemoryPlan};
+use crate::pipeline::planner::{IoSide, Planner};
 use crate::pipeline::queue::Queue;
 use crate::pipeline::recipe::Recipe;
-use crate::pipeline::recover::{OnBadSample, Recovery, Room};
 use crate::pipeline::runtime::{self, Runtime};
+use crate::pipeline::sample::Samples;
+use crate::pipeline::substitute::Room;
+use crate::pipeline::task::{RowTask, Sample};
 use crate::pipeline::watchdog::Watch;
-use crate::pipeline::work::{Sizes, Workers};
-use crate::pipeline::{Core, Exchange, IoSide, Job, ToDevice, ToIo};
+use crate::pipeline::workers::Workers;
+use crate::pipeline::{Core, Exchange, Job, OnBadSample, ToDevice, ToIo};
 use crate::state::Cursor;
 use crate::storage::{self, Opened, Reader};
 use crate::tensor::Layout;
@@ -352,7 +355,7 @@ fn demand(dataset: &dyn Dataset, fields: &Fields, opened: &Opened, workers: usiz
         opened: usize::try_from(dataset.opened_bytes_max()).unwrap_or(usize::MAX),
         chunks: None,
         pending,
-        pending_bytes: size_of::<Pending>() + recipe.handlers.len() * 64,
+        pending_bytes: size_of::<RowTask>() + size_of::<Sample>() + Sample::heap_bytes(recipe.handlers.len()),
         index_bytes: dataset.index_bytes(),
         budget: None,
         part: None,
@@ -366,13 +369,11 @@ fn demand(dataset: &dyn Dataset, fields: &Fields, opened: &Opened, workers: usiz
 
 /// What substituting needs: the largest sample or chunk, encoded and open.
 fn substitute_room(demand: &Demand, policy: OnBadSample) -> Room {
-    if policy == OnBadSample::Fail {
-        return Room::default();
-    }
+    let OnBadSample::Substitute { budget } = policy else { return Room::default() };
     let chunk = demand.chunks.as_ref();
     // Nothing is encoded elsewhere where all lies in memory.
     let encoded = if demand.encoded_max == 0 { 0 } else { chunk.map_or(demand.encoded_max, |chunk| chunk.encoded) };
-    Room { encoded, chunk: chunk.map_or(0, |chunk| chunk.bytes), lists: chunk.map_or(0, |chunk| chunk.lists) }
+    Room { budget, encoded, chunk: chunk.map_or(0, |chunk| chunk.bytes), lists: chunk.map_or(0, |chunk| chunk.lists) }
 }
 
 /// Everything `build` has decided, on its way to threads.
@@ -424,15 +425,17 @@ impl Assembly {
         let (spec, plan) = (self.fields.recipe.spec.clone(), &self.reserved.plan);
         let slots = Pool::new(spec, self.fields.slot.clone(), plan.slots, Box::new(exchange.clone()))?;
         let (side, idle) = self.io_side(&exchange, slots.regions())?;
-        let (pool, handles) = workers;
         let (pending, row_bytes) = (self.reserved.pending, self.fields.slot.bytes() / self.fields.slot.rows());
-        let (cached_bytes, chunk_bytes) = if plan.chunks > 0 { (0, plan.cached_bytes) } else { (plan.cached_bytes, 0) };
-        let sizes = Sizes { slots: plan.slots, pending, row_bytes, cached_bytes, chunks: plan.chunks, chunk_bytes };
-        let work = Workers::new(pool, maps, &sizes)?;
-        let watch = Watch::new(handles.len(), pending + plan.chunks);
-        let (core, reader) = self.core(exchange.clone(), work, watch, idle);
-        let _ = exchange.map_bell.set(Arc::downgrade(&core));
-        let io = Io::new(core.clone(), reader, side, pending);
+        let cached = if plan.chunks > 0 { (0, plan.cached_bytes) } else { (plan.cached_bytes, 0) };
+        let waiting = exchange::Room { slots: plan.slots, samples: pending, chunks: plan.chunks, row_bytes };
+        let substitutes = self.on_bad != OnBadSample::Fail;
+        let to_workers = ToWorkers::new(exchange.drains.clone(), maps, substitutes, &waiting, self.meters.clone());
+        let (pool, mut handles) = workers;
+        let watch = Arc::new(Watch::new(handles.len(), pending + plan.chunks));
+        let room = self.reserved.room;
+        let (core, reader) = self.core(exchange, to_workers, watch, idle);
+        handles.keep(Workers::start(core.clone(), pool, room, cached)?);
+        let io = Planner::new(core.clone(), reader, side, pending);
         let runtime = Onward::start(onward, core, io, handles, (slots, pinning))?;
         closing.defuse();
         Ok((runtime, ready))
@@ -456,7 +459,7 @@ impl Assembly {
             meters: self.meters.clone(),
             to_device,
             to_map,
-            map_bell: OnceLock::new(),
+            drains: Arc::new(Drains::new(plan.workers)),
             lease: self.reserved.lease.take(),
         };
         (Arc::new(exchange), Ends { ready, maps })
@@ -464,7 +467,7 @@ impl Assembly {
 
     /// What the I/O thread owns: encoded bytes, chunks, and what the reader may register with the kernel; and where entries for
     /// samples in flight come back.
-    fn io_side(&self, exchange: &Exchange, slots: &[Arc<Region>]) -> Result<(IoSide, Sender<Box<Pending>>)> {
+    fn io_side(&self, exchange: &Exchange, slots: &[Arc<Region>]) -> Result<(IoSide, Sender<Box<Sample>>)> {
         let (plan, waker) = (&self.reserved.plan, &exchange.waker);
         let parts = self.fields.recipe.handlers.len();
         let spans = self.reserved.pending * parts + chunks::pieces_in_flight(&*self.dataset, plan.chunks)? + 1;
@@ -485,21 +488,24 @@ impl Assembly {
     fn core(
         self,
         exchange: Arc<Exchange>,
-        work: Workers,
-        watch: Watch,
-        idle: Sender<Box<Pending>>,
+        to_workers: ToWorkers,
+        watch: Arc<Watch>,
+        idle: Sender<Box<Sample>>,
     ) -> (Arc<Core>, Box<dyn Reader>) {
-        let Self { dataset, chunk_starts, seed, on_bad, meters, fields, opened, reserved, .. } = self;
+        let Self { dataset, chunk_starts, seed, meters, fields, opened, reserved, .. } = self;
         let core = Core {
-            in_memory: dataset.sources().total_bytes() == 0,
-            skips: fields.recipe.skips(),
-            chunk_starts,
-            sources: dataset.sources().clone(),
-            dataset,
-            recipe: fields.recipe,
-            seed,
+            samples: Samples {
+                sources: dataset.sources().clone(),
+                dataset,
+                chunk_starts,
+                recipe: fields.recipe,
+                seed,
+                scratch_limit: reserved.plan.scratch_bytes,
+                watch: watch.clone(),
+            },
             cache: opened.cache,
-            work,
+            again: opened.again,
+            to_workers,
             to_io: ToIo {
                 starts: Queue::with_room(4),
                 shutdown: AtomicBool::new(false),
@@ -511,9 +517,7 @@ impl Assembly {
             exchange,
             fatal: Mutex::new(None),
             meters,
-            recovery: Recovery::new(on_bad, reserved.room, opened.again),
             watch,
-            scratch_limit: reserved.plan.scratch_bytes,
             unregistered: OnceLock::new(),
             #[cfg(all(test, feature = "cuda"))]
             dozing: Default::default(),

@@ -302,7 +302,7 @@ impl Epoch {
             self.watcher.rest();
             return Ok(());
         }
-        let stalled = self.watcher.look(&core.watch, self.shared.deadlines.stall, &core.sources);
+        let stalled = self.watcher.look(&core.watch, self.shared.deadlines.stall, &core.samples.sources);
         stalled.map_or(Ok(()), |error| Err(placed(core, error)))
     }
 

@@ -6,7 +6,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::memory::Pool;
 use crate::meter::{Clock, DirectReads, GpuIdle, Meters, Track};
-use crate::pipeline::fetch::Io;
+use crate::pipeline::planner::Planner;
 use crate::pipeline::recipe::{DirectField, Draft, Recipe};
 use crate::pipeline::route::{self, Around, Asked};
 use crate::pipeline::runtime::{Handles, Runtime};
@@ -105,7 +105,7 @@ impl Onward {
     pub(super) fn start(
         _: Option<Self>,
         core: Arc<Core>,
-        io: Io,
+        io: Planner,
         workers: Handles,
         (pool, pinning): (Pool, Sender<Infallible>),
     ) -> Result<Runtime> {

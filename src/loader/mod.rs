@@ -324,7 +324,7 @@ impl Loader {
         let mut watcher = Watcher::default();
         // Nothing is ever sent: it ends when the other side is gone.
         while let Err(RecvTimeoutError::Timeout) = self.shared.pinned.recv_timeout(Duration::from_millis(100)) {
-            let stalled = || watcher.look(&core.watch, self.shared.deadlines.stall, &core.sources);
+            let stalled = || watcher.look(&core.watch, self.shared.deadlines.stall, &core.samples.sources);
             if let Some(error) = core.trouble().or_else(stalled) {
                 return Err(error);
             }
@@ -390,7 +390,7 @@ impl Shared {
     fn measured(&self) -> Snapshot {
         let mut snapshot = self.runtime.core().meters.snapshot(&self.facts.settings);
         snapshot.consumer.gpu = onward::gpu_idle(&self.idle);
-        snapshot.storage.recovered = self.runtime.core().recovery.recovered();
+        snapshot.storage.recovered = self.runtime.core().again.recovered();
         snapshot.consumer.substituted = self.ledger().ledger().substituted;
         snapshot
     }
@@ -447,7 +447,7 @@ impl Shared {
         let nanos = |counter: &crate::meter::Counter| Duration::from_nanos(counter.get());
         let shard = self.jobs.shard;
         Report {
-            dataset: core.dataset.describe(),
+            dataset: core.samples.dataset.describe(),
             device: self.info.device.to_string(),
             numa: self.facts.numa.clone(),
             rank: (shard.world() > 1).then(|| shard.to_string()),
@@ -458,9 +458,9 @@ impl Shared {
             first_batches: nanos(&meters.first_wait_ns),
             user: nanos(&meters.user_ns),
             decode_busy: Duration::from_nanos(meters.pool.read(now).0),
-            workers: core.work.count,
+            workers: core.to_workers.drains.count(),
             choice: self.facts.choice.clone().and(core.unregistered.get()),
-            chunks: core.chunk_starts.as_ref().map(|starts| (meters.chunks.get(), starts.len() as u64 - 1)),
+            chunks: core.samples.chunk_starts.as_ref().map(|starts| (meters.chunks.get(), starts.len() as u64 - 1)),
             chunk_samples: meters.chunk_rows.get(),
             planned_amplification: self.facts.planned_amplification,
             reads: meters.reads(),
@@ -475,7 +475,7 @@ impl Shared {
             ),
             verdict: Verdict::of(&self.snapshot()),
             plan: self.facts.plan.clone(),
-            recovered: core.recovery.recovered(),
+            recovered: core.again.recovered(),
             bad: self.ledger().ledger().clone(),
             leaked: storage::leaked() + runtime::abandoned() + crate::device::leaked(),
         }
@@ -484,7 +484,7 @@ impl Shared {
 
 impl std::fmt::Debug for Loader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Loader of {}", self.shared.runtime.core().dataset.describe())?;
+        write!(f, "Loader of {}", self.shared.runtime.core().samples.dataset.describe())?;
         match self.shared.jobs.shard {
             shard if shard.world() > 1 => write!(f, ", {shard}"),
             _ => Ok(()),

@@ -14,7 +14,7 @@ use crate::device::cuda::{
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{Filled, Pool};
 use crate::meter::{Clock, DirectReads, GpuIdle, Track};
-use crate::pipeline::fetch::Io;
+use crate::pipeline::planner::Planner;
 use crate::pipeline::recipe::{DirectField, Draft, How, Recipe};
 use crate::pipeline::route::{self, Around, Asked, Route};
 use crate::pipeline::runtime::{Handles, Runtime};
@@ -344,7 +344,7 @@ impl Onward {
     pub(super) fn start(
         onward: Option<Self>,
         core: Arc<Core>,
-        io: Io,
+        io: Planner,
         workers: Handles,
         (pool, pinning): (Pool, Sender<Infallible>),
     ) -> Result<Runtime> {

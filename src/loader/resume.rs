@@ -28,7 +28,7 @@ impl Shared {
     fn checkpoint(&self, place: Place) -> Result<Checkpoint> {
         let RunIdentity { order, dataset } = self.run_identity()?;
         let (order, dataset) = (*order, dataset.clone());
-        let (global_batch, last, draws) = (self.jobs.global, self.jobs.last, self.runtime.core().seed);
+        let (global_batch, last, draws) = (self.jobs.global, self.jobs.last, self.runtime.core().samples.seed);
         Ok(Checkpoint { cursor: place.cursor, global_batch, last, order, draws, dataset })
     }
 
@@ -38,7 +38,7 @@ impl Shared {
             // Datasets and samplers are the user's code.
             let made = catch_unwind(AssertUnwindSafe(|| {
                 let order = self.jobs.order.settings(self.whole.len());
-                let dataset = self.runtime.core().dataset.clone();
+                let dataset = self.runtime.core().samples.dataset.clone();
                 let look = move || Fingerprint::of(&*dataset);
                 let dataset = within(self.deadlines.stall, "the storage of the dataset's files", look)??;
                 Ok(RunIdentity { order, dataset })
@@ -62,7 +62,7 @@ impl Shared {
     fn take_up(&self, state: &State) -> Result<()> {
         let own = self.checkpoint(self.place())?;
         let saved = state.checkpoint();
-        own.dataset.compare(&saved.dataset, &*self.runtime.core().dataset)?;
+        own.dataset.compare(&saved.dataset, &*self.runtime.core().samples.dataset)?;
         if let Some(difference) = difference(&own, saved, self.any_batch) {
             return Err(Error::new(ErrorKind::State, Stage::Build, difference));
         }

@@ -21,15 +21,16 @@
 //! gathers, which wait for nobody. So its buffers come, and a chunk with a buffer needs only the ring and a worker.
 
 use super::plan::{ChunkDemand, Demand};
-use super::watchdog::Cell;
-use super::{Core, Job};
+use super::queue::Queue;
+use super::sample::Samples;
+use super::task::{Job, Run};
 use crate::dataset::{ChunkBytes, Chunked, Dataset};
 use crate::decode::Scratch;
 use crate::error::panicked;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::memory::{ChunkBuf, RingSpan, Rows};
+use crate::memory::{ChunkBuf, RegionBytes, RingSpan};
 use crate::order::{ChunkStarts, EpochOrder, Need};
-use crate::storage::{Extent, Waker, may_pass};
+use crate::storage::{Cached, Extent, Waker, may_pass};
 use crate::tensor::PAGE;
 use bytes::Bytes;
 use std::collections::VecDeque;
@@ -38,13 +39,13 @@ use std::sync::{Arc, OnceLock};
 
 /// Where free buffers are.
 pub(crate) struct Home {
-    free: super::queue::Queue<ChunkBuf>,
+    free: Queue<ChunkBuf>,
     waker: Waker,
 }
 
 impl Home {
     pub(crate) fn new(buffers: Vec<ChunkBuf>, waker: Waker) -> Self {
-        let free = super::queue::Queue::with_room(buffers.len());
+        let free = Queue::with_room(buffers.len());
         buffers.into_iter().for_each(|buffer| free.push(buffer));
         Self { free, waker }
     }
@@ -106,45 +107,43 @@ impl Opening {
         Arc::strong_count(&self.entry) == 1
     }
 
-    /// Reads what failed once more.
-    pub(crate) fn read_again(&mut self, core: &Core, cell: Option<&Cell>) -> Result<()> {
+    /// Has `read` read what failed once more, with the reason why.
+    pub(crate) fn read_again(&mut self, read: impl Fn(&Error, &Extent, &mut [u8]) -> Result<()>) -> Result<()> {
         for (piece, mut span, error) in self.again.drain(..) {
             let extent = self.extents[piece];
-            cell.iter().for_each(|cell| cell.read(None, &extent));
-            core.recovery.again(&error, &extent, &mut span.as_mut_slice()[..extent.len as usize])?;
+            read(&error, &extent, &mut span.as_mut_slice()[..extent.len as usize])?;
             self.pieces[piece] = Bytes::from_owner(span).slice(..extent.len as usize);
         }
         Ok(())
     }
 
     /// Ends it with an error.
-    pub(crate) fn fail(self, core: &Core, error: Error) {
+    pub(crate) fn fail(self, samples: &Samples, error: Error) {
         let error = match self.extents.first() {
-            Some(first) if error.site().path.is_none() => error.with_path(core.sources.path(first.source)),
+            Some(first) if error.site().path.is_none() => error.with_path(samples.sources.path(first.source)),
             _ => error,
         };
-        let _ = self.entry.result.set(Err(error));
-        core.to_io.waker.wake();
+        self.settle(Err(error));
     }
 
     /// Opens it, from the pieces.
-    pub(crate) fn open(mut self, core: &Core, scratch: &mut Scratch) {
+    pub(crate) fn open(mut self, samples: &Samples, scratch: &mut Scratch) {
         let mut buffer = self.buffer.take().expect("taken once");
-        let opened = open(core, self.entry.chunk, &self.pieces, scratch, &mut buffer);
+        let opened = open(samples, self.entry.chunk, &self.pieces, scratch, &mut buffer);
         // Before anybody is told: the ring's room and the worker's buffer are free again.
         self.pieces.clear();
-        core.meters.chunks.add(1);
-        core.meters.chunk_rows.add(rows_of(core, self.entry.chunk));
         match opened {
-            Ok(()) => {
-                let _ = self.entry.result.set(Ok(buffer));
-                core.to_io.waker.wake();
-            }
+            Ok(()) => self.settle(Ok(buffer)),
             Err(error) => {
                 self.buffer = Some(buffer);
-                self.fail(core, error);
+                self.fail(samples, error);
             }
         }
+    }
+
+    fn settle(self, result: Result<ChunkBuf>) {
+        let _ = self.entry.result.set(result);
+        self.entry.home.waker.wake();
     }
 }
 
@@ -156,28 +155,75 @@ impl Drop for Opening {
     }
 }
 
+/// Has the dataset open a chunk into `buffer`.
 pub(super) fn open(
-    core: &Core,
+    samples: &Samples,
     chunk: usize,
     pieces: &[Bytes],
     scratch: &mut Scratch,
     buffer: &mut ChunkBuf,
 ) -> Result<()> {
-    let rows = rows_of(core, chunk);
-    let fields = core.recipe.handlers.len();
-    buffer.begin(rows as usize, fields);
-    let opened = catch_unwind(AssertUnwindSafe(|| core.in_chunks()?.open_chunk(chunk, pieces, scratch, buffer)));
+    let (rows, handlers) = (samples.rows_of_chunk(chunk), &samples.recipe.handlers);
+    buffer.begin(rows as usize, handlers.len());
+    let opened = catch_unwind(AssertUnwindSafe(|| samples.in_chunks()?.open_chunk(chunk, pieces, scratch, buffer)));
     opened.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Decode)))?;
     buffer.incomplete().map_or(Ok(()), |(field, there)| {
-        let name = core.recipe.handlers.get(field).map_or("?", |handler| &handler.name);
+        let name = handlers.get(field).map_or("?", |handler| &handler.name);
         let message = format!("the chunk has {rows} samples, but {there} of field `{name}`");
         Err(Error::new(ErrorKind::Decode, Stage::Decode, message))
     })
 }
 
-fn rows_of(core: &Core, chunk: usize) -> u64 {
-    let starts = core.chunk_starts.as_ref().and_then(|starts| starts.get(chunk..chunk + 2));
-    starts.map_or(0, |starts| starts[1] - starts[0])
+/// A buffer for the encoded bytes of a whole chunk; reused unless somebody has kept a piece of the last one.
+#[derive(Default)]
+pub(crate) struct Encoded(Option<Arc<RegionBytes>>);
+
+impl Encoded {
+    /// Without memory for 0 bytes.
+    pub(crate) fn new(bytes: usize, what: &str) -> Result<Self> {
+        let region = || RegionBytes::new(bytes, what).map(Arc::new);
+        Ok(Self((bytes > 0).then(region).transpose()?))
+    }
+
+    /// Nobody has anything of it.
+    pub(crate) fn is_free(&self) -> bool {
+        self.0.as_ref().is_some_and(|bytes| Arc::strong_count(bytes) == 1)
+    }
+
+    /// The bytes of all extents, as `read` brings them; `None` where one is missing, or there is no room.
+    pub(crate) fn read(
+        &mut self,
+        extents: &[Extent],
+        mut read: impl FnMut(&Extent, &mut [u8]) -> Cached,
+    ) -> Result<Option<Vec<Bytes>>> {
+        let Some(buffer) = self.0.as_mut().and_then(Arc::get_mut) else { return Ok(None) };
+        let mut used = 0;
+        for extent in extents {
+            let Some(place) = buffer.as_mut_slice().get_mut(used..used + extent.len as usize) else { return Ok(None) };
+            match read(extent, place) {
+                Cached::Hit => used += extent.len as usize,
+                Cached::Miss => return Ok(None),
+                Cached::Failed(error) => return Err(error),
+            }
+        }
+        let all = self.0.clone().map_or_else(Bytes::new, |bytes| Bytes::from_owner(Shared(bytes)));
+        let mut end = 0;
+        let piece = |extent: &Extent| {
+            let start = end;
+            end += extent.len as usize;
+            all.slice(start..end)
+        };
+        Ok(Some(extents.iter().map(piece).collect()))
+    }
+}
+
+/// A handle on such a buffer that the pieces own together.
+struct Shared(Arc<RegionBytes>);
+
+impl AsRef<[u8]> for Shared {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_slice()
+    }
 }
 
 /// The chunks that a piece needs, all open or failed.
@@ -199,8 +245,7 @@ impl Held {
 
 /// Rows of a batch that wait for the same chunks.
 struct Waiting {
-    job: Arc<Job>,
-    rows: Rows,
+    run: Run,
     position: u64,
     /// Which of the sequence it needs; shared by the pieces of many batches.
     entries: Arc<[usize]>,
@@ -261,13 +306,13 @@ impl Chunks {
     }
 
     /// Cuts a batch into pieces that wait for their chunks.
-    pub(crate) fn plan(&mut self, job: &Arc<Job>, mut rows: Rows) {
-        while rows.len() > 0 {
-            let position = job.position(&rows);
-            let (end, entries) = self.piece(job, position);
-            let count = (end - position).div_ceil(job.batches.stride()).max(1);
-            let count = u32::try_from(count).unwrap_or(u32::MAX).min(rows.len());
-            self.waiting.push_back(Waiting { job: job.clone(), rows: rows.take(count), position, entries });
+    pub(crate) fn plan(&mut self, mut run: Run) {
+        while run.len() > 0 {
+            let position = run.position();
+            let (end, entries) = self.piece(&run.job, position);
+            let count = (end - position).div_ceil(run.job.batches.stride()).max(1);
+            let count = u32::try_from(count).unwrap_or(u32::MAX).min(run.len());
+            self.waiting.push_back(Waiting { run: run.take(count), position, entries });
         }
     }
 
@@ -287,20 +332,20 @@ impl Chunks {
     }
 
     /// Hands on what is ready, lets go of what is done, and says what is to be opened.
-    pub(crate) fn advance(&mut self, mut ready: impl FnMut(Arc<Job>, Rows, Arc<Held>)) -> Vec<Opening> {
+    pub(crate) fn advance(&mut self, mut ready: impl FnMut(Run, Arc<Held>)) -> Vec<Opening> {
         let mut openings = Vec::new();
         loop {
-            while self.waiting.front().is_some_and(|waiting| waiting.job.is_cancelled()) {
+            while self.waiting.front().is_some_and(|waiting| waiting.run.is_cancelled()) {
                 self.waiting.pop_front();
             }
             let Some(front) = self.waiting.front() else { break };
-            let (job, position, entries) = (front.job.clone(), front.position, front.entries.clone());
+            let (job, position, entries) = (front.run.job.clone(), front.position, front.entries.clone());
             self.turn_to(&job);
             self.let_go(position);
             self.open_ahead(position, &mut openings);
             let Some(held) = self.held(&entries) else { break };
             let waiting = self.waiting.pop_front().expect("looked at above");
-            ready(waiting.job, waiting.rows, held);
+            ready(waiting.run, held);
         }
         openings
     }

@@ -27,12 +27,13 @@ use crate::error::panicked;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{Filled, Region};
 use crate::storage::{Extent, Files, SourceId};
+use crate::sync::Hold;
 use crate::tensor::Layout;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// Rows that a thread takes at a time have about this many bytes.
 const TASK_BYTES: usize = 1 << 20;
@@ -87,11 +88,11 @@ impl Reading {
 
     /// The failure of the lowest row.
     pub(crate) fn take_failure(&self) -> Option<Error> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).take().map(|(_, error)| error)
+        self.failure.hold().take().map(|(_, error)| error)
     }
 
     fn fail(&self, row: u32, error: Error) {
-        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failure = self.failure.hold();
         if failure.as_ref().is_none_or(|(lowest, _)| row < *lowest) {
             *failure = Some((row, error));
         }
@@ -128,7 +129,7 @@ impl Reads {
         mut spawn: impl FnMut(String, Box<dyn FnOnce() + Send>) -> Result<()>,
     ) -> Result<Self> {
         let Plan { cufile, steps, contents, gds } = plan;
-        let sources = core.sources.clone();
+        let sources = core.samples.sources.clone();
         let handles = (0..sources.count()).map(|_| OnceLock::new()).collect();
         // What is registered is kept open by its handle.
         let (files, plain_files) = (Files::new(sources.clone(), ALIGN as usize, Some(0)), Files::new(sources, 1, None));
@@ -255,7 +256,7 @@ impl Direct {
         let step = &self.steps[task.step];
         Ok(match self.part_of(task, step, row)? {
             Some(Part::Extent(extent))
-                if extent.len == step.row_bytes as u64 && self.core.sources.bytes_of(extent.source).is_none() =>
+                if extent.len == step.row_bytes as u64 && !self.core.samples.is_memory(&extent) =>
             {
                 Some(extent)
             }
@@ -268,11 +269,11 @@ impl Direct {
         let id = task.reading.ids[row as usize];
         let asked = catch_unwind(AssertUnwindSafe(|| {
             let mut parts = Parts::new();
-            self.core.all_parts_of(id, &mut parts)?;
+            self.core.samples.parts(id, &mut parts)?;
             Ok(parts.iter().find_map(|(field, part)| (field == step.handler).then_some(part)))
         }));
         let asked = asked.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Read)));
-        asked.map_err(|error| self.core.named(error, Some(id)))
+        asked.map_err(|error| self.core.samples.named_by_id(error, id))
     }
 
     fn read_run(&self, task: &Task, step: &DirectStep, run: &Run, host: &mut HostWay) -> Result<()> {
@@ -357,7 +358,7 @@ impl Direct {
     fn by_host(&self, task: &Task, step: &DirectStep, row: u32, host: &mut HostWay) -> Result<()> {
         self.core.meters.device.host_rows.add(1);
         let id = task.reading.ids[row as usize];
-        let named = |error: Error| self.core.named(error, Some(id));
+        let named = |error: Error| self.core.samples.named_by_id(error, id);
         let place = match step.gather {
             None => self.row_at(step, row),
             Some(gather) => {
@@ -371,8 +372,8 @@ impl Direct {
         let lie = || Error::new(ErrorKind::User, Stage::Read, "the dataset gave no bytes for the field");
         let (extent, bytes) = match part.ok_or_else(lie).map_err(named)? {
             Part::Inline(bytes) => (None, Some(bytes)),
-            Part::Extent(extent) | Part::Framed(extent) if self.core.sources.bytes_of(extent.source).is_some() => {
-                (None, Some(self.core.memory_bytes(&extent).map_err(named)?))
+            Part::Extent(extent) | Part::Framed(extent) if self.core.samples.is_memory(&extent) => {
+                (None, Some(self.core.samples.memory_bytes(&extent).map_err(named)?))
             }
             Part::Extent(extent) => (Some(extent), None),
             Part::Framed(_) => {

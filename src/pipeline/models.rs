@@ -9,9 +9,10 @@
 //! The types are those that loaders use, with loom's atomics and locks ([`crate::sync`]). Not modelled, and why it may be:
 //! channels of crossbeam (one step each here; they order what is sent, and are totally ordered with `SeqCst` atomics), `Arc`
 //! (std's), bytes of a region (a [`Track`]ed cell stands for the bytes of each row), the kernel's side of a futex (see `sync`).
-//! The rayon pool cannot be had: [`Drains`] repeats the lines of `work::ring` and `work::drain`, and `tests/tidy.rs` compares them.
+//! The rayon pool cannot be had: whoever wakes a drain goes on with it.
 
 use super::Exchange;
+use super::drains::{Drains, Switch, Turns};
 use super::queue::Queue;
 use crate::batch::Contents;
 use crate::error::Error;
@@ -19,7 +20,7 @@ use crate::memory::{ByteRing, Filled, FreeSlot, Hooks, Pool, Rows, Ticket};
 use crate::meter::{Clock, Meters};
 use crate::storage::Bell;
 use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::tensor::{DType, Field, Layout, Spec};
 use crossbeam_channel::bounded;
 use loom::thread;
@@ -187,7 +188,7 @@ fn exchange(slots: usize) -> (Arc<Exchange>, Arc<Bell>) {
         waker: bell.waker(),
         to_map: None,
         meters: meters(),
-        map_bell: OnceLock::new(),
+        drains: Arc::new(Drains::new(1)),
         lease: None,
     });
     pool(1, slots, Box::new(exchange.clone())).announce(|_| {});
@@ -332,137 +333,77 @@ fn whoever_waits_for_room_in_the_ring_gets_it_when_spans_go_in_any_order() {
     });
 }
 
-/// The protocol of `work::ring`, `work::drain` and `Core::substitute_one`. `tests/tidy.rs` looks whether they still have the lines
-/// that it repeats:
-//= work.rs
-//= let more = |active: usize| (active < work.count).then_some(active + 1);
-//= if work.active.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_err() { return; }
-
-//= work.rs
-//= work.active.fetch_sub(1, Ordering::SeqCst);
-//= // Somebody may have put work in after the last look and found every place taken: look once more.
-//= let again = !(work.is_empty() && core.recovery.is_idle())
-//=     && work
-//=         .active
-//=         .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| (n < work.count).then_some(n + 1))
-//=         .is_ok();
-//= if !again { break; }
-
-//= recover.rs
-//= self.waiting.is_empty() || self.busy.load(Ordering::SeqCst)
-
-//= recover.rs
-//= let taken = || recovery.busy.compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst).is_err();
-//= if recovery.waiting.is_empty() || taken() {
-//=     return false;
-//= }
-//= let turn = Turn(&recovery.busy);
-
-//= recover.rs
-//= Switch::No => recovery.waiting.pop_first(like),
-//= Switch::Yes => recovery.waiting.pop_first(like).or_else(|| recovery.waiting.pop()),
-struct Drains {
-    count: usize,
-    active: AtomicUsize,
+/// Work such as loaders have, for their own [`Drains`] and [`Turns`].
+struct Work {
+    drains: Drains,
     queue: Queue<u32>,
     /// Follows from item 1, as a batch that is to be mapped from its last row.
     more: Queue<u32>,
     /// Follow from items of 10 and more, as rows that want a substitute; served one at a time, those like the last one first.
-    waiting: Queue<u32>,
-    busy: AtomicBool,
+    turns: Turns<u32>,
     last: Mutex<u32>,
     done: Mutex<Vec<u32>>,
 }
 
-impl Drains {
-    fn new(count: usize) -> Arc<Self> {
-        let (queue, more) = (Queue::with_room(4), Queue::with_room(4));
-        Arc::new(Self {
-            count,
-            active: AtomicUsize::new(0),
-            queue,
-            more,
-            waiting: Queue::with_room(4),
-            busy: AtomicBool::new(false),
+impl Work {
+    /// Rayon runs a drain at some time on some thread: here the one that wakes it goes on with it, or the test's own, later.
+    fn new(count: usize, at_once: bool) -> Arc<Self> {
+        let work = Arc::new(Self {
+            drains: Drains::new(count),
+            queue: Queue::with_room(4),
+            more: Queue::with_room(4),
+            turns: Turns::new(),
             last: Mutex::new(0),
             done: Mutex::default(),
-        })
-    }
-
-    /// True: a drain is to be run. Rayon runs it at some time on some thread, here the one that rang goes on with it.
-    fn ring(&self) -> bool {
-        let more = |active: usize| (active < self.count).then_some(active + 1);
-        self.active.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
+        });
+        let own = Arc::downgrade(&work);
+        work.drains.spawn_by(move || own.upgrade().filter(|_| at_once).iter().for_each(|work| work.drain()));
+        work
     }
 
     fn push(&self, queue: &Queue<u32>, item: u32) {
         queue.push(item);
-        if self.ring() {
-            self.drain();
-        }
+        self.drains.wake(1);
     }
 
     fn is_empty(&self) -> bool {
         self.queue.is_empty() && self.more.is_empty()
     }
 
-    fn is_idle(&self) -> bool {
-        self.waiting.is_empty() || self.busy.load(Ordering::SeqCst)
-    }
-
-    fn substitute_one(&self, switch: bool) -> bool {
-        let taken = || self.busy.compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst).is_err();
-        if self.waiting.is_empty() || taken() {
-            return false;
-        }
+    fn serve_one(&self, switch: Switch) -> bool {
+        let Some(turn) = self.turns.turn() else { return false };
         let mut last = self.last.lock().unwrap();
-        let like = |item: &u32| *item == *last;
-        let item = match switch {
-            false => self.waiting.pop_first(like),
-            true => self.waiting.pop_first(like).or_else(|| self.waiting.pop()),
-        };
-        if let Some(item) = item {
-            *last = item;
-            self.done.lock().unwrap().push(item);
-        }
+        let Some(item) = turn.take(switch, |item| *item == *last) else { return false };
+        *last = item;
+        self.done.lock().unwrap().push(item);
         drop(last);
-        self.busy.store(false, Ordering::SeqCst);
-        item.is_some()
+        true
     }
 
-    /// One piece of work, as `work::step`.
+    /// One piece of work, in the order of `workers.rs`.
     fn step(&self) -> bool {
         if let Some(item) = self.more.pop() {
             self.done.lock().unwrap().push(item);
-        } else if self.substitute_one(false) {
+        } else if self.serve_one(Switch::No) {
         } else if let Some(item) = self.queue.pop() {
             match item {
-                // A worker that is at it anyway need not ring.
-                10.. => self.waiting.push(item),
+                10.. => {
+                    self.turns.push(item);
+                    self.drains.wake(1);
+                }
                 _ => self.done.lock().unwrap().push(item),
             }
             if item == 1 {
                 self.push(&self.more, 3);
             }
         } else {
-            return self.substitute_one(true);
+            return self.serve_one(Switch::Yes);
         }
         true
     }
 
     fn drain(&self) {
-        loop {
-            while self.step() {}
-            self.active.fetch_sub(1, Ordering::SeqCst);
-            let again = !(self.is_empty() && self.is_idle())
-                && self
-                    .active
-                    .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| (n < self.count).then_some(n + 1))
-                    .is_ok();
-            if !again {
-                break;
-            }
-        }
+        self.drains.drain(|| while self.step() {}, || self.is_empty() && self.turns.is_idle());
     }
 }
 
@@ -470,16 +411,16 @@ impl Drains {
 fn two_who_push(what: &str, items: [u32; 2], all: &'static [u32]) {
     for count in [1, 2] {
         every_order(&format!("{what}, {count} workers"), Some(3), move || {
-            let drains = Drains::new(count);
+            let work = Work::new(count, true);
             let threads = items.map(|item| {
-                let own = drains.clone();
+                let own = work.clone();
                 thread::spawn(move || own.push(&own.queue, item))
             });
             threads.into_iter().for_each(|thread| thread.join().unwrap());
-            let mut done = std::mem::take(&mut *drains.done.lock().unwrap());
+            let mut done = std::mem::take(&mut *work.done.lock().unwrap());
             done.sort_unstable();
             assert_eq!(done, all, "lost or doubled");
-            assert_eq!(drains.active.load(Ordering::SeqCst), 0);
+            assert_eq!(work.drains.active(), 0);
         });
     }
 }
@@ -497,20 +438,20 @@ fn rows_that_want_a_substitute_get_one_though_only_one_worker_at_a_time_is_at_it
 #[test]
 fn the_end_waits_for_the_drains_and_then_nothing_is_put_in_any_more() {
     every_order("the end while a drain works", Some(3), || {
-        let drains = Drains::new(1);
-        let own = drains.clone();
+        let work = Work::new(1, false);
+        let own = work.clone();
         // The I/O thread has pushed and ended; its drain may not have begun.
-        drains.queue.push(1);
-        assert!(drains.ring());
+        work.push(&work.queue, 1);
+        assert_eq!(work.drains.active(), 1);
         let worker = thread::spawn(move || own.drain());
-        while drains.active.load(Ordering::SeqCst) > 0 {
+        while work.drains.active() > 0 {
             thread::yield_now();
         }
-        // As `Workers::let_go`.
-        while drains.queue.pop().or_else(|| drains.more.pop()).is_some() {}
-        let done = drains.done.lock().unwrap().len();
+        // As `ToWorkers::let_go`.
+        while work.queue.pop().or_else(|| work.more.pop()).is_some() {}
+        let done = work.done.lock().unwrap().len();
         worker.join().unwrap();
-        assert!(drains.is_empty() && drains.done.lock().unwrap().len() == done, "something came after the end");
+        assert!(work.is_empty() && work.done.lock().unwrap().len() == done, "something came after the end");
         assert_eq!(done, 2);
     });
 }

@@ -1,6 +1,6 @@
 //! Hand-over between threads of the pipeline.
 
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Hold, Mutex, MutexGuard};
 use std::collections::VecDeque;
 
 /// A queue whose room is bounded by the permits of whoever fills it, so it neither waits nor grows after warm-up. A
@@ -35,7 +35,12 @@ impl<T> Queue<T> {
         self.lock().is_empty()
     }
 
+    /// Drops all items, one after the other: what an item drags along may take this lock.
+    pub(crate) fn clear(&self) {
+        while self.pop().is_some() {}
+    }
+
     pub(super) fn lock(&self) -> MutexGuard<'_, VecDeque<T>> {
-        self.0.lock().unwrap_or_else(|poison| poison.into_inner())
+        self.0.hold()
     }
 }

@@ -48,6 +48,17 @@ pub(crate) enum How {
     Skip,
 }
 
+/// What has to be done for a row beyond bringing its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effort {
+    /// Nothing: rows are copied as they stand, many at a time.
+    Copy,
+    /// Little: bytes are checked, copied, finished.
+    Light,
+    /// Decoders or transforms run.
+    Decode,
+}
+
 /// The checked recipe.
 pub(crate) struct Recipe {
     pub(crate) spec: Spec,
@@ -207,21 +218,19 @@ impl Recipe {
         self.handlers.iter().map(|handler| handler.how.scratch_bytes()).fold(0, usize::saturating_add)
     }
 
-    /// Whether some field is not wanted at all.
-    pub(crate) fn skips(&self) -> bool {
-        self.handlers.iter().any(|handler| matches!(handler.how, How::Skip | How::Direct))
+    /// What has to be done for a row beyond bringing its bytes.
+    pub(crate) fn effort(&self) -> Effort {
+        let decodes = self.handlers.iter().any(|handler| matches!(handler.how, How::Decode(_)));
+        match self.all_in_place() && self.added.is_empty() && self.finishes.is_empty() {
+            _ if decodes || !self.maps.is_empty() => Effort::Decode,
+            true => Effort::Copy,
+            false => Effort::Light,
+        }
     }
 
     /// Whether every field of storage is read in place, so that no encoded bytes need room.
     pub(crate) fn all_in_place(&self) -> bool {
         self.handlers.iter().all(|handler| matches!(handler.how, How::InPlace(_) | How::Direct | How::Skip))
-    }
-}
-
-impl Recipe {
-    /// Whether rows are copied as they stand and nothing else is done to them.
-    pub(crate) fn is_plain(&self) -> bool {
-        self.all_in_place() && self.maps.is_empty() && self.added.is_empty() && self.finishes.is_empty()
     }
 
     /// Finishes a row whose other fields are as they will be.

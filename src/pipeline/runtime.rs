@@ -1,8 +1,11 @@
 //! The threads of a loader: how they start, and how they are ended and joined.
 
 use super::Core;
+use super::planner::Planner;
+use super::workers::Workers;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::meter::{Meters, Role};
+use crate::sync::Hold;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -30,15 +33,30 @@ pub(crate) struct Runtime {
 }
 
 /// The decode workers' threads. They end when their pool is dropped, which must come before this: it joins them.
-pub(crate) struct Handles(Vec<JoinHandle<()>>);
+pub(crate) struct Handles {
+    threads: Vec<JoinHandle<()>>,
+    /// The pool with its work, once there is some.
+    workers: Option<Arc<Workers>>,
+}
 
 impl Handles {
     pub(crate) fn len(&self) -> usize {
-        self.0.len()
+        self.threads.len()
+    }
+
+    /// From here on it is these that keep the pool.
+    pub(crate) fn keep(&mut self, workers: Arc<Workers>) {
+        self.workers = Some(workers);
+    }
+
+    /// Whether this is a thread of the pool.
+    fn is_own(&self) -> bool {
+        self.workers.as_ref().is_some_and(|workers| workers.pool.current_thread_index().is_some())
     }
 
     fn join(&mut self, deadline: Instant) {
-        self.0.drain(..).for_each(|thread| join(thread, deadline));
+        self.workers = None;
+        self.threads.drain(..).for_each(|thread| join(thread, deadline));
     }
 }
 
@@ -61,7 +79,7 @@ fn pool_by(
     mut spawn: impl FnMut(std::thread::Builder, Body) -> std::io::Result<JoinHandle<()>>,
 ) -> Result<(rayon::ThreadPool, Handles)> {
     // rayon ends those that were started when one cannot be, but does not wait for them: on every way out of here this does.
-    let handles = Arc::new(Mutex::new(Handles(Vec::with_capacity(workers))));
+    let handles = Arc::new(Mutex::new(Handles { threads: Vec::with_capacity(workers), workers: None }));
     let (spawned, meters) = (handles.clone(), meters.clone());
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(workers)
@@ -79,7 +97,7 @@ fn pool_by(
                 thread.run()
             };
             let handle = spawn(builder, Box::new(body))?;
-            spawned.lock().unwrap_or_else(|poison| poison.into_inner()).0.push(handle);
+            spawned.hold().threads.push(handle);
             Ok(())
         })
         .build()
@@ -87,14 +105,14 @@ fn pool_by(
             Error::new(ErrorKind::Config, Stage::Build, format!("cannot start {workers} decode workers"))
                 .with_source(source)
         })?;
-    let handles = std::mem::take(&mut handles.lock().unwrap_or_else(|poison| poison.into_inner()).0);
-    Ok((pool, Handles(handles)))
+    let threads = std::mem::take(&mut handles.hold().threads);
+    Ok((pool, Handles { threads, workers: None }))
 }
 
 impl Runtime {
     /// Starts the I/O thread. The caller keeps nothing by which the pool could be reached: where that thread cannot be
     /// started, the pool is let go and the workers are joined.
-    pub(crate) fn start(core: Arc<Core>, mut io: super::fetch::Io, workers: Handles) -> Result<Self> {
+    pub(crate) fn start(core: Arc<Core>, mut io: Planner, workers: Handles) -> Result<Self> {
         let mut runtime = Self { core: Some(core), io: None, others: Vec::new(), workers };
         runtime.io = Some(guarded(runtime.core(), "feedline-io".into(), Stage::Read, move || io.run())?);
         Ok(runtime)
@@ -141,7 +159,7 @@ pub(crate) fn placed(core: &Arc<Core>, stalled: Error) -> Error {
     let asked = matches!(stalled.stage(), Stage::Decode | Stage::Map) && stalled.site().path.is_none();
     let Some(sample) = stalled.site().sample.filter(|_| asked) else { return stalled };
     let (holder, error) = (core.clone(), stalled.again());
-    let look = move || holder.named_anywhere(error, sample);
+    let look = move || holder.samples.named_by_id(error, sample);
     within(Duration::from_secs(1), "the dataset", look).unwrap_or(stalled)
 }
 
@@ -176,20 +194,18 @@ impl Drop for Runtime {
         for thread in self.io.take().into_iter().chain(self.others.drain(..)) {
             join(thread, deadline);
         }
-        // Drains hold the core; the last of them must be gone before the pool is, or it would end on its own thread.
+        // Drains hold the pool; the last of them must be gone before the pool is, or it would end on its own thread.
         // One of them may be what drops the loader, in the user's own transform.
-        let own = usize::from(core.work.pool.current_thread_index().is_some());
-        while core.work.active() > own && Instant::now() < deadline {
+        let own = usize::from(self.workers.is_own());
+        while core.to_workers.drains.active() > own && Instant::now() < deadline {
             std::thread::sleep(Duration::from_micros(50));
         }
-        core.work.let_go();
-        core.recovery.let_go();
+        core.to_workers.let_go();
         core.exchange.close();
         drop(core);
         if own > 0 {
             // The drain of this very thread has the pool, and lets go of it when it returns from here: then they end.
-            self.workers.0.clear();
-            return;
+            self.workers.threads.clear();
         }
         self.workers.join(deadline);
     }

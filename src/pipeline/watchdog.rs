@@ -160,6 +160,11 @@ impl Watch {
         Self { planner: Cell::new(), device: Cell::new(), workers: cells(workers), reads: cells(reads) }
     }
 
+    /// Has a worker, if it is one, say what it does.
+    pub(crate) fn worker(&self, number: Option<usize>, say: impl Fn(&Cell)) {
+        number.and_then(|number| self.workers.get(number)).into_iter().for_each(say);
+    }
+
     /// All cells. Who others wait for comes before them: the planner collects the reads, so none of them ends while it is
     /// stuck.
     fn cells(&self) -> impl Iterator<Item = &Cell> {

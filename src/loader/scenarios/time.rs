@@ -285,10 +285,10 @@ impl Shared {
             return true;
         }
         let Some(core) = self.core.get().and_then(Weak::upgrade) else { return true };
-        let active = || core.work.active();
+        let active = || core.to_workers.drains.active();
         // In this order; see above.
         active() != state.workers_asleep
-            || (!core.work.is_empty() && state.workers_asleep < core.work.count)
+            || (!core.to_workers.is_empty() && state.workers_asleep < core.to_workers.drains.count())
             || active() != state.workers_asleep
             || (self.gpu.get().is_some() && !core.dozing.is_asleep())
             || io()

@@ -1,0 +1,108 @@
+//! How a worker fills rows of datasets in chunks: from chunks that are open.
+
+use super::Core;
+use super::chunks::Held;
+use super::exchange::Gather;
+use super::recipe::{Effort, How};
+use super::sample::Samples;
+use super::watchdog::Doing;
+use super::worker::Worker;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::memory::{ChunkBuf, Rows};
+use std::sync::Arc;
+
+/// Fills rows from open chunks.
+pub(super) fn gather(core: &Core, gather: Gather, worker: &mut Worker) {
+    if gather.run.is_cancelled() {
+        return;
+    }
+    let (mut places, mut ids) = (std::mem::take(&mut worker.places), std::mem::take(&mut worker.ids));
+    places.clear();
+    ids.clear();
+    gather_at(core, gather, worker, (&mut places, &mut ids));
+    (worker.places, worker.ids) = (places, ids);
+}
+
+fn gather_at(
+    core: &Core,
+    Gather { mut run, held }: Gather,
+    worker: &mut Worker,
+    (places, ids): (&mut Vec<(u32, u32)>, &mut Vec<u64>),
+) {
+    let samples = &core.samples;
+    worker.begins(samples, Doing::Planning, None);
+    let located = worker.guarded(|_| {
+        let (first, stride) = (run.position(), run.job.batches.stride());
+        let (chunks, order) = (samples.in_chunks()?, run.job.order.places(first));
+        for row in 0..u64::from(run.len()) {
+            let (entry, row, id) = order.locate(first + row * stride, |id| chunks.inner(id))?;
+            places.push((entry as u32, row as u32));
+            ids.push(id);
+        }
+        Ok(())
+    });
+    if let Err(error) = located {
+        // A sampler's mistake: every row of the run is without a sample.
+        return run.rows.fail_row(error);
+    }
+    if samples.recipe.effort() == Effort::Copy && !held.any_failed() && copy_runs(samples, &mut run.rows, &held, places)
+    {
+        return run.rows.finish_run(ids);
+    }
+    for ((entry, row), id) in places.iter().zip(ids.iter()) {
+        if run.is_cancelled() {
+            return;
+        }
+        worker.begins(samples, Doing::Decoding, Some(*id));
+        let entry = *entry as usize;
+        let filled = worker.guarded(|worker| {
+            let given = samples.given_by_chunk(opened(&held, entry)?, *row as usize);
+            samples.fill(&run.job, *id, &mut run.rows, &mut worker.scratch, given)
+        });
+        match filled {
+            Ok(()) => run.rows.finish_row(),
+            Err(error) => {
+                let error = samples.named_as_chunk(error.with_sample(*id), held.chunk(entry).chunk());
+                core.to_workers.row_failed(samples, &mut run, Some(*id), error, Some((&held, entry)));
+            }
+        }
+    }
+}
+
+/// The rows of a chunk that a piece of a batch holds.
+pub(super) fn opened(held: &Arc<Held>, entry: usize) -> Result<&ChunkBuf> {
+    match held.chunk(entry).get() {
+        Some(Ok(buffer)) => Ok(buffer),
+        Some(Err(error)) => Err(error.again()),
+        None => Err(Error::new(ErrorKind::Cancelled, Stage::Decode, "the chunk is not open")),
+    }
+}
+
+/// The fast path: copies whole runs of rows, when every field of every chunk is an array of such rows; false when not.
+fn copy_runs(samples: &Samples, rows: &mut Rows, held: &Held, places: &[(u32, u32)]) -> bool {
+    for (field, handler) in samples.recipe.handlers.iter().enumerate() {
+        let row_bytes = match handler.how {
+            How::InPlace(row_bytes) => row_bytes,
+            How::Skip | How::Direct => continue,
+            _ => return false,
+        };
+        let array = |buffer: Option<&ChunkBuf>| buffer.and_then(|buffer| buffer.array(field).map(|(_, bytes)| bytes));
+        if held.buffers().any(|buffer| array(buffer) != Some(row_bytes)) {
+            return false;
+        }
+        let out = rows.run_mut(handler.outputs.start, places.len() as u32);
+        let mut start = 0;
+        while start < places.len() {
+            let (entry, row) = places[start];
+            let follows = |(at, place): (usize, &(u32, u32))| *place == (entry, row + at as u32);
+            let run = places[start..].iter().enumerate().take_while(|(at, place)| follows((*at, place))).count();
+            let Some(Ok(buffer)) = held.chunk(entry as usize).get() else { return false };
+            let Some((array, _)) = buffer.array(field) else { return false };
+            let from = row as usize * row_bytes;
+            let (to, bytes) = (start * row_bytes, run * row_bytes);
+            out[to..to + bytes].copy_from_slice(&array[from..from + bytes]);
+            start += run;
+        }
+    }
+    true
+}

@@ -1,0 +1,186 @@
+//! How a worker fills rows of datasets without chunks: from memory, from the page cache, or with what storage has brought.
+
+use super::Core;
+use super::recipe::{Effort, How};
+use super::task::{Place, RowTask, Run};
+use super::watchdog::Doing;
+use super::worker::Worker;
+use crate::dataset::{Part, Parts};
+use crate::error::{Error, Result};
+use crate::storage::{Cached, Extent, may_pass};
+
+/// Rows that are copied from memory at a time: their ids are kept that long.
+const COPY_ROWS: u32 = 256;
+
+/// Fills rows from memory and the page cache, and has the others read. How many it filled, or failed.
+///
+/// What the dataset said of a row that is missing is forgotten: as many rows may be missing as the slots have, and no permit
+/// bounds what would have to be kept for each. The planner asks when the row has its permit.
+pub(super) fn look_up(core: &Core, mut run: Run, worker: &mut Worker) -> u32 {
+    let samples = &core.samples;
+    let (all, mut missed) = (run.len(), 0);
+    let mut plain = samples.recipe.effort() == Effort::Copy && samples.sources.total_bytes() == 0;
+    let mut bytes = std::mem::take(&mut worker.bytes);
+    while run.len() > 0 && !run.is_cancelled() {
+        if plain {
+            plain = copy_from_memory(core, &mut run, worker) > 0;
+            continue;
+        }
+        match look_up_one(core, &mut run, worker, &mut bytes) {
+            Ok(true) => {
+                if run.len() == 1 {
+                    // First: who receives the batch finds them in the report.
+                    note_cached(core, &mut worker.cached);
+                }
+                run.rows.finish_row();
+            }
+            Ok(false) => {
+                core.to_io.misses.push(run.take(1));
+                missed += 1;
+            }
+            Err(error) => {
+                let error = samples.named(error, &worker.sample);
+                core.to_workers.row_failed(samples, &mut run, worker.sample.id, error, None);
+            }
+        }
+    }
+    worker.bytes = bytes;
+    note_cached(core, &mut worker.cached);
+    if missed > 0 {
+        core.to_io.waker.wake();
+    }
+    all - run.len() - missed
+}
+
+/// Fills the first row from memory and the page cache; false when something must be read.
+fn look_up_one(core: &Core, run: &mut Run, worker: &mut Worker, bytes: &mut [u8]) -> Result<bool> {
+    let samples = &core.samples;
+    let mut hits = 0;
+    worker.sample.clear();
+    let looked = worker.guarded(|worker| {
+        // Before the sampler is asked, which is the user's, and with what it said.
+        worker.begins(samples, Doing::Planning, None);
+        let id = run.id()?;
+        worker.begins(samples, Doing::Decoding, Some(id));
+        // It does not wait, if the file system keeps its word.
+        worker.fill_by(samples, &run.job, id, &mut run.rows, bytes, |extent, to| {
+            let found = cached(core, extent, to);
+            hits += if matches!(found, Cached::Hit) { extent.len } else { 0 };
+            found
+        })
+    });
+    worker.cached += hits;
+    looked
+}
+
+/// Asks the page cache.
+pub(super) fn cached(core: &Core, extent: &Extent, to: &mut [u8]) -> Cached {
+    if extent.len == 0 {
+        return Cached::Hit;
+    }
+    match core.cache.as_ref().map_or(Cached::Miss, |cache| cache.try_read(extent, to)) {
+        // The reader may have it, and tries again.
+        Cached::Failed(error) if may_pass(&error) => Cached::Miss,
+        found => found,
+    }
+}
+
+/// Workers got so many bytes from the page cache.
+pub(super) fn note_cached(core: &Core, bytes: &mut u64) {
+    let bytes = std::mem::take(bytes);
+    if bytes > 0 && core.meters.on {
+        core.meters.cached_bytes.add(bytes);
+    }
+}
+
+/// The fast path: copies plain rows from memory sources, as many as can be, and says how many. Nothing of what a row costs
+/// elsewhere (a guard against panics, marks, a decoder's context) is paid for each. What is left takes the usual way.
+fn copy_from_memory(core: &Core, run: &mut Run, worker: &mut Worker) -> usize {
+    let samples = &core.samples;
+    let count = run.len().min(COPY_ROWS);
+    let first = run.position();
+    let mut ids = std::mem::take(&mut worker.ids);
+    ids.clear();
+    worker.begins(samples, Doing::Decoding, None);
+    // The dataset and the sampler are the user's: a panic ends the run here, and the usual way names it.
+    let _ = worker.guarded(|_| {
+        let mut parts = Parts::new();
+        for row in 0..count {
+            let id = run.job.order.id(first + u64::from(row) * run.job.batches.stride())?;
+            samples.parts(id, &mut parts)?;
+            for (field, part) in parts.iter() {
+                let handler = &samples.recipe.handlers[field];
+                let bytes = match (part, &handler.how) {
+                    (_, How::Skip | How::Direct) => continue,
+                    (Part::Inline(bytes), _) => bytes,
+                    (Part::Extent(extent), _) => samples.memory_bytes(&extent)?,
+                    (Part::Framed(_), _) => return Ok(()),
+                };
+                let How::InPlace(row_bytes) = handler.how else { return Ok(()) };
+                if bytes.len() != row_bytes {
+                    return Ok(());
+                }
+                let out = run.rows.run_mut(handler.outputs.start, row + 1);
+                out[row as usize * row_bytes..].copy_from_slice(bytes);
+            }
+            ids.push(id);
+        }
+        Ok(())
+    });
+    let done = ids.len();
+    if done > 0 {
+        run.rows.finish_run(&ids);
+    }
+    worker.ids = ids;
+    done
+}
+
+/// Fills a row with what storage has brought; what could not be read is tried once more.
+pub(super) fn decode(core: &Core, mut task: RowTask, worker: &mut Worker) {
+    if !task.run.is_cancelled() {
+        let (samples, id) = (&core.samples, task.sample.id);
+        worker.begins(samples, Doing::Decoding, id);
+        let done = worker.guarded(|worker| {
+            if let Some((error, failed)) = task.take_error() {
+                if task.run.rows.fails_anyway() {
+                    // Where nothing can be read (no descriptors, a dead disk) each try takes its time.
+                    return Err(error);
+                }
+                read_again(core, &mut task, &error, failed, worker)?;
+                worker.begins(samples, Doing::Decoding, id);
+            }
+            samples.fill_task(&mut task, &mut worker.scratch)
+        });
+        match done {
+            Ok(()) => task.run.rows.finish_row(),
+            Err(error) => {
+                let error = samples.named(error, &task.sample);
+                core.to_workers.row_failed(samples, &mut task.run, id, error, None);
+            }
+        }
+    }
+    let RowTask { run, sample, .. } = task;
+    drop(run);
+    core.to_io.give_back(sample);
+}
+
+/// Reads the pieces that failed once more, to where they were to be.
+fn read_again(core: &Core, task: &mut RowTask, error: &Error, failed: u64, worker: &Worker) -> Result<()> {
+    let id = task.sample.id;
+    let pieces = task.sample.pieces.iter_mut().enumerate().filter(|(number, _)| failed & (1 << number) != 0);
+    for (_, piece) in pieces {
+        let Some(extent) = piece.extent else { continue };
+        core.watch.worker(worker.scratch.worker, |cell| cell.read(id, &extent));
+        match &mut piece.place {
+            Place::Ring(span, start) => {
+                *start = 0;
+                core.read_again(error, &extent, &mut span.as_mut_slice()[..extent.len as usize])?;
+            }
+            _ => {
+                let output = core.samples.recipe.handlers[piece.field].outputs.start;
+                core.read_again(error, &extent, task.run.rows.row().bytes_mut(output))?;
+            }
+        }
+    }
+    Ok(())
+}

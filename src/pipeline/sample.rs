@@ -1,0 +1,449 @@
+//! What samples are made of, and how they become rows: ask once, check, bring the bytes, fill, name errors.
+//!
+//! ```text
+//! id ──ask──► pieces ──┬─ reserve, read (planner) ─────────┬──► given bytes ──fill──► open, decode or copy, transform ──► row
+//!                      └─ fetch (page cache, plain calls) ─┘         ▲
+//! a row of an open chunk ────────────────────────────────────────────┘
+//! ```
+//!
+//! The dataset is the user's code, or third parties': everything behind [`Samples::ask`] relies on what is checked there.
+//! Bytes of the index that need no decoder are in the row as soon as the dataset has given them.
+
+use super::recipe::{How, Recipe};
+use super::task::{Job, Piece, Place, RowTask, Sample};
+use super::watchdog::{Doing, Watch};
+use crate::dataset::{Chunked, Dataset, Part, Parts};
+use crate::decode::{Ctx, Scratch};
+use crate::error::{Error, ErrorKind, Result, Stage, panicked};
+use crate::memory::{ChunkBuf, Rows};
+use crate::storage::{Cached, Class, Extent, Sources, classify};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// All that is needed to make rows of samples; the same for every thread.
+pub(crate) struct Samples {
+    pub(crate) dataset: Arc<dyn Dataset>,
+    pub(crate) sources: Arc<Sources>,
+    /// The first sample of every chunk and the number of all, as they were when the loader was built.
+    pub(crate) chunk_starts: Option<Arc<[u64]>>,
+    pub(crate) recipe: Recipe,
+    pub(crate) seed: u64,
+    /// Heap bytes that decoders may take on each worker.
+    pub(crate) scratch_limit: usize,
+    pub(crate) watch: Arc<Watch>,
+}
+
+/// The bytes of one field, as the dataset's source has them.
+pub(crate) struct Given<'b> {
+    pub(crate) field: usize,
+    pub(crate) bytes: &'b [u8],
+    /// They go through `Dataset::open`.
+    pub(crate) framed: bool,
+    /// Where they are from, for errors.
+    pub(crate) extent: Option<Extent>,
+}
+
+/// Where in the sources the bytes are, unless they are the index's own.
+fn extent_of(part: Part<'_>) -> Option<Extent> {
+    match part {
+        Part::Extent(extent) | Part::Framed(extent) => Some(extent),
+        Part::Inline(_) => None,
+    }
+}
+
+fn lie<T>(message: String) -> Result<T> {
+    Err(Error::new(ErrorKind::User, Stage::Read, message))
+}
+
+/// What the dataset says.
+impl Samples {
+    /// Asks what sample `id` is made of, as far as the host needs it; the bytes that the index itself has are put into the first
+    /// row.
+    pub(crate) fn ask(&self, id: u64, sample: &mut Sample, rows: &mut Rows) -> Result<()> {
+        sample.clear();
+        sample.id = Some(id);
+        let mut parts = Parts::new();
+        self.parts(id, &mut parts)?;
+        let mut before = None;
+        for (field, part) in parts.iter() {
+            let handler = &self.recipe.handlers[field];
+            let place = match (part, &handler.how) {
+                (_, How::Skip | How::Direct) => continue,
+                (Part::Inline(bytes), How::Decode(_)) => {
+                    sample.index.extend_from_slice(bytes);
+                    Place::Index(sample.index.len() - bytes.len(), bytes.len())
+                }
+                (Part::Inline(bytes), _) => {
+                    rows.row().copy_from(handler.outputs.start, bytes)?;
+                    continue;
+                }
+                (Part::Extent(extent) | Part::Framed(extent), _) if self.is_memory(&extent) => Place::Memory,
+                _ if part.shares(before.replace(part)) => Place::Same,
+                _ => Place::Storage,
+            };
+            let framed = matches!(part, Part::Framed(_));
+            sample.pieces.push(Piece { field, framed, extent: extent_of(part), place });
+        }
+        Ok(())
+    }
+
+    /// The parts of a sample, checked: every field of the schema has bytes exactly once, every extent lies within its source.
+    pub(crate) fn parts<'d>(&'d self, id: u64, parts: &mut Parts<'d>) -> Result<()> {
+        parts.clear();
+        self.dataset.extents(id, parts)?;
+        let handlers = &self.recipe.handlers;
+        let mut seen = 0_u64;
+        for (field, part) in parts.iter() {
+            let Some(handler) = handlers.get(field) else {
+                return lie(format!("the dataset names field {field}, its schema has {}", handlers.len()));
+            };
+            if seen & (1 << field) != 0 {
+                return lie(format!("the dataset gave bytes for field `{}` twice", handler.name));
+            }
+            seen |= 1 << field;
+            extent_of(part).map_or(Ok(()), |extent| self.check_extent(&extent))?;
+        }
+        match (0..handlers.len()).find(|field| seen & (1 << field) == 0) {
+            Some(field) => lie(format!("the dataset gave no bytes for field `{}`", handlers[field].name)),
+            None => Ok(()),
+        }
+    }
+
+    fn check_extent(&self, extent: &Extent) -> Result<()> {
+        if extent.source.index() >= self.sources.count() {
+            return lie(format!("the dataset names source {}, it has {}", extent.source.index(), self.sources.count()));
+        }
+        let len = self.sources.len_of(extent.source);
+        if extent.offset.checked_add(extent.len).is_none_or(|end| end > len) {
+            let message = format!("the extent ends behind the end of the source, of {len} bytes when it was indexed");
+            return Err(self.at(Error::new(ErrorKind::Truncated, Stage::Read, message), extent));
+        }
+        Ok(())
+    }
+
+    /// The extent lies in a source that is memory.
+    pub(crate) fn is_memory(&self, extent: &Extent) -> bool {
+        self.sources.bytes_of(extent.source).is_some()
+    }
+
+    pub(crate) fn memory_bytes(&self, extent: &Extent) -> Result<&[u8]> {
+        let all = self.sources.bytes_of(extent.source).unwrap_or_default();
+        let range = extent.offset as usize..(extent.offset.saturating_add(extent.len)) as usize;
+        all.get(range).ok_or_else(|| {
+            let message = format!("the source has {} bytes", all.len());
+            Error::new(ErrorKind::Truncated, Stage::Read, message).with_range(extent.offset, extent.len)
+        })
+    }
+
+    /// Whether storage may write the piece straight into the row.
+    pub(crate) fn goes_into_row(&self, piece: &Piece) -> bool {
+        matches!(self.recipe.handlers[piece.field].how, How::InPlace(row_bytes) if !piece.framed && piece.len() == row_bytes as u64)
+    }
+
+    /// The side of the dataset that deals in chunks. The user's code: it may panic, or change its mind.
+    pub(crate) fn in_chunks(&self) -> Result<&dyn Chunked> {
+        let said = "the dataset had chunks when the loader was built, and has none now";
+        self.dataset.chunked().ok_or_else(|| Error::new(ErrorKind::User, Stage::Read, said))
+    }
+
+    /// The extents of a chunk, checked.
+    pub(crate) fn extents_of_chunk(&self, chunk: usize) -> Result<Vec<Extent>> {
+        let mut extents = Vec::new();
+        let asked = catch_unwind(AssertUnwindSafe(|| {
+            let chunks = self.in_chunks()?;
+            chunks.chunk_extents(chunk, &mut extents)?;
+            Ok(chunks.chunk_bytes(chunk).encoded)
+        }));
+        let said = asked.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Read)))?;
+        extents.iter().try_for_each(|extent| self.check_extent(extent))?;
+        let bytes: u64 = extents.iter().map(|extent| extent.len).fold(0, u64::saturating_add);
+        if bytes > said {
+            return lie(format!("the dataset said that the chunk has {said} encoded bytes, its extents have {bytes}"));
+        }
+        Ok(extents)
+    }
+
+    pub(crate) fn rows_of_chunk(&self, chunk: usize) -> u64 {
+        let starts = self.chunk_starts.as_ref().and_then(|starts| starts.get(chunk..chunk + 2));
+        starts.map_or(0, |starts| starts[1] - starts[0])
+    }
+}
+
+/// How bytes become a row.
+impl Samples {
+    /// Brings what storage has, by `fetch`: into the first row, or else one after the other into `buffer`. False when something
+    /// is missing, or the buffer too small: nothing is decoded for such a sample.
+    pub(crate) fn fetch(
+        &self,
+        sample: &mut Sample,
+        rows: &mut Rows,
+        buffer: &mut [u8],
+        mut fetch: impl FnMut(&Extent, &mut [u8]) -> Cached,
+    ) -> Result<bool> {
+        let mut used = 0;
+        for piece in sample.pieces.iter_mut().filter(|piece| matches!(piece.place, Place::Storage)) {
+            let Some(extent) = piece.extent else { continue };
+            let mut row = rows.row();
+            let (place, to) = if self.goes_into_row(piece) {
+                (Place::Row, row.bytes_mut(self.recipe.handlers[piece.field].outputs.start))
+            } else {
+                let start = used;
+                used += extent.len as usize;
+                let Some(to) = buffer.get_mut(start..used) else { return Ok(false) };
+                (Place::Buffer(start), to)
+            };
+            match fetch(&extent, to) {
+                Cached::Hit => piece.place = place,
+                Cached::Miss => return Ok(false),
+                Cached::Failed(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// What a sample's row is filled from, when all its bytes are there.
+    pub(crate) fn given<'b>(
+        &'b self,
+        sample: &'b Sample,
+        buffer: &'b [u8],
+    ) -> impl Iterator<Item = Result<Given<'b>>> + use<'b> {
+        let mut last: &[u8] = &[];
+        let given = move |piece: &'b Piece| {
+            let len = piece.len() as usize;
+            let bytes = match &piece.place {
+                Place::Row => return None,
+                Place::Memory => match piece.extent.as_ref().map(|extent| self.memory_bytes(extent)) {
+                    Some(Ok(bytes)) => bytes,
+                    Some(Err(error)) => return Some(Err(error)),
+                    None => &[],
+                },
+                Place::Index(start, len) => &sample.index[*start..][..*len],
+                Place::Ring(span, start) => &span.as_slice()[*start..][..len],
+                Place::Buffer(start) => &buffer[*start..][..len],
+                Place::Same => last,
+                // There was nothing to read.
+                Place::Storage => &[],
+            };
+            if !matches!(piece.place, Place::Memory | Place::Index(..)) {
+                last = bytes;
+            }
+            Some(Ok(Given { field: piece.field, bytes, framed: piece.framed, extent: piece.extent }))
+        };
+        sample.pieces.iter().filter_map(given)
+    }
+
+    /// What a row is filled from that is row `row` of an open chunk.
+    pub(crate) fn given_by_chunk<'b>(
+        &'b self,
+        chunk: &'b ChunkBuf,
+        row: usize,
+    ) -> impl Iterator<Item = Result<Given<'b>>> + use<'b> {
+        let given = move |(field, handler): (usize, &super::recipe::Handler)| match chunk.row(field, row) {
+            Some(bytes) => Ok(Given { field, bytes, framed: false, extent: None }),
+            None => {
+                let message = format!("the chunk has no row {row} of field `{}`", handler.name);
+                Err(Error::new(ErrorKind::Decode, Stage::Decode, message))
+            }
+        };
+        self.recipe.handlers.iter().enumerate().map(given)
+    }
+
+    /// Fills the first row with sample `id`: every field from its bytes, then what is made of them.
+    pub(crate) fn fill<'b>(
+        &self,
+        job: &Job,
+        id: u64,
+        rows: &mut Rows,
+        scratch: &mut Scratch,
+        given: impl Iterator<Item = Result<Given<'b>>>,
+    ) -> Result<()> {
+        for given in given {
+            self.fill_field(job, id, rows, scratch, given?)?;
+        }
+        self.finish(job, id, rows, scratch)
+    }
+
+    /// Fills the row of a task all of whose bytes are there.
+    pub(crate) fn fill_task(&self, task: &mut RowTask, scratch: &mut Scratch) -> Result<()> {
+        let RowTask { run, sample, .. } = task;
+        let Some(id) = sample.id else { return lie("a row without a sample".into()) };
+        self.fill(&run.job, id, &mut run.rows, scratch, self.given(sample, &[]))
+    }
+
+    /// Turns the bytes of one field of the dataset into the fields of its handler.
+    fn fill_field(&self, job: &Job, id: u64, rows: &mut Rows, scratch: &mut Scratch, given: Given<'_>) -> Result<()> {
+        let site = |error| match &given.extent {
+            Some(extent) => self.at(error, extent),
+            None => error,
+        };
+        let handler = &self.recipe.handlers[given.field];
+        // Out of the scratch while the decoder has the rest of it.
+        let mut opened = std::mem::take(&mut scratch.opened);
+        opened.clear();
+        let bytes = match given.framed {
+            true => self.dataset.open(id, given.field, given.bytes, &mut opened).map_err(site)?,
+            false => given.bytes,
+        };
+        let mut row = rows.row();
+        let done = match &handler.how {
+            How::InPlace(_) | How::Copy => row.copy_from(handler.outputs.start, bytes).map_err(site),
+            How::Skip | How::Direct => Ok(()),
+            How::Decode(decoder) => {
+                handler.outputs.clone().for_each(|field| row.clear_len(field));
+                let mut ctx = Ctx::new(self.seed, job.epoch, id, handler.outputs.clone(), scratch)
+                    .with_scratch_limit(self.scratch_limit);
+                decoder.decode(bytes, &mut ctx, &mut row.only(mask(&handler.outputs))).map_err(site)
+            }
+        };
+        scratch.opened = opened;
+        done
+    }
+
+    /// Transforms and marks a row all of whose fields are there.
+    fn finish(&self, job: &Job, id: u64, rows: &mut Rows, scratch: &mut Scratch) -> Result<()> {
+        let recipe = &self.recipe;
+        let mut row = rows.row();
+        recipe.added.clone().for_each(|field| row.clear(field));
+        if !recipe.maps.is_empty() {
+            scratch.mapping = true;
+            self.watch.worker(scratch.worker, |cell| cell.begin(Doing::Mapping, Some(id)));
+            for map in &recipe.maps {
+                let fields = 0..recipe.spec.fields().len();
+                let mut ctx =
+                    Ctx::new(self.seed, job.epoch, id, fields, scratch).with_scratch_limit(self.scratch_limit);
+                map(&mut row, &mut ctx)?;
+            }
+            scratch.mapping = false;
+        }
+        if !recipe.finishes_late() {
+            recipe.finish(&mut row, self.seed, job.epoch, id);
+        }
+        row.mark(id);
+        Ok(())
+    }
+}
+
+/// What is said of what went wrong.
+impl Samples {
+    /// The error with the place of an extent.
+    fn at(&self, error: Error, extent: &Extent) -> Error {
+        error.with_path(self.sources.path(extent.source)).with_range(extent.offset, extent.len)
+    }
+
+    /// The error with the sample's id and, unless it names a place already, that of the sample's first bytes.
+    pub(crate) fn named(&self, error: Error, sample: &Sample) -> Error {
+        let Some(id) = sample.id else { return error };
+        match sample.first_extent() {
+            Some(extent) if error.site().path.is_none() => self.at(error.with_sample(id), &extent),
+            _ => error.with_sample(id),
+        }
+    }
+
+    /// As [`named`](Self::named), for who knows nothing but the id.
+    pub(crate) fn named_by_id(&self, error: Error, id: u64) -> Error {
+        let error = error.with_sample(id);
+        if error.site().path.is_some() {
+            return error;
+        }
+        match &self.chunk_starts {
+            Some(starts) if starts.last().is_some_and(|end| id < *end) => {
+                return self.named_as_chunk(error, starts.partition_point(|start| *start <= id) - 1);
+            }
+            _ => {}
+        }
+        // The dataset may be what failed: it must not panic once more.
+        let first = catch_unwind(AssertUnwindSafe(|| {
+            let mut parts = Parts::new();
+            self.parts(id, &mut parts).ok()?;
+            let is_read = |field: &usize| !matches!(self.recipe.handlers[*field].how, How::Skip);
+            let mut extents = parts.iter().filter(|(field, _)| is_read(field)).filter_map(|(_, part)| extent_of(part));
+            extents.find(|extent| !self.is_memory(extent))
+        }));
+        match first.ok().flatten() {
+            Some(extent) => self.at(error, &extent),
+            None => error,
+        }
+    }
+
+    /// The error with the chunk's name and, unless it names a place already, that of its first bytes.
+    pub(crate) fn named_as_chunk(&self, error: Error, chunk: usize) -> Error {
+        if error.site().path.is_some() {
+            return error;
+        }
+        let named = catch_unwind(AssertUnwindSafe(|| {
+            let (chunks, mut extents) = (self.in_chunks().ok()?, Vec::new());
+            chunks.chunk_extents(chunk, &mut extents).ok()?;
+            let first = extents.into_iter().next()?;
+            (first.source.index() < self.sources.count()).then(|| (first, chunks.chunk_name(chunk)))
+        }));
+        match named.ok().flatten() {
+            Some((first, name)) => self.at(error, &first).within(name),
+            None => error,
+        }
+    }
+
+    /// Whether another sample may stand in for one that failed like this. Descriptors and memory that are short, a device, a
+    /// sampler's mistake and whatever was cancelled or stalled are no sample's fault; nor is a picture for which the memory
+    /// budget leaves too little: another budget would have it.
+    pub(crate) fn blames_sample(&self, error: &Error) -> bool {
+        let budgets = error.kind() == ErrorKind::Limit
+            && error.stage() == Stage::Decode
+            && self.scratch_limit < self.recipe.scratch_bytes();
+        !budgets && is_the_samples(error)
+    }
+}
+
+fn is_the_samples(error: &Error) -> bool {
+    use ErrorKind as K;
+    // Descriptors and memory are short for every sample.
+    if classify(error) == Class::Exhausted {
+        return false;
+    }
+    matches!(
+        error.kind(),
+        K::NotFound
+            | K::Permission
+            | K::NotAFile
+            | K::Empty
+            | K::Truncated
+            | K::Changed
+            | K::Io
+            | K::Decode
+            | K::Limit
+            | K::Shape
+            | K::User
+            | K::Panicked
+    )
+}
+
+fn mask(range: &std::ops::Range<usize>) -> u64 {
+    let below = |end: usize| if end >= 64 { u64::MAX } else { (1 << end) - 1 };
+    below(range.end) & !below(range.start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_short_for_all_is_not_blamed_on_the_sample() {
+        let os = |code| Error::os(Stage::Read, "", std::io::Error::from_raw_os_error(code));
+        for (error, is) in [
+            (os(5), true),
+            (os(2), true),
+            (os(116), true),
+            (os(12), false),
+            (os(23), false),
+            (os(24), false),
+            (Error::decode(""), true),
+            (Error::user(""), true),
+            (Error::new(ErrorKind::Panicked, Stage::Map, ""), true),
+            (Error::new(ErrorKind::Cancelled, Stage::Read, ""), false),
+            (Error::new(ErrorKind::Config, Stage::Order, ""), false),
+            (Error::new(ErrorKind::Device, Stage::Device, ""), false),
+            (Error::new(ErrorKind::Stalled, Stage::Read, ""), false),
+        ] {
+            assert_eq!(is_the_samples(&error), is, "{error}");
+        }
+    }
+}

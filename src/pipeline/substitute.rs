@@ -1,0 +1,389 @@
+//! What becomes of a row whose sample cannot be had: tried again, given another sample, or the error of its batch.
+//!
+//! ```text
+//! failed read ─ may it pass? ─yes─► a worker: pause, opened anew, past the page cache ─► decode as usual (counted)
+//!      │ no, or in vain
+//!      ▼                                                    policy Fail, or not the sample's fault
+//! failed row ──────────────────────────────────────────────────────────────► the batch's error
+//!      │ policy Substitute
+//!      ▼
+//! queue ─► one worker at a time: draw another sample of the order ─► read it, decode it ─┬─► row, marked; noted for the ledger
+//!                                  ▲                                                      │
+//!                                  └────────── cannot be had either, 32 times at most ────┘─► the batch's error
+//! ```
+//!
+//! * Which sample stands in is a keyed draw by (seed, epoch, position, attempt): the same with any workers, reader and world
+//!   size, as long as the same samples are bad. It is one of the same order, so a subset gets none from outside of it.
+//! * It cannot deadlock: the worker that substitutes needs storage and nothing else. It reads by plain calls into a buffer of
+//!   its own, and takes no permit that another row could hold. One at a time, so that one buffer is enough: [`Room`] is its
+//!   term in the memory plan.
+//! * Datasets in chunks: another row of the same chunk, where it could be opened; else, or when none of them will do, of a
+//!   chunk that is drawn, for which there is a buffer. It stands in for all rows of the bad one, and those that wait are
+//!   served before it is closed. (Where every chunk is open all the time, any row of the order whose chunk could be opened.)
+//!
+//! Never substituted is what is no sample's fault, see [`Samples::blames_sample`], nor an error of `.map_batch`.
+
+use super::Core;
+use super::chunks::{self, Encoded, Held};
+use super::drains::Switch;
+use super::exchange::BadRow;
+use super::gather::opened;
+use super::sample::Samples;
+use super::task::Run;
+use super::watchdog::Doing;
+use super::worker::Worker;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::ledger::BadSample;
+use crate::memory::ChunkBuf;
+use crate::order::{Draws, Key};
+use crate::report::spans;
+use crate::storage::{Cached, Extent, may_pass};
+use crate::sync::Hold;
+use bytes::Bytes;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
+
+/// Other samples that are tried in place of one.
+const TRIES: u64 = 32;
+
+/// The same where storage itself seems to be what fails: each of them takes its time to fail.
+const TRIES_IN_TROUBLE: u64 = 4;
+
+/// Draws of one try, where chunks that cannot be had are known.
+const DRAWS: u64 = 64;
+
+/// Chunks that are known to be bad, at most.
+const BAD_CHUNKS: usize = 4096;
+
+/// What to do when a sample cannot be had: it cannot be read, its checksum is wrong, it cannot be decoded, or a transform of
+/// the user's fails on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnBadSample {
+    /// The iterator ends with the error.
+    #[default]
+    Fail,
+    /// Another sample takes the row, chosen by (seed, epoch, position): the batch keeps its size, its shapes and the order of
+    /// its other rows. Its id is in [`Batch::ids`](crate::Batch::ids), the row's status is
+    /// [`Substitute`](crate::Status::Substitute), and the ledger says what is missing
+    /// ([`Loader::ledger`](crate::Loader::ledger)).
+    Substitute {
+        /// Distinct bad samples that are put up with, over the life of the loader. With one more the iterator ends with
+        /// [`ErrorKind::BadSamples`](crate::ErrorKind::BadSamples) and the list of them.
+        budget: u64,
+    },
+}
+
+/// Bytes that substituting may take; 0 where nothing is substituted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Room {
+    /// Distinct bad samples at most.
+    pub(crate) budget: u64,
+    /// Encoded bytes of one sample, or chunk.
+    pub(crate) encoded: usize,
+    /// An open chunk, and the lists of its rows beside it.
+    pub(crate) chunk: usize,
+    pub(crate) lists: usize,
+}
+
+/// What is needed to find other samples. Whoever has the turn (see [`Turns`](super::drains::Turns)) has it alone.
+pub(crate) struct Substitutes {
+    room: Room,
+    spare: Mutex<Spare>,
+}
+
+impl BadRow {
+    /// The chunk that could not be opened and has another one stand in.
+    fn instead_of(&self) -> Option<usize> {
+        let (held, entry) = self.held.as_ref()?;
+        let own = held.chunk(*entry);
+        own.failed().then(|| own.chunk())
+    }
+}
+
+/// The buffers, taken when they are needed first.
+#[derive(Default)]
+struct Spare {
+    bytes: Vec<u8>,
+    encoded: Encoded,
+    /// The chunk that is open here.
+    chunk: Option<(usize, ChunkBuf)>,
+    /// The bad chunk it was opened for.
+    instead_of: Option<usize>,
+    /// Chunks that could not be opened, and why.
+    bad: BTreeMap<usize, Error>,
+}
+
+impl Substitutes {
+    pub(crate) fn new(room: Room) -> Self {
+        Self { room, spare: Mutex::default() }
+    }
+
+    /// Gives one waiting row another sample; false when none waits that may be served, or somebody else is at it.
+    pub(super) fn serve_one(&self, core: &Core, switch: Switch, worker: &mut Worker) -> bool {
+        let Some(turn) = core.to_workers.bad.turn() else { return false };
+        let mut spare = self.spare.hold();
+        let like = |bad: &BadRow| bad.instead_of().is_none_or(|chunk| spare.instead_of == Some(chunk));
+        let Some(bad) = turn.take(switch, like) else { return false };
+        if !bad.run.is_cancelled() {
+            spare.instead_of = bad.instead_of().or(spare.instead_of);
+            let held = bad.held.as_ref().map(|(held, entry)| (held, *entry));
+            let search = Search { core, room: &self.room, held, spare: &mut spare, worker };
+            search.substitute(bad.run, bad.id, bad.error);
+        }
+        // Before the turn goes on, which whoever has it next could not take otherwise.
+        drop(spare);
+        drop(turn);
+        true
+    }
+}
+
+/// The search for a sample that stands in for one row's.
+struct Search<'a> {
+    core: &'a Core,
+    room: &'a Room,
+    /// The chunks that the row was to come from, and the one that holds it.
+    held: Option<(&'a Arc<Held>, usize)>,
+    spare: &'a mut Spare,
+    worker: &'a mut Worker,
+}
+
+/// What one attempt came to.
+enum StandIn {
+    /// The row has this sample.
+    Filled(u64),
+    /// The draw fell on a sample that was tried already, or on a chunk that cannot be had.
+    None,
+    /// This sample cannot be had either.
+    Bad(u64, Error),
+    /// Not a sample's fault.
+    Failed(Error),
+}
+
+impl Search<'_> {
+    fn substitute(mut self, mut run: Run, id: u64, error: Error) {
+        let mut tried = vec![id];
+        // What is said of it may be the user's code, too: the words of an error, a name that the dataset gives.
+        let Ok(mut noted) = self.bad_sample(&run, id, &error) else {
+            return run.rows.fail_row(Error::user("an error that cannot be said").with_sample(id));
+        };
+        let budget = self.room.budget;
+        let tries = if may_pass(&error) { TRIES_IN_TROUBLE } else { TRIES };
+        for attempt in 0..tries {
+            if run.is_cancelled() {
+                return;
+            }
+            if run.rows.fails_anyway() || run.rows.bad_with(id) > budget {
+                // The batch will not be handed out: with the row's own error, or with the list of what is too much.
+                if run.rows.bad_with(id) <= budget.saturating_add(1) {
+                    run.rows.note_bad(noted);
+                }
+                return run.rows.fail_row(error);
+            }
+            match self.stand_in(&mut run, attempt, &tried) {
+                StandIn::Filled(substitute) => {
+                    spans::fault(&error, spans::Outcome::Substituted);
+                    noted.substitute = Some(substitute);
+                    run.rows.note_bad(noted);
+                    return run.rows.finish_substitute();
+                }
+                StandIn::Bad(candidate, error) => {
+                    let said = self.bad_sample(&run, candidate, &error);
+                    said.into_iter().for_each(|bad| run.rows.note_bad(bad));
+                    tried.push(candidate);
+                }
+                StandIn::Failed(error) => return run.rows.fail_row(error),
+                StandIn::None => {}
+            }
+        }
+        run.rows.note_bad(noted);
+        run.rows.fail_row(error.and_no_substitute(tried.len() - 1));
+    }
+
+    /// What the ledger says of a sample that cannot be had.
+    fn bad_sample(&mut self, run: &Run, id: u64, error: &Error) -> Result<BadSample> {
+        let samples = &self.core.samples;
+        self.worker.begins(samples, Doing::Planning, Some(id));
+        self.worker.guarded(|_| {
+            let ticket = run.rows.ticket();
+            // The dataset may be what fails.
+            let member = catch_unwind(AssertUnwindSafe(|| samples.dataset.member(id))).ok().flatten();
+            Ok(BadSample::new((ticket.epoch, ticket.batch, run.rows.first()), id, error, member))
+        })
+    }
+
+    /// Draws a sample that is none of `not` and fills the row with it.
+    fn stand_in(&mut self, run: &mut Run, attempt: u64, not: &[u64]) -> StandIn {
+        let Self { core, room, held, spare, worker } = self;
+        let (samples, held) = (&core.samples, *held);
+        let mut candidate = None;
+        worker.sample.clear();
+        let done = worker.guarded(|worker| {
+            let Some(pick) = pick(samples, run, attempt, held)? else { return Ok(None) };
+            if not.contains(&pick.id) {
+                return Ok(None);
+            }
+            candidate = Some(pick.id);
+            worker.sample.id = candidate;
+            worker.begins(samples, Doing::Decoding, candidate);
+            match (pick.row, held) {
+                (Some((Source::Held(entry), row)), Some((held, _))) => {
+                    fill_from_chunk(samples, run, pick.id, (opened(held, entry)?, row), worker)?;
+                }
+                (Some((Source::Chunk(chunk), row)), _) => {
+                    let buffer = open_spare(core, room, chunk, spare, worker)?;
+                    fill_from_chunk(samples, run, pick.id, (buffer, row), worker)?;
+                }
+                _ => fill_from_storage(core, room, run, pick.id, &mut spare.bytes, worker)?,
+            }
+            Ok(Some(pick.id))
+        });
+        let named = |error| samples.named(error, &worker.sample);
+        match (done, candidate) {
+            (Ok(Some(substitute)), _) => StandIn::Filled(substitute),
+            (Ok(None), _) => StandIn::None,
+            (Err(error), Some(candidate)) if samples.blames_sample(&error) => StandIn::Bad(candidate, named(error)),
+            (Err(error), _) => StandIn::Failed(named(error)),
+        }
+    }
+}
+
+/// Another sample, and where it is.
+struct Pick {
+    id: u64,
+    /// For datasets in chunks: the row in this chunk.
+    row: Option<(Source, usize)>,
+}
+
+#[derive(Clone, Copy)]
+enum Source {
+    /// Of those that the piece has open.
+    Held(usize),
+    /// This one of the dataset.
+    Chunk(usize),
+}
+
+/// The sample of this attempt, unless it falls on a chunk that cannot be had.
+fn pick(samples: &Samples, run: &Run, attempt: u64, held: Option<(&Arc<Held>, usize)>) -> Result<Option<Pick>> {
+    let job = &run.job;
+    let key = Key::new(samples.seed).named("substitute").derive(job.epoch);
+    let mut draws = Draws::from_key(key.derive(run.position()).derive(attempt));
+    let (Some((held, bad)), Some(starts)) = (held, &samples.chunk_starts) else {
+        let id = job.order.id(draws.below(job.order.len()))?;
+        return Ok(Some(Pick { id, row: None }));
+    };
+    let chunks = samples.in_chunks()?;
+    if job.order.needs_all_chunks() {
+        for _ in 0..DRAWS {
+            let position = draws.below(job.order.len());
+            let (entry, row, id) = job.order.places(position).locate(position, |id| chunks.inner(id))?;
+            if matches!(held.chunk(entry).get(), Some(Ok(_))) {
+                return Ok(Some(Pick { id, row: Some((Source::Held(entry), row as usize)) }));
+            }
+        }
+        return Ok(None);
+    }
+    // Otherwise the order is one of the whole dataset: every row of every chunk is one of it.
+    let rows = |chunk: usize| starts[chunk + 1] - starts[chunk];
+    let own = held.chunk(bad).chunk();
+    // Which other chunks are open depends on the world size and on where a run was taken up: not to be asked.
+    let (from, chunk) = if matches!(held.chunk(bad).get(), Some(Ok(_))) && attempt < TRIES / 2 {
+        (Source::Held(bad), own)
+    } else {
+        // By the bad chunk, not by the row: one chunk stands in for all of its rows.
+        let mut draws = Draws::from_key(key.named("chunk").derive(own as u64).derive(attempt));
+        let sample = draws.below(starts[starts.len() - 1]);
+        let chunk = starts.partition_point(|start| *start <= sample) - 1;
+        (Source::Chunk(chunk), chunk)
+    };
+    let row = draws.below(rows(chunk));
+    Ok(Some(Pick { id: starts[chunk] + row, row: Some((from, row as usize)) }))
+}
+
+fn fill_from_chunk(
+    samples: &Samples,
+    run: &mut Run,
+    id: u64,
+    (buffer, row): (&ChunkBuf, usize),
+    worker: &mut Worker,
+) -> Result<()> {
+    let given = samples.given_by_chunk(buffer, row);
+    samples.fill(&run.job, id, &mut run.rows, &mut worker.scratch, given)
+}
+
+/// Reads a sample by plain calls and fills the row with it.
+fn fill_from_storage(
+    core: &Core,
+    room: &Room,
+    run: &mut Run,
+    id: u64,
+    bytes: &mut Vec<u8>,
+    worker: &mut Worker,
+) -> Result<()> {
+    if bytes.is_empty() {
+        *bytes = vec![0; room.encoded];
+    }
+    let read =
+        |extent: &Extent, to: &mut [u8]| core.again.read(extent, to).map_or_else(Cached::Failed, |()| Cached::Hit);
+    if worker.fill_by(&core.samples, &run.job, id, &mut run.rows, bytes, read)? {
+        return Ok(());
+    }
+    let need: u64 = worker.sample.pieces.iter().map(|piece| piece.len()).sum();
+    let message = format!("the sample has {need} bytes, the dataset said at most {}", room.encoded);
+    Err(Error::new(ErrorKind::Limit, Stage::Read, message))
+}
+
+/// The chunk in the buffer that is there for this, opened unless it is the one that was opened last.
+fn open_spare<'s>(
+    core: &Core,
+    room: &Room,
+    chunk: usize,
+    spare: &'s mut Spare,
+    worker: &mut Worker,
+) -> Result<&'s ChunkBuf> {
+    let samples = &core.samples;
+    if let Some(error) = spare.bad.get(&chunk) {
+        return Err(error.again());
+    }
+    if spare.chunk.as_ref().is_none_or(|(open, _)| *open != chunk) {
+        let mut buffer = match spare.chunk.take() {
+            Some((_, buffer)) => buffer,
+            None => ChunkBuf::new(room.chunk)?,
+        };
+        let opened = read_spare(core, room, chunk, &mut spare.encoded, worker)
+            .and_then(|pieces| chunks::open(samples, chunk, &pieces, &mut worker.scratch, &mut buffer));
+        // A number that no chunk has: what is in the buffer now is nobody's.
+        spare.chunk = Some((if opened.is_ok() { chunk } else { usize::MAX }, buffer));
+        if let Err(error) = opened {
+            let error = samples.named_as_chunk(error, chunk);
+            if !may_pass(&error) && spare.bad.len() < BAD_CHUNKS {
+                spare.bad.insert(chunk, error.again());
+            }
+            return Err(error);
+        }
+    }
+    let buffer = spare.chunk.as_ref().map(|(_, buffer)| buffer);
+    buffer.ok_or_else(|| Error::new(ErrorKind::Cancelled, Stage::Decode, "the chunk is not open"))
+}
+
+/// The bytes of a chunk's extents.
+fn read_spare(core: &Core, room: &Room, chunk: usize, encoded: &mut Encoded, worker: &Worker) -> Result<Vec<Bytes>> {
+    let extents = core.samples.extents_of_chunk(chunk)?;
+    if let Some(pieces) = extents.iter().map(|extent| core.samples.sources.shared(extent)).collect() {
+        return Ok(pieces);
+    }
+    // Somebody may have kept a piece of the last one.
+    if !encoded.is_free() {
+        *encoded = Encoded::new(room.encoded, "the chunk of a substitute")?;
+    }
+    let read = encoded.read(&extents, |extent, to| {
+        core.watch.worker(worker.scratch.worker, |cell| cell.read(None, extent));
+        core.again.read(extent, to).map_or_else(Cached::Failed, |()| Cached::Hit)
+    })?;
+    read.ok_or_else(|| {
+        let need = extents.iter().fold(0_u64, |sum, extent| sum.saturating_add(extent.len));
+        let message = format!("the chunk has {need} encoded bytes, the dataset said at most {}", room.encoded);
+        Error::new(ErrorKind::Limit, Stage::Read, message)
+    })
+}

@@ -1,0 +1,201 @@
+//! What travels between the threads: rows of a batch, and a row together with its sample.
+//!
+//! ```text
+//! Job ──► Run (rows without samples) ──► RowTask (one row, its Sample: id, and a Piece for each part that it is made of)
+//! ```
+//!
+//! A row task owns all that is known of its row. So the dataset is asked once what a sample is made of that storage brings,
+//! and nobody relies on a second answer.
+
+use crate::error::{Error, Result};
+use crate::memory::{IoBuf, RingSpan, Rows, Ticket};
+use crate::order::{Batches, EpochOrder};
+use crate::storage::Extent;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// One epoch being planned and filled.
+pub(crate) struct Job {
+    pub(crate) generation: u64,
+    pub(crate) epoch: u64,
+    pub(crate) order: EpochOrder,
+    pub(crate) batches: Batches,
+    /// Shared by all epochs of one iterator.
+    pub(crate) cancelled: Arc<AtomicBool>,
+}
+
+impl Job {
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+
+    /// A run's place of a batch: tickets count across its epochs.
+    pub(crate) fn ticket(&self, sequence: u64, batch: u64) -> Ticket {
+        let position = self.batches.position(batch, 0);
+        Ticket { generation: self.generation, sequence, epoch: self.epoch, batch, position }
+    }
+}
+
+/// Rows of one batch that wait for their samples, and the job that they belong to.
+pub(crate) struct Run {
+    pub(crate) job: Arc<Job>,
+    pub(crate) rows: Rows,
+}
+
+impl Run {
+    /// Takes the first `count` rows.
+    pub(crate) fn take(&mut self, count: u32) -> Self {
+        Self { job: self.job.clone(), rows: self.rows.take(count) }
+    }
+
+    pub(crate) fn len(&self) -> u32 {
+        self.rows.len()
+    }
+
+    /// Position in the epoch of the first row; past its end for rows that fill up.
+    pub(crate) fn position(&self) -> u64 {
+        self.job.batches.position(self.rows.ticket().batch, self.rows.first())
+    }
+
+    /// Sample id of the first row. The sampler may be the user's.
+    pub(crate) fn id(&self) -> Result<u64> {
+        self.job.order.id(self.position())
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.job.is_cancelled()
+    }
+}
+
+/// What a sample is made of, and where its bytes are. Reused from sample to sample; those of the planner are permits.
+#[derive(Default)]
+pub(crate) struct Sample {
+    /// Nothing before the order has named it.
+    pub(crate) id: Option<u64>,
+    pub(crate) pieces: Vec<Piece>,
+    /// Bytes of the index that a decoder wants.
+    pub(super) index: Vec<u8>,
+}
+
+/// The bytes of one part of a sample.
+pub(crate) struct Piece {
+    /// Number of the field in the dataset's schema.
+    pub(crate) field: usize,
+    /// The bytes go through `Dataset::open`.
+    pub(crate) framed: bool,
+    /// Where they are in the dataset's sources; only the length means something for bytes of the index.
+    pub(crate) extent: Option<Extent>,
+    pub(crate) place: Place,
+}
+
+/// Where the bytes of a piece are now.
+pub(crate) enum Place {
+    /// In a file, or on the way from there.
+    Storage,
+    /// In a source that is memory.
+    Memory,
+    /// At this offset of the sample's own bytes, so many.
+    Index(usize, usize),
+    /// They are those of the last piece that is not like this.
+    Same,
+    /// Where the batch will have them.
+    Row,
+    /// In the ring, from this offset of the span.
+    Ring(RingSpan, usize),
+    /// At this offset of a buffer of the worker's.
+    Buffer(usize),
+}
+
+impl Sample {
+    /// Bytes of one in flight beside its struct, with so many parts.
+    pub(crate) fn heap_bytes(parts: usize) -> usize {
+        parts * (size_of::<Piece>() + INDEX_BYTES)
+    }
+
+    pub(crate) fn with_room(parts: usize) -> Self {
+        Self { id: None, pieces: Vec::with_capacity(parts), index: Vec::with_capacity(parts * INDEX_BYTES) }
+    }
+
+    /// Lets go of all bytes.
+    pub(crate) fn clear(&mut self) {
+        self.id = None;
+        self.pieces.clear();
+        self.index.clear();
+    }
+
+    /// The place of its first bytes in storage.
+    pub(crate) fn first_extent(&self) -> Option<Extent> {
+        self.pieces.iter().filter(|piece| !matches!(piece.place, Place::Memory)).find_map(|piece| piece.extent)
+    }
+
+    /// Pieces that storage has to bring.
+    pub(crate) fn stored(&self) -> impl Iterator<Item = (usize, &Piece)> {
+        self.pieces.iter().enumerate().filter(|(_, piece)| matches!(piece.place, Place::Storage))
+    }
+
+    /// Bytes that were read and must be copied or decoded.
+    pub(crate) fn staged(&self) -> u64 {
+        let staged = self.pieces.iter().filter(|piece| matches!(piece.place, Place::Ring(..)));
+        staged.map(Piece::len).sum()
+    }
+}
+
+/// Room for a label, say, in a part of the index; more is taken when it is needed.
+const INDEX_BYTES: usize = 16;
+
+impl Piece {
+    /// Bytes in the source.
+    pub(crate) fn len(&self) -> u64 {
+        self.extent.map_or(0, |extent| extent.len)
+    }
+}
+
+/// A row whose sample is on its way from storage.
+pub(crate) struct RowTask {
+    /// One row.
+    pub(crate) run: Run,
+    pub(crate) sample: Box<Sample>,
+    /// When its reads were submitted.
+    pub(crate) since: u64,
+    /// Reads in flight; all bytes are there at 0.
+    pub(crate) remaining: usize,
+    /// Pieces whose reads failed, as bits, and the error of the first of them.
+    failed: u64,
+    error: Option<(usize, Error)>,
+}
+
+impl RowTask {
+    pub(crate) fn new(run: Run, sample: Box<Sample>) -> Self {
+        Self { run, sample, since: 0, remaining: 0, failed: 0, error: None }
+    }
+
+    /// A read has come to its end.
+    pub(crate) fn complete(&mut self, number: usize, buf: IoBuf, result: Result<usize>) {
+        let piece = &mut self.sample.pieces[number];
+        piece.place = match buf.into_row() {
+            Ok(span) => {
+                self.run.rows.restore(span);
+                Place::Row
+            }
+            Err(span) => Place::Ring(span, *result.as_ref().unwrap_or(&0)),
+        };
+        if let Err(error) = result {
+            self.failed |= 1 << number;
+            if self.error.as_ref().is_none_or(|(first, _)| number < *first) {
+                self.error = Some((number, error));
+            }
+        }
+        self.remaining -= 1;
+    }
+
+    /// The error of the first piece that could not be read.
+    pub(crate) fn error(&self) -> Option<&Error> {
+        self.error.as_ref().map(|(_, error)| error)
+    }
+
+    /// The same, and the pieces that could not be read, as bits.
+    pub(crate) fn take_error(&mut self) -> Option<(Error, u64)> {
+        let failed = std::mem::take(&mut self.failed);
+        self.error.take().map(|(_, error)| (error, failed))
+    }
+}

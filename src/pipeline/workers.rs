@@ -1,0 +1,196 @@
+//! The decode workers: tasks on a private rayon pool that never wait.
+//!
+//! A rayon task (a "drain") takes from the queues until they are empty and then ends, so rayon allocates for a drain, not for a
+//! sample. A drain looks at rows to look up before bytes to decode: misses reach storage early, and the device works while the
+//! workers decode. Rows that want a substitute come first where its chunk is open, else after the rows whose chunks are.
+
+use super::Core;
+use super::chunks::{Encoded, Opening};
+use super::drains::Switch;
+use super::substitute::{Room, Substitutes};
+use super::watchdog::Doing;
+use super::worker::Worker;
+use super::{gather, rows};
+use crate::decode::Ctx;
+use crate::error::{Error, Result};
+use crate::memory::Filled;
+use crate::meter::Work;
+use crate::storage::{Cached, Extent};
+use crate::sync::Mutex;
+use std::sync::Arc;
+
+/// The pool, and what each of its threads keeps.
+pub(crate) struct Workers {
+    core: Arc<Core>,
+    pub(crate) pool: rayon::ThreadPool,
+    each: Vec<Mutex<Worker>>,
+    substitutes: Substitutes,
+    cached_bytes: usize,
+}
+
+impl Workers {
+    /// They begin to work as soon as something is put into the queues of `core`. `cached_bytes` and `chunk_bytes` are those of
+    /// each worker's buffer for a sample, and for a chunk, from the page cache.
+    pub(crate) fn start(
+        core: Arc<Core>,
+        pool: rayon::ThreadPool,
+        room: Room,
+        (cached_bytes, chunk_bytes): (usize, usize),
+    ) -> Result<Arc<Self>> {
+        let worker = |number| {
+            let chunk = Encoded::new(chunk_bytes, "a worker's encoded chunk")?;
+            Ok(Mutex::new(Worker::new(number, cached_bytes, chunk)))
+        };
+        let each = (0..pool.current_num_threads()).map(worker).collect::<Result<_>>()?;
+        let workers = Arc::new(Self { core, pool, each, substitutes: Substitutes::new(room), cached_bytes });
+        let weak = Arc::downgrade(&workers);
+        workers.core.to_workers.drains.spawn_by(move || {
+            // Nobody is there any more: nobody waits, either.
+            let Some(workers) = weak.upgrade() else { return };
+            // One allocation of rayon's per drain.
+            let own = workers.clone();
+            workers.pool.spawn(move || own.drain());
+        });
+        Ok(workers)
+    }
+
+    fn drain(&self) {
+        let (core, to_workers) = (&*self.core, &self.core.to_workers);
+        let index = rayon::current_thread_index().unwrap_or(0);
+        // A decoder that uses rayon itself may find this drain on its own thread; then the state is taken already.
+        let mut own = self.each.get(index).and_then(|worker| worker.try_lock().ok());
+        // What was under way on this thread, and is again afterwards.
+        let outer = own.is_none().then(|| core.watch.workers.get(index).map(|cell| cell.now())).flatten();
+        let mut spare = None;
+        let worker = match &mut own {
+            Some(worker) => &mut **worker,
+            // Without a buffer for chunks: those it finds take the way through the ring.
+            None => spare.insert(Worker::new(index, self.cached_bytes, Encoded::default())),
+        };
+        let meters = &core.meters;
+        let work = || {
+            let mut before = meters.clock.now();
+            meters.change_working(1, before);
+            while let Some(what) = self.step(worker, before) {
+                let now = meters.clock.now();
+                if meters.on {
+                    meters.work_latency.record(now.saturating_sub(before));
+                    meters.rings.worked(index, before, now, what);
+                }
+                before = now;
+            }
+            meters.change_working(-1, before);
+            if let Some(cell) = core.watch.workers.get(index) {
+                // Below a drain on its own thread goes on what called it.
+                match outer {
+                    Some((doing, sample)) => cell.begin(doing, sample),
+                    None => cell.end(),
+                }
+            }
+        };
+        to_workers.drains.drain(work, || to_workers.is_empty() && to_workers.bad.is_idle());
+    }
+
+    /// Does one piece of work, and says what it was; `None` when there is none.
+    fn step(&self, worker: &mut Worker, now: u64) -> Option<Work> {
+        let (core, queues, meters) = (&*self.core, &self.core.to_workers, &self.core.meters);
+        // An entry of many rows leaves the queue with its last ones.
+        let took = |rows: u64, left: bool| {
+            if meters.on {
+                meters.worked.add(rows);
+            }
+            if left {
+                meters.queued.leave(1, now);
+            }
+        };
+        if let Some(slot) = queues.take_map() {
+            map_batch(core, worker, slot);
+            Some(Work::MapBatch)
+        } else if self.substitutes.serve_one(core, Switch::No, worker) {
+            Some(Work::Decode)
+        } else if let Some((gather, left)) = queues.take_gather() {
+            took(gather.run.len().into(), left);
+            gather::gather(core, gather, worker);
+            Some(Work::Gather)
+        } else if self.substitutes.serve_one(core, Switch::Yes, worker) {
+            Some(Work::Decode)
+        } else if let Some(opening) = queues.take_opening() {
+            took(0, true);
+            open(core, opening, worker);
+            Some(Work::Open)
+        } else if let Some((run, left)) = queues.take_lookup() {
+            took(0, left);
+            meters.worked.add(rows::look_up(core, run, worker).into());
+            Some(Work::LookUp)
+        } else if let Some(task) = queues.take_read() {
+            took(1, true);
+            rows::decode(core, task, worker);
+            Some(Work::Decode)
+        } else {
+            None
+        }
+    }
+}
+
+/// Opens a chunk whose bytes were read or lie in memory or the page cache; else sends it to be read.
+fn open(core: &Core, mut opening: Opening, worker: &mut Worker) {
+    let samples = &core.samples;
+    if opening.is_forgotten() {
+        return;
+    }
+    worker.begins(samples, Doing::Decoding, None);
+    let number = worker.scratch.worker;
+    let reading = |extent: &Extent| core.watch.worker(number, |cell| cell.read(None, extent));
+    let read = opening.read_again(|error: &Error, extent: &Extent, to: &mut [u8]| {
+        reading(extent);
+        core.read_again(error, extent, to)
+    });
+    if let Err(error) = read {
+        return opening.fail(samples, error);
+    }
+    if let Some(pieces) = opening.extents.iter().map(|extent| core.samples.sources.shared(extent)).collect() {
+        opening.pieces = pieces;
+    } else if opening.pieces.is_empty() && !opening.extents.is_empty() {
+        let cached = worker.chunk.read(&opening.extents, |extent, to| {
+            let found = rows::cached(core, extent, to);
+            if matches!(found, Cached::Hit) {
+                rows::note_cached(core, &mut { extent.len });
+            }
+            found
+        });
+        match cached {
+            Ok(Some(pieces)) => opening.pieces = pieces,
+            Ok(None) => {
+                core.to_io.chunk_misses.push(opening);
+                return core.to_io.waker.wake();
+            }
+            Err(error) => return opening.fail(samples, error),
+        }
+    }
+    core.meters.chunks.add(1);
+    core.meters.chunk_rows.add(samples.rows_of_chunk(opening.chunk()));
+    opening.open(samples, &mut worker.scratch);
+}
+
+fn map_batch(core: &Core, worker: &mut Worker, mut slot: Filled) {
+    let (samples, recipe, ticket) = (&core.samples, &core.samples.recipe, slot.ticket());
+    worker.begins(samples, Doing::Mapping, None);
+    let mapped = worker.guarded(|worker| {
+        worker.scratch.mapping = true;
+        let mut batch = slot.batch_mut();
+        for map in &recipe.map_batches {
+            let fields = 0..recipe.spec.fields().len();
+            let mut ctx = Ctx::new(samples.seed, ticket.epoch, ticket.position, fields, &mut worker.scratch);
+            map(&mut batch, &mut ctx)?;
+        }
+        if recipe.finishes_late() {
+            recipe.finishes.iter().for_each(|finishing| finishing.run_late(&mut slot, samples.seed));
+        }
+        Ok(())
+    });
+    worker.scratch.mapping = false;
+    if let Err(error) = mapped {
+        slot.note_failure(error);
+    }
+    core.exchange.hand_out(slot);
+}
