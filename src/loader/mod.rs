@@ -34,6 +34,7 @@ use crate::report::Verdict;
 use crate::state::{Cursor, State};
 use crate::stop::Stop;
 use crate::storage::{self, Choice, PageCache};
+use crate::sync::Hold;
 use crate::tensor::Field;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use std::ops::{Bound, RangeBounds};
@@ -369,22 +370,22 @@ impl Loader {
 
 impl Shared {
     fn place(&self) -> Place {
-        *self.place.lock().unwrap_or_else(|poison| poison.into_inner())
+        *self.place.hold()
     }
 
     /// A batch was received; the next one is at this epoch, position and batch number.
     fn received(&self, (epoch, position, batch): (u64, u64, u64)) {
-        let mut place = self.place.lock().unwrap_or_else(|poison| poison.into_inner());
+        let mut place = self.place.hold();
         let steps = place.cursor.steps.saturating_add(1);
         *place = Place { cursor: Cursor { epoch, position, batch, steps }, resumed: false };
     }
 
     fn ledger(&self) -> std::sync::MutexGuard<'_, LedgerWriter> {
-        self.ledger.lock().unwrap_or_else(|poison| poison.into_inner())
+        self.ledger.hold()
     }
 
     fn set_place(&self, place: Place) {
-        *self.place.lock().unwrap_or_else(|poison| poison.into_inner()) = place;
+        *self.place.hold() = place;
     }
 
     fn measured(&self) -> Snapshot {
@@ -398,7 +399,7 @@ impl Shared {
     /// The steady time of an iterator begins, or ends.
     fn mark_steady(&self, begins: bool) {
         // Measured under the lock, so that nobody goes back in time.
-        let mut steady = self.steady.lock().unwrap_or_else(|poison| poison.into_inner());
+        let mut steady = self.steady.hold();
         let now = self.measured();
         if let Some(since) = steady.since.take() {
             let stretch = now.since(&since);
@@ -408,7 +409,7 @@ impl Shared {
     }
 
     fn snapshot(&self) -> Snapshot {
-        let mut steady = self.steady.lock().unwrap_or_else(|poison| poison.into_inner());
+        let mut steady = self.steady.hold();
         let now = self.measured();
         let stretch = steady.since.as_ref().map(|since| now.since(since));
         let sum = match (stretch, &steady.sum) {

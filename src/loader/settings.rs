@@ -8,9 +8,9 @@ use crate::memory::{BatchMut, Budget, Row};
 use crate::meter::Clock;
 use crate::order::{LastBatch, Order, Shard};
 use crate::pipeline::Gds;
+use crate::pipeline::OnBadSample;
 use crate::pipeline::placement::Numa;
 use crate::pipeline::recipe::Steps;
-use crate::pipeline::recover::OnBadSample;
 use crate::state::State;
 use crate::stop::Stop;
 #[cfg(test)]

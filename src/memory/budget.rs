@@ -10,6 +10,7 @@
 //! others.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::sync::Hold;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -113,7 +114,7 @@ impl Budget {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Taken> {
-        self.taken.lock().unwrap_or_else(|poison| poison.into_inner())
+        self.taken.hold()
     }
 
     fn part(&self, taken: Taken) -> Result<Part> {

@@ -7,7 +7,7 @@
 
 use super::region::Region;
 use crate::error::Result;
-use crate::sync::Mutex;
+use crate::sync::{Hold, Mutex};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -56,7 +56,7 @@ impl ByteRing {
 
     /// Whether the empty ring holds `spans` spans of `bytes` bytes together, each rounded up to pages.
     pub(crate) fn can_hold(&self, spans: usize, bytes: usize) -> bool {
-        let state = self.shared.state.lock().unwrap_or_else(|poison| poison.into_inner());
+        let state = self.shared.state.hold();
         spans <= state.spans.capacity() && bytes <= self.capacity()
     }
 
@@ -67,7 +67,7 @@ impl ByteRing {
 
     /// Takes `len` contiguous bytes, page-aligned; `None` while the ring has no room. Their content is unspecified.
     pub fn reserve(&self, len: usize) -> Option<RingSpan> {
-        let mut state = self.shared.state.lock().unwrap_or_else(|poison| poison.into_inner());
+        let mut state = self.shared.state.hold();
         if state.spans.len() == state.spans.capacity() {
             return None;
         }
@@ -131,7 +131,7 @@ impl AsRef<[u8]> for RingSpan {
 
 impl Drop for RingSpan {
     fn drop(&mut self) {
-        let mut state = self.shared.state.lock().unwrap_or_else(|poison| poison.into_inner());
+        let mut state = self.shared.state.hold();
         let index = (self.sequence - state.first) as usize;
         state.spans[index].2 = true;
         let before = state.spans.len();

@@ -10,8 +10,8 @@ use super::region::Region;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::ledger::BadSample;
 use crate::meter::SlotTimes;
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{Hold, Mutex};
 use crate::tensor::{Layout, Spec};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -150,7 +150,7 @@ impl Slot {
     }
 
     fn note_failure(&self, row: u32, error: Error) {
-        let mut failure = self.failure.lock().unwrap_or_else(|poison| poison.into_inner());
+        let mut failure = self.failure.hold();
         if failure.as_ref().is_none_or(|(lowest, _)| row < *lowest) {
             *failure = Some((row, error.with_batch(self.ticket().batch)));
         }
@@ -179,8 +179,8 @@ impl FreeSlot {
         }
         slot.rows.store(rows, Ordering::Relaxed);
         slot.valid.store(valid, Ordering::Relaxed);
-        *slot.failure.lock().unwrap_or_else(|poison| poison.into_inner()) = None;
-        *slot.bad.lock().unwrap_or_else(|poison| poison.into_inner()) = BadSamples::default();
+        *slot.failure.hold() = None;
+        *slot.bad.hold() = BadSamples::default();
         // Tokens reach other threads through queues, which order this store before their work.
         slot.remaining.store(rows, Ordering::Relaxed);
         Rows { slot, start: 0, end: rows, done: 0, lent: 0 }
@@ -273,19 +273,19 @@ impl Rows {
 
     /// Whether a lower row has failed: its error is the batch's error, with or without this row.
     pub(crate) fn fails_anyway(&self) -> bool {
-        let failure = self.slot.failure.lock().unwrap_or_else(|poison| poison.into_inner());
+        let failure = self.slot.failure.hold();
         failure.as_ref().is_some_and(|(lowest, _)| *lowest < self.start)
     }
 
     /// Number of distinct bad samples of the batch, `sample` included.
     pub(crate) fn bad_with(&self, sample: u64) -> u64 {
-        let bad = self.slot.bad.lock().unwrap_or_else(|poison| poison.into_inner());
+        let bad = self.slot.bad.hold();
         bad.samples.len() as u64 + u64::from(!bad.samples.contains(&sample))
     }
 
     /// Records a failed sample of the first unfinished row: the planned one or a tried substitute.
     pub(crate) fn note_bad(&mut self, sample: BadSample) {
-        let mut bad = self.slot.bad.lock().unwrap_or_else(|poison| poison.into_inner());
+        let mut bad = self.slot.bad.hold();
         bad.samples.insert(sample.sample);
         bad.list.push(sample);
     }
@@ -393,12 +393,12 @@ impl Filled {
 
     /// Takes the failure of the lowest failed row.
     pub(crate) fn take_failure(&self) -> Option<Error> {
-        self.slot().failure.lock().unwrap_or_else(|poison| poison.into_inner()).take().map(|(_, error)| error)
+        self.slot().failure.hold().take().map(|(_, error)| error)
     }
 
     /// Takes the failed samples, sorted by row.
     pub(crate) fn take_bad(&self) -> Vec<BadSample> {
-        let mut bad = std::mem::take(&mut *self.slot().bad.lock().unwrap_or_else(|poison| poison.into_inner())).list;
+        let mut bad = std::mem::take(&mut *self.slot().bad.hold()).list;
         bad.sort_by_key(|bad| bad.row);
         bad
     }
@@ -410,7 +410,7 @@ impl Filled {
 
     /// Whether any row failed.
     pub(crate) fn failed(&self) -> bool {
-        self.slot().failure.lock().unwrap_or_else(|poison| poison.into_inner()).is_some()
+        self.slot().failure.hold().is_some()
     }
 
     /// The fields.

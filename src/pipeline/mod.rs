@@ -1,46 +1,60 @@
 //! The pipeline: from an order to full slots, in bounded memory, without a thread that waits for another's permit.
 //!
 //! ```text
-//!                    ┌────────────── I/O thread (plans, reads) ──────────────┐
-//!   free slots ────► │ plan batch i ─► rows ─┬─► Reader ─► completions ──┐    │
-//!                    └───────────▲───────────┼──────────────────────────┼────┘
-//!                        misses  │           │ rows to look up          │ bytes to decode
-//!                    ┌───────────┴───────────▼──────────────────────────▼────┐
-//!                    │ decode workers (private rayon pool): page cache or     │
-//!                    │ memory → decode → transform → row of the slot          │
-//!                    └───────────────────────────┬────────────────────────────┘
-//!                         last row of a slot ────▼──► ready ─► Epoch::next (restores the order) ─► Batch
+//!                  ┌────────────── planner (the I/O thread) ───────────────┐
+//!  starts, free ──►│ epochs ─► batch i, slot ─► rows ─┬─► reads ─► Reader   │
+//!  slots           │                    ▲             │      │              │
+//!                  └────────────────────┼─────────────┼──────┼──────────────┘
+//!                    misses, permits    │ rows to     │      │ rows whose
+//!                    ── exchange ───────┴── look up ──┼──────┼── bytes came ──
+//!                  ┌────────────────────┴─────────────▼──────▼──────────────┐
+//!                  │ workers (private rayon pool): ask, fetch, fill a row;  │
+//!                  │ gather rows from open chunks; find substitutes         │
+//!                  └───────────────────────────┬────────────────────────────┘
+//!                       last row of a slot ────▼──► ready ─► Epoch::next (restores the order) ─► Batch
 //! ```
 //!
 //! With a GPU the [`transfer`] thread stands between the last row and `ready`: it restores the order and copies.
 //!
-//! A batch's rows go one of two ways. When the page cache is likely to hold them (or they lie in memory), workers look
-//! them up themselves and decode what they find; what is missing comes back to the I/O thread. Otherwise the I/O
-//! thread reads them at once, and one run of rows per batch still asks the cache, so that it is noticed when it warms.
+//! # The way of a row
 //!
-//! Datasets in chunks go another way, see [`chunks`]: the I/O thread has chunks opened ahead of the batches, and rows are
-//! gathered from open ones.
+//! | what happens | where |
+//! |---|---|
+//! | the iterator asks for epochs | [`exchange::Start`] |
+//! | a free slot becomes batch *i*, its rows a [`task::Run`] | [`planner`] |
+//! | the page cache is likely to have them, or they lie in memory: a worker asks, fetches and fills | [`rows`] |
+//! | else, or where that missed: permit, sample asked for, bytes of the ring, reads: a [`task::RowTask`] | [`reads`] |
+//! | all its bytes are there: filled by a worker, or at once where that is a small copy | [`rows`], [`reads`] |
+//! | for datasets in chunks instead: chunks are opened ahead of the batches, rows gathered from open ones | [`chunks`], [`gather`] |
+//! | the sample cannot be had: tried again, another one, or the error of the batch | [`rows`], [`substitute`] |
+//! | the last row of the slot is done | [`Exchange`] |
+//!
+//! A row is filled by one function, [`sample::Samples::fill`], whatever brought the bytes; rows that are copied as they stand take a
+//! fast path, many at a time. Planner, workers and substitutes know samples and tasks. They meet in the [`exchange`] alone.
+//!
+//! Where the cache is thought to be cold, one run of rows per batch asks it all the same, so that it is noticed when it warms.
 //!
 //! # Why it cannot deadlock
 //!
-//! Permits are slots, bytes of the ring, buffers of chunks, and entries for samples in flight. All are taken by the I/O thread alone,
-//! slots in batch order. A sample takes ring bytes and an entry only when it already has its row, and takes them all
-//! at once; from then on it needs nothing but the storage device and a worker. So every holder of ring bytes finishes
-//! without waiting for anybody, room comes back, and by induction over the batches the oldest unfinished one always
-//! can finish. Workers take no permits and wait for nobody: what they cannot do at once goes to a queue whose room is
-//! bounded by the permits. (When a read has failed, or a sample cannot be had, a worker reads itself, and then waits for
+//! Permits are slots, bytes of the ring, buffers of chunks, and samples in flight. All are taken by the I/O thread alone,
+//! slots in batch order. A row takes a permit for its sample, and then all its ring bytes at once; one row at a time waits for
+//! those, and nobody else takes any meanwhile. From then on it needs nothing but the storage device and a worker. So every
+//! holder of ring bytes finishes without waiting for anybody, room comes back, and by induction over the batches the oldest
+//! unfinished one always can finish. Workers take no permits and wait for nobody: what they cannot do at once goes to a queue whose
+//! room is bounded by the permits. (When a read has failed, or a sample cannot be had, a worker reads itself, and then waits for
 //! storage, which waits for nobody.) The consumer waits for the oldest batch only; when it holds every slot itself, `next()`
 //! says so after a deadline.
 //!
 //! # Memory
 //!
 //! [`plan::MemoryPlan`] is the sum, a line and a reason for each term; `build()` reserves it. Several loaders may share a
-//! [`Budget`](crate::Budget).
+//! [`Budget`](crate::Budget). What travels with a row in flight is part of its permit. A row that the page cache did not have
+//! carries nothing: as many may wait as the slots have rows.
 //!
 //! # Faults
 //!
 //! A read that failed for a reason that may pass is tried again, a sample that cannot be had is replaced or ends the iterator:
-//! [`recover`]. Who waits for a batch can say what does not answer: [`watchdog`].
+//! [`substitute`]. Who waits for a batch can say what does not answer: [`watchdog`].
 //!
 //! # Ending
 //!
@@ -48,6 +62,9 @@
 //! flight complete into memory that nobody looks at. Dropping the loader ends the I/O thread after its last completion
 //! and joins the workers; what does not answer within the deadline is left behind with all the memory it can reach,
 //! and counted.
+//!
+//! Owners: the [`runtime`] holds the [`Core`] and the workers, workers and planner hold the core, slots hold the exchange. So
+//! nothing that lies in the core's queues keeps it alive; what lies in the channels of the exchange is taken out at the end.
 
 pub(crate) mod chunks;
 #[cfg(feature = "cuda")]

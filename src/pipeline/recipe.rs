@@ -148,33 +148,7 @@ impl Recipe {
         on_device: bool,
         direct: impl FnOnce(&Draft<'_>) -> Result<Vec<DirectField>>,
     ) -> Result<Self> {
-        let schema = dataset.schema();
-        let mut decoders: Vec<Option<Arc<dyn Decoder>>> = vec![None; schema.len()];
-        for (name, decoder) in steps.decoders {
-            let index = which_field(schema, name.as_deref())?;
-            if decoders[index].replace(decoder).is_some() {
-                return bad(format!("field `{}` has two decoders", schema[index].name));
-            }
-        }
-        let mut fields = Vec::new();
-        let mut handlers = Vec::new();
-        for (encoded, decoder) in schema.iter().zip(decoders) {
-            let unwanted = steps.keep.as_ref().is_some_and(|keep| !keep.contains(&encoded.name));
-            let outputs = match &decoder {
-                Some(decoder) => decoder.outputs(encoded)?,
-                None if unwanted && encoded.as_raw().is_none() => Vec::new(),
-                None => Raw.outputs(encoded).map_err(|_| undecoded(encoded))?,
-            };
-            let start = fields.len();
-            fields.extend(outputs);
-            let how = match (decoder, &encoded.encoding) {
-                (None, _) if fields.len() == start => How::Skip,
-                (Some(decoder), _) => How::Decode(decoder),
-                (None, Encoding::Raw { shape: Shape::Fixed(_), .. }) => How::InPlace(fields[start].row_bytes()),
-                (None, _) => How::Copy,
-            };
-            handlers.push(Handler { name: encoded.name.clone(), how, outputs: start..fields.len() });
-        }
+        let (mut handlers, mut fields) = handlers(dataset.schema(), steps.decoders, steps.keep.as_deref())?;
         let first_added = fields.len();
         let (mut maps, mut map_batches) = (Vec::new(), Vec::new());
         for (added, map) in steps.maps {
@@ -253,6 +227,41 @@ impl How {
             Self::InPlace(_) | Self::Copy | Self::Direct | Self::Skip => 0,
         }
     }
+}
+
+/// How each field of the dataset gets into the row, and the fields that it fills.
+fn handlers(
+    schema: &[EncodedField],
+    asked: Vec<(Option<String>, Arc<dyn Decoder>)>,
+    keep: Option<&[String]>,
+) -> Result<(Vec<Handler>, Vec<Field>)> {
+    let mut decoders: Vec<Option<Arc<dyn Decoder>>> = vec![None; schema.len()];
+    for (name, decoder) in asked {
+        let index = which_field(schema, name.as_deref())?;
+        if decoders[index].replace(decoder).is_some() {
+            return bad(format!("field `{}` has two decoders", schema[index].name));
+        }
+    }
+    let mut fields = Vec::new();
+    let mut handlers = Vec::new();
+    for (encoded, decoder) in schema.iter().zip(decoders) {
+        let unwanted = keep.is_some_and(|keep| !keep.contains(&encoded.name));
+        let outputs = match &decoder {
+            Some(decoder) => decoder.outputs(encoded)?,
+            None if unwanted && encoded.as_raw().is_none() => Vec::new(),
+            None => Raw.outputs(encoded).map_err(|_| undecoded(encoded))?,
+        };
+        let start = fields.len();
+        fields.extend(outputs);
+        let how = match (decoder, &encoded.encoding) {
+            (None, _) if fields.len() == start => How::Skip,
+            (Some(decoder), _) => How::Decode(decoder),
+            (None, Encoding::Raw { shape: Shape::Fixed(_), .. }) => How::InPlace(fields[start].row_bytes()),
+            (None, _) => How::Copy,
+        };
+        handlers.push(Handler { name: encoded.name.clone(), how, outputs: start..fields.len() });
+    }
+    Ok((handlers, fields))
 }
 
 fn bad<T>(message: String) -> Result<T> {
