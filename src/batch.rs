@@ -2,9 +2,7 @@
 
 #[cfg(feature = "cudarc")]
 use crate::device::cuda::FieldSlice;
-#[cfg(feature = "cuda")]
-use crate::device::cuda::{Stream, copy::OnDevice};
-use crate::device::{Device, DeviceKind};
+use crate::device::{Device, DeviceKind, OnDevice, Stream};
 use crate::dlpack::{self, DLDevice, Dlpack, Parts, Tensors};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::ledger::BadSample;
@@ -24,7 +22,6 @@ pub(crate) struct BatchInfo {
     /// Batches that the user can hold at most.
     pub(crate) most: usize,
     /// Streams that every batch is bound to.
-    #[cfg(feature = "cuda")]
     pub(crate) streams: Vec<Stream>,
     /// Batches in the user's hands.
     pub(crate) held: AtomicUsize,
@@ -50,16 +47,14 @@ pub(crate) struct Kept {
 }
 
 impl dlpack::Owner for Arc<Batch> {
-    #[cfg(feature = "cuda")]
     fn bind(&self, stream: usize) -> Result<()> {
         Batch::bind(self, Stream::promised(stream))
     }
 
-    #[cfg(feature = "cuda")]
     fn bind_any(&self) -> Result<()> {
         match self.contents() {
             Contents::Host(_) => Ok(()),
-            Contents::Cuda(on_device) => on_device.bind_any(),
+            Contents::Device(on_device) => on_device.memory().bind_any(),
         }
     }
 }
@@ -67,8 +62,7 @@ impl dlpack::Owner for Arc<Batch> {
 /// The arrays of a batch, wherever they lie.
 pub(crate) enum Contents {
     Host(Filled),
-    #[cfg(feature = "cuda")]
-    Cuda(OnDevice),
+    Device(OnDevice),
 }
 
 /// The same method on whichever it is.
@@ -76,8 +70,7 @@ macro_rules! on {
     ($contents:expr, $inner:ident => $call:expr) => {
         match $contents {
             Contents::Host($inner) => $call,
-            #[cfg(feature = "cuda")]
-            Contents::Cuda($inner) => $call,
+            Contents::Device($inner) => $call,
         }
     };
 }
@@ -115,8 +108,7 @@ impl Contents {
     fn held(&self, meters: &Meters) {
         match self {
             Self::Host(filled) => meters.slots.move_to(filled.times(), Stay::Held, meters.clock.now()),
-            #[cfg(feature = "cuda")]
-            Self::Cuda(_) => {}
+            Self::Device(_) => {}
         }
     }
 
@@ -124,8 +116,7 @@ impl Contents {
     fn rest(&mut self) {
         match self {
             Self::Host(_) => {}
-            #[cfg(feature = "cuda")]
-            Self::Cuda(on_device) => on_device.rest(),
+            Self::Device(on_device) => on_device.memory_mut().rest(),
         }
     }
 
@@ -133,8 +124,7 @@ impl Contents {
     fn times(&self) -> ([u64; 3], u64) {
         match self {
             Self::Host(filled) => (filled.times().read_all(), 0),
-            #[cfg(feature = "cuda")]
-            Self::Cuda(on_device) => on_device.times(),
+            Self::Device(on_device) => on_device.times(),
         }
     }
 
@@ -147,8 +137,7 @@ impl Contents {
     pub(crate) fn take_failure(&self) -> Option<Error> {
         match self {
             Self::Host(filled) => filled.take_failure(),
-            #[cfg(feature = "cuda")]
-            Self::Cuda(_) => None,
+            Self::Device(_) => None,
         }
     }
 }
@@ -174,9 +163,8 @@ impl Batch {
         info.held.fetch_add(1, Ordering::Relaxed);
         let batch = Self { contents: Some(contents), again: None, info, recorded: None };
         batch.contents().held(&batch.info.meters);
-        #[cfg(feature = "cuda")]
-        if let Contents::Cuda(on_device) = batch.contents() {
-            on_device.hand_out(&batch.info.streams)?;
+        if let Contents::Device(on_device) = batch.contents() {
+            on_device.memory().hand_out(&batch.info.streams)?;
         }
         Ok(batch)
     }
@@ -270,11 +258,10 @@ impl Batch {
     ///
     /// Errors: [`ErrorKind::Config`] for a stream of another context, and while a CUDA graph is captured from the stream (see
     /// [CUDA graphs](crate::device::cuda#cuda-graphs)); [`ErrorKind::Device`] when the device fails.
-    #[cfg(feature = "cuda")]
     pub fn bind(&self, stream: impl std::borrow::Borrow<Stream>) -> Result<()> {
         match self.contents() {
             Contents::Host(_) => Ok(()),
-            Contents::Cuda(on_device) => on_device.bind(stream.borrow()),
+            Contents::Device(on_device) => on_device.memory().bind(stream.borrow()),
         }
     }
 
@@ -322,9 +309,8 @@ impl Batch {
     fn place(&self, array: Array) -> (*mut c_void, DLDevice, bool) {
         match self.contents() {
             Contents::Host(filled) => (filled.ptr(array).cast(), DLDevice::CPU, false),
-            #[cfg(feature = "cuda")]
-            Contents::Cuda(on_device) => match on_device.place(array) {
-                Ok(address) => (address as *mut c_void, DLDevice::cuda(on_device.gpu().ordinal() as i32), false),
+            Contents::Device(on_device) => match on_device.place(array) {
+                Ok(address) => (address as *mut c_void, dl_device(on_device.memory().kind()), false),
                 // What the host keeps of a batch on a device is kept for looking at.
                 Err(kept) => (kept.cast_mut().cast(), DLDevice::CPU, true),
             },
@@ -518,8 +504,7 @@ impl<'a> FieldView<'a> {
     pub fn as_bytes(&self) -> Result<&'a [u8]> {
         match self.contents {
             Contents::Host(filled) => Ok(&filled.bytes(self.kept.index)[self.span()]),
-            #[cfg(feature = "cuda")]
-            Contents::Cuda(on_device) => Err(self.elsewhere(on_device)),
+            Contents::Device(on_device) => Err(self.elsewhere(on_device)),
         }
     }
 
@@ -544,8 +529,7 @@ impl<'a> FieldView<'a> {
         }
         match self.contents {
             Contents::Host(_) => out.copy_from_slice(self.as_bytes()?),
-            #[cfg(feature = "cuda")]
-            Contents::Cuda(on_device) => on_device.read_back(self.kept.index, self.span().start, out)?,
+            Contents::Device(on_device) => on_device.read_back(self.kept.index, self.span().start, out)?,
         }
         Ok(())
     }
@@ -571,7 +555,6 @@ impl<'a> FieldView<'a> {
 }
 
 /// Fields in device memory.
-#[cfg(feature = "cuda")]
 impl<'a> FieldView<'a> {
     /// The field as a slice of cudarc's, for work on `stream`, which is [bound](Batch::bind) to the batch. `T` is
     /// checked; the elements are dense, row after row.
@@ -582,7 +565,7 @@ impl<'a> FieldView<'a> {
     pub fn cuda_slice<T: Element>(&self, stream: &Arc<cudarc::driver::CudaStream>) -> Result<FieldSlice<'a, T>> {
         self.check_dtype::<T>()?;
         let on_device = self.on_device()?;
-        on_device.bind(&Stream::from(stream))?;
+        on_device.memory().bind(&Stream::from(stream))?;
         let ptr = on_device.ptr(self.kept.index) + self.span().start as u64;
         FieldSlice::of(on_device, stream, ptr, self.size_bytes() / size_of::<T>())
     }
@@ -593,7 +576,7 @@ impl<'a> FieldView<'a> {
     /// Errors: [`ErrorKind::Device`] when the batch lies on the host.
     pub fn device_ptr(&self) -> Result<u64> {
         let on_device = self.on_device()?;
-        on_device.bind_any()?;
+        on_device.memory().bind_any()?;
         Ok(on_device.ptr(self.kept.index) + self.span().start as u64)
     }
 
@@ -602,13 +585,13 @@ impl<'a> FieldView<'a> {
     /// Errors: as [`device_ptr`](Self::device_ptr).
     pub fn device_lens_ptr(&self) -> Result<Option<u64>> {
         let on_device = self.on_device()?;
-        on_device.bind_any()?;
+        on_device.memory().bind_any()?;
         Ok(on_device.lens_ptr(self.kept.index).map(|ptr| ptr + 8 * self.start as u64))
     }
 
     fn on_device(&self) -> Result<&'a OnDevice> {
         match self.contents {
-            Contents::Cuda(on_device) => Ok(on_device),
+            Contents::Device(on_device) => Ok(on_device),
             Contents::Host(_) => {
                 let message = format!("field `{}` lies on the host; `as_slice` gives it", self.name());
                 Err(Error::new(ErrorKind::Device, Stage::Batch, message))
@@ -617,8 +600,8 @@ impl<'a> FieldView<'a> {
     }
 
     fn elsewhere(&self, on_device: &OnDevice) -> Error {
-        let (name, ordinal) = (self.name(), on_device.gpu().ordinal());
-        let message = format!("field `{name}` lies on cuda:{ordinal}; `device_ptr` gives it, `to_vec` copies it back");
+        let (name, device) = (self.name(), on_device.memory().kind());
+        let message = format!("field `{name}` lies on {device}; `device_ptr` gives it, `to_vec` copies it back");
         Error::new(ErrorKind::Device, Stage::Batch, message)
     }
 }
@@ -626,6 +609,13 @@ impl<'a> FieldView<'a> {
 impl std::fmt::Debug for FieldView<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {}{:?}", self.name(), self.dtype(), self.shape())
+    }
+}
+
+fn dl_device(kind: DeviceKind) -> DLDevice {
+    match kind {
+        DeviceKind::Host => DLDevice::CPU,
+        DeviceKind::Cuda(ordinal) => DLDevice::cuda(ordinal as i32),
     }
 }
 

@@ -78,7 +78,6 @@ impl Finish {
     }
 
     /// The probability of a mirrored picture.
-    #[allow(dead_code, reason = "asked by whoever draws the flips")]
     pub(crate) fn flip_probability(&self) -> f64 {
         self.flip
     }
@@ -274,7 +273,6 @@ pub(crate) struct FinishPlan {
     table: Table,
 }
 
-#[allow(dead_code, reason = "some are asked by the kernels' launch only, which a build without `cuda` lacks")]
 impl FinishPlan {
     /// Bytes of one picture before.
     pub(crate) fn input_bytes(&self) -> usize {

@@ -1,30 +1,62 @@
 //! Where batches are handed out: the host's memory, or a GPU's.
 //!
-//! A device that is absent is a value, not a build option: [`Device::auto`] says what it chose and why. The host device
-//! hands out views of the slot itself. A CUDA device ([`cuda`]) pins the pool's regions and copies full slots on a stream of
-//! its own.
+//! A device that is absent is a value, not a build option: [`Device::auto`] says what it chose and why. What a loader asks of a
+//! device is one trait, `Backend` (`backend.rs`). The host hands out views of the slot itself. A CUDA device ([`cuda`]) pins the
+//! slots and copies full ones on a stream of its own.
 
+#![cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "the host is the only backend then"))]
+
+mod backend;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod finish;
-mod steps;
+mod ops;
+mod stream;
 
+pub(crate) use backend::*;
 pub use finish::Finish;
-pub(crate) use steps::{DirectStep, FinishStep, Gather};
+pub(crate) use ops::{DeviceOp, DirectStep, FinishStep, Gather};
+pub use stream::Stream;
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::fmt;
 use std::str::FromStr;
-#[cfg(feature = "cuda")]
 use std::sync::Arc;
 
 /// Where the fields of a batch lie.
 #[derive(Clone)]
 pub struct Device {
-    kind: DeviceKind,
+    backend: Arc<dyn Backend>,
     why: String,
-    #[cfg(feature = "cuda")]
-    gpu: Option<Arc<cuda::driver::Gpu>>,
+}
+
+/// CUDA in a build without it: one sentence.
+#[cfg(not(feature = "cuda"))]
+mod cuda {
+    use super::{Arc, Backend, Error, ErrorKind, Result, Stage};
+
+    const ABSENT: &str = "built without the feature `cuda`";
+
+    pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Backend>> {
+        Err(Error::new(ErrorKind::Device, Stage::Build, format!("cuda:{ordinal}: {ABSENT}")))
+    }
+
+    pub(super) fn best() -> Result<(Arc<dyn Backend>, String), String> {
+        Err(ABSENT.into())
+    }
+
+    pub(super) fn probe() -> String {
+        format!("host only: {ABSENT}")
+    }
+
+    pub(super) fn leaked() -> u64 {
+        0
+    }
+}
+
+/// Driver objects that broken devices kept, in this process.
+pub(crate) fn leaked() -> u64 {
+    cuda::leaked()
 }
 
 /// Kinds of device.
@@ -44,47 +76,14 @@ impl Device {
     }
 
     fn host_since(why: impl Into<String>) -> Self {
-        Self {
-            kind: DeviceKind::Host,
-            why: why.into(),
-            #[cfg(feature = "cuda")]
-            gpu: None,
-        }
+        Self { backend: Arc::new(Host), why: why.into() }
     }
 
     /// A GPU where one is usable, else the host; [`why`](Self::why) says which and why. Of several GPUs the one with the
     /// number that the launcher gave this process on its node ([`Shard::local_rank`](crate::Shard::local_rank)), else the
     /// first.
     pub fn auto() -> Self {
-        Self::best()
-    }
-
-    #[cfg(not(feature = "cuda"))]
-    fn best() -> Self {
-        Self::host_since("built without the feature `cuda`")
-    }
-
-    #[cfg(feature = "cuda")]
-    fn best() -> Self {
-        let count = match cuda::driver::Driver::get() {
-            Ok(driver) => driver.devices(),
-            Err(absent) => return Self::host_since(absent.to_string()),
-        };
-        let shard = crate::order::Shard::from_env();
-        let local = shard.as_ref().map(|shard| shard.local_rank());
-        let (ordinal, why) = match local {
-            Ok(Some(rank)) if count > 1 => {
-                (rank as usize % count, format!("local rank {rank}, {count} devices are visible"))
-            }
-            Err(error) if count > 1 => {
-                (0, format!("the first of {count}; the launcher's variables are of no use: {}", error.message()))
-            }
-            _ => (0, format!("the first of {count}")),
-        };
-        match cuda::open(ordinal) {
-            Ok(gpu) => Self::of(gpu, why),
-            Err(error) => Self::host_since(format!("cuda:{ordinal} is not usable: {}", error.message())),
-        }
+        cuda::best().map_or_else(Self::host_since, |(gpu, why)| Self::of(gpu, &why))
     }
 
     /// The GPU with that number among those that the process sees (`CUDA_VISIBLE_DEVICES` is respected).
@@ -92,10 +91,7 @@ impl Device {
     /// Errors: [`ErrorKind::Device`], saying why not: no driver, too old, no such device, no memory
     /// left for a context.
     pub fn cuda(ordinal: usize) -> Result<Self> {
-        #[cfg(feature = "cuda")]
-        return Ok(Self::of(cuda::open(ordinal)?, "asked for".into()));
-        #[cfg(not(feature = "cuda"))]
-        Err(Error::new(ErrorKind::Device, Stage::Build, format!("cuda:{ordinal}: built without the feature `cuda`")))
+        Ok(Self::of(cuda::open(ordinal)?, "asked for"))
     }
 
     /// The GPU of this context, for programs that use cudarc themselves: events of one context object order the work of
@@ -104,13 +100,12 @@ impl Device {
     /// Errors: as [`cuda`](Self::cuda).
     #[cfg(feature = "cudarc")]
     pub fn cuda_in(context: Arc<cudarc::driver::CudaContext>) -> Result<Self> {
-        Ok(Self::of(cuda::interop::open(context)?, "asked for, in the caller's context".into()))
+        Ok(Self::of(cuda::interop::open(context)?, "asked for, in the caller's context"))
     }
 
-    #[cfg(feature = "cuda")]
-    pub(crate) fn of(gpu: Arc<cuda::driver::Gpu>, why: String) -> Self {
+    pub(crate) fn of(gpu: Arc<dyn Backend>, why: &str) -> Self {
         let why = format!("{}, {why}", gpu.name());
-        Self { kind: DeviceKind::Cuda(gpu.ordinal()), why, gpu: Some(gpu) }
+        Self { backend: gpu, why }
     }
 
     /// What there is, and why what is missing is not used: for people. Starts the driver, makes no context.
@@ -119,24 +114,12 @@ impl Device {
     /// println!("{}", feedline::Device::probe());
     /// ```
     pub fn probe() -> String {
-        #[cfg(feature = "cuda")]
-        return match cuda::devices() {
-            Err(absent) => format!("host only: {absent}"),
-            Ok(((major, minor), devices)) => {
-                let lines = devices.iter().map(|device| {
-                    let (bytes, bus) = (device.bytes as f64 / 1e9, device.pci_bus_id.as_deref().unwrap_or("unknown"));
-                    format!("\n  cuda:{} {}, {bytes:.1} GB, PCI {bus}", device.ordinal, device.name)
-                });
-                format!("the driver supports CUDA {major}.{minor}{}", lines.collect::<String>())
-            }
-        };
-        #[cfg(not(feature = "cuda"))]
-        "host only: built without the feature `cuda`".into()
+        cuda::probe()
     }
 
     /// Which kind it is.
     pub fn kind(&self) -> DeviceKind {
-        self.kind
+        self.backend.kind()
     }
 
     /// Why this one.
@@ -146,15 +129,11 @@ impl Device {
 
     /// Where the GPU sits, as in `/sys/bus/pci/devices`; `None` for the host.
     pub fn pci_bus_id(&self) -> Option<&str> {
-        #[cfg(feature = "cuda")]
-        return self.gpu.as_ref().and_then(|gpu| gpu.pci_bus_id());
-        #[cfg(not(feature = "cuda"))]
-        None
+        self.backend.pci_bus_id()
     }
 
-    #[cfg(feature = "cuda")]
-    pub(crate) fn gpu(&self) -> Option<&Arc<cuda::driver::Gpu>> {
-        self.gpu.as_ref()
+    pub(crate) fn backend(&self) -> &Arc<dyn Backend> {
+        &self.backend
     }
 }
 
@@ -187,18 +166,24 @@ impl Default for Device {
 
 impl PartialEq for Device {
     fn eq(&self, other: &Self) -> bool {
-        self.kind == other.kind
+        self.kind() == other.kind()
     }
 }
 
 impl Eq for Device {}
 
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.write_str("host"),
+            Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+        }
+    }
+}
+
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.kind {
-            DeviceKind::Host => write!(f, "host ({})", self.why),
-            DeviceKind::Cuda(ordinal) => write!(f, "cuda:{ordinal} ({})", self.why),
-        }
+        write!(f, "{} ({})", self.kind(), self.why)
     }
 }
 
@@ -206,12 +191,4 @@ impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
-}
-
-/// Things that broken devices kept, in this process.
-pub(crate) fn leaked() -> u64 {
-    #[cfg(feature = "cuda")]
-    return cuda::driver::leaked();
-    #[cfg(not(feature = "cuda"))]
-    0
 }

@@ -4,13 +4,13 @@
 //! check ──► open the reader ──► fields: recipe, routes, layouts ──► memory: the plan ──► Assembly ──► threads ──► Loader
 //! ```
 
-use super::onward::{Idle, Onward, Ways, idle_meter};
+use super::device_stage::{DeviceStage, Routes};
 use super::origin::Before;
-use super::settings::{BatchSize, DeviceSettings, LoaderBuilder};
+use super::settings::{BatchSize, LoaderBuilder};
 use super::{Deadlines, Facts, JobMaker, Life, Loader, Place, Shared, config};
 use crate::batch::{BatchInfo, Contents};
 use crate::dataset::{self, Dataset};
-use crate::device::DeviceKind;
+use crate::device::{DeviceKind, IdleMeter};
 use crate::error::{Error, ErrorKind, Result, Stage, panicked};
 use crate::ledger::LedgerWriter;
 use crate::memory::{ByteRing, ChunkBuf, Filled, Lease, Pool, Process, Region};
@@ -74,21 +74,18 @@ impl LoaderBuilder {
         let placing = Placing::new(self.machine.numa, self.device.device.pci_bus_id(), &self.machine.sysfs)?;
         let opened = self.open_reader(placing.placement())?;
         let before = Before::now();
-        let (recipe, ways) = self.recipe(&opened)?;
+        let (recipe, routes) = self.recipe(&opened)?;
         let (jobs, first) = self.jobs(global)?;
-        let fields = self.fields(recipe, ways, first.batches.rows_max() as usize)?;
+        let fields = self.fields(recipe, routes, first.batches.rows_max() as usize)?;
         let workers = self.worker_count(placing.placement());
         let reserved = self.reserved(&fields, &opened, &first, workers)?;
         let meters = Arc::new(Meters::new(self.clock.clone(), workers, !self.on_host()));
-        let measured = if meters.on { reserved.plan.slots + self.batches_on_device() } else { 0 };
-        let idle = idle_meter(&self.device.device, &meters.clock, measured)?;
         let info = Arc::new(self.batch_info(&fields.recipe, &reserved.plan, &meters));
         let assembly = Assembly {
             dataset: self.dataset,
             chunk_starts: jobs.chunks.as_ref().map(|chunks| chunks.starts.clone()),
             seed: self.run.seed.unwrap_or(self.run.order.seed()),
             on_bad: self.faults.on_bad,
-            idle: idle.clone(),
             meters,
             fields,
             opened,
@@ -100,7 +97,7 @@ impl LoaderBuilder {
         let place = placing.for_workers(self.machine.numa, workers);
         let threads = on_node(place, || runtime::pool(workers, &assembly.meters))??;
         let (pinning, pinned) = bounded(0);
-        let (runtime, ready) = on_node(placing.placement(), || assembly.start(threads, pinning))??;
+        let Started { runtime, ready, idle } = on_node(placing.placement(), || assembly.start(threads, pinning))??;
         let shared = Shared {
             runtime,
             ready,
@@ -173,10 +170,8 @@ impl LoaderBuilder {
         if self.dataset.len() == 0 {
             return Err(Error::new(ErrorKind::Empty, Stage::Build, "the dataset has no samples"));
         }
-        #[cfg(feature = "cuda")]
-        if let Some(gpu) = self.device.device.gpu() {
-            self.device.streams.iter().try_for_each(|stream| stream.check(gpu))?;
-        }
+        let backend = self.device.device.backend();
+        self.device.streams.iter().try_for_each(|stream| backend.check_stream(stream))?;
         let (deadline, memory) = (self.faults.stall_deadline, &self.memory);
         if deadline < STALL_LEAST {
             return Err(config(&format!("a stall_deadline of {deadline:?}; at least {STALL_LEAST:?}")));
@@ -212,15 +207,14 @@ impl LoaderBuilder {
         on_node(place, || runtime::within(deadline, "the storage of the dataset's files", open))??
     }
 
-    /// How samples become rows, and which way each field takes to the device.
-    fn recipe(&self, opened: &Opened) -> Result<(Recipe, Ways)> {
+    /// How samples become rows, and which route each field takes to the device.
+    fn recipe(&self, opened: &Opened) -> Result<(Recipe, Routes)> {
         // The cache is asked first also where it has no room: then what is missing is read past it.
         let cached = opened.cache.is_some() && !opened.choice.direct;
         let substitutes = self.faults.on_bad != OnBadSample::Fail;
-        let DeviceSettings { device, gds, cufile, .. } = &self.device;
-        let mut ways = Ways::new(device, *gds, cufile.clone(), &*self.dataset, cached, substitutes);
-        let recipe = Recipe::new(&*self.dataset, self.steps.clone(), !self.on_host(), |draft| ways.choose(draft))?;
-        Ok((recipe, ways))
+        let mut routes = Routes::new(&self.device, &*self.dataset, cached, substitutes);
+        let recipe = Recipe::new(&*self.dataset, self.steps.clone(), !self.on_host(), |draft| routes.choose(draft))?;
+        Ok((recipe, routes))
     }
 
     /// What makes the jobs of epochs, and the job of the first.
@@ -245,14 +239,14 @@ impl LoaderBuilder {
     }
 
     /// Where the fields lie in a slot and in a batch on the device, whose memory is offered to cuFile.
-    fn fields(&self, mut recipe: Recipe, mut ways: Ways, rows: usize) -> Result<Fields> {
-        if !ways.reserve(Layout::new(&recipe.contents, rows)?.bytes(), self.batches_on_device())? {
+    fn fields(&self, mut recipe: Recipe, mut routes: Routes, rows: usize) -> Result<Fields> {
+        if !routes.reserve(Layout::new(&recipe.contents, rows)?.bytes(), self.batches_on_device())? {
             recipe = Recipe::new(&*self.dataset, self.steps.clone(), !self.on_host(), |_| Ok(Vec::new()))?;
         }
         let absent: Vec<_> = recipe.directs.iter().map(|step| step.field).collect();
         let slot = Layout::without(&recipe.spec, rows, &absent)?;
         let contents = Layout::new(&recipe.contents, rows)?;
-        Ok(Fields { recipe, ways, slot, contents })
+        Ok(Fields { recipe, routes, slot, contents })
     }
 
     /// The sum of all memory, and what it takes of a shared budget.
@@ -286,7 +280,6 @@ impl LoaderBuilder {
         BatchInfo {
             keep: recipe.keep.clone(),
             most: if self.on_host() { plan.slots } else { plan.device_batches },
-            #[cfg(feature = "cuda")]
             streams: std::mem::take(&mut self.device.streams),
             device: self.device.device.clone(),
             held: AtomicUsize::new(0),
@@ -315,7 +308,7 @@ fn no_batches(whole: &Batches, global: u64) -> Error {
 /// How the fields of a sample become rows, and where those lie.
 struct Fields {
     recipe: Recipe,
-    ways: Ways,
+    routes: Routes,
     /// Of a slot.
     slot: Layout,
     /// Of a batch as it is handed out; on the host that is the slot.
@@ -382,7 +375,6 @@ struct Assembly {
     chunk_starts: Option<Arc<[u64]>>,
     seed: u64,
     on_bad: OnBadSample,
-    idle: Option<Idle>,
     meters: Arc<Meters>,
     fields: Fields,
     opened: Opened,
@@ -390,6 +382,13 @@ struct Assembly {
 }
 
 type WorkerThreads = (rayon::ThreadPool, runtime::Handles);
+
+/// A loader that runs.
+struct Started {
+    runtime: Runtime,
+    ready: Receiver<Contents>,
+    idle: Option<Arc<dyn IdleMeter>>,
+}
 
 /// The ends of the channels that the exchange does not keep.
 struct Ends {
@@ -401,7 +400,7 @@ impl Assembly {
     /// What reports say of what was decided.
     fn facts(&self, numa: Option<String>, before: Before, first: &Job) -> Facts {
         let (plan, choice) = (self.reserved.plan.clone(), self.opened.choice.clone());
-        let (routes, direct) = self.fields.ways.told();
+        let (routes, direct) = self.fields.routes.chosen();
         let settings = Settings {
             reader: choice.reader,
             explicit: choice.explicit,
@@ -415,11 +414,11 @@ impl Assembly {
         Facts { choice, numa, plan, routes, direct, planned_amplification, before, settings }
     }
 
-    fn start(mut self, workers: WorkerThreads, pinning: Sender<Infallible>) -> Result<(Runtime, Receiver<Contents>)> {
-        let Fields { recipe, ways, slot, contents } = &mut self.fields;
-        let counts = (self.reserved.plan.device_batches, self.reserved.plan.slots);
-        let onward = ways.open(recipe, slot.clone(), contents.clone(), counts, self.idle.clone())?;
-        let (exchange, Ends { ready, maps }) = self.exchange(onward.as_ref().map(Onward::to_device));
+    fn start(mut self, workers: WorkerThreads, pinning: Sender<Infallible>) -> Result<Started> {
+        let Fields { recipe, routes, slot, contents } = &mut self.fields;
+        let stage = routes.open(recipe, (slot, contents), &self.reserved.plan, &self.meters)?;
+        let idle_meter = stage.as_ref().map(DeviceStage::idle);
+        let (exchange, Ends { ready, maps }) = self.exchange(stage.as_ref().map(DeviceStage::to_device));
         let closing = CloseOnError(Some(exchange.clone()));
         // Where free slots go is known to them; they are announced when the threads are there.
         let (spec, plan) = (self.fields.recipe.spec.clone(), &self.reserved.plan);
@@ -436,9 +435,9 @@ impl Assembly {
         let (core, reader) = self.core(exchange, to_workers, watch, idle);
         handles.keep(Workers::start(core.clone(), pool, room, cached)?);
         let io = Planner::new(core.clone(), reader, side, pending);
-        let runtime = Onward::start(onward, core, io, handles, (slots, pinning))?;
+        let runtime = DeviceStage::start(stage, core, io, handles, (slots, pinning))?;
         closing.defuse();
-        Ok((runtime, ready))
+        Ok(Started { runtime, ready, idle: idle_meter })
     }
 
     /// Where slots go. Every channel has room for every slot there is, so that giving one back never waits.
@@ -519,7 +518,7 @@ impl Assembly {
             meters,
             watch,
             unregistered: OnceLock::new(),
-            #[cfg(all(test, feature = "cuda"))]
+            #[cfg(test)]
             dozing: Default::default(),
         };
         (Arc::new(core), opened.reader)

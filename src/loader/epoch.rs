@@ -1,8 +1,8 @@
 //! The iterator over batches.
 
 use super::Report;
-use super::{Life, Place, config, onward};
-use crate::batch::{Batch, Contents, Reorder};
+use super::{Life, Place, config};
+use crate::batch::{Batch, BatchInfo, Contents, Reorder};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::Ticket;
 use crate::meter::consuming;
@@ -78,6 +78,14 @@ impl From {
 /// Batches of `epochs` epochs of which the first is not whole.
 fn total(first: &Batches, whole: &Batches, epochs: u64) -> u64 {
     whole.count().saturating_mul(epochs - 1).saturating_add(first.count())
+}
+
+/// Refuses to hand out a batch while a stream that it would be bound to is captured.
+fn check_streams(info: &BatchInfo) -> Result<()> {
+    // What else is wrong is told in its place.
+    let captured =
+        |stream| info.device.backend().check_uncaptured(stream).err().filter(|error| error.kind() == ErrorKind::Config);
+    info.streams.iter().find_map(captured).map_or(Ok(()), Err)
 }
 
 impl Epoch {
@@ -186,7 +194,7 @@ impl Epoch {
             self.end();
             return Poll::Ready(Some(Err(forked)));
         }
-        if let Err(error) = onward::check_streams(&self.shared.info) {
+        if let Err(error) = check_streams(&self.shared.info) {
             return Poll::Ready(Some(Err(error)));
         }
         let (from, first) = self.ask();
@@ -236,7 +244,9 @@ impl Epoch {
         }
         let first = Instant::now();
         self.asked = Some(first);
-        onward::asked(&self.shared.idle, self.delivered == 0);
+        if let Some(idle) = &self.shared.idle {
+            idle.asked(self.delivered == 0);
+        }
         (now, first)
     }
 

@@ -3,9 +3,8 @@
 
 mod build;
 mod ceiling;
+mod device_stage;
 mod epoch;
-#[cfg_attr(not(feature = "cuda"), path = "host_only.rs")]
-mod onward;
 mod origin;
 mod report;
 mod resume;
@@ -21,7 +20,7 @@ pub use settings::LoaderBuilder;
 
 use crate::batch::{BatchInfo, Contents};
 use crate::dataset::Dataset;
-use crate::device::DeviceKind;
+use crate::device::{DeviceKind, DirectReader, IdleMeter};
 use crate::error::panicked;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::ledger::{Ledger, LedgerWriter};
@@ -124,7 +123,7 @@ struct Shared {
     whole: Batches,
     facts: Facts,
     /// On a GPU: how long the consumer's stream is idle.
-    idle: Option<onward::Idle>,
+    idle: Option<Arc<dyn IdleMeter>>,
     deadlines: Deadlines,
     /// What was measured in steady times; locked at the first batch and the end of an iterator, and for snapshots.
     steady: Mutex<Steady>,
@@ -149,7 +148,7 @@ struct Facts {
     plan: MemoryPlan,
     /// The routes of the fields to the device.
     routes: Vec<FieldRoute>,
-    direct: onward::Direct,
+    direct: Option<Arc<dyn DirectReader>>,
     /// Samples of opened chunks per sample over all ranks, for datasets in chunks.
     planned_amplification: Option<f64>,
     /// For telling where the bytes came from.
@@ -352,7 +351,7 @@ impl Loader {
     /// The last batches, one by one, how full the queues were, and what each thread did.
     pub fn timeline(&self) -> Timeline {
         let meters = &self.shared.runtime.core().meters;
-        let stream = onward::track(&self.shared.idle);
+        let stream = self.shared.idle.as_ref().map(|idle| idle.track());
         Timeline { tracks: meters.rings.read().into_iter().chain(stream).collect(), ..meters.recorder.read() }
     }
 
@@ -390,7 +389,7 @@ impl Shared {
 
     fn measured(&self) -> Snapshot {
         let mut snapshot = self.runtime.core().meters.snapshot(&self.facts.settings);
-        snapshot.consumer.gpu = onward::gpu_idle(&self.idle);
+        snapshot.consumer.gpu = self.idle.as_ref().map(|idle| idle.totals());
         snapshot.storage.recovered = self.runtime.core().again.recovered();
         snapshot.consumer.substituted = self.ledger().ledger().substituted;
         snapshot
@@ -468,7 +467,7 @@ impl Shared {
             cache: core.cache.as_deref().map(|cache: &PageCache| (cache.hits(), cache.misses())),
             copies: (self.info.device.kind() != DeviceKind::Host).then(|| meters.device.copies(now)),
             routes: self.facts.routes.clone(),
-            direct: onward::direct_reads(&self.facts.direct, meters),
+            direct: self.facts.direct.as_ref().map(|reader| meters.device.direct(reader.mode())),
             origin: self.facts.before.origin(
                 &meters.reads(),
                 meters.cached_bytes.get(),

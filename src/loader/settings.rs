@@ -2,7 +2,7 @@
 
 use crate::dataset::Dataset;
 use crate::decode::{Ctx, Decoder};
-use crate::device::Device;
+use crate::device::{Device, Stream};
 use crate::error::Result;
 use crate::memory::{BatchMut, Budget, Row};
 use crate::meter::Clock;
@@ -65,15 +65,14 @@ pub(super) struct MemorySettings {
 }
 
 /// Where batches are handed out, and how their bytes get there.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct DeviceSettings {
     pub(super) device: Device,
     pub(super) batches: Option<usize>,
     pub(super) gds: Gds,
     /// A cuFile library and the root of the file system that it shall see, for tests.
     pub(super) cufile: Option<(PathBuf, PathBuf)>,
-    #[cfg(feature = "cuda")]
-    pub(super) streams: Vec<crate::device::cuda::Stream>,
+    pub(super) streams: Vec<Stream>,
 }
 
 /// Where on the machine threads and memory are.
@@ -350,8 +349,7 @@ impl LoaderBuilder {
 
     /// A stream that works on the batches: it waits for each batch's copy, and its work is waited for before the memory of a
     /// dropped batch is used again. May be called several times. Without it, see [`Batch::bind`](crate::Batch::bind).
-    #[cfg(feature = "cuda")]
-    pub fn stream(mut self, stream: impl Into<crate::device::cuda::Stream>) -> Self {
+    pub fn stream(mut self, stream: impl Into<Stream>) -> Self {
         self.device.streams.push(stream.into());
         self
     }

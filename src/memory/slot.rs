@@ -471,7 +471,6 @@ impl Filled {
     }
 
     /// The rows of a `u64` field. Panics if they are not aligned to 8 bytes.
-    #[cfg(feature = "cuda")]
     pub(crate) fn numbers_mut(&mut self, field: usize) -> &mut [u64] {
         bytemuck::cast_slice_mut(self.array_mut(field))
     }

@@ -13,7 +13,6 @@ pub(crate) enum Role {
     /// Decodes.
     Worker,
     /// Gives full slots to a device.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "no device, no copies"))]
     Copier,
 }
 

@@ -27,8 +27,9 @@ pub use snapshot::{
 };
 pub(crate) use timeline::Recorder;
 pub use timeline::{BatchRecord, Gauges, Timeline};
-#[cfg_attr(not(feature = "cuda"), allow(unused_imports, reason = "of a device's streams"))]
-pub(crate) use tracks::{Ring, Rings};
+#[cfg(feature = "cuda")]
+pub(crate) use tracks::Ring;
+pub(crate) use tracks::Rings;
 pub use tracks::{Span, Track, Work};
 
 use std::sync::Mutex;
@@ -51,7 +52,6 @@ pub(crate) mod consuming {
 }
 
 /// What the transfer thread and the copy stream do.
-#[cfg(feature = "cuda")]
 pub(crate) mod copying {
     pub(crate) const STARVED: usize = 0;
     pub(crate) const BUSY: usize = 1;
@@ -184,7 +184,6 @@ impl SlotTimes {
 }
 
 /// What the way onto the device counted.
-#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "no device counts here"))]
 #[derive(Debug)]
 pub(crate) struct DeviceMeters {
     pub(crate) states: States<3>,
@@ -224,7 +223,6 @@ impl Default for DeviceMeters {
     }
 }
 
-#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "no device counts here"))]
 impl DeviceMeters {
     fn snapshot(&self, buffers: u32, now: u64) -> Copy {
         let ([starved_ns, _, blocked_ns], busy_ns) = (self.states.read(now), self.bus_ns.get());

@@ -35,7 +35,7 @@ pub struct Span {
 }
 
 impl Track {
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "of a device's streams"))]
+    #[cfg(feature = "cuda")]
     pub(crate) fn new(name: &str, spans: Vec<Span>) -> Self {
         Self { name: name.into(), spans }
     }
@@ -145,7 +145,6 @@ impl Ring {
     }
 
     /// The end of the last span.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only copies can overlap"))]
     pub(crate) fn end(&self) -> u64 {
         let last = self.written.load(Ordering::Relaxed).checked_sub(1);
         last.map_or(0, |last| self.spans[last as usize % SPANS][1].load(Ordering::Relaxed))

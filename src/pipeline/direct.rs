@@ -1,4 +1,4 @@
-//! Direct reads: rows from files into device memory by cuFile, for the batches that the transfer thread has taken a buffer for.
+//! Direct reads: rows from files into device memory by the device's reader (cuFile), for the batches that the transfer thread has taken a buffer for.
 //!
 //! ```text
 //! transfer thread ──(rows of a field)──► threads "feedline-gds" ── cuFileRead ──► the buffer's rows, or its staging area
@@ -10,7 +10,7 @@
 //! area of the same buffer, and a kernel moves them. Rows that follow each other in a file and in the batch are one read.
 //!
 //! Invariants:
-//! * A buffer is written only after everything that used it is done ([`Copier::is_idle`](crate::device::cuda::copy::Copier)),
+//! * A buffer is written only after everything that used it is done ([`Engine::is_idle`]),
 //!   and used only after every row has been counted down: also when the batch is cancelled, also when a thread panics.
 //! * Every row is read, or has an error that names file, offset and sample. What cuFile could not do is counted.
 
@@ -19,17 +19,17 @@
 use super::plan::{DIRECT_BOUNCE, DIRECT_THREADS};
 use super::{Core, Gds};
 use crate::dataset::{Part, Parts};
-use crate::device::DirectStep;
-use crate::device::cuda::copy::Copier;
-use crate::device::cuda::cufile::{ALIGN, CuFile, Failure, Handle};
-use crate::device::cuda::driver::{CopyStream, DeviceMemory, DevicePtr, Gpu};
+#[cfg(doc)]
+use crate::device::Engine;
+use crate::device::{Backend, Bounce, DevicePtr, DirectFile, DirectReader, DirectStep};
 use crate::error::panicked;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::memory::{Filled, Region};
+use crate::memory::Filled;
 use crate::storage::{Extent, Files, SourceId};
 use crate::sync::Hold;
 use crate::tensor::Layout;
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use rustix::fd::OwnedFd;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -43,16 +43,16 @@ const READ_MOST: u64 = 16 << 20;
 /// What the reading threads share.
 pub(crate) struct Direct {
     core: Arc<Core>,
-    gpu: Arc<Gpu>,
-    cufile: Arc<CuFile>,
+    backend: Arc<dyn Backend>,
+    reader: Arc<dyn DirectReader>,
     steps: Vec<DirectStep>,
     contents: Layout,
     gds: Gds,
-    /// For cuFile, and for reads by the host.
+    /// For the device's reader, and for reads by the host.
     files: Files,
     plain_files: Files,
-    /// By source; or why cuFile does not take the file.
-    handles: Box<[OnceLock<Result<Handle, String>>]>,
+    /// By source; or why the device's reader does not take the file.
+    handles: Box<[OnceLock<Result<Box<dyn DirectFile>, String>>]>,
     bell: Sender<()>,
 }
 
@@ -113,7 +113,8 @@ pub(crate) struct Reads {
 
 /// What `build` has decided about direct reads.
 pub(crate) struct Plan {
-    pub(crate) cufile: Arc<CuFile>,
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) reader: Arc<dyn DirectReader>,
     pub(crate) steps: Vec<DirectStep>,
     pub(crate) contents: Layout,
     pub(crate) gds: Gds,
@@ -124,22 +125,23 @@ impl Reads {
     pub(crate) fn start(
         plan: Plan,
         core: &Arc<Core>,
-        copier: &Copier,
         bell: Sender<()>,
         mut spawn: impl FnMut(String, Box<dyn FnOnce() + Send>) -> Result<()>,
     ) -> Result<Self> {
-        let Plan { cufile, steps, contents, gds } = plan;
-        let sources = core.samples.sources.clone();
+        let Plan { backend, reader, steps, contents, gds } = plan;
+        let (sources, align) = (core.samples.sources.clone(), reader.align() as usize);
         let handles = (0..sources.count()).map(|_| OnceLock::new()).collect();
         // What is registered is kept open by its handle.
-        let (files, plain_files) = (Files::new(sources.clone(), ALIGN as usize, Some(0)), Files::new(sources, 1, None));
-        let (core, gpu) = (core.clone(), copier.gpu().clone());
-        let direct = Arc::new(Direct { core, gpu, cufile, steps, contents, gds, files, plain_files, handles, bell });
+        let (files, plain_files) = (Files::new(sources.clone(), align, Some(0)), Files::new(sources, 1, None));
+        let core = core.clone();
+        let direct =
+            Arc::new(Direct { core, backend, reader, steps, contents, gds, files, plain_files, handles, bell });
         let (tasks, todo) = unbounded::<Task>();
         for index in 0..DIRECT_THREADS {
             let (direct, todo) = (direct.clone(), todo.clone());
-            let host = HostWay::new(&direct.gpu)?;
-            spawn(format!("feedline-gds-{index}"), Box::new(move || work(&direct, &todo, host)))?;
+            let mut bounce = direct.reader.bounce(DIRECT_BOUNCE)?;
+            let body = move || direct.backend.within(&mut || work(&direct, &todo, &mut *bounce));
+            spawn(format!("feedline-gds-{index}"), Box::new(body))?;
         }
         Ok(Self { direct, tasks })
     }
@@ -183,14 +185,12 @@ impl Reads {
     }
 }
 
-fn work(direct: &Direct, todo: &Receiver<Task>, mut host: HostWay) {
-    // Once for the life of the thread. Where it fails, every call says so itself.
-    let _bound = direct.gpu.bind();
+fn work(direct: &Direct, todo: &Receiver<Task>, bounce: &mut dyn Bounce) {
     for task in todo {
         let reading = &task.reading;
         if !reading.cancelled.load(Ordering::Relaxed) {
             let mut row = task.rows.start;
-            let done = catch_unwind(AssertUnwindSafe(|| direct.read_rows(&task, &mut row, &mut host)));
+            let done = catch_unwind(AssertUnwindSafe(|| direct.read_rows(&task, &mut row, bounce)));
             match done {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => reading.fail(row, error),
@@ -213,19 +213,19 @@ struct Run {
 
 impl Direct {
     /// Reads the rows of a task; `row` is the one that it has come to.
-    fn read_rows(&self, task: &Task, row: &mut u32, host: &mut HostWay) -> Result<()> {
+    fn read_rows(&self, task: &Task, row: &mut u32, bounce: &mut dyn Bounce) -> Result<()> {
         let step = &self.steps[task.step];
         while *row < task.rows.end {
             *row = match self.run_at(task, *row)? {
                 Some(run) => {
                     let next = run.rows.end;
-                    self.read_run(task, step, &run, host)?;
+                    self.read_run(task, step, &run, bounce)?;
                     next
                 }
                 None => {
                     // There is nothing for cuFile to read.
                     self.core.meters.device.note_by_host("not in a file as it stands, unlike the first one");
-                    self.by_host(task, step, *row, host)?;
+                    self.by_host(task, step, *row, bounce)?;
                     *row + 1
                 }
             };
@@ -276,7 +276,7 @@ impl Direct {
         asked.map_err(|error| self.core.samples.named_by_id(error, id))
     }
 
-    fn read_run(&self, task: &Task, step: &DirectStep, run: &Run, host: &mut HostWay) -> Result<()> {
+    fn read_run(&self, task: &Task, step: &DirectStep, run: &Run, bounce: &mut dyn Bounce) -> Result<()> {
         match self.by_cufile(task, step, run) {
             Ok(()) => {
                 self.core.meters.device.reads.add(1);
@@ -286,7 +286,7 @@ impl Direct {
             Err(why) if self.gds == Gds::Require => Err(self.required(task, step, run, why)),
             Err(why) => {
                 self.core.meters.device.note_by_host(&why);
-                run.rows.clone().try_for_each(|row| self.by_host(task, step, row, host))
+                run.rows.clone().try_for_each(|row| self.by_host(task, step, row, bounce))
             }
         }
     }
@@ -315,13 +315,14 @@ impl Direct {
     fn by_cufile(&self, task: &Task, step: &DirectStep, run: &Run) -> Result<(), String> {
         let handle = self.handle(run.extent.source)?;
         let (offset, end) = (run.extent.offset, run.extent.offset + run.extent.len);
-        let aligned = offset.is_multiple_of(ALIGN) && end.is_multiple_of(ALIGN);
+        let align = self.reader.align();
+        let aligned = offset.is_multiple_of(align) && end.is_multiple_of(align);
         let (from, to, place) = match step.gather {
             None if !aligned => return Err("a row that is not whole pages of its file, unlike the first one".into()),
             None => (offset, end, self.row_at(step, run.rows.start)),
             Some(gather) => {
                 let stride = DirectStep::stride(step.row_bytes) as u64;
-                let (from, to) = (offset - offset % ALIGN, end.next_multiple_of(ALIGN));
+                let (from, to) = (offset - offset % align, end.next_multiple_of(align));
                 let first = u64::from(run.rows.start) * stride;
                 for (index, row) in run.rows.clone().enumerate() {
                     let begins = first + (offset - from) + index as u64 * step.row_bytes as u64;
@@ -331,16 +332,14 @@ impl Direct {
             }
         };
         let len = usize::try_from(to - from).map_err(|_| "a read beyond the address space".to_string())?;
-        let _bound = self.gpu.bind().map_err(|error| error.to_string())?;
         // SAFETY: the bytes lie in the buffer of the batch: rows where they belong, or in staging, where a run of n rows has
         // n strides, each a page and a row at least. The buffer is idle, only this task writes these rows, and the transfer
         // thread keeps it until the rows are counted down, or for ever.
-        let read = unsafe { self.cufile.read(handle, task.reading.base, len, from, place) };
-        match read {
+        let read = unsafe { handle.read(task.reading.base, len, from, place) };
+        match read? {
             // What lies behind the last page is not needed.
-            Ok(bytes) if bytes as u64 >= end - from => Ok(()),
-            Ok(bytes) => Err(format!("cuFileRead brought {bytes} of {len} bytes")),
-            Err(failure) => Err(failure.to_string()),
+            bytes if bytes as u64 >= end - from => Ok(()),
+            bytes => Err(format!("cuFileRead brought {bytes} of {len} bytes")),
         }
     }
 
@@ -349,13 +348,14 @@ impl Direct {
         self.contents.fields()[step.field].offset as u64 + u64::from(row) * step.row_bytes as u64
     }
 
-    fn handle(&self, source: SourceId) -> Result<&Handle, String> {
-        let registered = self.handles[source.index()].get_or_init(|| register(&self.cufile, &self.files, source));
-        registered.as_ref().map_err(|why| format!("cuFile does not take the file: {why}"))
+    fn handle(&self, source: SourceId) -> Result<&dyn DirectFile, String> {
+        let open = || self.reader.open(open_own(&self.files, source)?);
+        let registered = self.handles[source.index()].get_or_init(open);
+        registered.as_deref().map_err(|why| format!("cuFile does not take the file: {why}"))
     }
 
     /// Reads a row by way of the host: what cuFile cannot do, and what does not lie in a file.
-    fn by_host(&self, task: &Task, step: &DirectStep, row: u32, host: &mut HostWay) -> Result<()> {
+    fn by_host(&self, task: &Task, step: &DirectStep, row: u32, bounce: &mut dyn Bounce) -> Result<()> {
         self.core.meters.device.host_rows.add(1);
         let id = task.reading.ids[row as usize];
         let named = |error: Error| self.core.samples.named_by_id(error, id);
@@ -389,13 +389,18 @@ impl Direct {
         }
         let mut done = 0;
         while done < len as usize {
-            let piece = host.room().min(len as usize - done);
+            let room = bounce.bytes();
+            let piece = room.len().min(len as usize - done);
             match (&extent, bytes) {
-                (Some(extent), _) => self.pread(extent, done, host.bytes(piece)).map_err(named)?,
-                (None, Some(bytes)) => host.bytes(piece).copy_from_slice(&bytes[done..done + piece]),
+                (Some(extent), _) => self.pread(extent, done, &mut room[..piece]).map_err(named)?,
+                (None, Some(bytes)) => room[..piece].copy_from_slice(&bytes[done..done + piece]),
                 (None, None) => {}
             }
-            host.send(&self.gpu, to, piece, &task.reading.lost).map_err(named)?;
+            // SAFETY: the row's place, as in `by_cufile`.
+            unsafe { bounce.send(to, piece) }.map_err(|(error, lost)| {
+                task.reading.lost.fetch_or(lost, Ordering::AcqRel);
+                named(error)
+            })?;
             to += piece as DevicePtr;
             done += piece;
         }
@@ -422,58 +427,8 @@ impl Direct {
     }
 }
 
-/// Opens a file for cuFile.
-pub(crate) fn register(cufile: &Arc<CuFile>, files: &Files, source: SourceId) -> Result<Handle, String> {
+/// A descriptor of its own for the device's reader.
+pub(crate) fn open_own(files: &Files, source: SourceId) -> Result<OwnedFd, String> {
     let file = files.get(source).map_err(|error| error.to_string())?;
-    let own = rustix::io::fcntl_dupfd_cloexec(&*file, 0).map_err(|errno| errno.to_string())?;
-    cufile.register_file(own).map_err(|failure: Failure| failure.to_string())
-}
-
-/// Reads up to `len` bytes of a file to memory that nobody else knows, which starts a registered buffer.
-pub(crate) fn read_into(
-    cufile: &CuFile,
-    handle: &Handle,
-    memory: &DeviceMemory,
-    len: usize,
-    offset: u64,
-) -> Result<usize, Failure> {
-    assert!(len <= memory.len());
-    // SAFETY: in bounds of an allocation that nothing else uses, as the borrow's owner says by calling.
-    unsafe { cufile.read(handle, memory.ptr(), len, offset, 0) }
-}
-
-/// Host memory and a stream, for what does not go directly.
-struct HostWay {
-    region: Region,
-    stream: CopyStream,
-}
-
-impl HostWay {
-    fn new(gpu: &Arc<Gpu>) -> Result<Self> {
-        Ok(Self { region: Region::new(DIRECT_BOUNCE, "a bounce buffer")?, stream: CopyStream::new(gpu)? })
-    }
-
-    fn room(&self) -> usize {
-        self.region.len()
-    }
-
-    fn bytes(&mut self, len: usize) -> &mut [u8] {
-        assert!(len <= self.region.len());
-        // SAFETY: in bounds, initialised, and exclusive by `&mut self`: `send` waits before it returns.
-        unsafe { std::slice::from_raw_parts_mut(self.region.ptr().as_ptr(), len) }
-    }
-
-    /// Copies the first `len` bytes to the device and waits for that; `lost` says that they may still be on their way.
-    fn send(&mut self, gpu: &Arc<Gpu>, to: DevicePtr, len: usize, lost: &AtomicBool) -> Result<()> {
-        let _bound = gpu.bind()?;
-        let from = self.bytes(len).as_ptr();
-        // SAFETY: the bytes stay as they are until the synchronisation has returned, or the context is of no use; where they go is
-        // the row's place, as in `by_cufile`.
-        let copied = unsafe { gpu.copy_to_device(to, from, len, self.stream.raw()) };
-        let waited = self.stream.synchronize();
-        if waited.is_err() && gpu.synchronize().is_err() {
-            lost.store(true, Ordering::Release);
-        }
-        copied.and(waited)
-    }
+    rustix::io::fcntl_dupfd_cloexec(&*file, 0).map_err(|errno| errno.to_string())
 }

@@ -55,7 +55,6 @@ impl ToIo {
     }
 
     /// The loader ends.
-    #[cfg(feature = "cuda")]
     pub(crate) fn is_ending(&self) -> bool {
         self.shutdown.load(Ordering::Acquire)
     }

@@ -67,7 +67,6 @@
 //! nothing that lies in the core's queues keeps it alive; what lies in the channels of the exchange is taken out at the end.
 
 pub(crate) mod chunks;
-#[cfg(feature = "cuda")]
 pub(crate) mod direct;
 pub(crate) mod drains;
 pub(crate) mod exchange;
@@ -86,7 +85,6 @@ pub(crate) mod runtime;
 pub(crate) mod sample;
 pub(crate) mod substitute;
 pub(crate) mod task;
-#[cfg(feature = "cuda")]
 pub(crate) mod transfer;
 pub(crate) mod watchdog;
 mod worker;
@@ -122,7 +120,7 @@ pub(crate) struct Core {
     pub(crate) watch: Arc<watchdog::Watch>,
     /// Why io_uring reads into memory that is not registered, if so.
     pub(crate) unregistered: OnceLock<String>,
-    #[cfg(all(test, feature = "cuda"))]
+    #[cfg(test)]
     pub(crate) dozing: transfer::Dozing,
 }
 

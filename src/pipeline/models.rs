@@ -202,8 +202,7 @@ fn filled(exchange: &Exchange) -> Filled {
     drop(rows);
     match exchange.ready_out.try_recv().unwrap() {
         Contents::Host(filled) => filled,
-        #[cfg(feature = "cuda")]
-        Contents::Cuda(_) => unreachable!("on the host"),
+        Contents::Device(_) => unreachable!("on the host"),
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::batch::Kept;
 use crate::dataset::Dataset;
 use crate::decode::{Ctx, Decoder, Raw};
-use crate::device::{DirectStep, Finish, FinishStep, Gather};
+use crate::device::{DeviceOp, DirectStep, Finish, FinishStep, Gather};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{BatchMut, Filled, Row};
 use crate::order::Draws;
@@ -42,7 +42,6 @@ pub(crate) enum How {
     /// A decoder makes the row.
     Decode(Arc<dyn Decoder>),
     /// Storage writes bytes of exactly this length into the device's memory; the host never sees them.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "there is no device"))]
     Direct,
     /// Nobody wants it: encoded, without a decoder, and not kept. It is not even read.
     Skip,
@@ -190,6 +189,21 @@ impl Recipe {
     pub(crate) fn scratch_bytes(&self) -> usize {
         // One decoder runs at a time, but what it keeps for the next sample stays.
         self.handlers.iter().map(|handler| handler.how.scratch_bytes()).fold(0, usize::saturating_add)
+    }
+
+    /// What happens to a batch on its way to the consumer, on a device.
+    pub(crate) fn device_ops(&self) -> Vec<DeviceOp> {
+        let finishes = || self.finishes.iter().map(|finishing| &finishing.step);
+        let made_of = finishes().flat_map(|step| [Some(step.input), step.flips]).flatten();
+        let offsets = self.directs.iter().filter_map(|step| step.gather.map(|gather| gather.offsets));
+        let mut copied: Vec<_> = self.keep.iter().map(|kept| kept.index).chain(made_of).chain(offsets).collect();
+        copied
+            .retain(|field| *field < self.spec.fields().len() && self.directs.iter().all(|step| step.field != *field));
+        copied.sort_unstable();
+        copied.dedup();
+        let placed = self.directs.iter().cloned().map(DeviceOp::Place);
+        let finished = finishes().cloned().map(DeviceOp::Finish);
+        std::iter::once(DeviceOp::Copy(copied)).chain(placed).chain(finished).collect()
     }
 
     /// What has to be done for a row beyond bringing its bytes.

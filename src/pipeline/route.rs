@@ -79,7 +79,7 @@ impl fmt::Display for FieldRoute {
 
 /// What is known of a field.
 #[derive(Clone, Debug)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct FieldCandidate<'a> {
     pub(crate) name: &'a str,
     /// Bytes of a row, when they are taken as they stand.
     pub(crate) row_bytes: Option<usize>,
@@ -91,7 +91,7 @@ pub(crate) struct Asked<'a> {
 
 /// What is known of the loader.
 #[derive(Clone, Debug)]
-pub(crate) struct Around {
+pub(crate) struct RouteContext {
     pub(crate) on_device: bool,
     /// `.map` or `.map_batch` see the rows.
     pub(crate) transforms: bool,
@@ -110,13 +110,13 @@ pub(crate) struct Around {
 /// Errors: [`ErrorKind::Device`] for [`Gds::Require`] when no field can go directly, with the reasons.
 pub(crate) fn choose(
     gds: Gds,
-    fields: &[Asked<'_>],
-    around: &Around,
+    fields: &[FieldCandidate<'_>],
+    context: &RouteContext,
     cufile: impl FnOnce() -> Result<String, String>,
 ) -> Result<Vec<FieldRoute>> {
-    let obstacles: Vec<_> = fields.iter().map(|field| obstacle(gds, field, around)).collect();
+    let obstacles: Vec<_> = fields.iter().map(|field| obstacle(gds, field, context)).collect();
     let answer = obstacles.iter().any(Option::is_none).then(cufile);
-    let route = |(field, obstacle): (&Asked<'_>, Option<String>)| {
+    let route = |(field, obstacle): (&FieldCandidate<'_>, Option<String>)| {
         let (route, why) = match (obstacle, &answer) {
             (Some(why), _) => (Route::Staged, why),
             (None, Some(Err(why))) => (Route::Staged, why.clone()),
@@ -135,21 +135,23 @@ pub(crate) fn choose(
 }
 
 /// What speaks against reading the field directly, apart from cuFile.
-fn obstacle(gds: Gds, field: &Asked<'_>, around: &Around) -> Option<String> {
+fn obstacle(gds: Gds, field: &FieldCandidate<'_>, context: &RouteContext) -> Option<String> {
     let words = match field {
         _ if gds == Gds::Off => "switched off",
-        _ if !around.on_device => "batches are handed out on the host",
-        Asked { wanted: false, .. } => "not handed out",
-        Asked { row_bytes: None, .. } => "made by the host of what is read",
-        _ if around.transforms => "transforms of the host see it",
-        _ if around.substitutes => "a row that cannot be read gets another sample, which the host finds",
-        _ if around.in_chunks => "rows come out of chunks that the host opens",
-        Asked { plain: false, .. } => "not in a file as it stands: in memory, or unpacked or checked by the host",
-        Asked { row_bytes: Some(bytes), .. } if gds == Gds::Auto && *bytes < ROW_LEAST => {
+        _ if !context.on_device => "batches are handed out on the host",
+        FieldCandidate { wanted: false, .. } => "not handed out",
+        FieldCandidate { row_bytes: None, .. } => "made by the host of what is read",
+        _ if context.transforms => "transforms of the host see it",
+        _ if context.substitutes => "a row that cannot be read gets another sample, which the host finds",
+        _ if context.in_chunks => "rows come out of chunks that the host opens",
+        FieldCandidate { plain: false, .. } => {
+            "not in a file as it stands: in memory, or unpacked or checked by the host"
+        }
+        FieldCandidate { row_bytes: Some(bytes), .. } if gds == Gds::Auto && *bytes < ROW_LEAST => {
             return Some(format!("rows of {bytes} bytes: the host's way is faster below {ROW_LEAST}"));
         }
-        _ if gds == Gds::Auto && around.cached => "the page cache has room for the dataset",
-        _ => match around.too_many {
+        _ if gds == Gds::Auto && context.cached => "the page cache has room for the dataset",
+        _ => match context.too_many {
             Some(files) => return Some(format!("{files} files, more than may be kept open")),
             None => return None,
         },
@@ -161,8 +163,8 @@ fn obstacle(gds: Gds, field: &Asked<'_>, around: &Around) -> Option<String> {
 mod tests {
     use super::*;
 
-    const FIELD: Asked<'_> = Asked { name: "x", row_bytes: Some(1 << 20), wanted: true, plain: true };
-    const AROUND: Around = Around {
+    const FIELD: FieldCandidate<'_> = FieldCandidate { name: "x", row_bytes: Some(1 << 20), wanted: true, plain: true };
+    const CONTEXT: RouteContext = RouteContext {
         on_device: true,
         transforms: false,
         in_chunks: false,
@@ -173,22 +175,27 @@ mod tests {
 
     #[test]
     fn a_field_goes_directly_when_nothing_speaks_against_it_and_says_why_when_something_does() {
-        let small = Asked { row_bytes: Some(100), ..FIELD };
-        let cases: [(Gds, Asked<'_>, Around, &str); 11] = [
-            (Gds::Auto, FIELD, AROUND, "direct (p2p)"),
-            (Gds::Off, FIELD, AROUND, "staged (switched off)"),
-            (Gds::Auto, FIELD, Around { on_device: false, ..AROUND }, "staged (batches are handed out on the host)"),
-            (Gds::Auto, Asked { wanted: false, ..FIELD }, AROUND, "staged (not handed out)"),
-            (Gds::Auto, Asked { row_bytes: None, ..FIELD }, AROUND, "staged (made by the host"),
-            (Gds::Auto, FIELD, Around { transforms: true, ..AROUND }, "staged (transforms"),
-            (Gds::Auto, FIELD, Around { in_chunks: true, ..AROUND }, "staged (rows come out of chunks"),
-            (Gds::Auto, Asked { plain: false, ..FIELD }, AROUND, "staged (not in a file as it stands"),
-            (Gds::Auto, small, AROUND, "staged (rows of 100 bytes: the host's way is faster below 16384)"),
-            (Gds::Auto, FIELD, Around { cached: true, ..AROUND }, "staged (the page cache has room"),
-            (Gds::Auto, FIELD, Around { too_many: Some(7), ..AROUND }, "staged (7 files, more than"),
+        let small = FieldCandidate { row_bytes: Some(100), ..FIELD };
+        let cases: [(Gds, FieldCandidate<'_>, RouteContext, &str); 11] = [
+            (Gds::Auto, FIELD, CONTEXT, "direct (p2p)"),
+            (Gds::Off, FIELD, CONTEXT, "staged (switched off)"),
+            (
+                Gds::Auto,
+                FIELD,
+                RouteContext { on_device: false, ..CONTEXT },
+                "staged (batches are handed out on the host)",
+            ),
+            (Gds::Auto, FieldCandidate { wanted: false, ..FIELD }, CONTEXT, "staged (not handed out)"),
+            (Gds::Auto, FieldCandidate { row_bytes: None, ..FIELD }, CONTEXT, "staged (made by the host"),
+            (Gds::Auto, FIELD, RouteContext { transforms: true, ..CONTEXT }, "staged (transforms"),
+            (Gds::Auto, FIELD, RouteContext { in_chunks: true, ..CONTEXT }, "staged (rows come out of chunks"),
+            (Gds::Auto, FieldCandidate { plain: false, ..FIELD }, CONTEXT, "staged (not in a file as it stands"),
+            (Gds::Auto, small, CONTEXT, "staged (rows of 100 bytes: the host's way is faster below 16384)"),
+            (Gds::Auto, FIELD, RouteContext { cached: true, ..CONTEXT }, "staged (the page cache has room"),
+            (Gds::Auto, FIELD, RouteContext { too_many: Some(7), ..CONTEXT }, "staged (7 files, more than"),
         ];
-        for (gds, field, around, words) in cases {
-            let routes = choose(gds, &[field], &around, || Ok("p2p".into())).unwrap();
+        for (gds, field, context, words) in cases {
+            let routes = choose(gds, &[field], &context, || Ok("p2p".into())).unwrap();
             assert!(routes[0].to_string().starts_with(&format!("x {words}")), "{}", routes[0]);
         }
     }
@@ -196,8 +203,9 @@ mod tests {
     #[test]
     fn cufile_is_asked_once_and_only_when_a_field_could_go_that_way() {
         let mut asked = 0;
-        let two = [FIELD, Asked { name: "y", row_bytes: None, ..FIELD }, Asked { name: "z", ..FIELD }];
-        let routes = choose(Gds::Auto, &two, &AROUND, || {
+        let two =
+            [FIELD, FieldCandidate { name: "y", row_bytes: None, ..FIELD }, FieldCandidate { name: "z", ..FIELD }];
+        let routes = choose(Gds::Auto, &two, &CONTEXT, || {
             asked += 1;
             Err("no driver".into())
         });
@@ -205,17 +213,17 @@ mod tests {
         assert_eq!(words[0], "x staged (no driver)");
         assert_eq!(words[2], "z staged (no driver)");
         assert_eq!(asked, 1);
-        choose(Gds::Off, &two, &AROUND, || panic!("nobody needs it")).unwrap();
+        choose(Gds::Off, &two, &CONTEXT, || panic!("nobody needs it")).unwrap();
     }
 
     #[test]
     fn what_is_required_takes_small_and_cached_rows_too_and_fails_with_every_reason_otherwise() {
-        let small = Asked { row_bytes: Some(100), ..FIELD };
-        let around = Around { cached: true, ..AROUND };
-        let routes = choose(Gds::Require, &[small], &around, || Ok("nvidia-fs".into())).unwrap();
+        let small = FieldCandidate { row_bytes: Some(100), ..FIELD };
+        let context = RouteContext { cached: true, ..CONTEXT };
+        let routes = choose(Gds::Require, &[small], &context, || Ok("nvidia-fs".into())).unwrap();
         assert_eq!(routes[0].route, Route::Direct);
-        let two = [FIELD, Asked { name: "y", row_bytes: None, ..FIELD }];
-        let error = choose(Gds::Require, &two, &AROUND, || Err("no driver".into())).unwrap_err();
+        let two = [FIELD, FieldCandidate { name: "y", row_bytes: None, ..FIELD }];
+        let error = choose(Gds::Require, &two, &CONTEXT, || Err("no driver".into())).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Device);
         assert!(error.message().ends_with("`x`: no driver; `y`: made by the host of what is read"), "{error}");
     }

@@ -119,7 +119,6 @@ impl Runtime {
     }
 
     /// Starts a thread that ends with the loader, after the I/O thread.
-    #[cfg(feature = "cuda")]
     pub(crate) fn spawn(&mut self, name: String, stage: Stage, body: impl FnOnce() + Send + 'static) -> Result<()> {
         let core = self.core().clone();
         self.others.push(guarded(&core, name, stage, body)?);

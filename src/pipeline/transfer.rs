@@ -17,8 +17,7 @@ use super::Core;
 use super::direct::{Reading, Reads};
 use super::watchdog::Doing;
 use crate::batch::{Contents, Reorder};
-use crate::device::cuda::copy::{Buffer, Copied, Copier};
-use crate::device::cuda::flight::Oldest;
+use crate::device::{Backend, Copied, DeviceBatch, Engine, Oldest};
 use crate::error::Result;
 use crate::memory::{Filled, Pool};
 use crate::meter::{Work, copying};
@@ -38,7 +37,7 @@ const AGAIN: Duration = Duration::from_millis(1);
 /// What the transfer thread is made of.
 pub(crate) struct Transfer {
     pub(crate) core: Arc<Core>,
-    pub(crate) copier: Copier,
+    pub(crate) engine: Box<dyn Engine>,
     /// For fields that go from storage to the device.
     pub(crate) reads: Option<Reads>,
     /// Full slots of the present run, in any order.
@@ -56,11 +55,11 @@ pub(crate) struct Transfer {
 pub(crate) struct Dozing(std::sync::Mutex<Option<Doors>>);
 
 #[cfg(test)]
-type Doors = (Receiver<()>, Receiver<Filled>, Option<Receiver<Box<Buffer>>>);
+type Doors = (Receiver<()>, Receiver<Filled>, Option<Receiver<Box<dyn DeviceBatch>>>);
 
 #[cfg(test)]
 impl Dozing {
-    fn begin(&self, (bell, full): (&Receiver<()>, &Receiver<Filled>), free: Option<&Receiver<Box<Buffer>>>) {
+    fn begin(&self, (bell, full): (&Receiver<()>, &Receiver<Filled>), free: Option<&Receiver<Box<dyn DeviceBatch>>>) {
         *self.0.lock().unwrap() = Some((bell.clone(), full.clone(), free.cloned()));
     }
 
@@ -71,7 +70,7 @@ impl Dozing {
     /// Whether the thread waits and nothing has come.
     pub(crate) fn is_asleep(&self) -> bool {
         let waits = self.0.lock().unwrap();
-        let nothing = |free: &Receiver<Box<Buffer>>| free.is_empty();
+        let nothing = |free: &Receiver<Box<dyn DeviceBatch>>| free.is_empty();
         waits
             .as_ref()
             .is_some_and(|(bell, full, free)| bell.is_empty() && full.is_empty() && free.as_ref().is_none_or(nothing))
@@ -96,7 +95,7 @@ impl Waiting {
 struct Flight {
     slot: Filled,
     /// Nothing for a slot that failed: it only waits for its turn.
-    buffer: Option<Box<Buffer>>,
+    buffer: Option<Box<dyn DeviceBatch>>,
     /// Its direct reads, once its buffer is idle.
     reading: Option<Arc<Reading>>,
 }
@@ -113,29 +112,41 @@ struct Said {
 
 impl Transfer {
     /// Pins the slots, one after the other, and then copies until the loader ends.
-    pub(crate) fn run(mut self, pool: Pool, pinning: Sender<Infallible>) {
-        let (core, gpu) = (self.core.clone(), self.copier.gpu().clone());
-        // Once for the life of the thread. Where it fails, every call says so itself.
-        let _bound = gpu.bind();
+    pub(crate) fn run(mut self, backend: &dyn Backend, pool: Pool, pinning: Sender<Infallible>) {
+        let mut start = Some((pool, pinning));
+        backend.within(&mut || {
+            if let Some((pool, pinning)) = start.take() {
+                self.pin(pool);
+                drop(pinning);
+                self.copy_all();
+            }
+        });
+    }
+
+    fn pin(&self, pool: Pool) {
+        let core = &self.core;
         pool.announce(|region| {
             if core.to_io.is_ending() {
                 return;
             }
             core.watch.device.begin(Doing::Copying, None);
-            match self.copier.pin(region) {
+            match self.engine.pin(region) {
                 Ok(()) => core.meters.device.pinned_slots.add(1),
                 Err(error) => core.meters.device.note_pageable(&error),
             }
         });
-        drop(pinning);
         core.watch.device.end();
+    }
+
+    fn copy_all(&mut self) {
+        let core = self.core.clone();
         let mut said = Said::default();
         let mut waiting = Waiting::new(0, self.slots);
         let mut flights = Flights(VecDeque::with_capacity(self.slots));
-        let (bell, full, free) = (self.bell.clone(), self.full.clone(), self.copier.free().clone());
+        let (bell, full, free) = (self.bell.clone(), self.full.clone(), self.engine.free().clone());
         // What it waits for, with room on the device and without.
-        let (mut onward, mut short) = (Select::new(), Select::new());
-        for select in [&mut onward, &mut short] {
+        let (mut roomy, mut short) = (Select::new(), Select::new());
+        for select in [&mut roomy, &mut short] {
             select.recv(&bell);
             select.recv(&full);
         }
@@ -159,7 +170,7 @@ impl Transfer {
             #[cfg(test)]
             core.dozing.begin((&bell, &full), (!room).then_some(&free));
             // What came stays where it is until this thread runs again.
-            let _ = if room { &mut onward } else { &mut short }.ready_timeout(LOOK);
+            let _ = if room { &mut roomy } else { &mut short }.ready_timeout(LOOK);
             #[cfg(test)]
             core.dozing.end();
             let _ = self.bell.try_recv();
@@ -177,7 +188,7 @@ impl Transfer {
             said.since = said.since.max(at);
             device.states.enter(state, said.since);
         };
-        let gone = self.copier.let_go_done(now, |on_bus| {
+        let gone = self.engine.let_go_done(now, &mut |on_bus| {
             landed = true;
             let Some(on_bus) = on_bus else { return };
             enter(copying::BUSY, on_bus.start);
@@ -187,11 +198,11 @@ impl Transfer {
                 ring.note(on_bus.start.max(ring.end()), on_bus.end, Work::Copy);
             }
         });
-        let oldest = gone.and_then(|()| self.copier.oldest(now));
+        let oldest = gone.and_then(|()| self.engine.oldest(now));
         let doing = match (&oldest, flights.0.front()) {
             (Ok(Oldest::Blocked), _) => Some(Doing::Blocked),
             (Ok(Oldest::Runs(_)), _) => Some(Doing::Copying),
-            (_, Some(Flight { reading: None, buffer: Some(buffer), .. })) if self.copier.awaits_consumer(buffer) => {
+            (_, Some(Flight { reading: None, buffer: Some(buffer), .. })) if self.engine.awaits_consumer(&**buffer) => {
                 Some(Doing::Blocked)
             }
             (_, Some(_)) => Some(Doing::ReadingDirectly),
@@ -203,7 +214,7 @@ impl Transfer {
             _ if !room => enter(copying::BLOCKED, now),
             _ => enter(copying::STARVED, now),
         }
-        let now = (self.copier.in_flight(), flights.rows_left());
+        let now = (self.engine.in_flight(), flights.rows_left());
         let moved = landed || now != said.before || doing != said.doing;
         (said.doing, said.before) = (doing, now);
         match doing {
@@ -218,7 +229,7 @@ impl Transfer {
     fn begin_all(&mut self, waiting: &mut Waiting, flights: &mut VecDeque<Flight>) -> bool {
         loop {
             let Some(slot) = waiting.next.take().or_else(|| waiting.reorder.take()) else { return true };
-            let buffer = if slot.failed() { None } else { self.copier.take() };
+            let buffer = if slot.failed() { None } else { self.engine.take() };
             if buffer.is_none() && !slot.failed() {
                 waiting.next = Some(slot);
                 return false;
@@ -234,7 +245,7 @@ impl Transfer {
         let (Some(reads), Some(buffer), None) = (&self.reads, &mut flight.buffer, &flight.reading) else {
             return Ok(());
         };
-        if self.is_present(&flight.slot) && self.copier.is_idle(buffer)? {
+        if self.is_present(&flight.slot) && self.engine.is_idle(&mut **buffer)? {
             flight.reading = Some(reads.read(flight.slot.ids(), buffer.base()));
         }
         Ok(())
@@ -267,11 +278,11 @@ impl Transfer {
         let failure = reading.as_ref().and_then(|reading| reading.take_failure());
         if reading.as_ref().is_some_and(|reading| reading.is_lost()) {
             // The device does not answer: there is nothing more to expect of it.
-            buffer.into_iter().for_each(Copier::leave);
+            buffer.into_iter().for_each(|buffer| buffer.leak());
             return failure.into_iter().for_each(|error| self.core.fail(error));
         }
         if !self.is_present(&slot) || failure.is_some() {
-            buffer.into_iter().for_each(|buffer| self.copier.give_back(buffer));
+            buffer.into_iter().for_each(|buffer| self.engine.give_back(buffer));
             if let Some(error) = failure.filter(|_| self.is_present(&slot)) {
                 slot.note_failure(error);
                 self.hand_out(Contents::Host(slot));
@@ -282,11 +293,11 @@ impl Transfer {
         if let (Some(reads), Some(reading)) = (&self.reads, &reading) {
             reads.note_offsets(reading, &mut slot);
         }
-        match self.copier.copy(slot, buffer, self.core.meters.clock.now()) {
+        match self.engine.copy(slot, buffer, self.core.meters.clock.now()) {
             Copied::Started(on_device, bytes) => {
                 self.core.meters.device.copies.add(1);
                 self.core.meters.device.bytes.add(bytes as u64);
-                self.hand_out(Contents::Cuda(on_device));
+                self.hand_out(Contents::Device(on_device));
             }
             Copied::Failed(slot, error) => {
                 slot.note_failure(error);
@@ -351,7 +362,7 @@ impl Drop for Flights {
         }
         for Flight { buffer, reading, .. } in self.0.drain(..) {
             if reading.is_some_and(|reading| reading.is_lost()) {
-                buffer.into_iter().for_each(Copier::leave);
+                buffer.into_iter().for_each(|buffer| buffer.leak());
             }
         }
     }

@@ -47,7 +47,6 @@ pub(crate) use blob::Blob;
 pub use choice::{Choice, Opened, open};
 #[cfg(feature = "test-util")]
 pub use faulty::{Fault, Faulty, Hit};
-#[cfg(feature = "cuda")]
 pub(crate) use files::{Files, descriptor_limit};
 pub use page_cache::{Cached, PageCache};
 pub(crate) use retry::{Again, Class, classify, may_pass};

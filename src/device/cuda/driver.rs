@@ -38,13 +38,9 @@ const VERSION_LEAST: c_int = 12_000;
 
 /// Opaque handles of the driver. Numbers, so that they may cross threads: the driver's objects may be used from any.
 pub(crate) type Handle = usize;
-/// An address in device memory.
-pub(crate) type DevicePtr = u64;
+pub(crate) use crate::device::DevicePtr;
 
-/// The legacy default stream.
-pub(crate) const LEGACY: Handle = 1;
-/// The default stream of whichever thread asks.
-pub(crate) const PER_THREAD: Handle = 2;
+pub(crate) use crate::device::stream::{LEGACY, PER_THREAD};
 
 const EVENT_BLOCKING: c_uint = 1;
 const EVENT_NO_TIMING: c_uint = 2;

@@ -12,6 +12,7 @@
 //! than the host sees it; between the ends of two copies the device's clock is exact.
 
 use super::driver::{self, Event, Gpu};
+use crate::device::Oldest;
 use crate::error::Result;
 use crate::memory::Filled;
 use std::collections::VecDeque;
@@ -26,17 +27,6 @@ pub(super) struct Marks {
     pub(super) began: Event,
     /// Timed: the copies are done.
     pub(super) ended: Event,
-}
-
-/// What the oldest copy in flight does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Oldest {
-    /// Nothing is in flight.
-    Nothing,
-    /// It waits for work that consumers gave their streams before they dropped the batch in its buffer.
-    Blocked,
-    /// The device owes it: the copies run since this time of the host's clock, or nothing but the device delays them.
-    Runs(u64),
 }
 
 struct Flying {
@@ -86,7 +76,7 @@ impl InFlight {
 
     /// Lets go of the slots whose copies are done. `done` gets the time that each was on the bus, by the host's clock, if
     /// that is measured: `now` is 0 where nothing is.
-    pub(super) fn let_go_done(&mut self, now: u64, mut done: impl FnMut(Option<Range<u64>>)) -> Result<()> {
+    pub(super) fn let_go_done(&mut self, now: u64, done: &mut dyn FnMut(Option<Range<u64>>)) -> Result<()> {
         while let Some(front) = self.queue.front() {
             if !front.marks.ended.is_done()? {
                 return Ok(());

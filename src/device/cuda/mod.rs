@@ -174,23 +174,29 @@
 //!     loss = model(batch["image"])  # float16 [256, 3, 224, 224], ordered with PyTorch's current stream
 //! ```
 
-pub(crate) mod copy;
+mod backend;
+mod buffer;
+mod copy;
 pub(crate) mod cufile;
+mod direct;
 pub(crate) mod driver;
-pub(crate) mod flight;
-pub(crate) mod idle;
+mod flight;
+mod idle;
 #[cfg(feature = "cudarc")]
 pub(crate) mod interop;
 pub(crate) mod kernels;
-mod stream;
 
+#[doc(no_inline)]
+pub use super::Stream;
 #[cfg(feature = "cudarc")]
 pub use cudarc;
 pub use driver::Absent;
 #[cfg(feature = "cudarc")]
 pub use interop::FieldSlice;
-pub use stream::Stream;
 
+pub(super) use driver::leaked;
+
+use super::Backend;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use driver::{Driver, Gpu};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -211,6 +217,36 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<Gpu>> {
     let gpu = Gpu::primary(driver, ordinal)?;
     gpus.push(Arc::downgrade(&gpu));
     Ok(gpu)
+}
+
+/// The GPU for this process and why, or why there is none: the one with the rank of the process on its node, else the first.
+pub(super) fn best() -> Result<(Arc<dyn Backend>, String), String> {
+    let count = Driver::get().map_err(|absent| absent.to_string())?.devices();
+    let shard = crate::order::Shard::from_env();
+    let (ordinal, why) = match shard.as_ref().map(|shard| shard.local_rank()) {
+        Ok(Some(rank)) if count > 1 => {
+            (rank as usize % count, format!("local rank {rank}, {count} devices are visible"))
+        }
+        Err(error) if count > 1 => {
+            (0, format!("the first of {count}; the launcher's variables are of no use: {}", error.message()))
+        }
+        _ => (0, format!("the first of {count}")),
+    };
+    let gpu = open(ordinal).map_err(|error| format!("cuda:{ordinal} is not usable: {}", error.message()))?;
+    Ok((gpu, why))
+}
+
+/// What there is, for people.
+pub(super) fn probe() -> String {
+    let ((major, minor), devices) = match devices() {
+        Ok(found) => found,
+        Err(absent) => return format!("host only: {absent}"),
+    };
+    let lines = devices.iter().map(|device| {
+        let (bytes, bus) = (device.bytes as f64 / 1e9, device.pci_bus_id.as_deref().unwrap_or("unknown"));
+        format!("\n  cuda:{} {}, {bytes:.1} GB, PCI {bus}", device.ordinal, device.name)
+    });
+    format!("the driver supports CUDA {major}.{minor}{}", lines.collect::<String>())
 }
 
 fn driver() -> Result<&'static Driver> {

@@ -2,16 +2,19 @@
 
 #![allow(unsafe_code)]
 
-use super::driver::{Gpu, Handle, LEGACY, PER_THREAD};
-use crate::error::{Error, ErrorKind, Result, Stage};
 use std::any::Any;
 use std::sync::Arc;
+
+/// The legacy default stream.
+pub(crate) const LEGACY: usize = 1;
+/// The default stream of whichever thread asks.
+pub(crate) const PER_THREAD: usize = 2;
 
 /// A stream of the consumer: batches that are bound to it are there before the work that it is given afterwards, and their
 /// memory is used again only behind the work that it was given before the batch was dropped.
 #[derive(Clone)]
 pub struct Stream {
-    raw: Handle,
+    raw: usize,
     owner: Option<Owner>,
 }
 
@@ -20,7 +23,7 @@ pub struct Stream {
 #[cfg_attr(not(feature = "cudarc"), allow(dead_code, reason = "no type of a user's stream is known"))]
 struct Owner {
     /// The stream's context.
-    context: Handle,
+    context: usize,
     #[allow(dead_code, reason = "held for its Drop")]
     stream: Arc<dyn Any + Send + Sync>,
 }
@@ -38,7 +41,7 @@ impl Stream {
     ///
     /// # Safety
     /// The stream must live, on the device of the loader, until every batch that is bound to it has been dropped. Drop
-    /// none of them while a graph is captured from it, see [CUDA graphs](super#cuda-graphs).
+    /// none of them while a graph is captured from it, see [CUDA graphs](crate::device::cuda#cuda-graphs).
     pub unsafe fn from_raw(stream: usize) -> Self {
         Self::promised(stream)
     }
@@ -50,7 +53,7 @@ impl Stream {
 
     /// A stream of `context`, alive for as long as `stream`.
     #[cfg(feature = "cudarc")]
-    pub(super) fn owned(raw: Handle, context: Handle, stream: Arc<dyn Any + Send + Sync>) -> Self {
+    pub(crate) fn owned(raw: usize, context: usize, stream: Arc<dyn Any + Send + Sync>) -> Self {
         Self { raw: if raw == 0 { LEGACY } else { raw }, owner: Some(Owner { context, stream }) }
     }
 
@@ -60,27 +63,13 @@ impl Stream {
     }
 
     /// The handle.
-    pub(crate) fn raw(&self) -> Handle {
+    pub(crate) fn raw(&self) -> usize {
         self.raw
     }
 
-    /// Refuses a stream that could order nothing on `gpu`. The driver is asked only where nobody else knows.
-    pub(crate) fn check(&self, gpu: &Gpu) -> Result<()> {
-        let refused = |message: String| Err(Error::new(ErrorKind::Config, Stage::Device, message));
-        if self.raw == PER_THREAD {
-            // Batches are dropped on any thread, where this would be another stream than the one that used them.
-            return refused("the per-thread default stream is another one on each thread; make a stream".into());
-        }
-        let context = match &self.owner {
-            Some(owner) => owner.context,
-            None if self.raw == LEGACY => return Ok(()),
-            None => gpu.context_of(self.raw)?,
-        };
-        if context != gpu.context() {
-            let ordinal = gpu.ordinal();
-            return refused(format!("the stream belongs to another context than cuda:{ordinal} of this loader"));
-        }
-        Ok(())
+    /// The context that its owner says it is of.
+    pub(crate) fn context(&self) -> Option<usize> {
+        self.owner.as_ref().map(|owner| owner.context)
     }
 }
 

@@ -1,10 +1,23 @@
-//! What the device does with fields of a slot, by their numbers: the agreement between the pipeline, which makes the slot, and
-//! the device, which makes the batch's contents of it. Pure.
+//! The operations on a batch on its way to the consumer: the agreement between the pipeline, which makes the slot, and the
+//! device, which makes the batch's contents of it. Pure.
 //!
-//! Fields of the slot have the same numbers in the contents; what is made on the device follows behind them.
+//! Fields go by their numbers. Those of the slot have the same numbers in the contents; what is made on the device follows behind
+//! them.
 
 use super::finish::FinishPlan;
 use crate::tensor::PAGE;
+use std::sync::Arc;
+
+/// One operation on a batch. A device runs them in the order of the list; the slot is free when its copies are done.
+#[derive(Clone)]
+pub(crate) enum DeviceOp {
+    /// These fields of the slot are copied. First in the list, and there once.
+    Copy(Vec<usize>),
+    /// Storage has written the field: rows go where they belong, blank ones are zeroed.
+    Place(DirectStep),
+    /// Floats are made of pictures.
+    Finish(Arc<FinishStep>),
+}
 
 /// A field of floats made of one of `u8`.
 pub(crate) struct FinishStep {
@@ -19,7 +32,6 @@ pub(crate) struct FinishStep {
 
 /// A field that storage writes into device memory. It takes no room in the slot.
 #[derive(Clone, Debug)]
-#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "there is no device"))]
 pub(crate) struct DirectStep {
     /// Field of the dataset.
     pub(crate) handler: usize,
@@ -32,7 +44,6 @@ pub(crate) struct DirectStep {
 
 /// Rows with the pages around them, before they are moved to where they belong.
 #[derive(Clone, Copy, Debug)]
-#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "there is no device"))]
 pub(crate) struct Gather {
     /// Field of the contents: [`stride`](DirectStep::stride) bytes for each row.
     pub(crate) staging: usize,

@@ -1,0 +1,112 @@
+//! CUDA as a backend: a GPU, and a loader's lane on it.
+
+use super::buffer::Target;
+use super::copy::Copier;
+use super::direct::Direct;
+use super::driver::{DeviceMemory, Gpu, LEGACY, PER_THREAD};
+use super::idle::IdleMeter;
+use crate::device::{self, Backend, DeviceKind, DirectReader, DirectTrial, Lane, Opened, Setup, Stream, Unreserved};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use std::sync::Arc;
+
+impl Backend for Gpu {
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Cuda(self.ordinal())
+    }
+
+    fn name(&self) -> &str {
+        self.name()
+    }
+
+    fn pci_bus_id(&self) -> Option<&str> {
+        self.pci_bus_id()
+    }
+
+    /// The driver is asked only where nobody else knows.
+    fn check_stream(&self, stream: &Stream) -> Result<()> {
+        let refused = |message: String| Err(Error::new(ErrorKind::Config, Stage::Device, message));
+        if stream.raw() == PER_THREAD {
+            // Batches are dropped on any thread, where this would be another stream than the one that used them.
+            return refused("the per-thread default stream is another one on each thread; make a stream".into());
+        }
+        let context = match stream.context() {
+            Some(context) => context,
+            None if stream.raw() == LEGACY => return Ok(()),
+            None => self.context_of(stream.raw())?,
+        };
+        if context != self.context() {
+            let ordinal = self.ordinal();
+            return refused(format!("the stream belongs to another context than cuda:{ordinal} of this loader"));
+        }
+        Ok(())
+    }
+
+    fn check_uncaptured(&self, stream: &Stream) -> Result<()> {
+        Gpu::check_uncaptured(self, stream.raw())
+    }
+
+    fn within(&self, work: &mut dyn FnMut()) {
+        // Where it fails, every call says so itself.
+        let _bound = self.bind();
+        work();
+    }
+
+    fn lane(self: Arc<Self>) -> Option<Box<dyn Lane>> {
+        Some(Box::new(CudaLane { gpu: self, direct: None, targets: Vec::new() }))
+    }
+}
+
+/// A loader's part of a GPU.
+struct CudaLane {
+    gpu: Arc<Gpu>,
+    direct: Option<Arc<Direct>>,
+    /// Memory of the batches, which cuFile has taken.
+    targets: Vec<Target>,
+}
+
+impl Lane for CudaLane {
+    fn open_direct(&mut self, trial: DirectTrial) -> Result<String, String> {
+        let (direct, how) = Direct::open(&self.gpu, trial)?;
+        self.direct = Some(Arc::new(direct));
+        Ok(how)
+    }
+
+    fn close_direct(&mut self) {
+        self.targets.clear();
+        self.direct = None;
+    }
+
+    fn reserve(&mut self, count: usize, bytes: usize) -> Result<(), Unreserved> {
+        let Some(direct) = &self.direct else { return Ok(()) };
+        for _ in 0..count {
+            let memory = DeviceMemory::new(&self.gpu, bytes, "a batch").map_err(Unreserved::Failed)?;
+            self.targets.push(Target::of(memory, Some(direct.cufile())).map_err(Unreserved::ForDirect)?);
+        }
+        Ok(())
+    }
+
+    fn direct(&self) -> Option<Arc<dyn DirectReader>> {
+        self.direct.clone().map(|direct| direct as Arc<dyn DirectReader>)
+    }
+
+    fn open(self: Box<Self>, setup: Setup) -> Result<Opened> {
+        let measured = if setup.measured { setup.slots + setup.batches } else { 0 };
+        let idle = Arc::new(IdleMeter::new(&self.gpu, setup.clock.clone(), measured)?);
+        let engine = Copier::new(&self.gpu, setup, self.targets, idle.clone())?;
+        Ok(Opened { engine: Box::new(engine), idle })
+    }
+}
+
+impl device::IdleMeter for IdleMeter {
+    fn asked(&self, first: bool) {
+        self.asked(first);
+    }
+
+    fn totals(&self) -> crate::meter::GpuIdle {
+        self.totals()
+    }
+
+    fn track(&self) -> crate::meter::Track {
+        self.track()
+    }
+}

@@ -1,0 +1,296 @@
+//! Memory of one batch on the device: who may use it, and its way back.
+
+use super::cufile::{BufferGuard, CuFile};
+use super::driver::{self, CopyStream, DeviceMemory, DevicePtr, Event, Gpu};
+use super::idle::IdleMeter;
+use crate::device::{Backend, BatchHead, DeviceBatch, DeviceKind, OnDevice, Stream};
+use crate::error::{Error, ErrorKind, Result};
+use crate::tensor::Layout;
+use crossbeam_channel::{Receiver, Sender};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How often a thread that ends things asks whether a capture is over.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// What the batches of a loader share on the device.
+pub(super) struct Home {
+    pub(super) gpu: Arc<Gpu>,
+    /// The arrays of a slot, and of a batch here.
+    pub(super) slot: Layout,
+    pub(super) contents: Layout,
+    pub(super) idle: Arc<IdleMeter>,
+    pub(super) back: Sender<Box<dyn DeviceBatch>>,
+    /// What comes back when there is no copier any more.
+    pub(super) freed: Receiver<Box<dyn DeviceBatch>>,
+    pub(super) closed: AtomicBool,
+}
+
+impl Home {
+    /// Where a field of the contents begins in a buffer.
+    pub(super) fn at(&self, buffer: &Buffer, field: usize) -> DevicePtr {
+        buffer.base() + self.contents.fields()[field].offset as DevicePtr
+    }
+}
+
+/// Device memory that cuFile may write to, where there is a cuFile. Its calls want the context to be current.
+pub(super) struct Target {
+    memory: DeviceMemory,
+    registered: Option<BufferGuard>,
+}
+
+impl Target {
+    pub(crate) fn new(gpu: &Arc<Gpu>, len: usize, what: &str, cufile: Option<&Arc<CuFile>>) -> Result<Self> {
+        Self::of(DeviceMemory::new(gpu, len, what)?, cufile)
+    }
+
+    /// The same of this memory.
+    pub(crate) fn of(memory: DeviceMemory, cufile: Option<&Arc<CuFile>>) -> Result<Self> {
+        let gpu = memory.gpu().clone();
+        let _bound = gpu.bind()?;
+        let registered = cufile.map(|cufile| cufile.register_buffer(memory.ptr(), memory.len())).transpose()?;
+        Ok(Self { memory, registered })
+    }
+
+    pub(crate) fn memory(&self) -> &DeviceMemory {
+        &self.memory
+    }
+
+    /// Leaves it to the device, and to cuFile, for ever.
+    fn leak(&mut self) {
+        std::mem::forget(self.registered.take());
+        self.memory.leak();
+    }
+
+    /// Ends the registration, and with it the use of the memory: where that fails it may still be written to and is never
+    /// used again.
+    pub(crate) fn release(&mut self) -> Result<()> {
+        let Some(registered) = self.registered.take() else { return Ok(()) };
+        let released = match self.memory.gpu().bind() {
+            Ok(_bound) => registered.release().map_err(Error::from),
+            Err(error) => {
+                // Without its context nothing can be said to cuFile.
+                std::mem::forget(registered);
+                Err(error)
+            }
+        };
+        if released.is_err() {
+            self.memory.leak();
+        }
+        released
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        let _ = self.release();
+    }
+}
+
+/// Device memory for one batch, and what the host keeps of it.
+pub(super) struct Buffer {
+    pub(super) memory: Target,
+    /// The batch is there; what waits for it is bound streams.
+    pub(super) copied: Event,
+    /// The first `pending` of these stand for the work that consumers gave their streams before they let go.
+    pub(super) released: Vec<Event>,
+    pub(super) pending: usize,
+    /// Some consumer's work is in none of these: only what waits for the whole context waits for it.
+    pub(super) unsure: bool,
+    /// Streams that could not mark their work, since they were captured; those that live as long as these values.
+    captured: Vec<Stream>,
+    /// The bell is to ring when consumers are done with it.
+    pub(super) rings: bool,
+    streams: Mutex<Vec<Stream>>,
+    pub(super) head: BatchHead,
+    /// The way back, while it is handed out.
+    home: Option<Arc<Home>>,
+}
+
+impl Buffer {
+    pub(super) fn new(home: &Home, target: Option<Target>) -> Result<Self> {
+        Ok(Self {
+            memory: target.map_or_else(|| Target::new(&home.gpu, home.contents.bytes(), "a batch", None), Ok)?,
+            copied: Event::new(&home.gpu)?,
+            released: vec![Event::new(&home.gpu)?],
+            pending: 0,
+            unsure: false,
+            captured: Vec::new(),
+            rings: false,
+            streams: Mutex::new(Vec::with_capacity(4)),
+            head: BatchHead::new(&home.slot),
+            home: None,
+        })
+    }
+
+    /// Hands it out.
+    pub(super) fn lend(mut self: Box<Self>, home: &Arc<Home>) -> OnDevice {
+        self.home = Some(home.clone());
+        OnDevice::new(self)
+    }
+
+    fn home(&self) -> &Arc<Home> {
+        self.home.as_ref().expect("it is handed out")
+    }
+
+    /// What was done with it is in its events: the streams that were bound are forgotten.
+    fn let_go(&mut self, home: &Home) {
+        // One guard around the calls; where it fails, each of them does. It comes back all the same: `next()` would wait for
+        // one that does not, for ever.
+        let _bound = home.gpu.bind();
+        self.unsure |= self.mark_released(&home.gpu, &home.idle).is_err();
+    }
+
+    fn streams(&self) -> MutexGuard<'_, Vec<Stream>> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn bind_checked(&self, stream: &Stream, lives: bool) -> Result<()> {
+        let home = self.home();
+        // Once around its calls.
+        let _bound = home.gpu.bind()?;
+        let mut streams = self.streams();
+        if streams.iter().any(|bound| bound.raw() == stream.raw()) {
+            return Ok(());
+        }
+        home.gpu.check_uncaptured(stream.raw())?;
+        home.gpu.stream_waits(stream.raw(), &self.copied)?;
+        if streams.is_empty() {
+            home.idle.started(self.base(), stream, lives, &self.copied);
+        }
+        streams.push(stream.clone());
+        Ok(())
+    }
+
+    /// Has every bound stream mark where it stands.
+    fn mark_released(&mut self, gpu: &Arc<Gpu>, idle: &IdleMeter) -> Result<()> {
+        let streams = self.streams.get_mut().unwrap_or_else(PoisonError::into_inner);
+        self.rings = false;
+        idle.released(self.memory.memory().ptr(), streams.first().map(Stream::raw));
+        for stream in streams.drain(..) {
+            if self.released.len() == self.pending {
+                self.released.push(Event::new(gpu)?);
+            }
+            if let Err(error) = self.released[self.pending].mark(stream.raw()) {
+                self.captured.extend(Some(stream).filter(Stream::keeps_itself));
+                return Err(error);
+            }
+            self.pending += 1;
+        }
+        Ok(())
+    }
+
+    /// Waits for the whole context where consumers' work is in no event; false while a capture forbids that. A stream that is
+    /// captured is asked first: waiting for its context would end the capture.
+    pub(super) fn make_sure(&mut self, gpu: &Gpu) -> Result<bool> {
+        let captures =
+            |stream: &Stream| gpu.check_uncaptured(stream.raw()).is_err_and(|error| error.kind() == ErrorKind::Config);
+        self.captured.retain(captures);
+        if self.unsure && self.captured.is_empty() {
+            self.unsure = !gpu.try_synchronize()?;
+        }
+        Ok(!self.unsure)
+    }
+
+    /// Waits until nothing uses the memory any more.
+    fn wait(&mut self, gpu: &Arc<Gpu>) -> Result<()> {
+        while !self.make_sure(gpu)? {
+            std::thread::sleep(AGAIN);
+        }
+        let users = || self.released[..self.pending].iter().chain([&self.copied]);
+        if users().all(|event| event.is_done().unwrap_or(false)) {
+            return Ok(());
+        }
+        // Who waits for these events would spin: a sleeper needs an event made for it, behind them.
+        let (behind, all) = (CopyStream::new(gpu)?, Event::blocking(gpu)?);
+        users().try_for_each(|event| gpu.stream_waits(behind.raw(), event))?;
+        all.record(behind.raw())?;
+        all.wait()
+    }
+}
+
+impl DeviceBatch for Buffer {
+    fn head(&self) -> &BatchHead {
+        &self.head
+    }
+
+    fn layout(&self) -> &Layout {
+        &self.home().contents
+    }
+
+    fn base(&self) -> DevicePtr {
+        self.memory.memory().ptr()
+    }
+
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Cuda(self.copied.gpu().ordinal())
+    }
+
+    fn bind(&self, stream: &Stream) -> Result<()> {
+        self.home().gpu.check_stream(stream)?;
+        self.bind_checked(stream, false)
+    }
+
+    fn bind_any(&self) -> Result<()> {
+        let bound = !self.streams().is_empty();
+        if bound { Ok(()) } else { self.bind(&Stream::legacy()) }
+    }
+
+    fn hand_out(&self, streams: &[Stream]) -> Result<()> {
+        self.home().gpu.intact()?;
+        self.home().idle.handed(self.base(), streams.is_empty());
+        streams.iter().try_for_each(|stream| self.bind_checked(stream, true))
+    }
+
+    fn read_back(&self, from: usize, to: &mut [u8]) -> Result<()> {
+        self.bind_any()?;
+        let stream = self.streams().first().map_or(driver::LEGACY, Stream::raw);
+        self.home().gpu.read_back(to, self.base() + from as DevicePtr, stream)
+    }
+
+    fn rest(&mut self) {
+        let home = self.home().clone();
+        let _bound = home.gpu.bind();
+        if self.released[..self.pending].iter().all(|event| event.is_done().unwrap_or(false)) {
+            self.pending = 0;
+        }
+        self.let_go(&home);
+    }
+
+    fn release(mut self: Box<Self>) {
+        let Some(home) = self.home.take() else { return };
+        self.let_go(&home);
+        // It has room for every buffer.
+        let _ = home.back.send(self);
+        // SeqCst, as where it is set: either this sees it, or the copier sees the buffer.
+        if home.closed.load(Ordering::SeqCst) {
+            home.freed.try_iter().for_each(free_elsewhere);
+        }
+    }
+
+    fn leak(self: Box<Self>) {
+        driver::note_leak();
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // The loader is gone. `cuMemFree` waits as well, but that is its habit, not its promise.
+        let gpu = &self.copied.gpu().clone();
+        if self.wait(gpu).is_err() && gpu.synchronize().is_err() {
+            // The context stays with the memory: who asks for the device next must not be given it.
+            gpu.give_up();
+            self.memory.leak();
+        }
+    }
+}
+
+/// Frees a buffer whose loader is gone, without waiting. `cuMemFree` waits for the device, as [`Buffer::drop`] does for the
+/// consumer's streams, and their work may need a lock that the caller holds (Python's).
+fn free_elsewhere(buffer: Box<dyn DeviceBatch>) {
+    let free = move || drop(buffer);
+    // Without a thread the buffer has been dropped here.
+    let _ = std::thread::Builder::new().name("feedline-free".into()).spawn(free);
+}

@@ -1,0 +1,170 @@
+//! cuFile as a way from files into the memory of batches: the trial that shows which way bytes take, the files, and the host's
+//! way for what cannot go directly.
+
+#![allow(unsafe_code)]
+
+use super::buffer::Target;
+use super::cufile::{ALIGN, CuFile, Handle, Mode, Options, Stats};
+use super::driver::{CopyStream, DevicePtr, Gpu};
+use crate::device::{Bounce, DirectFile, DirectReader, DirectTrial};
+use crate::error::{Error, Result};
+use crate::memory::Region;
+use rustix::fd::OwnedFd;
+use std::error::Error as _;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The first cuFile that makes a context on every visible GPU.
+const CONTEXTS: (u32, u32) = (1, 16);
+
+/// Bytes that are read to see which way cuFile takes.
+const TRIAL: usize = 1 << 20;
+
+/// A cuFile driver, and what it had counted before the loader.
+pub(super) struct Direct {
+    gpu: Arc<Gpu>,
+    cufile: Arc<CuFile>,
+    before: Option<Stats>,
+}
+
+impl Direct {
+    /// Opens cuFile and reads a little by it, to see which way the bytes take; or says why it is not to be used.
+    pub(super) fn open(gpu: &Arc<Gpu>, trial: DirectTrial) -> Result<(Self, String), String> {
+        let root = trial.library.as_ref().map_or(Path::new("/"), |(_, root)| root);
+        if !trial.required {
+            CuFile::check_direct(root).map_err(|absent| absent.to_string())?;
+        }
+        let cufile = match &trial.library {
+            None => CuFile::get().map_err(|absent| absent.to_string())?,
+            Some((library, root)) => {
+                let options = Options { library: Some(library.clone()), root: root.clone(), ..Options::default() };
+                CuFile::open_with(&options).map_err(|absent| absent.to_string())?
+            }
+        };
+        let required = trial.required;
+        let direct = Self::counting(gpu, cufile);
+        direct.read_a_little(trial)?;
+        let called =
+            direct.cufile.version().map_or("cuFile".into(), |(major, minor)| format!("cuFile {major}.{minor}"));
+        let how = match direct.taken() {
+            mode @ (Mode::P2p | Mode::NvidiaFs) => format!("{called}: {mode}{}", direct.elsewhere()),
+            Mode::Unknown if required => format!("{called}, which does not count which way bytes take"),
+            Mode::Unknown => return Err("cuFile does not count which way bytes take".into()),
+            mode => return Err(format!("cuFile would take these bytes through host memory ({mode})")),
+        };
+        // The report counts from here.
+        Ok((Self::counting(gpu, direct.cufile), how))
+    }
+
+    fn counting(gpu: &Arc<Gpu>, cufile: Arc<CuFile>) -> Self {
+        let before = cufile.stats(gpu.ordinal());
+        Self { gpu: gpu.clone(), cufile, before }
+    }
+
+    pub(super) fn cufile(&self) -> &Arc<CuFile> {
+        &self.cufile
+    }
+
+    /// Which way the reads since took.
+    fn taken(&self) -> Mode {
+        match (&self.before, self.cufile.stats(self.gpu.ordinal())) {
+            (Some(before), Some(now)) => Mode::between(before, &now),
+            _ => Mode::Unknown,
+        }
+    }
+
+    fn read_a_little(&self, DirectTrial { file, offset, len, .. }: DirectTrial) -> Result<(), String> {
+        let file = self.cufile.register_file(file()?).map_err(|failure| failure.to_string())?;
+        let mut target = Target::new(&self.gpu, TRIAL, "a trial of cuFile", Some(&self.cufile)).map_err(words)?;
+        let bound = self.gpu.bind().map_err(words)?;
+        let from = offset - offset % ALIGN;
+        // SAFETY: in bounds of memory that nobody else knows.
+        let read = unsafe { self.cufile.read(&file, target.memory().ptr(), TRIAL, from, 0) };
+        drop(bound);
+        target.release().map_err(words)?;
+        let (read, least) = (read.map_err(|failure| failure.to_string())?, offset.saturating_add(len) - from);
+        if (read as u64) < least.min(TRIAL as u64) {
+            return Err(format!("cuFileRead brought {read} of {least} bytes"));
+        }
+        Ok(())
+    }
+
+    /// What the library costs on other GPUs, if it does.
+    fn elsewhere(&self) -> String {
+        let gpus = super::devices().map_or(1, |(_, devices)| devices.len());
+        match self.cufile.version() {
+            Some(version) if version >= CONTEXTS && gpus > 1 => {
+                format!("; it has a context on each of the {gpus} visible GPUs: set CUDA_VISIBLE_DEVICES for each rank")
+            }
+            _ => String::new(),
+        }
+    }
+}
+
+/// What an error says, with its cause.
+fn words(error: Error) -> String {
+    match error.source() {
+        Some(source) => format!("{}: {source}", error.message()),
+        None => error.message().into(),
+    }
+}
+
+impl DirectReader for Direct {
+    fn align(&self) -> u64 {
+        ALIGN
+    }
+
+    fn open(&self, file: OwnedFd) -> Result<Box<dyn DirectFile>, String> {
+        let handle = self.cufile.register_file(file).map_err(|failure| failure.to_string())?;
+        Ok(Box::new(RegisteredFile { gpu: self.gpu.clone(), cufile: self.cufile.clone(), handle }))
+    }
+
+    fn bounce(&self, bytes: usize) -> Result<Box<dyn Bounce>> {
+        let region = Region::new(bytes, "a bounce buffer")?;
+        Ok(Box::new(HostRoute { stream: CopyStream::new(&self.gpu)?, gpu: self.gpu.clone(), region }))
+    }
+
+    fn mode(&self) -> String {
+        self.taken().to_string()
+    }
+}
+
+/// A file that cuFile knows.
+struct RegisteredFile {
+    gpu: Arc<Gpu>,
+    cufile: Arc<CuFile>,
+    handle: Handle,
+}
+
+impl DirectFile for RegisteredFile {
+    unsafe fn read(&self, base: DevicePtr, len: usize, offset: u64, place: u64) -> Result<usize, String> {
+        let _bound = self.gpu.bind().map_err(|error| error.to_string())?;
+        // SAFETY: the caller's promise.
+        unsafe { self.cufile.read(&self.handle, base, len, offset, place) }.map_err(|failure| failure.to_string())
+    }
+}
+
+/// Host memory and a stream, for what does not go directly.
+struct HostRoute {
+    gpu: Arc<Gpu>,
+    stream: CopyStream,
+    region: Region,
+}
+
+impl Bounce for HostRoute {
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: in bounds, initialised, and exclusive by `&mut self`: `send` waits before it returns.
+        unsafe { std::slice::from_raw_parts_mut(self.region.ptr().as_ptr(), self.region.len()) }
+    }
+
+    unsafe fn send(&mut self, to: DevicePtr, len: usize) -> Result<(), (Error, bool)> {
+        let from = self.bytes()[..len].as_ptr();
+        let _bound = self.gpu.bind().map_err(|error| (error, false))?;
+        // SAFETY: the bytes stay as they are until the synchronisation has returned, or the context is of no use; where they go
+        // is the caller's promise.
+        let copied = unsafe { self.gpu.copy_to_device(to, from, len, self.stream.raw()) };
+        let waited = self.stream.synchronize();
+        let lost = waited.is_err() && self.gpu.synchronize().is_err();
+        copied.and(waited).map_err(|error| (error, lost))
+    }
+}

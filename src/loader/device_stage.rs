@@ -1,0 +1,222 @@
+//! The device stage of a loader: the routes of the fields, memory and streams on the device, the transfer thread. A loader whose
+//! batches are handed out on the host has none.
+
+use super::settings::DeviceSettings;
+use crate::dataset::{Dataset, Part, Parts};
+use crate::device::{Backend, DeviceKind, DirectReader, DirectTrial, Engine, IdleMeter, Lane, Setup, Unreserved};
+use crate::error::{Result, Stage};
+use crate::memory::{Filled, Pool};
+use crate::meter::Meters;
+use crate::pipeline::planner::Planner;
+use crate::pipeline::recipe::{DirectField, Draft, How, Recipe};
+use crate::pipeline::route::{self, FieldCandidate, Route, RouteContext};
+use crate::pipeline::runtime::{Handles, Runtime};
+use crate::pipeline::{Core, FieldRoute, Gds, MemoryPlan, ToDevice};
+use crate::pipeline::{direct, transfer::Transfer};
+use crate::storage::{self, Extent, Files, Sources};
+use crate::tensor::{Layout, PAGE};
+use crossbeam_channel::{Receiver, Sender, bounded};
+use std::convert::Infallible;
+use std::error::Error as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// Which route each field takes to the device, and what it needs for that.
+pub(super) struct Routes {
+    settings: DeviceSettings,
+    lane: Option<Box<dyn Lane>>,
+    sources: Arc<Sources>,
+    context: RouteContext,
+    /// By field of the dataset: rows of a file as they stand, and where the first one is.
+    firsts: Vec<Option<Extent>>,
+    routes: Vec<FieldRoute>,
+}
+
+impl Routes {
+    /// For a dataset that the page cache has room for, or not, and whose bad samples are substituted, or not.
+    pub(super) fn new(settings: &DeviceSettings, dataset: &dyn Dataset, cached: bool, substitutes: bool) -> Self {
+        let sources = dataset.sources().clone();
+        let files = sources.count();
+        let context = RouteContext {
+            on_device: settings.device.kind() != DeviceKind::Host,
+            transforms: false,
+            in_chunks: dataset.chunked().is_some(),
+            cached,
+            substitutes,
+            too_many: (files as u64 > storage::descriptor_limit() / 4).then_some(files),
+        };
+        let firsts = if context.on_device && !context.in_chunks { firsts(dataset) } else { Vec::new() };
+        let lane = settings.device.backend().clone().lane();
+        Self { settings: settings.clone(), lane, sources, context, firsts, routes: Vec::new() }
+    }
+
+    /// The fields that go directly.
+    pub(super) fn choose(&mut self, draft: &Draft<'_>) -> Result<Vec<DirectField>> {
+        let first = |handler: usize| self.firsts.get(handler).copied().flatten();
+        let row_bytes = |how: &How| if let How::InPlace(bytes) = how { Some(*bytes) } else { None };
+        let candidates: Vec<_> = (draft.handlers.iter().enumerate())
+            .map(|(index, handler)| FieldCandidate {
+                name: &handler.name,
+                row_bytes: row_bytes(&handler.how),
+                wanted: draft.wanted[index],
+                plain: first(index).is_some_and(|extent| row_bytes(&handler.how) == Some(extent.len as usize)),
+            })
+            .collect();
+        let context = RouteContext { transforms: draft.transforms, ..self.context.clone() };
+        let trial = self.firsts.iter().flatten().next().map(|extent| self.trial(*extent));
+        let lane = &mut self.lane;
+        let routes = route::choose(self.settings.gds, &candidates, &context, || match (lane, trial) {
+            (Some(lane), Some(trial)) => lane.open_direct(trial),
+            _ => Err("no file to read".into()),
+        })?;
+        let is_direct = |index: &usize| routes[*index].route == Route::Direct;
+        let fields = (0..routes.len()).filter(is_direct).map(|handler| DirectField {
+            handler,
+            unaligned: first(handler).is_none_or(|extent| (extent.offset | extent.len) % PAGE as u64 != 0),
+        });
+        let fields: Vec<_> = fields.collect();
+        if let (Some(lane), true) = (&mut self.lane, fields.is_empty()) {
+            lane.close_direct();
+        }
+        self.routes = if context.on_device { routes } else { Vec::new() };
+        Ok(fields)
+    }
+
+    fn trial(&self, extent: Extent) -> DirectTrial {
+        let files = Files::new(self.sources.clone(), PAGE, Some(0));
+        DirectTrial {
+            file: Box::new(move || direct::open_own(&files, extent.source)),
+            offset: extent.offset,
+            len: extent.len,
+            required: self.settings.gds == Gds::Require,
+            library: self.settings.cufile.clone(),
+        }
+    }
+
+    /// For the report.
+    pub(super) fn chosen(&self) -> (Vec<FieldRoute>, Option<Arc<dyn DirectReader>>) {
+        (self.routes.clone(), self.direct())
+    }
+
+    fn direct(&self) -> Option<Arc<dyn DirectReader>> {
+        self.lane.as_ref().and_then(|lane| lane.direct())
+    }
+
+    /// Offers the memory of `count` batches of `bytes` bytes to direct reads, which may be more than they can take. False when
+    /// it is and they are not required: then every field takes the host's route.
+    pub(super) fn reserve(&mut self, bytes: usize, count: usize) -> Result<bool> {
+        let Some(lane) = &mut self.lane else { return Ok(true) };
+        match lane.reserve(count, bytes) {
+            Ok(()) => Ok(true),
+            Err(Unreserved::ForDirect(error)) if self.settings.gds == Gds::Auto => {
+                let cause = error.source().map_or(String::new(), |source| format!(": {source}"));
+                let why = format!("cuFile does not take {count} batches of {bytes} bytes: {}{cause}", error.message());
+                for route in self.routes.iter_mut().filter(|route| route.route == Route::Direct) {
+                    (route.route, route.why) = (Route::Staged, why.clone());
+                }
+                lane.close_direct();
+                Ok(false)
+            }
+            Err(Unreserved::ForDirect(error) | Unreserved::Failed(error)) => Err(error),
+        }
+    }
+
+    /// Reserves the device's memory and opens its streams.
+    pub(super) fn open(
+        &mut self,
+        recipe: &Recipe,
+        (slot, contents): (&Layout, &Layout),
+        plan: &MemoryPlan,
+        meters: &Meters,
+    ) -> Result<Option<DeviceStage>> {
+        let direct = self.direct().map(|reader| direct::Plan {
+            backend: self.settings.device.backend().clone(),
+            reader,
+            steps: recipe.directs.clone(),
+            contents: contents.clone(),
+            gds: self.settings.gds,
+        });
+        let Some(lane) = self.lane.take() else { return Ok(None) };
+        let (full, bell) = (bounded(plan.slots), bounded(1));
+        let setup = Setup {
+            slot: slot.clone(),
+            contents: contents.clone(),
+            ops: recipe.device_ops(),
+            batches: plan.device_batches,
+            slots: plan.slots,
+            bell: bell.0.clone(),
+            clock: meters.clock.clone(),
+            measured: meters.on,
+        };
+        let opened = lane.open(setup)?;
+        let backend = self.settings.device.backend().clone();
+        Ok(Some(DeviceStage { backend, engine: opened.engine, idle: opened.idle, direct, full, bell }))
+    }
+}
+
+/// Where the first row of each field lies, if that is in a file as it stands.
+fn firsts(dataset: &dyn Dataset) -> Vec<Option<Extent>> {
+    let mut parts = Parts::new();
+    let mut firsts = vec![None; dataset.schema().len()];
+    // What is wrong with the first sample, a panic included, is said when it is read.
+    if catch_unwind(AssertUnwindSafe(|| dataset.extents(0, &mut parts))).is_ok_and(|given| given.is_ok()) {
+        for (field, part) in parts.iter() {
+            if let (Part::Extent(extent), Some(first)) = (part, firsts.get_mut(field))
+                && extent.source.index() < dataset.sources().count()
+                && dataset.sources().bytes_of(extent.source).is_none()
+            {
+                *first = Some(extent);
+            }
+        }
+    }
+    firsts
+}
+
+/// The device's memory and streams, before the threads are.
+pub(super) struct DeviceStage {
+    backend: Arc<dyn Backend>,
+    engine: Box<dyn Engine>,
+    idle: Arc<dyn IdleMeter>,
+    direct: Option<direct::Plan>,
+    full: (Sender<Filled>, Receiver<Filled>),
+    bell: (Sender<()>, Receiver<()>),
+}
+
+impl DeviceStage {
+    pub(super) fn to_device(&self) -> ToDevice {
+        ToDevice { full: self.full.0.clone(), full_out: self.full.1.clone(), bell: self.bell.0.clone() }
+    }
+
+    /// Measures how long the consumer's stream is idle.
+    pub(super) fn idle(&self) -> Arc<dyn IdleMeter> {
+        self.idle.clone()
+    }
+
+    /// Starts the threads and lets the slots go round.
+    pub(super) fn start(
+        stage: Option<Self>,
+        core: Arc<Core>,
+        io: Planner,
+        workers: Handles,
+        (pool, pinning): (Pool, Sender<Infallible>),
+    ) -> Result<Runtime> {
+        let Some(stage) = stage else {
+            pool.announce(|_| {});
+            drop(pinning);
+            return Runtime::start(core, io, workers);
+        };
+        // After an error nothing is left here by which the workers that are then joined could be reached.
+        let mut runtime = Runtime::start(core, io, workers)?;
+        stage.spawn(runtime.core().clone(), (pool, pinning), &mut runtime)?;
+        Ok(runtime)
+    }
+
+    fn spawn(self, core: Arc<Core>, (pool, pinning): (Pool, Sender<Infallible>), runtime: &mut Runtime) -> Result<()> {
+        let Self { backend, engine, direct, full, bell, .. } = self;
+        let (ready, slots) = (core.exchange.ready.clone(), pool.regions().len());
+        let mut spawn = |name, body: Box<dyn FnOnce() + Send>| runtime.spawn(name, Stage::Read, body);
+        let reads = direct.map(|plan| direct::Reads::start(plan, &core, bell.0, &mut spawn)).transpose()?;
+        let transfer = Transfer { core, engine, reads, full: full.1, bell: bell.1, ready, slots };
+        runtime.spawn("feedline-copy".into(), Stage::Device, move || transfer.run(&*backend, pool, pinning))
+    }
+}
