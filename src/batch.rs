@@ -104,6 +104,10 @@ impl Contents {
         on!(self, inner => inner.lens(field))
     }
 
+    fn offsets(&self, field: usize) -> Option<&[u64]> {
+        on!(self, inner => inner.offsets(field))
+    }
+
     /// The consumer has it now. On a device its slot goes its own way.
     fn held(&self, meters: &Meters) {
         match self {
@@ -283,7 +287,7 @@ impl Batch {
     pub fn into_dlpack(self) -> Tensors {
         let batch = Arc::new(self);
         let rows = [batch.len()];
-        let (mut fields, mut lens) = (Vec::new(), Vec::new());
+        let (mut fields, mut lens, mut offsets) = (Vec::new(), Vec::new(), Vec::new());
         for field in batch.fields() {
             let name = || field.name().to_string();
             fields.push((name(), batch.export(Array::Field(field.kept.index), field.dtype(), &field.shape())));
@@ -291,9 +295,13 @@ impl Batch {
                 lens.push((name(), batch.export(Array::Lens(field.kept.index), DType::U64, &rows)));
             }
         }
+        for field in batch.fields().filter(|field| field.offsets().is_some()) {
+            let array = batch.export(Array::Offsets(field.kept.index), DType::U64, &[rows[0] + 1]);
+            offsets.push((field.name().to_string(), array));
+        }
         let ids = batch.export(Array::Ids, DType::U64, &rows);
         let status = batch.export(Array::Status, DType::U8, &rows);
-        Tensors { fields, lens, ids, status }
+        Tensors { fields, lens, offsets, ids, status }
     }
 
     /// Only for a batch that `into_dlpack` consumed: nobody borrows from it any more.
@@ -457,8 +465,12 @@ impl<'a> FieldView<'a> {
         self.field().dtype()
     }
 
-    /// Dimensions, the number of rows first. Of an `UpTo` field the second is the maximum.
+    /// Dimensions, the number of rows first. Of an `UpTo` field the second is the maximum. A packed field is a vector of all its
+    /// bytes.
     pub fn shape(&self) -> Vec<usize> {
+        if self.field().is_packed() {
+            return vec![self.span().len()];
+        }
         std::iter::once(self.end - self.start).chain(self.field().dims()).collect()
     }
 
@@ -470,6 +482,13 @@ impl<'a> FieldView<'a> {
     /// The true first dimension of each row of an `UpTo` field; `None` for fixed shapes.
     pub fn lens(&self) -> Option<&'a [u64]> {
         self.contents.lens(self.kept.index).map(|lens| &lens[self.start..self.end])
+    }
+
+    /// Where the rows of a packed field begin in its bytes, and the last one ends: row `i` has those from `offsets[i]` to
+    /// `offsets[i + 1]`, less `offsets[0]` in a [part](Batch::micro) of a batch. One more than rows; `None` for fields with a stride.
+    /// Kept by the host, also where the batch lies on a device.
+    pub fn offsets(&self) -> Option<&'a [u64]> {
+        self.contents.offsets(self.kept.index).map(|offsets| &offsets[self.start..=self.end])
     }
 
     /// All elements, row after row.
@@ -489,6 +508,10 @@ impl<'a> FieldView<'a> {
         if row >= rows {
             let message = format!("no row {row} in a batch of {rows}");
             return Err(Error::new(ErrorKind::Shape, Stage::Batch, message));
+        }
+        if let Some(offsets) = self.offsets() {
+            let at = |row: usize| (offsets[row] - offsets[0]) as usize;
+            return Ok(&all[at(row)..at(row + 1)]);
         }
         let row_len = all.len() / rows;
         let used = match (self.field().shape(), self.lens()) {
@@ -541,6 +564,9 @@ impl<'a> FieldView<'a> {
 
     /// Bytes of the field's array.
     fn span(&self) -> std::ops::Range<usize> {
+        if let Some(offsets) = self.offsets() {
+            return offsets[0] as usize..offsets[self.end - self.start] as usize;
+        }
         let row_bytes = self.contents.row_bytes(self.kept.index);
         self.start * row_bytes..self.end * row_bytes
     }
@@ -587,6 +613,15 @@ impl<'a> FieldView<'a> {
         let on_device = self.on_device()?;
         on_device.memory().bind_any()?;
         Ok(on_device.lens_ptr(self.kept.index).map(|ptr| ptr + 8 * self.start as u64))
+    }
+
+    /// The address in device memory of the [offsets](Self::offsets) of a packed field, `u64` each.
+    ///
+    /// Errors: as [`device_ptr`](Self::device_ptr).
+    pub fn device_offsets_ptr(&self) -> Result<Option<u64>> {
+        let on_device = self.on_device()?;
+        on_device.memory().bind_any()?;
+        Ok(on_device.offsets_ptr(self.kept.index).map(|ptr| ptr + 8 * self.start as u64))
     }
 
     fn on_device(&self) -> Result<&'a OnDevice> {

@@ -168,6 +168,8 @@ pub struct Tensors {
     pub fields: Vec<(String, Dlpack)>,
     /// The true lengths of the rows of each `UpTo` field, by the field's name: `u64`.
     pub lens: Vec<(String, Dlpack)>,
+    /// Where the rows of packed fields begin in their bytes, and the last one ends: `u64`, one more than rows.
+    pub offsets: Vec<(String, Dlpack)>,
     /// Sample ids: `u64`.
     pub ids: Dlpack,
     /// Validity of each row, values of [`Status`](crate::Status): `u8`.

@@ -5,6 +5,9 @@
 //!          ^ arrays start on 256 bytes; on 4096 when they have 512 bytes or more, so that rows
 //!            whose length is a multiple of the storage's alignment can be read in place by O_DIRECT
 //! ```
+//!
+//! Rows of a *packed* field have no stride: they lie side by side in an array of bytes, row `i` from `offsets[i]` to
+//! `offsets[i + 1]`. The offsets are sums of the lengths that the index knows, so they are there before any byte is.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 pub use half::{bf16, f16};
@@ -114,17 +117,26 @@ pub struct Field {
     name: String,
     dtype: DType,
     shape: Shape,
+    /// Rows lie side by side; bytes of all rows of a batch at most, where that is declared.
+    packed: Option<Option<usize>>,
 }
 
 impl Field {
     /// A field whose rows all have the same shape; an empty shape is a scalar.
     pub fn fixed(name: impl Into<String>, dtype: DType, shape: impl Into<Vec<usize>>) -> Self {
-        Self { name: name.into(), dtype, shape: Shape::Fixed(shape.into()) }
+        Self { name: name.into(), dtype, shape: Shape::Fixed(shape.into()), packed: None }
     }
 
     /// A field whose rows are vectors of at most `max` elements.
     pub fn up_to(name: impl Into<String>, dtype: DType, max: usize) -> Self {
-        Self { name: name.into(), dtype, shape: Shape::UpTo { max, inner: Vec::new() } }
+        Self { name: name.into(), dtype, shape: Shape::UpTo { max, inner: Vec::new() }, packed: None }
+    }
+
+    /// A field of `u8` whose rows are byte strings of at most `max` bytes, side by side in the batch without padding; see
+    /// [`FieldView::offsets`](crate::FieldView::offsets). A batch takes rows × `max` bytes of memory, or `batch_bytes` where that
+    /// is declared: then its rows together may have no more.
+    pub fn packed(name: impl Into<String>, max: usize, batch_bytes: Option<usize>) -> Self {
+        Self { packed: Some(batch_bytes), ..Self::up_to(name, DType::U8, max) }
     }
 
     /// The name.
@@ -155,6 +167,16 @@ impl Field {
             Shape::Fixed(dims) => dims.clone(),
             Shape::UpTo { max, inner } => std::iter::once(*max).chain(inner.iter().copied()).collect(),
         }
+    }
+
+    /// Whether rows lie side by side, without padding.
+    pub fn is_packed(&self) -> bool {
+        self.packed.is_some()
+    }
+
+    /// Bytes that `rows` rows of a packed field have room for; `None` for a field with a stride.
+    fn packed_room(&self, rows: usize) -> Option<usize> {
+        self.packed.map(|declared| declared.unwrap_or(usize::MAX).min(self.row_bytes().saturating_mul(rows)))
     }
 
     /// Whether rows have different lengths.
@@ -267,7 +289,7 @@ impl EncodedField {
     pub fn as_raw(&self) -> Option<Field> {
         match &self.encoding {
             Encoding::Raw { dtype, shape } => {
-                Some(Field { name: self.name.clone(), dtype: *dtype, shape: shape.clone() })
+                Some(Field { name: self.name.clone(), dtype: *dtype, shape: shape.clone(), packed: None })
             }
             _ => None,
         }
@@ -296,10 +318,21 @@ pub struct Layout {
 pub struct FieldLayout {
     /// Byte offset of row 0.
     pub offset: usize,
-    /// Bytes from row to row; rows are dense.
+    /// Bytes from row to row; rows are dense. 0 for a packed field.
     pub row_bytes: usize,
     /// Byte offset of the `u64` lengths of an `UpTo` field.
     pub lens: Option<usize>,
+    /// Of a packed field.
+    pub(crate) packed: Option<Packed>,
+}
+
+/// Where the rows of a packed field lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Packed {
+    /// Byte offset of the `u64` offsets, one more than rows.
+    pub(crate) offsets: usize,
+    /// Bytes of all rows at most.
+    pub(crate) room: usize,
 }
 
 impl Layout {
@@ -322,13 +355,18 @@ impl Layout {
         };
         let mut fields = Vec::with_capacity(spec.fields.len());
         for (index, field) in spec.fields.iter().enumerate() {
-            let row_bytes = if absent.contains(&index) { 0 } else { field.row_bytes() };
-            let offset = place(row_bytes.checked_mul(rows))?;
-            fields.push(FieldLayout { offset, row_bytes, lens: None });
+            let room = field.packed_room(rows);
+            let row_bytes = if room.is_some() || absent.contains(&index) { 0 } else { field.row_bytes() };
+            let offset = place(room.or(row_bytes.checked_mul(rows)))?;
+            let packed = room.map(|room| Packed { offsets: 0, room });
+            fields.push(FieldLayout { offset, row_bytes, lens: None, packed });
         }
         for (field, layout) in spec.fields.iter().zip(&mut fields) {
             if field.is_up_to() {
                 layout.lens = Some(place(rows.checked_mul(8))?);
+            }
+            if let Some(packed) = &mut layout.packed {
+                packed.offsets = place(rows.checked_add(1).and_then(|offsets| offsets.checked_mul(8)))?;
             }
         }
         let ids = place(rows.checked_mul(8))?;
@@ -369,11 +407,14 @@ mod tests {
 
     fn any_field() -> impl Strategy<Value = Field> {
         let dtype = prop_oneof![Just(DType::U8), Just(DType::I64), Just(DType::F32), Just(DType::BF16)];
-        (dtype, prop::collection::vec(1_usize..70, 0..3), any::<bool>(), 1_usize..5000).prop_map(
-            |(dtype, dims, up_to, max)| {
-                if up_to { Field::up_to("x", dtype, max) } else { Field::fixed("x", dtype, dims) }
-            },
-        )
+        (dtype, prop::collection::vec(1_usize..70, 0..3), 0..4, 1_usize..5000).prop_map(|(dtype, dims, kind, max)| {
+            match kind {
+                0 => Field::up_to("x", dtype, max),
+                1 => Field::packed("x", max, None),
+                2 => Field::packed("x", max, Some(3 * max)),
+                _ => Field::fixed("x", dtype, dims),
+            }
+        })
     }
 
     proptest! {
@@ -384,7 +425,8 @@ mod tests {
             let layout = Layout::new(&spec, rows).unwrap();
             let mut spans: Vec<(usize, usize)> = vec![(layout.ids(), rows * 8), (layout.status(), rows)];
             for field in layout.fields() {
-                spans.push((field.offset, field.row_bytes * rows));
+                spans.push((field.offset, field.packed.map_or(field.row_bytes * rows, |packed| packed.room)));
+                spans.extend(field.packed.map(|packed| (packed.offsets, (rows + 1) * 8)));
                 spans.extend(field.lens.map(|offset| (offset, rows * 8)));
             }
             spans.sort_unstable();

@@ -46,6 +46,7 @@ const UNSAFE: &[&str] = &[
     "src/device/cuda/kernels.rs",
     "src/device/stream.rs",
     "src/dlpack.rs",
+    "src/memory/packed.rs",
     "src/memory/process.rs",
     "src/memory/region.rs",
     "src/memory/ring.rs",

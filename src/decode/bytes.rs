@@ -10,21 +10,59 @@ use crate::tensor::{DType, EncodedField, Encoding, Field};
 /// Zeros pad it; [`FieldView::lens`](crate::FieldView::lens) gives its true length.
 ///
 /// `builder.decode_field("caption", Bytes::up_to(512))`
+///
+/// [`Bytes::packed`] has the rows side by side without padding, so that pictures can stay encoded in a batch:
+///
+/// ```no_run
+/// use feedline::{Loader, dataset::Images, decode::Bytes};
+///
+/// // JPEGs of at most 16 MiB, of a batch of 256 at most 64 MiB.
+/// let encoded = Bytes::packed(16 << 20).batch_bytes(64 << 20);
+/// let loader = Loader::builder(Images::open("train/")?).decode_field("image", encoded).batch_size(256).build()?;
+/// for batch in loader.epoch(0)? {
+///     let batch = batch?;
+///     let jpegs = batch.field("image")?;
+///     let (bytes, offsets) = (jpegs.as_slice::<u8>()?, jpegs.offsets().unwrap());
+///     assert_eq!(jpegs.row::<u8>(7)?, &bytes[offsets[7] as usize..offsets[8] as usize]);
+/// }
+/// # Ok::<(), feedline::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bytes {
     max: usize,
     cut: bool,
+    /// Rows lie side by side; bytes of all rows of a batch, where that is declared.
+    packed: Option<Option<usize>>,
 }
 
 impl Bytes {
     /// Rows of at most `max` bytes. A longer sample is an error ([`ErrorKind::Shape`]).
     pub fn up_to(max: usize) -> Self {
-        Self { max, cut: false }
+        Self { max, cut: false, packed: None }
     }
 
     /// Rows of at most `max` bytes. A longer sample is truncated.
     pub fn cut_to(max: usize) -> Self {
-        Self { max, cut: true }
+        Self { max, cut: true, packed: None }
+    }
+
+    /// Rows of at most `max` bytes, side by side without padding: a `u8` vector of all bytes of the batch, and where each row
+    /// begins in it ([`FieldView::offsets`](crate::FieldView::offsets)). Only these bytes are copied to a device. Their lengths
+    /// must be in the dataset's index: not in chunks (Parquet), not packed or framed in their file.
+    ///
+    /// A slot has room for rows × `max` bytes, or for [`batch_bytes`](Self::batch_bytes). A sample that is longer than `max`, that has
+    /// another length than the index says, or that does not fit is an error of the sample ([`ErrorKind::Shape`]). Blank rows and
+    /// substitutes have length 0.
+    pub fn packed(max: usize) -> Self {
+        Self { max, cut: false, packed: Some(None) }
+    }
+
+    /// Bytes of all rows of a batch at most, at least the `max` of one row; for [`packed`](Self::packed) rows whose largest is far
+    /// above their mean.
+    #[must_use]
+    pub fn batch_bytes(mut self, bytes: usize) -> Self {
+        self.packed = Some(Some(bytes));
+        self
     }
 }
 
@@ -34,8 +72,14 @@ impl Decoder for Bytes {
             let message = format!("field `{}` as bytes: the maximum is 0, but it must be at least 1", input.name);
             return Err(Error::new(ErrorKind::Config, Stage::Build, message));
         }
-        match input.encoding {
-            Encoding::Bytes | Encoding::Image => Ok(vec![Field::up_to(&input.name, DType::U8, self.max)]),
+        if let Some(Some(bytes)) = self.packed.filter(|bytes| bytes.is_some_and(|bytes| bytes < self.max)) {
+            let message =
+                format!("field `{}`: batch_bytes is {bytes}, less than the {} of one row", input.name, self.max);
+            return Err(Error::new(ErrorKind::Config, Stage::Build, message));
+        }
+        match (&input.encoding, self.packed) {
+            (Encoding::Bytes | Encoding::Image, None) => Ok(vec![Field::up_to(&input.name, DType::U8, self.max)]),
+            (Encoding::Bytes | Encoding::Image, Some(batch)) => Ok(vec![Field::packed(&input.name, self.max, batch)]),
             _ => {
                 let message = format!("field `{}` is raw: leave out its decoder", input.name);
                 Err(Error::new(ErrorKind::Config, Stage::Build, message))

@@ -298,6 +298,8 @@ pub(crate) struct BatchHead {
     pub(crate) status: Vec<u8>,
     /// By field; empty for fixed shapes.
     lens: Vec<Vec<u64>>,
+    /// By field; empty for fields with a stride.
+    offsets: Vec<Vec<u64>>,
     /// As of the slot.
     bad: Mutex<Vec<BadSample>>,
 }
@@ -308,7 +310,9 @@ impl BatchHead {
         let rows = slot.rows();
         let lens = slot.fields().iter().map(|field| Vec::with_capacity(field.lens.map_or(0, |_| rows)));
         let (ids, status) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
-        Self { ids, status, lens: lens.collect(), ..Self::default() }
+        let offsets =
+            slot.fields().iter().map(|field| Vec::with_capacity(field.packed.map_or(0, |_| rows + 1))).collect();
+        Self { ids, status, lens: lens.collect(), offsets, ..Self::default() }
     }
 
     pub(crate) fn take(&mut self, slot: &Filled, now: u64) {
@@ -319,6 +323,9 @@ impl BatchHead {
         *self.bad.get_mut().unwrap_or_else(PoisonError::into_inner) = slot.take_bad();
         for (field, lens) in self.lens.iter_mut().enumerate() {
             refill(lens, slot.lens(field).unwrap_or_default());
+        }
+        for (field, offsets) in self.offsets.iter_mut().enumerate() {
+            refill(offsets, slot.offsets(field).unwrap_or_default());
         }
     }
 }
@@ -384,6 +391,10 @@ impl OnDevice {
         self.memory().layout().fields()[field].lens.map(|_| &*self.head().lens[field])
     }
 
+    pub(crate) fn offsets(&self, field: usize) -> Option<&[u64]> {
+        self.memory().layout().fields()[field].packed.map(|_| &*self.head().offsets[field])
+    }
+
     /// Where row 0 of the field is. Only for work on bound streams.
     pub(crate) fn ptr(&self, field: usize) -> DevicePtr {
         self.memory().base() + self.memory().layout().fields()[field].offset as DevicePtr
@@ -395,11 +406,18 @@ impl OnDevice {
         Some(self.memory().base() + offset as DevicePtr)
     }
 
+    /// The same of the offsets of a packed field.
+    pub(crate) fn offsets_ptr(&self, field: usize) -> Option<DevicePtr> {
+        let packed = self.memory().layout().fields()[field].packed?;
+        Some(self.memory().base() + packed.offsets as DevicePtr)
+    }
+
     /// Where an array begins in device memory; in the host's for what lies there. Only for work on bound streams.
     pub(crate) fn place(&self, array: Array) -> std::result::Result<DevicePtr, *const u8> {
         match array {
             Array::Field(field) => Ok(self.ptr(field)),
             Array::Lens(field) => self.lens_ptr(field).ok_or(std::ptr::null()),
+            Array::Offsets(field) => self.offsets_ptr(field).ok_or(std::ptr::null()),
             Array::Ids => Err(self.ids().as_ptr().cast()),
             Array::Status => Err(self.status().as_ptr()),
         }

@@ -14,6 +14,7 @@
 
 mod budget;
 mod chunk;
+mod packed;
 mod process;
 pub(crate) mod region;
 pub(crate) mod ring;

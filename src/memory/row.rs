@@ -13,7 +13,7 @@ impl Rows {
     /// The first unfinished row, for writing.
     pub(crate) fn row(&mut self) -> Row<'_> {
         assert!(self.len() > 0);
-        Row { slot: &self.slot, row: self.start, allowed: !self.lent }
+        Row { slot: &self.slot, row: self.start, allowed: !self.lent, stands_in: self.stands_in }
     }
 
     /// Blanks all unfinished rows and counts them as done.
@@ -50,10 +50,12 @@ impl Filled {
 ///
 /// Fields have the index they have in the spec (see [`Row::index_of`]).
 pub struct Row<'a> {
-    slot: &'a Slot,
-    row: u32,
+    pub(super) slot: &'a Slot,
+    pub(super) row: u32,
     /// Bit mask of the accessible fields.
     allowed: u64,
+    /// The row gets another sample than was planned.
+    stands_in: bool,
 }
 
 impl Row<'_> {
@@ -74,7 +76,8 @@ impl Row<'_> {
         self.row as usize
     }
 
-    /// The bytes of field `field`: all `max` elements of an `UpTo` field. Panics if `field` is out of range.
+    /// The bytes of field `field`: all `max` elements of an `UpTo` field; of a packed field as many as the index
+    /// announced. Panics if `field` is out of range.
     pub fn bytes_mut(&mut self, field: usize) -> &mut [u8] {
         assert!(self.allowed & (1 << field) != 0, "field {field} is not accessible here");
         let (ptr, len) = self.slot.field_at(field, self.row);
@@ -115,11 +118,7 @@ impl Row<'_> {
     /// Length (first dimension) of an `UpTo` field; `None` for a fixed shape.
     pub fn len_of(&self, field: usize) -> Option<usize> {
         let offset = self.slot.plan.layout.fields()[field].lens? + self.row as usize * 8;
-        let mut bytes = [0; 8];
-        let ptr = self.slot.at(offset, 8);
-        // SAFETY: in bounds, initialised; a row's lengths are accessed only through its unique token.
-        unsafe { std::ptr::copy_nonoverlapping(ptr, bytes.as_mut_ptr(), 8) };
-        Some(u64::from_ne_bytes(bytes) as usize)
+        Some(self.slot.number(offset) as usize)
     }
 
     /// The elements of two different fields, so that one can be computed from the other.
@@ -139,11 +138,15 @@ impl Row<'_> {
 
     /// Sets the length (first dimension) of an `UpTo` field and zeroes the bytes behind it.
     ///
-    /// Errors: [`ErrorKind::Shape`] if the field has a fixed shape or `len` exceeds its maximum.
+    /// Errors: [`ErrorKind::Shape`] if the field has a fixed shape or `len` exceeds its maximum; for a packed field if `len` is neither 0
+    /// nor what the index announced.
     pub fn set_len(&mut self, field: usize, len: usize) -> Result<()> {
-        let (max, row_bytes) = up_to_max(&self.slot.plan.spec.fields()[field], len)?;
-        let used = row_bytes / max * len;
-        self.bytes_mut(field)[used..].fill(0);
+        let spec = &self.slot.plan.spec.fields()[field];
+        let (max, row_bytes) = up_to_max(spec, len)?;
+        match self.slot.plan.layout.fields()[field].packed {
+            Some(packed) => self.check_packed(spec, packed, len)?,
+            None => self.bytes_mut(field)[row_bytes / max * len..].fill(0),
+        }
         if let Some(offset) = self.slot.plan.layout.fields()[field].lens {
             self.put(offset + self.row as usize * 8, &(len as u64).to_ne_bytes());
         }
@@ -158,6 +161,9 @@ impl Row<'_> {
     pub fn copy_from(&mut self, field: usize, bytes: &[u8]) -> Result<()> {
         let spec = &self.slot.plan.spec.fields()[field];
         let row_bytes = spec.row_bytes();
+        if self.stands_in && spec.is_packed() {
+            return self.set_len(field, 0);
+        }
         if let Shape::UpTo { max, .. } = spec.shape() {
             let unit = row_bytes / max;
             if !bytes.len().is_multiple_of(unit) {
@@ -196,7 +202,7 @@ impl Row<'_> {
 
     /// The same row with access to the fields of `mask` only: a decoder sees its own fields.
     pub(crate) fn only(&mut self, mask: u64) -> Row<'_> {
-        Row { slot: self.slot, row: self.row, allowed: self.allowed & mask }
+        Row { allowed: self.allowed & mask, ..*self }
     }
 
     fn put(&mut self, offset: usize, bytes: &[u8]) {
@@ -214,7 +220,7 @@ fn index_of(spec: &Spec, name: &str) -> Result<usize> {
     })
 }
 
-fn shape_error(message: String) -> Error {
+pub(super) fn shape_error(message: String) -> Error {
     Error::new(ErrorKind::Shape, Stage::Batch, message)
 }
 
@@ -289,11 +295,12 @@ impl BatchMut<'_> {
         index_of(self.filled.spec(), name)
     }
 
-    /// Lengths (first dimensions) of an `UpTo` field, one per row; `None` for a fixed shape.
+    /// Lengths (first dimensions) of an `UpTo` field, one per row; `None` for a fixed shape and for a packed field.
     ///
     /// No value may exceed the field's maximum.
     pub fn lens_mut(&mut self, field: usize) -> Option<&mut [u64]> {
-        let offset = self.filled.slot().plan.layout.fields()[field].lens?;
+        let layout = self.filled.slot().plan.layout.fields()[field];
+        let offset = layout.lens.filter(|_| layout.packed.is_none())?;
         let len = 8 * self.filled.rows();
         Some(bytemuck::cast_slice_mut(self.filled.bytes_at_mut(offset, len)))
     }
@@ -308,8 +315,12 @@ impl BatchMut<'_> {
 
     /// The rows of field `field`, one slice each.
     ///
-    /// Errors: as [`slice_mut`](Self::slice_mut).
+    /// Errors: as [`slice_mut`](Self::slice_mut); [`ErrorKind::Shape`] for a packed field, whose rows differ in length.
     pub fn rows_mut<T: Element>(&mut self, field: usize) -> Result<std::slice::ChunksExactMut<'_, T>> {
+        let spec = &self.filled.spec().fields()[field];
+        if spec.is_packed() {
+            return Err(shape_error(format!("the rows of the packed field `{}` differ in length", spec.name())));
+        }
         let rows = self.len();
         let values = self.slice_mut::<T>(field)?;
         let width = values.len() / rows.max(1);

@@ -52,7 +52,7 @@ pub(super) struct Slot {
     /// The [`Ticket`] of the current batch. Atomic only because the slot is shared; written while the slot is free.
     ticket: [AtomicU64; 5],
     /// Rows of the current batch.
-    rows: AtomicU32,
+    pub(super) rows: AtomicU32,
     /// Leading rows that hold samples of the epoch; the others fill up.
     pub(super) valid: AtomicU32,
     times: SlotTimes,
@@ -146,7 +146,15 @@ impl Slot {
     /// Pointer to row `row` of field `field`, and its length.
     pub(super) fn field_at(&self, field: usize, row: u32) -> (*mut u8, usize) {
         let layout = self.plan.layout.fields()[field];
+        if let Some(packed) = layout.packed {
+            let (start, end) = self.packed_row(packed, row);
+            return (self.at(layout.offset + start, end - start), end - start);
+        }
         (self.at(layout.offset + row as usize * layout.row_bytes, layout.row_bytes), layout.row_bytes)
+    }
+
+    pub(super) fn failed(&self) -> bool {
+        self.failure.hold().is_some()
     }
 
     fn note_failure(&self, row: u32, error: Error) {
@@ -183,7 +191,7 @@ impl FreeSlot {
         *slot.bad.hold() = BadSamples::default();
         // Tokens reach other threads through queues, which order this store before their work.
         slot.remaining.store(rows, Ordering::Relaxed);
-        Rows { slot, start: 0, end: rows, done: 0, lent: 0 }
+        Rows { slot, start: 0, end: rows, done: 0, lent: 0, stands_in: false }
     }
 }
 
@@ -196,6 +204,8 @@ pub(crate) struct Rows {
     done: u32,
     /// Fields of row `start` that an I/O operation holds.
     pub(super) lent: u64,
+    /// Row `start` gets another sample than was planned.
+    pub(super) stands_in: bool,
 }
 
 impl Rows {
@@ -222,7 +232,8 @@ impl Rows {
     /// Splits off the first `count` unfinished rows (1 ≤ count ≤ len).
     pub(crate) fn take(&mut self, count: u32) -> Rows {
         assert!(count > 0 && count <= self.len() && self.lent == 0);
-        let taken = Rows { slot: self.slot.clone(), start: self.start, end: self.start + count, done: 0, lent: 0 };
+        let (slot, start) = (self.slot.clone(), self.start);
+        let taken = Rows { slot, start, end: start + count, done: 0, lent: 0, stands_in: false };
         self.start += count;
         taken
     }
@@ -232,6 +243,7 @@ impl Rows {
         assert!(self.start < self.end && self.lent == 0);
         self.start += 1;
         self.done += 1;
+        self.stands_in = false;
     }
 
     /// Field `field` of the first `count` unfinished rows, shape `[count, …]`, for writing.
@@ -319,6 +331,7 @@ impl Drop for Rows {
         }
         // AcqRel: the last thread sees the writes of all others, and the next holder of the slot sees its own.
         if count > 0 && self.slot.remaining.fetch_sub(count, Ordering::AcqRel) == count {
+            self.slot.close_gaps();
             self.slot.plan.hooks.full(Filled { slot: Some(self.slot.clone()) });
         }
     }
@@ -357,6 +370,8 @@ pub(crate) enum Array {
     Field(usize),
     /// The lengths of this `UpTo` field.
     Lens(usize),
+    /// The offsets of this packed field.
+    Offsets(usize),
     Ids,
     Status,
 }
@@ -410,7 +425,7 @@ impl Filled {
 
     /// Whether any row failed.
     pub(crate) fn failed(&self) -> bool {
-        self.slot().failure.hold().is_some()
+        self.slot().failed()
     }
 
     /// The fields.
@@ -420,11 +435,10 @@ impl Filled {
 
     /// The batch's rows of field `field`, dense.
     pub(crate) fn bytes(&self, field: usize) -> &[u8] {
-        let layout = self.slot().plan.layout.fields()[field];
-        self.array(layout.offset, layout.row_bytes * self.rows())
+        self.array(self.slot().plan.layout.fields()[field].offset, self.used(field))
     }
 
-    /// Bytes per row of field `field`.
+    /// Bytes per row of field `field`; 0 for a packed one.
     pub(crate) fn row_bytes(&self, field: usize) -> usize {
         self.slot().plan.layout.fields()[field].row_bytes
     }
@@ -459,8 +473,12 @@ impl Filled {
         let (layout, rows) = (&self.slot().plan.layout, self.rows());
         match array {
             Array::Field(field) => {
-                let field = layout.fields()[field];
-                self.slot().at(field.offset, field.row_bytes * rows)
+                let used = self.used(field);
+                self.slot().at(layout.fields()[field].offset, used)
+            }
+            Array::Offsets(field) => {
+                let packed = layout.fields()[field].packed;
+                packed.map_or(std::ptr::null_mut(), |packed| self.slot().at(packed.offsets, 8 * (rows + 1)))
             }
             Array::Lens(field) => {
                 layout.fields()[field].lens.map_or(std::ptr::null_mut(), |offset| self.slot().at(offset, 8 * rows))
@@ -485,7 +503,7 @@ impl Filled {
         (unsafe { &*first }, second)
     }
 
-    fn array(&self, offset: usize, len: usize) -> &[u8] {
+    pub(super) fn array(&self, offset: usize, len: usize) -> &[u8] {
         let ptr = self.slot().at(offset, len);
         // SAFETY: in bounds, initialised, alive. `Filled` is unique and exists only while no `Rows` or span of this
         // batch does, so no thread writes while it is borrowed shared (`array_mut` borrows mutably).
@@ -493,9 +511,8 @@ impl Filled {
     }
 
     pub(super) fn array_mut(&mut self, field: usize) -> &mut [u8] {
-        let layout = self.slot().plan.layout.fields()[field];
-        let len = layout.row_bytes * self.rows();
-        self.bytes_at_mut(layout.offset, len)
+        let (offset, len) = (self.slot().plan.layout.fields()[field].offset, self.used(field));
+        self.bytes_at_mut(offset, len)
     }
 
     pub(super) fn bytes_at_mut(&mut self, offset: usize, len: usize) -> &mut [u8] {

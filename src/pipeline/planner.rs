@@ -5,6 +5,7 @@ use super::Core;
 use super::chunks::{Chunks, Home, Opening};
 use super::exchange::Start;
 use super::reads::{Begun, Reads, Tag};
+use super::sample::Samples;
 use super::task::{Job, Run, Sample};
 use super::watchdog::Doing;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -159,7 +160,7 @@ impl Planner {
                     continue;
                 }
             };
-            let Some(mut run) = begin_batch(slot, job, ticket) else { continue };
+            let Some(mut run) = begin_batch(&self.core.samples, slot, job, ticket) else { continue };
             let to_workers = &self.core.to_workers;
             if let Some(chunks) = &mut self.chunks {
                 chunks.plan(run);
@@ -353,10 +354,11 @@ fn finish_chunk(core: &Core, opening: Opening, error: Option<Error>) {
 }
 
 /// Starts the batch in `slot`; the rows that have a sample. Blank ones are finished here.
-fn begin_batch(slot: FreeSlot, job: Arc<Job>, ticket: Ticket) -> Option<Run> {
+fn begin_batch(samples: &Samples, slot: FreeSlot, job: Arc<Job>, ticket: Ticket) -> Option<Run> {
     let (batches, batch) = (&job.batches, ticket.batch);
     let mut rows = slot.begin(ticket, batches.rows(batch), batches.valid(batch));
     let filled = batches.filled(batch);
+    samples.place_packed(&job, batch, &rows, filled);
     if filled == rows.len() {
         return Some(Run { job, rows });
     }

@@ -76,6 +76,8 @@ pub(crate) struct Recipe {
     pub(crate) directs: Vec<DirectStep>,
     /// Fields that are handed out.
     pub(crate) keep: Vec<Kept>,
+    /// Packed fields: the field of the dataset, and that of the slot.
+    pub(crate) packed: Vec<(usize, usize)>,
 }
 
 /// What is known of the fields before their ways are chosen.
@@ -148,6 +150,7 @@ impl Recipe {
         direct: impl FnOnce(&Draft<'_>) -> Result<Vec<DirectField>>,
     ) -> Result<Self> {
         let (mut handlers, mut fields) = handlers(dataset.schema(), steps.decoders, steps.keep.as_deref())?;
+        let packed = packed_fields(dataset, &handlers, &fields)?;
         let first_added = fields.len();
         let (mut maps, mut map_batches) = (Vec::new(), Vec::new());
         for (added, map) in steps.maps {
@@ -159,6 +162,9 @@ impl Recipe {
             map_batches.push(map);
         }
         let added = first_added..fields.len();
+        if let Some(field) = fields[added.clone()].iter().find(|field| field.is_packed()) {
+            return bad(format!("a transform adds the packed field `{}`, whose lengths no index knows", field.name()));
+        }
         let mut keep = every(&Spec::new(fields.clone())?);
         let wanted = |handler: &Handler| match &steps.keep {
             Some(names) => {
@@ -182,7 +188,7 @@ impl Recipe {
             Some(names) => kept(&keep, &names)?,
             None => keep,
         };
-        Ok(Self { spec, handlers, maps, map_batches, added, contents, finishes, on_device, directs, keep })
+        Ok(Self { spec, handlers, maps, map_batches, added, contents, finishes, on_device, directs, keep, packed })
     }
 
     /// Bytes that the decoders may take beside the row, for one worker.
@@ -276,6 +282,23 @@ fn handlers(
         handlers.push(Handler { name: encoded.name.clone(), how, outputs: start..fields.len() });
     }
     Ok((handlers, fields))
+}
+
+/// The packed fields, whose lengths must be in the dataset's index.
+fn packed_fields(dataset: &dyn Dataset, handlers: &[Handler], fields: &[Field]) -> Result<Vec<(usize, usize)>> {
+    let mut packed = Vec::new();
+    for (number, handler) in handlers.iter().enumerate() {
+        let outputs = handler.outputs.clone();
+        if !fields[outputs.clone()].iter().any(Field::is_packed) {
+            continue;
+        }
+        if outputs.len() > 1 || dataset.chunked().is_some() {
+            let why = if outputs.len() > 1 { "its decoder makes other fields, too" } else { "it lies in chunks" };
+            return bad(format!("field `{}` cannot be packed: {why}", handler.name));
+        }
+        packed.push((number, outputs.start));
+    }
+    Ok(packed)
 }
 
 fn bad<T>(message: String) -> Result<T> {

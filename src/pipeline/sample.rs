@@ -109,6 +109,35 @@ impl Samples {
         }
     }
 
+    /// Gives the rows of packed fields their places, by the lengths that the index says. A row that it says nothing of has none;
+    /// why is said when it is filled.
+    pub(crate) fn place_packed(&self, job: &Job, batch: u64, rows: &Rows, count: u32) {
+        if self.recipe.packed.is_empty() {
+            return;
+        }
+        let mut parts = Parts::new();
+        for row in 0..rows.len() {
+            let asked = catch_unwind(AssertUnwindSafe(|| {
+                parts.clear();
+                let asked = row < count
+                    && job
+                        .order
+                        .id(job.batches.position(batch, row))
+                        .is_ok_and(|id| self.parts(id, &mut parts).is_ok());
+                asked
+            }));
+            let asked = asked.unwrap_or(false);
+            for (number, field) in &self.recipe.packed {
+                let part = parts.iter().find(|(field, _)| field == number && asked);
+                let len = part.map_or(0, |(_, part)| match part {
+                    Part::Inline(bytes) => bytes.len() as u64,
+                    Part::Extent(extent) | Part::Framed(extent) => extent.len,
+                });
+                rows.place(*field, row, len);
+            }
+        }
+    }
+
     fn check_extent(&self, extent: &Extent) -> Result<()> {
         if extent.source.index() >= self.sources.count() {
             return lie(format!("the dataset names source {}, it has {}", extent.source.index(), self.sources.count()));

@@ -181,6 +181,7 @@ impl Search<'_> {
                 }
                 return run.rows.fail_row(error);
             }
+            run.rows.stand_in();
             match self.stand_in(&mut run, attempt, &tried) {
                 StandIn::Filled(substitute) => {
                     spans::fault(&error, spans::Outcome::Substituted);

@@ -8,6 +8,7 @@ mod chunks;
 mod dlpack;
 mod export;
 mod loader;
+mod packed;
 mod processes;
 mod ranks;
 mod resume;

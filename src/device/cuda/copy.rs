@@ -58,8 +58,8 @@ pub(super) struct Copier {
     #[expect(clippy::vec_box, reason = "buffers travel in their boxes")]
     unknown: Vec<Box<Buffer>>,
     in_flight: InFlight,
-    /// What a full batch copies.
-    whole: Vec<Run>,
+    /// What every full batch copies; nothing where that differs, since fields are packed.
+    whole: Option<Vec<Run>>,
 }
 
 impl Copier {
@@ -67,7 +67,10 @@ impl Copier {
     pub(super) fn new(gpu: &Arc<Gpu>, setup: Setup, mut targets: Vec<Target>, idle: Arc<IdleMeter>) -> Result<Self> {
         let Setup { slot, contents, ops, batches, slots, bell, .. } = setup;
         let (back, free) = bounded(batches);
-        let whole = runs(copied(&ops).flat_map(|fields| arrays(&slot, &contents, fields, slot.rows())));
+        let packed = slot.fields().iter().any(|field| field.packed.is_some());
+        let full = |field: usize| slot.fields()[field].row_bytes * slot.rows();
+        let whole = runs(copied(&ops).flat_map(|fields| arrays(&slot, &contents, fields, slot.rows(), full)));
+        let whole = (!packed).then_some(whole);
         let kernels = if ops.iter().any(needs_kernels) { Some(Kernels::of(gpu)?) } else { None };
         let (gpu, freed, closed) = (gpu.clone(), free.clone(), AtomicBool::new(false));
         let home = Arc::new(Home { gpu: gpu.clone(), slot, contents, idle, back, freed, closed });
@@ -150,10 +153,9 @@ impl Copier {
             // until then; the run lies within the buffer, which is ours alone, and its last users' events were waited for.
             unsafe { gpu.copy_to_device(to, from.as_ptr(), from.len(), self.stream.raw()) }
         };
-        if slot.rows() == from.rows() {
-            self.whole.iter().cloned().try_for_each(&mut copy)?;
-        } else {
-            arrays(from, contents, fields, slot.rows()).try_for_each(&mut copy)?;
+        match &self.whole {
+            Some(whole) if slot.rows() == from.rows() => whole.iter().cloned().try_for_each(&mut copy)?,
+            _ => arrays(from, contents, fields, slot.rows(), |field| slot.used(field)).try_for_each(&mut copy)?,
         }
         Ok(bytes)
     }
@@ -334,13 +336,21 @@ fn needs_kernels(op: &DeviceOp) -> bool {
     }
 }
 
-/// Where the arrays of these fields are, and where they go, of a batch of `rows` rows.
-fn arrays<'a>(from: &'a Layout, to: &'a Layout, fields: &'a [usize], rows: usize) -> impl Iterator<Item = Run> + 'a {
+/// Where the arrays of these fields are, and where they go, of a batch of `rows` rows, whose fields have `used` bytes.
+fn arrays<'a>(
+    from: &'a Layout,
+    to: &'a Layout,
+    fields: &'a [usize],
+    rows: usize,
+    used: impl Fn(usize) -> usize + 'a,
+) -> impl Iterator<Item = Run> + 'a {
     let run = |from: usize, to: usize, len: usize| Run { from: from..from + len, to };
     let of = move |field: &usize| {
-        let (from, to) = (from.fields()[*field], to.fields()[*field]);
+        let (bytes, from, to) = (used(*field), from.fields()[*field], to.fields()[*field]);
         let lens = from.lens.zip(to.lens).map(|(from, to)| run(from, to, 8 * rows));
-        std::iter::once(run(from.offset, to.offset, from.row_bytes * rows)).chain(lens)
+        let packed = from.packed.zip(to.packed);
+        let offsets = packed.map(|(from, to)| run(from.offsets, to.offsets, 8 * (rows + 1)));
+        std::iter::once(run(from.offset, to.offset, bytes)).chain(lens).chain(offsets)
     };
     fields.iter().flat_map(of).filter(|run| !run.from.is_empty())
 }

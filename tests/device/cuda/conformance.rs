@@ -2,7 +2,8 @@ use crate::common::cuda::*;
 use crate::common::runs::Data;
 use crate::common::standin::Session;
 use crate::common::*;
-use feedline::dataset::{Dataset, Npy, Records, Tar, Tokens};
+use feedline::dataset::{Dataset, Images, Npy, Records, Tar, Tokens};
+use feedline::decode::Bytes;
 use feedline::order::Draws;
 use feedline::tensor::{DType, Field};
 use feedline::{LastBatch, Loader, LoaderBuilder, Order, Row, Shard};
@@ -56,6 +57,18 @@ fn check_lens_there(session: &Session, batch: &feedline::Batch) {
     }
 }
 
+/// Of packed fields the offsets lie there, too, and as many bytes as they say.
+fn check_offsets_there(session: &Session, batch: &feedline::Batch) {
+    for field in batch.fields() {
+        let there = field.device_offsets_ptr().unwrap();
+        assert_eq!(there.is_some(), field.offsets().is_some(), "{field:?}");
+        if let (Some(there), Some(offsets)) = (there, field.offsets()) {
+            let bytes: Vec<u8> = offsets.iter().flat_map(|offset| offset.to_ne_bytes()).collect();
+            assert_eq!(session.peek(there, bytes.len()), bytes, "{field:?}");
+        }
+    }
+}
+
 /// The batches of `pull` are the host's, whatever the settings, one and two held at a time.
 fn conforms(
     session: &Session,
@@ -73,6 +86,7 @@ fn conforms(
             found.push(Got::of(&batch).unwrap());
             assert!(batch.fields().all(|field| field.as_bytes().is_err()), "{what}: it is on the device");
             check_lens_there(session, &batch);
+            check_offsets_there(session, &batch);
             before = (number == 3).then_some(batch);
         }
         drop(before);
@@ -353,4 +367,21 @@ fn the_smallest_budget_that_a_loader_can_be_built_with_is_enough() {
         same(&Got::epoch(&loader, 0), &right, "smallest budget");
         same(&Got::epoch(&loader, 0), &right, "and again");
     });
+}
+
+#[test]
+fn packed_fields_arrive_as_on_the_host() {
+    let make = || {
+        let dir = Dir::new();
+        for number in 0..37_usize {
+            dir.write(&format!("class/{number:02}.jpg"), &noise(1 + number * 977 % 5000, number as u64));
+        }
+        Arc::new(dir)
+    };
+    let dir = make();
+    let loader = move || {
+        let images = Images::open(dir.path("")).unwrap();
+        Loader::builder(images).decode_field("image", Bytes::packed(5000)).order(Order::shuffled(3)).batch_size(8)
+    };
+    conforms_late_or_not("packed", loader, |loader| loader.epochs(0..2).unwrap());
 }

@@ -1,0 +1,122 @@
+//! Packed fields of a slot: rows of varying length, side by side.
+//!
+//! ```text
+//! lengths of the index ──place──► offsets (a prefix sum) ──► each row has its own bytes, which workers fill
+//! a row that stayed shorter (a substitute, a blank row) ──close_gaps──► the rows behind it move up, before the slot is full
+//! ```
+
+#![allow(unsafe_code)]
+
+use super::row::{Row, shape_error};
+use super::slot::{Filled, Rows, Slot};
+use crate::error::Result;
+use crate::sync::atomic::Ordering;
+use crate::tensor::{Field, Packed};
+
+impl Slot {
+    /// The `u64` at `offset`: an offset or a length. Lengths of a row are reached through its token only.
+    pub(super) fn number(&self, offset: usize) -> u64 {
+        let (mut bytes, ptr) = ([0; 8], self.at(offset, 8));
+        // SAFETY: in bounds, initialised; offsets are written before there are rows, lengths by the row's token.
+        unsafe { std::ptr::copy_nonoverlapping(ptr, bytes.as_mut_ptr(), 8) };
+        u64::from_ne_bytes(bytes)
+    }
+
+    fn set_number(&self, offset: usize, number: u64) {
+        let ptr = self.at(offset, 8);
+        // SAFETY: in bounds; written as `number` says, and no reference to it exists before the slot is full.
+        unsafe { std::ptr::copy_nonoverlapping(number.to_ne_bytes().as_ptr(), ptr, 8) }
+    }
+
+    /// Where a row of a packed field begins and ends.
+    pub(super) fn packed_row(&self, packed: Packed, row: u32) -> (usize, usize) {
+        let at = packed.offsets + row as usize * 8;
+        (self.number(at) as usize, self.number(at + 8) as usize)
+    }
+
+    /// Bytes of the batch's rows of a field.
+    pub(super) fn used(&self, field: usize) -> usize {
+        let (layout, rows) = (self.plan.layout.fields()[field], self.rows.load(Ordering::Relaxed));
+        layout.packed.map_or(layout.row_bytes * rows as usize, |packed| self.packed_row(packed, rows - 1).1)
+    }
+
+    /// Moves rows of packed fields together where some have fewer bytes than was planned. All rows are finished.
+    pub(super) fn close_gaps(&self) {
+        let rows = self.rows.load(Ordering::Relaxed);
+        for layout in self.plan.layout.fields() {
+            let (Some(packed), Some(lens)) = (layout.packed, layout.lens) else { continue };
+            if self.failed() {
+                return;
+            }
+            let mut end = 0;
+            for row in 0..rows {
+                let ((start, _), len) = (self.packed_row(packed, row), self.number(lens + row as usize * 8) as usize);
+                if start != end {
+                    let (from, to) = (self.at(layout.offset + start, len), self.at(layout.offset + end, len));
+                    // SAFETY: both in bounds; nobody else knows the slot between its last row and its being handed out.
+                    unsafe { std::ptr::copy(from, to, len) };
+                    self.set_number(packed.offsets + row as usize * 8, end as u64);
+                }
+                end += len;
+            }
+            self.set_number(packed.offsets + rows as usize * 8, end as u64);
+        }
+    }
+}
+
+impl Rows {
+    /// Gives row `row` of a packed field its place: `len` bytes, or none where they do not fit.
+    ///
+    /// Called for each row in order, before any row is filled.
+    pub(crate) fn place(&self, field: usize, row: u32, len: u64) {
+        let layout = self.slot.plan.layout.fields()[field];
+        let (Some(packed), Some(lens)) = (layout.packed, layout.lens) else { return };
+        let at = packed.offsets + row as usize * 8;
+        if row == 0 {
+            self.slot.set_number(at, 0);
+        }
+        let start = self.slot.number(at);
+        let most = self.slot.plan.spec.fields()[field].row_bytes().min(packed.room) as u64;
+        let fits = len <= most && start + len <= packed.room as u64;
+        self.slot.set_number(at + 8, start + if fits { len } else { 0 });
+        self.slot.set_number(lens + row as usize * 8, 0);
+    }
+
+    /// The first unfinished row gets another sample than was planned: it has no bytes in packed fields.
+    pub(crate) fn stand_in(&mut self) {
+        self.stands_in = true;
+    }
+}
+
+impl Row<'_> {
+    /// Refuses bytes that the index did not announce: the places of the rows are those of its lengths.
+    pub(super) fn check_packed(&self, field: &Field, packed: Packed, len: usize) -> Result<()> {
+        let (start, end) = self.slot.packed_row(packed, self.row);
+        if len == 0 || len == end - start {
+            return Ok(());
+        }
+        let (name, planned) = (field.name(), end - start);
+        let (_, used) = self.slot.packed_row(packed, self.slot.rows.load(Ordering::Relaxed) - 1);
+        Err(shape_error(match planned {
+            0 if used + len > packed.room => format!(
+                "the packed field `{name}` has room for {} bytes of a batch, {used} are taken and the sample has {len}; raise \
+                 `batch_bytes`",
+                packed.room
+            ),
+            _ => format!("the index says {planned} bytes for the packed field `{name}`, the sample has {len}"),
+        }))
+    }
+}
+
+impl Filled {
+    /// Bytes of the batch's rows of field `field`.
+    pub(crate) fn used(&self, field: usize) -> usize {
+        self.slot().used(field)
+    }
+
+    /// Where the rows of a packed field begin in its bytes, and the last one ends.
+    pub(crate) fn offsets(&self, field: usize) -> Option<&[u64]> {
+        let packed = self.slot().plan.layout.fields()[field].packed?;
+        Some(bytemuck::cast_slice(self.array(packed.offsets, 8 * (self.rows() + 1))))
+    }
+}
