@@ -269,20 +269,20 @@ impl Error {
 
     /// Appends advice to the message.
     #[cfg(feature = "image")]
-    pub(crate) fn advising(mut self, advice: &str) -> Self {
+    pub(crate) fn with_advice(mut self, advice: &str) -> Self {
         self.0.message += &format!("; {advice}");
         self
     }
 
     /// Appends that `tried` samples failed as substitutes.
-    pub(crate) fn and_no_substitute(mut self, tried: usize) -> Self {
+    pub(crate) fn without_substitute(mut self, tried: usize) -> Self {
         let joint = if self.0.message.is_empty() { "" } else { "; " };
         self.0.message += &format!("{joint}no substitute found ({tried} others were tried)");
         self
     }
 
     /// A copy of the error, for every sample that one fault concerns. Its source is the source's text.
-    pub(crate) fn again(&self) -> Self {
+    pub(crate) fn clone_lossy(&self) -> Self {
         let Inner { kind, stage, message, site, source } = &*self.0;
         let source = source.as_ref().map(|source| source.to_string().into());
         Self(Box::new(Inner { kind: *kind, stage: *stage, message: message.clone(), site: site.clone(), source }))

@@ -7,13 +7,13 @@ pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
 #[cfg(all(test, loom))]
 pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
 
-/// Locks that a panic of their holder does not close: what they guard is whole between any two steps.
+/// Locks that ignore poisoning, because their data is consistent between any two steps.
 pub(crate) trait Hold {
     type Guard<'a>
     where
         Self: 'a;
 
-    /// The lock, whoever held it before.
+    /// Locks, also after a panic of an earlier holder.
     fn hold(&self) -> Self::Guard<'_>;
 }
 

@@ -31,7 +31,7 @@ use crate::tensor::{DType, EncodedField, Encoding, Field};
 pub struct Bytes {
     max: usize,
     cut: bool,
-    /// Rows lie side by side; bytes of all rows of a batch, where that is declared.
+    /// Rows are packed, with the declared bytes of a batch.
     packed: Option<Option<usize>>,
 }
 
@@ -46,19 +46,23 @@ impl Bytes {
         Self { max, cut: true, packed: None }
     }
 
-    /// Rows of at most `max` bytes, side by side without padding: a `u8` vector of all bytes of the batch, and where each row
-    /// begins in it ([`FieldView::offsets`](crate::FieldView::offsets)). Only these bytes are copied to a device. Their lengths
-    /// must be in the dataset's index: not in chunks (Parquet), not packed or framed in their file.
+    /// Rows of at most `max` bytes, side by side without padding.
     ///
-    /// A slot has room for rows × `max` bytes, or for [`batch_bytes`](Self::batch_bytes). A sample that is longer than `max`, that has
-    /// another length than the index says, or that does not fit is an error of the sample ([`ErrorKind::Shape`]). Blank rows and
-    /// substitutes have length 0.
+    /// The field is a `u8` vector of all bytes of the batch, with the start of each row
+    /// ([`FieldView::offsets`](crate::FieldView::offsets)). Only these bytes are copied to a device. The dataset's
+    /// index must hold their lengths: this excludes chunks (Parquet) and samples that are packed or framed in their
+    /// file.
+    ///
+    /// A slot holds rows × `max` bytes, or [`batch_bytes`](Self::batch_bytes). A sample is an error
+    /// ([`ErrorKind::Shape`]) if it exceeds `max`, differs from the length in the index, or does not fit. Blank rows
+    /// and substitutes have length 0.
     pub fn packed(max: usize) -> Self {
         Self { max, cut: false, packed: Some(None) }
     }
 
-    /// Bytes of all rows of a batch at most, at least the `max` of one row; for [`packed`](Self::packed) rows whose largest is far
-    /// above their mean.
+    /// Maximum bytes of all rows of a batch, at least the `max` of one row.
+    ///
+    /// For [`packed`](Self::packed) rows whose largest is far above their mean.
     #[must_use]
     pub fn batch_bytes(mut self, bytes: usize) -> Self {
         self.packed = Some(Some(bytes));

@@ -3,8 +3,9 @@
 use super::{Ctx, Decoder, Scratch};
 use crate::error::Result;
 use crate::memory::{Filled, FreeSlot, Hooks, Pool, Ticket};
+use crate::sync::Hold;
 use crate::tensor::{EncodedField, Field, Layout, Spec};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// A decoder with its own row and scratch memory.
 ///
@@ -38,11 +39,11 @@ struct Post(Arc<Mailbox>);
 
 impl Hooks for Post {
     fn full(&self, slot: Filled) {
-        *self.0.full.lock().unwrap_or_else(PoisonError::into_inner) = Some(slot);
+        *self.0.full.hold() = Some(slot);
     }
 
     fn free(&self, slot: FreeSlot) {
-        *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) = Some(slot);
+        *self.0.free.hold() = Some(slot);
     }
 }
 
@@ -50,8 +51,8 @@ impl Drop for Single {
     /// Slot and mailbox refer to each other; this breaks the cycle, which would keep both alive.
     fn drop(&mut self) {
         self.row = None;
-        drop(self.mailbox.full.lock().unwrap_or_else(PoisonError::into_inner).take());
-        let slot = self.mailbox.free.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(self.mailbox.full.hold().take());
+        let slot = self.mailbox.free.hold().take();
         drop(slot);
     }
 }
@@ -70,8 +71,8 @@ impl Single {
     pub fn decode(&mut self, input: &[u8], seed: u64, epoch: u64, id: u64) -> Result<()> {
         // Dropping the last row frees the slot; a panic of the decoder returned it as failed.
         self.row = None;
-        drop(self.mailbox.full.lock().unwrap_or_else(PoisonError::into_inner).take());
-        let slot = self.mailbox.free.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(self.mailbox.full.hold().take());
+        let slot = self.mailbox.free.hold().take();
         let mut rows = slot.expect("every use of the slot ends in the mailbox").begin(Ticket::default(), 1, 1);
         let fields = 0..self.spec.fields().len();
         let mut row = rows.row();
@@ -79,7 +80,7 @@ impl Single {
         self.decoder.decode(input, &mut Ctx::new(seed, epoch, id, fields, &mut self.scratch), &mut row)?;
         rows.finish_row();
         drop(rows);
-        self.row = self.mailbox.full.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.row = self.mailbox.full.hold().take();
         Ok(())
     }
 

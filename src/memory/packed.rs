@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! lengths of the index ──place──► offsets (a prefix sum) ──► each row has its own bytes, which workers fill
-//! a row that stayed shorter (a substitute, a blank row) ──close_gaps──► the rows behind it move up, before the slot is full
+//! a row shorter than planned (a substitute, a blank row) ──close_gaps──► later rows move up, before the slot is full
 //! ```
 
 #![allow(unsafe_code)]
@@ -14,7 +14,7 @@ use crate::sync::atomic::Ordering;
 use crate::tensor::{Field, Packed};
 
 impl Slot {
-    /// The `u64` at `offset`: an offset or a length. Lengths of a row are reached through its token only.
+    /// The `u64` at `offset`: an offset or a length. A row's length is accessed only through its token.
     pub(super) fn number(&self, offset: usize) -> u64 {
         let (mut bytes, ptr) = ([0; 8], self.at(offset, 8));
         // SAFETY: in bounds, initialised; offsets are written before there are rows, lengths by the row's token.
@@ -28,7 +28,7 @@ impl Slot {
         unsafe { std::ptr::copy_nonoverlapping(number.to_ne_bytes().as_ptr(), ptr, 8) }
     }
 
-    /// Where a row of a packed field begins and ends.
+    /// Start and end of a row of a packed field.
     pub(super) fn packed_row(&self, packed: Packed, row: u32) -> (usize, usize) {
         let at = packed.offsets + row as usize * 8;
         (self.number(at) as usize, self.number(at + 8) as usize)
@@ -40,7 +40,7 @@ impl Slot {
         layout.packed.map_or(layout.row_bytes * rows as usize, |packed| self.packed_row(packed, rows - 1).1)
     }
 
-    /// Moves rows of packed fields together where some have fewer bytes than was planned. All rows are finished.
+    /// Closes the gaps of packed rows with fewer bytes than planned. All rows must be finished.
     pub(super) fn close_gaps(&self) {
         let rows = self.rows.load(Ordering::Relaxed);
         for layout in self.plan.layout.fields() {
@@ -53,7 +53,7 @@ impl Slot {
                 let ((start, _), len) = (self.packed_row(packed, row), self.number(lens + row as usize * 8) as usize);
                 if start != end {
                     let (from, to) = (self.at(layout.offset + start, len), self.at(layout.offset + end, len));
-                    // SAFETY: both in bounds; nobody else knows the slot between its last row and its being handed out.
+                    // SAFETY: both in bounds; no other thread accesses the slot between its last row and its delivery.
                     unsafe { std::ptr::copy(from, to, len) };
                     self.set_number(packed.offsets + row as usize * 8, end as u64);
                 }
@@ -65,7 +65,7 @@ impl Slot {
 }
 
 impl Rows {
-    /// Gives row `row` of a packed field its place: `len` bytes, or none where they do not fit.
+    /// Places row `row` of a packed field: `len` bytes, or none if they do not fit.
     ///
     /// Called for each row in order, before any row is filled.
     pub(crate) fn place(&self, field: usize, row: u32, len: u64) {
@@ -82,14 +82,14 @@ impl Rows {
         self.slot.set_number(lens + row as usize * 8, 0);
     }
 
-    /// The first unfinished row gets another sample than was planned: it has no bytes in packed fields.
+    /// Prepares the first unfinished row for a substitute, which has no bytes in packed fields.
     pub(crate) fn stand_in(&mut self) {
         self.stands_in = true;
     }
 }
 
 impl Row<'_> {
-    /// Refuses bytes that the index did not announce: the places of the rows are those of its lengths.
+    /// Refuses bytes of another length than the index, because its lengths place the rows.
     pub(super) fn check_packed(&self, field: &Field, packed: Packed, len: usize) -> Result<()> {
         let (start, end) = self.slot.packed_row(packed, self.row);
         if len == 0 || len == end - start {
@@ -114,7 +114,7 @@ impl Filled {
         self.slot().used(field)
     }
 
-    /// Where the rows of a packed field begin in its bytes, and the last one ends.
+    /// Start of each row in the bytes of a packed field, and the end of the last.
     pub(crate) fn offsets(&self, field: usize) -> Option<&[u64]> {
         let packed = self.slot().plan.layout.fields()[field].packed?;
         Some(bytemuck::cast_slice(self.array(packed.offsets, 8 * (self.rows() + 1))))

@@ -3,10 +3,11 @@
 #![allow(unsafe_code)]
 
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::sync::Hold;
 use memmap2::{Advice, MmapMut};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// Size from which regions ask for huge pages: fewer TLB misses, and far fewer pages to pin for a device or io_uring.
 const HUGE_FROM: usize = 4 << 20;
@@ -97,7 +98,7 @@ impl Region {
     /// A fork copies all pinned pages at once, because a page known to a device or the kernel cannot be copied on
     /// write. A child that accesses a withheld region faults.
     fn withhold(&self, start: bool) {
-        let mut users = self.withheld.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut users = self.withheld.hold();
         let advice = match (*users, start) {
             (0, true) => Some(Advice::DontFork),
             (1, false) => Some(Advice::DoFork),

@@ -54,7 +54,7 @@ pub struct Row<'a> {
     pub(super) row: u32,
     /// Bit mask of the accessible fields.
     allowed: u64,
-    /// The row gets another sample than was planned.
+    /// Prepares the row for a substitute.
     stands_in: bool,
 }
 
@@ -76,8 +76,8 @@ impl Row<'_> {
         self.row as usize
     }
 
-    /// The bytes of field `field`: all `max` elements of an `UpTo` field; of a packed field as many as the index
-    /// announced. Panics if `field` is out of range.
+    /// The bytes of field `field`: all `max` elements of an `UpTo` field, the length in the index of a packed field.
+    /// Panics if `field` is out of range.
     pub fn bytes_mut(&mut self, field: usize) -> &mut [u8] {
         assert!(self.allowed & (1 << field) != 0, "field {field} is not accessible here");
         let (ptr, len) = self.slot.field_at(field, self.row);
@@ -138,8 +138,8 @@ impl Row<'_> {
 
     /// Sets the length (first dimension) of an `UpTo` field and zeroes the bytes behind it.
     ///
-    /// Errors: [`ErrorKind::Shape`] if the field has a fixed shape or `len` exceeds its maximum; for a packed field if `len` is neither 0
-    /// nor what the index announced.
+    /// Errors: [`ErrorKind::Shape`] if the field has a fixed shape or `len` exceeds its maximum; for a packed field, if
+    /// `len` is neither 0 nor the length in the index.
     pub fn set_len(&mut self, field: usize, len: usize) -> Result<()> {
         let spec = &self.slot.plan.spec.fields()[field];
         let (max, row_bytes) = up_to_max(spec, len)?;
@@ -315,7 +315,7 @@ impl BatchMut<'_> {
 
     /// The rows of field `field`, one slice each.
     ///
-    /// Errors: as [`slice_mut`](Self::slice_mut); [`ErrorKind::Shape`] for a packed field, whose rows differ in length.
+    /// Errors: as [`slice_mut`](Self::slice_mut); [`ErrorKind::Shape`] for a packed field, whose rows vary in length.
     pub fn rows_mut<T: Element>(&mut self, field: usize) -> Result<std::slice::ChunksExactMut<'_, T>> {
         let spec = &self.filled.spec().fields()[field];
         if spec.is_packed() {

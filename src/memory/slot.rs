@@ -204,7 +204,7 @@ pub(crate) struct Rows {
     done: u32,
     /// Fields of row `start` that an I/O operation holds.
     pub(super) lent: u64,
-    /// Row `start` gets another sample than was planned.
+    /// Row `start` gets a substitute.
     pub(super) stands_in: bool,
 }
 

@@ -73,7 +73,7 @@ fn gather_at(
 pub(super) fn opened(held: &Arc<Held>, entry: usize) -> Result<&ChunkBuf> {
     match held.chunk(entry).get() {
         Some(Ok(buffer)) => Ok(buffer),
-        Some(Err(error)) => Err(error.again()),
+        Some(Err(error)) => Err(error.clone_lossy()),
         None => Err(Error::new(ErrorKind::Cancelled, Stage::Decode, "the chunk is not open")),
     }
 }

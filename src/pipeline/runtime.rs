@@ -157,7 +157,7 @@ pub(crate) fn within<T: Send + 'static>(
 pub(crate) fn placed(core: &Arc<Core>, stalled: Error) -> Error {
     let asked = matches!(stalled.stage(), Stage::Decode | Stage::Map) && stalled.site().path.is_none();
     let Some(sample) = stalled.site().sample.filter(|_| asked) else { return stalled };
-    let (holder, error) = (core.clone(), stalled.again());
+    let (holder, error) = (core.clone(), stalled.clone_lossy());
     let look = move || holder.samples.named_by_id(error, sample);
     within(Duration::from_secs(1), "the dataset", look).unwrap_or(stalled)
 }

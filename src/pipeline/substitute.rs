@@ -199,7 +199,7 @@ impl Search<'_> {
             }
         }
         run.rows.note_bad(noted);
-        run.rows.fail_row(error.and_no_substitute(tried.len() - 1));
+        run.rows.fail_row(error.without_substitute(tried.len() - 1));
     }
 
     /// What the ledger says of a sample that cannot be had.
@@ -345,7 +345,7 @@ fn open_spare<'s>(
 ) -> Result<&'s ChunkBuf> {
     let samples = &core.samples;
     if let Some(error) = spare.bad.get(&chunk) {
-        return Err(error.again());
+        return Err(error.clone_lossy());
     }
     if spare.chunk.as_ref().is_none_or(|(open, _)| *open != chunk) {
         let mut buffer = match spare.chunk.take() {
@@ -359,7 +359,7 @@ fn open_spare<'s>(
         if let Err(error) = opened {
             let error = samples.named_as_chunk(error, chunk);
             if !may_pass(&error) && spare.bad.len() < BAD_CHUNKS {
-                spare.bad.insert(chunk, error.again());
+                spare.bad.insert(chunk, error.clone_lossy());
             }
             return Err(error);
         }
