@@ -9,7 +9,7 @@
 //! 500×375 pixels and about 107 KB.
 //!
 //! Ratios: `FEEDLINE_PAIRS=15 cargo bench --bench decode --features turbojpeg -- none` runs the contestants of `ratios`
-//! in turn, 15 times over all pictures, and prints medians (`FEEDLINE_BENCH_ONLY='NAME;NAME'` selects contestants).
+//! in turn, 15 times over all pictures, and prints medians (`FEEDLINE_BENCH_CASES='NAME;NAME'` selects contestants).
 //! With `turbojpeg`, libjpeg-turbo and fast_image_resize without this crate are among them.
 
 #[path = "common/mod.rs"]
@@ -228,7 +228,7 @@ fn ratios(_: &mut Criterion) {
     let mut contestants = libraries();
     let reference = contestants.last().expect("not empty").0.clone();
     contestants.extend(loaders());
-    if let Ok(words) = std::env::var("FEEDLINE_BENCH_ONLY") {
+    if let Ok(words) = std::env::var("FEEDLINE_BENCH_CASES") {
         contestants.retain(|(name, _)| *name == reference || words.split(';').any(|word| word == name));
     }
     let reference = contestants.iter().position(|(name, _)| *name == reference).expect("kept");

@@ -235,7 +235,7 @@ fn no_files_import_each_other_in_a_circle() {
 }
 
 #[test]
-fn unsafe_stands_in_the_listed_files_only_and_every_block_argues() {
+fn unsafe_blocks_stand_in_listed_files_and_give_a_reason() {
     let mut wrong = Vec::new();
     for path in ["src", "tests", "benches", "examples"].into_iter().flat_map(files) {
         let name = name(&path);

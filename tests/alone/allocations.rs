@@ -88,7 +88,7 @@ fn parquet_per_chunk(dir: &Dir) -> f64 {
 }
 
 #[test]
-fn raw_records_and_tar_shards_allocate_a_few_times_per_batch_and_never_per_sample() {
+fn no_sample_allocates_and_a_batch_a_few_times() {
     if !alone(&here!()) {
         return;
     }

@@ -10,11 +10,13 @@
 //! left: threads, descriptors, memory (of a shared budget), what the kernel may still write to. Batches that are still held
 //! keep their bytes, also while later loaders run.
 //!
-//! A few thousand points by default. `FEEDLINE_SWEEP=full` goes on to more than 100,000; `FEEDLINE_LIFE=n` runs life *n* alone.
+//! Some hundred points by default, 3,000 with `FEEDLINE_SWEEP=ci`, more than 100,000 with `full`; `FEEDLINE_ONLY=n` runs life *n*
+//! alone.
 //! One test function: threads and descriptors belong to the whole process.
 
 use crate::common::runs::*;
 use crate::common::standin;
+use crate::common::sweep;
 use crate::common::*;
 use feedline::order::Draws;
 use feedline::{Batch, Budget, Epoch, LastBatch, Loader, LoaderBuilder};
@@ -24,8 +26,6 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 const SEED: u64 = 7;
-const POINTS: u64 = 3_000;
-const POINTS_FULL: u64 = 100_000;
 /// The default number ends early on a machine that is busy with other things.
 const TIME: Duration = Duration::from_secs(50);
 /// Nothing waits nearly so long unless the test fails.
@@ -388,12 +388,13 @@ impl Watch {
 }
 
 #[test]
-fn whatever_is_dropped_whenever_by_whomever_nothing_hangs_is_lost_or_changes_what_is_still_held() {
+fn dropping_anything_at_any_time_never_hangs_or_corrupts() {
     if !alone(&here!()) {
         return;
     }
-    let full = std::env::var("FEEDLINE_SWEEP").is_ok_and(|sweep| sweep == "full");
-    let alone: Option<u64> = std::env::var("FEEDLINE_LIFE").ok().map(|life| life.parse().expect("a number"));
+    let full = sweep::is_full();
+    let points = sweep::size(400, 3_000, 100_000);
+    let alone: Option<u64> = sweep::only().map(|life| life.parse().expect("the number of a life"));
     let dir = Dir::new();
     let watch = Watch::start();
     let workloads = Workload::all(&dir);
@@ -416,8 +417,7 @@ fn whatever_is_dropped_whenever_by_whomever_nothing_hangs_is_lost_or_changes_wha
         if full && lives.is_multiple_of(20 * EACH) {
             println!("{} points in {lives} lives, {:.0?}", sweep.points, started.elapsed());
         }
-        let enough =
-            if full { sweep.points >= POINTS_FULL } else { sweep.points >= POINTS || started.elapsed() > TIME };
+        let enough = sweep.points >= points || (!full && started.elapsed() > TIME);
         if alone.is_some() || enough {
             break;
         }

@@ -6,7 +6,7 @@ use feedline::{Loader, Order};
 use std::time::{Duration, Instant};
 
 #[test]
-fn dropping_the_iterator_or_the_loader_at_any_point_leaves_nothing_behind() {
+fn dropping_a_loader_at_any_point_leaves_nothing_behind() {
     if !alone(&here!()) {
         return;
     }

@@ -6,9 +6,10 @@
 //! every few seconds: the loader is dropped, the process is looked at, another one is built: next reader, next dataset
 //! ```
 //!
-//! `cargo test` runs it for some seconds; `FEEDLINE_SOAK=3600 cargo test --release --test alone soak:: -- --nocapture` for an hour, and
+//! `cargo test` runs it for some seconds; `FEEDLINE_SWEEP=full cargo test --release --test alone soak:: -- --nocapture` for an hour, and
 //! prints a line a minute.
 
+use crate::common::sweep;
 use crate::common::*;
 use feedline::dataset::DatasetExt;
 use feedline::storage::{Fault, Faulty};
@@ -121,11 +122,11 @@ fn life(path: &Path, index: &Path, bytes: &[u8], turn: usize, faulty: &Arc<Fault
 }
 
 #[test]
-fn nothing_grows_and_no_row_is_wrong_while_something_breaks_every_second() {
+fn a_long_run_with_faults_grows_nothing_and_has_right_rows() {
     if !alone(&here!()) {
         return;
     }
-    let seconds = std::env::var("FEEDLINE_SOAK").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(6);
+    let seconds = sweep::size(3, 6, 3600);
     let time = Duration::from_secs(seconds);
     // A short run breaks things faster, so that it sees some.
     let every = if seconds >= 60 { Duration::from_secs(1) } else { Duration::from_millis(20) };

@@ -79,7 +79,7 @@ fn a_cold_run_is_of_the_device_and_a_warm_one_of_memory() {
 }
 
 #[test]
-fn a_cold_run_of_several_epochs_through_the_page_cache_is_mostly_of_memory() {
+fn later_epochs_of_a_cold_run_come_from_the_page_cache() {
     if !alone(&here!()) {
         return;
     }

@@ -21,7 +21,7 @@ fn whole(loader: &Loader, bytes: &[u8]) -> bool {
 }
 
 #[test]
-fn four_loaders_stay_within_one_budget_and_each_delivers_everything() {
+fn four_loaders_share_one_budget_and_deliver_everything() {
     let dir = Dir::new();
     let (path, bytes) = records_file(&dir, COUNT, RECORD);
     assert!(loader_of(&path).build().unwrap().plan().total() > SHARE, "the budget would not bind");
@@ -64,7 +64,7 @@ fn a_small_loader_leaves_the_others_more() {
 }
 
 #[test]
-fn bytes_are_free_when_the_loader_its_epoch_and_its_batches_are_gone() {
+fn dropping_loader_epoch_and_batches_frees_the_budget() {
     let dir = Dir::new();
     let (path, bytes) = records_file(&dir, COUNT, RECORD);
     let budget = Budget::new(2 * SHARE, 2);
@@ -93,7 +93,7 @@ fn bytes_are_free_when_the_loader_its_epoch_and_its_batches_are_gone() {
 }
 
 #[test]
-fn a_loader_that_does_not_fit_its_part_is_refused_with_the_sum_and_takes_nothing() {
+fn a_loader_over_its_part_of_a_budget_is_refused() {
     let dir = Dir::new();
     let (path, bytes) = records_file(&dir, COUNT, RECORD);
     let budget = Budget::new(2 * SHARE, 2);
@@ -119,7 +119,7 @@ fn a_loader_that_does_not_fit_its_part_is_refused_with_the_sum_and_takes_nothing
 }
 
 #[test]
-fn a_build_that_fails_after_its_memory_was_reserved_gives_it_back() {
+fn a_failed_build_returns_its_reserved_memory() {
     let dir = Dir::new();
     let (path, bytes) = records_file(&dir, COUNT, RECORD);
     let other = dir.write("other.bin", &noise(COUNT * RECORD, 99));
@@ -135,7 +135,7 @@ fn a_build_that_fails_after_its_memory_was_reserved_gives_it_back() {
 }
 
 #[test]
-fn loaders_that_come_and_go_on_many_threads_never_have_more_than_the_budget() {
+fn loaders_on_many_threads_never_exceed_the_budget() {
     let dir = Dir::new();
     let (path, bytes) = records_file(&dir, COUNT, RECORD);
     let budget = Budget::new(4 * SHARE, 4);

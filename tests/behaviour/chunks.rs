@@ -165,7 +165,7 @@ fn toy(dir: &Dir) -> (Arc<Toy>, Vec<u8>) {
 }
 
 #[test]
-fn every_sample_comes_once_with_its_bytes_by_every_reader_order_and_batch_size() {
+fn chunks_deliver_every_sample_once_by_every_reader_and_order() {
     let dir = Dir::new();
     let (toy, bytes) = toy(&dir);
     for (mode, direct) in readers() {
@@ -235,7 +235,7 @@ fn a_subset_and_a_split_of_chunks_deliver_their_samples() {
 }
 
 #[test]
-fn a_windowed_order_opens_every_chunk_once_per_epoch_and_shuffles_across_its_window() {
+fn a_windowed_order_opens_every_chunk_once_per_epoch() {
     let dir = Dir::new();
     let (toy, bytes) = Toy::new(&dir, &[50; 20], Fault::None);
     let loader = build(Loader::builder(toy.clone()).order(Order::windowed(1, 4)).batch_size(25));
@@ -252,7 +252,7 @@ fn a_windowed_order_opens_every_chunk_once_per_epoch_and_shuffles_across_its_win
 }
 
 #[test]
-fn a_sequential_order_keeps_few_chunks_and_an_order_of_any_kind_keeps_all() {
+fn a_sequential_order_keeps_few_chunks_open() {
     let dir = Dir::new();
     let (toy, bytes) = Toy::new(&dir, &[50; 20], Fault::None);
     let sequential = build(Loader::builder(toy.clone()).workers(2));
@@ -293,7 +293,7 @@ fn epochs_follow_each_other_in_one_iterator() {
 }
 
 #[test]
-fn a_chunk_that_cannot_be_opened_fails_its_samples_by_name_and_no_others() {
+fn an_unreadable_chunk_fails_its_own_samples_only() {
     let dir = Dir::new();
     let table = [
         (Fault::Error(3), ErrorKind::Decode, "a broken chunk"),
@@ -338,7 +338,7 @@ fn a_budget_that_does_not_hold_the_chunks_is_refused_by_name() {
 }
 
 #[test]
-fn dropping_an_epoch_at_any_batch_and_starting_the_next_gives_whole_epochs() {
+fn the_epoch_after_a_dropped_epoch_is_whole() {
     let dir = Dir::new();
     let (toy, bytes) = toy(&dir);
     for (mode, direct) in had([(Mode::Auto, Direct::Auto), (Mode::Uring, Direct::On)]) {
@@ -476,7 +476,7 @@ fn within_a_minute<T: Send + 'static>(what: String, body: impl FnOnce() -> T + S
 }
 
 #[test]
-fn a_dataset_that_lies_about_its_chunks_once_the_loader_is_built_ends_in_an_error() {
+fn a_dataset_that_lies_about_its_chunks_is_an_error() {
     const LIES: [Lie; 14] = [
         Lie::ManyPieces,
         Lie::NoPieces,
@@ -528,7 +528,7 @@ fn a_dataset_that_lies_about_its_chunks_once_the_loader_is_built_ends_in_an_erro
 }
 
 #[test]
-fn the_printed_sum_counts_the_sequence_in_which_chunks_are_opened() {
+fn the_memory_plan_counts_the_sequence_of_open_chunks() {
     let dir = Dir::new();
     let tables = |chunks: usize, order: Order| {
         let (toy, _) = Toy::new(&dir, &vec![1; chunks], Fault::None);
@@ -542,7 +542,7 @@ fn the_printed_sum_counts_the_sequence_in_which_chunks_are_opened() {
 
 /// A chunk that cannot be had, or read, and what stands in for its samples.
 #[test]
-fn a_chunk_that_cannot_be_had_is_substituted_row_by_row_under_every_order() {
+fn an_unreadable_chunk_is_substituted_row_by_row() {
     let dir = Dir::new();
     // Chunks 4 and 7, by samples.
     let ranges = [(4, 48..61_u64), (7, 138..140)];
@@ -582,7 +582,7 @@ fn a_chunk_that_cannot_be_had_is_substituted_row_by_row_under_every_order() {
 }
 
 #[test]
-fn a_row_that_cannot_be_decoded_gets_another_one_of_the_chunks_that_are_open() {
+fn an_undecodable_row_is_replaced_from_an_open_chunk() {
     let dir = Dir::new();
     let (toy, bytes) = toy(&dir);
     for order in [Order::sequential(), Order::windowed(4, 2), Order::shuffled(1)] {

@@ -67,7 +67,7 @@ fn two_slots(deadline: Duration) -> (Loader, Vec<u8>) {
 }
 
 #[test]
-fn the_slot_is_free_after_the_last_tensor_of_its_batch_and_not_before() {
+fn the_last_tensor_of_a_batch_frees_its_slot() {
     let (loader, bytes) = two_slots(Duration::from_millis(200));
     let mut epoch = loader.epochs(0..).unwrap();
     let first = epoch.next().unwrap().unwrap().into_dlpack();
@@ -92,7 +92,7 @@ fn the_slot_is_free_after_the_last_tensor_of_its_batch_and_not_before() {
 }
 
 #[test]
-fn a_waiting_next_goes_on_when_another_thread_drops_the_last_tensor() {
+fn dropping_the_last_tensor_wakes_a_waiting_next() {
     let (loader, bytes) = two_slots(Duration::from_secs(600));
     let mut epoch = loader.epochs(0..).unwrap();
     let mut next = move || field(epoch.next().unwrap().unwrap().into_dlpack());
@@ -134,7 +134,7 @@ fn all(tensors: Tensors) -> Vec<Consumer> {
 }
 
 #[test]
-fn every_array_holds_what_the_batch_held_whatever_consumers_wrote_into_earlier_ones() {
+fn writes_into_an_array_do_not_reach_later_batches() {
     for batch in of_ids().epochs(0..3).unwrap() {
         let batch = batch.unwrap();
         let (ids, valid) = (batch.ids().to_vec(), batch.valid());
@@ -158,7 +158,7 @@ fn every_array_holds_what_the_batch_held_whatever_consumers_wrote_into_earlier_o
 }
 
 #[test]
-fn what_a_consumer_writes_shows_in_no_other_tensor_of_the_batch() {
+fn a_write_into_a_tensor_shows_in_no_other_tensor() {
     let mut all = all(of_ids().epoch(0).unwrap().next().unwrap().unwrap().into_dlpack());
     for index in 0..all.len() {
         let mut before: Vec<_> = all.iter_mut().map(|tensor| tensor.bytes().to_vec()).collect();

@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::time::{Duration, Instant};
 
 #[test]
-fn a_trace_holds_every_batch_and_the_waits_that_the_snapshot_counts() {
+fn a_trace_holds_every_batch_and_wait_of_the_snapshot() {
     for machine in &MACHINES {
         let (snapshot, timeline) = measured(machine, 500);
         let text = trace(&timeline, &snapshot, Names::new(machine.name, 0));
@@ -26,7 +26,7 @@ fn a_trace_holds_every_batch_and_the_waits_that_the_snapshot_counts() {
 }
 
 #[test]
-fn a_trace_of_a_run_has_a_track_for_each_thread_and_their_times_are_those_of_the_snapshot() {
+fn a_trace_has_a_track_per_thread_with_the_snapshots_times() {
     let records = Records::builder(64).open_bytes(vec![7; 64 << 6]).unwrap();
     let builder = Loader::builder(records).batch_size(8).workers(2).map(|row, _| {
         std::thread::sleep(Duration::from_millis(2));

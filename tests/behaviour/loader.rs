@@ -15,7 +15,7 @@ fn expected(bytes: &[u8], record: usize, ids: &[u64]) -> Vec<(u64, Vec<u8>)> {
 }
 
 #[test]
-fn every_sample_comes_once_with_its_bytes_by_every_reader_and_size() {
+fn every_sample_comes_once_by_every_reader_and_size() {
     let dir = Dir::new();
     // 512 and 4096 fit the alignment of O_DIRECT, 100 and 5000 do not, 1 is as odd as it gets.
     for (count, record) in [(1, 512), (37, 4096), (300, 100), (70, 5000), (1000, 1), (5, 150_528)] {
@@ -33,7 +33,7 @@ fn every_sample_comes_once_with_its_bytes_by_every_reader_and_size() {
 }
 
 #[test]
-fn order_and_bytes_do_not_depend_on_workers_reader_depth_or_slots() {
+fn batches_do_not_depend_on_workers_reader_depth_or_slots() {
     let dir = Dir::new();
     let (path, bytes) = records_file(&dir, 501, 1024);
     let ids = Order::shuffled(7).preview(501, 3, 501).unwrap();
@@ -53,7 +53,7 @@ fn order_and_bytes_do_not_depend_on_workers_reader_depth_or_slots() {
 }
 
 #[test]
-fn a_shuffled_epoch_is_another_permutation_each_time_and_the_same_when_asked_again() {
+fn a_shuffled_epoch_is_a_permutation_of_its_own() {
     let loader = build(Loader::builder(in_memory(100, 8)).order(Order::shuffled(1)));
     let ids = |epoch| pull(&loader, epoch).unwrap().into_iter().map(|(id, _)| id).collect::<Vec<_>>();
     let (first, second) = (ids(0), ids(1));
@@ -95,7 +95,7 @@ fn several_files_follow_each_other_and_headers_are_skipped() {
 }
 
 #[test]
-fn the_last_batch_is_kept_or_dropped_and_the_size_is_known_before() {
+fn the_last_batch_is_kept_or_dropped_as_announced() {
     for (count, size, last, batches) in [
         (10, 4, LastBatch::Keep, vec![4, 4, 2]),
         (10, 4, LastBatch::Drop, vec![4, 4]),
@@ -143,7 +143,7 @@ fn a_batch_outlives_its_epoch_and_its_loader() {
 }
 
 #[test]
-fn a_second_live_epoch_is_an_error_and_the_next_one_works_after_a_drop_in_the_middle() {
+fn a_second_live_epoch_is_an_error() {
     let loader = build(Loader::builder(in_memory(50, 32)).batch_size(5));
     let mut epoch = loader.epoch(0).unwrap();
     epoch.next().unwrap().unwrap();
@@ -157,7 +157,7 @@ fn a_second_live_epoch_is_an_error_and_the_next_one_works_after_a_drop_in_the_mi
 }
 
 #[test]
-fn holding_every_batch_is_an_error_after_the_deadline_and_dropping_one_goes_on() {
+fn holding_every_batch_is_an_error_until_one_is_dropped() {
     let loader =
         build(Loader::builder(in_memory(60, 8)).batch_size(5).slots(3).held_deadline(Duration::from_millis(200)));
     let mut epoch = loader.epoch(0).unwrap();
@@ -210,7 +210,7 @@ fn a_wait_that_was_cut_short_loses_nothing_and_counts() {
 }
 
 #[test]
-fn what_was_waited_counts_at_once_and_when_it_was_in_vain() {
+fn waits_count_at_once_and_also_in_vain() {
     const LIMIT: Duration = Duration::from_millis(30);
     let loader = build(Loader::builder(in_memory(60, 8)).batch_size(5).slots(1).held_deadline(LIMIT));
     let waited = || Duration::from_nanos(loader.snapshot().consumer.waited_ns);
@@ -234,7 +234,7 @@ fn what_was_waited_counts_at_once_and_when_it_was_in_vain() {
 }
 
 #[test]
-fn without_its_meters_a_loader_measures_nothing() {
+fn a_loader_without_meters_measures_nothing() {
     use feedline::profile::{Consumer, Latency, Order as Planning, Timeline};
     let dir = Dir::new();
     let (path, _) = records_file(&dir, 300, 1000);
@@ -298,7 +298,7 @@ impl Decoder for Trap {
 }
 
 #[test]
-fn an_error_or_panic_of_a_decoder_names_the_sample_and_ends_the_epoch_exactly_once() {
+fn a_decoder_that_fails_ends_the_epoch_once() {
     let dir = Dir::new();
     let (path, _) = records_file(&dir, 100, 8);
     for (mode, direct) in readers() {
@@ -363,7 +363,7 @@ fn errors_and_panics_of_transforms_become_errors_too() {
 }
 
 #[test]
-fn transforms_add_fields_see_their_own_draws_and_do_not_depend_on_workers() {
+fn transforms_add_fields_whatever_the_workers() {
     let run = |workers| {
         let classes = (0..64).map(|id| id % 4).collect();
         let records = Records::builder(4).classes(classes).open_bytes(noise(256, 1)).unwrap();
@@ -499,7 +499,7 @@ fn bytemuck_bytes(value: &i64) -> &[u8] {
 }
 
 #[test]
-fn a_sample_of_several_extents_framed_raw_and_inline_comes_together_by_every_reader() {
+fn a_sample_of_several_extents_is_assembled_by_every_reader() {
     let dir = Dir::new();
     for (mode, direct) in readers() {
         let (dataset, framed, raw) = Many::new(&dir, Twist::None);
@@ -523,7 +523,7 @@ fn a_sample_of_several_extents_framed_raw_and_inline_comes_together_by_every_rea
 }
 
 #[test]
-fn a_dataset_that_lies_gets_a_typed_error_that_names_the_sample_and_nothing_hangs() {
+fn a_dataset_that_lies_is_an_error_that_names_the_sample() {
     let dir = Dir::new();
     let cases = [
         (Twist::PastTheEnd, ErrorKind::Truncated, "offset=990 len=20"),
@@ -550,7 +550,7 @@ fn a_dataset_that_lies_gets_a_typed_error_that_names_the_sample_and_nothing_hang
 }
 
 #[test]
-fn a_file_that_vanishes_shrinks_or_grows_after_it_was_opened_is_a_typed_error_naming_it() {
+fn a_file_that_changed_after_open_is_an_error_that_names_it() {
     let dir = Dir::new();
     let shrink =
         |path: &std::path::Path, len| std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(len).unwrap();
@@ -623,7 +623,7 @@ fn settings_that_are_not_legal_are_refused_by_build_in_words() {
 }
 
 #[test]
-fn the_smallest_legal_budget_delivers_everything_and_one_byte_less_is_refused() {
+fn the_smallest_legal_budget_delivers_everything() {
     let dir = Dir::new();
     for (count, record, batch) in [(40, 100, 7), (25, 5000, 10), (64, 4096, 3)] {
         let (path, bytes) = records_file(&dir, count, record);
@@ -647,7 +647,7 @@ fn the_smallest_legal_budget_delivers_everything_and_one_byte_less_is_refused() 
 }
 
 #[test]
-fn a_split_is_disjoint_and_whole_and_a_subset_is_what_was_listed() {
+fn a_split_is_disjoint_and_whole() {
     let bytes = noise(1000 * 4, 5);
     let (held, train) = in_memory(1000, 4).split(0.2, 42).unwrap();
     assert_eq!((held.len(), train.len()), (200, 800));
@@ -675,7 +675,7 @@ fn a_split_is_disjoint_and_whole_and_a_subset_is_what_was_listed() {
 }
 
 #[test]
-fn a_sampler_that_names_a_sample_that_does_not_exist_is_an_error_not_a_panic() {
+fn a_sampler_that_names_a_missing_sample_is_an_error() {
     struct Off;
     impl feedline::order::Sampler for Off {
         fn len(&self) -> u64 {
@@ -694,7 +694,7 @@ fn a_sampler_that_names_a_sample_that_does_not_exist_is_an_error_not_a_panic() {
 }
 
 #[test]
-fn the_report_counts_what_was_delivered_and_says_how_it_was_read() {
+fn the_report_counts_delivered_batches_and_names_the_reader() {
     let dir = Dir::new();
     let (path, _) = records_file(&dir, 64, 4096);
     let (mode, direct) = reader(1);
@@ -760,7 +760,7 @@ fn starting_and_dropping_epochs_quickly_never_blocks() {
 }
 
 #[test]
-fn a_sampler_that_changes_its_length_or_panics_ends_the_run_with_an_error() {
+fn a_sampler_that_panics_or_shrinks_ends_the_run() {
     struct Fickle(std::sync::atomic::AtomicU64, bool);
     impl feedline::order::Sampler for Fickle {
         fn len(&self) -> u64 {
@@ -785,7 +785,7 @@ fn a_sampler_that_changes_its_length_or_panics_ends_the_run_with_an_error() {
 }
 
 #[test]
-fn a_dataset_or_sampler_that_panics_in_build_or_preview_is_an_error() {
+fn a_panic_in_build_or_preview_is_an_error() {
     struct Panics(Records, bool);
     impl Dataset for Panics {
         fn schema(&self) -> &[EncodedField] {
@@ -821,7 +821,7 @@ fn a_dataset_or_sampler_that_panics_in_build_or_preview_is_an_error() {
 }
 
 #[test]
-fn an_error_of_a_later_epoch_comes_in_its_turn_and_is_no_error_of_another_run() {
+fn an_error_of_a_later_epoch_comes_in_its_turn() {
     struct Changing(Arc<std::sync::atomic::AtomicU64>);
     impl feedline::order::Sampler for Changing {
         fn len(&self) -> u64 {
@@ -916,7 +916,7 @@ fn fields_cut_from_one_extent_are_read_once_by_every_reader() {
 }
 
 #[test]
-fn a_dataset_in_memory_gives_the_same_batches_without_a_read_even_when_its_files_are_gone() {
+fn a_dataset_in_memory_needs_no_read_and_no_file() {
     use feedline::dataset::Concat;
     let dir = Dir::new();
     let (path, _) = records_file(&dir, 700, 40);
@@ -975,7 +975,7 @@ impl Dataset for Captions {
 }
 
 #[test]
-fn opaque_bytes_are_delivered_with_their_lengths_and_what_is_neither_decoded_nor_kept_is_not_read() {
+fn opaque_bytes_come_with_lengths_and_unused_fields_unread() {
     use feedline::decode::Bytes;
     let dir = Dir::new();
     let bytes = noise(100, 1);

@@ -12,9 +12,9 @@
 //! A step is logged before the all-reduce and the state saved after it, so a saved state stands for steps that all ranks
 //! have logged. What a log holds beyond is done again, and must be the same rows again.
 //!
-//! `FEEDLINE_KILLS` is the number of kills of `a_process_that_is_killed_anywhere_loses_and_doubles_nothing` (default
-//! 1000, some ten seconds). Every wait has a deadline; ranks end with their parent.
+//! A process is killed 50 times by default, 1000 times with `FEEDLINE_SWEEP=ci`. Every wait has a deadline; ranks end with their parent.
 
+use crate::common::sweep;
 use crate::common::toys::Chunks;
 use crate::common::*;
 use feedline::order::Draws;
@@ -611,12 +611,12 @@ fn survives(scenario: &'static Scenario, worlds: &[u32], ends: &[End]) {
 }
 
 #[test]
-fn worlds_of_1_to_8_ranks_that_are_killed_at_once_leave_an_exact_union() {
+fn worlds_killed_at_once_leave_an_exact_union() {
     survives(&SHUFFLED, &[8, 3, 1, 5, 2, 7, 4, 6], &[End::KillAll]);
 }
 
 #[test]
-fn worlds_of_which_one_rank_is_killed_first_leave_an_exact_union() {
+fn worlds_that_lose_one_rank_leave_an_exact_union() {
     survives(&SHUFFLED, &[4, 8, 2, 3, 6, 5, 1, 7], &[End::KillOneThenTheOthers]);
 }
 
@@ -626,7 +626,7 @@ fn lanes_of_a_chunked_dataset_go_on_with_any_number_of_ranks() {
 }
 
 #[test]
-fn kills_around_the_end_of_epochs_that_drop_their_last_batch_leave_an_exact_union() {
+fn kills_around_the_end_of_epochs_leave_an_exact_union() {
     survives(&SEQUENTIAL, &[2, 1, 3, 2, 4, 5, 2], &[End::KillOneThenTheOthers, End::KillAll]);
 }
 
@@ -637,13 +637,13 @@ fn rows_that_fill_up_are_no_samples_before_and_after_a_kill() {
 
 #[test]
 #[cfg(feature = "signals")]
-fn worlds_that_sigterm_asks_to_stop_leave_after_the_same_step_and_go_on_from_it() {
+fn sigterm_stops_all_ranks_after_the_same_step() {
     survives(&SHUFFLED, &[4, 2, 8, 1, 3, 5], &[End::TermOne, End::TermAll]);
     survives(&WINDOWED, &[3, 8, 2, 4], &[End::TermAll, End::KillAll, End::TermOne]);
 }
 
 #[test]
-fn ranks_of_any_world_have_the_same_bytes_of_state_after_the_same_step() {
+fn ranks_of_any_world_save_the_same_state() {
     let mut seen = None;
     for world in 1..=8 {
         let run = Run::new(&SHUFFLED, 0);
@@ -689,7 +689,7 @@ struct Met {
 
 #[test]
 fn a_process_that_is_killed_anywhere_loses_and_doubles_nothing() {
-    let kills: u32 = std::env::var("FEEDLINE_KILLS").map_or(1000, |text| text.parse().expect("FEEDLINE_KILLS"));
+    let kills: u32 = sweep::size(50, 1000, 1000);
     let begin = Instant::now();
     let (mut met, mut runs, mut done, mut longest) = (Met::default(), 0, 0, 20_000.0_f64);
     while done < kills {

@@ -2,6 +2,7 @@
 //! world and the last batch are. The oracle is `common/runs.rs`.
 
 use crate::common::runs::*;
+use crate::common::sweep;
 use crate::common::*;
 #[cfg(feature = "parquet")]
 use feedline::dataset::Parquet;
@@ -85,7 +86,7 @@ fn check(run: &Run, ranks: Ranks, draws: &mut Draws, what: &str) {
 }
 
 #[test]
-fn every_sample_comes_once_over_all_ranks_and_at_its_place_or_is_padded_as_documented() {
+fn all_ranks_together_deliver_every_sample_once() {
     let dirs = [Dir::new(), Dir::new(), Dir::new()];
     let datas = [
         ("file", Data::file(&dirs[0], 37, 24)),
@@ -115,10 +116,10 @@ fn every_sample_comes_once_over_all_ranks_and_at_its_place_or_is_padded_as_docum
 }
 
 #[test]
-fn datasets_smaller_than_the_world_have_as_many_batches_on_every_rank_and_epochs_without_one_are_refused() {
+fn a_tiny_dataset_gives_every_rank_as_many_batches() {
     let dir = Dir::new();
     let mut draws = Draws::new(2, 0, 0, "ranks");
-    for count in [1, 2, 3] {
+    for count in sweep::size(vec![1, 3], vec![1, 2, 3], vec![1, 2, 3]) {
         let chunks = Dir::new();
         let datas = [Data::file(&dir, count, 40), Data::chunks(&chunks, &vec![1; count], true, false)];
         for data in datas {
@@ -141,13 +142,16 @@ fn many_chunks(dir: &Dir, seed: u64, samples: u64, most: u64, ragged: bool) -> D
 }
 
 #[test]
-fn lanes_give_every_rank_its_positions_whether_the_world_divides_them_or_not() {
+fn lanes_give_every_rank_its_positions() {
     let dirs = [Dir::new(), Dir::new()];
     let datas = [many_chunks(&dirs[0], 1, 211, 9, true), many_chunks(&dirs[1], 2, 90, 30, false)];
     let mut draws = Draws::new(3, 0, 0, "ranks");
     for world in 1..=8_u32 {
         for lanes in [1, 2, 3, 4, 8, 12, 300] {
             for window in [0, 1, 3] {
+                if sweep::is_short() && (world + lanes + window as u32) % 4 != 0 {
+                    continue;
+                }
                 let naive = match window {
                     0 => Naive::Sequential { lanes },
                     _ => Naive::Windowed { seed: draws.next_u64(), window, lanes },
@@ -182,7 +186,7 @@ fn lanes_of_a_dataset_without_chunks_are_the_same_order() {
 }
 
 #[test]
-fn the_smallest_legal_budget_serves_lanes_on_any_world_and_past_the_end_of_the_epoch() {
+fn the_smallest_legal_budget_serves_lanes_on_any_world() {
     let dir = Dir::new();
     let data = many_chunks(&dir, 5, 150, 7, true);
     let mut draws = Draws::new(5, 0, 0, "ranks");
@@ -234,7 +238,7 @@ fn amplification(run: &Run, ranks: Ranks, draws: &mut Draws) -> (f64, f64) {
 }
 
 #[test]
-fn eight_lanes_read_at_most_a_twentieth_twice_over_1_2_4_and_8_ranks_and_as_much_as_planned() {
+fn eight_lanes_read_at_most_a_twentieth_twice() {
     let dir = Dir::new();
     let mut draws = Draws::new(6, 0, 0, "ranks");
     let rows: Vec<u64> = (0..420).map(|_| 20 + draws.below(60)).collect();
@@ -290,7 +294,7 @@ fn orders(data: &Data) -> Vec<Naive> {
 }
 
 #[test]
-fn any_world_gives_the_global_batches_of_one_rank_in_every_order() {
+fn any_world_gives_the_global_batches_of_one_rank() {
     let dirs = [Dir::new(), Dir::new()];
     let mut draws = Draws::new(7, 0, 0, "ranks");
     for data in [Data::file(&dirs[0], 51, 12), many_chunks(&dirs[1], 7, 51, 6, true)] {
@@ -312,7 +316,7 @@ fn any_world_gives_the_global_batches_of_one_rank_in_every_order() {
 }
 
 #[test]
-fn a_mix_over_any_world_holds_its_sources_in_their_proportions_in_every_global_batch() {
+fn a_mix_keeps_its_proportions_over_any_world() {
     let records = |count: usize, seed| Records::builder(4).open_bytes(noise(count * 4, seed)).unwrap();
     let mix = || {
         let mix = Mix::new([(records(90, 1), 5.0), (records(10, 2), 1.0), (records(33, 3), 2.0)], 11).unwrap();
@@ -393,7 +397,7 @@ fn check_micro(batch: &Batch, micro: &MicroBatch<'_>) {
 }
 
 #[test]
-fn micro_batches_cover_a_batch_exactly_and_agree_with_it_in_everything() {
+fn micro_batches_cover_a_batch_exactly() {
     let dir = Dir::new();
     let data = Data::chunks(&dir, &[7, 6, 11], true, false);
     for last in ALL_LAST {
@@ -446,7 +450,7 @@ fn the_last_parts_of_a_masked_batch_hold_no_sample() {
 }
 
 #[test]
-fn settings_of_ranks_that_are_not_legal_are_refused_by_build_in_words() {
+fn illegal_settings_of_ranks_are_refused_by_build() {
     let dir = Dir::new();
     let data = many_chunks(&dir, 1, 50, 9, false);
     let (start, records) = (|| data.builder(), || Data::memory(10, 4).builder());
@@ -534,7 +538,7 @@ fn some_runs(dirs: &[Dir; 2]) -> Vec<Run> {
 }
 
 #[test]
-fn held_batches_stop_every_rank_after_the_deadline_and_it_goes_on_where_it_was() {
+fn held_batches_stop_every_rank_until_one_is_dropped() {
     let dirs = [Dir::new(), Dir::new()];
     for run in some_runs(&dirs) {
         let cut = Cut::whole(12, LastBatch::Pad, 3);
@@ -561,7 +565,7 @@ fn held_batches_stop_every_rank_after_the_deadline_and_it_goes_on_where_it_was()
 }
 
 #[test]
-fn epochs_dropped_in_the_middle_leave_whole_epochs_on_every_rank() {
+fn the_epoch_after_a_dropped_one_is_whole_on_every_rank() {
     let dirs = [Dir::new(), Dir::new()];
     let mut draws = Draws::new(10, 0, 0, "ranks");
     for run in some_runs(&dirs) {
@@ -582,7 +586,7 @@ fn epochs_dropped_in_the_middle_leave_whole_epochs_on_every_rank() {
 }
 
 #[test]
-fn several_epochs_in_one_iterator_are_the_epochs_one_by_one_on_ranks_that_go_in_step() {
+fn one_iterator_over_epochs_equals_the_epochs_one_by_one() {
     let dirs = [Dir::new(), Dir::new()];
     let mut draws = Draws::new(11, 0, 0, "ranks");
     for run in some_runs(&dirs) {

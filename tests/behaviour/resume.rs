@@ -1,11 +1,12 @@
 //! Resume: a run that is interrupted between any two batches and taken up by other loaders, with another number of ranks and
 //! other settings, goes on as if nothing had happened. The oracle is `common/runs.rs`.
 //!
-//! The first four tests make 240 random runs. Each is resumed at every one of its batch boundaries, and once more in a chain of
+//! With `FEEDLINE_SWEEP=ci` the first four tests make 240 random runs. Each is resumed at every one of its batch boundaries, and once more in a chain of
 //! five at random ones: some 3,500 resumes by 8,000 loaders. 60 more runs are resumed 500 times with other batches. Each test
-//! prints its count (`-- --nocapture`); `FEEDLINE_RESUME_RUNS=1000` makes as many random runs in each of them in place of 60.
+//! prints its count (`-- --nocapture`). By default there is a tenth of the random runs, with `full` 1000 in each test.
 
 use crate::common::runs::*;
+use crate::common::sweep;
 use crate::common::*;
 use feedline::dataset::{Concat, Dataset, DatasetExt, Mix, Records};
 use feedline::order::{Draws, Sampler};
@@ -242,7 +243,7 @@ fn resume_in_a_chain(case: &Case, all: &[Global], states: &[State], draws: &mut 
 
 /// How many in each test.
 fn random_runs() -> u64 {
-    std::env::var("FEEDLINE_RESUME_RUNS").map_or(60, |runs| runs.parse().unwrap())
+    sweep::size(6, 60, 1000)
 }
 
 /// Makes random runs, resumes them, and says how often.
@@ -277,22 +278,22 @@ fn resume_random_runs(kind: Kind) {
 }
 
 #[test]
-fn a_run_over_a_file_goes_on_bit_by_bit_from_any_batch_with_any_world_and_settings() {
+fn a_run_over_a_file_resumes_exactly_from_any_batch() {
     resume_random_runs(Kind::File);
 }
 
 #[test]
-fn a_run_in_memory_goes_on_bit_by_bit_from_any_batch_with_any_world_and_settings() {
+fn a_run_in_memory_resumes_exactly_from_any_batch() {
     resume_random_runs(Kind::Memory);
 }
 
 #[test]
-fn a_run_over_chunks_goes_on_bit_by_bit_from_any_batch_with_any_world_and_settings() {
+fn a_run_over_chunks_resumes_exactly_from_any_batch() {
     resume_random_runs(Kind::Chunks);
 }
 
 #[test]
-fn a_run_over_chunks_in_memory_goes_on_bit_by_bit_from_any_batch_with_any_world_and_settings() {
+fn a_run_over_chunks_in_memory_resumes_exactly() {
     resume_random_runs(Kind::ChunksInMemory);
 }
 
@@ -312,7 +313,7 @@ fn states(loaders: &[Loader]) -> Vec<State> {
 }
 
 #[test]
-fn states_of_ranks_in_step_agree_and_those_that_are_not_are_named() {
+fn states_of_ranks_agree_or_the_rank_out_of_step_is_named() {
     let (run, cut) = shuffled_run();
     let loaders = ranks(&run, cut);
     let mut iterators: Vec<Epoch> = loaders.iter().map(|loader| loader.epochs(0..).unwrap()).collect();
@@ -341,7 +342,7 @@ fn states_of_ranks_in_step_agree_and_those_that_are_not_are_named() {
 }
 
 #[test]
-fn a_state_counts_the_batches_that_were_received_and_not_those_that_were_read_ahead() {
+fn a_state_counts_received_batches_not_prefetched_ones() {
     let run = Run::new(&Data::memory(200, 8), Naive::Shuffled { seed: 4 }).mapped();
     let loader = build(run.builder().batch_size(10).slots(8));
     let mut epoch = loader.epoch(0).unwrap();
@@ -369,7 +370,7 @@ fn a_state_counts_the_batches_that_were_received_and_not_those_that_were_read_ah
 }
 
 #[test]
-fn states_taken_by_another_thread_in_mid_loop_are_places_between_two_batches() {
+fn a_state_taken_by_another_thread_lies_between_two_batches() {
     let (run, cut) = shuffled_run();
     let loader = ranks(&run, cut).remove(0);
     let done = AtomicBool::new(false);
@@ -390,7 +391,7 @@ fn states_taken_by_another_thread_in_mid_loop_are_places_between_two_batches() {
 }
 
 #[test]
-fn the_state_after_the_last_batch_of_an_epoch_is_the_beginning_of_the_next_by_every_last_batch() {
+fn the_state_after_an_epoch_is_the_start_of_the_next() {
     for last in ALL_LAST {
         for (samples, global) in [(50, 12), (48, 12), (5, 12), (12, 12)] {
             if last == LastBatch::Drop && samples < 12 {
@@ -451,7 +452,7 @@ fn state_after(run: &Run, steps: u64) -> State {
 }
 
 #[test]
-fn after_a_resume_the_first_epoch_is_the_one_that_was_interrupted_and_any_other_is_refused_in_words() {
+fn a_resumed_loader_starts_with_the_interrupted_epoch() {
     let run = Run::new(&Data::memory(50, 8), Naive::Shuffled { seed: 4 });
     let cut = Cut::whole(10, LastBatch::Keep, 1);
     let state = state_after(&run, 13);
@@ -508,7 +509,7 @@ fn a_state_is_not_taken_up_while_an_iterator_is_alive() {
 }
 
 #[test]
-fn an_epoch_that_ended_by_an_error_of_a_transform_is_taken_up_after_the_last_batch_received() {
+fn an_epoch_that_a_transform_ended_resumes_where_it_was() {
     let dir = Dir::new();
     let chunks = Data::chunks(&dir, &[9, 1, 30, 9, 20], true, false);
     let runs = [
@@ -564,7 +565,7 @@ fn an_epoch_that_ended_by_an_error_of_a_transform_is_taken_up_after_the_last_bat
 }
 
 #[test]
-fn an_epoch_over_a_file_that_was_cut_goes_on_when_the_file_is_whole_again() {
+fn an_epoch_over_a_cut_file_resumes_when_it_is_repaired() {
     let dirs = [Dir::new(), Dir::new()];
     for (mode, direct) in readers() {
         let files = [
@@ -610,7 +611,7 @@ fn a_moment() {
 }
 
 #[test]
-fn steps_are_exactly_so_many_batches_over_epochs_and_nothing_is_read_beyond_them() {
+fn steps_deliver_exactly_so_many_batches_over_epochs() {
     let dir = Dir::new();
     let data = Data::file(&dir, 50, 4096);
     for (mode, direct) in readers() {
@@ -670,7 +671,7 @@ fn steps_over_chunks_open_no_chunk_that_only_later_batches_need() {
 }
 
 #[test]
-fn an_order_without_a_batch_is_refused_also_for_a_state_that_is_resumed() {
+fn an_order_without_a_batch_is_refused_on_resume_too() {
     for naive in [Naive::Indices { ids: vec![], shuffled: None }, Naive::Shuffled { seed: 1 }] {
         let run = Run::new(&Data::memory(5, 4), naive);
         let error = run.builder().batch_size(6).last_batch(LastBatch::Drop).build().err().unwrap();
@@ -683,7 +684,7 @@ fn an_order_without_a_batch_is_refused_also_for_a_state_that_is_resumed() {
 }
 
 #[test]
-fn a_resumed_run_goes_on_for_ever_and_its_steps_are_counted_over_all_resumes() {
+fn steps_are_counted_over_all_resumes() {
     let dir = Dir::new();
     let data = Data::chunks(&dir, &[5, 9, 1, 14, 2], true, false);
     let run = Run::new(&data, Naive::Windowed { seed: 4, window: 2, lanes: 2 }).mapped();
@@ -727,7 +728,7 @@ fn rebatched(case: &Case, state: &State, cut: Cut) -> Vec<Global> {
 }
 
 #[test]
-fn a_run_goes_on_in_batches_of_another_size_with_the_samples_that_are_left_in_their_order() {
+fn a_run_resumes_in_batches_of_another_size() {
     let mut resumes = 0;
     for number in 0..random_runs() {
         let dir = Dir::new();
@@ -794,7 +795,7 @@ fn a_run_goes_on_in_batches_of_another_size_with_the_samples_that_are_left_in_th
 }
 
 #[test]
-fn an_epoch_with_less_left_than_a_larger_batch_is_over_when_the_rest_is_dropped() {
+fn a_dropped_rest_ends_an_epoch_resumed_in_larger_batches() {
     let run = Run::new(&Data::memory(50, 8), Naive::Shuffled { seed: 4 });
     let state = state_after(&run, 4);
     assert_eq!((state.epoch(), state.position()), (0, 40));
@@ -851,7 +852,7 @@ fn refused(builder: impl Fn() -> LoaderBuilder, state: &State, kind: ErrorKind, 
 }
 
 #[test]
-fn another_order_or_other_seeds_are_refused_in_words_that_name_both() {
+fn a_resume_with_another_order_or_seed_is_refused() {
     let dir = Dir::new();
     let data = Data::chunks(&dir, &[4; 10], true, false);
     let steps = |step| Steps { len: 30, samples: 40, step };
@@ -919,7 +920,7 @@ fn another_order_or_other_seeds_are_refused_in_words_that_name_both() {
 }
 
 #[test]
-fn another_global_batch_or_last_batch_is_refused_in_words_that_name_both_and_what_to_do() {
+fn a_resume_with_another_global_batch_is_refused() {
     let run = Run::new(&Data::memory(50, 8), Naive::Shuffled { seed: 4 });
     let state = state_after(&run, 2);
     let make = |rows: usize, world, last| {
@@ -1095,7 +1096,7 @@ fn states_that_were_edited_are_refused_whatever_was_changed() {
 }
 
 #[test]
-fn an_iterator_from_which_no_batch_was_received_does_not_use_up_a_resumed_place() {
+fn an_unused_iterator_keeps_the_resumed_place() {
     let run = Run::new(&Data::memory(50, 8), Naive::Shuffled { seed: 4 });
     let rest = &run.parts(&Cut::whole(10, LastBatch::Keep, 1), 1, 0)[2..];
     let loader = resumed(&run, &state_after(&run, 7));

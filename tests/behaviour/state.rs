@@ -34,7 +34,7 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_state_is_loaded_as_it_was_saved_and_replaces_what_was_there() {
+fn a_saved_state_replaces_the_old_one_and_loads_as_it_was() {
     let dir = Dir::new();
     let path = dir.path("état de la course.json");
     let [first, second] = states();
@@ -97,7 +97,7 @@ fn two_flipped_bytes_never_make_another_state() {
 }
 
 #[test]
-fn what_is_no_regular_file_or_too_large_is_refused_unread() {
+fn a_huge_or_irregular_state_file_is_refused_unread() {
     let dir = Dir::new();
     let error = State::load(dir.path("gone")).unwrap_err();
     assert_eq!((error.kind(), error.stage()), (ErrorKind::NotFound, Stage::State));
@@ -223,7 +223,7 @@ fn many_threads_save_to_one_path_and_readers_see_whole_states() {
 }
 
 #[test]
-fn a_process_killed_while_it_saves_leaves_one_state_or_the_other() {
+fn a_kill_during_a_save_leaves_the_old_or_the_new_state() {
     let states = states();
     if let Some(dir) = in_child() {
         println!("saving");
@@ -324,7 +324,7 @@ fn a_dataset_that_was_moved_copied_or_linked_is_the_same() {
 }
 
 #[test]
-fn a_dataset_is_the_same_by_any_number_of_threads_checked_and_in_memory() {
+fn a_fingerprint_does_not_depend_on_threads_or_memory() {
     let dir = shards(100);
     let then = Fingerprint::of(&open(&dir)).unwrap();
     let crcs = Dir::new();
@@ -494,7 +494,7 @@ fn another_number_of_samples_or_other_fields_are_said() {
 }
 
 #[test]
-fn a_file_that_changes_while_it_is_looked_at_is_an_error_with_its_path() {
+fn a_file_that_changes_under_the_fingerprint_is_an_error() {
     let dir = shards(3);
     let records = open(&dir);
     dir.write(&name(1), &[0; 64]);
@@ -545,7 +545,7 @@ fn assert_options_count<D: Dataset>(what: &str, open: impl Fn(usize) -> D, optio
 }
 
 #[test]
-fn options_that_give_ids_another_meaning_are_told_from_each_other() {
+fn options_that_change_ids_change_the_fingerprint() {
     let bytes: Arc<[u8]> = noise(640, 5).into();
     let records = || Records::builder(64).open_bytes(bytes.clone()).unwrap();
     assert_options_count("a dataset's own", |option| Toy(records(), option as u64), 3);
@@ -589,7 +589,7 @@ fn options_that_give_ids_another_meaning_are_told_from_each_other() {
 }
 
 #[test]
-fn options_of_formats_that_give_ids_another_meaning_are_told_from_each_other() {
+fn options_of_formats_that_change_ids_change_the_fingerprint() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     let text = |option: usize| ["caption", "name"][option];
     let example = fixtures.join("tfrecord/example.tfrecord");
@@ -638,7 +638,7 @@ fn options_of_formats_that_give_ids_another_meaning_are_told_from_each_other() {
 
 #[cfg(feature = "parquet")]
 #[test]
-fn options_of_parquet_that_give_ids_another_meaning_are_told_from_each_other() {
+fn options_of_parquet_that_change_ids_change_the_fingerprint() {
     use feedline::dataset::{Nulls, Parquet};
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet/plain.parquet");
     let parquet = |option: usize| {

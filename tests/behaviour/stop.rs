@@ -121,7 +121,7 @@ fn sigterm_sets_the_flag_of_every_clone_and_is_named() {
 }
 
 #[test]
-fn a_request_in_the_program_is_not_a_signal_and_does_not_hide_one() {
+fn a_request_of_the_program_does_not_hide_a_signal() {
     let child = || {
         let stop = Stop::on_signals().unwrap();
         stop.request();
@@ -179,7 +179,7 @@ fn a_second_sigint_ends_the_process_and_no_other_signal_does() {
 }
 
 #[test]
-fn asking_twice_installs_nothing_twice_and_who_asks_later_sees_what_came() {
+fn asking_for_signals_twice_installs_one_handler() {
     let child = || {
         let stops = [Stop::on_signals().unwrap(), Stop::on_signals().unwrap(), Stop::on([Signal::Term]).unwrap()];
         ready();
@@ -194,7 +194,7 @@ fn asking_twice_installs_nothing_twice_and_who_asks_later_sees_what_came() {
 }
 
 #[test]
-fn of_several_signals_between_two_looks_the_one_listed_first_is_named() {
+fn the_signal_listed_first_is_named_of_several() {
     let child = || {
         let stop = Stop::on([Signal::Usr2, Signal::Usr1, Signal::Hup]).unwrap();
         let each = [Signal::Usr2, Signal::Usr1, Signal::Hup].map(|signal| Stop::on([signal]).unwrap());
@@ -209,7 +209,7 @@ fn of_several_signals_between_two_looks_the_one_listed_first_is_named() {
 }
 
 #[test]
-fn where_nothing_is_installed_a_signal_ends_the_process_at_once() {
+fn a_signal_without_a_handler_ends_the_process() {
     let child = || {
         let stop = Stop::new();
         ready();

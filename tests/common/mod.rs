@@ -18,6 +18,7 @@ pub mod numeric;
 pub mod runs;
 #[cfg(feature = "cuda")]
 pub mod standin;
+pub mod sweep;
 pub mod synthetic;
 pub mod toys;
 

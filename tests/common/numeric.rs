@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+use super::sweep;
 use super::{Dir, had};
 use feedline::dataset::Dataset;
 use feedline::storage::{Direct, Mode};
@@ -125,7 +126,17 @@ pub fn seen<D: Dataset>(dataset: Result<D>) -> Result<Seen> {
     Ok((format!("{:?}", dataset.schema()), load(dataset)?))
 }
 
-/// Damages `name` in every way: cut at every length, and every bit of every byte in `flip` flipped. `look` opens the folder.
+/// Flips of a byte by [`sweep`].
+pub fn flips_each() -> usize {
+    sweep::size(1, 8, 8)
+}
+
+/// The bits of a byte that are flipped: one in turn, or all.
+fn bits(at: usize) -> impl Iterator<Item = usize> {
+    (at..at + flips_each()).map(|bit| bit % 8)
+}
+
+/// Damages `name` in every way: cut at every length, and in every byte of `flip` a bit flipped, or each of its bits in turn. `look` opens the folder.
 pub fn sweep(dir: &Dir, name: &str, flip: std::ops::Range<usize>, look: impl Fn() -> Result<Seen>) -> (Sweep, Sweep) {
     let bytes = std::fs::read(dir.path(name)).unwrap();
     let good = look().unwrap();
@@ -152,7 +163,7 @@ pub fn sweep(dir: &Dir, name: &str, flip: std::ops::Range<usize>, look: impl Fn(
         judge(&mut cuts, format!("{name} cut to {len}"));
     }
     for at in flip {
-        for bit in 0..8 {
+        for bit in bits(at) {
             let mut damaged = bytes.clone();
             damaged[at] ^= 1 << bit;
             dir.write(name, &damaged);

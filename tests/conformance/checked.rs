@@ -1,6 +1,7 @@
 //! `.checked()` over every format: any byte of its files flipped or cut off, with the time of the file as before, is an
 //! error or changes nothing. For formats that have no checksum of their own this is the only way to know.
 
+use crate::common::sweep::places;
 use crate::common::*;
 use feedline::dataset::{Dataset, DatasetExt, Mds, Npy, Npz, Records, SafeTensors, Tokens, Verify};
 use feedline::tensor::DType;
@@ -60,7 +61,7 @@ fn sweep(name: &str, files: &[PathBuf], open: Open) {
             std::fs::write(&path, bytes).unwrap();
             File::options().append(true).open(&path).unwrap().set_modified(modified).unwrap();
         };
-        for at in 0..bytes.len() {
+        for at in places(0..bytes.len(), 9) {
             let mut damaged = bytes.clone();
             damaged[at] ^= [0x01, 0x20, 0x80, 0xff][at % 4];
             put(&damaged);

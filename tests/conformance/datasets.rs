@@ -17,7 +17,7 @@ fn names(images: &Images, root: &Path) -> Vec<(String, Option<usize>)> {
 }
 
 #[test]
-fn class_folders_are_classes_in_the_order_of_their_names_and_nested_folders_belong_to_them() {
+fn class_folders_are_classes_in_the_order_of_their_names() {
     let dir = Dir::new();
     for name in ["b/2.PNG", "b/1.jpg", "a/z.jpeg", "a/deep/er/x.webp", "c/1.gif", "c/2.bmp"] {
         dir.write(&format!("set/{name}"), name.as_bytes());
@@ -43,7 +43,7 @@ fn a_flat_folder_has_no_labels() {
 }
 
 #[test]
-fn what_is_left_out_is_counted_and_said() {
+fn files_that_are_left_out_are_counted() {
     let dir = Dir::new();
     for name in ["a/1.jpg", "a/notes.txt", "a/other.txt", "a/.DS_Store", "README", "b/1.png", "b/Thumbs.db"] {
         dir.write(&format!("set/{name}"), b"x");
@@ -56,7 +56,7 @@ fn what_is_left_out_is_counted_and_said() {
 }
 
 #[test]
-fn what_cannot_be_meant_is_a_typed_error_that_names_the_path() {
+fn an_impossible_folder_is_an_error_that_names_the_path() {
     type Make = fn(&Dir, &Path);
     let cases: [(&str, Make, ErrorKind, &str); 9] = [
         ("missing", |_, _| {}, ErrorKind::NotFound, "set"),
@@ -122,7 +122,7 @@ fn what_cannot_be_meant_is_a_typed_error_that_names_the_path() {
 }
 
 #[test]
-fn links_within_the_root_are_followed_to_files_and_refused_to_folders() {
+fn links_within_the_root_lead_to_files_but_not_to_folders() {
     let dir = Dir::new();
     let root = dir.path("set");
     let real = dir.write("set/a/1.jpg", b"x");
@@ -152,7 +152,7 @@ fn ten_thousand_files_are_indexed_in_order_by_many_threads() {
 }
 
 #[test]
-fn records_refuse_files_that_are_not_whole_records_and_labels_that_do_not_match() {
+fn records_refuse_partial_records_and_wrong_label_counts() {
     let dir = Dir::new();
     let good = dir.write("good.bin", &[0; 100]);
     let cut = dir.write("cut.bin", &[0; 105]);

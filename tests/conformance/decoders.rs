@@ -126,7 +126,7 @@ fn a_row_has_the_bytes_of_its_fields() {
 }
 
 #[test]
-fn a_row_is_the_same_on_every_worker_and_whatever_was_decoded_before() {
+fn a_row_does_not_depend_on_the_worker_or_earlier_rows() {
     for case in cases() {
         let mut busy = (case.make)();
         for (id, input) in case.good.iter().enumerate() {
@@ -153,7 +153,7 @@ fn only_random_decoders_depend_on_seed_epoch_and_sample() {
 }
 
 #[test]
-fn a_bad_sample_is_an_error_on_one_line_and_the_next_sample_is_not_harmed() {
+fn a_bad_sample_is_one_line_and_harms_no_other_sample() {
     for case in cases() {
         let mut single = (case.make)();
         let first = row(&mut single, &case.good[0], (1, 2, 3));
@@ -168,7 +168,7 @@ fn a_bad_sample_is_an_error_on_one_line_and_the_next_sample_is_not_harmed() {
 }
 
 #[test]
-fn a_field_that_a_decoder_cannot_take_is_refused_when_the_loader_is_built() {
+fn build_refuses_a_field_that_the_decoder_cannot_take() {
     let raw = EncodedField::raw(Field::fixed("x", DType::U8, [3]));
     let refused: [Result<Single>; 3] = [
         Single::new(Raw, &EncodedField::image("x")),

@@ -56,7 +56,7 @@ fn all(dataset: &dyn Dataset) -> Result<Vec<Vec<Vec<u8>>>> {
 }
 
 #[test]
-fn raw_shards_written_by_streaming_have_the_values_that_streaming_reads() {
+fn raw_shards_of_streaming_have_the_values_it_reads() {
     let mds = builder().open(fixture("raw")).unwrap();
     assert!(mds.chunked().is_none());
     compare(mds.schema(), &all(&mds).unwrap(), &fixture("values.json"));
@@ -73,7 +73,7 @@ fn raw_shards_written_by_streaming_have_the_values_that_streaming_reads() {
 }
 
 #[test]
-fn columns_come_in_the_order_that_was_asked_for_and_pickles_may_lie_beside_them() {
+fn columns_come_in_the_order_asked_for_beside_pickles() {
     let oracle =
         Oracle { columns: vec![("pkl", None), ("uint8", Some(1))], samples: vec![vec![b"..".to_vec(), vec![7]]] };
     let dir = Dir::new();
@@ -151,7 +151,7 @@ fn each_shard(index: &mut Value, change: impl FnMut(&mut Value)) {
 }
 
 #[test]
-fn an_index_that_cannot_be_meant_is_a_typed_error_that_names_the_shard() {
+fn an_impossible_index_is_an_error_that_names_the_shard() {
     type Change = fn(&mut Value);
     let cases: [(Change, ErrorKind, &str); 30] = [
         (|index| index["version"] = json!(1), ErrorKind::Decode, "version 1"),
@@ -267,7 +267,7 @@ fn names_in_the_index_stay_within_the_folder() {
 }
 
 #[test]
-fn fields_that_a_column_cannot_be_are_refused_when_the_dataset_is_built() {
+fn open_refuses_fields_that_a_column_cannot_be() {
     let cases = [
         (Mds::builder().columns(["nope"]), "no column `nope`; there are bytes, fixed, float16"),
         (Mds::builder().columns(["int", "int"]), "asked for twice"),
@@ -365,7 +365,7 @@ impl Oracle {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn whatever_is_written_is_read(
+    fn mds_reads_whatever_was_written(
         columns in vec(prop_oneof![
             Just(("bytes", None)), Just(("str", None)), Just(("uint32", Some(4))), Just(("ndarray:int16:2,3", Some(12))),
         ], 1..6),
@@ -385,7 +385,7 @@ proptest! {
 }
 
 #[test]
-fn a_flipped_byte_of_a_raw_shard_changes_one_value_or_is_an_error() {
+fn a_flip_in_a_raw_shard_changes_one_value_or_is_an_error() {
     let oracle = Oracle::small();
     let shard = oracle.shard();
     let (mut refused, mut failed, mut silent) = (0, 0, 0);
@@ -443,7 +443,7 @@ fn flips_behind_checksums(shard: &[u8], name: &str, index: &[u8]) -> usize {
 }
 
 #[test]
-fn with_checksums_of_ours_no_flip_of_a_raw_shard_is_silent() {
+fn our_checksums_find_every_flip_of_a_raw_shard() {
     let oracle = Oracle::small();
     let shard = oracle.shard();
     let values: usize = oracle.samples.iter().flatten().map(Vec::len).sum();
@@ -451,7 +451,7 @@ fn with_checksums_of_ours_no_flip_of_a_raw_shard_is_silent() {
 }
 
 #[test]
-fn a_raw_shard_cut_anywhere_is_an_error_even_if_the_index_agrees_with_its_length() {
+fn a_raw_shard_cut_anywhere_is_an_error() {
     let oracle = Oracle::small();
     let shard = oracle.shard();
     for len in 0..shard.len() {
@@ -489,7 +489,7 @@ mod compressed {
     use super::*;
 
     #[test]
-    fn zstd_shards_written_by_streaming_have_the_values_that_streaming_reads() {
+    fn zstd_shards_of_streaming_have_the_values_it_reads() {
         let mds = builder().open(fixture("zstd")).unwrap();
         assert_eq!(mds.chunked().unwrap().starts().last(), Some(&11));
         compare(mds.schema(), &all(&mds).unwrap(), &fixture("values.json"));
@@ -566,7 +566,7 @@ mod compressed {
     }
 
     #[test]
-    fn a_damaged_zstd_shard_never_loses_samples_and_with_a_frame_checksum_no_value() {
+    fn a_damaged_zstd_shard_never_loses_samples() {
         let (silent, cases) = sweep(false);
         println!("zstd without a frame checksum, as Streaming writes it: {silent} of {cases} flips are silent");
         assert!(silent * 3 < cases, "{silent} of {cases}");
@@ -574,7 +574,7 @@ mod compressed {
     }
 
     #[test]
-    fn with_checksums_of_ours_every_flip_of_a_zstd_shard_is_an_error() {
+    fn our_checksums_find_every_flip_of_a_zstd_shard() {
         let oracle = Oracle::small();
         let shard = oracle.shard();
         let zip = packed(&shard, false);
@@ -611,7 +611,7 @@ mod compressed {
     }
 
     #[test]
-    fn a_frame_that_is_longer_than_the_index_says_is_refused_before_memory_is_taken() {
+    fn an_oversized_frame_is_refused_before_memory_is_taken() {
         let oracle = Oracle::small();
         let shard = oracle.shard();
         let bomb = packed(&vec![0; 64 << 20], false);
@@ -632,7 +632,7 @@ mod compressed {
 
 #[cfg(not(feature = "zstd"))]
 #[test]
-fn without_the_feature_a_compressed_shard_is_an_error_that_names_it() {
+fn a_compressed_shard_without_the_feature_is_an_error() {
     let error = Mds::open(fixture("zstd")).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Config);
     assert!(error.to_string().contains("feature `zstd`"), "{error}");

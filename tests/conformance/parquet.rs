@@ -3,6 +3,7 @@
 
 mod writers;
 
+use crate::common::sweep::places;
 use crate::common::*;
 use feedline::dataset::{Dataset, Nulls, Parquet, ParquetBuilder};
 use feedline::{Batch, Error, ErrorKind, Loader, Order, Result};
@@ -60,7 +61,7 @@ const FILES: [(&str, bool); 5] = [
 ];
 
 #[test]
-fn every_value_of_every_type_encoding_codec_and_page_version_is_what_pyarrow_wrote() {
+fn every_type_encoding_and_codec_is_read_as_pyarrow_wrote_it() {
     for (name, word) in FILES {
         // Whole row groups, and runs of rows of them where the file has an offset index.
         for chunk_bytes in [1 << 30, 5000, 700] {
@@ -114,7 +115,7 @@ fn first_error(dataset: Result<Parquet>) -> Error {
 }
 
 #[test]
-fn what_is_not_supported_or_wrong_is_said_by_name() {
+fn an_unsupported_column_is_named() {
     let table: [(Result<Parquet>, ErrorKind, &str); 9] = [
         (
             Parquet::builder().column("i64").open(fixture("{plain,snappy_required}.parquet")),
@@ -181,7 +182,7 @@ fn lists<T: feedline::tensor::Element>(column: &str, nulls: Nulls) -> Result<Vec
 }
 
 #[test]
-fn lists_of_structures_and_of_small_types_are_what_pyarrow_wrote() {
+fn lists_of_structures_are_read_as_pyarrow_wrote_them() {
     let empty = lists::<f32>("empty.list.element.a", Nulls::Error).unwrap();
     assert_eq!(empty, [vec![1.0, 3.0], vec![], vec![4.0], vec![]]);
     assert_eq!(lists::<u8>("bools", Nulls::Error).unwrap(), [vec![1, 0], vec![], vec![1], vec![0]]);
@@ -213,7 +214,7 @@ fn all_values<T: feedline::tensor::Element>(builder: ParquetBuilder, name: &str)
 }
 
 #[test]
-fn runs_of_rows_that_pack_better_than_the_rest_of_their_row_group_are_read() {
+fn rows_that_pack_better_than_their_row_group_are_read() {
     for chunk_bytes in [50_000, 500_000, 1 << 30] {
         let open = |column: &str| Parquet::builder().chunk_bytes(chunk_bytes).column(column);
         let (x, _) = all_values::<f64>(open("x"), "uneven.parquet");
@@ -231,7 +232,7 @@ fn runs_of_rows_that_pack_better_than_the_rest_of_their_row_group_are_read() {
 }
 
 #[test]
-fn lists_that_unpack_to_a_hundred_times_their_size_are_read_and_planned() {
+fn lists_that_unpack_to_a_hundred_times_their_size_are_read() {
     for builder in [Parquet::builder().up_to("same", 500), Parquet::builder().column("fixed")] {
         let (values, opening) = all_values::<f32>(builder, "one_value.parquet");
         assert!(values.len() == 500_000 && values.iter().all(|value| *value == 0.0));
@@ -313,17 +314,20 @@ fn a_file_cut_anywhere_is_an_error() {
 }
 
 #[test]
-fn a_flipped_byte_never_loses_a_row_and_with_page_checksums_never_changes_one() {
+fn a_flipped_byte_never_loses_a_row() {
     for (name, checksums) in [("tiny.parquet", true), ("tiny_nocrc.parquet", false)] {
         let bytes = std::fs::read(fixture(name)).unwrap();
-        let flips = (0..bytes.len()).flat_map(|at| [1_u8, 0x80, 0xff].map(|mask| (at, mask)));
+        let flips = places(0..bytes.len(), 7).flat_map(|at| [1_u8, 0x80, 0xff].map(|mask| (at, mask)));
         let damaged = flips.map(|(at, mask)| {
             let mut damaged = bytes.clone();
             damaged[at] ^= mask;
             damaged
         });
         let (errors, lost, wrong) = sweep(&bytes, damaged);
-        println!("{name}: {} flips, {errors} errors, {lost} lost, {wrong} wrong", 3 * bytes.len());
+        println!(
+            "{name}: {} flips, {errors} errors, {lost} lost, {wrong} wrong",
+            3 * places(0..bytes.len(), 7).count()
+        );
         assert_eq!(lost, 0, "{name}");
         // The footer has no checksum: what it says of types and names is seen where it does not fit, not where it does.
         assert!(wrong <= if checksums { 0 } else { 3 * 480 + 8 }, "{name}: {wrong} wrong");
@@ -342,7 +346,7 @@ fn hostile_sizes_allocate_nothing() {
 }
 
 #[test]
-fn with_checksums_of_our_own_every_flipped_byte_is_an_error_or_changes_nothing() {
+fn our_checksums_find_every_flipped_byte_of_a_parquet_file() {
     use feedline::dataset::DatasetExt;
     let dir = Dir::new();
     let bytes = std::fs::read(fixture("tiny_nocrc.parquet")).unwrap();
@@ -361,7 +365,7 @@ fn with_checksums_of_our_own_every_flipped_byte_is_an_error_or_changes_nothing()
     };
     let whole = read().unwrap();
     let (mut errors, mut same) = (0, 0);
-    for at in 0..bytes.len() {
+    for at in places(0..bytes.len(), 7) {
         let mut damaged = bytes.clone();
         damaged[at] ^= if at % 2 == 0 { 0x01 } else { 0xff };
         std::fs::write(&path, &damaged).unwrap();
@@ -376,5 +380,5 @@ fn with_checksums_of_our_own_every_flipped_byte_is_an_error_or_changes_nothing()
         }
     }
     println!("{errors} errors, {same} without effect");
-    assert!(errors > bytes.len() / 2);
+    assert!(errors > same);
 }

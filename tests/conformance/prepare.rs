@@ -2,6 +2,7 @@
 //! what hostile bytes must not do.
 
 use crate::common::naive_jpeg;
+use crate::common::sweep::{self, places};
 use feedline::prepare::{Outcome, Reason, RestartOptions, restart_jpeg};
 use feedline::{ErrorKind, Result};
 use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
@@ -132,7 +133,7 @@ const JPEGS: [&str; 12] = [
 ];
 
 #[test]
-fn every_coefficient_and_every_other_segment_of_other_peoples_files_stays() {
+fn restarts_keep_every_coefficient_and_other_segment() {
     for name in JPEGS {
         let input = fixture(&format!("images/{name}"));
         check_pixels(name, &input, &check(name, &input, &RestartOptions::default()));
@@ -193,7 +194,7 @@ fn edits() -> impl Strategy<Value = Vec<Edit>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
     #[test]
-    fn whatever_is_done_to_a_file_a_result_has_its_coefficients(
+    fn an_edited_jpeg_never_gets_other_coefficients(
         name in prop::sample::select(vec!["images/cmyk.jpg", "images/exif.jpg", "prepare/422-restarts.jpg", "images/thin.jpg"]),
         edits in edits(),
     ) {
@@ -264,7 +265,7 @@ fn patched(name: &str, marker: u8, offset: usize, byte: u8) -> Vec<u8> {
 }
 
 #[test]
-fn what_cannot_have_restarts_comes_back_as_it_is_with_the_reason() {
+fn a_picture_that_cannot_have_restarts_is_returned_unchanged() {
     let mut several = fixture("images/444.jpg");
     let at = find(&several, 0xDA);
     several.splice(at + 3..at + 11, [8, 1, 1, 0]);
@@ -301,7 +302,7 @@ fn what_cannot_have_restarts_comes_back_as_it_is_with_the_reason() {
 }
 
 #[test]
-fn pictures_in_several_scans_by_an_encoder_come_back_as_they_are() {
+fn pictures_in_several_scans_are_returned_unchanged() {
     let mut input = Vec::new();
     let mut encoder = Encoder::new(&mut input, 90);
     encoder.set_sampling_factor(SamplingFactor::R_4_1_1);
@@ -340,7 +341,7 @@ fn extended_sequential_with_four_tables_is_taken() {
 }
 
 #[test]
-fn what_is_around_the_scan_stays_byte_for_byte() {
+fn segments_around_the_scan_stay_byte_for_byte() {
     let plain = fixture("images/exif.jpg");
     let (_, expected) = transcode(&plain, &RestartOptions::default()).unwrap();
     let mut input = plain.clone();
@@ -471,11 +472,11 @@ fn a_file_cut_anywhere_is_an_error() {
 }
 
 #[test]
-fn whatever_byte_is_changed_the_result_has_the_coefficients_of_the_input() {
+fn a_changed_byte_never_changes_coefficients_silently() {
     let (mut transcoded, mut refused) = (0, 0);
     for name in ["images/420.jpg", "images/restart.jpg", "images/one-pixel.jpg"] {
         let plain = fixture(name);
-        for at in 0..plain.len() {
+        for at in places(0..plain.len(), 7) {
             for flip in [0x02, 0x80] {
                 let mut input = plain.clone();
                 input[at] ^= flip;
@@ -497,5 +498,6 @@ fn whatever_byte_is_changed_the_result_has_the_coefficients_of_the_input() {
         }
     }
     // Both must have happened, and often.
-    assert!(transcoded > 1000 && refused > 1000, "{transcoded} transcoded, {refused} refused");
+    let least = sweep::size(100, 1000, 1000);
+    assert!(transcoded > least && refused > least, "{transcoded} transcoded, {refused} refused");
 }

@@ -214,7 +214,7 @@ fn the_page_cache_has_what_was_just_read() {
 }
 
 #[test]
-fn a_cold_file_is_a_miss_and_only_the_first_miss_may_start_a_read() {
+fn only_the_first_miss_of_a_cold_file_starts_a_read() {
     let scratch = Scratch::new("cold");
     let path = scratch.file("a", 64 << 20);
     let file = File::open(&path).unwrap();
@@ -237,7 +237,7 @@ fn a_cold_file_is_a_miss_and_only_the_first_miss_may_start_a_read() {
 }
 
 #[test]
-fn memory_sources_are_copied_by_readers_and_the_page_cache_alike() {
+fn memory_sources_are_copied_by_every_reader() {
     let mut table = Sources::new();
     let source = table.memory((0..=255).collect());
     let sources = Arc::new(table);
@@ -278,7 +278,7 @@ fn offsets_beyond_2_and_4_gib_are_not_cut() {
 }
 
 #[test]
-fn an_extent_of_more_than_a_registered_piece_or_one_call_arrives_whole() {
+fn an_extent_larger_than_one_call_arrives_whole() {
     let scratch = Scratch::new("huge");
     let path = scratch.0.join("sparse");
     let file = File::create(&path).unwrap();
@@ -300,7 +300,7 @@ fn an_extent_of_more_than_a_registered_piece_or_one_call_arrives_whole() {
 }
 
 #[test]
-fn more_files_than_the_descriptor_budget_are_opened_for_each_read() {
+fn files_over_the_descriptor_budget_are_opened_for_each_read() {
     let scratch = Scratch::new("many");
     let paths: Vec<_> = (0..500).map(|index| scratch.file(&format!("{index}"), 100 + index)).collect();
     let sources = sources(&paths);
@@ -361,7 +361,7 @@ fn set_len(path: &Path, len: u64) {
 }
 
 #[test]
-fn what_cannot_be_read_is_one_typed_error_that_names_path_and_range() {
+fn an_unreadable_range_is_one_error_that_names_it() {
     let scratch = Scratch::new("errors");
     for (what, kind, change) in CHANGES {
         if what == "unreadable" && rustix::process::geteuid().is_root() {
@@ -413,7 +413,7 @@ fn a_changed_file_names_both_lengths() {
 /// Truncated under an open descriptor, and under a map: in the middle of a page, where a map shows zeros, and before
 /// the page, where touching it would be SIGBUS.
 #[test]
-fn a_file_cut_after_it_was_opened_is_truncated_and_never_zeros_or_a_signal() {
+fn a_file_cut_after_open_is_an_error_not_zeros_or_a_signal() {
     let scratch = Scratch::new("cut");
     let ring = ring(4 << 20);
     for (name, mut options) in all_readers() {
@@ -437,7 +437,7 @@ fn a_file_cut_after_it_was_opened_is_truncated_and_never_zeros_or_a_signal() {
 }
 
 #[test]
-fn what_cannot_work_completes_with_an_error_and_gives_the_buffer_back() {
+fn a_read_that_cannot_work_returns_its_buffer() {
     let scratch = Scratch::new("misuse");
     let sources = sources(&[scratch.file("a", 10_000)]);
     let source = id(&sources, 0);
@@ -465,7 +465,7 @@ fn what_cannot_work_completes_with_an_error_and_gives_the_buffer_back() {
 }
 
 #[test]
-fn io_uring_through_the_page_cache_keeps_more_reads_in_flight_by_default() {
+fn buffered_io_uring_keeps_more_reads_in_flight() {
     let scratch = Scratch::new("depths");
     let sources = sources(&[scratch.file("a", 100_000)]);
     for (name, options) in all_readers() {
@@ -476,7 +476,7 @@ fn io_uring_through_the_page_cache_keeps_more_reads_in_flight_by_default() {
 }
 
 #[test]
-fn submit_gives_the_operation_back_at_full_depth_and_takes_it_after_a_completion() {
+fn submit_returns_the_operation_at_full_depth() {
     let scratch = Scratch::new("depth");
     let sources = sources(&[scratch.file("a", 100_000)]);
     let ring = ring(1 << 20);
@@ -499,7 +499,7 @@ fn submit_gives_the_operation_back_at_full_depth_and_takes_it_after_a_completion
 }
 
 #[test]
-fn what_lies_aligned_is_read_in_place_and_the_rest_needs_the_aligned_superset() {
+fn an_aligned_extent_is_read_in_place() {
     let scratch = Scratch::new("footprint");
     let sources = sources(&[scratch.file("a", 100_000)]);
     for (name, options) in all_readers() {
@@ -517,7 +517,7 @@ fn what_lies_aligned_is_read_in_place_and_the_rest_needs_the_aligned_superset() 
 }
 
 #[test]
-fn a_wait_ends_by_timeout_by_a_wake_from_another_thread_and_by_a_wake_that_came_before() {
+fn a_wait_ends_by_timeout_or_by_a_wake() {
     let sources = sources(&[]);
     for (name, mut options) in all_readers() {
         if options.direct == Direct::On {
@@ -638,7 +638,7 @@ fn entries(folder: &str) -> usize {
 }
 
 #[test]
-fn dropping_a_reader_with_reads_in_flight_leaves_no_descriptor_thread_or_buffer_behind() {
+fn dropping_a_reader_with_reads_in_flight_leaves_nothing() {
     if !alone(&here!()) {
         return;
     }
@@ -702,7 +702,7 @@ fn out_of_descriptors_is_an_error_that_names_the_limit() {
 }
 
 #[test]
-fn where_io_uring_is_refused_auto_says_why_and_reads_by_pread() {
+fn auto_reads_by_pread_where_io_uring_is_refused() {
     let scratch = Scratch::new("refused");
     let sources = sources(&[scratch.file("a", 50_000)]);
     let ring = ring(1 << 20);
@@ -722,7 +722,7 @@ fn where_io_uring_is_refused_auto_says_why_and_reads_by_pread() {
 }
 
 #[test]
-fn without_locked_memory_buffers_stay_unregistered_or_the_ring_is_refused_and_reads_work_all_the_same() {
+fn readers_work_without_locked_memory() {
     if !alone(&here!()) {
         return;
     }
@@ -749,7 +749,7 @@ fn without_locked_memory_buffers_stay_unregistered_or_the_ring_is_refused_and_re
 }
 
 #[test]
-fn o_direct_that_cannot_be_had_is_an_error_naming_the_file_or_a_reason() {
+fn missing_o_direct_is_an_error_or_a_reason() {
     let mut table = Sources::new();
     // procfs refuses O_DIRECT.
     table.file("/proc/self/status", 0).unwrap();
@@ -768,7 +768,7 @@ fn o_direct_that_cannot_be_had_is_an_error_naming_the_file_or_a_reason() {
 
 /// sysfs refuses O_DIRECT too, and this file of it has a true length. 64 folders before it keep it from being probed.
 #[test]
-fn a_file_that_refuses_o_direct_later_is_read_through_the_page_cache_and_counted() {
+fn a_file_that_refuses_o_direct_later_is_read_buffered() {
     let path = Path::new("/sys/kernel/btf/vmlinux");
     let Ok(bytes) = std::fs::read(path) else { return eprintln!("skipped: no {}", path.display()) };
     let scratch = Scratch::new("fallback");
@@ -796,7 +796,7 @@ fn a_file_that_refuses_o_direct_later_is_read_through_the_page_cache_and_counted
 }
 
 #[test]
-fn a_dataset_that_fits_memory_is_read_buffered_after_the_page_cache_and_the_choice_says_so() {
+fn a_dataset_that_fits_memory_is_read_buffered() {
     let scratch = Scratch::new("auto");
     let sources = sources(&[scratch.file("a", 50_000)]);
     let opened = open(sources.clone(), &ReaderOptions::default()).unwrap();
@@ -809,7 +809,7 @@ fn a_dataset_that_fits_memory_is_read_buffered_after_the_page_cache_and_the_choi
 }
 
 #[test]
-fn names_that_came_from_a_file_are_read_beneath_their_root_and_never_outside_of_it_by_any_reader() {
+fn no_reader_follows_a_name_out_of_its_root() {
     let scratch = Scratch::new("beneath");
     std::fs::create_dir_all(scratch.0.join("root/sub")).unwrap();
     let inside = scratch.file("root/sub/a", 5000);

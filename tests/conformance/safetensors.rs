@@ -2,7 +2,7 @@
 
 use crate::common::Dir;
 use crate::common::numeric;
-use crate::common::numeric::{Case, Row, cases, check, fixture, one, seen, sweep};
+use crate::common::numeric::{Case, Row, cases, check, fixture, flips_each, one, seen, sweep};
 use feedline::dataset::{Dataset, SafeTensors};
 use feedline::tensor::{DType, bf16};
 use feedline::{ErrorKind, Loader};
@@ -38,7 +38,7 @@ fn every_dtype_is_read_as_it_was_written() {
 }
 
 #[test]
-fn chosen_tensors_come_in_the_order_asked_for_and_files_follow_each_other() {
+fn chosen_tensors_come_in_the_order_asked_for() {
     let names = ["label", "bf16", "half", "f8"];
     let mut expected = rows(&cases("safetensors", "torch-0"), &names);
     expected.extend(rows(&cases("safetensors", "torch-1"), &names));
@@ -55,7 +55,7 @@ fn chosen_tensors_come_in_the_order_asked_for_and_files_follow_each_other() {
 }
 
 #[test]
-fn what_does_not_fit_is_named() {
+fn a_dataset_that_does_not_fit_is_named() {
     let of = |names: &[&'static str]| SafeTensors::builder().tensors(names.iter().copied());
     let cases = [
         (SafeTensors::open(file("uneven.safetensors")), ErrorKind::Shape, "different first dimensions"),
@@ -76,7 +76,7 @@ fn what_does_not_fit_is_named() {
 }
 
 #[test]
-fn a_tensor_that_only_a_later_file_has_is_not_lost_without_a_word() {
+fn a_tensor_of_a_later_file_only_is_an_error() {
     let dir = Dir::new();
     let write = |name: &str, tensors: &[&str]| {
         let one = |(index, name): (usize, &&str)| {
@@ -109,8 +109,8 @@ fn damaged_headers_never_change_what_there_is_without_a_word() {
     assert_eq!(cuts.refused, bytes.len(), "{cuts:?}");
     assert!(flips.structure.is_empty(), "{:?}", flips.structure);
     // The data has no checksum.
-    assert_eq!(flips.values, data * 8, "{flips:?}");
-    assert_eq!(flips.refused + flips.harmless, header * 8, "{flips:?}");
+    assert_eq!(flips.values, data * flips_each(), "{flips:?}");
+    assert_eq!(flips.refused + flips.harmless, header * flips_each(), "{flips:?}");
 }
 
 proptest::proptest! {

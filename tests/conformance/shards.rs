@@ -114,7 +114,7 @@ fn every_picture_is_in_the_tars_once_in_the_order_of_the_folder() {
 }
 
 #[test]
-fn the_bytes_do_not_depend_on_workers_and_the_shuffle_only_on_its_seed() {
+fn shards_do_not_depend_on_the_number_of_workers() {
     let dir = Dir::new();
     let from = folder(&dir, 100);
     let run = |name: &str, seed: Option<u64>, workers: usize| {
@@ -148,7 +148,7 @@ fn the_bytes_do_not_depend_on_workers_and_the_shuffle_only_on_its_seed() {
 }
 
 #[test]
-fn what_is_not_transcoded_is_written_as_it_is_and_counted_with_its_reason() {
+fn a_file_that_is_not_transcoded_is_written_as_it_is() {
     let dir = Dir::new();
     let inputs = [
         ("in/a.jpg", "420.jpg"),
@@ -255,7 +255,7 @@ fn a_file_that_changes_meanwhile_is_not_taken_for_damage() {
 }
 
 #[test]
-fn nothing_is_written_over_unless_that_is_allowed() {
+fn existing_shards_are_kept_unless_overwriting_is_allowed() {
     let dir = Dir::new();
     let (from, to) = (folder(&dir, 4), dir.path("out"));
     let shards = Shards::new(Format::Tar).samples_per_shard(2);
@@ -277,7 +277,7 @@ fn nothing_is_written_over_unless_that_is_allowed() {
 }
 
 #[test]
-fn what_a_killed_run_left_is_no_obstacle() {
+fn files_of_a_killed_run_are_no_obstacle() {
     let dir = Dir::new();
     let (from, to) = (folder(&dir, 1), dir.path("out"));
     dir.write("out/.shard-000000.tar.partial", b"half a shard");
@@ -304,7 +304,7 @@ fn a_refused_run_after_an_interrupted_one_removes_nothing() {
 }
 
 #[test]
-fn folders_that_lie_in_each_other_are_refused_before_anything_is_made() {
+fn nested_input_and_output_folders_are_refused() {
     let dir = Dir::new();
     let from = folder(&dir, 1);
     std::os::unix::fs::symlink(&from, dir.path("link")).unwrap();

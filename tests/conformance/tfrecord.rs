@@ -69,7 +69,7 @@ fn expected_examples() -> Vec<Vec<Vec<u8>>> {
 }
 
 #[test]
-fn features_have_the_values_that_tensorflow_parses_packed_and_unpacked() {
+fn features_have_the_values_that_tensorflow_parses() {
     let expected = expected_examples();
     assert_eq!(expected.len(), 11);
     for name in ["example.tfrecord", "unpacked.tfrecord"] {
@@ -123,7 +123,7 @@ fn batches_have_the_features_whatever_reads_them() {
 }
 
 #[test]
-fn payloads_can_be_arrays_themselves_and_files_follow_each_other() {
+fn payloads_can_be_arrays_themselves() {
     let dir = Dir::new();
     for file in 0..3_u16 {
         let bytes: Vec<u8> =
@@ -147,7 +147,7 @@ fn payloads_can_be_arrays_themselves_and_files_follow_each_other() {
 }
 
 #[test]
-fn what_cannot_be_meant_is_a_typed_error_that_says_what_is_there() {
+fn an_impossible_feature_is_an_error_that_says_what_is_there() {
     let dir = Dir::new();
     let good = tf_record(b"abc");
     let at = |name: &str, bytes: &[u8]| plain().open(dir.write(name, bytes));
@@ -206,7 +206,7 @@ fn small() -> (Vec<u8>, Vec<Vec<Vec<u8>>>) {
 }
 
 #[test]
-fn every_flipped_byte_is_an_error_and_costs_its_own_record_alone() {
+fn every_flipped_byte_costs_its_own_record_alone() {
     let (whole, right) = small();
     let (mut refused, mut failed) = (0, 0);
     for at in 0..whole.len() {
@@ -240,7 +240,7 @@ fn every_flipped_byte_is_an_error_and_costs_its_own_record_alone() {
 }
 
 #[test]
-fn every_cut_is_an_error_but_those_between_two_records_which_the_count_finds() {
+fn every_cut_is_an_error_or_found_by_the_record_count() {
     let (whole, right) = small();
     let mut between = 0;
     for len in 0..whole.len() {
@@ -279,7 +279,7 @@ fn examples_with_a_flipped_byte_are_right_or_an_error() {
 }
 
 #[test]
-fn without_checksums_flipped_payloads_go_undetected_and_nothing_else_does() {
+fn only_flipped_payloads_pass_without_checksums() {
     let (whole, right) = small();
     let mut silent = 0;
     for at in 0..whole.len() {
@@ -297,7 +297,7 @@ fn without_checksums_flipped_payloads_go_undetected_and_nothing_else_does() {
 }
 
 #[test]
-fn damage_can_be_reported_instead_and_the_records_before_it_are_delivered() {
+fn reported_damage_leaves_the_records_before_it() {
     let dir = Dir::new();
     let (whole, right) = small();
     let mut broken = whole.clone();
@@ -317,7 +317,7 @@ fn damage_can_be_reported_instead_and_the_records_before_it_are_delivered() {
 }
 
 #[test]
-fn a_file_that_changed_behind_its_index_is_found_when_a_record_is_read() {
+fn a_file_that_changed_behind_its_index_is_found() {
     let dir = Dir::new();
     let path = dir.write("x", &[tf_record(&[1; 8]), tf_record(&[2; 24])].concat());
     let records = plain().checksums(false).open(&path).unwrap();
@@ -328,7 +328,7 @@ fn a_file_that_changed_behind_its_index_is_found_when_a_record_is_read() {
 }
 
 #[test]
-fn index_files_go_where_they_are_told_and_cost_nothing_but_time_where_they_cannot() {
+fn index_files_go_where_they_are_told() {
     let dir = Dir::new();
     let path = dir.write("x", &small().0);
     let folder = || TfRecord::builder().index_dir(dir.path("indexes")).open_files(&[&path]).unwrap();

@@ -1,7 +1,7 @@
 //! Tokens: windows and documents are what a naive walk over the file gives, and what is left over is said.
 
 use crate::common::numeric;
-use crate::common::numeric::{Row, cases, check, fixture, one, seen, sweep};
+use crate::common::numeric::{Row, cases, check, fixture, flips_each, one, seen, sweep};
 use crate::common::{Dir, noise};
 use feedline::dataset::{Dataset, Megatron, MegatronBuilder, Tokens, TokensBuilder};
 use feedline::tensor::DType;
@@ -103,7 +103,7 @@ fn llm_c_files_are_known_by_their_header() {
 }
 
 #[test]
-fn what_cannot_be_meant_is_a_typed_error() {
+fn an_impossible_setting_is_a_typed_error() {
     let dir = Dir::new();
     dir.write("odd.bin", &[0; 33]);
     dir.write("short.bin", &[0; 8]);
@@ -252,7 +252,7 @@ fn an_index_that_contradicts_itself_or_its_tokens_is_refused() {
 }
 
 #[test]
-fn damaged_indexes_and_headers_never_change_what_there_is_without_a_word() {
+fn damaged_token_files_never_change_samples_silently() {
     let dir = Dir::new();
     for name in ["megatron-u16.idx", "megatron-u16.bin", "llmc-gpt2.bin"] {
         dir.write(name, &std::fs::read(file(name)).unwrap());
@@ -272,14 +272,14 @@ fn damaged_indexes_and_headers_never_change_what_there_is_without_a_word() {
             // moves the boundary. Those of sequences are said twice.
             "megatron-u16.idx" => {
                 let moved = flips.structure.len();
-                assert_eq!(moved, 4, "{:?}", flips.structure);
-                assert_eq!(flips.refused + moved, flipped * 8, "{flips:?}");
+                assert!(moved <= 4 && (moved == 4 || flips_each() < 8), "{:?}", flips.structure);
+                assert_eq!(flips.refused + moved, flipped * flips_each(), "{flips:?}");
                 assert!(flips.structure.iter().all(|what| document_start(what)), "{:?}", flips.structure);
             }
             _ => {
                 assert!(flips.structure.is_empty() && flips.values == 0, "{flips:?}");
                 // Bytes 12 … 1023 of llm.c's header mean nothing.
-                assert_eq!(flips.harmless, (flipped - 12) * 8, "{flips:?}");
+                assert_eq!(flips.harmless, (flipped - 12) * flips_each(), "{flips:?}");
             }
         }
     }

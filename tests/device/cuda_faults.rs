@@ -6,7 +6,7 @@
 //!                                    └─► what was received · what is alive in the driver · what was counted · the trace
 //! ```
 //!
-//! Of the codes each call gets one in turn; `FEEDLINE_SWEEP=full` means all of them (some minutes). A sweep is done by several
+//! By default every 8th call fails, by one code in turn; with `FEEDLINE_SWEEP=ci` every call, with `full` by every code (some minutes). A sweep is done by several
 //! processes, since most of its time is waiting, and each test prints how many failures were made.
 #![cfg(feature = "cuda")]
 #![allow(unsafe_code)]
@@ -14,6 +14,7 @@
 use crate::common::cuda::*;
 use crate::common::standin;
 use crate::common::standin::{Live, Session};
+use crate::common::sweep;
 use crate::common::*;
 use cudarc::driver::{CudaContext, CudaStream};
 use feedline::dataset::Records;
@@ -455,10 +456,9 @@ impl Sweep {
 
     fn failures(&self, right: &Arc<Right>) -> Vec<Failure> {
         let (calls, executed) = self.measure(right);
-        let full = std::env::var("FEEDLINE_SWEEP").is_ok_and(|sweep| sweep == "full");
         let codes = |place: u64| {
             let codes = CODES.iter().cycle().skip(place as usize % CODES.len());
-            codes.take(if full { CODES.len() } else { 1 }).copied()
+            codes.take(sweep::size(1, 1, CODES.len())).copied()
         };
         // cudarc cannot stand codes that it does not know.
         let legal = |code: u32| ![226, 12345].contains(&code) || self.name == SWEEPS[0].name;
@@ -467,9 +467,10 @@ impl Sweep {
         let breaking = [(700, Broken), (719, Broken), (2, Dead), (999, Broken), (801, Dead)];
         let of_operations = (0..executed).flat_map(|nth| {
             let codes = breaking.iter().cycle().skip(nth as usize % breaking.len());
-            codes.take(if full { breaking.len() } else { 1 }).map(move |(code, after)| Operation(nth, *code, *after))
+            codes.take(sweep::size(1, 1, breaking.len())).map(move |(code, after)| Operation(nth, *code, *after))
         });
-        of_calls.filter(|failure| legal(failure.code())).chain(of_operations).collect()
+        let all = of_calls.filter(|failure| legal(failure.code())).chain(of_operations);
+        all.step_by(sweep::size(8, 1, 1)).collect()
     }
 
     /// Calls and operations of a life in which nothing fails.
@@ -509,7 +510,7 @@ impl Sweep {
                 None => panic!("part {part}: {}\n{}\n{}", output.status, said(&output.stdout), said(&output.stderr)),
             }
         }
-        assert!(count > 500, "a sweep of {count}");
+        assert!(count > sweep::size(50, 500, 500), "a sweep of {count}");
         println!("{}: {count} failures in {:.1} s", self.name, started.elapsed().as_secs_f64());
     }
 }
@@ -526,22 +527,22 @@ fn part() {
 }
 
 #[test]
-fn whichever_call_of_a_loader_fails_batches_are_right_or_there_is_one_typed_error() {
+fn any_failing_call_of_a_loader_is_one_typed_error() {
     SWEEPS[0].run(0);
 }
 
 #[test]
-fn whichever_call_of_a_loader_with_a_consumers_streams_fails_the_same_holds() {
+fn any_failing_call_beside_consumer_streams_is_one_error() {
     SWEEPS[1].run(1);
 }
 
 #[test]
-fn whichever_call_of_a_loader_in_its_consumers_context_fails_the_same_holds() {
+fn any_failing_call_in_the_consumers_context_is_one_error() {
     SWEEPS[2].run(2);
 }
 
 #[test]
-fn a_device_that_broke_hands_out_no_batch_whose_bytes_may_never_come() {
+fn a_broken_device_hands_out_no_unfinished_batch() {
     lived("broken while batches are ready".into(), |session| {
         let loader = data(20).device(Device::cuda(0).unwrap()).device_batches(5).build().unwrap();
         let mut epoch = loader.epoch(0).unwrap();
@@ -565,7 +566,7 @@ fn a_device_that_broke_hands_out_no_batch_whose_bytes_may_never_come() {
 
 #[test]
 fn two_calls_that_fail_are_no_worse_than_one() {
-    let (started, right, count) = (std::time::Instant::now(), Arc::new(Right::new(20, 4)), 300);
+    let (started, right, count) = (std::time::Instant::now(), Arc::new(Right::new(20, 4)), sweep::size(40, 300, 300));
     let (calls, _) = SWEEPS[0].measure(&right);
     let mut draws = Draws::new(5, 0, 0, "pairs");
     let codes: Vec<u32> = CODES.iter().filter(|(_, after)| *after == Works).map(|(code, _)| *code).collect();

@@ -3,7 +3,7 @@
 //! and what is left behind is counted.
 //!
 //! ```text
-//! a life ── N calls ──► for each call a code, in turn: the same life, in which that call fails
+//! a life ── N calls ──► for each call (by default each 8th) a code, in turn: the same life, in which that call fails
 //! ```
 #![cfg(feature = "cuda")]
 
@@ -12,6 +12,7 @@ use crate::common::doubles::*;
 use crate::common::kernels;
 use crate::common::standin;
 use crate::common::standin::Live;
+use crate::common::sweep;
 use crate::common::*;
 use cudarc::driver::CudaContext;
 use feedline::dataset::Records;
@@ -189,7 +190,7 @@ fn calls_that_fail(part: usize) -> usize {
         )
     };
     // A few more, since threads are not always in the same order.
-    lives((0..calls + 10).skip(part).step_by(PARTS).map(case))
+    lives((0..calls + 10).step_by(sweep::size(8, 1, 1)).skip(part).step_by(PARTS).map(case))
 }
 
 /// The entry of the processes that share the work; without the variable it is nobody.
@@ -202,7 +203,7 @@ fn part() {
 }
 
 #[test]
-fn whichever_call_of_the_driver_fails_batches_are_right_or_there_is_a_typed_error() {
+fn any_failing_call_under_direct_reads_is_a_typed_error() {
     if kernels::library().is_none() {
         return;
     }
@@ -224,7 +225,7 @@ fn whichever_call_of_the_driver_fails_batches_are_right_or_there_is_a_typed_erro
             None => panic!("part {part}: {}\n{}\n{}", output.status, said(&output.stdout), said(&output.stderr)),
         }
     }
-    assert!(count > 200, "a sweep of {count}");
+    assert!(count > sweep::size(25, 200, 200), "a sweep of {count}");
     println!("{count} failures in {:.1} s", started.elapsed().as_secs_f64());
 }
 
@@ -239,7 +240,7 @@ const FAULTS: [Fault; 5] = [
 ];
 
 #[test]
-fn whichever_read_of_cufile_fails_the_host_brings_it_or_there_is_one_error() {
+fn any_failing_cufile_read_comes_by_the_host_or_is_an_error() {
     if kernels::library().is_none() {
         return;
     }

@@ -109,7 +109,7 @@ fn rows(batches: &[Got]) -> BTreeMap<u64, Vec<u8>> {
 }
 
 #[test]
-fn every_dtype_layout_and_number_of_channels_is_what_the_rule_says_on_both_devices() {
+fn every_finished_dtype_and_layout_follows_the_rule() {
     on_machine(|machine| {
         for (number, channels) in (0..).zip([1, 2, 3, 4, 3]) {
             for (dtype, first, flip) in DTYPES.iter().flat_map(|dtype| {
@@ -139,7 +139,7 @@ fn every_dtype_layout_and_number_of_channels_is_what_the_rule_says_on_both_devic
 }
 
 #[test]
-fn which_pictures_are_mirrored_depends_on_seed_epoch_and_sample_alone() {
+fn mirroring_depends_on_seed_epoch_and_sample_alone() {
     on_machine(|machine| {
         let dims = [4, 6, 3];
         let base = || {
@@ -170,7 +170,7 @@ fn which_pictures_are_mirrored_depends_on_seed_epoch_and_sample_alone() {
 }
 
 #[test]
-fn transforms_see_the_bytes_and_floats_are_made_of_what_they_leave() {
+fn transforms_see_bytes_before_they_become_floats() {
     on_machine(|machine| {
         let dims = [5, 4, 3];
         let made = Made { dtype: DType::F32, first: true, dims, flip: 0.0, normal: true };
@@ -265,7 +265,7 @@ fn pair(dir: &Dir) -> std::path::PathBuf {
 }
 
 #[test]
-fn two_fields_are_finished_each_by_itself_and_keep_their_names_and_places() {
+fn two_finished_fields_keep_their_names_and_places() {
     on_machine(|machine| {
         let dir = Dir::new();
         let path = pair(&dir);
@@ -319,7 +319,7 @@ fn names(spec: &[Field], keep: &[usize]) -> Vec<Field> {
 }
 
 #[test]
-fn what_cannot_be_finished_is_an_error_of_build_that_names_the_field() {
+fn build_refuses_a_field_that_cannot_be_finished() {
     on_machine(|machine| {
         let to = || Finish::to(DType::F32);
         type Make = fn(LoaderBuilder) -> LoaderBuilder;
@@ -360,7 +360,7 @@ fn what_cannot_be_finished_is_an_error_of_build_that_names_the_field() {
 
 #[cfg(feature = "image")]
 #[test]
-fn pictures_are_decoded_to_bytes_and_finished_to_what_the_decoder_would_have_made() {
+fn finished_pictures_equal_those_of_the_decoder() {
     use feedline::dataset::Images;
     use feedline::decode::{Image, PixelLayout};
     on_machine(|machine| {
@@ -409,7 +409,7 @@ fn a_byte_for_each_value_crosses_the_bus_and_one_for_each_flip() {
 }
 
 #[test]
-fn kernels_that_do_not_load_are_an_error_of_build_that_leaves_nothing_behind() {
+fn kernels_that_do_not_load_are_an_error_of_build() {
     on_machine(|machine| {
         let finished = || pictures(10, [4, 4, 3]).0.batch_size(4).finish("image", Finish::to(DType::F32));
         let before = leaked();

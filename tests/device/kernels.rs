@@ -5,6 +5,7 @@
 use crate::common::kernels;
 use crate::common::kernels::{At, Guarded, place};
 use crate::common::noise;
+use crate::common::sweep;
 use feedline::device::Finish;
 use feedline::tensor::{DType, Field};
 use proptest::prelude::*;
@@ -118,7 +119,7 @@ fn launch() -> impl Strategy<Value = [[u32; 2]; 2]> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(sweep::cases(2000))]
 
     #[test]
     fn finish_on_the_gpu_is_finish_on_the_cpu(
@@ -241,7 +242,7 @@ fn every_value_of_every_channel_is_the_same_on_both_sides() {
 }
 
 #[test]
-fn those_values_reach_the_subnormals_of_f32_and_f16_and_the_ties_of_both_short_dtypes() {
+fn the_drawn_values_reach_subnormals_and_ties() {
     let values: Vec<f32> = moments()
         .flat_map(|(mean, std)| (0..=255u8).map(move |x| (f32::from(x) / 255.0 - mean) / std))
         .map(f32::abs)
@@ -260,7 +261,7 @@ fn those_values_reach_the_subnormals_of_f32_and_f16_and_the_ties_of_both_short_d
 }
 
 #[test]
-fn those_values_tell_the_rule_from_its_shortcuts() {
+fn the_drawn_values_tell_the_rule_from_its_shortcuts() {
     type Rule = fn(x: f32, mean: f32, std: f32) -> f32;
     let rule: Rule = |x, mean, std| (x / 255.0 - mean) / std;
     let shortcuts: [(&str, Rule); 4] = [
@@ -289,7 +290,7 @@ fn bmp() -> Vec<u8> {
 
 #[cfg(feature = "image")]
 #[test]
-fn a_picture_that_is_finished_after_its_copy_is_the_one_that_the_decoder_finishes() {
+fn a_picture_finished_late_equals_the_decoders() {
     use feedline::decode::{Image, PixelLayout, Single};
     use feedline::tensor::EncodedField;
 

@@ -54,7 +54,7 @@ fn a_stream_that_is_dropped_after_its_batch_is_not_used_again() {
 
 /// A raw stream that lives until its batch has been dropped, as `from_raw` asks.
 #[test]
-fn a_raw_stream_may_go_when_its_batch_of_the_ceiling_has_been_dropped() {
+fn a_raw_stream_may_end_after_its_ceiling_batch() {
     case(late(), |session| {
         let loader = build(data().device(gpu(0)));
         let context = CudaContext::new(0).unwrap();
@@ -81,7 +81,7 @@ fn a_raw_stream_may_go_when_its_batch_of_the_ceiling_has_been_dropped() {
 
 /// A caller that polls without waiting and holds everything is told so after the deadline.
 #[test]
-fn who_polls_without_waiting_is_told_that_he_holds_everything() {
+fn polling_while_holding_everything_is_an_error() {
     case(config(), |_| {
         let loader = build(data().device(gpu(0)).device_batches(2).held_deadline(Duration::from_millis(200)));
         let mut epoch = loader.epoch(0).unwrap();

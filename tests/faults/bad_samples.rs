@@ -100,7 +100,7 @@ fn files(dataset: &Arc<Files>) -> LoaderBuilder {
 }
 
 #[test]
-fn files_that_are_gone_cut_grown_or_no_files_get_substitutes_that_do_not_depend_on_reader_or_workers() {
+fn bad_files_get_the_same_substitutes_by_every_reader() {
     let dir = Dir::new();
     let dataset = Files::new(&dir, 60);
     std::fs::remove_file(&dataset.paths[5]).unwrap();
@@ -138,7 +138,7 @@ fn files_that_are_gone_cut_grown_or_no_files_get_substitutes_that_do_not_depend_
 }
 
 #[test]
-fn what_decoders_and_transforms_refuse_or_panic_on_is_substituted_and_another_epoch_draws_others() {
+fn samples_that_decoders_refuse_are_substituted() {
     let dir = Dir::new();
     let dataset = Files::new(&dir, 50);
     let bad = BTreeSet::from([3, 4, 5, 29]);
@@ -174,7 +174,7 @@ fn with_times(mut entry: BadSample, times: u64) -> BadSample {
 }
 
 #[test]
-fn the_budget_is_of_distinct_samples_and_one_more_ends_the_iterator_with_their_list() {
+fn one_bad_sample_over_the_budget_ends_the_iterator() {
     let dir = Dir::new();
     let dataset = Files::new(&dir, 40);
     for id in [7, 20, 33] {
@@ -205,7 +205,7 @@ fn the_budget_is_of_distinct_samples_and_one_more_ends_the_iterator_with_their_l
 }
 
 #[test]
-fn without_a_sample_that_can_be_had_the_error_is_that_of_the_first_row_and_nothing_hangs() {
+fn a_dataset_without_good_samples_fails_with_the_first_row() {
     let dir = Dir::new();
     let dataset = Files::new(&dir, 30);
     dataset.paths.iter().for_each(|path| std::fs::remove_file(path).unwrap());
@@ -266,7 +266,7 @@ fn ranks_substitute_the_same_and_rows_that_fill_up_stay_padding() {
 }
 
 #[test]
-fn the_ledger_on_disk_has_every_row_and_without_substitution_it_is_refused() {
+fn the_ledger_on_disk_has_every_substituted_row() {
     let dir = Dir::new();
     let dataset = Files::new(&dir, 30);
     std::fs::remove_file(&dataset.paths[9]).unwrap();
@@ -304,7 +304,7 @@ fn the_plan_has_a_term_for_it_and_the_smallest_budget_works() {
 }
 
 #[test]
-fn an_error_of_map_batch_or_of_a_sampler_is_nobody_s_sample_and_ends_the_iterator() {
+fn an_error_of_map_batch_is_blamed_on_no_sample() {
     let dir = Dir::new();
     let dataset = Files::new(&dir, 20);
     let loader = build(files(&dataset).map_batch(|_, _| Err(Error::user("no"))));
@@ -326,7 +326,7 @@ fn an_error_of_map_batch_or_of_a_sampler_is_nobody_s_sample_and_ends_the_iterato
 /// A read that works when it is tried again is counted, whoever tries: the reader, or who substitutes. One operation of
 /// each life fails; where the page cache is asked, or pages are read ahead, the read itself comes after it.
 #[test]
-fn reads_that_are_tried_again_are_counted_also_those_for_a_substitute() {
+fn retried_reads_of_substitutes_are_counted() {
     const STALE: i32 = 116;
     for (mode, direct) in readers() {
         for at in 0.. {
@@ -353,7 +353,7 @@ fn reads_that_are_tried_again_are_counted_also_those_for_a_substitute() {
 
 /// What a worker keeps between samples is made anew when one panics in the middle of changing it.
 #[test]
-fn a_panic_leaves_nothing_half_done_in_the_scratch_for_the_next_sample() {
+fn a_panic_leaves_a_clean_scratch_for_the_next_sample() {
     let dir = Dir::new();
     let builder = Loader::builder(Files::new(&dir, 12)).batch_size(4).order(Order::sequential()).workers(1);
     let loader = build(builder.on_bad_sample(OnBadSample::Substitute { budget: 3 }).map(|_, ctx| {

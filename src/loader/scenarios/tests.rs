@@ -1,6 +1,6 @@
 //! The scenarios, and what must hold for each.
 //!
-//! `FEEDLINE_SCENARIOS=full` runs each three times as long, `FEEDLINE_SCENARIOS=print` prints each.
+//! By default every 7th runs; with `FEEDLINE_SWEEP=ci` all, with `full` each three times as long, and each is printed.
 
 use super::gpu::Given;
 use super::verdict::{Cause, Change, named, predicted};
@@ -37,8 +37,14 @@ impl Scenario {
     }
 }
 
-fn wanted(what: &str) -> bool {
-    std::env::var("FEEDLINE_SCENARIOS").is_ok_and(|words| words.contains(what))
+fn is_full() -> bool {
+    std::env::var("FEEDLINE_SWEEP").is_ok_and(|sweep| sweep == "full")
+}
+
+/// All of them, or by default every 7th: no period of the lists above.
+fn some(all: Vec<Scenario>) -> Vec<Scenario> {
+    let step = if std::env::var_os("FEEDLINE_SWEEP").is_some() { 1 } else { 7 };
+    all.into_iter().step_by(step).collect()
 }
 
 /// One stage is the slowest, the others need less by a factor; nobody else plans slowly.
@@ -296,7 +302,7 @@ fn judge(scenarios: &[Scenario], outcomes: &[Outcome]) -> (usize, BTreeMap<(Caus
         let shown = if expected.causes.contains(&said[0]) { said[0] } else { expected.causes[0] };
         *matrix.entry((shown, said[0])).or_default() += 1;
         wrong += usize::from(!right);
-        if !right || wanted("print") {
+        if !right || is_full() {
             let verdict = if right { "" } else { "WRONG " };
             let (name, stages) = (&scenario.name, Verdict::of(&outcome.snapshot).stages);
             let seen: Vec<_> = stages.iter().map(|stage| (stage.stage, stage.utilisation)).collect();
@@ -319,10 +325,11 @@ fn print(matrix: &BTreeMap<(Cause, Cause), usize>) {
 #[test]
 fn snapshots_tell_where_time_went_and_verdicts_what_to_do_about_it() {
     let started = std::time::Instant::now();
-    let batches = if wanted("full") { 600 } else { 200 };
+    let batches = if is_full() { 600 } else { 200 };
     let on_host = [one_slow(batches), two_slow(batches), others(batches)].concat();
     let scenarios = [on_host, one_slow_on_gpu(batches), random_on_gpu(batches)].concat();
     assert!(scenarios.len() >= 600);
+    let scenarios = some(scenarios);
     let outcomes = run_all(&scenarios);
     let mut misaccounted_for = 0;
     for (scenario, outcome) in scenarios.iter().zip(&outcomes) {
@@ -335,7 +342,7 @@ fn snapshots_tell_where_time_went_and_verdicts_what_to_do_about_it() {
     let (count, took) = (scenarios.len(), started.elapsed());
     println!("{count} scenarios, {misaccounted_for} misaccounted, {wrong} wrong verdicts, {took:?}");
     assert_eq!(misaccounted_for, 0);
-    assert!(wrong * 50 <= count, "{wrong} verdicts of {count} are wrong");
+    assert!(wrong <= 1.max(count / 50), "{wrong} verdicts of {count} are wrong");
 }
 
 /// A GPU trains with steps of some milliseconds behind copies of others; one batch takes 1 ms to decode and to read.
@@ -390,7 +397,7 @@ fn of_a_stream_that_is_not_known_no_cause_is_said() {
 
 #[test]
 fn where_no_stage_works_all_the_time_more_memory_helps() {
-    let scenarios = [one_slow(100), others(100)].concat();
+    let scenarios = some([one_slow(100), others(100)].concat());
     let outcomes = run_all(&scenarios);
     let short = |(scenario, outcome): &(&Scenario, Outcome)| {
         loads(scenario, &outcome.truth).into_iter().fold(0.0, f64::max) < 0.75
@@ -398,7 +405,7 @@ fn where_no_stage_works_all_the_time_more_memory_helps() {
     let (short, before): (Vec<_>, Vec<_>) = scenarios.iter().zip(outcomes).filter(short).unzip();
     let more = |scenario: &Scenario| Scenario { slots: 4 * scenario.slots, tiny_ring: false, ..scenario.clone() };
     let after = run_all(&short.iter().map(|scenario| more(scenario)).collect::<Vec<_>>());
-    assert!(short.len() > 30, "{} scenarios", short.len());
+    assert!(short.len() * 12 > scenarios.len(), "{} scenarios", short.len());
     for ((scenario, before), after) in short.iter().zip(before).zip(after) {
         let gain = before.truth.steady as f64 / after.truth.steady as f64;
         assert!(gain > 1.1, "{}: only {gain:.2} times as fast with four times the slots", scenario.name);
@@ -423,6 +430,7 @@ fn what_is_predicted_comes_true() {
     };
     let on_gpu: Vec<_> = scenarios.iter().filter(|scenario| scenario.slots == 8).map(ahead).collect();
     scenarios.extend(on_gpu);
+    let scenarios = some(scenarios);
     let changes = [(2, 1.0), (4, 1.0), (8, 1.0), (1, 2.0), (4, 2.0)];
     let changed = |scenario: &Scenario, (workers, storage): (usize, f64)| Scenario {
         workers,
@@ -444,7 +452,7 @@ fn what_is_predicted_comes_true() {
             let right = off <= 0.1 && (at_least || off >= -0.1);
             checked += 1;
             wrong += usize::from(!right);
-            if !right || wanted("print") {
+            if !right || is_full() {
                 let (from, least) = (rate(&outcomes[0]), if at_least { "at least " } else { "" });
                 println!(
                     "{}: {from:.0}/s, with {workers} workers, storage × {storage}: {least}{prediction:.0}, was {truth:.0} ({:+.1} %)",

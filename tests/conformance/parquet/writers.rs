@@ -220,7 +220,7 @@ fn a_page_without_its_dictionary_is_refused() {
 }
 
 #[test]
-fn a_footer_that_counts_other_rows_than_its_row_groups_is_refused() {
+fn a_footer_with_another_row_count_is_refused() {
     let error = refusal(|bytes| {
         let rows = [0x16, 0xb0, 0x09, 0x19, 0x1c];
         let at = bytes.windows(rows.len()).rposition(|window| window == rows).unwrap();
@@ -276,7 +276,7 @@ fn by_writer(writer: &str, uncounted: bool) -> Vec<u8> {
 }
 
 #[test]
-fn a_dictionary_header_that_old_writers_do_not_count_is_read_all_the_same() {
+fn a_dictionary_header_that_is_not_counted_is_read() {
     let names = |bytes: Vec<u8>| -> Result<Vec<u8>> {
         let dataset = Parquet::builder().up_to("name", 6).open_bytes(bytes)?;
         let loader = Loader::builder(dataset).order(feedline::Order::sequential()).batch_size(300).build()?;

@@ -138,7 +138,7 @@ fn fields_of_every_dtype_fixed_or_ragged_are_those_of_the_host() {
 }
 
 #[test]
-fn every_sample_gets_to_the_device_with_its_bytes_whatever_its_size() {
+fn every_sample_of_any_size_reaches_the_device() {
     case(config(), |session| {
         let dir = Dir::new();
         for (count, record) in [(1, 512), (37, 4096), (120, 100), (70, 5000), (200, 1), (5, 150_528)] {
@@ -152,7 +152,7 @@ fn every_sample_gets_to_the_device_with_its_bytes_whatever_its_size() {
 }
 
 #[test]
-fn the_last_batch_is_smaller_masked_padded_or_dropped_as_on_the_host() {
+fn the_last_batch_is_as_on_the_host() {
     for last in ALL_LAST {
         // 53 = 6 × 8 + 5; arrays of many pages and of less than one.
         for record in [24, 9000] {
@@ -264,7 +264,7 @@ fn every_rank_gets_its_part() {
 }
 
 #[test]
-fn a_run_that_is_resumed_goes_on_on_the_device_with_the_batches_of_the_host() {
+fn a_resumed_run_has_the_batches_of_the_host() {
     let data = in_memory(50, 32);
     let first = build(Loader::builder(data.clone()).order(Order::shuffled(4)).batch_size(7));
     for batch in first.epoch(0).unwrap().take(3) {
@@ -295,7 +295,7 @@ fn the_state_of_a_loader_on_the_device_is_that_of_the_host() {
 }
 
 #[test]
-fn what_is_not_kept_does_not_cross_the_bus() {
+fn unused_fields_are_not_copied_to_the_device() {
     for config in [config(), late()] {
         case(config, |session| {
             let data = in_memory(26, 5000);
@@ -344,7 +344,7 @@ fn what_is_not_kept_does_not_cross_the_bus() {
 }
 
 #[test]
-fn the_smallest_budget_that_a_loader_can_be_built_with_is_enough() {
+fn the_smallest_legal_budget_is_enough_on_a_device() {
     case(late(), |_| {
         let dir = Dir::new();
         let (path, _) = records_file(&dir, 90, 3000);

@@ -74,7 +74,7 @@ fn absent(kind: fn(&Absent) -> bool, words: &str) {
 }
 
 #[test]
-fn without_a_driver_library_auto_is_the_host_and_says_why() {
+fn auto_is_the_host_without_a_driver_library() {
     alone("no library", &[]);
 }
 
@@ -87,7 +87,7 @@ fn no_library() {
 }
 
 #[test]
-fn a_library_of_that_name_that_is_no_driver_is_a_reason_and_no_panic() {
+fn a_library_that_is_no_driver_is_a_reason_and_no_panic() {
     alone("no driver", &[]);
 }
 
@@ -110,7 +110,7 @@ fn too_old() {
 }
 
 #[test]
-fn a_driver_that_sees_no_device_is_named_with_the_variable_that_hides_them() {
+fn a_hidden_device_is_explained_by_its_variable() {
     alone("no device", &[]);
     alone("no device", &[("CUDA_VISIBLE_DEVICES", "")]);
     alone("no device", &[("CUDA_VISIBLE_DEVICES", "7,8")]);
@@ -144,7 +144,7 @@ fn does_not_start() {
 }
 
 #[test]
-fn of_several_devices_auto_takes_the_one_of_the_local_rank() {
+fn auto_takes_the_device_of_the_local_rank() {
     let torchrun = |rank: &'static str, local: &'static str, expected: &'static str| {
         alone("auto", &[("RANK", rank), ("WORLD_SIZE", "8"), ("LOCAL_RANK", local), ("EXPECTED", expected)]);
     };
@@ -176,7 +176,7 @@ fn auto_of_one() {
 }
 
 #[test]
-fn a_device_without_room_for_a_context_is_not_usable_and_auto_says_so() {
+fn a_device_without_room_for_a_context_is_not_usable() {
     alone("auto unusable", &[]);
 }
 
@@ -210,7 +210,7 @@ fn devices_are_listed_with_name_memory_and_place() {
 }
 
 #[test]
-fn words_of_command_lines_are_devices_or_errors_that_say_what_there_is() {
+fn device_names_parse_or_the_error_lists_the_devices() {
     case(config(), |_| {
         let right = [
             ("host", "host (asked for)"),
@@ -269,7 +269,7 @@ fn the_callers_own_context_is_used_and_kept_alive() {
 }
 
 #[test]
-fn loaders_of_one_device_share_its_context_and_not_their_batches() {
+fn loaders_of_one_device_share_its_context() {
     case(late(), |session| {
         let right = Got::epoch(&build(data()), 0);
         let device = gpu(0);

@@ -28,7 +28,7 @@ fn released_soon<T>(session: &Session, body: impl FnOnce() -> T) -> T {
 const SIZES: [(usize, usize); 4] = [(4, 3), (1, 2), (2, 5), (8, 2)];
 
 #[test]
-fn an_iterator_that_is_dropped_with_copies_in_flight_makes_room_for_the_next_epoch() {
+fn a_dropped_iterator_makes_room_for_the_next_epoch() {
     case(config(), |session| {
         let right = Got::epoch(&build(data()), 1);
         for (slots, buffers) in SIZES {
@@ -54,7 +54,7 @@ fn an_iterator_that_is_dropped_with_copies_in_flight_makes_room_for_the_next_epo
 }
 
 #[test]
-fn a_loader_that_is_dropped_with_copies_in_flight_gives_everything_back() {
+fn a_loader_dropped_with_copies_in_flight_leaks_nothing() {
     case(config(), |session| {
         for (slots, buffers) in SIZES {
             for taken in [0, 1, 2, 5, 11, 12] {
@@ -95,7 +95,7 @@ fn a_loader_may_be_dropped_right_after_it_was_built() {
 }
 
 #[test]
-fn a_run_over_many_epochs_of_which_none_is_received_to_its_end_has_the_right_batches() {
+fn a_run_of_unfinished_epochs_has_the_right_batches() {
     case(late(), |_| {
         let host = build(data());
         let loader = build(data().device(gpu(0)).slots(3));
@@ -108,7 +108,7 @@ fn a_run_over_many_epochs_of_which_none_is_received_to_its_end_has_the_right_bat
 }
 
 #[test]
-fn a_consumer_whose_stream_stands_still_holds_up_the_end_of_the_loader_and_nothing_else() {
+fn a_stopped_consumer_stream_only_delays_the_loaders_end() {
     case(config(), |session| {
         let context = CudaContext::new(0).unwrap();
         let (stream, kernels) = (context.new_stream().unwrap(), Kernels::new(&context));
@@ -131,7 +131,7 @@ fn a_consumer_whose_stream_stands_still_holds_up_the_end_of_the_loader_and_nothi
 }
 
 #[test]
-fn dropping_a_batch_after_its_loader_does_not_wait_for_the_stream() {
+fn dropping_a_batch_after_its_loader_does_not_wait() {
     case(config(), |session| {
         let context = CudaContext::new(0).unwrap();
         let (stream, kernels) = (context.new_stream().unwrap(), Kernels::new(&context));
@@ -159,7 +159,7 @@ fn dropping_a_batch_after_its_loader_does_not_wait_for_the_stream() {
 }
 
 #[test]
-fn a_device_that_does_not_answer_does_not_hold_up_the_end_for_ever_and_gets_its_things_back_when_it_does() {
+fn a_dead_device_does_not_block_the_loaders_end_for_ever() {
     case(config(), |session| {
         let loader = build(data().device(gpu(0)));
         let before = leaked();

@@ -41,7 +41,7 @@ fn slots_are_pinned_once_and_let_go_at_the_end() {
 }
 
 #[test]
-fn where_memory_cannot_be_pinned_the_batches_are_right_all_the_same_and_the_report_says_why() {
+fn batches_are_right_without_pinned_memory() {
     for (code, name) in
         [(801, "CUDA_ERROR_NOT_SUPPORTED"), (2, "CUDA_ERROR_OUT_OF_MEMORY"), (304, "CUDA_ERROR_OPERATING_SYSTEM")]
     {
@@ -61,7 +61,7 @@ fn where_memory_cannot_be_pinned_the_batches_are_right_all_the_same_and_the_repo
 }
 
 #[test]
-fn slots_that_are_pinned_and_slots_that_are_not_go_round_together() {
+fn pinned_and_pageable_slots_work_together() {
     case(late(), |session| {
         session.fail_named("cuMemHostRegister_v2", 1, 712, false);
         session.fail_named("cuMemHostRegister_v2", 2, 2, false);
@@ -74,7 +74,7 @@ fn slots_that_are_pinned_and_slots_that_are_not_go_round_together() {
 }
 
 #[test]
-fn a_build_that_fails_halfway_leaves_nothing_alive_and_can_be_repeated() {
+fn a_build_that_fails_halfway_leaves_nothing_alive() {
     case(config(), |session| {
         for (symbol, most) in [("cuMemAlloc_v2", 3), ("cuEventCreate", 6), ("cuStreamCreateWithPriority", 4)] {
             for nth in 0..most {
@@ -92,7 +92,7 @@ fn a_build_that_fails_halfway_leaves_nothing_alive_and_can_be_repeated() {
 }
 
 #[test]
-fn copies_have_the_highest_priority_and_their_events_no_interrupts() {
+fn copies_have_the_highest_priority_and_events_spin() {
     case(config(), |session| {
         let loader = build(data().device(gpu(0)));
         assert!(loader.epoch(0).unwrap().all(|batch| batch.is_ok()));
@@ -117,7 +117,7 @@ fn counts(session: &Session, symbols: &[&'static str]) -> Vec<(&'static str, u64
 }
 
 #[test]
-fn an_epoch_reserves_nothing_on_the_device_and_the_cpu_never_waits_for_it() {
+fn an_epoch_reserves_nothing_and_never_waits_for_the_device() {
     const NEVER: [&str; 18] = [
         "cuMemAlloc_v2",
         "cuMemAllocAsync",

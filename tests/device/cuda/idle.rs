@@ -20,7 +20,7 @@ fn idle(loader: &Loader) -> GpuIdle {
 }
 
 #[test]
-fn every_step_is_measured_however_far_the_stream_is_behind_but_the_first_of_an_iterator() {
+fn every_step_but_the_first_is_measured_on_a_late_stream() {
     for (slots, buffers) in [(24, 20), (3, 2), (2, 24)] {
         case(config(), move |_| {
             let context = CudaContext::new(0).unwrap();
@@ -49,7 +49,7 @@ fn every_step_is_measured_however_far_the_stream_is_behind_but_the_first_of_an_i
 }
 
 #[test]
-fn the_wait_for_a_first_batch_and_what_is_between_iterators_is_neither_starvation_nor_lateness() {
+fn the_wait_for_a_first_batch_is_no_starvation() {
     case(late(), |session| {
         let stream = CudaContext::new(0).unwrap().new_stream().unwrap();
         let loader = build(data().stream(&stream));
@@ -67,7 +67,7 @@ fn the_wait_for_a_first_batch_and_what_is_between_iterators_is_neither_starvatio
 }
 
 #[test]
-fn while_a_batch_is_there_and_bound_to_no_stream_the_host_is_late() {
+fn the_host_is_late_while_a_batch_is_bound_to_no_stream() {
     const LATE: Duration = Duration::from_millis(30);
     case(config(), |_| {
         let stream = CudaContext::new(0).unwrap().new_stream().unwrap();

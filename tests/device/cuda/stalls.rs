@@ -21,7 +21,7 @@ fn stalled(error: &Error, words: &str) {
 }
 
 #[test]
-fn a_device_that_finishes_no_copy_is_a_stall_and_the_loader_goes_on_when_it_does() {
+fn a_device_that_finishes_no_copy_is_a_stall() {
     case(config(), |session| {
         let right = Got::epoch(&build(data()), 1);
         let loader = build(data().device(gpu(0)).slots(2).device_batches(4));
@@ -35,7 +35,7 @@ fn a_device_that_finishes_no_copy_is_a_stall_and_the_loader_goes_on_when_it_does
 }
 
 #[test]
-fn a_consumer_s_stream_that_stands_still_longer_than_the_deadline_is_no_stall() {
+fn a_stopped_consumer_stream_is_no_stall() {
     case(config(), |_| {
         let loader = build(data().device(gpu(0)).slots(3).device_batches(2));
         let context = CudaContext::new(0).unwrap();

@@ -96,7 +96,7 @@ fn reads(ahead: usize, builder: impl FnOnce(&Consumer) -> LoaderBuilder, read: i
 }
 
 #[test]
-fn a_stream_that_is_bound_in_any_way_reads_every_batch_as_the_host_has_it() {
+fn a_bound_stream_reads_the_batches_of_the_host() {
     for config in [config(), late()] {
         case(config, |_| {
             for ahead in [0, 1] {
@@ -157,7 +157,7 @@ fn cudarc_copies_a_slice_back_on_the_consumers_stream() {
 }
 
 #[test]
-fn where_nothing_was_said_the_legacy_default_stream_reads_the_batches() {
+fn the_legacy_stream_reads_batches_by_default() {
     for config in [config(), late()] {
         case(config, |_| {
             for ahead in [0, 2] {
@@ -209,7 +209,7 @@ fn several_streams_may_read_the_same_batch() {
 }
 
 #[test]
-fn reading_before_the_copy_on_a_stream_that_is_not_bound_is_found() {
+fn an_unbound_stream_that_reads_early_is_found() {
     case(config(), |session| {
         let mut consumer = Consumer::new();
         let loader = build(on_gpu());
@@ -226,7 +226,7 @@ fn reading_before_the_copy_on_a_stream_that_is_not_bound_is_found() {
 }
 
 #[test]
-fn reading_after_the_batch_is_dropped_on_a_stream_that_is_not_bound_is_found() {
+fn an_unbound_stream_that_reads_after_the_drop_is_found() {
     case(config(), |session| {
         let mut consumer = Consumer::new();
         let bound = consumer.context.new_stream().unwrap();
@@ -268,7 +268,7 @@ fn reads_late(builder: LoaderBuilder, take: usize, read: impl Fn(&mut Consumer, 
 }
 
 #[test]
-fn a_batch_that_is_dropped_before_its_readers_are_done_is_not_overwritten() {
+fn a_dropped_batch_is_not_overwritten_under_its_readers() {
     for config in [config(), late()] {
         case(config, |_| {
             // As many as there are buffers, and as there are slots for copies that wait for the consumer.
@@ -280,7 +280,7 @@ fn a_batch_that_is_dropped_before_its_readers_are_done_is_not_overwritten() {
 }
 
 #[test]
-fn where_a_stream_cannot_mark_its_place_the_memory_waits_for_everything() {
+fn memory_waits_for_all_where_a_stream_cannot_record() {
     for symbol in ["cuEventRecord", "cuEventCreate", "cuCtxPushCurrent_v2"] {
         case(config(), move |session| {
             let mut consumer = Consumer::new();
@@ -425,7 +425,7 @@ fn streams_mean_nothing_to_batches_on_the_host() {
 }
 
 #[test]
-fn who_holds_every_batch_of_the_device_is_told_which_setting_to_raise() {
+fn holding_every_device_batch_names_the_setting_to_raise() {
     case(late(), |_| {
         for most in [2, 5] {
             let loader = build(on_gpu().device_batches(most).slots(9).held_deadline(Duration::from_millis(1)));
@@ -495,7 +495,7 @@ fn the_device_of_a_batch_is_the_one_that_was_asked_for() {
 }
 
 #[test]
-fn every_step_of_the_first_stream_is_measured_and_drawn_on_a_track() {
+fn every_step_of_the_first_stream_is_on_a_track() {
     case(late(), |_| {
         let mut consumer = Consumer::new();
         let loader = build(on_gpu().stream(&consumer.stream));

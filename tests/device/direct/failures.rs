@@ -49,7 +49,7 @@ const FAULTS: [Fault; 7] = [
 ];
 
 #[test]
-fn what_a_read_does_not_bring_comes_by_the_host_and_is_counted_with_the_reason() {
+fn the_host_brings_rows_that_a_direct_read_does_not() {
     on_machine(|machine| {
         let dir = Dir::new();
         for record in RECORDS {
@@ -92,7 +92,7 @@ fn the_surroundings_of_rows_need_not_be_there() {
 }
 
 #[test]
-fn where_reads_have_to_be_direct_one_that_fails_is_an_error_that_says_where() {
+fn a_failed_required_direct_read_is_an_error() {
     on_machine(|machine| {
         let dir = Dir::new();
         for record in RECORDS {
@@ -134,7 +134,7 @@ fn error_of(loader: &Loader, right: &[Got]) -> Error {
 }
 
 #[test]
-fn files_that_changed_since_they_were_indexed_are_errors_that_name_them() {
+fn a_file_that_changed_since_its_index_is_an_error() {
     on_machine(|machine| {
         type Change = fn(&Path);
         let cases: [(Change, ErrorKind); 4] = [
@@ -166,7 +166,7 @@ fn files_that_changed_since_they_were_indexed_are_errors_that_name_them() {
 }
 
 #[test]
-fn a_file_that_is_cut_while_it_is_open_is_an_error_of_the_first_sample_that_is_gone() {
+fn a_file_cut_while_open_fails_the_first_missing_sample() {
     on_machine(|machine| {
         for record in RECORDS {
             for gds in [Gds::Auto, Gds::Require] {
@@ -237,7 +237,7 @@ fn a_file_that_cufile_does_not_take_is_read_by_the_host() {
 }
 
 #[test]
-fn memory_that_cufile_does_not_take_is_filled_by_the_host_unless_required() {
+fn the_host_fills_memory_that_cufile_refuses() {
     on_machine(|machine| {
         let dir = Dir::new();
         let (path, _) = records_file(&dir, COUNT, 16_384);
@@ -268,7 +268,7 @@ fn memory_that_cufile_does_not_take_is_filled_by_the_host_unless_required() {
 }
 
 #[test]
-fn memory_that_cannot_be_deregistered_is_leaked_and_counted_and_not_freed() {
+fn memory_that_stays_registered_is_leaked_and_counted() {
     if !alone(&here!()) {
         return;
     }
@@ -290,7 +290,7 @@ fn memory_that_cannot_be_deregistered_is_leaked_and_counted_and_not_freed() {
 }
 
 #[test]
-fn a_launch_or_copy_that_fails_is_one_error_and_the_next_epoch_is_whole() {
+fn a_failed_launch_is_one_error_and_the_next_epoch_whole() {
     on_machine(|machine| {
         let dir = Dir::new();
         let (path, _) = records_file(&dir, COUNT, 20_000);
@@ -376,7 +376,7 @@ impl Dataset for Liar {
 }
 
 #[test]
-fn a_dataset_that_panics_or_changes_its_mind_is_a_typed_error_of_its_sample() {
+fn a_dataset_that_panics_is_an_error_of_its_sample() {
     on_machine(|machine| {
         let dir = Dir::new();
         let (path, _) = records_file(&dir, COUNT, 16_384);
@@ -409,7 +409,7 @@ fn a_dataset_that_panics_or_changes_its_mind_is_a_typed_error_of_its_sample() {
 }
 
 #[test]
-fn a_dataset_may_say_another_place_of_the_same_bytes_and_is_believed() {
+fn a_dataset_may_name_another_place_of_the_same_bytes() {
     on_machine(|machine| {
         let dir = Dir::new();
         let (path, bytes) = records_file(&dir, COUNT, 16_384);

@@ -33,7 +33,7 @@ fn direct_fields(report: &Report) -> Vec<&str> {
 }
 
 #[test]
-fn records_of_any_size_at_any_place_are_those_of_the_host_in_any_order() {
+fn direct_records_of_any_size_equal_the_hosts() {
     on_machine(|machine| {
         let dir = Dir::new();
         // Whole pages, parts of pages, at the start of the file or behind a header, whole or odd.
@@ -148,7 +148,7 @@ fn every_format_whose_rows_stand_in_files_is_read_directly() {
 }
 
 #[test]
-fn last_batches_of_every_rank_are_those_of_the_host_and_blank_rows_are_zero() {
+fn direct_last_batches_of_every_rank_equal_the_hosts() {
     on_machine(|machine| {
         let dir = Dir::new();
         for record in [4096, 700] {
@@ -295,7 +295,7 @@ fn pictures_that_were_read_directly_are_finished_on_the_device() {
 }
 
 #[test]
-fn what_does_not_stand_in_a_file_like_the_first_row_comes_by_the_host_and_is_counted() {
+fn rows_that_differ_from_the_first_come_by_the_host() {
     on_machine(|machine| {
         let dir = Dir::new();
         let (path, bytes) = records_file(&dir, 10, 16_384);

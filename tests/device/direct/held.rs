@@ -41,7 +41,7 @@ fn begun(machine: &Machine, loader: &Loader) -> feedline::Epoch {
 }
 
 #[test]
-fn an_epoch_that_is_dropped_under_its_reads_does_not_disturb_the_next() {
+fn an_epoch_dropped_under_its_reads_spares_the_next() {
     on_machine(|machine| {
         let dir = Dir::new();
         let (path, _) = records_file(&dir, COUNT, RECORD);
@@ -100,7 +100,7 @@ fn a_loader_that_is_dropped_under_its_reads_ends_when_they_do() {
 }
 
 #[test]
-fn a_read_that_never_returns_keeps_its_thread_and_its_memory_and_is_counted() {
+fn a_read_that_never_returns_is_counted_with_its_memory() {
     // It takes as long as a loader waits for its threads: meanwhile the other tests go on.
     if !alone(&here!()) {
         return;
@@ -128,7 +128,7 @@ fn a_read_that_never_returns_keeps_its_thread_and_its_memory_and_is_counted() {
 }
 
 #[test]
-fn reads_begin_when_the_consumer_s_late_work_on_the_buffer_is_done_and_nobody_waits_in_the_driver() {
+fn reads_begin_after_the_consumers_work_on_the_buffer() {
     on_machine(|machine| {
         let dir = Dir::new();
         for record in [4096, RECORD] {

@@ -41,7 +41,7 @@ fn check_staged(machine: &Machine, make: &dyn Fn() -> LoaderBuilder, words: &str
 }
 
 #[test]
-fn what_the_host_has_to_see_takes_the_way_by_the_host_and_says_why() {
+fn fields_that_the_host_must_see_are_staged() {
     on_machine(|machine| {
         let dir = Dir::new();
         let (path, bytes) = records_file(&dir, COUNT, RECORD);
@@ -150,7 +150,7 @@ fn changed(change: &dyn Fn(&CuFileMachine)) -> CuFileMachine {
 }
 
 #[test]
-fn where_cufile_is_of_no_use_the_host_s_way_is_taken_and_says_why() {
+fn fields_are_staged_where_cufile_is_of_no_use() {
     type Change = &'static (dyn Fn(&CuFileMachine) + Sync);
     let cases: [(Change, &str); 11] = [
         (&|double| std::fs::remove_file(double.dir.path("proc/modules")).unwrap(), "proc/modules cannot be read"),
@@ -190,7 +190,7 @@ fn where_cufile_is_of_no_use_the_host_s_way_is_taken_and_says_why() {
 }
 
 #[test]
-fn where_nothing_can_be_direct_cufile_is_not_opened() {
+fn cufile_is_not_opened_where_nothing_can_be_direct() {
     let double = changed(&|double| std::fs::remove_file(double.dir.path("etc/cufile.json")).unwrap());
     on_double(double, |machine| {
         let dir = Dir::new();
@@ -256,7 +256,7 @@ fn memory_that_the_trial_cannot_take_back_is_leaked_and_counted() {
 }
 
 #[test]
-fn a_library_that_does_not_count_is_used_only_when_it_must_be_and_is_believed_nothing() {
+fn a_library_without_counters_is_used_only_if_required() {
     for (cfgs, version) in [(&["without_stats"][..], Some((1, 11))), (&[], Some((2, 3))), (&["without_version"], None)]
     {
         let cufile = StandIn::own_with(cfgs);
@@ -282,7 +282,7 @@ fn a_library_that_does_not_count_is_used_only_when_it_must_be_and_is_believed_no
 }
 
 #[test]
-fn the_report_says_which_way_the_bytes_went_and_no_more_than_was_counted() {
+fn the_report_counts_the_bytes_of_each_route() {
     for version in [(1, 15), (1, 18), (1, 19), (1, 20), (1, 21)] {
         for (route, name) in [(Route::P2p, "p2p"), (Route::NvidiaFs, "nvidia-fs")] {
             let cufile = StandIn::own();

@@ -7,7 +7,8 @@
 //!                └─► batches against the right ones · the error · a second epoch without faults · the process as before
 //! ```
 //!
-//! Of the codes each operation gets some in turn; `FEEDLINE_SWEEP=full` means all of them, on every device (hours of one core). A
+//! By default each operation gets one fault, in turn; with `FEEDLINE_SWEEP=ci` each fault and some codes in turn; with `full` all
+//! of them, by every reader and on every device (hours of one core). A
 //! sweep is done by several processes, since much of its time is waiting; it prints how many lives there were and how many faults.
 
 mod house;
@@ -15,6 +16,7 @@ mod life;
 mod workloads;
 
 use crate::common::standin;
+use crate::common::sweep;
 use crate::common::{Dir, READERS, beside, tell, told};
 use feedline::Device;
 use feedline::storage::{Fault, Faulty};
@@ -28,8 +30,6 @@ use workloads::WORKLOADS;
 
 /// Processes that share a sweep.
 const PARTS: usize = 2;
-/// Restricts a sweep to settings whose names hold one of these words, with commas between them.
-const ONLY: &str = "FEEDLINE_FAULTS_ONLY";
 /// Operations of a life at most: more mean that it does not end.
 const OPERATIONS_MAX: u64 = 100_000;
 
@@ -50,18 +50,16 @@ const KINDS: [Fault; 6] = [
 type Planned = (Fault, u64);
 const EVER: u64 = u64::MAX;
 
-fn full() -> bool {
-    std::env::var("FEEDLINE_SWEEP").is_ok_and(|sweep| sweep == "full")
-}
-
-/// What operation `at` suffers, one life each: every fault once, and some of them, in turn, for ever.
+/// What operation `at` suffers, one life each: every fault once, and some of them, in turn, for ever. In a short sweep one of
+/// these, in turn.
 fn faults(at: u64) -> Vec<Planned> {
     let at = at as usize;
-    let (codes, kinds) = if full() { (CODES.len(), KINDS.len()) } else { (2, 2) };
+    let (codes, kinds) = if sweep::is_full() { (CODES.len(), KINDS.len()) } else { (2, 2) };
     let in_turn = |codes: usize| CODES.iter().cycle().skip(at * 2).take(codes).map(|code| Fault::Error(*code));
     let once = in_turn(codes).chain(KINDS).map(|fault| (fault, 1));
     let ever = in_turn(codes.div_ceil(2)).chain(KINDS.into_iter().cycle().skip(at * 2).take(kinds));
-    once.chain(ever.map(|fault| (fault, EVER))).collect()
+    let all: Vec<_> = once.chain(ever.map(|fault| (fault, EVER))).collect();
+    if sweep::is_short() { vec![all[at % all.len()]] } else { all }
 }
 
 /// What a part did.
@@ -134,21 +132,22 @@ fn name(fault: Fault) -> String {
 struct Sweep {
     gpu: bool,
     substitutes: bool,
-    /// Of so many readers one takes its turn with a workload, unless there is time.
-    one_in: usize,
+    /// Of so many readers one takes its turn with a workload, in a short sweep and otherwise, unless there is time.
+    one_in: [usize; 2],
 }
 
 const SWEEPS: [Sweep; 4] = [
-    Sweep { gpu: false, substitutes: false, one_in: 4 },
-    Sweep { gpu: false, substitutes: true, one_in: 4 },
-    Sweep { gpu: true, substitutes: false, one_in: 6 },
-    Sweep { gpu: true, substitutes: true, one_in: 6 },
+    Sweep { gpu: false, substitutes: false, one_in: [6, 4] },
+    Sweep { gpu: false, substitutes: true, one_in: [7, 4] },
+    Sweep { gpu: true, substitutes: false, one_in: [17, 6] },
+    Sweep { gpu: true, substitutes: true, one_in: [19, 6] },
 ];
 
 /// The settings of a sweep: number of the workload, number of the reader.
 fn settings(sweep: Sweep) -> Vec<(usize, usize)> {
     let all = (0..WORKLOADS.len()).flat_map(|workload| (0..READERS.len()).map(move |reader| (workload, reader)));
-    all.filter(|(workload, reader)| full() || (workload + reader) % sweep.one_in == 0).collect()
+    let one_in = sweep::size(sweep.one_in[0], sweep.one_in[1], 1);
+    all.filter(|(workload, reader)| (workload + reader) % one_in == 0).collect()
 }
 
 /// A stand-in for a GPU's driver, if one is wanted.
@@ -188,14 +187,13 @@ impl Driver {
 fn sweep_part(sweep: Sweep, part: usize, parts: usize) -> Done {
     watch();
     let mut done = Done::default();
-    let only = std::env::var(ONLY).unwrap_or_default();
     for (workload, reader) in settings(sweep).into_iter().skip(part).step_by(parts) {
         let dir = Dir::new();
         let workload = &WORKLOADS[workload];
         let driver = Driver::new(sweep.gpu);
         let to = (driver.device(), sweep.substitutes);
         let setting = Setting::new(workload, (workload.open)(&dir), crate::common::reader(reader), to);
-        if !only.split(',').any(|only| setting.name().contains(only)) {
+        if !sweep::wanted(&setting.name()) {
             continue;
         }
         let (started, before) = (Instant::now(), (done.lives, done.faults));
@@ -245,8 +243,11 @@ fn run(sweep: usize) {
             None => panic!("part {number}: {}\n{text}\n{}", output.status, said(&output.stderr)),
         }
     }
-    let some = std::env::var_os(ONLY).is_some();
-    assert!(some || (lives > 2000 && faults > lives), "a sweep of {lives} lives and {faults} faults");
+    let least = sweep::size(100, 2000, 2000);
+    assert!(
+        sweep::only().is_some() || (lives > least && faults > lives),
+        "a sweep of {lives} lives and {faults} faults"
+    );
     let Sweep { gpu, substitutes, .. } = SWEEPS[sweep];
     let device = if gpu { "a stand-in GPU" } else { "the host" };
     let policy = if substitutes { "substituted" } else { "reported" };
@@ -254,18 +255,18 @@ fn run(sweep: usize) {
 }
 
 #[test]
-fn whichever_operation_of_a_reader_fails_batches_are_right_or_one_error_names_what_failed() {
+fn any_failing_read_leaves_right_batches_or_one_named_error() {
     run(0);
 }
 
 #[test]
-fn whichever_operation_of_a_reader_fails_rows_are_right_or_substitutes_that_the_ledger_names() {
+fn any_failing_read_leaves_right_rows_or_named_substitutes() {
     run(1);
 }
 
 #[cfg(feature = "cuda")]
 #[test]
-fn whichever_operation_of_a_reader_fails_the_same_holds_on_a_gpu() {
+fn any_failing_read_before_a_gpu_ends_the_same_ways() {
     run(2);
     run(3);
 }

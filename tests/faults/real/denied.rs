@@ -20,7 +20,7 @@ fn filters() -> Vec<(String, String)> {
 }
 
 #[test]
-fn a_seccomp_filter_that_refuses_io_uring_leaves_pread_threads_and_a_reason() {
+fn a_seccomp_filter_without_io_uring_leaves_pread_threads() {
     if !has_uring() {
         return skip("seccomp", "io_uring is refused on this machine as it is");
     }
@@ -49,7 +49,7 @@ fn a_seccomp_filter_that_refuses_io_uring_leaves_pread_threads_and_a_reason() {
 /// Without the capability, and with the right to lock nothing, or less than the buffers: newer kernels then refuse the ring
 /// itself, or the registration of its buffers.
 #[test]
-fn too_little_memory_that_may_be_locked_is_said_in_the_report_and_costs_nothing_else() {
+fn too_little_lockable_memory_is_only_a_reason() {
     let dir = Dir::new();
     let set = Set::usual(dir.path("")).write();
     for limit in [0, 96 << 10] {

@@ -57,7 +57,7 @@ impl Cut {
 }
 
 #[test]
-fn a_disk_that_fails_under_its_file_system_is_an_error_with_file_offset_sample_and_code() {
+fn a_failing_disk_is_an_error_with_file_offset_and_code() {
     for (reader, way) in READERS.iter().enumerate() {
         let dir = Dir::new();
         let cut = match Cut::new(&dir) {
@@ -114,7 +114,7 @@ pub fn save(given: &Given) {
 }
 
 #[test]
-fn a_disk_that_is_full_when_a_state_is_saved_leaves_the_old_state_whole_and_names_the_path() {
+fn a_full_disk_leaves_the_old_state_whole() {
     for options in ["size=64k", "size=1m,nr_inodes=12"] {
         let dir = Dir::new();
         let at = dir.path("full");

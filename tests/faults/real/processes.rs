@@ -10,7 +10,7 @@ use rustix::process::{Signal, kill_process};
 use std::time::{Duration, Instant};
 
 #[test]
-fn a_process_that_is_stopped_for_a_second_and_goes_on_loses_nothing() {
+fn a_process_stopped_for_a_second_loses_nothing() {
     let dir = Dir::new();
     let set = Set::usual(dir.path("")).write();
     // All readers at a time: they mostly sleep.
@@ -149,7 +149,7 @@ fn a_forked_child_is_told_to_build_its_own_loader() {
 }
 
 #[test]
-fn a_process_that_forks_while_a_loader_is_alive_goes_on_and_its_child_ends() {
+fn a_fork_beside_a_live_loader_leaves_both_processes_whole() {
     let dir = Dir::new();
     let set = Set::usual(dir.path("")).write();
     for (reader, way) in READERS.iter().enumerate() {
@@ -167,7 +167,7 @@ fn a_process_that_forks_while_a_loader_is_alive_goes_on_and_its_child_ends() {
 
 /// Every wait of every thread ends with EINTR again and again: opening, building, reading, sleeping, joining.
 #[test]
-fn signals_that_interrupt_all_threads_all_the_time_cost_nothing_but_time() {
+fn constant_interrupts_by_signals_cost_only_time() {
     let dir = Dir::new();
     let set = Set::usual(dir.path("")).write();
     let number = Signal::USR2.as_raw();

@@ -3,13 +3,14 @@
 use super::child::{Ended, Outcome, Running, Task, skip};
 use super::denied::denied_here;
 use super::fuse::{Fuse, Reads};
+use crate::common::sweep;
 use crate::common::{Dir, READERS};
 use rustix::io::Errno;
 use std::time::Duration;
 
 /// Until the stall is reported, or the test gives up waiting: both end in a loader that is dropped over reads without an end.
 #[test]
-fn storage_that_never_answers_is_named_left_behind_and_counted_and_dropping_the_loader_returns() {
+fn storage_that_never_answers_does_not_block_the_drop() {
     std::thread::scope(|scope| {
         for reader in 0..READERS.len() {
             for reads in [Reads::Never, Reads::NeverOpened] {
@@ -61,8 +62,8 @@ fn never(reader: usize, reads: Reads, reported: bool) {
 
 /// Before anything is built: of what it finds out of the files, the loader can do without some, and says so of the rest.
 #[test]
-fn storage_that_stops_before_the_loader_is_built_is_an_error_and_not_a_wait_for_ever() {
-    for reader in [0, 3, 4] {
+fn storage_that_stops_before_build_is_an_error() {
+    let stops = |reader: usize| {
         let (dir, what) = (Dir::new(), format!("{:?}", READERS[reader]));
         let mut fuse = match Fuse::new(&dir.path("mount"), Reads::Never) {
             Ok(fuse) => fuse,
@@ -79,12 +80,13 @@ fn storage_that_stops_before_the_loader_is_built_is_an_error_and_not_a_wait_for_
         assert!(came, "{what}: {ended:#?}");
         let text = format!("{ended:?}");
         assert!(text.contains("stalled"), "{what}: {ended:#?}");
-    }
+    };
+    std::thread::scope(|scope| [0, 3, 4].map(|reader| scope.spawn(move || stops(reader))).map(drop));
 }
 
 #[test]
 fn storage_that_answers_late_is_waited_for_and_nothing_is_lost() {
-    let time = Duration::from_millis(200);
+    let time = Duration::from_millis(sweep::size(50, 200, 200));
     each("storage that answers late", Reads::Late(time), |way, ended| {
         eprintln!("{way}: whole");
         ended.whole();
@@ -92,7 +94,7 @@ fn storage_that_answers_late_is_waited_for_and_nothing_is_lost() {
 }
 
 #[test]
-fn storage_that_answers_short_or_with_an_error_is_an_error_with_file_offset_sample_and_code() {
+fn storage_that_answers_short_is_an_error_with_its_place() {
     each("storage that answers with EIO", Reads::Fails(Errno::IO), |way, ended| {
         let fault = ended.failed();
         assert!(fault.is_placed() && fault.has_code(Errno::IO.raw_os_error()), "{way}: {fault:?}");

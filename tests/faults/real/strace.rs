@@ -3,6 +3,7 @@
 use super::child::{Ended, Outcome, Running, Task, skip, some_at_a_time, tool};
 use super::denied::denied_here;
 use super::set::Set;
+use crate::common::sweep;
 use crate::common::{Dir, READERS, has_uring};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -124,7 +125,7 @@ const CALLS: &[(&str, &[usize], &str, Must, Must)] = &[
 ];
 
 #[test]
-fn an_error_of_a_system_call_about_the_data_is_recovered_or_named_with_file_offset_sample_and_code() {
+fn a_failed_system_call_is_recovered_or_named() {
     let strace = match strace() {
         Ok(strace) => strace,
         Err(why) => return skip("errors of system calls about the data", why),
@@ -141,6 +142,7 @@ fn an_error_of_a_system_call_about_the_data_is_recovered_or_named_with_file_offs
             );
         }
     }
+    let cases: Vec<_> = cases.into_iter().step_by(sweep::size(2, 1, 1)).collect();
     some_at_a_time(&cases, |(injection, reader, must)| {
         let ended = injection.run(&strace, &set, *reader);
         // Of indexing there is no sample yet.
@@ -151,7 +153,7 @@ fn an_error_of_a_system_call_about_the_data_is_recovered_or_named_with_file_offs
 }
 
 #[test]
-fn an_error_of_io_uring_is_recovered_or_named_and_what_was_under_way_is_not_lost() {
+fn a_failed_io_uring_call_is_recovered_or_named() {
     let strace = match strace() {
         Ok(strace) => strace,
         Err(why) => return skip("errors of io_uring", why),
@@ -179,6 +181,8 @@ fn an_error_of_io_uring_is_recovered_or_named_and_what_was_under_way_is_not_lost
             }
         }
     }
+    // No period of the loops above.
+    let cases: Vec<_> = cases.into_iter().step_by(sweep::size(5, 1, 1)).collect();
     some_at_a_time(&cases, |(injection, reader, must)| {
         let ended = injection.run(&strace, &set, *reader);
         let what = injection.what(*reader);
@@ -188,7 +192,7 @@ fn an_error_of_io_uring_is_recovered_or_named_and_what_was_under_way_is_not_lost
 
 /// Each start of a thread fails in turn, until a run has none left to fail.
 #[test]
-fn a_thread_that_cannot_be_started_is_an_error_of_the_build_with_its_code() {
+fn a_thread_that_cannot_start_is_an_error_of_build() {
     let strace = match strace() {
         Ok(strace) => strace,
         Err(why) => return skip("threads that cannot be started", why),

@@ -57,7 +57,7 @@ fn a_deadline_of_less_than_20_ms_is_refused() {
 }
 
 #[test]
-fn a_stall_is_found_by_who_polls_too_and_by_a_policy_that_substitutes_not_hidden() {
+fn polling_and_substitution_do_not_hide_a_stall() {
     let (dir, gate) = (Dir::new(), Gate::default());
     let inside = gate.clone();
     let loader = build(file(&dir).order(Order::sequential()).on_bad_sample(OnBadSample::Substitute { budget: 9 }).map(
@@ -83,7 +83,7 @@ fn a_stall_is_found_by_who_polls_too_and_by_a_policy_that_substitutes_not_hidden
 }
 
 #[test]
-fn after_a_stall_what_is_held_stays_right_another_epoch_can_be_begun_and_all_can_be_dropped() {
+fn a_loader_can_start_an_epoch_after_a_stall() {
     let dir = Dir::new();
     let (path, bytes) = records_file(&dir, 400, 64);
     for (mode, direct) in readers() {

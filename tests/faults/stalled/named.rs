@@ -28,7 +28,7 @@ fn stalls(loader: Loader, gate: &Gate, stage: Stage, sample: Option<u64>) -> Err
 }
 
 #[test]
-fn a_transform_that_does_not_come_back_is_named_with_its_sample_and_its_place() {
+fn a_hanging_transform_is_named_with_its_sample() {
     let (dir, gate) = (Dir::new(), Gate::default());
     let inside = gate.clone();
     let loader = build(file(&dir).map(move |_, ctx| {
@@ -44,7 +44,7 @@ fn a_transform_that_does_not_come_back_is_named_with_its_sample_and_its_place() 
 }
 
 #[test]
-fn a_transform_that_does_not_come_back_on_a_row_of_a_chunk_is_named_with_the_chunk() {
+fn a_hanging_transform_of_a_chunk_row_names_the_chunk() {
     let (dir, gate) = (Dir::new(), Gate::default());
     let inside = gate.clone();
     let path = dir.write("chunks", &[7; 400]);
@@ -63,7 +63,7 @@ fn a_transform_that_does_not_come_back_on_a_row_of_a_chunk_is_named_with_the_chu
 /// The dataset is asked for the place of the sample; when it waits for the very transform that is stuck, the stall is said
 /// all the same.
 #[test]
-fn a_transform_that_holds_what_the_dataset_needs_is_named_without_its_place() {
+fn a_transform_that_locks_the_dataset_is_named() {
     let (gate, held) = (Gate::default(), Arc::new(Mutex::new(())));
     let (inside, lock, dir) = (gate.clone(), held.clone(), Dir::new());
     let wait = move |_| drop(held.lock());
@@ -95,7 +95,7 @@ fn a_transform_of_batches_that_does_not_come_back_is_named() {
 }
 
 #[test]
-fn a_dataset_that_does_not_say_where_a_sample_is_is_named_with_it() {
+fn a_dataset_that_hangs_in_extents_is_named_with_the_sample() {
     for mode in [Mode::Pread, Mode::Auto] {
         let (dir, gate) = (Dir::new(), Gate::default());
         let inside = gate.clone();
@@ -138,7 +138,7 @@ fn a_decoder_that_hangs_on_a_substitute_is_named_as_one() {
 
 /// `Dataset::member` is asked about a sample like any other of the dataset's functions.
 #[test]
-fn a_dataset_that_does_not_say_a_sample_s_name_is_named_with_that_sample() {
+fn a_dataset_that_hangs_in_name_is_named_with_the_sample() {
     let gate = Gate::default();
     let inside = gate.clone();
     let dataset = Hooked { member: Box::new(move |_| inside.pass()), ..Hooked::in_memory() };
@@ -156,7 +156,7 @@ fn a_dataset_that_does_not_say_a_sample_s_name_is_named_with_that_sample() {
 /// A transform that uses rayon may find other samples' work on its own thread, and goes on after it: when it hangs then,
 /// it is its own sample that is named.
 #[test]
-fn a_transform_that_hangs_after_other_samples_were_done_within_it_is_named() {
+fn a_transform_that_hangs_after_good_samples_is_named() {
     let (gate, hung) = (Gate::default(), Arc::new(AtomicU64::new(u64::MAX)));
     let (inside, who) = (gate.clone(), hung.clone());
     let loader = build(memory().batch_size(40).slots(4).workers(3).stall_deadline(ms(2000)).map(move |_, ctx| {

@@ -21,7 +21,7 @@ fn the_longest_deadline_means_never() {
 }
 
 #[test]
-fn who_is_slow_with_every_sample_is_not_stalled() {
+fn a_transform_slow_with_every_sample_is_not_stalled() {
     let dir = Dir::new();
     let loader = build(file(&dir).batch_size(50).stall_deadline(ms(200)).map(|_, _| {
         std::thread::sleep(ms(20));
@@ -31,7 +31,7 @@ fn who_is_slow_with_every_sample_is_not_stalled() {
 }
 
 #[test]
-fn a_consumer_that_holds_every_batch_is_told_that_and_not_that_something_stalls() {
+fn a_consumer_that_holds_every_batch_is_no_stall() {
     let dir = Dir::new();
     let held = Duration::from_secs(2);
     let loader = build(file(&dir).slots(2).stall_deadline(ms(100)).held_deadline(held));
@@ -44,7 +44,7 @@ fn a_consumer_that_holds_every_batch_is_told_that_and_not_that_something_stalls(
 }
 
 #[test]
-fn who_polls_rarely_or_sleeps_long_between_batches_sees_no_stall() {
+fn a_consumer_that_polls_rarely_sees_no_stall() {
     let loader = build(memory().batch_size(50).slots(2).stall_deadline(ms(200)).map(|_, _| {
         std::thread::sleep(ms(10));
         Ok(())
@@ -69,7 +69,7 @@ fn who_polls_rarely_or_sleeps_long_between_batches_sees_no_stall() {
 /// The deadline is of silence: a read that waits its turn behind hundreds of others, which are answered all the time, is
 /// in time.
 #[test]
-fn storage_that_answers_all_the_time_is_not_stalled_however_long_the_queue_is() {
+fn slow_storage_that_answers_is_not_stalled() {
     let dir = Dir::new();
     let (path, _) = records_file(&dir, 2000, 64);
     let faulty = Arc::new(Faulty::new().ever(0, Fault::Late(ms(50))));
@@ -81,7 +81,7 @@ fn storage_that_answers_all_the_time_is_not_stalled_however_long_the_queue_is() 
 /// A transform that uses rayon may find other samples' work on its own thread, and have to wait for it: they are what is
 /// under way then, not the sample beneath.
 #[test]
-fn transforms_that_use_rayon_are_not_stalled_when_each_sample_takes_milliseconds() {
+fn transforms_on_rayon_are_not_stalled() {
     for _ in 0..5 {
         let loader = build(memory().batch_size(40).slots(10).workers(4).stall_deadline(ms(400)).map(|_, ctx| {
             let id = ctx.id();
@@ -93,7 +93,7 @@ fn transforms_that_use_rayon_are_not_stalled_when_each_sample_takes_milliseconds
 }
 
 #[test]
-fn the_decoder_and_the_transform_of_a_sample_have_a_deadline_each() {
+fn decoder_and_transform_have_a_deadline_each() {
     let slow = |sample| {
         if sample == 9 {
             std::thread::sleep(ms(700));
@@ -110,7 +110,7 @@ fn the_decoder_and_the_transform_of_a_sample_have_a_deadline_each() {
 /// A pause of the whole process (a job that is suspended, a frozen cgroup) counts as a small part of the deadline,
 /// however long it is.
 #[test]
-fn a_process_that_is_stopped_and_continued_many_times_is_not_stalled() {
+fn a_process_that_is_often_stopped_is_not_stalled() {
     if in_child().is_some() {
         return works_for_a_second();
     }

@@ -18,7 +18,7 @@ fn plain(dir: &Dir) -> LoaderBuilder {
 }
 
 #[test]
-fn a_read_that_wedges_when_it_is_tried_again_is_named_with_its_place() {
+fn a_retry_that_hangs_is_named_with_its_place() {
     let faulty = Arc::new(Faulty::new().times(1, 1, Fault::Error(5)).ever(2, Fault::Late(ms(2500))));
     let dir = Dir::new();
     let loader = build(plain(&dir).faulty(faulty.clone()));
@@ -40,14 +40,14 @@ fn a_read_of_a_substitute_that_wedges_is_named_with_its_place() {
 }
 
 #[test]
-fn a_look_into_the_page_cache_that_wedges_is_named_with_its_place() {
+fn a_page_cache_read_that_hangs_is_named_with_its_place() {
     let (dir, faulty) = (Dir::new(), Arc::new(Faulty::new().ever(0, Fault::Late(ms(2500)))));
     let loader = build(plain(&dir).reader(Mode::Auto).faulty(faulty.clone()));
     assert_placed(&stall(&loader), &faulty.hits());
 }
 
 #[test]
-fn a_read_of_a_chunk_that_wedges_when_it_is_tried_again_is_named_with_its_place() {
+fn a_chunk_retry_that_hangs_is_named_with_its_place() {
     let dir = Dir::new();
     let faulty = Arc::new(Faulty::new().times(1, 1, Fault::Error(5)).ever(2, Fault::Late(ms(3000))));
     let dataset = Chunks::open(&dir.write("chunk", &[7; 400]), &[100], 4);

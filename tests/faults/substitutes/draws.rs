@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 /// The bytes of an extent count once, however many fields are cut from it.
 #[test]
-fn samples_whose_fields_are_cut_from_one_extent_have_substitutes() {
+fn samples_with_fields_of_one_extent_have_substitutes() {
     let dir = Dir::new();
     let builder = Loader::builder(Frames::new(&dir, 40, 64 << 10)).batch_size(8);
     let loader = build(builder.on_bad_sample(ALL).map(refuse(&[9])));
@@ -64,7 +64,7 @@ fn lanes(toy: &Arc<Chunks>) -> LoaderBuilder {
 
 /// The draw asks nobody which chunks are open, since that is up to the lanes that a rank visits.
 #[test]
-fn with_lanes_the_substitutes_are_the_same_in_any_world() {
+fn substitutes_of_lanes_are_the_same_in_any_world() {
     let dir = Dir::new();
     let toy = numbered(&dir, &[10; 20], &[]);
     let whole = build(lanes(&toy));
@@ -80,7 +80,7 @@ fn with_lanes_the_substitutes_are_the_same_in_any_world() {
 }
 
 #[test]
-fn with_lanes_the_substitutes_are_the_same_however_an_epoch_is_cut_into_steps() {
+fn substitutes_of_lanes_do_not_depend_on_the_steps() {
     let dir = Dir::new();
     let toy = numbered(&dir, &[10; 20], &[]);
     let whole = delivered(build(lanes(&toy)).epoch(0).unwrap());
@@ -93,7 +93,7 @@ fn with_lanes_the_substitutes_are_the_same_however_an_epoch_is_cut_into_steps() 
 }
 
 #[test]
-fn resumed_at_any_batch_with_lanes_or_in_steps_with_one_the_substitutes_are_the_same() {
+fn substitutes_do_not_depend_on_the_place_of_resume() {
     let dir = Dir::new();
     let toy = numbered(&dir, &[10; 20], &[4, 11]);
     let whole = delivered(build(lanes(&toy)).epoch(0).unwrap());
@@ -114,7 +114,7 @@ fn resumed_at_any_batch_with_lanes_or_in_steps_with_one_the_substitutes_are_the_
 }
 
 #[test]
-fn with_any_workers_in_one_iterator_or_several_or_resumed_the_substitutes_of_chunks_are_the_same() {
+fn substitutes_of_chunks_do_not_depend_on_workers_or_resume() {
     let dir = Dir::new();
     let toys = [numbered(&dir, &[1, 0, 30, 7, 1, 1, 0, 60], &[0, 3]), numbered(&dir, &[100], &[])];
     let thrice: Vec<u64> = (0..100).chain([3, 3, 3]).collect();
@@ -145,7 +145,7 @@ fn with_any_workers_in_one_iterator_or_several_or_resumed_the_substitutes_of_chu
 }
 
 #[test]
-fn the_chunks_of_parts_and_subsets_have_substitutes_that_are_whole_and_good() {
+fn chunks_of_subsets_have_whole_substitutes() {
     let dir = Dir::new();
     // Samples 0 to 13, of which the last nine are in a bad chunk; then 14 to 35, of which the first is.
     let (a, b) = (numbered(&dir, &[5, 0, 9], &[2]), numbered(&dir, &[1, 20, 0, 1], &[0]));

@@ -12,7 +12,7 @@ fn leaked() -> u64 {
 
 /// Rows of chunks are done in long runs; between two rows it is asked whether anybody still wants them.
 #[test]
-fn dropping_an_epoch_of_small_rows_in_chunks_does_not_wait_for_the_rest_of_the_rows() {
+fn dropping_an_epoch_does_not_wait_for_a_run_of_rows() {
     if !alone(&here!()) {
         return;
     }
@@ -33,7 +33,7 @@ fn dropping_an_epoch_of_small_rows_in_chunks_does_not_wait_for_the_rest_of_the_r
 }
 
 #[test]
-fn dropping_while_a_substitute_is_looked_for_waits_for_one_try_at_most() {
+fn a_drop_waits_for_one_substitute_at_most() {
     let dir = Dir::new();
     let (path, _) = records_file(&dir, 100, 64);
     let loader = build(Loader::builder(records(&path, 64)).batch_size(4).workers(1).on_bad_sample(ALL).map(|_, _| {
@@ -68,7 +68,7 @@ fn dead_storage_is_reported_after_the_tries_of_one_row() {
 }
 
 #[test]
-fn where_every_sample_is_bad_the_epoch_ends_with_the_first_error() {
+fn an_epoch_of_bad_samples_ends_with_the_first_error() {
     let one = build(Loader::builder(bytes(1)).on_bad_sample(ALL).map(refuse(&[0])));
     assert_eq!(one.epoch(0).unwrap().next().unwrap().unwrap_err().kind(), ErrorKind::User);
     let same = Loader::builder(bytes(3)).order(Order::indices(vec![1; 9]));
@@ -103,7 +103,7 @@ fn an_error_whose_words_panic_ends_the_epoch_with_an_error() {
 
 /// In a process of its own, as above.
 #[test]
-fn a_panic_whose_payload_panics_when_it_is_dropped_is_a_bad_sample_like_others() {
+fn a_panic_with_a_panicking_payload_is_a_bad_sample() {
     struct Payload;
     impl Drop for Payload {
         fn drop(&mut self) {

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 #[test]
-fn an_error_over_the_budget_is_one_line_whatever_the_words_of_a_cause() {
+fn an_error_over_the_budget_is_one_line() {
     let builder = Loader::builder(bytes(20)).batch_size(20).on_bad_sample(OnBadSample::Substitute { budget: 0 });
     let loader = build(builder.map(|_, ctx| match ctx.id() {
         4 => Err(Error::user("a\nsample 9: all is well")),
@@ -37,7 +37,7 @@ fn an_entry_is_one_line_whatever_the_name_of_a_member() {
 
 /// What was not delivered is not in the ledger.
 #[test]
-fn the_ledger_counts_no_rows_of_the_batch_that_is_over_the_budget() {
+fn the_ledger_counts_no_rows_of_the_batch_over_the_budget() {
     let dir = Dir::new();
     let path = dir.path("ledger");
     let builder = Loader::builder(bytes(20)).batch_size(10).order(Order::sequential()).ledger(&path);
@@ -106,7 +106,7 @@ fn write_with_and_without_room(path: &Path) {
 
 /// What is noted of bad samples is bound by the budget, also before the batch is whole.
 #[test]
-fn with_a_budget_of_zero_and_nothing_but_bad_samples_memory_stays_near_the_plan() {
+fn memory_stays_near_the_plan_with_only_bad_samples() {
     // In a process of its own: what others take counts, too.
     if !alone(&here!()) {
         return;

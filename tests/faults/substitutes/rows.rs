@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 #[test]
-fn with_the_least_memory_fewer_fields_or_map_batch_rows_are_whole_and_any_moment_is_one_to_drop_at() {
+fn substituted_rows_are_whole_with_the_least_memory() {
     let dir = Dir::new();
     let (path, bytes) = records_file(&dir, 300, 4096);
     let make = || {
@@ -49,7 +49,7 @@ fn with_the_least_memory_fewer_fields_or_map_batch_rows_are_whole_and_any_moment
 }
 
 #[test]
-fn half_a_row_of_a_sample_that_was_refused_is_not_seen_by_its_substitute() {
+fn a_substitute_sees_nothing_of_a_half_written_row() {
     let dir = Dir::new();
     let bytes = noise(400 * 64, 9);
     let path = dir.write("r.bin", &bytes);
@@ -88,7 +88,7 @@ fn half_a_row_of_a_sample_that_was_refused_is_not_seen_by_its_substitute() {
 }
 
 #[test]
-fn rows_that_fill_up_the_last_batch_are_padding_also_beside_a_substitute() {
+fn padding_of_the_last_batch_stays_beside_a_substitute() {
     for last in [LastBatch::Pad, LastBatch::Mask] {
         let builder = Loader::builder(bytes(9)).batch_size(4).last_batch(last);
         let loader = build(builder.on_bad_sample(ALL).map(refuse(&[8])));
@@ -146,7 +146,7 @@ impl Chance {
 /// Everything at the same time, 150 lives: transforms that fail, panic or pass by chance, rayon inside, EIO now and
 /// then, drops anywhere.
 #[test]
-fn by_chance_nothing_is_lost_doubled_reordered_or_hangs() {
+fn random_faults_lose_double_or_reorder_nothing() {
     let dir = Dir::new();
     let (path, bytes) = records_file(&dir, 500, 64);
     let chance = Chance(Arc::new(AtomicU64::new(88_172_645_463_325_252)));

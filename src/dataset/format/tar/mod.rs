@@ -19,8 +19,6 @@
 
 mod member;
 mod samples;
-#[cfg(test)]
-mod tests;
 
 use self::samples::{Len, RECORD, Rule, Samples, split};
 use crate::dataset::damage::{Damage, OnDamage, cost};

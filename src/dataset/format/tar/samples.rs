@@ -312,3 +312,35 @@ fn recognise(input: &mut Scan<'_>, at: u64, mut key: Vec<u8>) -> Result<u64> {
 fn short(ending: &[u8]) -> String {
     String::from_utf8_lossy(&ending[..ending.len().min(32)]).into_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_become_keys_and_endings_as_webdataset_has_them() {
+        type Split = std::result::Result<(&'static str, &'static str), &'static str>;
+        let table: [(&str, Split); 11] = [
+            ("a.jpg", Ok(("a", "jpg"))),
+            ("a.seg.PNG", Ok(("a", "seg.png"))),
+            ("d.x/a.jpg", Ok(("d.x/a", "jpg"))),
+            ("../../etc/a.jpg", Ok(("../../etc/a", "jpg"))),
+            ("./a.", Ok(("./a", ""))),
+            ("a", Err("without ending")),
+            ("d.x/a", Err("without ending")),
+            (".a.jpg", Err("hidden")),
+            ("d/._a.jpg", Err("hidden")),
+            ("__notes__", Err("notes")),
+            ("__notes__/a.jpg", Err("notes")),
+        ];
+        for (name, expected) in table {
+            let found = split(name.as_bytes());
+            let found = found.map(|(key, ending)| (key.to_vec(), ending));
+            assert_eq!(
+                found,
+                expected.map(|(key, ending)| (key.as_bytes().to_vec(), ending.as_bytes().to_vec())),
+                "{name}"
+            );
+        }
+    }
+}

@@ -91,7 +91,7 @@ fn code(code: i32) -> Cause {
 /// Runs the calling test once more in a process where it is alone, with `change` to it; returns whether this is that
 /// process. For tests of what belongs to the whole process.
 fn alone(test: &str, change: impl FnOnce(&mut Command)) -> bool {
-    const MARK: &str = "FEEDLINE_TEST_ALONE";
+    const MARK: &str = "FEEDLINE_CHILD";
     if std::env::var_os(MARK).is_some() {
         return true;
     }
