@@ -41,6 +41,7 @@ const UNSAFE: &[&str] = &[
     "src/device/cuda/cufile/tests.rs",
     "src/device/cuda/direct.rs",
     "src/device/cuda/driver.rs",
+    "src/device/cuda/driver/objects.rs",
     "src/device/cuda/driver/simulated.rs",
     "src/device/cuda/interop.rs",
     "src/device/cuda/kernels.rs",

@@ -1,0 +1,287 @@
+//! What owns one object of the driver each: events, streams, device memory, pins. Dropping it gives the object back, or counts it.
+
+#![allow(unsafe_code)]
+
+use super::{CAPTURES, DevicePtr, Gpu, Handle, NOT_READY, after_captures, note_leak};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::tensor::PAGE;
+use crossbeam_channel::Sender;
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Arc;
+
+const EVENT_BLOCKING: c_uint = 1;
+const EVENT_NO_TIMING: c_uint = 2;
+const STREAM_NON_BLOCKING: c_uint = 1;
+
+/// A point in a stream's work.
+pub(crate) struct Event {
+    gpu: Arc<Gpu>,
+    pub(super) raw: Handle,
+}
+
+impl Event {
+    /// An event for streams to wait for and for queries: without timing and without an interrupt, as the driver does both
+    /// fastest.
+    pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
+        Self::with(gpu, EVENT_NO_TIMING)
+    }
+
+    /// An event that says when it was reached.
+    pub(crate) fn timed(gpu: &Arc<Gpu>) -> Result<Self> {
+        Self::with(gpu, 0)
+    }
+
+    /// An event for [`wait`](Self::wait), whose waiters sleep.
+    pub(crate) fn blocking(gpu: &Arc<Gpu>) -> Result<Self> {
+        Self::with(gpu, EVENT_BLOCKING | EVENT_NO_TIMING)
+    }
+
+    fn with(gpu: &Arc<Gpu>, flags: c_uint) -> Result<Self> {
+        let _bound = gpu.bind()?;
+        let mut raw = 0;
+        // SAFETY: the pointer is valid for the call.
+        let code = unsafe { (gpu.driver.symbols.event_create)(&mut raw, flags) };
+        gpu.check("cuEventCreate", code)?;
+        Ok(Self { gpu: gpu.clone(), raw })
+    }
+
+    pub(crate) fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    /// From here on it stands for what `stream` was given so far.
+    pub(crate) fn record(&self, stream: Handle) -> Result<()> {
+        let _bound = self.gpu.bind()?;
+        // SAFETY: the event is alive, the stream by the contract of `Stream` or as our own.
+        self.gpu.check("cuEventRecord", unsafe { (self.gpu.driver.symbols.event_record)(self.raw, stream) })
+    }
+
+    /// As [`record`](Self::record), on a stream of the consumer's.
+    ///
+    /// Errors: as [`Gpu::check_uncaptured`]; an event that is recorded in a capture stands for nothing.
+    pub(crate) fn mark(&self, stream: Handle) -> Result<()> {
+        let _bound = self.gpu.bind()?;
+        self.gpu.check_uncaptured(stream)?;
+        self.record(stream)
+    }
+
+    /// Whether it has been reached. An event that was never recorded counts as reached.
+    pub(crate) fn is_done(&self) -> Result<bool> {
+        let _bound = self.gpu.bind()?;
+        // SAFETY: the event is alive.
+        match unsafe { (self.gpu.driver.symbols.event_query)(self.raw) } {
+            NOT_READY => Ok(false),
+            // Nobody may ask now.
+            code if CAPTURES.contains(&code) => Ok(false),
+            code => self.gpu.check("cuEventQuery", code).map(|()| true),
+        }
+    }
+
+    /// Nanoseconds on the device from when this one was reached until `end` was; 0 when it was the other way round. Both are
+    /// timed, and have been reached. The device's clock ticks about every 500 ns.
+    pub(crate) fn until(&self, end: &Self) -> Result<u64> {
+        let _bound = self.gpu.bind()?;
+        let mut ms = 0.0_f32;
+        // SAFETY: the pointer is valid for the call, both events are alive.
+        let code = unsafe { (self.gpu.driver.symbols.event_elapsed)(&mut ms, self.raw, end.raw) };
+        self.gpu.check("cuEventElapsedTime", code)?;
+        Ok((f64::from(ms) * 1e6).max(0.0) as u64)
+    }
+
+    /// Waits until it has been reached: asleep if it is a [`blocking`](Self::blocking) one.
+    pub(crate) fn wait(&self) -> Result<()> {
+        let _bound = self.gpu.bind()?;
+        // SAFETY: the event is alive.
+        let code = after_captures(|| unsafe { (self.gpu.driver.symbols.event_synchronize)(self.raw) });
+        self.gpu.check("cuEventSynchronize", code)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let Ok(_bound) = self.gpu.bind() else { return note_leak() };
+        // SAFETY: created by `new`, destroyed once. The driver defers this until a pending event has been reached.
+        self.gpu.released("cuEventDestroy", || unsafe { (self.gpu.driver.symbols.event_destroy)(self.raw) });
+    }
+}
+
+/// A stream of our own that no default stream waits for.
+pub(crate) struct CopyStream {
+    gpu: Arc<Gpu>,
+    raw: Handle,
+}
+
+impl CopyStream {
+    /// A stream of the default priority.
+    pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
+        Self::with(gpu, 0)
+    }
+
+    /// A stream of the highest priority: its kernels get the next free multiprocessors, before those of other streams.
+    pub(crate) fn preferred(gpu: &Arc<Gpu>) -> Result<Self> {
+        let _bound = gpu.bind()?;
+        let (mut least, mut greatest) = (0, 0);
+        // SAFETY: the pointers are valid for the call.
+        let code = unsafe { (gpu.driver.symbols.stream_priorities)(&mut least, &mut greatest) };
+        gpu.check("cuCtxGetStreamPriorityRange", code)?;
+        Self::with(gpu, greatest)
+    }
+
+    fn with(gpu: &Arc<Gpu>, priority: c_int) -> Result<Self> {
+        let _bound = gpu.bind()?;
+        let (mut raw, create) = (0, gpu.driver.symbols.stream_create);
+        // SAFETY: the pointer is valid for the call.
+        gpu.check("cuStreamCreateWithPriority", unsafe { create(&mut raw, STREAM_NON_BLOCKING, priority) })?;
+        Ok(Self { gpu: gpu.clone(), raw })
+    }
+
+    pub(crate) fn raw(&self) -> Handle {
+        self.raw
+    }
+
+    /// Rings the bell when all its work until here is done; not when the context breaks.
+    pub(crate) fn ring(&self, bell: &Arc<Sender<()>>) -> Result<()> {
+        unsafe extern "C" fn ring(bell: *mut c_void) {
+            // SAFETY: the pointer that `into_raw` gave below, once for each call.
+            let bell = unsafe { Arc::from_raw(bell.cast_const().cast::<Sender<()>>()) };
+            // Full: it rings already.
+            let _ = bell.try_send(());
+        }
+        let _bound = self.gpu.bind()?;
+        let data = Arc::into_raw(bell.clone());
+        // SAFETY: the stream is alive; the callback makes no CUDA calls, and owns what it is given.
+        let code = unsafe { (self.gpu.driver.symbols.host_func)(self.raw, ring, data.cast_mut().cast()) };
+        self.gpu.check("cuLaunchHostFunc", code).inspect_err(|_| {
+            // SAFETY: a call that failed has taken nothing over.
+            drop(unsafe { Arc::from_raw(data) });
+        })
+    }
+
+    /// Waits until all its work is done.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        let _bound = self.gpu.bind()?;
+        // SAFETY: the stream is alive.
+        let code = after_captures(|| unsafe { (self.gpu.driver.symbols.stream_synchronize)(self.raw) });
+        self.gpu.check("cuStreamSynchronize", code)
+    }
+}
+
+impl Drop for CopyStream {
+    fn drop(&mut self) {
+        let Ok(_bound) = self.gpu.bind() else { return note_leak() };
+        // SAFETY: created by `new`, destroyed once; the driver lets pending work end first.
+        self.gpu.released("cuStreamDestroy", || unsafe { (self.gpu.driver.symbols.stream_destroy)(self.raw) });
+    }
+}
+
+/// Device memory.
+pub(crate) struct DeviceMemory {
+    gpu: Arc<Gpu>,
+    /// What the driver gave, 0 once it is leaked.
+    given: DevicePtr,
+    /// The first page in it.
+    ptr: DevicePtr,
+    len: usize,
+}
+
+impl DeviceMemory {
+    /// Reserves `len` bytes that start at a page: the driver aligns small ones to less than cuFile needs.
+    ///
+    /// Errors: [`ErrorKind::Budget`] when the device has no room, saying how much it has.
+    pub(crate) fn new(gpu: &Arc<Gpu>, len: usize, what: &str) -> Result<Self> {
+        let bound = gpu.bind()?;
+        let mut ptr = 0;
+        // SAFETY: the pointer is valid for the call.
+        let code = unsafe { (gpu.driver.symbols.mem_alloc)(&mut ptr, len.saturating_add(PAGE)) };
+        drop(bound);
+        // 2: out of memory.
+        if code == 2 {
+            let free = gpu.memory().map_or(0, |(free, _)| free);
+            let message = format!(
+                "cuda:{} has no {len} bytes for {what}, of {} bytes {free} are free; a smaller batch or fewer device \
+                 batches need less",
+                gpu.ordinal(),
+                gpu.bytes
+            );
+            return Err(Error::new(ErrorKind::Budget, Stage::Device, message));
+        }
+        gpu.check("cuMemAlloc", code)?;
+        Ok(Self { gpu: gpu.clone(), given: ptr, ptr: ptr.next_multiple_of(PAGE as DevicePtr), len })
+    }
+
+    /// Leaves it to the device for ever; the context, whose end would free it, as well.
+    pub(crate) fn leak(&mut self) {
+        self.given = 0;
+        std::mem::forget(self.gpu.clone());
+        note_leak();
+    }
+
+    pub(crate) fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    pub(crate) fn ptr(&self) -> DevicePtr {
+        self.ptr
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Zeroes `bytes` bytes from `from` on when `stream` gets there.
+    pub(crate) fn clear(&self, from: usize, bytes: usize, stream: Handle) -> Result<()> {
+        assert!(from.checked_add(bytes).is_some_and(|end| end <= self.len), "outside of the allocation");
+        if bytes == 0 {
+            return Ok(());
+        }
+        let _bound = self.gpu.bind()?;
+        let start = self.ptr + from as DevicePtr;
+        // SAFETY: within the allocation by the line above, which is alive by the borrow when the call is made; whoever frees
+        // it waits for the stream.
+        self.gpu.check("cuMemsetD8Async", unsafe { (self.gpu.driver.symbols.fill)(start, 0, bytes, stream) })
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        if self.given == 0 {
+            return;
+        }
+        let Ok(_bound) = self.gpu.bind() else { return note_leak() };
+        // SAFETY: allocated by `new`, freed once; the owner has waited for what used it.
+        self.gpu.released("cuMemFree", || unsafe { (self.gpu.driver.symbols.mem_free)(self.given) });
+    }
+}
+
+/// Host memory that the device reads at the bus's speed and without the CPU.
+pub(crate) struct Pin {
+    gpu: Arc<Gpu>,
+    start: usize,
+}
+
+impl Pin {
+    /// Pins `len` bytes at `start`.
+    ///
+    /// # Safety
+    /// The memory must stay mapped until the `Pin` is released.
+    pub(crate) unsafe fn new(gpu: &Arc<Gpu>, start: *mut u8, len: usize) -> Result<Self> {
+        // For every context of the process: several devices may copy from the same slot.
+        const PORTABLE: c_uint = 1;
+        let _bound = gpu.bind()?;
+        // SAFETY: the caller's promise.
+        let code = after_captures(|| unsafe { (gpu.driver.symbols.host_register)(start.cast(), len, PORTABLE) });
+        gpu.check("cuMemHostRegister", code)?;
+        Ok(Self { gpu: gpu.clone(), start: start as usize })
+    }
+
+    /// Lets go; false, and counted, when the device may still read the memory, which then must stay mapped for ever.
+    pub(crate) fn release(&self) -> bool {
+        let released = self.gpu.bind().and_then(|_bound| {
+            // SAFETY: registered by `new`; the memory is still mapped by its promise.
+            let code =
+                after_captures(|| unsafe { (self.gpu.driver.symbols.host_unregister)(self.start as *mut c_void) });
+            self.gpu.check("cuMemHostUnregister", code)
+        });
+        released.inspect_err(|_| note_leak()).is_ok()
+    }
+}
