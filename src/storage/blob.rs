@@ -93,6 +93,7 @@ impl Blob {
     }
 
     /// The path, or `<memory>`.
+    #[cfg(feature = "parquet")]
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
