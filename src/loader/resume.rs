@@ -45,7 +45,7 @@ impl Shared {
             }));
             made.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::State)))
         });
-        made.as_ref().map_err(Error::again)
+        made.as_ref().map_err(Error::clone_lossy)
     }
 
     pub(super) fn resume(&self, state: &State) -> Result<()> {
