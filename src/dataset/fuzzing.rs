@@ -27,6 +27,11 @@ pub fn extents(dataset: &dyn Dataset, sample: u64) -> Result<Vec<Extent>> {
     Ok(extents)
 }
 
+/// Offset and length of each field of a tar shard's sample.
+pub fn tar_places(tar: &super::Tar, sample: u64) -> Vec<Option<(u64, u64)>> {
+    (0..tar.schema().len()).map(|field| tar.place(sample, field)).collect()
+}
+
 /// The rows of one chunk, each with its fields, brought and opened as a loader does.
 pub fn chunk(dataset: &dyn Dataset, chunk: usize) -> Result<Vec<Vec<Vec<u8>>>> {
     let chunks = dataset.chunked().expect("a dataset in chunks");

@@ -21,22 +21,19 @@ fn builder() -> TarBuilder {
     Tar::builder().raw(Field::up_to("bin", DType::U8, 1000), "bin").class("cls").index(false)
 }
 
-/// Where the fields of a sample lie: each stands in the shard.
-fn row(tar: &Tar, sample: u64) -> Vec<(u64, u64)> {
-    let extents = fuzzing::extents(tar, sample).unwrap();
-    assert_eq!(extents.len(), tar.schema().len());
-    extents.iter().map(|extent| (extent.offset, extent.len)).collect()
-}
-
-fn rows(tar: &Tar) -> Vec<Vec<(u64, u64)>> {
-    (0..tar.len()).map(|sample| row(tar, sample)).collect()
+/// Where the fields of every sample lie.
+fn rows(tar: &Tar) -> Vec<Vec<Option<(u64, u64)>>> {
+    (0..tar.len()).map(|sample| fuzzing::tar_places(tar, sample)).collect()
 }
 
 /// The fields of a sample when the shard's bytes are these now, as the pipeline would get them; `None` where they are cut off.
 fn fields(tar: &Tar, sample: u64, bytes: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
-    let mut fields = Vec::new();
-    for (field, (offset, len)) in row(tar, sample).into_iter().enumerate() {
-        let Some(came) = bytes.get(offset as usize..(offset + len) as usize) else { return Ok(None) };
+    let (mut fields, extents) = (Vec::new(), fuzzing::extents(tar, sample)?);
+    assert_eq!(extents.len(), tar.schema().len(), "one for each field, which may be shared");
+    for (field, extent) in extents.into_iter().enumerate() {
+        let Some(came) = bytes.get(extent.offset as usize..(extent.offset + extent.len) as usize) else {
+            return Ok(None);
+        };
         fields.push(tar.open(sample, field, came, &mut Vec::new())?.to_vec());
     }
     Ok(Some(fields))
@@ -104,8 +101,8 @@ fn no_lost_sample_is_silent_without_an_index() {
         let intact = builder().open_bytes(shard).unwrap();
         let (right, values) = (rows(&intact), all(&intact, shard));
         let payload = |at: usize| {
-            let mut fields = right.iter().flatten();
-            fields.any(|(offset, len)| (*offset..offset + len).contains(&(at as u64)))
+            let mut places = right.iter().flatten().flatten();
+            places.any(|(offset, len)| (*offset..offset + len).contains(&(at as u64)))
         };
         let (mut cases, mut refused, mut same, mut other) = (0, 0, 0, 0);
         damaged(shard, |what, bytes| {
@@ -142,7 +139,7 @@ fn no_lost_sample_is_silent_without_an_index() {
 }
 
 /// Opens a shard that is refused with a ledger: what is there is right, what is not there is named.
-fn reported(right: &[Vec<(u64, u64)>], what: &str, bytes: &[u8]) {
+fn reported(right: &[Vec<Option<(u64, u64)>>], what: &str, bytes: &[u8]) {
     match builder().on_damage(OnDamage::Skip).open_bytes(bytes) {
         Ok(tar) => {
             assert!(!tar.damage().is_empty() && tar.len() <= right.len() as u64, "{what}");
@@ -495,7 +492,7 @@ proptest! {
         let Ok(tar) = builder().on_damage(OnDamage::Skip).open_bytes(&*bytes) else { return Ok(()) };
         let mut end = 0;
         for row in rows(&tar) {
-            for (offset, len) in row {
+            for (offset, len) in row.into_iter().flatten() {
                 prop_assert!(offset >= end && offset % 512 == 0 && offset + len <= bytes.len() as u64);
                 end = offset + len;
             }

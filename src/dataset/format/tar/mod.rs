@@ -120,6 +120,11 @@ impl Tar {
         self.index.unsaved()
     }
 
+    /// Offset and length of a field in its shard, for tests.
+    pub(in crate::dataset) fn place(&self, sample: u64, field: usize) -> Option<(u64, u64)> {
+        self.index.entry(sample, field).map(|(_, entry)| (entry.offset, entry.len))
+    }
+
     /// The name of a sample's member for field `field`, as its own header gives it (of a longer name the first 100
     /// bytes). Reads 512 bytes of the shard.
     ///
