@@ -100,7 +100,7 @@ fn pull(loader: &Loader, epoch: u64, seconds: f64) -> f64 {
 fn bare_pread(path: &Path, seconds: f64) -> f64 {
     let file = std::fs::File::open(path).unwrap();
     let count = file.metadata().unwrap().len() / RECORD as u64;
-    let order = feedline::order::Permutation::new(count, feedline::order::Key::new(7));
+    let order = feedline::unstable::Permutation::new(count, feedline::unstable::Key::new(7));
     let bytes = 4 * BATCH * RECORD;
     let mut memory = memmap2::MmapMut::map_anon(bytes).unwrap();
     let _ = memory.advise(memmap2::Advice::HugePage);
@@ -142,7 +142,7 @@ fn windows(loader: &Loader, seconds: f64) -> f64 {
 
 /// The limit: two threads that copy the same windows in the same order into memory of the same kind, by `copy`.
 fn bare_windows(count: u64, seconds: f64, copy: impl Fn(u64, &mut [u8]) + Sync) -> f64 {
-    let order = feedline::order::Permutation::new(count, feedline::order::Key::new(7));
+    let order = feedline::unstable::Permutation::new(count, feedline::unstable::Key::new(7));
     let batch = WINDOWS * WINDOW * 2;
     let mut memory = memmap2::MmapMut::map_anon(16 * batch).unwrap();
     let _ = memory.advise(memmap2::Advice::HugePage);

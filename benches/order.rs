@@ -18,7 +18,8 @@ mod made;
 
 use common::{as_test, spread};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group};
-use feedline::order::{Draws, Key, Permutation};
+use feedline::order::Draws;
+use feedline::unstable::{Key, Permutation};
 use feedline::{Loader, Order, Shard};
 use made::Made;
 use std::hint::black_box;
@@ -88,10 +89,6 @@ fn per_index(criterion: &mut Criterion) {
                 (0..STEP).for_each(|_| index = permutation.get(index));
                 index
             });
-        });
-        group.bench_function(BenchmarkId::new("computed, inverse", n), |bencher| {
-            let mut start = 0;
-            bencher.iter(|| positions(&mut start).fold(0, |sum, position| sum ^ permutation.inverse(position)));
         });
         if n <= STORED_MAX {
             let entries = stored(n, Key::new(1));

@@ -20,8 +20,8 @@ mod common;
 
 use common::{Fio, as_test, cpu_s, file, fio, pairs_wanted, spread};
 use criterion::{BenchmarkId, Criterion, Throughput};
-use feedline::memory::{ByteRing, IoBuf};
-use feedline::storage::{Direct, Extent, Mode, Opened, ReadOp, Reader, ReaderOptions, SourceId, Sources, open};
+use feedline::storage::{Direct, Extent, Mode, SourceId, Sources};
+use feedline::unstable::{ByteRing, IoBuf, Opened, ReadOp, Reader, ReaderOptions, open};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -30,7 +30,7 @@ use crate::tensor::DType;
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
-#[cfg(feature = "test-util")]
+#[cfg(feature = "unstable")]
 #[doc(hidden)]
 pub use raw::{DLDataType, DLTensor};
 pub use raw::{DLDevice, DLManagedTensor, DLManagedTensorVersioned};

@@ -159,7 +159,7 @@ pub mod dlpack;
 mod error;
 mod ledger;
 mod loader;
-pub mod memory;
+mod memory;
 mod meter;
 pub mod order;
 mod pipeline;
@@ -175,7 +175,7 @@ pub use batch::{Batch, FieldView, MicroBatch};
 pub use device::Device;
 pub use error::{Error, ErrorKind, Result, Site, Stage};
 pub use ledger::{BadSample, Ledger};
-pub use loader::{Ceiling, Epoch, Loader, LoaderBuilder, Report};
+pub use loader::{Epoch, Loader, LoaderBuilder, Report};
 pub use memory::{BatchMut, Budget, Row, Status};
 pub use order::{LastBatch, Order, Shard};
 pub use pipeline::{FieldRoute, Gds, MemoryPlan, Numa, OnBadSample, Route};
@@ -190,7 +190,7 @@ pub use stop::Stop;
 /// (on a GPU the time in which its stream had nothing to do because of the loader), and the time of your own code between two
 /// calls.
 pub mod profile {
-    pub use crate::loader::{Origin, Report};
+    pub use crate::loader::{Ceiling, Origin};
     pub use crate::meter::{
         BatchRecord, Consumer, Copies, Copy, Decode, DirectReads, Gauges, GpuIdle, Handed, Latency, Level, Order,
         ReaderInUse, Slots, Snapshot, Span, Storage, Timeline, Track, Unmeasured, Work,
@@ -198,6 +198,24 @@ pub mod profile {
     pub use crate::report::{
         Cause, Change, Names, Prediction, StageLoad, Strength, Verdict, WhatIf, prometheus, trace,
     };
+}
+
+/// The driver side of storage and memory, fault injection and fuzz targets, for this crate's tests and benches. No promise
+/// of stability: names and behaviour change without notice.
+#[cfg(feature = "unstable")]
+pub mod unstable {
+    pub use crate::dataset::fuzzing;
+    pub use crate::memory::{ByteRing, IoBuf, RingSpan};
+    pub use crate::meter::ReadStats;
+    pub use crate::order::key::{Key, Permutation};
+    pub use crate::storage::attempt::Call;
+    pub use crate::storage::choice::{Choice, Opened, open};
+    pub use crate::storage::faulty::{Fault, Faulty, Hit};
+    pub use crate::storage::page_cache::{Cached, PageCache};
+    pub use crate::storage::reader::{
+        Completion, DEPTH_MAX, DROP_DEADLINE, Footprint, ReadOp, Reader, ReaderOptions, THREADS_MAX, leaked,
+    };
+    pub use crate::storage::waker::Waker;
 }
 
 /// Guides, one for each question.

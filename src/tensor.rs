@@ -297,15 +297,15 @@ impl EncodedField {
 }
 
 /// Alignment of every array in a slot: what GPU kernels with vector loads want.
-pub const ARRAY_ALIGN: usize = 256;
+pub(crate) const ARRAY_ALIGN: usize = 256;
 /// A page: the alignment of larger arrays, and the largest that O_DIRECT asks for in practice.
-pub const PAGE: usize = 4096;
+pub(crate) const PAGE: usize = 4096;
 /// Arrays of at least this many bytes start on a page: the smallest unit that O_DIRECT can read.
 const PAGE_FROM: usize = 512;
 
 /// Byte offsets of the arrays in a slot of `rows` rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub(crate) struct Layout {
     rows: usize,
     fields: Vec<FieldLayout>,
     ids: usize,
@@ -315,7 +315,7 @@ pub struct Layout {
 
 /// Where a field's array lies in the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FieldLayout {
+pub(crate) struct FieldLayout {
     /// Byte offset of row 0.
     pub offset: usize,
     /// Bytes from row to row; rows are dense. 0 for a packed field.

@@ -12,7 +12,7 @@ use feedline::Report;
 use feedline::dataset::Dataset;
 use feedline::device::DeviceKind;
 use feedline::profile::{Cause, Change, Origin, Prediction, Snapshot, StageLoad, Strength, Verdict, WhatIf};
-use feedline::storage::DEPTH_MAX;
+use feedline::unstable::DEPTH_MAX;
 use serde::Serialize;
 
 /// What was found out.

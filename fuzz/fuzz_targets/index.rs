@@ -3,7 +3,7 @@
 //! `cargo +nightly fuzz run index -- -rss_limit_mb=512`
 #![no_main]
 
-use feedline::dataset::fuzzing;
+use feedline::unstable::fuzzing;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -3,7 +3,8 @@
 //! `cargo +nightly fuzz run mds -- -rss_limit_mb=512`
 #![no_main]
 
-use feedline::dataset::{Dataset, fuzzing};
+use feedline::dataset::Dataset;
+use feedline::unstable::fuzzing;
 use libfuzzer_sys::fuzz_target;
 
 const COLUMNS: &str = r#""version":2,"format":"mds","column_names":["a","b","c","d"],

@@ -4,5 +4,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    feedline::dataset::fuzzing::npy(bytes);
+    feedline::unstable::fuzzing::npy(bytes);
 });

@@ -3,7 +3,8 @@
 //! `cargo +nightly fuzz run tfrecord fuzz/corpus/tfrecord tests/fixtures/tfrecord -- -rss_limit_mb=512`
 #![no_main]
 
-use feedline::dataset::{Dataset, TfRecord, fuzzing};
+use feedline::dataset::{Dataset, TfRecord};
+use feedline::unstable::fuzzing;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

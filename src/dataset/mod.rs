@@ -136,7 +136,7 @@ mod damage;
 mod digest;
 mod fingerprint;
 mod format;
-#[cfg(feature = "test-util")]
+#[cfg(feature = "unstable")]
 #[doc(hidden)]
 pub mod fuzzing;
 pub(crate) mod index;

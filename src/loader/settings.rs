@@ -361,7 +361,7 @@ impl LoaderBuilder {
     }
 
     /// For tests: what shall go wrong in its readers.
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "unstable")]
     pub fn faulty(mut self, faulty: Arc<crate::storage::Faulty>) -> Self {
         self.reader.faulty = Some(faulty);
         self

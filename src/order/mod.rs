@@ -18,7 +18,7 @@
 //! Where to start reading: [`Order`], then `key` for how the shuffle works, then `tests/behaviour/uniformity.rs` for the evidence.
 
 mod batches;
-mod key;
+pub(crate) mod key;
 mod lanes;
 mod shard;
 pub(crate) mod subset;
@@ -26,7 +26,8 @@ pub(crate) mod subset;
 use crate::error::{Error, ErrorKind, Result, Stage};
 pub(crate) use batches::Batches;
 pub use batches::LastBatch;
-pub use key::{Draws, Key, Permutation};
+pub use key::Draws;
+pub(crate) use key::{Key, Permutation};
 use lanes::{Lanes, Needs};
 pub(crate) use lanes::{Need, Piece};
 use serde::{Deserialize, Serialize};

@@ -7,7 +7,7 @@ use std::ops::Range;
 /// What is asked of the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-#[cfg_attr(not(feature = "test-util"), allow(dead_code, reason = "for faults"))]
+#[cfg_attr(not(feature = "unstable"), allow(dead_code, reason = "for faults"))]
 pub enum Call {
     /// Opening a file.
     Open,
@@ -24,7 +24,7 @@ pub enum Call {
 /// What a read attempt is about. `next` says what is asked for, in multiples of `align` bytes; `there` are the bytes of the file
 /// that could be asked for: all, or those of a map.
 #[derive(Clone, Debug)]
-#[cfg_attr(not(feature = "test-util"), allow(dead_code, reason = "for faults"))]
+#[cfg_attr(not(feature = "unstable"), allow(dead_code, reason = "for faults"))]
 pub(super) struct Attempt {
     pub(super) call: Call,
     pub(super) extent: Extent,

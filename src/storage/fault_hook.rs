@@ -5,16 +5,16 @@
 //!                                              └───── result ─► what the reader is told
 //! ```
 //!
-//! Everything above (`progress`, `files`, the readers) is the code that users run. Without the feature `test-util` both
+//! Everything above (`progress`, `files`, the readers) is the code that users run. Without the feature `unstable` both
 //! types are empty, every method gives back what it was given, and nothing is left of them in the program. With it they are
 //! those of `faulty`.
 
-#[cfg(feature = "test-util")]
+#[cfg(feature = "unstable")]
 pub(crate) use super::faulty::{FaultHook, Injection};
-#[cfg(not(feature = "test-util"))]
+#[cfg(not(feature = "unstable"))]
 pub(crate) use plain::{FaultHook, Injection};
 
-#[cfg(not(feature = "test-util"))]
+#[cfg(not(feature = "unstable"))]
 mod plain {
     use super::super::attempt::Attempt;
     use super::super::progress::Next;

@@ -1,4 +1,4 @@
-//! Faults at the readers' system calls, for tests (feature `test-util`): at operation *i*, once, for a while or for ever.
+//! Faults at the readers' system calls, for tests (feature `unstable`): at operation *i*, once, for a while or for ever.
 //!
 //! ```text
 //! plan:   once(3, Error(EIO))            ever(7, Short(512))

@@ -96,6 +96,7 @@ impl PageCache {
     }
 
     /// Why nothing is ever found here, when the kernel or file system cannot read without waiting.
+    #[cfg(feature = "unstable")]
     pub fn refused(&self) -> Option<&str> {
         self.refused.get().map(String::as_str)
     }

@@ -423,7 +423,7 @@ fn dropping_anything_at_any_time_never_hangs_or_corrupts() {
         }
     }
     watch.over.store(true, Ordering::Relaxed);
-    assert_eq!(feedline::storage::leaked(), 0);
+    assert_eq!(feedline::unstable::leaked(), 0);
     let more = mappings().saturating_sub(before.1);
     assert!(more < MORE_MAPPINGS, "{more} mappings more than before");
     let (slowest, what) = &sweep.slowest;

@@ -53,5 +53,5 @@ fn dropping_a_loader_at_any_point_leaves_nothing_behind() {
         assert_eq!(descriptors(), before, "{mode:?} {direct:?}");
     }
     assert!(slowest < Duration::from_secs(1), "a drop took {slowest:?}");
-    assert_eq!(feedline::storage::leaked(), 0);
+    assert_eq!(feedline::unstable::leaked(), 0);
 }

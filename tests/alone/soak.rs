@@ -12,7 +12,7 @@
 use crate::common::sweep;
 use crate::common::*;
 use feedline::dataset::DatasetExt;
-use feedline::storage::{Fault, Faulty};
+use feedline::unstable::{Fault, Faulty};
 use feedline::{Loader, OnBadSample, Order, Status};
 use std::path::Path;
 use std::sync::Arc;

@@ -9,7 +9,8 @@
 //! The same battery must accept the reference and reject permutations that are known to be weak.
 
 use feedline::Order;
-use feedline::order::{Draws, Key, Permutation};
+use feedline::order::Draws;
+use feedline::unstable::{Key, Permutation};
 
 const LIMIT: f64 = 5.0;
 

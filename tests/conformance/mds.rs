@@ -1,8 +1,9 @@
 //! Shards of MosaicML Streaming are read value by value, raw and zstd; what does not agree with itself is an error.
 
 use crate::common::{Dir, build, readers};
-use feedline::dataset::{Dataset, DatasetExt, Mds, MdsBuilder, fuzzing};
+use feedline::dataset::{Dataset, DatasetExt, Mds, MdsBuilder};
 use feedline::tensor::{DType, EncodedField, Field};
+use feedline::unstable::fuzzing;
 use feedline::{ErrorKind, Loader, Order, Result};
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -267,17 +267,17 @@ fn ten_thousand_files_take_few_bytes_each_and_open_at_once() {
 proptest::proptest! {
     #[test]
     fn any_npy_bytes_are_an_answer_and_never_a_panic(bytes in numeric::mangled(std::fs::read(fixture("npy").join("shape-cube.npy")).unwrap())) {
-        feedline::dataset::fuzzing::npy(&bytes);
+        feedline::unstable::fuzzing::npy(&bytes);
     }
 
     #[test]
     fn any_npz_bytes_are_an_answer_and_never_a_panic(bytes in numeric::mangled(std::fs::read(fixture("npy").join("table.npz")).unwrap())) {
-        feedline::dataset::fuzzing::npz(&bytes);
+        feedline::unstable::fuzzing::npz(&bytes);
     }
 }
 
 #[test]
 fn the_parsers_that_are_fuzzed_take_what_is_whole() {
-    assert!(feedline::dataset::fuzzing::npy(&std::fs::read(fixture("npy").join("shape-cube.npy")).unwrap()));
-    assert!(feedline::dataset::fuzzing::npz(&std::fs::read(fixture("npy").join("table.npz")).unwrap()));
+    assert!(feedline::unstable::fuzzing::npy(&std::fs::read(fixture("npy").join("shape-cube.npy")).unwrap()));
+    assert!(feedline::unstable::fuzzing::npz(&std::fs::read(fixture("npy").join("table.npz")).unwrap()));
 }

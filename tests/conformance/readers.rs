@@ -3,10 +3,9 @@
 
 use crate::common::{alone, here};
 use feedline::ErrorKind;
-use feedline::memory::ByteRing;
-use feedline::storage::{
-    Cached, Completion, DEPTH_MAX, Direct, Extent, Mode, Opened, PageCache, ReadOp, Reader, ReaderOptions, SourceId,
-    Sources, leaked, open,
+use feedline::storage::{Direct, Extent, Mode, SourceId, Sources};
+use feedline::unstable::{
+    ByteRing, Cached, Completion, DEPTH_MAX, Opened, PageCache, ReadOp, Reader, ReaderOptions, leaked, open,
 };
 use std::collections::HashMap;
 use std::fs::File;

@@ -116,13 +116,13 @@ fn damaged_headers_never_change_what_there_is_without_a_word() {
 proptest::proptest! {
     #[test]
     fn any_safetensors_bytes_are_an_answer_and_never_a_panic(bytes in numeric::mangled(std::fs::read(fixture("safetensors").join("torch-0.safetensors")).unwrap())) {
-        feedline::dataset::fuzzing::safetensors(&bytes);
+        feedline::unstable::fuzzing::safetensors(&bytes);
     }
 }
 
 #[test]
 fn the_parsers_that_are_fuzzed_take_what_is_whole() {
-    assert!(feedline::dataset::fuzzing::safetensors(
+    assert!(feedline::unstable::fuzzing::safetensors(
         &std::fs::read(fixture("safetensors").join("torch-0.safetensors")).unwrap()
     ));
 }

@@ -2,8 +2,9 @@
 
 use crate::common::formats::tf_record;
 use crate::common::{Dir, build, readers};
-use feedline::dataset::{Dataset, DatasetExt, OnDamage, TfRecord, TfRecordBuilder, fuzzing};
+use feedline::dataset::{Dataset, DatasetExt, OnDamage, TfRecord, TfRecordBuilder};
 use feedline::tensor::{DType, EncodedField, Field};
+use feedline::unstable::fuzzing;
 use feedline::{ErrorKind, Loader, Order, Result};
 use std::path::{Path, PathBuf};
 

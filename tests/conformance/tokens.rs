@@ -294,13 +294,13 @@ fn document_start(what: &str) -> bool {
 proptest::proptest! {
     #[test]
     fn any_megatron_bytes_are_an_answer_and_never_a_panic(bytes in numeric::mangled([&50_u64.to_le_bytes()[..], &std::fs::read(fixture("tokens").join("megatron-u16.idx")).unwrap()].concat())) {
-        feedline::dataset::fuzzing::megatron(&bytes);
+        feedline::unstable::fuzzing::megatron(&bytes);
     }
 }
 
 #[test]
 fn the_parsers_that_are_fuzzed_take_what_is_whole() {
-    assert!(feedline::dataset::fuzzing::megatron(
+    assert!(feedline::unstable::fuzzing::megatron(
         &[&50_u64.to_le_bytes()[..], &std::fs::read(fixture("tokens").join("megatron-u16.idx")).unwrap()].concat()
     ));
 }

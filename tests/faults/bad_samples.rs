@@ -3,8 +3,9 @@
 use crate::common::*;
 use feedline::dataset::{Dataset, DatasetExt, Parts};
 use feedline::order::LastBatch;
-use feedline::storage::{Call, Extent, Fault, Faulty, Mode, SourceId, Sources};
+use feedline::storage::{Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
+use feedline::unstable::{Call, Fault, Faulty};
 use feedline::{BadSample, Error, ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, Result, Shard, Stage, Status};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

@@ -147,7 +147,7 @@ pub(super) fn load(file: &Blob, path: &Path, version: &Version, purpose: u64, fi
 
 /// For the fuzz target: these bytes as an index file whose magic, purpose, shard and CRC are right, so that its numbers
 /// are believed; every entry is looked at. True when the file is taken.
-#[cfg(feature = "test-util")]
+#[cfg(feature = "unstable")]
 pub(crate) fn fuzz(bytes: &[u8]) -> bool {
     let mut words: Vec<u32> = bytes.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect();
     if words.len() < HEADER {

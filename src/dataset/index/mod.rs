@@ -26,7 +26,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-#[cfg(feature = "test-util")]
+#[cfg(feature = "unstable")]
 pub(crate) use file::fuzz;
 pub(crate) use file::{fnv, without_indexes};
 pub(crate) use scan::Scan;

@@ -261,7 +261,7 @@ impl Uring {
     }
 
     fn push(&mut self, key: Key) -> bool {
-        #[cfg(feature = "test-util")]
+        #[cfg(feature = "unstable")]
         if !self.ring.has_room() {
             return false;
         }

@@ -64,7 +64,7 @@ pub(super) struct Ring {
     small: usize,
     flavour: &'static str,
     /// Completions that are told late: when, of whom, the result. Their entries are under way until then.
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "unstable")]
     late: Vec<(std::time::Instant, Key, i32)>,
 }
 
@@ -83,7 +83,7 @@ struct Slot {
     /// It is counted in [`Ring::small`].
     small: bool,
     /// What its entry shall suffer, and where in the buffer it reads.
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "unstable")]
     turn: (Injection, std::ops::Range<usize>),
 }
 
@@ -135,7 +135,7 @@ impl Ring {
             busy: 0,
             small: 0,
             flavour,
-            #[cfg(feature = "test-util")]
+            #[cfg(feature = "unstable")]
             late: Vec::new(),
         })
     }
@@ -365,7 +365,7 @@ impl Ring {
         _bytes: std::ops::Range<usize>,
     ) -> bool {
         let entry = if turn.instead().is_some() { opcode::Nop::new().build() } else { entry };
-        #[cfg(feature = "test-util")]
+        #[cfg(feature = "unstable")]
         {
             self.slots[key.index()].turn = (turn, _bytes);
         }
@@ -373,7 +373,7 @@ impl Ring {
     }
 
     /// Whether another entry can be queued: the turn of one that cannot would be lost.
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "unstable")]
     pub(super) fn has_room(&mut self) -> bool {
         !self.ring.submission().is_full()
     }
@@ -395,7 +395,7 @@ impl Ring {
 
     /// Sends what is queued and sleeps until `want` completions are there, or the timeout (`ETIME`).
     pub(super) fn enter(&mut self, want: usize, timeout: Option<Duration>) -> Result<(), Errno> {
-        #[cfg(feature = "test-util")]
+        #[cfg(feature = "unstable")]
         let timeout = self.next_late().map(|late| timeout.map_or(late, |timeout| timeout.min(late))).or(timeout);
         let time = timeout.map(types::Timespec::from).unwrap_or_default();
         let args = types::SubmitArgs::new();
@@ -407,7 +407,7 @@ impl Ring {
     pub(super) fn reap(&mut self, out: &mut Vec<(u64, i32)>) {
         let from = out.len();
         out.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result())));
-        #[cfg(feature = "test-util")]
+        #[cfg(feature = "unstable")]
         self.apply_faults(out, from);
         for (user_data, _) in &out[from..] {
             let Some(key) = Key::from_user_data(*user_data) else { continue };
@@ -419,7 +419,7 @@ impl Ring {
     }
 
     /// Keeps back the completions that shall be late, adds those whose time has come, and tells what shall be told of each.
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "unstable")]
     fn apply_faults(&mut self, out: &mut Vec<(u64, i32)>, from: usize) {
         let now = std::time::Instant::now();
         let mut kept = out.split_off(from);
@@ -442,7 +442,7 @@ impl Ring {
     }
 
     /// How long until a completion that is late can be told.
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "unstable")]
     fn next_late(&self) -> Option<Duration> {
         let next = self.late.iter().map(|(until, ..)| *until).min()?;
         Some(next.saturating_duration_since(std::time::Instant::now()))

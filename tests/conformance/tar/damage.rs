@@ -2,8 +2,9 @@
 //! By default every 7th byte and every 5th length.
 
 use crate::common::sweep::{self, places};
-use feedline::dataset::{Damage, DamageKind, Dataset, DatasetExt, OnDamage, Tar, TarBuilder, fuzzing};
+use feedline::dataset::{Damage, DamageKind, Dataset, DatasetExt, OnDamage, Tar, TarBuilder};
 use feedline::tensor::{DType, EncodedField, Field};
+use feedline::unstable::fuzzing;
 use feedline::{ErrorKind, Result};
 use proptest::prelude::*;
 

@@ -34,7 +34,7 @@ impl House {
             std::thread::yield_now();
         }
         let maps = if driver.is_some() { 0 } else { maps() };
-        Self { descriptors: descriptors(), maps, driver, left_behind: feedline::storage::leaked() }
+        Self { descriptors: descriptors(), maps, driver, left_behind: feedline::unstable::leaked() }
     }
 
     /// What is different afterwards, if anything.

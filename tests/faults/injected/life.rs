@@ -7,8 +7,9 @@
 
 use super::workloads::{Notices, Workload};
 use crate::common::got::{Array, Got};
-use feedline::dataset::{Dataset, fuzzing};
-use feedline::storage::{Direct, Extent, Fault, Faulty, Hit, Mode, SourceId};
+use feedline::dataset::Dataset;
+use feedline::storage::{Direct, Extent, Mode, SourceId};
+use feedline::unstable::{Fault, Faulty, Hit, fuzzing};
 use feedline::{Device, Error, ErrorKind, Ledger, Loader, LoaderBuilder, OnBadSample, Stage, Status};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

@@ -19,7 +19,7 @@ use crate::common::standin;
 use crate::common::sweep;
 use crate::common::{Dir, READERS, beside, tell, told};
 use feedline::Device;
-use feedline::storage::{Fault, Faulty};
+use feedline::unstable::{Fault, Faulty};
 use house::{House, watch, watched};
 use life::Setting;
 use std::collections::BTreeMap;

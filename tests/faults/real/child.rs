@@ -443,7 +443,7 @@ pub fn finish(before: &[String]) {
 pub fn leaked() -> u64 {
     let records = feedline::dataset::Records::builder(1).open_bytes([1]).unwrap();
     let loader = Loader::builder(records).workers(1).slots(1).reader(feedline::storage::Mode::Pread);
-    loader.build().map_or_else(|_| feedline::storage::leaked(), |loader| loader.report().leaked)
+    loader.build().map_or_else(|_| feedline::unstable::leaked(), |loader| loader.report().leaked)
 }
 
 fn epochs(given: &Given, set: &Set, kept: &mut Option<Loader>, at: &mut impl FnMut(u64)) -> Result<(), Error> {

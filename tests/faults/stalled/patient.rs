@@ -1,6 +1,7 @@
 use super::hooked::Hooked;
 use super::*;
-use feedline::storage::{Direct, Fault, Faulty, Mode};
+use feedline::storage::{Direct, Mode};
+use feedline::unstable::{Fault, Faulty};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;

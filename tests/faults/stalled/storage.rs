@@ -1,6 +1,7 @@
 use super::*;
 use crate::common::toys::Chunks;
-use feedline::storage::{Direct, Fault, Faulty, Mode};
+use feedline::storage::{Direct, Mode};
+use feedline::unstable::{Fault, Faulty};
 use std::sync::Arc;
 
 /// It is storage that does not answer, and the error says where.

@@ -1,6 +1,7 @@
 use super::datasets::numbered;
 use super::*;
-use feedline::storage::{Fault, Faulty, Mode};
+use feedline::storage::Mode;
+use feedline::unstable::{Fault, Faulty};
 use feedline::{ErrorKind, Loader, LoaderBuilder, Order};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
 use super::datasets::{Hungry, Pictures, numbered};
 use super::*;
 use feedline::order::LastBatch;
-use feedline::storage::{Fault, Faulty};
 use feedline::tensor::{DType, Field};
+use feedline::unstable::{Fault, Faulty};
 use feedline::{ErrorKind, Loader, LoaderBuilder, Order, Stage};
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -152,7 +152,7 @@ impl MdsBuilder {
     }
 
     /// An index and one shard, in memory.
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "unstable")]
     pub(crate) fn of_bytes(self, index: &[u8], shard: &Arc<[u8]>) -> Result<Mds> {
         self.assemble(index, &Home::Memory(shard))
     }
@@ -243,7 +243,7 @@ enum Home<'a> {
         follow: bool,
     },
     /// One shard, for fuzz targets.
-    #[cfg_attr(not(feature = "test-util"), allow(dead_code, reason = "for fuzz targets"))]
+    #[cfg_attr(not(feature = "unstable"), allow(dead_code, reason = "for fuzz targets"))]
     Memory(&'a Arc<[u8]>),
 }
 

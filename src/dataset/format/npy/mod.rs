@@ -13,7 +13,7 @@ mod header;
 mod npz;
 mod zip;
 
-#[cfg(feature = "test-util")]
+#[cfg(feature = "unstable")]
 pub(crate) use npz::parse as parse_npz;
 pub use npz::{Npz, NpzBuilder};
 
@@ -206,7 +206,7 @@ impl NpyBuilder {
 }
 
 /// Parses a file in memory, as `open` does.
-#[cfg(feature = "test-util")]
+#[cfg(feature = "unstable")]
 pub(crate) fn parse(input: &Blob) -> Result<()> {
     header::read(input, 0, input.len()).map(drop)
 }

@@ -204,7 +204,7 @@ fn array_of(input: &Blob, member: &Member) -> Result<(Array, Check)> {
 }
 
 /// Parses an archive in memory, as `open` does; for fuzzing.
-#[cfg(feature = "test-util")]
+#[cfg(feature = "unstable")]
 pub(crate) fn parse(input: &Blob) -> Result<usize> {
     let members = zip::members(input)?;
     members.iter().try_for_each(|member| array_of(input, member).map(drop))?;
