@@ -299,7 +299,7 @@ fn an_unreadable_chunk_fails_its_own_samples_only() {
         (Fault::Error(3), ErrorKind::Decode, "a broken chunk"),
         (Fault::Panic(3), ErrorKind::Panicked, "a bug in the format"),
         (Fault::Forgets(3), ErrorKind::Decode, "40 samples, but 39 of field `head`"),
-        (Fault::Overflows(3), ErrorKind::Limit, "or more, 4096 were reserved"),
+        (Fault::Overflows(3), ErrorKind::Limit, "by its metadata 4096 were reserved"),
         (Fault::OutsideOfTheFile(3), ErrorKind::Truncated, "ends behind the end"),
     ];
     for (fault, kind, words) in table {
