@@ -4,7 +4,6 @@
 
 #[path = "common/cuda.rs"]
 mod device;
-#[allow(dead_code, reason = "each test binary uses its own part")]
 #[path = "common/got.rs"]
 mod got;
 #[path = "../examples/profile/gpu.rs"]

@@ -51,10 +51,13 @@ pub(crate) struct Direct {
     /// For the device's reader, and for reads by the host.
     files: Files,
     plain_files: Files,
-    /// By source; or why the device's reader does not take the file.
-    handles: Box<[OnceLock<Result<Box<dyn DirectFile>, String>>]>,
+    /// By source.
+    handles: Box<[OnceLock<Handle>]>,
     bell: Sender<()>,
 }
+
+/// A file as the device's reader has it; or why it does not take the file.
+type Handle = Result<Box<dyn DirectFile>, String>;
 
 /// The rows of one batch on their way.
 pub(crate) struct Reading {

@@ -119,12 +119,8 @@ impl Samples {
         for row in 0..rows.len() {
             let asked = catch_unwind(AssertUnwindSafe(|| {
                 parts.clear();
-                let asked = row < count
-                    && job
-                        .order
-                        .id(job.batches.position(batch, row))
-                        .is_ok_and(|id| self.parts(id, &mut parts).is_ok());
-                asked
+                let id = || job.order.id(job.batches.position(batch, row));
+                row < count && id().is_ok_and(|id| self.parts(id, &mut parts).is_ok())
             }));
             let asked = asked.unwrap_or(false);
             for (number, field) in &self.recipe.packed {

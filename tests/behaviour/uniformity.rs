@@ -37,7 +37,7 @@ fn network<const DOUBLE: usize>(n: u64, seed: u64) -> Box<dyn Fn(u64) -> u64> {
         loop {
             let (mut row, mut column) = (cell >> bits, cell & ((1 << bits) - 1));
             for [to_row, to_column] in rounds {
-                row = (row + (u128::from(hash(to_row, column)) * u128::from(rows) >> 64) as u64) % rows;
+                row = (row + ((u128::from(hash(to_row, column)) * u128::from(rows)) >> 64) as u64) % rows;
                 column ^= hash(to_column, row) >> (64 - bits);
             }
             cell = row << bits | column;

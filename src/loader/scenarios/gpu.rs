@@ -43,7 +43,7 @@ impl Gpu {
     pub(super) fn new(on: OnGpu, time: &Shared, copies: Times) -> Self {
         let (simulated, gpu) = Simulated::new(time.shown(), move |number| copies.of(number).max(1));
         let stream = simulated.stream();
-        Self { on, simulated, device: Device::of(gpu, "virtual".into()), stream }
+        Self { on, simulated, device: Device::of(gpu, "virtual"), stream }
     }
 
     pub(super) fn simulated(&self) -> &Arc<Simulated> {

@@ -121,6 +121,7 @@ impl Tar {
     }
 
     /// Offset and length of a field in its shard, for tests.
+    #[cfg(feature = "unstable")]
     pub(in crate::dataset) fn place(&self, sample: u64, field: usize) -> Option<(u64, u64)> {
         self.index.entry(sample, field).map(|(_, entry)| (entry.offset, entry.len))
     }
