@@ -231,12 +231,12 @@ impl LoaderBuilder {
     }
 
     /// Goes on from a saved state: the first epoch starts after the last batch that was received before, see
-    /// [`Loader::next_epoch`]. The samples that follow are the same, in the same order, with any number of workers, any
+    /// [`Loader::next_epoch`](crate::Loader::next_epoch). The samples that follow are the same, in the same order, with any number of workers, any
     /// reader, depth and world size. Without [`batch_size`](Self::batch_size) or [`global_batch`](Self::global_batch) the
     /// global batch is that of the state, and so is [`last_batch`](Self::last_batch).
     ///
-    /// Then `build` fails with [`ErrorKind::FingerprintMismatch`], naming the shard or range of shards, when the dataset is
-    /// not the one that the state was saved with; with [`ErrorKind::State`] when order, seeds, global batch or last batch
+    /// Then `build` fails with [`ErrorKind::FingerprintMismatch`](crate::ErrorKind::FingerprintMismatch), naming the shard or range of shards, when the dataset is
+    /// not the one that the state was saved with; with [`ErrorKind::State`](crate::ErrorKind::State) when order, seeds, global batch or last batch
     /// are set otherwise.
     pub fn resume(mut self, state: State) -> Self {
         self.run.resume = Some(state);
@@ -246,13 +246,13 @@ impl LoaderBuilder {
     /// As [`resume`](Self::resume), and the global batch and the last batch may differ: the rest of the epoch that was
     /// interrupted is cut into batches of the new size from where it stopped, the later epochs from their beginning. The
     /// sequence of samples stays the same (but for those that the last batch drops or repeats), the sequence of batches does
-    /// not. Where that rest is dropped as a whole, [`Loader::next_epoch`] is the one after the epoch that was interrupted.
+    /// not. Where that rest is dropped as a whole, [`Loader::next_epoch`](crate::Loader::next_epoch) is the one after the epoch that was interrupted.
     pub fn resume_rebatched(mut self, state: State) -> Self {
         self.run.any_batch = true;
         self.resume(state)
     }
 
-    /// What [`Loader::stop_requested`] asks: a flag that a signal sets, or the program.
+    /// What [`Loader::stop_requested`](crate::Loader::stop_requested) asks: a flag that a signal sets, or the program.
     pub fn stop(mut self, stop: Stop) -> Self {
         self.run.stop = Some(stop);
         self
@@ -304,7 +304,7 @@ impl LoaderBuilder {
         self
     }
 
-    /// Reads in flight at most. Default: 32; 128 for io_uring through the page cache, see [`ReaderOptions::depth`].
+    /// Reads in flight at most. Default: 32; 128 for io_uring through the page cache.
     pub fn depth(mut self, depth: u32) -> Self {
         self.reader.depth = Some(depth);
         self
@@ -381,7 +381,7 @@ impl LoaderBuilder {
     }
 
     /// How long anything that a batch waits for may be at the same thing (one read, one sample in a decoder or transform, one
-    /// copy) before `next()` ends with [`ErrorKind::Stalled`], which names it. Default: 300 s; at least 20 ms. Slow work on many samples is
+    /// copy) before `next()` ends with [`ErrorKind::Stalled`](crate::ErrorKind::Stalled), which names it. Default: 300 s; at least 20 ms. Slow work on many samples is
     /// no stall; nor is work of the consumer's streams on batches that were dropped, which the next copy waits for: that
     /// counts as [`Copy::blocked_ns`](crate::profile::Copy::blocked_ns). The loader can still be dropped: what does not answer is left behind, with all it can reach, after some
     /// seconds.
@@ -416,7 +416,7 @@ impl LoaderBuilder {
     /// Writes to this file each time that a sample cannot be had, a line of JSON (the fields of [`BadSample`](crate::BadSample)),
     /// when the batch of its row is handed out: one line for a row that got a substitute, and one for each sample that was tried
     /// as a substitute for it in vain. The file is appended to: each rank has its own. What cannot be written, on a full
-    /// disk say, is said in the [ledger](Loader::ledger) and the report, and does not end the run.
+    /// disk say, is said in the [ledger](crate::Loader::ledger) and the report, and does not end the run.
     ///
     /// `build` fails when the file cannot be opened, or when nothing is ever substituted.
     pub fn ledger(mut self, path: impl Into<PathBuf>) -> Self {

@@ -15,10 +15,10 @@
 //! Limits: `depth` operations in flight; a descriptor budget (see `files`); one length per source, checked when it is
 //! opened. Invariants:
 //! * The buffer belongs to the operation from `submit` until its `Completion` (or until it is given back by `submit`).
-//!   If completion cannot be established, buffer and ring are leaked and counted ([`leaked`]), never freed.
+//!   If completion cannot be established, buffer and ring are leaked and counted (`Report::leaked`), never freed.
 //! * Every operation ends in exactly one completion: all bytes of the extent, or one error that names path, offset
 //!   and length. A short read is continued, a read of 0 before the end is [`ErrorKind::Truncated`](crate::ErrorKind).
-//! * A reader is driven by one thread; only its [`Waker`] may be used from others.
+//! * A reader is driven by one thread; only its `Waker` may be used from others.
 
 pub(crate) mod attempt;
 mod blob;
