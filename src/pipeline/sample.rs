@@ -101,7 +101,7 @@ impl Samples {
                 return lie(format!("the dataset gave bytes for field `{}` twice", handler.name));
             }
             seen |= 1 << field;
-            extent_of(part).map_or(Ok(()), |extent| self.check_extent(&extent))?;
+            extent_of(part).map_or(Ok(()), |extent| self.sources.check(&extent))?;
         }
         match (0..handlers.len()).find(|field| seen & (1 << field) == 0) {
             Some(field) => lie(format!("the dataset gave no bytes for field `{}`", handlers[field].name)),
@@ -132,18 +132,6 @@ impl Samples {
                 rows.place(*field, row, len);
             }
         }
-    }
-
-    fn check_extent(&self, extent: &Extent) -> Result<()> {
-        if extent.source.index() >= self.sources.count() {
-            return lie(format!("the dataset names source {}, it has {}", extent.source.index(), self.sources.count()));
-        }
-        let len = self.sources.len_of(extent.source);
-        if extent.offset.checked_add(extent.len).is_none_or(|end| end > len) {
-            let message = format!("the extent ends behind the end of the source, of {len} bytes when it was indexed");
-            return Err(self.at(Error::new(ErrorKind::Truncated, Stage::Read, message), extent));
-        }
-        Ok(())
     }
 
     /// The extent lies in a source that is memory.
@@ -180,7 +168,7 @@ impl Samples {
             Ok(chunks.chunk_bytes(chunk).encoded)
         }));
         let said = asked.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Read)))?;
-        extents.iter().try_for_each(|extent| self.check_extent(extent))?;
+        extents.iter().try_for_each(|extent| self.sources.check(extent))?;
         let bytes: u64 = extents.iter().map(|extent| extent.len).fold(0, u64::saturating_add);
         if bytes > said {
             return lie(format!("the dataset said that the chunk has {said} encoded bytes, its extents have {bytes}"));

@@ -187,6 +187,27 @@ impl Sources {
         self.owned(id).map(|bytes| &bytes[..])
     }
 
+    /// Checks that the extent lies within a source.
+    ///
+    /// Errors: [`ErrorKind::User`] for a source that is not there; [`ErrorKind::Truncated`], naming path and range.
+    pub(crate) fn check(&self, extent: &Extent) -> Result<()> {
+        if extent.source.index() >= self.count() {
+            let message = format!("the dataset names source {}, it has {}", extent.source.index(), self.count());
+            return Err(Error::new(ErrorKind::User, Stage::Read, message));
+        }
+        let len = self.len_of(extent.source);
+        if extent.offset.checked_add(extent.len).is_none_or(|end| end > len) {
+            let message = format!("the extent ends behind the end of the source, of {len} bytes when it was indexed");
+            return Err(self.at(Error::new(ErrorKind::Truncated, Stage::Read, message), extent));
+        }
+        Ok(())
+    }
+
+    /// The error with the path and range of the extent.
+    pub(crate) fn at(&self, error: Error, extent: &Extent) -> Error {
+        error.with_path(self.path(extent.source)).with_range(extent.offset, extent.len)
+    }
+
     /// The bytes of an extent of a memory source, without a copy. `None` for files, and outside of the source.
     pub(crate) fn shared(&self, extent: &Extent) -> Option<Bytes> {
         let bytes = self.owned(extent.source)?;

@@ -7,8 +7,6 @@ use feedline::tensor::{DType, Field};
 use feedline::{Batch, ErrorKind, LastBatch, Loader, LoaderBuilder, OnBadSample, Order, Status};
 use proptest::prelude::*;
 
-const ALL_LAST: [LastBatch; 4] = [LastBatch::Keep, LastBatch::Mask, LastBatch::Pad, LastBatch::Drop];
-
 /// Files of these lengths in one class; their bytes are no pictures.
 fn files(dir: &Dir, lens: &[usize]) -> Vec<Vec<u8>> {
     let file = |(number, len): (usize, &usize)| {

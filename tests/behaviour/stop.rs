@@ -72,7 +72,10 @@ impl Process {
         assert_eq!(status.signal(), Some(signal.as_raw()), "{status}");
     }
 
-    fn ends_well(&mut self) {
+    /// These signals make it print `line` and end.
+    fn answers(&mut self, signals: &[Number], line: &str) {
+        signals.iter().for_each(|signal| self.send(*signal));
+        self.expect(line);
         let status = self.end();
         assert!(status.success(), "{status}");
     }
@@ -115,9 +118,7 @@ fn sigterm_sets_the_flag_of_every_clone_and_is_named() {
         println!("{:?} {:?}", stop.signal(), clone.signal());
     };
     let Some(mut process) = start(&here!(), child) else { return };
-    process.send(Number::TERM);
-    process.expect("Some(Term) Some(Term)");
-    process.ends_well();
+    process.answers(&[Number::TERM], "Some(Term) Some(Term)");
 }
 
 #[test]
@@ -133,9 +134,7 @@ fn a_request_of_the_program_does_not_hide_a_signal() {
         println!("{:?}", stop.signal());
     };
     let Some(mut process) = start(&here!(), child) else { return };
-    process.send(Number::USR1);
-    process.expect("Some(Usr1)");
-    process.ends_well();
+    process.answers(&[Number::USR1], "Some(Usr1)");
 }
 
 #[test]
@@ -152,10 +151,7 @@ fn sigusr1_may_come_again_and_a_sigterm_after_it_is_a_first_one() {
     let Some(mut process) = start(&here!(), child) else { return };
     process.send(Number::USR1);
     process.expect("first Some(Usr1), not None");
-    process.send(Number::USR1);
-    process.send(Number::TERM);
-    process.expect("still Some(Usr1), now Some(Term)");
-    process.ends_well();
+    process.answers(&[Number::USR1, Number::TERM], "still Some(Usr1), now Some(Term)");
 }
 
 #[test]
@@ -203,9 +199,7 @@ fn the_signal_listed_first_is_named_of_several() {
         println!("{:?}", stop.signal());
     };
     let Some(mut process) = start(&here!(), child) else { return };
-    [Number::USR2, Number::USR1, Number::HUP].into_iter().for_each(|signal| process.send(signal));
-    process.expect("Some(Hup)");
-    process.ends_well();
+    process.answers(&[Number::USR2, Number::USR1, Number::HUP], "Some(Hup)");
 }
 
 #[test]

@@ -26,7 +26,8 @@ pub use child::*;
 
 use feedline::dataset::Records;
 use feedline::storage::{Direct, Mode};
-use feedline::{Batch, Loader, LoaderBuilder, Result};
+use feedline::tensor::DType;
+use feedline::{Batch, LastBatch, Loader, LoaderBuilder, Result};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -85,6 +86,25 @@ pub fn records_file(dir: &Dir, count: usize, record: usize) -> (PathBuf, Vec<u8>
 pub fn records(path: &Path, record: usize) -> Records {
     Records::builder(record).open(path).unwrap()
 }
+
+/// Every kind of number that a field may hold.
+pub const DTYPES: [DType; 12] = [
+    DType::U8,
+    DType::I8,
+    DType::U16,
+    DType::I16,
+    DType::U32,
+    DType::I32,
+    DType::U64,
+    DType::I64,
+    DType::F16,
+    DType::BF16,
+    DType::F32,
+    DType::F64,
+];
+
+/// Every treatment of a short last batch.
+pub const ALL_LAST: [LastBatch; 4] = [LastBatch::Keep, LastBatch::Mask, LastBatch::Pad, LastBatch::Drop];
 
 /// Every way to read.
 pub const READERS: [(Mode, Direct); 6] = [

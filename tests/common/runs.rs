@@ -7,7 +7,7 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
-use super::{Dir, READERS, noise, reader};
+use super::{ALL_LAST, Dir, READERS, noise, reader};
 use bytes::Bytes;
 use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, DatasetExt, Parts, Records};
 use feedline::decode::Scratch;
@@ -18,8 +18,6 @@ use feedline::unstable::{Key, Permutation};
 use feedline::{Batch, LastBatch, Loader, LoaderBuilder, Order, Result, Shard, Status};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-pub const ALL_LAST: [LastBatch; 4] = [LastBatch::Keep, LastBatch::Mask, LastBatch::Pad, LastBatch::Drop];
 
 /// Chunks of `rows[i]` records of this many bytes, one after the other in a file.
 pub const RECORD: usize = 16;

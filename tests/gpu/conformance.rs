@@ -9,7 +9,7 @@
 //! Pictures that are finished on the device are compared with `Finish::apply`, which the host's loader runs; the gather
 //! kernel, which no public call leads to yet, with a copy of each row.
 
-use crate::common::noise;
+use crate::common::{ALL_LAST, DTYPES, noise};
 use crate::driver::{Consumer, DeviceBytes, Gpu, read, said};
 use crate::ours::{device, words};
 use crate::section::{Ctx, size};
@@ -24,22 +24,6 @@ use feedline::{Batch, Device, ErrorKind, FieldView, LastBatch, Loader, LoaderBui
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-
-const DTYPES: [DType; 12] = [
-    DType::U8,
-    DType::I8,
-    DType::U16,
-    DType::I16,
-    DType::U32,
-    DType::I32,
-    DType::U64,
-    DType::I64,
-    DType::F16,
-    DType::BF16,
-    DType::F32,
-    DType::F64,
-];
-const LASTS: [LastBatch; 4] = [LastBatch::Keep, LastBatch::Mask, LastBatch::Pad, LastBatch::Drop];
 
 pub fn run(ctx: &Ctx) -> Result<(), String> {
     let gpu = ctx.gpu()?;
@@ -249,7 +233,7 @@ impl Case<'_> {
         ];
         let mut tally = Tally::default();
         for keep in keeps.into_iter().step_by(self.thin(3)) {
-            for last in LASTS.into_iter().step_by(self.thin(2)) {
+            for last in ALL_LAST.into_iter().step_by(self.thin(2)) {
                 let make = || {
                     let builder = mixed(41).order(Order::shuffled(5)).batch_size(6).last_batch(last);
                     if keep.is_empty() { builder } else { builder.keep(keep.iter().copied()) }
@@ -264,7 +248,7 @@ impl Case<'_> {
         let mut tally = Tally::default();
         for device_batches in [2, 3, 5] {
             for slots in [1, 2, 3, 8] {
-                for (last, epochs) in LASTS.into_iter().zip([1, 2, 3, 5]) {
+                for (last, epochs) in ALL_LAST.into_iter().zip([1, 2, 3, 5]) {
                     let make = || {
                         let builder = numbers(53).order(Order::shuffled(9)).batch_size(8).last_batch(last);
                         builder.slots(slots).device_batches(device_batches)

@@ -58,6 +58,17 @@ pub(crate) enum Cache {
     Off,
 }
 
+impl Cache {
+    /// Turns index files off, or on again: a folder that was named stays.
+    pub(crate) fn keep(&mut self, keep: bool) {
+        match keep {
+            false => *self = Self::Off,
+            true if *self == Self::Off => *self = Self::Beside,
+            true => {}
+        }
+    }
+}
+
 /// What an index is made for.
 pub(crate) struct Settings<'a> {
     /// The format and the version of its scan: another one makes another index.

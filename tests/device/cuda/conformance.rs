@@ -10,23 +10,6 @@ use feedline::{LastBatch, Loader, LoaderBuilder, Order, Row, Shard};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-const DTYPES: [DType; 12] = [
-    DType::U8,
-    DType::I8,
-    DType::U16,
-    DType::I16,
-    DType::U32,
-    DType::I32,
-    DType::U64,
-    DType::I64,
-    DType::F16,
-    DType::BF16,
-    DType::F32,
-    DType::F64,
-];
-
-const ALL_LAST: [LastBatch; 4] = [LastBatch::Keep, LastBatch::Mask, LastBatch::Pad, LastBatch::Drop];
-
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }

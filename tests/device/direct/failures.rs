@@ -48,29 +48,34 @@ const FAULTS: [Fault; 7] = [
     ("cuFileRead brought 65535 of", |cufile, read| cufile.short_read(read, 65_535)),
 ];
 
-#[test]
-fn the_host_brings_rows_that_a_direct_read_does_not() {
+/// `check` with every kind of rows and of faults, given the right batches.
+fn each_fault(check: impl Fn(&Machine, &Path, usize, &[Got], Fault) + Send + Sync + 'static) {
     on_machine(|machine| {
         let dir = Dir::new();
         for record in RECORDS {
             let (path, _) = records_file(&dir, COUNT, record);
             let right = right(&path, record);
-            for (words, fault) in FAULTS {
-                for read in 0..3 {
-                    let loader = build(machine.on_gpu(plain(&path, record), Gds::Auto));
-                    fault(&machine.double.cufile, machine.reads() as u64 + read);
-                    same(&Got::try_epoch(&loader, 0).unwrap(), &right, words);
-                    let direct = loader.report().direct.unwrap();
-                    assert_eq!((direct.reads, direct.host_rows), (2, BATCH as u64), "{words}: {direct}");
-                    assert_eq!(direct.bytes, (2 * BATCH * record) as u64);
-                    assert!(direct.why_host.as_ref().unwrap().contains(words), "{words}: {direct}");
-                    let report = loader.report().to_string();
-                    assert!(report.contains("; 4 rows by the host ("), "{report}");
-                    // A file whose read failed once is read again.
-                    same(&Got::try_epoch(&loader, 0).unwrap(), &right, words);
-                    assert_eq!(loader.report().direct.unwrap().reads, 5);
-                }
-            }
+            FAULTS.into_iter().for_each(|fault| check(machine, &path, record, &right, fault));
+        }
+    });
+}
+
+#[test]
+fn the_host_brings_rows_that_a_direct_read_does_not() {
+    each_fault(|machine, path, record, right, (words, fault)| {
+        for read in 0..3 {
+            let loader = build(machine.on_gpu(plain(path, record), Gds::Auto));
+            fault(&machine.double.cufile, machine.reads() as u64 + read);
+            same(&Got::try_epoch(&loader, 0).unwrap(), right, words);
+            let direct = loader.report().direct.unwrap();
+            assert_eq!((direct.reads, direct.host_rows), (2, BATCH as u64), "{words}: {direct}");
+            assert_eq!(direct.bytes, (2 * BATCH * record) as u64);
+            assert!(direct.why_host.as_ref().unwrap().contains(words), "{words}: {direct}");
+            let report = loader.report().to_string();
+            assert!(report.contains("; 4 rows by the host ("), "{report}");
+            // A file whose read failed once is read again.
+            same(&Got::try_epoch(&loader, 0).unwrap(), right, words);
+            assert_eq!(loader.report().direct.unwrap().reads, 5);
         }
     });
 }
@@ -93,24 +98,17 @@ fn the_surroundings_of_rows_need_not_be_there() {
 
 #[test]
 fn a_failed_required_direct_read_is_an_error() {
-    on_machine(|machine| {
-        let dir = Dir::new();
-        for record in RECORDS {
-            let (path, _) = records_file(&dir, COUNT, record);
-            let right = right(&path, record);
-            for (words, fault) in FAULTS {
-                let loader = build(machine.direct(plain(&path, record)));
-                fault(&machine.double.cufile, machine.reads() as u64 + 1);
-                let mut batches = loader.epoch(0).unwrap();
-                let error = batches.find_map(Result::err).expect("an error");
-                assert_eq!(error.kind(), ErrorKind::Device, "{error}");
-                assert!(error.to_string().contains(words), "{words}: {error}");
-                check_site(&error, &path, record);
-                assert!(batches.next().is_none(), "it ended");
-                drop(batches);
-                same(&Got::try_epoch(&loader, 0).unwrap(), &right, "the next one is whole");
-            }
-        }
+    each_fault(|machine, path, record, right, (words, fault)| {
+        let loader = build(machine.direct(plain(path, record)));
+        fault(&machine.double.cufile, machine.reads() as u64 + 1);
+        let mut batches = loader.epoch(0).unwrap();
+        let error = batches.find_map(Result::err).expect("an error");
+        assert_eq!(error.kind(), ErrorKind::Device, "{error}");
+        assert!(error.to_string().contains(words), "{words}: {error}");
+        check_site(&error, path, record);
+        assert!(batches.next().is_none(), "it ended");
+        drop(batches);
+        same(&Got::try_epoch(&loader, 0).unwrap(), right, "the next one is whole");
     });
 }
 

@@ -244,11 +244,7 @@ impl TarBuilder {
     /// With `false` no index file is read or written: each `open` scans the shards.
     #[must_use]
     pub fn index(mut self, keep: bool) -> Self {
-        match keep {
-            false => self.cache = Cache::Off,
-            true if self.cache == Cache::Off => self.cache = Cache::Beside,
-            true => {}
-        }
+        self.cache.keep(keep);
         self
     }
 
