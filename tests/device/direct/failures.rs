@@ -50,7 +50,7 @@ const FAULTS: [Fault; 7] = [
 
 /// `check` with every kind of rows and of faults, given the right batches.
 fn each_fault(check: impl Fn(&Machine, &Path, usize, &[Got], Fault) + Send + Sync + 'static) {
-    on_machine(|machine| {
+    on_machine(move |machine| {
         let dir = Dir::new();
         for record in RECORDS {
             let (path, _) = records_file(&dir, COUNT, record);
