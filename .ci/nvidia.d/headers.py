@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import textwrap
 
 from table import ROOT, SPECS, check, find, finish, folders
 
@@ -165,7 +166,8 @@ def include(folder, header):
 
 def driver():
     text = uncommented(CUDA / "driver.rs")
-    numbers = constants(text)
+    files = [text, *(uncommented(CUDA / name) for name in ("driver/objects.rs", "../stream.rs"))]
+    numbers = {name: number for file in files for name, number in constants(file).items()}
     table = re.search(r"symbols! \{\n(.*?)\n\}", text, re.S)[1]
     calls = {name: prototype(f'unsafe extern "C" fn({arguments}) -> c_int', {})
              for name, arguments in re.findall(r'\w+: "(\w+)" \((.*)\);', table)}
@@ -183,8 +185,7 @@ def driver():
         for name in ("LEGACY", "PER_THREAD"):
             same[name] = re.search(rf"#define CU_STREAM_{name}\s+\(\(CUstream\)(0x\d+)\)", header)[1]
         for name, theirs in same.items():
-            if name in numbers:
-                program.that(f"{numbers[name]} == {theirs}", f"{name} is another number")
+            program.that(f"{numbers[name]} == {theirs}", f"{name} is another number")
         program.run(f"driver.rs: {len(calls)} calls, cuda.h {version}", [include(folder, "cuda.h")])
         sticky(text, version, include(folder, "cuda.h") / "cuda.h")
 
@@ -250,7 +251,9 @@ def cufile():
 
 def dlpack():
     text = uncommented(ROOT / "src/dlpack.rs")
-    structs = structures(text)
+    structs = structures(textwrap.dedent(re.search(r"\nmod raw \{\n(.*?)\n\}", text, re.S)[1]))
+    names = {"DLDevice", "DLDataType", "DLTensor", "DLManagedTensor", "DLPackVersion", "DLManagedTensorVersioned"}
+    assert set(structs) == names, f"structures of dlpack.rs: {sorted(structs)}"
     tensor = {name: name for name in ("data", "device", "ndim", "dtype", "shape", "strides", "byte_offset")}
     for version, folder in folders("apache-tvm-ffi"):
         home = find(folder, "dlpack.h").parent
@@ -264,9 +267,8 @@ def dlpack():
         program.layout("DLPackVersion", "DLPackVersion", {"major": "major", "minor": "minor"})
         program.layout("DLManagedTensorVersioned", "DLManagedTensorVersioned",
                        {name: name for name in ("version", "manager_ctx", "deleter", "flags", "dl_tensor")})
-        flags = dict(re.findall(r"pub const (FLAG_\w+): u64 = (\d+);", text))
+        flags = dict(re.findall(r"const (FLAG_\w+): u64 = (\d+);", text))
         program.that(f"{flags['FLAG_READ_ONLY']} == DLPACK_FLAG_BITMASK_READ_ONLY", "FLAG_READ_ONLY is another bit")
-        program.that(f"{flags['FLAG_IS_COPIED']} == DLPACK_FLAG_BITMASK_IS_COPIED", "FLAG_IS_COPIED is another bit")
         for name, number in (("kDLCPU", 1), ("kDLCUDA", 2), ("kDLInt", 0), ("kDLUInt", 1), ("kDLFloat", 2), ("kDLBfloat", 4)):
             program.that(f"{name} == {number}", f"{name} is another number")
         program.run(f"dlpack.rs: dlpack.h {known}", [home])
