@@ -364,7 +364,7 @@ fn expected(args: &Args, folder: &Path) -> Anyhow<Vec<Entry>> {
     }
     let mut steps = Vec::new();
     for epoch in 0..args.epochs {
-        let ids = loader.preview(epoch, loader.samples_per_epoch()?)?;
+        let ids = loader.preview(epoch, loader.samples_per_epoch())?;
         for ids in ids.chunks(usize::try_from(args.global_batch)?) {
             let samples = ids.iter().map(|id| (*id, hashes[*id as usize])).collect();
             steps.push(Entry { step: steps.len() as u64 + 1, epoch, samples });

@@ -19,8 +19,9 @@ pub(crate) struct BatchInfo {
     /// Fields that are handed out.
     pub(crate) keep: Vec<Kept>,
     pub(crate) device: Device,
-    /// Batches that the user can hold at most.
+    /// Batches that the user can hold at most, and the setting that says so.
     pub(crate) most: usize,
+    pub(crate) permit: &'static str,
     /// Streams that every batch is bound to.
     pub(crate) streams: Vec<Stream>,
     /// Batches in the user's hands.
@@ -28,13 +29,6 @@ pub(crate) struct BatchInfo {
     pub(crate) meters: Arc<Meters>,
     /// Where the loader was built.
     pub(crate) process: Process,
-}
-
-impl BatchInfo {
-    /// The setting that says how many batches the user can hold.
-    pub(crate) fn permit(&self) -> &'static str {
-        if self.device.kind() == DeviceKind::Host { "slots" } else { "device_batches" }
-    }
 }
 
 /// A field that is handed out.

@@ -1,8 +1,8 @@
 //! Prints the contents of a dataset, and verifies all of it on request.
 //!
 //! ```text
-//! cargo run --release --example inspect -- --source tar 'train-{0000..0127}.tar'
-//! cargo run --release --features parquet --example inspect -- --source parquet 'shards/*.parquet' --verify
+//! cargo run --release --example inspect -- --source tar --path 'train-{0000..0127}.tar'
+//! cargo run --release --features parquet --example inspect -- --source parquet --path 'shards/*.parquet' --verify
 //! ```
 //!
 //! Exit code: 0 for an intact dataset, 1 for an error, 2 for damaged samples, 130 when interrupted.

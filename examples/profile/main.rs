@@ -227,7 +227,7 @@ fn measured(given: &Given, loader: &Arc<Loader>, step: Step, data: &Data) -> Any
     }
     let (gpu, nvml) = watch.map(Watch::end).unzip();
     let (snapshot, report) = (loader.snapshot(), loader.report());
-    let notes = answer::notes(given, &tally, data, &report.verdict, loader.batches_per_epoch()?);
+    let notes = answer::notes(given, &tally, data, &report.verdict, loader.batches_per_epoch());
     let run = Run { given, tally: &tally, report: &report, snapshot, notes, nvml };
     Ok(Finished { answer: Answer::new(run), loader: loader.clone(), report, gpu })
 }

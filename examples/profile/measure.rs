@@ -100,7 +100,7 @@ fn samples_and_bytes(batch: &Batch) -> (u64, u64) {
 ///
 /// Errors: of the loader or the device, before there was a batch; an epoch without one.
 pub fn run(loader: &Loader, mut step: Step, limit: Limit, quit: impl Fn() -> bool) -> Result<Tally, Box<dyn Error>> {
-    let per_epoch = loader.batches_per_epoch()?;
+    let per_epoch = loader.batches_per_epoch();
     if per_epoch == 0 {
         let rows = loader.global_batch();
         return Err(

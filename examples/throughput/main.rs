@@ -83,7 +83,7 @@ struct Tally {
 }
 
 fn pull(loader: &Loader, args: &Args) -> Result<Tally, Box<dyn Error>> {
-    let per_epoch = loader.batches_per_epoch()?;
+    let per_epoch = loader.batches_per_epoch();
     let limit = match (args.batches, args.seconds) {
         (Some(batches), _) => batches,
         (None, Some(_)) => u64::MAX,

@@ -138,7 +138,7 @@ impl Child<'_> {
     /// Records a hash of every sample, and the files.
     fn oracle(&mut self, loader: &Loader, dataset: &dyn Dataset) -> Anyhow<()> {
         let mut hashes = vec![0_u64; dataset.len() as usize];
-        let half = loader.batches_per_epoch()? / 2;
+        let half = loader.batches_per_epoch() / 2;
         for (index, batch) in loader.epoch(0)?.enumerate() {
             for row in rows(&batch?)? {
                 hashes[row.id as usize] = row.hash;
@@ -157,7 +157,7 @@ impl Child<'_> {
 
     fn read(&mut self, loader: &Loader) -> Anyhow<()> {
         let mut checker = Checker::new(self.job)?;
-        let half = loader.batches_per_epoch()? / 2;
+        let half = loader.batches_per_epoch() / 2;
         let result = pull(&mut loader.epoch(loader.next_epoch())?, |index, batch| {
             if self.job.act == Act::Stopped && index == half {
                 println!("{STOP_ME}");
@@ -230,7 +230,7 @@ impl Child<'_> {
         let mut before = None;
         for round in 0..times {
             let loader = plain(dataset.clone(), self.job).build()?;
-            let most = loader.batches_per_epoch()?.min(6);
+            let most = loader.batches_per_epoch().min(6);
             let mut epoch = loader.epoch(u64::from(round))?;
             for _ in 0..draws.below(most + 1) {
                 if let Some(batch) = epoch.next() {
@@ -262,7 +262,7 @@ impl Child<'_> {
     /// Saves a state for every batch, until a signal kills the process.
     fn killed(&mut self, loader: &Loader) -> Anyhow<()> {
         let mut log = Log::open(&self.job.work.join("killed.log"))?;
-        let half = loader.batches_per_epoch()? / 2;
+        let half = loader.batches_per_epoch() / 2;
         let wait = Duration::from_micros(Draws::new(self.job.seed, 0, 0, "kill").below(20_000));
         pull(&mut loader.epoch(0)?, |index, batch| {
             log.write(&batch, self.job.batch)?;

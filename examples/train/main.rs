@@ -99,7 +99,7 @@ fn run(args: &Args) -> Anyhow<()> {
     )?;
     println!("memory\n{}", loader.plan());
 
-    let steps = loader.batches_per_epoch()? * args.epochs;
+    let steps = loader.batches_per_epoch() * args.epochs;
     let mut trainer = Trainer::new(classes, steps as usize, args.seed);
     for epoch in 0..args.epochs {
         let (score, seconds) = train_epoch(&loader, &mut trainer, epoch)?;

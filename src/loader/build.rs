@@ -277,9 +277,12 @@ impl LoaderBuilder {
 
     /// What all batches share.
     fn batch_info(&mut self, recipe: &Recipe, plan: &MemoryPlan, meters: &Arc<Meters>) -> BatchInfo {
+        let (most, permit) =
+            if self.on_host() { (plan.slots, "slots") } else { (plan.device_batches, "device_batches") };
         BatchInfo {
             keep: recipe.keep.clone(),
-            most: if self.on_host() { plan.slots } else { plan.device_batches },
+            most,
+            permit,
             streams: std::mem::take(&mut self.device.streams),
             device: self.device.device.clone(),
             held: AtomicUsize::new(0),

@@ -1,11 +1,10 @@
 //! How fast the consumer could go: the same batches again and again, without reading, decoding or copying.
 
 use super::epoch::{Epoch, From};
-use super::{Life, Place};
+use super::{Life, Live, Place};
 use crate::batch::{Batch, Contents};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// Batches that are replayed: two, so that the next one is there while the consumer still has the last.
@@ -24,30 +23,24 @@ pub struct Ceiling {
     samples: u64,
     began: Option<Instant>,
     ended: Option<Instant>,
+    /// Keeps other iterators away, which would move the place; released after the place is restored.
+    _live: Live,
 }
 
 impl Ceiling {
     pub(super) fn start(shared: Life, steps: u64) -> Result<Self> {
-        // Held all the time, so that no other iterator moves the place.
-        let mut ceiling = Self::new(shared, steps)?;
+        let live = Live::claim(&shared, "drop the iterator of the epoch before the ceiling is measured")?;
+        let (back, kept) = unbounded();
+        let place = shared.place();
+        let mut ceiling =
+            Self { shared, place, back, kept, left: steps, samples: 0, began: None, ended: None, _live: live };
         ceiling.fetch()?;
         Ok(ceiling)
     }
 
-    fn new(shared: Life, steps: u64) -> Result<Self> {
-        shared.info.process.check()?;
-        if shared.live.swap(true, Ordering::AcqRel) {
-            let message = "drop the iterator of the epoch before the ceiling is measured";
-            return Err(Error::new(ErrorKind::EpochLive, Stage::Batch, message));
-        }
-        let (back, kept) = unbounded();
-        let place = shared.place();
-        Ok(Self { shared, place, back, kept, left: steps, samples: 0, began: None, ended: None })
-    }
-
     fn fetch(&mut self) -> Result<()> {
         let batches = BATCHES.min(self.shared.info.most as u64);
-        let mut epoch = Epoch::start_within(self.shared.clone(), From::Here, u64::MAX, batches)?;
+        let mut epoch = Epoch::begin(self.shared.clone(), From::Here, u64::MAX, batches, None)?;
         // Dropped at once, each goes to `kept`.
         epoch.by_ref().try_for_each(|batch| batch.map(|batch| drop(batch.again(self.back.clone()))))
     }
@@ -100,7 +93,6 @@ impl Drop for Ceiling {
             return std::mem::forget(self.kept.clone());
         }
         self.shared.set_place(self.place);
-        self.shared.live.store(false, Ordering::Release);
     }
 }
 

@@ -1,7 +1,7 @@
 //! The iterator over batches.
 
 use super::Report;
-use super::{Life, Place, config};
+use super::{Life, Live, Place, config};
 use crate::batch::{Batch, BatchInfo, Contents, Reorder};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::Ticket;
@@ -46,8 +46,8 @@ pub struct Epoch {
     watcher: Watcher,
     /// For who collects `tracing` spans.
     span: Option<spans::Epoch>,
-    /// No other iterator of the loader while this one lives: its own doing.
-    keeps_others_away: bool,
+    /// Keeps other iterators away until it ends; none where its maker does so.
+    live: Option<Live>,
 }
 
 /// Where an iterator starts.
@@ -89,22 +89,14 @@ fn check_streams(info: &BatchInfo) -> Result<()> {
 }
 
 impl Epoch {
-    /// Starts a run of `epochs` epochs and `steps` batches at most.
+    /// Starts a run of `epochs` epochs and `steps` batches at most, as the only iterator of the loader.
     pub(super) fn start(shared: Life, from: From, epochs: u64, steps: u64) -> Result<Self> {
-        shared.info.process.check()?;
-        if shared.live.swap(true, Ordering::AcqRel) {
-            let message = "drop the iterator of the last epoch before the next is started";
-            return Err(Error::new(ErrorKind::EpochLive, Stage::Batch, message));
-        }
-        Self::begin(shared, from, epochs, steps, true)
+        let live = Live::claim(&shared, "drop the iterator of the last epoch before the next is started")?;
+        Self::begin(shared, from, epochs, steps, Some(live))
     }
 
-    /// As [`start`](Self::start), for who keeps other iterators away himself.
-    pub(super) fn start_within(shared: Life, from: From, epochs: u64, steps: u64) -> Result<Self> {
-        Self::begin(shared, from, epochs, steps, false)
-    }
-
-    fn begin(shared: Life, from: From, epochs: u64, steps: u64, keeps_others_away: bool) -> Result<Self> {
+    /// As [`start`](Self::start); without `live` the caller keeps other iterators away.
+    pub(super) fn begin(shared: Life, from: From, epochs: u64, steps: u64, live: Option<Live>) -> Result<Self> {
         let cancelled = Arc::new(AtomicBool::new(false));
         let generation = shared.runtime.core().exchange.generation.fetch_add(1, Ordering::AcqRel) + 1;
         let mut epoch = Self {
@@ -119,7 +111,7 @@ impl Epoch {
             waited_ns: 0,
             asked: None,
             watcher: Watcher::default(),
-            keeps_others_away,
+            live,
             span: None,
             shared,
         };
@@ -304,7 +296,7 @@ impl Epoch {
         let held = self.shared.info.held.load(Ordering::Relaxed);
         if held >= self.shared.info.most && waited >= self.shared.deadlines.held {
             let message =
-                format!("the caller holds all {held} batches; drop one, or raise `{}`", self.shared.info.permit());
+                format!("the caller holds all {held} batches; drop one, or raise `{}`", self.shared.info.permit);
             return Err(Error::new(ErrorKind::BatchesHeld, Stage::Batch, message));
         }
         if held >= self.shared.info.most {
@@ -340,9 +332,7 @@ impl Epoch {
         self.reorder = Reorder::new(1);
         while self.shared.ready.try_recv().is_ok() {}
         core.exchange.ring();
-        if self.keeps_others_away {
-            self.shared.live.store(false, Ordering::Release);
-        }
+        self.live = None;
     }
 
     /// What comes after the batch of `ticket`.

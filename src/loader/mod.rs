@@ -20,7 +20,7 @@ pub use settings::LoaderBuilder;
 
 use crate::batch::{BatchInfo, Contents};
 use crate::dataset::Dataset;
-use crate::device::{DeviceKind, DirectReader, IdleMeter};
+use crate::device::{DirectReader, IdleMeter};
 use crate::error::panicked;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::ledger::{Ledger, LedgerWriter};
@@ -38,7 +38,7 @@ use crate::tensor::Field;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use std::ops::{Bound, RangeBounds};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -109,6 +109,26 @@ impl Drop for Life {
         if self.info.process.is_forked() {
             std::mem::forget(self.0.clone());
         }
+    }
+}
+
+/// The right to iterate, of which a loader has one; its drop gives it back.
+struct Live(Life);
+
+impl Live {
+    /// Errors: [`ErrorKind::EpochLive`] with `message` while somebody has it; [`ErrorKind::Forked`].
+    fn claim(life: &Life, message: &str) -> Result<Self> {
+        life.info.process.check()?;
+        match life.live.swap(true, Ordering::AcqRel) {
+            true => Err(Error::new(ErrorKind::EpochLive, Stage::Batch, message)),
+            false => Ok(Self(life.clone())),
+        }
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        self.0.live.store(false, Ordering::Release);
     }
 }
 
@@ -253,18 +273,14 @@ impl Loader {
     }
 
     /// Batches of one epoch, the same on every rank; known before the first.
-    ///
-    /// Errors: none after `build` has checked the order.
-    pub fn batches_per_epoch(&self) -> Result<u64> {
-        Ok(self.shared.whole.count())
+    pub fn batches_per_epoch(&self) -> u64 {
+        self.shared.whole.count()
     }
 
     /// Samples that one epoch delivers to all ranks together: fewer than the order's length only when the last batch is
     /// dropped.
-    ///
-    /// Errors: none after `build` has checked the order.
-    pub fn samples_per_epoch(&self) -> Result<u64> {
-        Ok(self.shared.whole.positions())
+    pub fn samples_per_epoch(&self) -> u64 {
+        self.shared.whole.positions()
     }
 
     /// Rows of a full batch on all ranks together.
@@ -302,7 +318,8 @@ impl Loader {
     ///
     /// Errors: as [`LoaderBuilder::resume`]; [`ErrorKind::EpochLive`] while an iterator of this loader is alive.
     pub fn resume(&self, state: &State) -> Result<()> {
-        self.shared.info.process.check()?;
+        // An iterator that another thread starts meanwhile would go on from the old place, and then set its own.
+        let _live = Live::claim(&self.shared, "drop the iterator of the epoch before another place is resumed")?;
         self.shared.resume(state)
     }
 
@@ -465,7 +482,7 @@ impl Shared {
             planned_amplification: self.facts.planned_amplification,
             reads: meters.reads(),
             cache: core.cache.as_deref().map(|cache: &PageCache| (cache.hits(), cache.misses())),
-            copies: (self.info.device.kind() != DeviceKind::Host).then(|| meters.device.copies(now)),
+            copies: (self.facts.plan.device_batches > 0).then(|| meters.device.copies(now)),
             routes: self.facts.routes.clone(),
             direct: self.facts.direct.as_ref().map(|reader| meters.device.direct(reader.mode())),
             origin: self.facts.before.origin(

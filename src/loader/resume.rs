@@ -12,7 +12,6 @@ use crate::pipeline::runtime::within;
 use crate::state::{Checkpoint, Cursor, State};
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering;
 
 /// What all states of a loader share.
 pub(super) struct RunIdentity {
@@ -49,13 +48,7 @@ impl Shared {
     }
 
     pub(super) fn resume(&self, state: &State) -> Result<()> {
-        // Held meanwhile: an iterator that another thread starts must not go on from the old place, and then set its own.
-        if self.live.swap(true, Ordering::AcqRel) {
-            let message = "drop the iterator of the epoch before another place is resumed";
-            return Err(Error::new(ErrorKind::EpochLive, Stage::Batch, message));
-        }
         let taken = catch_unwind(AssertUnwindSafe(|| self.take_up(state)));
-        self.live.store(false, Ordering::Release);
         taken.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::State)))
     }
 

@@ -103,7 +103,7 @@ fn the_last_batch_is_kept_or_dropped_as_announced() {
         (3, 4, LastBatch::Keep, vec![3]),
     ] {
         let loader = build(Loader::builder(in_memory(count, 16)).batch_size(size).last_batch(last));
-        assert_eq!(loader.batches_per_epoch().unwrap(), batches.len() as u64);
+        assert_eq!(loader.batches_per_epoch(), batches.len() as u64);
         let mut epoch = loader.epoch(0).unwrap();
         for (done, rows) in batches.iter().enumerate() {
             assert_eq!(epoch.size_hint(), (batches.len() - done, Some(batches.len() - done)));

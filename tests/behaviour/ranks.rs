@@ -58,8 +58,8 @@ fn check(run: &Run, ranks: Ranks, draws: &mut Draws, what: &str) {
     let mut all = Vec::new();
     for (rank, loader) in ranks.build(run, draws).iter().enumerate() {
         let rank = rank as u32;
-        assert_eq!(loader.batches_per_epoch().unwrap(), batches, "{what}");
-        assert_eq!(loader.samples_per_epoch().unwrap(), delivered, "{what}");
+        assert_eq!(loader.batches_per_epoch(), batches, "{what}");
+        assert_eq!(loader.samples_per_epoch(), delivered, "{what}");
         assert_eq!(
             (loader.global_batch(), loader.shard().rank(), loader.shard().world()),
             (ranks.global, rank, ranks.world)
@@ -597,7 +597,7 @@ fn one_iterator_over_epochs_equals_the_epochs_one_by_one() {
                 (0..3).map(of_rank).collect::<Vec<_>>()
             };
             let loaders = ranks.build(&run, &mut draws);
-            let batches = loaders[0].batches_per_epoch().unwrap() as usize;
+            let batches = loaders[0].batches_per_epoch() as usize;
             // All epochs, in step.
             let mut iterators: Vec<_> = loaders.iter().map(|loader| loader.epochs(0..3).unwrap()).collect();
             for (epoch, batch) in (0..3).flat_map(|epoch| (0..batches).map(move |batch| (epoch, batch))) {

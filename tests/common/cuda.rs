@@ -1,4 +1,4 @@
-//! What the tests of CUDA devices share: cases against the stand-in, batches as plain values, and kernels that read them.
+//! What the tests of CUDA devices share: cases against the stand-in, and kernels that read them.
 //!
 //! ```text
 //! case(config) ── session of three GPUs ── body, on a thread with a deadline ──► nothing is alive, no violation

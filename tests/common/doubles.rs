@@ -1,5 +1,4 @@
-//! A GPU machine of stand-ins: driver, kernels (their own source, on the CPU) and cuFile together; and batches as plain
-//! values.
+//! A GPU machine of stand-ins: driver, kernels (their own source, on the CPU) and cuFile together.
 //!
 //! ```text
 //! on_machine ── session + cuFile ── body, on a thread with a deadline ──► nothing is alive, no violation

@@ -45,7 +45,7 @@ AGAIN:
 }
 ";
 
-/// Our own kernels, for those that no public call leads to yet.
+/// Our own kernels, called without a loader.
 const KERNELS: &str = include_str!("../../src/device/cuda/kernels/finish.ptx");
 
 pub fn said<E: Debug>(what: &'static str) -> impl Fn(E) -> String {

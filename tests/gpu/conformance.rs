@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Pictures that are finished on the device are compared with `Finish::apply`, which the host's loader runs; the gather
-//! kernel, which no public call leads to yet, with a copy of each row.
+//! kernel of direct reads with a copy of each row.
 
 use crate::common::{ALL_LAST, DTYPES, noise};
 use crate::driver::{Consumer, DeviceBytes, Gpu, read, said};

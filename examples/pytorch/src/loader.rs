@@ -207,9 +207,8 @@ impl Loader {
     }
 
     /// Batches of one epoch.
-    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
-        let batches = self.inner.batches_per_epoch().map_err(|error| exception(py, &error))?;
-        Ok(usize::try_from(batches).unwrap_or(usize::MAX))
+    fn __len__(&self) -> usize {
+        usize::try_from(self.inner.batches_per_epoch()).unwrap_or(usize::MAX)
     }
 
     fn __repr__(&self) -> String {

@@ -166,7 +166,7 @@ impl Copier {
         if let (Some(kernels), Some(gather)) = (&self.kernels, step.gather) {
             let places = (at(gather.staging), at(gather.offsets), at(step.field));
             // SAFETY: staging has `stride` bytes for each row, and every offset leaves a row's bytes before its end, as
-            // `direct.rs` computes them; the arrays lie in the buffer, which only this stream uses now.
+            // `pipeline/direct.rs` computes them; the arrays lie in the buffer, which only this stream uses now.
             unsafe { kernels.gather(self.stream.raw(), places, step.row_bytes as u64, rows as u64) }?;
         }
         self.blank(step.field, step.row_bytes, rows, slot, buffer)

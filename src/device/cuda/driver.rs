@@ -3,7 +3,7 @@
 //! ```text
 //! Driver   the library, opened once per process, with our own table of symbols: what is missing is a reason, never a panic
 //! Gpu      one device and its context; every call binds the context for itself and leaves the thread as it was
-//! Event, DeviceMemory, CopyStream, Pinned   own one driver object each
+//! Event, DeviceMemory, CopyStream, Pin   own one driver object each (driver/objects.rs)
 //! ```
 //!
 //! Invariants:
