@@ -61,7 +61,7 @@ fn main() {
     if std::env::var_os("FEEDLINE_BENCH_STANDIN").is_some() {
         return DEPTHS.iter().for_each(|depth| compare_drops(*depth, pairs, seconds.max(2.0)));
     }
-    if let Err(absent) = feedline::device::cuda::devices() {
+    if let Err(absent) = feedline::unstable::devices() {
         return println!("no CUDA device: {absent}");
     }
     println!("{}", Device::auto());

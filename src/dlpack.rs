@@ -30,14 +30,11 @@ use crate::tensor::DType;
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
-#[cfg(feature = "unstable")]
-#[doc(hidden)]
-pub use raw::{DLDataType, DLTensor};
 pub use raw::{DLDevice, DLManagedTensor, DLManagedTensorVersioned};
 use raw::{DLPackVersion, FLAG_READ_ONLY};
 
 /// The structs of `dlpack.h`. Only those that a consumer names are public.
-mod raw {
+pub(crate) mod raw {
     use crate::tensor::DType;
     use std::ffi::c_void;
 

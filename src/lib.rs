@@ -205,6 +205,11 @@ pub mod profile {
 #[cfg(feature = "unstable")]
 pub mod unstable {
     pub use crate::dataset::fuzzing;
+    #[cfg(feature = "cuda")]
+    pub use crate::device::cuda::driver::devices;
+    #[cfg(feature = "cuda")]
+    pub use crate::device::cuda::found::{Absent, Found};
+    pub use crate::dlpack::raw::{DLDataType, DLTensor};
     pub use crate::memory::{ByteRing, IoBuf, RingSpan};
     pub use crate::meter::ReadStats;
     pub use crate::order::key::{Key, Permutation};

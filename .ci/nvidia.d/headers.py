@@ -251,7 +251,7 @@ def cufile():
 
 def dlpack():
     text = uncommented(ROOT / "src/dlpack.rs")
-    structs = structures(textwrap.dedent(re.search(r"\nmod raw \{\n(.*?)\n\}", text, re.S)[1]))
+    structs = structures(textwrap.dedent(re.search(r"\npub\(crate\) mod raw \{\n(.*?)\n\}", text, re.S)[1]))
     names = {"DLDevice", "DLDataType", "DLTensor", "DLManagedTensor", "DLPackVersion", "DLManagedTensorVersioned"}
     assert set(structs) == names, f"structures of dlpack.rs: {sorted(structs)}"
     tensor = {name: name for name in ("data", "device", "ndim", "dtype", "shape", "strides", "byte_offset")}

@@ -129,7 +129,8 @@ pub(crate) struct Setup {
     pub(crate) slot: Layout,
     /// The arrays of a batch on the device: the fields of the slot under the same numbers, then those that are made there.
     pub(crate) contents: Layout,
-    /// What happens to a batch, in order.
+    /// The fields of the slot that are copied, then what happens to the batch, in order.
+    pub(crate) copied: Vec<usize>,
     pub(crate) ops: Vec<DeviceOp>,
     /// Batches on the device, and slots.
     pub(crate) batches: usize,

@@ -8,11 +8,9 @@ use super::finish::FinishPlan;
 use crate::tensor::PAGE;
 use std::sync::Arc;
 
-/// One operation on a batch. A device runs them in the order of the list; the slot is free when its copies are done.
+/// One operation on a batch after the copy of its slot. A device runs them in the order of the list; none reads the slot.
 #[derive(Clone)]
 pub(crate) enum DeviceOp {
-    /// These fields of the slot are copied. First in the list, and there once.
-    Copy(Vec<usize>),
     /// Storage has written the field: rows go where they belong, blank ones are zeroed.
     Place(DirectStep),
     /// Floats are made of pictures.

@@ -138,10 +138,12 @@ impl Routes {
         });
         let Some(lane) = self.lane.take() else { return Ok(None) };
         let (full, bell) = (bounded(plan.slots), bounded(1));
+        let (copied, ops) = recipe.device_ops();
         let setup = Setup {
             slot: slot.clone(),
             contents: contents.clone(),
-            ops: recipe.device_ops(),
+            copied,
+            ops,
             batches: plan.device_batches,
             slots: plan.slots,
             bell: bell.0.clone(),

@@ -341,7 +341,7 @@ impl LoaderBuilder {
     }
 
     /// For tests: this cuFile library, on a machine whose `proc`, `run` and `dev` are below `root`.
-    #[doc(hidden)]
+    #[cfg(feature = "unstable")]
     pub fn cufile_at(mut self, library: impl Into<PathBuf>, root: impl Into<PathBuf>) -> Self {
         self.device.cufile = Some((library.into(), root.into()));
         self
@@ -368,7 +368,7 @@ impl LoaderBuilder {
     }
 
     /// Measures nothing: for the bench that shows what measuring costs.
-    #[doc(hidden)]
+    #[cfg(feature = "unstable")]
     pub fn unmeasured(mut self) -> Self {
         self.clock = Clock::still();
         self

@@ -197,8 +197,8 @@ impl Recipe {
         self.handlers.iter().map(|handler| handler.how.scratch_bytes()).fold(0, usize::saturating_add)
     }
 
-    /// What happens to a batch on its way to the consumer, on a device.
-    pub(crate) fn device_ops(&self) -> Vec<DeviceOp> {
+    /// What happens to a batch on its way to the consumer, on a device: the fields of the slot that are copied, then the operations.
+    pub(crate) fn device_ops(&self) -> (Vec<usize>, Vec<DeviceOp>) {
         let finishes = || self.finishes.iter().map(|finishing| &finishing.step);
         let made_of = finishes().flat_map(|step| [Some(step.input), step.flips]).flatten();
         let offsets = self.directs.iter().filter_map(|step| step.gather.map(|gather| gather.offsets));
@@ -209,7 +209,7 @@ impl Recipe {
         copied.dedup();
         let placed = self.directs.iter().cloned().map(DeviceOp::Place);
         let finished = finishes().cloned().map(DeviceOp::Finish);
-        std::iter::once(DeviceOp::Copy(copied)).chain(placed).chain(finished).collect()
+        (copied, placed.chain(finished).collect())
     }
 
     /// What has to be done for a row beyond bringing its bytes.

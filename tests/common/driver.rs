@@ -9,7 +9,8 @@
 use feedline::Batch;
 use feedline::FieldView;
 use feedline::device::cuda::cudarc::driver::{CudaContext, CudaEvent, CudaStream, result, sys};
-use feedline::dlpack::{DLDataType, DLDevice, DLManagedTensorVersioned, Dlpack};
+use feedline::dlpack::{DLDevice, DLManagedTensorVersioned, Dlpack};
+use feedline::unstable::DLDataType;
 use memmap2::{Advice, MmapMut};
 use std::ffi::{CString, c_uint, c_void};
 use std::fmt::Debug;
@@ -61,7 +62,7 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// Only after `feedline::device::cuda::devices()` has found one: without a library cudarc panics.
+    /// Only after `feedline::unstable::devices()` has found one: without a library cudarc panics.
     pub fn new() -> Result<Self> {
         let context = CudaContext::new(0).map_err(said("cuDevicePrimaryCtxRetain"))?;
         let (one, spin) = load(SPIN, "spin")?;

@@ -4,11 +4,10 @@ use crate::driver::is_active;
 use crate::ours::{data, device, records, words};
 use crate::pull::RECORD;
 use crate::section::Ctx;
-use feedline::device::cuda;
 use feedline::{Device, Gds, Loader};
 
 pub fn run(ctx: &Ctx) -> Result<(), String> {
-    let count = cuda::devices().map_err(|absent| absent.to_string())?.1.len() as i32;
+    let count = feedline::unstable::devices().map_err(|absent| absent.to_string())?.1.len() as i32;
     let others = || (1..count).map(|gpu| is_active(gpu).map(|active| (gpu, active)));
     if count < 2 {
         ctx.skip("the other GPUs have no context", "there is one GPU only");

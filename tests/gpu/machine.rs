@@ -4,7 +4,6 @@ use crate::ours::words;
 use crate::section::Ctx;
 use crate::watch;
 use feedline::Device;
-use feedline::device::cuda;
 use feedline::device::cuda::cudarc::driver::sys;
 use feedline::storage::{Direct, Mode, Sources};
 use feedline::unstable::{ReaderOptions, open};
@@ -108,7 +107,7 @@ fn devices(ctx: &Ctx) {
     if ctx.real() {
         ctx.note("driver", text("/proc/driver/nvidia/version"));
     }
-    let (version, found) = match cuda::devices() {
+    let (version, found) = match feedline::unstable::devices() {
         Ok(all) => all,
         Err(absent) => return ctx.note("CUDA", absent.to_string()),
     };

@@ -55,7 +55,6 @@ mod watch;
 use common::{kernels, standin};
 
 use clap::Parser;
-use feedline::device::cuda;
 use report::{Book, Row, Verdict};
 use section::{Ctx, Driver, SECTIONS, Section};
 use serde_json::{Value, json};
@@ -200,7 +199,7 @@ fn child(name: &str, args: &Args) -> ExitCode {
 
 /// What the driver says of itself: a process of its own finds out, since a broken driver may never answer.
 fn probe() -> Value {
-    match cuda::devices() {
+    match feedline::unstable::devices() {
         Ok((version, found)) => {
             let gpus = found.iter().map(|gpu| json!({ "name": gpu.name, "bytes": gpu.bytes, "pci": gpu.pci_bus_id }));
             json!({ "cuda": format!("{}.{}", version.0, version.1), "gpus": gpus.collect::<Value>() })

@@ -42,6 +42,8 @@ struct Run {
 /// Copies slots. Lives on the transfer thread.
 pub(super) struct Copier {
     home: Arc<Home>,
+    /// Fields of the slot.
+    copied: Vec<usize>,
     ops: Vec<DeviceOp>,
     kernels: Option<Arc<Kernels>>,
     /// Of the highest priority: a kernel of ours must not hold up the next copy until one of the consumer's ends.
@@ -65,12 +67,11 @@ pub(super) struct Copier {
 impl Copier {
     /// Reserves everything for the batches on the device.
     pub(super) fn new(gpu: &Arc<Gpu>, setup: Setup, mut targets: Vec<Target>, idle: Arc<IdleMeter>) -> Result<Self> {
-        let Setup { slot, contents, ops, batches, slots, bell, .. } = setup;
+        let Setup { slot, contents, copied, ops, batches, slots, bell, .. } = setup;
         let (back, free) = bounded(batches);
         let packed = slot.fields().iter().any(|field| field.packed.is_some());
         let full = |field: usize| slot.fields()[field].row_bytes * slot.rows();
-        let whole = runs(copied(&ops).flat_map(|fields| arrays(&slot, &contents, fields, slot.rows(), full)));
-        let whole = (!packed).then_some(whole);
+        let whole = (!packed).then(|| runs(arrays(&slot, &contents, &copied, slot.rows(), full)));
         let kernels = if ops.iter().any(needs_kernels) { Some(Kernels::of(gpu)?) } else { None };
         let (gpu, freed, closed) = (gpu.clone(), free.clone(), AtomicBool::new(false));
         let home = Arc::new(Home { gpu: gpu.clone(), slot, contents, idle, back, freed, closed });
@@ -86,6 +87,7 @@ impl Copier {
             bell: Arc::new(bell),
             spare: None,
             home,
+            copied,
             ops,
             kernels,
             free,
@@ -123,14 +125,10 @@ impl Copier {
             gpu.stream_waits(self.stream.raw(), event)?;
         }
         marks.began.record(self.stream.raw())?;
-        let mut bytes = 0;
-        for fields in copied(&self.ops) {
-            bytes += self.copy_fields(fields, slot, buffer)?;
-        }
+        let bytes = self.copy_fields(slot, buffer)?;
         marks.ended.record(self.stream.raw())?;
         for op in &self.ops {
             match op {
-                DeviceOp::Copy(_) => {}
                 DeviceOp::Place(step) => self.place(step, slot, buffer)?,
                 DeviceOp::Finish(step) => self.finish(step, slot, buffer)?,
             }
@@ -142,8 +140,8 @@ impl Copier {
         Ok(bytes)
     }
 
-    /// Copies fields of the slot; how many bytes.
-    fn copy_fields(&self, fields: &[usize], slot: &Filled, buffer: &Buffer) -> Result<usize> {
+    /// Copies the fields of the slot; how many bytes.
+    fn copy_fields(&self, slot: &Filled, buffer: &Buffer) -> Result<usize> {
         let Home { gpu, slot: from, contents, .. } = &*self.home;
         let mut bytes = 0;
         let mut copy = |run: Run| {
@@ -155,7 +153,7 @@ impl Copier {
         };
         match &self.whole {
             Some(whole) if slot.rows() == from.rows() => whole.iter().cloned().try_for_each(&mut copy)?,
-            _ => arrays(from, contents, fields, slot.rows(), |field| slot.used(field)).try_for_each(&mut copy)?,
+            _ => arrays(from, contents, &self.copied, slot.rows(), |field| slot.used(field)).try_for_each(&mut copy)?,
         }
         Ok(bytes)
     }
@@ -323,14 +321,8 @@ impl Drop for Copier {
     }
 }
 
-/// The fields that are copied.
-fn copied(ops: &[DeviceOp]) -> impl Iterator<Item = &[usize]> {
-    ops.iter().filter_map(|op| if let DeviceOp::Copy(fields) = op { Some(&fields[..]) } else { None })
-}
-
 fn needs_kernels(op: &DeviceOp) -> bool {
     match op {
-        DeviceOp::Copy(_) => false,
         DeviceOp::Place(step) => step.gather.is_some(),
         DeviceOp::Finish(_) => true,
     }

@@ -23,6 +23,7 @@ pub(crate) mod simulated;
 
 pub(crate) use objects::{CopyStream, DeviceMemory, Event, Pin};
 
+use super::found::{Absent, Found};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use libloading::Library;
 use std::any::Any;
@@ -138,35 +139,14 @@ pub(crate) struct Driver {
     devices: c_int,
 }
 
-/// Why CUDA is not used.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Absent {
-    /// No driver library; the loader's words.
-    NoLibrary(String),
-    /// The library is there, but too old for this crate, or not a driver.
-    TooOld(String),
-    /// The driver cannot be used: its code and name.
-    Init(i32, String),
-    /// The driver sees no device (none built in, or `CUDA_VISIBLE_DEVICES` hides them).
-    NoDevice,
+/// The driver's version (of CUDA, major and minor), and its devices.
+///
+/// Errors: why there are none.
+pub fn devices() -> Result<((i32, i32), Vec<Found>), Absent> {
+    let driver = Driver::get()?;
+    let devices = (0..driver.devices()).filter_map(|ordinal| driver.found(ordinal)).collect();
+    Ok((driver.version(), devices))
 }
-
-impl fmt::Display for Absent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoLibrary(words) => write!(f, "no CUDA driver: {words}"),
-            Self::TooOld(words) => write!(f, "the CUDA driver is too old: {words}"),
-            Self::Init(code, name) => write!(f, "the CUDA driver does not start: {name} ({code})"),
-            Self::NoDevice => match std::env::var("CUDA_VISIBLE_DEVICES") {
-                Ok(seen) => write!(f, "no CUDA device is visible (CUDA_VISIBLE_DEVICES={seen:?})"),
-                Err(_) => f.write_str("no CUDA device"),
-            },
-        }
-    }
-}
-
-impl std::error::Error for Absent {}
 
 impl Driver {
     /// Opens the driver, once per process; whatever came out of it stays.
@@ -218,13 +198,13 @@ impl Driver {
     }
 
     /// What is known of a device without a context on it.
-    pub(crate) fn found(&self, ordinal: usize) -> Option<super::Found> {
+    pub(crate) fn found(&self, ordinal: usize) -> Option<Found> {
         let device = self.device(c_int::try_from(ordinal).ok()?).ok()?;
         let mut bytes = 0;
         // SAFETY: the pointer is valid for the call. A failure leaves 0, which is only printed.
         let _ = unsafe { (self.symbols.device_bytes)(&mut bytes, device) };
         let name = self.text(self.symbols.device_name, device)?;
-        Some(super::Found { ordinal, name, bytes, pci_bus_id: self.pci(device) })
+        Some(Found { ordinal, name, bytes, pci_bus_id: self.pci(device) })
     }
 
     /// The name of a result code, `unknown` when the driver has none.

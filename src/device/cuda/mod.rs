@@ -181,6 +181,7 @@ pub(crate) mod cufile;
 mod direct;
 pub(crate) mod driver;
 mod flight;
+pub(crate) mod found;
 mod idle;
 #[cfg(feature = "cudarc")]
 pub(crate) mod interop;
@@ -190,7 +191,6 @@ pub(crate) mod kernels;
 pub use super::Stream;
 #[cfg(feature = "cudarc")]
 pub use cudarc;
-pub use driver::Absent;
 #[cfg(feature = "cudarc")]
 pub use interop::FieldSlice;
 
@@ -198,7 +198,7 @@ pub(super) use driver::leaked;
 
 use super::Backend;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use driver::{Driver, Gpu};
+use driver::{Driver, Gpu, devices};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// The devices that are in use: loaders of the same device share it, and what broke it.
@@ -251,27 +251,4 @@ pub(super) fn probe() -> String {
 
 fn driver() -> Result<&'static Driver> {
     Driver::get().map_err(|absent| Error::new(ErrorKind::Device, Stage::Build, absent.to_string()))
-}
-
-/// A GPU that the process may use.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Found {
-    /// Its number: `Device::cuda(ordinal)`.
-    pub ordinal: usize,
-    /// What its maker calls it.
-    pub name: String,
-    /// Bytes of memory.
-    pub bytes: usize,
-    /// Where it sits, as in `/sys/bus/pci/devices`.
-    pub pci_bus_id: Option<String>,
-}
-
-/// The driver's version (of CUDA, major and minor), and its devices.
-///
-/// Errors: why there are none.
-pub fn devices() -> Result<((i32, i32), Vec<Found>), Absent> {
-    let driver = Driver::get()?;
-    let devices = (0..driver.devices()).filter_map(|ordinal| driver.found(ordinal)).collect();
-    Ok((driver.version(), devices))
 }

@@ -6,7 +6,7 @@ use crate::common::*;
 use cudarc::driver::{CudaContext, result};
 use feedline::dataset::Records;
 use feedline::device::DeviceKind;
-use feedline::device::cuda::{Absent, Found, devices};
+use feedline::unstable::{Absent, Found, devices};
 use feedline::{Device, ErrorKind, Loader, LoaderBuilder, Order, Stage};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use std::sync::Arc;
