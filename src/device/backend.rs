@@ -19,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::ledger::BadSample;
 use crate::memory::{Array, Filled, Region, Ticket};
 use crate::meter::{Clock, GpuIdle, Track};
+use crate::sync::Hold;
 use crate::tensor::Layout;
 use crossbeam_channel::{Receiver, Sender};
 use rustix::fd::OwnedFd;
@@ -381,7 +382,7 @@ impl OnDevice {
     }
 
     pub(crate) fn take_bad(&self) -> Vec<BadSample> {
-        std::mem::take(&mut *self.head().bad.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.head().bad.hold())
     }
 
     pub(crate) fn row_bytes(&self, field: usize) -> usize {

@@ -6,6 +6,7 @@ mod common;
 mod checked;
 mod datasets;
 mod decoders;
+mod finish;
 mod mds;
 mod npy;
 mod parquet;

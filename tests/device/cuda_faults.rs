@@ -8,7 +8,6 @@
 //!
 //! By default every 8th call fails, by one code in turn; with `FEEDLINE_SWEEP=ci` every call, with `full` by every code (some minutes). A sweep is done by several
 //! processes, since most of its time is waiting, and each test prints how many failures were made.
-#![cfg(feature = "cuda")]
 #![allow(unsafe_code)]
 
 use crate::common::cuda::*;

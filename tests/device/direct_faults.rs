@@ -5,7 +5,6 @@
 //! ```text
 //! a life ── N calls ──► for each call (by default each 8th) a code, in turn: the same life, in which that call fails
 //! ```
-#![cfg(feature = "cuda")]
 
 use crate::common::cufile::{Route, StandIn};
 use crate::common::doubles::*;

@@ -1,6 +1,5 @@
 //! `.finish`: floats made of pictures at the very end are the same bytes on the host and on the stand-in GPU, and those of the
 //! rule, computed here once more.
-#![cfg(feature = "cuda")]
 
 use crate::common::doubles::*;
 use crate::common::standin;

@@ -3,6 +3,12 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../../examples/profile/gpu.rs"]
+mod gpu;
+#[path = "../../examples/profile/measure.rs"]
+mod measure;
+#[path = "../../examples/profile/step.rs"]
+mod step;
 
 mod cuda;
 mod cuda_faults;
@@ -11,4 +17,5 @@ mod direct_faults;
 mod finish;
 mod kernels;
 mod misuse;
+mod profile_gpu;
 mod standin;

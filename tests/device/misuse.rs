@@ -1,5 +1,4 @@
 //! What safe code may do with batches on a device, and must not be punished for.
-#![cfg(feature = "cuda")]
 #![allow(unsafe_code)]
 
 use crate::common::cuda::*;

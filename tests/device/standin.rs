@@ -1,6 +1,5 @@
 //! The stand-in GPU itself: that it is late where a GPU is late, finds what a GPU would get wrong silently, and fails when told.
 
-#![cfg(feature = "cuda")]
 #![allow(unsafe_code)]
 
 /// Compiled by the helper, not here; named so that rustfmt sees it.

@@ -5,6 +5,7 @@ use super::driver::{self, CopyStream, DeviceMemory, DevicePtr, Event, Gpu};
 use super::idle::IdleMeter;
 use crate::device::{Backend, BatchHead, DeviceBatch, DeviceKind, OnDevice, Stream};
 use crate::error::{Error, ErrorKind, Result};
+use crate::sync::Hold;
 use crate::tensor::Layout;
 use crossbeam_channel::{Receiver, Sender};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -143,7 +144,7 @@ impl Buffer {
     }
 
     fn streams(&self) -> MutexGuard<'_, Vec<Stream>> {
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+        self.streams.hold()
     }
 
     fn bind_checked(&self, stream: &Stream, lives: bool) -> Result<()> {

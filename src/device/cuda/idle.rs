@@ -34,9 +34,10 @@ use super::Stream;
 use super::driver::{CopyStream, DevicePtr, Event, Gpu, Handle};
 use crate::error::Result;
 use crate::meter::{Clock, GpuIdle, Ring, Track, Work};
+use crate::sync::Hold;
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 /// The measurement of a loader. The consumer's threads alone use it; its lock is theirs. Batches are told apart by where their
@@ -151,7 +152,7 @@ impl IdleMeter {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.hold()
     }
 
     /// `next()` was entered, for the `first` batch of an iterator or another one. Errors are those of a broken device, and say

@@ -15,10 +15,11 @@
 use super::driver::{DevicePtr, Gpu, Handle};
 use crate::device::finish::{FinishPlan, Moments};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::sync::Hold;
 use crate::tensor::DType;
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::ptr;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 /// The kernels as text, which the driver compiles for the GPU at hand; ends with a NUL.
 pub(crate) const PTX: &str = concat!(include_str!("kernels/finish.ptx"), "\0");
@@ -52,7 +53,7 @@ impl Kernels {
     ///
     /// Errors: as of [`load`](Self::load).
     pub(crate) fn of(gpu: &Arc<Gpu>) -> Result<Arc<Self>> {
-        let mut shared = gpu.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = gpu.loaded.hold();
         if let Some(Ok(loaded)) = shared.upgrade().map(Arc::downcast) {
             return Ok(loaded);
         }

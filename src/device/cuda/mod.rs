@@ -198,8 +198,9 @@ pub(super) use driver::leaked;
 
 use super::Backend;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::sync::Hold;
 use driver::{Driver, Gpu, devices};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 /// The devices that are in use: loaders of the same device share it, and what broke it.
 static GPUS: Mutex<Vec<Weak<Gpu>>> = Mutex::new(Vec::new());
@@ -207,7 +208,7 @@ static GPUS: Mutex<Vec<Weak<Gpu>>> = Mutex::new(Vec::new());
 /// The device with that number, by its primary context.
 pub(super) fn open(ordinal: usize) -> Result<Arc<Gpu>> {
     let driver = driver()?;
-    let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut gpus = GPUS.hold();
     gpus.retain(|gpu| gpu.strong_count() > 0);
     // Of one that broke a user may have made a new context; whether it is usable is for the driver to say.
     let known = gpus.iter().filter_map(Weak::upgrade).find(|gpu| gpu.ordinal() == ordinal && !gpu.is_broken());

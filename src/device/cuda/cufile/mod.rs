@@ -47,6 +47,7 @@ pub(crate) use absent::Absent;
 pub(crate) use api::Properties;
 pub(crate) use failure::{Cause, Failure};
 
+use crate::sync::Hold;
 use api::{Api, RawHandle};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{OFlags, fcntl_getfl};
@@ -113,7 +114,7 @@ struct Turn;
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        ONLY.lock().unwrap_or_else(PoisonError::into_inner).1 = false;
+        ONLY.hold().1 = false;
         TURNED.notify_all();
     }
 }
@@ -124,7 +125,7 @@ impl CuFile {
     ///
     /// That CUDA is usable here is for the caller to know: newer libraries open without it.
     pub(crate) fn get() -> Result<Arc<Self>, Absent> {
-        let mut only = ONLY.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut only = ONLY.hold();
         while only.1 {
             if let Some(open) = only.0.upgrade() {
                 return Ok(open);
@@ -134,7 +135,7 @@ impl CuFile {
         only.1 = true;
         drop(only);
         let opened = Self::open_for(&Options::default(), Some(Turn))?;
-        ONLY.lock().unwrap_or_else(PoisonError::into_inner).0 = Arc::downgrade(&opened);
+        ONLY.hold().0 = Arc::downgrade(&opened);
         TURNED.notify_all();
         Ok(opened)
     }
@@ -154,7 +155,7 @@ impl CuFile {
         let api = Arc::new(Api::load(options.library.as_deref())?);
         let library = || api.library().to_owned();
         let silent = || Absent::TimedOut { library: library(), after: options.deadline };
-        if SILENT.lock().unwrap_or_else(PoisonError::into_inner).contains(&library()) {
+        if SILENT.hold().contains(&library()) {
             return Err(silent());
         }
         let version = api.version();
@@ -170,7 +171,7 @@ impl CuFile {
             Ok(Err(Cause::CuFile { code, cuda })) => return Err(Absent::DriverOpen { library: library(), code, cuda }),
             Ok(Err(other)) => return Err(Absent::NoThread { why: other.to_string() }),
             Err(Silent::Late) => {
-                SILENT.lock().unwrap_or_else(PoisonError::into_inner).push(library());
+                SILENT.hold().push(library());
                 return Err(silent());
             }
             Err(Silent::NotStarted(why)) => return Err(Absent::NoThread { why: why.to_string() }),

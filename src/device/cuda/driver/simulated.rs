@@ -14,11 +14,12 @@
 
 use super::{Driver, Gpu, Handle, LEGACY, NOT_READY, SUCCESS, Symbols};
 use crate::device::cuda::driver::DevicePtr;
+use crate::sync::Hold;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 /// `CUDA_ERROR_INVALID_VALUE`.
 const INVALID: c_int = 1;
@@ -105,7 +106,7 @@ impl Simulated {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.hold()
     }
 
     fn now(&self) -> u64 {
@@ -161,7 +162,7 @@ impl Simulated {
 /// All GPUs; the place is the ordinal.
 fn all() -> MutexGuard<'static, Vec<Arc<Simulated>>> {
     static ALL: Mutex<Vec<Arc<Simulated>>> = Mutex::new(Vec::new());
-    ALL.lock().unwrap_or_else(PoisonError::into_inner)
+    ALL.hold()
 }
 
 thread_local! {

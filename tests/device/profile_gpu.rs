@@ -1,28 +1,15 @@
 //! The training step that the example `profile` takes on a CUDA device, against the stand-in driver.
-#![cfg(feature = "cuda")]
 #![allow(unsafe_code)]
 
-#[path = "common/cuda.rs"]
-mod device;
-#[path = "common/got.rs"]
-mod got;
-#[path = "../examples/profile/gpu.rs"]
-mod gpu;
-#[path = "../examples/profile/measure.rs"]
-mod measure;
-#[path = "common/standin.rs"]
-mod standin;
-#[path = "../examples/profile/step.rs"]
-mod step;
-
-use device::{case, config, late};
+use crate::common::cuda::{self as device, case, config, late};
+use crate::common::standin;
+use crate::gpu::GpuStep;
+use crate::measure::{self, Limit};
+use crate::step::Step;
 use feedline::Loader;
 use feedline::dataset::Records;
-use gpu::GpuStep;
-use measure::Limit;
 use std::ffi::c_void;
 use std::time::Duration;
-use step::Step;
 
 const LENGTH: Duration = Duration::from_millis(2);
 
@@ -44,7 +31,7 @@ fn loader(step: &GpuStep) -> Loader {
 }
 
 #[test]
-fn steps_on_a_gpu_take_their_length_one_after_the_other_and_the_cpu_waits_for_none() {
+fn gpu_steps_take_their_length_and_the_cpu_waits_for_none() {
     for config in [config(), late()] {
         case(config, |session| {
             register();
