@@ -8,21 +8,17 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(unsafe_code)]
 
-pub use super::standin::soon;
 use super::standin::{self, Config, Gpu, Live, Session};
+pub use super::standin::{DEADLINE, soon, until};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result, sys};
 use feedline::device::cuda::Stream;
 use feedline::{Device, Error, Loader};
 use std::ffi::{CString, c_void};
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 #[allow(unused_imports, reason = "each test binary uses its own part")]
 pub use super::got::*;
-
-/// More than any case needs, since nothing waits so long unless a test fails.
-pub const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Three GPUs: the process counts them once, so every session of a test binary has as many.
 pub fn config() -> Config {
@@ -35,33 +31,15 @@ pub fn late() -> Config {
     Config { bandwidth: 400 << 20, latency: Duration::from_micros(200), ..config() }
 }
 
-/// Runs `body` in a session of its own; afterwards nothing may be alive in the driver. A body without an end ends the
-/// process, and says what it called last.
+/// Runs `body` in a session of its own; afterwards nothing may be alive in the driver.
 #[track_caller]
 pub fn case(config: Config, body: impl FnOnce(&mut Session) + Send + 'static) {
-    let standin = standin::cuda();
-    let (send, done) = channel();
-    let thread = std::thread::spawn(move || {
-        let mut session = standin.session(config);
-        // Sessions wait for each other: from here on the time counts.
-        send.send(()).unwrap();
+    standin::in_session(config, String::new(), |mut session| {
         body(&mut session);
         // Batches that outlive their loaders are freed by threads.
         soon(|| session.live() == Live::default());
         assert_eq!(session.live(), Live::default(), "alive in the driver");
-        drop(session);
-        drop(send);
     });
-    done.recv().unwrap();
-    if done.recv_timeout(DEADLINE) == Err(RecvTimeoutError::Timeout) {
-        let trace = standin.trace();
-        let last: Vec<_> = trace.lines().rev().take(60).collect();
-        eprintln!("no end; the last calls, newest first:\n{}", last.join("\n"));
-        std::process::exit(101);
-    }
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
 }
 
 pub fn gpu(ordinal: usize) -> Device {
@@ -72,22 +50,6 @@ pub fn gpu(ordinal: usize) -> Device {
 pub fn bare(stream: &CudaStream) -> Stream {
     // SAFETY: the caller's promise, in tests that show what comes of the handle.
     unsafe { Stream::from_raw(stream.cu_stream() as usize) }
-}
-
-/// Waits until `reached`, for at most [`DEADLINE`].
-#[track_caller]
-pub fn until(what: &str, mut reached: impl FnMut() -> bool) {
-    let started = std::time::Instant::now();
-    while !reached() {
-        assert!(started.elapsed() < DEADLINE, "never: {what}");
-        std::thread::sleep(Duration::from_micros(200));
-    }
-}
-
-/// Things that were left behind, in this process.
-pub fn leaked() -> u64 {
-    let records = feedline::dataset::Records::builder(1).open_bytes([1]).unwrap();
-    Loader::builder(records).workers(1).slots(1).build().unwrap().report().leaked
 }
 
 /// Kinds and messages of an error and its sources.

@@ -8,6 +8,7 @@
 #![allow(unsafe_code)]
 
 use super::cufile::{Route, StandIn};
+pub use super::standin::until;
 use super::standin::{self, Config, Gpu, KernelFn, Live, Session};
 use super::{Dir, kernels, loader_threads};
 use feedline::{Device, Gds, Loader, LoaderBuilder};
@@ -71,19 +72,6 @@ impl CuFileMachine {
 
     pub fn root(&self) -> PathBuf {
         self.dir.path("")
-    }
-}
-
-/// More than any case needs, since nothing waits so long unless a test fails.
-pub const DEADLINE: Duration = Duration::from_secs(120);
-
-/// Waits until `reached`, for at most [`DEADLINE`].
-#[track_caller]
-pub fn until(what: &str, mut reached: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !reached() {
-        assert!(started.elapsed() < DEADLINE, "never: {what}");
-        std::thread::sleep(Duration::from_micros(200));
     }
 }
 
@@ -151,51 +139,13 @@ pub fn lived(name: String, double: Arc<CuFileMachine>, body: impl FnOnce(&Machin
 
 #[track_caller]
 fn lived_with(config: Config, name: String, double: Arc<CuFileMachine>, body: impl FnOnce(&Machine) + Send + 'static) {
-    let (standin, title) = (standin::cuda(), name.clone());
-    let (send, done) = channel();
-    let thread = std::thread::spawn(move || {
-        let session = standin.session(config);
-        // Sessions wait for each other: from here on the time counts.
-        send.send(()).unwrap();
+    standin::in_session(config, name, |session| {
         if with_kernels(&session) {
-            let (machine, shows) = (Machine { session, double }, Shows(name));
+            let machine = Machine { session, double };
             body(&machine);
-            std::mem::forget(shows);
             let Machine { session, double } = machine;
             let violations = [session.end(), double.cufile.violations()].concat();
             assert!(violations.is_empty(), "violations: {violations:#?}");
         }
-        drop(send);
     });
-    done.recv().unwrap();
-    if done.recv_timeout(DEADLINE) == Err(RecvTimeoutError::Timeout) {
-        eprintln!("{title}: no end; the last calls:\n{}", tail(&standin.trace()));
-        std::process::exit(101);
-    }
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
-}
-
-/// Says on the way out which case it was, and what the driver was asked last.
-struct Shows(String);
-
-impl Drop for Shows {
-    fn drop(&mut self) {
-        eprintln!("{}; the last calls:\n{}", self.0, tail(&standin::cuda().trace()));
-    }
-}
-
-/// The calls around the first that failed, and the last ones.
-fn tail(trace: &str) -> String {
-    let lines: Vec<&str> = trace.lines().collect();
-    let failed = lines.iter().position(|line| !line.ends_with(" = 0")).unwrap_or(0);
-    let first = &lines[failed.saturating_sub(10)..(failed + 20).min(lines.len())];
-    [first, &["…"], &lines[lines.len().saturating_sub(40)..]].concat().join("\n")
-}
-
-/// Things that were left behind, in this process.
-pub fn leaked() -> u64 {
-    let records = feedline::dataset::Records::builder(1).open_bytes([1]).unwrap();
-    Loader::builder(records).workers(1).slots(1).build().unwrap().report().leaked
 }

@@ -186,3 +186,9 @@ pub fn descriptors() -> Vec<String> {
     out.sort();
     out
 }
+
+/// Things that were left behind, in this process.
+pub fn leaked() -> u64 {
+    let records = feedline::dataset::Records::builder(1).open_bytes([1]).unwrap();
+    Loader::builder(records).workers(1).slots(1).build().unwrap().report().leaked
+}

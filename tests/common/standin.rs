@@ -351,3 +351,58 @@ pub fn soon(mut reached: impl FnMut() -> bool) {
         std::thread::sleep(std::time::Duration::from_micros(200));
     }
 }
+
+/// More than any case needs, since nothing waits so long unless a test fails.
+pub const DEADLINE: Duration = Duration::from_secs(120);
+
+/// Waits until `reached`, for at most [`DEADLINE`].
+#[track_caller]
+pub fn until(what: &str, mut reached: impl FnMut() -> bool) {
+    let started = std::time::Instant::now();
+    while !reached() {
+        assert!(started.elapsed() < DEADLINE, "never: {what}");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Runs `body` with a session of its own, which it drops or ends. A failure prints `name` and the driver's last calls; a body
+/// without an end also ends the process.
+#[track_caller]
+pub fn in_session(config: Config, name: String, body: impl FnOnce(Session) + Send + 'static) {
+    let (standin, title) = (cuda(), name.clone());
+    let (send, done) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        let session = standin.session(config);
+        // Sessions wait for each other: from here on the time counts.
+        send.send(()).unwrap();
+        let shows = Shows(name);
+        body(session);
+        std::mem::forget(shows);
+        drop(send);
+    });
+    done.recv().unwrap();
+    if done.recv_timeout(DEADLINE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+        eprintln!("{title}: no end; the last calls:\n{}", tail(&standin.trace()));
+        std::process::exit(101);
+    }
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// Prints the case and the driver's last calls when it is dropped.
+struct Shows(String);
+
+impl Drop for Shows {
+    fn drop(&mut self) {
+        eprintln!("{}; the last calls:\n{}", self.0, tail(&cuda().trace()));
+    }
+}
+
+/// The calls around the first that failed, and the last ones.
+fn tail(trace: &str) -> String {
+    let lines: Vec<&str> = trace.lines().collect();
+    let failed = lines.iter().position(|line| !line.ends_with(" = 0")).unwrap_or(0);
+    let first = &lines[failed.saturating_sub(10)..(failed + 20).min(lines.len())];
+    [first, &["…"], &lines[lines.len().saturating_sub(40)..]].concat().join("\n")
+}

@@ -363,41 +363,11 @@ impl Rules<'_> {
 
 /// As [`case`], but what is alive at the end is for the rules to judge.
 fn lived(name: String, life: impl FnOnce(&mut Session) + Send + 'static) {
-    let (standin, title) = (standin::cuda(), name.clone());
-    let (send, done) = std::sync::mpsc::channel();
-    let thread = std::thread::spawn(move || {
-        let mut session = standin.session(config());
-        send.send(()).unwrap();
-        let shows = Shows(name);
+    standin::in_session(config(), name, |mut session| {
         life(&mut session);
-        std::mem::forget(shows);
         let violations = session.end();
         assert!(violations.is_empty(), "violations: {violations:#?}");
-        drop(send);
     });
-    done.recv().unwrap();
-    if done.recv_timeout(DEADLINE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-        let trace = standin.trace();
-        eprintln!("{title}: no end; the last calls:\n{}", tail(&trace));
-        std::process::exit(101);
-    }
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
-}
-
-/// Says on the way out which failure it was.
-struct Shows(String);
-
-impl Drop for Shows {
-    fn drop(&mut self) {
-        eprintln!("{}; the last calls:\n{}", self.0, tail(&standin::cuda().trace()));
-    }
-}
-
-fn tail(trace: &str) -> String {
-    let lines: Vec<&str> = trace.lines().collect();
-    lines[lines.len().saturating_sub(80)..].join("\n")
 }
 
 fn life_alone(session: &mut Session, failure: Failure, right: &Right) {

@@ -52,7 +52,7 @@ mod torch;
 mod verdicts;
 mod watch;
 
-use common::{kernels, standin};
+use common::standin;
 
 use clap::Parser;
 use report::{Book, Row, Verdict};

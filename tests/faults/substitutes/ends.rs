@@ -6,11 +6,6 @@ use feedline::{ErrorKind, Loader, LoaderBuilder, Order};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Things that were left behind, in this process.
-fn leaked() -> u64 {
-    build(Loader::builder(bytes(1)).workers(1).slots(1)).report().leaked
-}
-
 /// Rows of chunks are done in long runs; between two rows it is asked whether anybody still wants them.
 #[test]
 fn dropping_an_epoch_does_not_wait_for_a_run_of_rows() {
