@@ -132,8 +132,9 @@ impl Pool {
 impl Slot {
     /// Pointer to `len` bytes at `offset` of the slot.
     pub(super) fn at(&self, offset: usize, len: usize) -> *mut u8 {
-        assert!(offset + len <= self.region.len(), "outside of the slot");
-        // SAFETY: in bounds by the line above.
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.region.len());
+        assert!(inside, "outside of the slot");
+        // SAFETY: in bounds by the lines above.
         unsafe { self.region.ptr().as_ptr().add(offset) }
     }
 
@@ -201,7 +202,7 @@ pub(crate) struct Rows {
     pub(super) start: u32,
     end: u32,
     /// Finished rows before `start`, not yet counted down: one atomic operation per run, not per row.
-    done: u32,
+    pub(super) done: u32,
     /// Fields of row `start` that an I/O operation holds.
     pub(super) lent: u64,
     /// Row `start` gets a substitute.
@@ -561,6 +562,15 @@ pub(super) mod tests {
             Field::fixed("label", DType::I64, []),
             Field::up_to("tokens", DType::U16, 4),
         ];
+        pool_of(fields, rows, count)
+    }
+
+    /// The same with these fields.
+    pub(in crate::memory) fn pool_of(
+        fields: Vec<Field>,
+        rows: usize,
+        count: usize,
+    ) -> (Vec<Arc<Region>>, Receiver<Filled>, Receiver<FreeSlot>) {
         let spec = Spec::new(fields).unwrap();
         let layout = Layout::new(&spec, rows).unwrap();
         let (full, full_out) = channel();

@@ -111,7 +111,7 @@ impl Samples {
 
     /// Gives the rows of packed fields their places, by the lengths that the index says. A row that it says nothing of has none;
     /// why is said when it is filled.
-    pub(crate) fn place_packed(&self, job: &Job, batch: u64, rows: &Rows, count: u32) {
+    pub(crate) fn place_packed(&self, job: &Job, batch: u64, rows: &mut Rows, count: u32) {
         if self.recipe.packed.is_empty() {
             return;
         }
