@@ -25,7 +25,7 @@ use crate::device::{Backend, Bounce, DevicePtr, DirectFile, DirectReader, Direct
 use crate::error::panicked;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::Filled;
-use crate::storage::{Extent, Files, SourceId};
+use crate::storage::{Extent, Files, SourceId, may_pass};
 use crate::sync::Hold;
 use crate::tensor::Layout;
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -48,7 +48,7 @@ pub(crate) struct Direct {
     steps: Vec<DirectStep>,
     contents: Layout,
     gds: Gds,
-    /// For the device's reader, and for reads by the host.
+    /// For the device's reader, and for reads by the host, which are tried again like others.
     files: Files,
     plain_files: Files,
     /// By source.
@@ -135,7 +135,7 @@ impl Reads {
         let (sources, align) = (core.samples.sources.clone(), reader.align() as usize);
         let handles = (0..sources.count()).map(|_| OnceLock::new()).collect();
         // What is registered is kept open by its handle.
-        let (files, plain_files) = (Files::new(sources.clone(), align, Some(0)), Files::new(sources, 1, None));
+        let (files, plain_files) = (Files::new(sources, align, Some(0)), core.again.kept_open());
         let core = core.clone();
         let direct =
             Arc::new(Direct { core, backend, reader, steps, contents, gds, files, plain_files, handles, bell });
@@ -395,7 +395,10 @@ impl Direct {
             let room = bounce.bytes();
             let piece = room.len().min(len as usize - done);
             match (&extent, bytes) {
-                (Some(extent), _) => self.pread(extent, done, &mut room[..piece]).map_err(named)?,
+                (Some(extent), _) => {
+                    let part = Extent { offset: extent.offset + done as u64, len: piece as u64, ..*extent };
+                    self.read_by_host(&part, &mut room[..piece]).map_err(named)?;
+                }
                 (None, Some(bytes)) => room[..piece].copy_from_slice(&bytes[done..done + piece]),
                 (None, None) => {}
             }
@@ -410,23 +413,11 @@ impl Direct {
         Ok(())
     }
 
-    fn pread(&self, extent: &Extent, from: usize, out: &mut [u8]) -> Result<()> {
-        let site = |error: Error| self.plain_files.at_site(error, extent);
-        let file = self.plain_files.get(extent.source)?;
-        let mut done = 0;
-        while done < out.len() {
-            let offset = extent.offset + (from + done) as u64;
-            match rustix::io::pread(&*file, &mut out[done..], offset) {
-                Ok(0) => {
-                    let message = format!("{} bytes expected, the file ends {done} behind offset {offset}", out.len());
-                    return Err(site(Error::new(ErrorKind::Truncated, Stage::Read, message)));
-                }
-                Ok(bytes) => done += bytes,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(errno) => return Err(site(Error::os(Stage::Read, "", errno.into()))),
-            }
+    fn read_by_host(&self, extent: &Extent, out: &mut [u8]) -> Result<()> {
+        match self.core.again.plainly(&self.plain_files, extent, out) {
+            Err(error) if may_pass(&error) => self.core.read_again(&error, extent, out),
+            read => read.map(drop).map_err(|error| self.plain_files.at_site(error, extent)),
         }
-        Ok(())
     }
 }
 
