@@ -233,14 +233,6 @@ impl Held {
     pub(crate) fn chunk(&self, entry: usize) -> &OpenChunk {
         &self.0[entry]
     }
-
-    pub(crate) fn any_failed(&self) -> bool {
-        self.0.iter().any(|entry| entry.failed())
-    }
-
-    pub(crate) fn buffers(&self) -> impl Iterator<Item = Option<&ChunkBuf>> {
-        self.0.iter().map(|entry| entry.get().and_then(|result| result.as_ref().ok()))
-    }
 }
 
 /// Rows of a batch that wait for the same chunks.
