@@ -4,9 +4,9 @@
 use super::settings::DeviceSettings;
 use crate::dataset::{Dataset, Part, Parts};
 use crate::device::{Backend, DeviceKind, DirectReader, DirectTrial, Engine, IdleMeter, Lane, Setup, Unreserved};
-use crate::error::{Result, Stage};
+use crate::error::Result;
 use crate::memory::{Filled, Pool};
-use crate::meter::Meters;
+use crate::meter::{Meters, Role};
 use crate::pipeline::planner::Planner;
 use crate::pipeline::recipe::{DirectField, Draft, How, Recipe};
 use crate::pipeline::route::{self, FieldCandidate, Route, RouteContext};
@@ -214,9 +214,9 @@ impl DeviceStage {
     fn spawn(self, core: Arc<Core>, (pool, pinning): (Pool, Sender<Infallible>), runtime: &mut Runtime) -> Result<()> {
         let Self { backend, engine, direct, full, bell, .. } = self;
         let (ready, slots) = (core.exchange.ready.clone(), pool.regions().len());
-        let mut spawn = |name, body: Box<dyn FnOnce() + Send>| runtime.spawn(name, Stage::Read, body);
+        let mut spawn = |name, body: Box<dyn FnOnce() + Send>| runtime.spawn(name, Role::Direct, body);
         let reads = direct.map(|plan| direct::Reads::start(plan, &core, bell.0, &mut spawn)).transpose()?;
         let transfer = Transfer { core, engine, reads, full: full.1, bell: bell.1, ready, slots };
-        runtime.spawn("feedline-copy".into(), Stage::Device, move || transfer.run(&*backend, pool, pinning))
+        runtime.spawn("feedline-copy".into(), Role::Copier, move || transfer.run(&*backend, pool, pinning))
     }
 }
