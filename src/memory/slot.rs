@@ -494,14 +494,14 @@ impl Filled {
         bytemuck::cast_slice_mut(self.array_mut(field))
     }
 
-    /// All rows of `input` for reading and of `output` for writing. Panics if both are the same field.
-    pub(crate) fn input_and_output(&mut self, input: usize, output: usize) -> (&[u8], &mut [u8]) {
-        assert_ne!(input, output);
-        let first: *mut [u8] = self.array_mut(input);
-        let second = self.array_mut(output);
+    /// All rows of two different fields. Panics if both are the same field.
+    pub(crate) fn two_arrays(&mut self, a: usize, b: usize) -> (&mut [u8], &mut [u8]) {
+        assert_ne!(a, b);
+        let first: *mut [u8] = self.array_mut(a);
+        let second = self.array_mut(b);
         // SAFETY: arrays of different fields do not overlap (tested in `tensor`), so both borrows are exclusive. Both
         // live as long as the mutable borrow of `self`.
-        (unsafe { &*first }, second)
+        (unsafe { &mut *first }, second)
     }
 
     pub(super) fn array(&self, offset: usize, len: usize) -> &[u8] {
