@@ -116,6 +116,30 @@ pub(crate) fn panicked(panic: &(dyn std::any::Any + Send), stage: Stage) -> Erro
     Error::new(ErrorKind::Panicked, stage, message)
 }
 
+/// The error of the lowest number of those that failed, so that it does not depend on the threads' timing.
+#[derive(Default)]
+pub(crate) struct Lowest(Option<(u32, Error)>);
+
+impl Lowest {
+    pub(crate) fn note(&mut self, number: u32, error: Error) {
+        if self.0.as_ref().is_none_or(|(lowest, _)| number < *lowest) {
+            self.0 = Some((number, error));
+        }
+    }
+
+    pub(crate) fn number(&self) -> Option<u32> {
+        self.0.as_ref().map(|(number, _)| *number)
+    }
+
+    pub(crate) fn error(&self) -> Option<&Error> {
+        self.0.as_ref().map(|(_, error)| error)
+    }
+
+    pub(crate) fn take(&mut self) -> Option<Error> {
+        self.0.take().map(|(_, error)| error)
+    }
+}
+
 /// Stage of a sample's way at which an error happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]

@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 
 use super::region::Region;
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, ErrorKind, Lowest, Result, Stage};
 use crate::ledger::BadSample;
 use crate::meter::SlotTimes;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -56,8 +56,8 @@ pub(super) struct Slot {
     /// Leading rows that hold samples of the epoch; the others fill up.
     pub(super) valid: AtomicU32,
     times: SlotTimes,
-    /// Failure of the lowest row, so that the error does not depend on the workers' timing.
-    failure: Mutex<Option<(u32, Error)>>,
+    /// Failure of the lowest row.
+    failure: Mutex<Lowest>,
     /// Samples that failed: planned ones and tried substitutes.
     bad: Mutex<BadSamples>,
 }
@@ -107,7 +107,7 @@ impl Pool {
                 rows: AtomicU32::new(0),
                 valid: AtomicU32::new(0),
                 times: SlotTimes::default(),
-                failure: Mutex::new(None),
+                failure: Mutex::default(),
                 bad: Mutex::default(),
             }))
         };
@@ -155,14 +155,11 @@ impl Slot {
     }
 
     pub(super) fn failed(&self) -> bool {
-        self.failure.hold().is_some()
+        self.failure.hold().number().is_some()
     }
 
     fn note_failure(&self, row: u32, error: Error) {
-        let mut failure = self.failure.hold();
-        if failure.as_ref().is_none_or(|(lowest, _)| row < *lowest) {
-            *failure = Some((row, error.with_batch(self.ticket().batch)));
-        }
+        self.failure.hold().note(row, error.with_batch(self.ticket().batch));
     }
 }
 
@@ -188,7 +185,7 @@ impl FreeSlot {
         }
         slot.rows.store(rows, Ordering::Relaxed);
         slot.valid.store(valid, Ordering::Relaxed);
-        *slot.failure.hold() = None;
+        *slot.failure.hold() = Lowest::default();
         *slot.bad.hold() = BadSamples::default();
         // Tokens reach other threads through queues, which order this store before their work.
         slot.remaining.store(rows, Ordering::Relaxed);
@@ -286,8 +283,7 @@ impl Rows {
 
     /// Whether a lower row has failed: its error is the batch's error, with or without this row.
     pub(crate) fn fails_anyway(&self) -> bool {
-        let failure = self.slot.failure.hold();
-        failure.as_ref().is_some_and(|(lowest, _)| *lowest < self.start)
+        self.slot.failure.hold().number().is_some_and(|lowest| lowest < self.start)
     }
 
     /// Number of distinct bad samples of the batch, `sample` included.
@@ -409,7 +405,7 @@ impl Filled {
 
     /// Takes the failure of the lowest failed row.
     pub(crate) fn take_failure(&self) -> Option<Error> {
-        self.slot().failure.hold().take().map(|(_, error)| error)
+        self.slot().failure.hold().take()
     }
 
     /// Takes the failed samples, sorted by row.

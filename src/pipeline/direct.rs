@@ -22,8 +22,7 @@ use crate::dataset::{Part, Parts};
 #[cfg(doc)]
 use crate::device::Engine;
 use crate::device::{Backend, Bounce, DevicePtr, DirectFile, DirectReader, DirectStep};
-use crate::error::panicked;
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, ErrorKind, Lowest, Result, Stage, panicked};
 use crate::memory::Filled;
 use crate::storage::{Extent, Files, SourceId, may_pass};
 use crate::sync::Hold;
@@ -71,7 +70,7 @@ pub(crate) struct Reading {
     pub(crate) cancelled: AtomicBool,
     /// A copy by the host's way may not have ended, and nobody can say when it has.
     lost: AtomicBool,
-    failure: Mutex<Option<(u32, Error)>>,
+    failure: Mutex<Lowest>,
 }
 
 impl Reading {
@@ -91,14 +90,11 @@ impl Reading {
 
     /// The failure of the lowest row.
     pub(crate) fn take_failure(&self) -> Option<Error> {
-        self.failure.hold().take().map(|(_, error)| error)
+        self.failure.hold().take()
     }
 
     fn fail(&self, row: u32, error: Error) {
-        let mut failure = self.failure.hold();
-        if failure.as_ref().is_none_or(|(lowest, _)| row < *lowest) {
-            *failure = Some((row, error));
-        }
+        self.failure.hold().note(row, error);
     }
 }
 
@@ -164,7 +160,7 @@ impl Reads {
             left: AtomicU64::new(u64::from(rows) * steps.len() as u64),
             cancelled: AtomicBool::new(false),
             lost: AtomicBool::new(false),
-            failure: Mutex::new(None),
+            failure: Mutex::default(),
             ids,
         });
         for (step, of) in steps.iter().enumerate() {
