@@ -4,7 +4,7 @@
 use super::settings::DeviceSettings;
 use crate::dataset::{Dataset, Part, Parts};
 use crate::device::{Backend, DeviceKind, DirectReader, DirectTrial, Engine, IdleMeter, Lane, Setup, Unreserved};
-use crate::error::Result;
+use crate::error::{Result, Stage, caught};
 use crate::memory::{Filled, Pool};
 use crate::meter::{Meters, Role};
 use crate::pipeline::planner::Planner;
@@ -18,7 +18,6 @@ use crate::tensor::{Layout, PAGE};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::convert::Infallible;
 use std::error::Error as _;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// Which route each field takes to the device, and what it needs for that.
@@ -159,7 +158,7 @@ fn firsts(dataset: &dyn Dataset) -> Vec<Option<Extent>> {
     let mut parts = Parts::new();
     let mut firsts = vec![None; dataset.schema().len()];
     // What is wrong with the first sample, a panic included, is said when it is read.
-    if catch_unwind(AssertUnwindSafe(|| dataset.extents(0, &mut parts))).is_ok_and(|given| given.is_ok()) {
+    if caught(Stage::Build, || dataset.extents(0, &mut parts)).is_ok() {
         for (field, part) in parts.iter() {
             if let (Part::Extent(extent), Some(first)) = (part, firsts.get_mut(field))
                 && extent.source.index() < dataset.sources().count()

@@ -22,7 +22,7 @@ use crate::dataset::{Part, Parts};
 #[cfg(doc)]
 use crate::device::Engine;
 use crate::device::{Backend, Bounce, DevicePtr, DirectFile, DirectReader, DirectStep};
-use crate::error::{Error, ErrorKind, Lowest, Result, Stage, panicked};
+use crate::error::{Error, ErrorKind, Lowest, Result, Stage, caught};
 use crate::memory::Filled;
 use crate::storage::{Extent, Files, SourceId, may_pass};
 use crate::sync::Hold;
@@ -30,7 +30,6 @@ use crate::tensor::Layout;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use rustix::fd::OwnedFd;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -189,11 +188,8 @@ fn work(direct: &Direct, todo: &Receiver<Task>, bounce: &mut dyn Bounce) {
         let reading = &task.reading;
         if !reading.cancelled.load(Ordering::Relaxed) {
             let mut row = task.rows.start;
-            let done = catch_unwind(AssertUnwindSafe(|| direct.read_rows(&task, &mut row, bounce)));
-            match done {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => reading.fail(row, error),
-                Err(panic) => reading.fail(row, panicked(&*panic, Stage::Read)),
+            if let Err(error) = caught(Stage::Read, || direct.read_rows(&task, &mut row, bounce)) {
+                reading.fail(row, error);
             }
         }
         let rows = task.rows.len() as u64;
@@ -266,12 +262,11 @@ impl Direct {
     /// Where the dataset says that the row's bytes are. It is the user's code: it may panic, or change its mind.
     fn part_of(&self, task: &Task, step: &DirectStep, row: u32) -> Result<Option<Part<'_>>> {
         let id = task.reading.ids[row as usize];
-        let asked = catch_unwind(AssertUnwindSafe(|| {
+        let asked = caught(Stage::Read, || {
             let mut parts = Parts::new();
             self.core.samples.parts(id, &mut parts)?;
             Ok(parts.iter().find_map(|(field, part)| (field == step.handler).then_some(part)))
-        }));
-        let asked = asked.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Read)));
+        });
         asked.map_err(|error| self.core.samples.named_by_id(error, id))
     }
 

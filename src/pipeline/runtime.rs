@@ -3,7 +3,7 @@
 use super::Core;
 use super::planner::Planner;
 use super::workers::Workers;
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::meter::{Meters, Role};
 use crate::sync::Hold;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -172,8 +172,7 @@ fn spawn_guarded(
     let stage = if role == Role::Copier { Stage::Device } else { Stage::Read };
     let body = move || {
         core.meters.threads.enlist(role);
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(body)) {
-            let error = crate::error::panicked(&*panic, stage);
+        if let Err(error) = caught(stage, || Ok(body())) {
             core.fail(Error::new(ErrorKind::Panicked, stage, format!("thread {called}: {}", error.message())));
         }
     };
