@@ -9,6 +9,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 /// The crate's result.
@@ -102,18 +103,53 @@ impl ErrorKind {
 /// Errors: those of `work`; [`ErrorKind::Panicked`] with `what` and the panic's message.
 #[cfg_attr(not(any(feature = "image", feature = "parquet")), allow(dead_code, reason = "only those features need it"))]
 pub(crate) fn guarded<T>(what: &str, stage: Stage, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        let error = panicked(&*panic, stage);
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let error = panicked(panic, stage);
         Err(Error::new(ErrorKind::Panicked, stage, format!("a library panicked on {what}: {}", error.message())))
     })
 }
 
+/// Runs the user's code, which may panic.
+///
+/// Errors: those of `work`; [`ErrorKind::Panicked`] with the panic's message.
+pub(crate) fn caught<T>(stage: Stage, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(panicked(panic, stage)))
+}
+
 /// The error for a caught panic, with its message.
-pub(crate) fn panicked(panic: &(dyn std::any::Any + Send), stage: Stage) -> Error {
+pub(crate) fn panicked(panic: Box<dyn std::any::Any + Send>, stage: Stage) -> Error {
     let message = panic.downcast_ref::<&str>().copied();
     let message = message.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
     let message: String = message.chars().take(200).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    // What was thrown is the user's as well, and may throw when it is dropped.
+    if let Err(again) = catch_unwind(AssertUnwindSafe(move || drop(panic))) {
+        std::mem::forget(again);
+    }
     Error::new(ErrorKind::Panicked, stage, message)
+}
+
+/// The error of the lowest number of those that failed, so that it does not depend on the threads' timing.
+#[derive(Default)]
+pub(crate) struct Lowest(Option<(u32, Error)>);
+
+impl Lowest {
+    pub(crate) fn note(&mut self, number: u32, error: Error) {
+        if self.0.as_ref().is_none_or(|(lowest, _)| number < *lowest) {
+            self.0 = Some((number, error));
+        }
+    }
+
+    pub(crate) fn number(&self) -> Option<u32> {
+        self.0.as_ref().map(|(number, _)| *number)
+    }
+
+    pub(crate) fn error(&self) -> Option<&Error> {
+        self.0.as_ref().map(|(_, error)| error)
+    }
+
+    pub(crate) fn take(&mut self) -> Option<Error> {
+        self.0.take().map(|(_, error)| error)
+    }
 }
 
 /// Stage of a sample's way at which an error happened.

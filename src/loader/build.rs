@@ -11,7 +11,7 @@ use super::{Deadlines, Facts, JobMaker, Life, Loader, Place, Shared, config};
 use crate::batch::{BatchInfo, Contents};
 use crate::dataset::{self, Dataset};
 use crate::device::{DeviceKind, IdleMeter};
-use crate::error::{Error, ErrorKind, Result, Stage, panicked};
+use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::ledger::LedgerWriter;
 use crate::memory::{ByteRing, ChunkBuf, Filled, Lease, Pool, Process, Region};
 use crate::meter::{Meters, Settings};
@@ -36,7 +36,6 @@ use crate::storage::{self, Opened, Reader};
 use crate::tensor::Layout;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::convert::Infallible;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -63,8 +62,7 @@ impl LoaderBuilder {
     /// and whatever opening the sources finds.
     pub fn build(self) -> Result<Loader> {
         // Datasets, decoders and samplers are the user's code.
-        let built = catch_unwind(AssertUnwindSafe(|| self.make()));
-        built.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Build)))
+        caught(Stage::Build, || self.make())
     }
 
     fn make(mut self) -> Result<Loader> {

@@ -4,9 +4,9 @@
 use super::settings::DeviceSettings;
 use crate::dataset::{Dataset, Part, Parts};
 use crate::device::{Backend, DeviceKind, DirectReader, DirectTrial, Engine, IdleMeter, Lane, Setup, Unreserved};
-use crate::error::{Result, Stage};
+use crate::error::{Result, Stage, caught};
 use crate::memory::{Filled, Pool};
-use crate::meter::Meters;
+use crate::meter::{Meters, Role};
 use crate::pipeline::planner::Planner;
 use crate::pipeline::recipe::{DirectField, Draft, How, Recipe};
 use crate::pipeline::route::{self, FieldCandidate, Route, RouteContext};
@@ -18,7 +18,6 @@ use crate::tensor::{Layout, PAGE};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::convert::Infallible;
 use std::error::Error as _;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// Which route each field takes to the device, and what it needs for that.
@@ -161,7 +160,7 @@ fn firsts(dataset: &dyn Dataset) -> Vec<Option<Extent>> {
     let mut parts = Parts::new();
     let mut firsts = vec![None; dataset.schema().len()];
     // What is wrong with the first sample, a panic included, is said when it is read.
-    if catch_unwind(AssertUnwindSafe(|| dataset.extents(0, &mut parts))).is_ok_and(|given| given.is_ok()) {
+    if caught(Stage::Build, || dataset.extents(0, &mut parts)).is_ok() {
         for (field, part) in parts.iter() {
             if let (Part::Extent(extent), Some(first)) = (part, firsts.get_mut(field))
                 && extent.source.index() < dataset.sources().count()
@@ -216,9 +215,9 @@ impl DeviceStage {
     fn spawn(self, core: Arc<Core>, (pool, pinning): (Pool, Sender<Infallible>), runtime: &mut Runtime) -> Result<()> {
         let Self { backend, engine, direct, full, bell, .. } = self;
         let (ready, slots) = (core.exchange.ready.clone(), pool.regions().len());
-        let mut spawn = |name, body: Box<dyn FnOnce() + Send>| runtime.spawn(name, Stage::Read, body);
+        let mut spawn = |name, body: Box<dyn FnOnce() + Send>| runtime.spawn(name, Role::Direct, body);
         let reads = direct.map(|plan| direct::Reads::start(plan, &core, bell.0, &mut spawn)).transpose()?;
         let transfer = Transfer { core, engine, reads, full: full.1, bell: bell.1, ready, slots };
-        runtime.spawn("feedline-copy".into(), Stage::Device, move || transfer.run(&*backend, pool, pinning))
+        runtime.spawn("feedline-copy".into(), Role::Copier, move || transfer.run(&*backend, pool, pinning))
     }
 }

@@ -21,8 +21,7 @@ pub use settings::LoaderBuilder;
 use crate::batch::{BatchInfo, Contents};
 use crate::dataset::Dataset;
 use crate::device::{DirectReader, IdleMeter};
-use crate::error::panicked;
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::ledger::{Ledger, LedgerWriter};
 use crate::meter::{Consumer, Handed, Settings, Snapshot, Timeline};
 use crate::order::{Batches, ChunkStarts, LastBatch, Order, Shard};
@@ -37,7 +36,6 @@ use crate::sync::Hold;
 use crate::tensor::Field;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use std::ops::{Bound, RangeBounds};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -64,12 +62,11 @@ impl JobMaker {
     /// The job of an epoch from a position on, of which the first `most` batches are wanted. The sampler is the user's
     /// code: it may panic, or change its mind about its length.
     fn job(&self, generation: u64, cursor: &Cursor, most: u64, cancelled: Arc<AtomicBool>) -> Result<Arc<Job>> {
-        let made = catch_unwind(AssertUnwindSafe(|| {
+        let (order, batches) = caught(Stage::Order, || {
             let order = self.order.epoch_in(self.dataset_len, self.chunks.as_ref(), cursor.epoch)?;
             let batches = Batches::new(order.len(), self.global, self.last, self.shard)?;
             Ok((order, batches.starting(cursor.position, cursor.batch)))
-        }));
-        let (order, batches) = made.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Order)))?;
+        })?;
         let (then, now) = (self.positions.unwrap_or(batches.len()), batches.len());
         if now != then {
             let message = format!(
@@ -298,10 +295,7 @@ impl Loader {
     /// Errors: [`ErrorKind::Config`] when a sampler names a sample that does not exist.
     pub fn preview(&self, epoch: u64, count: u64) -> Result<Vec<u64>> {
         let jobs = &self.shared.jobs;
-        let ids = catch_unwind(AssertUnwindSafe(|| {
-            jobs.order.epoch_in(jobs.dataset_len, jobs.chunks.as_ref(), epoch)?.first_ids(count)
-        }));
-        ids.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Order)))
+        caught(Stage::Order, || jobs.order.epoch_in(jobs.dataset_len, jobs.chunks.as_ref(), epoch)?.first_ids(count))
     }
 
     /// Where the run stands: after the last batch that was received, whatever was read ahead. The same on every rank that

@@ -5,13 +5,11 @@
 
 use super::{Place, Shared};
 use crate::dataset::Fingerprint;
-use crate::error::panicked;
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::order::{Kind, Settings};
 use crate::pipeline::runtime::within;
 use crate::state::{Checkpoint, Cursor, State};
 use std::fmt::Display;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What all states of a loader share.
 pub(super) struct RunIdentity {
@@ -35,21 +33,19 @@ impl Shared {
     pub(super) fn run_identity(&self) -> Result<&RunIdentity> {
         let made = self.run_identity.get_or_init(|| {
             // Datasets and samplers are the user's code.
-            let made = catch_unwind(AssertUnwindSafe(|| {
+            caught(Stage::State, || {
                 let order = self.jobs.order.settings(self.whole.len());
                 let dataset = self.runtime.core().samples.dataset.clone();
                 let look = move || Fingerprint::of(&*dataset);
                 let dataset = within(self.deadlines.stall, "the storage of the dataset's files", look)??;
                 Ok(RunIdentity { order, dataset })
-            }));
-            made.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::State)))
+            })
         });
         made.as_ref().map_err(Error::clone_lossy)
     }
 
     pub(super) fn resume(&self, state: &State) -> Result<()> {
-        let taken = catch_unwind(AssertUnwindSafe(|| self.take_up(state)));
-        taken.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::State)))
+        caught(Stage::State, || self.take_up(state))
     }
 
     fn take_up(&self, state: &State) -> Result<()> {

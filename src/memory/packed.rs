@@ -28,10 +28,13 @@ impl Slot {
         unsafe { std::ptr::copy_nonoverlapping(number.to_ne_bytes().as_ptr(), ptr, 8) }
     }
 
-    /// Start and end of a row of a packed field.
+    /// Start and end of a row of a packed field. Panics if another framework, to which the offsets were exported, wrote
+    /// nonsense over them: they say which memory is read.
     pub(super) fn packed_row(&self, packed: Packed, row: u32) -> (usize, usize) {
         let at = packed.offsets + row as usize * 8;
-        (self.number(at) as usize, self.number(at + 8) as usize)
+        let (start, end) = (self.number(at) as usize, self.number(at + 8) as usize);
+        assert!(start <= end && end <= packed.room, "the offsets of a packed field were overwritten");
+        (start, end)
     }
 
     /// Bytes of the batch's rows of a field.
@@ -67,8 +70,9 @@ impl Slot {
 impl Rows {
     /// Places row `row` of a packed field: `len` bytes, or none if they do not fit.
     ///
-    /// Called for each row in order, before any row is filled.
-    pub(crate) fn place(&self, field: usize, row: u32, len: u64) {
+    /// Called for each row in order, before any row is filled or taken.
+    pub(crate) fn place(&mut self, field: usize, row: u32, len: u64) {
+        assert!(self.start == 0 && self.done == 0);
         let layout = self.slot.plan.layout.fields()[field];
         let (Some(packed), Some(lens)) = (layout.packed, layout.lens) else { return };
         let at = packed.offsets + row as usize * 8;
@@ -118,5 +122,34 @@ impl Filled {
     pub(crate) fn offsets(&self, field: usize) -> Option<&[u64]> {
         let packed = self.slot().plan.layout.fields()[field].packed?;
         Some(bytemuck::cast_slice(self.array(packed.offsets, 8 * (self.rows() + 1))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::slot::tests::pool_of;
+    use super::super::slot::{Array, Ticket};
+    use super::*;
+
+    #[test]
+    fn overwritten_offsets_are_refused() {
+        let (_pool, full, free) = pool_of(vec![Field::packed("x", 8, None)], 2, 1);
+        for nonsense in [None, Some(17), Some(u64::MAX), Some(u64::MAX - 4096)] {
+            let mut rows = free.recv().unwrap().begin(Ticket::default(), 2, 2);
+            (0..2).for_each(|row| rows.place(0, row, 8));
+            for id in 0..2 {
+                rows.row().copy_from(0, &[7; 8]).unwrap();
+                rows.row().mark(id);
+                rows.finish_row();
+            }
+            drop(rows);
+            let filled = full.recv().unwrap();
+            assert_eq!((filled.bytes(0), filled.offsets(0)), (&[7; 16][..], Some(&[0, 8, 16][..])));
+            let Some(nonsense) = nonsense else { continue };
+            // SAFETY: the end of the last row; no slice of the batch is borrowed.
+            unsafe { filled.ptr(Array::Offsets(0)).cast::<u64>().add(2).write(nonsense) };
+            let used = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| filled.bytes(0).len()));
+            assert!(used.is_err(), "{nonsense}");
+        }
     }
 }

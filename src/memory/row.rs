@@ -94,14 +94,14 @@ impl Row<'_> {
         Ok(bytemuck::cast_slice_mut(self.bytes_mut(field)))
     }
 
-    /// Field `input` for reading and `output` for writing. Panics if both are the same or one is out of range.
-    pub(crate) fn input_and_output(&mut self, input: usize, output: usize) -> (&[u8], &mut [u8]) {
-        assert_ne!(input, output);
-        let first: *mut [u8] = self.bytes_mut(input);
-        let second = self.bytes_mut(output);
+    /// The bytes of two different fields. Panics if both are the same or one is out of range.
+    pub(crate) fn two_bytes(&mut self, a: usize, b: usize) -> (&mut [u8], &mut [u8]) {
+        assert_ne!(a, b);
+        let first: *mut [u8] = self.bytes_mut(a);
+        let second = self.bytes_mut(b);
         // SAFETY: arrays of different fields do not overlap (tested in `tensor`), so both borrows are exclusive. Both
         // live as long as the mutable borrow of `self`.
-        (unsafe { &*first }, second)
+        (unsafe { &mut *first }, second)
     }
 
     /// The elements of field `field`, for reading. Panics if `field` is out of range.
@@ -128,11 +128,7 @@ impl Row<'_> {
         check_dtype::<A>(&self.slot.plan.spec.fields()[a])?;
         check_dtype::<B>(&self.slot.plan.spec.fields()[b])?;
         check_distinct(a, b)?;
-        let first: *mut [u8] = self.bytes_mut(a);
-        let second = self.bytes_mut(b);
-        // SAFETY: `a != b`, and arrays of different fields do not overlap (tested in `tensor`), so both borrows are
-        // exclusive. Both live as long as the mutable borrow of `self`.
-        let first = unsafe { &mut *first };
+        let (first, second) = self.two_bytes(a, b);
         Ok((bytemuck::cast_slice_mut(first), bytemuck::cast_slice_mut(second)))
     }
 
@@ -334,11 +330,7 @@ impl BatchMut<'_> {
         check_dtype::<A>(&self.filled.spec().fields()[a])?;
         check_dtype::<B>(&self.filled.spec().fields()[b])?;
         check_distinct(a, b)?;
-        let first: *mut [u8] = self.filled.array_mut(a);
-        let second = self.filled.array_mut(b);
-        // SAFETY: `a != b`, and arrays of different fields do not overlap (tested in `tensor`), so both borrows are
-        // exclusive. Both live as long as the mutable borrow of `self`.
-        let first = unsafe { &mut *first };
+        let (first, second) = self.filled.two_arrays(a, b);
         Ok((bytemuck::cast_slice_mut(first), bytemuck::cast_slice_mut(second)))
     }
 }

@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 
 use super::region::Region;
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, ErrorKind, Lowest, Result, Stage};
 use crate::ledger::BadSample;
 use crate::meter::SlotTimes;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -56,8 +56,8 @@ pub(super) struct Slot {
     /// Leading rows that hold samples of the epoch; the others fill up.
     pub(super) valid: AtomicU32,
     times: SlotTimes,
-    /// Failure of the lowest row, so that the error does not depend on the workers' timing.
-    failure: Mutex<Option<(u32, Error)>>,
+    /// Failure of the lowest row.
+    failure: Mutex<Lowest>,
     /// Samples that failed: planned ones and tried substitutes.
     bad: Mutex<BadSamples>,
 }
@@ -107,7 +107,7 @@ impl Pool {
                 rows: AtomicU32::new(0),
                 valid: AtomicU32::new(0),
                 times: SlotTimes::default(),
-                failure: Mutex::new(None),
+                failure: Mutex::default(),
                 bad: Mutex::default(),
             }))
         };
@@ -132,8 +132,9 @@ impl Pool {
 impl Slot {
     /// Pointer to `len` bytes at `offset` of the slot.
     pub(super) fn at(&self, offset: usize, len: usize) -> *mut u8 {
-        assert!(offset + len <= self.region.len(), "outside of the slot");
-        // SAFETY: in bounds by the line above.
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.region.len());
+        assert!(inside, "outside of the slot");
+        // SAFETY: in bounds by the lines above.
         unsafe { self.region.ptr().as_ptr().add(offset) }
     }
 
@@ -154,14 +155,11 @@ impl Slot {
     }
 
     pub(super) fn failed(&self) -> bool {
-        self.failure.hold().is_some()
+        self.failure.hold().number().is_some()
     }
 
     fn note_failure(&self, row: u32, error: Error) {
-        let mut failure = self.failure.hold();
-        if failure.as_ref().is_none_or(|(lowest, _)| row < *lowest) {
-            *failure = Some((row, error.with_batch(self.ticket().batch)));
-        }
+        self.failure.hold().note(row, error.with_batch(self.ticket().batch));
     }
 }
 
@@ -187,7 +185,7 @@ impl FreeSlot {
         }
         slot.rows.store(rows, Ordering::Relaxed);
         slot.valid.store(valid, Ordering::Relaxed);
-        *slot.failure.hold() = None;
+        *slot.failure.hold() = Lowest::default();
         *slot.bad.hold() = BadSamples::default();
         // Tokens reach other threads through queues, which order this store before their work.
         slot.remaining.store(rows, Ordering::Relaxed);
@@ -201,7 +199,7 @@ pub(crate) struct Rows {
     pub(super) start: u32,
     end: u32,
     /// Finished rows before `start`, not yet counted down: one atomic operation per run, not per row.
-    done: u32,
+    pub(super) done: u32,
     /// Fields of row `start` that an I/O operation holds.
     pub(super) lent: u64,
     /// Row `start` gets a substitute.
@@ -285,8 +283,7 @@ impl Rows {
 
     /// Whether a lower row has failed: its error is the batch's error, with or without this row.
     pub(crate) fn fails_anyway(&self) -> bool {
-        let failure = self.slot.failure.hold();
-        failure.as_ref().is_some_and(|(lowest, _)| *lowest < self.start)
+        self.slot.failure.hold().number().is_some_and(|lowest| lowest < self.start)
     }
 
     /// Number of distinct bad samples of the batch, `sample` included.
@@ -408,7 +405,7 @@ impl Filled {
 
     /// Takes the failure of the lowest failed row.
     pub(crate) fn take_failure(&self) -> Option<Error> {
-        self.slot().failure.hold().take().map(|(_, error)| error)
+        self.slot().failure.hold().take()
     }
 
     /// Takes the failed samples, sorted by row.
@@ -493,14 +490,14 @@ impl Filled {
         bytemuck::cast_slice_mut(self.array_mut(field))
     }
 
-    /// All rows of `input` for reading and of `output` for writing. Panics if both are the same field.
-    pub(crate) fn input_and_output(&mut self, input: usize, output: usize) -> (&[u8], &mut [u8]) {
-        assert_ne!(input, output);
-        let first: *mut [u8] = self.array_mut(input);
-        let second = self.array_mut(output);
+    /// All rows of two different fields. Panics if both are the same field.
+    pub(crate) fn two_arrays(&mut self, a: usize, b: usize) -> (&mut [u8], &mut [u8]) {
+        assert_ne!(a, b);
+        let first: *mut [u8] = self.array_mut(a);
+        let second = self.array_mut(b);
         // SAFETY: arrays of different fields do not overlap (tested in `tensor`), so both borrows are exclusive. Both
         // live as long as the mutable borrow of `self`.
-        (unsafe { &*first }, second)
+        (unsafe { &mut *first }, second)
     }
 
     pub(super) fn array(&self, offset: usize, len: usize) -> &[u8] {
@@ -561,6 +558,15 @@ pub(super) mod tests {
             Field::fixed("label", DType::I64, []),
             Field::up_to("tokens", DType::U16, 4),
         ];
+        pool_of(fields, rows, count)
+    }
+
+    /// The same with these fields.
+    pub(in crate::memory) fn pool_of(
+        fields: Vec<Field>,
+        rows: usize,
+        count: usize,
+    ) -> (Vec<Arc<Region>>, Receiver<Filled>, Receiver<FreeSlot>) {
         let spec = Spec::new(fields).unwrap();
         let layout = Layout::new(&spec, rows).unwrap();
         let (full, full_out) = channel();

@@ -14,6 +14,8 @@ pub(crate) enum Role {
     Worker,
     /// Gives full slots to a device.
     Copier,
+    /// Has rows read directly into device memory.
+    Direct,
 }
 
 /// The threads of one loader. The lock is taken at the start of a thread, and by who asks.

@@ -26,15 +26,13 @@ use super::sample::Samples;
 use super::task::{Job, Run};
 use crate::dataset::{ChunkBytes, Chunked, Dataset};
 use crate::decode::Scratch;
-use crate::error::panicked;
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::memory::{ChunkBuf, RegionBytes, RingSpan};
 use crate::order::{ChunkStarts, EpochOrder, Need};
 use crate::storage::{Cached, Extent, Waker, may_pass};
 use crate::tensor::PAGE;
 use bytes::Bytes;
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
 /// Where free buffers are.
@@ -165,8 +163,7 @@ pub(super) fn open(
 ) -> Result<()> {
     let (rows, handlers) = (samples.rows_of_chunk(chunk), &samples.recipe.handlers);
     buffer.begin(rows as usize, handlers.len());
-    let opened = catch_unwind(AssertUnwindSafe(|| samples.in_chunks()?.open_chunk(chunk, pieces, scratch, buffer)));
-    opened.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Decode)))?;
+    caught(Stage::Decode, || samples.in_chunks()?.open_chunk(chunk, pieces, scratch, buffer))?;
     buffer.incomplete().map_or(Ok(()), |(field, there)| {
         let name = handlers.get(field).map_or("?", |handler| &handler.name);
         let message = format!("the chunk has {rows} samples, but {there} of field `{name}`");
@@ -232,14 +229,6 @@ pub(crate) struct Held(Vec<Arc<OpenChunk>>);
 impl Held {
     pub(crate) fn chunk(&self, entry: usize) -> &OpenChunk {
         &self.0[entry]
-    }
-
-    pub(crate) fn any_failed(&self) -> bool {
-        self.0.iter().any(|entry| entry.failed())
-    }
-
-    pub(crate) fn buffers(&self) -> impl Iterator<Item = Option<&ChunkBuf>> {
-        self.0.iter().map(|entry| entry.get().and_then(|result| result.as_ref().ok()))
     }
 }
 

@@ -22,16 +22,14 @@ use crate::dataset::{Part, Parts};
 #[cfg(doc)]
 use crate::device::Engine;
 use crate::device::{Backend, Bounce, DevicePtr, DirectFile, DirectReader, DirectStep};
-use crate::error::panicked;
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, ErrorKind, Lowest, Result, Stage, caught};
 use crate::memory::Filled;
-use crate::storage::{Extent, Files, SourceId};
+use crate::storage::{Extent, Files, SourceId, may_pass};
 use crate::sync::Hold;
 use crate::tensor::Layout;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use rustix::fd::OwnedFd;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -48,7 +46,7 @@ pub(crate) struct Direct {
     steps: Vec<DirectStep>,
     contents: Layout,
     gds: Gds,
-    /// For the device's reader, and for reads by the host.
+    /// For the device's reader, and for reads by the host, which are tried again like others.
     files: Files,
     plain_files: Files,
     /// By source.
@@ -71,7 +69,7 @@ pub(crate) struct Reading {
     pub(crate) cancelled: AtomicBool,
     /// A copy by the host's way may not have ended, and nobody can say when it has.
     lost: AtomicBool,
-    failure: Mutex<Option<(u32, Error)>>,
+    failure: Mutex<Lowest>,
 }
 
 impl Reading {
@@ -91,14 +89,11 @@ impl Reading {
 
     /// The failure of the lowest row.
     pub(crate) fn take_failure(&self) -> Option<Error> {
-        self.failure.hold().take().map(|(_, error)| error)
+        self.failure.hold().take()
     }
 
     fn fail(&self, row: u32, error: Error) {
-        let mut failure = self.failure.hold();
-        if failure.as_ref().is_none_or(|(lowest, _)| row < *lowest) {
-            *failure = Some((row, error));
-        }
+        self.failure.hold().note(row, error);
     }
 }
 
@@ -135,7 +130,7 @@ impl Reads {
         let (sources, align) = (core.samples.sources.clone(), reader.align() as usize);
         let handles = (0..sources.count()).map(|_| OnceLock::new()).collect();
         // What is registered is kept open by its handle.
-        let (files, plain_files) = (Files::new(sources.clone(), align, Some(0)), Files::new(sources, 1, None));
+        let (files, plain_files) = (Files::new(sources, align, Some(0)), core.again.kept_open());
         let core = core.clone();
         let direct =
             Arc::new(Direct { core, backend, reader, steps, contents, gds, files, plain_files, handles, bell });
@@ -164,7 +159,7 @@ impl Reads {
             left: AtomicU64::new(u64::from(rows) * steps.len() as u64),
             cancelled: AtomicBool::new(false),
             lost: AtomicBool::new(false),
-            failure: Mutex::new(None),
+            failure: Mutex::default(),
             ids,
         });
         for (step, of) in steps.iter().enumerate() {
@@ -193,11 +188,8 @@ fn work(direct: &Direct, todo: &Receiver<Task>, bounce: &mut dyn Bounce) {
         let reading = &task.reading;
         if !reading.cancelled.load(Ordering::Relaxed) {
             let mut row = task.rows.start;
-            let done = catch_unwind(AssertUnwindSafe(|| direct.read_rows(&task, &mut row, bounce)));
-            match done {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => reading.fail(row, error),
-                Err(panic) => reading.fail(row, panicked(&*panic, Stage::Read)),
+            if let Err(error) = caught(Stage::Read, || direct.read_rows(&task, &mut row, bounce)) {
+                reading.fail(row, error);
             }
         }
         let rows = task.rows.len() as u64;
@@ -270,12 +262,11 @@ impl Direct {
     /// Where the dataset says that the row's bytes are. It is the user's code: it may panic, or change its mind.
     fn part_of(&self, task: &Task, step: &DirectStep, row: u32) -> Result<Option<Part<'_>>> {
         let id = task.reading.ids[row as usize];
-        let asked = catch_unwind(AssertUnwindSafe(|| {
+        let asked = caught(Stage::Read, || {
             let mut parts = Parts::new();
             self.core.samples.parts(id, &mut parts)?;
             Ok(parts.iter().find_map(|(field, part)| (field == step.handler).then_some(part)))
-        }));
-        let asked = asked.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Read)));
+        });
         asked.map_err(|error| self.core.samples.named_by_id(error, id))
     }
 
@@ -395,7 +386,10 @@ impl Direct {
             let room = bounce.bytes();
             let piece = room.len().min(len as usize - done);
             match (&extent, bytes) {
-                (Some(extent), _) => self.pread(extent, done, &mut room[..piece]).map_err(named)?,
+                (Some(extent), _) => {
+                    let part = Extent { offset: extent.offset + done as u64, len: piece as u64, ..*extent };
+                    self.read_by_host(&part, &mut room[..piece]).map_err(named)?;
+                }
                 (None, Some(bytes)) => room[..piece].copy_from_slice(&bytes[done..done + piece]),
                 (None, None) => {}
             }
@@ -410,23 +404,11 @@ impl Direct {
         Ok(())
     }
 
-    fn pread(&self, extent: &Extent, from: usize, out: &mut [u8]) -> Result<()> {
-        let site = |error: Error| self.plain_files.at_site(error, extent);
-        let file = self.plain_files.get(extent.source)?;
-        let mut done = 0;
-        while done < out.len() {
-            let offset = extent.offset + (from + done) as u64;
-            match rustix::io::pread(&*file, &mut out[done..], offset) {
-                Ok(0) => {
-                    let message = format!("{} bytes expected, the file ends {done} behind offset {offset}", out.len());
-                    return Err(site(Error::new(ErrorKind::Truncated, Stage::Read, message)));
-                }
-                Ok(bytes) => done += bytes,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(errno) => return Err(site(Error::os(Stage::Read, "", errno.into()))),
-            }
+    fn read_by_host(&self, extent: &Extent, out: &mut [u8]) -> Result<()> {
+        match self.core.again.plainly(&self.plain_files, extent, out) {
+            Err(error) if may_pass(&error) => self.core.read_again(&error, extent, out),
+            read => read.map(drop).map_err(|error| self.plain_files.at_site(error, extent)),
         }
-        Ok(())
     }
 }
 

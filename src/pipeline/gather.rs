@@ -45,8 +45,7 @@ fn gather_at(
         // A sampler's mistake: every row of the run is without a sample.
         return run.rows.fail_row(error);
     }
-    if samples.recipe.effort() == Effort::Copy && !held.any_failed() && copy_runs(samples, &mut run.rows, &held, places)
-    {
+    if samples.recipe.effort() == Effort::Copy && copy_runs(samples, &mut run.rows, &held, places) {
         return run.rows.finish_run(ids);
     }
     for ((entry, row), id) in places.iter().zip(ids.iter()) {
@@ -78,7 +77,8 @@ pub(super) fn opened(held: &Arc<Held>, entry: usize) -> Result<&ChunkBuf> {
     }
 }
 
-/// The fast path: copies whole runs of rows, when every field of every chunk is an array of such rows; false when not.
+/// The fast path: copies whole runs of rows, when every field of their chunks is an array of such rows; false when not, and
+/// then all of them take the usual way.
 fn copy_runs(samples: &Samples, rows: &mut Rows, held: &Held, places: &[(u32, u32)]) -> bool {
     for (field, handler) in samples.recipe.handlers.iter().enumerate() {
         let row_bytes = match handler.how {
@@ -86,10 +86,6 @@ fn copy_runs(samples: &Samples, rows: &mut Rows, held: &Held, places: &[(u32, u3
             How::Skip | How::Direct => continue,
             _ => return false,
         };
-        let array = |buffer: Option<&ChunkBuf>| buffer.and_then(|buffer| buffer.array(field).map(|(_, bytes)| bytes));
-        if held.buffers().any(|buffer| array(buffer) != Some(row_bytes)) {
-            return false;
-        }
         let out = rows.run_mut(handler.outputs.start, places.len() as u32);
         let mut start = 0;
         while start < places.len() {
@@ -97,7 +93,7 @@ fn copy_runs(samples: &Samples, rows: &mut Rows, held: &Held, places: &[(u32, u3
             let follows = |(at, place): (usize, &(u32, u32))| *place == (entry, row + at as u32);
             let run = places[start..].iter().enumerate().take_while(|(at, place)| follows((*at, place))).count();
             let Some(Ok(buffer)) = held.chunk(entry as usize).get() else { return false };
-            let Some((array, _)) = buffer.array(field) else { return false };
+            let Some((array, _)) = buffer.array(field).filter(|(_, bytes)| *bytes == row_bytes) else { return false };
             let from = row as usize * row_bytes;
             let (to, bytes) = (start * row_bytes, run * row_bytes);
             out[to..to + bytes].copy_from_slice(&array[from..from + bytes]);

@@ -358,7 +358,7 @@ fn begin_batch(samples: &Samples, slot: FreeSlot, job: Arc<Job>, ticket: Ticket)
     let (batches, batch) = (&job.batches, ticket.batch);
     let mut rows = slot.begin(ticket, batches.rows(batch), batches.valid(batch));
     let filled = batches.filled(batch);
-    samples.place_packed(&job, batch, &rows, filled);
+    samples.place_packed(&job, batch, &mut rows, filled);
     if filled == rows.len() {
         return Some(Run { job, rows });
     }

@@ -12,13 +12,12 @@ use super::recipe::Effort;
 use super::task::{Piece, Place, RowTask, Run, Sample};
 use super::watchdog::Doing;
 use crate::decode::Scratch;
-use crate::error::{Error, ErrorKind, Result, Stage, panicked};
+use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::memory::{ByteRing, IoBuf};
 use crate::storage::{Completion, Extent, ReadOp, Reader, may_pass};
 use crate::tensor::PAGE;
 use crossbeam_channel::Receiver;
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -151,15 +150,15 @@ impl Reads {
         let core = self.core.clone();
         let samples = &core.samples;
         let mut sample = self.idle.pop().expect("checked by the caller");
-        let asked = catch_unwind(AssertUnwindSafe(|| -> Result<()> {
+        let asked = caught(Stage::Read, || {
             let id = run.id()?;
             core.watch.planner.begin(Doing::Planning, Some(id));
             samples.ask(id, &mut sample, &mut run.rows)?;
             self.check(&sample)
-        }));
+        });
         *now = core.meters.clock.now();
         let mut task = RowTask::new(run, sample);
-        match asked.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Read))) {
+        match asked {
             Ok(()) => self.read(task, *now),
             Err(error) => {
                 self.row_failed(&mut task, error);
@@ -285,8 +284,7 @@ impl Reads {
             return self.recycle(task);
         }
         let (samples, scratch) = (&self.core.samples, &mut self.scratch);
-        let done = catch_unwind(AssertUnwindSafe(|| samples.fill_task(&mut task, scratch)));
-        match done.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Read))) {
+        match caught(Stage::Read, || samples.fill_task(&mut task, scratch)) {
             Ok(()) => {
                 task.run.rows.finish_row();
                 self.core.meters.read_in_place.add_alone(1);

@@ -119,7 +119,7 @@ impl Finishing {
                 continue;
             }
             let flip = self.flipped(seed, epoch, id);
-            let (input, output) = slot.input_and_output(self.step.input, self.step.output);
+            let (input, output) = slot.two_arrays(self.step.input, self.step.output);
             let (from, to) = (self.step.plan.input_bytes(), self.step.plan.output_bytes());
             self.step.plan.run_row(&input[row * from..][..from], flip, &mut output[row * to..][..to]);
         }
@@ -132,7 +132,7 @@ impl Finishing {
             Some(flips) => row.bytes_mut(flips).fill(u8::from(flip)),
             None if on_device => {}
             None => {
-                let (input, output) = row.input_and_output(self.step.input, self.step.output);
+                let (input, output) = row.two_bytes(self.step.input, self.step.output);
                 self.step.plan.run_row(input, flip, output);
             }
         }

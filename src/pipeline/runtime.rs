@@ -3,7 +3,7 @@
 use super::Core;
 use super::planner::Planner;
 use super::workers::Workers;
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::meter::{Meters, Role};
 use crate::sync::Hold;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -114,14 +114,13 @@ impl Runtime {
     /// started, the pool is let go and the workers are joined.
     pub(crate) fn start(core: Arc<Core>, mut io: Planner, workers: Handles) -> Result<Self> {
         let mut runtime = Self { core: Some(core), io: None, others: Vec::new(), workers };
-        runtime.io = Some(guarded(runtime.core(), "feedline-io".into(), Stage::Read, move || io.run())?);
+        runtime.io = Some(spawn_guarded(runtime.core(), "feedline-io".into(), Role::Planner, move || io.run())?);
         Ok(runtime)
     }
 
     /// Starts a thread that ends with the loader, after the I/O thread.
-    pub(crate) fn spawn(&mut self, name: String, stage: Stage, body: impl FnOnce() + Send + 'static) -> Result<()> {
-        let core = self.core().clone();
-        self.others.push(guarded(&core, name, stage, body)?);
+    pub(crate) fn spawn(&mut self, name: String, role: Role, body: impl FnOnce() + Send + 'static) -> Result<()> {
+        self.others.push(spawn_guarded(self.core(), name, role, body)?);
         Ok(())
     }
 
@@ -163,18 +162,17 @@ pub(crate) fn placed(core: &Arc<Core>, stalled: Error) -> Error {
 }
 
 /// Starts a thread whose panic becomes the error of the loader.
-fn guarded(
+fn spawn_guarded(
     core: &Arc<Core>,
     name: String,
-    stage: Stage,
+    role: Role,
     body: impl FnOnce() + Send + 'static,
 ) -> Result<JoinHandle<()>> {
     let (core, called) = (core.clone(), name.clone());
-    let role = if stage == Stage::Read { Role::Planner } else { Role::Copier };
+    let stage = if role == Role::Copier { Stage::Device } else { Stage::Read };
     let body = move || {
         core.meters.threads.enlist(role);
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(body)) {
-            let error = crate::error::panicked(&*panic, stage);
+        if let Err(error) = caught(stage, || Ok(body())) {
             core.fail(Error::new(ErrorKind::Panicked, stage, format!("thread {called}: {}", error.message())));
         }
     };

@@ -14,10 +14,9 @@ use super::task::{Job, Piece, Place, RowTask, Sample};
 use super::watchdog::{Doing, Watch};
 use crate::dataset::{Chunked, Dataset, Part, Parts};
 use crate::decode::{Ctx, Scratch};
-use crate::error::{Error, ErrorKind, Result, Stage, panicked};
+use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::memory::{ChunkBuf, Rows};
 use crate::storage::{Cached, Class, Extent, Sources, classify};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// All that is needed to make rows of samples; the same for every thread.
@@ -111,18 +110,15 @@ impl Samples {
 
     /// Gives the rows of packed fields their places, by the lengths that the index says. A row that it says nothing of has none;
     /// why is said when it is filled.
-    pub(crate) fn place_packed(&self, job: &Job, batch: u64, rows: &Rows, count: u32) {
+    pub(crate) fn place_packed(&self, job: &Job, batch: u64, rows: &mut Rows, count: u32) {
         if self.recipe.packed.is_empty() {
             return;
         }
         let mut parts = Parts::new();
         for row in 0..rows.len() {
-            let asked = catch_unwind(AssertUnwindSafe(|| {
-                parts.clear();
-                let id = || job.order.id(job.batches.position(batch, row));
-                row < count && id().is_ok_and(|id| self.parts(id, &mut parts).is_ok())
-            }));
-            let asked = asked.unwrap_or(false);
+            parts.clear();
+            let ask = || self.parts(job.order.id(job.batches.position(batch, row))?, &mut parts);
+            let asked = row < count && caught(Stage::Read, ask).is_ok();
             for (number, field) in &self.recipe.packed {
                 let part = parts.iter().find(|(field, _)| field == number && asked);
                 let len = part.map_or(0, |(_, part)| match part {
@@ -162,12 +158,11 @@ impl Samples {
     /// The extents of a chunk, checked.
     pub(crate) fn extents_of_chunk(&self, chunk: usize) -> Result<Vec<Extent>> {
         let mut extents = Vec::new();
-        let asked = catch_unwind(AssertUnwindSafe(|| {
+        let said = caught(Stage::Read, || {
             let chunks = self.in_chunks()?;
             chunks.chunk_extents(chunk, &mut extents)?;
             Ok(chunks.chunk_bytes(chunk).encoded)
-        }));
-        let said = asked.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Read)))?;
+        })?;
         extents.iter().try_for_each(|extent| self.sources.check(extent))?;
         let bytes: u64 = extents.iter().map(|extent| extent.len).fold(0, u64::saturating_add);
         if bytes > said {
@@ -365,13 +360,13 @@ impl Samples {
             _ => {}
         }
         // The dataset may be what failed: it must not panic once more.
-        let first = catch_unwind(AssertUnwindSafe(|| {
+        let first = caught(Stage::Read, || {
             let mut parts = Parts::new();
-            self.parts(id, &mut parts).ok()?;
+            self.parts(id, &mut parts)?;
             let is_read = |field: &usize| !matches!(self.recipe.handlers[*field].how, How::Skip);
             let mut extents = parts.iter().filter(|(field, _)| is_read(field)).filter_map(|(_, part)| extent_of(part));
-            extents.find(|extent| !self.is_memory(extent))
-        }));
+            Ok(extents.find(|extent| !self.is_memory(extent)))
+        });
         match first.ok().flatten() {
             Some(extent) => self.at(error, &extent),
             None => error,
@@ -383,12 +378,12 @@ impl Samples {
         if error.site().path.is_some() {
             return error;
         }
-        let named = catch_unwind(AssertUnwindSafe(|| {
-            let (chunks, mut extents) = (self.in_chunks().ok()?, Vec::new());
-            chunks.chunk_extents(chunk, &mut extents).ok()?;
-            let first = extents.into_iter().next()?;
-            (first.source.index() < self.sources.count()).then(|| (first, chunks.chunk_name(chunk)))
-        }));
+        let named = caught(Stage::Read, || {
+            let (chunks, mut extents) = (self.in_chunks()?, Vec::new());
+            chunks.chunk_extents(chunk, &mut extents)?;
+            let first = extents.into_iter().next().filter(|first: &Extent| first.source.index() < self.sources.count());
+            Ok(first.map(|first| (first, chunks.chunk_name(chunk))))
+        });
         match named.ok().flatten() {
             Some((first, name)) => self.at(error, &first).within(name),
             None => error,

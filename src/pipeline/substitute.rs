@@ -32,7 +32,7 @@ use super::sample::Samples;
 use super::task::Run;
 use super::watchdog::Doing;
 use super::worker::Worker;
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::ledger::BadSample;
 use crate::memory::ChunkBuf;
 use crate::order::{Draws, Key};
@@ -41,7 +41,6 @@ use crate::storage::{Cached, Extent, may_pass};
 use crate::sync::Hold;
 use bytes::Bytes;
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
 /// Other samples that are tried in place of one.
@@ -209,7 +208,7 @@ impl Search<'_> {
         self.worker.guarded(|_| {
             let ticket = run.rows.ticket();
             // The dataset may be what fails.
-            let member = catch_unwind(AssertUnwindSafe(|| samples.dataset.member(id))).ok().flatten();
+            let member = caught(Stage::Read, || Ok(samples.dataset.member(id))).ok().flatten();
             Ok(BadSample::new((ticket.epoch, ticket.batch, run.rows.first()), id, error, member))
         })
     }

@@ -7,7 +7,7 @@
 //! A row task owns all that is known of its row. So the dataset is asked once what a sample is made of that storage brings,
 //! and nobody relies on a second answer.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Lowest, Result};
 use crate::memory::{IoBuf, RingSpan, Rows, Ticket};
 use crate::order::{Batches, EpochOrder};
 use crate::storage::Extent;
@@ -161,12 +161,12 @@ pub(crate) struct RowTask {
     pub(crate) remaining: usize,
     /// Pieces whose reads failed, as bits, and the error of the first of them.
     failed: u64,
-    error: Option<(usize, Error)>,
+    error: Lowest,
 }
 
 impl RowTask {
     pub(crate) fn new(run: Run, sample: Box<Sample>) -> Self {
-        Self { run, sample, since: 0, remaining: 0, failed: 0, error: None }
+        Self { run, sample, since: 0, remaining: 0, failed: 0, error: Lowest::default() }
     }
 
     /// A read has come to its end.
@@ -181,21 +181,19 @@ impl RowTask {
         };
         if let Err(error) = result {
             self.failed |= 1 << number;
-            if self.error.as_ref().is_none_or(|(first, _)| number < *first) {
-                self.error = Some((number, error));
-            }
+            self.error.note(number as u32, error);
         }
         self.remaining -= 1;
     }
 
     /// The error of the first piece that could not be read.
     pub(crate) fn error(&self) -> Option<&Error> {
-        self.error.as_ref().map(|(_, error)| error)
+        self.error.error()
     }
 
     /// The same, and the pieces that could not be read, as bits.
     pub(crate) fn take_error(&mut self) -> Option<(Error, u64)> {
         let failed = std::mem::take(&mut self.failed);
-        self.error.take().map(|(_, error)| (error, failed))
+        self.error.take().map(|error| (error, failed))
     }
 }

@@ -56,12 +56,7 @@ impl Worker {
                 let number = self.scratch.worker;
                 self.scratch = Scratch::default();
                 self.scratch.worker = number;
-                let error = panicked(&*panic, stage);
-                // What was thrown is the user's as well, and may throw when it is dropped.
-                if let Err(again) = catch_unwind(AssertUnwindSafe(move || drop(panic))) {
-                    std::mem::forget(again);
-                }
-                Err(error)
+                Err(panicked(panic, stage))
             }
         }
     }

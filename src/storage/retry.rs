@@ -93,6 +93,12 @@ impl Again {
         Self { files, counters: Counters::default(), recovered: AtomicU64::new(0) }
     }
 
+    /// A table of the same files that stay open, for reads of its owner's.
+    pub(crate) fn kept_open(&self) -> Files {
+        let files = Files::new(self.files.sources().clone(), 1, None);
+        files.through(self.files.fault_hook().clone()).seeing(self.files.seen())
+    }
+
     /// Reads that failed, and worked when they were tried again.
     pub(crate) fn recovered(&self) -> u64 {
         self.recovered.load(Ordering::Relaxed)
@@ -151,7 +157,8 @@ impl Again {
         read.map_err(|error| self.files.at_site(error, extent))
     }
 
-    fn plainly(&self, files: &Files, extent: &Extent, buf: &mut [u8]) -> Result<usize> {
+    /// The bytes of `extent`, which lies within its file; tried once, by a descriptor of `files`.
+    pub(crate) fn plainly(&self, files: &Files, extent: &Extent, buf: &mut [u8]) -> Result<usize> {
         match extent.len {
             0 => Ok(0),
             _ => pread::read_file(files, extent, buf, &self.counters),

@@ -9,13 +9,12 @@
 
 use crate::dataset::{ChunkBuf, Chunked, Dataset, Part, Parts};
 use crate::decode::{Decoder, Scratch, Single};
-use crate::error::{Error, ErrorKind, Result, Stage, panicked};
+use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::storage::{Blob, Extent, SourceId};
 use crate::tensor::{Encoding, Field, Shape};
 use bytes::Bytes;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use std::ops::{ControlFlow, Range};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -200,8 +199,7 @@ impl<P: Fn(Verified) -> ControlFlow<()> + Sync> Work<'_, P> {
             if self.stopped.load(Ordering::Relaxed) {
                 return;
             }
-            let seen = catch_unwind(AssertUnwindSafe(|| self.sample(id, &mut keep)));
-            if let Err(error) = seen.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Decode))) {
+            if let Err(error) = caught(Stage::Decode, || self.sample(id, &mut keep)) {
                 self.damage(error.with_sample(id), 1);
                 // Whatever a panic left half done is made anew.
                 keep.decoders.clear();
@@ -298,8 +296,7 @@ impl<P: Fn(Verified) -> ControlFlow<()> + Sync> Work<'_, P> {
         }
         let rows = chunks.starts()[chunk]..chunks.starts()[chunk + 1];
         let count = rows.end - rows.start;
-        let seen = catch_unwind(AssertUnwindSafe(|| self.open_chunk(chunks, chunk, rows.clone())));
-        if let Err(error) = seen.unwrap_or_else(|panic| Err(panicked(&*panic, Stage::Decode))) {
+        if let Err(error) = caught(Stage::Decode, || self.open_chunk(chunks, chunk, rows.clone())) {
             let more = if count > 1 { format!("{count} samples in ") } else { String::new() };
             self.damage(
                 error.within(format_args!("{more}{}", chunks.chunk_name(chunk))).with_sample(rows.start),

@@ -7,6 +7,7 @@ use crate::common::*;
 use feedline::dataset::{Dataset, Parts, Records};
 use feedline::storage::{Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
+use feedline::unstable::{self, Faulty};
 use feedline::{Error, ErrorKind, Gds, Loader, LoaderBuilder, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -76,6 +77,22 @@ fn the_host_brings_rows_that_a_direct_read_does_not() {
             // A file whose read failed once is read again.
             same(&Got::try_epoch(&loader, 0).unwrap(), right, words);
             assert_eq!(loader.report().direct.unwrap().reads, 5);
+        }
+    });
+}
+
+#[test]
+fn rows_that_the_host_brings_are_tried_again() {
+    on_machine(|machine| {
+        for code in [5, 116] {
+            let (dir, faulty) = (Dir::new(), Arc::new(Faulty::new()));
+            let (path, _) = records_file(&dir, COUNT, 16_384);
+            let loader = build(machine.on_gpu(plain(&path, 16_384).faulty(faulty.clone()), Gds::Auto));
+            machine.double.cufile.fail_read(machine.reads() as u64, 5044);
+            faulty.inject(2, unstable::Fault::Error(code));
+            same(&Got::try_epoch(&loader, 0).unwrap(), &right(&path, 16_384), "tried again");
+            let report = loader.report();
+            assert_eq!((report.recovered, report.direct.unwrap().host_rows), (1, BATCH as u64), "{code}");
         }
     });
 }
