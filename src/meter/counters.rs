@@ -267,14 +267,16 @@ fn settled<S: PartialEq + Copy, T>(state: impl Fn() -> S, read: impl Fn(S) -> T,
 #[repr(align(128))]
 pub(crate) struct Pool {
     workers: u64,
-    /// Since when (53 bits), whether something is being filled (1 bit), how many work (10 bits).
+    /// Start of the current stretch (51 bits of nanoseconds, which wrap after 26 days), whether something is being filled
+    /// (1 bit), how many work (12 bits). A stretch of more than 13 days counts as none.
     word: AtomicU64,
     busy: Counter,
     starved: Counter,
     ahead: Counter,
 }
 
-const WORKING_BITS: u32 = 10;
+/// The count goes to 4095; `build` allows 1024 workers.
+const WORKING_BITS: u32 = 12;
 const TIME_MASK: u64 = u64::MAX >> (WORKING_BITS + 1);
 
 impl Pool {
@@ -499,6 +501,14 @@ mod tests {
         assert_eq!(pool.working(), 1);
         let (busy, starved, ahead) = pool.read(1_000);
         assert_eq!(busy + starved + ahead, 3 * 1_000);
+    }
+
+    #[test]
+    fn a_pool_counts_the_most_workers_that_build_allows() {
+        let pool = Pool::new(1024);
+        (0..1024).for_each(|_| pool.change(1, true, 100));
+        assert_eq!((pool.working(), pool.filling()), (1024, true));
+        assert_eq!(pool.read(110), (1024 * 10, 0, 1024 * 100));
     }
 
     /// Has `writers` threads make changes while this one reads. One that loses its core in the middle of a change for longer
