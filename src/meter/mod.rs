@@ -22,9 +22,7 @@ pub use counters::Latency;
 pub(crate) use counters::{Area, Counter, Flow, Histogram, Pool, States};
 pub(crate) use cpu::{Role, Threads};
 pub use reads::{Copies, DirectReads, ReadStats};
-pub use snapshot::{
-    Consumer, Copy, Decode, GpuIdle, Handed, Level, Order, ReaderInUse, Slots, Snapshot, Storage, Unmeasured,
-};
+pub use snapshot::{Consumer, Copy, Decode, GpuIdle, Handed, Order, ReaderInUse, Slots, Snapshot, Storage, Unmeasured};
 pub(crate) use timeline::Recorder;
 pub use timeline::{BatchRecord, Gauges, Timeline};
 #[cfg(feature = "cuda")]
@@ -331,7 +329,7 @@ impl Meters {
     /// Reads in flight, on average since this was asked last: by one thread. At the moment itself there are none too often,
     /// for batches are handed out when their last read is done.
     fn mean_in_flight(&self, now: u64) -> u32 {
-        let total = self.reading.total_ns(now);
+        let (total, _) = self.reading.read(now);
         let [at, before] = self.moment.each_ref().map(|number| number.load(Ordering::Relaxed));
         for (place, value) in self.moment.iter().zip([now, total]) {
             place.store(value, Ordering::Relaxed);
@@ -372,7 +370,7 @@ impl Meters {
         let (waited_ns, user_ns) = (self.waited_ns(now), self.user_ns.get());
         let [_, busy_ns, no_slot_ns] = self.planner.read(now);
         let [_, blocked_ns] = self.no_room.read(now);
-        let levels = snapshot::levels(self.reading.read(now));
+        let (in_flight_ns, reading_ns) = self.reading.read(now);
         let (working_ns, starved_ns, ahead_ns) = self.pool.read(now);
         let reads = self.reads();
         let slots = |stay| self.slots.total_ns(stay, now);
@@ -396,11 +394,10 @@ impl Meters {
             order: Order { busy_ns, cpu_ns: self.cpu(Role::Planner).map(|(cpu, _)| cpu), no_slot_ns },
             storage: Storage {
                 reader: Some(ReaderInUse { name: settings.reader.to_string(), explicit: settings.explicit }),
-                busy_ns: levels.iter().map(|level| level.ns).sum(),
+                busy_ns: reading_ns,
                 blocked_ns,
                 depth: settings.depth,
-                in_flight_ns: self.reading.total_ns(now),
-                levels,
+                in_flight_ns,
                 reads: reads.ops,
                 bytes: reads.bytes_moved.max(reads.bytes_asked),
                 direct_bytes: (reads.bytes_moved.max(reads.bytes_asked) as f64 * reads.direct_share()) as u64,
