@@ -18,7 +18,6 @@ mod prometheus;
 pub(crate) mod spans;
 mod trace;
 mod verdict;
-mod ways;
 mod whatif;
 mod words;
 
