@@ -1,4 +1,5 @@
-//! What the stages count: numbers without a judgement, written without a lock. Knows stages as labels, and no other module but `error`.
+//! What the stages count: numbers without a judgement, and no lock per sample. Knows stages as labels, and no other
+//! module but `error` and `sync`.
 //!
 //! ```text
 //! stages ──► Meters ──┬─► Snapshot   sums until a moment: what `report` judges
@@ -30,6 +31,7 @@ pub(crate) use tracks::Ring;
 pub(crate) use tracks::Rings;
 pub use tracks::{Span, Track, Work};
 
+use crate::sync::Hold;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
@@ -231,13 +233,13 @@ impl DeviceMeters {
     /// A slot is copied from pageable memory, since it could not be pinned.
     pub(crate) fn note_pageable(&self, why: &crate::Error) {
         self.pageable_slots.add(1);
-        let mut reason = self.pageable.lock().unwrap_or_else(|poison| poison.into_inner());
+        let mut reason = self.pageable.hold();
         reason.get_or_insert_with(|| why.message().to_string());
     }
 
     /// A direct read was not possible.
     pub(crate) fn note_by_host(&self, why: &str) {
-        self.by_host.lock().unwrap_or_else(|poison| poison.into_inner()).get_or_insert_with(|| why.to_string());
+        self.by_host.hold().get_or_insert_with(|| why.to_string());
     }
 
     pub(crate) fn direct(&self, how: String) -> DirectReads {
@@ -246,7 +248,7 @@ impl DeviceMeters {
             reads: self.reads.get(),
             bytes: self.direct_bytes.get(),
             host_rows: self.host_rows.get(),
-            why_host: self.by_host.lock().unwrap_or_else(|poison| poison.into_inner()).clone(),
+            why_host: self.by_host.hold().clone(),
         }
     }
 
@@ -257,7 +259,7 @@ impl DeviceMeters {
             bytes: self.bytes.get(),
             pinned_slots: self.pinned_slots.get(),
             pageable_slots: self.pageable_slots.get(),
-            why_pageable: self.pageable.lock().unwrap_or_else(|poison| poison.into_inner()).clone(),
+            why_pageable: self.pageable.hold().clone(),
         }
     }
 }
@@ -439,11 +441,11 @@ impl Meters {
         if !self.on {
             return;
         }
-        *self.reads.lock().unwrap_or_else(|poison| poison.into_inner()) = stats();
+        *self.reads.hold() = stats();
     }
 
     pub(crate) fn reads(&self) -> ReadStats {
-        *self.reads.lock().unwrap_or_else(|poison| poison.into_inner())
+        *self.reads.hold()
     }
 }
 
