@@ -14,7 +14,6 @@
 mod depth;
 mod load;
 mod prometheus;
-#[allow(dead_code, unused_imports, reason = "what the loader says is up to the loader")]
 pub(crate) mod spans;
 mod trace;
 mod verdict;
