@@ -145,10 +145,11 @@ pub use signals::Signal;
 #[cfg(feature = "signals")]
 mod signals {
     use crate::error::{Error, Result, Stage};
+    use crate::sync::Hold;
     use signal_hook::{consts, flag};
     use std::fmt;
     use std::sync::atomic::{AtomicBool, Ordering};
-    use std::sync::{Mutex, OnceLock, PoisonError};
+    use std::sync::{Mutex, OnceLock};
 
     /// A signal that can set a [`Stop`](super::Stop).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -193,7 +194,7 @@ mod signals {
         /// Installs the handler, once per process.
         fn install(self) -> Result<()> {
             static INSTALLED: Mutex<[bool; ALL.len()]> = Mutex::new([false; ALL.len()]);
-            let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut installed = INSTALLED.hold();
             if !installed[self as usize] {
                 self.register().map_err(|e| Error::os(Stage::Build, format!("no handler for {self}"), e))?;
                 installed[self as usize] = true;

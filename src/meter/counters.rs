@@ -3,7 +3,7 @@
 //! ```text
 //! Counter    how many, how much                          any thread adds
 //! Area       how many at once, over time (queue length)  any thread enters and leaves; exact, whatever the interleaving
-//! Flow       how many at once, and how many end then     one writer
+//! Flow       how many at once, and how long any          one writer
 //! States<N>  what one thread was doing, and how long     one writer
 //! Histogram  how long each took                          any thread records; about 3 % wide buckets
 //! ```
@@ -101,99 +101,48 @@ impl Area {
     }
 }
 
-/// Levels of a [`Flow`]: none, 1, 2, up to 4, 8 … 4096 at once.
-pub(crate) const LEVELS: usize = 14;
-
-/// How many are under way, of what one thread starts and sees end, and how fast they end while so many are.
-///
-/// Those that end together were worked on since others last ended, whatever was started meanwhile: they count for the levels
-/// of that whole time, each by its share. (Counted for the last level alone, a server that ends several at once would seem
-/// the faster the later new ones are started.)
+/// How many of what one thread starts and sees end are under way, over time.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Flow {
     inside: AtomicU64,
     since: AtomicU64,
-    /// All, added up.
+    /// Nanoseconds of all, added up.
     area: Counter,
-    /// Time at each level.
-    ns: [Counter; LEVELS],
-    /// The part of it since some last ended.
-    recent: [AtomicU64; LEVELS],
-    /// Thousandths of those that ended there.
-    ended: [Counter; LEVELS],
+    /// Nanoseconds with at least one.
+    busy: Counter,
 }
 
 impl Flow {
-    /// From `now` on there are `inside`, after `ended` have ended. Only its own thread calls this.
-    pub(crate) fn change(&self, inside: u64, ended: u64, now: u64) {
+    /// From `now` on there are `inside`. Only its own thread calls this.
+    pub(crate) fn change(&self, inside: u64, now: u64) {
         if now == 0 {
             return;
         }
-        let since = self.since.load(Ordering::Relaxed);
-        let (before, ns) = (self.inside(), now.saturating_sub(since));
-        let at = level(before);
+        let (before, ns) = (self.inside(), now.saturating_sub(self.since.load(Ordering::Relaxed)));
         put(&self.since, BETWEEN);
-        // Who sees what follows sees that.
+        // A reader of the new sums then finds the mark as well.
         fence(Ordering::Release);
         self.area.add_alone(before.saturating_mul(ns));
-        self.ns[at].add_alone(ns);
+        self.busy.add_alone(if before > 0 { ns } else { 0 });
         put(&self.inside, inside);
-        if at > 0 {
-            put(&self.recent[at], self.recent[at].load(Ordering::Relaxed) + ns);
-        }
-        if ended > 0 {
-            self.share_out(ended);
-        }
         self.since.store(now, Ordering::Release);
     }
 
-    /// Divides those that ended among the levels since the last ones did.
-    fn share_out(&self, ended: u64) {
-        let all: u64 = self.recent.iter().map(|ns| ns.load(Ordering::Relaxed)).sum();
-        for (counter, recent) in self.ended.iter().zip(&self.recent) {
-            let ns = recent.load(Ordering::Relaxed);
-            if ns > 0 {
-                put(recent, 0);
-                counter.add_alone((u128::from(ended) * 1000 * u128::from(ns) / u128::from(all)) as u64);
-            }
-        }
-    }
-
     /// How many there are.
-    pub(crate) fn inside(&self) -> u64 {
+    fn inside(&self) -> u64 {
         self.inside.load(Ordering::Relaxed)
     }
 
-    /// What `read` makes of how many there are, and of the time since they came, until `now`.
-    fn settled<T>(&self, now: u64, read: impl Fn(u64, u64) -> T) -> T {
+    /// Until `now`: nanoseconds of all, added up, and nanoseconds with at least one.
+    pub(crate) fn read(&self, now: u64) -> (u64, u64) {
         let state = || (self.since.load(Ordering::Acquire), self.inside());
-        let all = |(since, inside)| (since, read(inside, now.saturating_sub(since)));
-        settled(state, all, |(since, _)| *since != BETWEEN).1
-    }
-
-    /// Nanoseconds of all, added up, until `now`.
-    pub(crate) fn total_ns(&self, now: u64) -> u64 {
-        self.settled(now, |inside, stretch| self.area.get() + inside.saturating_mul(stretch))
-    }
-
-    /// Each level but none: how many there are at most, its nanoseconds until `now`, and thousandths of those that ended.
-    pub(crate) fn read(&self, now: u64) -> [(u32, u64, u64); LEVELS - 1] {
-        self.settled(now, |inside, stretch| {
-            let present = level(inside);
-            std::array::from_fn(|at| {
-                let stretch = if at + 1 == present { stretch } else { 0 };
-                (1 << at, self.ns[at + 1].get() + stretch, self.ended[at + 1].get())
-            })
-        })
-    }
-}
-
-/// The level of so many.
-fn level(count: u64) -> usize {
-    match count {
-        0 => 0,
-        _ => (1 + count.next_power_of_two().trailing_zeros() as usize).min(LEVELS - 1),
+        let sums = |(since, inside): (u64, u64)| {
+            let ns = now.saturating_sub(since);
+            let (area, busy) = (self.area.get() + inside.saturating_mul(ns), self.busy.get());
+            (since, (area, busy + if inside > 0 { ns } else { 0 }))
+        };
+        settled(state, sums, |(since, _)| *since != BETWEEN).1
     }
 }
 
@@ -267,14 +216,16 @@ fn settled<S: PartialEq + Copy, T>(state: impl Fn() -> S, read: impl Fn(S) -> T,
 #[repr(align(128))]
 pub(crate) struct Pool {
     workers: u64,
-    /// Since when (53 bits), whether something is being filled (1 bit), how many work (10 bits).
+    /// Start of the current stretch (51 bits of nanoseconds, which wrap after 26 days), whether something is being filled
+    /// (1 bit), how many work (12 bits). A stretch of more than 13 days counts as none.
     word: AtomicU64,
     busy: Counter,
     starved: Counter,
     ahead: Counter,
 }
 
-const WORKING_BITS: u32 = 10;
+/// The count goes to 4095; `build` allows 1024 workers.
+const WORKING_BITS: u32 = 12;
 const TIME_MASK: u64 = u64::MAX >> (WORKING_BITS + 1);
 
 impl Pool {
@@ -501,6 +452,14 @@ mod tests {
         assert_eq!(busy + starved + ahead, 3 * 1_000);
     }
 
+    #[test]
+    fn a_pool_counts_the_most_workers_that_build_allows() {
+        let pool = Pool::new(1024);
+        (0..1024).for_each(|_| pool.change(1, true, 100));
+        assert_eq!((pool.working(), pool.filling()), (1024, true));
+        assert_eq!(pool.read(110), (1024 * 10, 0, 1024 * 100));
+    }
+
     /// Has `writers` threads make changes while this one reads. One that loses its core in the middle of a change for longer
     /// than a reader is patient leaves a reading off: with more to do than cores that happens, though not to one in a hundred.
     fn while_it_changes(writers: usize, change: impl Fn(u64) + Sync, is_whole: impl Fn() -> bool) {
@@ -542,18 +501,13 @@ mod tests {
     #[test]
     fn a_flow_that_is_read_while_it_changes_has_all_of_the_time_and_none_twice() {
         let (flow, clock) = (Flow::default(), AtomicU64::new(2));
-        flow.change(2, 0, 1);
-        while_it_changes(
-            1,
-            |_| flow.change(2, 1, clock.fetch_add(1, Ordering::SeqCst)),
-            || {
-                let now = clock.load(Ordering::SeqCst);
-                let (total, levels) = (flow.total_ns(now), flow.read(now));
-                let until = now - 2..=clock.load(Ordering::SeqCst);
-                let in_levels = levels.iter().map(|level| level.1).sum();
-                total % 2 == 0 && until.contains(&(total / 2)) && until.contains(&in_levels)
-            },
-        );
+        flow.change(2, 1);
+        let change = |_| flow.change(2, clock.fetch_add(1, Ordering::SeqCst));
+        while_it_changes(1, change, || {
+            let now = clock.load(Ordering::SeqCst);
+            let (area, busy) = flow.read(now);
+            area == 2 * busy && (now - 2..=clock.load(Ordering::SeqCst)).contains(&busy)
+        });
     }
 
     #[test]
@@ -566,19 +520,12 @@ mod tests {
     }
 
     #[test]
-    fn those_that_end_count_for_the_levels_since_others_last_ended() {
+    fn a_flow_adds_up_stays_and_the_time_with_any() {
         let flow = Flow::default();
-        flow.change(3, 0, 100);
-        flow.change(8, 0, 130); // 30 at 3
-        flow.change(4, 4, 190); // 60 at 8: 4 ended in 90
-        flow.change(0, 4, 200); // 10 at 4
-        flow.change(1, 0, 300);
-        let mut levels = [0_u32, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12].map(|at| (1 << at, 0, 0));
-        levels[2] = (4, 30 + 10, 4000 / 3 + 4000);
-        levels[3] = (8, 60, 8000 / 3);
-        levels[0] = (1, 5, 0);
-        assert_eq!(flow.read(305), levels);
-        assert_eq!((flow.total_ns(305), flow.inside()), (3 * 30 + 8 * 60 + 4 * 10 + 5, 1));
+        for (inside, now) in [(3, 100), (8, 130), (0, 190), (1, 300)] {
+            flow.change(inside, now);
+        }
+        assert_eq!(flow.read(305), (3 * 30 + 8 * 60 + 5, 30 + 60 + 5));
     }
 
     #[test]

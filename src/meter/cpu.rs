@@ -3,7 +3,8 @@
 //! Nothing is written while they run: the kernel counts. Threads of a reader (pread, maps), of rayon's global pool and of the
 //! user are not among them.
 
-use std::sync::{Mutex, PoisonError};
+use crate::sync::Hold;
+use std::sync::Mutex;
 
 /// What a thread is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,13 +27,13 @@ impl Threads {
     /// The calling thread is one of these.
     pub(crate) fn enlist(&self, role: Role) {
         let id = rustix::thread::gettid().as_raw_nonzero().get() as u32;
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((role, id));
+        self.0.hold().push((role, id));
     }
 
     /// Nanoseconds on a CPU of all threads of a role, and nanoseconds that they could have run and had no core; `None` when the
     /// kernel does not count them, or there is none.
     pub(crate) fn times(&self, role: Role) -> Option<(u64, u64)> {
-        let threads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let threads = self.0.hold();
         let of_role = threads.iter().filter(|(of, _)| *of == role).map(|(_, id)| scheduled(*id));
         let sum = |a: Option<(u64, u64)>, b: Option<(u64, u64)>| {
             let ((cpu, delay), (more_cpu, more_delay)) = (a?, b?);

@@ -1,4 +1,5 @@
-//! What the stages count: numbers without a judgement, written without a lock. Knows stages as labels, and no other module but `error`.
+//! What the stages count: numbers without a judgement, and no lock per sample. Knows stages as labels, and no other
+//! module but `error` and `sync`.
 //!
 //! ```text
 //! stages ──► Meters ──┬─► Snapshot   sums until a moment: what `report` judges
@@ -22,9 +23,7 @@ pub use counters::Latency;
 pub(crate) use counters::{Area, Counter, Flow, Histogram, Pool, States};
 pub(crate) use cpu::{Role, Threads};
 pub use reads::{Copies, DirectReads, ReadStats};
-pub use snapshot::{
-    Consumer, Copy, Decode, GpuIdle, Handed, Level, Order, ReaderInUse, Slots, Snapshot, Storage, Unmeasured,
-};
+pub use snapshot::{Consumer, Copy, Decode, GpuIdle, Handed, Order, ReaderInUse, Slots, Snapshot, Storage, Unmeasured};
 pub(crate) use timeline::Recorder;
 pub use timeline::{BatchRecord, Gauges, Timeline};
 #[cfg(feature = "cuda")]
@@ -32,6 +31,7 @@ pub(crate) use tracks::Ring;
 pub(crate) use tracks::Rings;
 pub use tracks::{Span, Track, Work};
 
+use crate::sync::Hold;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
@@ -233,13 +233,13 @@ impl DeviceMeters {
     /// A slot is copied from pageable memory, since it could not be pinned.
     pub(crate) fn note_pageable(&self, why: &crate::Error) {
         self.pageable_slots.add(1);
-        let mut reason = self.pageable.lock().unwrap_or_else(|poison| poison.into_inner());
+        let mut reason = self.pageable.hold();
         reason.get_or_insert_with(|| why.message().to_string());
     }
 
     /// A direct read was not possible.
     pub(crate) fn note_by_host(&self, why: &str) {
-        self.by_host.lock().unwrap_or_else(|poison| poison.into_inner()).get_or_insert_with(|| why.to_string());
+        self.by_host.hold().get_or_insert_with(|| why.to_string());
     }
 
     pub(crate) fn direct(&self, how: String) -> DirectReads {
@@ -248,7 +248,7 @@ impl DeviceMeters {
             reads: self.reads.get(),
             bytes: self.direct_bytes.get(),
             host_rows: self.host_rows.get(),
-            why_host: self.by_host.lock().unwrap_or_else(|poison| poison.into_inner()).clone(),
+            why_host: self.by_host.hold().clone(),
         }
     }
 
@@ -259,7 +259,7 @@ impl DeviceMeters {
             bytes: self.bytes.get(),
             pinned_slots: self.pinned_slots.get(),
             pageable_slots: self.pageable_slots.get(),
-            why_pageable: self.pageable.lock().unwrap_or_else(|poison| poison.into_inner()).clone(),
+            why_pageable: self.pageable.hold().clone(),
         }
     }
 }
@@ -331,7 +331,7 @@ impl Meters {
     /// Reads in flight, on average since this was asked last: by one thread. At the moment itself there are none too often,
     /// for batches are handed out when their last read is done.
     fn mean_in_flight(&self, now: u64) -> u32 {
-        let total = self.reading.total_ns(now);
+        let (total, _) = self.reading.read(now);
         let [at, before] = self.moment.each_ref().map(|number| number.load(Ordering::Relaxed));
         for (place, value) in self.moment.iter().zip([now, total]) {
             place.store(value, Ordering::Relaxed);
@@ -372,7 +372,7 @@ impl Meters {
         let (waited_ns, user_ns) = (self.waited_ns(now), self.user_ns.get());
         let [_, busy_ns, no_slot_ns] = self.planner.read(now);
         let [_, blocked_ns] = self.no_room.read(now);
-        let levels = snapshot::levels(self.reading.read(now));
+        let (in_flight_ns, reading_ns) = self.reading.read(now);
         let (working_ns, starved_ns, ahead_ns) = self.pool.read(now);
         let reads = self.reads();
         let slots = |stay| self.slots.total_ns(stay, now);
@@ -396,11 +396,10 @@ impl Meters {
             order: Order { busy_ns, cpu_ns: self.cpu(Role::Planner).map(|(cpu, _)| cpu), no_slot_ns },
             storage: Storage {
                 reader: Some(ReaderInUse { name: settings.reader.to_string(), explicit: settings.explicit }),
-                busy_ns: levels.iter().map(|level| level.ns).sum(),
+                busy_ns: reading_ns,
                 blocked_ns,
                 depth: settings.depth,
-                in_flight_ns: self.reading.total_ns(now),
-                levels,
+                in_flight_ns,
                 reads: reads.ops,
                 bytes: reads.bytes_moved.max(reads.bytes_asked),
                 direct_bytes: (reads.bytes_moved.max(reads.bytes_asked) as f64 * reads.direct_share()) as u64,
@@ -442,11 +441,11 @@ impl Meters {
         if !self.on {
             return;
         }
-        *self.reads.lock().unwrap_or_else(|poison| poison.into_inner()) = stats();
+        *self.reads.hold() = stats();
     }
 
     pub(crate) fn reads(&self) -> ReadStats {
-        *self.reads.lock().unwrap_or_else(|poison| poison.into_inner())
+        *self.reads.hold()
     }
 }
 

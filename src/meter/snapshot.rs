@@ -9,7 +9,7 @@
 //! Times are nanoseconds, summed over the threads of a stage where it has several, over the *steady* time: from the first
 //! batch of each iterator on. All but the histograms can be subtracted, see [`Snapshot::since`].
 
-use super::counters::{LEVELS, Latency};
+use super::counters::Latency;
 use serde::{Deserialize, Serialize};
 
 /// What was measured until one moment.
@@ -134,8 +134,6 @@ pub struct Storage {
     pub depth: u32,
     /// Sum over time of the reads in flight: divide by the steady time for the mean.
     pub in_flight_ns: u64,
-    /// How long how many were in flight, and how many ended meanwhile; ascending.
-    pub levels: Vec<Level>,
     /// Reads, and the bytes that they brought.
     pub reads: u64,
     /// Bytes that reads brought.
@@ -165,42 +163,6 @@ pub struct ReaderInUse {
     pub name: String,
     /// Whether the caller named it, instead of leaving the choice to the loader.
     pub explicit: bool,
-}
-
-/// The time in which about as many reads were in flight.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct Level {
-    /// So many at most, and more than at the level before.
-    pub in_flight: u32,
-    /// How long.
-    pub ns: u64,
-    /// Thousandths of reads that storage did meanwhile.
-    pub reads_milli: u64,
-}
-
-pub(super) fn levels(levels: [(u32, u64, u64); LEVELS - 1]) -> Vec<Level> {
-    levels.into_iter().map(|(in_flight, ns, reads_milli)| Level { in_flight, ns, reads_milli }).collect()
-}
-
-/// Levels are evidence of what storage can do from this share of its time on, and from so many reads.
-const EVIDENCE_TIME: f64 = 0.1;
-const EVIDENCE_READS: f64 = 32.0;
-
-impl Storage {
-    /// The time that the reads would have taken had they always gone as fast as while most were in flight. At most
-    /// [`busy_ns`](Self::busy_ns), which only says that something was in flight, not that nothing more would have fitted in;
-    /// and still too much where so few were in flight at all times that storage was never at its limit.
-    pub fn needed_ns(&self) -> u64 {
-        let (mut ns, mut reads, mut pace) = (0.0, 0.0, 0.0_f64);
-        for level in self.levels.iter().rev() {
-            (ns, reads) = (ns + level.ns as f64, reads + level.reads_milli as f64 / 1e3);
-            if ns > 0.0 && ns >= EVIDENCE_TIME * self.busy_ns as f64 && reads >= EVIDENCE_READS {
-                pace = pace.max(reads / ns);
-            }
-        }
-        if pace > 0.0 { ((reads / pace) as u64).min(self.busy_ns) } else { self.busy_ns }
-    }
 }
 
 /// The decode workers.
@@ -301,9 +263,6 @@ macro_rules! numbers {
             if let (Some(now), Some(then)) = (&mut copy.cpu_ns, &then.cpu_ns) {
                 $do!(one now, then);
             }
-        }
-        for (level, then) in $later.storage.levels.iter_mut().zip(&$before.storage.levels) {
-            $do!(level, then; ns, reads_milli);
         }
     };
 }

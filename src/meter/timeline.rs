@@ -1,8 +1,10 @@
 //! What happened to each of the last batches, and how full the queues were: what traces and plots are drawn from. Pure data.
 
 use super::tracks::Track;
+use crate::sync::Hold;
 use serde::{Deserialize, Serialize};
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::collections::VecDeque;
+use std::sync::Mutex;
 
 /// The way of one batch; nanoseconds since the loader was built, 0 for what did not happen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,132 +73,51 @@ pub struct Timeline {
     pub forgotten: u64,
 }
 
-/// Batches and moments that are remembered: 100 KiB.
+/// Batches that are remembered, each with the moment at which it was handed out: 128 KiB.
 const REMEMBERED: usize = 1024;
-/// Numbers of a [`BatchRecord`] and of [`Gauges`].
-const NUMBERS: usize = 12;
 
-/// The last batches and moments, written while everything runs: by the consumer, and for the drop of a batch by whoever
-/// drops it. No lock; a record that is being written while it is read may be of two batches, and is left out then.
+/// The last batches and moments: the consumer notes a batch, and the thread that drops the batch notes the drop. A lock for
+/// each of the two, none per sample. There is room for all from the start.
 #[derive(Debug)]
-pub(crate) struct Recorder {
-    batches: Box<[[AtomicU64; NUMBERS]]>,
-    gauges: Box<[[AtomicU64; NUMBERS]]>,
-    written: AtomicU64,
-}
+pub(crate) struct Recorder(Mutex<VecDeque<(BatchRecord, Gauges)>>);
 
 impl Default for Recorder {
     fn default() -> Self {
-        let rows = || (0..REMEMBERED).map(|_| std::array::from_fn(|_| AtomicU64::new(0))).collect();
-        Self { batches: rows(), gauges: rows(), written: AtomicU64::new(0) }
+        Self(Mutex::new(VecDeque::with_capacity(REMEMBERED)))
     }
 }
 
 impl Recorder {
-    /// Notes a batch that was handed out, numbers it, and the moment. One thread at a time.
+    /// Notes a batch that was handed out, numbers it, and the moment.
     pub(crate) fn note(&self, mut record: BatchRecord, gauges: Gauges) -> u64 {
-        let number = self.written.load(Ordering::Relaxed);
-        record.sequence = number;
-        let at = number as usize % REMEMBERED;
-        // Who sees a part of what follows sees that all before it was written.
-        fence(Ordering::Release);
-        for (place, value) in self.batches[at].iter().zip(record.numbers()) {
-            place.store(value, Ordering::Relaxed);
+        let mut kept = self.0.hold();
+        record.sequence = kept.back().map_or(0, |(last, _)| last.sequence + 1);
+        if kept.len() == REMEMBERED {
+            kept.pop_front();
         }
-        for (place, value) in self.gauges[at].iter().zip(gauges.numbers()) {
-            place.store(value, Ordering::Relaxed);
-        }
-        // Release: who sees the number sees the record.
-        self.written.store(number + 1, Ordering::Release);
-        number
+        kept.push_back((record, gauges));
+        record.sequence
     }
 
-    /// The batch with that number was dropped.
+    /// Notes the drop of the batch with this number, if it is still remembered.
     pub(crate) fn dropped(&self, number: u64, now: u64) {
-        let record = &self.batches[number as usize % REMEMBERED];
-        if record[0].load(Ordering::Relaxed) == number {
-            record[NUMBERS - 1].store(now, Ordering::Relaxed);
+        let mut kept = self.0.hold();
+        let place = number.checked_sub(first(&kept)).and_then(|place| kept.get_mut(place as usize));
+        if let Some((record, _)) = place {
+            record.dropped_ns = now;
         }
     }
 
     pub(crate) fn read(&self) -> Timeline {
-        let written = self.written.load(Ordering::Acquire);
-        let first = written.saturating_sub(REMEMBERED as u64);
-        let mut timeline = Timeline { forgotten: first, ..Timeline::default() };
-        for number in first..written {
-            let at = number as usize % REMEMBERED;
-            let numbers = |row: &[AtomicU64; NUMBERS]| row.each_ref().map(|number| number.load(Ordering::Relaxed));
-            let (record, gauges) = (numbers(&self.batches[at]), numbers(&self.gauges[at]));
-            if record[0] == number {
-                timeline.batches.push(BatchRecord::of(record));
-                timeline.gauges.push(Gauges::of(gauges));
-            }
-        }
-        // Those that were written over meanwhile may be of two batches; one is being written now, perhaps.
-        fence(Ordering::Acquire);
-        let kept = (self.written.load(Ordering::Relaxed) + 1).saturating_sub(REMEMBERED as u64);
-        let torn = timeline.batches.partition_point(|record| record.sequence < kept);
-        timeline.batches.drain(..torn);
-        timeline.gauges.drain(..torn);
-        timeline.forgotten = timeline.forgotten.max(timeline.batches.first().map_or(0, |record| record.sequence));
-        timeline
+        let kept = self.0.hold();
+        let (batches, gauges) = kept.iter().copied().unzip();
+        Timeline { batches, gauges, tracks: Vec::new(), forgotten: first(&kept) }
     }
 }
 
-impl BatchRecord {
-    fn numbers(&self) -> [u64; NUMBERS] {
-        let Self {
-            sequence,
-            epoch,
-            batch,
-            rows,
-            planned_ns,
-            read_ns,
-            full_ns,
-            copied_ns,
-            first,
-            asked_ns,
-            got_ns,
-            dropped_ns,
-        } = *self;
-        let (rows, first) = (u64::from(rows), u64::from(first));
-        [sequence, epoch, batch, rows, planned_ns, read_ns, full_ns, copied_ns, first, asked_ns, got_ns, dropped_ns]
-    }
-
-    fn of(numbers: [u64; NUMBERS]) -> Self {
-        let [sequence, epoch, batch, rows, planned_ns, read_ns, full_ns, copied_ns, first, rest @ ..] = numbers;
-        let ([asked_ns, got_ns, dropped_ns], rows, first) = (rest, rows as u32, first != 0);
-        Self {
-            sequence,
-            epoch,
-            batch,
-            rows,
-            planned_ns,
-            read_ns,
-            full_ns,
-            copied_ns,
-            first,
-            asked_ns,
-            got_ns,
-            dropped_ns,
-        }
-    }
-}
-
-impl Gauges {
-    fn numbers(&self) -> [u64; NUMBERS] {
-        let Self { at_ns, in_flight, queued, working, free_slots, filling_slots, full_slots, held } = *self;
-        let [a, b, c, d, e, f, g] =
-            [in_flight, queued, working, free_slots, filling_slots, full_slots, held].map(u64::from);
-        [at_ns, a, b, c, d, e, f, g, 0, 0, 0, 0]
-    }
-
-    fn of(numbers: [u64; NUMBERS]) -> Self {
-        let [at_ns, rest @ ..] = numbers;
-        let [in_flight, queued, working, free_slots, filling_slots, full_slots, held, ..] =
-            rest.map(|number| number as u32);
-        Self { at_ns, in_flight, queued, working, free_slots, filling_slots, full_slots, held }
-    }
+/// The number of the oldest batch.
+fn first(kept: &VecDeque<(BatchRecord, Gauges)>) -> u64 {
+    kept.front().map_or(0, |(record, _)| record.sequence)
 }
 
 #[cfg(test)]
@@ -212,15 +133,12 @@ mod tests {
             let gauges = Gauges { at_ns: number, held: 3, ..Gauges::default() };
             assert_eq!(recorder.note(record, gauges), number);
         }
-        recorder.dropped(5, 99); // forgotten: its place is another's
+        recorder.dropped(5, 99); // forgotten
         recorder.dropped(1000, 77);
         let timeline = recorder.read();
-        assert_eq!(
-            (timeline.forgotten, timeline.batches.len(), timeline.gauges.len()),
-            (11, REMEMBERED - 1, REMEMBERED - 1)
-        );
+        assert_eq!((timeline.forgotten, timeline.batches.len(), timeline.gauges.len()), (10, REMEMBERED, REMEMBERED));
         for (at, record) in timeline.batches.iter().enumerate() {
-            let number = at as u64 + 11;
+            let number = at as u64 + 10;
             let dropped_ns = if number == 1000 { 77 } else { 0 };
             let expected = BatchRecord {
                 sequence: number,

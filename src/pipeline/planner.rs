@@ -105,7 +105,7 @@ impl Planner {
             self.advance_chunks();
             self.issue();
             self.now = meters.clock.now();
-            meters.reading.change(self.reads.reader.in_flight() as u64, 0, self.now);
+            meters.reading.change(self.reads.reader.in_flight() as u64, self.now);
             meters.no_room.enter(usize::from(self.no_room), self.now);
             if !self.unplanned {
                 let state = if self.lacks_slots() { planner::NO_SLOT } else { planner::WAITING };
@@ -296,7 +296,7 @@ impl Planner {
         // First: who has received a batch finds all of its reads in the report.
         core.meters.note_reads(|| self.reads.reader.stats());
         let mut completions = std::mem::take(&mut self.completions);
-        core.meters.reading.change(self.reads.reader.in_flight() as u64, completions.len() as u64, self.now);
+        core.meters.reading.change(self.reads.reader.in_flight() as u64, self.now);
         for completion in completions.drain(..) {
             match Tag::unpack(completion.tag) {
                 Tag::Row(entry, piece) => self.reads.complete(entry, piece, completion, self.now),

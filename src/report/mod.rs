@@ -14,11 +14,9 @@
 mod depth;
 mod load;
 mod prometheus;
-#[allow(dead_code, unused_imports, reason = "what the loader says is up to the loader")]
 pub(crate) mod spans;
 mod trace;
 mod verdict;
-mod ways;
 mod whatif;
 mod words;
 

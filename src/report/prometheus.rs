@@ -12,7 +12,7 @@
 //! is off by 2 % at most.
 
 use super::Names;
-use crate::meter::{Latency, Snapshot};
+use crate::meter::{Latency, Slots, Snapshot};
 use std::fmt::{Display, Write};
 
 /// Bounds of histograms, in nanoseconds: 1, 2.5 and 5 of each power of ten from 1 µs to 100 s.
@@ -42,24 +42,42 @@ pub fn prometheus(loaders: &[(Names<'_>, &Snapshot)]) -> String {
     let labels = |names: &Names<'_>| format!("loader=\"{}\",rank=\"{}\"", escape(names.loader), names.rank);
     let loaders = loaders.iter().map(|(names, snapshot)| (labels(names), *snapshot)).collect();
     let mut text = Text { out: String::new(), loaders };
-    text.info();
-    text.consumer();
-    text.gpu();
-    text.order();
-    text.storage();
-    text.decode();
-    text.copy();
-    text.slots();
+    let help = "Always 1; its label is the version of feedline.";
+    text.family("info", "gauge", help, |out, labels, _| {
+        line(out, format_args!("info{{{labels},version=\"{}\"}}", env!("CARGO_PKG_VERSION")), 1);
+    });
+    for (name, help, value) in METRICS {
+        let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
+        text.family(name, kind, help, |out, labels, snapshot| {
+            value(snapshot).into_iter().for_each(|value| line(out, format_args!("{name}{{{labels}}}"), value));
+        });
+    }
+    let (name, help) =
+        ("slot_seconds_total", "Time of all slots in each state, added up: its rate is their mean number.");
+    text.family(name, "counter", help, |out, labels, snapshot| {
+        let Slots { free_ns, filling_ns, full_ns, held_ns, .. } = snapshot.slots;
+        for (state, ns) in [("free", free_ns), ("filling", filling_ns), ("full", full_ns), ("held", held_ns)] {
+            line(out, format_args!("{name}{{{labels},state=\"{state}\"}}"), Ns(ns));
+        }
+    });
+    for (name, help, latency) in HISTOGRAMS {
+        text.family(name, "histogram", help, |out, labels, snapshot| {
+            let Some(latency) = latency(snapshot) else { return };
+            for bound in BOUNDS {
+                let bucket = format_args!("{name}_bucket{{{labels},le=\"{}\"}}", Ns(bound));
+                line(out, bucket, count(latency, bound as f64));
+            }
+            let all = count(latency, f64::INFINITY);
+            line(out, format_args!("{name}_bucket{{{labels},le=\"+Inf\"}}"), all);
+            line(out, format_args!("{name}_sum{{{labels}}}"), float(sum(latency) / 1e9));
+            line(out, format_args!("{name}_count{{{labels}}}"), all);
+        });
+    }
     text.out
 }
 
 fn escape(label: &str) -> String {
     label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
-}
-
-struct Text<'a> {
-    out: String,
-    loaders: Vec<(String, &'a Snapshot)>,
 }
 
 /// A value, as the format writes it.
@@ -83,154 +101,81 @@ impl Display for Number {
 
 use Number::{Count, Ns};
 
+/// Name, help and value of each metric, `None` for a loader that does not have it. A `_total` is a counter, others are gauges.
+#[rustfmt::skip]
+const METRICS: &[(&str, &str, fn(&Snapshot) -> Option<Number>)] = &[
+    ("uptime_seconds", "Time since the loader was built.", |s| Some(Ns(s.at_ns))),
+    ("steady_seconds_total", "Time in which an iterator had delivered its first batch: what shares are of.", |s| Some(Ns(s.steady_ns))),
+    ("batches_total", "Batches handed out.", |s| Some(Count(s.consumer.batches))),
+    ("samples_total", "Samples handed out.", |s| Some(Count(s.consumer.samples))),
+    ("substituted_samples_total", "Samples that could not be had and that others stand in for.", |s| Some(Count(s.consumer.substituted))),
+    ("bytes_total", "Bytes of the fields handed out.", |s| Some(Count(s.consumer.bytes))),
+    ("starved_seconds_total", "The consumer waited for batches other than the first of an iterator: starvation on the host.", |s| Some(Ns(s.consumer.waited_ns))),
+    ("first_wait_seconds_total", "The consumer waited for the first batch of each iterator.", |s| Some(Ns(s.consumer.first_ns))),
+    ("own_work_seconds_total", "The consumer's own work between two batches.", |s| Some(Ns(s.consumer.user_ns))),
+    ("gpu_steps_total", "Steps whose idle time on the GPU was measured.", |s| s.consumer.gpu.as_ref().map(|gpu| Count(gpu.steps))),
+    ("gpu_starved_seconds_total", "The consumer's stream on the GPU was idle and waited for a batch.", |s| s.consumer.gpu.as_ref().map(|gpu| Ns(gpu.starved_ns))),
+    ("gpu_host_late_seconds_total", "The stream was idle before a batch was asked for, at most.", |s| s.consumer.gpu.as_ref().map(|gpu| Ns(gpu.host_late_ns))),
+    ("order_busy_seconds_total", "The planning thread worked.", |s| Some(Ns(s.order.busy_ns))),
+    ("order_cpu_seconds_total", "CPU time of the planning thread.", |s| s.order.cpu_ns.map(Ns)),
+    ("order_no_slot_seconds_total", "Nothing could be planned since no slot was free.", |s| Some(Ns(s.order.no_slot_ns))),
+    ("storage_busy_seconds_total", "At least one read was in flight.", |s| Some(Ns(s.storage.busy_ns))),
+    ("storage_blocked_seconds_total", "Reads waited for room for their bytes.", |s| Some(Ns(s.storage.blocked_ns))),
+    ("storage_depth_reads", "Reads in flight at most.", |s| Some(Count(s.storage.depth.into()))),
+    ("storage_in_flight_seconds_total", "Time that all reads were in flight, added up: its rate is their mean number.", |s| Some(Ns(s.storage.in_flight_ns))),
+    ("storage_reads_total", "Reads.", |s| Some(Count(s.storage.reads))),
+    ("storage_bytes_total", "Bytes that reads brought.", |s| Some(Count(s.storage.bytes))),
+    ("storage_direct_bytes_total", "Bytes of them that bypassed the page cache.", |s| Some(Count(s.storage.direct_bytes))),
+    ("storage_cached_bytes_total", "Bytes copied from the page cache instead of read.", |s| Some(Count(s.storage.cached_bytes))),
+    ("storage_in_place_samples_total", "Samples read straight into their rows.", |s| Some(Count(s.storage.in_place))),
+    ("storage_fallbacks_total", "Files or reads that O_DIRECT was refused for.", |s| Some(Count(s.storage.fallbacks))),
+    ("storage_retries_total", "Reads repeated or continued.", |s| Some(Count(s.storage.retries))),
+    ("storage_recovered_total", "Reads that failed and worked when they were tried again.", |s| Some(Count(s.storage.recovered))),
+    ("decode_workers", "Decode workers.", |s| Some(Count(s.decode.workers.into()))),
+    ("decode_cores", "Cores that the process may use.", |s| Some(Count(s.decode.cores.into()))),
+    ("decode_busy_seconds_total", "Workers worked, summed.", |s| Some(Ns(s.decode.busy_ns))),
+    ("decode_cpu_seconds_total", "CPU time of the workers.", |s| s.decode.cpu_ns.map(Ns)),
+    ("decode_starved_seconds_total", "Workers waited for bytes while batches were being filled, summed.", |s| Some(Ns(s.decode.starved_ns))),
+    ("decode_ahead_seconds_total", "Workers had no batch to fill, summed: they are ahead.", |s| Some(Ns(s.decode.ahead_ns))),
+    ("decode_queued_seconds_total", "Time that all work waited for a worker, added up: its rate is the mean length of the queue.", |s| Some(Ns(s.decode.queued_ns))),
+    ("decode_samples_total", "Samples decoded or copied.", |s| Some(Count(s.decode.samples))),
+    ("copy_busy_seconds_total", "At least one copy to the device was in flight.", |s| s.copy.as_ref().map(|copy| Ns(copy.busy_ns))),
+    ("copy_cpu_seconds_total", "CPU time of the thread that gives batches to the device.", |s| s.copy.as_ref().and_then(|copy| copy.cpu_ns).map(Ns)),
+    ("copy_starved_seconds_total", "No copy was in flight and no batch was full.", |s| s.copy.as_ref().map(|copy| Ns(copy.starved_ns))),
+    ("copy_blocked_seconds_total", "A full batch waited for device memory that the consumer holds.", |s| s.copy.as_ref().map(|copy| Ns(copy.blocked_ns))),
+    ("copy_batches_total", "Batches copied.", |s| s.copy.as_ref().map(|copy| Count(copy.batches))),
+    ("copy_bytes_total", "Bytes that crossed the bus.", |s| s.copy.as_ref().map(|copy| Count(copy.bytes))),
+    ("copy_buffers", "Batches in device memory at most.", |s| s.copy.as_ref().map(|copy| Count(copy.buffers.into()))),
+    ("slots", "Batch slots.", |s| Some(Count(s.slots.count.into()))),
+];
+
+#[rustfmt::skip]
+const HISTOGRAMS: &[(&str, &str, fn(&Snapshot) -> Option<&Latency>)] = &[
+    ("wait_seconds", "How long each wait for a batch was.", |s| Some(&s.consumer.waits)),
+    ("read_seconds", "How long each read took.", |s| Some(&s.storage.latency)),
+    ("decode_seconds", "How long each piece of work took.", |s| Some(&s.decode.latency)),
+    ("copy_seconds", "How long each copy took until it was seen done.", |s| s.copy.as_ref().map(|copy| &copy.latency)),
+];
+
+struct Text<'a> {
+    out: String,
+    loaders: Vec<(String, &'a Snapshot)>,
+}
+
 impl Text<'_> {
-    /// One metric of all loaders that have it.
-    fn metric(&mut self, name: &str, help: &str, value: impl Fn(&Snapshot) -> Option<Number>) {
-        self.by("", name, help, |snapshot| value(snapshot).map(|value| ("", value)).into_iter().collect());
-    }
-
-    /// One metric with a label of its own.
-    fn by(&mut self, label: &str, name: &str, help: &str, values: impl Fn(&Snapshot) -> Vec<(&'static str, Number)>) {
-        let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
-        let mut begun = false;
-        for (labels, snapshot) in &self.loaders {
-            for (state, value) in values(snapshot) {
-                if !std::mem::replace(&mut begun, true) {
-                    let _ = write!(self.out, "# HELP feedline_{name} {help}\n# TYPE feedline_{name} {kind}\n");
-                }
-                let own = if label.is_empty() { String::new() } else { format!(",{label}=\"{state}\"") };
-                let _ = writeln!(self.out, "feedline_{name}{{{labels}{own}}} {value}");
-            }
+    /// The lines of one metric of all loaders below its head, if there are any.
+    fn family(&mut self, name: &str, kind: &str, help: &str, lines: impl Fn(&mut String, &str, &Snapshot)) {
+        let mut all = String::new();
+        self.loaders.iter().for_each(|(labels, snapshot)| lines(&mut all, labels, snapshot));
+        if !all.is_empty() {
+            self.out += &format!("# HELP feedline_{name} {help}\n# TYPE feedline_{name} {kind}\n{all}");
         }
     }
+}
 
-    fn histogram(&mut self, name: &str, help: &str, latency: impl Fn(&Snapshot) -> Option<&Latency>) {
-        let mut begun = false;
-        for (labels, snapshot) in &self.loaders {
-            let Some(latency) = latency(snapshot) else { continue };
-            if !std::mem::replace(&mut begun, true) {
-                let _ = write!(self.out, "# HELP feedline_{name} {help}\n# TYPE feedline_{name} histogram\n");
-            }
-            for bound in BOUNDS {
-                let count = count(latency, bound as f64);
-                let _ = writeln!(self.out, "feedline_{name}_bucket{{{labels},le=\"{}\"}} {count}", Ns(bound));
-            }
-            let all = count(latency, f64::INFINITY);
-            let _ = writeln!(self.out, "feedline_{name}_bucket{{{labels},le=\"+Inf\"}} {all}");
-            let _ = writeln!(self.out, "feedline_{name}_sum{{{labels}}} {}", float(sum(latency) / 1e9));
-            let _ = writeln!(self.out, "feedline_{name}_count{{{labels}}} {all}");
-        }
-    }
-
-    fn info(&mut self) {
-        let version = env!("CARGO_PKG_VERSION");
-        self.by("version", "info", "Always 1; its label is the version of feedline.", |_| vec![(version, Count(1))]);
-        let help = "Time since the loader was built.";
-        self.metric("uptime_seconds", help, |s| Some(Ns(s.at_ns)));
-        let help = "Time in which an iterator had delivered its first batch: what shares are of.";
-        self.metric("steady_seconds_total", help, |s| Some(Ns(s.steady_ns)));
-    }
-
-    fn consumer(&mut self) {
-        self.metric("batches_total", "Batches handed out.", |s| Some(Count(s.consumer.batches)));
-        self.metric("samples_total", "Samples handed out.", |s| Some(Count(s.consumer.samples)));
-        let help = "Samples that could not be had and that others stand in for.";
-        self.metric("substituted_samples_total", help, |s| Some(Count(s.consumer.substituted)));
-        self.metric("bytes_total", "Bytes of the fields handed out.", |s| Some(Count(s.consumer.bytes)));
-        let help = "The consumer waited for batches other than the first of an iterator: starvation on the host.";
-        self.metric("starved_seconds_total", help, |s| Some(Ns(s.consumer.waited_ns)));
-        let help = "The consumer waited for the first batch of each iterator.";
-        self.metric("first_wait_seconds_total", help, |s| Some(Ns(s.consumer.first_ns)));
-        let help = "The consumer's own work between two batches.";
-        self.metric("own_work_seconds_total", help, |s| Some(Ns(s.consumer.user_ns)));
-        self.histogram("wait_seconds", "How long each wait for a batch was.", |s| Some(&s.consumer.waits));
-    }
-
-    fn gpu(&mut self) {
-        let help = "Steps whose idle time on the GPU was measured.";
-        self.metric("gpu_steps_total", help, |s| s.consumer.gpu.as_ref().map(|gpu| Count(gpu.steps)));
-        let help = "The consumer's stream on the GPU was idle and waited for a batch.";
-        self.metric("gpu_starved_seconds_total", help, |s| s.consumer.gpu.as_ref().map(|gpu| Ns(gpu.starved_ns)));
-        let help = "The stream was idle before a batch was asked for, at most.";
-        self.metric("gpu_host_late_seconds_total", help, |s| s.consumer.gpu.as_ref().map(|gpu| Ns(gpu.host_late_ns)));
-    }
-
-    fn order(&mut self) {
-        self.metric("order_busy_seconds_total", "The planning thread worked.", |s| Some(Ns(s.order.busy_ns)));
-        self.metric("order_cpu_seconds_total", "CPU time of the planning thread.", |s| s.order.cpu_ns.map(Ns));
-        let help = "Nothing could be planned since no slot was free.";
-        self.metric("order_no_slot_seconds_total", help, |s| Some(Ns(s.order.no_slot_ns)));
-    }
-
-    fn storage(&mut self) {
-        let help = "At least one read was in flight.";
-        self.metric("storage_busy_seconds_total", help, |s| Some(Ns(s.storage.busy_ns)));
-        let help = "Reads waited for room for their bytes.";
-        self.metric("storage_blocked_seconds_total", help, |s| Some(Ns(s.storage.blocked_ns)));
-        self.metric("storage_depth_reads", "Reads in flight at most.", |s| Some(Count(s.storage.depth.into())));
-        let help = "Time that all reads were in flight, added up: its rate is their mean number.";
-        self.metric("storage_in_flight_seconds_total", help, |s| Some(Ns(s.storage.in_flight_ns)));
-        self.metric("storage_reads_total", "Reads.", |s| Some(Count(s.storage.reads)));
-        self.metric("storage_bytes_total", "Bytes that reads brought.", |s| Some(Count(s.storage.bytes)));
-        let help = "Bytes of them that bypassed the page cache.";
-        self.metric("storage_direct_bytes_total", help, |s| Some(Count(s.storage.direct_bytes)));
-        let help = "Bytes copied from the page cache instead of read.";
-        self.metric("storage_cached_bytes_total", help, |s| Some(Count(s.storage.cached_bytes)));
-        let help = "Samples read straight into their rows.";
-        self.metric("storage_in_place_samples_total", help, |s| Some(Count(s.storage.in_place)));
-        let help = "Files or reads that O_DIRECT was refused for.";
-        self.metric("storage_fallbacks_total", help, |s| Some(Count(s.storage.fallbacks)));
-        self.metric("storage_retries_total", "Reads repeated or continued.", |s| Some(Count(s.storage.retries)));
-        let help = "Reads that failed and worked when they were tried again.";
-        self.metric("storage_recovered_total", help, |s| Some(Count(s.storage.recovered)));
-        self.histogram("read_seconds", "How long each read took.", |s| Some(&s.storage.latency));
-    }
-
-    fn decode(&mut self) {
-        self.metric("decode_workers", "Decode workers.", |s| Some(Count(s.decode.workers.into())));
-        self.metric("decode_cores", "Cores that the process may use.", |s| Some(Count(s.decode.cores.into())));
-        self.metric("decode_busy_seconds_total", "Workers worked, summed.", |s| Some(Ns(s.decode.busy_ns)));
-        self.metric("decode_cpu_seconds_total", "CPU time of the workers.", |s| s.decode.cpu_ns.map(Ns));
-        let help = "Workers waited for bytes while batches were being filled, summed.";
-        self.metric("decode_starved_seconds_total", help, |s| Some(Ns(s.decode.starved_ns)));
-        let help = "Workers had no batch to fill, summed: they are ahead.";
-        self.metric("decode_ahead_seconds_total", help, |s| Some(Ns(s.decode.ahead_ns)));
-        let help = "Time that all work waited for a worker, added up: its rate is the mean length of the queue.";
-        self.metric("decode_queued_seconds_total", help, |s| Some(Ns(s.decode.queued_ns)));
-        self.metric("decode_samples_total", "Samples decoded or copied.", |s| Some(Count(s.decode.samples)));
-        self.histogram("decode_seconds", "How long each piece of work took.", |s| Some(&s.decode.latency));
-    }
-
-    fn copy(&mut self) {
-        let help = "At least one copy to the device was in flight.";
-        self.metric("copy_busy_seconds_total", help, |s| s.copy.as_ref().map(|copy| Ns(copy.busy_ns)));
-        let help = "CPU time of the thread that gives batches to the device.";
-        self.metric("copy_cpu_seconds_total", help, |s| s.copy.as_ref().and_then(|copy| copy.cpu_ns).map(Ns));
-        let help = "No copy was in flight and no batch was full.";
-        self.metric("copy_starved_seconds_total", help, |s| s.copy.as_ref().map(|copy| Ns(copy.starved_ns)));
-        let help = "A full batch waited for device memory that the consumer holds.";
-        self.metric("copy_blocked_seconds_total", help, |s| s.copy.as_ref().map(|copy| Ns(copy.blocked_ns)));
-        self.metric("copy_batches_total", "Batches copied.", |s| s.copy.as_ref().map(|copy| Count(copy.batches)));
-        self.metric("copy_bytes_total", "Bytes that crossed the bus.", |s| s.copy.as_ref().map(|c| Count(c.bytes)));
-        let help = "Batches in device memory at most.";
-        self.metric("copy_buffers", help, |s| s.copy.as_ref().map(|copy| Count(copy.buffers.into())));
-        let help = "How long each copy took until it was seen done.";
-        self.histogram("copy_seconds", help, |s| s.copy.as_ref().map(|copy| &copy.latency));
-    }
-
-    fn slots(&mut self) {
-        self.metric("slots", "Batch slots.", |s| Some(Count(s.slots.count.into())));
-        let help = "Time of all slots in each state, added up: its rate is how many are in it on average.";
-        self.by("state", "slot_seconds_total", help, |s| {
-            let slots = &s.slots;
-            vec![
-                ("free", Ns(slots.free_ns)),
-                ("filling", Ns(slots.filling_ns)),
-                ("full", Ns(slots.full_ns)),
-                ("held", Ns(slots.held_ns)),
-            ]
-        });
-    }
+fn line(out: &mut String, series: std::fmt::Arguments<'_>, value: impl Display) {
+    // A string takes everything.
+    let _ = writeln!(out, "feedline_{series} {value}");
 }
 
 /// How many took at most `bound` nanoseconds. All of them for infinity, so that `+Inf` is the count whatever it holds.

@@ -12,6 +12,42 @@
 //! have the target `feedline`.
 
 use crate::error::Error;
+use std::time::Duration;
+#[cfg(feature = "tracing")]
+use tracing::{Level, Span, debug, debug_span, enabled, error, info, info_span, span::EnteredSpan, warn};
+#[cfg(not(feature = "tracing"))]
+use without::*;
+
+/// The names that are used of `tracing`, as nothing.
+#[cfg(not(feature = "tracing"))]
+mod without {
+    #[derive(Debug)]
+    pub(super) struct Span;
+    pub(super) type EnteredSpan = Span;
+
+    impl Span {
+        pub(super) fn entered(self) -> Self {
+            self
+        }
+    }
+
+    /// A span or an event. Names what it is given, so that nothing counts as unused.
+    macro_rules! nothing {
+        (target: $target:literal, parent: $parent:expr, $($given:expr),*) => {{ let _ = ($parent, $($given),*); Span }};
+        (target: $target:literal, $($(%)? $(?)? $given:expr),*) => {{ let _ = ($($given),*); Span }};
+    }
+
+    macro_rules! enabled {
+        ($($given:tt)*) => {
+            false
+        };
+    }
+
+    pub(super) use {
+        enabled, nothing as debug, nothing as debug_span, nothing as error, nothing as info, nothing as info_span,
+        nothing as warn,
+    };
+}
 
 /// What became of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,112 +63,66 @@ pub(crate) enum Outcome {
 /// The span of an iterator.
 #[derive(Debug)]
 pub(crate) struct Epoch {
-    #[cfg(feature = "tracing")]
-    span: tracing::Span,
+    span: Span,
 }
 
 /// The span of one wait, left when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Wait {
-    #[cfg(feature = "tracing")]
-    _entered: tracing::span::EnteredSpan,
+    _entered: EnteredSpan,
 }
 
-#[cfg(feature = "tracing")]
-mod on {
-    use super::{Epoch, Error, Outcome, Wait};
-    use std::time::Duration;
-    use tracing::{debug, debug_span, error, info, info_span, warn};
+/// An iterator over `batches` batches begins with epoch `epoch`.
+pub(crate) fn epoch(epoch: u64, batches: u64) -> Epoch {
+    Epoch { span: info_span!(target: "feedline", "epoch", epoch, batches) }
+}
 
-    /// An iterator over `batches` batches begins with epoch `epoch`.
-    pub(crate) fn epoch(epoch: u64, batches: u64) -> Epoch {
-        Epoch { span: info_span!(target: "feedline", "epoch", epoch, batches) }
+impl Epoch {
+    /// The consumer asks for the `batch`th batch of this iterator. Keep it on this thread.
+    pub(crate) fn wait(&self, batch: u64) -> Wait {
+        Wait { _entered: debug_span!(target: "feedline", parent: &self.span, "wait", batch).entered() }
     }
 
-    impl Epoch {
-        /// The consumer asks for the `batch`th batch of this iterator. Keep it on this thread.
-        pub(crate) fn wait(&self, batch: u64) -> Wait {
-            Wait { _entered: debug_span!(target: "feedline", parent: &self.span, "wait", batch).entered() }
-        }
-
-        /// That wait took so long that somebody should know.
-        pub(crate) fn starved(&self, batch: u64, waited: Duration) {
-            let ms = waited.as_secs_f64() * 1e3;
-            debug!(target: "feedline", parent: &self.span, batch, ms, "starved");
-        }
-    }
-
-    /// Whether somebody wants to know verdicts, which take some reading to make.
-    pub(crate) fn wants_verdicts() -> bool {
-        tracing::enabled!(target: "feedline", tracing::Level::WARN)
-    }
-
-    /// What limited an iterator; `starves`: the consumer waited for it.
-    pub(crate) fn verdict(cause: &str, advice: &str, starves: bool) {
-        if starves {
-            warn!(target: "feedline", cause, advice, "verdict");
-        } else {
-            info!(target: "feedline", cause, advice, "verdict");
-        }
-    }
-
-    /// Something went wrong.
-    pub(crate) fn fault(fault: &Error, outcome: Outcome) {
-        let (kind, stage) = (fault.kind().as_str(), fault.stage().as_str());
-        match outcome {
-            Outcome::Failed => error!(target: "feedline", kind, stage, %fault, ?outcome, "fault"),
-            _ => warn!(target: "feedline", kind, stage, %fault, ?outcome, "fault"),
-        }
+    /// That wait took so long that somebody should know.
+    pub(crate) fn starved(&self, batch: u64, waited: Duration) {
+        let ms = waited.as_secs_f64() * 1e3;
+        debug!(target: "feedline", parent: &self.span, batch, ms, "starved");
     }
 }
 
-#[cfg(not(feature = "tracing"))]
-mod off {
-    use super::{Epoch, Error, Outcome, Wait};
-    use std::time::Duration;
-
-    #[inline(always)]
-    pub(crate) fn epoch(_epoch: u64, _batches: u64) -> Epoch {
-        Epoch {}
-    }
-
-    impl Epoch {
-        #[inline(always)]
-        pub(crate) fn wait(&self, _batch: u64) -> Wait {
-            Wait {}
-        }
-
-        #[inline(always)]
-        pub(crate) fn starved(&self, _batch: u64, _waited: Duration) {}
-    }
-
-    #[inline(always)]
-    pub(crate) fn wants_verdicts() -> bool {
-        false
-    }
-
-    #[inline(always)]
-    pub(crate) fn verdict(_cause: &str, _advice: &str, _starves: bool) {}
-
-    #[inline(always)]
-    pub(crate) fn fault(_fault: &Error, _outcome: Outcome) {}
+/// Whether somebody wants to know verdicts, which take some reading to make.
+pub(crate) fn wants_verdicts() -> bool {
+    enabled!(target: "feedline", Level::WARN)
 }
 
-#[cfg(not(feature = "tracing"))]
-pub(crate) use off::*;
-#[cfg(feature = "tracing")]
-pub(crate) use on::*;
+/// What limited an iterator; `starves`: the consumer waited for it.
+pub(crate) fn verdict(cause: &str, advice: &str, starves: bool) {
+    if starves {
+        warn!(target: "feedline", cause, advice, "verdict");
+    } else {
+        info!(target: "feedline", cause, advice, "verdict");
+    }
+}
+
+/// Something went wrong.
+pub(crate) fn fault(fault: &Error, outcome: Outcome) {
+    let (kind, stage) = (fault.kind().as_str(), fault.stage().as_str());
+    match outcome {
+        Outcome::Failed => {
+            error!(target: "feedline", kind, stage, %fault, ?outcome, "fault");
+        }
+        _ => {
+            warn!(target: "feedline", kind, stage, %fault, ?outcome, "fault");
+        }
+    }
+}
 
 #[cfg(all(test, not(feature = "tracing")))]
 mod tests {
     #[test]
     fn without_the_feature_spans_take_no_room() {
         assert_eq!((size_of::<super::Epoch>(), size_of::<super::Wait>()), (0, 0));
-        let epoch = super::epoch(0, 1);
-        let _wait = epoch.wait(0);
-        epoch.starved(0, std::time::Duration::ZERO);
-        super::verdict("", "", true);
-        super::fault(&crate::Error::user(""), super::Outcome::Failed);
+        assert!(!super::wants_verdicts());
     }
 }
 

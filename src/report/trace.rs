@@ -2,32 +2,36 @@
 //!
 //! ```text
 //! process  <loader> rank <n>
-//!   consumer        │ starved │ own work │ starved │ …
-//!   batches, lane 1 │ batch 0 ──────────────────────│ batch 4 …     one slice a batch, its phases inside of it
-//!                   │ read │ decode │ ready │ held  │
-//!   batches, lane 2 │   batch 1 ────────────────────│
-//!   copy stream     │ copy │ copy │ …                              one track for each thread of the loader and each stream
-//!   decode worker 0 │ decode │ decode │ look up │ …
+//!   batch           │ batch ────────────────────────│              one asynchronous slice per batch, its phases inside
+//!                   │ read │ decode │ ready │ held  │              the viewer gives overlapping batches rows of their own
+//!   consumer        │ starved │ own work │ starved │ …             one track per thread of the loader and per stream
+//!   copy stream     │ copy │ copy │ …
+//!   decode worker 0 │ decode │ decode │ from cache or memory │ …
 //! counters          reads in flight, pieces queued, workers working, slots (free, filling, full, held)
 //! ```
 //!
-//! Limits: a consumer's wait is shown from `next()` on. Threads remember their last thousand spans, and batches their own
-//! last thousand: the tracks may begin at different times. Slices of a track are disjoint or inside of each other; events are sorted by time. Times are microseconds
-//! with three decimals, so no nanosecond is lost.
+//! Limits: the trace shows a wait from the call of `next()` on. The loader keeps the last 1024 batches, and the last 1024 spans
+//! of each thread, so the tracks can begin at different times. Times are microseconds with three decimals: exact to the
+//! nanosecond.
+//!
+//! Records may contradict themselves. A phase then ends no earlier than it begins, slices of a track are disjoint or nested, and
+//! all times end before [`FAR`].
 
 use super::Names;
-use super::ways::{self, Doing, Done, FAR, Stretch, Way};
-use crate::meter::{Gauges, Snapshot, Timeline, Work};
+use crate::meter::{BatchRecord, Gauges, Snapshot, Span, Timeline, Work};
 use serde_json::{Value, json};
 use std::cmp::Reverse;
 use std::fmt::{self, Write};
 
-/// The consumer's thread id; lanes follow.
+/// The consumer's thread id; the tracks of a timeline follow.
 const CONSUMER: usize = 1;
-const LANES: usize = 2;
+/// The latest moment shown: 146 years. Viewers count signed nanoseconds and can still add two of these.
+const FAR: u64 = 1 << 62;
+/// The consumer waits in `next()`, not for the first batch of an iterator.
+const STARVED: &str = "starved: waits for a batch";
 
 /// A trace: JSON in the format of Chrome's trace events, to be opened with <https://ui.perfetto.dev> or `chrome://tracing`.
-/// About 1 KB per batch.
+/// Less than 2 KB per batch.
 ///
 /// ```
 /// use feedline::profile::{Names, Snapshot, Timeline, trace};
@@ -36,30 +40,27 @@ const LANES: usize = 2;
 /// assert!(text.contains("traceEvents"));
 /// ```
 pub fn trace(timeline: &Timeline, snapshot: &Snapshot, names: Names<'_>) -> String {
-    let mut out = String::new();
-    // A string takes everything.
-    let _ = write_trace(&mut out, timeline, snapshot, names);
-    out
+    let about = about(timeline, snapshot, names);
+    let out = format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{about},\"traceEvents\":[");
+    let mut text = Text { out, pid: u64::from(names.rank) + 1 };
+    text.names(&timeline.tracks.iter().map(|track| track.name.as_str()).collect::<Vec<_>>(), names);
+    for record in &timeline.batches {
+        text.batch(record, snapshot.at_ns);
+    }
+    for (doing, start, end, record) in consumer(&timeline.batches) {
+        let args = format_args!(r#","args":{{"epoch":{},"next batch":{}}}"#, record.epoch, record.batch);
+        text.slice(CONSUMER, doing, doing == STARVED, start, end, args);
+    }
+    for (tid, track) in (CONSUMER + 1..).zip(&timeline.tracks) {
+        for Span { begin_ns, end_ns, what } in nested(&track.spans) {
+            text.slice(tid, what, what == Work::Starved, begin_ns, end_ns, format_args!(""));
+        }
+    }
+    timeline.gauges.iter().for_each(|gauges| text.counters(gauges));
+    text.out + "\n]}\n"
 }
 
-fn write_trace(out: &mut String, timeline: &Timeline, snapshot: &Snapshot, names: Names<'_>) -> fmt::Result {
-    let (ways, lanes) = ways::ways(&timeline.batches, snapshot.at_ns);
-    let stretches = ways::consumer(timeline);
-    let pid = u64::from(names.rank) + 1;
-    write!(out, "{{\"displayTimeUnit\":\"ms\",\"otherData\":{},\"traceEvents\":[", about(timeline, snapshot, names))?;
-    let tracks = ways::tracks(timeline);
-    for (at, event) in metadata(pid, lanes, &tracks, names).iter().enumerate() {
-        write!(out, "{}\n{event}", if at > 0 { "," } else { "" })?;
-    }
-    for event in events(&ways, &stretches, &tracks, timeline) {
-        out.push_str(",\n");
-        event.write(out, pid, lanes)?;
-    }
-    out.push_str("\n]}\n");
-    Ok(())
-}
-
-/// What a trace says about itself.
+/// The trace's description of itself.
 fn about(timeline: &Timeline, snapshot: &Snapshot, names: Names<'_>) -> Value {
     let seconds = |ns: u64| ns as f64 / 1e9;
     let mut about = json!({
@@ -79,129 +80,144 @@ fn about(timeline: &Timeline, snapshot: &Snapshot, names: Names<'_>) -> Value {
     about
 }
 
-/// Names of the process and its threads, in the order in which they are shown.
-fn metadata(pid: u64, lanes: usize, tracks: &[Done<'_>], names: Names<'_>) -> Vec<Value> {
-    let meta = |name: &str, tid: usize, key: &str, value: Value| json!({"ph": "M", "name": name, "pid": pid, "tid": tid, "args": {key: value}});
-    let process = format!("feedline {} rank {}", names.loader, names.rank);
-    let mut all = vec![
-        meta("process_name", 0, "name", process.into()),
-        meta("process_sort_index", 0, "sort_index", names.rank.into()),
-    ];
-    let threads = std::iter::once("consumer".to_string()).chain((1..=lanes).map(|n| format!("batches, lane {n}")));
-    let threads = threads.chain(tracks.iter().map(|(name, _)| name.to_string()));
-    for (tid, name) in (CONSUMER..).zip(threads) {
-        all.push(meta("thread_name", tid, "name", name.into()));
-        all.push(meta("thread_sort_index", tid, "sort_index", tid.into()));
-    }
-    all
+/// A trace on its way.
+struct Text {
+    out: String,
+    pid: u64,
 }
 
-/// An event that has a time.
-#[derive(Clone, Copy)]
-enum Event<'a> {
-    Consumer(&'a Stretch<'a>),
-    Batch(&'a Way<'a>),
-    Phase(&'a Way<'a>, usize),
-    /// Of the track with this number.
-    Work(usize, &'a ways::Span<Work>),
-    Gauges(&'a Gauges),
-}
-
-/// All of them by time; of slices that begin at once the outer first.
-fn events<'a>(
-    ways: &'a [Way<'a>],
-    stretches: &'a [Stretch<'a>],
-    tracks: &'a [Done<'a>],
-    timeline: &'a Timeline,
-) -> Vec<Event<'a>> {
-    let mut all: Vec<Event<'_>> = stretches.iter().map(Event::Consumer).collect();
-    for way in ways {
-        all.push(Event::Batch(way));
-        all.extend((0..way.phases.len()).map(|phase| Event::Phase(way, phase)));
-    }
-    for (at, (_, spans)) in tracks.iter().enumerate() {
-        all.extend(spans.iter().map(|span| Event::Work(at, span)));
-    }
-    all.extend(timeline.gauges.iter().map(Event::Gauges));
-    // Stable: a batch of one phase stands before that phase.
-    all.sort_by_key(|event| {
-        let (start, end) = event.span();
-        (start, Reverse(end))
-    });
-    all
-}
-
-impl Event<'_> {
-    fn span(&self) -> (u64, u64) {
-        match self {
-            Self::Consumer((span, _)) => (span.start, span.end),
-            Self::Batch(way) => (way.start, way.end),
-            Self::Phase(way, phase) => (way.phases[*phase].start, way.phases[*phase].end),
-            Self::Work(_, span) => (span.start, span.end),
-            Self::Gauges(gauges) => (gauges.at_ns.min(FAR), gauges.at_ns.min(FAR)),
-        }
+impl Text {
+    /// One event. `name` is ours, so it is not escaped.
+    fn event(&mut self, phase: char, name: impl fmt::Display, rest: fmt::Arguments<'_>) {
+        let comma = if self.out.ends_with('[') { "" } else { "," };
+        let pid = self.pid;
+        // A string takes everything.
+        let _ = write!(self.out, "{comma}\n{{\"ph\":\"{phase}\",\"name\":\"{name}\",\"pid\":{pid}{rest}}}");
     }
 
-    /// As JSON. All text in it is ours, so nothing is escaped.
-    fn write(&self, out: &mut String, pid: u64, lanes: usize) -> fmt::Result {
-        let (start, end) = self.span();
-        let slice = |out: &mut String, tid: usize, name: fmt::Arguments<'_>| {
-            write!(
-                out,
-                r#"{{"ph":"X","pid":{pid},"tid":{tid},"ts":{},"dur":{},"name":"{name}""#,
-                Us(start),
-                Us(end - start)
-            )
+    /// Names of the process and its threads, in the order in which they are shown.
+    fn names(&mut self, tracks: &[&str], names: Names<'_>) {
+        let mut meta = |tid: usize, of: &str, name: &str, place: Value| {
+            let name = Value::from(name);
+            self.event('M', format_args!("{of}_name"), format_args!(r#","tid":{tid},"args":{{"name":{name}}}"#));
+            let args = format_args!(r#","tid":{tid},"args":{{"sort_index":{place}}}"#);
+            self.event('M', format_args!("{of}_sort_index"), args);
         };
-        match self {
-            Self::Consumer((span, record)) => {
-                slice(out, CONSUMER, format_args!("{}", doing(span.what)))?;
-                // Red where the viewer takes colours.
-                let colour = if span.what == Doing::Starved { r#","cname":"terrible""# } else { "" };
-                write!(out, r#"{colour},"args":{{"epoch":{},"next batch":{}}}}}"#, record.epoch, record.batch)
-            }
-            Self::Batch(way) => {
-                let record = way.record;
-                slice(out, LANES + way.lane, format_args!("batch {}", record.batch))?;
-                let (epoch, rows, sequence) = (record.epoch, record.rows, record.sequence);
-                write!(out, r#","args":{{"epoch":{epoch},"rows":{rows},"sequence":{sequence}}}}}"#)
-            }
-            Self::Phase(way, phase) => {
-                slice(out, LANES + way.lane, format_args!("{}", way.phases[*phase].what.name()))?;
-                write!(out, r#","args":{{"batch":{}}}}}"#, way.record.batch)
-            }
-            Self::Work(track, span) => {
-                slice(out, LANES + lanes + track, format_args!("{}", span.what))?;
-                let colour = if span.what == Work::Starved { r#","cname":"terrible""# } else { "" };
-                write!(out, "{colour}}}")
-            }
-            Self::Gauges(gauges) => counters(out, pid, start, gauges),
+        meta(0, "process", &format!("feedline {} rank {}", names.loader, names.rank), names.rank.into());
+        for (tid, name) in (CONSUMER..).zip(std::iter::once(&"consumer").chain(tracks)) {
+            meta(tid, "thread", name, tid.into());
         }
     }
-}
 
-fn doing(what: Doing) -> &'static str {
-    match what {
-        Doing::Starved => "starved: waits for a batch",
-        Doing::First => "waits for the first batch",
-        Doing::Own => "own work",
-        Doing::Between => "between iterators",
+    /// A slice of a thread's track; red where the viewer takes colours.
+    fn slice(
+        &mut self,
+        tid: usize,
+        what: impl fmt::Display,
+        red: bool,
+        start: u64,
+        end: u64,
+        args: fmt::Arguments<'_>,
+    ) {
+        let colour = if red { r#","cname":"terrible""# } else { "" };
+        let (start, length) = (Us(start), Us(end - start));
+        self.event('X', what, format_args!(r#","tid":{tid},"ts":{start},"dur":{length}{colour}{args}"#));
+    }
+
+    /// A batch and its phases, as asynchronous slices with one id. The id holds the process, so that traces of several ranks can
+    /// be merged. All batches have one name: viewers show slices of one name together.
+    fn batch(&mut self, record: &BatchRecord, now: u64) {
+        let phases = phases(record, now);
+        let (Some((_, start, _)), Some((_, _, end))) = (phases.first(), phases.last()) else { return };
+        let BatchRecord { sequence, epoch, batch, rows, .. } = record;
+        let pid = self.pid;
+        let mut edge = |edge: char, name: &str, at: u64, args: fmt::Arguments<'_>| {
+            self.event(edge, name, format_args!(r#","cat":"batch","id":"{pid}.{sequence}","ts":{}{args}"#, Us(at)))
+        };
+        let args = format_args!(r#","args":{{"batch":{batch},"epoch":{epoch},"rows":{rows}}}"#);
+        edge('b', "batch", *start, args);
+        for (name, start, end) in &phases {
+            edge('b', name, *start, format_args!(""));
+            edge('e', name, *end, format_args!(""));
+        }
+        edge('e', "batch", *end, format_args!(""));
+    }
+
+    fn counters(&mut self, gauges: &Gauges) {
+        let Gauges { at_ns, in_flight, queued, working, free_slots, filling_slots, full_slots, held } = gauges;
+        let mut one = |name: &str, args: fmt::Arguments<'_>| {
+            self.event('C', name, format_args!(r#","ts":{},"args":{{{args}}}"#, Us((*at_ns).min(FAR))));
+        };
+        one("reads in flight", format_args!(r#""reads":{in_flight}"#));
+        one("pieces queued for decode", format_args!(r#""pieces":{queued}"#));
+        one("workers working", format_args!(r#""workers":{working}"#));
+        let slots = format_args!(r#""held":{held},"full":{full_slots},"filling":{filling_slots},"free":{free_slots}"#);
+        one("slots", slots);
     }
 }
 
-fn counters(out: &mut String, pid: u64, at: u64, gauges: &Gauges) -> fmt::Result {
-    let Gauges { in_flight, queued, working, free_slots, filling_slots, full_slots, held, .. } = gauges;
-    let one = |out: &mut String, name: &str, args: fmt::Arguments<'_>| {
-        write!(out, r#"{{"ph":"C","pid":{pid},"ts":{},"name":"{name}","args":{{{args}}}}}"#, Us(at))
+/// Name, start and end of a batch's phases: adjacent, none of them empty. A batch that the consumer holds does so until `now`.
+/// None when the record does not say when the batch began.
+fn phases(record: &BatchRecord, now: u64) -> Vec<(&'static str, u64, u64)> {
+    let turn = if record.copied_ns > 0 { "copy, then ready" } else { "ready" };
+    let held = match (record.got_ns, record.dropped_ns) {
+        (0, _) => 0,
+        (_, 0) => now,
+        (_, dropped) => dropped,
     };
-    one(out, "reads in flight", format_args!(r#""reads":{in_flight}"#))?;
-    out.push_str(",\n");
-    one(out, "pieces queued for decode", format_args!(r#""pieces":{queued}"#))?;
-    out.push_str(",\n");
-    one(out, "workers working", format_args!(r#""workers":{working}"#))?;
-    out.push_str(",\n");
-    let slots = format_args!(r#""held":{held},"full":{full_slots},"filling":{filling_slots},"free":{free_slots}"#);
-    one(out, "slots", slots)
+    let ends = [
+        ("read", record.read_ns),
+        ("decode", record.full_ns),
+        ("waits for copy", record.copied_ns),
+        (turn, record.got_ns),
+        ("held", held),
+    ];
+    let mut at = record.planned_ns.min(FAR);
+    let phases = ends.into_iter().map(|(name, end)| {
+        let start = at;
+        at = end.clamp(start, FAR);
+        (name, start, at)
+    });
+    phases.filter(|(_, start, end)| record.planned_ns > 0 && end > start).collect()
+}
+
+/// What the consumer did, from when until when, in order of time: each wait with its batch, and before it the time since the
+/// batch before with that same batch. None is empty.
+fn consumer(batches: &[BatchRecord]) -> Vec<(&'static str, u64, u64, &BatchRecord)> {
+    let mut records: Vec<&BatchRecord> = batches.iter().filter(|record| record.got_ns > 0).collect();
+    records.sort_by_key(|record| (record.got_ns, record.sequence));
+    let (mut all, mut since) = (Vec::with_capacity(2 * records.len()), None);
+    for record in records {
+        let got = record.got_ns.min(FAR);
+        let asked = if record.asked_ns == 0 { got } else { record.asked_ns.min(got) };
+        let asked = asked.max(since.unwrap_or(0));
+        let (pause, wait) = match record.first {
+            true => ("between iterators", "waits for the first batch"),
+            false => ("own work", STARVED),
+        };
+        all.push((pause, since.unwrap_or(asked), asked, record));
+        all.push((wait, asked, got, record));
+        since = Some(got);
+    }
+    all.retain(|(_, start, end, _)| end > start);
+    all
+}
+
+/// Spans in order of time, disjoint or nested, none of them empty: a span that reaches beyond the one around it is cut off. A
+/// worker's spans can overlap so, since short gaps between spans are closed.
+fn nested(spans: &[Span]) -> Vec<Span> {
+    let near = |span: &Span| Span::new(span.begin_ns.min(FAR), span.end_ns.min(FAR), span.what);
+    let mut all: Vec<Span> = spans.iter().map(near).filter(|span| span.end_ns > span.begin_ns).collect();
+    all.sort_by_key(|span| (span.begin_ns, Reverse(span.end_ns)));
+    let mut around: Vec<u64> = Vec::new();
+    for span in &mut all {
+        while around.last().is_some_and(|end| *end <= span.begin_ns) {
+            around.pop();
+        }
+        span.end_ns = around.last().map_or(span.end_ns, |end| span.end_ns.min(*end));
+        around.push(span.end_ns);
+    }
+    all
 }
 
 /// Nanoseconds as microseconds, exactly.
@@ -215,24 +231,13 @@ impl fmt::Display for Us {
 
 #[cfg(test)]
 mod tests {
-    use super::ways::tests::hostile;
     use super::*;
-    use crate::meter::BatchRecord;
+    use crate::meter::Track;
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
     fn parsed(timeline: &Timeline, names: Names<'_>) -> Value {
         serde_json::from_str(&trace(timeline, &Snapshot::default(), names)).unwrap()
-    }
-
-    /// (track, start, end) in nanoseconds of each slice, in the order of the file.
-    fn slices(trace: &Value) -> Vec<(u64, u64, u64)> {
-        let ns = |event: &Value, key: &str| (event[key].as_f64().unwrap() * 1000.0).round() as u64;
-        let events = trace["traceEvents"].as_array().unwrap().iter();
-        events
-            .filter(|event| event["ph"] == "X")
-            .map(|event| (event["tid"].as_u64().unwrap(), ns(event, "ts"), ns(event, "ts") + ns(event, "dur")))
-            .collect()
     }
 
     #[test]
@@ -245,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_a_slice_with_its_phases_inside_and_a_wait_is_called_starved() {
+    fn a_batch_holds_its_phases_and_a_wait_is_called_starved() {
         let at = |ms: u64| ms * 1_000_000;
         let record = |batch: u64, shift: u64| BatchRecord {
             sequence: batch,
@@ -264,32 +269,42 @@ mod tests {
         let timeline = Timeline { batches: vec![record(0, 0), record(1, 9)], gauges, ..Timeline::default() };
         let trace = parsed(&timeline, Names::new("train", 1));
         let events = trace["traceEvents"].as_array().unwrap();
-        let got: Vec<String> = events
-            .iter()
-            .filter(|event| event["ph"] == "X")
-            .map(|event| {
-                format!("{} {} +{} {}", event["tid"], event["ts"], event["dur"], event["name"].as_str().unwrap())
-            })
-            .collect();
+        let shown = |event: &&Value| ["b", "e", "X"].contains(&event["ph"].as_str().unwrap());
+        let line = |event: &Value| {
+            let whose = if event["ph"] == "X" { format!("+{}", event["dur"]) } else { event["id"].to_string() };
+            format!("{} {} {whose} {}", event["ph"], event["ts"], event["name"]).replace('"', "")
+        };
         let expected = [
-            "2 1000.0 +11000.0 batch 0",
-            "2 1000.0 +3000.0 read",
-            "1 3000.0 +7000.0 waits for the first batch",
-            "2 4000.0 +5000.0 decode",
-            "2 9000.0 +1000.0 ready",
-            "3 10000.0 +11000.0 batch 1",
-            "3 10000.0 +3000.0 read",
-            "1 10000.0 +2000.0 own work",
-            "2 10000.0 +2000.0 held",
-            "1 12000.0 +7000.0 starved: waits for a batch",
-            "3 13000.0 +5000.0 decode",
-            "3 18000.0 +1000.0 ready",
-            "3 19000.0 +2000.0 held",
+            "b 1000.0 2.0 batch",
+            "b 1000.0 2.0 read",
+            "e 4000.0 2.0 read",
+            "b 4000.0 2.0 decode",
+            "e 9000.0 2.0 decode",
+            "b 9000.0 2.0 ready",
+            "e 10000.0 2.0 ready",
+            "b 10000.0 2.0 held",
+            "e 12000.0 2.0 held",
+            "e 12000.0 2.0 batch",
+            "b 10000.0 2.1 batch",
+            "b 10000.0 2.1 read",
+            "e 13000.0 2.1 read",
+            "b 13000.0 2.1 decode",
+            "e 18000.0 2.1 decode",
+            "b 18000.0 2.1 ready",
+            "e 19000.0 2.1 ready",
+            "b 19000.0 2.1 held",
+            "e 21000.0 2.1 held",
+            "e 21000.0 2.1 batch",
+            "X 3000.0 +7000.0 waits for the first batch",
+            "X 10000.0 +2000.0 own work",
+            "X 12000.0 +7000.0 starved: waits for a batch",
         ];
-        assert_eq!(got, expected);
-        let named: Vec<&Value> =
-            events.iter().filter(|event| event["name"] == "thread_name").map(|event| &event["args"]["name"]).collect();
-        assert_eq!(named, ["consumer", "batches, lane 1", "batches, lane 2"]);
+        assert_eq!(events.iter().filter(shown).map(line).collect::<Vec<_>>(), expected);
+        let begun = events.iter().rfind(|event| event["name"] == "batch" && event["ph"] == "b").unwrap();
+        assert_eq!(begun["args"], json!({"batch": 1, "epoch": 0, "rows": 8}));
+        let named = |event: &&Value| event["name"] == "thread_name";
+        let named: Vec<&Value> = events.iter().filter(named).map(|event| &event["args"]["name"]).collect();
+        assert_eq!(named, ["consumer"]);
         let counted: Vec<&Value> =
             events.iter().filter(|event| event["ph"] == "C").map(|event| &event["args"]).collect();
         assert_eq!(counted.len(), 4);
@@ -306,41 +321,150 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_consumer_waits_and_works_in_turn() {
+        let record =
+            |planned_ns, asked_ns, got_ns| BatchRecord { planned_ns, asked_ns, got_ns, ..BatchRecord::default() };
+        let batches = [
+            BatchRecord { first: true, ..record(1, 10, 30) },
+            record(2, 40, 45),
+            record(41, 60, 70),
+            BatchRecord { first: true, ..record(90, 95, 99) },
+        ];
+        let all = consumer(&batches);
+        let got: Vec<_> = all.iter().map(|(what, start, end, of)| (*what, *start, *end, of.planned_ns)).collect();
+        let (first, between) = ("waits for the first batch", "between iterators");
+        let expected = [
+            (first, 10, 30, 1),
+            ("own work", 30, 40, 2),
+            (STARVED, 40, 45, 2),
+            ("own work", 45, 60, 41),
+            (STARVED, 60, 70, 41),
+            (between, 70, 95, 90),
+            (first, 95, 99, 90),
+        ];
+        assert_eq!(got, expected);
+    }
+
+    #[test]
+    fn spans_stay_inside_others_or_are_cut_off() {
+        let spans =
+            [(5, 8), (1, 10), (12, 12), (20, 30), (25, 40)].map(|(begin, end)| Span::new(begin, end, Work::Decode));
+        let got: Vec<_> = nested(&spans).iter().map(|span| (span.begin_ns, span.end_ns)).collect();
+        assert_eq!(got, [(1, 10), (5, 8), (20, 30), (25, 30)]);
+    }
+
+    #[test]
+    fn a_phase_that_did_not_happen_is_not_shown() {
+        let all = BatchRecord {
+            planned_ns: 1,
+            read_ns: 2,
+            full_ns: 4,
+            copied_ns: 7,
+            got_ns: 11,
+            dropped_ns: 16,
+            ..BatchRecord::default()
+        };
+        let (read, decode, queue, copy, ready, held) =
+            ("read", "decode", "waits for copy", "copy, then ready", "ready", "held");
+        let table = [
+            (all, vec![(read, 1), (decode, 2), (queue, 3), (copy, 4), (held, 5)]),
+            (BatchRecord { copied_ns: 0, ..all }, vec![(read, 1), (decode, 2), (ready, 7), (held, 5)]),
+            (BatchRecord { read_ns: 0, ..all }, vec![(decode, 3), (queue, 3), (copy, 4), (held, 5)]),
+            // Still held, at 100.
+            (BatchRecord { dropped_ns: 0, ..all }, vec![(read, 1), (decode, 2), (queue, 3), (copy, 4), (held, 89)]),
+            (BatchRecord { got_ns: 0, dropped_ns: 0, ..all }, vec![(read, 1), (decode, 2), (queue, 3)]),
+            // The last read was seen after the last row: decoding takes no time then.
+            (BatchRecord { read_ns: 5, ..all }, vec![(read, 4), (queue, 2), (copy, 4), (held, 5)]),
+            (BatchRecord { planned_ns: 0, ..all }, vec![]),
+        ];
+        for (record, expected) in table {
+            let got: Vec<_> = phases(&record, 100).iter().map(|(name, start, end)| (*name, end - start)).collect();
+            assert_eq!(got, expected, "{record:?}");
+        }
+    }
+
+    /// Moments as they never should be, among some that are plausible.
+    fn moment() -> impl Strategy<Value = u64> {
+        prop_oneof![3 => 0_u64..50, 2 => 0_u64..1 << 40, 1 => Just(0), 1 => any::<u64>(), 1 => Just(u64::MAX)]
+    }
+
+    prop_compose! {
+        fn any_record()(at in prop::array::uniform7(moment()), first in any::<bool>(), sequence in any::<u64>(), epoch in 0_u64..3, batch in moment(), rows in any::<u32>()) -> BatchRecord {
+            let [planned_ns, read_ns, full_ns, copied_ns, asked_ns, got_ns, dropped_ns] = at;
+            BatchRecord { sequence, epoch, batch, rows, planned_ns, read_ns, full_ns, copied_ns, first, asked_ns, got_ns, dropped_ns }
+        }
+    }
+
+    prop_compose! {
+        fn gauges()(at_ns in moment(), n in prop::array::uniform7(prop_oneof![0_u32..9, any::<u32>()])) -> Gauges {
+            let [in_flight, queued, working, free_slots, filling_slots, full_slots, held] = n;
+            Gauges { at_ns, in_flight, queued, working, free_slots, filling_slots, full_slots, held }
+        }
+    }
+
+    prop_compose! {
+        fn any_span()(begin_ns in moment(), end_ns in moment(), step in any::<bool>()) -> Span {
+            Span::new(begin_ns, end_ns, if step { Work::Step } else { Work::Decode })
+        }
+    }
+
+    prop_compose! {
+        fn track()(name in ".*", spans in prop::collection::vec(any_span(), 0..20)) -> Track {
+            let mut track = Track::default();
+            (track.name, track.spans) = (name, spans);
+            track
+        }
+    }
+
+    prop_compose! {
+        fn hostile()(tracks in prop::collection::vec(track(), 0..4), batches in prop::collection::vec(any_record(), 0..40), gauges in prop::collection::vec(gauges(), 0..40), forgotten in moment()) -> Timeline {
+            Timeline { batches, gauges, tracks, forgotten }
+        }
+    }
+
     proptest! {
         #[test]
-        fn slices_are_disjoint_or_nested_and_events_sorted_whatever_the_records_say(timeline in hostile(), at_ns in any::<u64>()) {
-            let snapshot = Snapshot { at_ns, ..Snapshot::default() };
-            let (ways, _) = ways::ways(&timeline.batches, at_ns);
-            let (stretches, tracks) = (ways::consumer(&timeline), ways::tracks(&timeline));
-            let mut last = 0;
-            let mut open: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
-            for event in events(&ways, &stretches, &tracks, &timeline) {
-                let (start, end) = event.span();
-                prop_assert!(start >= last && end >= start && end <= FAR);
-                last = start;
-                let track = match event {
-                    Event::Consumer(_) => CONSUMER,
-                    Event::Batch(way) | Event::Phase(way, _) => LANES + way.lane,
-                    Event::Work(at, _) => 1000 + at,
-                    Event::Gauges(_) => continue,
-                };
-                let open = open.entry(track).or_default();
-                while open.last().is_some_and(|outer| *outer <= start && *outer < end) { open.pop(); }
-                prop_assert!(open.last().is_none_or(|outer| end <= *outer), "overlap on track {}", track);
-                prop_assert!(open.len() < 2 || track != CONSUMER);
-                open.push(end);
+        fn slices_are_disjoint_or_nested_whatever_the_records_say(timeline in hostile(), now in moment()) {
+            for record in &timeline.batches {
+                let phases = phases(record, now);
+                prop_assert!(phases.windows(2).all(|pair| pair[0].2 == pair[1].1));
+                prop_assert!(phases.iter().all(|(_, start, end)| start < end && *end <= FAR));
             }
-            let text = trace(&timeline, &snapshot, Names::default());
-            prop_assert!(serde_json::from_str::<Value>(&text).is_ok());
+            let mut at = 0;
+            for (_, start, end, _) in consumer(&timeline.batches) {
+                prop_assert!(start >= at && end > start && end <= FAR);
+                at = end;
+            }
+            for track in &timeline.tracks {
+                let (mut last, mut open) = (0, Vec::new());
+                for Span { begin_ns, end_ns, .. } in nested(&track.spans) {
+                    prop_assert!(begin_ns >= last && end_ns > begin_ns && end_ns <= FAR);
+                    last = begin_ns;
+                    while open.last().is_some_and(|outer| *outer <= begin_ns) { open.pop(); }
+                    prop_assert!(open.last().is_none_or(|outer| end_ns <= *outer));
+                    open.push(end_ns);
+                }
+            }
         }
 
         #[test]
-        fn what_is_written_is_in_order_with_lengths_that_are_not_negative(timeline in hostile()) {
-            let mut last = 0;
-            for (_, start, end) in slices(&parsed(&timeline, Names::default())) {
-                prop_assert!(start >= last && end >= start);
-                last = start;
+        fn each_asynchronous_slice_ends_after_it_begins(timeline in hostile()) {
+            let trace = parsed(&timeline, Names::default());
+            let mut open: BTreeMap<String, Vec<(String, f64)>> = BTreeMap::new();
+            for event in trace["traceEvents"].as_array().unwrap() {
+                let of = || (event["name"].to_string(), event["ts"].as_f64().unwrap());
+                let open = open.entry(event["id"].to_string()).or_default();
+                match event["ph"].as_str().unwrap() {
+                    "b" => open.push(of()),
+                    "e" => {
+                        let ((name, start), (ended, end)) = (open.pop().unwrap(), of());
+                        prop_assert!(name == ended && start <= end);
+                    }
+                    _ => {}
+                }
             }
+            prop_assert!(open.values().all(Vec::is_empty), "{open:?}");
         }
     }
 }

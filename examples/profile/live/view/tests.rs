@@ -2,7 +2,7 @@ use super::super::Setup;
 use super::super::state::State;
 use super::super::state::samples::*;
 use super::*;
-use feedline::profile::{BatchRecord, Copy, Gauges, GpuIdle, Latency, Level, Snapshot, Timeline};
+use feedline::profile::{BatchRecord, Copy, Gauges, GpuIdle, Latency, Snapshot, Timeline};
 use proptest::prelude::*;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
@@ -214,7 +214,7 @@ fn any_snapshot() -> impl Strategy<Value = Snapshot> {
     let number = prop_oneof![any::<u64>(), 0_u64..100, (0_u64..1000).prop_map(|ms| ms * MS)];
     let float = prop_oneof![any::<f64>(), 0.0..1e10];
     let latency = (number.clone(), prop::collection::vec((float, number.clone()), 0..6));
-    let numbers = prop::collection::vec(number, 46);
+    let numbers = prop::collection::vec(number, 43);
     (numbers, prop::collection::vec(latency, 4), any::<[bool; 4]>()).prop_map(|(numbers, latencies, there)| {
         let mut numbers = numbers.into_iter();
         let mut next = || numbers.next().unwrap_or_default();
@@ -231,9 +231,6 @@ fn any_snapshot() -> impl Strategy<Value = Snapshot> {
         (storage.busy_ns, storage.blocked_ns, storage.depth) = (next(), next(), next() as u32);
         (storage.in_flight_ns, storage.reads, storage.bytes) = (next(), next(), next());
         (storage.direct_bytes, storage.cached_bytes, storage.retries) = (next(), next(), next());
-        let mut level = Level::default();
-        (level.in_flight, level.ns, level.reads_milli) = (next() as u32, next(), next());
-        storage.levels = vec![level; 3];
         let decode = &mut all.decode;
         (decode.workers, decode.cores, decode.busy_ns) = (next() as u32, next() as u32, next());
         decode.cpu_ns = there[1].then_some(next());
