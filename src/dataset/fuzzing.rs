@@ -1,7 +1,7 @@
 //! Doors for fuzz targets and tests: parsers on bytes, datasets without a loader. Not part of the API.
 
 use super::format::{megatron, npy, safetensors};
-use super::{ChunkBuf, Dataset, Part, Parts};
+use super::{ChunkBuf, Dataset, Parts};
 use crate::decode::Scratch;
 use crate::error::Result;
 use crate::storage::{Blob, Extent};
@@ -22,8 +22,7 @@ pub fn extents(dataset: &dyn Dataset, sample: u64) -> Result<Vec<Extent>> {
     }
     let mut parts = Parts::new();
     dataset.extents(sample, &mut parts)?;
-    let stored = |(_, part)| if let Part::Extent(extent) | Part::Framed(extent) = part { Some(extent) } else { None };
-    extents.extend(parts.iter().filter_map(stored));
+    extents.extend(parts.iter().filter_map(|(_, part)| part.extent()));
     Ok(extents)
 }
 

@@ -26,16 +26,21 @@ pub(super) fn read(dataset: &dyn Dataset, sample: u64) -> Result<Vec<Vec<u8>>> {
         match part {
             Part::Inline(bytes) => *place = bytes.to_vec(),
             Part::Extent(extent) => *place = bytes_of(dataset.sources(), extent).map_err(named)?,
-            Part::Framed(extent) => {
+            Part::Checked(extent) | Part::Framed(extent) => {
+                let site = |error: Error| named(dataset.sources().at(error, &extent));
                 let bytes = match before.take() {
                     Some((same, bytes)) if same == extent => bytes,
-                    _ => bytes_of(dataset.sources(), extent).map_err(named)?,
+                    _ => {
+                        let bytes = bytes_of(dataset.sources(), extent).map_err(named)?;
+                        dataset.check(sample, field, &bytes).map_err(site)?;
+                        bytes
+                    }
                 };
                 buffer.clear();
-                let site = |error: Error| {
-                    named(error.with_path(dataset.sources().path(extent.source)).with_range(extent.offset, extent.len))
+                *place = match part {
+                    Part::Framed(_) => dataset.open(sample, field, &bytes, &mut buffer).map_err(site)?.to_vec(),
+                    _ => bytes.clone(),
                 };
-                *place = dataset.open(sample, field, &bytes, &mut buffer).map_err(site)?.to_vec();
                 before = Some((extent, bytes));
             }
         }

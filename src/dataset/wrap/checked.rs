@@ -1,7 +1,7 @@
 //! Checksums for any dataset: one CRC32C per stored field of every sample, kept in a file, verified at each read.
 //!
 //! ```text
-//! inner.extents ──► extents, all framed ──► readers ──► bytes ──CRC32C──► inner.open, if it was framed there, too
+//! inner.extents ──► extents, all checked ──► readers ──► bytes ──CRC32C──► inner.check ──► inner.open, if framed there
 //! ```
 //!
 //! The first time everything is read once to make the file; what is on disk then is what is held to be right. From
@@ -11,8 +11,8 @@
 //! file describes itself in another way than before.
 //!
 //! Costs: 4 bytes per stored field and sample (per extent, in chunks); rows are no longer read in place, since they are
-//! verified first. Bytes that lie in the inner dataset's index
-//! (labels) have one CRC32C together, verified when the dataset is opened.
+//! verified first. The schema, the places of all bytes, and bytes that lie in the inner dataset's index (labels) have one
+//! CRC32C together, verified when the dataset is opened.
 //!
 //! Invariants: an existing file is never replaced in silence. It is used when its own CRC is right and all sources have the
 //! same lengths, paths and modification times (memory: the same bytes). When only paths or times differ, as in a copy,
@@ -40,10 +40,11 @@ const RUN: u64 = 4096;
 /// Bytes that are read at a time while the file is made.
 const STEP: usize = 1 << 20;
 /// "feedcrc" and the version, in native order.
-const MAGIC: [u32; 2] = [u32::from_be_bytes(*b"feed"), u32::from_be_bytes(*b"crc2")];
-/// Words of the header: magic, lengths and state of the sources, samples, masks of fields (stored, always framed, never
-/// framed, inline; two each), CRC of the inline bytes, CRC32C of the file without this word.
-const HEADER: usize = 18;
+const MAGIC: [u32; 2] = [u32::from_be_bytes(*b"feed"), u32::from_be_bytes(*b"crc3")];
+/// Words of the header: magic, lengths and state of the sources, samples, masks of fields (stored, inline; two each), CRC of
+/// what the dataset is ([`survey`]), CRC32C of the file without this word.
+const HEADER: usize = 14;
+const SHAPE: usize = HEADER - 2;
 const CRC: usize = HEADER - 1;
 /// Files that an error names.
 const LISTED: usize = 3;
@@ -72,37 +73,22 @@ enum Origin {
 }
 
 /// Sets of fields, as bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Masks {
     /// Lie in storage, for at least one sample.
     stored: u64,
-    /// Are framed wherever they lie in storage.
-    always_framed: u64,
-    /// Are framed nowhere.
-    never_framed: u64,
     /// Lie in the index, for at least one sample.
     inline: u64,
 }
 
 impl Masks {
-    const NONE: Self = Self { stored: 0, always_framed: u64::MAX, never_framed: u64::MAX, inline: 0 };
-
     fn see(&mut self, field: usize, part: Part<'_>) {
-        let bit = 1 << field;
-        match part {
-            Part::Inline(_) => self.inline |= bit,
-            Part::Framed(_) => (self.stored, self.never_framed) = (self.stored | bit, self.never_framed & !bit),
-            Part::Extent(_) => (self.stored, self.always_framed) = (self.stored | bit, self.always_framed & !bit),
-        }
+        let set = if part.extent().is_some() { &mut self.stored } else { &mut self.inline };
+        *set |= 1 << field;
     }
 
     fn with(self, other: Self) -> Self {
-        Self {
-            stored: self.stored | other.stored,
-            always_framed: self.always_framed & other.always_framed,
-            never_framed: self.never_framed & other.never_framed,
-            inline: self.inline | other.inline,
-        }
+        Self { stored: self.stored | other.stored, inline: self.inline | other.inline }
     }
 
     /// CRCs per sample.
@@ -171,17 +157,6 @@ impl<D: Dataset> Checked<D> {
         let at = HEADER + sample as usize * self.masks.stride() + self.masks.slot(field);
         self.words.get(at).copied()
     }
-
-    /// Whether the inner dataset wants to open the bytes of that field.
-    fn is_framed(&self, sample: u64, field: usize) -> Result<bool> {
-        let bit = 1 << field;
-        if self.masks.always_framed & bit != 0 || self.masks.never_framed & bit != 0 {
-            return Ok(self.masks.never_framed & bit == 0);
-        }
-        let mut parts = Parts::new();
-        self.inner.extents(sample, &mut parts)?;
-        Ok(parts.iter().any(|(own, part)| own == field && matches!(part, Part::Framed(_))))
-    }
 }
 
 impl<D: Dataset> Dataset for Checked<D> {
@@ -211,11 +186,11 @@ impl<D: Dataset> Dataset for Checked<D> {
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         self.inner.extents(sample, parts)?;
-        parts.frame();
+        parts.check_all();
         Ok(())
     }
 
-    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+    fn check(&self, sample: u64, field: usize, bytes: &[u8]) -> Result<()> {
         let found = crc32c::crc32c(bytes);
         match self.expected(sample, field) {
             Some(expected) if expected == found => {}
@@ -232,7 +207,11 @@ impl<D: Dataset> Dataset for Checked<D> {
                 return Err(Error::new(ErrorKind::Changed, Stage::Decode, message).with_sample(sample));
             }
         }
-        if self.is_framed(sample, field)? { self.inner.open(sample, field, bytes, buffer) } else { Ok(bytes) }
+        self.inner.check(sample, field, bytes)
+    }
+
+    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        self.inner.open(sample, field, bytes, buffer)
     }
 
     fn opened_bytes_max(&self) -> u64 {
@@ -419,7 +398,7 @@ impl Outline {
         extents.iter().for_each(|extents| pieces.push(pieces[pieces.len() - 1] + extents.len()));
         let (count, shape) = ((pieces[pieces.len() - 1] - HEADER) as u64, chunk_shape(dataset, &extents));
         // As if each extent were a sample of one field.
-        Ok(Self { count, masks: Masks { stored: 1, ..Masks::NONE }, shape, extents, pieces })
+        Ok(Self { count, masks: Masks { stored: 1, inline: 0 }, shape, extents, pieces })
     }
 
     /// Reads everything once: header (still empty) and CRCs.
@@ -446,10 +425,7 @@ impl Outline {
         let mut parts = Parts::new();
         parts_of(dataset, sample as u64, &mut parts)?;
         let stored = |field: usize| self.masks.stored & 1 << field != 0 && self.masks.slot(field) == slot;
-        let extent = parts.iter().find_map(|(field, part)| match part {
-            Part::Extent(extent) | Part::Framed(extent) if stored(field) => Some(extent),
-            _ => None,
-        });
+        let extent = parts.iter().filter(|(field, _)| stored(*field)).find_map(|(_, part)| part.extent());
         Ok(extent.map(|extent| (extent, Some(sample as u64))))
     }
 
@@ -481,12 +457,11 @@ impl Outline {
 
     fn seal(&self, words: &mut [u32], sources: Sourced) {
         words[..2].copy_from_slice(&MAGIC);
-        let Masks { stored, always_framed, never_framed, inline } = self.masks;
-        let wide = [sources.lengths, sources.state, self.count, stored, always_framed, never_framed, inline];
-        for (place, value) in words[2..16].chunks_mut(2).zip(wide) {
+        let wide = [sources.lengths, sources.state, self.count, self.masks.stored, self.masks.inline];
+        for (place, value) in words[2..SHAPE].chunks_mut(2).zip(wide) {
             place.copy_from_slice(&[value as u32, (value >> 32) as u32]);
         }
-        words[16] = self.shape;
+        words[SHAPE] = self.shape;
         words[CRC] = crc_of(words);
     }
 }
@@ -500,7 +475,7 @@ fn runs(len: u64) -> Vec<Range<u64>> {
 /// samples' places, and all bytes that lie in the index.
 fn survey(dataset: &dyn Dataset) -> Result<(Masks, u32)> {
     let found = parallel(&runs(dataset.len()), |_, run| {
-        let (mut masks, mut crc) = (Masks::NONE, 0);
+        let (mut masks, mut crc) = (Masks::default(), 0);
         let mut parts = Parts::new();
         for sample in run.clone() {
             parts_of(dataset, sample, &mut parts)?;
@@ -509,7 +484,7 @@ fn survey(dataset: &dyn Dataset) -> Result<(Masks, u32)> {
                 let (kind, numbers, bytes) = match part {
                     Part::Inline(bytes) => (0, [0, 0, bytes.len() as u64], bytes),
                     Part::Extent(extent) => (1, place_of(&extent), &[][..]),
-                    Part::Framed(extent) => (2, place_of(&extent), &[][..]),
+                    Part::Checked(extent) | Part::Framed(extent) => (2, place_of(&extent), &[][..]),
                 };
                 crc = crc32c::crc32c_append(crc, &[field as u8, kind]);
                 crc = crc32c::crc32c_append(crc, bytemuck::cast_slice(&numbers));
@@ -518,7 +493,7 @@ fn survey(dataset: &dyn Dataset) -> Result<(Masks, u32)> {
         }
         Ok((masks, crc))
     })?;
-    let masks = found.iter().fold(Masks::NONE, |all, (masks, _)| all.with(*masks));
+    let masks = found.iter().fold(Masks::default(), |all, (masks, _)| all.with(*masks));
     let schema = crc32c::crc32c(format!("{:?}", dataset.schema()).as_bytes());
     let crc = found.iter().fold(schema, |all, (_, crc)| crc32c::crc32c_append(all, &crc.to_le_bytes()));
     Ok((masks, crc))
@@ -538,7 +513,7 @@ fn parts_of<'a>(dataset: &'a dyn Dataset, sample: u64, parts: &mut Parts<'a>) ->
         if field >= dataset.schema().len() {
             return lie(format!("the dataset names field {field}, its schema has {}", dataset.schema().len()));
         }
-        let (Part::Extent(extent) | Part::Framed(extent)) = part else { continue };
+        let Some(extent) = part.extent() else { continue };
         if extent.source.index() >= sources.count() {
             return lie(format!("the dataset names source {}, it has {}", extent.source.index(), sources.count()));
         }
@@ -563,7 +538,7 @@ fn build(dataset: &dyn Dataset, masks: Masks) -> Result<Vec<u32>> {
             parts_of(dataset, sample, &mut parts)?;
             let mut before: Option<(Extent, u32)> = None;
             for (field, part) in parts.iter() {
-                let (Part::Extent(extent) | Part::Framed(extent)) = part else { continue };
+                let Some(extent) = part.extent() else { continue };
                 let crc = match before {
                     Some((same, crc)) if same == extent => crc,
                     _ => reader.crc(extent).map_err(|error| {
@@ -636,13 +611,13 @@ impl Loaded {
     fn of(words: Vec<u32>) -> (Self, u64) {
         let wide = |at: usize| u64::from(words[at]) | u64::from(words[at + 1]) << 32;
         let (lengths, state, count) = (wide(2), wide(4), wide(6));
-        let masks = Masks { stored: wide(8), always_framed: wide(10), never_framed: wide(12), inline: wide(14) };
+        let masks = Masks { stored: wide(8), inline: wide(10) };
         (Self { words, masks, count, state }, lengths)
     }
 
     /// The words, when they are those of such a dataset. Errors: [`ErrorKind::Changed`].
     fn same(self, outline: &Outline, place: &Path) -> Result<Vec<u32>> {
-        if self.count == outline.count && self.masks == outline.masks && self.words[16] == outline.shape {
+        if self.count == outline.count && self.masks == outline.masks && self.words[SHAPE] == outline.shape {
             return Ok(self.words);
         }
         let message = "the sources have the lengths of when the checksums were made, but the dataset is another: a file \

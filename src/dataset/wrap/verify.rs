@@ -215,18 +215,27 @@ impl<P: Fn(Verified) -> ControlFlow<()> + Sync> Work<'_, P> {
         self.dataset.extents(id, &mut parts)?;
         let mut last = None;
         for (field, part) in parts.iter() {
-            let bytes = match part {
-                Part::Inline(bytes) => bytes,
-                Part::Extent(extent) | Part::Framed(extent) => {
+            let site = |error: Error| match part.extent() {
+                Some(extent) => self.at(error, &extent),
+                None => error,
+            };
+            let bytes = match part.extent() {
+                None => {
+                    if let Part::Inline(bytes) = part {
+                        bytes
+                    } else {
+                        &[]
+                    }
+                }
+                Some(extent) => {
                     if !part.shares(last.replace(part)) {
                         self.read(&extent, keep)?;
+                        if part.is_checked() {
+                            self.dataset.check(id, field, &keep.bytes).map_err(site)?;
+                        }
                     }
                     &keep.bytes
                 }
-            };
-            let site = |error: Error| match part {
-                Part::Inline(_) => error,
-                Part::Extent(extent) | Part::Framed(extent) => self.at(error, &extent),
             };
             keep.opened.clear();
             let bytes = match part {
