@@ -142,6 +142,7 @@ pub mod fuzzing;
 pub(crate) mod index;
 mod parallel;
 mod sample;
+mod words;
 mod wrap;
 
 pub use crate::memory::ChunkBuf;
@@ -165,9 +166,9 @@ pub use wrap::several::{Concat, Mix};
 pub use wrap::subset::Subset;
 pub use wrap::verify::{Verified, Verify};
 
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::{Extent, SourceId, Sources};
-use crate::tensor::EncodedField;
+use crate::tensor::{EncodedField, Spec};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -437,6 +438,45 @@ impl<'a> Parts<'a> {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, Part<'a>)> + '_ {
         self.few[..self.len.min(PARTS_INLINE)].iter().chain(&self.more).copied()
+    }
+
+    /// Asks what a sample is made of, with nothing in the answer that a reader could not rely on: every one of the `fields` has
+    /// bytes exactly once, every extent lies within its source.
+    pub(crate) fn ask(
+        &mut self,
+        dataset: &'a dyn Dataset,
+        sources: &Sources,
+        fields: usize,
+        sample: u64,
+    ) -> Result<()> {
+        self.clear();
+        dataset.extents(sample, self)?;
+        let lie = |message: String| Err(Error::new(ErrorKind::User, Stage::Read, message));
+        let name = |field: usize| dataset.schema().get(field).map_or("?", |field| &field.name);
+        if fields > Spec::FIELDS_MAX {
+            return lie(format!("{fields} fields, {} are the limit", Spec::FIELDS_MAX));
+        }
+        let mut seen = 0_u64;
+        for (field, part) in self.iter() {
+            if field >= fields {
+                return lie(format!("the dataset names field {field}, its schema has {fields}"));
+            }
+            if seen & (1 << field) != 0 {
+                return lie(format!("the dataset gave bytes for field `{}` twice", name(field)));
+            }
+            seen |= 1 << field;
+            part.extent().map_or(Ok(()), |extent| sources.check(&extent))?;
+        }
+        match (0..fields).find(|field| seen & (1 << field) == 0) {
+            Some(field) => lie(format!("the dataset gave no bytes for field `{}`", name(field))),
+            None => Ok(()),
+        }
+    }
+
+    /// As [`ask`](Self::ask), for all that the dataset has. Errors name the sample.
+    fn ask_all(&mut self, dataset: &'a dyn Dataset, sample: u64) -> Result<()> {
+        let fields = dataset.schema().len();
+        self.ask(dataset, dataset.sources(), fields, sample).map_err(|error| error.with_sample(sample))
     }
 
     /// Parts so far.

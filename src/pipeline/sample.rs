@@ -83,24 +83,7 @@ impl Samples {
 
     /// The parts of a sample, checked: every field of the schema has bytes exactly once, every extent lies within its source.
     pub(crate) fn parts<'d>(&'d self, id: u64, parts: &mut Parts<'d>) -> Result<()> {
-        parts.clear();
-        self.dataset.extents(id, parts)?;
-        let handlers = &self.recipe.handlers;
-        let mut seen = 0_u64;
-        for (field, part) in parts.iter() {
-            let Some(handler) = handlers.get(field) else {
-                return lie(format!("the dataset names field {field}, its schema has {}", handlers.len()));
-            };
-            if seen & (1 << field) != 0 {
-                return lie(format!("the dataset gave bytes for field `{}` twice", handler.name));
-            }
-            seen |= 1 << field;
-            part.extent().map_or(Ok(()), |extent| self.sources.check(&extent))?;
-        }
-        match (0..handlers.len()).find(|field| seen & (1 << field) == 0) {
-            Some(field) => lie(format!("the dataset gave no bytes for field `{}`", handlers[field].name)),
-            None => Ok(()),
-        }
+        parts.ask(&*self.dataset, &self.sources, self.recipe.handlers.len(), id)
     }
 
     /// Gives the rows of packed fields their places, by the lengths that the index says. A row that it says nothing of has none;
