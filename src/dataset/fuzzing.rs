@@ -1,8 +1,7 @@
 //! Doors for fuzz targets and tests: parsers on bytes, datasets without a loader. Not part of the API.
 
 use super::format::{megatron, npy, safetensors};
-use super::{ChunkBuf, Dataset, Part, Parts};
-use crate::decode::Scratch;
+use super::{Dataset, Parts};
 use crate::error::Result;
 use crate::storage::{Blob, Extent};
 use bytes::Bytes;
@@ -22,8 +21,7 @@ pub fn extents(dataset: &dyn Dataset, sample: u64) -> Result<Vec<Extent>> {
     }
     let mut parts = Parts::new();
     dataset.extents(sample, &mut parts)?;
-    let stored = |(_, part)| if let Part::Extent(extent) | Part::Framed(extent) = part { Some(extent) } else { None };
-    extents.extend(parts.iter().filter_map(stored));
+    extents.extend(parts.iter().filter_map(|(_, part)| part.extent()));
     Ok(extents)
 }
 
@@ -36,13 +34,7 @@ pub fn tar_places(tar: &super::Tar, sample: u64) -> Vec<Option<(u64, u64)>> {
 pub fn chunk(dataset: &dyn Dataset, chunk: usize) -> Result<Vec<Vec<Vec<u8>>>> {
     let chunks = dataset.chunked().expect("a dataset in chunks");
     let (fields, rows) = (dataset.schema().len(), chunks.starts()[chunk + 1] - chunks.starts()[chunk]);
-    let mut extents = Vec::new();
-    chunks.chunk_extents(chunk, &mut extents)?;
-    let bytes = |extent| super::sample::bytes_of(dataset.sources(), extent).map(Bytes::from);
-    let pieces: Vec<Bytes> = extents.into_iter().map(bytes).collect::<Result<_>>()?;
-    let mut buffer = ChunkBuf::new(chunks.chunk_bytes(chunk).opened as usize + 64 * fields)?;
-    buffer.begin(rows as usize, fields);
-    chunks.open_chunk(chunk, &pieces, &mut Scratch::default(), &mut buffer)?;
+    let buffer = super::sample::Plain::new(dataset).chunk(chunk)?;
     let row =
         |row| (0..fields).map(|field| buffer.row(field, row).expect("every field has every row").to_vec()).collect();
     Ok((0..rows as usize).map(row).collect())

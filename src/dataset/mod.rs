@@ -142,6 +142,7 @@ pub mod fuzzing;
 pub(crate) mod index;
 mod parallel;
 mod sample;
+mod words;
 mod wrap;
 
 pub use crate::memory::ChunkBuf;
@@ -165,9 +166,9 @@ pub use wrap::several::{Concat, Mix};
 pub use wrap::subset::Subset;
 pub use wrap::verify::{Verified, Verify};
 
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::{Extent, SourceId, Sources};
-use crate::tensor::EncodedField;
+use crate::tensor::{EncodedField, Spec};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -196,11 +197,20 @@ pub trait Dataset: Send + Sync + 'static {
     /// Arithmetic only: it is called once per sample on the way. Errors become errors of the sample.
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()>;
 
-    /// Turns the bytes of a [framed](Parts::framed) extent into the field's bytes: checks a header or checksum, cuts
-    /// it off, and where the bytes must be made anew (unpacked, converted) makes them in `buffer`, which is empty and
+    /// Verifies the bytes of a [framed](Parts::framed) extent, before anything of them is opened. Called once each time that an
+    /// extent was read, however many fields share it: `field` is the first of them that is wanted, not always field 0. In a
+    /// [`Checked`] dataset it is called for extents that are not framed, too. Runs on a decode worker; the default takes all bytes.
+    fn check(&self, sample: u64, field: usize, bytes: &[u8]) -> Result<()> {
+        let _ = (sample, field, bytes);
+        Ok(())
+    }
+
+    /// Turns the bytes of a [framed](Parts::framed) extent into the field's bytes: checks what is this field's alone, cuts
+    /// off a header, and where the bytes must be made anew (unpacked, converted) makes them in `buffer`, which is empty and
     /// the worker's own. Runs on a decode worker; the bytes are untrusted. The default gives all bytes.
     ///
-    /// Fields whose framed extents are the same are read once, and opened in the order in which they were given.
+    /// Fields whose framed extents are the same are read once. Those that are wanted are opened in the order in which they were
+    /// given; fields that nobody wants are not opened.
     fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         let _ = (sample, field, buffer);
         Ok(bytes)
@@ -263,6 +273,9 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
     }
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         (**self).extents(sample, parts)
+    }
+    fn check(&self, sample: u64, field: usize, bytes: &[u8]) -> Result<()> {
+        (**self).check(sample, field, bytes)
     }
     fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         (**self).open(sample, field, bytes, buffer)
@@ -355,12 +368,12 @@ pub trait DatasetExt: Dataset + Sized {
 
 impl<D: Dataset> DatasetExt for D {}
 
-/// Whether bytes go through [`Dataset::open`], by a few samples: rows are then not read in place, whatever their fields.
+/// Whether bytes go through [`Dataset::check`] or [`Dataset::open`], by a few samples: rows are then not read in place, whatever their fields.
 pub(crate) fn opens_bytes(dataset: &dyn Dataset) -> bool {
     let len = dataset.len();
     let framed = |sample| {
         let mut parts = Parts::new();
-        dataset.extents(sample, &mut parts).is_err() || parts.iter().any(|(_, part)| matches!(part, Part::Framed(_)))
+        dataset.extents(sample, &mut parts).is_err() || parts.iter().any(|(_, part)| part.is_checked())
     };
     // A dataset of the user's may panic here; what it does then is seen, and named, when the sample is planned.
     let asked = std::panic::AssertUnwindSafe(|| [0, len / 2, len.saturating_sub(1)].into_iter().any(framed));
@@ -382,19 +395,34 @@ const PARTS_INLINE: usize = 8;
 pub(crate) enum Part<'a> {
     /// In storage, as they stand: they may be read in place.
     Extent(Extent),
-    /// In storage, to be passed through [`Dataset::open`].
+    /// In storage, to be passed through [`Dataset::check`].
+    Checked(Extent),
+    /// In storage, to be passed through [`Dataset::check`] and [`Dataset::open`].
     Framed(Extent),
     /// In the index.
     Inline(&'a [u8]),
 }
 
 impl Part<'_> {
+    /// Where in the sources the bytes are, unless they are the index's own.
+    pub(crate) fn extent(&self) -> Option<Extent> {
+        match *self {
+            Self::Extent(extent) | Self::Checked(extent) | Self::Framed(extent) => Some(extent),
+            Self::Inline(_) => None,
+        }
+    }
+
+    /// Whether the dataset is to see the bytes before they are used.
+    pub(crate) fn is_checked(&self) -> bool {
+        matches!(self, Self::Checked(_) | Self::Framed(_))
+    }
+
     /// Whether the bytes are those of the file part before it, so that they are read once.
     pub(crate) fn shares(&self, before: Option<Part<'_>>) -> bool {
-        match (self, before) {
-            (Self::Framed(extent), Some(Part::Framed(before))) => *extent == before && extent.len > 0,
-            _ => false,
-        }
+        let before = before.filter(|before| self.is_checked() && before.is_checked());
+        before.is_some_and(|before| {
+            self.extent() == before.extent() && self.extent().is_some_and(|extent| extent.len > 0)
+        })
     }
 }
 
@@ -412,6 +440,45 @@ impl<'a> Parts<'a> {
         self.few[..self.len.min(PARTS_INLINE)].iter().chain(&self.more).copied()
     }
 
+    /// Asks what a sample is made of, with nothing in the answer that a reader could not rely on: every one of the `fields` has
+    /// bytes exactly once, every extent lies within its source.
+    pub(crate) fn ask(
+        &mut self,
+        dataset: &'a dyn Dataset,
+        sources: &Sources,
+        fields: usize,
+        sample: u64,
+    ) -> Result<()> {
+        self.clear();
+        dataset.extents(sample, self)?;
+        let lie = |message: String| Err(Error::new(ErrorKind::User, Stage::Read, message));
+        let name = |field: usize| dataset.schema().get(field).map_or("?", |field| &field.name);
+        if fields > Spec::FIELDS_MAX {
+            return lie(format!("{fields} fields, {} are the limit", Spec::FIELDS_MAX));
+        }
+        let mut seen = 0_u64;
+        for (field, part) in self.iter() {
+            if field >= fields {
+                return lie(format!("the dataset names field {field}, its schema has {fields}"));
+            }
+            if seen & (1 << field) != 0 {
+                return lie(format!("the dataset gave bytes for field `{}` twice", name(field)));
+            }
+            seen |= 1 << field;
+            part.extent().map_or(Ok(()), |extent| sources.check(&extent))?;
+        }
+        match (0..fields).find(|field| seen & (1 << field) == 0) {
+            Some(field) => lie(format!("the dataset gave no bytes for field `{}`", name(field))),
+            None => Ok(()),
+        }
+    }
+
+    /// As [`ask`](Self::ask), for all that the dataset has. Errors name the sample.
+    fn ask_all(&mut self, dataset: &'a dyn Dataset, sample: u64) -> Result<()> {
+        let fields = dataset.schema().len();
+        self.ask(dataset, dataset.sources(), fields, sample).map_err(|error| error.with_sample(sample))
+    }
+
     /// Parts so far.
     fn len(&self) -> usize {
         self.len
@@ -420,7 +487,7 @@ impl<'a> Parts<'a> {
     /// The parts from number `from` on are of sources `by` places further on, in a table that was appended to another.
     fn move_sources(&mut self, from: usize, by: usize) {
         for (_, part) in self.few[..self.len.min(PARTS_INLINE)].iter_mut().chain(&mut self.more).skip(from) {
-            if let Part::Extent(extent) | Part::Framed(extent) = part {
+            if let Part::Extent(extent) | Part::Checked(extent) | Part::Framed(extent) = part {
                 extent.source = SourceId::at(extent.source.index() + by);
             }
         }
@@ -434,11 +501,11 @@ impl<'a> Parts<'a> {
         self.len += 1;
     }
 
-    /// All that is in storage is to be opened.
-    pub(crate) fn frame(&mut self) {
+    /// All that is in storage is to be checked.
+    fn check_all(&mut self) {
         for (_, part) in self.few[..self.len.min(PARTS_INLINE)].iter_mut().chain(&mut self.more) {
             if let Part::Extent(extent) = *part {
-                *part = Part::Framed(extent);
+                *part = Part::Checked(extent);
             }
         }
     }

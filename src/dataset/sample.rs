@@ -1,61 +1,150 @@
-//! Single samples, read by plain calls outside of a loader: to look at data, to verify it, for tests.
+//! Single samples and chunks, read by plain calls outside of a loader: to look at data, to verify it, to make checksums.
 
-use super::{Dataset, Part, Parts};
+use super::{ChunkBuf, Dataset, Part, Parts};
+use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::{Blob, Extent, Sources};
+use crate::storage::{Blob, Extent, SourceId};
+use bytes::Bytes;
+
+/// Bytes that are read at a time for a checksum.
+const STEP: u64 = 1 << 20;
+
+/// Reads a dataset by plain calls; the last file stays open, and the buffers stay.
+pub(super) struct Plain<'d> {
+    dataset: &'d dyn Dataset,
+    open: Option<(SourceId, Blob)>,
+    bytes: Vec<u8>,
+    opened: Vec<u8>,
+    /// Bytes that were read.
+    pub(super) read: u64,
+}
+
+impl<'d> Plain<'d> {
+    pub(super) fn new(dataset: &'d dyn Dataset) -> Self {
+        Self { dataset, open: None, bytes: Vec::new(), opened: Vec::new(), read: 0 }
+    }
+
+    /// Gives every field of a sample: its number, and its bytes as a decoder gets them. Errors, also those of `each`, name the
+    /// sample and the place.
+    pub(super) fn sample(&mut self, sample: u64, mut each: impl FnMut(usize, &[u8]) -> Result<()>) -> Result<()> {
+        let (dataset, mut parts, mut before) = (self.dataset, Parts::new(), None);
+        parts.ask_all(dataset, sample)?;
+        for (field, part) in parts.iter() {
+            let done = match (part, part.extent()) {
+                (Part::Inline(bytes), _) => each(field, bytes),
+                (_, Some(extent)) if !part.shares(before.replace(part)) => self.fill(&extent).and_then(|()| {
+                    let checked = if part.is_checked() { dataset.check(sample, field, &self.bytes) } else { Ok(()) };
+                    checked.and_then(|()| self.open(sample, field, part, &mut each))
+                }),
+                _ => self.open(sample, field, part, &mut each),
+            };
+            done.map_err(|error| match part.extent() {
+                Some(extent) => dataset.sources().at(error, &extent).with_sample(sample),
+                None => error.with_sample(sample),
+            })?;
+        }
+        Ok(())
+    }
+
+    fn open(
+        &mut self,
+        sample: u64,
+        field: usize,
+        part: Part<'_>,
+        each: &mut impl FnMut(usize, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        self.opened.clear();
+        match part {
+            Part::Framed(_) => each(field, self.dataset.open(sample, field, &self.bytes, &mut self.opened)?),
+            _ => each(field, &self.bytes),
+        }
+    }
+
+    /// Gives the CRC32C of every field's extent; nothing is opened.
+    pub(super) fn crcs(&mut self, sample: u64, mut each: impl FnMut(usize, u32)) -> Result<()> {
+        let (mut parts, mut before) = (Parts::new(), None);
+        parts.ask_all(self.dataset, sample)?;
+        for (field, part) in parts.iter() {
+            let Some(extent) = part.extent() else { continue };
+            let crc = match before {
+                Some((same, crc)) if same == extent => crc,
+                _ => self.crc(&extent).map_err(|error| error.with_sample(sample))?,
+            };
+            before = Some((extent, crc));
+            each(field, crc);
+        }
+        Ok(())
+    }
+
+    /// Reads and opens a chunk, whose every field has every row then.
+    pub(super) fn chunk(&mut self, chunk: usize) -> Result<ChunkBuf> {
+        let lacks = || Error::new(ErrorKind::User, Stage::Read, "the dataset has no chunks");
+        let chunks = self.dataset.chunked().ok_or_else(lacks)?;
+        let (fields, rows) = (self.dataset.schema().len(), chunks.starts()[chunk + 1] - chunks.starts()[chunk]);
+        let mut extents = Vec::new();
+        chunks.chunk_extents(chunk, &mut extents)?;
+        let mut pieces = Vec::with_capacity(extents.len());
+        for extent in &extents {
+            self.fill(extent)?;
+            pieces.push(Bytes::from(std::mem::take(&mut self.bytes)));
+        }
+        let opened = chunks.chunk_bytes(chunk).opened.saturating_add(64 * fields as u64);
+        let mut buffer = ChunkBuf::new(usize::try_from(opened).unwrap_or(usize::MAX))?;
+        buffer.begin(rows as usize, fields);
+        chunks.open_chunk(chunk, &pieces, &mut Scratch::default(), &mut buffer)?;
+        match buffer.incomplete() {
+            Some((field, there)) => {
+                let message = format!("{there} rows of field {field} in a chunk of {rows}");
+                Err(Error::new(ErrorKind::Decode, Stage::Decode, message))
+            }
+            None => Ok(buffer),
+        }
+    }
+
+    /// The CRC32C of an extent, of which at most a mebibyte is in memory.
+    pub(super) fn crc(&mut self, extent: &Extent) -> Result<u32> {
+        let (mut crc, mut done) = (0, 0);
+        self.dataset.sources().check(extent)?;
+        while done < extent.len {
+            let len = (extent.len - done).min(STEP);
+            self.fill(&Extent { offset: extent.offset + done, len, ..*extent })?;
+            crc = crc32c::crc32c_append(crc, &self.bytes);
+            done += len;
+        }
+        Ok(crc)
+    }
+
+    /// Reads an extent into `bytes`. Memory is taken only when the source had as many when it was indexed.
+    fn fill(&mut self, extent: &Extent) -> Result<()> {
+        let sources = self.dataset.sources();
+        sources.check(extent)?;
+        self.bytes.resize(extent.len as usize, 0);
+        let opened = match self.open.take() {
+            Some((source, blob)) if source == extent.source => Ok(blob),
+            _ => Blob::of_source(sources, extent.source),
+        };
+        let filled = opened.and_then(|blob| {
+            let (_, blob) = self.open.insert((extent.source, blob));
+            blob.read_at(extent.offset, &mut self.bytes)
+        });
+        self.read += extent.len;
+        filled.map_err(|error| sources.at(error, extent))
+    }
+}
 
 /// The bytes of every field of a sample, as a decoder gets them.
 pub(super) fn read(dataset: &dyn Dataset, sample: u64) -> Result<Vec<Vec<u8>>> {
-    let named = |error: Error| error.with_sample(sample);
-    if sample >= dataset.len() || dataset.chunked().is_some() {
-        let message = match dataset.chunked() {
-            Some(_) => "its samples come in chunks and cannot be had one by one".into(),
-            None => format!("the dataset has {} samples", dataset.len()),
-        };
-        return Err(named(Error::new(ErrorKind::Config, Stage::Read, message)));
-    }
-    let mut parts = Parts::new();
-    dataset.extents(sample, &mut parts).map_err(named)?;
-    let mut fields = vec![Vec::new(); dataset.schema().len()];
-    let mut buffer = Vec::new();
-    let mut before: Option<(Extent, Vec<u8>)> = None;
-    for (field, part) in parts.iter() {
-        let place = fields.get_mut(field).ok_or_else(|| {
-            named(Error::new(ErrorKind::User, Stage::Read, format!("the dataset names field {field}, which it lacks")))
-        })?;
-        match part {
-            Part::Inline(bytes) => *place = bytes.to_vec(),
-            Part::Extent(extent) => *place = bytes_of(dataset.sources(), extent).map_err(named)?,
-            Part::Framed(extent) => {
-                let bytes = match before.take() {
-                    Some((same, bytes)) if same == extent => bytes,
-                    _ => bytes_of(dataset.sources(), extent).map_err(named)?,
-                };
-                buffer.clear();
-                let site = |error: Error| {
-                    named(error.with_path(dataset.sources().path(extent.source)).with_range(extent.offset, extent.len))
-                };
-                *place = dataset.open(sample, field, &bytes, &mut buffer).map_err(site)?.to_vec();
-                before = Some((extent, bytes));
-            }
+    let message = match dataset.chunked() {
+        Some(_) => "its samples come in chunks and cannot be had one by one".into(),
+        None if sample >= dataset.len() => format!("the dataset has {} samples", dataset.len()),
+        None => {
+            let mut fields = vec![Vec::new(); dataset.schema().len()];
+            Plain::new(dataset).sample(sample, |field, bytes| {
+                fields[field] = bytes.to_vec();
+                Ok(())
+            })?;
+            return Ok(fields);
         }
-    }
-    Ok(fields)
-}
-
-/// The bytes of an extent. Memory is taken only when the source had as many when it was indexed.
-pub(super) fn bytes_of(sources: &Sources, extent: Extent) -> Result<Vec<u8>> {
-    let Extent { source, offset, len } = extent;
-    if source.index() >= sources.count() {
-        return Err(Error::new(ErrorKind::User, Stage::Read, format!("the dataset lacks source {}", source.index())));
-    }
-    let site = |error: Error| error.with_path(sources.path(source)).with_range(offset, len);
-    if offset.checked_add(len).is_none_or(|end| end > sources.len_of(source)) {
-        let message = format!("the source has {} bytes", sources.len_of(source));
-        return Err(site(Error::new(ErrorKind::Truncated, Stage::Read, message)));
-    }
-    let blob = Blob::of_source(sources, source).map_err(site)?;
-    let mut bytes = vec![0; len as usize];
-    blob.read_at(offset, &mut bytes)?;
-    Ok(bytes)
+    };
+    Err(Error::new(ErrorKind::Config, Stage::Read, message).with_sample(sample))
 }

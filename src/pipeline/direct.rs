@@ -366,11 +366,11 @@ impl Direct {
         let lie = || Error::new(ErrorKind::User, Stage::Read, "the dataset gave no bytes for the field");
         let (extent, bytes) = match part.ok_or_else(lie).map_err(named)? {
             Part::Inline(bytes) => (None, Some(bytes)),
-            Part::Extent(extent) | Part::Framed(extent) if self.core.samples.is_memory(&extent) => {
+            Part::Extent(extent) if self.core.samples.is_memory(&extent) => {
                 (None, Some(self.core.samples.memory_bytes(&extent).map_err(named)?))
             }
             Part::Extent(extent) => (Some(extent), None),
-            Part::Framed(_) => {
+            Part::Checked(_) | Part::Framed(_) => {
                 let message =
                     "rows of this field stood in files as they are when the loader was built; this one does not";
                 return Err(named(Error::new(ErrorKind::User, Stage::Read, message)));

@@ -114,7 +114,7 @@ fn copy_from_memory(core: &Core, run: &mut Run, worker: &mut Worker) -> usize {
                     (_, How::Skip | How::Direct) => continue,
                     (Part::Inline(bytes), _) => bytes,
                     (Part::Extent(extent), _) => samples.memory_bytes(&extent)?,
-                    (Part::Framed(_), _) => return Ok(()),
+                    (Part::Checked(_) | Part::Framed(_), _) => return Ok(()),
                 };
                 let How::InPlace(row_bytes) = handler.how else { return Ok(()) };
                 if bytes.len() != row_bytes {

@@ -36,18 +36,12 @@ pub(crate) struct Samples {
 pub(crate) struct Given<'b> {
     pub(crate) field: usize,
     pub(crate) bytes: &'b [u8],
+    /// They go through `Dataset::check`: those that several fields share, once.
+    pub(crate) checked: bool,
     /// They go through `Dataset::open`.
     pub(crate) framed: bool,
     /// Where they are from, for errors.
     pub(crate) extent: Option<Extent>,
-}
-
-/// Where in the sources the bytes are, unless they are the index's own.
-fn extent_of(part: Part<'_>) -> Option<Extent> {
-    match part {
-        Part::Extent(extent) | Part::Framed(extent) => Some(extent),
-        Part::Inline(_) => None,
-    }
 }
 
 fn lie<T>(message: String) -> Result<T> {
@@ -76,36 +70,19 @@ impl Samples {
                     rows.row().copy_from(handler.outputs.start, bytes)?;
                     continue;
                 }
-                (Part::Extent(extent) | Part::Framed(extent), _) if self.is_memory(&extent) => Place::Memory,
+                _ if part.extent().is_some_and(|extent| self.is_memory(&extent)) => Place::Memory,
                 _ if part.shares(before.replace(part)) => Place::Same,
                 _ => Place::Storage,
             };
-            let framed = matches!(part, Part::Framed(_));
-            sample.pieces.push(Piece { field, framed, extent: extent_of(part), place });
+            let (checked, framed) = (part.is_checked(), matches!(part, Part::Framed(_)));
+            sample.pieces.push(Piece { field, checked, framed, extent: part.extent(), place });
         }
         Ok(())
     }
 
     /// The parts of a sample, checked: every field of the schema has bytes exactly once, every extent lies within its source.
     pub(crate) fn parts<'d>(&'d self, id: u64, parts: &mut Parts<'d>) -> Result<()> {
-        parts.clear();
-        self.dataset.extents(id, parts)?;
-        let handlers = &self.recipe.handlers;
-        let mut seen = 0_u64;
-        for (field, part) in parts.iter() {
-            let Some(handler) = handlers.get(field) else {
-                return lie(format!("the dataset names field {field}, its schema has {}", handlers.len()));
-            };
-            if seen & (1 << field) != 0 {
-                return lie(format!("the dataset gave bytes for field `{}` twice", handler.name));
-            }
-            seen |= 1 << field;
-            extent_of(part).map_or(Ok(()), |extent| self.sources.check(&extent))?;
-        }
-        match (0..handlers.len()).find(|field| seen & (1 << field) == 0) {
-            Some(field) => lie(format!("the dataset gave no bytes for field `{}`", handlers[field].name)),
-            None => Ok(()),
-        }
+        parts.ask(&*self.dataset, &self.sources, self.recipe.handlers.len(), id)
     }
 
     /// Gives the rows of packed fields their places, by the lengths that the index says. A row that it says nothing of has none;
@@ -123,7 +100,7 @@ impl Samples {
                 let part = parts.iter().find(|(field, _)| field == number && asked);
                 let len = part.map_or(0, |(_, part)| match part {
                     Part::Inline(bytes) => bytes.len() as u64,
-                    Part::Extent(extent) | Part::Framed(extent) => extent.len,
+                    _ => part.extent().map_or(0, |extent| extent.len),
                 });
                 rows.place(*field, row, len);
             }
@@ -146,7 +123,7 @@ impl Samples {
 
     /// Whether storage may write the piece straight into the row.
     pub(crate) fn goes_into_row(&self, piece: &Piece) -> bool {
-        matches!(self.recipe.handlers[piece.field].how, How::InPlace(row_bytes) if !piece.framed && piece.len() == row_bytes as u64)
+        matches!(self.recipe.handlers[piece.field].how, How::InPlace(row_bytes) if !piece.checked && piece.len() == row_bytes as u64)
     }
 
     /// The side of the dataset that deals in chunks. The user's code: it may panic, or change its mind.
@@ -215,7 +192,7 @@ impl Samples {
         sample: &'b Sample,
         buffer: &'b [u8],
     ) -> impl Iterator<Item = Result<Given<'b>>> + use<'b> {
-        let mut last: &[u8] = &[];
+        let (mut last, mut checked): (&[u8], _) = (&[], None);
         let given = move |piece: &'b Piece| {
             let len = piece.len() as usize;
             let bytes = match &piece.place {
@@ -235,7 +212,9 @@ impl Samples {
             if !matches!(piece.place, Place::Memory | Place::Index(..)) {
                 last = bytes;
             }
-            Some(Ok(Given { field: piece.field, bytes, framed: piece.framed, extent: piece.extent }))
+            let Piece { field, framed, extent, .. } = *piece;
+            let checked = piece.checked && checked.replace(extent) != Some(extent);
+            Some(Ok(Given { field, bytes, checked, framed, extent }))
         };
         sample.pieces.iter().filter_map(given)
     }
@@ -247,7 +226,7 @@ impl Samples {
         row: usize,
     ) -> impl Iterator<Item = Result<Given<'b>>> + use<'b> {
         let given = move |(field, handler): (usize, &super::recipe::Handler)| match chunk.row(field, row) {
-            Some(bytes) => Ok(Given { field, bytes, framed: false, extent: None }),
+            Some(bytes) => Ok(Given { field, bytes, checked: false, framed: false, extent: None }),
             None => {
                 let message = format!("the chunk has no row {row} of field `{}`", handler.name);
                 Err(Error::new(ErrorKind::Decode, Stage::Decode, message))
@@ -285,6 +264,9 @@ impl Samples {
             None => error,
         };
         let handler = &self.recipe.handlers[given.field];
+        if given.checked {
+            self.dataset.check(id, given.field, given.bytes).map_err(site)?;
+        }
         // Out of the scratch while the decoder has the rest of it.
         let mut opened = std::mem::take(&mut scratch.opened);
         opened.clear();
@@ -364,7 +346,7 @@ impl Samples {
             let mut parts = Parts::new();
             self.parts(id, &mut parts)?;
             let is_read = |field: &usize| !matches!(self.recipe.handlers[*field].how, How::Skip);
-            let mut extents = parts.iter().filter(|(field, _)| is_read(field)).filter_map(|(_, part)| extent_of(part));
+            let mut extents = parts.iter().filter(|(field, _)| is_read(field)).filter_map(|(_, part)| part.extent());
             Ok(extents.find(|extent| !self.is_memory(extent)))
         });
         match first.ok().flatten() {

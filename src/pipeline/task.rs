@@ -81,7 +81,9 @@ pub(crate) struct Sample {
 pub(crate) struct Piece {
     /// Number of the field in the dataset's schema.
     pub(crate) field: usize,
-    /// The bytes go through `Dataset::open`.
+    /// The bytes go through `Dataset::check`, so that storage does not write them into the row.
+    pub(crate) checked: bool,
+    /// They go through `Dataset::open`, too.
     pub(crate) framed: bool,
     /// Where they are in the dataset's sources; only the length means something for bytes of the index.
     pub(crate) extent: Option<Extent>,

@@ -280,6 +280,29 @@ fn examples_with_a_flipped_byte_are_right_or_an_error() {
 }
 
 #[test]
+fn a_damaged_payload_is_found_whichever_field_is_kept() {
+    let whole = std::fs::read(fixture("example.tfrecord")).unwrap();
+    let payload = u64::from_le_bytes(whole[..8].try_into().unwrap());
+    let errors = |bytes: &[u8], keep: &str| -> Vec<ErrorKind> {
+        let records = plain().image("image/encoded").ints(Field::fixed("label", DType::I64, []), "label");
+        let records = records.floats(Field::fixed("four", DType::F32, [4]), "four").open_bytes(bytes).unwrap();
+        let loader = build(Loader::builder(records).keep([keep]).batch_size(1).workers(2));
+        loader.epoch(0).unwrap().filter_map(|batch| batch.err().map(|error| error.kind())).collect()
+    };
+    // A byte of the first record's picture, which nobody wants.
+    let marker = [0xff, 0xd8].as_slice();
+    let picture = whole.windows(2).take(payload as usize).position(|bytes| bytes == marker);
+    for at in [12, 12 + payload as usize / 2].into_iter().chain(picture.map(|at| at + 2)) {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1;
+        for keep in ["label", "four"] {
+            assert_eq!(errors(&whole, keep), []);
+            assert_eq!(errors(&bytes, keep), [ErrorKind::Decode], "byte {at}, {keep} kept");
+        }
+    }
+}
+
+#[test]
 fn only_flipped_payloads_pass_without_checksums() {
     let (whole, right) = small();
     let mut silent = 0;

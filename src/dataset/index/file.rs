@@ -2,6 +2,7 @@
 
 use super::table::{Form, HEADER, Notes, Table};
 use super::{Cache, Settings};
+use crate::dataset::words::{crc, halves, load as load_words, seal as seal_words, wide};
 use crate::error::Result;
 use crate::storage::Blob;
 use std::path::{Path, PathBuf};
@@ -38,7 +39,7 @@ impl Version {
 }
 
 /// FNV-1a: the same in every build, unlike the standard library's.
-pub(crate) fn fnv(bytes: &[u8]) -> u64 {
+fn fnv(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
@@ -79,67 +80,32 @@ pub(super) const CRC: usize = HEADER - 1;
 /// "feedlix" and the version. In native order like everything else: a machine of the other order finds no index.
 pub(super) const MAGIC: [u32; 2] = [u32::from_be_bytes(*b"feed"), u32::from_be_bytes(*b"lix1")];
 
-pub(super) fn words_crc(words: &[u32]) -> u32 {
-    let crc = crc32c::crc32c(bytemuck::cast_slice(&words[..CRC]));
-    crc32c::crc32c_append(crc, bytemuck::cast_slice(&words[HEADER..]))
-}
-
 /// Makes the words a file: fills in the header.
 pub(super) fn seal(table: &mut Table, version: &Version, purpose: u64) {
-    let low_high = |n: u64| [n as u32, (n >> 32) as u32];
-    let [len, modified, purpose] = [version.len, version.modified, purpose].map(low_high);
-    let bytes_max = low_high(table.bytes_max);
-    let head = [
-        MAGIC[0],
-        MAGIC[1],
-        purpose[0],
-        purpose[1],
-        len[0],
-        len[1],
-        modified[0],
-        modified[1],
-        version.ends,
-        table.fields as u32,
-        table.form.code(),
-        table.rows,
-        bytes_max[0],
-        bytes_max[1],
-        table.largest,
-        table.notes_bytes as u32,
-        0,
-    ];
-    table.words[..HEADER].copy_from_slice(&head);
-    table.words[CRC] = words_crc(&table.words);
+    let [len, modified, purpose, bytes_max] = [version.len, version.modified, purpose, table.bytes_max].map(halves);
+    let (ends, notes) = ([version.ends, table.fields as u32], [table.largest, table.notes_bytes as u32]);
+    let form = [table.form.code(), table.rows];
+    seal_words(&mut table.words, [MAGIC, purpose, len, modified, ends, form, bytes_max, notes].as_flattened());
 }
 
 /// The table in an index file, or `None` when it is not right, or not for this shard as it is now.
 pub(super) fn load(file: &Blob, path: &Path, version: &Version, purpose: u64, fields: usize) -> Option<Table> {
     let mut head = [0_u32; HEADER];
     file.read_at(0, bytemuck::cast_slice_mut(&mut head)).ok()?;
-    let wide = |at: usize| u64::from(head[at]) | u64::from(head[at + 1]) << 32;
+    let wide = |at| wide(&head, at);
     let found = Version { len: wide(4), modified: wide(6), ends: head[8] };
     if head[..2] != MAGIC || wide(2) != purpose || found != *version || head[9] as usize != fields {
         return None;
     }
     let form = Form::from_code(head[10])?;
     let (rows, bytes_max, largest, notes_bytes) = (head[11], wide(12), head[14], head[15] as usize);
-    // Memory is taken for what the file has, and only when that is what its header says.
     let entries = (rows as usize).checked_mul(fields)?.checked_mul(form.stride())?;
     let words = HEADER.checked_add(entries)?.checked_add(notes_bytes.div_ceil(4))?;
-    if words.checked_mul(4)? as u64 != file.len() || (largest >= rows && rows > 0) {
-        return None;
-    }
     // A file's length may be made up, too (a sparse one takes no room): a shard has no more samples than bytes.
-    if u64::from(rows) > version.len || notes_bytes > NOTES_MAX {
+    if (largest >= rows && rows > 0) || u64::from(rows) > version.len || notes_bytes > NOTES_MAX {
         return None;
     }
-    let mut all = Vec::new();
-    all.try_reserve_exact(words).ok()?;
-    all.resize(words, 0_u32);
-    file.read_at(0, bytemuck::cast_slice_mut(&mut all)).ok()?;
-    if all[..HEADER] != head || words_crc(&all) != head[CRC] {
-        return None;
-    }
+    let all = load_words(file, &head, Some(words)).ok()??;
     let start = (HEADER + entries) * 4;
     let notes = Notes::from_bytes(&bytemuck::cast_slice::<u32, u8>(&all)[start..start + notes_bytes], path)?;
     Some(Table { words: all, rows, fields, form, notes_bytes, bytes_max, largest, notes })
@@ -155,7 +121,7 @@ pub(crate) fn fuzz(bytes: &[u8]) -> bool {
     }
     let version = Version { len: 1 << 20, modified: 1, ends: 2 };
     words[..10].copy_from_slice(&[MAGIC[0], MAGIC[1], 7, 0, 1 << 20, 0, 1, 0, 2, 2]);
-    words[CRC] = words_crc(&words);
+    words[CRC] = crc(&words, CRC);
     let file = Blob::memory(bytemuck::cast_slice(&words).to_vec().into());
     let Some(table) = load(&file, Path::new("shard"), &version, 7, 2) else { return false };
     for row in 0..table.rows as usize {

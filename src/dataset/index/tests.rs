@@ -1,10 +1,11 @@
 //! Index files: used, refused, made anew.
 
-use super::file::{CRC, ENDING, MAGIC, NOTES_MAX, load, words_crc};
+use super::file::{CRC, ENDING, MAGIC, NOTES_MAX, load};
 use super::table::HEADER;
 use super::*;
 use crate::dataset::DamageKind;
 use crate::dataset::Part;
+use crate::dataset::words::crc;
 use crate::storage::listing;
 use proptest::prelude::*;
 use std::fs::File;
@@ -29,7 +30,7 @@ fn an_index_file_that_claims_more_samples_than_its_shard_has_bytes_takes_no_memo
         text.resize(notes, b' ');
         let mut words = head(0, notes);
         words.extend(text.chunks_exact(4).map(bytemuck::pod_read_unaligned::<u32>));
-        words[CRC] = words_crc(&words);
+        words[CRC] = crc(&words, CRC);
         let place = dir.shard("notes.fdx", bytemuck::cast_slice(&words));
         assert_eq!(load(&Blob::open(&place).unwrap(), Path::new("shard"), &version, 7, 2).is_some(), taken, "{notes}");
     }
@@ -195,7 +196,7 @@ fn an_index_file_with_a_right_crc_and_wrong_numbers_takes_no_memory_and_never_pa
         for value in [0, 1, 7, 0x7fff_ffff, 0xffff_fffe, u32::MAX] {
             let mut words = words.clone();
             words[at] = value;
-            words[CRC] = words_crc(&words);
+            words[CRC] = crc(&words, CRC);
             std::fs::write(&place, bytemuck::cast_slice(&words)).unwrap();
             let index = open();
             for sample in 0..index.len() {

@@ -145,6 +145,10 @@ impl<D: Dataset> Dataset for InMemory<D> {
         self.inner.extents(sample, parts)
     }
 
+    fn check(&self, sample: u64, field: usize, bytes: &[u8]) -> Result<()> {
+        self.inner.check(sample, field, bytes)
+    }
+
     fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         self.inner.open(sample, field, bytes, buffer)
     }

@@ -192,6 +192,11 @@ impl Dataset for Concat {
         Ok(())
     }
 
+    fn check(&self, sample: u64, field: usize, bytes: &[u8]) -> Result<()> {
+        let (part, local) = self.origin(sample);
+        self.parts[part].dataset.check(local, field, bytes)
+    }
+
     fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         let (part, local) = self.origin(sample);
         self.parts[part].dataset.open(local, field, bytes, buffer)

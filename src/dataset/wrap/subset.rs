@@ -89,6 +89,10 @@ impl<D: Dataset> Dataset for Subset<D> {
         self.whole.extents(self.origin(sample), parts)
     }
 
+    fn check(&self, sample: u64, field: usize, bytes: &[u8]) -> Result<()> {
+        self.whole.check(self.origin(sample), field, bytes)
+    }
+
     fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         self.whole.open(self.origin(sample), field, bytes, buffer)
     }

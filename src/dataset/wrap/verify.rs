@@ -7,12 +7,11 @@
 //! Plain reads through the page cache, on threads of its own; no pipeline. What is found is what the format can tell:
 //! the guide [formats](crate::guide::formats) has a table of what each verifies.
 
-use crate::dataset::{ChunkBuf, Chunked, Dataset, Part, Parts};
-use crate::decode::{Decoder, Scratch, Single};
+use crate::dataset::sample::Plain;
+use crate::dataset::{Chunked, Dataset};
+use crate::decode::{Decoder, Single};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
-use crate::storage::{Blob, Extent, SourceId};
 use crate::tensor::{Encoding, Field, Shape};
-use bytes::Bytes;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use std::ops::{ControlFlow, Range};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -162,15 +161,6 @@ struct Work<'a, P> {
     progress: &'a P,
 }
 
-/// What a thread keeps from sample to sample.
-#[derive(Default)]
-struct Keep {
-    blob: Option<(SourceId, Blob)>,
-    bytes: Vec<u8>,
-    opened: Vec<u8>,
-    decoders: Vec<Option<Single>>,
-}
-
 impl<P: Fn(Verified) -> ControlFlow<()> + Sync> Work<'_, P> {
     fn done(&self) -> Verified {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -193,51 +183,22 @@ impl<P: Fn(Verified) -> ControlFlow<()> + Sync> Work<'_, P> {
     }
 
     fn samples(&self, ids: Range<u64>) {
-        let mut keep = Keep::default();
+        let (mut plain, mut decoders) = (Plain::new(self.dataset), Vec::new());
         let count = ids.end - ids.start;
         for id in ids {
             if self.stopped.load(Ordering::Relaxed) {
                 return;
             }
-            if let Err(error) = caught(Stage::Decode, || self.sample(id, &mut keep)) {
+            let seen =
+                caught(Stage::Decode, || plain.sample(id, |field, bytes| self.check(id, field, bytes, &mut decoders)));
+            self.bytes.fetch_add(std::mem::take(&mut plain.read), Ordering::Relaxed);
+            if let Err(error) = seen {
                 self.damage(error.with_sample(id), 1);
                 // Whatever a panic left half done is made anew.
-                keep.decoders.clear();
+                decoders.clear();
             }
         }
         self.note(count);
-    }
-
-    fn sample(&self, id: u64, keep: &mut Keep) -> Result<()> {
-        let mut parts = Parts::new();
-        self.dataset.extents(id, &mut parts)?;
-        let mut last = None;
-        for (field, part) in parts.iter() {
-            let bytes = match part {
-                Part::Inline(bytes) => bytes,
-                Part::Extent(extent) | Part::Framed(extent) => {
-                    if !part.shares(last.replace(part)) {
-                        self.read(&extent, keep)?;
-                    }
-                    &keep.bytes
-                }
-            };
-            let site = |error: Error| match part {
-                Part::Inline(_) => error,
-                Part::Extent(extent) | Part::Framed(extent) => self.at(error, &extent),
-            };
-            keep.opened.clear();
-            let bytes = match part {
-                Part::Framed(_) => self.dataset.open(id, field, bytes, &mut keep.opened).map_err(site)?,
-                _ => bytes,
-            };
-            self.check(id, field, bytes, &mut keep.decoders).map_err(site)?;
-        }
-        Ok(())
-    }
-
-    fn at(&self, error: Error, extent: &Extent) -> Error {
-        error.with_path(self.dataset.sources().path(extent.source)).with_range(extent.offset, extent.len)
     }
 
     fn check(&self, id: u64, field: usize, bytes: &[u8], decoders: &mut Vec<Option<Single>>) -> Result<()> {
@@ -267,29 +228,6 @@ impl<P: Fn(Verified) -> ControlFlow<()> + Sync> Work<'_, P> {
         }
     }
 
-    /// The bytes of an extent into the thread's buffer.
-    fn read(&self, extent: &Extent, keep: &mut Keep) -> Result<()> {
-        let sources = self.dataset.sources();
-        if extent.source.index() >= sources.count() {
-            let message = format!("the dataset names source {} of {}", extent.source.index(), sources.count());
-            return Err(Error::new(ErrorKind::User, Stage::Read, message));
-        }
-        let end = extent.offset.checked_add(extent.len).filter(|end| *end <= sources.len_of(extent.source));
-        if end.is_none() {
-            let message = "the extent ends behind the end of its source";
-            return Err(self.at(Error::new(ErrorKind::Truncated, Stage::Read, message), extent));
-        }
-        keep.bytes.resize(extent.len as usize, 0);
-        if keep.blob.as_ref().is_none_or(|(source, _)| *source != extent.source) {
-            keep.blob = Some((extent.source, Blob::of_source(sources, extent.source)?));
-        }
-        if let Some((_, blob)) = &keep.blob {
-            blob.read_at(extent.offset, &mut keep.bytes)?;
-        }
-        self.bytes.fetch_add(extent.len, Ordering::Relaxed);
-        Ok(())
-    }
-
     fn chunk(&self, chunks: &dyn Chunked, chunk: usize) {
         if self.stopped.load(Ordering::Relaxed) {
             return;
@@ -307,26 +245,14 @@ impl<P: Fn(Verified) -> ControlFlow<()> + Sync> Work<'_, P> {
     }
 
     fn open_chunk(&self, chunks: &dyn Chunked, chunk: usize, rows: Range<u64>) -> Result<()> {
-        let mut extents = Vec::new();
-        chunks.chunk_extents(chunk, &mut extents)?;
-        let mut keep = Keep::default();
-        let mut pieces = Vec::with_capacity(extents.len());
-        for extent in &extents {
-            self.read(extent, &mut keep)?;
-            pieces.push(Bytes::from(std::mem::take(&mut keep.bytes)));
-        }
-        let opened = chunks.chunk_bytes(chunk).opened.saturating_add(64 * self.fields.len() as u64);
-        let mut buffer = ChunkBuf::new(usize::try_from(opened).unwrap_or(usize::MAX))?;
-        buffer.begin((rows.end - rows.start) as usize, self.fields.len());
-        chunks.open_chunk(chunk, &pieces, &mut Scratch::default(), &mut buffer)?;
-        if let Some((field, there)) = buffer.incomplete() {
-            let message = format!("{there} rows of field {field} in a chunk of {}", rows.end - rows.start);
-            return Err(Error::new(ErrorKind::Decode, Stage::Decode, message));
-        }
+        let mut plain = Plain::new(self.dataset);
+        let opened = plain.chunk(chunk);
+        self.bytes.fetch_add(plain.read, Ordering::Relaxed);
+        let (buffer, mut decoders) = (opened?, Vec::new());
         for id in rows.clone() {
             for field in 0..self.fields.len() {
                 let bytes = buffer.row(field, (id - rows.start) as usize).unwrap_or_default();
-                if let Err(error) = self.check(id, field, bytes, &mut keep.decoders) {
+                if let Err(error) = self.check(id, field, bytes, &mut decoders) {
                     self.damage(error.within(chunks.chunk_name(chunk)).with_sample(id), 1);
                 }
             }

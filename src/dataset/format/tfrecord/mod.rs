@@ -393,39 +393,17 @@ pub(crate) fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
+/// What lies between the checksums of a record.
+fn payload_of(record: &[u8]) -> Result<&[u8]> {
+    let end = record.len().checked_sub((FRAME - HEAD) as usize);
+    end.and_then(|end| record.get(HEAD as usize..end)).ok_or_else(|| {
+        let message = format!("{} bytes, a record has at least {FRAME}", record.len());
+        Error::new(ErrorKind::Truncated, Stage::Decode, message)
+    })
 }
 
-impl TfRecord {
-    /// The payload of a record. The CRCs are verified for the first field alone: the bytes are the same for all.
-    fn payload<'a>(&self, field: usize, record: &'a [u8]) -> Result<&'a [u8]> {
-        let wrong = |kind, message| Err(Error::new(kind, Stage::Decode, message));
-        let Some(payload_bytes) = record.len().checked_sub(FRAME as usize) else {
-            return wrong(ErrorKind::Truncated, format!("{} bytes, a record has at least {FRAME}", record.len()));
-        };
-        let payload = &record[HEAD as usize..][..payload_bytes];
-        if field > 0 {
-            return Ok(payload);
-        }
-        match payload_len(record) {
-            Ok(len) if len == payload_bytes as u64 => {}
-            Ok(len) => {
-                return wrong(
-                    ErrorKind::Changed,
-                    format!("the record's length is {len}, the index says {payload_bytes}"),
-                );
-            }
-            Err(message) => return wrong(ErrorKind::Decode, message),
-        }
-        let stored = u32_at(record, HEAD as usize + payload_bytes);
-        match self.checksums.then(|| masked_crc(payload)) {
-            Some(found) if found != stored => {
-                wrong(ErrorKind::Decode, format!("the CRC of the record is {found:08x}, the file says {stored:08x}"))
-            }
-            _ => Ok(payload),
-        }
-    }
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
 }
 
 impl Dataset for TfRecord {
@@ -457,8 +435,28 @@ impl Dataset for TfRecord {
         Ok(())
     }
 
+    fn check(&self, _sample: u64, _field: usize, record: &[u8]) -> Result<()> {
+        let wrong = |kind, message| Err(Error::new(kind, Stage::Decode, message));
+        let payload = payload_of(record)?;
+        match payload_len(record) {
+            Ok(len) if len == payload.len() as u64 => {}
+            Ok(len) => {
+                let message = format!("the record's length is {len}, the index says {}", payload.len());
+                return wrong(ErrorKind::Changed, message);
+            }
+            Err(message) => return wrong(ErrorKind::Decode, message),
+        }
+        let stored = u32_at(record, HEAD as usize + payload.len());
+        match self.checksums.then(|| masked_crc(payload)) {
+            Some(found) if found != stored => {
+                wrong(ErrorKind::Decode, format!("the CRC of the record is {found:08x}, the file says {stored:08x}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn open<'a>(&self, _sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
-        let payload = self.payload(field, bytes)?;
+        let payload = payload_of(bytes)?;
         let (feature, kind, row_bytes, fixed) = match &self.features[field] {
             Take::Payload => return Ok(payload),
             Take::Bytes(feature) => {

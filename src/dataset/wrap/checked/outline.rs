@@ -1,0 +1,151 @@
+//! What of a dataset has a checksum; its checksums made, and compared with others.
+
+use super::file::{HEADER, runs};
+use crate::dataset::parallel::parallel;
+use crate::dataset::sample::Plain;
+use crate::dataset::{Dataset, Part, Parts};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::storage::Extent;
+use std::path::Path;
+
+/// Files that an error names.
+const LISTED: usize = 3;
+
+/// What of a dataset has a checksum, without the bytes.
+pub(super) struct Outline {
+    /// Samples; for datasets in chunks, extents of chunks.
+    pub(super) count: u64,
+    /// Checksums of each.
+    pub(super) fields: usize,
+    /// A CRC of the schema and of the places of all bytes.
+    pub(super) shape: u32,
+    /// For datasets in chunks: their extents, and where the CRCs of each chunk's extents start and the last ones end.
+    extents: Vec<Vec<Extent>>,
+    pub(super) pieces: Vec<usize>,
+}
+
+impl Outline {
+    pub(super) fn of(dataset: &dyn Dataset) -> Result<Self> {
+        if dataset.chunked().is_none() {
+            let (count, fields, shape) = (dataset.len(), dataset.schema().len(), survey(dataset)?);
+            return Ok(Self { count, fields, shape, extents: Vec::new(), pieces: Vec::new() });
+        }
+        let extents = chunk_extents(dataset)?;
+        let mut pieces = vec![HEADER];
+        extents.iter().for_each(|extents| pieces.push(pieces[pieces.len() - 1] + extents.len()));
+        let (count, shape) = ((pieces[pieces.len() - 1] - HEADER) as u64, chunk_shape(dataset, &extents));
+        // As if each extent were a sample of one field.
+        Ok(Self { count, fields: 1, shape, extents, pieces })
+    }
+
+    /// Reads everything once: header (still empty) and CRCs.
+    pub(super) fn make(&self, dataset: &dyn Dataset) -> Result<Vec<u32>> {
+        let crcs = match dataset.chunked() {
+            Some(_) => parallel(&self.extents, |_, extents| {
+                let mut plain = Plain::new(dataset);
+                extents.iter().map(|extent| plain.crc(extent)).collect::<Result<Vec<_>>>()
+            })?,
+            None => parallel(&runs(self.count), |_, run| {
+                let mut plain = Plain::new(dataset);
+                let mut crcs = vec![0; (run.end - run.start) as usize * self.fields];
+                for (sample, own) in run.clone().zip(crcs.chunks_mut(self.fields.max(1))) {
+                    plain.crcs(sample, |field, crc| own[field] = crc)?;
+                }
+                Ok(crcs)
+            })?,
+        };
+        let mut words = Vec::with_capacity(HEADER + crcs.iter().map(Vec::len).sum::<usize>());
+        words.resize(HEADER, 0);
+        crcs.iter().for_each(|crcs| words.extend_from_slice(crcs));
+        Ok(words)
+    }
+
+    /// The bytes that a CRC is of, and their sample where there is one.
+    fn place(&self, dataset: &dyn Dataset, at: usize) -> Result<Option<(Extent, Option<u64>)>> {
+        if !self.pieces.is_empty() {
+            let chunk = self.pieces.partition_point(|start| *start <= at) - 1;
+            return Ok(Some((self.extents[chunk][at - self.pieces[chunk]], None)));
+        }
+        let (sample, field) = (((at - HEADER) / self.fields) as u64, (at - HEADER) % self.fields);
+        let mut parts = Parts::new();
+        parts.ask_all(dataset, sample)?;
+        let extent = parts.iter().find(|(own, _)| *own == field).and_then(|(_, part)| part.extent());
+        Ok(extent.map(|extent| (extent, Some(sample))))
+    }
+
+    /// Errors: [`ErrorKind::Changed`], naming the files that differ and the first place in them.
+    pub(super) fn compare(&self, dataset: &dyn Dataset, then: &[u32], now: &[u32], place: &Path) -> Result<()> {
+        let differ: Vec<usize> = (HEADER..now.len()).filter(|at| then.get(*at) != Some(&now[*at])).collect();
+        let (mut first, mut files, mut seen) = (None, Vec::new(), std::collections::HashSet::new());
+        for at in &differ {
+            let Some((extent, sample)) = self.place(dataset, *at)? else { continue };
+            if seen.insert(extent.source) && files.len() < LISTED {
+                files.push(format!("{} at byte {}", dataset.sources().path(extent.source).display(), extent.offset));
+            }
+            first.get_or_insert((extent, sample));
+        }
+        let Some((extent, sample)) = first else { return Ok(()) };
+        let more = if seen.len() > files.len() { format!(", … ({} files)", seen.len()) } else { String::new() };
+        let message = format!(
+            "the files have other times or paths than when the checksums in {} were made, and {} of {} checksums differ, \
+             first in {}{more}; restore these files, or make the checksums anew (`checked_anew`)",
+            place.display(),
+            differ.len(),
+            now.len() - HEADER,
+            files.join(", "),
+        );
+        let error = dataset.sources().at(Error::new(ErrorKind::Changed, Stage::Index, message), &extent);
+        Err(sample.into_iter().fold(error, Error::with_sample))
+    }
+}
+
+/// The extents of every chunk, each within its source.
+fn chunk_extents(dataset: &dyn Dataset) -> Result<Vec<Vec<Extent>>> {
+    let Some(chunks) = dataset.chunked() else { return Ok(Vec::new()) };
+    let of = |chunk: usize| {
+        let mut extents = Vec::new();
+        chunks.chunk_extents(chunk, &mut extents)?;
+        let inside = extents.iter().try_for_each(|extent| dataset.sources().check(extent));
+        inside.map(|()| extents).map_err(|error| error.within(chunks.chunk_name(chunk)))
+    };
+    (0..chunks.starts().len() - 1).map(of).collect()
+}
+
+fn schema_crc(dataset: &dyn Dataset) -> u32 {
+    crc32c::crc32c(format!("{:?}", dataset.schema()).as_bytes())
+}
+
+/// What the chunks are, as the files describe themselves.
+fn chunk_shape(dataset: &dyn Dataset, extents: &[Vec<Extent>]) -> u32 {
+    let starts = dataset.chunked().map_or(&[][..], |chunks| chunks.starts());
+    let crc = crc32c::crc32c_append(schema_crc(dataset), bytemuck::cast_slice(starts));
+    let append = |crc, extent| crc32c::crc32c_append(crc, bytemuck::cast_slice(&place_of(extent)));
+    extents.iter().flatten().fold(crc, append)
+}
+
+/// Asks for the parts of every sample: a CRC of what the dataset is: its schema, its samples' places, and all bytes that lie in
+/// the index.
+fn survey(dataset: &dyn Dataset) -> Result<u32> {
+    let found = parallel(&runs(dataset.len()), |_, run| {
+        let (mut crc, mut parts) = (0, Parts::new());
+        for sample in run.clone() {
+            parts.ask_all(dataset, sample)?;
+            for (field, part) in parts.iter() {
+                let (kind, numbers, bytes) = match part {
+                    Part::Inline(bytes) => (0, [0, 0, bytes.len() as u64], bytes),
+                    Part::Extent(extent) => (1, place_of(&extent), &[][..]),
+                    Part::Checked(extent) | Part::Framed(extent) => (2, place_of(&extent), &[][..]),
+                };
+                crc = crc32c::crc32c_append(crc, &[field as u8, kind]);
+                crc = crc32c::crc32c_append(crc, bytemuck::cast_slice(&numbers));
+                crc = crc32c::crc32c_append(crc, bytes);
+            }
+        }
+        Ok(crc)
+    })?;
+    Ok(found.iter().fold(schema_crc(dataset), |all, crc| crc32c::crc32c_append(all, &crc.to_le_bytes())))
+}
+
+fn place_of(extent: &Extent) -> [u64; 3] {
+    [extent.source.index() as u64, extent.offset, extent.len]
+}
