@@ -96,6 +96,18 @@ impl Report {
 }
 
 impl Report {
+    /// For datasets in chunks, how many were opened.
+    fn chunks_opened(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some((opened, all)) = self.chunks else { return Ok(()) };
+        let amplified = self.read_amplification();
+        let amplified = amplified.map_or(String::new(), |times| format!(", with {times:.2} × the samples delivered"));
+        write!(f, "chunks    {opened} opened{amplified}; the dataset has {all}")?;
+        match self.planned_amplification.filter(|_| self.rank.is_some()) {
+            Some(planned) => writeln!(f, "; planned over all ranks {planned:.2} ×"),
+            None => writeln!(f),
+        }
+    }
+
     /// How long the consumer waited: its thread, or on a GPU its stream, which the thread may run ahead of.
     fn waits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (waited, steady) = (self.starved.as_secs_f64(), self.steady().as_secs_f64());
@@ -180,16 +192,7 @@ impl fmt::Display for Report {
             let lookups = hits + misses;
             writeln!(f, "cache     {hits} of {lookups} lookups before a read found its bytes in the page cache")?;
         }
-        if let Some((opened, all)) = self.chunks {
-            let amplified = self
-                .read_amplification()
-                .map_or(String::new(), |times| format!(", with {times:.2} × the samples delivered"));
-            write!(f, "chunks    {opened} opened{amplified}; the dataset has {all}")?;
-            match self.planned_amplification.filter(|_| self.rank.is_some()) {
-                Some(planned) => writeln!(f, "; planned over all ranks {planned:.2} ×")?,
-                None => writeln!(f)?,
-            }
-        }
+        self.chunks_opened(f)?;
         for (index, route) in self.routes.iter().enumerate() {
             writeln!(f, "{:<9} {route}", if index == 0 { "routes" } else { "" })?;
         }

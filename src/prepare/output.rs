@@ -1,8 +1,9 @@
-//! Files of the output: errors that name them.
+//! Files of the output: lines of lists, and errors that name the file.
 
 use crate::error::{Error, Result, Stage};
 use crate::storage::publish::{Folder, Pending};
-use std::io;
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// Begins `target`. Errors name it.
@@ -25,4 +26,32 @@ pub(super) fn failed(source: io::Error, path: &Path) -> Error {
         _ => "cannot write the output",
     };
     Error::os(Stage::Write, message, source).with_path(path)
+}
+
+/// Adds a line to a list that is begun with its first.
+pub(super) fn append_line(list: &mut Option<Pending>, path: &Path, heading: &str, line: &str) -> Result<()> {
+    let begun = list.is_some();
+    let pending = match list {
+        Some(pending) => pending,
+        None => list.insert(create(path.to_path_buf())?),
+    };
+    let heading = if begun { "" } else { heading };
+    let written = pending.write_all(heading.as_bytes()).and_then(|()| pending.write_all(line.as_bytes()));
+    written.map_err(|source| failed(source, pending.target()))
+}
+
+/// A path as a field of a line: backslash, control characters and what is not UTF-8 as `\xNN`.
+pub(super) fn escaped(path: &Path) -> String {
+    let mut out = String::new();
+    let escape = |out: &mut String, bytes: &[u8]| bytes.iter().for_each(|byte| *out += &format!("\\x{byte:02x}"));
+    for chunk in path.as_os_str().as_bytes().utf8_chunks() {
+        for c in chunk.valid().chars() {
+            match c.is_control() || c == '\\' {
+                true => escape(&mut out, c.encode_utf8(&mut [0; 4]).as_bytes()),
+                false => out.push(c),
+            }
+        }
+        escape(&mut out, chunk.invalid());
+    }
+    out
 }

@@ -28,7 +28,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Write;
 use std::ops::ControlFlow;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -435,7 +434,7 @@ impl<'a> Run<'a> {
         let line = format!("{:08}\t{shard}\t{label}\t{source}\t{what}\t{before}\t{after}\n", self.key);
         self.key += 1;
         let heading = "#key\tshard\tlabel\tsource\toutcome\tbytes before\tbytes after\n";
-        append_line(&mut self.manifest, &self.maker.to.join(MANIFEST), heading, &line)
+        output::append_line(&mut self.manifest, &self.maker.to.join(MANIFEST), heading, &line)
     }
 
     fn begin_shard(&self) -> Result<Shard> {
@@ -476,7 +475,7 @@ impl<'a> Run<'a> {
         self.summary.damaged += 1;
         let words = error.to_string().replace(['\t', '\n', '\r'], " ");
         let line = format!("{}\t{words}\n", self.maker.source(sample));
-        append_line(&mut self.ledger, &self.maker.to.join(LEDGER), "#source\terror\n", &line)
+        output::append_line(&mut self.ledger, &self.maker.to.join(LEDGER), "#source\terror\n", &line)
     }
 
     /// Ends the last shard, the ledger, and then the manifest.
@@ -496,18 +495,6 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Adds a line to a list that is begun with its first.
-fn append_line(list: &mut Option<Pending>, path: &Path, heading: &str, line: &str) -> Result<()> {
-    let begun = list.is_some();
-    let pending = match list {
-        Some(pending) => pending,
-        None => list.insert(output::create(path.to_path_buf())?),
-    };
-    let heading = if begun { "" } else { heading };
-    let written = pending.write_all(heading.as_bytes()).and_then(|()| pending.write_all(line.as_bytes()));
-    written.map_err(|source| output::failed(source, pending.target()))
-}
-
 /// Whether the picture is at fault, not the machine.
 fn is_damage(error: &Error) -> bool {
     error.stage() == Stage::Decode
@@ -517,22 +504,6 @@ fn is_damage(error: &Error) -> bool {
 fn ending_of(path: &Path) -> String {
     let ending = path.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
     if matches!(ending.as_str(), "jpeg" | "jfif") { "jpg".into() } else { ending }
-}
-
-/// A path as a field of a line: backslash, control characters and what is not UTF-8 as `\xNN`.
-fn escaped(path: &Path) -> String {
-    let mut out = String::new();
-    let escape = |out: &mut String, bytes: &[u8]| bytes.iter().for_each(|byte| *out += &format!("\\x{byte:02x}"));
-    for chunk in path.as_os_str().as_bytes().utf8_chunks() {
-        for c in chunk.valid().chars() {
-            match c.is_control() || c == '\\' {
-                true => escape(&mut out, c.encode_utf8(&mut [0; 4]).as_bytes()),
-                false => out.push(c),
-            }
-        }
-        escape(&mut out, chunk.invalid());
-    }
-    out
 }
 
 /// Makes pictures, on all workers.
@@ -552,7 +523,7 @@ impl Maker<'_> {
     /// The sample's path in the folder, for a list.
     fn source(&self, sample: u64) -> String {
         let path = self.images.path_of(sample);
-        escaped(path.strip_prefix(self.from).unwrap_or(&path))
+        output::escaped(path.strip_prefix(self.from).unwrap_or(&path))
     }
 
     fn make(&self, samples: &[u64]) -> Vec<Made> {
