@@ -8,16 +8,17 @@ use std::sync::{
 use std::time::Instant;
 
 /// Nanoseconds since the clock was made. Cheap to clone; the same for every thread.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Clock(Kind);
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 enum Kind {
     Real(Instant),
     /// Advanced by whoever holds the other end.
     #[cfg(test)]
     Virtual(Arc<AtomicU64>),
     /// Always 0: nothing is measured.
+    #[default]
     Still,
 }
 

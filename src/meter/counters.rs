@@ -158,12 +158,14 @@ pub(crate) struct States<const N: usize> {
     since: AtomicU64,
 }
 
-impl<const N: usize> States<N> {
-    /// In state `first` from time 0 on.
-    pub(crate) fn new(first: usize) -> Self {
-        Self { ns: std::array::from_fn(|_| AtomicU64::new(0)), now: AtomicUsize::new(first), since: AtomicU64::new(0) }
+/// In state 0 from time 0 on.
+impl<const N: usize> Default for States<N> {
+    fn default() -> Self {
+        Self { ns: [const { AtomicU64::new(0) }; N], now: AtomicUsize::new(0), since: AtomicU64::new(0) }
     }
+}
 
+impl<const N: usize> States<N> {
     /// From `now` on it does `state`. Only its own thread calls this.
     pub(crate) fn enter(&self, state: usize, now: u64) {
         if now == 0 {
@@ -212,7 +214,7 @@ fn settled<S: PartialEq + Copy, T>(state: impl Fn() -> S, read: impl Fn(S) -> T,
 
 /// What a pool of workers was doing, summed over them: worked; or had nothing to do, while there was something to be filled
 /// (they starved) or not (they are ahead). One word changes at a time, so every nanosecond counts once.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Pool {
     workers: u64,
@@ -230,8 +232,7 @@ const TIME_MASK: u64 = u64::MAX >> (WORKING_BITS + 1);
 
 impl Pool {
     pub(crate) fn new(workers: usize) -> Self {
-        let (busy, starved, ahead) = Default::default();
-        Self { workers: workers as u64, word: AtomicU64::new(0), busy, starved, ahead }
+        Self { workers: workers as u64, ..Self::default() }
     }
 
     /// One worker more works (`by` 1) or one fewer (-1), or only `filling` has changed (0).
@@ -561,7 +562,8 @@ mod tests {
 
     #[test]
     fn a_state_s_time_is_never_counted_twice_while_it_ends() {
-        let (states, now, ended) = (States::<2>::new(0), AtomicU64::new(1), std::sync::atomic::AtomicBool::new(false));
+        let (states, now, ended) =
+            (States::<2>::default(), AtomicU64::new(1), std::sync::atomic::AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for turn in 0.. {
@@ -585,11 +587,11 @@ mod tests {
 
     #[test]
     fn the_times_of_all_states_add_up_to_now() {
-        let states = States::<3>::new(1);
-        states.enter(0, 10);
+        let states = States::<3>::default();
+        states.enter(1, 10);
         states.enter(2, 25);
-        states.enter(1, 25);
-        assert_eq!(states.read(40), [15, 25, 0]);
+        states.enter(0, 25);
+        assert_eq!(states.read(40), [25, 15, 0]);
     }
 
     #[test]

@@ -60,7 +60,7 @@ pub(crate) mod copying {
 }
 
 /// All that the stages of a loader write.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Meters {
     pub(crate) clock: Clock,
     /// Whether anything is measured. Off only to show what measuring costs.
@@ -184,7 +184,7 @@ impl SlotTimes {
 }
 
 /// What the way onto the device counted.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct DeviceMeters {
     pub(crate) states: States<3>,
     /// Time that copies were on the bus, by the device's clock; and how long each was.
@@ -202,25 +202,6 @@ pub(crate) struct DeviceMeters {
     by_host: Mutex<Option<String>>,
     /// Why a slot could not be pinned.
     pageable: Mutex<Option<String>>,
-}
-
-impl Default for DeviceMeters {
-    fn default() -> Self {
-        Self {
-            states: States::new(0),
-            bus_ns: Counter::default(),
-            latency: Histogram::default(),
-            copies: Counter::default(),
-            bytes: Counter::default(),
-            pinned_slots: Counter::default(),
-            pageable_slots: Counter::default(),
-            reads: Counter::default(),
-            direct_bytes: Counter::default(),
-            host_rows: Counter::default(),
-            by_host: Mutex::default(),
-            pageable: Mutex::default(),
-        }
-    }
 }
 
 impl DeviceMeters {
@@ -266,36 +247,8 @@ impl DeviceMeters {
 
 impl Meters {
     pub(crate) fn new(clock: Clock, workers: usize, on_device: bool) -> Self {
-        Self {
-            on: clock.goes(),
-            clock,
-            batches: Counter::default(),
-            samples: Counter::default(),
-            bytes: Counter::default(),
-            consumer: States::new(consuming::OWN),
-            first_wait_ns: Counter::default(),
-            user_ns: Counter::default(),
-            waits: Histogram::default(),
-            planner: States::new(planner::WAITING),
-            reading: Flow::default(),
-            moment: Default::default(),
-            no_room: States::new(0),
-            read_in_place: Counter::default(),
-            read_latency: Histogram::default(),
-            cached_bytes: Counter::default(),
-            pool: Pool::new(workers),
-            queued: Area::default(),
-            work_latency: Histogram::default(),
-            worked: Counter::default(),
-            slots: SlotMeters::default(),
-            threads: Threads::default(),
-            recorder: Recorder::default(),
-            rings: Rings::new(workers, on_device),
-            chunks: Counter::default(),
-            chunk_rows: Counter::default(),
-            device: DeviceMeters::default(),
-            reads: Mutex::default(),
-        }
+        let (on, pool, rings) = (clock.goes(), Pool::new(workers), Rings::new(workers, on_device));
+        Self { clock, on, pool, rings, ..Self::default() }
     }
 
     /// A slot is somewhere else. When the first begins to be filled or the last is full, idle workers are so for another

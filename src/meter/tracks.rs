@@ -166,7 +166,7 @@ impl Ring {
 }
 
 /// The rings of a loader's threads.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Rings {
     pub(crate) planner: Ring,
     /// By index in the pool.
@@ -178,7 +178,7 @@ pub(crate) struct Rings {
 impl Rings {
     pub(crate) fn new(workers: usize, copies: bool) -> Self {
         let workers = (0..workers).map(|_| Ring::default()).collect();
-        Self { planner: Ring::default(), workers, copies: copies.then(Ring::default) }
+        Self { workers, copies: copies.then(Ring::default), ..Self::default() }
     }
 
     /// A worker did something.
