@@ -13,8 +13,8 @@
 //!
 //! - A fast read may have come from a cache of the device or of the kernel. So latencies that vary much on their own, and
 //!   those that are longer by less than [`QUEUED`], say nothing.
-//! - A device of fewer channels than the depth has a longer latency by depth / channels. With each doubling of the depth it
-//!   doubles, too: so [`Headroom::Limit`] is found after a few doublings at most.
+//! - A device of fewer channels than the depth has a longer latency by depth / channels. Up to twice the channels that still
+//!   counts as [`Headroom::Left`]; from four times the channels on it is [`Headroom::Limit`].
 
 use crate::meter::Latency;
 use crate::meter::Storage;
@@ -75,12 +75,31 @@ fn shortest(latency: &Latency, count: u64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Reads that took so many milliseconds, with up to 32 in flight.
-    fn of(latencies: &[(f64, u64)]) -> Headroom {
+    /// Reads that took so many milliseconds, with up to `depth` in flight.
+    fn at(depth: u32, latencies: &[(f64, u64)]) -> Headroom {
         let buckets: Vec<(f64, u64)> = latencies.iter().map(|(ms, reads)| (ms * 1e6, *reads)).collect();
         let count = buckets.iter().map(|(_, reads)| reads).sum();
         let latency = Latency { count, buckets, ..Latency::default() };
-        Headroom::of(&Storage { depth: 32, latency, ..Storage::default() })
+        Headroom::of(&Storage { depth, latency, ..Storage::default() })
+    }
+
+    fn of(latencies: &[(f64, u64)]) -> Headroom {
+        at(32, latencies)
+    }
+
+    #[test]
+    fn eight_channels_are_at_their_limit_from_depth_32_on() {
+        for depth in [4, 8, 16, 32, 64, 128, 256, 512] {
+            // `depth` reads begin together, eight at a time and 1 ms each; then each read waits for those before it.
+            let turns = (depth / 8).max(1);
+            let mut latencies: Vec<_> = (1..=turns).map(|ms| (f64::from(ms), u64::from(depth / turns))).collect();
+            latencies.push((f64::from(turns), 10_000));
+            let found = at(depth, &latencies);
+            match depth {
+                ..=16 => assert_eq!(found, Headroom::Left, "{depth}"),
+                _ => assert!(matches!(found, Headroom::Limit { times } if times >= 4.0), "{depth}: {found:?}"),
+            }
+        }
     }
 
     #[test]
