@@ -31,8 +31,6 @@ pub struct ReadStats {
     pub enters: u64,
     /// Whether buffers are registered with io_uring.
     pub registered_buffers: bool,
-    /// Whether files are registered with io_uring.
-    pub registered_files: bool,
 }
 
 impl ReadStats {

@@ -44,8 +44,6 @@ pub struct Change {
     pub storage_factor: Option<f64>,
     /// Everything is in the page cache: nothing is read, and workers copy it.
     pub cached: bool,
-    /// Copies to the device so many times as fast.
-    pub copy_factor: Option<f64>,
     /// The consumer's own work so many times as fast.
     pub consumer_factor: Option<f64>,
     /// The device decodes, workers do nothing.
@@ -213,13 +211,11 @@ impl WhatIf {
             }
         };
         let storage = factor("Storage", change.storage_factor);
-        let copy = factor("Copies", change.copy_factor);
         let consumer = factor("A consumer", change.consumer_factor);
         let storage = storage * self.deeper(change, caveats);
         self.measured().map(|(stage, load)| {
             let changed = match stage {
                 Cause::Consumer => load / consumer,
-                Cause::Copy => load / copy,
                 Cause::Storage if change.cached => 0.0,
                 Cause::Storage => load / storage,
                 Cause::Decode => self.decode(load, change, caveats),
@@ -429,7 +425,6 @@ mod tests {
             let factors = || [0.1, 0.5, 1.0, 3.0, 1e9].into_iter().map(Some);
             rises(factors().map(|storage_factor| rate(Change { storage_factor, ..Change::default() })).collect());
             rises(factors().map(|consumer_factor| rate(Change { consumer_factor, ..Change::default() })).collect());
-            rises(factors().map(|copy_factor| rate(Change { copy_factor, ..Change::default() })).collect());
         }
     }
 
@@ -445,7 +440,7 @@ mod tests {
         assert!(!stages(&decoded).contains(&Cause::Decode) && decoded.bound_by == Cause::Storage, "{decoded:?}");
         assert!(decoded.items_per_s > 10.0 * now.items_per_s && !decoded.caveats.is_empty(), "{decoded:?}");
         for by in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-            let then = model.with(&Change { storage_factor: Some(by), copy_factor: Some(by), ..Change::default() });
+            let then = model.with(&Change { storage_factor: Some(by), consumer_factor: Some(by), ..Change::default() });
             assert_eq!((then.items_per_s, then.caveats.len()), (now.items_per_s, now.caveats.len() + 2));
         }
     }

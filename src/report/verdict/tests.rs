@@ -464,7 +464,7 @@ proptest::proptest! {
             Change::default(),
             Change { cached: true, gpu_decode: true, ..Change::default() },
             Change { workers: Some(numbers[0] as u32), slots: Some(numbers[0] as u32), ..Change::default() },
-            Change { storage_factor: by, copy_factor: by, consumer_factor: by, ..Change::default() },
+            Change { storage_factor: by, consumer_factor: by, ..Change::default() },
         ] {
             let then = model.with(&change);
             let finite = |value: f64| value.is_finite() && value >= 0.0;
