@@ -1,4 +1,4 @@
-//! What every stage writes while it runs: counters, areas, states, histograms. No lock, no allocation, always on.
+//! What every stage writes while it runs: counters, areas, states, histograms. No lock, no allocation.
 //!
 //! ```text
 //! Counter    how many, how much                          any thread adds
@@ -304,7 +304,7 @@ impl Pool {
 /// Sub-buckets of each power of two: buckets are 1/32 wide, about 3 %.
 const SUB_BITS: u32 = 5;
 const SUB: usize = 1 << SUB_BITS;
-/// From 1 ns to about 18 minutes; what is longer counts as that.
+/// From 1 ns to about 36 minutes; a longer time counts as that.
 const POWERS: usize = 41 - SUB_BITS as usize;
 const BUCKETS: usize = SUB * (POWERS + 1);
 

@@ -295,7 +295,6 @@ impl Meters {
 
     /// How full everything is.
     pub(crate) fn gauges(&self, now: u64) -> Gauges {
-        // What is written of a batch, at this moment and when it is dropped.
         let slots = |stay| self.slots.inside(stay) as u32;
         Gauges {
             at_ns: now,

@@ -38,11 +38,11 @@ pub struct Snapshot {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Consumer {
-    /// Batches, samples and bytes handed out.
+    /// Batches handed out.
     pub batches: u64,
-    /// Samples that do not merely fill up.
+    /// Samples handed out, without those that fill up the last batch.
     pub samples: u64,
-    /// Bytes of the fields.
+    /// Bytes of the fields handed out.
     pub bytes: u64,
     /// Samples that others stand in for.
     #[serde(default)]
@@ -127,14 +127,14 @@ pub struct Storage {
     pub reader: Option<ReaderInUse>,
     /// At least one read was in flight.
     pub busy_ns: u64,
-    /// Rows waited for room for their bytes, or for an entry: what is behind did not take bytes away fast enough. Reads may
-    /// have been in flight meanwhile.
+    /// Rows waited for room for their bytes: the stages behind did not take bytes away fast enough. Reads may have been in
+    /// flight meanwhile.
     pub blocked_ns: u64,
-    /// Reads in flight at most, and the sum over time of how many there were.
+    /// Reads in flight at most.
     pub depth: u32,
     /// Sum over time of the reads in flight: divide by the steady time for the mean.
     pub in_flight_ns: u64,
-    /// Reads, and the bytes that they brought.
+    /// Reads that ended, well or not.
     pub reads: u64,
     /// Bytes that reads brought.
     pub bytes: u64,
@@ -206,7 +206,7 @@ pub struct Copy {
     pub blocked_ns: u64,
     /// CPU time of the transfer thread.
     pub cpu_ns: Option<u64>,
-    /// Batches and bytes.
+    /// Batches whose copy was given to the device.
     pub batches: u64,
     /// Bytes that crossed the bus.
     pub bytes: u64,

@@ -139,7 +139,7 @@ const METRICS: &[(&str, &str, fn(&Snapshot) -> Option<Number>)] = &[
     ("decode_ahead_seconds_total", "Workers had no batch to fill, summed: they are ahead.", |s| Some(Ns(s.decode.ahead_ns))),
     ("decode_queued_seconds_total", "Time that all work waited for a worker, added up: its rate is the mean length of the queue.", |s| Some(Ns(s.decode.queued_ns))),
     ("decode_samples_total", "Samples decoded or copied.", |s| Some(Count(s.decode.samples))),
-    ("copy_busy_seconds_total", "At least one copy to the device was in flight.", |s| s.copy.as_ref().map(|copy| Ns(copy.busy_ns))),
+    ("copy_busy_seconds_total", "Copies were on the bus, by the device's events.", |s| s.copy.as_ref().map(|copy| Ns(copy.busy_ns))),
     ("copy_cpu_seconds_total", "CPU time of the thread that gives batches to the device.", |s| s.copy.as_ref().and_then(|copy| copy.cpu_ns).map(Ns)),
     ("copy_starved_seconds_total", "No copy was in flight and no batch was full.", |s| s.copy.as_ref().map(|copy| Ns(copy.starved_ns))),
     ("copy_blocked_seconds_total", "A full batch waited for device memory that the consumer holds.", |s| s.copy.as_ref().map(|copy| Ns(copy.blocked_ns))),
@@ -154,7 +154,7 @@ const HISTOGRAMS: &[(&str, &str, fn(&Snapshot) -> Option<&Latency>)] = &[
     ("wait_seconds", "How long each wait for a batch was.", |s| Some(&s.consumer.waits)),
     ("read_seconds", "How long each read took.", |s| Some(&s.storage.latency)),
     ("decode_seconds", "How long each piece of work took.", |s| Some(&s.decode.latency)),
-    ("copy_seconds", "How long each copy took until it was seen done.", |s| s.copy.as_ref().map(|copy| &copy.latency)),
+    ("copy_seconds", "How long each copy was on the bus, by the device's events.", |s| s.copy.as_ref().map(|copy| &copy.latency)),
 ];
 
 struct Text<'a> {
