@@ -11,7 +11,8 @@
 //! The time 0 means that nothing is measured: then nothing is written. (Counters and histograms are not told the time; who has
 //! none leaves them alone, see [`Meters::on`](super::Meters).)
 //!
-//! Those that different threads write lie on cache lines of their own (two, since processors fetch them in pairs).
+//! All but counters and histograms lie on cache lines of their own (two, since processors fetch them in pairs). A counter that
+//! changes with each piece of work or each row is a [`Lone`].
 //!
 //! All are relaxed: each is right by itself, and two read one after the other may be a moment apart.
 
@@ -34,6 +35,19 @@ impl Counter {
 
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A value on cache lines of its own: threads that write it do not slow down those that use its neighbours.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct Lone<T>(T);
+
+impl<T> std::ops::Deref for Lone<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
     }
 }
 

@@ -20,7 +20,7 @@ mod tracks;
 
 pub(crate) use clock::Clock;
 pub use counters::Latency;
-pub(crate) use counters::{Area, Counter, Flow, Histogram, Pool, States};
+pub(crate) use counters::{Area, Counter, Flow, Histogram, Lone, Pool, States};
 pub(crate) use cpu::{Role, Threads};
 pub use reads::{Copies, DirectReads, ReadStats};
 pub use snapshot::{Consumer, Copy, Decode, GpuIdle, Handed, Order, ReaderInUse, Slots, Snapshot, Storage, Unmeasured};
@@ -86,16 +86,16 @@ pub(crate) struct Meters {
     /// Whether rows wait for room for their bytes.
     pub(crate) no_room: States<2>,
     /// Rows that reads finished, without a worker.
-    pub(crate) read_in_place: Counter,
+    pub(crate) read_in_place: Lone<Counter>,
     pub(crate) read_latency: Histogram,
     /// Bytes that workers copied from the page cache.
-    pub(crate) cached_bytes: Counter,
+    pub(crate) cached_bytes: Lone<Counter>,
     pub(crate) pool: Pool,
     /// Pieces of work that wait for a worker.
     pub(crate) queued: Area,
     pub(crate) work_latency: Histogram,
     /// Rows that workers were given.
-    pub(crate) worked: Counter,
+    pub(crate) worked: Lone<Counter>,
     pub(crate) slots: SlotMeters,
     pub(crate) threads: Threads,
     pub(crate) recorder: Recorder,
@@ -104,7 +104,8 @@ pub(crate) struct Meters {
     pub(crate) chunks: Counter,
     pub(crate) chunk_rows: Counter,
     pub(crate) device: DeviceMeters,
-    reads: Mutex<ReadStats>,
+    /// Written at each of the planner's turns.
+    reads: Lone<Mutex<ReadStats>>,
 }
 
 /// Where slots are.
