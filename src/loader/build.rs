@@ -338,7 +338,6 @@ fn demand(dataset: &dyn Dataset, fields: &Fields, opened: &Opened, workers: usiz
     let in_place = recipe.all_in_place() && !dataset::opens_bytes(dataset);
     Demand {
         slot_bytes: crate::memory::Region::size_for(fields.slot.bytes()),
-        slots: None,
         workers,
         depth: opened.reader.depth(),
         encoded_max,
@@ -347,17 +346,11 @@ fn demand(dataset: &dyn Dataset, fields: &Fields, opened: &Opened, workers: usiz
         cached: opened.cache.is_some() && !in_place,
         scratch: recipe.scratch_bytes(),
         opened: usize::try_from(dataset.opened_bytes_max()).unwrap_or(usize::MAX),
-        chunks: None,
         pending,
         pending_bytes: size_of::<RowTask>() + size_of::<Sample>() + Sample::heap_bytes(recipe.handlers.len()),
         index_bytes: dataset.index_bytes(),
-        budget: None,
-        part: None,
         largest: dataset.largest_sample(),
-        device_batches: 0,
-        device_bytes: 0,
-        direct_threads: 0,
-        substitute: 0,
+        ..Demand::default()
     }
 }
 

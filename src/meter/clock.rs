@@ -1,4 +1,4 @@
-//! Where the profiler and the pipeline take time from, so that tests can have time pass as they say.
+//! The clock of the meters and the pipeline. Tests replace it by one that they set.
 
 #[cfg(test)]
 use std::sync::{
@@ -8,16 +8,17 @@ use std::sync::{
 use std::time::Instant;
 
 /// Nanoseconds since the clock was made. Cheap to clone; the same for every thread.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Clock(Kind);
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 enum Kind {
     Real(Instant),
-    /// Advanced by whoever holds the other end.
+    /// Advanced by a test.
     #[cfg(test)]
     Virtual(Arc<AtomicU64>),
     /// Always 0: nothing is measured.
+    #[default]
     #[cfg_attr(not(feature = "unstable"), allow(dead_code, reason = "for a bench"))]
     Still,
 }
@@ -34,18 +35,18 @@ impl Clock {
         Self(Kind::Real(Instant::now()))
     }
 
-    /// A clock that stands still. Meters take 0 for "not measured", so nothing is: for measuring what measuring costs.
+    /// A clock that stands still at 0, which meters take for "not measured": for benchmarks of the meters' own cost.
     #[cfg(feature = "unstable")]
     pub(crate) fn still() -> Self {
         Self(Kind::Still)
     }
 
-    /// Whether time passes, so that there is something to measure.
+    /// Whether time passes, so that meters can measure.
     pub(crate) fn goes(&self) -> bool {
         !matches!(self.0, Kind::Still)
     }
 
-    /// A clock that shows what the number says, which should not be 0.
+    /// A clock that shows this number, which should not be 0.
     #[cfg(test)]
     pub(crate) fn shown(by: Arc<AtomicU64>) -> Self {
         Self(Kind::Virtual(by))
@@ -57,7 +58,7 @@ impl Clock {
         WAITS.set(Some(counter));
     }
 
-    /// This thread has done all that it can before a batch comes.
+    /// This thread begins to wait for a batch.
     #[cfg(all(test, feature = "cuda"))]
     pub(crate) fn waits() {
         WAITS.with_borrow(|waits| {
@@ -83,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_goes_on_stands_still_or_shows_what_it_is_told() {
+    fn a_clock_is_real_still_or_set_by_a_test() {
         let real = Clock::real();
         let first = real.now();
         assert!(real.clone().now() >= first);

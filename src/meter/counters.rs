@@ -1,24 +1,25 @@
-//! What every stage writes while it runs: counters, areas, states, histograms. No lock, no allocation, always on.
+//! The meters that stages write while they run: counters, areas, flows, states, histograms. No lock, no allocation.
 //!
 //! ```text
 //! Counter    how many, how much                          any thread adds
 //! Area       how many at once, over time (queue length)  any thread enters and leaves; exact, whatever the interleaving
 //! Flow       how many at once, and how long any          one writer
-//! States<N>  what one thread was doing, and how long     one writer
+//! States<N>  time of one thread in each of N states      one writer
 //! Histogram  how long each took                          any thread records; about 3 % wide buckets
 //! ```
 //!
-//! The time 0 means that nothing is measured: then nothing is written. (Counters and histograms are not told the time; who has
-//! none leaves them alone, see [`Meters::on`](super::Meters).)
+//! At the time 0 nothing is measured and nothing is written. Counters and histograms get no time: a caller without a clock skips
+//! them, see [`Meters::on`](super::Meters).
 //!
-//! Those that different threads write lie on cache lines of their own (two, since processors fetch them in pairs).
+//! All but counters and histograms lie on cache lines of their own (two, since processors fetch them in pairs). A counter that
+//! changes with each piece of work or each row is a [`Lone`].
 //!
-//! All are relaxed: each is right by itself, and two read one after the other may be a moment apart.
+//! All are relaxed. Each is right by itself; two that are read in turn may be a moment apart.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::time::Duration;
 
-/// A relaxed counter: exact in sum, not ordered with anything.
+/// A relaxed counter: its sum is exact, its order with other values is not defined.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 
@@ -27,7 +28,7 @@ impl Counter {
         self.0.fetch_add(by, Ordering::Relaxed);
     }
 
-    /// The same, for a counter that one thread at a time writes: many times as fast.
+    /// The same for a counter with one writer at a time: many times as fast.
     pub(crate) fn add_alone(&self, by: u64) {
         put(&self.0, self.get() + by);
     }
@@ -37,28 +38,41 @@ impl Counter {
     }
 }
 
-/// Writes what one thread alone writes.
+/// A value on cache lines of its own: threads that write it do not slow down those that use its neighbours.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct Lone<T>(T);
+
+impl<T> std::ops::Deref for Lone<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+/// Writes a number that has one writer.
 fn put(number: &AtomicU64, value: u64) {
     number.store(value, Ordering::Relaxed);
 }
 
-/// The integral over time of how many there are: entering takes the time off, leaving adds it, so what is left is the sum of
-/// all stays, without anybody knowing when the others came.
+/// The integral of a count over time. Entering subtracts the time, leaving adds it, so the sum is that of all stays; no thread
+/// needs the times of others.
 ///
-/// Between its two changes a writer leaves the sum off by the time of day: the word says whether somebody is in between.
+/// A change takes two writes, and between them the sum is off by the time of day. `word` counts the changes in progress.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Area {
-    /// Changes that were made (24 bits), that are being made (8 bits), and how many are inside (32 bits).
+    /// Finished changes (24 bits), changes in progress (8 bits), the count (32 bits).
     word: AtomicU64,
-    /// Sum of the times of leaving less those of entering, modulo 2^64.
+    /// Times of leaving less times of entering, added up modulo 2^64.
     sum: AtomicU64,
 }
 
-/// One more change that is being made, or was made, in [`Area::word`].
+/// One more change in progress, or finished, in [`Area::word`].
 const CHANGING: u64 = 1 << 32;
 const CHANGED: u64 = 1 << 40;
-/// How often a reader looks for a moment at which nothing changes, before it takes what there is.
+/// Attempts of a reader to find a moment without a change. After them it takes the numbers as they are.
 const LOOKS: usize = 10_000;
 
 impl Area {
@@ -87,7 +101,7 @@ impl Area {
         self.word.load(Ordering::SeqCst) & u64::from(u32::MAX)
     }
 
-    /// Nanoseconds that all have stayed, added up, until `now`.
+    /// Nanoseconds of all stays until `now`, added up.
     pub(crate) fn total_ns(&self, now: u64) -> u64 {
         let (word, sum) = settled(
             || self.word.load(Ordering::Acquire),
@@ -96,12 +110,12 @@ impl Area {
         );
         let inside = word & u64::from(u32::MAX);
         let total = sum.wrapping_add(inside.wrapping_mul(now));
-        // Whoever entered just now may have looked at the clock after the reader did.
+        // A thread that entered just now may have read the clock after the reader.
         if total > u64::MAX / 2 { 0 } else { total }
     }
 }
 
-/// How many of what one thread starts and sees end are under way, over time.
+/// Operations in flight over time, of a thread that both starts them and sees them end.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Flow {
@@ -121,7 +135,7 @@ impl Flow {
         }
         let (before, ns) = (self.inside(), now.saturating_sub(self.since.load(Ordering::Relaxed)));
         put(&self.since, BETWEEN);
-        // A reader of the new sums then finds the mark as well.
+        // A reader of the new sums then sees the mark.
         fence(Ordering::Release);
         self.area.add_alone(before.saturating_mul(ns));
         self.busy.add_alone(if before > 0 { ns } else { 0 });
@@ -146,10 +160,10 @@ impl Flow {
     }
 }
 
-/// In `since` of a [`States`] or [`Flow`]: what was so far has ended, what is next has not begun.
+/// In `since` of a [`States`] or [`Flow`]: a change is in progress.
 const BETWEEN: u64 = u64::MAX;
 
-/// What one thread is doing, as one of `N` states, and for how long it did each. One writer.
+/// The state of one thread, of `N`, and its time in each. One writer.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct States<const N: usize> {
@@ -158,13 +172,15 @@ pub(crate) struct States<const N: usize> {
     since: AtomicU64,
 }
 
-impl<const N: usize> States<N> {
-    /// In state `first` from time 0 on.
-    pub(crate) fn new(first: usize) -> Self {
-        Self { ns: std::array::from_fn(|_| AtomicU64::new(0)), now: AtomicUsize::new(first), since: AtomicU64::new(0) }
+/// In state 0 from time 0 on.
+impl<const N: usize> Default for States<N> {
+    fn default() -> Self {
+        Self { ns: [const { AtomicU64::new(0) }; N], now: AtomicUsize::new(0), since: AtomicU64::new(0) }
     }
+}
 
-    /// From `now` on it does `state`. Only its own thread calls this.
+impl<const N: usize> States<N> {
+    /// From `now` on the thread is in `state`. Only that thread calls this.
     pub(crate) fn enter(&self, state: usize, now: u64) {
         if now == 0 {
             return;
@@ -173,7 +189,7 @@ impl<const N: usize> States<N> {
         let since = self.since.load(Ordering::Relaxed);
         let sum = &self.ns[before];
         put(&self.since, BETWEEN);
-        // Who sees the sum sees that.
+        // A reader of the new sum then sees the mark.
         fence(Ordering::Release);
         put(sum, sum.load(Ordering::Relaxed) + now.saturating_sub(since));
         self.now.store(state, Ordering::Relaxed);
@@ -192,9 +208,8 @@ impl<const N: usize> States<N> {
     }
 }
 
-/// Reads sums that belong to a state, again while the state changes meanwhile or what was read is not `whole`: somebody is in
-/// the middle of a change, and may have lost its core, to others than this thread as well. All looks together take some 10 ms;
-/// what is off then is what a writer was just doing.
+/// Reads sums that belong to a state. Reads again while the state changes or the result is not `whole`: a writer is in the middle
+/// of a change, and may have lost its core. All attempts take some 10 ms; after them the result lacks that one change.
 fn settled<S: PartialEq + Copy, T>(state: impl Fn() -> S, read: impl Fn(S) -> T, whole: impl Fn(&T) -> bool) -> T {
     let mut before = state();
     for look in 0..LOOKS {
@@ -210,9 +225,9 @@ fn settled<S: PartialEq + Copy, T>(state: impl Fn() -> S, read: impl Fn(S) -> T,
     read(before)
 }
 
-/// What a pool of workers was doing, summed over them: worked; or had nothing to do, while there was something to be filled
-/// (they starved) or not (they are ahead). One word changes at a time, so every nanosecond counts once.
-#[derive(Debug)]
+/// Time of a pool's workers, added up: busy; starved (idle while a batch is being filled); ahead (idle, and no batch to fill).
+/// All changes go through one word, so every nanosecond counts once.
+#[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Pool {
     workers: u64,
@@ -230,8 +245,7 @@ const TIME_MASK: u64 = u64::MAX >> (WORKING_BITS + 1);
 
 impl Pool {
     pub(crate) fn new(workers: usize) -> Self {
-        let (busy, starved, ahead) = Default::default();
-        Self { workers: workers as u64, word: AtomicU64::new(0), busy, starved, ahead }
+        Self { workers: workers as u64, ..Self::default() }
     }
 
     /// One worker more works (`by` 1) or one fewer (-1), or only `filling` has changed (0).
@@ -242,7 +256,7 @@ impl Pool {
         let mut old = self.word.load(Ordering::Relaxed);
         loop {
             let working = (old & ((1 << WORKING_BITS) - 1)).saturating_add_signed(by).min((1 << WORKING_BITS) - 1);
-            // Threads read the clock before they change the word, and may come late: time does not go back.
+            // Threads read the clock before they change the word. A late one must not turn time back.
             let (since, at) = (old >> (WORKING_BITS + 1), now & TIME_MASK);
             let at = if at.wrapping_sub(since) & TIME_MASK > TIME_MASK / 2 { since } else { at };
             let new = at << (WORKING_BITS + 1) | u64::from(filling) << WORKING_BITS | working;
@@ -259,10 +273,10 @@ impl Pool {
         }
     }
 
-    /// What became of the time since the word was written.
+    /// Busy, starved and ahead time since the word was written.
     fn stretch(&self, word: u64, now: u64) -> (u64, u64, u64) {
         let since = word >> (WORKING_BITS + 1);
-        // Threads read the clock before they change the word: one may be a moment behind.
+        // Threads read the clock before they change the word, so `now` may lie a moment before it.
         let len = (now & TIME_MASK).wrapping_sub(since) & TIME_MASK;
         let len = if len > TIME_MASK / 2 { 0 } else { len };
         let working = word & ((1 << WORKING_BITS) - 1);
@@ -271,7 +285,7 @@ impl Pool {
         (working * len, if filling { idle } else { 0 }, if filling { 0 } else { idle })
     }
 
-    /// What was last said of `filling`.
+    /// The last value of `filling`.
     pub(crate) fn filling(&self) -> bool {
         self.word.load(Ordering::SeqCst) >> WORKING_BITS & 1 == 1
     }
@@ -292,7 +306,7 @@ impl Pool {
         (sums[0] + busy, sums[1] + starved, sums[2] + ahead)
     }
 
-    /// Whether whoever wrote the word has added what became of the time before: all workers' time is in the sums then.
+    /// Whether the writer of the word has added the time before it: the sums then hold all workers' time.
     fn is_whole(&self, word: u64, sums: [u64; 3]) -> bool {
         let since = word >> (WORKING_BITS + 1);
         let sum = sums.into_iter().fold(0, u64::wrapping_add);
@@ -303,11 +317,11 @@ impl Pool {
 /// Sub-buckets of each power of two: buckets are 1/32 wide, about 3 %.
 const SUB_BITS: u32 = 5;
 const SUB: usize = 1 << SUB_BITS;
-/// From 1 ns to about 18 minutes; what is longer counts as that.
+/// From 1 ns to about 36 minutes; a longer time counts as that.
 const POWERS: usize = 41 - SUB_BITS as usize;
 const BUCKETS: usize = SUB * (POWERS + 1);
 
-/// How long things took, in buckets of about 3 %.
+/// Durations, in buckets of about 3 %.
 pub(crate) struct Histogram {
     buckets: Box<[AtomicU64; BUCKETS]>,
 }
@@ -323,7 +337,7 @@ impl Histogram {
         self.buckets[bucket(ns)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What was recorded so far.
+    /// All recorded so far.
     pub(crate) fn read(&self) -> Latency {
         let counts: Vec<u64> = self.buckets.iter().map(|count| count.load(Ordering::Relaxed)).collect();
         let all: u64 = counts.iter().sum();
@@ -382,15 +396,15 @@ fn middle(at: usize) -> f64 {
     (SUB + sub) as f64 * width + (width - 1.0) / 2.0
 }
 
-/// What a histogram holds. Values are the middles of buckets, at most 2 % off.
+/// The contents of a histogram. Values are the middles of buckets, at most 2 % off.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct Latency {
-    /// How many were recorded.
+    /// Recorded durations.
     pub count: u64,
     /// Mean, in nanoseconds.
     pub mean_ns: f64,
-    /// Half of them took at most this.
+    /// The median: half of them took at most this.
     pub p50_ns: f64,
     /// 90 of 100 took at most this.
     pub p90_ns: f64,
@@ -409,7 +423,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_area_is_the_sum_of_all_stays_in_whatever_order_they_are_noted(
+        fn an_area_is_the_sum_of_all_stays_in_any_order(
             stays in prop::collection::vec((1_u64..1 << 40, 0_u64..1 << 30), 0..50), seed in any::<u64>()
         ) {
             let area = Area::default();
@@ -432,7 +446,7 @@ mod tests {
         }
 
         #[test]
-        fn a_bucket_s_middle_is_within_two_percent_of_what_it_holds(ns in 0_u64..1 << 40) {
+        fn the_middle_of_a_bucket_is_within_two_percent_of_its_values(ns in 0_u64..1 << 40) {
             let middle = middle(bucket(ns));
             prop_assert!((middle - ns as f64).abs() <= 0.02 * ns as f64, "{} for {}", middle, ns);
         }
@@ -460,8 +474,8 @@ mod tests {
         assert_eq!(pool.read(110), (1024 * 10, 0, 1024 * 100));
     }
 
-    /// Has `writers` threads make changes while this one reads. One that loses its core in the middle of a change for longer
-    /// than a reader is patient leaves a reading off: with more to do than cores that happens, though not to one in a hundred.
+    /// Has `writers` threads make changes while this one reads. A writer that loses its core in the middle of a change, for longer
+    /// than a reader tries, makes a reading wrong. That happens on a busy machine, but to fewer than one in a hundred.
     fn while_it_changes(writers: usize, change: impl Fn(u64) + Sync, is_whole: impl Fn() -> bool) {
         let ended = AtomicUsize::new(0);
         let (mut reads, mut off) = (0, 0);
@@ -483,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_that_is_read_while_it_changes_has_all_of_the_time_and_none_twice() {
+    fn a_pool_counts_all_time_once_while_it_changes() {
         let (pool, clock) = (Pool::new(3), AtomicU64::new(1));
         let change = |number| {
             let by = if number % 2 == 0 { 1 } else { -1 };
@@ -499,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_that_is_read_while_it_changes_has_all_of_the_time_and_none_twice() {
+    fn a_flow_counts_all_time_once_while_it_changes() {
         let (flow, clock) = (Flow::default(), AtomicU64::new(2));
         flow.change(2, 1);
         let change = |_| flow.change(2, clock.fetch_add(1, Ordering::SeqCst));
@@ -511,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn those_inside_count_until_now() {
+    fn open_stays_count_until_now() {
         let area = Area::default();
         area.enter(3, 100);
         assert_eq!(area.total_ns(110), 30);
@@ -529,39 +543,25 @@ mod tests {
     }
 
     #[test]
-    fn an_area_is_never_off_by_what_others_are_just_doing() {
-        let (area, ended) = (Area::default(), std::sync::atomic::AtomicBool::new(false));
-        // A writer may be preempted between its look at the clock and its change: the clock goes on by far less than SLACK.
+    fn an_area_is_right_while_it_changes() {
         // A change read in the middle would be off by the clock itself.
         const START: u64 = 1 << 40;
-        const SLACK: u64 = 1 << 36;
-        let now = AtomicU64::new(START);
-        std::thread::scope(|scope| {
-            for _ in 0..2 {
-                scope.spawn(|| {
-                    while !ended.load(Ordering::Relaxed) {
-                        area.enter(1, now.fetch_add(1, Ordering::Relaxed));
-                        area.leave(1, now.fetch_add(1, Ordering::Relaxed));
-                    }
-                });
-            }
-            // `all` stops at a total that is off; the writers must end before anything may panic.
-            let mut before = 0;
-            let right = (0..20_000).all(|_| {
-                let total = area.total_ns(now.load(Ordering::Relaxed));
-                let most = 2 * (now.load(Ordering::Relaxed) - START) + SLACK;
-                let right = total <= most && total + SLACK >= before;
-                before = total;
-                right
-            });
-            ended.store(true, Ordering::Relaxed);
-            assert!(right, "a total of {before}");
+        let (area, clock) = (Area::default(), AtomicU64::new(START));
+        let change = |number| {
+            let now = clock.fetch_add(1, Ordering::SeqCst);
+            if number % 2 == 0 { area.enter(1, now) } else { area.leave(1, now) }
+        };
+        while_it_changes(2, change, || {
+            let total = area.total_ns(clock.load(Ordering::SeqCst));
+            total <= 2 * (clock.load(Ordering::SeqCst) - START)
         });
+        assert_eq!(area.inside(), 0);
     }
 
     #[test]
-    fn a_state_s_time_is_never_counted_twice_while_it_ends() {
-        let (states, now, ended) = (States::<2>::new(0), AtomicU64::new(1), std::sync::atomic::AtomicBool::new(false));
+    fn states_count_no_time_twice_while_they_change() {
+        let (states, now, ended) =
+            (States::<2>::default(), AtomicU64::new(1), std::sync::atomic::AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for turn in 0.. {
@@ -585,15 +585,15 @@ mod tests {
 
     #[test]
     fn the_times_of_all_states_add_up_to_now() {
-        let states = States::<3>::new(1);
-        states.enter(0, 10);
+        let states = States::<3>::default();
+        states.enter(1, 10);
         states.enter(2, 25);
-        states.enter(1, 25);
-        assert_eq!(states.read(40), [15, 25, 0]);
+        states.enter(0, 25);
+        assert_eq!(states.read(40), [25, 15, 0]);
     }
 
     #[test]
-    fn quantiles_are_those_of_what_was_recorded() {
+    fn quantiles_match_the_recorded_durations() {
         let histogram = Histogram::default();
         (1..=1000).for_each(|us| histogram.record(us * 1000));
         let read = histogram.read();
@@ -606,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_longer_than_the_last_bucket_counts_as_that() {
+    fn too_long_durations_go_into_the_last_bucket() {
         let histogram = Histogram::default();
         histogram.record(u64::MAX);
         assert!(histogram.read().max_ns > 1e12);

@@ -1,15 +1,15 @@
-//! CPU time of a loader's threads: each enlists itself, and is looked up when somebody asks.
+//! CPU time of a loader's threads: each enlists itself, and a report asks the kernel for its times.
 //!
-//! Nothing is written while they run: the kernel counts. Threads of a reader (pread, maps), of rayon's global pool and of the
-//! user are not among them.
+//! The kernel counts, so threads write nothing while they run. Threads of a reader (pread, maps), of rayon's global pool and of
+//! the user are not enlisted.
 
 use crate::sync::Hold;
 use std::sync::Mutex;
 
-/// What a thread is for.
+/// The purpose of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Plans, submits reads and takes what they brought.
+    /// Plans, submits reads and takes their completions.
     Planner,
     /// Decodes.
     Worker,
@@ -19,7 +19,7 @@ pub(crate) enum Role {
     Direct,
 }
 
-/// The threads of one loader. The lock is taken at the start of a thread, and by who asks.
+/// The threads of one loader. A thread takes the lock at its start, and a report takes it.
 #[derive(Debug, Default)]
 pub(crate) struct Threads(Mutex<Vec<(Role, u32)>>);
 
@@ -30,8 +30,8 @@ impl Threads {
         self.0.hold().push((role, id));
     }
 
-    /// Nanoseconds on a CPU of all threads of a role, and nanoseconds that they could have run and had no core; `None` when the
-    /// kernel does not count them, or there is none.
+    /// CPU time of all threads of a role, and their run delay: the time that they were runnable without a core. `None` without
+    /// such a thread, or when the kernel does not count.
     pub(crate) fn times(&self, role: Role) -> Option<(u64, u64)> {
         let threads = self.0.hold();
         let of_role = threads.iter().filter(|(of, _)| *of == role).map(|(_, id)| scheduled(*id));
@@ -56,7 +56,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     #[test]
-    fn threads_that_enlist_are_counted_by_what_they_are_for() {
+    fn enlisted_threads_are_counted_by_role() {
         let threads = Threads::default();
         assert_eq!(threads.times(Role::Worker), None);
         threads.enlist(Role::Worker);

@@ -1,14 +1,14 @@
-//! What the stages count: numbers without a judgement, and no lock per sample. Knows stages as labels, and no other
-//! module but `error` and `sync`.
+//! The meters of all stages: numbers without a judgement, and no lock per sample. Stages are only labels here; the module
+//! imports `error` and `sync` alone.
 //!
 //! ```text
-//! stages ──► Meters ──┬─► Snapshot   sums until a moment: what `report` judges
+//! stages ──► Meters ──┬─► Snapshot   sums until a moment, for the verdict of `report`
 //!                     ├─► Timeline   the last batches, each with its times
 //!                     └─► Copies, DirectReads, ReadStats
 //! ```
 //!
-//! Two clocks matter to the user: the wait of `next()` for a batch (the device had nothing to do because of the loader),
-//! and the time of the user's own code between two calls.
+//! Two times matter to the user: the wait of `next()` for a batch (the device idles because of the loader), and the time of the
+//! user's own code between two calls.
 
 mod clock;
 mod counters;
@@ -20,7 +20,7 @@ mod tracks;
 
 pub(crate) use clock::Clock;
 pub use counters::Latency;
-pub(crate) use counters::{Area, Counter, Flow, Histogram, Pool, States};
+pub(crate) use counters::{Area, Counter, Flow, Histogram, Lone, Pool, States};
 pub(crate) use cpu::{Role, Threads};
 pub use reads::{Copies, DirectReads, ReadStats};
 pub use snapshot::{Consumer, Copy, Decode, GpuIdle, Handed, Order, ReaderInUse, Slots, Snapshot, Storage, Unmeasured};
@@ -36,22 +36,22 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What the planner's thread does.
+/// States of the planner's thread.
 pub(crate) mod planner {
     pub(crate) const WAITING: usize = 0;
     pub(crate) const BUSY: usize = 1;
-    /// Waiting, with more to plan and no slot for it.
+    /// Waiting for a slot, with more to plan.
     pub(crate) const NO_SLOT: usize = 2;
 }
 
-/// What the consumer does.
+/// States of the consumer.
 pub(crate) mod consuming {
-    /// Its own work, or it waits for a first batch.
+    /// Its own work, or the wait for a first batch.
     pub(crate) const OWN: usize = 0;
     pub(crate) const WAITING: usize = 1;
 }
 
-/// What the transfer thread and the copy stream do.
+/// States of the transfer thread and the copy stream.
 pub(crate) mod copying {
     pub(crate) const STARVED: usize = 0;
     pub(crate) const BUSY: usize = 1;
@@ -59,18 +59,18 @@ pub(crate) mod copying {
     pub(crate) const BLOCKED: usize = 2;
 }
 
-/// All that the stages of a loader write.
-#[derive(Debug)]
+/// All meters of a loader.
+#[derive(Debug, Default)]
 pub(crate) struct Meters {
     pub(crate) clock: Clock,
-    /// Whether anything is measured. Off only to show what measuring costs.
+    /// Whether anything is measured. Off only in benchmarks of the meters' own cost.
     pub(crate) on: bool,
     pub(crate) batches: Counter,
     pub(crate) samples: Counter,
     /// Bytes of the batches' fields.
     pub(crate) bytes: Counter,
-    /// Whether the consumer waits in `next()`, not for the first batch of an iterator. This and its counters are written by
-    /// whoever has the iterator, of which there is one.
+    /// Whether the consumer waits in `next()`, not for the first batch of an iterator. The one live iterator writes this and its
+    /// counters.
     pub(crate) consumer: States<2>,
     /// Waits for the first batch of each iterator.
     pub(crate) first_wait_ns: Counter,
@@ -81,21 +81,21 @@ pub(crate) struct Meters {
     pub(crate) planner: States<3>,
     /// Reads in flight.
     pub(crate) reading: Flow,
-    /// When the consumer took a batch last, and the sum of the reads in flight until then.
+    /// The time of the consumer's last batch, and the sum of the reads in flight until then.
     moment: [AtomicU64; 2],
     /// Whether rows wait for room for their bytes.
     pub(crate) no_room: States<2>,
     /// Rows that reads finished, without a worker.
-    pub(crate) read_in_place: Counter,
+    pub(crate) read_in_place: Lone<Counter>,
     pub(crate) read_latency: Histogram,
     /// Bytes that workers copied from the page cache.
-    pub(crate) cached_bytes: Counter,
+    pub(crate) cached_bytes: Lone<Counter>,
     pub(crate) pool: Pool,
-    /// Pieces of work that wait for a worker.
+    /// Pieces of work in the queues to the workers.
     pub(crate) queued: Area,
     pub(crate) work_latency: Histogram,
-    /// Rows that workers were given.
-    pub(crate) worked: Counter,
+    /// Rows given to workers.
+    pub(crate) worked: Lone<Counter>,
     pub(crate) slots: SlotMeters,
     pub(crate) threads: Threads,
     pub(crate) recorder: Recorder,
@@ -104,17 +104,18 @@ pub(crate) struct Meters {
     pub(crate) chunks: Counter,
     pub(crate) chunk_rows: Counter,
     pub(crate) device: DeviceMeters,
-    reads: Mutex<ReadStats>,
+    /// Written at each of the planner's turns.
+    reads: Lone<Mutex<ReadStats>>,
 }
 
-/// Where slots are.
+/// Slots by their place, over time.
 #[derive(Debug, Default)]
 pub(crate) struct SlotMeters {
-    /// By [`Stay`]; in the place of those that are free, all that were announced.
+    /// By [`Stay`]; at `Free` all announced slots.
     areas: [Area; 4],
 }
 
-/// Where a slot is.
+/// The place of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stay {
     Free = 0,
@@ -123,7 +124,7 @@ pub(crate) enum Stay {
     Held = 3,
 }
 
-/// What is noted of one slot: where it is, and when its batch got how far (nanoseconds, 0 for not).
+/// The place of one slot, and the times of its batch (nanoseconds; 0 for a step that did not happen).
 #[derive(Debug, Default)]
 pub(crate) struct SlotTimes {
     /// One more than the [`Stay`]; 0 before the slot is announced.
@@ -134,7 +135,7 @@ pub(crate) struct SlotTimes {
 }
 
 impl SlotMeters {
-    /// The slot is there from `now` on. One thread at a time has a slot.
+    /// From `now` on the slot is at `stay`. One thread at a time has a slot.
     pub(crate) fn move_to(&self, slot: &SlotTimes, stay: Stay, now: u64) {
         if now == 0 {
             return;
@@ -161,7 +162,7 @@ impl SlotMeters {
 
     fn of(&self, stay: Stay, read: impl Fn(&Area) -> u64) -> u64 {
         let (number, elsewhere) = (read(&self.areas[stay as usize]), &self.areas[1..]);
-        // Those that are nowhere else are free.
+        // Free slots are those at no other place.
         if stay == Stay::Free { number.saturating_sub(elsewhere.iter().map(read).sum()) } else { number }
     }
 }
@@ -177,17 +178,17 @@ impl SlotTimes {
         self.full.store(0, Ordering::Relaxed);
     }
 
-    /// How far its batch got.
+    /// The times of its batch.
     pub(crate) fn read_all(&self) -> [u64; 3] {
         [&self.planned, &self.read, &self.full].map(|time| time.load(Ordering::Relaxed))
     }
 }
 
-/// What the way onto the device counted.
-#[derive(Debug)]
+/// Meters of the way onto the device.
+#[derive(Debug, Default)]
 pub(crate) struct DeviceMeters {
     pub(crate) states: States<3>,
-    /// Time that copies were on the bus, by the device's clock; and how long each was.
+    /// Time with copies on the bus, by the device's clock; and the duration of each copy.
     pub(crate) bus_ns: Counter,
     pub(crate) latency: Histogram,
     pub(crate) copies: Counter,
@@ -198,29 +199,10 @@ pub(crate) struct DeviceMeters {
     pub(crate) reads: Counter,
     pub(crate) direct_bytes: Counter,
     pub(crate) host_rows: Counter,
-    /// Why the first of these did.
+    /// The reason of the first of these rows.
     by_host: Mutex<Option<String>>,
-    /// Why a slot could not be pinned.
+    /// The reason why a slot could not be pinned.
     pageable: Mutex<Option<String>>,
-}
-
-impl Default for DeviceMeters {
-    fn default() -> Self {
-        Self {
-            states: States::new(0),
-            bus_ns: Counter::default(),
-            latency: Histogram::default(),
-            copies: Counter::default(),
-            bytes: Counter::default(),
-            pinned_slots: Counter::default(),
-            pageable_slots: Counter::default(),
-            reads: Counter::default(),
-            direct_bytes: Counter::default(),
-            host_rows: Counter::default(),
-            by_host: Mutex::default(),
-            pageable: Mutex::default(),
-        }
-    }
 }
 
 impl DeviceMeters {
@@ -266,40 +248,12 @@ impl DeviceMeters {
 
 impl Meters {
     pub(crate) fn new(clock: Clock, workers: usize, on_device: bool) -> Self {
-        Self {
-            on: clock.goes(),
-            clock,
-            batches: Counter::default(),
-            samples: Counter::default(),
-            bytes: Counter::default(),
-            consumer: States::new(consuming::OWN),
-            first_wait_ns: Counter::default(),
-            user_ns: Counter::default(),
-            waits: Histogram::default(),
-            planner: States::new(planner::WAITING),
-            reading: Flow::default(),
-            moment: Default::default(),
-            no_room: States::new(0),
-            read_in_place: Counter::default(),
-            read_latency: Histogram::default(),
-            cached_bytes: Counter::default(),
-            pool: Pool::new(workers),
-            queued: Area::default(),
-            work_latency: Histogram::default(),
-            worked: Counter::default(),
-            slots: SlotMeters::default(),
-            threads: Threads::default(),
-            recorder: Recorder::default(),
-            rings: Rings::new(workers, on_device),
-            chunks: Counter::default(),
-            chunk_rows: Counter::default(),
-            device: DeviceMeters::default(),
-            reads: Mutex::default(),
-        }
+        let (on, pool, rings) = (clock.goes(), Pool::new(workers), Rings::new(workers, on_device));
+        Self { clock, on, pool, rings, ..Self::default() }
     }
 
-    /// A slot is somewhere else. When the first begins to be filled or the last is full, idle workers are so for another
-    /// reason.
+    /// A slot is at another place. Idle workers change from ahead to starved when the first slot begins to be filled, and back when
+    /// the last is full.
     pub(crate) fn move_slot(&self, slot: &SlotTimes, stay: Stay, now: u64) {
         self.slots.move_to(slot, stay, now);
         if matches!(stay, Stay::Filling | Stay::Full) {
@@ -307,7 +261,7 @@ impl Meters {
         }
     }
 
-    /// One worker more works (`by` 1), one fewer (-1), or only what is being filled has changed (0).
+    /// One more worker is busy (`by` 1), one fewer (-1), or only the filling of slots has changed (0).
     pub(crate) fn change_working(&self, by: i64, now: u64) {
         if now == 0 {
             return;
@@ -316,20 +270,20 @@ impl Meters {
         if by != 0 || self.pool.filling() != filling {
             self.pool.change(by, filling, now);
         }
-        // Another thread may have changed that in between, and have been overtaken here: whoever is last looks again.
+        // Another thread may have changed that meanwhile, and this thread may have overtaken it: the last one looks again.
         while self.is_filling() != filling {
             filling = !filling;
             self.pool.change(0, filling, now);
         }
     }
 
-    /// Whether some batch is being filled.
+    /// Whether a batch is being filled.
     pub(crate) fn is_filling(&self) -> bool {
         self.slots.inside(Stay::Filling) > 0
     }
 
-    /// Reads in flight, on average since this was asked last: by one thread. At the moment itself there are none too often,
-    /// for batches are handed out when their last read is done.
+    /// Mean reads in flight since the last call; one thread calls this. The number at the moment itself would often be 0, since the
+    /// loader hands out a batch just after its last read.
     fn mean_in_flight(&self, now: u64) -> u32 {
         let (total, _) = self.reading.read(now);
         let [at, before] = self.moment.each_ref().map(|number| number.load(Ordering::Relaxed));
@@ -342,7 +296,6 @@ impl Meters {
 
     /// How full everything is.
     pub(crate) fn gauges(&self, now: u64) -> Gauges {
-        // What is written of a batch, at this moment and when it is dropped.
         let slots = |stay| self.slots.inside(stay) as u32;
         Gauges {
             at_ns: now,
@@ -356,7 +309,7 @@ impl Meters {
         }
     }
 
-    /// Waits in `next()` for batches that were not the first of an iterator, the one that is under way among them.
+    /// Waits in `next()` for batches other than the first of an iterator, with the present wait.
     pub(crate) fn waited_ns(&self, now: u64) -> u64 {
         self.consumer.read(now)[consuming::WAITING]
     }
@@ -366,7 +319,7 @@ impl Meters {
         self.on.then(|| self.threads.times(role)).flatten()
     }
 
-    /// All numbers until now. `settings` are those that meters do not know.
+    /// All numbers until now. `settings` adds those that meters do not know.
     pub(crate) fn snapshot(&self, settings: &Settings) -> Snapshot {
         let now = self.clock.now();
         let (waited_ns, user_ns) = (self.waited_ns(now), self.user_ns.get());
@@ -379,7 +332,7 @@ impl Meters {
         let (cpu_ns, delay_ns) = self.cpu(Role::Worker).unzip();
         Snapshot {
             at_ns: now,
-            // Differences of snapshots are wanted.
+            // The caller subtracts snapshots.
             steady_ns: now,
             consumer: Consumer {
                 batches: self.batches.get(),
@@ -436,7 +389,7 @@ impl Meters {
         }
     }
 
-    /// Takes over what the reader counted. A lock per wake of the I/O thread, contended only while a report is made.
+    /// Takes over the reader's counts. A lock per wake of the I/O thread, contended only by a report.
     pub(crate) fn note_reads(&self, stats: impl FnOnce() -> ReadStats) {
         if !self.on {
             return;
@@ -449,7 +402,7 @@ impl Meters {
     }
 }
 
-/// What a snapshot says beside the meters.
+/// Numbers of a snapshot that are not meters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     /// The reader's name, and whether the caller named it.

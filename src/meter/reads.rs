@@ -1,9 +1,9 @@
-//! What readers and copies to a device count.
+//! Counts of readers and of copies to a device.
 
 use std::fmt;
 use std::time::Duration;
 
-/// What a reader did since it was opened.
+/// Counts of a reader since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReadStats {
@@ -13,7 +13,7 @@ pub struct ReadStats {
     pub failed: u64,
     /// Bytes of extents asked for.
     pub bytes_asked: u64,
-    /// Bytes that reads brought: more than asked for where `O_DIRECT` has to read wider.
+    /// Bytes that reads brought: more than asked for where `O_DIRECT` must read wider.
     pub bytes_moved: u64,
     /// Reads that brought less than asked for and were continued.
     pub short_reads: u64,
@@ -23,7 +23,7 @@ pub struct ReadStats {
     pub direct_reads: u64,
     /// Reads through the page cache, copies from maps included.
     pub buffered_reads: u64,
-    /// Files or reads that `O_DIRECT` was refused for and that went through the page cache instead.
+    /// Files or reads that went through the page cache because `O_DIRECT` was refused.
     pub fallbacks: u64,
     /// Files opened.
     pub opens: u64,
@@ -31,8 +31,6 @@ pub struct ReadStats {
     pub enters: u64,
     /// Whether buffers are registered with io_uring.
     pub registered_buffers: bool,
-    /// Whether files are registered with io_uring.
-    pub registered_files: bool,
 }
 
 impl ReadStats {
@@ -42,7 +40,7 @@ impl ReadStats {
     }
 }
 
-/// What a loader copied to its device.
+/// Counts of a loader's copies to its device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Copies {
@@ -50,14 +48,14 @@ pub struct Copies {
     pub batches: u64,
     /// Bytes of them that crossed the bus.
     pub bytes: u64,
-    /// Time that the consumer had the device memory that the next copy is for, as
-    /// [`Copy::blocked_ns`](crate::profile::Copy::blocked_ns), from the beginning.
+    /// Time in which the next copy waited for device memory that the consumer held, as
+    /// [`Copy::blocked_ns`](crate::profile::Copy::blocked_ns), since the loader was built.
     pub blocked: Duration,
-    /// Slots that are pinned so far: copied from without the CPU.
+    /// Pinned slots so far: the device copies from them without the CPU.
     pub pinned_slots: u64,
-    /// Slots that could not be pinned; the driver copies from them by way of its own buffer, slower.
+    /// Slots that could not be pinned; the driver copies from them through its own buffer, slower.
     pub pageable_slots: u64,
-    /// Why.
+    /// The reason.
     pub why_pageable: Option<String>,
 }
 
@@ -76,20 +74,19 @@ impl fmt::Display for Copies {
     }
 }
 
-/// What a loader read from files into device memory.
+/// Counts of a loader's reads from files into device memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DirectReads {
-    /// Which way the bytes went by cuFile's own count: `p2p`, `nvidia-fs`, `compat` (through host memory), several, or that
-    /// it does not say.
+    /// The way of the bytes by cuFile's own count: `p2p`, `nvidia-fs`, `compat` (through host memory), several, or unknown.
     pub how: String,
-    /// Reads by cuFile, and their bytes.
+    /// Reads by cuFile.
     pub reads: u64,
-    /// Bytes of rows that these brought.
+    /// Bytes of their rows.
     pub bytes: u64,
-    /// Rows that came by way of the host, since cuFile could not bring them.
+    /// Rows that came through the host, because cuFile could not read them.
     pub host_rows: u64,
-    /// Why the first of them did.
+    /// The reason of the first of them.
     pub why_host: Option<String>,
 }
 

@@ -1,9 +1,9 @@
-//! Everything that was measured, as numbers: what the verdict, the what-if model and the exports are made of. Pure data.
+//! All measurements as numbers: the input of the verdict, the what-if model and the exports. Pure data.
 //!
 //! ```text
 //! order ──► storage ──► decode ──► copy ──► consumer
-//! planning   reading     busy       busy     user's own work        what keeps a stage from going faster is itself,
-//! slots ◄────────────────────────────────────── held                unless it starves (input) or is blocked (room)
+//! planning   reading     busy       busy     user's own work        a stage is limited by itself, unless it
+//! slots ◄────────────────────────────────────── held                starves (no input) or is blocked (no room)
 //! ```
 //!
 //! Times are nanoseconds, summed over the threads of a stage where it has several, over the *steady* time: from the first
@@ -12,15 +12,15 @@
 use super::counters::Latency;
 use serde::{Deserialize, Serialize};
 
-/// What was measured until one moment.
+/// All measurements until one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Snapshot {
     /// Time since the loader was built.
     pub at_ns: u64,
-    /// Of that, iterators were alive and had delivered their first batch: the time that all shares are of.
+    /// The part of it in which an iterator was alive and had delivered its first batch: the whole of all shares.
     pub steady_ns: u64,
-    /// Who takes batches.
+    /// The consumer of the batches.
     pub consumer: Consumer,
     /// Planning: which samples, where they lie.
     pub order: Order,
@@ -38,31 +38,31 @@ pub struct Snapshot {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Consumer {
-    /// Batches, samples and bytes handed out.
+    /// Batches handed out.
     pub batches: u64,
-    /// Samples that do not merely fill up.
+    /// Samples handed out, without those that fill up the last batch.
     pub samples: u64,
-    /// Bytes of the fields.
+    /// Bytes of the fields handed out.
     pub bytes: u64,
-    /// Samples that others stand in for.
+    /// Rows of substitutes for bad samples.
     #[serde(default)]
     pub substituted: u64,
-    /// Of these, those of the steady time: all but the first of each iterator. `None` where nobody told them apart.
+    /// The part of the steady time: all but the first batch of each iterator. `None` where it was not counted apart.
     pub steady: Option<Handed>,
-    /// Waits in `next()` for batches that were not the first of an iterator, whether they came or not, and the one that is
-    /// under way: starvation on the host.
+    /// Waits in `next()` for batches other than the first of an iterator, with the present wait and those that ended without a
+    /// batch: starvation on the host.
     pub waited_ns: u64,
     /// Waits for the first batch of each iterator; not part of the steady time.
     pub first_ns: u64,
     /// Between calls of `next()`: the consumer's own work.
     pub user_ns: u64,
-    /// How long each wait in `next()` was.
+    /// Durations of the waits in `next()`.
     pub waits: Latency,
     /// On a GPU, by events on the consumer's stream.
     pub gpu: Option<GpuIdle>,
 }
 
-/// What was handed out.
+/// Batches and samples handed out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Handed {
     /// Batches.
@@ -72,7 +72,7 @@ pub struct Handed {
 }
 
 impl Consumer {
-    /// What was handed out in the steady time.
+    /// Batches and samples handed out in the steady time.
     pub fn handed(&self) -> Handed {
         self.steady.unwrap_or(Handed { batches: self.batches, samples: self.samples })
     }
@@ -82,15 +82,15 @@ impl Consumer {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct GpuIdle {
-    /// Steps that were measured: all but the first of each iterator, once the stream has come to them.
+    /// Measured steps: all but the first of each iterator, as far as the stream has come.
     pub steps: u64,
-    /// The stream had nothing to do and waited for a batch: starvation, exact.
+    /// The stream was idle and waited for a batch: starvation, exact.
     pub starved_ns: u64,
-    /// The stream had nothing to do between the drop of a batch and the moment when the next one was asked for, or while one
-    /// was there and no stream was bound to it: an upper bound of what the user's own code causes there, for work may have
-    /// followed the drop.
+    /// The stream had no work of the loader between the drop of a batch and the call for the next one, or while a batch was there
+    /// and no stream was bound to it. An upper bound of the idle time that the user's own code causes: work may have followed the
+    /// drop.
     pub host_late_ns: u64,
-    /// Steps that were not measured, by reason; the first of each iterator are not among them.
+    /// Steps that were not measured, by reason, without the first of each iterator.
     #[serde(default)]
     pub unmeasured: Unmeasured,
 }
@@ -110,11 +110,11 @@ pub struct Unmeasured {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Order {
-    /// It computed: planning batches, submitting reads, taking completions.
+    /// Busy: it planned batches, submitted reads, took completions.
     pub busy_ns: u64,
     /// CPU time of the thread.
     pub cpu_ns: Option<u64>,
-    /// It had nothing to plan since no slot was free.
+    /// It could plan nothing because no slot was free.
     pub no_slot_ns: u64,
 }
 
@@ -122,19 +122,19 @@ pub struct Order {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Storage {
-    /// Which reader; `None` where nobody told.
+    /// The reader, if it is known.
     #[serde(default)]
     pub reader: Option<ReaderInUse>,
     /// At least one read was in flight.
     pub busy_ns: u64,
-    /// Rows waited for room for their bytes, or for an entry: what is behind did not take bytes away fast enough. Reads may
-    /// have been in flight meanwhile.
+    /// Rows waited for room for their bytes: the stages behind did not take bytes away fast enough. Reads may have been in
+    /// flight meanwhile.
     pub blocked_ns: u64,
-    /// Reads in flight at most, and the sum over time of how many there were.
+    /// Reads in flight at most.
     pub depth: u32,
     /// Sum over time of the reads in flight: divide by the steady time for the mean.
     pub in_flight_ns: u64,
-    /// Reads, and the bytes that they brought.
+    /// Reads that ended, well or not.
     pub reads: u64,
     /// Bytes that reads brought.
     pub bytes: u64,
@@ -146,12 +146,12 @@ pub struct Storage {
     pub in_place: u64,
     /// Reads that were repeated or continued.
     pub retries: u64,
-    /// Files or reads that `O_DIRECT` was refused for and that went through the page cache instead.
+    /// Files or reads that went through the page cache because `O_DIRECT` was refused.
     pub fallbacks: u64,
     /// Reads that failed and worked when they were tried again, since the beginning.
     #[serde(default)]
     pub recovered: u64,
-    /// How long each read took, from its submission.
+    /// Durations of the reads, from their submission.
     pub latency: Latency,
 }
 
@@ -169,50 +169,49 @@ pub struct ReaderInUse {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Decode {
-    /// How many there are.
+    /// Number of workers.
     pub workers: u32,
     /// Cores that the process may use.
     pub cores: u32,
-    /// They worked, summed.
+    /// Busy time, summed over the workers.
     pub busy_ns: u64,
     /// CPU time of their threads, summed.
     pub cpu_ns: Option<u64>,
-    /// Time that their threads could have run and had no core, summed: the kernel's run delay. The rest of `busy_ns` they were
-    /// blocked by what they did: sleeps, locks, reads, page faults.
+    /// Time that their threads were runnable without a core, summed: the kernel's run delay. In the rest of `busy_ns` their own work
+    /// blocked them: sleeps, locks, reads, page faults.
     pub delay_ns: Option<u64>,
-    /// They had nothing to do while batches were being filled, summed: storage or the order kept them waiting.
+    /// Idle time while batches were being filled, summed: they waited for storage or the order.
     pub starved_ns: u64,
-    /// They had nothing to do, and there was no batch to fill: they are ahead.
+    /// Idle time without a batch to fill, summed: they are ahead.
     pub ahead_ns: u64,
-    /// Sum over time of the samples and runs of rows that waited for a worker.
+    /// Sum over time of the samples and runs of rows in the queues to the workers.
     pub queued_ns: u64,
-    /// Samples that they copied or decoded.
+    /// Samples copied or decoded.
     pub samples: u64,
-    /// How long each piece of work took.
+    /// Durations of the pieces of work.
     pub latency: Latency,
 }
 
-/// The transfer thread and the copy stream. What is left of the time belongs to kernels on the copy stream and to handing
-/// over.
+/// The transfer thread and the copy stream. The rest of the time belongs to kernels on the copy stream and to handing over.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Copy {
-    /// Copies were on the bus, by events of the device around each: counted when a copy has ended.
+    /// Copies were on the bus, by the device's events around each copy; counted when a copy has ended.
     pub busy_ns: u64,
-    /// Nothing was in flight, and no full slot was there.
+    /// No copy was in flight, and no slot was full.
     pub starved_ns: u64,
-    /// The consumer had the device memory: a full slot waited for a batch to be dropped, or the oldest copy in flight for
-    /// work that the consumer's streams were given before the drop.
+    /// The consumer held the device memory: a full slot waited for the drop of a batch, or the oldest copy in flight waited for the
+    /// consumer's work before that drop.
     pub blocked_ns: u64,
     /// CPU time of the transfer thread.
     pub cpu_ns: Option<u64>,
-    /// Batches and bytes.
+    /// Batches whose copy was given to the device.
     pub batches: u64,
     /// Bytes that crossed the bus.
     pub bytes: u64,
     /// Batches in device memory at most.
     pub buffers: u32,
-    /// How long each copy was on the bus, by the same events.
+    /// Durations of the copies on the bus, by the same events.
     pub latency: Latency,
 }
 
@@ -220,15 +219,15 @@ pub struct Copy {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Slots {
-    /// How many there are.
+    /// Number of slots.
     pub count: u32,
-    /// Sums over time of how many were free, being filled, full and waiting, and in the consumer's hands.
+    /// Sum over time of the free slots.
     pub free_ns: u64,
-    /// Being filled.
+    /// Of those being filled.
     pub filling_ns: u64,
-    /// Full, waiting for their turn.
+    /// Of the full ones that wait for their turn.
     pub full_ns: u64,
-    /// In the consumer's hands.
+    /// Of those in the consumer's hands.
     pub held_ns: u64,
 }
 
@@ -289,13 +288,13 @@ macro_rules! raise {
 }
 
 impl Snapshot {
-    /// Nothing that was said before is taken back: what was measured while it changed can be off by a moment.
+    /// Keeps every number from falling below an earlier snapshot: a number read while it changes can be off by a moment.
     pub(crate) fn raise(&mut self, before: &Self) {
         numbers!(raise, self, before);
     }
 
-    /// What was measured after `before`, an earlier snapshot of the same loader. Histograms, whose quantiles cannot be
-    /// subtracted, are those of the whole time.
+    /// The measurements after `before`, an earlier snapshot of the same loader. Histograms stay those of the whole time, for their
+    /// quantiles cannot be subtracted.
     pub fn since(&self, before: &Self) -> Self {
         let mut later = self.clone();
         numbers!(subtract, later, before);

@@ -1,4 +1,4 @@
-//! What happened to each of the last batches, and how full the queues were: what traces and plots are drawn from. Pure data.
+//! The times of each of the last batches, and the lengths of the queues: the data of traces and plots.
 
 use super::tracks::Track;
 use crate::sync::Hold;
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
-/// The way of one batch; nanoseconds since the loader was built, 0 for what did not happen.
+/// The times of one batch: nanoseconds since the loader was built, 0 for a step that did not happen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct BatchRecord {
@@ -20,7 +20,7 @@ pub struct BatchRecord {
     pub rows: u32,
     /// It got its slot, and its reads could begin.
     pub planned_ns: u64,
-    /// The last of its reads was there; 0 when nothing was read.
+    /// Its last read ended; 0 when it needed none.
     pub read_ns: u64,
     /// Its last row was done.
     pub full_ns: u64,
@@ -36,7 +36,7 @@ pub struct BatchRecord {
     pub dropped_ns: u64,
 }
 
-/// How full everything was at one moment.
+/// The lengths of all queues at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Gauges {
@@ -44,15 +44,15 @@ pub struct Gauges {
     pub at_ns: u64,
     /// Reads in flight: the mean since the moment before, rounded.
     pub in_flight: u32,
-    /// Pieces of work that wait for a worker.
+    /// Pieces of work in the queues to the workers.
     pub queued: u32,
-    /// Workers that work.
+    /// Busy workers.
     pub working: u32,
-    /// Slots that are free.
+    /// Free slots.
     pub free_slots: u32,
-    /// Slots that are being filled.
+    /// Slots being filled.
     pub filling_slots: u32,
-    /// Slots that are full and wait for their turn.
+    /// Full slots that wait for their turn.
     pub full_slots: u32,
     /// Batches in the consumer's hands.
     pub held: u32,
@@ -62,18 +62,18 @@ pub struct Gauges {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Timeline {
-    /// Batches that were handed out.
+    /// Batches handed out.
     pub batches: Vec<BatchRecord>,
     /// Moments, one for each batch at most.
     pub gauges: Vec<Gauges>,
-    /// What each thread of the loader did, and the streams of the device. Shorter or longer ago than the batches, as there
-    /// is room.
+    /// Work of each thread of the loader and of each stream of the device. A track can reach back further than the batches, or less
+    /// far.
     pub tracks: Vec<Track>,
-    /// Batches that were forgotten to make room.
+    /// Older batches, forgotten to make room.
     pub forgotten: u64,
 }
 
-/// Batches that are remembered, each with the moment at which it was handed out: 128 KiB.
+/// Batches that are remembered, each with the queue lengths at its handing out: 128 KiB.
 const REMEMBERED: usize = 1024;
 
 /// The last batches and moments: the consumer notes a batch, and the thread that drops the batch notes the drop. A lock for
@@ -88,7 +88,7 @@ impl Default for Recorder {
 }
 
 impl Recorder {
-    /// Notes a batch that was handed out, numbers it, and the moment.
+    /// Notes a batch that is handed out and the queue lengths; returns the batch's number.
     pub(crate) fn note(&self, mut record: BatchRecord, gauges: Gauges) -> u64 {
         let mut kept = self.0.hold();
         record.sequence = kept.back().map_or(0, |(last, _)| last.sequence + 1);

@@ -1,36 +1,36 @@
-//! What each thread of a loader did last, and when: the tracks of a trace.
+//! The last spans of work of each thread of a loader: the tracks of a trace.
 //!
 //! ```text
-//! thread ──► ring of its last spans (begin, end, what) ──► Track, when somebody asks
+//! thread ──► ring of its last spans (begin, end, work) ──► Track, for a timeline
 //! ```
 //!
-//! One writer per ring, no lock, no allocation; three stores for a span. A span that follows the one before it after no more
-//! than [`GAP`] and is of the same work lengthens it, up to [`LONG`]: so tiny pieces of work do not push all else out, at the
-//! price that gaps so short are not shown.
+//! One writer per ring, no lock, no allocation; three stores per span. A span of the same work as the last one, no more than
+//! [`GAP`] after it, lengthens that one, up to [`LONG`]. So tiny pieces of work do not push all else out; the price is that
+//! short gaps are not shown.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// What one thread, or one stream of a device, did last.
+/// The last work of one thread, or of one stream of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Track {
-    /// Which.
+    /// Name of the thread or stream.
     pub name: String,
-    /// In order of their ends; the oldest may be forgotten. A span may lie inside of the one after it.
+    /// In order of their ends; the oldest may be forgotten. A span may lie inside the next one.
     pub spans: Vec<Span>,
 }
 
-/// A time in which something was done.
+/// A stretch of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Span {
-    /// Nanoseconds since the loader was built.
+    /// Begin, in nanoseconds since the loader was built.
     pub begin_ns: u64,
-    /// The same.
+    /// End, likewise.
     pub end_ns: u64,
-    /// What.
+    /// Kind of work.
     pub what: Work,
 }
 
@@ -50,7 +50,7 @@ impl Span {
 
 macro_rules! works {
     ($($(#[doc = $doc:literal])* $name:ident = $words:literal,)*) => {
-        /// What a thread or a stream does.
+        /// A kind of work of a thread or a stream.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
         #[non_exhaustive]
@@ -71,15 +71,15 @@ macro_rules! works {
 }
 
 works! {
-    /// Which samples, where they lie; submitting reads and taking what they brought.
+    /// Planning batches, submitting reads and taking their completions.
     Plan = "plan",
     /// Samples from memory or the page cache: copied or decoded at once.
     LookUp = "from cache or memory",
-    /// A sample whose bytes were read.
+    /// A sample from bytes that were read.
     Decode = "decode",
-    /// A chunk is made ready: inflated, its pages decoded.
+    /// Opening a chunk: inflating it, decoding its pages.
     Open = "open chunk",
-    /// Rows out of chunks that are open.
+    /// Rows out of open chunks.
     Gather = "gather rows",
     /// `.map_batch`.
     MapBatch = "map batch",
@@ -87,7 +87,7 @@ works! {
     Copy = "copy",
     /// On a device's stream: from a batch's arrival to the drop of it.
     Step = "step",
-    /// On a device's stream: nothing to do, no batch.
+    /// On a device's stream: idle, without a batch.
     Starved = "starved",
     /// On a device's stream: between a batch's drop and the next call of `next()`: idle, or work that followed the drop.
     HostLate = "host late, at most",
@@ -99,17 +99,17 @@ impl Work {
     }
 }
 
-/// Spans that a ring holds: 24 KiB.
+/// Spans of a ring: 24 KiB.
 const SPANS: usize = 1024;
-/// Nanoseconds between two spans that are shown as one.
+/// Longest gap between two spans that become one, in nanoseconds.
 const GAP: u64 = 10_000;
-/// A span is not lengthened beyond this.
+/// Longest span that lengthening gives, in nanoseconds.
 const LONG: u64 = 1_000_000;
 
 /// The last spans of one thread, which alone writes them.
 #[derive(Debug)]
 pub(crate) struct Ring {
-    /// Begin, end, what.
+    /// Begin, end, work.
     spans: Box<[[AtomicU64; 3]]>,
     written: AtomicU64,
 }
@@ -121,7 +121,7 @@ impl Default for Ring {
 }
 
 impl Ring {
-    /// `what` was done; by the ring's thread. Times of 0 are those of a loader that measures nothing.
+    /// Notes work; the ring's thread calls this. Times of 0 come from a loader that measures nothing.
     pub(crate) fn note(&self, begin: u64, end: u64, what: Work) {
         if end == 0 {
             return;
@@ -135,12 +135,12 @@ impl Ring {
                 return last_end.store(end, Ordering::Relaxed);
             }
         }
-        // Who sees a part of what follows sees that all before it was written.
+        // A reader of any part of this span then knows that all earlier spans were written.
         fence(Ordering::Release);
         for (place, value) in self.spans[written as usize % SPANS].iter().zip([begin, end, what as u64]) {
             place.store(value, Ordering::Relaxed);
         }
-        // Release: who sees the number sees the span.
+        // Release: a reader of the number sees the span.
         self.written.store(written + 1, Ordering::Release);
     }
 
@@ -150,14 +150,14 @@ impl Ring {
         last.map_or(0, |last| self.spans[last as usize % SPANS][1].load(Ordering::Relaxed))
     }
 
-    /// All that is remembered; spans that were overwritten meanwhile are left out.
+    /// All remembered spans, without those overwritten meanwhile.
     pub(crate) fn read(&self) -> Vec<Span> {
         let until = self.written.load(Ordering::Acquire);
         let from = until.saturating_sub(SPANS as u64);
         let numbers: Vec<[u64; 3]> = (from..until)
             .map(|number| self.spans[number as usize % SPANS].each_ref().map(|value| value.load(Ordering::Relaxed)))
             .collect();
-        // One that is being written now counts as overwritten, too.
+        // The span being written now counts as overwritten, too.
         fence(Ordering::Acquire);
         let kept = (self.written.load(Ordering::Relaxed) + 1).saturating_sub(SPANS as u64).max(from);
         let spans = numbers.into_iter().skip((kept - from) as usize);
@@ -166,7 +166,7 @@ impl Ring {
 }
 
 /// The rings of a loader's threads.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Rings {
     pub(crate) planner: Ring,
     /// By index in the pool.
@@ -178,10 +178,10 @@ pub(crate) struct Rings {
 impl Rings {
     pub(crate) fn new(workers: usize, copies: bool) -> Self {
         let workers = (0..workers).map(|_| Ring::default()).collect();
-        Self { planner: Ring::default(), workers, copies: copies.then(Ring::default) }
+        Self { workers, copies: copies.then(Ring::default), ..Self::default() }
     }
 
-    /// A worker did something.
+    /// Notes work of a worker.
     pub(crate) fn worked(&self, worker: usize, begin: u64, end: u64, what: Work) {
         if let Some(ring) = self.workers.get(worker) {
             ring.note(begin, end, what);
@@ -204,7 +204,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn spans_that_follow_at_once_are_one_until_it_is_long() {
+    fn spans_without_a_gap_become_one_up_to_a_length() {
         let ring = Ring::default();
         ring.note(0, 0, Work::Decode); // measures nothing
         for (begin, end) in [(100, 200), (200, 300), (300 + GAP, 400 + GAP)] {
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_spans_are_remembered() {
+    fn a_ring_remembers_the_last_spans() {
         let ring = Ring::default();
         for at in 0..3 * SPANS as u64 {
             ring.note(at * LONG, at * LONG + 5, Work::Copy);
@@ -236,9 +236,9 @@ mod tests {
     }
 
     proptest! {
-        /// Every moment of work is inside of a span of its kind, and no span is longer than it and the gaps.
+        /// Every moment of work lies in one span of its kind, and no span is longer than `LONG`.
         #[test]
-        fn nothing_that_was_done_is_missing(pieces in prop::collection::vec((0..30_000_u64, 1..40_000_u64, 0..3_usize), 1..200)) {
+        fn all_work_lies_in_spans(pieces in prop::collection::vec((0..30_000_u64, 1..40_000_u64, 0..3_usize), 1..200)) {
             let (ring, mut at, mut all) = (Ring::default(), 1, Vec::new());
             for (pause, length, what) in pieces {
                 let span = Span::new(at + pause, at + pause + length, Work::ALL[what]);

@@ -23,7 +23,7 @@ pub(crate) const DIRECT_BOUNCE: usize = 1 << 20;
 const STACK: usize = 256 << 10;
 
 /// What the sum depends on.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Demand {
     pub(crate) slot_bytes: usize,
     pub(crate) slots: Option<usize>,
@@ -339,25 +339,16 @@ mod tests {
     fn demand(slot: usize, encoded: usize, scratch: usize, workers: usize) -> Demand {
         Demand {
             slot_bytes: slot.next_multiple_of(4096),
-            slots: None,
             workers,
             depth: 32,
             encoded_max: encoded,
             encoded_mean: encoded / 2,
             cached: true,
             scratch,
-            opened: 0,
-            chunks: None,
             pending: 1024,
             pending_bytes: 300,
-            index_bytes: 0,
-            budget: None,
-            part: None,
             largest: Some(3),
-            device_batches: 0,
-            device_bytes: 0,
-            direct_threads: 0,
-            substitute: 0,
+            ..Demand::default()
         }
     }
 

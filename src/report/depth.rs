@@ -1,4 +1,4 @@
-//! Whether storage would give more with more reads in flight, from how long reads took. Pure.
+//! Whether more reads in flight would raise storage's throughput, by the latencies of reads. Pure.
 //!
 //! ```text
 //! Little's law: reads in flight = rate × latency
@@ -11,15 +11,15 @@
 //!
 //! # Limits
 //!
-//! - A fast read may have come from a cache of the device or of the kernel. So latencies that vary much on their own, and
-//!   those that are longer by less than [`QUEUED`], say nothing.
-//! - A device of fewer channels than the depth has a longer latency by depth / channels. With each doubling of the depth it
-//!   doubles, too: so [`Headroom::Limit`] is found after a few doublings at most.
+//! - A fast read may have come from a cache of the device or of the kernel. So [`Headroom::Unknown`] is the answer where latencies
+//!   vary much on their own, and where they are longer by less than [`QUEUED`].
+//! - A device of fewer channels than the depth has a longer latency by depth / channels. Up to twice the channels that still
+//!   counts as [`Headroom::Left`]; from four times the channels on it is [`Headroom::Limit`].
 
 use crate::meter::Latency;
 use crate::meter::Storage;
 
-/// What more reads in flight would give.
+/// The gain of more reads in flight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Headroom {
     /// Reads took hardly longer than the fastest.
@@ -30,19 +30,19 @@ pub(super) enum Headroom {
     Unknown,
 }
 
-/// Reads that took so many times as long as the fastest waited for others.
+/// Reads that took this many times as long as the fastest waited for others.
 const QUEUED: f64 = 2.5;
-/// Reads that took at most so many times as long did not, or hardly.
+/// Reads that took at most this many times as long hardly waited.
 const BESIDE: f64 = 2.0;
-/// Latencies of which the median is more than so many times the first decile vary on their own.
+/// Latencies vary on their own when the median is more than this many times the first decile.
 const VARY: f64 = 3.0;
-/// Reads of so many nanoseconds waited, however much they vary: no device needs that long for one.
+/// Reads of this many nanoseconds waited, even if they vary: no device needs that long for one.
 const SLOW_NS: f64 = 100e6;
-/// Evidence takes so many times as many reads as may be in flight.
+/// Reads needed as evidence, in multiples of the depth.
 const READS_LEAST: u64 = 4;
 
 impl Headroom {
-    /// To be asked where the depth was filled.
+    /// Valid where the depth was filled.
     pub(super) fn of(storage: &Storage) -> Self {
         let (latency, depth) = (&storage.latency, u64::from(storage.depth.max(1)));
         if latency.count < depth.saturating_mul(READS_LEAST) {
@@ -75,16 +75,35 @@ fn shortest(latency: &Latency, count: u64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Reads that took so many milliseconds, with up to 32 in flight.
-    fn of(latencies: &[(f64, u64)]) -> Headroom {
+    /// Reads that took so many milliseconds, with up to `depth` in flight.
+    fn at(depth: u32, latencies: &[(f64, u64)]) -> Headroom {
         let buckets: Vec<(f64, u64)> = latencies.iter().map(|(ms, reads)| (ms * 1e6, *reads)).collect();
         let count = buckets.iter().map(|(_, reads)| reads).sum();
         let latency = Latency { count, buckets, ..Latency::default() };
-        Headroom::of(&Storage { depth: 32, latency, ..Storage::default() })
+        Headroom::of(&Storage { depth, latency, ..Storage::default() })
+    }
+
+    fn of(latencies: &[(f64, u64)]) -> Headroom {
+        at(32, latencies)
     }
 
     #[test]
-    fn reads_that_wait_for_each_other_are_told_from_room_for_more() {
+    fn eight_channels_are_at_their_limit_from_depth_32_on() {
+        for depth in [4, 8, 16, 32, 64, 128, 256, 512] {
+            // `depth` reads begin together, eight at a time and 1 ms each; then each read waits for those before it.
+            let turns = (depth / 8).max(1);
+            let mut latencies: Vec<_> = (1..=turns).map(|ms| (f64::from(ms), u64::from(depth / turns))).collect();
+            latencies.push((f64::from(turns), 10_000));
+            let found = at(depth, &latencies);
+            match depth {
+                ..=16 => assert_eq!(found, Headroom::Left, "{depth}"),
+                _ => assert!(matches!(found, Headroom::Limit { times } if times >= 4.0), "{depth}: {found:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn waiting_reads_differ_from_room_for_more() {
         // A device of four channels, full: each read waits for seven others.
         assert_eq!(of(&[(1.0, 4), (4.0, 20), (8.0, 8000), (9.0, 1900)]), Headroom::Limit { times: 8.0 });
         assert_eq!(of(&[(0.9, 100), (1.0, 9000), (1.5, 900)]), Headroom::Left);
@@ -97,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn few_reads_say_nothing() {
+    fn few_reads_are_no_evidence() {
         assert_eq!(of(&[(1.0, 4), (8.0, 100)]), Headroom::Unknown);
         assert_eq!(Headroom::of(&Storage::default()), Headroom::Unknown);
     }

@@ -1,44 +1,44 @@
-//! How much of its time each stage needed, from a snapshot. Pure. What the verdict and the what-if model start from.
+//! The load of each stage, from a snapshot: the input of the verdict and the what-if model. Pure.
 //!
 //! ```text
 //! load of a stage = time that its work took ÷ (its servers × steady time)
 //! ```
 //!
-//! By the utilisation law a stage's load is throughput × its demand for each batch, however long the queues are, however
-//! much times vary and however few slots there are. So the loads of two stages are in proportion to their demands, the
-//! slowest stage is the one with the highest load, and throughput ÷ load is the throughput at which it would be saturated.
+//! By the utilisation law a stage's load is throughput × its demand per batch, for any queues, any variation of times and any
+//! number of slots. So the loads of two stages are in proportion to their demands, the slowest stage has the highest load, and
+//! throughput ÷ load is the throughput at which a stage is saturated.
 //!
-//! | stage | servers | load | as a measure it is |
+//! | stage | servers | load | the measure is |
 //! |---|---|---|---|
-//! | consumer | 1 | 1 − starved share | exact; on a GPU by events on its stream, without them not known |
+//! | consumer | 1 | 1 − starved share | exact; on a GPU by events on its stream, unknown without them |
 //! | copy | 1 | time on the bus | exact |
 //! | decode | workers, or cores where there are fewer | busy, or CPU time | exact |
 //! | order | 1 | busy | exact |
 //! | storage | ? | busy | an upper bound |
 //!
-//! Storage has as many servers as the device has channels, which nobody tells. A read that is in flight does not say
-//! whether another one beside it would have been slower. So storage counts as busy while anything is in flight, which is
-//! right when reads fill the depth while there are any, and too much when batches are small and wait for the latency of a
-//! few reads. Its ceiling is a lower bound then, and says so. A lower bound of its load is the share of the depth that was
-//! filled all the time; comparisons with other stages take the middle of both bounds.
+//! Storage has as many servers as the device has channels, an unknown number. A read in flight does not show whether another one
+//! beside it would have been slower. So storage counts as busy while anything is in flight. That is right when reads fill the
+//! depth, and too much when small batches wait for the latency of a few reads; the ceiling is a lower bound then, and marked as
+//! one. A lower bound of the load is the mean share of the depth that was filled. Comparisons with other stages take the middle of
+//! both bounds.
 //!
-//! When epochs are so short that much of what was handed out had been prepared before the first batch was, the stages'
-//! work in the steady time is that of fewer samples than the consumer's; their loads are scaled up to the consumer's.
+//! In short epochs many samples are prepared before the first batch is handed out. The stages' work in the steady time is then that
+//! of fewer samples than the consumer's, and their loads are scaled up to the consumer's.
 
 use super::depth::Headroom;
 use crate::meter::{Decode, Snapshot};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What a loader is bound by; also the names of the stages.
+/// The limit of a loader; also the names of the stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Cause {
     /// Not starved: the consumer's own work takes the time.
     NotStarved,
-    /// The consumer's own work, although it waits now and then: for nothing that is slower than itself. Also the consumer as
-    /// a stage.
+    /// The consumer's own work, although it waits now and then: no stage is slower than the consumer. Also the consumer as a
+    /// stage.
     Consumer,
     /// Reads from storage.
     Storage,
@@ -46,11 +46,11 @@ pub enum Cause {
     Decode,
     /// Copies to the device.
     Copy,
-    /// The thread that plans: which samples, where they lie, submitting reads.
+    /// The planner's thread: it chooses samples, finds their extents and submits reads.
     Order,
     /// No stage is saturated: there are too few slots (or bytes, or batches on the device) for all to work at once.
     MemoryBudget,
-    /// No stage is saturated, and there is room: handing over from thread to thread takes the time.
+    /// No stage is saturated, and there is room: the handing over from thread to thread takes the time.
     HandOver,
     /// Nothing was measured, or too little: on a GPU, no step of the consumer's stream.
     Unknown,
@@ -71,53 +71,52 @@ impl fmt::Display for Cause {
     }
 }
 
-/// How loaded one stage was. Stages that did nothing are not listed.
+/// The load of one stage. Stages without work are not listed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct StageLoad {
-    /// Which; the consumer is [`Cause::Consumer`].
+    /// The stage; the consumer is [`Cause::Consumer`].
     pub stage: Cause,
-    /// Share of its time that its work took: 0 … 1.
+    /// Share of the stage's time in work: 0 … 1.
     pub utilisation: f64,
-    /// Nanoseconds of the whole stage that a batch needs: with all its workers, or all reads that were in flight.
+    /// Nanoseconds of the whole stage per batch: with all its workers, or all reads that were in flight.
     pub demand_ns_per_batch: f64,
-    /// Samples per second that it could do if nothing kept it waiting.
+    /// Samples per second of the stage without any wait.
     pub ceiling_items_per_s: f64,
     /// The ceiling is a lower bound.
     pub at_least: bool,
 }
 
-/// A snapshot as shares of the steady time. All are finite, and not negative, whatever the snapshot holds.
+/// A snapshot as shares of the steady time. All are finite and not negative, for any snapshot.
 #[derive(Clone, Debug)]
 pub(super) struct Loads {
     pub(super) steady_ns: f64,
     pub(super) batches: f64,
     pub(super) items_per_s: f64,
-    /// Share of the steady time in which the consumer had to wait for a batch; `None` on a GPU of whose stream no step was
-    /// measured. What the host waits there says nothing: it waits for batches ahead of the stream, too.
+    /// Share of the steady time in which the consumer waited for a batch; `None` on a GPU without a measured step. The host's wait
+    /// is no measure there: the host also waits for batches ahead of the stream.
     pub(super) starved: Option<f64>,
     pub(super) copy: f64,
     pub(super) decode: f64,
     pub(super) storage: f64,
     pub(super) order: f64,
-    /// Samples that workers finished in the steady time for each that was handed out, at most 1.
+    /// Samples that workers finished in the steady time per sample handed out, at most 1.
     pub(super) prepared: f64,
-    /// Mean number of reads in flight while there are any, of those that may be.
+    /// Mean number of reads in flight while there are any, as a share of the depth.
     pub(super) depth_filled: f64,
-    /// What more of them would give, where the depth is filled.
+    /// The gain of more reads in flight, where the depth is filled.
     pub(super) headroom: Headroom,
-    /// Workers that work at once, on average.
+    /// Mean number of busy workers.
     pub(super) working: f64,
-    /// Of the time that workers could have run, the share in which they had a core; 1 when it is not known.
+    /// Share of the workers' runnable time with a core; 1 when it is not known.
     pub(super) cpu_share: f64,
-    /// Of the time that they worked, the share in which they ran or could have: the rest they were blocked. 1 when it is not
-    /// known.
+    /// Share of the workers' busy time in which they were runnable; in the rest they were blocked. 1 when it is not known.
     pub(super) on_cpu: f64,
     /// Shares of the steady time: the planner had no slot; rows had no room; a full slot had no room on the device.
     pub(super) no_slot: f64,
     pub(super) no_room: f64,
     pub(super) no_buffer: f64,
-    /// Mean number of slots that are free, filled, full and held.
+    /// Mean number of free, filling, full and held slots.
     pub(super) slots: [f64; 4],
 }
 
@@ -132,7 +131,7 @@ impl Loads {
             return None;
         }
         let share = |ns: u64| ratio(ns as f64, steady);
-        // Work for fewer samples than were handed out, in the same time: the load of all of them is more.
+        // The measured work is that of fewer samples than were handed out: the load of all is more.
         let flow = |done: u64, of: u64| if done == 0 { 1.0 } else { ratio(done as f64, of as f64).clamp(0.02, 1.0) };
         let prepared = flow(decode.samples.saturating_add(storage.in_place), handed.samples);
         let workers = f64::from(decode.workers.max(1));
@@ -168,13 +167,13 @@ impl Loads {
         })
     }
 
-    /// The highest load, at least 1: above 1 where samples that were handed out had been prepared before the first batch, and
-    /// some stage could not keep up with that.
+    /// The highest load, at least 1. It is above 1 where samples had been prepared before the first batch and a stage could not
+    /// keep up with the rate.
     pub(super) fn over(&self) -> f64 {
         STAGES.into_iter().map(|stage| self.load(stage)).fold(1.0, f64::max)
     }
 
-    /// Samples per second that can be kept up: those handed out, without what was ready before the first batch.
+    /// The rate in samples per second that can be kept up: without samples that were ready before the first batch.
     pub(super) fn sustained(&self) -> f64 {
         self.items_per_s / self.over()
     }
@@ -188,9 +187,9 @@ impl Loads {
         if stage == Cause::Storage { 0.5 * self.storage * (1.0 + self.depth_filled) } else { self.load(stage) }
     }
 
-    /// How much of the time that the planner did not compute it had no slot, or else rows or full slots no room.
+    /// Share of the time without room: the planner had no slot while it did not compute, or rows or full slots had no room.
     pub(super) fn lacks_room(&self) -> f64 {
-        // Where most are free it is not slots that lack.
+        // With most slots free, slots are not the lack.
         let free = ratio(self.slots[0], self.slots.iter().sum());
         let slots = if free > 0.5 { 0.0 } else { ratio(self.no_slot, 1.0 - self.order.min(1.0) + 1e-3) };
         slots.max(self.no_room).max(self.no_buffer).min(1.0)
@@ -212,18 +211,18 @@ impl Loads {
         }
     }
 
-    /// Samples per second at which a stage would be saturated; `None` when it did nothing.
+    /// Samples per second at which a stage is saturated; `None` when it did nothing.
     pub(super) fn ceiling(&self, stage: Cause) -> Option<f64> {
         let load = self.load(stage);
         (load > 0.0).then(|| (self.items_per_s / load).min(f64::MAX))
     }
 
-    /// Whether there may be more in a stage than its ceiling says.
+    /// Whether a stage's ceiling is a lower bound.
     pub(super) fn at_least(&self, stage: Cause) -> bool {
         stage == Cause::Storage && self.depth_filled < FILLED
     }
 
-    /// All stages that did something, from the consumer upstream.
+    /// All stages with work, from the consumer upstream.
     pub(super) fn stages(&self) -> Vec<StageLoad> {
         let stage = |stage| {
             let ceiling_items_per_s = self.ceiling(stage)?;
@@ -245,7 +244,7 @@ pub(super) const STAGES: [Cause; 5] = [Cause::Consumer, Cause::Copy, Cause::Deco
 /// Reads count as filling the depth from this share of it on.
 pub(super) const FILLED: f64 = 0.9;
 
-/// On a GPU what its stream waited, scaled to all steps from those that were measured; on the host what `next()` waited.
+/// On a GPU the wait of its stream, scaled from the measured steps to all; on the host the wait of `next()`.
 fn starved(snapshot: &Snapshot, told: f64, steady: f64) -> Option<f64> {
     let consumer = &snapshot.consumer;
     match &consumer.gpu {
@@ -266,7 +265,7 @@ fn on_cpu(decode: &Decode) -> (f64, f64) {
             let runnable = cpu as f64 + delay as f64;
             (cpu as f64 / runnable, if busy > 0.0 { (runnable / busy).clamp(0.01, 1.0) } else { 1.0 })
         }
-        // Without the delay all that is missing counts as such.
+        // Without the delay all missing time counts as delay.
         (Some(cpu), None) => (ratio(cpu as f64, busy).min(1.0), 1.0),
         _ => (1.0, 1.0),
     }

@@ -1,15 +1,14 @@
-//! What a snapshot says: which stage limits, what to change, what a change would give; and its text for other programs.
+//! Judgement of a snapshot: the limiting stage, advice, predictions; and exports for other programs.
 //!
 //! ```text
 //! Snapshot ──► load      each stage's share of its time ──► verdict   the limit, evidence, advice
 //!                                                      └──► whatif    the rate after a change
 //! Snapshot ──► prometheus  totals since the loader was built
-//! Timeline ──► trace       what each of the last batches did, for ui.perfetto.dev
+//! Timeline ──► trace       the last batches and the work of each thread, for ui.perfetto.dev
 //! ```
 //!
-//! Numbers in, numbers and words out; pure but for `spans`. It knows `meter` and `error`, and neither a loader nor a reader.
-//! Whatever the numbers are (zero, out of order, beyond all bounds) and whatever names contain, text for other programs is
-//! well-formed and nothing panics.
+//! Numbers in, numbers and words out; pure but for `spans`. The module imports `meter` and `error`, and no loader or reader.
+//! For all numbers (zero, out of order, beyond all bounds) and all names, exports are well-formed and nothing panics.
 
 mod depth;
 mod load;
@@ -26,7 +25,7 @@ pub use trace::trace;
 pub use verdict::{Strength, Verdict};
 pub use whatif::{Change, Prediction, WhatIf};
 
-/// Whose numbers these are: labels of metrics, names in a trace.
+/// The loader of the numbers: labels of metrics, names in a trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Names<'a> {
     /// A name for the loader, such as `train`; any text.

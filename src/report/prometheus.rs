@@ -6,10 +6,9 @@
 //! feedline_starved_seconds_total{loader="train",rank="0"} 12.042
 //! ```
 //!
-//! All but a few are counters since the loader was built, so `rate()` makes shares and means of them: that of `_seconds_total`
-//! is how many did it on average, of `feedline_slot_seconds_total{state="full"}` the mean number of full slots. Seconds are
-//! exact to the nanosecond. Histograms are put from the meters' 3 % wide buckets into wide ones by the middles, so a bound
-//! is off by 2 % at most.
+//! Most are counters since the loader was built, so `rate()` makes shares and means of them: `rate()` of a `_seconds_total` is the
+//! mean number at once, for instance of full slots with `feedline_slot_seconds_total{state="full"}`. Seconds are exact to the
+//! nanosecond. Histograms move the meters' 3 % wide buckets into wide ones by their middles, so a bound is off by 2 % at most.
 
 use super::Names;
 use crate::meter::{Latency, Slots, Snapshot};
@@ -105,10 +104,10 @@ use Number::{Count, Ns};
 #[rustfmt::skip]
 const METRICS: &[(&str, &str, fn(&Snapshot) -> Option<Number>)] = &[
     ("uptime_seconds", "Time since the loader was built.", |s| Some(Ns(s.at_ns))),
-    ("steady_seconds_total", "Time in which an iterator had delivered its first batch: what shares are of.", |s| Some(Ns(s.steady_ns))),
+    ("steady_seconds_total", "Time in which an iterator was alive and had delivered its first batch.", |s| Some(Ns(s.steady_ns))),
     ("batches_total", "Batches handed out.", |s| Some(Count(s.consumer.batches))),
     ("samples_total", "Samples handed out.", |s| Some(Count(s.consumer.samples))),
-    ("substituted_samples_total", "Samples that could not be had and that others stand in for.", |s| Some(Count(s.consumer.substituted))),
+    ("substituted_samples_total", "Rows of substitutes for bad samples.", |s| Some(Count(s.consumer.substituted))),
     ("bytes_total", "Bytes of the fields handed out.", |s| Some(Count(s.consumer.bytes))),
     ("starved_seconds_total", "The consumer waited for batches other than the first of an iterator: starvation on the host.", |s| Some(Ns(s.consumer.waited_ns))),
     ("first_wait_seconds_total", "The consumer waited for the first batch of each iterator.", |s| Some(Ns(s.consumer.first_ns))),
@@ -139,7 +138,7 @@ const METRICS: &[(&str, &str, fn(&Snapshot) -> Option<Number>)] = &[
     ("decode_ahead_seconds_total", "Workers had no batch to fill, summed: they are ahead.", |s| Some(Ns(s.decode.ahead_ns))),
     ("decode_queued_seconds_total", "Time that all work waited for a worker, added up: its rate is the mean length of the queue.", |s| Some(Ns(s.decode.queued_ns))),
     ("decode_samples_total", "Samples decoded or copied.", |s| Some(Count(s.decode.samples))),
-    ("copy_busy_seconds_total", "At least one copy to the device was in flight.", |s| s.copy.as_ref().map(|copy| Ns(copy.busy_ns))),
+    ("copy_busy_seconds_total", "Copies were on the bus, by the device's events.", |s| s.copy.as_ref().map(|copy| Ns(copy.busy_ns))),
     ("copy_cpu_seconds_total", "CPU time of the thread that gives batches to the device.", |s| s.copy.as_ref().and_then(|copy| copy.cpu_ns).map(Ns)),
     ("copy_starved_seconds_total", "No copy was in flight and no batch was full.", |s| s.copy.as_ref().map(|copy| Ns(copy.starved_ns))),
     ("copy_blocked_seconds_total", "A full batch waited for device memory that the consumer holds.", |s| s.copy.as_ref().map(|copy| Ns(copy.blocked_ns))),
@@ -154,7 +153,7 @@ const HISTOGRAMS: &[(&str, &str, fn(&Snapshot) -> Option<&Latency>)] = &[
     ("wait_seconds", "How long each wait for a batch was.", |s| Some(&s.consumer.waits)),
     ("read_seconds", "How long each read took.", |s| Some(&s.storage.latency)),
     ("decode_seconds", "How long each piece of work took.", |s| Some(&s.decode.latency)),
-    ("copy_seconds", "How long each copy took until it was seen done.", |s| s.copy.as_ref().map(|copy| &copy.latency)),
+    ("copy_seconds", "How long each copy was on the bus, by the device's events.", |s| s.copy.as_ref().map(|copy| &copy.latency)),
 ];
 
 struct Text<'a> {
@@ -178,18 +177,18 @@ fn line(out: &mut String, series: std::fmt::Arguments<'_>, value: impl Display) 
     let _ = writeln!(out, "feedline_{series} {value}");
 }
 
-/// How many took at most `bound` nanoseconds. All of them for infinity, so that `+Inf` is the count whatever it holds.
+/// Durations of at most `bound` nanoseconds. Infinity counts all, so that `+Inf` is the count for any contents.
 fn count(latency: &Latency, bound: f64) -> u64 {
     let within = latency.buckets.iter().filter(|(ns, _)| *ns <= bound || bound.is_infinite());
     within.fold(0, |sum, (_, count)| sum.saturating_add(*count))
 }
 
-/// Nanoseconds of all.
+/// All durations in nanoseconds, added up.
 fn sum(latency: &Latency) -> f64 {
     latency.buckets.iter().map(|(ns, count)| ns * *count as f64).sum()
 }
 
-/// As the format writes what is not finite.
+/// A float in the format's words for values that are not finite.
 fn float(value: f64) -> String {
     match value {
         value if value.is_nan() => "NaN".into(),
@@ -237,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_the_snapshot_s_in_seconds_and_bytes() {
+    fn metrics_are_the_snapshots_numbers() {
         let mut snapshot = Snapshot { at_ns: 12_345_678_901, ..Snapshot::default() };
         snapshot.consumer.batches = 7;
         snapshot.consumer.waited_ns = 1_500_000_000;
@@ -258,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn several_loaders_share_each_metric_s_head() {
+    fn several_loaders_share_the_head_of_a_metric() {
         let (host, mut gpu) = (Snapshot::default(), Snapshot::default());
         gpu.consumer.gpu = Some(GpuIdle::default());
         gpu.copy = Some(Copy::default());
@@ -278,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_histogram_counts_what_took_at_most_its_bound() {
+    fn a_bucket_counts_durations_up_to_its_bound() {
         let mut snapshot = Snapshot::default();
         snapshot.consumer.waits = latency(vec![(900.0, 2), (3e6, 5), (2e12, 1)]);
         let values = read(&prometheus(&[(Names::default(), &snapshot)]));
@@ -293,7 +292,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn buckets_never_fall_and_the_last_is_the_count_whatever_was_recorded(
+        fn buckets_never_fall_and_the_last_is_the_count(
             buckets in prop::collection::vec((any::<f64>(), any::<u64>()), 0..20), name in any::<String>()
         ) {
             let mut snapshot = Snapshot::default();

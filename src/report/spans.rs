@@ -1,9 +1,9 @@
-//! Spans and events for the crate `tracing`, with the feature of that name; without it all of this is nothing.
+//! Spans and events for the crate `tracing`, with the feature of that name; without it they are nothing.
 //!
 //! ```text
-//! span  epoch {epoch, batches}        INFO    as long as the iterator lives; entered by nobody, for it crosses user code
+//! span  epoch {epoch, batches}        INFO    as long as the iterator lives; never entered, for it crosses user code
 //!   span  wait {batch}                DEBUG   one call of next(), entered
-//!   event starved {batch, ms}         DEBUG   a wait that was long
+//!   event starved {batch, ms}         DEBUG   a long wait
 //! event verdict {cause, advice}       INFO    at the end of an iterator; WARN when the consumer starved
 //! event fault {kind, stage, outcome}  WARN    recovered or substituted; ERROR when it ended the iterator
 //! ```
@@ -18,7 +18,7 @@ use tracing::{Level, Span, debug, debug_span, enabled, error, info, info_span, s
 #[cfg(not(feature = "tracing"))]
 use without::*;
 
-/// The names that are used of `tracing`, as nothing.
+/// The names of `tracing` that this file uses, as nothing.
 #[cfg(not(feature = "tracing"))]
 mod without {
     #[derive(Debug)]
@@ -31,7 +31,7 @@ mod without {
         }
     }
 
-    /// A span or an event. Names what it is given, so that nothing counts as unused.
+    /// A span or an event. It names its arguments, so that no variable is unused.
     macro_rules! nothing {
         (target: $target:literal, parent: $parent:expr, $($given:expr),*) => {{ let _ = ($parent, $($given),*); Span }};
         (target: $target:literal, $($(%)? $(?)? $given:expr),*) => {{ let _ = ($($given),*); Span }};
@@ -49,12 +49,12 @@ mod without {
     };
 }
 
-/// What became of a fault.
+/// The outcome of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// The data came after all.
+    /// A further attempt brought the data.
     Recovered,
-    /// Another sample took the place.
+    /// Another sample took its place.
     Substituted,
     /// The caller got the error.
     Failed,
@@ -83,19 +83,19 @@ impl Epoch {
         Wait { _entered: debug_span!(target: "feedline", parent: &self.span, "wait", batch).entered() }
     }
 
-    /// That wait took so long that somebody should know.
+    /// That wait was long.
     pub(crate) fn starved(&self, batch: u64, waited: Duration) {
         let ms = waited.as_secs_f64() * 1e3;
         debug!(target: "feedline", parent: &self.span, batch, ms, "starved");
     }
 }
 
-/// Whether somebody wants to know verdicts, which take some reading to make.
+/// Whether a subscriber takes verdicts; making one takes a snapshot.
 pub(crate) fn wants_verdicts() -> bool {
     enabled!(target: "feedline", Level::WARN)
 }
 
-/// What limited an iterator; `starves`: the consumer waited for it.
+/// The limit of an iterator; `starves`: the consumer waited for it.
 pub(crate) fn verdict(cause: &str, advice: &str, starves: bool) {
     if starves {
         warn!(target: "feedline", cause, advice, "verdict");
@@ -104,7 +104,7 @@ pub(crate) fn verdict(cause: &str, advice: &str, starves: bool) {
     }
 }
 
-/// Something went wrong.
+/// A fault and its outcome.
 pub(crate) fn fault(fault: &Error, outcome: Outcome) {
     let (kind, stage) = (fault.kind().as_str(), fault.stage().as_str());
     match outcome {
@@ -136,7 +136,7 @@ mod tests {
     use tracing::span::{Attributes, Id, Record};
     use tracing::{Event, Level, Metadata, Subscriber};
 
-    /// Writes a line for whatever happens.
+    /// Writes a line for each span and event.
     #[derive(Clone, Default)]
     struct Notes(Arc<Mutex<Vec<String>>>);
 
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_its_waits_verdicts_and_faults_are_seen_by_a_subscriber() {
+    fn a_subscriber_sees_epochs_waits_verdicts_and_faults() {
         let notes = Notes::default();
         tracing::subscriber::with_default(notes.clone(), || {
             let iterator = epoch(3, 100);

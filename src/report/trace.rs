@@ -60,7 +60,7 @@ pub fn trace(timeline: &Timeline, snapshot: &Snapshot, names: Names<'_>) -> Stri
     text.out + "\n]}\n"
 }
 
-/// The trace's description of itself.
+/// The trace's own description.
 fn about(timeline: &Timeline, snapshot: &Snapshot, names: Names<'_>) -> Value {
     let seconds = |ns: u64| ns as f64 / 1e9;
     let mut about = json!({
@@ -156,8 +156,8 @@ impl Text {
     }
 }
 
-/// Name, start and end of a batch's phases: adjacent, none of them empty. A batch that the consumer holds does so until `now`.
-/// None when the record does not say when the batch began.
+/// Name, start and end of a batch's phases: adjacent, none of them empty. The consumer holds a batch without a drop until `now`.
+/// A record without a beginning has no phases.
 fn phases(record: &BatchRecord, now: u64) -> Vec<(&'static str, u64, u64)> {
     let turn = if record.copied_ns > 0 { "copy, then ready" } else { "ready" };
     let held = match (record.got_ns, record.dropped_ns) {
@@ -181,8 +181,8 @@ fn phases(record: &BatchRecord, now: u64) -> Vec<(&'static str, u64, u64)> {
     phases.filter(|(_, start, end)| record.planned_ns > 0 && end > start).collect()
 }
 
-/// What the consumer did, from when until when, in order of time: each wait with its batch, and before it the time since the
-/// batch before with that same batch. None is empty.
+/// The consumer's stretches of time in order (name, start, end, batch), none of them empty: each wait for a batch, and before it
+/// the time since the batch before.
 fn consumer(batches: &[BatchRecord]) -> Vec<(&'static str, u64, u64, &BatchRecord)> {
     let mut records: Vec<&BatchRecord> = batches.iter().filter(|record| record.got_ns > 0).collect();
     records.sort_by_key(|record| (record.got_ns, record.sequence));
@@ -384,7 +384,7 @@ mod tests {
         }
     }
 
-    /// Moments as they never should be, among some that are plausible.
+    /// Impossible moments among some plausible ones.
     fn moment() -> impl Strategy<Value = u64> {
         prop_oneof![3 => 0_u64..50, 2 => 0_u64..1 << 40, 1 => Just(0), 1 => any::<u64>(), 1 => Just(u64::MAX)]
     }
@@ -425,7 +425,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn slices_are_disjoint_or_nested_whatever_the_records_say(timeline in hostile(), now in moment()) {
+        fn slices_are_disjoint_or_nested_for_any_records(timeline in hostile(), now in moment()) {
             for record in &timeline.batches {
                 let phases = phases(record, now);
                 prop_assert!(phases.windows(2).all(|pair| pair[0].2 == pair[1].1));

@@ -1,4 +1,4 @@
-//! What another setting or another machine would give, computed from what was measured. Pure.
+//! Predictions for other settings or another machine, computed from a snapshot. Pure.
 //!
 //! ```text
 //!  loads as measured ──► changed: each by its factor ──► time of a batch t(u) = most + serial · (sum − most) + rest
@@ -7,19 +7,19 @@
 //!
 //! A stage's ceiling is throughput ÷ load, see [`load`](super::load). Were all stages always at work, the throughput would
 //! be the least of the ceilings. It is less when slots are few and times vary, since stages then wait for each other; with
-//! one slot they work in turn, and the demands add up. What lies between is measured: `serial` is chosen so that t(u) = 1, for
-//! the measured throughput is what the measured loads gave. So without a change the model says what was measured; where some
-//! of that had been prepared before the first batch, what can be kept up. Behind a stage that is saturated `serial` cannot be
-//! seen: then it is what so many slots leave, at least. For a change of slots it is taken to be in inverse proportion to them.
+//! one slot they work in turn, and the demands add up. The measurement lies between: `serial` is chosen so that t(u) = 1, for
+//! the measured loads gave the measured throughput. So without a change the model gives the measured rate, or the rate that can be
+//! kept up where samples had been prepared before the first batch. Behind a saturated stage `serial` cannot be seen; it is then the
+//! least that this number of slots leaves. For a change of slots it is taken to be in inverse proportion to them.
 //!
 //! # Limits
 //!
-//! - Storage's ceiling is a lower bound where reads did not fill the depth; a prediction that it bounds says "at least".
+//! - Storage's ceiling is a lower bound where reads did not fill the depth; a prediction bound by it says "at least".
 //! - Workers are taken to go as fast beside more of them. Memory bandwidth, caches and hyper-threads say otherwise at some point,
 //!   and cores that the consumer's own threads need are not known.
 //! - More workers than rows in the slots, or than cores, are of no use and are not counted.
 //! - A change of slots is an extrapolation, to be taken as a direction.
-//! - Nothing measured says how much the consumer's own work varies; behind a stage that is saturated it cannot be seen.
+//! - No measurement shows how much the consumer's own work varies; behind a saturated stage it cannot be seen.
 //! - Against scenarios of the real pipeline (`loader::scenarios`), for workers and storage, and constant as well as
 //!   exponentially distributed times: more than nine of ten predictions are within 10 %, or say "at least". With few rows for
 //!   each worker, or one or two slots, stages wait for the last row of each batch. A caveat says so where slots are few.
@@ -30,29 +30,27 @@ use crate::meter::Latency;
 use crate::meter::Snapshot;
 use serde::{Deserialize, Serialize};
 
-/// What shall be different. `Default` is nothing.
+/// A change of settings or of the machine. `Default` is none.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Change {
-    /// So many decode workers.
+    /// Number of decode workers.
     pub workers: Option<u32>,
-    /// So many batch slots.
+    /// Number of batch slots.
     pub slots: Option<u32>,
-    /// So many reads in flight at most.
+    /// Reads in flight at most.
     pub depth: Option<u32>,
-    /// Storage so many times as fast.
+    /// Speed of storage, as a multiple of the present one.
     pub storage_factor: Option<f64>,
-    /// Everything is in the page cache: nothing is read, and workers copy it.
+    /// All files are in the page cache: nothing is read, and workers copy the bytes.
     pub cached: bool,
-    /// Copies to the device so many times as fast.
-    pub copy_factor: Option<f64>,
-    /// The consumer's own work so many times as fast.
+    /// Speed of the consumer's own work, as a multiple of the present one.
     pub consumer_factor: Option<f64>,
     /// The device decodes, workers do nothing.
     pub gpu_decode: bool,
 }
 
-/// What a [`Change`] would give.
+/// The predicted effect of a [`Change`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Prediction {
@@ -60,24 +58,24 @@ pub struct Prediction {
     pub items_per_s: f64,
     /// It is a lower bound: the stage that limits was not seen at its limit.
     pub at_least: bool,
-    /// It is an upper bound: how far a change is of use was not measured. The caveats say why.
+    /// It is an upper bound: the gain of the change was not measured. The caveats give the reason.
     pub at_most: bool,
-    /// What would limit.
+    /// The limit after the change.
     pub bound_by: Cause,
-    /// The most samples per second that each stage could do, from the consumer ([`Cause::Consumer`]) upstream. Stages that do
-    /// nothing are not listed.
+    /// The most samples per second of each stage, from the consumer ([`Cause::Consumer`]) upstream. Stages without work are not
+    /// listed.
     pub stages: Vec<(Cause, f64)>,
-    /// What was supposed, a sentence each.
+    /// The assumptions, a sentence each.
     pub caveats: Vec<String>,
 }
 
-/// A loader as it was measured, to be changed in thought.
+/// A model of a measured loader.
 #[derive(Clone, Debug)]
 pub struct WhatIf {
     loads: Loads,
-    /// Of the work beside that of the stage with the most, the share that is not done at the same time: 0 to 1.
+    /// Share of the other stages' work that does not overlap with that of the stage with the most: 0 to 1.
     serial: f64,
-    /// The share of the time in which nothing that is known of was at work.
+    /// Share of the time in which no known stage was at work.
     rest: f64,
     workers: f64,
     /// Cores that workers may use; infinite when it is not known.
@@ -85,24 +83,23 @@ pub struct WhatIf {
     slots: f64,
     /// Reads in flight at most.
     depth: f64,
-    /// Rows of a batch that can be worked on at once all the time: those that take longer keep their slot while the others
-    /// are done.
+    /// Rows of a batch that workers can decode at once: the last, longer ones keep the slot while the others are done.
     rows: f64,
-    /// Share of the workers' time that copying what is now read would take more.
+    /// Additional share of the workers' time for copying the bytes that are now read.
     caching: f64,
 }
 
-/// What is not done at the same time at least, with two slots; with more slots it is less by as much.
+/// The least `serial` with two slots; with more slots it is less in proportion.
 const SERIAL_LEAST: f64 = 0.15;
-/// What a worker is supposed to copy from the page cache, in bytes per nanosecond.
+/// Assumed speed of a worker's copies from the page cache, in bytes per nanosecond.
 const CACHE_SPEED: f64 = 4.0;
-/// Up to so many slots the ends of batches show.
+/// Up to this many slots the ends of batches cost time.
 const FEW_SLOTS: f64 = 2.0;
 /// Workers compete for cores when they get less than this share of the CPU time they would use.
 pub(super) const COMPETES: f64 = 0.85;
 
 impl WhatIf {
-    /// A prediction of less than so many times the present rate is no reason to change anything.
+    /// A prediction below this multiple of the present rate is no reason to change anything.
     pub const GAIN: f64 = 1.05;
 
     /// `None` when no batch or no time was measured.
@@ -119,7 +116,7 @@ impl WhatIf {
             serial: 0.0,
             rest: 0.0,
             workers,
-            // One that is blocked for a part of its work leaves its core to others.
+            // A worker that is blocked for a part of its work leaves its core to others.
             cores: free.min(got) / loads.on_cpu,
             slots,
             depth: f64::from(snapshot.storage.depth.max(1)),
@@ -135,7 +132,7 @@ impl WhatIf {
         Some(model)
     }
 
-    /// What the change would give.
+    /// The predicted effect of the change.
     pub fn with(&self, change: &Change) -> Prediction {
         let mut caveats = Vec::new();
         let loads = self.changed(change, &mut caveats);
@@ -159,7 +156,7 @@ impl WhatIf {
             items_per_s = items_per_s.min(ceiling);
         }
         if change.cached {
-            // How fast workers copy is a guess. What they do not copy is read as now: so it is not less than without.
+            // The speed of workers' copies is a guess. Bytes that they do not copy are read as now, so the rate is not less.
             items_per_s = items_per_s.max(self.with(&Change { cached: false, ..change.clone() }).items_per_s);
         }
         let bound_by = match least {
@@ -168,7 +165,7 @@ impl WhatIf {
             Some(_) => Cause::MemoryBudget,
             None => Cause::HandOver,
         };
-        // Also when it merely slows down what limits.
+        // Also when storage merely slows down the limiting stage.
         let storage = loads.iter().find(|(stage, _)| *stage == Cause::Storage).map_or(0.0, |(_, load)| *load);
         let seen_less = self.loads.at_least(Cause::Storage) && storage > 0.6 * then;
         if seen_less {
@@ -185,7 +182,7 @@ impl WhatIf {
 
     /// Workers that can work at once.
     fn parallel(&self, workers: f64, slots: f64) -> f64 {
-        // What works now can.
+        // As many as work now can.
         workers.max(1.0).min((slots.max(1.0) * self.rows).max(self.loads.working)).min(self.cores)
     }
 
@@ -213,13 +210,11 @@ impl WhatIf {
             }
         };
         let storage = factor("Storage", change.storage_factor);
-        let copy = factor("Copies", change.copy_factor);
         let consumer = factor("A consumer", change.consumer_factor);
         let storage = storage * self.deeper(change, caveats);
         self.measured().map(|(stage, load)| {
             let changed = match stage {
                 Cause::Consumer => load / consumer,
-                Cause::Copy => load / copy,
                 Cause::Storage if change.cached => 0.0,
                 Cause::Storage => load / storage,
                 Cause::Decode => self.decode(load, change, caveats),
@@ -229,7 +224,7 @@ impl WhatIf {
         })
     }
 
-    /// How many times as fast storage is with another depth, at most.
+    /// The most that another depth can multiply storage's speed by.
     fn deeper(&self, change: &Change, caveats: &mut Vec<String>) -> f64 {
         let depth = change.depth.map_or(self.depth, |depth| f64::from(depth.max(1)));
         let (now, filled) = (self.depth, self.loads.depth_filled);
@@ -301,7 +296,7 @@ impl WhatIf {
         (self.serial * self.slots / slots).min(1.0)
     }
 
-    /// The time that a batch takes, in that of the measured ones.
+    /// The time per batch, as a multiple of the measured one.
     fn time(&self, loads: [(Cause, f64); 5], serial: f64) -> f64 {
         let (most, sum) = most_and_sum(&loads.map(|(_, load)| load));
         most + serial * (sum - most) + self.rest
@@ -312,13 +307,13 @@ fn most_and_sum(loads: &[f64; 5]) -> (f64, f64) {
     (loads.iter().copied().fold(0.0, f64::max), loads.iter().sum())
 }
 
-/// What a row takes on average, for what a long one takes: 1 when all take the same.
+/// Mean time of a row as a share of a long row's: 1 when all take the same.
 fn evenness(latency: &Latency) -> f64 {
     let share = latency.mean_ns / latency.p90_ns;
     if share.is_finite() { share.clamp(0.1, 1.0) } else { 1.0 }
 }
 
-/// Below this share of the least ceiling it is not that stage that limits.
+/// Below this share of its ceiling a stage does not limit.
 const SERIAL: f64 = 0.8;
 
 fn finite(value: f64) -> f64 {
@@ -369,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_change_it_says_what_was_measured() {
+    fn without_a_change_the_model_gives_the_measured_rate() {
         for snapshot in all() {
             let slots = Some(snapshot.slots.count);
             for change in [Change::default(), Change { slots, storage_factor: Some(1.0), ..workers(4) }] {
@@ -391,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn with_one_slot_the_stages_times_add_up() {
+    fn with_one_slot_the_times_of_stages_add_up() {
         let serial = measured([0.4, 0.4, 0.2, 0.0], 1);
         about(rate(&serial, Change { storage_factor: Some(2.0), ..Change::default() }), 160.0 / 0.9);
         about(rate(&serial, Change { consumer_factor: Some(4.0), ..Change::default() }), 160.0 / 0.7);
@@ -399,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_that_were_ready_before_the_first_batch_raise_no_rate() {
+    fn samples_ready_before_the_first_batch_raise_no_rate() {
         for mut snapshot in all() {
             for ready in [0.0, 0.1, 0.4] {
                 let samples = (1600.0 * (1.0 + ready)) as u64;
@@ -413,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn more_is_never_less_and_never_beyond_the_least_ceiling() {
+    fn more_resources_never_give_less_nor_pass_a_ceiling() {
         for snapshot in all() {
             let model = WhatIf::from(&snapshot).unwrap();
             let rate = |change: Change| {
@@ -429,12 +424,11 @@ mod tests {
             let factors = || [0.1, 0.5, 1.0, 3.0, 1e9].into_iter().map(Some);
             rises(factors().map(|storage_factor| rate(Change { storage_factor, ..Change::default() })).collect());
             rises(factors().map(|consumer_factor| rate(Change { consumer_factor, ..Change::default() })).collect());
-            rises(factors().map(|copy_factor| rate(Change { copy_factor, ..Change::default() })).collect());
         }
     }
 
     #[test]
-    fn a_stage_that_is_gone_has_no_ceiling_and_nonsense_is_left_out() {
+    fn a_stage_without_work_has_no_ceiling() {
         let model = WhatIf::from(&measured([0.05, 1.0, 0.06, 0.01], 6)).unwrap();
         let now = model.with(&Change::default());
         assert_eq!(now.bound_by, Cause::Decode);
@@ -445,13 +439,13 @@ mod tests {
         assert!(!stages(&decoded).contains(&Cause::Decode) && decoded.bound_by == Cause::Storage, "{decoded:?}");
         assert!(decoded.items_per_s > 10.0 * now.items_per_s && !decoded.caveats.is_empty(), "{decoded:?}");
         for by in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-            let then = model.with(&Change { storage_factor: Some(by), copy_factor: Some(by), ..Change::default() });
+            let then = model.with(&Change { storage_factor: Some(by), consumer_factor: Some(by), ..Change::default() });
             assert_eq!((then.items_per_s, then.caveats.len()), (now.items_per_s, now.caveats.len() + 2));
         }
     }
 
     #[test]
-    fn workers_beyond_the_cores_or_that_already_compete_give_nothing() {
+    fn workers_beyond_the_cores_give_nothing() {
         let mut snapshot = measured([0.05, 1.0, 0.06, 0.01], 32);
         assert!(rate(&snapshot, workers(8)) > 1.9 * rate(&snapshot, workers(4)));
         snapshot.decode.cores = 5;

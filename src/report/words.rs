@@ -1,4 +1,4 @@
-//! Numbers as people write them.
+//! Formats of numbers for people.
 
 /// Digits with commas between thousands.
 pub(super) fn grouped(digits: &str) -> String {
@@ -12,7 +12,7 @@ pub(super) fn grouped(digits: &str) -> String {
     out
 }
 
-/// Three digits that mean something, and commas between thousands.
+/// A number with one decimal below 100, and commas between thousands.
 pub(super) fn number(value: f64) -> String {
     if value < 100.0 {
         return format!("{value:.1}");
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn thousands_are_told_apart() {
+    fn commas_separate_thousands() {
         let table = [("", ""), ("7", "7"), ("999", "999"), ("1000", "1,000"), ("1234567", "1,234,567")];
         table.iter().for_each(|(digits, text)| assert_eq!(grouped(digits), *text));
     }

@@ -5,7 +5,7 @@ use crate::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
 use crate::decode::Scratch;
 use crate::error::Result;
 use crate::order::Key;
-use crate::order::subset::{Ids, Part, Split};
+use crate::order::subset::{self, Part};
 use crate::storage::{Extent, Sources};
 use crate::tensor::EncodedField;
 use std::sync::Arc;
@@ -25,25 +25,19 @@ impl<D> Clone for Subset<D> {
 
 #[derive(Clone)]
 enum Choice {
-    /// `start` is the part's first place in the permutation of `key`.
-    Split {
-        part: Part,
-        key: u64,
-        start: u64,
-    },
-    Ids(Ids),
+    Split { part: Part, key: u64 },
+    Ids(Arc<[u64]>),
 }
 
 impl<D: Dataset> Subset<D> {
     pub(crate) fn split(whole: Arc<D>, fraction: f64, key: u64) -> Result<(Self, Self)> {
-        let (first, second) = Split::new(whole.len(), fraction, Key::new(key))?.parts();
-        let cut = first.len();
-        let part = |part, start| Self { whole: whole.clone(), choice: Choice::Split { part, key, start } };
-        Ok((part(first, 0), part(second, cut)))
+        let (first, second) = subset::split(whole.len(), fraction, Key::new(key))?;
+        let part = |part| Self { whole: whole.clone(), choice: Choice::Split { part, key } };
+        Ok((part(first), part(second)))
     }
 
     pub(crate) fn of_ids(whole: Arc<D>, ids: Vec<u64>) -> Result<Self> {
-        let choice = Choice::Ids(Ids::new(ids, whole.len())?);
+        let choice = Choice::Ids(subset::listed(ids, whole.len())?);
         Ok(Self { whole, choice })
     }
 
@@ -51,7 +45,7 @@ impl<D: Dataset> Subset<D> {
     pub fn origin(&self, sample: u64) -> u64 {
         match &self.choice {
             Choice::Split { part, .. } => part.id(sample),
-            Choice::Ids(ids) => ids.id(sample),
+            Choice::Ids(ids) => ids[sample as usize],
         }
     }
 
@@ -69,7 +63,7 @@ impl<D: Dataset> Dataset for Subset<D> {
     fn len(&self) -> u64 {
         match &self.choice {
             Choice::Split { part, .. } => part.len(),
-            Choice::Ids(ids) => ids.len(),
+            Choice::Ids(ids) => ids.len() as u64,
         }
     }
 
@@ -108,17 +102,17 @@ impl<D: Dataset> Dataset for Subset<D> {
     fn identity(&self) -> u64 {
         let digest = Digest::new("subset").word(self.whole.identity());
         match &self.choice {
-            Choice::Split { part, key, start } => {
-                digest.word(0).word(*key).word(self.whole.len()).word(*start).word(part.len()).end()
+            Choice::Split { part, key } => {
+                digest.word(0).word(*key).word(self.whole.len()).word(part.start()).word(part.len()).end()
             }
-            Choice::Ids(ids) => (0..ids.len()).fold(digest.word(1), |digest, local| digest.word(ids.id(local))).end(),
+            Choice::Ids(ids) => ids.iter().fold(digest.word(1), |digest, id| digest.word(*id)).end(),
         }
     }
 
     fn index_bytes(&self) -> usize {
         let ids = match &self.choice {
             Choice::Split { .. } => 0,
-            Choice::Ids(ids) => ids.len() as usize * 8,
+            Choice::Ids(ids) => size_of_val(&**ids),
         };
         self.whole.index_bytes() + ids
     }

@@ -1,4 +1,4 @@
-//! What to do, the most promising first, in the names of the builder's settings: the advice of a verdict.
+//! The advice of a verdict: the most promising first, in the names of the builder's settings.
 
 use super::{Case, LACKS, NO_STREAM, first_share, slots_bound_reads, slots_lack};
 use crate::report::depth::Headroom;
@@ -10,7 +10,7 @@ impl Case<'_> {
     pub(super) fn advice(&self) -> Vec<String> {
         let mut all = self.advice_on(self.cause);
         if let Some(also) = self.also {
-            // The first of each is the one that says the most, unless it changes what is advised to change already.
+            // The first of each is the most promising, unless its setting is advised already.
             let first = self.advice_on(also).into_iter().next();
             let of = first.as_deref().and_then(setting);
             let known = of.is_some() && all.iter().any(|advice| setting(advice) == of);
@@ -83,7 +83,7 @@ impl Case<'_> {
             ),
             Some((workers, then)) => {
                 let (rate, next) = (self.rate(then), self.next(then));
-                // Without a step that takes time there is no end of what could be used.
+                // Without work of the consumer there is no limit to the useful cores.
                 let needs = match self.loads.consumer() {
                     0.01.. => format!("Decode needs {needed:.1} cores, has {}: ", decode.workers),
                     _ => String::new(),
@@ -107,7 +107,7 @@ impl Case<'_> {
         all
     }
 
-    /// Cores that decoding for the next limit needs.
+    /// Cores that decode needs to reach the next limit.
     fn cores_needed(&self) -> f64 {
         let others = self.model.with(&Change { gpu_decode: true, ..Change::default() });
         let limit = others.stages.iter().map(|(_, ceiling)| *ceiling).fold(f64::INFINITY, f64::min);
@@ -117,7 +117,7 @@ impl Case<'_> {
         self.loads.working * self.loads.cpu_share * times
     }
 
-    /// The fewest workers that give nearly as much as any number does, if that is 5 % more than now.
+    /// The fewest workers with nearly the best rate, if that is 5 % more than now.
     fn better_workers(&self) -> Option<(u32, Prediction)> {
         let decode = &self.snapshot.decode;
         let most = match decode.cores {
@@ -189,7 +189,7 @@ impl Case<'_> {
         all
     }
 
-    /// More reads in flight, where that might give anything.
+    /// More reads in flight, where they may raise the rate.
     fn deeper(&self, why: &str) -> Option<String> {
         let depth = self.snapshot.storage.depth.max(1);
         let then = self.model.with(&Change { depth: Some(twice(depth)), ..Change::default() });
@@ -210,7 +210,7 @@ impl Case<'_> {
         self.model.with(&Change::default()).items_per_s
     }
 
-    /// Where the caller named a reader that costs more for each read than another.
+    /// Another reader, where the caller named one that costs more per read.
     fn other_reader(&self) -> Option<String> {
         let reader = self.snapshot.storage.reader.as_ref().filter(|reader| reader.explicit)?;
         let lacks = match reader.name.as_str() {
@@ -256,13 +256,13 @@ impl Case<'_> {
         all
     }
 
-    /// What twice the slots would give, if that is more than now.
+    /// The rate with twice the slots, if that is more than now.
     pub(super) fn more_slots(&self) -> Option<Prediction> {
         let change = Change { slots: Some(twice(self.snapshot.slots.count)), ..Change::default() };
         Some(self.model.with(&change)).filter(|then| self.gains(then))
     }
 
-    /// Epochs that begin anew each time.
+    /// Reading ahead across epochs.
     fn epochs(&self) -> Option<String> {
         (first_share(self.snapshot, self.loads) >= 0.2).then(|| {
             "Much of the time goes into first batches: `epochs(a..b)` reads ahead across the end of an epoch.".into()
@@ -273,7 +273,7 @@ impl Case<'_> {
         format!("{} samples/s{}", number(then.items_per_s), or_more(then.at_least))
     }
 
-    /// What limits then.
+    /// The limit after a change.
     fn next(&self, then: &Prediction) -> String {
         let least = then.stages.iter().copied().min_by(|a, b| a.1.total_cmp(&b.1));
         match least.filter(|(stage, _)| *stage == then.bound_by) {
@@ -286,15 +286,15 @@ impl Case<'_> {
     }
 }
 
-/// The setting that an advice begins with.
+/// The setting at the beginning of an advice.
 fn setting(advice: &str) -> Option<&str> {
     advice.strip_prefix('`')?.split('(').next()
 }
 
-/// Where rows wait for room.
+/// The advice when rows wait for room.
 const MORE_ROOM: &str = "A larger `memory_budget`: reads wait for room for their bytes.";
 
-/// Twice as many slots, or reads; no more than there may be.
+/// Twice as many slots, or reads, up to the most allowed.
 fn twice(count: u32) -> u32 {
     count.max(1).saturating_mul(2).min(4096)
 }

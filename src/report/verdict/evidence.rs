@@ -1,4 +1,4 @@
-//! What was measured, in sentences: the evidence of a verdict.
+//! The evidence of a verdict: its measurements in sentences.
 
 use super::{AHEAD, Case, FED, first_share};
 use crate::report::depth::Headroom;
@@ -45,7 +45,7 @@ impl Case<'_> {
         text + "."
     }
 
-    /// That the rate is more than can be kept up.
+    /// A note that the rate cannot be kept up.
     fn read_ahead(&self) -> Option<String> {
         let (rate, kept) = (self.loads.items_per_s, self.loads.sustained());
         (rate > AHEAD * kept).then(|| {

@@ -1,4 +1,4 @@
-//! What a loader is bound by, how sure that is, and what to do: from a snapshot. Pure.
+//! The verdict on a snapshot: the limiting stage, its confidence, evidence and advice. Pure.
 //!
 //! ```text
 //! a GPU, and no step measured on its stream? ──yes──► unknown
@@ -21,9 +21,9 @@
 //! planner without a slot, rows without room, full slots without room on the device? ──yes──► memory budget
 //! ```
 //!
-//! Loads (see [`load`](super::load)) are in proportion to demands, whatever waits for whatever. So the walk upstream is a
-//! comparison of numbers: a stage that mostly waited for its input has a low load. Another stage with at least
-//! 1 / 1.25 of the highest load is named beside it: it would be next, and the two cannot be told apart for sure.
+//! Loads (see [`load`](super::load)) are in proportion to demands, in any pattern of waits. So the walk upstream compares
+//! numbers: a stage that mostly waited for its input has a low load. Another stage with at least 1 / 1.25 of the highest load is
+//! named beside it: it would be next, and the measurement cannot tell the two apart.
 //!
 //! # Limits
 //!
@@ -31,7 +31,7 @@
 //!   be the cause by 20 %; below it is the waiting of stages for each other that costs, and room (slots) that helps.
 //! - One snapshot cannot tell a storage device at its limit from one that few reads keep waiting for its latency, when
 //!   slots bound the reads in flight. Both are named then.
-//! - The loads are means: stalls once in a while look like a memory budget too small to bridge them, which they are.
+//! - The loads are means: rare stalls look like a memory budget too small to bridge them, and that is what they show.
 //! - Starvation is that of the steady time: first batches of iterators are reported apart.
 
 mod advice;
@@ -46,35 +46,35 @@ use crate::meter::{Snapshot, Unmeasured};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What a loader is bound by. `Display` is the text for people.
+/// The limit of a loader. `Display` is the text for people.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Verdict {
-    /// What limits.
+    /// The limiting stage.
     pub cause: Cause,
-    /// What is within 20 % of limiting as well.
+    /// Another stage within 20 % of limiting.
     pub also: Option<Cause>,
     /// Share of the steady time in which the consumer (on a GPU, its stream) waited for batches; 0 where the cause is
     /// [`Unknown`](Cause::Unknown).
     pub starved_share: f64,
-    /// How far it can be trusted.
+    /// The confidence.
     pub strength: Strength,
-    /// What was measured, a sentence each.
+    /// The measurements, a sentence each.
     pub evidence: Vec<String>,
-    /// What to do, the most promising first, in the names of [`LoaderBuilder`](crate::LoaderBuilder)'s settings.
+    /// Advice, the most promising first, in the names of [`LoaderBuilder`](crate::LoaderBuilder)'s settings.
     pub advice: Vec<String>,
-    /// The stages that did something, from the consumer upstream.
+    /// The stages with work, from the consumer upstream.
     pub stages: Vec<StageLoad>,
 }
 
-/// How far a verdict can be trusted.
+/// The confidence of a verdict.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Strength {
     /// Hardly.
     Thin {
-        /// What is missing.
+        /// The missing evidence.
         why: String,
     },
     /// Most likely.
@@ -93,18 +93,18 @@ const NEAR: f64 = 0.8;
 const LACKS: f64 = 0.3;
 /// Handing over takes the time when the work of all stages, one after the other, is less than this share of it.
 const AT_WORK: f64 = 0.6;
-/// What it takes to be more than a guess.
+/// Least evidence of a verdict that is more than a guess.
 const BATCHES_LEAST: f64 = 8.0;
 const STEADY_LEAST_NS: f64 = 0.5e9;
-/// Share of all time that first batches take from which on the rest says little.
+/// From this share of all time in first batches on, the rest is little evidence.
 const MOSTLY_FIRST: f64 = 0.5;
 /// A consumer that holds this share of the slots, on average, keeps the loader from filling them.
 const HOLDS: f64 = 0.75;
-/// A rate of so many times the one that can be kept up is told apart from it.
+/// From this multiple of the rate that can be kept up on, the report tells both.
 const AHEAD: f64 = 1.01;
-/// Of fewer workers at work than this, on average, nothing is said.
+/// With fewer busy workers than this, on average, the report is silent on cores.
 const HARDLY: f64 = 0.1;
-/// Workers that run for less of the time that they work are blocked in the rest of it.
+/// Workers count as blocked when they are runnable for less than this share of their busy time.
 const BLOCKED: f64 = 0.6;
 /// Samples prepared in the steady time, of those handed out in it.
 const PREPARED_LEAST: f64 = 0.5;
@@ -116,9 +116,9 @@ impl Verdict {
             return Self::unknown(snapshot);
         };
         let (cause, also) = match decide(&loads, snapshot) {
-            // Whether the loader or the consumer was late, nobody saw.
+            // No measurement shows whether the loader or the consumer was late.
             _ if loads.starved.is_none() => (Cause::Unknown, None),
-            // The consumer is fed in a small part of the time: that says nothing of the rest.
+            // The consumer is fed in a small part of the time: no evidence of the rest.
             (Cause::NotStarved, _) if first_share(snapshot, &loads) >= MOSTLY_FIRST => (Cause::Unknown, None),
             decided => decided,
         };
@@ -153,14 +153,14 @@ impl Verdict {
 }
 
 fn decide(loads: &Loads, snapshot: &Snapshot) -> (Cause, Option<Cause>) {
-    // In this order of equals: the one that is nearer to the consumer.
+    // Of equal loads the first: the stage nearer to the consumer.
     let top = |among: &[Cause]| {
         among.iter().copied().reduce(|best, next| if loads.likely(next) > loads.likely(best) { next } else { best })
     };
     let near = |cause: Cause| {
         let others: Vec<Cause> = STAGES.into_iter().filter(|stage| *stage != cause).collect();
         let least = NEAR * loads.likely(cause);
-        // Storage last: it is only certain not to be near when its upper bound is not.
+        // Storage last: its upper bound decides.
         let storage = (cause != Cause::Storage && loads.storage >= least).then_some(Cause::Storage);
         top(&others).filter(|other| loads.likely(*other) >= least).or(storage)
     };
@@ -175,7 +175,7 @@ fn decide(loads: &Loads, snapshot: &Snapshot) -> (Cause, Option<Cause>) {
     if let Some(exact) = exact.filter(|exact| loads.load(*exact) >= SATURATED) {
         return (exact, near(exact));
     }
-    // Full slots that wait most of the time: what fills them is ahead on average.
+    // Full slots that wait most of the time: storage and decode are ahead on average.
     let ahead = loads.slots[2] >= 0.5 * f64::from(snapshot.slots.count.max(1));
     let others = exact.map_or(0.0, |exact| loads.load(exact)).max(loads.consumer());
     if loads.storage >= SATURATED && !ahead && loads.likely(Cause::Storage) >= others {
@@ -218,7 +218,7 @@ fn at_work(loads: &Loads, snapshot: &Snapshot) -> f64 {
     loads.consumer() + loads.copy + loads.working / beside + loads.storage + loads.order
 }
 
-/// A verdict on its way.
+/// A verdict in the making.
 struct Case<'s> {
     snapshot: &'s Snapshot,
     loads: &'s Loads,
@@ -268,12 +268,12 @@ impl Case<'_> {
         if clear && self.also.is_none() { Strength::Strong } else { Strength::Fair }
     }
 
-    /// Whether workers get less CPU time than they would use.
+    /// Whether workers lack cores.
     fn competes(&self) -> bool {
         self.loads.cpu_share < COMPETES && self.loads.working > HARDLY
     }
 
-    /// Whether what workers do waits, for something else than a core.
+    /// Whether the workers' own work waits, and not for a core.
     fn blocked(&self) -> bool {
         self.loads.on_cpu < BLOCKED && self.loads.working > HARDLY
     }
@@ -283,7 +283,7 @@ impl Case<'_> {
         storage.bytes as f64 / (storage.reads.max(1)) as f64
     }
 
-    /// Why no step could be measured on a GPU.
+    /// The reason why no step was measured on a GPU.
     fn unmeasured(&self) -> Option<&'static str> {
         if self.loads.starved.is_some() {
             return None;
@@ -325,5 +325,5 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Where a GPU's idle time is not measured.
+/// The reason when a GPU's idle time is not measured.
 const NO_STREAM: &str = "the consumer's stream is not known";

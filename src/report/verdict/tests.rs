@@ -20,7 +20,7 @@ fn decoding() -> Snapshot {
 }
 
 #[test]
-fn a_verdict_names_cause_evidence_and_what_to_do_in_numbers() {
+fn a_verdict_gives_cause_evidence_and_advice_in_numbers() {
     let verdict = Verdict::of(&decoding());
     println!("{verdict}");
     assert_eq!((verdict.cause, verdict.also, verdict.strength.clone()), (Cause::Decode, None, Strength::Strong));
@@ -57,7 +57,7 @@ fn assert_said(expected: Cause, part: &str, (cause, text): (Cause, String)) {
 }
 
 #[test]
-fn what_the_gpu_s_stream_waited_counts_and_not_what_the_host_did() {
+fn the_wait_of_the_stream_counts_and_not_that_of_the_host() {
     let gpu = |steps, starved_ns| Some(crate::meter::GpuIdle { steps, starved_ns, ..Default::default() });
     assert_said(Cause::NotStarved, "own work", said(|s| s.consumer.gpu = gpu(100, 50_000_000)));
     assert_said(Cause::Decode, "The GPU's stream waited 40.0 %", said(|s| s.consumer.gpu = gpu(100, 4_000_000_000)));
@@ -132,7 +132,7 @@ fn little_evidence_is_called_thin() {
 }
 
 #[test]
-fn workers_that_compete_for_cores_are_not_told_to_be_more() {
+fn workers_that_lack_cores_are_not_told_to_be_more() {
     let crowded = said(|s| {
         (s.decode.workers, s.decode.cores) = (16, 4);
         s.decode.busy_ns *= 4;
@@ -145,7 +145,7 @@ fn workers_that_compete_for_cores_are_not_told_to_be_more() {
 }
 
 #[test]
-fn workers_that_are_blocked_do_not_compete_and_are_told_to_be_more() {
+fn blocked_workers_are_told_to_be_more() {
     // They sleep nine tenths of the time that they work.
     let sleeping = said(|s| {
         (s.decode.cpu_ns, s.decode.delay_ns) = (Some(3_900_000_000), Some(100_000_000));
@@ -198,7 +198,7 @@ fn of_epochs_of_one_batch_nothing_is_said() {
 }
 
 #[test]
-fn advice_that_by_its_own_numbers_gives_nothing_makes_no_promise() {
+fn advice_without_a_gain_makes_no_promise() {
     let short = said(|s| {
         (s.decode.busy_ns, s.decode.cpu_ns, s.storage.busy_ns) = (37_000_000_000, None, 3_000_000_000);
         (s.consumer.user_ns, s.consumer.waited_ns) = (2_000_000_000, 8_000_000_000);
@@ -211,7 +211,7 @@ fn advice_that_by_its_own_numbers_gives_nothing_makes_no_promise() {
 }
 
 #[test]
-fn storage_is_advised_by_what_keeps_reads_from_being_more() {
+fn storage_advice_names_the_limit_of_reads_in_flight() {
     let reading = |in_flight_ns| {
         said(move |s| {
             (s.decode.busy_ns, s.decode.cpu_ns) = (8_000_000_000, None);
@@ -243,7 +243,7 @@ fn reading(latencies: &[(f64, u64)]) -> Snapshot {
 }
 
 #[test]
-fn a_larger_depth_is_advised_first_only_while_reads_do_not_wait_for_each_other() {
+fn a_larger_depth_is_advised_while_reads_do_not_wait() {
     let deeper = |snapshot: &Snapshot| {
         let change = Change { depth: Some(64), ..Change::default() };
         WhatIf::from(snapshot).unwrap().with(&change)
@@ -316,7 +316,7 @@ fn a_depth_that_is_not_filled_is_not_made_larger() {
 }
 
 #[test]
-fn an_explicit_reader_that_storage_waits_for_is_the_first_advice() {
+fn an_explicit_slow_reader_is_the_first_advice() {
     let first = |name: &str, explicit, in_flight_ns| {
         let mut snapshot = decoding();
         (snapshot.decode.busy_ns, snapshot.decode.cpu_ns) = (8_000_000_000, None);
@@ -435,7 +435,7 @@ fn hostile(numbers: &[u64]) -> Snapshot {
 
 proptest::proptest! {
     #[test]
-    fn no_snapshot_makes_it_panic_or_say_what_is_no_number(
+    fn no_snapshot_gives_a_panic_or_nan(
         numbers in proptest::collection::vec(
             proptest::prop_oneof![
                 proptest::strategy::Just(0), proptest::strategy::Just(1), proptest::strategy::Just(u64::MAX),
@@ -464,7 +464,7 @@ proptest::proptest! {
             Change::default(),
             Change { cached: true, gpu_decode: true, ..Change::default() },
             Change { workers: Some(numbers[0] as u32), slots: Some(numbers[0] as u32), ..Change::default() },
-            Change { storage_factor: by, copy_factor: by, consumer_factor: by, ..Change::default() },
+            Change { storage_factor: by, consumer_factor: by, ..Change::default() },
         ] {
             let then = model.with(&change);
             let finite = |value: f64| value.is_finite() && value >= 0.0;

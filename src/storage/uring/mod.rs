@@ -140,7 +140,6 @@ impl Uring {
                 self.ring.set_file(id.index(), file.as_fd());
             }
         }
-        self.stats.registered_files = self.ring.has_files();
     }
 
     fn register_regions(&mut self) -> Option<String> {

@@ -231,10 +231,6 @@ impl Ring {
         !self.pieces.is_empty()
     }
 
-    pub(super) fn has_files(&self) -> bool {
-        !self.fixed.is_empty()
-    }
-
     /// Registers a file of the table; without success it is used by its descriptor.
     pub(super) fn set_file(&mut self, cell: usize, fd: BorrowedFd<'_>) {
         let Some(filled) = self.fixed.get_mut(cell) else { return };
