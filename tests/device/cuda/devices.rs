@@ -153,7 +153,7 @@ fn auto_takes_the_device_of_the_local_rank() {
     torchrun("7", "7", "cuda:1 (Stand-in GPU, local rank 7, 3 devices are visible)");
     alone("auto", &[("EXPECTED", "cuda:0 (Stand-in GPU, the first of 3)")]);
     // What is no environment of a launcher is none, and is said.
-    let why = "cuda:0 (Stand-in GPU, the first of 3; the launcher's variables are of no use: \
+    let why = "cuda:0 (Stand-in GPU, the first of 3; the launcher's variables are unusable: \
                RANK=\"many\" is not a whole number from 0 to 4294967295)";
     alone("auto", &[("RANK", "many"), ("LOCAL_RANK", "2"), ("EXPECTED", why)]);
     let variables = [("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")];
