@@ -1,13 +1,13 @@
-//! What a batch looks like: dtypes, fields, the spec of a sample and the layout of a slot. Pure arithmetic.
+//! Shape of a batch: dtypes, fields, the spec of a sample, and the layout of a slot. Pure arithmetic.
 //!
 //! ```text
 //! slot:  | image [B, 224, 224, 3] u8 | label [B] i64 | lens | ids [B] u64 | status [B] u8 |
-//!          ^ arrays start on 256 bytes; on 4096 when they have 512 bytes or more, so that rows
-//!            whose length is a multiple of the storage's alignment can be read in place by O_DIRECT
+//!          ^ arrays start at 256 bytes; at 4096 if they have 512 bytes or more, so that O_DIRECT
+//!            can read rows in place if their length is a multiple of the storage's alignment
 //! ```
 //!
 //! Rows of a *packed* field have no stride: they lie side by side in an array of bytes, row `i` from `offsets[i]` to
-//! `offsets[i + 1]`. The offsets are sums of the lengths that the index knows, so they are there before any byte is.
+//! `offsets[i + 1]`. The offsets are sums of the lengths in the index, so they are known before any byte is read.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 pub use half::{bf16, f16};
@@ -15,7 +15,7 @@ pub use half::{bf16, f16};
 /// Element type of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the names are the field's own")]
+#[allow(missing_docs, reason = "the names are the field's common ones")]
 pub enum DType {
     U8,
     I8,
@@ -67,10 +67,12 @@ impl std::fmt::Display for DType {
     }
 }
 
-/// What a pixel's value becomes in a normalised picture, before it is rounded to the field's dtype: scaled to 0..1,
-/// less the mean, over the standard deviation. Three operations in `f32`, each rounded to nearest, ties to even; none
-/// is fused or replaced by a reciprocal. These are the values of torchvision's `ToTensor` and `Normalize`. Decoders and
-/// devices both follow this one rule, so that it does not matter which of them normalises.
+/// Normalises a pixel value, before rounding to the field's dtype: scaled to 0..1, minus the mean, divided by the
+/// standard deviation.
+///
+/// Three operations in `f32`, each rounded to nearest, ties to even; none is fused or replaced by a reciprocal. The
+/// results equal torchvision's `ToTensor` and `Normalize`. Decoders and devices share this rule, so either may
+/// normalise.
 pub(crate) fn normalized(pixel: u8, mean: f32, std: f32) -> f32 {
     (f32::from(pixel) / 255.0 - mean) / std
 }
@@ -96,15 +98,16 @@ elements! {
     f16 => F16, bf16 => BF16, f32 => F32, f64 => F64,
 }
 
-/// Shape of one row of a field (the batch dimension comes on top).
+/// Shape of one row of a field, without the batch dimension.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// Every sample has exactly these dimensions; empty = a scalar.
+    /// Every sample has exactly these dimensions; an empty list is a scalar.
     Fixed(Vec<usize>),
-    /// The first dimension varies from sample to sample up to `max`; rows are padded with zeros and `lens` tells
-    /// the true length. A longer sample is an error.
+    /// The first dimension varies per sample, up to `max`.
+    ///
+    /// Rows are padded with zeros, and `lens` gives the true length. A longer sample is an error.
     UpTo {
-        /// Largest first dimension.
+        /// Maximum first dimension.
         max: usize,
         /// The other dimensions.
         inner: Vec<usize>,
@@ -117,24 +120,25 @@ pub struct Field {
     name: String,
     dtype: DType,
     shape: Shape,
-    /// Rows lie side by side; bytes of all rows of a batch at most, where that is declared.
+    /// Rows lie side by side; the inner value limits the bytes of a batch, if declared.
     packed: Option<Option<usize>>,
 }
 
 impl Field {
-    /// A field whose rows all have the same shape; an empty shape is a scalar.
+    /// A field with equal shapes of all rows; an empty shape is a scalar.
     pub fn fixed(name: impl Into<String>, dtype: DType, shape: impl Into<Vec<usize>>) -> Self {
         Self { name: name.into(), dtype, shape: Shape::Fixed(shape.into()), packed: None }
     }
 
-    /// A field whose rows are vectors of at most `max` elements.
+    /// A field of vectors with at most `max` elements.
     pub fn up_to(name: impl Into<String>, dtype: DType, max: usize) -> Self {
         Self { name: name.into(), dtype, shape: Shape::UpTo { max, inner: Vec::new() }, packed: None }
     }
 
-    /// A field of `u8` whose rows are byte strings of at most `max` bytes, side by side in the batch without padding; see
-    /// [`FieldView::offsets`](crate::FieldView::offsets). A batch takes rows × `max` bytes of memory, or `batch_bytes` where that
-    /// is declared: then its rows together may have no more.
+    /// A `u8` field of byte strings with at most `max` bytes, side by side in the batch without padding.
+    ///
+    /// See [`FieldView::offsets`](crate::FieldView::offsets). A batch reserves rows × `max` bytes. If `batch_bytes` is
+    /// declared, it reserves and allows only that many.
     pub fn packed(name: impl Into<String>, max: usize, batch_bytes: Option<usize>) -> Self {
         Self { packed: Some(batch_bytes), ..Self::up_to(name, DType::U8, max) }
     }
@@ -161,7 +165,7 @@ impl Field {
         &self.shape
     }
 
-    /// Dimensions of one row as stored: for `UpTo` the first one is the maximum.
+    /// Dimensions of one row as stored; for `UpTo` the first is the maximum.
     pub fn dims(&self) -> Vec<usize> {
         match &self.shape {
             Shape::Fixed(dims) => dims.clone(),
@@ -174,19 +178,19 @@ impl Field {
         self.packed.is_some()
     }
 
-    /// Bytes that `rows` rows of a packed field have room for; `None` for a field with a stride.
+    /// Bytes reserved for `rows` rows of a packed field; `None` for a field with a stride.
     fn packed_room(&self, rows: usize) -> Option<usize> {
         self.packed.map(|declared| declared.unwrap_or(usize::MAX).min(self.row_bytes().saturating_mul(rows)))
     }
 
-    /// Whether rows have different lengths.
+    /// Whether row lengths vary.
     pub fn is_up_to(&self) -> bool {
         matches!(self.shape, Shape::UpTo { .. })
     }
 
-    /// Bytes of one row as stored; `None` when they overflow.
+    /// Bytes of one row as stored; `None` if they overflow.
     fn checked_row_bytes(&self) -> Option<usize> {
-        // Without `dims()`, which allocates: this is asked for each sample.
+        // Without `dims()`, which allocates: this runs for each sample.
         let (first, rest) = match &self.shape {
             Shape::Fixed(dims) => (1, dims),
             Shape::UpTo { max, inner } => (*max, inner),
@@ -207,11 +211,13 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// Most fields of one sample (a bit set of them fits a word).
+    /// Maximum fields of a sample: a bit set of them fits a word.
     pub const FIELDS_MAX: usize = 64;
 
-    /// Checks names and sizes. Errors: [`ErrorKind::Config`] for no field, a doubled or empty name, too many fields,
-    /// or a row of 0 bytes or over 2^47.
+    /// Checks names and sizes.
+    ///
+    /// Errors: [`ErrorKind::Config`] for no field, a duplicate or empty name, too many fields, or a row of 0 bytes or
+    /// more than 2^47.
     pub fn new(fields: Vec<Field>) -> Result<Self> {
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Build, message));
         if fields.is_empty() || fields.len() > Self::FIELDS_MAX {
@@ -226,7 +232,7 @@ impl Spec {
             }
             match field.checked_row_bytes() {
                 Some(bytes) if bytes > 0 && bytes < 1 << 47 => {}
-                _ => return bad(format!("rows of field `{}` have a size that cannot be stored", field.name)),
+                _ => return bad(format!("rows of field `{}` have an invalid size; use 1 to 2^47 bytes", field.name)),
             }
         }
         Ok(Self { fields })
@@ -237,26 +243,26 @@ impl Spec {
         &self.fields
     }
 
-    /// Index of the field with that name.
+    /// Index of the field named `name`.
     pub fn index_of(&self, name: &str) -> Option<usize> {
         self.fields.iter().position(|field| field.name == name)
     }
 }
 
-/// What the bytes of a dataset's field are before decoding.
+/// Encoding of a dataset's field, before decoding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Encoding {
-    /// The elements as they stand in memory (native byte order), of this dtype and shape.
+    /// Elements as in memory (native byte order), with this dtype and shape.
     Raw {
         /// Element type.
         dtype: DType,
         /// Shape of one sample.
         shape: Shape,
     },
-    /// An encoded picture (JPEG, PNG, …); which one is told from its bytes.
+    /// An encoded picture (JPEG, PNG, …). Its bytes tell the format.
     Image,
-    /// Bytes that only a decoder of the user's knows.
+    /// Bytes for a user's decoder.
     Bytes,
 }
 
@@ -265,12 +271,12 @@ pub enum Encoding {
 pub struct EncodedField {
     /// The name; a raw field keeps it in the batch.
     pub name: String,
-    /// What its bytes are.
+    /// Encoding of the bytes.
     pub encoding: Encoding,
 }
 
 impl EncodedField {
-    /// A field whose bytes are copied as they stand.
+    /// A field of raw bytes, copied unchanged.
     pub fn raw(field: Field) -> Self {
         Self { name: field.name, encoding: Encoding::Raw { dtype: field.dtype, shape: field.shape } }
     }
@@ -285,7 +291,7 @@ impl EncodedField {
         Self { name: name.into(), encoding: Encoding::Bytes }
     }
 
-    /// The field of the batch that raw bytes fill.
+    /// The batch field of raw bytes.
     pub fn as_raw(&self) -> Option<Field> {
         match &self.encoding {
             Encoding::Raw { dtype, shape } => {
@@ -296,11 +302,11 @@ impl EncodedField {
     }
 }
 
-/// Alignment of every array in a slot: what GPU kernels with vector loads want.
+/// Alignment of every array in a slot, as GPU kernels with vector loads need.
 pub(crate) const ARRAY_ALIGN: usize = 256;
-/// A page: the alignment of larger arrays, and the largest that O_DIRECT asks for in practice.
+/// A page: alignment of larger arrays, and the largest alignment that O_DIRECT requires in practice.
 pub(crate) const PAGE: usize = 4096;
-/// Arrays of at least this many bytes start on a page: the smallest unit that O_DIRECT can read.
+/// Arrays of at least this many bytes start at a page. This is the smallest unit of O_DIRECT reads.
 const PAGE_FROM: usize = 512;
 
 /// Byte offsets of the arrays in a slot of `rows` rows.
@@ -313,7 +319,7 @@ pub(crate) struct Layout {
     bytes: usize,
 }
 
-/// Where a field's array lies in the slot.
+/// Position of a field's array in the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FieldLayout {
     /// Byte offset of row 0.
@@ -322,30 +328,29 @@ pub(crate) struct FieldLayout {
     pub row_bytes: usize,
     /// Byte offset of the `u64` lengths of an `UpTo` field.
     pub lens: Option<usize>,
-    /// Of a packed field.
+    /// Packed rows; `None` for a field with a stride.
     pub(crate) packed: Option<Packed>,
 }
 
-/// Where the rows of a packed field lie.
+/// Position of a packed field's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Packed {
-    /// Byte offset of the `u64` offsets, one more than rows.
+    /// Byte offset of the `u64` offsets: one per row, plus one.
     pub(crate) offsets: usize,
-    /// Bytes of all rows at most.
+    /// Maximum bytes of all rows.
     pub(crate) room: usize,
 }
 
 impl Layout {
-    /// Lays out the arrays of `spec` for `rows` rows. Errors: [`ErrorKind::Config`] when the size overflows.
+    /// Lays out the arrays of `spec` for `rows` rows. Errors: [`ErrorKind::Config`] if the size overflows.
     pub fn new(spec: &Spec, rows: usize) -> Result<Self> {
         Self::without(spec, rows, &[])
     }
 
-    /// As [`new`](Self::new), where the fields with the numbers `absent` take no room: their rows have no bytes.
+    /// As [`new`](Self::new), but the fields numbered `absent` take no space: their rows have no bytes.
     pub(crate) fn without(spec: &Spec, rows: usize, absent: &[usize]) -> Result<Self> {
-        let overflow = || {
-            Error::new(ErrorKind::Config, Stage::Build, format!("a slot of {rows} rows does not fit an address space"))
-        };
+        let overflow =
+            || Error::new(ErrorKind::Config, Stage::Build, format!("a slot of {rows} rows exceeds the address space"));
         let mut end = 0_usize;
         let mut place = |bytes: Option<usize>| -> Result<usize> {
             let bytes = bytes.filter(|bytes| *bytes < 1 << 47).ok_or_else(overflow)?;
@@ -419,7 +424,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn arrays_of_a_slot_are_aligned_and_never_overlap(fields in prop::collection::vec(any_field(), 1..6), rows in 1_usize..600) {
+        fn slot_arrays_are_aligned_and_never_overlap(fields in prop::collection::vec(any_field(), 1..6), rows in 1_usize..600) {
             let fields = fields.into_iter().enumerate().map(|(i, f)| f.renamed(format!("f{i}"))).collect();
             let spec = Spec::new(fields).unwrap();
             let layout = Layout::new(&spec, rows).unwrap();
@@ -442,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spec_refuses_what_a_slot_could_not_hold() {
+    fn specs_refuse_unstorable_fields() {
         let u8s = |name: &str, dims: Vec<usize>| Field::fixed(name, DType::U8, dims);
         let cases = [
             (vec![], "1 to 64 fields"),

@@ -1,16 +1,16 @@
-//! What a loader asks of a device. The host and CUDA are the two backends; both are there in every build, CUDA's only when it was
-//! compiled in.
+//! The interface between loader and device. Its two backends, the host and CUDA, exist in every build; CUDA works only
+//! if compiled in.
 //!
 //! ```text
-//! Backend              the device: its place, its streams
-//!   └─ lane() ──► Lane          one loader: memory of its batches, offered to direct reads
-//!        └─ open() ──► Engine        the transfer thread's: pins slots, runs the operations of a batch
-//!        │    └─ copy() ──► OnDevice     a batch in the consumer's hands
+//! Backend              the device: address, streams
+//!   └─ lane() ──► Lane          one loader: memory of its batches, registered for direct reads
+//!        └─ open() ──► Engine        on the transfer thread: pins slots, runs the operations of a batch
+//!        │    └─ copy() ──► OnDevice     a batch that the consumer holds
 //!        └────────► DirectReader, IdleMeter
 //! ```
 //!
-//! What happens to a batch on its way is one list, [`DeviceOp`]: a new step is a variant there, made by `pipeline/recipe.rs`, run
-//! by the engine.
+//! The operations on a batch are one list, [`DeviceOp`]: a new step is a new variant, made by `pipeline/recipe.rs` and
+//! run by the engine.
 
 #![allow(unsafe_code)]
 
@@ -35,26 +35,26 @@ pub(crate) type DevicePtr = u64;
 pub(crate) trait Backend: Send + Sync {
     fn kind(&self) -> DeviceKind;
 
-    /// What it is called, for people.
+    /// Human-readable name.
     fn name(&self) -> &str;
 
-    /// Where it sits, as in `/sys/bus/pci/devices`.
+    /// PCI address, as in `/sys/bus/pci/devices`.
     fn pci_bus_id(&self) -> Option<&str>;
 
-    /// Refuses a stream that could order nothing on this device.
+    /// Refuses a stream that cannot order work on this device.
     fn check_stream(&self, stream: &Stream) -> Result<()>;
 
-    /// Refuses a stream that is captured into a graph: no batch may be bound to it now.
+    /// Refuses a stream that is capturing a graph: no batch may be bound to it now.
     fn check_uncaptured(&self, stream: &Stream) -> Result<()>;
 
-    /// Does what makes many calls of the device on this thread.
+    /// Runs `work`, which makes many calls to the device, on this thread.
     fn within(&self, work: &mut dyn FnMut());
 
-    /// The memory of a new loader's batches. None: batches are handed out in their slots.
+    /// The batch memory of a new loader. `None`: batches are delivered in their slots.
     fn lane(self: Arc<Self>) -> Option<Box<dyn Lane>>;
 }
 
-/// The host: slots are handed out as they are.
+/// The host: delivers slots unchanged.
 pub(crate) struct Host;
 
 impl Backend for Host {
@@ -87,59 +87,59 @@ impl Backend for Host {
     }
 }
 
-/// A loader's part of a device, while `build` decides.
+/// One loader's part of a device during `build`.
 pub(crate) trait Lane: Send {
-    /// Opens a way from files into device memory and reads a little by it; says how the bytes went, or why it is not used.
+    /// Opens the direct route and runs the trial read. Returns the actual route of the bytes, or why it is not used.
     fn open_direct(&mut self, trial: DirectTrial) -> Result<String, String>;
 
-    /// Direct reads are not used after all.
+    /// Gives up direct reads.
     fn close_direct(&mut self);
 
-    /// Reserves the memory of `count` batches of `bytes` bytes, where it is to be offered to direct reads.
+    /// Reserves the memory of `count` batches of `bytes` bytes, if direct reads need it registered.
     fn reserve(&mut self, count: usize, bytes: usize) -> Result<(), Unreserved>;
 
-    /// The direct reads that were opened.
+    /// The open direct reader.
     fn direct(&self) -> Option<Arc<dyn DirectReader>>;
 
-    /// Reserves what is missing, and opens the streams.
+    /// Reserves the remaining memory and opens the streams.
     fn open(self: Box<Self>, setup: Setup) -> Result<Opened>;
 }
 
-/// Why batches have no memory.
+/// Failure to reserve batch memory.
 pub(crate) enum Unreserved {
-    /// Direct reads cannot take it, the reason; other ways can.
+    /// Only direct reads cannot use it, for this reason; the host route can.
     ForDirect(Error),
     Failed(Error),
 }
 
-/// A read that shows which way bytes take.
+/// A trial read that shows the actual route of the bytes.
 pub(crate) struct DirectTrial {
-    /// A file opened with O_DIRECT, or why there is none.
+    /// A file opened with O_DIRECT, or the reason for none.
     pub(crate) file: Box<dyn FnOnce() -> Result<OwnedFd, String>>,
     pub(crate) offset: u64,
     pub(crate) len: u64,
-    /// Whatever way the bytes take.
+    /// Accept any route of the bytes.
     pub(crate) required: bool,
-    /// A library and the root of the file system that it shall see, for tests.
+    /// For tests: a library, and the root of the file system that it sees.
     pub(crate) library: Option<(PathBuf, PathBuf)>,
 }
 
-/// What an engine is made for.
+/// Parameters of an engine.
 pub(crate) struct Setup {
     /// The arrays of the slot.
     pub(crate) slot: Layout,
-    /// The arrays of a batch on the device: the fields of the slot under the same numbers, then those that are made there.
+    /// The arrays of a device batch: the slot's fields under the same numbers, then the fields made on the device.
     pub(crate) contents: Layout,
-    /// The fields of the slot that are copied, then what happens to the batch, in order.
+    /// The slot's fields to copy; then the operations on the batch, in order.
     pub(crate) copied: Vec<usize>,
     pub(crate) ops: Vec<DeviceOp>,
-    /// Batches on the device, and slots.
+    /// Numbers of device batches and of slots.
     pub(crate) batches: usize,
     pub(crate) slots: usize,
-    /// Rings when something ended.
+    /// Rings when device work has ended.
     pub(crate) bell: Sender<()>,
     pub(crate) clock: Clock,
-    /// Whether idle time is measured.
+    /// Whether to measure idle time.
     pub(crate) measured: bool,
 }
 
@@ -154,101 +154,102 @@ pub(crate) trait Engine: Send {
     /// Pins a slot's memory for as long as it lives.
     fn pin(&self, region: &Region) -> Result<()>;
 
-    /// Where buffers that are free again arrive.
+    /// Receives free buffers.
     fn free(&self) -> &Receiver<Box<dyn DeviceBatch>>;
 
-    /// A buffer for a batch, if one is free.
+    /// A free buffer for a batch, if any.
     fn take(&mut self) -> Option<Box<dyn DeviceBatch>>;
 
-    /// Takes back what was taken and not used.
+    /// Takes back an unused buffer.
     fn give_back(&mut self, buffer: Box<dyn DeviceBatch>);
 
-    /// Whether nobody uses the buffer any more: for those who write to it beside the engine. When not, the bell rings when
-    /// that is so.
+    /// Whether all work on the buffer has ended, for writers other than the engine. If not, the bell rings when it has.
     fn is_idle(&self, buffer: &mut dyn DeviceBatch) -> Result<bool>;
 
-    /// Whether a buffer that is not idle waits for consumers' streams, not for its own last copy.
+    /// Whether a busy buffer waits for consumers' streams rather than its own last copy.
     fn awaits_consumer(&self, buffer: &dyn DeviceBatch) -> bool;
 
-    /// Gives the operations of a batch to the device.
+    /// Enqueues the operations of a batch.
     fn copy(&mut self, slot: Filled, buffer: Box<dyn DeviceBatch>, now: u64) -> Copied;
 
     /// Copies in flight.
     fn in_flight(&self) -> usize;
 
-    /// Lets go of the slots whose copies are done; `done` gets when each was on the bus, where that is known.
+    /// Frees the slots of finished copies. Passes each copy's interval on the bus to `done`, if known.
     fn let_go_done(&mut self, now: u64, done: &mut dyn FnMut(Option<Range<u64>>)) -> Result<()>;
 
-    /// What the oldest copy in flight does.
+    /// State of the oldest copy in flight.
     fn oldest(&mut self, now: u64) -> Result<Oldest>;
 }
 
-/// What became of a slot.
+/// Outcome of a copy request.
 pub(crate) enum Copied {
-    /// Its copy, of so many bytes, is on its way; the slot is free again when it is done.
+    /// The copy, of this many bytes, is in flight; its end frees the slot.
     Started(OnDevice, usize),
-    /// It could not be copied; the next one may be.
+    /// The copy failed; the next may succeed.
     Failed(Filled, Error),
-    /// The device is of no use any more, and still has the slot.
+    /// The device is unusable, and still owns the slot.
     Broken(Error),
 }
 
-/// What the oldest copy in flight does.
+/// State of the oldest copy in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Oldest {
     /// Nothing is in flight.
     Nothing,
-    /// It waits for work that consumers gave their streams before they dropped the batch in its buffer.
+    /// It waits for consumers' work on the batch that was in its buffer before.
     Blocked,
-    /// The device owes it: the copies run since this time of the host's clock, or nothing but the device delays them.
+    /// The device alone delays it: copies run since this time of the host's clock.
     Runs(u64),
 }
 
-/// Measures how long the consumer's stream is idle.
+/// Measures the idle time of the consumer's stream.
 pub(crate) trait IdleMeter: Send + Sync {
-    /// `next()` was entered, for the first batch of an iterator or another one.
+    /// `next()` was entered, for an iterator's first batch or a later one.
     fn asked(&self, first: bool);
 
-    /// What was measured so far.
+    /// Totals so far.
     fn totals(&self) -> GpuIdle;
 
-    /// What the stream did last.
+    /// Recent activity of the stream.
     fn track(&self) -> Track;
 }
 
-/// Reads from files straight into the memory of batches.
+/// Reads from files directly into batch memory.
 pub(crate) trait DirectReader: Send + Sync {
-    /// What offsets and lengths must be multiples of.
+    /// Alignment of offsets and lengths, in bytes.
     fn align(&self) -> u64;
 
-    /// A file that was opened with O_DIRECT.
+    /// Registers a file opened with O_DIRECT.
     fn open(&self, file: OwnedFd) -> Result<Box<dyn DirectFile>, String>;
 
-    /// Host memory and a stream, for what cannot go directly.
+    /// Host memory and a stream, for reads that cannot go direct.
     fn bounce(&self, bytes: usize) -> Result<Box<dyn Bounce>>;
 
-    /// Which way the bytes went since it was opened.
+    /// The actual route of the bytes so far.
     fn mode(&self) -> String;
 }
 
 /// A file for direct reads.
 pub(crate) trait DirectFile: Send + Sync {
-    /// Reads `len` bytes at `offset` of the file to `base + place`; how many there were. `base` is where a buffer begins.
+    /// Reads `len` bytes at `offset` of the file to `base + place`; returns the bytes read. `base` is the start of a
+    /// buffer.
     ///
     /// # Safety
-    /// The bytes belong to that buffer, and nobody else uses them until the call returns; ever after, if its thread is abandoned.
+    /// The bytes belong to that buffer. They have no other user until the call returns; if its thread is abandoned, they
+    /// never have one.
     unsafe fn read(&self, base: DevicePtr, len: usize, offset: u64, place: u64) -> Result<usize, String>;
 }
 
-/// Host memory, and the way from there to the device.
+/// Host memory with a route to the device.
 pub(crate) trait Bounce: Send {
-    /// All of it.
+    /// The whole memory.
     fn bytes(&mut self) -> &mut [u8];
 
-    /// Copies the first `len` bytes to the device and waits for that. An error says whether they may still be on their way.
+    /// Copies the first `len` bytes to the device, and waits. An error says whether the copy may still be in flight.
     ///
     /// # Safety
-    /// `[to, to + len)` belongs to a buffer, and nobody else uses it until the call returns.
+    /// `[to, to + len)` belongs to a buffer, and has no other user until the call returns.
     unsafe fn send(&mut self, to: DevicePtr, len: usize) -> Result<(), (Error, bool)>;
 }
 
@@ -256,43 +257,44 @@ pub(crate) trait Bounce: Send {
 pub(crate) trait DeviceBatch: Any + Send + Sync {
     fn head(&self) -> &BatchHead;
 
-    /// Its arrays.
+    /// The batch's arrays.
     fn layout(&self) -> &Layout;
 
-    /// Where it begins.
+    /// Start address.
     fn base(&self) -> DevicePtr;
 
     fn kind(&self) -> DeviceKind;
 
-    /// What `stream` is given from here on finds the data; the memory is not used again before what it was given until the
-    /// batch is dropped is done. Takes `&self`, under a lock that nobody else wants.
+    /// Binds a stream: its later work finds the data, and its work before the drop delays reuse of the memory.
+    ///
+    /// Takes `&self`, under an uncontended lock.
     fn bind(&self, stream: &Stream) -> Result<()>;
 
-    /// Binds the default stream, unless some stream is bound.
+    /// Binds the default stream, unless a stream is bound already.
     fn bind_any(&self) -> Result<()>;
 
-    /// Binds the streams of the builder, which `build` has checked. On a broken device no batch is handed out: its bytes may
-    /// never come.
+    /// Binds the builder's streams, which `build` has checked. Fails on a broken device, where the bytes may never
+    /// arrive.
     fn hand_out(&self, streams: &[Stream]) -> Result<()>;
 
     /// Copies `to.len()` bytes from `from` of the batch to the host, and waits for them.
     fn read_back(&self, from: usize, to: &mut [u8]) -> Result<()>;
 
-    /// The consumer has let go, and the same contents will be handed out again.
+    /// After the consumer's drop: prepares the same contents for the next delivery.
     fn rest(&mut self);
 
-    /// The consumer has let go: it comes back to the engine.
+    /// After the consumer's drop: returns the buffer to the engine.
     fn release(self: Box<Self>);
 
-    /// Leaves it to the device, which may write to it for ever.
+    /// Leaks the buffer: the device may write to it for ever.
     fn leak(self: Box<Self>);
 }
 
-/// What the host keeps of a batch on a device, so that the slot can go when its copy is done.
+/// The host's copy of a device batch's metadata, so that the end of the copy can free the slot.
 #[derive(Default)]
 pub(crate) struct BatchHead {
     pub(crate) ticket: Ticket,
-    /// As of the slot; and when its copy was submitted.
+    /// The slot's times, and the copy's submission time.
     pub(crate) times: ([u64; 3], u64),
     pub(crate) rows: usize,
     pub(crate) valid: usize,
@@ -302,12 +304,12 @@ pub(crate) struct BatchHead {
     lens: Vec<Vec<u64>>,
     /// By field; empty for fields with a stride.
     offsets: Vec<Vec<u64>>,
-    /// As of the slot.
+    /// Copied from the slot.
     bad: Mutex<Vec<BadSample>>,
 }
 
 impl BatchHead {
-    /// With room for the slots of this layout.
+    /// With capacity for slots of this layout.
     pub(crate) fn new(slot: &Layout) -> Self {
         let rows = slot.rows();
         let lens = slot.fields().iter().map(|field| Vec::with_capacity(field.lens.map_or(0, |_| rows)));
@@ -337,7 +339,7 @@ fn refill<T: Copy>(list: &mut Vec<T>, from: &[T]) {
     list.extend_from_slice(from);
 }
 
-/// The contents of a batch in device memory. Dropped, its memory goes back.
+/// A batch's contents in device memory. Dropping it releases the memory.
 pub(crate) struct OnDevice(Option<Box<dyn DeviceBatch>>);
 
 impl OnDevice {
@@ -397,24 +399,24 @@ impl OnDevice {
         self.memory().layout().fields()[field].packed.map(|_| &*self.head().offsets[field])
     }
 
-    /// Where row 0 of the field is. Only for work on bound streams.
+    /// Address of row 0 of the field. Only for work on bound streams.
     pub(crate) fn ptr(&self, field: usize) -> DevicePtr {
         self.memory().base() + self.memory().layout().fields()[field].offset as DevicePtr
     }
 
-    /// The same of the lengths of an `UpTo` field.
+    /// Address of the lengths of an `UpTo` field. Only for work on bound streams.
     pub(crate) fn lens_ptr(&self, field: usize) -> Option<DevicePtr> {
         let offset = self.memory().layout().fields()[field].lens?;
         Some(self.memory().base() + offset as DevicePtr)
     }
 
-    /// The same of the offsets of a packed field.
+    /// Address of the offsets of a packed field. Only for work on bound streams.
     pub(crate) fn offsets_ptr(&self, field: usize) -> Option<DevicePtr> {
         let packed = self.memory().layout().fields()[field].packed?;
         Some(self.memory().base() + packed.offsets as DevicePtr)
     }
 
-    /// Where an array begins in device memory; in the host's for what lies there. Only for work on bound streams.
+    /// Address of an array, in device or host memory. Only for work on bound streams.
     pub(crate) fn place(&self, array: Array) -> std::result::Result<DevicePtr, *const u8> {
         match array {
             Array::Field(field) => Ok(self.ptr(field)),

@@ -1,4 +1,4 @@
-//! What is made of `u8` pictures after their copy, so that the bus carries one byte per value and not four.
+//! Conversion of `u8` pictures to floats after their copy, so that the bus carries one byte per value instead of four.
 //!
 //! ```text
 //! slot [B, H, W, C] u8 ── copy ──► [B, H, W, C] u8 ── Finish ──► [B, H, W, C] or [B, C, H, W] f32, f16, bf16
@@ -12,18 +12,18 @@
 //! y = dtype(f32(f32(f32(x / 255) - mean) / std))        each rounded to nearest, ties to even; never fused
 //! ```
 //!
-//! A pixel has 256 values, so here what becomes of it is a table of 256 entries per channel, made once per field.
+//! A pixel value has 256 values, so this file uses a table of 256 results per channel, made once per field.
 //!
-//! Limits: 1 to 4 channels, pictures below 2^31 values, every result finite in its dtype. All are checked when the
-//! loader is built, and the kernels rely on them.
+//! Limits: 1 to 4 channels, fewer than 2^31 values per picture, every result finite in its dtype. `build` checks all of
+//! them, and the kernels rely on them.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::tensor::{DType, Field, Shape, bf16, f16, normalized};
 
-/// Most channels of a picture: the kernels take that many means by value.
+/// Maximum channels of a picture: the kernels take this many means by value.
 const CHANNELS_MAX: usize = 4;
 
-/// What is made of a `u8` image field after its copy to the device: dtype, normalisation, layout, flip.
+/// Conversion of a `u8` image field after its copy to the device: dtype, normalisation, layout, flip.
 ///
 /// ```
 /// use feedline::device::Finish;
@@ -36,9 +36,9 @@ const CHANNELS_MAX: usize = 4;
 /// # Ok::<(), feedline::Error>(())
 /// ```
 ///
-/// Each value `x` becomes `y = (x / 255 - mean) / std`, as torchvision's `ToTensor` and `Normalize` compute it: three
-/// operations in `f32`, each rounded, then the result to `F16` or `BF16`; always to the nearest, ties to even. On a CPU,
-/// on a GPU and by a decoder that normalises (`decode::Image::normalize`) the results are the same to the last bit.
+/// Each value `x` becomes `y = (x / 255 - mean) / std`, as in torchvision's `ToTensor` and `Normalize`: three
+/// operations in `f32`, each rounded, then the result to `F16` or `BF16`. Rounding is to nearest, ties to even. Results
+/// are identical to the last bit on a CPU, on a GPU, and in a normalising decoder (`decode::Image::normalize`).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finish {
     dtype: DType,
@@ -49,8 +49,9 @@ pub struct Finish {
 }
 
 impl Finish {
-    /// Values of this dtype: [`DType::F32`], [`DType::F16`] or [`DType::BF16`] (others are an error of
-    /// [`Finish::output`]), in 0..=1 unless [`Finish::mean_std`] is set, in the layout of the input, not mirrored.
+    /// Converts to this dtype: [`DType::F32`], [`DType::F16`] or [`DType::BF16`]; [`Finish::output`] refuses others.
+    ///
+    /// By default the values are in 0..=1 without [`Finish::mean_std`], in the layout of the input, not mirrored.
     pub fn to(dtype: DType) -> Self {
         Self { dtype, mean: vec![0.0], std: vec![1.0], channels_first: false, flip: 0.0 }
     }
@@ -63,14 +64,14 @@ impl Finish {
         self
     }
 
-    /// Pictures as `[C, H, W]` instead of `[H, W, C]`.
+    /// Makes pictures `[C, H, W]` instead of `[H, W, C]`.
     #[must_use]
     pub fn channels_first(mut self) -> Self {
         self.channels_first = true;
         self
     }
 
-    /// Mirrors a picture (left and right change places) with this probability, in 0..=1; drawn by (seed, epoch, id).
+    /// Mirrors a picture left to right with this probability, 0..=1. The draw depends on (seed, epoch, id).
     #[must_use]
     pub fn flip(mut self, probability: f64) -> Self {
         self.flip = probability;
@@ -82,23 +83,26 @@ impl Finish {
         self.flip
     }
 
-    /// The field that this makes of `input`: the same name, the new dtype, `[H, W, C]` or `[C, H, W]`.
+    /// The output field for `input`: the same name, the new dtype, `[H, W, C]` or `[C, H, W]`.
     ///
-    /// Errors: [`ErrorKind::Config`] unless `input` is `u8` of a fixed shape `[H, W, C]` with 1 to 4 channels and below
-    /// 2^31 values; or when the dtype is not a float of at most 32 bits, a mean is not finite, a std is not finite and
-    /// above 0, their number is neither 1 nor C, the flip is not a probability, or a result would overflow the dtype.
+    /// Errors: [`ErrorKind::Config`] in these cases:
+    /// * `input` is not `u8` of a fixed shape `[H, W, C]` with 1 to 4 channels and fewer than 2^31 values;
+    /// * the dtype is not a float of at most 32 bits;
+    /// * a mean is not finite, or a std is not finite and above 0;
+    /// * the number of means or stds is neither 1 nor C;
+    /// * the flip is not a probability;
+    /// * a result would overflow the dtype.
     pub fn output(&self, input: &Field) -> Result<Field> {
         self.checked(input).map(|(size, _)| self.made(input, size))
     }
 
-    /// Finishes `rows` pictures on the CPU: `pictures` holds `[rows, H, W, C]` as `input` declares them, `out` gets
-    /// `[rows, H, W, C]` or `[rows, C, H, W]` in native byte order, at any address. `flips` has a byte per picture,
-    /// not 0 where it is mirrored; `None`: no picture is.
-    ///
-    /// This is what a loader does on the host device, for use on its own; the table of values is made anew with each
+    /// Converts `rows` pictures on the CPU, as a loader does on the host device. Makes the table of values on each
     /// call.
     ///
-    /// Errors: as of [`Finish::output`]; [`ErrorKind::Shape`] when a length does not fit.
+    /// `pictures` holds `[rows, H, W, C]` as `input` declares. `out` receives `[rows, H, W, C]` or `[rows, C, H, W]` in
+    /// native byte order, at any address. `flips` has one byte per picture, nonzero to mirror it; `None` mirrors none.
+    ///
+    /// Errors: as [`Finish::output`]; [`ErrorKind::Shape`] if a length does not match.
     pub fn apply(
         &self,
         input: &Field,
@@ -113,7 +117,7 @@ impl Finish {
             _ => Err(Error::new(
                 ErrorKind::Shape,
                 Stage::Device,
-                format!("field `{}`: {what} has {len} bytes, not {row} for each of {rows} pictures", input.name()),
+                format!("field `{}`: {what} has {len} bytes; {rows} pictures need {row} each", input.name()),
             )),
         };
         fits("the input", pictures.len(), plan.input_bytes())?;
@@ -129,7 +133,7 @@ impl Finish {
         Ok(())
     }
 
-    /// Everything that does not depend on the pictures, made once per field. Errors: as of [`Finish::output`].
+    /// Precomputes the parts that do not depend on the pictures, once per field. Errors: as [`Finish::output`].
     pub(crate) fn plan(&self, input: &Field) -> Result<FinishPlan> {
         let (size, moments) = self.checked(input)?;
         let table = match self.dtype {
@@ -155,16 +159,16 @@ impl Finish {
         self.moments(size.channels).map_err(named).map(|moments| (size, moments))
     }
 
-    /// Checks all that is set, and finds each channel's mean and std.
+    /// Checks all settings, and returns each channel's mean and std.
     fn moments(&self, channels: usize) -> Result<Moments, String> {
         let max = match self.dtype {
             DType::F32 => f32::MAX,
             DType::F16 => f16::MAX.to_f32(),
             DType::BF16 => bf16::MAX.to_f32(),
-            other => return Err(format!("it can become f32, f16 or bf16, not {other}")),
+            other => return Err(format!("the dtype is {other}; use f32, f16 or bf16")),
         };
         if !(0.0..=1.0).contains(&self.flip) {
-            return Err(format!("the probability of a flip is {}, not in 0..=1", self.flip));
+            return Err(format!("the flip probability is {}; it must be in 0..=1", self.flip));
         }
         let mut moments = Moments { mean: [0.0; CHANNELS_MAX], std: [1.0; CHANNELS_MAX] };
         for c in 0..channels {
@@ -173,8 +177,8 @@ impl Finish {
                 return Err(format!("channel {c} has mean {mean} and std {std}; both must be finite, std above 0"));
             }
             (moments.mean[c], moments.std[c]) = (mean, std);
-            // Every step of the rule keeps the order, rounding too: the smallest and largest results are those of 0
-            // and 255. The difference is finite, since the mean is; the last division may overflow.
+            // Every step of the rule is monotonic, including rounding, so 0 and 255 give the smallest and largest
+            // results. The difference is finite because the mean is; the last division may overflow.
             let fits = |x: u8| moments.of(c, x).abs() <= max;
             if !fits(0) || !fits(255) {
                 return Err(format!(
@@ -192,14 +196,11 @@ fn each(what: &str, values: &[f32], channel: usize, channels: usize) -> Result<f
     let at = if values.len() == 1 { 0 } else { channel };
     match values.get(at) {
         Some(value) if values.len() == 1 || values.len() == channels => Ok(*value),
-        _ => Err(format!(
-            "{} values of {what} are set, and it has {channels} channels: 1 or {channels} fit",
-            values.len()
-        )),
+        _ => Err(format!("{} values of {what} for {channels} channels; set 1 or {channels}", values.len())),
     }
 }
 
-/// Mean and std per channel, as the kernels take them; 0 and 1 for channels that are not there.
+/// Mean and std per channel, as the kernels take them; 0 and 1 for absent channels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]
 pub(crate) struct Moments {
@@ -208,13 +209,13 @@ pub(crate) struct Moments {
 }
 
 impl Moments {
-    /// The rule, but for the dtype.
+    /// The rule, without the dtype conversion.
     fn of(&self, channel: usize, x: u8) -> f32 {
         normalized(x, self.mean[channel], self.std[channel])
     }
 }
 
-/// Size of one picture, each at least 1; `height * width * channels < 2^31`.
+/// Dimensions of one picture, each at least 1; `height * width * channels < 2^31`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Size {
     /// Lines.
@@ -227,17 +228,17 @@ pub(crate) struct Size {
 
 impl Size {
     fn of(input: &Field) -> Result<Self, String> {
-        let wanted = "u8 of a fixed shape [H, W, C] with 1 to 4 channels is needed";
+        let wanted = "it must be u8 of a fixed shape [H, W, C] with 1 to 4 channels";
         let dims = match input.shape() {
             Shape::Fixed(dims) if input.dtype() == DType::U8 => dims.as_slice(),
-            _ => return Err(format!("{wanted}, and it is {} {:?}", input.dtype(), input.shape())),
+            _ => return Err(format!("{wanted}, not {} {:?}", input.dtype(), input.shape())),
         };
         let &[height, width, channels @ 1..=CHANNELS_MAX] = dims else {
-            return Err(format!("{wanted}, and it is {dims:?}"));
+            return Err(format!("{wanted}, not {dims:?}"));
         };
         match height.checked_mul(width).and_then(|plane| plane.checked_mul(channels)) {
             Some(values) if values > 0 && i32::try_from(values).is_ok() => Ok(Self { height, width, channels }),
-            _ => Err(format!("a picture needs 1 to 2^31 - 1 values, and it is {dims:?}")),
+            _ => Err(format!("the picture is {dims:?}; it must have 1 to 2^31 - 1 values")),
         }
     }
 
@@ -246,7 +247,7 @@ impl Size {
     }
 }
 
-/// What every value of each channel becomes, `N` bytes each; channels that are not there are zero.
+/// Results for every value of each channel, `N` bytes each; zeros for absent channels.
 type Values<const N: usize> = Box<[[[u8; N]; 256]; CHANNELS_MAX]>;
 
 enum Table {
@@ -264,7 +265,7 @@ fn table<const N: usize>(moments: &Moments, size: Size, bytes: impl Fn(f32) -> [
     table
 }
 
-/// A [`Finish`] for one field, ready to run: on the CPU by [`FinishPlan::run_row`], on a GPU by its kernels.
+/// A [`Finish`] for one field, ready to run: by [`FinishPlan::run_row`] on the CPU, by kernels on a GPU.
 pub(crate) struct FinishPlan {
     size: Size,
     dtype: DType,
@@ -274,27 +275,27 @@ pub(crate) struct FinishPlan {
 }
 
 impl FinishPlan {
-    /// Bytes of one picture before.
+    /// Input bytes of one picture.
     pub(crate) fn input_bytes(&self) -> usize {
         self.size.values()
     }
 
-    /// Bytes of one picture after.
+    /// Output bytes of one picture.
     pub(crate) fn output_bytes(&self) -> usize {
         self.size.values() * self.dtype.size()
     }
 
-    /// Size of a picture.
+    /// Dimensions of a picture.
     pub(crate) fn size(&self) -> Size {
         self.size
     }
 
-    /// The dtype made: `F32`, `F16` or `BF16`.
+    /// Output dtype: `F32`, `F16` or `BF16`.
     pub(crate) fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Whether pictures become `[C, H, W]`.
+    /// Whether the output is `[C, H, W]`.
     pub(crate) fn is_channels_first(&self) -> bool {
         self.channels_first
     }
@@ -306,8 +307,9 @@ impl FinishPlan {
 }
 
 impl FinishPlan {
-    /// Finishes one picture: `input` has [`FinishPlan::input_bytes`], `out` has [`FinishPlan::output_bytes`] at any
-    /// address. No allocation.
+    /// Converts one picture without allocating.
+    ///
+    /// `input` has [`FinishPlan::input_bytes`]; `out` has [`FinishPlan::output_bytes`], at any address.
     pub(crate) fn run_row(&self, input: &[u8], flip: bool, out: &mut [u8]) {
         debug_assert_eq!((input.len(), out.len()), (self.input_bytes(), self.output_bytes()));
         match &self.table {
@@ -338,7 +340,7 @@ impl FinishPlan {
     }
 }
 
-/// Maps pixels to places of `out`, line by line, each line backwards where `flip` says so.
+/// Maps pixels to `out`, line by line; with `flip`, each line backwards.
 fn lines<P, T>(pixels: &[P], width: usize, flip: bool, out: &mut [T], made: impl Fn(&P) -> T) {
     for (line, out) in pixels.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
         let put = |(out, pixel): (&mut T, &P)| *out = made(pixel);

@@ -1,8 +1,8 @@
-//! Where batches are handed out: the host's memory, or a GPU's.
+//! The devices of batches: host memory, or a GPU.
 //!
-//! A device that is absent is a value, not a build option: [`Device::auto`] says what it chose and why. What a loader asks of a
-//! device is one trait, `Backend` (`backend.rs`). The host hands out views of the slot itself. A CUDA device ([`cuda`]) pins the
-//! slots and copies full ones on a stream of its own.
+//! An absent device is a run-time value, not a build option: [`Device::auto`] says what it chose, and why. The trait
+//! `Backend` (`backend.rs`) is all that a loader uses of a device. The host delivers views of the slot itself. A CUDA
+//! device ([`cuda`]) pins the slots, and copies full ones on its own stream.
 
 #![cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "the host is the only backend then"))]
 
@@ -23,14 +23,14 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// Where the fields of a batch lie.
+/// The device that holds the fields of a batch.
 #[derive(Clone)]
 pub struct Device {
     backend: Arc<dyn Backend>,
     why: String,
 }
 
-/// CUDA in a build without it: one sentence.
+/// The stand-in for CUDA in a build without the feature.
 #[cfg(not(feature = "cuda"))]
 mod cuda {
     use super::{Arc, Backend, Error, ErrorKind, Result, Stage};
@@ -54,53 +54,55 @@ mod cuda {
     }
 }
 
-/// Driver objects that broken devices kept, in this process.
+/// Driver objects that broken devices leaked in this process.
 pub(crate) fn leaked() -> u64 {
     cuda::leaked()
 }
 
-/// Kinds of device.
+/// Kind of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeviceKind {
     /// Memory of the process.
     Host,
-    /// Memory of the CUDA device with that number.
+    /// Memory of the CUDA device with this number.
     Cuda(usize),
 }
 
 impl Device {
-    /// The host: batches are views of their slots, no copy is made.
+    /// The host: batches are views of their slots, without a copy.
     pub fn host() -> Self {
-        Self::host_since("asked for")
+        Self::host_since("requested")
     }
 
     fn host_since(why: impl Into<String>) -> Self {
         Self { backend: Arc::new(Host), why: why.into() }
     }
 
-    /// A GPU where one is usable, else the host; [`why`](Self::why) says which and why. Of several GPUs the one with the
-    /// number that the launcher gave this process on its node ([`Shard::local_rank`](crate::Shard::local_rank)), else the
-    /// first.
+    /// A usable GPU, or else the host; [`why`](Self::why) gives the choice and its reason.
+    ///
+    /// Among several GPUs it takes the number of this process on its node, as set by the launcher
+    /// ([`Shard::local_rank`](crate::Shard::local_rank)); without a launcher, the first.
     pub fn auto() -> Self {
         cuda::best().map_or_else(Self::host_since, |(gpu, why)| Self::of(gpu, &why))
     }
 
-    /// The GPU with that number among those that the process sees (`CUDA_VISIBLE_DEVICES` is respected).
+    /// The GPU with this number among the visible ones (`CUDA_VISIBLE_DEVICES` is respected).
     ///
-    /// Errors: [`ErrorKind::Device`], saying why not: no driver, too old, no such device, no memory
-    /// left for a context.
+    /// Errors: [`ErrorKind::Device`] with the reason: no driver, a driver too old, no such device, no memory left for a
+    /// context.
     pub fn cuda(ordinal: usize) -> Result<Self> {
-        Ok(Self::of(cuda::open(ordinal)?, "asked for"))
+        Ok(Self::of(cuda::open(ordinal)?, "requested"))
     }
 
-    /// The GPU of this context, for programs that use cudarc themselves: events of one context object order the work of
-    /// the other only when both are the same.
+    /// The GPU of this context, for programs that use cudarc themselves.
+    ///
+    /// Events order work between the two only within one context object, so the loader must share it.
     ///
     /// Errors: as [`cuda`](Self::cuda).
     #[cfg(feature = "cudarc")]
     pub fn cuda_in(context: Arc<cudarc::driver::CudaContext>) -> Result<Self> {
-        Ok(Self::of(cuda::interop::open(context)?, "asked for, in the caller's context"))
+        Ok(Self::of(cuda::interop::open(context)?, "requested, in the caller's context"))
     }
 
     pub(crate) fn of(gpu: Arc<dyn Backend>, why: &str) -> Self {
@@ -108,7 +110,7 @@ impl Device {
         Self { backend: gpu, why }
     }
 
-    /// What there is, and why what is missing is not used: for people. Starts the driver, makes no context.
+    /// Readable list of devices, with the reason why any is unusable. Starts the driver, but creates no context.
     ///
     /// ```
     /// println!("{}", feedline::Device::probe());
@@ -117,17 +119,17 @@ impl Device {
         cuda::probe()
     }
 
-    /// Which kind it is.
+    /// Kind of the device.
     pub fn kind(&self) -> DeviceKind {
         self.backend.kind()
     }
 
-    /// Why this one.
+    /// Reason for the choice.
     pub fn why(&self) -> &str {
         &self.why
     }
 
-    /// Where the GPU sits, as in `/sys/bus/pci/devices`; `None` for the host.
+    /// PCI address of the GPU, as in `/sys/bus/pci/devices`; `None` for the host.
     pub fn pci_bus_id(&self) -> Option<&str> {
         self.backend.pci_bus_id()
     }
@@ -140,8 +142,9 @@ impl Device {
 impl FromStr for Device {
     type Err = Error;
 
-    /// `auto`, `host` (or `cpu`), `cuda` (the first) or `cuda:N`: what command lines take. Errors: as [`Device::cuda`], and
-    /// [`ErrorKind::Config`] for other words.
+    /// Parses `auto`, `host` (or `cpu`), `cuda` (the first) or `cuda:N`, as command lines take them.
+    ///
+    /// Errors: as [`Device::cuda`], and [`ErrorKind::Config`] for other words.
     fn from_str(words: &str) -> Result<Self> {
         let ordinal = match words {
             "auto" => return Ok(Self::auto()),
@@ -150,7 +153,7 @@ impl FromStr for Device {
             _ => words.strip_prefix("cuda:").and_then(|number| number.parse().ok()),
         };
         let unknown = || {
-            let message = format!("no device is called {words:?}; there are auto, host and cuda:N");
+            let message = format!("no device is called {words:?}: use auto, host or cuda:N");
             Error::new(ErrorKind::Config, Stage::Build, message)
         };
         Self::cuda(ordinal.ok_or_else(unknown)?)
@@ -158,7 +161,7 @@ impl FromStr for Device {
 }
 
 impl Default for Device {
-    /// The host: what a program does must not depend on the machine unless it asks for that ([`auto`](Self::auto)).
+    /// The host. A program should depend on the machine only if it asks to, with [`auto`](Self::auto).
     fn default() -> Self {
         Self::host_since("the default")
     }

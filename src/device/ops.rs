@@ -1,34 +1,33 @@
-//! The operations on a batch on its way to the consumer: the agreement between the pipeline, which makes the slot, and the
-//! device, which makes the batch's contents of it. Pure.
+//! Operations on a batch after its slot is full: the contract between the pipeline, which fills the slot, and the
+//! device, which makes the batch's contents from it. Pure.
 //!
-//! Fields go by their numbers. Those of the slot have the same numbers in the contents; what is made on the device follows behind
-//! them.
+//! Fields are numbered. Fields of the slot keep their numbers in the contents; fields made on the device follow them.
 
 use super::finish::FinishPlan;
 use crate::tensor::PAGE;
 use std::sync::Arc;
 
-/// One operation on a batch after the copy of its slot. A device runs them in the order of the list; none reads the slot.
+/// One operation on a batch after the copy of its slot. A device runs the list in order; no operation reads the slot.
 #[derive(Clone)]
 pub(crate) enum DeviceOp {
-    /// Storage has written the field: rows go where they belong, blank ones are zeroed.
+    /// Moves rows that storage wrote to their places, and zeroes blank ones.
     Place(DirectStep),
-    /// Floats are made of pictures.
+    /// Converts pictures to floats.
     Finish(Arc<FinishStep>),
 }
 
-/// A field of floats made of one of `u8`.
+/// Conversion of a `u8` field to a field of floats.
 pub(crate) struct FinishStep {
     pub(crate) plan: FinishPlan,
     /// The `u8` field.
     pub(crate) input: usize,
-    /// The field of the slot that says, on a device, which pictures are mirrored: a byte each.
+    /// On a device: the slot's field with one byte per picture, nonzero for a mirrored one.
     pub(crate) flips: Option<usize>,
-    /// The field in the contents that it makes.
+    /// The output field, in the contents.
     pub(crate) output: usize,
 }
 
-/// A field that storage writes into device memory. It takes no room in the slot.
+/// A field that storage writes into device memory. It takes no space in the slot.
 #[derive(Clone, Debug)]
 pub(crate) struct DirectStep {
     /// Field of the dataset.
@@ -36,21 +35,21 @@ pub(crate) struct DirectStep {
     /// Field of the contents.
     pub(crate) field: usize,
     pub(crate) row_bytes: usize,
-    /// Where rows are read to that are not whole pages of their file.
+    /// Gathering of rows that are not whole pages of their file.
     pub(crate) gather: Option<Gather>,
 }
 
-/// Rows with the pages around them, before they are moved to where they belong.
+/// Staging of rows, with their surrounding pages, before the gather moves them into place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gather {
     /// Field of the contents: [`stride`](DirectStep::stride) bytes for each row.
     pub(crate) staging: usize,
-    /// Field of the slot: where in that field each row begins, `u64`.
+    /// Field of the slot with the offset of each row within its staging bytes, `u64`.
     pub(crate) offsets: usize,
 }
 
 impl DirectStep {
-    /// Bytes of the staging area for a row: its pages, at whichever offset it begins.
+    /// Staging bytes of one row: enough pages for any offset.
     pub(crate) fn stride(row_bytes: usize) -> usize {
         row_bytes.next_multiple_of(PAGE) + PAGE
     }

@@ -7,20 +7,22 @@ use std::sync::Arc;
 
 /// The legacy default stream.
 pub(crate) const LEGACY: usize = 1;
-/// The default stream of whichever thread asks.
+/// The per-thread default stream: a different stream on each thread.
 pub(crate) const PER_THREAD: usize = 2;
 
-/// A stream of the consumer: batches that are bound to it are there before the work that it is given afterwards, and their
-/// memory is used again only behind the work that it was given before the batch was dropped.
+/// A stream of the consumer, for binding batches.
+///
+/// Work enqueued after the binding sees the batch's data. The memory of a dropped batch is reused only after the work
+/// enqueued before the drop.
 #[derive(Clone)]
 pub struct Stream {
     raw: usize,
     owner: Option<Owner>,
 }
 
-/// What keeps a stream alive.
+/// The owner that keeps a stream alive.
 #[derive(Clone)]
-#[cfg_attr(not(feature = "cudarc"), allow(dead_code, reason = "no type of a user's stream is known"))]
+#[cfg_attr(not(feature = "cudarc"), allow(dead_code, reason = "only cudarc has a type for streams"))]
 struct Owner {
     /// The stream's context.
     context: usize,
@@ -29,35 +31,38 @@ struct Owner {
 }
 
 impl Stream {
-    /// The legacy default stream: what programs use that never made a stream. It is what a batch is bound to when its
-    /// memory is asked for and nothing else was said.
+    /// The legacy default stream, for programs that never create one.
+    ///
+    /// A batch is bound to it when its memory is requested without any other binding.
     pub fn legacy() -> Self {
         Self { raw: LEGACY, owner: None }
     }
 
     /// A stream of CUDA's driver or runtime API (`CUstream`, `cudaStream_t`; in PyTorch
-    /// `torch.cuda.current_stream().cuda_stream`). 0 is the legacy default stream; 2, the per-thread default stream, is
-    /// refused when a batch is bound to it, for it is another one on each thread.
+    /// `torch.cuda.current_stream().cuda_stream`).
+    ///
+    /// 0 is the legacy default stream. 2, the per-thread default stream, is refused when a batch is bound, because it
+    /// is a different stream on each thread.
     ///
     /// # Safety
-    /// The stream must live, on the device of the loader, until every batch that is bound to it has been dropped. Drop
-    /// none of them while a graph is captured from it, see [CUDA graphs](crate::device::cuda#cuda-graphs).
+    /// The stream must live, on the loader's device, until every batch bound to it has been dropped. Do not
+    /// drop a batch while a graph is captured from the stream, see [CUDA graphs](crate::device::cuda#cuda-graphs).
     pub unsafe fn from_raw(stream: usize) -> Self {
         Self::promised(stream)
     }
 
-    /// As [`from_raw`](Self::from_raw), whose promise was made to somebody else.
+    /// As [`from_raw`](Self::from_raw), with the promise made to another caller.
     pub(crate) fn promised(stream: usize) -> Self {
         Self { raw: if stream == 0 { LEGACY } else { stream }, owner: None }
     }
 
-    /// A stream of `context`, alive for as long as `stream`.
+    /// A stream of `context`, which lives as long as `stream`.
     #[cfg(feature = "cudarc")]
     pub(crate) fn owned(raw: usize, context: usize, stream: Arc<dyn Any + Send + Sync>) -> Self {
         Self { raw: if raw == 0 { LEGACY } else { raw }, owner: Some(Owner { context, stream }) }
     }
 
-    /// Whether it lives for as long as this value does, whatever was promised.
+    /// Whether this value itself keeps the stream alive.
     pub(crate) fn keeps_itself(&self) -> bool {
         self.owner.is_some() || self.raw == LEGACY
     }
@@ -67,7 +72,7 @@ impl Stream {
         self.raw
     }
 
-    /// The context that its owner says it is of.
+    /// The stream's context, as its owner states it.
     pub(crate) fn context(&self) -> Option<usize> {
         self.owner.as_ref().map(|owner| owner.context)
     }

@@ -1,7 +1,7 @@
-//! `build`: settings are checked, fields get their routes, memory is planned and reserved, threads start.
+//! `build`: checks settings, routes fields, plans and reserves memory, starts threads.
 //!
 //! ```text
-//! check ──► open the reader ──► fields: recipe, routes, layouts ──► memory: the plan ──► Assembly ──► threads ──► Loader
+//! check ──► open reader ──► fields: recipe, routes, layouts ──► memory: the plan ──► Assembly ──► threads ──► Loader
 //! ```
 
 use super::device_stage::{DeviceStage, Routes};
@@ -40,28 +40,30 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-/// Decode workers at most: each is a thread with buffers of its own.
+/// Maximum decode workers: each is a thread with its own buffers.
 const WORKERS_MAX: usize = 1024;
-/// Batch slots at most.
+/// Maximum batch slots.
 const SLOTS_MAX: usize = 65_536;
-/// Bytes of a sample at most: beyond any memory, and far from where sums overflow.
+/// Maximum bytes of a sample: larger than any memory, and small enough that sums cannot overflow.
 const SAMPLE_MAX: u64 = 1 << 44;
-/// Shorter deadlines would take a busy machine for a dead one.
+/// Shorter deadlines would report a busy machine as stalled.
 const STALL_LEAST: Duration = Duration::from_millis(20);
-/// Batches on a device by default.
+/// Default number of batches on a device.
 const DEVICE_BATCHES: usize = 3;
-/// Rows of a batch by default.
+/// Default rows of a batch.
 const BATCH_DEFAULT: usize = 32;
 
 impl LoaderBuilder {
-    /// Checks everything, reserves all memory and starts the threads. For saved states it looks at the dataset: it reads the
-    /// ends of up to 256 files, see [`Fingerprint`](crate::dataset::Fingerprint).
+    /// Checks all settings, reserves all memory and starts the threads.
     ///
-    /// Errors: [`ErrorKind::Config`] for a setting that is not legal, [`ErrorKind::Empty`] for a dataset without samples or
-    /// epochs without a batch, [`ErrorKind::Budget`] with the sum when the budget, or its part of the shared one, is too small,
-    /// and whatever opening the sources finds.
+    /// For saved states it fingerprints the dataset: it reads the ends of up to 256 files, see
+    /// [`Fingerprint`](crate::dataset::Fingerprint).
+    ///
+    /// Errors: [`ErrorKind::Config`] for an invalid setting, [`ErrorKind::Empty`] for a dataset without samples or an
+    /// epoch without a batch, [`ErrorKind::Budget`] with the sum if the budget, or the part of a shared one, is too
+    /// small, and any error of opening the sources.
     pub fn build(self) -> Result<Loader> {
-        // Datasets, decoders and samplers are the user's code.
+        // Datasets, decoders and samplers are the user's code: they may panic.
         caught(Stage::Build, || self.make())
     }
 
@@ -90,8 +92,8 @@ impl LoaderBuilder {
             reserved,
         };
         let facts = assembly.facts(placing.line(self.machine.numa, workers), before, &first);
-        // Apart from the rest, since workers may be left where they are. What else there is of threads and memory is made,
-        // and populated, on the node.
+        // Worker threads have their own placement, because they may stay unpinned. All other threads and memory are
+        // made, and populated, on the node.
         let place = placing.for_workers(self.machine.numa, workers);
         let threads = on_node(place, || runtime::pool(workers, &assembly.meters))??;
         let (pinning, pinned) = bounded(0);
@@ -114,7 +116,7 @@ impl LoaderBuilder {
             any_batch: self.run.any_batch,
             stop: self.run.stop,
         };
-        // Now, while the dataset is the one that the run begins with. Where a file cannot be read `state()` says so.
+        // Now, while the dataset is as the run first sees it. If a file cannot be read, `state()` returns the error.
         let _ = shared.run_identity();
         if let Some(state) = &self.run.resume {
             shared.resume(state)?;
@@ -131,7 +133,7 @@ impl LoaderBuilder {
         if self.on_host() { 0 } else { self.device.batches.unwrap_or(DEVICE_BATCHES) }
     }
 
-    /// Decode workers: as many as set, else one per CPU that the process may use, of the node where it is placed on one.
+    /// Decode workers: the setting, or else one per usable CPU, of the node if there is a placement.
     fn worker_count(&self, place: Option<&Placement>) -> usize {
         self.memory.workers.unwrap_or_else(|| {
             let cores = cores();
@@ -139,12 +141,12 @@ impl LoaderBuilder {
         })
     }
 
-    /// Distinct bad samples that are put up with.
+    /// Maximum number of distinct bad samples.
     fn substitutes(&self) -> Result<u64> {
         match (self.faults.on_bad, &self.faults.ledger) {
-            (OnBadSample::Fail, Some(_)) => {
-                Err(config("a ledger, but no sample is ever substituted: see `on_bad_sample`"))
-            }
+            (OnBadSample::Fail, Some(_)) => Err(config(
+                "a ledger is set, but the policy never substitutes: set `on_bad_sample`, or omit the ledger",
+            )),
             (OnBadSample::Fail, None) => Ok(0),
             (OnBadSample::Substitute { budget }, _) => Ok(budget),
         }
@@ -155,12 +157,16 @@ impl LoaderBuilder {
         let run = &self.run;
         let of_ranks = |rows: usize| (rows as u64).checked_mul(u64::from(run.shard.world()));
         match (run.batch, &run.resume) {
-            (Some(BatchSize::Global(0)), _) => Err(config("global_batch is 0")),
-            (Some(BatchSize::Rank(0)), _) => Err(config("batch_size is 0")),
+            (Some(BatchSize::Global(0)), _) => Err(config("global_batch is 0; set at least 1")),
+            (Some(BatchSize::Rank(0)), _) => Err(config("batch_size is 0; set at least 1")),
             (Some(BatchSize::Global(rows)), _) => Ok(rows),
-            (Some(BatchSize::Rank(rows)), _) => of_ranks(rows).ok_or_else(|| config("batch_size is too large")),
+            (Some(BatchSize::Rank(rows)), _) => {
+                of_ranks(rows).ok_or_else(|| config("batch_size is too large: the global batch exceeds 64 bits"))
+            }
             (None, Some(state)) => Ok(state.global_batch()),
-            (None, None) => of_ranks(BATCH_DEFAULT).ok_or_else(|| config("too many ranks")),
+            (None, None) => {
+                of_ranks(BATCH_DEFAULT).ok_or_else(|| config("too many ranks: the global batch exceeds 64 bits"))
+            }
         }
     }
 
@@ -172,13 +178,13 @@ impl LoaderBuilder {
         self.device.streams.iter().try_for_each(|stream| backend.check_stream(stream))?;
         let (deadline, memory) = (self.faults.stall_deadline, &self.memory);
         if deadline < STALL_LEAST {
-            return Err(config(&format!("a stall_deadline of {deadline:?}; at least {STALL_LEAST:?}")));
+            return Err(config(&format!("stall_deadline is {deadline:?}; set at least {STALL_LEAST:?}")));
         }
         if memory.workers == Some(0) {
-            return Err(config("workers is 0"));
+            return Err(config("workers is 0; set at least 1"));
         }
         if memory.workers.is_some_and(|workers| workers > WORKERS_MAX) {
-            return Err(config(&format!("more than {WORKERS_MAX} workers")));
+            return Err(config(&format!("workers is too large; set at most {WORKERS_MAX}")));
         }
         if self.device.batches.is_some_and(|batches| !(2..=SLOTS_MAX).contains(&batches)) {
             return Err(config(&format!("device_batches must be 2 to {SLOTS_MAX}")));
@@ -188,7 +194,7 @@ impl LoaderBuilder {
         }
         let largest = self.dataset.sample_bytes_max();
         if largest > SAMPLE_MAX {
-            let message = format!("a sample of {largest} bytes; {SAMPLE_MAX} are possible");
+            let message = format!("the largest sample has {largest} bytes; at most {SAMPLE_MAX} are possible");
             return Err(Error::new(ErrorKind::Limit, Stage::Build, message));
         }
         Ok(())
@@ -205,9 +211,9 @@ impl LoaderBuilder {
         on_node(place, || runtime::within(deadline, "the storage of the dataset's files", open))??
     }
 
-    /// How samples become rows, and which route each field takes to the device.
+    /// The recipe of samples, and each field's route to the device.
     fn recipe(&self, opened: &Opened) -> Result<(Recipe, Routes)> {
-        // The cache is asked first also where it has no room: then what is missing is read past it.
+        // The cache is asked first even where it has no room for the dataset: misses are then read past it.
         let cached = opened.cache.is_some() && !opened.choice.direct;
         let substitutes = self.faults.on_bad != OnBadSample::Fail;
         let mut routes = Routes::new(&self.device, &*self.dataset, cached, substitutes);
@@ -215,7 +221,7 @@ impl LoaderBuilder {
         Ok((recipe, routes))
     }
 
-    /// What makes the jobs of epochs, and the job of the first.
+    /// The maker of epoch jobs, and the job of the first epoch.
     fn jobs(&self, global: u64) -> Result<(JobMaker, Arc<Job>)> {
         let run = &self.run;
         let last = run.last.or(run.resume.as_ref().map(|state| state.checkpoint().last)).unwrap_or_default();
@@ -236,7 +242,7 @@ impl LoaderBuilder {
         Ok((jobs, first))
     }
 
-    /// Where the fields lie in a slot and in a batch on the device, whose memory is offered to cuFile.
+    /// Layouts of the fields in a slot and in a device batch. Offers the batch's memory to cuFile.
     fn fields(&self, mut recipe: Recipe, mut routes: Routes, rows: usize) -> Result<Fields> {
         if !routes.reserve(Layout::new(&recipe.contents, rows)?.bytes(), self.batches_on_device())? {
             recipe = Recipe::new(&*self.dataset, self.steps.clone(), !self.on_host(), |_| Ok(Vec::new()))?;
@@ -247,7 +253,7 @@ impl LoaderBuilder {
         Ok(Fields { recipe, routes, slot, contents })
     }
 
-    /// The sum of all memory, and what it takes of a shared budget.
+    /// The sum of all memory, and the lease on a shared budget.
     fn reserved(&self, fields: &Fields, opened: &Opened, first: &Job, workers: usize) -> Result<Reserved> {
         let pending = 2 * opened.reader.depth() + workers;
         let mut demand = demand(&*self.dataset, fields, opened, workers, pending);
@@ -273,7 +279,7 @@ impl LoaderBuilder {
         Ok(Reserved { plan, lease: Some(lease), pending, room })
     }
 
-    /// What all batches share.
+    /// Data that all batches share.
     fn batch_info(&mut self, recipe: &Recipe, plan: &MemoryPlan, meters: &Arc<Meters>) -> BatchInfo {
         let (most, permit) =
             if self.on_host() { (plan.slots, "slots") } else { (plan.device_batches, "device_batches") };
@@ -300,34 +306,36 @@ fn no_batches(whole: &Batches, global: u64) -> Error {
     let message = match whole.len() {
         0 => "the order has no positions".into(),
         len => {
-            format!("an epoch of {len} samples has no batch of {global}, and `LastBatch::Drop` drops what fills none")
+            format!(
+                "an epoch of {len} samples has no batch of {global}: lower the batch, or keep the rest by `last_batch`"
+            )
         }
     };
     Error::new(ErrorKind::Empty, Stage::Build, message)
 }
 
-/// How the fields of a sample become rows, and where those lie.
+/// The recipe of the fields, with their routes and layouts.
 struct Fields {
     recipe: Recipe,
     routes: Routes,
-    /// Of a slot.
+    /// Layout of a slot.
     slot: Layout,
-    /// Of a batch as it is handed out; on the host that is the slot.
+    /// Layout of a delivered batch; on the host, of its slot.
     contents: Layout,
 }
 
-/// The memory that a loader takes.
+/// The memory of a loader.
 struct Reserved {
     plan: MemoryPlan,
-    /// Of a shared budget.
+    /// Lease on a shared budget.
     lease: Option<Lease>,
-    /// Samples in flight at most.
+    /// Maximum samples in flight.
     pending: usize,
-    /// For substitutes.
+    /// Memory for substitutes.
     room: Room,
 }
 
-/// What the memory sum depends on, apart from the settings.
+/// The inputs of the memory sum other than settings.
 fn demand(dataset: &dyn Dataset, fields: &Fields, opened: &Opened, workers: usize, pending: usize) -> Demand {
     let (recipe, files) = (&fields.recipe, dataset.sources().total_bytes());
     // Each part of a sample may need its own pages, and the aligned bytes around it.
@@ -341,7 +349,7 @@ fn demand(dataset: &dyn Dataset, fields: &Fields, opened: &Opened, workers: usiz
         workers,
         depth: opened.reader.depth(),
         encoded_max,
-        // Rows that are read in place need the ring only where a file does not fit the alignment.
+        // Rows read in place need the ring only for files with unaligned offsets.
         encoded_mean: if in_place { 0 } else { mean.min(encoded_max) },
         cached: opened.cache.is_some() && !in_place,
         scratch: recipe.scratch_bytes(),
@@ -354,16 +362,16 @@ fn demand(dataset: &dyn Dataset, fields: &Fields, opened: &Opened, workers: usiz
     }
 }
 
-/// What substituting needs: the largest sample or chunk, encoded and open.
+/// Memory of substitution: the largest sample or chunk, encoded and open.
 fn substitute_room(demand: &Demand, policy: OnBadSample) -> Room {
     let OnBadSample::Substitute { budget } = policy else { return Room::default() };
     let chunk = demand.chunks.as_ref();
-    // Nothing is encoded elsewhere where all lies in memory.
+    // If all bytes are in memory already, no encoded copy exists.
     let encoded = if demand.encoded_max == 0 { 0 } else { chunk.map_or(demand.encoded_max, |chunk| chunk.encoded) };
     Room { budget, encoded, chunk: chunk.map_or(0, |chunk| chunk.bytes), lists: chunk.map_or(0, |chunk| chunk.lists) }
 }
 
-/// Everything `build` has decided, on its way to threads.
+/// The decisions of `build`, from which it starts the threads.
 struct Assembly {
     dataset: Arc<dyn Dataset>,
     chunk_starts: Option<Arc<[u64]>>,
@@ -377,21 +385,21 @@ struct Assembly {
 
 type WorkerThreads = (rayon::ThreadPool, runtime::Handles);
 
-/// A loader that runs.
+/// A running loader.
 struct Started {
     runtime: Runtime,
     ready: Receiver<Contents>,
     idle: Option<Arc<dyn IdleMeter>>,
 }
 
-/// The ends of the channels that the exchange does not keep.
+/// Channel ends outside the exchange.
 struct Ends {
     ready: Receiver<Contents>,
     maps: Option<Receiver<Filled>>,
 }
 
 impl Assembly {
-    /// What reports say of what was decided.
+    /// The decisions, as reports show them.
     fn facts(&self, numa: Option<String>, before: Before, first: &Job) -> Facts {
         let (plan, choice) = (self.reserved.plan.clone(), self.opened.choice.clone());
         let (routes, direct) = self.fields.routes.chosen();
@@ -414,7 +422,7 @@ impl Assembly {
         let idle_meter = stage.as_ref().map(DeviceStage::idle);
         let (exchange, Ends { ready, maps }) = self.exchange(stage.as_ref().map(DeviceStage::to_device));
         let closing = CloseOnError(Some(exchange.clone()));
-        // Where free slots go is known to them; they are announced when the threads are there.
+        // Slots hold their exchange, so announcing them waits until the threads exist.
         let (spec, plan) = (self.fields.recipe.spec.clone(), &self.reserved.plan);
         let slots = Pool::new(spec, self.fields.slot.clone(), plan.slots, Box::new(exchange.clone()))?;
         let (side, idle) = self.io_side(&exchange, slots.regions())?;
@@ -434,7 +442,7 @@ impl Assembly {
         Ok(Started { runtime, ready, idle: idle_meter })
     }
 
-    /// Where slots go. Every channel has room for every slot there is, so that giving one back never waits.
+    /// The exchange of slots. Every channel has room for all slots, so returning a slot never blocks.
     fn exchange(&mut self, to_device: Option<ToDevice>) -> (Arc<Exchange>, Ends) {
         let plan = &self.reserved.plan;
         let (frees, frees_out) = bounded(plan.slots);
@@ -458,8 +466,8 @@ impl Assembly {
         (Arc::new(exchange), Ends { ready, maps })
     }
 
-    /// What the I/O thread owns: encoded bytes, chunks, and what the reader may register with the kernel; and where entries for
-    /// samples in flight come back.
+    /// The I/O thread's own state: the ring of encoded bytes, chunks, and the regions that the reader may register with
+    /// the kernel. Also returns the sender that brings back sample entries.
     fn io_side(&self, exchange: &Exchange, slots: &[Arc<Region>]) -> Result<(IoSide, Sender<Box<Sample>>)> {
         let (plan, waker) = (&self.reserved.plan, &exchange.waker);
         let parts = self.fields.recipe.handlers.len();
@@ -477,7 +485,7 @@ impl Assembly {
         Ok((IoSide { frees: exchange.frees_out.clone(), idle, ring, chunks, regions }, idle_in))
     }
 
-    /// What every thread knows, and the reader, which is the I/O thread's.
+    /// The state that all threads share, and the I/O thread's reader.
     fn core(
         self,
         exchange: Arc<Exchange>,
@@ -519,7 +527,7 @@ impl Assembly {
     }
 }
 
-/// When `build` fails half-way, the slots that lie in the exchange already must not stay there for ever.
+/// Frees the slots that already are in the exchange when `build` fails half-way; otherwise they would leak.
 struct CloseOnError(Option<Arc<Exchange>>);
 
 impl CloseOnError {
@@ -552,7 +560,7 @@ mod tests {
         builder.reader(Mode::Pread).depth(3)
     }
 
-    /// Names of the threads of this process that run on exactly these CPUs.
+    /// Names of the threads of this process with exactly these allowed CPUs.
     fn threads_on(cpus: &str) -> Vec<String> {
         let mut names = Vec::new();
         for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
@@ -566,7 +574,7 @@ mod tests {
         names
     }
 
-    /// A name that is there fewer times than it should be.
+    /// A name with fewer threads than expected.
     fn missing<'n>(names: &[&'n str], threads: &[String]) -> Option<&'n str> {
         let wanted = |name: &str| names.iter().filter(|other| **other == name).count();
         let found = |name: &str| threads.iter().filter(|other| *other == name).count();
@@ -574,7 +582,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_io_thread_and_reader_run_on_the_node_and_the_report_says_so() {
+    fn all_threads_run_on_the_node_and_the_report_names_it() {
         let (cpu, all) = own_cpus();
         let sysfs = Sysfs::around(&cpu);
         let seen = Arc::new(Mutex::new(Vec::new()));
@@ -586,7 +594,7 @@ mod tests {
             }
         };
         let loader = builder(&sysfs).numa(Numa::Node(0)).workers(3).map(map).build().unwrap();
-        // The system cuts names to 15 bytes, and a thread bears the name of who started it until it runs.
+        // The kernel cuts names to 15 bytes, and a new thread has its parent's name until it runs.
         let mut names = ["feedline-dec-0", "feedline-dec-1", "feedline-dec-2", "feedline-io"].to_vec();
         names.extend(["feedline-pread-"; 3]);
         let started = std::time::Instant::now();
@@ -603,7 +611,7 @@ mod tests {
     }
 
     #[test]
-    fn one_worker_for_each_cpu_of_the_node_is_the_default() {
+    fn default_workers_match_the_cpus_of_the_node() {
         let (cpu, _) = own_cpus();
         let sysfs = Sysfs::around(&cpu);
         assert_eq!(builder(&sysfs).numa(Numa::Node(0)).build().unwrap().plan().workers, 1);
@@ -615,7 +623,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_cannot_be_had_is_an_error_of_build() {
+    fn build_refuses_an_unusable_node() {
         let sysfs = Sysfs::new(&[("devices/system/node/node0/cpulist", "1022")]);
         for (node, words) in [(0, "NUMA node 0 has 1022"), (9, "node9/cpulist cannot be read")] {
             let error = builder(&sysfs).numa(Numa::Node(node)).build().unwrap_err();

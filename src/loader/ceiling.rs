@@ -1,4 +1,4 @@
-//! How fast the consumer could go: the same batches again and again, without reading, decoding or copying.
+//! The consumer's maximum speed: replays the same batches, without reading, decoding or copying.
 
 use super::epoch::{Epoch, From};
 use super::{Life, Live, Place};
@@ -7,15 +7,16 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::time::Instant;
 
-/// Batches that are replayed: two, so that the next one is there while the consumer still has the last.
+/// Number of replayed batches: two, so that the next is ready while the consumer holds the last.
 const BATCHES: u64 = 2;
 
 /// Iterator over replayed batches, see [`Loader::ceiling`](crate::Loader::ceiling).
 ///
-/// Each batch is one of the loader's, with its bytes, handed out again once it was dropped. Do not write to them on a device.
+/// Each is a real batch of the loader with its bytes, handed out again after its drop. Do not write to them on a
+/// device.
 pub struct Ceiling {
     shared: Life,
-    /// The loader's place before; it is restored afterwards.
+    /// The loader's place before, restored on drop.
     place: Place,
     back: Sender<Contents>,
     kept: Receiver<Contents>,
@@ -23,13 +24,13 @@ pub struct Ceiling {
     samples: u64,
     began: Option<Instant>,
     ended: Option<Instant>,
-    /// Keeps other iterators away, which would move the place; released after the place is restored.
+    /// Excludes other iterators, which would move the place. Released after the place is restored.
     _live: Live,
 }
 
 impl Ceiling {
     pub(super) fn start(shared: Life, steps: u64) -> Result<Self> {
-        let live = Live::claim(&shared, "drop the iterator of the epoch before the ceiling is measured")?;
+        let live = Live::claim(&shared, "another iterator of this loader is alive: drop it before `ceiling`")?;
         let (back, kept) = unbounded();
         let place = shared.place();
         let mut ceiling =
@@ -41,11 +42,11 @@ impl Ceiling {
     fn fetch(&mut self) -> Result<()> {
         let batches = BATCHES.min(self.shared.info.most as u64);
         let mut epoch = Epoch::begin(self.shared.clone(), From::Here, u64::MAX, batches, None)?;
-        // Dropped at once, each goes to `kept`.
+        // Dropping each batch sends it to `kept`.
         epoch.by_ref().try_for_each(|batch| batch.map(|batch| drop(batch.again(self.back.clone()))))
     }
 
-    /// Samples per second that the consumer took since the first batch; 0 before the second.
+    /// Samples per second of the consumer since the first batch; 0 before the second.
     pub fn samples_per_s(&self) -> f64 {
         let (Some(began), Some(ended)) = (self.began, self.ended) else { return 0.0 };
         self.samples as f64 / (ended - began).as_secs_f64().max(1e-9)
@@ -54,7 +55,7 @@ impl Ceiling {
     fn hand_out(&mut self) -> Result<Batch> {
         self.shared.info.process.check()?;
         let contents = self.kept.recv_timeout(self.shared.deadlines.held).map_err(|_| {
-            let message = "the caller holds every batch that is replayed; drop one";
+            let message = "the caller holds every replayed batch; drop one";
             Error::new(ErrorKind::BatchesHeld, Stage::Batch, message)
         })?;
         Batch::new(contents, self.shared.info.clone()).map(|batch| batch.again(self.back.clone()))
@@ -89,7 +90,7 @@ impl Iterator for Ceiling {
 impl Drop for Ceiling {
     fn drop(&mut self) {
         if self.shared.info.process.is_forked() {
-            // With the batches that it holds.
+            // Leaks the channel with the batches in it.
             return std::mem::forget(self.kept.clone());
         }
         self.shared.set_place(self.place);

@@ -1,5 +1,6 @@
-//! The device stage of a loader: the routes of the fields, memory and streams on the device, the transfer thread. A loader whose
-//! batches are handed out on the host has none.
+//! The device stage of a loader: routes of the fields, device memory and streams, the transfer thread.
+//!
+//! A loader with batches on the host has no device stage.
 
 use super::settings::DeviceSettings;
 use crate::dataset::{Dataset, Part, Parts};
@@ -20,19 +21,19 @@ use std::convert::Infallible;
 use std::error::Error as _;
 use std::sync::Arc;
 
-/// Which route each field takes to the device, and what it needs for that.
+/// The route of each field to the device, with its resources.
 pub(super) struct Routes {
     settings: DeviceSettings,
     lane: Option<Box<dyn Lane>>,
     sources: Arc<Sources>,
     context: RouteContext,
-    /// By field of the dataset: rows of a file as they stand, and where the first one is.
+    /// By field of the dataset: the extent of its first row, if rows are unchanged bytes of a file.
     firsts: Vec<Option<Extent>>,
     routes: Vec<FieldRoute>,
 }
 
 impl Routes {
-    /// For a dataset that the page cache has room for, or not, and whose bad samples are substituted, or not.
+    /// `cached`: the page cache has room for the dataset. `substitutes`: bad samples are substituted.
     pub(super) fn new(settings: &DeviceSettings, dataset: &dyn Dataset, cached: bool, substitutes: bool) -> Self {
         let sources = dataset.sources().clone();
         let files = sources.count();
@@ -49,7 +50,7 @@ impl Routes {
         Self { settings: settings.clone(), lane, sources, context, firsts, routes: Vec::new() }
     }
 
-    /// The fields that go directly.
+    /// Chooses the fields that take the direct route.
     pub(super) fn choose(&mut self, draft: &Draft<'_>) -> Result<Vec<DirectField>> {
         let first = |handler: usize| self.firsts.get(handler).copied().flatten();
         let row_bytes = |how: &How| if let How::InPlace(bytes) = how { Some(*bytes) } else { None };
@@ -92,7 +93,7 @@ impl Routes {
         }
     }
 
-    /// For the report.
+    /// The routes and the direct reader, for the report.
     pub(super) fn chosen(&self) -> (Vec<FieldRoute>, Option<Arc<dyn DirectReader>>) {
         (self.routes.clone(), self.direct())
     }
@@ -101,15 +102,17 @@ impl Routes {
         self.lane.as_ref().and_then(|lane| lane.direct())
     }
 
-    /// Offers the memory of `count` batches of `bytes` bytes to direct reads, which may be more than they can take. False when
-    /// it is and they are not required: then every field takes the host's route.
+    /// Registers the memory of `count` batches of `bytes` bytes for direct reads.
+    ///
+    /// Returns false if cuFile refuses so much memory and direct reads are optional; all fields then take the host
+    /// route.
     pub(super) fn reserve(&mut self, bytes: usize, count: usize) -> Result<bool> {
         let Some(lane) = &mut self.lane else { return Ok(true) };
         match lane.reserve(count, bytes) {
             Ok(()) => Ok(true),
             Err(Unreserved::ForDirect(error)) if self.settings.gds == Gds::Auto => {
                 let cause = error.source().map_or(String::new(), |source| format!(": {source}"));
-                let why = format!("cuFile does not take {count} batches of {bytes} bytes: {}{cause}", error.message());
+                let why = format!("cuFile refused {count} batches of {bytes} bytes: {}{cause}", error.message());
                 for route in self.routes.iter_mut().filter(|route| route.route == Route::Direct) {
                     (route.route, route.why) = (Route::Staged, why.clone());
                 }
@@ -120,7 +123,7 @@ impl Routes {
         }
     }
 
-    /// Reserves the device's memory and opens its streams.
+    /// Reserves device memory and opens the streams.
     pub(super) fn open(
         &mut self,
         recipe: &Recipe,
@@ -155,11 +158,11 @@ impl Routes {
     }
 }
 
-/// Where the first row of each field lies, if that is in a file as it stands.
+/// Extents of each field's first row, for rows that are unchanged bytes of a file.
 fn firsts(dataset: &dyn Dataset) -> Vec<Option<Extent>> {
     let mut parts = Parts::new();
     let mut firsts = vec![None; dataset.schema().len()];
-    // What is wrong with the first sample, a panic included, is said when it is read.
+    // An error or panic of the first sample is reported when the sample is read.
     if caught(Stage::Build, || dataset.extents(0, &mut parts)).is_ok() {
         for (field, part) in parts.iter() {
             if let (Part::Extent(extent), Some(first)) = (part, firsts.get_mut(field))
@@ -173,7 +176,7 @@ fn firsts(dataset: &dyn Dataset) -> Vec<Option<Extent>> {
     firsts
 }
 
-/// The device's memory and streams, before the threads are.
+/// Device memory and streams, before the threads start.
 pub(super) struct DeviceStage {
     backend: Arc<dyn Backend>,
     engine: Box<dyn Engine>,
@@ -188,12 +191,12 @@ impl DeviceStage {
         ToDevice { full: self.full.0.clone(), full_out: self.full.1.clone(), bell: self.bell.0.clone() }
     }
 
-    /// Measures how long the consumer's stream is idle.
+    /// The idle meter of the consumer's stream.
     pub(super) fn idle(&self) -> Arc<dyn IdleMeter> {
         self.idle.clone()
     }
 
-    /// Starts the threads and lets the slots go round.
+    /// Starts the threads and puts the slots into use.
     pub(super) fn start(
         stage: Option<Self>,
         core: Arc<Core>,
@@ -206,7 +209,7 @@ impl DeviceStage {
             drop(pinning);
             return Runtime::start(core, io, workers);
         };
-        // After an error nothing is left here by which the workers that are then joined could be reached.
+        // After an error, nothing here may keep a reference to the workers, which are then joined.
         let mut runtime = Runtime::start(core, io, workers)?;
         stage.spawn(runtime.core().clone(), (pool, pinning), &mut runtime)?;
         Ok(runtime)

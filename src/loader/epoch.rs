@@ -19,41 +19,41 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-/// How often a waiting `next()` looks for errors that no batch can carry.
+/// Interval at which a waiting `next()` checks for errors that no batch carries.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Iterator over the batches of an epoch (or several), in order. Owned: it keeps the loader's threads alive.
+/// Iterator over the batches of one or several epochs, in order. Owned: it keeps the loader's threads alive.
 ///
-/// After an error it ends, except after [`ErrorKind::BatchesHeld`]: drop a batch and go on. Dropping it at any point
-/// cancels what was planned.
+/// It ends after an error, except [`ErrorKind::BatchesHeld`]: drop a batch and continue. Dropping the iterator cancels
+/// the batches planned ahead.
 pub struct Epoch {
     shared: Life,
     generation: u64,
     cancelled: Arc<AtomicBool>,
     reorder: Reorder<Contents>,
-    /// The epoch that it starts with, and that one's batches; the others have those of a whole epoch.
+    /// The first epoch and its remaining batches; later epochs are whole.
     first: (u64, Batches),
     total: u64,
     delivered: u64,
     ended: bool,
-    /// When the user got the last answer, by the loader's clock: from then on the time is the user's.
+    /// Loader clock at the last answer: the user's time starts here.
     handed_out: Option<u64>,
-    /// How long the calls that had a limit have waited for the next batch so far.
+    /// Wait for the next batch so far, over several calls with a limit.
     waited_ns: u64,
-    /// When the next batch was asked for first: for deadlines.
+    /// First request for the next batch, for deadlines.
     asked: Option<Instant>,
-    /// Finds what does not answer.
+    /// Finds operations that do not return.
     watcher: Watcher,
-    /// For who collects `tracing` spans.
+    /// The `tracing` span, for subscribers.
     span: Option<spans::Epoch>,
-    /// Keeps other iterators away until it ends; none where its maker does so.
+    /// Excludes other iterators until this one ends; `None` if the caller holds the right.
     live: Option<Live>,
 }
 
-/// Where an iterator starts.
+/// Start of an iterator.
 #[derive(Clone, Copy)]
 pub(super) enum From {
-    /// At the beginning of this epoch, or where it was resumed.
+    /// The beginning of this epoch, or its resumed position.
     Epoch(u64),
     /// After the last batch received.
     Here,
@@ -63,11 +63,11 @@ impl From {
     fn cursor(self, place: Place) -> Result<Cursor> {
         let Place { cursor, resumed } = place;
         match self {
-            Self::Epoch(u64::MAX) => Err(config("there is no epoch after the last number")),
+            Self::Epoch(u64::MAX) => Err(config("epoch u64::MAX cannot be used")),
             Self::Here => Ok(cursor),
             Self::Epoch(epoch) if resumed && epoch == cursor.epoch => Ok(cursor),
             Self::Epoch(epoch) if resumed => Err(config(&format!(
-                "the state that was resumed stands in epoch {}, not {epoch}: go on with `loader.next_epoch()`",
+                "the resumed state is in epoch {}, not {epoch}: continue with `loader.next_epoch()`",
                 cursor.epoch
             ))),
             Self::Epoch(epoch) => Ok(Cursor { epoch, position: 0, batch: 0, steps: cursor.steps }),
@@ -75,14 +75,14 @@ impl From {
     }
 }
 
-/// Batches of `epochs` epochs of which the first is not whole.
+/// Number of batches in `epochs` epochs, of which `first` is incomplete.
 fn total(first: &Batches, whole: &Batches, epochs: u64) -> u64 {
     whole.count().saturating_mul(epochs - 1).saturating_add(first.count())
 }
 
-/// Refuses to hand out a batch while a stream that it would be bound to is captured.
+/// Refuses to deliver a batch while a bound stream is capturing a graph.
 fn check_streams(info: &BatchInfo) -> Result<()> {
-    // What else is wrong is told in its place.
+    // Other stream errors are reported where they occur.
     let captured =
         |stream| info.device.backend().check_uncaptured(stream).err().filter(|error| error.kind() == ErrorKind::Config);
     info.streams.iter().find_map(captured).map_or(Ok(()), Err)
@@ -91,11 +91,11 @@ fn check_streams(info: &BatchInfo) -> Result<()> {
 impl Epoch {
     /// Starts a run of `epochs` epochs and `steps` batches at most, as the only iterator of the loader.
     pub(super) fn start(shared: Life, from: From, epochs: u64, steps: u64) -> Result<Self> {
-        let live = Live::claim(&shared, "drop the iterator of the last epoch before the next is started")?;
+        let live = Live::claim(&shared, "another iterator of this loader is alive: drop it first")?;
         Self::begin(shared, from, epochs, steps, Some(live))
     }
 
-    /// As [`start`](Self::start); without `live` the caller keeps other iterators away.
+    /// As [`start`](Self::start); without `live` the caller must exclude other iterators.
     pub(super) fn begin(shared: Life, from: From, epochs: u64, steps: u64, live: Option<Live>) -> Result<Self> {
         let cancelled = Arc::new(AtomicBool::new(false));
         let generation = shared.runtime.core().exchange.generation.fetch_add(1, Ordering::AcqRel) + 1;
@@ -126,7 +126,7 @@ impl Epoch {
         epoch.first = (cursor.epoch, first.batches);
         epoch.total = total(&first.batches, &epoch.shared.whole, epochs).min(steps);
         epoch.span = Some(spans::epoch(cursor.epoch, epoch.total));
-        // A place that was resumed is one until a batch is received from there.
+        // A place stays marked as resumed until its first batch is received.
         epoch.shared.set_place(Place { cursor, ..place });
         if epoch.total == 0 {
             epoch.end();
@@ -134,8 +134,7 @@ impl Epoch {
         }
         let (batches, whole, all) = (first.batches, epoch.shared.whole, epoch.total);
         let next = Box::new(move |done: u64| {
-            let next =
-                cursor.epoch.checked_add(done).ok_or_else(|| config("there is no epoch after the last number"))?;
+            let next = cursor.epoch.checked_add(done).ok_or_else(|| config("epoch u64::MAX cannot be used"))?;
             let left = all.saturating_sub(total(&batches, &whole, done));
             jobs.job(generation, &Cursor { epoch: next, ..Cursor::default() }, left, cancelled.clone())
         });
@@ -153,9 +152,11 @@ impl Epoch {
         self.shared.report()
     }
 
-    /// As [`next`](Iterator::next), but waits no longer than `limit`: `Pending` says that the batch has not come, and nothing
-    /// is lost; ask again. For callers that have to look up now and then, at signals or at a flag. The waits of several calls for
-    /// one batch add up in the report; [`held_deadline`](crate::LoaderBuilder::held_deadline) counts from the first of them.
+    /// As [`next`](Iterator::next), but waits at most `limit`. `Pending`: the batch has not come; nothing is lost, ask
+    /// again.
+    ///
+    /// For callers that must check signals or a flag between waits. The report adds up the waits for one batch;
+    /// [`held_deadline`](crate::LoaderBuilder::held_deadline) counts from the first of them.
     ///
     /// ```
     /// # use feedline::{Loader, dataset::Records};
@@ -190,7 +191,7 @@ impl Epoch {
             return Poll::Ready(Some(Err(error)));
         }
         let (from, first) = self.ask();
-        // A limit that no clock reaches is none.
+        // An unrepresentable limit means no limit.
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
         let contents = {
             let _waiting = self.span.as_ref().map(|span| span.wait(self.delivered));
@@ -209,7 +210,7 @@ impl Epoch {
                 Poll::Pending
             }
             Err(error) => {
-                // The batch that was waited for is still to come.
+                // The awaited batch may still come.
                 self.waited_ns = waited_ns;
                 self.handed_out = Some(now);
                 if error.kind() != ErrorKind::BatchesHeld {
@@ -220,11 +221,11 @@ impl Epoch {
         }
     }
 
-    /// The user is back and asks, perhaps again, for the next batch; when, and when he did so first.
+    /// The user asks for the next batch, perhaps again. Returns the time of this request and of the first.
     fn ask(&mut self) -> (u64, Instant) {
         let meters = &self.shared.runtime.core().meters;
         let now = meters.clock.now();
-        // Before the first batch nothing is the user's work.
+        // Before the first batch no time counts as the user's work.
         if let (true, Some(handed_out)) = (meters.on && self.delivered > 0, self.handed_out.take()) {
             meters.user_ns.add_alone(now.saturating_sub(handed_out));
         }
@@ -242,7 +243,7 @@ impl Epoch {
         (now, first)
     }
 
-    /// The user gets an answer, whatever it is: when, and how long he has waited for it.
+    /// The user gets an answer. Returns the time, and the wait of this call.
     fn answered(&self, from: u64) -> (u64, u64) {
         let meters = &self.shared.runtime.core().meters;
         let now = meters.clock.now();
@@ -300,7 +301,7 @@ impl Epoch {
             return Err(Error::new(ErrorKind::BatchesHeld, Stage::Batch, message));
         }
         if held >= self.shared.info.most {
-            // It is the caller who must do something.
+            // Only the caller can end this wait.
             self.watcher.rest();
             return Ok(());
         }
@@ -313,7 +314,7 @@ impl Epoch {
             return;
         }
         if self.shared.info.process.is_forked() {
-            // Full slots, too, stay where they are, see `Batch`.
+            // Full slots stay too, see `Batch`.
             return std::mem::forget(std::mem::replace(&mut self.reorder, Reorder::new(1)));
         }
         let core = self.shared.runtime.core();
@@ -327,7 +328,7 @@ impl Epoch {
             }
         }
         self.cancelled.store(true, Ordering::Relaxed);
-        // From here on full slots of this run go straight back; those that are in the channel already are taken out.
+        // From here on, full slots of this run return at once; this takes the earlier ones out of the channel.
         core.exchange.generation.fetch_add(1, Ordering::AcqRel);
         self.reorder = Reorder::new(1);
         while self.shared.ready.try_recv().is_ok() {}
@@ -335,7 +336,7 @@ impl Epoch {
         self.live = None;
     }
 
-    /// What comes after the batch of `ticket`.
+    /// Moves the place past the batch of `ticket`.
     fn step(&self, ticket: Ticket) {
         let batches = if ticket.epoch == self.first.0 { &self.first.1 } else { &self.shared.whole };
         self.shared.received(match batches.after(ticket.batch) {
@@ -348,10 +349,10 @@ impl Epoch {
         if let Some(mut error) = contents.take_failure() {
             let bad = contents.take_bad();
             drop(contents);
-            // The list of what is too much says more than the first of it.
+            // The list of excess failures says more than the first of them.
             error = self.shared.ledger().refuse(&bad).unwrap_or(error);
             if error.kind() == ErrorKind::Cancelled {
-                // Nobody cancelled this run: its rows were dropped by what broke the loader.
+                // The caller did not cancel this run: the failure of the loader dropped its rows.
                 error = self.shared.runtime.core().trouble().unwrap_or(error);
             }
             spans::fault(&error, spans::Outcome::Failed);
@@ -385,7 +386,7 @@ impl Epoch {
                 }
                 meters.waits.record(waited);
             }
-            // Waits with the user's work between them are drawn as one that ended now.
+            // Several waits, interrupted by the user's work, are drawn as one that ends now.
             batch.record(self.delivered == 0, now.saturating_sub(waited), now);
             meters.batches.add_alone(1);
             meters.samples.add_alone(batch.valid() as u64);
@@ -405,14 +406,14 @@ impl Iterator for Epoch {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            // Without a limit it is never pending.
+            // Never pending without a limit.
             if let Poll::Ready(next) = self.poll(None) {
                 return next;
             }
         }
     }
 
-    /// Exact, unless an error ends the iterator before.
+    /// Exact, unless an error ends the iterator early.
     fn size_hint(&self) -> (usize, Option<usize>) {
         let left = if self.ended { 0 } else { self.total - self.delivered };
         let left = usize::try_from(left).unwrap_or(usize::MAX);

@@ -1,5 +1,4 @@
-//! The loader: [`settings`] and how [`build`] turns them into threads, the iterator over batches ([`epoch`]), what can be asked
-//! in mid-loop, and where a run stands ([`resume`]).
+//! The loader: [`settings`], [`build`], the iterator over batches ([`epoch`]), reports, and [`resume`].
 
 mod build;
 mod ceiling;
@@ -50,7 +49,7 @@ struct JobMaker {
     order: Order,
     dataset_len: u64,
     chunks: Option<ChunkStarts>,
-    /// Length of an epoch, once it is known.
+    /// Positions of an epoch, once known.
     positions: Option<u64>,
     /// Rows of a batch on all ranks together.
     global: u64,
@@ -59,8 +58,9 @@ struct JobMaker {
 }
 
 impl JobMaker {
-    /// The job of an epoch from a position on, of which the first `most` batches are wanted. The sampler is the user's
-    /// code: it may panic, or change its mind about its length.
+    /// The job of an epoch from `cursor` on, limited to `most` batches.
+    ///
+    /// The sampler is the user's code: it may panic, or change its length between epochs.
     fn job(&self, generation: u64, cursor: &Cursor, most: u64, cancelled: Arc<AtomicBool>) -> Result<Arc<Job>> {
         let (order, batches) = caught(Stage::Order, || {
             let order = self.order.epoch_in(self.dataset_len, self.chunks.as_ref(), cursor.epoch)?;
@@ -70,7 +70,7 @@ impl JobMaker {
         let (then, now) = (self.positions.unwrap_or(batches.len()), batches.len());
         if now != then {
             let message = format!(
-                "epoch {} has {now} positions, the loader was built for {then}: its sampler changed",
+                "epoch {} has {now} positions, but epoch 0 had {then}: the sampler must not change its length",
                 cursor.epoch
             );
             return Err(Error::new(ErrorKind::Config, Stage::Order, message));
@@ -80,16 +80,16 @@ impl JobMaker {
     }
 }
 
-/// Turns a dataset into batches. `Send + Sync`; threads and memory live until it and its [`Epoch`]s are dropped.
+/// Turns a dataset into batches. `Send + Sync`; its threads and memory live until it and its [`Epoch`]s are dropped.
 ///
-/// Build it in the process that uses it: a child that is forked later has no threads of it. There calls end with
-/// [`ErrorKind::Forked`], drops return at once, and a loader of the child's own works.
+/// Build it in the process that uses it: a child forked later inherits none of its threads. In such a child, calls fail
+/// with [`ErrorKind::Forked`] and drops return at once; the child can build its own loader.
 pub struct Loader {
     shared: Life,
 }
 
-/// The threads and memory of a loader live as long as any of these. In a forked child they are kept for ever: there are no
-/// threads to join, and rings and the device are the parent's.
+/// Shared ownership of a loader's threads and memory. A forked child leaks them: it has no threads to join, and rings
+/// and the device belong to the parent.
 #[derive(Clone)]
 struct Life(Arc<Shared>);
 
@@ -109,11 +109,11 @@ impl Drop for Life {
     }
 }
 
-/// The right to iterate, of which a loader has one; its drop gives it back.
+/// The right to iterate. A loader has one; dropping it releases it.
 struct Live(Life);
 
 impl Live {
-    /// Errors: [`ErrorKind::EpochLive`] with `message` while somebody has it; [`ErrorKind::Forked`].
+    /// Errors: [`ErrorKind::EpochLive`] with `message` while another holder is alive; [`ErrorKind::Forked`].
     fn claim(life: &Life, message: &str) -> Result<Self> {
         life.info.process.check()?;
         match life.live.swap(true, Ordering::AcqRel) {
@@ -136,66 +136,66 @@ struct Shared {
     pinned: Receiver<std::convert::Infallible>,
     info: Arc<BatchInfo>,
     jobs: JobMaker,
-    /// The batches of a whole epoch.
+    /// Batches of a whole epoch.
     whole: Batches,
     facts: Facts,
-    /// On a GPU: how long the consumer's stream is idle.
+    /// Idle time of the consumer's stream, on a GPU.
     idle: Option<Arc<dyn IdleMeter>>,
     deadlines: Deadlines,
-    /// What was measured in steady times; locked at the first batch and the end of an iterator, and for snapshots.
+    /// Snapshots of the steady time. Locked at an iterator's first batch, at its end, and by snapshots.
     steady: Mutex<Steady>,
     /// Whether an iterator is alive.
     live: AtomicBool,
-    /// What was substituted: locked where that happens, and to be looked at.
+    /// Substituted samples. Locked by substitutions and by readers of the ledger.
     ledger: Mutex<LedgerWriter>,
-    /// Where the batch after the last one received is. Locked once per batch, contended only while a state is taken.
+    /// Position after the last batch received. Locked once per batch; contended only while a state is taken.
     place: Mutex<Place>,
-    /// Made by `build`.
+    /// Set by `build`.
     run_identity: OnceLock<Result<resume::RunIdentity>>,
-    /// States with another global batch are taken, too.
+    /// Accept states with another global batch.
     any_batch: bool,
     stop: Option<Stop>,
 }
 
-/// What `build` decided, for reports.
+/// Decisions of `build`, for reports.
 struct Facts {
     choice: Choice,
-    /// Where threads and memory are.
+    /// Placement of threads and memory.
     numa: Option<String>,
     plan: MemoryPlan,
-    /// The routes of the fields to the device.
+    /// Routes of the fields to the device.
     routes: Vec<FieldRoute>,
     direct: Option<Arc<dyn DirectReader>>,
-    /// Samples of opened chunks per sample over all ranks, for datasets in chunks.
+    /// For datasets in chunks: samples of opened chunks per sample, over all ranks.
     planned_amplification: Option<f64>,
-    /// For telling where the bytes came from.
+    /// The kernel's counters at `build`, to tell the origin of the bytes.
     before: origin::Before,
-    /// What a snapshot says that meters do not know.
+    /// Values of a snapshot that meters do not know.
     settings: Settings,
 }
 
-/// How long `next()` waits for the caller, and for anything else.
+/// How long `next()` waits: for the caller to drop a batch, and for any other operation.
 struct Deadlines {
     held: Duration,
     stall: Duration,
 }
 
-/// What was measured from the first batches of iterators to their ends.
+/// Measurements from the first batches of iterators to their ends.
 #[derive(Default)]
 struct Steady {
-    /// Of those that ended.
+    /// Sum over ended iterators.
     sum: Option<Snapshot>,
-    /// When the present one had delivered its first batch.
+    /// Snapshot at the current iterator's first batch.
     since: Option<Snapshot>,
-    /// What was said last.
+    /// The last published snapshot: counters must not go back.
     said: Option<Snapshot>,
 }
 
-/// Where the loader stands.
+/// The loader's position in the run.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     cursor: Cursor,
-    /// It was set by a state, and no batch was received since.
+    /// Set by a state; no batch was received since.
     resumed: bool,
 }
 
@@ -205,19 +205,21 @@ impl Loader {
         LoaderBuilder::new(Arc::new(dataset))
     }
 
-    /// The batches of epoch `epoch`, in order. What they hold depends on (seed, epoch, position) alone.
+    /// The batches of epoch `epoch`, in order. Their contents depend on (seed, epoch, position) alone.
     ///
-    /// After a [resume](LoaderBuilder::resume), the first epoch must be the one that was interrupted
-    /// ([`next_epoch`](Self::next_epoch)), and goes on where it stopped; once a batch was received epochs are whole again.
+    /// After a [resume](LoaderBuilder::resume), the first epoch must be the interrupted one
+    /// ([`next_epoch`](Self::next_epoch)); it continues at the point of interruption. After the first batch, epochs are
+    /// whole again.
     ///
-    /// Errors: [`ErrorKind::EpochLive`] while another iterator of this loader is alive; [`ErrorKind::Config`] for another
-    /// epoch than the one that was resumed.
+    /// Errors: [`ErrorKind::EpochLive`] while another iterator of this loader is alive; [`ErrorKind::Config`] for any
+    /// epoch other than the resumed one.
     pub fn epoch(&self, epoch: u64) -> Result<Epoch> {
         self.epochs(epoch..=epoch)
     }
 
-    /// The batches of several epochs in one iterator, which reads ahead across their boundaries. `3..` goes on for ever. An
-    /// empty range has no batches.
+    /// The batches of several epochs in one iterator, which reads ahead across epoch boundaries.
+    ///
+    /// `3..` never ends. An empty range has no batches.
     ///
     /// Errors: as [`epoch`](Self::epoch).
     pub fn epochs(&self, epochs: impl RangeBounds<u64>) -> Result<Epoch> {
@@ -234,17 +236,20 @@ impl Loader {
         Epoch::start(self.shared.clone(), epoch::From::Epoch(start), u64::try_from(count).unwrap_or(u64::MAX), u64::MAX)
     }
 
-    /// The next `steps` batches, over as many epochs as that takes: from where a state was resumed, from after the last batch
-    /// received, or from the beginning. Nothing is read beyond them, but for the rest of the chunks (and windows of chunks) that
-    /// hold them: under an order that keeps all chunks open that is everything.
+    /// The next `steps` batches, across epoch boundaries.
+    ///
+    /// They start at the resumed state, after the last batch received, or at the beginning. The loader reads nothing
+    /// beyond them, except the rest of their chunks (and windows of chunks). An order that keeps all chunks open reads
+    /// everything.
     ///
     /// Errors: [`ErrorKind::EpochLive`] while another iterator of this loader is alive.
     pub fn steps(&self, steps: u64) -> Result<Epoch> {
         Epoch::start(self.shared.clone(), epoch::From::Here, u64::MAX, steps)
     }
 
-    /// How fast the consumer could go if the loader took no time: `steps` batches that are two of the loader's, handed out
-    /// again and again. The place of the run does not change; the two batches count as delivered in the report.
+    /// Measures the consumer alone: `steps` batches at no cost to the loader, two real batches handed out repeatedly.
+    ///
+    /// The position of the run does not change. In the report the two batches count as delivered.
     ///
     /// ```
     /// # use feedline::{Loader, dataset::Records};
@@ -263,77 +268,81 @@ impl Loader {
         Ceiling::start(self.shared.clone(), steps)
     }
 
-    /// The epoch of the batch that comes next: 0 for a new run, after a resume the one that was interrupted, and the one
-    /// after an epoch that was received to its end.
+    /// The epoch of the next batch: 0 for a new run, the interrupted epoch after a resume.
+    ///
+    /// After the last batch of an epoch this is the following epoch.
     pub fn next_epoch(&self) -> u64 {
         self.shared.place().cursor.epoch
     }
 
-    /// Batches of one epoch, the same on every rank; known before the first.
+    /// Batches per epoch, the same on every rank; known before the first.
     pub fn batches_per_epoch(&self) -> u64 {
         self.shared.whole.count()
     }
 
-    /// Samples that one epoch delivers to all ranks together: fewer than the order's length only when the last batch is
+    /// Samples that one epoch delivers to all ranks together. Fewer than the order's length only if the last batch is
     /// dropped.
     pub fn samples_per_epoch(&self) -> u64 {
         self.shared.whole.positions()
     }
 
-    /// Rows of a full batch on all ranks together.
+    /// Rows of a full batch over all ranks.
     pub fn global_batch(&self) -> u64 {
         self.shared.jobs.global
     }
 
-    /// Which rank of how many this is.
+    /// This loader's rank and the world size.
     pub fn shard(&self) -> Shard {
         self.shared.jobs.shard
     }
 
-    /// The ids of the first `count` samples of `epoch` in the order of all ranks together; nothing is read.
+    /// Ids of the first `count` samples of `epoch`, in the order of all ranks together. Reads nothing.
     ///
-    /// Errors: [`ErrorKind::Config`] when a sampler names a sample that does not exist.
+    /// Errors: [`ErrorKind::Config`] if a sampler names a sample that does not exist.
     pub fn preview(&self, epoch: u64, count: u64) -> Result<Vec<u64>> {
         let jobs = &self.shared.jobs;
         caught(Stage::Order, || jobs.order.epoch_in(jobs.dataset_len, jobs.chunks.as_ref(), epoch)?.first_ids(count))
     }
 
-    /// Where the run stands: after the last batch that was received, whatever was read ahead. The same on every rank that
-    /// received as many.
+    /// The state of the run after the last batch received, regardless of read-ahead.
     ///
-    /// Errors: what made it impossible to look at the dataset when the loader was built.
+    /// Ranks that received equally many batches have the same state.
+    ///
+    /// Errors: the failure to fingerprint the dataset during `build`.
     pub fn state(&self) -> Result<State> {
         self.shared.info.process.check()?;
         self.shared.state()
     }
 
-    /// Goes on from `state`: the next [`epoch`](Self::epoch) or [`steps`](Self::steps) starts there. With the loader's own
-    /// [`state`](Self::state) an epoch that ended by an error is taken up again after the last batch received.
+    /// Resumes from `state`: the next [`epoch`](Self::epoch) or [`steps`](Self::steps) starts there.
+    ///
+    /// With the loader's own [`state`](Self::state), an epoch that failed continues after the last batch received.
     ///
     /// Errors: as [`LoaderBuilder::resume`]; [`ErrorKind::EpochLive`] while an iterator of this loader is alive.
     pub fn resume(&self, state: &State) -> Result<()> {
-        // An iterator that another thread starts meanwhile would go on from the old place, and then set its own.
-        let _live = Live::claim(&self.shared, "drop the iterator of the epoch before another place is resumed")?;
+        // Without this, an iterator of another thread could start at the old place and overwrite the new one.
+        let _live = Live::claim(&self.shared, "another iterator of this loader is alive: drop it before `resume`")?;
         self.shared.resume(state)
     }
 
-    /// Whether the [`Stop`] that the builder was given was requested, by a signal or by the program.
+    /// Whether the builder's [`Stop`] was requested, by a signal or by the program.
     ///
-    /// Ranks see a signal at different steps: let them agree (all-reduce this flag each step) before they save and leave.
+    /// Ranks see a signal at different steps: all-reduce this flag each step before they save and leave.
     pub fn stop_requested(&self) -> bool {
         self.shared.stop.as_ref().is_some_and(Stop::requested)
     }
 
-    /// Waits until everything is ready: with a GPU slots are pinned after `build`, one after the other (about a second for
-    /// 2 GB), and come into use as they are. Nobody has to call this; who measures the first batches may want to.
+    /// Waits until all slots are pinned. Optional; useful before measuring the first batches.
     ///
-    /// Errors: what broke the loader; [`ErrorKind::Stalled`] when pinning one slot takes the
+    /// With a GPU, slots are pinned one by one after `build` (about a second for 2 GB), and used as soon as pinned.
+    ///
+    /// Errors: any failure of the loader; [`ErrorKind::Stalled`] if pinning one slot takes longer than the
     /// [`stall_deadline`](LoaderBuilder::stall_deadline).
     pub fn ready(&self) -> Result<()> {
         self.shared.info.process.check()?;
         let core = self.shared.runtime.core();
         let mut watcher = Watcher::default();
-        // Nothing is ever sent: it ends when the other side is gone.
+        // The channel carries no messages: it disconnects when the last slot is pinned.
         while let Err(RecvTimeoutError::Timeout) = self.shared.pinned.recv_timeout(Duration::from_millis(100)) {
             let stalled = || watcher.look(&core.watch, self.shared.deadlines.stall, &core.samples.sources);
             if let Some(error) = core.trouble().or_else(stalled) {
@@ -348,31 +357,34 @@ impl Loader {
         self.shared.info.keep.iter().map(|kept| kept.field.clone()).collect()
     }
 
-    /// All memory as a sum.
+    /// The plan of all memory, as a sum.
     pub fn plan(&self) -> &MemoryPlan {
         &self.shared.facts.plan
     }
 
-    /// What was measured so far, as numbers; may be asked at any time. Times are those of the steady times of all iterators,
-    /// from their first batch on; what the consumer received, and the histograms, count from the beginning.
+    /// Measurements so far, as numbers. Callable at any time.
+    ///
+    /// Times cover the steady time of all iterators, from their first batches on. Batches received and histograms count
+    /// from the beginning.
     pub fn snapshot(&self) -> Snapshot {
         self.shared.snapshot()
     }
 
-    /// The last batches, one by one, how full the queues were, and what each thread did.
+    /// The last batches one by one, the fill of the queues, and the activity of each thread.
     pub fn timeline(&self) -> Timeline {
         let meters = &self.shared.runtime.core().meters;
         let stream = self.shared.idle.as_ref().map(|idle| idle.track());
         Timeline { tracks: meters.rings.read().into_iter().chain(stream).collect(), ..meters.recorder.read() }
     }
 
-    /// The samples that could not be had and what stands in for them, of all batches handed out so far. See
-    /// [`LoaderBuilder::on_bad_sample`].
+    /// Failed samples and their substitutes, of all batches delivered so far.
+    ///
+    /// See [`LoaderBuilder::on_bad_sample`].
     pub fn ledger(&self) -> Ledger {
         self.shared.ledger().ledger().clone()
     }
 
-    /// What happened so far; may be asked at any time.
+    /// A report on the run so far. Callable at any time.
     pub fn report(&self) -> Report {
         self.shared.report()
     }
@@ -383,7 +395,7 @@ impl Shared {
         *self.place.hold()
     }
 
-    /// A batch was received; the next one is at this epoch, position and batch number.
+    /// Advances the place after a batch: epoch, position and batch number of the next one.
     fn received(&self, (epoch, position, batch): (u64, u64, u64)) {
         let mut place = self.place.hold();
         let steps = place.cursor.steps.saturating_add(1);
@@ -406,9 +418,9 @@ impl Shared {
         snapshot
     }
 
-    /// The steady time of an iterator begins, or ends.
+    /// Begins or ends the steady time of an iterator.
     fn mark_steady(&self, begins: bool) {
-        // Measured under the lock, so that nobody goes back in time.
+        // Measured under the lock, so that snapshots stay in order.
         let mut steady = self.steady.hold();
         let now = self.measured();
         if let Some(since) = steady.since.take() {
@@ -425,11 +437,11 @@ impl Shared {
         let sum = match (stretch, &steady.sum) {
             (Some(stretch), Some(sum)) => stretch.and(sum),
             (Some(stretch), None) => stretch,
-            // Histograms go on after the last steady time; nothing else does.
+            // Only histograms go on after the last steady time.
             (None, Some(sum)) => sum.clone(),
             (None, None) => now.since(&now),
         };
-        // What is counted, not timed, counts from the beginning.
+        // Counts start at the beginning; only times are limited to the steady time.
         let mut snapshot = Snapshot { at_ns: now.at_ns, ..sum };
         let Consumer { batches, samples, .. } = snapshot.consumer;
         snapshot.consumer.steady = Some(Handed { batches, samples });
@@ -439,12 +451,12 @@ impl Shared {
         snapshot.consumer.substituted = now.consumer.substituted;
         snapshot.storage.recovered = now.storage.recovered;
         snapshot.consumer.first_ns = now.consumer.first_ns;
-        // The meter leaves first steps out itself, and sees the last ones after the iterator has ended.
+        // The GPU meter omits first steps itself, and sees the last steps after the iterator has ended.
         snapshot.consumer.gpu = now.consumer.gpu;
         if let Some(said) = &steady.said {
             snapshot.raise(said);
         }
-        // The step that is under way is the consumer's own, too.
+        // The current step counts as the consumer's own work.
         let own = snapshot.steady_ns.saturating_sub(snapshot.consumer.waited_ns);
         snapshot.consumer.user_ns = own.max(steady.said.as_ref().map_or(0, |said| said.consumer.user_ns));
         steady.said = Some(snapshot.clone());

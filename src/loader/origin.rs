@@ -1,41 +1,42 @@
-//! Where the bytes of a loader came from: storage or memory, by the kernel's count for this process.
+//! Origin of a loader's bytes: storage or memory, by the kernel's count for this process.
 
 use crate::storage::ReadStats;
 use serde::Serialize;
 use std::fmt;
 
-/// Where bytes of files came from since the loader was built. A figure of storage is one only where little came from memory.
+/// Origin of the bytes read from files since `build`. A storage benchmark is valid only if little came from memory.
 ///
-/// The kernel counts what block devices and NFS servers read for the whole process: other threads' reads are in it. A file
-/// system without a device, or with a cache of its own (ZFS), counts nothing.
+/// The kernel counts reads from block devices and NFS servers for the whole process, including other threads' reads.
+/// File systems without a device, or with their own cache (ZFS), are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Origin {
-    /// Bytes that readers were asked for, that were copied from the page cache, and that cuFile read.
+    /// Bytes requested from readers, copied from the page cache, or read by cuFile.
     pub delivered: u64,
     /// Of these, bytes copied from the page cache.
     pub copied: u64,
-    /// Of these, bytes read past the page cache: `O_DIRECT`, cuFile.
+    /// Of these, bytes that bypassed the page cache: `O_DIRECT`, cuFile.
     pub direct: u64,
-    /// Bytes that storage moved for this process; `None` where the kernel does not tell.
+    /// Bytes that storage moved for this process; `None` if the kernel does not count them.
     pub moved: Option<u64>,
 }
 
-/// Amplification below it is alignment and metadata.
+/// Alignment and metadata explain smaller amplification.
 const AMPLIFIED: f64 = 1.1;
-/// Below this share of storage, other reads of the process moved its bytes.
+/// For a smaller share from storage, other reads of the process explain the moved bytes.
 const LITTLE: f64 = 0.05;
 
 impl Origin {
-    /// Share of the delivered bytes that came from memory, 0 to 1. `None` without a count, or where nothing was delivered.
+    /// Share of the delivered bytes that came from memory, 0 to 1. `None` without a count, or if nothing was delivered.
     pub fn from_memory(&self) -> Option<f64> {
-        // What was copied from the page cache did not come from storage, whatever else the process has read.
+        // Bytes copied from the page cache did not come from storage, whatever the process read otherwise.
         let stored = self.moved?.min(self.delivered.saturating_sub(self.copied));
         Some(1.0 - self.share(stored)?)
     }
 
-    /// Bytes that storage moved for each byte delivered, where that is clearly more than one: read-ahead, alignment,
-    /// samples not delivered yet, or other reads of the process.
+    /// Bytes moved by storage per byte delivered, if clearly more than one.
+    ///
+    /// Causes are read-ahead, alignment, samples not delivered yet, and other reads of the process.
     pub fn amplification(&self) -> Option<f64> {
         let times = self.share(self.moved?)?;
         (times > AMPLIFIED && self.from_memory()? <= 1.0 - LITTLE).then_some(times)
@@ -58,7 +59,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// What the kernel had counted when the loader was built.
+/// The kernel's count when the loader was built.
 #[derive(Debug)]
 pub(super) struct Before(Option<u64>);
 
@@ -67,7 +68,7 @@ impl Before {
         Self(moved())
     }
 
-    /// Until now. `copied` bytes came from the page cache, `on_device` bytes by cuFile.
+    /// The origin up to now. `copied` bytes came from the page cache, `on_device` bytes from cuFile.
     pub(super) fn origin(&self, reads: &ReadStats, copied: u64, on_device: u64) -> Origin {
         let direct = (reads.bytes_asked as f64 * reads.direct_share()) as u64;
         Origin {
@@ -79,7 +80,7 @@ impl Before {
     }
 }
 
-/// Bytes that storage moved for this process so far, read-ahead included. Some kernels and containers do not count.
+/// Bytes that storage moved for this process so far, including read-ahead. Some kernels and containers do not count.
 fn moved() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/io").ok()?;
     text.lines().find_map(|line| line.strip_prefix("read_bytes:"))?.trim().parse().ok()
@@ -94,13 +95,13 @@ mod tests {
     }
 
     #[test]
-    fn a_share_is_of_what_was_delivered() {
+    fn shares_relate_to_delivered_bytes() {
         for (origin, memory, amplification) in [
             (origin(1000, 0, 1000), Some(0.0), None),
             (origin(1000, 0, 30), Some(0.97), None),
             (origin(1000, 0, 1500), Some(0.0), Some(1.5)),
             (origin(1000, 0, 1050), Some(0.0), None),
-            // Other reads of the process moved these bytes.
+            // Other reads of the process moved the bytes.
             (origin(1000, 1000, 5000), Some(1.0), None),
             (origin(1000, 400, 5000), Some(0.4), Some(5.0)),
             (origin(0, 0, 5000), None, None),
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_names_the_shares_or_says_that_they_are_not_known() {
+    fn text_shows_shares_or_unknown() {
         let cold = Origin { direct: 1000, ..origin(1000, 0, 1200) };
         let words = "100 % from the device, 0 % from memory, by the kernel's count for this process; \
                      100 % past the page cache; 1.20 bytes moved for each delivered";

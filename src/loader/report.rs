@@ -1,4 +1,4 @@
-//! The report: a snapshot of the counters, and what they say. Pure.
+//! The report: a snapshot of the counters, with their interpretation. Pure.
 
 use super::origin::Origin;
 use crate::ledger::Ledger;
@@ -9,65 +9,66 @@ use crate::storage::Choice;
 use std::fmt;
 use std::time::Duration;
 
-/// What a loader did so far. All times are wall-clock; `Display` is the text for people.
+/// Report on a run so far. All times are wall-clock; `Display` gives the readable text.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Report {
-    /// The dataset in words.
+    /// Description of the dataset.
     pub dataset: String,
-    /// The device in words.
+    /// Description of the device.
     pub device: String,
-    /// On which NUMA node threads and memory are, or why on none; `None` where nobody asked. See [`Numa`](crate::Numa).
+    /// NUMA node of threads and memory, or the reason for none; `None` if placement is off. See [`Numa`](crate::Numa).
     pub numa: Option<String>,
-    /// Which rank of how many; `None` when there is one.
+    /// Rank and world size; `None` for a single rank.
     pub rank: Option<String>,
-    /// Batches handed out.
+    /// Batches delivered.
     pub batches: u64,
-    /// Samples handed out; rows that fill a batch up do not count.
+    /// Samples delivered, without padding rows.
     pub samples: u64,
-    /// Bytes of the fields handed out.
+    /// Bytes of the delivered fields.
     pub bytes: u64,
-    /// Time that `next()` waited for batches other than the first of an iterator: starvation on the host. A GPU may have
-    /// work meanwhile: [`verdict`](Self::verdict) says what its stream waited.
+    /// Wait in `next()` for batches, except the first of each iterator: starvation on the host.
+    ///
+    /// A GPU may have work meanwhile: [`verdict`](Self::verdict) gives the wait of its stream.
     pub starved: Duration,
-    /// Time that `next()` waited for the first batch of each iterator.
+    /// Wait in `next()` for the first batch of each iterator.
     pub first_batches: Duration,
     /// Time between calls of `next()`: the user's own work.
     pub user: Duration,
-    /// Time that decode workers worked, summed over workers.
+    /// Busy time of decode workers, summed over workers.
     pub decode_busy: Duration,
     /// Number of decode workers.
     pub workers: usize,
-    /// Which reader was chosen and why.
+    /// The chosen reader, and the reason.
     pub choice: Choice,
-    /// What it did.
+    /// Reads of the reader.
     pub reads: ReadStats,
-    /// Extents that the page cache was asked for first: held, and not held.
+    /// Page cache lookups before reads, in extents: hits and misses.
     pub cache: Option<(u64, u64)>,
-    /// For datasets in chunks: how often a chunk was opened, and how many there are.
+    /// For datasets in chunks: number of chunk opens, and number of chunks.
     pub chunks: Option<(u64, u64)>,
-    /// Samples in the chunks that were opened, each time counted.
+    /// Samples of opened chunks; a chunk opened twice counts twice.
     pub chunk_samples: u64,
-    /// For datasets in chunks: the [read amplification](Self::read_amplification) of a whole epoch over all ranks, as
-    /// planned.
+    /// For datasets in chunks: the planned [read amplification](Self::read_amplification) of a whole epoch over all
+    /// ranks.
     pub planned_amplification: Option<f64>,
-    /// What was copied to the device; `None` on the host.
+    /// Copies to the device; `None` on the host.
     pub copies: Option<Copies>,
-    /// Which way the fields of the dataset take, and why; empty on the host.
+    /// Route of each field of the dataset, with the reason; empty on the host.
     pub routes: Vec<FieldRoute>,
-    /// What was read directly into the device's memory, if some field is.
+    /// Direct reads into device memory; `None` if no field takes that route.
     pub direct: Option<DirectReads>,
-    /// Where the bytes came from: storage or memory.
+    /// Origin of the bytes: storage or memory.
     pub origin: Origin,
-    /// What limits the loader, and what to change.
+    /// The bottleneck, and what to change.
     pub verdict: Verdict,
-    /// The memory.
+    /// The memory plan.
     pub plan: MemoryPlan,
-    /// Reads that failed, and worked when they were tried again.
+    /// Failed reads that succeeded on a retry.
     pub recovered: u64,
-    /// Samples that could not be had, and how many rows hold others.
+    /// Failed samples, and the number of substituted rows.
     pub bad: Ledger,
-    /// Things that the kernel or a device may still use, left behind in this process.
+    /// Objects left behind in this process because the kernel or a device may still use them.
     pub leaked: u64,
 }
 
@@ -77,19 +78,21 @@ impl Report {
         self.starved + self.user
     }
 
-    /// Share of the steady time in which `next()` had to wait: 0 … 1.
+    /// Share of the steady time that `next()` waited: 0 … 1.
     pub fn starved_share(&self) -> f64 {
         share(self.starved, self.steady())
     }
 
-    /// Share of the workers' time in which they worked: 0 … 1.
+    /// Share of the workers' time that they were busy: 0 … 1.
     pub fn busy_share(&self) -> f64 {
         share(self.decode_busy, (self.steady() + self.first_batches) * self.workers.max(1) as u32).min(1.0)
     }
 
-    /// For datasets in chunks: samples in the chunks that were opened, for each that was handed out. Above 1, chunks were
-    /// opened for the sake of a part of their samples: by several ranks, or again in another lane. What is open ahead of
-    /// the consumer counts, so it means something from about an epoch on. Summed over ranks it is that of the whole run.
+    /// For datasets in chunks: samples of opened chunks per sample delivered.
+    ///
+    /// Above 1, chunks were opened for only some of their samples: by several ranks, or again in another lane. Chunks
+    /// open ahead of the consumer count too, so the value is meaningful after about one epoch. Summed over ranks it
+    /// applies to the whole run.
     pub fn read_amplification(&self) -> Option<f64> {
         (self.chunks.is_some() && self.samples > 0).then(|| self.chunk_samples as f64 / self.samples as f64)
     }
@@ -108,7 +111,7 @@ impl Report {
         }
     }
 
-    /// How long the consumer waited: its thread, or on a GPU its stream, which the thread may run ahead of.
+    /// Wait of the consumer: of its thread, or on a GPU of its stream, because the thread may run ahead.
     fn waits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (waited, steady) = (self.starved.as_secs_f64(), self.steady().as_secs_f64());
         match (&self.copies, self.verdict.cause) {
@@ -129,7 +132,7 @@ impl Report {
     }
 }
 
-/// The counters that are not zero.
+/// The nonzero counters.
 fn reads_in_words(reads: &ReadStats) -> String {
     if reads.ops == 0 {
         return "no reads".into();
@@ -140,12 +143,12 @@ fn reads_in_words(reads: &ReadStats) -> String {
         words.push(format!("{:.3} GB moved", gb(reads.bytes_moved)));
     }
     let counts = [
-        // Of system calls or queue entries, of which a read may need several.
+        // Counts system calls or queue entries; one read may need several.
         (reads.direct_reads, "operations past the page cache"),
         (reads.buffered_reads, "operations through the page cache"),
-        (reads.short_reads, "short and continued"),
+        (reads.short_reads, "short reads continued"),
         (reads.retries, "repeated"),
-        (reads.fallbacks, "refused by O_DIRECT and read through the cache"),
+        (reads.fallbacks, "refused by O_DIRECT, then read through the page cache"),
         (reads.failed, "failed"),
         (reads.opens, "files opened"),
     ];
@@ -203,13 +206,13 @@ impl fmt::Display for Report {
             writeln!(f, "copies    {copies}")?;
         }
         if self.recovered > 0 {
-            writeln!(f, "recovered {} reads that failed at first", self.recovered)?;
+            writeln!(f, "recovered {} failed reads by retrying", self.recovered)?;
         }
         if !self.bad.samples.is_empty() {
             writeln!(f, "bad       {}", self.bad)?;
         }
         if self.leaked > 0 {
-            writeln!(f, "leaked    {} things that the kernel or a device may still use", self.leaked)?;
+            writeln!(f, "leaked    {} objects that the kernel or a device may still use", self.leaked)?;
         }
         writeln!(f, "memory\n{}", self.plan)?;
         write!(f, "verdict   {}", self.verdict)

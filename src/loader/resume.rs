@@ -1,7 +1,7 @@
-//! The state of a run as a value, and how a loader resumes from it.
+//! The state of a run as a value, and resuming from it.
 //!
-//! A state is about all ranks: (epoch, global position) and the settings by which positions become samples. What differs
-//! between machines (workers, reader, depth, slots, world size) is not in it, and may change.
+//! A state covers all ranks: (epoch, global position), and the settings that map positions to samples. It omits the
+//! settings of a machine (workers, reader, depth, slots, world size), so these may change.
 
 use super::{Place, Shared};
 use crate::dataset::Fingerprint;
@@ -11,7 +11,7 @@ use crate::pipeline::runtime::within;
 use crate::state::{Checkpoint, Cursor, State};
 use std::fmt::Display;
 
-/// What all states of a loader share.
+/// The part that all states of a loader share.
 pub(super) struct RunIdentity {
     order: Settings,
     dataset: Fingerprint,
@@ -29,10 +29,10 @@ impl Shared {
         Ok(Checkpoint { cursor: place.cursor, global_batch, last, order, draws, dataset })
     }
 
-    /// Made by `build`: it reads the ends of some files, and hashes listed indices.
+    /// Called by `build`, because it reads the ends of some files and hashes listed indices.
     pub(super) fn run_identity(&self) -> Result<&RunIdentity> {
         let made = self.run_identity.get_or_init(|| {
-            // Datasets and samplers are the user's code.
+            // Datasets and samplers are the user's code: they may panic.
             caught(Stage::State, || {
                 let order = self.jobs.order.settings(self.whole.len());
                 let dataset = self.runtime.core().samples.dataset.clone();
@@ -57,13 +57,13 @@ impl Shared {
         }
         let Cursor { position, batch, .. } = saved.cursor;
         if batch > position {
-            // Each batch has a position at least; more of them would end the epoch short when they are counted.
-            let message = format!("batch {batch} at position {position} of the epoch");
+            // Each batch has at least one position; a larger number would later count the epoch as too short.
+            let message = format!("the state is damaged: batch {batch} at position {position}");
             return Err(Error::new(ErrorKind::State, Stage::Build, message));
         }
         let mut cursor = saved.cursor;
         if cursor.position > 0 && self.whole.starting(cursor.position, cursor.batch).count() == 0 {
-            // Less is left than one of the larger batches, and such a rest is dropped: the epoch is over.
+            // The rest fills no batch of the new size and is dropped: the epoch is over.
             cursor = Cursor { epoch: cursor.epoch.saturating_add(1), steps: cursor.steps, ..Cursor::default() };
         }
         self.set_place(Place { cursor, resumed: true });
@@ -71,7 +71,7 @@ impl Shared {
     }
 }
 
-/// The first setting that would make another sequence of batches.
+/// The first setting that would change the sequence of batches.
 fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<String> {
     fn differ(what: &str, then: impl Display, now: impl Display) -> String {
         format!("the {what} is {then} in the state, {now} in the loader")
@@ -91,7 +91,7 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
         let what = if now.kind == Kind::Indices { "indices" } else { "settings of the sampler" };
         return Some(format!("the state has other {what} than the loader"));
     }
-    let way_out = |setting: String| format!(": set `{setting}`, or go on with the new one by `.resume_rebatched(…)`");
+    let way_out = |setting: String| format!(": set `{setting}`, or accept the change by `.resume_rebatched(…)`");
     let (then, now) = (saved.global_batch, own.global_batch);
     if then != now && !any_batch {
         return Some(differ("global batch", then, now) + &way_out(format!(".global_batch({then})")));

@@ -21,10 +21,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longer than file servers take to come back after a failure, shorter than anybody wants to pay for an idle GPU.
+/// Longer than file servers take to recover from a failure; shorter than an idle GPU is worth paying for.
 const STALL_DEADLINE: Duration = Duration::from_secs(300);
 
-/// Settings of a loader; every call may be left out but [`build`](Self::build).
+/// Settings of a loader. All are optional; [`build`](Self::build) makes the loader.
 #[must_use]
 pub struct LoaderBuilder {
     pub(super) dataset: Arc<dyn Dataset>,
@@ -35,14 +35,14 @@ pub struct LoaderBuilder {
     pub(super) device: DeviceSettings,
     pub(super) machine: MachineSettings,
     pub(super) faults: FaultSettings,
-    /// Tests have another.
+    /// The real clock, except in tests.
     pub(super) clock: Clock,
-    /// What tests have opened themselves.
+    /// A reader that a test opened itself.
     #[cfg(test)]
     pub(super) opened: Option<Opened>,
 }
 
-/// Which samples come when, on which rank.
+/// The sequence of samples, and this rank's part.
 pub(super) struct RunSettings {
     pub(super) order: Order,
     pub(super) seed: Option<u64>,
@@ -50,12 +50,12 @@ pub(super) struct RunSettings {
     pub(super) last: Option<LastBatch>,
     pub(super) shard: Shard,
     pub(super) resume: Option<State>,
-    /// States with another global batch are taken, too.
+    /// Accept states with another global batch.
     pub(super) any_batch: bool,
     pub(super) stop: Option<Stop>,
 }
 
-/// How much is in memory at once.
+/// Amounts of memory and threads.
 #[derive(Default)]
 pub(super) struct MemorySettings {
     pub(super) workers: Option<usize>,
@@ -64,25 +64,25 @@ pub(super) struct MemorySettings {
     pub(super) shared: Option<Budget>,
 }
 
-/// Where batches are handed out, and how their bytes get there.
+/// The device of the batches, and the route of their bytes.
 #[derive(Clone, Default)]
 pub(super) struct DeviceSettings {
     pub(super) device: Device,
     pub(super) batches: Option<usize>,
     pub(super) gds: Gds,
-    /// A cuFile library and the root of the file system that it shall see, for tests.
+    /// For tests: a cuFile library, and the root of the file system that it sees.
     pub(super) cufile: Option<(PathBuf, PathBuf)>,
     pub(super) streams: Vec<Stream>,
 }
 
-/// Where on the machine threads and memory are.
+/// Placement of threads and memory on the machine.
 pub(super) struct MachineSettings {
     pub(super) numa: Numa,
-    /// Where the kernel shows the machine; tests show another one.
+    /// The kernel's description of the machine; tests use another one.
     pub(super) sysfs: PathBuf,
 }
 
-/// What is done when something is late or cannot be had.
+/// Handling of deadlines and failed samples.
 pub(super) struct FaultSettings {
     pub(super) held_deadline: Duration,
     pub(super) stall_deadline: Duration,
@@ -90,12 +90,12 @@ pub(super) struct FaultSettings {
     pub(super) ledger: Option<PathBuf>,
 }
 
-/// How the size of batches was said.
+/// The size of batches, as set.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum BatchSize {
-    /// Of every rank.
+    /// Rows of every rank.
     Rank(usize),
-    /// Of all ranks together.
+    /// Rows of all ranks together.
     Global(u64),
 }
 
@@ -130,28 +130,29 @@ impl LoaderBuilder {
         }
     }
 
-    /// Decodes the dataset's only picture; without one, its only encoded field. Where that is ambiguous, say
-    /// [`decode_field`](Self::decode_field).
+    /// Decodes the dataset's only picture field; without pictures, its only encoded field.
+    ///
+    /// If several fields qualify, use [`decode_field`](Self::decode_field).
     pub fn decode(mut self, decoder: impl Decoder) -> Self {
         self.steps.decoders.push((None, Arc::new(decoder)));
         self
     }
 
-    /// Decodes the field `name`. Fields without a decoder must be raw and are taken as they stand.
+    /// Decodes the field `name`. Fields without a decoder must be raw; their bytes are used unchanged.
     pub fn decode_field(mut self, name: &str, decoder: impl Decoder) -> Self {
         self.steps.decoders.push((Some(name.into()), Arc::new(decoder)));
         self
     }
 
-    /// Transforms every sample in place, after its fields are decoded; calls add up in order. Randomness comes from
-    /// [`Ctx::draws`], so that it does not depend on workers.
+    /// Transforms every sample in place, after its fields are decoded. Several maps run in the order of the calls.
     ///
-    /// An error or panic becomes an error of the sample.
+    /// Randomness must come from [`Ctx::draws`], which does not depend on workers. An error or panic becomes an error
+    /// of the sample.
     pub fn map(self, map: impl Fn(&mut Row<'_>, &mut Ctx<'_>) -> Result<()> + Send + Sync + 'static) -> Self {
         self.map_adding([], map)
     }
 
-    /// As [`map`](Self::map), and the batch gets these fields more; they are zero before `map` writes them.
+    /// As [`map`](Self::map), with additional fields in the batch. They are zero until `map` writes them.
     pub fn map_adding(
         mut self,
         fields: impl Into<Vec<Field>>,
@@ -161,8 +162,9 @@ impl LoaderBuilder {
         self
     }
 
-    /// Transforms every full batch in place, once, on a decode worker (mixup, packing). In its `Ctx`, the id is the position
-    /// in the epoch of the batch's first row: another one on every rank.
+    /// Transforms every full batch in place, once, on a decode worker (mixup, packing).
+    ///
+    /// The id in its `Ctx` is the position of the batch's first row in the epoch, so every rank has another one.
     pub fn map_batch(
         self,
         map: impl Fn(&mut BatchMut<'_>, &mut Ctx<'_>) -> Result<()> + Send + Sync + 'static,
@@ -170,7 +172,7 @@ impl LoaderBuilder {
         self.map_batch_adding([], map)
     }
 
-    /// As [`map_batch`](Self::map_batch), and the batch gets these fields more; they are zero before `map` writes them.
+    /// As [`map_batch`](Self::map_batch), with additional fields in the batch. They are zero until `map` writes them.
     pub fn map_batch_adding(
         mut self,
         fields: impl Into<Vec<Field>>,
@@ -180,119 +182,133 @@ impl LoaderBuilder {
         self
     }
 
-    /// Hands out only these fields; the others are there for the transforms, but for encoded ones without a decoder,
-    /// which are not read at all. Default: all.
+    /// Delivers only these fields. Default: all.
+    ///
+    /// Transforms still see the other fields, except encoded fields without a decoder: these are not read at all.
     pub fn keep<'n>(mut self, names: impl IntoIterator<Item = &'n str>) -> Self {
         self.steps.keep = Some(names.into_iter().map(String::from).collect());
         self
     }
 
-    /// Makes floats of a picture field of `u8` at the very end: on a GPU after the copy, so that the bus carries a byte per
-    /// value, on the host in the slot. The bytes are the same on both. The field keeps its name; transforms see it before. A
-    /// field that [`keep`](Self::keep) leaves out is not finished.
+    /// Converts a picture field of `u8` to floats as the last step.
+    ///
+    /// On a GPU this runs after the copy, so the bus carries one byte per value; on the host it runs in the slot. Both
+    /// give the same bytes. The field keeps its name, and transforms see it before the conversion. A field that
+    /// [`keep`](Self::keep) omits is not converted.
     pub fn finish(mut self, name: &str, finish: crate::device::Finish) -> Self {
         self.steps.finishes.push((name.into(), finish));
         self
     }
 
-    /// Which samples come in which order. Default: sequential.
+    /// The order of the samples. Default: sequential.
     pub fn order(mut self, order: Order) -> Self {
         self.run.order = order;
         self
     }
 
-    /// Seed of the draws of decoders and transforms. Default: the order's seed.
+    /// Seed of the random draws of decoders and transforms. Default: the order's seed.
     pub fn seed(mut self, seed: u64) -> Self {
         self.run.seed = Some(seed);
         self
     }
 
-    /// Rows of a batch of one rank; all ranks must have the same. Default: 32, or what the state that is resumed says.
+    /// Rows per batch of one rank, the same on every rank. Default: the resumed state's, or else 32.
     ///
-    /// With a [shard](Self::shard) the global batch is this times the world size. A run that shall go on with another world
-    /// size says [`global_batch`](Self::global_batch) instead.
+    /// With a [shard](Self::shard), the global batch is this times the world size. A run that resumes with another
+    /// world size should set [`global_batch`](Self::global_batch) instead.
     pub fn batch_size(mut self, rows: usize) -> Self {
         self.run.batch = Some(BatchSize::Rank(rows));
         self
     }
 
-    /// Rows of a batch on all ranks together; each rank gets its part, rank 0 one more where the world size does not divide
-    /// it. In place of [`batch_size`](Self::batch_size); the later call counts.
+    /// Rows per batch over all ranks. Replaces [`batch_size`](Self::batch_size); the later call wins.
+    ///
+    /// Each rank gets an equal part. If the world size does not divide the batch, the lowest ranks get one row more.
     pub fn global_batch(mut self, rows: u64) -> Self {
         self.run.batch = Some(BatchSize::Global(rows));
         self
     }
 
-    /// Which rank of how many this is: every global batch is cut in as many parts, and this loader delivers one of them.
-    /// Default: the only one. See [`Shard::from_env`].
+    /// This loader's rank and the world size. Default: a single rank. See [`Shard::from_env`].
+    ///
+    /// Every global batch is cut into one part per rank, and this loader delivers its rank's part.
     pub fn shard(mut self, shard: Shard) -> Self {
         self.run.shard = shard;
         self
     }
 
-    /// Goes on from a saved state: the first epoch starts after the last batch that was received before, see
-    /// [`Loader::next_epoch`](crate::Loader::next_epoch). The samples that follow are the same, in the same order, with any number of workers, any
-    /// reader, depth and world size. Without [`batch_size`](Self::batch_size) or [`global_batch`](Self::global_batch) the
-    /// global batch is that of the state, and so is [`last_batch`](Self::last_batch).
+    /// Resumes from a saved state: the first epoch starts after the last batch received, see
+    /// [`Loader::next_epoch`](crate::Loader::next_epoch).
     ///
-    /// Then `build` fails with [`ErrorKind::FingerprintMismatch`](crate::ErrorKind::FingerprintMismatch), naming the shard or range of shards, when the dataset is
-    /// not the one that the state was saved with; with [`ErrorKind::State`](crate::ErrorKind::State) when order, seeds, global batch or last batch
-    /// are set otherwise.
+    /// The same samples follow in the same order, with any number of workers, any reader, depth and world size. Without
+    /// [`batch_size`](Self::batch_size) or [`global_batch`](Self::global_batch), the global batch is the state's; so is
+    /// an unset [`last_batch`](Self::last_batch).
+    ///
+    /// `build` fails with [`ErrorKind::FingerprintMismatch`](crate::ErrorKind::FingerprintMismatch) if the dataset
+    /// differs from the state's; the error names the shard or range of shards. It fails with
+    /// [`ErrorKind::State`](crate::ErrorKind::State) if order, seeds, global batch or last batch differ.
     pub fn resume(mut self, state: State) -> Self {
         self.run.resume = Some(state);
         self
     }
 
-    /// As [`resume`](Self::resume), and the global batch and the last batch may differ: the rest of the epoch that was
-    /// interrupted is cut into batches of the new size from where it stopped, the later epochs from their beginning. The
-    /// sequence of samples stays the same (but for those that the last batch drops or repeats), the sequence of batches does
-    /// not. Where that rest is dropped as a whole, [`Loader::next_epoch`](crate::Loader::next_epoch) is the one after the epoch that was interrupted.
+    /// As [`resume`](Self::resume), but the global batch and the last batch may differ.
+    ///
+    /// The rest of the interrupted epoch is cut into batches of the new size, from the point of interruption; later
+    /// epochs from their beginning. The sequence of samples stays the same, except those that the last batch drops or
+    /// repeats. The sequence of batches changes. If the whole rest is dropped,
+    /// [`Loader::next_epoch`](crate::Loader::next_epoch) is the epoch after the interrupted one.
     pub fn resume_rebatched(mut self, state: State) -> Self {
         self.run.any_batch = true;
         self.resume(state)
     }
 
-    /// What [`Loader::stop_requested`](crate::Loader::stop_requested) asks: a flag that a signal sets, or the program.
+    /// The flag behind [`Loader::stop_requested`](crate::Loader::stop_requested), set by a signal or by the program.
     pub fn stop(mut self, stop: Stop) -> Self {
         self.run.stop = Some(stop);
         self
     }
 
-    /// What becomes of the samples that do not fill a global batch. Default: a smaller last batch, or what the state that is
-    /// resumed says.
+    /// Handling of the samples that do not fill a global batch. Default: the resumed state's, or else a smaller last
+    /// batch.
     pub fn last_batch(mut self, last: LastBatch) -> Self {
         self.run.last = Some(last);
         self
     }
 
-    /// Decode workers (threads), at most 1024. Default: one per core that the process may use, or that it may use of the
-    /// [NUMA node](Self::numa) where it is placed on one.
+    /// Number of decode workers (threads), at most 1024.
+    ///
+    /// Default: one per core that the process may use; on a [NUMA node](Self::numa), one per usable core of the node.
     pub fn workers(mut self, workers: usize) -> Self {
         self.memory.workers = Some(workers);
         self
     }
 
-    /// Batches in memory at once, those in the user's hands included. Default: 4 to 16 by their size, less when the
-    /// budget says so, but not under 2. With 1 nothing is read ahead.
+    /// Batches in host memory at once, including those that the caller holds.
+    ///
+    /// Default: 4 to 16 depending on their size; fewer under a tight budget, but at least 2. With 1 nothing is read
+    /// ahead.
     pub fn slots(mut self, slots: usize) -> Self {
         self.memory.slots = Some(slots);
         self
     }
 
-    /// Most bytes of memory; [`build`](Self::build) reserves all of it that is needed, or fails with the sum.
+    /// Maximum bytes of memory. [`build`](Self::build) reserves everything it needs, or fails with the sum.
     pub fn memory_budget(mut self, bytes: usize) -> Self {
         self.memory.budget = Some(bytes);
         self
     }
 
-    /// Takes its memory from a budget that several loaders of this process share: at most an equal part of what is free
-    /// there, see [`Budget`]; and at most the [`memory_budget`](Self::memory_budget), if that is set, too.
+    /// Takes memory from a budget that several loaders of this process share.
+    ///
+    /// The limit is an equal part of the budget's free bytes, see [`Budget`], and also the
+    /// [`memory_budget`](Self::memory_budget) if set.
     pub fn shared_budget(mut self, budget: &Budget) -> Self {
         self.memory.shared = Some(budget.clone());
         self
     }
 
-    /// Which reader. Default: [`Mode::Auto`].
+    /// The reader. Default: [`Mode::Auto`].
     pub fn reader(mut self, mode: Mode) -> Self {
         self.reader.mode = mode;
         self
@@ -304,93 +320,104 @@ impl LoaderBuilder {
         self
     }
 
-    /// Reads in flight at most. Default: 32; 128 for io_uring through the page cache.
+    /// Maximum reads in flight. Default: 32; 128 for io_uring through the page cache.
     pub fn depth(mut self, depth: u32) -> Self {
         self.reader.depth = Some(depth);
         self
     }
 
-    /// Where batches are handed out. Default: the host; [`Device::auto`] is a GPU where there is one.
+    /// The device that holds the delivered batches. Default: the host. [`Device::auto`] uses a GPU if there is one.
     pub fn device(mut self, device: Device) -> Self {
         self.device.device = device;
         self
     }
 
-    /// Batches in device memory at once, those in the user's hands included; at least 2. Default: 3, one in use, one there,
-    /// one on its way. The host device has none beside its [`slots`](Self::slots).
+    /// Batches in device memory at once, including those that the caller holds; at least 2.
+    ///
+    /// Default: 3 (one in use, one ready, one being copied). Has no effect on the host, where batches stay in their
+    /// [`slots`](Self::slots).
     pub fn device_batches(mut self, batches: usize) -> Self {
         self.device.batches = Some(batches);
         self
     }
 
-    /// Whether fields whose rows are bytes of a file as they stand go straight into the device's memory (GPUDirect Storage).
-    /// Such bytes are not checksummed by the host. Default: [`Gds::Auto`], where cuFile really goes past the host's memory
-    /// and the page cache has no room for the dataset; the report says which way each field takes and why.
+    /// Whether raw fields go straight from file to device memory (GPUDirect Storage). Default: [`Gds::Auto`].
     ///
-    /// [`Gds::Auto`] opens cuFile only where the kernel module nvidia-fs is loaded or cuFile may use peer-to-peer DMA
-    /// (`"use_pci_p2pdma": true` in `cufile.json`, or `CUFILE_USE_PCIP2PDMA=true`), and closes it when the trial read says no.
-    /// It needs cuFile 1.15, the first that counts which way bytes take; before that only nvidia-fs can, where root has
-    /// switched its counters on. From 1.16 on an open cuFile has a context, with its memory, on every visible GPU: set
-    /// `CUDA_VISIBLE_DEVICES` for each rank.
+    /// A field qualifies if its rows are unchanged bytes of a file. The host does not checksum such bytes. The report
+    /// gives each field's route and the reason.
     ///
-    /// With [`Gds::Require`] `build` fails, with the reason for each field, unless at least one goes directly: whatever the
-    /// size of its rows and the page cache, also by a cuFile that does not count which way bytes take.
+    /// [`Gds::Auto`] goes direct where cuFile really bypasses host memory and the page cache has no room for the
+    /// dataset. It opens cuFile only where the kernel module nvidia-fs is loaded or cuFile may use peer-to-peer DMA
+    /// (`"use_pci_p2pdma": true` in `cufile.json`, or `CUFILE_USE_PCIP2PDMA=true`). It closes cuFile if the trial read
+    /// fails. It needs cuFile 1.15, the first version that counts bytes per route; older versions work only with
+    /// nvidia-fs, if root has enabled its counters. From 1.16 on, an open cuFile holds a context, with its memory, on
+    /// every visible GPU: set `CUDA_VISIBLE_DEVICES` for each rank.
+    ///
+    /// [`Gds::Require`] makes `build` fail, with the reason for each field, unless at least one field goes direct. It
+    /// ignores row sizes and the page cache, and accepts a cuFile that does not count bytes per route.
     pub fn gds(mut self, gds: Gds) -> Self {
         self.device.gds = gds;
         self
     }
 
-    /// For tests: this cuFile library, on a machine whose `proc`, `run` and `dev` are below `root`.
+    /// For tests: loads this cuFile library, on a machine with `proc`, `run` and `dev` below `root`.
     #[cfg(feature = "unstable")]
     pub fn cufile_at(mut self, library: impl Into<PathBuf>, root: impl Into<PathBuf>) -> Self {
         self.device.cufile = Some((library.into(), root.into()));
         self
     }
 
-    /// A stream that works on the batches: it waits for each batch's copy, and its work is waited for before the memory of a
-    /// dropped batch is used again. May be called several times. Without it, see [`Batch::bind`](crate::Batch::bind).
+    /// A stream that works on the batches. May be called several times; otherwise see
+    /// [`Batch::bind`](crate::Batch::bind).
+    ///
+    /// The stream waits for each batch's copy. The memory of a dropped batch is reused only after the stream's work on
+    /// it.
     pub fn stream(mut self, stream: impl Into<Stream>) -> Self {
         self.device.streams.push(stream.into());
         self
     }
 
-    /// On which NUMA node threads run and memory lies. Default: [`Numa::Auto`], next to the device.
+    /// NUMA node of the threads and memory. Default: [`Numa::Auto`], next to the device.
     pub fn numa(mut self, numa: Numa) -> Self {
         self.machine.numa = numa;
         self
     }
 
-    /// For tests: what shall go wrong in its readers.
+    /// For tests: injects these faults into the readers.
     #[cfg(feature = "unstable")]
     pub fn faulty(mut self, faulty: Arc<crate::storage::Faulty>) -> Self {
         self.reader.faulty = Some(faulty);
         self
     }
 
-    /// Measures nothing: for the bench that shows what measuring costs.
+    /// Measures nothing. For the bench of the cost of measuring.
     #[cfg(feature = "unstable")]
     pub fn unmeasured(mut self) -> Self {
         self.clock = Clock::still();
         self
     }
 
-    /// How long `next()` waits when the caller holds every batch, before it says so. Default: 10 s.
+    /// How long `next()` waits while the caller holds every batch. Default: 10 s.
+    ///
+    /// Then it returns [`ErrorKind::BatchesHeld`](crate::ErrorKind::BatchesHeld).
     pub fn held_deadline(mut self, deadline: Duration) -> Self {
         self.faults.held_deadline = deadline;
         self
     }
 
-    /// How long anything that a batch waits for may be at the same thing (one read, one sample in a decoder or transform, one
-    /// copy) before `next()` ends with [`ErrorKind::Stalled`](crate::ErrorKind::Stalled), which names it. Default: 300 s; at least 20 ms. Slow work on many samples is
-    /// no stall; nor is work of the consumer's streams on batches that were dropped, which the next copy waits for: that
-    /// counts as [`Copy::blocked_ns`](crate::profile::Copy::blocked_ns). The loader can still be dropped: what does not answer is left behind, with all it can reach, after some
-    /// seconds.
+    /// How long one operation may take before `next()` fails with [`ErrorKind::Stalled`](crate::ErrorKind::Stalled).
+    ///
+    /// Default: 300 s; at least 20 ms. The deadline applies to each read, each sample in a decoder or transform, and
+    /// each copy. The error names the operation. Slow work on many samples is not a stall. Nor is work of the
+    /// consumer's streams on dropped batches, for which the next copy waits: it counts as
+    /// [`Copy::blocked_ns`](crate::profile::Copy::blocked_ns). The loader can still be dropped: some seconds later it
+    /// abandons the stalled operation and everything that operation can reach.
     pub fn stall_deadline(mut self, deadline: Duration) -> Self {
         self.faults.stall_deadline = deadline;
         self
     }
 
-    /// What to do when a sample cannot be had. Default: [`OnBadSample::Fail`].
+    /// Policy for a sample that fails. Default: [`OnBadSample::Fail`].
     ///
     /// ```
     /// use feedline::{Loader, OnBadSample, Status, dataset::Records};
@@ -413,18 +440,19 @@ impl LoaderBuilder {
         self
     }
 
-    /// Writes to this file each time that a sample cannot be had, a line of JSON (the fields of [`BadSample`](crate::BadSample)),
-    /// when the batch of its row is handed out: one line for a row that got a substitute, and one for each sample that was tried
-    /// as a substitute for it in vain. The file is appended to: each rank has its own. What cannot be written, on a full
-    /// disk say, is said in the [ledger](crate::Loader::ledger) and the report, and does not end the run.
+    /// Appends a line of JSON to this file for each failed sample: the fields of [`BadSample`](crate::BadSample).
     ///
-    /// `build` fails when the file cannot be opened, or when nothing is ever substituted.
+    /// The lines are written when the batch is delivered: one for a row that got a substitute, and one for each
+    /// substitute that failed too. Each rank needs its own file. If a write fails (a full disk, say), the run goes on,
+    /// and the [ledger](crate::Loader::ledger) and the report say so.
+    ///
+    /// `build` fails if the file cannot be opened, or if the policy never substitutes.
     pub fn ledger(mut self, path: impl Into<PathBuf>) -> Self {
         self.faults.ledger = Some(path.into());
         self
     }
 
-    /// Time passes as this clock says, and this is the reader.
+    /// Uses this clock and this reader.
     #[cfg(all(test, feature = "cuda"))]
     pub(super) fn simulated(mut self, clock: Clock, opened: Opened) -> Self {
         (self.clock, self.opened) = (clock, Some(opened));

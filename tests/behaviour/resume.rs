@@ -462,8 +462,7 @@ fn a_resumed_loader_starts_with_the_interrupted_epoch() {
             let start = epochs.start;
             let error = loader.epochs(epochs).err().unwrap();
             assert_eq!(error.kind(), ErrorKind::Config);
-            let words =
-                format!("the state that was resumed stands in epoch 2, not {start}: go on with `loader.next_epoch()`");
+            let words = format!("the resumed state is in epoch 2, not {start}: continue with `loader.next_epoch()`");
             assert_eq!(error.message(), words);
         }
         // A range without epochs is no step off.
@@ -485,7 +484,7 @@ fn a_resumed_loader_starts_with_the_interrupted_epoch() {
     same(&parts(loader.epoch(2).unwrap()), &run.parts(&cut, 2, 0), "the whole epoch");
     // A state at the very beginning of an epoch asks for that one, too.
     let loader = resumed(&run, &state_after(&run, 10));
-    assert!(loader.epoch(1).err().unwrap().message().contains("stands in epoch 2, not 1"));
+    assert!(loader.epoch(1).err().unwrap().message().contains("is in epoch 2, not 1"));
     same(&parts(loader.epoch(2).unwrap()), &run.parts(&cut, 2, 0), "epoch 2");
 }
 
@@ -498,7 +497,7 @@ fn a_state_is_not_taken_up_while_an_iterator_is_alive() {
     let error = loader.resume(&state).unwrap_err();
     assert_eq!(
         (error.kind(), error.message()),
-        (ErrorKind::EpochLive, "drop the iterator of the epoch before another place is resumed")
+        (ErrorKind::EpochLive, "another iterator of this loader is alive: drop it before `resume`")
     );
     assert_eq!(loader.steps(1).err().unwrap().kind(), ErrorKind::EpochLive);
     // Nothing has moved.
@@ -928,14 +927,14 @@ fn a_resume_with_another_global_batch_is_refused() {
         run.builder().batch_size(rows).shard(shard).last_batch(last)
     };
     let words =
-        "the global batch is 10 in the state, 40 in the loader: set `.global_batch(10)`, or go on with the new one by";
+        "the global batch is 10 in the state, 40 in the loader: set `.global_batch(10)`, or accept the change by";
     refused(|| make(40, 1, LastBatch::Keep), &state, ErrorKind::State, words);
     // The same rows on every rank are another global batch.
     refused(|| make(10, 4, LastBatch::Keep), &state, ErrorKind::State, words);
     for last in [LastBatch::Mask, LastBatch::Pad, LastBatch::Drop] {
         let words = format!(
             "the last batch is LastBatch::Keep in the state, LastBatch::{last:?} in the loader: set \
-             `.last_batch(LastBatch::Keep)`, or go on with the new one by `.resume_rebatched(…)`"
+             `.last_batch(LastBatch::Keep)`, or accept the change by `.resume_rebatched(…)`"
         );
         refused(|| make(10, 1, last), &state, ErrorKind::State, &words);
         build(make(10, 1, last).resume_rebatched(state.clone()));
@@ -1103,7 +1102,7 @@ fn an_unused_iterator_keeps_the_resumed_place() {
     assert_eq!(loader.epoch(1).unwrap().len(), 3);
     assert_eq!(loader.steps(0).unwrap().len(), 0);
     drop(loader.steps(5).unwrap());
-    assert!(loader.epoch(0).err().unwrap().message().contains("stands in epoch 1, not 0"));
+    assert!(loader.epoch(0).err().unwrap().message().contains("is in epoch 1, not 0"));
     assert_eq!(loader.next_epoch(), 1);
     same(&parts(loader.epoch(1).unwrap()), rest, "the rest");
 }

@@ -523,7 +523,7 @@ fn a_broken_device_hands_out_no_unfinished_batch() {
         assert!(words(&error).contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
         let error = epoch.next().unwrap().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Device);
-        assert!(words(&error).contains("cuda:0 broke before: CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
+        assert!(words(&error).contains("cuda:0 broke earlier: CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
         assert!(epoch.next().is_none());
         drop(epoch);
         // It does not come back for this loader, nor for one that is built now.

@@ -332,8 +332,8 @@ fn build_refuses_a_field_that_cannot_be_finished() {
                 "field `image` is finished twice",
             ),
             (|builder| builder.finish("label", Finish::to(DType::F32)), "field `label` cannot be finished"),
-            (|builder| builder.finish("image", Finish::to(DType::I32)), "`image` cannot be finished: it can become"),
-            (|builder| builder.finish("image", Finish::to(DType::F32).flip(2.0)), "probability of a flip is 2"),
+            (|builder| builder.finish("image", Finish::to(DType::I32)), "`image` cannot be finished: the dtype is"),
+            (|builder| builder.finish("image", Finish::to(DType::F32).flip(2.0)), "flip probability is 2"),
             (
                 |builder| builder.finish("image", Finish::to(DType::F32).mean_std(&[0.5; 2], &[1.0; 2])),
                 "`image` cannot be finished: 2 values of mean",

@@ -22,12 +22,12 @@ impl Backend for Gpu {
         self.pci_bus_id()
     }
 
-    /// The driver is asked only where nobody else knows.
+    /// Asks the driver only if no other source knows the context.
     fn check_stream(&self, stream: &Stream) -> Result<()> {
         let refused = |message: String| Err(Error::new(ErrorKind::Config, Stage::Device, message));
         if stream.raw() == PER_THREAD {
-            // Batches are dropped on any thread, where this would be another stream than the one that used them.
-            return refused("the per-thread default stream is another one on each thread; make a stream".into());
+            // Batches are dropped on any thread, where this handle would mean a different stream.
+            return refused("the per-thread default stream differs on each thread: create a stream".into());
         }
         let context = match stream.context() {
             Some(context) => context,
@@ -46,7 +46,7 @@ impl Backend for Gpu {
     }
 
     fn within(&self, work: &mut dyn FnMut()) {
-        // Where it fails, every call says so itself.
+        // If binding fails, every call reports its own error.
         let _bound = self.bind();
         work();
     }
@@ -56,11 +56,11 @@ impl Backend for Gpu {
     }
 }
 
-/// A loader's part of a GPU.
+/// One loader's part of a GPU.
 struct CudaLane {
     gpu: Arc<Gpu>,
     direct: Option<Arc<Direct>>,
-    /// Memory of the batches, which cuFile has taken.
+    /// Batch memory registered with cuFile.
     targets: Vec<Target>,
 }
 

@@ -1,4 +1,4 @@
-//! Memory of one batch on the device: who may use it, and its way back.
+//! Device memory of one batch: its users, and its return.
 
 use super::cufile::{BufferGuard, CuFile};
 use super::driver::{self, CopyStream, DeviceMemory, DevicePtr, Event, Gpu};
@@ -12,30 +12,30 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How often a thread that ends things asks whether a capture is over.
+/// Interval at which a freeing thread checks for the end of a capture.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// What the batches of a loader share on the device.
+/// The data that a loader's batches share on the device.
 pub(super) struct Home {
     pub(super) gpu: Arc<Gpu>,
-    /// The arrays of a slot, and of a batch here.
+    /// Layout of a slot, and of a batch on the device.
     pub(super) slot: Layout,
     pub(super) contents: Layout,
     pub(super) idle: Arc<IdleMeter>,
     pub(super) back: Sender<Box<dyn DeviceBatch>>,
-    /// What comes back when there is no copier any more.
+    /// Receives buffers that return after the copier is gone.
     pub(super) freed: Receiver<Box<dyn DeviceBatch>>,
     pub(super) closed: AtomicBool,
 }
 
 impl Home {
-    /// Where a field of the contents begins in a buffer.
+    /// Address of a field of the contents in a buffer.
     pub(super) fn at(&self, buffer: &Buffer, field: usize) -> DevicePtr {
         buffer.base() + self.contents.fields()[field].offset as DevicePtr
     }
 }
 
-/// Device memory that cuFile may write to, where there is a cuFile. Its calls want the context to be current.
+/// Device memory, registered with cuFile if there is one. Calls need the context to be current.
 pub(super) struct Target {
     memory: DeviceMemory,
     registered: Option<BufferGuard>,
@@ -46,7 +46,7 @@ impl Target {
         Self::of(DeviceMemory::new(gpu, len, what)?, cufile)
     }
 
-    /// The same of this memory.
+    /// Registers this memory.
     pub(crate) fn of(memory: DeviceMemory, cufile: Option<&Arc<CuFile>>) -> Result<Self> {
         let gpu = memory.gpu().clone();
         let _bound = gpu.bind()?;
@@ -58,20 +58,20 @@ impl Target {
         &self.memory
     }
 
-    /// Leaves it to the device, and to cuFile, for ever.
+    /// Leaks the memory for ever, to the device and to cuFile.
     fn leak(&mut self) {
         std::mem::forget(self.registered.take());
         self.memory.leak();
     }
 
-    /// Ends the registration, and with it the use of the memory: where that fails it may still be written to and is never
-    /// used again.
+    /// Ends the registration, and with it cuFile's use of the memory. After a failure the memory may still be written
+    /// to, and is never reused.
     pub(crate) fn release(&mut self) -> Result<()> {
         let Some(registered) = self.registered.take() else { return Ok(()) };
         let released = match self.memory.gpu().bind() {
             Ok(_bound) => registered.release().map_err(Error::from),
             Err(error) => {
-                // Without its context nothing can be said to cuFile.
+                // Without its context, cuFile cannot be called.
                 std::mem::forget(registered);
                 Err(error)
             }
@@ -89,23 +89,24 @@ impl Drop for Target {
     }
 }
 
-/// Device memory for one batch, and what the host keeps of it.
+/// Device memory of one batch, and the host's metadata for it.
 pub(super) struct Buffer {
     pub(super) memory: Target,
-    /// The batch is there; what waits for it is bound streams.
+    /// The batch has arrived. Bound streams wait for this event.
     pub(super) copied: Event,
-    /// The first `pending` of these stand for the work that consumers gave their streams before they let go.
+    /// The first `pending` of these follow the consumers' work before the drop.
     pub(super) released: Vec<Event>,
     pub(super) pending: usize,
-    /// Some consumer's work is in none of these: only what waits for the whole context waits for it.
+    /// Some consumer's work has no event: only a wait for the whole context covers it.
     pub(super) unsure: bool,
-    /// Streams that could not mark their work, since they were captured; those that live as long as these values.
+    /// Streams that could not record an event because they were capturing; only streams that live as long as these
+    /// values.
     captured: Vec<Stream>,
-    /// The bell is to ring when consumers are done with it.
+    /// Whether the bell must ring when consumers are done.
     pub(super) rings: bool,
     streams: Mutex<Vec<Stream>>,
     pub(super) head: BatchHead,
-    /// The way back, while it is handed out.
+    /// The owner to return to, while a consumer holds the batch.
     home: Option<Arc<Home>>,
 }
 
@@ -125,7 +126,7 @@ impl Buffer {
         })
     }
 
-    /// Hands it out.
+    /// Lends the buffer to a consumer.
     pub(super) fn lend(mut self: Box<Self>, home: &Arc<Home>) -> OnDevice {
         self.home = Some(home.clone());
         OnDevice::new(self)
@@ -135,10 +136,10 @@ impl Buffer {
         self.home.as_ref().expect("it is handed out")
     }
 
-    /// What was done with it is in its events: the streams that were bound are forgotten.
+    /// Records events behind all work on the batch, and forgets its bound streams.
     fn let_go(&mut self, home: &Home) {
-        // One guard around the calls; where it fails, each of them does. It comes back all the same: `next()` would wait for
-        // one that does not, for ever.
+        // One guard for all calls; if it fails, each call fails. The buffer returns anyway, or `next()` would wait for
+        // it for ever.
         let _bound = home.gpu.bind();
         self.unsure |= self.mark_released(&home.gpu, &home.idle).is_err();
     }
@@ -149,7 +150,7 @@ impl Buffer {
 
     fn bind_checked(&self, stream: &Stream, lives: bool) -> Result<()> {
         let home = self.home();
-        // Once around its calls.
+        // One guard for all calls.
         let _bound = home.gpu.bind()?;
         let mut streams = self.streams();
         if streams.iter().any(|bound| bound.raw() == stream.raw()) {
@@ -164,7 +165,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// Has every bound stream mark where it stands.
+    /// Records an event on every bound stream.
     fn mark_released(&mut self, gpu: &Arc<Gpu>, idle: &IdleMeter) -> Result<()> {
         let streams = self.streams.get_mut().unwrap_or_else(PoisonError::into_inner);
         self.rings = false;
@@ -182,8 +183,10 @@ impl Buffer {
         Ok(())
     }
 
-    /// Waits for the whole context where consumers' work is in no event; false while a capture forbids that. A stream that is
-    /// captured is asked first: waiting for its context would end the capture.
+    /// Waits for the whole context if some consumer's work has no event; returns false while a capture forbids the
+    /// wait.
+    ///
+    /// Queries captured streams first, because waiting for their context would end the capture.
     pub(super) fn make_sure(&mut self, gpu: &Gpu) -> Result<bool> {
         let captures =
             |stream: &Stream| gpu.check_uncaptured(stream.raw()).is_err_and(|error| error.kind() == ErrorKind::Config);
@@ -194,7 +197,7 @@ impl Buffer {
         Ok(!self.unsure)
     }
 
-    /// Waits until nothing uses the memory any more.
+    /// Waits until the memory has no user.
     fn wait(&mut self, gpu: &Arc<Gpu>) -> Result<()> {
         while !self.make_sure(gpu)? {
             std::thread::sleep(AGAIN);
@@ -203,7 +206,7 @@ impl Buffer {
         if users().all(|event| event.is_done().unwrap_or(false)) {
             return Ok(());
         }
-        // Who waits for these events would spin: a sleeper needs an event made for it, behind them.
+        // Waiting for these events would spin: sleeping needs a blocking event, recorded behind them.
         let (behind, all) = (CopyStream::new(gpu)?, Event::blocking(gpu)?);
         users().try_for_each(|event| gpu.stream_waits(behind.raw(), event))?;
         all.record(behind.raw())?;
@@ -262,9 +265,9 @@ impl DeviceBatch for Buffer {
     fn release(mut self: Box<Self>) {
         let Some(home) = self.home.take() else { return };
         self.let_go(&home);
-        // It has room for every buffer.
+        // The channel has room for every buffer.
         let _ = home.back.send(self);
-        // SeqCst, as where it is set: either this sees it, or the copier sees the buffer.
+        // SeqCst, as at the store: either this thread sees the flag, or the copier sees the buffer.
         if home.closed.load(Ordering::SeqCst) {
             home.freed.try_iter().for_each(free_elsewhere);
         }
@@ -278,20 +281,22 @@ impl DeviceBatch for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // The loader is gone. `cuMemFree` waits as well, but that is its habit, not its promise.
+        // The loader is gone. `cuMemFree` happens to wait too, but does not promise it.
         let gpu = &self.copied.gpu().clone();
         if self.wait(gpu).is_err() && gpu.synchronize().is_err() {
-            // The context stays with the memory: who asks for the device next must not be given it.
+            // The context keeps the memory, so the next user of the device must not get this context.
             gpu.give_up();
             self.memory.leak();
         }
     }
 }
 
-/// Frees a buffer whose loader is gone, without waiting. `cuMemFree` waits for the device, as [`Buffer::drop`] does for the
-/// consumer's streams, and their work may need a lock that the caller holds (Python's).
+/// Frees a buffer of a dropped loader on another thread.
+///
+/// `cuMemFree` waits for the device, and [`Buffer::drop`] waits for the consumer's streams. Their work may need a lock
+/// that the caller holds (Python's).
 fn free_elsewhere(buffer: Box<dyn DeviceBatch>) {
     let free = move || drop(buffer);
-    // Without a thread the buffer has been dropped here.
+    // If no thread starts, `spawn` drops the buffer here.
     let _ = std::thread::Builder::new().name("feedline-free".into()).spawn(free);
 }

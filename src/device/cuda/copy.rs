@@ -1,4 +1,4 @@
-//! Copies of full slots into buffers on the device, and what is made of them there.
+//! Copies full slots into device buffers, and runs the operations on the copies.
 //!
 //! ```text
 //! free buffer ──copy (its "released" events first)──► OnDevice (in a Batch) ──drop (records "released")──► free buffer
@@ -7,8 +7,8 @@
 //!
 //! No thread waits in the driver for a copy: the device rings a bell.
 //!
-//! Limits: as many batches on the device as there are buffers. All memory, events and lists are made by `build`; events for
-//! further consumer streams are made when the first batch is bound to them.
+//! Limits: one batch on the device per buffer. `build` makes all memory, events and lists. Events for further consumer
+//! streams are made when the first batch is bound to them.
 
 #![allow(unsafe_code)]
 
@@ -27,40 +27,41 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Rows that are not blank; they come first.
+/// Number of rows that are not blank; blank rows come last.
 fn real_rows(slot: &Filled) -> usize {
     slot.ids().iter().take_while(|id| **id != u64::MAX).count()
 }
 
-/// Bytes of a slot and where they go.
+/// A range of slot bytes, with its target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Run {
     from: Range<usize>,
     to: usize,
 }
 
-/// Copies slots. Lives on the transfer thread.
+/// Copies slots. Owned by the transfer thread.
 pub(super) struct Copier {
     home: Arc<Home>,
-    /// Fields of the slot.
+    /// Fields of the slot to copy.
     copied: Vec<usize>,
     ops: Vec<DeviceOp>,
     kernels: Option<Arc<Kernels>>,
-    /// Of the highest priority: a kernel of ours must not hold up the next copy until one of the consumer's ends.
+    /// Of the highest priority: our kernels must not delay the next copy until a consumer's kernel ends.
     stream: CopyStream,
-    /// Rings when a copy is done, beside the copies: a callback would hold up the stream that it is in.
+    /// Rings when a copy is done. Separate, because a callback blocks its own stream.
     notify: CopyStream,
-    /// Rings when consumers are done with a buffer: they may be late, and must not hold up the bells of copies.
+    /// Rings when consumers are done with a buffer. Separate, because they may be late and must not delay the bells of
+    /// copies.
     idle: CopyStream,
     bell: Arc<Sender<()>>,
     free: Receiver<Box<dyn DeviceBatch>>,
-    /// Taken out of `free` while waiting for it.
+    /// Taken out of `free` while the engine waits for it.
     spare: Option<Box<Buffer>>,
-    /// Dropped while their streams were captured: nobody may ask yet what still uses them.
+    /// Buffers dropped while their streams were capturing: their remaining use cannot be queried yet.
     #[expect(clippy::vec_box, reason = "buffers travel in their boxes")]
     unknown: Vec<Box<Buffer>>,
     in_flight: InFlight,
-    /// What every full batch copies; nothing where that differs, since fields are packed.
+    /// The runs of every full batch; `None` for packed fields, which differ per batch.
     whole: Option<Vec<Run>>,
 }
 
@@ -95,12 +96,12 @@ impl Copier {
         })
     }
 
-    /// Whether it can be told when consumers are done with the buffer. Other failures are told by its copy.
+    /// Whether the end of consumers' use can be queried. Other failures surface in the buffer's copy.
     fn is_known(&self, buffer: &mut Buffer) -> bool {
         buffer.make_sure(&self.home.gpu).unwrap_or(true)
     }
 
-    /// Waits until no copy is on its way. Where that cannot be established, the device is given up.
+    /// Waits until no copy is in flight. If that fails, gives up the device.
     fn settle(&self) -> bool {
         let gpu = &self.home.gpu;
         let settled = self.stream.synchronize().is_ok() || gpu.synchronize().is_ok();
@@ -110,7 +111,7 @@ impl Copier {
         settled
     }
 
-    /// Runs the operations. The slot is read by copies alone, which come first: it need not wait for kernels.
+    /// Enqueues the operations. Only copies read the slot, and they come first, so the slot need not wait for kernels.
     fn enqueue(&self, slot: &Filled, buffer: &mut Buffer, marks: &Marks) -> Result<usize> {
         let gpu = &*self.home.gpu;
         let _bound = gpu.bind()?;
@@ -140,15 +141,15 @@ impl Copier {
         Ok(bytes)
     }
 
-    /// Copies the fields of the slot; how many bytes.
+    /// Enqueues copies of the slot's fields; returns the bytes.
     fn copy_fields(&self, slot: &Filled, buffer: &Buffer) -> Result<usize> {
         let Home { gpu, slot: from, contents, .. } = &*self.home;
         let mut bytes = 0;
         let mut copy = |run: Run| {
             let (from, to) = (slot.span(run.from), buffer.base() + run.to as DevicePtr);
             bytes += from.len();
-            // SAFETY: the slot's bytes stay as they are until `ended` is reached, since `in_flight` (or a leak) keeps it
-            // until then; the run lies within the buffer, which is ours alone, and its last users' events were waited for.
+            // SAFETY: `in_flight` (or a leak) keeps the slot, with its bytes unchanged, until `ended` is reached. The run
+            // lies within the buffer, which has no other user: the events of its last users were waited for.
             unsafe { gpu.copy_to_device(to, from.as_ptr(), from.len(), self.stream.raw()) }
         };
         match &self.whole {
@@ -158,36 +159,36 @@ impl Copier {
         Ok(bytes)
     }
 
-    /// Moves rows that were read with their surroundings to where they belong.
+    /// Moves rows out of staging, where they lie within their pages.
     fn place(&self, step: &DirectStep, slot: &Filled, buffer: &Buffer) -> Result<()> {
         let (at, rows) = (|field| self.home.at(buffer, field), real_rows(slot));
         if let (Some(kernels), Some(gather)) = (&self.kernels, step.gather) {
             let places = (at(gather.staging), at(gather.offsets), at(step.field));
-            // SAFETY: staging has `stride` bytes for each row, and every offset leaves a row's bytes before its end, as
-            // `pipeline/direct.rs` computes them; the arrays lie in the buffer, which only this stream uses now.
+            // SAFETY: staging has `stride` bytes per row, and every offset leaves a whole row before its end, as computed
+            // in `pipeline/direct.rs`. The arrays lie in the buffer, which only this stream uses now.
             unsafe { kernels.gather(self.stream.raw(), places, step.row_bytes as u64, rows as u64) }?;
         }
         self.blank(step.field, step.row_bytes, rows, slot, buffer)
     }
 
-    /// Zeroes the rows behind the first `rows`.
+    /// Zeroes all rows after the first `rows`.
     fn blank(&self, field: usize, row_bytes: usize, rows: usize, slot: &Filled, buffer: &Buffer) -> Result<()> {
         let from = self.home.contents.fields()[field].offset + rows * row_bytes;
         buffer.memory.memory().clear(from, (slot.rows() - rows) * row_bytes, self.stream.raw())
     }
 
-    /// Makes floats of the pictures. Blank rows stay zero.
+    /// Converts pictures to floats. Blank rows stay zero.
     fn finish(&self, step: &FinishStep, slot: &Filled, buffer: &Buffer) -> Result<()> {
         let Some(kernels) = &self.kernels else { return Ok(()) };
         let (at, made) = (|field| self.home.at(buffer, field), real_rows(slot));
         let fields = (at(step.input), at(step.output));
-        // SAFETY: the fields lie in the buffer, as long as the plan says, and only this stream uses it now; the context is
-        // bound by the caller.
+        // SAFETY: the fields lie in the buffer with the plan's lengths, and only this stream uses it now; the caller has
+        // bound the context.
         unsafe { kernels.finish(self.stream.raw(), &step.plan, fields, step.flips.map(at), made) }?;
         self.blank(step.output, step.plan.output_bytes(), made, slot, buffer)
     }
 
-    /// The device does not say how far the copies are: waits for all of them, or leaves it the slots.
+    /// The device cannot report the progress of copies: waits for all of them, or leaks their slots.
     fn settle_all(&mut self, error: Error) -> Result<()> {
         if self.settle() {
             self.in_flight.clear();
@@ -198,7 +199,7 @@ impl Copier {
     }
 }
 
-/// The buffer in its box.
+/// Converts the box to its concrete type.
 fn own(buffer: Box<dyn DeviceBatch>) -> Box<Buffer> {
     let buffer: Box<dyn Any> = buffer;
     buffer.downcast().expect("made by this engine")
@@ -208,7 +209,7 @@ impl Engine for Copier {
     /// Takes about 0.6 s per GB.
     fn pin(&self, region: &Region) -> Result<()> {
         region.pin(|| {
-            // SAFETY: the region keeps the pin and lets go of it before its memory is unmapped.
+            // SAFETY: the region keeps the pin, and releases it before it unmaps its memory.
             let pin = unsafe { Pin::new(&self.home.gpu, region.ptr().as_ptr(), region.len()) }?;
             Ok(Box::new(pin))
         })
@@ -278,10 +279,10 @@ impl Engine for Copier {
                 self.in_flight.push(slot, marks, now, waits);
                 Copied::Started(buffer.lend(&self.home), bytes)
             }
-            // A part may be on its way: only when that has ended may the memory be used again.
+            // A part may be in flight: the memory is reusable only after its end.
             Err(error) if self.settle() => {
                 self.in_flight.give_back(marks);
-                // Should an event be of no use, the context is: it is waited for once, and then they are forgotten.
+                // A failed event means a failed context: wait for the context once, then drop the events.
                 (buffer.unsure, buffer.pending) = (true, 0);
                 self.give_back(buffer);
                 Copied::Failed(slot, error)
@@ -311,12 +312,12 @@ impl Engine for Copier {
 
 impl Drop for Copier {
     fn drop(&mut self) {
-        // The stream's work reads the slots and writes the buffers; the bells own themselves.
+        // The stream's work reads slots and writes buffers; the bells own themselves.
         if !self.settle() {
             self.in_flight.leave_all();
         }
         self.home.closed.store(true, Ordering::SeqCst);
-        // Not left to whoever drops the last batch.
+        // Frees these buffers here, rather than in the thread that drops the last batch.
         self.free.try_iter().for_each(drop);
     }
 }
@@ -328,7 +329,7 @@ fn needs_kernels(op: &DeviceOp) -> bool {
     }
 }
 
-/// Where the arrays of these fields are, and where they go, of a batch of `rows` rows, whose fields have `used` bytes.
+/// Sources and targets of these fields' arrays, for a batch of `rows` rows with `used` bytes per field.
 fn arrays<'a>(
     from: &'a Layout,
     to: &'a Layout,
@@ -347,7 +348,7 @@ fn arrays<'a>(
     fields.iter().flat_map(of).filter(|run| !run.from.is_empty())
 }
 
-/// Joins runs between which there is hardly anything: a copy costs some microseconds, a page next to nothing.
+/// Joins runs with small gaps: a copy costs some microseconds, a page almost nothing.
 fn runs(runs: impl Iterator<Item = Run>) -> Vec<Run> {
     let mut all: Vec<_> = runs.collect();
     all.sort_unstable_by_key(|run| run.from.start);
@@ -361,7 +362,7 @@ fn runs(runs: impl Iterator<Item = Run>) -> Vec<Run> {
     joined
 }
 
-/// Whether one copy can take both: what lies between them is short, the same on both sides, and nobody's on the device.
+/// Whether one copy can take both runs: the gap is short, equal on both sides, and unused on the device.
 fn follows(last: &Run, next: &Run) -> bool {
     let gap = next.from.start - last.from.end;
     gap <= PAGE && next.to.checked_sub(last.to) == Some(next.from.start - last.from.start)

@@ -1,5 +1,5 @@
-//! cuFile as a way from files into the memory of batches: the trial that shows which way bytes take, the files, and the host's
-//! way for what cannot go directly.
+//! Direct reads by cuFile: the trial read that shows the bytes' actual route, the files, and the host route for reads
+//! that cannot go direct.
 
 #![allow(unsafe_code)]
 
@@ -14,13 +14,13 @@ use std::error::Error as _;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The first cuFile that makes a context on every visible GPU.
+/// The first cuFile version that creates a context on every visible GPU.
 const CONTEXTS: (u32, u32) = (1, 16);
 
-/// Bytes that are read to see which way cuFile takes.
+/// Bytes of the trial read.
 const TRIAL: usize = 1 << 20;
 
-/// A cuFile driver, and what it had counted before the loader.
+/// An open cuFile, with its counters from before the loader.
 pub(super) struct Direct {
     gpu: Arc<Gpu>,
     cufile: Arc<CuFile>,
@@ -28,7 +28,7 @@ pub(super) struct Direct {
 }
 
 impl Direct {
-    /// Opens cuFile and reads a little by it, to see which way the bytes take; or says why it is not to be used.
+    /// Opens cuFile and makes the trial read; or returns the reason against cuFile.
     pub(super) fn open(gpu: &Arc<Gpu>, trial: DirectTrial) -> Result<(Self, String), String> {
         let root = trial.library.as_ref().map_or(Path::new("/"), |(_, root)| root);
         if !trial.required {
@@ -48,8 +48,8 @@ impl Direct {
             direct.cufile.version().map_or("cuFile".into(), |(major, minor)| format!("cuFile {major}.{minor}"));
         let how = match direct.taken() {
             mode @ (Mode::P2p | Mode::NvidiaFs) => format!("{called}: {mode}{}", direct.elsewhere()),
-            Mode::Unknown if required => format!("{called}, which does not count which way bytes take"),
-            Mode::Unknown => return Err("cuFile does not count which way bytes take".into()),
+            Mode::Unknown if required => format!("{called}, which does not count the route of bytes"),
+            Mode::Unknown => return Err("cuFile does not count the route of bytes".into()),
             mode => return Err(format!("cuFile would take these bytes through host memory ({mode})")),
         };
         // The report counts from here.
@@ -65,7 +65,7 @@ impl Direct {
         &self.cufile
     }
 
-    /// Which way the reads since took.
+    /// Route of the reads since then.
     fn taken(&self) -> Mode {
         match (&self.before, self.cufile.stats(self.gpu.ordinal())) {
             (Some(before), Some(now)) => Mode::between(before, &now),
@@ -78,7 +78,7 @@ impl Direct {
         let mut target = Target::new(&self.gpu, TRIAL, "a trial of cuFile", Some(&self.cufile)).map_err(words)?;
         let bound = self.gpu.bind().map_err(words)?;
         let from = offset - offset % ALIGN;
-        // SAFETY: in bounds of memory that nobody else knows.
+        // SAFETY: in bounds of memory without any other user.
         let read = unsafe { self.cufile.read(&file, target.memory().ptr(), TRIAL, from, 0) };
         drop(bound);
         target.release().map_err(words)?;
@@ -89,7 +89,7 @@ impl Direct {
         Ok(())
     }
 
-    /// What the library costs on other GPUs, if it does.
+    /// Cost of the library on other GPUs, if any.
     fn elsewhere(&self) -> String {
         let gpus = super::devices().map_or(1, |(_, devices)| devices.len());
         match self.cufile.version() {
@@ -101,7 +101,7 @@ impl Direct {
     }
 }
 
-/// What an error says, with its cause.
+/// Message of an error, with its cause.
 fn words(error: Error) -> String {
     match error.source() {
         Some(source) => format!("{}: {source}", error.message()),
@@ -129,7 +129,7 @@ impl DirectReader for Direct {
     }
 }
 
-/// A file that cuFile knows.
+/// A file registered with cuFile.
 struct RegisteredFile {
     gpu: Arc<Gpu>,
     cufile: Arc<CuFile>,
@@ -144,7 +144,7 @@ impl DirectFile for RegisteredFile {
     }
 }
 
-/// Host memory and a stream, for what does not go directly.
+/// Host memory and a stream, for reads that cannot go direct.
 struct HostRoute {
     gpu: Arc<Gpu>,
     stream: CopyStream,
@@ -160,8 +160,8 @@ impl Bounce for HostRoute {
     unsafe fn send(&mut self, to: DevicePtr, len: usize) -> Result<(), (Error, bool)> {
         let from = self.bytes()[..len].as_ptr();
         let _bound = self.gpu.bind().map_err(|error| (error, false))?;
-        // SAFETY: the bytes stay as they are until the synchronisation has returned, or the context is of no use; where they go
-        // is the caller's promise.
+        // SAFETY: the source stays unchanged until the synchronisation has returned, or the context is broken. The
+        // caller promises the target.
         let copied = unsafe { self.gpu.copy_to_device(to, from, len, self.stream.raw()) };
         let waited = self.stream.synchronize();
         let lost = waited.is_err() && self.gpu.synchronize().is_err();

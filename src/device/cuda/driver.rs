@@ -1,19 +1,20 @@
-//! The calls of the CUDA driver that this crate makes, each as a function that returns a [`Result`].
+//! The CUDA driver calls of this crate, each a function that returns a [`Result`].
 //!
 //! ```text
-//! Driver   the library, opened once per process, with our own table of symbols: what is missing is a reason, never a panic
-//! Gpu      one device and its context; every call binds the context for itself and leaves the thread as it was
-//! Event, DeviceMemory, CopyStream, Pin   own one driver object each (driver/objects.rs)
+//! Driver   the library, opened once per process, with our own symbol table; a missing symbol is a reason, not a panic
+//! Gpu      one device and its context; every call binds the context itself and leaves the thread unchanged
+//! Event, DeviceMemory, CopyStream, Pin   each owns one driver object (driver/objects.rs)
 //! ```
 //!
 //! Invariants:
-//! * Result codes are plain numbers here: a newer driver may return one that no enum knows.
-//! * An error that breaks the context ("sticky") is latched in the `Gpu`. From then on nothing is called any more, also not
-//!   in `drop`: what the context owned is left to it, and counted.
-//! * Nothing is freed while the device may still use it; who cannot establish that leaks it and counts.
-//! * A thread that captures a CUDA graph in global mode makes the driver refuse calls of all threads, and such a call ends the
-//!   capture. So calls are made in the relaxed mode ([`Gpu::bind`]), and no event is recorded on a capturing stream. Where a call
-//!   is refused all the same, it is made again: a refusal says nothing about the device.
+//! * Result codes are plain numbers: a newer driver may return a code that no enum has.
+//! * The `Gpu` latches an error that breaks the context ("sticky"). From then on nothing is called, not even in `drop`:
+//!   the context keeps its objects, and they are counted as leaked.
+//! * Nothing is freed while the device may still use it. If that cannot be established, the object is leaked and
+//!   counted.
+//! * A thread that captures a CUDA graph in global mode makes the driver refuse calls of all threads, and such a call
+//!   ends the capture. So calls use the relaxed mode ([`Gpu::bind`]), and no event is recorded on a capturing stream. A
+//!   call refused anyway is repeated: the refusal says nothing about the device.
 
 #![allow(unsafe_code)]
 
@@ -35,10 +36,10 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
-/// The API version that the committed PTX and the symbols below need, as the driver counts it.
+/// The API version of the committed PTX and the symbols below, in the driver's encoding.
 const VERSION_LEAST: c_int = 12_000;
 
-/// Opaque handles of the driver. Numbers, so that they may cross threads: the driver's objects may be used from any.
+/// Opaque driver handles. Numbers, so that they can cross threads: driver objects are usable from any thread.
 pub(crate) type Handle = usize;
 pub(crate) use crate::device::DevicePtr;
 
@@ -46,15 +47,15 @@ pub(crate) use crate::device::stream::{LEGACY, PER_THREAD};
 
 const SUCCESS: c_int = 0;
 const NOT_READY: c_int = 600;
-/// What a capture of a graph makes the driver refuse.
+/// Errors of calls refused during a graph capture.
 const CAPTURES: std::ops::RangeInclusive<c_int> = 900..=907;
-/// The legacy stream would have to wait for a stream that is captured.
+/// The call would make the legacy stream depend on a capturing stream.
 const CAPTURE_IMPLICIT: c_int = 906;
-/// The mode in which captures do not concern a thread's calls.
+/// The mode in which captures do not affect a thread's calls.
 const RELAXED: c_uint = 2;
-/// How often, and how far apart, a call is made again that a capture refuses.
+/// Retries of a call refused by a capture, and their interval.
 const AGAIN: (u32, Duration) = (10_000, Duration::from_millis(1));
-/// No code of the driver's: it could not be established what the device still uses.
+/// No driver code: the device's remaining use of memory could not be established.
 const GIVEN_UP: c_int = -1;
 
 macro_rules! symbols {
@@ -67,7 +68,7 @@ macro_rules! symbols {
         impl Symbols {
             fn load(library: &Library) -> Result<Self, String> {
                 Ok(Self {
-                    // SAFETY: the signatures below are those of CUDA's driver API since version 11, whose ABI is stable;
+                    // SAFETY: the signatures below match CUDA's driver API since version 11, which has a stable ABI;
                     // the library stays open for the life of the process.
                     $($field: *unsafe { library.get(concat!($name, "\0").as_bytes()) }
                         .map_err(|_| concat!("the driver library has no `", $name, "`").to_string())?,)*
@@ -132,16 +133,16 @@ symbols! {
     error_text: "cuGetErrorString" (c_int, *mut *const c_char);
 }
 
-/// The driver library, ready for use. One per process.
+/// The open driver library. One per process.
 pub(crate) struct Driver {
     symbols: Symbols,
     version: c_int,
     devices: c_int,
 }
 
-/// The driver's version (of CUDA, major and minor), and its devices.
+/// The driver's CUDA version (major, minor), and its devices.
 ///
-/// Errors: why there are none.
+/// Errors: the reason why CUDA is not usable.
 pub fn devices() -> Result<((i32, i32), Vec<Found>), Absent> {
     let driver = Driver::get()?;
     let devices = (0..driver.devices()).filter_map(|ordinal| driver.found(ordinal)).collect();
@@ -149,7 +150,7 @@ pub fn devices() -> Result<((i32, i32), Vec<Found>), Absent> {
 }
 
 impl Driver {
-    /// Opens the driver, once per process; whatever came out of it stays.
+    /// Opens the driver once per process; the result is permanent.
     pub(crate) fn get() -> Result<&'static Self, Absent> {
         static DRIVER: OnceLock<Result<Driver, Absent>> = OnceLock::new();
         DRIVER.get_or_init(Self::open).as_ref().map_err(Clone::clone)
@@ -158,7 +159,7 @@ impl Driver {
     fn open() -> Result<Self, Absent> {
         let library = open_library().map_err(Absent::NoLibrary)?;
         let symbols = Symbols::load(&library).map_err(Absent::TooOld)?;
-        // Closing a driver library is not something that drivers are tested for.
+        // Never closed: drivers are not tested for that.
         std::mem::forget(library);
         let mut driver = Self { symbols, version: 0, devices: 0 };
         let mut version = 0;
@@ -187,17 +188,17 @@ impl Driver {
         }
     }
 
-    /// Devices that the process may use.
+    /// Number of devices visible to the process.
     pub(crate) fn devices(&self) -> usize {
         usize::try_from(self.devices).unwrap_or(0)
     }
 
-    /// The newest CUDA that the driver supports: major, minor.
+    /// The newest CUDA version that the driver supports: major, minor.
     pub(crate) fn version(&self) -> (i32, i32) {
         (self.version / 1000, self.version % 1000 / 10)
     }
 
-    /// What is known of a device without a context on it.
+    /// Properties of a device that need no context.
     pub(crate) fn found(&self, ordinal: usize) -> Option<Found> {
         let device = self.device(c_int::try_from(ordinal).ok()?).ok()?;
         let mut bytes = 0;
@@ -207,7 +208,7 @@ impl Driver {
         Some(Found { ordinal, name, bytes, pci_bus_id: self.pci(device) })
     }
 
-    /// The name of a result code, `unknown` when the driver has none.
+    /// Name of a result code; `unknown` if the driver has none.
     fn name_of(&self, code: c_int) -> String {
         let text = |find: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int| {
             let mut text: *const c_char = std::ptr::null();
@@ -228,30 +229,30 @@ impl Driver {
 fn open_library() -> Result<Library, String> {
     use libloading::os::unix;
     const NOLOAD: c_int = 4;
-    // What the process has open already under this name is the one to use: other CUDA code here talks to it, too.
+    // Prefer a library that the process already has open under this name: other CUDA code here uses it too.
     // SAFETY: nothing is loaded, so no initialisers run.
     if let Ok(open) = unsafe { unix::Library::open(Some("libcuda.so"), unix::RTLD_NOW | NOLOAD) } {
         return Ok(open.into());
     }
-    // `libcuda.so.1` first: a bare `libcuda.so` on the search path is often the stub that programs are linked with.
+    // `libcuda.so.1` first: a bare `libcuda.so` on the search path is often the stub for linking.
     let mut words = Vec::new();
     for name in ["libcuda.so.1", "libcuda.so"] {
-        // SAFETY: loading the driver runs its initialisers, which are made for being loaded at run time.
+        // SAFETY: loading the driver runs its initialisers, which support loading at run time.
         match unsafe { Library::new(name) } {
             Ok(library) => return Ok(library),
-            // The loader's own words are the source, and begin with the name.
+            // The dynamic linker's message is the source, and begins with the name.
             Err(error) => words.push(std::error::Error::source(&error).unwrap_or(&error).to_string()),
         }
     }
     Err(words.join("; "))
 }
 
-/// Errors after which the context is of no use: NVIDIA documents that the process must end to go on.
+/// Errors that break the context for good: NVIDIA documents that the process must restart.
 fn is_sticky(code: c_int) -> bool {
     matches!(code, 4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 802 | 810 | 911 | 999)
 }
 
-/// The code of a call, which is made again while a capture refuses it.
+/// Repeats a call while a capture refuses it; returns its code.
 fn after_captures(mut call: impl FnMut() -> c_int) -> c_int {
     for _ in 1..AGAIN.0 {
         match call() {
@@ -262,10 +263,10 @@ fn after_captures(mut call: impl FnMut() -> c_int) -> c_int {
     call()
 }
 
-/// Driver objects of this process that were not given back, because the context was broken or still used them.
+/// Driver objects leaked in this process, because the context was broken or still used them.
 static LEAKED: AtomicU64 = AtomicU64::new(0);
 
-/// How many things were left to broken contexts, in this process.
+/// Number of objects leaked to broken contexts in this process.
 pub(crate) fn leaked() -> u64 {
     LEAKED.load(Ordering::Relaxed)
 }
@@ -274,7 +275,7 @@ pub(crate) fn note_leak() {
     LEAKED.fetch_add(1, Ordering::Relaxed);
 }
 
-/// One device and the context that a loader uses it by.
+/// One device, and the loader's context on it.
 pub(crate) struct Gpu {
     driver: &'static Driver,
     device: c_int,
@@ -284,20 +285,20 @@ pub(crate) struct Gpu {
     name: String,
     pci: Option<String>,
     bytes: usize,
-    /// The sticky error, once there was one.
+    /// The first sticky error; 0 before.
     latch: AtomicI32,
-    /// What is loaded once for all loaders, while one of them uses it: the kernels.
+    /// The kernels, loaded once for all loaders while one uses them.
     pub(super) loaded: Mutex<Weak<dyn Any + Send + Sync>>,
 }
 
 enum Owner {
     Retained,
-    #[cfg_attr(not(feature = "cudarc"), allow(dead_code, reason = "no type of a user's context is known"))]
+    #[cfg_attr(not(feature = "cudarc"), allow(dead_code, reason = "only cudarc has a type for contexts"))]
     User(#[allow(dead_code, reason = "held for its Drop")] Arc<dyn Any + Send + Sync>),
 }
 
 impl Gpu {
-    /// The device's primary context: the one that CUDA's runtime API, PyTorch and cudarc use as well.
+    /// The device's primary context, which CUDA's runtime API, PyTorch and cudarc use too.
     pub(crate) fn primary(driver: &'static Driver, ordinal: usize) -> Result<Arc<Self>> {
         let (count, wanted) = (driver.devices(), ordinal);
         let ordinal = c_int::try_from(ordinal).ok().filter(|_| wanted < count).ok_or_else(|| {
@@ -312,7 +313,7 @@ impl Gpu {
         Ok(Arc::new(Self::new(driver, device, context, Owner::Retained)))
     }
 
-    /// The user's own context, alive for as long as `owner`.
+    /// The user's own context, which lives as long as `owner`.
     #[cfg(feature = "cudarc")]
     pub(crate) fn of_user(
         driver: &'static Driver,
@@ -356,7 +357,7 @@ impl Gpu {
         self.pci.as_deref()
     }
 
-    /// The context, for comparing it with that of a stream.
+    /// The context, for comparison with a stream's.
     pub(crate) fn context(&self) -> Handle {
         self.context
     }
@@ -366,10 +367,10 @@ impl Gpu {
         self.latch.load(Ordering::Acquire) != 0
     }
 
-    /// The error for a result code of this context.
+    /// Maps a result code of this context to an error, and latches a sticky one.
     pub(crate) fn check(&self, what: &'static str, code: c_int) -> Result<()> {
         if is_sticky(code) {
-            // The first one is the cause; the later ones repeat it.
+            // The first error is the cause; later ones repeat it.
             let _ = self.latch.compare_exchange(0, code, Ordering::AcqRel, Ordering::Acquire);
         }
         self.driver
@@ -377,31 +378,33 @@ impl Gpu {
             .map_err(|error| error.within(format_args!("cuda:{}", self.ordinal())))
     }
 
-    /// The end of a driver object: what the driver does not take back is counted.
+    /// Destroys a driver object; counts it as leaked if the driver refuses.
     fn released(&self, what: &'static str, call: impl FnMut() -> c_int) {
         if self.check(what, after_captures(call)).is_err() {
             note_leak();
         }
     }
 
-    /// Nobody can say any more what the device still uses: as good as broken.
+    /// Marks the context as broken, because the device's remaining use of memory is unknown.
     pub(crate) fn give_up(&self) {
         let _ = self.latch.compare_exchange(0, GIVEN_UP, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Refuses once the context is broken, without a call.
+    /// Fails without a call if the context is broken.
     pub(crate) fn intact(&self) -> Result<()> {
         let (code, ordinal) = (self.latch.load(Ordering::Acquire), self.ordinal());
         let message = match code {
             0 => return Ok(()),
-            GIVEN_UP => format!("cuda:{ordinal} was given up before: it did not say what it still used"),
-            _ => format!("cuda:{ordinal} broke before: {} ({code})", self.driver.name_of(code)),
+            GIVEN_UP => format!("cuda:{ordinal} was given up earlier: its use of memory could not be established"),
+            _ => format!("cuda:{ordinal} broke earlier: {} ({code})", self.driver.name_of(code)),
         };
         Err(Error::new(ErrorKind::Device, Stage::Device, message))
     }
 
-    /// Refuses once the context is broken; else makes it current on this thread until the guard is dropped, and the thread's
-    /// calls none of the business of captures. Threads of the loader take one for their life: within it others cost nothing.
+    /// Makes the context current on this thread until the guard is dropped, in the relaxed capture mode. Fails if the
+    /// context is broken.
+    ///
+    /// Loader threads hold one guard for their life: nested guards are then free.
     pub(crate) fn bind(&self) -> Result<Bound<'_>> {
         self.intact()?;
         let before = CURRENT.get();
@@ -418,16 +421,16 @@ impl Gpu {
         Ok(Bound { gpu: self, before, mode, here: PhantomData })
     }
 
-    /// Sets the thread's mode of captures; returns the one before.
+    /// Sets the thread's capture mode; returns the previous one.
     fn exchange_mode(&self, mut mode: c_uint) -> Result<c_uint> {
         // SAFETY: the pointer is valid for the call, the value one of the driver's modes.
         let code = unsafe { (self.driver.symbols.exchange_mode)(&mut mode) };
         self.check("cuThreadExchangeStreamCaptureMode", code).map(|()| mode)
     }
 
-    /// Refuses a stream whose work goes into a graph: nothing that is given to it now happens now.
+    /// Refuses a capturing stream: its work would go into a graph instead of running now.
     ///
-    /// Errors: [`ErrorKind::Config`], which leaves the capture as it is.
+    /// Errors: [`ErrorKind::Config`]; the capture goes on.
     pub(crate) fn check_uncaptured(&self, stream: Handle) -> Result<()> {
         let _bound = self.bind()?;
         let mut status = 0;
@@ -438,8 +441,9 @@ impl Gpu {
                 let stream =
                     if stream == LEGACY { "the legacy default stream".into() } else { format!("stream {stream:#x}") };
                 let message = format!(
-                    "{stream} takes no batch while a CUDA graph is captured from it or from a stream that it waits for; receive, \
-                     bind and read batches before or after the capture, and copy what the graph reads to memory of its own"
+                    "{stream} cannot take a batch while a CUDA graph is captured from it, or from a stream that it waits \
+                     for: receive, bind and read batches before or after the capture, and copy the graph's inputs to its \
+                     own memory"
                 );
                 Err(Error::new(ErrorKind::Config, Stage::Device, message))
             }
@@ -447,7 +451,7 @@ impl Gpu {
         }
     }
 
-    /// Free and all bytes of device memory.
+    /// Free and total bytes of device memory.
     pub(crate) fn memory(&self) -> Result<(usize, usize)> {
         let _bound = self.bind()?;
         let (mut free, mut all) = (0, 0);
@@ -456,14 +460,14 @@ impl Gpu {
         Ok((free, all))
     }
 
-    /// Waits until everything in the context is done.
+    /// Waits for all work in the context.
     pub(crate) fn synchronize(&self) -> Result<()> {
         let _bound = self.bind()?;
         // SAFETY: no preconditions beside a current context.
         self.check("cuCtxSynchronize", after_captures(|| unsafe { (self.driver.symbols.ctx_synchronize)() }))
     }
 
-    /// As [`synchronize`](Self::synchronize); false, at once, while a stream of the context is captured.
+    /// As [`synchronize`](Self::synchronize); returns false at once while a stream of the context is capturing.
     pub(crate) fn try_synchronize(&self) -> Result<bool> {
         let _bound = self.bind()?;
         // SAFETY: no preconditions beside a current context.
@@ -473,7 +477,7 @@ impl Gpu {
         }
     }
 
-    /// The context of a stream that is not a default one: those belong to whichever is current.
+    /// The context of a stream. Not for default streams, which belong to the current context.
     pub(crate) fn context_of(&self, stream: Handle) -> Result<Handle> {
         let _bound = self.bind()?;
         let mut context = 0;
@@ -482,14 +486,14 @@ impl Gpu {
         Ok(context)
     }
 
-    /// Work that `stream` gets from here on waits for what `event` stands for.
+    /// Makes later work of `stream` wait for `event`.
     pub(crate) fn stream_waits(&self, stream: Handle, event: &Event) -> Result<()> {
         let _bound = self.bind()?;
         // SAFETY: the event is alive by the borrow, the stream by the contract of `Stream` or as our own.
         self.check("cuStreamWaitEvent", unsafe { (self.driver.symbols.stream_wait)(stream, event.raw, 0) })
     }
 
-    /// Copies `len` bytes to the device when `stream` gets there.
+    /// Enqueues a copy of `len` bytes to the device on `stream`.
     ///
     /// # Safety
     /// `from` must be valid for reads of `len` bytes, unchanged, until the copy is done; `[to, to + len)` must lie in an
@@ -501,13 +505,13 @@ impl Gpu {
         len: usize,
         stream: Handle,
     ) -> Result<()> {
-        // The guard was taken before the copies that went before.
+        // The guard is older than earlier copies, which may have broken the context.
         self.intact()?;
         // SAFETY: the caller's promise; the context is bound by the caller's `Bound`.
         self.check("cuMemcpyHtoDAsync", unsafe { (self.driver.symbols.copy_to_device)(to, from.cast(), len, stream) })
     }
 
-    /// Copies `len` bytes to the host and waits for them.
+    /// Copies `len` bytes to the host, and waits.
     pub(crate) fn read_back(&self, to: &mut [u8], from: DevicePtr, stream: Handle) -> Result<()> {
         let _bound = self.bind()?;
         self.check_uncaptured(stream)?;
@@ -515,19 +519,19 @@ impl Gpu {
         let code = unsafe { (self.driver.symbols.copy_to_host)(to.as_mut_ptr().cast(), from, to.len(), stream) };
         let copied = self.check("cuMemcpyDtoHAsync", code);
         copied?;
-        // Whatever was latched meanwhile, by another thread: nothing may be on its way into `to` when this returns.
+        // Even after another thread latched an error: no copy into `to` may be in flight when this returns.
         // SAFETY: no preconditions.
         let code = after_captures(|| unsafe { (self.driver.symbols.stream_synchronize)(stream) });
         let waited = self.check("cuStreamSynchronize", code);
         if waited.is_err() && !self.is_broken() {
-            // A context that broke runs nothing any more.
+            // A broken context runs nothing any more.
             // SAFETY: no preconditions beside the current context.
             let _ = self.check("cuCtxSynchronize", unsafe { (self.driver.symbols.ctx_synchronize)() });
         }
         waited
     }
 
-    /// Loads PTX text, which ends with a zero byte.
+    /// Loads PTX text with a terminating zero byte.
     pub(crate) fn load_module(&self, ptx: &CStr) -> Result<Handle> {
         let _bound = self.bind()?;
         let mut module = 0;
@@ -551,11 +555,11 @@ impl Gpu {
         self.released("cuModuleUnload", || unsafe { (self.driver.symbols.module_unload)(module) });
     }
 
-    /// Starts a kernel.
+    /// Launches a kernel.
     ///
     /// # Safety
-    /// `params` must point to values of the types that the kernel declares, and what these point to must be valid for what
-    /// the kernel does with it until it has ended.
+    /// `params` must point to values of the kernel's parameter types. Memory behind these values must be valid for the
+    /// kernel's use until the kernel has ended.
     pub(crate) unsafe fn launch(
         &self,
         function: Handle,
@@ -589,7 +593,7 @@ impl Driver {
         }
     }
 
-    /// Where the device sits, as the kernel names it; the driver's hexadecimal is in upper case.
+    /// PCI address in the kernel's form; the driver writes hexadecimal in upper case.
     fn pci(&self, device: c_int) -> Option<String> {
         self.text(self.symbols.device_pci, device).map(|bus| bus.to_ascii_lowercase())
     }
@@ -624,16 +628,16 @@ impl fmt::Debug for Gpu {
 }
 
 thread_local! {
-    /// The context that the innermost guard of this thread made current, 0 without one: guards within it cost nothing.
+    /// The context of this thread's innermost guard, 0 without one: nested guards are free.
     static CURRENT: Cell<Handle> = const { Cell::new(0) };
 }
 
-/// The context is current on this thread as long as this lives; then the thread's own is again. Other CUDA code in the
+/// Keeps the context current on this thread; dropping it restores the thread's own context. Other CUDA code in the
 /// process (PyTorch with several devices) relies on its current context, and does not run while this lives.
 pub(crate) struct Bound<'g> {
     gpu: &'g Gpu,
     before: Handle,
-    /// The thread's mode of captures, which the outermost guard puts back.
+    /// The thread's previous capture mode, restored by the outermost guard.
     mode: Option<c_uint>,
     /// Stays on its thread.
     here: PhantomData<*const ()>,
@@ -648,7 +652,7 @@ impl Drop for Bound<'_> {
         let mut context = 0;
         // SAFETY: the pointer is valid for the call; pops what `bind` pushed on this thread (guards nest).
         let code = unsafe { (self.gpu.driver.symbols.ctx_pop)(&mut context) };
-        // For the latch alone: the call that the guard was for has its own result.
+        // Only for the latch: the guarded call has its own result.
         let _ = self.gpu.check("cuCtxPopCurrent", code);
         if let Some(mode) = self.mode {
             let _ = self.gpu.exchange_mode(mode);
@@ -662,8 +666,8 @@ mod tests {
 
     #[test]
     fn codes_that_end_the_process_are_sticky() {
-        // cuda.h of 12.0 to 13.5 says of each: "This leaves the process in an inconsistent state and any further CUDA work will
-        // return the same error. To continue using CUDA, the process must be terminated and relaunched."
+        // cuda.h of 12.0 to 13.5 on each: "This leaves the process in an inconsistent state and any further CUDA work
+        // will return the same error. To continue using CUDA, the process must be terminated and relaunched."
         let inconsistent = [
             (226, "CUDA_ERROR_CONTAINED"),
             (700, "CUDA_ERROR_ILLEGAL_ADDRESS"),
@@ -682,7 +686,7 @@ mod tests {
         for (code, name) in inconsistent {
             assert!(is_sticky(code), "{name} ({code})");
         }
-        // Refused calls, among them those that a capture refuses: the context works on.
+        // Refused calls, including those refused by a capture, leave the context intact.
         for code in [1, 2, 201, 400, 600, 701, 712, 713, 720, 800, 801, 900, 901, 902, 903, 904, 905, 906, 907] {
             assert!(!is_sticky(code), "{code}");
         }

@@ -1,15 +1,15 @@
-//! The slots that the device reads, oldest first, with the events of their copies.
+//! Slots that the device reads, oldest first, with the events of their copies.
 //!
 //! ```text
 //! copy stream ─● queued ─ waits for consumers' streams ─● began ─ copies ─● ended ─ kernels ─● copied (the buffer's)
 //!                          └── blocked by the consumer ──┘  └─ on the bus ─┘ └─► the slot is free
 //! ```
 //!
-//! Each slot in flight has events of its own. The event of a buffer would not do: a buffer that is dropped early gets its
-//! next copy while this one runs, and the driver answers for the last record only.
+//! Each slot in flight has its own events. A buffer's event would not do: a buffer dropped early gets its next copy
+//! while this one runs, and the driver answers only for the last record.
 //!
-//! The device measures the time on the bus. The host's clock places it: a copy ends no earlier than it can, and no later
-//! than the host sees it; between the ends of two copies the device's clock is exact.
+//! The device measures the duration on the bus; the host's clock places it. A copy ends no earlier than it can, and no
+//! later than the host sees its end. Between the ends of two copies the device's clock is exact.
 
 use super::driver::{self, Event, Gpu};
 use crate::device::Oldest;
@@ -21,11 +21,11 @@ use std::sync::Arc;
 
 /// The events of one slot in flight.
 pub(super) struct Marks {
-    /// The copy stream has come to the waits for consumers' streams. Recorded only where there are waits.
+    /// The copy stream has reached the waits for consumers' streams. Recorded only if there are waits.
     pub(super) queued: Event,
-    /// Timed: the waits are over, the copies begin.
+    /// Timed: the waits are over and the copies begin.
     pub(super) began: Event,
-    /// Timed: the copies are done.
+    /// Timed: the copies have ended.
     pub(super) ended: Event,
 }
 
@@ -33,10 +33,10 @@ struct Flying {
     slot: Filled,
     marks: Marks,
     submitted: u64,
-    /// It was given waits for consumers' streams, and the copy stream was not yet seen to have come to them.
+    /// The copy has waits for consumers' streams, and the copy stream was not yet seen to reach them.
     waits: bool,
     queued: bool,
-    /// When it began, once that was seen.
+    /// Begin of the copies, once seen.
     began: Option<u64>,
 }
 
@@ -44,28 +44,28 @@ struct Flying {
 pub(super) struct InFlight {
     queue: VecDeque<Flying>,
     spare: Vec<Marks>,
-    /// The events of the copy that ended last, and its end by the host's clock.
+    /// Events of the last ended copy, and its end by the host's clock.
     last: Option<(Marks, u64)>,
 }
 
 impl InFlight {
-    /// Makes the events for so many slots: one more set than slots, which stays with the copy that ended last.
+    /// Makes events for `slots` slots, plus one set that stays with the last ended copy.
     pub(super) fn new(gpu: &Arc<Gpu>, slots: usize) -> Result<Self> {
         let marks = || Ok(Marks { queued: Event::new(gpu)?, began: Event::timed(gpu)?, ended: Event::timed(gpu)? });
         let spare = (0..=slots).map(|_| marks()).collect::<Result<_>>()?;
         Ok(Self { queue: VecDeque::with_capacity(slots), spare, last: None })
     }
 
-    /// Events for the next copy; they go into [`push`](Self::push) or [`give_back`](Self::give_back).
+    /// Events for the next copy; return them by [`push`](Self::push) or [`give_back`](Self::give_back).
     pub(super) fn marks(&mut self) -> Marks {
-        self.spare.pop().expect("a set for each slot, and one more")
+        self.spare.pop().expect("one set per slot, plus one")
     }
 
     pub(super) fn give_back(&mut self, marks: Marks) {
         self.spare.push(marks);
     }
 
-    /// The copy of a slot was submitted, perhaps behind waits for consumers' streams.
+    /// Adds a slot with its submitted copy; `waits`: behind waits for consumers' streams.
     pub(super) fn push(&mut self, slot: Filled, marks: Marks, submitted: u64, waits: bool) {
         self.queue.push_back(Flying { slot, marks, submitted, waits, queued: false, began: None });
     }
@@ -74,8 +74,9 @@ impl InFlight {
         self.queue.len()
     }
 
-    /// Lets go of the slots whose copies are done. `done` gets the time that each was on the bus, by the host's clock, if
-    /// that is measured: `now` is 0 where nothing is.
+    /// Frees the slots of finished copies. Passes each copy's interval on the bus, by the host's clock, to `done`.
+    ///
+    /// `now` is 0 if nothing is measured; then there is no interval.
     pub(super) fn let_go_done(&mut self, now: u64, done: &mut dyn FnMut(Option<Range<u64>>)) -> Result<()> {
         while let Some(front) = self.queue.front() {
             if !front.marks.ended.is_done()? {
@@ -97,7 +98,7 @@ impl InFlight {
         Ok(())
     }
 
-    /// What the oldest copy does.
+    /// State of the oldest copy.
     pub(super) fn oldest(&mut self, now: u64) -> Result<Oldest> {
         let Some(front) = self.queue.front() else { return Ok(Oldest::Nothing) };
         let began = match front.began {
@@ -114,19 +115,19 @@ impl InFlight {
         })
     }
 
-    /// When `event`, of a copy submitted at `submitted`, was reached: at `most` at the latest.
+    /// Host time of `event`, for a copy submitted at `submitted`: at most `most`.
     fn place(&self, event: &Event, submitted: u64, most: u64) -> u64 {
         let expected = |(last, end): &(Marks, u64)| Some(end.saturating_add(last.ended.until(event).ok()?));
         let least = self.last.as_ref().map_or(submitted, |(_, end)| submitted.max(*end));
         self.last.as_ref().and_then(expected).unwrap_or(most).max(least).min(most)
     }
 
-    /// All copies are done, though their events do not say so.
+    /// All copies are done, although their events do not show it.
     pub(super) fn clear(&mut self) {
         self.spare.extend(self.queue.drain(..).map(|flying| flying.marks));
     }
 
-    /// The device cannot say any more which slots it still reads: it keeps them all.
+    /// The device can no longer tell which slots it reads: leaks them all.
     pub(super) fn leave_all(&mut self) {
         for flying in self.queue.drain(..) {
             driver::note_leak();

@@ -1,18 +1,18 @@
-//! A device that the driver sees, or why CUDA is not used.
+//! A device visible to the driver, or the reason why CUDA is not used.
 
 use std::fmt;
 
-/// Why CUDA is not used.
+/// Reason why CUDA is not used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Absent {
-    /// No driver library; the loader's words.
+    /// No driver library, with the dynamic linker's message.
     NoLibrary(String),
-    /// The library is there, but too old for this crate, or not a driver.
+    /// A library too old for this crate, or not a driver.
     TooOld(String),
-    /// The driver cannot be used: its code and name.
+    /// The driver fails to start: code and name.
     Init(i32, String),
-    /// The driver sees no device (none built in, or `CUDA_VISIBLE_DEVICES` hides them).
+    /// The driver sees no device: none installed, or hidden by `CUDA_VISIBLE_DEVICES`.
     NoDevice,
 }
 
@@ -32,16 +32,16 @@ impl fmt::Display for Absent {
 
 impl std::error::Error for Absent {}
 
-/// A GPU that the process may use.
+/// A GPU visible to the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Found {
-    /// Its number: `Device::cuda(ordinal)`.
+    /// Number for `Device::cuda(ordinal)`.
     pub ordinal: usize,
-    /// What its maker calls it.
+    /// The vendor's name.
     pub name: String,
-    /// Bytes of memory.
+    /// Bytes of device memory.
     pub bytes: usize,
-    /// Where it sits, as in `/sys/bus/pci/devices`.
+    /// PCI address, as in `/sys/bus/pci/devices`.
     pub pci_bus_id: Option<String>,
 }

@@ -1,34 +1,34 @@
-//! How long the consumer's stream had nothing to do: by events on it, read when they have been reached. The CPU never waits.
+//! Idle time of the consumer's stream, from events on it, read after they are reached. The CPU never waits.
 //!
 //! ```text
 //! stream  ── step k-1's work ──● released(k-1)   ● asked(k)      ● start(k) ── step k's work ──● released(k)
 //!                               \\_ host late _/  \\_ starvation _/
 //! ```
 //!
-//! `asked` is recorded when `next()` is entered, `start` right after the stream's wait for the copy of the batch that it
-//! returns, `released` when that batch is dropped. What lies between `asked` and `start` on the stream is nothing but the
-//! wait: starvation, exact. From the last `released` to `asked` the stream may have been idle because the host was late, or
-//! may still have worked on what was given to it after the drop: an upper bound. Idle time before the drop, between two
-//! kernels of a step, is nobody's here.
+//! `asked` is recorded on entry to `next()`; `start` right after the stream's wait for the copy of the returned batch;
+//! `released` at the drop of that batch. Between `asked` and `start` the stream only waits: starvation, exact. From the
+//! last `released` to `asked` the stream was idle because the host was late, or it still ran work enqueued after the
+//! drop: an upper bound. Idle time before the drop, between two kernels of a step, is not attributed here.
 //!
-//! The first step of an iterator does not count: nothing could be ready. A batch that the user binds himself may be bound late,
-//! when its copy has long been there: what passed since it was handed out is the host's lateness then.
+//! The first step of an iterator does not count, because nothing could be ready. The user may bind a batch long after
+//! its copy: then the time since its delivery counts as the host's lateness.
 //!
-//! The same events give the track of the stream in a trace. The device's clock is not the host's: `asked` is reached no earlier
-//! than it is recorded, and no later than it is seen to be, and what lies between two events is exact; so the track is right in
-//! its lengths, and where it stands as soon as the stream has once been idle.
+//! The same events give the stream's track in a trace. The device's clock differs from the host's. `asked` is reached
+//! no earlier than it is recorded, and no later than it is seen; intervals between two events are exact. So lengths on
+//! the track are right, and positions are right as soon as the stream has been idle once.
 //!
-//! A step is measured on the stream that its batch is bound to first. A stream of the builder's, one that comes with its owner
-//! and the default one live on, so `asked` is recorded on them. A bare handle is good until the batch bound to it is dropped:
-//! afterwards `asked` is recorded on a stream of our own with nothing else on it, at the device's time of asking, and the idle
-//! time counts from `released` where that is later.
+//! A step is measured on the first stream that its batch is bound to. The builder's streams, streams that come with
+//! their owner, and the default stream stay alive, so `asked` is recorded on them. A bare handle is valid until the
+//! drop of the batch bound to it. After that, `asked` is recorded on an empty stream of our own, at the device's time
+//! of asking, and idle time counts from `released` if that is later.
 //!
-//! Limits: what the user gives to the stream between asking for a batch and having it (between two polls with a limit, or
-//! before binding a batch late) is between `asked` and `start`, too, and counts as starvation. A batch that is dropped unbound
-//! is not measured, and counted. A step counts when the streams have come to its events. Until then it is either one of those
-//! whose copies are not done, which have a slot each, or of those whose memory a stream still uses, or that are not bound yet,
-//! which have a buffer each: there is room for so many. Events are made with the loader and used again; none is made for a
-//! step.
+//! Limits:
+//! * Work enqueued between asking for a batch and having it (between two polls with a limit, or before a late binding)
+//!   falls between `asked` and `start`, and counts as starvation.
+//! * A batch dropped unbound is not measured, only counted.
+//! * A step counts once the streams have reached its events. Until then its copy is in flight, and it has a slot; or a
+//!   stream still uses its memory, or it is not bound yet, and it has a buffer. So there is room for that many steps.
+//! * Events are made with the loader and reused; a step makes none.
 
 use super::Stream;
 use super::driver::{CopyStream, DevicePtr, Event, Gpu, Handle};
@@ -40,16 +40,16 @@ use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
-/// The measurement of a loader. The consumer's threads alone use it; its lock is theirs. Batches are told apart by where their
-/// buffers begin.
+/// The idle measurement of a loader. Used, and locked, only by the consumer's threads. A batch is identified by its
+/// buffer's address.
 pub(crate) struct IdleMeter {
     gpu: Arc<Gpu>,
     clock: Clock,
-    /// What the stream did.
+    /// The stream's activity.
     ring: Ring,
-    /// Steps whose `start` has not been reached, at most.
+    /// Maximum steps with an unreached `start`.
     unread: usize,
-    /// With nothing on it but marks; none where nothing is measured.
+    /// An empty stream for marks; `None` if nothing is measured.
     empty: Option<CopyStream>,
     inner: Mutex<Inner>,
 }
@@ -58,36 +58,36 @@ pub(crate) struct IdleMeter {
 struct Inner {
     consumer: Consumer,
     spare: Vec<Event>,
-    /// `next()` was entered, not for a first batch, and handed out none yet.
+    /// An entry into `next()`, not for a first batch, that has not returned a batch yet.
     asked: Option<Asked>,
-    /// Batches that were handed out and no stream waits for yet.
+    /// Delivered batches without a waiting stream.
     handed: Vec<Handed>,
     last_released: Option<Mark>,
     unread: VecDeque<Step>,
-    /// The start of the last step that was read, and when that was by the host's clock.
+    /// The `start` of the last step read, and its host time.
     last_start: Option<(Event, u64)>,
     totals: GpuIdle,
 }
 
-/// The stream that a batch was bound to last, as far as it may be used.
+/// The stream of the last batch, as far as it may be used.
 #[derive(Default)]
 enum Consumer {
-    /// There was none, or it may be gone.
+    /// None yet, or possibly destroyed.
     #[default]
     Unknown,
-    /// It lives at least as long as the loader, or as this value.
+    /// Lives at least as long as the loader, or as this value.
     Lasting(Stream),
-    /// It lives until this batch is dropped.
+    /// Lives until the drop of this batch.
     Until(Handle, DevicePtr),
 }
 
-/// An event, and the stream that it was recorded on, which may be gone.
+/// An event, with its stream, which may be destroyed.
 struct Mark {
     event: Event,
     on: Handle,
 }
 
-/// The entry into `next()`: its mark, unless the driver refused it, and when that was by the host's clock.
+/// Entry into `next()`: its mark, unless the driver refused it, and its host time.
 struct Asked {
     mark: Option<Mark>,
     at_ns: u64,
@@ -96,9 +96,9 @@ struct Asked {
 /// A batch without a stream.
 struct Handed {
     batch: DevicePtr,
-    /// None for the first batch of an iterator.
+    /// `None` for the first batch of an iterator.
     asked: Option<Asked>,
-    /// When it was handed out, if no stream was to be bound to it at once.
+    /// Delivery time, if no stream was bound at delivery.
     since: Option<Instant>,
 }
 
@@ -108,13 +108,13 @@ struct Step {
     asked: Mark,
     asked_ns: u64,
     start: Mark,
-    /// How long the batch was there and bound to no stream.
+    /// Time from delivery to the first binding.
     unbound_ns: u64,
 }
 
 impl Step {
     fn is_done(&self) -> Result<bool> {
-        // What is before `start` on its stream is reached before it.
+        // Earlier events on `start`'s stream are reached before it.
         let elsewhere = self.before.iter().chain([&self.asked]).filter(|mark| mark.on != self.start.on);
         for mark in [&self.start].into_iter().chain(elsewhere) {
             if !mark.event.is_done()? {
@@ -128,21 +128,20 @@ impl Step {
         self.before.into_iter().chain([self.asked, self.start]).map(|mark| mark.event)
     }
 
-    /// How long the stream was idle, at most, before the batch was asked for, and how long after that; with the event that
-    /// ends the work of the step before.
+    /// Idle time before the request (an upper bound) and after it, with the event that ends the previous step's work.
     fn idle(&self) -> Result<(u64, u64, &Event)> {
         let asked = &self.asked.event;
         let late = self.before.as_ref().map_or(Ok(0), |before| before.event.until(asked))?;
-        // On another stream than `asked`, the work of the step before may end later.
+        // On a stream other than `asked`'s, the previous step's work may end later.
         let from = self.before.as_ref().filter(|_| late == 0).map_or(asked, |before| &before.event);
         Ok((late, from.until(&self.start.event)?, from))
     }
 }
 
 impl IdleMeter {
-    /// Makes the events, for a loader of so many slots and batches on the device together; nothing is measured for none.
+    /// Makes the events for `unread` steps: slots plus device batches. With 0, measures nothing.
     pub(crate) fn new(gpu: &Arc<Gpu>, clock: Clock, unread: usize) -> Result<Self> {
-        // Three for each of these steps, and for the one that is being made; and the start of the one that was read last.
+        // Three per unread step and for the step in the making, and the `start` of the last step read.
         let count = if unread > 0 { 3 * (unread + 1) + 1 } else { 0 };
         let spare = (0..count).map(|_| Event::timed(gpu)).collect::<Result<_>>()?;
         let empty = (unread > 0).then(|| CopyStream::new(gpu)).transpose()?;
@@ -155,8 +154,9 @@ impl IdleMeter {
         self.inner.hold()
     }
 
-    /// `next()` was entered, for the `first` batch of an iterator or another one. Errors are those of a broken device, and say
-    /// so elsewhere: then nothing is measured.
+    /// Entry into `next()`, for the `first` batch of an iterator or a later one.
+    ///
+    /// Errors mean a broken device, which is reported elsewhere; then nothing is measured.
     pub(crate) fn asked(&self, first: bool) {
         let Some(empty) = &self.empty else { return };
         let Ok(_bound) = self.gpu.bind() else { return };
@@ -166,7 +166,7 @@ impl IdleMeter {
         let former = inner.asked.take().and_then(|asked| asked.mark);
         inner.put_back(former);
         if first {
-            // What was between two iterators is nobody's.
+            // Time between two iterators is not attributed.
             let before = inner.last_released.take();
             inner.put_back(before);
             let start = inner.last_start.take().map(|(event, _)| event);
@@ -181,7 +181,7 @@ impl IdleMeter {
         }
     }
 
-    /// A batch is handed out, perhaps with no stream that is bound to it at once.
+    /// A batch is delivered; `unbound`: without a stream so far.
     pub(crate) fn handed(&self, batch: DevicePtr, unbound: bool) {
         if self.unread == 0 {
             return;
@@ -191,8 +191,7 @@ impl IdleMeter {
         inner.handed.push(Handed { batch, asked, since: unbound.then(Instant::now) });
     }
 
-    /// A batch was bound to its first stream, which waits for `copied` now; `lives` says that the stream does so at least as
-    /// long as the loader.
+    /// A batch was bound to its first stream, which now waits for `copied`. `lives`: the stream outlives the loader.
     pub(crate) fn started(&self, batch: DevicePtr, stream: &Stream, lives: bool, copied: &Event) {
         if self.unread == 0 {
             return;
@@ -221,7 +220,7 @@ impl IdleMeter {
         }
     }
 
-    /// A batch is dropped; `stream` is the first that it was bound to, which may be gone from here on.
+    /// A batch is dropped. `stream`, its first binding, may be destroyed from here on.
     pub(crate) fn released(&self, batch: DevicePtr, stream: Option<Handle>) {
         if self.unread == 0 {
             return;
@@ -240,7 +239,7 @@ impl IdleMeter {
         }
     }
 
-    /// What was measured so far.
+    /// Totals so far.
     pub(crate) fn totals(&self) -> GpuIdle {
         let _bound = self.gpu.bind();
         let mut inner = self.lock();
@@ -248,7 +247,7 @@ impl IdleMeter {
         inner.totals.clone()
     }
 
-    /// What the stream did last.
+    /// Recent activity of the stream.
     pub(crate) fn track(&self) -> Track {
         self.totals();
         Track::new("stream of the consumer", self.ring.read())
@@ -256,7 +255,7 @@ impl IdleMeter {
 }
 
 impl Inner {
-    /// Marks where the stream is; nothing without an event to spare, or on a broken device.
+    /// Marks the stream's present point; `None` without a spare event, or on a broken device.
     fn record(&mut self, stream: Handle) -> Option<Mark> {
         let event = self.spare.pop()?;
         match event.mark(stream) {
@@ -272,20 +271,20 @@ impl Inner {
         self.spare.extend(mark.map(|mark| mark.event));
     }
 
-    /// When a batch that has no stream yet was asked for, and since when it could have one; nothing for a first batch.
+    /// The request for a batch without a stream, and its delivery time; `None` for a first batch.
     fn take_handed(&mut self, batch: DevicePtr) -> Option<(Asked, Option<Instant>)> {
         let at = self.handed.iter().position(|handed| handed.batch == batch)?;
         let Handed { asked, since, .. } = self.handed.swap_remove(at);
         Some((asked?, since))
     }
 
-    /// Reads the steps whose events have been reached by `now`, oldest first.
+    /// Reads the steps with events reached by `now`, oldest first.
     fn read(&mut self, ring: &Ring, now: u64) {
         while let Some(step) = self.unread.front() {
             match step.is_done() {
                 Ok(true) => {}
                 Ok(false) => return,
-                // It says nothing of any of them, now. Their events are good for others.
+                // The driver answers for none of these steps now. Their events are reusable.
                 Err(_) => {
                     self.totals.unmeasured.no_event += self.unread.len() as u64;
                     return self.spare.extend(self.unread.drain(..).flat_map(Step::into_events));
@@ -297,7 +296,7 @@ impl Inner {
                 self.spare.extend(step.into_events());
                 continue;
             };
-            // Of what the stream stood still for, at most: it may have worked meanwhile.
+            // Limited to the stream's idle time, because the stream may have worked meanwhile.
             let unbound = step.unbound_ns.min(idle);
             self.totals.steps += 1;
             self.totals.starved_ns += idle - unbound;
@@ -313,9 +312,10 @@ impl Inner {
     }
 }
 
-/// Puts a step on the track: `before` is when the last one started and how long before this one was asked for, which was
-/// within `asked`. The stream was idle, perhaps, before that; waited for the batch; and had it, but was not told. When this
-/// one started.
+/// Draws a step on the track; returns its start.
+///
+/// `before`: the start of the last step, and the time from there to this request, which was within `asked`. The track
+/// shows possible idleness before the request, the wait for the batch, and the time until the batch was bound.
 fn place(
     ring: &Ring,
     before: Option<(u64, u64)>,
@@ -325,7 +325,7 @@ fn place(
     let (least, most) = asked.into_inner();
     let expected = before.map_or(least, |(start, until)| start.saturating_add(until));
     let asked = expected.clamp(least, most.max(least));
-    // The length of the last step is exact, also where it was not known well when it began.
+    // The last step's length is exact, even if its start was not.
     let began = before.map_or(asked, |(_, until)| asked.saturating_sub(until));
     let (idle, there) = (asked.saturating_sub(late).max(began), asked.saturating_add(starved));
     let start = there.saturating_add(unbound);
@@ -347,15 +347,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_stand_on_the_track_with_their_lengths_where_both_clocks_allow() {
+    fn track_places_steps_within_both_clocks() {
         let ring = Ring::default();
-        // The first one is where it was asked for, the stream being idle.
+        // The stream is idle, so the first step stands at its request.
         let start = place(&ring, None, [0, 2_000_000, 0], 10_000_000..=90_000_000);
         assert_eq!(start, 12_000_000);
-        // Asked for 5 ms after it by the device's clock, at 16 at the earliest by the host's.
+        // Requested 5 ms later by the device's clock; at 16 ms at the earliest by the host's.
         let start = place(&ring, Some((start, 5_000_000)), [1_000_000, 0, 0], 16_000_000..=90_000_000);
         assert_eq!(start, 17_000_000);
-        // Seen before it could have been.
+        // Seen before it was possible.
         let start = place(&ring, Some((start, 30_000_000)), [0, 3_000_000, 0], 20_000_000..=40_000_000);
         assert_eq!(start, 43_000_000);
         let spans: Vec<_> =
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_times_do_no_harm() {
+    fn track_survives_absurd_times() {
         let ring = Ring::default();
         for before in [None, Some((u64::MAX, u64::MAX)), Some((0, u64::MAX))] {
             place(&ring, before, [u64::MAX; 3], RangeInclusive::new(5, 1));

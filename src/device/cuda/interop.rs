@@ -1,4 +1,4 @@
-//! cudarc's types: its contexts and streams come in, fields of batches go out as its slices.
+//! Conversion to and from cudarc: contexts and streams come in, fields go out as slices.
 
 #![allow(unsafe_code)]
 
@@ -29,11 +29,10 @@ impl From<Arc<CudaStream>> for Stream {
     }
 }
 
-/// A field of a batch in device memory, as cudarc's kernels and copies take it: `&*slice` is a [`CudaSlice`]. It belongs to
-/// the batch and frees nothing.
+/// A field of a batch in device memory, for cudarc's kernels and copies: `&*slice` is a [`CudaSlice`].
 ///
-/// Use it on the stream that it was made for; other streams must be bound to the batch first
-/// ([`Batch::bind`](crate::Batch::bind)).
+/// The memory belongs to the batch; dropping the slice frees nothing. Use it on its own stream; bind other streams to
+/// the batch first ([`Batch::bind`](crate::Batch::bind)).
 pub struct FieldSlice<'a, T> {
     /// Taken only by `drop`.
     slice: ManuallyDrop<CudaSlice<T>>,
@@ -41,10 +40,10 @@ pub struct FieldSlice<'a, T> {
 }
 
 impl<'a, T> FieldSlice<'a, T> {
-    /// `len` elements at `ptr` of a batch's buffer, to which `stream` is bound.
+    /// `len` elements at `ptr` in a batch's buffer. `stream` is bound to the batch.
     pub(crate) fn of(_batch: &'a OnDevice, stream: &Arc<CudaStream>, ptr: DevicePtr, len: usize) -> Result<Self> {
-        let failed = || Error::new(ErrorKind::Device, Stage::Device, "cudarc cannot make an event");
-        // With event tracking `upgrade_device_ptr` makes two events, and panics where it cannot: rarely after this.
+        let failed = || Error::new(ErrorKind::Device, Stage::Device, "cudarc cannot create an event");
+        // With event tracking, `upgrade_device_ptr` creates two events, and panics if it cannot: rare after this check.
         if stream.context().is_event_tracking() {
             stream.context().new_event(None).map_err(|source| failed().with_source(source))?;
         }
@@ -70,7 +69,7 @@ impl<T> Drop for FieldSlice<'_, T> {
     fn drop(&mut self) {
         // SAFETY: taken once, here.
         let slice = unsafe { ManuallyDrop::take(&mut self.slice) };
-        // Its stream waits for what other streams did with it, so that the batch's event stands for all of it.
+        // The slice's stream waits for other streams' work on it, so that the batch's event covers all of it.
         let _ = slice.leak();
     }
 }

@@ -1,14 +1,14 @@
-//! Our kernels on the GPU: loading them, launching them.
+//! The crate's kernels: loading and launching.
 //!
 //! ```text
 //! kernels/finish.cu ── build.py (NVRTC, by hand) ──► kernels/finish.ptx ── in this binary; compiled by the driver
 //!          └── runs on the CPU in tests/device/kernels.rs
 //! ```
 //!
-//! Limits: rows < 2^31; pictures as `finish.rs` has checked them. Any launch shape gives the same bytes, so the shapes
-//! here are about speed alone. Nothing here waits: a launch is ordered by its stream.
+//! Limits: rows < 2^31; pictures as checked by `finish.rs`. Any launch shape gives the same bytes, so the shapes here
+//! only affect speed. Nothing here waits: each launch is ordered by its stream.
 //!
-//! Invariant: whoever drops [`Kernels`] has seen the end of every launch.
+//! Invariant: every launch has ended before [`Kernels`] is dropped.
 
 #![allow(unsafe_code)]
 
@@ -21,7 +21,7 @@ use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-/// The kernels as text, which the driver compiles for the GPU at hand; ends with a NUL.
+/// The kernels as PTX text, NUL-terminated. The driver compiles it for the GPU at hand.
 pub(crate) const PTX: &str = concat!(include_str!("kernels/finish.ptx"), "\0");
 
 /// `const u8* in, T* out, const u8* flips, u32 rows, height, width, channels, int channels_first, Moments`.
@@ -33,9 +33,9 @@ pub(crate) const FINISH_BF16: &CStr = c"feedline_finish_bf16";
 /// `const u8* staging, const u64* offsets, u8* out, u64 row_bytes, u64 rows`.
 pub(crate) const GATHER: &CStr = c"feedline_gather";
 
-/// Threads of a block; the kernels are compiled for at most that many.
+/// Threads per block; the kernels are compiled for at most this many.
 const THREADS: u32 = 256;
-/// Most blocks of a grid in its second direction.
+/// Maximum blocks of a grid in y.
 const GRID_Y_MAX: u32 = 65_535;
 
 /// The loaded module and its functions.
@@ -49,9 +49,9 @@ pub(crate) struct Kernels {
 }
 
 impl Kernels {
-    /// The kernels of a GPU: loaded for the first that asks, and shared until the last one drops them.
+    /// The kernels of a GPU: loaded on first use, and shared until the last user drops them.
     ///
-    /// Errors: as of [`load`](Self::load).
+    /// Errors: as [`load`](Self::load).
     pub(crate) fn of(gpu: &Arc<Gpu>) -> Result<Arc<Self>> {
         let mut shared = gpu.loaded.hold();
         if let Some(Ok(loaded)) = shared.upgrade().map(Arc::downcast) {
@@ -65,7 +65,7 @@ impl Kernels {
 
     /// Compiles and loads the kernels. Takes up to seconds the first time; the driver caches the result.
     ///
-    /// Errors: what the driver says, for instance when the GPU is older than Volta.
+    /// Errors: those of the driver, for instance on a GPU older than Volta.
     fn load(gpu: &Arc<Gpu>) -> Result<Self> {
         let text = CStr::from_bytes_with_nul(PTX.as_bytes()).unwrap_or_default();
         let module = gpu.load_module(text)?;
@@ -81,15 +81,17 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// Finishes `rows` pictures: as [`crate::device::Finish::apply`], in the stream's order. Fast when both arrays are
-    /// aligned to 16 bytes and the width is a multiple of 4; right in any case. 0 rows launch nothing.
+    /// Converts `rows` pictures, as [`crate::device::Finish::apply`], in stream order. 0 rows launch nothing.
     ///
-    /// Errors: [`ErrorKind::Config`] for 2^31 rows or more; what the driver says.
+    /// Fast if both arrays are aligned to 16 bytes and the width is a multiple of 4; correct in any case.
+    ///
+    /// Errors: [`ErrorKind::Config`] for 2^31 rows or more; those of the driver.
     ///
     /// # Safety
-    /// The context is bound. Until the launch is finished: `input` is `rows * plan.input_bytes()` bytes of it that nobody
-    /// writes, `out` is `rows * plan.output_bytes()` bytes that nobody else touches, aligned to the dtype; `flips`, when
-    /// given, is `rows` bytes that nobody writes.
+    /// The context is bound. Until the kernel has ended:
+    /// * `input` is `rows * plan.input_bytes()` bytes in it, without a writer;
+    /// * `out` is `rows * plan.output_bytes()` bytes without another user, aligned to the dtype;
+    /// * `flips`, if given, is `rows` bytes without a writer.
     pub(crate) unsafe fn finish(
         &self,
         stream: Handle,
@@ -104,7 +106,7 @@ impl Kernels {
             DType::BF16 => self.bf16,
             _ => self.f32,
         };
-        // A plan has fewer than 2^31 values per picture, and the shape fewer than 2^31 rows, so nothing is cut off.
+        // A plan has fewer than 2^31 values per picture, and the shape fewer than 2^31 rows, so no value is truncated.
         let sizes = [rows, plan.size().height, plan.size().width, plan.size().channels].map(|size| size as c_uint);
         let channels_first = c_int::from(plan.is_channels_first());
         let (flips, moments): (_, Moments) = (flips.unwrap_or(0), plan.moments());
@@ -119,20 +121,22 @@ impl Kernels {
             place(&channels_first),
             place(&moments),
         ];
-        // SAFETY: the parameters are those of `FINISH_F32`, in order and of its types; the caller promises the arrays.
+        // SAFETY: the parameters match `FINISH_F32` in order and types; the caller promises the arrays.
         unsafe { self.launch(function, shape, stream, params) }
     }
 
-    /// Row `i` of `out` becomes the `row_bytes` bytes of `staging` from `offsets[i]`, in the stream's order. Any
-    /// offset, length and address will do. 0 rows or 0 bytes launch nothing.
+    /// Copies `row_bytes` bytes of `staging` from `offsets[i]` to row `i` of `out`, in stream order.
     ///
-    /// Errors: what the driver says.
+    /// Any offset, length and address works. 0 rows or 0 bytes launch nothing.
+    ///
+    /// Errors: those of the driver.
     ///
     /// # Safety
-    /// The context is bound. Until the launch is finished: `offsets` is `rows` aligned `u64`s that nobody writes;
-    /// `offsets[i] + row_bytes` is at most the length of `staging`; nobody writes those bytes; the 4-byte words that hold
-    /// them are in the same allocation (as they are when it ends on a multiple of 4 bytes); `out` is `rows * row_bytes`
-    /// bytes that nobody else touches.
+    /// The context is bound. Until the kernel has ended:
+    /// * `offsets` is `rows` aligned `u64`s without a writer;
+    /// * `offsets[i] + row_bytes` is at most the length of `staging`, and these bytes have no writer;
+    /// * the 4-byte words around these bytes lie in the same allocation (true if it ends at a multiple of 4 bytes);
+    /// * `out` is `rows * row_bytes` bytes without another user.
     pub(crate) unsafe fn gather(
         &self,
         stream: Handle,
@@ -142,12 +146,12 @@ impl Kernels {
     ) -> Result<()> {
         let Some(shape) = Shape::gather(row_bytes, rows) else { return Ok(()) };
         let params = [place(&staging), place(&offsets), place(&out), place(&row_bytes), place(&rows)];
-        // SAFETY: the parameters are those of `GATHER`, in order and of its types; the caller promises the arrays.
+        // SAFETY: the parameters match `GATHER` in order and types; the caller promises the arrays.
         unsafe { self.launch(self.gather, shape, stream, params) }
     }
 
     /// # Safety
-    /// Each of `params` leads to a value of the function's parameter type, and the kernel may run with them.
+    /// Each of `params` points to a value of the function's parameter type, and the kernel may run with them.
     unsafe fn launch<const N: usize>(
         &self,
         function: Handle,
@@ -167,7 +171,7 @@ impl Drop for Kernels {
     }
 }
 
-/// How the driver takes a parameter: by its place. It reads it during the launch's call and never writes it.
+/// A pointer to a parameter, as the driver takes it. The driver reads it during the launch call, and never writes it.
 fn place<T>(value: &T) -> *mut c_void {
     ptr::from_ref(value).cast_mut().cast()
 }
@@ -180,20 +184,20 @@ struct Shape {
 }
 
 impl Shape {
-    /// x: one thread for 4 pixels; y: pictures. `None`: there is nothing to do.
+    /// x: one thread per 4 pixels; y: pictures. `None`: nothing to launch.
     fn finish(pixels: usize, rows: usize) -> Result<Option<Self>> {
         let Some(rows) = u32::try_from(rows).ok().filter(|rows| *rows <= i32::MAX as u32) else {
-            let message = format!("{rows} pictures cannot be finished at once; 2^31 - 1 can");
+            let message = format!("a batch has {rows} pictures to convert; at most 2^31 - 1 are possible");
             return Err(Error::new(ErrorKind::Config, Stage::Device, message));
         };
         let blocks = pixels.div_ceil(4 * THREADS as usize);
-        // More would not run at once, and the kernel's 32-bit indices must not wrap: every thread walks on by the grid.
+        // More blocks would not run at once, and the kernel's 32-bit indices must not wrap: threads loop over the grid.
         let blocks = u32::try_from(blocks).unwrap_or(u32::MAX).min(1 << 20);
         let some = blocks > 0 && rows > 0;
         Ok(some.then(|| Self { grid: [blocks, rows.min(GRID_Y_MAX)], block: [THREADS, 1] }))
     }
 
-    /// x: one thread for 16 bytes; y: rows, several to a block where they are short. `None`: there is nothing to do.
+    /// x: one thread per 16 bytes; y: rows, several per block if they are short. `None`: nothing to launch.
     fn gather(row_bytes: u64, rows: u64) -> Option<Self> {
         if row_bytes == 0 || rows == 0 {
             return None;
@@ -215,14 +219,14 @@ mod tests {
     const SOURCE: &str = include_str!("kernels/finish.cu");
 
     #[test]
-    fn the_ptx_was_made_from_the_source_that_stands_beside_it() {
+    fn ptx_is_built_from_the_present_source() {
         let sum = format!("// crc32c of finish.cu: {:08x};", crc32c::crc32c(SOURCE.as_bytes()));
         let first = PTX.lines().next().unwrap();
         assert!(first.starts_with(&sum), "`{first}` is not `{sum}`: run src/device/cuda/kernels/build.py");
     }
 
     #[test]
-    fn the_ptx_is_for_drivers_of_cuda_12_0_and_gpus_from_volta() {
+    fn ptx_targets_cuda_12_0_and_volta() {
         let lines: Vec<&str> = PTX.lines().collect();
         assert!(lines.contains(&".version 8.0") && lines.contains(&".target sm_70"));
         assert!(lines.contains(&".address_size 64"));
@@ -230,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ptx_has_every_kernel_and_no_other() {
+    fn ptx_has_exactly_the_named_kernels() {
         let word = ".visible .entry ";
         let mut entries: Vec<&str> =
             PTX.lines().filter_map(|line| line.strip_prefix(word)).map(|name| name.trim_end_matches('(')).collect();
@@ -241,12 +245,12 @@ mod tests {
     }
 
     #[test]
-    fn the_ptx_divides_twice_and_subtracts_once_per_value_and_rounds_nowhere_else_in_f32() {
+    fn ptx_rounds_three_times_per_value() {
         let count = |word: &str| PTX.matches(word).count();
         let values = count("cvt.rn.f32.u16");
         assert!(values > 0);
         assert_eq!((count("div.rn.f32"), count("sub.rn.f32")), (2 * values, values));
-        // Reciprocals, approximations, products, sums, fused operations, subnormals taken for 0.
+        // Reciprocals, approximations, products, sums, fused operations, flushed subnormals.
         let others = ["rcp", "approx", "full", "mul", "add", "fma", "mad", ".ftz"];
         for line in PTX.lines().filter(|line| line.contains(".f32")) {
             assert!(!others.iter().any(|word| line.contains(word)), "{line}");
@@ -254,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launch_of_nothing_has_no_shape() {
+    fn empty_launches_have_no_shape() {
         assert_eq!(Shape::finish(100, 0).unwrap(), None);
         assert_eq!(Shape::gather(100, 0), None);
         assert_eq!(Shape::gather(0, 100), None);
@@ -262,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn usual_launches_have_a_thread_for_each_piece() {
+    fn usual_launches_have_one_thread_per_piece() {
         let cases = [
             (Shape::finish(224 * 224, 256).unwrap(), [49, 256], [256, 1]),
             (Shape::finish(1, 1).unwrap(), [1, 1], [256, 1]),
@@ -277,7 +281,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_launch_is_within_the_limits_of_cuda(
+        fn launches_stay_within_the_limits_of_cuda(
             pixels in prop_oneof![1usize..1 << 31, 1usize..2000],
             rows in prop_oneof![1u64..1 << 31, 1u64..2000],
             row_bytes in prop_oneof![any::<u64>(), 1u64..5000],

@@ -1,55 +1,56 @@
-//! NVIDIA GPUs, by CUDA's driver API.
+//! NVIDIA GPUs through CUDA's driver API.
 //!
 //! ```text
 //! full slot ──(transfer thread: one copy per run of arrays)──► copy stream ──event "copied"──► Batch
 //!    │                                                            ▲                              │ bound streams wait for
-//!    └── free again when its copy has ended                       │                              ▼ "copied", never the CPU
+//!    └── free when its copy has ended                             │                              ▼ "copied", never the CPU
 //!                                       waits for ◄── events "released", one per bound stream, recorded when it is dropped
 //! ```
 //!
-//! The driver library is looked for at run time; without it, or without a device, [`Device::auto`](super::Device::auto) is
-//! the host and says why. Nothing of CUDA is needed to build: the calls are this crate's own table of symbols.
+//! The driver library is loaded at run time. Without it, or without a device, [`Device::auto`](super::Device::auto) is
+//! the host and says why. The build needs nothing of CUDA: the crate has its own table of symbols.
 //!
 //! Invariants:
-//! * Device memory is reserved once, by `build`; a batch reserves nothing.
-//! * A slot stays the copy's until its event is reached; a buffer stays the consumer's until the events that its streams
-//!   got when the batch was dropped are reached: the copy stream waits for them, no thread does.
-//! * No thread waits in the driver for the device, but for those that end things.
+//! * `build` reserves device memory once; a batch reserves nothing.
+//! * A slot belongs to the copy until the copy's event is reached. A buffer belongs to the consumer until the events
+//!   recorded at the batch's drop are reached. The copy stream waits for these events; no thread does.
+//! * No thread waits in the driver for the device, except at shutdown.
 //!
 //! # CUDA graphs
 //!
-//! A loader may be built, run and dropped while another thread captures a graph, in any mode: its calls are made in the relaxed
-//! mode, and neither end the capture nor fail. Of a stream that is itself captured:
+//! A loader may be built, run and dropped while another thread captures a graph, in any mode: the loader's calls use
+//! the relaxed mode, so they neither end the capture nor fail. If the consumer's stream itself is capturing:
 //!
-//! * Receive and bind batches before or after the capture. [`Batch::bind`](crate::Batch::bind), reading a field and `next()` of
-//!   a loader that has the stream fail with [`ErrorKind::Config`]; nothing is lost by that, and the
-//!   capture goes on.
-//! * A graph must not work on a batch: it would find another batch there when it runs. Copy the batch to memory that is the
-//!   graph's, between its runs.
-//! * A batch may be dropped in the capture. Its memory is used again when the capture has ended. Where the stream is a bare
-//!   handle ([`Stream::from_raw`], DLPack), which may be gone by then, the loader waits for the whole context instead, and that
-//!   ends a capture (error 901): drop such a batch before or after it.
+//! * Receive and bind batches before or after the capture. [`Batch::bind`](crate::Batch::bind), reading a field, and
+//!   `next()` of a loader with that stream fail with [`ErrorKind::Config`]; nothing is lost, and the capture goes on.
+//! * A graph must not work on a batch, because the memory holds another batch when the graph runs. Copy the batch to
+//!   the graph's own memory between runs.
+//! * A batch may be dropped during the capture. Its memory is reused after the capture. A bare handle
+//!   ([`Stream::from_raw`], DLPack) may be invalid by then, so the loader waits for the whole context instead, which
+//!   ends a capture (error 901): drop such a batch before or after the capture.
 //!
 //! # Onto the GPU
 //!
-//! Whose stream works on the batches is all that has to be said: it waits for the copy of each batch, and the memory of a dropped
-//! batch waits for it. The CPU waits for neither. [`Finish`](super::Finish) makes floats behind the copy.
+//! Declare the stream that works on the batches, and nothing else. It waits for the copy of each batch, and the memory
+//! of a dropped batch waits for it; the CPU waits for neither. [`Finish`](super::Finish) converts to floats after the
+//! copy.
 //!
 //! ## cudarc: kernels of your own
 //!
-//! With the feature `cudarc`, `Device::cuda_in` takes your context, [`LoaderBuilder::stream`](crate::LoaderBuilder::stream)
-//! your stream, and `FieldView::cuda_slice` gives a field as a `CudaSlice`.
+//! With the feature `cudarc`, `Device::cuda_in` takes your context,
+//! [`LoaderBuilder::stream`](crate::LoaderBuilder::stream) takes your stream, and `FieldView::cuda_slice` returns a
+//! field as a `CudaSlice`.
 //!
-//! cudarc builds bindings for one version of CUDA, and this crate chooses none: the choice is of your program. Either it
-//! depends on cudarc itself, or the environment of the build says `CUDARC_CUDA_VERSION=12080`:
+//! cudarc builds bindings for one version of CUDA. Your program chooses it; this crate does not. Depend on cudarc
+//! yourself, or set `CUDARC_CUDA_VERSION=12080` in the environment of the build:
 //!
 //! ```toml
 //! feedline = { version = "0.1", features = ["cudarc"] }
 //! cudarc = { version = "0.19", default-features = false, features = ["std", "driver", "cuda-12080"] }
 //! ```
 //!
-//! Bindings of an older version run on newer drivers. `cuda-version-from-build-system` asks `nvcc`, and stops the build at
-//! a version that cudarc does not know.
+//! Bindings of an older version run on newer drivers. `cuda-version-from-build-system` asks `nvcc`, and fails the build
+//! for a version unknown to cudarc.
 //!
 //! ```no_run
 //! use feedline::device::cuda::cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
@@ -77,16 +78,16 @@
 //!         let mut launch = stream.launch_builder(step);
 //!         launch.arg(&*images).arg(&*labels).arg(&rows);
 //!         unsafe { launch.launch(LaunchConfig::for_num_elems(rows)) }?;
-//!     } // the batch may go while the kernel still waits for its turn
+//!     } // the batch may be dropped while the kernel is still queued
 //!     Ok(())
 //! }
 //! ```
 //!
 //! ## candle
 //!
-//! A candle tensor owns its memory and frees it, so a batch cannot be lent to one: it gets a copy, made on the GPU at the speed
-//! of its memory. Not compiled here, since candle's feature `cuda` needs nvcc; type-checked against candle-core 0.9.2 and
-//! 0.11.1, which share this crate's version of cudarc, and so its types.
+//! A candle tensor owns and frees its memory, so it cannot borrow a batch: it gets a copy, made on the GPU at memory
+//! speed. This example is not compiled here, since candle's feature `cuda` needs nvcc. It was type-checked against
+//! candle-core 0.9.2 and 0.11.1, which share this crate's version of cudarc and so its types.
 //!
 //! ```ignore
 //! use candle_core::{CudaStorage, Storage, Tensor, op::BackpropOp};
@@ -109,10 +110,10 @@
 //!
 //! ## burn
 //!
-//! burn's CUDA backend imports no memory and shows no stream, but the address of its own memory: an empty tensor is filled.
-//! Two waits of the CPU stand for the order that streams cannot give. Not compiled here, as it is no dependency of this crate;
-//! type-checked against burn 0.22.1 (features `cuda`, `extension`, without `fusion`, under which a tensor has no address) and
-//! cubecl 0.11.3.
+//! burn's CUDA backend imports no memory and exposes no stream, only the address of its own memory: fill an empty
+//! tensor. Two waits of the CPU replace the missing order of streams. This example is not compiled here, because burn
+//! is no dependency of this crate. It was type-checked against burn 0.22.1 (features `cuda`, `extension`, without
+//! `fusion`, under which a tensor has no address) and cubecl 0.11.3.
 //!
 //! ```ignore
 //! use burn::tensor::{Device, Tensor};
@@ -130,10 +131,10 @@
 //!     let batch = batch?;
 //!     let field = batch.field("x")?; // f32 [rows, 1024]
 //!     let values: usize = field.shape().iter().product();
-//!     // Of one dimension: the rows of others may be padded.
+//!     // One dimension: rows of other tensors may be padded.
 //!     let empty = Tensor::<1>::empty([values], &Device::cuda(0)).try_into_primitive::<Cube>().expect("a tensor of CUDA");
 //!     let memory = empty.client.get_resource::<<CudaRuntime as Runtime>::Server>(empty.handle.clone())?;
-//!     cubecl::future::block_on(empty.client.sync())?; // who had this memory before is done with it
+//!     cubecl::future::block_on(empty.client.sync())?; // earlier users of this memory have finished
 //!     let (to, from) = (memory.resource().ptr, field.device_ptr()?);
 //!     unsafe { result::memcpy_dtod_async(to, from, field.size_bytes(), stream.cu_stream()) }?;
 //!     stream.synchronize()?;
@@ -143,17 +144,17 @@
 //!
 //! ## PyTorch, JAX, CuPy: DLPack
 //!
-//! [`Batch::into_dlpack`](crate::Batch::into_dlpack) gives the memory itself away, without a copy; it comes back when the last
-//! tensor is gone. From Rust:
+//! [`Batch::into_dlpack`](crate::Batch::into_dlpack) gives the memory away without a copy; it returns when the last
+//! tensor is freed. From Rust:
 //!
 //! ```no_run
 //! use feedline::dlpack::DLManagedTensorVersioned;
 //! use std::ptr::NonNull;
 //!
-//! /// What `tensor.__dlpack__(stream=stream)` puts into a capsule called "dltensor_versioned".
+//! /// The contents of the capsule "dltensor_versioned" that `tensor.__dlpack__(stream=stream)` returns.
 //! ///
 //! /// # Safety
-//! /// The stream must live, on the device of the batch, until every tensor of the batch is gone.
+//! /// The stream must live, on the device of the batch, until every tensor of the batch is freed.
 //! unsafe fn export(batch: feedline::Batch, stream: usize) -> feedline::Result<Vec<(String, NonNull<DLManagedTensorVersioned>)>> {
 //!     let export = |(name, tensor): (String, feedline::dlpack::Dlpack)| {
 //!         unsafe { tensor.bind(stream) }?;
@@ -163,7 +164,7 @@
 //! }
 //! ```
 //!
-//! From Python, with the package in `examples/pytorch`, which is that and a loader:
+//! From Python, with the package in `examples/pytorch`, which wraps this and a loader:
 //!
 //! ```python
 //! import feedline_torch
@@ -202,15 +203,15 @@ use crate::sync::Hold;
 use driver::{Driver, Gpu, devices};
 use std::sync::{Arc, Mutex, Weak};
 
-/// The devices that are in use: loaders of the same device share it, and what broke it.
+/// Devices in use. Loaders of one device share it, and its fatal error.
 static GPUS: Mutex<Vec<Weak<Gpu>>> = Mutex::new(Vec::new());
 
-/// The device with that number, by its primary context.
+/// The device with this number, by its primary context.
 pub(super) fn open(ordinal: usize) -> Result<Arc<Gpu>> {
     let driver = driver()?;
     let mut gpus = GPUS.hold();
     gpus.retain(|gpu| gpu.strong_count() > 0);
-    // Of one that broke a user may have made a new context; whether it is usable is for the driver to say.
+    // The user may have made a new context for a broken device; the driver decides whether it is usable.
     let known = gpus.iter().filter_map(Weak::upgrade).find(|gpu| gpu.ordinal() == ordinal && !gpu.is_broken());
     if let Some(gpu) = known {
         return Ok(gpu);
@@ -220,7 +221,7 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<Gpu>> {
     Ok(gpu)
 }
 
-/// The GPU for this process and why, or why there is none: the one with the rank of the process on its node, else the first.
+/// The GPU of this process with the reason, or why there is none: by the process's rank on its node, or else the first.
 pub(super) fn best() -> Result<(Arc<dyn Backend>, String), String> {
     let count = Driver::get().map_err(|absent| absent.to_string())?.devices();
     let shard = crate::order::Shard::from_env();
@@ -229,7 +230,7 @@ pub(super) fn best() -> Result<(Arc<dyn Backend>, String), String> {
             (rank as usize % count, format!("local rank {rank}, {count} devices are visible"))
         }
         Err(error) if count > 1 => {
-            (0, format!("the first of {count}; the launcher's variables are of no use: {}", error.message()))
+            (0, format!("the first of {count}; the launcher's variables are unusable: {}", error.message()))
         }
         _ => (0, format!("the first of {count}")),
     };
@@ -237,7 +238,7 @@ pub(super) fn best() -> Result<(Arc<dyn Backend>, String), String> {
     Ok((gpu, why))
 }
 
-/// What there is, for people.
+/// Readable list of devices.
 pub(super) fn probe() -> String {
     let ((major, minor), devices) = match devices() {
         Ok(found) => found,

@@ -17,7 +17,7 @@ pub(super) struct OnGpu {
     pub(super) copy: f64,
     /// Batches in device memory.
     pub(super) buffers: usize,
-    /// Steps that may be queued while the host goes on; 0 for a host that synchronises each step.
+    /// Maximum queued steps while the host goes on; 0 for a host that synchronises each step.
     pub(super) ahead: usize,
     pub(super) given: Given,
 }
@@ -58,7 +58,7 @@ impl Gpu {
         }
     }
 
-    /// Gives the stream a step on the batch; when that ends.
+    /// Enqueues a step on the batch; returns its end.
     pub(super) fn step(&self, batch: &Batch, ns: u64) -> u64 {
         if self.on.given == Given::EachBatch {
             batch.bind(Stream::promised(self.stream)).unwrap();
@@ -66,12 +66,12 @@ impl Gpu {
         self.simulated.launch(self.stream, ns)
     }
 
-    /// When steps ran.
+    /// Intervals of steps.
     pub(super) fn steps(&self) -> Vec<Span> {
         self.simulated.kernels()
     }
 
-    /// When copies were on the bus.
+    /// Intervals of copies on the bus.
     pub(super) fn copies(&self) -> Vec<Span> {
         self.simulated.copies()
     }

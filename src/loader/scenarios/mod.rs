@@ -1,16 +1,16 @@
-//! Ground truth for the profiler: the real pipeline, whose storage, decoder, sampler and consumer take virtual time.
+//! Ground truth for the profiler: the real pipeline, with storage, decoder, sampler and consumer in virtual time.
 //!
 //! ```text
 //!  scenario ──► loader with its own threads ──► snapshot, verdict, what-if ─┐
 //!     │              │ clock shows virtual time                             ├─ must agree
-//!     └──────────────┴──► what each part really did, and when ──────────────┘
+//!     └──────────────┴──► activity log of each part ────────────────────────┘
 //! ```
 //!
-//! Nothing of the profiler is in the truth: the parts log when they worked, the consumer when it asked and got.
-//! Batches stay on the host, or a GPU in virtual time copies them and runs the steps: a consumer gives it steps and may go on
-//! before they are done, as programs that train do.
+//! The truth is independent of the profiler: each part logs its work, the consumer its requests and batches. Batches
+//! stay on the host, or a GPU in virtual time copies them and runs the steps. A consumer may enqueue steps and go on,
+//! as training programs do.
 //!
-//! Limits: one host, one GPU at most.
+//! Limits: one host, at most one GPU.
 
 mod gpu;
 mod parts;
@@ -30,38 +30,38 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use time::{Shared, Span, Went};
 
-/// Bytes of a sample: a page, so that a ring holds as many as it has pages.
+/// Bytes of a sample: one page, so that a ring holds one sample per page.
 const SAMPLE: u64 = 4096;
 
-/// A loader and its consumer. Times are means in nanoseconds, of one read, one sample, one step.
+/// A loader and its consumer. Times are mean nanoseconds of one read, one sample, one step.
 #[derive(Clone, Debug)]
 pub(super) struct Scenario {
     pub(super) name: String,
     pub(super) rows: u64,
-    /// Batches that are measured.
+    /// Measured batches.
     pub(super) batches: u64,
     pub(super) workers: usize,
     pub(super) slots: usize,
-    /// Reads in flight at most, and those that the device serves at once.
+    /// Maximum reads in flight, and reads that the device serves at once.
     pub(super) depth: usize,
     pub(super) servers: usize,
     pub(super) read: f64,
-    /// Of each read on the device's one channel.
+    /// Time of each read on the device's only channel.
     pub(super) channel: f64,
     pub(super) decode: f64,
-    /// To tell which sample comes next.
+    /// Time to determine the next sample.
     pub(super) order: f64,
     pub(super) step: f64,
     pub(super) varies: bool,
-    /// Batches that the consumer keeps beside the one it works on.
+    /// Batches that the consumer holds besides the current one.
     pub(super) holds: usize,
-    /// It drops a batch before its step and not after.
+    /// Drops a batch before its step, not after.
     pub(super) drops_early: bool,
-    /// The smallest memory budget that is legal.
+    /// Uses the smallest legal memory budget.
     pub(super) tiny_ring: bool,
-    /// Nothing is read.
+    /// Reads nothing.
     pub(super) in_memory: bool,
-    /// Steps are done by a GPU.
+    /// Runs steps on a GPU.
     gpu: Option<OnGpu>,
     pub(super) seed: u64,
 }
@@ -92,41 +92,41 @@ impl Default for Scenario {
     }
 }
 
-/// What really happened in the steady time, in nanoseconds.
+/// True times within the steady time, in nanoseconds.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Truth {
-    /// Whole, and without the first batch's.
+    /// The whole steady time, without the first batch.
     pub(super) steady: u64,
     pub(super) waited: u64,
-    /// The consumer's thread did not wait.
+    /// Time that the consumer's thread did not wait.
     pub(super) own: u64,
-    /// Steps were under way, on the GPU if there is one.
+    /// Time with steps under way, on the GPU if there is one.
     pub(super) stepped: u64,
-    /// Copies were on the bus.
+    /// Time with copies on the bus.
     pub(super) copying: u64,
-    /// Any read was in flight; all reads together; all servers together.
+    /// Time with any read in flight; summed over reads; summed over servers.
     pub(super) reading: u64,
     pub(super) in_flight: u64,
     pub(super) served: u64,
     pub(super) decoding: u64,
     pub(super) ordering: u64,
-    /// Workers that did nothing while some batch was being filled; batches being filled, and in the consumer's hands.
+    /// Idle time of workers while a batch was being filled; time of batches being filled, and held by the consumer.
     pub(super) starved: u64,
     pub(super) filling: u64,
     pub(super) held: u64,
 }
 
-/// What was measured, and what really happened.
+/// The measurement, and the truth.
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
     pub(super) snapshot: Snapshot,
     pub(super) truth: Truth,
-    /// The report for people.
+    /// The readable report.
     pub(super) report: String,
 }
 
 impl Scenario {
-    /// Runs it. Panics when it comes to a standstill.
+    /// Runs the scenario. Panics on a deadlock.
     pub(super) fn run(&self) -> Outcome {
         let all = self.batches + self.slots as u64 + 2;
         let time = Shared::new(self.rows, all);
@@ -149,7 +149,7 @@ impl Scenario {
             tries = match time.try_advance() {
                 Went::On => 0,
                 Went::Not => tries + 1,
-                Went::Nowhere(who) => panic!("{self:?} stands still: {who}"),
+                Went::Nowhere(who) => panic!("{self:?} is deadlocked: {who}"),
             };
             if tries < 8 { std::thread::yield_now() } else { std::thread::sleep(Duration::from_micros(20)) }
         }
@@ -194,7 +194,7 @@ impl Scenario {
         let (loader, _) = make(None);
         let (total, ring) = (loader.plan().total(), loader.plan().ring_bytes);
         drop(loader);
-        // A sample, and what the plan adds for its alignment.
+        // One sample, and the plan's addition for its alignment.
         make(Some(total - ring + 4 * SAMPLE as usize))
     }
 
@@ -240,15 +240,15 @@ impl Scenario {
             own += time.now() - got;
             let_go();
         }
-        // Until everything that happens at this moment has happened.
+        // Waits until the present moment has no more events.
         time.sleep(0);
         let window = (first, time.now());
         let (mut snapshot, report) = (loader.snapshot(), loader.report().to_string());
-        // Workers that work in virtual time take no cores.
+        // Workers in virtual time use no cores.
         (snapshot.decode.cpu_ns, snapshot.decode.cores) = (None, 1024);
         let holding = held.iter().map(|(got, _)| (*got, window.1)).chain(drops).collect::<Vec<_>>();
         drop(held);
-        // The rest, so that all batches are in the timeline.
+        // The remaining batches, so that the timeline has all of them.
         for number in self.batches..all {
             time.asks(number);
             drop(epoch.next().unwrap().unwrap());
@@ -267,11 +267,11 @@ impl Scenario {
         Outcome { snapshot, truth, report }
     }
 
-    /// Sum over time of the workers that did nothing while some batch was being filled.
+    /// Idle time of workers, summed, while a batch was being filled.
     fn starved(&self, decodes: &[Span], filling: &[Span], window: Span) -> u64 {
         let ends =
             |spans: &[Span], of: i64| spans.iter().flat_map(|(from, to)| [(*from, of), (*to, -of)]).collect::<Vec<_>>();
-        // Decodes count in units, batches in thousands of them.
+        // Decodes count as 1, batches as 1 << 20.
         let mut events = [ends(decodes, 1), ends(filling, 1 << 20)].concat();
         events.sort_unstable();
         let (mut inside, mut since, mut sum) = (0_i64, 0, 0);
@@ -286,7 +286,7 @@ impl Scenario {
     }
 
     fn truth(&self, time: &Shared, reads: &Mutex<ReadLog>, window: Span) -> Truth {
-        // In the order in which storage takes them, which looks at the clock before it sends.
+        // In the order of the storage, which reads the clock before it sends.
         let state = time.lock();
         let reads = reads.lock().unwrap();
         Truth {
@@ -301,17 +301,17 @@ impl Scenario {
     }
 }
 
-/// What lies within the window.
+/// The part of a span within the window.
 fn within((from, to): Span, window: Span) -> u64 {
     to.min(window.1).saturating_sub(from.max(window.0))
 }
 
-/// Lengths within the window, added up.
+/// Sum of lengths within the window.
 fn added(spans: &[Span], window: Span) -> u64 {
     spans.iter().map(|span| within(*span, window)).sum()
 }
 
-/// Time within the window that lies in any of them.
+/// Length of the union of spans within the window.
 fn covered(spans: &[Span], window: Span) -> u64 {
     let mut spans = spans.to_vec();
     spans.sort_unstable();

@@ -1,4 +1,4 @@
-//! The parts of a loader that take time, on a virtual clock: storage, decoder, sampler; and a dataset for them.
+//! The parts of a loader that take virtual time: storage, decoder, sampler; and their dataset.
 
 use super::time::{Shared, Span};
 use crate::dataset::{Dataset, Parts};
@@ -14,8 +14,9 @@ use crate::tensor::{DType, EncodedField, Field};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How long a piece of work takes: the same each time, or exponentially distributed by its number. Independent of when it
-/// is done, so that another number of workers meets the same work.
+/// Duration of a piece of work: constant, or exponentially distributed by its number.
+///
+/// Independent of the start time, so that the number of workers does not change the work.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
     pub(super) mean: f64,
@@ -39,33 +40,32 @@ impl Times {
     }
 }
 
-/// A device with as many servers as reads that it does at once, first come, first served, and then one channel that the
-/// bytes go through one after the other.
+/// A device: several servers, first come, first served; then one channel that carries the bytes of one read at a time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Device {
     pub(super) servers: usize,
     pub(super) service: Times,
-    /// Nanoseconds on the channel for each read.
+    /// Nanoseconds of each read on the channel.
     pub(super) channel: f64,
     pub(super) depth: usize,
 }
 
-/// What storage did, for the oracle.
+/// Ground truth of storage, for the oracle.
 #[derive(Default)]
 pub(super) struct ReadLog {
-    /// From when a read was given to the device until its end.
+    /// Intervals from the submission of a read to its end.
     pub(super) flights: Vec<Span>,
-    /// When a server, or the channel where that is what limits, was at work.
+    /// Busy intervals of a server, or of the channel if it is the bottleneck.
     pub(super) served: Vec<Span>,
 }
 
-/// A reader whose reads take the time that the device says. They start with the next `wait`, as those of a ring do.
+/// A reader with the device's durations. Reads start at the next `wait`, as in a ring.
 pub(super) struct Storage {
     time: Arc<Shared>,
     device: Device,
     log: Arc<Mutex<ReadLog>>,
     submitted: Vec<ReadOp>,
-    /// With the time of their end.
+    /// Reads in flight, with their ends.
     flying: Vec<(u64, ReadOp)>,
     free: Vec<u64>,
     channel_free: u64,
@@ -109,7 +109,7 @@ impl Storage {
         }
     }
 
-    /// Hands out what is done by `now`.
+    /// Completes the reads that end by `now`.
     fn collect(&mut self, now: u64, out: &mut Vec<Completion>) -> bool {
         let before = out.len();
         let mut at = 0;
@@ -129,7 +129,7 @@ impl Storage {
 }
 
 impl ReadOp {
-    /// Which sample it reads: the dataset has them one after the other.
+    /// The sample of this read: samples lie one after the other.
     fn tag_of_sample(&self) -> u64 {
         self.extent.offset / self.extent.len
     }
@@ -207,7 +207,7 @@ impl Reader for Storage {
     }
 }
 
-/// Samples of the same length, one after the other in a file that nobody opens; or in memory, without a byte.
+/// Samples of equal length, one after the other in a file that is never opened; or in memory, without bytes.
 pub(super) struct Samples {
     schema: [EncodedField; 1],
     sources: Arc<Sources>,
@@ -273,7 +273,7 @@ impl Decoder for Decode {
     }
 }
 
-/// The samples in their order, each of which takes time to be told.
+/// An identity order with a delay per sample.
 pub(super) struct Slow {
     pub(super) time: Arc<Shared>,
     pub(super) times: Times,

@@ -1,6 +1,6 @@
-//! The scenarios, and what must hold for each.
+//! The scenarios, with their assertions.
 //!
-//! By default every 7th runs; with `FEEDLINE_SWEEP=ci` all, with `full` each three times as long, and each is printed.
+//! By default every 7th runs; with `FEEDLINE_SWEEP=ci` all. With `full` each runs three times as long, and is printed.
 
 use super::gpu::Given;
 use super::verdict::{Cause, Change, named, predicted};
@@ -9,18 +9,18 @@ use crate::report::Verdict;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What the slowest stage needs for a batch.
+/// Nanoseconds per batch of the slowest stage.
 const SLOWEST: f64 = 8e6;
-/// In this order everywhere; copies are there on a GPU alone.
+/// The order of stages everywhere. Copies exist only on a GPU.
 const STAGES: [Cause; 5] = [Cause::Consumer, Cause::Decode, Cause::Storage, Cause::Order, Cause::Copy];
-/// Steps that a consumer's stream is given ahead: none, some, as many as the loader gives batches for.
+/// Steps enqueued ahead on a consumer's stream: none, some, as many as the loader gives batches for.
 const AHEAD: [usize; 3] = [0, 3, usize::MAX];
 const STRENGTHS: [f64; 4] = [1.2, 1.5, 2.0, 5.0];
-/// Two stages differ when one needs so many times what the other does.
+/// Minimum ratio of two stages' times that counts as different.
 const APART: f64 = 1.2;
 
 impl Scenario {
-    /// What each stage needs for a batch when nothing keeps it waiting.
+    /// Time of each stage per batch without waits.
     fn demanding(mut self, demands: [f64; 4]) -> Self {
         let rows = self.rows as f64;
         self.step = demands[0];
@@ -41,13 +41,13 @@ fn is_full() -> bool {
     std::env::var("FEEDLINE_SWEEP").is_ok_and(|sweep| sweep == "full")
 }
 
-/// All of them, or by default every 7th: no period of the lists above.
+/// All scenarios, or by default every 7th: 7 divides no period of the lists above.
 fn some(all: Vec<Scenario>) -> Vec<Scenario> {
     let step = if std::env::var_os("FEEDLINE_SWEEP").is_some() { 1 } else { 7 };
     all.into_iter().step_by(step).collect()
 }
 
-/// One stage is the slowest, the others need less by a factor; nobody else plans slowly.
+/// One slowest stage; the others are faster by a factor. Only a slowest order plans slowly.
 fn one_slow(batches: u64) -> Vec<Scenario> {
     let mut all = Vec::new();
     for (at, stage) in STAGES.into_iter().enumerate().take(4) {
@@ -66,7 +66,7 @@ fn one_slow(batches: u64) -> Vec<Scenario> {
     all
 }
 
-/// Two stages are about as slow, the others need a fifth.
+/// Two about equally slow stages; the others need a fifth.
 fn two_slow(batches: u64) -> Vec<Scenario> {
     let mut all = Vec::new();
     for (first, second) in (0..4).flat_map(|first| (0..4).map(move |second| (first, second))) {
@@ -87,7 +87,7 @@ fn two_slow(batches: u64) -> Vec<Scenario> {
     all
 }
 
-/// Memory is what is short, or nearly; other shapes of devices and consumers.
+/// Memory is the bottleneck, or nearly; other shapes of devices and consumers.
 fn others(batches: u64) -> Vec<Scenario> {
     let mut all = Vec::new();
     let base = Scenario { batches, ..Scenario::default() };
@@ -129,12 +129,12 @@ fn others(batches: u64) -> Vec<Scenario> {
     all
 }
 
-/// Steps on a GPU, whose stream the loader is told or has to learn batch by batch.
+/// Steps on a GPU. The loader knows the stream, or learns it batch by batch.
 fn on_gpu(copy: f64, ahead: usize, given: Given) -> OnGpu {
     OnGpu { copy, buffers: 3, ahead, given }
 }
 
-/// A GPU trains, and one stage is the slowest; the host synchronises or runs ahead.
+/// A GPU trains with one slowest stage; the host synchronises or runs ahead.
 fn one_slow_on_gpu(batches: u64) -> Vec<Scenario> {
     let mut all = Vec::new();
     for (at, stage) in STAGES.into_iter().enumerate().filter(|(_, stage)| *stage != Cause::Order) {
@@ -158,13 +158,13 @@ fn one_slow_on_gpu(batches: u64) -> Vec<Scenario> {
     all
 }
 
-/// Pipelines with a GPU that have nothing in common.
+/// Random pipelines with a GPU.
 fn random_on_gpu(batches: u64) -> Vec<Scenario> {
     let one = |seed: u64| {
-        // Of the numbers the last digits alone, which are evenly distributed.
+        // Only the last digits of the numbers, which are evenly distributed.
         let times = Times { mean: 1e9, varies: true, seed };
         let pick = |at: u64, of: usize| times.of(at) as usize % of;
-        // From 1 to 20 ms for each batch.
+        // From 1 to 20 ms per batch.
         let demand = |at: u64| 1e6 * 20_f64.powf((times.of(at) % 1000) as f64 / 1000.0);
         let (given, ahead) = ([Given::Builder, Given::EachBatch][pick(1, 2)], [0, 1, 4, usize::MAX][pick(2, 4)]);
         let gpu = OnGpu { copy: demand(3), buffers: [2, 3, 4, 8][pick(4, 4)], ahead, given };
@@ -184,7 +184,7 @@ fn random_on_gpu(batches: u64) -> Vec<Scenario> {
     (5000..5120).map(one).collect()
 }
 
-/// Runs all, two at a time.
+/// Runs all scenarios, two at a time.
 fn run_all(scenarios: &[Scenario]) -> Vec<Outcome> {
     let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
@@ -205,17 +205,17 @@ fn run_all(scenarios: &[Scenario]) -> Vec<Outcome> {
     done.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
-/// What the snapshot says of where time went, against what happened: all but the last microsecond.
+/// Differences between the snapshot's times and the truth; tolerates a microsecond.
 fn misaccounted(scenario: &Scenario, outcome: &Outcome) -> Vec<String> {
     let (s, truth) = (&outcome.snapshot, &outcome.truth);
     let mut wrong = Vec::new();
     let mut about = |what: &str, measured: u64, truth: u64, off: u64| {
         if measured.abs_diff(truth) > off {
-            wrong.push(format!("{what}: {measured}, really {truth}"));
+            wrong.push(format!("{what}: measured {measured}, true {truth}"));
         }
     };
     if let (Some(copy), Some(gpu)) = (&s.copy, &s.consumer.gpu) {
-        // The stream's steps lie behind the host's, and copies count when they are done.
+        // The stream's steps run behind the host's, and copies count at their ends.
         let off = truth.steady / 50;
         about("on the bus", copy.busy_ns, truth.copying, off);
         let all = s.consumer.handed().batches * gpu.starved_ns / gpu.steps.max(1);
@@ -250,7 +250,7 @@ fn misaccounted(scenario: &Scenario, outcome: &Outcome) -> Vec<String> {
     wrong
 }
 
-/// How loaded the stages really were.
+/// True load of each stage.
 fn loads(scenario: &Scenario, truth: &Truth) -> [f64; 5] {
     let steady = truth.steady as f64;
     let servers = if scenario.channel > 0.0 { 1 } else { scenario.servers };
@@ -265,13 +265,13 @@ fn loads(scenario: &Scenario, truth: &Truth) -> [f64; 5] {
 
 #[derive(Debug)]
 struct Expected {
-    /// Any of these is right as the cause.
+    /// Each of these is right as the cause.
     causes: Vec<Cause>,
-    /// These must be named.
+    /// All of these must be named.
     named: Vec<Cause>,
 }
 
-/// A stage that was at work all the time is the cause. Where none was, there was too little room for all to work at once.
+/// A stage that was always busy is the cause. Without one, the memory was too small for all to work at once.
 fn expected(loads: [f64; 5]) -> Expected {
     let mut order: Vec<usize> = (0..STAGES.len()).collect();
     order.sort_by(|a, b| loads[*b].total_cmp(&loads[*a]));
@@ -282,17 +282,17 @@ fn expected(loads: [f64; 5]) -> Expected {
     if near {
         causes.extend(order[1..].iter().filter(|stage| loads[**stage] * APART > top).map(|stage| STAGES[*stage]));
     }
-    // About 1.2 apart, one or both are right.
+    // Within about a factor of 1.2, one or both are right.
     let named = if loads[second] * 1.15 > top { vec![STAGES[first], STAGES[second]] } else { vec![STAGES[first]] };
     match top {
         ..0.75 => Expected { causes: vec![Cause::Memory], named: vec![Cause::Memory] },
-        // As much the one as the other.
+        // Both are equally right.
         ..0.9 => Expected { causes: causes.into_iter().chain([Cause::Memory]).collect(), named: Vec::new() },
         _ => Expected { causes, named },
     }
 }
 
-/// How many verdicts are wrong, and which causes were said for which.
+/// Number of wrong verdicts, and a table of true and named causes.
 fn judge(scenarios: &[Scenario], outcomes: &[Outcome]) -> (usize, BTreeMap<(Cause, Cause), usize>) {
     let (mut wrong, mut matrix) = (0, BTreeMap::new());
     for (scenario, outcome) in scenarios.iter().zip(outcomes) {
@@ -306,7 +306,7 @@ fn judge(scenarios: &[Scenario], outcomes: &[Outcome]) -> (usize, BTreeMap<(Caus
             let verdict = if right { "" } else { "WRONG " };
             let (name, stages) = (&scenario.name, Verdict::of(&outcome.snapshot).stages);
             let seen: Vec<_> = stages.iter().map(|stage| (stage.stage, stage.utilisation)).collect();
-            println!("{verdict}{name}: really {loads:.2?} {expected:?}, said {said:?} {seen:.2?}");
+            println!("{verdict}{name}: true {loads:.2?} {expected:?}, named {said:?} {seen:.2?}");
         }
     }
     (wrong, matrix)
@@ -315,7 +315,7 @@ fn judge(scenarios: &[Scenario], outcomes: &[Outcome]) -> (usize, BTreeMap<(Caus
 fn print(matrix: &BTreeMap<(Cause, Cause), usize>) {
     let causes =
         [Cause::Consumer, Cause::Decode, Cause::Storage, Cause::Order, Cause::Copy, Cause::Memory, Cause::Other];
-    println!("{:>10}   said {:>10?}", "really", causes);
+    println!("{:>10}   named {:>10?}", "true", causes);
     for really in causes {
         let row = causes.map(|said| matrix.get(&(really, said)).copied().unwrap_or(0));
         println!("{:>10}        {row:>10?}", format!("{really:?}"));
@@ -323,7 +323,7 @@ fn print(matrix: &BTreeMap<(Cause, Cause), usize>) {
 }
 
 #[test]
-fn snapshots_tell_where_time_went_and_verdicts_what_to_do_about_it() {
+fn snapshots_and_verdicts_match_the_truth() {
     let started = std::time::Instant::now();
     let batches = if is_full() { 600 } else { 200 };
     let on_host = [one_slow(batches), two_slow(batches), others(batches)].concat();
@@ -345,14 +345,14 @@ fn snapshots_tell_where_time_went_and_verdicts_what_to_do_about_it() {
     assert!(wrong <= 1.max(count / 50), "{wrong} verdicts of {count} are wrong");
 }
 
-/// A GPU trains with steps of some milliseconds behind copies of others; one batch takes 1 ms to decode and to read.
+/// A GPU trains: steps and copies of some milliseconds each; one batch takes 1 ms to decode and to read.
 fn training(step: f64, copy: f64, ahead: usize, given: Given) -> Scenario {
     let gpu = Some(on_gpu(copy * 1e6, ahead, given));
     Scenario { gpu, ..Scenario::default() }.demanding([step * 1e6, 1e6, 1e6, 0.0])
 }
 
 #[test]
-fn a_gpu_that_lies_behind_its_host_is_not_starved() {
+fn a_gpu_behind_its_host_is_not_starved() {
     for (ahead, given) in
         AHEAD.into_iter().flat_map(|ahead| [Given::Builder, Given::EachBatch].map(|given| (ahead, given)))
     {
@@ -372,7 +372,7 @@ fn a_gpu_that_lies_behind_its_host_is_not_starved() {
 }
 
 #[test]
-fn copies_that_take_longer_than_steps_are_the_cause() {
+fn copies_slower_than_steps_are_the_cause() {
     for (ahead, given) in
         AHEAD.into_iter().flat_map(|ahead| [Given::Builder, Given::EachBatch].map(|given| (ahead, given)))
     {
@@ -382,7 +382,7 @@ fn copies_that_take_longer_than_steps_are_the_cause() {
 }
 
 #[test]
-fn of_a_stream_that_is_not_known_no_cause_is_said() {
+fn an_unknown_stream_has_no_cause() {
     for (step, copy) in [(15.0, 2.0), (2.0, 10.0), (0.1, 0.2)] {
         let outcome = training(step, copy, usize::MAX, Given::Never).run();
         assert!(outcome.report.contains("waits     GPU starved: not known"), "{}", outcome.report);
@@ -396,7 +396,7 @@ fn of_a_stream_that_is_not_known_no_cause_is_said() {
 }
 
 #[test]
-fn where_no_stage_works_all_the_time_more_memory_helps() {
+fn without_a_busy_stage_more_memory_helps() {
     let scenarios = some([one_slow(100), others(100)].concat());
     let outcomes = run_all(&scenarios);
     let short = |(scenario, outcome): &(&Scenario, Outcome)| {
@@ -413,7 +413,7 @@ fn where_no_stage_works_all_the_time_more_memory_helps() {
 }
 
 #[test]
-fn what_is_predicted_comes_true() {
+fn predictions_come_true() {
     let mut scenarios = Vec::new();
     for demands in
         [[1.0, 4.0, 1.0], [1.0, 4.0, 3.0], [2.0, 6.0, 1.0], [1.0, 3.0, 4.0], [3.0, 2.0, 4.0], [4.0, 3.0, 2.0]]

@@ -1,33 +1,33 @@
-//! Virtual time for one loader whose threads are real: it goes on when nothing else can.
+//! Virtual time for one loader with real threads: time advances only when nothing else can proceed.
 //!
 //! ```text
-//!  party            can go on before time does, unless
-//!  I/O thread       it dozes in the reader and nobody rang, or its sampler sleeps
-//!  workers          every drain that was started sleeps in the decoder, and no work waits for a worker that is idle
+//!  party            can proceed at the present time, unless
+//!  I/O thread       it dozes in the reader and the bell is silent, or its sampler sleeps
+//!  workers          every started drain sleeps in the decoder, and no work waits for an idle worker
 //!  transfer thread  it waits for slots, bells and buffers, and none has come
-//!  consumer         it sleeps, or waits in `next()` for a batch of which some row was not decoded, or no copy was enqueued
+//!  consumer         it sleeps, or waits in `next()` for a batch with rows not decoded or no copy enqueued
 //!  GPU              never: it has no thread, and its host functions are called when they are due
 //! ```
 //!
-//! When none can, the clock jumps to the earliest time that somebody waits for.
+//! When no party can proceed, the clock jumps to the earliest time that a party waits for.
 //!
 //! # Why this is exact
 //!
-//! Everybody says so under the one lock before it sleeps and after it woke, and a row counts as decoded under that lock
-//! before its drain goes on. [`Shared::advance`] holds the lock throughout, so a party that is found asleep stays so while it
-//! looks at the others, unless another one wakes it; whoever could do that would have to be found running itself:
+//! Each party reports under one lock before it sleeps and after it wakes, and a row counts as decoded under that lock
+//! before its drain goes on. [`Shared::advance`] holds the lock throughout. So a sleeping party stays asleep during the
+//! check, unless another party wakes it; and that party would be found running itself:
 //!
-//! - The I/O thread is asleep when the bell's word says so, which every wake changes before whoever rang goes on.
-//! - A drain counts as active before it is spawned and until it has found nothing more to do. Between its last look at the
-//!   queues and the second one it does not count: then there is work in the queue and a place free, which is looked at; if it
-//!   took that work meanwhile, it counts again when the count is read again, for it cannot end without this lock.
-//! - The consumer sleeps in `next()` as soon as it is about to wait (it counts that) if not all rows of its batch are there.
-//!   Rows that were decoded and not handed on are with a drain that is active.
-//! - The transfer thread takes what came only after it has said that it is awake. It is looked at after the workers, which
-//!   send to it; and the I/O thread and the consumer, to which it sends, once more after it: neither sleeps again without
-//!   this lock.
+//! - The I/O thread is asleep when the bell's word says so. Every wake changes the word before the waker goes on.
+//! - A drain counts as active from before its spawn until it finds no more work. Between its last two looks at the
+//!   queues it does not count. Then the check sees work in the queue and a free place; or, if the drain took that work
+//!   meanwhile, the second read of the count includes the drain, because it cannot end without this lock.
+//! - The consumer sleeps in `next()` from when it is about to wait (it counts its waits), if rows of its batch are
+//!   missing. Rows decoded but not handed on belong to an active drain.
+//! - The transfer thread takes input only after it has reported itself awake. It is checked after the workers, which
+//!   send to it. The I/O thread and the consumer, to which it sends, are checked again after it: neither falls asleep
+//!   again without this lock.
 //!
-//! Nothing here depends on how fast threads are, or on what else the machine does.
+//! Nothing here depends on the speed of threads or on other load of the machine.
 
 use crate::device::cuda::driver::simulated::Simulated;
 use crate::meter::Clock;
@@ -43,7 +43,7 @@ pub(super) const START: u64 = 1_000_000_000;
 /// An interval of virtual time.
 pub(super) type Span = (u64, u64);
 
-/// Who sleeps.
+/// The sleeping party.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Party {
     Io,
@@ -52,7 +52,7 @@ pub(super) enum Party {
 }
 
 impl Party {
-    /// By the thread's name; the test's own thread is the consumer.
+    /// By thread name; the test's own thread is the consumer.
     pub(super) fn here() -> Self {
         match std::thread::current().name() {
             Some("feedline-io") => Self::Io,
@@ -73,7 +73,7 @@ enum Io {
 enum Consumer {
     Running,
     Sleeping,
-    /// In `next()` for that batch; it had waited so often before.
+    /// In `next()` for that batch, with the number of waits before.
     Waiting(u64, u64),
 }
 
@@ -89,33 +89,33 @@ pub(super) struct State {
     consumer: Consumer,
     workers_asleep: usize,
     sleepers: Vec<Sleeper>,
-    /// When the reader has something to hand out.
+    /// Time of the reader's next completion.
     read_due: Option<u64>,
-    /// Rows decoded, of each batch.
+    /// Decoded rows of each batch.
     decoded: Vec<u64>,
     rows: u64,
     ended: bool,
-    /// What really happened, for the oracle: when the decoder and the sampler worked.
+    /// Ground truth for the oracle: intervals of work of the decoder and the sampler.
     pub(super) decodes: Vec<Span>,
     pub(super) orders: Vec<Span>,
 }
 
-/// What came of an attempt to have time go on.
+/// Result of an attempt to advance time.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Went {
     On,
-    /// Somebody still runs.
+    /// A party still runs.
     Not,
-    /// Nobody runs, and nobody waits for a time: a deadlock.
+    /// No party runs, and none waits for a time: a deadlock.
     Nowhere(String),
 }
 
-/// One loader's time.
+/// Virtual time of one loader.
 pub(super) struct Shared {
     now: Arc<AtomicU64>,
-    /// How often the consumer's thread began to wait.
+    /// Number of waits begun by the consumer's thread.
     waits: Arc<AtomicU64>,
-    /// Where batches are copied to.
+    /// The device of the copies.
     gpu: OnceLock<Arc<Simulated>>,
     pub(super) bell: Arc<Bell>,
     core: OnceLock<Weak<Core>>,
@@ -123,7 +123,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// For batches of `rows` samples each, whose ids are 0, 1, 2 …
+    /// For batches of `rows` samples with ids 0, 1, 2 …
     pub(super) fn new(rows: u64, batches: u64) -> Arc<Self> {
         let state = State {
             io: Io::Running,
@@ -155,12 +155,12 @@ impl Shared {
         Clock::shown(self.now.clone())
     }
 
-    /// What the virtual clock shows.
+    /// The virtual clock's value.
     pub(super) fn shown(&self) -> Arc<AtomicU64> {
         self.now.clone()
     }
 
-    /// Whose threads are watched, and the GPU that they use; called by the consumer's thread.
+    /// Sets the loader and GPU to watch. Called by the consumer's thread.
     pub(super) fn watch(&self, core: &Arc<Core>, gpu: Option<&Arc<Simulated>>) {
         Clock::count_waits(self.waits.clone());
         gpu.into_iter().for_each(|gpu| drop(self.gpu.set(gpu.clone())));
@@ -171,7 +171,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(|poison| poison.into_inner())
     }
 
-    /// The calling thread works for `ns`. 0 for the consumer: until nothing happens any more at this time.
+    /// Lets the calling thread work for `ns`. For the consumer, 0 waits until the present moment has no more events.
     pub(super) fn sleep(&self, ns: u64) {
         let (party, woken) = (Party::here(), Arc::new(AtomicBool::new(false)));
         let mut state = self.lock();
@@ -205,7 +205,7 @@ impl Shared {
         state.decoded[batch] += 1;
     }
 
-    /// The consumer asks for a batch: from here to [`got`](Self::got) it does nothing but `next()`.
+    /// The consumer asks for a batch: until [`got`](Self::got) it only runs `next()`.
     pub(super) fn asks(&self, batch: u64) {
         self.lock().consumer = Consumer::Waiting(batch, self.waits.load(Ordering::Acquire));
     }
@@ -214,7 +214,7 @@ impl Shared {
         self.lock().consumer = Consumer::Running;
     }
 
-    /// The I/O thread is about to doze, until the bell rings or it is `due`; an error as [`Bell::doze`].
+    /// The I/O thread is about to doze, until the bell rings or `due`. Errors as [`Bell::doze`].
     pub(super) fn doze(&self, mut state: MutexGuard<'_, State>, due: Option<u64>) -> Result<(), bool> {
         self.bell.doze()?;
         state.io = Io::Dozing;
@@ -235,7 +235,7 @@ impl Shared {
         state.ended
     }
 
-    /// No more waiting: everybody goes on at once.
+    /// Ends virtual time: all parties run freely.
     pub(super) fn end(&self) {
         let mut state = self.lock();
         state.ended = true;
@@ -244,9 +244,9 @@ impl Shared {
         self.gpu.get().iter().for_each(|gpu| gpu.call(u64::MAX));
     }
 
-    /// Lets time go on if nobody runs.
+    /// Advances time if no party runs.
     pub(super) fn try_advance(&self) -> Went {
-        // Whoever has the lock runs, and looks itself when it goes to sleep.
+        // A lock holder runs, and checks for itself before it sleeps.
         self.state.try_lock().map_or(Went::Not, |mut state| self.advance(&mut state))
     }
 
@@ -286,7 +286,7 @@ impl Shared {
         }
         let Some(core) = self.core.get().and_then(Weak::upgrade) else { return true };
         let active = || core.to_workers.drains.active();
-        // In this order; see above.
+        // The order matters; see the module documentation.
         active() != state.workers_asleep
             || (!core.to_workers.is_empty() && state.workers_asleep < core.to_workers.drains.count())
             || active() != state.workers_asleep

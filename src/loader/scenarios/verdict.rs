@@ -1,5 +1,5 @@
-//! What is tested: the causes that are named for a snapshot, and what a change would give. All that has to be replaced where
-//! another verdict shall be tested.
+//! The code under test: causes of a snapshot, and predictions for a change. Replace only this file to test another
+//! verdict.
 
 use crate::meter::Snapshot;
 use crate::report::{self, Verdict, WhatIf};
@@ -12,7 +12,7 @@ pub(super) enum Cause {
     Order,
     Memory,
     Copy,
-    /// None that a scenario has.
+    /// A cause outside the scenarios.
     Other,
 }
 
@@ -30,15 +30,15 @@ impl From<report::Cause> for Cause {
     }
 }
 
-/// Other settings.
+/// A change of settings.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Change {
     pub(super) workers: usize,
-    /// Storage so many times as fast.
+    /// Factor of the storage's speed.
     pub(super) storage: f64,
 }
 
-/// The cause, and what is nearly as much one.
+/// The cause, and the close seconds.
 pub(super) fn named(snapshot: &Snapshot) -> Vec<Cause> {
     let verdict = Verdict::of(snapshot);
     [verdict.cause].into_iter().chain(verdict.also).map(Cause::from).collect()

@@ -153,7 +153,7 @@ fn auto_takes_the_device_of_the_local_rank() {
     torchrun("7", "7", "cuda:1 (Stand-in GPU, local rank 7, 3 devices are visible)");
     alone("auto", &[("EXPECTED", "cuda:0 (Stand-in GPU, the first of 3)")]);
     // What is no environment of a launcher is none, and is said.
-    let why = "cuda:0 (Stand-in GPU, the first of 3; the launcher's variables are of no use: \
+    let why = "cuda:0 (Stand-in GPU, the first of 3; the launcher's variables are unusable: \
                RANK=\"many\" is not a whole number from 0 to 4294967295)";
     alone("auto", &[("RANK", "many"), ("LOCAL_RANK", "2"), ("EXPECTED", why)]);
     let variables = [("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")];
@@ -213,11 +213,11 @@ fn devices_are_listed_with_name_memory_and_place() {
 fn device_names_parse_or_the_error_lists_the_devices() {
     case(config(), |_| {
         let right = [
-            ("host", "host (asked for)"),
-            ("cpu", "host (asked for)"),
-            ("cuda", "cuda:0 (Stand-in GPU, asked for)"),
-            ("cuda:0", "cuda:0 (Stand-in GPU, asked for)"),
-            ("cuda:2", "cuda:2 (Stand-in GPU, asked for)"),
+            ("host", "host (requested)"),
+            ("cpu", "host (requested)"),
+            ("cuda", "cuda:0 (Stand-in GPU, requested)"),
+            ("cuda:0", "cuda:0 (Stand-in GPU, requested)"),
+            ("cuda:2", "cuda:2 (Stand-in GPU, requested)"),
         ];
         for (words, device) in right {
             assert_eq!(words.parse::<Device>().unwrap().to_string(), device);
@@ -236,7 +236,7 @@ fn device_names_parse_or_the_error_lists_the_devices() {
             let error = words.parse::<Device>().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{words:?}");
             assert!(
-                error.to_string().contains(&format!("no device is called {words:?}; there are auto, host and cuda:N")),
+                error.to_string().contains(&format!("no device is called {words:?}: use auto, host or cuda:N")),
                 "{error}"
             );
         }
@@ -252,7 +252,7 @@ fn the_callers_own_context_is_used_and_kept_alive() {
             let context = CudaContext::new(1).unwrap();
             let stream = context.new_stream().unwrap();
             let device = Device::cuda_in(context.clone()).unwrap();
-            assert_eq!(device.to_string(), "cuda:1 (Stand-in GPU, asked for, in the caller's context)");
+            assert_eq!(device.to_string(), "cuda:1 (Stand-in GPU, requested, in the caller's context)");
             assert_eq!(session.live().retains, 1);
             let loader = build(data().device(device).stream(stream.clone()));
             let mut epoch = loader.epoch(0).unwrap();

@@ -488,7 +488,7 @@ fn the_device_of_a_batch_is_the_one_that_was_asked_for() {
             let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
             assert_eq!(*batch.device(), Device::cuda(ordinal).unwrap());
             assert!(
-                loader.report().to_string().contains(&format!("device    cuda:{ordinal} (Stand-in GPU, asked for)"))
+                loader.report().to_string().contains(&format!("device    cuda:{ordinal} (Stand-in GPU, requested)"))
             );
         }
     });

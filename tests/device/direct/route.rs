@@ -197,7 +197,7 @@ fn cufile_is_not_opened_where_nothing_can_be_direct() {
         let (path, _) = records_file(&dir, COUNT, RECORD);
         let loader = build(machine.on_gpu(uncached(open(&path)), Gds::Auto));
         let why = loader.report().routes[0].why.clone();
-        assert!(why.starts_with("cuFile would go through the host's memory: the kernel module nvidia-fs"), "{why}");
+        assert!(why.starts_with("cuFile would go through host memory: the kernel module nvidia-fs"), "{why}");
         assert_eq!(machine.double.cufile.counts().opens, 0);
         // Who requires it gets what the library can do.
         assert!(machine.direct(uncached(open(&path))).build().is_ok());
@@ -269,14 +269,14 @@ fn a_library_without_counters_is_used_only_if_required() {
             let dir = Dir::new();
             let (path, _) = records_file(&dir, COUNT, RECORD);
             let loader = build(machine.on_gpu(uncached(open(&path)), Gds::Auto));
-            assert_eq!(loader.report().routes[0].to_string(), "x staged (cuFile does not count which way bytes take)");
+            assert_eq!(loader.report().routes[0].to_string(), "x staged (cuFile does not count the route of bytes)");
             let loader = build(machine.direct(uncached(open(&path))));
             let route = loader.report().routes[0].to_string();
-            assert!(route.ends_with("which does not count which way bytes take)"), "{route}");
+            assert!(route.ends_with("which does not count the route of bytes)"), "{route}");
             let right = Got::try_epoch(&build(uncached(open(&path))), 0).unwrap();
             same(&Got::try_epoch(&loader, 0).unwrap(), &right, "not counted");
             let direct = loader.report().direct.unwrap();
-            assert_eq!((direct.how.as_str(), direct.reads), ("cuFile does not say which way", 3));
+            assert_eq!((direct.how.as_str(), direct.reads), ("cuFile does not report the route", 3));
         });
     }
 }
@@ -294,7 +294,7 @@ fn the_report_counts_the_bytes_of_each_route() {
                 let way = format!("cuFile {}.{}: {name}", version.0, version.1);
                 assert_eq!(loader.report().routes[0].why, way);
                 let how = || loader.report().direct.unwrap().how;
-                assert_eq!(how(), "cuFile does not say which way", "nothing was read yet");
+                assert_eq!(how(), "cuFile does not report the route", "nothing was read yet");
                 Got::try_epoch(&loader, 0).unwrap();
                 assert_eq!(how(), name);
                 let report = loader.report().to_string();
@@ -305,7 +305,7 @@ fn the_report_counts_the_bytes_of_each_route() {
                 assert_eq!(how(), "3 reads direct, 3 through host memory");
                 // Somebody switches the counters off.
                 machine.double.cufile.set_level(0);
-                assert_eq!(how(), "cuFile does not say which way");
+                assert_eq!(how(), "cuFile does not report the route");
             });
         }
     }

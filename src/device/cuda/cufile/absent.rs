@@ -1,12 +1,13 @@
-//! Why GPUDirect Storage is not used, and what is checked before libcufile may run.
+//! Reasons against GPUDirect Storage, and the checks before libcufile may run.
 //!
 //! ```text
-//! may anything be direct? (Auto) ─► library found ─► version ─► /proc/modules ─► /run/udev ─► nvidia-fs whole or absent ─► cuFileDriverOpen (watched)
+//! can any read be direct? (Auto) ─► library found ─► version ─► /proc/modules ─► /run/udev
+//!     ─► nvidia-fs whole or absent ─► cuFileDriverOpen (watched)
 //! ```
 //!
-//! Each check stands for something that the library does when it is not met: without `/proc/modules` its open spins for
-//! ever on a core; without udev it opens but refuses every file; with the module nvidia-fs loaded but its device files
-//! absent (a container without them) it may close descriptor 0, perhaps more than once, and there is little to win.
+//! Each check prevents a failure of the library. Without `/proc/modules` its open spins for ever on a core. Without
+//! udev it opens, but refuses every file. With the module nvidia-fs loaded and its device files absent (a container
+//! without them) it may close descriptor 0, perhaps repeatedly, for little gain.
 
 use super::failure;
 use std::ffi::OsString;
@@ -14,31 +15,31 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The oldest cuFile that is used: that of CUDA 12.0.
+/// The oldest supported cuFile, of CUDA 12.0.
 pub(super) const OLDEST: (u32, u32) = (1, 5);
 
-/// Why GPUDirect Storage is not used; the rendering is one sentence that ends with what would help.
+/// Reason against GPUDirect Storage, displayed as one sentence that ends with a remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Absent {
     /// No library could be loaded.
     NoLibrary { tried: Vec<String> },
-    /// A library was loaded that is not cuFile, or not all of it.
+    /// A library that is not cuFile, or an incomplete one.
     NoSymbol { library: String, symbol: &'static str },
     /// The library is older than [`OLDEST`].
     VersionTooOld { library: String, found: (u32, u32) },
     /// The list of kernel modules cannot be read.
     NoModules { path: PathBuf },
-    /// udev's folder is not there.
+    /// udev's folder is absent.
     NoUdev { path: PathBuf },
-    /// The kernel module nvidia-fs is loaded, but its device files are not here.
+    /// The kernel module nvidia-fs is loaded, but its device files are absent.
     NoDeviceFiles { path: PathBuf },
     /// `cuFileDriverOpen` failed with this `CUfileOpError` and `CUresult`.
     DriverOpen { library: String, code: i32, cuda: i32 },
-    /// `cuFileDriverOpen` did not answer, now or earlier in this process.
+    /// `cuFileDriverOpen` did not return, now or earlier in this process.
     TimedOut { library: String, after: Duration },
-    /// Nothing here lets cuFile go past the host's memory.
+    /// cuFile cannot bypass host memory here.
     HostOnly,
-    /// The thread that opens the driver could not be started, or died.
+    /// The thread that opens the driver failed to start, or panicked.
     NoThread { why: String },
 }
 
@@ -56,24 +57,24 @@ impl fmt::Display for Absent {
             }
             Self::VersionTooOld { library, found } => write!(
                 f,
-                "{library} is cuFile {}.{}; version {}.{} (CUDA 12.0) or a later one is needed",
+                "{library} is cuFile {}.{}; version {}.{} (CUDA 12.0) or later is needed",
                 found.0, found.1, OLDEST.0, OLDEST.1
             ),
             Self::NoModules { path } => write!(
                 f,
-                "{} cannot be read, without which libcufile would spin for ever; a kernel with modules and a full /proc \
-                 are needed",
+                "{} cannot be read, and libcufile would spin for ever without it; use a kernel with modules and a full \
+                 /proc",
                 path.display()
             ),
             Self::NoUdev { path } => write!(
                 f,
-                "{} is not there, without which libcufile refuses every file; in a container mount it from the host",
+                "{} is absent, and libcufile refuses every file without it; in a container mount it from the host",
                 path.display()
             ),
             Self::NoDeviceFiles { path } => write!(
                 f,
-                "the kernel module nvidia-fs is loaded but {} is not there, in which state libcufile may close \
-                 standard input; map the device files /dev/nvidia-fs* into the container",
+                "the kernel module nvidia-fs is loaded but {} is absent, so libcufile could close standard input; map \
+                 the device files /dev/nvidia-fs* into the container",
                 path.display()
             ),
             Self::DriverOpen { library, code, cuda } => {
@@ -82,12 +83,12 @@ impl fmt::Display for Absent {
             }
             Self::TimedOut { library, after } => write!(
                 f,
-                "cuFileDriverOpen of {library} did not answer within {} s and was abandoned; see cufile.log",
+                "cuFileDriverOpen of {library} did not return within {} s and was abandoned; see cufile.log",
                 after.as_secs_f32()
             ),
             Self::HostOnly => f.write_str(
-                "cuFile would go through the host's memory: the kernel module nvidia-fs is not loaded, and peer-to-peer DMA is \
-                 not allowed; load the module, or set \"use_pci_p2pdma\" in cufile.json or CUFILE_USE_PCIP2PDMA=true",
+                "cuFile would go through host memory: the kernel module nvidia-fs is not loaded, and peer-to-peer DMA \
+                 is not allowed; load the module, or set \"use_pci_p2pdma\" in cufile.json or CUFILE_USE_PCIP2PDMA=true",
             ),
             Self::NoThread { why } => write!(f, "cuFileDriverOpen could not be watched: {why}; restart the process"),
         }
@@ -96,13 +97,13 @@ impl fmt::Display for Absent {
 
 impl std::error::Error for Absent {}
 
-/// Where the kernel module nvidia-fs says how many block devices it serves and counts reads.
+/// Path of a statistics file of the kernel module nvidia-fs: the number of its block devices, the counts of reads.
 pub(super) fn nvidia_fs(root: &Path, name: &str) -> PathBuf {
     root.join("proc/driver/nvidia-fs").join(name)
 }
 
-/// Whether cuFile could go past the host's memory: by the kernel module nvidia-fs, or by peer-to-peer DMA, which has to be
-/// allowed in its configuration. To open it only to learn that it cannot costs a context on every visible GPU from 1.16 on.
+/// Whether cuFile could bypass host memory: by the kernel module nvidia-fs, or by peer-to-peer DMA if its configuration
+/// allows that. Checked first, because from 1.16 on opening cuFile costs a context on every visible GPU.
 pub(super) fn may_be_direct(root: &Path, variable: &dyn Fn(&str) -> Option<OsString>) -> bool {
     let set = |name: &str| variable(name).filter(|value| !value.is_empty());
     let on = |value: OsString| !["0", "false", "no", "off"].iter().any(|off| value.eq_ignore_ascii_case(off));
@@ -112,17 +113,17 @@ pub(super) fn may_be_direct(root: &Path, variable: &dyn Fn(&str) -> Option<OsStr
         || std::fs::read_to_string(settings).is_ok_and(|text| allows_p2p(&text))
 }
 
-/// Whether the text of a `cufile.json`, which may have comments, switches `use_pci_p2pdma` on for some kind of storage.
+/// Whether the text of a `cufile.json` (comments allowed) enables `use_pci_p2pdma` for any kind of storage.
 fn allows_p2p(text: &str) -> bool {
     let plain: String = text.lines().map(|line| line.split_once("//").map_or(line, |(code, _)| code)).collect();
     let values = plain.split("\"use_pci_p2pdma\"").skip(1);
     { values }.any(|rest| rest.trim_start().strip_prefix(':').is_some_and(|rest| rest.trim_start().starts_with("true")))
 }
 
-/// The checks of the system below `root` (`/`, but for tests).
+/// Checks the system below `root` (`/` except in tests).
 pub(super) fn check(root: &Path) -> Result<(), Absent> {
     let modules = root.join("proc/modules");
-    // Opened, not just looked at: it may be there and refuse.
+    // Read, not just tested for existence: it may exist and be unreadable.
     if std::fs::read(&modules).is_err() {
         return Err(Absent::NoModules { path: modules });
     }
@@ -144,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peer_to_peer_dma_is_allowed_by_the_settings_or_the_environment() {
+    fn settings_or_environment_allow_peer_to_peer_dma() {
         let root = std::env::temp_dir().join(format!("feedline-absent-{}", std::process::id()));
         let settings = root.join("settings.json");
         std::fs::create_dir_all(&root).unwrap();

@@ -1,14 +1,14 @@
-//! Finding libcufile and its symbols; every call into it is in this file.
+//! Finds libcufile and its symbols. All calls into the library are in this file.
 //!
 //! ```text
-//! $FEEDLINE_CUFILE, and nothing else when it is set
-//! libcufile.so.0, libcufile.so          as the dynamic linker finds them: also what the process has loaded already
+//! $FEEDLINE_CUFILE alone, if set
+//! libcufile.so.0, libcufile.so          through the dynamic linker, which also finds a loaded library
 //! $CUDA_HOME, $CUDA_PATH, /usr/local/cuda          lib64, lib, targets/…/lib
 //! $VIRTUAL_ENV, $CONDA_PREFIX                      lib, lib/python3.*/site-packages/nvidia/{cu13,cufile}/lib
 //! ```
 //!
-//! A library stays loaded to the end of the process: it has threads and handlers of its own, and `dlclose` would take the
-//! code from under them. Nothing here waits, checks or remembers; `mod.rs` does.
+//! The library stays loaded until the process ends: it has its own threads and handlers, and `dlclose` would unmap
+//! their code. Waiting, checks and state are in `mod.rs`.
 
 #![allow(unsafe_code)]
 
@@ -34,7 +34,7 @@ impl Status {
     }
 }
 
-/// `CUfileDescr_t` of a descriptor of Linux.
+/// `CUfileDescr_t` for a Linux descriptor.
 #[repr(C)]
 struct Descr {
     kind: c_int,
@@ -50,7 +50,7 @@ union Union {
 
 const OPAQUE_FD: c_int = 1;
 
-/// `CUfileDrvProps_t`, with room for what it may grow by.
+/// `CUfileDrvProps_t`, with space for growth.
 #[repr(C)]
 #[derive(Default)]
 struct RawProperties {
@@ -64,26 +64,26 @@ struct RawProperties {
     rest: [c_uint; 32],
 }
 
-/// What the driver says of itself.
+/// The driver's properties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Properties {
     /// Version of the kernel module nvidia-fs; 0.0 when it is absent.
     pub(crate) nvidia_fs: (u32, u32),
-    /// Longest transfer that the library hands to the kernel at once, in bytes; it cuts longer reads itself.
+    /// Maximum transfer that the library passes to the kernel at once, in bytes; it splits longer reads itself.
     pub(crate) max_direct_io: u64,
-    /// Reads that cannot be direct go through host memory instead of failing.
+    /// Reads that cannot be direct use host memory instead of failing.
     pub(crate) compat_allowed: bool,
     /// PCIe peer-to-peer DMA without nvidia-fs is supported here.
     pub(crate) p2p: bool,
 }
 
-/// A registered file, by cuFile's name for it.
+/// cuFile's handle of a registered file.
 #[derive(Clone, Copy)]
 pub(super) struct RawHandle(usize);
 
 type Plain = unsafe extern "C" fn() -> Status;
 
-/// The symbols; those that are not needed for a read are optional.
+/// The symbols. Those unnecessary for reads are optional.
 pub(super) struct Api {
     library: String,
     open: Plain,
@@ -102,18 +102,18 @@ pub(super) struct Api {
     level3: Option<unsafe extern "C" fn(*mut c_void) -> Status>,
 }
 
-/// A function of the library, if it is there.
+/// A function of the library, if present.
 ///
 /// # Safety
 ///
-/// `F` is the type of a function pointer of exactly the signature that cuFile's header declares for the symbol.
+/// `F` is a function pointer type with exactly the signature of the symbol in cuFile's header.
 unsafe fn symbol<F: Copy>(library: &Library, name: &str) -> Option<F> {
-    // SAFETY: the caller vouches for the type; the copied pointer stays valid, since the library is never unloaded.
+    // SAFETY: the caller promises the type; the copied pointer stays valid, since the library is never unloaded.
     unsafe { library.get::<F>(name).ok().map(|symbol| *symbol) }
 }
 
 impl Api {
-    /// Loads the first library that can be loaded. Only an explicitly named one is tried when there is one.
+    /// Loads the first available library; a named one exclusively.
     pub(super) fn load(named: Option<&Path>) -> Result<Self, Absent> {
         let candidates = match named {
             Some(path) => vec![path.as_os_str().to_owned()],
@@ -122,12 +122,12 @@ impl Api {
         let mut tried = Vec::new();
         for name in candidates {
             let shown = name.to_string_lossy().into_owned();
-            // SAFETY: loading runs the library's initialisers, and with it is granted what the dynamic linker or the user
-            // names a libcufile; it is never unloaded, so none of its terminators run before the end of the process.
+            // SAFETY: loading runs the library's initialisers, on the assumption that the dynamic linker or the user
+            // names a libcufile. It is never unloaded, so its terminators run only at the end of the process.
             match unsafe { Library::open(Some(&name), RTLD_LAZY | RTLD_LOCAL) } {
                 Ok(library) => return Self::resolve(library, shown),
                 Err(error) if Path::new(&name).exists() => {
-                    // The linker's own words are the source.
+                    // The dynamic linker's message is the source.
                     let words =
                         std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
                     tried.push(format!("{shown}: {words}"));
@@ -139,11 +139,11 @@ impl Api {
     }
 
     fn resolve(library: Library, shown: String) -> Result<Self, Absent> {
-        // Never unloaded, whether it is used or not.
+        // Never unloaded, used or not.
         let library = std::mem::ManuallyDrop::new(library);
         macro_rules! optional {
             ($name:literal) => {
-                // SAFETY: the type of the field is that of the symbol in cufile.h of 1.11 to 1.20.
+                // SAFETY: the field's type matches the symbol in cufile.h of 1.11 to 1.20.
                 unsafe { symbol(&library, $name) }
             };
         }
@@ -171,24 +171,24 @@ impl Api {
         })
     }
 
-    /// The library's name or path, as it was loaded.
+    /// Name or path of the library, as loaded.
     pub(super) fn library(&self) -> &str {
         &self.library
     }
 
-    /// Opens the driver. May hang, and may close descriptors that are not its own: see `watch`.
+    /// Opens the driver. May hang, and may close foreign descriptors: see `watch`.
     pub(super) fn open(&self) -> Result<(), Cause> {
-        // SAFETY: takes no argument and may be called at any time, also repeatedly.
+        // SAFETY: takes no argument; callable at any time, also repeatedly.
         unsafe { (self.open)() }.ok()
     }
 
-    /// Closes what one [`Self::open`] opened.
+    /// Undoes one [`Self::open`].
     pub(super) fn close(&self) -> Result<(), Cause> {
-        // SAFETY: takes no argument; handles and buffers keep the owner of this table alive, so none is in use.
+        // SAFETY: takes no argument; handles and buffers keep this table's owner alive, so none is in use.
         self.close.map_or(Ok(()), |close| unsafe { close() }.ok())
     }
 
-    /// Major and minor version; `None` when the library does not tell.
+    /// Major and minor version; `None` if the library does not report it.
     pub(super) fn version(&self) -> Option<(u32, u32)> {
         let mut number: c_int = 0;
         // SAFETY: writes one int to a live local.
@@ -197,10 +197,10 @@ impl Api {
         Some((number / 1000, number % 1000 / 10))
     }
 
-    /// What the driver says of itself.
+    /// The driver's properties.
     pub(super) fn properties(&self) -> Option<Properties> {
         let mut raw = RawProperties::default();
-        // SAFETY: writes the structure, the same one in 1.11 to 1.20, to a live local that is larger.
+        // SAFETY: writes the structure, identical in 1.11 to 1.20, to a larger live local.
         unsafe { (self.properties?)(&raw mut raw) }.ok().ok()?;
         Some(Properties {
             nvidia_fs: (raw.major, raw.minor),
@@ -215,31 +215,31 @@ impl Api {
         let mut descr = Descr { kind: OPAQUE_FD, handle: Union { whole: std::ptr::null_mut() }, ops: std::ptr::null() };
         descr.handle.fd = fd.as_raw_fd();
         let mut handle = std::ptr::null_mut();
-        // SAFETY: both pointers are to live locals of the layouts of cufile.h; no table of operations is given, so the
-        // descriptor is used as an ordinary file.
+        // SAFETY: both pointers are to live locals with the layouts of cufile.h. There is no table of operations, so
+        // the descriptor counts as an ordinary file.
         unsafe { (self.register_file)(&raw mut handle, &raw mut descr) }.ok()?;
         Ok(RawHandle(handle.expose_provenance()))
     }
 
-    /// Forgets a registered file.
+    /// Deregisters a file.
     ///
     /// # Safety
     ///
-    /// The handle comes from [`Self::register_file`] of this table, was not deregistered, and no read is using it.
+    /// The handle comes from [`Self::register_file`] of this table and is still registered; no read is using it.
     pub(super) unsafe fn deregister_file(&self, handle: RawHandle) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller's promise.
         unsafe { (self.deregister_file)(std::ptr::with_exposed_provenance_mut(handle.0)) }
     }
 
-    /// Registers (pins) device memory. An address that is not the device's is refused by the library.
+    /// Registers (pins) device memory. The library refuses addresses outside of the device.
     pub(super) fn register_buffer(&self, address: u64, len: usize) -> Result<(), Cause> {
-        // SAFETY: the memory is neither read nor written through the registration, only by reads, which are unsafe.
+        // SAFETY: registration does not access the memory; only reads do, and they are unsafe.
         unsafe { (self.register_buffer)(pointer(address)?, len, 0) }.ok()
     }
 
-    /// Takes back [`Self::register_buffer`].
+    /// Undoes [`Self::register_buffer`].
     pub(super) fn deregister_buffer(&self, address: u64) -> Result<(), Cause> {
-        // SAFETY: an address that is not registered is refused by the library.
+        // SAFETY: the library refuses an unregistered address.
         unsafe { (self.deregister_buffer)(pointer(address)?) }.ok()
     }
 
@@ -247,8 +247,8 @@ impl Api {
     ///
     /// # Safety
     ///
-    /// The handle comes from [`Self::register_file`] of this table and is registered; the `len` bytes at `address +
-    /// device_offset` are memory that nobody else uses until the call returns.
+    /// The handle comes from [`Self::register_file`] of this table and is registered. The `len` bytes at `address +
+    /// device_offset` are memory without another user until the call returns.
     pub(super) unsafe fn read(
         &self,
         handle: RawHandle,
@@ -258,19 +258,19 @@ impl Api {
         device_offset: i64,
     ) -> Result<usize, Cause> {
         let handle = std::ptr::with_exposed_provenance_mut(handle.0);
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller's promise.
         let returned = unsafe { (self.read)(handle, pointer(address)?, len, file_offset, device_offset) };
-        // Nothing may run between the call and this.
+        // Directly after the call, because any other call may change errno.
         let errno = if returned == -1 { std::io::Error::last_os_error().raw_os_error().unwrap_or(0) } else { 0 };
         outcome(returned, len, errno)
     }
 
-    /// Whether all symbols of statistics are there.
+    /// Whether all statistics symbols are present.
     pub(super) fn has_statistics(&self) -> bool {
         self.set_level.is_some() && self.start.is_some() && self.level3.is_some()
     }
 
-    /// Asks for statistics per GPU; a higher level that was set already stays.
+    /// Enables statistics per GPU; keeps a higher level.
     pub(super) fn raise_level(&self) -> bool {
         let mut level: c_int = 0;
         // SAFETY: writes one int to a live local.
@@ -279,9 +279,9 @@ impl Api {
         (told && level >= 3) || self.set_level.is_some_and(|set| unsafe { set(3) }.ok().is_ok())
     }
 
-    /// Starts counting; the driver has to be open.
+    /// Starts counting. The driver must be open.
     pub(super) fn start_statistics(&self) -> bool {
-        // SAFETY: takes no argument; without a driver it answers a code.
+        // SAFETY: takes no argument; returns a code without a driver.
         self.start.is_some_and(|start| unsafe { start() }.ok().is_ok())
     }
 
@@ -293,23 +293,23 @@ impl Api {
         }
     }
 
-    /// What `cuFileGetStatsL3` writes, over the pattern of `stats`.
+    /// The bytes of `cuFileGetStatsL3`, written over the pattern of `stats`.
     pub(super) fn statistics(&self) -> Option<Vec<u64>> {
         let mut room = vec![stats::PATTERN; stats::ROOM];
-        // SAFETY: the room is thirteen times what the structure of 1.20 takes, and aligned for its 8-byte counters.
+        // SAFETY: the buffer is thirteen times the structure of 1.20, and aligned for its 8-byte counters.
         unsafe { (self.level3?)(room.as_mut_ptr().cast()) }.ok().ok()?;
         Some(room)
     }
 }
 
-/// A device's address as cuFile takes it; nothing is ever read or written through it here.
+/// A device address as cuFile takes it; this process never dereferences it.
 fn pointer(address: u64) -> Result<*mut c_void, Cause> {
     let address = usize::try_from(address)
-        .map_err(|_| Cause::Refused(format!("device address {address:#x} does not fit an address of the host")))?;
+        .map_err(|_| Cause::Refused(format!("device address {address:#x} does not fit a host address")))?;
     Ok(std::ptr::with_exposed_provenance_mut(address))
 }
 
-/// Names and paths to try, in order; those below folders only where the folder lists them.
+/// Names and paths to try, in order. Paths below folders count only if the folder lists them.
 fn candidates(variable: &dyn Fn(&str) -> Option<OsString>, list: &dyn Fn(&Path) -> Vec<PathBuf>) -> Vec<OsString> {
     let set = |name: &str| variable(name).filter(|value| !value.is_empty());
     if let Some(named) = set("FEEDLINE_CUFILE") {
@@ -338,7 +338,7 @@ fn candidates(variable: &dyn Fn(&str) -> Option<OsString>, list: &dyn Fn(&Path) 
     out
 }
 
-/// What is in a folder, in the order of the names; nothing when it cannot be listed.
+/// Entries of a folder, sorted by name; empty if it cannot be listed.
 fn entries(folder: &Path) -> Vec<PathBuf> {
     let mut out: Vec<_> = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
     out.sort();
@@ -350,7 +350,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libraries_are_looked_for_where_cuda_and_python_put_them() {
+    fn libraries_are_found_in_cuda_and_python_folders() {
         let variable = |name: &str| match name {
             "CUDA_HOME" => Some("/opt/cuda".into()),
             "CUDA_PATH" => Some("/usr/local/cuda".into()),
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_is_named_is_the_only_one_tried() {
+    fn a_named_library_is_the_only_candidate() {
         let variable = |name: &str| (name == "FEEDLINE_CUFILE").then(|| "/x/libcufile.so".into());
         assert_eq!(candidates(&variable, &|_| vec![]), ["/x/libcufile.so"]);
         let empty = |name: &str| (name == "FEEDLINE_CUFILE").then(OsString::new);
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn the_structures_have_the_layout_of_cufile_h() {
+    fn structures_match_cufile_h() {
         assert_eq!((size_of::<Status>(), size_of::<Descr>()), (8, 24));
         assert_eq!((std::mem::offset_of!(Descr, handle), std::mem::offset_of!(Descr, ops)), (8, 16));
         let offsets = [

@@ -1,39 +1,39 @@
-//! What a call of cuFile can answer, as words. Pure.
+//! Results of cuFile calls as errors. Pure.
 //!
 //! ```text
 //! cuFileRead:  n ≥ 0          bytes
-//!              -1             errno: the operating system's, or, above 5000, a code of cuFile's (the library does both)
-//!              -(5000 + n)    a code of cuFile's
-//! others:      { err, cu_err }  0, or 5000 + n; 5011 means that cu_err is a code of CUDA's
+//!              -1             errno: of the operating system, or, above 5000, a cuFile code (the library does both)
+//!              -(5000 + n)    a cuFile code
+//! others:      { err, cu_err }  0, or 5000 + n; with 5011, cu_err is a CUDA code
 //! ```
 
 use crate::error::{Error, ErrorKind, Stage};
 use std::fmt;
 
-/// Codes of cuFile start above this.
+/// cuFile codes start above this.
 const BASE: i32 = 5000;
-/// A call of CUDA's driver failed within cuFile.
+/// A CUDA driver call failed within cuFile.
 pub(super) const CUDA_DRIVER_ERROR: i32 = 5011;
-/// The driver is open already: by other code in this process.
+/// The driver is already open, by other code in this process.
 pub(super) const DRIVER_ALREADY_OPEN: i32 = 5026;
 /// EIO, for a failed read that left no errno.
 const EIO: i32 = 5;
 /// The largest errno of the kernel.
 const ERRNO_MAX: i32 = 4095;
 
-/// A call of cuFile that failed, or that was not made since it could not succeed.
+/// A cuFile call that failed, or that was not made because it could not succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     call: &'static str,
     cause: Cause,
 }
 
-/// Who refused.
+/// The origin of a failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
     /// The operating system, with this errno.
     Os(i32),
-    /// cuFile, with this `CUfileOpError` and, when it is 5011, this `CUresult`.
+    /// cuFile, with this `CUfileOpError`; with 5011 also this `CUresult`.
     CuFile { code: i32, cuda: i32 },
     /// This crate, before the call.
     Refused(String),
@@ -48,7 +48,7 @@ impl Failure {
         Self::new(call, Cause::Refused(why.into()))
     }
 
-    /// Who refused, and with which code.
+    /// The origin, with its code.
     #[cfg(test)]
     pub(crate) fn cause(&self) -> &Cause {
         &self.cause
@@ -83,7 +83,7 @@ impl fmt::Display for Cause {
 impl std::error::Error for Failure {}
 
 impl From<Failure> for Error {
-    /// The caller adds the path and the range.
+    /// The caller adds path and range.
     fn from(failure: Failure) -> Self {
         let stage = if failure.call == "cuFileRead" { Stage::Read } else { Stage::Device };
         match failure.cause {
@@ -93,11 +93,11 @@ impl From<Failure> for Error {
     }
 }
 
-/// What `cuFileRead` returned when `asked` bytes were asked for; `errno` as it was right after the call.
+/// Result of a `cuFileRead` of `asked` bytes; `errno` as read right after the call.
 pub(super) fn outcome(returned: isize, asked: usize, errno: i32) -> Result<usize, Cause> {
     if let Ok(bytes) = usize::try_from(returned) {
-        // A library that claims more than was asked for has written where it should not have, or counts wrongly.
-        let why = || Cause::Refused(format!("{bytes} bytes were returned where {asked} were asked for"));
+        // A library that returns more than requested has written out of bounds, or counts wrongly.
+        let why = || Cause::Refused(format!("the library returned {bytes} bytes for a read of {asked}"));
         return if bytes <= asked { Ok(bytes) } else { Err(why()) };
     }
     let code = i32::try_from(returned.unsigned_abs()).unwrap_or(i32::MAX);
@@ -114,7 +114,7 @@ pub(super) fn name(code: i32) -> &'static str {
     NAMES.iter().find(|(known, _)| *known == code).map_or("an unknown cuFile error", |(_, name)| name)
 }
 
-/// What helps, where that is known.
+/// The remedy, if known.
 fn hint(code: i32) -> Option<&'static str> {
     Some(match code {
         5001 | 5033 => "CUDA or the kernel module nvidia-fs is not usable here",
@@ -122,9 +122,9 @@ fn hint(code: i32) -> Option<&'static str> {
         5008 => "the file system does not support it",
         5014 | 5017 => "the range leaves the registered memory",
         5016 | 5036 => "no more GPU memory can be pinned: register less, or raise the limits in cufile.json",
-        5019 | 5020 => "the file has to be opened with O_DIRECT",
+        5019 | 5020 => "the file must be opened with O_DIRECT",
         5024 => "the memory was not registered",
-        5027 => "the file was not registered, or udev knows nothing of its device (in a container: mount /run/udev)",
+        5027 => "the file was not registered, or udev does not know its device (in a container: mount /run/udev)",
         _ => return None,
     })
 }
@@ -187,7 +187,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_read_answers_bytes_an_errno_or_a_code_of_cufile() {
+    fn reads_return_bytes_an_errno_or_a_cufile_code() {
         let cufile = |code| Err(Cause::CuFile { code, cuda: 0 });
         let table = [
             (4096, 0, Ok(4096)),
@@ -195,7 +195,7 @@ mod tests {
             (100, 5, Ok(100)),
             (-1, 5, Err(Cause::Os(5))),
             (-1, 22, Err(Cause::Os(22))),
-            // As libcufile 1.20 answers for a handle that it does not know.
+            // The answer of libcufile 1.20 to an unknown handle.
             (-1, 5027, cufile(5027)),
             (-1, 0, Err(Cause::Os(EIO))),
             (-1, -3, Err(Cause::Os(EIO))),
@@ -212,7 +212,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_answer_is_taken_for_more_bytes_than_were_asked_for(returned: isize, asked: usize, errno: i32) {
+        fn no_read_returns_more_bytes_than_requested(returned: isize, asked: usize, errno: i32) {
             match outcome(returned, asked, errno) {
                 Ok(bytes) => prop_assert!(bytes <= asked && bytes as isize == returned),
                 Err(cause) => prop_assert!(!cause.to_string().is_empty()),
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn every_code_has_one_name_and_an_unknown_one_keeps_its_number() {
+    fn codes_have_one_name_and_unknown_ones_keep_their_number() {
         assert!(NAMES.is_sorted_by(|a, b| a.0 < b.0));
         for (code, name) in NAMES {
             let failure = Failure::new("cuFileBufRegister", Cause::CuFile { code, cuda: 0 });
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_becomes_an_error_of_the_crate() {
+    fn failures_become_errors_of_the_crate() {
         let table = [
             (Failure::new("cuFileRead", Cause::Os(5)), ErrorKind::Io, Stage::Read, "cuFileRead"),
             (Failure::new("cuFileRead", Cause::CuFile { code: 5044, cuda: 0 }), ErrorKind::Device, Stage::Read, "5044"),

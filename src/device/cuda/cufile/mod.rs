@@ -1,7 +1,7 @@
-//! GPUDirect Storage: reads from files straight into device memory, by NVIDIA's libcufile loaded at run time.
+//! GPUDirect Storage: reads from files straight into device memory, by NVIDIA's libcufile, loaded at run time.
 //!
 //! ```text
-//! CuFile::get() ──► Arc<CuFile>  or  Absent: one sentence why not               one per process while somebody has it
+//! CuFile::get() ──► Arc<CuFile>  or  Absent: the reason in one sentence         one per process while in use
 //!      ├── register_file(fd opened with O_DIRECT) ──► Handle                    both keep the CuFile alive; dropping one
 //!      ├── register_buffer(address, len) ──► BufferGuard                        deregisters it, the last one closes
 //!      ├── read(&handle, address, len, file offset, device offset) ──► bytes
@@ -10,25 +10,25 @@
 //!
 //! # Invariants
 //!
-//! - Opening never hangs: it runs on a thread of its own, which is abandoned at the deadline and remembered, so that it is
-//!   not tried again in this process. It never leaves standard input, output or error closed. (Should other code open a
-//!   file in the moment between the library's `close` and the repair, that file keeps the number.) It is the one thread
-//!   that this module starts; closing uses the same way.
-//! - A file stays open for longer than its registration; the driver for longer than all files and buffers. No call is
-//!   made after the close: a late read would make the library open itself again.
-//! - A read that succeeded says nothing about its way: the library falls back to host memory without a word. Only
-//!   [`Mode`] does.
+//! - Opening never hangs. It runs on its own thread, which is abandoned at the deadline; the process remembers that,
+//!   and does not try again. Opening never leaves standard input, output or error closed. (If other code opens a file
+//!   between the library's `close` and the repair, that file keeps the number.) This module starts no other thread;
+//!   closing works the same way.
+//! - A file stays open longer than its registration; the driver longer than all files and buffers. No call follows the
+//!   close, because a late read would make the library reopen itself.
+//! - A successful read does not show its route, because the library silently falls back to host memory. Only [`Mode`]
+//!   shows it.
 //!
 //! # Limits
 //!
-//! - Registering and reading run on the caller's thread and may take as long as the kernel takes; who needs a deadline
-//!   calls them on a thread that can be abandoned, with all that they use. The device's context should be current there.
-//! - Memory may be registered at 4096-byte boundaries only: elsewhere the library would go through bounce buffers.
-//! - Reads are ordered with no CUDA stream.
+//! - Registering and reading run on the caller's thread, and take as long as the kernel takes. A caller with a deadline
+//!   needs a thread that it can abandon with everything in use. The device's context should be current there.
+//! - Memory is registered at 4096-byte boundaries only: elsewhere the library would use bounce buffers.
+//! - Reads are not ordered with any CUDA stream.
 //! - The library writes `cufile.log` to the working directory unless the environment has `CUFILE_LOGFILE_PATH` (or
-//!   `cufile.json` names a folder). This crate does not set the variable: changing the environment of a process that has
-//!   threads is unsound. Set it where the process is started.
-//! - From 1.16 on the library makes a context on every visible GPU while it is open.
+//!   `cufile.json` names a folder). This crate does not set the variable, because changing the environment of a process
+//!   with threads is unsound. Set it where the process is started.
+//! - From 1.16 on, the open library holds a context on every visible GPU.
 
 #![allow(unsafe_code)]
 
@@ -40,7 +40,7 @@ mod stats;
 mod tests;
 mod watch;
 
-#[allow(unused_imports, reason = "what the direct route does not use yet")]
+#[allow(unused_imports, reason = "the direct route does not use all of them yet")]
 pub(crate) use stats::{Mode, Scope, Stats};
 
 pub(crate) use absent::Absent;
@@ -58,17 +58,17 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
 use watch::Silent;
 
-/// What registered memory starts at, and what a read's offsets and length should be multiples of to be direct.
+/// Alignment of registered memory; a direct read needs it for offsets and length too.
 pub(crate) const ALIGN: u64 = 4096;
 
-/// How [`CuFile::open_with`] goes about it.
+/// Options of [`CuFile::open_with`].
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
-    /// The only library to try; without it `$FEEDLINE_CUFILE`, else the usual names and folders.
+    /// The only library to try. Without it, `$FEEDLINE_CUFILE`, or else the usual names and folders.
     pub(crate) library: Option<PathBuf>,
-    /// Where `proc`, `run` and `dev` are: `/`, but for tests.
+    /// Parent of `proc`, `run` and `dev`: `/` except in tests.
     pub(crate) root: PathBuf,
-    /// How long opening and closing may take. A machine with many disks and network cards needs seconds.
+    /// Deadline of opening and closing. A machine with many disks and network cards needs seconds.
     pub(crate) deadline: Duration,
     /// Count reads per GPU, for [`CuFile::stats`].
     pub(crate) stats: bool,
@@ -89,27 +89,27 @@ pub(crate) struct CuFile {
     root: PathBuf,
     deadline: Duration,
     reads: AtomicU64,
-    /// Dropped last, when the driver is closed.
+    /// Dropped last, after the driver is closed.
     _turn: Option<Turn>,
 }
 
-/// What [`CuFile::open_with`] did and closing takes back.
+/// The steps of [`CuFile::open_with`] that closing undoes.
 #[derive(Clone, Copy, Debug)]
 struct Opened {
-    /// We opened the driver; else other code of the process had.
+    /// This crate opened the driver; otherwise other code of the process had.
     driver: bool,
-    /// We started the statistics.
+    /// This crate started the statistics.
     stats: bool,
 }
 
-/// Libraries whose driver did not answer. Each has a thread in it, perhaps for ever.
+/// Libraries with a driver that did not return. Each has a thread in it, perhaps for ever.
 static SILENT: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// The driver of [`CuFile::get`], and whether it is open, being opened or being closed.
+/// The driver of [`CuFile::get`], and whether it is open, opening or closing.
 static ONLY: Mutex<(Weak<CuFile>, bool)> = Mutex::new((Weak::new(), false));
 static TURNED: Condvar = Condvar::new();
 
-/// From before the driver of [`CuFile::get`] is opened until it is closed.
+/// Held from before the driver of [`CuFile::get`] is opened until it is closed.
 struct Turn;
 
 impl Drop for Turn {
@@ -120,10 +120,10 @@ impl Drop for Turn {
 }
 
 impl CuFile {
-    /// The driver of this process: the one that somebody has, else it is opened. Takes at most the deadline of
-    /// [`Options::default`], twice where it has to be closed before.
+    /// The driver of this process; opened unless in use already.
     ///
-    /// That CUDA is usable here is for the caller to know: newer libraries open without it.
+    /// Takes at most the deadline of [`Options::default`], or twice that if a driver must be closed first. The caller
+    /// must know that CUDA is usable: newer libraries open without it.
     pub(crate) fn get() -> Result<Arc<Self>, Absent> {
         let mut only = ONLY.hold();
         while only.1 {
@@ -140,13 +140,13 @@ impl CuFile {
         Ok(opened)
     }
 
-    /// Whether a driver, if it were opened, could go past the host's memory; else why there is no use in opening it.
+    /// Whether an open driver could bypass host memory; otherwise the reason not to open it.
     pub(crate) fn check_direct(root: &Path) -> Result<(), Absent> {
         let allowed = absent::may_be_direct(root, &|name| std::env::var_os(name));
         if allowed { Ok(()) } else { Err(Absent::HostOnly) }
     }
 
-    /// Opens a driver; closed with the last reference to it, its files and its buffers.
+    /// Opens a driver. Dropping the last reference to it, its files and its buffers closes it.
     pub(crate) fn open_with(options: &Options) -> Result<Arc<Self>, Absent> {
         Self::open_for(options, None)
     }
@@ -186,36 +186,37 @@ impl CuFile {
         self.api.library()
     }
 
-    /// Major and minor version of the library, when it tells.
+    /// Major and minor version of the library, if it reports them.
     pub(crate) fn version(&self) -> Option<(u32, u32)> {
         self.version
     }
 
     #[cfg(test)]
-    /// What the driver said of itself when it was opened.
+    /// The driver's properties at opening.
     pub(crate) fn properties(&self) -> Option<Properties> {
         self.properties
     }
 
-    /// Registers a file that was opened with O_DIRECT, and keeps it open for as long as it is registered.
+    /// Registers a file opened with O_DIRECT, and keeps it open while registered.
     pub(crate) fn register_file(self: &Arc<Self>, file: impl Into<OwnedFd>) -> Result<Handle, Failure> {
         const CALL: &str = "cuFileHandleRegister";
         let fd: OwnedFd = file.into();
         let flags = fcntl_getfl(&fd).map_err(|errno| Failure::new(CALL, Cause::Os(errno.raw_os_error())))?;
         if !flags.contains(OFlags::DIRECT) {
-            return Err(Failure::refused(CALL, "the file was opened without O_DIRECT: no read of it could be direct"));
+            return Err(Failure::refused(CALL, "the file was opened without O_DIRECT, so no read could be direct"));
         }
         let raw = self.api.register_file(fd.as_fd()).map_err(|cause| Failure::new(CALL, cause))?;
         Ok(Handle { raw, cufile: self.clone(), _fd: fd })
     }
 
-    /// Registers `len` bytes of device memory at `device_ptr`, a multiple of [`ALIGN`]. The memory has to stay allocated
-    /// until the guard is released.
+    /// Registers `len` bytes of device memory at `device_ptr`, a multiple of [`ALIGN`].
+    ///
+    /// The memory must stay allocated until the guard is released.
     pub(crate) fn register_buffer(self: &Arc<Self>, device_ptr: u64, len: usize) -> Result<BufferGuard, Failure> {
         const CALL: &str = "cuFileBufRegister";
         let end = u64::try_from(len).ok().and_then(|len| device_ptr.checked_add(len));
         if device_ptr == 0 || len == 0 || end.is_none() {
-            return Err(Failure::refused(CALL, format!("{len} bytes at device address {device_ptr:#x} are no range")));
+            return Err(Failure::refused(CALL, format!("device range {device_ptr:#x} + {len} bytes is invalid")));
         }
         if !device_ptr.is_multiple_of(ALIGN) {
             let why = format!(
@@ -227,14 +228,16 @@ impl CuFile {
         Ok(BufferGuard { cufile: Some(self.clone()), device_ptr, len })
     }
 
-    /// Reads `len` bytes at `file_offset` to `device_ptr + device_offset` and returns once they are there. `device_ptr` is
-    /// the start of a registered buffer. A short read is returned as it is: at the end of the file, 0 behind it.
+    /// Reads `len` bytes at `file_offset` to `device_ptr + device_offset`, and waits for them. `device_ptr` is the
+    /// start of a registered buffer.
+    ///
+    /// A short read is returned as such: at the end of the file, or 0 bytes after it.
     ///
     /// # Safety
     ///
-    /// The `len` bytes at `device_ptr + device_offset` are allocated memory of the device (or the host), that no kernel,
-    /// copy or thread uses until the call returns. If the calling thread may be abandoned within the call, nobody may use
-    /// or free them ever after.
+    /// The `len` bytes at `device_ptr + device_offset` are allocated memory of the device (or the host). No kernel,
+    /// copy or thread uses them until the call returns. If the calling thread may be abandoned within the call, they
+    /// must never be used or freed again.
     pub(crate) unsafe fn read(
         &self,
         handle: &Handle,
@@ -253,7 +256,7 @@ impl CuFile {
         }
         let reach = |offset: u64| i64::try_from(offset).ok().filter(|offset| fits(*offset, len));
         let (Some(from), Some(to)) = (reach(file_offset), reach(device_offset)) else {
-            return Err(refused("beyond what an offset can be"));
+            return Err(refused("beyond the largest file offset"));
         };
         if device_ptr.checked_add(device_offset).and_then(|start| start.checked_add(len as u64)).is_none() {
             return Err(refused("beyond the address space"));
@@ -261,8 +264,8 @@ impl CuFile {
         if len == 0 {
             return Ok(0);
         }
-        // SAFETY: the handle is registered for as long as it lives, with this library (checked above); the memory is the
-        // caller's promise.
+        // SAFETY: the handle stays registered while it lives, with this library (checked above); the caller promises
+        // the memory.
         let bytes = unsafe { self.api.read(handle.raw, device_ptr, len, from, to) };
         let bytes = bytes.map_err(|cause| Failure::new(CALL, cause))?;
         self.reads.fetch_add(1, Ordering::Relaxed);
@@ -270,15 +273,15 @@ impl CuFile {
     }
 
     #[cfg(test)]
-    /// Whether [`Self::stats`] has something to say.
+    /// Whether [`Self::stats`] can return counters.
     pub(crate) fn stats_on(&self) -> bool {
         self.opened.stats || self.machine().is_some()
     }
 
-    /// The counters of the library's GPU `gpu`; where those are not to be had, those of the machine; `None` when nobody
-    /// counts. Meant to be called a few times per epoch: it allocates.
+    /// Counters of the library's GPU `gpu`, or else of the machine; `None` if neither are available.
     ///
-    /// GPUs are numbered by the library; compare the UUID with that of the device.
+    /// For a few calls per epoch: it allocates. The library has its own GPU numbers; compare the UUID with the
+    /// device's.
     pub(crate) fn stats(&self, gpu: usize) -> Option<Stats> {
         let counted = self.version.filter(|_| self.opened.stats);
         let of_gpu = |version| stats::of_gpu(bytemuck::cast_slice(&self.api.statistics()?), version, gpu);
@@ -291,12 +294,12 @@ impl CuFile {
     }
 }
 
-/// Whether `offset + len` is an offset, too.
+/// Whether `offset + len` is a valid offset.
 fn fits(offset: i64, len: usize) -> bool {
     i64::try_from(len).is_ok_and(|len| offset.checked_add(len).is_some())
 }
 
-/// On the watched thread.
+/// Runs on the watched thread.
 fn open(api: &Api, count: bool) -> Result<(Opened, Option<Properties>), Cause> {
     let count = count && api.raise_level();
     let driver = match api.open() {
@@ -316,11 +319,11 @@ impl Drop for CuFile {
                 api.stop_statistics();
             }
             if opened.driver {
-                // Nothing can be done about a failure: the driver stays open.
+                // If closing fails, the driver stays open.
                 let _ = api.close();
             }
         };
-        // One that does not answer is abandoned.
+        // A library that does not return is abandoned.
         let _ = watch::within(self.deadline, close);
     }
 }
@@ -345,8 +348,8 @@ pub(crate) struct Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: registered when this was made and by nobody else deregistered; a read borrows the handle, so there is
-        // none. The descriptor is a field and closed after this.
+        // SAFETY: registered at construction, and deregistered only here; no read is active, since reads borrow the
+        // handle. The descriptor is a field, and closed after this.
         unsafe { self.cufile.api.deregister_file(self.raw) }
     }
 }
@@ -357,7 +360,7 @@ impl fmt::Debug for Handle {
     }
 }
 
-/// Registered device memory. Dropping it deregisters the memory; [`BufferGuard::release`] also says whether that worked.
+/// Registered device memory. Dropping it deregisters the memory; [`BufferGuard::release`] also returns the result.
 pub(crate) struct BufferGuard {
     /// `None` once released.
     cufile: Option<Arc<CuFile>>,
@@ -366,19 +369,19 @@ pub(crate) struct BufferGuard {
 }
 
 impl BufferGuard {
-    /// Where it starts.
+    /// Start address.
     #[cfg(test)]
     pub(crate) fn device_ptr(&self) -> u64 {
         self.device_ptr
     }
 
     #[cfg(test)]
-    /// Bytes.
+    /// Length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Deregisters. After a failure the memory may still be pinned: it should be leaked rather than freed.
+    /// Deregisters. After a failure the memory may still be pinned: leak it rather than free it.
     pub(crate) fn release(mut self) -> Result<(), Failure> {
         self.end()
     }

@@ -1,45 +1,46 @@
-//! Which way the bytes really went, from counters; the success of a read says nothing of it. Pure.
+//! Actual routes of the bytes, from counters, because the success of a read does not show its route. Pure.
 //!
 //! ```text
 //! cuFile ≥ 1.15   level-3 statistics, per GPU:   | counters | number of GPUs, at 1024 or 1136 | 248 bytes per GPU … |
-//! before          /proc/driver/nvidia-fs/stats:  reads of the whole machine, while its I/O statistics are switched on
+//! before          /proc/driver/nvidia-fs/stats:  reads of the whole machine, if its I/O statistics are enabled
 //! ```
 //!
-//! Two [`Stats`], taken before and after some reads, make a [`Mode`]. The library writes as many GPUs as it has found into
-//! a structure whose head grew with 1.19 and may grow again. So it is given far more room than it needs, filled with a
-//! pattern, and for versions that nobody has looked at the layout is believed only if exactly the bytes were written that
-//! it has.
+//! Two [`Stats`], taken before and after some reads, make a [`Mode`].
+//!
+//! The library writes one entry per GPU found, into a structure whose head grew with 1.19 and may grow again. So the
+//! buffer is much larger than necessary, and filled with a pattern. For an uninspected version, the layout is
+//! accepted only if exactly its bytes were written.
 
-/// Versions whose headers were read: from the first one with statistics to this one.
+/// Inspected versions: from the first with statistics to this one.
 const LAST_SEEN: (u32, u32) = (1, 20);
 /// The first version with statistics per GPU.
 pub(super) const FIRST: (u32, u32) = (1, 15);
 /// Bytes per GPU.
 const GPU: usize = 248;
-/// GPUs that the structure has room for.
+/// Maximum GPUs in the structure.
 pub(super) const GPUS_MAX: usize = 16;
-/// Room given to the library, in words: more than ten times what it needs.
+/// Buffer size in words: more than ten times the need.
 pub(super) const ROOM: usize = 8192;
-/// What the room is filled with; no counter looks like it.
+/// Fill pattern of the buffer; no counter has this value.
 pub(super) const PATTERN: u64 = 0xa5a5_a5a5_a5a5_a5a5;
 
-/// Whose reads were counted.
+/// Scope of counted reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// Those of this process to one GPU, which cuFile calls by this UUID (compare it with that of the device).
+    /// This process's reads to one GPU, by cuFile's UUID (compare it with the device's).
     Gpu { uuid: [u8; 16] },
-    /// Those that nvidia-fs did for all processes of the machine; other ways are not counted.
+    /// nvidia-fs reads of all processes of the machine; other routes are not counted.
     Machine,
 }
 
 /// Counters of reads since the driver was opened (of a GPU) or loaded (of the machine).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stats {
-    /// Whose reads.
+    /// Scope of the counters.
     pub(crate) scope: Scope,
-    /// All reads; for [`Scope::Machine`] those that this process asked for.
+    /// All reads; for [`Scope::Machine`] the reads requested by this process.
     pub(crate) reads: u64,
-    /// Reads by PCIe peer-to-peer DMA of the kernel's own.
+    /// Reads by the kernel's PCIe peer-to-peer DMA.
     pub(crate) p2p: u64,
     /// Reads by the kernel module nvidia-fs.
     pub(crate) nvidia_fs: u64,
@@ -51,23 +52,23 @@ pub(crate) struct Stats {
     pub(crate) bytes: u64,
 }
 
-/// What the reads between two [`Stats`] were.
+/// Route of the reads between two [`Stats`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// All by PCIe peer-to-peer DMA.
     P2p,
-    /// All by nvidia-fs (when a few were P2P: most).
+    /// All by nvidia-fs; with a few P2P reads, most.
     NvidiaFs,
     /// All through host memory.
     Compat,
-    /// Some directly, some through host memory.
+    /// Some direct, some through host memory.
     Mixed {
         /// Reads by P2P or nvidia-fs.
         direct: u64,
-        /// Reads through host memory, or that nobody counted.
+        /// Reads through host memory, or not counted.
         host: u64,
     },
-    /// The counters do not tell.
+    /// The counters do not show the route.
     Unknown,
 }
 
@@ -78,17 +79,17 @@ impl std::fmt::Display for Mode {
             Self::NvidiaFs => f.write_str("nvidia-fs"),
             Self::Compat => f.write_str("compat: through host memory"),
             Self::Mixed { direct, host } => write!(f, "{direct} reads direct, {host} through host memory"),
-            Self::Unknown => f.write_str("cuFile does not say which way"),
+            Self::Unknown => f.write_str("cuFile does not report the route"),
         }
     }
 }
 
 impl Mode {
-    /// What the reads between `before` and `after` were; [`Mode::Unknown`] when there were none, when the counters
-    /// belong to different GPUs, or when they were reset in between.
+    /// Route of the reads between `before` and `after`.
     ///
-    /// Counters of the machine: reads of other processes cannot be told from ours, so `NvidiaFs` means that nvidia-fs did
-    /// at least as many as we asked for.
+    /// [`Mode::Unknown`] if there were none, if the counters belong to different GPUs, or if they were reset in
+    /// between. Machine counters include reads of other processes, so `NvidiaFs` only means that nvidia-fs made at
+    /// least as many reads as this process requested.
     pub(crate) fn between(before: &Stats, after: &Stats) -> Self {
         if before.scope != after.scope {
             return Self::Unknown;
@@ -107,7 +108,7 @@ impl Mode {
         };
         match (direct, host) {
             (0, 0) => Self::Unknown,
-            // Of P2P nobody knows here.
+            // Machine counters do not include P2P.
             (0, _) if after.scope == Scope::Machine => Self::Unknown,
             (0, _) => Self::Compat,
             (_, 0) if after.scope == Scope::Machine && reads == 0 => Self::Unknown,
@@ -118,13 +119,14 @@ impl Mode {
     }
 }
 
-/// Where the array of GPUs starts.
+/// Offset of the array of GPUs.
 fn gpus_at(version: (u32, u32)) -> Option<usize> {
     (version >= FIRST).then_some(if version >= (1, 19) { 1144 } else { 1032 })
 }
 
-/// The counters of GPU `gpu` in what `cuFileGetStatsL3` of that version wrote over the [`PATTERN`]. `None`: no such GPU,
-/// or a layout that is not known.
+/// Counters of GPU `gpu`, from the bytes that `cuFileGetStatsL3` of that version wrote over the [`PATTERN`].
+///
+/// `None`: no such GPU, or an unknown layout.
 pub(super) fn of_gpu(room: &[u8], version: (u32, u32), gpu: usize) -> Option<Stats> {
     let start = gpus_at(version)?;
     let word = |at: usize| Some(u64::from_ne_bytes(*room.get(at..)?.first_chunk()?));
@@ -151,7 +153,7 @@ pub(super) fn of_gpu(room: &[u8], version: (u32, u32), gpu: usize) -> Option<Sta
     })
 }
 
-/// The counters in nvidia-fs's text. `None`: its I/O statistics are switched off, or the text is another.
+/// Counters from nvidia-fs's text. `None`: its I/O statistics are off, or the text has another form.
 ///
 /// ```text
 /// IO stats: Enabled, peer IO stats: Disabled
@@ -194,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_difference_of_two_counts_says_which_way_the_bytes_went() {
+    fn counter_differences_give_the_route() {
         let other = Stats { scope: Scope::Gpu { uuid: [8; 16] }, ..gpu(9, 9, 0, 0) };
         let table = [
             (gpu(0, 0, 0, 0), gpu(8, 8, 0, 0), Mode::P2p),
@@ -207,12 +209,12 @@ mod tests {
             (gpu(0, 0, 0, 0), other, Mode::Unknown),
             (gpu(0, 0, 0, 0), machine(1, 1), Mode::Unknown),
             (machine(0, 5), machine(4, 9), Mode::NvidiaFs),
-            // A read may be cut into several.
+            // The library may cut a read into several.
             (machine(0, 5), machine(4, 99), Mode::NvidiaFs),
             (machine(0, 5), machine(4, 6), Mode::Mixed { direct: 1, host: 3 }),
-            // P2P or through the host: not known.
+            // P2P or host memory: not known.
             (machine(0, 5), machine(4, 5), Mode::Unknown),
-            // Others read, we did not.
+            // Only other processes read.
             (machine(0, 5), machine(0, 9), Mode::Unknown),
         ];
         for (before, after, expected) in table {
@@ -231,11 +233,11 @@ mod tests {
         Ops\t\t\t\t: Read=0 Write=0 BatchIO=0\n";
 
     #[test]
-    fn the_text_of_nvidia_fs_is_read_and_nothing_is_made_up_when_its_counters_are_off() {
+    fn nvidia_fs_text_without_counters_gives_none() {
         let stats = of_machine(TEXT, 17).unwrap();
         assert_eq!((stats.reads, stats.nvidia_fs, stats.bytes), (17, 118, 59 << 20));
         assert_eq!(stats.scope, Scope::Machine);
-        // As it prints while `rw_stats_enabled` is 0.
+        // The text while `rw_stats_enabled` is 0.
         assert_eq!(
             of_machine("IO stats: Disabled, peer IO stats: Disabled\nReads\t: err=2 io_state_err=0\n", 17),
             None
@@ -245,8 +247,8 @@ mod tests {
         assert_eq!(of_machine("Reads: n=1 ok=1 readMiB=18446744073709551615", 17), None);
     }
 
-    /// The structure as a library with `count` GPUs writes it, with its array of GPUs at `start`; counter `k` of GPU `g`
-    /// is `1000 g + k`.
+    /// The structure as a library with `count` GPUs writes it, with the GPU array at `start`. Counter `k` of GPU `g` is
+    /// `1000 g + k`.
     fn written(start: usize, count: u32, whole: bool) -> Vec<u8> {
         let mut room: Vec<u8> = std::iter::repeat_n(PATTERN.to_ne_bytes(), ROOM).flatten().collect();
         room[..start - 8].fill(0);
@@ -264,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn every_layout_is_read_at_its_own_offsets_and_a_grown_one_is_not_believed() {
+    fn known_layouts_are_read_and_grown_ones_refused() {
         let table = [
             ((1, 15), 1032, true),
             ((1, 18), 1032, true),
@@ -272,7 +274,7 @@ mod tests {
             ((1, 20), 1144, true),
             ((1, 21), 1144, true),
             ((2, 0), 1144, true),
-            // Grown once more, or shrunk.
+            // Grown again, or shrunk.
             ((1, 21), 1256, false),
             ((1, 21), 1152, false),
             ((2, 0), 1032, false),
@@ -294,7 +296,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_any_text_and_any_counters_are_survived(
+        fn arbitrary_input_never_panics(
             bytes in prop::collection::vec(any::<u8>(), 0..3000),
             count in 0_u32..20,
             gpu: usize,
@@ -310,7 +312,7 @@ mod tests {
         }
 
         #[test]
-        fn only_reads_that_were_counted_as_direct_are_called_so(before: [u32; 4], after: [u32; 4], whole: bool) {
+        fn only_counted_direct_reads_are_called_direct(before: [u32; 4], after: [u32; 4], whole: bool) {
             let make = |c: [u32; 4]| {
                 let [reads, p2p, nvidia_fs, posix] = c.map(u64::from);
                 if whole { machine(reads, nvidia_fs) } else { gpu(reads, p2p, nvidia_fs, posix) }

@@ -1,5 +1,5 @@
-//! Against the stand-in of tests/standin/cufile.rs, which reads into plain memory and is stricter than the real library;
-//! and against the real one where `$FEEDLINE_CUFILE_REAL` names it. No GPU is needed for either.
+//! Tests against the stand-in of tests/standin/cufile.rs, which reads into plain memory and is stricter than the real
+//! library; and against the real one if `$FEEDLINE_CUFILE_REAL` names it. Neither needs a GPU.
 
 use super::*;
 use memmap2::MmapMut;
@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 #[path = "../../../../tests/common/cufile.rs"]
 mod standin;
 
-/// A folder that stands for `/`, removed at the end: with modules and udev, without nvidia-fs.
+/// A temporary folder as `/`: with modules and udev, without nvidia-fs.
 struct Root(PathBuf);
 
 impl Root {
@@ -53,7 +53,7 @@ impl Drop for Root {
     }
 }
 
-/// Page-aligned memory in the place of a device's.
+/// Page-aligned memory in place of a device's.
 struct Memory(MmapMut);
 
 impl Memory {
@@ -77,10 +77,9 @@ fn direct(path: &Path) -> File {
     std::fs::OpenOptions::new().read(true).custom_flags(OFlags::DIRECT.bits().cast_signed()).open(path).unwrap()
 }
 
-/// `read`, for tests: the memory is theirs.
+/// Calls `read` on memory that the test owns.
 fn read(cufile: &CuFile, handle: &Handle, to: u64, len: usize, from: u64, offset: u64) -> Result<usize, Failure> {
-    // SAFETY: the tests give memory that they own and hold until after the call, or ranges that are refused before
-    // anything is written.
+    // SAFETY: the tests pass memory that they own until after the call, or ranges that are refused before any write.
     unsafe { cufile.read(handle, to, len, from, offset) }
 }
 
@@ -88,8 +87,9 @@ fn code(code: i32) -> Cause {
     Cause::CuFile { code, cuda: if code == failure::CUDA_DRIVER_ERROR { 201 } else { 0 } }
 }
 
-/// Runs the calling test once more in a process where it is alone, with `change` to it; returns whether this is that
-/// process. For tests of what belongs to the whole process.
+/// Runs the calling test again, alone in a process changed by `change`; returns whether this is that process.
+///
+/// For tests of state that belongs to the whole process.
 fn alone(test: &str, change: impl FnOnce(&mut Command)) -> bool {
     const MARK: &str = "FEEDLINE_CHILD";
     if std::env::var_os(MARK).is_some() {
@@ -110,7 +110,7 @@ fn alone(test: &str, change: impl FnOnce(&mut Command)) -> bool {
 // Opening.
 
 #[test]
-fn a_driver_that_opens_tells_what_it_is_and_is_closed_with_its_last_user() {
+fn open_drivers_show_properties_and_close_with_the_last_user() {
     let (library, root) = (StandIn::own(), Root::new());
     let cufile = root.open(&library).unwrap();
     assert_eq!(cufile.version(), Some((1, 20)));
@@ -124,7 +124,7 @@ fn a_driver_that_opens_tells_what_it_is_and_is_closed_with_its_last_user() {
     assert_eq!((buffer.device_ptr(), buffer.len()), (memory.address(), 1 << 16));
     let live = Counts { files: 1, buffers: 1, users: 1, reads: 0, opens: 1, closes: 0 };
     assert_eq!(library.counts(), live);
-    // In the order in which nobody would drop them on purpose.
+    // In an unusual order.
     drop(cufile);
     assert_eq!(library.counts(), live);
     drop(buffer);
@@ -135,7 +135,7 @@ fn a_driver_that_opens_tells_what_it_is_and_is_closed_with_its_last_user() {
 }
 
 #[test]
-fn what_the_system_lacks_is_found_before_the_driver_is_opened() {
+fn missing_requirements_are_found_before_opening() {
     type Change = fn(&Root);
     let table: [(&str, Change, &str, &str); 4] = [
         ("/proc/modules is absent", |root| root.remove("proc/modules"), "proc/modules", "spin for ever"),
@@ -173,7 +173,7 @@ fn what_the_system_lacks_is_found_before_the_driver_is_opened() {
 }
 
 #[test]
-fn nvidia_fs_is_no_obstacle_when_it_is_whole_or_serves_nothing() {
+fn complete_or_idle_nvidia_fs_is_accepted() {
     for (count, device) in [("1", true), ("0", false), ("", false), ("many", false)] {
         let (library, root) = (StandIn::own(), Root::new());
         root.write("proc/driver/nvidia-fs/devcount", count);
@@ -185,21 +185,21 @@ fn nvidia_fs_is_no_obstacle_when_it_is_whole_or_serves_nothing() {
 }
 
 #[test]
-fn without_a_library_it_says_what_was_tried() {
+fn a_missing_library_error_lists_the_candidates() {
     let root = Root::new();
     let missing = root.0.join("libcufile.so.0");
     let absent = CuFile::open_with(&root.options(&missing)).unwrap_err();
     let text = absent.to_string();
     assert!(matches!(&absent, Absent::NoLibrary { tried } if *tried == [missing.display().to_string()]), "{absent:?}");
     assert!(text.contains("nvidia-cufile") && text.contains("FEEDLINE_CUFILE"), "{text}");
-    // There, but no library: the linker's own words are kept.
+    // A file that is no library: the linker's message is kept.
     let text_file = root.write("text.so", "not a library");
     let text = CuFile::open_with(&root.options(&text_file)).unwrap_err().to_string();
     assert!(text.contains("text.so: ") && text.contains("file too short"), "{text}");
 }
 
 #[test]
-fn a_library_without_a_needed_symbol_is_refused_and_one_without_others_is_used_without_what_needs_them() {
+fn only_missing_needed_symbols_refuse_a_library() {
     let root = Root::new();
     let absent = root.open(&StandIn::own_with(&["without_read"])).unwrap_err();
     assert!(matches!(absent, Absent::NoSymbol { symbol: "cuFileRead", .. }), "{absent}");
@@ -214,7 +214,7 @@ fn a_library_without_a_needed_symbol_is_refused_and_one_without_others_is_used_w
 }
 
 #[test]
-fn an_old_library_is_refused_and_one_that_does_not_tell_is_not() {
+fn old_libraries_are_refused_and_unversioned_ones_accepted() {
     let root = Root::new();
     let table =
         [(Some((1, 4)), false), (Some((0, 9)), false), (Some((1, 5)), true), (Some((2, 0)), true), (None, true)];
@@ -235,7 +235,7 @@ fn an_old_library_is_refused_and_one_that_does_not_tell_is_not() {
 }
 
 #[test]
-fn every_code_of_the_open_is_named() {
+fn open_errors_name_every_code() {
     let (library, root) = (StandIn::own(), Root::new());
     for (number, name) in failure::NAMES.into_iter().filter(|(number, _)| *number != failure::DRIVER_ALREADY_OPEN) {
         library.open(Open::Fails(number));
@@ -246,14 +246,14 @@ fn every_code_of_the_open_is_named() {
     }
     library.open(Open::Fails(5011));
     assert!(root.open(&library).unwrap_err().to_string().contains("CUDA error 201"));
-    assert_eq!(library.counts().closes, 0, "what did not open is not closed");
-    // A failure is not remembered: the next one opens.
+    assert_eq!(library.counts().closes, 0, "a driver that failed to open is not closed");
+    // A failure is not remembered: the next open succeeds.
     library.open(Open::Well);
     root.open(&library).unwrap();
 }
 
 #[test]
-fn a_driver_that_others_have_opened_is_used_and_left_open() {
+fn a_foreign_driver_is_used_and_left_open() {
     let (library, root) = (StandIn::own(), Root::new());
     library.open(Open::Fails(failure::DRIVER_ALREADY_OPEN));
     drop(root.open(&library).unwrap());
@@ -261,21 +261,21 @@ fn a_driver_that_others_have_opened_is_used_and_left_open() {
 }
 
 #[test]
-fn an_open_that_hangs_is_abandoned_at_the_deadline_and_not_tried_again() {
+fn a_hanging_open_is_abandoned_and_never_retried() {
     let (library, root) = (StandIn::own(), Root::new());
     library.open(Open::Hangs);
     let options = Options { deadline: Duration::from_millis(50), ..root.options(library.path()) };
     for _ in 0..3 {
         let absent = CuFile::open_with(&options).unwrap_err();
         assert!(matches!(absent, Absent::TimedOut { .. }), "{absent:?}");
-        assert!(absent.to_string().contains("did not answer within 0.05 s"), "{absent}");
+        assert!(absent.to_string().contains("did not return within 0.05 s"), "{absent}");
     }
     assert_eq!(library.counts().opens, 1);
 }
 
 #[test]
-fn an_open_that_closes_standard_input_leaves_it_as_it_was() {
-    let name = "an_open_that_closes_standard_input_leaves_it_as_it_was";
+fn open_restores_a_closed_standard_input() {
+    let name = "open_restores_a_closed_standard_input";
     let root = Root::new();
     let path = root.write("stdin", noise(100));
     let there = alone(name, |child| {
@@ -293,23 +293,23 @@ fn an_open_that_closes_standard_input_leaves_it_as_it_was() {
         assert_eq!(root.open(&library).is_ok(), code == 0);
         assert_eq!((link(), flags(), descriptors()), before, "after code {code}");
     }
-    // Closed before: it stays so.
-    // SAFETY: this process has one test, and nothing in it reads standard input any more.
+    // A descriptor closed before stays closed.
+    // SAFETY: this process runs one test, and nothing in it reads standard input any more.
     drop(unsafe { <OwnedFd as rustix::fd::FromRawFd>::from_raw_fd(0) });
     library.open(Open::Well);
     root.open(&library).unwrap();
     assert!(std::fs::read_link("/proc/self/fd/0").is_err());
 }
 
-/// How many descriptors are open.
+/// Number of open descriptors.
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
 #[test]
-fn the_driver_of_the_process_is_open_while_somebody_has_it() {
+fn the_process_driver_stays_open_while_in_use() {
     let library = StandIn::shared();
-    let there = alone("the_driver_of_the_process_is_open_while_somebody_has_it", |child| {
+    let there = alone("the_process_driver_stays_open_while_in_use", |child| {
         child.env("FEEDLINE_CUFILE", library.path());
     });
     if !there {
@@ -319,7 +319,7 @@ fn the_driver_of_the_process_is_open_while_somebody_has_it() {
         let threads: Vec<_> = (0..8).map(|_| scope.spawn(CuFile::get)).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    // What it is depends on the machine's /proc and /run.
+    // The result depends on the machine's /proc and /run.
     println!("{:?}", answers[0]);
     let used = answers[0].is_ok();
     let all_same = answers.iter().all(|answer| match (answer, &answers[0]) {
@@ -327,7 +327,7 @@ fn the_driver_of_the_process_is_open_while_somebody_has_it() {
         (Err(one), Err(other)) => one == other,
         _ => false,
     });
-    // Threads that came after the last one had let go again opened it anew: here nobody lets go.
+    // A later thread would reopen it if all others had released it; here no thread releases it.
     assert!(all_same, "{answers:?}");
     let counts = || {
         let counts = StandIn::shared().counts();
@@ -337,7 +337,7 @@ fn the_driver_of_the_process_is_open_while_somebody_has_it() {
     assert_eq!(counts(), one);
     drop(answers);
     assert_eq!(counts(), none);
-    // Threads that open and close all the time find it open, or open it after it was closed.
+    // Threads that open and close repeatedly find it open, or reopen it after the close.
     std::thread::scope(|scope| {
         let again = || (0..50).for_each(|_| assert_eq!(CuFile::get().is_ok_and(|cufile| cufile.stats_on()), used));
         (0..4).for_each(|_| drop(scope.spawn(again)));
@@ -349,7 +349,7 @@ fn the_driver_of_the_process_is_open_while_somebody_has_it() {
 // Registering.
 
 #[test]
-fn a_file_that_cannot_be_read_directly_is_refused() {
+fn files_without_direct_reads_are_refused() {
     let (library, root) = (StandIn::own(), Root::new());
     let cufile = root.open(&library).unwrap();
     let path = root.write("data", noise(100));
@@ -364,7 +364,7 @@ fn a_file_that_cannot_be_read_directly_is_refused() {
     }
     let open =
         || std::fs::read_dir("/proc/self/fd").unwrap().flatten().filter_map(|fd| std::fs::read_link(fd.path()).ok());
-    assert!(!open().any(|file| file == path), "what was refused is closed");
+    assert!(!open().any(|file| file == path), "a refused file is closed");
     let handle = cufile.register_file(direct(&path)).unwrap();
     assert!(open().any(|file| file == path));
     drop(handle);
@@ -373,7 +373,7 @@ fn a_file_that_cannot_be_read_directly_is_refused() {
 }
 
 #[test]
-fn memory_is_registered_at_page_boundaries_only() {
+fn memory_registers_only_at_page_boundaries() {
     let (library, root) = (StandIn::own(), Root::new());
     let cufile = root.open(&library).unwrap();
     let mut memory = Memory::new(1 << 16);
@@ -382,9 +382,9 @@ fn memory_is_registered_at_page_boundaries_only() {
         (start + 1, 100, "bounce"),
         (start + 256, 4096, "bounce"),
         (start + 2048, 4096, "bounce"),
-        (start, 0, "no range"),
-        (0, 4096, "no range"),
-        (u64::MAX - 4095, 4097, "no range"),
+        (start, 0, "is invalid"),
+        (0, 4096, "is invalid"),
+        (u64::MAX - 4095, 4097, "is invalid"),
     ];
     for (address, len, words) in table {
         let failure = cufile.register_buffer(address, len).unwrap_err();
@@ -392,14 +392,14 @@ fn memory_is_registered_at_page_boundaries_only() {
         assert!(matches!(failure.cause(), Cause::Refused(_)) && text.contains(words), "{address:#x} {len}: {text}");
         assert!(text.contains(&format!("{address:#x}")), "{text}");
     }
-    assert_eq!(library.trace(), ["open", "stats+"], "the library was not asked");
-    // A length need not be a multiple of anything.
+    assert_eq!(library.trace(), ["open", "stats+"], "the library was not called");
+    // Lengths need no alignment.
     cufile.register_buffer(start + 4096, 777).unwrap().release().unwrap();
     assert_eq!(library.violations(), [""; 0]);
 }
 
 #[test]
-fn a_failed_registration_leaves_nothing_and_a_failed_release_is_told_once() {
+fn failed_registrations_leave_nothing_behind() {
     let (library, root) = (StandIn::own(), Root::new());
     let cufile = root.open(&library).unwrap();
     let mut memory = Memory::new(1 << 16);
@@ -413,11 +413,11 @@ fn a_failed_registration_leaves_nothing_and_a_failed_release_is_told_once() {
     let failure = buffer.release().unwrap_err();
     assert_eq!(*failure.cause(), code(5010));
     assert!(failure.to_string().starts_with("cuFileBufDeregister"), "{failure}");
-    assert_eq!(library.counts().buffers, 1, "still registered, and not asked for twice");
+    assert_eq!(library.counts().buffers, 1, "still registered, and released only once");
 }
 
 #[test]
-fn registrations_end_before_what_they_are_of_in_any_order_of_drops() {
+fn registrations_end_before_their_files_and_memory() {
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
         let (library, root) = (StandIn::own(), Root::new());
         let mut memory = Memory::new(1 << 16);
@@ -442,7 +442,7 @@ fn registrations_end_before_what_they_are_of_in_any_order_of_drops() {
 // Reading.
 
 #[test]
-fn reads_are_whole_short_or_empty_as_the_file_has_it() {
+fn reads_are_whole_short_or_empty_like_the_file() {
     let (library, root) = (StandIn::own(), Root::new());
     let cufile = root.open(&library).unwrap();
     let bytes = noise(3 * 4096 + 1000);
@@ -450,7 +450,7 @@ fn reads_are_whole_short_or_empty_as_the_file_has_it() {
     let mut memory = Memory::new(1 << 16);
     let start = memory.address();
     let buffer = cufile.register_buffer(start, 1 << 16).unwrap();
-    // (length, file offset, device offset, what is read)
+    // (length, file offset, device offset, expected bytes)
     let table = [
         (4096, 0, 0, 4096),
         (8192, 4096, 8192, 8192),
@@ -468,13 +468,13 @@ fn reads_are_whole_short_or_empty_as_the_file_has_it() {
         assert_eq!(memory.0[to..to + expected], bytes[from..from + expected]);
         assert!(memory.0[..to].iter().chain(&memory.0[to + expected..]).all(|byte| *byte == 0xee), "{len} at {from}");
     }
-    assert_eq!(library.counts().reads, 7, "a read of nothing asks nobody");
+    assert_eq!(library.counts().reads, 7, "an empty read makes no call");
     drop(buffer);
     assert_eq!(library.violations(), [""; 0]);
 }
 
 #[test]
-fn every_fault_of_a_read_keeps_its_code_and_the_next_read_works() {
+fn read_faults_keep_their_code_and_the_next_read_works() {
     let (library, root) = (StandIn::own(), Root::new());
     let cufile = root.open(&library).unwrap();
     let handle = cufile.register_file(direct(&root.write("data", noise(8192)))).unwrap();
@@ -487,7 +487,7 @@ fn every_fault_of_a_read_keeps_its_code_and_the_next_read_works() {
         assert_eq!(*again().unwrap_err().cause(), Cause::Os(errno));
         assert_eq!(again(), Ok(8192));
     }
-    // An errno that is a code of cuFile's, as the real library sets it.
+    // An errno with a cuFile code, as the real library sets it.
     library.fail_read_os(library.counts().reads as u64, 5027);
     assert_eq!(*again().unwrap_err().cause(), Cause::CuFile { code: 5027, cuda: 0 });
     for (number, name) in failure::NAMES {
@@ -505,7 +505,7 @@ fn every_fault_of_a_read_keeps_its_code_and_the_next_read_works() {
 }
 
 #[test]
-fn a_read_that_cannot_be_right_is_refused_without_asking_the_library() {
+fn invalid_reads_are_refused_without_a_call() {
     let root = Root::new();
     let (library, other) = (StandIn::own(), StandIn::own());
     let (cufile, stranger) = (root.open(&library).unwrap(), root.open(&other).unwrap());
@@ -533,7 +533,7 @@ fn a_read_that_cannot_be_right_is_refused_without_asking_the_library() {
 }
 
 #[test]
-fn the_stand_in_refuses_what_the_real_library_would_bounce() {
+fn the_stand_in_refuses_reads_that_would_bounce() {
     let (library, root) = (StandIn::own(), Root::new());
     let cufile = root.open(&library).unwrap();
     let handle = cufile.register_file(direct(&root.write("data", noise(8192)))).unwrap();
@@ -550,7 +550,7 @@ fn the_stand_in_refuses_what_the_real_library_would_bounce() {
 }
 
 #[test]
-fn reads_of_many_threads_run_at_once_and_keep_the_driver_open() {
+fn concurrent_reads_keep_the_driver_open() {
     let (library, root) = (StandIn::own(), Root::new());
     let bytes = noise(64 * 4096);
     let cufile = root.open(&library).unwrap();
@@ -567,7 +567,7 @@ fn reads_of_many_threads_run_at_once_and_keep_the_driver_open() {
                 assert_eq!(read(cufile, handle, start, 8 * 4096, at, at), Ok(8 * 4096));
             });
         }
-        // All eight are within the library before the first one returns.
+        // All eight are within the library before the first returns.
         while library.held() < 8 {
             std::thread::yield_now();
         }
@@ -582,7 +582,7 @@ fn reads_of_many_threads_run_at_once_and_keep_the_driver_open() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
     #[test]
-    fn what_is_read_is_what_is_in_the_file(
+    fn reads_return_the_bytes_of_the_file(
         size in 0_usize..40_000,
         reads in prop::collection::vec((0_usize..20_000, 0_u64..50_000, 0_u64..20_000, any::<bool>()), 1..12),
     ) {
@@ -608,10 +608,10 @@ proptest! {
     }
 }
 
-// Which way the bytes went.
+// Routes of the bytes.
 
 #[test]
-fn every_version_with_statistics_tells_the_way_of_each_gpu() {
+fn every_version_with_statistics_shows_routes_per_gpu() {
     let table = [(Route::P2p, Mode::P2p), (Route::NvidiaFs, Mode::NvidiaFs), (Route::Host, Mode::Compat)];
     for version in [(1, 15), (1, 16), (1, 17), (1, 18), (1, 19), (1, 20), (1, 21), (2, 3)] {
         let (library, root) = (StandIn::own(), Root::new());
@@ -631,13 +631,13 @@ fn every_version_with_statistics_tells_the_way_of_each_gpu() {
             let after = (cufile.stats(0).unwrap(), cufile.stats(1).unwrap());
             assert_eq!(Mode::between(&before.0, &after.0), mode, "{version:?}");
             assert_eq!((after.0.reads, after.0.bytes), (before.0.reads + 1, before.0.bytes + 8192));
-            assert_eq!(before.1, after.1, "nothing was read to the other one");
+            assert_eq!(before.1, after.1, "the other GPU received no reads");
             assert_eq!(Mode::between(&before.1, &after.1), Mode::Unknown);
         }
         assert_eq!(cufile.stats(2), None);
         library.gpus_at(1256);
         if version > (1, 20) {
-            assert_eq!(cufile.stats(0), None, "a layout that grew is not believed");
+            assert_eq!(cufile.stats(0), None, "a grown layout is refused");
             let text = "Reads\t: n=7 ok=7 err=0 readMiB=1 io_state_err=0\n";
             root.write("proc/driver/nvidia-fs/stats", text);
             assert_eq!(cufile.stats(0).unwrap().scope, Scope::Machine, "but nvidia-fs is");
@@ -646,7 +646,7 @@ fn every_version_with_statistics_tells_the_way_of_each_gpu() {
 }
 
 #[test]
-fn an_unaligned_read_is_seen_to_go_through_the_host() {
+fn unaligned_reads_count_as_host_reads() {
     let (library, root) = (StandIn::own(), Root::new());
     let cufile = root.open(&library).unwrap();
     let handle = cufile.register_file(direct(&root.write("data", noise(8192)))).unwrap();
@@ -663,7 +663,7 @@ fn an_unaligned_read_is_seen_to_go_through_the_host() {
 }
 
 #[test]
-fn an_old_library_is_judged_by_the_text_of_nvidia_fs() {
+fn old_libraries_use_the_text_of_nvidia_fs() {
     let (library, root) = (StandIn::own_with(&["without_stats"]), Root::new());
     library.version(Some((1, 11)));
     let cufile = root.open(&library).unwrap();
@@ -688,7 +688,7 @@ fn an_old_library_is_judged_by_the_text_of_nvidia_fs() {
 }
 
 #[test]
-fn statistics_are_counted_only_when_asked_for_and_a_level_that_was_set_stays() {
+fn statistics_are_optional_and_keep_a_higher_level() {
     let (library, root) = (StandIn::own(), Root::new());
     let cufile = CuFile::open_with(&Options { stats: false, ..root.options(library.path()) }).unwrap();
     assert_eq!((cufile.stats_on(), cufile.stats(0), library.level()), (false, None, 0));
@@ -703,13 +703,13 @@ fn statistics_are_counted_only_when_asked_for_and_a_level_that_was_set_stays() {
 // The real library.
 
 #[test]
-fn the_real_library_opens_and_reads_or_says_why_not() {
+fn the_real_library_opens_and_reads_or_explains() {
     let Some(real) = std::env::var_os("FEEDLINE_CUFILE_REAL") else {
         println!("skipped: FEEDLINE_CUFILE_REAL names no libcufile");
         return;
     };
     let folder = standin::folder();
-    let there = alone("the_real_library_opens_and_reads_or_says_why_not", |child| {
+    let there = alone("the_real_library_opens_and_reads_or_explains", |child| {
         child.env("CUFILE_LOGFILE_PATH", folder.join("cufile.log")).current_dir(&folder);
     });
     if !there {
@@ -723,7 +723,7 @@ fn the_real_library_opens_and_reads_or_says_why_not() {
             println!("absent: {absent}");
             assert!(!matches!(absent, Absent::NoLibrary { .. } | Absent::NoSymbol { .. }));
             if matches!(absent, Absent::NoModules { .. }) {
-                // What the check is for: past it, the library does not answer, or has found something else to say.
+                // Shows the purpose of the check: without it, the library does not return, or fails otherwise.
                 let options = Options { root: root.0.clone(), deadline: Duration::from_secs(2), ..options };
                 println!("without that check: {}", CuFile::open_with(&options).unwrap_err());
             }
@@ -738,7 +738,7 @@ fn the_real_library_opens_and_reads_or_says_why_not() {
         Ok(handle) => handle,
         Err(failure) => return println!("no file: {failure}"),
     };
-    // It takes memory of the host, too, and reads into it without a GPU.
+    // The library also accepts host memory, and reads into it without a GPU.
     let mut memory = Memory::new(1 << 16);
     let start = memory.address();
     let buffer = match cufile.register_buffer(start, 1 << 16) {

@@ -1,12 +1,12 @@
-//! Calls into a library that may hang, and that may close what is not its own.
+//! Calls into a library that may hang, or close foreign descriptors.
 //!
 //! ```text
-//! caller ──spawn──► thread: keep dups of 0, 1, 2 ─► the call ─► put back what was closed ─► answer
-//!    └── waits for the answer or the deadline; then the thread is abandoned with all that it holds
+//! caller ──spawn──► thread: keep dups of 0, 1, 2 ─► the call ─► restore closed ones ─► answer
+//!    └── waits for the answer or the deadline; then abandons the thread with everything it holds
 //! ```
 //!
-//! A descriptor is put back by `F_DUPFD`, which takes a free number only: if another thread's `open` was given the number
-//! in the meantime, it keeps it.
+//! `F_DUPFD` restores a descriptor only to a free number: if another thread's `open` got the number meanwhile, that
+//! thread keeps it.
 
 use rustix::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
 use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_getfd, fcntl_setfd};
@@ -14,19 +14,18 @@ use std::os::fd::BorrowedFd;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-/// Why there is no answer.
+/// Reason for no answer.
 #[derive(Debug)]
 pub(super) enum Silent {
-    /// None came in time. The thread goes on.
+    /// The deadline passed. The thread goes on.
     Late,
-    /// The thread could not be started.
+    /// The thread failed to start.
     NotStarted(std::io::Error),
     /// The thread panicked.
     Died,
 }
 
-/// Runs `call` on a thread of its own with standard input, output and error guarded, and waits for it for at most
-/// `deadline`.
+/// Runs `call` on its own thread, with standard input, output and error guarded. Waits for at most `deadline`.
 pub(super) fn within<T: Send + 'static>(
     deadline: Duration,
     call: impl FnOnce() -> T + Send + 'static,
@@ -36,10 +35,10 @@ pub(super) fn within<T: Send + 'static>(
         let kept = Kept::new();
         let result = call();
         kept.put_back();
-        // Nobody waits any more when the deadline has passed.
+        // After the deadline there is no receiver.
         let _ = answer.send(result);
     };
-    // The thread is never joined: what a library does at the end of a thread may hang as well.
+    // The thread is never joined: the library's cleanup at thread exit may hang too.
     std::thread::Builder::new().name("feedline-cufile".into()).spawn(guarded).map_err(Silent::NotStarted)?;
     wait.recv_timeout(deadline).map_err(|error| match error {
         RecvTimeoutError::Timeout => Silent::Late,
@@ -47,7 +46,7 @@ pub(super) fn within<T: Send + 'static>(
     })
 }
 
-/// Standard input, output and error as they were, each with its flags; `None` for one that was closed.
+/// Saved standard input, output and error with their flags; `None` for a closed one.
 struct Kept([Option<(OwnedFd, FdFlags)>; 3]);
 
 impl Kept {
@@ -65,7 +64,7 @@ impl Kept {
             let Ok(back) = fcntl_dupfd_cloexec(&copy, number) else { continue };
             if back.as_raw_fd() == number {
                 let _ = fcntl_setfd(&back, flags);
-                // It belongs to the process again.
+                // The process owns it again.
                 let _ = back.into_raw_fd();
             }
         }
@@ -77,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_comes_back_and_a_panic_is_told_from_a_late_one() {
+    fn answers_panics_and_timeouts_are_distinct() {
         assert_eq!(within(Duration::from_secs(60), || 7).unwrap(), 7);
         let died = within(Duration::from_secs(60), || std::panic::resume_unwind(Box::new(())));
         assert!(matches!(died, Err::<(), _>(Silent::Died)));

@@ -1,4 +1,5 @@
-//! What owns one object of the driver each: events, streams, device memory, pins. Dropping it gives the object back, or counts it.
+//! Owners of one driver object each: events, streams, device memory, pins. Dropping one destroys the object, or counts
+//! it as leaked.
 
 #![allow(unsafe_code)]
 
@@ -20,18 +21,17 @@ pub(crate) struct Event {
 }
 
 impl Event {
-    /// An event for streams to wait for and for queries: without timing and without an interrupt, as the driver does both
-    /// fastest.
+    /// An event for stream waits and queries: without timing or interrupts, which is fastest in the driver.
     pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
         Self::with(gpu, EVENT_NO_TIMING)
     }
 
-    /// An event that says when it was reached.
+    /// An event with a timestamp.
     pub(crate) fn timed(gpu: &Arc<Gpu>) -> Result<Self> {
         Self::with(gpu, 0)
     }
 
-    /// An event for [`wait`](Self::wait), whose waiters sleep.
+    /// An event for [`wait`](Self::wait): its waiters sleep.
     pub(crate) fn blocking(gpu: &Arc<Gpu>) -> Result<Self> {
         Self::with(gpu, EVENT_BLOCKING | EVENT_NO_TIMING)
     }
@@ -49,36 +49,36 @@ impl Event {
         &self.gpu
     }
 
-    /// From here on it stands for what `stream` was given so far.
+    /// Records the event behind all work that `stream` has so far.
     pub(crate) fn record(&self, stream: Handle) -> Result<()> {
         let _bound = self.gpu.bind()?;
         // SAFETY: the event is alive, the stream by the contract of `Stream` or as our own.
         self.gpu.check("cuEventRecord", unsafe { (self.gpu.driver.symbols.event_record)(self.raw, stream) })
     }
 
-    /// As [`record`](Self::record), on a stream of the consumer's.
+    /// As [`record`](Self::record), on a consumer's stream.
     ///
-    /// Errors: as [`Gpu::check_uncaptured`]; an event that is recorded in a capture stands for nothing.
+    /// Errors: as [`Gpu::check_uncaptured`], because an event recorded in a capture means nothing.
     pub(crate) fn mark(&self, stream: Handle) -> Result<()> {
         let _bound = self.gpu.bind()?;
         self.gpu.check_uncaptured(stream)?;
         self.record(stream)
     }
 
-    /// Whether it has been reached. An event that was never recorded counts as reached.
+    /// Whether the event has been reached. An event never recorded counts as reached.
     pub(crate) fn is_done(&self) -> Result<bool> {
         let _bound = self.gpu.bind()?;
         // SAFETY: the event is alive.
         match unsafe { (self.gpu.driver.symbols.event_query)(self.raw) } {
             NOT_READY => Ok(false),
-            // Nobody may ask now.
+            // A capture forbids the query.
             code if CAPTURES.contains(&code) => Ok(false),
             code => self.gpu.check("cuEventQuery", code).map(|()| true),
         }
     }
 
-    /// Nanoseconds on the device from when this one was reached until `end` was; 0 when it was the other way round. Both are
-    /// timed, and have been reached. The device's clock ticks about every 500 ns.
+    /// Nanoseconds on the device from this event to `end`; 0 if `end` came first. Both must be timed and reached. The
+    /// device's clock ticks about every 500 ns.
     pub(crate) fn until(&self, end: &Self) -> Result<u64> {
         let _bound = self.gpu.bind()?;
         let mut ms = 0.0_f32;
@@ -88,7 +88,7 @@ impl Event {
         Ok((f64::from(ms) * 1e6).max(0.0) as u64)
     }
 
-    /// Waits until it has been reached: asleep if it is a [`blocking`](Self::blocking) one.
+    /// Waits until the event is reached; asleep for a [`blocking`](Self::blocking) one.
     pub(crate) fn wait(&self) -> Result<()> {
         let _bound = self.gpu.bind()?;
         // SAFETY: the event is alive.
@@ -105,7 +105,7 @@ impl Drop for Event {
     }
 }
 
-/// A stream of our own that no default stream waits for.
+/// The crate's own stream, for which no default stream waits.
 pub(crate) struct CopyStream {
     gpu: Arc<Gpu>,
     raw: Handle,
@@ -117,7 +117,7 @@ impl CopyStream {
         Self::with(gpu, 0)
     }
 
-    /// A stream of the highest priority: its kernels get the next free multiprocessors, before those of other streams.
+    /// A stream of the highest priority: its kernels get the next free multiprocessors before other streams' kernels.
     pub(crate) fn preferred(gpu: &Arc<Gpu>) -> Result<Self> {
         let _bound = gpu.bind()?;
         let (mut least, mut greatest) = (0, 0);
@@ -139,25 +139,25 @@ impl CopyStream {
         self.raw
     }
 
-    /// Rings the bell when all its work until here is done; not when the context breaks.
+    /// Rings the bell when the stream's work so far is done; never if the context breaks.
     pub(crate) fn ring(&self, bell: &Arc<Sender<()>>) -> Result<()> {
         unsafe extern "C" fn ring(bell: *mut c_void) {
-            // SAFETY: the pointer that `into_raw` gave below, once for each call.
+            // SAFETY: the pointer from `into_raw` below, once per call.
             let bell = unsafe { Arc::from_raw(bell.cast_const().cast::<Sender<()>>()) };
-            // Full: it rings already.
+            // If full, the bell rings already.
             let _ = bell.try_send(());
         }
         let _bound = self.gpu.bind()?;
         let data = Arc::into_raw(bell.clone());
-        // SAFETY: the stream is alive; the callback makes no CUDA calls, and owns what it is given.
+        // SAFETY: the stream is alive; the callback makes no CUDA calls, and owns its argument.
         let code = unsafe { (self.gpu.driver.symbols.host_func)(self.raw, ring, data.cast_mut().cast()) };
         self.gpu.check("cuLaunchHostFunc", code).inspect_err(|_| {
-            // SAFETY: a call that failed has taken nothing over.
+            // SAFETY: a failed call has not taken ownership.
             drop(unsafe { Arc::from_raw(data) });
         })
     }
 
-    /// Waits until all its work is done.
+    /// Waits for all work on the stream.
     pub(crate) fn synchronize(&self) -> Result<()> {
         let _bound = self.gpu.bind()?;
         // SAFETY: the stream is alive.
@@ -177,17 +177,18 @@ impl Drop for CopyStream {
 /// Device memory.
 pub(crate) struct DeviceMemory {
     gpu: Arc<Gpu>,
-    /// What the driver gave, 0 once it is leaked.
+    /// The driver's pointer, 0 once leaked.
     given: DevicePtr,
-    /// The first page in it.
+    /// The first page boundary in it.
     ptr: DevicePtr,
     len: usize,
 }
 
 impl DeviceMemory {
-    /// Reserves `len` bytes that start at a page: the driver aligns small ones to less than cuFile needs.
+    /// Reserves `len` bytes from a page boundary, because the driver aligns small allocations to less than cuFile
+    /// needs.
     ///
-    /// Errors: [`ErrorKind::Budget`] when the device has no room, saying how much it has.
+    /// Errors: [`ErrorKind::Budget`] with the free bytes if the device has too little memory.
     pub(crate) fn new(gpu: &Arc<Gpu>, len: usize, what: &str) -> Result<Self> {
         let bound = gpu.bind()?;
         let mut ptr = 0;
@@ -198,8 +199,8 @@ impl DeviceMemory {
         if code == 2 {
             let free = gpu.memory().map_or(0, |(free, _)| free);
             let message = format!(
-                "cuda:{} has no {len} bytes for {what}, of {} bytes {free} are free; a smaller batch or fewer device \
-                 batches need less",
+                "cuda:{} has no {len} bytes for {what}: {free} of {} bytes are free; use a smaller batch or fewer \
+                 device batches",
                 gpu.ordinal(),
                 gpu.bytes
             );
@@ -209,7 +210,7 @@ impl DeviceMemory {
         Ok(Self { gpu: gpu.clone(), given: ptr, ptr: ptr.next_multiple_of(PAGE as DevicePtr), len })
     }
 
-    /// Leaves it to the device for ever; the context, whose end would free it, as well.
+    /// Leaks the memory for ever, and the context too, because its end would free the memory.
     pub(crate) fn leak(&mut self) {
         self.given = 0;
         std::mem::forget(self.gpu.clone());
@@ -228,7 +229,7 @@ impl DeviceMemory {
         self.len
     }
 
-    /// Zeroes `bytes` bytes from `from` on when `stream` gets there.
+    /// Enqueues zeroing of `bytes` bytes from `from` on `stream`.
     pub(crate) fn clear(&self, from: usize, bytes: usize, stream: Handle) -> Result<()> {
         assert!(from.checked_add(bytes).is_some_and(|end| end <= self.len), "outside of the allocation");
         if bytes == 0 {
@@ -236,8 +237,8 @@ impl DeviceMemory {
         }
         let _bound = self.gpu.bind()?;
         let start = self.ptr + from as DevicePtr;
-        // SAFETY: within the allocation by the line above, which is alive by the borrow when the call is made; whoever frees
-        // it waits for the stream.
+        // SAFETY: within the allocation by the line above, which is alive by the borrow during the call; its owner
+        // waits for the stream before freeing it.
         self.gpu.check("cuMemsetD8Async", unsafe { (self.gpu.driver.symbols.fill)(start, 0, bytes, stream) })
     }
 }
@@ -253,7 +254,7 @@ impl Drop for DeviceMemory {
     }
 }
 
-/// Host memory that the device reads at the bus's speed and without the CPU.
+/// Pinned host memory, which the device reads at bus speed and without the CPU.
 pub(crate) struct Pin {
     gpu: Arc<Gpu>,
     start: usize,
@@ -265,7 +266,7 @@ impl Pin {
     /// # Safety
     /// The memory must stay mapped until the `Pin` is released.
     pub(crate) unsafe fn new(gpu: &Arc<Gpu>, start: *mut u8, len: usize) -> Result<Self> {
-        // For every context of the process: several devices may copy from the same slot.
+        // For every context of the process, because several devices may copy from one slot.
         const PORTABLE: c_uint = 1;
         let _bound = gpu.bind()?;
         // SAFETY: the caller's promise.
@@ -274,7 +275,8 @@ impl Pin {
         Ok(Self { gpu: gpu.clone(), start: start as usize })
     }
 
-    /// Lets go; false, and counted, when the device may still read the memory, which then must stay mapped for ever.
+    /// Unpins the memory. Returns false, and counts a leak, if the device may still read it; it must then stay mapped
+    /// for ever.
     pub(crate) fn release(&self) -> bool {
         let released = self.gpu.bind().and_then(|_bound| {
             // SAFETY: registered by `new`; the memory is still mapped by its promise.

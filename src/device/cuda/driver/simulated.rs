@@ -1,4 +1,4 @@
-//! A GPU in virtual time, behind the driver's table: for tests of the pipeline. Nothing is copied and no memory is reserved.
+//! A GPU in virtual time behind the driver's symbol table, for tests of the pipeline. Copies nothing, reserves nothing.
 //!
 //! ```text
 //! an operation begins at max(now, end of the stream's last one, events that the stream waits for, copy engine free)
@@ -6,9 +6,9 @@
 //! an event is reached at max(now, end of the stream's last operation) as of its record
 //! ```
 //!
-//! Operations are enqueued in the host's order, and a stream can wait only for events that were recorded before. So each end
-//! is known when the operation is enqueued: the GPU is a calculator and has no threads. Whoever advances the time calls the
-//! host functions that are due.
+//! The host enqueues operations in order, and a stream can wait only for events recorded earlier. So each end is known
+//! at enqueue time: the GPU is a calculation without threads. The thread that advances time calls the due host
+//! functions.
 //!
 //! Limits: one copy engine; kernels of different streams do not compete.
 
@@ -23,13 +23,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 /// `CUDA_ERROR_INVALID_VALUE`.
 const INVALID: c_int = 1;
-/// The handles of a GPU begin at its context, which is a multiple of this.
+/// Handles of a GPU begin at its context, a multiple of this.
 const CONTEXTS: usize = 1 << 32;
 
 /// Begin and end.
 pub(crate) type Span = (u64, u64);
 
-/// A GPU whose clock shows what the number says.
+/// A GPU on a virtual clock.
 pub(crate) struct Simulated {
     now: Arc<AtomicU64>,
     ordinal: usize,
@@ -37,15 +37,15 @@ pub(crate) struct Simulated {
 }
 
 struct State {
-    /// End of the last operation of each stream, by its handle. The default stream is there from the beginning.
+    /// End of each stream's last operation, by handle. The default stream always exists.
     streams: HashMap<Handle, u64>,
-    /// When each event is reached.
+    /// Time of each event.
     events: HashMap<Handle, u64>,
     handles: usize,
-    /// Device memory that was given away.
+    /// Device memory handed out so far.
     memory: DevicePtr,
     engine_free: u64,
-    /// How long the n-th copy takes.
+    /// Duration of the n-th copy.
     copy_ns: Box<dyn Fn(u64) -> u64 + Send>,
     copies: Vec<Span>,
     kernels: Vec<Span>,
@@ -59,7 +59,7 @@ struct Callback {
 }
 
 impl State {
-    /// Appends an operation to a stream: when it begins and ends.
+    /// Appends an operation to a stream; returns its begin and end.
     fn run(&mut self, stream: Handle, now: u64, ns: u64) -> Option<Span> {
         let end = self.streams.get_mut(&stream)?;
         let begin = now.max(*end);
@@ -82,7 +82,7 @@ impl State {
 }
 
 impl Simulated {
-    /// A GPU of its own, and the same as the loader knows it.
+    /// A new GPU, and the loader's handle to it.
     pub(crate) fn new(now: Arc<AtomicU64>, copy_ns: impl Fn(u64) -> u64 + Send + 'static) -> (Arc<Self>, Arc<Gpu>) {
         let state = State {
             streams: HashMap::from([(LEGACY, 0)]),
@@ -113,7 +113,7 @@ impl Simulated {
         self.now.load(Ordering::Acquire)
     }
 
-    /// A stream of the consumer's.
+    /// A stream for the consumer.
     pub(crate) fn stream(&self) -> Handle {
         let mut state = self.lock();
         let stream = state.handle(self.ordinal);
@@ -121,7 +121,7 @@ impl Simulated {
         stream
     }
 
-    /// Gives a stream a kernel of `ns`; when it ends.
+    /// Enqueues a kernel of `ns` on a stream; returns its end.
     pub(crate) fn launch(&self, stream: Handle, ns: u64) -> u64 {
         let mut state = self.lock();
         let span = state.run(stream, self.now(), ns).expect("a stream of this GPU");
@@ -129,37 +129,37 @@ impl Simulated {
         span.1
     }
 
-    /// When the copies were on the bus, as far as they were enqueued.
+    /// Intervals of the enqueued copies on the bus.
     pub(crate) fn copies(&self) -> Vec<Span> {
         self.lock().copies.clone()
     }
 
-    /// How many were enqueued.
+    /// Number of enqueued copies.
     pub(crate) fn copied(&self) -> u64 {
         self.lock().copies.len() as u64
     }
 
-    /// When kernels ran.
+    /// Intervals of kernels.
     pub(crate) fn kernels(&self) -> Vec<Span> {
         self.lock().kernels.clone()
     }
 
-    /// When the next host function is due.
+    /// Time of the next host function.
     pub(crate) fn due(&self) -> Option<u64> {
         self.lock().callbacks.iter().map(|callback| callback.due).min()
     }
 
-    /// Calls the host functions that are due at `now`.
+    /// Calls the host functions due at `now`.
     pub(crate) fn call(&self, now: u64) {
         let due: Vec<_> = self.lock().callbacks.extract_if(.., |callback| callback.due <= now).collect();
         for Callback { call, data, .. } in due {
-            // SAFETY: as `cuLaunchHostFunc` was given them, once.
+            // SAFETY: the arguments of `cuLaunchHostFunc`, used once.
             unsafe { call(data as *mut c_void) };
         }
     }
 }
 
-/// All GPUs; the place is the ordinal.
+/// All GPUs, indexed by ordinal.
 fn all() -> MutexGuard<'static, Vec<Arc<Simulated>>> {
     static ALL: Mutex<Vec<Arc<Simulated>>> = Mutex::new(Vec::new());
     ALL.hold()
@@ -169,7 +169,7 @@ thread_local! {
     static CONTEXT: RefCell<Vec<Handle>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Does something with the GPU that the handle belongs to: the current one for what no GPU is named by.
+/// Acts on the GPU of the handle. Without a handle, it is the current GPU.
 fn with<T>(handle: Handle, act: impl FnOnce(&Simulated, &mut State) -> Option<T>) -> Option<T> {
     let handle = if handle < CONTEXTS { CONTEXT.with_borrow(|stack| stack.last().copied())? } else { handle };
     let simulated = all().get((handle / CONTEXTS).checked_sub(1)?)?.clone();
@@ -183,7 +183,7 @@ fn code(done: Option<()>) -> c_int {
 
 fn give<T>(to: *mut T, value: Option<T>) -> c_int {
     code(value.map(|value| {
-        // SAFETY: every caller passes a pointer that is valid for the call, as the driver's API demands.
+        // SAFETY: every caller passes a pointer that is valid for the call, as the driver API requires.
         unsafe { to.write(value) }
     }))
 }
@@ -255,7 +255,7 @@ extern "C" fn ctx_pop(context: *mut Handle) -> c_int {
     give(context, CONTEXT.with_borrow_mut(Vec::pop))
 }
 
-/// Called at the end alone: nothing really uses any memory.
+/// Called only at shutdown: no work really uses memory.
 extern "C" fn ctx_synchronize() -> c_int {
     SUCCESS
 }
