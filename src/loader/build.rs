@@ -27,7 +27,7 @@ use crate::pipeline::recipe::Recipe;
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::sample::Samples;
 use crate::pipeline::substitute::Room;
-use crate::pipeline::task::{RowTask, Sample};
+use crate::pipeline::task::{Fetch, Sample};
 use crate::pipeline::watchdog::Watch;
 use crate::pipeline::workers::Workers;
 use crate::pipeline::{Core, Exchange, Job, OnBadSample, ToDevice, ToIo};
@@ -355,7 +355,7 @@ fn demand(dataset: &dyn Dataset, fields: &Fields, opened: &Opened, workers: usiz
         scratch: recipe.scratch_bytes(),
         opened: usize::try_from(dataset.opened_bytes_max()).unwrap_or(usize::MAX),
         pending,
-        pending_bytes: size_of::<RowTask>() + size_of::<Sample>() + Sample::heap_bytes(recipe.handlers.len()),
+        pending_bytes: size_of::<Fetch>() + size_of::<Sample>() + Sample::heap_bytes(recipe.handlers.len()),
         index_bytes: dataset.index_bytes(),
         largest: dataset.largest_sample(),
         ..Demand::default()

@@ -21,6 +21,7 @@ pub struct ByteRing {
 
 struct Shared {
     region: Arc<Region>,
+    spans_max: usize,
     // A lock costs tens of nanoseconds, twice per sample; a read from storage takes microseconds at best.
     state: Mutex<State>,
     on_room: Box<dyn Fn() + Send + Sync>,
@@ -45,8 +46,9 @@ impl ByteRing {
     /// Reserves a ring of `bytes` for at most `spans_max` spans. It calls `on_room` after room came back.
     pub fn new(bytes: usize, spans_max: usize, on_room: impl Fn() + Send + Sync + 'static) -> Result<Self> {
         let region = Arc::new(Region::new(bytes, "the ring of encoded bytes")?);
-        let state = State { spans: VecDeque::with_capacity(spans_max.max(1)), first: 0 };
-        Ok(Self { shared: Arc::new(Shared { region, state: Mutex::new(state), on_room: Box::new(on_room) }) })
+        let spans_max = spans_max.max(1);
+        let state = Mutex::new(State { spans: VecDeque::with_capacity(spans_max), first: 0 });
+        Ok(Self { shared: Arc::new(Shared { region, spans_max, state, on_room: Box::new(on_room) }) })
     }
 
     /// Size of the ring in bytes.
@@ -56,8 +58,7 @@ impl ByteRing {
 
     /// Whether the empty ring holds `spans` spans of `bytes` bytes together, each rounded up to pages.
     pub(crate) fn can_hold(&self, spans: usize, bytes: usize) -> bool {
-        let state = self.shared.state.hold();
-        spans <= state.spans.capacity() && bytes <= self.capacity()
+        spans <= self.shared.spans_max && bytes <= self.capacity()
     }
 
     /// The region, for registration.

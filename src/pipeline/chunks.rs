@@ -23,13 +23,13 @@
 use super::plan::{ChunkDemand, Demand};
 use super::queue::Queue;
 use super::sample::Samples;
-use super::task::{Job, Run};
+use super::task::{Fetch, Job, Piece, Place, Run, Sample};
 use crate::dataset::{ChunkBytes, Chunked, Dataset};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
-use crate::memory::{ChunkBuf, RegionBytes, RingSpan};
+use crate::memory::{ChunkBuf, RegionBytes};
 use crate::order::{ChunkStarts, EpochOrder, Need};
-use crate::storage::{Cached, Extent, Waker, may_pass};
+use crate::storage::{Cached, Extent, Waker};
 use crate::tensor::PAGE;
 use bytes::Bytes;
 use std::collections::VecDeque;
@@ -88,11 +88,6 @@ impl Drop for OpenChunk {
 pub(crate) struct Opening {
     entry: Arc<OpenChunk>,
     buffer: Option<ChunkBuf>,
-    pub(crate) extents: Vec<Extent>,
-    /// The bytes of the extents, once they are there.
-    pub(crate) pieces: Vec<Bytes>,
-    /// Pieces whose reads failed for a reason that may pass, with their room and that reason.
-    again: Vec<(usize, RingSpan, Error)>,
 }
 
 impl Opening {
@@ -105,41 +100,30 @@ impl Opening {
         Arc::strong_count(&self.entry) == 1
     }
 
-    /// Has `read` read what failed once more, with the reason why.
-    pub(crate) fn read_again(&mut self, read: impl Fn(&Error, &Extent, &mut [u8]) -> Result<()>) -> Result<()> {
-        for (piece, mut span, error) in self.again.drain(..) {
-            let extent = self.extents[piece];
-            read(&error, &extent, &mut span.as_mut_slice()[..extent.len as usize])?;
-            self.pieces[piece] = Bytes::from_owner(span).slice(..extent.len as usize);
-        }
-        Ok(())
-    }
-
     /// Ends it with an error.
-    pub(crate) fn fail(self, samples: &Samples, error: Error) {
-        let error = match self.extents.first() {
+    pub(crate) fn fail(&self, samples: &Samples, sample: &Sample, error: Error) {
+        let error = match sample.pieces.first().and_then(|piece| piece.extent) {
             Some(first) if error.site().path.is_none() => error.with_path(samples.sources.path(first.source)),
             _ => error,
         };
         self.settle(Err(error));
     }
 
-    /// Opens it, from the pieces.
-    pub(crate) fn open(mut self, samples: &Samples, scratch: &mut Scratch) {
+    /// Opens it, from what `sample` says of its extents, all of which are there; some perhaps in `encoded`.
+    pub(crate) fn open(mut self, samples: &Samples, sample: &mut Sample, encoded: &Encoded, scratch: &mut Scratch) {
         let mut buffer = self.buffer.take().expect("taken once");
-        let opened = open(samples, self.entry.chunk, &self.pieces, scratch, &mut buffer);
-        // Before anybody is told: the ring's room and the worker's buffer are free again.
-        self.pieces.clear();
+        // Before anybody is told the ring's room and the worker's buffer are free again.
+        let opened = open(samples, self.entry.chunk, sample, encoded, scratch, &mut buffer);
         match opened {
             Ok(()) => self.settle(Ok(buffer)),
             Err(error) => {
                 self.buffer = Some(buffer);
-                self.fail(samples, error);
+                self.fail(samples, sample, error);
             }
         }
     }
 
-    fn settle(self, result: Result<ChunkBuf>) {
+    fn settle(&self, result: Result<ChunkBuf>) {
         let _ = self.entry.result.set(result);
         self.entry.home.waker.wake();
     }
@@ -153,17 +137,19 @@ impl Drop for Opening {
     }
 }
 
-/// Has the dataset open a chunk into `buffer`.
+/// Has the dataset open a chunk into `buffer`. What brought its bytes is free again afterwards.
 pub(super) fn open(
     samples: &Samples,
     chunk: usize,
-    pieces: &[Bytes],
+    sample: &mut Sample,
+    encoded: &Encoded,
     scratch: &mut Scratch,
     buffer: &mut ChunkBuf,
 ) -> Result<()> {
     let (rows, handlers) = (samples.rows_of_chunk(chunk), &samples.recipe.handlers);
     buffer.begin(rows as usize, handlers.len());
-    caught(Stage::Decode, || samples.in_chunks()?.open_chunk(chunk, pieces, scratch, buffer))?;
+    let pieces = encoded.pieces(samples, sample);
+    caught(Stage::Decode, || samples.in_chunks()?.open_chunk(chunk, &pieces, scratch, buffer))?;
     buffer.incomplete().map_or(Ok(()), |(field, there)| {
         let name = handlers.get(field).map_or("?", |handler| &handler.name);
         let message = format!("the chunk has {rows} samples, but {there} of field `{name}`");
@@ -187,30 +173,35 @@ impl Encoded {
         self.0.as_ref().is_some_and(|bytes| Arc::strong_count(bytes) == 1)
     }
 
-    /// The bytes of all extents, as `read` brings them; `None` where one is missing, or there is no room.
-    pub(crate) fn read(
+    /// Brings the pieces that storage has, by `read`; false where one is missing, or there is no room, and then all of them.
+    pub(crate) fn fetch(
         &mut self,
-        extents: &[Extent],
-        mut read: impl FnMut(&Extent, &mut [u8]) -> Cached,
-    ) -> Result<Option<Vec<Bytes>>> {
-        let Some(buffer) = self.0.as_mut().and_then(Arc::get_mut) else { return Ok(None) };
-        let mut used = 0;
-        for extent in extents {
-            let Some(place) = buffer.as_mut_slice().get_mut(used..used + extent.len as usize) else { return Ok(None) };
-            match read(extent, place) {
-                Cached::Hit => used += extent.len as usize,
-                Cached::Miss => return Ok(None),
-                Cached::Failed(error) => return Err(error),
-            }
+        samples: &Samples,
+        sample: &mut Sample,
+        read: impl FnMut(&Extent, &mut [u8]) -> Cached,
+    ) -> Result<bool> {
+        let buffer = self.0.as_mut().and_then(Arc::get_mut).map_or(&mut [][..], RegionBytes::as_mut_slice);
+        let all = samples.fetch(sample, None, buffer, read)?;
+        if !all {
+            let brought = sample.pieces.iter_mut().filter(|piece| matches!(piece.place, Place::Buffer(_)));
+            brought.for_each(|piece| piece.place = Place::Storage);
         }
+        Ok(all)
+    }
+
+    /// The bytes of all pieces, which are there, some perhaps in this buffer. They are the pieces' no more.
+    fn pieces(&self, samples: &Samples, sample: &mut Sample) -> Vec<Bytes> {
         let all = self.0.clone().map_or_else(Bytes::new, |bytes| Bytes::from_owner(Shared(bytes)));
-        let mut end = 0;
-        let piece = |extent: &Extent| {
-            let start = end;
-            end += extent.len as usize;
-            all.slice(start..end)
+        let bytes = |piece: &mut Piece| {
+            let len = piece.len() as usize;
+            match std::mem::replace(&mut piece.place, Place::Storage) {
+                Place::Ring(span, start) => Bytes::from_owner(span).slice(start..start + len),
+                Place::Buffer(start) => all.slice(start..start + len),
+                Place::Memory => piece.extent.and_then(|extent| samples.sources.shared(&extent)).unwrap_or_default(),
+                _ => Bytes::new(),
+            }
         };
-        Ok(Some(extents.iter().map(piece).collect()))
+        sample.pieces.iter_mut().map(bytes).collect()
     }
 }
 
@@ -259,25 +250,7 @@ pub(crate) struct Chunks {
     /// The last piece that was planned: its epoch, its end, and what it needs.
     piece: Option<(Arc<Job>, u64, Arc<[usize]>)>,
     /// Chunks that must be read.
-    pub(crate) to_read: VecDeque<Opening>,
-    reads: Vec<Option<Read>>,
-}
-
-/// A chunk whose reads are in flight.
-struct Read {
-    opening: Opening,
-    remaining: usize,
-    error: Option<Error>,
-}
-
-/// A read to be submitted: which chunk in flight, which piece, from where, to where.
-pub(crate) struct PieceRead {
-    pub(crate) slot: usize,
-    pub(crate) piece: usize,
-    pub(crate) extent: Extent,
-    pub(crate) span: RingSpan,
-    /// The first of its chunk.
-    pub(crate) first: bool,
+    pub(crate) to_read: VecDeque<Fetch>,
 }
 
 impl Chunks {
@@ -290,7 +263,6 @@ impl Chunks {
             waiting: VecDeque::new(),
             piece: None,
             to_read: VecDeque::new(),
-            reads: (0..buffers).map(|_| None).collect(),
         }
     }
 
@@ -386,76 +358,8 @@ impl Chunks {
             let Some(buffer) = self.home.free.pop() else { return };
             let open = Arc::new(OpenChunk { chunk, result: OnceLock::new(), home: self.home.clone() });
             self.entries.push_back(Some(Entry { open: open.clone(), until }));
-            let (extents, pieces, again) = (Vec::new(), Vec::new(), Vec::new());
-            openings.push(Opening { entry: open, buffer: Some(buffer), extents, pieces, again });
+            openings.push(Opening { entry: open, buffer: Some(buffer) });
         }
-    }
-
-    /// Gives the reads of the next chunk to be read, when `reserve` has room for all of them at once.
-    pub(crate) fn begin_read(
-        &mut self,
-        memory: impl Fn(&Extent) -> Option<Bytes>,
-        reserve: impl Fn(&Extent) -> Option<RingSpan>,
-    ) -> Option<Vec<PieceRead>> {
-        while self.to_read.front().is_some_and(Opening::is_forgotten) {
-            self.to_read.pop_front();
-        }
-        let slot = self.reads.iter().position(Option::is_none)?;
-        let front = self.to_read.front()?;
-        let mut reads = Vec::with_capacity(front.extents.len());
-        let mut pieces = vec![Bytes::new(); front.extents.len()];
-        for (piece, extent) in front.extents.iter().enumerate().filter(|(_, extent)| extent.len > 0) {
-            match memory(extent) {
-                Some(bytes) => pieces[piece] = bytes,
-                None => {
-                    let first = reads.is_empty();
-                    reads.push(PieceRead { slot, piece, extent: *extent, span: reserve(extent)?, first });
-                }
-            }
-        }
-        let mut opening = self.to_read.pop_front().expect("looked at above");
-        opening.pieces = pieces;
-        self.reads[slot] = Some(Read { opening, remaining: reads.len(), error: None });
-        Some(reads)
-    }
-
-    /// Chunks that may be in flight.
-    pub(crate) fn slots(&self) -> usize {
-        self.reads.len()
-    }
-
-    /// The chunk in `slot`, if all of its reads are done.
-    pub(crate) fn take_complete(&mut self, slot: usize) -> Option<(Opening, Option<Error>)> {
-        if self.reads[slot].as_ref()?.remaining > 0 {
-            return None;
-        }
-        let read = self.reads[slot].take()?;
-        Some((read.opening, read.error))
-    }
-
-    /// A read is done; the chunk, when it was the last.
-    pub(crate) fn complete(
-        &mut self,
-        slot: usize,
-        piece: usize,
-        span: RingSpan,
-        result: Result<usize>,
-    ) -> Option<(Opening, Option<Error>)> {
-        let read = self.reads[slot].as_mut().expect("a completion belongs to a chunk in flight");
-        match result {
-            Ok(start) => {
-                let len = read.opening.extents[piece].len as usize;
-                read.opening.pieces[piece] = Bytes::from_owner(span).slice(start..start + len);
-            }
-            Err(error) if may_pass(&error) && read.error.is_none() => read.opening.again.push((piece, span, error)),
-            Err(error) => {
-                // The kernel has let go of the span, whose room is free with its drop.
-                read.opening.again.clear();
-                read.error.get_or_insert(error);
-            }
-        }
-        read.remaining -= 1;
-        self.take_complete(slot)
     }
 
     /// Lets go of everything that is not in flight.

@@ -2,7 +2,7 @@
 //! each other.
 //!
 //! ```text
-//! iterator ──starts──►┌─────────┐──lookups, read rows, gathers, openings──►┌─────────┐
+//! iterator ──starts──►┌─────────┐──lookups, gathers, what was fetched─────►┌─────────┐
 //!                     │ planner │                                          │ workers │──► slots to map, bad rows: to
 //!        ┌───frees───►│         │◄──misses, chunk misses, samples──────────│         │◄── themselves
 //!        │            └─────────┘                                          └────┬────┘
@@ -12,11 +12,11 @@
 //! [`ToIo`] and [`ToWorkers`] end with the loader's core. [`Exchange`] is known to the slots themselves, so it lives as long as
 //! a batch is held; therefore what arrives after the end is taken out again.
 
-use super::chunks::{Held, Opening};
+use super::chunks::Held;
 use super::drains::{Drains, Turns};
 use super::queue::Queue;
 use super::sample::Samples;
-use super::task::{Job, RowTask, Run, Sample};
+use super::task::{Fetch, Job, Run, Sample};
 use crate::batch::Contents;
 use crate::error::{Error, Result};
 use crate::memory::{Filled, FreeSlot, Hooks, Lease};
@@ -40,7 +40,7 @@ pub(crate) struct ToIo {
     /// Rows, one each, that the page cache does not hold.
     pub(crate) misses: Queue<Run>,
     /// Chunks that the page cache does not hold.
-    pub(crate) chunk_misses: Queue<Opening>,
+    pub(crate) chunk_misses: Queue<Fetch>,
     /// Permits for samples in flight that workers give back.
     pub(crate) idle: Sender<Box<Sample>>,
     pub(crate) waker: Waker,
@@ -107,12 +107,10 @@ pub(crate) struct ToWorkers {
     pub(crate) drains: Arc<Drains>,
     /// Rows to look up; split when taken.
     lookups: Queue<Run>,
-    /// Rows whose bytes have come.
-    read: Queue<RowTask>,
+    /// Rows whose bytes have come, and chunks to be opened.
+    fetched: Queue<Fetch>,
     /// Rows whose chunks are open; split when taken.
     gathers: Queue<Gather>,
-    /// Chunks to be opened.
-    openings: Queue<Opening>,
     /// Rows that want a substitute.
     pub(crate) bad: Turns<BadRow>,
     /// Whether they get one.
@@ -134,10 +132,9 @@ impl ToWorkers {
         Self {
             drains,
             lookups: Queue::with_room(room.slots + 1),
-            read: Queue::with_room(room.samples),
+            fetched: Queue::with_room(room.samples.max(room.chunks)),
             // A batch has a piece for each chunk boundary in it; small chunks make many.
             gathers: Queue::with_room(4 * room.slots),
-            openings: Queue::with_room(room.chunks),
             bad: Turns::new(),
             substitutes,
             maps,
@@ -158,20 +155,15 @@ impl ToWorkers {
         self.put(&self.lookups, run, runs);
     }
 
-    /// Gives a worker a row whose bytes have come.
-    pub(crate) fn decode(&self, task: RowTask) {
-        self.put(&self.read, task, 1);
+    /// Gives a worker a row whose bytes have come, or a chunk to be opened.
+    pub(crate) fn finish(&self, fetch: Fetch) {
+        self.put(&self.fetched, fetch, 1);
     }
 
     /// Gives workers rows whose chunks are open.
     pub(crate) fn gather(&self, run: Run, held: Arc<Held>) {
         let runs = run.len().div_ceil(self.run_rows) as usize;
         self.put(&self.gathers, Gather { run, held }, runs);
-    }
-
-    /// Gives a worker a chunk to open.
-    pub(crate) fn open(&self, opening: Opening) {
-        self.put(&self.openings, opening, 1);
     }
 
     /// The first row cannot have its sample; `error` names it. It waits for another one where that is done and may help, else
@@ -219,29 +211,23 @@ impl ToWorkers {
         queue.pop_front().map(|gather| (gather, true))
     }
 
-    pub(crate) fn take_opening(&self) -> Option<Opening> {
-        self.openings.pop()
-    }
-
-    pub(crate) fn take_read(&self) -> Option<RowTask> {
-        self.read.pop()
+    pub(crate) fn take_fetched(&self) -> Option<Fetch> {
+        self.fetched.pop()
     }
 
     /// Nothing waits for a worker, but perhaps bad rows.
     pub(crate) fn is_empty(&self) -> bool {
         self.lookups.is_empty()
-            && self.read.is_empty()
+            && self.fetched.is_empty()
             && self.gathers.is_empty()
-            && self.openings.is_empty()
             && self.maps.as_ref().is_none_or(|maps| maps.is_empty())
     }
 
     /// Drops what nobody will work on any more.
     pub(crate) fn let_go(&self) {
         self.lookups.clear();
-        self.read.clear();
+        self.fetched.clear();
         self.gathers.clear();
-        self.openings.clear();
         self.bad.clear();
         while self.take_map().is_some() {}
     }

@@ -23,7 +23,7 @@
 //! | the iterator asks for epochs | [`exchange::Start`] |
 //! | a free slot becomes batch *i*, its rows a [`task::Run`] | [`planner`] |
 //! | the page cache is likely to have them, or they lie in memory: a worker asks, fetches and fills | [`rows`] |
-//! | else, or where that missed: permit, sample asked for, bytes of the ring, reads: a [`task::RowTask`] | [`reads`] |
+//! | else, or where that missed: permit, sample asked for, bytes of the ring, reads: a [`task::Fetch`] | [`reads`] |
 //! | all its bytes are there: filled by a worker, or at once where that is a small copy | [`rows`], [`reads`] |
 //! | for datasets in chunks instead: chunks are opened ahead of the batches, rows gathered from open ones | [`chunks`], [`gather`] |
 //! | the sample cannot be had: tried again, another one, or the error of the batch | [`rows`], [`substitute`] |
@@ -37,10 +37,10 @@
 //! # Why it cannot deadlock
 //!
 //! Permits are slots, bytes of the ring, buffers of chunks, and samples in flight. All are taken by the I/O thread alone,
-//! slots in batch order. A row takes a permit for its sample, and then all its ring bytes at once; one row at a time waits for
-//! those, and nobody else takes any meanwhile. From then on it needs nothing but the storage device and a worker. So every
-//! holder of ring bytes finishes without waiting for anybody, room comes back, and by induction over the batches the oldest
-//! unfinished one always can finish. Workers take no permits and wait for nobody: what they cannot do at once goes to a queue whose
+//! slots in batch order. A row takes a permit for its sample, a chunk its buffer, and then all its ring bytes at once; one of
+//! them at a time waits for those, and nobody else takes any meanwhile. From then on it needs nothing but the storage device
+//! and a worker. So every holder of ring bytes finishes without waiting for anybody, room comes back, and by induction over the
+//! batches the oldest unfinished one always can finish. Workers take no permits and wait for nobody: what they cannot do at once goes to a queue whose
 //! room is bounded by the permits. (When a read has failed, or a sample cannot be had, a worker reads itself, and then waits for
 //! storage, which waits for nobody.) The consumer waits for the oldest batch only; when it holds every slot itself, `next()`
 //! says so after a deadline.

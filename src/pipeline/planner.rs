@@ -2,16 +2,16 @@
 //! drives the reader; it sleeps only in [`Reader::wait`], which a completion or a wake ends.
 
 use super::Core;
-use super::chunks::{Chunks, Home, Opening};
+use super::chunks::{Chunks, Home};
 use super::exchange::Start;
-use super::reads::{Begun, Reads, Tag};
+use super::reads::{Begun, Reads};
 use super::sample::Samples;
-use super::task::{Job, Run, Sample};
+use super::task::{Fetch, Job, Run, Sample, Whose};
 use super::watchdog::Doing;
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::memory::{ByteRing, FreeSlot, IoBuf, Region, Ticket};
+use crate::error::{Error, ErrorKind, Stage};
+use crate::memory::{ByteRing, FreeSlot, Region, Ticket};
 use crate::meter::{Stay, Work, planner};
-use crate::storage::{Completion, Extent, PageCache, ReadOp, Reader};
+use crate::storage::{Completion, PageCache, Reader};
 use crossbeam_channel::Receiver;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -140,8 +140,8 @@ impl Planner {
         }
         self.reads.listen();
         if let Some(chunks) = &mut self.chunks {
-            while let Some(opening) = to_io.chunk_misses.pop() {
-                chunks.to_read.push_back(opening);
+            while let Some(fetch) = to_io.chunk_misses.pop() {
+                chunks.to_read.push_back(fetch);
             }
         }
     }
@@ -180,66 +180,17 @@ impl Planner {
 
     /// Hands on pieces whose chunks are there, and has the next chunks opened.
     fn advance_chunks(&mut self) {
-        let Some(chunks) = &mut self.chunks else { return };
-        let core = self.core.clone();
-        let openings = chunks.advance(|run, held| core.to_workers.gather(run, held));
-        for mut opening in openings {
-            let asked = core.samples.extents_of_chunk(opening.chunk()).and_then(|extents| {
-                opening.extents = extents;
-                self.check_chunk(&opening)
-            });
-            if let Err(error) = asked {
-                opening.fail(&core.samples, error);
-            } else if self.warmth.look_first_in_chunk() {
-                core.to_workers.open(opening);
-            } else if let Some(chunks) = &mut self.chunks {
-                chunks.to_read.push_back(opening);
+        let Self { core, chunks: Some(chunks), reads, warmth, .. } = self else { return };
+        for opening in chunks.advance(|run, held| core.to_workers.gather(run, held)) {
+            let mut sample = Box::<Sample>::default();
+            let asked = core.samples.ask_chunk(opening.chunk(), &mut sample).and_then(|()| reads.check(&sample));
+            let fetch = Fetch::new(Whose::Chunk(opening), sample);
+            match asked {
+                Err(error) => reads.fail(fetch, error),
+                Ok(()) if warmth.look_first_in_chunk() => core.to_workers.finish(fetch),
+                Ok(()) => chunks.to_read.push_back(fetch),
             }
         }
-    }
-
-    /// As for samples: what can never fit the ring must not wait for it.
-    fn check_chunk(&self, opening: &Opening) -> Result<()> {
-        let from_files = |extent: &&Extent| extent.len > 0 && !self.core.samples.is_memory(extent);
-        let (mut pieces, mut bytes) = (0, 0_usize);
-        for extent in opening.extents.iter().filter(from_files) {
-            let need = self.reads.reader.footprint(extent).bytes.checked_next_multiple_of(crate::tensor::PAGE);
-            (pieces, bytes) = (pieces + 1, bytes.saturating_add(need.unwrap_or(usize::MAX)));
-        }
-        if pieces == 0 || self.reads.ring.as_ref().is_some_and(|ring| ring.can_hold(pieces, bytes)) {
-            return Ok(());
-        }
-        let message = format!(
-            "the chunk's {pieces} extents need {bytes} bytes of buffer; the dataset named fewer when the loader was built"
-        );
-        Err(Error::new(ErrorKind::Limit, Stage::Read, message))
-    }
-
-    /// Queues the reads of chunks for which there is room.
-    fn read_chunks(&mut self) -> bool {
-        let Some(chunks) = &mut self.chunks else { return false };
-        let Reads { reader, ring, ops, .. } = &mut self.reads;
-        let sources = &self.core.samples.sources;
-        let reserve = |extent: &Extent| ring.as_ref()?.reserve(reader.footprint(extent).bytes);
-        let Some(reads) = chunks.begin_read(|extent| sources.shared(extent), reserve) else { return false };
-        let none = reads.is_empty();
-        let first = self.core.watch.reads.len() - chunks.slots();
-        for read in reads {
-            if read.first {
-                self.core.watch.reads[first + read.slot].read(None, &read.extent);
-            }
-            let tag = Tag::Chunk(read.slot, read.piece).pack();
-            ops.push_back(ReadOp { tag, extent: read.extent, buf: IoBuf::from(read.span) });
-        }
-        if none {
-            // Chunks of which nothing had to be read.
-            for slot in 0..chunks.slots() {
-                if let Some((opening, error)) = chunks.take_complete(slot) {
-                    finish_chunk(&self.core, opening, error);
-                }
-            }
-        }
-        true
     }
 
     /// Starts as many reads as there is room for.
@@ -249,9 +200,6 @@ impl Planner {
         loop {
             if !self.reads.submit() {
                 return;
-            }
-            if self.read_chunks() {
-                continue;
             }
             // Not before one more row is on its way.
             if self.now.saturating_sub(began) > PLANNING {
@@ -272,15 +220,16 @@ impl Planner {
         }
     }
 
-    /// Begins a row: the one that waits for room, else one that the page cache did not have (they belong to batches that are
-    /// almost there), else the next one. `None` when there is none.
+    /// Begins a chunk or row: the one that waits for room, else one that the page cache did not have (they belong to batches that
+    /// are almost there), else the next one. `None` when there is none.
     fn begin_next(&mut self) -> Option<Begun> {
-        if let Some(task) = self.reads.take_stuck() {
-            if task.run.is_cancelled() {
-                self.reads.recycle(task);
+        let chunk = || self.chunks.as_mut()?.to_read.pop_front();
+        if let Some(fetch) = self.reads.take_stuck().or_else(chunk) {
+            if fetch.whose.is_over() {
+                self.reads.recycle(fetch);
                 return Some(Begun::Yes);
             }
-            return Some(self.reads.read(task, self.now));
+            return Some(self.reads.read(fetch, self.now));
         }
         let miss = self.core.to_io.misses.pop();
         let next = miss.or_else(|| match self.direct.front_mut() {
@@ -298,23 +247,11 @@ impl Planner {
         let mut completions = std::mem::take(&mut self.completions);
         core.meters.reading.change(self.reads.reader.in_flight() as u64, self.now);
         for completion in completions.drain(..) {
-            match Tag::unpack(completion.tag) {
-                Tag::Row(entry, piece) => self.reads.complete(entry, piece, completion, self.now),
-                Tag::Chunk(slot, piece) => self.complete_chunk(slot, piece, completion),
-            }
+            self.reads.complete(completion, self.now);
         }
         self.completions = completions;
         if let Some(error) = self.reads.reader.broken().filter(|_| !std::mem::replace(&mut self.broken, true)) {
             core.fail(error);
-        }
-    }
-
-    fn complete_chunk(&mut self, slot: usize, piece: usize, completion: Completion) {
-        let (Some(chunks), Some(span)) = (&mut self.chunks, completion.buf.into_span()) else { return };
-        if let Some((opening, error)) = chunks.complete(slot, piece, span, completion.result) {
-            let reads = &self.core.watch.reads;
-            reads[reads.len() - chunks.slots() + slot].end();
-            finish_chunk(&self.core, opening, error);
         }
     }
 
@@ -341,15 +278,6 @@ impl Planner {
         }
         // What is still in flight stays with the reader, which leaks it and counts it. Until then this thread has been left
         // behind, and so it must be: a thread that has given the kernel reads that never end can never end itself.
-    }
-}
-
-/// All bytes of a chunk are there, or some cannot be had.
-fn finish_chunk(core: &Core, opening: Opening, error: Option<Error>) {
-    match error {
-        Some(error) => opening.fail(&core.samples, error),
-        None if opening.is_forgotten() => {}
-        None => core.to_workers.open(opening),
     }
 }
 

@@ -1,15 +1,15 @@
-//! Rows on their way through storage: the I/O thread's table of reads in flight.
+//! Rows and chunks on their way through storage: the I/O thread's table of reads in flight.
 //!
 //! ```text
 //! row, permit ──ask, check──► room in the ring? ──► operations ──► Reader ──► completions ──► a worker, or done here
-//!                                  └ no: it waits, and all others behind it
+//! chunk, buffer ─────────────────┘ └ no: it waits, and all others behind it
 //! ```
 //!
-//! A row takes a permit (an idle [`Sample`]) first, then all its bytes of the ring at once, or none.
+//! A row takes a permit (an idle [`Sample`]) first, a chunk its buffer; then all its bytes of the ring at once, or none.
 
 use super::Core;
 use super::recipe::Effort;
-use super::task::{Piece, Place, RowTask, Run, Sample};
+use super::task::{Fetch, Place, Run, Sample, Whose};
 use super::watchdog::Doing;
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
@@ -25,39 +25,11 @@ use std::sync::atomic::Ordering;
 /// costs more than the copy.
 const COPY_HERE: u64 = 64 << 10;
 
-/// What a completion belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Tag {
-    /// This entry of the table, this piece of its sample.
-    Row(usize, usize),
-    /// This chunk in flight, this piece of it.
-    Chunk(usize, usize),
-}
-
-impl Tag {
-    const CHUNK: u64 = 1 << 63;
-
-    pub(super) fn pack(self) -> u64 {
-        match self {
-            Self::Row(entry, piece) => (entry as u64) << 32 | piece as u64,
-            Self::Chunk(slot, piece) => Self::CHUNK | (slot as u64) << 32 | piece as u64,
-        }
-    }
-
-    pub(super) fn unpack(tag: u64) -> Self {
-        let (place, piece) = ((tag & !Self::CHUNK) >> 32, tag & u64::from(u32::MAX));
-        match tag & Self::CHUNK {
-            0 => Self::Row(place as usize, piece as usize),
-            _ => Self::Chunk(place as usize, piece as usize),
-        }
-    }
-}
-
-/// What came of a row that was to be begun.
+/// What came of a row or chunk that was to be begun.
 pub(super) enum Begun {
     /// Its reads are on their way, or it is done already.
     Yes,
-    /// It waits for a permit, or for room in the ring.
+    /// It waits for room in the ring.
     NoRoom,
 }
 
@@ -66,8 +38,8 @@ pub(super) struct Reads {
     core: Arc<Core>,
     pub(super) reader: Box<dyn Reader>,
     pub(super) ring: Option<ByteRing>,
-    /// Rows by the number in their tags.
-    flying: Vec<Option<RowTask>>,
+    /// By the first half of the tags; the other one is the number of the piece.
+    flying: Vec<Option<Fetch>>,
     vacant: Vec<usize>,
     /// Permits that nobody uses, and the way by which workers give them back.
     #[allow(
@@ -76,12 +48,12 @@ pub(super) struct Reads {
     )]
     idle: Vec<Box<Sample>>,
     given_back: Receiver<Box<Sample>>,
-    /// The row that waits for room in the ring; everything else waits behind it.
-    stuck: Option<RowTask>,
+    /// What waits for room in the ring; everything else waits behind it.
+    stuck: Option<Fetch>,
     /// Operations that the reader had no room for.
     pub(super) ops: VecDeque<ReadOp>,
     scratch: Scratch,
-    /// Rows need neither decoder nor transform.
+    /// Rows, which come one by one, need neither decoder nor transform.
     light: bool,
 }
 
@@ -93,18 +65,18 @@ impl Reads {
         permits: usize,
         given_back: Receiver<Box<Sample>>,
     ) -> Self {
-        let parts = core.samples.recipe.handlers.len();
+        let (parts, places) = (core.samples.recipe.handlers.len(), core.watch.reads.len());
         Self {
             reader,
             ring,
-            flying: (0..permits).map(|_| None).collect(),
-            vacant: (0..permits).rev().collect(),
+            flying: (0..places).map(|_| None).collect(),
+            vacant: (0..places).rev().collect(),
             idle: (0..permits).map(|_| Box::new(Sample::with_room(parts))).collect(),
             given_back,
             stuck: None,
             ops: VecDeque::with_capacity(parts),
             scratch: Scratch::default(),
-            light: core.samples.recipe.effort() != Effort::Decode,
+            light: core.samples.recipe.effort() != Effort::Decode && core.samples.chunk_starts.is_none(),
             core,
         }
     }
@@ -125,8 +97,8 @@ impl Reads {
         self.reader.in_flight() >= self.reader.depth()
     }
 
-    /// The row that waits for room.
-    pub(super) fn take_stuck(&mut self) -> Option<RowTask> {
+    /// What waits for room.
+    pub(super) fn take_stuck(&mut self) -> Option<Fetch> {
         self.stuck.take()
     }
 
@@ -154,170 +126,171 @@ impl Reads {
             let id = run.id()?;
             core.watch.planner.begin(Doing::Planning, Some(id));
             samples.ask(id, &mut sample, &mut run.rows)?;
+            for piece in sample.pieces.iter_mut().filter(|piece| matches!(piece.place, Place::Row)) {
+                if !piece.extent.is_some_and(|extent| self.writes_rows(&extent)) {
+                    piece.place = Place::Storage;
+                }
+            }
             self.check(&sample)
         });
         *now = core.meters.clock.now();
-        let mut task = RowTask::new(run, sample);
+        let fetch = Fetch::new(Whose::Row(run), sample);
         match asked {
-            Ok(()) => self.read(task, *now),
+            Ok(()) => self.read(fetch, *now),
             Err(error) => {
-                self.row_failed(&mut task, error);
-                self.recycle(task);
+                self.fail(fetch, error);
                 Begun::Yes
             }
         }
     }
 
     /// What can never fit the ring must not wait for it.
-    fn check(&self, sample: &Sample) -> Result<()> {
-        let outside =
-            sample.stored().filter(|(_, piece)| !self.goes_into_row(piece)).filter_map(|(_, piece)| piece.extent);
-        let need = |extent: Extent| self.reader.footprint(&extent).bytes.checked_next_multiple_of(PAGE);
-        let bytes = outside.map(|extent| need(extent).unwrap_or(usize::MAX)).fold(0, usize::saturating_add);
-        let room = self.ring.as_ref().map_or(0, ByteRing::capacity);
-        if bytes <= room {
+    pub(super) fn check(&self, sample: &Sample) -> Result<()> {
+        let (mut count, mut bytes) = (0, 0_usize);
+        for extent in sample.stored() {
+            let need = self.reader.footprint(&extent).bytes.checked_next_multiple_of(PAGE);
+            (count, bytes) = (count + 1, bytes.saturating_add(need.unwrap_or(usize::MAX)));
+        }
+        if count == 0 || self.ring.as_ref().is_some_and(|ring| ring.can_hold(count, bytes)) {
             return Ok(());
         }
-        let message =
-            format!("sample needs {bytes} bytes of read buffer, but by `sample_bytes_max()` only {room} are reserved");
+        let room = self.ring.as_ref().map_or(0, ByteRing::capacity);
+        let message = match sample.id {
+            Some(_) => format!(
+                "sample needs {bytes} bytes of read buffer, but by `sample_bytes_max()` only {room} are reserved"
+            ),
+            None => format!(
+                "the chunk's {count} extents need {bytes} bytes of buffer; the dataset named fewer when the loader was built"
+            ),
+        };
         Err(Error::new(ErrorKind::Limit, Stage::Read, message))
     }
 
-    /// The reader can write the piece straight into its row.
-    fn goes_into_row(&self, piece: &Piece) -> bool {
+    /// The reader can write the bytes straight into their row.
+    fn writes_rows(&self, extent: &Extent) -> bool {
         // Row addresses: the array starts on a page when it is large enough to matter; else alignment 1 is needed.
-        let aligned = |extent: Extent| {
-            self.reader.footprint(&extent).in_place && (extent.len as usize).is_multiple_of(self.reader.mem_align())
-        };
-        self.core.samples.goes_into_row(piece) && piece.extent.is_some_and(aligned)
+        self.reader.footprint(extent).in_place && (extent.len as usize).is_multiple_of(self.reader.mem_align())
     }
 
-    /// Has the row's bytes read when there is room for all of them.
-    pub(super) fn read(&mut self, mut task: RowTask, now: u64) -> Begun {
-        if !self.reserve(&mut task.sample) {
-            self.stuck = Some(task);
+    /// Has the bytes read when there is room for all of them.
+    pub(super) fn read(&mut self, mut fetch: Fetch, now: u64) -> Begun {
+        if !self.reserve(&mut fetch.sample) {
+            self.stuck = Some(fetch);
             return Begun::NoRoom;
         }
-        let entry = self.vacant.pop().expect("as many places as permits");
-        task.since = now;
-        let RowTask { run, sample, remaining, .. } = &mut task;
+        let entry = self.vacant.pop().expect("as many places as permits and chunks");
+        fetch.since = now;
+        let Fetch { whose, sample, remaining, .. } = &mut fetch;
         for (number, piece) in sample.pieces.iter_mut().enumerate() {
-            let buf = match std::mem::replace(&mut piece.place, Place::Storage) {
-                Place::Ring(span, _) => IoBuf::from(span),
-                Place::Row => IoBuf::from(run.rows.lend(self.core.samples.recipe.handlers[piece.field].outputs.start)),
-                other => {
+            let Some(extent) = piece.extent.filter(|extent| extent.len > 0) else { continue };
+            let buf = match (std::mem::replace(&mut piece.place, Place::Storage), &mut *whose) {
+                (Place::Ring(span, _), _) => IoBuf::from(span),
+                (Place::Row, Whose::Row(run)) => {
+                    IoBuf::from(run.rows.lend(self.core.samples.recipe.handlers[piece.field].outputs.start))
+                }
+                (other, _) => {
                     piece.place = other;
                     continue;
                 }
             };
-            let Some(extent) = piece.extent else { continue };
             if *remaining == 0 {
                 self.core.watch.reads[entry].read(sample.id, &extent);
             }
             *remaining += 1;
-            self.ops.push_back(ReadOp { tag: Tag::Row(entry, number).pack(), extent, buf });
+            self.ops.push_back(ReadOp { tag: (entry as u64) << 32 | number as u64, extent, buf });
         }
-        let done = task.remaining == 0;
-        self.flying[entry] = Some(task);
+        let done = fetch.remaining == 0;
+        self.flying[entry] = Some(fetch);
         if done {
             self.finish(entry, now);
         }
         Begun::Yes
     }
 
-    /// Says for each piece where it is read to, and takes that of the ring; all of it, or nothing and false.
+    /// Takes room in the ring for what storage has to bring; for all of it, or for nothing and false.
     fn reserve(&self, sample: &mut Sample) -> bool {
         for number in 0..sample.pieces.len() {
-            let piece = &sample.pieces[number];
-            let Some(extent) = piece.extent.filter(|extent| extent.len > 0) else { continue };
-            if !matches!(piece.place, Place::Storage) {
+            let piece = &mut sample.pieces[number];
+            let (Some(extent), Place::Storage) = (piece.extent.filter(|extent| extent.len > 0), &piece.place) else {
                 continue;
-            }
-            let place = if self.goes_into_row(piece) {
-                Some(Place::Row)
-            } else {
-                let need = self.reader.footprint(&extent).bytes;
-                self.ring.as_ref().and_then(|ring| ring.reserve(need)).map(|span| Place::Ring(span, 0))
             };
-            let Some(place) = place else {
-                let taken =
-                    sample.pieces.iter_mut().filter(|piece| matches!(piece.place, Place::Row | Place::Ring(..)));
+            let need = self.reader.footprint(&extent).bytes;
+            let Some(span) = self.ring.as_ref().and_then(|ring| ring.reserve(need)) else {
+                let taken = sample.pieces.iter_mut().filter(|piece| matches!(piece.place, Place::Ring(..)));
                 taken.for_each(|piece| piece.place = Place::Storage);
                 return false;
             };
-            sample.pieces[number].place = place;
+            piece.place = Place::Ring(span, 0);
         }
         true
     }
 
-    /// A read of a row has ended.
-    pub(super) fn complete(&mut self, entry: usize, piece: usize, completion: Completion, now: u64) {
-        let task = self.flying[entry].as_mut().expect("a completion belongs to a row in flight");
-        task.complete(piece, completion.buf, completion.result);
+    /// A read has ended.
+    pub(super) fn complete(&mut self, completion: Completion, now: u64) {
+        let (entry, piece) = ((completion.tag >> 32) as usize, completion.tag as u32 as usize);
+        let fetch = self.flying[entry].as_mut().expect("a completion belongs to a fetch in flight");
+        fetch.complete(piece, completion.buf, completion.result);
         if self.core.meters.on {
-            self.core.meters.read_latency.record(now.saturating_sub(task.since));
+            self.core.meters.read_latency.record(now.saturating_sub(fetch.since));
         }
-        if task.remaining == 0 {
+        if fetch.remaining == 0 {
             self.finish(entry, now);
         }
     }
 
-    /// All reads of a row have ended.
+    /// All reads of a row or chunk have ended.
     fn finish(&mut self, entry: usize, now: u64) {
-        let mut task = self.flying[entry].take().expect("in flight");
+        let mut fetch = self.flying[entry].take().expect("in flight");
         self.vacant.push(entry);
         self.core.watch.reads[entry].end();
-        task.run.rows.times().read.fetch_max(now, Ordering::Relaxed);
-        if task.run.is_cancelled() {
-            return self.recycle(task);
+        if let Whose::Row(run) = &fetch.whose {
+            run.rows.times().read.fetch_max(now, Ordering::Relaxed);
         }
-        let here = match task.error() {
-            // A worker tries again: it may sleep, and this thread may not.
-            Some(error) => !may_pass(error),
-            None => self.light && task.sample.staged() <= COPY_HERE,
-        };
-        if !here {
-            return self.core.to_workers.decode(task);
+        if fetch.whose.is_over() {
+            return self.recycle(fetch);
         }
-        if let Some((error, _)) = task.take_error() {
-            self.row_failed(&mut task, error);
-            return self.recycle(task);
-        }
-        let (samples, scratch) = (&self.core.samples, &mut self.scratch);
-        match caught(Stage::Read, || samples.fill_task(&mut task, scratch)) {
-            Ok(()) => {
-                task.run.rows.finish_row();
-                self.core.meters.read_in_place.add_alone(1);
+        match fetch.error() {
+            Some(error) if !may_pass(error) => {
+                if let Some(error) = fetch.take_error() {
+                    self.fail(fetch, error);
+                }
             }
-            Err(error) => self.row_failed(&mut task, error),
+            None if self.light && fetch.sample.staged() <= COPY_HERE => self.fill(fetch),
+            // A worker tries again what failed: it may sleep, and this thread may not.
+            _ => self.core.to_workers.finish(fetch),
         }
-        self.recycle(task);
     }
 
-    /// The row cannot have its sample: a worker finds another one, or the batch has the error.
-    fn row_failed(&self, task: &mut RowTask, error: Error) {
-        let samples = &self.core.samples;
-        let error = samples.named(error, &task.sample);
-        self.core.to_workers.row_failed(samples, &mut task.run, task.sample.id, error, None);
+    /// Fills a row here.
+    fn fill(&mut self, mut fetch: Fetch) {
+        let (samples, scratch) = (&self.core.samples, &mut self.scratch);
+        if let Whose::Row(run) = &mut fetch.whose {
+            if let Err(error) = caught(Stage::Read, || samples.fill_fetched(run, &fetch.sample, scratch)) {
+                return self.fail(fetch, error);
+            }
+            run.rows.finish_row();
+            self.core.meters.read_in_place.add_alone(1);
+        }
+        self.recycle(fetch);
     }
 
-    /// Nobody needs the permit any more.
-    pub(super) fn recycle(&mut self, task: RowTask) {
-        let RowTask { run, mut sample, .. } = task;
+    /// It cannot be had: for a row a worker finds another sample, or the batch has the error; as have all that want the chunk.
+    pub(super) fn fail(&mut self, mut fetch: Fetch, error: Error) {
+        let (samples, sample) = (&self.core.samples, &fetch.sample);
+        match &mut fetch.whose {
+            Whose::Row(run) => {
+                self.core.to_workers.row_failed(samples, run, sample.id, samples.named(error, sample), None);
+            }
+            Whose::Chunk(opening) => opening.fail(samples, sample, error),
+        }
+        self.recycle(fetch);
+    }
+
+    /// Nobody needs the permit any more, which only rows have.
+    pub(super) fn recycle(&mut self, fetch: Fetch) {
+        let Fetch { whose: Whose::Row(run), mut sample, .. } = fetch else { return };
         drop(run);
         sample.clear();
         self.idle.push(sample);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_tag_is_what_was_packed() {
-        for tag in [Tag::Row(0, 0), Tag::Row(4095, 63), Tag::Chunk(0, 0), Tag::Chunk(77, 1 << 20)] {
-            assert_eq!(Tag::unpack(tag.pack()), tag);
-        }
     }
 }

@@ -2,11 +2,12 @@
 
 use super::Core;
 use super::recipe::{Effort, How};
-use super::task::{Place, RowTask, Run};
+use super::task::{Place, Run, Sample};
 use super::watchdog::Doing;
 use super::worker::Worker;
 use crate::dataset::{Part, Parts};
 use crate::error::{Error, Result};
+use crate::memory::Rows;
 use crate::storage::{Cached, Extent, may_pass};
 
 /// Rows that are copied from memory at a time: their ids are kept that long.
@@ -136,50 +137,55 @@ fn copy_from_memory(core: &Core, run: &mut Run, worker: &mut Worker) -> usize {
 }
 
 /// Fills a row with what storage has brought; what could not be read is tried once more.
-pub(super) fn decode(core: &Core, mut task: RowTask, worker: &mut Worker) {
-    if !task.run.is_cancelled() {
-        let (samples, id) = (&core.samples, task.sample.id);
+pub(super) fn decode(core: &Core, mut run: Run, mut sample: Box<Sample>, error: Option<Error>, worker: &mut Worker) {
+    if !run.is_cancelled() {
+        let (samples, id) = (&core.samples, sample.id);
         worker.begins(samples, Doing::Decoding, id);
         let done = worker.guarded(|worker| {
-            if let Some((error, failed)) = task.take_error() {
-                if task.run.rows.fails_anyway() {
+            if let Some(error) = error {
+                if run.rows.fails_anyway() {
                     // Where nothing can be read (no descriptors, a dead disk) each try takes its time.
                     return Err(error);
                 }
-                read_again(core, &mut task, &error, failed, worker)?;
+                read_again(core, &error, &mut sample, Some(&mut run.rows), worker)?;
                 worker.begins(samples, Doing::Decoding, id);
             }
-            samples.fill_task(&mut task, &mut worker.scratch)
+            samples.fill_fetched(&mut run, &sample, &mut worker.scratch)
         });
         match done {
-            Ok(()) => task.run.rows.finish_row(),
+            Ok(()) => run.rows.finish_row(),
             Err(error) => {
-                let error = samples.named(error, &task.sample);
-                core.to_workers.row_failed(samples, &mut task.run, id, error, None);
+                let error = samples.named(error, &sample);
+                core.to_workers.row_failed(samples, &mut run, id, error, None);
             }
         }
     }
-    let RowTask { run, sample, .. } = task;
     drop(run);
     core.to_io.give_back(sample);
 }
 
-/// Reads the pieces that failed once more, to where they were to be.
-fn read_again(core: &Core, task: &mut RowTask, error: &Error, failed: u64, worker: &Worker) -> Result<()> {
-    let id = task.sample.id;
-    let pieces = task.sample.pieces.iter_mut().enumerate().filter(|(number, _)| failed & (1 << number) != 0);
-    for (_, piece) in pieces {
+/// Reads the pieces that failed with `error` once more, to where they were to be: some in the first of `rows`.
+pub(super) fn read_again(
+    core: &Core,
+    error: &Error,
+    sample: &mut Sample,
+    mut rows: Option<&mut Rows>,
+    worker: &Worker,
+) -> Result<()> {
+    let id = sample.id;
+    for piece in sample.pieces.iter_mut().filter(|piece| piece.failed) {
         let Some(extent) = piece.extent else { continue };
         core.watch.worker(worker.scratch.worker, |cell| cell.read(id, &extent));
-        match &mut piece.place {
-            Place::Ring(span, start) => {
+        match (&mut piece.place, &mut rows) {
+            (Place::Ring(span, start), _) => {
                 *start = 0;
                 core.read_again(error, &extent, &mut span.as_mut_slice()[..extent.len as usize])?;
             }
-            _ => {
+            (_, Some(rows)) => {
                 let output = core.samples.recipe.handlers[piece.field].outputs.start;
-                core.read_again(error, &extent, task.run.rows.row().bytes_mut(output))?;
+                core.read_again(error, &extent, rows.row().bytes_mut(output))?;
             }
+            _ => {}
         }
     }
     Ok(())

@@ -10,7 +10,7 @@
 //! Bytes of the index that need no decoder are in the row as soon as the dataset has given them.
 
 use super::recipe::{How, Recipe};
-use super::task::{Job, Piece, Place, RowTask, Sample};
+use super::task::{Job, Piece, Place, Run, Sample};
 use super::watchdog::{Doing, Watch};
 use crate::dataset::{Chunked, Dataset, Part, Parts};
 use crate::decode::{Ctx, Scratch};
@@ -72,10 +72,11 @@ impl Samples {
                 }
                 _ if part.extent().is_some_and(|extent| self.is_memory(&extent)) => Place::Memory,
                 _ if part.shares(before.replace(part)) => Place::Same,
+                (Part::Extent(Extent { len, .. }), How::InPlace(row_bytes)) if len == *row_bytes as u64 => Place::Row,
                 _ => Place::Storage,
             };
             let (checked, framed) = (part.is_checked(), matches!(part, Part::Framed(_)));
-            sample.pieces.push(Piece { field, checked, framed, extent: part.extent(), place });
+            sample.pieces.push(Piece { checked, framed, ..Piece::new(field, part.extent(), place) });
         }
         Ok(())
     }
@@ -121,19 +122,14 @@ impl Samples {
         })
     }
 
-    /// Whether storage may write the piece straight into the row.
-    pub(crate) fn goes_into_row(&self, piece: &Piece) -> bool {
-        matches!(self.recipe.handlers[piece.field].how, How::InPlace(row_bytes) if !piece.checked && piece.len() == row_bytes as u64)
-    }
-
     /// The side of the dataset that deals in chunks. The user's code: it may panic, or change its mind.
     pub(crate) fn in_chunks(&self) -> Result<&dyn Chunked> {
         let said = "the dataset had chunks when the loader was built, and has none now";
         self.dataset.chunked().ok_or_else(|| Error::new(ErrorKind::User, Stage::Read, said))
     }
 
-    /// The extents of a chunk, checked.
-    pub(crate) fn extents_of_chunk(&self, chunk: usize) -> Result<Vec<Extent>> {
+    /// Asks what a chunk is made of: its extents, checked.
+    pub(crate) fn ask_chunk(&self, chunk: usize, sample: &mut Sample) -> Result<()> {
         let mut extents = Vec::new();
         let said = caught(Stage::Read, || {
             let chunks = self.in_chunks()?;
@@ -145,7 +141,9 @@ impl Samples {
         if bytes > said {
             return lie(format!("the dataset said that the chunk has {said} encoded bytes, its extents have {bytes}"));
         }
-        Ok(extents)
+        let place = |extent: &Extent| if self.is_memory(extent) { Place::Memory } else { Place::Storage };
+        sample.pieces.extend(extents.iter().map(|extent| Piece::new(0, Some(*extent), place(extent))));
+        Ok(())
     }
 
     pub(crate) fn rows_of_chunk(&self, chunk: usize) -> u64 {
@@ -156,29 +154,33 @@ impl Samples {
 
 /// How bytes become a row.
 impl Samples {
-    /// Brings what storage has, by `fetch`: into the first row, or else one after the other into `buffer`. False when something
-    /// is missing, or the buffer too small: nothing is decoded for such a sample.
+    /// Brings what storage has, by `fetch`: into the first of `rows` (chunks have none), or else one after the other into
+    /// `buffer`. False when something is missing, or the buffer too small: nothing is decoded for such a sample.
     pub(crate) fn fetch(
         &self,
         sample: &mut Sample,
-        rows: &mut Rows,
+        mut rows: Option<&mut Rows>,
         buffer: &mut [u8],
         mut fetch: impl FnMut(&Extent, &mut [u8]) -> Cached,
     ) -> Result<bool> {
         let mut used = 0;
-        for piece in sample.pieces.iter_mut().filter(|piece| matches!(piece.place, Place::Storage)) {
-            let Some(extent) = piece.extent else { continue };
-            let mut row = rows.row();
-            let (place, to) = if self.goes_into_row(piece) {
-                (Place::Row, row.bytes_mut(self.recipe.handlers[piece.field].outputs.start))
-            } else {
-                let start = used;
-                used += extent.len as usize;
-                let Some(to) = buffer.get_mut(start..used) else { return Ok(false) };
-                (Place::Buffer(start), to)
+        for piece in &mut sample.pieces {
+            let Some(extent) = piece.extent.filter(|extent| extent.len > 0) else { continue };
+            let fetched = match (&piece.place, &mut rows) {
+                (Place::Row, Some(rows)) => {
+                    fetch(&extent, rows.row().bytes_mut(self.recipe.handlers[piece.field].outputs.start))
+                }
+                (Place::Storage, _) => {
+                    let start = used;
+                    used += extent.len as usize;
+                    let Some(to) = buffer.get_mut(start..used) else { return Ok(false) };
+                    piece.place = Place::Buffer(start);
+                    fetch(&extent, to)
+                }
+                _ => continue,
             };
-            match fetch(&extent, to) {
-                Cached::Hit => piece.place = place,
+            match fetched {
+                Cached::Hit => {}
                 Cached::Miss => return Ok(false),
                 Cached::Failed(error) => return Err(error),
             }
@@ -250,9 +252,8 @@ impl Samples {
         self.finish(job, id, rows, scratch)
     }
 
-    /// Fills the row of a task all of whose bytes are there.
-    pub(crate) fn fill_task(&self, task: &mut RowTask, scratch: &mut Scratch) -> Result<()> {
-        let RowTask { run, sample, .. } = task;
+    /// Fills the row with its sample, all of whose bytes are there.
+    pub(crate) fn fill_fetched(&self, run: &mut Run, sample: &Sample, scratch: &mut Scratch) -> Result<()> {
         let Some(id) = sample.id else { return lie("a row without a sample".into()) };
         self.fill(&run.job, id, &mut run.rows, scratch, self.given(sample, &[]))
     }

@@ -29,7 +29,7 @@ use super::drains::Switch;
 use super::exchange::BadRow;
 use super::gather::opened;
 use super::sample::Samples;
-use super::task::Run;
+use super::task::{Run, Sample};
 use super::watchdog::Doing;
 use super::worker::Worker;
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
@@ -39,7 +39,6 @@ use crate::order::{Draws, Key};
 use crate::report::spans;
 use crate::storage::{Cached, Extent, may_pass};
 use crate::sync::Hold;
-use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
@@ -351,8 +350,9 @@ fn open_spare<'s>(
             Some((_, buffer)) => buffer,
             None => ChunkBuf::new(room.chunk)?,
         };
-        let opened = read_spare(core, room, chunk, &mut spare.encoded, worker)
-            .and_then(|pieces| chunks::open(samples, chunk, &pieces, &mut worker.scratch, &mut buffer));
+        let opened = read_spare(core, room, chunk, &mut spare.encoded, worker).and_then(|mut sample| {
+            chunks::open(samples, chunk, &mut sample, &spare.encoded, &mut worker.scratch, &mut buffer)
+        });
         // A number that no chunk has: what is in the buffer now is nobody's.
         spare.chunk = Some((if opened.is_ok() { chunk } else { usize::MAX }, buffer));
         if let Err(error) = opened {
@@ -367,23 +367,22 @@ fn open_spare<'s>(
     buffer.ok_or_else(|| Error::new(ErrorKind::Cancelled, Stage::Decode, "the chunk is not open"))
 }
 
-/// The bytes of a chunk's extents.
-fn read_spare(core: &Core, room: &Room, chunk: usize, encoded: &mut Encoded, worker: &Worker) -> Result<Vec<Bytes>> {
-    let extents = core.samples.extents_of_chunk(chunk)?;
-    if let Some(pieces) = extents.iter().map(|extent| core.samples.sources.shared(extent)).collect() {
-        return Ok(pieces);
-    }
+/// What a chunk is made of, its bytes in `encoded` or in memory.
+fn read_spare(core: &Core, room: &Room, chunk: usize, encoded: &mut Encoded, worker: &Worker) -> Result<Sample> {
+    let (samples, mut sample) = (&core.samples, Sample::default());
+    samples.ask_chunk(chunk, &mut sample)?;
     // Somebody may have kept a piece of the last one.
-    if !encoded.is_free() {
+    if sample.stored().next().is_some() && !encoded.is_free() {
         *encoded = Encoded::new(room.encoded, "the chunk of a substitute")?;
     }
-    let read = encoded.read(&extents, |extent, to| {
+    let read = encoded.fetch(samples, &mut sample, |extent, to| {
         core.watch.worker(worker.scratch.worker, |cell| cell.read(None, extent));
         core.again.read(extent, to).map_or_else(Cached::Failed, |()| Cached::Hit)
     })?;
-    read.ok_or_else(|| {
-        let need = extents.iter().fold(0_u64, |sum, extent| sum.saturating_add(extent.len));
-        let message = format!("the chunk has {need} encoded bytes, the dataset said at most {}", room.encoded);
-        Error::new(ErrorKind::Limit, Stage::Read, message)
-    })
+    if read {
+        return Ok(sample);
+    }
+    let need: u64 = sample.pieces.iter().map(|piece| piece.len()).sum();
+    let message = format!("the chunk has {need} encoded bytes, the dataset said at most {}", room.encoded);
+    Err(Error::new(ErrorKind::Limit, Stage::Read, message))
 }

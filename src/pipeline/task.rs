@@ -1,12 +1,14 @@
-//! What travels between the threads: rows of a batch, and a row together with its sample.
+//! What travels between the threads: rows of a batch, and what storage brings for a row or a chunk.
 //!
 //! ```text
-//! Job ──► Run (rows without samples) ──► RowTask (one row, its Sample: id, and a Piece for each part that it is made of)
+//! Job ──► Run (rows without samples) ──► Fetch (one row, its Sample: id, and a Piece for each part that it is made of)
+//!                               Opening ──► Fetch (one chunk, and a Piece for each of its extents)
 //! ```
 //!
-//! A row task owns all that is known of its row. So the dataset is asked once what a sample is made of that storage brings,
-//! and nobody relies on a second answer.
+//! A fetch owns all that is known of its row or chunk. So the dataset is asked once what storage has to bring for it, and
+//! nobody relies on a second answer.
 
+use super::chunks::Opening;
 use crate::error::{Error, Lowest, Result};
 use crate::memory::{IoBuf, RingSpan, Rows, Ticket};
 use crate::order::{Batches, EpochOrder};
@@ -67,19 +69,20 @@ impl Run {
     }
 }
 
-/// What a sample is made of, and where its bytes are. Reused from sample to sample; those of the planner are permits.
+/// What a sample, or a chunk, is made of, and where its bytes are. Reused from sample to sample; those of the planner are
+/// permits.
 #[derive(Default)]
 pub(crate) struct Sample {
-    /// Nothing before the order has named it.
+    /// Nothing before the order has named it, and for a chunk.
     pub(crate) id: Option<u64>,
     pub(crate) pieces: Vec<Piece>,
     /// Bytes of the index that a decoder wants.
     pub(super) index: Vec<u8>,
 }
 
-/// The bytes of one part of a sample.
+/// The bytes of one part of a sample, or of one extent of a chunk.
 pub(crate) struct Piece {
-    /// Number of the field in the dataset's schema.
+    /// Number of the field in the dataset's schema; of a chunk, 0.
     pub(crate) field: usize,
     /// The bytes go through `Dataset::check`, so that storage does not write them into the row.
     pub(crate) checked: bool,
@@ -88,6 +91,8 @@ pub(crate) struct Piece {
     /// Where they are in the dataset's sources; only the length means something for bytes of the index.
     pub(crate) extent: Option<Extent>,
     pub(crate) place: Place,
+    /// It could not be read.
+    pub(crate) failed: bool,
 }
 
 /// Where the bytes of a piece are now.
@@ -100,7 +105,7 @@ pub(crate) enum Place {
     Index(usize, usize),
     /// They are those of the last piece that is not like this.
     Same,
-    /// Where the batch will have them.
+    /// Where the batch will have them, or to be read to there.
     Row,
     /// In the ring, from this offset of the span.
     Ring(RingSpan, usize),
@@ -130,9 +135,10 @@ impl Sample {
         self.pieces.iter().filter(|piece| !matches!(piece.place, Place::Memory)).find_map(|piece| piece.extent)
     }
 
-    /// Pieces that storage has to bring.
-    pub(crate) fn stored(&self) -> impl Iterator<Item = (usize, &Piece)> {
-        self.pieces.iter().enumerate().filter(|(_, piece)| matches!(piece.place, Place::Storage))
+    /// Extents that storage has to bring, beside those that it can write into the row.
+    pub(crate) fn stored(&self) -> impl Iterator<Item = Extent> {
+        let stored = self.pieces.iter().filter(|piece| matches!(piece.place, Place::Storage));
+        stored.filter_map(|piece| piece.extent).filter(|extent| extent.len > 0)
     }
 
     /// Bytes that were read and must be copied or decoded.
@@ -146,43 +152,65 @@ impl Sample {
 const INDEX_BYTES: usize = 16;
 
 impl Piece {
+    /// Bytes that are taken as they stand.
+    pub(crate) fn new(field: usize, extent: Option<Extent>, place: Place) -> Self {
+        Self { field, checked: false, framed: false, extent, place, failed: false }
+    }
+
     /// Bytes in the source.
     pub(crate) fn len(&self) -> u64 {
         self.extent.map_or(0, |extent| extent.len)
     }
 }
 
-/// A row whose sample is on its way from storage.
-pub(crate) struct RowTask {
-    /// One row.
-    pub(crate) run: Run,
+/// A row, or a chunk, whose bytes are on their way from storage.
+pub(crate) struct Fetch {
+    pub(crate) whose: Whose,
     pub(crate) sample: Box<Sample>,
     /// When its reads were submitted.
     pub(crate) since: u64,
     /// Reads in flight; all bytes are there at 0.
     pub(crate) remaining: usize,
-    /// Pieces whose reads failed, as bits, and the error of the first of them.
-    failed: u64,
+    /// The error of the first piece that could not be read.
     error: Lowest,
 }
 
-impl RowTask {
-    pub(crate) fn new(run: Run, sample: Box<Sample>) -> Self {
-        Self { run, sample, since: 0, remaining: 0, failed: 0, error: Lowest::default() }
+/// Whose bytes they are.
+pub(crate) enum Whose {
+    /// One row's.
+    Row(Run),
+    Chunk(Opening),
+}
+
+impl Whose {
+    /// Nobody waits for it any more.
+    pub(crate) fn is_over(&self) -> bool {
+        match self {
+            Self::Row(run) => run.is_cancelled(),
+            Self::Chunk(opening) => opening.is_forgotten(),
+        }
+    }
+}
+
+impl Fetch {
+    pub(crate) fn new(whose: Whose, sample: Box<Sample>) -> Self {
+        Self { whose, sample, since: 0, remaining: 0, error: Lowest::default() }
     }
 
     /// A read has come to its end.
     pub(crate) fn complete(&mut self, number: usize, buf: IoBuf, result: Result<usize>) {
         let piece = &mut self.sample.pieces[number];
-        piece.place = match buf.into_row() {
-            Ok(span) => {
-                self.run.rows.restore(span);
+        piece.place = match (buf.into_row(), &mut self.whose) {
+            (Err(span), _) => Place::Ring(span, *result.as_ref().unwrap_or(&0)),
+            (Ok(span), Whose::Row(run)) => {
+                run.rows.restore(span);
                 Place::Row
             }
-            Err(span) => Place::Ring(span, *result.as_ref().unwrap_or(&0)),
+            // Chunks have none: then it is the slot's, and does not go round again.
+            (Ok(_), Whose::Chunk(_)) => Place::Storage,
         };
         if let Err(error) = result {
-            self.failed |= 1 << number;
+            piece.failed = true;
             self.error.note(number as u32, error);
         }
         self.remaining -= 1;
@@ -193,9 +221,7 @@ impl RowTask {
         self.error.error()
     }
 
-    /// The same, and the pieces that could not be read, as bits.
-    pub(crate) fn take_error(&mut self) -> Option<(Error, u64)> {
-        let failed = std::mem::take(&mut self.failed);
-        self.error.take().map(|error| (error, failed))
+    pub(crate) fn take_error(&mut self) -> Option<Error> {
+        self.error.take()
     }
 }

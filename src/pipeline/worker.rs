@@ -81,7 +81,7 @@ impl Worker {
             samples.watch.worker(number, |cell| cell.begin(Doing::Decoding, Some(id)));
             read
         };
-        if !samples.fetch(sample, rows, buffer, fetch)? {
+        if !samples.fetch(sample, Some(rows), buffer, fetch)? {
             return Ok(false);
         }
         samples.fill(job, id, rows, scratch, samples.given(sample, buffer))?;

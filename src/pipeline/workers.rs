@@ -8,6 +8,7 @@ use super::Core;
 use super::chunks::{Encoded, Opening};
 use super::drains::Switch;
 use super::substitute::{Room, Substitutes};
+use super::task::{Fetch, Sample, Whose};
 use super::watchdog::Doing;
 use super::worker::Worker;
 use super::{gather, rows};
@@ -15,7 +16,7 @@ use crate::decode::Ctx;
 use crate::error::{Error, Result};
 use crate::memory::Filled;
 use crate::meter::Work;
-use crate::storage::{Cached, Extent};
+use crate::storage::Cached;
 use crate::sync::Mutex;
 use std::sync::Arc;
 
@@ -114,62 +115,56 @@ impl Workers {
             Some(Work::Gather)
         } else if self.substitutes.serve_one(core, Switch::Yes, worker) {
             Some(Work::Decode)
-        } else if let Some(opening) = queues.take_opening() {
-            took(0, true);
-            open(core, opening, worker);
-            Some(Work::Open)
         } else if let Some((run, left)) = queues.take_lookup() {
             took(0, left);
             meters.worked.add(rows::look_up(core, run, worker).into());
             Some(Work::LookUp)
-        } else if let Some(task) = queues.take_read() {
-            took(1, true);
-            rows::decode(core, task, worker);
-            Some(Work::Decode)
         } else {
-            None
+            let mut fetch = queues.take_fetched()?;
+            let (error, sample) = (fetch.take_error(), fetch.sample);
+            took(matches!(fetch.whose, Whose::Row(_)).into(), true);
+            Some(match fetch.whose {
+                Whose::Row(run) => {
+                    rows::decode(core, run, sample, error, worker);
+                    Work::Decode
+                }
+                Whose::Chunk(opening) => {
+                    open(core, opening, sample, error, worker);
+                    Work::Open
+                }
+            })
         }
     }
 }
 
 /// Opens a chunk whose bytes were read or lie in memory or the page cache; else sends it to be read.
-fn open(core: &Core, mut opening: Opening, worker: &mut Worker) {
+fn open(core: &Core, opening: Opening, mut sample: Box<Sample>, error: Option<Error>, worker: &mut Worker) {
     let samples = &core.samples;
     if opening.is_forgotten() {
         return;
     }
     worker.begins(samples, Doing::Decoding, None);
-    let number = worker.scratch.worker;
-    let reading = |extent: &Extent| core.watch.worker(number, |cell| cell.read(None, extent));
-    let read = opening.read_again(|error: &Error, extent: &Extent, to: &mut [u8]| {
-        reading(extent);
-        core.read_again(error, extent, to)
-    });
-    if let Err(error) = read {
-        return opening.fail(samples, error);
-    }
-    if let Some(pieces) = opening.extents.iter().map(|extent| core.samples.sources.shared(extent)).collect() {
-        opening.pieces = pieces;
-    } else if opening.pieces.is_empty() && !opening.extents.is_empty() {
-        let cached = worker.chunk.read(&opening.extents, |extent, to| {
+    let read = error.map_or(Ok(()), |error| rows::read_again(core, &error, &mut sample, None, worker));
+    let brought = read.and_then(|()| {
+        worker.chunk.fetch(samples, &mut sample, |extent, to| {
             let found = rows::cached(core, extent, to);
             if matches!(found, Cached::Hit) {
                 rows::note_cached(core, &mut { extent.len });
             }
             found
-        });
-        match cached {
-            Ok(Some(pieces)) => opening.pieces = pieces,
-            Ok(None) => {
-                core.to_io.chunk_misses.push(opening);
-                return core.to_io.waker.wake();
-            }
-            Err(error) => return opening.fail(samples, error),
+        })
+    });
+    match brought {
+        Ok(true) => {}
+        Ok(false) => {
+            core.to_io.chunk_misses.push(Fetch::new(Whose::Chunk(opening), sample));
+            return core.to_io.waker.wake();
         }
+        Err(error) => return opening.fail(samples, &sample, error),
     }
     core.meters.chunks.add(1);
     core.meters.chunk_rows.add(samples.rows_of_chunk(opening.chunk()));
-    opening.open(samples, &mut worker.scratch);
+    opening.open(samples, &mut sample, &worker.chunk, &mut worker.scratch);
 }
 
 fn map_batch(core: &Core, worker: &mut Worker, mut slot: Filled) {
