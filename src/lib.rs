@@ -204,6 +204,7 @@ pub mod profile {
 /// of stability: names and behaviour change without notice.
 #[cfg(feature = "unstable")]
 pub mod unstable {
+    pub use crate::dataset::fingerprint::Fingerprint;
     pub use crate::dataset::fuzzing;
     #[cfg(feature = "cuda")]
     pub use crate::device::cuda::driver::devices;

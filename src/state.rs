@@ -41,7 +41,7 @@ const RANKS_MAX: usize = 16;
 /// The state of a run between two batches: the same on all ranks, and all that is needed to resume with any number of them.
 ///
 /// It is less than 1 KiB of JSON by [`save`](Self::save) or [`to_bytes`](Self::to_bytes); serde's traits put it into any other
-/// checkpoint. However it is stored, a version, a checksum over all values and the [`Fingerprint`] of the dataset
+/// checkpoint. However it is stored, a version, a checksum over all values and the fingerprint of the dataset
 /// go with it.
 ///
 /// ```no_run
@@ -199,6 +199,7 @@ impl State {
     }
 
     /// The dataset that the run was started with.
+    #[cfg(any(test, feature = "unstable"))]
     pub fn fingerprint(&self) -> &Fingerprint {
         &self.checkpoint.dataset
     }

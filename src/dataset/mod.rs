@@ -134,7 +134,7 @@
 mod chunked;
 mod damage;
 mod digest;
-mod fingerprint;
+pub(crate) mod fingerprint;
 mod format;
 #[cfg(feature = "unstable")]
 #[doc(hidden)]
@@ -148,8 +148,9 @@ mod wrap;
 pub use crate::memory::ChunkBuf;
 pub use chunked::{ChunkBytes, Chunked};
 pub use damage::{Damage, DamageKind, OnDamage};
-pub use fingerprint::Fingerprint;
-pub use format::images::{EXTENSIONS, Images};
+pub(crate) use fingerprint::Fingerprint;
+pub(crate) use format::images::EXTENSIONS;
+pub use format::images::Images;
 pub use format::mds::{Mds, MdsBuilder};
 pub use format::megatron::{Megatron, MegatronBuilder};
 pub use format::npy::{Npy, NpyBuilder, Npz, NpzBuilder};
@@ -237,7 +238,7 @@ pub trait Dataset: Send + Sync + 'static {
     }
 
     /// What tells it from another dataset of the same files and schema: which samples were chosen, windows, strides, label
-    /// maps. Saved states of a loader remember it ([`Fingerprint`]), so it must be the same in every process and on every
+    /// maps. Saved states of a loader remember it ([`State`](crate::State)), so it must be the same in every process and on every
     /// machine: no addresses, no folders, none of the standard library's hashes.
     fn identity(&self) -> u64 {
         0
@@ -313,14 +314,14 @@ pub trait DatasetExt: Dataset + Sized {
     /// # Ok::<(), feedline::Error>(())
     /// ```
     ///
-    /// Errors: [`ErrorKind::Config`](crate::ErrorKind::Config) when `fraction` is not within 0 … 1.
+    /// Errors: [`ErrorKind::Config`] when `fraction` is not within 0 … 1.
     fn split(self, fraction: f64, key: u64) -> Result<(Subset<Self>, Subset<Self>)> {
         Subset::split(Arc::new(self), fraction, key)
     }
 
     /// Only these samples, in this order; ids may repeat.
     ///
-    /// Errors: [`ErrorKind::Config`](crate::ErrorKind::Config) naming the first id that does not exist.
+    /// Errors: [`ErrorKind::Config`] naming the first id that does not exist.
     fn subset(self, ids: impl Into<Vec<u64>>) -> Result<Subset<Self>> {
         Subset::of_ids(Arc::new(self), ids.into())
     }
@@ -331,9 +332,9 @@ pub trait DatasetExt: Dataset + Sized {
     /// chunks have one for each extent of a chunk.
     ///
     /// Errors: those of the file system, also when `index` cannot be written; an `index` that holds something else
-    /// ([`ErrorKind::Config`](crate::ErrorKind::Config)) or is damaged ([`ErrorKind::Decode`](crate::ErrorKind::Decode));
+    /// ([`ErrorKind::Config`]) or is damaged ([`ErrorKind::Decode`]);
     /// sources of other lengths, other bytes or other samples than when it was made
-    /// ([`ErrorKind::Changed`](crate::ErrorKind::Changed)). It is left as it is;
+    /// ([`ErrorKind::Changed`]). It is left as it is;
     /// [`checked_anew`](Self::checked_anew) makes it anew.
     fn checked(self, index: impl AsRef<Path>) -> Result<Checked<Self>> {
         Checked::open(self, index.as_ref(), false)
@@ -350,7 +351,7 @@ pub trait DatasetExt: Dataset + Sized {
     /// Reads all files into memory, in parallel: for datasets that fit there and have small samples, which then cost no
     /// system call. The bytes are the dataset's, not part of a loader's budget.
     ///
-    /// Errors: those of the file system; [`ErrorKind::Budget`](crate::ErrorKind::Budget) when the kernel has no such
+    /// Errors: those of the file system; [`ErrorKind::Budget`] when the kernel has no such
     /// memory.
     fn in_memory(self) -> Result<InMemory<Self>> {
         InMemory::open(self)
@@ -359,7 +360,7 @@ pub trait DatasetExt: Dataset + Sized {
     /// The bytes of every field of one sample as a decoder would get them, read and verified by plain calls on this
     /// thread: to look at data, not to train.
     ///
-    /// Errors: [`ErrorKind::Config`](crate::ErrorKind::Config) when there is no such sample or the dataset deals in
+    /// Errors: [`ErrorKind::Config`] when there is no such sample or the dataset deals in
     /// chunks; what [`open`](Dataset::open) and the file system say.
     fn read_sample(&self, sample: u64) -> Result<Vec<Vec<u8>>> {
         sample::read(self, sample)

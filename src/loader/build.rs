@@ -56,8 +56,7 @@ const BATCH_DEFAULT: usize = 32;
 impl LoaderBuilder {
     /// Checks all settings, reserves all memory and starts the threads.
     ///
-    /// For saved states it fingerprints the dataset: it reads the ends of up to 256 files, see
-    /// [`Fingerprint`](crate::dataset::Fingerprint).
+    /// For saved states it fingerprints the dataset: it reads the ends of up to 256 files, see [`State`](crate::State).
     ///
     /// Errors: [`ErrorKind::Config`] for an invalid setting, [`ErrorKind::Empty`] for a dataset without samples or an
     /// epoch without a batch, [`ErrorKind::Budget`] with the sum if the budget, or the part of a shared one, is too

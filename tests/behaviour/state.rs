@@ -4,11 +4,10 @@
 use crate::common::formats::tar_member;
 use crate::common::{Dir, noise};
 use crate::common::{child, here, in_child, run};
-use feedline::dataset::{
-    Concat, Dataset, DatasetExt, Fingerprint, Images, Megatron, Parts, Records, Tar, TfRecord, Tokens,
-};
+use feedline::dataset::{Concat, Dataset, DatasetExt, Images, Megatron, Parts, Records, Tar, TfRecord, Tokens};
 use feedline::storage::Sources;
 use feedline::tensor::{DType, EncodedField};
+use feedline::unstable::Fingerprint;
 use feedline::{ErrorKind, Result, Stage, State};
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader};

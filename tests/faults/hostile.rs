@@ -3,7 +3,8 @@
 
 use crate::common::{Dir, build};
 use crate::common::{alone, here};
-use feedline::dataset::{Dataset, DatasetExt, Fingerprint, Mds, Records, Tar, TfRecord, Verify};
+use feedline::dataset::{Dataset, DatasetExt, Mds, Records, Tar, TfRecord, Verify};
+use feedline::unstable::Fingerprint;
 use feedline::{Error, ErrorKind, Loader, OnBadSample};
 use serde_json::{Value, json};
 use std::ops::ControlFlow;

@@ -1,6 +1,6 @@
 //! Images: a folder per class, or one flat folder. Names and sizes are read once, in parallel; pixels are not touched.
 //!
-//! What is taken: regular files whose name ends in one of [`EXTENSIONS`] (any case), also in folders below a class
+//! What is taken: regular files whose name ends in one of `EXTENSIONS` (any case), also in folders below a class
 //! folder. What is left out, and counted by kind in [`Images::left_out`]: other endings and hidden files. What is an
 //! error: FIFOs, sockets and devices, links that lead out of the root or to a folder, a class without images, images
 //! beside class folders. So no picture disappears without a word.

@@ -76,7 +76,7 @@ struct TarField {
 
 impl Tar {
     /// Opens shards: a file, a folder (its `.tar` files) or a pattern such as `train-{0000..0127}.tar` or `*.tar`.
-    /// Which members become fields is told from the first sample: a picture (an ending of [`EXTENSIONS`]) becomes
+    /// Which members become fields is told from the first sample: a picture (an ending of [`Images`](crate::dataset::Images)) becomes
     /// `image`, `cls` becomes `label` (`i64`). [`Tar::builder`] says it explicitly.
     ///
     /// The first time, every shard is read once, as many at a time as there are cores, to make the index: where each
