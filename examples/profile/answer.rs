@@ -168,10 +168,10 @@ impl Answer {
         let percent = 100.0 * target;
         match self.pass {
             None => ": not the benchmark's batch, so neither PASS nor FAIL".into(),
-            Some(true) => format!(": PASS, {percent:.0} % are asked for"),
+            Some(true) => format!(": PASS ({percent:.0} % required)"),
             Some(false) => {
                 let late = self.late_pct.filter(|late| au + late / 100.0 >= target).map(|late| self.without(late, au));
-                format!(": FAIL, {percent:.0} % are asked for{}", late.unwrap_or_default())
+                format!(": FAIL ({percent:.0} % required){}", late.unwrap_or_default())
             }
         }
     }
