@@ -1,5 +1,4 @@
-//! What made files hold: the formats, of bytes that no file system can make smaller, the same in every run.
-//!
+//! Contents of generated files: the formats, filled with incompressible bytes that are identical in every run.
 //! ```text
 //! (sample number) ──► noise, or a picture like a photograph ──► records │ TFRecord │ npz │ npy │ tar │ Parquet │ .jpg
 //! ```
