@@ -261,7 +261,7 @@ impl Batch {
 
     /// Makes `stream` wait for the batch's copy. The memory is reused only after the stream's work before the drop.
     ///
-    /// Several streams may be bound; those of [`LoaderBuilder::stream`](crate::LoaderBuilder::stream) are bound
+    /// Several streams may be bound; streams of [`LoaderBuilder::stream`](crate::LoaderBuilder::stream) are bound
     /// already. Has no effect on a batch on the host.
     ///
     /// Errors: [`ErrorKind::Config`] for a stream of another context, and while a CUDA graph is captured from the

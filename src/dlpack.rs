@@ -488,7 +488,7 @@ mod tests {
                         place += rest % shape[dim] * strides[dim];
                         rest /= shape[dim];
                     }
-                    // SAFETY: in bounds, since the oracle's offsets are those of a dense array.
+                    // SAFETY: in bounds, since the oracle's offsets describe a dense array.
                     assert_eq!(unsafe { *tensor.data.cast::<u64>().add(place as usize) }, number as u64);
                 }
             };

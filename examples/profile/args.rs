@@ -13,8 +13,8 @@ use std::time::Duration;
 
 /// Shows how long a GPU would wait for your data, why, and what to change.
 ///
-/// Runs a loader on your data with a training step of a given length, or that of an MLPerf Storage workload, and prints
-/// the bottleneck.
+/// Runs a loader on your data with a training step of a given length or of an MLPerf Storage workload, and prints the
+/// bottleneck.
 #[derive(Parser)]
 #[command(name = "profile", version, after_long_help = AFTER)]
 pub struct Args {

@@ -34,7 +34,7 @@ pub struct GpuStep {
 }
 
 impl GpuStep {
-    /// Errors: those of the driver.
+    /// Errors: driver failures.
     pub fn new(ordinal: usize, length: Duration) -> Result<Self, Box<dyn Error>> {
         let context = CudaContext::new(ordinal)?;
         let stream = context.new_stream()?;

@@ -98,7 +98,7 @@ fn samples_and_bytes(batch: &Batch) -> (u64, u64) {
 
 /// Takes batches until the limit, `quit`, or an error. The tally contains the error and the batches before it.
 ///
-/// Errors: those of the loader or device before the first batch; an epoch without batches.
+/// Errors: failures of the loader or device before the first batch; an epoch without batches.
 pub fn run(loader: &Loader, mut step: Step, limit: Limit, quit: impl Fn() -> bool) -> Result<Tally, Box<dyn Error>> {
     let per_epoch = loader.batches_per_epoch();
     if per_epoch == 0 {
