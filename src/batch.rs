@@ -1,4 +1,4 @@
-//! Batches as the user gets them, and the restoring of their order.
+//! Batches as delivered to the user, and the restoration of their order.
 
 #[cfg(feature = "cudarc")]
 use crate::device::cuda::FieldSlice;
@@ -14,29 +14,29 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What all batches of a loader share.
+/// Data that a loader's batches share.
 pub(crate) struct BatchInfo {
-    /// Fields that are handed out.
+    /// Delivered fields.
     pub(crate) keep: Vec<Kept>,
     pub(crate) device: Device,
-    /// Batches that the user can hold at most, and the setting that says so.
+    /// Maximum batches that the user can hold, and the setting that limits them.
     pub(crate) most: usize,
     pub(crate) permit: &'static str,
-    /// Streams that every batch is bound to.
+    /// Streams bound to every batch.
     pub(crate) streams: Vec<Stream>,
-    /// Batches in the user's hands.
+    /// Batches that the user holds.
     pub(crate) held: AtomicUsize,
     pub(crate) meters: Arc<Meters>,
-    /// Where the loader was built.
+    /// The process that built the loader.
     pub(crate) process: Process,
 }
 
-/// A field that is handed out.
+/// A delivered field.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Kept {
-    /// Its number in the contents.
+    /// Index in the contents.
     pub(crate) index: usize,
-    /// As the user knows it.
+    /// The field as the user sees it.
     pub(crate) field: Field,
 }
 
@@ -53,13 +53,13 @@ impl dlpack::Owner for Arc<Batch> {
     }
 }
 
-/// The arrays of a batch, wherever they lie.
+/// The arrays of a batch, on the host or on a device.
 pub(crate) enum Contents {
     Host(Filled),
     Device(OnDevice),
 }
 
-/// The same method on whichever it is.
+/// Calls the same method on either variant.
 macro_rules! on {
     ($contents:expr, $inner:ident => $call:expr) => {
         match $contents {
@@ -102,7 +102,7 @@ impl Contents {
         on!(self, inner => inner.offsets(field))
     }
 
-    /// The consumer has it now. On a device its slot goes its own way.
+    /// The consumer receives the batch. On a device, its slot is released separately.
     fn held(&self, meters: &Meters) {
         match self {
             Self::Host(filled) => meters.slots.move_to(filled.times(), Stay::Held, meters.clock.now()),
@@ -110,7 +110,7 @@ impl Contents {
         }
     }
 
-    /// It is let go of, and will be handed out again.
+    /// Prepares the contents for another delivery after a drop.
     fn rest(&mut self) {
         match self {
             Self::Host(_) => {}
@@ -118,7 +118,7 @@ impl Contents {
         }
     }
 
-    /// When it was planned, its reads were there and it was full; and when its copy was given to the device.
+    /// Times of planning, of the last read, and of the full slot; and of the copy's submission.
     fn times(&self) -> ([u64; 3], u64) {
         match self {
             Self::Host(filled) => (filled.times().read_all(), 0),
@@ -126,12 +126,12 @@ impl Contents {
         }
     }
 
-    /// Samples that others stand in for, by row.
+    /// Failed samples with substitutes, by row.
     pub(crate) fn take_bad(&self) -> Vec<BadSample> {
         on!(self, inner => inner.take_bad())
     }
 
-    /// The failure of the lowest row. What failed never gets to a device.
+    /// Failure of the lowest row. A failed batch is never copied to a device.
     pub(crate) fn take_failure(&self) -> Option<Error> {
         match self {
             Self::Host(filled) => filled.take_failure(),
@@ -140,23 +140,24 @@ impl Contents {
     }
 }
 
-/// A batch: named arrays of the same number of rows. Owned; it may outlive its [`Epoch`](crate::Epoch) and
-/// [`Loader`](crate::Loader). Its memory is used again when it is dropped.
+/// A batch: named arrays with the same number of rows. Dropping it releases its memory for reuse.
 ///
-/// A forked child must not touch a batch: memory that is pinned for a GPU or registered with io_uring is not in the child, and
-/// an access ends it with SIGSEGV. A fork would have to copy all of that memory at once.
+/// Owned: it may outlive its [`Epoch`](crate::Epoch) and [`Loader`](crate::Loader).
+///
+/// A forked child must not touch a batch. Memory pinned for a GPU or registered with io_uring is absent in the child,
+/// where an access ends in SIGSEGV; otherwise a fork would have to copy all of that memory at once.
 pub struct Batch {
     /// Taken only by `drop`.
     contents: Option<Contents>,
-    /// Where they go then, when they are handed out again.
+    /// Receives the contents on drop, if they are delivered again.
     again: Option<Sender<Contents>>,
     info: Arc<BatchInfo>,
-    /// Its number for the profiler, once it has one.
+    /// Number for the profiler, once recorded.
     recorded: Option<u64>,
 }
 
 impl Batch {
-    /// Errors: a device that is broken, or a stream of the builder's that cannot wait for it.
+    /// Errors: a broken device, or a builder's stream that cannot wait for the batch.
     pub(crate) fn new(contents: Contents, info: Arc<BatchInfo>) -> Result<Self> {
         info.held.fetch_add(1, Ordering::Relaxed);
         let batch = Self { contents: Some(contents), again: None, info, recorded: None };
@@ -171,20 +172,21 @@ impl Batch {
         self.contents.as_ref().expect("taken only by drop")
     }
 
-    /// Has the contents go there, and not back to the loader, when the batch is dropped.
+    /// Sends the contents there on drop, instead of back to the loader.
     pub(crate) fn again(mut self, again: Sender<Contents>) -> Self {
         self.again = Some(again);
         self
     }
 
-    /// Rows; the last batch of an epoch may have fewer than the others. Of these, [`valid`](Self::valid) are samples that do
-    /// not merely fill up.
+    /// Number of rows. The last batch of an epoch may have fewer.
+    ///
+    /// [`valid`](Self::valid) rows hold samples; the others fill up.
     #[allow(clippy::len_without_is_empty, reason = "a batch is never empty")]
     pub fn len(&self) -> usize {
         self.contents().rows()
     }
 
-    /// Batch index in its epoch.
+    /// Index of the batch in its epoch.
     pub fn index(&self) -> u64 {
         self.contents().ticket().batch
     }
@@ -194,23 +196,25 @@ impl Batch {
         self.contents().ticket().epoch
     }
 
-    /// Rows that do not merely fill the batch up (see [`LastBatch`](crate::LastBatch)); they come first. Fewer than
-    /// [`len`](Self::len) in the last batch of an epoch only.
+    /// Rows that hold samples of the epoch; the others fill up (see [`LastBatch`](crate::LastBatch)). Samples come
+    /// first.
+    ///
+    /// Less than [`len`](Self::len) only in the last batch of an epoch.
     pub fn valid(&self) -> usize {
         self.contents().valid()
     }
 
-    /// Sample ids, one per row: indices in the dataset that the loader was given; `u64::MAX` for a blank row.
+    /// Sample ids, one per row: indices in the loader's dataset, `u64::MAX` for a blank row.
     pub fn ids(&self) -> &[u64] {
         self.contents().ids()
     }
 
-    /// Validity of each row, values of [`Status`](crate::Status).
+    /// Validity of each row, as values of [`Status`](crate::Status).
     pub fn status(&self) -> &[u8] {
         self.contents().status()
     }
 
-    /// Where the fields lie.
+    /// Device that holds the fields.
     pub fn device(&self) -> &Device {
         &self.info.device
     }
@@ -220,15 +224,16 @@ impl Batch {
         self.all().fields()
     }
 
-    /// The field with that name.
+    /// The field named `name`.
     ///
-    /// Errors: [`ErrorKind::Shape`], naming the fields that there are.
+    /// Errors: [`ErrorKind::Shape`] with the names of the fields.
     pub fn field(&self, name: &str) -> Result<FieldView<'_>> {
         self.all().field(name)
     }
 
-    /// The batch in `count` parts for gradient accumulation: runs of rows whose numbers differ by at most one, as views
-    /// without a copy. A batch of fewer rows comes in as many parts as it has rows.
+    /// Splits the batch into `count` parts for gradient accumulation, as views without a copy.
+    ///
+    /// The parts are runs of rows, and their lengths differ by at most one. A batch of fewer rows has one part per row.
     ///
     /// ```
     /// # use feedline::{Loader, dataset::Records};
@@ -242,7 +247,11 @@ impl Batch {
     /// Errors: [`ErrorKind::Config`] for 0 parts.
     pub fn micro(&self, count: usize) -> Result<impl ExactSizeIterator<Item = MicroBatch<'_>>> {
         if count == 0 {
-            return Err(Error::new(ErrorKind::Config, Stage::Batch, "a batch in 0 parts"));
+            return Err(Error::new(
+                ErrorKind::Config,
+                Stage::Batch,
+                "a batch cannot be split into 0 parts; use 1 or more",
+            ));
         }
         let count = count.min(self.len());
         let (least, longer) = (self.len() / count, self.len() % count);
@@ -250,12 +259,13 @@ impl Batch {
         Ok((0..count).map(move |part| MicroBatch { batch: self, start: start(part), end: start(part + 1) }))
     }
 
-    /// Has `stream` wait until the batch is on the device; when the batch is dropped, its memory is used again only behind the
-    /// work that `stream` was given before. Several streams may be bound; those of
-    /// [`LoaderBuilder::stream`](crate::LoaderBuilder::stream) are already. Nothing is to be done for a batch on the host.
+    /// Makes `stream` wait for the batch's copy. The memory is reused only after the stream's work before the drop.
     ///
-    /// Errors: [`ErrorKind::Config`] for a stream of another context, and while a CUDA graph is captured from the stream (see
-    /// [CUDA graphs](crate::device::cuda#cuda-graphs)); [`ErrorKind::Device`] when the device fails.
+    /// Several streams may be bound; streams of [`LoaderBuilder::stream`](crate::LoaderBuilder::stream) are bound
+    /// already. Has no effect on a batch on the host.
+    ///
+    /// Errors: [`ErrorKind::Config`] for a stream of another context, and while a CUDA graph is captured from the
+    /// stream (see [CUDA graphs](crate::device::cuda#cuda-graphs)); [`ErrorKind::Device`] if the device fails.
     pub fn bind(&self, stream: impl std::borrow::Borrow<Stream>) -> Result<()> {
         match self.contents() {
             Contents::Host(_) => Ok(()),
@@ -263,8 +273,10 @@ impl Batch {
         }
     }
 
-    /// The batch as tensors for another framework, without a copy. Consumers may write to them, from any thread. The batch
-    /// counts as held, and its memory is used again, until and when the last of them is gone.
+    /// Exports the batch as tensors for another framework, without a copy. Consumers may write to them, from any
+    /// thread.
+    ///
+    /// The batch counts as held until the last tensor is freed; then its memory is reused.
     ///
     /// ```
     /// # use feedline::{Loader, dataset::Records};
@@ -273,7 +285,7 @@ impl Batch {
     /// for (name, tensor) in batch.into_dlpack().fields {
     ///     assert_eq!((name.as_str(), tensor.shape()), ("record", [10, 4].as_slice()));
     ///     let managed = tensor.into_versioned(); // for Python: into a capsule called `dltensor_versioned`
-    ///     // What the consumer does in the end:
+    ///     // The consumer finally calls:
     ///     unsafe { (managed.as_ref().deleter.unwrap())(managed.as_ptr()) };
     /// }
     /// # Ok::<(), feedline::Error>(())
@@ -298,22 +310,22 @@ impl Batch {
         Tensors { fields, lens, offsets, ids, status }
     }
 
-    /// Only for a batch that `into_dlpack` consumed: nobody borrows from it any more.
+    /// Only for a batch consumed by `into_dlpack`, without any borrow.
     fn export(self: &Arc<Self>, array: Array, dtype: DType, shape: &[usize]) -> Dlpack {
-        // Nobody has a slot of 2^63 bytes.
+        // No slot has 2^63 bytes.
         let numbers = |list: &[usize]| list.iter().map(|number| *number as i64).collect::<Vec<_>>();
         let (data, device, read_only) = self.place(array);
         let (shape, strides) = (numbers(shape), numbers(&dense_strides(shape)));
         Dlpack::new(Parts { data, device, dtype, shape, strides, read_only, owner: Box::new(self.clone()) })
     }
 
-    /// Where an array begins, and whether it may not be written: all that exports know of devices.
+    /// Address of an array, its device, and whether it is read-only. Exports need nothing else of devices.
     fn place(&self, array: Array) -> (*mut c_void, DLDevice, bool) {
         match self.contents() {
             Contents::Host(filled) => (filled.ptr(array).cast(), DLDevice::CPU, false),
             Contents::Device(on_device) => match on_device.place(array) {
                 Ok(address) => (address as *mut c_void, dl_device(on_device.memory().kind()), false),
-                // What the host keeps of a batch on a device is kept for looking at.
+                // The host's metadata of a device batch is read-only.
                 Err(kept) => (kept.cast_mut().cast(), DLDevice::CPU, true),
             },
         }
@@ -323,7 +335,7 @@ impl Batch {
         MicroBatch { batch: self, start: 0, end: self.len() }
     }
 
-    /// Has the profiler remember it; `asked` and `got` by the loader's clock.
+    /// Records the batch for the profiler; `asked` and `got` by the loader's clock.
     pub(crate) fn record(&mut self, first: bool, asked_ns: u64, got_ns: u64) {
         let ([planned_ns, read_ns, full_ns], copied_ns) = self.contents().times();
         let ticket = self.contents().ticket();
@@ -334,13 +346,13 @@ impl Batch {
         self.recorded = Some(meters.recorder.note(BatchRecord { epoch, batch, rows, ..times }, meters.gauges(got_ns)));
     }
 
-    /// Bytes of all fields.
+    /// Total bytes of the fields.
     pub(crate) fn bytes(&self) -> usize {
         self.fields().map(|field| field.size_bytes()).sum()
     }
 }
 
-/// Whoever drops the last tensor drops the batch: any thread may.
+/// Checks that any thread may drop the last tensor, and so the batch.
 const _: () = {
     const fn is_shared<T: Send + Sync + 'static>() {}
     is_shared::<Batch>();
@@ -349,8 +361,8 @@ const _: () = {
 impl Drop for Batch {
     fn drop(&mut self) {
         if self.info.process.is_forked() {
-            // The way back takes locks that threads of the parent may have held at the fork, and rings their bell; a device is
-            // the parent's. What is kept here is the child's copy.
+            // Returning the memory takes locks that threads of the parent may have held at the fork, and rings their
+            // bell; and a device belongs to the parent. This leaks only the child's copy.
             return std::mem::forget((self.contents.take(), self.again.take(), self.info.clone()));
         }
         self.info.held.fetch_sub(1, Ordering::Relaxed);
@@ -359,7 +371,7 @@ impl Drop for Batch {
         }
         if let (Some(again), Some(mut contents)) = (&self.again, self.contents.take()) {
             contents.rest();
-            // When nobody waits for them any more they come back and are let go of.
+            // Without a receiver the contents come back in the error, and are dropped.
             let _ = again.send(contents);
         }
     }
@@ -375,7 +387,7 @@ impl std::fmt::Debug for Batch {
     }
 }
 
-/// A run of rows of a batch, see [`Batch::micro`].
+/// A part of a batch, see [`Batch::micro`].
 #[derive(Clone, Copy)]
 pub struct MicroBatch<'a> {
     batch: &'a Batch,
@@ -384,18 +396,18 @@ pub struct MicroBatch<'a> {
 }
 
 impl<'a> MicroBatch<'a> {
-    /// Rows.
+    /// Number of rows.
     #[allow(clippy::len_without_is_empty, reason = "a part is never empty")]
     pub fn len(&self) -> usize {
         self.end - self.start
     }
 
-    /// Rows that do not merely fill the batch up; they come first. May be 0.
+    /// Rows that hold samples of the epoch; they come first. May be 0.
     pub fn valid(&self) -> usize {
         self.batch.valid().clamp(self.start, self.end) - self.start
     }
 
-    /// The rows of the batch that these are.
+    /// The part's rows in the batch.
     pub fn rows(&self) -> std::ops::Range<usize> {
         self.start..self.end
     }
@@ -405,7 +417,7 @@ impl<'a> MicroBatch<'a> {
         &self.batch.ids()[self.rows()]
     }
 
-    /// Validity of each row, values of [`Status`](crate::Status).
+    /// Validity of each row, as values of [`Status`](crate::Status).
     pub fn status(&self) -> &'a [u8] {
         &self.batch.status()[self.rows()]
     }
@@ -416,9 +428,9 @@ impl<'a> MicroBatch<'a> {
         batch.info.keep.iter().map(move |kept| FieldView { contents: batch.contents(), kept, start, end })
     }
 
-    /// The field with that name.
+    /// The field named `name`.
     ///
-    /// Errors: [`ErrorKind::Shape`], naming the fields that there are.
+    /// Errors: [`ErrorKind::Shape`] with the names of the fields.
     pub fn field(&self, name: &str) -> Result<FieldView<'a>> {
         self.fields().find(|field| field.name() == name).ok_or_else(|| {
             let names: Vec<_> = self.fields().map(|field| field.name()).collect();
@@ -434,12 +446,12 @@ impl std::fmt::Debug for MicroBatch<'_> {
     }
 }
 
-/// One field of a batch or of a part of it: dense rows, first dimension = rows.
+/// One field of a batch or part: dense rows, the first dimension is the rows.
 #[derive(Clone, Copy)]
 pub struct FieldView<'a> {
     contents: &'a Contents,
     kept: &'a Kept,
-    /// Rows of the batch.
+    /// First row in the batch.
     start: usize,
     end: usize,
 }
@@ -459,7 +471,7 @@ impl<'a> FieldView<'a> {
         self.field().dtype()
     }
 
-    /// Dimensions, the number of rows first. Of an `UpTo` field the second is the maximum. A packed field is a vector of all its
+    /// Dimensions, rows first. For an `UpTo` field, the second is the maximum. A packed field is a vector of all its
     /// bytes.
     pub fn shape(&self) -> Vec<usize> {
         if self.field().is_packed() {
@@ -468,34 +480,36 @@ impl<'a> FieldView<'a> {
         std::iter::once(self.end - self.start).chain(self.field().dims()).collect()
     }
 
-    /// Elements from one index to the next, per dimension (row-major, dense).
+    /// Strides in elements, per dimension (row-major, dense).
     pub fn strides(&self) -> Vec<usize> {
         dense_strides(&self.shape())
     }
 
-    /// The true first dimension of each row of an `UpTo` field; `None` for fixed shapes.
+    /// True first dimension of each row of an `UpTo` field; `None` for fixed shapes.
     pub fn lens(&self) -> Option<&'a [u64]> {
         self.contents.lens(self.kept.index).map(|lens| &lens[self.start..self.end])
     }
 
-    /// Where the rows of a packed field begin in its bytes, and the last one ends: row `i` has those from `offsets[i]` to
-    /// `offsets[i + 1]`, less `offsets[0]` in a [part](Batch::micro) of a batch. One more than rows; `None` for fields with a stride.
-    /// Kept by the host, also where the batch lies on a device.
+    /// Bounds of a packed field's rows: row `i` has the bytes `offsets[i]..offsets[i + 1]`. `None` for fields with a
+    /// stride.
+    ///
+    /// One element more than rows. In a [part](Batch::micro) of a batch, subtract `offsets[0]`. The host keeps them,
+    /// even for a batch on a device.
     pub fn offsets(&self) -> Option<&'a [u64]> {
         self.contents.offsets(self.kept.index).map(|offsets| &offsets[self.start..=self.end])
     }
 
     /// All elements, row after row.
     ///
-    /// Errors: [`ErrorKind::Shape`] when `T` is not the dtype, [`ErrorKind::Device`] when the batch lies on a device.
+    /// Errors: [`ErrorKind::Shape`] if `T` is not the dtype, [`ErrorKind::Device`] if the batch is on a device.
     pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
         self.check_dtype::<T>()?;
         self.as_bytes().map(bytemuck::cast_slice)
     }
 
-    /// The elements of one row: of an `UpTo` field only the true ones.
+    /// Elements of one row; for an `UpTo` field without the padding.
     ///
-    /// Errors: [`ErrorKind::Shape`] when `T` is not the dtype or there is no such row.
+    /// Errors: [`ErrorKind::Shape`] if `T` is not the dtype or the row does not exist.
     pub fn row<T: Element>(&self, row: usize) -> Result<&'a [T]> {
         let all = self.as_slice::<T>()?;
         let rows = self.end - self.start;
@@ -515,9 +529,9 @@ impl<'a> FieldView<'a> {
         Ok(&all[row * row_len..row * row_len + used])
     }
 
-    /// All bytes, row after row, native byte order.
+    /// All bytes, row after row, in native byte order.
     ///
-    /// Errors: [`ErrorKind::Device`] when the batch lies on a device.
+    /// Errors: [`ErrorKind::Device`] if the batch is on a device.
     pub fn as_bytes(&self) -> Result<&'a [u8]> {
         match self.contents {
             Contents::Host(filled) => Ok(&filled.bytes(self.kept.index)[self.span()]),
@@ -525,9 +539,9 @@ impl<'a> FieldView<'a> {
         }
     }
 
-    /// A copy of all elements, row after row, wherever they lie; see [`read_into`](Self::read_into).
+    /// Copies all elements, row after row, from the host or a device; see [`read_into`](Self::read_into).
     ///
-    /// Errors: [`ErrorKind::Shape`] when `T` is not the dtype, [`ErrorKind::Device`] when the device fails.
+    /// Errors: [`ErrorKind::Shape`] if `T` is not the dtype, [`ErrorKind::Device`] if the device fails.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         self.check_dtype::<T>()?;
         let mut elements = vec![T::zeroed(); self.size_bytes() / size_of::<T>()];
@@ -535,13 +549,15 @@ impl<'a> FieldView<'a> {
         Ok(elements)
     }
 
-    /// Copies all [bytes](Self::size_bytes) to `out`, wherever they lie. From a device this waits for the copy: for looking at
-    /// data, not for training.
+    /// Copies all [bytes](Self::size_bytes) to `out`, from the host or a device.
     ///
-    /// Errors: [`ErrorKind::Shape`] when `out` is of another length, [`ErrorKind::Device`] when the device fails.
+    /// From a device this waits for the copy: use it to inspect data, not to train.
+    ///
+    /// Errors: [`ErrorKind::Shape`] if the length of `out` differs, [`ErrorKind::Device`] if the device fails.
     pub fn read_into(&self, out: &mut [u8]) -> Result<()> {
         if out.len() != self.size_bytes() {
-            let message = format!("field `{}` has {} bytes, not {}", self.name(), self.size_bytes(), out.len());
+            let message =
+                format!("field `{}` has {} bytes, but the target has {}", self.name(), self.size_bytes(), out.len());
             return Err(Error::new(ErrorKind::Shape, Stage::Batch, message));
         }
         match self.contents {
@@ -556,7 +572,7 @@ impl<'a> FieldView<'a> {
         self.span().len()
     }
 
-    /// Bytes of the field's array.
+    /// Byte range of the field's array.
     fn span(&self) -> std::ops::Range<usize> {
         if let Some(offsets) = self.offsets() {
             return offsets[0] as usize..offsets[self.end - self.start] as usize;
@@ -576,10 +592,11 @@ impl<'a> FieldView<'a> {
 
 /// Fields in device memory.
 impl<'a> FieldView<'a> {
-    /// The field as a slice of cudarc's, for work on `stream`, which is [bound](Batch::bind) to the batch. `T` is
-    /// checked; the elements are dense, row after row.
+    /// The field as a cudarc slice, for work on `stream`, which is [bound](Batch::bind) to the batch.
     ///
-    /// Errors: [`ErrorKind::Shape`] when `T` is not the dtype, [`ErrorKind::Device`] when the batch lies on the host,
+    /// The elements are dense, row after row.
+    ///
+    /// Errors: [`ErrorKind::Shape`] if `T` is not the dtype, [`ErrorKind::Device`] if the batch is on the host,
     /// [`ErrorKind::Config`] for a stream of another context.
     #[cfg(feature = "cudarc")]
     pub fn cuda_slice<T: Element>(&self, stream: &Arc<cudarc::driver::CudaStream>) -> Result<FieldSlice<'a, T>> {
@@ -590,17 +607,19 @@ impl<'a> FieldView<'a> {
         FieldSlice::of(on_device, stream, ptr, self.size_bytes() / size_of::<T>())
     }
 
-    /// The address in device memory of the first element. Where no stream is bound to the batch, the legacy default stream
-    /// is from here on: work on other streams needs [`Batch::bind`] first.
+    /// Device address of the first element.
     ///
-    /// Errors: [`ErrorKind::Device`] when the batch lies on the host.
+    /// If no stream is bound to the batch, this binds the legacy default stream: work on other streams needs
+    /// [`Batch::bind`] first.
+    ///
+    /// Errors: [`ErrorKind::Device`] if the batch is on the host.
     pub fn device_ptr(&self) -> Result<u64> {
         let on_device = self.on_device()?;
         on_device.memory().bind_any()?;
         Ok(on_device.ptr(self.kept.index) + self.span().start as u64)
     }
 
-    /// The address in device memory of the [lengths](Self::lens) of an `UpTo` field, `u64` each.
+    /// Device address of the [lengths](Self::lens) of an `UpTo` field, `u64` each.
     ///
     /// Errors: as [`device_ptr`](Self::device_ptr).
     pub fn device_lens_ptr(&self) -> Result<Option<u64>> {
@@ -609,7 +628,7 @@ impl<'a> FieldView<'a> {
         Ok(on_device.lens_ptr(self.kept.index).map(|ptr| ptr + 8 * self.start as u64))
     }
 
-    /// The address in device memory of the [offsets](Self::offsets) of a packed field, `u64` each.
+    /// Device address of the [offsets](Self::offsets) of a packed field, `u64` each.
     ///
     /// Errors: as [`device_ptr`](Self::device_ptr).
     pub fn device_offsets_ptr(&self) -> Result<Option<u64>> {
@@ -622,7 +641,7 @@ impl<'a> FieldView<'a> {
         match self.contents {
             Contents::Device(on_device) => Ok(on_device),
             Contents::Host(_) => {
-                let message = format!("field `{}` lies on the host; `as_slice` gives it", self.name());
+                let message = format!("field `{}` is on the host: use `as_slice`", self.name());
                 Err(Error::new(ErrorKind::Device, Stage::Batch, message))
             }
         }
@@ -630,7 +649,7 @@ impl<'a> FieldView<'a> {
 
     fn elsewhere(&self, on_device: &OnDevice) -> Error {
         let (name, device) = (self.name(), on_device.memory().kind());
-        let message = format!("field `{name}` lies on {device}; `device_ptr` gives it, `to_vec` copies it back");
+        let message = format!("field `{name}` is on {device}: use `device_ptr`, or copy it by `to_vec`");
         Error::new(ErrorKind::Device, Stage::Batch, message)
     }
 }
@@ -648,7 +667,7 @@ fn dl_device(kind: DeviceKind) -> DLDevice {
     }
 }
 
-/// Elements from one index to the next, per dimension, where nothing lies between them.
+/// Strides in elements of a dense array.
 fn dense_strides(shape: &[usize]) -> Vec<usize> {
     let mut strides = vec![1; shape.len()];
     for dim in (1..shape.len()).rev() {
@@ -657,7 +676,7 @@ fn dense_strides(shape: &[usize]) -> Vec<usize> {
     strides
 }
 
-/// Restores the order of things that are numbered 0, 1, 2 … and come in any order, at most `window` ahead. Pure.
+/// Restores the order of items numbered 0, 1, 2 …, which arrive at most `window` ahead. Pure.
 pub(crate) struct Reorder<T> {
     places: Vec<Option<T>>,
     next: u64,
@@ -668,14 +687,14 @@ impl<T> Reorder<T> {
         Self { places: (0..window).map(|_| None).collect(), next: 0 }
     }
 
-    /// Puts number `sequence` in its place. Panics when it is outside of the window or there already: the slots bound it.
+    /// Adds item number `sequence`. Panics if it is outside of the window or present already: slots bound the numbers.
     pub(crate) fn put(&mut self, sequence: u64, item: T) {
         assert!(sequence >= self.next && sequence - self.next < self.places.len() as u64, "outside of the window");
         let index = (sequence % self.places.len() as u64) as usize;
         assert!(self.places[index].replace(item).is_none(), "the same number twice");
     }
 
-    /// The next one in order, if it has come.
+    /// The next item in order, if it has arrived.
     pub(crate) fn take(&mut self) -> Option<T> {
         let index = (self.next % self.places.len() as u64) as usize;
         let item = self.places[index].take()?;
@@ -691,11 +710,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_the_order_of_arrival_numbers_come_out_in_order(window in 1_usize..9, count in 0_u64..60, seed in any::<u64>()) {
+        fn items_come_out_in_order_for_any_arrival(window in 1_usize..9, count in 0_u64..60, seed in any::<u64>()) {
             let mut reorder = Reorder::new(window);
             let (mut waiting, mut next_in, mut out, mut state) = (Vec::new(), 0, Vec::new(), seed);
             while (out.len() as u64) < count {
-                // At most `window` numbers are under way, as slots are.
+                // At most `window` numbers are in flight, as slots are.
                 while next_in < count && next_in < out.len() as u64 + window as u64 {
                     waiting.push(next_in);
                     next_in += 1;

@@ -1,27 +1,27 @@
-//! DLPack: the arrays of a batch for another framework, without a copy.
+//! DLPack: exports the arrays of a batch to another framework, without a copy.
 //!
 //! ```text
 //! Batch ──into_dlpack──► Tensors: a Dlpack per array, each with an Arc of the batch
 //!                                     │ into_versioned, into_legacy
 //!                                     ▼
-//!                          a C struct that is the consumer's ──its deleter: any thread, once──► Arc dropped
-//!                                                               the last one: the batch's memory is used again
+//!                          a C struct owned by the consumer ──its deleter: any thread, once──► Arc dropped
+//!                                                               the last one: the batch's memory is reused
 //! ```
 //!
-//! The structs are those of `dlpack.h`, version 1.0 and the one before versions ("legacy"), which consumers that know
-//! no `max_version` expect. Python wraps their address in a capsule called `dltensor_versioned` or `dltensor`.
+//! The structs follow `dlpack.h`: version 1.0, and the unversioned ("legacy") form for consumers without `max_version`.
+//! Python wraps their address in a capsule named `dltensor_versioned` or `dltensor`.
 //!
-//! Why writing is sound, as consumers do in place:
-//! * A batch is consumed by its export, so no slice of it is borrowed, and nobody can borrow one: the `Arc`s are only
-//!   ever dropped. The pipeline keeps no way to a slot that it has handed out.
+//! Consumers write in place. That is sound for these reasons:
+//! * The export consumes the batch, so no slice of it is or can be borrowed: the `Arc`s are only dropped. The pipeline
+//!   has no access to a delivered slot.
 //! * Arrays of one batch do not overlap (tested in `tensor`), so tensors do not see each other's writes.
-//! * The pointers come from the memory's own, never from a shared slice.
-//! * Nothing of what was written stays: the next use of a slot writes every array anew, as it must after `map_batch`.
-//! * The owner is `Send`, and what the deleter does (count, give back a slot or buffer) waits for nobody. Device memory whose
-//!   loader is gone is freed by a thread: `cuMemFree` waits for the device, whose work may need the consumer's lock (the GIL).
+//! * The pointers derive from the memory itself, never from a shared slice.
+//! * No write survives: the next use of a slot rewrites every array, as it must after `map_batch`.
+//! * The owner is `Send`, and its deleter (count, return a slot or buffer) never blocks. A thread frees device memory
+//!   of a dropped loader: `cuMemFree` waits for the device, and its work may need the consumer's lock (the GIL).
 //!
-//! Limits: nothing here reads or writes `data`; that the memory is there while the owner lives is the promise of who
-//! makes a [`Dlpack`]. The legacy struct has no way to say "read only".
+//! Limits: nothing here reads or writes `data`. The maker of a [`Dlpack`] promises that the memory lives as long as the
+//! owner. The legacy struct cannot express "read only".
 
 #![allow(unsafe_code)]
 
@@ -33,23 +33,23 @@ use std::ptr::NonNull;
 pub use raw::{DLDevice, DLManagedTensor, DLManagedTensorVersioned};
 use raw::{DLPackVersion, FLAG_READ_ONLY};
 
-/// The structs of `dlpack.h`. Only those that a consumer names are public.
+/// The structs of `dlpack.h`. Only structs that consumers name are public.
 pub(crate) mod raw {
     use crate::tensor::DType;
     use std::ffi::c_void;
 
-    /// Where memory is: `DLDevice`.
+    /// Location of memory: `DLDevice`.
     #[repr(C)]
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct DLDevice {
-        /// 1: the host (`kDLCPU`). 2: a GPU of CUDA (`kDLCUDA`).
+        /// 1: the host (`kDLCPU`). 2: a CUDA GPU (`kDLCUDA`).
         pub device_type: i32,
         /// Number of the device; 0 for the host.
         pub device_id: i32,
     }
 
     impl DLDevice {
-        /// The memory of the process.
+        /// Host memory.
         pub const CPU: Self = Self { device_type: 1, device_id: 0 };
 
         /// The GPU with this number.
@@ -66,7 +66,7 @@ pub(crate) mod raw {
         pub code: u8,
         /// Bits of one element.
         pub bits: u8,
-        /// Elements of a vector; always 1 here.
+        /// Elements of a vector type; always 1 here.
         pub lanes: u16,
     }
 
@@ -94,9 +94,9 @@ pub(crate) mod raw {
     #[repr(C)]
     #[derive(Debug)]
     pub struct DLTensor {
-        /// First element; of a batch it is aligned to 256 bytes.
+        /// First element; arrays of a batch are aligned to 256 bytes.
         pub data: *mut c_void,
-        /// Where `data` is.
+        /// Device of `data`.
         pub device: DLDevice,
         /// Dimensions.
         pub ndim: i32,
@@ -104,21 +104,21 @@ pub(crate) mod raw {
         pub dtype: DLDataType,
         /// `ndim` sizes; never null.
         pub shape: *mut i64,
-        /// `ndim` distances in elements; never null.
+        /// `ndim` strides in elements; never null.
         pub strides: *mut i64,
-        /// From `data` to the first element; always 0 here.
+        /// Offset from `data` to the first element; always 0 here.
         pub byte_offset: u64,
     }
 
-    /// `DLManagedTensor`, as before there were versions.
+    /// `DLManagedTensor`, the unversioned form.
     #[repr(C)]
     #[derive(Debug)]
     pub struct DLManagedTensor {
         /// The array.
         pub dl_tensor: DLTensor,
-        /// The deleter's own.
+        /// Private data of the deleter.
         pub manager_ctx: *mut c_void,
-        /// Frees the struct and lets go of the memory; called once, from any thread.
+        /// Frees the struct and releases the memory. Called once, from any thread.
         pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensor)>,
     }
 
@@ -128,86 +128,86 @@ pub(crate) mod raw {
     pub struct DLPackVersion {
         /// Changes with the layout.
         pub major: u32,
-        /// Changes with what is possible.
+        /// Changes with the features.
         pub minor: u32,
     }
 
     impl DLPackVersion {
-        /// What [`Dlpack::into_versioned`](super::Dlpack::into_versioned) makes.
+        /// Version of [`Dlpack::into_versioned`](super::Dlpack::into_versioned).
         pub const OURS: Self = Self { major: 1, minor: 0 };
     }
 
-    /// In `flags`: nobody may write.
+    /// Bit in `flags`: the memory is read-only.
     pub const FLAG_READ_ONLY: u64 = 1;
 
     /// `DLManagedTensorVersioned`.
     #[repr(C)]
     #[derive(Debug)]
     pub struct DLManagedTensorVersioned {
-        /// Of this struct. A consumer that does not know the major version may only call the deleter.
+        /// Version of this struct. A consumer that does not know the major version may only call the deleter.
         pub version: DLPackVersion,
-        /// The deleter's own.
+        /// Private data of the deleter.
         pub manager_ctx: *mut c_void,
-        /// Frees the struct and lets go of the memory; called once, from any thread.
+        /// Frees the struct and releases the memory. Called once, from any thread.
         pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensorVersioned)>,
-        /// 1: nobody may write.
+        /// 1: the memory is read-only.
         pub flags: u64,
         /// The array.
         pub dl_tensor: DLTensor,
     }
 }
 
-/// A batch as tensors, made by [`Batch::into_dlpack`](crate::Batch::into_dlpack). The first dimension of each is the rows.
+/// A batch as tensors, from [`Batch::into_dlpack`](crate::Batch::into_dlpack). The first dimension of each is the rows.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Tensors {
     /// The fields by name, in order.
     pub fields: Vec<(String, Dlpack)>,
-    /// The true lengths of the rows of each `UpTo` field, by the field's name: `u64`.
+    /// True row lengths of each `UpTo` field, by field name: `u64`.
     pub lens: Vec<(String, Dlpack)>,
-    /// Where the rows of packed fields begin in their bytes, and the last one ends: `u64`, one more than rows.
+    /// Bounds of the rows of packed fields, by field name: `u64`, one more than rows.
     pub offsets: Vec<(String, Dlpack)>,
     /// Sample ids: `u64`.
     pub ids: Dlpack,
-    /// Validity of each row, values of [`Status`](crate::Status): `u8`.
+    /// Validity of each row, as values of [`Status`](crate::Status): `u8`.
     pub status: Dlpack,
 }
 
 /// The parts of a [`Dlpack`].
 pub(crate) struct Parts {
-    /// First element; null only for an array without elements. Readable, and writable unless `read_only`, by any thread
-    /// and by nobody else, as long as `owner` lives.
+    /// First element; null only for an array without elements. While `owner` lives, any thread may read it, and write
+    /// it unless `read_only`; it has no other user.
     pub(crate) data: *mut c_void,
     pub(crate) device: DLDevice,
     pub(crate) dtype: DType,
     pub(crate) shape: Vec<i64>,
-    /// As many as dimensions, in elements.
+    /// Strides in elements, one per dimension.
     pub(crate) strides: Vec<i64>,
     pub(crate) read_only: bool,
-    /// Dropped, by whichever thread, when the last user of the memory is done.
+    /// Dropped on any thread when the last user of the memory is done.
     pub(crate) owner: Box<dyn Owner>,
 }
 
 /// Keeps the memory alive, and on a device orders its use.
 pub(crate) trait Owner: Send {
-    /// Orders the memory's use with the work of a stream of the device, which lives until the owner is dropped: that is the
-    /// promise of who calls [`Dlpack::bind`].
+    /// Orders the memory's use with the work of a device stream. The caller of [`Dlpack::bind`] promises that the
+    /// stream lives until the owner is dropped.
     fn bind(&self, _stream: usize) -> Result<()> {
         Ok(())
     }
 
-    /// The same with the default stream, unless some stream was named.
+    /// As `bind`, with the default stream, unless a stream is bound already.
     fn bind_any(&self) -> Result<()> {
         Ok(())
     }
 }
 
-/// One array of a batch on its way to another framework. It keeps the memory alive, as what is made of it does; dropped,
-/// it gives it back.
+/// One array of a batch, on its way to another framework. It keeps the memory alive, as does the exported struct;
+/// dropping it releases the memory.
 pub struct Dlpack(Box<Parts>);
 
-// SAFETY: `data` is never followed here, and by the contract of `Parts` it may be by any thread; the owner is `Send`, the
-// rest is plain data.
+// SAFETY: `data` is never dereferenced here, and by the contract of `Parts` any thread may do so. The owner is `Send`,
+// the rest is plain data.
 unsafe impl Send for Dlpack {}
 
 impl Dlpack {
@@ -221,7 +221,7 @@ impl Dlpack {
         &self.0.shape
     }
 
-    /// Elements from one index to the next, per dimension.
+    /// Strides in elements, per dimension.
     pub fn strides(&self) -> &[i64] {
         &self.0.strides
     }
@@ -231,33 +231,35 @@ impl Dlpack {
         self.0.dtype
     }
 
-    /// Where the memory is.
+    /// Location of the memory.
     pub fn device(&self) -> DLDevice {
         self.0.device
     }
 
-    /// Whether consumers may not write. The legacy struct cannot say so: then do not make one.
+    /// Whether the memory is read-only. The legacy struct cannot say so: then do not make one.
     pub fn read_only(&self) -> bool {
         self.0.read_only
     }
 
-    /// Has a CUDA stream wait until the memory is filled, and the memory wait, before it is used again, for the work that
-    /// the stream was given until the last tensor of the batch is gone. Call it before exporting: this is what `stream` of
-    /// `__dlpack__` asks for. 0 and 1 are the legacy default stream; without a call it is that one. Nothing is to be done
-    /// for memory of the host.
+    /// Makes a CUDA stream wait until the memory is filled, and orders the memory's reuse after the stream's work.
+    ///
+    /// The work counts until the last tensor of the batch is freed. Call this before exporting: it implements `stream`
+    /// of `__dlpack__`. 0 and 1 are the legacy default stream, which is also used without a call. Has no effect on host
+    /// memory.
     ///
     /// Errors: [`ErrorKind::Config`](crate::ErrorKind::Config) for a stream of another context,
-    /// [`ErrorKind::Device`](crate::ErrorKind::Device) when the device fails.
+    /// [`ErrorKind::Device`](crate::ErrorKind::Device) if the device fails.
     ///
     /// # Safety
-    /// The stream must live, on the device of the memory, until every tensor of the batch is gone.
+    /// The stream must live, on the memory's device, until every tensor of the batch is freed.
     pub unsafe fn bind(&self, stream: usize) -> Result<()> {
         self.0.owner.bind(stream)
     }
 
-    /// The struct of version 1.0. It is the caller's, who calls its deleter once, from any thread, with no lock held that
-    /// a thread of the loader could want.
-    #[must_use = "the memory comes back only by the deleter"]
+    /// The struct of version 1.0, owned by the caller.
+    ///
+    /// The caller must call its deleter once, from any thread, without a lock that a thread of the loader could need.
+    #[must_use = "only the deleter releases the memory"]
     pub fn into_versioned(mut self) -> NonNull<DLManagedTensorVersioned> {
         self.order();
         let (dl_tensor, flags) = (self.tensor(), if self.read_only() { FLAG_READ_ONLY } else { 0 });
@@ -270,8 +272,8 @@ impl Dlpack {
         })))
     }
 
-    /// The struct for consumers that know no versions; otherwise as [`into_versioned`](Self::into_versioned).
-    #[must_use = "the memory comes back only by the deleter"]
+    /// The struct for consumers without versions; otherwise as [`into_versioned`](Self::into_versioned).
+    #[must_use = "only the deleter releases the memory"]
     pub fn into_legacy(mut self) -> NonNull<DLManagedTensor> {
         self.order();
         let dl_tensor = self.tensor();
@@ -279,13 +281,13 @@ impl Dlpack {
         NonNull::from(Box::leak(Box::new(DLManagedTensor { dl_tensor, manager_ctx, deleter: Some(delete_legacy) })))
     }
 
-    /// Orders the memory before its export: on the streams that were named, else on the default one.
+    /// Orders the memory before its export: on the bound streams, or else on the default stream.
     fn order(&self) {
-        // A device that cannot do that is broken, and says so with the next batch; it runs nothing any more.
+        // A failing device is broken: it runs nothing any more, and the next batch reports the error.
         let _ = self.0.owner.bind_any();
     }
 
-    /// Points into the lists of the parts, whose elements stay where they are. An empty list has an address, too.
+    /// The C struct, with pointers into the parts' lists, which do not move. An empty list has an address too.
     fn tensor(&mut self) -> raw::DLTensor {
         let Parts { data, device, dtype, shape, strides, .. } = &mut *self.0;
         raw::DLTensor {
@@ -311,9 +313,9 @@ unsafe extern "C" fn delete_versioned(this: *mut DLManagedTensorVersioned) {
     if this.is_null() {
         return;
     }
-    // SAFETY: by the protocol this is the struct that `into_versioned` leaked, and nobody calls twice or uses it after.
+    // SAFETY: by the protocol this is the leaked struct of `into_versioned`, without another call or later use.
     let managed = unsafe { Box::from_raw(this) };
-    // SAFETY: `into_versioned` made it by `Box::into_raw`, and it belongs to this struct alone.
+    // SAFETY: `into_versioned` made it by `Box::into_raw`, and only this struct owns it.
     drop(unsafe { Box::from_raw(managed.manager_ctx.cast::<Parts>()) });
 }
 
@@ -322,9 +324,9 @@ unsafe extern "C" fn delete_legacy(this: *mut DLManagedTensor) {
     if this.is_null() {
         return;
     }
-    // SAFETY: by the protocol this is the struct that `into_legacy` leaked, and nobody calls twice or uses it after.
+    // SAFETY: by the protocol this is the leaked struct of `into_legacy`, without another call or later use.
     let managed = unsafe { Box::from_raw(this) };
-    // SAFETY: `into_legacy` made it by `Box::into_raw`, and it belongs to this struct alone.
+    // SAFETY: `into_legacy` made it by `Box::into_raw`, and only this struct owns it.
     drop(unsafe { Box::from_raw(managed.manager_ctx.cast::<Parts>()) });
 }
 
@@ -337,7 +339,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// Owns bytes, and counts when it goes.
+    /// Owns bytes, and counts its drops.
     struct Bytes {
         bytes: Vec<u64>,
         gone: Arc<AtomicUsize>,
@@ -373,7 +375,7 @@ mod tests {
         gone.load(Ordering::SeqCst)
     }
 
-    /// What a consumer reads of either struct, as C would: through the addresses alone.
+    /// Shape and strides, read as a C consumer would: through the pointers.
     fn read(tensor: &DLTensor) -> (Vec<i64>, Vec<i64>) {
         let ndim = tensor.ndim as usize;
         assert!(!tensor.shape.is_null() && !tensor.strides.is_null());
@@ -384,7 +386,7 @@ mod tests {
         }
     }
 
-    /// A struct that another thread may have.
+    /// A struct to send to another thread.
     struct Elsewhere<T>(NonNull<T>);
 
     // SAFETY: the protocol allows any thread.
@@ -405,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn every_dtype_has_the_code_and_the_bits_of_the_header() {
+    fn dtypes_match_the_codes_and_bits_of_the_header() {
         let table = [
             (DType::I8, 0, 8),
             (DType::I16, 0, 16),
@@ -433,8 +435,8 @@ mod tests {
 
     #[test]
     #[cfg(target_pointer_width = "64")]
-    fn the_structs_have_the_layout_of_the_header() {
-        // What a C compiler says of dlpack.h 1.0 on a 64-bit machine.
+    fn structs_match_the_layout_of_the_header() {
+        // Sizes from a C compiler for dlpack.h 1.0 on a 64-bit machine.
         assert_eq!((size_of::<DLDevice>(), size_of::<DLDataType>(), size_of::<DLPackVersion>()), (8, 4, 8));
         let tensor = [
             offset_of!(DLTensor, data),
@@ -468,7 +470,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn a_consumer_reads_the_rows_by_shape_and_strides(
+        fn consumers_read_rows_by_shape_and_strides(
             shape in prop::collection::vec(0_i64..6, 0..5),
             legacy in any::<bool>(),
         ) {
@@ -480,13 +482,13 @@ mod tests {
                 assert_eq!((&seen, tensor.byte_offset, tensor.device), (&shape, 0, DLDevice::CPU));
                 let elements: i64 = shape.iter().product();
                 for number in 0..elements {
-                    // The naive way from an element's number to its index, and from there by strides to its place.
+                    // From an element's number to its index by division, then by strides to its offset.
                     let (mut rest, mut place) = (number, 0);
                     for dim in (0..shape.len()).rev() {
                         place += rest % shape[dim] * strides[dim];
                         rest /= shape[dim];
                     }
-                    // SAFETY: in bounds, since the oracle's places are those of a dense array.
+                    // SAFETY: in bounds, since the oracle's offsets describe a dense array.
                     assert_eq!(unsafe { *tensor.data.cast::<u64>().add(place as usize) }, number as u64);
                 }
             };
@@ -510,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn the_owner_is_dropped_once_by_any_thread_and_export() {
+    fn exports_drop_the_owner_once_on_any_thread() {
         let gone = Arc::default();
         for _ in 0..50 {
             let versioned = Elsewhere(dlpack(DType::F32, vec![4, 4], &gone).into_versioned());
@@ -528,19 +530,19 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_the_consumers_to_write_and_read_until_the_deleter() {
+    fn consumers_own_the_memory_until_the_deleter() {
         let gone = Arc::default();
         let managed = Elsewhere(dlpack(DType::U64, vec![3], &gone).into_versioned());
         let managed = std::thread::spawn(move || {
             let managed = managed;
-            // SAFETY: three elements, alive until `delete`, and nobody else's.
+            // SAFETY: three elements, alive until `delete`, without another user.
             let data = unsafe { std::slice::from_raw_parts_mut(managed.0.as_ref().dl_tensor.data.cast::<u64>(), 3) };
             data.iter_mut().for_each(|value| *value += 10);
             managed
         })
         .join()
         .unwrap();
-        // SAFETY: as above; the other thread is gone.
+        // SAFETY: as above; the other thread has ended.
         let data = unsafe { std::slice::from_raw_parts(managed.0.as_ref().dl_tensor.data.cast::<u64>(), 3) };
         assert_eq!(data, [10, 11, 12]);
         managed.delete();
@@ -548,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn read_only_memory_is_flagged_and_a_gpu_named() {
+    fn exports_flag_read_only_memory_and_name_the_gpu() {
         let parts = |read_only| Parts {
             data: std::ptr::without_provenance_mut(0x1000),
             device: DLDevice::cuda(3),
@@ -571,8 +573,8 @@ mod tests {
     }
 
     #[test]
-    fn the_deleters_take_null() {
-        // SAFETY: what is tested: null is legal.
+    fn deleters_accept_null() {
+        // SAFETY: null is legal, as this test shows.
         unsafe {
             delete_versioned(std::ptr::null_mut());
             delete_legacy(std::ptr::null_mut());

@@ -1,9 +1,9 @@
-//! feedline keeps a training loop fed: bytes go from storage to batches with as few copies as the machine allows, in
-//! bounded memory, in an order that depends on (seed, epoch, position) alone, and the loader says what limits it.
+//! feedline keeps a training loop fed. Bytes go from storage to batches with as few copies as the machine allows, in
+//! bounded memory. The order depends on (seed, epoch, position) alone, and the loader reports its bottleneck.
 //!
 //! ```text
 //! order ──► read ──► decode ──► slot ──► device ──► iterator ──► your step
-//! (which)   (bytes)  (rows)    (memory)            (Batch)      (drop = room again)
+//! (which)   (bytes)  (rows)    (memory)            (Batch)      (drop frees memory)
 //!    └────────────────── profile watches every edge ───────────────┘
 //! ```
 //!
@@ -30,17 +30,25 @@
 //!
 //! # Where to start reading
 //!
-//! [`Loader`] and its builder are what most users need, [`Shard`] and [`State`] what runs on many ranks do. [`dataset`]
-//! says how a format becomes samples and how to add your own, [`decode`] how bytes become rows, [`order`] which sample comes
-//! when, [`storage`] how storage is read, [`prepare`] how pictures are made ready once (restart markers, shards). [`device`] is
-//! where batches lie; `device::cuda` shows them in cudarc, candle, burn and PyTorch, and `examples/pytorch` is a Python package. The
-//! module docs of `pipeline` in the source say how it all fits and why it cannot deadlock. [`guide`] has a page for each
-//! question: GPUs, ranks, formats, faults, profiling, the architecture, the tests.
+//! Most users need only [`Loader`] and its builder; runs on many ranks also need [`Shard`] and [`State`]. The other
+//! modules:
 //!
-//! # Many ranks, and runs that are interrupted
+//! * [`dataset`]: formats, and how to add your own.
+//! * [`decode`]: from bytes to rows.
+//! * [`order`]: the sequence of samples.
+//! * [`storage`]: how files are read.
+//! * [`prepare`]: one-time preparation of pictures (restart markers, shards).
+//! * [`device`]: host or GPU. `device::cuda` has examples for cudarc, candle, burn and PyTorch; `examples/pytorch` is a
+//!   Python package.
 //!
-//! Every global batch is cut from one order, so a rank is a [`Shard`] of it; a [`State`] is the place in that order after
-//! the last batch received, the same on all ranks, and fits any number of them. Here two ranks go on as three:
+//! [`guide`] has a page per topic: GPUs, ranks, formats, faults, profiling, the architecture, the tests. The module
+//! docs of `pipeline` in the source explain how the parts fit, and why they cannot deadlock.
+//!
+//! # Many ranks, and interrupted runs
+//!
+//! Every global batch is cut from one order, and a [`Shard`] is one rank's part of it. A [`State`] is the position in
+//! that order after the last batch received. It is the same on all ranks, and fits any number of ranks. Here two ranks
+//! resume as three:
 //!
 //! ```
 //! use feedline::{Loader, Order, Shard, State, dataset::Records};
@@ -73,8 +81,8 @@
 //!
 //! # A decoder of your own
 //!
-//! Decoders and datasets are open traits and need no `unsafe`. This one turns a text field of numbers into a vector; a
-//! dataset is shown in [`dataset`].
+//! Decoders and datasets are open traits and need no `unsafe`. This decoder turns a text field of numbers into a
+//! vector; [`dataset`] shows a dataset.
 //!
 //! ```
 //! use feedline::decode::{Ctx, Decoder};
@@ -115,8 +123,8 @@
 //!
 //! # Transforms: mixup
 //!
-//! `.map` changes a sample, `.map_batch` a whole batch, both in place and with randomness from their [`decode::Ctx`], so
-//! that a batch does not depend on the number of workers.
+//! `.map` changes a sample, `.map_batch` a whole batch, both in place. Their randomness comes from their
+//! [`decode::Ctx`], so a batch does not depend on the number of workers.
 //!
 //! ```
 //! use feedline::tensor::{DType, Field};
@@ -184,11 +192,11 @@ pub use state::State;
 pub use stop::Signal;
 pub use stop::Stop;
 
-/// What a run measured, what limits it, and what a change would give.
+/// Measurements of a run, its bottleneck, and predictions for changes.
 ///
-/// [`Loader::report`] is all of it as text; [`Loader::snapshot`] the numbers. Two clocks matter: the wait of `next()` for a batch
-/// (on a GPU the time in which its stream had nothing to do because of the loader), and the time of your own code between two
-/// calls.
+/// [`Loader::report`] gives all of it as text, [`Loader::snapshot`] the numbers. Two times matter. One is the wait of
+/// `next()` for a batch; on a GPU, the time that the loader leaves the stream idle. The other is the time of your own
+/// code between two calls.
 pub mod profile {
     pub use crate::loader::{Ceiling, Origin};
     pub use crate::meter::{
@@ -200,8 +208,8 @@ pub mod profile {
     };
 }
 
-/// The driver side of storage and memory, fault injection and fuzz targets, for this crate's tests and benches. No promise
-/// of stability: names and behaviour change without notice.
+/// Internals of storage and memory, fault injection and fuzz targets, for this crate's tests and benches. Not stable:
+/// names and behaviour change without notice.
 #[cfg(feature = "unstable")]
 pub mod unstable {
     pub use crate::dataset::fingerprint::Fingerprint;
@@ -224,7 +232,7 @@ pub mod unstable {
     pub use crate::storage::waker::Waker;
 }
 
-/// Guides, one for each question.
+/// Guides, one per topic.
 pub mod guide {
     #[doc = include_str!("guide/architecture.md")]
     pub mod architecture {}

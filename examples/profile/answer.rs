@@ -1,7 +1,7 @@
-//! What is said at the end of a run, as data: the JSON, and what the text is made of.
+//! The results of a run as data: the JSON, and the basis of the text.
 //!
-//! Figures that are not known, or mean nothing (the AU without a step), are `null`. Shares are 0 to 1 and percentages say so in
-//! their name; times are of the wall clock.
+//! Unknown or meaningless figures (the AU without a step) are `null`. Shares are 0 to 1, and percentages have `pct` in
+//! their name. Times are wall-clock.
 
 use crate::args::Given;
 use crate::measure::Tally;
@@ -15,28 +15,28 @@ use feedline::profile::{Cause, Change, Origin, Prediction, Snapshot, StageLoad, 
 use feedline::unstable::DEPTH_MAX;
 use serde::Serialize;
 
-/// What was found out.
+/// Results of a run.
 #[derive(Serialize)]
 pub struct Answer {
     /// Accelerator utilisation: steps / time from the end of the first step to the end of the last.
     pub au: Option<f64>,
     pub au_target: Option<f64>,
-    /// Not known either when the batches are not the benchmark's.
+    /// `None` too if the batches are not the benchmark's.
     pub pass: Option<bool>,
     pub gpu_idle_pct: Option<f64>,
-    /// Not known where the consumer's steps were not measured.
+    /// `None` if the consumer's steps were not measured.
     pub starved_pct: Option<f64>,
-    /// Idle time that is not the loader's doing: on the host idle less starved, which is what this thread lost on busy cores. On a
-    /// GPU an upper bound of what the host's own delays cost.
+    /// Idle time not caused by the loader. On the host: idle less starved, lost by this thread on busy cores. On a GPU:
+    /// an upper bound for the cost of the host's delays.
     pub late_pct: Option<f64>,
     pub cause: Cause,
     pub also: Option<Cause>,
     pub strength: &'static str,
-    /// What is missing, where the evidence is thin.
+    /// The missing evidence, if it is thin.
     pub strength_why: Option<String>,
     pub evidence: Vec<String>,
     pub advice: Vec<String>,
-    /// Of `steps` batches in `seconds`, as the AU; without any, of the whole run.
+    /// Rate of `steps` batches in `seconds`, as for the AU; without steps, of the whole run.
     pub items_per_s: f64,
     pub bytes_per_s: f64,
     pub stages: Vec<Stage>,
@@ -45,26 +45,26 @@ pub struct Answer {
     pub batch: usize,
     pub batches: u64,
     pub samples: u64,
-    /// Steps from the end of the first to the end of the last, and that time: `au` = `steps` × `step_ms` / 1000 / `seconds`.
+    /// Steps between the ends of the first and the last, and their time: `au` = `steps` × `step_ms` / 1000 / `seconds`.
     pub steps: u64,
     pub seconds: f64,
-    /// Of the whole run, and until the first batch was there.
+    /// Time of the whole run, and until the first batch.
     pub wall_seconds: f64,
     pub first_batch_seconds: f64,
     pub interrupted: bool,
-    /// What ended the run before its time.
+    /// The error that ended the run early.
     pub error: Option<String>,
     pub device: String,
     pub reader: String,
     pub workload: Option<String>,
     pub accelerator: Option<String>,
-    /// What is to be known of the run before its figures are believed.
+    /// Reservations about the figures.
     pub notes: Vec<String>,
-    /// Share of the bytes that came from memory, what that rests on, and what it says against the figures.
+    /// Share of the bytes that came from memory, its basis, and resulting doubts about the figures.
     pub from_memory: Option<f64>,
     pub origin: Origin,
     pub warnings: Vec<String>,
-    /// What NVML says of the GPU at the end of the run: a GPU's state, or why there is none.
+    /// NVML's state of the GPU at the end of the run, or the reason for none.
     pub nvml: Option<serde_json::Value>,
     pub snapshot: Snapshot,
 }
@@ -78,7 +78,7 @@ pub struct Stage {
     pub at_least: bool,
 }
 
-/// What a change would give.
+/// Prediction for a change.
 #[derive(Serialize)]
 pub struct Guess {
     pub what: String,
@@ -87,19 +87,19 @@ pub struct Guess {
     pub at_least: bool,
     pub at_most: bool,
     pub bound_by: Cause,
-    /// Of the same step.
+    /// With the same step.
     pub au: Option<f64>,
     pub caveats: Vec<String>,
 }
 
-/// Lateness from which on it is spoken of.
+/// Minimum lateness to mention.
 const LATE: f64 = 0.01;
-/// From so many percent on it changes what the verdict means.
+/// Minimum lateness, in percent, that changes the verdict's meaning.
 const LATE_MUCH: f64 = 5.0;
-/// The loader's own rate is another than the run's when it differs by so much.
+/// Minimum relative difference between the loader's rate and the run's to mention.
 const OTHER_RATE: f64 = 0.01;
 
-/// What a run left behind.
+/// Raw results of a run.
 pub struct Run<'a> {
     pub given: &'a Given,
     pub tally: &'a Tally,
@@ -135,7 +135,7 @@ impl Answer {
             bytes_per_s,
             stages: verdict.stages.iter().map(Stage::from).collect(),
             what_if: match tally.stretch.steps {
-                // Less than a millisecond of work may stand for the steady time of a single batch.
+                // Less than a millisecond of work may represent the steady time of a single batch.
                 0 => Vec::new(),
                 _ => guesses(&snapshot, given, items_per_s),
             },
@@ -162,16 +162,16 @@ impl Answer {
         }
     }
 
-    /// How the AU stands to what is asked for, behind it.
+    /// Result against the required AU, appended to the AU.
     pub fn result(&self) -> String {
         let (Some(au), Some(target)) = (self.au, self.au_target) else { return String::new() };
         let percent = 100.0 * target;
         match self.pass {
             None => ": not the benchmark's batch, so neither PASS nor FAIL".into(),
-            Some(true) => format!(": PASS, {percent:.0} % are asked for"),
+            Some(true) => format!(": PASS ({percent:.0} % required)"),
             Some(false) => {
                 let late = self.late_pct.filter(|late| au + late / 100.0 >= target).map(|late| self.without(late, au));
-                format!(": FAIL, {percent:.0} % are asked for{}", late.unwrap_or_default())
+                format!(": FAIL ({percent:.0} % required){}", late.unwrap_or_default())
             }
         }
     }
@@ -186,17 +186,17 @@ impl Answer {
         self.snapshot.consumer.gpu.as_ref().is_some_and(|gpu| gpu.steps > 0)
     }
 
-    /// That what the verdict takes for the consumer's own work was this program, late on a busy machine.
+    /// Note that the consumer's own work includes this program's delays on a busy machine.
     pub fn late_step(&self) -> Option<String> {
         let late = self.late_pct.filter(|late| *late > LATE_MUCH && *late > self.starved_pct.unwrap_or(0.0))?;
         Some(match self.on_gpu() {
             true => format!(
-                "The step itself was late: up to {late:.1} % of the time the GPU waited for this program to ask for a batch, as the \
-                 machine was busy. What is said of the consumer's own work is not the model's alone."
+                "The step itself was late: up to {late:.1} % of the time the GPU waited for this program to ask for a \
+                 batch, because the machine was busy. The consumer's own work in the verdict includes these delays."
             ),
             false => format!(
-                "The step itself was late: for {late:.1} % of the time this program had no core, as the machine was busy. What is \
-                 said of the consumer's own work is not the model's alone."
+                "The step itself was late: for {late:.1} % of the time this program had no core, because the machine was \
+                 busy. The consumer's own work in the verdict includes these delays."
             ),
         })
     }
@@ -215,8 +215,8 @@ fn strength(strength: &Strength) -> (&'static str, Option<String>) {
     }
 }
 
-/// Of a GPU, by events on its stream: the share of the steady time in which it had nothing to do, and of that the part before
-/// the next batch was asked for. Scaled from the steps that were measured to all.
+/// Idle shares of a GPU's stream, by events on it: of the steady time, and of that the part before the next request.
+/// Scaled from the measured steps to all.
 fn gpu_idle(snapshot: &Snapshot) -> Option<(f64, f64)> {
     let gpu = snapshot.consumer.gpu.as_ref().filter(|gpu| gpu.steps > 0 && snapshot.steady_ns > 0)?;
     let all = (snapshot.consumer.batches as f64 / gpu.steps as f64).max(1.0);
@@ -224,7 +224,7 @@ fn gpu_idle(snapshot: &Snapshot) -> Option<(f64, f64)> {
     Some((share(gpu.starved_ns.saturating_add(gpu.host_late_ns)), share(gpu.host_late_ns)))
 }
 
-/// Of the host: what is neither steps nor waits for batches.
+/// Lateness on the host: time in neither steps nor waits for batches.
 fn late(au: Option<f64>, verdict: &Verdict) -> Option<f64> {
     Some((1.0 - au? - verdict.starved_share).max(0.0))
 }
@@ -236,7 +236,7 @@ impl From<&StageLoad> for Stage {
     }
 }
 
-/// What was measured, what the usual changes would give, and those that were asked for.
+/// The measurement, predictions for usual changes, and predictions for requested changes.
 fn guesses(snapshot: &Snapshot, given: &Given, items_per_s: f64) -> Vec<Guess> {
     let Some(model) = WhatIf::from(snapshot) else { return Vec::new() };
     let workers = |workers| Change { workers: Some(workers), ..Change::default() };
@@ -269,23 +269,23 @@ fn guesses(snapshot: &Snapshot, given: &Given, items_per_s: f64) -> Vec<Guess> {
 }
 
 impl Guess {
-    /// What the loader can keep up: the other rows are changes to that. `measured` is the rate of the run.
+    /// The loader's sustained rate, as the base of the other rows. `measured` is the rate of the run.
     fn as_it_is(model: &WhatIf, measured: f64, rows: f64, given: &Given) -> Self {
         let guess = Self::new("as it is".into(), Change::default(), model, rows, given);
-        // It was measured: no bound, and nothing was supposed.
+        // Measured: neither bounds nor assumptions.
         let mut guess = Self { at_least: false, caveats: Vec::new(), ..guess };
         let kept = guess.items_per_s;
         if (kept - measured).abs() > OTHER_RATE * measured {
             guess.caveats.push(format!(
-                "Rows are of what the loader can keep up. The run's own {} samples/s leave out the first step, and hold what was \
-                 ready before the first batch.",
+                "Rows show the loader's sustained rate. The run's own {} samples/s omit the first step, and \
+                 include batches that were ready before the first one was taken.",
                 number(measured)
             ));
         }
         guess
     }
 
-    /// `rows`: of a batch, on average.
+    /// `rows`: mean rows per batch.
     fn new(what: String, change: Change, model: &WhatIf, rows: f64, given: &Given) -> Self {
         let Prediction { items_per_s, at_least, at_most, bound_by, caveats, .. } = model.with(&change);
         let busy = items_per_s / rows.max(1.0) * given.step.as_secs_f64();
@@ -294,14 +294,14 @@ impl Guess {
     }
 }
 
-/// The data that is read.
+/// The input data.
 pub struct Data {
-    /// Bytes of its files, and samples in them.
+    /// Bytes of its files, and number of samples.
     pub bytes: u64,
     pub samples: u64,
-    /// How much of it the page cache held before the run.
+    /// Share in the page cache before the run.
     pub cached: Option<f64>,
-    /// Bytes of memory that the page cache might have.
+    /// Memory available to the page cache, in bytes.
     pub memory: Option<u64>,
 }
 
@@ -317,14 +317,14 @@ impl Data {
         }
     }
 
-    /// What is to be known before a figure is taken for that of storage; `past_cache` when all is read from there.
+    /// Doubts about a storage figure before the run. `past_cache`: all reads bypass the page cache.
     pub fn warnings(&self, past_cache: bool) -> Vec<String> {
         let mut all = Vec::new();
         let cached = self.cached.unwrap_or(0.0);
         let fits = |memory: &u64| !past_cache && self.bytes > 0 && self.bytes <= *memory && cached < 0.95;
         if let Some(memory) = self.memory.filter(fits) {
             all.push(format!(
-                "the data fits into memory ({} are free): what was read once may come from there; --direct on reads past the \
+                "the data fits into memory ({} are free): repeated reads may come from there; --direct on bypasses the \
                  page cache",
                 bytes(memory)
             ));
@@ -339,8 +339,8 @@ impl Data {
     }
 }
 
-/// What is to be said against a figure of storage, by where the bytes came from. `direct`: reads past the page cache were asked
-/// for; `refused`: so often `O_DIRECT` was refused.
+/// Doubts about a storage figure, by the origin of the bytes. `direct`: reads were to bypass the page cache. `refused`:
+/// number of refusals of `O_DIRECT`.
 fn doubts(origin: &Origin, direct: bool, refused: u64) -> Vec<String> {
     let mut all = Vec::new();
     let uncounted = origin.direct > 0 && origin.moved.is_some_and(|moved| moved < origin.direct / 2);
@@ -358,13 +358,13 @@ fn doubts(origin: &Origin, direct: bool, refused: u64) -> Vec<String> {
             "{:.0} % of the bytes came from memory: storage alone is slower than this figure",
             100.0 * share
         )),
-        None if origin.delivered > 0 => all.push("the kernel does not count what came from memory".into()),
+        None if origin.delivered > 0 => all.push("the kernel does not count bytes from memory".into()),
         _ => {}
     }
     if direct && refused > 0 {
         all.push(format!("O_DIRECT was refused for {refused} files or reads: these went through the page cache"));
     } else if direct && origin.direct == 0 && origin.delivered > origin.copied {
-        all.push("O_DIRECT was asked for, but no read bypassed the page cache".into());
+        all.push("O_DIRECT was requested, but no read bypassed the page cache".into());
     }
     if let Some(times) = origin.amplification() {
         all.push(format!(
@@ -375,28 +375,28 @@ fn doubts(origin: &Origin, direct: bool, refused: u64) -> Vec<String> {
     all
 }
 
-/// What the kernel would give without taking it from somebody: the page cache can grow by about that, or is part of it.
+/// Memory that the kernel can provide without eviction: the page cache is part of it, or can grow by about that.
 fn memory_available() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
 }
 
-/// What is to be known of a run before its figures are believed.
+/// Reservations about a run's figures.
 pub fn notes(given: &Given, tally: &Tally, data: &Data, verdict: &Verdict, per_epoch: u64) -> Vec<String> {
     let mut notes: Vec<String> = Vec::new();
     if let Some(benchmark) = given.benchmark {
         notes.extend(given.deviations.clone());
         notes.extend(size_of_samples(benchmark, data));
         if !notes.is_empty() {
-            notes.push("so the AU is not that of the benchmark's emulation".into());
+            notes.push("so the AU is not comparable to the benchmark's".into());
         }
     }
     if tally.interrupted {
-        notes.push("the run was interrupted: figures are of what was taken until then".into());
+        notes.push("the run was interrupted: figures cover the batches before that".into());
     }
     if tally.error.is_some() {
-        notes.push("an error ended the run: figures are of what was taken until then".into());
+        notes.push("an error ended the run: figures cover the batches before that".into());
     }
     notes.extend(lateness(given, tally, verdict));
     let epochs = tally.batches as f64 / per_epoch.max(1) as f64;
@@ -406,7 +406,7 @@ pub fn notes(given: &Given, tally: &Tally, data: &Data, verdict: &Verdict, per_e
     notes
 }
 
-/// Whether the cores were too busy for the step to be emulated well.
+/// Note if the cores were too busy to emulate the step well.
 fn lateness(given: &Given, tally: &Tally, verdict: &Verdict) -> Option<String> {
     if given.args.settings.device.kind() != DeviceKind::Host {
         return None;
@@ -414,13 +414,13 @@ fn lateness(given: &Given, tally: &Tally, verdict: &Verdict) -> Option<String> {
     let late = late(tally.stretch.utilisation(given.step), verdict).filter(|late| *late >= LATE)?;
     let each = 1e3 * late * tally.stretch.seconds / tally.stretch.steps.max(1) as f64;
     Some(format!(
-        "between steps {each:.2} ms were lost on average ({:.1} % of the time) because the cores are busy; a GPU with its work in a \
-         queue would not wait for that",
+        "between steps {each:.2} ms were lost on average ({:.1} % of the time) because the cores are busy; a GPU with \
+         queued work would not wait for that",
         100.0 * late
     ))
 }
 
-/// Whether the user's data is like the benchmark's.
+/// Note if the data differs from the benchmark's.
 fn size_of_samples(benchmark: &Benchmark, data: &Data) -> Option<String> {
     let mean = data.bytes as f64 / data.samples.max(1) as f64;
     let wanted = benchmark.sample_bytes as f64;
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn data_that_memory_may_hold_is_warned_of_before_the_run() {
+    fn warnings_name_data_that_fits_into_memory() {
         let fits = "the data fits into memory (1.07 GB are free)";
         let (all, some) = ("100 % of the files are in the page cache", "20 % of the files are in the page cache");
         for (data, expected) in [
@@ -455,13 +455,13 @@ mod tests {
             let warnings = data.warnings(false);
             assert_eq!(warnings.len(), expected.len(), "{warnings:?}");
             assert!(warnings.iter().zip(&expected).all(|(warning, start)| warning.starts_with(start)), "{warnings:?}");
-            // Who reads past the cache need not be told to.
+            // Direct reads need no such hint.
             assert!(data.warnings(true).iter().all(|warning| !warning.starts_with(fits)));
         }
     }
 
     #[test]
-    fn bytes_from_memory_cast_doubt_on_a_figure() {
+    fn bytes_from_memory_cast_doubt_on_figures() {
         let said = |moved: Option<u64>, copied: u64, direct: u64, asked: bool, refused: u64| {
             let mut origin = Origin::default();
             (origin.delivered, origin.moved, origin.copied, origin.direct) = (1000, moved, copied, direct);
@@ -474,13 +474,13 @@ mod tests {
         assert!(said(Some(1000), 1000, 0, false, 0).starts_with("this measured the page cache: 100 %"));
         assert!(said(Some(0), 0, 1000, true, 0).starts_with("reads past the page cache were not counted"));
         assert!(said(Some(1000), 0, 900, true, 2).starts_with("O_DIRECT was refused for 2 files or reads"));
-        assert!(said(Some(1000), 0, 0, true, 0).starts_with("O_DIRECT was asked for, but no read bypassed"));
+        assert!(said(Some(1000), 0, 0, true, 0).starts_with("O_DIRECT was requested, but no read bypassed"));
         assert!(said(Some(1500), 0, 1000, true, 0).starts_with("the device moved 1.50 bytes for each byte"));
         assert!(said(None, 0, 0, false, 0).starts_with("the kernel does not count"));
     }
 
     #[test]
-    fn what_makes_a_run_another_than_the_benchmarks_is_said() {
+    fn notes_name_deviations_from_the_benchmark() {
         let notes = |words: &str, data: &Data, interrupted: bool, batches: u64| {
             let words = format!("profile --path data --device host {words}");
             let given = Given::from(words.split_whitespace()).unwrap();
@@ -491,10 +491,7 @@ mod tests {
         let (right, resnet50) = (data(Some(0.0)), "--workload resnet50 --accelerator h100");
         assert_eq!(notes(resnet50, &right, false, 10), "");
         let text = notes(&format!("{resnet50} --batch 5"), &right, false, 10);
-        assert_eq!(
-            text,
-            "the benchmark's batches are of 400, not 5; so the AU is not that of the benchmark's emulation"
-        );
+        assert_eq!(text, "the benchmark's batches are of 400, not 5; so the AU is not comparable to the benchmark's");
         let small = Data { samples: 2000, ..data(Some(0.0)) };
         let text = notes(resnet50, &small, false, 10);
         assert!(text.starts_with("the benchmark's samples have 114660 bytes, these 57330 on average; so"), "{text}");
@@ -504,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn time_that_busy_cores_cost_is_told_apart_from_starvation() {
+    fn busy_cores_are_distinct_from_starvation() {
         let given = Given::from("profile --source images --path data --device host --step-ms 10".split(' ')).unwrap();
         let (mut verdict, late) =
             (Verdict::of(&Snapshot::default()), "between steps 1.00 ms were lost on average (9.0 % of the time)");

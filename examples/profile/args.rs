@@ -1,4 +1,4 @@
-//! The command line: what may be said together, and what a workload fills in.
+//! The command line: allowed combinations of arguments, and the settings of a workload.
 
 use crate::generate::Wanted;
 use crate::settings::{self, Settings};
@@ -11,10 +11,10 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Says how long a GPU would wait for your data, why, and what to change.
+/// Shows how long a GPU would wait for your data, why, and what to change.
 ///
-/// Runs a loader on your data with a training step of a length that you say, or that of a workload of MLPerf Storage, and
-/// prints what limits it.
+/// Runs a loader on your data with a training step of a given length or of an MLPerf Storage workload, and prints the
+/// bottleneck.
 #[derive(Parser)]
 #[command(name = "profile", version, after_long_help = AFTER)]
 pub struct Args {
@@ -22,19 +22,19 @@ pub struct Args {
     pub source: SourceArgs,
     #[command(flatten)]
     pub settings: Settings,
-    /// Milliseconds that a training step takes [default: none: how fast can the loader go?]
+    /// Length of a training step in milliseconds [default: none, to measure the loader's own speed]
     #[arg(long, value_name = "X", value_parser = milliseconds, help_heading = STEP, conflicts_with = "workload")]
     pub step_ms: Option<f64>,
-    /// A workload of MLPerf Storage: sets the source, --batch and the step; says whether its AU is reached
+    /// A workload of MLPerf Storage: sets the source, --batch and the step; checks whether its AU is reached
     #[arg(long, value_enum, requires = "accelerator", help_heading = STEP)]
     pub workload: Option<Workload>,
-    /// The accelerator that the workload trains on
+    /// The accelerator that trains the workload
     #[arg(long, value_enum, requires = "workload", help_heading = STEP)]
     pub accelerator: Option<Accelerator>,
-    /// Decode the pictures of a workload, too [default: as in MLPerf Storage, bytes as they are stored]
+    /// Also decode the pictures of a workload [default: deliver the stored bytes, as MLPerf Storage does]
     #[arg(long, requires = "workload", help_heading = STEP)]
     pub decode: bool,
-    /// Run for about so long after the first batch, over as many epochs as it takes [default: 30]
+    /// Run for about this long after the first batch, over as many epochs as necessary [default: 30]
     #[arg(long, value_parser = settings::seconds, conflicts_with_all = ["batches", "epochs"], help_heading = RUN)]
     pub seconds: Option<f64>,
     /// Stop after N batches
@@ -43,19 +43,19 @@ pub struct Args {
     /// Stop after N epochs
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = RUN)]
     pub epochs: Option<u64>,
-    /// Make data in this folder first, or use what an earlier run made there
+    /// Generate data in this folder first, or reuse the data of an earlier run
     #[arg(long, value_name = "DIR", conflicts_with = "path", help_heading = RUN)]
     pub generate: Option<PathBuf>,
-    /// How much of it [default: 1024]
+    /// Size of the generated data in MiB [default: 1024]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 24), requires = "generate", conflicts_with = "path", help_heading = RUN)]
     pub generate_mib: Option<u64>,
-    /// Say what so many decode workers would give; may be repeated
+    /// Predict the effect of this number of decode workers; may be repeated
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = OUT)]
     pub what_if_workers: Vec<u32>,
-    /// A dashboard in the terminal while it runs
+    /// Show a dashboard in the terminal during the run
     #[arg(long, conflicts_with = "json", help_heading = OUT)]
     pub live: bool,
-    /// One object of JSON on standard output, and nothing else there
+    /// Print one JSON object on standard output, and nothing else there
     #[arg(long, help_heading = OUT)]
     pub json: bool,
     /// Write a trace of the last batches, for ui.perfetto.dev
@@ -64,14 +64,14 @@ pub struct Args {
     /// Write a page with plots
     #[arg(long, value_name = "FILE", help_heading = OUT)]
     pub html: Option<PathBuf>,
-    /// Serve http://127.0.0.1:PORT/metrics while it runs; 0 takes a free port
+    /// Serve http://127.0.0.1:PORT/metrics during the run; 0 picks a free port
     #[arg(long, value_name = "PORT", help_heading = OUT)]
     pub prometheus: Option<u16>,
 }
 
 const STEP: &str = "The training step";
 const RUN: &str = "The run";
-const OUT: &str = "What is said";
+const OUT: &str = "Output";
 
 const USAGE: &str = "\
 profile --source SOURCE (--path PATH | --generate DIR) [--step-ms X] [OPTIONS]
@@ -81,55 +81,55 @@ const AFTER: &str = "\
 What the figures mean:
   AU          accelerator utilisation, as in MLPerf Storage: time of the steps / time from the end of the first step to
               the end of the last one. The first step, and the wait for its batch, do not count.
-  gpu idle    on the host, where the step is emulated by a wait: all of that time but the steps, 1 - AU. On a GPU: the
-              share of the steady time in which its stream had nothing to do, by events on it: starved and late.
-  starved     the share of the steady time in which no batch was ready: the loader's doing.
-  late        on the host: the rest, which this program's thread lost as the cores were busy. On a GPU: an upper bound of
-              what delays of the program cost.
-  rate        samples of all batches but the first / the same time as that of the AU. `delivered` counts every batch, and
-              the wait for the first one; so do the figures of a page.
+  gpu idle    on the host, where a wait emulates the step: all of that time except the steps, 1 - AU. On a GPU: the
+              share of the steady time that its stream was idle, by events on it: starved and late.
+  starved     the share of the steady time without a ready batch, caused by the loader.
+  late        on the host: the rest, lost by this program's thread on busy cores. On a GPU: an upper bound for the cost
+              of delays in the program.
+  rate        samples of all batches except the first / the time of the AU. `delivered` counts every batch, and the wait
+              for the first one; so do the figures of a page.
 
-A workload of MLPerf Storage is an emulation of what that benchmark asks of storage, for one accelerator in this
-process. It is no submission: those have rules for the size of the data, the memory, and the number of clients.
+A workload of MLPerf Storage emulates that benchmark's demands on storage, for one accelerator in this process. It is
+no submission: those have rules for the size of the data, the memory, and the number of clients.
 
---generate makes images, records, tar, tfrecord, tokens, npy and npz (and parquet where that is built in). It writes to
-a new or empty folder; a later run with the same folder uses what is there.
+--generate makes images, records, tar, tfrecord, tokens, npy and npz (and parquet if built in). It writes to a new or
+empty folder; a later run with the same folder reuses the data.
 
-The object of --json, in short (shares are 0 to 1, what ends in _pct is percent; null: not known, or without a meaning):
-  au, au_target, pass                   shares; whether the workload's AU was reached
+The object of --json, in short (shares are 0 to 1, names in _pct are percent; null: not known, or meaningless):
+  au, au_target, pass                   shares; whether the run reached the workload's AU
   gpu_idle_pct, starved_pct, late_pct   as above, in percent
   cause, also, strength, strength_why, evidence, advice     the verdict
   items_per_s, bytes_per_s              over `steps` steps in `seconds`, as the AU; of the whole run if it had one batch
-  stages, what_if                       what each stage could do, and what a change would give: samples per second, AU
+  stages, what_if                       limits of the stages, and predictions for changes: samples per second, AU
   batch, batches, samples, step_ms, steps, seconds, wall_seconds, first_batch_seconds, interrupted     the run
   device, reader, workload, accelerator, notes, nvml
-  from_memory, origin, warnings         where the bytes came from, and what that says against the figures
-  snapshot                              all that was measured, in nanoseconds and counts
+  from_memory, origin, warnings         origin of the bytes, and resulting doubts about the figures
+  snapshot                              all measurements, in nanoseconds and counts
 
-Ctrl-C ends the run and prints what was measured until then, a second one ends the program at once.
+Ctrl-C ends the run and prints the measurements so far; a second Ctrl-C ends the program at once.
 Exit status: 0 also when the AU was not reached (see \"pass\" in the JSON), 1 for an error, 2 for wrong arguments.";
 
 fn milliseconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
-        // A day.
+        // At most a day.
         Ok(ms) if (0.0..=86_400_000.0).contains(&ms) => Ok(ms),
-        _ => Err("a number of milliseconds, from 0 on, is wanted".into()),
+        _ => Err("expected a number of milliseconds, 0 or more".into()),
     }
 }
 
-/// Arguments that make sense together.
+/// A consistent set of arguments.
 pub struct Given {
     pub args: Args,
     pub benchmark: Option<&'static Benchmark>,
     pub step: Duration,
-    /// What was said that the workload's benchmark has otherwise.
+    /// Settings that deviate from the workload's benchmark.
     pub deviations: Vec<String>,
-    /// There are pictures, and they are decoded; known once the data is.
+    /// The data has pictures, and they are decoded; known once the data is open.
     pub pictures: bool,
 }
 
 impl Given {
-    /// What the process was started with; wrong arguments end it with status 2, as `--help` does with 0.
+    /// Parses the process's arguments; wrong ones end it with status 2, `--help` with 0.
     pub fn parse() -> Self {
         Self::from(std::env::args_os()).unwrap_or_else(|error| error.exit())
     }
@@ -164,22 +164,22 @@ impl Given {
         Ok(Self { args, benchmark, step, deviations, pictures: false })
     }
 
-    /// The AU to reach: what the workload asks for, unless the batches are not those that its step is of.
+    /// The AU that the workload requires; `None` if the batch differs from the benchmark's.
     pub fn au_target(&self) -> Option<f64> {
         self.benchmark.filter(|_| !self.other_batch()).map(|benchmark| benchmark.au_target)
     }
 
-    /// Whether there is a workload, and its batch is another.
+    /// Whether there is a workload with a batch that differs from the benchmark's.
     pub fn other_batch(&self) -> bool {
         self.benchmark.is_some_and(|benchmark| benchmark.batch != self.args.settings.batch)
     }
 
-    /// Whether pictures are decoded, if there are any.
+    /// Whether pictures, if any, are decoded.
     pub fn decode(&self) -> bool {
         self.benchmark.is_none() || self.args.decode
     }
 
-    /// What `--generate` is to make.
+    /// The data for `--generate`.
     pub fn wanted(&self) -> Wanted {
         let (source, settings) = (&self.args.source, &self.args.settings);
         let token_bytes: u64 = match source.token {
@@ -218,9 +218,7 @@ impl Benchmark {
         let source = self.source()?;
         match args.source.source {
             other if given("source") && other != source && args.generate.is_some() => {
-                return Err(format!(
-                    "{self} reads {source}, so that is what --generate makes: leave out --source {other}"
-                ));
+                return Err(format!("{self} reads {source}, and --generate makes that: leave out --source {other}"));
             }
             other if given("source") && other != source => {
                 deviations.push(format!("the benchmark reads {source}, not {other}"))
@@ -238,8 +236,8 @@ impl Benchmark {
     }
 }
 
-/// `--source` and `--path` are what a workload and `--generate` know: [`said_what_to_read`]. A value below 0 is refused as
-/// that, not as an argument of that name.
+/// Makes `--source` and `--path` optional, because a workload or `--generate` may replace them: [`said_what_to_read`].
+/// Values below 0 are refused as values, not as unknown arguments.
 fn command() -> Command {
     Args::command()
         .override_usage(USAGE)
@@ -257,28 +255,28 @@ fn is_given(matches: &ArgMatches, name: &str) -> bool {
     matches.value_source(name) == Some(ValueSource::CommandLine)
 }
 
-/// Errors: which of the ways to say it is wanted.
+/// Errors: the missing arguments.
 fn said_what_to_read(args: &Args, matches: &ArgMatches) -> Result<(), Refused> {
     let source = is_given(matches, "source") || args.workload.is_some();
     let path = is_given(matches, "path") || args.generate.is_some();
     let message = match (source, path) {
         (true, true) => return Ok(()),
         (false, false) => WAYS,
-        (true, false) => "where is the data? --path <PATH>, or --generate <DIR> to have it made",
+        (true, false) => "the data is missing: add --path <PATH>, or --generate <DIR> to generate it",
         (false, true) => {
-            "what is the data? --source <SOURCE>, or --workload <WORKLOAD> with --accelerator <ACCELERATOR>"
+            "the format is missing: add --source <SOURCE>, or --workload <WORKLOAD> with --accelerator <ACCELERATOR>"
         }
     };
     Err((ErrorKind::MissingRequiredArgument, message.into()))
 }
 
-const WAYS: &str = "what shall be read? One of
-  --source <SOURCE> --path <PATH>                             data of yours
-  --source <SOURCE> --generate <DIR>                          data that is made there
+const WAYS: &str = "the data is missing. Use one of
+  --source <SOURCE> --path <PATH>                             your own data
+  --source <SOURCE> --generate <DIR>                          data generated there
   --workload <WORKLOAD> --accelerator <ACCELERATOR>           a workload of MLPerf Storage,
            with --path <PATH> or --generate <DIR>             on either";
 
-/// Options that only some sources know.
+/// Options of particular sources.
 const OF_SOURCES: [(&str, &str); 13] = [
     ("record_bytes", "records"),
     ("columns", "tar parquet tfrecord npz safetensors mds"),
@@ -298,13 +296,16 @@ const OF_SOURCES: [(&str, &str); 13] = [
 /// Sources that may have pictures.
 const PICTURES: &str = "images tar parquet tfrecord mds";
 
-/// Errors: an option that was given means nothing for this source.
+/// Errors: an option without effect for this source.
 fn of_the_source(source: Source, given: impl Fn(&str) -> bool) -> Result<(), Refused> {
     let name = source.to_string();
     for (option, sources) in OF_SOURCES {
         if given(option) && sources.split(' ').all(|one| one != name) {
             let (option, all) = (option.replace('_', "-"), sources.replace(' ', ", "));
-            return Err((ErrorKind::ArgumentConflict, format!("--{option} means nothing for {name}; it is for {all}")));
+            return Err((
+                ErrorKind::ArgumentConflict,
+                format!("--{option} has no effect for {name}; use it for {all}"),
+            ));
         }
     }
     Ok(())
@@ -324,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_workload_sets_source_batch_and_step() {
+    fn workloads_set_source_batch_and_step() {
         let given = parse("--workload resnet50 --accelerator h100 --path data").unwrap();
         let (args, benchmark) = (&given.args, given.benchmark.unwrap());
         assert_eq!((args.source.source, args.settings.batch), (Source::Tfrecord, 400));
@@ -334,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_beside_a_workload_goes_before_it_and_is_said_to_be_no_benchmark() {
+    fn settings_override_a_workload_and_are_noted() {
         for (more, deviation) in [
             ("--batch 100", "the benchmark's batches are of 400, not 100"),
             ("--source tar", "the benchmark reads tfrecord, not tar"),
@@ -345,13 +346,13 @@ mod tests {
         }
         let given = parse("--workload resnet50 --accelerator h100 --path data --batch 100 --source tar").unwrap();
         assert_eq!((given.args.source.source, given.args.settings.batch), (Source::Tar, 100));
-        // The same as the benchmark's is no deviation.
+        // A value equal to the benchmark's is no deviation.
         let same = "--workload resnet50 --accelerator h100 --path data --batch 400 --source tfrecord";
         assert!(parse(same).unwrap().deviations.is_empty());
     }
 
     #[test]
-    fn without_a_workload_the_step_is_what_is_said_or_none() {
+    fn without_a_workload_the_step_is_the_argument_or_none() {
         let given = parse("--source images --path data --step-ms 1.5").unwrap();
         assert_eq!((given.step, given.args.settings.batch), (Duration::from_micros(1500), 256));
         assert!(given.decode() && given.benchmark.is_none());
@@ -360,14 +361,14 @@ mod tests {
     }
 
     #[test]
-    fn arguments_that_make_no_sense_together_are_refused() {
+    fn inconsistent_arguments_are_refused() {
         for (line, why) in [
             ("", "--source <SOURCE> --path <PATH>"),
             ("", "--source <SOURCE> --generate <DIR>"),
             ("--step-ms 5", "--workload <WORKLOAD> --accelerator <ACCELERATOR>"),
-            ("--source images", "where is the data? --path <PATH>, or --generate <DIR>"),
-            ("--workload unet3d --accelerator h100", "where is the data? --path <PATH>, or --generate <DIR>"),
-            ("--path data", "what is the data? --source <SOURCE>, or --workload <WORKLOAD>"),
+            ("--source images", "the data is missing: add --path <PATH>, or --generate <DIR>"),
+            ("--workload unet3d --accelerator h100", "the data is missing: add --path <PATH>, or --generate <DIR>"),
+            ("--path data", "the format is missing: add --source <SOURCE>, or --workload <WORKLOAD>"),
             ("--source records --path data", "--record-bytes <RECORD_BYTES>"),
             ("--source images --path data --generate dir", "'--path <PATH>' cannot be used with '--generate <DIR>'"),
             ("--source images --path data --generate-mib 5", "cannot be used with"),
@@ -384,12 +385,12 @@ mod tests {
             ("--source images --path data --epochs 3 --batches 5", "cannot be used with"),
             ("--source images --path data --seconds 0", "a number of seconds above 0"),
             ("--source images --path data --batches 0", "0 is not in"),
-            ("--source images --path data --step-ms=-1", "a number of milliseconds, from 0 on"),
-            ("--source images --path data --step-ms -1", "a number of milliseconds, from 0 on"),
+            ("--source images --path data --step-ms=-1", "expected a number of milliseconds, 0 or more"),
+            ("--source images --path data --step-ms -1", "expected a number of milliseconds, 0 or more"),
             ("--source images --path data --seconds -0.5", "a number of seconds above 0"),
             ("--source images --path data --batches -1", "invalid value '-1' for '--batches <N>'"),
             ("--source images --path data --batch -1", "invalid value '-1' for '--batch <BATCH>'"),
-            ("--source images --path data --step-ms inf", "a number of milliseconds, from 0 on"),
+            ("--source images --path data --step-ms inf", "expected a number of milliseconds, 0 or more"),
             ("--source images --path data --what-if-workers 0", "0 is not in"),
             ("--source images --path data --batch 0", "0 is not in"),
             ("--source images --path data --workers 0", "0 is not in"),
@@ -405,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn data_that_is_made_has_the_samples_of_the_workload_or_of_the_source() {
+    fn generated_data_fits_the_workload_or_source() {
         let wanted = parse("--workload resnet50 --accelerator h100 --generate dir").unwrap().wanted();
         assert_eq!(
             (wanted.source, wanted.sample_bytes, wanted.samples_per_file),
@@ -416,19 +417,19 @@ mod tests {
         assert_eq!((wanted.sample_bytes, wanted.samples_per_file, wanted.batch, wanted.mib), (77, None, 1, Some(9)));
         let wanted = parse("--source tokens --token u32 --seq-len 100 --generate dir").unwrap().wanted();
         assert_eq!((wanted.sample_bytes, wanted.token_bytes), (400, 4));
-        // More than there can be is refused when it is made.
+        // An impossible number is refused when the data is generated.
         let wanted = parse(&format!("--source tokens --seq-len {} --generate dir", usize::MAX)).unwrap().wanted();
         assert_eq!(wanted.sample_bytes, u64::MAX);
     }
 
     #[test]
-    fn options_that_mean_nothing_for_the_source_are_refused() {
+    fn options_without_effect_for_the_source_are_refused() {
         for (line, why) in [
-            ("--source images --record-bytes 9", "--record-bytes means nothing for images; it is for records"),
-            ("--source npy --columns a", "--columns means nothing for npy"),
-            ("--source tar --seq-len 9", "--seq-len means nothing for tar; it is for tokens, megatron"),
-            ("--source tokens --crop 32", "--crop means nothing for tokens; it is for images, tar,"),
-            ("--workload unet3d --accelerator h100 --token u32", "--token means nothing for npz"),
+            ("--source images --record-bytes 9", "--record-bytes has no effect for images; use it for records"),
+            ("--source npy --columns a", "--columns has no effect for npy"),
+            ("--source tar --seq-len 9", "--seq-len has no effect for tar; use it for tokens, megatron"),
+            ("--source tokens --crop 32", "--crop has no effect for tokens; use it for images, tar,"),
+            ("--workload unet3d --accelerator h100 --token u32", "--token has no effect for npz"),
         ] {
             let error = parse(&format!("--path data {line}")).map(|_| ()).expect_err(line);
             assert!(error.contains(why), "{line}: {error}");
@@ -447,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_benchmarks_own_batch_can_pass() {
+    fn only_the_batch_of_the_benchmark_can_pass() {
         let target = |words: &str| parse(&format!("--path data {words}")).unwrap().au_target();
         assert_eq!(target("--workload resnet50 --accelerator h100"), Some(0.9));
         assert_eq!(target("--workload resnet50 --accelerator h100 --batch 400"), Some(0.9));
@@ -456,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_arguments_have_one_name() {
+    fn argument_names_are_unique() {
         command().debug_assert();
     }
 }

@@ -1,17 +1,17 @@
-//! What made files hold: the formats, of bytes that no file system can make smaller, the same in every run.
+//! Contents of generated files: the formats, filled with incompressible bytes that are identical in every run.
 //!
 //! ```text
 //! (sample number) ──► noise, or a picture like a photograph ──► records │ TFRecord │ npz │ npy │ tar │ Parquet │ .jpg
 //! ```
 //!
-//! Limits: a sample fits memory, an npz file 4 GiB. Pictures are cut out of one texture, so they are alike; their sizes vary by
-//! 40 %.
+//! Limits: a sample must fit into memory, an npz file into 4 GiB. Pictures are crops of one texture, so they resemble
+//! each other; their sizes vary by 40 %.
 
 use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
 use std::io::{self, Write};
 use std::ops::Range;
 
-/// The contents of files of one kind.
+/// Contents of one kind of file.
 #[derive(Debug)]
 pub enum Content {
     Records {
@@ -20,7 +20,7 @@ pub enum Content {
     TfRecord {
         bytes: usize,
     },
-    /// Tokens of so many bytes each; a sample is a run of them.
+    /// A sample is a run of tokens of `width` bytes each.
     Tokens {
         width: usize,
         bytes: usize,
@@ -42,14 +42,14 @@ pub enum Content {
     Tar(Texture),
 }
 
-/// Tokens are below this, as those of GPT-2.
+/// Tokens are below this, as in GPT-2.
 const VOCABULARY: u64 = 50_257;
-/// What a Parquet row group holds, at most but for one row.
+/// Maximum bytes of a Parquet row group, plus one row.
 #[cfg(feature = "parquet")]
 const GROUP_BYTES: usize = 64 << 20;
 
 impl Content {
-    /// Writes the file that holds these samples. `done` hears of bytes that are written, and may end it with an error.
+    /// Writes the file of these samples. `done` receives the number of bytes written, and may return an error to stop.
     pub fn write<W: Write + Send>(
         &self,
         out: W,
@@ -73,7 +73,7 @@ impl Content {
         out.flush()
     }
 
-    /// Adds a sample, as it stands in its file; `bytes` is room for what it is made of.
+    /// Appends a sample in its file format. `bytes` is reusable space for its contents.
     fn sample(&self, number: u64, bytes: &mut Vec<u8>, out: &mut Vec<u8>) -> io::Result<()> {
         match self {
             Self::Records { bytes: len } => noise(number, *len, out),
@@ -104,12 +104,12 @@ impl Content {
     }
 }
 
-/// A small generator, good enough that nothing compresses what it gives.
+/// A small generator with incompressible output.
 struct Draws(u64);
 
 impl Draws {
     fn of(number: u64) -> Self {
-        // Numbers in a row must not give streams that are alike.
+        // Consecutive numbers must not give similar streams.
         let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -128,7 +128,7 @@ impl Draws {
     }
 }
 
-/// Replaces what is in `out` by noise.
+/// Replaces the contents of `out` with noise.
 fn noise(number: u64, len: usize, out: &mut Vec<u8>) {
     out.clear();
     out.resize(len.next_multiple_of(8), 0);
@@ -146,7 +146,7 @@ fn tokens(number: u64, width: usize, count: usize, out: &mut Vec<u8>) {
     }
 }
 
-/// Numbers from 0 to 1, with all bits of their mantissas in use.
+/// Numbers from 0 to 1 that use all mantissa bits.
 fn floats(number: u64, count: usize, out: &mut Vec<u8>) {
     let mut draws = Draws::of(number);
     out.clear();
@@ -164,7 +164,7 @@ fn tfrecord(payload: &[u8], out: &mut Vec<u8>) {
 
 fn npy(descr: &str, shape: &str, data: &[u8], out: &mut Vec<u8>) {
     let dict = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}");
-    // With magic, version, length and the line's end a multiple of 64.
+    // A multiple of 64 with magic, version, length and the line's end.
     let len = (10 + dict.len() + 1).next_multiple_of(64) - 10;
     out.extend_from_slice(b"\x93NUMPY\x01\x00");
     out.extend_from_slice(&(len as u16).to_le_bytes());
@@ -172,7 +172,7 @@ fn npy(descr: &str, shape: &str, data: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(data);
 }
 
-/// As `np.savez` writes it: a zip of members that are stored as they are.
+/// In the form of `np.savez`: a zip of uncompressed members.
 fn npz(label: u64, x: &[u8], out: &mut Vec<u8>) {
     let start = out.len();
     let mut directory = Vec::new();
@@ -181,7 +181,7 @@ fn npz(label: u64, x: &[u8], out: &mut Vec<u8>) {
         ("y.npy", "<i8", "()".to_string(), &(label % 1000).to_le_bytes()[..]),
     ] {
         let at = (out.len() - start) as u32;
-        // Its checksum and length are known when it is written.
+        // Placeholder for the header: checksum and length are known after writing.
         out.extend_from_slice(&[0; 30]);
         out.extend_from_slice(name.as_bytes());
         let data_at = out.len();
@@ -207,7 +207,7 @@ fn npz(label: u64, x: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(&[0; 2]);
 }
 
-/// A member of a tar file.
+/// Appends a member of a tar file.
 fn member(name: &str, data: &[u8], out: &mut Vec<u8>) {
     let mut header = [0; 512];
     let mut put = |at: usize, text: &str| header[at..at + text.len()].copy_from_slice(text.as_bytes());
@@ -263,7 +263,7 @@ fn parquet<W: Write + Send>(
     writer.into_inner().map_err(io_error)?.flush()
 }
 
-/// The operating system's error, where there is one, so that a full disk is called so.
+/// The operating system's error, if there is one, so that a full disk is recognised.
 #[cfg(feature = "parquet")]
 fn io_error(error: parquet::errors::ParquetError) -> io::Error {
     match error {
@@ -275,21 +275,21 @@ fn io_error(error: parquet::errors::ParquetError) -> io::Error {
     }
 }
 
-/// Pixels of a texture in each direction.
+/// Width and height of the texture in pixels.
 const SIDE: usize = 1024;
 const QUALITY: u8 = 90;
 
-/// What pictures are cut out of: rough and smooth as a photograph is, and repeating at its edges.
+/// The source of the pictures: as rough and smooth as a photograph, and periodic.
 #[derive(Debug)]
 pub struct Texture {
     /// RGB.
     pixels: Vec<u8>,
-    /// Pixels of a picture, on average.
+    /// Mean pixels of a picture.
     area: f64,
 }
 
 impl Texture {
-    /// Of pictures that have so many bytes when they are encoded, on average.
+    /// A texture for pictures with this many encoded bytes on average.
     pub fn new(bytes: usize) -> io::Result<Self> {
         let mut pixels = vec![128_i32; SIDE * SIDE * 3];
         for (step, height) in [(128, 56), (32, 28), (8, 20), (1, 9)] {
@@ -303,7 +303,7 @@ impl Texture {
         Ok(texture)
     }
 
-    /// Adds an encoded picture; its size is 60 to 140 % of the mean.
+    /// Appends an encoded picture of 60 to 140 % of the mean size.
     fn picture(&self, number: u64, out: &mut Vec<u8>) -> io::Result<()> {
         let mut draws = Draws::of(number);
         let area = self.area * (0.6 + 0.8 * draws.below(1 << 20) as f64 / (1 << 20) as f64);
@@ -326,7 +326,7 @@ impl Texture {
     }
 }
 
-/// Adds noise that is smooth over `step` pixels and goes up and down by `height`.
+/// Adds noise that is smooth over `step` pixels with amplitude `height`.
 fn add_octave(pixels: &mut [i32], step: usize, height: i32) {
     let cells = SIDE / step;
     let mut draws = Draws::of(step as u64);
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_samples_are_the_same_bytes_and_others_are_others() {
+    fn samples_with_equal_numbers_have_equal_bytes() {
         let records = Content::Records { bytes: 1001 };
         let all = file(&records, 0..5);
         assert_eq!(all.len(), 5005);
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn pictures_have_about_the_bytes_that_are_wanted_and_vary() {
+    fn picture_sizes_vary_around_the_requested_mean() {
         let content = Content::Images(Texture::new(30_000).unwrap());
         let sizes: Vec<usize> = (0..16).map(|number| file(&content, number..number + 1).len()).collect();
         let mean = sizes.iter().sum::<usize>() / sizes.len();
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn who_hears_of_bytes_may_end_the_writing() {
+    fn the_progress_callback_can_stop_writing() {
         let records = Content::Records { bytes: 10 };
         let (mut out, mut heard) = (Vec::new(), 0);
         let result = records.write(&mut out, 0..5, |bytes| {

@@ -1,4 +1,4 @@
-//! Folders for tests, removed at the end.
+//! Temporary folders for tests.
 
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ pub struct Folder(PathBuf);
 impl Folder {
     pub fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        // Beside the program, which lies on a disk.
+        // Beside the test program, which is on a disk.
         let program = std::env::current_exe().unwrap();
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path =

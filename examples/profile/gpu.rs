@@ -1,13 +1,13 @@
-//! The training step on a GPU: a kernel of that length on a stream of our own, which the batches are bound to.
+//! The training step on a GPU: a kernel of the step's length, on its own stream, to which the batches are bound.
 //!
 //! ```text
 //! CPU      next() ─► launch ─► drop ─► next() ─► launch ─► drop ─► …       never waits for the GPU
-//! stream   ──(copy is there)──[ step ]──(copy is there)──[ step ]── …
-//!                                     ▲ first event                ▲ last event, waited for at the end of the run
+//! stream   ──(copy arrived)──[ step ]──(copy arrived)──[ step ]── …
+//!                                   ▲ first event              ▲ last event, waited for at the end of the run
 //! ```
 //!
-//! Limits: one kernel of one thread stands for the step, so neither the bus nor the GPU's memory is as busy as in training. Only
-//! made for a [`Device`](feedline::Device) that is there: without a driver nothing here is called.
+//! Limits: one kernel of one thread represents the step, so the bus and the GPU's memory are less busy than in
+//! training. Used only with a present [`Device`](feedline::Device): without a driver nothing here is called.
 
 #![allow(unsafe_code)]
 
@@ -19,7 +19,7 @@ use std::ffi::{CStr, CString, c_void};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The kernel as text, which the driver compiles.
+/// The kernel as PTX text, which the driver compiles.
 const PTX: &str = concat!(include_str!("step.ptx"), "\0");
 const NAME: &CStr = c"feedline_profile_step";
 
@@ -34,7 +34,7 @@ pub struct GpuStep {
 }
 
 impl GpuStep {
-    /// Errors: what the driver says.
+    /// Errors: driver failures.
     pub fn new(ordinal: usize, length: Duration) -> Result<Self, Box<dyn Error>> {
         let context = CudaContext::new(ordinal)?;
         let stream = context.new_stream()?;
@@ -44,12 +44,12 @@ impl GpuStep {
         Ok(Self { first: event()?, last: event()?, stream, kernel, nanoseconds, taken: 0 })
     }
 
-    /// The stream that works on the batches.
+    /// The stream of the steps.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
 
-    /// Has the stream take a step with the batch, which may go: its memory is used again behind the step.
+    /// Enqueues a step on the batch, which may then be dropped: its memory is reused after the step.
     pub fn take(&mut self, batch: Batch) -> Result<(), Box<dyn Error>> {
         if self.nanoseconds > 0 {
             self.kernel.launch(&self.stream, self.nanoseconds)?;
@@ -75,7 +75,7 @@ impl GpuStep {
 
 impl Drop for GpuStep {
     fn drop(&mut self) {
-        // The kernel's code must stay until the last step has ended; after an error nothing better can be done.
+        // The kernel's code must stay until the last step has ended; after an error there is no better way.
         let _ = self.stream.synchronize();
     }
 }
@@ -90,10 +90,10 @@ struct Kernel {
 impl Kernel {
     fn load(context: &Arc<CudaContext>) -> Result<Self, Box<dyn Error>> {
         context.bind_to_thread()?;
-        // SAFETY: the text ends with a NUL, and lives for ever.
+        // SAFETY: the text ends with a NUL, and is static.
         let module = unsafe { result::module::load_data(PTX.as_ptr().cast::<c_void>()) }?;
         let mut kernel = Self { context: context.clone(), module, function: std::ptr::null_mut() };
-        // SAFETY: the module was loaded just now, and is unloaded when `kernel` is dropped.
+        // SAFETY: the module was just loaded, and is unloaded when `kernel` is dropped.
         kernel.function = unsafe { result::module::get_function(module, CString::from(NAME)) }?;
         Ok(kernel)
     }
@@ -101,7 +101,7 @@ impl Kernel {
     fn launch(&self, stream: &CudaStream, mut nanoseconds: u64) -> Result<(), Box<dyn Error>> {
         self.context.bind_to_thread()?;
         let mut params = [(&raw mut nanoseconds).cast::<c_void>()];
-        // SAFETY: the kernel takes one u64, which is copied by this call, and touches no memory.
+        // SAFETY: the kernel takes one u64, which this call copies, and accesses no memory.
         unsafe { result::launch_kernel(self.function, (1, 1, 1), (1, 1, 1), 0, stream.cu_stream(), &mut params) }?;
         Ok(())
     }
@@ -109,9 +109,9 @@ impl Kernel {
 
 impl Drop for Kernel {
     fn drop(&mut self) {
-        // A context that is broken cannot be tidied up, and an error here changes nothing.
+        // A broken context cannot be cleaned up, and an error here changes nothing.
         if self.context.bind_to_thread().is_ok() {
-            // SAFETY: it was loaded by `load` and is used by nobody else; the driver waits for kernels that run.
+            // SAFETY: loaded by `load`, without another user; the driver waits for running kernels.
             let _ = unsafe { result::module::unload(self.module) };
         }
     }
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_is_for_drivers_of_cuda_11_and_gpus_from_volta() {
+    fn the_kernel_targets_cuda_11_and_volta() {
         let lines: Vec<&str> = PTX.lines().collect();
         assert!(
             lines.contains(&".version 7.0") && lines.contains(&".target sm_70") && lines.contains(&".address_size 64")

@@ -1,5 +1,5 @@
-//! Why is my GPU starving? A loader is run on your data with a training step of a length that you say, and the answer names what
-//! limits it, the evidence, and what to change.
+//! Why is my GPU starving? Runs a loader on your data with a training step of a given length, and names the bottleneck,
+//! the evidence, and what to change.
 //!
 //! ```text
 //! cargo run --release --example profile -- --source images --path train/ --step-ms 120
@@ -9,11 +9,11 @@
 //!
 //! ```text
 //! args ─► (data made) ─► dataset ─► loader ─► run: batch, step, batch, step … ─► answer ─► text │ JSON, trace, page
-//!   └ workload: source, batch, step, the AU to reach                  └ step: a wait on the host, a kernel on a GPU
+//!   └ workload: source, batch, step, required AU              └ step: a wait on the host, a kernel on a GPU
 //! ```
 //!
-//! What holds: with `--json` standard output has one object and nothing else; files are checked before the run; whatever ends the
-//! run, Ctrl-C included, what was measured until then is said.
+//! Guarantees: with `--json`, standard output has exactly one object. Output files are checked before the run. However
+//! the run ends, Ctrl-C included, the measurements so far are printed.
 
 mod answer;
 mod args;
@@ -72,7 +72,7 @@ fn main() -> ExitCode {
 
 fn run(mut given: Given) -> Anyhow<()> {
     if given.args.live && !std::io::stdout().is_terminal() {
-        return Err("--live draws in a terminal, and standard output is none".into());
+        return Err("--live needs a terminal, but standard output is none".into());
     }
     check_outputs(&given)?;
     let metrics = given.args.prometheus.map(Metrics::listen).transpose()?;
@@ -101,11 +101,11 @@ fn run(mut given: Given) -> Anyhow<()> {
     finished.say(given.args.json, files)
 }
 
-/// Before anything is made: what cannot be written, or would lie in the data.
+/// Refuses outputs that cannot be written, or that lie in the data; before any data is made.
 fn check_outputs(given: &Given) -> Anyhow<()> {
     let args = &given.args;
     let data = args.generate.as_deref().unwrap_or(&args.source.path);
-    // Beside data that is one file, or a pattern, others may lie.
+    // Data that is one file, or a pattern, may have other files beside it.
     let folders: Vec<_> = Some(data).filter(|path| args.generate.is_some() || path.is_dir()).into_iter().collect();
     for path in [&args.trace, &args.html].into_iter().flatten() {
         output::check(path, &folders)?;
@@ -113,10 +113,10 @@ fn check_outputs(given: &Given) -> Anyhow<()> {
     Ok(())
 }
 
-/// The trace and the page, if they are wanted.
+/// Opens the trace and the page, if requested.
 fn open_outputs(given: &Given, dataset: &dyn Dataset) -> Anyhow<[Option<Output>; 2]> {
     let args = &given.args;
-    // An index and checksums are read once, and are no sources.
+    // The index and the checksums are read once, and are not among the sources.
     let mut index = args.source.path.clone().into_os_string();
     index.push(".idx");
     let mut others = vec![args.source.path.clone(), args.source.path.with_extension("idx"), index.into()];
@@ -127,7 +127,7 @@ fn open_outputs(given: &Given, dataset: &dyn Dataset) -> Anyhow<[Option<Output>;
 #[cfg(feature = "signals")]
 const ENDS: [feedline::Signal; 3] = [feedline::Signal::Int, feedline::Signal::Term, feedline::Signal::Hup];
 
-/// As below `nohup`: the run outlives its terminal.
+/// Ignores a closed terminal, as under `nohup`: the run goes on.
 #[cfg(feature = "signals")]
 fn hangups_are_ignored() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -135,7 +135,7 @@ fn hangups_are_ignored() -> bool {
     ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
 }
 
-/// A flag that Ctrl-C sets; the second one ends the process.
+/// A stop flag for Ctrl-C; a second Ctrl-C ends the process.
 fn stop() -> Anyhow<Stop> {
     #[cfg(feature = "signals")]
     return Ok(Stop::on(if hangups_are_ignored() { &ENDS[..2] } else { &ENDS }.iter().copied())?);
@@ -152,13 +152,13 @@ fn make_data(given: &mut Given) -> Anyhow<()> {
     tell(format_args!("{gb:.3} GB of {} in {}, {how}", given.args.source.source, made.path.display()));
     given.args.source.path = made.path;
     if !made.before {
-        // What was written last is in memory; a first epoch shall read from storage.
+        // Fresh data is in memory, but a first epoch must read from storage.
         given.args.settings.cold = true;
     }
     Ok(())
 }
 
-/// Opens it; the archives of unet3d without being told what is in them.
+/// Opens the data. Archives of unet3d need no description.
 fn open_data(given: &mut Given) -> Anyhow<Arc<dyn Dataset>> {
     let args = &mut given.args.source;
     let scans = given.benchmark.is_some() && args.source == Source::Npz && args.columns.is_empty();
@@ -173,7 +173,7 @@ fn open_data(given: &mut Given) -> Anyhow<Arc<dyn Dataset>> {
     Ok(dataset)
 }
 
-/// Bytes of the largest file: no array of bytes in it has more elements.
+/// Bytes of the largest file: no byte array in it can be longer.
 fn largest(path: &std::path::Path) -> Option<usize> {
     let files = std::fs::read_dir(path).ok().into_iter().flatten().flatten();
     let sizes = files.filter_map(|entry| entry.metadata().ok()).map(|data| data.len());
@@ -181,7 +181,7 @@ fn largest(path: &std::path::Path) -> Option<usize> {
     usize::try_from(most).ok()
 }
 
-/// The loader, and who takes its batches.
+/// The loader, and the consumer of its batches.
 fn build(given: &Given, dataset: Arc<dyn Dataset>) -> Anyhow<(Arc<Loader>, Step)> {
     let settings = &given.args.settings;
     let mut builder = settings.loader(dataset, given.decode());
@@ -207,7 +207,7 @@ fn step_of(given: &Given, builder: LoaderBuilder) -> Anyhow<(LoaderBuilder, Step
     Ok((builder, Step::Host(HostStep::new(given.step))))
 }
 
-/// Everything that a run gave.
+/// All results of a run.
 struct Finished {
     answer: Answer,
     loader: Arc<Loader>,
@@ -239,7 +239,7 @@ fn dashboard(given: &Given, loader: &Arc<Loader>) -> Anyhow<Live> {
 }
 
 impl Finished {
-    /// The answer, then the files, whatever of that fails; then what did.
+    /// Prints the answer, then writes the files, even after a failure; returns the failures.
     fn say(self, json: bool, files: [Option<Output>; 2]) -> Anyhow<()> {
         let answer = if json { format!("{}\n", self.answer.json()?) } else { self.text() };
         let mut failed: Vec<String> = say(&answer).err().into_iter().collect();
@@ -252,7 +252,7 @@ impl Finished {
         last.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    /// Errors of each.
+    /// Errors of each file.
     fn write(&self, [trace, html]: [Option<Output>; 2]) -> Vec<String> {
         let snapshot = &self.answer.snapshot;
         let trace = trace.map(|file| {
@@ -269,7 +269,7 @@ impl Finished {
 
     fn text(&self) -> String {
         let report = self.report.to_string();
-        // Said above, with its evidence.
+        // The verdict is printed above, with its evidence.
         let facts = report.split("\nverdict ").next().unwrap_or_default();
         text::answer(&self.answer, &self.report.verdict.to_string(), facts, self.gpu.as_deref())
     }
@@ -283,7 +283,7 @@ mod tests {
     use serde_json::Value;
     use std::path::Path;
 
-    /// A run with these arguments on data that is made, and its text.
+    /// Runs with these arguments on generated data; returns the JSON and the text.
     fn profile(words: &str, folder: &Folder) -> (Value, String) {
         let finished = finished(words, folder);
         (serde_json::from_str(&finished.answer.json().unwrap()).unwrap(), finished.text())
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn the_json_has_every_field_with_its_type() {
+    fn json_has_every_field_with_its_type() {
         let folder = Folder::new();
         let (json, _) =
             profile("--source records --record-bytes 1000 --generate-mib 1 --batch 10 --epochs 1 --step-ms 1", &folder);
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn the_au_is_steps_by_time_and_idle_is_the_rest() {
+    fn au_is_step_time_and_idle_is_the_rest() {
         let folder = Folder::new();
         let words = "--source records --record-bytes 1000 --generate-mib 1 --batch 10 --batches 41 --step-ms 2";
         let (json, text) = profile(words, &folder);
@@ -350,16 +350,13 @@ mod tests {
     }
 
     #[test]
-    fn a_workload_passes_or_fails_and_says_so() {
+    fn workloads_pass_or_fail_in_the_text() {
         let folder = Folder::new();
         let workload = "--workload cosmoflow --accelerator a100 --generate-mib 12";
         let (json, text) = profile(&format!("{workload} --epochs 1"), &folder);
         let pass = json["pass"].as_bool().unwrap();
         assert_eq!(pass, json["au"].as_f64().unwrap() >= 0.7);
-        assert!(
-            text.contains(if pass { ": PASS, 70 % are asked for" } else { ": FAIL, 70 % are asked for" }),
-            "{text}"
-        );
+        assert!(text.contains(if pass { ": PASS (70 % required)" } else { ": FAIL (70 % required)" }), "{text}");
         assert_eq!((json["workload"].as_str(), json["accelerator"].as_str()), (Some("cosmoflow"), Some("a100")));
         assert_eq!(
             (json["batch"].as_u64(), json["batches"].as_u64(), json["step_ms"].as_f64()),
@@ -373,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_workload_that_only_busy_cores_made_fail_says_so_behind_fail() {
+    fn a_failure_from_busy_cores_is_explained() {
         let folder = Folder::new();
         let workload = "--workload cosmoflow --accelerator a100 --generate-mib 12 --epochs 1";
         let mut finished = finished(workload, &folder);
@@ -382,14 +379,14 @@ mod tests {
             (Some(0.65), Some(false), Some(29.0), Some(6.0));
         assert_eq!(
             answer.result(),
-            ": FAIL, 70 % are asked for; without the 6.00 % lost on busy cores it would be 71.00 %"
+            ": FAIL (70 % required); without the 6.00 % lost on busy cores it would be 71.00 %"
         );
         answer.late_pct = Some(4.9);
-        assert_eq!(answer.result(), ": FAIL, 70 % are asked for");
+        assert_eq!(answer.result(), ": FAIL (70 % required)");
     }
 
     #[test]
-    fn a_late_step_is_said_under_the_verdicts_heading_where_it_is_more_than_starvation() {
+    fn the_verdict_mentions_a_step_later_than_starvation() {
         let folder = Folder::new();
         let words = "--source records --record-bytes 1000 --generate-mib 1 --batch 10 --epochs 1 --step-ms 1";
         let mut finished = finished(words, &folder);
@@ -397,13 +394,13 @@ mod tests {
             (finished.answer.late_pct, finished.answer.starved_pct) = (Some(late), Some(starved));
             let (text, line) = (finished.text(), "  ! The step itself was late: for 12.0 % of the time");
             let at = text.lines().position(|line| line.starts_with("VERDICT   ")).unwrap();
-            // A heading of two lines is one, too.
+            // A heading may have two lines.
             assert_eq!(text.lines().skip(at + 1).take(2).any(|other| other.starts_with(line)), said, "{text}");
         }
     }
 
     #[test]
-    fn the_rate_of_the_text_the_json_and_the_table_is_one_and_of_the_batches_that_are_named() {
+    fn text_json_and_table_show_one_rate() {
         let folder = Folder::new();
         let words = "--source records --record-bytes 1000 --generate-mib 1 --batch 10 --epochs 1 --step-ms 1";
         let (json, text) = profile(words, &folder);
@@ -415,7 +412,7 @@ mod tests {
             text.contains(&format!("\nrate      {number} samples/s")) && text.contains("over 104 batches"),
             "{text}"
         );
-        // The table is of what the loader can keep up: no stage could do less, and no change to the better gives less.
+        // The table shows the loader's own rate: no stage can do less, and no improvement gives less.
         let rates = |list: &Value, name: &str| -> Vec<f64> {
             list.as_array().unwrap().iter().map(|row| row[name].as_f64().unwrap()).collect()
         };
@@ -445,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_has_what_the_text_says_first() {
+    fn pages_have_the_first_lines_of_the_text() {
         let folder = Folder::new();
         let words = "--workload cosmoflow --accelerator a100 --generate-mib 12 --epochs 1";
         let finished = finished(words, &folder);
@@ -456,11 +453,11 @@ mod tests {
         assert_eq!(at("evidence a") + 1, at("→ advice"));
         assert!(at("→ advice") < at("the consumer: busy ") && at("the consumer: busy ") < at("as it is: "));
         assert!(at("as it is: ") < at("what if storage twice as fast: "));
-        assert!(lines[1].contains(" 70 % are asked for") && lines.iter().all(|line| line.trim() == line));
+        assert!(lines[1].contains("(70 % required)") && lines.iter().all(|line| line.trim() == line));
     }
 
     #[test]
-    fn an_error_in_the_midst_of_a_run_is_beside_what_was_measured() {
+    fn an_error_keeps_the_measurements() {
         let folder = Folder::new();
         let words = format!(
             "profile --source records --record-bytes 1000 --batch 10 --device host --epochs 1 --step-ms 1 --path {}",
@@ -485,7 +482,7 @@ mod tests {
         assert!(text.trim_start().starts_with("ERROR ") && text.contains("VERDICT") && text.contains("AU "), "{text}");
         let page = folder.join("page.html");
         let files = output::open_all([Some(Path::new("/dev/full")), Some(&page)], &Sources::new(), &[]).unwrap();
-        // The last of the errors; a file that cannot be written does not keep the other from being.
+        // Returns the last error; one failed file does not prevent the other.
         assert_eq!(finished.say(true, files).unwrap_err().to_string(), said);
         assert!(std::fs::metadata(&page).unwrap().len() > 0);
     }
@@ -499,14 +496,14 @@ mod tests {
     }
 
     #[test]
-    fn asked_changes_stand_beside_the_usual_ones_and_each_once() {
+    fn requested_changes_follow_the_usual_ones_once() {
         let folder = Folder::new();
         let made = "--source records --record-bytes 1000 --generate-mib 1 --batch 10 --epochs 1 --workers 2";
         let (json, text) =
             profile(&format!("{made} --what-if-workers 3 --what-if-workers 4 --what-if-workers 3"), &folder);
         let whats: Vec<&str> =
             json["what_if"].as_array().unwrap().iter().map(|guess| guess["what"].as_str().unwrap()).collect();
-        // Data that is in the page cache is not read, and no depth matters.
+        // Cached data is not read, so depth does not matter.
         let whats: Vec<&str> = whats.into_iter().filter(|what| !what.starts_with("depth ")).collect();
         let usual = ["as it is", "workers 4 instead of 2", "storage twice as fast", "all in the page cache"];
         assert_eq!(whats, [&usual[..], &["workers 3 instead of 2"]].concat());
@@ -514,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_is_at_most_100_columns_wide_but_for_words_that_are_longer() {
+    fn text_fits_100_columns_except_for_long_words() {
         let folder = Folder::new();
         let (_, text) = profile("--source images --generate-mib 1 --batch 4 --epochs 1 --crop 32 --step-ms 1", &folder);
         let long =

@@ -1,4 +1,4 @@
-//! The run: batches are taken, each for a step, until something ends it; what was counted meanwhile.
+//! The run: takes batches, one step each, until it ends; and counts.
 //!
 //! ```text
 //! build ─► first batch ─► step ─┬─ batch ─► step ─ … ─ batch ─► step ─┐
@@ -11,15 +11,15 @@ use std::error::Error;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-/// A wait for a batch looks so often whether the run shall end.
+/// Interval at which a wait for a batch checks for the end of the run.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long a run is, unless something is said.
+/// Default length of a run, in seconds.
 const SECONDS: f64 = 30.0;
 
-/// What ends a run.
+/// End of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Limit {
-    /// So long after the first batch.
+    /// This long after the first batch.
     Time(Duration),
     Batches(u64),
     Epochs(u64),
@@ -30,14 +30,14 @@ impl Limit {
         match (batches, epochs) {
             (Some(batches), _) => Self::Batches(batches),
             (None, Some(epochs)) => Self::Epochs(epochs),
-            // Longer than any run is for ever.
+            // Longer than any run counts as endless.
             (None, None) => {
                 Self::Time(Duration::try_from_secs_f64(seconds.unwrap_or(SECONDS)).unwrap_or(Duration::MAX))
             }
         }
     }
 
-    /// Batches at most.
+    /// Maximum number of batches.
     fn batches(self, per_epoch: u64) -> u64 {
         match self {
             Self::Time(_) => u64::MAX,
@@ -51,27 +51,27 @@ impl Limit {
     }
 }
 
-/// What was taken, and in which time.
+/// Batches taken, and their time.
 #[derive(Debug, Default)]
 pub struct Tally {
     pub batches: u64,
     pub samples: u64,
     pub bytes: u64,
-    /// Of the batches whose steps are the stretch: without the first, and without one whose step was cut short.
+    /// Samples of the stretch: without the first batch, and without a batch with an interrupted step.
     pub stretch_samples: u64,
     pub stretch_bytes: u64,
-    /// From the beginning until the first batch was there.
+    /// Time from the start to the first batch.
     pub first_batch_s: f64,
     pub wall_s: f64,
     pub stretch: Stretch,
-    /// The user ended it.
+    /// The user interrupted the run.
     pub interrupted: bool,
-    /// What ended it: an error of the loader, or of the device.
+    /// The error that ended the run, of the loader or the device.
     pub error: Option<Box<dyn Error>>,
 }
 
 impl Tally {
-    /// A batch is there.
+    /// Counts a received batch.
     fn count(&mut self, (samples, bytes): (u64, u64), started: Instant) {
         if self.batches == 0 {
             self.first_batch_s = started.elapsed().as_secs_f64();
@@ -81,7 +81,7 @@ impl Tally {
         self.bytes += bytes;
     }
 
-    /// Samples and bytes per second of the stretch; where there is none, of the whole run.
+    /// Samples and bytes per second of the stretch; without a stretch, of the whole run.
     pub fn rates(&self) -> (f64, f64) {
         let (samples, bytes, seconds) = match self.stretch {
             Stretch { steps: 1.., seconds } if seconds > 0.0 => (self.stretch_samples, self.stretch_bytes, seconds),
@@ -96,16 +96,17 @@ fn samples_and_bytes(batch: &Batch) -> (u64, u64) {
     (batch.len() as u64, batch.fields().map(|field| field.size_bytes() as u64).sum())
 }
 
-/// Takes batches until the limit, or until `quit`, or until an error, which is then in the tally, beside what was taken before.
+/// Takes batches until the limit, `quit`, or an error. The tally contains the error and the batches before it.
 ///
-/// Errors: of the loader or the device, before there was a batch; an epoch without one.
+/// Errors: failures of the loader or device before the first batch; an epoch without batches.
 pub fn run(loader: &Loader, mut step: Step, limit: Limit, quit: impl Fn() -> bool) -> Result<Tally, Box<dyn Error>> {
     let per_epoch = loader.batches_per_epoch();
     if per_epoch == 0 {
         let rows = loader.global_batch();
-        return Err(
-            format!("the data has too few samples for one batch of {rows}: a smaller --batch, or more data").into()
-        );
+        return Err(format!(
+            "the data has too few samples for one batch of {rows}: use a smaller --batch, or more data"
+        )
+        .into());
     }
     let most = limit.batches(per_epoch);
     let (mut tally, started) = (Tally::default(), Instant::now());
@@ -118,7 +119,7 @@ pub fn run(loader: &Loader, mut step: Step, limit: Limit, quit: impl Fn() -> boo
         tally.error = taken.err();
         match ended {
             Ok(stretch) => tally.stretch = stretch,
-            // The first is the reason of the others.
+            // The first error caused the later ones.
             Err(error) => tally.error = tally.error.or(Some(error)),
         }
     }
@@ -142,7 +143,7 @@ fn take(
             break;
         }
         let batch = match epochs.next_within(LOOK) {
-            // The run does not end within a wait, which would be neither starvation nor a step.
+            // The run must not end within a wait, which would count as neither starvation nor a step.
             Poll::Pending => continue,
             Poll::Ready(None) => break,
             Poll::Ready(Some(batch)) => batch?,
@@ -192,21 +193,21 @@ mod tests {
     }
 
     #[test]
-    fn a_run_of_a_time_goes_on_over_epochs_until_it_has_passed() {
+    fn a_timed_run_spans_epochs() {
         let limit = Duration::from_millis(30);
         let tally = taken(Limit::Time(limit), || false);
         assert!(tally.batches > 3 && tally.wall_s >= limit.as_secs_f64(), "{tally:?}");
     }
 
     #[test]
-    fn a_run_that_the_user_ends_has_what_was_taken_until_then() {
+    fn an_interrupted_run_keeps_its_tally() {
         let asked = Cell::new(0);
         let tally = taken(Limit::Time(Duration::MAX), || asked.replace(asked.get() + 1) >= 5);
         assert!(tally.interrupted && tally.batches > 0, "{tally:?}");
     }
 
     #[test]
-    fn an_error_in_the_midst_of_a_run_leaves_what_was_taken_until_then() {
+    fn an_error_mid_run_keeps_the_tally() {
         let path = std::env::temp_dir().join(format!("feedline-measure-{}", std::process::id()));
         std::fs::write(&path, [7; 10_000]).unwrap();
         let records = Records::builder(100).open(&path).unwrap();
@@ -221,13 +222,13 @@ mod tests {
         let tally = run(&loader, step(), Limit::Time(Duration::MAX), cut).unwrap();
         assert!(tally.batches > 0 && tally.samples == 10 * tally.batches, "{tally:?}");
         assert!(tally.error.is_some() && !tally.interrupted && tally.stretch.steps == tally.batches - 1, "{tally:?}");
-        // Of nothing there is nothing to say.
+        // Without a batch there is no tally.
         run(&loader, step(), Limit::Epochs(1), || false).unwrap_err();
         std::fs::remove_file(&path).unwrap();
     }
 
     #[test]
-    fn rates_are_those_of_the_stretch_so_the_first_batch_does_not_count() {
+    fn rates_omit_the_first_batch() {
         let tally = taken(Limit::Batches(3), || false);
         assert_eq!((tally.stretch_samples, tally.stretch_bytes), (30, 60), "20 and 10 of 50");
         let stretch = Stretch { steps: 2, seconds: 2.0 };
@@ -236,14 +237,14 @@ mod tests {
     }
 
     #[test]
-    fn rates_of_a_single_batch_are_those_of_the_whole_run() {
+    fn a_single_batch_run_has_the_rate_of_the_whole_run() {
         let tally = Tally { wall_s: 4.0, ..taken(Limit::Batches(1), || false) };
         assert_eq!(tally.rates(), (5.0, 10.0));
         assert_eq!(Tally::default().rates(), (0.0, 0.0));
     }
 
     #[test]
-    fn a_step_that_the_user_cut_short_is_in_no_rate() {
+    fn interrupted_steps_count_in_no_rate() {
         let (loader, step) = (loader(), Step::Host(HostStep::new(Duration::from_millis(5))));
         let third = || loader.report().batches == 3;
         let tally = run(&loader, step, Limit::Epochs(2), third).unwrap();
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_said_is_30_seconds() {
+    fn the_default_run_takes_30_seconds() {
         assert_eq!(Limit::new(None, None, None), Limit::Time(Duration::from_secs(30)));
         assert_eq!(Limit::new(Some(1e300), None, None), Limit::Time(Duration::MAX));
         assert_eq!(Limit::new(None, Some(3), None), Limit::Batches(3));

@@ -1,5 +1,6 @@
-//! The metrics of a run by HTTP: `GET /metrics` on the loopback interface. The port is taken before anything that takes long, so
-//! that one that is in use is heard of at once; until there is a loader, there are no metrics.
+//! Metrics of a run over HTTP: `GET /metrics` on the loopback interface.
+//!
+//! The port is taken before any long work, so that a conflict fails at once. Without a loader there are no metrics.
 
 use feedline::Loader;
 use feedline::profile::{Names, prometheus};
@@ -7,12 +8,12 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use tiny_http::{Header, Method, Request, Response, Server};
 
-/// Prometheus' text format.
+/// The text format of Prometheus.
 const FORMAT: &str = "Content-Type: text/plain; version=0.0.4; charset=utf-8";
 
 type Served = Arc<OnceLock<Arc<Loader>>>;
 
-/// A server, until it is dropped.
+/// A server that runs until dropped.
 pub struct Metrics {
     server: Arc<Server>,
     loader: Served,
@@ -20,13 +21,13 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Listens at 127.0.0.1; 0 takes a free port.
+    /// Listens at 127.0.0.1; port 0 picks a free one.
     pub fn listen(port: u16) -> Result<Self, String> {
         let failed = |error: &dyn std::fmt::Display| format!("cannot serve metrics at 127.0.0.1:{port}: {error}");
         let server = Arc::new(Server::http(("127.0.0.1", port)).map_err(|error| failed(&error))?);
         let loader = Served::default();
         let (asked, served) = (server.clone(), loader.clone());
-        // What a client does with its answer is its own affair.
+        // Failures of a client to receive its answer do not matter.
         let serve = move || asked.incoming_requests().for_each(|request| _ = answer(request, &served));
         let thread = std::thread::Builder::new().name("profile-metrics".into()).spawn(serve);
         Ok(Self { server, loader, thread: Some(thread.map_err(|error| failed(&error))?) })
@@ -36,7 +37,7 @@ impl Metrics {
         format!("http://{}/metrics", self.server.server_addr())
     }
 
-    /// From now on they are those of this loader.
+    /// Serves this loader's metrics from now on.
     pub fn serve(&self, loader: &Arc<Loader>) {
         let _ = self.loader.set(loader.clone());
     }
@@ -54,7 +55,7 @@ fn answer(request: Request, loader: &Served) -> std::io::Result<()> {
         return request.respond(Response::from_string("metrics are at /metrics\n").with_status_code(404));
     }
     if !matches!(request.method(), Method::Get | Method::Head) {
-        return request.respond(Response::from_string("GET is answered\n").with_status_code(405));
+        return request.respond(Response::from_string("only GET is supported\n").with_status_code(405));
     }
     let metrics = |loader: &Arc<Loader>| prometheus(&[(Names::new("profile", 0), &loader.snapshot())]);
     let mut response = Response::from_string(loader.get().map_or_else(String::new, metrics));
@@ -82,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_taken_before_there_is_a_loader() {
+    fn the_port_is_taken_before_the_loader_exists() {
         let metrics = Metrics::listen(0).unwrap();
         let port = metrics.server.server_addr().to_ip().unwrap().port();
         assert!(Metrics::listen(port).map(|_| ()).unwrap_err().contains(&port.to_string()));

@@ -1,11 +1,12 @@
-//! What NVML says of the GPU while it is fed: link, clocks, how busy, memory errors. All of it is of every process on that GPU.
+//! NVML's state of the GPU during the run: link, clocks, utilisation, memory errors. It covers all processes on that
+//! GPU.
 //!
 //! ```text
 //! Watch::start ─► thread: open the library, find the GPU by its PCI bus id, look once a second ─► Watch::end: the last look
 //! ```
 //!
-//! Nothing of it is needed: a number that the library does not give is unknown, with the reason. The last look of the run
-//! counts, since clocks and link slow down on an idle GPU. A look takes some 50 ms: each counter of the link takes 20 ms.
+//! All of it is optional: a missing number is unknown, with the reason. The last reading during the run counts, because
+//! clocks and link slow down on an idle GPU. A reading takes some 50 ms: each counter of the link takes 20 ms.
 
 use feedline::Device;
 use nvml_wrapper::bitmasks::device::ThrottleReasons;
@@ -22,23 +23,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Time between two looks.
+/// Interval between readings.
 const PERIOD: Duration = Duration::from_secs(1);
-/// The GPU renews its counters about so often: two samples that are closer say nothing.
+/// Update interval of the GPU's counters: closer samples are meaningless.
 const GPM_LEAST: Duration = Duration::from_millis(100);
-/// Traffic from which on the link runs as fast as it can, in KB/s: an idle link is slow to save power.
+/// Traffic in KB/s above which the link runs at full speed: an idle link is slow to save power.
 const FLOWS_KB_S: u32 = 50_000;
-/// GB/s of one lane in one direction, after the line code, for generations from 1 on.
+/// GB/s of one lane in one direction, after the line code, per generation from 1.
 const LANE_GB_S: [f64; 7] = [0.25, 0.5, 0.985, 1.969, 3.938, 7.563, 15.125];
 
-/// Looks at a GPU until it is told to end.
+/// Reads a GPU's state until stopped.
 pub struct Watch {
     over: Arc<AtomicBool>,
     thread: Result<JoinHandle<Result<GpuState, String>>, String>,
 }
 
 impl Watch {
-    /// `None` for the host. `FEEDLINE_NVML` names another library than the driver's.
+    /// `None` for the host. `FEEDLINE_NVML` names a library other than the driver's.
     pub fn start(device: &Device) -> Option<Self> {
         let bus_id = device.pci_bus_id()?.to_string();
         let over = Arc::new(AtomicBool::new(false));
@@ -52,7 +53,7 @@ impl Watch {
         Some(Self { over, thread: thread.map_err(|error| error.to_string()) })
     }
 
-    /// The last look: as text, and as data.
+    /// The last reading, as text and as data.
     pub fn end(self) -> (String, serde_json::Value) {
         self.over.store(true, Ordering::Release);
         let state = self.thread.and_then(|thread| {
@@ -61,12 +62,12 @@ impl Watch {
         });
         match state {
             Ok(state) => (state.to_string(), serde_json::to_value(&state).unwrap_or_default()),
-            Err(why) => (format!("gpu       NVML says nothing: {why}"), why.into()),
+            Err(why) => (format!("gpu       NVML is unavailable: {why}"), why.into()),
         }
     }
 }
 
-/// The driver's library, or that of this path.
+/// The driver's library, or the one at this path.
 fn open(path: Option<&OsStr>) -> Result<Nvml, NvmlError> {
     path.map_or_else(Nvml::init, |path| Nvml::builder().lib_path(path).init())
 }
@@ -74,7 +75,7 @@ fn open(path: Option<&OsStr>) -> Result<Nvml, NvmlError> {
 fn look(nvml: &Nvml, bus_id: &str, over: &AtomicBool) -> Result<GpuState, NvmlError> {
     let gpu = nvml.device_by_pci_bus_id(bus_id)?;
     let (mut sample, mut last) = (None, None);
-    // There is nothing to compare the first sample with.
+    // The first sample has no predecessor.
     let _ = Gpm::since(&mut sample, nvml, &gpu);
     loop {
         if !over.load(Ordering::Acquire) {
@@ -87,13 +88,13 @@ fn look(nvml: &Nvml, bus_id: &str, over: &AtomicBool) -> Result<GpuState, NvmlEr
     }
 }
 
-/// A GPU at one moment. What is not known is `None`, and `unknown` says why.
+/// A GPU at one moment. Unknown values are `None`, and `unknown` has the reasons.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct GpuState {
     pub pci_bus_id: String,
     pub name: Option<String>,
     pub driver: Option<String>,
-    /// Percent of the last sampling period (up to a second) in which some kernel ran, and in which its memory was used.
+    /// Percentage of the last sampling period (up to a second) with a running kernel, and with memory in use.
     pub utilisation_pct: Option<u32>,
     pub memory_utilisation_pct: Option<u32>,
     /// Bytes.
@@ -101,14 +102,14 @@ pub struct GpuState {
     pub memory_total: Option<u64>,
     pub pcie: Pcie,
     pub clocks: Clocks,
-    /// What keeps the clocks from being higher.
+    /// Reasons for reduced clocks.
     pub throttle_reasons: Option<Vec<&'static str>>,
     pub temperature_c: Option<u32>,
     pub power_w: Option<f64>,
     pub power_limit_w: Option<f64>,
     pub gpm: Option<Gpm>,
     pub ecc: Ecc,
-    /// The GPU is cut up (MIG): most counters are unknown then, and memory is that of all parts.
+    /// The GPU is partitioned (MIG): most counters are unknown then, and memory covers all partitions.
     pub mig: Option<bool>,
     pub unknown: Vec<Unknown>,
 }
@@ -116,16 +117,16 @@ pub struct GpuState {
 /// The link between host and GPU.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Pcie {
-    /// Generation and lanes now; lower while nothing is carried.
+    /// Present generation and lanes; lower on an idle link.
     pub gen_now: Option<u32>,
     pub width_now: Option<u32>,
-    /// What the GPU can do in this slot.
+    /// Maximum of the GPU in this slot.
     pub gen_max: Option<u32>,
     pub width_max: Option<u32>,
-    /// KB/s from the GPU and to it, over 20 ms.
+    /// KB/s from the GPU and to the GPU, over 20 ms.
     pub tx_kb_s: Option<u32>,
     pub rx_kb_s: Option<u32>,
-    /// Packets sent again since the driver was loaded: a bad contact.
+    /// Packets repeated since the driver was loaded: a sign of a bad contact.
     pub replays: Option<u32>,
 }
 
@@ -146,7 +147,7 @@ pub struct Ecc {
     pub uncorrected: Option<u64>,
 }
 
-/// How much of the GPU was busy between two looks, by its own counters: Hopper and newer.
+/// Busy shares of the GPU between two readings, by its own counters: Hopper and newer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Gpm {
     pub over_s: f64,
@@ -159,7 +160,7 @@ pub struct Gpm {
     pub pcie_rx_bytes_s: Option<f64>,
 }
 
-/// A number that is not known.
+/// An unknown number.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Unknown {
     pub what: &'static str,
@@ -167,7 +168,7 @@ pub struct Unknown {
 }
 
 impl Gpm {
-    /// Since the sample `before`, which is replaced.
+    /// Since the sample `before`, which this replaces.
     fn since<'a>(before: &mut Option<(GpmSample<'a>, Instant)>, nvml: &'a Nvml, gpu: &Gpu<'a>) -> Result<Self, String> {
         const METRICS: [GpmMetricId; 7] = [
             GpmMetricId::GraphicsUtil,
@@ -191,7 +192,7 @@ impl Gpm {
         let (over, values) = values?;
         let mut values = values.into_iter().map(|value| value.ok().map(|metric| metric.value));
         let mut next = || values.next().flatten().filter(|value| value.is_finite() && *value >= 0.0);
-        // The link's are in MiB/s.
+        // The link's counters are in MiB/s.
         const MIB: f64 = (1 << 20) as f64;
         Ok(Self {
             over_s: over.as_secs_f64(),
@@ -206,7 +207,7 @@ impl Gpm {
     }
 }
 
-/// Throttle reasons in words, and whether one makes a busy GPU slower that nobody asked to be slower.
+/// Names of throttle reasons, and whether each slows a busy GPU unintentionally.
 const REASONS: [(ThrottleReasons, &str, bool); 9] = [
     (ThrottleReasons::GPU_IDLE, "idle", false),
     (ThrottleReasons::APPLICATIONS_CLOCKS_SETTING, "set by the user", false),
@@ -228,7 +229,7 @@ impl GpuState {
         let mut state = Self { pci_bus_id: bus_id.into(), ..Self::default() };
         let mut unknown = Vec::new();
         let mut asked = Asked(&mut unknown);
-        // The generation is read between the two counters, while something is carried.
+        // The generation is read between the two counters, under traffic.
         state.pcie.rx_kb_s = asked.of("PCIe to the GPU", gpu.pcie_throughput(PcieUtilCounter::Receive));
         state.pcie.gen_now = asked.of("PCIe generation", gpu.current_pcie_link_gen());
         state.pcie.width_now = asked.of("PCIe lanes", gpu.current_pcie_link_width());
@@ -262,10 +263,10 @@ impl GpuState {
         Self { unknown, ..state }
     }
 
-    /// What is wrong, a line each. What is not known is not judged.
+    /// Problems, one line each. Unknown values give none.
     pub fn warnings(&self) -> Vec<String> {
         let errors = self.ecc.uncorrected.filter(|count| *count > 0);
-        let errors = errors.map(|count| format!("{count} errors of its memory were not corrected"));
+        let errors = errors.map(|count| format!("{count} uncorrected memory errors"));
         [self.pcie.complaint(), self.throttled(), errors].into_iter().flatten().collect()
     }
 
@@ -273,7 +274,7 @@ impl GpuState {
         let slows = |words: &&&str| REASONS.iter().any(|(_, reason, slows)| reason == *words && *slows);
         let reasons: Vec<&str> = self.throttle_reasons.as_ref()?.iter().filter(slows).copied().collect();
         let clocks = ratio("SM", self.clocks.sm_mhz, self.clocks.sm_max_mhz, "MHz").map(|clocks| format!(": {clocks}"));
-        let words = || format!("the clocks are held down by {}{}", reasons.join(", "), clocks.unwrap_or_default());
+        let words = || format!("the clocks are reduced by {}{}", reasons.join(", "), clocks.unwrap_or_default());
         (!reasons.is_empty()).then(words)
     }
 
@@ -295,7 +296,7 @@ impl GpuState {
             now.map(|now| best.map_or(now.clone(), |best| format!("{now} of {best}"))),
             pcie.rx_kb_s.map(|kb_s| format!("to the GPU {:.2} GB/s", gb_s(kb_s))),
             pcie.tx_kb_s.map(|kb_s| format!("from it {:.2} GB/s", gb_s(kb_s))),
-            pcie.replays.filter(|count| *count > 0).map(|count| format!("{count} packets sent again")),
+            pcie.replays.filter(|count| *count > 0).map(|count| format!("{count} packets repeated")),
         ])
     }
 
@@ -325,7 +326,7 @@ impl GpuState {
         values.map(|values| format!("{values} (over {:.1} s)", gpm.over_s))
     }
 
-    /// Numbers that are not known for the same reason stand together.
+    /// Groups unknown numbers by reason.
     fn untold(&self) -> Option<String> {
         let mut reasons: Vec<&str> = self.unknown.iter().map(|unknown| unknown.why.as_str()).collect();
         let line = |why: &str| {
@@ -339,7 +340,7 @@ impl GpuState {
 }
 
 impl Pcie {
-    /// What is wrong with the link, if it carries data and all numbers are known.
+    /// A problem of the link, if it carries data and all numbers are known.
     fn complaint(&self) -> Option<String> {
         let (now, lanes, best, lanes_best) = (self.gen_now?, self.width_now?, self.gen_max?, self.width_max?);
         let flows = self.rx_kb_s.max(self.tx_kb_s).is_some_and(|kb_s| kb_s >= FLOWS_KB_S);
@@ -350,7 +351,7 @@ impl Pcie {
     }
 }
 
-/// Keeps why numbers are unknown.
+/// Collects the reasons of unknown numbers.
 struct Asked<'a>(&'a mut Vec<Unknown>);
 
 impl Asked<'_> {
@@ -363,7 +364,7 @@ fn watts(milliwatts: u32) -> f64 {
     f64::from(milliwatts) / 1000.0
 }
 
-/// What there is, with commas.
+/// Joins the present texts with commas.
 fn joined<const N: usize>(words: [Option<String>; N]) -> Option<String> {
     let words: Vec<_> = words.into_iter().flatten().collect();
     (!words.is_empty()).then(|| words.join(", "))
@@ -385,7 +386,7 @@ impl fmt::Display for GpuState {
             write!(f, ", driver {driver}")?;
         }
         if self.mig == Some(true) {
-            write!(f, ", cut up (MIG): numbers are of the whole")?;
+            write!(f, ", partitioned (MIG): numbers cover all partitions")?;
         }
         let lines = [
             ("busy", self.busy()),
@@ -420,12 +421,12 @@ mod tests {
     }
 
     #[test]
-    fn a_link_slower_than_it_could_be_is_a_warning() {
+    fn a_slow_link_is_a_warning() {
         for (now, best, expected) in [
             ((3, 8), (5, 16), Some("PCIe 3 x8 of 5 x16: copies at most 7.9 GB/s")),
             ((5, 8), (5, 16), Some("PCIe 5 x8 of 5 x16: copies at most 31.5 GB/s")),
             ((5, 16), (5, 16), None),
-            // No such generation, no lanes: not known, not judged.
+            // An unknown generation or lane count gives no warning.
             ((0, 16), (5, 16), None),
             ((9, 8), (9, 16), None),
             ((3, 0), (5, 16), None),
@@ -438,10 +439,10 @@ mod tests {
     }
 
     #[test]
-    fn only_throttling_that_costs_speed_is_a_warning() {
+    fn only_unintended_throttling_is_a_warning() {
         let mut state = GpuState { throttle_reasons: Some(reasons(ThrottleReasons::all())), ..GpuState::default() };
         state.clocks = Clocks { sm_mhz: Some(1410), sm_max_mhz: Some(1980), ..Clocks::default() };
-        let expected = "the clocks are held down by the power limit, the hardware's emergency brake, another GPU of its group, \
+        let expected = "the clocks are reduced by the power limit, the hardware's emergency brake, another GPU of its group, \
                         heat, heat (by the hardware), the power supply: SM 1410 of 1980 MHz";
         assert_eq!(state.warnings(), [expected]);
         let harmless = ThrottleReasons::GPU_IDLE | ThrottleReasons::APPLICATIONS_CLOCKS_SETTING;
@@ -450,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_knows_little_leaves_the_rest_unknown() {
+    fn missing_functions_leave_numbers_unknown() {
         let folder = Folder::new();
         let library = folder.join("libnvml-stand-in.so");
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/standin/nvml.rs");
@@ -475,7 +476,7 @@ unknown   ";
     }
 
     #[test]
-    fn a_library_that_is_not_there_is_an_error_that_names_it() {
+    fn a_missing_library_error_names_the_library() {
         let error = open(Some(OsStr::new("/no/such/libnvidia-ml.so"))).unwrap_err();
         assert!(error.to_string().contains("/no/such/libnvidia-ml.so"), "{error}");
     }

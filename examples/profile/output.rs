@@ -1,14 +1,14 @@
-//! Files that are written at the end of a run, and checked at its beginning: nobody wants to hear after an hour that the folder
-//! does not exist.
+//! Output files, checked at the beginning of a run and written at its end: a missing folder must not surface after an
+//! hour.
 //!
 //! ```text
-//! check ─► (data made, opened) ─► open_all ─► run ─► write          cut, then written; nothing of it is touched before
-//!   └ fit? not in a data folder?    └ made if missing; neither data, nor twice the same
+//! check ─► (data made, opened) ─► open_all ─► run ─► write          truncated, then written; untouched before
+//!   └ writable? not in the data?    └ made if missing; no data file, no file twice
 //! ```
 //!
-//! What holds: no byte of the data is overwritten, whatever links lead to it, and nothing is put into its folder, where the next
-//! run would take it for data. A file that was there is as it was until it is written; one that was made for that, and was not
-//! written, is removed.
+//! Guarantees: no byte of the data is overwritten, through any link. Nothing is put into the data's folder, where the
+//! next run would read it as data. An existing file is unchanged until it is written. A new file is removed unless
+//! written.
 
 use feedline::storage::Sources;
 use rustix::fs::Access;
@@ -17,23 +17,23 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Files that can be written.
+/// An output file that can be written.
 pub struct Output {
     path: PathBuf,
     file: File,
     made: bool,
 }
 
-/// Whether a file can probably be written, found out without making it; and whether it lies outside of folders that hold data.
+/// Checks that a file can probably be written, without creating it, and that it lies outside of data folders.
 ///
-/// Errors: in words, with the path.
+/// Errors: text with the path.
 pub fn check(path: &Path, folders: &[&Path]) -> Result<(), String> {
     let failed = |error: io::Error| cannot_write(path, &error);
     let real = resolved(path).map_err(failed)?;
     for folder in folders {
         if resolved(folder).is_ok_and(|folder| real.starts_with(folder)) {
             let (path, folder) = (path.display(), folder.display());
-            return Err(format!("{path} is in {folder}, where it would be taken for data: name a file elsewhere"));
+            return Err(format!("{path} is in the data folder {folder}: name a file elsewhere"));
         }
     }
     match std::fs::metadata(path) {
@@ -48,9 +48,10 @@ pub fn check(path: &Path, folders: &[&Path]) -> Result<(), String> {
     Ok(())
 }
 
-/// Opens all, and makes those that are missing.
+/// Opens all outputs, and creates missing files.
 ///
-/// Errors: in words, with the path; two are the same file, or one is a file of the data. Then none is left that was made.
+/// Errors: text with the path; also if two are the same file, or one is a file of the data. Then created files are
+/// removed.
 pub fn open_all<const N: usize>(
     paths: [Option<&Path>; N],
     sources: &Sources,
@@ -69,7 +70,7 @@ pub fn open_all<const N: usize>(
     Ok(all)
 }
 
-/// Where a path leads, also where its end does not exist yet.
+/// Resolves a path, even if its last part does not exist yet.
 fn resolved(path: &Path) -> io::Result<PathBuf> {
     let path = std::path::absolute(path)?;
     let real = path.ancestors().find_map(|start| {
@@ -102,7 +103,7 @@ impl Output {
         Ok(Self { path: path.into(), file, made })
     }
 
-    /// What it is, unless it is a device or a pipe, which can be written to twice.
+    /// Metadata of the file; `None` for a device or pipe, which may be written twice.
     fn regular(&self) -> Result<Option<Metadata>, String> {
         let data = self.file.metadata().map_err(|error| cannot_write(&self.path, &error))?;
         Ok(data.is_file().then_some(data))
@@ -117,20 +118,20 @@ impl Output {
         }
     }
 
-    /// Of the files only those of the same length are looked at: there may be millions.
+    /// Compares only files of the same length, because there may be millions.
     fn is_no_data(&self, sources: &Sources, others: &[PathBuf]) -> Result<(), String> {
         let Some(data) = self.regular()?.filter(|_| !self.made) else { return Ok(()) };
         let alike = sources.ids().filter(|id| sources.len_of(*id) == data.len()).map(|id| sources.path(id));
         for path in alike.chain(others.iter().cloned()) {
             if std::fs::metadata(&path).is_ok_and(|other| same(&data, &other)) {
                 let (name, path) = (self.path.display(), path.display());
-                return Err(format!("{name} is {path}, which is data: name another file to write to"));
+                return Err(format!("{name} is the data file {path}: name another output file"));
             }
         }
         Ok(())
     }
 
-    /// Replaces what is in it. Errors: in words, with the path.
+    /// Replaces the file's contents. Errors: text with the path.
     pub fn write(mut self, text: &str) -> Result<(), String> {
         let regular = self.file.metadata().is_ok_and(|data| data.is_file());
         let cut = if regular { self.file.set_len(0) } else { Ok(()) };
@@ -144,15 +145,15 @@ impl Output {
 impl Drop for Output {
     fn drop(&mut self) {
         if self.made {
-            // What cannot be removed is an empty file.
+            // If removal fails, an empty file remains.
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-/// Writes to standard output; whoever closed the pipe (`profile … | head`) does not want the rest.
+/// Writes to standard output. A closed pipe (`profile … | head`) is no error.
 ///
-/// Errors: all others, in words.
+/// Errors: all others, as text.
 pub fn say(text: &str) -> Result<(), String> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -161,7 +162,7 @@ pub fn say(text: &str) -> Result<(), String> {
     }
 }
 
-/// Writes a line to standard error, if there is one.
+/// Writes a line to standard error, if it is open.
 pub fn tell(line: impl std::fmt::Display) {
     let _ = writeln!(io::stderr(), "{line}");
 }
@@ -172,7 +173,7 @@ mod tests {
     use crate::folder::Folder;
 
     #[test]
-    fn a_file_that_was_not_written_is_as_it_was_before() {
+    fn an_unwritten_file_stays_unchanged() {
         let folder = Folder::new();
         let (new, old) = (folder.join("new"), folder.join("old"));
         std::fs::write(&old, "before").unwrap();
@@ -182,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_written_holds_that_and_nothing_of_before() {
+    fn a_written_file_holds_only_the_new_text() {
         let folder = Folder::new();
         let path = folder.join("page.html");
         std::fs::write(&path, "something longer").unwrap();
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_an_error_before_and_while_it_is_opened() {
+    fn unwritable_files_fail_in_check_and_open() {
         let folder = Folder::new();
         for path in [folder.join("none/page.html"), folder.to_path_buf()] {
             for error in [check(&path, &[]).unwrap_err(), Output::open(&path).map(|_| ()).unwrap_err()] {
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_a_data_folder_by_whatever_path_is_refused() {
+    fn outputs_in_a_data_folder_are_refused_by_any_path() {
         let folder = Folder::new();
         let (data, link, to_file) = (folder.join("data"), folder.join("link"), folder.join("to_file"));
         std::fs::create_dir_all(data.join("class")).unwrap();
@@ -221,7 +222,7 @@ mod tests {
             folder.join("new/page.html"),
         ] {
             let error = check(&path, &[&folder.join("new"), &data]).unwrap_err();
-            assert!(error.contains("where it would be taken for data"), "{}: {error}", path.display());
+            assert!(error.contains("is in the data folder"), "{}: {error}", path.display());
         }
         for path in [folder.join("data.html"), folder.join("data/../page.html")] {
             check(&path, &[&folder.join("new"), &data]).unwrap();
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_the_data_is_refused_and_stays_as_it_is() {
+    fn a_data_file_is_refused_and_unchanged() {
         let folder = Folder::new();
         let (data, hard, soft, index) =
             (folder.join("victim.bin"), folder.join("hard"), folder.join("soft"), folder.join("index"));
@@ -243,14 +244,14 @@ mod tests {
             let new = folder.join("new");
             let error =
                 open_all([Some(&new), Some(path)], &sources, std::slice::from_ref(&index)).map(|_| ()).unwrap_err();
-            assert!(error.contains("which is data"), "{error}");
+            assert!(error.contains("is the data file"), "{error}");
             assert!(!new.exists());
         }
         assert_eq!(std::fs::read(&data).unwrap(), b"years of work");
     }
 
     #[test]
-    fn two_outputs_that_are_one_file_are_refused() {
+    fn one_file_for_two_outputs_is_refused() {
         let folder = Folder::new();
         let (page, link) = (folder.join("page"), folder.join("link"));
         std::os::unix::fs::symlink(&page, &link).unwrap();

@@ -1,7 +1,7 @@
-//! How much of the data the page cache holds before a run: a run over cached files measures memory, not storage.
+//! Share of the data in the page cache before a run: a run over cached files measures memory, not storage.
 //!
-//! One byte is read at each of at most 256 places, spread evenly over all bytes, by `preadv2` with `RWF_NOWAIT`: it fails where
-//! the page is not in memory. A miss brings that one page in, so a second look sees up to 256 pages more.
+//! It reads one byte at each of at most 256 offsets, evenly distributed over all bytes, by `preadv2` with `RWF_NOWAIT`,
+//! which fails if the page is not in memory. A miss loads its page, so a second look sees up to 256 pages more.
 
 use feedline::storage::Sources;
 use rustix::fs::Advice;
@@ -9,15 +9,15 @@ use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use std::fs::File;
 use std::io::IoSliceMut;
 
-/// Places that are looked at, at most.
+/// Maximum number of probed offsets.
 const PLACES: u64 = 256;
 
-/// The share of the files' bytes that is cached, 0 to 1; `None` where there are no files, or the file system does not tell.
+/// Cached share of the files' bytes, 0 to 1; `None` without files, or if the file system does not report it.
 pub fn share(sources: &Sources) -> Option<f64> {
     let files = || sources.ids().filter(|id| sources.bytes_of(*id).is_none());
     let total = files().map(|id| sources.len_of(id)).fold(0, u64::saturating_add);
     let count = PLACES.min(total);
-    // The middle of each of `count` equal parts; multiplied wide.
+    // The middle of each of `count` equal parts, multiplied in 128 bits.
     let place = |index: u64| (u128::from(total) * u128::from(2 * index + 1) / u128::from(2 * count)) as u64;
     let mut places = (0..count).map(place).peekable();
     let (mut hits, mut looks, mut before) = (0_u32, 0_u32, 0_u64);
@@ -35,9 +35,9 @@ pub fn share(sources: &Sources) -> Option<f64> {
     (looks > 0).then(|| f64::from(hits) / f64::from(looks))
 }
 
-/// Whether the page of this byte is cached; `None` where the file system does not tell.
+/// Whether the page of this byte is cached; `None` if the file system does not report it.
 fn cached(file: &File, at: u64) -> Option<bool> {
-    // A miss shall bring in one page and not those behind it, too.
+    // A miss must load only its own page, without read-ahead.
     rustix::fs::fadvise(file, 0, None, Advice::Random).ok()?;
     let mut byte = [0];
     loop {
@@ -59,7 +59,7 @@ mod tests {
 
     const PAGES: u64 = 1024;
 
-    /// What is seen of a file of which so many pages were read after it was dropped; `None` where that is not to be had.
+    /// The measured share of a dropped file after reading `pages` pages; `None` if it cannot be measured.
     fn seen(folder: &Folder, pages: u64) -> Option<f64> {
         let page = rustix::param::page_size() as u64;
         let path = folder.join(format!("{pages}"));
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn the_share_follows_what_was_read() {
+    fn the_share_follows_the_pages_read() {
         let folder = Folder::new();
         match seen(&folder, 0) {
             Some(0.0) => {}
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn without_files_nothing_is_known() {
+    fn without_files_the_share_is_unknown() {
         let mut memory = Sources::new();
         memory.memory(vec![0; 100].into());
         assert_eq!(share(&memory), None);

@@ -1,39 +1,39 @@
-//! The training step, emulated: it holds the batch for so long, then drops it.
+//! The emulated training step: holds the batch for a given time, then drops it.
 //!
 //! ```text
-//! host   ── batch ──► sleep … spin ──► drop           the step is this thread's, as a GPU's would be the GPU's
+//! host   ── batch ──► sleep … spin ──► drop           the step runs on this thread, as a GPU's runs on the GPU
 //! GPU    ── batch ──► launch ──► drop                  the step is a kernel on the consumer's stream; the CPU goes on
 //! ```
 //!
-//! On the host the thread sleeps, since a GPU's step costs no CPU, and spins the last 100 µs, since sleeping is not exact. A
-//! step is never shorter than asked for, so utilisation is never above 1.
+//! On the host the thread sleeps, because a GPU's step uses no CPU. It spins for the last 100 µs, because sleeping is
+//! not exact. A step is never shorter than requested, so utilisation is never above 1.
 
 use feedline::Batch;
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-/// Sleeping is late by up to about so much on a machine that is not busy.
+/// Usual lateness of sleeping on an idle machine.
 const SPIN: Duration = Duration::from_micros(100);
-/// A long step looks so often whether it shall end.
+/// Interval at which a long step checks for the end.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// From the end of the first step to the end of the last.
+/// Time between the ends of the first and the last step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stretch {
-    /// Steps in it: all but the first.
+    /// Steps in it: all except the first.
     pub steps: u64,
     pub seconds: f64,
 }
 
 impl Stretch {
-    /// The share of the time that steps of this length were; `None` without any.
+    /// Share of the time spent in steps of this length; `None` without steps.
     pub fn utilisation(&self, step: Duration) -> Option<f64> {
         let busy = self.steps as f64 * step.as_secs_f64();
         (busy > 0.0 && self.seconds > 0.0).then(|| (busy / self.seconds).min(1.0))
     }
 }
 
-/// Takes batches.
+/// Consumer of batches.
 pub enum Step {
     Host(HostStep),
     #[cfg(feature = "cuda")]
@@ -41,7 +41,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// One step; `quit` ends a long one early, which then does not count: `false`.
+    /// Takes one step. `quit` interrupts a long one, which then does not count: `false`.
     pub fn take(&mut self, batch: Batch, quit: impl Fn() -> bool) -> Result<bool, Box<dyn Error>> {
         match self {
             Self::Host(step) => Ok(step.take(batch, quit)),
@@ -50,7 +50,7 @@ impl Step {
         }
     }
 
-    /// What they took, once all have ended.
+    /// The stretch, once all steps have ended.
     pub fn end(self) -> Result<Stretch, Box<dyn Error>> {
         match self {
             Self::Host(step) => Ok(step.end()),
@@ -64,7 +64,7 @@ impl Step {
 pub struct HostStep {
     length: Duration,
     taken: u64,
-    /// The ends of the first and of the last step.
+    /// Ends of the first and of the last step.
     ends: Option<(Instant, Instant)>,
 }
 
@@ -90,7 +90,7 @@ impl HostStep {
     }
 }
 
-/// Waits until no less than `length` has passed; `false` when it was cut short.
+/// Waits for at least `length`; `false` if interrupted.
 fn wait(length: Duration, quit: impl Fn() -> bool) -> bool {
     let started = Instant::now();
     loop {
@@ -115,13 +115,13 @@ mod tests {
     use feedline::dataset::Records;
 
     #[test]
-    fn a_run_that_never_starved_has_a_utilisation_of_one_and_none_has_more() {
+    fn utilisation_is_at_most_one() {
         let step = Duration::from_millis(250);
         for (steps, seconds, expected) in [
             (4, 1.0, Some(1.0)),
             (4, 2.0, Some(0.5)),
             (3, 1.0, Some(0.75)),
-            // A GPU's clock and ours may differ a little.
+            // The GPU's clock may differ slightly from the host's.
             (4, 0.999, Some(1.0)),
             (0, 0.0, None),
             (0, 1.0, None),
@@ -129,11 +129,11 @@ mod tests {
         ] {
             assert_eq!(Stretch { steps, seconds }.utilisation(step), expected, "{steps} steps in {seconds} s");
         }
-        assert_eq!(Stretch { steps: 4, seconds: 1.0 }.utilisation(Duration::ZERO), None, "nothing to be utilised");
+        assert_eq!(Stretch { steps: 4, seconds: 1.0 }.utilisation(Duration::ZERO), None, "no step has a length");
     }
 
     #[test]
-    fn n_steps_are_n_minus_1_stretches_of_at_least_their_length() {
+    fn a_stretch_omits_the_first_step() {
         let length = Duration::from_millis(3);
         let loader = Loader::builder(Records::builder(1).open_bytes([7; 40]).unwrap()).batch_size(10).build().unwrap();
         let mut step = HostStep::new(length);
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_step_is_no_stretch() {
+    fn a_single_step_has_no_stretch() {
         let loader = Loader::builder(Records::builder(1).open_bytes([7; 4]).unwrap()).batch_size(10).build().unwrap();
         let mut step = HostStep::new(Duration::ZERO);
         step.take(loader.epoch(0).unwrap().next().unwrap().unwrap(), || false);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_is_cut_short_does_not_count() {
+    fn an_interrupted_step_does_not_count() {
         let loader = Loader::builder(Records::builder(1).open_bytes([7; 4]).unwrap()).batch_size(1).build().unwrap();
         let mut step = HostStep::new(Duration::from_secs(3600));
         assert!(!step.take(loader.epoch(0).unwrap().next().unwrap().unwrap(), || true));

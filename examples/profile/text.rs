@@ -1,4 +1,4 @@
-//! The answer for people, at most 100 columns wide.
+//! The readable answer, at most 100 columns wide.
 
 use crate::answer::{Answer, Data, Guess, Stage};
 use crate::args::Given;
@@ -7,7 +7,7 @@ use std::fmt::Write;
 
 const WIDTH: usize = 100;
 
-/// Lines that are begun by a label, and go on under their text.
+/// Lines with labels, indented under their text.
 #[derive(Default)]
 struct Page(String);
 
@@ -21,7 +21,7 @@ impl Page {
     }
 }
 
-/// Adds `text` behind `start`, broken at words, the further lines indented.
+/// Adds `text` after `start`, broken at words, with further lines indented.
 fn fill(out: &mut String, start: &str, indent: usize, text: &str) {
     let mut line = start.to_string();
     let mut empty = true;
@@ -42,7 +42,7 @@ fn fill(out: &mut String, start: &str, indent: usize, text: &str) {
     out.push('\n');
 }
 
-/// Breaks the lines of a text that is laid out already: what is too long goes on under where its text begins.
+/// Breaks long lines of a formatted text, with the rest indented under the line's text.
 fn reflow(out: &mut String, text: &str, indent: usize) {
     for line in text.lines() {
         if line.chars().count() <= WIDTH {
@@ -60,14 +60,14 @@ fn reflow(out: &mut String, text: &str, indent: usize) {
     }
 }
 
-/// What is run, before it is.
+/// Description of the run, before it starts.
 pub fn heading(given: &Given, describe: &str, data: &Data) -> String {
     let mut page = Page::default();
     let settings = &given.args.settings;
     if let Some(benchmark) = given.benchmark {
         let target = match given.au_target() {
             Some(target) => format!("AU of {:.0} % to pass", 100.0 * target),
-            None => format!("which is not for the benchmark's batches of {}", benchmark.batch),
+            None => format!("without PASS or FAIL: the benchmark's batches are of {}", benchmark.batch),
         };
         page.line(
             "workload",
@@ -79,7 +79,7 @@ pub fn heading(given: &Given, describe: &str, data: &Data) -> String {
             ),
         );
     } else {
-        let text = if given.step.is_zero() { "none: how fast can the loader go?".into() } else { step(given) };
+        let text = if given.step.is_zero() { "none: measures the loader's own speed".into() } else { step(given) };
         page.line("step", &format!("{text}, batches of {}", settings.batch));
     }
     let size = if data.bytes > 0 { format!(", {}", bytes(data.bytes)) } else { String::new() };
@@ -103,7 +103,7 @@ fn step(given: &Given) -> String {
     format!("{} ms", significant(1e3 * given.step.as_secs_f64()))
 }
 
-/// Everything, when it is over. `verdict` and `report` are those of the library.
+/// The whole answer after the run. `verdict` and `report` come from the library.
 pub fn answer(answer: &Answer, verdict: &str, report: &str, gpu: Option<&str>) -> String {
     let mut page = Page::default();
     page.blank();
@@ -128,7 +128,7 @@ pub fn answer(answer: &Answer, verdict: &str, report: &str, gpu: Option<&str>) -
     page.0
 }
 
-/// The verdict; under its heading, that the step was late.
+/// The verdict; directly under its heading, a note if the step was late.
 fn verdict_with(answer: &Answer, verdict: &str) -> String {
     let (heading, rest) = verdict.split_once('\n').unwrap_or((verdict, ""));
     let mut out = String::new();
@@ -140,7 +140,7 @@ fn verdict_with(answer: &Answer, verdict: &str) -> String {
     out
 }
 
-/// The same for a page: the verdict's heading, then everything else, a line each.
+/// The answer for a page: the verdict's heading, then the rest, one line each.
 pub fn lines(answer: &Answer, verdict: &str) -> Vec<String> {
     let mut rest = verdict.lines().map(str::to_string);
     let mut all: Vec<String> = rest.next().into_iter().collect();
@@ -174,13 +174,13 @@ pub fn lines(answer: &Answer, verdict: &str) -> Vec<String> {
     all.iter().map(|line| line.trim().replace('`', "")).collect()
 }
 
-/// Lines of what was measured, by their labels.
+/// Measured figures with their labels.
 fn figures(answer: &Answer) -> Vec<(&'static str, String)> {
     let mut all = Vec::new();
     if let Some(au) = answer.au {
         all.push(("AU", format!("{:.2} %{}", 100.0 * au, answer.result())));
     } else if answer.step_ms > 0.0 {
-        all.push(("AU", "not known: that takes two steps".into()));
+        all.push(("AU", "not known: needs two steps".into()));
     }
     if let Some(idle) = answer.gpu_idle_pct {
         let late = answer.late_pct.map_or(String::new(), |late| format!(", late {late:.2} %"));
@@ -193,10 +193,10 @@ fn figures(answer: &Answer) -> Vec<(&'static str, String)> {
     all
 }
 
-/// How fast, and of which batches that is.
+/// The rate, and its batches.
 fn rate(answer: &Answer) -> String {
     if answer.batches == 0 {
-        return format!("none: no batch came in {:.3} s", answer.wall_seconds);
+        return format!("none: no batch in {:.3} s", answer.wall_seconds);
     }
     let of = match answer.steps {
         0 => format!(
@@ -226,7 +226,7 @@ fn stages(page: &mut Page, answer: &Answer) {
     }
 }
 
-/// Behind a change that is not worth it.
+/// Note for a change without gain.
 fn gain(answer: &Answer, guess: &Guess) -> &'static str {
     let now = answer.what_if.first().map_or(0.0, |as_it_is| as_it_is.items_per_s);
     let changed = guess.change != Change::default();
@@ -241,7 +241,7 @@ fn would_give(guess: &Guess) -> String {
     bounded((guess.at_least, guess.at_most), guess.items_per_s)
 }
 
-/// A rate that is known as a lower bound, as an upper bound, or as neither.
+/// A rate that is a lower bound, an upper bound, or neither.
 fn bounded(bounds: (bool, bool), rate: f64) -> String {
     let words = match bounds {
         (false, false) => "",
@@ -278,7 +278,7 @@ fn what_if(page: &mut Page, answer: &Answer) {
     page.blank();
 }
 
-/// Of all changes, each once.
+/// Distinct caveats of all changes.
 fn caveats(answer: &Answer) -> Vec<&str> {
     let mut all: Vec<&str> = Vec::new();
     for caveat in answer.what_if.iter().flat_map(|guess| &guess.caveats) {
@@ -289,7 +289,7 @@ fn caveats(answer: &Answer) -> Vec<&str> {
     all
 }
 
-/// Three digits that mean something, and commas between thousands.
+/// Three significant digits, with commas between thousands.
 pub fn number(value: f64) -> String {
     if value < 100.0 {
         return significant(value);
@@ -325,7 +325,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_lines_go_on_under_their_text_within_100_columns() {
+    fn long_lines_wrap_under_their_text() {
         let mut out = String::new();
         reflow(&mut out, &format!("reader    {}", "word ".repeat(40)), 10);
         let lines: Vec<&str> = out.lines().collect();
@@ -341,14 +341,14 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_is_too_long_is_left_whole() {
+    fn overlong_words_stay_whole() {
         let mut out = String::new();
         fill(&mut out, "path      ", 10, &"x".repeat(200));
         assert_eq!(out.lines().count(), 1);
     }
 
     #[test]
-    fn numbers_have_the_digits_that_mean_something() {
+    fn numbers_have_significant_digits() {
         for (value, text) in
             [(0.0, "0"), (0.1234, "0.123"), (5.5, "5.5"), (47.55, "47.5"), (224.0, "224"), (1_234_567.8, "1,234,568")]
         {

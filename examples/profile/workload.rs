@@ -1,5 +1,5 @@
-//! The workloads of MLPerf Storage, as its configurations (mlcommons/storage) have them: what one accelerator reads, and how
-//! long a step of its training takes.
+//! The workloads of MLPerf Storage, from its configurations (mlcommons/storage): the data of one accelerator, and the
+//! length of its training step.
 //!
 //! ```text
 //!            format    rows × bytes of a sample     step: a100      h100     b200    AU to pass
@@ -12,7 +12,7 @@
 //!            Parquet     48 ×   2,164,832                –         –      1.35       90 %
 //! ```
 //!
-//! Limits: bytes of a sample are means; where the benchmark's vary, those that are made here do not, but for pictures.
+//! Limits: bytes of a sample are means. Generated samples have constant sizes, except pictures.
 
 use crate::source::Source;
 use clap::ValueEnum;
@@ -35,7 +35,7 @@ pub enum Accelerator {
     B200,
 }
 
-/// How the samples are stored.
+/// Storage format of the samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     Npz,
@@ -52,10 +52,10 @@ pub struct Benchmark {
     pub format: Format,
     pub batch: usize,
     pub sample_bytes: u64,
-    /// Samples of one file, where it has several.
+    /// Samples per file.
     pub samples_per_file: u64,
     pub step_s: f64,
-    /// The accelerator utilisation to reach: 0 to 1.
+    /// Required accelerator utilisation: 0 to 1.
     pub au_target: f64,
 }
 
@@ -96,12 +96,12 @@ const fn of(
 }
 
 impl Benchmark {
-    /// Errors: there is none of these two; which ones there are.
+    /// Errors: an unknown combination, with the known ones.
     pub fn find(workload: Workload, accelerator: Accelerator) -> Result<&'static Self, String> {
         let same = |benchmark: &&Self| benchmark.workload == workload && benchmark.accelerator == accelerator;
         BENCHMARKS.iter().find(same).ok_or_else(|| {
             let all: Vec<String> = BENCHMARKS.iter().map(ToString::to_string).collect();
-            format!("MLPerf Storage has no {workload} for {accelerator}; there are {}", all.join(", "))
+            format!("MLPerf Storage has no {workload} for {accelerator}: use one of {}", all.join(", "))
         })
     }
 
@@ -109,7 +109,7 @@ impl Benchmark {
         Duration::from_secs_f64(self.step_s)
     }
 
-    /// Errors: this build cannot read the format.
+    /// Errors: a format that this build cannot read.
     pub fn source(&self) -> Result<Source, String> {
         match self.format {
             Npz => Ok(Source::Npz),
@@ -118,9 +118,7 @@ impl Benchmark {
             #[cfg(feature = "parquet")]
             Parquet => Ok(Source::Parquet),
             #[cfg(not(feature = "parquet"))]
-            Parquet => {
-                Err(format!("{self} reads Parquet, for which this program must be built with `--features parquet`"))
-            }
+            Parquet => Err(format!("{self} reads Parquet: build this program with `--features parquet`")),
         }
     }
 }
@@ -131,7 +129,7 @@ impl fmt::Display for Benchmark {
     }
 }
 
-/// As it is said on the command line.
+/// The name on the command line.
 macro_rules! display {
     ($($kind:ty)*) => {
         $(impl fmt::Display for $kind {
@@ -149,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_workload_has_the_constants_of_the_benchmark() {
+    fn workloads_match_the_benchmark() {
         let cases = [
             (Unet3d, A100, 7, 146_600_628, 0.636, 0.9),
             (Unet3d, H100, 7, 146_600_628, 0.323, 0.9),
@@ -173,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_combination_that_the_benchmark_does_not_have_is_refused_with_those_that_it_has() {
+    fn an_unknown_combination_error_lists_the_known_ones() {
         for workload in [Resnet50, Cosmoflow] {
             let error = Benchmark::find(workload, B200).unwrap_err();
             assert!(error.starts_with(&format!("MLPerf Storage has no {workload} for b200")), "{error}");
@@ -182,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn parquet_is_read_only_where_it_was_built_in() {
+    fn parquet_is_refused_unless_built_in() {
         let flux = Benchmark::find(Flux, B200).unwrap().source();
         assert_eq!(flux.is_ok(), cfg!(feature = "parquet"));
         assert!(

@@ -147,7 +147,7 @@ impl Epoch {
         self.delivered
     }
 
-    /// What the loader did so far.
+    /// A report on the run so far.
     pub fn report(&self) -> Report {
         self.shared.report()
     }

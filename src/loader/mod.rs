@@ -263,7 +263,7 @@ impl Loader {
     /// # Ok::<(), feedline::Error>(())
     /// ```
     ///
-    /// Errors: as [`epoch`](Self::epoch), and those of reading two batches.
+    /// Errors: as [`epoch`](Self::epoch), and read errors of the two batches.
     pub fn ceiling(&self, steps: u64) -> Result<Ceiling> {
         Ceiling::start(self.shared.clone(), steps)
     }

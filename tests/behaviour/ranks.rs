@@ -427,7 +427,10 @@ fn micro_batches_cover_a_batch_exactly() {
                         micro.iter().for_each(|micro| check_micro(&batch, micro));
                     }
                     let error = batch.micro(0).err().unwrap();
-                    assert_eq!((error.kind(), error.message()), (ErrorKind::Config, "a batch in 0 parts"));
+                    assert_eq!(
+                        (error.kind(), error.message()),
+                        (ErrorKind::Config, "a batch cannot be split into 0 parts; use 1 or more")
+                    );
                 }
             }
         }

@@ -1,8 +1,8 @@
-//! Waits for keys, and sees when the terminal they would come from goes away.
+//! Waits for keys, and detects the loss of their terminal.
 //!
 //! ```text
-//! gone? ─► read already? ─► wait here ─► gone? ─► read
-//!             crossterm, which is never let wait: at the end of a terminal it turns in circles, and does not return
+//! gone? ─► input buffered? ─► wait here ─► gone? ─► read
+//!             by crossterm, which must never wait: at the end of a terminal it loops for ever
 //! ```
 
 use crossterm::event;
@@ -12,14 +12,14 @@ use rustix::io::Errno;
 use std::io::{self, IsTerminal};
 use std::time::Duration;
 
-/// Where keys come from: standard input, or the terminal of the process.
+/// The source of keys: standard input, or the terminal of the process.
 pub(super) struct Keys {
-    /// `None` when there is neither; then crossterm says why.
+    /// `None` without either; then crossterm gives the reason.
     tty: Option<OwnedFd>,
 }
 
 impl Keys {
-    /// What crossterm will read.
+    /// Opens the source that crossterm reads.
     pub(super) fn open() -> Self {
         let stdin = io::stdin();
         let tty = if stdin.is_terminal() {
@@ -30,8 +30,8 @@ impl Keys {
         Self { tty }
     }
 
-    /// Whether there is something to read, after `limit` at the latest; `None` when the terminal is gone. The size may
-    /// have changed, too.
+    /// Waits at most `limit`; returns whether there is input, or `None` if the terminal is gone. Returns early after a
+    /// change of size.
     pub(super) fn wait(&self, limit: Duration) -> io::Result<Option<bool>> {
         let Some(tty) = &self.tty else { return event::poll(limit).map(Some) };
         for limit in [Duration::ZERO, limit] {
@@ -46,11 +46,11 @@ impl Keys {
     }
 }
 
-/// Waits for input; whether there will be none any more.
+/// Waits for input; returns whether there can be none any more.
 fn gone(tty: BorrowedFd<'_>, limit: Duration) -> io::Result<bool> {
     let mut fds = [PollFd::from_borrowed_fd(tty, PollFlags::IN)];
     match poll(&mut fds, Timespec::try_from(limit).ok().as_ref()) {
-        // A signal: the size has changed, perhaps.
+        // A signal, perhaps of a new size.
         Ok(_) | Err(Errno::INTR) => {}
         Err(error) => return Err(error.into()),
     }
@@ -64,13 +64,13 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn a_terminal_whose_other_end_is_closed_is_gone_also_while_it_is_waited_for() {
+    fn a_closed_terminal_is_gone_even_during_a_wait() {
         let (mut keyboard, tty) = UnixStream::pair().unwrap();
         assert!(!gone(tty.as_fd(), Duration::ZERO).unwrap());
         keyboard.write_all(b"q").unwrap();
         assert!(!gone(tty.as_fd(), Duration::from_secs(60)).unwrap());
         drop(keyboard);
-        // What was pressed before is not read any more.
+        // Earlier keys are not read any more.
         assert!(gone(tty.as_fd(), Duration::ZERO).unwrap());
         let (keyboard, tty) = UnixStream::pair().unwrap();
         let waits = std::thread::spawn(move || gone(tty.as_fd(), Duration::from_secs(60)).unwrap());

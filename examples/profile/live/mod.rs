@@ -1,4 +1,4 @@
-//! A dashboard in the terminal while a loader works: how fast, how starved, by what.
+//! A dashboard in the terminal during a run: speed, starvation, and its cause.
 //!
 //! ```text
 //! feedline  images, train/               running · epoch 0 · 300 batches · 0:01:00
@@ -23,26 +23,27 @@
 //! q quit  p pause  +/- window 2 s  w whole run
 //! ```
 //!
-//! A thread of its own asks the loader for a snapshot four times a second and draws; what works for the loader is not
-//! touched. `state` keeps what was seen and computes figures, `view` makes lines of them (pure, whatever the size), `text`
-//! makes bars and numbers, `screen` has the terminal.
+//! Its own thread takes a snapshot of the loader four times a second, and draws; the loader's threads are not involved.
+//! `state` keeps the snapshots and computes figures. `view` turns them into lines (pure, for any size). `text` makes
+//! bars and numbers. `screen` owns the terminal.
 //!
-//! # What the figures are
+//! # Meaning of the figures
 //!
-//! - *now* is the window: its length as chosen, or back to where 8 batches were handed out (30 s at most), and says so.
-//! - Rates are of the time in which an iterator was at work, with the waits for first batches; starved and AU of the steady
-//!   time, without them. AU is batches × step ÷ steady time, a step that is under way counted as far as it has come; the
-//!   mean leaves the first step out.
-//! - Beside a stage's share of its time stands what it could do if nothing kept it waiting; ≥ where that is a lower bound.
-//! - A wait is counted when it ends. Until then the head says for how long no batch came.
+//! - *now* is the window: its chosen length, or, as the screen then shows, back to 8 batches (at most 30 s).
+//! - Rates cover the time with an active iterator, including waits for first batches. Starved and AU cover the steady
+//!   time, without those waits. AU is batches × step ÷ steady time, with the current step counted in part; the mean
+//!   omits the first step.
+//! - Beside its share of time, each stage shows its possible rate without waits; ≥ marks a lower bound.
+//! - A wait counts at its end. Until then the head shows the time since the last batch.
 //!
 //! # Limits
 //!
-//! - Anything else that writes to the terminal garbles the screen until it is resized.
-//! - A terminal that goes away (its window closed, its connection lost) is as a q.
-//! - A panic of any thread, also one that the loader catches, ends the dashboard, so that its message can be read.
-//! - After q, Esc or Ctrl-C the terminal is restored at once and the caller asked to end ([`Live::quit`]); a second Ctrl-C
-//!   is then the usual signal. SIGTERM does the same, with the feature `signals`. Both rely on a caller that asks.
+//! - Other output to the terminal garbles the screen until it is resized.
+//! - A terminal that goes away (window closed, connection lost) acts as q.
+//! - A panic of any thread, even one that the loader catches, ends the dashboard, so that its message is readable.
+//! - After q, Esc or Ctrl-C the terminal is restored at once, and [`Live::quit`] tells the caller to end. A second
+//!   Ctrl-C is then the usual signal. SIGTERM does the same, with the feature `signals`. Both need a caller that
+//!   checks.
 
 mod keys;
 mod screen;
@@ -62,14 +63,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What the loader does not know.
+/// Information that the loader does not have.
 #[derive(Clone, Debug, Default)]
 pub struct Setup {
-    /// What is being loaded, in a few words.
+    /// A short description of the data.
     pub title: String,
-    /// The consumer's step when nothing keeps it waiting; with it the accelerator's utilisation (AU) is shown.
+    /// Length of the consumer's step without waits; with it, the accelerator's utilisation (AU) is shown.
     pub step: Option<Duration>,
-    /// AU to be reached, 0 … 1.
+    /// Required AU, 0 … 1.
     pub au_target: Option<f64>,
 }
 
@@ -88,17 +89,17 @@ struct Shared {
     end: AtomicBool,
 }
 
-/// Between two snapshots.
+/// Interval of snapshots.
 const TICK: Duration = Duration::from_millis(250);
-/// The longest sleep: how late the end is seen.
+/// Maximum sleep, and so the maximum delay of the end.
 const NAP: Duration = Duration::from_millis(125);
-/// So long the end waits for the thread.
+/// Maximum wait for the thread at the end.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 impl Live {
-    /// Takes the terminal, and draws until the user or the caller ends.
+    /// Takes over the terminal, and draws until the user or the caller ends.
     ///
-    /// Errors: standard output is no terminal, or the terminal cannot be set up.
+    /// Errors: standard output is no terminal, or setting up the terminal fails.
     pub fn start(loader: Arc<Loader>, setup: Setup) -> Result<Self, Box<dyn Error>> {
         let terminated = Terminated::watch()?;
         let screen = Screen::open()?;
@@ -111,23 +112,23 @@ impl Live {
         }));
         let mut live = Self { shared: shared.clone(), thread: None };
         let run = move || {
-            // A terminal that cannot be written to any more is one that nobody looks at: the user is gone.
+            // Without a writable terminal the user is gone.
             if shared.run(&loader, State::new(setup), &terminated).unwrap_or(true) {
                 shared.quit.store(true, Ordering::Release);
             }
             shared.screen.close();
         };
-        // `live` restores the terminal when there is no thread to be had.
+        // If no thread starts, dropping `live` restores the terminal.
         live.thread = Some(std::thread::Builder::new().name("live".into()).spawn(run)?);
         Ok(live)
     }
 
-    /// The user pressed q, Esc or Ctrl-C, or SIGTERM came.
+    /// Whether the user pressed q, Esc or Ctrl-C, or SIGTERM came.
     pub fn quit(&self) -> bool {
         self.shared.quit.load(Ordering::Acquire)
     }
 
-    /// Restores the terminal, and lets the loader go.
+    /// Restores the terminal, and releases the loader.
     pub fn end(self) {}
 }
 
@@ -139,7 +140,7 @@ impl Drop for Live {
             while !thread.is_finished() && Instant::now() < late {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            // A panic there has been reported; one that is stuck, as a terminal took nothing or went away, is left behind.
+            // A panic there was already reported. A thread stuck on a dead terminal is abandoned.
             if thread.is_finished() {
                 let _ = thread.join();
             }
@@ -149,7 +150,7 @@ impl Drop for Live {
 }
 
 impl Shared {
-    /// Draws until the end; whether the user wants it.
+    /// Draws until the end; returns whether the user ended it.
     fn run(&self, loader: &Loader, mut state: State, terminated: &Terminated) -> io::Result<bool> {
         let (look, mut terminal) = (Look::of_environment(), screen::terminal()?);
         let (mut due, mut dirty) = (Instant::now(), false);
@@ -159,7 +160,7 @@ impl Shared {
             }
             let now = Instant::now();
             if now >= due {
-                // A paused screen stays as it is.
+                // A paused screen stays unchanged.
                 dirty |= state.push(|| (loader.snapshot(), loader.timeline()));
                 due = now + TICK;
             }
@@ -189,12 +190,12 @@ impl Shared {
     }
 }
 
-/// What a key asks for.
+/// Action of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Action {
     Quit,
     Pause,
-    /// A longer window (1) or a shorter one (-1).
+    /// Lengthens (1) or shortens (-1) the window.
     Window(isize),
     Whole,
 }
@@ -239,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_do_what_the_footer_says() {
+    fn keys_match_the_footer() {
         let (none, control, alt) = (KeyModifiers::NONE, KeyModifiers::CONTROL, KeyModifiers::ALT);
         for (code, modifiers, wanted) in [
             (KeyCode::Char('q'), none, Some(Action::Quit)),

@@ -1,11 +1,11 @@
-//! The terminal: taken, drawn on, and given back, whoever ends first.
+//! Owns the terminal: takes it, draws, and restores it exactly once.
 //!
 //! ```text
-//! open ──► draw … draw ──► close     by the user's key, the caller, a drop, a panic of any thread: the first one restores
+//! open ──► draw … draw ──► close     by a key, the caller, a drop, or a panic of any thread: the first restores
 //! ```
 //!
-//! Whoever closes waits for a frame that is being drawn, so that the rest of it does not land on the restored screen; but
-//! not for long, for it may be the drawing that panicked.
+//! Closing waits briefly for a frame being drawn, so that its rest does not land on the restored screen. The wait is
+//! short, because the drawing itself may have panicked.
 
 use super::state::State;
 use super::view;
@@ -22,7 +22,7 @@ use std::time::Duration;
 
 pub(super) type Terminal = ratatui::Terminal<CrosstermBackend<BufWriter<Stdout>>>;
 
-/// A terminal that is taken, until it is closed.
+/// A terminal in use, until closed.
 pub(super) struct Screen {
     open: AtomicBool,
     drawing: Mutex<()>,
@@ -31,10 +31,10 @@ pub(super) struct Screen {
 impl Screen {
     pub(super) fn open() -> Result<Self, Box<dyn Error>> {
         if !io::stdout().is_terminal() {
-            return Err("the live dashboard needs a terminal, and standard output is none: leave it out".into());
+            return Err("the live dashboard needs a terminal, but standard output is none: omit --live".into());
         }
         if std::env::var_os("TERM").is_none_or(|term| term == "dumb") {
-            return Err("the live dashboard needs a terminal that can be drawn on, and TERM is dumb or not set".into());
+            return Err("the live dashboard cannot draw: TERM is dumb or not set; omit --live".into());
         }
         enable_raw_mode().map_err(|error| format!("the terminal cannot be set up: {error}"))?;
         let screen = Self { open: AtomicBool::new(true), drawing: Mutex::new(()) };
@@ -45,7 +45,7 @@ impl Screen {
         Ok(screen)
     }
 
-    /// Draws; `false` when the terminal is not ours any more.
+    /// Draws; `false` if the terminal is already restored.
     pub(super) fn draw(&self, terminal: &mut Terminal, state: &State, look: Look) -> io::Result<bool> {
         let _drawing = self.drawing.lock();
         if !self.open.load(Ordering::Acquire) {
@@ -55,7 +55,7 @@ impl Screen {
         Ok(true)
     }
 
-    /// Restores the terminal, once.
+    /// Restores the terminal once.
     pub(super) fn close(&self) {
         if !self.open.swap(false, Ordering::AcqRel) {
             return;
@@ -68,7 +68,7 @@ impl Screen {
             std::thread::sleep(Duration::from_millis(1));
             drawing = self.drawing.try_lock();
         }
-        // Where this fails there is nobody to tell.
+        // A failure here cannot be reported.
         let _ = crossterm::execute!(io::stdout(), Show, LeaveAlternateScreen);
         let _ = disable_raw_mode();
     }
@@ -86,7 +86,7 @@ fn paint(buffer: &mut Buffer, state: &State, look: Look) {
     }
 }
 
-/// What the terminal can show.
+/// Capabilities of the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Look {
     pub(super) colour: bool,
@@ -98,8 +98,8 @@ impl Look {
         Self::of(|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
     }
 
-    /// No colour where `NO_COLOR` says so; ASCII where the locale, or the console of Linux, has nothing else. A locale that
-    /// is not set, as in containers, says nothing.
+    /// No colour with `NO_COLOR`. ASCII if the locale, or the Linux console, has nothing else. An unset locale, as in
+    /// containers, is ignored.
     fn of(variable: impl Fn(&str) -> Option<String>) -> Self {
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(&variable);
         let utf8 = locale.is_none_or(|locale| {
@@ -125,7 +125,7 @@ impl Look {
     }
 }
 
-/// One character for one, so that columns stay.
+/// Replaces one character with one, so that columns stay aligned.
 fn ascii(char: char) -> char {
     match char {
         ' '..='~' => char,
@@ -155,7 +155,7 @@ mod tests {
     use ratatui::style::Color;
 
     #[test]
-    fn the_environment_says_how_it_looks() {
+    fn the_environment_sets_colour_and_characters() {
         let look = |set: &[(&str, &str)]| {
             let set: Vec<(String, String)> =
                 set.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn without_colour_and_unicode_the_screen_says_the_same() {
+    fn plain_screens_have_the_same_text() {
         let state = samples::starved_by_decode();
         let painted = |look| {
             let mut buffer = Buffer::empty(ratatui::layout::Rect::new(0, 0, 110, 40));

@@ -1,38 +1,38 @@
-//! What was seen so far, and the figures that follow from it. Knows no terminal.
+//! The snapshots so far, and the figures derived from them. Independent of the terminal.
 //!
 //! ```text
-//! history   │s│s│s│s│s│s│s│s│   snapshots of the last minute; now = the last one since the one a window ago
+//! history   │s│s│s│s│s│s│s│s│   snapshots of the last minute; now = the last one minus the one a window earlier
 //! points    │·│·│·│·│·│·│·│·│   samples and starvation between two snapshots, of the last minutes: the plots
-//! timeline  the last batches: when each began its step, and whether one is held
+//! timeline  the last batches: the start of each one's step, and whether it is still held
 //! ```
 //!
-//! A wait is counted by the loader when it ends. Where it was longer than the time between two snapshots, the points before
-//! get their part of it; it cannot have been at any other time. So do they of the samples of a batch before which none came:
-//! else a plot of large batches would show when snapshots were taken.
+//! The loader counts a wait at its end. A wait longer than the interval of snapshots is distributed over the points
+//! before, because it can only have been then. So are the samples of a batch after points without a batch: otherwise a
+//! plot of large batches would show the times of snapshots.
 
 use super::Setup;
 use feedline::profile::{Latency, Snapshot, Timeline, Verdict};
 use std::collections::VecDeque;
 
-/// Lengths that the window can have, in seconds.
+/// Window lengths, in seconds.
 const WINDOWS: [u64; 6] = [1, 2, 5, 10, 30, 60];
 const WINDOW_FIRST: usize = 1;
-/// With fewer batches a window is extended, up to this length.
+/// With fewer batches, the window is extended up to this length.
 const BATCHES_LEAST: u64 = 8;
 const EXTENDED_MOST: u64 = 30 * SECOND;
-/// As long as points are kept.
+/// How long points are kept.
 pub(super) const PLOTTED_MOST: u64 = 300 * SECOND;
-/// No batch for so long, and for so many times as long as one takes on average, is worth a word.
+/// A longer gap without a batch is reported if it also exceeds several mean batch times.
 const SILENT_LEAST: u64 = SECOND;
 const SILENT_TIMES: f64 = 4.0;
 pub(super) const SECOND: u64 = 1_000_000_000;
 
-/// What happened between two snapshots.
+/// Changes between two snapshots.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Point {
     pub(super) from_ns: u64,
     pub(super) to_ns: u64,
-    /// Some batch came.
+    /// A batch came.
     pub(super) came: bool,
     pub(super) samples: f64,
     pub(super) starved_ns: u64,
@@ -55,22 +55,22 @@ pub(super) struct State {
     paused: bool,
 }
 
-/// Whether batches come.
+/// Progress of batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// None has come yet.
+    /// No batch has come yet.
     Waiting,
     Running,
-    /// None has come for so long, and the last one is still held, or not.
+    /// No batch for this long; the last one is still held, or not.
     Silent {
         ns: u64,
         held: bool,
     },
-    /// No iterator is at work.
+    /// No iterator is active.
     Between,
 }
 
-/// How fast it goes; `None` where there was no time.
+/// Speeds; `None` without time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Figures {
     pub(super) samples_per_s: Option<f64>,
@@ -79,10 +79,10 @@ pub(super) struct Figures {
     pub(super) au: Option<f64>,
 }
 
-/// Half of them took at most the first, 99 of 100 the second; nanoseconds.
+/// Median and 99th percentile, in nanoseconds.
 pub(super) type Quantiles = Option<[f64; 2]>;
 
-/// All that is drawn.
+/// All data of the drawing.
 pub(super) struct Shown<'s> {
     pub(super) setup: &'s Setup,
     pub(super) phase: Phase,
@@ -92,12 +92,12 @@ pub(super) struct Shown<'s> {
     pub(super) epoch: Option<u64>,
     pub(super) now: Figures,
     pub(super) mean: Figures,
-    /// Stages, queues and verdict are of the whole run, else of the window.
+    /// Scope of stages, queues and verdict: the whole run, or else the window.
     pub(super) whole: bool,
-    /// The length of the window as chosen, and as it is.
+    /// Length of the window: as chosen, and actual.
     pub(super) window_s: u64,
     pub(super) span_ns: u64,
-    /// What was measured in the whole run or the window, and the verdict on it.
+    /// Measurements of the whole run or the window, with their verdict.
     pub(super) scope: Snapshot,
     pub(super) verdict: Verdict,
     /// Of reads, pieces of work, copies and waits.
@@ -133,7 +133,7 @@ impl State {
         self.whole = !self.whole;
     }
 
-    /// Takes what is there now, unless it is paused; whether it did.
+    /// Takes a snapshot unless paused; returns whether it did.
     pub(super) fn push(&mut self, look: impl FnOnce() -> (Snapshot, Timeline)) -> bool {
         if self.paused {
             return false;
@@ -172,7 +172,7 @@ impl State {
         }
     }
 
-    /// Samples of the last point, over those before it in which none came.
+    /// Distributes the samples of the last point over the earlier points without a batch.
     fn spread(&mut self, samples: f64) {
         let silent = self.points.iter().rev().skip(1).take_while(|point| !point.came && point.steady_ns > 0).count();
         let part = self.points.len() - silent - 1;
@@ -213,7 +213,7 @@ impl State {
         shown
     }
 
-    /// The snapshot with which the window begins.
+    /// The snapshot at the window's beginning.
     fn base(&self) -> Option<&Snapshot> {
         let last = self.history.back()?;
         let from = last.at_ns.saturating_sub(WINDOWS[self.window] * SECOND);
@@ -242,7 +242,7 @@ impl State {
         }
     }
 
-    /// Of the steady time between two snapshots, the share that the steps fill that were under way.
+    /// Share of the steady time between two snapshots that steps filled, including partial ones.
     fn au(&self, base: &Snapshot, last: &Snapshot) -> Option<f64> {
         let step = u64::try_from(self.setup.step?.as_nanos()).ok()?;
         let steady = last.steady_ns.saturating_sub(base.steady_ns);
@@ -257,7 +257,7 @@ impl State {
         (steady > 0).then(|| (worked / steady as f64).min(1.0))
     }
 
-    /// The same of the whole run, without its first step; the last one may be under way.
+    /// As `au`, for the whole run without its first step; the last step may be partial.
     fn au_mean(&self, last: &Snapshot) -> Option<f64> {
         let step = self.setup.step?.as_nanos() as f64;
         let under_way = self.timeline.batches.last().map_or(step, |record| {
@@ -281,7 +281,7 @@ fn point(before: &Snapshot, after: &Snapshot) -> Point {
     }
 }
 
-/// On a GPU what its stream waited, scaled from the measured steps to all; on the host what `next()` waited.
+/// Starvation: on a GPU of its stream, scaled from the measured steps to all; on the host, of `next()`.
 fn starved_ns(snapshot: &Snapshot) -> u64 {
     let consumer = &snapshot.consumer;
     match &consumer.gpu {
@@ -321,7 +321,7 @@ fn latencies(last: &Snapshot, base: Option<&Snapshot>) -> [(&'static str, Quanti
     ]
 }
 
-/// Of those that came after `before`. Buckets only grow, so the difference is a histogram, too.
+/// Quantiles of the values after `before`. Buckets only grow, so the difference is a histogram too.
 fn quantiles(all: &Latency, before: &Latency) -> Quantiles {
     let mut old = before.buckets.iter().peekable();
     let mut later: Vec<(f64, u64)> = Vec::with_capacity(all.buckets.len());
@@ -342,7 +342,7 @@ fn quantiles(all: &Latency, before: &Latency) -> Quantiles {
     Some([at(0.5)?, at(0.99)?]).filter(|_| count > 0)
 }
 
-/// States to try the drawing with.
+/// States for tests of the drawing.
 #[cfg(test)]
 pub(super) mod samples {
     use super::*;
@@ -362,7 +362,8 @@ pub(super) mod samples {
         latency
     }
 
-    /// After `ms` with a batch of 256 each 200 ms, of which the consumer works `work_ms`; decode is busy `decode` of the time.
+    /// A snapshot after `ms` with a batch of 256 every 200 ms. The consumer works `work_ms` of them, decode is busy
+    /// `decode`.
     pub(crate) fn snapshot(ms: u64, work_ms: u64, decode: f64) -> Snapshot {
         let (mut snapshot, ns, batches) = (Snapshot::default(), ms * MS, ms / 200);
         (snapshot.at_ns, snapshot.steady_ns) = (ns + 500 * MS, ns);
@@ -399,7 +400,7 @@ pub(super) mod samples {
         timeline
     }
 
-    /// A minute of a loader, seen each 250 ms.
+    /// A minute of a loader, with a snapshot every 250 ms.
     pub(crate) fn minute(work_ms: u64, decode: f64) -> State {
         let mut state = State::new(setup());
         for ms in (0..=60_000).step_by(250) {
@@ -444,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_those_of_the_window_and_of_the_whole_run() {
+    fn figures_cover_the_window_and_the_whole_run() {
         // Starved for 30 s, then fed for 10 s.
         let mut state = State::new(setup());
         let mut seen = snapshot(30_000, 150, 0.99);
@@ -471,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_with_few_batches_reaches_further_back() {
+    fn windows_with_few_batches_are_extended() {
         let mut state = State::new(Setup::default());
         for second in 0..100 {
             let mut seen = Snapshot::default();
@@ -488,17 +489,18 @@ mod tests {
     }
 
     #[test]
-    fn steps_count_as_far_as_they_lie_in_the_window() {
+    fn steps_count_only_within_the_window() {
         let step = |step_ms| Setup { step: Some(Duration::from_millis(step_ms)), ..Setup::default() };
         for (step_ms, wanted) in [(150, 0.75), (200, 1.0), (50, 0.25), (1000, 1.0)] {
             let mut state = State::new(step(step_ms));
-            // Not a whole number of batches in the window.
+            // Not a whole number of batches per window.
             for ms in (0..=20_030).step_by(130) {
                 state.push(|| (snapshot(ms, 150, 0.99), timeline(ms, 150)));
             }
             let shown = state.shown();
             assert!(near(shown.mean.au, wanted), "{step_ms}: {:?}", shown.mean);
-            // The window's ends are not at a batch's; all is known to the nanosecond but the steady time's beginning.
+            // The window does not end at a batch. Everything is exact to the nanosecond except the start of the steady
+            // time.
             assert!(shown.now.au.is_some_and(|au| (au - wanted).abs() < 0.08), "{step_ms}: {:?}", shown.now);
         }
         assert_eq!(State::new(step(0)).shown().now.au, None);
@@ -508,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_wait_is_plotted_where_it_was() {
+    fn long_waits_are_plotted_at_their_times() {
         let mut state = State::new(Setup::default());
         for second in 0..=10 {
             let mut seen = Snapshot::default();
@@ -518,12 +520,12 @@ mod tests {
             state.push(|| (seen, Timeline::default()));
         }
         let starved: Vec<u64> = state.points.iter().map(|point| point.starved_ns / SECOND).collect();
-        // Within a second of where it was, and its length to the nanosecond.
+        // Within a second of its time, and with its length exact to the nanosecond.
         assert_eq!(starved, [0, 0, 0, 1, 1, 1, 1, 1, 1, 1]);
     }
 
     #[test]
-    fn samples_are_plotted_over_the_time_since_the_batch_before() {
+    fn samples_are_spread_since_the_previous_batch() {
         let mut state = State::new(Setup::default());
         for (second, steady, batches) in
             [(0, 0, 0), (2, 0, 0), (3, 1, 1), (4, 2, 1), (5, 3, 1), (6, 4, 2), (7, 5, 3), (8, 6, 3)]
@@ -539,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn points_are_kept_for_some_minutes_only() {
+    fn points_are_kept_for_some_minutes() {
         let mut state = State::new(Setup::default());
         for second in 0..1000 {
             let mut seen = Snapshot::default();
@@ -550,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn it_says_whether_batches_come() {
+    fn phases_follow_the_batches() {
         let mut state = State::new(setup());
         assert_eq!(state.shown().phase, Phase::Waiting);
         assert_eq!(state.shown().now, Figures::default());
@@ -570,18 +572,18 @@ mod tests {
     }
 
     #[test]
-    fn a_paused_screen_takes_nothing_in() {
+    fn a_paused_screen_takes_no_snapshots() {
         let mut state = starved_by_decode();
         let (before, figures) = (state.history.len(), state.shown().now);
         state.pause();
-        assert!(!state.push(|| unreachable!("nobody looks")));
+        assert!(!state.push(|| unreachable!("a paused screen takes no snapshot")));
         assert_eq!((state.history.len(), state.shown().now, state.shown().paused), (before, figures, true));
         state.pause();
         assert!(state.push(|| (snapshot(61_000, 150, 0.99), timeline(61_000, 150))));
     }
 
     #[test]
-    fn latencies_of_the_window_are_those_that_came_in_it() {
+    fn window_latencies_cover_only_the_window() {
         let histogram = |buckets: &[(f64, u64)]| {
             let mut latency = Latency::default();
             latency.buckets = buckets.to_vec();

@@ -1,11 +1,11 @@
-//! Numbers of a known width, bars, plots, and text that fits. Pure.
+//! Numbers of fixed width, bars, plots, and fitted text. Pure.
 
 use ratatui::text::Span;
 
-/// What stands where there is no number.
+/// Placeholder of a missing number.
 pub(super) const NONE: &str = "–";
 
-/// Three digits that mean something, at most nine characters: `12.3`, `123,456`, `1.23 M`.
+/// Three significant digits, at most nine characters: `12.3`, `123,456`, `1.23 M`.
 pub(super) fn number(value: f64) -> String {
     match value {
         _ if !value.is_finite() => NONE.into(),
@@ -61,12 +61,12 @@ pub(super) fn clock(ns: u64) -> String {
     format!("{}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
 }
 
-/// Columns that it takes.
+/// Columns of the text.
 pub(super) fn width(text: &str) -> usize {
     Span::raw(text).width()
 }
 
-/// No more columns than that; what is cut ends in `…`. Control characters become spaces.
+/// Cuts the text to `columns`, with `…` at the cut. Control characters become spaces.
 pub(super) fn fit(text: &str, columns: usize) -> String {
     let clean: String = text.chars().map(|char| if char.is_control() { ' ' } else { char }).collect();
     if width(&clean) <= columns {
@@ -86,18 +86,17 @@ pub(super) fn fit(text: &str, columns: usize) -> String {
     out
 }
 
-/// At the right end of so many columns.
+/// Aligned to the right of this many columns.
 pub(super) fn right(text: &str, columns: usize) -> String {
     format!("{}{text}", " ".repeat(columns.saturating_sub(width(text))))
 }
 
-/// At the left end of so many columns.
+/// Aligned to the left of this many columns.
 pub(super) fn left(text: &str, columns: usize) -> String {
     format!("{text}{}", " ".repeat(columns.saturating_sub(width(text))))
 }
 
-/// Lines of at most so many columns, all but the first one indented. A word that is longer stays whole, and is cut when it is
-/// drawn.
+/// Wraps text to lines of `columns`, all except the first indented. A longer word stays whole, and is cut when drawn.
 pub(super) fn wrap(first: &str, rest: &str, text: &str, columns: usize) -> Vec<String> {
     let (mut lines, mut line, mut fresh) = (Vec::new(), first.to_string(), true);
     for word in text.split_whitespace() {
@@ -115,7 +114,7 @@ pub(super) fn wrap(first: &str, rest: &str, text: &str, columns: usize) -> Vec<S
     lines
 }
 
-/// A share of so many columns. More than nothing shows, and so does less than all.
+/// A share of `columns`. Tiny and nearly full shares stay visible.
 pub(super) fn bar(share: f64, columns: usize) -> String {
     let share = if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.0 };
     let mut full = (share * columns as f64).round() as usize;
@@ -125,7 +124,7 @@ pub(super) fn bar(share: f64, columns: usize) -> String {
     "█".repeat(full.min(columns)) + &"░".repeat(columns.saturating_sub(full))
 }
 
-/// Amounts beside each other, each in its own character; together all columns, by the largest remainders.
+/// Amounts side by side, each with its own character. They fill all columns, by the largest remainders.
 pub(super) fn stacked(parts: &[(char, f64)], columns: usize) -> String {
     let amount = |value: f64| if value.is_finite() { value.clamp(0.0, 1e18) } else { 0.0 };
     let all: f64 = parts.iter().map(|(_, value)| amount(*value)).sum();
@@ -143,7 +142,7 @@ pub(super) fn stacked(parts: &[(char, f64)], columns: usize) -> String {
     parts.iter().zip(cells).map(|((char, _), cells)| char.to_string().repeat(cells)).collect()
 }
 
-/// Columns of values from 0 to `most`, as lines from the top. Nothing measured is blank, zero a dot.
+/// Columns of values from 0 to `most`, as lines from the top. A missing value is blank, zero a dot.
 pub(super) fn plot(values: &[Option<f64>], most: f64, height: usize) -> Vec<String> {
     const EIGHTHS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let eighths = |value: f64| {
@@ -219,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_show_little_and_nearly_all() {
+    fn bars_show_tiny_and_nearly_full_shares() {
         for (share, wanted) in [
             (0.0, "░░░░"),
             (0.001, "█░░░"),
@@ -247,7 +246,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn everything_has_the_width_that_was_asked_for(
+        fn every_text_has_the_requested_width(
             share in any::<f64>(), parts in prop::collection::vec(any::<f64>(), 0..5), columns in 0_usize..200, text in ".*"
         ) {
             prop_assert_eq!(width(&bar(share, columns)), columns);

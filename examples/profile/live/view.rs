@@ -1,4 +1,4 @@
-//! The screen as lines, of whatever size. Pure.
+//! The screen as lines, for any size. Pure.
 //!
 //! ```text
 //! sections, from the top     rank     smallest ──► … ──► largest, in lines
@@ -13,8 +13,8 @@
 //! keys                          8     1
 //! ```
 //!
-//! In the order of their ranks all sections get their smallest form as long as there is room, then one size more, and so
-//! on until nothing grows any more. Colour only repeats what words and marks say: red is what limits.
+//! In the order of their ranks, all sections get their smallest form while there is space, then one size more, and so
+//! on until nothing fits. Colour only repeats words and marks: red marks the bottleneck.
 
 use super::state::{Figures, PLOTTED_MOST, Phase, Quantiles, SECOND, Shown};
 use super::text::{
@@ -26,26 +26,26 @@ use ratatui::text::{Line, Span};
 
 type Lines = Vec<Line<'static>>;
 
-/// A part of the screen in several sizes, the smallest first.
+/// A part of the screen in several sizes, smallest first.
 struct Section {
     rank: usize,
     sizes: Vec<Lines>,
 }
 
-/// Room for boxes beside each other.
+/// Columns for boxes beside each other.
 const WIDE: usize = 100;
-/// Room for two figures beside each other, and the target.
+/// Columns for two figures beside each other, and the target.
 const DOUBLE: usize = 80;
 const LABEL: usize = 11;
-/// A shorter bar says nothing.
+/// A shorter bar is meaningless.
 const BAR_LEAST: usize = 6;
-/// Most lines of a plot.
+/// Maximum lines of a plot.
 const PLOT_MOST: usize = 6;
 const STRONG: Style = Style::new().bold();
 const HOT: Style = Style::new().red().bold();
 const GOOD: Style = Style::new().green().bold();
 
-/// The screen: at most `height` lines, the keys in the last one.
+/// The screen: at most `height` lines, with the keys in the last one.
 pub(super) fn view(shown: &Shown<'_>, width: u16, height: u16) -> Lines {
     let (width, height) = (usize::from(width), usize::from(height));
     let mut sections = vec![section(0, vec![head(shown, width)])];
@@ -123,7 +123,7 @@ fn head(shown: &Shown<'_>, width: usize) -> Lines {
         Phase::Waiting => ("waiting".into(), STRONG),
         Phase::Running => ("running".into(), Style::new()),
         Phase::Silent { ns, .. } => (format!("no batch for {}", time(ns as f64)), HOT),
-        Phase::Between => ("no iterator at work".into(), STRONG),
+        Phase::Between => ("no iterator active".into(), STRONG),
     };
     let mut about = format!(" · {} batches · {}", grouped(shown.batches), clock(shown.at_ns));
     if let Some(epoch) = shown.epoch {
@@ -145,7 +145,7 @@ fn head(shown: &Shown<'_>, width: usize) -> Lines {
     ])]
 }
 
-/// A figure's name, now and mean, and what is to be said of it.
+/// Name of a figure, its present value and mean, and a remark.
 type Cell = (&'static str, String, String, Option<Span<'static>>);
 
 fn figures(shown: &Shown<'_>, width: usize) -> Vec<Lines> {
@@ -204,7 +204,7 @@ fn target(shown: &Shown<'_>) -> Option<Span<'static>> {
     })
 }
 
-/// The plots' time: as much as there is to show, in steps.
+/// Time range of the plots: the available data, in steps.
 fn plotted(shown: &Shown<'_>) -> (u64, &'static str) {
     let first = shown.points.front().map_or(0, |point| point.from_ns);
     let lasted = shown.at_ns.saturating_sub(first);
@@ -212,7 +212,7 @@ fn plotted(shown: &Shown<'_>) -> (u64, &'static str) {
     steps.into_iter().find(|(span, _)| lasted <= *span).unwrap_or(steps[3])
 }
 
-/// Samples per second and starved shares by columns of equal time, the newest last.
+/// Samples per second and starved shares in columns of equal time, newest last.
 fn binned(shown: &Shown<'_>, span: u64, columns: usize) -> (Vec<Option<f64>>, Vec<Option<f64>>) {
     let mut sums = vec![[0.0_f64; 4]; columns];
     let begin = shown.at_ns as f64 - span as f64;
@@ -233,7 +233,7 @@ fn binned(shown: &Shown<'_>, span: u64, columns: usize) -> (Vec<Option<f64>>, Ve
 }
 
 fn plots(shown: &Shown<'_>, width: usize) -> Vec<Lines> {
-    // Room for the scale at the right.
+    // Space for the scale on the right.
     let scale = if width < 50 { 0 } else { 15 };
     let Some(columns) = width.checked_sub(LABEL + scale).filter(|columns| *columns >= 5) else { return Vec::new() };
     let (span, name) = plotted(shown);
@@ -253,7 +253,7 @@ fn plots(shown: &Shown<'_>, width: usize) -> Vec<Lines> {
     (2..=2 * PLOT_MOST).map(|height| size(height.div_ceil(2), height / 2)).collect()
 }
 
-/// A plot between what stands left and right of its first and last line.
+/// A plot with labels left and right of its first and last line.
 fn axes(plot: Vec<String>, labels: [&str; 2], ends: [String; 2], scale: usize) -> Lines {
     let last = plot.len() - 1;
     let text = |row: usize, first: &str, second: &str| match row {
@@ -269,7 +269,7 @@ fn axes(plot: Vec<String>, labels: [&str; 2], ends: [String; 2], scale: usize) -
     .collect()
 }
 
-/// What stages are called here; the consumer has had several names.
+/// Display name of a stage; the consumer's cause has several names.
 fn name(stage: Cause) -> &'static str {
     match stage {
         Cause::Order => "order",
@@ -281,7 +281,7 @@ fn name(stage: Cause) -> &'static str {
     }
 }
 
-/// A stage as it is drawn.
+/// A stage for drawing.
 struct Stage {
     name: &'static str,
     load: Option<StageLoad>,
@@ -310,7 +310,7 @@ impl Stage {
     }
 }
 
-/// In the order of the data.
+/// Stages in the order of the data.
 fn in_order(shown: &Shown<'_>) -> Vec<Stage> {
     let verdict = &shown.verdict;
     let fed = verdict.cause == Cause::NotStarved;
@@ -334,7 +334,7 @@ fn in_order(shown: &Shown<'_>) -> Vec<Stage> {
         .collect()
 }
 
-/// What the figures of stages, queues and latencies are of.
+/// Scope of the figures of stages, queues and latencies.
 fn scope(shown: &Shown<'_>) -> String {
     if shown.whole { "whole run".into() } else { format!("last {}", time(shown.span_ns as f64)) }
 }
@@ -351,7 +351,7 @@ fn stages(shown: &Shown<'_>, width: usize) -> Vec<Lines> {
     vec![vec![least], rows, titled]
 }
 
-/// In one line.
+/// All stages in one line.
 fn flow<'a>(stages: impl Iterator<Item = &'a Stage>) -> Line<'static> {
     let mut spans = Vec::new();
     for stage in stages {
@@ -380,7 +380,7 @@ fn rows(stages: &[Stage], width: usize) -> Lines {
     stages.iter().map(row).collect()
 }
 
-/// Beside each other, with arrows between.
+/// Boxes beside each other, with arrows between.
 fn boxes(stages: &[Stage], width: usize) -> Lines {
     let gaps = 3 * (stages.len() - 1);
     let inner = (width - gaps) / stages.len() - 4;
@@ -408,7 +408,7 @@ fn boxes(stages: &[Stage], width: usize) -> Lines {
 fn gpu(shown: &Shown<'_>) -> Vec<Lines> {
     let (consumer, steady) = (&shown.scope.consumer, shown.scope.steady_ns as f64);
     let Some(gpu) = consumer.gpu.as_ref().filter(|_| steady > 0.0) else { return Vec::new() };
-    // Those steps that were not measured are taken to be like the others.
+    // Unmeasured steps count like the others.
     let all = (consumer.batches as f64 / gpu.steps.max(1) as f64).max(1.0);
     let share = |ns: u64| percent((ns as f64 * all / steady).min(1.0));
     let (starved, late) = (share(gpu.starved_ns), share(gpu.host_late_ns));
@@ -421,7 +421,7 @@ fn gpu(shown: &Shown<'_>) -> Vec<Lines> {
     ])]]
 }
 
-/// A sum over time as a mean.
+/// A time integral as a mean.
 fn mean(ns: u64, steady_ns: u64) -> f64 {
     if steady_ns > 0 { ns as f64 / steady_ns as f64 } else { 0.0 }
 }
@@ -445,7 +445,7 @@ fn queues(shown: &Shown<'_>, width: usize) -> Vec<Lines> {
     vec![vec![slots.clone(), Line::from(short)], std::iter::once(slots).chain(gauges.map(long)).collect()]
 }
 
-/// Where slots are, and the columns of the bar; without a bar where there is no room for one.
+/// States of the slots, and the columns of the bar; no bar without space for it.
 fn slots(shown: &Shown<'_>, width: usize) -> (Line<'static>, usize) {
     let (slots, of) = (&shown.scope.slots, |ns| mean(ns, shown.scope.steady_ns));
     let parts = [
@@ -515,7 +515,7 @@ fn verdict(shown: &Shown<'_>, width: usize) -> Vec<Lines> {
 }
 
 fn keys(shown: &Shown<'_>) -> Line<'static> {
-    let pause = if shown.paused { " go on  " } else { " pause  " };
+    let pause = if shown.paused { " resume  " } else { " pause  " };
     let window = format!(" window {} s  ", shown.window_s);
     let whole = if shown.whole { " now" } else { " whole run" };
     let key = |key: &'static str| styled(key, STRONG);

@@ -1,9 +1,9 @@
-//! Shares of the time per stage; how long things took.
+//! Charts: shares of time per stage; histograms of durations.
 
 use super::svg::{LEFT, RIGHT, Scale, Svg, WIDTH, count, percent, share, time};
 use feedline::profile::{Latency, Snapshot};
 
-/// A stage's time: what it is a share of, and the parts with class and name. What is left is `rest`.
+/// A stage's time: the whole, and its parts with class and name. The remainder is `rest`.
 struct Bar {
     label: &'static str,
     whole: f64,
@@ -21,7 +21,7 @@ fn bars(snapshot: &Snapshot) -> Vec<Bar> {
         rest: "",
     }];
     if let Some(gpu) = &consumer.gpu {
-        let late = "idle before it asked (at most)";
+        let late = "idle before its request (at most)";
         let parts = vec![("starved", "starved", gpu.starved_ns as f64), ("wait", late, gpu.host_late_ns as f64)];
         bars.push(Bar { label: "GPU", whole: steady, parts, rest: "busy, or not measured" });
     }
@@ -39,14 +39,14 @@ fn bars(snapshot: &Snapshot) -> Vec<Bar> {
         ("room", "ahead", decode.ahead_ns as f64),
     ];
     bars.push(Bar { label: "decode", whole: steady * f64::from(decode.workers), parts, rest: "" });
-    let parts = vec![("read", "reading", storage.busy_ns as f64), ("room", "no room", storage.blocked_ns as f64)];
+    let parts = vec![("read", "reading", storage.busy_ns as f64), ("room", "no space", storage.blocked_ns as f64)];
     bars.push(Bar { label: "storage", whole: steady, parts, rest: "nothing to read" });
     let parts = vec![("order", "planning", order.busy_ns as f64), ("room", "no slot", order.no_slot_ns as f64)];
     bars.push(Bar { label: "order", whole: steady, parts, rest: "" });
     bars
 }
 
-/// One bar per stage: what it did in the steady time.
+/// One bar per stage for its activity in the steady time.
 pub(super) fn stages(snapshot: &Snapshot) -> String {
     let bars = bars(snapshot);
     let bottom = 30.0 * bars.len() as f64 + 4.0;
@@ -73,7 +73,7 @@ pub(super) fn stages(snapshot: &Snapshot) -> String {
 
 fn stacked(svg: &mut Svg, scale: &Scale, y: f64, bar: &Bar) {
     let known: f64 = bar.parts.iter().map(|(_, _, ns)| ns).sum();
-    // Measured one after the other, parts may be a little more than the whole.
+    // The parts are read one after the other, so their sum may slightly exceed the whole.
     let whole = bar.whole.max(known);
     let rest = [("rest", bar.rest, whole - known)];
     let mut at = 0.0;
@@ -85,7 +85,7 @@ fn stacked(svg: &mut Svg, scale: &Scale, y: f64, bar: &Bar) {
         svg.titled(&format!("{}: {name} {}, {}", bar.label, percent(part / 100.0), time(*ns)), |svg| {
             svg.rect(class, x, y, end - x, 24.0);
             let text = format!("{name} {part:.0} %");
-            // About so wide is a letter.
+            // Approximate width of a letter.
             if end - x > 6.6 * text.chars().count() as f64 + 8.0 {
                 svg.text(&format!("on on-{class}"), x + 6.0, y + 16.0, &text);
             }
@@ -93,7 +93,7 @@ fn stacked(svg: &mut Svg, scale: &Scale, y: f64, bar: &Bar) {
     }
 }
 
-/// How long things took: shares in tenths of a power of ten.
+/// Histogram of durations, in bins of a tenth of a power of ten.
 pub(super) fn histogram(latency: &Latency, class: &str, what: &str) -> Option<String> {
     const EACH: f64 = 10.0;
     let bin = |ns: f64| (ns.max(1.0).log10() * EACH).floor();
@@ -102,7 +102,7 @@ pub(super) fn histogram(latency: &Latency, class: &str, what: &str) -> Option<St
         Some(ends.map_or((bin, bin), |(least, most)| (least.min(bin), most.max(bin))))
     });
     let (least, most) = ends?;
-    // From 1 ns to 30 years, whatever is in it, and a power of ten at least.
+    // Clamped to 1 ns … 30 years, and at least a power of ten wide.
     let (from, to) = ((least / EACH).floor().min(17.0), ((most + 1.0) / EACH).ceil().min(18.0));
     let mut bins = vec![0.0; ((to - from) * EACH) as usize];
     let all: f64 = legal().map(|(_, count)| *count as f64).sum();
@@ -118,7 +118,7 @@ fn draw_histogram(latency: &Latency, (class, what): (&str, &str), (from, to): (f
     let mut svg = Svg::new(540.0, 186.0, what);
     svg.text("label", left, 12.0, what);
     let x = Scale::new(from, to, left, right);
-    // Room above the bars for the marks' names.
+    // Space above the bars for the names of marks.
     let y = Scale::new(0.0, 1.3 * bins.iter().copied().fold(0.0, f64::max), bottom, top);
     svg.amount_axis(&y, left, right, " %");
     for power in from as i32..=to as i32 {
@@ -146,7 +146,7 @@ fn draw_histogram(latency: &Latency, (class, what): (&str, &str), (from, to): (f
     svg.finish()
 }
 
-/// 10 to a power, in nanoseconds.
+/// A power of ten, in nanoseconds.
 fn decade(power: i32) -> String {
     let unit = ["ns", "µs", "ms", "s", "ks", "Ms", "Gs"];
     let index = (power.max(0) / 3) as usize;
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_histogram_s_bars_are_shares_of_what_was_recorded() {
+    fn histogram_bars_are_shares_of_the_recorded_values() {
         let mut latency = Latency::default();
         (latency.count, latency.buckets) = (4, vec![(1e3, 1), (1.05e3, 2), (2e6, 1)]);
         let svg = histogram(&latency, "read", "reads").unwrap();

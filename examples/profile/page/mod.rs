@@ -1,16 +1,16 @@
-//! A snapshot as one page for people. What happened over time, batch by batch, is in the trace.
+//! A snapshot as one readable page. The trace has the course of time, batch by batch.
 //!
 //! ```text
 //! title, figures, verdict
 //! where the time went     a bar per stage                       (charts)
 //! stages                  a table
-//! how long things took    histograms, log x                     (charts)
+//! durations               histograms, log x                     (charts)
 //! report                  as text
 //! ```
 //!
-//! The page is complete in itself: styles and drawings are in it, there is no script, and its policy forbids the browser to
-//! load anything. It follows the reader's light or dark scheme and prints. Colours differ in brightness as well as in hue, so
-//! that most people with colour blindness tell them apart; starvation alone is orange.
+//! The page is self-contained: it includes styles and drawings, has no script, and its policy forbids the browser to
+//! load anything. It follows the reader's light or dark scheme, and prints. Colours differ in brightness as well as
+//! hue, so that most people with colour blindness can distinguish them. Only starvation is orange.
 
 mod charts;
 mod svg;
@@ -20,15 +20,16 @@ use std::fmt::Write;
 use svg::{bytes, count, escape, number, percent, share, time};
 
 const STYLE: &str = include_str!("style.css");
-/// Nothing may be loaded, and nothing run.
+/// Forbids loading and running anything.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
-/// For what is not work.
+/// Pattern for time without work.
 const HATCH: &str = "width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\"";
-/// A consumer that starves for more than this is worth a colour.
+/// Starvation above this share is highlighted.
 const HOT: f64 = 0.02;
 
-/// A page that shows what was measured: self-contained, without scripts, for any browser. `verdict` are lines of text, the
-/// first one the most important; `report` is shown as it is. All text is escaped.
+/// A page of a snapshot: self-contained, without scripts, for any browser.
+///
+/// `verdict` are lines of text, the most important first. `report` is shown unchanged. All text is escaped.
 pub fn html(snapshot: &Snapshot, verdict: &[String], title: &str, report: &str) -> String {
     let mut page = Page { out: String::with_capacity(64 << 10), snapshot };
     page.head(title);
@@ -46,7 +47,7 @@ struct Page<'a> {
     snapshot: &'a Snapshot,
 }
 
-/// Writes to the page, which takes everything.
+/// Writes to the page's string, which cannot fail.
 macro_rules! put {
     ($page:expr, $($what:tt)*) => { let _ = writeln!($page.out, $($what)*); };
 }
@@ -71,7 +72,7 @@ impl Page<'_> {
         );
     }
 
-    /// Time of the iterators, in seconds, that rates are of.
+    /// Seconds of the iterators, the base of rates.
     fn seconds(&self) -> f64 {
         (self.snapshot.steady_ns as f64 + self.snapshot.consumer.first_ns as f64) / 1e9
     }
@@ -85,7 +86,7 @@ impl Page<'_> {
         Some(share(gpu.starved_ns as f64, self.snapshot.steady_ns as f64))
     }
 
-    /// Whether whoever trains starves: the GPU if there is one, and it was measured.
+    /// Whether the trainer starves: the GPU if it was measured, or else the host.
     fn hot(&self) -> bool {
         let on_host = || self.snapshot.copy.is_none() && self.starved() >= HOT;
         self.gpu_starved().map_or_else(on_host, |starved| starved >= HOT)
@@ -137,16 +138,16 @@ impl Page<'_> {
         }
         put!(self, "<p>Each bar is the steady time: from the first batch of each iterator on.</p>");
         self.legend(&[
-            ("starved", "starved: no batch was there"),
+            ("starved", "starved: no batch was ready"),
             ("own", "consumer's own work"),
             ("wait", "stage waits for input"),
-            ("room", "stage waits for room: it is ahead"),
-            ("rest", "nothing to do, or not accounted for"),
+            ("room", "stage waits for space: it is ahead"),
+            ("rest", "idle, or not accounted for"),
         ]);
         self.drawing(&charts::stages(self.snapshot));
     }
 
-    /// A wide drawing: where there is no room for it, it is scrolled.
+    /// A wide drawing, scrolled where the page is narrow.
     fn drawing(&mut self, drawing: &str) {
         put!(self, "<div class=\"scroll\">{drawing}</div>");
     }
@@ -166,7 +167,7 @@ impl Page<'_> {
     fn table(&mut self) {
         put!(
             self,
-            "<h2>Stages</h2>\n<div class=\"scroll\"><table>\n<tr><th>stage</th><th>runs on</th><th>utilisation</th><th>waits for input</th><th>waits for room</th><th>work done</th><th>while busy</th><th>median</th><th>p99</th></tr>"
+            "<h2>Stages</h2>\n<div class=\"scroll\"><table>\n<tr><th>stage</th><th>runs on</th><th>utilisation</th><th>waits for input</th><th>waits for space</th><th>work done</th><th>while busy</th><th>median</th><th>p99</th></tr>"
         );
         for row in rows(self.snapshot) {
             let shares = [row.input, row.room].map(|share| share.map_or("–".into(), percent));
@@ -190,7 +191,7 @@ impl Page<'_> {
         put!(self, "</table></div>");
         put!(
             self,
-            "<p>Utilisation and waits are shares of the steady time (for decode, of all workers'). Storage is utilised while at least one read is in flight, however many fit. Median and p99: of a read, of a piece of decoding, of a copy, of a wait in <code>next()</code>.</p>"
+            "<p>Utilisation and waits are shares of the steady time (for decode, of all workers'). Storage is utilised while at least one read is in flight, however many fit. Median and p99: for a read, a piece of decoding, a copy, a wait in <code>next()</code>.</p>"
         );
     }
 
@@ -210,7 +211,7 @@ impl Page<'_> {
         }
         put!(
             self,
-            "<h2>How long things took</h2>\n<p>Share of all, in bins of a tenth of a power of ten, since the loader was built.</p>\n<div class=\"pair\">"
+            "<h2>Durations</h2>\n<p>Shares of all since the loader was built, in bins of a tenth of a power of ten.</p>\n<div class=\"pair\">"
         );
         for drawing in drawings {
             put!(self, "<div>{drawing}</div>");
@@ -225,12 +226,12 @@ impl Page<'_> {
         let version = env!("CARGO_PKG_VERSION");
         put!(
             self,
-            "<footer>feedline {version}. Starved: the consumer, or its stream on the GPU, had nothing to do since no batch was ready. The GPU's idle time before it asked is an upper bound of what the training code causes.</footer>\n</body>\n</html>"
+            "<footer>feedline {version}. Starved: the consumer, or its stream on the GPU, was idle because no batch was ready. The GPU's idle time before its request is an upper bound for delays of the training code.</footer>\n</body>\n</html>"
         );
     }
 }
 
-/// A small bar for a cell.
+/// A small bar for a table cell.
 fn meter(share: f64) -> String {
     let width = svg::C(90.0 * if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.0 });
     format!(
@@ -238,7 +239,7 @@ fn meter(share: f64) -> String {
     )
 }
 
-/// A stage in the table; shares are of the steady time.
+/// A stage in the table. Shares relate to the steady time.
 struct Row<'a> {
     stage: &'static str,
     runs_on: String,
@@ -320,7 +321,7 @@ mod tests {
     use feedline::profile::{Copy, GpuIdle};
     use proptest::prelude::*;
 
-    /// Elements of a page by name; panics unless each is closed where it should be and attributes are whole.
+    /// Element names of a page. Panics unless each element is closed in order and attributes are complete.
     fn elements(page: &str) -> Vec<String> {
         let (mut open, mut all): (Vec<String>, Vec<String>) = Default::default();
         let mut rest = page.strip_prefix("<!DOCTYPE html>").expect("a page");
@@ -366,7 +367,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn a_page_is_well_formed_whatever_the_numbers_and_texts(
+        fn pages_are_well_formed_for_any_input(
             numbers in prop::array::uniform8(prop_oneof![Just(0), 0_u64..100, any::<u64>(), Just(u64::MAX)]),
             verdict in prop::collection::vec(any::<String>(), 0..3), title in any::<String>(), report in any::<String>()
         ) {
@@ -389,14 +390,14 @@ mod tests {
     }
 
     #[test]
-    fn a_loader_that_did_nothing_has_a_page_that_says_so() {
+    fn an_unused_loader_has_a_page_without_batches() {
         let page = html(&Snapshot::default(), &[], "train", "");
         elements(&page);
         assert!(page.contains("No iterator has delivered its first batch yet."));
     }
 
     #[test]
-    fn nothing_is_loaded_from_anywhere() {
+    fn pages_load_nothing() {
         let page = html(&Snapshot::default(), &[], "train", "");
         for reference in ["http://", "https://", "src=", "href=", "@import", "url(h", "url(/"] {
             assert!(!page.contains(reference), "{reference}");
@@ -404,7 +405,7 @@ mod tests {
         assert!(page.contains("default-src 'none'"));
     }
 
-    /// What Chromium says on its console about a page.
+    /// Messages on Chromium's console about a page.
     fn console(browser: &str, folder: &Folder, page: &str) -> Vec<String> {
         let (path, profile) = (folder.join("page.html"), folder.join("chromium"));
         std::fs::write(&path, page).unwrap();
@@ -421,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_browser_has_nothing_to_complain_about() {
+    fn browsers_accept_the_page() {
         let names = ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
         let Some(browser) = names.into_iter().find(|path| std::path::Path::new(path).exists()) else {
             return println!("skipped: no Chromium here");
@@ -430,7 +431,7 @@ mod tests {
         let shown =
             html(&snapshot([3_000_000_000, 2_000_000_000, 40, 50, 60, 70, 80, 4]), &["decode".into()], "train", "");
         assert_eq!(console(browser, &folder, &shown), Vec::<String>::new());
-        // It would be seen: the page's own policy forbids this, and the browser says so.
+        // The check works: the page's policy forbids this, and the browser reports it.
         let broken = shown.replace("</body>", "<script>document.title = 1</script><img src=\"file:///x.png\"/></body>");
         assert!(!console(browser, &folder, &broken).is_empty());
     }

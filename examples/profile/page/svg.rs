@@ -1,17 +1,17 @@
-//! What all drawings need: coordinates, scales with their ticks, numbers for people, escaping.
+//! Basics of all drawings: coordinates, scales with ticks, formatted numbers, escaping.
 //!
-//! Whatever is drawn is finite and inside of its scale, so no number from outside can break a drawing.
+//! Every coordinate is finite and within its scale, so no input number can break a drawing.
 
 use crate::text::{self, grouped};
 use std::fmt::{self, Display, Write};
 
-/// Width of a drawing; it is scaled to the page.
+/// Width of a drawing; the page scales it.
 pub(super) const WIDTH: f64 = 1100.0;
-/// Where scales begin, after their labels, and end, so that the last tick's half is inside.
+/// Start of scales, after their labels, and their end, which leaves space for half of the last tick.
 pub(super) const LEFT: f64 = 92.0;
 pub(super) const RIGHT: f64 = WIDTH - 22.0;
 
-/// Text for HTML and SVG, in elements and attributes. Characters that neither may hold become U+FFFD.
+/// Escapes text for HTML and SVG, in elements and attributes. Characters illegal in either become U+FFFD.
 pub(super) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + text.len() / 8);
     for character in text.chars() {
@@ -23,7 +23,7 @@ pub(super) fn escape(text: &str) -> String {
             '\'' => out.push_str("&#39;"),
             '\n' | '\t' => out.push(character),
             control if control.is_control() => out.push('\u{fffd}'),
-            // Not characters, or such that change the direction of what follows.
+            // Noncharacters, and characters that change the direction of the following text.
             '\u{fffe}' | '\u{ffff}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => out.push('\u{fffd}'),
             other => out.push(other),
         }
@@ -31,7 +31,7 @@ pub(super) fn escape(text: &str) -> String {
     out
 }
 
-/// A coordinate: one decimal, and always a number.
+/// A coordinate with one decimal; always a number.
 #[derive(Clone, Copy)]
 pub(super) struct C(pub(super) f64);
 
@@ -44,7 +44,7 @@ impl Display for C {
     }
 }
 
-/// From values to coordinates.
+/// Maps values to coordinates.
 #[derive(Clone, Copy)]
 pub(super) struct Scale {
     from: f64,
@@ -54,20 +54,20 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// Values `from..to` are drawn at `at..end`. An empty range, or one that is no range, is made one.
+    /// Maps values `from..to` to `at..end`. Replaces an empty or invalid range.
     pub(super) fn new(from: f64, to: f64, at: f64, end: f64) -> Self {
         let from = if from.is_finite() { from } else { 0.0 };
         let to = if to.is_finite() && to > from { to } else { from + from.abs().max(1.0) };
         Self { from, to, at, end }
     }
 
-    /// Where a value is drawn: not outside.
+    /// Coordinate of a value, clamped to the scale.
     pub(super) fn place(&self, value: f64) -> f64 {
         let share = ((value - self.from) / (self.to - self.from)).clamp(0.0, 1.0);
         self.at + if share.is_nan() { 0.0 } else { share } * (self.end - self.at)
     }
 
-    /// About `count` round values in the range, and the decimals that tell them apart.
+    /// About `count` round values in the range, and the decimals that distinguish them.
     pub(super) fn ticks(&self, count: usize) -> (Vec<f64>, usize) {
         let raw = (self.to - self.from) / count.max(1) as f64;
         let power = 10_f64.powf(raw.log10().floor());
@@ -80,13 +80,13 @@ impl Scale {
     }
 }
 
-/// A drawing under way.
+/// A drawing under construction.
 pub(super) struct Svg {
     out: String,
 }
 
 impl Svg {
-    /// `what` is read out to those who do not see it.
+    /// `what` describes the drawing for screen readers.
     pub(super) fn new(width: f64, height: f64, what: &str) -> Self {
         let mut out = String::new();
         let (width, height, what) = (C(width), C(height), escape(what));
@@ -94,7 +94,7 @@ impl Svg {
         Self { out }
     }
 
-    /// A rectangle of a class; not drawn when it would be nothing.
+    /// A rectangle of a class; omitted if it is empty.
     pub(super) fn rect(&mut self, class: &str, x: f64, y: f64, width: f64, height: f64) {
         if width > 0.0 && height > 0.0 {
             let (x, y, width, height) = (C(x), C(y), C(width.max(0.1)), C(height));
@@ -102,7 +102,7 @@ impl Svg {
         }
     }
 
-    /// Text; `class` says size and anchor.
+    /// Text; `class` sets size and anchor.
     pub(super) fn text(&mut self, class: &str, x: f64, y: f64, text: &str) {
         let _ = writeln!(self.out, r#"<text class="{class}" x="{}" y="{}">{}</text>"#, C(x), C(y), escape(text));
     }
@@ -112,14 +112,14 @@ impl Svg {
         let _ = writeln!(self.out, r#"<line class="{class}" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>"#);
     }
 
-    /// What is drawn by `inside` shows `title` under the pointer.
+    /// Shows `title` under the pointer over everything that `inside` draws.
     pub(super) fn titled(&mut self, title: &str, inside: impl FnOnce(&mut Self)) {
         let _ = write!(self.out, "<g><title>{}</title>", escape(title));
         inside(self);
         self.out.push_str("</g>\n");
     }
 
-    /// An axis of amounts on the left, with grid lines to `end`.
+    /// A vertical axis of amounts on the left, with grid lines to `end`.
     pub(super) fn amount_axis(&mut self, scale: &Scale, at: f64, end: f64, unit: &str) {
         let (ticks, decimals) = scale.ticks(3);
         for tick in ticks {
@@ -135,24 +135,24 @@ impl Svg {
     }
 }
 
-/// A whole number for people, by thousands.
+/// A readable whole number, grouped by thousands.
 pub(super) fn count(value: u64) -> String {
     grouped(&value.to_string())
 }
 
-/// A number for people.
+/// A readable number.
 pub(super) fn number(value: f64) -> String {
     if value.is_finite() { text::number(value) } else { "–".into() }
 }
 
-/// Nanoseconds for people.
+/// Readable nanoseconds.
 pub(super) fn time(ns: f64) -> String {
     let units = [(1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns")];
     let (size, unit) = units.into_iter().find(|(size, _)| ns >= size * 0.9995).unwrap_or((1.0, "ns"));
     format!("{} {unit}", number(ns / size))
 }
 
-/// Bytes for people.
+/// Readable bytes.
 pub(super) fn bytes(bytes: f64) -> String {
     text::bytes(bytes as u64)
 }
@@ -162,7 +162,7 @@ pub(super) fn percent(share: f64) -> String {
     if share.is_finite() { format!("{:.1} %", 100.0 * share) } else { "–".into() }
 }
 
-/// `part` of `whole`; 0 of nothing.
+/// `part` of `whole`; 0 if `whole` is 0.
 pub(super) fn share(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }
@@ -173,7 +173,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn times_and_shares_are_for_people() {
+    fn times_and_shares_are_readable() {
         let table = [(0.0, "0 ns"), (1.0, "1 ns"), (1234.0, "1.23 µs"), (999_999.0, "1 ms"), (61e9, "61 s")];
         for (ns, expected) in table {
             assert_eq!(time(ns), expected);
@@ -183,13 +183,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_a_text_is_markup() {
+    fn escaped_text_has_no_markup() {
         assert_eq!(escape("<a href='x'>&\"\u{0}\n"), "&lt;a href=&#39;x&#39;&gt;&amp;&quot;\u{fffd}\n");
     }
 
     proptest! {
         #[test]
-        fn a_place_is_on_the_scale_and_a_tick_in_the_range_whatever_the_values(from in any::<f64>(), to in any::<f64>(), value in any::<f64>(), count in 0_usize..20) {
+        fn coordinates_and_ticks_stay_in_range(from in any::<f64>(), to in any::<f64>(), value in any::<f64>(), count in 0_usize..20) {
             let scale = Scale::new(from, to, 10.0, 90.0);
             prop_assert!((10.0..=90.0).contains(&scale.place(value)));
             prop_assert!((10.0..=90.0).contains(&Scale::new(to, from, 90.0, 10.0).place(value)));
@@ -197,10 +197,10 @@ mod tests {
         }
 
         #[test]
-        fn ticks_are_round_few_and_told_apart(from in -1e9_f64..1e9, length in 1e-6_f64..1e9, count in 2_usize..12) {
+        fn ticks_are_round_few_and_distinct(from in -1e9_f64..1e9, length in 1e-6_f64..1e9, count in 2_usize..12) {
             let (ticks, decimals) = Scale::new(from, from + length, 0.0, 1.0).ticks(count);
             prop_assert!((count / 3..=count + 1).contains(&ticks.len()), "{:?}", ticks);
-            // As far as doubles of this size tell them apart.
+            // As far as doubles of this size differ.
             if length > 1e-3 {
                 let texts: std::collections::BTreeSet<String> = ticks.iter().map(|tick| format!("{tick:.decimals$}")).collect();
                 prop_assert_eq!(texts.len(), ticks.len());
@@ -208,7 +208,7 @@ mod tests {
         }
 
         #[test]
-        fn a_coordinate_is_a_number_near_the_value(value in any::<f64>()) {
+        fn coordinates_are_numbers_near_their_values(value in any::<f64>()) {
             let text = C(value).to_string();
             let read: f64 = text.parse().unwrap();
             let expected = if value.is_finite() { value.clamp(-1e5, 1e5) } else { 0.0 };

@@ -65,7 +65,7 @@ impl Kernels {
 
     /// Compiles and loads the kernels. Takes up to seconds the first time; the driver caches the result.
     ///
-    /// Errors: those of the driver, for instance on a GPU older than Volta.
+    /// Errors: driver failures, for instance on a GPU older than Volta.
     fn load(gpu: &Arc<Gpu>) -> Result<Self> {
         let text = CStr::from_bytes_with_nul(PTX.as_bytes()).unwrap_or_default();
         let module = gpu.load_module(text)?;
@@ -85,7 +85,7 @@ impl Kernels {
     ///
     /// Fast if both arrays are aligned to 16 bytes and the width is a multiple of 4; correct in any case.
     ///
-    /// Errors: [`ErrorKind::Config`] for 2^31 rows or more; those of the driver.
+    /// Errors: [`ErrorKind::Config`] for 2^31 rows or more; driver failures.
     ///
     /// # Safety
     /// The context is bound. Until the kernel has ended:
@@ -129,7 +129,7 @@ impl Kernels {
     ///
     /// Any offset, length and address works. 0 rows or 0 bytes launch nothing.
     ///
-    /// Errors: those of the driver.
+    /// Errors: driver failures.
     ///
     /// # Safety
     /// The context is bound. Until the kernel has ended:

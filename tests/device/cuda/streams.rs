@@ -419,7 +419,7 @@ fn streams_mean_nothing_to_batches_on_the_host() {
         {
             let error = error.unwrap_err();
             assert_eq!((error.kind(), error.stage()), (ErrorKind::Device, Stage::Batch));
-            assert!(error.to_string().contains("`record` lies on the host; `as_slice` gives it"), "{error}");
+            assert!(error.to_string().contains("`record` is on the host: use `as_slice`"), "{error}");
         }
     });
 }
@@ -456,7 +456,7 @@ fn slices_of_batches_on_a_device_say_where_the_bytes_are() {
         for error in [field.as_slice::<u8>().map(drop), field.as_bytes().map(drop), field.row::<u8>(0).map(drop)] {
             let error = error.unwrap_err();
             assert_eq!((error.kind(), error.stage()), (ErrorKind::Device, Stage::Batch));
-            let words = "`record` lies on cuda:0; `device_ptr` gives it, `to_vec` copies it back";
+            let words = "`record` is on cuda:0: use `device_ptr`, or copy it by `to_vec`";
             assert!(error.to_string().contains(words), "{error}");
         }
         let label = batch.field("label").unwrap();

@@ -8,7 +8,7 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use std::time::Duration;
 
-/// The screen as a terminal of that size shows it, without the blanks at the ends of lines.
+/// The screen as a terminal of that size shows it, without trailing blanks.
 fn screen(state: &State, width: u16, height: u16) -> Vec<String> {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
     let lines = view(&state.shown(), width, height);
@@ -77,7 +77,7 @@ fn wide_screens_have_the_stages_in_a_row() {
 }
 
 #[test]
-fn figures_say_now_mean_and_whether_the_target_is_met() {
+fn figures_show_now_mean_and_target() {
     let top = screen(&starved_by_decode(), 80, 24)[1..4].to_vec();
     assert_eq!(
         top,
@@ -94,7 +94,7 @@ fn figures_say_now_mean_and_whether_the_target_is_met() {
 }
 
 #[test]
-fn a_fed_run_says_so() {
+fn a_fed_run_is_not_starved() {
     for (width, height) in [(80, 24), (120, 40)] {
         let screen = screen(&fed(), width, height);
         has(&screen, &["not starved: the consumer's own work takes the time", "consumer", "limits"]);
@@ -103,7 +103,7 @@ fn a_fed_run_says_so() {
 }
 
 #[test]
-fn a_gpu_s_idle_time_stands_apart() {
+fn the_idle_time_of_a_gpu_has_its_own_line() {
     let state = on_a_gpu();
     has(&screen(&state, 80, 24), &["GPU idle   starved   20.0 %   host late at most    5.0 %", "copy"]);
     has(&screen(&state, 120, 40), &["┌ copy", "GPU idle"]);
@@ -111,7 +111,7 @@ fn a_gpu_s_idle_time_stands_apart() {
 }
 
 #[test]
-fn before_the_first_batch_it_waits() {
+fn the_screen_waits_for_the_first_batch() {
     let mut state = State::new(setup());
     has(&screen(&state, 80, 24), &["waiting for the first batch", "q quit"]);
     state.push(|| (Snapshot::default(), Timeline::default()));
@@ -121,10 +121,10 @@ fn before_the_first_batch_it_waits() {
 }
 
 #[test]
-fn silence_a_pause_and_the_end_are_told() {
+fn the_head_shows_silence_pause_and_end() {
     let mut state = starved_by_decode();
     state.pause();
-    has(&screen(&state, 80, 24), &["PAUSED", "p go on"]);
+    has(&screen(&state, 80, 24), &["PAUSED", "p resume"]);
     state.pause();
     let mut later = snapshot(60_000, 150, 0.99);
     (later.at_ns, later.steady_ns) = (later.at_ns + 9 * SECOND, later.steady_ns + 9 * SECOND);
@@ -132,11 +132,11 @@ fn silence_a_pause_and_the_end_are_told() {
     has(&screen(&state, 80, 24), &["no batch for 9.20 s", "the consumer has dropped the last one"]);
     later.at_ns += SECOND;
     state.push(|| (later.clone(), timeline(60_000, 150)));
-    has(&screen(&state, 80, 24), &["no iterator at work"]);
+    has(&screen(&state, 80, 24), &["no iterator active"]);
 }
 
 #[test]
-fn keys_change_what_is_shown() {
+fn keys_change_the_window_and_scope() {
     let mut state = starved_by_decode();
     state.change_window(1);
     has(&screen(&state, 80, 24), &["window 5 s", "last 5.00 s", "w whole run"]);
@@ -157,8 +157,8 @@ fn a_long_title_is_cut() {
 }
 
 #[test]
-fn a_memory_budget_is_marked_at_the_slots() {
-    // Nobody saturated, and the planner never has a slot.
+fn a_small_memory_budget_is_marked_at_the_slots() {
+    // No stage is saturated, and the planner never has a slot.
     let mut state = State::new(Setup::default());
     for ms in (0..=60_000).step_by(250) {
         let mut snapshot = snapshot(ms, 120, 0.6);
@@ -175,7 +175,7 @@ fn a_memory_budget_is_marked_at_the_slots() {
 }
 
 #[test]
-fn plots_lie_at_their_times() {
+fn plots_are_aligned_with_time() {
     let mut state = State::new(Setup::default());
     // 100 samples/s for 15 s, then 50, half of the time starved.
     for second in 0..=30 {
@@ -193,14 +193,14 @@ fn plots_lie_at_their_times() {
         assert!(close(&rates[..half], 100.0) && close(&rates[half..], 50.0), "{rates:?}");
         assert!(close(&shares[..half], 0.0) && close(&shares[half..], 0.5), "{shares:?}");
     }
-    // There is nothing of before.
+    // There is no earlier data.
     let (rates, _) = binned(&state.shown(), 60 * SECOND, 60);
     assert!(rates[..30].iter().all(Option::is_none) && rates[30..].iter().all(Option::is_some));
     assert_eq!(plotted(&state.shown()).1, "30 s");
 }
 
 #[test]
-fn room_goes_to_the_ranks_in_turn() {
+fn space_goes_to_the_ranks_in_turn() {
     let lines = |count: usize| vec![Line::default(); count];
     let sections =
         || vec![section(1, vec![lines(1), lines(5)]), section(0, vec![lines(2), lines(3)]), section(2, vec![lines(1)])];
@@ -209,7 +209,7 @@ fn room_goes_to_the_ranks_in_turn() {
     }
 }
 
-/// Whatever a loader could say, and more.
+/// Any possible snapshot, and more.
 fn any_snapshot() -> impl Strategy<Value = Snapshot> {
     let number = prop_oneof![any::<u64>(), 0_u64..100, (0_u64..1000).prop_map(|ms| ms * MS)];
     let float = prop_oneof![any::<f64>(), 0.0..1e10];
@@ -273,7 +273,7 @@ fn any_timeline() -> impl Strategy<Value = Timeline> {
 
 proptest! {
     #[test]
-    fn whatever_was_measured_can_be_drawn_in_any_size(
+    fn any_snapshot_fits_any_size(
         seen in prop::collection::vec((any_snapshot(), any_timeline()), 0..4),
         setup in (".*", prop::option::of(any::<u64>()), prop::option::of(any::<f64>())),
         sizes in prop::collection::vec((0_u16..220, 0_u16..70), 1..6),
@@ -302,7 +302,7 @@ proptest! {
     }
 
     #[test]
-    fn a_real_run_has_no_line_that_is_cut(width in 80_u16..200, height in 2_u16..70) {
+    fn lines_of_a_real_run_fit_the_width(width in 80_u16..200, height in 2_u16..70) {
         for state in [starved_by_decode(), fed(), on_a_gpu()] {
             for line in view(&state.shown(), width, height) {
                 prop_assert!(line.width() <= usize::from(width), "{} of {width}: {line}", line.width());

@@ -3,7 +3,7 @@
 
     python3 -m venv venv && venv/bin/pip install 'nvidia-cuda-nvrtc-cu12==12.0.*'
     venv/bin/python src/device/cuda/kernels/build.py            # writes finish.ptx
-    venv/bin/python src/device/cuda/kernels/build.py --check    # fails when it differs from the one that is there
+    venv/bin/python src/device/cuda/kernels/build.py --check    # fails if the committed one differs
 
 NVRTC 12.0 emits PTX 8.0, which drivers of CUDA 12.0 and newer compile; compute_70 is Volta and newer. The result is
 the same on every machine. Its first line holds the CRC32C of finish.cu, which a unit test compares.
@@ -20,14 +20,14 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 
 def library_folder():
-    """Where the wheel keeps its libraries."""
+    """The folder of the wheel's libraries."""
     import nvidia.cuda_nvrtc
 
     return pathlib.Path(list(nvidia.cuda_nvrtc.__path__)[0]) / "lib"
 
 
 def with_library_path(folder):
-    """NVRTC opens its builtins by name, and the path is read when a process starts."""
+    """Restarts with the library path: NVRTC opens its builtins by name, and a process reads the path only at its start."""
     paths = os.environ.get("LD_LIBRARY_PATH", "").split(":")
     if str(folder) not in paths:
         os.environ["LD_LIBRARY_PATH"] = ":".join([str(folder), *filter(None, paths)])
@@ -44,7 +44,7 @@ def crc32c(data):
 
 
 def text(nvrtc, program, what):
-    """The log or the PTX."""
+    """Returns the log or the PTX."""
     size = ctypes.c_size_t()
     check(getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size)), what)
     buffer = ctypes.create_string_buffer(size.value)
@@ -70,7 +70,7 @@ def compile_source(nvrtc, source):
 
 
 def without_targets(ptx):
-    """Without the constants of NVRTC's own preamble (`nv::target`), which no kernel uses and which take device memory."""
+    """Removes the constants of NVRTC's own preamble (`nv::target`): no kernel uses them, and they take device memory."""
     ptx = re.sub(r"^\.global \.align 8 \.(?:u64|b8) _ZN\w*nv6target\w*(?:\[8\])?(?: = [^;]*)?;\n", "", ptx, flags=re.M)
     if "nv6target" in ptx:
         sys.exit("a kernel uses nv::target, or its constants look different")

@@ -1,18 +1,18 @@
-// What is done on the GPU after a copy: u8 pictures become floats, rows that lie anywhere become a dense array.
+// Kernels after a copy: `finish` converts u8 pictures to floats, `gather` packs scattered rows into a dense array.
 //
-//   finish   [rows, H, W, C] u8  ──►  [rows, H, W, C] or [rows, C, H, W] of f32, f16 or bf16, mirrored where asked
+//   finish   [rows, H, W, C] u8  ──►  [rows, H, W, C] or [rows, C, H, W] of f32, f16 or bf16, mirrored by `flips`
 //   gather   staging[offsets[i] ..][.. row_bytes]  ──►  out[i * row_bytes ..][.. row_bytes]
 //
-// finish.ptx is made from this file by build.py; bring it up to date with every change. The same source runs on the CPU
-// in the tests (tests/standin/kernels.cpp), where it is held against the rule that src/device/finish.rs states.
+// build.py makes finish.ptx from this file; run it after every change. The same source runs on the CPU in the tests
+// (tests/standin/kernels.cpp), which compare it with the rule in src/device/finish.rs.
 //
-// Limits, which the host checks: H * W * C < 2^31, so indices within a picture are 32 bits wide, those of pictures and
-// of gathered bytes 64; 1 <= C <= 4; rows < 2^31; every result is finite. No shared memory, no barrier: each group of
+// Limits, checked by the host: H * W * C < 2^31, so indices within a picture have 32 bits; indices of pictures and of
+// gathered bytes have 64; 1 <= C <= 4; rows < 2^31; every result is finite. No shared memory, no barrier: each group of
 // pixels and each window of 16 bytes belongs to one thread, and any grid and block gives the same bytes.
 
-// Needs no header: what the CPU cannot do as written stands in this block and in kernels.cpp.
+// Needs no header: this block and kernels.cpp have all code that differs between CPU and GPU.
 #ifndef FEEDLINE_ON_CPU
-// To the nearest, ties to even; subnormal results are kept.
+// Rounds to nearest, ties to even; keeps subnormal results.
 static __device__ __forceinline__ unsigned short feedline_f16(float value) {
     unsigned short bits;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
@@ -29,13 +29,13 @@ struct Moments {
     float mean[4];
     float std[4];
 
-    // The rule, but for the dtype: each operation rounded by itself to the nearest, ties to even.
+    // The rule without the dtype conversion: each operation rounds separately to nearest, ties to even.
     __device__ __forceinline__ float of(unsigned channel, u8 x) const {
         return __fdiv_rn(__fsub_rn(__fdiv_rn((float)x, 255.0f), mean[channel]), std[channel]);
     }
 };
 
-// Values that are stored at once.
+// Values of one store.
 template <class T, unsigned N>
 struct alignas(sizeof(T) * N) Pack {
     T at[N];
@@ -53,14 +53,14 @@ struct ToF16 {
 
 struct ToBf16 {
     typedef unsigned short Bits;
-    // To the nearest, ties to even, in integers: the instruction needs sm_80. Finite values only.
+    // Rounds to nearest, ties to even, by integers, because the instruction needs sm_80. Finite values only.
     static __device__ __forceinline__ Bits of(float value) {
         const unsigned bits = feedline_bits(value);
         return (Bits)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
     }
 };
 
-// V pixels of C bytes from `at`; four pixels are whole words, and aligned then.
+// Loads V pixels of C bytes from `at`. Four pixels are whole, aligned words.
 template <unsigned C, unsigned V>
 static __device__ __forceinline__ void load(const u8* __restrict__ at, u8 (&bytes)[V * C]) {
     if constexpr (V == 4) {
@@ -77,8 +77,8 @@ static __device__ __forceinline__ void load(const u8* __restrict__ at, u8 (&byte
     }
 }
 
-// One thread makes V neighbouring pixels of a line of the output: a warp reads and writes whole runs of memory. V = 4
-// needs W % 4 == 0, so that groups do not cross lines and a mirrored group is a group, and aligned arrays.
+// One thread makes V neighbouring pixels of an output line, so a warp reads and writes contiguous memory. V = 4 needs
+// aligned arrays, and W % 4 == 0: then groups do not cross lines, and a mirrored group is a group.
 template <class D, unsigned C, unsigned V>
 static __device__ __forceinline__ void pictures(const u8* __restrict__ in, typename D::Bits* __restrict__ out,
                                                 const u8* __restrict__ flips, unsigned rows, unsigned height,
@@ -107,7 +107,7 @@ static __device__ __forceinline__ void pictures(const u8* __restrict__ in, typen
                     made[p][c] = D::of(moments.of(c, x));
                 }
             }
-            // Either way C stores of V values: one into each plane, or one after the other.
+            // C stores of V values in both layouts: one into each plane, or contiguous.
 #pragma unroll
             for (unsigned s = 0; s < C; s++) {
                 Pack<T, V> pack;
@@ -148,7 +148,7 @@ static __device__ __forceinline__ void finish(const u8* __restrict__ in, typenam
     }
 }
 
-// Grid: x over groups of pixels, y over pictures. `flips`: a byte per picture, 0 = as it is; or null.
+// Grid: x over groups of pixels, y over pictures. `flips`: a byte per picture, 0 = not mirrored; or null.
 #define FEEDLINE_FINISH(NAME, D)                                                                                       \
     extern "C" __global__ void __launch_bounds__(256)                                                                  \
         NAME(const u8* __restrict__ in, D::Bits* __restrict__ out, const u8* __restrict__ flips, unsigned rows,        \
@@ -159,7 +159,7 @@ FEEDLINE_FINISH(feedline_finish_f32, ToF32)
 FEEDLINE_FINISH(feedline_finish_f16, ToF16)
 FEEDLINE_FINISH(feedline_finish_bf16, ToBf16)
 
-// 16 bytes from any address, by aligned words that hold at least one of the bytes.
+// Loads 16 bytes from any address, by aligned words that each contain at least one of the bytes.
 static __device__ __forceinline__ Pack<unsigned, 4> sixteen(const u8* __restrict__ at) {
     if ((u64)at % 16 == 0) return *(const Pack<unsigned, 4>*)at;
     const unsigned past = (unsigned)((u64)at % 4);
@@ -174,8 +174,8 @@ static __device__ __forceinline__ Pack<unsigned, 4> sixteen(const u8* __restrict
     return out;
 }
 
-// Grid and block: x over the windows of a row, y over rows. A window is 16 aligned bytes of `out`; the first and last
-// one of a row may be shared with its neighbours, so each thread writes only what is its row's.
+// Grid and block: x over the windows of a row, y over rows. A window is 16 aligned bytes of `out`. Neighbouring rows may
+// share the first and last window, so each thread writes only its own row's bytes.
 extern "C" __global__ void __launch_bounds__(256)
     feedline_gather(const u8* __restrict__ staging, const u64* __restrict__ offsets, u8* __restrict__ out,
                     u64 row_bytes, u64 rows) {
@@ -187,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(256)
         const u64 before = (u64)target % 16;
         const u64 windows = (before + row_bytes + 15) / 16;
         for (u64 window = first; window < windows; window += step) {
-            // Bytes [from, to) of the row lie in this window.
+            // This window contains bytes [from, to) of the row.
             const u64 from = window == 0 ? 0 : window * 16 - before;
             const u64 end = window * 16 + 16 - before, to = end < row_bytes ? end : row_bytes;
             if (to - from == 16) {
