@@ -1,12 +1,12 @@
-//! The ledger: every bad sample that another one replaced, by name.
+//! The ledger: the list of all bad samples that substitutes replaced.
 //!
 //! ```text
-//! row whose sample cannot be had ──► BadSample, kept with the batch ──► batch is handed out ──► Ledger ──► file, a line each
+//! row with a bad sample ──► BadSample, kept with the batch ──► batch is handed out ──► Ledger ──► file, a line each
 //! ```
 //!
-//! Entries are made when their batch is handed out, in order: what the ledger says of a run does not depend on workers, and
-//! nothing stands in it that was not delivered. Limits: one entry in memory for each distinct sample, as many as the budget
-//! allows; in the file one line for each time. The file is appended to and never read.
+//! The loader makes entries when it hands out their batch, in order. So the ledger does not depend on workers and holds delivered
+//! rows only. Limits: in memory one entry per distinct sample, as many as the budget allows; in the file one line each time. The
+//! file is appended to and never read.
 
 use crate::error::{Error, ErrorKind, Result, Stage, one_line};
 use serde::Serialize;
@@ -17,11 +17,11 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Samples that the error describes when there are too many, and so many more of their batch that it only numbers.
+/// New bad samples that the error over the budget describes, and those of the same batch that it lists by number only.
 const NAMED: usize = 10;
 const NUMBERED: usize = 1000;
 
-/// A sample that could not be read or decoded, and what became of its row.
+/// A sample that could not be read or decoded, and the outcome for its row.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct BadSample {
@@ -33,26 +33,25 @@ pub struct BadSample {
     pub row: u32,
     /// The bad sample: an index in the dataset.
     pub sample: u64,
-    /// The sample that takes its row; `None` for one that was tried as a substitute and was bad, too.
+    /// The sample that takes its row; `None` for a substitute that was bad, too.
     pub substitute: Option<u64>,
     /// The file, if the sample lies in one.
     pub path: Option<PathBuf>,
-    /// The name within that file that the sample goes by (a tar's first member of it, a Parquet row group), where the dataset
-    /// knows one.
+    /// The sample's name within that file (its first member in a tar, its Parquet row group), where the dataset knows one.
     pub member: Option<String>,
-    /// Byte offset in the file: of what was read when it failed, which may be more than the one member.
+    /// Byte offset in the file of the failed read, which may hold more than the one member.
     pub offset: Option<u64>,
-    /// Bytes there.
+    /// Bytes of that read.
     pub length: Option<u64>,
-    /// What was wrong, for programs.
+    /// The kind of the error, for programs.
     #[serde(serialize_with = "as_text")]
     pub kind: ErrorKind,
-    /// Where on the way.
+    /// The stage that failed.
     #[serde(serialize_with = "as_text")]
     pub stage: Stage,
-    /// What was wrong, for people.
+    /// The error's message, for people.
     pub cause: String,
-    /// How often a row of a delivered batch wanted it. Not in the file, which has a line each time.
+    /// Number of delivered rows that wanted it. Not in the file, which has a line each time.
     #[serde(skip)]
     pub times: u64,
 }
@@ -77,7 +76,7 @@ impl From<Stage> for &'static str {
 }
 
 impl BadSample {
-    /// The row `row` of a batch wanted `sample`, and this is why it could not be had.
+    /// The entry for `row` of a batch, whose `sample` failed with `error`.
     pub(crate) fn new(
         (epoch, batch, row): (u64, u64, u32),
         sample: u64,
@@ -109,7 +108,7 @@ impl fmt::Display for BadSample {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "sample {}", self.sample)?;
         if let Some(path) = &self.path {
-            // One line, whatever a file is called.
+            // One line for any file name.
             write!(f, " in {path:?}")?;
         }
         if let Some(member) = &self.member {
@@ -123,7 +122,7 @@ impl fmt::Display for BadSample {
     }
 }
 
-/// Words that come from files and from the user's code, at most so many of them.
+/// Text from files and from the user's code: one line of at most 500 characters.
 fn brief(words: &str) -> String {
     one_line(words).chars().take(500).collect()
 }
@@ -133,17 +132,17 @@ fn count_of(count: u64, what: &str) -> String {
     if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
 }
 
-/// What a loader has substituted so far. See [`LoaderBuilder::on_bad_sample`](crate::LoaderBuilder::on_bad_sample).
+/// The bad samples that a loader has substituted so far. See [`LoaderBuilder::on_bad_sample`](crate::LoaderBuilder::on_bad_sample).
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Ledger {
-    /// Distinct bad samples, in the order in which they were met; each as it was the first time.
+    /// Distinct bad samples in the order of their first row; each as it was that time.
     pub samples: Vec<BadSample>,
     /// Rows of delivered batches that hold a substitute.
     pub substituted: u64,
-    /// Where every one of them is written, if anywhere.
+    /// The ledger's file, if there is one.
     pub path: Option<PathBuf>,
-    /// Why the file could not be written, the first time. Training goes on, and so does the list in memory.
+    /// The first error of writing the file. Training goes on, and so does the list in memory.
     pub not_written: Option<String>,
 }
 
@@ -165,7 +164,7 @@ pub(crate) struct LedgerWriter {
     /// Sample → its place in the list.
     places: BTreeMap<u64, usize>,
     file: Option<File>,
-    /// The last line may be there in part.
+    /// The last line may be incomplete.
     torn: bool,
     budget: u64,
 }
@@ -184,10 +183,9 @@ impl LedgerWriter {
         &self.ledger
     }
 
-    /// A batch with these is handed out.
+    /// Enters the bad samples of a batch that is handed out.
     ///
-    /// Errors: [`ErrorKind::BadSamples`] when there would be more now than the budget allows; then the batch is not handed out,
-    /// and nothing of it is kept.
+    /// Errors: [`ErrorKind::BadSamples`] over the budget; then the batch is not handed out, and nothing of it is kept.
     pub(crate) fn add(&mut self, bad: Vec<BadSample>) -> Result<()> {
         if let Some(error) = self.refuse(&bad) {
             return Err(error);
@@ -195,7 +193,7 @@ impl LedgerWriter {
         let mut lines = Vec::new();
         for mut entry in bad {
             if self.file.is_some() {
-                // Strings and numbers; a path that is not UTF-8 is the only thing that JSON has no word for.
+                // All strings and numbers; JSON refuses only a path that is not UTF-8.
                 let line = serde_json::to_vec(&entry).or_else(|_| {
                     let name = entry.path.as_ref().map(|path| path.to_string_lossy().into_owned().into());
                     serde_json::to_vec(&BadSample { path: name, ..entry.clone() })
@@ -217,7 +215,7 @@ impl LedgerWriter {
         Ok(())
     }
 
-    /// The error, if these are too many.
+    /// The error if these exceed the budget.
     pub(crate) fn refuse(&self, bad: &[BadSample]) -> Option<Error> {
         let fresh: BTreeMap<u64, &BadSample> = bad
             .iter()
@@ -230,7 +228,7 @@ impl LedgerWriter {
             .then(|| self.exceeded(count, &fresh.into_values().collect::<Vec<_>>()))
     }
 
-    /// A whole batch's lines in one call, so that a run that is killed leaves whole lines.
+    /// Writes a batch's lines in one call, so that a killed run leaves whole lines.
     fn write(&mut self, lines: &[u8]) {
         let Some(file) = &mut self.file else { return };
         if lines.is_empty() {
@@ -245,8 +243,7 @@ impl LedgerWriter {
     }
 
     fn exceeded(&self, count: u64, fresh: &[&BadSample]) -> Error {
-        // Of those that are new at least one: it is why. They stand nowhere else, so all of them are here; the others are in
-        // the ledger.
+        // The new bad samples first: the ledger holds the others, but not these.
         let mut said: Vec<_> = fresh.iter().rev().take(NAMED).map(ToString::to_string).collect();
         if fresh.len() > NAMED {
             let rest = fresh[..fresh.len() - NAMED].iter().rev();

@@ -29,7 +29,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-/// The version that is written, and the only one that is read.
+/// The version of the format, the only one that is read.
 const VERSION: u32 = 2;
 /// Bytes of a file at most; a state has less than 1 KiB.
 const BYTES_MAX: u64 = 64 << 10;
@@ -38,11 +38,15 @@ const WORDS_MAX: usize = 200;
 /// Ranks that an error names.
 const RANKS_MAX: usize = 16;
 
-/// The state of a run between two batches: the same on all ranks, and all that is needed to resume with any number of them.
+/// The state of a run between two batches: the same on all ranks, and enough to resume with any number of ranks.
 ///
 /// It is less than 1 KiB of JSON by [`save`](Self::save) or [`to_bytes`](Self::to_bytes); serde's traits put it into any other
+<<<<<<< HEAD
 /// checkpoint. However it is stored, a version, a checksum over all values and the fingerprint of the dataset
 /// go with it.
+=======
+/// checkpoint. In every format it carries a version, a checksum over all values and the [`Fingerprint`] of the dataset.
+>>>>>>> h-b
 ///
 /// ```no_run
 /// use feedline::State;
@@ -70,11 +74,11 @@ pub(crate) struct Checkpoint {
     pub(crate) dataset: Fingerprint,
 }
 
-/// How far a run has come.
+/// The place of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Cursor {
     pub(crate) epoch: u64,
-    /// Positions of the epoch that were delivered, to all ranks together.
+    /// Positions of the epoch delivered so far, to all ranks together.
     pub(crate) position: u64,
     /// Index in the epoch of the next global batch.
     pub(crate) batch: u64,
@@ -83,7 +87,7 @@ pub(crate) struct Cursor {
 }
 
 impl Checkpoint {
-    /// CRC32C of all values, in an order that belongs to the version.
+    /// CRC32C of all values, in the order of this version.
     fn check(&self) -> u32 {
         let Self { cursor, global_batch, last, order, draws, dataset } = self;
         let kind = match order.kind {
@@ -107,7 +111,7 @@ impl Checkpoint {
         words.fold(0, |crc, word| crc32c::crc32c_append(crc, &word.to_le_bytes()))
     }
 
-    /// Why no run can have this state, if so.
+    /// The reason why no run can have this state, if there is one.
     fn validate(&self) -> Option<String> {
         let (position, positions) = (self.cursor.position, self.order.positions);
         if position > positions {
@@ -116,7 +120,7 @@ impl Checkpoint {
         (self.global_batch == 0).then(|| "a global batch of 0 rows".into())
     }
 
-    /// The numbers that decide about the sequence of samples, with their names.
+    /// The numbers that decide the sequence of samples, with their names.
     pub(crate) fn numbers(&self) -> [(&'static str, u64); 5] {
         let Settings { seed, window, lanes, positions, .. } = self.order;
         [
@@ -128,7 +132,7 @@ impl Checkpoint {
         ]
     }
 
-    /// How this rank differs from the others, behind `rank 3` or `ranks 3, 5`.
+    /// The difference of this rank from the others, for a sentence that begins `rank 3` or `ranks 3, 5`.
     fn diff(&self, others: &Self, is: &str, has: &str) -> String {
         let (own, theirs) = (&self.cursor, &others.cursor);
         if self.dataset != others.dataset {
@@ -173,12 +177,12 @@ impl State {
         &self.checkpoint
     }
 
-    /// The epoch in which the next batch is.
+    /// The epoch of the next batch.
     pub fn epoch(&self) -> u64 {
         self.checkpoint.cursor.epoch
     }
 
-    /// Positions of the epoch that were delivered, to all ranks together.
+    /// Positions of the epoch delivered so far, to all ranks together.
     pub fn position(&self) -> u64 {
         self.checkpoint.cursor.position
     }
@@ -198,13 +202,17 @@ impl State {
         self.checkpoint.global_batch
     }
 
+<<<<<<< HEAD
     /// The dataset that the run was started with.
     #[cfg(any(test, feature = "unstable"))]
+=======
+    /// The dataset at the start of the run.
+>>>>>>> h-b
     pub fn fingerprint(&self) -> &Fingerprint {
         &self.checkpoint.dataset
     }
 
-    /// Reads a file that [`save`](Self::save) has written. Links are followed.
+    /// Reads a file written by [`save`](Self::save). Links are followed.
     ///
     /// Errors, each with the path: [`ErrorKind::NotFound`], [`ErrorKind::NotAFile`], [`ErrorKind::State`] for what
     /// [`from_bytes`](Self::from_bytes) refuses and for files over 64 KiB, those of the file system.
@@ -214,7 +222,7 @@ impl State {
         state.map_err(|error| error.with_path(path))
     }
 
-    /// The state in these bytes, as [`to_bytes`](Self::to_bytes) made them.
+    /// The state in these bytes of [`to_bytes`](Self::to_bytes).
     ///
     /// Errors: [`ErrorKind::State`] for bytes that were cut or damaged, hold something else, or a version that is not read.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
@@ -224,7 +232,7 @@ impl State {
         if bytes.is_empty() {
             return Err(bad("an empty file: it was cut, or never written"));
         }
-        // Before anything else of it is looked at, which may be of other types in another version.
+        // First, for the other values may have other types in another version.
         let version: Version = serde_json::from_slice(bytes).map_err(unread)?;
         known(version.version).map_err(bad)?;
         let raw: Raw = serde_json::from_slice(bytes).map_err(unread)?;
@@ -245,7 +253,7 @@ impl State {
     /// temporary one, which nothing reads and nothing removes. Several processes may save to the same path at a time: the file
     /// is that of one of them.
     ///
-    /// The file's mode is 0644 less the umask. A link at `path` is replaced, and what it leads to is left alone.
+    /// The file's mode is 0644 less the umask. A link at `path` is replaced; its target is left alone.
     ///
     /// Errors, each with the path: [`ErrorKind::NotFound`] naming the folder that does not exist, [`ErrorKind::NotAFile`]
     /// when a folder, device or the like has the name, [`ErrorKind::Config`] for a path without a file name, those of the
@@ -264,9 +272,10 @@ impl State {
 
     /// Checks that all ranks stand at the same place of the same run; `states[i]` is that of rank *i*.
     ///
-    /// Errors: [`ErrorKind::State`], which names the ranks that differ from most and how; [`ErrorKind::Config`] for no states.
+    /// Errors: [`ErrorKind::State`], which names the ranks that differ from most and the difference; [`ErrorKind::Config`] for no
+    /// states.
     pub fn agree(states: &[Self]) -> Result<()> {
-        // For each different state its ranks, in the order of the first ones.
+        // Each distinct state with its ranks, in the order of their first ranks.
         let (mut groups, mut group_of) = (Vec::<(&Self, Vec<usize>)>::new(), HashMap::new());
         for (rank, state) in states.iter().enumerate() {
             let group = *group_of.entry(state).or_insert(groups.len());
@@ -275,7 +284,7 @@ impl State {
                 None => groups.push((state, vec![rank])),
             }
         }
-        // Of several largest ones the first.
+        // The first of the largest groups.
         let Some(most) = (0..groups.len()).rev().max_by_key(|group| groups[*group].1.len()) else {
             return Err(Error::new(ErrorKind::Config, Stage::State, "no states to compare"));
         };
@@ -337,13 +346,13 @@ fn known(version: u64) -> Result<u32, String> {
     }
 }
 
-/// The version of anything that has one.
+/// The version alone, of any version's state.
 #[derive(Deserialize)]
 struct Version {
     version: u64,
 }
 
-/// How a state is written. The version comes first, so that it is what is complained about.
+/// The stored form of a state. The version comes first, so that a foreign version is the first complaint.
 #[derive(Serialize, Deserialize)]
 #[serde(rename = "State")]
 struct Raw {
@@ -393,10 +402,10 @@ impl TryFrom<Raw> for State {
     }
 }
 
-/// The bytes of a regular file, if they are few.
+/// The bytes of a small regular file.
 fn read(path: &Path) -> Result<Vec<u8>> {
     let failed = |source: io::Error| Error::os(Stage::State, "cannot read the state", source);
-    // A FIFO in its place must not be waited for.
+    // Without waiting for a FIFO in its place.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
     let stat = rustix::fs::fstat(&fd).map_err(|errno| failed(errno.into()))?;
@@ -408,7 +417,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
         return too_large(stat.st_size as u64);
     }
     let mut bytes = Vec::new();
-    // It may be growing.
+    // The file may grow meanwhile.
     File::from(fd).take(BYTES_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() as u64 > BYTES_MAX { too_large(bytes.len() as u64) } else { Ok(bytes) }
 }
@@ -419,11 +428,11 @@ fn write(path: &Path, bytes: &[u8], sync: bool) -> Result<()> {
     if path.file_name().is_none() {
         return Err(Error::new(ErrorKind::Config, Stage::State, "a path without a file name").with_path(path));
     }
-    // Here, since a rename would put a file in the place of a device.
+    // Checked here, for the rename would replace a device by a file.
     if path.symlink_metadata().is_ok_and(|meta| !meta.is_file() && !meta.is_symlink()) {
         return Err(Error::new(ErrorKind::NotAFile, Stage::State, "something else has this name").with_path(path));
     }
-    // Before anything happens: a folder that may not be opened cannot be synced.
+    // Before the write: a folder that cannot be opened cannot be synced.
     let folder = match Folder::of(path) {
         Ok(folder) => Some(folder),
         Err(source) if sync || source.kind() == io::ErrorKind::NotFound => {
@@ -520,7 +529,7 @@ mod tests {
         }
 
         #[test]
-        fn states_that_differ_have_other_checksums(a in checkpoints(), b in checkpoints()) {
+        fn different_states_have_different_checksums(a in checkpoints(), b in checkpoints()) {
             prop_assert_eq!(a.check() == b.check(), a == b);
         }
     }
@@ -588,7 +597,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packed_state_that_was_cut_or_flipped_is_refused() {
+    fn a_cut_or_flipped_packed_state_is_refused() {
         let packed = postcard::to_allocvec(&State::new(checkpoint())).unwrap();
         for len in 0..packed.len() {
             assert!(postcard::from_bytes::<State>(&packed[..len]).is_err(), "{len}");
@@ -601,7 +610,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_named_whatever_else_it_holds() {
+    fn an_error_names_another_version_of_a_state() {
         let text = String::from_utf8(PINNED.to_vec()).unwrap();
         let cases = [
             (3, text.replace("\"version\":2", "\"version\":3")),
@@ -700,7 +709,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_states_agree_whatever_their_number() {
+    fn any_number_of_equal_states_agrees() {
         for ranks in [1, 2, 1000] {
             State::agree(&vec![at(1200); ranks]).unwrap();
         }
@@ -709,7 +718,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_differ_from_most_are_named_and_how() {
+    fn an_error_names_differing_ranks_and_the_difference() {
         let with = |change: &dyn Fn(&mut Checkpoint)| {
             let mut checkpoint = at(1201).checkpoint;
             change(&mut checkpoint);
@@ -746,7 +755,7 @@ mod tests {
     }
 
     #[test]
-    fn every_setting_that_differs_is_named() {
+    fn every_different_setting_is_named() {
         type Change = fn(&mut Checkpoint);
         let changes: [(&str, Change); 10] = [
             ("settings", |checkpoint| checkpoint.order.kind = Kind::Sampler),
@@ -777,7 +786,7 @@ mod tests {
         let expected = "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 and 24 more are at step 1200, the \
                         others at 1201";
         assert_eq!(message, expected);
-        // All different: the first is taken for what is common.
+        // All different: the first counts as the common state.
         let states: Vec<State> = (0..100).map(|rank| at(1200 + rank)).collect();
         let message = State::agree(&states).unwrap_err().message().to_string();
         assert!(message.starts_with("rank 1 is at step 1201, the others at 1200; rank 2 "), "{message}");

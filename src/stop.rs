@@ -1,4 +1,4 @@
-//! A flag that says stop: before a job is preempted or its time is up, a training loop saves its state and ends.
+//! A flag that asks a training loop to stop: it saves its state and ends before its job is preempted or out of time.
 //!
 //! ```text
 //! SIGTERM, SIGUSR1, … ──► handler: an atomic store ──► a flag per signal, of the process ──┐
@@ -6,13 +6,13 @@
 //! Stop::request(), from any thread ──────────────────► a flag per Stop and its clones ─────┘   polled once per step
 //! ```
 //!
-//! What holds, and is tested with real signals (`tests/behaviour/stop.rs`):
-//! - Nothing is installed unless it is asked for, for the signals asked for, once per process. A handler stores into an
-//!   atomic, or ends the process; no lock, no memory (signal-hook's flags, whose handler first calls one that was there).
+//! Invariants, tested with real signals (`tests/behaviour/stop.rs`):
+//! - A handler is installed only on request, for the requested signals, once per process. It stores into an atomic, or ends the
+//!   process; no lock, no allocation (signal-hook's flags, whose handler first calls an earlier one).
 //! - A second SIGINT (Ctrl-C) ends the process by that signal; no other signal does, since launchers send them twice.
-//! - Whether a signal came is a fact of the process and is never taken back.
-//! - Handlers stay until the process ends. signal-hook can take its actions away but does not bring the default action
-//!   back, so nothing would be won.
+//! - A signal that came stays noted for the whole process.
+//! - Handlers stay until the process ends. signal-hook can remove its actions but does not restore the default action, so removal
+//!   would gain nothing.
 //!
 //! Limits: a signal that arrives while its handler is being installed may be lost. Linux merges equal signals that are
 //! pending together, so two SIGTERMs at once may be one.
@@ -23,8 +23,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A flag that a training loop polls, to save its state and end before it is ended. Clones share it; any thread may set
-/// and ask it.
+/// A flag that a training loop polls, to save its state and end in time. Clones share it; any thread may set and ask it.
 ///
 /// ```
 /// let stop = feedline::Stop::new();
@@ -43,11 +42,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// between must hand the signal on, or start the program by `exec`.
 ///
 /// - From then on these signals only set the flag, however often they come: Slurm and launchers that hand signals on send
-///   SIGTERM more than once, which must not cut the saving of a state short. A second SIGINT alone ends the process as the
-///   default action does, for whoever sits at the terminal. What polls no more is ended by SIGKILL.
-/// - Signals are the process's: every `Stop` that asked for one sees it, also one that is made after it came. It stays
-///   set. Asking again installs nothing again.
-/// - It stays so when every `Stop` is dropped.
+///   SIGTERM more than once, which must not cut the saving of a state short. A second SIGINT (a user's second Ctrl-C) alone ends
+///   the process as the default action does. A loop that polls no more needs SIGKILL.
+/// - Signals belong to the process: every `Stop` that asked for a signal sees it, also a later one. The flag stays set. Asking
+///   again installs nothing again.
+/// - Handlers stay when every `Stop` is dropped.
 ///
 /// # Several ranks
 ///
@@ -91,7 +90,7 @@ impl Stop {
 
     /// Whether the flag was set, by [`request`](Self::request) or by a signal. A few atomic loads: poll it every step.
     pub fn requested(&self) -> bool {
-        // The signal first: it is noted here.
+        // The signal first: this call notes it.
         self.signalled() || self.shared.requested.load(Ordering::Acquire)
     }
 
@@ -103,23 +102,21 @@ impl Stop {
 
 #[cfg(feature = "signals")]
 impl Stop {
-    /// A flag that SIGTERM and SIGUSR1 set: what schedulers send before they end a job. Errors: as [`on`](Self::on).
+    /// A flag set by SIGTERM and SIGUSR1, the signals of schedulers before they end a job. Errors: as [`on`](Self::on).
     pub fn on_signals() -> Result<Self> {
         Self::on([Signal::Term, Signal::Usr1])
     }
 
-    /// A flag that these signals set; with none of them it is the same as [`new`](Self::new).
+    /// A flag set by these signals; without signals the same as [`new`](Self::new).
     ///
-    /// Errors: [`ErrorKind::Io`](crate::ErrorKind::Io) when the operating system does not install a handler; those that
-    /// were installed before stay.
+    /// Errors: [`ErrorKind::Io`](crate::ErrorKind::Io) when the operating system refuses a handler; those installed before stay.
     pub fn on(signals: impl IntoIterator<Item = Signal>) -> Result<Self> {
         let signals = signals::Watch::new(signals)?;
         Ok(Self { shared: Arc::new(Shared { requested: AtomicBool::new(false), signals }) })
     }
 
-    /// The signal that came first, of those this flag was made for. It is noted when this or
-    /// [`requested`](Self::requested) is called; of several that came since the last such call, the one that stands first
-    /// in [`Signal`].
+    /// The first of this flag's signals that came. Calls of this and of [`requested`](Self::requested) note it; of several signals
+    /// since the last call, it is the one listed first in [`Signal`].
     pub fn signal(&self) -> Option<Signal> {
         self.shared.signals.first()
     }
@@ -169,7 +166,7 @@ mod signals {
 
     const ALL: [Signal; 5] = [Signal::Term, Signal::Int, Signal::Hup, Signal::Usr1, Signal::Usr2];
 
-    /// Which signals came, in the order of `ALL`. Of the process, as signals are.
+    /// The signals that came to the process, in the order of `ALL`.
     static CAME: [AtomicBool; ALL.len()] = [const { AtomicBool::new(false) }; ALL.len()];
 
     impl Signal {
@@ -203,7 +200,7 @@ mod signals {
         }
 
         fn register(self) -> std::io::Result<()> {
-            // Actions run in the order in which they are registered: the first signal finds the flag down.
+            // Actions run in the order of their registration: the first signal finds the flag down.
             if self.ends_when_repeated() {
                 flag::register_conditional_default(self.number(), self.came())?;
             }
@@ -224,7 +221,7 @@ mod signals {
         }
     }
 
-    /// The signals that one `Stop` was made for, and the first of them that it saw.
+    /// The signals of one `Stop`, and the first of them that it saw.
     #[derive(Default)]
     pub(super) struct Watch {
         watched: [bool; ALL.len()],
@@ -269,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_is_seen_by_every_clone_and_by_no_other_stop() {
+    fn all_clones_see_a_request_and_no_other_stop_does() {
         let (stop, other) = (Stop::new(), Stop::default());
         let clone = stop.clone();
         assert!(!stop.requested() && !clone.requested());

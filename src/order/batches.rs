@@ -1,4 +1,4 @@
-//! How the positions of an epoch fall into global batches, and which rows of a batch belong to which rank. Pure.
+//! Global batches: the positions of each batch of an epoch, and the rows of each rank. Pure.
 //!
 //! ```text
 //! positions  start ─────────── one order for all ranks ─────────────── len
@@ -7,10 +7,10 @@
 //! ```
 //!
 //! Row *k* of rank *r* in batch *i* stands at position first(*i*) + *k* × world + *r*. So a global batch holds the same
-//! samples whatever the world size is, every rank gets its part of each, and all ranks get the same number of batches.
+//! samples for any world size, every rank gets its part of each, and all ranks get the same number of batches.
 //!
-//! An epoch may start at any position (a resumed one): the global batches are counted from there. `start` is a multiple
-//! of the global batch unless that was changed on the way.
+//! A resumed epoch starts at any position, and its global batches are counted from there. `start` is a multiple of the global
+//! batch unless the global batch was changed on the way.
 //!
 //! Limits: everything is `u64` and saturates; rows of a rank fit `u32`.
 
@@ -18,7 +18,7 @@ use super::{Shard, gcd};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use serde::{Deserialize, Serialize};
 
-/// What becomes of the samples that do not fill a global batch at the end of an epoch.
+/// The treatment of samples that do not fill a global batch at the end of an epoch.
 ///
 /// | | last batch of every rank | samples of the epoch |
 /// |---|---|---|
@@ -27,8 +27,8 @@ use serde::{Deserialize, Serialize};
 /// | `Pad` | full size, filled up with samples from the beginning of the epoch's order | each once, those again |
 /// | `Drop` | none | all but those |
 ///
-/// Rows that fill up are marked [`Status::Padding`](crate::Status) and come last; [`Batch::valid`](crate::Batch::valid)
-/// counts the others, and may be 0: where fewer samples are left than there are ranks. A blank row has the id `u64::MAX` and zeros in every field; no `.map` sees it.
+/// Padding rows are marked [`Status::Padding`](crate::Status) and come last; [`Batch::valid`](crate::Batch::valid)
+/// counts the others. It is 0 on some ranks when fewer samples than ranks are left. A blank row has the id `u64::MAX` and zeros in every field; no `.map` sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -41,7 +41,7 @@ pub enum LastBatch {
     /// They come in a batch of full size that is filled up from the beginning of the epoch's order. For training on many
     /// ranks.
     Pad,
-    /// They are left out of this epoch; in a shuffled order they are others each time.
+    /// They are left out of this epoch; a shuffled order leaves out others each time.
     Drop,
 }
 
@@ -50,7 +50,7 @@ pub enum LastBatch {
 pub(crate) struct Batches {
     /// Positions of the epoch.
     len: u64,
-    /// The position where it starts, and the number of the batch there.
+    /// The first position, and the number of the batch there.
     start: u64,
     first: u64,
     /// Positions of a batch, all ranks together.
@@ -85,7 +85,7 @@ impl Batches {
         Ok(Self { len, start: 0, first: 0, global, last, rank, world })
     }
 
-    /// The same epoch from `position` on, where batch `batch` comes. Positions past the end are the end.
+    /// The same epoch from `position` on, where batch `batch` begins. Positions past the end are the end.
     pub(crate) fn starting(self, position: u64, batch: u64) -> Self {
         Self { start: position.min(self.len), first: batch, ..self }
     }
@@ -114,7 +114,7 @@ impl Batches {
         self.first.saturating_add(self.count())
     }
 
-    /// Positions in all batches together: what the epoch delivers to all ranks, padding not counted.
+    /// Positions that the epoch delivers to all ranks together, without padding.
     pub(crate) fn positions(&self) -> u64 {
         match self.last {
             LastBatch::Drop => self.count() * self.global,
@@ -128,13 +128,13 @@ impl Batches {
         self.start.saturating_add(before).min(self.len)
     }
 
-    /// Where the epoch stands after `batch`: position and number of the next one; `None` when it is over.
+    /// Position and number of the batch after `batch`; `None` at the end of the epoch.
     pub(crate) fn after(&self, batch: u64) -> Option<(u64, u64)> {
         let next = batch.saturating_add(1);
         (next < self.end()).then(|| (self.first_position(next), next))
     }
 
-    /// The position of `row` of this rank. Rows that fill up stand past the end.
+    /// The position of `row` of this rank. Padding rows stand past the end.
     pub(crate) fn position(&self, batch: u64, row: u32) -> u64 {
         let row = u64::from(row).saturating_mul(self.world).saturating_add(self.rank);
         self.first_position(batch).saturating_add(row)
@@ -145,13 +145,12 @@ impl Batches {
         self.world
     }
 
-    /// Positions between which a rank's lie: those it visits are congruent to its first one modulo this.
+    /// All positions of a rank are congruent to its first one modulo this.
     pub(crate) fn step(&self) -> u64 {
         gcd(self.world, self.global)
     }
 
-    /// Positions from the first to one past the last that is visited by the first `most` batches; past `len` where the
-    /// epoch is filled up.
+    /// The range of positions that the first `most` batches visit; past `len` where the epoch is filled up.
     pub(crate) fn visited(&self, most: u64) -> std::ops::Range<u64> {
         let end = match self.last {
             _ if most < self.count() => self.first_position(self.first.saturating_add(most)),
@@ -174,13 +173,13 @@ impl Batches {
         (self.len - self.first_position(batch)).min(self.global)
     }
 
-    /// Of `rows` of a global batch, those of this rank.
+    /// This rank's part of `rows` of a global batch.
     fn share(&self, rows: u64) -> u32 {
         // Fits: `new` has checked the largest.
         rows.saturating_sub(self.rank).div_ceil(self.world) as u32
     }
 
-    /// The most rows that a batch of this rank has.
+    /// The most rows of a batch of this rank.
     pub(crate) fn rows_max(&self) -> u32 {
         self.share(self.global)
     }
@@ -196,12 +195,12 @@ impl Batches {
         }
     }
 
-    /// The rows of `batch` that are samples of the epoch; they come first.
+    /// Rows of `batch` with samples of the epoch; they come first.
     pub(crate) fn valid(&self, batch: u64) -> u32 {
         self.share(self.real(batch))
     }
 
-    /// The rows of `batch` that have a sample: the others are blank.
+    /// Rows of `batch` with a sample; the others are blank.
     pub(crate) fn filled(&self, batch: u64) -> u32 {
         match self.last {
             LastBatch::Pad => self.rows(batch),
@@ -221,7 +220,7 @@ mod tests {
         Batches::new(len, global, last, Shard::new(rank, world).unwrap()).unwrap()
     }
 
-    /// What all ranks get: (batch, rank, row, position, whether it is valid), by the naive rule.
+    /// The rows of all ranks by the naive rule: (batch, rank, row, position, whether it is valid).
     fn naive(len: u64, global: u64, last: LastBatch, world: u64) -> Vec<(u64, u64, u64, Option<u64>, bool)> {
         let mut out = Vec::new();
         let mut batch = 0;
@@ -321,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_that_starts_later_goes_on_counting_its_batches() {
+    fn a_resumed_epoch_goes_on_counting_its_batches() {
         let batches = batches(100, 8, LastBatch::Keep, 0, 1).starting(24, 3);
         assert_eq!((batches.first(), batches.count(), batches.end(), batches.positions()), (3, 10, 13, 76));
         assert_eq!((batches.first_position(3), batches.first_position(4), batches.rows(12)), (24, 32, 4));
@@ -349,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_that_leave_a_rank_without_rows_are_refused() {
+    fn a_global_batch_smaller_than_the_world_is_refused() {
         let new = |global, world| Batches::new(9, global, LastBatch::Keep, Shard::new(0, world).unwrap());
         for (global, world, words) in [
             (0, 1, "a batch of 0 rows"),

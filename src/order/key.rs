@@ -5,9 +5,8 @@
 //!                                   └─derive(id), label─► Draws: the random numbers of one transform of one sample
 //! ```
 //!
-//! The quality is **statistical, not cryptographic**: results look independent and uniform to every test that a
-//! training run amounts to, but whoever sees enough of them can find the seed. That buys nanoseconds per index, and
-//! nobody attacks a shuffle.
+//! The quality is **statistical, not cryptographic**: for a training run results are independent and uniform, but the seed can
+//! be found from enough of them. The gain is nanoseconds per index, and a shuffle needs no secret.
 
 use std::sync::Arc;
 
@@ -32,7 +31,7 @@ impl Key {
     /// The sub-key for a number (an epoch, a sample id, …). Different words never give the same sub-key.
     #[must_use]
     pub fn derive(self, word: u64) -> Self {
-        // A bijection of the key for a fixed word, and of `low` in the word for a fixed key: nothing is lost on the way.
+        // A bijection of the key for a fixed word, and from word to `low` for a fixed key: no entropy is lost.
         let low = mix(self.low ^ word);
         Self { low, high: mix(self.high.wrapping_add(low)) }
     }
@@ -72,7 +71,7 @@ fn scale(word: u64, size: u64) -> u64 {
     ((u128::from(word) * u128::from(size)) >> 64) as u64
 }
 
-/// A keyed bijection of `0..n`: a shuffle that is computed entry by entry and never stored.
+/// A keyed bijection of `0..n`: a shuffle computed entry by entry and never stored.
 ///
 /// Memory and the time to the first index are bounded by constants: 10^12 entries need no more than 10^3. Any `n` of
 /// 64 bits is legal, 0 and 1 too.
@@ -121,7 +120,7 @@ impl Permutation {
         self.n == 0
     }
 
-    /// Bytes of memory it takes, heap included: at most some 2.3 kB, for any `n`.
+    /// Bytes of memory, heap included: at most some 2.3 kB, for any `n`.
     #[cfg(any(test, feature = "unstable"))]
     pub fn bytes(&self) -> usize {
         let heap = match &self.method {
@@ -156,8 +155,8 @@ const DOUBLE_ROUNDS: usize = 4;
 
 /// An unbalanced Feistel network on `rows × 2^bits ≥ n` cells, walked until it lands below `n`.
 ///
-/// A position is a pair (row, column). Each round moves one half by a keyed hash of the other, which the next round can
-/// undo: a bijection whatever the hash is. Columns are a power of two, so that splitting and joining are shifts and no
+/// A position is a pair (row, column). Each round moves one half by a keyed hash of the other, which the way back can
+/// undo: a bijection for any hash. Columns are a power of two, so that splitting and joining are shifts and no
 /// round divides; rows are just as many as are needed, so fewer than 2^bits ≈ √n cells are surplus and a walk takes a
 /// second step with probability below 2/√n. Nothing here depends on `n` but the widths.
 #[derive(Clone, Debug)]
@@ -212,7 +211,7 @@ impl Round {
         Self { multiply: draws.next_u64(), add: draws.next_u64() }
     }
 
-    /// The high bits are what counts. The first line alone is the strongly universal multiply-shift hash of a 32-bit
+    /// Only the high bits are used. The first line alone is the strongly universal multiply-shift hash of a 32-bit
     /// half (Dietzfelbinger): any two halves are moved independently. It is affine, though, so that three halves in
     /// step move in step; the second line breaks that.
     #[inline]
@@ -224,9 +223,8 @@ impl Round {
 
 /// Random numbers that depend on (seed, epoch, sample id, purpose) alone: the only source of randomness of transforms.
 ///
-/// Whatever worker decodes the sample, in whatever order, on whatever rank, the numbers are the same. A transform that
-/// draws from anywhere else makes the run irreproducible. When a sampler repeats a sample within an epoch, each time it
-/// is drawn alike. Two purposes (`"crop"`, `"flip"`) have unrelated numbers, so a transform can be added without
+/// The numbers are the same for any worker, decode order and rank. A transform with another source of randomness makes the run
+/// irreproducible. A sample that a sampler repeats within an epoch gets the same numbers each time. Two purposes (`"crop"`, `"flip"`) have unrelated numbers, so a transform can be added without
 /// changing those of another.
 ///
 /// The generator is xoroshiro128++ (Blackman and Vigna): 2 words of state, period 2^128 - 1. 2^40 streams of 2^20
@@ -315,7 +313,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The way back of each method: what `get` made of a position.
+    /// The inverse of `get`, for each method.
     impl Permutation {
         pub(crate) fn inverse(&self, index: u64) -> u64 {
             match &self.method {
@@ -460,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn every_bit_of_a_word_flips_half_of_the_bits_of_the_sub_key() {
+    fn every_bit_of_a_word_flips_half_of_the_key() {
         // 64 flipped bits × 128 bits out × 100 keys: the count per bit is binomial(100, 1/2), sd 5; over all 819 200 the
         // mean has sd 0.00055, so 0.003 is beyond 5 sd (false alarm 5e-8).
         let mut flipped = 0;
@@ -475,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_below_n_are_unbiased_where_a_remainder_would_not_be() {
+    fn numbers_below_n_are_unbiased() {
         // Of 3·2^62 the remainder method would give the lowest third twice as often: 0.5 instead of 1/3.
         // 30 000 draws: sd 0.0027, so 0.0136 is 5 sd (false alarm 6e-7).
         let n = 3 << 62;
@@ -520,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_differ_by_each_of_seed_epoch_id_and_purpose() {
+    fn draws_differ_by_seed_epoch_id_and_purpose() {
         let first = |seed, epoch, id, purpose| Draws::new(seed, epoch, id, purpose).next_u64();
         let mut all = vec![first(1, 1, 1, "a"), first(2, 1, 1, "a"), first(1, 2, 1, "a"), first(1, 1, 2, "a")];
         all.push(first(1, 1, 1, "b"));

@@ -1,4 +1,4 @@
-//! Orders over chunks for many ranks: lanes that are walked side by side, and which chunks a rank needs when. Pure.
+//! Orders over chunks for many ranks: lanes walked side by side, and the chunks that a rank needs at each position. Pure.
 //!
 //! ```text
 //! permuted chunks   │ 7 │  2  │ 9 │   0   │ 4 │ 5 │  8  │ …    every sample once, N in all
@@ -46,7 +46,7 @@ pub(crate) struct Lanes(Arc<Inner>);
 struct Inner {
     /// First sample of each chunk, and the number of all.
     starts: Arc<[u64]>,
-    /// The chunks as they follow each other, without empty ones. An index of it is a *turn*.
+    /// The chunks in their order, without empty ones. An index of it is a *turn*.
     sequence: Vec<usize>,
     /// Samples before each turn, and the number of all.
     before: Vec<u64>,
@@ -63,7 +63,7 @@ struct Group {
     /// Counted in its lane.
     number: u64,
     turns: Range<usize>,
-    /// Where its samples are when all turns are laid end to end.
+    /// Its samples, counted with all turns end to end.
     samples: Range<u64>,
 }
 
@@ -132,7 +132,7 @@ impl Lanes {
         size_of_val(&*self.0.sequence) + size_of_val(&*self.0.before)
     }
 
-    /// What a rank needs that visits the virtual positions p ≡ `class` (mod `step`) of `start..end`.
+    /// The needs of a rank that visits the virtual positions p ≡ `class` (mod `step`) of `start..end`.
     pub(crate) fn needs(&self, start: u64, end: u64, class: u64, step: u64) -> Needs {
         let (len, stride) = (self.len(), gcd(self.0.lanes, step.max(1)));
         let end = if len == 0 { start } else { end.max(start) };
@@ -245,7 +245,7 @@ pub(crate) struct Needs(Arc<Needed>);
 struct Needed {
     lanes: Lanes,
     run: Range<u64>,
-    /// Every so many lanes is visited.
+    /// The distance between visited lanes.
     stride: u64,
     rounds: Vec<Round>,
     /// First of `groups` of each visited lane of each round, and the number of all.
@@ -278,7 +278,7 @@ struct Needing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Need {
     pub(crate) chunk: usize,
-    /// The virtual position from which on it is not needed any more: one past the last of the run (visited or not) that
+    /// The first virtual position that does not need it any more: one past the last of the run (visited or not) that
     /// its group has in this lane and round.
     pub(crate) until: u64,
 }
@@ -308,9 +308,8 @@ impl Needs {
         group.turns.contains(&turn).then(|| Need { chunk: lanes.0.sequence[turn], until: *until })
     }
 
-    /// What `position` (virtual, in the run, visited or not) needs, and up to where that holds: at most to the end of the
-    /// round and of the run. Of every visited lane of the round it is the group of the lane's next entry; a lane without
-    /// one needs nothing.
+    /// The entries that `position` (virtual, in the run, visited or not) needs, and the end of this need: at most the end of the
+    /// round and of the run. Each visited lane of the round adds the group of its next entry; a lane without one needs nothing.
     pub(crate) fn piece(&self, position: u64) -> Piece {
         let (round, groups) = self.groups(position);
         let round_end = round.base.saturating_add(self.0.lanes.len());
@@ -349,7 +348,7 @@ impl Needs {
     }
 }
 
-/// Where the samples of a piece are; made once for many positions.
+/// The places of a piece's samples; made once for many positions.
 pub(crate) struct Places<'a> {
     needed: &'a Needed,
     round: &'a Round,
@@ -362,7 +361,7 @@ struct Place<'a> {
     entry: usize,
     group: &'a Group,
     permutation: Option<Permutation>,
-    /// Where the lane's samples begin.
+    /// The first of the lane's samples.
     origin: u64,
 }
 
@@ -370,7 +369,7 @@ impl Places<'_> {
     /// The index in the piece's entries, the row in the chunk, and the sample at a virtual position, which must lie in the
     /// piece and in a visited lane.
     pub(crate) fn locate(&self, position: u64) -> (usize, u64, u64) {
-        // Divisions cost more than all else here, and usual orders need none: one lane, or one lane of this rank's.
+        // Divisions cost most here, and usual orders need none: one lane, or one lane of this rank's.
         let Needed { lanes, stride, .. } = self.needed;
         let (inner, count) = (position - self.round.base, lanes.0.lanes);
         let (lane, at) = if count == 1 { (0, inner) } else { (inner % count, inner / count) };
@@ -395,7 +394,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::{BTreeMap, BTreeSet};
 
-    /// What stands at a position, and in which lane and group.
+    /// The sample at a position, with its lane and group.
     #[derive(Clone, Copy, Debug, PartialEq)]
     struct Spot {
         chunk: usize,
@@ -488,7 +487,7 @@ mod tests {
             ((0..self.len()).map(spot).collect(), chunks_of)
         }
 
-        /// What `needs` must list.
+        /// The list that `needs` must give.
         fn naive_needs(&self, run: &Run) -> Vec<Need> {
             let (spots, chunks_of) = self.naive();
             let (mut seen, mut needs) = (BTreeSet::new(), Vec::new());
@@ -533,7 +532,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_sample_comes_once_and_where_brute_force_puts_it(case in cases()) {
+        fn every_sample_comes_once_as_by_brute_force(case in cases()) {
             let lanes = case.lanes();
             prop_assert_eq!(lanes.len(), case.len());
             let ids: Vec<u64> = (0..lanes.len()).map(|position| lanes.id(position)).collect();
@@ -544,12 +543,12 @@ mod tests {
         }
 
         #[test]
-        fn needs_are_those_of_brute_force_and_cover_each_visit((case, run) in runs()) {
+        fn needs_match_brute_force_and_cover_each_visit((case, run) in runs()) {
             let needs = case.lanes().needs(run.start, run.end, run.class, run.step);
             prop_assert_eq!(all_entries(&needs), case.naive_needs(&run));
             let spots = case.naive().0;
             for position in run.visited() {
-                // Looked up from anywhere before it in its piece.
+                // Looked up from any position before it in its piece.
                 let mut from = position;
                 while from > run.start && needs.piece(from - 1).end > position {
                     from -= 1;
@@ -565,7 +564,7 @@ mod tests {
         }
 
         #[test]
-        fn every_entry_before_the_last_needed_is_needed_or_done((case, run) in runs()) {
+        fn entries_before_the_last_needed_are_needed_or_done((case, run) in runs()) {
             let needs = case.lanes().needs(run.start, run.end, run.class, run.step);
             let (entries, most) = (all_entries(&needs), case.lanes().most(run.step));
             let mut piece = Piece { end: run.start, entries: vec![usize::MAX] };
@@ -575,7 +574,7 @@ mod tests {
                 if position < piece.end {
                     prop_assert_eq!(&next, &piece, "the same up to its end");
                 } else {
-                    // Two rounds that need nothing meet at the round's end.
+                    // Two rounds without a need meet at the round's end.
                     let nothing = next.entries.is_empty() && position % case.len() == 0;
                     prop_assert!(nothing || next.entries != piece.entries, "a piece ends where others are needed");
                 }
@@ -590,7 +589,7 @@ mod tests {
         }
 
         #[test]
-        fn a_pipeline_with_the_fewest_buffers_never_gets_stuck((case, run) in runs(), whole: bool) {
+        fn a_pipeline_with_the_fewest_buffers_never_stops((case, run) in runs(), whole: bool) {
             let run = if whole { Run { start: 0, end: case.len(), ..run } } else { run };
             let needs = case.lanes().needs(run.start, run.end, run.class, run.step);
             let (buffers, mut open, mut next, mut end) = (case.lanes().most(run.step), Vec::new(), 0, 0);
@@ -600,7 +599,7 @@ mod tests {
                 }
                 open.retain(|k| needs.entry(*k).unwrap().until > position);
                 while open.len() < buffers && needs.entry(next).is_some() {
-                    // What is done before it is open is skipped.
+                    // An entry that is done before it is open is skipped.
                     open.extend(Some(next).filter(|k| needs.entry(*k).unwrap().until > position));
                     next += 1;
                 }
@@ -609,7 +608,7 @@ mod tests {
                 end = piece.end;
             }
             if whole {
-                // No piece is listed twice: as many as there are in the lanes that the rank visits.
+                // No piece is listed twice: their number is that of the pieces in the rank's lanes.
                 let lanes = case.lanes();
                 let g = gcd(case.lanes, run.step);
                 let pieces = (0..case.lanes.min(case.len())).filter(|lane| lane % g == run.class % g);
@@ -640,7 +639,7 @@ mod tests {
         }
 
         #[test]
-        fn amplification_is_what_all_ranks_together_need(case in cases(), world in 1_u64..25) {
+        fn amplification_counts_the_chunks_of_all_ranks(case in cases(), world in 1_u64..25) {
             prop_assume!(case.len() > 0);
             let lanes = case.lanes();
             let needs = (0..world).flat_map(|rank| all_entries(&lanes.needs(0, lanes.len(), rank, world)));
@@ -650,7 +649,7 @@ mod tests {
     }
 
     #[test]
-    fn one_lane_and_a_window_of_one_unshuffled_is_the_sequential_order() {
+    fn one_lane_with_window_one_is_the_sequential_order() {
         let lanes = Lanes::new(&starts_of(&[3, 0, 4, 2]), 1, 1, None);
         assert_eq!((0..9).map(|position| lanes.id(position)).collect::<Vec<_>>(), (0..9).collect::<Vec<_>>());
         let needs = lanes.needs(0, 9, 0, 1);
@@ -693,7 +692,7 @@ mod tests {
     }
 
     #[test]
-    fn another_key_is_another_order_that_needs_no_more_buffers() {
+    fn another_key_needs_no_more_buffers() {
         let starts = starts_of(&[5; 40]);
         let ids = |seed| {
             let lanes = Lanes::new(&starts, 4, 3, Some(Key::new(seed)));
@@ -716,7 +715,7 @@ mod tests {
                 assert_eq!(needs.places(position).locate(position).2, order.id(position % order.len()));
             }
         }
-        // As many lanes as there may be take no memory for the empty ones, nor for those of other ranks.
+        // The most lanes allowed: empty lanes and those of other ranks take no memory.
         let step = u64::from(u32::MAX);
         let order = Lanes::new(&large, step, 3, None);
         assert_eq!(
@@ -730,7 +729,7 @@ mod tests {
     }
 
     #[test]
-    fn positions_at_the_end_of_64_bits_do_not_overflow() {
+    fn positions_near_the_end_of_64_bits_do_not_overflow() {
         let end = u64::MAX;
         for (rows, lanes) in [(vec![1 << 62; 3], 5), (vec![3, 4], 3), (vec![u64::MAX], 5)] {
             let order = Lanes::new(&starts_of(&rows), lanes, 2, Some(Key::new(1)));

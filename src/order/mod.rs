@@ -1,4 +1,4 @@
-//! The order of an epoch: which sample stands at which position. Pure arithmetic; nothing is read or waited for.
+//! The order of an epoch: the sample at each position. Pure arithmetic; nothing is read or waited for.
 //!
 //! ```text
 //! seed, epoch ──► key ──► permutation ──┐ (when shuffled)
@@ -6,16 +6,16 @@
 //! batch, rank ──► positions ──► index ──► the dataset, a list of indices, or a sampler ──► sample id
 //! ```
 //!
-//! What holds, and is tested:
+//! Invariants, tested:
 //! - The id at a position depends on (seed, epoch, position) and the dataset's length alone: not on workers, readers,
-//!   faults or the number of ranks. Hence a position is all that a checkpoint needs.
+//!   faults or the number of ranks. So a checkpoint needs a position only.
 //! - Every epoch of a shuffled order visits every index exactly once, each epoch in another order.
-//! - An order takes memory for the indices that the user listed and nothing else: no array of the dataset's length, so
-//!   10^12 samples start as fast as 10^3 (`benches/order.rs`).
+//! - An order takes memory for the user's list of indices alone: no array of the dataset's length, so 10^12 samples start as fast
+//!   as 10^3 (`benches/order.rs`).
 //!
 //! Limits: lengths, positions and ids are `u64`, any value; a batch holds at most `u32::MAX` rows.
 //!
-//! Where to start reading: [`Order`], then `key` for how the shuffle works, then `tests/behaviour/uniformity.rs` for the evidence.
+//! Start reading at [`Order`]; then `key` for the shuffle, and `tests/behaviour/uniformity.rs` for the evidence.
 
 mod batches;
 pub(crate) mod key;
@@ -77,14 +77,14 @@ pub trait Sampler: Send + Sync + 'static {
     /// The sample at `position` (below `len`) of `epoch`.
     fn id(&self, epoch: u64, position: u64) -> u64;
 
-    /// What tells it from a sampler of other settings (its seed, weights, lists …), as a hash. A saved state remembers it,
-    /// so that a run is not resumed in another order. The default tells by `len` alone.
+    /// A hash of the sampler's settings (its seed, weights, lists …). A saved state holds it, so that a run does not resume in
+    /// another order. With the default only `len` is compared.
     fn identity(&self) -> u64 {
         0
     }
 }
 
-/// Which samples an epoch visits, and in which order. Cheap to clone.
+/// The samples of an epoch and their order. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Order {
     source: Source,
@@ -103,7 +103,7 @@ const LANES_MAX: u32 = 65_536;
 enum Source {
     /// Every sample of the dataset, once.
     Dataset,
-    /// What the user listed, and the largest of it.
+    /// The user's list, and its largest index.
     Indices {
         ids: Arc<[u64]>,
         largest: u64,
@@ -122,7 +122,7 @@ impl fmt::Debug for Source {
 }
 
 impl Order {
-    /// Samples 0, 1, 2, … as they lie in the dataset; for evaluation.
+    /// Samples 0, 1, 2, … in the order of the dataset; for evaluation.
     pub fn sequential() -> Self {
         Self { source: Source::Dataset, seed: 0, shuffled: false, window: None, lanes: 1 }
     }
@@ -133,7 +133,7 @@ impl Order {
     }
 
     /// Every sample once per epoch, shuffled within groups of `chunks` chunks (row groups, compressed shards), which
-    /// are drawn anew each epoch: for datasets whose samples cannot be had one by one. A sample meets those of
+    /// are drawn anew each epoch: for datasets that open whole chunks. A sample meets those of
     /// `chunks` chunks in an epoch; twice as many chunks are in memory. With as many chunks as there are it is a
     /// global shuffle.
     ///
@@ -146,9 +146,9 @@ impl Order {
     /// once: position *p* is the next sample of lane *p* mod `lanes`. Default: 1.
     ///
     /// With several ranks and one lane, neighbouring samples go to different ranks, so that every rank opens every chunk.
-    /// With as many lanes as ranks, or a multiple, a rank reads its own lanes alone (the report says what was read twice).
-    /// The order depends on the number of lanes and not on that of ranks, so choose the largest world that may come, or a
-    /// multiple of all of them: 8 lanes serve 1, 2, 4 and 8 ranks. A rank keeps `lanes` / world windows of chunks open.
+    /// With as many lanes as ranks, or a multiple, a rank reads its own lanes alone (the report gives the bytes read twice).
+    /// The order depends on the number of lanes and not on that of ranks, so choose the largest possible world, or a
+    /// common multiple of all: 8 lanes serve 1, 2, 4 and 8 ranks. A rank keeps `lanes` / world windows of chunks open.
     #[must_use]
     pub fn lanes(mut self, lanes: u32) -> Self {
         self.lanes = lanes;
@@ -162,7 +162,7 @@ impl Order {
         Self { source: Source::Indices { ids, largest }, seed: 0, shuffled: false, window: None, lanes: 1 }
     }
 
-    /// What a user's [`Sampler`] says.
+    /// The ids of a user's [`Sampler`].
     pub fn sampler(sampler: impl Sampler) -> Self {
         Self { source: Source::Sampler(Arc::new(sampler)), seed: 0, shuffled: false, window: None, lanes: 1 }
     }
@@ -193,8 +193,8 @@ impl Order {
         self.epoch(dataset_len, epoch)?.first_ids(count)
     }
 
-    /// Refuses listed indices outside a dataset of `dataset_len` samples ([`ErrorKind::Config`]). What a sampler will
-    /// say is only known when it is asked.
+    /// Refuses listed indices outside a dataset of `dataset_len` samples ([`ErrorKind::Config`]). A sampler's ids are only
+    /// known at their positions.
     pub(crate) fn check(&self, dataset_len: u64) -> Result<()> {
         match &self.source {
             Source::Indices { ids, largest } if !ids.is_empty() && *largest >= dataset_len => {
@@ -204,7 +204,7 @@ impl Order {
         }
     }
 
-    /// Prepares one epoch: whatever depends on the seed and the epoch is computed here, once. Errors: as `check`.
+    /// Prepares one epoch: computes all that depends on seed and epoch, once. Errors: as `check`.
     pub(crate) fn epoch(&self, dataset_len: u64, epoch: u64) -> Result<EpochOrder> {
         self.epoch_in(dataset_len, None, epoch)
     }
@@ -226,7 +226,7 @@ impl Order {
         Ok(EpochOrder { source, permutation, len, dataset_len, epoch, chunks, lanes, needs: None, most })
     }
 
-    /// How chunks are walked, unless samples come one by one.
+    /// The walk over chunks; `None` when samples come one by one.
     fn walk(&self, dataset_len: u64, chunks: Option<&ChunkStarts>, epoch: u64) -> Result<Option<Lanes>> {
         let bad = |message: &str| Err(Error::new(ErrorKind::Config, Stage::Build, message));
         let sequential = matches!(self.source, Source::Dataset) && !self.shuffled;
@@ -253,7 +253,7 @@ impl Order {
             }
             (None, Some(chunks)) if sequential => Ok(Some(Lanes::new(&chunks.starts, u64::from(self.lanes), 1, None))),
             (None, _) if self.lanes > 1 => {
-                // Without chunks, or with those of a subset, which are open all the time.
+                // Without chunks, or with a subset's chunks, which are open all the time.
                 let whole: Arc<[u64]> = [0, dataset_len].into();
                 Ok(Some(Lanes::new(&whole, u64::from(self.lanes), 1, None)))
             }
@@ -261,7 +261,7 @@ impl Order {
         }
     }
 
-    /// What a saved state remembers of it, with the length of its epochs.
+    /// The part of a saved state that identifies the order, with the length of its epochs.
     pub(crate) fn settings(&self, positions: u64) -> Settings {
         let (kind, identity) = match &self.source {
             Source::Dataset if self.window.is_some() => (Kind::Windowed, 0),
@@ -282,8 +282,7 @@ impl Order {
     }
 }
 
-/// What decides which sample stands at which position, in a few numbers: equal ones visit the same samples in the same
-/// order.
+/// The numbers that decide the sample at each position: orders with equal settings visit the same samples in the same order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename = "Order")]
 pub(crate) struct Settings {
@@ -295,7 +294,7 @@ pub(crate) struct Settings {
     pub(crate) lanes: u64,
     /// Positions of an epoch.
     pub(crate) positions: u64,
-    /// What tells the listed indices, or a sampler, from others.
+    /// Hash of the listed indices, or a sampler's identity.
     pub(crate) identity: u64,
 }
 
@@ -327,9 +326,9 @@ fn out_of_range(what: &str, ids: &[u64], len: u64) -> Error {
     Error::new(ErrorKind::Config, Stage::Build, message).with_sample(id)
 }
 
-/// The order of one epoch. A few hundred bytes, whatever the length; clones share what is larger.
+/// The order of one epoch. A few hundred bytes for any length; clones share larger parts.
 ///
-/// Positions past the end are those from the beginning again: an epoch that is filled up has some.
+/// Positions past the end begin again at 0: an epoch filled up with padding has some.
 #[derive(Clone, Debug)]
 pub(crate) struct EpochOrder {
     source: Source,
@@ -339,9 +338,9 @@ pub(crate) struct EpochOrder {
     epoch: u64,
     chunks: Option<ChunkStarts>,
     lanes: Option<Lanes>,
-    /// The sequence in which a rank needs chunks, once it is known which positions it visits.
+    /// The sequence in which a rank needs chunks, once the positions that it visits are known.
     needs: Option<Needs>,
-    /// The most chunks that are needed at once, in any epoch.
+    /// The most chunks needed at once, in any epoch.
     most: usize,
 }
 
@@ -354,7 +353,7 @@ pub(crate) struct ChunkStarts {
     pub(crate) whole: bool,
 }
 
-/// Where the samples of a piece are; made once for many positions.
+/// The places of a piece's samples; made once for many positions.
 pub(crate) enum Places<'a> {
     /// Positions are samples; this is the first of the piece's chunk.
     Sequential(u64),
@@ -391,7 +390,7 @@ impl EpochOrder {
     /// The sample at `position`. Errors: [`ErrorKind::Config`] when a sampler names a sample that does not exist.
     pub(crate) fn id(&self, position: u64) -> Result<u64> {
         assert!(self.len > 0, "position {position} of an empty epoch");
-        // A division that is needed only at the end of an epoch that is filled up.
+        // Only the end of an epoch that is filled up needs the division.
         let position = if position < self.len { position } else { position % self.len };
         if let Some(lanes) = &self.lanes {
             return Ok(lanes.id(position));
@@ -424,7 +423,7 @@ impl EpochOrder {
         self.chunks.as_ref().map_or(&[], |chunks| &chunks.starts)
     }
 
-    /// Heap bytes of what was prepared for this epoch alone: some 100 for each chunk that is walked.
+    /// Heap bytes of this epoch alone: some 100 per chunk in the walk.
     pub(crate) fn heap_bytes(&self) -> usize {
         self.lanes.as_ref().map_or(0, Lanes::heap_bytes) + self.needs.as_ref().map_or(0, Needs::heap_bytes)
     }
@@ -437,7 +436,7 @@ impl EpochOrder {
         }
     }
 
-    /// Whether every chunk is needed all the time.
+    /// Whether all chunks are needed all the time.
     pub(crate) fn needs_all_chunks(&self) -> bool {
         self.needs.is_none()
     }
@@ -447,7 +446,7 @@ impl EpochOrder {
         self.most
     }
 
-    /// For datasets in chunks: samples in the chunks that all ranks open in an epoch, for each sample there is.
+    /// For datasets in chunks: samples in the chunks that all ranks open in an epoch, per sample of the dataset.
     pub(crate) fn amplification(&self, batches: &Batches) -> Option<f64> {
         self.chunks.as_ref()?;
         let world = batches.stride();
@@ -463,7 +462,7 @@ impl EpochOrder {
         }
     }
 
-    /// Where the samples of the piece at `position` are.
+    /// The places of the samples of the piece at `position`.
     pub(crate) fn places(&self, position: u64) -> Places<'_> {
         let lanes = self.lanes.as_ref().filter(|_| self.needs.is_some());
         if lanes.is_some_and(Lanes::is_sequential) && position < self.len {
@@ -516,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sequential_order_is_the_dataset_s_own() {
+    fn a_sequential_order_is_that_of_the_dataset() {
         assert_eq!(ids(&Order::sequential(), 5, 9), [0, 1, 2, 3, 4]);
         assert_eq!(ids(&Order::sequential(), 0, 0), [0; 0]);
     }
@@ -535,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn listed_indices_come_as_listed_or_shuffled_with_their_repeats() {
+    fn listed_indices_keep_order_and_repeats() {
         let order = Order::indices([5, 5, 2, 9]);
         assert_eq!(ids(&order, 10, 3), [5, 5, 2, 9]);
         let shuffled = order.then_shuffled(1);
@@ -545,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_outside_the_dataset_is_refused_when_built() {
+    fn an_index_outside_the_dataset_is_refused() {
         let error = Order::indices([1, 10, 11]).epoch(10, 0).unwrap_err();
         assert_eq!((error.kind(), error.stage()), (ErrorKind::Config, Stage::Build));
         assert_eq!(
@@ -579,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn the_seed_is_what_was_set() {
+    fn an_order_has_the_seed_that_was_set() {
         assert_eq!(Order::sequential().seed(), 0);
         assert_eq!(Order::shuffled(5).seed(), 5);
         let order = Order::sequential().with_seed(6);

@@ -7,14 +7,14 @@
 //!   the first with a rank wins; every other repeats it or counts nodes, else an error ──► Shard
 //! ```
 //!
-//! A wrong guess would be silent and ruin a run: all ranks read the same samples, or one process reads 1/n of them.
-//! So nothing is guessed: [`Shard::from_env`] states the rule, the tests below are its cases. Only `environment` reads the
+//! A wrong guess would silently ruin a run: all ranks read the same samples, or one process reads 1/n of them.
+//! So the module guesses nothing: [`Shard::from_env`] states the rule, the tests below are its cases. Only `environment` reads the
 //! process's variables; the rest is pure. A rank is always below its world, and both are `u32`.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::fmt;
 
-/// Which of how many processes this one is: its rank in `0..world`. The default is rank 0 of 1.
+/// The rank of this process, in `0..world`. The default is rank 0 of 1.
 ///
 /// ```
 /// use feedline::Shard;
@@ -120,11 +120,11 @@ impl fmt::Display for Shard {
     }
 }
 
-/// What starts the processes of a run and tells each its rank.
+/// The program that starts the processes of a run and gives each its rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Launcher {
-    /// PyTorch's torchrun, and whatever sets `RANK` and `WORLD_SIZE` like it.
+    /// PyTorch's torchrun, and programs that set `RANK` and `WORLD_SIZE` like it.
     Torchrun,
     /// mpirun of Open MPI.
     OpenMpi,
@@ -241,7 +241,7 @@ impl Row {
     }
 }
 
-/// What one launcher says about this process.
+/// One launcher's rank and world for this process.
 struct Claim {
     row: &'static Row,
     shard: Shard,
@@ -305,7 +305,7 @@ fn resolve(env: Env<'_>) -> Result<Shard> {
     }
 }
 
-/// Without a claim: a single process, unless a variable says that there are more.
+/// Without a claim: a single process, unless a variable shows more.
 fn unclaimed(env: Env<'_>) -> Result<Shard> {
     refuse_without_srun(env)?;
     if env.has("JOB_COMPLETION_INDEX") {

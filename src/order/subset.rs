@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// either part may be empty. Above 2^53 samples the size is that of the nearest `f64`.
 ///
 /// The cut depends on (n, fraction, key) alone. With the same `n` and key, the first part of a smaller fraction lies within
-/// the first part of a larger one, so a training set can grow without taking samples from what was held out longest.
+/// the first part of a larger one, so a training set can grow and the samples held out longest stay held out.
 ///
 /// Errors: [`ErrorKind::Config`] unless 0 ≤ fraction ≤ 1.
 pub(crate) fn split(n: u64, fraction: f64, key: Key) -> Result<(Part, Part)> {

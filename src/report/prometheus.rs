@@ -100,9 +100,13 @@ impl Display for Number {
 
 use Number::{Count, Ns};
 
-/// Name, help and value of each metric, `None` for a loader that does not have it. A `_total` is a counter, others are gauges.
+/// Name, help and value of a metric; the value is `None` for a loader without it.
+type Metric = (&'static str, &'static str, fn(&Snapshot) -> Option<Number>);
+type Histogram = (&'static str, &'static str, fn(&Snapshot) -> Option<&Latency>);
+
+/// Counters end in `_total`; the others are gauges.
 #[rustfmt::skip]
-const METRICS: &[(&str, &str, fn(&Snapshot) -> Option<Number>)] = &[
+const METRICS: &[Metric] = &[
     ("uptime_seconds", "Time since the loader was built.", |s| Some(Ns(s.at_ns))),
     ("steady_seconds_total", "Time in which an iterator was alive and had delivered its first batch.", |s| Some(Ns(s.steady_ns))),
     ("batches_total", "Batches handed out.", |s| Some(Count(s.consumer.batches))),
@@ -149,7 +153,7 @@ const METRICS: &[(&str, &str, fn(&Snapshot) -> Option<Number>)] = &[
 ];
 
 #[rustfmt::skip]
-const HISTOGRAMS: &[(&str, &str, fn(&Snapshot) -> Option<&Latency>)] = &[
+const HISTOGRAMS: &[Histogram] = &[
     ("wait_seconds", "How long each wait for a batch was.", |s| Some(&s.consumer.waits)),
     ("read_seconds", "How long each read took.", |s| Some(&s.storage.latency)),
     ("decode_seconds", "How long each piece of work took.", |s| Some(&s.decode.latency)),

@@ -97,10 +97,13 @@ pub(crate) fn wants_verdicts() -> bool {
 
 /// The limit of an iterator; `starves`: the consumer waited for it.
 pub(crate) fn verdict(cause: &str, advice: &str, starves: bool) {
-    if starves {
-        warn!(target: "feedline", cause, advice, "verdict");
-    } else {
-        info!(target: "feedline", cause, advice, "verdict");
+    match starves {
+        true => {
+            warn!(target: "feedline", cause, advice, "verdict");
+        }
+        false => {
+            info!(target: "feedline", cause, advice, "verdict");
+        }
     }
 }
 
