@@ -41,12 +41,8 @@ const RANKS_MAX: usize = 16;
 /// The state of a run between two batches: the same on all ranks, and enough to resume with any number of ranks.
 ///
 /// It is less than 1 KiB of JSON by [`save`](Self::save) or [`to_bytes`](Self::to_bytes); serde's traits put it into any other
-<<<<<<< HEAD
 /// checkpoint. However it is stored, a version, a checksum over all values and the fingerprint of the dataset
 /// go with it.
-=======
-/// checkpoint. In every format it carries a version, a checksum over all values and the [`Fingerprint`] of the dataset.
->>>>>>> h-b
 ///
 /// ```no_run
 /// use feedline::State;
@@ -202,12 +198,8 @@ impl State {
         self.checkpoint.global_batch
     }
 
-<<<<<<< HEAD
     /// The dataset that the run was started with.
     #[cfg(any(test, feature = "unstable"))]
-=======
-    /// The dataset at the start of the run.
->>>>>>> h-b
     pub fn fingerprint(&self) -> &Fingerprint {
         &self.checkpoint.dataset
     }
