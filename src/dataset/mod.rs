@@ -136,6 +136,7 @@ mod damage;
 mod digest;
 mod fingerprint;
 mod format;
+mod forward;
 #[cfg(feature = "unstable")]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -165,6 +166,8 @@ pub use wrap::memory::InMemory;
 pub use wrap::several::{Concat, Mix};
 pub use wrap::subset::Subset;
 pub use wrap::verify::{Verified, Verify};
+
+use self::forward::{debug_by_describe, forward};
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::{Extent, SourceId, Sources};
@@ -256,49 +259,13 @@ pub trait Dataset: Send + Sync + 'static {
 }
 
 impl<D: Dataset + ?Sized> Dataset for Arc<D> {
-    fn schema(&self) -> &[EncodedField] {
-        (**self).schema()
-    }
-    fn len(&self) -> u64 {
-        (**self).len()
-    }
-    fn sources(&self) -> &Arc<Sources> {
-        (**self).sources()
-    }
-    fn sample_bytes_max(&self) -> u64 {
-        (**self).sample_bytes_max()
-    }
-    fn largest_sample(&self) -> Option<u64> {
-        (**self).largest_sample()
-    }
-    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-        (**self).extents(sample, parts)
-    }
-    fn check(&self, sample: u64, field: usize, bytes: &[u8]) -> Result<()> {
-        (**self).check(sample, field, bytes)
-    }
-    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
-        (**self).open(sample, field, bytes, buffer)
-    }
-    fn opened_bytes_max(&self) -> u64 {
-        (**self).opened_bytes_max()
-    }
-    fn chunked(&self) -> Option<&dyn Chunked> {
-        (**self).chunked()
-    }
-    fn member(&self, sample: u64) -> Option<String> {
-        (**self).member(sample)
-    }
-    fn identity(&self) -> u64 {
-        (**self).identity()
-    }
-    fn index_bytes(&self) -> usize {
-        (**self).index_bytes()
-    }
-    fn describe(&self) -> String {
-        (**self).describe()
-    }
+    forward!(self => (**self); schema len sources sample_bytes_max largest_sample extents check open opened_bytes_max chunked member identity index_bytes describe);
 }
+
+debug_by_describe!(Images, Mds, Megatron, Npy, Npz, Records, SafeTensors, Tar, TfRecord, Tokens);
+#[cfg(feature = "parquet")]
+debug_by_describe!(Parquet);
+debug_by_describe!(Checked<D>, Concat, InMemory<D>, Subset<D>);
 
 /// What every dataset can do.
 pub trait DatasetExt: Dataset + Sized {

@@ -279,9 +279,3 @@ impl Dataset for Images {
         format!("{} pictures, {classes}, in {}{}", self.len(), self.root.display(), others(&self.left_out))
     }
 }
-
-impl std::fmt::Debug for Images {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.describe())
-    }
-}

@@ -473,9 +473,3 @@ impl Dataset for Megatron {
         format!("{len} {what}: {}", self.name)
     }
 }
-
-impl std::fmt::Debug for Megatron {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.describe())
-    }
-}

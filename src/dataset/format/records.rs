@@ -256,9 +256,3 @@ impl Dataset for Records {
         format!("{} records of {} bytes in {}", self.len, self.record_bytes, self.name)
     }
 }
-
-impl std::fmt::Debug for Records {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.describe())
-    }
-}

@@ -324,12 +324,6 @@ impl Dataset for Tokens {
     }
 }
 
-impl std::fmt::Debug for Tokens {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.describe())
-    }
-}
-
 /// `prefix` with an ending put behind it; `prefix.idx` and `prefix.bin` are taken for `prefix`.
 pub(crate) fn beside(prefix: &Path, ending: &str) -> PathBuf {
     let bare = match prefix.extension() {

@@ -226,7 +226,7 @@ impl Index {
     }
 
     /// Heap bytes.
-    pub(crate) fn heap_bytes(&self) -> usize {
+    pub(crate) fn index_bytes(&self) -> usize {
         let tables: usize = self.tables.iter().map(|table| table.words.capacity() * 4 + size_of::<Table>()).sum();
         tables + self.starts.capacity() * 8 + self.sources.table_bytes()
     }

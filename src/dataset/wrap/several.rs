@@ -263,12 +263,6 @@ fn no_chunk(chunk: usize) -> Error {
     Error::new(ErrorKind::User, Stage::Read, format!("there is no chunk {chunk}"))
 }
 
-impl std::fmt::Debug for Concat {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.describe())
-    }
-}
-
 /// Weights are rounded to this part of their sum.
 const PARTS_OF_WEIGHT: u64 = 10_000;
 const SOURCES_MAX: usize = 1024;

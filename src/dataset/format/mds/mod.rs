@@ -603,9 +603,3 @@ impl Chunked for Mds {
         self.sources.path(SourceId::at(chunk)).display().to_string()
     }
 }
-
-impl std::fmt::Debug for Mds {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.describe())
-    }
-}

@@ -23,10 +23,11 @@ mod samples;
 use self::samples::{Len, RECORD, Rule, Samples, split};
 use crate::dataset::damage::{Damage, OnDamage, cost};
 use crate::dataset::digest::Digest;
+use crate::dataset::forward::forward;
 use crate::dataset::index::{Cache, FIELDS_MAX, Index, Rows, Scan, Settings, without_indexes};
 use crate::dataset::{Dataset, EXTENSIONS, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::{Blob, Sources, listing};
+use crate::storage::{Blob, listing};
 use crate::tensor::{DType, EncodedField, Encoding, Field, Shape, Spec};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -472,6 +473,8 @@ fn class(text: &[u8]) -> Result<i64> {
 }
 
 impl Dataset for Tar {
+    forward!(self => self.index; len sources sample_bytes_max largest_sample);
+
     /// The key and the first field's ending.
     fn member(&self, sample: u64) -> Option<String> {
         self.member_name(sample, 0).ok()
@@ -479,22 +482,6 @@ impl Dataset for Tar {
 
     fn schema(&self) -> &[EncodedField] {
         &self.schema
-    }
-
-    fn len(&self) -> u64 {
-        self.index.len()
-    }
-
-    fn sources(&self) -> &Arc<Sources> {
-        self.index.sources()
-    }
-
-    fn sample_bytes_max(&self) -> u64 {
-        self.index.sample_bytes_max()
-    }
-
-    fn largest_sample(&self) -> Option<u64> {
-        self.index.largest_sample()
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
@@ -522,7 +509,7 @@ impl Dataset for Tar {
     }
 
     fn index_bytes(&self) -> usize {
-        self.index.heap_bytes()
+        self.index.index_bytes()
     }
 
     fn describe(&self) -> String {
@@ -542,11 +529,5 @@ impl Dataset for Tar {
             text += &format!("; index not saved: {why}");
         }
         text
-    }
-}
-
-impl std::fmt::Debug for Tar {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.describe())
     }
 }

@@ -18,10 +18,11 @@ pub(crate) mod example;
 use self::example::{Feature, Kind};
 use crate::dataset::damage::{Damage, DamageKind, OnDamage};
 use crate::dataset::digest::Digest;
+use crate::dataset::forward::forward;
 use crate::dataset::index::{Cache, Entry, Index, Rows, Scan, Settings, without_indexes};
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::{Extent, Sources, listing};
+use crate::storage::{Extent, listing};
 use crate::tensor::{DType, EncodedField, Encoding, Field, Shape, Spec};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -407,24 +408,10 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
 }
 
 impl Dataset for TfRecord {
+    forward!(self => self.index; len sources sample_bytes_max largest_sample index_bytes);
+
     fn schema(&self) -> &[EncodedField] {
         &self.schema
-    }
-
-    fn len(&self) -> u64 {
-        self.index.len()
-    }
-
-    fn sources(&self) -> &Arc<Sources> {
-        self.index.sources()
-    }
-
-    fn sample_bytes_max(&self) -> u64 {
-        self.index.sample_bytes_max()
-    }
-
-    fn largest_sample(&self) -> Option<u64> {
-        self.index.largest_sample()
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
@@ -492,10 +479,6 @@ impl Dataset for TfRecord {
         self.features.iter().fold(Digest::new("tfrecord"), feature).end()
     }
 
-    fn index_bytes(&self) -> usize {
-        self.index.heap_bytes()
-    }
-
     fn describe(&self) -> String {
         format!("{} records in {}", self.index.len(), self.name)
     }
@@ -505,10 +488,4 @@ impl Dataset for TfRecord {
 #[cold]
 fn of(feature: &str, error: Error) -> Error {
     error.within(format_args!("feature {feature:?}"))
-}
-
-impl std::fmt::Debug for TfRecord {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.describe())
-    }
 }
