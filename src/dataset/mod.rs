@@ -21,7 +21,7 @@
 //! | safetensors | [`SafeTensors`] |
 //! | tokens | [`Tokens`] (flat files), [`Megatron`] |
 //! | records of one size | [`Records`] |
-//! | several, a part, with checksums | [`Concat`], [`Mix`], [`Subset`], [`Checked`] |
+//! | several, a part, with checksums, in memory | [`Concat`], [`Mix`], [`Subset`], [`Checked`], [`InMemory`] |
 //!
 //! A dataset of your own takes a few lines; here every sample is a line of 16 bytes in one file:
 //!
@@ -143,6 +143,7 @@ pub mod fuzzing;
 pub(crate) mod index;
 mod parallel;
 mod sample;
+mod starts;
 mod words;
 mod wrap;
 
@@ -234,8 +235,8 @@ pub trait Dataset: Send + Sync + 'static {
     /// asked for only when something is wrong with the sample.
     fn member(&self, sample: u64) -> Option<String> {
         let chunks = self.chunked()?;
-        let (starts, inner) = (chunks.starts(), chunks.inner(sample));
-        let chunk = starts.partition_point(|start| *start <= inner).checked_sub(1)?;
+        let starts = chunks.starts();
+        let chunk = starts::locate(starts, chunks.inner(sample))?;
         (chunk + 1 < starts.len()).then(|| chunks.chunk_name(chunk))
     }
 
@@ -292,7 +293,7 @@ pub trait DatasetExt: Dataset + Sized {
         Subset::of_ids(Arc::new(self), ids.into())
     }
 
-    /// Verifies every byte that is read against a CRC32C per stored field of each sample. They are kept in the file
+    /// Verifies every byte that is read against a CRC32C per field of each sample. They are kept in the file
     /// `index`; the first time all bytes are read once to make them ([`Checked::built`] tells). Where only modification times
     /// or paths differ, as in a copy, all bytes are read once and compared. Rows are then no longer read in place. Datasets in
     /// chunks have one for each extent of a chunk.

@@ -8,6 +8,7 @@
 //! that its rule lets vary, one shape; what is said of the files is checked when the dataset is opened; finding a sample
 //! is arithmetic, and a search over files where rows are samples.
 
+use crate::dataset::starts::Starts;
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::{Extent, SourceId, Sources};
@@ -71,8 +72,8 @@ pub(crate) struct Check {
 struct Column {
     field: usize,
     base: usize,
-    /// Rows before each file, where rows are the samples.
-    starts: Option<Box<[u64]>>,
+    /// Where rows are the samples.
+    starts: Option<Starts>,
     /// For each file: where the data starts.
     offsets: Numbers,
     /// Bytes of a sample: for each file, or the same for all.
@@ -186,15 +187,15 @@ impl Arrays {
             }
             let field = schema.len();
             schema.extend(given.fields(&sources, 1)?);
-            let (starts, rows) = given.starts()?;
+            let starts = Starts::of(given.arrays.iter().map(|array| array.shape[0]))?;
             match columns.first() {
-                Some(first) => first.check_rows(&schema, &sources, &given, &starts, len, rows)?,
-                None => len = rows,
+                Some(first) => first.check_rows(&schema, &sources, &given, &starts)?,
+                None => len = starts.len(),
             }
             let row_bytes = given.arrays.first().map_or(0, |first| first.row_bytes());
             bytes_max = bytes_max.saturating_add(row_bytes);
             let offsets = Numbers::new(given.arrays.iter().map(|array| array.offset).collect());
-            let (starts, bytes) = (Some(starts.into()), Numbers::Same(row_bytes));
+            let (starts, bytes) = (Some(starts), Numbers::Same(row_bytes));
             columns.push(Column { field, base: given.base, starts, offsets, bytes, shapes: None });
         }
         Ok(Self::new(sources, schema, columns, len, bytes_max, None))
@@ -268,7 +269,7 @@ impl Dataset for Arrays {
 
     fn index_bytes(&self) -> usize {
         let heap = |column: &Column| {
-            let starts = column.starts.as_ref().map_or(0, |starts| size_of_val(&**starts));
+            let starts = column.starts.as_ref().map_or(0, Starts::heap);
             let shapes = column.shapes.as_ref().map_or(0, |(shapes, _)| size_of_val(&**shapes));
             starts + shapes + column.offsets.heap() + column.bytes.heap()
         };
@@ -286,11 +287,7 @@ impl Dataset for Arrays {
 impl Column {
     fn extent(&self, sample: u64) -> Extent {
         let (file, row) = match &self.starts {
-            // Of files without rows, which start where the next one does, the last is found: the one with the row.
-            Some(starts) => {
-                let file = starts.partition_point(|start| *start <= sample) - 1;
-                (file, sample - starts[file])
-            }
+            Some(starts) => starts.locate(sample),
             None => (sample as usize, 0),
         };
         let len = self.bytes.get(if self.starts.is_some() { 0 } else { file });
@@ -298,18 +295,12 @@ impl Column {
     }
 
     /// Whether another field has the rows of this one: as many, and in the same files where they share them.
-    fn check_rows(
-        &self,
-        schema: &[EncodedField],
-        sources: &Sources,
-        given: &Given,
-        starts: &[u64],
-        len: u64,
-        rows: u64,
-    ) -> Result<()> {
+    fn check_rows(&self, schema: &[EncodedField], sources: &Sources, given: &Given, starts: &Starts) -> Result<()> {
         let first = &schema[self.field].name;
-        let own = self.starts.as_deref().unwrap_or_default();
-        let parted = (self.base == given.base).then(|| own.iter().zip(starts).position(|(a, b)| a != b)).flatten();
+        let (own, rows) = (self.starts.as_ref().map_or(&[][..], Starts::all), starts.len());
+        let len = own.last().copied().unwrap_or(0);
+        let parted =
+            (self.base == given.base).then(|| own.iter().zip(starts.all()).position(|(a, b)| a != b)).flatten();
         if rows == len && parted.is_none() {
             return Ok(());
         }
@@ -318,8 +309,7 @@ impl Column {
         } else {
             format!("`{}` has {rows} rows, `{first}` has {len}", given.name)
         };
-        // Starts that are alike up to the last leave only the last file.
-        let file = if self.base == given.base { parted.unwrap_or(starts.len()).saturating_sub(1) } else { 0 };
+        let file = parted.map_or(0, |parted| parted - 1);
         let path = sources.path(SourceId::at(given.base + file));
         Err(Error::new(ErrorKind::Shape, Stage::Index, message).with_path(path))
     }
@@ -420,18 +410,5 @@ impl Given {
     fn shapes(&self) -> (Box<[i64]>, usize) {
         let shapes = self.arrays.iter().flat_map(|array| array.shape.iter().map(|dim| *dim as i64)).collect();
         (shapes, self.arrays.first().map_or(0, |first| first.shape.len()))
-    }
-
-    /// Rows before each file, and rows in all.
-    fn starts(&self) -> Result<(Vec<u64>, u64)> {
-        let mut starts = Vec::with_capacity(self.arrays.len());
-        let mut rows = 0_u64;
-        for array in &self.arrays {
-            starts.push(rows);
-            rows = rows.checked_add(array.shape[0]).ok_or_else(|| {
-                Error::new(ErrorKind::Limit, Stage::Index, format!("`{}` has more than 2^64 rows", self.name))
-            })?;
-        }
-        Ok((starts, rows))
     }
 }

@@ -125,7 +125,7 @@ impl Images {
         if self.classes.is_empty() {
             return None;
         }
-        Some(self.starts.partition_point(|start| *start <= sample) - 1)
+        crate::dataset::starts::locate(&self.starts, sample)
     }
 
     /// Path of a sample.
