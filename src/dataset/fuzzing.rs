@@ -15,7 +15,7 @@ pub fn sample(dataset: &dyn Dataset, sample: u64) -> Result<Vec<Vec<u8>>> {
 pub fn extents(dataset: &dyn Dataset, sample: u64) -> Result<Vec<Extent>> {
     let mut extents = Vec::new();
     if let Some(chunks) = dataset.chunked() {
-        let chunk = chunks.starts().partition_point(|start| *start <= sample) - 1;
+        let chunk = super::starts::locate(chunks.starts(), sample).unwrap_or(0);
         chunks.chunk_extents(chunk, &mut extents)?;
         return Ok(extents);
     }

@@ -21,7 +21,7 @@
 //! | safetensors | [`SafeTensors`] |
 //! | tokens | [`Tokens`] (flat files), [`Megatron`] |
 //! | records of one size | [`Records`] |
-//! | several, a part, with checksums | [`Concat`], [`Mix`], [`Subset`], [`Checked`] |
+//! | several, a part, with checksums, in memory | [`Concat`], [`Mix`], [`Subset`], [`Checked`], [`InMemory`] |
 //!
 //! A dataset of your own takes a few lines; here every sample is a line of 16 bytes in one file:
 //!
@@ -136,12 +136,14 @@ mod damage;
 mod digest;
 pub(crate) mod fingerprint;
 mod format;
+mod forward;
 #[cfg(feature = "unstable")]
 #[doc(hidden)]
 pub mod fuzzing;
 pub(crate) mod index;
 mod parallel;
 mod sample;
+mod starts;
 mod words;
 mod wrap;
 
@@ -166,6 +168,8 @@ pub use wrap::memory::InMemory;
 pub use wrap::several::{Concat, Mix};
 pub use wrap::subset::Subset;
 pub use wrap::verify::{Verified, Verify};
+
+use self::forward::{debug_by_describe, forward};
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::{Extent, SourceId, Sources};
@@ -232,8 +236,8 @@ pub trait Dataset: Send + Sync + 'static {
     /// asked for only when something is wrong with the sample.
     fn member(&self, sample: u64) -> Option<String> {
         let chunks = self.chunked()?;
-        let (starts, inner) = (chunks.starts(), chunks.inner(sample));
-        let chunk = starts.partition_point(|start| *start <= inner).checked_sub(1)?;
+        let starts = chunks.starts();
+        let chunk = starts::locate(starts, chunks.inner(sample))?;
         (chunk + 1 < starts.len()).then(|| chunks.chunk_name(chunk))
     }
 
@@ -257,49 +261,13 @@ pub trait Dataset: Send + Sync + 'static {
 }
 
 impl<D: Dataset + ?Sized> Dataset for Arc<D> {
-    fn schema(&self) -> &[EncodedField] {
-        (**self).schema()
-    }
-    fn len(&self) -> u64 {
-        (**self).len()
-    }
-    fn sources(&self) -> &Arc<Sources> {
-        (**self).sources()
-    }
-    fn sample_bytes_max(&self) -> u64 {
-        (**self).sample_bytes_max()
-    }
-    fn largest_sample(&self) -> Option<u64> {
-        (**self).largest_sample()
-    }
-    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-        (**self).extents(sample, parts)
-    }
-    fn check(&self, sample: u64, field: usize, bytes: &[u8]) -> Result<()> {
-        (**self).check(sample, field, bytes)
-    }
-    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
-        (**self).open(sample, field, bytes, buffer)
-    }
-    fn opened_bytes_max(&self) -> u64 {
-        (**self).opened_bytes_max()
-    }
-    fn chunked(&self) -> Option<&dyn Chunked> {
-        (**self).chunked()
-    }
-    fn member(&self, sample: u64) -> Option<String> {
-        (**self).member(sample)
-    }
-    fn identity(&self) -> u64 {
-        (**self).identity()
-    }
-    fn index_bytes(&self) -> usize {
-        (**self).index_bytes()
-    }
-    fn describe(&self) -> String {
-        (**self).describe()
-    }
+    forward!(self => (**self); schema len sources sample_bytes_max largest_sample extents check open opened_bytes_max chunked member identity index_bytes describe);
 }
+
+debug_by_describe!(Images, Mds, Megatron, Npy, Npz, Records, SafeTensors, Tar, TfRecord, Tokens);
+#[cfg(feature = "parquet")]
+debug_by_describe!(Parquet);
+debug_by_describe!(Checked<D>, Concat, InMemory<D>, Subset<D>);
 
 /// What every dataset can do.
 pub trait DatasetExt: Dataset + Sized {
@@ -326,7 +294,7 @@ pub trait DatasetExt: Dataset + Sized {
         Subset::of_ids(Arc::new(self), ids.into())
     }
 
-    /// Verifies every byte that is read against a CRC32C per stored field of each sample. They are kept in the file
+    /// Verifies every byte that is read against a CRC32C per field of each sample. They are kept in the file
     /// `index`; the first time all bytes are read once to make them ([`Checked::built`] tells). Where only modification times
     /// or paths differ, as in a copy, all bytes are read once and compared. Rows are then no longer read in place. Datasets in
     /// chunks have one for each extent of a chunk.

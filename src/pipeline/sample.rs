@@ -16,7 +16,7 @@ use crate::dataset::{Chunked, Dataset, Part, Parts};
 use crate::decode::{Ctx, Scratch};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::memory::{ChunkBuf, Rows};
-use crate::storage::{Cached, Class, Extent, Sources, classify};
+use crate::storage::{Cached, Extent, Sources, exhausted};
 use std::sync::Arc;
 
 /// All that is needed to make rows of samples; the same for every thread.
@@ -387,7 +387,7 @@ impl Samples {
 fn is_the_samples(error: &Error) -> bool {
     use ErrorKind as K;
     // Descriptors and memory are short for every sample.
-    if classify(error) == Class::Exhausted {
+    if exhausted(error) {
         return false;
     }
     matches!(

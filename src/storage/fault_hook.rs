@@ -1,7 +1,7 @@
 //! Where readers meet the system: every open and every attempt to read goes through here, so that tests can make it fail.
 //!
 //! ```text
-//! uring, pread, mmap, cache ── turn(call) ──► Injection ── next ──► what is really asked for
+//! uring, pread, mmap, cache ── inject(call) ──► Injection ── next ──► what is really asked for
 //!                                              └───── result ─► what the reader is told
 //! ```
 //!

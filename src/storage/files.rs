@@ -6,7 +6,7 @@
 //! opened for each read and closed after it.
 //!
 //! Whatever is opened is a regular file of the length that was indexed, or an error that says what it is instead. A
-//! name that came from a file is opened beneath its folder (`beneath`).
+//! name that came from a file is opened beneath its folder (`resolve_beneath`).
 
 use super::attempt::{Attempt, Call};
 use super::fault_hook::FaultHook;

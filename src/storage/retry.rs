@@ -12,7 +12,7 @@
 use super::fault_hook::FaultHook;
 use super::files::{Files, Seen, probe};
 use super::{Counters, Extent, ReaderOptions, Sources, add, pread};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::memory::RegionBytes;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -33,57 +33,28 @@ pub(crate) struct Again {
     recovered: AtomicU64,
 }
 
-/// What a failed read calls for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Class {
-    /// Storage or network in trouble: trying again may help.
-    Transient,
-    /// Memory or descriptors are short, for every sample: trying again may help, another sample does not.
-    Exhausted,
-    /// The bytes are there and wrong: another sample may stand in.
-    Damage,
-    /// The bytes are not there, or not for this process.
-    Permanent,
-}
-
-/// The class of an error. The one place that knows which codes of the system, or of a store, mean what.
-pub(crate) fn classify(error: &Error) -> Class {
+/// Whether memory or descriptors are short, for every sample: trying again may help, another sample does not.
+pub(crate) fn exhausted(error: &Error) -> bool {
     use Errno as E;
-    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
-    match source.and_then(E::from_io_error) {
-        Some(E::NOMEM | E::MFILE | E::NFILE | E::NOBUFS) => Class::Exhausted,
-        Some(
-            E::INTR
-            | E::AGAIN
-            | E::IO
-            | E::STALE
-            | E::BUSY
-            | E::TIMEDOUT
-            | E::NOLINK
-            | E::REMOTEIO
-            | E::CONNRESET
-            | E::CONNABORTED
-            | E::NETDOWN
-            | E::NETUNREACH
-            | E::HOSTDOWN
-            | E::HOSTUNREACH
-            | E::NOTCONN,
-        ) => Class::Transient,
-        _ => match error.kind() {
-            ErrorKind::Decode | ErrorKind::Truncated | ErrorKind::Changed | ErrorKind::Shape => Class::Damage,
-            _ => Class::Permanent,
-        },
-    }
+    matches!(code(error), Some(E::NOMEM | E::MFILE | E::NFILE | E::NOBUFS))
 }
 
-/// Whether a read that failed like this may work when it is tried again.
+/// Whether a read that failed like this may work when it is tried again: something is short, or storage or network is in
+/// trouble. The one place that knows which codes of the system mean that.
 pub(crate) fn may_pass(error: &Error) -> bool {
-    matches!(classify(error), Class::Transient | Class::Exhausted)
+    use Errno as E;
+    let trouble = |code| match code {
+        E::INTR | E::AGAIN | E::IO | E::STALE | E::BUSY | E::TIMEDOUT | E::NOLINK | E::REMOTEIO => true,
+        E::CONNRESET | E::CONNABORTED | E::NETDOWN | E::NETUNREACH | E::HOSTDOWN | E::HOSTUNREACH | E::NOTCONN => true,
+        _ => false,
+    };
+    exhausted(error) || code(error).is_some_and(trouble)
 }
 
-fn is_io(error: &Error) -> bool {
+/// What the system said.
+fn code(error: &Error) -> Option<Errno> {
     let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
-    source.and_then(Errno::from_io_error) == Some(Errno::IO)
+    source.and_then(Errno::from_io_error)
 }
 
 impl Again {
@@ -116,7 +87,7 @@ impl Again {
     /// As [`read`](Self::read), after a first read that failed with `error`: the pause comes first.
     pub(crate) fn read_after(&self, error: &Error, extent: &Extent, buf: &mut [u8]) -> Result<()> {
         self.rest(PAUSES[0]);
-        let done = match self.once(extent, buf, is_io(error)) {
+        let done = match self.once(extent, buf, code(error) == Some(Errno::IO)) {
             // Past the page cache may itself be what does not work.
             Err(error) if may_pass(&error) => self.tries(extent, buf).0,
             done => done,
@@ -131,7 +102,9 @@ impl Again {
         let mut last = self.once(extent, buf, past_cache);
         for (tried, pause) in PAUSES.into_iter().enumerate() {
             match last {
-                Err(error) if may_pass(&error) && !(past_cache && is_io(&error)) => past_cache = is_io(&error),
+                Err(error) if may_pass(&error) && !(past_cache && code(&error) == Some(Errno::IO)) => {
+                    past_cache = code(&error) == Some(Errno::IO)
+                }
                 done => return (done, tried + 1),
             }
             self.rest(pause);
@@ -187,25 +160,21 @@ impl Again {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Stage;
+    use crate::error::{ErrorKind, Stage};
 
     #[test]
-    fn every_error_has_one_class() {
+    fn every_error_may_pass_or_not_and_is_a_shortage_or_not() {
         let os = |code| Error::os(Stage::Read, "", std::io::Error::from_raw_os_error(code));
-        let cases = [
-            (Class::Transient, &[4, 5, 11, 16, 110, 116][..]),
-            (Class::Exhausted, &[12, 23, 24, 105]),
-            (Class::Permanent, &[2, 13, 20, 21, 22, 40]),
-        ];
-        for (class, codes) in cases {
-            for code in codes {
-                assert_eq!(classify(&os(*code)), class, "{code}");
-                assert_eq!(may_pass(&os(*code)), class != Class::Permanent, "{code}");
-            }
+        let of = |error: &Error| (may_pass(error), exhausted(error));
+        for (is, codes) in [
+            ((true, false), &[4, 5, 11, 16, 110, 116][..]),
+            ((true, true), &[12, 23, 24, 105]),
+            ((false, false), &[2, 13, 20, 21, 22, 40]),
+        ] {
+            codes.iter().for_each(|code| assert_eq!(of(&os(*code)), is, "{code}"));
         }
-        for kind in [ErrorKind::Truncated, ErrorKind::Decode, ErrorKind::Changed] {
-            let error = Error::new(kind, Stage::Read, "");
-            assert_eq!((classify(&error), may_pass(&error)), (Class::Damage, false), "{error}");
+        for kind in [ErrorKind::Truncated, ErrorKind::Decode, ErrorKind::Changed, ErrorKind::User] {
+            assert_eq!(of(&Error::new(kind, Stage::Read, "")), (false, false), "{kind:?}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! `.checked()` over every format: any byte of its files flipped or cut off, with the time of the file as before, is an
+//! `.checked()` over every format: any byte of its files flipped, with the time of the file as before, is an
 //! error or changes nothing. For formats that have no checksum of their own this is the only way to know.
 
 use crate::common::sweep::places;

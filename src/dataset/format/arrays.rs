@@ -8,10 +8,12 @@
 //! that its rule lets vary, one shape; what is said of the files is checked when the dataset is opened; finding a sample
 //! is arithmetic, and a search over files where rows are samples.
 
-use crate::dataset::Parts;
+use crate::dataset::starts::Starts;
+use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::{Extent, SourceId, Sources};
 use crate::tensor::{DType, EncodedField, Encoding, Field, Shape};
+use std::path::Path;
 use std::sync::Arc;
 
 /// An array in a file.
@@ -46,19 +48,32 @@ pub(crate) struct Given {
 
 /// The samples.
 pub(crate) struct Arrays {
-    pub(crate) sources: Arc<Sources>,
-    pub(crate) schema: Vec<EncodedField>,
+    sources: Arc<Sources>,
+    schema: Vec<EncodedField>,
     columns: Vec<Column>,
-    pub(crate) len: u64,
-    pub(crate) bytes_max: u64,
-    pub(crate) largest: Option<u64>,
+    len: u64,
+    bytes_max: u64,
+    largest: Option<u64>,
+    /// By sample and column, where the arrays' checksums are verified.
+    checks: Option<Box<[Check]>>,
+    /// What a sample is, and the pattern of the files.
+    what: String,
+    name: String,
+}
+
+/// An array with what the file has before it, and the CRC-32 of both.
+#[derive(Clone, Copy)]
+pub(crate) struct Check {
+    /// Bytes before the data.
+    pub(crate) header: u32,
+    pub(crate) crc: u32,
 }
 
 struct Column {
     field: usize,
     base: usize,
-    /// Rows before each file, where rows are the samples.
-    starts: Option<Box<[u64]>>,
+    /// Where rows are the samples.
+    starts: Option<Starts>,
     /// For each file: where the data starts.
     offsets: Numbers,
     /// Bytes of a sample: for each file, or the same for all.
@@ -94,10 +109,37 @@ impl Numbers {
 }
 
 impl Arrays {
+    /// The samples of files of this `format`, which are the files or else their rows.
+    ///
+    /// Errors: [`ErrorKind::Shape`] for arrays that do not fit each other; [`ErrorKind::Empty`] where there are no rows.
+    pub(crate) fn of(sources: Sources, given: Vec<Given>, rows: bool, format: &str, pattern: &Path) -> Result<Self> {
+        let arrays = if rows { Self::rows(sources, given)? } else { Self::samples(sources, given)? };
+        if arrays.len == 0 {
+            return Err(Error::new(ErrorKind::Empty, Stage::Index, "the arrays have no rows").with_path(pattern));
+        }
+        let what = format!("{}{format}", if rows { "rows of " } else { "" });
+        Ok(Self { what, name: pattern.display().to_string(), ..arrays })
+    }
+
+    /// Every array that is read is verified. `checks`: those of the first file's arrays, then of the next one's.
+    pub(crate) fn verified(mut self, checks: Vec<Check>) -> Self {
+        let headers = |checks: &[Check]| checks.iter().map(|check| u64::from(check.header)).sum();
+        let most = checks.chunks(self.columns.len()).map(headers).max().unwrap_or(0);
+        self.bytes_max = self.bytes_max.saturating_add(most);
+        self.checks = Some(checks.into_boxed_slice());
+        self
+    }
+
+    /// What an array is verified against, if it is.
+    fn check_of(&self, sample: u64, field: usize) -> Option<Check> {
+        let column = self.columns.iter().position(|column| column.field == field)?;
+        Some(self.checks.as_ref()?[sample as usize * self.columns.len() + column])
+    }
+
     /// Sample *k* is the arrays of the *k*-th files.
     ///
     /// Errors: [`ErrorKind::Shape`] for arrays that differ in what they may not, or fields of unequal many files.
-    pub(crate) fn samples(sources: Sources, given: Vec<Given>) -> Result<Self> {
+    fn samples(sources: Sources, given: Vec<Given>) -> Result<Self> {
         let len = given.first().map_or(0, |first| first.arrays.len());
         let (mut schema, mut columns) = (Vec::new(), Vec::new());
         let mut totals = vec![0_u64; len];
@@ -117,13 +159,25 @@ impl Arrays {
         }
         let bytes_max = totals.iter().copied().max().unwrap_or(0);
         let largest = totals.iter().position(|total| *total == bytes_max).map(|sample| sample as u64);
-        Ok(Self { sources: Arc::new(sources), schema, columns, len: len as u64, bytes_max, largest })
+        Ok(Self::new(sources, schema, columns, len as u64, bytes_max, largest))
+    }
+
+    fn new(
+        sources: Sources,
+        schema: Vec<EncodedField>,
+        columns: Vec<Column>,
+        len: u64,
+        bytes_max: u64,
+        largest: Option<u64>,
+    ) -> Self {
+        let (sources, what, name) = (Arc::new(sources), String::new(), String::new());
+        Self { sources, schema, columns, len, bytes_max, largest, checks: None, what, name }
     }
 
     /// Sample *k* is row *k* of all arrays of a field, the files one after the other.
     ///
     /// Errors: [`ErrorKind::Shape`] for arrays without a first axis, of different rows, or fields of unequal many rows.
-    pub(crate) fn rows(sources: Sources, given: Vec<Given>) -> Result<Self> {
+    fn rows(sources: Sources, given: Vec<Given>) -> Result<Self> {
         let (mut schema, mut columns): (Vec<EncodedField>, Vec<Column>) = (Vec::new(), Vec::new());
         let (mut len, mut bytes_max) = (0, 0_u64);
         for given in given {
@@ -133,53 +187,22 @@ impl Arrays {
             }
             let field = schema.len();
             schema.extend(given.fields(&sources, 1)?);
-            let (starts, rows) = given.starts()?;
+            let starts = Starts::of(given.arrays.iter().map(|array| array.shape[0]))?;
             match columns.first() {
-                Some(first) => first.check_rows(&schema, &sources, &given, &starts, len, rows)?,
-                None => len = rows,
+                Some(first) => first.check_rows(&schema, &sources, &given, &starts)?,
+                None => len = starts.len(),
             }
             let row_bytes = given.arrays.first().map_or(0, |first| first.row_bytes());
             bytes_max = bytes_max.saturating_add(row_bytes);
             let offsets = Numbers::new(given.arrays.iter().map(|array| array.offset).collect());
-            let (starts, bytes) = (Some(starts.into()), Numbers::Same(row_bytes));
+            let (starts, bytes) = (Some(starts), Numbers::Same(row_bytes));
             columns.push(Column { field, base: given.base, starts, offsets, bytes, shapes: None });
         }
-        Ok(Self { sources: Arc::new(sources), schema, columns, len, bytes_max, largest: None })
-    }
-
-    pub(crate) fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) {
-        for column in &self.columns {
-            parts.extent(column.field, column.extent(sample));
-            column.inline(sample, parts);
-        }
-    }
-
-    /// Number of fields that lie in files, the shapes not counted.
-    pub(crate) fn columns(&self) -> usize {
-        self.columns.len()
-    }
-
-    /// Field of the schema, and extent, of column `column`.
-    pub(crate) fn extent(&self, column: usize, sample: u64) -> (usize, Extent) {
-        (self.columns[column].field, self.columns[column].extent(sample))
-    }
-
-    /// The shape of column `column`, if it is a field.
-    pub(crate) fn inline<'a>(&'a self, column: usize, sample: u64, parts: &mut Parts<'a>) {
-        self.columns[column].inline(sample, parts);
-    }
-
-    pub(crate) fn index_bytes(&self) -> usize {
-        let heap = |column: &Column| {
-            let starts = column.starts.as_ref().map_or(0, |starts| size_of_val(&**starts));
-            let shapes = column.shapes.as_ref().map_or(0, |(shapes, _)| size_of_val(&**shapes));
-            starts + shapes + column.offsets.heap() + column.bytes.heap()
-        };
-        self.sources.table_bytes() + self.columns.iter().map(heap).sum::<usize>()
+        Ok(Self::new(sources, schema, columns, len, bytes_max, None))
     }
 
     /// `x f32 [3, 4], y i64 []`.
-    pub(crate) fn describe_fields(&self) -> String {
+    fn describe_fields(&self) -> String {
         let one = |field: &EncodedField| match &field.encoding {
             Encoding::Raw { dtype, shape: Shape::Fixed(dims) } => format!("{} {dtype} {dims:?}", field.name),
             Encoding::Raw { dtype, shape: Shape::UpTo { max, inner } } => {
@@ -192,39 +215,92 @@ impl Arrays {
     }
 }
 
+impl Dataset for Arrays {
+    fn schema(&self) -> &[EncodedField] {
+        &self.schema
+    }
+
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn sources(&self) -> &Arc<Sources> {
+        &self.sources
+    }
+
+    fn sample_bytes_max(&self) -> u64 {
+        self.bytes_max
+    }
+
+    fn largest_sample(&self) -> Option<u64> {
+        self.largest
+    }
+
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        for column in &self.columns {
+            let Extent { source, offset, len } = column.extent(sample);
+            match self.check_of(sample, column.field).map(|check| u64::from(check.header)) {
+                Some(head) => parts.framed(column.field, Extent { source, offset: offset - head, len: len + head }),
+                None => parts.extent(column.field, Extent { source, offset, len }),
+            }
+            if let Some((shapes, dims)) = &column.shapes {
+                let shape = &shapes[sample as usize * dims..][..*dims];
+                parts.inline(column.field + 1, bytemuck::cast_slice(shape));
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&self, sample: u64, field: usize, bytes: &[u8]) -> Result<()> {
+        let Some(check) = self.check_of(sample, field) else { return Ok(()) };
+        let found = crc32fast::hash(bytes);
+        if found == check.crc {
+            return Ok(());
+        }
+        let name = &self.schema[field].name;
+        let message = format!("`{name}` has the CRC-32 {found:08x}, the archive says {:08x}", check.crc);
+        Err(Error::new(ErrorKind::Decode, Stage::Decode, message))
+    }
+
+    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        let header = self.check_of(sample, field).map_or(0, |check| check.header);
+        Ok(bytes.get(header as usize..).unwrap_or_default())
+    }
+
+    fn index_bytes(&self) -> usize {
+        let heap = |column: &Column| {
+            let starts = column.starts.as_ref().map_or(0, Starts::heap);
+            let shapes = column.shapes.as_ref().map_or(0, |(shapes, _)| size_of_val(&**shapes));
+            starts + shapes + column.offsets.heap() + column.bytes.heap()
+        };
+        let checks = self.checks.as_ref().map_or(0, |checks| size_of_val(&**checks));
+        self.sources.table_bytes() + self.columns.iter().map(heap).sum::<usize>() + checks
+    }
+
+    fn describe(&self) -> String {
+        let (fields, files) = (self.describe_fields(), self.sources.count());
+        let checked = if self.checks.is_some() { ", CRC-32 verified" } else { "" };
+        format!("{} {} ({fields}) in {files} files{checked}: {}", self.len, self.what, self.name)
+    }
+}
+
 impl Column {
     fn extent(&self, sample: u64) -> Extent {
         let (file, row) = match &self.starts {
-            // Of files without rows, which start where the next one does, the last is found: the one with the row.
-            Some(starts) => {
-                let file = starts.partition_point(|start| *start <= sample) - 1;
-                (file, sample - starts[file])
-            }
+            Some(starts) => starts.locate(sample),
             None => (sample as usize, 0),
         };
         let len = self.bytes.get(if self.starts.is_some() { 0 } else { file });
         Extent { source: SourceId::at(self.base + file), offset: self.offsets.get(file) + row * len, len }
     }
 
-    fn inline<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) {
-        if let Some((shapes, dims)) = &self.shapes {
-            parts.inline(self.field + 1, bytemuck::cast_slice(&shapes[sample as usize * dims..][..*dims]));
-        }
-    }
-
     /// Whether another field has the rows of this one: as many, and in the same files where they share them.
-    fn check_rows(
-        &self,
-        schema: &[EncodedField],
-        sources: &Sources,
-        given: &Given,
-        starts: &[u64],
-        len: u64,
-        rows: u64,
-    ) -> Result<()> {
+    fn check_rows(&self, schema: &[EncodedField], sources: &Sources, given: &Given, starts: &Starts) -> Result<()> {
         let first = &schema[self.field].name;
-        let own = self.starts.as_deref().unwrap_or_default();
-        let parted = (self.base == given.base).then(|| own.iter().zip(starts).position(|(a, b)| a != b)).flatten();
+        let (own, rows) = (self.starts.as_ref().map_or(&[][..], Starts::all), starts.len());
+        let len = own.last().copied().unwrap_or(0);
+        let parted =
+            (self.base == given.base).then(|| own.iter().zip(starts.all()).position(|(a, b)| a != b)).flatten();
         if rows == len && parted.is_none() {
             return Ok(());
         }
@@ -233,8 +309,7 @@ impl Column {
         } else {
             format!("`{}` has {rows} rows, `{first}` has {len}", given.name)
         };
-        // Starts that are alike up to the last leave only the last file.
-        let file = if self.base == given.base { parted.unwrap_or(starts.len()).saturating_sub(1) } else { 0 };
+        let file = parted.map_or(0, |parted| parted - 1);
         let path = sources.path(SourceId::at(given.base + file));
         Err(Error::new(ErrorKind::Shape, Stage::Index, message).with_path(path))
     }
@@ -335,18 +410,5 @@ impl Given {
     fn shapes(&self) -> (Box<[i64]>, usize) {
         let shapes = self.arrays.iter().flat_map(|array| array.shape.iter().map(|dim| *dim as i64)).collect();
         (shapes, self.arrays.first().map_or(0, |first| first.shape.len()))
-    }
-
-    /// Rows before each file, and rows in all.
-    fn starts(&self) -> Result<(Vec<u64>, u64)> {
-        let mut starts = Vec::with_capacity(self.arrays.len());
-        let mut rows = 0_u64;
-        for array in &self.arrays {
-            starts.push(rows);
-            rows = rows.checked_add(array.shape[0]).ok_or_else(|| {
-                Error::new(ErrorKind::Limit, Stage::Index, format!("`{}` has more than 2^64 rows", self.name))
-            })?;
-        }
-        Ok((starts, rows))
     }
 }

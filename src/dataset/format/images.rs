@@ -125,7 +125,7 @@ impl Images {
         if self.classes.is_empty() {
             return None;
         }
-        Some(self.starts.partition_point(|start| *start <= sample) - 1)
+        crate::dataset::starts::locate(&self.starts, sample)
     }
 
     /// Path of a sample.
@@ -277,11 +277,5 @@ impl Dataset for Images {
             count => format!("{count} classes"),
         };
         format!("{} pictures, {classes}, in {}{}", self.len(), self.root.display(), others(&self.left_out))
-    }
-}
-
-impl std::fmt::Debug for Images {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.describe())
     }
 }

@@ -11,7 +11,7 @@
 //! exactly the bytes that its counts say. In memory stay 8 bytes for each document or sequence, and nothing for windows.
 
 use crate::dataset::digest::Digest;
-use crate::dataset::format::tokens::{Cut, Step, Windows, beside};
+use crate::dataset::format::tokens::{Cut, Step, Windows, beside, cut_setters};
 use crate::dataset::format::{little_endian, number};
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -139,33 +139,8 @@ impl MegatronBuilder {
         self
     }
 
-    /// Each window over the tokens of all documents, one after the other, is a sample.
-    #[must_use]
-    pub fn window(mut self, tokens: usize) -> Self {
-        self.cut.window = tokens;
-        self
-    }
-
-    /// As [`TokensBuilder::stride`](crate::dataset::TokensBuilder::stride).
-    #[must_use]
-    pub fn stride(mut self, tokens: usize) -> Self {
-        self.cut.step = Some(Step::Stride(tokens));
-        self
-    }
-
-    /// As [`TokensBuilder::overlap`](crate::dataset::TokensBuilder::overlap).
-    #[must_use]
-    pub fn overlap(mut self, tokens: usize) -> Self {
-        self.cut.step = Some(Step::Overlap(tokens));
-        self
-    }
-
-    /// As [`TokensBuilder::next_token`](crate::dataset::TokensBuilder::next_token).
-    #[must_use]
-    pub fn next_token(mut self) -> Self {
-        self.cut.next_token = true;
-        self
-    }
+    // Windows are cut from the tokens of all documents, one after the other.
+    cut_setters!();
 
     /// Opens `prefix.idx` and `prefix.bin`; `prefix` may have either ending.
     ///
@@ -471,11 +446,5 @@ impl Dataset for Megatron {
             }
         };
         format!("{len} {what}: {}", self.name)
-    }
-}
-
-impl std::fmt::Debug for Megatron {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.describe())
     }
 }

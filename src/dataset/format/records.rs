@@ -1,6 +1,7 @@
 //! Records: one or many files of fixed-size records, with a file of labels or none.
 
 use crate::dataset::digest::Digest;
+use crate::dataset::starts::Starts;
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::listing::{Kind, files_of, look, regular_len};
@@ -25,12 +26,10 @@ use std::sync::Arc;
 pub struct Records {
     sources: Arc<Sources>,
     schema: Vec<EncodedField>,
-    /// Number of records in the files before this one; ascending, starts with 0. One entry per source.
-    starts: Vec<u64>,
+    starts: Starts,
     record_bytes: u64,
     header_bytes: u64,
     labels: Option<LabelBytes>,
-    len: u64,
     name: String,
 }
 
@@ -167,12 +166,8 @@ impl RecordsBuilder {
     }
 
     fn finish(self, sources: Sources, counts: Vec<u64>, name: String) -> Result<Records> {
-        let mut starts = Vec::with_capacity(counts.len());
-        let mut len = 0_u64;
-        for count in counts {
-            starts.push(len);
-            len += count;
-        }
+        let starts = Starts::of(counts)?;
+        let len = starts.len();
         if len == 0 {
             return Err(Error::new(ErrorKind::Empty, Stage::Index, "there are no records").with_path(name));
         }
@@ -183,7 +178,7 @@ impl RecordsBuilder {
             LabelBytes { bytes, size: dtype.size() }
         });
         let (record_bytes, header_bytes) = (self.record_bytes, self.header_bytes);
-        Ok(Records { sources: Arc::new(sources), schema, starts, record_bytes, header_bytes, labels, len, name })
+        Ok(Records { sources: Arc::new(sources), schema, starts, record_bytes, header_bytes, labels, name })
     }
 }
 
@@ -219,7 +214,7 @@ impl Dataset for Records {
     }
 
     fn len(&self) -> u64 {
-        self.len
+        self.starts.len()
     }
 
     fn sources(&self) -> &Arc<Sources> {
@@ -231,9 +226,8 @@ impl Dataset for Records {
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-        // Almost always one file; the search is over files, not samples.
-        let file = self.starts.partition_point(|start| *start <= sample) - 1;
-        let offset = self.header_bytes + (sample - self.starts[file]) * self.record_bytes;
+        let (file, record) = self.starts.locate(sample);
+        let offset = self.header_bytes + record * self.record_bytes;
         parts.extent(0, Extent { source: SourceId::at(file), offset, len: self.record_bytes });
         if let Some(labels) = &self.labels {
             let start = sample as usize * labels.size;
@@ -249,16 +243,10 @@ impl Dataset for Records {
 
     fn index_bytes(&self) -> usize {
         let labels = self.labels.as_ref().map_or(0, |labels| labels.bytes.len());
-        self.sources.table_bytes() + self.starts.capacity() * 8 + labels
+        self.sources.table_bytes() + self.starts.heap() + labels
     }
 
     fn describe(&self) -> String {
-        format!("{} records of {} bytes in {}", self.len, self.record_bytes, self.name)
-    }
-}
-
-impl std::fmt::Debug for Records {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.describe())
+        format!("{} records of {} bytes in {}", self.len(), self.record_bytes, self.name)
     }
 }

@@ -9,16 +9,19 @@
 //! header stands twice, and none is unknown. So a cut file, bytes over and a header that two readers would see differently are
 //! errors. The data itself has no checksum: a flipped bit in it cannot be seen.
 
+use crate::dataset::Dataset;
 use crate::dataset::format::arrays::{Array, Arrays, Given, Rule};
 use crate::dataset::format::{little_endian, number};
+use crate::dataset::forward::forward;
 use crate::dataset::parallel::parallel;
-use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::listing::expand;
 use crate::storage::{Blob, Sources};
-use crate::tensor::{DType, EncodedField};
+use crate::tensor::DType;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use std::path::Path;
-use std::sync::Arc;
 
 /// Bytes of a header at most.
 const HEADER_MAX: u64 = 100_000_000;
@@ -61,10 +64,7 @@ const DTYPES: [(&str, u64, Option<DType>); 22] = [
 /// let features = SafeTensors::builder().tensors(["embedding", "label"]).open("features-{000..063}.safetensors")?;
 /// # Ok::<(), feedline::Error>(())
 /// ```
-pub struct SafeTensors {
-    arrays: Arrays,
-    name: String,
-}
+pub struct SafeTensors(Arrays);
 
 /// Which tensors are taken; made by [`SafeTensors::builder`].
 #[derive(Clone, Debug, Default)]
@@ -121,12 +121,7 @@ impl SafeTensorsBuilder {
             sources.file(path, len)?;
             take(&mut given, tensors).map_err(|error| error.with_path(path))?;
         }
-        let arrays = Arrays::rows(sources, given)?;
-        let name = pattern.as_ref().display().to_string();
-        if arrays.len == 0 {
-            return Err(Error::new(ErrorKind::Empty, Stage::Index, "the tensors have no rows").with_path(name));
-        }
-        Ok(SafeTensors { arrays, name })
+        Arrays::of(sources, given, true, "safetensors", pattern.as_ref()).map(SafeTensors)
     }
 
     /// Those of a file's tensors that were asked for.
@@ -176,8 +171,7 @@ pub(crate) fn header(input: &Blob) -> Result<Vec<Tensor>> {
         return Err(input.error(ErrorKind::Limit, message, 0, 8));
     }
     let text = input.read(8, size, "the header")?;
-    let mut json = Json { text: &text, at: 0 };
-    let mut tensors = json.tensors().map_err(|message| input.wrong(message, 8 + json.at as u64, size))?;
+    let mut tensors = tensors_of(&text).map_err(|(message, at)| input.wrong(message, 8 + at as u64, size))?;
     tensors.sort_by_key(|tensor| (tensor.start, tensor.end));
     check(input, &mut tensors, 8 + size)?;
     Ok(tensors)
@@ -213,180 +207,102 @@ fn check(input: &Blob, tensors: &mut [Tensor], data: u64) -> Result<()> {
     }
 }
 
-/// Walks over the header's JSON. A general reader would take the last of two equal keys without a word, and hold a tree
-/// of many times the header's bytes.
-struct Json<'a> {
-    text: &'a [u8],
-    at: usize,
+/// What the header says, in its order: tensors by name. Neither a key that stands twice nor one that is unknown is passed over,
+/// and no tree is built.
+struct Header(Vec<(String, Entry)>);
+
+/// By itself it would be read from a list, too: [`Entry`] is read from a map alone.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fields {
+    dtype: String,
+    shape: Dims,
+    data_offsets: [u64; 2],
 }
 
-impl Json<'_> {
-    fn tensors(&mut self) -> Result<Vec<Tensor>, String> {
-        let (mut tensors, mut metadata) = (Vec::new(), false);
-        if self.text.first() != Some(&b'{') {
-            return Err("the header does not start with `{`".into());
-        }
-        self.object(|json, key| {
-            if key != "__metadata__" {
-                tensors.push(json.tensor(key)?);
-            } else if std::mem::replace(&mut metadata, true) {
-                return Err("the header has `__metadata__` twice".into());
-            } else {
-                json.object(|json, _| json.string().map(drop))?;
-            }
-            Ok(())
-        })?;
-        if self.peek().is_some() {
-            return Err(self.unexpected("the end of the header"));
-        }
-        Ok(tensors)
-    }
+struct Entry(Fields);
 
-    fn tensor(&mut self, name: String) -> Result<Tensor, String> {
-        let (mut dtype, mut shape, mut span) = (None, None, None);
-        self.object(|json, key| {
-            let doubled = match key.as_str() {
-                "dtype" => dtype.replace(json.dtype()?).is_some(),
-                "shape" => shape.replace(json.numbers(DIMS_MAX)?).is_some(),
-                "data_offsets" => span.replace(json.numbers(2)?).is_some(),
-                _ => return Err(format!("`{name}` has the unknown key `{key}`")),
-            };
-            if doubled { Err(format!("`{name}` has the key `{key}` twice")) } else { Ok(()) }
-        })?;
-        match (dtype, shape, span.as_deref()) {
-            (Some(dtype), Some(shape), Some(&[start, end])) => Ok(Tensor { name, dtype, shape, start, end }),
-            _ => Err(format!("`{name}` lacks dtype, shape or two data_offsets")),
-        }
-    }
+struct Dims(Vec<u64>);
 
-    fn dtype(&mut self) -> Result<(&'static str, u64, Option<DType>), String> {
-        let name = self.string()?;
-        let known = DTYPES.iter().find(|(known, _, _)| *known == name);
-        known.copied().ok_or_else(|| format!("the dtype `{name}` is not known"))
-    }
+/// The values of `__metadata__`: strings, which nobody reads.
+struct Strings;
 
-    /// An object, whose values `value` reads.
-    fn object(&mut self, mut value: impl FnMut(&mut Self, String) -> Result<(), String>) -> Result<(), String> {
-        self.expect(b'{')?;
-        if self.take(b'}') {
-            return Ok(());
-        }
-        loop {
-            let key = self.string()?;
-            self.expect(b':')?;
-            value(self, key)?;
-            if !self.take(b',') {
-                return self.expect(b'}');
+/// Reads what `visit` makes of a map or list.
+macro_rules! visitor {
+    ($name:ident, $by:ident, $visit:ident, $access:ident, $wanted:literal, |$input:ident| $read:block) => {
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                struct Reads;
+                impl<'de> Visitor<'de> for Reads {
+                    type Value = $name;
+                    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                        f.write_str($wanted)
+                    }
+                    #[allow(unused_mut, reason = "one of them hands it on")]
+                    fn $visit<A: $access<'de>>(self, mut $input: A) -> Result<$name, A::Error> $read
+                }
+                from.$by(Reads)
             }
         }
-    }
+    };
+}
 
-    /// A list of at most `most` whole numbers.
-    fn numbers(&mut self, most: usize) -> Result<Vec<u64>, String> {
-        let mut numbers = Vec::new();
-        self.expect(b'[')?;
-        if self.take(b']') {
-            return Ok(numbers);
-        }
-        loop {
-            if numbers.len() == most {
-                return Err(self.unexpected(&format!("at most {most} numbers")));
-            }
-            numbers.push(self.number()?);
-            if !self.take(b',') {
-                self.expect(b']')?;
-                return Ok(numbers);
-            }
-        }
-    }
+visitor!(Strings, deserialize_map, visit_map, MapAccess, "a map of strings", |map| {
+    while map.next_entry::<String, String>()?.is_some() {}
+    Ok(Strings)
+});
 
-    fn number(&mut self) -> Result<u64, String> {
-        self.peek();
-        let rest = &self.text[self.at..];
-        let len = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
-        let digits = std::str::from_utf8(&rest[..len]).unwrap_or_default();
-        // As JSON has it: no `01`; what follows (a point, an exponent) is not what the caller expects.
-        let number = digits.parse().ok().filter(|_| len == 1 || rest[0] != b'0');
-        let number = number.ok_or_else(|| self.unexpected("a whole number of 64 bits"))?;
-        self.at += len;
-        Ok(number)
-    }
+visitor!(Entry, deserialize_map, visit_map, MapAccess, "a tensor", |map| {
+    Fields::deserialize(MapAccessDeserializer::new(map)).map(Entry)
+});
 
-    fn string(&mut self) -> Result<String, String> {
-        if self.peek() != Some(b'"') {
-            return Err(self.unexpected("a string"));
-        }
-        let rest = &self.text[self.at..];
-        let mut len = 1;
-        while *rest.get(len).ok_or("a string of the header has no end")? != b'"' {
-            len += if rest[len] == b'\\' { 2 } else { 1 };
-        }
-        let string = serde_json::from_slice(&rest[..=len]).map_err(|error| format!("not a string: {error}"))?;
-        self.at += len + 1;
-        Ok(string)
-    }
-
-    fn peek(&mut self) -> Option<u8> {
-        while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.text.get(self.at) {
-            self.at += 1;
-        }
-        self.text.get(self.at).copied()
-    }
-
-    fn take(&mut self, byte: u8) -> bool {
-        let found = self.peek() == Some(byte);
-        self.at += usize::from(found);
-        found
-    }
-
-    fn expect(&mut self, byte: u8) -> Result<(), String> {
-        if self.take(byte) { Ok(()) } else { Err(self.unexpected(&format!("`{}`", byte as char))) }
-    }
-
-    fn unexpected(&mut self, wanted: &str) -> String {
-        match self.peek() {
-            Some(byte) => format!("{wanted} expected, `{}` found", byte.escape_ascii()),
-            None => format!("{wanted} expected, the end found"),
+visitor!(Dims, deserialize_seq, visit_seq, SeqAccess, "a list of whole numbers", |list| {
+    let mut dims = Vec::new();
+    while let Some(dim) = list.next_element()? {
+        dims.push(dim);
+        if dims.len() > DIMS_MAX {
+            return Err(de::Error::invalid_length(dims.len(), &"at most 64 dimensions"));
         }
     }
+    Ok(Dims(dims))
+});
+
+visitor!(Header, deserialize_map, visit_map, MapAccess, "a map of tensors", |map| {
+    let (mut tensors, mut metadata) = (Vec::new(), false);
+    while let Some(name) = map.next_key::<String>()? {
+        if name != "__metadata__" {
+            tensors.push((name, map.next_value()?));
+        } else if std::mem::replace(&mut metadata, true) {
+            return Err(de::Error::custom("the header has `__metadata__` twice"));
+        } else {
+            map.next_value::<Strings>()?;
+        }
+    }
+    Ok(Header(tensors))
+});
+
+/// The tensors of a header's text. Errors: what is wrong, and at which byte.
+fn tensors_of(text: &[u8]) -> Result<Vec<Tensor>, (String, usize)> {
+    if text.first() != Some(&b'{') {
+        return Err(("the header does not start with `{`".into(), 0));
+    }
+    let Header(entries) = serde_json::from_slice(text).map_err(|error| {
+        let before = text.split(|byte| *byte == b'\n').take(error.line().saturating_sub(1));
+        let at = before.map(|line| line.len() + 1).sum::<usize>() + error.column().saturating_sub(1);
+        (error.to_string(), at.min(text.len()))
+    })?;
+    let tensor = |(name, Entry(Fields { dtype, shape, data_offsets: [start, end] }))| match DTYPES
+        .iter()
+        .find(|(known, _, _)| *known == dtype)
+    {
+        Some(dtype) => Ok(Tensor { name, dtype: *dtype, shape: shape.0, start, end }),
+        None => Err((format!("`{name}`: the dtype `{dtype}` is not known"), 0)),
+    };
+    entries.into_iter().map(tensor).collect()
 }
 
 impl Dataset for SafeTensors {
-    fn schema(&self) -> &[EncodedField] {
-        &self.arrays.schema
-    }
-
-    fn len(&self) -> u64 {
-        self.arrays.len
-    }
-
-    fn sources(&self) -> &Arc<Sources> {
-        &self.arrays.sources
-    }
-
-    fn sample_bytes_max(&self) -> u64 {
-        self.arrays.bytes_max
-    }
-
-    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-        self.arrays.extents(sample, parts);
-        Ok(())
-    }
-
-    fn index_bytes(&self) -> usize {
-        self.arrays.index_bytes()
-    }
-
-    fn describe(&self) -> String {
-        let (len, files) = (self.arrays.len, self.arrays.sources.count());
-        format!("{len} rows of safetensors ({}) in {files} files: {}", self.arrays.describe_fields(), self.name)
-    }
-}
-
-impl std::fmt::Debug for SafeTensors {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.describe())
-    }
+    forward!(self => self.0; schema len sources sample_bytes_max largest_sample extents check open index_bytes describe);
 }
 
 #[cfg(test)]
@@ -434,12 +350,15 @@ mod tests {
             (one("F4", "[3]", "[0,1]"), 1, ErrorKind::Decode, "is F4 [3]"),
             (one("U8", "[4294967296,4294967296]", "[0,0]"), 0, ErrorKind::Decode, "has 0 bytes"),
             (one("Q8", "[4]", "[0,4]"), 4, ErrorKind::Decode, "`Q8` is not known"),
-            (one("U8", "[4.0]", "[0,4]"), 4, ErrorKind::Decode, "`]` expected, `.` found"),
-            (one("U8", "[-4]", "[0,4]"), 4, ErrorKind::Decode, "a whole number"),
-            (one("U8", "[04]", "[0,4]"), 4, ErrorKind::Decode, "a whole number"),
-            (one("U8", "[4]", "[0,4,4]"), 4, ErrorKind::Decode, "at most 2 numbers"),
-            (one("U8", "[4]", "[0]"), 4, ErrorKind::Decode, "lacks"),
-            (one("U8", "[99999999999999999999]", "[0,4]"), 4, ErrorKind::Decode, "64 bits"),
+            (one("U8", "[4.0]", "[0,4]"), 4, ErrorKind::Decode, "invalid type: floating point"),
+            (one("U8", "[-4]", "[0,4]"), 4, ErrorKind::Decode, "invalid value: integer `-4`"),
+            (one("U8", "[04]", "[0,4]"), 4, ErrorKind::Decode, "invalid number at line 1 column"),
+            (one("U8", "[4]", "[0,4,4]"), 4, ErrorKind::Decode, "trailing characters"),
+            (one("U8", "[4]", "[0]"), 4, ErrorKind::Decode, "invalid length 1"),
+            (one("U8", &format!("{:?}", [1; 65]), "[0,1]"), 1, ErrorKind::Decode, "at most 64 dimensions"),
+            (r#"{"x":["U8",[1],[0,1]]}"#.into(), 1, ErrorKind::Decode, "invalid type: sequence"),
+            (one("U8", "[4]", "null"), 4, ErrorKind::Decode, "invalid type: null"),
+            (one("U8", "[99999999999999999999]", "[0,4]"), 4, ErrorKind::Decode, "invalid type: floating point"),
             (format!("{{{empty},{empty}}}"), 0, ErrorKind::Decode, "`x` twice"),
             (format!("{{{x},{x}}}"), 4, ErrorKind::Decode, "before it end at 4"),
             (
@@ -448,19 +367,19 @@ mod tests {
                 ErrorKind::Decode,
                 "`__metadata__` twice",
             ),
-            (r#"{"__metadata__":{"a":1}}"#.into(), 0, ErrorKind::Decode, "a string expected"),
+            (r#"{"__metadata__":{"a":1}}"#.into(), 0, ErrorKind::Decode, "expected a string"),
             (
                 r#"{"x":{"dtype":"U8","dtype":"U8","shape":[],"data_offsets":[0,1]}}"#.into(),
                 1,
                 ErrorKind::Decode,
-                "twice",
+                "duplicate field `dtype`",
             ),
             (r#"{"x":{"dtype":"U8","more":1}}"#.into(), 0, ErrorKind::Decode, "`more`"),
             (format!(" {{{x}}}"), 4, ErrorKind::Decode, "does not start with"),
-            (format!("{{{x}}} x"), 4, ErrorKind::Decode, "the end of the header expected, `x` found"),
-            (format!("{{{x},}}"), 4, ErrorKind::Decode, "a string expected, `}` found"),
-            ("{\"x".into(), 0, ErrorKind::Decode, "no end"),
-            ("{\"\\".into(), 0, ErrorKind::Decode, "no end"),
+            (format!("{{{x}}} x"), 4, ErrorKind::Decode, "trailing characters at line 1"),
+            (format!("{{{x},}}"), 4, ErrorKind::Decode, "trailing comma"),
+            ("{\"x".into(), 0, ErrorKind::Decode, "EOF while parsing a string"),
+            ("{\"\\".into(), 0, ErrorKind::Decode, "EOF while parsing a string"),
         ];
         for (text, data, kind, words) in cases {
             let error = of(&text, data).unwrap_err();

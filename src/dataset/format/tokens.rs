@@ -11,6 +11,7 @@
 
 use crate::dataset::digest::Digest;
 use crate::dataset::format::{little_endian, number};
+use crate::dataset::starts::Starts;
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::listing::expand;
@@ -37,12 +38,10 @@ const LLM_C: [(u64, u64, DType); 2] = [(20_240_520, 1, DType::U16), (20_240_801,
 pub struct Tokens {
     sources: Arc<Sources>,
     schema: Vec<EncodedField>,
-    /// Windows in the files before this one; ascending, starts with 0.
-    starts: Vec<u64>,
+    starts: Starts,
     windows: Windows,
     header_bytes: u64,
     token_bytes: u64,
-    len: u64,
     tokens: u64,
     leftover: u64,
     name: String,
@@ -56,6 +55,41 @@ pub struct TokensBuilder {
     header_bytes: u64,
     llm_c: bool,
 }
+
+/// How both builders of tokens cut windows.
+macro_rules! cut_setters {
+    () => {
+        /// Tokens of a sample: each window over the tokens is one.
+        #[must_use]
+        pub fn window(mut self, tokens: usize) -> Self {
+            self.cut.window = tokens;
+            self
+        }
+
+        /// Tokens from the start of a window to that of the next. Default: the window's length.
+        #[must_use]
+        pub fn stride(mut self, tokens: usize) -> Self {
+            self.cut.step = Some(Step::Stride(tokens));
+            self
+        }
+
+        /// Tokens that a window shares with the next one. Instead of [`stride`](Self::stride).
+        #[must_use]
+        pub fn overlap(mut self, tokens: usize) -> Self {
+            self.cut.step = Some(Step::Overlap(tokens));
+            self
+        }
+
+        /// Windows get one token more, and start as far apart as before: the first tokens are the inputs, the last the
+        /// targets, and every token but the first is a target once.
+        #[must_use]
+        pub fn next_token(mut self) -> Self {
+            self.cut.next_token = true;
+            self
+        }
+    };
+}
+pub(super) use cut_setters;
 
 impl Tokens {
     /// Files of tokens of this dtype, an integer one. [`TokensBuilder::window`] must follow.
@@ -75,34 +109,7 @@ impl Tokens {
 }
 
 impl TokensBuilder {
-    /// Tokens of a sample.
-    #[must_use]
-    pub fn window(mut self, tokens: usize) -> Self {
-        self.cut.window = tokens;
-        self
-    }
-
-    /// Tokens from the start of a window to that of the next. Default: the window's length.
-    #[must_use]
-    pub fn stride(mut self, tokens: usize) -> Self {
-        self.cut.step = Some(Step::Stride(tokens));
-        self
-    }
-
-    /// Tokens that a window shares with the next one. Instead of [`stride`](Self::stride).
-    #[must_use]
-    pub fn overlap(mut self, tokens: usize) -> Self {
-        self.cut.step = Some(Step::Overlap(tokens));
-        self
-    }
-
-    /// Windows get one token more, and start as far apart as before: the first tokens are the inputs, the last the
-    /// targets, and every token but the first is a target once.
-    #[must_use]
-    pub fn next_token(mut self) -> Self {
-        self.cut.next_token = true;
-        self
-    }
+    cut_setters!();
 
     /// Every file starts with `bytes` bytes that are not tokens.
     #[must_use]
@@ -196,21 +203,17 @@ impl TokensBuilder {
 
     fn finish(self, sources: Sources, counts: &[u64], name: String) -> Result<Tokens> {
         let windows = self.cut.windows(self.dtype)?;
-        let (mut starts, mut len, mut leftover) = (Vec::with_capacity(counts.len()), 0, 0);
-        for tokens in counts {
-            starts.push(len);
-            len += windows.count(*tokens);
-            leftover += windows.leftover(*tokens);
-        }
+        let starts = Starts::of(counts.iter().map(|tokens| windows.count(*tokens)))?;
+        let leftover = counts.iter().map(|tokens| windows.leftover(*tokens)).sum();
         let tokens = counts.iter().sum();
-        if len == 0 {
+        if starts.len() == 0 {
             let message = format!("{tokens} tokens in {} files make no window of {}", counts.len(), windows.window);
             return Err(Error::new(ErrorKind::Empty, Stage::Index, message).with_path(name));
         }
         let schema = vec![EncodedField::raw(Field::fixed("tokens", self.dtype, [windows.window as usize]))];
         let (header_bytes, token_bytes) = (self.header_bytes, self.dtype.size() as u64);
         let sources = Arc::new(sources);
-        Ok(Tokens { sources, schema, starts, windows, header_bytes, token_bytes, len, tokens, leftover, name })
+        Ok(Tokens { sources, schema, starts, windows, header_bytes, token_bytes, tokens, leftover, name })
     }
 }
 
@@ -288,7 +291,7 @@ impl Dataset for Tokens {
     }
 
     fn len(&self) -> u64 {
-        self.len
+        self.starts.len()
     }
 
     fn sources(&self) -> &Arc<Sources> {
@@ -300,10 +303,8 @@ impl Dataset for Tokens {
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-        // Almost always few files. Of files without windows, which start where the next one does, the last is found.
-        let file = self.starts.partition_point(|start| *start <= sample) - 1;
-        let first = (sample - self.starts[file]) * self.windows.stride;
-        let offset = self.header_bytes + first * self.token_bytes;
+        let (file, window) = self.starts.locate(sample);
+        let offset = self.header_bytes + window * self.windows.stride * self.token_bytes;
         parts.extent(0, Extent { source: SourceId::at(file), offset, len: self.windows.window * self.token_bytes });
         Ok(())
     }
@@ -314,19 +315,13 @@ impl Dataset for Tokens {
     }
 
     fn index_bytes(&self) -> usize {
-        self.sources.table_bytes() + self.starts.capacity() * 8
+        self.sources.table_bytes() + self.starts.heap()
     }
 
     fn describe(&self) -> String {
         let dtype = self.schema[0].as_raw().map_or("", |field| field.dtype().name());
         let (windows, files) = (self.windows.describe(dtype), self.sources.count());
-        format!("{} {windows}, in {files} files, {} left over: {}", self.len, self.leftover, self.name)
-    }
-}
-
-impl std::fmt::Debug for Tokens {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.describe())
+        format!("{} {windows}, in {files} files, {} left over: {}", self.len(), self.leftover, self.name)
     }
 }
 

@@ -38,6 +38,7 @@ use super::Parts;
 use super::damage::{Damage, OnDamage};
 use super::digest::Digest;
 use super::parallel::parallel;
+use super::starts::Starts;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::publish::publish;
 use crate::storage::{Blob, Extent, SourceId, Sources};
@@ -45,6 +46,62 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// What both builders of indexed formats say of index files and damage, and how they open files.
+macro_rules! index_setters {
+    ($dataset:ident) => {
+        /// Keeps index files in this folder instead of beside the shards; it is made when missing.
+        #[must_use]
+        pub fn index_dir(mut self, dir: impl Into<PathBuf>) -> Self {
+            self.cache = Cache::Folder(dir.into());
+            self
+        }
+
+        /// With `false` no index file is read or written: each `open` scans the shards.
+        #[must_use]
+        pub fn index(mut self, keep: bool) -> Self {
+            self.cache.keep(keep);
+            self
+        }
+
+        /// What happens when a shard is damaged. With [`OnDamage::Skip`] what is left out is listed by `damage` of the dataset,
+        /// and the rest is delivered. Default: [`OnDamage::Fail`].
+        #[must_use]
+        pub fn on_damage(mut self, on_damage: OnDamage) -> Self {
+            self.on_damage = on_damage;
+            self
+        }
+
+        /// Opens these shards, in this order. Errors: as [`open`](Self::open).
+        pub fn open_files(self, paths: &[impl AsRef<Path>]) -> Result<$dataset> {
+            let files: Vec<PathBuf> = paths.iter().map(|path| path.as_ref().to_path_buf()).collect();
+            let name = files.first().map_or(String::new(), |path| path.display().to_string());
+            self.open_as(&files, name)
+        }
+    };
+}
+
+/// What both indexed formats tell of their index.
+macro_rules! index_getters {
+    () => {
+        /// Damage, in the order of the shards. Empty with [`OnDamage::Fail`].
+        pub fn damage(&self) -> &[Damage] {
+            self.index.damage()
+        }
+
+        /// Shards that were scanned by this call, since no index fitted; the others came from their index.
+        pub fn shards_scanned(&self) -> usize {
+            self.index.scanned()
+        }
+
+        /// Why indexes could not be saved (for the first shard), if so: the next `open` will scan again.
+        pub fn index_unsaved(&self) -> Option<&str> {
+            self.index.unsaved()
+        }
+    };
+}
+
+pub(crate) use {index_getters, index_setters};
 
 /// Where index files are kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -87,8 +144,7 @@ pub(crate) struct Settings<'a> {
 pub(crate) struct Index {
     sources: Arc<Sources>,
     tables: Vec<Table>,
-    /// First sample of every shard, then the number of samples.
-    starts: Vec<u64>,
+    starts: Starts,
     fields: usize,
     checksums: bool,
     damage: Vec<Damage>,
@@ -148,7 +204,7 @@ impl Index {
         let mut index = Self {
             sources: Arc::new(sources),
             tables: Vec::with_capacity(shards.len()),
-            starts: Vec::with_capacity(shards.len() + 1),
+            starts: Starts::of(shards.iter().map(|shard| u64::from(shard.table.rows)))?,
             fields: settings.fields,
             checksums: settings.checksums,
             damage: Vec::new(),
@@ -156,10 +212,7 @@ impl Index {
             scanned: 0,
             unsaved: None,
         };
-        let mut len = 0_u64;
         for mut shard in shards {
-            index.starts.push(len);
-            len += u64::from(shard.table.rows);
             index.damage.append(&mut shard.table.notes.damage);
             for (reason, count) in std::mem::take(&mut shard.table.notes.left_out) {
                 let sum = index.left_out.entry(reason).or_default();
@@ -171,7 +224,6 @@ impl Index {
             }
             index.tables.push(shard.table);
         }
-        index.starts.push(len);
         match (index.damage.first(), settings.on_damage) {
             (Some(first), OnDamage::Fail) => Err(first.refused(index.damage.len() - 1)),
             _ => Ok(index),
@@ -183,9 +235,18 @@ impl Index {
         &self.sources
     }
 
+    /// Errors: [`ErrorKind::Empty`] when there are no samples; `what` says so.
+    pub(crate) fn not_empty(&self, what: &str, name: &str) -> Result<()> {
+        if self.len() > 0 {
+            return Ok(());
+        }
+        let damage = self.damage.first().map(|first| format!("; damage: {first}")).unwrap_or_default();
+        Err(Error::new(ErrorKind::Empty, Stage::Index, format!("{what}{damage}")).with_path(name))
+    }
+
     /// Number of samples.
     pub(crate) fn len(&self) -> u64 {
-        self.starts.last().copied().unwrap_or(0)
+        self.starts.len()
     }
 
     /// Whether entries have CRCs.
@@ -222,20 +283,19 @@ impl Index {
     pub(crate) fn largest_sample(&self) -> Option<u64> {
         let filled = (0..self.tables.len()).rev().filter(|shard| self.tables[*shard].rows > 0);
         let shard = filled.max_by_key(|shard| self.tables[*shard].bytes_max)?;
-        Some(self.starts[shard] + u64::from(self.tables[shard].largest))
+        Some(self.starts.all()[shard] + u64::from(self.tables[shard].largest))
     }
 
     /// Heap bytes.
-    pub(crate) fn heap_bytes(&self) -> usize {
+    pub(crate) fn index_bytes(&self) -> usize {
         let tables: usize = self.tables.iter().map(|table| table.words.capacity() * 4 + size_of::<Table>()).sum();
-        tables + self.starts.capacity() * 8 + self.sources.table_bytes()
+        tables + self.starts.heap() + self.sources.table_bytes()
     }
 
     /// Shard and row of a sample. `sample` is below `len`.
     pub(crate) fn locate(&self, sample: u64) -> (usize, usize) {
-        // Of shards without samples, which start where the next one does, the search skips all.
-        let shard = self.starts.partition_point(|start| *start <= sample) - 1;
-        (shard, (sample - self.starts[shard]) as usize)
+        let (shard, row) = self.starts.locate(sample);
+        (shard, row as usize)
     }
 
     /// Where field `field` of a sample lies; `None` when the sample lacks it.

@@ -300,7 +300,7 @@ fn two_fields_take_24_bytes_a_sample_and_40_at_most() {
             Ok(())
         });
         let index = index.unwrap();
-        let bytes = index.heap_bytes();
+        let bytes = index.index_bytes();
         assert!((100_000 * stride..100_000 * stride + 1000).contains(&bytes), "{bytes} bytes, unit {unit}");
     }
 }

@@ -8,11 +8,11 @@
 //! what a sample costs. The memory is the dataset's, not part of a loader's budget, and is shared by all loaders of it.
 //! What is on disk may change or vanish afterwards.
 
-use crate::dataset::{Chunked, Dataset, Parts};
+use crate::dataset::forward::forward;
+use crate::dataset::{Chunked, Dataset};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::RegionBytes;
 use crate::storage::{Blob, SourceId, Sources};
-use crate::tensor::EncodedField;
 use bytes::Bytes;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -117,53 +117,15 @@ fn read(table: &Sources, task: Task<'_>) -> Result<()> {
 }
 
 impl<D: Dataset> Dataset for InMemory<D> {
-    fn schema(&self) -> &[EncodedField] {
-        self.inner.schema()
-    }
-
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
+    forward!(self => self.inner; schema len sample_bytes_max largest_sample member extents check open opened_bytes_max identity);
 
     fn sources(&self) -> &Arc<Sources> {
         &self.sources
     }
 
-    fn sample_bytes_max(&self) -> u64 {
-        self.inner.sample_bytes_max()
-    }
-
-    fn largest_sample(&self) -> Option<u64> {
-        self.inner.largest_sample()
-    }
-
-    fn member(&self, sample: u64) -> Option<String> {
-        self.inner.member(sample)
-    }
-
-    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-        self.inner.extents(sample, parts)
-    }
-
-    fn check(&self, sample: u64, field: usize, bytes: &[u8]) -> Result<()> {
-        self.inner.check(sample, field, bytes)
-    }
-
-    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
-        self.inner.open(sample, field, bytes, buffer)
-    }
-
-    fn opened_bytes_max(&self) -> u64 {
-        self.inner.opened_bytes_max()
-    }
-
     fn chunked(&self) -> Option<&dyn Chunked> {
         // Its extents name the same sources, which are those of `self` when they are read.
         self.inner.chunked()
-    }
-
-    fn identity(&self) -> u64 {
-        self.inner.identity()
     }
 
     fn index_bytes(&self) -> usize {
@@ -172,11 +134,5 @@ impl<D: Dataset> Dataset for InMemory<D> {
 
     fn describe(&self) -> String {
         format!("{}; {:.3} GB in memory", self.inner.describe(), self.bytes as f64 / 1e9)
-    }
-}
-
-impl<D: Dataset> std::fmt::Debug for InMemory<D> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.describe())
     }
 }

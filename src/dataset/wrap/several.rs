@@ -11,6 +11,7 @@
 //! mix a table of at most 10,000 places, whatever the datasets' lengths, and on each thread the permutations that it uses.
 
 use crate::dataset::digest::Digest;
+use crate::dataset::starts::Starts;
 use crate::dataset::{ChunkBytes, Chunked, Dataset, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -39,8 +40,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// ```
 pub struct Concat {
     parts: Vec<Member>,
-    /// Samples before each part; the last entry is the number of all.
-    starts: Vec<u64>,
+    starts: Starts,
     sources: Arc<Sources>,
     chunks: Option<Chunks>,
 }
@@ -70,7 +70,8 @@ impl Concat {
         let Some(first) = datasets.first().cloned() else {
             return bad("no datasets to put together".into());
         };
-        let (mut sources, mut starts, mut parts, mut len) = (Sources::new(), Vec::new(), Vec::new(), 0_u64);
+        let starts = Starts::of(datasets.iter().map(|part| part.len()))?;
+        let (mut sources, mut parts) = (Sources::new(), Vec::new());
         for (index, dataset) in datasets.into_iter().enumerate() {
             if let Some(message) = unlike(first.schema(), dataset.schema()) {
                 return bad(format!("part {index} ({}) does not fit part 0: {message}", dataset.describe()));
@@ -78,22 +79,16 @@ impl Concat {
             if dataset.chunked().is_some() != first.chunked().is_some() {
                 return bad(format!("of part {index} and part 0 only one deals in chunks"));
             }
-            starts.push(len);
-            let Some(sum) = len.checked_add(dataset.len()) else { return bad("more than 2^64 samples".into()) };
-            len = sum;
             let base = sources.append(dataset.sources())?;
             parts.push(Member { dataset, base });
         }
-        starts.push(len);
-        let chunks = first.chunked().is_some().then(|| Chunks::new(&parts, &starts)).transpose()?;
+        let chunks = first.chunked().is_some().then(|| Chunks::new(&parts, starts.all())).transpose()?;
         Ok(Self { parts, starts, sources: Arc::new(sources), chunks })
     }
 
     /// Part and id in the part of a sample, which must be below `len`.
     pub fn origin(&self, sample: u64) -> (usize, u64) {
-        // Of parts without samples, which start where the next one does, the last is found.
-        let part = self.starts.partition_point(|start| *start <= sample) - 1;
-        (part, sample - self.starts[part])
+        self.starts.locate(sample)
     }
 
     /// Number of parts.
@@ -103,7 +98,7 @@ impl Concat {
 
     /// Ids of the samples of part `part`.
     pub fn ids_of(&self, part: usize) -> std::ops::Range<u64> {
-        self.starts[part]..self.starts[part + 1]
+        self.starts.all()[part]..self.starts.all()[part + 1]
     }
 
     fn sum(&self, of: impl Fn(&dyn Dataset) -> usize) -> usize {
@@ -162,7 +157,7 @@ impl Dataset for Concat {
     }
 
     fn len(&self) -> u64 {
-        self.starts[self.parts.len()]
+        self.starts.len()
     }
 
     fn sources(&self) -> &Arc<Sources> {
@@ -176,7 +171,7 @@ impl Dataset for Concat {
     fn largest_sample(&self) -> Option<u64> {
         let largest = self.parts.iter().enumerate().max_by_key(|(_, part)| part.dataset.sample_bytes_max());
         let (index, part) = largest?;
-        part.dataset.largest_sample().map(|sample| self.starts[index] + sample)
+        part.dataset.largest_sample().map(|sample| self.starts.all()[index] + sample)
     }
 
     fn member(&self, sample: u64) -> Option<String> {
@@ -261,12 +256,6 @@ impl Chunked for Concat {
 
 fn no_chunk(chunk: usize) -> Error {
     Error::new(ErrorKind::User, Stage::Read, format!("there is no chunk {chunk}"))
-}
-
-impl std::fmt::Debug for Concat {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.describe())
-    }
 }
 
 /// Weights are rounded to this part of their sum.

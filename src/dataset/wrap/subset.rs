@@ -1,13 +1,11 @@
 //! A part of a dataset: by a keyed split in no memory, or by a list of ids.
 
 use crate::dataset::digest::Digest;
-use crate::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
-use crate::decode::Scratch;
+use crate::dataset::forward::forward;
+use crate::dataset::{Chunked, Dataset, Parts};
 use crate::error::Result;
 use crate::order::Key;
 use crate::order::subset::{self, Part};
-use crate::storage::{Extent, Sources};
-use crate::tensor::EncodedField;
 use std::sync::Arc;
 
 /// Part of a dataset; of one in chunks it has no windowed order. Its ids count from 0; [`Subset::origin`] gives the id in the whole.
@@ -56,23 +54,13 @@ impl<D: Dataset> Subset<D> {
 }
 
 impl<D: Dataset> Dataset for Subset<D> {
-    fn schema(&self) -> &[EncodedField] {
-        self.whole.schema()
-    }
+    forward!(self => self.whole; schema sources sample_bytes_max opened_bytes_max);
 
     fn len(&self) -> u64 {
         match &self.choice {
             Choice::Split { part, .. } => part.len(),
             Choice::Ids(ids) => ids.len() as u64,
         }
-    }
-
-    fn sources(&self) -> &Arc<Sources> {
-        self.whole.sources()
-    }
-
-    fn sample_bytes_max(&self) -> u64 {
-        self.whole.sample_bytes_max()
     }
 
     fn member(&self, sample: u64) -> Option<String> {
@@ -89,10 +77,6 @@ impl<D: Dataset> Dataset for Subset<D> {
 
     fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         self.whole.open(self.origin(sample), field, bytes, buffer)
-    }
-
-    fn opened_bytes_max(&self) -> u64 {
-        self.whole.opened_bytes_max()
     }
 
     fn chunked(&self) -> Option<&dyn Chunked> {
@@ -130,9 +114,7 @@ impl<D: Dataset> Subset<D> {
 
 /// The chunks of the whole, of which only some samples are used.
 impl<D: Dataset> Chunked for Subset<D> {
-    fn starts(&self) -> &[u64] {
-        self.chunks().starts()
-    }
+    forward!(self => self.chunks(); starts chunk_extents chunk_bytes open_chunk chunk_name);
 
     fn is_whole(&self) -> bool {
         false
@@ -140,33 +122,5 @@ impl<D: Dataset> Chunked for Subset<D> {
 
     fn inner(&self, sample: u64) -> u64 {
         self.chunks().inner(self.origin(sample))
-    }
-
-    fn chunk_extents(&self, chunk: usize, extents: &mut Vec<Extent>) -> Result<()> {
-        self.chunks().chunk_extents(chunk, extents)
-    }
-
-    fn chunk_bytes(&self, chunk: usize) -> ChunkBytes {
-        self.chunks().chunk_bytes(chunk)
-    }
-
-    fn open_chunk(
-        &self,
-        chunk: usize,
-        pieces: &[bytes::Bytes],
-        scratch: &mut Scratch,
-        out: &mut ChunkBuf,
-    ) -> Result<()> {
-        self.chunks().open_chunk(chunk, pieces, scratch, out)
-    }
-
-    fn chunk_name(&self, chunk: usize) -> String {
-        self.chunks().chunk_name(chunk)
-    }
-}
-
-impl<D: Dataset> std::fmt::Debug for Subset<D> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.describe())
     }
 }

@@ -24,6 +24,7 @@ use self::columns::{Chosen, Column, Columns, Value};
 use self::index::{FileInfo, INDEX_MAX, ShardInfo};
 use crate::dataset::chunked::{ChunkBytes, Chunked};
 use crate::dataset::parallel::parallel;
+use crate::dataset::starts::Starts;
 use crate::dataset::{Dataset, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -67,8 +68,7 @@ pub struct Mds {
     chosen: Vec<Chosen>,
     /// One per source.
     shards: Vec<Shard>,
-    /// First sample of every shard, then the number of samples.
-    starts: Vec<u64>,
+    starts: Starts,
     /// Of every sample and the end, shard after shard; empty when the shards are chunks.
     offsets: Vec<u32>,
     chunks: bool,
@@ -177,11 +177,7 @@ impl MdsBuilder {
             })?,
         };
         let sources = home.sources(files.iter().map(|(file, _)| file))?;
-        let (mut starts, mut len) = (vec![0], 0_u64);
-        for info in &infos {
-            len += u64::from(info.samples);
-            starts.push(len);
-        }
+        let starts = Starts::of(infos.iter().map(|info| u64::from(info.samples)))?;
         let shard = |(info, (_, compressed)): (&ShardInfo, &(FileInfo, bool))| Shard {
             samples: info.samples,
             bytes: info.raw.bytes as u32,
@@ -405,7 +401,7 @@ impl Mds {
 
     /// Where a sample lies. Shards are not chunks.
     fn extent(&self, sample: u64) -> Extent {
-        let shard = self.starts.partition_point(|start| *start <= sample) - 1;
+        let (shard, _) = self.starts.locate(sample);
         // Each shard before this one has an offset more than samples.
         let at = sample as usize + shard;
         let (start, end) = (self.offsets[at], self.offsets[at + 1]);
@@ -421,7 +417,7 @@ impl Mds {
             let sample = shard.start + pair[0] as usize..shard.start + pair[1] as usize;
             let named = |error: Error| {
                 let range = (u64::from(pair[0]), u64::from(pair[1] - pair[0]));
-                error.with_range(range.0, range.1).with_sample(self.starts[number] + row as u64)
+                error.with_range(range.0, range.1).with_sample(self.starts.all()[number] + row as u64)
             };
             for (field, chosen) in self.chosen.iter().enumerate() {
                 let found = self.columns.find(chosen.column, out.bytes(sample.clone())).map_err(named)?;
@@ -512,7 +508,7 @@ impl Dataset for Mds {
     }
 
     fn len(&self) -> u64 {
-        self.starts.last().copied().unwrap_or(0)
+        self.starts.len()
     }
 
     fn sources(&self) -> &Arc<Sources> {
@@ -560,7 +556,7 @@ impl Dataset for Mds {
     fn index_bytes(&self) -> usize {
         self.sources.table_bytes()
             + self.offsets.capacity() * 4
-            + self.starts.capacity() * 8
+            + self.starts.heap()
             + self.shards.capacity() * size_of::<Shard>()
     }
 
@@ -573,7 +569,7 @@ impl Dataset for Mds {
 
 impl Chunked for Mds {
     fn starts(&self) -> &[u64] {
-        &self.starts
+        self.starts.all()
     }
 
     fn chunk_extents(&self, chunk: usize, extents: &mut Vec<Extent>) -> Result<()> {
@@ -601,11 +597,5 @@ impl Chunked for Mds {
 
     fn chunk_name(&self, chunk: usize) -> String {
         self.sources.path(SourceId::at(chunk)).display().to_string()
-    }
-}
-
-impl std::fmt::Debug for Mds {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.describe())
     }
 }

@@ -9,6 +9,33 @@
 //! structured and text dtypes. A file must be exactly as long as its header says, so a cut file and several arrays in one
 //! file are errors. The data itself has no checksum in `.npy`: a flipped bit in it cannot be seen.
 
+/// What both builders say of fields and rows.
+macro_rules! rule_setters {
+    () => {
+        /// Each row of the first axis is a sample, the files one after the other; else each file is.
+        #[must_use]
+        pub fn rows(mut self) -> Self {
+            self.rows = true;
+            self
+        }
+
+        /// The first dimension of `name` varies from file to file, up to `max`; see [`Shape::UpTo`](crate::tensor::Shape).
+        #[must_use]
+        pub fn up_to(mut self, name: &str, max: usize) -> Self {
+            self.rules.0.push((name.into(), Rule::UpTo(max)));
+            self
+        }
+
+        /// All dimensions of `name` vary from file to file: it is delivered as a vector of at most `max` elements, and its
+        /// shape as the field `name.shape` (`i64`).
+        #[must_use]
+        pub fn flat(mut self, name: &str, max: usize) -> Self {
+            self.rules.0.push((name.into(), Rule::Flat(max)));
+            self
+        }
+    };
+}
+
 mod header;
 mod npz;
 mod zip;
@@ -17,15 +44,14 @@ mod zip;
 pub(crate) use npz::parse as parse_npz;
 pub use npz::{Npz, NpzBuilder};
 
+use crate::dataset::Dataset;
 use crate::dataset::format::arrays::{Array, Arrays, Given, Rule};
+use crate::dataset::forward::forward;
 use crate::dataset::parallel::parallel;
-use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::listing::{expand, regular_len};
 use crate::storage::{Blob, Sources};
-use crate::tensor::EncodedField;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// With [`NpyBuilder::uniform`], headers of so many files are read all the same.
 const UNIFORM_LOOKS: usize = 64;
@@ -43,11 +69,7 @@ const UNIFORM_LOOKS: usize = 64;
 /// let table = Npy::builder().field("image", "images.npy").field("label", "labels.npy").rows().open()?;
 /// # Ok::<(), feedline::Error>(())
 /// ```
-pub struct Npy {
-    arrays: Arrays,
-    rows: bool,
-    name: String,
-}
+pub struct Npy(Arrays);
 
 /// Which files make which fields; made by [`Npy::builder`].
 #[derive(Clone, Debug, Default)]
@@ -110,27 +132,7 @@ impl NpyBuilder {
         self
     }
 
-    /// Each row of the first axis is a sample, the files one after the other; else each file is.
-    #[must_use]
-    pub fn rows(mut self) -> Self {
-        self.rows = true;
-        self
-    }
-
-    /// The first dimension of `name` varies from file to file, up to `max`; see [`Shape::UpTo`](crate::tensor::Shape).
-    #[must_use]
-    pub fn up_to(mut self, name: &str, max: usize) -> Self {
-        self.rules.0.push((name.into(), Rule::UpTo(max)));
-        self
-    }
-
-    /// All dimensions of `name` vary from file to file: it is delivered as a vector of at most `max` elements, and its
-    /// shape as the field `name.shape` (`i64`).
-    #[must_use]
-    pub fn flat(mut self, name: &str, max: usize) -> Self {
-        self.rules.0.push((name.into(), Rule::Flat(max)));
-        self
-    }
+    rule_setters!();
 
     /// All files of a field have the same header: only those of 64 files, evenly spread, are read, and the lengths of
     /// all. Opening many files is faster then; but a file of the same length with another header (a reshaped array, another
@@ -167,12 +169,7 @@ impl NpyBuilder {
             let arrays = self.arrays(&files, &mut sources)?;
             given.push(Given { name: name.clone(), base, arrays, rule: self.rules.of(name) });
         }
-        let arrays = if self.rows { Arrays::rows(sources, given)? } else { Arrays::samples(sources, given)? };
-        let name = self.fields[0].1.display().to_string();
-        if arrays.len == 0 {
-            return Err(Error::new(ErrorKind::Empty, Stage::Index, "the arrays have no rows").with_path(name));
-        }
-        Ok(Npy { arrays, rows: self.rows, name })
+        Arrays::of(sources, given, self.rows, "npy arrays", &self.fields[0].1).map(Npy)
     }
 
     /// The array of each file, which is added to the sources.
@@ -237,46 +234,7 @@ fn difference<'a>(a: &'a [u8], b: &'a [u8]) -> (&'a [u8], &'a [u8]) {
 }
 
 impl Dataset for Npy {
-    fn schema(&self) -> &[EncodedField] {
-        &self.arrays.schema
-    }
-
-    fn len(&self) -> u64 {
-        self.arrays.len
-    }
-
-    fn sources(&self) -> &Arc<Sources> {
-        &self.arrays.sources
-    }
-
-    fn sample_bytes_max(&self) -> u64 {
-        self.arrays.bytes_max
-    }
-
-    fn largest_sample(&self) -> Option<u64> {
-        self.arrays.largest
-    }
-
-    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-        self.arrays.extents(sample, parts);
-        Ok(())
-    }
-
-    fn index_bytes(&self) -> usize {
-        self.arrays.index_bytes()
-    }
-
-    fn describe(&self) -> String {
-        let what = if self.rows { "rows of npy arrays" } else { "npy arrays" };
-        let (len, files) = (self.arrays.len, self.arrays.sources.count());
-        format!("{len} {what} ({}) in {files} files: {}", self.arrays.describe_fields(), self.name)
-    }
-}
-
-impl std::fmt::Debug for Npy {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.describe())
-    }
+    forward!(self => self.0; schema len sources sample_bytes_max largest_sample extents check open index_bytes describe);
 }
 
 #[cfg(test)]

@@ -6,16 +6,14 @@
 
 use super::zip::{self, Member};
 use super::{Rules, header};
-use crate::dataset::format::arrays::{Array, Arrays, Given, Rule};
-
+use crate::dataset::Dataset;
+use crate::dataset::format::arrays::{Array, Arrays, Check, Given, Rule};
+use crate::dataset::forward::forward;
 use crate::dataset::parallel::parallel;
-use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::listing::expand;
-use crate::storage::{Blob, Extent, Sources};
-use crate::tensor::EncodedField;
+use crate::storage::{Blob, Sources};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// Archives of arrays: each archive a sample with a field per member, or each row of the members' first axis.
 ///
@@ -27,20 +25,7 @@ use std::sync::Arc;
 /// let scans = Npz::builder().flat("x", 200 << 20).open("unet3d/train/")?;
 /// # Ok::<(), feedline::Error>(())
 /// ```
-pub struct Npz {
-    arrays: Arrays,
-    checks: Option<Box<[Check]>>,
-    fields: usize,
-    rows: bool,
-    name: String,
-}
-
-/// A whole member, header and data, and its checksum.
-#[derive(Clone, Copy)]
-struct Check {
-    header: u32,
-    crc: u32,
-}
+pub struct Npz(Arrays);
 
 /// What is taken from the archives; made by [`Npz::builder`].
 #[derive(Clone, Debug, Default)]
@@ -79,27 +64,7 @@ impl NpzBuilder {
         self
     }
 
-    /// Each row of the members' first axis is a sample, the archives one after the other; else each archive is.
-    #[must_use]
-    pub fn rows(mut self) -> Self {
-        self.rows = true;
-        self
-    }
-
-    /// The first dimension of `name` varies from archive to archive, up to `max`.
-    #[must_use]
-    pub fn up_to(mut self, name: &str, max: usize) -> Self {
-        self.rules.0.push((name.into(), Rule::UpTo(max)));
-        self
-    }
-
-    /// All dimensions of `name` vary: it is delivered as a vector of at most `max` elements, and its shape as the field
-    /// `name.shape` (`i64`).
-    #[must_use]
-    pub fn flat(mut self, name: &str, max: usize) -> Self {
-        self.rules.0.push((name.into(), Rule::Flat(max)));
-        self
-    }
+    rule_setters!();
 
     /// Checks the CRC-32 of every member that is read: a damaged one is an error of its sample ([`ErrorKind::Decode`]).
     /// Costs a copy of each member and a pass over the bytes by table lookups. Not for [`rows`](Self::rows), which are parts of
@@ -136,7 +101,6 @@ impl NpzBuilder {
 
     fn finish(self, files: &[PathBuf], names: Vec<String>, archives: Vec<Archive>, pattern: &Path) -> Result<Npz> {
         let mut sources = Sources::new();
-        let fields = names.len();
         let mut given: Vec<Given> = names
             .into_iter()
             .map(|name| Given { rule: self.rules.of(&name), name, base: 0, arrays: Vec::new() })
@@ -149,17 +113,8 @@ impl NpzBuilder {
                 checks.push(check);
             }
         }
-        let mut arrays = if self.rows { Arrays::rows(sources, given)? } else { Arrays::samples(sources, given)? };
-        let name = pattern.display().to_string();
-        if arrays.len == 0 {
-            return Err(Error::new(ErrorKind::Empty, Stage::Index, "the arrays have no rows").with_path(name));
-        }
-        let checks = self.verify.then(|| checks.into_boxed_slice());
-        if let Some(checks) = &checks {
-            let headers = checks.chunks(fields).map(|checks| checks.iter().map(|check| u64::from(check.header)).sum());
-            arrays.bytes_max = arrays.bytes_max.saturating_add(headers.max().unwrap_or(0));
-        }
-        Ok(Npz { arrays, checks, fields, rows: self.rows, name })
+        let arrays = Arrays::of(sources, given, self.rows, "npz archives", pattern)?;
+        Ok(Npz(if self.verify { arrays.verified(checks) } else { arrays }))
     }
 }
 
@@ -212,67 +167,5 @@ pub(crate) fn parse(input: &Blob) -> Result<usize> {
 }
 
 impl Dataset for Npz {
-    fn schema(&self) -> &[EncodedField] {
-        &self.arrays.schema
-    }
-
-    fn len(&self) -> u64 {
-        self.arrays.len
-    }
-
-    fn sources(&self) -> &Arc<Sources> {
-        &self.arrays.sources
-    }
-
-    fn sample_bytes_max(&self) -> u64 {
-        self.arrays.bytes_max
-    }
-
-    fn largest_sample(&self) -> Option<u64> {
-        self.arrays.largest
-    }
-
-    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-        let Some(checks) = &self.checks else {
-            self.arrays.extents(sample, parts);
-            return Ok(());
-        };
-        for column in 0..self.arrays.columns() {
-            let (field, Extent { source, offset, len }) = self.arrays.extent(column, sample);
-            let header = u64::from(checks[sample as usize * self.fields + column].header);
-            parts.framed(field, Extent { source, offset: offset - header, len: len + header });
-            self.arrays.inline(column, sample, parts);
-        }
-        Ok(())
-    }
-
-    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
-        let column = (0..self.arrays.columns()).find(|column| self.arrays.extent(*column, sample).0 == field);
-        let (Some(checks), Some(column)) = (&self.checks, column) else { return Ok(bytes) };
-        let check = checks[sample as usize * self.fields + column];
-        let found = crc32fast::hash(bytes);
-        if found != check.crc {
-            let name = &self.arrays.schema[field].name;
-            let message = format!("`{name}` has the CRC-32 {found:08x}, the archive says {:08x}", check.crc);
-            return Err(Error::new(ErrorKind::Decode, Stage::Decode, message));
-        }
-        Ok(&bytes[check.header as usize..])
-    }
-
-    fn index_bytes(&self) -> usize {
-        self.arrays.index_bytes() + self.checks.as_ref().map_or(0, |checks| size_of_val(&**checks))
-    }
-
-    fn describe(&self) -> String {
-        let what = if self.rows { "rows of npz archives" } else { "npz archives" };
-        let checked = if self.checks.is_some() { ", CRC-32 verified" } else { "" };
-        let (len, files) = (self.arrays.len, self.arrays.sources.count());
-        format!("{len} {what} ({}) in {files} files{checked}: {}", self.arrays.describe_fields(), self.name)
-    }
-}
-
-impl std::fmt::Debug for Npz {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.describe())
-    }
+    forward!(self => self.0; schema len sources sample_bytes_max largest_sample extents check open index_bytes describe);
 }

@@ -437,9 +437,3 @@ impl Chunked for Parquet {
         format!("{}, row group {group}, rows {} to {}", path.display(), rows.start, rows.end)
     }
 }
-
-impl std::fmt::Debug for Parquet {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.describe())
-    }
-}

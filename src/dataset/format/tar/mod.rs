@@ -23,10 +23,13 @@ mod samples;
 use self::samples::{Len, RECORD, Rule, Samples, split};
 use crate::dataset::damage::{Damage, OnDamage, cost};
 use crate::dataset::digest::Digest;
-use crate::dataset::index::{Cache, FIELDS_MAX, Index, Rows, Scan, Settings, without_indexes};
+use crate::dataset::forward::forward;
+use crate::dataset::index::{
+    Cache, FIELDS_MAX, Index, Rows, Scan, Settings, index_getters, index_setters, without_indexes,
+};
 use crate::dataset::{Dataset, EXTENSIONS, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::{Blob, Sources, listing};
+use crate::storage::{Blob, listing};
 use crate::tensor::{DType, EncodedField, Encoding, Field, Shape, Spec};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -75,6 +78,8 @@ struct TarField {
 }
 
 impl Tar {
+    index_getters!();
+
     /// Opens shards: a file, a folder (its `.tar` files) or a pattern such as `train-{0000..0127}.tar` or `*.tar`.
     /// Which members become fields is told from the first sample: a picture (an ending of [`Images`](crate::dataset::Images)) becomes
     /// `image`, `cls` becomes `label` (`i64`). [`Tar::builder`] says it explicitly.
@@ -100,24 +105,9 @@ impl Tar {
         }
     }
 
-    /// Damage, in the order of the shards. Empty with [`OnDamage::Fail`].
-    pub fn damage(&self) -> &[Damage] {
-        self.index.damage()
-    }
-
     /// Members that are left out by rule: endings that no field asks for (`.json`), other reasons, with counts.
     pub fn left_out(&self) -> &BTreeMap<String, u64> {
         self.index.left_out()
-    }
-
-    /// Shards that were scanned by this call, since no index fitted; the others came from their index.
-    pub fn shards_scanned(&self) -> usize {
-        self.index.scanned()
-    }
-
-    /// Why indexes could not be saved (for the first shard), if so: the next `open` will scan again.
-    pub fn index_unsaved(&self) -> Option<&str> {
-        self.index.unsaved()
     }
 
     /// Offset and length of a field in its shard, for tests.
@@ -165,6 +155,8 @@ impl Tar {
 }
 
 impl TarBuilder {
+    index_setters!(Tar);
+
     /// Members with these endings are the field `image`, an encoded picture. Endings are the part of a name behind its
     /// first dot, any case; alternatives are separated by `;`, and a sample has exactly one of them.
     #[must_use]
@@ -234,32 +226,11 @@ impl TarBuilder {
         self
     }
 
-    /// Keeps index files in this folder instead of beside the shards; it is made when missing.
-    #[must_use]
-    pub fn index_dir(mut self, dir: impl Into<PathBuf>) -> Self {
-        self.cache = Cache::Folder(dir.into());
-        self
-    }
-
-    /// With `false` no index file is read or written: each `open` scans the shards.
-    #[must_use]
-    pub fn index(mut self, keep: bool) -> Self {
-        self.cache.keep(keep);
-        self
-    }
-
     /// With `false` making the index reads headers alone, which is faster on large members; a payload that was changed
     /// is then not noticed. All checks of structure stay. Default: `true`.
     #[must_use]
     pub fn checksums(mut self, on: bool) -> Self {
         self.checksums = on;
-        self
-    }
-
-    /// What happens when a shard is damaged. Default: [`OnDamage::Fail`].
-    #[must_use]
-    pub fn on_damage(mut self, on_damage: OnDamage) -> Self {
-        self.on_damage = on_damage;
         self
     }
 
@@ -276,13 +247,6 @@ impl TarBuilder {
         let pattern = pattern.as_ref();
         let files = without_indexes(listing::expand(pattern, &[".tar"])?);
         let name = pattern.display().to_string();
-        self.open_as(&files, name)
-    }
-
-    /// Opens these shards, in this order. Errors: as [`Tar::open`].
-    pub fn open_files(self, paths: &[impl AsRef<Path>]) -> Result<Tar> {
-        let files: Vec<PathBuf> = paths.iter().map(|path| path.as_ref().to_path_buf()).collect();
-        let name = files.first().map_or(String::new(), |path| path.display().to_string());
         self.open_as(&files, name)
     }
 
@@ -394,14 +358,7 @@ impl TarBuilder {
     }
 
     fn finish(self, index: Index, name: String) -> Result<Tar> {
-        if index.len() == 0 {
-            let damage = match index.damage().first() {
-                Some(first) => format!("; damage: {first}"),
-                None => String::new(),
-            };
-            let message = format!("no samples in {} shards{damage}", index.sources().count());
-            return Err(Error::new(ErrorKind::Empty, Stage::Index, message).with_path(name));
-        }
+        index.not_empty(&format!("no samples in {} shards", index.sources().count()), &name)?;
         let mask = |wanted: &dyn Fn(&TarField) -> bool| {
             let hits = self.fields.iter().enumerate().filter(|(_, field)| wanted(field));
             hits.fold(0_u32, |mask, (index, _)| mask | 1 << index)
@@ -472,6 +429,8 @@ fn class(text: &[u8]) -> Result<i64> {
 }
 
 impl Dataset for Tar {
+    forward!(self => self.index; len sources sample_bytes_max largest_sample);
+
     /// The key and the first field's ending.
     fn member(&self, sample: u64) -> Option<String> {
         self.member_name(sample, 0).ok()
@@ -479,22 +438,6 @@ impl Dataset for Tar {
 
     fn schema(&self) -> &[EncodedField] {
         &self.schema
-    }
-
-    fn len(&self) -> u64 {
-        self.index.len()
-    }
-
-    fn sources(&self) -> &Arc<Sources> {
-        self.index.sources()
-    }
-
-    fn sample_bytes_max(&self) -> u64 {
-        self.index.sample_bytes_max()
-    }
-
-    fn largest_sample(&self) -> Option<u64> {
-        self.index.largest_sample()
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
@@ -522,7 +465,7 @@ impl Dataset for Tar {
     }
 
     fn index_bytes(&self) -> usize {
-        self.index.heap_bytes()
+        self.index.index_bytes()
     }
 
     fn describe(&self) -> String {
@@ -542,11 +485,5 @@ impl Dataset for Tar {
             text += &format!("; index not saved: {why}");
         }
         text
-    }
-}
-
-impl std::fmt::Debug for Tar {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.describe())
     }
 }

@@ -18,10 +18,11 @@ pub(crate) mod example;
 use self::example::{Feature, Kind};
 use crate::dataset::damage::{Damage, DamageKind, OnDamage};
 use crate::dataset::digest::Digest;
-use crate::dataset::index::{Cache, Entry, Index, Rows, Scan, Settings, without_indexes};
+use crate::dataset::forward::forward;
+use crate::dataset::index::{Cache, Entry, Index, Rows, Scan, Settings, index_getters, index_setters, without_indexes};
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::{Extent, Sources, listing};
+use crate::storage::{Extent, listing};
 use crate::tensor::{DType, EncodedField, Encoding, Field, Shape, Spec};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -85,6 +86,8 @@ pub struct TfRecordBuilder {
 }
 
 impl TfRecord {
+    index_getters!();
+
     /// Opens a file, a folder or a pattern (`train-{00000..00127}-of-00128`, `*.tfrecord`) with one field, `record`: the
     /// payload.
     ///
@@ -105,24 +108,11 @@ impl TfRecord {
             on_damage: OnDamage::Fail,
         }
     }
-
-    /// Damage of the files, in their order: empty unless [`TfRecordBuilder::on_damage`] allows some.
-    pub fn damage(&self) -> &[Damage] {
-        self.index.damage()
-    }
-
-    /// Files that were walked since no index file fitted.
-    pub fn shards_scanned(&self) -> usize {
-        self.index.scanned()
-    }
-
-    /// Why an index file could not be written, for the first file where that failed: the next `open` walks it again.
-    pub fn index_unsaved(&self) -> Option<&str> {
-        self.index.unsaved()
-    }
 }
 
 impl TfRecordBuilder {
+    index_setters!(TfRecord);
+
     /// What the payload is, when it is no example: a picture, an array of fixed shape (little-endian), bytes.
     #[must_use]
     pub fn record(mut self, field: EncodedField) -> Self {
@@ -192,28 +182,6 @@ impl TfRecordBuilder {
         self
     }
 
-    /// Keeps index files in this folder instead of beside the files; it is made when missing.
-    #[must_use]
-    pub fn index_dir(mut self, dir: impl Into<PathBuf>) -> Self {
-        self.cache = Cache::Folder(dir.into());
-        self
-    }
-
-    /// With `false` no index file is read or written: each `open` walks the files.
-    #[must_use]
-    pub fn index(mut self, keep: bool) -> Self {
-        self.cache.keep(keep);
-        self
-    }
-
-    /// With [`OnDamage::Skip`], records before the first damage of a file are delivered and the rest of that file is an
-    /// entry of [`TfRecord::damage`]. By default damage is an error.
-    #[must_use]
-    pub fn on_damage(mut self, on_damage: OnDamage) -> Self {
-        self.on_damage = on_damage;
-        self
-    }
-
     /// Opens a file, a folder (all its files) or a pattern.
     ///
     /// Errors: no such file; [`ErrorKind::Truncated`] for a file that ends within a record, [`ErrorKind::Decode`] for a
@@ -226,13 +194,6 @@ impl TfRecordBuilder {
             [_] => pattern.display().to_string(),
             _ => format!("{} files of {}", files.len(), pattern.display()),
         };
-        self.open_as(&files, name)
-    }
-
-    /// Opens these files, in this order. Errors: as [`open`](Self::open).
-    pub fn open_files(self, paths: &[impl AsRef<Path>]) -> Result<TfRecord> {
-        let files: Vec<PathBuf> = paths.iter().map(|path| path.as_ref().to_path_buf()).collect();
-        let name = files.first().map_or(String::new(), |path| path.display().to_string());
         self.open_as(&files, name)
     }
 
@@ -261,14 +222,11 @@ impl TfRecordBuilder {
     }
 
     fn finish(self, index: Index, name: String) -> Result<TfRecord> {
-        let error = |kind, message| Err(Error::new(kind, Stage::Index, message).with_path(&name));
         if let Some(records) = self.records.filter(|records| *records != index.len()) {
-            return error(ErrorKind::Shape, format!("{} records, there should be {records}", index.len()));
+            let message = format!("{} records, there should be {records}", index.len());
+            return Err(Error::new(ErrorKind::Shape, Stage::Index, message).with_path(&name));
         }
-        if index.len() == 0 {
-            let damage = index.damage().first().map(|first| format!("; damage: {first}")).unwrap_or_default();
-            return error(ErrorKind::Empty, format!("there are no records{damage}"));
-        }
+        index.not_empty("there are no records", &name)?;
         let (schema, features) = self.fields()?;
         let list = |take: &Take| if let Take::List { row_bytes, .. } = take { *row_bytes as u64 } else { 0 };
         let opened_bytes_max = features.iter().map(list).max().unwrap_or(0);
@@ -407,24 +365,10 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
 }
 
 impl Dataset for TfRecord {
+    forward!(self => self.index; len sources sample_bytes_max largest_sample index_bytes);
+
     fn schema(&self) -> &[EncodedField] {
         &self.schema
-    }
-
-    fn len(&self) -> u64 {
-        self.index.len()
-    }
-
-    fn sources(&self) -> &Arc<Sources> {
-        self.index.sources()
-    }
-
-    fn sample_bytes_max(&self) -> u64 {
-        self.index.sample_bytes_max()
-    }
-
-    fn largest_sample(&self) -> Option<u64> {
-        self.index.largest_sample()
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
@@ -492,10 +436,6 @@ impl Dataset for TfRecord {
         self.features.iter().fold(Digest::new("tfrecord"), feature).end()
     }
 
-    fn index_bytes(&self) -> usize {
-        self.index.heap_bytes()
-    }
-
     fn describe(&self) -> String {
         format!("{} records in {}", self.index.len(), self.name)
     }
@@ -505,10 +445,4 @@ impl Dataset for TfRecord {
 #[cold]
 fn of(feature: &str, error: Error) -> Error {
     error.within(format_args!("feature {feature:?}"))
-}
-
-impl std::fmt::Debug for TfRecord {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.describe())
-    }
 }

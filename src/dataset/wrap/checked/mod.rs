@@ -28,15 +28,13 @@ mod tests;
 
 use self::file::{Found, HEADER, Head, hashes, load};
 use self::outline::Outline;
-use crate::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
+use crate::dataset::forward::forward;
+use crate::dataset::{ChunkBuf, Chunked, Dataset, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::publish::publish;
-use crate::storage::{Extent, Sources};
-use crate::tensor::EncodedField;
 use bytes::Bytes;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// A dataset whose every read is verified; made by [`DatasetExt::checked`](crate::dataset::DatasetExt::checked).
 pub struct Checked<D> {
@@ -122,29 +120,7 @@ fn another(place: &Path) -> Error {
 }
 
 impl<D: Dataset> Dataset for Checked<D> {
-    fn schema(&self) -> &[EncodedField] {
-        self.inner.schema()
-    }
-
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
-
-    fn sources(&self) -> &Arc<Sources> {
-        self.inner.sources()
-    }
-
-    fn sample_bytes_max(&self) -> u64 {
-        self.inner.sample_bytes_max()
-    }
-
-    fn largest_sample(&self) -> Option<u64> {
-        self.inner.largest_sample()
-    }
-
-    fn member(&self, sample: u64) -> Option<String> {
-        self.inner.member(sample)
-    }
+    forward!(self => self.inner; schema len sources sample_bytes_max largest_sample member open opened_bytes_max identity);
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         self.inner.extents(sample, parts)?;
@@ -160,20 +136,8 @@ impl<D: Dataset> Dataset for Checked<D> {
         self.inner.check(sample, field, bytes)
     }
 
-    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
-        self.inner.open(sample, field, bytes, buffer)
-    }
-
-    fn opened_bytes_max(&self) -> u64 {
-        self.inner.opened_bytes_max()
-    }
-
     fn chunked(&self) -> Option<&dyn Chunked> {
         self.inner.chunked().map(|_| self as &dyn Chunked)
-    }
-
-    fn identity(&self) -> u64 {
-        self.inner.identity()
     }
 
     fn index_bytes(&self) -> usize {
@@ -197,25 +161,7 @@ impl<D: Dataset> Checked<D> {
 }
 
 impl<D: Dataset> Chunked for Checked<D> {
-    fn starts(&self) -> &[u64] {
-        self.chunks().starts()
-    }
-
-    fn is_whole(&self) -> bool {
-        self.chunks().is_whole()
-    }
-
-    fn inner(&self, sample: u64) -> u64 {
-        self.chunks().inner(sample)
-    }
-
-    fn chunk_extents(&self, chunk: usize, extents: &mut Vec<Extent>) -> Result<()> {
-        self.chunks().chunk_extents(chunk, extents)
-    }
-
-    fn chunk_bytes(&self, chunk: usize) -> ChunkBytes {
-        self.chunks().chunk_bytes(chunk)
-    }
+    forward!(self => self.chunks(); starts is_whole inner chunk_extents chunk_bytes chunk_name);
 
     fn open_chunk(&self, chunk: usize, pieces: &[Bytes], scratch: &mut Scratch, out: &mut ChunkBuf) -> Result<()> {
         let expected = &self.words[self.pieces[chunk]..self.pieces[chunk + 1]];
@@ -227,15 +173,5 @@ impl<D: Dataset> Chunked for Checked<D> {
             }
         }
         self.chunks().open_chunk(chunk, pieces, scratch, out)
-    }
-
-    fn chunk_name(&self, chunk: usize) -> String {
-        self.chunks().chunk_name(chunk)
-    }
-}
-
-impl<D: Dataset> std::fmt::Debug for Checked<D> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.describe())
     }
 }

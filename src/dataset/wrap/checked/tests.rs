@@ -4,9 +4,11 @@ use super::file::CRC;
 use super::*;
 use crate::dataset::words::crc;
 use crate::dataset::{DatasetExt, Images, Records, Tar};
-use crate::storage::SourceId;
+use crate::storage::{Extent, SourceId, Sources};
 use crate::tensor::DType;
+use crate::tensor::EncodedField;
 use std::fs::File;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 struct Dir(PathBuf);
