@@ -58,9 +58,11 @@ impl LoaderBuilder {
     ///
     /// For saved states it fingerprints the dataset: it reads the ends of up to 256 files, see [`State`](crate::State).
     ///
-    /// Errors: [`ErrorKind::Config`] for an invalid setting, [`ErrorKind::Empty`] for a dataset without samples or an
-    /// epoch without a batch, [`ErrorKind::Budget`] with the sum if the budget, or the part of a shared one, is too
-    /// small, and any error of opening the sources.
+    /// Errors:
+    /// * [`ErrorKind::Config`] for an invalid setting;
+    /// * [`ErrorKind::Empty`] for a dataset without samples, or an epoch without a batch;
+    /// * [`ErrorKind::Budget`] with the sum, if the budget or the part of a shared one is too small;
+    /// * any error of opening the sources.
     pub fn build(self) -> Result<Loader> {
         // Datasets, decoders and samplers are the user's code: they may panic.
         caught(Stage::Build, || self.make())
