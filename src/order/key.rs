@@ -110,6 +110,7 @@ impl Permutation {
     }
 
     /// The number of entries, `n`.
+    #[cfg(feature = "unstable")]
     pub fn len(&self) -> u64 {
         self.n
     }
