@@ -1,23 +1,35 @@
-//! Work on many files at once, while a dataset is opened.
+//! Work on many things at once, while a dataset is opened.
 
 use crate::error::Result;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::Hold;
+use std::sync::Mutex;
 
-/// Applies `f` to every item on threads that end here; the first error (in order) wins.
-pub(super) fn parallel<T: Sync, R: Send>(items: &[T], f: impl Fn(usize, &T) -> Result<R> + Sync) -> Result<Vec<R>> {
+/// Applies `f` to every item on threads that end here; the first error (in order) wins. After an error no item is begun.
+pub(super) fn parallel<I, R: Send>(items: I, f: impl Fn(usize, I::Item) -> Result<R> + Sync) -> Result<Vec<R>>
+where
+    I: IntoIterator<IntoIter: Send>,
+{
     // Listing waits for storage more than it computes.
     let threads = std::thread::available_parallelism().map_or(4, usize::from).saturating_mul(2).clamp(1, 32);
-    let next = AtomicUsize::new(0);
+    let items = items.into_iter();
+    let threads = threads.min(items.size_hint().0);
+    // They are taken in order, so that all before one that failed have been begun, too.
+    let left = Mutex::new((items.enumerate(), false));
+    let next = || {
+        let mut left = left.hold();
+        if left.1 { None } else { left.0.next() }
+    };
+    let work = || {
+        let mut out = Vec::new();
+        while let Some((index, item)) = next() {
+            let done = f(index, item);
+            left.hold().1 |= done.is_err();
+            out.push((index, done));
+        }
+        out
+    };
     let mut done: Vec<(usize, Result<R>)> = std::thread::scope(|scope| {
-        let work = || {
-            let mut out = Vec::new();
-            loop {
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                let Some(item) = items.get(index) else { return out };
-                out.push((index, f(index, item)));
-            }
-        };
-        let handles: Vec<_> = (1..threads.min(items.len())).map(|_| scope.spawn(work)).collect();
+        let handles: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
         let mut done = work();
         for handle in handles {
             done.extend(handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));

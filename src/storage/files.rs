@@ -44,6 +44,8 @@ pub(crate) struct Files {
     opens: AtomicU64,
     fallbacks: AtomicU64,
     hook: FaultHook,
+    /// Files are left as they were opened.
+    nonblocking: bool,
     /// Which file each name was when it was opened first, by any table of the same reader.
     seen: Option<Seen>,
 }
@@ -95,12 +97,18 @@ impl Files {
     pub(crate) fn new(sources: Arc<Sources>, align: usize, budget: Option<u32>) -> Self {
         let kept = keeps(&sources, budget).then(|| (0..sources.count()).map(|_| OnceLock::new()).collect::<Box<[_]>>());
         let hook = FaultHook::none();
-        Self { sources, align, kept, opens: AtomicU64::new(0), fallbacks: AtomicU64::new(0), hook, seen: None }
+        let (opens, fallbacks) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { sources, align, kept, opens, fallbacks, hook, nonblocking: false, seen: None }
     }
 
     /// The same, and its files are opened and read through `hook`.
     pub(crate) fn through(self, hook: FaultHook) -> Self {
         Self { hook, ..self }
+    }
+
+    /// The same, and `O_NONBLOCK`, which is for opening, stays: only io_uring minds it in regular files, which must not read these.
+    pub(crate) fn nonblocking(self) -> Self {
+        Self { nonblocking: true, ..self }
     }
 
     /// The same, and a file must be the one that was opened first.
@@ -253,7 +261,9 @@ impl Files {
         check_regular(&fd, Some(self.sources.len_of(id))).map_err(site)?;
         self.check_identity(id, &fd).map_err(site)?;
         let kept_flags = if self.align > 1 && !buffered { OFlags::DIRECT } else { OFlags::empty() };
-        rustix::fs::fcntl_setfl(&fd, kept_flags).map_err(failed)?;
+        if !self.nonblocking {
+            rustix::fs::fcntl_setfl(&fd, kept_flags).map_err(failed)?;
+        }
         if buffered {
             add(&self.fallbacks, 1);
         }

@@ -54,7 +54,7 @@ impl PageCache {
     /// The page cache for `sources`, with a descriptor budget as in [`ReaderOptions::fds`](super::ReaderOptions::fds).
     pub fn new(sources: Arc<Sources>, fds: Option<u32>) -> Self {
         Self {
-            files: Files::new(sources, 1, fds),
+            files: Files::new(sources, 1, fds).nonblocking(),
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
             sure: AtomicU32::new(0),

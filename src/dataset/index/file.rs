@@ -2,7 +2,9 @@
 
 use super::table::{Form, HEADER, Notes, Table};
 use super::{Cache, Settings};
-use crate::dataset::words::{crc, halves, load as load_words, seal as seal_words, wide};
+#[cfg(feature = "unstable")]
+use crate::dataset::words::crc;
+use crate::dataset::words::{halves, load as load_words, seal as seal_words, wide};
 use crate::error::Result;
 use crate::storage::Blob;
 use std::path::{Path, PathBuf};
@@ -76,6 +78,7 @@ pub(crate) fn without_indexes(mut files: Vec<PathBuf>) -> Vec<PathBuf> {
 
 /// The word of the CRC. Words of the header: magic and version, purpose, the shard's length, time and ends, fields, form, rows, most bytes of
 /// a sample, largest sample, bytes of notes, CRC32C of the file without this word.
+#[cfg(any(test, feature = "unstable"))]
 pub(super) const CRC: usize = HEADER - 1;
 /// "feedlix" and the version. In native order like everything else: a machine of the other order finds no index.
 pub(super) const MAGIC: [u32; 2] = [u32::from_be_bytes(*b"feed"), u32::from_be_bytes(*b"lix1")];

@@ -45,7 +45,6 @@ use crate::storage::{Blob, Extent, SourceId, Sources};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What both builders of indexed formats say of index files and damage, and how they open files.
 macro_rules! index_setters {
@@ -164,18 +163,8 @@ impl Index {
         settings: &Settings<'_>,
         scan: impl Fn(&mut Scan<'_>, &mut Rows) -> Result<()> + Sync,
     ) -> Result<Self> {
-        // Files behind the first one that fails are not worth scanning.
-        let failed = AtomicUsize::new(usize::MAX);
-        let shards = parallel(files, |number, path| {
-            if number > failed.load(Ordering::Relaxed) {
-                return Err(Error::new(ErrorKind::Cancelled, Stage::Index, ""));
-            }
-            let shard = open_shard(path, settings, &scan).map_err(|error| error.with_path(path));
-            if shard.is_err() {
-                failed.fetch_min(number, Ordering::Relaxed);
-            }
-            shard
-        })?;
+        let shards =
+            parallel(files, |_, path| open_shard(path, settings, &scan).map_err(|error| error.with_path(path)))?;
         let mut sources = Sources::new();
         for (path, shard) in files.iter().zip(&shards) {
             sources.file(path, shard.len)?;

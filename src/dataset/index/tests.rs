@@ -10,6 +10,7 @@ use crate::storage::listing;
 use proptest::prelude::*;
 use std::fs::File;
 use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
 
 #[test]
 fn an_index_file_that_claims_more_samples_than_its_shard_has_bytes_takes_no_memory() {

@@ -9,12 +9,13 @@
 //! What is on disk may change or vanish afterwards.
 
 use crate::dataset::forward::forward;
+use crate::dataset::parallel::parallel;
 use crate::dataset::{Chunked, Dataset};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::RegionBytes;
 use crate::storage::{Blob, SourceId, Sources};
 use bytes::Bytes;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Bytes that a thread reads at a time.
 const STEP: usize = 16 << 20;
@@ -86,25 +87,11 @@ fn read_all(table: &Sources, mut rest: &mut [u8]) -> Result<()> {
         let parts = file.chunks_mut(STEP).enumerate();
         tasks.extend(parts.map(|(part, place)| Task { source, offset: (part * STEP) as u64, place }));
     }
-    let threads = std::thread::available_parallelism().map_or(4, usize::from).clamp(1, 32).min(tasks.len().max(1));
-    let tasks = Mutex::new(tasks.into_iter());
-    let next = || tasks.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let work = || {
-        while let Some(task) = next() {
-            let (source, offset, len) = (task.source, task.offset, task.place.len() as u64);
-            read(table, task).map_err(|error| error.with_path(table.path(source)).with_range(offset, len))?;
-        }
-        Ok(())
-    };
-    std::thread::scope(|scope| {
-        let handles: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
-        let mut done = work();
-        for handle in handles {
-            let result = handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            done = done.and(result);
-        }
-        done
+    parallel(tasks, |_, task| {
+        let (source, offset, len) = (task.source, task.offset, task.place.len() as u64);
+        read(table, task).map_err(|error| error.with_path(table.path(source)).with_range(offset, len))
     })
+    .map(drop)
 }
 
 fn read(table: &Sources, task: Task<'_>) -> Result<()> {

@@ -34,6 +34,7 @@ use self::fields::{SchemaPlan, outside, prune_columns, same_columns};
 use self::footer::Footer;
 use self::groups::Cut;
 use crate::dataset::digest::Digest;
+use crate::dataset::parallel::parallel;
 use crate::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -42,7 +43,6 @@ use crate::storage::{Extent, SourceId, Sources};
 use crate::tensor::EncodedField;
 use bytes::Bytes;
 use parquet::schema::types::ColumnDescPtr;
-use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -212,8 +212,7 @@ impl ParquetBuilder {
     /// chosen columns; each names the file.
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<Parquet> {
         let files = expand(&pattern, &[".parquet"])?;
-        let footers: Vec<Footer> =
-            files.into_par_iter().map(|path| Footer::of_file(path, &self)).collect::<Result<_>>()?;
+        let footers = parallel(files, |_, path| Footer::of_file(path, &self))?;
         let mut sources = Sources::new();
         for footer in &footers {
             sources.file(&footer.path, footer.len)?;
