@@ -165,11 +165,11 @@ impl Planner {
             if let Some(chunks) = &mut self.chunks {
                 chunks.plan(run);
             } else if self.warmth.look_first() {
-                to_workers.look_up(run);
+                to_workers.fill(run, None);
             } else {
                 let probes = self.warmth.probes(ticket.sequence, run.len());
                 if probes > 0 {
-                    to_workers.look_up(run.take(probes));
+                    to_workers.fill(run.take(probes), None);
                 }
                 if run.len() > 0 {
                     self.direct.push_back(run);
@@ -181,7 +181,7 @@ impl Planner {
     /// Hands on pieces whose chunks are there, and has the next chunks opened.
     fn advance_chunks(&mut self) {
         let Self { core, chunks: Some(chunks), reads, warmth, .. } = self else { return };
-        for opening in chunks.advance(|run, held| core.to_workers.gather(run, held)) {
+        for opening in chunks.advance(|run, held| core.to_workers.fill(run, Some(held))) {
             let mut sample = Box::<Sample>::default();
             let asked = core.samples.ask_chunk(opening.chunk(), &mut sample).and_then(|()| reads.check(&sample));
             let fetch = Fetch::new(Whose::Chunk(opening), sample);
