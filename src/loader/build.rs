@@ -36,7 +36,7 @@ use crate::storage::{self, Opened, Reader};
 use crate::tensor::Layout;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -446,7 +446,7 @@ impl Assembly {
         let late = !self.fields.recipe.map_batches.is_empty();
         let (to_map, maps) = late.then(|| bounded(plan.slots)).unzip();
         let exchange = Exchange {
-            generation: AtomicU64::new(0),
+            generation: Arc::default(),
             ready: ready_in,
             ready_out: ready.clone(),
             frees,

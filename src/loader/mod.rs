@@ -36,7 +36,7 @@ use crate::sync::Hold;
 use crate::tensor::Field;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use std::ops::{Bound, RangeBounds};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -61,7 +61,7 @@ struct JobMaker {
 impl JobMaker {
     /// The job of an epoch from a position on, of which the first `most` batches are wanted. The sampler is the user's
     /// code: it may panic, or change its mind about its length.
-    fn job(&self, generation: u64, cursor: &Cursor, most: u64, cancelled: Arc<AtomicBool>) -> Result<Arc<Job>> {
+    fn job(&self, generation: u64, cursor: &Cursor, most: u64, current: Arc<AtomicU64>) -> Result<Arc<Job>> {
         let (order, batches) = caught(Stage::Order, || {
             let order = self.order.epoch_in(self.dataset_len, self.chunks.as_ref(), cursor.epoch)?;
             let batches = Batches::new(order.len(), self.global, self.last, self.shard)?;
@@ -76,7 +76,7 @@ impl JobMaker {
             return Err(Error::new(ErrorKind::Config, Stage::Order, message));
         }
         let order = order.visited_by(&batches, most);
-        Ok(Arc::new(Job { generation, epoch: cursor.epoch, order, batches, cancelled }))
+        Ok(Arc::new(Job { generation, current, epoch: cursor.epoch, order, batches }))
     }
 }
 

@@ -213,8 +213,8 @@ impl ToWorkers {
 
 /// Where slots go: full ones to the iterator (through `.map_batch`, if there is one), free ones to the planner.
 pub(crate) struct Exchange {
-    /// The iterator's run; slots of older runs are not worth handing out.
-    pub(crate) generation: AtomicU64,
+    /// The iterator's run; what belongs to older runs is cancelled, and their slots are not worth handing out.
+    pub(crate) generation: Arc<AtomicU64>,
     pub(crate) ready: Sender<Contents>,
     pub(crate) ready_out: Receiver<Contents>,
     /// Where full slots go first when batches are handed out on a device.

@@ -8,27 +8,29 @@
 //! A fetch owns all that is known of its row or chunk. So the dataset is asked once what storage has to bring for it, and
 //! nobody relies on a second answer.
 
+#[cfg(doc)]
+use super::Exchange;
 use super::chunks::Opening;
 use crate::error::{Error, Lowest, Result};
 use crate::memory::{IoBuf, RingSpan, Rows, Ticket};
 use crate::order::{Batches, EpochOrder};
 use crate::storage::Extent;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// One epoch being planned and filled.
 pub(crate) struct Job {
+    /// The run of the iterator that it belongs to, and the one that is wanted now ([`Exchange::generation`]).
     pub(crate) generation: u64,
+    pub(crate) current: Arc<AtomicU64>,
     pub(crate) epoch: u64,
     pub(crate) order: EpochOrder,
     pub(crate) batches: Batches,
-    /// Shared by all epochs of one iterator.
-    pub(crate) cancelled: Arc<AtomicBool>,
 }
 
 impl Job {
     pub(crate) fn is_cancelled(&self) -> bool {
-        self.cancelled.load(Ordering::Relaxed)
+        self.current.load(Ordering::Relaxed) != self.generation
     }
 
     /// A run's place of a batch: tickets count across its epochs.
