@@ -157,7 +157,7 @@ pub(super) fn open(
     })
 }
 
-/// A buffer for the encoded bytes of a whole chunk; reused unless somebody has kept a piece of the last one.
+/// A buffer for the encoded bytes of a whole chunk, or of one sample; reused unless somebody has kept a piece of the last one.
 #[derive(Default)]
 pub(crate) struct Encoded(Option<Arc<RegionBytes>>);
 
@@ -168,9 +168,17 @@ impl Encoded {
         Ok(Self((bytes > 0).then(region).transpose()?))
     }
 
-    /// Nobody has anything of it.
-    pub(crate) fn is_free(&self) -> bool {
-        self.0.as_ref().is_some_and(|bytes| Arc::strong_count(bytes) == 1)
+    /// Makes it anew where somebody has kept a piece of the last one, or there was none.
+    pub(crate) fn make_free(&mut self, bytes: usize, what: &str) -> Result<()> {
+        if self.0.as_mut().and_then(Arc::get_mut).is_none() {
+            *self = Self::new(bytes, what)?;
+        }
+        Ok(())
+    }
+
+    /// All of it; nothing where somebody has kept a piece.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        self.0.as_mut().and_then(Arc::get_mut).map_or(&mut [], RegionBytes::as_mut_slice)
     }
 
     /// Brings the pieces that storage has, by `read`; false where one is missing, or there is no room, and then all of them.
@@ -180,8 +188,7 @@ impl Encoded {
         sample: &mut Sample,
         read: impl FnMut(&Extent, &mut [u8]) -> Cached,
     ) -> Result<bool> {
-        let buffer = self.0.as_mut().and_then(Arc::get_mut).map_or(&mut [][..], RegionBytes::as_mut_slice);
-        let all = samples.fetch(sample, None, buffer, read)?;
+        let all = samples.fetch(sample, None, self.bytes_mut(), read)?;
         if !all {
             let brought = sample.pieces.iter_mut().filter(|piece| matches!(piece.place, Place::Buffer(_)));
             brought.for_each(|piece| piece.place = Place::Storage);

@@ -29,7 +29,7 @@ use super::drains::Switch;
 use super::exchange::BadRow;
 use super::gather::opened;
 use super::sample::Samples;
-use super::task::{Run, Sample};
+use super::task::{Piece, Run, Sample};
 use super::watchdog::Doing;
 use super::worker::Worker;
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
@@ -103,7 +103,7 @@ impl BadRow {
 /// The buffers, taken when they are needed first.
 #[derive(Default)]
 struct Spare {
-    bytes: Vec<u8>,
+    /// Of a sample, or a chunk.
     encoded: Encoded,
     /// The chunk that is open here.
     chunk: Option<(usize, ChunkBuf)>,
@@ -234,7 +234,7 @@ impl Search<'_> {
                     let buffer = open_spare(core, room, chunk, spare, worker)?;
                     fill_from_chunk(samples, run, pick.id, (buffer, row), worker)?;
                 }
-                _ => fill_from_storage(core, room, run, pick.id, &mut spare.bytes, worker)?,
+                _ => fill_from_storage(core, room, run, pick.id, &mut spare.encoded, worker)?,
             }
             Ok(Some(pick.id))
         });
@@ -317,20 +317,25 @@ fn fill_from_storage(
     room: &Room,
     run: &mut Run,
     id: u64,
-    bytes: &mut Vec<u8>,
+    encoded: &mut Encoded,
     worker: &mut Worker,
 ) -> Result<()> {
-    if bytes.is_empty() {
-        *bytes = vec![0; room.encoded];
-    }
-    let read =
-        |extent: &Extent, to: &mut [u8]| core.again.read(extent, to).map_or_else(Cached::Failed, |()| Cached::Hit);
-    if worker.fill_by(&core.samples, &run.job, id, &mut run.rows, bytes, read)? {
+    encoded.make_free(room.encoded, "the sample of a substitute")?;
+    let read = |extent: &Extent, to: &mut [u8]| by_plain_calls(core, extent, to);
+    if worker.fill_by(&core.samples, &run.job, id, &mut run.rows, encoded.bytes_mut(), read)? {
         return Ok(());
     }
-    let need: u64 = worker.sample.pieces.iter().map(|piece| piece.len()).sum();
-    let message = format!("the sample has {need} bytes, the dataset said at most {}", room.encoded);
-    Err(Error::new(ErrorKind::Limit, Stage::Read, message))
+    Err(too_large("sample", &worker.sample, room))
+}
+
+fn by_plain_calls(core: &Core, extent: &Extent, to: &mut [u8]) -> Cached {
+    core.again.read(extent, to).map_or_else(Cached::Failed, |()| Cached::Hit)
+}
+
+fn too_large(what: &str, sample: &Sample, room: &Room) -> Error {
+    let need: u64 = sample.pieces.iter().map(Piece::len).sum();
+    let message = format!("the {what} has {need} encoded bytes, the dataset said at most {}", room.encoded);
+    Error::new(ErrorKind::Limit, Stage::Read, message)
 }
 
 /// The chunk in the buffer that is there for this, opened unless it is the one that was opened last.
@@ -371,18 +376,12 @@ fn open_spare<'s>(
 fn read_spare(core: &Core, room: &Room, chunk: usize, encoded: &mut Encoded, worker: &Worker) -> Result<Sample> {
     let (samples, mut sample) = (&core.samples, Sample::default());
     samples.ask_chunk(chunk, &mut sample)?;
-    // Somebody may have kept a piece of the last one.
-    if sample.stored().next().is_some() && !encoded.is_free() {
-        *encoded = Encoded::new(room.encoded, "the chunk of a substitute")?;
+    if sample.stored().next().is_some() {
+        encoded.make_free(room.encoded, "the chunk of a substitute")?;
     }
     let read = encoded.fetch(samples, &mut sample, |extent, to| {
         core.watch.worker(worker.scratch.worker, |cell| cell.read(None, extent));
-        core.again.read(extent, to).map_or_else(Cached::Failed, |()| Cached::Hit)
+        by_plain_calls(core, extent, to)
     })?;
-    if read {
-        return Ok(sample);
-    }
-    let need: u64 = sample.pieces.iter().map(|piece| piece.len()).sum();
-    let message = format!("the chunk has {need} encoded bytes, the dataset said at most {}", room.encoded);
-    Err(Error::new(ErrorKind::Limit, Stage::Read, message))
+    if read { Ok(sample) } else { Err(too_large("chunk", &sample, room)) }
 }
