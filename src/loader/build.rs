@@ -251,10 +251,8 @@ impl LoaderBuilder {
     fn reserved(&self, fields: &Fields, opened: &Opened, first: &Job, workers: usize) -> Result<Reserved> {
         let pending = 2 * opened.reader.depth() + workers;
         let mut demand = demand(&*self.dataset, fields, opened, workers, pending);
-        if self.dataset.chunked().is_some() {
-            let cached = opened.cache.is_some() && self.dataset.sources().total_bytes() > 0;
-            demand.take_chunks(&*self.dataset, &first.order, cached);
-        }
+        let cached = opened.cache.is_some() && self.dataset.sources().total_bytes() > 0;
+        let pieces = demand.take_chunks(&*self.dataset, &first.order, cached)?;
         let room = substitute_room(&demand, self.faults.on_bad);
         demand.substitute = room.encoded.saturating_add(room.chunk).saturating_add(room.lists);
         (demand.slots, demand.budget) = (self.memory.slots, self.memory.budget);
@@ -263,14 +261,14 @@ impl LoaderBuilder {
         demand.device_bytes = if self.on_host() { 0 } else { fields.contents.bytes() };
         demand.direct_threads = if fields.recipe.directs.is_empty() { 0 } else { DIRECT_THREADS };
         let Some(budget) = &self.memory.shared else {
-            return Ok(Reserved { plan: MemoryPlan::new(&demand)?, lease: None, pending, room });
+            return Ok(Reserved { plan: MemoryPlan::new(&demand)?, lease: None, pending, pieces, room });
         };
         let (plan, lease) = budget.take(|part| {
             let plan = MemoryPlan::new(&Demand { part: Some(part), ..demand })?;
             let total = plan.total();
             Ok((plan, total))
         })?;
-        Ok(Reserved { plan, lease: Some(lease), pending, room })
+        Ok(Reserved { plan, lease: Some(lease), pending, pieces, room })
     }
 
     /// What all batches share.
@@ -320,6 +318,8 @@ struct Reserved {
     lease: Option<Lease>,
     /// Samples in flight at most.
     pending: usize,
+    /// Extents of a chunk at most.
+    pieces: usize,
     /// For substitutes.
     room: Room,
 }
@@ -467,7 +467,7 @@ impl Assembly {
     fn io_side(&self, exchange: &Exchange, slots: &[Arc<Region>]) -> Result<(IoSide, Sender<Box<Sample>>)> {
         let (plan, waker) = (&self.reserved.plan, &exchange.waker);
         let parts = self.fields.recipe.handlers.len();
-        let spans = self.reserved.pending * parts + chunks::pieces_in_flight(&*self.dataset, plan.chunks)? + 1;
+        let spans = self.reserved.pending * parts + self.reserved.pieces * plan.chunks + 1;
         let on_room = waker.clone();
         let ring = match plan.ring_bytes {
             0 => None,

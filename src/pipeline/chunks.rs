@@ -379,12 +379,12 @@ impl Chunks {
 }
 
 impl Demand {
-    /// What the chunks of a dataset need for this order, in place of what its samples would.
-    pub(crate) fn take_chunks(&mut self, dataset: &dyn Dataset, order: &EpochOrder, cached: bool) {
-        let Some(chunks) = dataset.chunked() else { return };
+    /// What the chunks of a dataset need for this order, in place of what its samples would; the most extents that one has.
+    pub(crate) fn take_chunks(&mut self, dataset: &dyn Dataset, order: &EpochOrder, cached: bool) -> Result<usize> {
+        let Some(chunks) = dataset.chunked() else { return Ok(0) };
         let count = chunks.starts().len() - 1;
         let fields = dataset.schema().len() as u64;
-        let slack = pieces_max(chunks).unwrap_or(0) * 3 * PAGE;
+        let pieces = pieces_max(chunks)?;
         let mut demand = ChunkDemand {
             bytes: 0,
             lists: 0,
@@ -422,10 +422,11 @@ impl Demand {
             }
             _ => (1, (self.workers + 2).min(count)),
         };
-        self.encoded_max = if self.encoded_max == 0 { 0 } else { demand.encoded.saturating_add(slack) };
+        self.encoded_max = if self.encoded_max == 0 { 0 } else { demand.encoded.saturating_add(pieces * 3 * PAGE) };
         self.encoded_mean = 0;
         self.cached = cached;
         self.chunks = Some(demand);
+        Ok(pieces)
     }
 }
 
@@ -441,11 +442,6 @@ fn pieces_max(chunks: &dyn Chunked) -> Result<usize> {
         chunks.chunk_extents(chunk, &mut extents)?;
         Ok(most.max(extents.len()))
     })
-}
-
-/// Reads in flight at most when `buffers` chunks are being opened.
-pub(crate) fn pieces_in_flight(dataset: &dyn Dataset, buffers: usize) -> Result<usize> {
-    dataset.chunked().map_or(Ok(0), |chunks| Ok(pieces_max(chunks)? * buffers))
 }
 
 /// The chunk starts of a dataset, for its orders.
