@@ -26,7 +26,7 @@ use crate::pipeline::queue::Queue;
 use crate::pipeline::recipe::Recipe;
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::sample::Samples;
-use crate::pipeline::substitute::Room;
+use crate::pipeline::substitute::SpareRoom;
 use crate::pipeline::task::{Fetch, Sample};
 use crate::pipeline::watchdog::Watch;
 use crate::pipeline::workers::Workers;
@@ -321,7 +321,7 @@ struct Reserved {
     /// Extents of a chunk at most.
     pieces: usize,
     /// For substitutes.
-    room: Room,
+    room: SpareRoom,
 }
 
 /// What the memory sum depends on, apart from the settings.
@@ -359,12 +359,17 @@ fn demand(dataset: &dyn Dataset, fields: &Fields, opened: &Opened, workers: usiz
 }
 
 /// What substituting needs: the largest sample or chunk, encoded and open.
-fn substitute_room(demand: &Demand, policy: OnBadSample) -> Room {
-    let OnBadSample::Substitute { budget } = policy else { return Room::default() };
+fn substitute_room(demand: &Demand, policy: OnBadSample) -> SpareRoom {
+    let OnBadSample::Substitute { budget } = policy else { return SpareRoom::default() };
     let chunk = demand.chunks.as_ref();
     // Nothing is encoded elsewhere where all lies in memory.
     let encoded = if demand.encoded_max == 0 { 0 } else { chunk.map_or(demand.encoded_max, |chunk| chunk.encoded) };
-    Room { budget, encoded, chunk: chunk.map_or(0, |chunk| chunk.bytes), lists: chunk.map_or(0, |chunk| chunk.lists) }
+    SpareRoom {
+        budget,
+        encoded,
+        chunk: chunk.map_or(0, |chunk| chunk.bytes),
+        lists: chunk.map_or(0, |chunk| chunk.lists),
+    }
 }
 
 /// Everything `build` has decided, on its way to threads.
@@ -424,7 +429,7 @@ impl Assembly {
         let (side, idle) = self.io_side(&exchange, slots.regions())?;
         let (pending, row_bytes) = (self.reserved.pending, self.fields.slot.bytes() / self.fields.slot.rows());
         let cached = if plan.chunks > 0 { (0, plan.cached_bytes) } else { (plan.cached_bytes, 0) };
-        let waiting = exchange::Room { slots: plan.slots, samples: pending, chunks: plan.chunks, row_bytes };
+        let waiting = exchange::Capacity { slots: plan.slots, samples: pending, chunks: plan.chunks, row_bytes };
         let substitutes = self.on_bad != OnBadSample::Fail;
         let to_workers = ToWorkers::new(exchange.drains.clone(), maps, substitutes, &waiting, self.meters.clone());
         let (pool, mut handles) = workers;

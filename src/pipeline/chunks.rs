@@ -231,7 +231,7 @@ impl Held {
 }
 
 /// Rows of a batch that wait for the same chunks.
-struct Waiting {
+struct WaitingRows {
     run: Run,
     position: u64,
     /// Which of the sequence it needs; shared by the pieces of many batches.
@@ -253,7 +253,7 @@ pub(crate) struct Chunks {
     /// The sequence from entry `base` to the last that was opened; `None` where nobody needs it any more.
     entries: VecDeque<Option<Entry>>,
     base: usize,
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<WaitingRows>,
     /// The last piece that was planned: its epoch, its end, and what it needs.
     piece: Option<(Arc<Job>, u64, Arc<[usize]>)>,
     /// Chunks that must be read.
@@ -280,7 +280,7 @@ impl Chunks {
             let (end, entries) = self.piece(&run.job, position);
             let count = (end - position).div_ceil(run.job.batches.stride()).max(1);
             let count = u32::try_from(count).unwrap_or(u32::MAX).min(run.len());
-            self.waiting.push_back(Waiting { run: run.take(count), position, entries });
+            self.waiting.push_back(WaitingRows { run: run.take(count), position, entries });
         }
     }
 

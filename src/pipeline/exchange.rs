@@ -96,7 +96,7 @@ pub(crate) struct BadRow {
 }
 
 /// What is known of how much waits for the workers.
-pub(crate) struct Room {
+pub(crate) struct Capacity {
     pub(crate) slots: usize,
     pub(crate) samples: usize,
     pub(crate) chunks: usize,
@@ -125,7 +125,7 @@ impl ToWorkers {
         drains: Arc<Drains>,
         maps: Option<Receiver<Filled>>,
         substitutes: bool,
-        room: &Room,
+        room: &Capacity,
         meters: Arc<Meters>,
     ) -> Self {
         Self {

@@ -47,7 +47,7 @@ pub(crate) struct Planner {
     free: VecDeque<FreeSlot>,
     epochs: Epochs,
     /// Rows of batches that are read without a look at the page cache, oldest first.
-    direct: VecDeque<Run>,
+    cold: VecDeque<Run>,
     reads: Reads,
     /// For datasets in chunks.
     chunks: Option<Chunks>,
@@ -72,7 +72,7 @@ impl Planner {
             regions,
             free: VecDeque::new(),
             epochs: Epochs::default(),
-            direct: VecDeque::new(),
+            cold: VecDeque::new(),
             completions: Vec::with_capacity(reader.depth()),
             reads: Reads::new(core.clone(), reader, ring, permits, idle),
             chunks: chunks.map(|(home, buffers)| Chunks::new(home, buffers)),
@@ -172,7 +172,7 @@ impl Planner {
                     to_workers.fill(run.take(probes), None);
                 }
                 if run.len() > 0 {
-                    self.direct.push_back(run);
+                    self.cold.push_back(run);
                 }
             }
         }
@@ -208,7 +208,7 @@ impl Planner {
             }
             let full = self.reads.is_full();
             if full || !self.reads.can_begin() {
-                let waits = self.reads.is_stuck() || !self.direct.is_empty() || !self.core.to_io.misses.is_empty();
+                let waits = self.reads.is_stuck() || !self.cold.is_empty() || !self.core.to_io.misses.is_empty();
                 self.no_room = waits && !full;
                 return;
             }
@@ -232,9 +232,9 @@ impl Planner {
             return Some(self.reads.read(fetch, self.now));
         }
         let miss = self.core.to_io.misses.pop();
-        let next = miss.or_else(|| match self.direct.front_mut() {
+        let next = miss.or_else(|| match self.cold.front_mut() {
             Some(run) if run.len() > 1 && !run.is_cancelled() => Some(run.take(1)),
-            _ => self.direct.pop_front(),
+            _ => self.cold.pop_front(),
         });
         let run = next?;
         Some(if run.is_cancelled() { Begun::Yes } else { self.reads.begin(run, &mut self.now) })
@@ -258,7 +258,7 @@ impl Planner {
     /// Lets go of everything; reads in flight complete first, within a deadline.
     fn end(&mut self) {
         self.epochs = Epochs::default();
-        self.direct.clear();
+        self.cold.clear();
         self.reads.take_stuck();
         if let Some(chunks) = &mut self.chunks {
             chunks.clear();

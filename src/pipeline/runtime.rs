@@ -32,7 +32,7 @@ pub(crate) struct Runtime {
     workers: Handles,
 }
 
-/// The decode workers' threads. They end when their pool is dropped, which must come before this: it joins them.
+/// The decode workers' threads. They end when their pool is dropped, which this does itself before it joins them.
 pub(crate) struct Handles {
     threads: Vec<JoinHandle<()>>,
     /// The pool with its work, once there is some.

@@ -8,7 +8,7 @@ use super::Core;
 use super::chunks::{Encoded, Opening};
 use super::drains::Switch;
 use super::exchange::ToFill;
-use super::substitute::{Room, Substitutes};
+use super::substitute::{SpareRoom, Substitutes};
 use super::task::{Fetch, Sample, Whose};
 use super::watchdog::Doing;
 use super::worker::Worker;
@@ -36,7 +36,7 @@ impl Workers {
     pub(crate) fn start(
         core: Arc<Core>,
         pool: rayon::ThreadPool,
-        room: Room,
+        room: SpareRoom,
         (cached_bytes, chunk_bytes): (usize, usize),
     ) -> Result<Arc<Self>> {
         let worker = |number| {
