@@ -23,7 +23,7 @@
 use super::plan::{ChunkDemand, Demand};
 use super::queue::Queue;
 use super::sample::Samples;
-use super::task::{Fetch, Job, Piece, Place, Run, Sample};
+use super::task::{Job, Piece, Place, Run, Sample};
 use crate::dataset::{ChunkBytes, Chunked, Dataset};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
@@ -256,8 +256,6 @@ pub(crate) struct Chunks {
     waiting: VecDeque<WaitingRows>,
     /// The last piece that was planned: its epoch, its end, and what it needs.
     piece: Option<(Arc<Job>, u64, Arc<[usize]>)>,
-    /// Chunks that must be read.
-    pub(crate) to_read: VecDeque<Fetch>,
 }
 
 impl Chunks {
@@ -269,7 +267,6 @@ impl Chunks {
             base: 0,
             waiting: VecDeque::new(),
             piece: None,
-            to_read: VecDeque::new(),
         }
     }
 
@@ -372,7 +369,6 @@ impl Chunks {
     /// Lets go of everything that is not in flight.
     pub(crate) fn clear(&mut self) {
         self.waiting.clear();
-        self.to_read.clear();
         self.entries.clear();
         (self.job, self.piece) = (None, None);
     }

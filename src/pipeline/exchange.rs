@@ -14,9 +14,10 @@
 
 use super::chunks::Held;
 use super::drains::{Drains, Turns};
+use super::fetch::Fetch;
 use super::queue::Queue;
 use super::sample::Samples;
-use super::task::{Fetch, Job, Run, Sample};
+use super::task::{Job, Run, Sample};
 use crate::batch::Contents;
 use crate::error::{Error, Result};
 use crate::memory::{Filled, FreeSlot, Hooks, Lease};

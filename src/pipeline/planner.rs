@@ -4,9 +4,10 @@
 use super::Core;
 use super::chunks::{Chunks, Home};
 use super::exchange::Start;
+use super::fetch::{Fetch, Whose};
 use super::reads::{Begun, Reads};
 use super::sample::Samples;
-use super::task::{Fetch, Job, Run, Sample, Whose};
+use super::task::{Job, Run, Sample};
 use super::watchdog::Doing;
 use crate::error::{Error, ErrorKind, Stage};
 use crate::memory::{ByteRing, FreeSlot, Region, Ticket};
@@ -49,8 +50,9 @@ pub(crate) struct Planner {
     /// Rows of batches that are read without a look at the page cache, oldest first.
     cold: VecDeque<Run>,
     reads: Reads,
-    /// For datasets in chunks.
+    /// For datasets in chunks; and those that must be read, in the order in which they are needed.
     chunks: Option<Chunks>,
+    to_read: VecDeque<Fetch>,
     warmth: Warmth,
     /// What is stuck waits for bytes or permits that decoding takes away, not for the reader.
     no_room: bool,
@@ -75,6 +77,7 @@ impl Planner {
             cold: VecDeque::new(),
             completions: Vec::with_capacity(reader.depth()),
             reads: Reads::new(core.clone(), reader, ring, permits, idle),
+            to_read: VecDeque::new(),
             chunks: chunks.map(|(home, buffers)| Chunks::new(home, buffers)),
             warmth: Warmth::new(&core),
             no_room: false,
@@ -139,10 +142,8 @@ impl Planner {
             self.epochs.waiting.push_back(start);
         }
         self.reads.listen();
-        if let Some(chunks) = &mut self.chunks {
-            while let Some(fetch) = to_io.chunk_misses.pop() {
-                chunks.to_read.push_back(fetch);
-            }
+        while let Some(fetch) = to_io.chunk_misses.pop() {
+            self.to_read.push_back(fetch);
         }
     }
 
@@ -180,7 +181,7 @@ impl Planner {
 
     /// Hands on pieces whose chunks are there, and has the next chunks opened.
     fn advance_chunks(&mut self) {
-        let Self { core, chunks: Some(chunks), reads, warmth, .. } = self else { return };
+        let Self { core, chunks: Some(chunks), to_read, reads, warmth, .. } = self else { return };
         for opening in chunks.advance(|run, held| core.to_workers.fill(run, Some(held))) {
             let mut sample = Box::<Sample>::default();
             let asked = core.samples.ask_chunk(opening.chunk(), &mut sample).and_then(|()| reads.check(&sample));
@@ -188,7 +189,7 @@ impl Planner {
             match asked {
                 Err(error) => reads.fail(fetch, error),
                 Ok(()) if warmth.look_first_in_chunk() => core.to_workers.finish(fetch),
-                Ok(()) => chunks.to_read.push_back(fetch),
+                Ok(()) => to_read.push_back(fetch),
             }
         }
     }
@@ -223,8 +224,7 @@ impl Planner {
     /// Begins a chunk or row: the one that waits for room, else one that the page cache did not have (they belong to batches that
     /// are almost there), else the next one. `None` when there is none.
     fn begin_next(&mut self) -> Option<Begun> {
-        let chunk = || self.chunks.as_mut()?.to_read.pop_front();
-        if let Some(fetch) = self.reads.take_stuck().or_else(chunk) {
+        if let Some(fetch) = self.reads.take_stuck().or_else(|| self.to_read.pop_front()) {
             if fetch.whose.is_over() {
                 self.reads.recycle(fetch);
                 return Some(Begun::Yes);
@@ -263,6 +263,7 @@ impl Planner {
         if let Some(chunks) = &mut self.chunks {
             chunks.clear();
         }
+        self.to_read.clear();
         self.core.to_io.chunk_misses.clear();
         self.core.to_io.misses.clear();
         for op in std::mem::take(&mut self.reads.ops) {
