@@ -19,6 +19,7 @@ use crate::order::Batches;
 use crate::pipeline::chunks;
 use crate::pipeline::drains::Drains;
 use crate::pipeline::exchange::{self, ToWorkers};
+use crate::pipeline::fetch::Fetch;
 use crate::pipeline::placement::{Placement, Placing, on_node};
 use crate::pipeline::plan::{DIRECT_THREADS, Demand, MemoryPlan};
 use crate::pipeline::planner::{IoSide, Planner};
@@ -26,8 +27,8 @@ use crate::pipeline::queue::Queue;
 use crate::pipeline::recipe::Recipe;
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::sample::Samples;
-use crate::pipeline::substitute::Room;
-use crate::pipeline::task::{Fetch, Sample};
+use crate::pipeline::substitute::SpareRoom;
+use crate::pipeline::task::Sample;
 use crate::pipeline::watchdog::Watch;
 use crate::pipeline::workers::Workers;
 use crate::pipeline::{Core, Exchange, Job, OnBadSample, ToDevice, ToIo};
@@ -36,7 +37,7 @@ use crate::storage::{self, Opened, Reader};
 use crate::tensor::Layout;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -258,10 +259,8 @@ impl LoaderBuilder {
     fn reserved(&self, fields: &Fields, opened: &Opened, first: &Job, workers: usize) -> Result<Reserved> {
         let pending = 2 * opened.reader.depth() + workers;
         let mut demand = demand(&*self.dataset, fields, opened, workers, pending);
-        if self.dataset.chunked().is_some() {
-            let cached = opened.cache.is_some() && self.dataset.sources().total_bytes() > 0;
-            demand.take_chunks(&*self.dataset, &first.order, cached);
-        }
+        let cached = opened.cache.is_some() && self.dataset.sources().total_bytes() > 0;
+        let pieces = demand.take_chunks(&*self.dataset, &first.order, cached)?;
         let room = substitute_room(&demand, self.faults.on_bad);
         demand.substitute = room.encoded.saturating_add(room.chunk).saturating_add(room.lists);
         (demand.slots, demand.budget) = (self.memory.slots, self.memory.budget);
@@ -270,14 +269,14 @@ impl LoaderBuilder {
         demand.device_bytes = if self.on_host() { 0 } else { fields.contents.bytes() };
         demand.direct_threads = if fields.recipe.directs.is_empty() { 0 } else { DIRECT_THREADS };
         let Some(budget) = &self.memory.shared else {
-            return Ok(Reserved { plan: MemoryPlan::new(&demand)?, lease: None, pending, room });
+            return Ok(Reserved { plan: MemoryPlan::new(&demand)?, lease: None, pending, pieces, room });
         };
         let (plan, lease) = budget.take(|part| {
             let plan = MemoryPlan::new(&Demand { part: Some(part), ..demand })?;
             let total = plan.total();
             Ok((plan, total))
         })?;
-        Ok(Reserved { plan, lease: Some(lease), pending, room })
+        Ok(Reserved { plan, lease: Some(lease), pending, pieces, room })
     }
 
     /// Data that all batches share.
@@ -332,8 +331,10 @@ struct Reserved {
     lease: Option<Lease>,
     /// Maximum samples in flight.
     pending: usize,
+    /// Maximum extents of a chunk.
+    pieces: usize,
     /// Memory for substitutes.
-    room: Room,
+    room: SpareRoom,
 }
 
 /// The inputs of the memory sum other than settings.
@@ -364,12 +365,17 @@ fn demand(dataset: &dyn Dataset, fields: &Fields, opened: &Opened, workers: usiz
 }
 
 /// Memory of substitution: the largest sample or chunk, encoded and open.
-fn substitute_room(demand: &Demand, policy: OnBadSample) -> Room {
-    let OnBadSample::Substitute { budget } = policy else { return Room::default() };
+fn substitute_room(demand: &Demand, policy: OnBadSample) -> SpareRoom {
+    let OnBadSample::Substitute { budget } = policy else { return SpareRoom::default() };
     let chunk = demand.chunks.as_ref();
     // If all bytes are in memory already, no encoded copy exists.
     let encoded = if demand.encoded_max == 0 { 0 } else { chunk.map_or(demand.encoded_max, |chunk| chunk.encoded) };
-    Room { budget, encoded, chunk: chunk.map_or(0, |chunk| chunk.bytes), lists: chunk.map_or(0, |chunk| chunk.lists) }
+    SpareRoom {
+        budget,
+        encoded,
+        chunk: chunk.map_or(0, |chunk| chunk.bytes),
+        lists: chunk.map_or(0, |chunk| chunk.lists),
+    }
 }
 
 /// The decisions of `build`, from which it starts the threads.
@@ -429,7 +435,7 @@ impl Assembly {
         let (side, idle) = self.io_side(&exchange, slots.regions())?;
         let (pending, row_bytes) = (self.reserved.pending, self.fields.slot.bytes() / self.fields.slot.rows());
         let cached = if plan.chunks > 0 { (0, plan.cached_bytes) } else { (plan.cached_bytes, 0) };
-        let waiting = exchange::Room { slots: plan.slots, samples: pending, chunks: plan.chunks, row_bytes };
+        let waiting = exchange::Capacity { slots: plan.slots, samples: pending, chunks: plan.chunks, row_bytes };
         let substitutes = self.on_bad != OnBadSample::Fail;
         let to_workers = ToWorkers::new(exchange.drains.clone(), maps, substitutes, &waiting, self.meters.clone());
         let (pool, mut handles) = workers;
@@ -451,7 +457,7 @@ impl Assembly {
         let late = !self.fields.recipe.map_batches.is_empty();
         let (to_map, maps) = late.then(|| bounded(plan.slots)).unzip();
         let exchange = Exchange {
-            generation: AtomicU64::new(0),
+            generation: Arc::default(),
             ready: ready_in,
             ready_out: ready.clone(),
             frees,
@@ -472,7 +478,7 @@ impl Assembly {
     fn io_side(&self, exchange: &Exchange, slots: &[Arc<Region>]) -> Result<(IoSide, Sender<Box<Sample>>)> {
         let (plan, waker) = (&self.reserved.plan, &exchange.waker);
         let parts = self.fields.recipe.handlers.len();
-        let spans = self.reserved.pending * parts + chunks::pieces_in_flight(&*self.dataset, plan.chunks)? + 1;
+        let spans = self.reserved.pending * parts + self.reserved.pieces * plan.chunks + 1;
         let on_room = waker.clone();
         let ring = match plan.ring_bytes {
             0 => None,

@@ -131,7 +131,7 @@ impl Routes {
         plan: &MemoryPlan,
         meters: &Meters,
     ) -> Result<Option<DeviceStage>> {
-        let direct = self.direct().map(|reader| direct::Plan {
+        let direct = self.direct().map(|reader| direct::DirectPlan {
             backend: self.settings.device.backend().clone(),
             reader,
             steps: recipe.directs.clone(),
@@ -181,7 +181,7 @@ pub(super) struct DeviceStage {
     backend: Arc<dyn Backend>,
     engine: Box<dyn Engine>,
     idle: Arc<dyn IdleMeter>,
-    direct: Option<direct::Plan>,
+    direct: Option<direct::DirectPlan>,
     full: (Sender<Filled>, Receiver<Filled>),
     bell: (Sender<()>, Receiver<()>),
 }
@@ -219,7 +219,7 @@ impl DeviceStage {
         let Self { backend, engine, direct, full, bell, .. } = self;
         let (ready, slots) = (core.exchange.ready.clone(), pool.regions().len());
         let mut spawn = |name, body: Box<dyn FnOnce() + Send>| runtime.spawn(name, Role::Direct, body);
-        let reads = direct.map(|plan| direct::Reads::start(plan, &core, bell.0, &mut spawn)).transpose()?;
+        let reads = direct.map(|plan| direct::DirectReads::start(plan, &core, bell.0, &mut spawn)).transpose()?;
         let transfer = Transfer { core, engine, reads, full: full.1, bell: bell.1, ready, slots };
         runtime.spawn("feedline-copy".into(), Role::Copier, move || transfer.run(&*backend, pool, pinning))
     }

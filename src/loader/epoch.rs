@@ -14,8 +14,7 @@ use crate::report::spans;
 use crate::report::{Cause, Verdict};
 use crate::state::Cursor;
 use crossbeam_channel::RecvTimeoutError;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -29,7 +28,6 @@ const TICK: Duration = Duration::from_millis(100);
 pub struct Epoch {
     shared: Life,
     generation: u64,
-    cancelled: Arc<AtomicBool>,
     reorder: Reorder<Contents>,
     /// The first epoch and its remaining batches; later epochs are whole.
     first: (u64, Batches),
@@ -97,12 +95,11 @@ impl Epoch {
 
     /// As [`start`](Self::start); without `live` the caller must exclude other iterators.
     pub(super) fn begin(shared: Life, from: From, epochs: u64, steps: u64, live: Option<Live>) -> Result<Self> {
-        let cancelled = Arc::new(AtomicBool::new(false));
-        let generation = shared.runtime.core().exchange.generation.fetch_add(1, Ordering::AcqRel) + 1;
+        let current = shared.runtime.core().exchange.generation.clone();
+        let generation = current.fetch_add(1, Ordering::AcqRel) + 1;
         let mut epoch = Self {
             reorder: Reorder::new(shared.facts.plan.slots),
             generation,
-            cancelled: cancelled.clone(),
             first: (0, shared.whole),
             total: 0,
             delivered: 0,
@@ -122,7 +119,7 @@ impl Epoch {
         let place = epoch.shared.place();
         let cursor = from.cursor(place)?;
         let jobs = epoch.shared.jobs.clone();
-        let first = jobs.job(generation, &cursor, steps, cancelled.clone())?;
+        let first = jobs.job(generation, &cursor, steps, current.clone())?;
         epoch.first = (cursor.epoch, first.batches);
         epoch.total = total(&first.batches, &epoch.shared.whole, epochs).min(steps);
         epoch.span = Some(spans::epoch(cursor.epoch, epoch.total));
@@ -136,7 +133,7 @@ impl Epoch {
         let next = Box::new(move |done: u64| {
             let next = cursor.epoch.checked_add(done).ok_or_else(|| config("epoch u64::MAX cannot be used"))?;
             let left = all.saturating_sub(total(&batches, &whole, done));
-            jobs.job(generation, &Cursor { epoch: next, ..Cursor::default() }, left, cancelled.clone())
+            jobs.job(generation, &Cursor { epoch: next, ..Cursor::default() }, left, current.clone())
         });
         epoch.shared.runtime.core().to_io.start(Start { first, epochs, batches: epoch.total, next });
         Ok(epoch)
@@ -327,8 +324,8 @@ impl Epoch {
                 spans::verdict(&verdict.cause.to_string(), advice, starves);
             }
         }
-        self.cancelled.store(true, Ordering::Relaxed);
-        // From here on, full slots of this run return at once; this takes the earlier ones out of the channel.
+        // From here on, rows of this run are dropped and its full slots return at once; this takes the earlier ones out of the
+        // channel.
         core.exchange.generation.fetch_add(1, Ordering::AcqRel);
         self.reorder = Reorder::new(1);
         while self.shared.ready.try_recv().is_ok() {}

@@ -35,7 +35,7 @@ use crate::sync::Hold;
 use crate::tensor::Field;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use std::ops::{Bound, RangeBounds};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -61,7 +61,7 @@ impl JobMaker {
     /// The job of an epoch from `cursor` on, limited to `most` batches.
     ///
     /// The sampler is the user's code: it may panic, or change its length between epochs.
-    fn job(&self, generation: u64, cursor: &Cursor, most: u64, cancelled: Arc<AtomicBool>) -> Result<Arc<Job>> {
+    fn job(&self, generation: u64, cursor: &Cursor, most: u64, current: Arc<AtomicU64>) -> Result<Arc<Job>> {
         let (order, batches) = caught(Stage::Order, || {
             let order = self.order.epoch_in(self.dataset_len, self.chunks.as_ref(), cursor.epoch)?;
             let batches = Batches::new(order.len(), self.global, self.last, self.shard)?;
@@ -76,7 +76,7 @@ impl JobMaker {
             return Err(Error::new(ErrorKind::Config, Stage::Order, message));
         }
         let order = order.visited_by(&batches, most);
-        Ok(Arc::new(Job { generation, epoch: cursor.epoch, order, batches, cancelled }))
+        Ok(Arc::new(Job { generation, current, epoch: cursor.epoch, order, batches }))
     }
 }
 

@@ -23,7 +23,7 @@
 use super::plan::{ChunkDemand, Demand};
 use super::queue::Queue;
 use super::sample::Samples;
-use super::task::{Fetch, Job, Piece, Place, Run, Sample};
+use super::task::{Job, Piece, Place, Run, Sample};
 use crate::dataset::{ChunkBytes, Chunked, Dataset};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
@@ -157,7 +157,7 @@ pub(super) fn open(
     })
 }
 
-/// A buffer for the encoded bytes of a whole chunk; reused unless somebody has kept a piece of the last one.
+/// A buffer for the encoded bytes of a whole chunk, or of one sample; reused unless somebody has kept a piece of the last one.
 #[derive(Default)]
 pub(crate) struct Encoded(Option<Arc<RegionBytes>>);
 
@@ -168,9 +168,17 @@ impl Encoded {
         Ok(Self((bytes > 0).then(region).transpose()?))
     }
 
-    /// Nobody has anything of it.
-    pub(crate) fn is_free(&self) -> bool {
-        self.0.as_ref().is_some_and(|bytes| Arc::strong_count(bytes) == 1)
+    /// Makes it anew where somebody has kept a piece of the last one, or there was none.
+    pub(crate) fn make_free(&mut self, bytes: usize, what: &str) -> Result<()> {
+        if self.0.as_mut().and_then(Arc::get_mut).is_none() {
+            *self = Self::new(bytes, what)?;
+        }
+        Ok(())
+    }
+
+    /// All of it; nothing where somebody has kept a piece.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        self.0.as_mut().and_then(Arc::get_mut).map_or(&mut [], RegionBytes::as_mut_slice)
     }
 
     /// Brings the pieces that storage has, by `read`; false where one is missing, or there is no room, and then all of them.
@@ -180,8 +188,7 @@ impl Encoded {
         sample: &mut Sample,
         read: impl FnMut(&Extent, &mut [u8]) -> Cached,
     ) -> Result<bool> {
-        let buffer = self.0.as_mut().and_then(Arc::get_mut).map_or(&mut [][..], RegionBytes::as_mut_slice);
-        let all = samples.fetch(sample, None, buffer, read)?;
+        let all = samples.fetch(sample, None, self.bytes_mut(), read)?;
         if !all {
             let brought = sample.pieces.iter_mut().filter(|piece| matches!(piece.place, Place::Buffer(_)));
             brought.for_each(|piece| piece.place = Place::Storage);
@@ -224,7 +231,7 @@ impl Held {
 }
 
 /// Rows of a batch that wait for the same chunks.
-struct Waiting {
+struct WaitingRows {
     run: Run,
     position: u64,
     /// Which of the sequence it needs; shared by the pieces of many batches.
@@ -246,11 +253,9 @@ pub(crate) struct Chunks {
     /// The sequence from entry `base` to the last that was opened; `None` where nobody needs it any more.
     entries: VecDeque<Option<Entry>>,
     base: usize,
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<WaitingRows>,
     /// The last piece that was planned: its epoch, its end, and what it needs.
     piece: Option<(Arc<Job>, u64, Arc<[usize]>)>,
-    /// Chunks that must be read.
-    pub(crate) to_read: VecDeque<Fetch>,
 }
 
 impl Chunks {
@@ -262,7 +267,6 @@ impl Chunks {
             base: 0,
             waiting: VecDeque::new(),
             piece: None,
-            to_read: VecDeque::new(),
         }
     }
 
@@ -273,7 +277,7 @@ impl Chunks {
             let (end, entries) = self.piece(&run.job, position);
             let count = (end - position).div_ceil(run.job.batches.stride()).max(1);
             let count = u32::try_from(count).unwrap_or(u32::MAX).min(run.len());
-            self.waiting.push_back(Waiting { run: run.take(count), position, entries });
+            self.waiting.push_back(WaitingRows { run: run.take(count), position, entries });
         }
     }
 
@@ -365,19 +369,18 @@ impl Chunks {
     /// Lets go of everything that is not in flight.
     pub(crate) fn clear(&mut self) {
         self.waiting.clear();
-        self.to_read.clear();
         self.entries.clear();
         (self.job, self.piece) = (None, None);
     }
 }
 
 impl Demand {
-    /// What the chunks of a dataset need for this order, in place of what its samples would.
-    pub(crate) fn take_chunks(&mut self, dataset: &dyn Dataset, order: &EpochOrder, cached: bool) {
-        let Some(chunks) = dataset.chunked() else { return };
+    /// What the chunks of a dataset need for this order, in place of what its samples would; the most extents that one has.
+    pub(crate) fn take_chunks(&mut self, dataset: &dyn Dataset, order: &EpochOrder, cached: bool) -> Result<usize> {
+        let Some(chunks) = dataset.chunked() else { return Ok(0) };
         let count = chunks.starts().len() - 1;
         let fields = dataset.schema().len() as u64;
-        let slack = pieces_max(chunks).unwrap_or(0) * 3 * PAGE;
+        let pieces = pieces_max(chunks)?;
         let mut demand = ChunkDemand {
             bytes: 0,
             lists: 0,
@@ -415,10 +418,11 @@ impl Demand {
             }
             _ => (1, (self.workers + 2).min(count)),
         };
-        self.encoded_max = if self.encoded_max == 0 { 0 } else { demand.encoded.saturating_add(slack) };
+        self.encoded_max = if self.encoded_max == 0 { 0 } else { demand.encoded.saturating_add(pieces * 3 * PAGE) };
         self.encoded_mean = 0;
         self.cached = cached;
         self.chunks = Some(demand);
+        Ok(pieces)
     }
 }
 
@@ -434,11 +438,6 @@ fn pieces_max(chunks: &dyn Chunked) -> Result<usize> {
         chunks.chunk_extents(chunk, &mut extents)?;
         Ok(most.max(extents.len()))
     })
-}
-
-/// Reads in flight at most when `buffers` chunks are being opened.
-pub(crate) fn pieces_in_flight(dataset: &dyn Dataset, buffers: usize) -> Result<usize> {
-    dataset.chunked().map_or(Ok(0), |chunks| Ok(pieces_max(chunks)? * buffers))
 }
 
 /// The chunk starts of a dataset, for its orders.

@@ -104,13 +104,13 @@ struct Task {
 }
 
 /// The way to the reading threads; they end when it is dropped.
-pub(crate) struct Reads {
+pub(crate) struct DirectReads {
     direct: Arc<Direct>,
     tasks: Sender<Task>,
 }
 
 /// What `build` has decided about direct reads.
-pub(crate) struct Plan {
+pub(crate) struct DirectPlan {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) reader: Arc<dyn DirectReader>,
     pub(crate) steps: Vec<DirectStep>,
@@ -118,15 +118,15 @@ pub(crate) struct Plan {
     pub(crate) gds: Gds,
 }
 
-impl Reads {
+impl DirectReads {
     /// Starts the threads.
     pub(crate) fn start(
-        plan: Plan,
+        plan: DirectPlan,
         core: &Arc<Core>,
         bell: Sender<()>,
         mut spawn: impl FnMut(String, Box<dyn FnOnce() + Send>) -> Result<()>,
     ) -> Result<Self> {
-        let Plan { backend, reader, steps, contents, gds } = plan;
+        let DirectPlan { backend, reader, steps, contents, gds } = plan;
         let (sources, align) = (core.samples.sources.clone(), reader.align() as usize);
         let handles = (0..sources.count()).map(|_| OnceLock::new()).collect();
         // What is registered is kept open by its handle.
@@ -201,7 +201,7 @@ fn work(direct: &Direct, todo: &Receiver<Task>, bounce: &mut dyn Bounce) {
 }
 
 /// A run of rows that are one read.
-struct Run {
+struct Stretch {
     rows: Range<u32>,
     extent: Extent,
 }
@@ -229,10 +229,10 @@ impl Direct {
     }
 
     /// The rows from `row` on that follow each other in a file; nothing when the row is not in a file as it stands.
-    fn run_at(&self, task: &Task, row: u32) -> Result<Option<Run>> {
+    fn run_at(&self, task: &Task, row: u32) -> Result<Option<Stretch>> {
         let step = &self.steps[task.step];
         let Some(extent) = self.extent_of(task, row)? else { return Ok(None) };
-        let mut run = Run { rows: row..row + 1, extent };
+        let mut run = Stretch { rows: row..row + 1, extent };
         while run.rows.end < task.rows.end && run.extent.len + step.row_bytes as u64 <= READ_MOST {
             let end = run.extent.offset + run.extent.len;
             match self.extent_of(task, run.rows.end) {
@@ -270,7 +270,7 @@ impl Direct {
         asked.map_err(|error| self.core.samples.named_by_id(error, id))
     }
 
-    fn read_run(&self, task: &Task, step: &DirectStep, run: &Run, bounce: &mut dyn Bounce) -> Result<()> {
+    fn read_run(&self, task: &Task, step: &DirectStep, run: &Stretch, bounce: &mut dyn Bounce) -> Result<()> {
         match self.by_cufile(task, step, run) {
             Ok(()) => {
                 self.core.meters.device.reads.add(1);
@@ -286,7 +286,7 @@ impl Direct {
     }
 
     /// The error of a run that cuFile had to read: what is wrong with the file, if that is it, else what cuFile says.
-    fn required(&self, task: &Task, step: &DirectStep, run: &Run, why: String) -> Error {
+    fn required(&self, task: &Task, step: &DirectStep, run: &Stretch, why: String) -> Error {
         let (row_bytes, Extent { source, offset, len }) = (step.row_bytes as u64, run.extent);
         let ids = &task.reading.ids[run.rows.start as usize..run.rows.end as usize];
         let there = match self.plain_files.get(source).map(|file| file.len_now()) {
@@ -306,7 +306,7 @@ impl Direct {
     }
 
     /// Reads a run by cuFile, or says why not.
-    fn by_cufile(&self, task: &Task, step: &DirectStep, run: &Run) -> Result<(), String> {
+    fn by_cufile(&self, task: &Task, step: &DirectStep, run: &Stretch) -> Result<(), String> {
         let handle = self.handle(run.extent.source)?;
         let (offset, end) = (run.extent.offset, run.extent.offset + run.extent.len);
         let align = self.reader.align();

@@ -2,7 +2,7 @@
 //! each other.
 //!
 //! ```text
-//! iterator ──starts──►┌─────────┐──lookups, gathers, what was fetched─────►┌─────────┐
+//! iterator ──starts──►┌─────────┐──rows to fill, what was fetched─────────►┌─────────┐
 //!                     │ planner │                                          │ workers │──► slots to map, bad rows: to
 //!        ┌───frees───►│         │◄──misses, chunk misses, samples──────────│         │◄── themselves
 //!        │            └─────────┘                                          └────┬────┘
@@ -14,9 +14,10 @@
 
 use super::chunks::Held;
 use super::drains::{Drains, Turns};
+use super::fetch::Fetch;
 use super::queue::Queue;
 use super::sample::Samples;
-use super::task::{Fetch, Job, Run, Sample};
+use super::task::{Job, Run, Sample};
 use crate::batch::Contents;
 use crate::error::{Error, Result};
 use crate::memory::{Filled, FreeSlot, Hooks, Lease};
@@ -78,10 +79,11 @@ pub(crate) struct Start {
     pub(crate) next: Box<dyn Fn(u64) -> Result<Arc<Job>> + Send>,
 }
 
-/// Rows whose chunks are open.
-pub(crate) struct Gather {
+/// Rows that a worker is to fill.
+pub(crate) struct ToFill {
     pub(crate) run: Run,
-    pub(crate) held: Arc<Held>,
+    /// The open chunks that they are in; without any they are looked up.
+    pub(crate) held: Option<Arc<Held>>,
 }
 
 /// A row that waits for another sample than its own.
@@ -95,7 +97,7 @@ pub(crate) struct BadRow {
 }
 
 /// What is known of how much waits for the workers.
-pub(crate) struct Room {
+pub(crate) struct Capacity {
     pub(crate) slots: usize,
     pub(crate) samples: usize,
     pub(crate) chunks: usize,
@@ -105,12 +107,10 @@ pub(crate) struct Room {
 /// The way to the workers. Work lies in queues of our own, so that the pool allocates for a drain and not for a sample.
 pub(crate) struct ToWorkers {
     pub(crate) drains: Arc<Drains>,
-    /// Rows to look up; split when taken.
-    lookups: Queue<Run>,
+    /// Rows to look up, or whose chunks are open; split when taken.
+    to_fill: Queue<ToFill>,
     /// Rows whose bytes have come, and chunks to be opened.
     fetched: Queue<Fetch>,
-    /// Rows whose chunks are open; split when taken.
-    gathers: Queue<Gather>,
     /// Rows that want a substitute.
     pub(crate) bad: Turns<BadRow>,
     /// Whether they get one.
@@ -126,15 +126,14 @@ impl ToWorkers {
         drains: Arc<Drains>,
         maps: Option<Receiver<Filled>>,
         substitutes: bool,
-        room: &Room,
+        room: &Capacity,
         meters: Arc<Meters>,
     ) -> Self {
         Self {
             drains,
-            lookups: Queue::with_room(room.slots + 1),
-            fetched: Queue::with_room(room.samples.max(room.chunks)),
             // A batch has a piece for each chunk boundary in it; small chunks make many.
-            gathers: Queue::with_room(4 * room.slots),
+            to_fill: Queue::with_room(4 * room.slots),
+            fetched: Queue::with_room(room.samples.max(room.chunks)),
             bad: Turns::new(),
             substitutes,
             maps,
@@ -149,21 +148,15 @@ impl ToWorkers {
         self.drains.wake(runs);
     }
 
-    /// Gives workers rows to look up.
-    pub(crate) fn look_up(&self, run: Run) {
+    /// Gives workers rows whose chunks are open, or rows to look up.
+    pub(crate) fn fill(&self, run: Run, held: Option<Arc<Held>>) {
         let runs = run.len().div_ceil(self.run_rows) as usize;
-        self.put(&self.lookups, run, runs);
+        self.put(&self.to_fill, ToFill { run, held }, runs);
     }
 
     /// Gives a worker a row whose bytes have come, or a chunk to be opened.
     pub(crate) fn finish(&self, fetch: Fetch) {
         self.put(&self.fetched, fetch, 1);
-    }
-
-    /// Gives workers rows whose chunks are open.
-    pub(crate) fn gather(&self, run: Run, held: Arc<Held>) {
-        let runs = run.len().div_ceil(self.run_rows) as usize;
-        self.put(&self.gathers, Gather { run, held }, runs);
     }
 
     /// The first row cannot have its sample; `error` names it. It waits for another one where that is done and may help, else
@@ -191,24 +184,14 @@ impl ToWorkers {
         self.maps.as_ref()?.try_recv().ok()
     }
 
-    /// A few rows of the oldest batch that is to be looked up, and whether these are its last.
-    pub(crate) fn take_lookup(&self) -> Option<(Run, bool)> {
-        let mut queue = self.lookups.lock();
-        let run = queue.front_mut()?;
+    /// A few rows of the oldest that are to be filled, and whether these are the last of their piece of a batch.
+    pub(crate) fn take_rows(&self) -> Option<(ToFill, bool)> {
+        let mut queue = self.to_fill.lock();
+        let ToFill { run, held } = queue.front_mut()?;
         if run.len() > self.run_rows {
-            return Some((run.take(self.run_rows), false));
+            return Some((ToFill { run: run.take(self.run_rows), held: held.clone() }, false));
         }
-        queue.pop_front().map(|run| (run, true))
-    }
-
-    /// A few rows of the oldest piece whose chunks are open, and whether these are its last.
-    pub(crate) fn take_gather(&self) -> Option<(Gather, bool)> {
-        let mut queue = self.gathers.lock();
-        let Gather { run, held } = queue.front_mut()?;
-        if run.len() > self.run_rows {
-            return Some((Gather { run: run.take(self.run_rows), held: held.clone() }, false));
-        }
-        queue.pop_front().map(|gather| (gather, true))
+        queue.pop_front().map(|rows| (rows, true))
     }
 
     pub(crate) fn take_fetched(&self) -> Option<Fetch> {
@@ -217,17 +200,13 @@ impl ToWorkers {
 
     /// Nothing waits for a worker, but perhaps bad rows.
     pub(crate) fn is_empty(&self) -> bool {
-        self.lookups.is_empty()
-            && self.fetched.is_empty()
-            && self.gathers.is_empty()
-            && self.maps.as_ref().is_none_or(|maps| maps.is_empty())
+        self.to_fill.is_empty() && self.fetched.is_empty() && self.maps.as_ref().is_none_or(|maps| maps.is_empty())
     }
 
     /// Drops what nobody will work on any more.
     pub(crate) fn let_go(&self) {
-        self.lookups.clear();
+        self.to_fill.clear();
         self.fetched.clear();
-        self.gathers.clear();
         self.bad.clear();
         while self.take_map().is_some() {}
     }
@@ -235,8 +214,8 @@ impl ToWorkers {
 
 /// Where slots go: full ones to the iterator (through `.map_batch`, if there is one), free ones to the planner.
 pub(crate) struct Exchange {
-    /// The iterator's run; slots of older runs are not worth handing out.
-    pub(crate) generation: AtomicU64,
+    /// The iterator's run; what belongs to older runs is cancelled, and their slots are not worth handing out.
+    pub(crate) generation: Arc<AtomicU64>,
     pub(crate) ready: Sender<Contents>,
     pub(crate) ready_out: Receiver<Contents>,
     /// Where full slots go first when batches are handed out on a device.

@@ -2,9 +2,9 @@
 
 use super::Core;
 use super::chunks::Held;
-use super::exchange::Gather;
 use super::recipe::{Effort, How};
 use super::sample::Samples;
+use super::task::Run;
 use super::watchdog::Doing;
 use super::worker::Worker;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -12,20 +12,21 @@ use crate::memory::{ChunkBuf, Rows};
 use std::sync::Arc;
 
 /// Fills rows from open chunks.
-pub(super) fn gather(core: &Core, gather: Gather, worker: &mut Worker) {
-    if gather.run.is_cancelled() {
+pub(super) fn gather(core: &Core, run: Run, held: &Arc<Held>, worker: &mut Worker) {
+    if run.is_cancelled() {
         return;
     }
     let (mut places, mut ids) = (std::mem::take(&mut worker.places), std::mem::take(&mut worker.ids));
     places.clear();
     ids.clear();
-    gather_at(core, gather, worker, (&mut places, &mut ids));
+    gather_at(core, run, held, worker, (&mut places, &mut ids));
     (worker.places, worker.ids) = (places, ids);
 }
 
 fn gather_at(
     core: &Core,
-    Gather { mut run, held }: Gather,
+    mut run: Run,
+    held: &Arc<Held>,
     worker: &mut Worker,
     (places, ids): (&mut Vec<(u32, u32)>, &mut Vec<u64>),
 ) {
@@ -45,7 +46,7 @@ fn gather_at(
         // A sampler's mistake: every row of the run is without a sample.
         return run.rows.fail_row(error);
     }
-    if samples.recipe.effort() == Effort::Copy && copy_runs(samples, &mut run.rows, &held, places) {
+    if samples.recipe.effort() == Effort::Copy && copy_runs(samples, &mut run.rows, held, places) {
         return run.rows.finish_run(ids);
     }
     for ((entry, row), id) in places.iter().zip(ids.iter()) {
@@ -55,14 +56,14 @@ fn gather_at(
         worker.begins(samples, Doing::Decoding, Some(*id));
         let entry = *entry as usize;
         let filled = worker.guarded(|worker| {
-            let given = samples.given_by_chunk(opened(&held, entry)?, *row as usize);
+            let given = samples.given_by_chunk(opened(held, entry)?, *row as usize);
             samples.fill(&run.job, *id, &mut run.rows, &mut worker.scratch, given)
         });
         match filled {
             Ok(()) => run.rows.finish_row(),
             Err(error) => {
                 let error = samples.named_as_chunk(error.with_sample(*id), held.chunk(entry).chunk());
-                core.to_workers.row_failed(samples, &mut run, Some(*id), error, Some((&held, entry)));
+                core.to_workers.row_failed(samples, &mut run, Some(*id), error, Some((held, entry)));
             }
         }
     }

@@ -23,7 +23,7 @@
 //! | the iterator asks for epochs | [`exchange::Start`] |
 //! | a free slot becomes batch *i*, its rows a [`task::Run`] | [`planner`] |
 //! | the page cache is likely to have them, or they lie in memory: a worker asks, fetches and fills | [`rows`] |
-//! | else, or where that missed: permit, sample asked for, bytes of the ring, reads: a [`task::Fetch`] | [`reads`] |
+//! | else, or where that missed: permit, sample asked for, bytes of the ring, reads: a [`fetch::Fetch`] | [`reads`] |
 //! | all its bytes are there: filled by a worker, or at once where that is a small copy | [`rows`], [`reads`] |
 //! | for datasets in chunks instead: chunks are opened ahead of the batches, rows gathered from open ones | [`chunks`], [`gather`] |
 //! | the sample cannot be had: tried again, another one, or the error of the batch | [`rows`], [`substitute`] |
@@ -70,6 +70,7 @@ pub(crate) mod chunks;
 pub(crate) mod direct;
 pub(crate) mod drains;
 pub(crate) mod exchange;
+pub(crate) mod fetch;
 mod gather;
 #[cfg(all(test, loom))]
 mod models;

@@ -4,9 +4,10 @@
 use super::Core;
 use super::chunks::{Chunks, Home};
 use super::exchange::Start;
+use super::fetch::{Fetch, Whose};
 use super::reads::{Begun, Reads};
 use super::sample::Samples;
-use super::task::{Fetch, Job, Run, Sample, Whose};
+use super::task::{Job, Run, Sample};
 use super::watchdog::Doing;
 use crate::error::{Error, ErrorKind, Stage};
 use crate::memory::{ByteRing, FreeSlot, Region, Ticket};
@@ -47,10 +48,11 @@ pub(crate) struct Planner {
     free: VecDeque<FreeSlot>,
     epochs: Epochs,
     /// Rows of batches that are read without a look at the page cache, oldest first.
-    direct: VecDeque<Run>,
+    cold: VecDeque<Run>,
     reads: Reads,
-    /// For datasets in chunks.
+    /// For datasets in chunks; and those that must be read, in the order in which they are needed.
     chunks: Option<Chunks>,
+    to_read: VecDeque<Fetch>,
     warmth: Warmth,
     /// What is stuck waits for bytes or permits that decoding takes away, not for the reader.
     no_room: bool,
@@ -72,9 +74,10 @@ impl Planner {
             regions,
             free: VecDeque::new(),
             epochs: Epochs::default(),
-            direct: VecDeque::new(),
+            cold: VecDeque::new(),
             completions: Vec::with_capacity(reader.depth()),
             reads: Reads::new(core.clone(), reader, ring, permits, idle),
+            to_read: VecDeque::new(),
             chunks: chunks.map(|(home, buffers)| Chunks::new(home, buffers)),
             warmth: Warmth::new(&core),
             no_room: false,
@@ -139,10 +142,8 @@ impl Planner {
             self.epochs.waiting.push_back(start);
         }
         self.reads.listen();
-        if let Some(chunks) = &mut self.chunks {
-            while let Some(fetch) = to_io.chunk_misses.pop() {
-                chunks.to_read.push_back(fetch);
-            }
+        while let Some(fetch) = to_io.chunk_misses.pop() {
+            self.to_read.push_back(fetch);
         }
     }
 
@@ -165,14 +166,14 @@ impl Planner {
             if let Some(chunks) = &mut self.chunks {
                 chunks.plan(run);
             } else if self.warmth.look_first() {
-                to_workers.look_up(run);
+                to_workers.fill(run, None);
             } else {
                 let probes = self.warmth.probes(ticket.sequence, run.len());
                 if probes > 0 {
-                    to_workers.look_up(run.take(probes));
+                    to_workers.fill(run.take(probes), None);
                 }
                 if run.len() > 0 {
-                    self.direct.push_back(run);
+                    self.cold.push_back(run);
                 }
             }
         }
@@ -180,15 +181,15 @@ impl Planner {
 
     /// Hands on pieces whose chunks are there, and has the next chunks opened.
     fn advance_chunks(&mut self) {
-        let Self { core, chunks: Some(chunks), reads, warmth, .. } = self else { return };
-        for opening in chunks.advance(|run, held| core.to_workers.gather(run, held)) {
+        let Self { core, chunks: Some(chunks), to_read, reads, warmth, .. } = self else { return };
+        for opening in chunks.advance(|run, held| core.to_workers.fill(run, Some(held))) {
             let mut sample = Box::<Sample>::default();
             let asked = core.samples.ask_chunk(opening.chunk(), &mut sample).and_then(|()| reads.check(&sample));
             let fetch = Fetch::new(Whose::Chunk(opening), sample);
             match asked {
                 Err(error) => reads.fail(fetch, error),
                 Ok(()) if warmth.look_first_in_chunk() => core.to_workers.finish(fetch),
-                Ok(()) => chunks.to_read.push_back(fetch),
+                Ok(()) => to_read.push_back(fetch),
             }
         }
     }
@@ -208,7 +209,7 @@ impl Planner {
             }
             let full = self.reads.is_full();
             if full || !self.reads.can_begin() {
-                let waits = self.reads.is_stuck() || !self.direct.is_empty() || !self.core.to_io.misses.is_empty();
+                let waits = self.reads.is_stuck() || !self.cold.is_empty() || !self.core.to_io.misses.is_empty();
                 self.no_room = waits && !full;
                 return;
             }
@@ -223,8 +224,7 @@ impl Planner {
     /// Begins a chunk or row: the one that waits for room, else one that the page cache did not have (they belong to batches that
     /// are almost there), else the next one. `None` when there is none.
     fn begin_next(&mut self) -> Option<Begun> {
-        let chunk = || self.chunks.as_mut()?.to_read.pop_front();
-        if let Some(fetch) = self.reads.take_stuck().or_else(chunk) {
+        if let Some(fetch) = self.reads.take_stuck().or_else(|| self.to_read.pop_front()) {
             if fetch.whose.is_over() {
                 self.reads.recycle(fetch);
                 return Some(Begun::Yes);
@@ -232,9 +232,9 @@ impl Planner {
             return Some(self.reads.read(fetch, self.now));
         }
         let miss = self.core.to_io.misses.pop();
-        let next = miss.or_else(|| match self.direct.front_mut() {
+        let next = miss.or_else(|| match self.cold.front_mut() {
             Some(run) if run.len() > 1 && !run.is_cancelled() => Some(run.take(1)),
-            _ => self.direct.pop_front(),
+            _ => self.cold.pop_front(),
         });
         let run = next?;
         Some(if run.is_cancelled() { Begun::Yes } else { self.reads.begin(run, &mut self.now) })
@@ -258,11 +258,12 @@ impl Planner {
     /// Lets go of everything; reads in flight complete first, within a deadline.
     fn end(&mut self) {
         self.epochs = Epochs::default();
-        self.direct.clear();
+        self.cold.clear();
         self.reads.take_stuck();
         if let Some(chunks) = &mut self.chunks {
             chunks.clear();
         }
+        self.to_read.clear();
         self.core.to_io.chunk_misses.clear();
         self.core.to_io.misses.clear();
         for op in std::mem::take(&mut self.reads.ops) {

@@ -8,8 +8,9 @@
 //! A row takes a permit (an idle [`Sample`]) first, a chunk its buffer; then all its bytes of the ring at once, or none.
 
 use super::Core;
+use super::fetch::{Fetch, Whose};
 use super::recipe::Effort;
-use super::task::{Fetch, Place, Run, Sample, Whose};
+use super::task::{Place, Run, Sample};
 use super::watchdog::Doing;
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage, caught};

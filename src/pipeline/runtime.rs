@@ -32,7 +32,7 @@ pub(crate) struct Runtime {
     workers: Handles,
 }
 
-/// The decode workers' threads. They end when their pool is dropped, which must come before this: it joins them.
+/// The decode workers' threads. They end when their pool is dropped, which this does itself before it joins them.
 pub(crate) struct Handles {
     threads: Vec<JoinHandle<()>>,
     /// The pool with its work, once there is some.
@@ -172,7 +172,10 @@ fn spawn_guarded(
     let stage = if role == Role::Copier { Stage::Device } else { Stage::Read };
     let body = move || {
         core.meters.threads.enlist(role);
-        if let Err(error) = caught(stage, || Ok(body())) {
+        if let Err(error) = caught(stage, || {
+            body();
+            Ok(())
+        }) {
             core.fail(Error::new(ErrorKind::Panicked, stage, format!("thread {called}: {}", error.message())));
         }
     };

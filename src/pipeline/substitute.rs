@@ -15,7 +15,7 @@
 //! * Which sample stands in is a keyed draw by (seed, epoch, position, attempt): the same with any workers, reader and world
 //!   size, as long as the same samples are bad. It is one of the same order, so a subset gets none from outside of it.
 //! * It cannot deadlock: the worker that substitutes needs storage and nothing else. It reads by plain calls into a buffer of
-//!   its own, and takes no permit that another row could hold. One at a time, so that one buffer is enough: [`Room`] is its
+//!   its own, and takes no permit that another row could hold. One at a time, so that one buffer is enough: [`SpareRoom`] is its
 //!   term in the memory plan.
 //! * Datasets in chunks: another row of the same chunk, where it could be opened; else, or when none of them will do, of a
 //!   chunk that is drawn, for which there is a buffer. It stands in for all rows of the bad one, and those that wait are
@@ -29,7 +29,7 @@ use super::drains::Switch;
 use super::exchange::BadRow;
 use super::gather::opened;
 use super::sample::Samples;
-use super::task::{Run, Sample};
+use super::task::{Piece, Run, Sample};
 use super::watchdog::Doing;
 use super::worker::Worker;
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
@@ -75,7 +75,7 @@ pub enum OnBadSample {
 
 /// Bytes that substituting may take; 0 where nothing is substituted.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Room {
+pub(crate) struct SpareRoom {
     /// Distinct bad samples at most.
     pub(crate) budget: u64,
     /// Encoded bytes of one sample, or chunk.
@@ -87,7 +87,7 @@ pub(crate) struct Room {
 
 /// What is needed to find other samples. Whoever has the turn (see [`Turns`](super::drains::Turns)) has it alone.
 pub(crate) struct Substitutes {
-    room: Room,
+    room: SpareRoom,
     spare: Mutex<Spare>,
 }
 
@@ -103,7 +103,7 @@ impl BadRow {
 /// The buffers, taken when they are needed first.
 #[derive(Default)]
 struct Spare {
-    bytes: Vec<u8>,
+    /// Of a sample, or a chunk.
     encoded: Encoded,
     /// The chunk that is open here.
     chunk: Option<(usize, ChunkBuf)>,
@@ -114,7 +114,7 @@ struct Spare {
 }
 
 impl Substitutes {
-    pub(crate) fn new(room: Room) -> Self {
+    pub(crate) fn new(room: SpareRoom) -> Self {
         Self { room, spare: Mutex::default() }
     }
 
@@ -140,7 +140,7 @@ impl Substitutes {
 /// The search for a sample that stands in for one row's.
 struct Search<'a> {
     core: &'a Core,
-    room: &'a Room,
+    room: &'a SpareRoom,
     /// The chunks that the row was to come from, and the one that holds it.
     held: Option<(&'a Arc<Held>, usize)>,
     spare: &'a mut Spare,
@@ -227,14 +227,14 @@ impl Search<'_> {
             worker.sample.id = candidate;
             worker.begins(samples, Doing::Decoding, candidate);
             match (pick.row, held) {
-                (Some((Source::Held(entry), row)), Some((held, _))) => {
+                (Some((InChunk::Held(entry), row)), Some((held, _))) => {
                     fill_from_chunk(samples, run, pick.id, (opened(held, entry)?, row), worker)?;
                 }
-                (Some((Source::Chunk(chunk), row)), _) => {
+                (Some((InChunk::Chunk(chunk), row)), _) => {
                     let buffer = open_spare(core, room, chunk, spare, worker)?;
                     fill_from_chunk(samples, run, pick.id, (buffer, row), worker)?;
                 }
-                _ => fill_from_storage(core, room, run, pick.id, &mut spare.bytes, worker)?,
+                _ => fill_from_storage(core, room, run, pick.id, &mut spare.encoded, worker)?,
             }
             Ok(Some(pick.id))
         });
@@ -252,11 +252,11 @@ impl Search<'_> {
 struct Pick {
     id: u64,
     /// For datasets in chunks: the row in this chunk.
-    row: Option<(Source, usize)>,
+    row: Option<(InChunk, usize)>,
 }
 
 #[derive(Clone, Copy)]
-enum Source {
+enum InChunk {
     /// Of those that the piece has open.
     Held(usize),
     /// This one of the dataset.
@@ -278,7 +278,7 @@ fn pick(samples: &Samples, run: &Run, attempt: u64, held: Option<(&Arc<Held>, us
             let position = draws.below(job.order.len());
             let (entry, row, id) = job.order.places(position).locate(position, |id| chunks.inner(id))?;
             if matches!(held.chunk(entry).get(), Some(Ok(_))) {
-                return Ok(Some(Pick { id, row: Some((Source::Held(entry), row as usize)) }));
+                return Ok(Some(Pick { id, row: Some((InChunk::Held(entry), row as usize)) }));
             }
         }
         return Ok(None);
@@ -288,13 +288,13 @@ fn pick(samples: &Samples, run: &Run, attempt: u64, held: Option<(&Arc<Held>, us
     let own = held.chunk(bad).chunk();
     // Which other chunks are open depends on the world size and on where a run was taken up: not to be asked.
     let (from, chunk) = if matches!(held.chunk(bad).get(), Some(Ok(_))) && attempt < TRIES / 2 {
-        (Source::Held(bad), own)
+        (InChunk::Held(bad), own)
     } else {
         // By the bad chunk, not by the row: one chunk stands in for all of its rows.
         let mut draws = Draws::from_key(key.named("chunk").derive(own as u64).derive(attempt));
         let sample = draws.below(starts[starts.len() - 1]);
         let chunk = starts.partition_point(|start| *start <= sample) - 1;
-        (Source::Chunk(chunk), chunk)
+        (InChunk::Chunk(chunk), chunk)
     };
     let row = draws.below(rows(chunk));
     Ok(Some(Pick { id: starts[chunk] + row, row: Some((from, row as usize)) }))
@@ -314,29 +314,34 @@ fn fill_from_chunk(
 /// Reads a sample by plain calls and fills the row with it.
 fn fill_from_storage(
     core: &Core,
-    room: &Room,
+    room: &SpareRoom,
     run: &mut Run,
     id: u64,
-    bytes: &mut Vec<u8>,
+    encoded: &mut Encoded,
     worker: &mut Worker,
 ) -> Result<()> {
-    if bytes.is_empty() {
-        *bytes = vec![0; room.encoded];
-    }
-    let read =
-        |extent: &Extent, to: &mut [u8]| core.again.read(extent, to).map_or_else(Cached::Failed, |()| Cached::Hit);
-    if worker.fill_by(&core.samples, &run.job, id, &mut run.rows, bytes, read)? {
+    encoded.make_free(room.encoded, "the sample of a substitute")?;
+    let read = |extent: &Extent, to: &mut [u8]| by_plain_calls(core, extent, to);
+    if worker.fill_by(&core.samples, &run.job, id, &mut run.rows, encoded.bytes_mut(), read)? {
         return Ok(());
     }
-    let need: u64 = worker.sample.pieces.iter().map(|piece| piece.len()).sum();
-    let message = format!("the sample has {need} bytes, the dataset said at most {}", room.encoded);
-    Err(Error::new(ErrorKind::Limit, Stage::Read, message))
+    Err(too_large("sample", &worker.sample, room))
+}
+
+fn by_plain_calls(core: &Core, extent: &Extent, to: &mut [u8]) -> Cached {
+    core.again.read(extent, to).map_or_else(Cached::Failed, |()| Cached::Hit)
+}
+
+fn too_large(what: &str, sample: &Sample, room: &SpareRoom) -> Error {
+    let need: u64 = sample.pieces.iter().map(Piece::len).sum();
+    let message = format!("the {what} has {need} encoded bytes, the dataset said at most {}", room.encoded);
+    Error::new(ErrorKind::Limit, Stage::Read, message)
 }
 
 /// The chunk in the buffer that is there for this, opened unless it is the one that was opened last.
 fn open_spare<'s>(
     core: &Core,
-    room: &Room,
+    room: &SpareRoom,
     chunk: usize,
     spare: &'s mut Spare,
     worker: &mut Worker,
@@ -368,21 +373,15 @@ fn open_spare<'s>(
 }
 
 /// What a chunk is made of, its bytes in `encoded` or in memory.
-fn read_spare(core: &Core, room: &Room, chunk: usize, encoded: &mut Encoded, worker: &Worker) -> Result<Sample> {
+fn read_spare(core: &Core, room: &SpareRoom, chunk: usize, encoded: &mut Encoded, worker: &Worker) -> Result<Sample> {
     let (samples, mut sample) = (&core.samples, Sample::default());
     samples.ask_chunk(chunk, &mut sample)?;
-    // Somebody may have kept a piece of the last one.
-    if sample.stored().next().is_some() && !encoded.is_free() {
-        *encoded = Encoded::new(room.encoded, "the chunk of a substitute")?;
+    if sample.stored().next().is_some() {
+        encoded.make_free(room.encoded, "the chunk of a substitute")?;
     }
     let read = encoded.fetch(samples, &mut sample, |extent, to| {
         core.watch.worker(worker.scratch.worker, |cell| cell.read(None, extent));
-        core.again.read(extent, to).map_or_else(Cached::Failed, |()| Cached::Hit)
+        by_plain_calls(core, extent, to)
     })?;
-    if read {
-        return Ok(sample);
-    }
-    let need: u64 = sample.pieces.iter().map(|piece| piece.len()).sum();
-    let message = format!("the chunk has {need} encoded bytes, the dataset said at most {}", room.encoded);
-    Err(Error::new(ErrorKind::Limit, Stage::Read, message))
+    if read { Ok(sample) } else { Err(too_large("chunk", &sample, room)) }
 }

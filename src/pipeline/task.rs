@@ -1,34 +1,29 @@
-//! What travels between the threads: rows of a batch, and what storage brings for a row or a chunk.
+//! What travels between the threads: rows of a batch, and what a sample or a chunk is made of.
 //!
 //! ```text
-//! Job ──► Run (rows without samples) ──► Fetch (one row, its Sample: id, and a Piece for each part that it is made of)
-//!                               Opening ──► Fetch (one chunk, and a Piece for each of its extents)
+//! Job ──► Run (rows without samples)        Sample (id, and a Piece for each part that it is made of)
 //! ```
-//!
-//! A fetch owns all that is known of its row or chunk. So the dataset is asked once what storage has to bring for it, and
-//! nobody relies on a second answer.
 
-use super::chunks::Opening;
-use crate::error::{Error, Lowest, Result};
-use crate::memory::{IoBuf, RingSpan, Rows, Ticket};
+use crate::error::Result;
+use crate::memory::{RingSpan, Rows, Ticket};
 use crate::order::{Batches, EpochOrder};
 use crate::storage::Extent;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// One epoch being planned and filled.
 pub(crate) struct Job {
+    /// The run of the iterator that it belongs to, and the one that is wanted now, as the exchange knows it.
     pub(crate) generation: u64,
+    pub(crate) current: Arc<AtomicU64>,
     pub(crate) epoch: u64,
     pub(crate) order: EpochOrder,
     pub(crate) batches: Batches,
-    /// Shared by all epochs of one iterator.
-    pub(crate) cancelled: Arc<AtomicBool>,
 }
 
 impl Job {
     pub(crate) fn is_cancelled(&self) -> bool {
-        self.cancelled.load(Ordering::Relaxed)
+        self.current.load(Ordering::Relaxed) != self.generation
     }
 
     /// A run's place of a batch: tickets count across its epochs.
@@ -160,68 +155,5 @@ impl Piece {
     /// Bytes in the source.
     pub(crate) fn len(&self) -> u64 {
         self.extent.map_or(0, |extent| extent.len)
-    }
-}
-
-/// A row, or a chunk, whose bytes are on their way from storage.
-pub(crate) struct Fetch {
-    pub(crate) whose: Whose,
-    pub(crate) sample: Box<Sample>,
-    /// When its reads were submitted.
-    pub(crate) since: u64,
-    /// Reads in flight; all bytes are there at 0.
-    pub(crate) remaining: usize,
-    /// The error of the first piece that could not be read.
-    error: Lowest,
-}
-
-/// Whose bytes they are.
-pub(crate) enum Whose {
-    /// One row's.
-    Row(Run),
-    Chunk(Opening),
-}
-
-impl Whose {
-    /// Nobody waits for it any more.
-    pub(crate) fn is_over(&self) -> bool {
-        match self {
-            Self::Row(run) => run.is_cancelled(),
-            Self::Chunk(opening) => opening.is_forgotten(),
-        }
-    }
-}
-
-impl Fetch {
-    pub(crate) fn new(whose: Whose, sample: Box<Sample>) -> Self {
-        Self { whose, sample, since: 0, remaining: 0, error: Lowest::default() }
-    }
-
-    /// A read has come to its end.
-    pub(crate) fn complete(&mut self, number: usize, buf: IoBuf, result: Result<usize>) {
-        let piece = &mut self.sample.pieces[number];
-        piece.place = match (buf.into_row(), &mut self.whose) {
-            (Err(span), _) => Place::Ring(span, *result.as_ref().unwrap_or(&0)),
-            (Ok(span), Whose::Row(run)) => {
-                run.rows.restore(span);
-                Place::Row
-            }
-            // Chunks have none: then it is the slot's, and does not go round again.
-            (Ok(_), Whose::Chunk(_)) => Place::Storage,
-        };
-        if let Err(error) = result {
-            piece.failed = true;
-            self.error.note(number as u32, error);
-        }
-        self.remaining -= 1;
-    }
-
-    /// The error of the first piece that could not be read.
-    pub(crate) fn error(&self) -> Option<&Error> {
-        self.error.error()
-    }
-
-    pub(crate) fn take_error(&mut self) -> Option<Error> {
-        self.error.take()
     }
 }

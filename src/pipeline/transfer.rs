@@ -14,7 +14,7 @@
 //! rings when one is done. A broken context rings no bells, so it also looks now and then.
 
 use super::Core;
-use super::direct::{Reading, Reads};
+use super::direct::{DirectReads, Reading};
 use super::watchdog::Doing;
 use crate::batch::{Contents, Reorder};
 use crate::device::{Backend, Copied, DeviceBatch, Engine, Oldest};
@@ -39,7 +39,7 @@ pub(crate) struct Transfer {
     pub(crate) core: Arc<Core>,
     pub(crate) engine: Box<dyn Engine>,
     /// For fields that go from storage to the device.
-    pub(crate) reads: Option<Reads>,
+    pub(crate) reads: Option<DirectReads>,
     /// Full slots of the present run, in any order.
     pub(crate) full: Receiver<Filled>,
     /// Something ended: look.
@@ -78,14 +78,14 @@ impl Dozing {
 }
 
 /// Slots of a run that wait for their turn.
-struct Waiting {
+struct WaitingSlots {
     generation: u64,
     reorder: Reorder<Filled>,
     /// The next one in order.
     next: Option<Filled>,
 }
 
-impl Waiting {
+impl WaitingSlots {
     fn new(generation: u64, slots: usize) -> Self {
         Self { generation, reorder: Reorder::new(slots), next: None }
     }
@@ -141,7 +141,7 @@ impl Transfer {
     fn copy_all(&mut self) {
         let core = self.core.clone();
         let mut said = Said::default();
-        let mut waiting = Waiting::new(0, self.slots);
+        let mut waiting = WaitingSlots::new(0, self.slots);
         let mut flights = Flights(VecDeque::with_capacity(self.slots));
         let (bell, full, free) = (self.bell.clone(), self.full.clone(), self.engine.free().clone());
         // What it waits for, with room on the device and without.
@@ -226,7 +226,7 @@ impl Transfer {
     }
 
     /// Gives slots their buffers as long as the next one is there and a buffer is free; false when one waits for a buffer.
-    fn begin_all(&mut self, waiting: &mut Waiting, flights: &mut VecDeque<Flight>) -> bool {
+    fn begin_all(&mut self, waiting: &mut WaitingSlots, flights: &mut VecDeque<Flight>) -> bool {
         loop {
             let Some(slot) = waiting.next.take().or_else(|| waiting.reorder.take()) else { return true };
             let buffer = if slot.failed() { None } else { self.engine.take() };
@@ -307,22 +307,22 @@ impl Transfer {
         }
     }
 
-    fn take(&self, waiting: &mut Waiting, slot: Filled) {
+    fn take(&self, waiting: &mut WaitingSlots, slot: Filled) {
         if !self.is_present(&slot) {
             return;
         }
         let ticket = slot.ticket();
         if ticket.generation != waiting.generation {
-            *waiting = Waiting::new(ticket.generation, self.slots);
+            *waiting = WaitingSlots::new(ticket.generation, self.slots);
         }
         waiting.reorder.put(ticket.sequence, slot);
     }
 
     /// Slots of a run that ended must not wait here for one that comes: the next run needs them.
-    fn forget_old(&self, waiting: &mut Waiting) {
+    fn forget_old(&self, waiting: &mut WaitingSlots) {
         let now = self.generation();
         if waiting.generation != now {
-            *waiting = Waiting::new(now, self.slots);
+            *waiting = WaitingSlots::new(now, self.slots);
         }
     }
 

@@ -7,8 +7,10 @@
 use super::Core;
 use super::chunks::{Encoded, Opening};
 use super::drains::Switch;
-use super::substitute::{Room, Substitutes};
-use super::task::{Fetch, Sample, Whose};
+use super::exchange::ToFill;
+use super::fetch::{Fetch, Whose};
+use super::substitute::{SpareRoom, Substitutes};
+use super::task::Sample;
 use super::watchdog::Doing;
 use super::worker::Worker;
 use super::{gather, rows};
@@ -35,7 +37,7 @@ impl Workers {
     pub(crate) fn start(
         core: Arc<Core>,
         pool: rayon::ThreadPool,
-        room: Room,
+        room: SpareRoom,
         (cached_bytes, chunk_bytes): (usize, usize),
     ) -> Result<Arc<Self>> {
         let worker = |number| {
@@ -109,16 +111,17 @@ impl Workers {
             Some(Work::MapBatch)
         } else if self.substitutes.serve_one(core, Switch::No, worker) {
             Some(Work::Decode)
-        } else if let Some((gather, left)) = queues.take_gather() {
-            took(gather.run.len().into(), left);
-            gather::gather(core, gather, worker);
+        } else if let Some((ToFill { run, held }, left)) = queues.take_rows() {
+            let Some(held) = held else {
+                took(0, left);
+                meters.worked.add(rows::look_up(core, run, worker).into());
+                return Some(Work::LookUp);
+            };
+            took(run.len().into(), left);
+            gather::gather(core, run, &held, worker);
             Some(Work::Gather)
         } else if self.substitutes.serve_one(core, Switch::Yes, worker) {
             Some(Work::Decode)
-        } else if let Some((run, left)) = queues.take_lookup() {
-            took(0, left);
-            meters.worked.add(rows::look_up(core, run, worker).into());
-            Some(Work::LookUp)
         } else {
             let mut fetch = queues.take_fetched()?;
             let (error, sample) = (fetch.take_error(), fetch.sample);

@@ -43,12 +43,12 @@ pub(crate) fn exhausted(error: &Error) -> bool {
 /// trouble. The one place that knows which codes of the system mean that.
 pub(crate) fn may_pass(error: &Error) -> bool {
     use Errno as E;
-    let trouble = |code| match code {
-        E::INTR | E::AGAIN | E::IO | E::STALE | E::BUSY | E::TIMEDOUT | E::NOLINK | E::REMOTEIO => true,
-        E::CONNRESET | E::CONNABORTED | E::NETDOWN | E::NETUNREACH | E::HOSTDOWN | E::HOSTUNREACH | E::NOTCONN => true,
-        _ => false,
+    let storage = |code| matches!(code, E::INTR | E::AGAIN | E::IO | E::STALE | E::BUSY | E::TIMEDOUT | E::REMOTEIO);
+    let network = |code| {
+        let down = matches!(code, E::NETDOWN | E::NETUNREACH | E::HOSTDOWN | E::HOSTUNREACH | E::NOLINK);
+        down || matches!(code, E::CONNRESET | E::CONNABORTED | E::NOTCONN)
     };
-    exhausted(error) || code(error).is_some_and(trouble)
+    exhausted(error) || code(error).is_some_and(|code| storage(code) || network(code))
 }
 
 /// What the system said.
