@@ -374,6 +374,7 @@ impl Drop for Batch {
             // Without a receiver the contents come back in the error, and are dropped.
             let _ = again.send(contents);
         }
+        // Contents still here are dropped now: `Filled` frees its slot, `OnDevice` releases its buffer.
     }
 }
 

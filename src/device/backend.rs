@@ -118,7 +118,7 @@ pub(crate) struct DirectTrial {
     pub(crate) file: Box<dyn FnOnce() -> Result<OwnedFd, String>>,
     pub(crate) offset: u64,
     pub(crate) len: u64,
-    /// Accept any route of the bytes.
+    /// Accept a route that cuFile does not count.
     pub(crate) required: bool,
     /// For tests: a library, and the root of the file system that it sees.
     pub(crate) library: Option<(PathBuf, PathBuf)>,

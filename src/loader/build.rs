@@ -76,9 +76,9 @@ impl LoaderBuilder {
         let placing = Placing::new(self.machine.numa, self.device.device.pci_bus_id(), &self.machine.sysfs)?;
         let opened = self.open_reader(placing.placement())?;
         let before = Before::now();
-        let (recipe, routes) = self.recipe(&opened)?;
+        let (recipe, routes) = self.recipe_and_routes(&opened)?;
         let (jobs, first) = self.jobs(global)?;
-        let fields = self.fields(recipe, routes, first.batches.rows_max() as usize)?;
+        let fields = self.lay_out(recipe, routes, first.batches.rows_max() as usize)?;
         let workers = self.worker_count(placing.placement());
         let reserved = self.reserved(&fields, &opened, &first, workers)?;
         let meters = Arc::new(Meters::new(self.clock.clone(), workers, !self.on_host()));
@@ -214,7 +214,7 @@ impl LoaderBuilder {
     }
 
     /// The recipe of samples, and each field's route to the device.
-    fn recipe(&self, opened: &Opened) -> Result<(Recipe, Routes)> {
+    fn recipe_and_routes(&self, opened: &Opened) -> Result<(Recipe, Routes)> {
         // The cache is asked first even where it has no room for the dataset: misses are then read past it.
         let cached = opened.cache.is_some() && !opened.choice.direct;
         let substitutes = self.faults.on_bad != OnBadSample::Fail;
@@ -245,7 +245,7 @@ impl LoaderBuilder {
     }
 
     /// Layouts of the fields in a slot and in a device batch. Offers the batch's memory to cuFile.
-    fn fields(&self, mut recipe: Recipe, mut routes: Routes, rows: usize) -> Result<Fields> {
+    fn lay_out(&self, mut recipe: Recipe, mut routes: Routes, rows: usize) -> Result<Fields> {
         if !routes.reserve(Layout::new(&recipe.contents, rows)?.bytes(), self.batches_on_device())? {
             recipe = Recipe::new(&*self.dataset, self.steps.clone(), !self.on_host(), |_| Ok(Vec::new()))?;
         }

@@ -1,4 +1,9 @@
 //! The iterator over batches.
+//!
+//! ```text
+//! Loader::epoch ──► Live (the only iterator) ──► Job ──► Start ──► planner
+//! full slots, or batches on the device ──► of this generation? ──► Reorder ──► hand_out ──► Batch
+//! ```
 
 use super::Report;
 use super::{Life, Live, Place, config};

@@ -314,7 +314,7 @@ impl LoaderBuilder {
         self
     }
 
-    /// Whether reads bypass the page cache. Default: [`Direct::Auto`].
+    /// Whether reads bypass the page cache by O_DIRECT. Default: [`Direct::Auto`]. For GPUDirect Storage see [`gds`](Self::gds).
     pub fn direct(mut self, direct: Direct) -> Self {
         self.reader.direct = direct;
         self

@@ -592,7 +592,7 @@ fn settings_that_are_not_legal_are_refused_by_build_in_words() {
     let cases = [
         (start().batch_size(0).build(), ErrorKind::Config, "batch_size"),
         (start().workers(0).build(), ErrorKind::Config, "workers"),
-        (start().workers(100_000).build(), ErrorKind::Config, "1024 workers"),
+        (start().workers(100_000).build(), ErrorKind::Config, "set at most 1024"),
         (start().slots(0).build(), ErrorKind::Config, "slots"),
         (
             start().batch_size(11).last_batch(LastBatch::Drop).build(),

@@ -50,10 +50,10 @@ fn what_cannot_be_finished_is_refused_with_the_field_s_name() {
     let to = Finish::to;
     let rgb = || picture([4, 4, 3]);
     let cases = [
-        (to(DType::U8), rgb(), "not u8"),
-        (to(DType::F64), rgb(), "not f64"),
-        (to(DType::F32), Field::fixed("image", DType::I8, [4, 4, 3]), "it is i8"),
-        (to(DType::F32), Field::up_to("image", DType::U8, 9), "fixed shape"),
+        (to(DType::U8), rgb(), "the dtype is u8"),
+        (to(DType::F64), rgb(), "the dtype is f64"),
+        (to(DType::F32), Field::fixed("image", DType::I8, [4, 4, 3]), "i8"),
+        (to(DType::F32), Field::up_to("image", DType::U8, 9), "a fixed shape"),
         (to(DType::F32), picture([4, 4]), "[4, 4]"),
         (to(DType::F32), picture([1, 4, 4, 3]), "[1, 4, 4, 3]"),
         (to(DType::F32), picture([4, 4, 0]), "[4, 4, 0]"),

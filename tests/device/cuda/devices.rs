@@ -380,7 +380,7 @@ fn a_small_gpu_is_a_budget_error_that_names_the_sizes() {
         assert_eq!((error.kind(), error.stage()), (ErrorKind::Budget, Stage::Device), "{error}");
         let bytes: Vec<u64> =
             error.message().split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect();
-        let [0, wanted, all, free] = bytes[..] else { panic!("{error}") };
+        let [0, wanted, free, all] = bytes[..] else { panic!("{error}") };
         assert_eq!((all, free), (all_bytes, all - 2 * (wanted + 4096)), "{error}");
         assert!(error.message().contains("for a batch") && error.message().contains("fewer device batches"), "{error}");
         assert_eq!(session.live(), standin::Live::default(), "what was reserved before is given back");

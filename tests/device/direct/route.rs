@@ -154,7 +154,7 @@ fn fields_are_staged_where_cufile_is_of_no_use() {
     type Change = &'static (dyn Fn(&CuFileMachine) + Sync);
     let cases: [(Change, &str); 11] = [
         (&|double| std::fs::remove_file(double.dir.path("proc/modules")).unwrap(), "proc/modules cannot be read"),
-        (&|double| std::fs::remove_dir_all(double.dir.path("run/udev")).unwrap(), "run/udev is not there"),
+        (&|double| std::fs::remove_dir_all(double.dir.path("run/udev")).unwrap(), "run/udev is absent"),
         (&|double| drop(double.dir.write("proc/driver/nvidia-fs/devcount", b"1\n")), "nvidia-fs is loaded but"),
         (&|double| double.cufile.version(Some((1, 4))), "is cuFile 1.4; version 1.5"),
         (&|double| double.cufile.open(Open::Fails(5007)), "CU_FILE_PLATFORM_NOT_SUPPORTED (5007)"),
