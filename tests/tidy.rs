@@ -315,7 +315,7 @@ fn the_map_in_the_guide_names_every_file_of_src() {
             missing.push(format!("{named} is gone"));
         }
     }
-    assert!(missing.is_empty(), "{missing:#?}");
+    assert!(missing.is_empty(), "edit the section Map of src/ in src/guide/architecture.md: {missing:#?}");
 }
 
 #[test]

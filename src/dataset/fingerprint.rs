@@ -44,7 +44,7 @@ pub(crate) const WORDS: usize = 6 + BUCKET_WORDS;
 /// mounted elsewhere it is the same.
 ///
 /// ```
-/// use feedline::dataset::{DatasetExt, Fingerprint, Records};
+/// use feedline::{dataset::Records, unstable::Fingerprint};
 /// let records = |bytes: [u8; 8]| Records::builder(2).open_bytes(bytes).unwrap();
 /// let saved = Fingerprint::of(&records([1; 8]))?;
 /// let now = records([2; 8]);

@@ -129,7 +129,8 @@ pub trait Reader: Sealed + Send {
 
     /// Sends what was submitted as one batch and appends what completed to `out`. Returns when that is at least one,
     /// or after a wake, or after `timeout` (`None`: never; zero: looks once). It may also return early with nothing, and
-    /// up to 1 ms late where many small reads are in flight and their completions are worth gathering.
+    /// up to 1 ms late where many small reads are in flight and their completions are worth gathering. Neither `submit` nor
+    /// `wait` blocks on storage: a hung read must not hold the planner.
     fn wait(&mut self, out: &mut Vec<Completion>, timeout: Option<Duration>);
 
     /// Operations submitted whose completion was not handed out yet.
