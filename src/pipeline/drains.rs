@@ -1,7 +1,7 @@
 //! The scheduling of workers: tasks on a pool empty queues, without a lost item and without blocking.
 //!
 //! ```text
-//! push an item, then wake ──► fewer than `count` drains? ─► spawn one ─► take items until none is left ─► look once more ─► end
+//! push an item, then wake ──► fewer than `count` drains? ─► spawn one ─► take all items ─► look once more ─► end
 //! ```
 //!
 //! Both types know neither the pool nor the items, so that the loom models (`models.rs`) run this very code.

@@ -158,12 +158,12 @@ impl Reads {
         }
         let room = self.ring.as_ref().map_or(0, ByteRing::capacity);
         let message = match sample.id {
-            Some(_) => format!(
-                "sample needs {bytes} bytes of read buffer, but `sample_bytes_max()` reserved only {room}"
-            ),
-            None => format!(
-                "the chunk's {count} extents need {bytes} bytes of buffer; the dataset gave less at `build()`"
-            ),
+            Some(_) => {
+                format!("sample needs {bytes} bytes of read buffer, but `sample_bytes_max()` reserved only {room}")
+            }
+            None => {
+                format!("the chunk's {count} extents need {bytes} bytes of buffer; the dataset gave less at `build()`")
+            }
         };
         Err(Error::new(ErrorKind::Limit, Stage::Read, message))
     }

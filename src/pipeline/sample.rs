@@ -1,7 +1,7 @@
 //! What samples are made of, and how they become rows: ask once, check, bring the bytes, fill, name errors.
 //!
 //! ```text
-//! id ──ask──► pieces ──┬─ reserve, read (planner) ─────────┬──► given bytes ──fill──► open, decode or copy, map ──► row
+//! id ──ask──► pieces ──┬─ reserve, read (planner) ─────────┬──► given bytes ──fill──► open, decode/copy, map ──► row
 //!                      └─ fetch (page cache, plain calls) ─┘         ▲
 //! a row of an open chunk ────────────────────────────────────────────┘
 //! ```

@@ -404,7 +404,7 @@ fn a_dataset_that_panics_is_an_error_of_its_sample() {
             (|_, said| said.push((0, Said::At(0, u64::MAX, 2))), ErrorKind::Truncated, "behind the end"),
             (|_, said| said.push((0, Said::At(0, 0, 100))), ErrorKind::Shape, "16384 bytes, the sample has 100"),
             (|_, said| said.push((0, Said::Inline(20_000))), ErrorKind::Shape, "16384 bytes, the sample has 20000"),
-            (|_, said| said.push((0, Said::Framed)), ErrorKind::User, "stood in files as they are"),
+            (|_, said| said.push((0, Said::Framed)), ErrorKind::User, "were stored unchanged in files"),
         ];
         for (lie, kind, words) in lies {
             for gds in [Gds::Auto, Gds::Require] {
