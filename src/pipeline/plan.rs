@@ -158,7 +158,11 @@ impl MemoryPlan {
                 if *chunks > 0 { "samples in flight, order of chunks" } else { "samples in flight" }.into(),
             ),
             ("bounce", self.bounce_bytes, "for rows that cannot be read directly into device memory".into()),
-            ("substitutes", self.substitute_bytes, "for the substitute of a bad sample, taken at the first one".into()),
+            (
+                "substitutes",
+                self.substitute_bytes,
+                "for the substitute of a bad sample, allocated at the first one".into(),
+            ),
             ("stacks", self.stack_bytes, "touched part".into()),
         ]
     }
