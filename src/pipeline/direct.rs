@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! transfer thread ──(rows of a field)──► threads "feedline-gds" ── cuFileRead ──► rows of the buffer, or staging area
-//!        ▲                                      │ what cuFile cannot do: pread, bounce buffer, copy
+//!        ▲                                      │ rows without cuFile: pread, bounce buffer, copy
 //!        └────────── bell: all rows are there ──┘
 //! ```
 //!

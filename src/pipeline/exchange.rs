@@ -2,7 +2,7 @@
 //! of each other.
 //!
 //! ```text
-//! iterator ──starts──►┌─────────┐──rows to fill, what was fetched─────────►┌─────────┐
+//! iterator ──starts──►┌─────────┐──rows to fill, fetched bytes────────────►┌─────────┐
 //!                     │ planner │                                          │ workers │──► slots to map, bad rows: to
 //!        ┌───frees───►│         │◄──misses, chunk misses, samples──────────│         │◄── themselves
 //!        │            └─────────┘                                          └────┬────┘
@@ -214,7 +214,7 @@ impl ToWorkers {
 
 /// The way of slots: full slots go to the iterator (through `.map_batch`, if set), free slots to the planner.
 pub(crate) struct Exchange {
-    /// The iterator's current run. Older runs are cancelled, and their slots are not handed out.
+    /// The iterator's current run. Older runs are cancelled, and their slots are not delivered.
     pub(crate) generation: Arc<AtomicU64>,
     pub(crate) ready: Sender<Contents>,
     pub(crate) ready_out: Receiver<Contents>,

@@ -108,7 +108,7 @@ use crate::storage::{Again, Extent, PageCache};
 use crate::sync::Hold;
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// What the threads of a loader share.
+/// State shared by a loader's threads.
 pub(crate) struct Core {
     pub(crate) samples: sample::Samples,
     pub(crate) cache: Option<Arc<PageCache>>,

@@ -32,7 +32,8 @@ use std::path::Path;
 /// for device in [Device::host(), Device::host()] {
 ///     let records = Records::builder(1).open_bytes([0; 100])?;
 ///     let loader = Loader::builder(records).device(device).numa(Numa::Auto).build()?;
-///     assert_eq!(loader.report().numa, None); // "threads and memory on the NUMA node of the device at PCI … (16 CPUs: 16-31)"
+///     // With a device: "threads and memory on the NUMA node of the device at PCI … (16 CPUs: 16-31)"
+///     assert_eq!(loader.report().numa, None);
 /// }
 /// # Ok::<(), feedline::Error>(())
 /// ```
@@ -364,7 +365,8 @@ pub(crate) mod tests {
                 &two,
                 "0-15",
                 GPU,
-                "the process may use the CPUs 0-15, and the NUMA node of the device at PCI 0000:65:00.0 has 16-31,48-63",
+                "the process may use the CPUs 0-15, and the NUMA node of the device at PCI 0000:65:00.0 has \
+                 16-31,48-63",
             ),
             (&two, "0-7,16", GPU, "only 1 of the 9 CPUs that the process may use are next to the device"),
         ];

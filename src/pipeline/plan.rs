@@ -356,8 +356,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_plan_fits_its_budget_or_is_refused_one_byte_below_the_least(
-            slot in 1_usize..1 << 28, encoded in 0_usize..1 << 26, scratch in 0_usize..1 << 30, workers in 1_usize..64, extra in 0_usize..1 << 32
+        fn a_plan_fits_its_budget_or_is_refused_below_the_least(
+            slot in 1_usize..1 << 28, encoded in 0_usize..1 << 26, scratch in 0_usize..1 << 30,
+            workers in 1_usize..64, extra in 0_usize..1 << 32
         ) {
             let mut demand = demand(slot, encoded, scratch, workers);
             let least = MemoryPlan::with(&demand, 2, demand.ring_least(), scratch.min(SCRATCH_LEAST)).total();

@@ -312,7 +312,8 @@ fn undecoded(encoded: &EncodedField) -> Error {
     let name = &encoded.name;
     let message = match encoded.encoding {
         Encoding::Image => format!(
-            "field `{name}` is encoded and needs a decoder: e.g. .decode_field(\"{name}\", decode::Image::resize(224, 224))"
+            "field `{name}` is encoded and needs a decoder: e.g. .decode_field(\"{name}\", \
+             decode::Image::resize(224, 224))"
         ),
         _ => format!(
             "field `{name}` is encoded and needs a decoder: .decode_field(\"{name}\", …); or open the dataset with a \

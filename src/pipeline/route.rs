@@ -140,8 +140,8 @@ pub(crate) fn choose(
 fn obstacle(gds: Gds, field: &FieldCandidate<'_>, context: &RouteContext) -> Option<String> {
     let words = match field {
         _ if gds == Gds::Off => "switched off",
-        _ if !context.on_device => "batches are handed out on the host",
-        FieldCandidate { wanted: false, .. } => "not handed out",
+        _ if !context.on_device => "batches are delivered on the host",
+        FieldCandidate { wanted: false, .. } => "not delivered",
         FieldCandidate { row_bytes: None, .. } => "made by the host from the bytes read",
         _ if context.transforms => "transforms of the host see it",
         _ if context.substitutes => "the host finds substitutes for rows that cannot be read",
@@ -185,9 +185,9 @@ mod tests {
                 Gds::Auto,
                 FIELD,
                 RouteContext { on_device: false, ..CONTEXT },
-                "staged (batches are handed out on the host)",
+                "staged (batches are delivered on the host)",
             ),
-            (Gds::Auto, FieldCandidate { wanted: false, ..FIELD }, CONTEXT, "staged (not handed out)"),
+            (Gds::Auto, FieldCandidate { wanted: false, ..FIELD }, CONTEXT, "staged (not delivered)"),
             (Gds::Auto, FieldCandidate { row_bytes: None, ..FIELD }, CONTEXT, "staged (made by the host"),
             (Gds::Auto, FIELD, RouteContext { transforms: true, ..CONTEXT }, "staged (transforms"),
             (Gds::Auto, FIELD, RouteContext { in_chunks: true, ..CONTEXT }, "staged (rows come out of chunks"),
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn require_also_takes_small_and_cached_rows_or_names_every_reason() {
+    fn require_takes_small_and_cached_rows_or_names_every_reason() {
         let small = FieldCandidate { row_bytes: Some(100), ..FIELD };
         let context = RouteContext { cached: true, ..CONTEXT };
         let routes = choose(Gds::Require, &[small], &context, || Ok("nvidia-fs".into())).unwrap();

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! full slots ──► order restored ──► a free buffer? ──► direct reads ──► copy ──► ready ─► Epoch::next
-//!                     ▲                  ▲             (if there are)    └──► in flight ──its copy ended──► free slot
+//!                     ▲                  ▲             (if any)          └──► in flight ──its copy ended──► free slot
 //!                 the next one       dropped batches
 //! ```
 //!

@@ -273,10 +273,7 @@ fn is_ours(name: &str) -> bool {
 fn check_apart(from: &Path, to: &Path) -> Result<()> {
     let (from, real) = (real(from), real(to));
     if from.starts_with(&real) || real.starts_with(&from) {
-        let message = format!(
-            "the input folder {} and the output folder contain each other; use separate folders",
-            from.display()
-        );
+        let message = format!("the input folder {} and the output folder overlap; use separate ones", from.display());
         return Err(Error::new(ErrorKind::Config, Stage::Build, message).with_path(to));
     }
     Ok(())
