@@ -94,7 +94,8 @@ fn every_reason_of_every_field_is_in_the_error() {
             uncached(records.classes((0..COUNT as i64).collect()).open(&path).unwrap())
         };
         let error = machine.direct(labelled().keep(["label"])).build().unwrap_err();
-        let words = "`x`: not delivered; `label`: not stored unchanged in a file: in memory, or unpacked or checked by the host";
+        let words = "`x`: not delivered; `label`: not stored unchanged in a file: in memory, or unpacked or checked by \
+                     the host";
         assert!(error.message().ends_with(words), "{error}");
         let error = labelled().gds(Gds::Require).build().unwrap_err();
         let words = "`x`: batches are delivered on the host; `label`: batches are delivered on the host";
