@@ -379,7 +379,7 @@ impl Direct {
         };
         let len = bytes.map_or_else(|| extent.map_or(0, |extent| extent.len), |bytes| bytes.len() as u64);
         if len != step.row_bytes as u64 {
-            let message = format!("the field needs {} bytes per row, but the sample has {len}", step.row_bytes);
+            let message = format!("the field takes {} bytes, the sample has {len}", step.row_bytes);
             return Err(named(Error::new(ErrorKind::Shape, Stage::Read, message)));
         }
         let mut done = 0;

@@ -28,7 +28,7 @@ use std::path::Path;
 /// ```
 /// use feedline::{Device, Loader, Numa, dataset::Records};
 ///
-/// One loader per device; each finds its own node (the host has none).
+/// // One loader per device; each finds its own node (the host has none).
 /// for device in [Device::host(), Device::host()] {
 ///     let records = Records::builder(1).open_bytes([0; 100])?;
 ///     let loader = Loader::builder(records).device(device).numa(Numa::Auto).build()?;

@@ -96,7 +96,7 @@ pub(super) fn note_cached(core: &Core, bytes: &mut u64) {
     }
 }
 
-/// The fast path: copies rows without a decoder from memory sources, as many as possible, and returns their number. It
+/// The fast path: copies unchanged rows from memory sources, as many as possible, and returns their number. It
 /// avoids the costs per row of the usual way: a panic guard, marks, a decoder's context. The remaining rows take the
 /// usual way.
 fn copy_from_memory(core: &Core, run: &mut Run, worker: &mut Worker) -> usize {
