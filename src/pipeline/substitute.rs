@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! failed read ─ transient? ─yes─► a worker: pause, opened anew, past the page cache ─► decode as usual (counted)
-//!      │ no, or in vain
+//!      │ no, or the retry failed
 //!      ▼                                                    policy Fail, or no sample to blame
 //! failed row ──────────────────────────────────────────────────────────────► the batch's error
 //!      │ policy Substitute

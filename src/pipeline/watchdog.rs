@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A working thread reads no clock for the watchdog and waits for no other thread. A turn is a few relaxed stores to
-//! its own cache line. Only the consumer measures time, and only while it waits, in looks. So a stopped process or a
-//! sleeping machine does not make its threads late. Nor does a read become late while the planner, which collects it,
+//! its own cache line. Only the consumer measures time, look by look, and only while it waits. So a stopped process
+//! or a sleeping machine does not make its threads late. Nor does a read become late while the planner, which collects it,
 //! is busy.
 //!
 //! A stall is an error of the iterator. The stalled thread is not touched: it may be in the kernel, in a driver or in
@@ -233,7 +233,7 @@ impl Watcher {
                 late.push((number, cell, *same));
             }
         }
-        // A read may wait for its turn behind others that complete. If no read completes for the deadline, it is
+        // A read may wait for its turn behind others that complete. If no read begins or ends for the deadline, it is
         // stalled.
         let stalled = late.split_first().filter(|((first, ..), _)| *first < first_read || self.no_read >= deadline);
         if let Some(((first, cell, waited), others)) = stalled {
