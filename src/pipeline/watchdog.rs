@@ -7,9 +7,9 @@
 //! ```
 //!
 //! A working thread reads no clock for the watchdog and waits for no other thread. A turn is a few relaxed stores to
-//! its own cache line. Only the consumer measures time, look by look, and only while it waits. So a stopped process
-//! or a sleeping machine does not make its threads late. Nor does a read become late while the planner, which collects it,
-//! is busy.
+//! its own cache line. Only the consumer measures time, look by look, and only while it waits. So a stopped
+//! process or a sleeping machine does not make its threads late. Nor does a read become late while the planner, which
+//! collects it, is busy.
 //!
 //! A stall is an error of the iterator. The stalled thread is not touched: it may be in the kernel, in a driver or in
 //! user code. At the end of the loader it is abandoned with all memory it can reach, and counted.
