@@ -29,8 +29,8 @@
 //! | the sample failed: retry, substitute, or error of the batch | [`rows`], [`substitute`] |
 //! | the last row of the slot is done | [`Exchange`] |
 //!
-//! One function fills a row, [`sample::Samples::fill`], for every source of bytes. Rows that are copied unchanged take a
-//! fast path, many at a time. Planner, workers and substitutes know samples and tasks. They meet only in the
+//! One function fills a row, [`sample::Samples::fill`], for every source of bytes. Rows that are copied unchanged take
+//! a fast path, many at a time. Planner, workers and substitutes know samples and tasks. They meet only in the
 //! [`exchange`].
 //!
 //! While the page cache counts as cold, one run of rows per batch still asks it. So the planner notices when it warms.

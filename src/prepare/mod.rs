@@ -10,8 +10,8 @@
 //! The codes of a baseline JPEG can only be decoded from the front, so a random crop costs as much as the whole
 //! picture. A restart marker lets a decoder begin in the middle. [`restart_jpeg`] inserts one every few MCUs, without a
 //! loss. It decodes the Huffman codes and keeps every DCT coefficient. It encodes the DC differences anew where a
-//! restart changes them. It makes new Huffman tables if that makes the file smaller, or if a new symbol has no code so far. Any JPEG
-//! decoder reads the result, and gets the same pixels.
+//! restart changes them. It makes new Huffman tables if that makes the file smaller, or if a new symbol has no code so
+//! far. Any JPEG decoder reads the result, and gets the same pixels.
 //!
 //! Unchanged byte for byte: all segments except the Huffman tables and the restart interval (EXIF, ICC profiles,
 //! Adobe's segment, comments, quantisation tables, the frame and scan header); fill bytes before them; segments between
