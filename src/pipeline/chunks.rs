@@ -1,4 +1,4 @@
-//! Datasets in chunks: which chunks are open, who waits for them, and when their memory comes back.
+//! Chunked datasets: which chunks are open, which rows wait for them, and when their memory comes back.
 //!
 //! ```text
 //!            ┌──── I/O thread ─────────────────────────────┐      ┌──── decode workers ────────────────┐
@@ -11,14 +11,15 @@
 //!   └──────────────── last piece that needs the chunk is done ◄──────────────────┘
 //! ```
 //!
-//! The order gives the sequence in which chunks are needed, and for every piece of a batch some entries of it. The planner
-//! opens chunks strictly in that sequence as buffers are free, ahead of the pieces; it lets go of an entry when the oldest
-//! waiting piece is at the position from which on nobody needs it, and the buffer comes back when the last gather that
-//! uses it ends.
+//! The order gives the sequence of chunks, and for every piece of a batch some entries of this sequence. The planner
+//! opens chunks strictly in sequence, ahead of the pieces, as buffers become free. Each entry has a position from which
+//! on no piece needs it. The planner releases the entry when the oldest waiting piece is at that position. The buffer
+//! comes back when the last gather that uses it ends.
 //!
-//! It cannot deadlock: `build()` gives at least as many buffers as one piece needs. Every entry before the last one that
-//! the oldest waiting piece needs is needed by it, too, or by nobody any more (see `order::lanes`); the latter are held only by
-//! gathers, which wait for nobody. So its buffers come, and a chunk with a buffer needs only the ring and a worker.
+//! It cannot deadlock: `build()` gives at least as many buffers as one piece needs. Take the last entry that the oldest
+//! waiting piece needs. Each entry before it is also needed by this piece, or by none any more (see `order::lanes`).
+//! Entries that no piece needs are held only by gathers, and gathers wait for no thread. So the piece gets its buffers,
+//! and a chunk with a buffer needs only the ring and a worker.
 
 use super::plan::{ChunkDemand, Demand};
 use super::queue::Queue;
@@ -35,7 +36,7 @@ use bytes::Bytes;
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 
-/// Where free buffers are.
+/// The pool of free chunk buffers.
 pub(crate) struct Home {
     free: Queue<ChunkBuf>,
     waker: Waker,
@@ -54,7 +55,7 @@ impl Home {
     }
 }
 
-/// A chunk that is open, is being opened, or could not be.
+/// A chunk that is open, being opened, or failed.
 pub(crate) struct OpenChunk {
     chunk: usize,
     result: OnceLock<Result<ChunkBuf>>,
@@ -62,7 +63,7 @@ pub(crate) struct OpenChunk {
 }
 
 impl OpenChunk {
-    /// The rows; `None` while it is being opened.
+    /// The rows; `None` while the chunk is being opened.
     pub(crate) fn get(&self) -> Option<&Result<ChunkBuf>> {
         self.result.get()
     }
@@ -84,7 +85,7 @@ impl Drop for OpenChunk {
     }
 }
 
-/// A chunk on its way to be open.
+/// A chunk that is being opened.
 pub(crate) struct Opening {
     entry: Arc<OpenChunk>,
     buffer: Option<ChunkBuf>,
@@ -95,12 +96,12 @@ impl Opening {
         self.entry.chunk
     }
 
-    /// Whether nobody waits for it any more.
+    /// Whether no piece waits for the chunk any more.
     pub(crate) fn is_forgotten(&self) -> bool {
         Arc::strong_count(&self.entry) == 1
     }
 
-    /// Ends it with an error.
+    /// Ends the opening with an error.
     pub(crate) fn fail(&self, samples: &Samples, sample: &Sample, error: Error) {
         let error = match sample.pieces.first().and_then(|piece| piece.extent) {
             Some(first) if error.site().path.is_none() => error.with_path(samples.sources.path(first.source)),
@@ -109,10 +110,10 @@ impl Opening {
         self.settle(Err(error));
     }
 
-    /// Opens it, from what `sample` says of its extents, all of which are there; some perhaps in `encoded`.
+    /// Opens the chunk from the extents in `sample`. All their bytes are there, some perhaps in `encoded`.
     pub(crate) fn open(mut self, samples: &Samples, sample: &mut Sample, encoded: &Encoded, scratch: &mut Scratch) {
         let mut buffer = self.buffer.take().expect("taken once");
-        // Before anybody is told the ring's room and the worker's buffer are free again.
+        // The ring's room and the worker's buffer become free before any thread hears of the open chunk.
         let opened = open(samples, self.entry.chunk, sample, encoded, scratch, &mut buffer);
         match opened {
             Ok(()) => self.settle(Ok(buffer)),
@@ -137,7 +138,7 @@ impl Drop for Opening {
     }
 }
 
-/// Has the dataset open a chunk into `buffer`. What brought its bytes is free again afterwards.
+/// Calls the dataset to open a chunk into `buffer`. Afterwards the memory of the encoded bytes is free again.
 pub(super) fn open(
     samples: &Samples,
     chunk: usize,
@@ -157,18 +158,19 @@ pub(super) fn open(
     })
 }
 
-/// A buffer for the encoded bytes of a whole chunk, or of one sample; reused unless somebody has kept a piece of the last one.
+/// A buffer for the encoded bytes of one chunk or one sample. It is reused unless a piece of the last chunk is still
+/// held.
 #[derive(Default)]
 pub(crate) struct Encoded(Option<Arc<RegionBytes>>);
 
 impl Encoded {
-    /// Without memory for 0 bytes.
+    /// Allocates nothing for 0 bytes.
     pub(crate) fn new(bytes: usize, what: &str) -> Result<Self> {
         let region = || RegionBytes::new(bytes, what).map(Arc::new);
         Ok(Self((bytes > 0).then(region).transpose()?))
     }
 
-    /// Makes it anew where somebody has kept a piece of the last one, or there was none.
+    /// Allocates the buffer if there is none, or if a piece of the last chunk is still held.
     pub(crate) fn make_free(&mut self, bytes: usize, what: &str) -> Result<()> {
         if self.0.as_mut().and_then(Arc::get_mut).is_none() {
             *self = Self::new(bytes, what)?;
@@ -176,12 +178,13 @@ impl Encoded {
         Ok(())
     }
 
-    /// All of it; nothing where somebody has kept a piece.
+    /// The whole buffer; empty while a piece is still held.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         self.0.as_mut().and_then(Arc::get_mut).map_or(&mut [], RegionBytes::as_mut_slice)
     }
 
-    /// Brings the pieces that storage has, by `read`; false where one is missing, or there is no room, and then all of them.
+    /// Brings stored pieces with `read`. False if a piece is missing or the buffer is too small; then all of them count
+    /// as missing.
     pub(crate) fn fetch(
         &mut self,
         samples: &Samples,
@@ -196,7 +199,7 @@ impl Encoded {
         Ok(all)
     }
 
-    /// The bytes of all pieces, which are there, some perhaps in this buffer. They are the pieces' no more.
+    /// Takes the bytes out of all pieces. All are there, some perhaps in this buffer.
     fn pieces(&self, samples: &Samples, sample: &mut Sample) -> Vec<Bytes> {
         let all = self.0.clone().map_or_else(Bytes::new, |bytes| Bytes::from_owner(Shared(bytes)));
         let bytes = |piece: &mut Piece| {
@@ -212,7 +215,7 @@ impl Encoded {
     }
 }
 
-/// A handle on such a buffer that the pieces own together.
+/// A handle on such a buffer; the pieces share its ownership.
 struct Shared(Arc<RegionBytes>);
 
 impl AsRef<[u8]> for Shared {
@@ -234,27 +237,27 @@ impl Held {
 struct WaitingRows {
     run: Run,
     position: u64,
-    /// Which of the sequence it needs; shared by the pieces of many batches.
+    /// The needed entries of the sequence; pieces of many batches share the list.
     entries: Arc<[usize]>,
 }
 
-/// An entry of the sequence, from when it is opened until nobody needs it.
+/// An entry of the sequence, from its opening until no piece needs it.
 struct Entry {
     open: Arc<OpenChunk>,
-    /// The position from which on nobody does.
+    /// From this position on, no piece needs the chunk.
     until: u64,
 }
 
-/// The I/O thread's side.
+/// The I/O thread's side of chunked datasets.
 pub(crate) struct Chunks {
     home: Arc<Home>,
-    /// The epoch whose sequence is being opened.
+    /// The epoch whose chunks are being opened.
     job: Option<Arc<Job>>,
-    /// The sequence from entry `base` to the last that was opened; `None` where nobody needs it any more.
+    /// The sequence from entry `base` to the last opened one; `None` for an entry that no piece needs any more.
     entries: VecDeque<Option<Entry>>,
     base: usize,
     waiting: VecDeque<WaitingRows>,
-    /// The last piece that was planned: its epoch, its end, and what it needs.
+    /// The last planned piece: its epoch, its end and its entries.
     piece: Option<(Arc<Job>, u64, Arc<[usize]>)>,
 }
 
@@ -281,13 +284,13 @@ impl Chunks {
         }
     }
 
-    /// Where the piece at `position` ends, and what it needs.
+    /// The end and the entries of the piece at `position`.
     fn piece(&mut self, job: &Arc<Job>, position: u64) -> (u64, Arc<[usize]>) {
         if let Some((before, end, entries)) = &self.piece
             && Arc::ptr_eq(before, job)
             && position < *end
         {
-            // Positions only rise.
+            // Positions only rise, so one remembered piece suffices.
             return (*end, entries.clone());
         }
         let piece = job.order.piece(position);
@@ -296,7 +299,7 @@ impl Chunks {
         (piece.end, entries)
     }
 
-    /// Hands on what is ready, lets go of what is done, and says what is to be opened.
+    /// Hands on ready rows, releases unneeded entries, and returns the chunks to open.
     pub(crate) fn advance(&mut self, mut ready: impl FnMut(Run, Arc<Held>)) -> Vec<Opening> {
         let mut openings = Vec::new();
         loop {
@@ -315,7 +318,7 @@ impl Chunks {
         openings
     }
 
-    /// Lets go of what nobody needs from `position` on.
+    /// Releases entries that no piece needs from `position` on.
     fn let_go(&mut self, position: u64) {
         for entry in &mut self.entries {
             if entry.as_ref().is_some_and(|entry| entry.until <= position) {
@@ -328,7 +331,7 @@ impl Chunks {
         }
     }
 
-    /// The chunks of `entries`, when all of them are settled.
+    /// The chunks of `entries`, once all of them are open or failed.
     fn held(&self, entries: &[usize]) -> Option<Arc<Held>> {
         let open = |number: &usize| {
             let entry = self.entries.get(number.checked_sub(self.base)?)?.as_ref()?;
@@ -337,7 +340,7 @@ impl Chunks {
         Some(Arc::new(Held(entries.iter().map(open).collect::<Option<_>>()?)))
     }
 
-    /// Starts the sequence of another epoch. Chunks that lie at its start and are open stay.
+    /// Starts the sequence of another epoch. Open chunks at the start of this sequence stay open.
     fn turn_to(&mut self, job: &Arc<Job>) {
         if self.job.as_ref().is_some_and(|before| Arc::ptr_eq(before, job)) {
             return;
@@ -355,7 +358,7 @@ impl Chunks {
         let Some(job) = &self.job else { return };
         while let Some(Need { chunk, until }) = job.order.need(self.base + self.entries.len()) {
             if until <= position {
-                // A rank that skips positions can pass a small group without a sample of it.
+                // A rank that skips positions can pass a small group without a sample from it.
                 self.entries.push_back(None);
                 continue;
             }
@@ -366,7 +369,7 @@ impl Chunks {
         }
     }
 
-    /// Lets go of everything that is not in flight.
+    /// Drops everything that is not in flight.
     pub(crate) fn clear(&mut self) {
         self.waiting.clear();
         self.entries.clear();
@@ -375,7 +378,8 @@ impl Chunks {
 }
 
 impl Demand {
-    /// What the chunks of a dataset need for this order, in place of what its samples would; the most extents that one has.
+    /// Replaces the demand of samples by the demand of chunks for this order. Returns the largest number of extents in
+    /// a chunk.
     pub(crate) fn take_chunks(&mut self, dataset: &dyn Dataset, order: &EpochOrder, cached: bool) -> Result<usize> {
         let Some(chunks) = dataset.chunked() else { return Ok(0) };
         let count = chunks.starts().len() - 1;
@@ -388,7 +392,7 @@ impl Demand {
             wanted: 0,
             encoded: 0,
             scratch: 0,
-            // While the last batches of an epoch are on their way, the next one is prepared.
+            // While the last batches of an epoch are in flight, the tables of the next epoch are prepared.
             tables: order.heap_bytes().saturating_mul(2),
             largest: String::new(),
             why: "a sequential order",
@@ -430,7 +434,7 @@ fn to_usize(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
-/// The most extents that a chunk has.
+/// The largest number of extents in a chunk.
 fn pieces_max(chunks: &dyn Chunked) -> Result<usize> {
     let mut extents = Vec::new();
     (0..chunks.starts().len() - 1).try_fold(0, |most, chunk| {
@@ -448,7 +452,7 @@ pub(crate) fn starts_of(dataset: &dyn Dataset) -> Result<Option<ChunkStarts>> {
     let whole = chunks.is_whole();
     let small = starts.windows(2).all(|pair| pair[1] - pair[0] <= u64::from(u32::MAX));
     if !rising || !small || (whole && starts.last() != Some(&dataset.len())) {
-        let message = "the dataset's chunk starts are not ascending from 0 to its length";
+        let message = "chunk starts must ascend from 0 to the dataset's length, with fewer than 2^32 samples per chunk";
         return Err(Error::new(ErrorKind::User, Stage::Build, message));
     }
     Ok(Some(ChunkStarts { starts: starts.into(), whole }))

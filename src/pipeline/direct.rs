@@ -1,18 +1,20 @@
-//! Direct reads: rows from files into device memory by the device's reader (cuFile), for the batches that the transfer thread has taken a buffer for.
+//! Direct reads: the device's reader (cuFile) reads rows from files into device memory, for batches that have a buffer.
 //!
 //! ```text
-//! transfer thread ──(rows of a field)──► threads "feedline-gds" ── cuFileRead ──► the buffer's rows, or its staging area
-//!        ▲                                      │ what cuFile cannot do: pread, bounce buffer, copy
+//! transfer thread ──(rows of a field)──► threads "feedline-gds" ── cuFileRead ──► rows of the buffer, or staging area
+//!        ▲                                      │ rows without cuFile: pread, bounce buffer, copy
 //!        └────────── bell: all rows are there ──┘
 //! ```
 //!
-//! Rows that are whole pages of their file go where they belong. Others are read with the pages around them into a staging
-//! area of the same buffer, and a kernel moves them. Rows that follow each other in a file and in the batch are one read.
+//! Rows that are whole pages of their file go straight to their place. Other rows are read with their surrounding pages
+//! into a staging area of the same buffer, and a kernel moves them. Rows that are adjacent in the file and in the batch
+//! are one read.
 //!
 //! Invariants:
-//! * A buffer is written only after everything that used it is done ([`Engine::is_idle`]),
-//!   and used only after every row has been counted down: also when the batch is cancelled, also when a thread panics.
-//! * Every row is read, or has an error that names file, offset and sample. What cuFile could not do is counted.
+//! * A buffer is written only after all its users are done ([`Engine::is_idle`]). It is used only after every row has
+//!   been counted down, even if the batch is cancelled or a thread panics.
+//! * Every row is read, or has an error that names file, offset and sample. Rows that cuFile could not read are
+//!   counted.
 
 #![allow(unsafe_code)]
 
@@ -33,12 +35,12 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// Rows that a thread takes at a time have about this many bytes.
+/// A thread takes about this many bytes of rows at a time.
 const TASK_BYTES: usize = 1 << 20;
-/// A read has at most this many bytes: larger ones gain nothing, and hold up what is behind them.
+/// Limit of one read in bytes. Larger reads gain nothing and delay the reads behind them.
 const READ_MOST: u64 = 16 << 20;
 
-/// What the reading threads share.
+/// State shared by the reading threads.
 pub(crate) struct Direct {
     core: Arc<Core>,
     backend: Arc<dyn Backend>,
@@ -46,28 +48,28 @@ pub(crate) struct Direct {
     steps: Vec<DirectStep>,
     contents: Layout,
     gds: Gds,
-    /// For the device's reader, and for reads by the host, which are tried again like others.
+    /// Files for the device's reader, and files for host reads. Host reads are retried like all others.
     files: Files,
     plain_files: Files,
-    /// By source.
+    /// Indexed by source.
     handles: Box<[OnceLock<Handle>]>,
     bell: Sender<()>,
 }
 
-/// A file as the device's reader has it; or why it does not take the file.
+/// A file opened by the device's reader, or why the reader rejects the file.
 type Handle = Result<Box<dyn DirectFile>, String>;
 
-/// The rows of one batch on their way.
+/// The rows of one batch in flight.
 pub(crate) struct Reading {
     ids: Vec<u64>,
-    /// Where the buffer begins.
+    /// Start of the buffer.
     base: DevicePtr,
-    /// By step: where in the staging area each row begins.
+    /// For each step, the offset of each row in the staging area.
     offsets: Vec<Vec<AtomicU64>>,
-    /// Rows of all steps that are not done.
+    /// Number of unfinished rows of all steps.
     left: AtomicU64,
     pub(crate) cancelled: AtomicBool,
-    /// A copy by the host's way may not have ended, and nobody can say when it has.
+    /// A copy through the host may still be running, and no event will report its end.
     lost: AtomicBool,
     failure: Mutex<Lowest>,
 }
@@ -77,12 +79,12 @@ impl Reading {
         self.left.load(Ordering::Acquire) == 0
     }
 
-    /// Rows of all steps that are not done.
+    /// Number of unfinished rows of all steps.
     pub(crate) fn left(&self) -> u64 {
         self.left.load(Ordering::Acquire)
     }
 
-    /// Whether the device may go on writing to the buffer for ever.
+    /// Whether the device may write to the buffer for ever.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire)
     }
@@ -103,13 +105,13 @@ struct Task {
     rows: Range<u32>,
 }
 
-/// The way to the reading threads; they end when it is dropped.
+/// The way to the reading threads. Dropping it ends them.
 pub(crate) struct DirectReads {
     direct: Arc<Direct>,
     tasks: Sender<Task>,
 }
 
-/// What `build` has decided about direct reads.
+/// Decisions of `build` about direct reads.
 pub(crate) struct DirectPlan {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) reader: Arc<dyn DirectReader>,
@@ -129,7 +131,7 @@ impl DirectReads {
         let DirectPlan { backend, reader, steps, contents, gds } = plan;
         let (sources, align) = (core.samples.sources.clone(), reader.align() as usize);
         let handles = (0..sources.count()).map(|_| OnceLock::new()).collect();
-        // What is registered is kept open by its handle.
+        // A registered file stays open by its handle.
         let (files, plain_files) = (Files::new(sources, align, Some(0)), core.again.kept_open());
         let core = core.clone();
         let direct =
@@ -144,7 +146,7 @@ impl DirectReads {
         Ok(Self { direct, tasks })
     }
 
-    /// Has the rows of a batch read into the buffer at `base`, which nobody uses.
+    /// Starts to read the rows of a batch into the buffer at `base`. The buffer must be idle.
     pub(crate) fn read(&self, ids: &[u64], base: DevicePtr) -> Arc<Reading> {
         // Blank rows come last.
         let ids: Vec<u64> = ids.iter().copied().take_while(|id| *id != u64::MAX).collect();
@@ -166,14 +168,14 @@ impl DirectReads {
             let run = (TASK_BYTES / of.row_bytes.max(1)).max(1);
             for first in (0..rows).step_by(run) {
                 let rows = first..rows.min(first.saturating_add(run as u32));
-                // Its receivers live as long as the threads, which end after `self`.
+                // The receivers live as long as the threads, which end after `self`.
                 let _ = self.tasks.send(Task { reading: reading.clone(), step, rows });
             }
         }
         reading
     }
 
-    /// Writes into the slot where in the staging areas rows begin: the device is told with the copy.
+    /// Writes the rows' offsets in the staging areas into the slot. The copy brings them to the device.
     pub(crate) fn note_offsets(&self, reading: &Reading, slot: &mut Filled) {
         for (step, offsets) in self.direct.steps.iter().zip(&reading.offsets) {
             let Some(gather) = step.gather else { continue };
@@ -193,21 +195,21 @@ fn work(direct: &Direct, todo: &Receiver<Task>, bounce: &mut dyn Bounce) {
             }
         }
         let rows = task.rows.len() as u64;
-        // AcqRel: whoever sees zero sees what was noted by all.
+        // AcqRel: the thread that sees zero also sees the notes of all other threads.
         if reading.left.fetch_sub(rows, Ordering::AcqRel) == rows {
             let _ = direct.bell.try_send(());
         }
     }
 }
 
-/// A run of rows that are one read.
+/// Adjacent rows that one read brings.
 struct Stretch {
     rows: Range<u32>,
     extent: Extent,
 }
 
 impl Direct {
-    /// Reads the rows of a task; `row` is the one that it has come to.
+    /// Reads the rows of a task; `row` is the current row.
     fn read_rows(&self, task: &Task, row: &mut u32, bounce: &mut dyn Bounce) -> Result<()> {
         let step = &self.steps[task.step];
         while *row < task.rows.end {
@@ -218,8 +220,8 @@ impl Direct {
                     next
                 }
                 None => {
-                    // There is nothing for cuFile to read.
-                    self.core.meters.device.note_by_host("not in a file as it stands, unlike the first one");
+                    // The row's bytes are not stored unchanged in a file, so cuFile has nothing to read.
+                    self.core.meters.device.note_by_host("not stored unchanged in a file, unlike the first one");
                     self.by_host(task, step, *row, bounce)?;
                     *row + 1
                 }
@@ -228,7 +230,7 @@ impl Direct {
         Ok(())
     }
 
-    /// The rows from `row` on that follow each other in a file; nothing when the row is not in a file as it stands.
+    /// The rows from `row` on that are adjacent in a file; `None` if the row is not stored unchanged in a file.
     fn run_at(&self, task: &Task, row: u32) -> Result<Option<Stretch>> {
         let step = &self.steps[task.step];
         let Some(extent) = self.extent_of(task, row)? else { return Ok(None) };
@@ -240,7 +242,7 @@ impl Direct {
                     run.extent.len += next.len;
                     run.rows.end += 1;
                 }
-                // What is wrong with it is said when it is its turn.
+                // An error here is reported when that row itself is read.
                 _ => break,
             }
         }
@@ -259,7 +261,7 @@ impl Direct {
         })
     }
 
-    /// Where the dataset says that the row's bytes are. It is the user's code: it may panic, or change its mind.
+    /// The part that the dataset gives for the row. It is user code, so it may panic or answer differently than before.
     fn part_of(&self, task: &Task, step: &DirectStep, row: u32) -> Result<Option<Part<'_>>> {
         let id = task.reading.ids[row as usize];
         let asked = caught(Stage::Read, || {
@@ -285,7 +287,7 @@ impl Direct {
         }
     }
 
-    /// The error of a run that cuFile had to read: what is wrong with the file, if that is it, else what cuFile says.
+    /// The error of a run that only cuFile may read: the fault of the file, if it has one, else cuFile's message.
     fn required(&self, task: &Task, step: &DirectStep, run: &Stretch, why: String) -> Error {
         let (row_bytes, Extent { source, offset, len }) = (step.row_bytes as u64, run.extent);
         let ids = &task.reading.ids[run.rows.start as usize..run.rows.end as usize];
@@ -305,7 +307,7 @@ impl Direct {
         self.files.at_site(error, &row)
     }
 
-    /// Reads a run by cuFile, or says why not.
+    /// Reads a run with cuFile, or says why not.
     fn by_cufile(&self, task: &Task, step: &DirectStep, run: &Stretch) -> Result<(), String> {
         let handle = self.handle(run.extent.source)?;
         let (offset, end) = (run.extent.offset, run.extent.offset + run.extent.len);
@@ -326,18 +328,18 @@ impl Direct {
             }
         };
         let len = usize::try_from(to - from).map_err(|_| "a read beyond the address space".to_string())?;
-        // SAFETY: the bytes lie in the buffer of the batch: rows where they belong, or in staging, where a run of n rows has
-        // n strides, each a page and a row at least. The buffer is idle, only this task writes these rows, and the transfer
-        // thread keeps it until the rows are counted down, or for ever.
+        // SAFETY: the bytes lie in the batch's buffer. Without staging, rows have their final place. In staging, a run
+        // of n rows has n strides, each of at least a page and a row. The buffer is idle, and only this task writes
+        // these rows. The transfer thread keeps the buffer until the rows are counted down, or for ever.
         let read = unsafe { handle.read(task.reading.base, len, from, place) };
         match read? {
-            // What lies behind the last page is not needed.
+            // Bytes behind the last page are not needed.
             bytes if bytes as u64 >= end - from => Ok(()),
             bytes => Err(format!("cuFileRead brought {bytes} of {len} bytes")),
         }
     }
 
-    /// Where a row of the field begins in the buffer.
+    /// Offset of a row of the field in the buffer.
     fn row_at(&self, step: &DirectStep, row: u32) -> u64 {
         self.contents.fields()[step.field].offset as u64 + u64::from(row) * step.row_bytes as u64
     }
@@ -348,7 +350,7 @@ impl Direct {
         registered.as_deref().map_err(|why| format!("cuFile does not take the file: {why}"))
     }
 
-    /// Reads a row by way of the host: what cuFile cannot do, and what does not lie in a file.
+    /// Reads a row through the host: when cuFile cannot read it, or its bytes are not stored unchanged in a file.
     fn by_host(&self, task: &Task, step: &DirectStep, row: u32, bounce: &mut dyn Bounce) -> Result<()> {
         self.core.meters.device.host_rows.add(1);
         let id = task.reading.ids[row as usize];
@@ -371,8 +373,7 @@ impl Direct {
             }
             Part::Extent(extent) => (Some(extent), None),
             Part::Checked(_) | Part::Framed(_) => {
-                let message =
-                    "rows of this field stood in files as they are when the loader was built; this one does not";
+                let message = "at `build()` the rows of this field were stored unchanged in files; this row is not";
                 return Err(named(Error::new(ErrorKind::User, Stage::Read, message)));
             }
         };
@@ -412,7 +413,7 @@ impl Direct {
     }
 }
 
-/// A descriptor of its own for the device's reader.
+/// A separate descriptor for the device's reader.
 pub(crate) fn open_own(files: &Files, source: SourceId) -> Result<OwnedFd, String> {
     let file = files.get(source).map_err(|error| error.to_string())?;
     rustix::io::fcntl_dupfd_cloexec(&*file, 0).map_err(|errno| errno.to_string())

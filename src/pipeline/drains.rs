@@ -1,7 +1,7 @@
-//! Who works, and who is next: the rules by which tasks on a pool empty queues, without a lost item and without waiting.
+//! The scheduling of workers: tasks on a pool empty queues, without a lost item and without blocking.
 //!
 //! ```text
-//! push an item, then wake ──► fewer than `count` drains? ─► spawn one ─► take items until none is left ─► look once more ─► end
+//! push an item, then wake ──► fewer than `count` drains? ─► spawn one ─► take all items ─► look once more ─► end
 //! ```
 //!
 //! Both types know neither the pool nor the items, so that the loom models (`models.rs`) run this very code.
@@ -12,12 +12,12 @@ use std::sync::OnceLock;
 
 type Spawn = Box<dyn Fn() + Send + Sync>;
 
-/// Tasks that empty the queues; at most `count` of them run at a time.
+/// Tasks that empty the queues; at most `count` run at a time.
 pub(crate) struct Drains {
     count: usize,
-    /// Drains that run or are about to.
+    /// Number of drains that run or are about to run.
     active: AtomicUsize,
-    /// Has a thread call [`drain`](Self::drain), now or later.
+    /// Makes a thread call [`drain`](Self::drain), now or later.
     spawn: OnceLock<Spawn>,
 }
 
@@ -26,7 +26,7 @@ impl Drains {
         Self { count, active: AtomicUsize::new(0), spawn: OnceLock::new() }
     }
 
-    /// Says how a drain is started. Until then nobody is woken.
+    /// Sets how a drain starts. Before that, `wake` has no effect.
     pub(crate) fn spawn_by(&self, spawn: impl Fn() + Send + Sync + 'static) {
         let _ = self.spawn.set(Box::new(spawn));
     }
@@ -35,12 +35,12 @@ impl Drains {
         self.count
     }
 
-    /// Drains that run or are about to.
+    /// Number of drains that run or are about to run.
     pub(crate) fn active(&self) -> usize {
         self.active.load(Ordering::SeqCst)
     }
 
-    /// Sees to it that up to `items` more drains run. To be called after the items were put in.
+    /// Makes up to `items` more drains run. Call it after the items were pushed.
     pub(crate) fn wake(&self, items: usize) {
         let Some(spawn) = self.spawn.get() else { return };
         for _ in 0..items.min(self.count) {
@@ -51,37 +51,37 @@ impl Drains {
         }
     }
 
-    /// The life of one drain: `work` takes items until it finds none, `is_empty` says whether none is there.
+    /// Runs one drain: `work` takes items until it finds none; `is_empty` tells whether none is left.
     pub(crate) fn drain(&self, mut work: impl FnMut(), is_empty: impl Fn() -> bool) {
         loop {
             work();
             self.active.fetch_sub(1, Ordering::SeqCst);
-            // Somebody may have put work in after the last look and found every place taken: look once more.
+            // A thread may have pushed work after the last look and found all `count` drains taken. So look again.
             if is_empty() || !self.enter() {
                 return;
             }
         }
     }
 
-    /// Takes a place, if one is free.
+    /// Counts one more drain, if fewer than `count` run.
     fn enter(&self) -> bool {
         let more = |active: usize| (active < self.count).then_some(active + 1);
         self.active.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
     }
 }
 
-/// Items that are served one at a time, by whichever worker has the turn.
+/// Items that are served one at a time, by the worker that has the turn.
 pub(crate) struct Turns<T> {
     waiting: Queue<T>,
-    /// Somebody has the turn.
+    /// A worker has the turn.
     busy: AtomicBool,
 }
 
-/// Whether an item may be served that is unlike the last one.
+/// Whether to serve an item that differs from the last one.
 #[derive(Clone, Copy)]
 pub(crate) enum Switch {
     Yes,
-    /// Other work comes first, some of which may need what is at hand for the last one.
+    /// Other work comes first; some of it may need the chunk of the last item.
     No,
 }
 
@@ -94,12 +94,12 @@ impl<T> Turns<T> {
         self.waiting.push(item);
     }
 
-    /// Nobody can do anything here now: nothing waits, or somebody has the turn and will see what does.
+    /// Whether there is nothing to do: no item waits, or the worker with the turn will see it.
     pub(crate) fn is_idle(&self) -> bool {
         self.waiting.is_empty() || self.busy.load(Ordering::SeqCst)
     }
 
-    /// The right to serve, until it is dropped; `None` when nothing waits or somebody else has it.
+    /// The right to serve, until dropped; `None` if no item waits or another worker has the turn.
     pub(crate) fn turn(&self) -> Option<Turn<'_, T>> {
         let taken = || self.busy.compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst).is_err();
         if self.waiting.is_empty() || taken() {
@@ -117,7 +117,7 @@ impl<T> Turns<T> {
 pub(crate) struct Turn<'a, T>(&'a Turns<T>);
 
 impl<T> Turn<'_, T> {
-    /// The first item that is like the last one; with [`Switch::Yes`] else the first.
+    /// The first item that `like` accepts; with [`Switch::Yes`], any first item if there is none.
     pub(crate) fn take(&self, switch: Switch, like: impl Fn(&T) -> bool) -> Option<T> {
         match switch {
             Switch::No => self.0.waiting.pop_first(like),

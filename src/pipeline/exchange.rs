@@ -1,16 +1,16 @@
-//! Where the threads meet: every queue between them, and who is woken when something is put there. They know nothing else of
-//! each other.
+//! Where the threads meet: every queue between them, and the wake that follows each `push`. Threads know nothing else
+//! of each other.
 //!
 //! ```text
-//! iterator ──starts──►┌─────────┐──rows to fill, what was fetched─────────►┌─────────┐
+//! iterator ──starts──►┌─────────┐──rows to fill, fetched bytes────────────►┌─────────┐
 //!                     │ planner │                                          │ workers │──► slots to map, bad rows: to
 //!        ┌───frees───►│         │◄──misses, chunk misses, samples──────────│         │◄── themselves
 //!        │            └─────────┘                                          └────┬────┘
 //!     dropped batch ◄── iterator ◄──ready── [transfer thread ◄──full──] last row┘
 //! ```
 //!
-//! [`ToIo`] and [`ToWorkers`] end with the loader's core. [`Exchange`] is known to the slots themselves, so it lives as long as
-//! a batch is held; therefore what arrives after the end is taken out again.
+//! [`ToIo`] and [`ToWorkers`] end with the loader's core. Slots know the [`Exchange`], so it lives as long as a batch
+//! is held. Items that arrive after the end are therefore removed again.
 
 use super::chunks::Held;
 use super::drains::{Drains, Turns};
@@ -27,40 +27,40 @@ use crossbeam_channel::{Receiver, Sender};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Rows that a worker takes at a time have about this many bytes: long enough that taking them does not show, short
-/// enough that all workers finish a batch together.
+/// Bytes of the rows that a worker takes at a time. Large enough to hide the cost of taking them, small enough that all
+/// workers finish a batch together.
 const RUN_BYTES: usize = 512 << 10;
 
-/// The way to the I/O thread: queues whose room is bounded by the permits, and a bell.
+/// The way to the I/O thread: queues that the permits bound, and a bell.
 pub(crate) struct ToIo {
-    /// Runs of epochs to plan, newest last. Not in a channel of limited room: whoever starts epochs must never wait for the
-    /// I/O thread, nor the I/O thread, which frees slots itself, for them.
+    /// Runs of epochs to plan, newest last. The queue has no bound: starting an epoch must never wait for the I/O
+    /// thread. Nor may the I/O thread, which frees slots itself, wait for the starter.
     pub(crate) starts: Queue<Start>,
-    /// The I/O thread shall end.
+    /// Tells the I/O thread to end.
     pub(crate) shutdown: AtomicBool,
-    /// Rows, one each, that the page cache does not hold.
+    /// Rows, one per run, that missed the page cache.
     pub(crate) misses: Queue<Run>,
-    /// Chunks that the page cache does not hold.
+    /// Chunks that missed the page cache.
     pub(crate) chunk_misses: Queue<Fetch>,
-    /// Permits for samples in flight that workers give back.
+    /// Returns permits for samples in flight from the workers.
     pub(crate) idle: Sender<Box<Sample>>,
     pub(crate) waker: Waker,
 }
 
 impl ToIo {
-    /// Has a run of epochs planned. Runs that were cancelled meanwhile make room.
+    /// Queues a run of epochs for planning, and drops cancelled runs from the queue.
     pub(crate) fn start(&self, start: Start) {
         self.starts.retain(|start| !start.first.is_cancelled());
         self.starts.push(start);
         self.waker.wake();
     }
 
-    /// The loader ends.
+    /// Whether the loader ends.
     pub(crate) fn is_ending(&self) -> bool {
         self.shutdown.load(Ordering::Acquire)
     }
 
-    /// A permit for a sample in flight is free again.
+    /// Returns a permit for a sample in flight.
     pub(crate) fn give_back(&self, mut sample: Box<Sample>) {
         sample.clear();
         if self.idle.send(sample).is_ok() {
@@ -72,31 +72,31 @@ impl ToIo {
 /// A run of epochs to plan.
 pub(crate) struct Start {
     pub(crate) first: Arc<Job>,
-    /// Epochs in the run, and batches at most.
+    /// Number of epochs in the run, and the limit of its batches.
     pub(crate) epochs: u64,
     pub(crate) batches: u64,
     /// Makes the job of a later epoch of the run.
     pub(crate) next: Box<dyn Fn(u64) -> Result<Arc<Job>> + Send>,
 }
 
-/// Rows that a worker is to fill.
+/// Rows for a worker to fill.
 pub(crate) struct ToFill {
     pub(crate) run: Run,
-    /// The open chunks that they are in; without any they are looked up.
+    /// The open chunks that hold the rows; without chunks the rows are looked up.
     pub(crate) held: Option<Arc<Held>>,
 }
 
-/// A row that waits for another sample than its own.
+/// A row that waits for a substitute.
 pub(crate) struct BadRow {
     /// One row.
     pub(crate) run: Run,
     pub(crate) id: u64,
     pub(crate) error: Error,
-    /// The chunks that it was to come from, and the one that holds it.
+    /// The chunks of the row's piece, and the entry of the row's own chunk.
     pub(crate) held: Option<(Arc<Held>, usize)>,
 }
 
-/// What is known of how much waits for the workers.
+/// Capacities that size the queues to the workers.
 pub(crate) struct Capacity {
     pub(crate) slots: usize,
     pub(crate) samples: usize,
@@ -104,16 +104,16 @@ pub(crate) struct Capacity {
     pub(crate) row_bytes: usize,
 }
 
-/// The way to the workers. Work lies in queues of our own, so that the pool allocates for a drain and not for a sample.
+/// The way to the workers. Work lies in our own queues, so that the pool allocates per drain and not per sample.
 pub(crate) struct ToWorkers {
     pub(crate) drains: Arc<Drains>,
-    /// Rows to look up, or whose chunks are open; split when taken.
+    /// Rows to look up, and rows with open chunks; split when taken.
     to_fill: Queue<ToFill>,
-    /// Rows whose bytes have come, and chunks to be opened.
+    /// Rows whose bytes are there, and chunks to open.
     fetched: Queue<Fetch>,
-    /// Rows that want a substitute.
+    /// Rows that wait for a substitute.
     pub(crate) bad: Turns<BadRow>,
-    /// Whether they get one.
+    /// Whether failed samples are substituted.
     substitutes: bool,
     /// Slots for `.map_batch`.
     maps: Option<Receiver<Filled>>,
@@ -148,19 +148,19 @@ impl ToWorkers {
         self.drains.wake(runs);
     }
 
-    /// Gives workers rows whose chunks are open, or rows to look up.
+    /// Queues rows to look up, or rows with open chunks.
     pub(crate) fn fill(&self, run: Run, held: Option<Arc<Held>>) {
         let runs = run.len().div_ceil(self.run_rows) as usize;
         self.put(&self.to_fill, ToFill { run, held }, runs);
     }
 
-    /// Gives a worker a row whose bytes have come, or a chunk to be opened.
+    /// Queues a row whose bytes are there, or a chunk to open.
     pub(crate) fn finish(&self, fetch: Fetch) {
         self.put(&self.fetched, fetch, 1);
     }
 
-    /// The first row cannot have its sample; `error` names it. It waits for another one where that is done and may help, else
-    /// its batch has the error.
+    /// Handles the failed sample of the first row; `error` names it. The row waits for a substitute if the policy has
+    /// them and one may help. Else its batch gets the error.
     pub(crate) fn row_failed(
         &self,
         samples: &Samples,
@@ -179,12 +179,12 @@ impl ToWorkers {
         }
     }
 
-    /// A slot that `.map_batch` must see.
+    /// The next slot for `.map_batch`.
     pub(crate) fn take_map(&self) -> Option<Filled> {
         self.maps.as_ref()?.try_recv().ok()
     }
 
-    /// A few rows of the oldest that are to be filled, and whether these are the last of their piece of a batch.
+    /// Takes some rows of the oldest run to fill, and tells whether they are the last of their piece.
     pub(crate) fn take_rows(&self) -> Option<(ToFill, bool)> {
         let mut queue = self.to_fill.lock();
         let ToFill { run, held } = queue.front_mut()?;
@@ -198,12 +198,12 @@ impl ToWorkers {
         self.fetched.pop()
     }
 
-    /// Nothing waits for a worker, but perhaps bad rows.
+    /// Whether no work waits, apart from bad rows.
     pub(crate) fn is_empty(&self) -> bool {
         self.to_fill.is_empty() && self.fetched.is_empty() && self.maps.as_ref().is_none_or(|maps| maps.is_empty())
     }
 
-    /// Drops what nobody will work on any more.
+    /// Drops all remaining work.
     pub(crate) fn let_go(&self) {
         self.to_fill.clear();
         self.fetched.clear();
@@ -212,26 +212,26 @@ impl ToWorkers {
     }
 }
 
-/// Where slots go: full ones to the iterator (through `.map_batch`, if there is one), free ones to the planner.
+/// The way of slots: full slots go to the iterator (through `.map_batch`, if set), free slots to the planner.
 pub(crate) struct Exchange {
-    /// The iterator's run; what belongs to older runs is cancelled, and their slots are not worth handing out.
+    /// The iterator's current run. Older runs are cancelled, and their slots are not delivered.
     pub(crate) generation: Arc<AtomicU64>,
     pub(crate) ready: Sender<Contents>,
     pub(crate) ready_out: Receiver<Contents>,
-    /// Where full slots go first when batches are handed out on a device.
+    /// Full slots go here first when batches are delivered on a device.
     pub(crate) to_device: Option<ToDevice>,
     pub(crate) frees: Sender<FreeSlot>,
     pub(crate) frees_out: Receiver<FreeSlot>,
-    /// The loader is gone: what still arrives in the channels is taken out again. Slots know this exchange, so one that
-    /// lay in its channels for ever would keep both alive.
+    /// The loader is gone, so slots that still arrive are removed from the channels. A slot knows this exchange: left
+    /// in a channel, it would keep both alive for ever.
     pub(crate) closed: crate::sync::Flag,
     pub(crate) waker: Waker,
-    /// Full slots that `.map_batch` must see first; its receiver is the workers'.
+    /// Full slots that `.map_batch` must see first; the workers have the receiver.
     pub(crate) to_map: Option<Sender<Filled>>,
     pub(crate) drains: Arc<Drains>,
     pub(crate) meters: Arc<Meters>,
-    /// What the loader took of a shared budget. Threads and slots all know this exchange, so it is given back with the last
-    /// of the memory, and not while a batch is held.
+    /// The loader's share of a shared budget. All threads and slots know this exchange. So the share returns with the
+    /// last of the memory, never while a batch is held.
     #[allow(dead_code, reason = "held for its Drop")]
     pub(crate) lease: Option<Lease>,
 }
@@ -240,7 +240,7 @@ pub(crate) struct Exchange {
 pub(crate) struct ToDevice {
     pub(crate) full: Sender<Filled>,
     pub(crate) full_out: Receiver<Filled>,
-    /// Something ended: look.
+    /// Wakes the transfer thread after a run ended.
     pub(crate) bell: Sender<()>,
 }
 
@@ -264,7 +264,7 @@ impl Hooks for Arc<Exchange> {
 
     fn free(&self, slot: FreeSlot) {
         self.meters.move_slot(slot.times(), Stay::Free, self.meters.clock.now());
-        // It has room for every slot, and its receiver lives in `self`.
+        // The channel has room for every slot, and its receiver lives in `self`.
         let _ = self.frees.send(slot);
         if self.closed.load(Ordering::SeqCst) {
             return self.empty();
@@ -274,7 +274,7 @@ impl Hooks for Arc<Exchange> {
 }
 
 impl Exchange {
-    /// Puts a full slot where the iterator takes it, or the transfer thread. The channels have room for every slot there is.
+    /// Sends a full slot to the iterator or to the transfer thread. The channels have room for every slot.
     pub(crate) fn hand_out(&self, slot: Filled) {
         match &self.to_device {
             Some(to_device) => drop(to_device.full.send(slot)),
@@ -283,24 +283,25 @@ impl Exchange {
         self.empty_if_closed();
     }
 
-    /// For whoever has put something into a channel: nobody looks there after the end.
+    /// Called after each send to a channel: after the end, no thread receives there.
     pub(crate) fn empty_if_closed(&self) {
         if self.closed.load(Ordering::SeqCst) {
             self.empty();
         }
     }
 
-    /// After the threads have ended. Whoever sends later sees the flag, or was seen here: both are totally ordered.
+    /// Called after the threads have ended. A later sender sees the flag, or its item is removed here: both are totally
+    /// ordered.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         self.empty();
     }
 
-    /// A run ended: whoever waits for its slots shall look.
+    /// Wakes the threads that wait for slots of a run that has ended.
     pub(crate) fn ring(&self) {
         self.waker.wake();
         if let Some(to_device) = &self.to_device {
-            // Full: it will look anyhow.
+            // A full channel means that the thread will look anyway.
             let _ = to_device.bell.try_send(());
         }
     }

@@ -1,39 +1,39 @@
-//! A row or a chunk together with what storage brings for it.
+//! A row or a chunk, together with the bytes that storage brings for it.
 //!
 //! ```text
 //! Run (one row)       ──┬──► Fetch: its Sample, with a Piece for each part of the row or each extent of the chunk
 //! Opening (one chunk) ──┘
 //! ```
 //!
-//! A fetch owns all that is known of its row or chunk. So the dataset is asked once what storage has to bring for it, and
-//! nobody relies on a second answer.
+//! A fetch owns all facts about its row or chunk. So the dataset is asked once for the extents to read, and no code
+//! relies on a second answer.
 
 use super::chunks::Opening;
 use super::task::{Place, Run, Sample};
 use crate::error::{Error, Lowest, Result};
 use crate::memory::IoBuf;
 
-/// A row, or a chunk, whose bytes are on their way from storage.
+/// A row or chunk whose bytes are on their way from storage.
 pub(crate) struct Fetch {
     pub(crate) whose: Whose,
     pub(crate) sample: Box<Sample>,
     /// When its reads were submitted.
     pub(crate) since: u64,
-    /// Reads in flight; all bytes are there at 0.
+    /// Number of reads in flight; at 0 all bytes are there.
     pub(crate) remaining: usize,
-    /// The error of the first piece that could not be read.
+    /// The error of the first failed piece.
     error: Lowest,
 }
 
-/// Whose bytes they are.
+/// The owner of the bytes.
 pub(crate) enum Whose {
-    /// One row's.
+    /// One row.
     Row(Run),
     Chunk(Opening),
 }
 
 impl Whose {
-    /// Nobody waits for it any more.
+    /// Whether no thread waits for the bytes any more.
     pub(crate) fn is_over(&self) -> bool {
         match self {
             Self::Row(run) => run.is_cancelled(),
@@ -47,7 +47,7 @@ impl Fetch {
         Self { whose, sample, since: 0, remaining: 0, error: Lowest::default() }
     }
 
-    /// A read has come to its end.
+    /// Records the end of one read.
     pub(crate) fn complete(&mut self, number: usize, buf: IoBuf, result: Result<usize>) {
         let piece = &mut self.sample.pieces[number];
         piece.place = match (buf.into_row(), &mut self.whose) {
@@ -56,7 +56,7 @@ impl Fetch {
                 run.rows.restore(span);
                 Place::Row
             }
-            // Chunks have none: then it is the slot's, and does not go round again.
+            // A chunk has no row. A row span here belongs to a slot, and its slot is not reused.
             (Ok(_), Whose::Chunk(_)) => Place::Storage,
         };
         if let Err(error) = result {
@@ -66,7 +66,7 @@ impl Fetch {
         self.remaining -= 1;
     }
 
-    /// The error of the first piece that could not be read.
+    /// The error of the first failed piece.
     pub(crate) fn error(&self) -> Option<&Error> {
         self.error.error()
     }

@@ -1,4 +1,4 @@
-//! How a worker fills rows of datasets in chunks: from chunks that are open.
+//! How a worker fills rows of chunked datasets: from open chunks.
 
 use super::Core;
 use super::chunks::Held;
@@ -43,7 +43,7 @@ fn gather_at(
         Ok(())
     });
     if let Err(error) = located {
-        // A sampler's mistake: every row of the run is without a sample.
+        // A sampler's mistake: no row of the run has a sample.
         return run.rows.fail_row(error);
     }
     if samples.recipe.effort() == Effort::Copy && copy_runs(samples, &mut run.rows, held, places) {
@@ -69,7 +69,7 @@ fn gather_at(
     }
 }
 
-/// The rows of a chunk that a piece of a batch holds.
+/// The buffer of one open chunk that a piece holds.
 pub(super) fn opened(held: &Arc<Held>, entry: usize) -> Result<&ChunkBuf> {
     match held.chunk(entry).get() {
         Some(Ok(buffer)) => Ok(buffer),
@@ -78,8 +78,8 @@ pub(super) fn opened(held: &Arc<Held>, entry: usize) -> Result<&ChunkBuf> {
     }
 }
 
-/// The fast path: copies whole runs of rows, when every field of their chunks is an array of such rows; false when not, and
-/// then all of them take the usual way.
+/// The fast path: copies whole runs of rows, if every field of their chunks is an array of such rows. Returns false if
+/// not; then all rows take the usual way.
 fn copy_runs(samples: &Samples, rows: &mut Rows, held: &Held, places: &[(u32, u32)]) -> bool {
     for (field, handler) in samples.recipe.handlers.iter().enumerate() {
         let row_bytes = match handler.how {

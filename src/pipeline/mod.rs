@@ -1,4 +1,4 @@
-//! The pipeline: from an order to full slots, in bounded memory, without a thread that waits for another's permit.
+//! The pipeline: from an order to full slots, in bounded memory. No thread waits for another thread's permit.
 //!
 //! ```text
 //!                  ┌────────────── planner (the I/O thread) ───────────────┐
@@ -14,57 +14,60 @@
 //!                       last row of a slot ────▼──► ready ─► Epoch::next (restores the order) ─► Batch
 //! ```
 //!
-//! With a GPU the [`transfer`] thread stands between the last row and `ready`: it restores the order and copies.
+//! With a GPU, the [`transfer`] thread stands between the last row and `ready`. It restores the order and copies.
 //!
-//! # The way of a row
+//! # Stages of a row
 //!
-//! | what happens | where |
+//! | stage | where |
 //! |---|---|
-//! | the iterator asks for epochs | [`exchange::Start`] |
-//! | a free slot becomes batch *i*, its rows a [`task::Run`] | [`planner`] |
-//! | the page cache is likely to have them, or they lie in memory: a worker asks, fetches and fills | [`rows`] |
-//! | else, or where that missed: permit, sample asked for, bytes of the ring, reads: a [`fetch::Fetch`] | [`reads`] |
-//! | all its bytes are there: filled by a worker, or at once where that is a small copy | [`rows`], [`reads`] |
-//! | for datasets in chunks instead: chunks are opened ahead of the batches, rows gathered from open ones | [`chunks`], [`gather`] |
-//! | the sample cannot be had: tried again, another one, or the error of the batch | [`rows`], [`substitute`] |
+//! | the iterator starts epochs | [`exchange::Start`] |
+//! | a free slot becomes batch *i*; its rows become a [`task::Run`] | [`planner`] |
+//! | hit: in memory or likely in the page cache; a worker asks, fetches and fills | [`rows`] |
+//! | miss: permit, dataset asked, ring bytes reserved, reads submitted: a [`fetch::Fetch`] | [`reads`] |
+//! | all bytes are there: a worker fills the row; the I/O thread does so if the copy is small | [`rows`], [`reads`] |
+//! | chunked datasets: chunks open ahead of the batches; rows are gathered from open chunks | [`chunks`], [`gather`] |
+//! | the sample failed: retry, substitute, or error of the batch | [`rows`], [`substitute`] |
 //! | the last row of the slot is done | [`Exchange`] |
 //!
-//! A row is filled by one function, [`sample::Samples::fill`], whatever brought the bytes; rows that are copied as they stand take a
-//! fast path, many at a time. Planner, workers and substitutes know samples and tasks. They meet in the [`exchange`] alone.
+//! One function fills a row, [`sample::Samples::fill`], for every source of bytes. Rows that are copied unchanged take
+//! a fast path, many at a time. Planner, workers and substitutes know samples and tasks. They meet only in the
+//! [`exchange`].
 //!
-//! Where the cache is thought to be cold, one run of rows per batch asks it all the same, so that it is noticed when it warms.
+//! While the page cache counts as cold, one run of rows per batch still asks it. So the planner notices when it warms.
 //!
 //! # Why it cannot deadlock
 //!
-//! Permits are slots, bytes of the ring, buffers of chunks, and samples in flight. All are taken by the I/O thread alone,
-//! slots in batch order. A row takes a permit for its sample, a chunk its buffer, and then all its ring bytes at once; one of
-//! them at a time waits for those, and nobody else takes any meanwhile. From then on it needs nothing but the storage device
-//! and a worker. So every holder of ring bytes finishes without waiting for anybody, room comes back, and by induction over the
-//! batches the oldest unfinished one always can finish. Workers take no permits and wait for nobody: what they cannot do at once goes to a queue whose
-//! room is bounded by the permits. (When a read has failed, or a sample cannot be had, a worker reads itself, and then waits for
-//! storage, which waits for nobody.) The consumer waits for the oldest batch only; when it holds every slot itself, `next()`
-//! says so after a deadline.
+//! Permits are slots, ring bytes, chunk buffers and samples in flight. Only the I/O thread takes permits, and it takes
+//! slots in batch order. A row first takes the permit of its sample, a chunk its buffer. Then each takes all its ring
+//! bytes at once. Only one row or chunk at a time waits for ring bytes, and nothing overtakes it. From then on it needs
+//! only the storage device and a worker. So every holder of ring bytes finishes without waiting for another holder, and
+//! room comes back. By induction over the batches, the oldest unfinished batch can always finish.
+//!
+//! Workers take no permits and wait for no thread. Work that a worker cannot do at once goes to a queue, and the
+//! permits bound the room of that queue. After a failed read, or for a substitute, a worker reads itself. Then it waits
+//! for storage, and storage waits for no thread. The consumer waits only for the oldest batch. If the consumer holds
+//! every slot itself, `next()` reports that after a deadline.
 //!
 //! # Memory
 //!
-//! [`plan::MemoryPlan`] is the sum, a line and a reason for each term; `build()` reserves it. Several loaders may share a
-//! [`Budget`](crate::Budget). What travels with a row in flight is part of its permit. A row that the page cache did not have
-//! carries nothing: as many may wait as the slots have rows.
+//! [`plan::MemoryPlan`] lists every term with its reason, and the sum; `build()` reserves the sum. Several loaders may
+//! share a [`Budget`](crate::Budget). The permit of a row in flight covers all memory that travels with the row. A row
+//! that missed the page cache carries no memory, so all rows of all slots may wait as misses.
 //!
 //! # Faults
 //!
-//! A read that failed for a reason that may pass is tried again, a sample that cannot be had is replaced or ends the iterator:
-//! [`substitute`]. Who waits for a batch can say what does not answer: [`watchdog`].
+//! A transient read error is retried. A failed sample is replaced, or ends the iterator: [`substitute`]. A thread that
+//! waits for a batch can name the stalled operation: [`watchdog`].
 //!
 //! # Ending
 //!
-//! Dropping an epoch marks its job cancelled: rows not yet begun are dropped (which brings their slot back), reads in
-//! flight complete into memory that nobody looks at. Dropping the loader ends the I/O thread after its last completion
-//! and joins the workers; what does not answer within the deadline is left behind with all the memory it can reach,
-//! and counted.
+//! Dropping an epoch cancels its job. Rows that have not begun are dropped, which returns their slot. Reads in flight
+//! complete into memory that is then ignored. Dropping the loader ends the I/O thread after its last completion, and
+//! joins the workers. A thread that misses the deadline is abandoned with all memory it can reach, and counted.
 //!
-//! Owners: the [`runtime`] holds the [`Core`] and the workers, workers and planner hold the core, slots hold the exchange. So
-//! nothing that lies in the core's queues keeps it alive; what lies in the channels of the exchange is taken out at the end.
+//! Ownership: the [`runtime`] holds the [`Core`] and the workers; workers and planner hold the core; slots hold the
+//! exchange. So an item in a queue of the core does not keep the core alive. Items in the channels of the exchange are
+//! removed at the end.
 
 pub(crate) mod chunks;
 pub(crate) mod direct;
@@ -105,39 +108,39 @@ use crate::storage::{Again, Extent, PageCache};
 use crate::sync::Hold;
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// What the threads of a loader share.
+/// State shared by a loader's threads.
 pub(crate) struct Core {
     pub(crate) samples: sample::Samples,
     pub(crate) cache: Option<Arc<PageCache>>,
-    /// Reads what failed once more.
+    /// Retries failed reads.
     pub(crate) again: Again,
     pub(crate) to_io: ToIo,
     pub(crate) to_workers: exchange::ToWorkers,
     pub(crate) exchange: Arc<Exchange>,
-    /// The error of the loader as a whole: set once, ends every iterator.
+    /// The error of the whole loader. It is set once and ends every iterator.
     pub(crate) fatal: Mutex<Option<Option<Error>>>,
     pub(crate) meters: Arc<Meters>,
-    /// Who is at work on what.
+    /// What each thread is doing.
     pub(crate) watch: Arc<watchdog::Watch>,
-    /// Why io_uring reads into memory that is not registered, if so.
+    /// Why io_uring reads into unregistered memory, if it does.
     pub(crate) unregistered: OnceLock<String>,
     #[cfg(test)]
     pub(crate) dozing: transfer::Dozing,
 }
 
 impl Core {
-    /// Notes an error that no batch can carry. The iterator finds it when it waits.
+    /// Records an error that no batch can carry. The iterator finds it when it waits.
     pub(crate) fn fail(&self, error: Error) {
         self.fatal.hold().get_or_insert(Some(error));
     }
 
-    /// The error of the loader as a whole, if there is one; in full for the first who asks.
+    /// The error of the whole loader, if any. Only the first caller gets it in full.
     pub(crate) fn trouble(&self) -> Option<Error> {
         let error = self.fatal.hold().as_mut()?.take();
         Some(error.unwrap_or_else(|| Error::new(ErrorKind::Cancelled, Stage::Batch, "the loader failed before")))
     }
 
-    /// Reads the extent that failed with `error` once more.
+    /// Retries the read of `extent` that failed with `error`.
     fn read_again(&self, error: &Error, extent: &Extent, buf: &mut [u8]) -> Result<()> {
         self.again.read_after(error, extent, buf)?;
         spans::fault(error, spans::Outcome::Recovered);

@@ -1,4 +1,5 @@
-//! What threads may do to each other, in every order: models for loom (`RUSTFLAGS="--cfg loom" cargo test --release --lib models`).
+//! Loom models: how threads may interact, in every order. Run with `RUSTFLAGS="--cfg loom" cargo test --release --lib
+//! models`.
 //!
 //! ```text
 //! Rows ──countdown──► Filled ──► Exchange ──► FreeSlot ──┬─► planner (asleep in its bell)
@@ -6,10 +7,13 @@
 //! items ──► queue ──► drains (at most as many as workers) ──► none is left behind
 //! ```
 //!
-//! The types are those that loaders use, with loom's atomics and locks ([`crate::sync`]). Not modelled, and why it may be:
-//! channels of crossbeam (one step each here; they order what is sent, and are totally ordered with `SeqCst` atomics), `Arc`
-//! (std's), bytes of a region (a [`Track`]ed cell stands for the bytes of each row), the kernel's side of a futex (see `sync`).
-//! The rayon pool cannot be had: whoever wakes a drain goes on with it.
+//! The models use the loader's own types, with loom's atomics and locks ([`crate::sync`]). Not modelled, with the
+//! reason:
+//! * crossbeam's channels: one step each here; they order their items, and are totally ordered with `SeqCst` atomics
+//! * `Arc`: std's
+//! * bytes of a region: a [`Track`]ed cell stands for the bytes of each row
+//! * the kernel's side of a futex: see `sync`
+//! * the rayon pool: not available under loom, so the thread that wakes a drain runs it
 
 use super::Exchange;
 use super::drains::{Drains, Switch, Turns};
@@ -26,7 +30,7 @@ use crossbeam_channel::bounded;
 use loom::thread;
 use std::sync::{Arc, OnceLock, Weak};
 
-/// Runs the model in every order of its threads' steps, and says in how many.
+/// Runs the model in every order of its threads' steps, and prints the number of orders.
 fn every_order(name: &str, preemptions: Option<usize>, model: impl Fn() + Sync + Send + 'static) {
     let count = Arc::new(std::sync::atomic::AtomicU64::new(0));
     let seen = count.clone();
@@ -42,8 +46,8 @@ fn every_order(name: &str, preemptions: Option<usize>, model: impl Fn() + Sync +
     println!("loom: {name}: {} orders ({bound})", count.load(std::sync::atomic::Ordering::Relaxed));
 }
 
-/// Stands for the bytes of a row. Whoever reads them without being ordered after their writer sees, in some order of the model,
-/// what was there before.
+/// Stands for the bytes of a row. A reader that is not ordered after the writer sees the old value in some order of the
+/// model.
 #[derive(Default)]
 struct Track(AtomicU64);
 
@@ -53,7 +57,7 @@ impl Track {
     }
 
     fn check(&self, batch: u64) {
-        assert_eq!(self.0.load(Ordering::Relaxed), batch, "somebody else's bytes");
+        assert_eq!(self.0.load(Ordering::Relaxed), batch, "another batch's bytes");
     }
 }
 
@@ -63,7 +67,7 @@ fn pool(rows: usize, slots: usize, hooks: Box<dyn Hooks>) -> Pool {
     Pool::new(spec, layout, slots, hooks).unwrap()
 }
 
-/// Where a slot of the model goes; whoever gets it full looks at all rows.
+/// Collects the slots of the model. The receiver of a full slot checks all rows.
 struct Places {
     rows: Vec<Track>,
     full: Mutex<Vec<Filled>>,
@@ -89,7 +93,7 @@ impl Hooks for Arc<Places> {
 }
 
 #[test]
-fn a_slot_is_full_once_and_whoever_gets_it_sees_what_all_wrote() {
+fn a_slot_is_full_once_and_its_receiver_sees_all_writes() {
     every_order("countdown of a slot", None, || {
         let places = Places::new(3);
         pool(3, 1, Box::new(places.clone())).announce(|_| {});
@@ -126,7 +130,7 @@ fn a_slot_is_full_once_and_whoever_gets_it_sees_what_all_wrote() {
 }
 
 #[test]
-fn a_slot_that_is_used_again_is_free_of_its_last_use() {
+fn a_reused_slot_keeps_nothing_of_its_last_use() {
     every_order("a slot used twice", None, || {
         let places = Places::new(2);
         pool(2, 1, Box::new(places.clone())).announce(|_| {});
@@ -146,7 +150,7 @@ fn a_slot_that_is_used_again_is_free_of_its_last_use() {
         let slot = places.free.lock().unwrap().pop().unwrap();
         let mut writer = Some(fill(&places, slot, 1));
         let own = places.clone();
-        // The consumer: looks at the batch and drops it, whenever it comes.
+        // The consumer looks at the batch and drops it, whenever it comes.
         let consumer = thread::spawn(move || {
             let filled = loop {
                 if let Some(filled) = { own.full.lock().unwrap().pop() } {
@@ -166,13 +170,14 @@ fn a_slot_that_is_used_again_is_free_of_its_last_use() {
     });
 }
 
-/// Made once, outside of the models: they are large, and the stacks of a model's threads are small. No order depends on them.
+/// Made once, outside of the models: meters are large, and the stacks of a model's threads are small. No order depends
+/// on them.
 fn meters() -> Arc<Meters> {
     static METERS: OnceLock<Arc<Meters>> = OnceLock::new();
     METERS.get_or_init(|| Arc::new(Meters::new(Clock::real(), 1, false))).clone()
 }
 
-/// An exchange as the loader makes it, on the host, and its slots, all free.
+/// An exchange as the loader makes it on the host, with its slots, all free.
 fn exchange(slots: usize) -> (Arc<Exchange>, Arc<Bell>) {
     let (frees, frees_out) = bounded(slots);
     let (ready, ready_out) = bounded(slots);
@@ -206,7 +211,7 @@ fn filled(exchange: &Exchange) -> Filled {
     }
 }
 
-/// Nothing lies in a channel, so nothing keeps the exchange alive, nor that a slot.
+/// Checks that no channel holds a slot, because a slot there keeps the exchange alive.
 fn all_gone(exchange: Arc<Exchange>) {
     assert!(exchange.frees_out.is_empty() && exchange.ready_out.is_empty(), "a slot was left behind");
     let weak: Weak<Exchange> = Arc::downgrade(&exchange);
@@ -215,7 +220,7 @@ fn all_gone(exchange: Arc<Exchange>) {
 }
 
 #[test]
-fn a_slot_that_comes_back_while_the_exchange_closes_is_never_left_in_a_channel() {
+fn a_slot_freed_during_close_never_stays_in_a_channel() {
     every_order("two batches are dropped while the exchange closes", None, || {
         let (exchange, _bell) = exchange(2);
         let batches = [filled(&exchange), filled(&exchange)];
@@ -227,7 +232,7 @@ fn a_slot_that_comes_back_while_the_exchange_closes_is_never_left_in_a_channel()
 }
 
 #[test]
-fn a_slot_that_becomes_full_while_the_exchange_closes_is_never_left_in_a_channel() {
+fn a_slot_filled_during_close_never_stays_in_a_channel() {
     every_order("a row is finished and a batch dropped while the exchange closes", None, || {
         let (exchange, _bell) = exchange(2);
         let batch = filled(&exchange);
@@ -242,7 +247,7 @@ fn a_slot_that_becomes_full_while_the_exchange_closes_is_never_left_in_a_channel
 }
 
 #[test]
-fn a_planner_that_sleeps_hears_of_every_slot_and_of_the_end() {
+fn a_sleeping_planner_hears_of_every_slot_and_of_the_end() {
     every_order("a planner waits for slots, then for the end", Some(3), || {
         let (exchange, bell) = exchange(2);
         let batches = [filled(&exchange), filled(&exchange)];
@@ -272,7 +277,7 @@ fn a_planner_that_sleeps_hears_of_every_slot_and_of_the_end() {
     });
 }
 
-/// As readers wait when nothing was there at the last look.
+/// Waits as readers do after a look that found nothing.
 fn nap(bell: &Bell) {
     if bell.doze().is_ok() {
         bell.sleep(None);
@@ -281,7 +286,7 @@ fn nap(bell: &Bell) {
 }
 
 #[test]
-fn no_wake_and_no_completion_is_lost_however_many_ring_at_once() {
+fn no_wake_or_completion_is_lost_when_many_ring_at_once() {
     every_order("a bell with a wake and a completion", Some(3), || {
         let bell = Bell::futex();
         let done = Arc::new(Queue::with_room(1));
@@ -293,7 +298,7 @@ fn no_wake_and_no_completion_is_lost_however_many_ring_at_once() {
         let waker = bell.waker();
         let other = thread::spawn(move || waker.wake());
         let (mut woken, mut completions) = (false, 0);
-        // As in `Threaded::wait`, until both have come.
+        // Loops as in `Threaded::wait`, until both have come.
         while !woken || completions == 0 {
             completions += usize::from(done.pop().is_some());
             if woken && completions > 0 {
@@ -313,14 +318,14 @@ fn no_wake_and_no_completion_is_lost_however_many_ring_at_once() {
 }
 
 #[test]
-fn whoever_waits_for_room_in_the_ring_gets_it_when_spans_go_in_any_order() {
+fn a_waiter_gets_ring_room_when_spans_return_in_any_order() {
     every_order("a planner waits for room", Some(3), || {
         let bell = Bell::futex();
         let waker = bell.waker();
         let ring = ByteRing::new(8192, 4, move || waker.wake()).unwrap();
         let spans = [ring.reserve(1).unwrap(), ring.reserve(1).unwrap()];
         let threads = spans.map(|span| thread::spawn(move || drop(span)));
-        // Both must be gone.
+        // Both spans must be gone.
         let all = loop {
             match ring.reserve(8192) {
                 Some(span) => break span,
@@ -332,20 +337,22 @@ fn whoever_waits_for_room_in_the_ring_gets_it_when_spans_go_in_any_order() {
     });
 }
 
-/// Work such as loaders have, for their own [`Drains`] and [`Turns`].
+/// Work as in a loader, for the real [`Drains`] and [`Turns`].
 struct Work {
     drains: Drains,
     queue: Queue<u32>,
-    /// Follows from item 1, as a batch that is to be mapped from its last row.
+    /// Follows from item 1, as a batch is mapped after its last row.
     more: Queue<u32>,
-    /// Follow from items of 10 and more, as rows that want a substitute; served one at a time, those like the last one first.
+    /// Follows from items of 10 and more, as rows that wait for a substitute. Served one at a time, items like the last
+    /// one first.
     turns: Turns<u32>,
     last: Mutex<u32>,
     done: Mutex<Vec<u32>>,
 }
 
 impl Work {
-    /// Rayon runs a drain at some time on some thread: here the one that wakes it goes on with it, or the test's own, later.
+    /// Rayon runs a drain at some time on some thread. Here the waking thread runs it, or the test's own thread runs it
+    /// later.
     fn new(count: usize, at_once: bool) -> Arc<Self> {
         let work = Arc::new(Self {
             drains: Drains::new(count),
@@ -406,7 +413,7 @@ impl Work {
     }
 }
 
-/// Two threads push these items, and one or two workers do exactly what comes of them.
+/// Two threads push these items; one or two workers do all resulting work.
 fn two_who_push(what: &str, items: [u32; 2], all: &'static [u32]) {
     for count in [1, 2] {
         every_order(&format!("{what}, {count} workers"), Some(3), move || {
@@ -425,17 +432,17 @@ fn two_who_push(what: &str, items: [u32; 2], all: &'static [u32]) {
 }
 
 #[test]
-fn an_item_that_is_pushed_is_done_once_and_the_last_drain_leaves_nothing() {
-    two_who_push("two who push", [1, 2], &[1, 2, 3]);
+fn a_pushed_item_is_done_once_and_the_last_drain_leaves_none() {
+    two_who_push("two producers", [1, 2], &[1, 2, 3]);
 }
 
 #[test]
-fn rows_that_want_a_substitute_get_one_though_only_one_worker_at_a_time_is_at_it() {
-    two_who_push("two who want substitutes", [10, 11], &[10, 11]);
+fn rows_get_their_substitutes_from_one_worker_at_a_time() {
+    two_who_push("two rows for substitutes", [10, 11], &[10, 11]);
 }
 
 #[test]
-fn the_end_waits_for_the_drains_and_then_nothing_is_put_in_any_more() {
+fn the_end_waits_for_the_drains_and_no_item_comes_later() {
     every_order("the end while a drain works", Some(3), || {
         let work = Work::new(1, false);
         let own = work.clone();

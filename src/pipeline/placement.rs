@@ -1,18 +1,18 @@
-//! Where the threads of a loader run, and so where its memory lies: on the CPUs next to the device.
+//! Placement: a loader's threads run on the CPUs next to the device, and so its memory lies there.
 //!
 //! ```text
-//! device ──PCI address──► the CPUs next to it ∩ those the process may use ──► threads ──first touch──► memory
+//! device ──PCI address──► the CPUs next to it ∩ the CPUs of the process ──► threads ──first touch──► memory
 //!          (the driver)   (sysfs)               (sched_getaffinity)
 //! ```
 //!
-//! Threads inherit the CPUs of the thread that starts them, and pages come from the node of the CPU that touches them
-//! first. So [`on_node`] runs what starts threads and populates memory on a thread of those CPUs. The caller's own thread
-//! stays as it is.
+//! Threads inherit the CPUs of the thread that starts them. Pages come from the node of the CPU that touches them
+//! first. So [`on_node`] starts threads and populates memory from a thread on those CPUs. The caller's own thread stays
+//! as it is.
 //!
-//! Limits: never wider than what the process may use (cpusets of Slurm and Kubernetes, `taskset`); at most 1024 CPUs
-//! (what [`CpuSet`] holds); a memory policy of the process (`numactl --interleave`, `cpuset.mems`) and a node that is full
-//! win over first touch. Where threads cannot be placed the reason is an error when a node was asked for, else a line of
-//! the report.
+//! Limits: never wider than the CPUs of the process (cpusets of Slurm and Kubernetes, `taskset`); at most 1024 CPUs
+//! (the size of [`CpuSet`]). A memory policy of the process (`numactl --interleave`, `cpuset.mems`) and a full node
+//! override first touch. If threads cannot be placed, the reason is an error for a requested node, else a line of the
+//! report.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -21,37 +21,37 @@ use std::path::Path;
 
 /// Where a loader's threads run and its host memory lies, on machines with several NUMA nodes.
 ///
-/// A copy to a GPU from the memory of the other socket is slower, and takes from what the sockets share. The report says in
-/// one line what was done or why not; the thread that calls `build` is left as it is. `numactl`, `taskset` and the cpusets of
-/// Slurm and Kubernetes are honoured: nothing runs on a CPU that the process may not use.
+/// A copy to a GPU from the other socket's memory is slower, and uses bandwidth that the sockets share. The report says
+/// in one line what was done or why not. The thread that calls `build` is not moved. `numactl`, `taskset` and the
+/// cpusets of Slurm and Kubernetes are honoured: no thread runs on a CPU that the process may not use.
 ///
 /// ```
 /// use feedline::{Device, Loader, Numa, dataset::Records};
 ///
-/// // A loader per device: each finds its own node (the host has none).
+/// // One loader per device; each finds its own node (the host has none).
 /// for device in [Device::host(), Device::host()] {
 ///     let records = Records::builder(1).open_bytes([0; 100])?;
 ///     let loader = Loader::builder(records).device(device).numa(Numa::Auto).build()?;
-///     assert_eq!(loader.report().numa, None); // "threads and memory on the NUMA node of the device at PCI … (16 CPUs: 16-31)"
+///     // With a device: "threads and memory on the NUMA node of the device at PCI … (16 CPUs: 16-31)"
+///     assert_eq!(loader.report().numa, None);
 /// }
 /// # Ok::<(), feedline::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Numa {
-    /// On the CPUs next to the device, where the machine says which they are. More
-    /// [workers](crate::LoaderBuilder::workers) than these CPUs run anywhere, and only memory and reads are placed. A
-    /// process that may use few of these CPUs and many others is not placed: its workers would crowd on the few. Nothing on
-    /// the host.
+    /// Use the CPUs next to the device, if the machine reports them. With more [workers](crate::LoaderBuilder::workers)
+    /// than these CPUs, workers run anywhere, and only memory and reads are placed. A process with few of these CPUs
+    /// and many others is not placed, because its workers would crowd on the few. No effect on the host.
     #[default]
     Auto,
-    /// Where the kernel puts them.
+    /// Leave the placement to the kernel.
     Off,
-    /// On this node, workers too. `build` fails with [`ErrorKind::Config`](crate::ErrorKind::Config) where that cannot be.
+    /// Use this node, for workers too. `build` fails with [`ErrorKind::Config`](crate::ErrorKind::Config) if it cannot.
     Node(u32),
 }
 
-/// CPUs that the process may use, and what they are the CPUs of.
+/// CPUs that the process may use, and the name of their place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Placement {
     cpus: CpuSet,
@@ -61,31 +61,31 @@ pub(crate) struct Placement {
 /// Whether the loader is placed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Placing {
-    /// It need not be.
+    /// Placement is not needed.
     Unasked,
     At(Placement),
-    /// The reason.
+    /// The reason against it.
     Refused(String),
 }
 
-/// What a reason is before it is a line of the report or an error.
+/// A reason, before it becomes a line of the report or an error.
 type Why<T> = std::result::Result<T, String>;
 
 impl Placing {
-    /// Finds the place for `numa` and the device at `pci_bus_id`, on the machine that `sysfs` (`/sys`) shows.
+    /// Finds the place for `numa` and the device at `pci_bus_id`, on the machine that `sysfs` (`/sys`) describes.
     ///
-    /// Errors: [`ErrorKind::Config`] when the process cannot run on the node that was asked for.
+    /// Errors: [`ErrorKind::Config`] if the process cannot run on the requested node.
     pub(crate) fn new(numa: Numa, pci_bus_id: Option<&str>, sysfs: &Path) -> Result<Self> {
         let own = || {
             let own = sched_getaffinity(None);
-            own.map_err(|errno| format!("the kernel does not say which CPUs the process may use ({errno})"))
+            own.map_err(|errno| format!("cannot ask the kernel for the CPUs of the process ({errno})"))
         };
         let found = match (numa, pci_bus_id) {
             (Numa::Off, _) | (Numa::Auto, None) => return Ok(Self::Unasked),
             (Numa::Auto, Some(device)) => own().and_then(|own| Placement::near(sysfs, device, &own)),
             (Numa::Node(node), _) => own().and_then(|own| Placement::on(sysfs, node, &own)),
         };
-        // Some sandboxes forbid to choose CPUs: found out before anything depends on it.
+        // Some sandboxes forbid the choice of CPUs, so it is tried before anything depends on it.
         let tried = |placement: Placement| match on_node(Some(&placement), || ()) {
             Ok(()) => Ok(placement),
             Err(error) => Err(error.to_string()),
@@ -99,7 +99,7 @@ impl Placing {
         }
     }
 
-    /// The place, if there is one.
+    /// The place, if any.
     pub(crate) fn placement(&self) -> Option<&Placement> {
         match self {
             Self::At(placement) => Some(placement),
@@ -107,7 +107,7 @@ impl Placing {
         }
     }
 
-    /// The place of `workers` threads: [`Numa::Auto`] does not put more on a node than it has CPUs.
+    /// The place of `workers` threads. [`Numa::Auto`] puts no more threads on a node than it has CPUs.
     pub(crate) fn for_workers(&self, numa: Numa, workers: usize) -> Option<&Placement> {
         self.placement().filter(|placement| numa != Numa::Auto || workers <= placement.cpus())
     }
@@ -134,12 +134,12 @@ impl fmt::Display for Placement {
 }
 
 impl Placement {
-    /// The CPUs next to the device at `pci_bus_id`, of those that the process may use, `own`.
+    /// The CPUs next to the device at `pci_bus_id`, out of the process's CPUs `own`.
     fn near(sysfs: &Path, pci_bus_id: &str, own: &CpuSet) -> Why<Self> {
         let address = pci_address(pci_bus_id)?;
         let local = read_cpus(&sysfs.join(format!("bus/pci/devices/{address}/local_cpulist")))?;
         let online = read_cpus(&sysfs.join("devices/system/cpu/online"))?;
-        // So it is with one node, and where the machine does not know the device's.
+        // True with one node, and if the machine does not know the device's node.
         if both(&local, &online) == online {
             return Err("all CPUs of the machine are next to the device".into());
         }
@@ -152,7 +152,7 @@ impl Placement {
         Ok(placement)
     }
 
-    /// The CPUs of the node with that number, of those that the process may use, `own`.
+    /// The CPUs of node `node`, out of the process's CPUs `own`.
     fn on(sysfs: &Path, node: u32, own: &CpuSet) -> Why<Self> {
         let cpus = read_cpus(&sysfs.join(format!("devices/system/node/node{node}/cpulist")))?;
         Self::of(&cpus, own, format!("NUMA node {node}"))
@@ -171,9 +171,9 @@ impl Placement {
         self.cpus.count() as usize
     }
 
-    /// From here on the calling thread, and the threads that it starts, run on these CPUs.
+    /// Binds the calling thread to these CPUs, and so all threads that it starts later.
     ///
-    /// Errors: what the kernel says, for example that the process may not use them any more.
+    /// Errors: the kernel's, for example if the process may no longer use these CPUs.
     pub(crate) fn apply_here(&self) -> Result<()> {
         sched_setaffinity(None, &self.cpus).map_err(|errno| {
             let message = format!("no thread can be bound to the CPUs {}", listed(&self.cpus));
@@ -182,10 +182,10 @@ impl Placement {
     }
 }
 
-/// Runs `work` on a thread that is placed, and waits for it: threads that it starts are placed, memory that it touches
-/// first comes from the node. Without a placement it runs here. A panic goes on here.
+/// Runs `work` on a placed thread and waits for it. Threads that `work` starts are placed, and memory that it touches
+/// first comes from the node. Without a placement, `work` runs on the calling thread. A panic propagates to the caller.
 ///
-/// Errors: the thread cannot be started or placed; then `work` was not begun.
+/// Errors: the thread cannot be started or placed. Then `work` has not begun.
 pub(crate) fn on_node<T: Send>(placement: Option<&Placement>, work: impl FnOnce() -> T + Send) -> Result<T> {
     let Some(placement) = placement else { return Ok(work()) };
     std::thread::scope(|scope| {
@@ -202,14 +202,15 @@ fn read_cpus(file: &Path) -> Why<CpuSet> {
     cpu_list(&text).ok_or_else(|| format!("{} is not a list of CPUs: {text:?}", file.display()))
 }
 
-/// Refuses a text that is not a device's name in sysfs, such as `0000:65:00.0`: no path leaves the folder of devices.
+/// Rejects a text that is not a device's name in sysfs, such as `0000:65:00.0`. So no path leaves the folder of
+/// devices.
 fn pci_address(text: &str) -> Why<&str> {
     let legal = text.bytes().all(|byte| byte.is_ascii_hexdigit() || b":.".contains(&byte));
     let legal = legal && text.matches('.').count() == 1;
-    legal.then_some(text).ok_or_else(|| format!("{text:?} is not an address on the PCI bus"))
+    legal.then_some(text).ok_or_else(|| format!("{text:?} is not a PCI address"))
 }
 
-/// The kernel's format of lists: `0-3,8,10-11`, or nothing. Numbers that no [`CpuSet`] holds are left out.
+/// Parses the kernel's format of lists: `0-3,8,10-11`, or nothing. Numbers beyond a [`CpuSet`] are left out.
 fn cpu_list(text: &str) -> Option<CpuSet> {
     let mut set = CpuSet::new();
     // Digits alone; `parse` would take a sign.
@@ -231,7 +232,7 @@ fn cpu_list(text: &str) -> Option<CpuSet> {
     Some(set)
 }
 
-/// As [`cpu_list`] reads it.
+/// The inverse of [`cpu_list`].
 fn listed(set: &CpuSet) -> String {
     let mut words = Vec::new();
     let mut cpu = 0;
@@ -265,7 +266,7 @@ pub(crate) mod tests {
     pub(crate) struct Sysfs(PathBuf);
 
     impl Sysfs {
-        /// Files in the folder, with what they hold.
+        /// Writes files with these contents into the folder.
         pub(crate) fn new(files: &[(&str, &str)]) -> Self {
             static NEXT: AtomicU64 = AtomicU64::new(0);
             let name = format!("feedline-sysfs-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -278,7 +279,7 @@ pub(crate) mod tests {
             sysfs
         }
 
-        /// A machine whose node 0, next to a device, has one CPU; the other CPU, 1023, is far away.
+        /// A machine with one CPU on node 0, next to a device. The other CPU, 1023, is far away.
         pub(crate) fn around(cpu: &str) -> Self {
             let online = format!("{cpu},1023");
             Self::new(&[(ONLINE, &online), (&local(GPU), cpu), ("devices/system/node/node0/cpulist", cpu)])
@@ -295,7 +296,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// A CPU that this process may use, and all of them.
+    /// A CPU that this process may use, and all such CPUs.
     pub(crate) fn own_cpus() -> (String, String) {
         let own = sched_getaffinity(None).unwrap();
         let last = (0..CpuSet::MAX_CPU).rfind(|cpu| own.is_set(*cpu)).unwrap();
@@ -307,7 +308,7 @@ pub(crate) mod tests {
         listed(&sched_getaffinity(None).unwrap())
     }
 
-    /// A placement on these CPUs, whatever the machine.
+    /// A placement on these CPUs, for any machine.
     pub(crate) fn placement(cpus: &str) -> Placement {
         Placement { cpus: cpu_list(cpus).unwrap(), place: "for a test".into() }
     }
@@ -359,12 +360,13 @@ pub(crate) mod tests {
             (&one, "1-2", GPU, "all CPUs of the machine are next to the device"),
             (&two, "0-63", "0000:03:00.0", "bus/pci/devices/0000:03:00.0/local_cpulist is not a list of CPUs: \"x\""),
             (&two, "0-63", "0000:99:00.0", "0000:99:00.0/local_cpulist cannot be read: No such file"),
-            (&two, "0-63", "../../etc", "\"../../etc\" is not an address on the PCI bus"),
+            (&two, "0-63", "../../etc", "\"../../etc\" is not a PCI address"),
             (
                 &two,
                 "0-15",
                 GPU,
-                "the process may use the CPUs 0-15, and the NUMA node of the device at PCI 0000:65:00.0 has 16-31,48-63",
+                "the process may use the CPUs 0-15, and the NUMA node of the device at PCI 0000:65:00.0 has \
+                 16-31,48-63",
             ),
             (&two, "0-7,16", GPU, "only 1 of the 9 CPUs that the process may use are next to the device"),
         ];
@@ -372,7 +374,7 @@ pub(crate) mod tests {
             let why = near(sysfs, device, own).unwrap_err();
             assert!(why.contains(words), "{why}");
         }
-        // The node of such a machine can be asked for all the same.
+        // Such a node can still be requested.
         let own = cpu_list("1-2").unwrap();
         assert_eq!(Placement::on(one.root(), 0, &own).unwrap().to_string(), "NUMA node 0 (2 CPUs: 1-2)");
         let why = Placement::on(one.root(), 1, &own).unwrap_err();
@@ -380,7 +382,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_device_that_is_not_there_places_nothing() {
+    fn an_absent_device_places_nothing() {
         match Placing::new(Numa::Auto, Some("ffff:ff:1f.7"), Path::new("/sys")).unwrap() {
             Placing::Refused(why) => assert!(why.contains("local_cpulist cannot be read"), "{why}"),
             other => panic!("there is no such device, and still: {other:?}"),
@@ -406,7 +408,7 @@ pub(crate) mod tests {
         let (cpu, _) = own_cpus();
         let sysfs = Sysfs::around(&cpu);
         let find = || Placing::new(Numa::Auto, Some(GPU), sysfs.root()).unwrap();
-        // From a thread of one CPU, so that it does not matter how many this machine has.
+        // Runs on a thread with one CPU, so that this machine's CPUs do not matter.
         let auto = on_node(Some(&placement(&cpu)), find).unwrap();
         let placed = format!("the NUMA node of the device at PCI {GPU} (1 CPUs: {cpu})");
         assert_eq!(auto.line(Numa::Auto, 1).unwrap(), format!("threads and memory on {placed}"));
@@ -420,7 +422,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn placed_work_and_its_threads_run_there_and_the_caller_stays() {
+    fn placed_work_runs_on_its_cpus_and_the_caller_stays() {
         let (cpu, all) = own_cpus();
         let (own, child) =
             on_node(Some(&placement(&cpu)), || (here(), std::thread::spawn(here).join().unwrap())).unwrap();
@@ -441,7 +443,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_panic_goes_on_in_the_caller() {
+    fn a_panic_propagates_to_the_caller() {
         let place = placement(&own_cpus().0);
         let panic =
             std::panic::catch_unwind(|| on_node(Some(&place), || -> () { panic!("of the work") })).err().unwrap();
@@ -475,7 +477,7 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn cpu_lists_are_read_as_by_the_oracle(
+        fn cpu_lists_match_the_oracle(
             parts in prop::collection::vec((0_usize..1200, prop::option::of(0_usize..80)), 0..12), end in "\n?"
         ) {
             let part = |(first, more): &(usize, Option<usize>)| match more {
@@ -489,7 +491,7 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn any_text_is_read_or_refused_as_by_the_oracle(text in "[0-9,x+ -]{0,8}") {
+        fn any_text_is_parsed_or_refused_as_by_the_oracle(text in "[0-9,x+ -]{0,8}") {
             prop_assert_eq!(cpu_list(&text).map(|set| members(&set)), naive(&text), "{}", text);
         }
 

@@ -1,85 +1,86 @@
-//! All memory of a loader as a sum: one line, one reason per term. Pure. `build()` reserves it, but for the scratch of
-//! third-party decoders: that is a ceiling, taken when a picture needs it.
+//! The memory of a loader as a sum: one line and one reason per term. Pure. `build()` reserves all of it except the
+//! scratch of third-party decoders. That term is a limit, and is allocated when a picture needs it.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::Part;
 use std::fmt;
 
-/// Heap bytes that every decoder gets on each worker, however small the budget: a picture of two megapixels.
+/// Heap bytes that every decoder gets on each worker, even under a small budget: enough for a picture of two
+/// megapixels.
 const SCRATCH_LEAST: usize = 8 << 20;
-/// Encoded samples up to this size are copied from the page cache by the worker that decodes them; each worker holds
-/// a buffer of at most this size. Larger ones take the way through the ring.
+/// A worker copies encoded samples up to this size from the page cache, and decodes them itself. The buffer of each
+/// worker has at most this size. Larger samples go through the ring.
 const CACHED_MAX: usize = 4 << 20;
-/// What slots add up to by default when single ones are small: enough that the hops between threads do not show.
+/// Default total of the slots if single slots are small: enough to hide the hops between threads.
 const SLOTS_TOTAL: usize = 64 << 20;
 const SLOTS_MOST: usize = 16;
-/// Default size of the ring in samples, and its bounds in bytes.
+/// Bounds of the ring's default size, in bytes.
 const RING_LEAST: usize = 8 << 20;
 const RING_MOST: usize = 256 << 20;
-/// Threads that read directly into device memory, and the bounce buffer of each.
+/// Number of threads that read directly into device memory, and the bounce buffer of each.
 pub(crate) const DIRECT_THREADS: usize = 8;
 pub(crate) const DIRECT_BOUNCE: usize = 1 << 20;
 /// Touched stack of a thread; measured, not reserved.
 const STACK: usize = 256 << 10;
 
-/// What the sum depends on.
+/// The inputs of the sum.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Demand {
     pub(crate) slot_bytes: usize,
     pub(crate) slots: Option<usize>,
     pub(crate) workers: usize,
-    /// Operations in flight at most.
+    /// Limit of operations in flight.
     pub(crate) depth: usize,
-    /// Most bytes of buffer that the storage reads of one sample need outside of the slot; 0 when none do.
+    /// Largest buffer outside of the slot that the reads of one sample need, in bytes; 0 if none need any.
     pub(crate) encoded_max: usize,
-    /// The same on average.
+    /// The average of the same.
     pub(crate) encoded_mean: usize,
     /// Whether the page cache is asked first.
     pub(crate) cached: bool,
     pub(crate) scratch: usize,
-    /// Bytes that the dataset makes anew when it opens a sample, for each worker.
+    /// Bytes that the dataset allocates on each worker when it opens a sample.
     pub(crate) opened: usize,
-    /// For datasets in chunks; then `encoded_max` is that of a chunk.
+    /// For chunked datasets; then `encoded_max` is the largest of a chunk.
     pub(crate) chunks: Option<ChunkDemand>,
-    /// Samples in flight at most, and bytes for each.
+    /// Limit of samples in flight, and bytes of each.
     pub(crate) pending: usize,
     pub(crate) pending_bytes: usize,
     pub(crate) index_bytes: usize,
     pub(crate) budget: Option<usize>,
-    /// Of a budget that loaders share.
+    /// The share of a shared budget.
     pub(crate) part: Option<Part>,
     pub(crate) largest: Option<u64>,
-    /// Batches in device memory, and bytes of each.
+    /// Number of batches in device memory, and bytes of each.
     pub(crate) device_batches: usize,
     pub(crate) device_bytes: usize,
-    /// Threads that read directly into it.
+    /// Threads that read directly into device memory.
     pub(crate) direct_threads: usize,
-    /// Bytes to read and open one sample, or chunk, in the place of one that cannot be had; 0 where that is not done.
+    /// Bytes to read and open one sample or chunk as a substitute; 0 without substitution.
     pub(crate) substitute: usize,
 }
 
-/// What open chunks need.
+/// The demand of open chunks.
 #[derive(Clone, Debug)]
 pub(crate) struct ChunkDemand {
     /// Bytes of a buffer, which must hold the largest chunk.
     pub(crate) bytes: usize,
-    /// Bytes beside each buffer at most: where the rows lie in it.
+    /// Limit of bytes beside each buffer, for the positions of the rows in it.
     pub(crate) lists: usize,
-    /// Buffers without which it cannot work, and those that it would like.
+    /// Smallest number of buffers that works, and the preferred number.
     pub(crate) least: usize,
     pub(crate) wanted: usize,
     /// Encoded bytes of the largest chunk.
     pub(crate) encoded: usize,
-    /// Heap of each worker while it opens one.
+    /// Heap of each worker while it opens a chunk.
     pub(crate) scratch: usize,
-    /// The sequences in which an epoch and the next one need them.
+    /// The sequences of chunks of this epoch and the next.
     pub(crate) tables: usize,
-    /// What the errors call the chunk that needs the most, and why so many are needed.
+    /// For errors: the name of the largest chunk, and the reason for `least`.
     pub(crate) largest: String,
     pub(crate) why: &'static str,
 }
 
-/// The sum of a loader's memory in bytes. Printed by `println!("{}", loader.plan())`.
+/// The sum of a loader's memory in bytes. Print it with `println!("{}", loader.plan())`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryPlan {
@@ -91,23 +92,23 @@ pub struct MemoryPlan {
     pub ring_bytes: usize,
     /// Decode workers.
     pub workers: usize,
-    /// Buffer of each worker for encoded samples that the page cache holds.
+    /// Buffer of each worker for encoded samples from the page cache.
     pub cached_bytes: usize,
-    /// Heap bytes that third-party decoders may take on each worker.
+    /// Limit of heap bytes for third-party decoders on each worker.
     pub scratch_bytes: usize,
-    /// What each worker may take to open samples or chunks, beside the above.
+    /// Limit of further bytes on each worker to open samples or chunks.
     pub opened_bytes: usize,
-    /// Chunks in memory at once, for datasets in chunks.
+    /// Chunks in memory at once, for chunked datasets.
     pub chunks: usize,
     /// Bytes of one open chunk, with the lists of its rows.
     pub chunk_bytes: usize,
-    /// Of that, the lists.
+    /// The lists' share of that.
     pub(crate) chunk_lists: usize,
-    /// Tables of samples in flight, and of the sequences in which two epochs need chunks.
+    /// Tables of samples in flight, and the sequences of chunks of two epochs.
     pub table_bytes: usize,
     /// Touched stacks of all threads.
     pub stack_bytes: usize,
-    /// The dataset's index; it was there before the loader and is not part of the budget.
+    /// The dataset's index. It exists before the loader and is not part of the budget.
     pub index_bytes: usize,
     /// Batches in device memory; not part of the budget. 0 on the host.
     pub device_batches: usize,
@@ -115,11 +116,11 @@ pub struct MemoryPlan {
     pub device_bytes: usize,
     /// Bounce buffers of the threads that read directly into device memory.
     pub bounce_bytes: usize,
-    /// For one sample, or chunk, that is read in the place of one that cannot be had; taken when that happens first.
+    /// For one substitute sample or chunk; allocated at the first substitution.
     pub substitute_bytes: usize,
-    /// What `memory_budget` allowed, if it was set, or the part of the `shared_budget` where that is less.
+    /// The limit of `memory_budget`, if set, or the share of the `shared_budget`, if smaller.
     pub budget: Option<usize>,
-    /// The part of the `shared_budget`, if there is one.
+    /// The share of the `shared_budget`, if any.
     pub(crate) part: Option<Part>,
 }
 
@@ -139,7 +140,7 @@ impl MemoryPlan {
             (
                 "cached reads",
                 workers.saturating_mul(*cached_bytes),
-                format!("{workers} workers × {}, for what the page cache holds", Bytes(*cached_bytes)),
+                format!("{workers} workers × {}, for samples from the page cache", Bytes(*cached_bytes)),
             ),
             (
                 "decoder scratch",
@@ -156,17 +157,17 @@ impl MemoryPlan {
                 self.table_bytes,
                 if *chunks > 0 { "samples in flight, order of chunks" } else { "samples in flight" }.into(),
             ),
-            ("bounce", self.bounce_bytes, "for what cannot be read directly into device memory".into()),
+            ("bounce", self.bounce_bytes, "for rows that cannot be read directly into device memory".into()),
             (
                 "substitutes",
                 self.substitute_bytes,
-                "for what is read in place of a bad sample, when there is one".into(),
+                "for the substitute of a bad sample, allocated at the first one".into(),
             ),
             ("stacks", self.stack_bytes, "touched part".into()),
         ]
     }
 
-    /// The plan for a demand: the defaults, or as much of them as the budget allows.
+    /// Plans for a demand: the defaults, or as much of them as the budget allows.
     ///
     /// Errors: [`ErrorKind::Budget`] with the sum of the smallest legal plan.
     pub(crate) fn new(demand: &Demand) -> Result<Self> {
@@ -181,7 +182,7 @@ impl MemoryPlan {
         if plan.total() > budget {
             return Err(plan.too_small(demand, budget));
         }
-        // What is left goes to slots first (they hide latency), then the ring (depth), then large pictures.
+        // The rest goes to slots first (they hide latency), then to the ring (depth), then to large pictures.
         let room = |plan: &Self| budget - plan.total();
         let more = room(&plan).checked_div(plan.chunk_bytes).unwrap_or(0);
         plan.chunks += more.min(most.chunks.saturating_sub(plan.chunks));
@@ -256,7 +257,7 @@ impl MemoryPlan {
 }
 
 impl Demand {
-    /// The least of what the loader and the shared budget allow.
+    /// The smaller limit of the loader's and the shared budget.
     fn allowed(&self) -> Option<usize> {
         self.budget.into_iter().chain(self.part.map(|part| part.bytes)).min()
     }
@@ -282,7 +283,8 @@ impl Demand {
         if self.encoded_max == 0 {
             return 0;
         }
-        // Twice the depth: one half in flight, the other being decoded. Twice the largest, so that it does not block.
+        // Twice the depth: one half is in flight while the other is decoded. Twice the largest sample, so that it does
+        // not block.
         let depth = self.encoded_mean.saturating_mul(2 * self.depth).clamp(RING_LEAST, RING_MOST);
         depth.max(self.encoded_max.saturating_mul(2)).next_multiple_of(crate::tensor::PAGE)
     }
@@ -354,8 +356,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_plan_never_exceeds_its_budget_and_one_byte_below_the_smallest_is_refused(
-            slot in 1_usize..1 << 28, encoded in 0_usize..1 << 26, scratch in 0_usize..1 << 30, workers in 1_usize..64, extra in 0_usize..1 << 32
+        fn a_plan_fits_its_budget_or_is_refused_below_the_least(
+            slot in 1_usize..1 << 28, encoded in 0_usize..1 << 26, scratch in 0_usize..1 << 30,
+            workers in 1_usize..64, extra in 0_usize..1 << 32
         ) {
             let mut demand = demand(slot, encoded, scratch, workers);
             let least = MemoryPlan::with(&demand, 2, demand.ring_least(), scratch.min(SCRATCH_LEAST)).total();
@@ -379,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_line_and_the_error_say_which_part_of_a_shared_budget_is_allowed() {
+    fn plan_and_error_name_the_share_of_a_shared_budget() {
         let part = |bytes, parts| Part { bytes, free: bytes * parts, parts, whole: 4 << 30, loaders: 4 };
         let words = "1/3 of the 3.0 GiB free in a budget of 4.0 GiB for 4 loaders\n";
         let table = [

@@ -1,5 +1,5 @@
-//! The I/O thread: plans batches, brings bytes from storage, hands them on. It alone takes permits, and it alone
-//! drives the reader; it sleeps only in [`Reader::wait`], which a completion or a wake ends.
+//! The I/O thread plans batches, brings bytes from storage and hands them on. It alone takes permits and drives the
+//! reader. It sleeps only in [`Reader::wait`], which a completion or a wake ends.
 
 use super::Core;
 use super::chunks::{Chunks, Home};
@@ -19,49 +19,49 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Share of rows that ask the page cache while it is thought to be cold: one in so many.
+/// While the page cache counts as cold, one row in this many asks it.
 const PROBE_ONE_IN: u32 = 16;
-/// Lookups after which the share of hits is believed.
+/// The share of hits counts as evidence after this many lookups.
 const EVIDENCE: u64 = 8;
-/// After planning rows for so many nanoseconds the I/O thread sends what it has to the reader and takes what has come, before
-/// it goes on: an order or an index that takes long must not keep storage idle.
+/// After planning rows for this many nanoseconds, the I/O thread submits operations and takes completions before it
+/// goes on. So a slow order or index does not keep storage idle.
 const PLANNING: u64 = 100_000;
-/// At the end, reads in flight get this long to complete.
+/// Deadline for reads in flight at shutdown.
 const SHUTDOWN: Duration = Duration::from_secs(5);
 
-/// What the I/O thread owns besides the core.
+/// State that the I/O thread owns besides the core.
 pub(crate) struct IoSide {
     pub(crate) frees: Receiver<FreeSlot>,
     pub(crate) idle: Receiver<Box<Sample>>,
     pub(crate) ring: Option<ByteRing>,
-    /// Where the memory of chunks is, for datasets in chunks, and how many buffers there are.
+    /// For chunked datasets: the pool of chunk buffers, and its size.
     pub(crate) chunks: Option<(Arc<Home>, usize)>,
-    /// What the reader may register with the kernel.
+    /// Regions that the reader may register with the kernel.
     pub(crate) regions: Vec<Arc<Region>>,
 }
 
-/// The thread's whole state.
+/// The state of the I/O thread.
 pub(crate) struct Planner {
     core: Arc<Core>,
     frees: Receiver<FreeSlot>,
     regions: Vec<Arc<Region>>,
     free: VecDeque<FreeSlot>,
     epochs: Epochs,
-    /// Rows of batches that are read without a look at the page cache, oldest first.
+    /// Rows to read without a lookup in the page cache, oldest batch first.
     cold: VecDeque<Run>,
     reads: Reads,
-    /// For datasets in chunks; and those that must be read, in the order in which they are needed.
+    /// For chunked datasets: the sequence of chunks, and the chunks to read in that sequence.
     chunks: Option<Chunks>,
     to_read: VecDeque<Fetch>,
     warmth: Warmth,
-    /// What is stuck waits for bytes or permits that decoding takes away, not for the reader.
+    /// Reads are stuck for ring bytes or permits. Decoding frees these, not the reader.
     no_room: bool,
-    /// The time, as of the last look at the clock.
+    /// The time at the last look at the clock.
     now: u64,
-    /// The reader must not sleep: there may be more to plan.
+    /// The reader must not sleep, because there may be more to plan.
     unplanned: bool,
     completions: Vec<Completion>,
-    /// The reader broke, and it has been said.
+    /// The reader broke, and the error was reported.
     broken: bool,
     ending: bool,
 }
@@ -89,9 +89,9 @@ impl Planner {
         }
     }
 
-    /// Runs until it is told to end.
+    /// Runs until shutdown.
     pub(crate) fn run(&mut self) {
-        // Here, since a ring belongs to the thread that drives it. Without registration everything works all the same.
+        // Registration happens here because an io_uring belongs to the thread that drives it. It is optional.
         let refused = self.reads.reader.register(&self.regions);
         let core = self.core.clone();
         if let Some(why) = refused.filter(|_| self.reads.reader.name() == "io_uring") {
@@ -115,7 +115,7 @@ impl Planner {
                 meters.planner.enter(state, self.now);
             }
             meters.rings.planner.note(woke, self.now, Work::Plan);
-            // Whatever happened since rings the bell, so this returns; nothing more can be done before.
+            // Every event since then rings the bell, so `wait` returns. Nothing more can be done before it does.
             let looks_once = self.ending || self.unplanned;
             core.watch.planner.end();
             self.reads.reader.wait(&mut self.completions, looks_once.then_some(Duration::ZERO));
@@ -127,7 +127,7 @@ impl Planner {
         self.end();
     }
 
-    /// There is more to plan, and no slot for it.
+    /// Whether there is more to plan but no slot.
     fn lacks_slots(&self) -> bool {
         self.free.is_empty() && self.epochs.run.is_some()
     }
@@ -179,7 +179,7 @@ impl Planner {
         }
     }
 
-    /// Hands on pieces whose chunks are there, and has the next chunks opened.
+    /// Hands on pieces whose chunks are open, and starts to open the next chunks.
     fn advance_chunks(&mut self) {
         let Self { core, chunks: Some(chunks), to_read, reads, warmth, .. } = self else { return };
         for opening in chunks.advance(|run, held| core.to_workers.fill(run, Some(held))) {
@@ -194,7 +194,7 @@ impl Planner {
         }
     }
 
-    /// Starts as many reads as there is room for.
+    /// Starts as many reads as room permits.
     fn issue(&mut self) {
         self.unplanned = false;
         let began = self.now;
@@ -202,7 +202,7 @@ impl Planner {
             if !self.reads.submit() {
                 return;
             }
-            // Not before one more row is on its way.
+            // Checked here, after `submit`, so that each turn puts at least one more row on its way.
             if self.now.saturating_sub(began) > PLANNING {
                 self.unplanned = true;
                 return;
@@ -221,8 +221,8 @@ impl Planner {
         }
     }
 
-    /// Begins a chunk or row: the one that waits for room, else one that the page cache did not have (they belong to batches that
-    /// are almost there), else the next one. `None` when there is none.
+    /// Begins a chunk or row; `None` if there is none. A stuck one goes first. Misses of the page cache follow, because
+    /// their batches are almost complete. The next planned one is last.
     fn begin_next(&mut self) -> Option<Begun> {
         if let Some(fetch) = self.reads.take_stuck().or_else(|| self.to_read.pop_front()) {
             if fetch.whose.is_over() {
@@ -242,7 +242,7 @@ impl Planner {
 
     fn complete(&mut self) {
         let core = self.core.clone();
-        // First: who has received a batch finds all of its reads in the report.
+        // The report comes first, so that the receiver of a batch finds all its reads in it.
         core.meters.note_reads(|| self.reads.reader.stats());
         let mut completions = std::mem::take(&mut self.completions);
         core.meters.reading.change(self.reads.reader.in_flight() as u64, self.now);
@@ -255,7 +255,7 @@ impl Planner {
         }
     }
 
-    /// Lets go of everything; reads in flight complete first, within a deadline.
+    /// Drops all work. Reads in flight complete first, within a deadline.
     fn end(&mut self) {
         self.epochs = Epochs::default();
         self.cold.clear();
@@ -277,12 +277,12 @@ impl Planner {
             self.reads.reader.wait(&mut self.completions, Some(Duration::from_millis(50)));
             self.complete();
         }
-        // What is still in flight stays with the reader, which leaks it and counts it. Until then this thread has been left
-        // behind, and so it must be: a thread that has given the kernel reads that never end can never end itself.
+        // Reads that are still in flight stay with the reader, which leaks and counts them. By then this thread counts
+        // as abandoned. That is right: a thread whose reads never complete can never end.
     }
 }
 
-/// Starts the batch in `slot`; the rows that have a sample. Blank ones are finished here.
+/// Starts the batch in `slot` and returns the rows that have a sample. Blank rows are finished here.
 fn begin_batch(samples: &Samples, slot: FreeSlot, job: Arc<Job>, ticket: Ticket) -> Option<Run> {
     let (batches, batch) = (&job.batches, ticket.batch);
     let mut rows = slot.begin(ticket, batches.rows(batch), batches.valid(batch));
@@ -296,14 +296,14 @@ fn begin_batch(samples: &Samples, slot: FreeSlot, job: Arc<Job>, ticket: Ticket)
     with_samples.map(|rows| Run { job, rows })
 }
 
-/// The batches of the epochs that were asked for, in order.
+/// The batches of all started epochs, in order.
 #[derive(Default)]
 struct Epochs {
     waiting: VecDeque<Start>,
     run: Option<EpochRun>,
 }
 
-/// The run of epochs that is being planned.
+/// The run of epochs that the planner works on.
 struct EpochRun {
     start: Start,
     job: Arc<Job>,
@@ -314,8 +314,8 @@ struct EpochRun {
 
 enum Next {
     Batch(Arc<Job>, Ticket),
-    /// Why there is no batch. It goes in the batch's place: an error of one run is none of the loader's, and must not
-    /// overtake the batches before it.
+    /// Why there is no batch. The error takes the place of the batch: it belongs to one run, not to the loader, and
+    /// must not overtake earlier batches.
     Failed(Ticket, Error),
 }
 
@@ -357,15 +357,15 @@ impl Epochs {
     }
 }
 
-/// Whether the page cache is likely to have what is planned.
+/// Whether the page cache is likely to hold the planned rows.
 struct Warmth {
     cache: Option<Arc<PageCache>>,
-    /// Everything lies in memory.
+    /// All sources are memory.
     in_memory: bool,
-    /// Hits and misses of the page cache when it was last judged, and the judgement.
+    /// Hits and misses of the page cache at the last estimate, and that estimate.
     seen: (u64, u64),
     warm: bool,
-    /// Chunks that were opened, to let one in so many ask a cold page cache.
+    /// Number of opened chunks; decides which of them ask a cold page cache.
     chunks: u64,
 }
 
@@ -375,7 +375,7 @@ impl Warmth {
         Self { cache: core.cache.clone(), in_memory, seen: (0, 0), warm: true, chunks: 0 }
     }
 
-    /// Whether workers look rows up before storage is asked.
+    /// Whether workers look rows up before storage reads them.
     fn look_first(&mut self) -> bool {
         if self.in_memory {
             return true;
@@ -390,20 +390,20 @@ impl Warmth {
         self.warm
     }
 
-    /// The same for a chunk; now and then one asks also while the cache is thought to be cold.
+    /// As [`look_first`](Self::look_first) for a chunk. Now and then one chunk also asks a cold page cache.
     fn look_first_in_chunk(&mut self) -> bool {
         self.chunks += 1;
         let probe = self.cache.is_some() && self.chunks.is_multiple_of(u64::from(PROBE_ONE_IN));
         self.look_first() || probe
     }
 
-    /// Rows of a batch that ask the page cache all the same, so that it is noticed when it warms.
+    /// Number of rows of a batch that ask a cold page cache, so that the planner notices when it warms.
     fn probes(&self, sequence: u64, count: u32) -> u32 {
         if self.cache.is_some() { probes(sequence, count) } else { 0 }
     }
 }
 
-/// Rows of a batch that ask the page cache while it is thought to be cold: of small batches only some ask at all.
+/// Number of rows of a batch that ask a cold page cache. Of small batches, only some ask at all.
 fn probes(sequence: u64, count: u32) -> u32 {
     if count >= PROBE_ONE_IN {
         return count / PROBE_ONE_IN;
@@ -416,7 +416,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn about_one_row_in_sixteen_asks_a_cold_cache_whatever_the_batch_size() {
+    fn one_row_in_sixteen_probes_a_cold_cache_at_any_batch_size() {
         for count in [1_u32, 2, 5, 15, 16, 100, 4096] {
             let asked: u32 = (0..480).map(|sequence| probes(sequence, count)).sum();
             let share = f64::from(asked) / (480.0 * f64::from(count));

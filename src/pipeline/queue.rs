@@ -3,8 +3,8 @@
 use crate::sync::{Hold, Mutex, MutexGuard};
 use std::collections::VecDeque;
 
-/// A queue whose room is bounded by the permits of whoever fills it, so it neither waits nor grows after warm-up. A
-/// lock of tens of nanoseconds per run of rows or per sample from storage.
+/// A queue that the permits of its producers bound. So it neither blocks nor grows after warm-up. Its lock costs tens
+/// of nanoseconds per run of rows, or per sample from storage.
 pub(crate) struct Queue<T>(Mutex<VecDeque<T>>);
 
 impl<T> Queue<T> {
@@ -24,7 +24,7 @@ impl<T> Queue<T> {
         self.lock().pop_front()
     }
 
-    /// The first that is like this.
+    /// The first item that `like` accepts.
     pub(crate) fn pop_first(&self, like: impl Fn(&T) -> bool) -> Option<T> {
         let mut items = self.lock();
         let first = items.iter().position(like)?;
@@ -35,7 +35,7 @@ impl<T> Queue<T> {
         self.lock().is_empty()
     }
 
-    /// Drops all items, one after the other: what an item drags along may take this lock.
+    /// Drops all items, one by one: dropping an item may take this lock.
     pub(crate) fn clear(&self) {
         while self.pop().is_some() {}
     }

@@ -5,7 +5,8 @@
 //! chunk, buffer ─────────────────┘ └ no: it waits, and all others behind it
 //! ```
 //!
-//! A row takes a permit (an idle [`Sample`]) first, a chunk its buffer; then all its bytes of the ring at once, or none.
+//! First a row takes a permit (an idle [`Sample`]), a chunk its buffer. Then each takes all its ring bytes at once, or
+//! none.
 
 use super::Core;
 use super::fetch::{Fetch, Whose};
@@ -22,39 +23,39 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Samples of which at most this many bytes must be copied are finished by the I/O thread itself: a hop to a worker
-/// costs more than the copy.
+/// The I/O thread itself finishes samples that copy at most this many bytes. A hop to a worker costs more than the
+/// copy.
 const COPY_HERE: u64 = 64 << 10;
 
-/// What came of a row or chunk that was to be begun.
+/// Outcome of beginning a row or chunk.
 pub(super) enum Begun {
-    /// Its reads are on their way, or it is done already.
+    /// Its reads are on their way, or it is complete.
     Yes,
     /// It waits for room in the ring.
     NoRoom,
 }
 
-/// Reads in flight, and what they need.
+/// Reads in flight and their resources.
 pub(super) struct Reads {
     core: Arc<Core>,
     pub(super) reader: Box<dyn Reader>,
     pub(super) ring: Option<ByteRing>,
-    /// By the first half of the tags; the other one is the number of the piece.
+    /// Indexed by the upper half of the tag; the lower half is the number of the piece.
     flying: Vec<Option<Fetch>>,
     vacant: Vec<usize>,
-    /// Permits that nobody uses, and the way by which workers give them back.
+    /// Idle permits, and the channel by which workers return them.
     #[allow(
         clippy::vec_box,
         reason = "permits move through queues and keep their own buffers: boxed once, at the start"
     )]
     idle: Vec<Box<Sample>>,
     given_back: Receiver<Box<Sample>>,
-    /// What waits for room in the ring; everything else waits behind it.
+    /// The fetch that waits for room in the ring. Everything else waits behind it.
     stuck: Option<Fetch>,
-    /// Operations that the reader had no room for.
+    /// Operations that did not fit into the reader.
     pub(super) ops: VecDeque<ReadOp>,
     scratch: Scratch,
-    /// Rows, which come one by one, need neither decoder nor transform.
+    /// Single rows need neither decoder nor transform.
     light: bool,
 }
 
@@ -82,14 +83,14 @@ impl Reads {
         }
     }
 
-    /// Takes back the permits that workers no longer need.
+    /// Takes back the permits that workers returned.
     pub(super) fn listen(&mut self) {
         while let Ok(sample) = self.given_back.try_recv() {
             self.idle.push(sample);
         }
     }
 
-    /// A row has a permit, or can have one.
+    /// Whether a row has a permit or can get one.
     pub(super) fn can_begin(&self) -> bool {
         self.stuck.is_some() || !self.idle.is_empty()
     }
@@ -98,7 +99,7 @@ impl Reads {
         self.reader.in_flight() >= self.reader.depth()
     }
 
-    /// What waits for room.
+    /// The fetch that waits for room.
     pub(super) fn take_stuck(&mut self) -> Option<Fetch> {
         self.stuck.take()
     }
@@ -107,7 +108,7 @@ impl Reads {
         self.stuck.is_some()
     }
 
-    /// Hands operations to the reader; false when it has no room for all.
+    /// Submits operations to the reader; false if the reader has no room for all.
     pub(super) fn submit(&mut self) -> bool {
         while let Some(op) = self.ops.pop_front() {
             if let Err(op) = self.reader.submit(op) {
@@ -118,7 +119,7 @@ impl Reads {
         true
     }
 
-    /// Asks what the row's sample is made of, and has it read. There must be a permit.
+    /// Asks the dataset for the parts of the row's sample, and starts their reads. A permit must be free.
     pub(super) fn begin(&mut self, mut run: Run, now: &mut u64) -> Begun {
         let core = self.core.clone();
         let samples = &core.samples;
@@ -145,7 +146,7 @@ impl Reads {
         }
     }
 
-    /// What can never fit the ring must not wait for it.
+    /// Rejects a fetch that can never fit the ring, so that it does not wait for ever.
     pub(super) fn check(&self, sample: &Sample) -> Result<()> {
         let (mut count, mut bytes) = (0, 0_usize);
         for extent in sample.stored() {
@@ -157,23 +158,23 @@ impl Reads {
         }
         let room = self.ring.as_ref().map_or(0, ByteRing::capacity);
         let message = match sample.id {
-            Some(_) => format!(
-                "sample needs {bytes} bytes of read buffer, but by `sample_bytes_max()` only {room} are reserved"
-            ),
-            None => format!(
-                "the chunk's {count} extents need {bytes} bytes of buffer; the dataset named fewer when the loader was built"
-            ),
+            Some(_) => {
+                format!("sample needs {bytes} bytes of read buffer, but `sample_bytes_max()` reserved only {room}")
+            }
+            None => {
+                format!("the chunk's {count} extents need {bytes} bytes of buffer; the dataset gave less at `build()`")
+            }
         };
         Err(Error::new(ErrorKind::Limit, Stage::Read, message))
     }
 
-    /// The reader can write the bytes straight into their row.
+    /// Whether the reader can write the bytes straight into their row.
     fn writes_rows(&self, extent: &Extent) -> bool {
-        // Row addresses: the array starts on a page when it is large enough to matter; else alignment 1 is needed.
+        // An array that is large enough to matter starts on a page; any other needs a reader with alignment 1.
         self.reader.footprint(extent).in_place && (extent.len as usize).is_multiple_of(self.reader.mem_align())
     }
 
-    /// Has the bytes read when there is room for all of them.
+    /// Starts the reads when there is room for all the bytes.
     pub(super) fn read(&mut self, mut fetch: Fetch, now: u64) -> Begun {
         if !self.reserve(&mut fetch.sample) {
             self.stuck = Some(fetch);
@@ -208,7 +209,8 @@ impl Reads {
         Begun::Yes
     }
 
-    /// Takes room in the ring for what storage has to bring; for all of it, or for nothing and false.
+    /// Reserves ring bytes for all pieces that storage must bring. Without room for all it reserves none and returns
+    /// false.
     fn reserve(&self, sample: &mut Sample) -> bool {
         for number in 0..sample.pieces.len() {
             let piece = &mut sample.pieces[number];
@@ -226,7 +228,7 @@ impl Reads {
         true
     }
 
-    /// A read has ended.
+    /// Records the end of one read.
     pub(super) fn complete(&mut self, completion: Completion, now: u64) {
         let (entry, piece) = ((completion.tag >> 32) as usize, completion.tag as u32 as usize);
         let fetch = self.flying[entry].as_mut().expect("a completion belongs to a fetch in flight");
@@ -239,7 +241,7 @@ impl Reads {
         }
     }
 
-    /// All reads of a row or chunk have ended.
+    /// Hands on a row or chunk whose reads have all ended.
     fn finish(&mut self, entry: usize, now: u64) {
         let mut fetch = self.flying[entry].take().expect("in flight");
         self.vacant.push(entry);
@@ -257,12 +259,12 @@ impl Reads {
                 }
             }
             None if self.light && fetch.sample.staged() <= COPY_HERE => self.fill(fetch),
-            // A worker tries again what failed: it may sleep, and this thread may not.
+            // A worker retries failed pieces: it may sleep, and this thread may not.
             _ => self.core.to_workers.finish(fetch),
         }
     }
 
-    /// Fills a row here.
+    /// Fills a row on this thread.
     fn fill(&mut self, mut fetch: Fetch) {
         let (samples, scratch) = (&self.core.samples, &mut self.scratch);
         if let Whose::Row(run) = &mut fetch.whose {
@@ -275,7 +277,8 @@ impl Reads {
         self.recycle(fetch);
     }
 
-    /// It cannot be had: for a row a worker finds another sample, or the batch has the error; as have all that want the chunk.
+    /// Ends a failed fetch. For a row, a worker finds a substitute, or the batch gets the error. For a chunk, all its
+    /// rows get the error.
     pub(super) fn fail(&mut self, mut fetch: Fetch, error: Error) {
         let (samples, sample) = (&self.core.samples, &fetch.sample);
         match &mut fetch.whose {
@@ -287,7 +290,7 @@ impl Reads {
         self.recycle(fetch);
     }
 
-    /// Nobody needs the permit any more, which only rows have.
+    /// Takes the permit back. Only rows have one.
     pub(super) fn recycle(&mut self, fetch: Fetch) {
         let Fetch { whose: Whose::Row(run), mut sample, .. } = fetch else { return };
         drop(run);

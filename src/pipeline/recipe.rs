@@ -14,7 +14,7 @@ use std::sync::Arc;
 pub(crate) type MapFn = dyn Fn(&mut Row<'_>, &mut Ctx<'_>) -> Result<()> + Send + Sync;
 pub(crate) type MapBatchFn = dyn Fn(&mut BatchMut<'_>, &mut Ctx<'_>) -> Result<()> + Send + Sync;
 
-/// What the user asked for, in the order of the calls.
+/// The user's steps, in the order of the calls.
 #[derive(Clone, Default)]
 pub(crate) struct Steps {
     /// `.decode(d)` (no name) and `.decode_field(name, d)`.
@@ -30,27 +30,27 @@ pub(crate) struct Steps {
 pub(crate) struct Handler {
     pub(crate) name: String,
     pub(crate) how: How,
-    /// The fields it fills.
+    /// The fields that it fills.
     pub(crate) outputs: Range<usize>,
 }
 
 pub(crate) enum How {
-    /// Bytes of exactly this length are the row: storage may write them where the batch will be.
+    /// Bytes of exactly this length are the row. Storage may write them into the batch itself.
     InPlace(usize),
     /// Bytes are copied into the row.
     Copy,
     /// A decoder makes the row.
     Decode(Arc<dyn Decoder>),
-    /// Storage writes bytes of exactly this length into the device's memory; the host never sees them.
+    /// Storage writes bytes of exactly this length into device memory; the host never sees them.
     Direct,
-    /// Nobody wants it: encoded, without a decoder, and not kept. It is not even read.
+    /// The field is encoded, without a decoder, and not kept. It is not even read.
     Skip,
 }
 
-/// What has to be done for a row beyond bringing its bytes.
+/// The work for a row beyond bringing its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effort {
-    /// Nothing: rows are copied as they stand, many at a time.
+    /// None: rows are copied unchanged, many at a time.
     Copy,
     /// Little: bytes are checked, copied, finished.
     Light,
@@ -64,39 +64,39 @@ pub(crate) struct Recipe {
     pub(crate) handlers: Vec<Handler>,
     pub(crate) maps: Vec<Arc<MapFn>>,
     pub(crate) map_batches: Vec<Arc<MapBatchFn>>,
-    /// Fields that `.map` and `.map_batch` declared: zeroed for each sample, as nobody else writes them.
+    /// Fields declared by `.map` and `.map_batch`. They are zeroed for each sample, because no other step writes them.
     pub(crate) added: Range<usize>,
-    /// The fields as they are handed out: those of the slot, and on a device what is made of them there.
+    /// The delivered fields: the slot's, and on a device the fields made from them there.
     pub(crate) contents: Spec,
-    /// What is made of pictures at the very end.
+    /// The last steps on pictures.
     pub(crate) finishes: Vec<Finishing>,
-    /// Whether the finishing is the device's.
+    /// Whether the device runs the finishing steps.
     pub(crate) on_device: bool,
-    /// Fields that storage writes into the device's memory.
+    /// Fields that storage writes into device memory.
     pub(crate) directs: Vec<DirectStep>,
-    /// Fields that are handed out.
+    /// The delivered fields.
     pub(crate) keep: Vec<Kept>,
-    /// Packed fields: the field of the dataset, and that of the slot.
+    /// Packed fields: the number in the dataset and the number in the slot.
     pub(crate) packed: Vec<(usize, usize)>,
 }
 
-/// What is known of the fields before their ways are chosen.
+/// Facts about the fields before their routes are chosen.
 pub(crate) struct Draft<'a> {
     pub(crate) handlers: &'a [Handler],
-    /// By handler: somebody wants what it makes.
+    /// For each handler, whether its fields are delivered or used.
     pub(crate) wanted: Vec<bool>,
-    /// The host sees the rows.
+    /// Transforms on the host see the rows.
     pub(crate) transforms: bool,
 }
 
-/// A field of the dataset that goes directly.
+/// A field of the dataset that is read directly.
 pub(crate) struct DirectField {
     pub(crate) handler: usize,
-    /// Rows are not whole pages of the file: they are read with what lies around them, and moved on the device.
+    /// Rows are not whole pages of the file. They are read with the surrounding bytes, and moved on the device.
     pub(crate) unaligned: bool,
 }
 
-/// The last step for one picture field.
+/// The finishing step of one picture field.
 pub(crate) struct Finishing {
     /// Shared with the device.
     pub(crate) step: Arc<FinishStep>,
@@ -110,7 +110,7 @@ impl Finishing {
         self.flip > 0.0 && Draws::new(seed, epoch, id, &self.purpose).next_f64() < self.flip
     }
 
-    /// Finishes all rows of a full slot on the host; blank ones stay so.
+    /// Finishes all rows of a full slot on the host. Blank rows stay blank.
     pub(crate) fn run_late(&self, slot: &mut Filled, seed: u64) {
         let (epoch, rows) = (slot.ticket().epoch, slot.rows());
         for row in 0..rows {
@@ -125,7 +125,7 @@ impl Finishing {
         }
     }
 
-    /// Finishes a row on the host, or notes for the device whether it is mirrored.
+    /// Finishes a row on the host, or records for the device whether it is mirrored.
     pub(crate) fn run(&self, row: &mut Row<'_>, seed: u64, epoch: u64, id: u64, on_device: bool) {
         let flip = self.flipped(seed, epoch, id);
         match self.step.flips.filter(|_| on_device) {
@@ -142,7 +142,7 @@ impl Finishing {
 impl Recipe {
     /// Checks the steps against the dataset's schema. Errors: [`ErrorKind::Config`], naming fields.
     ///
-    /// `direct` says which of the dataset's fields storage shall write into the device's memory.
+    /// `direct` chooses the dataset's fields that storage shall write into device memory.
     pub(crate) fn new(
         dataset: &dyn Dataset,
         steps: Steps,
@@ -163,7 +163,10 @@ impl Recipe {
         }
         let added = first_added..fields.len();
         if let Some(field) = fields[added.clone()].iter().find(|field| field.is_packed()) {
-            return bad(format!("a transform adds the packed field `{}`, whose lengths no index knows", field.name()));
+            return bad(format!(
+                "a transform cannot add the packed field `{}`: no index has its lengths",
+                field.name()
+            ));
         }
         let mut keep = every(&Spec::new(fields.clone())?);
         let wanted = |handler: &Handler| match &steps.keep {
@@ -191,13 +194,13 @@ impl Recipe {
         Ok(Self { spec, handlers, maps, map_batches, added, contents, finishes, on_device, directs, keep, packed })
     }
 
-    /// Bytes that the decoders may take beside the row, for one worker.
+    /// Bytes that the decoders of one worker may use beside the row.
     pub(crate) fn scratch_bytes(&self) -> usize {
-        // One decoder runs at a time, but what it keeps for the next sample stays.
+        // One decoder runs at a time, but each keeps memory for the next sample.
         self.handlers.iter().map(|handler| handler.how.scratch_bytes()).fold(0, usize::saturating_add)
     }
 
-    /// What happens to a batch on its way to the consumer, on a device: the fields of the slot that are copied, then the operations.
+    /// The work on a batch for the device: the slot's fields to copy, then the operations.
     pub(crate) fn device_ops(&self) -> (Vec<usize>, Vec<DeviceOp>) {
         let finishes = || self.finishes.iter().map(|finishing| &finishing.step);
         let made_of = finishes().flat_map(|step| [Some(step.input), step.flips]).flatten();
@@ -212,7 +215,7 @@ impl Recipe {
         (copied, placed.chain(finished).collect())
     }
 
-    /// What has to be done for a row beyond bringing its bytes.
+    /// The work for a row beyond bringing its bytes.
     pub(crate) fn effort(&self) -> Effort {
         let decodes = self.handlers.iter().any(|handler| matches!(handler.how, How::Decode(_)));
         match self.all_in_place() && self.added.is_empty() && self.finishes.is_empty() {
@@ -222,19 +225,19 @@ impl Recipe {
         }
     }
 
-    /// Whether every field of storage is read in place, so that no encoded bytes need room.
+    /// Whether every stored field is read in place, so that no ring bytes are needed.
     pub(crate) fn all_in_place(&self) -> bool {
         self.handlers.iter().all(|handler| matches!(handler.how, How::InPlace(_) | How::Direct | How::Skip))
     }
 
-    /// Finishes a row whose other fields are as they will be.
+    /// Finishes a row whose other fields are final.
     pub(crate) fn finish(&self, row: &mut Row<'_>, seed: u64, epoch: u64, id: u64) {
         for finishing in &self.finishes {
             finishing.run(row, seed, epoch, id, self.on_device);
         }
     }
 
-    /// Whether pictures change after their rows are full: then they are finished behind that, on the host.
+    /// Whether pictures change after their rows are full. Then the host finishes them after that change.
     pub(crate) fn finishes_late(&self) -> bool {
         !self.on_device && !self.map_batches.is_empty() && !self.finishes.is_empty()
     }
@@ -249,7 +252,7 @@ impl How {
     }
 }
 
-/// How each field of the dataset gets into the row, and the fields that it fills.
+/// How each field of the dataset gets into the row, and which fields it fills.
 fn handlers(
     schema: &[EncodedField],
     asked: Vec<(Option<String>, Arc<dyn Decoder>)>,
@@ -284,7 +287,7 @@ fn handlers(
     Ok((handlers, fields))
 }
 
-/// The packed fields, whose lengths must be in the dataset's index.
+/// The packed fields. Their lengths must be in the dataset's index.
 fn packed_fields(dataset: &dyn Dataset, handlers: &[Handler], fields: &[Field]) -> Result<Vec<(usize, usize)>> {
     let mut packed = Vec::new();
     for (number, handler) in handlers.iter().enumerate() {
@@ -293,7 +296,7 @@ fn packed_fields(dataset: &dyn Dataset, handlers: &[Handler], fields: &[Field]) 
             continue;
         }
         if outputs.len() > 1 || dataset.chunked().is_some() {
-            let why = if outputs.len() > 1 { "its decoder makes other fields, too" } else { "it lies in chunks" };
+            let why = if outputs.len() > 1 { "its decoder also makes other fields" } else { "it lies in chunks" };
             return bad(format!("field `{}` cannot be packed: {why}", handler.name));
         }
         packed.push((number, outputs.start));
@@ -309,7 +312,8 @@ fn undecoded(encoded: &EncodedField) -> Error {
     let name = &encoded.name;
     let message = match encoded.encoding {
         Encoding::Image => format!(
-            "field `{name}` is encoded and needs a decoder: e.g. .decode_field(\"{name}\", decode::Image::resize(224, 224))"
+            "field `{name}` is encoded and needs a decoder: e.g. .decode_field(\"{name}\", \
+             decode::Image::resize(224, 224))"
         ),
         _ => format!(
             "field `{name}` is encoded and needs a decoder: .decode_field(\"{name}\", …); or open the dataset with a \
@@ -342,12 +346,12 @@ fn which_field(schema: &[EncodedField], name: Option<&str>) -> Result<usize> {
     }
 }
 
-/// All fields, as they are.
+/// All fields, unchanged.
 fn every(spec: &Spec) -> Vec<Kept> {
     spec.fields().iter().enumerate().map(|(index, field)| Kept { index, field: field.clone() }).collect()
 }
 
-/// Marks the fields that go directly. The slot gets what is needed in it; the staging areas are the device's.
+/// Marks the fields that are read directly. The slot gets their inputs; the staging areas are on the device.
 fn direct_steps(
     direct: Vec<DirectField>,
     handlers: &mut [Handler],
@@ -368,8 +372,8 @@ fn direct_steps(
     (steps, staging)
 }
 
-/// The finishing steps, and the fields that a device makes of those of the slot. The slot gets what the steps need in it, and
-/// what is handed out under a name becomes what was made.
+/// The finishing steps, and the fields that a device makes from the slot's fields. The slot gets the inputs of the
+/// steps. The finished field takes over the delivered name.
 fn finishings(
     steps: Vec<(String, Finish)>,
     slot: &mut Vec<Field>,
@@ -399,7 +403,7 @@ fn finishings(
         let purpose = format!("flip of {name}");
         finishings.push((FinishStep { plan, input, flips, output: made.len() - 1 }, flip, purpose));
     }
-    // Behind all that the slot has got now; on the host they are part of it.
+    // The finished fields follow all fields that the slot has by now; on the host they are part of the slot.
     for (step, ..) in &mut finishings {
         step.output += slot.len();
         keep[step.input].index = step.output;
@@ -431,7 +435,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn decode_means_the_only_picture_or_else_the_only_encoded_field() {
+    fn decode_picks_the_only_picture_or_the_only_encoded_field() {
         let raw = |name: &str| EncodedField::raw(Field::fixed(name, DType::U8, [2]));
         let (image, bytes) = (EncodedField::image, EncodedField::bytes);
         let cases: [(Vec<EncodedField>, std::result::Result<usize, &str>); 7] = [

@@ -1,69 +1,70 @@
-//! Which way the bytes of each field take to the device: chosen once, when the loader is built, with a reason. Pure.
+//! The route of each field's bytes to the device. `build` chooses it once and gives a reason. Pure.
 //!
 //! ```text
-//! Staged   storage → slot (host) → device     everything that a worker decodes, checks or changes, and small rows
-//! Direct   storage → device, by cuFile        rows as they stand, of at least 16 KiB, where cuFile really goes past the host
+//! Staged   storage → slot (host) → device     fields that a worker decodes, checks or changes, and small rows
+//! Direct   storage → device, by cuFile        stored rows of at least 16 KiB, where cuFile really bypasses the host
 //! ```
 //!
-//! The questions come in the order of what they cost: cuFile is asked, and a few reads are tried, only when a field could
-//! go that way.
+//! The checks run in the order of their cost. cuFile is asked, and trial reads are made, only if a field could use
+//! them.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::fmt;
 use std::str::FromStr;
 
-/// Below this many bytes for each read, the way through the host is faster than cuFile's.
+/// Below this many bytes per read, the route through the host is faster than cuFile.
 const ROW_LEAST: usize = 16 << 10;
 
-/// Whether fields go from storage to the device's memory without the host (GPUDirect Storage).
+/// Whether fields go from storage to device memory past the host (GPUDirect Storage).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Gds {
-    /// Where it is there and worth it.
+    /// Use it if it is available and faster.
     #[default]
     Auto,
-    /// At least one field, or `build` fails and says why none can. A read that cuFile cannot do is an error, too.
+    /// At least one field must use it; else `build` fails and says why no field can. A read that cuFile cannot do is an
+    /// error, too.
     Require,
-    /// No.
+    /// Never use it.
     Off,
 }
 
 impl FromStr for Gds {
     type Err = Error;
 
-    /// `auto`, `require` or `off`. Errors: [`ErrorKind::Config`] for other words.
+    /// Parses `auto`, `require` or `off`. Errors: [`ErrorKind::Config`] for other words.
     fn from_str(words: &str) -> Result<Self> {
         match words {
             "auto" => Ok(Self::Auto),
             "require" => Ok(Self::Require),
             "off" => Ok(Self::Off),
             _ => {
-                let message = format!("{words:?} is no setting of GPUDirect Storage; there are auto, require and off");
+                let message = format!("unknown GPUDirect Storage mode {words:?}; use auto, require or off");
                 Err(Error::new(ErrorKind::Config, Stage::Build, message))
             }
         }
     }
 }
 
-/// A way to the device.
+/// A route to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Route {
-    /// By a slot in host memory.
+    /// Through a slot in host memory.
     Staged,
     /// By cuFile.
     Direct,
 }
 
-/// The way of one field, and why.
+/// The route of one field, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FieldRoute {
-    /// Name of the field of the dataset.
+    /// Name of the dataset's field.
     pub field: String,
-    /// Its way.
+    /// Its route.
     pub route: Route,
-    /// Why.
+    /// The reason.
     pub why: String,
 }
 
@@ -77,37 +78,38 @@ impl fmt::Display for FieldRoute {
     }
 }
 
-/// What is known of a field.
+/// Facts about one field.
 #[derive(Clone, Debug)]
 pub(crate) struct FieldCandidate<'a> {
     pub(crate) name: &'a str,
-    /// Bytes of a row, when they are taken as they stand.
+    /// Bytes of a row, if stored bytes are the row.
     pub(crate) row_bytes: Option<usize>,
-    /// Somebody wants it: it is handed out, or something is made of it.
+    /// The field is delivered, or another delivered field is made from it.
     pub(crate) wanted: bool,
-    /// Rows lie in files as they stand.
+    /// Rows are stored unchanged in files.
     pub(crate) plain: bool,
 }
 
-/// What is known of the loader.
+/// Facts about the loader.
 #[derive(Clone, Debug)]
 pub(crate) struct RouteContext {
     pub(crate) on_device: bool,
     /// `.map` or `.map_batch` see the rows.
     pub(crate) transforms: bool,
-    /// The dataset's rows come out of chunks that the host opens.
+    /// The dataset's rows come from chunks that the host opens.
     pub(crate) in_chunks: bool,
-    /// The page cache has room for the dataset.
+    /// The dataset fits the page cache.
     pub(crate) cached: bool,
-    /// Rows whose sample cannot be had get another one.
+    /// Failed samples are substituted.
     pub(crate) substitutes: bool,
-    /// More files than may be kept open.
+    /// Number of files, if more than the limit of open files.
     pub(crate) too_many: Option<usize>,
 }
 
-/// The way of every field. `cufile` says what cuFile does here, or why it is not to be used; asked at most once.
+/// Chooses the route of every field. `cufile` tells what cuFile does here, or why not to use it; it is called at most
+/// once.
 ///
-/// Errors: [`ErrorKind::Device`] for [`Gds::Require`] when no field can go directly, with the reasons.
+/// Errors: [`ErrorKind::Device`] for [`Gds::Require`] if no field can be read directly, with all reasons.
 pub(crate) fn choose(
     gds: Gds,
     fields: &[FieldCandidate<'_>],
@@ -134,18 +136,18 @@ pub(crate) fn choose(
     Ok(routes)
 }
 
-/// What speaks against reading the field directly, apart from cuFile.
+/// The reason against a direct read of the field, cuFile apart.
 fn obstacle(gds: Gds, field: &FieldCandidate<'_>, context: &RouteContext) -> Option<String> {
     let words = match field {
         _ if gds == Gds::Off => "switched off",
-        _ if !context.on_device => "batches are handed out on the host",
-        FieldCandidate { wanted: false, .. } => "not handed out",
-        FieldCandidate { row_bytes: None, .. } => "made by the host of what is read",
+        _ if !context.on_device => "batches are delivered on the host",
+        FieldCandidate { wanted: false, .. } => "not delivered",
+        FieldCandidate { row_bytes: None, .. } => "made by the host from the bytes read",
         _ if context.transforms => "transforms of the host see it",
-        _ if context.substitutes => "a row that cannot be read gets another sample, which the host finds",
+        _ if context.substitutes => "the host finds substitutes for rows that cannot be read",
         _ if context.in_chunks => "rows come out of chunks that the host opens",
         FieldCandidate { plain: false, .. } => {
-            "not in a file as it stands: in memory, or unpacked or checked by the host"
+            "not stored unchanged in a file: in memory, or unpacked or checked by the host"
         }
         FieldCandidate { row_bytes: Some(bytes), .. } if gds == Gds::Auto && *bytes < ROW_LEAST => {
             return Some(format!("rows of {bytes} bytes: the host's way is faster below {ROW_LEAST}"));
@@ -174,7 +176,7 @@ mod tests {
     };
 
     #[test]
-    fn a_field_goes_directly_when_nothing_speaks_against_it_and_says_why_when_something_does() {
+    fn a_field_is_read_directly_unless_a_reason_speaks_against_it() {
         let small = FieldCandidate { row_bytes: Some(100), ..FIELD };
         let cases: [(Gds, FieldCandidate<'_>, RouteContext, &str); 11] = [
             (Gds::Auto, FIELD, CONTEXT, "direct (p2p)"),
@@ -183,13 +185,13 @@ mod tests {
                 Gds::Auto,
                 FIELD,
                 RouteContext { on_device: false, ..CONTEXT },
-                "staged (batches are handed out on the host)",
+                "staged (batches are delivered on the host)",
             ),
-            (Gds::Auto, FieldCandidate { wanted: false, ..FIELD }, CONTEXT, "staged (not handed out)"),
+            (Gds::Auto, FieldCandidate { wanted: false, ..FIELD }, CONTEXT, "staged (not delivered)"),
             (Gds::Auto, FieldCandidate { row_bytes: None, ..FIELD }, CONTEXT, "staged (made by the host"),
             (Gds::Auto, FIELD, RouteContext { transforms: true, ..CONTEXT }, "staged (transforms"),
             (Gds::Auto, FIELD, RouteContext { in_chunks: true, ..CONTEXT }, "staged (rows come out of chunks"),
-            (Gds::Auto, FieldCandidate { plain: false, ..FIELD }, CONTEXT, "staged (not in a file as it stands"),
+            (Gds::Auto, FieldCandidate { plain: false, ..FIELD }, CONTEXT, "staged (not stored unchanged in a file"),
             (Gds::Auto, small, CONTEXT, "staged (rows of 100 bytes: the host's way is faster below 16384)"),
             (Gds::Auto, FIELD, RouteContext { cached: true, ..CONTEXT }, "staged (the page cache has room"),
             (Gds::Auto, FIELD, RouteContext { too_many: Some(7), ..CONTEXT }, "staged (7 files, more than"),
@@ -201,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn cufile_is_asked_once_and_only_when_a_field_could_go_that_way() {
+    fn cufile_is_asked_once_and_only_if_a_field_could_use_it() {
         let mut asked = 0;
         let two =
             [FIELD, FieldCandidate { name: "y", row_bytes: None, ..FIELD }, FieldCandidate { name: "z", ..FIELD }];
@@ -213,11 +215,11 @@ mod tests {
         assert_eq!(words[0], "x staged (no driver)");
         assert_eq!(words[2], "z staged (no driver)");
         assert_eq!(asked, 1);
-        choose(Gds::Off, &two, &CONTEXT, || panic!("nobody needs it")).unwrap();
+        choose(Gds::Off, &two, &CONTEXT, || panic!("no field needs it")).unwrap();
     }
 
     #[test]
-    fn what_is_required_takes_small_and_cached_rows_too_and_fails_with_every_reason_otherwise() {
+    fn require_takes_small_and_cached_rows_or_names_every_reason() {
         let small = FieldCandidate { row_bytes: Some(100), ..FIELD };
         let context = RouteContext { cached: true, ..CONTEXT };
         let routes = choose(Gds::Require, &[small], &context, || Ok("nvidia-fs".into())).unwrap();
@@ -225,6 +227,6 @@ mod tests {
         let two = [FIELD, FieldCandidate { name: "y", row_bytes: None, ..FIELD }];
         let error = choose(Gds::Require, &two, &CONTEXT, || Err("no driver".into())).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Device);
-        assert!(error.message().ends_with("`x`: no driver; `y`: made by the host of what is read"), "{error}");
+        assert!(error.message().ends_with("`x`: no driver; `y`: made by the host from the bytes read"), "{error}");
     }
 }

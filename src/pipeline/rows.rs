@@ -1,4 +1,5 @@
-//! How a worker fills rows of datasets without chunks: from memory, from the page cache, or with what storage has brought.
+//! How a worker fills rows of datasets without chunks: from memory, from the page cache, or from bytes that storage
+//! brought.
 
 use super::Core;
 use super::recipe::{Effort, How};
@@ -10,13 +11,14 @@ use crate::error::{Error, Result};
 use crate::memory::Rows;
 use crate::storage::{Cached, Extent, may_pass};
 
-/// Rows that are copied from memory at a time: their ids are kept that long.
+/// Number of rows copied from memory at a time; bounds the list of their ids.
 const COPY_ROWS: u32 = 256;
 
-/// Fills rows from memory and the page cache, and has the others read. How many it filled, or failed.
+/// Fills rows from memory and the page cache, and sends the others to be read. Returns the number of filled or failed
+/// rows.
 ///
-/// What the dataset said of a row that is missing is forgotten: as many rows may be missing as the slots have, and no permit
-/// bounds what would have to be kept for each. The planner asks when the row has its permit.
+/// The parts of a missed row are forgotten. All rows of all slots may miss, and no permit bounds the memory for their
+/// parts. The planner asks the dataset again when the row has its permit.
 pub(super) fn look_up(core: &Core, mut run: Run, worker: &mut Worker) -> u32 {
     let samples = &core.samples;
     let (all, mut missed) = (run.len(), 0);
@@ -30,7 +32,7 @@ pub(super) fn look_up(core: &Core, mut run: Run, worker: &mut Worker) -> u32 {
         match look_up_one(core, &mut run, worker, &mut bytes) {
             Ok(true) => {
                 if run.len() == 1 {
-                    // First: who receives the batch finds them in the report.
+                    // Counted first, so that the receiver of the batch finds these bytes in the report.
                     note_cached(core, &mut worker.cached);
                 }
                 run.rows.finish_row();
@@ -53,17 +55,17 @@ pub(super) fn look_up(core: &Core, mut run: Run, worker: &mut Worker) -> u32 {
     all - run.len() - missed
 }
 
-/// Fills the first row from memory and the page cache; false when something must be read.
+/// Fills the first row from memory and the page cache; false if something must be read.
 fn look_up_one(core: &Core, run: &mut Run, worker: &mut Worker, bytes: &mut [u8]) -> Result<bool> {
     let samples = &core.samples;
     let mut hits = 0;
     worker.sample.clear();
     let looked = worker.guarded(|worker| {
-        // Before the sampler is asked, which is the user's, and with what it said.
+        // Marks come before user code runs. The sampler is user code; after it, the id is known.
         worker.begins(samples, Doing::Planning, None);
         let id = run.id()?;
         worker.begins(samples, Doing::Decoding, Some(id));
-        // It does not wait, if the file system keeps its word.
+        // This read does not block, as long as the file system honours the flag.
         worker.fill_by(samples, &run.job, id, &mut run.rows, bytes, |extent, to| {
             let found = cached(core, extent, to);
             hits += if matches!(found, Cached::Hit) { extent.len } else { 0 };
@@ -80,13 +82,13 @@ pub(super) fn cached(core: &Core, extent: &Extent, to: &mut [u8]) -> Cached {
         return Cached::Hit;
     }
     match core.cache.as_ref().map_or(Cached::Miss, |cache| cache.try_read(extent, to)) {
-        // The reader may have it, and tries again.
+        // The reader may succeed, and it retries.
         Cached::Failed(error) if may_pass(&error) => Cached::Miss,
         found => found,
     }
 }
 
-/// Workers got so many bytes from the page cache.
+/// Counts bytes that workers got from the page cache.
 pub(super) fn note_cached(core: &Core, bytes: &mut u64) {
     let bytes = std::mem::take(bytes);
     if bytes > 0 && core.meters.on {
@@ -94,8 +96,9 @@ pub(super) fn note_cached(core: &Core, bytes: &mut u64) {
     }
 }
 
-/// The fast path: copies plain rows from memory sources, as many as can be, and says how many. Nothing of what a row costs
-/// elsewhere (a guard against panics, marks, a decoder's context) is paid for each. What is left takes the usual way.
+/// The fast path: copies unchanged rows from memory sources, as many as possible, and returns their number. It
+/// avoids the costs per row of the usual way: a panic guard, marks, a decoder's context. The remaining rows take the
+/// usual way.
 fn copy_from_memory(core: &Core, run: &mut Run, worker: &mut Worker) -> usize {
     let samples = &core.samples;
     let count = run.len().min(COPY_ROWS);
@@ -103,7 +106,7 @@ fn copy_from_memory(core: &Core, run: &mut Run, worker: &mut Worker) -> usize {
     let mut ids = std::mem::take(&mut worker.ids);
     ids.clear();
     worker.begins(samples, Doing::Decoding, None);
-    // The dataset and the sampler are the user's: a panic ends the run here, and the usual way names it.
+    // The dataset and the sampler are user code. A panic ends the run here, and the usual way reports it.
     let _ = worker.guarded(|_| {
         let mut parts = Parts::new();
         for row in 0..count {
@@ -136,7 +139,7 @@ fn copy_from_memory(core: &Core, run: &mut Run, worker: &mut Worker) -> usize {
     done
 }
 
-/// Fills a row with what storage has brought; what could not be read is tried once more.
+/// Fills a row from bytes that storage brought; failed pieces are retried once.
 pub(super) fn decode(core: &Core, mut run: Run, mut sample: Box<Sample>, error: Option<Error>, worker: &mut Worker) {
     if !run.is_cancelled() {
         let (samples, id) = (&core.samples, sample.id);
@@ -144,7 +147,7 @@ pub(super) fn decode(core: &Core, mut run: Run, mut sample: Box<Sample>, error: 
         let done = worker.guarded(|worker| {
             if let Some(error) = error {
                 if run.rows.fails_anyway() {
-                    // Where nothing can be read (no descriptors, a dead disk) each try takes its time.
+                    // If nothing can be read (no descriptors, a dead disk), every retry costs time.
                     return Err(error);
                 }
                 read_again(core, &error, &mut sample, Some(&mut run.rows), worker)?;
@@ -164,7 +167,7 @@ pub(super) fn decode(core: &Core, mut run: Run, mut sample: Box<Sample>, error: 
     core.to_io.give_back(sample);
 }
 
-/// Reads the pieces that failed with `error` once more, to where they were to be: some in the first of `rows`.
+/// Retries the pieces that failed with `error`, into their first destination. Some lie in the first of `rows`.
 pub(super) fn read_again(
     core: &Core,
     error: &Error,

@@ -1,4 +1,4 @@
-//! The threads of a loader: how they start, and how they are ended and joined.
+//! The threads of a loader: their start, their end and the join.
 
 use super::Core;
 use super::planner::Planner;
@@ -12,30 +12,31 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// At the end, threads get this long beyond the reads in flight.
+/// Deadline to join the threads, beyond the deadline for reads in flight.
 const JOIN: Duration = Duration::from_secs(6);
 
-/// Threads of this process that did not end in time and were left behind with all they can reach.
+/// Threads of this process that missed the deadline. They are abandoned with all memory they can reach.
 static ABANDONED: AtomicU64 = AtomicU64::new(0);
 
-/// Number of threads that did not end in time at a shutdown, in this process.
+/// Number of threads in this process that missed the deadline at a shutdown.
 pub(crate) fn abandoned() -> u64 {
     ABANDONED.load(Ordering::Relaxed)
 }
 
-/// Owns the threads; dropping it ends and joins them.
+/// Owns the threads. Dropping it ends and joins them.
 pub(crate) struct Runtime {
     core: Option<Arc<Core>>,
     io: Option<JoinHandle<()>>,
-    /// Those that only a device needs.
+    /// Threads that only a device needs.
     others: Vec<JoinHandle<()>>,
     workers: Handles,
 }
 
-/// The decode workers' threads. They end when their pool is dropped, which this does itself before it joins them.
+/// The threads of the decode workers. They end when their pool is dropped; `Handles` drops the pool before it joins
+/// them.
 pub(crate) struct Handles {
     threads: Vec<JoinHandle<()>>,
-    /// The pool with its work, once there is some.
+    /// The pool with its queues, once started.
     workers: Option<Arc<Workers>>,
 }
 
@@ -44,12 +45,12 @@ impl Handles {
         self.threads.len()
     }
 
-    /// From here on it is these that keep the pool.
+    /// Takes ownership of the pool.
     pub(crate) fn keep(&mut self, workers: Arc<Workers>) {
         self.workers = Some(workers);
     }
 
-    /// Whether this is a thread of the pool.
+    /// Whether the calling thread belongs to the pool.
     fn is_own(&self) -> bool {
         self.workers.as_ref().is_some_and(|workers| workers.pool.current_thread_index().is_some())
     }
@@ -66,7 +67,7 @@ impl Drop for Handles {
     }
 }
 
-/// A private rayon pool whose threads can be joined. They run on the CPUs of the thread that calls this, see `placement`.
+/// A private rayon pool with joinable threads. They inherit the CPUs of the calling thread, see `placement`.
 pub(crate) fn pool(workers: usize, meters: &Arc<Meters>) -> Result<(rayon::ThreadPool, Handles)> {
     pool_by(workers, meters, |builder, body| builder.spawn(body))
 }
@@ -78,7 +79,8 @@ fn pool_by(
     meters: &Arc<Meters>,
     mut spawn: impl FnMut(std::thread::Builder, Body) -> std::io::Result<JoinHandle<()>>,
 ) -> Result<(rayon::ThreadPool, Handles)> {
-    // rayon ends those that were started when one cannot be, but does not wait for them: on every way out of here this does.
+    // If one thread cannot start, rayon ends the others but does not wait for them. `Handles` joins them on every
+    // return.
     let handles = Arc::new(Mutex::new(Handles { threads: Vec::with_capacity(workers), workers: None }));
     let (spawned, meters) = (handles.clone(), meters.clone());
     let pool = rayon::ThreadPoolBuilder::new()
@@ -92,7 +94,7 @@ fn pool_by(
             let meters = meters.clone();
             let body = move || {
                 meters.threads.enlist(Role::Worker);
-                // Held no longer than needed: the pool outlives the loader where the user's own transform drops that.
+                // Dropped early, because the pool can outlive the loader: the user's own transform may drop the loader.
                 drop(meters);
                 thread.run()
             };
@@ -110,8 +112,8 @@ fn pool_by(
 }
 
 impl Runtime {
-    /// Starts the I/O thread. The caller keeps nothing by which the pool could be reached: where that thread cannot be
-    /// started, the pool is let go and the workers are joined.
+    /// Starts the I/O thread. The caller must hold no other handle of the pool. If this thread cannot start, the pool
+    /// is dropped here and the workers are joined.
     pub(crate) fn start(core: Arc<Core>, mut io: Planner, workers: Handles) -> Result<Self> {
         let mut runtime = Self { core: Some(core), io: None, others: Vec::new(), workers };
         runtime.io = Some(spawn_guarded(runtime.core(), "feedline-io".into(), Role::Planner, move || io.run())?);
@@ -129,8 +131,8 @@ impl Runtime {
     }
 }
 
-/// Does what may wait for storage on a thread of its own, and for at most `deadline`: a thread that is in the kernel then is
-/// left there, and counted. A panic goes on here.
+/// Runs work that may wait for storage on its own thread, for at most `deadline`. A thread that is still in the kernel
+/// then is abandoned and counted. A panic propagates to the caller.
 ///
 /// Errors: [`ErrorKind::Stalled`], which says that `what` does not answer.
 pub(crate) fn within<T: Send + 'static>(
@@ -151,8 +153,8 @@ pub(crate) fn within<T: Send + 'static>(
     did.or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// The error of a stall with the place of its sample, where a decoder or a transform is stuck on it. Cold, and the dataset is the
-/// user's code, which may need what the stuck thread holds: it has a second.
+/// Adds the sample's place to the error of a stall, if a decoder or transform is stuck on it. This path is cold. The
+/// dataset is user code and may need what the stuck thread holds, so it gets one second.
 pub(crate) fn placed(core: &Arc<Core>, stalled: Error) -> Error {
     let asked = matches!(stalled.stage(), Stage::Decode | Stage::Map) && stalled.site().path.is_none();
     let Some(sample) = stalled.site().sample.filter(|_| asked) else { return stalled };
@@ -186,7 +188,7 @@ fn spawn_guarded(
 impl Drop for Runtime {
     fn drop(&mut self) {
         let Some(core) = self.core.take() else { return };
-        // No batch of an older run is worth handing out: full slots go straight back from here on.
+        // Batches of older runs are no longer delivered: from here on, full slots return at once.
         core.exchange.generation.fetch_add(1, Ordering::AcqRel);
         core.to_io.shutdown.store(true, Ordering::Release);
         core.exchange.ring();
@@ -194,8 +196,8 @@ impl Drop for Runtime {
         for thread in self.io.take().into_iter().chain(self.others.drain(..)) {
             join(thread, deadline);
         }
-        // Drains hold the pool; the last of them must be gone before the pool is, or it would end on its own thread.
-        // One of them may be what drops the loader, in the user's own transform.
+        // Drains hold the pool. The last drain must end before the pool is dropped, or the pool would end on one of its
+        // own threads. One of the drains may be dropping the loader, in the user's own transform.
         let own = usize::from(self.workers.is_own());
         while core.to_workers.drains.active() > own && Instant::now() < deadline {
             std::thread::sleep(Duration::from_micros(50));
@@ -204,7 +206,7 @@ impl Drop for Runtime {
         core.exchange.close();
         drop(core);
         if own > 0 {
-            // The drain of this very thread has the pool, and lets go of it when it returns from here: then they end.
+            // The drain of this thread holds the pool, and releases it on return. Then the threads end.
             self.workers.threads.clear();
         }
         self.workers.join(deadline);
@@ -212,7 +214,7 @@ impl Drop for Runtime {
 }
 
 fn join(thread: JoinHandle<()>, deadline: Instant) {
-    // A thread that drops a batch or loader in its own transform ends up here: it cannot wait for itself.
+    // The thread itself may be here, because its transform dropped a batch or loader. It cannot join itself.
     if thread.thread().id() == std::thread::current().id() {
         return;
     }
@@ -225,7 +227,7 @@ fn join(thread: JoinHandle<()>, deadline: Instant) {
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(5));
     }
-    // A panic has been reported already.
+    // A panic was already reported.
     let _ = thread.join();
 }
 
@@ -234,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_answer_is_left_behind_and_a_panic_goes_on() {
+    fn a_stalled_call_is_abandoned_and_a_panic_propagates() {
         assert_eq!(within(Duration::MAX, "this", || 7).unwrap(), 7);
         let (word, never) = crossbeam_channel::bounded::<()>(0);
         let before = abandoned();
@@ -258,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_that_were_started_have_ended_when_another_one_cannot_be() {
+    fn started_workers_end_when_another_cannot_start() {
         let meters = Arc::new(Meters::new(crate::meter::Clock::real(), 3, false));
         let (begun, ended) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let counts = (begun.clone(), ended.clone());

@@ -1,13 +1,13 @@
 //! What samples are made of, and how they become rows: ask once, check, bring the bytes, fill, name errors.
 //!
 //! ```text
-//! id ──ask──► pieces ──┬─ reserve, read (planner) ─────────┬──► given bytes ──fill──► open, decode or copy, transform ──► row
+//! id ──ask──► pieces ──┬─ reserve, read (planner) ─────────┬──► given bytes ──fill──► open, decode/copy, map ──► row
 //!                      └─ fetch (page cache, plain calls) ─┘         ▲
 //! a row of an open chunk ────────────────────────────────────────────┘
 //! ```
 //!
-//! The dataset is the user's code, or third parties': everything behind [`Samples::ask`] relies on what is checked there.
-//! Bytes of the index that need no decoder are in the row as soon as the dataset has given them.
+//! The dataset is user or third-party code. [`Samples::ask`] checks its answers, and all later code relies on these
+//! checks. Index bytes without a decoder go into the row at once.
 
 use super::recipe::{How, Recipe};
 use super::task::{Job, Piece, Place, Run, Sample};
@@ -19,28 +19,28 @@ use crate::memory::{ChunkBuf, Rows};
 use crate::storage::{Cached, Extent, Sources, exhausted};
 use std::sync::Arc;
 
-/// All that is needed to make rows of samples; the same for every thread.
+/// Everything that turns samples into rows; shared by all threads.
 pub(crate) struct Samples {
     pub(crate) dataset: Arc<dyn Dataset>,
     pub(crate) sources: Arc<Sources>,
-    /// The first sample of every chunk and the number of all, as they were when the loader was built.
+    /// The first sample of every chunk and the number of samples, as of `build()`.
     pub(crate) chunk_starts: Option<Arc<[u64]>>,
     pub(crate) recipe: Recipe,
     pub(crate) seed: u64,
-    /// Heap bytes that decoders may take on each worker.
+    /// Heap bytes that decoders may use on each worker.
     pub(crate) scratch_limit: usize,
     pub(crate) watch: Arc<Watch>,
 }
 
-/// The bytes of one field, as the dataset's source has them.
+/// The bytes of one field, as the dataset's source holds them.
 pub(crate) struct Given<'b> {
     pub(crate) field: usize,
     pub(crate) bytes: &'b [u8],
-    /// They go through `Dataset::check`: those that several fields share, once.
+    /// The bytes go through `Dataset::check`; once, if several fields share them.
     pub(crate) checked: bool,
-    /// They go through `Dataset::open`.
+    /// The bytes go through `Dataset::open`.
     pub(crate) framed: bool,
-    /// Where they are from, for errors.
+    /// Origin of the bytes, for errors.
     pub(crate) extent: Option<Extent>,
 }
 
@@ -48,10 +48,9 @@ fn lie<T>(message: String) -> Result<T> {
     Err(Error::new(ErrorKind::User, Stage::Read, message))
 }
 
-/// What the dataset says.
+/// Questions to the dataset.
 impl Samples {
-    /// Asks what sample `id` is made of, as far as the host needs it; the bytes that the index itself has are put into the first
-    /// row.
+    /// Asks for the parts of sample `id` that the host needs. Index bytes go straight into the first row.
     pub(crate) fn ask(&self, id: u64, sample: &mut Sample, rows: &mut Rows) -> Result<()> {
         sample.clear();
         sample.id = Some(id);
@@ -81,13 +80,14 @@ impl Samples {
         Ok(())
     }
 
-    /// The parts of a sample, checked: every field of the schema has bytes exactly once, every extent lies within its source.
+    /// The checked parts of a sample: every field of the schema has bytes exactly once; every extent lies within its
+    /// source.
     pub(crate) fn parts<'d>(&'d self, id: u64, parts: &mut Parts<'d>) -> Result<()> {
         parts.ask(&*self.dataset, &self.sources, self.recipe.handlers.len(), id)
     }
 
-    /// Gives the rows of packed fields their places, by the lengths that the index says. A row that it says nothing of has none;
-    /// why is said when it is filled.
+    /// Places the rows of packed fields by the lengths in the index. A row without a length gets no bytes; filling it
+    /// reports why.
     pub(crate) fn place_packed(&self, job: &Job, batch: u64, rows: &mut Rows, count: u32) {
         if self.recipe.packed.is_empty() {
             return;
@@ -108,7 +108,7 @@ impl Samples {
         }
     }
 
-    /// The extent lies in a source that is memory.
+    /// Whether the extent lies in a memory source.
     pub(crate) fn is_memory(&self, extent: &Extent) -> bool {
         self.sources.bytes_of(extent.source).is_some()
     }
@@ -122,13 +122,13 @@ impl Samples {
         })
     }
 
-    /// The side of the dataset that deals in chunks. The user's code: it may panic, or change its mind.
+    /// The dataset as a source of chunks. It is user code, so it may panic or answer differently than before.
     pub(crate) fn in_chunks(&self) -> Result<&dyn Chunked> {
         let said = "the dataset had chunks when the loader was built, and has none now";
         self.dataset.chunked().ok_or_else(|| Error::new(ErrorKind::User, Stage::Read, said))
     }
 
-    /// Asks what a chunk is made of: its extents, checked.
+    /// Asks for the extents of a chunk, and checks them.
     pub(crate) fn ask_chunk(&self, chunk: usize, sample: &mut Sample) -> Result<()> {
         let mut extents = Vec::new();
         let said = caught(Stage::Read, || {
@@ -139,7 +139,7 @@ impl Samples {
         extents.iter().try_for_each(|extent| self.sources.check(extent))?;
         let bytes: u64 = extents.iter().map(|extent| extent.len).fold(0, u64::saturating_add);
         if bytes > said {
-            return lie(format!("the dataset said that the chunk has {said} encoded bytes, its extents have {bytes}"));
+            return lie(format!("`chunk_bytes()` promised {said} encoded bytes, but the chunk's extents have {bytes}"));
         }
         let place = |extent: &Extent| if self.is_memory(extent) { Place::Memory } else { Place::Storage };
         sample.pieces.extend(extents.iter().map(|extent| Piece::new(0, Some(*extent), place(extent))));
@@ -152,10 +152,10 @@ impl Samples {
     }
 }
 
-/// How bytes become a row.
+/// From bytes to a row.
 impl Samples {
-    /// Brings what storage has, by `fetch`: into the first of `rows` (chunks have none), or else one after the other into
-    /// `buffer`. False when something is missing, or the buffer too small: nothing is decoded for such a sample.
+    /// Brings stored bytes with `fetch`, into the first of `rows` or one after the other into `buffer`. Chunks have no
+    /// row. False if something is missing or the buffer is too small; such a sample is not decoded.
     pub(crate) fn fetch(
         &self,
         sample: &mut Sample,
@@ -188,7 +188,7 @@ impl Samples {
         Ok(true)
     }
 
-    /// What a sample's row is filled from, when all its bytes are there.
+    /// The bytes that fill a sample's row. All of them must be there.
     pub(crate) fn given<'b>(
         &'b self,
         sample: &'b Sample,
@@ -208,7 +208,7 @@ impl Samples {
                 Place::Ring(span, start) => &span.as_slice()[*start..][..len],
                 Place::Buffer(start) => &buffer[*start..][..len],
                 Place::Same => last,
-                // There was nothing to read.
+                // The extent is empty, so nothing was read.
                 Place::Storage => &[],
             };
             if !matches!(piece.place, Place::Memory | Place::Index(..)) {
@@ -221,7 +221,7 @@ impl Samples {
         sample.pieces.iter().filter_map(given)
     }
 
-    /// What a row is filled from that is row `row` of an open chunk.
+    /// The bytes that fill a row from row `row` of an open chunk.
     pub(crate) fn given_by_chunk<'b>(
         &'b self,
         chunk: &'b ChunkBuf,
@@ -237,7 +237,7 @@ impl Samples {
         self.recipe.handlers.iter().enumerate().map(given)
     }
 
-    /// Fills the first row with sample `id`: every field from its bytes, then what is made of them.
+    /// Fills the first row with sample `id`: every field from its bytes, then the added and mapped fields.
     pub(crate) fn fill<'b>(
         &self,
         job: &Job,
@@ -252,13 +252,13 @@ impl Samples {
         self.finish(job, id, rows, scratch)
     }
 
-    /// Fills the row with its sample, all of whose bytes are there.
+    /// Fills the row from its fetched sample. All bytes must be there.
     pub(crate) fn fill_fetched(&self, run: &mut Run, sample: &Sample, scratch: &mut Scratch) -> Result<()> {
         let Some(id) = sample.id else { return lie("a row without a sample".into()) };
         self.fill(&run.job, id, &mut run.rows, scratch, self.given(sample, &[]))
     }
 
-    /// Turns the bytes of one field of the dataset into the fields of its handler.
+    /// Turns the bytes of one dataset field into the fields of its handler.
     fn fill_field(&self, job: &Job, id: u64, rows: &mut Rows, scratch: &mut Scratch, given: Given<'_>) -> Result<()> {
         let site = |error| match &given.extent {
             Some(extent) => self.at(error, extent),
@@ -268,7 +268,7 @@ impl Samples {
         if given.checked {
             self.dataset.check(id, given.field, given.bytes).map_err(site)?;
         }
-        // Out of the scratch while the decoder has the rest of it.
+        // The decoder borrows the rest of the scratch meanwhile.
         let mut opened = std::mem::take(&mut scratch.opened);
         opened.clear();
         let bytes = match given.framed {
@@ -290,7 +290,7 @@ impl Samples {
         done
     }
 
-    /// Transforms and marks a row all of whose fields are there.
+    /// Maps and marks a row with complete fields.
     fn finish(&self, job: &Job, id: u64, rows: &mut Rows, scratch: &mut Scratch) -> Result<()> {
         let recipe = &self.recipe;
         let mut row = rows.row();
@@ -314,14 +314,14 @@ impl Samples {
     }
 }
 
-/// What is said of what went wrong.
+/// Errors with their place.
 impl Samples {
-    /// The error with the place of an extent.
+    /// Adds the place of an extent to the error.
     fn at(&self, error: Error, extent: &Extent) -> Error {
         error.with_path(self.sources.path(extent.source)).with_range(extent.offset, extent.len)
     }
 
-    /// The error with the sample's id and, unless it names a place already, that of the sample's first bytes.
+    /// Adds the sample's id to the error. If the error has no place, adds the place of the sample's first bytes.
     pub(crate) fn named(&self, error: Error, sample: &Sample) -> Error {
         let Some(id) = sample.id else { return error };
         match sample.first_extent() {
@@ -330,7 +330,7 @@ impl Samples {
         }
     }
 
-    /// As [`named`](Self::named), for who knows nothing but the id.
+    /// As [`named`](Self::named), from the id alone.
     pub(crate) fn named_by_id(&self, error: Error, id: u64) -> Error {
         let error = error.with_sample(id);
         if error.site().path.is_some() {
@@ -342,7 +342,7 @@ impl Samples {
             }
             _ => {}
         }
-        // The dataset may be what failed: it must not panic once more.
+        // The dataset itself may have failed; a second panic must not escape.
         let first = caught(Stage::Read, || {
             let mut parts = Parts::new();
             self.parts(id, &mut parts)?;
@@ -356,7 +356,7 @@ impl Samples {
         }
     }
 
-    /// The error with the chunk's name and, unless it names a place already, that of its first bytes.
+    /// Adds the chunk's name to the error, with the place of its first bytes; unless the error already has a place.
     pub(crate) fn named_as_chunk(&self, error: Error, chunk: usize) -> Error {
         if error.site().path.is_some() {
             return error;
@@ -373,9 +373,9 @@ impl Samples {
         }
     }
 
-    /// Whether another sample may stand in for one that failed like this. Descriptors and memory that are short, a device, a
-    /// sampler's mistake and whatever was cancelled or stalled are no sample's fault; nor is a picture for which the memory
-    /// budget leaves too little: another budget would have it.
+    /// Whether a substitute may replace a sample that failed with `error`. No sample is to blame for short descriptors
+    /// or memory, a device, a sampler's mistake, a cancellation or a stall. Nor is a picture to blame if the memory
+    /// budget leaves it too little: it would fit another budget.
     pub(crate) fn blames_sample(&self, error: &Error) -> bool {
         let budgets = error.kind() == ErrorKind::Limit
             && error.stage() == Stage::Decode
@@ -417,7 +417,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_short_for_all_is_not_blamed_on_the_sample() {
+    fn resource_exhaustion_is_not_blamed_on_the_sample() {
         let os = |code| Error::os(Stage::Read, "", std::io::Error::from_raw_os_error(code));
         for (error, is) in [
             (os(5), true),

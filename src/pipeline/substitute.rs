@@ -1,27 +1,29 @@
-//! What becomes of a row whose sample cannot be had: tried again, given another sample, or the error of its batch.
+//! The fate of a failed row: retry, substitute, or the error of its batch.
 //!
 //! ```text
-//! failed read ─ may it pass? ─yes─► a worker: pause, opened anew, past the page cache ─► decode as usual (counted)
-//!      │ no, or in vain
-//!      ▼                                                    policy Fail, or not the sample's fault
+//! failed read ─ transient? ─yes─► a worker: pause, opened anew, past the page cache ─► decode as usual (counted)
+//!      │ no, or the retry failed
+//!      ▼                                                    policy Fail, or no sample to blame
 //! failed row ──────────────────────────────────────────────────────────────► the batch's error
 //!      │ policy Substitute
 //!      ▼
-//! queue ─► one worker at a time: draw another sample of the order ─► read it, decode it ─┬─► row, marked; noted for the ledger
-//!                                  ▲                                                      │
-//!                                  └────────── cannot be had either, 32 times at most ────┘─► the batch's error
+//! queue ─► one worker at a time: draw another sample of the order ─► read, decode ─┬─► row, marked; noted in ledger
+//!                                  ▲                                                 │
+//!                                  └────────── fails, too; 32 times at most ─────────┘─► the batch's error
 //! ```
 //!
-//! * Which sample stands in is a keyed draw by (seed, epoch, position, attempt): the same with any workers, reader and world
-//!   size, as long as the same samples are bad. It is one of the same order, so a subset gets none from outside of it.
-//! * It cannot deadlock: the worker that substitutes needs storage and nothing else. It reads by plain calls into a buffer of
-//!   its own, and takes no permit that another row could hold. One at a time, so that one buffer is enough: [`SpareRoom`] is its
-//!   term in the memory plan.
-//! * Datasets in chunks: another row of the same chunk, where it could be opened; else, or when none of them will do, of a
-//!   chunk that is drawn, for which there is a buffer. It stands in for all rows of the bad one, and those that wait are
-//!   served before it is closed. (Where every chunk is open all the time, any row of the order whose chunk could be opened.)
+//! * A keyed draw by (seed, epoch, position, attempt) chooses the substitute. It is the same with any workers, reader
+//!   and world size, as long as the same samples are bad. It comes from the same order, so a subset gets no sample from
+//!   outside.
+//! * It cannot deadlock: the substituting worker needs only storage. It reads by plain calls into its own buffer, and
+//!   takes no permit that another row could hold. Only one worker substitutes at a time, so one buffer suffices:
+//!   [`SpareRoom`] is its term in the memory plan.
+//! * Chunked datasets: another row of the same chunk, if the chunk could be opened. If it could not, or if no such row
+//!   works, a row of a drawn chunk, which has a buffer. The drawn chunk stands in for all rows of the bad chunk, and
+//!   the rows that already wait are served before it closes. (If an order keeps every chunk open, any row of the order
+//!   whose chunk could be opened.)
 //!
-//! Never substituted is what is no sample's fault, see [`Samples::blames_sample`], nor an error of `.map_batch`.
+//! Not substituted: errors that blame no sample, see [`Samples::blames_sample`], and errors of `.map_batch`.
 
 use super::Core;
 use super::chunks::{self, Encoded, Held};
@@ -42,57 +44,56 @@ use crate::sync::Hold;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-/// Other samples that are tried in place of one.
+/// Number of candidates per row.
 const TRIES: u64 = 32;
 
-/// The same where storage itself seems to be what fails: each of them takes its time to fail.
+/// The same while storage itself seems to fail, because every candidate then takes its time to fail.
 const TRIES_IN_TROUBLE: u64 = 4;
 
-/// Draws of one try, where chunks that cannot be had are known.
+/// Draws per attempt, to avoid chunks that are known to be bad.
 const DRAWS: u64 = 64;
 
-/// Chunks that are known to be bad, at most.
+/// Limit of remembered bad chunks.
 const BAD_CHUNKS: usize = 4096;
 
-/// What to do when a sample cannot be had: it cannot be read, its checksum is wrong, it cannot be decoded, or a transform of
-/// the user's fails on it.
+/// What to do with a failed sample: unreadable, with a wrong checksum, undecodable, or failed in a user's transform.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnBadSample {
     /// The iterator ends with the error.
     #[default]
     Fail,
-    /// Another sample takes the row, chosen by (seed, epoch, position): the batch keeps its size, its shapes and the order of
-    /// its other rows. Its id is in [`Batch::ids`](crate::Batch::ids), the row's status is
-    /// [`Substitute`](crate::Status::Substitute), and the ledger says what is missing
+    /// Another sample takes the row, chosen by (seed, epoch, position). The batch keeps its size, its shapes and the
+    /// order of its other rows. [`Batch::ids`](crate::Batch::ids) has the substitute's id, and the row's status is
+    /// [`Substitute`](crate::Status::Substitute). The ledger names the missing sample
     /// ([`Loader::ledger`](crate::Loader::ledger)).
     Substitute {
-        /// Distinct bad samples that are put up with, over the life of the loader. With one more the iterator ends with
-        /// [`ErrorKind::BadSamples`](crate::ErrorKind::BadSamples) and the list of them.
+        /// Limit of distinct bad samples over the life of the loader. One more ends the iterator with
+        /// [`ErrorKind::BadSamples`](crate::ErrorKind::BadSamples) and their list.
         budget: u64,
     },
 }
 
-/// Bytes that substituting may take; 0 where nothing is substituted.
+/// Bytes for substitution; 0 without it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SpareRoom {
-    /// Distinct bad samples at most.
+    /// Limit of distinct bad samples.
     pub(crate) budget: u64,
-    /// Encoded bytes of one sample, or chunk.
+    /// Encoded bytes of one sample or chunk.
     pub(crate) encoded: usize,
-    /// An open chunk, and the lists of its rows beside it.
+    /// An open chunk, and the lists of its rows.
     pub(crate) chunk: usize,
     pub(crate) lists: usize,
 }
 
-/// What is needed to find other samples. Whoever has the turn (see [`Turns`](super::drains::Turns)) has it alone.
+/// State of the search for substitutes. The worker with the turn (see [`Turns`](super::drains::Turns)) has it alone.
 pub(crate) struct Substitutes {
     room: SpareRoom,
     spare: Mutex<Spare>,
 }
 
 impl BadRow {
-    /// The chunk that could not be opened and has another one stand in.
+    /// The chunk that could not be opened and needs a drawn chunk.
     fn instead_of(&self) -> Option<usize> {
         let (held, entry) = self.held.as_ref()?;
         let own = held.chunk(*entry);
@@ -100,16 +101,16 @@ impl BadRow {
     }
 }
 
-/// The buffers, taken when they are needed first.
+/// The buffers, allocated at their first use.
 #[derive(Default)]
 struct Spare {
-    /// Of a sample, or a chunk.
+    /// Encoded bytes of a sample or chunk.
     encoded: Encoded,
     /// The chunk that is open here.
     chunk: Option<(usize, ChunkBuf)>,
-    /// The bad chunk it was opened for.
+    /// The bad chunk that it replaces.
     instead_of: Option<usize>,
-    /// Chunks that could not be opened, and why.
+    /// Chunks that could not be opened, with their errors.
     bad: BTreeMap<usize, Error>,
 }
 
@@ -118,7 +119,7 @@ impl Substitutes {
         Self { room, spare: Mutex::default() }
     }
 
-    /// Gives one waiting row another sample; false when none waits that may be served, or somebody else is at it.
+    /// Serves one waiting row. False if no row may be served now, or another worker has the turn.
     pub(super) fn serve_one(&self, core: &Core, switch: Switch, worker: &mut Worker) -> bool {
         let Some(turn) = core.to_workers.bad.turn() else { return false };
         let mut spare = self.spare.hold();
@@ -130,41 +131,41 @@ impl Substitutes {
             let search = Search { core, room: &self.room, held, spare: &mut spare, worker };
             search.substitute(bad.run, bad.id, bad.error);
         }
-        // Before the turn goes on, which whoever has it next could not take otherwise.
+        // Unlocked before the turn ends, or the next worker with the turn could not lock it.
         drop(spare);
         drop(turn);
         true
     }
 }
 
-/// The search for a sample that stands in for one row's.
+/// The search for the substitute of one row.
 struct Search<'a> {
     core: &'a Core,
     room: &'a SpareRoom,
-    /// The chunks that the row was to come from, and the one that holds it.
+    /// The chunks of the row's piece, and the entry of the row's own chunk.
     held: Option<(&'a Arc<Held>, usize)>,
     spare: &'a mut Spare,
     worker: &'a mut Worker,
 }
 
-/// What one attempt came to.
+/// The result of one attempt.
 enum StandIn {
     /// The row has this sample.
     Filled(u64),
-    /// The draw fell on a sample that was tried already, or on a chunk that cannot be had.
+    /// The draw fell on a sample that was tried before, or on a bad chunk.
     None,
-    /// This sample cannot be had either.
+    /// This sample failed, too.
     Bad(u64, Error),
-    /// Not a sample's fault.
+    /// An error that blames no sample.
     Failed(Error),
 }
 
 impl Search<'_> {
     fn substitute(mut self, mut run: Run, id: u64, error: Error) {
         let mut tried = vec![id];
-        // What is said of it may be the user's code, too: the words of an error, a name that the dataset gives.
+        // Formatting the error may run user code: its `Display`, or the dataset's name for the sample.
         let Ok(mut noted) = self.bad_sample(&run, id, &error) else {
-            return run.rows.fail_row(Error::user("an error that cannot be said").with_sample(id));
+            return run.rows.fail_row(Error::user("the sample's error cannot be formatted").with_sample(id));
         };
         let budget = self.room.budget;
         let tries = if may_pass(&error) { TRIES_IN_TROUBLE } else { TRIES };
@@ -173,7 +174,8 @@ impl Search<'_> {
                 return;
             }
             if run.rows.fails_anyway() || run.rows.bad_with(id) > budget {
-                // The batch will not be handed out: with the row's own error, or with the list of what is too much.
+                // The batch will not be delivered: it carries the row's own error, or the list of bad samples over the
+                // budget.
                 if run.rows.bad_with(id) <= budget.saturating_add(1) {
                     run.rows.note_bad(noted);
                 }
@@ -200,19 +202,19 @@ impl Search<'_> {
         run.rows.fail_row(error.without_substitute(tried.len() - 1));
     }
 
-    /// What the ledger says of a sample that cannot be had.
+    /// The ledger's entry for a failed sample.
     fn bad_sample(&mut self, run: &Run, id: u64, error: &Error) -> Result<BadSample> {
         let samples = &self.core.samples;
         self.worker.begins(samples, Doing::Planning, Some(id));
         self.worker.guarded(|_| {
             let ticket = run.rows.ticket();
-            // The dataset may be what fails.
+            // The dataset itself may have failed.
             let member = caught(Stage::Read, || Ok(samples.dataset.member(id))).ok().flatten();
             Ok(BadSample::new((ticket.epoch, ticket.batch, run.rows.first()), id, error, member))
         })
     }
 
-    /// Draws a sample that is none of `not` and fills the row with it.
+    /// Draws a sample outside of `not`, and fills the row with it.
     fn stand_in(&mut self, run: &mut Run, attempt: u64, not: &[u64]) -> StandIn {
         let Self { core, room, held, spare, worker } = self;
         let (samples, held) = (&core.samples, *held);
@@ -248,22 +250,22 @@ impl Search<'_> {
     }
 }
 
-/// Another sample, and where it is.
+/// A candidate and its location.
 struct Pick {
     id: u64,
-    /// For datasets in chunks: the row in this chunk.
+    /// For chunked datasets: the row in this chunk.
     row: Option<(InChunk, usize)>,
 }
 
 #[derive(Clone, Copy)]
 enum InChunk {
-    /// Of those that the piece has open.
+    /// An entry of the piece's open chunks.
     Held(usize),
-    /// This one of the dataset.
+    /// A chunk of the dataset.
     Chunk(usize),
 }
 
-/// The sample of this attempt, unless it falls on a chunk that cannot be had.
+/// The candidate of this attempt; `None` if it falls on a bad chunk.
 fn pick(samples: &Samples, run: &Run, attempt: u64, held: Option<(&Arc<Held>, usize)>) -> Result<Option<Pick>> {
     let job = &run.job;
     let key = Key::new(samples.seed).named("substitute").derive(job.epoch);
@@ -283,14 +285,14 @@ fn pick(samples: &Samples, run: &Run, attempt: u64, held: Option<(&Arc<Held>, us
         }
         return Ok(None);
     }
-    // Otherwise the order is one of the whole dataset: every row of every chunk is one of it.
+    // Otherwise the order covers the whole dataset, so every row of every chunk belongs to it.
     let rows = |chunk: usize| starts[chunk + 1] - starts[chunk];
     let own = held.chunk(bad).chunk();
-    // Which other chunks are open depends on the world size and on where a run was taken up: not to be asked.
+    // The other open chunks must not matter: they depend on the world size and on the point of resume.
     let (from, chunk) = if matches!(held.chunk(bad).get(), Some(Ok(_))) && attempt < TRIES / 2 {
         (InChunk::Held(bad), own)
     } else {
-        // By the bad chunk, not by the row: one chunk stands in for all of its rows.
+        // Keyed by the bad chunk, not by the row: one chunk stands in for all its rows.
         let mut draws = Draws::from_key(key.named("chunk").derive(own as u64).derive(attempt));
         let sample = draws.below(starts[starts.len() - 1]);
         let chunk = starts.partition_point(|start| *start <= sample) - 1;
@@ -334,11 +336,11 @@ fn by_plain_calls(core: &Core, extent: &Extent, to: &mut [u8]) -> Cached {
 
 fn too_large(what: &str, sample: &Sample, room: &SpareRoom) -> Error {
     let need: u64 = sample.pieces.iter().map(Piece::len).sum();
-    let message = format!("the {what} has {need} encoded bytes, the dataset said at most {}", room.encoded);
+    let message = format!("the {what} has {need} encoded bytes, but the dataset announced at most {}", room.encoded);
     Error::new(ErrorKind::Limit, Stage::Read, message)
 }
 
-/// The chunk in the buffer that is there for this, opened unless it is the one that was opened last.
+/// The candidate's chunk in the spare buffer. It is opened here unless it is the chunk that was opened last.
 fn open_spare<'s>(
     core: &Core,
     room: &SpareRoom,
@@ -358,7 +360,7 @@ fn open_spare<'s>(
         let opened = read_spare(core, room, chunk, &mut spare.encoded, worker).and_then(|mut sample| {
             chunks::open(samples, chunk, &mut sample, &spare.encoded, &mut worker.scratch, &mut buffer)
         });
-        // A number that no chunk has: what is in the buffer now is nobody's.
+        // No chunk has this number, so no row takes the buffer's current content.
         spare.chunk = Some((if opened.is_ok() { chunk } else { usize::MAX }, buffer));
         if let Err(error) = opened {
             let error = samples.named_as_chunk(error, chunk);
@@ -372,7 +374,7 @@ fn open_spare<'s>(
     buffer.ok_or_else(|| Error::new(ErrorKind::Cancelled, Stage::Decode, "the chunk is not open"))
 }
 
-/// What a chunk is made of, its bytes in `encoded` or in memory.
+/// The pieces of a chunk, with their bytes in `encoded` or in memory.
 fn read_spare(core: &Core, room: &SpareRoom, chunk: usize, encoded: &mut Encoded, worker: &Worker) -> Result<Sample> {
     let (samples, mut sample) = (&core.samples, Sample::default());
     samples.ask_chunk(chunk, &mut sample)?;

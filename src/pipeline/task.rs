@@ -1,7 +1,7 @@
-//! What travels between the threads: rows of a batch, and what a sample or a chunk is made of.
+//! What travels between the threads: rows of a batch, and the parts of a sample or chunk.
 //!
 //! ```text
-//! Job ──► Run (rows without samples)        Sample (id, and a Piece for each part that it is made of)
+//! Job ──► Run (rows without samples)        Sample (id, and a Piece for each of its parts)
 //! ```
 
 use crate::error::Result;
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// One epoch being planned and filled.
 pub(crate) struct Job {
-    /// The run of the iterator that it belongs to, and the one that is wanted now, as the exchange knows it.
+    /// The run of the iterator that this job belongs to, and the run that the iterator currently wants.
     pub(crate) generation: u64,
     pub(crate) current: Arc<AtomicU64>,
     pub(crate) epoch: u64,
@@ -26,14 +26,14 @@ impl Job {
         self.current.load(Ordering::Relaxed) != self.generation
     }
 
-    /// A run's place of a batch: tickets count across its epochs.
+    /// The ticket of a batch. Tickets count across all epochs of the run.
     pub(crate) fn ticket(&self, sequence: u64, batch: u64) -> Ticket {
         let position = self.batches.position(batch, 0);
         Ticket { generation: self.generation, sequence, epoch: self.epoch, batch, position }
     }
 }
 
-/// Rows of one batch that wait for their samples, and the job that they belong to.
+/// Rows of one batch that wait for their samples, and their job.
 pub(crate) struct Run {
     pub(crate) job: Arc<Job>,
     pub(crate) rows: Rows,
@@ -49,12 +49,12 @@ impl Run {
         self.rows.len()
     }
 
-    /// Position in the epoch of the first row; past its end for rows that fill up.
+    /// Position of the first row in the epoch; padding rows lie past the end.
     pub(crate) fn position(&self) -> u64 {
         self.job.batches.position(self.rows.ticket().batch, self.rows.first())
     }
 
-    /// Sample id of the first row. The sampler may be the user's.
+    /// Sample id of the first row. The sampler may be user code.
     pub(crate) fn id(&self) -> Result<u64> {
         self.job.order.id(self.position())
     }
@@ -64,52 +64,51 @@ impl Run {
     }
 }
 
-/// What a sample, or a chunk, is made of, and where its bytes are. Reused from sample to sample; those of the planner are
-/// permits.
+/// The parts of a sample or chunk, and the place of their bytes. Reused between samples; the planner's are permits.
 #[derive(Default)]
 pub(crate) struct Sample {
-    /// Nothing before the order has named it, and for a chunk.
+    /// `None` for a chunk, and until the order has named the sample.
     pub(crate) id: Option<u64>,
     pub(crate) pieces: Vec<Piece>,
-    /// Bytes of the index that a decoder wants.
+    /// Index bytes that a decoder needs.
     pub(super) index: Vec<u8>,
 }
 
 /// The bytes of one part of a sample, or of one extent of a chunk.
 pub(crate) struct Piece {
-    /// Number of the field in the dataset's schema; of a chunk, 0.
+    /// Number of the field in the dataset's schema; 0 in a chunk.
     pub(crate) field: usize,
-    /// The bytes go through `Dataset::check`, so that storage does not write them into the row.
+    /// The bytes go through `Dataset::check`, so storage must not write them into the row.
     pub(crate) checked: bool,
-    /// They go through `Dataset::open`, too.
+    /// The bytes also go through `Dataset::open`.
     pub(crate) framed: bool,
-    /// Where they are in the dataset's sources; only the length means something for bytes of the index.
+    /// Place in the dataset's sources. For index bytes only the length has a meaning.
     pub(crate) extent: Option<Extent>,
     pub(crate) place: Place,
-    /// It could not be read.
+    /// The read of this piece failed.
     pub(crate) failed: bool,
 }
 
-/// Where the bytes of a piece are now.
+/// The current place of a piece's bytes.
 pub(crate) enum Place {
-    /// In a file, or on the way from there.
+    /// In a file, or on the way from it.
     Storage,
-    /// In a source that is memory.
+    /// In a memory source.
     Memory,
-    /// At this offset of the sample's own bytes, so many.
+    /// In the sample's own bytes: offset and length.
     Index(usize, usize),
-    /// They are those of the last piece that is not like this.
+    /// The same bytes as the last piece with another place than this.
     Same,
-    /// Where the batch will have them, or to be read to there.
+    /// In the row of the batch, or to be read to there.
     Row,
     /// In the ring, from this offset of the span.
     Ring(RingSpan, usize),
-    /// At this offset of a buffer of the worker's.
+    /// At this offset of a worker's buffer.
     Buffer(usize),
 }
 
 impl Sample {
-    /// Bytes of one in flight beside its struct, with so many parts.
+    /// Heap bytes of one sample in flight with this many parts.
     pub(crate) fn heap_bytes(parts: usize) -> usize {
         parts * (size_of::<Piece>() + INDEX_BYTES)
     }
@@ -118,41 +117,41 @@ impl Sample {
         Self { id: None, pieces: Vec::with_capacity(parts), index: Vec::with_capacity(parts * INDEX_BYTES) }
     }
 
-    /// Lets go of all bytes.
+    /// Drops all bytes.
     pub(crate) fn clear(&mut self) {
         self.id = None;
         self.pieces.clear();
         self.index.clear();
     }
 
-    /// The place of its first bytes in storage.
+    /// The place of the sample's first bytes in storage.
     pub(crate) fn first_extent(&self) -> Option<Extent> {
         self.pieces.iter().filter(|piece| !matches!(piece.place, Place::Memory)).find_map(|piece| piece.extent)
     }
 
-    /// Extents that storage has to bring, beside those that it can write into the row.
+    /// Extents that storage must bring, apart from those it writes straight into the row.
     pub(crate) fn stored(&self) -> impl Iterator<Item = Extent> {
         let stored = self.pieces.iter().filter(|piece| matches!(piece.place, Place::Storage));
         stored.filter_map(|piece| piece.extent).filter(|extent| extent.len > 0)
     }
 
-    /// Bytes that were read and must be copied or decoded.
+    /// Bytes that were read and must still be copied or decoded.
     pub(crate) fn staged(&self) -> u64 {
         let staged = self.pieces.iter().filter(|piece| matches!(piece.place, Place::Ring(..)));
         staged.map(Piece::len).sum()
     }
 }
 
-/// Room for a label, say, in a part of the index; more is taken when it is needed.
+/// Room for one index part, such as a label. Larger parts allocate.
 const INDEX_BYTES: usize = 16;
 
 impl Piece {
-    /// Bytes that are taken as they stand.
+    /// A piece whose bytes need no check.
     pub(crate) fn new(field: usize, extent: Option<Extent>, place: Place) -> Self {
         Self { field, checked: false, framed: false, extent, place, failed: false }
     }
 
-    /// Bytes in the source.
+    /// Length of the bytes in the source.
     pub(crate) fn len(&self) -> u64 {
         self.extent.map_or(0, |extent| extent.len)
     }

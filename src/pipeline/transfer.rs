@@ -1,17 +1,17 @@
-//! The transfer thread: full slots, in order, onto the device.
+//! The transfer thread: copies full slots, in order, onto the device.
 //!
 //! ```text
 //! full slots ──► order restored ──► a free buffer? ──► direct reads ──► copy ──► ready ─► Epoch::next
-//!                     ▲                  ▲             (if there are)    └──► in flight ──its copy has ended──► free slot
+//!                     ▲                  ▲             (if any)          └──► in flight ──its copy ended──► free slot
 //!                 the next one       dropped batches
 //! ```
 //!
-//! Buffers are taken in the order of the batches, by this thread alone, so the oldest batch that was not handed out gets
-//! the next free one: a later batch can never hold what an earlier one needs. When the consumer holds every buffer,
-//! `next()` says so.
+//! This thread alone takes buffers, in the order of the batches. So the oldest batch that was not delivered gets the
+//! next free buffer, and no later batch holds what an earlier one needs. If the consumer holds every buffer, `next()`
+//! reports that.
 //!
-//! The thread never waits for the device: copies are queued as long as there are full slots and free buffers, and a bell
-//! rings when one is done. A broken context rings no bells, so it also looks now and then.
+//! The thread never waits for the device. It queues copies while there are full slots and free buffers, and a bell
+//! rings after each copy. A broken context rings no bell, so the thread also polls now and then.
 
 use super::Core;
 use super::direct::{DirectReads, Reading};
@@ -28,28 +28,28 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How often the thread looks at copies whose bell does not ring.
+/// How often the thread polls copies whose bell does not ring.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// How often it looks at the end whether reads are over.
+/// How often the thread polls reads at the end.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// What the transfer thread is made of.
+/// The parts of the transfer thread.
 pub(crate) struct Transfer {
     pub(crate) core: Arc<Core>,
     pub(crate) engine: Box<dyn Engine>,
     /// For fields that go from storage to the device.
     pub(crate) reads: Option<DirectReads>,
-    /// Full slots of the present run, in any order.
+    /// Full slots of the current run, in any order.
     pub(crate) full: Receiver<Filled>,
-    /// Something ended: look.
+    /// Rings after a copy, a read or a run ended.
     pub(crate) bell: Receiver<()>,
     pub(crate) ready: Sender<Contents>,
-    /// Slots at most.
+    /// Limit of slots.
     pub(crate) slots: usize,
 }
 
-/// What the transfer thread waits for, while it does: for tests in virtual time.
+/// The channels that the transfer thread waits on, for tests in virtual time.
 #[cfg(test)]
 #[derive(Default)]
 pub(crate) struct Dozing(std::sync::Mutex<Option<Doors>>);
@@ -67,7 +67,7 @@ impl Dozing {
         *self.0.lock().unwrap() = None;
     }
 
-    /// Whether the thread waits and nothing has come.
+    /// Whether the thread waits and its channels are empty.
     pub(crate) fn is_asleep(&self) -> bool {
         let waits = self.0.lock().unwrap();
         let nothing = |free: &Receiver<Box<dyn DeviceBatch>>| free.is_empty();
@@ -81,7 +81,7 @@ impl Dozing {
 struct WaitingSlots {
     generation: u64,
     reorder: Reorder<Filled>,
-    /// The next one in order.
+    /// The next slot in order.
     next: Option<Filled>,
 }
 
@@ -91,27 +91,27 @@ impl WaitingSlots {
     }
 }
 
-/// A batch that has its buffer, and is not copied yet.
+/// A batch with a buffer that is not copied yet.
 struct Flight {
     slot: Filled,
-    /// Nothing for a slot that failed: it only waits for its turn.
+    /// `None` for a failed slot, which only waits for its turn.
     buffer: Option<Box<dyn DeviceBatch>>,
-    /// Its direct reads, once its buffer is idle.
+    /// The batch's direct reads, once its buffer is idle.
     reading: Option<Arc<Reading>>,
 }
 
-/// What was last said of the copies, to the meters and to the watchdog.
+/// The last state of the copies, as reported to the meters and to the watchdog.
 #[derive(Default)]
 struct Said {
-    /// When the meters' state began.
+    /// Start of the meters' state.
     since: u64,
     doing: Option<Doing>,
-    /// How many copies were on the stream then, and how many rows were being read.
+    /// Copies on the stream then, and rows being read.
     before: (usize, u64),
 }
 
 impl Transfer {
-    /// Pins the slots, one after the other, and then copies until the loader ends.
+    /// Pins the slots one by one, then copies until the loader ends.
     pub(crate) fn run(mut self, backend: &dyn Backend, pool: Pool, pinning: Sender<Infallible>) {
         let mut start = Some((pool, pinning));
         backend.within(&mut || {
@@ -144,7 +144,7 @@ impl Transfer {
         let mut waiting = WaitingSlots::new(0, self.slots);
         let mut flights = Flights(VecDeque::with_capacity(self.slots));
         let (bell, full, free) = (self.bell.clone(), self.full.clone(), self.engine.free().clone());
-        // What it waits for, with room on the device and without.
+        // The events to wait for, with room on the device and without.
         let (mut roomy, mut short) = (Select::new(), Select::new());
         for select in [&mut roomy, &mut short] {
             select.recv(&bell);
@@ -157,7 +157,7 @@ impl Transfer {
                 self.take(&mut waiting, slot);
             }
             if matches!(said.doing, None | Some(Doing::Blocked)) {
-                // Calls of the driver, which may not come back.
+                // Driver calls may never return, so the watchdog must see them.
                 core.watch.device.begin(Doing::Copying, None);
                 said.doing = None;
             }
@@ -169,7 +169,7 @@ impl Transfer {
             }
             #[cfg(test)]
             core.dozing.begin((&bell, &full), (!room).then_some(&free));
-            // What came stays where it is until this thread runs again.
+            // This call receives nothing: items stay in their channel until this thread runs again.
             let _ = if room { &mut roomy } else { &mut short }.ready_timeout(LOOK);
             #[cfg(test)]
             core.dozing.end();
@@ -179,12 +179,12 @@ impl Transfer {
         drop(self.reads.take());
     }
 
-    /// Lets go of the slots whose copies are done, and tells the meters and the watchdog how far the copies are.
+    /// Releases the slots whose copies are done, and reports the progress of copies to the meters and to the watchdog.
     fn look(&mut self, said: &mut Said, flights: &Flights, room: bool) -> Result<()> {
         let (meters, mut landed) = (&self.core.meters, false);
         let (device, now) = (&meters.device, meters.clock.now());
         let mut enter = |state, at: u64| {
-            // What was said before is not taken back.
+            // Time that was already reported stays as it is.
             said.since = said.since.max(at);
             device.states.enter(state, said.since);
         };
@@ -225,7 +225,7 @@ impl Transfer {
         oldest.map(|_| ())
     }
 
-    /// Gives slots their buffers as long as the next one is there and a buffer is free; false when one waits for a buffer.
+    /// Gives buffers to slots while the next slot is there and a buffer is free. False if a slot waits for a buffer.
     fn begin_all(&mut self, waiting: &mut WaitingSlots, flights: &mut VecDeque<Flight>) -> bool {
         loop {
             let Some(slot) = waiting.next.take().or_else(|| waiting.reorder.take()) else { return true };
@@ -240,7 +240,7 @@ impl Transfer {
         }
     }
 
-    /// Starts a batch's direct reads when nobody uses its buffer any more.
+    /// Starts a batch's direct reads once its buffer is idle.
     fn read(&self, flight: &mut Flight) -> Result<()> {
         let (Some(reads), Some(buffer), None) = (&self.reads, &mut flight.buffer, &flight.reading) else {
             return Ok(());
@@ -251,7 +251,7 @@ impl Transfer {
         Ok(())
     }
 
-    /// Copies the oldest batches whose reads are done, and hands them out.
+    /// Copies and delivers the oldest batches whose reads are done.
     fn land_all(&mut self, flights: &mut VecDeque<Flight>) {
         while let Some(flight) = flights.front_mut() {
             let present = self.is_present(&flight.slot);
@@ -272,12 +272,12 @@ impl Transfer {
         }
     }
 
-    /// Copies a batch, and hands it out; one of an older run, or that failed, gives its buffer back.
+    /// Copies and delivers a batch. A failed batch, or one of an older run, gives its buffer back.
     fn land(&mut self, flight: Flight) {
         let Flight { mut slot, buffer, reading } = flight;
         let failure = reading.as_ref().and_then(|reading| reading.take_failure());
         if reading.as_ref().is_some_and(|reading| reading.is_lost()) {
-            // The device does not answer: there is nothing more to expect of it.
+            // The device does not answer, and no later event will tell that the buffer is idle.
             buffer.into_iter().for_each(|buffer| buffer.leak());
             return failure.into_iter().for_each(|error| self.core.fail(error));
         }
@@ -318,7 +318,7 @@ impl Transfer {
         waiting.reorder.put(ticket.sequence, slot);
     }
 
-    /// Slots of a run that ended must not wait here for one that comes: the next run needs them.
+    /// Drops slots of an old run. They must not wait here for its next slot, because the next run needs them.
     fn forget_old(&self, waiting: &mut WaitingSlots) {
         let now = self.generation();
         if waiting.generation != now {
@@ -330,20 +330,20 @@ impl Transfer {
         self.core.exchange.generation.load(Ordering::Acquire)
     }
 
-    /// Whether the slot belongs to the present run.
+    /// Whether the slot belongs to the current run.
     fn is_present(&self, slot: &Filled) -> bool {
         slot.ticket().generation == self.generation()
     }
 
     fn hand_out(&self, contents: Contents) {
-        // It has room for all slots and buffers.
+        // The channel has room for all slots and buffers.
         let _ = self.ready.send(contents);
         self.core.exchange.empty_if_closed();
     }
 }
 
-/// Batches on their way, oldest first. What storage still writes to must stay until it has let go, also when the thread
-/// panics: a device that never answers keeps this thread, and all that it has.
+/// Batches in flight, oldest first. A buffer that storage still writes to must stay until the write has ended, even if
+/// this thread panics. A device that never answers keeps this thread and all its memory.
 struct Flights(VecDeque<Flight>);
 
 impl Flights {

@@ -1,4 +1,4 @@
-//! Who is at work on what, so that whoever waits can say who does not answer.
+//! The watchdog: what each thread is doing, so that a waiting thread can name the one that stalls.
 //!
 //! ```text
 //! planner, workers, reads, transfer ──► a cell each: turn (odd: at work), stage, sample, extent
@@ -6,41 +6,42 @@
 //!                     next(), while it waits, looks every 100 ms: the same odd turn for the whole deadline = stalled
 //! ```
 //!
-//! Nobody who works reads a clock for this or waits for anybody: a turn is a few relaxed stores to a line of one's own. Time is
-//! measured by the consumer alone, and only while it waits, in looks: a process that was stopped, or a machine that slept,
-//! does not find its threads late. Nor is a read late while the planner, which collects it, is at something itself.
+//! A working thread reads no clock for the watchdog and waits for no other thread. A turn is a few relaxed stores to
+//! its own cache line. Only the consumer measures time, look by look, and only while it waits. So a stopped
+//! process or a sleeping machine does not make its threads late. Nor does a read become late while the planner, which
+//! collects it, is busy.
 //!
-//! What is found is an error of the iterator. The thread that does not answer is not touched: it may be in the kernel, in a
-//! driver or in the user's code. At the end of the loader it is left behind with all that it can reach, and counted.
+//! A stall is an error of the iterator. The stalled thread is not touched: it may be in the kernel, in a driver or in
+//! user code. At the end of the loader it is abandoned with all memory it can reach, and counted.
 
 use crate::error::{Error, ErrorKind, Stage};
 use crate::storage::{Extent, SourceId, Sources};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Nothing to name.
+/// No value to name.
 const NONE: u64 = u64::MAX;
 
-/// At least so many looks make a stall, so that one long pause of the whole process is none.
+/// A stall takes at least this many looks, so one long pause of the whole process is none.
 pub(crate) const LOOKS: u32 = 16;
 
-/// What somebody does.
+/// An activity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(crate) enum Doing {
-    /// Choosing samples and starting reads, the user's index and sampler among it.
+    /// Chooses samples and starts reads; this includes the user's index and sampler.
     Planning,
-    /// A read is under way, from its submission.
+    /// A submitted read is in flight.
     Reading,
-    /// Opening and decoding.
+    /// Opens and decodes bytes.
     Decoding,
-    /// The user's transform.
+    /// Runs the user's transform.
     Mapping,
-    /// A copy is on the device's stream, or a call of the driver.
+    /// A copy is on the device's stream, or the driver is called.
     Copying,
-    /// Direct reads of batches are under way.
+    /// Direct reads of batches are in flight.
     ReadingDirectly,
-    /// The consumer's streams still use the memory that the next copy or read is for: nobody here is late.
+    /// The consumer's streams still use the memory for the next copy or read, so no thread of the loader is late.
     Blocked,
 }
 
@@ -73,19 +74,19 @@ impl Doing {
         match self {
             Self::Planning => "the dataset's index or the order does not answer",
             Self::Reading => "storage does not answer",
-            Self::Decoding => "a decoder does not come back",
-            Self::Mapping => "a transform does not come back",
+            Self::Decoding => "a decoder does not return",
+            Self::Mapping => "a transform does not return",
             Self::Copying => "the device does not finish its copies",
-            Self::ReadingDirectly => "direct reads into the device's memory do not come back",
+            Self::ReadingDirectly => "direct reads into device memory do not complete",
             Self::Blocked => "the consumer's streams do not finish their work on dropped batches",
         }
     }
 }
 
-/// What one thread, or one read, does. On a cache line of its own.
+/// The activity of one thread or one read, on its own cache line.
 #[repr(align(64))]
 pub(crate) struct Cell {
-    /// Odd while at work; another number each time that something new begins. One writer at a time.
+    /// Odd while busy; changes with each new activity. One writer at a time.
     turn: AtomicU64,
     doing: AtomicU64,
     sample: AtomicU64,
@@ -107,12 +108,12 @@ impl Cell {
         }
     }
 
-    /// Something begins; what was under way is done.
+    /// Begins an activity and ends the one before.
     pub(crate) fn begin(&self, doing: Doing, sample: Option<u64>) {
         self.place(doing, sample, None);
     }
 
-    /// A read begins.
+    /// Begins a read.
     pub(crate) fn read(&self, sample: Option<u64>, extent: &Extent) {
         self.place(Doing::Reading, sample, Some(extent));
     }
@@ -128,13 +129,13 @@ impl Cell {
         self.turn.store((turn + 2) | 1, Ordering::Release);
     }
 
-    /// What was said to be under way last.
+    /// The last activity.
     pub(crate) fn now(&self) -> (Doing, Option<u64>) {
         let sample = self.sample.load(Ordering::Relaxed);
         (Doing::of(self.doing.load(Ordering::Relaxed)), Some(sample).filter(|sample| *sample != NONE))
     }
 
-    /// Nothing is under way any more.
+    /// Ends the activity.
     pub(crate) fn end(&self) {
         let turn = self.turn.load(Ordering::Relaxed);
         self.turn.store(turn.wrapping_add(turn & 1), Ordering::Release);
@@ -150,7 +151,7 @@ pub(crate) struct Watch {
     pub(crate) planner: Cell,
     pub(crate) device: Cell,
     pub(crate) workers: Box<[Cell]>,
-    /// By sample in flight, then by chunk in flight.
+    /// First one per sample in flight, then one per chunk in flight.
     pub(crate) reads: Box<[Cell]>,
 }
 
@@ -160,39 +161,38 @@ impl Watch {
         Self { planner: Cell::new(), device: Cell::new(), workers: cells(workers), reads: cells(reads) }
     }
 
-    /// Has a worker, if it is one, say what it does.
+    /// Updates the cell of a worker, if `number` is one.
     pub(crate) fn worker(&self, number: Option<usize>, say: impl Fn(&Cell)) {
         number.and_then(|number| self.workers.get(number)).into_iter().for_each(say);
     }
 
-    /// All cells. Who others wait for comes before them: the planner collects the reads, so none of them ends while it is
-    /// stuck.
+    /// All cells, threads before reads. The planner collects the reads, so no read ends while the planner is stuck.
     fn cells(&self) -> impl Iterator<Item = &Cell> {
         [&self.planner, &self.device].into_iter().chain(&self.workers).chain(&self.reads)
     }
 }
 
-/// What a waiting consumer has seen. Made anew for each batch.
+/// The observations of a waiting consumer; new for each batch.
 #[derive(Default)]
 pub(crate) struct Watcher {
-    /// Turn of each cell, and how long it has been the same.
+    /// The turn of each cell, and the time since it changed.
     seen: Vec<(u64, Duration)>,
-    /// For how long nothing at all has happened.
+    /// Time without any event.
     still: Duration,
-    /// For how long no read has begun or ended.
+    /// Time since a read began or ended.
     no_read: Duration,
     looked: Option<Instant>,
     looks: u32,
 }
 
 impl Watcher {
-    /// The batch has come.
+    /// The batch has come, so time stops.
     pub(crate) fn rest(&mut self) {
         self.looked = None;
     }
 
-    /// Whether somebody has been at the same thing for `deadline`, all of it seen by this watcher; the error that names it.
-    /// To be called every now and then while a batch is waited for.
+    /// Looks for an activity that this watcher saw unchanged for `deadline`; returns the error that names it. Call it
+    /// regularly while a batch is awaited.
     pub(crate) fn look(&mut self, watch: &Watch, deadline: Duration, sources: &Sources) -> Option<Error> {
         let now = Instant::now();
         let Some(before) = self.looked.replace(now) else {
@@ -205,7 +205,7 @@ impl Watcher {
         self.looks = self.looks.saturating_add(1);
         self.still += passed;
         let first_read = watch.cells().count() - watch.reads.len();
-        // The planner collects the reads: what it has not come back for may be there.
+        // The planner collects the reads. While it is busy, completions may lie uncollected.
         let collected = {
             let planner = watch.planner.turn();
             planner.is_multiple_of(2) || planner != self.seen[0].0
@@ -222,7 +222,7 @@ impl Watcher {
                 continue;
             }
             if now % 2 == 1 && cell.now().0 == Doing::Blocked {
-                // However long that takes, a batch comes when it ends.
+                // A batch comes when this wait ends, however long it takes.
                 (*same, self.still) = (Duration::ZERO, Duration::ZERO);
                 continue;
             }
@@ -233,22 +233,23 @@ impl Watcher {
                 late.push((number, cell, *same));
             }
         }
-        // A read may wait its turn behind others that come and go. When nothing is left but those that do not, none do.
+        // A read may wait for its turn behind others that complete. If no read begins or ends for the deadline, it is
+        // stalled.
         let stalled = late.split_first().filter(|((first, ..), _)| *first < first_read || self.no_read >= deadline);
         if let Some(((first, cell, waited), others)) = stalled {
-            // Reads come last: what is late after one is a read.
+            // Reads come last, so all late cells after a read are reads.
             let others = if *first < first_read { &[] } else { others };
             return Some(error(cell, *waited, others, sources));
         }
-        // Nobody is at work, and yet there is no batch: nothing would ever change that.
+        // No thread is busy, and yet there is no batch. Nothing would ever change that.
         (self.still >= deadline.saturating_mul(2)).then(|| {
-            let message = format!("no batch is under way, for {:.1} s", self.still.as_secs_f64());
+            let message = format!("no thread works on a batch, for {:.1} s", self.still.as_secs_f64());
             Error::new(ErrorKind::Stalled, Stage::Batch, message)
         })
     }
 }
 
-/// Number of a cell that has been at the same thing for the whole deadline, the cell, and for how long it has.
+/// A cell whose activity is unchanged for the whole deadline: its number, the cell, and the time.
 type Late<'w> = (usize, &'w Cell, Duration);
 
 /// `others` are reads that have waited as long.
@@ -269,8 +270,9 @@ fn error(cell: &Cell, waited: Duration, others: &[Late<'_>], sources: &Sources) 
     error
 }
 
-/// In words, what other reads wait. One thread sends and collects them: while the kernel keeps that one, for a file that it
-/// cannot open, the others are not collected either, so that the file at fault may be any of theirs.
+/// The text about other waiting reads. One thread submits and collects all reads. While the kernel blocks this thread
+/// on a file that it cannot open, the other reads are not collected either. So the faulty file may belong to any of
+/// them.
 fn beside(cell: &Cell, others: &[Late<'_>], sources: &Sources) -> String {
     let source = |cell: &Cell| cell.source.load(Ordering::Relaxed);
     let mut files: Vec<u64> = others.iter().map(|(_, other, _)| source(other)).collect();
@@ -301,7 +303,7 @@ mod tests {
         sources
     }
 
-    /// Looks for about three deadlines, with something done between looks.
+    /// Looks for about three deadlines, and calls `between` between looks.
     fn looks(watch: &Watch, mut between: impl FnMut()) -> Option<Error> {
         let mut watcher = Watcher::default();
         (0..80).find_map(|_| {
@@ -312,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_that_does_not_come_back_is_named_with_its_place() {
+    fn a_stalled_read_is_named_with_its_place() {
         let watch = Watch::new(2, 3);
         watch.reads[1].read(Some(7), &Extent { source: SourceId::at(0), offset: 8, len: 16 });
         let error = looks(&watch, || {}).unwrap();
@@ -323,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn who_works_on_one_thing_after_the_other_is_not_stalled_however_long_all_of_it_takes() {
+    fn a_thread_that_makes_progress_is_never_stalled() {
         let watch = Watch::new(1, 1);
         let mut sample = 0;
         let error = looks(&watch, || {
@@ -352,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_is_at_work_nothing_comes_any_more_and_that_is_said_too() {
+    fn a_loader_without_any_work_is_reported_as_stalled() {
         let watch = Watch::new(1, 1);
         watch.workers[0].begin(Doing::Decoding, None);
         watch.workers[0].end();
@@ -363,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_that_waits_its_turn_behind_others_is_not_stalled() {
+    fn a_read_that_waits_behind_others_is_not_stalled() {
         let watch = Watch::new(0, 2);
         let extent = Extent { source: SourceId::at(0), offset: 0, len: 8 };
         watch.reads[0].read(Some(1), &extent);
@@ -373,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn other_reads_that_wait_as_long_are_told_with_their_files() {
+    fn other_waiting_reads_are_reported_with_their_files() {
         let mut sources = sources();
         for path in ["/data/b.bin", "/data/c.bin"] {
             sources.file(path, 100).unwrap();
@@ -396,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn while_the_planner_does_not_come_back_it_is_the_one_that_is_named_and_not_a_read_that_it_has_yet_to_collect() {
+    fn a_stuck_planner_is_named_before_its_uncollected_reads() {
         let watch = Watch::new(0, 1);
         let mut watcher = Watcher::default();
         let look = |watcher: &mut Watcher| watcher.look(&watch, DEADLINE, &sources());
@@ -405,11 +407,11 @@ mod tests {
         assert!(look(&mut watcher).is_none());
         std::thread::sleep(DEADLINE / LOOKS);
         assert!(look(&mut watcher).is_none());
-        // The read is a look older.
+        // The read is one look older.
         watch.planner.begin(Doing::Planning, Some(2));
         let error = std::iter::repeat_with(|| look(&mut watcher)).flatten().next().unwrap();
         assert_eq!((error.stage(), error.site().sample), (Stage::Order, Some(2)), "{error}");
-        // It comes back: the read has the whole of its deadline before it.
+        // The planner returns; now the read has its whole deadline.
         watch.planner.end();
         assert!(look(&mut watcher).is_none());
         let begun = Instant::now();
@@ -419,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_deadline_there_is_ends_nothing() {
+    fn the_longest_deadline_never_expires() {
         let watch = Watch::new(1, 0);
         watch.workers[0].begin(Doing::Decoding, Some(1));
         let mut watcher = Watcher::default();

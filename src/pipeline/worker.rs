@@ -1,4 +1,4 @@
-//! One worker: what it keeps from sample to sample, and how user code runs on it.
+//! One worker: its state between samples, and how user code runs on it.
 
 use super::chunks::Encoded;
 use super::sample::Samples;
@@ -10,18 +10,18 @@ use crate::memory::Rows;
 use crate::storage::{Cached, Extent};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What one worker keeps from sample to sample.
+/// The state that one worker keeps between samples.
 pub(crate) struct Worker {
     pub(crate) scratch: Scratch,
-    /// The sample that is being looked up, or stands in for another one.
+    /// The sample being looked up, or the candidate for a substitute.
     pub(crate) sample: Sample,
     /// Encoded bytes from the page cache.
     pub(crate) bytes: Vec<u8>,
-    /// How many the rows of the present run had from there: told once for them all.
+    /// Bytes that the rows of the current run got from the page cache. Counted once per run.
     pub(crate) cached: u64,
-    /// The same of a whole chunk.
+    /// Encoded bytes of a whole chunk.
     pub(crate) chunk: Encoded,
-    /// Where the rows of a run are: which chunk of those that are held, which row in it.
+    /// Location of each row of a run: the number of its held chunk, and the row in the chunk.
     pub(crate) places: Vec<(u32, u32)>,
     pub(crate) ids: Vec<u64>,
 }
@@ -41,12 +41,13 @@ impl Worker {
         }
     }
 
-    /// It begins something, for whoever waits.
+    /// Marks the start of an activity, for threads that wait for a batch.
     pub(crate) fn begins(&self, samples: &Samples, doing: Doing, sample: Option<u64>) {
         samples.watch.worker(self.scratch.worker, |cell| cell.begin(doing, sample));
     }
 
-    /// Runs code that may be the user's or a third party's; a panic becomes an error and the worker's scratch is made anew.
+    /// Runs code that may be the user's or a third party's. A panic becomes an error, and the worker gets a new
+    /// scratch.
     pub(crate) fn guarded<R>(&mut self, work: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
         self.scratch.mapping = false;
         match catch_unwind(AssertUnwindSafe(|| work(self))) {
@@ -61,8 +62,8 @@ impl Worker {
         }
     }
 
-    /// Asks for sample `id`, brings its bytes by `read`, by way of `buffer` where they do not go into the row itself, and fills the
-    /// first row; false when something is missing.
+    /// Asks for sample `id`, brings its bytes with `read` and fills the first row. Bytes that do not go into the row
+    /// itself pass through `buffer`. False if something is missing.
     pub(crate) fn fill_by(
         &mut self,
         samples: &Samples,

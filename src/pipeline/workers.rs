@@ -1,8 +1,9 @@
-//! The decode workers: tasks on a private rayon pool that never wait.
+//! The decode workers: tasks on a private rayon pool that never block.
 //!
-//! A rayon task (a "drain") takes from the queues until they are empty and then ends, so rayon allocates for a drain, not for a
-//! sample. A drain looks at rows to look up before bytes to decode: misses reach storage early, and the device works while the
-//! workers decode. Rows that want a substitute come first where its chunk is open, else after the rows whose chunks are.
+//! A rayon task (a "drain") takes from the queues until they are empty, then ends. So rayon allocates per drain, not
+//! per sample. A drain prefers rows to look up over bytes to decode. Then misses reach storage early, and the device
+//! works while the workers decode. Rows that wait for a substitute come first if the substitute's chunk is open, else
+//! after all rows with open chunks.
 
 use super::Core;
 use super::chunks::{Encoded, Opening};
@@ -22,7 +23,7 @@ use crate::storage::Cached;
 use crate::sync::Mutex;
 use std::sync::Arc;
 
-/// The pool, and what each of its threads keeps.
+/// The pool and the state of each worker.
 pub(crate) struct Workers {
     core: Arc<Core>,
     pub(crate) pool: rayon::ThreadPool,
@@ -32,8 +33,8 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    /// They begin to work as soon as something is put into the queues of `core`. `cached_bytes` and `chunk_bytes` are those of
-    /// each worker's buffer for a sample, and for a chunk, from the page cache.
+    /// Starts the workers; they run as soon as the queues of `core` have work. `cached_bytes` and `chunk_bytes` size
+    /// each worker's buffers for a sample and for a chunk from the page cache.
     pub(crate) fn start(
         core: Arc<Core>,
         pool: rayon::ThreadPool,
@@ -48,9 +49,9 @@ impl Workers {
         let workers = Arc::new(Self { core, pool, each, substitutes: Substitutes::new(room), cached_bytes });
         let weak = Arc::downgrade(&workers);
         workers.core.to_workers.drains.spawn_by(move || {
-            // Nobody is there any more: nobody waits, either.
+            // The workers are gone, so no thread waits.
             let Some(workers) = weak.upgrade() else { return };
-            // One allocation of rayon's per drain.
+            // Costs one allocation in rayon per drain.
             let own = workers.clone();
             workers.pool.spawn(move || own.drain());
         });
@@ -60,14 +61,14 @@ impl Workers {
     fn drain(&self) {
         let (core, to_workers) = (&*self.core, &self.core.to_workers);
         let index = rayon::current_thread_index().unwrap_or(0);
-        // A decoder that uses rayon itself may find this drain on its own thread; then the state is taken already.
+        // A decoder that uses rayon may run this drain on its own thread. Then the worker's state is already taken.
         let mut own = self.each.get(index).and_then(|worker| worker.try_lock().ok());
-        // What was under way on this thread, and is again afterwards.
+        // The interrupted activity of this thread, restored afterwards.
         let outer = own.is_none().then(|| core.watch.workers.get(index).map(|cell| cell.now())).flatten();
         let mut spare = None;
         let worker = match &mut own {
             Some(worker) => &mut **worker,
-            // Without a buffer for chunks: those it finds take the way through the ring.
+            // This worker has no chunk buffer: its chunks go through the ring.
             None => spare.insert(Worker::new(index, self.cached_bytes, Encoded::default())),
         };
         let meters = &core.meters;
@@ -84,7 +85,7 @@ impl Workers {
             }
             meters.change_working(-1, before);
             if let Some(cell) = core.watch.workers.get(index) {
-                // Below a drain on its own thread goes on what called it.
+                // A nested drain returns to its caller, which continues.
                 match outer {
                     Some((doing, sample)) => cell.begin(doing, sample),
                     None => cell.end(),
@@ -94,10 +95,10 @@ impl Workers {
         to_workers.drains.drain(work, || to_workers.is_empty() && to_workers.bad.is_idle());
     }
 
-    /// Does one piece of work, and says what it was; `None` when there is none.
+    /// Does one piece of work and returns its kind; `None` if there is none.
     fn step(&self, worker: &mut Worker, now: u64) -> Option<Work> {
         let (core, queues, meters) = (&*self.core, &self.core.to_workers, &self.core.meters);
-        // An entry of many rows leaves the queue with its last ones.
+        // An entry of many rows leaves the queue with its last rows.
         let took = |rows: u64, left: bool| {
             if meters.on {
                 meters.worked.add(rows);
@@ -140,7 +141,7 @@ impl Workers {
     }
 }
 
-/// Opens a chunk whose bytes were read or lie in memory or the page cache; else sends it to be read.
+/// Opens a chunk whose bytes were read, or lie in memory or the page cache; else sends it to be read.
 fn open(core: &Core, opening: Opening, mut sample: Box<Sample>, error: Option<Error>, worker: &mut Worker) {
     let samples = &core.samples;
     if opening.is_forgotten() {

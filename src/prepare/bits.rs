@@ -1,11 +1,11 @@
-//! Bits of entropy-coded data: stuffing taken out, read, written, stuffed again.
+//! Bits of entropy-coded data: unstuffed, read, written, stuffed again.
 //!
-//! Invariants: reading beyond the end gives zeros and is seen afterwards ([`BitReader::overrun`]), so the fast path
-//! has no check per bit; what is written is whole bytes after [`BitWriter::pad`].
+//! Invariants: a read beyond the end gives zeros and is detected afterwards ([`BitReader::overrun`]), so the fast path
+//! has no check per bit. After [`BitWriter::pad`], the output is whole bytes.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 
-/// Where the data of one restart interval ended.
+/// The end of a restart interval's data.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stop {
     /// Offset of the first 0xFF of the marker, fill bytes included.
@@ -16,9 +16,10 @@ pub(super) struct Stop {
     pub(super) after: usize,
 }
 
-/// Copies the data from `at` up to the next marker into `out` (cleared first), without the zeros that follow a 0xFF.
+/// Clears `out` and copies the data from `at` up to the next marker into it, without the zeros that follow a 0xFF.
 ///
-/// Errors: the file ends without a marker, or fill bytes before a stuffed zero (decoders disagree on what they mean).
+/// Errors: the file ends without a marker, or fill bytes come before a stuffed zero (decoders disagree on their
+/// meaning).
 pub(super) fn unstuff(input: &[u8], at: usize, out: &mut Vec<u8>) -> Result<Stop> {
     out.clear();
     let mut from = at;
@@ -53,7 +54,7 @@ fn cut(input: &[u8]) -> Error {
     Error::new(ErrorKind::Truncated, Stage::Decode, message).with_range(input.len() as u64, 0)
 }
 
-/// Offset in `input` of byte `index` of what [`unstuff`] made from `at` on. Slow: for messages.
+/// Offset in `input` of byte `index` of the output of [`unstuff`] from `at` on. Slow: only for messages.
 pub(super) fn offset_of(input: &[u8], at: usize, index: usize) -> usize {
     let mut offset = at;
     for _ in 0..index {
@@ -66,9 +67,9 @@ pub(super) fn offset_of(input: &[u8], at: usize, index: usize) -> usize {
 /// Reads bits, the highest of a byte first.
 pub(super) struct BitReader<'a> {
     bytes: &'a [u8],
-    /// Next byte to load; runs on beyond the end.
+    /// Next byte to load; continues beyond the end.
     at: usize,
-    /// The next bits, left-aligned. Below the `bits` that count may stand copies of those that follow.
+    /// The next bits, left-aligned. Below the `bits` valid ones there may be copies of later bits.
     word: u64,
     bits: u32,
 }
@@ -104,7 +105,7 @@ impl<'a> BitReader<'a> {
         }
     }
 
-    /// The next `count` (1 to 32) bits, which stay.
+    /// The next `count` (1 to 32) bits, without consuming them.
     #[inline(always)]
     pub(super) fn peek(&self, count: u32) -> u32 {
         (self.word >> (64 - count)) as u32
@@ -116,27 +117,27 @@ impl<'a> BitReader<'a> {
         self.bits -= count;
     }
 
-    /// The next `count` (0 to 16) bits; 32 were made available before.
+    /// Consumes the next `count` (0 to 16) bits. The caller has made 32 bits available.
     #[inline(always)]
     pub(super) fn take(&mut self, count: u32) -> u32 {
-        // Two shifts, since one by 64 is none.
+        // Two shifts, because one shift by 64 overflows.
         let bits = ((self.word >> 1) >> (63 - count)) as u32;
         self.skip(count);
         bits
     }
 
-    /// Bits read.
+    /// Number of consumed bits.
     pub(super) fn position(&self) -> usize {
         self.at * 8 - self.bits as usize
     }
 
-    /// Whether more was read than there is.
+    /// Whether more bits were consumed than exist.
     #[inline(always)]
     pub(super) fn overrun(&self) -> bool {
         self.position() > self.bytes.len() * 8
     }
 
-    /// Whole bytes that were not begun.
+    /// Number of whole bytes that are not yet begun.
     pub(super) fn left(&self) -> usize {
         self.bytes.len().saturating_sub(self.position().div_ceil(8))
     }
@@ -145,7 +146,7 @@ impl<'a> BitReader<'a> {
 /// Writes bits, with stuffing.
 pub(super) struct BitWriter<'a> {
     out: &'a mut Vec<u8>,
-    /// The lowest `count` bits wait; fewer than 32 between two calls.
+    /// The lowest `count` bits wait for output; fewer than 32 between two calls.
     word: u64,
     count: u32,
 }
@@ -155,7 +156,7 @@ impl<'a> BitWriter<'a> {
         Self { out, word: 0, count: 0 }
     }
 
-    /// Appends the lowest `count` (up to 32) bits; those above are zero.
+    /// Appends the lowest `count` (up to 32) bits; the bits above them must be zero.
     #[inline(always)]
     pub(super) fn put(&mut self, bits: u32, count: u32) {
         self.word = self.word << count | u64::from(bits);
@@ -179,7 +180,7 @@ impl<'a> BitWriter<'a> {
         }
     }
 
-    /// Fills the last byte with ones, as the standard says, and writes what waits.
+    /// Fills the last byte with ones, as the standard requires, and writes all waiting bits.
     pub(super) fn pad(&mut self) {
         let missing = (8 - self.count % 8) % 8;
         self.put((1 << missing) - 1, missing);
@@ -189,7 +190,7 @@ impl<'a> BitWriter<'a> {
         }
     }
 
-    /// Pads, and writes a marker.
+    /// Pads, then writes a marker.
     pub(super) fn marker(&mut self, code: u8) {
         self.pad();
         self.out.extend([0xFF, code]);
@@ -201,13 +202,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bits_come_back_as_they_were_written_whatever_their_number() {
+    fn written_bits_of_any_length_are_read_back() {
         let mut state = 1_u64;
         let mut next = || {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             (state >> 33) as u32
         };
-        // Every third value is all ones, so that stuffing happens at every place.
+        // Every third value is all ones, so that stuffing happens at every position.
         let values: Vec<(u32, u32)> = (0..5000)
             .map(|k| {
                 let count = next() % 17;
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_beyond_the_end_gives_zeros_and_is_seen() {
+    fn reading_beyond_the_end_gives_zeros_and_is_detected() {
         let mut reader = BitReader::new(&[0xFF; 3]);
         reader.refill();
         assert_eq!((reader.take(16), reader.overrun(), reader.left()), (0xFFFF, false, 1));

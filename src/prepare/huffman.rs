@@ -1,17 +1,18 @@
-//! Huffman tables of JPEG: read, looked up, made optimal.
+//! Huffman tables of JPEG: parse, look up, optimise.
 //!
-//! Limits: codes of 16 bits at most; the code of all ones is never given to a symbol. A table is untrusted: it is
-//! refused when its codes do not fit the code space.
+//! Limits: codes have at most 16 bits; the code of all ones is never assigned. A table is untrusted: it is refused if
+//! its codes do not fit the code space.
 
 use super::bits::BitReader;
 use crate::error::{Error, ErrorKind, Result, Stage};
 
-/// Codes up to this length are looked up at once.
+/// Codes up to this length need one lookup.
 const FAST_BITS: u32 = 10;
 /// Longest code.
 const CODE_MAX: usize = 16;
 
-/// A table as a DHT segment says it: how many codes of each length, and the symbols in the order of their codes.
+/// The content of a table in a DHT segment: the number of codes of each length, and the symbols in the order of their
+/// codes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Table {
     counts: [u8; CODE_MAX],
@@ -19,7 +20,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Reads one table from the front of `body`, which lies at `offset` of the file; gives what follows, too.
+    /// Parses one table from the front of `body`, which lies at `offset` of the file; returns the rest, too.
     ///
     /// Errors: cut, more than 256 symbols, more codes than fit.
     pub(super) fn parse(body: &[u8], offset: usize) -> Result<(Self, &[u8])> {
@@ -43,13 +44,13 @@ impl Table {
         Ok((Self { counts: *counts, symbols: symbols.to_vec() }, rest))
     }
 
-    /// Appends it as it stands in a DHT segment.
+    /// Appends the table in the form of a DHT segment.
     pub(super) fn write(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.counts);
         out.extend_from_slice(&self.symbols);
     }
 
-    /// Bytes of [`Self::write`].
+    /// Number of bytes that [`Self::write`] appends.
     pub(super) fn bytes(&self) -> usize {
         CODE_MAX + self.symbols.len()
     }
@@ -68,10 +69,10 @@ impl Table {
         })
     }
 
-    /// The table that codes symbols which come so often in the fewest bits, with no code of more than 16 bits and none
-    /// of all ones (package-merge). Symbols that never come get no code. Depends on `frequencies` alone.
+    /// The table that encodes symbols of these frequencies in the fewest bits, with codes of at most 16 bits and none
+    /// of all ones (package-merge). Symbols of frequency 0 get no code. Depends on `frequencies` alone.
     pub(super) fn optimal(frequencies: &[u64; 256]) -> Self {
-        // The first leaf stands for the code of all ones: it weighs nothing, so it has the longest code.
+        // The first leaf stands for the code of all ones. It has no weight, so it gets the longest code.
         let mut leaves: Vec<(u64, Option<u8>)> = (0..=255)
             .filter(|symbol| frequencies[usize::from(*symbol)] > 0)
             .map(|s| (frequencies[usize::from(s)], Some(s)))
@@ -88,18 +89,18 @@ impl Table {
     }
 }
 
-/// Lengths of an optimal code of at most 16 bits for leaves of ascending weight; the first leaf has the longest.
+/// Lengths of an optimal code of at most 16 bits for leaves of ascending weight; the first leaf has the longest code.
 fn package_merge(weights: &[u64]) -> Vec<usize> {
     if weights.len() < 2 {
         return vec![1; weights.len()];
     }
-    // Per level the merged list of leaves and of pairs of the level below, as (weight, is a leaf).
+    // Per level, the merged list of leaves and of pairs of the level below, as (weight, is a leaf).
     let mut levels: Vec<Vec<(u64, bool)>> = Vec::with_capacity(CODE_MAX);
     for _ in 0..CODE_MAX {
         let below = levels.last().map_or(&[][..], Vec::as_slice);
         let mut list: Vec<(u64, bool)> = weights.iter().map(|weight| (*weight, true)).collect();
         list.extend(below.chunks_exact(2).map(|pair| (pair[0].0 + pair[1].0, false)));
-        // Stable: of equal weights leaves come first, in their order.
+        // Stable: among equal weights, leaves come first, in their order.
         list.sort_by_key(|(weight, _)| *weight);
         levels.push(list);
     }
@@ -115,9 +116,9 @@ fn package_merge(weights: &[u64]) -> Vec<usize> {
 
 /// Finds symbols by their codes.
 pub(super) struct Lookup {
-    /// By the next 10 bits: symbol and length of the code; length 0 for longer codes, and for none.
+    /// Indexed by the next 10 bits: symbol and length of the code. Length 0 for longer codes, and for none.
     fast: Box<[u16; 1 << FAST_BITS]>,
-    /// For each length above: the first 16-bit word that is no code of this length or shorter.
+    /// For each longer length: the first 16-bit word beyond the codes of this length or shorter.
     limits: [u32; CODE_MAX + 1],
     /// For each length: index of a symbol minus its code.
     bases: [i32; CODE_MAX + 1],
@@ -143,7 +144,7 @@ impl Lookup {
         Self { fast, limits, bases, symbols: table.symbols.clone() }
     }
 
-    /// Reads a code; 32 bits were made available before, of which up to 16 are taken. `None`: no symbol has this code.
+    /// Reads one code of at most 16 bits. The caller has made 32 bits available. `None`: no symbol has this code.
     #[inline(always)]
     pub(super) fn symbol(&self, reader: &mut BitReader<'_>) -> Option<u8> {
         let entry = self.fast[reader.peek(FAST_BITS) as usize];
@@ -170,7 +171,7 @@ impl Codes {
     pub(super) fn new(table: &Table) -> Self {
         let mut codes = [(0, 0); 256];
         for (symbol, code, length) in table.codes() {
-            // Of a symbol that is listed twice, the shorter code.
+            // If a symbol is listed twice, the shorter code counts.
             if codes[usize::from(symbol)].1 == 0 {
                 codes[usize::from(symbol)] = (code, length);
             }
@@ -178,13 +179,13 @@ impl Codes {
         Self(codes)
     }
 
-    /// Code and its length; length 0 when the symbol has none.
+    /// Code and its length; length 0 if the symbol has none.
     #[inline(always)]
     pub(super) fn of(&self, symbol: u8) -> (u32, u32) {
         self.0[usize::from(symbol)]
     }
 
-    /// Bits that the codes of all symbols need together; `None` when one has no code.
+    /// Number of bits for all symbols together; `None` if one has no code.
     pub(super) fn cost(&self, frequencies: &[u64; 256]) -> Option<u64> {
         let used = self.0.iter().zip(frequencies).filter(|(_, frequency)| **frequency > 0);
         used.map(|((_, length), frequency)| (*length > 0).then_some(u64::from(*length) * frequency)).sum()
@@ -212,7 +213,7 @@ mod tests {
         out
     }
 
-    /// Bits of the best code without a limit, of which one leaf of no weight is not used; and its longest code.
+    /// Bits of the best code without a length limit, with one unused leaf of no weight; and its longest code.
     fn unlimited(frequencies: &[u64; 256]) -> (u64, u32) {
         let used = frequencies.iter().filter(|weight| **weight > 0);
         let mut heap: BinaryHeap<_> = used.map(|weight| Reverse((*weight, 0))).chain([Reverse((0, 0))]).collect();
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_made_table_is_as_short_as_huffmans_where_16_bits_suffice() {
+    fn an_optimal_table_matches_huffman_if_16_bits_suffice() {
         let mut compared = 0;
         for seed in 0..300 {
             let frequencies = frequencies(seed);
@@ -240,8 +241,8 @@ mod tests {
     }
 
     #[test]
-    fn a_made_table_keeps_16_bits_and_never_uses_all_ones() {
-        // Weights of Fibonacci would give codes of 40 bits.
+    fn an_optimal_table_keeps_16_bits_and_never_uses_all_ones() {
+        // Fibonacci weights would give codes of 40 bits.
         let mut steep = [0; 256];
         let (mut a, mut b) = (1, 1);
         for weight in steep.iter_mut().take(41) {
@@ -265,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn every_symbol_is_found_by_its_code_and_no_other_bits_are_a_symbol() {
+    fn only_codes_of_the_table_are_symbols() {
         for seed in 0..60 {
             let table = Table::optimal(&frequencies(seed));
             let (codes, lookup) = (Codes::new(&table), Lookup::new(&table));
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_that_cannot_be_are_refused() {
+    fn impossible_tables_are_refused() {
         let table = |counts: &[u8], symbols: usize| [counts, &vec![0; 16 - counts.len()], &vec![7; symbols]].concat();
         assert!(Table::parse(&table(&[2], 2), 0).is_ok(), "two codes of one bit fill the code space");
         let wrong = [table(&[3], 3), table(&[1, 3], 4), table(&[0, 0, 1], 0), table(&[0; 15], 0)[..15].to_vec()];

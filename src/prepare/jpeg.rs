@@ -1,24 +1,24 @@
-//! The segments of a JPEG: what is in front of the scan, and what is behind it.
+//! The segments of a JPEG before and behind the scan.
 //!
-//! Invariants: every length is checked against the file before its bytes are touched; a picture that comes out of
-//! [`Picture::parse`] can be walked (one scan of all components, tables there, size within the limits).
+//! Invariants: every length is checked against the file before its bytes are touched. The codes of a picture from
+//! [`Picture::parse`] can be walked (one scan of all components, tables present, size within the limits).
 
 use super::huffman::Table;
 use super::{Reason, RestartOptions};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::ops::Range;
 
-/// Blocks of an interleaved MCU, at most (B.2.3 of the standard).
+/// Limit of blocks in an interleaved MCU (B.2.3 of the standard).
 const BLOCKS_MAX: usize = 10;
 
-/// What is done with a piece of the header.
+/// How the output treats a piece of the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Piece {
-    /// Copied always.
+    /// Always copied.
     Kept,
     /// Huffman tables: copied unless new ones are written.
     Tables,
-    /// The restart interval: written anew.
+    /// The restart interval: always written anew.
     Interval,
 }
 
@@ -33,9 +33,9 @@ pub(super) struct Block {
     pub(super) ac: usize,
 }
 
-/// What the header says.
+/// The content of the header.
 pub(super) struct Picture {
-    /// The bytes up to the scan header, fill bytes included.
+    /// The bytes up to the scan header, including fill bytes.
     pub(super) pieces: Vec<(Piece, Range<usize>)>,
     /// The scan header: marker and segment.
     pub(super) scan_header: Range<usize>,
@@ -50,7 +50,7 @@ pub(super) struct Picture {
     pub(super) mcus: u64,
 }
 
-/// Either a picture, or why its bytes stay as they are.
+/// Either a picture, or why its bytes stay unchanged.
 pub(super) type Parsed = std::result::Result<Picture, Reason>;
 
 /// A component of the frame header: identifier, horizontal and vertical factor.
@@ -71,7 +71,7 @@ fn truncated(message: &str, input: &[u8]) -> Error {
     Error::new(ErrorKind::Truncated, Stage::Decode, message).with_range(input.len() as u64, 0)
 }
 
-/// A marker: its code, where it starts (fill bytes included), and its body.
+/// A segment: its marker's code, its start (including fill bytes), and its body.
 pub(super) struct Segment {
     pub(super) marker: u8,
     pub(super) at: usize,
@@ -79,7 +79,7 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    /// The segment that starts at `at`.
+    /// Reads the segment that starts at `at`.
     pub(super) fn read(input: &[u8], at: usize) -> Result<Self> {
         let cut = || truncated("the JPEG is cut in its header", input);
         let fill = input.get(at..).ok_or_else(cut)?.iter().take_while(|byte| **byte == 0xFF).count();
@@ -115,7 +115,7 @@ impl Picture {
     pub(super) fn parse(input: &[u8], options: &RestartOptions) -> Result<Parsed> {
         const START: [u8; 3] = [0xFF, 0xD8, 0xFF];
         if START.starts_with(&input[..input.len().min(3)]) && input.len() < 3 {
-            return Err(truncated("the file ends before anything of it is known", input));
+            return Err(truncated("the file is too short to be recognised", input));
         }
         if !input.starts_with(&START) {
             return Ok(Err(Reason::NotJpeg));
@@ -151,7 +151,7 @@ impl Picture {
                 }
                 0x01 | 0xCC | 0xDB | 0xDC | 0xE0..=0xEF | 0xFE => {}
                 0xD9 => return Err(segment.bad("the JPEG ends before its first scan")),
-                marker => return Err(segment.bad(format!("marker 0x{marker:02x} does not belong into a header"))),
+                marker => return Err(segment.bad(format!("marker 0x{marker:02x} is not allowed in the header"))),
             }
             at = segment.body.end;
             keep(&mut pieces, piece, segment.at..at);
@@ -159,7 +159,7 @@ impl Picture {
     }
 }
 
-/// Neighbours of one kind are one piece, so that a file of tiny segments takes little memory.
+/// Adjacent pieces of one kind are merged, so that a file of tiny segments takes little memory.
 fn keep(pieces: &mut Vec<(Piece, Range<usize>)>, piece: Piece, range: Range<usize>) {
     match pieces.last_mut() {
         Some((last, before)) if *last == piece => before.end = range.end,
@@ -208,7 +208,7 @@ impl Frame {
             return Ok(Err(Reason::NoHeight));
         }
         if u64::from(width) * u64::from(height) > options.pixels {
-            let message = format!("{width}x{height} pixels, {} allowed", options.pixels);
+            let message = format!("{width}x{height} pixels; at most {} are allowed", options.pixels);
             return Err(Error::new(ErrorKind::Limit, Stage::Decode, message));
         }
         let components: Vec<Component> =
@@ -256,16 +256,16 @@ fn finish(
     }
     let mut blocks = Vec::with_capacity(BLOCKS_MAX);
     for (component, [id, selectors]) in body[1..1 + 2 * count].as_chunks::<2>().0.iter().enumerate() {
-        // In the order of the frame: so says the standard, and so each is there once.
+        // The standard requires the order of the frame; so each component occurs once.
         let (_, horizontal, vertical) = match frame.components.get(component) {
             Some(found) if found.0 == *id => found,
-            _ => return Err(segment.bad(format!("component {id} of the scan is not the one of the frame header"))),
+            _ => return Err(segment.bad(format!("component {id} of the scan is not in the frame header's order"))),
         };
         let (dc, ac) = (usize::from(selectors >> 4), 4 + usize::from(selectors & 15));
         for index in [dc, ac] {
             let there = if index == dc { dc < 4 } else { ac < 8 } && tables[index].is_some();
             if !there {
-                return Err(segment.bad(format!("component {id} needs a Huffman table that is not there")));
+                return Err(segment.bad(format!("component {id} needs a Huffman table that is missing")));
             }
         }
         let here = if count == 1 { 1 } else { horizontal * vertical };
@@ -279,8 +279,8 @@ fn finish(
     Ok(Ok(Picture { pieces, scan_header, data, tables, interval, blocks, mcus_per_row, mcus }))
 }
 
-/// Checks what is behind the scan, from its marker at `at` on: tables and comments, then the end. What follows the end
-/// is not looked at.
+/// Checks the segments behind the scan, from its marker at `at` on: tables and comments, then the end. Bytes after the
+/// end are ignored.
 pub(super) fn check_tail(input: &[u8], mut at: usize) -> Result<Option<Reason>> {
     loop {
         let segment = Segment::read(input, at)?;

@@ -1,4 +1,4 @@
-//! Data made ready for training: JPEGs that can be decoded in part, and shards of many small files.
+//! Data preparation for training: JPEGs with restart markers, and shards of many small files.
 //!
 //! ```text
 //! folder of classes ──► restart_jpeg per picture ──► tar shards | Parquet shards | the same tree of files
@@ -7,28 +7,30 @@
 //!
 //! # Restart markers
 //!
-//! The codes of a baseline JPEG can only be read from the front, so a random crop pays for the whole picture. A restart
-//! marker lets a decoder begin in the middle. [`restart_jpeg`] puts one every few MCUs, without a loss: it decodes the
-//! Huffman codes, leaves every DCT coefficient as it is, codes the DC differences anew where a restart changes them, and
-//! makes Huffman tables that fit the new symbols when that makes the file smaller (or a symbol has no code so far). Any
-//! JPEG decoder reads the result, and gets the same pixels.
+//! The codes of a baseline JPEG can only be decoded from the front, so a random crop costs as much as the whole
+//! picture. A restart marker lets a decoder begin in the middle. [`restart_jpeg`] inserts one every few MCUs, without a
+//! loss. It decodes the Huffman codes and keeps every DCT coefficient. It encodes the DC differences anew where a
+//! restart changes them. It makes new Huffman tables if that makes the file smaller, or if a new symbol has no code so
+//! far. Any JPEG decoder reads the result, and gets the same pixels.
 //!
-//! What stays byte for byte: all segments but the Huffman tables and the restart interval (EXIF, ICC profiles, Adobe's
-//! segment, comments, quantisation tables, the frame and scan header), fill bytes before them, segments between the scan
-//! and the end marker, and whatever follows the end marker. (A second picture there, as phones write, still follows;
-//! an index of such pictures that counts bytes from the start of the file is not adapted.) What may change: how the last
-//! byte before a marker is padded; up to two bytes of padding there are dropped. Huffman tables that the scan does not
-//! use go when new ones are written.
+//! Unchanged byte for byte: all segments except the Huffman tables and the restart interval (EXIF, ICC profiles,
+//! Adobe's segment, comments, quantisation tables, the frame and scan header); fill bytes before them; segments between
+//! the scan and the end marker; and everything after the end marker. A second picture there, as phones write, still
+//! follows. An index of such pictures that counts bytes from the start of the file is not adapted.
 //!
-//! What cannot have restart markers by this method is handed back as it is, with a [`Reason`]: progressive, arithmetic,
-//! lossless and hierarchical JPEGs, other than 8 bits per sample, several scans, and files that are no JPEGs. These are
-//! not checked further. A damaged baseline JPEG is an error with its byte offset: a code that no table has, data
-//! missing or left over, restart markers out of step, a DC coefficient out of range, bytes between segments, no end
-//! marker. JPEG has no checksum, so damage that yields other legal codes is not found; the result then decodes to
-//! the same damaged pixels as the input.
+//! What may change: the padding of the last byte before a marker; up to two further bytes of padding there are dropped.
+//! With new Huffman tables, tables that the scan does not use are dropped.
 //!
-//! Limits: pixels and bytes as [`RestartOptions`] says, checked before memory is taken; memory is the output and one
-//! copy of the data of a restart interval (at most the input's size); time is linear in the input.
+//! Some files cannot get restart markers by this method. They are returned unchanged, with a [`Reason`], and not
+//! checked further: progressive, arithmetic, lossless and hierarchical JPEGs, samples of other than 8 bits, several
+//! scans, and files that are no JPEGs.
+//!
+//! A damaged baseline JPEG is an error with its byte offset: a code that no table has, missing or surplus data, restart
+//! markers out of step, a DC coefficient out of range, bytes between segments, no end marker. JPEG has no checksum, so
+//! damage that yields other legal codes is not found. The result then decodes to the same damaged pixels as the input.
+//!
+//! Limits: pixels and bytes as in [`RestartOptions`], checked before memory is allocated. Memory: the output and one
+//! copy of a restart interval's data (at most the input's size). Time is linear in the input.
 
 mod bits;
 mod huffman;
@@ -47,7 +49,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use std::fmt;
 use std::num::NonZeroU16;
 
-/// How restart markers are put.
+/// Where restart markers are inserted, and limits of the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RestartOptions {
     interval: Option<NonZeroU16>,
@@ -56,30 +58,30 @@ pub struct RestartOptions {
 }
 
 impl Default for RestartOptions {
-    /// An interval that divides the row, 64 megapixels, 256 MiB.
+    /// The default interval (a divisor of the row), 64 megapixels, 256 MiB.
     fn default() -> Self {
         Self { interval: None, pixels: 64 << 20, bytes: 256 << 20 }
     }
 }
 
 impl RestartOptions {
-    /// Exactly so many MCUs from restart to restart. A slice of a picture needs a divisor of the MCUs of a row, which
-    /// the default is: of the divisors from 2 to 8 the one nearest to 4 (of 3 and 5 the 5); when there is none the
-    /// smallest divisor above 8, which for a prime is the whole row.
+    /// Sets the exact number of MCUs between restarts. Decoding a slice of a picture needs a divisor of the MCUs per
+    /// row, as the default is. The default is the divisor from 2 to 8 that is nearest to 4 (5 rather than 3). If there
+    /// is none, it is the smallest divisor above 8, which for a prime is the whole row.
     #[must_use]
     pub fn interval(mut self, mcus: NonZeroU16) -> Self {
         self.interval = Some(mcus);
         self
     }
 
-    /// Most pixels of a picture.
+    /// Limit of pixels in a picture.
     #[must_use]
     pub fn pixels_max(mut self, pixels: u64) -> Self {
         self.pixels = pixels;
         self
     }
 
-    /// Most bytes of a file.
+    /// Limit of bytes in a file.
     #[must_use]
     pub fn bytes_max(mut self, bytes: usize) -> Self {
         self.bytes = bytes;
@@ -87,29 +89,29 @@ impl RestartOptions {
     }
 }
 
-/// What [`restart_jpeg`] did.
+/// The result of [`restart_jpeg`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
     /// The output has restart markers.
     Transcoded {
-        /// MCUs from restart to restart.
+        /// MCUs between restarts.
         interval: u16,
-        /// Whether Huffman tables were made anew.
+        /// Whether new Huffman tables were made.
         new_tables: bool,
     },
     /// The output is the input.
     Unchanged {
-        /// Why.
+        /// The reason.
         reason: Reason,
     },
 }
 
-/// Why a file stays as it is.
+/// Why a file stays unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Reason {
-    /// It does not begin as a JPEG does.
+    /// The file does not start like a JPEG.
     NotJpeg,
     /// Progressive: coefficients come in several passes.
     Progressive,
@@ -119,7 +121,7 @@ pub enum Reason {
     Lossless,
     /// Hierarchical: several frames.
     Hierarchical,
-    /// So many bits per sample, not 8.
+    /// This many bits per sample, not 8.
     Bits(u8),
     /// Sequential, but in more than one scan.
     SeveralScans,
@@ -142,8 +144,8 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Writes `input` with restart markers into `out` (which is cleared first), or as it is when that cannot be done.
-/// Lossless, and deterministic: a second pass changes nothing.
+/// Clears `out` and writes `input` into it with restart markers, or unchanged if that is not possible. Lossless and
+/// deterministic: a second pass changes nothing.
 ///
 /// Errors, each with the byte offset: [`ErrorKind::Decode`] and [`ErrorKind::Truncated`] for damaged JPEGs,
 /// [`ErrorKind::Limit`] for too many pixels or bytes. `out` is then empty.
@@ -155,7 +157,7 @@ impl fmt::Display for Reason {
 /// let mut out = Vec::new();
 /// match restart_jpeg(&jpeg, &RestartOptions::default(), &mut out)? {
 ///     Outcome::Transcoded { interval, .. } => println!("{} bytes, restarts every {interval} MCUs", out.len()),
-///     Outcome::Unchanged { reason } => println!("as it was: {reason}"),
+///     Outcome::Unchanged { reason } => println!("unchanged: {reason}"),
 ///     _ => {}
 /// }
 /// # Ok::<(), feedline::Error>(())
@@ -163,7 +165,7 @@ impl fmt::Display for Reason {
 pub fn restart_jpeg(input: &[u8], options: &RestartOptions, out: &mut Vec<u8>) -> Result<Outcome> {
     out.clear();
     if input.len() > options.bytes {
-        let message = format!("a file of {} bytes, {} allowed", input.len(), options.bytes);
+        let message = format!("the file has {} bytes; at most {} are allowed", input.len(), options.bytes);
         return Err(Error::new(ErrorKind::Limit, Stage::Decode, message));
     }
     let result = transcode(input, options, out);
@@ -210,10 +212,10 @@ fn transcode(input: &[u8], options: &RestartOptions, out: &mut Vec<u8>) -> Resul
     Ok(Outcome::Transcoded { interval, new_tables: new.is_some() })
 }
 
-/// The interval for rows of so many MCUs; see [`RestartOptions::interval`].
+/// The default interval for rows of `mcus_per_row` MCUs; see [`RestartOptions::interval`].
 fn interval_for(mcus_per_row: u32) -> u16 {
     let divides = |interval: &u32| mcus_per_row.is_multiple_of(*interval);
-    // In this order, nearest first.
+    // In this order: nearest to 4 first.
     let near = [4, 5, 3, 6, 2, 7, 8].into_iter().find(divides);
     let far = || (9..=mcus_per_row).find(divides);
     near.or_else(far).unwrap_or(1) as u16

@@ -11,24 +11,24 @@ pub(super) fn create(target: PathBuf) -> Result<Pending> {
     Pending::create_alone(&target).map_err(|source| failed(source, &target))
 }
 
-/// Gives the file its name; with `sync` once its bytes are on the device, and the name is, too.
+/// Gives the file its name. With `sync`, only after its bytes are on the device; then syncs the name, too.
 pub(super) fn commit(pending: Pending, sync: bool) -> Result<()> {
     let target = pending.target().to_path_buf();
     let named = pending.commit(sync).and_then(|()| if sync { Folder::of(&target)?.sync() } else { Ok(()) });
     named.map_err(|source| failed(source, &target))
 }
 
-/// An output that could not be written.
+/// The error of an output that could not be written.
 pub(super) fn failed(source: io::Error, path: &Path) -> Error {
     let message = match source.kind() {
-        io::ErrorKind::StorageFull => "the disk is full; what was half written is removed",
-        io::ErrorKind::QuotaExceeded => "the quota is used up; what was half written is removed",
+        io::ErrorKind::StorageFull => "the disk is full; the incomplete file is removed",
+        io::ErrorKind::QuotaExceeded => "the quota is used up; the incomplete file is removed",
         _ => "cannot write the output",
     };
     Error::os(Stage::Write, message, source).with_path(path)
 }
 
-/// Adds a line to a list that is begun with its first.
+/// Adds a line to a list; a new list begins with `heading`.
 pub(super) fn append_line(list: &mut Option<Pending>, path: &Path, heading: &str, line: &str) -> Result<()> {
     let begun = list.is_some();
     let pending = match list {
@@ -40,7 +40,7 @@ pub(super) fn append_line(list: &mut Option<Pending>, path: &Path, heading: &str
     written.map_err(|source| failed(source, pending.target()))
 }
 
-/// A path as a field of a line: backslash, control characters and what is not UTF-8 as `\xNN`.
+/// A path as a field of a line, with `\xNN` for backslashes, control characters and bytes that are not UTF-8.
 pub(super) fn escaped(path: &Path) -> String {
     let mut out = String::new();
     let escape = |out: &mut String, bytes: &[u8]| bytes.iter().for_each(|byte| *out += &format!("\\x{byte:02x}"));

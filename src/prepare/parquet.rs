@@ -1,7 +1,7 @@
 //! Parquet shards: columns `image` (binary) and, with classes, `label` (int64), neither null.
 //!
-//! Pages are uncompressed and plain, since a JPEG does not get smaller and a reader can then hand out its bytes where they
-//! lie; a row group is what a reader takes at a time, so it is small.
+//! Pages are uncompressed and plain: a JPEG does not get smaller, and a reader can then deliver its bytes in place. A
+//! reader takes a row group at a time, so row groups are small.
 
 use super::output;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// A row group ends with this many rows or bytes, whichever comes first.
 const ROWS_MAX: usize = 512;
 const BYTES_MAX: usize = 64 << 20;
-/// A page ends with the row that reaches this.
+/// A page ends with the row that reaches this size.
 const PAGE_BYTES: usize = 1 << 20;
 
 pub(super) struct Writer {
@@ -40,10 +40,10 @@ impl Writer {
         let properties = WriterProperties::builder()
             .set_compression(Compression::UNCOMPRESSED)
             .set_dictionary_enabled(false)
-            // Least and greatest JPEG mean nothing; the offset index is written all the same.
+            // The smallest and largest JPEG have no meaning. The offset index is written anyway.
             .set_statistics_enabled(EnabledStatistics::None)
             .set_data_page_size_limit(PAGE_BYTES)
-            // The limit is looked at after so many rows; a few pictures fill a page.
+            // The writer checks the page limit after this many rows, and a few pictures fill a page.
             .set_write_batch_size(1)
             .build();
         let writer = ArrowWriter::try_new(output::create(target.clone())?, schema.clone(), Some(properties));
@@ -61,7 +61,7 @@ impl Writer {
         if self.images.len() == ROWS_MAX { self.flush() } else { Ok(()) }
     }
 
-    /// Writes what waits as a row group.
+    /// Writes the waiting rows as a row group.
     fn flush(&mut self) -> Result<()> {
         if self.images.is_empty() {
             return Ok(());
@@ -90,7 +90,7 @@ impl Writer {
     }
 }
 
-/// The operating system's error, where there is one, so that a full disk is called so.
+/// The error of the operating system, if there is one, so that a full disk is named.
 fn failed(error: ParquetError, target: &std::path::Path) -> Error {
     match error {
         ParquetError::External(source) => match source.downcast::<std::io::Error>() {

@@ -1,17 +1,18 @@
-//! A folder of pictures into shards: in parallel over pictures, in one order, in bounded memory.
+//! Turns a folder of pictures into shards: in parallel over pictures, in one order, in bounded memory.
 //!
 //! ```text
 //! Images ──order──► window of pictures ──rayon: read, transcode──► window of bytes ──one writer──► shard-000000.tar …
 //!                   (next one)                                     (this one)
 //! ```
 //!
-//! While one window is written the next one is made. Invariants: what is written depends on the pictures, their names
-//! and the options alone, not on workers or timing; a file bears its name only when it is complete; a picture that is
-//! neither written nor listed in the ledger is an error. The manifest is written last: a folder without one is not
-//! complete.
+//! The next window is made while one window is written.
 //!
-//! Limits: a window has at most 256 pictures or 32 MiB of encoded bytes (at least one picture), of which two exist at a
-//! time; a Parquet shard holds a row group of at most 64 MiB and the library's copy of it besides.
+//! Invariants: the output depends only on the pictures, their names and the options, not on workers or timing. A file
+//! gets its name only when it is complete. Every picture is written or listed in the ledger; anything else is an error.
+//! The manifest is written last, so a folder without one is incomplete.
+//!
+//! Limits: a window has at most 256 pictures or 32 MiB of encoded bytes (but at least one picture), and two windows
+//! exist at a time. A Parquet shard also holds a row group of at most 64 MiB, and the library's copy of it.
 
 use super::output;
 #[cfg(feature = "parquet")]
@@ -36,18 +37,18 @@ const WINDOW_BYTES: u64 = 32 << 20;
 const MANIFEST: &str = "manifest.tsv";
 const LEDGER: &str = "damaged.tsv";
 
-/// What is written.
+/// The output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Format {
-    /// WebDataset's: `shard-000000.tar` …, a sample being the members `00000000.jpg` and `00000000.cls` (the label as
-    /// ASCII; not for a flat folder). The ending of a picture that is no JPEG stays.
+    /// As in WebDataset: `shard-000000.tar` …. A sample is the members `00000000.jpg` and `00000000.cls` (the label as
+    /// ASCII; absent for a flat folder). A picture that is no JPEG keeps its ending.
     Tar,
-    /// `shard-000000.parquet` …, columns `image` (binary) and `label` (int64; not for a flat folder), uncompressed plain
-    /// pages without dictionary, row groups of 512 rows or 64 MiB, whichever is less, with an offset index.
+    /// `shard-000000.parquet` …, columns `image` (binary) and `label` (int64; absent for a flat folder), uncompressed
+    /// plain pages without dictionary, row groups of 512 rows or 64 MiB, whichever is less, with an offset index.
     #[cfg(feature = "parquet")]
     Parquet,
-    /// A file for a file, with the same names.
+    /// One output file per input file, with the same names.
     Files,
 }
 
@@ -74,43 +75,43 @@ pub struct Shards {
     sync: bool,
 }
 
-/// How far it is; given after every window.
+/// The progress so far; reported after every window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Progress {
-    /// Pictures that are done.
+    /// Number of finished pictures.
     pub pictures: u64,
-    /// Pictures of the folder.
+    /// Number of pictures in the folder.
     pub total: u64,
-    /// Encoded bytes of the pictures that are done, as they were.
+    /// Encoded bytes of the finished pictures in the input.
     pub bytes_before: u64,
-    /// And as they are written, without the framing of a shard.
+    /// Encoded bytes of the finished pictures in the output, without the framing of a shard.
     pub bytes_after: u64,
 }
 
-/// What was done.
+/// The result of a call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Summary {
-    /// Pictures of the folder.
+    /// Number of pictures in the folder.
     pub pictures: u64,
-    /// Pictures that have restart markers now.
+    /// Number of pictures with restart markers in the output.
     pub transcoded: u64,
-    /// Of these, the ones with new Huffman tables.
+    /// Number of these with new Huffman tables.
     pub new_tables: u64,
-    /// Their encoded bytes, before and after.
+    /// Encoded bytes of these, before and after.
     pub transcoded_bytes: (u64, u64),
-    /// Pictures that are as they were: number and first path for each reason.
+    /// Unchanged pictures: number and first path for each reason.
     pub unchanged: BTreeMap<Reason, (u64, PathBuf)>,
-    /// Pictures that were left out because they are damaged; `damaged.tsv` names all.
+    /// Number of damaged pictures that were left out; `damaged.tsv` names all.
     pub damaged: u64,
-    /// Encoded bytes of all pictures that were written, before and after, without the framing of a shard.
+    /// Encoded bytes of all written pictures, before and after, without the framing of a shard.
     pub bytes: (u64, u64),
-    /// Shards, or files.
+    /// Number of shards, or of files.
     pub files: u64,
     /// Files of the folder that are not pictures, by ending.
     pub left_out: BTreeMap<String, u64>,
-    /// How long it took.
+    /// Elapsed time.
     pub elapsed: Duration,
 }
 
@@ -120,12 +121,13 @@ struct Made {
     /// Encoded bytes, before and after.
     before: u64,
     after: u64,
-    /// The bytes are empty when their file is written already.
+    /// The bytes are empty if their file is already written.
     result: Result<(Outcome, Vec<u8>)>,
 }
 
 impl Shards {
-    /// Shards of at most 256 MiB in the order of the folder, a worker per core, nothing overwritten, damage refused.
+    /// Defaults: shards of at most 256 MiB in the order of the folder, one worker per core, nothing overwritten, damage
+    /// refused.
     pub fn new(format: Format) -> Self {
         Self {
             format,
@@ -140,21 +142,21 @@ impl Shards {
         }
     }
 
-    /// How restart markers are put, and what a picture may cost.
+    /// Sets where restart markers are inserted, and the limits of a picture.
     #[must_use]
     pub fn restarts(mut self, options: RestartOptions) -> Self {
         self.restarts = options;
         self
     }
 
-    /// Most samples of a shard; then bytes do not count.
+    /// Limits the samples of a shard; the limit of bytes then does not apply.
     #[must_use]
     pub fn samples_per_shard(mut self, samples: u64) -> Self {
         (self.samples, self.bytes) = (samples, u64::MAX);
         self
     }
 
-    /// Most encoded bytes of a shard (a single picture may have more); then samples do not count.
+    /// Limits the encoded bytes of a shard (a single picture may have more); the limit of samples then does not apply.
     #[must_use]
     pub fn bytes_per_shard(mut self, bytes: u64) -> Self {
         (self.samples, self.bytes) = (u64::MAX, bytes);
@@ -169,29 +171,29 @@ impl Shards {
         self
     }
 
-    /// Threads; 0: one per core.
+    /// Sets the number of threads; 0: one per core.
     #[must_use]
     pub fn workers(mut self, workers: usize) -> Self {
         self.workers = workers;
         self
     }
 
-    /// Writes into a folder that is not empty. Shards, their indexes, manifest and ledger that lie there are removed first;
-    /// files that [`Format::Files`] does not write again stay.
+    /// Allows an output folder that is not empty. Old shards, their indexes, manifest and ledger are removed first.
+    /// Files that [`Format::Files`] does not write again stay.
     #[must_use]
     pub fn overwrite(mut self, overwrite: bool) -> Self {
         self.overwrite = overwrite;
         self
     }
 
-    /// Leaves damaged pictures out and lists them in `damaged.tsv`, instead of ending with the first of them.
+    /// Leaves damaged pictures out and lists them in `damaged.tsv`, instead of ending at the first of them.
     #[must_use]
     pub fn skip_damaged(mut self, skip: bool) -> Self {
         self.skip_damaged = skip;
         self
     }
 
-    /// Waits for the device before a file gets its name.
+    /// Syncs each file to the device before it gets its name.
     #[must_use]
     pub fn sync(mut self, sync: bool) -> Self {
         self.sync = sync;
@@ -199,11 +201,11 @@ impl Shards {
     }
 
     /// Writes the pictures of the folder `from` into the folder `to`. `progress` is called after every window of up to
-    /// 256 pictures; when it breaks, the work ends with [`ErrorKind::Cancelled`].
+    /// 256 pictures. If it breaks, the work ends with [`ErrorKind::Cancelled`].
     ///
-    /// Errors: those of [`Images::open`] and of [`restart_jpeg`], with the path (the first damaged picture in the order of
-    /// writing); [`ErrorKind::Config`] when `to` is not empty, or one folder lies in the other; what the operating
-    /// system says, a full disk by that name. Shards that were complete by then stay, without a manifest.
+    /// Errors: as in [`Images::open`] and [`restart_jpeg`], with the path (the first damaged picture in the order of
+    /// writing); [`ErrorKind::Config`] if `to` is not empty, or one folder contains the other; the operating system's
+    /// errors, with a full disk named. Complete shards then stay, without a manifest.
     pub fn write(
         &self,
         from: impl AsRef<Path>,
@@ -212,7 +214,11 @@ impl Shards {
     ) -> Result<Summary> {
         let (from, to) = (from.as_ref(), to.as_ref());
         if self.samples == 0 || self.bytes == 0 {
-            return Err(Error::new(ErrorKind::Config, Stage::Build, "shards of nothing"));
+            return Err(Error::new(
+                ErrorKind::Config,
+                Stage::Build,
+                "a shard needs room for at least 1 sample and 1 byte",
+            ));
         }
         let started = Instant::now();
         check_apart(from, to)?;
@@ -228,11 +234,11 @@ impl Shards {
         Ok(summary)
     }
 
-    /// Makes the folder, and empties it of what an earlier call wrote where that is allowed.
+    /// Creates the folder. With `overwrite`, also removes the output of an earlier call.
     fn prepare_folder(&self, to: &Path) -> Result<()> {
         make_folder(to).map_err(|source| output::failed(source, to))?;
         let names = names_in(to)?.into_iter().map(|(name, _)| name);
-        // What a killed call left is nobody's.
+        // Partial files of a killed call have no owner.
         let (partial, others): (Vec<_>, Vec<_>) = names.partition(|name| is_partial(&name.to_string_lossy()));
         if let (false, Some(other)) = (self.overwrite, others.first()) {
             let left = match partial.len() {
@@ -253,7 +259,7 @@ impl Shards {
     }
 }
 
-/// Whether an earlier call may have written a file of this name at the top of its folder.
+/// Whether a file of this name, at the top of the folder, may come from an earlier call.
 fn is_ours(name: &str) -> bool {
     // The index of a tar shard that was read: `shard-000000.tar.0a1b2c3d.fdx`.
     let index = name.strip_suffix(".fdx").and_then(|rest| rest.rsplit_once('.')).map(|(shard, _)| shard);
@@ -263,11 +269,11 @@ fn is_ours(name: &str) -> bool {
     shard || name == MANIFEST || name == LEDGER
 }
 
-/// Neither folder may lie in the other: pictures would be written over while they are read.
+/// Neither folder may contain the other: pictures would be overwritten while they are read.
 fn check_apart(from: &Path, to: &Path) -> Result<()> {
     let (from, real) = (real(from), real(to));
     if from.starts_with(&real) || real.starts_with(&from) {
-        let message = format!("input {} and output lie in each other", from.display());
+        let message = format!("the input folder {} and the output folder overlap; use separate ones", from.display());
         return Err(Error::new(ErrorKind::Config, Stage::Build, message).with_path(to));
     }
     Ok(())
@@ -297,7 +303,7 @@ struct Run<'a> {
     summary: Summary,
 }
 
-/// The shard that is being written.
+/// The shard being written.
 struct Shard {
     name: String,
     samples: u64,
@@ -323,7 +329,7 @@ impl<'a> Run<'a> {
         self.order.as_ref().map_or(position, |order| order.get(position))
     }
 
-    /// The samples from position `start` on that are made at once.
+    /// The samples from position `start` on that are made together.
     fn window(&self, start: u64) -> Vec<u64> {
         let (mut samples, mut bytes) = (Vec::new(), 0);
         for position in start..self.maker.images.len().min(start + WINDOW_PICTURES) {
@@ -349,7 +355,11 @@ impl<'a> Run<'a> {
             made = following;
             let (bytes_before, bytes_after) = self.summary.bytes;
             if progress(Progress { pictures: position, total, bytes_before, bytes_after }).is_break() {
-                return Err(Error::new(ErrorKind::Cancelled, Stage::Write, format!("after {position} pictures")));
+                return Err(Error::new(
+                    ErrorKind::Cancelled,
+                    Stage::Write,
+                    format!("stopped after {position} pictures"),
+                ));
             }
         }
         Ok(())
@@ -391,7 +401,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Appends to the shard that is open, or a new one; gives its name.
+    /// Appends to the open shard, or to a new one; returns its name.
     fn write_sample(&mut self, sample: u64, bytes: Vec<u8>) -> Result<String> {
         let len = bytes.len() as u64;
         let (samples_max, bytes_max) = (self.maker.shards.samples, self.maker.shards.bytes);
@@ -423,7 +433,7 @@ impl<'a> Run<'a> {
         Ok(name)
     }
 
-    /// The sample's line of the manifest.
+    /// Writes the sample's line of the manifest.
     fn list(&mut self, sample: u64, shard: &str, outcome: Outcome, (before, after): (u64, u64)) -> Result<()> {
         let what = match outcome {
             Outcome::Transcoded { interval, .. } => format!("restarts every {interval}"),
@@ -495,12 +505,12 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Whether the picture is at fault, not the machine.
+/// Whether the picture is to blame, not the machine.
 fn is_damage(error: &Error) -> bool {
     error.stage() == Stage::Decode
 }
 
-/// What a tar member is called after its key.
+/// The ending of a tar member.
 fn ending_of(path: &Path) -> String {
     let ending = path.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
     if matches!(ending.as_str(), "jpeg" | "jfif") { "jpg".into() } else { ending }
@@ -540,7 +550,7 @@ impl Maker<'_> {
         samples.par_iter().map(one).collect()
     }
 
-    /// Length of the result, what was done, and the result unless its file is written already.
+    /// Length of the result, outcome, and the result itself unless its file is already written.
     fn make_one(&self, path: &Path, len: u64) -> Result<(u64, Outcome, Vec<u8>)> {
         let input = self.read(path, len)?;
         let mut out = Vec::new();
@@ -554,10 +564,10 @@ impl Maker<'_> {
         Ok((after, outcome, out))
     }
 
-    /// The bytes of a picture, as many as were there when it was listed.
+    /// The bytes of a picture, with its length as listed.
     fn read(&self, path: &Path, len: u64) -> Result<Vec<u8>> {
         if len > self.shards.restarts.bytes as u64 {
-            let message = format!("a file of {len} bytes, {} allowed", self.shards.restarts.bytes);
+            let message = format!("the file has {len} bytes; at most {} are allowed", self.shards.restarts.bytes);
             return Err(Error::new(ErrorKind::Limit, Stage::Decode, message));
         }
         if len == 0 {
@@ -567,7 +577,7 @@ impl Maker<'_> {
         let mut input = vec![0; len as usize];
         let read = if picture.len() == len { picture.read_at(0, &mut input) } else { Ok(()) };
         if picture.len() != len || read.is_err_and(|error| error.kind() == ErrorKind::Truncated) {
-            let message = format!("{len} bytes when it was listed, not any more");
+            let message = format!("the file had {len} bytes when it was listed, and has changed since");
             return Err(Error::new(ErrorKind::Changed, Stage::Read, message));
         }
         Ok(input)
@@ -604,7 +614,7 @@ impl fmt::Display for Summary {
             writeln!(f, "left out    {}: damaged, listed in {LEDGER}", self.damaged)?;
         }
         for (ending, count) in &self.left_out {
-            writeln!(f, "left out    {count}: {ending}, not taken for pictures")?;
+            writeln!(f, "left out    {count}: {ending}, not pictures")?;
         }
         let seconds = self.elapsed.as_secs_f64();
         let rate = self.bytes.0 as f64 / 1e6 / seconds.max(1e-9);

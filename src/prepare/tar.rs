@@ -1,12 +1,12 @@
-//! Tar, as WebDataset reads it: POSIX ustar, members of one sample one after the other, no times and no owners, so that
-//! the same samples give the same bytes.
+//! Tar for WebDataset: POSIX ustar, the members of one sample in sequence, no times and no owners. So the same samples
+//! give the same bytes.
 //!
-//! Limits: names of up to 100 bytes of ASCII and members below 8 GiB, which plain ustar headers hold.
+//! Limits: names of up to 100 bytes of ASCII, and members below 8 GiB, as plain ustar headers hold.
 
 use std::io::{self, Write};
 
 const BLOCK: usize = 512;
-/// Octal digits of a size.
+/// Largest size in its octal digits.
 const SIZE_MAX: u64 = 0o77_777_777_777;
 
 /// Appends a member.
@@ -16,7 +16,7 @@ pub(super) fn append(out: &mut impl Write, name: &str, bytes: &[u8]) -> io::Resu
     out.write_all(&[0; BLOCK][..bytes.len().next_multiple_of(BLOCK) - bytes.len()])
 }
 
-/// Appends what ends a tar.
+/// Appends the end of a tar.
 pub(super) fn finish(out: &mut impl Write) -> io::Result<()> {
     out.write_all(&[0; 2 * BLOCK])
 }
@@ -34,7 +34,7 @@ fn header(name: &str, size: u64) -> io::Result<[u8; BLOCK]> {
     put(116, b"0000000\0");
     put(124, format!("{size:011o}\0").as_bytes());
     put(136, b"00000000000\0");
-    // The checksum counts itself as blanks.
+    // The checksum counts its own field as blanks.
     put(148, b"        ");
     put(156, b"0");
     put(257, b"ustar\x0000");
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_a_header_is_refused() {
+    fn a_member_that_does_not_fit_its_header_is_refused() {
         for (name, size) in [("", 1), (&"x".repeat(101)[..], 1), ("\u{e9}", 1), ("x", SIZE_MAX + 1)] {
             assert_eq!(header(name, size).unwrap_err().kind(), io::ErrorKind::InvalidInput, "{name} {size}");
         }

@@ -1,27 +1,28 @@
-//! The walk over the codes of a scan, and the two things done on it: counting symbols, and writing them anew.
+//! The walk over the codes of a scan, for two purposes: to count symbols, and to write them anew.
 //!
 //! ```text
 //! data ──unstuff──► bits ──codes──► DC value, (run/size, bits) … ──► Count: how often each symbol will come
 //!   one restart interval at a time                              └──► Emit:  codes of the new tables, RSTn between
 //! ```
 //!
-//! The walk is done twice, which costs time but no memory that a hostile file could choose. Time is linear in the file:
-//! a block takes at least two bits, and reading beyond the end is seen after each block.
+//! The scan is walked twice. That costs time, but no memory that a hostile file could choose. Time is linear in the
+//! file: a block takes at least two bits, and a read beyond the end is detected after each block.
 
 use super::bits::{BitReader, BitWriter, Stop, offset_of, unstuff};
 use super::huffman::{Codes, Lookup, Table};
 use super::jpeg::{Block, Picture, bad};
 use crate::error::{Error, ErrorKind, Result, Stage};
 
-/// DC values of 8-bit samples lie within -1024..=1023; with the rounding of encoders far within this.
+/// Limit of DC values. Those of 8-bit samples lie within -1024..=1023; rounding by encoders stays far within this
+/// limit.
 const DC_MAX: i32 = 2047;
-/// Most bits of a DC difference, and of an AC coefficient.
+/// Limits of the bits of a DC difference, and of an AC coefficient.
 const DC_BITS: u8 = 11;
 const AC_BITS: u8 = 10;
-/// Bytes of padding before a marker that pass as an encoder's habit.
+/// Bytes of padding before a marker that are accepted, as some encoders write them.
 const SURPLUS: usize = 2;
 
-/// What is done on the walk.
+/// The receiver of the walk.
 trait Sink {
     /// An MCU begins.
     fn mcu(&mut self);
@@ -31,7 +32,7 @@ trait Sink {
     fn ac(&mut self, block: Block, symbol: u8, bits: u32);
 }
 
-/// What was wrong with a block.
+/// The fault of a block.
 enum Fault {
     Code(&'static str),
     Symbol(&'static str, u8),
@@ -44,13 +45,13 @@ impl Fault {
         match self {
             Self::Code(which) => format!("no {which} code begins with these bits"),
             Self::Symbol(which, symbol) => format!("{which} symbol 0x{symbol:02x} has no meaning in a baseline JPEG"),
-            Self::DcRange(value) => format!("a DC coefficient of {value}, at most {DC_MAX} expected"),
+            Self::DcRange(value) => format!("a DC coefficient of {value}; at most {DC_MAX} is allowed"),
             Self::Long => "a block of more than 64 coefficients".into(),
         }
     }
 }
 
-/// Walks over the whole scan; gives the marker behind it.
+/// Walks over the whole scan; returns the marker behind it.
 fn walk(input: &[u8], picture: &Picture, sink: &mut impl Sink, data: &mut Vec<u8>) -> Result<Stop> {
     let lookups: [Option<Lookup>; 8] = std::array::from_fn(|index| picture.tables[index].as_ref().map(Lookup::new));
     let interval = if picture.interval == 0 { picture.mcus } else { u64::from(picture.interval) };
@@ -66,7 +67,7 @@ fn walk(input: &[u8], picture: &Picture, sink: &mut impl Sink, data: &mut Vec<u8
         })?;
         if reader.left() > SURPLUS {
             let offset = offset_of(input, at, data.len() - reader.left());
-            let message = format!("{} bytes of data are left when the {here} MCUs are complete", reader.left());
+            let message = format!("{} bytes of data are left after the {here} MCUs", reader.left());
             return Err(bad(message, offset, stop.at - offset));
         }
         left -= here;
@@ -82,7 +83,7 @@ fn walk(input: &[u8], picture: &Picture, sink: &mut impl Sink, data: &mut Vec<u8
     }
 }
 
-/// Fault `None`: the data ended.
+/// The error with its offset. Fault `None`: the data ended.
 fn located(fault: Option<Fault>, input: &[u8], at: usize, byte: usize, len: usize, mcu: u64) -> Error {
     match fault {
         Some(fault) if byte <= len => bad(format!("damaged JPEG: {}", fault.message()), offset_of(input, at, byte), 0),
@@ -156,14 +157,14 @@ fn walk_block(
     Ok(())
 }
 
-/// The number that `bits` of that size mean (F.2.2.1).
+/// The number that these `size` bits encode (F.2.2.1).
 fn extend(bits: u32, size: u32) -> i32 {
     let half = (1_i32 << size) >> 1;
     let value = bits as i32;
     if value < half { value - (1 << size) + 1 } else { value }
 }
 
-/// Size and bits that mean `value`.
+/// The size and bits that encode `value`.
 fn shrink(value: i32) -> (u8, u32) {
     let size = 32 - value.unsigned_abs().leading_zeros();
     let bits = if value < 0 { value - 1 } else { value };
@@ -182,7 +183,7 @@ impl Restarts {
         Self { interval, left: interval, predictors: [0; 4] }
     }
 
-    /// Counts an MCU; whether a restart stands before it.
+    /// Counts an MCU; returns whether a restart comes before it.
     fn mcu(&mut self) -> bool {
         let restart = self.left == 0;
         if restart {
@@ -198,7 +199,7 @@ impl Restarts {
     }
 }
 
-/// How often every symbol of every table comes.
+/// The frequency of every symbol of every table.
 struct Count {
     restarts: Restarts,
     frequencies: Box<[[u64; 256]; 8]>,
@@ -258,14 +259,14 @@ impl Sink for Emit<'_> {
     }
 }
 
-/// What the first walk found out.
+/// The result of the first walk.
 pub(super) struct Counted {
     frequencies: Box<[[u64; 256]; 8]>,
     /// The marker behind the scan.
     pub(super) stop: Stop,
 }
 
-/// First walk: checks the whole scan, and counts the symbols that it will have with the new interval.
+/// First walk: checks the whole scan, and counts its symbols for the new interval.
 pub(super) fn count(input: &[u8], picture: &Picture, interval: u32, data: &mut Vec<u8>) -> Result<Counted> {
     let mut sink = Count { restarts: Restarts::new(interval), frequencies: Box::new([[0; 256]; 8]) };
     let stop = walk(input, picture, &mut sink, data)?;
@@ -273,8 +274,8 @@ pub(super) fn count(input: &[u8], picture: &Picture, interval: u32, data: &mut V
 }
 
 impl Counted {
-    /// Tables for these symbols, of which only those that are used are there; `None` when those of the picture are as
-    /// good. `old_bytes`: of the segments that the new tables would replace.
+    /// Tables for these symbols; unused tables are absent. `None` if the picture's own tables are as good. `old_bytes`
+    /// is the size of the segments that new tables would replace.
     pub(super) fn better_tables(&self, old: &[Option<Table>; 8], old_bytes: usize) -> Option<[Option<Table>; 8]> {
         let (mut before, mut after) = (Some(8 * old_bytes as u64), 8 * SEGMENT_BYTES as u64);
         let new: [Option<Table>; 8] = std::array::from_fn(|index| {

@@ -1,10 +1,10 @@
-//! One call of the system, as faults see it.
+//! One system call, as injected faults see it.
 
 use super::Extent;
 use super::progress::Next;
 use std::ops::Range;
 
-/// What is asked of the system.
+/// The kind of call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[cfg_attr(not(feature = "unstable"), allow(dead_code, reason = "for faults"))]
@@ -13,16 +13,16 @@ pub enum Call {
     Open,
     /// A read: an entry of io_uring, or `pread`.
     Read,
-    /// A read that must not wait: what the page cache has.
+    /// A read that must not block: from the page cache.
     Cached,
-    /// Having pages of a map read ahead.
+    /// Read-ahead of a map's pages.
     Populate,
     /// A copy out of a map.
     Copy,
 }
 
-/// What a read attempt is about. `next` says what is asked for, in multiples of `align` bytes; `there` are the bytes of the file
-/// that could be asked for: all, or those of a map.
+/// A read attempt. `next` is the requested range, in multiples of `align` bytes. `there` is the range of the file that
+/// could be requested: the whole file, or that of a map.
 #[derive(Clone, Debug)]
 #[cfg_attr(not(feature = "unstable"), allow(dead_code, reason = "for faults"))]
 pub(super) struct Attempt {

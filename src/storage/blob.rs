@@ -1,4 +1,5 @@
-//! A source while it is opened: its length, its version, positional reads. Indexes, footers and checksums read through it.
+//! An open source outside of the reader: its length, its version, positional reads. Indexes, footers and checksums use
+//! it.
 //!
 //! ```text
 //! path ──────────┐
@@ -7,9 +8,10 @@
 //! memory ────────┘
 //! ```
 //!
-//! Limits: regular files and memory. Invariants: opening never waits (a FIFO is an error); [`Blob::fill`] reads nothing past
-//! the length that the file had when it was opened; memory is taken only for bytes that the file has; every error names
-//! the path, and the range where it is about one.
+//! Limits: regular files and memory.
+//!
+//! Invariants: opening never blocks (a FIFO is an error). [`Blob::fill`] reads nothing past the file's length at open.
+//! Memory is allocated only for bytes that the file has. Every error names the path, and the range if it concerns one.
 
 use super::files::{OPEN_FLAGS, check_regular, open, open_error, unopened, with_cstr};
 use super::listing::Meta;
@@ -35,17 +37,17 @@ enum Content {
 }
 
 impl Blob {
-    /// Opens the regular file at a path that the user or a listing named. Links are followed.
+    /// Opens the regular file at a path from the user or a listing. Links are followed.
     ///
-    /// Errors: [`ErrorKind::NotFound`], [`ErrorKind::Permission`], [`ErrorKind::NotAFile`], [`ErrorKind::Limit`] for too many
-    /// open files.
+    /// Errors: [`ErrorKind::NotFound`], [`ErrorKind::Permission`], [`ErrorKind::NotAFile`], [`ErrorKind::Limit`] for
+    /// too many open files.
     pub(crate) fn open(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
         let fd = rustix::fs::open(&path, OPEN_FLAGS, Mode::empty()).map_err(|errno| unopened(errno, false));
         Self::of_fd(fd, path)
     }
 
-    /// Opens the regular file `name` beneath `root`, where `name` came from a file.
+    /// Opens the regular file `name` beneath `root`; `name` came from a file.
     ///
     /// Errors: as [`open`](Self::open), and [`ErrorKind::NotAFile`] for a name that leads out of the root.
     pub(crate) fn open_beneath(root: &Path, name: &str) -> Result<Self> {
@@ -62,7 +64,7 @@ impl Blob {
         Self::of_fd(fd().map_err(|errno| unopened(errno, true)), root.join(name))
     }
 
-    /// Opens a source, whatever its length is now: one whose name came from a file is opened beneath its folder.
+    /// Opens a source of any current length. A source whose name came from a file is opened beneath its folder.
     ///
     /// Errors: as [`open_beneath`](Self::open_beneath).
     pub(crate) fn of_source(sources: &Sources, id: SourceId) -> Result<Self> {
@@ -74,7 +76,7 @@ impl Blob {
         Self::of_fd(fd, sources.path(id))
     }
 
-    /// Bytes of the process in the place of a file.
+    /// Bytes of the process in place of a file.
     pub(crate) fn memory(bytes: Bytes) -> Self {
         let len = bytes.len() as u64;
         Self { content: Content::Memory(bytes), path: "<memory>".into(), len }
@@ -87,7 +89,7 @@ impl Blob {
         }
     }
 
-    /// Length in bytes when it was opened.
+    /// Length in bytes at open.
     pub(crate) fn len(&self) -> u64 {
         self.len
     }
@@ -98,7 +100,7 @@ impl Blob {
         &self.path
     }
 
-    /// The bytes, where they lie in memory.
+    /// The bytes, if they lie in memory.
     pub(crate) fn in_memory(&self) -> Option<&Bytes> {
         match &self.content {
             Content::Memory(bytes) => Some(bytes),
@@ -106,18 +108,20 @@ impl Blob {
         }
     }
 
-    /// Length and version now. Errors: those of the system.
+    /// Current length and version. Errors: the system's.
     pub(crate) fn look(&self) -> Result<Meta> {
         match &self.content {
             Content::Memory(bytes) => Ok(Meta::of_memory(bytes.len())),
             Content::File(file) => match file.metadata() {
                 Ok(meta) => Ok(Meta::of(&meta)),
-                Err(source) => Err(Error::os(Stage::Index, "cannot look at the file", source).with_path(&self.path)),
+                Err(source) => {
+                    Err(Error::os(Stage::Index, "cannot read the file's metadata", source).with_path(&self.path))
+                }
             },
         }
     }
 
-    /// Fills `out` from `offset`, as the source is now. Errors: those of the system; [`ErrorKind::Truncated`].
+    /// Fills `out` from `offset` with the current content. Errors: the system's; [`ErrorKind::Truncated`].
     pub(crate) fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         let len = out.len() as u64;
         self.read_os(offset, out)
@@ -136,7 +140,8 @@ impl Blob {
         }
     }
 
-    /// Fills `out` from `offset` for an index. Errors: [`ErrorKind::Truncated`] naming `what` when the source ends before.
+    /// Fills `out` from `offset` for an index. Errors: [`ErrorKind::Truncated`] naming `what` if the source is too
+    /// short.
     pub(crate) fn fill(&self, offset: u64, out: &mut [u8], what: &str) -> Result<()> {
         self.has(offset, out.len() as u64, what)?;
         let len = out.len() as u64;
@@ -146,7 +151,7 @@ impl Blob {
         })
     }
 
-    /// `len` bytes from `offset`; the caller has compared `len` with a limit. Errors: as [`fill`](Self::fill).
+    /// Reads `len` bytes from `offset`. The caller has compared `len` with a limit. Errors: as [`fill`](Self::fill).
     pub(crate) fn read(&self, offset: u64, len: u64, what: &str) -> Result<Vec<u8>> {
         self.has(offset, len, what)?;
         let mut out = vec![0; len as usize];
@@ -154,7 +159,7 @@ impl Blob {
         Ok(out)
     }
 
-    /// `N` bytes from `offset`. Errors: as [`fill`](Self::fill).
+    /// Reads `N` bytes from `offset`. Errors: as [`fill`](Self::fill).
     pub(crate) fn array<const N: usize>(&self, offset: u64, what: &str) -> Result<[u8; N]> {
         let mut out = [0; N];
         self.fill(offset, &mut out, what)?;
@@ -174,7 +179,7 @@ impl Blob {
         Error::new(kind, Stage::Index, message).with_path(&self.path).with_range(offset, len)
     }
 
-    /// The bytes are not what the format says.
+    /// An error for bytes that violate the format.
     pub(crate) fn wrong(&self, message: impl Into<String>, offset: u64, len: u64) -> Error {
         self.error(ErrorKind::Decode, message, offset, len)
     }

@@ -1,4 +1,4 @@
-//! Which reader, and why: decided once, when the dataset is opened, from what the machine offers.
+//! The choice of a reader and its reasons: made once, when the dataset is opened, from the machine's features.
 
 use super::fault_hook::FaultHook;
 use super::files::{Files, Probe, probe, seen};
@@ -13,30 +13,30 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Threads of a pread or mmap reader unless the options say more: each only waits for the device.
+/// Default number of threads in a pread or mmap reader; each only waits for the device.
 const THREADS_DEFAULT: u32 = 32;
 
-/// Operations in flight unless the options say more.
+/// Default number of operations in flight.
 const DEPTH_DEFAULT: u32 = 32;
 
-/// The same for io_uring through the page cache: cold random reads of 147 KiB reached 0.81, 0.94 and 0.95 of O_DIRECT's
-/// rate at depth 32, 64 and 128, and no more at 256.
+/// The default for io_uring through the page cache. Cold random reads of 147 KiB reached 0.81, 0.94 and 0.95 of
+/// O_DIRECT's rate at depth 32, 64 and 128, and no more at 256.
 const DEPTH_BUFFERED: u32 = 128;
 
-/// A reader and how it came about.
+/// An open reader and the reasons for it.
 #[non_exhaustive]
 pub struct Opened {
     /// The reader.
     pub reader: Box<dyn Reader>,
     /// The page cache to ask first, under [`Mode::Auto`].
     pub cache: Option<Arc<PageCache>>,
-    /// What was chosen and why.
+    /// The choice and its reasons.
     pub choice: Choice,
-    /// Second tries.
+    /// Retries of failed reads.
     pub(crate) again: Again,
 }
 
-/// What was chosen and why, for the report.
+/// The choice and its reasons, for the report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Choice {
@@ -46,14 +46,14 @@ pub struct Choice {
     pub direct: bool,
     /// Whether the page cache is asked first.
     pub cached_first: bool,
-    /// Whether the options named the reader ([`Mode::Uring`], [`Mode::Pread`], [`Mode::Mmap`]) instead of [`Mode::Auto`].
+    /// Whether the options named the reader ([`Mode::Uring`], [`Mode::Pread`], [`Mode::Mmap`]), not [`Mode::Auto`].
     pub explicit: bool,
     /// One reason per line.
     pub why: Vec<String>,
 }
 
 impl Choice {
-    /// With one more reason.
+    /// The choice with one more reason.
     pub(crate) fn and(mut self, why: Option<&String>) -> Self {
         self.why.extend(why.cloned());
         self
@@ -71,8 +71,8 @@ impl fmt::Display for Choice {
 
 /// Opens a reader for `sources`.
 ///
-/// Errors: [`ErrorKind::Config`] for options out of their limits, for `O_DIRECT` where the file system refuses it (it
-/// names the file) and for [`Mode::Uring`] where io_uring is refused (it says why).
+/// Errors: [`ErrorKind::Config`] for options out of their limits; for `O_DIRECT` if the file system refuses it (names
+/// the file); and for [`Mode::Uring`] if io_uring is refused (says why).
 pub fn open(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
     check_limits(options)?;
     let mut why = Vec::new();
@@ -109,13 +109,13 @@ fn config(message: String) -> Error {
 fn check_limits(options: &ReaderOptions) -> Result<()> {
     let ReaderOptions { depth, threads, .. } = *options;
     if let Some(depth) = depth.filter(|depth| !(1..=DEPTH_MAX).contains(depth)) {
-        return Err(config(format!("a read depth of {depth}; 1 to {DEPTH_MAX} are possible")));
+        return Err(config(format!("a read depth of {depth}; use 1 to {DEPTH_MAX}")));
     }
     if threads > THREADS_MAX {
-        return Err(config(format!("{threads} reader threads; at most {THREADS_MAX} are possible")));
+        return Err(config(format!("{threads} reader threads; use at most {THREADS_MAX}")));
     }
     if options.mode == Mode::Mmap && options.direct == Direct::On {
-        return Err(config("mmap reads through the page cache: O_DIRECT cannot be had with it".into()));
+        return Err(config("mmap cannot use O_DIRECT: it reads through the page cache; use another reader".into()));
     }
     Ok(())
 }
@@ -136,7 +136,7 @@ fn start_threads<W: super::threads::Work>(work: W, options: &ReaderOptions) -> R
     Threaded::start(work, depth as usize, threads.min(depth) as usize)
 }
 
-/// The alignment to read with; 1 for reads through the page cache.
+/// The alignment of reads; 1 for reads through the page cache.
 fn choose_align(sources: &Sources, options: &ReaderOptions, why: &mut Vec<String>) -> Result<usize> {
     if options.direct == Direct::Off || options.mode == Mode::Mmap {
         return Ok(1);
@@ -147,7 +147,7 @@ fn choose_align(sources: &Sources, options: &ReaderOptions, why: &mut Vec<String
     match probe(sources) {
         Probe { refused: None, align } => Ok(align),
         Probe { refused: Some((path, reason)), .. } if options.direct == Direct::On => {
-            Err(config(format!("O_DIRECT was asked for: {reason}")).with_path(path))
+            Err(config(format!("O_DIRECT is not possible: {reason}")).with_path(path))
         }
         Probe { refused: Some((path, reason)), .. } => {
             why.push(format!("buffered reads, since {reason} ({})", path.display()));
@@ -156,7 +156,7 @@ fn choose_align(sources: &Sources, options: &ReaderOptions, why: &mut Vec<String
     }
 }
 
-/// Whether a second epoch would run from memory, so that the first one had better fill the page cache.
+/// Whether a second epoch would run from memory, so that the first one should fill the page cache.
 fn fits_memory(dataset: u64, why: &mut Vec<String>) -> bool {
     let Some(free) = free_memory() else {
         why.push("free memory unknown: misses bypass the page cache".into());
@@ -173,7 +173,7 @@ fn gigabytes(bytes: u64) -> String {
     format!("{:.1} GB", bytes as f64 / 1e9)
 }
 
-/// Bytes that the page cache could still take: what the system has, and what the control groups allow.
+/// Bytes that the page cache can still take, by the system's and the control groups' limits.
 fn free_memory() -> Option<u64> {
     let read = |path: &Path| std::fs::read_to_string(path).ok();
     let system = meminfo_available(&read(Path::new("/proc/meminfo"))?)?;
@@ -187,7 +187,7 @@ fn meminfo_available(text: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-/// The least free memory of all groups that this process is in: limit − (usage − file pages, which can be reclaimed).
+/// The least free memory of this process's groups: limit − (usage − file pages, which can be reclaimed).
 fn cgroup_free(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     let mut least: Option<u64> = None;
     for line in groups.lines() {
@@ -200,7 +200,7 @@ fn cgroup_free(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u
             }
             _ => continue,
         };
-        // In a container the path may be of the host's hierarchy: the root of the mount is then our own group.
+        // In a container the path may belong to the host's hierarchy. Then the root of the mount is our own group.
         let own = Path::new(root).join(path.trim_start_matches('/'));
         for folder in own.ancestors().take_while(|folder| folder.starts_with(root)) {
             let number = |name: &str| read(&folder.join(name))?.trim().parse::<u64>().ok();
@@ -214,7 +214,7 @@ fn cgroup_free(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u
     least
 }
 
-/// Bytes of file pages in `memory.stat`: of the group and, in v1, of those below it.
+/// Bytes of file pages in `memory.stat`: the group's and, in v1, those of its subgroups.
 fn file_pages(stat: &str) -> u64 {
     let value = |name: &str| {
         let line = stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tightest_group_of_version_1_or_2_bounds_the_page_cache() {
+    fn the_tightest_cgroup_v1_or_v2_bounds_the_page_cache() {
         let files: HashMap<&str, &str> = HashMap::from([
             ("/sys/fs/cgroup/a/memory.max", "8000\n"),
             ("/sys/fs/cgroup/a/memory.current", "3000\n"),
@@ -262,13 +262,13 @@ mod tests {
     }
 
     #[test]
-    fn options_out_of_their_limits_are_errors_that_name_the_limit() {
+    fn options_out_of_limits_are_errors_that_name_the_limit() {
         type Change = fn(&mut ReaderOptions);
         let table: [(Change, &str); 4] = [
-            (|options| options.depth = Some(0), "a read depth of 0; 1 to 4096"),
+            (|options| options.depth = Some(0), "a read depth of 0; use 1 to 4096"),
             (|options| options.depth = Some(4097), "a read depth of 4097"),
-            (|options| options.threads = 257, "257 reader threads; at most 256"),
-            (|options| (options.mode, options.direct) = (Mode::Mmap, Direct::On), "mmap reads through the page cache"),
+            (|options| options.threads = 257, "257 reader threads; use at most 256"),
+            (|options| (options.mode, options.direct) = (Mode::Mmap, Direct::On), "mmap cannot use O_DIRECT"),
         ];
         for (change, words) in table {
             let mut options = ReaderOptions::default();

@@ -1,13 +1,14 @@
-//! Where readers meet the system: every open and every attempt to read goes through here, so that tests can make it fail.
+//! The hook between readers and the system: every open and every read attempt passes it, so that tests can inject
+//! faults.
 //!
 //! ```text
-//! uring, pread, mmap, cache ── inject(call) ──► Injection ── next ──► what is really asked for
-//!                                              └───── result ─► what the reader is told
+//! uring, pread, mmap, cache ── inject(call) ──► Injection ── next ──► the range that is really requested
+//!                                              └───── result ─► the result that the reader sees
 //! ```
 //!
-//! Everything above (`progress`, `files`, the readers) is the code that users run. Without the feature `unstable` both
-//! types are empty, every method gives back what it was given, and nothing is left of them in the program. With it they are
-//! those of `faulty`.
+//! All code above the hook (`progress`, `files`, the readers) is the code that users run. Without the feature
+//! `unstable`, both types are empty, every method returns its input, and nothing of them is left in the program. With
+//! the feature, they come from `faulty`.
 
 #[cfg(feature = "unstable")]
 pub(crate) use super::faulty::{FaultHook, Injection};
@@ -22,11 +23,11 @@ mod plain {
     use rustix::io::Errno;
     use std::time::Duration;
 
-    /// Nothing.
+    /// The hook without faults.
     #[derive(Clone)]
     pub(crate) struct FaultHook;
 
-    /// Nothing.
+    /// The injection without faults.
     #[derive(Default)]
     pub(crate) struct Injection;
 

@@ -1,23 +1,25 @@
-//! Faults at the readers' system calls, for tests (feature `unstable`): at operation *i*, once, for a while or for ever.
+//! Injected faults at the readers' system calls, for tests (feature `unstable`): at operation *i*, once, repeatedly or
+//! for ever.
 //!
 //! ```text
 //! plan:   once(3, Error(EIO))            ever(7, Short(512))
-//! calls:  0  1  2  3✗ 4  5  6  7✗ 8✗ 9✗ …      opens and attempts to read, of all readers that share it, as they come
+//! calls:  0  1  2  3✗ 4  5  6  7✗ 8✗ 9✗ …      opens and read attempts of all readers with this plan, in call order
 //! ```
 //!
-//! * What is counted: opens, reads (io_uring entries, `pread`), reads that must not wait (`preadv2` on the page cache),
-//!   and a map's read-ahead and copies. Reads that are tried again count again. Bytes of memory sources and of cuFile are read
-//!   by nobody here.
-//! * A fault happens *below* what deals with it: a short read really asks the kernel for less, bytes of another offset are
-//!   read from there. An operation that shall fail is not done at all (in a ring a NOP goes in its place), so that nothing
-//!   is opened or written behind the reader's back. A late one is done, and told late; until then its buffer belongs to it.
-//! * A fault that makes no sense for an operation (a flipped bit of an open, a short read of one byte) lets it pass: what
-//!   is [counted](Faulty::injected) happened.
+//! * Counted calls: opens, reads (io_uring entries, `pread`), reads that must not block (`preadv2` on the page cache),
+//!   and a map's read-ahead and copies. Retried reads count again. Bytes of memory sources and of cuFile are not read
+//!   here.
+//! * A fault happens *below* the code that handles it. A short read really requests fewer bytes, and bytes of another
+//!   offset are really read from there. An operation that shall fail is not done (in a ring, a NOP takes its place), so
+//!   nothing is opened or written unknown to the reader. A late operation is done and reported late; until then it owns
+//!   its buffer.
+//! * A fault that makes no sense for an operation (a flipped bit of an open, a short read of one byte) lets it pass.
+//!   Only faults that happened are [counted](Faulty::injected).
 //!
-//! Pauses between tries are a thousandth of what they are without a plan.
+//! With a plan, pauses between retries are a thousandth of the usual ones.
 //!
-//! The order of operations is that of the calls: with one thread of a reader, or a ring, it is the same in every run as long
-//! as the loader asks for the same.
+//! The order of operations is the order of the calls. With one reader thread, or with a ring, it is the same in every
+//! run, as long as the loader makes the same requests.
 
 use super::attempt::{Attempt, Call};
 use super::progress::Next;
@@ -27,26 +29,27 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Injected faults that are remembered one by one; further ones are only counted.
+/// Number of injected faults that are recorded; later ones are only counted.
 const HITS_MAX: usize = 4096;
-/// Bytes by which another offset is off, where nothing has to be aligned.
+/// Distance of the other offset, if no alignment is needed.
 const ELSEWHERE: u64 = 64;
 
-/// What goes wrong with an operation.
+/// A fault of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// It fails with this errno (1 to 4095), and nothing is done.
+    /// The operation fails with this errno (1 to 4095) and is not done.
     Error(i32),
-    /// It brings at most so many bytes, at least 1; with `O_DIRECT` rounded up to what a block device can do.
+    /// The operation brings at most this many bytes, at least 1. With `O_DIRECT` the number is rounded up to the block
+    /// size.
     Short(usize),
-    /// It brings 0 bytes, as at the end of a file.
+    /// The operation brings 0 bytes, as at the end of a file.
     Zero,
-    /// It ends that much later.
+    /// The operation ends this much later.
     Late(Duration),
-    /// One bit of the bytes that were wanted is wrong.
+    /// One bit of the wanted bytes is wrong.
     Flipped,
-    /// The bytes are those of another offset of the same file.
+    /// The bytes come from another offset of the same file.
     Elsewhere,
 }
 
@@ -56,18 +59,17 @@ pub enum Fault {
 pub struct Hit {
     /// The operation's number, from 0.
     pub at: u64,
-    /// What it was.
+    /// The kind of call.
     pub call: Call,
-    /// What went wrong.
+    /// The injected fault.
     pub fault: Fault,
-    /// What the reader was asked for. Of an open the source alone.
+    /// The reader's requested extent; for an open, only the source matters.
     pub extent: Extent,
-    /// The bytes of it, by their place in the file, that this concerns: those of the attempt, or the one with the wrong bit.
+    /// The affected bytes, by their place in the file: the bytes of the attempt, or the byte with the wrong bit.
     pub bytes: Range<u64>,
 }
 
-/// A plan of faults and what became of it; shared by the readers that it is given to, see
-/// [`ReaderOptions::faulty`](super::ReaderOptions::faulty).
+/// A plan of faults and its results. Readers share it through [`ReaderOptions::faulty`](super::ReaderOptions::faulty).
 ///
 /// ```
 /// use feedline::unstable::{Fault, Faulty};
@@ -79,7 +81,7 @@ pub struct Faulty(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// First operation, how many, what; the first that fits counts.
+    /// First operation, count and fault. The first match applies.
     plan: Vec<(u64, u64, Fault)>,
     seen: u64,
     injected: u64,
@@ -87,53 +89,53 @@ struct State {
 }
 
 impl Faulty {
-    /// No fault: it only counts.
+    /// A plan without faults, which only counts.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A fault of operation `at`, from 0.
+    /// Adds a fault of operation `at`, counted from 0.
     #[must_use]
     pub fn once(self, at: u64, fault: Fault) -> Self {
         self.times(at, 1, fault)
     }
 
-    /// A fault of each of `count` operations from `at` on.
+    /// Adds a fault of each of `count` operations from `at` on.
     #[must_use]
     pub fn times(self, at: u64, count: u64, fault: Fault) -> Self {
         self.lock().plan.push((at, count, fault));
         self
     }
 
-    /// A fault of every operation from `at` on.
+    /// Adds a fault of every operation from `at` on.
     #[must_use]
     pub fn ever(self, at: u64, fault: Fault) -> Self {
         self.times(at, u64::MAX, fault)
     }
 
-    /// A fault of the next `count` operations, whatever was planned for them.
+    /// Adds a fault of the next `count` operations. It overrides the plan for them.
     pub fn inject(&self, count: u64, fault: Fault) {
         let mut state = self.lock();
         let seen = state.seen;
         state.plan.insert(0, (seen, count, fault));
     }
 
-    /// No faults any more.
+    /// Removes all faults.
     pub fn heal(&self) {
         self.lock().plan.clear();
     }
 
-    /// Operations so far.
+    /// Number of operations so far.
     pub fn seen(&self) -> u64 {
         self.lock().seen
     }
 
-    /// Faults that happened so far.
+    /// Number of faults that happened so far.
     pub fn injected(&self) -> u64 {
         self.lock().injected
     }
 
-    /// The first 4096 of them.
+    /// The first 4096 faults.
     pub fn hits(&self) -> Vec<Hit> {
         self.lock().hits.clone()
     }
@@ -142,7 +144,7 @@ impl Faulty {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts an operation, and says what it shall suffer.
+    /// Counts an operation and returns its fault.
     fn injection(self: &Arc<Self>, attempt: &Attempt) -> Injection {
         let mut state = self.lock();
         let at = state.seen;
@@ -155,25 +157,26 @@ impl Faulty {
     }
 }
 
-/// What is done about an operation.
+/// The change to an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
-    /// It is not done; this is its result: a count, or minus an errno.
+    /// The operation is not done; this is its result: a count, or minus an errno.
     Instead(i32),
-    /// So many bytes are asked for.
+    /// This many bytes are requested.
     Len(usize),
-    /// It is asked for from here.
+    /// The request starts at this offset.
     Offset(u64),
-    /// This byte of what was read, and the bit.
+    /// This byte of the read bytes changes, in this bit.
     Flip(usize, u8),
-    /// It is told then.
+    /// The result is reported at this time.
     Until(Instant),
 }
 
-/// How `fault` comes about, and which of the wanted bytes (offset, length) it concerns; `None` where it makes no sense.
+/// The change that makes `fault`, and the affected part of the wanted bytes (offset, length). `None` if the fault makes
+/// no sense here.
 fn change(fault: Fault, at: u64, attempt: &Attempt) -> Option<(Change, u64, u64)> {
     let Attempt { call, extent, next, align, there: ref file } = *attempt;
-    // What the kernel would bring, and what of it is wanted.
+    // The bytes that the kernel would bring, and the wanted part of them.
     let there = file.end.saturating_sub(next.offset).min(next.len as u64);
     let start = next.offset.max(extent.offset);
     let end = (next.offset + there).min(extent.offset.saturating_add(extent.len)).max(start);
@@ -192,7 +195,7 @@ fn change(fault: Fault, at: u64, attempt: &Attempt) -> Option<(Change, u64, u64)
             let step = if block > 1 { block as u64 } else { ELSEWHERE.min((file.end - file.start) / 2).max(1) };
             let before = next.offset.checked_sub(step).filter(|before| *before >= file.start);
             let other = before.unwrap_or(next.offset + step);
-            // With O_DIRECT, a read that then ended before the file's end would be read again from where it should; a copy
+            // With O_DIRECT, a read that ends before the file's end would be repeated from the right offset. A copy
             // cannot end there.
             let left = file.end.saturating_sub(other);
             let fits = if block > 1 || call == Call::Copy { left >= there } else { left > 0 };
@@ -207,17 +210,17 @@ fn change(fault: Fault, at: u64, attempt: &Attempt) -> Option<(Change, u64, u64)
     Some((change, start, wanted))
 }
 
-/// Any number from a number.
+/// A pseudo-random number from a number.
 fn mix(number: u64) -> u64 {
     let mixed = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed ^ mixed >> 31).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 7
 }
 
-/// What a reader's calls go through.
+/// The hook that a reader's calls pass.
 #[derive(Clone, Default)]
 pub(crate) struct FaultHook(Option<Arc<Faulty>>);
 
-/// An operation of a reader: what it shall suffer, if anything.
+/// An operation of a reader with its fault, if any.
 #[derive(Default)]
 pub(crate) struct Injection(Option<Armed>);
 
@@ -228,7 +231,7 @@ struct Armed {
 }
 
 impl Armed {
-    /// It happened.
+    /// Records that the fault happened.
     fn note(&self) {
         let mut state = self.faulty.lock();
         state.injected += 1;
@@ -239,7 +242,7 @@ impl Armed {
 }
 
 impl FaultHook {
-    /// Without faults.
+    /// A hook without faults.
     pub(crate) fn none() -> Self {
         Self::default()
     }
@@ -248,7 +251,7 @@ impl FaultHook {
         Self(options.faulty.clone())
     }
 
-    /// How long to rest between two tries: with faults that follow a plan, nobody's storage gets better by waiting.
+    /// The pause between two tries. With planned faults, waiting does not improve the storage.
     pub(crate) fn pause(&self, pause: Duration) -> Duration {
         if self.0.is_some() { pause / 1000 } else { pause }
     }
@@ -259,7 +262,7 @@ impl FaultHook {
         self.inject(|| Attempt { call: Call::Open, extent, next, align: 1, there: 0..0 })
     }
 
-    /// An attempt to read.
+    /// A read attempt.
     pub(super) fn inject(&self, attempt: impl FnOnce() -> Attempt) -> Injection {
         self.0.as_ref().map_or(Injection(None), |faulty| faulty.injection(&attempt()))
     }
@@ -276,7 +279,7 @@ impl Injection {
         }
     }
 
-    /// What to ask for in place of `next`.
+    /// The request in place of `next`.
     pub(crate) fn next(&self, next: Next) -> Next {
         match self.change() {
             Some(Change::Len(len)) => Next { len, ..next },
@@ -285,19 +288,19 @@ impl Injection {
         }
     }
 
-    /// The result of an operation that is not to be done: a count, or minus an errno.
+    /// The result of an operation that must not be done: a count, or minus an errno.
     pub(crate) fn instead(&self) -> Option<i32> {
         let Some(Change::Instead(result)) = self.change() else { return None };
         Some(result)
     }
 
-    /// When the result may be told, if it is late.
+    /// When to report the result, if it is late.
     pub(super) fn until(&self) -> Option<Instant> {
         let Some(Change::Until(time)) = self.change() else { return None };
         Some(time)
     }
 
-    /// The result to be told in place of `result`, where `bytes` were read, and the end of the operation.
+    /// Ends the operation. Returns the result to report in place of `result`; `bytes` are the bytes read.
     pub(super) fn told(self, result: i64, bytes: Option<&mut [u8]>) -> i64 {
         let Some(change) = self.change() else { return result };
         let happened = match change {
@@ -324,7 +327,7 @@ impl Injection {
         open()
     }
 
-    /// Reads into the part of `buf` that `next` names; a read of the thread that calls.
+    /// Reads on the calling thread, into the part of `buf` that `next` names.
     pub(crate) fn around(
         self,
         next: Next,
@@ -360,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_concerns_the_bytes_that_were_wanted_and_are_there() {
+    fn a_fault_affects_only_wanted_bytes_that_exist() {
         let (plain, direct, tail) = (|| attempt(1000, 2000, 1), || attempt(512, 2560, 512), || attempt(1500, 1500, 1));
         let table = [
             (Fault::Error(5), plain(), Some((Change::Instead(-5), 1000, 2000))),
@@ -375,7 +378,7 @@ mod tests {
             (Fault::Elsewhere, plain(), Some((Change::Offset(936), 1000, 2000))),
             (Fault::Elsewhere, direct(), Some((Change::Offset(0), 1000, 2000))),
             (Fault::Elsewhere, attempt(0, 3072, 512), Some((Change::Offset(512), 1000, 2000))),
-            // Nothing else of that length is there.
+            // The file has no other part of that length.
             (Fault::Elsewhere, attempt(0, 10_240, 512), None),
         ];
         for (fault, attempt, right) in table {
@@ -387,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_bit_lies_in_the_bytes_that_were_wanted_wherever_the_read_is() {
+    fn a_flipped_bit_lies_in_the_wanted_bytes_of_any_read() {
         for at in 0..1000 {
             let Some((Change::Flip(byte, bit), offset, 1)) = change(Fault::Flipped, at, &attempt(512, 2560, 512))
             else {
@@ -395,11 +398,11 @@ mod tests {
             };
             assert!((1000..3000).contains(&offset) && byte as u64 + 512 == offset && bit.count_ones() == 1);
         }
-        assert_eq!(change(Fault::Flipped, 0, &attempt(512, 488, 1)), None, "nothing of it was wanted");
+        assert_eq!(change(Fault::Flipped, 0, &attempt(512, 488, 1)), None, "none of its bytes were wanted");
     }
 
     #[test]
-    fn an_open_and_a_read_ahead_bring_no_bytes_that_could_be_wrong() {
+    fn opens_and_read_aheads_have_no_bytes_to_corrupt() {
         for (call, fault) in
             [(Call::Open, Fault::Zero), (Call::Populate, Fault::Flipped), (Call::Open, Fault::Short(1))]
         {
@@ -407,7 +410,7 @@ mod tests {
         }
     }
 
-    /// What reads that bring 2000 bytes are told, one after the other.
+    /// The reported results of consecutive reads that bring 2000 bytes.
     fn told(faulty: Faulty, reads: usize) -> (Vec<i64>, Arc<Faulty>) {
         let faulty = Arc::new(faulty);
         let told = (0..reads).map(|_| faulty.injection(&attempt(1000, 2000, 1)).told(2000, Some(&mut [0; 2000])));
@@ -415,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_come_at_their_operations_and_what_happened_is_counted() {
+    fn faults_hit_their_operations_and_are_counted() {
         let (results, faulty) = told(Faulty::new().once(1, Fault::Error(5)).times(3, 2, Fault::Zero), 6);
         assert_eq!(results, [2000, -5, 2000, 0, 0, 2000]);
         assert_eq!((faulty.seen(), faulty.injected()), (6, 3));
@@ -436,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_system_did_not_bring_cannot_be_wrong() {
+    fn bytes_that_the_system_did_not_bring_are_not_corrupted() {
         let faulty = Arc::new(Faulty::new().ever(0, Fault::Flipped));
         assert_eq!(faulty.injection(&attempt(1000, 2000, 1)).told(-11, Some(&mut [0; 2000])), -11);
         assert_eq!(faulty.injected(), 0);

@@ -1,12 +1,12 @@
 //! Descriptors: which files are open, and how they are opened.
 //!
-//! When all sources fit the budget (a quarter of the soft `RLIMIT_NOFILE` for each table, so that reader and page cache
-//! together leave half of it to the program; the limit itself is never raised, since programs that use `select` rely
-//! on it) every file stays open once opened, and reaching it takes no lock. Else, as with millions of images, a file is
-//! opened for each read and closed after it.
+//! If all sources fit the budget, every file stays open once opened, and access takes no lock. Otherwise, as with
+//! millions of images, each read opens and closes its file. The budget is a quarter of the soft `RLIMIT_NOFILE` per
+//! table, so reader and page cache together leave half of it to the program. The limit itself is never raised, because
+//! programs that use `select` rely on it.
 //!
-//! Whatever is opened is a regular file of the length that was indexed, or an error that says what it is instead. A
-//! name that came from a file is opened beneath its folder (`resolve_beneath`).
+//! An opened file is a regular file of the indexed length; anything else is an error that says what it is. A name that
+//! came from a file is opened beneath its folder (`resolve_beneath`).
 
 use super::attempt::{Attempt, Call};
 use super::fault_hook::FaultHook;
@@ -23,15 +23,15 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// `O_NONBLOCK` so that a FIFO in place of a file is an error and not an endless wait; cleared again once it is known
-/// to be a file, since io_uring answers EAGAIN for it on file systems without asynchronous reads.
+/// With `O_NONBLOCK`, a FIFO in place of a file is an error and not an endless wait. The flag is cleared once the file
+/// is known to be regular: with it, io_uring answers EAGAIN on file systems without asynchronous reads.
 pub(crate) const OPEN_FLAGS: OFlags =
     OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
 
-/// What `O_DIRECT` is assumed to need where the kernel does not say.
+/// Assumed alignment for `O_DIRECT` if the kernel does not report it.
 const ALIGN_UNKNOWN: usize = 4096;
 
-/// Folders that `probe` looks at: file systems differ by folder, hardly by file.
+/// Limit of folders that `probe` checks. File systems differ by folder, hardly by file.
 const PROBES_MAX: usize = 64;
 
 /// The descriptor table of a reader.
@@ -39,22 +39,22 @@ pub(crate) struct Files {
     sources: Arc<Sources>,
     /// Alignment of reads in bytes; 1 means that files are opened without `O_DIRECT`.
     align: usize,
-    /// One cell per source, or nothing when they are too many.
+    /// One cell per source; `None` if there are too many sources.
     kept: Option<Box<[OnceLock<File>]>>,
     opens: AtomicU64,
     fallbacks: AtomicU64,
     hook: FaultHook,
-    /// Files are left as they were opened.
+    /// Files keep the flags they were opened with.
     nonblocking: bool,
-    /// Which file each name was when it was opened first, by any table of the same reader.
+    /// The identity of each file at its first open, shared by all tables of a reader.
     seen: Option<Seen>,
 }
 
-/// Device and inode of sources. Tables of one reader share it: a file that another one takes the place of must not give half of
-/// a sample by one table and half by the other.
+/// Device and inode of sources. The tables of one reader share it. If a file is replaced, no sample may get one half
+/// from the old file and one half from the new one.
 pub(crate) type Seen = Arc<[OnceLock<(u64, u64)>]>;
 
-/// For as many sources as stay open; not for more, whose samples are seldom in pieces.
+/// Only for sources that stay open. With more sources, a sample is seldom in several pieces.
 pub(crate) fn seen(sources: &Sources, budget: Option<u32>) -> Option<Seen> {
     keeps(sources, budget).then(|| (0..sources.count()).map(|_| OnceLock::new()).collect())
 }
@@ -93,7 +93,7 @@ impl AsFd for File {
 }
 
 impl Files {
-    /// A table for `sources`, with `budget` descriptors at most (`None`: a quarter of the soft limit).
+    /// A table for `sources` with at most `budget` descriptors (`None`: a quarter of the soft limit).
     pub(crate) fn new(sources: Arc<Sources>, align: usize, budget: Option<u32>) -> Self {
         let kept = keeps(&sources, budget).then(|| (0..sources.count()).map(|_| OnceLock::new()).collect::<Box<[_]>>());
         let hook = FaultHook::none();
@@ -101,17 +101,18 @@ impl Files {
         Self { sources, align, kept, opens, fallbacks, hook, nonblocking: false, seen: None }
     }
 
-    /// The same, and its files are opened and read through `hook`.
+    /// The same table, with opens and reads through `hook`.
     pub(crate) fn through(self, hook: FaultHook) -> Self {
         Self { hook, ..self }
     }
 
-    /// The same, and `O_NONBLOCK`, which is for opening, stays: only io_uring minds it in regular files, which must not read these.
+    /// The same table, but `O_NONBLOCK` stays set after the open. Only io_uring minds it on regular files, and must not
+    /// read these.
     pub(crate) fn nonblocking(self) -> Self {
         Self { nonblocking: true, ..self }
     }
 
-    /// The same, and a file must be the one that was opened first.
+    /// The same table, but each file must be the one that was opened first.
     pub(crate) fn seeing(self, seen: Option<Seen>) -> Self {
         Self { seen, ..self }
     }
@@ -127,14 +128,14 @@ impl Files {
         if *seen[id.index()].get_or_init(|| found) == found {
             return Ok(());
         }
-        Err(Error::new(ErrorKind::Changed, Stage::Open, "another file has its name since it was opened first"))
+        Err(Error::new(ErrorKind::Changed, Stage::Open, "the file was replaced since it was first opened"))
     }
 
     pub(crate) fn fault_hook(&self) -> &FaultHook {
         &self.hook
     }
 
-    /// The attempt to read `next` of an extent.
+    /// An attempt to read `next` of an extent.
     pub(super) fn attempt(&self, call: Call, extent: &Extent, next: Next, align: usize) -> Attempt {
         Attempt { call, extent: *extent, next, align, there: 0..self.sources.len_of(extent.source) }
     }
@@ -148,35 +149,35 @@ impl Files {
         self.align
     }
 
-    /// What a read needs; bytes of a memory source are copied as they are.
+    /// The requirements of a read. Bytes of a memory source are copied without alignment.
     pub(crate) fn footprint(&self, extent: &Extent) -> Footprint {
         let align = if self.sources.bytes_of(extent.source).is_some() { 1 } else { self.align };
         footprint(extent, align)
     }
 
-    /// Checks what can be checked before any system call.
+    /// Checks an extent before any system call.
     ///
-    /// Errors: [`ErrorKind::Truncated`] for an extent behind the end, [`ErrorKind::Config`] for a buffer too small.
+    /// Errors: [`ErrorKind::Truncated`] for an extent past the end, [`ErrorKind::Config`] for a buffer too small.
     pub(crate) fn check(&self, extent: &Extent, room: usize) -> Result<()> {
         let len = self.sources.len_of(extent.source);
         if extent.offset.checked_add(extent.len).is_none_or(|end| end > len) {
-            let message = format!("the extent ends behind the end of the file, of {len} bytes when it was indexed");
+            let message = format!("the extent ends past the file's indexed length of {len} bytes");
             return Err(Error::new(ErrorKind::Truncated, Stage::Read, message));
         }
         let needed = self.footprint(extent).bytes;
         if room < needed {
-            let message = format!("the buffer is of {room} bytes, the read needs {needed}");
+            let message = format!("the buffer has {room} bytes, but the read needs {needed}");
             return Err(Error::new(ErrorKind::Config, Stage::Read, message));
         }
         Ok(())
     }
 
-    /// Where in the data an error happened.
+    /// Adds the place in the data to an error.
     pub(crate) fn at_site(&self, error: Error, extent: &Extent) -> Error {
         error.with_path(self.sources.path(extent.source)).with_range(extent.offset, extent.len)
     }
 
-    /// Cells of the table, when files stay open.
+    /// Number of cells in the table, if files stay open.
     pub(crate) fn kept_count(&self) -> Option<usize> {
         self.kept.as_ref().map(|kept| kept.len())
     }
@@ -185,24 +186,24 @@ impl Files {
         self.opens.load(Ordering::Relaxed)
     }
 
-    /// Files and reads for which `O_DIRECT` was refused.
+    /// Number of files and reads for which `O_DIRECT` was refused.
     pub(crate) fn fallbacks(&self) -> u64 {
         self.fallbacks.load(Ordering::Relaxed)
     }
 
-    /// The file if it is open already.
+    /// The file, if it is already open.
     pub(crate) fn open_already(&self, id: SourceId) -> Option<&File> {
         self.kept.as_ref()?[id.index()].get()
     }
 
-    /// How files of this table are opened.
+    /// The flags with which this table opens files.
     pub(crate) fn flags(&self) -> OFlags {
         if self.align > 1 { OPEN_FLAGS | OFlags::DIRECT } else { OPEN_FLAGS }
     }
 
-    /// The file, opened if need be.
+    /// The file, opened if necessary.
     ///
-    /// Errors: those of [`Files::adopt`] and [`open_error`].
+    /// Errors: as in [`Files::adopt`] and [`open_error`].
     pub(crate) fn get(&self, id: SourceId) -> Result<Handle<'_>> {
         if let Some(file) = self.open_already(id) {
             return Ok(Handle::Kept(file));
@@ -218,7 +219,7 @@ impl Files {
         }
     }
 
-    /// The file if opening it needs no I/O: `None` when it does, or when the kernel cannot tell.
+    /// The file, if opening it needs no I/O; `None` if it does, or if the kernel cannot tell.
     ///
     /// Errors: as [`Files::get`].
     pub(crate) fn get_cached(&self, id: SourceId) -> Result<Option<Handle<'_>>> {
@@ -237,8 +238,8 @@ impl Files {
         match opened {
             Ok(fd) => self.adopt(id, fd, false).map(Some),
             Err(Errno::AGAIN) => Ok(None),
-            // Before 5.12 (EINVAL), before 5.6 (ENOSYS), or under a seccomp filter (EPERM): a file that stays open may
-            // block once; one that is opened for each read is left to the reader.
+            // Before 5.12 (EINVAL), before 5.6 (ENOSYS), or under a seccomp filter (EPERM). Opening a file that stays
+            // open may block once. A file that is opened for each read is left to the reader.
             Err(Errno::INVAL | Errno::NOSYS | Errno::PERM) => {
                 if self.kept.is_some() {
                     self.get(id).map(Some)
@@ -250,7 +251,7 @@ impl Files {
         }
     }
 
-    /// Checks what was opened and puts it into the table, if there is one. `buffered`: it was opened without
+    /// Checks an opened file and puts it into the table, if there is one. `buffered`: the file was opened without
     /// `O_DIRECT` although the table asks for it.
     ///
     /// Errors: [`ErrorKind::NotAFile`], [`ErrorKind::Changed`] with both lengths.
@@ -271,7 +272,7 @@ impl Files {
         let Some(kept) = &self.kept else {
             return Ok(Handle::Once(file));
         };
-        // Two threads may open the same file at once: the first one's stays, the other's is closed here.
+        // Two threads may open the same file at once. The first one stays; the other is closed here.
         Ok(Handle::Kept(kept[id.index()].get_or_init(|| file)))
     }
 
@@ -282,7 +283,7 @@ impl Files {
 
     /// Turns `O_DIRECT` off for a file whose reads were refused with EINVAL. Reads in flight are not disturbed.
     pub(crate) fn make_buffered(&self, file: &File) {
-        // On failure the next read fails with EINVAL again, without `O_DIRECT` to blame: an error then.
+        // If this fails, the next read fails with EINVAL again. Then `O_DIRECT` is not to blame, and it is an error.
         let _ = rustix::fs::fcntl_setfl(&file.fd, OFlags::empty());
         file.buffered.store(true, Ordering::Relaxed);
         add(&self.fallbacks, 1);
@@ -290,7 +291,7 @@ impl Files {
 }
 
 impl File {
-    /// Length in bytes now.
+    /// Current length in bytes.
     pub(crate) fn len_now(&self) -> Result<u64, Errno> {
         rustix::fs::fstat(&self.fd).map(|stat| stat.st_size as u64)
     }
@@ -307,7 +308,7 @@ pub(crate) fn open(sources: &Sources, id: SourceId, flags: OFlags) -> Result<Own
     }
 }
 
-/// Length of what was opened, if it is a regular file, of `indexed` bytes.
+/// Length of an opened file, if it is a regular file of `indexed` bytes.
 pub(super) fn check_regular(fd: &OwnedFd, indexed: Option<u64>) -> Result<u64> {
     let stat = rustix::fs::fstat(fd).map_err(|errno| Error::os(Stage::Open, "", errno.into()))?;
     let kind = FileType::from_raw_mode(stat.st_mode);
@@ -324,7 +325,7 @@ pub(super) fn check_regular(fd: &OwnedFd, indexed: Option<u64>) -> Result<u64> {
     }
 }
 
-/// Calls `f` with the path of a source; no allocation in steady state.
+/// Calls `f` with the path of a source, without an allocation in steady state.
 pub(crate) fn with_path<T>(
     sources: &Sources,
     id: SourceId,
@@ -333,7 +334,7 @@ pub(crate) fn with_path<T>(
     with_cstr(|path| sources.path_into(id, path), f)
 }
 
-/// Calls `f` with what `write` writes into an empty buffer.
+/// Calls `f` with the bytes that `write` appends to an empty buffer.
 pub(super) fn with_cstr<T>(
     write: impl FnOnce(&mut Vec<u8>),
     f: impl FnOnce(&CStr) -> Result<T, Errno>,
@@ -343,13 +344,13 @@ pub(super) fn with_cstr<T>(
         path.clear();
         write(path);
         path.push(0);
-        // A NUL inside of a path names nothing that exists.
+        // No existing path has a NUL.
         f(CStr::from_bytes_with_nul(path).map_err(|_| Errno::NOENT)?)
     })
 }
 
-const OUTSIDE: &str = "the name comes from a file of the dataset and a symbolic link on its way leads out of the dataset's root: \
-                       put the file itself there";
+const OUTSIDE: &str = "the name comes from a file of the dataset, but a symbolic link on its path leads out of the \
+                       dataset's root: put the file itself there";
 
 /// The error of a file that could not be opened.
 pub(crate) fn open_error(sources: &Sources, id: SourceId, errno: Errno) -> Error {
@@ -387,17 +388,17 @@ pub(crate) fn descriptor_limit() -> u64 {
     rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1 << 20)
 }
 
-/// What `O_DIRECT` needs on the file systems of a dataset.
+/// The requirements of `O_DIRECT` on the file systems of a dataset.
 #[derive(Debug)]
 pub(crate) struct Probe {
     /// The largest alignment, in bytes, of offsets, lengths and memory.
     pub(crate) align: usize,
-    /// The first file whose file system refuses it, and how.
+    /// The first file whose file system refuses it, with the reason.
     pub(crate) refused: Option<(PathBuf, String)>,
 }
 
-/// Asks for the first file of each folder, of at most [`PROBES_MAX`] folders. A file that cannot be opened says nothing
-/// here: its error belongs to the read that wants it.
+/// Probes the first file of each folder, in at most [`PROBES_MAX`] folders. A file that cannot be opened is skipped:
+/// its error belongs to the read that needs it.
 pub(crate) fn probe(sources: &Sources) -> Probe {
     let mut probe = Probe { align: 512, refused: None };
     for id in sources.first_of_dirs(PROBES_MAX) {
@@ -412,7 +413,7 @@ pub(crate) fn probe(sources: &Sources) -> Probe {
     probe
 }
 
-/// Asks which alignment a file needs that was opened with `O_DIRECT`.
+/// The alignment that a file opened with `O_DIRECT` needs.
 fn direct_align(fd: &OwnedFd) -> Result<usize, Errno> {
     // Kernels before 6.1 do not know the question, and seccomp filters may refuse it.
     let Ok(stat) = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else {
@@ -440,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_within_the_budget_is_opened_once_and_beyond_it_for_each_read() {
+    fn a_file_stays_open_within_the_budget_only() {
         for (budget, opens) in [(1, 1), (0, 3)] {
             let (sources, files) = table(budget);
             let id = sources.ids().next().unwrap();
@@ -450,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_that_share_what_they_have_seen_refuse_a_file_that_took_the_place_of_another() {
+    fn tables_of_one_reader_refuse_a_replaced_file() {
         let dir = std::env::temp_dir().join(format!("feedline-seen-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let path = dir.join("a.bin");
@@ -464,7 +465,7 @@ mod tests {
         assert!(first.get(id).is_ok() && each.get(id).is_ok());
         std::fs::write(dir.join("b.bin"), [2; 100]).unwrap();
         std::fs::rename(dir.join("b.bin"), &path).unwrap();
-        assert!(first.get(id).is_ok(), "it has the old one");
+        assert!(first.get(id).is_ok(), "it keeps the old one");
         for later in [second, each] {
             let error = later.get(id).err().unwrap();
             assert_eq!((error.kind(), error.site().path.as_deref()), (ErrorKind::Changed, Some(&*path)));
@@ -474,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_open_the_same_file_at_once_share_one_descriptor() {
+    fn threads_that_open_one_file_at_once_share_a_descriptor() {
         let (sources, files) = table(1);
         let id = sources.ids().next().unwrap();
         let fds: Vec<_> = std::thread::scope(|scope| {
@@ -489,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn what_o_direct_needs_is_a_power_of_two_or_a_refusal_that_names_the_file() {
+    fn o_direct_alignment_is_a_power_of_two_or_a_named_refusal() {
         let (sources, _) = table(1);
         let probe = probe(&sources);
         assert!(probe.align.is_power_of_two());
@@ -505,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn an_extent_behind_the_end_is_an_error_before_any_system_call() {
+    fn an_extent_past_the_end_fails_before_any_system_call() {
         let (sources, files) = table(1);
         let source = sources.ids().next().unwrap();
         for (offset, len) in [(sources.len_of(source), 1), (u64::MAX, 2)] {

@@ -1,20 +1,21 @@
-//! Which sources there are: a file, a folder, or a pattern such as `train-{0000..0127}.tar` or `*.parquet`; lengths, versions.
+//! The sources of a dataset: a file, a folder, or a pattern such as `train-{0000..0127}.tar` or `*.parquet`; lengths,
+//! versions.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Files that one pattern may name.
+/// Limit of files that one pattern may name.
 const FILES_MAX: usize = 1 << 24;
 
-/// The files that `pattern` names, in the order of their names (numbers in braces in the order written).
+/// The files that `pattern` names, in the order of their names (numbers in braces in the written order).
 ///
-/// A path that exists is taken as it stands; a folder gives its regular files whose names end in one of `endings`
-/// (all when there are none), hidden ones left out. Else `{a,b}` and `{000..127}` are written out, then `*`, `?` and `[…]`
+/// An existing path is taken literally. A folder gives its regular files whose names end in one of `endings` (all files
+/// if there are none), without hidden ones. Otherwise `{a,b}` and `{000..127}` are expanded, then `*`, `?` and `[…]`
 /// are looked up.
 ///
-/// Errors: [`ErrorKind::NotFound`] for a name that is not there, [`ErrorKind::Empty`] when nothing is found,
+/// Errors: [`ErrorKind::NotFound`] for a missing name, [`ErrorKind::Empty`] if nothing is found,
 /// [`ErrorKind::NotAFile`] for a folder whose name ends like a file's.
 pub(crate) fn expand(pattern: impl AsRef<Path>, endings: &[&str]) -> Result<Vec<PathBuf>> {
     let pattern = pattern.as_ref();
@@ -39,7 +40,7 @@ pub(crate) fn expand(pattern: impl AsRef<Path>, endings: &[&str]) -> Result<Vec<
             continue;
         }
         let bad = |error: glob::PatternError| {
-            Error::new(ErrorKind::Config, Stage::Index, "not a pattern").with_source(error).with_path(&name)
+            Error::new(ErrorKind::Config, Stage::Index, "not a valid file pattern").with_source(error).with_path(&name)
         };
         let options = glob::MatchOptions { require_literal_leading_dot: true, ..glob::MatchOptions::new() };
         for found in glob::glob_with(&name, options).map_err(bad)? {
@@ -56,12 +57,12 @@ pub(crate) fn expand(pattern: impl AsRef<Path>, endings: &[&str]) -> Result<Vec<
         }
     }
     if files.is_empty() {
-        return Err(Error::new(ErrorKind::Empty, Stage::Index, "no file has such a name").with_path(pattern));
+        return Err(Error::new(ErrorKind::Empty, Stage::Index, "no file matches the pattern").with_path(pattern));
     }
     Ok(files)
 }
 
-/// What a name stands for.
+/// The kind of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     File,
@@ -83,12 +84,13 @@ impl Kind {
     }
 }
 
-/// What the table of a folder says of a source.
+/// A source's entry in the folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Meta {
     pub(crate) kind: Kind,
     pub(crate) len: u64,
-    /// Differs when the bytes do: the modification time in nanoseconds, modulo 2^64. A copy that keeps the time keeps it.
+    /// Differs if the bytes do: the modification time in nanoseconds, modulo 2^64. A copy that keeps the time keeps the
+    /// version.
     pub(crate) version: u64,
 }
 
@@ -103,10 +105,10 @@ impl Meta {
     }
 }
 
-/// Looks at a path. Links are followed. Errors: those of the system.
+/// Reads the metadata of a path. Links are followed. Errors: the system's.
 pub(crate) fn look(path: &Path) -> Result<Meta> {
     let meta = std::fs::metadata(path);
-    let failed = |source| Error::os(Stage::Index, "cannot look at the file", source).with_path(path);
+    let failed = |source| Error::os(Stage::Index, "cannot read the file's metadata", source).with_path(path);
     meta.map(|meta| Meta::of(&meta)).map_err(failed)
 }
 
@@ -125,12 +127,12 @@ pub(crate) fn names_in(dir: &Path) -> Result<Vec<(OsString, Kind)>> {
     std::fs::read_dir(dir).map_err(failed)?.map(|entry| entry.and_then(named).map_err(failed)).collect()
 }
 
-/// The path of a folder or file without links and `..`. Errors: those of the system.
+/// The path of a folder or file without links and `..`. Errors: the system's.
 pub(crate) fn real_path(path: &Path) -> std::io::Result<PathBuf> {
     path.canonicalize()
 }
 
-/// The regular files of a folder, sorted by name, hidden ones left out.
+/// The regular files of a folder, sorted by name, without hidden ones.
 pub(crate) fn files_of(dir: &Path, endings: &[&str]) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for (name, _) in names_in(dir)? {
@@ -156,22 +158,22 @@ fn wanted(name: &std::ffi::OsStr, endings: &[&str]) -> bool {
     endings.is_empty() || endings.iter().any(|ending| name.as_encoded_bytes().ends_with(ending.as_bytes()))
 }
 
-/// Where a file of the dataset should be: to leave it out would lose its samples without a word.
+/// An error for a folder in place of a dataset file. Leaving it out would lose its samples silently.
 fn a_folder(path: &Path) -> Error {
-    Error::new(ErrorKind::NotAFile, Stage::Index, "a folder with the name of a file").with_path(path)
+    Error::new(ErrorKind::NotAFile, Stage::Index, "a folder has the name of a dataset file").with_path(path)
 }
 
-/// Writes out all braces. They are counted before: a pattern of a few bytes may stand for any number of files.
+/// Expands all braces. They are counted first: a pattern of a few bytes may stand for any number of files.
 fn braces(text: &str, out: &mut Vec<String>) -> Result<()> {
     if count(text) > FILES_MAX as u64 {
-        let message = format!("a pattern for more than {FILES_MAX} files");
+        let message = format!("the pattern names more than {FILES_MAX} files; use fewer");
         return Err(Error::new(ErrorKind::Limit, Stage::Index, message));
     }
     write_out(text, out);
     Ok(())
 }
 
-/// Writes out the first pair of braces, then the rest of each result.
+/// Expands the first pair of braces, then the rest of each result.
 fn write_out(text: &str, out: &mut Vec<String>) {
     let Some((before, inside, after)) = first_braces(text) else { return out.push(text.to_string()) };
     match range(inside) {
@@ -189,7 +191,7 @@ fn write_out(text: &str, out: &mut Vec<String>) {
     }
 }
 
-/// How many names a pattern stands for.
+/// Number of names that a pattern stands for.
 fn count(text: &str) -> u64 {
     let Some((_, inside, after)) = first_braces(text) else { return 1 };
     let here = match range(inside) {
@@ -199,7 +201,7 @@ fn count(text: &str) -> u64 {
     here.saturating_mul(count(after))
 }
 
-/// Before, inside and after the first pair of braces that says something.
+/// Before, inside and after the first pair of braces with a meaning.
 fn first_braces(text: &str) -> Option<(&str, &str, &str)> {
     for (open, _) in text.match_indices('{') {
         let mut depth = 0;
@@ -221,7 +223,7 @@ fn first_braces(text: &str) -> Option<(&str, &str, &str)> {
     None
 }
 
-/// `0000..0127` as first, last and the width that leading zeros ask for.
+/// `0000..0127` as first, last and the width that leading zeros require.
 fn range(inside: &str) -> Option<(u64, u64, usize)> {
     let (first, last) = inside.split_once("..")?;
     let number = |text: &str| text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok()).flatten();
@@ -259,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn braces_are_written_out_as_a_shell_does() {
+    fn braces_are_expanded_as_in_a_shell() {
         let table: [(&str, &[&str]); 9] = [
             ("a.tar", &["a.tar"]),
             ("s-{08..11}.tar", &["s-08.tar", "s-09.tar", "s-10.tar", "s-11.tar"]),
@@ -282,12 +284,12 @@ mod tests {
         for pattern in ["{0..99999999999}", "{0..9999}{0..9999}", "{0..18446744073709551615}", &forty, &nested] {
             assert_eq!(braces(pattern, &mut Vec::new()).unwrap_err().kind(), ErrorKind::Limit, "{pattern}");
         }
-        // Counted, not tried.
+        // Counted, not expanded.
         assert_eq!(["a", "{0..3}{a,b{1..2},c}", "{a}{0..1}"].map(count), [1, 16, 2]);
     }
 
     #[test]
-    fn patterns_find_files_in_order_and_name_what_is_missing() {
+    fn patterns_find_files_in_order_and_name_missing_ones() {
         let dir = std::env::temp_dir().join(format!("feedline-paths-{}", std::process::id()));
         std::fs::create_dir_all(dir.join("sub")).unwrap();
         for name in ["b-1.tar", "b-0.tar", "a.txt", ".hidden.tar"] {

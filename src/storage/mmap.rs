@@ -1,9 +1,10 @@
-//! Threads that copy out of memory maps, without ever touching them: the kernel copies (`process_vm_readv` on
-//! ourselves), so that a file truncated under its map is a short count and not a SIGBUS.
+//! Threads that copy out of memory maps without touching them. The kernel copies (`process_vm_readv` on our own
+//! process), so a file truncated under its map gives a short count and not a SIGBUS.
 //!
-//! Two things a map does not do by itself: reading ahead (a random access pattern makes the kernel read single pages, so
-//! the thread asks for the whole extent first), and noticing the end of the file inside of its last page (the map shows
-//! zeros there, so the length is looked up again after the copy).
+//! A map does not do two things by itself:
+//! * Read-ahead: on random access the kernel reads single pages, so the thread requests the whole extent first.
+//! * Notice the end of the file inside of its last page: the map shows zeros there, so the length is checked again
+//!   after the copy.
 
 #![allow(unsafe_code)]
 
@@ -20,15 +21,15 @@ use std::ffi::{c_int, c_ulong};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Maps kept at most: a quarter of the kernel's default `vm.max_map_count`. Beyond it an extent is mapped for its read.
+/// Limit of kept maps: a quarter of the kernel's default `vm.max_map_count`. Beyond it, each read maps its extent.
 const MAPS_MAX: usize = 16_384;
 
 /// Copies out of maps.
 pub(super) struct Mmap {
     files: Files,
-    /// One cell per source, when files stay open and are few enough.
+    /// One cell per source, if files stay open and are few enough.
     maps: Option<Box<[OnceLock<MmapRaw>]>>,
-    /// `process_vm_readv` is refused (a seccomp filter): read by `pread` instead.
+    /// `process_vm_readv` is refused (a seccomp filter), so `pread` is used instead.
     denied: AtomicBool,
 }
 
@@ -70,7 +71,7 @@ impl Mmap {
         self.read_plain(&file, extent, dst, counters)
     }
 
-    /// Copies what can be copied.
+    /// Copies as much as possible.
     fn read_map(&self, file: &File, extent: &Extent, dst: &mut [u8]) -> Result<usize, Errno> {
         let whole = || map(file, 0, self.files.sources().len_of(extent.source) as usize);
         if let Some(maps) = &self.maps {
@@ -88,15 +89,15 @@ impl Mmap {
         self.copy(&map, extent.offset, extent, dst)
     }
 
-    /// Copies out of the map, which starts at `base` of the file, until `dst` is full or a page cannot be had.
+    /// Copies out of the map, which starts at `base` of the file, until `dst` is full or a page is not available.
     fn copy(&self, map: &MmapRaw, base: u64, extent: &Extent, dst: &mut [u8]) -> Result<usize, Errno> {
         let start = (extent.offset - base) as usize;
         let there = base..base + map.len() as u64;
         let attempt = |call, next| Attempt { there: there.clone(), ..self.files.attempt(call, extent, next, 1) };
         let turn = |call, next| self.files.fault_hook().inject(|| attempt(call, next));
         let next = |done| Next { offset: extent.offset + done as u64, at: done, len: extent.len as usize - done };
-        // First all of it on its way at once, then wait for it: faults alone would bring it page by page. Both are
-        // hints: what they miss the copy brings, and what cannot be had it reports.
+        // First start the reads of all pages, then wait for them: page faults alone would read page by page. Both calls
+        // are hints. The copy brings the pages that they miss, and reports pages that are not available.
         let _ = map.advise_range(Advice::WillNeed, start, dst.len());
         let populate = || map.advise_range(Advice::PopulateRead, start, dst.len());
         let _ = turn(Call::Populate, next(0)).opened(|| Ok(populate()));
@@ -117,20 +118,20 @@ impl Mmap {
         Ok(done)
     }
 
-    /// Whether what was copied is the file's: behind its end a map shows zeros up to the end of the page.
+    /// Checks that the copied bytes belong to the file. Behind its end, a map shows zeros up to the end of the page.
     fn check_end(&self, file: &File, extent: &Extent, copied: usize) -> Result<()> {
         let len = file.len_now().map_err(|errno| Failure::Os(errno).error(extent))?;
         if len < extent.offset + extent.len {
             return Err(Failure::Truncated(len.saturating_sub(extent.offset)).error(extent));
         }
         if (copied as u64) < extent.len {
-            let message = format!("{} bytes expected, {copied} could be read", extent.len);
+            let message = format!("{} bytes expected, {copied} read", extent.len);
             return Err(Error::os(Stage::Read, message, Errno::IO.into()));
         }
         Ok(())
     }
 
-    /// The bytes by `pread`.
+    /// Reads the bytes by `pread`.
     fn read_plain(&self, file: &File, extent: &Extent, dst: &mut [u8], counters: &Counters) -> Result<()> {
         let mut progress = Progress::new(*extent, 1);
         loop {
@@ -148,20 +149,20 @@ impl Mmap {
     }
 }
 
-/// Maps `len` bytes from `offset`; the result starts at `offset`, whatever its alignment.
+/// Maps `len` bytes from `offset`. The result starts at `offset`, whatever its alignment.
 fn map(file: &File, offset: u64, len: usize) -> Result<MmapRaw, Errno> {
     let mapped = MmapOptions::new().offset(offset).len(len).map_raw_read_only(&file.as_fd());
     mapped.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))
 }
 
-/// One copy by the kernel; a short count ends at a page that cannot be had.
+/// One copy by the kernel. A short count ends at a page that is not available.
 fn copy_once(map: &MmapRaw, start: usize, dst: &mut [u8]) -> Result<usize, Errno> {
     assert!(start + dst.len() <= map.len());
     let local = IoVec { base: dst.as_mut_ptr(), len: dst.len() };
     let remote = IoVec { base: map.as_mut_ptr().wrapping_add(start), len: dst.len() };
     let pid = rustix::process::getpid().as_raw_nonzero().get();
     // SAFETY: `local` is a live, exclusive slice, the only memory that is written. `remote` lies in a live map of this
-    // process, is only read, and by the kernel, which answers a page that is gone with a short count or EFAULT.
+    // process and is only read, and by the kernel, which reports a missing page by a short count or EFAULT.
     let count = unsafe { process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
     usize::try_from(count).map_err(|_| Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
 }
@@ -201,7 +202,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn where_the_kernel_refuses_the_copy_the_same_bytes_come_by_pread() {
+    fn if_the_kernel_refuses_the_copy_pread_brings_the_bytes() {
         let path = std::env::current_exe().unwrap();
         let bytes = std::fs::read(&path).unwrap();
         let mut sources = Sources::new();

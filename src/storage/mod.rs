@@ -1,24 +1,27 @@
-//! Storage readers: extents in, bytes out. One contract, three implementations, chosen at run time.
+//! Storage readers: they read extents into buffers. One contract, three implementations, chosen at run time.
 //!
 //! ```text
-//!            ┌─ cached: the page cache has it → copied at once by whoever asks (RWF_NOWAIT), never waits
+//!            ┌─ cached: the page cache has it → the caller copies it at once (RWF_NOWAIT), never blocks
 //! Extent ────┤
 //!            └─ Reader: submit → … in flight, at most `depth` … → Completion (in any order)
 //!                 uring  one ring, O_DIRECT where the file system allows it, registered buffers and files
-//!                 pread  threads of its own
-//!                 mmap   threads of its own, read-ahead by MADV_POPULATE_READ, fault-safe copies
+//!                 pread  its own threads
+//!                 mmap   its own threads, read-ahead by MADV_POPULATE_READ, fault-safe copies
 //! ```
 //!
-//! Where to start reading: `progress` (pure: what a read asks for and how it goes on), `files` (descriptors), `pread`
-//! (the simplest reader), then `uring`. `open` lies in `choice`.
+//! Where to start reading: `progress` (pure: the next read, and how it continues), `files` (descriptors), `pread` (the
+//! simplest reader), then `uring`. `open` lies in `choice`.
 //!
 //! Limits: `depth` operations in flight; a descriptor budget (see `files`); one length per source, checked when it is
-//! opened. Invariants:
-//! * The buffer belongs to the operation from `submit` until its `Completion` (or until it is given back by `submit`).
-//!   If completion cannot be established, buffer and ring are leaked and counted (`Report::leaked`), never freed.
-//! * Every operation ends in exactly one completion: all bytes of the extent, or one error that names path, offset
-//!   and length. A short read is continued, a read of 0 before the end is [`ErrorKind::Truncated`](crate::ErrorKind).
-//! * A reader is driven by one thread; only its `Waker` may be used from others.
+//! opened.
+//!
+//! Invariants:
+//! * An operation owns its buffer from `submit` until its `Completion`, or until `submit` returns it. If the end of an
+//!   operation is unknown, buffer and ring are leaked and counted (`Report::leaked`), never freed.
+//! * Every operation ends in exactly one completion. It has all bytes of the extent, or one error that names path,
+//!   offset and length. A short read is continued. A read of 0 before the end is
+//!   [`ErrorKind::Truncated`](crate::ErrorKind).
+//! * One thread drives a reader; other threads may only use its `Waker`.
 
 pub(crate) mod attempt;
 mod blob;
@@ -63,14 +66,14 @@ pub(crate) use reader::{
 use reader::count_leaked;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Which reader.
+/// The choice of reader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mode {
-    /// The page cache first; misses by io_uring where it is to be had, else by pread threads.
+    /// The page cache first; misses go to io_uring if it is available, else to pread threads.
     #[default]
     Auto,
-    /// io_uring or an error that says why not.
+    /// io_uring, or an error that says why not.
     Uring,
     /// Threads that call `pread`.
     Pread,
@@ -82,21 +85,21 @@ pub enum Mode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Direct {
-    /// Where the file system allows it; under [`Mode::Auto`] only when the dataset does not fit half of the free
-    /// memory, since a second epoch then runs from memory. Never for [`Mode::Mmap`].
+    /// `O_DIRECT` if the file system allows it. Under [`Mode::Auto`] only if the dataset exceeds half of the free
+    /// memory; otherwise a second epoch runs from memory. Never for [`Mode::Mmap`].
     ///
-    /// A cold first epoch through the page cache costs CPU time, and speed where the device is slow with many small
-    /// segments: the kernel puts a random extent into single pages of 4 KiB. Where each sample is read only once,
-    /// [`Direct::On`] is better.
+    /// A cold first epoch through the page cache costs CPU time. It also costs speed on devices that are slow with many
+    /// small segments, because the kernel puts a random extent into single pages of 4 KiB. If each sample is read only
+    /// once, [`Direct::On`] is better.
     #[default]
     Auto,
-    /// Yes, or an error when opening the reader.
+    /// Always; an error on opening the reader if it is not possible.
     On,
-    /// No.
+    /// Never.
     Off,
 }
 
-/// [`ReadStats`] for readers with threads of their own: relaxed counters, each a statistic and nothing else.
+/// [`ReadStats`] of readers with their own threads. The counters are relaxed: pure statistics.
 #[derive(Default)]
 struct Counters {
     ops: AtomicU64,

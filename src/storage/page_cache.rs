@@ -1,9 +1,9 @@
-//! What the page cache has is copied at once by whoever wants it: `preadv2` with `RWF_NOWAIT`, which never waits.
+//! Copies bytes from the page cache at once, on the caller's thread: `preadv2` with `RWF_NOWAIT`, which never blocks.
 //!
-//! A miss must cost the device nothing. But since Linux 5.x a `RWF_NOWAIT` read that misses *starts* the read into the
-//! page cache before it answers EAGAIN (measured on 6.18: 32 pages of 32 were there 0.2 s later), so that an O_DIRECT
-//! read after it would move the same bytes twice. Hence `cachestat` is asked first, until many hits in a row; and where the kernel
-//! does not answer that, probing is spaced out while it does not pay.
+//! A miss must cost the device nothing. But since Linux 5.x, a `RWF_NOWAIT` read that misses *starts* the read into the
+//! page cache before it answers EAGAIN (measured on 6.18: 32 pages of 32 were there 0.2 s later). An O_DIRECT read
+//! after it would move the same bytes twice. So `cachestat` is asked first, until many hits in a row. If the kernel
+//! does not answer `cachestat`, probes become rarer while they do not pay.
 
 use super::attempt::Call;
 use super::fault_hook::FaultHook;
@@ -17,34 +17,34 @@ use std::io::IoSliceMut;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Misses that are let pass without a probe at most, where `cachestat` is not to be had.
+/// Limit of misses without a probe, if `cachestat` is not available.
 const SKIP_MAX: u32 = 32;
 
-/// Hits in a row after which the next read is tried without a look. Where half of the data is cached a look for each
-/// read costs a microsecond, and a miss without one a second read from the device.
+/// After this many hits in a row, the next read is tried without `cachestat`. With half of the data cached, a
+/// `cachestat` per read costs a microsecond, and a miss without it costs a second read from the device.
 const SURE: u32 = 32;
 
-/// The page cache as a reader that answers at once. Shared by many threads; a hit takes no lock.
+/// The page cache as a reader that answers at once. Many threads share it; a hit takes no lock.
 pub struct PageCache {
     files: Files,
     hits: AtomicU64,
     misses: AtomicU64,
-    /// Hits in a row, up to `SURE`. A hint; races cost one look.
+    /// Hits in a row, up to `SURE`. A hint; a race costs one `cachestat`.
     sure: AtomicU32,
     /// `cachestat` is refused here.
     blind: AtomicBool,
-    /// Where it is refused: misses in a row (capped), and how many tries are left to let pass.
+    /// If it is refused: misses in a row (capped), and the number of tries still to skip.
     streak: AtomicU32,
     skip: AtomicU32,
     refused: OnceLock<String>,
 }
 
-/// What the page cache had.
+/// The answer of the page cache.
 #[derive(Debug)]
 pub enum Cached {
     /// All bytes were there and are in `dst`.
     Hit,
-    /// Not all bytes were there; `dst` holds garbage. Read them by a [`Reader`](super::Reader).
+    /// Some bytes were missing; `dst` holds garbage. Read them by a [`Reader`](super::Reader).
     Miss,
     /// The read cannot work: the file is gone, changed, or not a file.
     Failed(Error),
@@ -85,17 +85,17 @@ impl PageCache {
         }
     }
 
-    /// Extents found.
+    /// Number of extents found.
     pub fn hits(&self) -> u64 {
         self.hits.load(Ordering::Relaxed)
     }
 
-    /// Extents not found.
+    /// Number of extents not found.
     pub fn misses(&self) -> u64 {
         self.misses.load(Ordering::Relaxed)
     }
 
-    /// Why nothing is ever found here, when the kernel or file system cannot read without waiting.
+    /// Why every read misses, if the kernel or file system cannot read without blocking.
     #[cfg(feature = "unstable")]
     pub fn refused(&self) -> Option<&str> {
         self.refused.get().map(String::as_str)
@@ -137,7 +137,7 @@ impl PageCache {
         Ok(hit)
     }
 
-    /// The bytes, or false as soon as some are not there.
+    /// Copies the bytes; false as soon as some are missing.
     fn copy(&self, fd: impl AsFd, extent: &Extent, dst: &mut [u8]) -> Result<bool> {
         let (mut done, mut retries) = (0, 0);
         while done < dst.len() {
@@ -153,11 +153,11 @@ impl PageCache {
                 }
                 Ok(read) => done += read,
                 Err(Errno::INTR) if retries < RETRIES_MAX => retries += 1,
-                // Whoever waits for it can say better what is wrong.
+                // The reader that then waits for the bytes reports errors better.
                 Err(Errno::INTR) => return Ok(false),
                 Err(Errno::AGAIN) => return Ok(false),
                 Err(errno @ (Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM | Errno::INVAL)) => {
-                    self.refused.get_or_init(|| format!("reading without waiting is refused: {errno}"));
+                    self.refused.get_or_init(|| format!("reads without blocking (RWF_NOWAIT) are refused: {errno}"));
                     return Ok(false);
                 }
                 Err(errno) => return Err(Error::os(Stage::Read, "", errno.into())),
@@ -178,7 +178,7 @@ impl PageCache {
         }
     }
 
-    /// Whether this try is let pass, since the last ones did not pay and looking is not free.
+    /// Whether to skip this try, because the last ones did not pay and a probe is not free.
     fn let_pass(&self) -> bool {
         let left = self.skip.load(Ordering::Relaxed);
         if left > 0 {

@@ -7,7 +7,7 @@ use super::threads::Work;
 use super::{Counters, Extent, Footprint, ReadStats, add};
 use crate::error::{Error, ErrorKind, Result, Stage};
 
-/// `pread`, past the page cache when `files` says so.
+/// `pread`, past the page cache if `files` says so.
 pub(super) struct Pread {
     files: Files,
 }
@@ -18,8 +18,8 @@ impl Pread {
     }
 }
 
-/// Reads the extent, which is not empty and lies within its file, past the page cache when `files` says so; where in `buf` it
-/// starts.
+/// Reads the extent, past the page cache if `files` says so, and returns its offset in `buf`. The extent must not be
+/// empty and must lie within its file.
 pub(super) fn read_file(files: &Files, extent: &Extent, buf: &mut [u8], counters: &Counters) -> Result<usize> {
     let file = files.get(extent.source)?;
     let mut progress = Progress::new(*extent, files.align_of(&file));
@@ -41,10 +41,10 @@ pub(super) fn read_file(files: &Files, extent: &Extent, buf: &mut [u8], counters
     }
 }
 
-/// The buffer of a read past the page cache must be aligned.
+/// Checks the buffer of a read past the page cache for alignment.
 pub(super) fn check_aligned(buf: &[u8], direct: bool, align: usize) -> Result<()> {
     if direct && !buf.as_ptr().addr().is_multiple_of(align) {
-        let message = format!("the buffer is not aligned to {align} bytes, which O_DIRECT needs");
+        let message = format!("O_DIRECT needs a buffer aligned to {align} bytes; this one is not");
         return Err(Error::new(ErrorKind::Config, Stage::Read, message));
     }
     Ok(())

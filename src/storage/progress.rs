@@ -1,4 +1,4 @@
-//! What a read asks for and how it goes on: pure, shared by all readers that may bypass the page cache.
+//! The requests of a read and how it continues: pure, shared by all readers that may bypass the page cache.
 //!
 //! ```text
 //! extent          |......wanted......|
@@ -11,32 +11,32 @@ use super::{Extent, Footprint};
 use crate::error::{Error, ErrorKind, Stage};
 use rustix::io::Errno;
 
-/// Bytes of one system call at most: a power of two below the kernel's 0x7ffff000, and the largest piece of memory
-/// that io_uring registers.
+/// Limit of bytes per system call: a power of two below the kernel's 0x7ffff000, and the largest piece of memory that
+/// io_uring registers.
 pub(crate) const READ_MAX: usize = 1 << 30;
 
-/// `EINTR` and `EAGAIN` in a row without a byte, after which a read fails rather than spins.
+/// After this many `EINTR` and `EAGAIN` in a row without a byte, a read fails rather than spins.
 pub(crate) const RETRIES_MAX: u32 = 1000;
 
-/// What to do after a read returned.
+/// The next step after a read returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// All bytes are there; the extent starts at this offset of the buffer.
     Done(usize),
-    /// Some bytes came: read on at `next()`.
+    /// Some bytes came: continue at `next()`.
     Continue,
-    /// Nothing happened: the same read again.
+    /// No byte came: repeat the same read.
     Retry,
     /// `O_DIRECT` was refused: clear the flag; `next()` starts anew without it.
     Buffered,
-    /// It cannot be had.
+    /// The read failed.
     Fail(Failure),
 }
 
 /// Why a read failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// The file ends before the extent does: that many of its bytes are there.
+    /// The file ends before the extent does; this many bytes of the extent are there.
     Truncated(u64),
     /// An error of the operating system.
     Os(Errno),
@@ -50,22 +50,22 @@ pub(crate) struct Next {
     pub(crate) len: usize,
 }
 
-/// A read under way.
+/// A read in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Progress {
     extent: Extent,
-    /// First file byte that is read; `extent.offset` rounded down.
+    /// First file byte to read: `extent.offset` rounded down.
     start: u64,
-    /// Bytes read when nothing is short: up to the extent's end rounded up.
+    /// Bytes to read without a short read: up to the extent's end rounded up.
     span: usize,
     /// 1 without `O_DIRECT`.
     align: usize,
-    /// Bytes of the buffer that are filled.
+    /// Number of filled bytes in the buffer.
     got: usize,
     retries: u32,
 }
 
-/// What a read of `extent` needs when offsets, lengths and memory are multiples of `align` (a power of two).
+/// The requirements of a read of `extent`, if offsets, lengths and memory are multiples of `align` (a power of two).
 pub(crate) fn footprint(extent: &Extent, align: usize) -> Footprint {
     if extent.len == 0 {
         return Footprint { bytes: 0, in_place: true };
@@ -75,11 +75,11 @@ pub(crate) fn footprint(extent: &Extent, align: usize) -> Footprint {
 }
 
 impl Progress {
-    /// The read of `extent`, which is not empty, with `align` a power of two.
+    /// The read of `extent`, which must not be empty, with `align` a power of two.
     pub(crate) fn new(extent: Extent, align: usize) -> Self {
         let wide = align as u64;
         let start = extent.offset & !(wide - 1);
-        // Saturating: what lies behind 2^64 is refused before it is read, but may be asked about.
+        // Saturating: an extent past 2^64 is refused before it is read, but its footprint may be asked.
         let end = extent.offset.saturating_add(extent.len).checked_next_multiple_of(wide).unwrap_or(u64::MAX);
         Self { extent, start, span: (end - start) as usize, align, got: 0, retries: 0 }
     }
@@ -89,18 +89,18 @@ impl Progress {
         self.align > 1
     }
 
-    /// What offsets, lengths and memory are multiples of.
+    /// The alignment of offsets, lengths and memory.
     pub(crate) fn align(&self) -> usize {
         self.align
     }
 
-    /// What to read now.
+    /// The next range to read.
     pub(crate) fn next(&self) -> Next {
         let at = self.got & !(self.align - 1);
         Next { offset: self.start + at as u64, at, len: (self.span - at).min(READ_MAX) }
     }
 
-    /// What to do after the read of `next()` returned `result`.
+    /// The next step after the read of `next()` returned `result`.
     pub(crate) fn step(&mut self, result: Result<usize, Errno>) -> Step {
         match result {
             Ok(read) => self.advance(read),
@@ -158,7 +158,7 @@ mod tests {
         Extent { source, offset, len }
     }
 
-    /// Plays `results` and returns the reads asked for and the last step.
+    /// Plays `results` and returns the requested reads and the last step.
     fn play(extent: Extent, align: usize, results: &[Result<usize, Errno>]) -> (Vec<(u64, usize, usize)>, Step) {
         let mut progress = Progress::new(extent, align);
         let mut reads = Vec::new();
@@ -172,18 +172,18 @@ mod tests {
     }
 
     #[test]
-    fn a_buffered_read_asks_for_the_extent_itself() {
+    fn a_buffered_read_requests_the_extent_itself() {
         assert_eq!(play(extent(100, 50), 1, &[Ok(50)]), (vec![(100, 0, 50)], Step::Done(0)));
     }
 
     #[test]
-    fn a_direct_read_asks_for_the_aligned_superset_and_says_where_the_extent_starts() {
+    fn a_direct_read_requests_the_aligned_superset_of_its_extent() {
         assert_eq!(play(extent(1000, 100), 512, &[Ok(1024)]), (vec![(512, 0, 1024)], Step::Done(488)));
         assert_eq!(play(extent(1024, 512), 512, &[Ok(512)]), (vec![(1024, 0, 512)], Step::Done(0)));
     }
 
     #[test]
-    fn a_short_read_is_continued_from_where_it_ended_and_not_taken_as_success() {
+    fn a_short_read_continues_where_it_ended() {
         let (reads, last) = play(extent(100, 50), 1, &[Ok(20), Ok(29), Ok(1)]);
         assert_eq!((reads, last), (vec![(100, 0, 50), (120, 20, 30), (149, 49, 1)], Step::Done(0)));
     }
@@ -201,10 +201,10 @@ mod tests {
     }
 
     #[test]
-    fn a_read_of_0_before_the_end_is_a_truncated_file_and_not_retried_for_ever() {
+    fn a_read_of_0_before_the_end_means_a_truncated_file() {
         assert_eq!(play(extent(100, 50), 1, &[Ok(0)]).1, Step::Fail(Failure::Truncated(0)));
         assert_eq!(play(extent(100, 50), 1, &[Ok(20), Ok(0)]).1, Step::Fail(Failure::Truncated(20)));
-        // O_DIRECT brings the same tail again after aligning down: no new byte is the end as well.
+        // O_DIRECT brings the same tail again after aligning down: no new byte is the end, too.
         assert_eq!(play(extent(100, 900), 512, &[Ok(700), Ok(188)]).1, Step::Fail(Failure::Truncated(600)));
         // The file ends before the extent starts.
         assert_eq!(play(extent(400, 100), 512, &[Ok(300), Ok(300)]).1, Step::Fail(Failure::Truncated(0)));
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn einval_on_a_direct_read_starts_anew_without_o_direct_and_is_an_error_the_second_time() {
+    fn einval_turns_o_direct_off_once_and_then_fails() {
         let (reads, last) = play(extent(1000, 100), 512, &[Err(Errno::INVAL), Ok(100)]);
         assert_eq!((reads, last), (vec![(512, 0, 1024), (1000, 0, 100)], Step::Done(0)));
         let twice = play(extent(1000, 100), 512, &[Err(Errno::INVAL); 2]);
@@ -227,17 +227,17 @@ mod tests {
     }
 
     #[test]
-    fn more_than_one_call_can_read_is_cut_and_not_counted_as_the_end() {
+    fn a_read_beyond_one_calls_limit_is_cut_and_not_the_end() {
         let len = 3 * READ_MAX as u64 / 2;
         let (reads, last) = play(extent(0, len), 1, &[Ok(READ_MAX), Ok(READ_MAX / 2)]);
         assert_eq!((reads[1], last), ((READ_MAX as u64, READ_MAX, READ_MAX / 2), Step::Done(0)));
     }
 
     proptest! {
-        /// A file of `file` bytes behind a kernel that returns any short count it likes: what is wanted arrives
-        /// whenever it is there, at the right place, and nothing else is called success.
+        /// A file of `file` bytes behind a kernel that returns any short counts. Existing wanted bytes always arrive at
+        /// the right place, and nothing else counts as success.
         #[test]
-        fn any_sequence_of_short_reads_ends_well_exactly_when_the_bytes_are_there(
+        fn any_short_reads_succeed_exactly_if_the_bytes_exist(
             offset in 0_u64..5000, len in 1_u64..5000, file in 0_u64..12_000, shift in 0_u32..13,
             cuts in prop::collection::vec(1_usize..5000, 1..50)
         ) {
@@ -250,7 +250,7 @@ mod tests {
                 let next = progress.next();
                 prop_assert!(next.offset.is_multiple_of(align as u64) && (next.at | next.len).is_multiple_of(align));
                 let there = file.saturating_sub(next.offset).min(next.len as u64) as usize;
-                // A short count that is not the end of the file is at least one block, as on real devices.
+                // A short count before the end of the file is at least one block, as on real devices.
                 let read = there.min(cuts[turn % cuts.len()].next_multiple_of(align));
                 for (index, byte) in buffer[next.at..next.at + read].iter_mut().enumerate() {
                     *byte = next.offset + index as u64;

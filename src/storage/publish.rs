@@ -1,4 +1,4 @@
-//! Files that appear whole or not at all: written under a hidden name of their own, synced if asked for, then renamed.
+//! Files that appear whole or not at all: written under a hidden name, synced on request, then renamed.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const SUFFIX: &str = ".partial";
 const BUFFER: usize = 1 << 20;
-/// Bytes of the target's name in the hidden name: file systems end names at 255 bytes.
+/// Bytes of the target's name in the hidden name. File systems limit names to 255 bytes.
 const NAME_MAX: usize = 200;
 
-/// A file that is being written. Dropped before [`commit`](Self::commit) it leaves nothing.
+/// A file being written. Dropped before [`commit`](Self::commit), it leaves nothing.
 pub(crate) struct Pending {
     file: Option<BufWriter<File>>,
     hidden: PathBuf,
@@ -20,7 +20,7 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
-    /// Begins `target`, under the hidden name `.NAME.PID.N.tmp`.
+    /// Begins `target` under the hidden name `.NAME.PID.N.tmp`.
     pub(crate) fn create(target: impl Into<PathBuf>) -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let target = target.into();
@@ -29,7 +29,7 @@ impl Pending {
         loop {
             let end = format!(".{}.{}.tmp", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
             let hidden = target.with_file_name(OsString::from_vec([b".", name, end.as_bytes()].concat()));
-            // A container on another machine may have the same process id: then the next number.
+            // A container on another machine may have the same process id. Then take the next number.
             match File::options().write(true).create_new(true).open(&hidden) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 file => return Ok(Self::of(file?, hidden, target)),
@@ -37,7 +37,7 @@ impl Pending {
         }
     }
 
-    /// Begins `target` where nobody else writes it: `.NAME.partial`, which takes the place of what an interrupted run left.
+    /// Begins `target` for a single writer: `.NAME.partial`, which replaces the leftover of an interrupted run.
     pub(crate) fn create_alone(target: impl Into<PathBuf>) -> io::Result<Self> {
         let target = target.into();
         let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?.as_bytes();
@@ -49,12 +49,12 @@ impl Pending {
         Self { file: Some(BufWriter::with_capacity(BUFFER, file)), hidden, target }
     }
 
-    /// The path that the file will have.
+    /// The final path of the file.
     pub(crate) fn target(&self) -> &Path {
         &self.target
     }
 
-    /// Gives the file its name; with `sync` after its bytes are on the device.
+    /// Gives the file its final name; with `sync`, after its bytes are on the device.
     pub(crate) fn commit(mut self, sync: bool) -> io::Result<()> {
         let Some(file) = self.file.take() else { return Ok(()) };
         let file = file.into_inner().map_err(|error| error.into_error())?;
@@ -82,20 +82,20 @@ impl Write for Pending {
 impl Drop for Pending {
     fn drop(&mut self) {
         if let Some(file) = self.file.take() {
-            // What is buffered is not wanted any more.
+            // The buffered bytes are no longer needed.
             drop(file.into_parts());
         }
-        // After the renaming there is no such file, and that is well.
+        // After the rename the hidden file does not exist, and this error is expected.
         let _ = std::fs::remove_file(&self.hidden);
     }
 }
 
-/// Whether a file of this name was begun by [`Pending::create_alone`].
+/// Whether the file name comes from [`Pending::create_alone`].
 pub(crate) fn is_partial(name: &str) -> bool {
     name.starts_with('.') && name.ends_with(SUFFIX)
 }
 
-/// Writes `bytes` to `target`, whose folder is made when it is missing.
+/// Writes `bytes` to `target`, and creates its folder if it is missing.
 pub(crate) fn publish(target: &Path, bytes: &[u8], sync: bool) -> io::Result<()> {
     if let Some(dir) = target.parent().filter(|dir| !dir.as_os_str().is_empty()) {
         make_folder(dir)?;
@@ -105,7 +105,7 @@ pub(crate) fn publish(target: &Path, bytes: &[u8], sync: bool) -> io::Result<()>
     pending.commit(sync)
 }
 
-/// Makes a folder, and those above it.
+/// Creates a folder and its parents.
 pub(crate) fn make_folder(dir: &Path) -> io::Result<()> {
     std::fs::create_dir_all(dir)
 }
@@ -115,20 +115,20 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
     std::fs::remove_file(path)
 }
 
-/// An open folder, so that the names of files published in it can be put on the device.
+/// An open folder, for syncing the names of files published in it.
 pub(crate) struct Folder(File);
 
 impl Folder {
-    /// Opens the folder that `target` lies in.
+    /// Opens the folder of `target`.
     pub(crate) fn of(target: &Path) -> io::Result<Self> {
         let dir = target.parent().filter(|dir| !dir.as_os_str().is_empty());
         Ok(Self(File::open(dir.unwrap_or(Path::new(".")))?))
     }
 
-    /// Puts its names on the device.
+    /// Syncs its names to the device.
     pub(crate) fn sync(&self) -> io::Result<()> {
         match self.0.sync_all() {
-            // Some network file systems cannot, and have nothing to sync.
+            // Some network file systems cannot sync folders, and have nothing to sync.
             Err(source) if matches!(source.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
             done => done,
         }

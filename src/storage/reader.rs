@@ -1,4 +1,4 @@
-//! The contract of a reader: operations go in by `submit`, completions come out of `wait`. See the module's invariants.
+//! The contract of a reader: `submit` takes operations, `wait` returns completions. See the module's invariants.
 
 use super::{Direct, Extent, Mode, ReadStats, Waker};
 use crate::error::{Error, Result};
@@ -10,36 +10,37 @@ use std::time::Duration;
 
 pub(crate) use sealed::Sealed;
 
-/// Operations in flight at most, whatever the options say: 16 times what any NVMe queue gains from.
+/// Limit of operations in flight for all options: 16 times the depth that any NVMe queue benefits from.
 pub const DEPTH_MAX: u32 = 4096;
-/// Threads of a pread or mmap reader at most.
+/// Limit of threads in a pread or mmap reader.
 pub const THREADS_MAX: u32 = 256;
-/// How long dropping a reader waits for what is in flight before it leaks it.
+/// Deadline for operations in flight when a reader is dropped. Later ones are leaked.
 pub const DROP_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How to open a reader.
+/// Options to open a reader.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ReaderOptions {
-    /// Which reader.
+    /// The choice of reader.
     pub mode: Mode,
     /// Whether to bypass the page cache.
     pub direct: Direct,
-    /// Operations in flight, 1 to [`DEPTH_MAX`]. `None`, the default, is 32, where NVMe devices reach their bandwidth at
-    /// 128 KiB; and 128 for io_uring through the page cache, where each operation also takes and fills its pages.
+    /// Operations in flight, 1 to [`DEPTH_MAX`]. `None`, the default, is 32; there NVMe devices reach their bandwidth
+    /// at 128 KiB. For io_uring through the page cache it is 128, because each operation also allocates and fills its
+    /// pages.
     pub depth: Option<u32>,
-    /// Threads of the pread and mmap readers, at most [`THREADS_MAX`]; more than `depth` are never started. 0, the
-    /// default, means `depth` of them, but at most 32: each only waits for the device.
+    /// Threads of the pread and mmap readers, at most [`THREADS_MAX`] and never more than `depth`. 0, the default,
+    /// means `depth` threads, but at most 32: each only waits for the device.
     pub threads: u32,
-    /// Descriptors that stay open per table (the reader has one, the page cache another). `None`, the default, is a
-    /// quarter of the soft `RLIMIT_NOFILE`. More sources than that are opened for each read and closed after it.
+    /// Descriptors that stay open per table (the reader has one table, the page cache another). `None`, the default, is
+    /// a quarter of the soft `RLIMIT_NOFILE`. With more sources than that, each read opens and closes its file.
     pub fds: Option<u32>,
-    /// Whether io_uring registers files and buffers. Default true; off only to measure what it gains.
+    /// Whether io_uring registers files and buffers. Default true; false only to measure the gain.
     pub registered: bool,
-    /// For tests: the errno that setting up io_uring shall fail with.
+    /// For tests: the errno with which the setup of io_uring fails.
     #[doc(hidden)]
     pub deny_uring: Option<i32>,
-    /// For tests: what shall go wrong.
+    /// For tests: the faults to inject.
     #[cfg(feature = "unstable")]
     pub faulty: Option<std::sync::Arc<super::Faulty>>,
 }
@@ -60,33 +61,33 @@ impl Default for ReaderOptions {
     }
 }
 
-/// A read to be done: the bytes of `extent` into `buf`.
+/// A read to do: the bytes of `extent` into `buf`.
 pub struct ReadOp {
-    /// The caller's, given back with the completion.
+    /// The caller's tag, returned with the completion.
     pub tag: u64,
-    /// Which bytes.
+    /// The bytes to read.
     pub extent: Extent,
-    /// Where to: at least [`Reader::footprint`] bytes.
+    /// The destination, at least [`Reader::footprint`] bytes.
     pub buf: IoBuf,
 }
 
-/// A read that ended.
+/// A completed read.
 pub struct Completion {
     /// The operation's tag.
     pub tag: u64,
-    /// The operation's buffer; the kernel has let go of it.
+    /// The operation's buffer. The kernel has released it.
     pub buf: IoBuf,
-    /// Where in `buf` the `len` bytes of the extent start: 0, or more when the read had to be wider than the extent.
+    /// Offset in `buf` of the extent's `len` bytes: 0, or more if the read had to be wider than the extent.
     pub result: Result<usize>,
 }
 
-/// What a read needs.
+/// The requirements of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footprint {
     /// Bytes of buffer.
     pub bytes: usize,
-    /// Exactly the extent's bytes are read, to the start of the buffer: it may be their final place, provided that it
-    /// is aligned to [`Reader::mem_align`] in its region.
+    /// The read brings exactly the extent's bytes to the start of the buffer. So the buffer may be their final place,
+    /// if it is aligned to [`Reader::mem_align`] in its region.
     pub in_place: bool,
 }
 
@@ -95,72 +96,72 @@ mod sealed {
     use std::sync::Arc;
 
     pub trait Sealed {
-        /// Registers memory that buffers will lie in, so that the kernel pins it once and not for each read; replaces
-        /// what was registered before. With nothing in flight, and on the thread that drives the reader. Returns the
-        /// reason when it was not to be had; everything works all the same.
-        #[allow(private_interfaces, reason = "sealed: nobody outside of the crate can name the trait")]
+        /// Registers memory for buffers, so that the kernel pins it once and not for each read. Replaces the memory
+        /// registered before. Call it on the thread that drives the reader, with nothing in flight. Returns the reason
+        /// if registration failed; the reader works without it.
+        #[allow(private_interfaces, reason = "sealed: no code outside of the crate can name the trait")]
         fn register(&mut self, regions: &[Arc<Region>]) -> Option<String>;
     }
 }
 
-/// Brings extents into memory. Driven by one thread: the one that first calls `submit` or `wait`; to hand a reader on
-/// to another thread, let it run empty first (`in_flight() == 0`).
+/// Reads extents into memory. One thread drives it: the first one that calls `submit` or `wait`. Another thread may
+/// take over once the reader is empty (`in_flight() == 0`).
 ///
-/// Dropping it cancels and then waits for what is in flight, for at most [`DROP_DEADLINE`]; see [`leaked`].
+/// Dropping it cancels the operations in flight, and waits for them for at most [`DROP_DEADLINE`]; see [`leaked`].
 pub trait Reader: Sealed + Send {
     /// `io_uring`, `pread` or `mmap`.
     fn name(&self) -> &'static str;
 
-    /// Operations in flight at most.
+    /// Limit of operations in flight.
     fn depth(&self) -> usize;
 
-    /// What the read of `extent` needs.
+    /// The requirements of a read of `extent`.
     fn footprint(&self, extent: &Extent) -> Footprint;
 
-    /// Alignment in bytes of every buffer, within its region; a power of two, 1 when it does not matter.
+    /// Alignment in bytes of every buffer within its region; a power of two, 1 for none.
     fn mem_align(&self) -> usize;
 
-    /// Takes a read over; gives it back when `depth` are in flight. It starts with the next [`Reader::wait`].
+    /// Takes a read; returns it if `depth` operations are in flight. The read starts with the next [`Reader::wait`].
     ///
-    /// An operation that cannot work (a buffer too small, an extent behind the end) is taken too and completes with
-    /// the error.
+    /// An operation that cannot work (a buffer too small, an extent past the end) is taken, too, and completes with the
+    /// error.
     #[allow(clippy::result_large_err, reason = "the operation itself comes back")]
     fn submit(&mut self, op: ReadOp) -> std::result::Result<(), ReadOp>;
 
-    /// Sends what was submitted as one batch and appends what completed to `out`. Returns when that is at least one,
-    /// or after a wake, or after `timeout` (`None`: never; zero: looks once). It may also return early with nothing, and
-    /// up to 1 ms late where many small reads are in flight and their completions are worth gathering. Neither `submit` nor
+    /// Sends the submitted operations as one batch and appends completions to `out`. Returns after at least one
+    /// completion, a wake, or `timeout` (`None`: never; zero: looks once). It may return early without a completion. It
+    /// may return up to 1 ms late if many small reads are in flight, to gather their completions. Neither `submit` nor
     /// `wait` blocks on storage: a hung read must not hold the planner.
     fn wait(&mut self, out: &mut Vec<Completion>, timeout: Option<Duration>);
 
-    /// Operations submitted whose completion was not handed out yet.
+    /// Submitted operations whose completion was not returned yet.
     fn in_flight(&self) -> usize;
 
-    /// Asks for what is in flight to end soon. Every operation still completes: well, with its own error or with
-    /// [`ErrorKind::Cancelled`](crate::ErrorKind::Cancelled).
+    /// Makes the operations in flight end soon. Every operation still completes: with success, with its own error or
+    /// with [`ErrorKind::Cancelled`](crate::ErrorKind::Cancelled).
     fn cancel(&mut self);
 
-    /// Ends a `wait` from any thread.
+    /// A handle that ends a `wait` from any thread.
     fn waker(&self) -> Waker;
 
-    /// What it did so far.
+    /// The statistics so far.
     fn stats(&self) -> ReadStats;
 
-    /// Why it cannot read any more, if so. What is in flight may then never complete.
+    /// Why the reader can no longer read, if so. Operations in flight may then never complete.
     fn broken(&self) -> Option<Error> {
         None
     }
 
-    /// Registers a ring's memory with the kernel (see [`ReadStats::registered_buffers`]); the loader does that itself
-    /// for its own. Returns the reason when it was not to be had, which is no error.
+    /// Registers a ring's memory with the kernel (see [`ReadStats::registered_buffers`]). The loader does that itself
+    /// for its own rings. Returns the reason if registration failed, which is no error.
     #[cfg(feature = "unstable")]
     fn register_ring(&mut self, ring: &ByteRing) -> Option<String> {
         self.register(std::slice::from_ref(ring.region()))
     }
 }
 
-/// Operations of this process whose end could not be established within [`DROP_DEADLINE`]: their buffers were leaked,
-/// because the kernel may still write to them. Not 0 means a device that does not answer.
+/// Operations of this process that did not end within [`DROP_DEADLINE`]. Their buffers were leaked, because the kernel
+/// may still write to them. A number above 0 means that a device does not answer.
 pub fn leaked() -> u64 {
     LEAKED.load(Ordering::Relaxed)
 }

@@ -2,16 +2,16 @@
 //!
 //! ```text
 //! root (the user's path, links followed) ──► folder ──openat2(RESOLVE_BENEATH, NO_MAGICLINKS)──► file
-//!                                                └── openat2 not to be had: one component at a time, no link at all
+//!                                                └── without openat2: one component at a time, no link at all
 //! ```
 //!
-//! A name that the user wrote, or that a folder listed, may be a link to wherever the user's data lies. A name that stands
-//! in an index or a manifest is data: [`is_plain`] refuses it when it is absolute, or has `..`, `.`, an empty component
-//! or a NUL, and the kernel refuses it when a link on its way leads out of the root (`EXDEV`), or is one of `/proc`'s
-//! (`ELOOP`). An absolute link counts as leading out, wherever it ends.
+//! A name from the user or from a folder listing may be a link to any place of the user's data. A name in an index or a
+//! manifest is data. [`is_plain`] refuses it if it is absolute, or has `..`, `.`, an empty component or a NUL. The
+//! kernel refuses it if a link on its path leads out of the root (`EXDEV`), or is one of `/proc`'s (`ELOOP`). An
+//! absolute link counts as leading out, wherever it ends.
 //!
 //! Limits: before Linux 5.6, and under filters that refuse `openat2`, links within the root are refused as well. The
-//! root is opened anew each time, so that a file system that was mounted again is found again.
+//! root is opened anew each time, so that a remounted file system is found again.
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags};
@@ -19,19 +19,19 @@ use rustix::io::Errno;
 use std::ffi::CStr;
 use std::path::Path;
 
-/// How a name is followed.
+/// How names are resolved.
 pub(crate) const RESOLVE: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
 
-/// Times that a name is tried again when folders are renamed while it is followed.
+/// Limit of tries when folders are renamed during the resolution.
 const TRIES: u32 = 16;
 
-/// Whether a name may stand in a file: relative, of plain components.
+/// Whether a name from a file is allowed: relative, of plain components.
 pub(crate) fn is_plain(name: &[u8]) -> bool {
     let plain = |part: &[u8]| !part.is_empty() && part != b"." && part != b"..";
     name.split(|byte| *byte == b'/').all(plain) && !name.contains(&0)
 }
 
-/// The folder that a root is, to open beneath.
+/// Opens the folder of a root.
 pub(crate) fn root(path: &Path) -> Result<OwnedFd, Errno> {
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
@@ -39,7 +39,7 @@ pub(crate) fn root(path: &Path) -> Result<OwnedFd, Errno> {
 
 /// Opens `name`, which [`is_plain`], beneath `root`.
 ///
-/// Errors: `EXDEV` when a link leads out of the root.
+/// Errors: `EXDEV` if a link leads out of the root.
 pub(crate) fn open(root: BorrowedFd<'_>, name: &CStr, flags: OFlags) -> Result<OwnedFd, Errno> {
     for _ in 0..TRIES {
         match rustix::fs::openat2(root, name, flags, Mode::empty(), RESOLVE) {
@@ -51,7 +51,7 @@ pub(crate) fn open(root: BorrowedFd<'_>, name: &CStr, flags: OFlags) -> Result<O
     Err(Errno::AGAIN)
 }
 
-/// As [`open`] with nothing but `openat`: one component after the other, links refused.
+/// As [`open`] with `openat` alone: one component after the other, links refused.
 fn walk(root: BorrowedFd<'_>, name: &CStr, flags: OFlags) -> Result<OwnedFd, Errno> {
     let folder = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut here: Option<OwnedFd> = None;
@@ -69,7 +69,7 @@ fn walk(root: BorrowedFd<'_>, name: &CStr, flags: OFlags) -> Result<OwnedFd, Err
     Err(Errno::NOENT)
 }
 
-/// A link, which fails in many ways, is `EXDEV` here.
+/// Maps a link, which fails in many ways, to `EXDEV`.
 fn refused(at: BorrowedFd<'_>, part: &[u8], errno: Errno) -> Errno {
     let is_link = || {
         let stat = rustix::fs::statat(at, part, AtFlags::SYMLINK_NOFOLLOW);
@@ -78,7 +78,7 @@ fn refused(at: BorrowedFd<'_>, part: &[u8], errno: Errno) -> Errno {
     if matches!(errno, Errno::LOOP | Errno::NOTDIR) && is_link() { Errno::XDEV } else { errno }
 }
 
-/// As [`open`], without any I/O: `EAGAIN` when there would be some.
+/// As [`open`], without I/O: `EAGAIN` if I/O would be needed.
 pub(crate) fn open_cached(root: &Path, name: &CStr, flags: OFlags) -> Result<OwnedFd, Errno> {
     let folder = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let path = if root.as_os_str().is_empty() { Path::new(".") } else { root };
@@ -96,7 +96,7 @@ mod tests {
     const FLAGS: OFlags = crate::storage::files::OPEN_FLAGS;
 
     #[test]
-    fn names_that_are_no_plain_relative_paths_are_told() {
+    fn names_that_are_not_plain_relative_paths_are_refused() {
         let table: [(&[u8], bool); 14] = [
             (b"a", true),
             (b"a/b.mds", true),
@@ -118,7 +118,7 @@ mod tests {
         }
     }
 
-    /// A folder with links of every kind; beside it a file that nobody may reach.
+    /// A folder with links of every kind, beside a file that must stay out of reach.
     fn folder(name: &str) -> PathBuf {
         let base = std::env::temp_dir().join(format!("feedline-beneath-{name}-{}", std::process::id()));
         let root = base.join("root");
@@ -135,10 +135,10 @@ mod tests {
     }
 
     #[test]
-    fn nothing_outside_of_the_root_is_opened_with_openat2_or_without() {
+    fn no_file_outside_of_the_root_is_opened_on_either_path() {
         let base = folder("table");
         let root = root(&base.join("root")).unwrap();
-        // What openat2 says, and what is left without it.
+        // The answer of openat2, and the answer without it.
         let table = [
             ("sub/file", None, None),
             ("inside", None, Some(Errno::XDEV)),
@@ -157,7 +157,7 @@ mod tests {
                 let name = std::ffi::CString::new(name).unwrap();
                 match (way(root.as_fd(), &name, FLAGS), refused) {
                     (Err(errno), Some(refused)) => assert_eq!(errno, refused, "{name:?}"),
-                    // A kernel without openat2 has told nothing here.
+                    // A kernel without openat2 gives no answer here.
                     (Err(Errno::XDEV), None) if pick == 0 && !has_openat2() => {}
                     (Ok(fd), None) => {
                         let mut text = String::new();

@@ -1,13 +1,15 @@
-//! A second try for reads that failed for a reason that may pass: done by whoever asks, one at a time, with pauses.
+//! Retries of reads with a transient error: done by the caller, one at a time, with pauses.
 //!
 //! ```text
-//! failed ─► pause ─► the file opened anew ─► read ─┬─► the bytes
-//!             ▲                                     ├─► EIO, the first time: past the page cache, which may be what is bad
-//!             └─────────── may pass, up to 5 × ─────┴─► otherwise: the error
+//! failed ─► pause ─► open the file anew ─► read ─┬─► the bytes
+//!             ▲                                   ├─► EIO, the first time: past the page cache, which may be bad
+//!             └─────── transient, up to 5 × ──────┴─► otherwise: the error
 //! ```
 //!
-//! Opening anew is what cures a stale handle of a network file system. Limits: five tries with pauses of about 110 ms together, a bounce buffer
-//! of 1 MiB for each that goes past the page cache. What comes back is the extent whole or an error, as from any reader.
+//! Opening anew cures a stale handle of a network file system.
+//!
+//! Limits: five tries with pauses of about 110 ms together; a bounce buffer of 1 MiB for each read past the page cache.
+//! The result is the whole extent or an error, as from any reader.
 
 use super::fault_hook::FaultHook;
 use super::files::{Files, Seen, probe};
@@ -19,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Before each try: together less than anybody would call a stall.
+/// Pauses before each try. Together they are shorter than a stall.
 const PAUSES: [Duration; 3] = [Duration::from_millis(1), Duration::from_millis(10), Duration::from_millis(100)];
 
 /// Bytes that go past the page cache at a time.
@@ -27,20 +29,20 @@ const BOUNCE: usize = 1 << 20;
 
 /// Reads extents anew.
 pub(crate) struct Again {
-    /// Opens for each read, since what is open may be what is stale.
+    /// Opens the file for each read, because the open descriptor may be stale.
     files: Files,
     counters: Counters,
     recovered: AtomicU64,
 }
 
-/// Whether memory or descriptors are short, for every sample: trying again may help, another sample does not.
+/// Whether memory or descriptors are short, for every sample. A retry may help; another sample does not.
 pub(crate) fn exhausted(error: &Error) -> bool {
     use Errno as E;
     matches!(code(error), Some(E::NOMEM | E::MFILE | E::NFILE | E::NOBUFS))
 }
 
-/// Whether a read that failed like this may work when it is tried again: something is short, or storage or network is in
-/// trouble. The one place that knows which codes of the system mean that.
+/// Whether a retry of a failed read may work: a resource is short, or storage or network is in trouble. Only this
+/// function knows the system's codes for that.
 pub(crate) fn may_pass(error: &Error) -> bool {
     use Errno as E;
     let storage = |code| matches!(code, E::INTR | E::AGAIN | E::IO | E::STALE | E::BUSY | E::TIMEDOUT | E::REMOTEIO);
@@ -51,33 +53,34 @@ pub(crate) fn may_pass(error: &Error) -> bool {
     exhausted(error) || code(error).is_some_and(|code| storage(code) || network(code))
 }
 
-/// What the system said.
+/// The system's error code.
 fn code(error: &Error) -> Option<Errno> {
     let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
     source.and_then(Errno::from_io_error)
 }
 
 impl Again {
-    /// Reads what the reader of these options could not.
+    /// Retries the reads that failed in the reader of these options.
     pub(crate) fn new(sources: Arc<Sources>, options: &ReaderOptions, seen: Option<Seen>) -> Self {
         let files = Files::new(sources, 1, Some(0)).through(FaultHook::of(options)).seeing(seen);
         Self { files, counters: Counters::default(), recovered: AtomicU64::new(0) }
     }
 
-    /// A table of the same files that stay open, for reads of its owner's.
+    /// A table of the same files that stay open, for the caller's own reads.
     pub(crate) fn kept_open(&self) -> Files {
         let files = Files::new(self.files.sources().clone(), 1, None);
         files.through(self.files.fault_hook().clone()).seeing(self.files.seen())
     }
 
-    /// Reads that failed, and worked when they were tried again.
+    /// Number of failed reads that succeeded on a retry.
     pub(crate) fn recovered(&self) -> u64 {
         self.recovered.load(Ordering::Relaxed)
     }
 
-    /// The bytes of `extent` to the start of `buf`, which has room for them; tried more than once only where that may help.
+    /// Reads the bytes of `extent` to the start of `buf`, which must have room for them. Tries more than once only if
+    /// that may help.
     ///
-    /// Errors: as a [`Reader`](super::Reader)'s completions, of the last try.
+    /// Errors: as a [`Reader`](super::Reader)'s completions, from the last try.
     pub(crate) fn read(&self, extent: &Extent, buf: &mut [u8]) -> Result<()> {
         let (done, tries) = self.tries(extent, buf);
         add(&self.recovered, u64::from(done.is_ok() && tries > 1));
@@ -88,7 +91,7 @@ impl Again {
     pub(crate) fn read_after(&self, error: &Error, extent: &Extent, buf: &mut [u8]) -> Result<()> {
         self.rest(PAUSES[0]);
         let done = match self.once(extent, buf, code(error) == Some(Errno::IO)) {
-            // Past the page cache may itself be what does not work.
+            // The read past the page cache may itself be what fails.
             Err(error) if may_pass(&error) => self.tries(extent, buf).0,
             done => done,
         };
@@ -96,7 +99,7 @@ impl Again {
         done
     }
 
-    /// How it ended, and after how many tries.
+    /// The result and the number of tries.
     fn tries(&self, extent: &Extent, buf: &mut [u8]) -> (Result<()>, usize) {
         let mut past_cache = false;
         let mut last = self.once(extent, buf, past_cache);
@@ -130,7 +133,7 @@ impl Again {
         read.map_err(|error| self.files.at_site(error, extent))
     }
 
-    /// The bytes of `extent`, which lies within its file; tried once, by a descriptor of `files`.
+    /// Reads the bytes of `extent`, which lies within its file, once, by a descriptor of `files`.
     pub(crate) fn plainly(&self, files: &Files, extent: &Extent, buf: &mut [u8]) -> Result<usize> {
         match extent.len {
             0 => Ok(0),
@@ -163,7 +166,7 @@ mod tests {
     use crate::error::{ErrorKind, Stage};
 
     #[test]
-    fn every_error_may_pass_or_not_and_is_a_shortage_or_not() {
+    fn every_error_is_classified_as_transient_and_as_shortage() {
         let os = |code| Error::os(Stage::Read, "", std::io::Error::from_raw_os_error(code));
         let of = |error: &Error| (may_pass(error), exhausted(error));
         for (is, codes) in [

@@ -1,4 +1,4 @@
-//! Where bytes are: files by path and expected length, or memory of the process. A table, not open descriptors.
+//! The places of bytes: files by path and expected length, or memory of the process. A table, not open descriptors.
 
 use super::resolve_beneath;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub struct SourceId(u32);
 
 impl SourceId {
-    /// The source with that index: sources count from 0 in the order in which they were added.
+    /// The source with this index. Sources count from 0, in the order in which they were added.
     pub fn at(index: usize) -> Self {
         Self(index as u32)
     }
@@ -27,10 +27,10 @@ impl SourceId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirId(u32);
 
-/// A run of bytes of one source.
+/// A range of bytes in one source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Extent {
-    /// Which source.
+    /// The source.
     pub source: SourceId,
     /// First byte.
     pub offset: u64,
@@ -38,16 +38,16 @@ pub struct Extent {
     pub len: u64,
 }
 
-/// The sources of a dataset: 24 bytes and the file name for each, folders shared.
+/// The sources of a dataset: 24 bytes and the file name for each, with shared folders.
 #[derive(Clone, Default)]
 pub struct Sources {
     dirs: Vec<PathBuf>,
-    /// Which of them are roots, ascending; see [`Sources::root`].
+    /// The folders that are roots, ascending; see [`Sources::root`].
     roots: Vec<u32>,
     names: Vec<u8>,
     entries: Vec<Entry>,
     memory: Vec<Bytes>,
-    /// For a table whose files were read into memory: the bytes of each source.
+    /// The bytes of each source, in a table whose files were read into memory.
     resident: Vec<Option<Bytes>>,
     bytes: u64,
 }
@@ -75,18 +75,18 @@ impl Sources {
         DirId((self.dirs.len() - 1) as u32)
     }
 
-    /// Adds a folder for [`Self::file_in`] with names that come *from a file*: an index, a manifest. Such a name never
-    /// leads out of the folder: it is opened beneath it (`openat2`, `RESOLVE_BENEATH`), and a link on its way that leaves
-    /// the folder, or is absolute, is an error ([`ErrorKind::NotAFile`]). The folder's own path is the user's, and may be
-    /// a link. (Files of [`Self::dir`] and [`Self::file`] are opened wherever links lead.)
+    /// Adds a folder for [`Self::file_in`] with names that come *from a file*, such as an index or a manifest. Such a
+    /// name never leads out of the folder: it is opened beneath it (`openat2`, `RESOLVE_BENEATH`). A link on its way
+    /// that leaves the folder, or is absolute, is an error ([`ErrorKind::NotAFile`]). The folder's own path is the
+    /// user's, and may be a link. Files of [`Self::dir`] and [`Self::file`] are opened wherever links lead.
     pub fn root(&mut self, path: impl Into<PathBuf>) -> DirId {
         let dir = self.dir(path);
         self.roots.push(dir.0);
         dir
     }
 
-    /// Adds the file `name` of a folder with its length in bytes. A file that has another length when it is opened is
-    /// an error ([`ErrorKind::Changed`]).
+    /// Adds the file `name` of a folder with its length in bytes. If the file has another length when it is opened,
+    /// that is an error ([`ErrorKind::Changed`]).
     ///
     /// Errors: [`ErrorKind::Limit`] for more than 2^32 sources or a name of 2^16 bytes; in a [root](Self::root)
     /// [`ErrorKind::NotAFile`] for a name that is absolute, or has `..`, `.`, an empty component or a NUL.
@@ -101,7 +101,7 @@ impl Sources {
         }
         if self.is_root(dir.0) && !resolve_beneath::is_plain(name) {
             let start: String = String::from_utf8_lossy(name).chars().take(100).collect();
-            let message = format!("the name {start:?} leads out of the folder or is none");
+            let message = format!("file name {start:?} is empty or leads out of the dataset's folder");
             let error = Error::new(ErrorKind::NotAFile, Stage::Index, message);
             return Err(error.with_path(&self.dirs[dir.0 as usize]));
         }
@@ -118,7 +118,7 @@ impl Sources {
     pub fn file(&mut self, path: impl AsRef<Path>, len: u64) -> Result<SourceId> {
         let path = path.as_ref();
         let Some(name) = path.file_name() else {
-            return Err(Error::new(ErrorKind::Config, Stage::Index, "a path without a file name").with_path(path));
+            return Err(Error::new(ErrorKind::Config, Stage::Index, "the path has no file name").with_path(path));
         };
         let parent = path.parent().unwrap_or(Path::new(""));
         let dir = match self.dirs.iter().rposition(|dir| dir == parent).filter(|index| !self.is_root(*index as u32)) {
@@ -128,14 +128,14 @@ impl Sources {
         self.file_in(dir, name, len)
     }
 
-    /// Adds bytes of the process itself: a sample that lies there is copied by the decode workers and never read.
+    /// Adds bytes of the process itself. Decode workers copy samples from there; no reader reads them.
     pub fn memory(&mut self, bytes: Arc<[u8]>) -> SourceId {
         self.entries.push(Entry { dir: MEMORY, name: self.memory.len() as u64, len: bytes.len() as u64 });
         self.memory.push(Bytes::from_owner(bytes));
         SourceId((self.entries.len() - 1) as u32)
     }
 
-    /// Adds all sources of `other` behind its own: what was source *k* there is source *k* plus the number returned.
+    /// Appends all sources of `other`. Source *k* of `other` becomes source *k* plus the returned number.
     ///
     /// Errors: as [`Self::file_in`].
     pub(crate) fn append(&mut self, other: &Sources) -> Result<usize> {
@@ -172,12 +172,12 @@ impl Sources {
         (0..self.entries.len() as u32).map(SourceId)
     }
 
-    /// Bytes of all files together (memory sources not counted).
+    /// Bytes of all files together, without memory sources.
     pub fn total_bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Length in bytes as it was when the source was added.
+    /// Length in bytes at the time the source was added.
     pub fn len_of(&self, id: SourceId) -> u64 {
         self.entries[id.index()].len
     }
@@ -189,21 +189,22 @@ impl Sources {
 
     /// Checks that the extent lies within a source.
     ///
-    /// Errors: [`ErrorKind::User`] for a source that is not there; [`ErrorKind::Truncated`], naming path and range.
+    /// Errors: [`ErrorKind::User`] for a missing source; [`ErrorKind::Truncated`], naming path and range.
     pub(crate) fn check(&self, extent: &Extent) -> Result<()> {
         if extent.source.index() >= self.count() {
-            let message = format!("the dataset names source {}, it has {}", extent.source.index(), self.count());
+            let message =
+                format!("the dataset names source {}, but has only {} sources", extent.source.index(), self.count());
             return Err(Error::new(ErrorKind::User, Stage::Read, message));
         }
         let len = self.len_of(extent.source);
         if extent.offset.checked_add(extent.len).is_none_or(|end| end > len) {
-            let message = format!("the extent ends behind the end of the source, of {len} bytes when it was indexed");
+            let message = format!("the extent ends past the source's indexed length of {len} bytes");
             return Err(self.at(Error::new(ErrorKind::Truncated, Stage::Read, message), extent));
         }
         Ok(())
     }
 
-    /// The error with the path and range of the extent.
+    /// Adds the path and range of the extent to the error.
     pub(crate) fn at(&self, error: Error, extent: &Extent) -> Error {
         error.with_path(self.path(extent.source)).with_range(extent.offset, extent.len)
     }
@@ -223,13 +224,14 @@ impl Sources {
         (entry.dir == MEMORY).then(|| &self.memory[entry.name as usize])
     }
 
-    /// The same table with the bytes of every source in memory: `bytes` in the order of the ids. Paths stay, for errors.
+    /// The same table with the bytes of every source in memory: `bytes` in the order of the ids. Paths stay, for
+    /// errors.
     pub(crate) fn with_bytes(&self, bytes: Vec<Bytes>) -> Self {
         debug_assert_eq!(bytes.len(), self.entries.len());
         Self { resident: bytes.into_iter().map(Some).collect(), bytes: 0, ..self.clone() }
     }
 
-    /// The first file of each folder, of at most `dirs_max` folders.
+    /// The first file of each folder, for at most `dirs_max` folders.
     pub(crate) fn first_of_dirs(&self, dirs_max: usize) -> Vec<SourceId> {
         let mut seen = vec![false; self.dirs.len()];
         let first = |(index, entry): &(usize, &Entry)| {
@@ -248,12 +250,12 @@ impl Sources {
         PathBuf::from(<std::ffi::OsStr as OsStrExt>::from_bytes(&path))
     }
 
-    /// The last component of a file's path; `None` for bytes of the process.
+    /// The last component of a file's path; `None` for memory sources.
     pub(crate) fn name_of(&self, id: SourceId) -> Option<&[u8]> {
         let entry = self.entries[id.index()];
         let (start, len) = ((entry.name >> 16) as usize, (entry.name & 0xffff) as usize);
         let name = (entry.dir != MEMORY).then(|| &self.names[start..start + len])?;
-        // `file_in` takes names with folders in them, too.
+        // `file_in` also takes names with folders.
         name.rsplit(|byte| *byte == b'/').next()
     }
 
@@ -271,7 +273,7 @@ impl Sources {
         Some((&self.dirs[entry.dir as usize], &self.names[start..start + len]))
     }
 
-    /// Writes the path's bytes (no trailing NUL) into `out`, which is cleared first; no allocation once `out` is large
+    /// Clears `out` and writes the path's bytes into it, without a trailing NUL. No allocation once `out` is large
     /// enough.
     pub fn path_into(&self, id: SourceId, out: &mut Vec<u8>) {
         out.clear();
@@ -288,7 +290,7 @@ impl Sources {
         out.extend_from_slice(&self.names[start..start + len]);
     }
 
-    /// Heap bytes of the table (without memory sources): a term of the loader's sum.
+    /// Heap bytes of the table, without memory sources: a term of the loader's memory plan.
     pub fn table_bytes(&self) -> usize {
         let dirs: usize = self.dirs.iter().map(|dir| dir.as_os_str().len() + size_of::<PathBuf>()).sum();
         self.entries.capacity() * size_of::<Entry>() + self.names.capacity() + self.roots.capacity() * 4 + dirs

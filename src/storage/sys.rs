@@ -1,4 +1,4 @@
-//! The system call that no safe crate wraps: `cachestat`, which asks what of a file is cached without reading it.
+//! The system call that no safe crate wraps: `cachestat`, which counts the cached pages of a file without reading it.
 
 #![allow(unsafe_code)]
 
@@ -39,8 +39,8 @@ pub(crate) fn cached_pages(fd: BorrowedFd<'_>, offset: u64, len: u64) -> std::io
     let mut stat = Stat::default();
     let flags: c_uint = 0;
     let fd: c_int = fd.as_raw_fd();
-    // SAFETY: the descriptor is borrowed; both pointers are to live locals of the layout that the kernel defines, of
-    // which it reads the first and writes the second during the call only.
+    // SAFETY: the descriptor is borrowed. Both pointers point to live locals of the kernel's layout. The kernel reads
+    // the first and writes the second, only during the call.
     let result = unsafe { syscall(SYS_CACHESTAT, fd, &raw const range, &raw mut stat, flags) };
     if result == 0 { Ok(stat.cached) } else { Err(std::io::Error::last_os_error()) }
 }
@@ -51,7 +51,7 @@ mod tests {
     use rustix::fd::AsFd;
 
     #[test]
-    fn pages_just_read_are_cached_or_the_kernel_says_that_it_does_not_tell() {
+    fn pages_just_read_are_cached_or_cachestat_is_refused() {
         let path = std::env::current_exe().unwrap();
         let bytes = std::fs::read(&path).unwrap();
         let file = std::fs::File::open(&path).unwrap();

@@ -1,6 +1,7 @@
-//! A reader made of threads: what pread and mmap share. The threads are the reader's own, named after it, and joined
-//! when it is dropped; a thread that the kernel does not let go within the deadline is left behind with its buffer.
-//! They run on the CPUs of the thread that opens the reader: who wants them on a NUMA node opens it there.
+//! A reader made of threads: the shared part of pread and mmap. The reader owns its threads, which have its name, and
+//! joins them when it is dropped. A thread that the kernel does not release within the deadline is abandoned with its
+//! buffer. The threads inherit the CPUs of the thread that opens the reader, so open it on a NUMA node to place them
+//! there.
 
 use super::{
     Completion, Counters, DROP_DEADLINE, Footprint, ReadOp, ReadStats, Reader, Sealed, Waker, add, count_leaked,
@@ -14,21 +15,21 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How one read is done by a thread that may block.
+/// One read by a thread that may block.
 pub(super) trait Work: Send + Sync + 'static {
     /// The reader's name; threads are `feedline-NAME-N`.
     const NAME: &'static str;
-    /// Reads `extent` and says where in `buf` it starts.
+    /// Reads `extent` and returns its offset in `buf`.
     fn read(&self, extent: &Extent, buf: &mut [u8], counters: &Counters) -> Result<usize>;
     /// As [`Reader::footprint`].
     fn footprint(&self, extent: &Extent) -> Footprint;
     /// As [`Reader::mem_align`].
     fn mem_align(&self) -> usize;
-    /// Adds what `counters` do not know.
+    /// Adds the numbers that `counters` lack.
     fn stats(&self, stats: &mut ReadStats);
 }
 
-/// A reader whose reads are done by threads.
+/// A reader whose threads do the reads.
 pub(super) struct Threaded<W> {
     shared: Arc<Shared<W>>,
     threads: Vec<JoinHandle<()>>,
@@ -44,7 +45,7 @@ struct Shared<W> {
     work: W,
     counters: Counters,
     queue: Mutex<Queue>,
-    /// A job came, or the end.
+    /// A job came, or the reader ends.
     changed: Condvar,
     done: Mutex<Vec<Completion>>,
     bell: Arc<Bell>,
@@ -53,16 +54,16 @@ struct Shared<W> {
 struct Queue {
     jobs: VecDeque<ReadOp>,
     stop: bool,
-    /// Threads that wait for a job.
+    /// Number of threads that wait for a job.
     idle: usize,
-    /// Threads that have not ended.
+    /// Number of threads that have not ended.
     alive: usize,
 }
 
 impl<W: Work> Threaded<W> {
     /// Starts `threads` threads for at most `depth` reads in flight.
     ///
-    /// Errors: [`ErrorKind::Io`] when the system refuses a thread.
+    /// Errors: [`ErrorKind::Io`] if the system refuses a thread.
     pub(super) fn start(work: W, depth: usize, threads: usize) -> Result<Self> {
         let queue = Queue { jobs: VecDeque::with_capacity(depth), stop: false, idle: 0, alive: 0 };
         let shared = Arc::new(Shared {
@@ -89,7 +90,11 @@ impl<W: Work> Threaded<W> {
                 Ok(thread) => reader.threads.push(thread),
                 Err(error) => {
                     lock(&reader.shared.queue).alive -= 1;
-                    return Err(Error::os(Stage::Build, format!("no thread for the {} reader", W::NAME), error));
+                    return Err(Error::os(
+                        Stage::Build,
+                        format!("cannot start a thread of the {} reader", W::NAME),
+                        error,
+                    ));
                 }
             }
         }
@@ -118,7 +123,7 @@ impl<W: Work> Threaded<W> {
 
 impl<W: Work> Sealed for Threaded<W> {
     fn register(&mut self, _: &[Arc<Region>]) -> Option<String> {
-        Some(format!("{} reads into memory as it is", W::NAME))
+        Some(format!("{} does not register memory", W::NAME))
     }
 }
 
@@ -220,7 +225,7 @@ impl<W: Work> Shared<W> {
     fn finish(&self, op: ReadOp) -> Completion {
         let ReadOp { tag, extent, mut buf } = op;
         let read = || self.work.read(&extent, buf.as_mut_slice(), &self.counters);
-        // A panic here would be a bug of this crate; it must not cost the caller a completion.
+        // A panic here would be a bug of this crate. It must not cost the caller a completion.
         let result = catch_unwind(AssertUnwindSafe(read))
             .unwrap_or_else(|_| Err(Error::new(ErrorKind::Panicked, Stage::Read, "a reader thread panicked")));
         let counters = &self.counters;
@@ -249,7 +254,7 @@ impl<W> Drop for Threaded<W> {
         let alive = queue.alive;
         drop(queue);
         if alive > 0 {
-            // They own `shared` and their buffers; nothing of that is freed.
+            // Abandoned threads own `shared` and their buffers, so none of that is freed.
             count_leaked(self.in_flight - lock(&self.shared.done).len());
             return;
         }
@@ -268,7 +273,7 @@ mod tests {
     use crate::storage::{Sources, leaked};
     use std::sync::mpsc::{Receiver, channel};
 
-    /// Offset 0 waits for a word, offset 1 panics.
+    /// Offset 0 waits for a message, offset 1 panics.
     struct Stuck(Mutex<Receiver<()>>);
 
     impl Work for Stuck {
@@ -293,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_does_not_come_back_is_left_behind_with_its_buffer_and_counted() {
+    fn a_stuck_thread_is_abandoned_with_its_buffer_and_counted() {
         let (word, words) = channel();
         let ring = ByteRing::new(4096, 1, || {}).unwrap();
         let mut reader = Threaded::start(Stuck(Mutex::new(words)), 2, 1).unwrap();

@@ -1,12 +1,14 @@
-//! Ending a `wait` from another thread, at the price of one atomic when nobody waits.
+//! Ends a `wait` from another thread, at the cost of one atomic if no thread waits.
 //!
 //! One word holds AWAKE, SLEEPING, NUDGED (a completion of the reader's own threads) or NOTIFIED (a wake). The driver
-//! sleeps only after AWAKE → SLEEPING succeeded; `wake` raises the word to NOTIFIED and makes a system call only when it
-//! found SLEEPING. No wake-up is lost: all changes of one atomic are totally ordered, so either the raise comes first
-//! and the driver's exchange fails (it does not sleep), or the exchange comes first and the waker finds SLEEPING and
-//! signals. The signal itself cannot be lost either: an eventfd stays readable until it is read, and a futex wait
-//! returns at once when the word is no longer SLEEPING. What the waker wrote before `wake` is seen after `wait`, because
-//! both sides change the same word (acquire, release).
+//! sleeps only after AWAKE → SLEEPING succeeded. `wake` raises the word to NOTIFIED, and makes a system call only if it
+//! found SLEEPING.
+//!
+//! No wake-up is lost, because all changes of one atomic are totally ordered. If the raise comes first, the driver's
+//! exchange fails and it does not sleep. If the exchange comes first, the waker finds SLEEPING and signals. The signal
+//! itself cannot be lost either: an eventfd stays readable until it is read, and a futex wait returns at once if the
+//! word is no longer SLEEPING. Writes before `wake` are visible after `wait`, because both sides change the same word
+//! (acquire, release).
 
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::futex;
@@ -20,7 +22,7 @@ const SLEEPING: u32 = 1;
 const NUDGED: u32 = 2;
 const NOTIFIED: u32 = 3;
 
-/// Ends a [`Reader::wait`](super::Reader::wait) from any thread: the one under way or the next one.
+/// Ends a [`Reader::wait`](super::Reader::wait) from any thread: the current one or the next one.
 #[derive(Clone)]
 pub struct Waker(Arc<Bell>);
 
@@ -34,7 +36,7 @@ impl Waker {
 /// The reader's side.
 pub(crate) struct Bell {
     state: AtomicU32,
-    /// What a ring can poll; without it the word itself is waited for.
+    /// The descriptor that a ring can poll; without it, the driver waits on the word itself.
     event: Option<OwnedFd>,
 }
 
@@ -63,7 +65,7 @@ impl Bell {
         self.raise(NOTIFIED);
     }
 
-    /// A completion: the driver shall look again.
+    /// A completion: makes the driver look again.
     pub(crate) fn nudge(&self) {
         self.raise(NUDGED);
     }
@@ -73,14 +75,14 @@ impl Bell {
             return;
         }
         match &self.event {
-            // Fails only when 2^64 - 2 signals are pending, and then it is readable all the same.
+            // Fails only with 2^64 - 2 pending signals, and then the eventfd is readable anyway.
             Some(event) => drop(rustix::io::write(event, &1_u64.to_ne_bytes())),
             None => drop(futex::wake(&self.state, futex::Flags::PRIVATE, 1)),
         }
     }
 
-    /// Announces sleep. An error when something came in since the last `rise`, which this consumes: do not sleep;
-    /// true for a wake, false for a completion.
+    /// Announces sleep. An error means an event since the last `rise`, which this call consumes: do not sleep. The
+    /// error is true for a wake, false for a completion.
     pub(crate) fn doze(&self) -> Result<(), bool> {
         match self.state.compare_exchange(AWAKE, SLEEPING, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Ok(()),
@@ -88,12 +90,12 @@ impl Bell {
         }
     }
 
-    /// Ends what `doze` announced; true when a wake came in.
+    /// Ends the sleep that `doze` announced; true if a wake came in.
     pub(crate) fn rise(&self) -> bool {
         self.state.swap(AWAKE, Ordering::AcqRel) == NOTIFIED
     }
 
-    /// Whether the driver sleeps, and nothing has come in since it fell asleep.
+    /// Whether the driver sleeps and no event has come since.
     #[cfg(test)]
     pub(crate) fn is_asleep(&self) -> bool {
         self.state.load(Ordering::Acquire) == SLEEPING
@@ -114,7 +116,7 @@ impl Bell {
                 return;
             }
             let timeout = left.and_then(|left| left.try_into().ok());
-            // Every error is a reason to look at the word again: EAGAIN, EINTR, ETIMEDOUT.
+            // After every error look at the word again: EAGAIN, EINTR, ETIMEDOUT.
             let _ = futex::wait(&self.state, futex::Flags::PRIVATE, SLEEPING, timeout.as_ref());
         }
     }

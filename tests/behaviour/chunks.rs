@@ -300,7 +300,7 @@ fn an_unreadable_chunk_fails_its_own_samples_only() {
         (Fault::Panic(3), ErrorKind::Panicked, "a bug in the format"),
         (Fault::Forgets(3), ErrorKind::Decode, "40 samples, but 39 of field `head`"),
         (Fault::Overflows(3), ErrorKind::Limit, "by its metadata 4096 were reserved"),
-        (Fault::OutsideOfTheFile(3), ErrorKind::Truncated, "ends behind the end"),
+        (Fault::OutsideOfTheFile(3), ErrorKind::Truncated, "ends past the source's indexed length"),
     ];
     for (fault, kind, words) in table {
         for (mode, direct) in had([(Mode::Auto, Direct::Auto), (Mode::Uring, Direct::On), (Mode::Pread, Direct::Off)]) {

@@ -527,8 +527,8 @@ fn a_dataset_that_lies_is_an_error_that_names_the_sample() {
     let dir = Dir::new();
     let cases = [
         (Twist::PastTheEnd, ErrorKind::Truncated, "offset=990 len=20"),
-        (Twist::Huge, ErrorKind::Truncated, "behind the end"),
-        (Twist::Overflow, ErrorKind::Truncated, "behind the end"),
+        (Twist::Huge, ErrorKind::Truncated, "past the source's indexed length"),
+        (Twist::Overflow, ErrorKind::Truncated, "past the source's indexed length"),
         (Twist::Twice, ErrorKind::User, "`raw` twice"),
         (Twist::NoSuchSource, ErrorKind::User, "names source 7"),
         (Twist::ForgetsAField, ErrorKind::User, "`label`"),

@@ -136,7 +136,7 @@ fn build_refuses_packed_fields_without_known_lengths() {
     let added = packed(&dir, Bytes::packed(10)).map_adding([Field::packed("x", 9, None)], |_, _| Ok(()));
     let added = added.build().unwrap_err();
     assert_eq!(added.kind(), ErrorKind::Config);
-    assert!(added.to_string().contains("a transform adds the packed field `x`"), "{added}");
+    assert!(added.to_string().contains("a transform cannot add the packed field `x`"), "{added}");
 }
 
 #[test]

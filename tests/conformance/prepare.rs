@@ -376,7 +376,7 @@ fn a_damaged_picture_is_an_error_that_says_where() {
     };
     let first = data_of(&restarts) + find(&restarts[data_of(&restarts)..], 0xD0);
     let cases = [
-        ("nothing", vec![], ErrorKind::Truncated, 0, "ends before"),
+        ("nothing", vec![], ErrorKind::Truncated, 0, "too short to be recognised"),
         ("no end marker", plain[..end].to_vec(), ErrorKind::Truncated, end, "without an end marker"),
         ("cut in its data", plain[..data + 40].to_vec(), ErrorKind::Truncated, data + 40, "without an end marker"),
         (

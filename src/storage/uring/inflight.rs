@@ -1,18 +1,18 @@
-//! Operations in flight: which slot is whose, and what a completion entry means for it. Pure.
+//! Operations in flight: the owner of each slot, and the meaning of its completion entries. Pure.
 
 use crate::storage::progress::{Progress, Step};
 use rustix::io::Errno;
 
-/// User data of the entry that polls for wakes; no key has it, since indices are small.
+/// User data of the entry that polls for wakes. No key has it, since indices are small.
 pub(super) const WAKE: u64 = u64::MAX;
-/// User data of entries that cancel others. Their results say nothing: the cancelled entry has its own.
+/// User data of entries that cancel others. Their results have no meaning: the cancelled entry has its own.
 pub(super) const CANCEL: u64 = u64::MAX - 1;
 
-/// `EINTR` and `EAGAIN` in a row, after which an open fails rather than spins.
+/// After this many `EINTR` and `EAGAIN` in a row, an open fails rather than spins.
 const OPEN_RETRIES_MAX: u32 = 1000;
 
-/// Slot and generation: the user data of an operation's entries. A completion that comes late can only name its own
-/// operation, never the one that has the slot now.
+/// Slot and generation: the user data of an operation's entries. A late completion can only name its own operation,
+/// never the current owner of the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key(u64);
 
@@ -45,7 +45,7 @@ impl<T> Table<T> {
         Self { slots: (0..slots).map(|_| (0, None)).collect(), free: (0..slots).rev().collect() }
     }
 
-    /// Operations in the table.
+    /// Number of operations in the table.
     pub(super) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
@@ -82,7 +82,7 @@ impl<T> Table<T> {
     }
 }
 
-/// Where an operation is on its way.
+/// The phase of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// Its file is being opened, with `O_DIRECT` or without.
@@ -91,7 +91,7 @@ pub(super) enum Phase {
     Read(Progress),
 }
 
-/// What a completion entry asks for.
+/// The consequence of a completion entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     /// This descriptor is the file: check it, then read.
@@ -105,12 +105,12 @@ pub(super) enum Action {
 }
 
 impl Phase {
-    /// An open that has not been tried.
+    /// An open without attempts so far.
     pub(super) fn open(direct: bool) -> Self {
         Self::Open { direct, retries: 0 }
     }
 
-    /// Takes the result of the phase's entry (a count, a descriptor, or minus an errno) and says what follows.
+    /// Takes the result of the phase's entry (a count, a descriptor, or minus an errno) and returns the consequence.
     pub(super) fn step(&mut self, result: i32) -> Action {
         let errno = (result < 0).then(|| Errno::from_raw_os_error(-result));
         match self {
@@ -131,18 +131,18 @@ impl Phase {
     }
 }
 
-/// What an `io_uring_enter` says about the ring. Whatever it says, an entry that was queued may still be sent.
+/// The state of the ring after an `io_uring_enter`. In every state, a queued entry may still be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Entered {
     /// Look at the completions.
     Fine,
-    /// The kernel is short of memory, or completions overflowed: look at them, rest, come again.
+    /// The kernel is short of memory, or completions overflowed: look at them, pause, retry.
     Refused(Errno),
-    /// The ring cannot be used any more.
+    /// The ring can no longer be used.
     Broken(Errno),
 }
 
-/// Sorts the results of `io_uring_enter`.
+/// Classifies the results of `io_uring_enter`.
 pub(super) fn entered(result: Result<(), Errno>) -> Entered {
     match result {
         Ok(()) | Err(Errno::TIME | Errno::INTR) => Entered::Fine,
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_completion_that_comes_late_never_reaches_the_operation_that_has_the_slot_now() {
+    fn a_late_completion_never_reaches_the_slots_new_owner() {
         let mut table = Table::new(1);
         let first = table.insert("first");
         assert_eq!(table.remove(first), Some("first"));
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_holds_as_many_as_it_has_slots_and_each_once() {
+    fn the_table_holds_one_operation_per_slot() {
         let mut table = Table::new(3);
         let keys: Vec<_> = (0..3).map(|op| table.insert(op)).collect();
         assert!(table.vacant().is_none() && table.len() == 3);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_or_timeout_is_no_error_a_shortage_passes_and_the_rest_ends_the_ring() {
+    fn enter_results_are_sorted_into_fine_refused_and_broken() {
         let table = [
             (Ok(()), Entered::Fine),
             (Err(Errno::INTR), Entered::Fine),
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_for_wakes_and_cancels_are_nobodys_operation() {
+    fn entries_for_wakes_and_cancels_belong_to_no_operation() {
         assert_eq!(Key::from_user_data(WAKE), None);
         assert_eq!(Key::from_user_data(CANCEL), None);
         let last = Key::new(u32::MAX, crate::storage::DEPTH_MAX as usize);

@@ -1,17 +1,18 @@
-//! The io_uring reader: one ring, driven by one thread, and no thread of its own.
+//! The io_uring reader: one ring, driven by one thread, without its own threads.
 //!
 //! ```text
-//! submit ─► start ─┬─ file open ────────────► read entry ─► completion entry ─► done │ read on │ again │ failed
-//!                  └─ open entry ─► fstat ──►     ▲                                     └───────┴──┘
+//! submit ─► start ─┬─ file open ────────────► read entry ─► completion entry ─► done │ continue │ retry │ failed
+//!                  └─ open entry ─► fstat ──►     ▲                                     └─────────┴──┘
 //! ```
 //!
-//! * `inflight` decides (pure), `ring` holds what the kernel may touch (unsafe), this file joins them.
-//! * Opening goes through the ring as well. What the dentry cache knows is opened inline while submitting, at no extra
-//!   system call; what it does not know goes to the kernel's own workers, so that cold inodes do not queue up behind
-//!   each other on the driving thread.
-//! * A `wait` is one `io_uring_enter` that sends what was submitted and sleeps; looking at an empty queue is none.
-//! * The ring belongs to the thread that first uses it (the kernel insists, in exchange for fewer interrupts). After it
-//!   ran empty it may go on to another thread: it is then set up anew there.
+//! * `inflight` decides (pure), `ring` holds all memory that the kernel may touch (unsafe), and this file joins them.
+//! * Files are opened through the ring as well. A file in the dentry cache is opened inline during submission, without
+//!   an extra system call. Other files go to the kernel's own workers, so that cold inodes do not queue up on the
+//!   driving thread.
+//! * A `wait` is one `io_uring_enter`, which sends the submitted entries and sleeps. Looking at an empty queue needs no
+//!   call.
+//! * The ring belongs to the thread that first uses it; the kernel requires that, in exchange for fewer interrupts.
+//!   Once the ring is empty, another thread may take over, and the ring is set up anew there.
 
 mod inflight;
 mod ring;
@@ -35,39 +36,39 @@ use std::sync::Arc;
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-/// Of small reads in flight an eighth is waited for at once, but at most this many and not for longer than
-/// [`GATHER_TIME`]: at 4 KiB and depth 64 on a virtio disk that was worth 8 % more bytes and no more CPU, since each
-/// batch is one wake-up and one doorbell. The queue never drains by more than that eighth.
+/// With small reads in flight, a wait gathers an eighth of them, but at most this many and for at most [`GATHER_TIME`].
+/// At 4 KiB and depth 64 on a virtio disk this gave 8 % more bytes for the same CPU time: each batch is one wake-up and
+/// one doorbell. The queue never drains by more than that eighth.
 const GATHER_MAX: usize = 8;
 const GATHER_SHARE: usize = 8;
-/// What a wake, or a completion beside stalled others, may have to wait in addition.
+/// The extra delay of a wake, or of a completion beside stalled ones.
 const GATHER_TIME: Duration = Duration::from_millis(1);
 
-/// How long to rest when the kernel is short of memory, or the ring cannot be entered at all.
+/// Pause if the kernel is short of memory, or the ring cannot be entered at all.
 const REST: Duration = Duration::from_millis(1);
 
 /// The reader.
 pub(super) struct Uring {
     ring: Ring,
     table: Table<Op>,
-    /// Operations that want an entry.
+    /// Operations that need an entry.
     unsent: VecDeque<Key>,
-    /// Entries to be cancelled.
+    /// Entries to cancel.
     cancels: VecDeque<Key>,
-    /// Completed without the kernel.
+    /// Operations that completed without the kernel.
     ready: Vec<Completion>,
     /// Scratch for completion entries and paths.
     events: Vec<(u64, i32)>,
     files: Files,
     regions: Vec<Arc<Region>>,
     bell: Arc<Bell>,
-    /// A look-out for wakes is under way.
+    /// A poll entry for wakes is in flight.
     armed: bool,
     /// The thread that may enter the ring.
     owner: Option<ThreadId>,
-    /// Why the ring cannot be used any more.
+    /// Why the ring can no longer be used.
     broken: Option<Errno>,
-    /// Since when the kernel has refused to take entries.
+    /// When the kernel began to refuse entries.
     refused: Option<Instant>,
     registered: bool,
     depth: usize,
@@ -78,20 +79,20 @@ struct Op {
     tag: u64,
     extent: Extent,
     phase: Phase,
-    /// Do not go on after the entry under way.
+    /// Stop after the entry in flight.
     cancelled: bool,
 }
 
-/// Why io_uring is not to be had, in words.
+/// The text for why io_uring is not available.
 pub(super) fn refusal(errno: Errno) -> String {
     let switch = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
     let name = match errno {
-        Errno::NOSYS => "ENOSYS (this kernel has none, or one before 5.11, or a filter hides it)".to_string(),
+        Errno::NOSYS => "ENOSYS (the kernel has no io_uring, is older than 5.11, or a filter hides it)".to_string(),
         Errno::PERM | Errno::ACCESS if matches!(switch.trim(), "1" | "2") => {
             format!("EPERM (kernel.io_uring_disabled = {})", switch.trim())
         }
-        Errno::PERM => "EPERM (a seccomp filter, as container runtimes have?)".to_string(),
-        Errno::ACCESS => "EACCES (a security module?)".to_string(),
+        Errno::PERM => "EPERM (perhaps a container runtime's seccomp filter)".to_string(),
+        Errno::ACCESS => "EACCES (perhaps a security module)".to_string(),
         Errno::NOMEM => "ENOMEM (RLIMIT_MEMLOCK?)".to_string(),
         errno => errno.to_string(),
     };
@@ -99,7 +100,7 @@ pub(super) fn refusal(errno: Errno) -> String {
 }
 
 impl Uring {
-    /// A reader over `files`; its ring is made and tried out here, and enabled by the thread that first uses it.
+    /// A reader over `files`. Its ring is created and tested here; the thread that first uses it enables it.
     pub(super) fn new(files: Files, depth: usize, registered: bool) -> Result<Self, Errno> {
         Ring::try_out()?;
         let ring = Ring::new(depth)?;
@@ -133,7 +134,7 @@ impl Uring {
 
     fn register_files(&mut self) {
         let Some(count) = self.files.kept_count().filter(|_| self.registered) else { return };
-        // Not to be had (a low limit of descriptors, say): files are then used by their descriptors.
+        // If this fails (say, at a low limit of descriptors), files are used by their descriptors.
         if self.ring.register_files(count).is_ok() {
             for id in self.files.sources().ids() {
                 let Some(file) = self.files.open_already(id) else { continue };
@@ -154,7 +155,7 @@ impl Uring {
         Some(format!("io_uring: {bytes} bytes of buffers not registered: {errno} (RLIMIT_MEMLOCK: {limit})"))
     }
 
-    /// Whether this thread may enter the ring; takes it over when nothing is under way in it.
+    /// Whether this thread may enter the ring. It takes over an empty ring.
     fn may_enter(&mut self) -> bool {
         let thread = std::thread::current().id();
         if self.broken.is_some() || self.owner == Some(thread) {
@@ -173,7 +174,7 @@ impl Uring {
 
     fn take_over(&mut self) -> Result<(), Errno> {
         if self.owner.is_some() {
-            // Its buffers are in the old ring's slots: those of operations that have no entry under way.
+            // Buffers of operations without an entry in flight lie in the old ring's slots.
             let mut fresh = Ring::new(self.depth)?;
             for (key, _) in self.table.iter_mut() {
                 if let Some(buf) = self.ring.release(key.index()) {
@@ -182,7 +183,7 @@ impl Uring {
             }
             for (key, op) in self.table.iter_mut() {
                 if matches!(op.phase, Phase::Read(_)) && self.files.open_already(op.extent.source).is_none() {
-                    // Its own file went with the old ring.
+                    // Its own file was closed with the old ring.
                     op.phase = Phase::open(self.files.align() > 1);
                     debug_assert!(!fresh.is_busy(key.index()));
                 }
@@ -198,7 +199,7 @@ impl Uring {
         self.ring.enable()
     }
 
-    /// Gives the ring up: what has no entry under way ends with an error, and so does all that follows.
+    /// Gives up the ring. Operations without an entry in flight end with an error, and so do all later ones.
     fn break_down(&mut self, errno: Errno) {
         self.broken = Some(errno);
         while let Some(key) = self.unsent.pop_front() {
@@ -206,7 +207,7 @@ impl Uring {
         }
     }
 
-    /// Takes the operation over: into the table, or to `ready` when it is over already.
+    /// Takes an operation: into the table, or into `ready` if it is already complete.
     fn start(&mut self, op: ReadOp) {
         let ReadOp { tag, extent, mut buf } = op;
         self.stats.bytes_asked = self.stats.bytes_asked.saturating_add(extent.len);
@@ -221,7 +222,7 @@ impl Uring {
         }
     }
 
-    /// What to do first; `None` when all is done.
+    /// The first phase of an operation; `None` if it is complete.
     fn first_phase(&mut self, extent: &Extent, buf: &mut IoBuf) -> Result<Option<Phase>> {
         if let Some(errno) = self.broken {
             return Err(broken_error(errno));
@@ -243,7 +244,7 @@ impl Uring {
         }))
     }
 
-    /// Moves what wants an entry into the queue, as far as there is room.
+    /// Moves operations that need an entry into the queue, as room permits.
     fn push_unsent(&mut self) {
         while let Some(key) = self.cancels.front() {
             if !self.ring.cancel(*key) {
@@ -299,7 +300,7 @@ impl Uring {
         }
     }
 
-    /// Handles all completion entries that are there.
+    /// Handles all present completion entries.
     fn reap(&mut self) {
         let mut events = std::mem::take(&mut self.events);
         self.ring.reap(&mut events);
@@ -318,7 +319,7 @@ impl Uring {
 
     fn handle(&mut self, key: Key, result: i32) {
         let Some(op) = self.table.get_mut(key) else {
-            return debug_assert!(false, "a completion of nobody");
+            return debug_assert!(false, "a completion without an operation");
         };
         let asked = if let Phase::Read(progress) = &op.phase { Some(progress.next().len) } else { None };
         let action = op.phase.step(result);
@@ -365,7 +366,7 @@ impl Uring {
         self.unsent.push_back(key);
     }
 
-    /// Checks the file that was opened and reads from it.
+    /// Checks the opened file and reads from it.
     fn opened(&mut self, key: Key, fd: i32) {
         let fd = ring::adopt(fd);
         let Some(op) = self.table.get_mut(key) else { return };
@@ -389,7 +390,7 @@ impl Uring {
     /// Takes the operation out of the table.
     fn end(&mut self, key: Key, result: Result<usize>) {
         let Some(buf) = self.ring.release(key.index()) else {
-            return debug_assert!(false, "ended while an entry is under way");
+            return debug_assert!(false, "ended while an entry is in flight");
         };
         if let Some(op) = self.table.remove(key) {
             self.finish(op.tag, op.extent, buf, result);
@@ -402,7 +403,7 @@ impl Uring {
         self.ready.push(Completion { tag, buf, result: result.map_err(|error| self.files.at_site(error, &extent)) });
     }
 
-    /// One `io_uring_enter`. Every error is either a reason to look and come again, or the end of the ring.
+    /// One `io_uring_enter`. Every error either means to look at completions and retry, or is the end of the ring.
     fn enter(&mut self, want: usize, timeout: Option<Duration>) {
         self.stats.enters += 1;
         match entered(self.ring.enter(want, timeout)) {
@@ -420,7 +421,7 @@ impl Uring {
         }
     }
 
-    /// Sends what is queued and looks for completions, without sleeping.
+    /// Sends the queued entries and looks for completions, without sleeping.
     fn look(&mut self) {
         self.push_unsent();
         if self.ring.needs_enter() {
@@ -429,23 +430,24 @@ impl Uring {
         self.reap();
     }
 
-    /// Sleeps in the ring, for `want` completions if that is soon; true when a wake ended it.
+    /// Sleeps in the ring until a wake, or for `want` completions if they come soon. True if a wake ended it.
     fn sleep(&mut self, want: usize, deadline: Option<Instant>) -> bool {
         if let Some(event) = self.bell.event().filter(|_| !self.armed) {
             self.armed = self.ring.poll(event);
         }
-        // Without a look-out (the queue was full) a wake could not end the sleep: only send.
+        // Without a poll entry (the queue was full) a wake could not end the sleep, so only send.
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let left = if want > 1 { Some(left.map_or(GATHER_TIME, |left| left.min(GATHER_TIME))) } else { left };
         self.enter(if self.armed { want } else { 0 }, left);
         self.bell.rise()
     }
 
-    /// As `wait`, where the ring cannot be entered: it broke, or another thread's operations are under way.
+    /// As `wait`, when the ring cannot be entered: it broke, or another thread's operations are in flight.
     fn wait_outside(&mut self, timeout: Option<Duration>) {
         self.reap();
         if self.broken.is_some() && self.owner == Some(std::thread::current().id()) && self.ring.busy() > 0 {
-            // What is under way completes only while its thread is in the ring: the error may have been of one call.
+            // Entries in flight complete only while their thread is in the ring. The error may have been of one call
+            // only.
             let _ = self.ring.enter(1, Some(REST));
             self.reap();
         }
@@ -457,7 +459,7 @@ impl Uring {
 
     fn wait_inside(&mut self, timeout: Option<Duration>) {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        // Completions that are there already are worth no sleep, but what was submitted must be sent all the same.
+        // Completions that are already there need no sleep, but submitted entries must still be sent.
         self.reap();
         let mut gather = true;
         loop {
@@ -483,7 +485,7 @@ impl Uring {
 }
 
 fn broken_error(errno: Errno) -> Error {
-    Error::os(Stage::Read, "the ring cannot be used any more", errno.into())
+    Error::os(Stage::Read, "the ring can no longer be used", errno.into())
 }
 
 impl Sealed for Uring {
@@ -492,7 +494,7 @@ impl Sealed for Uring {
             return Some("io_uring: registration was turned off".into());
         }
         if self.ring.busy() > 0 || self.owner.is_some_and(|owner| owner != std::thread::current().id()) {
-            return Some("io_uring: buffers can only be registered while nothing is under way".into());
+            return Some("io_uring: buffers can only be registered while nothing is in flight".into());
         }
         self.regions = regions.to_vec();
         self.register_regions()
@@ -572,7 +574,7 @@ impl Drop for Uring {
             self.wait(&mut out, Some(REST * 10));
             out.clear();
         }
-        // What is left is leaked by the ring itself.
+        // The ring itself leaks the rest.
         count_leaked(self.ring.busy());
     }
 }
@@ -598,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn after_the_ring_broke_every_operation_ends_with_the_reason_and_nothing_is_leaked() {
+    fn a_broken_ring_ends_every_operation_and_leaks_nothing() {
         let Some((mut reader, extent)) = reader(4) else { return };
         let ring = ByteRing::new(1 << 16, 16, || {}).unwrap();
         let mut out = Vec::new();
@@ -613,17 +615,20 @@ mod tests {
         let results: Vec<_> = out.drain(..).map(|done| (done.tag, done.result.err().map(|e| e.to_string()))).collect();
         assert!(matches!(&results[0], (0, None)), "{results:?}");
         for (tag, error) in &results[1..] {
-            assert!(error.as_ref().is_some_and(|words| words.contains("the ring cannot be used")), "{tag} {error:?}");
+            assert!(
+                error.as_ref().is_some_and(|words| words.contains("the ring can no longer be used")),
+                "{tag} {error:?}"
+            );
         }
         assert_eq!(results.len(), 3);
         drop(reader);
         assert!(ring.reserve(1 << 16).is_some());
     }
 
-    /// What a wait sends stays in flight when the thread that may enter the ring is another one: nothing is lost, and
-    /// nothing is freed.
+    /// While another thread may enter the ring, entries that a wait sends stay in flight: none is lost, and none is
+    /// freed.
     #[test]
-    fn a_thread_that_may_not_enter_the_ring_takes_over_as_soon_as_it_is_empty() {
+    fn another_thread_takes_over_the_ring_once_it_is_empty() {
         let Some((mut reader, extent)) = reader(4) else { return };
         let ring = ByteRing::new(1 << 16, 16, || {}).unwrap();
         let mut out = Vec::new();

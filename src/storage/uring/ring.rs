@@ -1,9 +1,9 @@
-//! The ring and all memory that the kernel may touch through it; the only unsafe code of the io_uring reader.
+//! The ring and all memory that the kernel may touch through it: the only unsafe code of the io_uring reader.
 //!
-//! The rule that makes the interface safe: a buffer goes into a slot by [`Ring::hold`] and comes back by
-//! [`Ring::release`], which refuses while an entry of the slot is under way. An entry is under way from the moment it is
-//! pushed (a failed submit may leave it queued, to be sent by the next one) until its completion was reaped. If the
-//! ring is dropped before that, everything the kernel could still write to is leaked: closing a ring does not wait.
+//! One rule makes the interface safe. A buffer goes into a slot by [`Ring::hold`] and comes back by [`Ring::release`],
+//! which refuses while an entry of the slot is in flight. An entry is in flight from its push until its completion is
+//! reaped; a failed submit may leave it queued, and the next submit sends it. If the ring is dropped before that, all
+//! memory that the kernel could still write to is leaked: closing a ring does not wait.
 
 #![allow(unsafe_code)]
 
@@ -21,21 +21,21 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Up to this many bytes a read costs more in system calls, wake-ups and doorbells than in bytes.
+/// Up to this many bytes, a read costs more in system calls, wake-ups and doorbells than in bytes.
 const SMALL: usize = 16 << 10;
 
 /// `POLLIN`, which is the same on all architectures.
 const POLL_IN: u32 = 1;
 
-/// Buffers that a ring can register (the kernel's `IORING_MAX_REG_BUFFERS`).
+/// Limit of registered buffers in a ring (the kernel's `IORING_MAX_REG_BUFFERS`).
 const BUFFERS_MAX: usize = 16_384;
 
-/// Files that every kernel with sparse tables can register.
+/// Number of files that every kernel with sparse tables can register.
 const FILES_MAX: usize = 32_768;
 
 type Configure = fn(&mut io_uring::Builder);
 
-/// What the kernel is asked for, the best first; EINVAL means that it is older.
+/// Setups to try, the best first. EINVAL means that the kernel is older.
 const FLAVOURS: [(&str, Configure); 4] = [
     ("deferred task work", |builder| {
         builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all().setup_r_disabled();
@@ -49,21 +49,21 @@ const FLAVOURS: [(&str, Configure); 4] = [
     ("plain, enabled at once", |_| {}),
 ];
 
-/// An io_uring and what it may write to.
+/// An io_uring and the memory that it may write to.
 pub(super) struct Ring {
     ring: ManuallyDrop<IoUring>,
     slots: ManuallyDrop<Vec<Slot>>,
-    /// Registered memory, kept alive for as long as it is registered.
+    /// Registered memory, kept alive while it is registered.
     regions: ManuallyDrop<Vec<Withheld>>,
     /// Parts of `regions` in the order of registration.
     pieces: Vec<Piece>,
-    /// Which registered-file cells are filled; empty when files are not registered.
+    /// Which registered-file cells are filled; empty if files are not registered.
     fixed: Vec<bool>,
     busy: usize,
-    /// Those of `busy` that open a file or read at most [`SMALL`] bytes.
+    /// Number of `busy` entries that open a file or read at most [`SMALL`] bytes.
     small: usize,
     flavour: &'static str,
-    /// Completions that are told late: when, of whom, the result. Their entries are under way until then.
+    /// Delayed completions: time, key, result. Their entries count as in flight until then.
     #[cfg(feature = "unstable")]
     late: Vec<(std::time::Instant, Key, i32)>,
 }
@@ -71,18 +71,18 @@ pub(super) struct Ring {
 #[derive(Default)]
 struct Slot {
     buf: Option<IoBuf>,
-    /// The file, when it is open for this operation only.
+    /// The file, if it is open for this operation only.
     file: Option<File>,
-    /// The path while it is being opened, with its NUL.
+    /// The path with its NUL, while it is being opened.
     path: Vec<u8>,
-    /// The folder beneath which it is opened, and how: for names that come from a file.
+    /// The folder to open beneath, and how: for names that come from a file.
     root: Option<OwnedFd>,
     how: types::OpenHow,
-    /// An entry is under way.
+    /// An entry is in flight.
     busy: bool,
-    /// It is counted in [`Ring::small`].
+    /// The entry is counted in [`Ring::small`].
     small: bool,
-    /// What its entry shall suffer, and where in the buffer it reads.
+    /// The entry's injected fault, and the range of the buffer that it reads.
     #[cfg(feature = "unstable")]
     turn: (Injection, std::ops::Range<usize>),
 }
@@ -102,17 +102,17 @@ struct IoVec {
     len: usize,
 }
 
-/// Which file an entry reads.
+/// The file of a read entry.
 #[derive(Clone, Copy)]
 pub(super) enum Target<'a> {
     /// A file of the table, with its cell.
     Kept(&'a File, usize),
-    /// The slot's own.
+    /// The slot's own file.
     Own,
 }
 
 impl Ring {
-    /// A ring for `slots` operations, not enabled yet; it belongs to the thread that calls [`Ring::enable`].
+    /// A ring for `slots` operations, not enabled yet. It belongs to the thread that calls [`Ring::enable`].
     pub(super) fn new(slots: usize) -> Result<Self, Errno> {
         // One entry per slot, one for the wakes, and room so that cancels need not wait.
         let entries = (slots as u32 + 2).next_power_of_two();
@@ -140,14 +140,14 @@ impl Ring {
         })
     }
 
-    /// Sends one entry through a ring of its own and waits for it: setting a ring up proves nothing where a filter
-    /// refuses to enter it.
+    /// Sends one entry through a separate ring and waits for it. A successful setup proves nothing if a filter refuses
+    /// the enter.
     pub(super) fn try_out() -> Result<(), Errno> {
         let mut ring = IoUring::new(2).map_err(errno_of)?;
         let nop = opcode::Nop::new().build();
         // SAFETY: a NOP refers to no memory.
         unsafe { ring.submission().push(&nop) }.map_err(|_| Errno::NOSYS)?;
-        // A signal to this thread says nothing about io_uring.
+        // A signal to this thread is no evidence about io_uring.
         while let Err(errno) = ring.submit_and_wait(1).map_err(errno_of) {
             if errno != Errno::INTR {
                 return Err(errno);
@@ -161,32 +161,32 @@ impl Ring {
         self.flavour
     }
 
-    /// Makes the calling thread the one that may enter the ring.
+    /// Makes the calling thread the only one that may enter the ring.
     pub(super) fn enable(&mut self) -> Result<(), Errno> {
         match self.ring.submitter().register_enable_rings().map_err(errno_of) {
-            // Never disabled.
+            // The ring was never disabled.
             Err(Errno::BADFD) => Ok(()),
             result => result,
         }
     }
 
-    /// Slots with an entry under way.
+    /// Slots with an entry in flight.
     pub(super) fn busy(&self) -> usize {
         self.busy
     }
 
-    /// Small entries under way.
+    /// Small entries in flight.
     pub(super) fn small(&self) -> usize {
         self.small
     }
 
-    /// Whether completed work waits for an enter.
+    /// Whether completed work needs an enter.
     pub(super) fn needs_enter(&mut self) -> bool {
         let queue = self.ring.submission();
         !queue.is_empty() || queue.taskrun() || queue.cq_overflow()
     }
 
-    /// Registers the regions instead of those before.
+    /// Registers the regions in place of the earlier ones.
     pub(super) fn register_buffers(&mut self, regions: &[Arc<Region>]) -> Result<(), Errno> {
         if !self.pieces.is_empty() {
             self.pieces.clear();
@@ -202,11 +202,11 @@ impl Ring {
         let vector =
             |piece: &Piece| Some(IoVec { base: start_of(piece.region)?.wrapping_add(piece.start), len: piece.len });
         let vectors: Vec<IoVec> = pieces.iter().filter_map(vector).collect();
-        // Before the kernel pins them.
+        // Must happen before the kernel pins them.
         let withheld: Vec<_> = regions.iter().map(Withheld::new).collect();
         // SAFETY: `IoVec` has the layout of `struct iovec`, whose Rust type the parameter names. The vectors lie in
-        // regions that `self.regions` keeps alive until they are unregistered or the ring is closed; registration
-        // itself accesses nothing, and reads into them go through `read` alone.
+        // regions that `self.regions` keeps alive until they are unregistered or the ring is closed. Registration
+        // itself accesses nothing, and reads into the regions go through `read` alone.
         unsafe {
             let vectors = std::slice::from_raw_parts(vectors.as_ptr().cast(), vectors.len());
             self.ring.submitter().register_buffers(vectors)
@@ -231,7 +231,7 @@ impl Ring {
         !self.pieces.is_empty()
     }
 
-    /// Registers a file of the table; without success it is used by its descriptor.
+    /// Registers a file of the table. If that fails, the file is used by its descriptor.
     pub(super) fn set_file(&mut self, cell: usize, fd: BorrowedFd<'_>) {
         let Some(filled) = self.fixed.get_mut(cell) else { return };
         if !*filled {
@@ -260,7 +260,7 @@ impl Ring {
         self.slots[slot].busy
     }
 
-    /// The buffer back, its file closed; `None` while the kernel may still write to it.
+    /// Returns the buffer and closes its file; `None` while the kernel may still write to the buffer.
     pub(super) fn release(&mut self, slot: usize) -> Option<IoBuf> {
         let slot = &mut self.slots[slot];
         if slot.busy {
@@ -271,7 +271,7 @@ impl Ring {
         slot.buf.take()
     }
 
-    /// Queues the read of `next` into the slot's buffer. False when the queue is full: enter, then try again.
+    /// Queues the read of `next` into the slot's buffer. False if the queue is full: enter, then retry.
     pub(super) fn read(&mut self, key: Key, target: Target<'_>, next: Next, turn: Injection) -> bool {
         let next = turn.next(next);
         let slot = &mut self.slots[key.index()];
@@ -308,7 +308,7 @@ impl Ring {
         assert!(!slot.busy, "one entry at a time");
         write(&mut slot.path);
         if slot.path.contains(&0) {
-            // The kernel would open what the path says up to there; the empty path is ENOENT.
+            // With a NUL inside, the kernel would open the part before it. The empty path is ENOENT.
             slot.path.clear();
         }
         slot.path.push(0);
@@ -341,7 +341,7 @@ impl Ring {
         self.push_injected(key, entry, turn, 0..0)
     }
 
-    /// Queues one look-out for wakes.
+    /// Queues one poll entry for wakes.
     pub(super) fn poll(&mut self, event: BorrowedFd<'_>) -> bool {
         let entry = opcode::PollAdd::new(types::Fd(event.as_raw_fd()), POLL_IN).build();
         self.push(entry.user_data(WAKE), None)
@@ -352,7 +352,7 @@ impl Ring {
         self.push(opcode::AsyncCancel::new(key.user_data()).build().user_data(CANCEL), None)
     }
 
-    /// Queues an operation's entry, or a NOP where it shall not be done.
+    /// Queues an operation's entry, or a NOP if a fault replaces it.
     fn push_injected(
         &mut self,
         key: Key,
@@ -368,17 +368,16 @@ impl Ring {
         self.push(entry.user_data(key.user_data()), Some(key.index()))
     }
 
-    /// Whether another entry can be queued: the turn of one that cannot would be lost.
+    /// Whether another entry can be queued. Without room, the injected fault of the entry would be lost.
     #[cfg(feature = "unstable")]
     pub(super) fn has_room(&mut self) -> bool {
         !self.ring.submission().is_full()
     }
 
     fn push(&mut self, entry: squeue::Entry, slot: Option<usize>) -> bool {
-        // SAFETY: an entry refers to the buffer, path or `how` of its slot, which stays where it is (the slots are
-        // never moved) and cannot be reached or freed until `busy` is cleared by its completion: `hold`, `read`, `open`
-        // and `open_beneath` refuse a busy slot, `release` keeps it, and `drop` leaks it. Wakes and cancels refer to
-        // no memory.
+        // SAFETY: an entry refers to the buffer, path or `how` of its slot. These stay in place (slots never move), and
+        // cannot be reached or freed until the completion clears `busy`: `hold`, `read`, `open` and `open_beneath`
+        // refuse a busy slot, `release` keeps it, and `drop` leaks it. Wakes and cancels refer to no memory.
         let pushed = unsafe { self.ring.submission().push(&entry) }.is_ok();
         if let (true, Some(slot)) = (pushed, slot) {
             let slot = &mut self.slots[slot];
@@ -389,7 +388,7 @@ impl Ring {
         pushed
     }
 
-    /// Sends what is queued and sleeps until `want` completions are there, or the timeout (`ETIME`).
+    /// Sends the queued entries and sleeps until `want` completions are there, or until the timeout (`ETIME`).
     pub(super) fn enter(&mut self, want: usize, timeout: Option<Duration>) -> Result<(), Errno> {
         #[cfg(feature = "unstable")]
         let timeout = self.next_late().map(|late| timeout.map_or(late, |timeout| timeout.min(late))).or(timeout);
@@ -414,7 +413,7 @@ impl Ring {
         }
     }
 
-    /// Keeps back the completions that shall be late, adds those whose time has come, and tells what shall be told of each.
+    /// Holds delayed completions back, adds due ones, and applies the faults to the results.
     #[cfg(feature = "unstable")]
     fn apply_faults(&mut self, out: &mut Vec<(u64, i32)>, from: usize) {
         let now = std::time::Instant::now();
@@ -437,7 +436,7 @@ impl Ring {
         out.append(&mut kept);
     }
 
-    /// How long until a completion that is late can be told.
+    /// Time until the next delayed completion is due.
     #[cfg(feature = "unstable")]
     fn next_late(&self) -> Option<Duration> {
         let next = self.late.iter().map(|(until, ..)| *until).min()?;
@@ -448,10 +447,10 @@ impl Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         if self.busy > 0 {
-            // The kernel may write to these buffers at any time, and an entry may still be queued: leak all of it.
+            // The kernel may write to these buffers at any time, and an entry may still be queued. So leak all of it.
             return;
         }
-        // SAFETY: dropped once, here. The ring goes first: nothing is under way, and the registered regions must
+        // SAFETY: dropped once, here. The ring goes first: nothing is in flight, and the registered regions must
         // outlive it.
         unsafe {
             ManuallyDrop::drop(&mut self.ring);
@@ -486,7 +485,7 @@ fn build(entries: u32) -> Result<(IoUring, &'static str), Errno> {
     Err(last)
 }
 
-/// Regions (id, bytes) in pieces that the kernel registers, ordered by id.
+/// Cuts regions (id, bytes) into pieces that the kernel registers, ordered by id.
 fn cut(regions: &[(u64, usize)]) -> Vec<Piece> {
     let mut regions = regions.to_vec();
     regions.sort_unstable();
@@ -497,7 +496,7 @@ fn cut(regions: &[(u64, usize)]) -> Vec<Piece> {
     regions.into_iter().flat_map(pieces).collect()
 }
 
-/// The registered buffer that holds `len` bytes from `start` of the region; none when they cross a piece's end.
+/// The registered buffer that holds `len` bytes from `start` of the region; `None` if they cross a piece's end.
 fn find(pieces: &[Piece], region: u64, start: usize, len: usize) -> Option<u16> {
     let behind = pieces.partition_point(|piece| (piece.region, piece.start) <= (region, start));
     let index = behind.checked_sub(1)?;
@@ -515,7 +514,7 @@ mod tests {
     use crate::memory::ByteRing;
 
     #[test]
-    fn regions_are_registered_in_pieces_that_the_kernel_takes_and_found_again() {
+    fn regions_are_registered_in_pieces_and_found_again() {
         let pieces = cut(&[(7, 4096), (3, READ_MAX + 4096), (7, 4096)]);
         let piece = |region, start, len| Piece { region, start, len };
         assert_eq!(pieces, [piece(3, 0, READ_MAX), piece(3, READ_MAX, 4096), piece(7, 0, 4096)]);
@@ -535,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_under_way_is_not_given_back_and_is_leaked_with_the_ring() {
+    fn a_buffer_in_flight_is_not_released_but_leaked_with_the_ring() {
         let Ok(mut ring) = Ring::new(1) else { return eprintln!("skipped: no io_uring here") };
         let bytes = ByteRing::new(4096, 1, || {}).unwrap();
         ring.hold(0, bytes.reserve(10).unwrap().into());

@@ -400,11 +400,19 @@ fn a_dataset_that_panics_is_an_error_of_its_sample() {
             (|_, _| {}, ErrorKind::User, "gave no bytes for field `x`"),
             (|_, said| said.push((1, Said::At(0, 0, 1))), ErrorKind::User, "names field 1"),
             (|_, said| said.push((0, Said::At(7, 0, 16_384))), ErrorKind::User, "names source 7"),
-            (|_, said| said.push((0, Said::At(0, 12 * 16_384, 16_384))), ErrorKind::Truncated, "behind the end"),
-            (|_, said| said.push((0, Said::At(0, u64::MAX, 2))), ErrorKind::Truncated, "behind the end"),
+            (
+                |_, said| said.push((0, Said::At(0, 12 * 16_384, 16_384))),
+                ErrorKind::Truncated,
+                "past the source's indexed length",
+            ),
+            (
+                |_, said| said.push((0, Said::At(0, u64::MAX, 2))),
+                ErrorKind::Truncated,
+                "past the source's indexed length",
+            ),
             (|_, said| said.push((0, Said::At(0, 0, 100))), ErrorKind::Shape, "16384 bytes, the sample has 100"),
             (|_, said| said.push((0, Said::Inline(20_000))), ErrorKind::Shape, "16384 bytes, the sample has 20000"),
-            (|_, said| said.push((0, Said::Framed)), ErrorKind::User, "stood in files as they are"),
+            (|_, said| said.push((0, Said::Framed)), ErrorKind::User, "were stored unchanged in files"),
         ];
         for (lie, kind, words) in lies {
             for gds in [Gds::Auto, Gds::Require] {

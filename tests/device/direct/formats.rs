@@ -309,7 +309,7 @@ fn rows_that_differ_from_the_first_come_by_the_host() {
         let odd = || -> Any { Arc::new(pages().header(17).open(&shifted).unwrap()) };
         type Open<'a> = &'a dyn Fn() -> Any;
         let cases: [(Open<'_>, &str, bool); 2] =
-            [(&memory, "not in a file as it stands", true), (&odd, "not whole pages", false)];
+            [(&memory, "not stored unchanged in a file", true), (&odd, "not whole pages", false)];
         for (open, why, also_required) in cases {
             let right = Got::try_epoch(&build(make(open())), 0).unwrap();
             for (gds, whole) in [(Gds::Auto, true), (Gds::Require, also_required)] {

@@ -54,19 +54,19 @@ fn fields_that_the_host_must_see_are_staged() {
         let cases: [(Make<'_>, &str); 9] = [
             (&|| plain().map(|_, _| Ok(())), "transforms of the host see it"),
             (&|| plain().map_batch(|_, _| Ok(())), "transforms of the host see it"),
-            (&|| plain().decode_field("x", Raw), "made by the host of what is read"),
+            (&|| plain().decode_field("x", Raw), "made by the host from the bytes read"),
             (
                 &|| uncached(Npy::builder().field("x", &ragged).up_to("x", 5).open().unwrap()),
-                "made by the host of what is read",
+                "made by the host from the bytes read",
             ),
             (
                 &|| {
                     let records = Records::builder(RECORD).field("x", DType::U8, [RECORD]);
                     uncached(records.open_bytes(bytes.clone()).unwrap())
                 },
-                "not in a file as it stands: in memory",
+                "not stored unchanged in a file: in memory",
             ),
-            (&|| uncached(open(&path).in_memory().unwrap()), "not in a file as it stands: in memory"),
+            (&|| uncached(open(&path).in_memory().unwrap()), "not stored unchanged in a file: in memory"),
             (&|| uncached(open(&path).checked(dir.path("crc")).unwrap()), "unpacked or checked by the host"),
             (&|| uncached(Chunks::open(&chunks, &[4, 4], RECORD)), "rows come out of chunks that the host opens"),
             (
@@ -94,11 +94,11 @@ fn every_reason_of_every_field_is_in_the_error() {
             uncached(records.classes((0..COUNT as i64).collect()).open(&path).unwrap())
         };
         let error = machine.direct(labelled().keep(["label"])).build().unwrap_err();
-        let words =
-            "`x`: not handed out; `label`: not in a file as it stands: in memory, or unpacked or checked by the host";
+        let words = "`x`: not delivered; `label`: not stored unchanged in a file: in memory, or unpacked or checked by \
+                     the host";
         assert!(error.message().ends_with(words), "{error}");
         let error = labelled().gds(Gds::Require).build().unwrap_err();
-        let words = "`x`: batches are handed out on the host; `label`: batches are handed out on the host";
+        let words = "`x`: batches are delivered on the host; `label`: batches are delivered on the host";
         assert!(error.kind() == ErrorKind::Device && error.message().ends_with(words), "{error}");
         let missing = machine.direct(labelled()).cufile_at(dir.path("libcufile.so.0"), machine.double.root());
         let error = missing.build().unwrap_err();
