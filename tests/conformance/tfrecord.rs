@@ -164,7 +164,7 @@ fn an_impossible_feature_is_an_error_that_says_what_is_there() {
         (at("zeroes", &[0; 64]), ErrorKind::Decode, "CRC"),
         (at("long", &tf_record(&[0; 100])[..60]), ErrorKind::Truncated, "a record of 100 bytes, 44 are left"),
         (plain().open(dir.path("gone")), ErrorKind::NotFound, "gone"),
-        (plain().records(21).open(fixture("plain.tfrecord")), ErrorKind::Shape, "20 records, there should be 21"),
+        (plain().records(21).open(fixture("plain.tfrecord")), ErrorKind::Shape, "20 records, 21 expected"),
         (plain().floats(scalar(DType::F64), "f").open(labels()), ErrorKind::Config, "f32"),
         (plain().ints(scalar(DType::I32), "f").open(labels()), ErrorKind::Config, "i64"),
         (plain().bytes("a").bytes("a").open(labels()), ErrorKind::Config, "two fields"),

@@ -437,7 +437,7 @@ fn impossible_settings_are_refused() {
     let shard = [file("a.jpg", "A"), file("a.png", "A"), END.to_vec()].concat();
     let raw = |name: &str| Field::fixed(name, DType::U8, [1]);
     let cases = [
-        (Tar::builder(), "cannot tell the fields from the first sample, which has jpg, png"),
+        (Tar::builder(), "cannot infer the fields from the first sample, which has jpg, png"),
         (Tar::builder().image("jpg").class("jpg"), "there twice"),
         (Tar::builder().image("jpg;"), "empty"),
         (Tar::builder().image("jpg").field(EncodedField::image("image"), "png"), "two fields are called"),
