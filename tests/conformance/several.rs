@@ -73,7 +73,7 @@ fn parts_that_do_not_fit_are_named() {
     assert!(error.to_string().contains("its field `x` is u8 [5], not u8 [6]"), "{error}");
     assert_eq!(Concat::new(Vec::<Any>::new()).unwrap_err().kind(), ErrorKind::Config);
     let error = Concat::new([records(6, "x"), Arc::new(Chunks::new(2)) as Any]).unwrap_err();
-    assert!(error.to_string().contains("only one deals in chunks"), "{error}");
+    assert!(error.to_string().contains("only one has chunks"), "{error}");
 }
 
 #[test]
