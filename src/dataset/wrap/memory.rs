@@ -48,9 +48,9 @@ impl<D: Dataset> InMemory<D> {
         let table = inner.sources().clone();
         let file_len = |id| if table.bytes_of(id).is_some() { 0 } else { table.len_of(id) };
         let total = table.ids().try_fold(0_u64, |sum, id| sum.checked_add(file_len(id)));
-        let total = total
-            .and_then(|total| usize::try_from(total).ok())
-            .ok_or_else(|| Error::new(ErrorKind::Limit, Stage::Index, "the files have more than 2^64 bytes in all"))?;
+        let total = total.and_then(|total| usize::try_from(total).ok()).ok_or_else(|| {
+            Error::new(ErrorKind::Limit, Stage::Index, "the files have more bytes than memory can address")
+        })?;
         let mut region = RegionBytes::new(total, "a dataset in memory")?;
         read_all(&table, &mut region.as_mut_slice()[..total])?;
         let all = Bytes::from_owner(Owner(region));

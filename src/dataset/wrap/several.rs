@@ -64,8 +64,7 @@ impl Concat {
     /// Concatenates `datasets` in this order.
     ///
     /// Errors: [`ErrorKind::Config`] for no dataset, for a mixture of parts with and without chunks, and for fields
-    /// that
-    /// differ, with part and field.
+    /// that differ, with part and field.
     pub fn new<D: Dataset>(datasets: impl IntoIterator<Item = D>) -> Result<Self> {
         let datasets: Vec<Arc<dyn Dataset>> = datasets.into_iter().map(|part| Arc::new(part) as _).collect();
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
@@ -286,16 +285,13 @@ const WALKS: usize = 256;
 ///
 /// The exact rules:
 /// - Weights are rounded to 10,000ths of their sum, by largest remainders, and reduced: 0.7 and 0.3 give a *block* of
-/// 10
-///   positions, 7 and 3 of the sources; a block has at most 10,000. **Every block has exactly these counts**, counted
-///   from the first position of epoch 0. Within a block the sources are spread evenly: any run of *n* consecutive
-///   positions has a source's share of *n*, with an error below 4. Blocks start at different places of the pattern, so
-/// no
-///   row of a batch and no rank always gets the same source.
+/// 10 positions, 7 and 3 of the sources; a block has at most 10,000. **Every block has exactly these counts**, counted
+/// from the first position of epoch 0. Within a block the sources are spread evenly: any run of *n* consecutive
+/// positions has a source's share of *n*, with an error below 4. Blocks start at different places of the pattern, so no
+/// row of a batch and no rank always gets the same source.
 /// - Each source is walked **pass by pass**: every sample once in an order of (key, source, pass), then all again in
 ///   another order. Passes continue across epochs: a source with 9,000 samples and 1,000 draws per epoch repeats none
-/// in
-///   nine epochs. At any position the samples of a source have come equally often, with a difference of at most one.
+/// in nine epochs. At any position the samples of a source have come equally often, with a difference of at most one.
 /// - An epoch has one position per sample of all datasets, unless [`epoch_len`](Self::epoch_len),
 ///   [`until_first_ends`](Self::until_first_ends) or [`until_all_seen`](Self::until_all_seen) says otherwise.
 ///
@@ -328,8 +324,7 @@ impl Mix {
     /// Mixes `datasets` by weights, whose sum need not be 1.
     ///
     /// Errors: [`ErrorKind::Config`] for a weight of 0 or less, or under 1/10,000 of the sum, for a dataset without
-    /// samples,
-    /// for a dataset with chunks (its samples have no random access), and the errors of [`Concat::new`].
+    /// samples, for a dataset with chunks (its samples have no random access), and the errors of [`Concat::new`].
     pub fn new<D: Dataset>(datasets: impl IntoIterator<Item = (D, f64)>, key: u64) -> Result<Self> {
         let (datasets, weights): (Vec<D>, Vec<f64>) = datasets.into_iter().unzip();
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
@@ -487,8 +482,8 @@ impl Pattern {
 }
 
 /// Spreads the sources of a block evenly: source *s* comes `counts[s]` times, its place *k* between *k* and *k* + 1
-/// times
-/// its mean distance. Earliest deadline first finds such places for all, since together they fill the block exactly.
+/// times its mean distance. Earliest deadline first finds such places for all, since together they fill the block
+/// exactly.
 fn spread(counts: &[u64]) -> Vec<(u32, u32)> {
     let block: u64 = counts.iter().sum();
     let mut done = vec![0_u64; counts.len()];

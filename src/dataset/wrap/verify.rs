@@ -77,8 +77,7 @@ impl Verify {
     /// work.
     ///
     /// Gives the counts, and the damaged samples' errors in the order of ids, each with path, place and sample. An
-    /// error of
-    /// a chunk stands for all its samples.
+    /// error of a chunk stands for all its samples.
     ///
     /// Errors: a decoder for a missing field; threads that cannot be started.
     pub fn run(

@@ -134,8 +134,7 @@ impl MdsBuilder {
     /// decompressed file is read.
     ///
     /// Errors: [`ErrorKind::NotFound`] for `index.json` or a shard; [`ErrorKind::NotAFile`] for a shard that is a link
-    /// out
-    /// of the folder; [`ErrorKind::Decode`] for a damaged index or shard header; [`ErrorKind::Truncated`] or
+    /// out of the folder; [`ErrorKind::Decode`] for a damaged index or shard header; [`ErrorKind::Truncated`] or
     /// [`ErrorKind::Changed`] for a shard shorter or longer than in the index; [`ErrorKind::Config`] for missing or
     /// unsupported columns, and for compression that is not built in.
     pub fn open(self, dir: impl AsRef<Path>) -> Result<Mds> {

@@ -28,8 +28,7 @@ macro_rules! rule_setters {
         }
 
         /// Lets all dimensions of `name` vary from file to file: it becomes a vector of at most `max` elements, with
-        /// its shape
-        /// in the field `name.shape` (`i64`).
+        /// its shape in the field `name.shape` (`i64`).
         #[must_use]
         pub fn flat(mut self, name: &str, max: usize) -> Self {
             self.rules.0.push((name.into(), Rule::Flat(max)));
@@ -128,8 +127,7 @@ impl NpyBuilder {
     ///
     /// Where several fields come from many files each, the paths of files that belong together must differ at a single
     /// place, the same for all pairs (`7_x.npy` and `7_y.npy`, or the folder). So a missing file does not shift the
-    /// files
-    /// after it.
+    /// files after it.
     #[must_use]
     pub fn field(mut self, name: &str, pattern: impl AsRef<Path>) -> Self {
         self.fields.push((name.into(), pattern.as_ref().to_path_buf()));
@@ -139,9 +137,8 @@ impl NpyBuilder {
     rule_setters!();
 
     /// Declares that all files of a field have the same header: only the headers of 64 evenly spread files are read,
-    /// and
-    /// the lengths of all. This opens many files faster, but misses a file of the same length with another header (a
-    /// reshaped array, another dtype of the same size). Default: every header is read and checked.
+    /// and the lengths of all. This opens many files faster, but misses a file of the same length with another header
+    /// (a reshaped array, another dtype of the same size). Default: every header is read and checked.
     #[must_use]
     pub fn uniform(mut self, uniform: bool) -> Self {
         self.uniform = uniform;
@@ -152,8 +149,7 @@ impl NpyBuilder {
     ///
     /// Errors: not found, nothing found, a malformed or refused header ([`ErrorKind::Decode`]), a cut file
     /// ([`ErrorKind::Truncated`]), arrays that differ in dtype or shape beyond their rule ([`ErrorKind::Shape`]); each
-    /// names
-    /// the file.
+    /// names the file.
     pub fn open(self) -> Result<Npy> {
         let bad = |message: &str| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         if self.fields.is_empty() {

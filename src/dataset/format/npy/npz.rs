@@ -2,8 +2,7 @@
 //!
 //! Refused, by name: deflated members (`np.savez_compressed`), encrypted members, archives whose directory and headers
 //! disagree. Only [`NpzBuilder::verify`] checks a member's CRC-32: that costs a copy, since verified bytes cannot be
-//! read
-//! in place.
+//! read in place.
 
 use super::zip::{self, Member};
 use super::{Rules, header};
@@ -71,8 +70,7 @@ impl NpzBuilder {
     /// Checks the CRC-32 of every member that is read: a damaged member is an error of its sample
     /// ([`ErrorKind::Decode`]).
     /// Costs a copy of each member and a pass over its bytes by table lookups. Excludes [`rows`](Self::rows), which
-    /// reads
-    /// parts of members. Default: off.
+    /// reads parts of members. Default: off.
     #[must_use]
     pub fn verify(mut self, verify: bool) -> Self {
         self.verify = verify;

@@ -452,8 +452,7 @@ impl Column<'_> {
     }
 
     /// Copies rows of any length into field `field` of `out`: byte arrays, or lists of numbers. Of each number it takes
-    /// the
-    /// low `keep` of `width` bytes.
+    /// the low `keep` of `width` bytes.
     pub(super) fn ragged(
         &self,
         scratch: &mut Scratch,

@@ -177,8 +177,8 @@ impl Parquet {
     }
 
     /// Sets the maximum unpacked bytes of a run's pages, which the offset index does not give. Fixed-width values, and
-    /// byte
-    /// arrays with sizes in the index, take at most their own bytes and levels. For others the page headers are read.
+    /// byte arrays with sizes in the index, take at most their own bytes and levels. For others the page headers are
+    /// read.
     fn size_run(&self, cut: &Cut<'_>, leaf: usize, run: &mut Place, pages: &OffsetIndexMetaData, content: &Blob) {
         let descr = &self.leaves[leaf];
         let here = || pages.page_locations().iter().filter(|page| run.holds(page.offset));
@@ -239,8 +239,7 @@ impl Parquet {
     }
 
     /// Heap that a worker needs to open a chunk: the values of the columns interleaved at once, and the memory for
-    /// reading
-    /// one column.
+    /// reading one column.
     fn scratch_of(&self, cut: &Cut<'_>, places: &[Place], rows: u64) -> u64 {
         let (mut together, mut reader) = (0, 0);
         for field in &self.fields {

@@ -200,8 +200,7 @@ impl ParquetBuilder {
     }
 
     /// Leaves out row groups whose statistics exclude all values of number column `column` within `min ..= max`. All
-    /// rows
-    /// of the other row groups are delivered, whatever their values.
+    /// rows of the other row groups are delivered, whatever their values.
     pub fn prune(mut self, column: &str, min: f64, max: f64) -> Self {
         self.prune.push((column.into(), min, max));
         self

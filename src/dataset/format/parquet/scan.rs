@@ -1,8 +1,7 @@
 //! Sizes that neither footer nor index has, read from the pages themselves when a file is opened.
 //!
 //! Used for columns whose values may exceed their unpacked pages (`DELTA_BYTE_ARRAY` stores only a value's difference
-//! to
-//! the value before), and for runs of pages of byte arrays and lists whose writer omitted the sizes. `None` means
+//! to the value before), and for runs of pages of byte arrays and lists whose writer omitted the sizes. `None` means
 //! malformed pages: opening the chunk names the damage.
 
 use super::column::{Place, levels_v1};

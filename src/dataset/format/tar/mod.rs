@@ -84,14 +84,11 @@ impl Tar {
 
     /// Opens shards: a file, a folder (its `.tar` files) or a pattern such as `train-{0000..0127}.tar` or `*.tar`.
     /// The first sample decides the fields: a picture (an ending of [`Images`](crate::dataset::Images)) becomes
-    /// `image`,
-    /// `cls` becomes `label` (`i64`). [`Tar::builder`] names fields explicitly.
+    /// `image`, `cls` becomes `label` (`i64`). [`Tar::builder`] names fields explicitly.
     ///
     /// The first `open` reads every shard once, in parallel on all cores, to make the index: each member's offset,
-    /// length
-    /// and CRC32C. The index is saved beside each shard (`SHARD.….fdx`). Later calls read only the index. Every read of
-    /// a
-    /// member is then verified against it, and a shard that was written to is indexed again.
+    /// length and CRC32C. The index is saved beside each shard (`SHARD.….fdx`). Later calls read only the index. Every
+    /// read of a member is then verified against it, and a shard that was written to is indexed again.
     ///
     /// Errors: no file; no sample; no field recognised ([`ErrorKind::Config`]); damage ([`ErrorKind::Decode`] or
     /// [`ErrorKind::Truncated`], with path and offset).
@@ -163,8 +160,7 @@ impl TarBuilder {
     index_setters!(Tar);
 
     /// Members with these endings become the field `image`, an encoded picture. An ending is the part of a name after
-    /// its
-    /// first dot, in any case. `;` separates alternatives; a sample must have exactly one of them.
+    /// its first dot, in any case. `;` separates alternatives; a sample must have exactly one of them.
     #[must_use]
     pub fn image(self, endings: &str) -> Self {
         self.field(EncodedField::image("image"), endings)

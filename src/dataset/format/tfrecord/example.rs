@@ -93,8 +93,7 @@ impl<'a> Feature<'a> {
     }
 
     /// The values of a float list in memory layout: in place if they are one packed run, else in `buffer`, of which at
-    /// most
-    /// `bytes_max` bytes are used.
+    /// most `bytes_max` bytes are used.
     ///
     /// Errors: [`ErrorKind::Shape`] if there are more values.
     pub(crate) fn floats(&self, bytes_max: usize, buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
@@ -261,8 +260,7 @@ impl<'a> Wire<'a> {
     }
 
     /// The next `features` of an example. In a `tf.train.SequenceExample` its place holds the context; feature lists
-    /// are in
-    /// field 2, which an example does not have.
+    /// are in field 2, which an example does not have.
     fn features(&mut self, context_only: bool) -> Result<Option<Wire<'a>>> {
         while let Some((number, at, value)) = self.next()? {
             match (number, value) {

@@ -7,8 +7,7 @@
 //! ```
 //!
 //! Opening walks from length to length (each with its CRC) without reading payloads. The index takes 12 bytes per
-//! record
-//! (20 in files over 4 GiB) and is saved beside the file. Limits: no compression; a record fits in memory.
+//! record (20 in files over 4 GiB) and is saved beside the file. Limits: no compression; a record fits in memory.
 //! Invariants: the records add up to the file's length; a record's bytes are handed out only if its length, the CRC of
 //! the length and the CRC of the payload are right.
 //!
@@ -91,8 +90,7 @@ impl TfRecord {
     index_getters!();
 
     /// Opens a file, a folder or a pattern (`train-{00000..00127}-of-00128`, `*.tfrecord`) with one field: `record`,
-    /// the
-    /// payload.
+    /// the payload.
     ///
     /// Errors: as [`TfRecordBuilder::open`].
     pub fn open(pattern: impl AsRef<Path>) -> Result<Self> {
@@ -136,8 +134,7 @@ impl TfRecordBuilder {
     }
 
     /// Adds an array field: the only value of the bytes feature `feature`, in memory layout (little-endian), with the
-    /// dtype
-    /// and shape of `field`.
+    /// dtype and shape of `field`.
     #[must_use]
     pub fn raw_bytes(self, field: Field, feature: &str) -> Self {
         self.field(EncodedField::raw(field), feature)

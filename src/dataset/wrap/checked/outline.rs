@@ -124,8 +124,7 @@ fn chunk_shape(dataset: &dyn Dataset, extents: &[Vec<Extent>]) -> u32 {
 }
 
 /// Asks for the parts of every sample. Gives a CRC of the dataset: its schema, its samples' places, and all bytes in
-/// the
-/// index.
+/// the index.
 fn survey(dataset: &dyn Dataset) -> Result<u32> {
     let found = parallel(&runs(dataset.len()), |_, run| {
         let (mut crc, mut parts) = (0, Parts::new());
