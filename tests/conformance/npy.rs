@@ -157,7 +157,7 @@ fn a_refused_array_says_why_and_what_to_do() {
         ("refused-bytes.npy", "`|S2`"),
         ("refused-dates.npy", "`<M8[D]`"),
         ("refused-structured.npy", "structured"),
-        ("shape-empty.npy", "samples of no bytes"),
+        ("shape-empty.npy", "samples have no bytes"),
         ("deflated.npz", "not an npy array"),
     ];
     for (name, words) in cases {
