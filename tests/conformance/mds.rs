@@ -1,4 +1,4 @@
-//! Shards of MosaicML Streaming are read value by value, raw and zstd; what does not agree with itself is an error.
+//! Shards of MosaicML Streaming are read value by value, raw and zstd; inconsistent data is an error.
 
 use crate::common::{Dir, build, readers};
 use feedline::dataset::{Dataset, DatasetExt, Mds, MdsBuilder};
@@ -23,12 +23,12 @@ fn hex(text: &Value) -> Vec<u8> {
     (0..text.len() / 2).map(|k| u8::from_str_radix(&text[2 * k..][..2], 16).unwrap()).collect()
 }
 
-/// All columns; the arrays that say their own shape as arrays.
+/// All columns; arrays that store their shape are read as arrays.
 fn builder() -> MdsBuilder {
     Mds::builder().raw(Field::up_to("shaped", DType::F32, 300)).raw(Field::fixed("free", DType::I16, [2, 3]))
 }
 
-/// Compares samples, each a list of fields in the order of the schema, with what Streaming read.
+/// Compares samples, each a list of fields in the order of the schema, with Streaming's values.
 fn compare(schema: &[EncodedField], samples: &[Vec<Vec<u8>>], expected: &Path) {
     let expected = parse(expected);
     let expected = expected.as_array().unwrap();
@@ -92,7 +92,7 @@ fn columns_come_in_the_order_asked_for_beside_pickles() {
     for (sample, right) in samples.iter().zip(expected.as_array().unwrap()) {
         assert_eq!(*sample, [hex(&right["str_int"]), hex(&right["int8"])]);
     }
-    // Arrays with a shape of their own are bytes, unless the user says more.
+    // Arrays that store their shape are bytes, unless the user declares more.
     let bytes = Mds::builder().columns(["shaped", "bytes"]).open(fixture("raw")).unwrap();
     assert_eq!(bytes.schema(), [EncodedField::bytes("shaped"), EncodedField::bytes("bytes")]);
     let stored = fuzzing::sample(&bytes, 2).unwrap().remove(0);
@@ -102,7 +102,7 @@ fn columns_come_in_the_order_asked_for_beside_pickles() {
 
 const NUMBERS: [&str; 5] = ["fixed", "free", "int", "shaped", "str_float"];
 
-/// Every batch of a loader against what Streaming read.
+/// Compares every batch of a loader with Streaming's values.
 fn batches_are_right(loader: &Loader, samples: usize) {
     let expected = parse(&fixture("values.json"));
     let mut seen = 0;
@@ -127,7 +127,7 @@ fn batches_are_right(loader: &Loader, samples: usize) {
 }
 
 #[test]
-fn batches_of_raw_shards_are_right_whatever_reads_them() {
+fn every_reader_gives_right_batches_of_raw_shards() {
     for (mode, direct) in readers() {
         let mds = builder().columns(NUMBERS).open(fixture("raw")).unwrap();
         let order = Order::shuffled(5);
