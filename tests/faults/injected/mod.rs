@@ -133,7 +133,7 @@ fn name(fault: Fault) -> String {
 struct Sweep {
     gpu: bool,
     substitutes: bool,
-    /// A workload runs with one of this many readers in turn, in a short sweep and in a `ci` sweep.
+    /// Each workload gets one of this many readers in turn: in a short sweep, and in others except `full`.
     one_in: [usize; 2],
 }
 
