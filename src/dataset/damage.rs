@@ -1,48 +1,48 @@
-//! Damage: what the index of a shard finds wrong with it, where, and how many samples that costs.
+//! Damage found while indexing a shard: kind, place, and number of samples lost.
 //!
-//! A sample that fails later, when it is read, is a `BadSample` of the loader's ledger instead.
+//! A sample that fails later, on a read, is a `BadSample` of the loader's ledger instead.
 
 use crate::error::{Error, ErrorKind, Stage};
 use std::path::{Path, PathBuf};
 
-/// What happens when the index of a shard finds damage. For samples that fail when they are read see
+/// Policy for damage found while indexing a shard. For samples that fail on a read see
 /// [`OnBadSample`](crate::OnBadSample).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnDamage {
     /// The dataset does not open: the first damage becomes its error.
     #[default]
     Fail,
-    /// The dataset opens with the samples that are whole. Each damage is listed, with the samples that it costs.
+    /// The dataset opens with the whole samples. Each damage is listed with the number of samples lost.
     Skip,
 }
 
-/// Kinds of damage, for programs.
+/// Kind of damage, for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DamageKind {
-    /// A header or record frame is not what the format allows (checksum, number, magic).
+    /// A header or record frame violates the format (checksum, number, magic).
     Header,
-    /// The shard ends in the middle of something.
+    /// The shard ends within a header, record or member.
     Cut,
     /// The shard ends without its end marker.
     NoEnd,
-    /// Zeroes where bytes must be.
+    /// Zeros in place of data.
     Zeroed,
-    /// Bytes behind the end marker.
+    /// Bytes after the end marker.
     Trailing,
-    /// A key was there before.
+    /// A key occurs twice.
     Duplicate,
     /// A sample lacks a field.
     Incomplete,
-    /// Two readers of the format would see different things.
+    /// Two readers of the format could read different samples.
     Ambiguous,
-    /// Legal in the format, but not read here.
+    /// Legal in the format, but not supported here.
     Unsupported,
-    /// The bytes have another checksum than the format says.
+    /// The bytes do not match the format's checksum.
     Checksum,
 }
 
-/// Names and kinds, for the index files. A kind keeps its name.
+/// Names of the kinds in index files. A kind keeps its name for ever.
 const KINDS: [(&str, DamageKind); 10] = [
     ("header", DamageKind::Header),
     ("cut", DamageKind::Cut),
@@ -57,7 +57,7 @@ const KINDS: [(&str, DamageKind); 10] = [
 ];
 
 impl DamageKind {
-    /// A word for it.
+    /// Name of the kind.
     pub fn as_str(self) -> &'static str {
         KINDS.iter().find(|(_, kind)| *kind == self).map_or("other", |(name, _)| name)
     }
@@ -66,7 +66,7 @@ impl DamageKind {
         KINDS.iter().find(|(known, _)| *known == name).map(|(_, kind)| *kind)
     }
 
-    /// The kind of the error when damage is refused.
+    /// Kind of the error for refused damage.
     fn error_kind(self) -> ErrorKind {
         match self {
             Self::Cut | Self::NoEnd => ErrorKind::Truncated,
@@ -75,27 +75,27 @@ impl DamageKind {
     }
 }
 
-/// One damaged place of a shard. The dataset does not have the samples that lie there.
+/// One damaged place of a shard. The dataset leaves out the samples there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Damage {
-    /// The shard.
+    /// Path of the shard.
     pub path: PathBuf,
-    /// First byte that is concerned.
+    /// Offset of the first damaged byte.
     pub offset: u64,
-    /// Number of bytes.
+    /// Number of damaged bytes.
     pub len: u64,
-    /// What it is, for programs.
+    /// Kind, for programs.
     pub kind: DamageKind,
-    /// What it is, for people: what was expected and found.
+    /// Description for people: expected and found values.
     pub message: String,
-    /// Samples that are left out for it. Exact where single samples are concerned; where the rest of a shard is lost,
-    /// an estimate from what can still be recognised there, and a [lower bound](Self::is_lower_bound) where bytes are missing.
+    /// Number of samples left out. Exact for single samples. If the rest of a shard is lost it is an estimate from what
+    /// can still be recognised there, and a [lower bound](Self::is_lower_bound) where bytes are missing.
     pub samples: u64,
 }
 
 impl Damage {
-    /// An entry; the path is filled in by the index.
+    /// Makes an entry; the index fills in the path.
     pub(crate) fn new(kind: DamageKind, offset: u64, len: u64, samples: u64, message: impl Into<String>) -> Self {
         Self { path: PathBuf::new(), offset, len, kind, message: message.into(), samples }
     }
@@ -105,7 +105,7 @@ impl Damage {
         self
     }
 
-    /// Whether more than [`samples`](Self::samples) may be lost: where a shard ends early or is zeroed nobody can tell.
+    /// Whether more than [`samples`](Self::samples) may be lost: a cut or zeroed end does not show how many it held.
     pub fn is_lower_bound(&self) -> bool {
         matches!(self.kind, DamageKind::Cut | DamageKind::NoEnd | DamageKind::Zeroed)
     }
@@ -114,7 +114,7 @@ impl Damage {
         format!("samples{}{}", if self.is_lower_bound() { ">=" } else { "=" }, self.samples)
     }
 
-    /// The error that it is when damage is refused; `others` more were found.
+    /// Error for refused damage, with the number `others` of further damages.
     pub(crate) fn refused(&self, others: usize) -> Error {
         let more = if others == 0 { String::new() } else { format!(" (and {others} more)") };
         let message = format!("{}: {}{more}: {}", self.kind.as_str(), self.message, self.cost());
@@ -131,7 +131,7 @@ impl std::fmt::Display for Damage {
     }
 }
 
-/// What all of it costs, in words.
+/// Summary of all damage for people.
 pub(crate) fn cost(damage: &[Damage]) -> String {
     let lost = damage.iter().fold(0_u64, |lost, damage| lost.saturating_add(damage.samples));
     let least = if damage.iter().any(Damage::is_lower_bound) { "at least " } else { "" };

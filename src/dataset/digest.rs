@@ -1,14 +1,14 @@
-//! One number for many: what identities and fingerprints of datasets are made of.
+//! Stable hash of many numbers, for identities and fingerprints of datasets.
 
 use crate::order::{Draws, Key};
 
-/// A hash of words and bytes that is the same on every platform and in every version of Rust and of this crate: the
-/// order's keys, of which each word makes a sub-key. Statistical, not cryptographic.
+/// A hash of words and bytes, the same on every platform and in every version of Rust and of this crate. It chains the
+/// keys of [`order`](crate::order): each word makes a sub-key. Statistical, not cryptographic.
 #[derive(Clone, Copy)]
 pub(crate) struct Digest(Key);
 
 impl Digest {
-    /// `purpose` sets hashes of different things apart.
+    /// Starts a hash; `purpose` separates hashes of different things.
     pub(crate) fn new(purpose: &str) -> Self {
         Self(Key::new(0).named("digest").named(purpose))
     }
@@ -18,7 +18,7 @@ impl Digest {
         Self(self.0.derive(word))
     }
 
-    /// Their number goes first, so that lists one after the other cannot be cut in another place.
+    /// Hashes the length first, so that the boundary between consecutive lists counts.
     #[must_use]
     pub(crate) fn words(self, words: &[u64]) -> Self {
         words.iter().fold(self.word(words.len() as u64), |digest, word| digest.word(*word))
@@ -47,14 +47,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hash_is_pinned_for_other_machines_and_versions() {
+    fn the_hash_is_pinned_for_all_machines_and_versions() {
         let digest = Digest::new("a");
         assert_eq!(digest.end(), 0x7b5a_84aa_31c5_6a09);
         assert_eq!(digest.word(1).words(&[2, 3]).bytes(b"0123456789").end(), 0xef0c_ae7f_5a11_6d55);
     }
 
     #[test]
-    fn lists_cut_in_other_places_have_other_hashes() {
+    fn lists_with_other_boundaries_have_other_hashes() {
         let digest = Digest::new("a");
         let ends = [
             digest.words(&[1, 2]).words(&[]),

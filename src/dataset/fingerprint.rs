@@ -1,4 +1,4 @@
-//! Whether a dataset is still the one that a run was started with, in a few hundred bytes; if not, where it changed.
+//! Fingerprint of a dataset in a few hundred bytes: detects a changed dataset and finds the changed shard.
 //!
 //! ```text
 //! shard i of n ──name, length, first and last 4 KiB──► h_i ─┬─► one hash of all
@@ -6,15 +6,15 @@
 //! number of samples, schema, chunk starts, identity() ─────────► beside them
 //! ```
 //!
-//! Of up to 64 shards each has a bucket, and an error names the shard that changed; of more it names the bucket's range.
-//! Where shards were added or removed, the buckets of the saved number of shards tell up to where they are the same.
+//! Up to 64 shards have one bucket each, and an error names the changed shard; above that it names a bucket's range of
+//! shards. If shards were added or removed, the saved buckets tell up to which shard nothing changed.
 //!
-//! Moving the data to another folder, mount or machine changes nothing: no folders, times or inodes are hashed.
+//! Data may move to another folder, mount or machine: folders, times and inodes are not hashed.
 //!
-//! Limits: the bytes between the first and the last 4 KiB are not read, and of more than 256 shards only 256, evenly
-//! chosen, are opened (the others count by name and length). A shard that was rewritten with its name, length and both ends
-//! as they were is not noticed; [`Checked`](super::Checked) notices. Cost: at most 256 files opened and 512 reads of 4
-//! KiB, on at most 32 threads; then some 100 ns for each shard, and what [`Dataset::identity`] takes.
+//! Limits: bytes between the first and the last 4 KiB are not read. Of more than 256 shards only 256, evenly spread,
+//! are opened; the others count by name and length. A shard rewritten with the same name, length and both ends goes
+//! unnoticed; [`Checked`](super::Checked) detects it. Cost: at most 256 opened files and 512 reads of 4 KiB, on at most
+//! 32 threads; then some 100 ns per shard, and the time of [`Dataset::identity`].
 
 use super::Dataset;
 use super::digest::Digest;
@@ -26,9 +26,9 @@ use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::path::PathBuf;
 
-/// Bytes at either end of a shard that are read.
+/// Bytes read at each end of a shard.
 const ENDS: u64 = 4096;
-/// Shards that are opened at most.
+/// Maximum number of opened shards.
 const LOOKS: u64 = 256;
 const BUCKETS: usize = 64;
 /// 64-bit words of the buckets' hashes, four to a word.
@@ -36,12 +36,12 @@ const BUCKET_WORDS: usize = BUCKETS / 4;
 /// 64-bit words of a fingerprint.
 pub(crate) const WORDS: usize = 6 + BUCKET_WORDS;
 
-/// Tells whether a dataset is still the one that a run was started with, and if not, where it changed. It is part of every
-/// [`State`](crate::State).
+/// Fingerprint of a dataset: tells whether a run still has the dataset it started with, and if not, where it changed.
+/// Part of every [`State`](crate::State).
 ///
-/// It holds the number of samples, and hashes of the fields, of the chunks, of [`Dataset::identity`], and of every
-/// shard's name, length and (for at most 256 shards) first and last 4 KiB. Where the data lies does not matter: moved or
-/// mounted elsewhere it is the same.
+/// It holds the number of samples and hashes: of the fields, of the chunks, of [`Dataset::identity`], and of every
+/// shard's name, length and (for at most 256 shards) first and last 4 KiB. The data's location does not matter: it may
+/// move or be mounted elsewhere.
 ///
 /// ```
 /// use feedline::{dataset::Records, unstable::Fingerprint};
@@ -64,10 +64,10 @@ pub struct Fingerprint {
 }
 
 impl Fingerprint {
-    /// Looks at a dataset: opens at most 256 of its files and reads their first and last 4 KiB.
+    /// Makes the fingerprint: opens at most 256 of the files and reads their first and last 4 KiB.
     ///
-    /// Errors: those of the file system, and [`ErrorKind::Changed`] for a file that is not as long as when it was
-    /// indexed; all name the path.
+    /// Errors: file system errors, and [`ErrorKind::Changed`] for a file whose length differs from the index; all with
+    /// the path.
     pub fn of(dataset: &dyn Dataset) -> Result<Self> {
         let shards = dataset.sources().count() as u64;
         Ok(Self {
@@ -80,10 +80,10 @@ impl Fingerprint {
         })
     }
 
-    /// Refuses a dataset that is not the one of `saved`; `self` is the fingerprint of `dataset`, whose files are read again
-    /// where their number changed.
+    /// Compares with the fingerprint `saved` of an earlier run. `self` is the fingerprint of `dataset`, whose files are
+    /// read again if their number changed.
     ///
-    /// Errors: [`ErrorKind::FingerprintMismatch`], which says what differs: the shard (counted from 0, with its path) or
+    /// Errors: [`ErrorKind::FingerprintMismatch`] with the differences: the shard (counted from 0, with its path) or
     /// the range of shards, the numbers of shards or samples, the fields, or the choice of samples.
     pub fn compare(&self, saved: &Self, dataset: &dyn Dataset) -> Result<()> {
         if self == saved {
@@ -102,7 +102,7 @@ impl Fingerprint {
         if self.fields != saved.fields {
             differences.push(format!("other fields than when saved; now they are {}", described(dataset.schema())));
         }
-        // What follows from other shards is no difference of its own.
+        // Other shards imply other chunks and identities: do not report those too.
         if same_shards && self.chunks != saved.chunks {
             differences.push("the samples are cut into other chunks".into());
         }
@@ -129,7 +129,7 @@ impl Fingerprint {
         self.shards
     }
 
-    /// What differs about the shards, and the number of the first of them if it is certain.
+    /// Difference of the shards, and the number of the first differing shard if it is certain.
     fn differing_shards(&self, saved: &Self, sources: &Sources) -> (String, Option<u64>) {
         let (then, now) = (saved.shards, self.shards);
         if then == now {
@@ -141,7 +141,7 @@ impl Fingerprint {
             return (format!("{place} of {now} (counted from 0) {have} {what}"), number);
         }
         let counts = format!("{now} shards, {then} when saved");
-        // The counts differ, whatever a second look at the files brings.
+        // The counts differ anyway, so an error of this second read does not matter.
         let Ok(hashes) = Hashes::of(sources, then) else { return (counts, None) };
         let both = then.min(now);
         let first = hashes.differing(&saved.hashes).first().map_or(both..both, |bucket| places_in(*bucket, then));
@@ -152,7 +152,7 @@ impl Fingerprint {
         (format!("{counts}; {difference}"), None)
     }
 
-    /// All of it, for checksums.
+    /// All words of the fingerprint, for checksums.
     pub(crate) fn words(&self) -> [u64; WORDS] {
         let mut words = [0; WORDS];
         words[..6].copy_from_slice(&[
@@ -167,7 +167,7 @@ impl Fingerprint {
         words
     }
 
-    /// Any words at all, for tests of what holds a fingerprint.
+    /// A fingerprint of arbitrary words, for tests of types that hold one.
     #[cfg(test)]
     pub(crate) fn of_words(words: [u64; WORDS]) -> Self {
         let [samples, shards, fields, chunks, identity, total, ..] = words;
@@ -176,7 +176,7 @@ impl Fingerprint {
     }
 }
 
-/// Hashes of all shards: one of all in their order, and 16 bits for each bucket.
+/// Hashes of all shards: one hash of all in order, and 16 bits per bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Hashes {
     total: u64,
@@ -184,7 +184,8 @@ struct Hashes {
 }
 
 impl Hashes {
-    /// Hashes the shards with the choices and buckets of `count` shards, which may be more or fewer than there are.
+    /// Hashes the shards as if there were `count`, which chooses the opened shards and the buckets. It may differ from
+    /// the real number.
     fn of(sources: &Sources, count: u64) -> Result<Self> {
         let here = count.min(sources.count() as u64);
         let looks: Vec<u64> = looks(count).filter(|place| *place < here).collect();
@@ -206,14 +207,14 @@ impl Hashes {
         Ok(Self { total: total.end(), buckets: std::array::from_fn(|_| words.next().unwrap_or_default()) })
     }
 
-    /// The buckets that differ, ascending.
+    /// Differing buckets, ascending.
     fn differing(&self, other: &Self) -> Vec<usize> {
         let hash = |hashes: &Self, bucket: usize| (hashes.buckets[bucket / 4] >> (48 - 16 * (bucket % 4))) as u16;
         (0..BUCKETS).filter(|bucket| hash(self, *bucket) != hash(other, *bucket)).collect()
     }
 }
 
-/// The places of the shards that are opened, of `count`; ascending.
+/// Places of the shards to open among `count`, ascending.
 fn looks(count: u64) -> impl Iterator<Item = u64> {
     let spread = move |k: u64| match count <= LOOKS {
         true => k,
@@ -226,13 +227,13 @@ fn bucket_of(place: u64, count: u64) -> usize {
     (u128::from(place) * BUCKETS as u128 / u128::from(count.max(1))) as usize
 }
 
-/// The places of a bucket.
+/// Shards of a bucket.
 fn places_in(bucket: usize, count: u64) -> Range<u64> {
     let start = |bucket: usize| (bucket as u128 * u128::from(count)).div_ceil(BUCKETS as u128) as u64;
     start(bucket)..start(bucket + 1)
 }
 
-/// `shard 3`, or `a shard between 8 (data/8.bin) and 11`; the number if it is one.
+/// Text such as `shard 3` or `a shard between 8 (data/8.bin) and 11`; the number for a single shard.
 fn named(places: &Range<u64>, sources: &Sources) -> (String, Option<u64>) {
     let (first, last) = (places.start, places.end.saturating_sub(1));
     if first >= last {
@@ -241,7 +242,7 @@ fn named(places: &Range<u64>, sources: &Sources) -> (String, Option<u64>) {
     (format!("a shard between {first} ({}) and {last}", shown(sources, first)), None)
 }
 
-/// A hash of the first and last bytes of a source.
+/// Hash of the first and last bytes of a source.
 fn ends_of(sources: &Sources, id: SourceId) -> Result<u64> {
     let digest = Digest::new("ends");
     let sizes = |len: u64| (len.min(ENDS), (len - len.min(ENDS)).min(ENDS));
@@ -261,7 +262,7 @@ fn ends_of(sources: &Sources, id: SourceId) -> Result<u64> {
     Ok(digest.bytes(&head).bytes(&tail).end())
 }
 
-/// What the fields are.
+/// Hash of the schema.
 fn fields(schema: &[EncodedField]) -> u64 {
     let dims = |digest: Digest, dims: &[usize]| {
         let start = digest.word(dims.len() as u64);
@@ -283,7 +284,7 @@ fn fields(schema: &[EncodedField]) -> u64 {
     schema.iter().fold(Digest::new("fields").word(schema.len() as u64), field).end()
 }
 
-/// `image (a picture), label i64 []`.
+/// Description such as `image (a picture), label i64 []`.
 fn described(schema: &[EncodedField]) -> String {
     let one = |field: &EncodedField| match &field.encoding {
         Encoding::Image => format!("{} (a picture)", field.name),
@@ -303,7 +304,7 @@ fn shown(sources: &Sources, number: u64) -> String {
     if text.contains(char::is_control) { format!("{text:?}") } else { text }
 }
 
-/// How a fingerprint is written: numbers, and hashes in hexadecimal.
+/// Serialised form of a fingerprint: numbers, and hashes in hexadecimal.
 #[derive(Serialize, Deserialize)]
 #[serde(rename = "Fingerprint")]
 struct Text {
@@ -344,7 +345,7 @@ impl TryFrom<Text> for Fingerprint {
     }
 }
 
-/// `N` numbers of 16 hexadecimal digits each, in lower case.
+/// Parses `N` numbers of 16 lower-case hexadecimal digits each.
 fn numbers<const N: usize>(text: &str, name: &str) -> Result<[u64; N]> {
     let legal = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     let mut out = [0; N];
@@ -406,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn places_beyond_any_memory_do_not_overflow() {
+    fn huge_shard_counts_do_not_overflow() {
         assert_eq!((bucket_of(u64::MAX - 1, u64::MAX), places_in(63, u64::MAX).end), (63, u64::MAX));
     }
 
@@ -427,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_no_fingerprint_is_refused() {
+    fn malformed_fingerprint_text_is_refused() {
         let dataset = Records::builder(2).open_bytes([1; 8]).unwrap();
         let text = serde_json::to_string(&Fingerprint::of(&dataset).unwrap()).unwrap();
         let fields = format!("\"fields\":\"{:016x}\"", fields(dataset.schema()));

@@ -1,7 +1,7 @@
-//! Methods of a dataset that hand on to another one, so that each is written once.
+//! Macros for datasets that forward methods to an inner dataset, so that each is written once.
 
-/// `forward!(self => self.inner; schema len open)`: these methods of [`Dataset`](super::Dataset) or [`Chunked`](super::Chunked)
-/// are those of `self.inner`.
+/// `forward!(self => self.inner; schema len open)` implements these methods of [`Dataset`](super::Dataset) or
+/// [`Chunked`](super::Chunked) by calls to `self.inner`.
 macro_rules! forward {
     ($self:ident => $to:expr; $($method:ident)+) => { $(forward!(@$method $self $to);)+ };
     (@schema $self:ident $to:expr) => { fn schema(&$self) -> &[crate::tensor::EncodedField] { $to.schema() } };
@@ -65,7 +65,7 @@ macro_rules! forward {
     (@chunk_name $self:ident $to:expr) => { fn chunk_name(&$self, chunk: usize) -> String { $to.chunk_name(chunk) } };
 }
 
-/// What a dataset shows of itself is what the report calls it.
+/// Implements `Debug` by [`describe`](super::Dataset::describe), the name used in reports.
 macro_rules! debug_by_describe {
     ($($name:ident $(<$of:ident>)?),+ $(,)?) => { $(
         impl$(<$of: Dataset>)? std::fmt::Debug for $name$(<$of>)? {

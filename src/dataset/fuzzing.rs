@@ -1,4 +1,4 @@
-//! Doors for fuzz targets and tests: parsers on bytes, datasets without a loader. Not part of the API.
+//! Entry points for fuzz targets and tests: parsers on bytes, datasets without a loader. Not part of the API.
 
 use super::format::{megatron, npy, safetensors};
 use super::{Dataset, Parts};
@@ -6,12 +6,12 @@ use crate::error::Result;
 use crate::storage::{Blob, Extent};
 use bytes::Bytes;
 
-/// The fields of one sample, read and opened one after the other as a loader does, by plain `pread`.
+/// Reads and opens the fields of one sample as a loader does, but by plain `pread`.
 pub fn sample(dataset: &dyn Dataset, sample: u64) -> Result<Vec<Vec<u8>>> {
     super::sample::read(dataset, sample)
 }
 
-/// What is read for one sample: its extents in storage, or those of its chunk.
+/// Extents that are read for one sample: its own, or its chunk's.
 pub fn extents(dataset: &dyn Dataset, sample: u64) -> Result<Vec<Extent>> {
     let mut extents = Vec::new();
     if let Some(chunks) = dataset.chunked() {
@@ -30,7 +30,7 @@ pub fn tar_places(tar: &super::Tar, sample: u64) -> Vec<Option<(u64, u64)>> {
     (0..tar.schema().len()).map(|field| tar.place(sample, field)).collect()
 }
 
-/// The rows of one chunk, each with its fields, brought and opened as a loader does.
+/// Rows of one chunk, each with its fields, read and opened as a loader does.
 pub fn chunk(dataset: &dyn Dataset, chunk: usize) -> Result<Vec<Vec<Vec<u8>>>> {
     let chunks = dataset.chunked().expect("a dataset in chunks");
     let (fields, rows) = (dataset.schema().len(), chunks.starts()[chunk + 1] - chunks.starts()[chunk]);
@@ -40,13 +40,13 @@ pub fn chunk(dataset: &dyn Dataset, chunk: usize) -> Result<Vec<Vec<Vec<u8>>>> {
     Ok((0..rows as usize).map(row).collect())
 }
 
-/// An MDS index with one shard, in memory.
+/// Opens an MDS index with one shard in memory.
 pub fn mds(index: &[u8], shard: &[u8]) -> Result<super::Mds> {
     super::Mds::builder().of_bytes(index, &shard.into())
 }
 
-/// One bytes list, float list or int64 list (`kind` 0, 1, 2) of a `tf.train.Example`, as a field of at most `bytes_max`
-/// bytes.
+/// Parses a bytes list, float list or int64 list (`kind` 0, 1, 2) of a `tf.train.Example`, as a field of at most
+/// `bytes_max` bytes.
 pub fn feature(example: &[u8], name: &str, kind: u8, bytes_max: usize) -> Result<Vec<u8>> {
     use super::format::tfrecord::example::{Feature, Kind};
     let mut buffer = Vec::new();
@@ -57,22 +57,22 @@ pub fn feature(example: &[u8], name: &str, kind: u8, bytes_max: usize) -> Result
     }
 }
 
-/// An `.npy` header. True when it is taken.
+/// Parses an `.npy` header. True if it is accepted.
 pub fn npy(bytes: &[u8]) -> bool {
     npy::parse(&Blob::memory(Bytes::copy_from_slice(bytes))).is_ok()
 }
 
-/// An `.npz` directory and the headers of its members.
+/// Parses an `.npz` directory and the headers of its members.
 pub fn npz(bytes: &[u8]) -> bool {
     npy::parse_npz(&Blob::memory(Bytes::copy_from_slice(bytes))).is_ok()
 }
 
-/// A safetensors header.
+/// Parses a safetensors header.
 pub fn safetensors(bytes: &[u8]) -> bool {
     safetensors::header(&Blob::memory(Bytes::copy_from_slice(bytes))).is_ok()
 }
 
-/// A Megatron index, behind 8 bytes that are the length of its `.bin`.
+/// Parses a Megatron index after 8 bytes with the length of its `.bin`.
 pub fn megatron(bytes: &[u8]) -> bool {
     let Some((len, index)) = bytes.split_first_chunk::<8>() else { return false };
     megatron::read_index(
@@ -83,7 +83,7 @@ pub fn megatron(bytes: &[u8]) -> bool {
     .is_ok()
 }
 
-/// An index file whose own checksum is right. True when it is taken.
+/// Loads an index file with a correct checksum. True if it is accepted.
 pub fn index(bytes: &[u8]) -> bool {
     super::index::fuzz(bytes)
 }

@@ -1,14 +1,14 @@
-//! Datasets: which samples there are, where their bytes lie, and what the bytes are. No bulk I/O here.
+//! Datasets: the samples, the places of their bytes, and the meaning of the bytes. No bulk I/O here.
 //!
 //! ```text
 //! sample id ──extents──► Parts { field → extent | inline bytes } ──readers──► bytes ──open──► field's bytes ──► decoder
 //! ```
 //!
-//! Where samples cannot be had one by one (Parquet row groups, compressed shards) a dataset deals in [chunks](Chunked).
+//! Data without random access to samples (Parquet row groups, compressed shards) comes in [chunks](Chunked).
 //!
 //! Limits: ids are 0 … len-1; a sample has at most one extent per field. Invariants: `extents` is arithmetic on an
-//! index (it runs once per sample, on the I/O thread or a decode worker); a dataset never changes after it was
-//! opened; what is on disk may, and the readers find out.
+//! index (it runs once per sample, on the I/O thread or a decode worker); an opened dataset never changes; the files on
+//! disk may, and the readers detect it.
 //!
 //! | data | dataset |
 //! |---|---|
@@ -23,7 +23,7 @@
 //! | records of one size | [`Records`] |
 //! | several, a part, with checksums, in memory | [`Concat`], [`Mix`], [`Subset`], [`Checked`], [`InMemory`] |
 //!
-//! A dataset of your own takes a few lines; here every sample is a line of 16 bytes in one file:
+//! A dataset of your own takes a few lines. Here every sample is a line of 16 bytes in one file:
 //!
 //! ```
 //! use feedline::dataset::{Dataset, Parts};
@@ -68,10 +68,10 @@
 //! # Ok::<(), feedline::Error>(())
 //! ```
 //!
-//! Samples of varying length are [`EncodedField::bytes`](crate::tensor::EncodedField::bytes), which a
-//! [decoder](crate::decode::Decoder) makes into rows. Bytes that the dataset must look at first are
-//! [framed](Parts::framed): decode workers then pass them through [`open`](Dataset::open). Here each sample is a text
-//! and a byte that is the sum of it:
+//! Samples of varying length are [`EncodedField::bytes`](crate::tensor::EncodedField::bytes); a
+//! [decoder](crate::decode::Decoder) turns them into rows. Bytes that the dataset must check or convert first are
+//! [framed](Parts::framed): decode workers pass them through [`open`](Dataset::open). Here each sample is a text
+//! followed by its checksum, the sum of its bytes:
 //!
 //! ```
 //! # use feedline::decode::{Ctx, Decoder};
@@ -82,7 +82,7 @@
 //! use feedline::{Error, Loader, Result};
 //! use std::sync::Arc;
 //!
-//! /// Where each text begins, and where the last one ends.
+//! /// Start of each text, then the end of the last.
 //! struct Texts { sources: Arc<Sources>, source: SourceId, schema: Vec<EncodedField>, starts: Vec<u64> }
 //!
 //! fn sum(text: &[u8]) -> u8 { text.iter().fold(0, |sum, byte| sum.wrapping_add(*byte)) }
@@ -103,7 +103,7 @@
 //!             _ => Err(Error::decode("the sum of the text is wrong")),
 //!         }
 //!     }
-//!     // The index is what this dataset keeps for each sample: the loader's plan shows it.
+//!     // The loader's plan shows the bytes that this dataset keeps per sample.
 //!     fn index_bytes(&self) -> usize { self.sources.table_bytes() + self.starts.capacity() * size_of::<u64>() }
 //! }
 //! # struct Text;
@@ -177,63 +177,64 @@ use crate::tensor::{EncodedField, Spec};
 use std::path::Path;
 use std::sync::Arc;
 
-/// A set of samples. Open: implement it for a format of your own.
+/// A set of samples with ids 0 … len - 1. Open: implement it for a format of your own.
 #[allow(clippy::len_without_is_empty, reason = "a loader refuses an empty dataset")]
 pub trait Dataset: Send + Sync + 'static {
-    /// The fields of a sample as they are stored, in order.
+    /// Stored fields of a sample, in order.
     fn schema(&self) -> &[EncodedField];
 
     /// Number of samples.
     fn len(&self) -> u64;
 
-    /// Where the bytes are.
+    /// Files and memory that hold the bytes.
     fn sources(&self) -> &Arc<Sources>;
 
-    /// The most bytes that all extents of one sample have together: what the smallest memory budget must hold.
+    /// Maximum bytes of all extents of one sample together: the smallest memory budget must hold them.
     fn sample_bytes_max(&self) -> u64;
 
-    /// The sample with the most bytes, if the index knows it: named when the memory budget does not hold it.
+    /// The sample with the most bytes, if the index knows it. The error of a memory budget that is too small names it.
     fn largest_sample(&self) -> Option<u64> {
         None
     }
 
-    /// Says for every field of the schema where its bytes are. `sample` is below `len`.
+    /// Gives the place of the bytes of every field of the schema. `sample` is below `len`.
     ///
-    /// Arithmetic only: it is called once per sample on the way. Errors become errors of the sample.
+    /// Arithmetic only, since it runs once per sample during an epoch. An error becomes the sample's error.
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()>;
 
-    /// Verifies the bytes of a [framed](Parts::framed) extent, before anything of them is opened. Called once each time that an
-    /// extent was read, however many fields share it: `field` is the first of them that is wanted, not always field 0. In a
-    /// [`Checked`] dataset it is called for extents that are not framed, too. Runs on a decode worker; the default takes all bytes.
+    /// Verifies the bytes of a [framed](Parts::framed) extent before any field is opened. It runs on a decode worker,
+    /// once per read of an extent, however many fields share the extent: `field` is the first wanted one of them, not
+    /// always field 0. In a [`Checked`] dataset it also runs for extents that are not framed. The default accepts all
+    /// bytes.
     fn check(&self, sample: u64, field: usize, bytes: &[u8]) -> Result<()> {
         let _ = (sample, field, bytes);
         Ok(())
     }
 
-    /// Turns the bytes of a [framed](Parts::framed) extent into the field's bytes: checks what is this field's alone, cuts
-    /// off a header, and where the bytes must be made anew (unpacked, converted) makes them in `buffer`, which is empty and
-    /// the worker's own. Runs on a decode worker; the bytes are untrusted. The default gives all bytes.
+    /// Turns the bytes of a [framed](Parts::framed) extent into the field's bytes: checks the part of this field alone
+    /// and cuts off a header. Bytes that must be unpacked or converted go into `buffer`, which is empty and belongs to
+    /// the worker. Runs on a decode worker; the bytes are untrusted. The default returns all bytes.
     ///
-    /// Fields whose framed extents are the same are read once. Those that are wanted are opened in the order in which they were
-    /// given; fields that nobody wants are not opened.
+    /// Fields with the same framed extent share one read. Wanted fields are opened in the order given to [`Parts`];
+    /// other fields are not opened.
     fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         let _ = (sample, field, buffer);
         Ok(bytes)
     }
 
-    /// Most bytes that [`open`](Self::open) puts into its buffer: a term of the loader's sum, for each worker.
+    /// Maximum bytes that [`open`](Self::open) puts into its buffer. The loader's memory plan has them once per worker.
     fn opened_bytes_max(&self) -> u64 {
         0
     }
 
-    /// The chunks, when samples cannot be had one by one: Parquet row groups, compressed shards. Then
-    /// [`extents`](Self::extents) and [`open`](Self::open) are not called.
+    /// The chunks, for data without random access to samples: Parquet row groups, compressed shards. The loader then
+    /// never calls [`extents`](Self::extents) or [`open`](Self::open).
     fn chunked(&self) -> Option<&dyn Chunked> {
         None
     }
 
-    /// What the sample is called within its file: a tar's member, a Parquet row group. For people; may read a few bytes, and is
-    /// asked for only when something is wrong with the sample.
+    /// Name of the sample within its file, for people: a tar member, a Parquet row group. It may read a few bytes, and
+    /// is called only for errors of the sample.
     fn member(&self, sample: u64) -> Option<String> {
         let chunks = self.chunked()?;
         let starts = chunks.starts();
@@ -241,20 +242,20 @@ pub trait Dataset: Send + Sync + 'static {
         (chunk + 1 < starts.len()).then(|| chunks.chunk_name(chunk))
     }
 
-    /// What tells it from another dataset of the same files and schema: which samples were chosen, windows, strides, label
-    /// maps. Saved states of a loader remember it ([`State`](crate::State)), so it must be the same in every process and on every
-    /// machine: no addresses, no folders, none of the standard library's hashes.
+    /// Hash that separates datasets of the same files and schema: chosen samples, windows, strides, label maps. Saved
+    /// states of a loader contain it ([`State`](crate::State)), so it must be the same in every process and on every
+    /// machine: use no addresses, no folders, none of the standard library's hashes.
     fn identity(&self) -> u64 {
         0
     }
 
-    /// Heap bytes of the index, for the loader's printed plan. **The default counts the table of sources alone**: a dataset
-    /// that keeps offsets, lengths or labels adds theirs.
+    /// Heap bytes of the index, for the loader's printed plan. **The default counts only the table of sources**: a
+    /// dataset that keeps offsets, lengths or labels must add their bytes.
     fn index_bytes(&self) -> usize {
         self.sources().table_bytes()
     }
 
-    /// What the report calls it, with its path.
+    /// Name of the dataset in the report, with its path.
     fn describe(&self) -> String {
         format!("{} samples", self.len())
     }
@@ -269,10 +270,10 @@ debug_by_describe!(Images, Mds, Megatron, Npy, Npz, Records, SafeTensors, Tar, T
 debug_by_describe!(Parquet);
 debug_by_describe!(Checked<D>, Concat, InMemory<D>, Subset<D>);
 
-/// What every dataset can do.
+/// Methods of every dataset.
 pub trait DatasetExt: Dataset + Sized {
-    /// Cuts the dataset in two without overlap: first about `fraction` of the samples (rounded to the nearest), then the
-    /// rest, chosen by `key` alone, in no memory.
+    /// Cuts the dataset in two parts without overlap: about `fraction` of the samples (rounded to the nearest), and the
+    /// rest. `key` alone decides the parts. No memory is needed.
     ///
     /// ```
     /// # use feedline::dataset::{Dataset, DatasetExt, Records};
@@ -282,54 +283,52 @@ pub trait DatasetExt: Dataset + Sized {
     /// # Ok::<(), feedline::Error>(())
     /// ```
     ///
-    /// Errors: [`ErrorKind::Config`] when `fraction` is not within 0 … 1.
+    /// Errors: [`ErrorKind::Config`] if `fraction` is not within 0 … 1.
     fn split(self, fraction: f64, key: u64) -> Result<(Subset<Self>, Subset<Self>)> {
         Subset::split(Arc::new(self), fraction, key)
     }
 
-    /// Only these samples, in this order; ids may repeat.
+    /// Takes only these samples, in this order; ids may repeat.
     ///
-    /// Errors: [`ErrorKind::Config`] naming the first id that does not exist.
+    /// Errors: [`ErrorKind::Config`] with the first id that does not exist.
     fn subset(self, ids: impl Into<Vec<u64>>) -> Result<Subset<Self>> {
         Subset::of_ids(Arc::new(self), ids.into())
     }
 
-    /// Verifies every byte that is read against a CRC32C per field of each sample. They are kept in the file
-    /// `index`; the first time all bytes are read once to make them ([`Checked::built`] tells). Where only modification times
-    /// or paths differ, as in a copy, all bytes are read once and compared. Rows are then no longer read in place. Datasets in
-    /// chunks have one for each extent of a chunk.
+    /// Verifies every byte that is read by one CRC32C per field of each sample (with chunks: per extent of a chunk).
+    /// The file `index` keeps them. The first call reads all bytes once to make it ([`Checked::built`] tells). If only
+    /// modification times or paths differ later, as in a copy, all bytes are read once and compared. Rows are no longer
+    /// read in place.
     ///
-    /// Errors: those of the file system, also when `index` cannot be written; an `index` that holds something else
-    /// ([`ErrorKind::Config`]) or is damaged ([`ErrorKind::Decode`]);
-    /// sources of other lengths, other bytes or other samples than when it was made
-    /// ([`ErrorKind::Changed`]). It is left as it is;
-    /// [`checked_anew`](Self::checked_anew) makes it anew.
+    /// Errors: file system errors, also if `index` cannot be written; an `index` that is another kind of file
+    /// ([`ErrorKind::Config`]) or is damaged ([`ErrorKind::Decode`]); sources with other lengths, bytes or samples than
+    /// when it was made ([`ErrorKind::Changed`]). The file is left as it is; [`checked_anew`](Self::checked_anew)
+    /// replaces it.
     fn checked(self, index: impl AsRef<Path>) -> Result<Checked<Self>> {
         Checked::open(self, index.as_ref(), false)
     }
 
-    /// As [`checked`](Self::checked), but makes the checksums from the bytes as they are now, whatever `index` says of them:
+    /// As [`checked`](Self::checked), but always makes the checksums from the present bytes, whatever `index` holds:
     /// for data that was changed on purpose.
     ///
-    /// Errors: those of the file system, and an `index` that holds something else.
+    /// Errors: file system errors, and an `index` that is another kind of file.
     fn checked_anew(self, index: impl AsRef<Path>) -> Result<Checked<Self>> {
         Checked::open(self, index.as_ref(), true)
     }
 
-    /// Reads all files into memory, in parallel: for datasets that fit there and have small samples, which then cost no
-    /// system call. The bytes are the dataset's, not part of a loader's budget.
+    /// Reads all files into memory, in parallel. For datasets that fit there and have small samples, which then cost no
+    /// system call. The dataset owns the bytes: they are not part of a loader's budget.
     ///
-    /// Errors: those of the file system; [`ErrorKind::Budget`] when the kernel has no such
-    /// memory.
+    /// Errors: file system errors; [`ErrorKind::Budget`] if the kernel does not have the memory.
     fn in_memory(self) -> Result<InMemory<Self>> {
         InMemory::open(self)
     }
 
-    /// The bytes of every field of one sample as a decoder would get them, read and verified by plain calls on this
+    /// Gives the bytes of every field of one sample as a decoder gets them, verified. It reads by plain calls on this
     /// thread: to look at data, not to train.
     ///
-    /// Errors: [`ErrorKind::Config`] when there is no such sample or the dataset deals in
-    /// chunks; what [`open`](Dataset::open) and the file system say.
+    /// Errors: [`ErrorKind::Config`] for a missing sample or a dataset with chunks; errors of [`open`](Dataset::open)
+    /// and of the file system.
     fn read_sample(&self, sample: u64) -> Result<Vec<Vec<u8>>> {
         sample::read(self, sample)
     }
@@ -337,21 +336,22 @@ pub trait DatasetExt: Dataset + Sized {
 
 impl<D: Dataset> DatasetExt for D {}
 
-/// Whether bytes go through [`Dataset::check`] or [`Dataset::open`], by a few samples: rows are then not read in place, whatever their fields.
+/// Whether bytes go through [`Dataset::check`] or [`Dataset::open`], judged by a few samples. Rows are then not read in
+/// place, whatever their fields.
 pub(crate) fn opens_bytes(dataset: &dyn Dataset) -> bool {
     let len = dataset.len();
     let framed = |sample| {
         let mut parts = Parts::new();
         dataset.extents(sample, &mut parts).is_err() || parts.iter().any(|(_, part)| part.is_checked())
     };
-    // A dataset of the user's may panic here; what it does then is seen, and named, when the sample is planned.
+    // A user's dataset may panic here; planning the sample meets the panic again and names it.
     let asked = std::panic::AssertUnwindSafe(|| [0, len / 2, len.saturating_sub(1)].into_iter().any(framed));
     dataset.chunked().is_none() && len > 0 && std::panic::catch_unwind(asked).unwrap_or(true)
 }
 
-/// Where the bytes of one sample's fields are, filled by [`Dataset::extents`].
+/// Places of the bytes of one sample's fields, filled by [`Dataset::extents`].
 pub struct Parts<'a> {
-    /// The first few lie here, so that a list costs no allocation for any usual schema.
+    /// The first few parts, inline: a usual schema needs no allocation.
     few: [(usize, Part<'a>); PARTS_INLINE],
     more: Vec<(usize, Part<'a>)>,
     len: usize,
@@ -359,21 +359,21 @@ pub struct Parts<'a> {
 
 const PARTS_INLINE: usize = 8;
 
-/// Where the bytes of one field are.
+/// Place of one field's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part<'a> {
-    /// In storage, as they stand: they may be read in place.
+    /// In storage and final: they may be read in place.
     Extent(Extent),
-    /// In storage, to be passed through [`Dataset::check`].
+    /// In storage; they must pass through [`Dataset::check`].
     Checked(Extent),
-    /// In storage, to be passed through [`Dataset::check`] and [`Dataset::open`].
+    /// In storage; they must pass through [`Dataset::check`] and [`Dataset::open`].
     Framed(Extent),
     /// In the index.
     Inline(&'a [u8]),
 }
 
 impl Part<'_> {
-    /// Where in the sources the bytes are, unless they are the index's own.
+    /// Extent in the sources; `None` for bytes of the index.
     pub(crate) fn extent(&self) -> Option<Extent> {
         match *self {
             Self::Extent(extent) | Self::Checked(extent) | Self::Framed(extent) => Some(extent),
@@ -381,12 +381,12 @@ impl Part<'_> {
         }
     }
 
-    /// Whether the dataset is to see the bytes before they are used.
+    /// Whether the dataset must check the bytes before use.
     pub(crate) fn is_checked(&self) -> bool {
         matches!(self, Self::Checked(_) | Self::Framed(_))
     }
 
-    /// Whether the bytes are those of the file part before it, so that they are read once.
+    /// Whether this part has the same extent as the part `before`, so that one read serves both.
     pub(crate) fn shares(&self, before: Option<Part<'_>>) -> bool {
         let before = before.filter(|before| self.is_checked() && before.is_checked());
         before.is_some_and(|before| {
@@ -409,8 +409,8 @@ impl<'a> Parts<'a> {
         self.few[..self.len.min(PARTS_INLINE)].iter().chain(&self.more).copied()
     }
 
-    /// Asks what a sample is made of, with nothing in the answer that a reader could not rely on: every one of the `fields` has
-    /// bytes exactly once, every extent lies within its source.
+    /// Asks the dataset for the parts of a sample and checks them: every one of the `fields` must have bytes exactly
+    /// once, and every extent must lie within its source.
     pub(crate) fn ask(
         &mut self,
         dataset: &'a dyn Dataset,
@@ -442,18 +442,18 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// As [`ask`](Self::ask), for all that the dataset has. Errors name the sample.
+    /// As [`ask`](Self::ask), for all fields and sources of the dataset. Errors name the sample.
     fn ask_all(&mut self, dataset: &'a dyn Dataset, sample: u64) -> Result<()> {
         let fields = dataset.schema().len();
         self.ask(dataset, dataset.sources(), fields, sample).map_err(|error| error.with_sample(sample))
     }
 
-    /// Parts so far.
+    /// Number of parts so far.
     fn len(&self) -> usize {
         self.len
     }
 
-    /// The parts from number `from` on are of sources `by` places further on, in a table that was appended to another.
+    /// Adds `by` to the source ids of the parts from number `from` on: their table was appended to another.
     fn move_sources(&mut self, from: usize, by: usize) {
         for (_, part) in self.few[..self.len.min(PARTS_INLINE)].iter_mut().chain(&mut self.more).skip(from) {
             if let Part::Extent(extent) | Part::Checked(extent) | Part::Framed(extent) = part {
@@ -470,7 +470,7 @@ impl<'a> Parts<'a> {
         self.len += 1;
     }
 
-    /// All that is in storage is to be checked.
+    /// Marks all parts in storage for [`Dataset::check`].
     fn check_all(&mut self) {
         for (_, part) in self.few[..self.len.min(PARTS_INLINE)].iter_mut().chain(&mut self.more) {
             if let Part::Extent(extent) = *part {
@@ -479,18 +479,18 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// Field `field` is these bytes as they stand.
+    /// Gives field `field` the bytes of this extent, unchanged.
     pub fn extent(&mut self, field: usize, extent: Extent) {
         self.push(field, Part::Extent(extent));
     }
 
-    /// Field `field` is what [`Dataset::open`] makes of these bytes. Several fields may be cut from the same extent:
-    /// give them one after the other.
+    /// Gives field `field` the result of [`Dataset::open`] for this extent. Several fields may share an extent: add
+    /// them one after the other.
     pub fn framed(&mut self, field: usize, extent: Extent) {
         self.push(field, Part::Framed(extent));
     }
 
-    /// Field `field` is these bytes of the index itself (a label).
+    /// Gives field `field` these bytes of the index itself (a label).
     pub fn inline(&mut self, field: usize, bytes: &'a [u8]) {
         self.push(field, Part::Inline(bytes));
     }

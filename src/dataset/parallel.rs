@@ -1,19 +1,20 @@
-//! Work on many things at once, while a dataset is opened.
+//! Parallel work while a dataset is opened.
 
 use crate::error::Result;
 use crate::sync::Hold;
 use std::sync::Mutex;
 
-/// Applies `f` to every item on threads that end here; the first error (in order) wins. After an error no item is begun.
+/// Applies `f` to every item, on threads that end before the call returns. The first error (in order) wins; no item is
+/// begun after an error.
 pub(super) fn parallel<I, R: Send>(items: I, f: impl Fn(usize, I::Item) -> Result<R> + Sync) -> Result<Vec<R>>
 where
     I: IntoIterator<IntoIter: Send>,
 {
-    // Listing waits for storage more than it computes.
+    // Indexing waits for storage more than it computes.
     let threads = std::thread::available_parallelism().map_or(4, usize::from).saturating_mul(2).clamp(1, 32);
     let items = items.into_iter();
     let threads = threads.min(items.size_hint().0);
-    // They are taken in order, so that all before one that failed have been begun, too.
+    // Items are taken in order, so all items before a failed one have been begun.
     let left = Mutex::new((items.enumerate(), false));
     let next = || {
         let mut left = left.hold();

@@ -1,4 +1,4 @@
-//! Single samples and chunks, read by plain calls outside of a loader: to look at data, to verify it, to make checksums.
+//! Reads single samples and chunks by plain calls, without a loader: to look at data, to verify it, to make checksums.
 
 use super::{ChunkBuf, Dataset, Part, Parts};
 use crate::decode::Scratch;
@@ -6,16 +6,16 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::{Blob, Extent, SourceId};
 use bytes::Bytes;
 
-/// Bytes that are read at a time for a checksum.
+/// Bytes per read for a checksum.
 const STEP: u64 = 1 << 20;
 
-/// Reads a dataset by plain calls; the last file stays open, and the buffers stay.
+/// Reads a dataset by plain calls; keeps the last file open and reuses its buffers.
 pub(super) struct Plain<'d> {
     dataset: &'d dyn Dataset,
     open: Option<(SourceId, Blob)>,
     bytes: Vec<u8>,
     opened: Vec<u8>,
-    /// Bytes that were read.
+    /// Bytes read so far.
     pub(super) read: u64,
 }
 
@@ -24,8 +24,8 @@ impl<'d> Plain<'d> {
         Self { dataset, open: None, bytes: Vec::new(), opened: Vec::new(), read: 0 }
     }
 
-    /// Gives every field of a sample: its number, and its bytes as a decoder gets them. Errors, also those of `each`, name the
-    /// sample and the place.
+    /// Calls `each` for every field of a sample, with its number and its bytes as a decoder gets them. Errors, also of
+    /// `each`, name the sample and the place.
     pub(super) fn sample(&mut self, sample: u64, mut each: impl FnMut(usize, &[u8]) -> Result<()>) -> Result<()> {
         let (dataset, mut parts, mut before) = (self.dataset, Parts::new(), None);
         parts.ask_all(dataset, sample)?;
@@ -60,7 +60,7 @@ impl<'d> Plain<'d> {
         }
     }
 
-    /// Gives the CRC32C of every field's extent; nothing is opened.
+    /// Gives the CRC32C of every field's extent without opening it.
     pub(super) fn crcs(&mut self, sample: u64, mut each: impl FnMut(usize, u32)) -> Result<()> {
         let (mut parts, mut before) = (Parts::new(), None);
         parts.ask_all(self.dataset, sample)?;
@@ -76,7 +76,7 @@ impl<'d> Plain<'d> {
         Ok(())
     }
 
-    /// Reads and opens a chunk, whose every field has every row then.
+    /// Reads and opens a chunk, and checks that every field has every row.
     pub(super) fn chunk(&mut self, chunk: usize) -> Result<ChunkBuf> {
         let lacks = || Error::new(ErrorKind::User, Stage::Read, "the dataset has no chunks");
         let chunks = self.dataset.chunked().ok_or_else(lacks)?;
@@ -101,7 +101,7 @@ impl<'d> Plain<'d> {
         }
     }
 
-    /// The CRC32C of an extent, of which at most a mebibyte is in memory.
+    /// CRC32C of an extent, with at most 1 MiB of it in memory.
     pub(super) fn crc(&mut self, extent: &Extent) -> Result<u32> {
         let (mut crc, mut done) = (0, 0);
         self.dataset.sources().check(extent)?;
@@ -114,7 +114,7 @@ impl<'d> Plain<'d> {
         Ok(crc)
     }
 
-    /// Reads an extent into `bytes`. Memory is taken only when the source had as many when it was indexed.
+    /// Reads an extent into `bytes`. Allocates only after checking the extent against the indexed length of the source.
     fn fill(&mut self, extent: &Extent) -> Result<()> {
         let sources = self.dataset.sources();
         sources.check(extent)?;
@@ -132,10 +132,10 @@ impl<'d> Plain<'d> {
     }
 }
 
-/// The bytes of every field of a sample, as a decoder gets them.
+/// Bytes of every field of a sample, as a decoder gets them.
 pub(super) fn read(dataset: &dyn Dataset, sample: u64) -> Result<Vec<Vec<u8>>> {
     let message = match dataset.chunked() {
-        Some(_) => "its samples come in chunks and cannot be had one by one".into(),
+        Some(_) => "the dataset has chunks and no random access to samples".into(),
         None if sample >= dataset.len() => format!("the dataset has {} samples", dataset.len()),
         None => {
             let mut fields = vec![Vec::new(); dataset.schema().len()];

@@ -1,13 +1,13 @@
-//! Samples of several files, one file after the other: which file a sample is of.
+//! Maps a sample of several consecutive files to its file.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 
-/// The first sample of every file, then the number of all.
+/// First sample of every file, then the total number of samples.
 #[derive(Debug, Default)]
 pub(super) struct Starts(Vec<u64>);
 
 impl Starts {
-    /// By how many samples each file has. Errors: [`ErrorKind::Limit`] for more than 2^64.
+    /// From the number of samples in each file. Errors: [`ErrorKind::Limit`] above 2^64 samples in all.
     pub(super) fn of(counts: impl IntoIterator<Item = u64>) -> Result<Self> {
         let limit = || Error::new(ErrorKind::Limit, Stage::Index, "more than 2^64 samples");
         let mut starts = vec![0_u64];
@@ -18,18 +18,18 @@ impl Starts {
         Ok(Self(starts))
     }
 
-    /// Number of all samples.
+    /// Total number of samples.
     pub(super) fn len(&self) -> u64 {
         self.0[self.0.len() - 1]
     }
 
-    /// The file of a sample, which is below `len`, and its number there.
+    /// File of a sample, and its number in that file. `sample` is below `len`.
     pub(super) fn locate(&self, sample: u64) -> (usize, u64) {
         let file = locate(&self.0, sample).unwrap_or(0);
         (file, sample - self.0[file])
     }
 
-    /// The starts, and the number of all as the last.
+    /// The starts, then the total number of samples.
     pub(super) fn all(&self) -> &[u64] {
         &self.0
     }
@@ -40,8 +40,9 @@ impl Starts {
     }
 }
 
-/// Which of ascending starts a sample belongs to; none when all are behind it. Of files without samples, which start where the next
-/// one does, the last is found: the one with the sample. Files are few, as a rule.
+/// Index of the start to which a sample belongs, in an ascending list; `None` if all starts are above it. Empty files
+/// start where the next file does; the last of equal starts is the one with the sample. Lists of files are usually
+/// short.
 pub(super) fn locate(starts: &[u64], sample: u64) -> Option<usize> {
     starts.partition_point(|start| *start <= sample).checked_sub(1)
 }

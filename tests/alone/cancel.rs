@@ -5,10 +5,10 @@
 //!                  └──────── a point ──────────────┘                            └────────────── a point ─────────────────┘
 //! ```
 //!
-//! A life is made of draws alone: workload, reader, device, settings, where it is cut and who drops what on which thread. Only
-//! the moment is up to the machine. After each cut the next iterator must have the right batches; after each life nothing is
-//! left: threads, descriptors, memory (of a shared budget), what the kernel may still write to. Batches that are still held
-//! keep their bytes, also while later loaders run.
+//! Random draws alone make a life: workload, reader, device, settings, the place of the cut, and the order and thread
+//! of each drop. Only the timing is up to the machine. After each cut the next iterator must have the right batches;
+//! after each life nothing is left: threads, descriptors, memory (of a shared budget), memory that the kernel may still
+//! write to. Held batches keep their bytes, also while later loaders run.
 //!
 //! Some hundred points by default, 3,000 with `FEEDLINE_SWEEP=ci`, more than 100,000 with `full`; `FEEDLINE_ONLY=n` runs life *n*
 //! alone.
@@ -26,20 +26,20 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 const SEED: u64 = 7;
-/// The default number ends early on a machine that is busy with other things.
+/// The default number ends early on a busy machine.
 const TIME: Duration = Duration::from_secs(50);
-/// Nothing waits nearly so long unless the test fails.
+/// Only a failing test waits this long.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Of all slots of a life; more than any plan here.
+/// Bytes of all slots of a life; more than any plan here.
 const BUDGET: usize = 256 << 20;
-/// Lives after which nothing may be left. The stand-in GPU keeps the addresses of what was freed, to tell who uses it.
+/// Lives after which nothing may be left. The stand-in GPU keeps freed addresses, to detect their use.
 const EACH: u64 = 50;
-/// The allocator's and the threads' own, which do not grow for ever.
+/// Bytes of the allocator and the threads, which stop growing.
 const MORE_MAPPINGS: usize = 300;
-/// Epochs that are begun.
+/// Number of epochs begun.
 const EPOCHS: u64 = 3;
 
-/// A dataset with its order and transforms, in batches of `rows`, and what each epoch must give.
+/// A dataset with its order and transforms, in batches of `rows`, and the expected epochs.
 struct Workload {
     name: &'static str,
     run: Run,
@@ -73,7 +73,7 @@ impl Workload {
     }
 }
 
-/// A batch that is held, and what it must hold.
+/// A held batch and its expected content.
 struct Held {
     batch: Batch,
     right: Arc<Vec<Part>>,
@@ -103,7 +103,7 @@ impl Held {
     }
 }
 
-/// What is seen over all lives.
+/// Counts over all lives.
 struct Sweep {
     workloads: Vec<Workload>,
     files: Vec<std::fs::File>,
@@ -115,18 +115,18 @@ struct Sweep {
     watch: Arc<Watch>,
 }
 
-/// One life, as it was drawn.
+/// One drawn life.
 struct Life<'a> {
     what: String,
     workload: &'a Workload,
     draws: Draws,
     slots: usize,
-    /// Batches that can be had at a time.
+    /// Maximum number of batches at a time.
     most: usize,
 }
 
 impl Sweep {
-    /// Some lives with devices of their own; what was kept of them is looked at, and nothing of them is left.
+    /// Runs some lives with devices of their own; checks their kept batches, and that nothing is left.
     fn lives(&mut self, numbers: std::ops::Range<u64>) {
         #[cfg(feature = "cuda")]
         let session = {
@@ -216,7 +216,7 @@ impl Sweep {
         self.points += 1;
     }
 
-    /// Drops kept batches until at most `most` loaders are remembered by them; their memory must then be given back.
+    /// Drops kept batches until they belong to at most `most` loaders; their memory must then be returned.
     fn forget(&mut self, most: usize) {
         while self.kept.len() > most {
             let (held, budget, what) = self.kept.remove(0);
@@ -227,7 +227,7 @@ impl Sweep {
     }
 }
 
-/// What is dropped.
+/// Objects to drop.
 #[allow(dead_code, reason = "held for its Drop")]
 #[allow(clippy::large_enum_variant, reason = "three of them at a time")]
 enum Thing {
@@ -237,7 +237,7 @@ enum Thing {
 }
 
 impl Life<'_> {
-    /// Begins an epoch, or several, and receives some batches, of which some stay.
+    /// Begins one or several epochs, receives some batches, and keeps a few.
     fn begin(&mut self, loader: &Loader, held: usize) -> (Epoch, Vec<Held>) {
         let first = self.draws.below(EPOCHS);
         let across = self.draws.below(4) == 0;
@@ -254,7 +254,7 @@ impl Life<'_> {
             let Some(batch) = self.receive(&mut epoch) else { break };
             let one = Held { batch, right: self.workload.right[epoch_of].clone(), at };
             one.check(&self.what);
-            // One permit stays for the batches that come.
+            // One permit stays for later batches.
             if held + batches.len() + 1 < self.most && self.draws.below(3) == 0 {
                 batches.push(one);
             }
@@ -270,7 +270,7 @@ impl Life<'_> {
         (epoch, batches)
     }
 
-    /// The next batch, asked for once or again and again.
+    /// The next batch, by one call or by polling.
     fn receive(&mut self, epoch: &mut Epoch) -> Option<Batch> {
         let next = if self.draws.below(2) == 0 {
             epoch.next()
@@ -285,7 +285,7 @@ impl Life<'_> {
         next.map(|batch| batch.unwrap_or_else(|error| panic!("{}: {error}", self.what)))
     }
 
-    /// Who is dropped where, and in which order: here and on two other threads.
+    /// Drops the objects in a drawn order, here and on two other threads.
     fn drops(&mut self, epoch: Option<Epoch>, loader: Option<Loader>, held: &mut Vec<Held>) -> [Vec<Thing>; 3] {
         let mut things: Vec<_> = epoch.map(Thing::Epoch).into_iter().chain(loader.map(Thing::Loader)).collect();
         for _ in 0..self.draws.below(held.len() as u64 + 1) {
@@ -301,7 +301,7 @@ impl Life<'_> {
         places
     }
 
-    /// As many batches at a time as there is room for, and the next only after one is dropped.
+    /// Holds the maximum number of batches; the next one comes only after a drop.
     fn every_slot_is_back(&self, loader: &Loader) {
         let mut epoch = loader.epoch(EPOCHS).unwrap();
         let right = &self.workload.right[EPOCHS as usize];
@@ -319,7 +319,7 @@ impl Life<'_> {
     }
 }
 
-/// On the host slots are what bounds the batches that are held; on a device its own buffers do.
+/// On the host the slots bound the held batches; on a device its buffers do.
 #[cfg(feature = "cuda")]
 fn on_device(builder: LoaderBuilder, device: &feedline::Device, number: usize, slots: usize) -> (LoaderBuilder, usize) {
     if number == 0 {
@@ -334,7 +334,7 @@ fn on_device(builder: LoaderBuilder, device: &feedline::Device, _: usize, slots:
     (builder.device(device.clone()), slots)
 }
 
-/// Has the next reads of the file reach storage, whichever way they go.
+/// Makes the next reads of the file reach storage, through any reader.
 fn forget_pages(file: &std::fs::File) {
     let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
 }
@@ -352,7 +352,7 @@ fn until(mut reached: impl FnMut() -> bool, what: impl Fn() -> String) {
     }
 }
 
-/// Ends the process, with words, when a part of a life does not end.
+/// Ends the process, with a message, if a part of a life does not end.
 struct Watch {
     what: Mutex<String>,
     begun: AtomicU64,
@@ -400,12 +400,12 @@ fn dropping_anything_at_any_time_never_hangs_or_corrupts() {
     let workloads = Workload::all(&dir);
     let files: Vec<_> = std::fs::read_dir(dir.path("")).unwrap().flatten().collect();
     let files: Vec<_> = files.iter().map(|file| std::fs::File::open(file.path()).unwrap()).collect();
-    // Only what is on storage can be forgotten.
+    // Only files can leave the page cache.
     files.iter().for_each(|file| file.sync_all().unwrap());
     let (kept, slowest) = (Vec::new(), Default::default());
     let mut sweep = Sweep { workloads, files, devices: Vec::new(), kept, points: 0, slowest, watch: watch.clone() };
     let started = Instant::now();
-    // What is opened once per process is there after some lives.
+    // Resources opened once per process exist after some lives.
     sweep.lives(u64::MAX - EACH..u64::MAX);
     let before = (descriptors(), mappings());
     let (mut lives, number) = (0, alone.unwrap_or(0));

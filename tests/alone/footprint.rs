@@ -26,7 +26,7 @@ fn memory_stays_within_the_plan_for_any_number_of_records() {
         let mut used = Vec::new();
         for count in [10_000_u64, 100_000_000] {
             let path = dir.path(&format!("{count}.bin"));
-            // A hole: 51 GB that take no room on the disk.
+            // A hole: 51 GB that take no space on the disk.
             std::fs::File::create(&path).unwrap().set_len(count * RECORD as u64).unwrap();
             let before = anonymous();
             let budget = 48 * MIB;

@@ -12,7 +12,7 @@ fn dropping_a_loader_at_any_point_leaves_nothing_behind() {
     }
     let dir = Dir::new();
     let (path, _) = records_file(&dir, 400, 4096);
-    // Whatever the test harness itself opens is there by now.
+    // The test harness has opened all its descriptors by now.
     let before = descriptors();
     let mut slowest = Duration::ZERO;
     for (mode, direct) in readers() {
@@ -40,7 +40,7 @@ fn dropping_a_loader_at_any_point_leaves_nothing_behind() {
                     drop(epoch);
                 }
                 slowest = slowest.max(started.elapsed());
-                // A joined thread stands in /proc until the kernel has taken it off the list.
+                // A joined thread stays in /proc until the kernel removes it.
                 let joined = Instant::now();
                 while !loader_threads().is_empty() && joined.elapsed() < Duration::from_secs(5) {
                     std::thread::yield_now();

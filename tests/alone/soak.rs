@@ -1,5 +1,5 @@
-//! Loaders that run for long while something breaks every second: every row is right or named, and what the process has of
-//! the system does not grow.
+//! Long runs with a fault every second: every row is right or named, and the system resources of the process do not
+//! grow.
 //!
 //! ```text
 //! every second: a fault ──► reads ──► loader (substitutes) ──► rows against the oracle
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 const RECORD: usize = 3000;
 const COUNT: usize = 2000;
 
-/// What the process has of the system, with nothing of a loader in it.
+/// System resources of the process without a loader.
 #[derive(Clone, Copy, Debug, Default)]
 struct House {
     anonymous_kib: u64,
@@ -53,7 +53,7 @@ impl House {
     }
 }
 
-/// A fault each second, of every kind in turn: some pass, some are noticed, some hit many reads in a row.
+/// A fault each second, of every kind in turn: some are transient, some are errors, some hit many reads in a row.
 fn break_things(faulty: &Faulty, stop: &AtomicBool, every: Duration) {
     let codes = [5, 11, 4, 116, 2, 12, 13, 110, 6];
     let mut turn = 0_usize;
@@ -90,7 +90,8 @@ fn run(loader: &Loader, bytes: &[u8], time: Duration, done: &mut Done) {
             let batch = match batch {
                 Ok(batch) => batch,
                 Err(error) => {
-                    // Not the sample's fault, as when memory or descriptors are short: said, and gone on from.
+                    // Not the sample's fault, as when memory or descriptors are short: it is printed, and the run
+                    // continues.
                     assert!(error.site().path.is_some() && error.site().sample.is_some(), "{error}");
                     done.errors += 1;
                     break;
@@ -122,7 +123,7 @@ fn life(path: &Path, index: &Path, bytes: &[u8], turn: usize, faulty: &Arc<Fault
 }
 
 #[test]
-fn a_long_run_with_faults_grows_nothing_and_has_right_rows() {
+fn a_long_run_with_faults_is_right_and_does_not_grow() {
     if !alone(&here!()) {
         return;
     }
@@ -168,7 +169,7 @@ fn a_long_run_with_faults_grows_nothing_and_has_right_rows() {
     assert!(faulty.injected() > 0 && done.rows > 0);
     if early.threads > 0 {
         assert!(late.descriptors <= early.descriptors && late.threads <= early.threads, "{early:?} {late:?}");
-        // The allocator's arenas and stacks that it keeps.
+        // The allocator's arenas, and cached stacks.
         assert!(
             late.anonymous_kib <= early.anonymous_kib + 16_384 && late.maps <= early.maps + 40,
             "{early:?} {late:?}"

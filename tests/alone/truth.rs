@@ -1,5 +1,5 @@
-//! Where bytes really come from, on real files: what is said against what was done to the page cache. Each test is a process of its own,
-//! since the kernel counts the whole process.
+//! The true origin of bytes, on real files: compares the report with the known state of the page cache. Each test is a
+//! separate process, since the kernel counts the whole process.
 
 use crate::common::{Dir, alone, here, noise, pull, readers, records, records_file};
 use feedline::dataset::Records;
@@ -26,8 +26,8 @@ fn moved() -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix("read_bytes:"))?.trim().parse().ok()
 }
 
-/// A file of 64 MiB that is not cached; `None`, with the reason, where that cannot be had, or the kernel does not count: not
-/// on every file system, not in every container.
+/// A file of 64 MiB that is not cached; `None`, with the reason, if the file system or container does not allow it or
+/// the kernel does not count.
 fn cold(dir: &Dir) -> Option<PathBuf> {
     let path = dir.write("data.bin", &noise(LEN, 1));
     drop_from_cache(&path);
@@ -42,7 +42,7 @@ fn cold(dir: &Dir) -> Option<PathBuf> {
     counted.then_some(path)
 }
 
-/// Reads the whole file by a loader; where the report says its bytes came from.
+/// Reads the whole file by a loader; gives the reported origin of its bytes.
 fn run(path: &Path, mode: Mode, direct: Direct, epochs: u64) -> Origin {
     let builder = Loader::builder(records(path, RECORD)).order(Order::shuffled(1)).batch_size(16);
     let loader = builder.reader(mode).direct(direct).build().unwrap();
@@ -55,7 +55,7 @@ fn run(path: &Path, mode: Mode, direct: Direct, epochs: u64) -> Origin {
 }
 
 #[test]
-fn a_cold_run_is_of_the_device_and_a_warm_one_of_memory() {
+fn a_cold_run_reads_the_device_and_a_warm_run_memory() {
     if !alone(&here!()) {
         return;
     }
@@ -90,7 +90,7 @@ fn later_epochs_of_a_cold_run_come_from_the_page_cache() {
 }
 
 #[test]
-fn every_sample_is_counted_once_whoever_made_it_ready() {
+fn every_sample_is_counted_once() {
     if !alone(&here!()) {
         return;
     }
@@ -103,12 +103,12 @@ fn every_sample_is_counted_once_whoever_made_it_ready() {
                 records = records.classes((0..640).collect());
             }
             let builder = Loader::builder(records.open(&path).unwrap()).batch_size(16).reader(mode).direct(direct);
-            // Where O_DIRECT is not to be had there is nothing to count.
+            // Without O_DIRECT there is nothing to count.
             let Ok(loader) = builder.build() else { continue };
             assert_eq!(loader.epoch(0).unwrap().map(Result::unwrap).count(), 40);
             let whole = loader.snapshot();
             let counted = whole.decode.samples + whole.storage.in_place;
-            // Those of before the first batch are not in the steady time.
+            // Reads before the first batch are not in the steady time.
             assert!(counted <= 640, "{mode:?} {direct:?}: {counted}");
             let told = loader.report().verdict.to_string();
             let ready = 640 - (loader.plan().slots as u64 + 1) * 16;

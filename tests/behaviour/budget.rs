@@ -1,4 +1,4 @@
-//! Several loaders of one process, one budget: nobody gets more than what is left for all, and what is dropped is free.
+//! Several loaders of one process share a budget: their leases never exceed it, and a dropped loader frees its lease.
 
 use crate::common::*;
 use feedline::{Budget, ErrorKind, Loader, LoaderBuilder, Order};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const RECORD: usize = 4096;
 const COUNT: usize = 200;
 const MIB: usize = 1 << 20;
-/// Less than a loader would take of its own accord, and more than it needs.
+/// Below the default plan of a loader, above its minimum.
 const SHARE: usize = 4 * MIB;
 
 fn loader_of(path: &Path) -> LoaderBuilder {
@@ -97,7 +97,7 @@ fn a_loader_over_its_part_of_a_budget_is_refused() {
     let dir = Dir::new();
     let (path, bytes) = records_file(&dir, COUNT, RECORD);
     let budget = Budget::new(2 * SHARE, 2);
-    // Seven slots of 0.8 MiB are more than a half, and less than what the small one leaves.
+    // Seven slots of 0.8 MiB are more than a half, and less than the small loader leaves.
     let large = || loader_of(&path).batch_size(COUNT).slots(7).shared_budget(&budget);
     let error = large().build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Budget);
@@ -141,7 +141,7 @@ fn loaders_on_many_threads_never_exceed_the_budget() {
     let budget = Budget::new(4 * SHARE, 4);
     let (alive, refused) = (AtomicUsize::new(0), AtomicUsize::new(0));
     std::thread::scope(|scope| {
-        // One more than there are places.
+        // One loader more than places.
         for thread in 0..5_usize {
             let (path, bytes, budget, alive, refused) = (&path, &bytes, &budget, &alive, &refused);
             scope.spawn(move || {

@@ -11,8 +11,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Chunks of `rows[i]` records of `RECORD` bytes, then as many numbers of one byte: the length of a ragged field that
-/// holds the first bytes of the record.
+/// Chunks of `rows[i]` records of `RECORD` bytes, followed by one byte per record: the length of a ragged field with
+/// the record's first bytes.
 const RECORD: usize = 24;
 
 struct Toy {
@@ -123,7 +123,7 @@ fn head_len(byte: u8) -> usize {
     usize::from(byte) % (RECORD + 1)
 }
 
-/// Record and head of sample `id`, by the file's bytes alone.
+/// Record and head of sample `id`, from the file's bytes alone.
 fn oracle(toy: &Toy, bytes: &[u8], id: u64) -> (Vec<u8>, Vec<u8>) {
     let chunk = toy.starts.partition_point(|start| *start <= id) - 1;
     let (base, row) = (toy.offset(chunk) as usize, (id - toy.starts[chunk]) as usize);
@@ -263,7 +263,7 @@ fn a_sequential_order_keeps_few_chunks_open() {
     assert_eq!(shuffled.plan().chunks, 20);
     let before = toy.opened.load(Ordering::Relaxed);
     (0..3).for_each(|epoch| drop(check(&shuffled, &toy, &bytes, epoch)));
-    // All stay open across epochs of one run; separate runs start anew only for what was not open.
+    // All stay open across epochs of one run; a separate run opens only the missing chunks.
     assert_eq!(toy.opened.load(Ordering::Relaxed) - before, 20);
 }
 
@@ -307,7 +307,7 @@ fn an_unreadable_chunk_fails_its_own_samples_only() {
             let (toy, _) = Toy::new(&dir, &ROWS, fault);
             let loader = build(Loader::builder(toy).batch_size(4).reader(mode).direct(direct));
             let mut epoch = loader.epoch(0).unwrap();
-            // Samples 0 to 7 lie in the chunks before.
+            // Samples 0 to 7 lie in the chunks before the bad one.
             assert_eq!(epoch.next().unwrap().unwrap().ids(), [0, 1, 2, 3]);
             assert_eq!(epoch.next().unwrap().unwrap().ids(), [4, 5, 6, 7]);
             let error = epoch.next().unwrap().unwrap_err();
@@ -316,7 +316,7 @@ fn an_unreadable_chunk_fails_its_own_samples_only() {
             assert!(error.to_string().contains("toy.bin"), "{error}");
             assert!(epoch.next().is_none());
             drop(epoch);
-            // The loader is as good as before.
+            // The loader still works.
             assert_eq!(loader.epoch(1).unwrap().next().unwrap().unwrap().ids(), [0, 1, 2, 3]);
         }
     }
@@ -364,7 +364,7 @@ fn a_windowed_order_needs_chunks() {
     assert!(error.to_string().contains("Order::shuffled"), "{error}");
 }
 
-/// A dataset that is right while the loader is built, and lies from then on.
+/// A dataset with correct answers during `build` and wrong ones afterwards.
 struct Liar {
     toy: Arc<Toy>,
     built: std::sync::atomic::AtomicBool,
@@ -516,7 +516,7 @@ fn a_dataset_that_lies_about_its_chunks_is_an_error() {
                 batches.into_iter().collect::<Result<Vec<_>>>().map(|lens| lens.iter().sum::<usize>())
             });
             match ended {
-                // What the loader never asks for again cannot hurt it.
+                // Answers that the loader never asks for again are harmless.
                 Ok(rows) => assert_eq!(rows, 5900, "{what}"),
                 Err(error) => {
                     use ErrorKind::{Decode, Limit, Panicked, Truncated, User};
@@ -535,16 +535,16 @@ fn the_memory_plan_counts_the_sequence_of_open_chunks() {
         build(Loader::builder(toy).order(order)).plan().table_bytes
     };
     let few = tables(10, Order::windowed(1, 2));
-    // Of two epochs, and for each chunk at least where it stands, how many samples are before it, and its group.
+    // For two epochs, at least three numbers per chunk: its place, the samples before it, and its group.
     assert!(tables(5010, Order::windowed(1, 2)) - few >= 2 * 5000 * (8 + 8 + 32));
     assert_eq!(tables(5010, Order::shuffled(1)), tables(10, Order::shuffled(1)), "all are open all the time");
 }
 
-/// A chunk that cannot be had, or read, and what stands in for its samples.
+/// An unreadable chunk, and the substitutes of its samples.
 #[test]
 fn an_unreadable_chunk_is_substituted_row_by_row() {
     let dir = Dir::new();
-    // Chunks 4 and 7, by samples.
+    // The samples of chunks 4 and 7.
     let ranges = [(4, 48..61_u64), (7, 138..140)];
     for (chunk, bad) in ranges {
         for fault in [Fault::Error(chunk), Fault::Panic(chunk), Fault::OutsideOfTheFile(chunk), Fault::Overflows(chunk)]
@@ -591,7 +591,7 @@ fn an_undecodable_row_is_replaced_from_an_open_chunk() {
             7 | 50 | 144 => Err(Error::user("odd")),
             _ => Ok(()),
         };
-        // Chunk 1 has sample 7 alone: under a sequential order there is nothing else open.
+        // Chunk 1 holds only sample 7, and a sequential order has no other chunk open.
         let loader = build(builder.map(odd).on_bad_sample(OnBadSample::Substitute { budget: 3 }));
         let planned = loader.preview(0, 1000).unwrap();
         let ids = check(&loader, &toy, &bytes, 0);

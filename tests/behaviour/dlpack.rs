@@ -1,4 +1,4 @@
-//! Batches given away as DLPack: what a consumer sees, and when the memory is used again.
+//! Batches exported as DLPack: the consumer's view of the data, and the reuse of the memory.
 
 #![allow(unsafe_code)]
 
@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-/// A consumer: reads and writes through the addresses of the C struct alone, and calls its deleter when dropped.
+/// A consumer: reads and writes only through the C struct's addresses, and calls its deleter on drop.
 struct Consumer(NonNull<DLManagedTensorVersioned>);
 
 // SAFETY: the protocol allows any thread.
@@ -38,7 +38,7 @@ impl Consumer {
     fn bytes(&mut self) -> &mut [u8] {
         let (tensor, len) = (self.tensor(), self.shape().iter().product::<i64>() as usize);
         let len = len * usize::from(tensor.dtype.bits) / 8;
-        // SAFETY: so many bytes, initialised, and nobody else's.
+        // SAFETY: as many initialised bytes as stated, without another owner.
         unsafe { std::slice::from_raw_parts_mut(tensor.data.cast(), len) }
     }
 }
@@ -60,7 +60,7 @@ fn field(tensors: Tensors) -> Consumer {
     tensors.fields.into_iter().next().unwrap().1.into()
 }
 
-/// Two slots of 4 records of 8 bytes, for ever.
+/// An endless run over two slots of 4 records of 8 bytes.
 fn two_slots(deadline: Duration) -> (Loader, Vec<u8>) {
     let bytes = noise(8 * 64, 1);
     let records = Records::builder(8).open_bytes(bytes.clone()).unwrap();
@@ -76,7 +76,7 @@ fn the_last_tensor_of_a_batch_frees_its_slot() {
     let held = |epoch: &mut feedline::Epoch| epoch.next().unwrap().unwrap_err().kind() == ErrorKind::BatchesHeld;
     assert!(held(&mut epoch));
     let Tensors { fields, ids, status, .. } = first;
-    // One is exported both ways round, one is never exported.
+    // One field is exported in both ways, one is never exported.
     drop(status);
     assert!(held(&mut epoch));
     let legacy = ids.into_legacy();
@@ -108,8 +108,8 @@ fn dropping_the_last_tensor_wakes_a_waiting_next() {
     }
 }
 
-/// 64 samples: eight bytes of their id, the id as label, a field that no transform writes, and one that holds the id
-/// (id mod 5) times. The last batch is filled up with blank rows.
+/// 64 samples: eight bytes of their id, the id as label, a field that no transform writes, and a field with (id mod 5)
+/// copies of the id. Blank rows fill up the last batch.
 fn of_ids() -> Loader {
     let bytes: Vec<u8> = (0..64_u8).flat_map(|id| [id; 8]).collect();
     let records = Records::builder(8).classes((0..64).collect()).open_bytes(bytes).unwrap();
@@ -123,7 +123,7 @@ fn of_ids() -> Loader {
     builder.batch_size(5).last_batch(LastBatch::Mask).slots(2).build().unwrap()
 }
 
-/// Record, label, zero, some, lens of some, ids, status.
+/// Record, label, zero, some, lengths of some, ids, status.
 fn all(tensors: Tensors) -> Vec<Consumer> {
     let Tensors { fields, lens, ids, status, .. } = tensors;
     let names = |list: &[(String, Dlpack)]| list.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();

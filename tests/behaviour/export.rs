@@ -1,4 +1,4 @@
-//! What a loader measured, as a trace, for loaders that are starved by one stage or by none.
+//! A loader's measurements as a trace, for loaders starved by one stage or by none.
 
 use crate::common::synthetic::{MACHINES, measured};
 use feedline::Loader;
@@ -35,7 +35,8 @@ fn a_trace_has_a_track_per_thread_with_the_snapshots_times() {
     });
     let loader = builder.build().unwrap();
     assert_eq!(loader.epoch(0).unwrap().map(Result::unwrap).count(), 8);
-    // A worker notes a span after it has handed out the row: the last of them may still be to come. 64 rows of 2 ms at least.
+    // A worker records a span after it hands out the row, so the last spans may still be missing. 64 rows of 2 ms at
+    // least.
     let noted = |timeline: &Timeline| {
         let spans = timeline.tracks.iter().skip(1).flat_map(|track| &track.spans);
         spans.map(|span| span.end_ns - span.begin_ns).sum::<u64>()

@@ -1,4 +1,4 @@
-//! What a loader promises, as sentences. Records are the data, `std::fs::read` is the oracle.
+//! The promises of a loader. Records are the data, `std::fs::read` is the oracle.
 
 use crate::common::*;
 use feedline::dataset::{Dataset, DatasetExt, Parts, Records};
@@ -17,7 +17,7 @@ fn expected(bytes: &[u8], record: usize, ids: &[u64]) -> Vec<(u64, Vec<u8>)> {
 #[test]
 fn every_sample_comes_once_by_every_reader_and_size() {
     let dir = Dir::new();
-    // 512 and 4096 fit the alignment of O_DIRECT, 100 and 5000 do not, 1 is as odd as it gets.
+    // 512 and 4096 fit the alignment of O_DIRECT, 100 and 5000 do not, 1 is the extreme case.
     for (count, record) in [(1, 512), (37, 4096), (300, 100), (70, 5000), (1000, 1), (5, 150_528)] {
         let (path, bytes) = records_file(&dir, count, record);
         for (mode, direct) in readers() {
@@ -116,7 +116,7 @@ fn the_last_batch_is_kept_or_dropped_as_announced() {
 }
 
 #[test]
-fn epochs_in_one_iterator_are_the_epochs_one_by_one() {
+fn one_iterator_over_epochs_equals_single_epochs() {
     let loader = build(Loader::builder(in_memory(23, 8)).order(Order::shuffled(3)).batch_size(5));
     let apart: Vec<_> = (2..6).flat_map(|epoch| pull(&loader, epoch).unwrap()).collect();
     let mut together = Vec::new();
@@ -172,7 +172,7 @@ fn holding_every_batch_is_an_error_until_one_is_dropped() {
 }
 
 #[test]
-fn waits_with_limits_give_what_waits_without_give() {
+fn waits_with_and_without_timeout_give_the_same() {
     for limit in [Duration::ZERO, Duration::from_micros(50), Duration::from_secs(600), Duration::MAX] {
         let dir = Dir::new();
         let (path, _) = records_file(&dir, 301, 1000);
@@ -191,14 +191,14 @@ fn waits_with_limits_give_what_waits_without_give() {
 }
 
 #[test]
-fn a_wait_that_was_cut_short_loses_nothing_and_counts() {
+fn a_wait_that_timed_out_loses_nothing_and_counts() {
     let builder = Loader::builder(in_memory(60, 8)).batch_size(5).slots(2).held_deadline(Duration::from_secs(600));
     let loader = build(builder);
     let mut epoch = loader.epoch(0).unwrap();
     let mut held = vec![epoch.next().unwrap().unwrap(), epoch.next().unwrap().unwrap()];
     let before = loader.report().starved;
     for _ in 0..4 {
-        // Nothing can come while every slot is held.
+        // No batch can come while every slot is held.
         assert!(epoch.next_within(Duration::from_millis(15)).is_pending());
     }
     assert_eq!((epoch.position(), epoch.len()), (2, 10));
@@ -210,18 +210,18 @@ fn a_wait_that_was_cut_short_loses_nothing_and_counts() {
 }
 
 #[test]
-fn waits_count_at_once_and_also_in_vain() {
+fn unfinished_and_failed_waits_are_counted() {
     const LIMIT: Duration = Duration::from_millis(30);
     let loader = build(Loader::builder(in_memory(60, 8)).batch_size(5).slots(1).held_deadline(LIMIT));
     let waited = || Duration::from_nanos(loader.snapshot().consumer.waited_ns);
-    // By an iterator that is given up.
+    // A wait of an iterator that is dropped.
     let mut epoch = loader.epoch(0).unwrap();
     let held = epoch.next().unwrap().unwrap();
     assert!(epoch.next_within(LIMIT / 2).is_pending());
     drop((epoch, held));
     let before = waited();
     assert!(before >= LIMIT / 2, "{before:?}");
-    // While it waits, and by an error.
+    // During the wait, and for a wait that ends with an error.
     let mut epoch = loader.epoch(1).unwrap();
     let _held = epoch.next().unwrap().unwrap();
     assert_eq!(waited(), before, "first batches do not count");
@@ -259,7 +259,7 @@ fn a_loader_without_meters_measures_nothing() {
 }
 
 #[test]
-fn short_waits_add_up_to_the_deadline_of_who_holds_every_batch() {
+fn short_waits_add_up_to_the_deadline() {
     let builder = Loader::builder(in_memory(60, 8)).batch_size(5).slots(2).held_deadline(Duration::from_millis(60));
     let loader = build(builder);
     let mut epoch = loader.epoch(0).unwrap();
@@ -277,7 +277,7 @@ fn short_waits_add_up_to_the_deadline_of_who_holds_every_batch() {
     assert_eq!(epoch.map(|batch| batch.unwrap().len()).sum::<usize>(), 50);
 }
 
-/// Fails in a chosen way on chosen samples.
+/// A decoder that fails in a chosen way on chosen samples.
 struct Trap {
     bad: Vec<u64>,
     panics: bool,
@@ -303,7 +303,7 @@ fn a_decoder_that_fails_ends_the_epoch_once() {
     let (path, _) = records_file(&dir, 100, 8);
     for (mode, direct) in readers() {
         for panics in [false, true] {
-            // The order of delivery decides which error is seen: batch 3 before 7, the lower row of batch 3 first.
+            // The order of delivery decides the error: batch 3 before 7, the lower row of batch 3 first.
             let trap = Trap { bad: vec![71, 36, 34], panics };
             let builder = Loader::builder(records(&path, 8)).decode_field("record", trap).batch_size(10).workers(3);
             let loader = build(builder.reader(mode).direct(direct));
@@ -414,7 +414,7 @@ fn transforms_add_fields_whatever_the_workers() {
     }
 }
 
-/// Two files and the index make a sample: a framed payload, a raw vector that is read in place, a label in memory.
+/// A sample from two files and the index: a framed payload, a raw vector read in place, a label in memory.
 struct Many {
     sources: Arc<Sources>,
     schema: Vec<EncodedField>,
@@ -523,7 +523,7 @@ fn a_sample_of_several_extents_is_assembled_by_every_reader() {
 }
 
 #[test]
-fn a_dataset_that_lies_is_an_error_that_names_the_sample() {
+fn wrong_answers_of_a_dataset_are_errors_with_the_sample() {
     let dir = Dir::new();
     let cases = [
         (Twist::PastTheEnd, ErrorKind::Truncated, "offset=990 len=20"),
@@ -550,7 +550,7 @@ fn a_dataset_that_lies_is_an_error_that_names_the_sample() {
 }
 
 #[test]
-fn a_file_that_changed_after_open_is_an_error_that_names_it() {
+fn the_error_of_a_changed_file_names_it() {
     let dir = Dir::new();
     let shrink =
         |path: &std::path::Path, len| std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(len).unwrap();
@@ -570,7 +570,7 @@ fn a_file_that_changed_after_open_is_an_error_that_names_it() {
             assert_eq!(error.site().path.as_deref(), Some(path.as_path()), "{error}");
             assert_eq!((error.site().sample, error.site().offset), (Some(0), Some(0)), "{error}");
         }
-        // Cut while it is being read: the samples that are there come, the first that is not names its offset.
+        // Cut during the read: present samples are delivered, the first missing one names its offset.
         let (path, _) = records_file(&dir, 16, 4096);
         let loader = build(Loader::builder(records(&path, 4096)).batch_size(1).slots(2).reader(mode).direct(direct));
         let mut epoch = loader.epoch(0).unwrap();
@@ -587,7 +587,7 @@ fn a_file_that_changed_after_open_is_an_error_that_names_it() {
 }
 
 #[test]
-fn settings_that_are_not_legal_are_refused_by_build_in_words() {
+fn build_refuses_illegal_settings_with_a_message() {
     let start = || Loader::builder(in_memory(10, 8));
     let cases = [
         (start().batch_size(0).build(), ErrorKind::Config, "batch_size"),
@@ -727,7 +727,7 @@ fn transforms_read_and_set_the_lengths_of_variable_fields() {
                 let lens = batch.lens_mut(0).unwrap();
                 assert!(lens.iter().all(|len| *len == 1));
                 lens.fill(2);
-                // Over the maximum: what is handed out stays within the row all the same.
+                // Over the maximum: the delivered slice still stays within the row.
                 lens[0] = 1 << 60;
                 Ok(())
             }),
@@ -764,7 +764,7 @@ fn a_sampler_that_panics_or_shrinks_ends_the_run() {
     struct Fickle(std::sync::atomic::AtomicU64, bool);
     impl feedline::order::Sampler for Fickle {
         fn len(&self) -> u64 {
-            // Asked by `build` and by each epoch.
+            // `build` and each epoch call it.
             let asked = self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
             assert!(!self.1 || asked < 2, "fickle");
             if asked < 2 { 20 } else { 5 }
@@ -833,13 +833,13 @@ fn an_error_of_a_later_epoch_comes_in_its_turn() {
     }
     let len = Arc::new(std::sync::atomic::AtomicU64::new(12));
     let set = |to| len.store(to, std::sync::atomic::Ordering::SeqCst);
-    // Batches take longer than `next` waits before it looks for what broke the loader.
+    // Batches take longer than the interval at which `next` checks for a failure of the loader.
     let slow = |_: &mut feedline::BatchMut<'_>, _: &mut feedline::decode::Ctx<'_>| {
         std::thread::sleep(std::time::Duration::from_millis(150));
         Ok(())
     };
     let order = Order::sampler(Changing(len.clone()));
-    // With fewer slots than batches of an epoch the next one is not looked at before the first batch is taken.
+    // With fewer slots than batches per epoch, the next epoch is not planned before the first batch is taken.
     let builder = Loader::builder(in_memory(20, 4)).order(order).batch_size(4).slots(2).workers(1);
     let loader = build(builder.map_batch(slow));
     let mut epochs = loader.epochs(0..3).unwrap();
@@ -879,7 +879,7 @@ impl Dataset for Halves {
         if field == 0 {
             return Ok(&bytes[..3]);
         }
-        // Made anew: the rest, backwards.
+        // Converted in the buffer: the rest, backwards.
         buffer.extend(bytes[3..].iter().rev());
         Ok(buffer)
     }
@@ -948,7 +948,7 @@ fn a_dataset_in_memory_needs_no_read_and_no_file() {
     assert_eq!(dataset.in_memory().unwrap_err().kind(), ErrorKind::Changed);
 }
 
-/// A caption of the index, of another length for each sample, and 8 bytes that nobody decodes.
+/// A caption in the index, with a length that varies by sample, and 8 bytes that no decoder uses.
 struct Captions(Arc<Sources>, Vec<EncodedField>);
 
 impl Dataset for Captions {

@@ -1,4 +1,4 @@
-//! What a loader promises when nothing fails: order, ranks, resume, states, memory, stopping, what leaves it.
+//! The promises of a loader without faults: order, ranks, resume, states, memory, stopping, exports.
 
 #[path = "../common/mod.rs"]
 mod common;

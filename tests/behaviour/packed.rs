@@ -7,7 +7,7 @@ use feedline::tensor::{DType, Field};
 use feedline::{Batch, ErrorKind, LastBatch, Loader, LoaderBuilder, OnBadSample, Order, Status};
 use proptest::prelude::*;
 
-/// Files of these lengths in one class; their bytes are no pictures.
+/// Files of these lengths in one class; their bytes are not pictures.
 fn files(dir: &Dir, lens: &[usize]) -> Vec<Vec<u8>> {
     let file = |(number, len): (usize, &usize)| {
         let bytes = noise(*len, number as u64 + 1);
@@ -21,7 +21,7 @@ fn packed(dir: &Dir, decoder: Bytes) -> LoaderBuilder {
     Loader::builder(Images::open(dir.path("")).unwrap()).decode_field("image", decoder)
 }
 
-/// The bytes and offsets of a batch by its ids; blank rows have none.
+/// Expected bytes and offsets of a batch by its ids; blank rows have no bytes.
 fn oracle(batch: &Batch, files: &[Vec<u8>]) -> (Vec<u8>, Vec<u64>) {
     let (mut bytes, mut offsets) = (Vec::new(), vec![0]);
     for id in batch.ids() {
@@ -53,7 +53,7 @@ fn check(batch: &Batch, files: &[Vec<u8>]) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
-    fn packed_batches_are_what_the_oracle_writes(
+    fn packed_batches_equal_the_oracle(
         lens in prop::collection::vec(1_usize..9000, 1..40),
         (batch, last, seed) in (1_usize..17, 0..4_usize, any::<u64>()),
         (reader, workers, declared) in (0..6_usize, 1..4_usize, any::<bool>()),
@@ -62,7 +62,7 @@ proptest! {
         let files = files(&dir, &lens);
         let largest = lens.iter().copied().max().unwrap();
         let decoder = Bytes::packed(largest);
-        // With room for the largest rows of all, whatever the order.
+        // Large enough for the largest rows in any order.
         let decoder = if declared { decoder.batch_bytes(lens.iter().sum::<usize>() * 2 + largest * batch) } else { decoder };
         let (mode, direct) = self::reader(reader);
         let loader = packed(&dir, decoder).order(Order::shuffled(seed)).batch_size(batch).last_batch(ALL_LAST[last]);
@@ -112,7 +112,7 @@ fn a_substitute_has_no_bytes_in_a_packed_field() {
 }
 
 #[test]
-fn rows_that_do_not_fit_a_packed_field_are_errors_that_say_why() {
+fn rows_too_large_for_a_packed_field_are_errors() {
     let dir = Dir::new();
     files(&dir, &[10, 20, 30]);
     let cases = [
@@ -140,7 +140,7 @@ fn build_refuses_packed_fields_without_known_lengths() {
 }
 
 #[test]
-fn a_file_that_shrank_since_the_index_is_its_sample_s_error() {
+fn a_file_shrunk_after_indexing_fails_its_sample() {
     let dir = Dir::new();
     files(&dir, &[10, 20]);
     let loader = packed(&dir, Bytes::packed(64)).batch_size(2).build().unwrap();

@@ -1,5 +1,5 @@
-//! Runs of real processes that are killed and go on: each rank is this test binary started again, its death is a real
-//! signal, and what counts is what the ranks wrote down.
+//! Real processes are killed and resume: each rank is this test binary started again, its death is a real signal, and
+//! the check reads the rows that the ranks logged.
 //!
 //! ```text
 //! test ──start──► rank 0 … rank n-1        each: loader ─► batch ─► its log, one write(2) per step
@@ -9,8 +9,8 @@
 //!   └─ logs up to the states that were resumed ══ the uninterrupted sequence, bit by bit
 //! ```
 //!
-//! A step is logged before the all-reduce and the state saved after it, so a saved state stands for steps that all ranks
-//! have logged. What a log holds beyond is done again, and must be the same rows again.
+//! A step is logged before its all-reduce and the state is saved after it. So all ranks have logged every step of a
+//! saved state. Later steps in a log are repeated, and must have the same rows again.
 //!
 //! A process is killed 50 times by default, 1000 times with `FEEDLINE_SWEEP=ci`. Every wait has a deadline; ranks end with their parent.
 
@@ -31,27 +31,27 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// More than any machine needs, since nothing waits so long unless a test fails.
+/// More than any machine needs; only a failing test waits this long.
 const DEADLINE: Duration = Duration::from_secs(60);
 /// Bytes of a sample.
 const RECORD: usize = 48;
-/// Exit code of a rank that was asked to stop, and saved before.
+/// Exit code of a rank that saved its state and stopped on request.
 const LEFT: i32 = 75;
-/// What a step takes, so that a random moment is not mostly after the end.
+/// Duration of a step, so that a random moment is rarely after the end.
 const COMPUTE: Duration = Duration::from_micros(300);
-/// Where the state is that a run goes on from.
+/// File with the state to resume.
 const STATE: &str = "state.json";
 
-/// What a run is like. Ranks find it by its name.
+/// Scenario of a run. Ranks find it by its name.
 struct Scenario {
     name: &'static str,
-    /// Samples of the data: of each chunk where there are chunks, else of all of it.
+    /// Number of samples, per chunk for data in chunks.
     rows: &'static [u64],
     order: fn() -> Order,
     last: LastBatch,
     global: u64,
     epochs: u64,
-    /// Steps from one saved state to the next.
+    /// Steps between two saved states.
     every: u64,
 }
 
@@ -99,7 +99,7 @@ const FILLED: Scenario = Scenario {
     every: 5,
 };
 
-/// Of one process.
+/// Rows of one process.
 const ALONE: Scenario = Scenario {
     name: "alone",
     rows: &[50],
@@ -136,7 +136,7 @@ impl Scenario {
         builder.order((self.order)()).global_batch(self.global).last_batch(self.last)
     }
 
-    /// The rows of each step of a run that nothing interrupts: the order's ids, and the file's bytes.
+    /// Rows of each step of an uninterrupted run: the order's ids, and the file's bytes.
     fn expected(&self, dir: &Path) -> Vec<Step> {
         let (data, loader) = (std::fs::read(dir.join("data.bin")).unwrap(), build(self.builder(dir)));
         let mut steps = Vec::new();
@@ -155,9 +155,9 @@ impl Scenario {
     }
 }
 
-// A rank: what the processes do.
+// The rank: code of the child processes.
 
-/// What a rank is told besides its place in the world.
+/// Instructions for a rank, besides its place in the world.
 #[derive(Clone)]
 struct Task {
     scenario: &'static Scenario,
@@ -165,7 +165,7 @@ struct Task {
     attempt: usize,
     /// Steps to the next saved state.
     every: u64,
-    /// Leave after this step without a word to the others, and save for nobody.
+    /// Leave after this step without telling the others, and save a private state.
     halt: Option<u64>,
 }
 
@@ -190,18 +190,18 @@ impl Task {
         self.dir.join(format!("log-{}-{rank}", self.attempt))
     }
 
-    /// Where a rank that leaves puts its state, to be compared.
+    /// File for the state of a leaving rank, for comparison.
     fn left(&self, rank: u32) -> PathBuf {
         self.dir.join(format!("left-{}-{rank}", self.attempt))
     }
 }
 
-/// The entry of the processes that the tests start; without the variable it is nobody.
+/// Entry point of the processes that the tests start; it does nothing without the variable.
 #[test]
 #[ignore = "a rank of the other tests, which start it as a process of its own"]
 fn rank() {
     if let Some(task) = told() {
-        // With its parent's thread it ends, too, however that ends.
+        // It ends with its parent's thread in any case.
         rustix::process::set_parent_process_death_signal(Some(Number::KILL)).unwrap();
         std::process::exit(train(&Task::from_text(&task)));
     }
@@ -214,7 +214,7 @@ fn stop() -> Stop {
     Stop::new()
 }
 
-/// Without explicit io_uring, which is not everywhere, and of which the kernel may still hold memory of ranks just killed.
+/// Without explicit io_uring: some machines lack it, and the kernel may still hold memory of ranks just killed.
 const WAYS: [(Mode, Direct); 5] = [
     (Mode::Auto, Direct::Auto),
     (Mode::Auto, Direct::On),
@@ -223,14 +223,14 @@ const WAYS: [(Mode, Direct); 5] = [
     (Mode::Mmap, Direct::Off),
 ];
 
-/// A rank's life; the code it exits with.
+/// Life of a rank; gives its exit code.
 fn train(task: &Task) -> i32 {
     let (shard, stop) = (Shard::from_env().unwrap(), stop());
     let mut peers = Peers::new(shard.world(), task.halt.is_none());
     let loader = task.loader(shard, stop);
     let state = task.dir.join(STATE);
     let mut log = File::options().append(true).create(true).open(task.log(shard.rank())).unwrap();
-    // Both ways to go on.
+    // Both ways to resume.
     let batches = if task.attempt.is_multiple_of(2) {
         loader.epochs(loader.next_epoch()..task.scenario.epochs).unwrap()
     } else {
@@ -244,7 +244,7 @@ fn train(task: &Task) -> i32 {
         let stopping = peers.any(loader.stop_requested());
         let saves = shard.rank() == 0 && task.halt.is_none();
         if saves && (stand.steps().is_multiple_of(task.every) || stopping) {
-            // As a process that is killed cannot lose what the kernel has, both must do.
+            // A killed process cannot lose data that the kernel has, so both ways must work.
             if stand.steps().is_multiple_of(2) { stand.save(&state) } else { stand.save_unsynced(&state) }.unwrap();
         }
         if stopping || task.halt == Some(stand.steps()) {
@@ -270,7 +270,7 @@ impl Task {
     }
 }
 
-/// The other ranks, by way of the test: its end of a socket pair is the standard input.
+/// Connection to the other ranks through the test: standard input is one end of a socket pair.
 struct Peers(Option<UnixStream>);
 
 impl Peers {
@@ -282,7 +282,7 @@ impl Peers {
         }))
     }
 
-    /// Whether any rank says so: the same answer on all, once all have asked.
+    /// Whether any rank sets the flag: the same answer on all, once all have asked.
     fn any(&mut self, flag: bool) -> bool {
         let Some(socket) = &mut self.0 else { return flag };
         let mut answer = [0];
@@ -291,7 +291,7 @@ impl Peers {
     }
 }
 
-/// The rows of a step: all of them, or those that a rank received.
+/// Rows of a step: all, or the rows that one rank received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Step {
     step: u64,
@@ -304,7 +304,7 @@ impl Step {
         Self { step, epoch: batch.epoch(), rows: rows(batch).into_iter().take(batch.valid()).collect() }
     }
 
-    /// An entry of a log: a checksum over the rest, step, epoch, number of rows, rows.
+    /// A log entry: a checksum over the rest, step, epoch, number of rows, rows.
     fn to_bytes(&self) -> Vec<u8> {
         let mut body = [self.step, self.epoch, self.rows.len() as u64].map(u64::to_le_bytes).concat();
         for (id, bytes) in &self.rows {
@@ -314,7 +314,7 @@ impl Step {
         [&xxhash_rust::xxh3::xxh3_64(&body).to_le_bytes()[..], &body].concat()
     }
 
-    /// Takes the first entry off; `None` at the end, or where the entry was cut.
+    /// Takes the first entry; `None` at the end, or for a cut entry.
     fn take(log: &mut &[u8]) -> Option<Self> {
         let number = |at: usize| Some(u64::from_le_bytes(log.get(at..at + 8)?.try_into().unwrap()));
         let (check, step, epoch, count) = (number(0)?, number(8)?, number(16)?, number(24)? as usize);
@@ -332,9 +332,9 @@ impl Step {
     }
 }
 
-// The test: starts worlds, ends them, reads what they left.
+// The test: starts worlds, ends them, reads their logs.
 
-/// A rank as its parent sees it; killed when dropped.
+/// The parent's handle of a rank; kills it on drop.
 struct Process {
     child: Child,
     socket: UnixStream,
@@ -345,7 +345,7 @@ impl Process {
         let (socket, theirs) = UnixStream::pair().unwrap();
         socket.set_read_timeout(Some(DEADLINE)).unwrap();
         let mut command = process(&beside!("rank"), task.to_text());
-        // Those of a launcher around the test would contradict.
+        // Variables of a launcher around the test would contradict.
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy();
             if ["SLURM_", "OMPI_", "PMI_", "MPI_", "LOCAL_", "JOB_"].iter().any(|prefix| name.starts_with(prefix)) {
@@ -358,7 +358,7 @@ impl Process {
         Self { child, socket }
     }
 
-    /// Unless it is gone: then its number may be another's.
+    /// Unless it has ended: then its id may belong to another process.
     fn send(&mut self, signal: Number) {
         if self.ended().is_none() {
             kill_process(Pid::from_child(&self.child), signal).unwrap();
@@ -381,7 +381,7 @@ impl Drop for Process {
     }
 }
 
-/// Asks until there is an answer.
+/// Polls until there is an answer.
 fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + DEADLINE;
     loop {
@@ -393,7 +393,7 @@ fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Takes a flag of every rank and tells all of them whether any was set, until one is gone; counts the rounds.
+/// Reads a flag from every rank and tells all whether any was set, until a rank is gone; counts the rounds.
 fn all_reduce(sockets: &[UnixStream], rounds: &AtomicU64) {
     loop {
         let mut any = [0];
@@ -405,13 +405,13 @@ fn all_reduce(sockets: &[UnixStream], rounds: &AtomicU64) {
                 Err(_) => return,
             }
         }
-        // One that was killed meanwhile is missed in the next round.
+        // The next round notices a rank killed meanwhile.
         sockets.iter().for_each(|mut socket| drop(socket.write_all(&any)));
         rounds.fetch_add(1, Ordering::Release);
     }
 }
 
-/// How a world ends.
+/// End of a world.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
     ByItself,
@@ -424,7 +424,7 @@ enum End {
 }
 
 impl End {
-    /// Does it to the ranks.
+    /// Applies it to the ranks.
     fn come(self, ranks: &mut [Process], draws: &mut Draws) {
         let one = draws.below(ranks.len() as u64) as usize;
         match self {
@@ -432,7 +432,7 @@ impl End {
             Self::KillAll => ranks.iter_mut().for_each(|rank| rank.send(Number::KILL)),
             Self::KillOneThenTheOthers => {
                 ranks[one].send(Number::KILL);
-                // The others wait for it in vain.
+                // The others would wait for it for ever.
                 std::thread::sleep(Duration::from_micros(draws.below(5000)));
                 ranks.iter_mut().for_each(|rank| rank.send(Number::KILL));
             }
@@ -447,7 +447,7 @@ impl End {
         matches!(self, Self::KillAll | Self::KillOneThenTheOthers)
     }
 
-    /// Whether a process can end so when the world does, unless the run was over before.
+    /// Whether a process can have this exit status when the world ends this way, unless the run was over before.
     fn explains(self, status: ExitStatus) -> bool {
         match self {
             Self::ByItself => false,
@@ -463,7 +463,7 @@ struct Run {
     dir: Dir,
     scenario: &'static Scenario,
     draws: Draws,
-    /// For each world so far its size, and the step it started from.
+    /// Size and first step of each world so far.
     attempts: Vec<(u32, u64)>,
     /// Processes that died of SIGKILL.
     killed: usize,
@@ -487,12 +487,12 @@ impl Run {
         state.map_err(|error| assert_eq!(error.kind(), ErrorKind::NotFound, "{error}")).ok()
     }
 
-    /// Steps that the next world need not do.
+    /// Steps that the next world does not repeat.
     fn stands(&self) -> u64 {
         self.state().map_or(0, |state| state.steps())
     }
 
-    /// Starts a world and ends it so at a random moment, on average after that part of the steps that are left.
+    /// Starts a world and ends it this way at a random moment, on average after this part of the remaining steps.
     fn live(&mut self, world: u32, end: End, part: f64) {
         let attempt = self.attempts.len();
         let (task, from) = (self.task(attempt), self.stands());
@@ -504,7 +504,7 @@ impl Run {
         let rounds = AtomicU64::new(0);
         let draws = &mut self.draws;
         let statuses: Vec<ExitStatus> = std::thread::scope(|scope| {
-            // In here, so that a panic ends the ranks, and so the thread that waits for them.
+            // Moved in here, so that a panic ends the ranks, and with them the waiting thread.
             let mut ranks: Vec<Process> = (0..world).map(|rank| Process::start(&task, rank, world)).collect();
             let sockets: Vec<UnixStream> = ranks.iter().map(|rank| rank.socket.try_clone().unwrap()).collect();
             let rounds = &rounds;
@@ -535,7 +535,7 @@ impl Run {
         }
     }
 
-    /// After SIGTERM: nobody is missing, and the saved state is that of every rank.
+    /// After SIGTERM: no rank is missing, and every rank has the saved state.
     fn check_that_all_left_at(&self, attempt: usize, world: u32) {
         let states = self.left(attempt, world);
         State::agree(&states).unwrap();
@@ -547,7 +547,7 @@ impl Run {
         (0..world).map(|rank| State::load(task.left(rank)).unwrap()).collect()
     }
 
-    /// Checks the logs of all worlds of a run that is over.
+    /// Checks the logs of all worlds of a finished run.
     fn check(&self) {
         let last = self.state().expect("a run that is over has saved");
         assert_eq!((last.steps(), last.epoch(), last.position()), (self.scenario.steps(), self.scenario.epochs, 0));
@@ -577,7 +577,7 @@ impl Run {
     }
 
     fn log(&self, attempt: usize, rank: u32) -> Vec<Step> {
-        // A rank that was killed in start-up has none.
+        // A rank killed during start-up has no log.
         std::fs::read(self.task(attempt).log(rank)).map_or(Vec::new(), |log| Step::all(&log))
     }
 }
@@ -593,12 +593,12 @@ fn together(entries: &[&Step]) -> Step {
     Step { step, epoch, rows }
 }
 
-/// Runs a scenario through these worlds, which end so, then through others to its end.
+/// Runs a scenario through worlds with these ends, then through further worlds to its end.
 fn survives(scenario: &'static Scenario, worlds: &[u32], ends: &[End]) {
     for seed in 0..3 {
         let mut run = Run::new(scenario, seed);
         for (attempt, world) in worlds.iter().enumerate() {
-            // A moment late, and there is nothing left to kill.
+            // Slightly later there is nothing left to kill.
             if run.stands() < scenario.steps() {
                 run.live(*world, ends[attempt % ends.len()], 1.0 / (worlds.len() - attempt + 1) as f64);
             }
@@ -631,7 +631,7 @@ fn kills_around_the_end_of_epochs_leave_an_exact_union() {
 }
 
 #[test]
-fn rows_that_fill_up_are_no_samples_before_and_after_a_kill() {
+fn padding_rows_are_no_samples_before_and_after_a_kill() {
     survives(&FILLED, &[2, 4, 3, 1, 8, 5], &[End::KillAll, End::KillOneThenTheOthers]);
 }
 
@@ -677,7 +677,7 @@ fn halt(run: &Run, steps: &[u64]) {
     ranks.iter_mut().for_each(|rank| assert_eq!(rank.end().code(), Some(LEFT)));
 }
 
-/// Where kills have met a process.
+/// Phases in which kills have hit a process.
 #[derive(Debug, Default)]
 struct Met {
     start_up: u32,
@@ -688,7 +688,7 @@ struct Met {
 }
 
 #[test]
-fn a_process_that_is_killed_anywhere_loses_and_doubles_nothing() {
+fn a_process_killed_anywhere_loses_and_doubles_nothing() {
     let kills: u32 = sweep::size(50, 1000, 1000);
     let begin = Instant::now();
     let (mut met, mut runs, mut done, mut longest) = (Met::default(), 0, 0, 20_000.0_f64);
@@ -705,7 +705,7 @@ fn a_process_that_is_killed_anywhere_loses_and_doubles_nothing() {
             assert!(status.success() || End::KillAll.explains(status), "{status}");
             done += u32::from(!status.success());
             met.count(&run, status);
-            // Half of the kills shall be in start-up, however fast the machine is.
+            // Half of the kills must hit start-up, however fast the machine is.
             longest *= if run.log(attempt, 0).is_empty() { 1.05 } else { 0.95 };
             longest = longest.min(2e6);
             assert!(attempt < 200, "stands at step {from}");

@@ -1,5 +1,5 @@
-//! Ranks: what all of them get together is what one would get, each sample at its place; whatever the dataset, the order, the
-//! world and the last batch are. The oracle is `common/runs.rs`.
+//! Ranks: together they deliver exactly what one rank would deliver, each sample at its place, for every dataset,
+//! order, world and last batch. The oracle is `common/runs.rs`.
 
 use crate::common::runs::*;
 use crate::common::sweep;
@@ -15,7 +15,7 @@ use std::time::Duration;
 #[cfg(feature = "parquet")]
 use {feedline::dataset::Dataset, std::path::Path, std::sync::Arc};
 
-/// How the loaders of all ranks are made.
+/// Setup of the loaders of all ranks.
 #[derive(Clone, Copy, Debug)]
 struct Ranks {
     global: u64,
@@ -38,14 +38,14 @@ impl Ranks {
     }
 }
 
-/// What each rank delivers of two epochs, compared with the oracle, row by row.
+/// Compares each rank's rows of two epochs with the oracle.
 fn check(run: &Run, ranks: Ranks, draws: &mut Draws, what: &str) {
     let what = format!("{what}, {ranks:?}, {:?}", run.naive);
     let cut = ranks.cut();
     let order = run.ids(0);
     let (len, batches) = (order.len() as u64, cut.count(order.len() as u64));
     if batches == 0 {
-        // It would train on nothing, without a word.
+        // It would train on nothing, silently.
         for shard in shards(ranks.world) {
             let builder = run.builder().global_batch(ranks.global).last_batch(ranks.last).shard(shard);
             assert_eq!(builder.build().err().map(|error| error.kind()), Some(ErrorKind::Empty), "{what}");
@@ -77,7 +77,7 @@ fn check(run: &Run, ranks: Ranks, draws: &mut Draws, what: &str) {
     if run.map {
         assert_eq!(run.mapped.load(Ordering::Relaxed), with_samples, "{what}: transforms of all rows but blank ones");
     }
-    // Said once more without the rule of positions: nothing is lost and nothing doubled.
+    // The same check without positions: no sample is lost, none is doubled.
     let mut real: Vec<u64> = all.iter().filter(|row| row.status == 0).map(|row| row.id).collect();
     let mut right = order[..delivered as usize].to_vec();
     real.sort_unstable();
@@ -99,7 +99,7 @@ fn all_ranks_together_deliver_every_sample_once() {
     for (name, data) in &datas {
         for world in 1..=8_u32 {
             for last in ALL_LAST {
-                // One that the world divides, one that it does not, or one that the dataset does not fill.
+                // One batch size that the world divides, one that it does not, and one above the dataset's size.
                 let odd = [world + 1, 2 * world + 3, 50][draws.below(3) as usize];
                 for global in [world * (1 + draws.below(2) as u32), odd] {
                     let naive = match draws.below(4) {
@@ -222,7 +222,7 @@ fn the_smallest_legal_budget_serves_lanes_on_any_world() {
     }
 }
 
-/// What all ranks opened for an epoch: planned, and measured by their reports (samples in opened chunks, samples).
+/// Samples opened by all ranks in an epoch: planned, and measured by their reports (samples in opened chunks, samples).
 fn amplification(run: &Run, ranks: Ranks, draws: &mut Draws) -> (f64, f64) {
     let (mut opened, mut samples, mut planned) = (0, 0, Vec::new());
     for loader in ranks.build(run, draws) {
@@ -258,7 +258,7 @@ fn eight_lanes_read_at_most_a_twentieth_twice() {
             assert!(opened.iter().all(|times| [1, 2].contains(times)), "{opened:?}");
             assert!(opened.iter().filter(|times| **times == 2).count() <= 7, "{opened:?}");
         }
-        // Worlds that do not divide the lanes, and batches that the world does not divide: more, but what was planned.
+        // Worlds that do not divide the lanes, and batches not divisible by the world, open more, but as planned.
         for (world, global, least) in [(3, 63, 3.0), (6, 60, 3.0), (4, 66, 2.0), (5, 64, 5.0)] {
             let (planned, found) = amplification(&run, Ranks { global, last: LastBatch::Keep, world }, &mut draws);
             assert!((least..=least * 1.05).contains(&found), "{found} over {world} ranks");
@@ -357,7 +357,7 @@ fn a_mix_keeps_its_proportions_over_any_world() {
     }
 }
 
-/// Compares a part of a batch with the rows of the batch that it is.
+/// Compares a part of a batch with its rows in the batch.
 fn check_micro(batch: &Batch, micro: &MicroBatch<'_>) {
     let rows = micro.rows();
     assert_eq!(
@@ -502,7 +502,7 @@ fn illegal_settings_of_ranks_are_refused_by_build() {
         let error = Shard::new(rank, world).unwrap_err();
         assert!(error.kind() == ErrorKind::Config && error.to_string().contains(words), "{error}");
     }
-    // What is on the edge of it is legal.
+    // Settings at the limit are legal.
     let legal = [
         start().global_batch(4).shard(shard(3, 4)).build(),
         start().order(windowed(65_536)).build(),
@@ -518,7 +518,7 @@ fn illegal_settings_of_ranks_are_refused_by_build() {
 }
 
 #[test]
-fn ranks_say_who_they_are() {
+fn ranks_report_their_rank_and_world() {
     let shard = Shard::new(2, 3).unwrap().with_local_rank(1);
     let loader = build(Data::memory(10, 4).builder().batch_size(2).shard(shard));
     assert_eq!((loader.shard(), loader.global_batch()), (shard, 6));
@@ -528,7 +528,7 @@ fn ranks_say_who_they_are() {
     assert_eq!(build(Data::memory(10, 4).builder()).report().rank, None);
 }
 
-/// Every kind of dataset with an order that suits it.
+/// Every kind of dataset with a suitable order.
 fn some_runs(dirs: &[Dir; 2]) -> Vec<Run> {
     let chunks = many_chunks(&dirs[0], 3, 131, 8, true);
     vec![
@@ -554,14 +554,14 @@ fn held_batches_stop_every_rank_until_one_is_dropped() {
             let error = epochs.next().unwrap().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::BatchesHeld, "{error}");
             assert_eq!(loader.state().unwrap().steps(), 3);
-            // The one in the middle, so that slots are used again in another order.
+            // Drop the middle batch, so that slots are reused in another order.
             drop(held.remove(1));
             for batch in epochs {
                 found.push(part(&batch.unwrap()));
             }
             let right = [run.parts(&cut, 0, shard.rank()), run.parts(&cut, 1, shard.rank())].concat();
             same(&found, &right, &format!("{:?}, {shard}", run.naive));
-            // Nobody wrote to those that were held meanwhile.
+            // The held batches are unchanged.
             assert!(part(&held[0]) == right[0] && part(&held[1]) == right[2]);
         }
     }
@@ -589,7 +589,7 @@ fn the_epoch_after_a_dropped_one_is_whole_on_every_rank() {
 }
 
 #[test]
-fn one_iterator_over_epochs_equals_the_epochs_one_by_one() {
+fn one_iterator_over_epochs_equals_single_epochs() {
     let dirs = [Dir::new(), Dir::new()];
     let mut draws = Draws::new(11, 0, 0, "ranks");
     for run in some_runs(&dirs) {
@@ -612,7 +612,7 @@ fn one_iterator_over_epochs_equals_the_epochs_one_by_one() {
             assert!(iterators.iter_mut().all(|iterator| iterator.next().is_none()));
             drop(iterators);
             for (rank, loader) in loaders.iter().enumerate() {
-                // For ever, from the third on, and what is left of it when that is dropped.
+                // Endless from the third epoch, and the rest of an epoch after a drop.
                 let right: Vec<Part> = (2..5).flat_map(|epoch| of(epoch)[rank].clone()).collect();
                 let taken = 2 * batches + 2;
                 same(&parts(loader.epochs(2..).unwrap().take(taken)), &right[..taken], "2..");
@@ -632,7 +632,7 @@ fn one_iterator_over_epochs_equals_the_epochs_one_by_one() {
 }
 
 #[test]
-fn eight_ranks_at_once_on_threads_of_their_own_share_a_dataset() {
+fn eight_ranks_on_eight_threads_share_a_dataset() {
     let dirs = [Dir::new(), Dir::new()];
     for run in some_runs(&dirs) {
         let ranks = Ranks { global: 24, last: LastBatch::Pad, world: 8 };

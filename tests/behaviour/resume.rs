@@ -1,5 +1,5 @@
-//! Resume: a run that is interrupted between any two batches and taken up by other loaders, with another number of ranks and
-//! other settings, goes on as if nothing had happened. The oracle is `common/runs.rs`.
+//! Resume: a run interrupted between any two batches and continued by other loaders, with another number of ranks and
+//! other settings, continues as if uninterrupted. The oracle is `common/runs.rs`.
 //!
 //! With `FEEDLINE_SWEEP=ci` the first four tests make 240 random runs. Each is resumed at every one of its batch boundaries, and once more in a chain of
 //! five at random ones: some 3,500 resumes by 8,000 loaders. 60 more runs are resumed 500 times with other batches. Each test
@@ -26,21 +26,21 @@ enum Kind {
     ChunksInMemory,
 }
 
-/// A random run, how it falls into batches, and what all ranks get of it together.
+/// A random run, its division into batches, and the batches that all ranks get together.
 #[derive(Clone)]
 struct Case {
     run: Run,
     global: u64,
     last: LastBatch,
     epochs: u64,
-    /// The ranks that begin it; none of the others has more than this and the global batch allow.
+    /// Ranks at the start; later worlds are limited by this number and by the global batch.
     world: u32,
     worlds: u64,
-    /// How many loaders were built for it.
+    /// Number of loaders built for it.
     loaders: Arc<AtomicU64>,
 }
 
-/// What becomes of the last batch, so that an epoch of `positions` has one.
+/// Policy for the last batch, chosen so that an epoch of `positions` has at least one batch.
 fn with_a_batch(positions: u64, global: u64, draws: &mut Draws) -> LastBatch {
     match ALL_LAST[draws.below(4) as usize] {
         LastBatch::Drop if positions < global => LastBatch::Mask,
@@ -61,7 +61,7 @@ impl Case {
         };
         let naive = naive(&data, draws);
         let map_batch = draws.bool(0.2);
-        // What a transform of batches sees is another batch on every rank.
+        // A transform of batches sees another batch on every rank.
         let worlds = if map_batch { 1 } else { 5 };
         let global = 1 + draws.below(12) + draws.below(2) * draws.below(30);
         let seed = draws.bool(0.3).then(|| draws.next_u64());
@@ -79,14 +79,14 @@ impl Case {
         self.run.ids(0).len() as u64
     }
 
-    /// What all ranks get, by definition.
+    /// Expected batches of all ranks, by definition.
     fn right(&self) -> Vec<Global> {
         let cut = Cut::whole(self.global, self.last, self.world);
         let of_rank = |rank| (0..self.epochs).flat_map(|epoch| self.run.parts(&cut, epoch, rank)).collect();
         union(&(0..self.world).map(of_rank).collect::<Vec<_>>())
     }
 
-    /// Where the run stands after `batch` of an epoch: epoch, position, batch.
+    /// Place of the run after `batch` of an epoch: epoch, position, batch.
     fn after(&self, batch: &Global) -> (u64, u64, u64) {
         let count = Cut::whole(self.global, self.last, 1).count(self.positions());
         match batch.index + 1 {
@@ -100,7 +100,7 @@ impl Case {
         any_settings(self.run.builder().last_batch(self.last).shard(shard), draws)
     }
 
-    /// Loaders of all ranks that go on from `state`, each in one of the ways there are.
+    /// Loaders of all ranks that resume `state`, each in one of the possible ways.
     fn resumed(&self, state: &State, world: u32, draws: &mut Draws) -> Vec<Loader> {
         let loader = |shard| {
             let builder = self.builder(shard, draws);
@@ -118,7 +118,8 @@ impl Case {
         shards(world).map(loader).collect()
     }
 
-    /// The next `steps` batches of a loader that was resumed, in one of the ways to ask for them; the run ends after `left`.
+    /// The next `steps` batches of a loader that was resumed, through one of the possible calls; the run ends after
+    /// `left`.
     fn take(&self, loader: &Loader, steps: u64, left: u64, draws: &mut Draws) -> Vec<Part> {
         let next = loader.next_epoch();
         match draws.below(4) {
@@ -162,14 +163,14 @@ fn naive(data: &Data, draws: &mut Draws) -> Naive {
     }
 }
 
-/// A state as it comes back from a checkpoint.
+/// A state after a round trip through a checkpoint.
 fn stored(state: &State) -> State {
     let bytes = state.to_bytes();
     assert!(bytes.len() < 1024, "{} bytes", bytes.len());
     State::from_bytes(&bytes).unwrap()
 }
 
-/// Runs it without an interruption, all ranks in step: the batches, and the states before each and after the last.
+/// Runs it uninterrupted, all ranks in step: gives the batches, and the states before each and after the last.
 fn uninterrupted(case: &Case, draws: &mut Draws) -> (Vec<Global>, Vec<State>) {
     let loaders: Vec<Loader> =
         shards(case.world).map(|shard| build(case.builder(shard, draws).global_batch(case.global))).collect();
@@ -197,7 +198,7 @@ fn uninterrupted(case: &Case, draws: &mut Draws) -> (Vec<Global>, Vec<State>) {
     (union(&found), between)
 }
 
-/// Resumes at every boundary; how often.
+/// Resumes at every boundary; gives the number of resumes.
 fn resume_everywhere(case: &Case, all: &[Global], states: &[State], draws: &mut Draws) -> u64 {
     for (done, state) in states.iter().enumerate() {
         let place = done.checked_sub(1).map_or((0, 0, 0), |last| case.after(&all[last]));
@@ -209,7 +210,7 @@ fn resume_everywhere(case: &Case, all: &[Global], states: &[State], draws: &mut 
             assert_eq!(loader.state().unwrap(), *state);
             assert_eq!(loader.next_epoch(), state.epoch());
             ranks.push(case.take(&loader, left, left, draws));
-            // Without any batch it depends on the way whether epochs were asked for, which are over then.
+            // Without any batch, only some calls ask for epochs, which are then over.
             assert!(all.is_empty() || loader.state().unwrap() == states[all.len()], "where all others end");
         }
         same(&union(&ranks), &all[done..], &format!("resumed after {done} batches by {world} ranks"));
@@ -217,7 +218,7 @@ fn resume_everywhere(case: &Case, all: &[Global], states: &[State], draws: &mut 
     states.len() as u64
 }
 
-/// Resumes five times, each time after some batches; how often.
+/// Resumes five times, each time after some batches; gives the number of resumes.
 fn resume_in_a_chain(case: &Case, all: &[Global], states: &[State], draws: &mut Draws) -> u64 {
     let (mut state, mut done) = (states[0].clone(), 0);
     if all.is_empty() {
@@ -241,12 +242,12 @@ fn resume_in_a_chain(case: &Case, all: &[Global], states: &[State], draws: &mut 
     5
 }
 
-/// How many in each test.
+/// Number of runs in each test.
 fn random_runs() -> u64 {
     sweep::size(6, 60, 1000)
 }
 
-/// Makes random runs, resumes them, and says how often.
+/// Makes random runs, resumes them, and prints the counts.
 fn resume_random_runs(kind: Kind) {
     let runs = random_runs();
     let (start, mut resumes, mut batches, mut loaders) = (Instant::now(), 0, 0, 0);
@@ -347,7 +348,7 @@ fn a_state_counts_received_batches_not_prefetched_ones() {
     let loader = build(run.builder().batch_size(10).slots(8));
     let mut epoch = loader.epoch(0).unwrap();
     for received in 0..20_u64 {
-        // Whatever can be read ahead is: 8 batches less the ones received just now, or all there are.
+        // Read-ahead is as far as possible: 8 batches less the ones just received, or all batches.
         let ahead = (received + 8).min(20) * 10;
         let deadline = Instant::now() + Duration::from_secs(30);
         while run.mapped.load(Ordering::Relaxed) < ahead {
@@ -444,7 +445,7 @@ fn resumed(run: &Run, state: &State) -> Loader {
     build(run.builder().resume(state.clone()))
 }
 
-/// The state of one rank after `steps` batches of 10 from the beginning.
+/// State of one rank after the first `steps` batches of 10.
 fn state_after(run: &Run, steps: u64) -> State {
     let loader = build(run.builder().batch_size(10));
     assert_eq!(parts(loader.steps(steps).unwrap()).len() as u64, steps);
@@ -465,31 +466,31 @@ fn a_resumed_loader_starts_with_the_interrupted_epoch() {
             let words = format!("the resumed state is in epoch 2, not {start}: continue with `loader.next_epoch()`");
             assert_eq!(error.message(), words);
         }
-        // A range without epochs is no step off.
+        // A range without epochs changes nothing.
         assert!(parts(loader.epochs(7..7).unwrap()).is_empty());
         assert_eq!((loader.next_epoch(), loader.state().unwrap()), (2, state.clone()));
     }
     same(&parts(loader.epoch(2).unwrap()), &run.parts(&cut, 2, 0)[3..], "what is left of epoch 2");
     assert_eq!((loader.next_epoch(), loader.state().unwrap().steps()), (3, 15));
-    // From then on every epoch is whole, also this one.
+    // From here on every epoch is whole, including this one.
     for epoch in [2, 0, 3] {
         let again = loader.epoch(epoch).unwrap();
         assert_eq!(again.len(), 5);
         same(&parts(again), &run.parts(&cut, epoch, 0), "a second iterator of an epoch");
     }
-    // So it is for a second iterator of the same epoch when the first was dropped in the middle.
+    // The same holds for a second iterator of an epoch whose first iterator was dropped in the middle.
     let loader = resumed(&run, &state);
     same(&parts(loader.epoch(2).unwrap().take(1)), &run.parts(&cut, 2, 0)[3..4], "one batch");
     assert_eq!((loader.state().unwrap().batch(), loader.state().unwrap().steps()), (4, 14));
     same(&parts(loader.epoch(2).unwrap()), &run.parts(&cut, 2, 0), "the whole epoch");
-    // A state at the very beginning of an epoch asks for that one, too.
+    // A state at the beginning of an epoch resumes with that epoch, too.
     let loader = resumed(&run, &state_after(&run, 10));
     assert!(loader.epoch(1).err().unwrap().message().contains("is in epoch 2, not 1"));
     same(&parts(loader.epoch(2).unwrap()), &run.parts(&cut, 2, 0), "epoch 2");
 }
 
 #[test]
-fn a_state_is_not_taken_up_while_an_iterator_is_alive() {
+fn a_state_is_refused_while_an_iterator_is_alive() {
     let run = Run::new(&Data::memory(50, 8), Naive::Shuffled { seed: 4 });
     let (loader, state) = (build(run.builder().batch_size(10)), state_after(&run, 3));
     let mut epoch = loader.epoch(0).unwrap();
@@ -508,7 +509,7 @@ fn a_state_is_not_taken_up_while_an_iterator_is_alive() {
 }
 
 #[test]
-fn an_epoch_that_a_transform_ended_resumes_where_it_was() {
+fn an_epoch_ended_by_a_transform_resumes_at_its_place() {
     let dir = Dir::new();
     let chunks = Data::chunks(&dir, &[9, 1, 30, 9, 20], true, false);
     let runs = [
@@ -550,7 +551,7 @@ fn an_epoch_that_a_transform_ended_resumes_where_it_was() {
                             }
                         }
                     }
-                    // One rank has the sample, and the other one the first three once more, as padding.
+                    // One rank has the sample, the other one repeats the first three as padding.
                     let hit = fails_at as u32 % 2 == shard.rank() || fails_at < 3;
                     assert_eq!(errors, usize::from(hit), "{fails_at} {shard}");
                     let right = (0..3).flat_map(|epoch| run.parts(&cut, epoch, shard.rank())).collect::<Vec<_>>();
@@ -575,7 +576,7 @@ fn an_epoch_over_a_cut_file_resumes_when_it_is_repaired() {
             let bytes = std::fs::read(&path).unwrap();
             let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
             let run = Run::new(&data, Naive::Sequential { lanes: 1 });
-            // Of each file 32 batches: two of each chunk, so that the one that fails is the first that is needed again.
+            // 32 batches per file, two per chunk, so that the failed chunk is the first one needed again.
             let global = data.len() / 32;
             let builder = run.builder().global_batch(global).slots(2).workers(1);
             let loader = build(builder.reader(mode).direct(direct));
@@ -590,7 +591,7 @@ fn an_epoch_over_a_cut_file_resumes_when_it_is_repaired() {
             };
             assert_eq!((error.kind(), error.site().path.as_deref()), (ErrorKind::Truncated, Some(&*path)), "{error}");
             drop(epoch);
-            // The state is that of the dataset that the run began with, whatever has become of it.
+            // The state belongs to the dataset at the start of the run, whatever has changed since.
             let meanwhile = loader.state().unwrap();
             file.write_all_at(&bytes, 0).unwrap();
             let state = loader.state().unwrap();
@@ -604,13 +605,13 @@ fn an_epoch_over_a_cut_file_resumes_when_it_is_repaired() {
     }
 }
 
-/// Waits for what should not happen.
+/// Waits for an event that must not happen.
 fn a_moment() {
     std::thread::sleep(Duration::from_millis(30));
 }
 
 #[test]
-fn steps_deliver_exactly_so_many_batches_over_epochs() {
+fn steps_deliver_the_exact_number_of_batches() {
     let dir = Dir::new();
     let data = Data::file(&dir, 50, 4096);
     for (mode, direct) in readers() {
@@ -637,7 +638,7 @@ fn steps_deliver_exactly_so_many_batches_over_epochs() {
                 }
                 assert_eq!(loader.state().unwrap().steps(), done as u64);
             }
-            // What is not received of them is not done.
+            // Batches not received do not count as steps.
             same(&parts(loader.steps(7).unwrap().take(2)), &right[done..done + 2], "two of seven");
             same(&parts(loader.steps(4).unwrap()), &right[done + 2..done + 6], "and four more");
             assert_eq!(loader.state().unwrap().steps(), done as u64 + 6);
@@ -646,7 +647,7 @@ fn steps_deliver_exactly_so_many_batches_over_epochs() {
 }
 
 #[test]
-fn steps_over_chunks_open_no_chunk_that_only_later_batches_need() {
+fn steps_open_no_chunk_of_later_batches() {
     let dir = Dir::new();
     let data = Data::chunks(&dir, &[10; 30], true, false);
     let toy = data.toy.clone().unwrap();
@@ -690,7 +691,7 @@ fn steps_are_counted_over_all_resumes() {
     let cut = Cut::whole(6, LastBatch::Pad, 2);
     let mut state: Option<State> = None;
     let mut done = 0;
-    // 6 batches an epoch; iterators without an end, of which some batches are taken.
+    // 6 batches per epoch; some batches of endless iterators are taken.
     for taken in [4, 9, 6, 1, 23] {
         let mut after = Vec::new();
         for shard in shards(2) {
@@ -714,8 +715,8 @@ fn steps_are_counted_over_all_resumes() {
     }
 }
 
-/// What all ranks get from a state on, up to the end of an epoch, in batches of another size: the rest of the epoch from where
-/// it was interrupted, then whole epochs.
+/// Expected rows of all ranks from a state to the end of an epoch, in batches of another size: the rest of the
+/// interrupted epoch, then whole epochs.
 fn rebatched(case: &Case, state: &State, cut: Cut) -> Vec<Global> {
     let of_rank = |rank| {
         let first = Cut { start: state.position(), first: state.batch(), ..cut };
@@ -736,7 +737,7 @@ fn a_run_resumes_in_batches_of_another_size() {
         let case = Case::draw(kind, &dir, &mut draws);
         let (_, states) = uninterrupted(&case, &mut draws);
         for state in &states {
-            // Only at some boundaries, since every other is resumed twice.
+            // Only at some boundaries: each second one is resumed twice.
             if draws.bool(0.5) {
                 continue;
             }
@@ -748,7 +749,7 @@ fn a_run_resumes_in_batches_of_another_size() {
                 "{number}: {state}, {global} {last:?} of {} {:?}, {:?}",
                 case.global, case.last, case.run.naive
             );
-            // Up to the end, epoch by epoch; and some steps, to be taken up from there by `resume`.
+            // To the end, epoch by epoch; and some steps, then `resume` from there.
             let steps = draws.below(right.len() as u64 + 1);
             let (mut ranks, mut some, mut after) = (Vec::new(), Vec::new(), Vec::new());
             for shard in shards(world) {
@@ -758,7 +759,7 @@ fn a_run_resumes_in_batches_of_another_size() {
                 };
                 let loader = make(&mut draws);
                 let mut found = Vec::new();
-                // Without a batch in it an epoch is never over.
+                // An epoch without a batch never ends.
                 while right.len() > found.len() {
                     found.extend(parts(loader.epoch(loader.next_epoch()).unwrap()));
                 }
@@ -778,7 +779,7 @@ fn a_run_resumes_in_batches_of_another_size() {
                 ranks.push(parts(loader.steps(right.len() as u64 - steps).unwrap()));
             }
             same(&union(&ranks), &right[steps as usize..], &format!("{what}, {steps} steps later"));
-            // The same samples as if nothing had changed, but for what is repeated or left out.
+            // The same samples as in the unchanged run, except for padding and dropped samples.
             if last != LastBatch::Drop && state.epoch() < case.epochs {
                 let real: Vec<u64> = right
                     .iter()
@@ -836,7 +837,7 @@ fn the_batch_size_is_that_of_the_state_when_none_is_set() {
     assert!(error.message().contains("a global batch of 10 for 11 ranks"), "{error}");
 }
 
-/// That `builder` does not go on from `state`, neither when it is built nor afterwards.
+/// Checks that `builder` refuses `state`, in `build` and afterwards.
 fn refused(builder: impl Fn() -> LoaderBuilder, state: &State, kind: ErrorKind, words: &str) -> Error {
     let loader = build(builder());
     let mine = loader.state().unwrap();
@@ -845,7 +846,7 @@ fn refused(builder: impl Fn() -> LoaderBuilder, state: &State, kind: ErrorKind, 
         assert_eq!(error.kind(), kind, "{error}");
         assert!(error.message().contains(words), "`{words}` is not in `{}`", error.message());
     }
-    // Where it stood.
+    // Its place is unchanged.
     assert_eq!((loader.state().unwrap(), loader.next_epoch()), (mine, 0));
     builder().resume(state.clone()).build().unwrap_err()
 }
@@ -907,7 +908,7 @@ fn a_resume_with_another_order_or_seed_is_refused() {
         let loader = build(make(&then));
         drop(loader.epoch(0).unwrap().next());
         refused(|| make(&now), &loader.state().unwrap(), ErrorKind::State, words);
-        // Nor by a resume that takes other batches.
+        // A resume with other batches refuses it, too.
         let error = make(&now).resume_rebatched(loader.state().unwrap()).build().unwrap_err();
         assert_eq!((error.kind(), error.message()), (ErrorKind::State, words));
         build(make(&then).resume(loader.state().unwrap()));
@@ -986,7 +987,7 @@ fn a_mix_of_other_weights_or_another_length_is_refused() {
 }
 
 #[test]
-fn a_dataset_that_changed_is_refused_and_what_changed_is_named() {
+fn a_changed_dataset_is_refused_and_the_change_is_named() {
     let dir = Dir::new();
     let write = |folder: &str, files: &[Vec<u8>]| {
         let paths = files.iter().enumerate().map(|(index, bytes)| dir.write(&format!("{folder}/{index}.bin"), bytes));
@@ -1012,7 +1013,7 @@ fn a_dataset_that_changed_is_refused_and_what_changed_is_named() {
     let kind = ErrorKind::FingerprintMismatch;
     let error = refused(|| make(Arc::new(open(&now))), &state, kind, "shard 2 of 4 (counted from 0)");
     assert_eq!(error.site().path.as_deref(), Some(&*now[2]));
-    // So it is when the batches may differ.
+    // The same holds if the batches may differ.
     let error = make(Arc::new(open(&now))).resume_rebatched(state.clone()).build().unwrap_err();
     assert_eq!((error.kind(), error.site().path.as_deref()), (kind, Some(&*now[2])));
 
@@ -1053,7 +1054,7 @@ fn numbers(value: &serde_json::Value, at: &str, found: &mut Vec<String>) {
 }
 
 #[test]
-fn states_that_were_edited_are_refused_whatever_was_changed() {
+fn edited_states_are_refused_for_any_change() {
     let run = Run::new(&Data::memory(50, 8), Naive::Shuffled { seed: 4 });
     let state = state_after(&run, 7);
     let json: serde_json::Value = serde_json::from_slice(&state.to_bytes()).unwrap();
@@ -1090,7 +1091,7 @@ fn states_that_were_edited_are_refused_whatever_was_changed() {
         error.message(),
         "version 1 of a state, this feedline reads 2: resume with the feedline that saved it, or begin anew"
     );
-    // In another layout it is the same.
+    // Another JSON layout is accepted.
     assert_eq!(State::from_bytes(serde_json::to_string_pretty(&json).unwrap().as_bytes()).unwrap(), state);
 }
 

@@ -1,5 +1,5 @@
-//! Saved states and fingerprints of datasets: what is read back is what was written or an error, whatever happens to the
-//! file or the process; and a dataset that changed is told by the shard that did.
+//! Saved states and fingerprints of datasets: a loaded state equals the saved one or is an error, whatever happens to
+//! the file or the process; and the error of a changed dataset names the changed shard.
 
 use crate::common::formats::tar_member;
 use crate::common::{Dir, noise};
@@ -24,7 +24,7 @@ fn states() -> [State; 2] {
     BYTES.map(|bytes| State::from_bytes(bytes).unwrap())
 }
 
-/// What lies in a folder.
+/// Names in a folder.
 fn names(dir: &Path) -> Vec<String> {
     let mut names: Vec<String> =
         std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -33,7 +33,7 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_saved_state_replaces_the_old_one_and_loads_as_it_was() {
+fn a_saved_state_replaces_the_old_one_and_loads_unchanged() {
     let dir = Dir::new();
     let path = dir.path("état de la course.json");
     let [first, second] = states();
@@ -142,7 +142,7 @@ fn a_save_that_fails_leaves_the_old_file_and_nothing_else() {
     }
     assert!(std::fs::metadata(dir.path("fifo")).unwrap().file_type().is_fifo());
 
-    // Its temporary file can be made, and then not be given the name.
+    // Its temporary file can be made, but not renamed.
     let error = new.save(dir.path(&"n".repeat(300))).unwrap_err();
     assert_eq!((error.kind(), error.stage()), (ErrorKind::Io, Stage::State));
     new.save(dir.path(&"n".repeat(255))).unwrap();
@@ -155,7 +155,7 @@ fn a_save_that_fails_leaves_the_old_file_and_nothing_else() {
 fn a_full_disk_leaves_the_old_file_and_nothing_else() {
     let [old, new] = states();
     if let Some(dir) = in_child() {
-        // A limit to the size of files stands for the disk: a write ends early, the next one fails.
+        // A limit on file sizes imitates the full disk: a write ends early, the next one fails.
         let limit = rustix::process::Rlimit { current: Some(100), maximum: Some(100) };
         rustix::process::setrlimit(rustix::process::Resource::Fsize, limit).unwrap();
         for _ in 0..3 {
@@ -168,7 +168,7 @@ fn a_full_disk_leaves_the_old_file_and_nothing_else() {
     }
     let dir = Dir::new();
     old.save(dir.path("state")).unwrap();
-    // The signal that comes with the error ends a process that does not ignore it.
+    // The error comes with a signal that ends the process unless it is ignored.
     run(child(&here!(), &dir.path(""), "trap '' 25"));
     assert_eq!(State::load(dir.path("state")).unwrap(), old);
     assert_eq!(names(&dir.path("")), ["state"]);
@@ -258,7 +258,7 @@ fn a_kill_during_a_save_leaves_the_old_or_the_new_state() {
 /// Bytes of a record.
 const RECORD: usize = 64;
 
-/// Shards of some 200 records, so that most of a shard is neither its beginning nor its end.
+/// Shards of some 200 records, so that the ends are a small part of a shard.
 fn shard(number: usize) -> Vec<u8> {
     noise(RECORD * (200 + number % 7), number as u64 + 1)
 }
@@ -278,7 +278,7 @@ fn open(dir: &Dir) -> Records {
     Records::builder(RECORD).open(dir.path("")).unwrap()
 }
 
-/// What `compare` says of a dataset, as it is now.
+/// Result of `compare` for the dataset in its present state.
 fn difference(then: &Fingerprint, now: &dyn Dataset) -> feedline::Error {
     let error = Fingerprint::of(now).unwrap().compare(then, now).unwrap_err();
     assert_eq!((error.kind(), error.stage()), (ErrorKind::FingerprintMismatch, Stage::Build));
@@ -365,7 +365,7 @@ fn a_changed_shard_is_named_or_its_range_is() {
         ("grown", |path| edit(path, |bytes| bytes.extend([7; RECORD]))),
         ("reversed", |path| edit(path, |bytes| bytes.reverse())),
     ];
-    // The last number of a row is that of the first and last shard of its bucket. Of 300 shards number 117 is opened.
+    // The last numbers of a row are the first and last shard of its bucket. Of 300 shards number 117 is opened.
     let rows = [
         (1, 0, [0, 0]),
         (12, 0, [0, 0]),
@@ -414,7 +414,7 @@ fn a_shard_that_is_not_opened_counts_by_its_name_and_length() {
     let error = difference(&then, &open(&dir));
     let expected = format!("a shard between 5 ({}) and 9 of 300", dir.path(&name(5)).display());
     assert!(error.message().starts_with(&expected), "{error}");
-    // And so do the bytes that are neither the first nor the last: `checked` is for those.
+    // The same holds for the middle bytes of a shard: `checked` covers them.
     let dir = shards(3);
     let then = Fingerprint::of(&open(&dir)).unwrap();
     let mut bytes = shard(1);
@@ -457,7 +457,7 @@ fn missing_and_new_shards_are_named_by_the_first_difference() {
 }
 
 #[test]
-fn of_several_changed_shards_the_first_is_named() {
+fn the_first_of_several_changed_shards_is_named() {
     let check = |count: usize, numbers: &[usize], expected: &dyn Fn(&Dir) -> String| {
         let (dir, error) = after(count, |dir| {
             numbers.iter().for_each(|number| drop(dir.write(&name(*number), &noise(shard(*number).len(), 99))));
@@ -481,7 +481,7 @@ fn of_several_changed_shards_the_first_is_named() {
 }
 
 #[test]
-fn another_number_of_samples_or_other_fields_are_said() {
+fn changed_sample_counts_and_fields_are_named() {
     let bytes = noise(1024, 3);
     let records = |size: usize| Records::builder(size).open_bytes(&*bytes).unwrap();
     let then = Fingerprint::of(&records(64)).unwrap();
@@ -504,7 +504,7 @@ fn a_file_that_changes_under_the_fingerprint_is_an_error() {
     assert_eq!((error.kind(), error.site().path.clone()), (ErrorKind::NotFound, Some(dir.path(&name(1)))));
 }
 
-/// A dataset that says of itself what it likes.
+/// A dataset with free answers about itself.
 struct Toy(Records, u64);
 
 impl Dataset for Toy {
@@ -528,7 +528,7 @@ impl Dataset for Toy {
     }
 }
 
-/// An option, opened twice and then otherwise.
+/// An option: the dataset opened twice with one value, then with another.
 fn assert_options_count<D: Dataset>(what: &str, open: impl Fn(usize) -> D, options: usize) {
     let prints: Vec<Fingerprint> = (0..options).map(|option| Fingerprint::of(&open(option)).unwrap()).collect();
     for (option, print) in prints.iter().enumerate() {
@@ -629,7 +629,7 @@ fn options_of_formats_that_change_ids_change_the_fingerprint() {
             }
         }
         let images = Images::open(dir.path("")).unwrap();
-        // Its folder is gone then, which is what the fingerprint must not see.
+        // Its folder is gone then, and the fingerprint must not depend on it.
         images.in_memory().unwrap()
     };
     assert_options_count("classes", images, 3);
@@ -646,7 +646,7 @@ fn options_of_parquet_that_change_ids_change_the_fingerprint() {
         Parquet::builder().stack("x", &columns).nulls(nulls).open(&file).unwrap()
     };
     assert_options_count("columns and nulls", parquet, 3);
-    // The first two row groups of 60 rows, the second alone and the third; each has its own rows.
+    // The first two row groups of 60 rows, the second alone, and the third; their rows differ.
     let pruned = |range: (f64, f64)| Parquet::builder().column("f0").prune("f0", range.0, range.1).open(&file).unwrap();
     let (first, second) = (pruned((0.0, 1.0)), pruned((31.0, 32.0)));
     assert_eq!((first.len(), second.len()), (60, 60));

@@ -1,5 +1,5 @@
-//! Real signals, sent to processes of their own: each test starts itself again as a child, which does what `child` of that
-//! test says and reports in lines, while the parent sends the signals. Every wait has a deadline.
+//! Real signals to separate processes: each test starts itself again as a child, which runs the test's `child` and
+//! reports in lines, while the parent sends the signals. Every wait has a deadline.
 
 #![cfg(feature = "signals")]
 
@@ -12,7 +12,7 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// More than any machine needs, since nothing waits so long unless the test fails.
+/// More than any machine needs; only a failing test waits this long.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A child that runs one test of this file; killed when dropped.
@@ -30,7 +30,7 @@ fn start(test: &str, body: impl FnOnce()) -> Option<Process> {
     let mut child = process(test, "").stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
     let (sender, lines) = channel();
     let out = BufReader::new(child.stdout.take().unwrap());
-    // Ends with the child's output, or with its receiver.
+    // The thread ends with the child's output, or with its receiver.
     std::thread::spawn(move || out.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
     let process = Process { child, lines };
     process.expect("ready");
@@ -42,12 +42,12 @@ impl Process {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Waits for a line; the test harness's own are passed over.
+    /// Waits for a line; skips the test harness's own lines.
     fn expect(&self, expected: &str) {
         let deadline = Instant::now() + DEADLINE;
         let mut seen = Vec::new();
         while let Ok(line) = self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            // The first line stands behind the harness's "test name ... ".
+            // The first line follows the harness's "test name ... ".
             if line.ends_with(expected) {
                 return;
             }
@@ -138,7 +138,7 @@ fn a_request_of_the_program_does_not_hide_a_signal() {
 }
 
 #[test]
-fn sigusr1_may_come_again_and_a_sigterm_after_it_is_a_first_one() {
+fn a_sigterm_after_repeated_sigusr1_counts_as_first() {
     let child = || {
         let stop = Stop::on_signals().unwrap();
         let term = Stop::on([Signal::Term]).unwrap();
@@ -217,7 +217,7 @@ fn a_signal_without_a_handler_ends_the_process() {
 }
 
 #[test]
-fn a_signal_that_was_not_asked_for_ends_the_process_at_once() {
+fn an_unrequested_signal_ends_the_process_at_once() {
     let child = || {
         let stop = Stop::on([Signal::Usr2]).unwrap();
         ready();

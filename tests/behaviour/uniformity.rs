@@ -4,7 +4,7 @@
 //! root of Wilson and Hilferty, sums over whole permutations by comparison with as many shuffles by Fisher and Yates
 //! from an unrelated generator. A score beyond ±5 is a failure; a true shuffle gives one with probability 6e-7. One
 //! family is judged by some 200 scores, so a true shuffle would be rejected with probability 1.2e-4. Keys are fixed:
-//! that is the chance that these tests could not have been written, not one that they fail some day.
+//! this is the chance that the tests could not have been written at all, not the chance of a later failure.
 //!
 //! The same battery must accept the reference and reject permutations that are known to be weak.
 
@@ -14,7 +14,7 @@ use feedline::unstable::{Key, Permutation};
 
 const LIMIT: f64 = 5.0;
 
-/// A way to make the permutation of `0..n` that belongs to a seed, in entries.
+/// A family of permutations: gives the permutation of `0..n` for a seed, entry by entry.
 type Family = fn(n: u64, seed: u64) -> Box<dyn Fn(u64) -> u64>;
 
 fn ours(n: u64, seed: u64) -> Box<dyn Fn(u64) -> u64> {
@@ -22,7 +22,8 @@ fn ours(n: u64, seed: u64) -> Box<dyn Fn(u64) -> u64> {
     Box::new(move |position| permutation.get(position))
 }
 
-/// The crate's Feistel network, written anew: with any number of double rounds, and without the table for small domains.
+/// A second implementation of the crate's Feistel network, with any number of double rounds and without the table for
+/// small domains.
 fn network<const DOUBLE: usize>(n: u64, seed: u64) -> Box<dyn Fn(u64) -> u64> {
     let (bits, mut draws) = (n.ilog2().div_ceil(2).max(1), Draws::from_key(Key::new(seed).derive(n)));
     let rows = ((n - 1) >> bits) + 1;
@@ -48,7 +49,7 @@ fn network<const DOUBLE: usize>(n: u64, seed: u64) -> Box<dyn Fn(u64) -> u64> {
     })
 }
 
-/// x → a·x + b mod n, with `a` coprime to n: every index once, and no shuffle at all.
+/// x → a·x + b mod n, with `a` coprime to n: a permutation, but not a shuffle.
 fn affine(n: u64, seed: u64) -> Box<dyn Fn(u64) -> u64> {
     let mut random = Xoshiro256::new(seed);
     let coprime = |factor: &u64| {
@@ -68,7 +69,7 @@ fn fisher_yates(n: u64, seed: u64) -> Box<dyn Fn(u64) -> u64> {
     let mut random = Xoshiro256::new(seed);
     let mut entries: Vec<u64> = (0..n).collect();
     for last in (1..entries.len()).rev() {
-        // The remainder is biased by n / 2^64, which no test of this size can see.
+        // The remainder is biased by n / 2^64, below the resolution of these tests.
         entries.swap(last, (random.next() % (last as u64 + 1)) as usize);
     }
     Box::new(move |position| entries[position as usize])
@@ -102,7 +103,7 @@ impl Xoshiro256 {
     }
 }
 
-/// What a statistic gave.
+/// Result of a statistic.
 type Scores = Vec<(String, f64)>;
 
 /// Chi-square with `freedom` degrees as a standard normal score (Wilson and Hilferty).
@@ -402,7 +403,7 @@ fn independence(name: &str, n: u64, pair: impl Fn(u64) -> [Vec<u64>; 2]) -> Scor
     vec![(format!("{name}: joint"), table.score(Some(n))), (format!("{name}: agreements"), agreements)]
 }
 
-/// The larger of the scores, with its name.
+/// The larger of two scores, with its name.
 fn worst(scores: &Scores) -> &(String, f64) {
     scores.iter().max_by(|a, b| a.1.abs().total_cmp(&b.1.abs())).unwrap()
 }
@@ -421,7 +422,7 @@ fn assert_rejected(scores: &Scores) {
     assert!(worst(scores).1.abs() > 3.0 * LIMIT, "not rejected: {:?}", worst(scores));
 }
 
-/// Just above the table, in the middle, and without a surplus to walk over.
+/// Domains just above the table, in the middle, and without entries to skip.
 const LISTED: [u64; 3] = [1025, 2000, 4096];
 
 fn few_entries(family: Family) -> Scores {
@@ -429,7 +430,7 @@ fn few_entries(family: Family) -> Scores {
 }
 
 #[test]
-fn the_network_written_anew_is_that_of_the_crate() {
+fn the_second_implementation_equals_the_crates() {
     for n in [1025, 4096, 1_000_000_000_000, u64::MAX] {
         let (ours, network) = (ours(n, 7), network::<4>(n, 7));
         (0..1000).for_each(|step| assert_eq!(ours(step * (n / 1000)), network(step * (n / 1000)), "{step} of {n}"));
@@ -475,7 +476,7 @@ fn epochs_and_nearby_seeds_are_independent() {
 }
 
 #[test]
-fn an_epoch_that_follows_from_the_last_is_rejected() {
+fn an_epoch_derived_from_the_last_is_rejected() {
     let ids = |seed| Order::shuffled(seed).preview(1025, 0, 1025).unwrap();
     let shifted = |ids: Vec<u64>| ids.into_iter().map(|id| (id + 100) % 1025).collect();
     assert_rejected(&independence("the same", 1025, |i| [ids(i), ids(i)]));

@@ -1,12 +1,12 @@
-//! Tests that run once more, or start another one, in a process of their own: what is of the whole process (descriptors, threads,
-//! limits, signals, counters) is then of one test alone.
+//! Tests that run themselves, or another test, in a separate process: resources of the whole process (descriptors,
+//! threads, limits, signals, counters) then belong to one test alone.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Mutex, PoisonError};
 
-/// Names to a process what it was started for: a test in a process of its own sees it, all others do not.
+/// Variable with the purpose of a process: only a test in a separate process sees it.
 const TOLD: &str = "FEEDLINE_CHILD";
 
 /// The harness's name of the test that calls.
@@ -28,15 +28,15 @@ macro_rules! beside {
 
 pub(crate) use {beside, here};
 
-/// Without the crate, and without what the macros put behind a test's name.
+/// Without the crate, and without the macros' suffix of a test's name.
 pub fn name_of(place: &str) -> String {
     let words = place.split("::").skip(1).filter(|word| !matches!(*word, "place" | "{{closure}}"));
     words.collect::<Vec<_>>().join("::")
 }
 
-/// Lets a command whose program is this one run that test alone, and tells it what it is for.
+/// Makes a command of this program run only that test, and passes it its purpose.
 pub fn tell<'a>(command: &'a mut Command, test: &str, told: impl AsRef<OsStr>) -> &'a mut Command {
-    // One thread: the test then runs on the main one, and what starts a thread is ours.
+    // One thread: the test then runs on the main thread, and only our code starts threads.
     command.args([test, "--exact", "--include-ignored", "--nocapture", "--test-threads=1"]).env(TOLD, told)
 }
 
@@ -47,12 +47,12 @@ pub fn process(test: &str, told: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// In such a process: what it was told.
+/// In such a process: its purpose.
 pub fn told() -> Option<String> {
     std::env::var(TOLD).ok()
 }
 
-/// The test once more, in a process of its own that is about this folder; `shell` goes before it.
+/// The test again, in a separate process for this folder; `shell` goes before it.
 pub fn child(test: &str, dir: &Path, shell: &str) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("{shell}; exec \"$0\" \"$@\"")]).arg(std::env::current_exe().unwrap());
@@ -60,12 +60,12 @@ pub fn child(test: &str, dir: &Path, shell: &str) -> Command {
     command
 }
 
-/// In such a process: the folder that it is about.
+/// In such a process: its folder.
 pub fn in_child() -> Option<PathBuf> {
     told().map(PathBuf::from)
 }
 
-/// Runs it to its end, which must be a good one; returns what it wrote.
+/// Runs it to its end, which must be a success; gives its output.
 #[track_caller]
 pub fn run(mut child: Command) -> String {
     let Output { status, stdout, stderr } = child.output().unwrap();
@@ -74,7 +74,7 @@ pub fn run(mut child: Command) -> String {
     text
 }
 
-/// Runs the calling test once more in a process of its own, one such test after another; returns whether this is that process.
+/// Runs the calling test again in a separate process, one such test after another; gives whether this is that process.
 #[track_caller]
 pub fn alone(test: &str) -> bool {
     static ONE: Mutex<()> = Mutex::new(());

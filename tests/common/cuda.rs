@@ -1,4 +1,4 @@
-//! What the tests of CUDA devices share: cases against the stand-in, and kernels that read them.
+//! Shared code of the CUDA tests: cases against the stand-in, and kernels that read batches.
 //!
 //! ```text
 //! case(config) ── session of three GPUs ── body, on a thread with a deadline ──► nothing is alive, no violation
@@ -26,7 +26,7 @@ pub fn config() -> Config {
     Config { devices, ..Config::default() }
 }
 
-/// The same with copies that take their time.
+/// The same with slow copies.
 pub fn late() -> Config {
     Config { bandwidth: 400 << 20, latency: Duration::from_micros(200), ..config() }
 }
@@ -46,9 +46,9 @@ pub fn gpu(ordinal: usize) -> Device {
     Device::cuda(ordinal).unwrap()
 }
 
-/// The handle of a stream without its owner, which the caller keeps until the batches bound to it are dropped.
+/// The handle of a stream without its owner; the caller keeps the owner until the bound batches are dropped.
 pub fn bare(stream: &CudaStream) -> Stream {
-    // SAFETY: the caller's promise, in tests that show what comes of the handle.
+    // SAFETY: the caller's promise, in tests of the handle.
     unsafe { Stream::from_raw(stream.cu_stream() as usize) }
 }
 
@@ -82,7 +82,7 @@ extern "C" fn copy(_: *const u32, _: *const u32, params: *const *const c_void) {
     }
 }
 
-/// While it lives, streams that were given [`Kernels::wait`] do not get any further.
+/// While it lives, streams with [`Kernels::wait`] are stopped.
 pub struct Gate(());
 
 impl Gate {

@@ -5,8 +5,8 @@
 //!                                                                            └── StandIn::own(): a copy, with its own state
 //! ```
 //!
-//! What is tested loads [`StandIn::path`] itself (by its options, or `$FEEDLINE_CUFILE`) and so gets the library that the
-//! control functions speak to: the dynamic linker loads a file once.
+//! The code under test loads [`StandIn::path`] itself (by its options, or `$FEEDLINE_CUFILE`) and so shares the library
+//! with the control functions: the dynamic linker loads a file once.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(unsafe_code)]
@@ -22,7 +22,7 @@ use std::sync::{Mutex, PoisonError};
 
 const SOURCE: &str = include_str!("../standin/cufile.rs");
 
-/// How the stand-in's driver opens.
+/// Behaviour of the stand-in's driver when opened.
 #[derive(Clone, Copy, Debug)]
 pub enum Open {
     Well,
@@ -34,7 +34,7 @@ pub enum Open {
     ClosesStdin(i32),
 }
 
-/// Which way aligned reads are said to go.
+/// Reported route of aligned reads.
 #[derive(Clone, Copy, Debug)]
 pub enum Route {
     P2p = 0,
@@ -42,7 +42,7 @@ pub enum Route {
     Host = 2,
 }
 
-/// What a registration or deregistration is about.
+/// Object of a registration or deregistration.
 #[derive(Clone, Copy, Debug)]
 pub enum Register {
     File = 3,
@@ -50,7 +50,7 @@ pub enum Register {
     BufferBack = 5,
 }
 
-/// What is alive, and what was called.
+/// Live objects, and calls made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub files: i64,
@@ -161,7 +161,7 @@ impl StandIn {
         &self.path
     }
 
-    /// As new.
+    /// Resets the state.
     pub fn reset(&self) {
         (self.reset)();
     }
@@ -182,7 +182,7 @@ impl StandIn {
         (self.set)(1, mode);
     }
 
-    /// Which way aligned reads to a GPU are said to go.
+    /// Sets the reported route of aligned reads to a GPU.
     pub fn route(&self, gpu: usize, route: Route) {
         (self.set)(100 + gpu as c_int, route as c_int);
     }
@@ -262,7 +262,7 @@ impl StandIn {
         self.lines(0)
     }
 
-    /// What a correct caller never does, and was done.
+    /// Violations: acts that a correct caller never does.
     pub fn violations(&self) -> Vec<String> {
         self.lines(1)
     }

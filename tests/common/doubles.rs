@@ -43,7 +43,7 @@ pub fn with_kernels(session: &Session) -> bool {
     true
 }
 
-/// A cuFile of its own for the session's driver, and the root of the machine that it shall see.
+/// A cuFile for the session's driver, and the root of the simulated machine.
 pub struct CuFileMachine {
     pub cufile: StandIn,
     pub dir: Dir,
@@ -92,19 +92,19 @@ impl Machine {
         builder.device(device).gds(gds).cufile_at(self.double.cufile.path(), self.double.root())
     }
 
-    /// The same where some field has to go directly.
+    /// The same if some field requires a direct route.
     pub fn direct(&self, builder: LoaderBuilder) -> LoaderBuilder {
         self.on_gpu(builder, Gds::Require)
     }
 
-    /// Reads that cuFile was asked for.
+    /// Reads requested from cuFile.
     pub fn reads(&self) -> i64 {
         self.double.cufile.counts().reads
     }
 }
 
-/// Runs `body` on a machine of its own, without kernels not at all. Afterwards nothing is alive in driver and cuFile, no thread
-/// of a loader runs, and nobody did what he must not. A body without an end ends the process, and says what was called last.
+/// Runs `body` on its own machine, or not at all without kernels. Afterwards driver and cuFile have no live objects, no
+/// loader thread runs, and there are no violations. A body that hangs ends the process, with its last call.
 #[track_caller]
 pub fn on_machine(body: impl FnOnce(&Machine) + Send + 'static) {
     on_double(CuFileMachine::new(Route::P2p), body);
@@ -131,7 +131,7 @@ pub fn on_gpus(gpus: Vec<Gpu>, double: CuFileMachine, body: impl FnOnce(&Machine
     });
 }
 
-/// The same, but what is alive at the end is for the body to judge. `name` is what a failure says.
+/// The same, but the body judges the objects alive at the end. `name` appears in failures.
 #[track_caller]
 pub fn lived(name: String, double: Arc<CuFileMachine>, body: impl FnOnce(&Machine) + Send + 'static) {
     lived_with(Config::default(), name, double, body);

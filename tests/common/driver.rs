@@ -1,5 +1,5 @@
-//! The driver as a program without this crate would use it: memory, copies, events, and a kernel that takes its time. What
-//! is measured with it is the physical limit beside the crate's figures.
+//! The driver as a program without this crate uses it: memory, copies, events, and a slow kernel. Its measurements are
+//! the physical limit beside the crate's figures.
 //!
 //! Every object waits for the device before it gives its memory back, so that the functions here are safe to call.
 
@@ -18,10 +18,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Failures are for people.
+/// Failures are text for people.
 pub type Result<T> = std::result::Result<T, String>;
 
-/// Waits for `ns` nanoseconds of the GPU's clock, but for no more than `turns` turns of its loop, should that clock stand.
+/// Waits for `ns` nanoseconds of the GPU's clock, but at most `turns` turns of its loop, in case that clock stands
+/// still.
 const SPIN: &str = "
 .version 7.0
 .target sm_70
@@ -146,7 +147,7 @@ impl Drop for Gpu {
     }
 }
 
-/// How strict a capture is about calls that others make meanwhile.
+/// Strictness of a capture about other calls meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Captures {
     /// PyTorch's way: certain calls of any thread in the default mode end the capture.
@@ -202,7 +203,7 @@ pub fn is_active(ordinal: i32) -> Result<bool> {
     Ok(active != 0)
 }
 
-/// Binds a batch to a stream that only its handle is known of, as other languages do, then works with it and drops it.
+/// Binds a batch to a stream by its bare handle, as other languages do, then works with the batch and drops it.
 pub fn with_bare<T>(stream: &Arc<CudaStream>, batch: Batch, work: impl FnOnce(&Batch) -> Result<T>) -> Result<T> {
     // SAFETY: the batch is dropped below, while the caller's stream is borrowed.
     let bare = unsafe { feedline::device::cuda::Stream::from_raw(stream.cu_stream() as usize) };
@@ -353,7 +354,7 @@ impl DeviceBytes {
         read(&self.context, self.ptr + at as u64, len)
     }
 
-    /// Keeps a field, as it is when `stream` gets there: a copy on the device. The batch is bound to the stream.
+    /// Copies a field on the device, in the order of `stream`. Binds the batch to the stream.
     pub fn keep(&self, at: usize, batch: &Batch, field: &FieldView<'_>, stream: &Arc<CudaStream>) -> Result<()> {
         let len = field.size_bytes();
         assert!(at + len <= self.len);
@@ -384,7 +385,7 @@ fn copy_within(to: u64, from: u64, len: usize, stream: &CudaStream) -> Result<()
 }
 
 /// `len` bytes at a device address, in the order of the legacy default stream: other streams are waited for by the caller.
-/// The driver refuses what is no memory of its.
+/// The driver refuses memory that is not its own.
 pub fn read(context: &CudaContext, from: u64, len: usize) -> Result<Vec<u8>> {
     context.bind_to_thread().map_err(said("cuCtxSetCurrent"))?;
     let mut bytes = vec![0_u8; len];
@@ -408,7 +409,7 @@ impl Lane {
         Self::from_several(gpu, kind, len, 1)
     }
 
-    /// From as much memory as the slots of a loader are: what is copied over and over may come from the CPU's caches.
+    /// Uses as much memory as a loader's slots: a smaller buffer, copied repeatedly, may come from the CPU's caches.
     pub fn from_several(gpu: &Gpu, kind: Kind, len: usize, buffers: usize) -> Result<Self> {
         let hosts = (0..buffers).map(|_| HostBytes::new(gpu, kind, len)).collect::<Result<_>>()?;
         Ok(Self { hosts, device: DeviceBytes::new(gpu, len)?, stream: gpu.stream()? })
@@ -459,7 +460,7 @@ pub fn h2d_for(lanes: &[Lane], len: usize, seconds: f64) -> Result<f64> {
     Ok(bytes / started.elapsed().as_secs_f64() / 1e9)
 }
 
-/// A consumer of a DLPack struct: looks at it, and calls its deleter when dropped.
+/// A consumer of a DLPack struct: reads it, and calls its deleter on drop.
 pub struct Consumer(NonNull<DLManagedTensorVersioned>);
 
 // SAFETY: the protocol allows any thread.
@@ -470,7 +471,7 @@ impl Consumer {
         Self(tensor.into_versioned())
     }
 
-    /// Where it is, its shape, its dtype, its address.
+    /// Its device, shape, dtype and address.
     pub fn seen(&self) -> (DLDevice, Vec<i64>, DLDataType, u64) {
         // SAFETY: alive until the deleter is called by `drop`; `ndim` sizes.
         unsafe {

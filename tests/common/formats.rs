@@ -1,8 +1,8 @@
-//! Records and members of formats, as their definitions have them.
+//! Encoders of records and members, after the definitions of the formats.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
-/// A record of a TFRecord file, by another CRC than the crate's.
+/// A record of a TFRecord file, with another CRC implementation than the crate's.
 pub fn tf_record(payload: &[u8]) -> Vec<u8> {
     let masked = |bytes: &[u8]| {
         let mut crc = !0_u32;
@@ -16,7 +16,7 @@ pub fn tf_record(payload: &[u8]) -> Vec<u8> {
     [&len[..], &masked(&len), payload, &masked(payload)].concat()
 }
 
-/// A member of a tar, whose name is short.
+/// A tar member with a short name.
 pub fn tar_member(name: &str, bytes: &[u8]) -> Vec<u8> {
     let mut block = [0_u8; 512];
     let mut put = |at: usize, bytes: &[u8]| block[at..at + bytes.len()].copy_from_slice(bytes);

@@ -1,6 +1,6 @@
-//! A gate for user code that shall not come back.
+//! A gate for user code that must not return.
 
-/// Holds whoever comes, until it is opened.
+/// Holds every caller until it is opened.
 #[derive(Clone, Default)]
 pub struct Gate(std::sync::Arc<(std::sync::Mutex<bool>, std::sync::Condvar)>);
 

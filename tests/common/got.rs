@@ -1,4 +1,4 @@
-//! Batches as plain values, wherever they lie, for tests that compare them.
+//! Batches as plain values, from any device, for comparisons in tests.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
@@ -16,7 +16,7 @@ pub struct Array {
     pub bytes: Vec<u8>,
 }
 
-/// A batch as plain values, wherever it lies.
+/// A batch as plain values, from any device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Got {
     pub epoch: u64,
@@ -29,7 +29,7 @@ pub struct Got {
 }
 
 impl Got {
-    /// Errors: what reading it back gives.
+    /// Errors: as in reading it back.
     pub fn of(batch: &Batch) -> Result<Self> {
         let mut fields = Vec::new();
         for field in batch.fields() {
@@ -53,7 +53,7 @@ impl Got {
         Self::all(loader.epoch(epoch).unwrap())
     }
 
-    /// All batches of an epoch, or the error that it ends with.
+    /// All batches of an epoch, or its final error.
     pub fn try_epoch(loader: &Loader, epoch: u64) -> Result<Vec<Self>> {
         loader.epoch(epoch)?.map(|batch| Self::of(&batch?)).collect()
     }
@@ -63,7 +63,7 @@ impl Got {
     }
 }
 
-/// Fails with the first difference, and not with all that was delivered.
+/// Fails with the first difference only, not with all batches.
 #[track_caller]
 pub fn same(found: &[Got], right: &[Got], what: &str) {
     for (at, (found, right)) in found.iter().zip(right).enumerate() {

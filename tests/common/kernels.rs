@@ -1,5 +1,5 @@
-//! Our kernels on the CPU: their source, compiled by the machine's own C++ compiler (`tests/standin/kernels.cpp`); and
-//! memory that shows every byte read or written outside of it.
+//! Our kernels on the CPU: their source, compiled by the machine's C++ compiler (`tests/standin/kernels.cpp`); and
+//! memory that detects every byte read or written outside of it.
 //!
 //! ```text
 //!   no access │ canary │ the bytes │ canary │ no access       canaries: what is left of the first and last page
@@ -19,7 +19,7 @@ use std::sync::OnceLock;
 
 /// The sources, relative to the crate; the first includes the second.
 const SOURCES: [&str; 2] = ["tests/standin/kernels.cpp", "src/device/cuda/kernels/finish.cu"];
-/// Each operation rounded by itself; what is undefined in C++ or misaligned ends the process.
+/// Each operation rounded by itself; undefined behaviour in C++ and misaligned access end the process.
 const FLAGS: [&str; 11] = [
     "-std=c++17",
     "-O2",
@@ -37,7 +37,7 @@ const FLAGS: [&str; 11] = [
 /// Parameters as `cuLaunchKernel` takes them; grid and block have three sizes.
 type Run = unsafe extern "C" fn(grid: *const u32, block: *const u32, params: *const *const c_void);
 
-/// Nothing outside of the addresses from .. to may be loaded on this thread.
+/// Allows this thread to load only from addresses `from` to `to`.
 type Limit = unsafe extern "C" fn(from: *const c_void, to: *const c_void);
 
 /// The shared library with `run_NAME` for each kernel, compiled once per content of its sources. `None`, with a printed
@@ -114,19 +114,19 @@ pub fn place<T>(value: &T) -> *const c_void {
     std::ptr::from_ref(value).cast()
 }
 
-/// Where in their pages bytes lie.
+/// Place of the bytes in their pages.
 #[derive(Clone, Copy, Debug)]
 pub enum At {
-    /// The first byte is that many bytes after memory that must not be touched.
+    /// The first byte is this many bytes after inaccessible memory.
     Start(usize),
-    /// The last byte is that many bytes before memory that must not be touched.
+    /// The last byte is this many bytes before inaccessible memory.
     End(usize),
 }
 
-/// What stands around the bytes.
+/// Canary value around the bytes.
 const CANARY: u8 = 0xa5;
 
-/// Bytes between two pages that end the process when they are touched.
+/// Bytes between two inaccessible pages, which end the process on access.
 pub struct Guarded {
     map: *mut u8,
     pages: usize,

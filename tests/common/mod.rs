@@ -1,4 +1,4 @@
-//! What the integration tests share: folders on a real file system, and a naive oracle for records.
+//! Shared code of the integration tests: folders on a real file system, and a naive oracle for records.
 
 #![allow(dead_code, unused_imports, reason = "each test binary uses its own part")]
 
@@ -63,7 +63,7 @@ impl Drop for Dir {
     }
 }
 
-/// Bytes without a period that a wrong offset could hit.
+/// Bytes without a period, so that a wrong offset always shows.
 pub fn noise(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(len + 8);
@@ -116,17 +116,17 @@ pub const READERS: [(Mode, Direct); 6] = [
     (Mode::Mmap, Direct::Off),
 ];
 
-/// Every way to read that is to be had here. Where io_uring is refused, the test goes on by the others, and says so.
+/// Every available way to read. If io_uring is refused, the test continues with the others and prints a note.
 pub fn readers() -> Vec<(Mode, Direct)> {
     had(READERS)
 }
 
-/// Those of these ways that are to be had.
+/// The available ones of these ways.
 pub fn had(ways: impl IntoIterator<Item = (Mode, Direct)>) -> Vec<(Mode, Direct)> {
     ways.into_iter().filter(|(mode, _)| *mode != Mode::Uring || has_uring()).collect()
 }
 
-/// A way to read by its number; in the place of io_uring, where that is refused, threads.
+/// A way to read by its number; threads in place of io_uring if that is refused.
 pub fn reader(number: usize) -> (Mode, Direct) {
     match READERS[number % READERS.len()] {
         (Mode::Uring, direct) if !has_uring() => (Mode::Pread, direct),
@@ -134,7 +134,7 @@ pub fn reader(number: usize) -> (Mode, Direct) {
     }
 }
 
-/// Whether io_uring is to be had in this process.
+/// Whether io_uring is available in this process.
 pub fn has_uring() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
     *FOUND.get_or_init(|| {
@@ -175,19 +175,19 @@ pub fn loader_threads() -> Vec<String> {
     names
 }
 
-/// Open descriptors of this process, as what they lead to.
+/// Targets of this process's open descriptors.
 pub fn descriptors() -> Vec<String> {
     let mut out = Vec::new();
     for fd in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
         out.extend(std::fs::read_link(fd.path()).map(|path| path.display().to_string()));
     }
-    // The folder being listed is one of them and bears the process's number.
+    // The listed folder is one of them and has the process's id in its path.
     out.retain(|path| !path.ends_with("/fd"));
     out.sort();
     out
 }
 
-/// Things that were left behind, in this process.
+/// Number of things left behind in this process.
 pub fn leaked() -> u64 {
     let records = feedline::dataset::Records::builder(1).open_bytes([1]).unwrap();
     Loader::builder(records).workers(1).slots(1).build().unwrap().report().leaked

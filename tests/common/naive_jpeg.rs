@@ -1,11 +1,11 @@
-//! A naive reader of baseline JPEGs, the oracle for the transcoder: bit by bit, every length checked, nothing shared with
-//! the crate. Gives the quantised DCT coefficients and everything else that decides about the pixels.
+//! A naive reader of baseline JPEGs, the oracle for the transcoder: bit by bit, every length checked, no code shared
+//! with the crate. Gives the quantised DCT coefficients and everything else that determines the pixels.
 
 #![allow(dead_code, reason = "each user takes its own part")]
 
 use std::collections::BTreeMap;
 
-/// What a decoder would work on.
+/// Everything that a decoder works on.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Coefficients {
     /// Frame header, byte for byte.
@@ -14,14 +14,14 @@ pub struct Coefficients {
     pub others: Vec<Vec<u8>>,
     /// Blocks in the order of the scan: component, then 64 values in zigzag order.
     pub blocks: Vec<(usize, [i32; 64])>,
-    /// What follows the scan.
+    /// Bytes after the scan.
     pub tail: Vec<u8>,
 }
 
-/// For each length from 1 on: the first code, and the symbols from it on.
+/// For each length from 1: the first code, and its symbols in order.
 type Codes = Vec<(usize, Vec<u8>)>;
 
-/// The picture, and how many MCUs lie between restarts (0: no restarts).
+/// The picture, and the number of MCUs between restarts (0: no restarts).
 pub fn read(bytes: &[u8]) -> Result<(Coefficients, usize), String> {
     let byte = |at: usize| bytes.get(at).copied().ok_or(format!("ends at {at}"));
     let word = |at: usize| Ok::<usize, String>(usize::from(byte(at)?) << 8 | usize::from(byte(at + 1)?));
@@ -166,7 +166,7 @@ impl Bits<'_> {
         Ok(if size > 0 && value < 1 << (size - 1) { value - (1 << size) + 1 } else { value })
     }
 
-    /// Leaves the byte that was begun, and up to two of padding.
+    /// Skips the rest of the current byte, and up to two bytes of padding.
     fn align(&mut self) -> Result<(), String> {
         if self.bit > 0 {
             self.at += 1 + usize::from(self.bytes[self.at] == 0xFF);

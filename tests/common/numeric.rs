@@ -1,4 +1,4 @@
-//! What the tests of numeric formats share: fixtures with what other libraries read from them, and a loader's rows.
+//! Shared code of the tests of numeric formats: fixtures with other libraries' values, and a loader's rows.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
@@ -17,7 +17,7 @@ pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
-/// An array as the library that wrote it reads it.
+/// An array as read by the library that wrote it.
 #[derive(Clone, Debug)]
 pub struct Case {
     pub file: String,
@@ -59,8 +59,8 @@ pub fn cases(folder: &str, prefix: &str) -> Vec<Case> {
 /// One way to load.
 pub const ORDERS: [fn() -> Order; 2] = [Order::sequential, || Order::shuffled(3)];
 
-/// The rows of an epoch by sample id, as a loader delivers them; each id must come once, and what is behind the end of
-/// a varying field must be zero.
+/// Rows of an epoch by sample id, from a loader. Each id must come once, and bytes after the end of a varying field
+/// must be zero.
 pub fn load_by(dataset: impl Dataset, order: Order, mode: Mode, direct: Direct) -> Result<BTreeMap<u64, Row>> {
     let len = dataset.len();
     let loader = Loader::builder(dataset).order(order).batch_size(3).workers(1).reader(mode).direct(direct).build()?;
@@ -88,7 +88,7 @@ pub fn load(dataset: impl Dataset) -> Result<BTreeMap<u64, Row>> {
     load_by(dataset, Order::sequential(), Mode::Pread, Direct::Off)
 }
 
-/// Opens by `open` for every order and some readers, and compares with what is expected.
+/// Opens by `open` for every order and some readers, and compares with the expected rows.
 pub fn check<D: Dataset>(open: impl Fn() -> Result<D>, expected: &[Row]) {
     let expected: BTreeMap<u64, Row> = (0..).zip(expected.iter().cloned()).collect();
     for order in ORDERS {
@@ -105,20 +105,20 @@ pub fn one(name: &str, bytes: &[u8]) -> Row {
     vec![(name.to_string(), bytes.to_vec())]
 }
 
-/// What became of damaged files.
+/// Results of damaged files.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Sweep {
     /// Refused when opened, or the sample's error.
     pub refused: usize,
-    /// As if nothing had happened: the byte means nothing.
+    /// No change: the byte has no meaning.
     pub harmless: usize,
     /// Values differ, structure does not.
     pub values: usize,
-    /// Fewer or other samples, fields, dtypes or shapes without a word.
+    /// Silently fewer or other samples, fields, dtypes or shapes.
     pub structure: Vec<String>,
 }
 
-/// What a file is to a user: fields with dtype and shape, and rows.
+/// A file as a user sees it: fields with dtype and shape, and rows.
 pub type Seen = (String, BTreeMap<u64, Row>);
 
 pub fn seen<D: Dataset>(dataset: Result<D>) -> Result<Seen> {
@@ -136,7 +136,8 @@ fn bits(at: usize) -> impl Iterator<Item = usize> {
     (at..at + flips_each()).map(|bit| bit % 8)
 }
 
-/// Damages `name` in every way: cut at every length, and in every byte of `flip` a bit flipped, or each of its bits in turn. `look` opens the folder.
+/// Damages `name` in every way: cuts it at every length, and flips one bit, or each bit in turn, of every byte of
+/// `flip`. `look` opens the folder.
 pub fn sweep(dir: &Dir, name: &str, flip: std::ops::Range<usize>, look: impl Fn() -> Result<Seen>) -> (Sweep, Sweep) {
     let bytes = std::fs::read(dir.path(name)).unwrap();
     let good = look().unwrap();
@@ -176,7 +177,7 @@ pub fn sweep(dir: &Dir, name: &str, flip: std::ops::Range<usize>, look: impl Fn(
     (cuts, flips)
 }
 
-/// `bytes` with some of them written over, cut or made longer: what a flip alone does not reach.
+/// `bytes` with some of them written over, cut or made longer: cases beyond single flips.
 pub fn mangled(bytes: Vec<u8>) -> impl proptest::strategy::Strategy<Value = Vec<u8>> {
     use proptest::prelude::*;
     let len = bytes.len();

@@ -1,4 +1,4 @@
-//! Loaders that are pulled as fast as they give, and what they take for it.
+//! Loaders pulled at full speed, and their cost.
 //!
 //! ```text
 //! records of 150,528 bytes × 256 = a batch of 38.5 MB
@@ -41,7 +41,7 @@ impl Decoder for Counted {
     }
 }
 
-/// A loader that has hardly anything to do before its copies: batches of `rows` records of `bytes` bytes.
+/// A loader with almost no work before its copies: batches of `rows` records of `bytes` bytes.
 pub fn counted(rows: usize, bytes: usize) -> Result<LoaderBuilder> {
     let count = (4 * rows).max(1024).next_multiple_of(rows);
     let numbers: Vec<u8> = (0..count as u64).flat_map(u64::to_ne_bytes).collect();
@@ -49,12 +49,12 @@ pub fn counted(rows: usize, bytes: usize) -> Result<LoaderBuilder> {
     Ok(Loader::builder(records).decode_field("record", Counted { bytes }).batch_size(rows))
 }
 
-/// What was pulled.
+/// Totals of a pull.
 #[derive(Clone, Copy, Debug)]
 pub struct Pulled {
     pub gb_per_s: f64,
     pub batches: u64,
-    /// CPU time of the transfer thread for each batch, in microseconds; where the kernel tells it.
+    /// CPU time of the transfer thread for each batch, in microseconds; if the kernel reports it.
     pub copy_us: Option<f64>,
 }
 
@@ -62,7 +62,7 @@ pub struct Pulled {
 pub struct Puller {
     pub loader: Loader,
     batches: Epoch,
-    /// Where the consumer would work; `None` on the host.
+    /// The consumer's stream; `None` on the host.
     stream: Option<Arc<CudaStream>>,
 }
 
@@ -78,7 +78,7 @@ impl Puller {
         batch.map_err(|error| error.to_string())
     }
 
-    /// Waits until the batch is where it belongs, and drops it.
+    /// Waits until the batch has arrived, and drops it.
     fn arrive(&self, batch: Batch) -> Result<usize> {
         let bytes = batch.fields().map(|field| field.size_bytes()).sum();
         if let Some(stream) = &self.stream {
@@ -89,8 +89,8 @@ impl Puller {
         Ok(bytes)
     }
 
-    /// Pulls for about so many seconds, after what was ready beforehand is gone. Both ends wait for a copy, so what is on its
-    /// way counts at neither.
+    /// Pulls for about this many seconds, after consuming all batches prepared before. Both ends wait for a copy, so
+    /// copies in flight count at neither end.
     pub fn pull(&mut self, seconds: f64) -> Result<Pulled> {
         let plan = self.loader.plan();
         let ahead = plan.slots + plan.device_batches;
@@ -117,8 +117,8 @@ impl Puller {
     }
 }
 
-/// CPU time of the transfer threads of this process in nanoseconds, as the scheduler counts it; `None` where there is none,
-/// or a kernel that does not tell.
+/// CPU time of this process's transfer threads in nanoseconds, by the scheduler; `None` without such a thread, or if
+/// the kernel does not report it.
 fn copy_thread_ns() -> Option<u64> {
     let mut sum = None;
     for task in std::fs::read_dir("/proc/self/task").ok()?.flatten() {

@@ -1,9 +1,9 @@
-//! What the tests of ranks and of resume share: datasets, naive orders and naive batches, and what loaders deliver as plain
-//! values to compare with them.
+//! Shared code of the tests of ranks and of resume: datasets, naive orders and naive batches, and delivered batches as
+//! plain values.
 //!
-//! The oracle is made of definitions alone: an order is a list of ids, a batch some positions of it by the rule *row k of rank r
-//! in batch i stands at i × G + k × world + r*. Of the crate it uses the keyed permutation and the keyed draws, which have
-//! tests of their own.
+//! The oracle consists of definitions alone: an order is a list of ids; a batch is some positions of it by the rule
+//! *row k of rank r in batch i stands at i × G + k × world + r*. From the crate it uses only the keyed permutation and
+//! the keyed draws, which have tests of their own.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
@@ -22,12 +22,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Chunks of `rows[i]` records of this many bytes, one after the other in a file.
 pub const RECORD: usize = 16;
 
-/// A dataset in chunks. Its samples are records, and with `ragged` also as many bytes of them as their first one says.
+/// A dataset in chunks. Its samples are records; `ragged` adds a field with as many of a record's bytes as its first
+/// byte says.
 pub struct Toy {
     sources: Arc<Sources>,
     schema: Vec<EncodedField>,
     pub starts: Vec<u64>,
-    /// How often each chunk was opened.
+    /// Number of openings of each chunk.
     pub opened: Vec<AtomicU64>,
 }
 
@@ -107,7 +108,7 @@ fn head_len(record: &[u8]) -> usize {
     usize::from(record[0]) % (RECORD + 1)
 }
 
-/// A dataset, and what it must deliver.
+/// A dataset and its expected content.
 #[derive(Clone)]
 pub struct Data {
     pub dataset: Arc<dyn Dataset>,
@@ -117,7 +118,7 @@ pub struct Data {
     record: usize,
     labels: bool,
     ragged: bool,
-    /// First sample of each chunk, and the number of all; all samples are one chunk where there are none.
+    /// First sample of each chunk, then the total number of samples; without chunks all samples are one chunk.
     pub starts: Vec<u64>,
 }
 
@@ -147,7 +148,7 @@ impl Data {
         Self { dataset, toy: None, bytes: bytes.into(), record, labels, ragged: false, starts }
     }
 
-    /// Chunks of so many records, in a file or in memory.
+    /// Chunks of these numbers of records, in a file or in memory.
     pub fn chunks(dir: &Dir, rows: &[u64], ragged: bool, in_memory: bool) -> Self {
         let (toy, bytes) = Toy::new(dir, rows, ragged);
         let dataset: Arc<dyn Dataset> =
@@ -156,7 +157,7 @@ impl Data {
         Self { dataset, toy: Some(toy), bytes: bytes.into(), record: RECORD, labels: false, ragged, starts }
     }
 
-    /// All fields of a sample, as [`row_bytes`] gives them; of a blank row, too.
+    /// All fields of a sample or of a blank row, as in [`row_bytes`].
     pub fn row(&self, id: u64) -> Vec<u8> {
         if id == u64::MAX {
             return vec![0; self.row(0).len()];
@@ -175,23 +176,23 @@ impl Data {
         row
     }
 
-    /// A builder that knows the dataset alone.
+    /// A builder with only the dataset set.
     pub fn builder(&self) -> LoaderBuilder {
         Loader::builder(self.dataset.clone())
     }
 }
 
-/// A run: which samples in which order, and what is done to them.
+/// A run: its samples, their order, and their transforms.
 #[derive(Clone)]
 pub struct Run {
     pub data: Data,
     pub naive: Naive,
-    /// Of transforms; the order's by default.
+    /// Seed of transforms; the order's by default.
     pub seed: Option<u64>,
     /// A transform of each sample that draws, and one of each batch.
     pub map: bool,
     pub map_batch: bool,
-    /// Samples that the first one saw.
+    /// Samples seen by the first transform.
     pub mapped: Arc<AtomicU64>,
 }
 
@@ -257,7 +258,7 @@ impl Run {
         self.naive.ids(&self.data.starts, epoch)
     }
 
-    /// What a rank must get of an epoch.
+    /// Expected batches of a rank in an epoch.
     pub fn parts(&self, cut: &Cut, epoch: u64, rank: u32) -> Vec<Part> {
         cut.parts(epoch, &self.ids(epoch), rank, |spot| self.row(spot))
     }
@@ -352,8 +353,8 @@ fn permuted<T: Clone>(items: &[T], key: Key) -> Vec<T> {
     (0..items.len() as u64).map(|k| items[permutation.get(k) as usize].clone()).collect()
 }
 
-/// Chunks one after the other (permuted, if there is a key), cut in lanes, each lane in groups of `window` pieces of chunks
-/// whose samples are permuted together; then one sample of each lane in turn.
+/// Chunks one after the other (permuted by a key, if any), cut into lanes, each lane into groups of `window` pieces of
+/// chunks with their samples permuted together; then one sample of each lane in turn.
 fn walk(starts: &[u64], lanes: u32, window: usize, key: Option<Key>) -> Vec<u64> {
     let permute = |items: Vec<u64>, key: Option<Key>| key.map_or(items.clone(), |key| permuted(&items, key));
     let chunks = permute((0..starts.len() as u64 - 1).collect(), key.map(|key| key.named("chunks")));
@@ -398,7 +399,7 @@ pub struct Part {
     pub rows: Vec<Sample>,
 }
 
-/// A batch of all ranks: what their parts hold, in the order of positions, without blank rows.
+/// A batch of all ranks: the rows of their parts, in the order of positions, without blank rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Global {
     pub epoch: u64,

@@ -1,5 +1,5 @@
-//! `.checked()` over every format: any byte of its files flipped, with the time of the file as before, is an
-//! error or changes nothing. For formats that have no checksum of their own this is the only way to know.
+//! `.checked()` over every format: a flipped byte of its files, with unchanged file times, is an error or changes
+//! nothing. Formats without checksums of their own have no other protection.
 
 use crate::common::sweep::places;
 use crate::common::*;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 type Open = fn(&Path) -> Result<Arc<dyn Dataset>>;
 
-/// Every sample: all bytes of its fields, through a loader, or the first error.
+/// All bytes of every sample's fields through a loader, or the first error.
 fn rows(dataset: Arc<dyn Dataset>) -> Result<Vec<Vec<u8>>> {
     let loader = Loader::builder(dataset).workers(1).slots(1).batch_size(8).build()?;
     let mut rows = Vec::new();
@@ -56,7 +56,7 @@ fn sweep(name: &str, files: &[PathBuf], open: Open) {
         let path = file.unwrap().path();
         let bytes = std::fs::read(&path).unwrap();
         let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
-        // As a disk would do it: no time changes.
+        // Like a disk error: the file's time stays.
         let put = |bytes: &[u8]| {
             std::fs::write(&path, bytes).unwrap();
             File::options().append(true).open(&path).unwrap().set_modified(modified).unwrap();
@@ -121,7 +121,7 @@ fn flipped_bytes_of_tokens_and_records_are_errors() {
 }
 
 #[test]
-fn all_damaged_samples_are_named_not_only_the_first() {
+fn every_damaged_sample_is_named() {
     let dir = Dir::new();
     let path = dir.write("data/records.bin", &noise(6000, 1));
     let modified = std::fs::metadata(&path).unwrap().modified().unwrap();

@@ -1,4 +1,4 @@
-//! Datasets take what is there, name what they leave out, and refuse what they cannot mean.
+//! Datasets take all valid data, name everything they leave out, and refuse ambiguous data.
 
 use crate::common::Dir;
 use feedline::ErrorKind;
@@ -43,7 +43,7 @@ fn a_flat_folder_has_no_labels() {
 }
 
 #[test]
-fn files_that_are_left_out_are_counted() {
+fn left_out_files_are_counted() {
     let dir = Dir::new();
     for name in ["a/1.jpg", "a/notes.txt", "a/other.txt", "a/.DS_Store", "README", "b/1.png", "b/Thumbs.db"] {
         dir.write(&format!("set/{name}"), b"x");
@@ -122,7 +122,7 @@ fn an_impossible_folder_is_an_error_that_names_the_path() {
 }
 
 #[test]
-fn links_within_the_root_lead_to_files_but_not_to_folders() {
+fn links_within_the_root_may_lead_to_files_only() {
     let dir = Dir::new();
     let root = dir.path("set");
     let real = dir.write("set/a/1.jpg", b"x");

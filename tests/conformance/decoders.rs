@@ -1,4 +1,4 @@
-//! What every decoder must do, whichever it is: one table, one set of tests, by the public API alone.
+//! The contract of every decoder: one table, one set of tests, through the public API alone.
 #![cfg(feature = "image")]
 #![allow(missing_docs)]
 
@@ -11,7 +11,7 @@ fn fixture(name: &str) -> Vec<u8> {
     std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/images").join(name)).unwrap()
 }
 
-/// A decoder of the user's: two fields from one input, a random one among them.
+/// A user's decoder: two fields from one input, one of them random.
 #[derive(Clone)]
 struct SumAndDraw;
 
@@ -107,7 +107,7 @@ fn cases() -> Vec<Case> {
     raw_cases().into_iter().chain(image_cases()).chain([own]).collect()
 }
 
-/// All fields of the row that `single` makes of `input`.
+/// All fields of the row that `single` makes from `input`.
 fn row(single: &mut Single, input: &[u8], (seed, epoch, id): (u64, u64, u64)) -> Vec<Vec<u8>> {
     single.decode(input, seed, epoch, id).unwrap();
     (0..single.fields().len()).map(|field| single.bytes(field).to_vec()).collect()

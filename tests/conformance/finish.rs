@@ -9,7 +9,7 @@ fn picture(dims: impl Into<Vec<usize>>) -> Field {
     Field::fixed("image", DType::U8, dims)
 }
 
-/// One value by the formula, as bits of the dtype.
+/// One value by the formula, as the dtype's bits.
 fn naive(dtype: DType, mean: f32, std: f32, x: u8) -> Vec<u8> {
     let scaled = f32::from(x) / 255.0;
     let centred = scaled - mean;
@@ -46,7 +46,7 @@ fn without_mean_and_std_0_is_0_and_255_is_1() {
 }
 
 #[test]
-fn what_cannot_be_finished_is_refused_with_the_field_s_name() {
+fn impossible_finishes_are_refused_with_the_field_name() {
     let to = Finish::to;
     let rgb = || picture([4, 4, 3]);
     let cases = [
@@ -90,7 +90,7 @@ fn what_cannot_be_finished_is_refused_with_the_field_s_name() {
 }
 
 #[test]
-fn what_just_fits_the_dtype_is_made() {
+fn values_at_the_limit_of_the_dtype_are_made() {
     let cases = [
         (DType::F32, -f32::MAX, 1.0, f32::MAX),
         (DType::F32, 0.0, 2f32.powi(-127), 2f32.powi(127)),
@@ -132,9 +132,9 @@ fn lengths_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn values_known_from_exact_arithmetic_come_out() {
-    // Rounded from fractions, step by step. Those not of 0, 1 or 255 differ in f32 when 255 or std is replaced by
-    // its reciprocal, when scale and bias are computed beforehand, and when only the last step is rounded.
+fn results_equal_exact_arithmetic() {
+    // Rounded from fractions, step by step. All except those of 0, 1 or 255 differ in f32 when 255 or std is replaced
+    // by its reciprocal, when scale and bias are computed beforehand, and when only the last step is rounded.
     let cases: [(f32, f32, u8, u32, u16, u16); 12] = [
         (0.0, 1.0, 1, 0x3b80_8081, 0x1c04, 0x3b81),
         (0.0, 1.0, 255, 0x3f80_0000, 0x3c00, 0x3f80),
@@ -164,7 +164,7 @@ fn values_known_from_exact_arithmetic_come_out() {
 
 proptest! {
     #[test]
-    fn every_element_is_what_the_formula_says(
+    fn every_element_follows_the_formula(
         (height, width, channels) in (1usize..6, 1usize..9, 1usize..5),
         flips in proptest::option::of(proptest::collection::vec(0u8..3, 3)),
         dtype in proptest::sample::select(vec![DType::F32, DType::F16, DType::BF16]),

@@ -1,4 +1,5 @@
-//! Every implementation of a trait against one table of cases and a naive oracle: readers, formats, decoders, what writes shards.
+//! Every implementation of a trait against one table of cases and a naive oracle: readers, formats, decoders, shard
+//! writers.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,4 +1,4 @@
-//! Shards of MosaicML Streaming are read value by value, raw and zstd; what does not agree with itself is an error.
+//! Shards of MosaicML Streaming are read value by value, raw and zstd; inconsistent data is an error.
 
 use crate::common::{Dir, build, readers};
 use feedline::dataset::{Dataset, DatasetExt, Mds, MdsBuilder};
@@ -23,12 +23,12 @@ fn hex(text: &Value) -> Vec<u8> {
     (0..text.len() / 2).map(|k| u8::from_str_radix(&text[2 * k..][..2], 16).unwrap()).collect()
 }
 
-/// All columns; the arrays that say their own shape as arrays.
+/// All columns; arrays that store their shape are read as arrays.
 fn builder() -> MdsBuilder {
     Mds::builder().raw(Field::up_to("shaped", DType::F32, 300)).raw(Field::fixed("free", DType::I16, [2, 3]))
 }
 
-/// Compares samples, each a list of fields in the order of the schema, with what Streaming read.
+/// Compares samples, each a list of fields in the order of the schema, with Streaming's values.
 fn compare(schema: &[EncodedField], samples: &[Vec<Vec<u8>>], expected: &Path) {
     let expected = parse(expected);
     let expected = expected.as_array().unwrap();
@@ -92,7 +92,7 @@ fn columns_come_in_the_order_asked_for_beside_pickles() {
     for (sample, right) in samples.iter().zip(expected.as_array().unwrap()) {
         assert_eq!(*sample, [hex(&right["str_int"]), hex(&right["int8"])]);
     }
-    // Arrays with a shape of their own are bytes, unless the user says more.
+    // Arrays that store their shape are bytes, unless the user declares more.
     let bytes = Mds::builder().columns(["shaped", "bytes"]).open(fixture("raw")).unwrap();
     assert_eq!(bytes.schema(), [EncodedField::bytes("shaped"), EncodedField::bytes("bytes")]);
     let stored = fuzzing::sample(&bytes, 2).unwrap().remove(0);
@@ -102,7 +102,7 @@ fn columns_come_in_the_order_asked_for_beside_pickles() {
 
 const NUMBERS: [&str; 5] = ["fixed", "free", "int", "shaped", "str_float"];
 
-/// Every batch of a loader against what Streaming read.
+/// Compares every batch of a loader with Streaming's values.
 fn batches_are_right(loader: &Loader, samples: usize) {
     let expected = parse(&fixture("values.json"));
     let mut seen = 0;
@@ -127,7 +127,7 @@ fn batches_are_right(loader: &Loader, samples: usize) {
 }
 
 #[test]
-fn batches_of_raw_shards_are_right_whatever_reads_them() {
+fn every_reader_gives_right_batches_of_raw_shards() {
     for (mode, direct) in readers() {
         let mds = builder().columns(NUMBERS).open(fixture("raw")).unwrap();
         let order = Order::shuffled(5);
@@ -209,8 +209,16 @@ fn an_impossible_index_is_an_error_that_names_the_shard() {
         (|index| index["shards"][0]["raw_data"]["bytes"] = json!(289), ErrorKind::Truncated, "288 bytes, the index"),
         (|index| index["shards"][0]["raw_data"]["bytes"] = json!(1_u64 << 32), ErrorKind::Decode, "less than 4 GiB"),
         (|index| index["shards"][0]["raw_data"]["basename"] = json!("gone"), ErrorKind::NotFound, "gone"),
-        (|index| index["shards"][0]["raw_data"]["basename"] = json!(""), ErrorKind::Decode, "out of the folder"),
-        (|index| index["shards"][0]["raw_data"]["basename"] = json!("."), ErrorKind::Decode, "out of the folder"),
+        (
+            |index| index["shards"][0]["raw_data"]["basename"] = json!(""),
+            ErrorKind::Decode,
+            "escapes the dataset's folder",
+        ),
+        (
+            |index| index["shards"][0]["raw_data"]["basename"] = json!("."),
+            ErrorKind::Decode,
+            "escapes the dataset's folder",
+        ),
         (|index| index["shards"][0]["raw_data"] = Value::Null, ErrorKind::Decode, "shard 0: raw_data"),
         (|index| *index = json!([1]), ErrorKind::Decode, "`version` is missing"),
     ];
@@ -261,14 +269,14 @@ fn names_in_the_index_stay_within_the_folder() {
     ];
     for name in names {
         let error = open(name).err().unwrap_or_else(|| panic!("{name:?} was accepted"));
-        assert!(error.to_string().contains("out of the folder"), "{error}");
+        assert!(error.to_string().contains("escapes the dataset's folder"), "{error}");
         assert_eq!(error.kind(), ErrorKind::Decode);
     }
     assert_eq!(open("sub").err().unwrap().kind(), ErrorKind::NotAFile);
 }
 
 #[test]
-fn open_refuses_fields_that_a_column_cannot_be() {
+fn open_refuses_fields_that_a_column_cannot_hold() {
     let cases = [
         (Mds::builder().columns(["nope"]), "no column `nope`; there are bytes, fixed, float16"),
         (Mds::builder().columns(["int", "int"]), "asked for twice"),
@@ -284,7 +292,7 @@ fn open_refuses_fields_that_a_column_cannot_be() {
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
         assert!(error.to_string().contains(words), "{error}");
     }
-    // What single samples do not keep is an error of the sample.
+    // A single sample with another shape is the sample's error.
     let cases = [
         (Field::fixed("free", DType::I16, [3, 2]), "shape [2, 3], expected Fixed([3, 2])"),
         (Field::fixed("free", DType::F16, [2, 3]), "an array of i16, expected f16"),
@@ -366,7 +374,7 @@ impl Oracle {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn mds_reads_whatever_was_written(
+    fn mds_reads_all_written_values(
         columns in vec(prop_oneof![
             Just(("bytes", None)), Just(("str", None)), Just(("uint32", Some(4))), Just(("ndarray:int16:2,3", Some(12))),
         ], 1..6),
@@ -405,7 +413,7 @@ fn a_flip_in_a_raw_shard_changes_one_value_or_is_an_error() {
             };
             let lens = |samples: &[Vec<Vec<u8>>]| -> Vec<usize> { samples.iter().flatten().map(Vec::len).collect() };
             let same = lens(&samples) == lens(&oracle.samples);
-            // A description that is JSON with other white space or a key that nobody needs says the same.
+            // JSON with other white space or an unused key describes the same columns.
             let wrong = samples != oracle.samples;
             assert!(same && wrong == oracle.is_value(&shard, at), "byte {at} bits {bits:02x}");
             silent += usize::from(wrong);
@@ -416,7 +424,7 @@ fn a_flip_in_a_raw_shard_changes_one_value_or_is_an_error() {
     assert!(refused > 0 && failed > 0, "{refused} {failed}");
 }
 
-/// Flips every byte of a shard behind the back of a dataset with checksums of ours: all is right, or an error.
+/// Flips every byte of a shard under an open `.checked()` dataset: the values stay right, or it is an error.
 fn flips_behind_checksums(shard: &[u8], name: &str, index: &[u8]) -> usize {
     let dir = Dir::new();
     let path = dir.write(name, shard);
@@ -444,7 +452,7 @@ fn flips_behind_checksums(shard: &[u8], name: &str, index: &[u8]) -> usize {
 }
 
 #[test]
-fn our_checksums_find_every_flip_of_a_raw_shard() {
+fn checked_finds_every_flip_of_a_raw_shard() {
     let oracle = Oracle::small();
     let shard = oracle.shard();
     let values: usize = oracle.samples.iter().flatten().map(Vec::len).sum();
@@ -498,7 +506,7 @@ mod compressed {
     }
 
     #[test]
-    fn a_shard_that_lies_there_decompressed_is_read_as_it_stands() {
+    fn a_decompressed_copy_of_a_shard_is_read_instead() {
         for raw in [vec![1], vec![0, 1, 2, 3]] {
             let dir = Dir::new();
             copy("zstd", &dir, |_| {});
@@ -515,7 +523,7 @@ mod compressed {
     }
 
     #[test]
-    fn batches_of_zstd_shards_are_right_whatever_reads_them() {
+    fn every_reader_gives_right_batches_of_zstd_shards() {
         for (mode, direct) in readers() {
             for order in [Order::sequential(), Order::shuffled(5)] {
                 let mds = builder().columns(NUMBERS).open(fixture("zstd")).unwrap();
@@ -536,7 +544,7 @@ mod compressed {
         zstd.compress(shard).unwrap()
     }
 
-    /// Flips and cuts of a compressed shard: how many were silently wrong; structure never is.
+    /// Flips and cuts a compressed shard; counts silently wrong values. The structure must never be wrong.
     fn sweep(checksum: bool) -> (usize, usize) {
         let oracle = Oracle::small();
         let shard = oracle.shard();
@@ -575,7 +583,7 @@ mod compressed {
     }
 
     #[test]
-    fn our_checksums_find_every_flip_of_a_zstd_shard() {
+    fn checked_finds_every_flip_of_a_zstd_shard() {
         let oracle = Oracle::small();
         let shard = oracle.shard();
         let zip = packed(&shard, false);
@@ -612,17 +620,17 @@ mod compressed {
     }
 
     #[test]
-    fn an_oversized_frame_is_refused_before_memory_is_taken() {
+    fn an_oversized_frame_is_refused_before_allocation() {
         let oracle = Oracle::small();
         let shard = oracle.shard();
         let bomb = packed(&vec![0; 64 << 20], false);
         let error = fuzzing::mds(&oracle.index(shard.len(), Some(bomb.len())), &bomb).unwrap_err();
         assert!(error.to_string().contains("decompresses to 67108864 bytes"), "{error}");
-        // A first frame that fits, and more behind it.
+        // A first frame that fits, with more data after it.
         let two = [packed(&shard, false), packed(&[0; 1 << 20], false)].concat();
         let mds = fuzzing::mds(&oracle.index(shard.len(), Some(two.len())), &two).unwrap();
         assert_eq!(fuzzing::chunk(&mds, 0).unwrap_err().kind(), ErrorKind::Decode);
-        // One that is shorter.
+        // A shorter frame.
         let short = packed(&shard[..shard.len() - 1], false);
         let mds = fuzzing::mds(&oracle.index(shard.len(), Some(short.len())), &short).unwrap();
         let error = fuzzing::chunk(&mds, 0).unwrap_err();

@@ -1,4 +1,4 @@
-//! npy and npz: what numpy wrote comes out value by value, what is damaged or refused is an error that says so.
+//! npy and npz: numpy's values are read one by one; damaged and refused files are errors that name the reason.
 
 use crate::common::Dir;
 use crate::common::numeric;
@@ -58,7 +58,7 @@ fn first_dimensions_may_vary_and_are_padded_with_zeros() {
 }
 
 #[test]
-fn arrays_of_any_shape_come_flat_with_their_shape_beside_them() {
+fn arrays_of_any_shape_come_flat_with_a_shape_field() {
     let files = cases("npy", "ragged-");
     let expected: Vec<Row> = (0_i64..)
         .zip(&files)
@@ -97,7 +97,7 @@ fn rows_of_tables_follow_each_other_file_by_file() {
 }
 
 #[test]
-fn files_that_belong_together_are_told_by_their_names() {
+fn files_are_paired_by_their_names() {
     let dir = Dir::new();
     let array = std::fs::read(npy("same-0.npy")).unwrap();
     for name in ["1_x.npy", "1_y.npy", "2_x.npy", "2_y.npy"] {
@@ -137,7 +137,7 @@ fn archives_are_read_as_dlio_and_numpy_write_them() {
 }
 
 #[test]
-fn rows_of_an_archive_are_samples_where_they_are_asked_for() {
+fn rows_of_an_archive_can_be_samples() {
     let table = cases("npy", "table.npz");
     let expected: Vec<Row> =
         (0..6).map(|row| table.iter().flat_map(|case| one(&case.member, &case.row(row))).collect()).collect();
@@ -147,7 +147,7 @@ fn rows_of_an_archive_are_samples_where_they_are_asked_for() {
 }
 
 #[test]
-fn a_refused_array_says_why_and_what_to_do() {
+fn the_error_of_a_refused_array_says_what_to_do() {
     let cases = [
         ("refused-fortran.npy", "np.ascontiguousarray"),
         ("refused-big-endian.npy", "byte order"),
@@ -157,7 +157,7 @@ fn a_refused_array_says_why_and_what_to_do() {
         ("refused-bytes.npy", "`|S2`"),
         ("refused-dates.npy", "`<M8[D]`"),
         ("refused-structured.npy", "structured"),
-        ("shape-empty.npy", "samples of no bytes"),
+        ("shape-empty.npy", "samples have no bytes"),
         ("deflated.npz", "not an npy array"),
     ];
     for (name, words) in cases {
@@ -176,7 +176,7 @@ fn a_refused_array_says_why_and_what_to_do() {
 }
 
 #[test]
-fn files_said_to_be_uniform_must_be_as_long_as_the_first() {
+fn uniform_files_must_be_as_long_as_the_first() {
     let dir = Dir::new();
     for index in 0..200 {
         let name = if index == 150 { "ragged-1.npy" } else { "same-0.npy" };
@@ -188,7 +188,7 @@ fn files_said_to_be_uniform_must_be_as_long_as_the_first() {
 }
 
 #[test]
-fn an_archive_that_two_readers_would_see_differently_is_refused() {
+fn an_ambiguous_archive_is_refused() {
     let dir = Dir::new();
     let good = std::fs::read(npy("table.npz")).unwrap();
     let find = |needle: &[u8], nth: usize| {
@@ -243,7 +243,7 @@ fn a_damaged_npz_archive_never_changes_samples_silently() {
         let look = || seen(Npz::builder().verify(verify).open(dir.path("a.npz")));
         let (cuts, flips) = sweep(&dir, "a.npz", 0..bytes.len(), look);
         assert_eq!((cuts.refused, cuts.structure.len()), (bytes.len(), 0), "{cuts:?}");
-        // A field is called by its member's name: with a bit flipped in both places at once only.
+        // A field has its member's name, which changes only if a bit is flipped in both places.
         assert!(flips.structure.is_empty(), "{:?}", flips.structure);
         // x has 10 bytes, y 8.
         assert_eq!(flips.values, if verify { 0 } else { 18 * flips_each() }, "{flips:?}");
@@ -251,7 +251,7 @@ fn a_damaged_npz_archive_never_changes_samples_silently() {
 }
 
 #[test]
-fn ten_thousand_files_take_few_bytes_each_and_open_at_once() {
+fn ten_thousand_files_take_few_bytes_and_open_quickly() {
     let dir = Dir::new();
     let array = std::fs::read(npy("same-0.npy")).unwrap();
     for index in 0..10_000 {
@@ -266,18 +266,18 @@ fn ten_thousand_files_take_few_bytes_each_and_open_at_once() {
 
 proptest::proptest! {
     #[test]
-    fn any_npy_bytes_are_an_answer_and_never_a_panic(bytes in numeric::mangled(std::fs::read(fixture("npy").join("shape-cube.npy")).unwrap())) {
+    fn no_npy_bytes_make_the_parser_panic(bytes in numeric::mangled(std::fs::read(fixture("npy").join("shape-cube.npy")).unwrap())) {
         feedline::unstable::fuzzing::npy(&bytes);
     }
 
     #[test]
-    fn any_npz_bytes_are_an_answer_and_never_a_panic(bytes in numeric::mangled(std::fs::read(fixture("npy").join("table.npz")).unwrap())) {
+    fn no_npz_bytes_make_the_parser_panic(bytes in numeric::mangled(std::fs::read(fixture("npy").join("table.npz")).unwrap())) {
         feedline::unstable::fuzzing::npz(&bytes);
     }
 }
 
 #[test]
-fn the_parsers_that_are_fuzzed_take_what_is_whole() {
+fn the_fuzzed_parsers_accept_whole_files() {
     assert!(feedline::unstable::fuzzing::npy(&std::fs::read(fixture("npy").join("shape-cube.npy")).unwrap()));
     assert!(feedline::unstable::fuzzing::npz(&std::fs::read(fixture("npy").join("table.npz")).unwrap()));
 }

@@ -15,7 +15,7 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet").join(name)
 }
 
-/// Everything that the fixtures hold, as fields. `word` is not in all files.
+/// All columns of the fixtures, as fields. Some files lack `word`.
 fn everything(word: bool) -> ParquetBuilder {
     let features: Vec<String> = (0..18).map(|c| format!("f{c}")).collect();
     let builder = Parquet::builder().stack("features", &features);
@@ -63,7 +63,7 @@ const FILES: [(&str, bool); 5] = [
 #[test]
 fn every_type_encoding_and_codec_is_read_as_pyarrow_wrote_it() {
     for (name, word) in FILES {
-        // Whole row groups, and runs of rows of them where the file has an offset index.
+        // Whole row groups, and runs of rows in files with an offset index.
         for chunk_bytes in [1 << 30, 5000, 700] {
             for order in [Order::sequential(), Order::windowed(3, 2), Order::shuffled(1)] {
                 let dataset = everything(word).chunk_bytes(chunk_bytes).open(fixture(name)).unwrap();
@@ -202,7 +202,7 @@ fn a_null_structure_within_a_list_never_makes_the_list_shorter() {
     }
 }
 
-/// Every value of the first field, and what the loader planned to take while it opens chunks.
+/// Every value of the first field, and the memory planned for opening chunks.
 fn all_values<T: feedline::tensor::Element>(builder: ParquetBuilder, name: &str) -> (Vec<T>, usize) {
     let loader = build(Loader::builder(builder.open(fixture(name)).unwrap()).workers(1).batch_size(100));
     let mut values = Vec::new();
@@ -276,7 +276,7 @@ fn a_budget_below_a_row_group_is_refused_by_file_and_row_group() {
     }
 }
 
-/// Rows of a damaged file: the values, an error, or nothing when it could not be opened.
+/// Rows of a damaged file: the values, an error, or nothing if it could not be opened.
 fn read_damaged(bytes: &[u8]) -> Result<Vec<(f32, i64)>> {
     let dataset = Parquet::builder().columns(["f0", "i64"]).open_bytes(bytes.to_vec())?;
     let loader = Loader::builder(dataset).workers(1).slots(1).batch_size(64).memory_budget(64 << 20).build()?;
@@ -289,7 +289,7 @@ fn read_damaged(bytes: &[u8]) -> Result<Vec<(f32, i64)>> {
     Ok(rows)
 }
 
-/// Errors, rows lost or added without a word, rows of the right number with wrong values.
+/// Counts of errors, of silently lost or added rows, and of wrong values in the right number of rows.
 fn sweep(bytes: &[u8], damage: impl Iterator<Item = Vec<u8>>) -> (usize, usize, usize) {
     let whole = read_damaged(bytes).unwrap();
     assert_eq!(whole.len(), 40);
@@ -329,7 +329,7 @@ fn a_flipped_byte_never_loses_a_row() {
             3 * places(0..bytes.len(), 7).count()
         );
         assert_eq!(lost, 0, "{name}");
-        // The footer has no checksum: what it says of types and names is seen where it does not fit, not where it does.
+        // The footer has no checksum: a changed type or name goes unnoticed if it still fits the pages.
         assert!(wrong <= if checksums { 0 } else { 3 * 480 + 8 }, "{name}: {wrong} wrong");
     }
 }
@@ -346,7 +346,7 @@ fn hostile_sizes_allocate_nothing() {
 }
 
 #[test]
-fn our_checksums_find_every_flipped_byte_of_a_parquet_file() {
+fn checked_finds_every_flip_of_a_parquet_file() {
     use feedline::dataset::DatasetExt;
     let dir = Dir::new();
     let bytes = std::fs::read(fixture("tiny_nocrc.parquet")).unwrap();
@@ -369,7 +369,7 @@ fn our_checksums_find_every_flipped_byte_of_a_parquet_file() {
         let mut damaged = bytes.clone();
         damaged[at] ^= if at % 2 == 0 { 0x01 } else { 0xff };
         std::fs::write(&path, &damaged).unwrap();
-        // As if the disk had done it: nobody else would notice.
+        // Like a disk error, which no other check detects.
         std::fs::File::options().append(true).open(&path).unwrap().set_modified(modified).unwrap();
         match read() {
             Err(_) => errors += 1,

@@ -1,5 +1,5 @@
-//! The transcoder loses nothing: coefficients against a naive reader, pixels against decoders; what it must refuse; and
-//! what hostile bytes must not do.
+//! The transcoder loses nothing: coefficients against a naive reader, pixels against decoders; its refusals; and its
+//! safety on hostile bytes.
 
 use crate::common::naive_jpeg;
 use crate::common::sweep::{self, places};
@@ -23,7 +23,7 @@ fn transcode(input: &[u8], options: &RestartOptions) -> Result<(Outcome, Vec<u8>
     restart_jpeg(input, options, &mut out).map(|outcome| (outcome, out))
 }
 
-/// Transcodes, and checks all that must hold of any result; gives it.
+/// Transcodes, checks every invariant of the result, and returns it.
 fn check(what: &str, input: &[u8], options: &RestartOptions) -> Vec<u8> {
     let (outcome, out) = transcode(input, options).unwrap_or_else(|error| panic!("{what}: {error}"));
     let Outcome::Transcoded { interval, .. } = outcome else { panic!("{what}: {outcome:?}") };
@@ -96,7 +96,7 @@ fn decode(bytes: &[u8]) -> image::RgbImage {
     image::load_from_memory_with_format(bytes, image::ImageFormat::Jpeg).unwrap().into_rgb8()
 }
 
-/// The same by the crate's own decoder, which looks closer at damage.
+/// The same by the crate's own decoder, which checks more strictly for damage.
 #[cfg(feature = "image")]
 fn decode_strictly(bytes: &[u8], (width, height): (u32, u32)) -> Vec<u8> {
     use feedline::decode::{Filter, Image, Single};
@@ -209,10 +209,10 @@ proptest! {
     }
 }
 
-/// The transcoded files of `tests/fixtures/prepare`, of which `make_prepare.py` found that Pillow and OpenCV decode them
-/// to the same pixels as the input.
+/// The transcoded files of `tests/fixtures/prepare`: `make_prepare.py` found that Pillow and OpenCV decode them to the
+/// same pixels as the input.
 #[test]
-fn the_output_is_what_pillow_and_opencv_were_shown() {
+fn the_output_equals_the_files_checked_by_pillow_and_opencv() {
     let list = String::from_utf8(fixture("prepare/list.txt")).unwrap();
     let mut seen = 0;
     for line in list.lines().filter(|line| !line.starts_with('#')) {
@@ -225,24 +225,24 @@ fn the_output_is_what_pillow_and_opencv_were_shown() {
 }
 
 #[test]
-fn new_huffman_tables_are_made_where_they_pay_and_only_there() {
-    // One-pixel pictures have the default tables, of which they use next to nothing.
+fn new_huffman_tables_are_made_only_where_they_pay() {
+    // One-pixel pictures have the default tables and use almost nothing of them.
     let (outcome, out) = transcode(&fixture("images/one-pixel.jpg"), &RestartOptions::default()).unwrap();
     assert_eq!(outcome, Outcome::Transcoded { interval: 1, new_tables: true });
     assert!(out.len() + 300 < fixture("images/one-pixel.jpg").len(), "{}", out.len());
-    // An optimised picture whose restarts stay where they are keeps its tables.
+    // An optimised picture with unchanged restarts keeps its tables.
     let (_, optimal) = transcode(&fixture("images/420.jpg"), &every(2)).unwrap();
     let (outcome, same) = transcode(&optimal, &every(2)).unwrap();
     assert_eq!(outcome, Outcome::Transcoded { interval: 2, new_tables: false });
     assert!(same == optimal);
-    // Differences that the tables of the input have no code for.
+    // Differences without a code in the input's tables.
     let (_, single) = transcode(&fixture("images/420-large.jpg"), &every(u16::MAX)).unwrap();
     let (outcome, _) = transcode(&single, &every(1)).unwrap();
     assert_eq!(outcome, Outcome::Transcoded { interval: 1, new_tables: true });
 }
 
 #[test]
-fn restarts_that_are_there_are_cut_anew() {
+fn existing_restarts_are_replaced() {
     let plain = fixture("images/420-large.jpg");
     let (_, direct) = transcode(&plain, &every(5)).unwrap();
     let mut out = plain;
@@ -252,7 +252,7 @@ fn restarts_that_are_there_are_cut_anew() {
     assert_eq!(naive_jpeg::read(&out).unwrap(), naive_jpeg::read(&direct).unwrap());
 }
 
-/// Where the marker stands.
+/// Offset of the marker.
 fn find(bytes: &[u8], marker: u8) -> usize {
     bytes.windows(2).position(|pair| pair == [0xFF, marker]).unwrap()
 }
@@ -313,8 +313,8 @@ fn pictures_in_several_scans_are_returned_unchanged() {
 }
 
 #[test]
-fn extended_sequential_with_four_tables_is_taken() {
-    // The same picture with its tables under other numbers, as SOF1 allows.
+fn extended_sequential_with_four_tables_is_accepted() {
+    // The same picture with renumbered tables, as SOF1 allows.
     let mut input = fixture("images/444.jpg");
     let at = find(&input, 0xC0);
     input[at + 1] = 0xC1;
@@ -345,7 +345,7 @@ fn segments_around_the_scan_stay_byte_for_byte() {
     let plain = fixture("images/exif.jpg");
     let (_, expected) = transcode(&plain, &RestartOptions::default()).unwrap();
     let mut input = plain.clone();
-    // A comment and a fill byte before the end marker, and a second picture behind it.
+    // A comment and a fill byte before the end marker, and a second picture after it.
     let end = input.len() - 2;
     let tail = [&[0xFF, 0xFE, 0, 5, 1, 2, 3, 0xFF, 0xFF, 0xD9], &fixture("images/gray.jpg")[..]].concat();
     input.splice(end.., tail.clone());
@@ -365,7 +365,7 @@ fn data_of(bytes: &[u8]) -> usize {
 }
 
 #[test]
-fn a_damaged_picture_is_an_error_that_says_where() {
+fn the_error_of_a_damaged_picture_says_where() {
     let plain = fixture("images/420.jpg");
     let restarts = fixture("images/restart.jpg");
     let (end, data) = (plain.len() - 2, data_of(&plain));
@@ -439,7 +439,7 @@ fn a_damaged_picture_is_an_error_that_says_where() {
 }
 
 #[test]
-fn limits_hold_before_any_work_is_done() {
+fn limits_are_checked_before_any_work() {
     let huge = {
         let mut bytes = fixture("images/420.jpg");
         let at = find(&bytes, 0xC0) + 5;
@@ -497,7 +497,7 @@ fn a_changed_byte_never_changes_coefficients_silently() {
             }
         }
     }
-    // Both must have happened, and often.
+    // Both cases must have occurred often.
     let least = sweep::size(100, 1000, 1000);
     assert!(transcoded > least && refused > least, "{transcoded} transcoded, {refused} refused");
 }

@@ -1,5 +1,5 @@
-//! One table of cases and one naive oracle (`std::fs::read`) for every reader, and the hazards that readers are known
-//! to fall for. Files lie under `CARGO_TARGET_TMPDIR`, since tmpfs does not test alignment.
+//! One table of cases and one naive oracle (`std::fs::read`) for every reader, with the known hazards of readers.
+//! Files lie under `CARGO_TARGET_TMPDIR`, since tmpfs does not test alignment.
 
 use crate::common::{alone, here};
 use feedline::ErrorKind;
@@ -86,7 +86,7 @@ fn all_readers() -> Vec<(String, ReaderOptions)> {
     all
 }
 
-/// Opens a reader; `None`, with a word on standard error, where the machine has none of that kind.
+/// Opens a reader; `None`, with a note on standard error, if the machine lacks that kind.
 fn try_open(name: &str, sources: &Arc<Sources>, options: &ReaderOptions) -> Option<Opened> {
     match open(sources.clone(), options) {
         Ok(opened) => Some(opened),
@@ -139,7 +139,7 @@ fn ring(bytes: usize) -> ByteRing {
     ByteRing::new(bytes, DEPTH_MAX as usize, || {}).unwrap()
 }
 
-/// Offsets and lengths around every boundary that a file of `len` bytes has.
+/// Offsets and lengths around every boundary of a file of `len` bytes.
 fn cases(source: SourceId, len: u64) -> Vec<Extent> {
     let mut edges = vec![0, 1, 511, 512, 513, 4095, 4096, 4097, 8192, 65_536, 150_528, len / 2];
     edges.extend([1, 2, 511, 512, 513, 4096, 4097].map(|back| len.saturating_sub(back)));
@@ -201,7 +201,7 @@ fn the_page_cache_has_what_was_just_read() {
             let mut dst = vec![0; extent.len as usize];
             match cache.try_read(&extent, &mut dst) {
                 Cached::Hit => assert!(dst == bytes[extent.offset as usize..][..dst.len()], "{extent:?}"),
-                // Memory may be short: what counts is that it mostly hits.
+                // Memory may be short, so mostly hits are enough.
                 Cached::Miss => {}
                 Cached::Failed(error) => panic!("{error}"),
             }
@@ -325,7 +325,7 @@ fn files_over_the_descriptor_budget_are_opened_for_each_read() {
 
 type Change = fn(&Path);
 
-/// What may become of a file after it was indexed, and the error that a read of it must be.
+/// Changes to a file after indexing, and the required error of a read.
 const CHANGES: [(&str, ErrorKind, Change); 8] = [
     ("vanished", ErrorKind::NotFound, |path| std::fs::remove_file(path).unwrap()),
     ("cut before", ErrorKind::Changed, |path| set_len(path, 9)),
@@ -340,7 +340,7 @@ const CHANGES: [(&str, ErrorKind, Change); 8] = [
     }),
     ("socket", ErrorKind::NotAFile, |path| {
         std::fs::remove_file(path).unwrap();
-        // The path of a socket may have 107 bytes: bind it relative to its folder.
+        // A socket's path may have at most 107 bytes: bind it relative to its folder.
         let folder = File::open(path.parent().unwrap()).unwrap();
         let fd = std::os::fd::AsRawFd::as_raw_fd(&folder);
         let short = format!("/proc/self/fd/{fd}/{}", path.file_name().unwrap().display());
@@ -386,7 +386,7 @@ fn an_unreadable_range_is_one_error_that_names_it() {
         for fds in [None, Some(0)] {
             match PageCache::new(sources.clone(), fds).try_read(&extents[1], &mut [0; 4000]) {
                 Cached::Failed(error) => assert_eq!(error.kind(), kind, "{what}: {error}"),
-                // What the dentry cache does not know is left to the reader.
+                // Names outside the dentry cache are left to the reader.
                 Cached::Miss => {}
                 Cached::Hit => panic!("{what} was a hit"),
             }
@@ -410,7 +410,7 @@ fn a_changed_file_names_both_lengths() {
 }
 
 /// Truncated under an open descriptor, and under a map: in the middle of a page, where a map shows zeros, and before
-/// the page, where touching it would be SIGBUS.
+/// the page, where a touch raises SIGBUS.
 #[test]
 fn a_file_cut_after_open_is_an_error_not_zeros_or_a_signal() {
     let scratch = Scratch::new("cut");
@@ -579,7 +579,7 @@ fn a_cancelled_reader_completes_everything_and_reads_on() {
 }
 
 #[test]
-fn a_reader_goes_on_to_another_thread_after_it_ran_empty() {
+fn an_empty_reader_moves_to_another_thread() {
     let scratch = Scratch::new("moved");
     let sources = sources(&[scratch.file("a", 100_000), scratch.file("b", 5000)]);
     let extents: Vec<_> = sources.ids().map(|source| Extent { source, offset: 7, len: 4000 }).collect();
@@ -601,9 +601,9 @@ fn a_reader_goes_on_to_another_thread_after_it_ran_empty() {
     }
 }
 
-/// The thread that submitted is gone: what it left in flight still completes on the next one.
+/// The submitting thread is gone: its operations in flight still complete on the next thread.
 #[test]
-fn operations_left_behind_by_a_thread_that_ended_still_complete() {
+fn operations_of_an_ended_thread_still_complete() {
     let scratch = Scratch::new("orphans");
     let sources = sources(&[scratch.file("a", 4 << 20)]);
     let ring = ring(8 << 20);
@@ -765,7 +765,7 @@ fn missing_o_direct_is_an_error_or_a_reason() {
     }
 }
 
-/// sysfs refuses O_DIRECT too, and this file of it has a true length. 64 folders before it keep it from being probed.
+/// sysfs refuses O_DIRECT too, and this file of it has a true length. 64 folders before it prevent a probe of it.
 #[test]
 fn a_file_that_refuses_o_direct_later_is_read_buffered() {
     let path = Path::new("/sys/kernel/btf/vmlinux");
@@ -813,7 +813,7 @@ fn no_reader_follows_a_name_out_of_its_root() {
     std::fs::create_dir_all(scratch.0.join("root/sub")).unwrap();
     let inside = scratch.file("root/sub/a", 5000);
     let secret = scratch.file("secret", 5000);
-    // The root's own path is the user's: it may lead anywhere.
+    // The user chose the root's path: it may lead anywhere.
     symlink("root", scratch.0.join("link")).unwrap();
     symlink("../secret", scratch.0.join("root/outside")).unwrap();
     symlink("..", scratch.0.join("root/up")).unwrap();
@@ -822,7 +822,7 @@ fn no_reader_follows_a_name_out_of_its_root() {
     let root = table.root(scratch.0.join("link"));
     let ids = ["sub/a", "outside", "up/secret", "absolute", "gone"].map(|name| table.file_in(root, name, 5000));
     let ids: Vec<_> = ids.into_iter().map(Result::unwrap).collect();
-    // The same files by names that the user wrote are followed.
+    // The same files are followed by names that the user wrote.
     let followed = table.file(scratch.0.join("root/outside"), 5000).unwrap();
     for name in ["../secret", "/etc/hostname", "sub/../sub/a", "sub//a", "./sub/a", "", "sub/\0"] {
         let error = table.file_in(root, name, 5000).unwrap_err();
@@ -849,7 +849,7 @@ fn no_reader_follows_a_name_out_of_its_root() {
     for fds in [None, Some(0)] {
         let cache = PageCache::new(sources.clone(), fds);
         for outside in &ids[1..4] {
-            // Without openat2 there may be nothing to say.
+            // Without openat2 there may be no reason to report.
             match cache.try_read(&extent(*outside), &mut [0; 4999]) {
                 Cached::Hit => panic!("read outside of the root"),
                 Cached::Miss => {}
@@ -857,7 +857,7 @@ fn no_reader_follows_a_name_out_of_its_root() {
             }
         }
     }
-    // The whole folder gone is an error of the file, too.
+    // A missing folder is an error of the file, too.
     std::fs::remove_file(scratch.0.join("link")).unwrap();
     for (name, options) in all_readers() {
         if options.direct == Direct::On {

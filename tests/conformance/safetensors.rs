@@ -1,4 +1,4 @@
-//! safetensors: what numpy and torch wrote comes out value by value, what is damaged is an error that says so.
+//! safetensors: numpy's and torch's values are read one by one; a damaged file is an error that names the damage.
 
 use crate::common::Dir;
 use crate::common::numeric;
@@ -55,7 +55,7 @@ fn chosen_tensors_come_in_the_order_asked_for() {
 }
 
 #[test]
-fn a_dataset_that_does_not_fit_is_named() {
+fn an_incompatible_file_is_named() {
     let of = |names: &[&'static str]| SafeTensors::builder().tensors(names.iter().copied());
     let cases = [
         (SafeTensors::open(file("uneven.safetensors")), ErrorKind::Shape, "different first dimensions"),
@@ -76,7 +76,7 @@ fn a_dataset_that_does_not_fit_is_named() {
 }
 
 #[test]
-fn a_tensor_of_a_later_file_only_is_an_error() {
+fn an_extra_tensor_in_a_later_file_is_an_error() {
     let dir = Dir::new();
     let write = |name: &str, tensors: &[&str]| {
         let one = |(index, name): (usize, &&str)| {
@@ -95,7 +95,7 @@ fn a_tensor_of_a_later_file_only_is_an_error() {
 }
 
 #[test]
-fn damaged_headers_never_change_what_there_is_without_a_word() {
+fn damaged_headers_never_change_samples_silently() {
     let dir = Dir::new();
     let bytes = std::fs::read(file("torch-0.safetensors")).unwrap();
     dir.write("a.safetensors", &bytes);
@@ -115,13 +115,13 @@ fn damaged_headers_never_change_what_there_is_without_a_word() {
 
 proptest::proptest! {
     #[test]
-    fn any_safetensors_bytes_are_an_answer_and_never_a_panic(bytes in numeric::mangled(std::fs::read(fixture("safetensors").join("torch-0.safetensors")).unwrap())) {
+    fn no_safetensors_bytes_make_the_parser_panic(bytes in numeric::mangled(std::fs::read(fixture("safetensors").join("torch-0.safetensors")).unwrap())) {
         feedline::unstable::fuzzing::safetensors(&bytes);
     }
 }
 
 #[test]
-fn the_parsers_that_are_fuzzed_take_what_is_whole() {
+fn the_fuzzed_parsers_accept_whole_files() {
     assert!(feedline::unstable::fuzzing::safetensors(
         &std::fs::read(fixture("safetensors").join("torch-0.safetensors")).unwrap()
     ));

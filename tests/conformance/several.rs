@@ -1,4 +1,4 @@
-//! Several datasets as one: nothing is lost, doubled or out of place, and mixes have the shares that they say.
+//! Several datasets as one: no sample is lost, doubled or misplaced, and mixes have the promised shares.
 
 use crate::common::numeric::{Row, cases, check, fixture, load, one};
 use crate::common::sweep;
@@ -63,7 +63,7 @@ fn concatenations_nest_and_empty_parts_take_no_ids() {
 }
 
 #[test]
-fn parts_that_do_not_fit_are_named() {
+fn incompatible_parts_are_named() {
     let records = |bytes: usize, name: &str| {
         Arc::new(Records::builder(bytes).field(name, DType::U8, [bytes]).open_bytes(vec![0; bytes]).unwrap()) as Any
     };
@@ -73,7 +73,7 @@ fn parts_that_do_not_fit_are_named() {
     assert!(error.to_string().contains("its field `x` is u8 [5], not u8 [6]"), "{error}");
     assert_eq!(Concat::new(Vec::<Any>::new()).unwrap_err().kind(), ErrorKind::Config);
     let error = Concat::new([records(6, "x"), Arc::new(Chunks::new(2)) as Any]).unwrap_err();
-    assert!(error.to_string().contains("only one deals in chunks"), "{error}");
+    assert!(error.to_string().contains("only one has chunks"), "{error}");
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn chunks_of_the_second_part_follow_those_of_the_first() {
     assert!(error.to_string().contains("cannot be mixed"), "{error}");
 }
 
-/// Datasets of so many bytes, each byte its own sample.
+/// Datasets of these numbers of bytes; each byte is a sample.
 fn bytes(lens: &[usize]) -> Vec<Records> {
     let one = |(part, len): (usize, &usize)| {
         Records::builder(1).open_bytes((0..*len).map(|at| (part * 50 + at) as u8).collect::<Vec<_>>()).unwrap()
@@ -235,7 +235,7 @@ fn a_mix_depends_on_its_key_alone() {
         }
     });
     assert_eq!(Sampler::len(&mixed), 2053);
-    // An order of the epoch's positions: epoch 1 goes on where epoch 0 ended.
+    // An order of the epoch's positions: epoch 1 continues where epoch 0 ended.
     let short = of(1).epoch_len(100).unwrap();
     assert_eq!(short.id(20, 0), mixed.id(0, 2000));
 }
@@ -268,7 +268,7 @@ fn no_row_of_a_batch_always_gets_the_same_source() {
 }
 
 #[test]
-fn mixes_that_cannot_be_are_refused() {
+fn impossible_mixes_are_refused() {
     for (sources, words) in [
         (&[(5, 0.0), (5, 1.0)][..], "weight 0 of the mix is 0"),
         (&[(5, 1.0), (5, f64::NAN)], "weight 1 of the mix is NaN"),

@@ -1,4 +1,4 @@
-//! A folder becomes shards: the same samples, the same bytes every time, nothing half done, nothing lost without a word.
+//! A folder becomes shards: the same samples, the same bytes every time, no partial output, no silent loss.
 
 use crate::common::Dir;
 use feedline::prepare::{Format, Outcome, Reason, RestartOptions, Shards, Summary, restart_jpeg};
@@ -20,7 +20,7 @@ fn transcoded(bytes: &[u8]) -> Vec<u8> {
 
 const NAMES: [&str; 5] = ["420.jpg", "422.jpg", "444.jpg", "gray.jpg", "restart.jpg"];
 
-/// Three classes, `count` JPEGs each, every one with a comment of its own so that no two are the same.
+/// Three classes with `count` JPEGs each; every JPEG has its own comment, so no two are equal.
 fn folder(dir: &Dir, count: usize) -> PathBuf {
     for class in 0..3 {
         for k in 0..count {
@@ -37,7 +37,7 @@ fn write(shards: &Shards, from: &Path, to: &Path) -> Result<Summary> {
     shards.write(from, to, |_| ControlFlow::Continue(()))
 }
 
-/// Names in a folder, hidden ones too.
+/// Names in a folder, including hidden ones.
 fn names(dir: &Path) -> Vec<String> {
     let mut names: Vec<String> =
         std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -148,7 +148,7 @@ fn shards_do_not_depend_on_the_number_of_workers() {
 }
 
 #[test]
-fn a_file_that_is_not_transcoded_is_written_as_it_is() {
+fn a_file_that_is_not_transcoded_is_copied() {
     let dir = Dir::new();
     let inputs = [
         ("in/a.jpg", "420.jpg"),
@@ -170,7 +170,7 @@ fn a_file_that_is_not_transcoded_is_written_as_it_is() {
     for words in ["2: progressive (the first is", "2: not a JPEG", "1: .txt", "transcoded  1,"] {
         assert!(text.contains(words), "{text}");
     }
-    // A flat folder has no labels. The ending says what the file was called, JPEGs in one way.
+    // A flat folder has no labels. The ending is the original one, but the same for all JPEGs.
     let found = members(&to.join("shard-000000.tar"));
     let endings = ["jpg", "jpg", "png", "jpg", "jpg"];
     assert_eq!(found.len(), 5);
@@ -239,7 +239,7 @@ fn a_damaged_picture_ends_the_work_or_gets_a_line_of_the_ledger() {
 }
 
 #[test]
-fn a_file_that_changes_meanwhile_is_not_taken_for_damage() {
+fn a_file_changed_during_the_run_is_not_damage() {
     let dir = Dir::new();
     let from = folder(&dir, 200);
     // The last window is made only after the first two were written.
@@ -267,7 +267,7 @@ fn existing_shards_are_kept_unless_overwriting_is_allowed() {
     assert_eq!(error.kind(), ErrorKind::Config);
     assert!(error.to_string().contains("not empty"), "{error}");
     assert_eq!(names(&to), before);
-    // Fewer shards than before: those of the earlier run must not stay among them, nor their indexes.
+    // Fewer shards than before: shards and indexes of the earlier run must not stay among them.
     dir.write("out/shard-000003.tar.0a1b2c3d.fdx", b"an index");
     write(&shards.clone().samples_per_shard(6).overwrite(true), &from, &to).unwrap();
     assert_eq!(names(&to), ["keep.me", "manifest.tsv", "shard-000000.tar", "shard-000001.tar", "shard-x.tar"]);
@@ -332,7 +332,7 @@ fn a_cancelled_run_leaves_whole_shards_only() {
 }
 
 #[test]
-fn a_full_disk_is_called_so_and_leaves_nothing_half_written() {
+fn a_full_disk_is_named_and_leaves_no_partial_file() {
     let dir = Dir::new();
     let (from, to) = (folder(&dir, 200), dir.path("out"));
     let error = Shards::new(Format::Tar).samples_per_shard(100).write(&from, &to, |progress| {
@@ -437,7 +437,7 @@ mod parquet_shards {
     }
 
     #[test]
-    fn a_full_disk_is_called_so_for_parquet_too() {
+    fn a_full_disk_is_named_for_parquet_too() {
         let dir = Dir::new();
         let (from, to) = (folder(&dir, 200), dir.path("out"));
         let error = Shards::new(Format::Parquet).samples_per_shard(100).write(&from, &to, |progress| {

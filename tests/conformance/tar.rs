@@ -1,5 +1,5 @@
-//! Tar shards written by others are read value by value; damage on disk is an error or in the ledger, with and without
-//! an index. (Bytes and cuts are swept in `damage`, on bytes in memory.)
+//! Tar shards of other writers are read value by value; damage on disk is an error or in the ledger, with and without
+//! an index. (`damage` sweeps bytes and cuts on shards in memory.)
 
 mod damage;
 
@@ -18,7 +18,7 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(FIXTURES).join(name)
 }
 
-/// What Python's webdataset reads in each shard: key, endings and bytes.
+/// Content of each shard by Python's webdataset: key, endings and bytes.
 fn expected() -> Vec<(String, Vec<Value>)> {
     let text = std::fs::read_to_string(fixture("expected.json")).unwrap();
     let Value::Object(shards) = serde_json::from_str(&text).unwrap() else { panic!("shards by name") };
@@ -161,7 +161,7 @@ fn a_loader_names_the_member_that_was_flipped_under_it() {
     let mut bytes = std::fs::read(&path).unwrap();
     let at = bytes.windows(samples[17].0.len()).position(|window| window == samples[17].0).unwrap();
     bytes[at] ^= 0x10;
-    // In place, as a disk would do it.
+    // In place, like a disk error.
     let file = std::fs::File::options().write(true).open(&path).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &bytes, 0).unwrap();
     let (mut rows, mut errors) = (0, Vec::new());
@@ -185,7 +185,7 @@ fn rewrite(path: &Path, bytes: &[u8], modified: SystemTime) {
 }
 
 #[test]
-fn a_shard_that_changes_on_disk_is_found_or_indexed_anew() {
+fn a_changed_shard_is_detected_or_indexed_again() {
     let dir = Dir::new();
     shards(&dir, &[14]);
     let path = dir.path("set/shard-000.tar");
@@ -201,7 +201,8 @@ fn a_shard_that_changes_on_disk_is_found_or_indexed_anew() {
     for at in (0..whole.len()).step_by(sweep::size(61, 13, 13)) {
         let mut bytes = whole.clone();
         bytes[at] ^= 1 << (at % 8);
-        // Bit rot: the time stays. Within 4 KiB of the ends the shard is another one; elsewhere the CRCs tell.
+        // Bit rot: the time stays. Within 4 KiB of the ends the version of the shard changes; elsewhere the CRCs detect
+        // it.
         rewrite(&path, &bytes, modified);
         std::fs::write(&place, &saved).unwrap();
         let ends = at < 4096 || at + 4096 >= whole.len();
@@ -225,7 +226,7 @@ fn a_shard_that_changes_on_disk_is_found_or_indexed_anew() {
                 refused += 1;
             }
         }
-        // Written to: the time is another. No sample may be lost without a word.
+        // Written to: the time changes. No sample may be lost silently.
         rewrite(&path, &bytes, SystemTime::UNIX_EPOCH);
         match open() {
             Ok(tar) => {
@@ -266,7 +267,7 @@ fn a_ledger_survives_in_the_index() {
 }
 
 #[test]
-fn indexes_can_be_kept_elsewhere_or_not_at_all() {
+fn indexes_can_be_kept_elsewhere_or_turned_off() {
     let dir = Dir::new();
     shards(&dir, &[3, 4]);
     let builder = || Tar::builder().raw(bin(), "bin").class("cls");
@@ -306,7 +307,7 @@ fn members_over_four_gigabytes_are_read() {
         end.resize(end.len() + 1024, 0);
         let path = dir.write("big.tar", &start);
         let file = std::fs::File::options().write(true).open(&path).unwrap();
-        // A hole: takes no room.
+        // A hole takes no space.
         std::os::unix::fs::FileExt::write_all_at(&file, &end, start.len() as u64 + BIG).unwrap();
         let tar = Tar::builder().bytes("bin").checksums(false).open(&path).unwrap();
         assert_eq!((tar.len(), tar.sample_bytes_max(), tar.largest_sample()), (2, BIG, Some(0)), "{name}");
@@ -317,7 +318,7 @@ fn members_over_four_gigabytes_are_read() {
 }
 
 #[test]
-fn no_samples_is_an_error_that_says_why() {
+fn a_shard_without_samples_is_an_error_with_a_reason() {
     let dir = Dir::new();
     dir.write("set/empty.tar", &[0; 1024]);
     let error = builder().open(dir.path("set")).unwrap_err();
@@ -332,7 +333,7 @@ fn no_samples_is_an_error_that_says_why() {
 }
 
 #[test]
-fn checked_records_come_through_a_loader_and_damage_is_named() {
+fn a_loader_reads_checked_records_and_names_damage() {
     let dir = Dir::new();
     let (path, bytes) = records_file(&dir, 50, 4096);
     let open = || records(&path, 4096).checked(dir.path("records.crc")).unwrap();

@@ -1,4 +1,4 @@
-//! TFRecord files of TensorFlow are read value by value; damaged ones are an error, or say what is left out.
+//! TFRecord files of TensorFlow are read value by value; damaged files are an error, or list everything left out.
 
 use crate::common::formats::tf_record;
 use crate::common::{Dir, build, readers};
@@ -12,7 +12,7 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tfrecord").join(name)
 }
 
-/// Payload *k* of the plain files, as `make_tfrecord.py` has it.
+/// Payload *k* of the plain files, as in `make_tfrecord.py`.
 fn payload(k: usize) -> Vec<u8> {
     (0..k * k % 97).map(|j| ((k * 7 + j * 13) % 251) as u8).collect()
 }
@@ -46,7 +46,7 @@ fn records_written_by_tensorflow_come_back_byte_by_byte() {
     assert_eq!(std::fs::read(fixture("plain.tfrecord")).unwrap(), ours, "the tests' own writer");
 }
 
-/// The fields of every example, as TensorFlow parsed them.
+/// Fields of every example as TensorFlow parsed them.
 fn expected_examples() -> Vec<Vec<Vec<u8>>> {
     let json = std::fs::read(fixture("example.json")).unwrap();
     let values: serde_json::Value = serde_json::from_slice(&json).unwrap();
@@ -85,7 +85,7 @@ fn features_have_the_values_that_tensorflow_parses() {
 }
 
 #[test]
-fn batches_have_the_features_whatever_reads_them() {
+fn every_reader_gives_batches_with_the_features() {
     let expected = expected_examples();
     for (mode, direct) in readers() {
         let records = plain()
@@ -140,7 +140,7 @@ fn payloads_can_be_arrays_themselves() {
         [0_u16, 0, 1, 0, 1, 1, 2, 0, 2, 1, 2, 2],
         "rows of all files"
     );
-    // The folder holds index files by now; they are no shards, and save the walk.
+    // The folder has index files by now; they are not shards, and they save the walk.
     let folder = TfRecord::builder().record(field()).open(dir.path("")).unwrap();
     assert_eq!((folder.len(), folder.shards_scanned(), open().shards_scanned()), (6, 0, 0));
     let half = folder.subset([5, 0]).unwrap();
@@ -148,7 +148,7 @@ fn payloads_can_be_arrays_themselves() {
 }
 
 #[test]
-fn an_impossible_feature_is_an_error_that_says_what_is_there() {
+fn the_error_of_a_missing_feature_lists_the_others() {
     let dir = Dir::new();
     let good = tf_record(b"abc");
     let at = |name: &str, bytes: &[u8]| plain().open(dir.write(name, bytes));
@@ -164,7 +164,7 @@ fn an_impossible_feature_is_an_error_that_says_what_is_there() {
         (at("zeroes", &[0; 64]), ErrorKind::Decode, "CRC"),
         (at("long", &tf_record(&[0; 100])[..60]), ErrorKind::Truncated, "a record of 100 bytes, 44 are left"),
         (plain().open(dir.path("gone")), ErrorKind::NotFound, "gone"),
-        (plain().records(21).open(fixture("plain.tfrecord")), ErrorKind::Shape, "20 records, there should be 21"),
+        (plain().records(21).open(fixture("plain.tfrecord")), ErrorKind::Shape, "20 records, 21 expected"),
         (plain().floats(scalar(DType::F64), "f").open(labels()), ErrorKind::Config, "f32"),
         (plain().ints(scalar(DType::I32), "f").open(labels()), ErrorKind::Config, "i64"),
         (plain().bytes("a").bytes("a").open(labels()), ErrorKind::Config, "two fields"),
@@ -236,7 +236,7 @@ fn every_flipped_byte_costs_its_own_record_alone() {
             }
         }
     }
-    // Twelve bytes of a record are length and CRC, known when the file is opened.
+    // Twelve bytes of a record are length and CRC, which `open` checks.
     assert_eq!((refused, failed), (8 * 12 * 6, (whole.len() - 8 * 12) * 6));
 }
 
@@ -280,7 +280,7 @@ fn examples_with_a_flipped_byte_are_right_or_an_error() {
 }
 
 #[test]
-fn a_damaged_payload_is_found_whichever_field_is_kept() {
+fn damage_in_a_payload_is_found_for_any_kept_field() {
     let whole = std::fs::read(fixture("example.tfrecord")).unwrap();
     let payload = u64::from_le_bytes(whole[..8].try_into().unwrap());
     let errors = |bytes: &[u8], keep: &str| -> Vec<ErrorKind> {
@@ -289,7 +289,7 @@ fn a_damaged_payload_is_found_whichever_field_is_kept() {
         let loader = build(Loader::builder(records).keep([keep]).batch_size(1).workers(2));
         loader.epoch(0).unwrap().filter_map(|batch| batch.err().map(|error| error.kind())).collect()
     };
-    // A byte of the first record's picture, which nobody wants.
+    // A byte of the first record's picture, which no field uses.
     let marker = [0xff, 0xd8].as_slice();
     let picture = whole.windows(2).take(payload as usize).position(|bytes| bytes == marker);
     for at in [12, 12 + payload as usize / 2].into_iter().chain(picture.map(|at| at + 2)) {
@@ -341,7 +341,7 @@ fn reported_damage_leaves_the_records_before_it() {
 }
 
 #[test]
-fn a_file_that_changed_behind_its_index_is_found() {
+fn a_file_changed_after_indexing_is_detected() {
     let dir = Dir::new();
     let path = dir.write("x", &[tf_record(&[1; 8]), tf_record(&[2; 24])].concat());
     let records = plain().checksums(false).open(&path).unwrap();
@@ -352,7 +352,7 @@ fn a_file_that_changed_behind_its_index_is_found() {
 }
 
 #[test]
-fn index_files_go_where_they_are_told() {
+fn index_files_go_to_the_chosen_folder() {
     let dir = Dir::new();
     let path = dir.write("x", &small().0);
     let folder = || TfRecord::builder().index_dir(dir.path("indexes")).open_files(&[&path]).unwrap();

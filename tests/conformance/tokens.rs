@@ -1,4 +1,4 @@
-//! Tokens: windows and documents are what a naive walk over the file gives, and what is left over is said.
+//! Tokens: windows and documents equal a naive walk over the file, and leftover tokens are counted.
 
 use crate::common::numeric;
 use crate::common::numeric::{Row, cases, check, fixture, flips_each, one, seen, sweep};
@@ -26,7 +26,7 @@ fn windows(bytes: &[u8], size: usize, window: usize, stride: usize) -> Vec<Row> 
 }
 
 #[test]
-fn windows_of_a_flat_file_are_those_of_a_walk() {
+fn windows_of_a_flat_file_equal_a_naive_walk() {
     let flat = bytes_of("flat.bin");
     type Set = fn(TokensBuilder) -> TokensBuilder;
     let cases: [(Set, usize, usize, u64); 7] = [
@@ -68,7 +68,7 @@ fn windows_do_not_cross_files_and_short_files_are_left_over() {
 }
 
 #[test]
-fn inputs_and_targets_are_those_of_nanogpt() {
+fn inputs_and_targets_equal_nanogpt() {
     let flat: Vec<u16> = bytes_of("flat.bin").chunks(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]])).collect();
     let tokens = Tokens::builder(DType::U16).window(16).next_token().open(file("flat.bin")).unwrap();
     let loader = Loader::builder(tokens).order(Order::shuffled(1)).batch_size(2).build().unwrap();
@@ -87,12 +87,12 @@ fn inputs_and_targets_are_those_of_nanogpt() {
 }
 
 #[test]
-fn llm_c_files_are_known_by_their_header() {
+fn llm_c_files_are_recognised_by_their_header() {
     for (name, dtype, size) in [("llmc-gpt2.bin", DType::U16, 2), ("llmc-llama3.bin", DType::U32, 4)] {
         let open = || Tokens::builder(dtype).window(8).llm_c().open(file(name));
         check(open, &windows(&bytes_of(name), size, 8, 8));
         assert_eq!((open().unwrap().tokens(), open().unwrap().leftover_tokens()), (37, 5));
-        // Without a look at it, the header is bytes like any.
+        // Without `llm_c` the header counts as tokens.
         let plain = Tokens::builder(dtype).window(8).header(1024).open(file(name)).unwrap();
         assert_eq!(plain.len(), 4);
     }
@@ -147,7 +147,7 @@ fn tokens_in_memory_need_no_file() {
 const SEQUENCES: [usize; 6] = [5, 0, 7, 3, 1, 9];
 const DOCUMENTS: [std::ops::Range<usize>; 4] = [0..1, 1..3, 3..3, 3..6];
 
-/// Sequences of the fixture `name`, of `size` bytes a token.
+/// Sequences of the fixture `name`, with `size` bytes per token.
 fn sequences(name: &str, size: usize) -> Vec<Vec<u8>> {
     let mut rest = &bytes_of(&format!("{name}.bin"))[..];
     let mut take = |len: usize| {
@@ -159,7 +159,7 @@ fn sequences(name: &str, size: usize) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn megatron_documents_and_sequences_are_those_of_its_writer() {
+fn megatron_documents_and_sequences_equal_the_writers() {
     for (name, size) in [("megatron-u16", 2), ("megatron-i32", 4)] {
         let sequences = sequences(name, size);
         let documents: Vec<Row> =
@@ -268,8 +268,8 @@ fn damaged_token_files_never_change_samples_silently() {
         let (cuts, flips) = sweep(&dir, name, 0..flipped, || look(&dir));
         assert_eq!((cuts.harmless, cuts.values, cuts.structure.len()), (0, 0, 0), "{name}: {cuts:?}");
         match name {
-            // Where one document ends and the next starts is said in one place only: a flip that leaves them ascending
-            // moves the boundary. Those of sequences are said twice.
+            // Where one document ends and the next starts is stored only once: a flip that keeps them ascending moves
+            // the boundary. Ends of sequences are stored twice.
             "megatron-u16.idx" => {
                 let moved = flips.structure.len();
                 assert!(moved <= 4 && (moved == 4 || flips_each() < 8), "{:?}", flips.structure);
@@ -278,7 +278,7 @@ fn damaged_token_files_never_change_samples_silently() {
             }
             _ => {
                 assert!(flips.structure.is_empty() && flips.values == 0, "{flips:?}");
-                // Bytes 12 … 1023 of llm.c's header mean nothing.
+                // Bytes 12 … 1023 of llm.c's header have no meaning.
                 assert_eq!(flips.harmless, (flipped - 12) * flips_each(), "{flips:?}");
             }
         }
@@ -293,13 +293,13 @@ fn document_start(what: &str) -> bool {
 
 proptest::proptest! {
     #[test]
-    fn any_megatron_bytes_are_an_answer_and_never_a_panic(bytes in numeric::mangled([&50_u64.to_le_bytes()[..], &std::fs::read(fixture("tokens").join("megatron-u16.idx")).unwrap()].concat())) {
+    fn no_megatron_bytes_make_the_parser_panic(bytes in numeric::mangled([&50_u64.to_le_bytes()[..], &std::fs::read(fixture("tokens").join("megatron-u16.idx")).unwrap()].concat())) {
         feedline::unstable::fuzzing::megatron(&bytes);
     }
 }
 
 #[test]
-fn the_parsers_that_are_fuzzed_take_what_is_whole() {
+fn the_fuzzed_parsers_accept_whole_files() {
     assert!(feedline::unstable::fuzzing::megatron(
         &[&50_u64.to_le_bytes()[..], &std::fs::read(fixture("tokens").join("megatron-u16.idx")).unwrap()].concat()
     ));

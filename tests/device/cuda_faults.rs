@@ -1,13 +1,14 @@
-//! A driver that fails at any call, with any code: what comes out is right batches, in order, and then perhaps one typed error.
-//! Never a hang, a panic, wrong bytes, memory taken away under a copy, or a call into a context that broke before.
+//! A driver that fails at any call, with any code. The result: right batches, in order, then at most one typed error.
+//! Never a hang, a panic, wrong bytes, memory freed under a copy, or a call into a context that is already broken.
 //!
 //! ```text
 //! life of a loader ── N calls ──► for each call (and each operation) × each code: the same life, that one fails
 //!                                    └─► what was received · what is alive in the driver · what was counted · the trace
 //! ```
 //!
-//! By default every 8th call fails, by one code in turn; with `FEEDLINE_SWEEP=ci` every call, with `full` by every code (some minutes). A sweep is done by several
-//! processes, since most of its time is waiting, and each test prints how many failures were made.
+//! By default every 8th call fails, with one code in turn; `FEEDLINE_SWEEP=ci` fails every call, `full` with every code
+//! (some minutes). Several processes share a sweep, since most of its time is waiting; each test prints its number of
+//! failures.
 #![allow(unsafe_code)]
 
 use crate::common::cuda::*;
@@ -28,19 +29,19 @@ const RECORD: usize = 900;
 /// Processes that share a sweep.
 const PARTS: usize = 6;
 
-/// What a failure means for the context.
+/// Effect of a failure on the context.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum After {
     /// It works as before.
     Works,
-    /// It is known to be broken by the code.
+    /// The code shows that it is broken.
     Broken,
-    /// It is as good as broken: every call fails from now on, with a code that does not say so.
+    /// It is broken in effect: every call fails from now on, with a code that does not show it.
     Dead,
 }
 use After::*;
 
-/// Code, and what comes after it. 12345 is a code that no driver knows yet.
+/// Code and its effect. 12345 is a code that no driver knows yet.
 const CODES: [(u32, After); 26] = [
     (2, Works),
     (700, Broken),
@@ -97,7 +98,7 @@ impl Failure {
     }
 }
 
-/// As many batches in an epoch, of which the last is smaller.
+/// Number of batches in an epoch; the last one is smaller.
 fn data(batches: usize) -> LoaderBuilder {
     let count = batches * 4 - 1;
     let records =
@@ -105,14 +106,14 @@ fn data(batches: usize) -> LoaderBuilder {
     Loader::builder(records).order(Order::shuffled(2)).batch_size(4).slots(3).device_batches(2).workers(1)
 }
 
-/// What the host receives in the same life.
+/// The host's batches in the same life.
 struct Right {
     batches: usize,
     epochs: [Vec<Got>; 2],
 }
 
 impl Right {
-    /// Epochs of so many batches; of the second, `second` are received.
+    /// Epochs of this many batches; `second` batches of the second one are received.
     fn new(batches: usize, second: usize) -> Self {
         let host = data(batches).build().unwrap();
         let mut epochs = [Got::epoch(&host, 0), Got::epoch(&host, 1)];
@@ -134,7 +135,7 @@ impl Right {
     }
 }
 
-/// What a life came to.
+/// Result of a life.
 #[derive(Default)]
 struct Outcome {
     /// Typed errors, of the library's calls.
@@ -144,7 +145,7 @@ struct Outcome {
     received: usize,
 }
 
-/// Receives an epoch; what is received must be right and in order, and the iterator may end early by one typed error.
+/// Receives an epoch: the batches must be right and in order, and the iterator may end early with one typed error.
 fn receive(
     loader: &Loader,
     epoch: u64,
@@ -175,7 +176,7 @@ fn receive(
     assert!(batches.len() > 0 || batches.next().is_none());
 }
 
-/// The library's own calls alone: build, an epoch of which most batches are read back, and the beginning of another.
+/// Only the library's own calls: build, an epoch with most batches read back, and the beginning of another.
 fn alone(right: &Right) -> Outcome {
     let mut out = Outcome::default();
     let device = match Device::cuda(0) {
@@ -204,7 +205,7 @@ fn with(mut out: Outcome, error: Error) -> Outcome {
     out
 }
 
-/// A consumer with streams of its own, that were there before and are there afterwards.
+/// A consumer with streams of its own, which exist before and after the loader.
 struct Consumer {
     context: Arc<CudaContext>,
     streams: [Arc<CudaStream>; 2],
@@ -250,7 +251,7 @@ impl Consumer {
                     }
                     Err(error) => out.errors.push(error),
                 }
-                // cudarc keeps what failed in a drop for the next call.
+                // cudarc keeps the failure of a drop for the next call.
                 out.own |= self.context.check_err().is_err();
             });
             kept.extend(loader.epoch(7).unwrap().next());
@@ -260,11 +261,11 @@ impl Consumer {
     }
 }
 
-/// What must hold of every life with a failure, whatever came out of it.
+/// Invariants of every life with a failure, for any result.
 struct Rules<'a> {
     session: &'a Session,
     failure: Failure,
-    /// What was alive before, and left behind in this process.
+    /// Live objects before the life, and things left behind in this process.
     before: (Live, u64),
     /// The number of the first call.
     first: u64,
@@ -286,7 +287,7 @@ impl Rules<'_> {
         for error in &out.errors {
             let legal = matches!(error.kind(), ErrorKind::Device | ErrorKind::Budget);
             let said = words(error);
-            // What broke a loader is told once; who asks again hears that.
+            // The cause of a broken loader is reported once; later calls refer to it.
             let again = error.kind() == ErrorKind::Cancelled && said.contains("the loader failed before");
             assert!(legal || again, "{said}");
             assert!(!said.contains("panicked"), "{said}");
@@ -300,15 +301,15 @@ impl Rules<'_> {
         }
     }
 
-    /// Whether alive are the things that were counted as left behind, and no others; and what is alive and counted.
+    /// Whether exactly the things counted as left behind are alive; with both lists.
     fn is_accounted_for(&self) -> (bool, String) {
         let live = self.session.live();
         let alive = (things(&live) + live.leaked).saturating_sub(things(&self.before.0));
         let counted = leaked() - self.before.1;
         let accounted = match self.failure.after() {
-            // What a release that was refused did not take back.
+            // Objects that a refused release did not take back.
             Works => alive == counted && counted <= 1,
-            // A slot that is left to the device keeps its context as well.
+            // A slot left to the device also keeps its context.
             _ => alive <= counted + 1 && (alive == 0 || counted > 0),
         };
         (accounted, format!("{alive} alive, {counted} counted: {live:?}"))
@@ -326,11 +327,11 @@ impl Rules<'_> {
         }
     }
 
-    /// After the first call that says that the context broke, its thread makes no other, and every other thread makes at
-    /// most the one that it was about to.
+    /// After the first call that reports the broken context, its thread makes no other call, and every other thread at
+    /// most the one it was about to make.
     fn check_trace(&self) {
         let code = format!("{}", self.failure.code());
-        // Calls that wait are in the trace from when they began.
+        // Waiting calls are in the trace at their start.
         let told = |index: u64, symbol: &str, result: &str| match self.failure {
             Call(call, ..) => index == self.first + call,
             Operation(..) => result == code && !symbol.ends_with("Synchronize") && !symbol.contains("DtoH"),
@@ -340,7 +341,7 @@ impl Rules<'_> {
             let words: Vec<&str> = line.split(' ').collect();
             let (index, thread, symbol, result) =
                 (words[0].parse::<u64>().unwrap(), words[1], words[2], words[words.len() - 1]);
-            // Questions about devices need no context, and guards put back what was current.
+            // Queries of devices need no context, and guards restore the current context.
             if index < self.first || symbol.starts_with("cuDevice") && !symbol.starts_with("cuDevicePrimaryCtxRelease")
             {
                 continue;
@@ -353,7 +354,7 @@ impl Rules<'_> {
                 Some(_) => {
                     let calls = others.entry(thread.into()).or_default();
                     *calls += 1;
-                    // What makes the context current, and the call itself.
+                    // The call that makes the context current, and the call itself.
                     assert!(*calls <= 2, "called after the context broke: {line}");
                 }
             }
@@ -361,7 +362,7 @@ impl Rules<'_> {
     }
 }
 
-/// As [`case`], but what is alive at the end is for the rules to judge.
+/// As [`case`], but the rules judge the objects alive at the end.
 fn lived(name: String, life: impl FnOnce(&mut Session) + Send + 'static) {
     standin::in_session(config(), name, |mut session| {
         life(&mut session);
@@ -388,10 +389,10 @@ fn life_of_consumer(session: &mut Session, failure: Failure, right: &Right, own:
     rules.check(&out, false);
 }
 
-/// What a process sweeps.
+/// Part of the sweep for one process.
 struct Sweep {
     name: &'static str,
-    /// Batches of an epoch, and of the second one that are received.
+    /// Batches of an epoch, and received batches of the second one.
     batches: (usize, usize),
     life: fn(&mut Session, Failure, &Right),
 }
@@ -411,7 +412,7 @@ const SWEEPS: [Sweep; 3] = [
 ];
 
 impl Sweep {
-    /// Makes every failure whose number falls to this part; returns how many.
+    /// Makes every failure of this part; gives their number.
     fn part(&self, part: usize) -> usize {
         let right = Arc::new(Right::new(self.batches.0, self.batches.1));
         let failures = self.failures(&right);
@@ -429,10 +430,10 @@ impl Sweep {
             let codes = CODES.iter().cycle().skip(place as usize % CODES.len());
             codes.take(sweep::size(1, 1, CODES.len())).copied()
         };
-        // cudarc cannot stand codes that it does not know.
+        // cudarc cannot handle codes that it does not know.
         let legal = |code: u32| ![226, 12345].contains(&code) || self.name == SWEEPS[0].name;
         let of_calls = (0..calls).flat_map(|call| codes(call).map(move |(code, after)| Call(call, code, after)));
-        // An operation that fails takes its context along.
+        // A failed operation breaks its context.
         let breaking = [(700, Broken), (719, Broken), (2, Dead), (999, Broken), (801, Dead)];
         let of_operations = (0..executed).flat_map(|nth| {
             let codes = breaking.iter().cycle().skip(nth as usize % breaking.len());
@@ -442,10 +443,10 @@ impl Sweep {
         all.step_by(sweep::size(8, 1, 1)).collect()
     }
 
-    /// Calls and operations of a life in which nothing fails.
+    /// Calls and operations of a life without failures.
     fn measure(&self, right: &Arc<Right>) -> (u64, u64) {
         let (send, measured) = std::sync::mpsc::channel();
-        // Of the driver that is opened for the first time, too.
+        // Including the calls of the driver's first opening.
         for _ in 0..2 {
             let (send, right, life) = (send.clone(), right.clone(), self.life);
             lived("no failure".into(), move |session| {
@@ -456,7 +457,7 @@ impl Sweep {
         measured.iter().take(2).last().unwrap()
     }
 
-    /// Has all parts made by processes of their own.
+    /// Runs all parts in separate processes.
     #[track_caller]
     fn run(&self, number: usize) {
         let started = std::time::Instant::now();
@@ -484,7 +485,7 @@ impl Sweep {
     }
 }
 
-/// The entry of those processes; without the variable it is nobody.
+/// Entry point of those processes; it does nothing without the variable.
 #[test]
 #[ignore = "a part of the sweeps, which start it as a process of its own"]
 fn part() {
@@ -526,7 +527,7 @@ fn a_broken_device_hands_out_no_unfinished_batch() {
         assert!(words(&error).contains("cuda:0 broke earlier: CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
         assert!(epoch.next().is_none());
         drop(epoch);
-        // It does not come back for this loader, nor for one that is built now.
+        // It does not recover for this loader, nor for a new one.
         assert_eq!(loader.epoch(0).unwrap().next().unwrap().unwrap_err().kind(), ErrorKind::Device);
         assert_eq!(Device::cuda(0).unwrap_err().kind(), ErrorKind::Device);
         drop((batch, loader));
@@ -541,7 +542,7 @@ fn two_calls_that_fail_are_no_worse_than_one() {
     let codes: Vec<u32> = CODES.iter().filter(|(_, after)| *after == Works).map(|(code, _)| *code).collect();
     for _ in 0..count {
         let first = draws.below(calls);
-        // Mostly right after it: what is done about the first.
+        // Mostly right after it, in the handling of the first failure.
         let second = if draws.below(3) == 0 { draws.below(calls) } else { first + 1 + draws.below(8) };
         let mut code = || codes[draws.below(codes.len() as u64) as usize];
         let (pair, right) = ([(first, code()), (second, code())], right.clone());

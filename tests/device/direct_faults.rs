@@ -1,6 +1,6 @@
-//! A life of a loader with direct reads and finished pictures in which one call of the driver, or one read of cuFile, fails: what
-//! comes out is right batches and then perhaps one typed error; nothing hangs, nothing is used that somebody else still uses,
-//! and what is left behind is counted.
+//! A life of a loader with direct reads and finished pictures, in which one driver call or one cuFile read fails. The
+//! result: right batches, then at most one typed error; no hang, no use of memory owned by others, and everything left
+//! behind is counted.
 //!
 //! ```text
 //! a life ── N calls ──► for each call (by default each 8th) a code, in turn: the same life, in which that call fails
@@ -24,7 +24,7 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
-/// Pictures of somewhat more than 16 KiB, which are no whole pages.
+/// Pictures of slightly more than 16 KiB, not whole pages.
 const DIMS: [usize; 3] = [77, 73, 3];
 const COUNT: usize = 5;
 const EPOCHS: u64 = 2;
@@ -58,7 +58,7 @@ fn data(path: &Path) -> LoaderBuilder {
     builder.finish("image", finish).workers(1).slots(2).device_batches(2).reader(Mode::Pread).depth(1)
 }
 
-/// What a life came to.
+/// Result of a life.
 #[derive(Default)]
 struct Outcome {
     errors: Vec<Error>,
@@ -66,7 +66,7 @@ struct Outcome {
     received: Vec<usize>,
 }
 
-/// Builds, and receives two epochs; what is received is right and in order, and an iterator may end by one error.
+/// Builds, and receives two epochs: batches must be right and in order, and an iterator may end with one error.
 fn life(machine: &Machine, context: &Arc<CudaContext>, path: &Path, gds: Gds, right: &[Vec<Got>]) -> Outcome {
     let mut out = Outcome::default();
     let built = Device::cuda_in(context.clone()).and_then(|device| machine.on(device, data(path), gds).build());
@@ -98,10 +98,10 @@ fn things(live: &Live) -> u64 {
     live.retains + live.streams + live.events + live.allocations + live.registrations + live.modules + live.leaked
 }
 
-/// What it is called, how reads go, which of its calls fails, and what is said of it.
+/// Its name, the route of reads, the failing call, and the required result.
 type Case = (String, Gds, Box<dyn FnOnce(&Machine) + Send>, Judge);
 
-/// Lives, each in a session of its own; how many.
+/// Runs lives, each in its own session; gives their number.
 fn lives(cases: impl Iterator<Item = Case>) -> usize {
     let dir = Arc::new(Dir::new());
     let (path, _) = records_file(&dir, COUNT, DIMS.iter().product());
@@ -132,13 +132,13 @@ fn lives(cases: impl Iterator<Item = Case>) -> usize {
     count
 }
 
-/// What is said of a life: what came out, the things of the driver that are alive, and those that were counted as left behind.
+/// Result of a life, live driver objects, and objects counted as left behind.
 type Judge = fn(&Outcome, u64, u64);
 
 fn typed(out: &Outcome) {
     for error in &out.errors {
         let legal = matches!(error.kind(), ErrorKind::Device | ErrorKind::Budget);
-        // What broke a loader is told once; who asks again hears that.
+        // The cause of a broken loader is reported once; later calls refer to it.
         let again = error.kind() == ErrorKind::Cancelled && error.to_string().contains("the loader failed before");
         assert!((legal || again) && !error.to_string().contains("panicked"), "{error}");
     }
@@ -146,8 +146,8 @@ fn typed(out: &Outcome) {
     assert!(whole || !out.errors.is_empty(), "{:?} batches and no error", out.received);
 }
 
-/// The context works on: what a release that was refused did not take back may be left, or what cannot be said to be done, with
-/// all that it keeps.
+/// The context still works: objects of a refused release may be left, or objects with unknown completion, with
+/// everything that they keep.
 fn after_one_call(out: &Outcome, left: u64, counted: u64) {
     typed(out);
     assert!(out.errors.len() <= EPOCHS as usize, "{:?}", out.errors);
@@ -155,13 +155,13 @@ fn after_one_call(out: &Outcome, left: u64, counted: u64) {
     assert!((least..=2).contains(&counted) && (counted == 0 || left > 0), "{left} alive, {counted} counted");
 }
 
-/// All that the context had when it broke stays with it; of what was just being given back nobody may have counted the last.
+/// All objects of a broken context stay with it; the last one being released may be uncounted.
 fn after_the_last_call(out: &Outcome, left: u64, counted: u64) {
     typed(out);
     assert!((counted > 0 || left <= 3) && (counted == 0 || left > 0), "{left} alive, {counted} counted");
 }
 
-/// Calls of a life in which nothing fails.
+/// Calls of a life without failures.
 fn measure() -> u64 {
     let (send, measured) = channel();
     let arm = move |machine: &Machine| send.send(machine.session.calls()).unwrap();
@@ -192,7 +192,7 @@ fn calls_that_fail(part: usize) -> usize {
     lives((0..calls + 10).step_by(sweep::size(8, 1, 1)).skip(part).step_by(PARTS).map(case))
 }
 
-/// The entry of the processes that share the work; without the variable it is nobody.
+/// Entry point of the processes that share the work; it does nothing without the variable.
 #[test]
 #[ignore = "a part of the sweep, which starts it as a process of its own"]
 fn part() {

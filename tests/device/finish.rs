@@ -1,5 +1,5 @@
-//! `.finish`: floats made of pictures at the very end are the same bytes on the host and on the stand-in GPU, and those of the
-//! rule, computed here once more.
+//! `.finish`: floats made from pictures as the last step have the same bytes on the host and on the stand-in GPU, and
+//! equal the rule, which is computed here again.
 
 use crate::common::doubles::*;
 use crate::common::standin;
@@ -14,7 +14,7 @@ const MEAN: [f32; 4] = [0.485, 0.456, 0.406, 0.5];
 const STD: [f32; 4] = [0.229, 0.224, 0.225, 0.3];
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-/// What is made of pictures, for the rule.
+/// Settings of the rule.
 #[derive(Clone, Debug)]
 struct Made {
     dtype: DType,
@@ -84,7 +84,7 @@ fn pictures(count: usize, dims: [usize; 3]) -> (LoaderBuilder, Vec<u8>) {
     (Loader::builder(records), bytes)
 }
 
-/// Both devices hand out the same; what the host does.
+/// Checks that both devices deliver the same; gives the host's batches.
 fn both(machine: &Machine, make: &dyn Fn() -> LoaderBuilder, what: &str) -> Vec<Got> {
     let (host, gpu) = (build(make()), build(machine.on_gpu(make(), Gds::Off)));
     assert_eq!(gpu.spec(), host.spec(), "{what}");
@@ -114,7 +114,7 @@ fn every_finished_dtype_and_layout_follows_the_rule() {
             for (dtype, first, flip) in DTYPES.iter().flat_map(|dtype| {
                 [(false, 0.0), (true, 0.5), (false, 0.5), (true, 1.0)].map(|(first, flip)| (*dtype, first, flip))
             }) {
-                // Widths that a thread takes in one piece, and others.
+                // Widths that a thread handles in one piece, and others.
                 let dims = [[5, 7, channels], [3, 8, channels]][number % 2];
                 let made = Made { dtype, first, dims, flip, normal: number < 4 };
                 let make =
@@ -158,7 +158,7 @@ fn mirroring_depends_on_seed_epoch_and_sample_alone() {
             together.extend(rows_of(build(machine.on_gpu(shard, Gds::Off)), 0));
         }
         assert!(together == right, "three ranks");
-        // The order of other samples is another one, but each is drawn by itself.
+        // Other samples have another order, but each sample is drawn independently.
         let sequential = base().order(Order::sequential()).seed(3).batch_size(8);
         assert!(rows_of(build(machine.on_gpu(sequential, Gds::Off)), 0) == right, "another order");
         for (builder, epoch) in [(base().seed(4), 0), (base(), 1)] {
@@ -181,7 +181,7 @@ fn transforms_see_bytes_before_they_become_floats() {
                 Ok(())
             })
         };
-        // Of whole batches: behind the last row, so that the host finishes late.
+        // Transforms of whole batches run after the last row, so the host finishes late.
         let map_batch = |builder: LoaderBuilder| {
             builder.map_batch_adding([Field::fixed("sum", DType::U64, [])], |batch, _| {
                 let (image, sum) = (batch.index_of("image")?, batch.index_of("sum")?);
@@ -215,7 +215,7 @@ fn transforms_see_bytes_before_they_become_floats() {
 }
 
 #[test]
-fn rows_that_fill_up_are_pictures_and_blank_ones_are_zero() {
+fn padding_rows_are_pictures_and_blank_rows_are_zero() {
     on_machine(|machine| {
         // Black is not zero when there is a mean.
         let dims = [3, 5, 3];
@@ -227,7 +227,7 @@ fn rows_that_fill_up_are_pictures_and_blank_ones_are_zero() {
                     let builder = if map_batch { builder.map_batch(|_, _| Ok(())) } else { builder };
                     builder.finish("image", made.finish())
                 };
-                // Twice, so that slots and buffers hold something from before.
+                // Twice, so that slots and buffers hold old data.
                 let gpu = build(machine.on_gpu(make(), Gds::Off));
                 let host = build(make());
                 for epoch in 0..2 {
@@ -398,7 +398,7 @@ fn a_byte_for_each_value_crosses_the_bus_and_one_for_each_flip() {
             let loader = build(machine.on_gpu(make(), Gds::Off));
             same(&Got::try_epoch(&loader, 0).unwrap(), &Got::try_epoch(&build(make()), 0).unwrap(), "bytes");
             let copies = loader.report().copies.unwrap();
-            // What lies between two arrays may be copied along: less than a page for each batch.
+            // The gap between two arrays may be copied, too: less than a page per batch.
             let (least, batches) = (count as u64 * (bytes + each), (count / batch) as u64);
             assert_eq!(copies.batches, batches);
             assert!((least..least + batches * 4096).contains(&copies.bytes), "{} of {least}", copies.bytes);
@@ -421,7 +421,7 @@ fn kernels_that_do_not_load_are_an_error_of_build() {
                 assert_eq!((machine.session.live(), leaked()), (standin::Live::default(), before));
             }
         }
-        // Nobody else needs them.
+        // Other loaders do not need them.
         let loads = machine.session.count("cuModuleLoadData");
         let loader = build(machine.on_gpu(pictures(10, [4, 4, 3]).0.batch_size(4), Gds::Off));
         assert_eq!(Got::try_epoch(&loader, 0).unwrap().len(), 3);

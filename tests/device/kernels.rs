@@ -1,6 +1,5 @@
-//! The kernels of the GPU, run on the CPU from their own source, against the rule that `Finish` states and against a
-//! plain copy; and `Finish` against the image decoder, which follows the same rule. Every buffer stands between canaries
-//! and pages that nobody may touch.
+//! The GPU kernels, run on the CPU from their own source, against the rule of `Finish` and a plain copy; and `Finish`
+//! against the image decoder, which follows the same rule. Every buffer lies between canaries and inaccessible pages.
 
 use crate::common::kernels;
 use crate::common::kernels::{At, Guarded, place};
@@ -10,7 +9,7 @@ use feedline::device::Finish;
 use feedline::tensor::{DType, Field};
 use proptest::prelude::*;
 
-/// What pictures can become.
+/// Output dtypes and layouts of pictures.
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 /// Mean and std as the kernels take them.
@@ -29,7 +28,7 @@ impl Moments {
     }
 }
 
-/// Pictures to be finished, and how.
+/// Pictures to finish, with settings.
 #[derive(Clone, Debug)]
 struct Pictures {
     dtype: DType,
@@ -56,7 +55,7 @@ impl Pictures {
         out
     }
 
-    /// What the kernel makes; `None` where there is no compiler. `out` is aligned to the dtype.
+    /// Output of the kernel; `None` without a compiler. `out` is aligned to the dtype.
     fn by_kernel(&self, input: At, out: At, launch: [[u32; 2]; 2]) -> Option<Vec<u8>> {
         let name = format!("feedline_finish_{}", self.dtype);
         let mut input = Guarded::new(&self.bytes, input);
@@ -122,7 +121,7 @@ proptest! {
     #![proptest_config(sweep::cases(2000))]
 
     #[test]
-    fn finish_on_the_gpu_is_finish_on_the_cpu(
+    fn finish_on_the_gpu_equals_finish_on_the_cpu(
         pictures in pictures(),
         input in at(0usize..17),
         out in at((0usize..9).prop_map(|apart| 4 * apart)),
@@ -175,8 +174,8 @@ fn check_gather(mut staging: Guarded, offsets: &[u64], row_bytes: usize, out: At
 }
 
 #[test]
-fn gather_reads_no_word_that_holds_no_byte_of_the_row() {
-    // Rows that are all of their buffer, at every alignment of both sides; and beside memory that must not be touched.
+fn gather_reads_no_word_outside_the_row() {
+    // Rows that fill their buffer, at every alignment of both sides, next to inaccessible memory.
     for row_bytes in (1..36).chain([47, 48, 64, 255]) {
         for (apart, place) in (0..16).flat_map(|apart| (0..17).map(move |from| (apart, At::Start(from)))) {
             let staging = Guarded::new(&noise(row_bytes, 7), place);
@@ -209,7 +208,8 @@ fn gather_finds_rows_beyond_4_gib() {
     assert!(ran.is_none() || out == row.repeat(3));
 }
 
-/// Mean and std whose results are usual, large, subnormal, or in the middle of two values of bf16 or f16, or beside it.
+/// Mean and std whose results are usual, large, subnormal, or halfway between two values of bf16 or f16, or next to
+/// that.
 fn moments() -> impl Iterator<Item = (f32, f32)> {
     let usual = [(0.0, 1.0), (0.5, 0.25), (0.485, 0.229), (0.456, 0.224), (0.406, 0.225)];
     let far = [(0.0, 0.0001), (0.0, 30_000.0), (1.0, 60_000.0), (0.5, 1e38), (-60_000.0, 1.0)];
@@ -217,7 +217,7 @@ fn moments() -> impl Iterator<Item = (f32, f32)> {
     // of 2^-7 from 1 on: these are half a step past an even and an odd multiple.
     let steps = [2f32.powi(-10), 2f32.powi(-7)].into_iter().flat_map(|step| [1.0 + 0.5 * step, 1.0 + 1.5 * step]);
     let near_0 = [0.5, 1.5, 2.5, 1022.5, 1023.5].map(|steps| steps * 2f32.powi(-24));
-    // And what rounds up into the next power of two.
+    // And values that round up to the next power of two.
     let up = [2.0 - 2f32.powi(-11), 2.0 - 2f32.powi(-8)];
     let ties = steps.chain(near_0).chain(up);
     let beside = ties.flat_map(|tie| [tie.next_down(), tie, tie.next_up()]).flat_map(|value| [value, -value]);

@@ -1,4 +1,5 @@
-//! What a loader promises on a CUDA device, against stand-ins of the libraries; the same loader on the host is the oracle.
+//! The promises of a loader on a CUDA device, against stand-ins of the libraries; the same loader on the host is the
+//! oracle.
 #![cfg(feature = "cuda")]
 
 #[path = "../common/mod.rs"]

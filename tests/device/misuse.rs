@@ -1,4 +1,4 @@
-//! What safe code may do with batches on a device, and must not be punished for.
+//! Unusual but legal uses of device batches by safe code: all must work.
 #![allow(unsafe_code)]
 
 use crate::common::cuda::*;
@@ -58,7 +58,7 @@ fn a_raw_stream_may_end_after_its_ceiling_batch() {
         let loader = build(data().device(gpu(0)));
         let context = CudaContext::new(0).unwrap();
         context.bind_to_thread().unwrap();
-        // The meter keeps to the first stream ever: give it one that stays.
+        // The meter keeps the very first stream: give it a stream that stays.
         let stays = context.new_stream().unwrap();
         loader.epoch(0).unwrap().next().unwrap().unwrap().bind(Stream::from(&stays)).unwrap();
         let mut ceiling = loader.ceiling(4).unwrap();
@@ -78,7 +78,7 @@ fn a_raw_stream_may_end_after_its_ceiling_batch() {
     });
 }
 
-/// A caller that polls without waiting and holds everything is told so after the deadline.
+/// A caller that polls without waiting and holds every batch gets an error after the deadline.
 #[test]
 fn polling_while_holding_everything_is_an_error() {
     case(config(), |_| {
@@ -123,7 +123,7 @@ fn sums(loader: &Loader, what: &str) {
     // Kernels and handing over have no state of the copy stage.
     assert!(ratios.2 < 1.1, "{what}: copy {}", ratios.2);
     for (name, ratio) in [("slots", ratios.0), ("decode", ratios.1)] {
-        // Looking takes some microseconds at both ends of each epoch, which are a part of one that is over at once.
+        // Each query takes some microseconds at both ends of an epoch, a visible part of a very short one.
         assert!(ratio == 0.0 || (0.9..1.1).contains(&ratio), "{what}: {name} {ratio}");
     }
 }
@@ -189,7 +189,7 @@ struct Sent(std::ptr::NonNull<feedline::dlpack::DLManagedTensorVersioned>);
 // SAFETY: the struct may be deleted on any thread; that is what the test is about.
 unsafe impl Send for Sent {}
 
-/// Tensors outlive the loader, before and after bind, and go on other threads in odd orders.
+/// Tensors outlive the loader, before and after bind, and are dropped on other threads in odd orders.
 #[test]
 fn tensors_go_after_the_loader_on_other_threads() {
     case(late(), |_| {
@@ -265,9 +265,9 @@ fn a_hundred_streams() {
     });
 }
 
-/// The loader goes in its own map, on a worker.
+/// The loader is dropped in its own map, on a worker.
 #[test]
-fn the_last_iterator_goes_in_a_map_of_its_own() {
+fn the_last_iterator_is_dropped_in_its_own_map() {
     case(config(), |_| {
         let slot: Arc<std::sync::Mutex<Option<feedline::Epoch>>> = Arc::default();
         let (theirs, went) = (slot.clone(), Arc::new(AtomicBool::new(false)));
@@ -293,7 +293,7 @@ fn the_last_iterator_goes_in_a_map_of_its_own() {
         drop(loader);
         let start = Instant::now();
         while !went.load(Ordering::SeqCst) && start.elapsed() < Duration::from_secs(20) {
-            // Nobody takes batches: it may be that no row is left to map.
+            // No batch is taken, so there may be no row left to map.
             if start.elapsed() > Duration::from_secs(2) && slot.lock().unwrap().is_some() {
                 drop(slot.lock().unwrap().take());
                 break;
@@ -306,7 +306,7 @@ fn the_last_iterator_goes_in_a_map_of_its_own() {
     });
 }
 
-/// `ceiling` promises that the place of the run does not change, also when another thread starts an iterator meanwhile.
+/// `ceiling` must not change the place of the run, even if another thread starts an iterator meanwhile.
 #[test]
 fn a_ceiling_beside_another_thread_does_not_move_the_place() {
     let loader = Arc::new(build(data().workers(2)));
@@ -326,7 +326,7 @@ fn a_ceiling_beside_another_thread_does_not_move_the_place() {
             drop(epoch.next().unwrap().unwrap());
             wrong += u32::from(loader.next_epoch() != number);
             drop(epoch);
-            // Whatever the other one does: nobody has received a batch of another epoch but by `ceiling`.
+            // Whatever the other thread does: only `ceiling` has received batches of another epoch.
             std::thread::sleep(Duration::from_micros(300));
             wrong += u32::from(loader.next_epoch() != number);
         }
@@ -336,10 +336,10 @@ fn a_ceiling_beside_another_thread_does_not_move_the_place() {
     assert_eq!(wrong, 0, "of {tries}: the place was another one's while our iterator was alive");
 }
 
-/// A broken device ends the ceiling, or at least says so each time.
+/// A broken device ends the ceiling, or is at least reported each time.
 #[test]
 fn a_ceiling_on_a_broken_device_says_so_and_ends() {
-    // In a process of its own: a broken context keeps what it has.
+    // In a separate process: a broken context keeps its objects.
     if told().is_none() {
         let out = process(&here!(), "").output().unwrap();
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));

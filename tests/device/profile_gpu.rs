@@ -13,7 +13,7 @@ use std::time::Duration;
 
 const LENGTH: Duration = Duration::from_millis(2);
 
-/// What the kernel does, by a clock of this machine.
+/// The kernel's work, by this machine's clock.
 extern "C" fn spin(_: *const u32, _: *const u32, params: *const *const c_void) {
     // SAFETY: the stand-in calls this with the one parameter of the registration.
     let nanoseconds = unsafe { (*params).cast::<u64>().read() };
@@ -63,7 +63,7 @@ fn without_a_length_nothing_is_launched() {
 }
 
 #[test]
-fn what_the_driver_refuses_is_an_error_and_nothing_stays() {
+fn a_refusal_of_the_driver_is_an_error_without_leaks() {
     for (symbol, nth) in [
         ("cuStreamCreate", 0),
         ("cuModuleLoadData", 0),

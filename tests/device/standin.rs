@@ -1,4 +1,4 @@
-//! The stand-in GPU itself: that it is late where a GPU is late, finds what a GPU would get wrong silently, and fails when told.
+//! The stand-in GPU itself: it is late where a GPU is late, detects silent errors of a GPU, and fails on request.
 
 #![allow(unsafe_code)]
 
@@ -28,7 +28,7 @@ macro_rules! cu {
     }};
 }
 
-/// As [`cu`], of a call that must succeed.
+/// As [`cu`], for a call that must succeed.
 macro_rules! ok {
     ($name:ident($($arg:tt)*)) => {
         assert_eq!(cu!($name($($arg)*)), 0, stringify!($name))
@@ -105,7 +105,7 @@ fn fill(to: u64, stream: sys::CUstream) -> u32 {
     cu!(cuMemsetD8Async(to, 1, LEN, stream))
 }
 
-/// One violation, which holds all of `words`.
+/// Checks for one violation with all of `words`.
 fn assert_violation(session: &mut Session, words: &[&str]) {
     let found = session.expect_violations();
     assert_eq!(found.len(), 1, "{found:#?}");
@@ -141,7 +141,7 @@ fn calls_without_a_current_context_are_refused() {
 }
 
 #[test]
-fn two_devices_have_contexts_streams_and_memory_apart() {
+fn two_devices_have_separate_contexts_streams_and_memory() {
     let devices = vec![Gpu::new(1 << 20, "0000:01:00.0"), Gpu::new(1 << 20, "0000:02:00.0")];
     let mut session = begin(Config { devices, ..Config::default() });
     let (first, one) = (alloc(LEN), stream());
@@ -189,7 +189,7 @@ fn the_last_release_destroys_a_context() {
     assert_eq!(active, 0);
     let left = Live { streams: 1, registrations: 1, registered_bytes: LEN as u64, ..Live::default() };
     assert_eq!(session.live(), left);
-    // Nothing is left that could reach this memory.
+    // Nothing left can reach this memory.
     drop(host);
 }
 
@@ -281,7 +281,7 @@ fn a_stream_waits_for_its_event_and_others_do_not() {
 }
 
 #[test]
-fn events_are_known_by_what_was_recorded_last() {
+fn an_event_stands_for_its_last_record() {
     let session = begin(Config::default());
     let (stream, event, mut untimed, mut ms) = (stream(), event(), null_mut(), 0.0);
     ok!(cuEventQuery(event));
@@ -392,7 +392,7 @@ fn captured_work_does_not_run_and_a_captured_event_is_no_event() {
         [cu!(cuStreamWaitEvent(other, inside, 0)), cu!(cuEventElapsedTime(&mut ms, inside, inside))],
         [905, 907]
     );
-    // Recorded anew it is one again.
+    // Recorded again, it is an event again.
     ok!(cuEventRecord(inside, captured));
     ok!(cuEventSynchronize(inside));
     // Each of these conflicts with a capture, whatever the thread's mode.
@@ -697,10 +697,10 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A graph of everything that happened; order is reachability.
+/// Graph of all operations; order is reachability.
 #[derive(Default)]
 struct Naive {
-    /// For each node the nodes right before it.
+    /// Direct predecessors of each node.
     before: Vec<Vec<usize>>,
     accesses: Vec<(usize, usize, std::ops::Range<usize>, bool)>,
     last: [Option<usize>; STREAMS],
@@ -758,7 +758,7 @@ proptest! {
                     ok!(cuMemsetD8Async(buffers[buffer] + start as u64, 1, len, streams[stream]));
                 }
                 Step::Read { stream, buffer, start, len } => {
-                    // To a place of its own, so that only the reads count.
+                    // To separate memory, so that only the reads count.
                     let to = at(&back).wrapping_byte_add(index * 64);
                     ok!(cuMemcpyDtoHAsync_v2(to, buffers[buffer] + start as u64, len, streams[stream]));
                 }
@@ -775,7 +775,7 @@ proptest! {
 
 // --- failures ---
 
-/// What a small user of the driver does; every error ends it, and everything is given back.
+/// A small user of the driver: every error ends it, and it releases everything.
 fn work() -> Result<Vec<u8>, u32> {
     let run = || -> Result<Vec<u8>, cudarc::driver::DriverError> {
         let context = CudaContext::new(0)?;
@@ -803,14 +803,14 @@ fn call_number_i_fails_and_only_that_one() {
     for index in 0..calls {
         let mut session = cuda().session(Config::default());
         session.fail_at(index, 999, false);
-        // A call of the last drops has nobody to tell.
+        // A failing call in the last drops cannot report it.
         let outcome = work();
         let trace = session.trace();
         let failed: Vec<_> = trace.lines().filter(|line| line.ends_with("= 999")).collect();
         assert_eq!(failed.len(), 1, "{index}: {failed:#?}");
         assert!(failed[0].starts_with(&format!("{index} T")), "{}", failed[0]);
         assert!(outcome == Err(999) || outcome == Ok(vec![5; 100]), "{index}: {outcome:?}");
-        // Where a record or a wait fails, cudarc remembers the error and still copies or frees what should have been ordered.
+        // If a record or a wait fails, cudarc keeps the error and still copies or frees without the order.
         session.expect_violations();
     }
 }
@@ -938,7 +938,7 @@ fn live_objects_are_counted_until_they_are_released() {
 }
 
 #[test]
-fn a_session_knows_nothing_of_the_one_before() {
+fn a_session_is_independent_of_the_one_before() {
     let session = begin(Config::default());
     let (there, stream) = (alloc(LEN), stream());
     session.fail_at(session.calls(), 999, true);
@@ -1029,13 +1029,13 @@ fn kernels_write_and_read_the_allocations_of_their_pointers() {
         assert_eq!(fill(input, one), 0);
         ok!(cuStreamWaitEvent(two, record(one), 0));
         assert_eq!(launch(function(module(), c"add_one").unwrap(), out, input, two), 0);
-        // Both only read it.
+        // Both kernels only read it.
         ok!(cuMemcpyDtoDAsync_v2(alloc(LEN), input, LEN, one));
         assert_eq!(session.violations(), [""; 0]);
         if ordered {
             ok!(cuStreamWaitEvent(one, record(two), 0));
         }
-        // The kernel did not write these bytes, but who knows.
+        // The kernel did not write these bytes, but the driver cannot know.
         ok!(cuMemcpyDtoDAsync_v2(alloc(LEN), out + 100, 100, one));
         match ordered {
             true => assert_eq!(session.violations(), [""; 0]),

@@ -1,4 +1,4 @@
-//! Samples that cannot be had: who stands in for them, what is written of them, and what is an error all the same.
+//! Bad samples: their substitutes, their ledger entries, and the cases that stay errors.
 
 use crate::common::*;
 use feedline::dataset::{Dataset, DatasetExt, Parts};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 const BYTES: usize = 700;
 
-/// A file for each sample.
+/// One file per sample.
 struct Files {
     sources: Arc<Sources>,
     schema: Vec<EncodedField>,
@@ -60,7 +60,7 @@ fn bytes_of(id: u64) -> Vec<u8> {
 
 const SUBSTITUTE: OnBadSample = OnBadSample::Substitute { budget: 1000 };
 
-/// A row: what was delivered, and its status.
+/// A delivered row and its status.
 #[derive(Clone, Debug, PartialEq)]
 struct Delivered {
     id: u64,
@@ -78,7 +78,7 @@ fn deliver(loader: &Loader, epoch: u64) -> Result<Vec<Delivered>> {
     Ok(out)
 }
 
-/// What is wrong with what was delivered: nothing, when `bad` are the samples that cannot be had.
+/// Checks a delivery in which the samples `bad` are unreadable; gives the first violation.
 fn check(planned: &[u64], got: &[Delivered], bad: &BTreeSet<u64>, ledger: &[BadSample]) {
     assert_eq!(got.len(), planned.len());
     let mut times = BTreeMap::new();
@@ -194,7 +194,7 @@ fn one_bad_sample_over_the_budget_ends_the_iterator() {
                 assert_eq!(got.is_ok(), enough, "{budget}");
                 let Err(error) = got else { continue };
                 assert_eq!(error.kind(), ErrorKind::BadSamples);
-                // The batches before it were delivered, always as many.
+                // The batches before it were delivered, always the same number.
                 if epoch == 0 {
                     assert_eq!(loader.report().batches, [0, 0, 4][budget as usize], "{budget}");
                     assert!(error.message().contains("sample 7 in"), "{error}");
@@ -244,7 +244,7 @@ fn a_substitute_comes_from_the_order_and_not_from_outside_of_it() {
 }
 
 #[test]
-fn ranks_substitute_the_same_and_rows_that_fill_up_stay_padding() {
+fn all_ranks_substitute_alike_and_padding_stays() {
     let dir = Dir::new();
     let dataset = Files::new(&dir, 21);
     for id in [1, 20] {
@@ -324,8 +324,8 @@ fn an_error_of_map_batch_is_blamed_on_no_sample() {
     assert!(loader.ledger().samples.is_empty());
 }
 
-/// A read that works when it is tried again is counted, whoever tries: the reader, or who substitutes. One operation of
-/// each life fails; where the page cache is asked, or pages are read ahead, the read itself comes after it.
+/// A read that succeeds on a retry is counted, whether the reader or the substitution retries. One operation of each
+/// life fails; where the page cache is probed, or pages are read ahead, the read itself comes after it.
 #[test]
 fn retried_reads_of_substitutes_are_counted() {
     const STALE: i32 = 116;
@@ -341,10 +341,10 @@ fn retried_reads_of_substitutes_are_counted() {
             let got = deliver(&loader, 0).unwrap();
             check(&[0, 1, 2, 3, 4, 5], &got, &BTreeSet::from([4]), &loader.ledger().samples);
             let Some(hit) = faulty.hits().into_iter().next() else { break };
-            // A file is opened for the look into the page cache, too.
+            // The probe of the page cache opens the file, too.
             let ahead =
                 matches!(hit.call, Call::Cached | Call::Populate) || (mode, hit.call) == (Mode::Auto, Call::Open);
-            // Opening the file that is gone is tried again, and does not work.
+            // Opening the missing file is retried and fails again.
             let gone = (hit.call, hit.extent.source) == (Call::Open, SourceId::at(4));
             let report = loader.report();
             assert!(ahead || gone || report.recovered + report.reads.retries > 0, "{mode:?} {direct:?}: {hit:?}");
@@ -352,7 +352,7 @@ fn retried_reads_of_substitutes_are_counted() {
     }
 }
 
-/// What a worker keeps between samples is made anew when one panics in the middle of changing it.
+/// A worker's scratch is made again after a panic in the middle of a change.
 #[test]
 fn a_panic_leaves_a_clean_scratch_for_the_next_sample() {
     let dir = Dir::new();

@@ -1,5 +1,5 @@
-//! What stands in a file is data: its names never become paths to elsewhere, its numbers never become memory before they
-//! were compared with what is there, and what is no regular file is never waited for.
+//! File content is data: its names never become paths elsewhere, its numbers are checked before any allocation, and a
+//! file that is not regular is never waited for.
 
 use crate::common::{Dir, build};
 use crate::common::{alone, here};
@@ -18,7 +18,7 @@ fn fifo(path: &Path) {
     assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
 }
 
-/// What `work` returns; a panic when it does not return.
+/// Result of `work`; panics if it does not return.
 fn returns<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
     let (send, receive) = mpsc::channel();
     std::thread::spawn(move || drop(send.send(work())));
@@ -49,7 +49,7 @@ fn a_fifo_in_place_of_a_file_is_an_error() {
             fifo(&path);
             work(records, &dir).unwrap_err()
         });
-        // A FIFO has a length, too, of which some speak first.
+        // Some checks report the FIFO's length first.
         assert!(matches!(error.kind(), ErrorKind::NotAFile | ErrorKind::Changed), "{name}: {error}");
         assert!(error.site().path.as_deref().is_some_and(|path| path.ends_with("records")), "{name}: {error}");
     }
@@ -74,7 +74,7 @@ fn a_fifo_in_place_of_an_index_is_not_waited_for() {
         fifo(&index.into_iter().find(|path| path.extension().is_some_and(|ending| ending == "fdx")).unwrap());
         let again = open().unwrap();
         assert_eq!((again.len(), again.shards_scanned()), (first.len(), 1));
-        // And the shard itself, whose header names its members.
+        // Also the shard itself, whose header names its members.
         fifo(&shard);
         assert_eq!(again.member_name(0, 0).unwrap_err().kind(), ErrorKind::NotAFile);
     });
@@ -100,15 +100,15 @@ fn a_shard_linked_out_of_its_folder_needs_permission() {
     let right = |mds: &Mds| (0..mds.len()).map(|sample| mds.read_sample(sample).unwrap()).collect::<Vec<_>>();
     let expected = right(&Mds::open(dir.path("set")).unwrap());
     let first = dir.path("set").join(&shards[0]);
-    // Within the folder links are followed.
+    // Links within the folder are followed.
     std::fs::rename(&first, dir.path("set/elsewhere")).unwrap();
     symlink("elsewhere", &first).unwrap();
     match Mds::open(dir.path("set")) {
         Ok(mds) => assert_eq!(right(&mds), expected),
-        // Where there is no openat2.
+        // Without openat2.
         Err(error) => assert_eq!(error.kind(), ErrorKind::NotAFile, "{error}"),
     }
-    // Out of it they are not, whatever leads out.
+    // Links out of the folder are refused, absolute or relative.
     std::fs::rename(dir.path("set/elsewhere"), dir.path("outside")).unwrap();
     for target in [dir.path("outside"), "../outside".into()] {
         std::fs::remove_file(&first).unwrap();
@@ -140,7 +140,7 @@ fn a_shard_that_became_an_outward_link_is_not_read() {
     assert_eq!(error.kind(), ErrorKind::NotAFile, "{error}");
 }
 
-/// Places in an index, as JSON pointers, and what stands there in place of the right value.
+/// Places in an index, as JSON pointers, with wrong values for them.
 fn hostile_values() -> Vec<(&'static str, Value)> {
     let long = "x".repeat(5000);
     let names =
@@ -220,8 +220,8 @@ fn a_sparse_file_of_8_tib_is_read() {
     });
 }
 
-/// Runs the test again in a process of its own with little address space, where taking what a file promises, or a stack
-/// as deep as it says, ends the process. True there.
+/// Runs the test again in a process with little address space, where an allocation of a promised size, or a stack of a
+/// promised depth, ends the process. True in that process.
 #[cfg(feature = "parquet")]
 fn confined(test: &str) -> bool {
     use rustix::process::{Resource, Rlimit, setrlimit};
@@ -287,7 +287,7 @@ mod parquet {
             this
         }
 
-        /// `count` elements of one kind, as they stand in `items`.
+        /// `count` elements of one kind, unchanged from `items`.
         fn list(self, id: i16, kind: u8, count: usize, items: &[u8]) -> Self {
             let mut this = self.field(id, 9);
             this.out.push(0xf0 | kind);
@@ -317,7 +317,7 @@ mod parquet {
         [b"PAR1", pages, &footer, &len, b"PAR1"].concat()
     }
 
-    /// A file of one `i64`, 7, whose dictionary page says that it holds `entries`.
+    /// A file of one `i64`, 7, whose dictionary page claims `entries` entries.
     fn one_value(entries: i64) -> Vec<u8> {
         let kind = Thrift::default().i32(1, entries).i32(2, 0).end();
         let dictionary = Thrift::default().i32(1, 2).i32(2, 8).i32(3, 8).inner(7, &kind).end();
@@ -344,7 +344,7 @@ mod parquet {
     }
 
     #[test]
-    fn a_dictionary_that_claims_too_much_takes_no_memory() {
+    fn an_oversized_dictionary_claim_takes_no_memory() {
         if !confined(&here!()) {
             return;
         }
@@ -368,7 +368,7 @@ mod parquet {
             let error = read(file(&[], (depth + 2, &schema), (0, &[]))).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Limit, "{depth}: {error}");
         }
-        // As deep as anybody nests.
+        // A realistic depth is accepted.
         let mut schema = group("root", 1);
         (0..20).for_each(|_| schema.extend(group("g", 1)));
         schema.extend(leaf("x"));
@@ -387,7 +387,7 @@ mod parquet {
             ("children", file(&[], (2, &wide), (0, &[]))),
             ("elements", file(&[], (1 << 30, &schema), (0, &[]))),
             ("row groups", file(&[], (2, &schema), (1 << 30, &[]))),
-            // Elements of a byte each, of which every one would take hundreds.
+            // Elements of one byte each, which would take hundreds of bytes in memory.
             ("empty row groups", file(&[], (2, &schema), (100 << 20, &vec![0; 100 << 20]))),
         ];
         for (what, bytes) in table {
@@ -415,7 +415,7 @@ mod pictures {
         Single::new(image, &EncodedField::image("x"))?.decode(input, 0, 0, 0)
     }
 
-    /// Where the scans begin: the offsets of their markers, then that of the end.
+    /// Offsets of the scans' markers, then the offset of the end.
     fn scans(jpeg: &[u8]) -> Vec<usize> {
         let is = |pair: &[u8]| pair[0] == 0xFF && matches!(pair[1], 0xDA | 0xD9);
         jpeg.windows(2).enumerate().filter(|(_, pair)| is(pair)).map(|(at, _)| at).collect()
@@ -427,7 +427,7 @@ mod pictures {
         let places = scans(&jpeg);
         let count = places.len() as u32 - 1;
         assert!(count > 3, "{count}");
-        // The last scan a thousand times: as little of the file as there can be for a pass over the whole picture.
+        // The last scan a thousand times: the fewest bytes that force a pass over the whole picture.
         let end = *places.last().unwrap();
         let last = &jpeg[places[places.len() - 2]..end];
         let bomb = [&jpeg[..end], &last.repeat(1000), &jpeg[end..]].concat();
@@ -442,7 +442,7 @@ mod pictures {
                 assert_eq!(error.kind(), ErrorKind::Limit, "{backend:?} {scans}: {error}");
                 assert!(error.message().contains(&format!("more than {scans} scans")), "{error}");
             }
-            // One scan is none too many, whatever the limit.
+            // A single scan is accepted under any limit.
             decode(image(0), &fixture("420.jpg")).unwrap();
         }
     }

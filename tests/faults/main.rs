@@ -1,4 +1,4 @@
-//! What a loader promises when something fails: a call, a sample, a file, a disk, a process, a user's function.
+//! The promises of a loader under faults: a failing call, sample, file, disk, process or user function.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -11,6 +11,6 @@ mod stalled;
 mod substitutes;
 mod torture;
 
-// The parts of the example name each other at the root.
+// The parts of the example refer to each other at the crate root.
 #[cfg(all(feature = "image", feature = "signals"))]
 use torture::{copy, damage, job, scenarios, source, supervise};

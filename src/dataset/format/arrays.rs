@@ -1,12 +1,13 @@
-//! Arrays in files as samples: a whole array is one (npy, npz), or each row of its first axis (npy, npz, safetensors).
+//! Arrays in files as samples: a sample is a whole array (npy, npz), or a row of its first axis (npy, npz,
+//! safetensors).
 //!
 //! ```text
 //! samples:  file k ─► array ─► field of sample k            rows:  files ─► arrays one after the other ─► row k
 //! ```
 //!
-//! Limits: arrays are dense and in C order. Invariants: all arrays of a field have one dtype and, but for the dimension
-//! that its rule lets vary, one shape; what is said of the files is checked when the dataset is opened; finding a sample
-//! is arithmetic, and a search over files where rows are samples.
+//! Limits: arrays are dense and in C order. Invariants: all arrays of a field have one dtype and, except for dimensions
+//! that its rule lets vary, one shape; all rules are checked when the dataset is opened; finding a sample is
+//! arithmetic, plus a search over files if rows are samples.
 
 use crate::dataset::starts::Starts;
 use crate::dataset::{Dataset, Parts};
@@ -21,32 +22,33 @@ use std::sync::Arc;
 pub(crate) struct Array {
     pub(crate) dtype: DType,
     pub(crate) shape: Vec<u64>,
-    /// First byte of its data in the file.
+    /// Offset of its data in the file.
     pub(crate) offset: u64,
 }
 
-/// How the arrays of a field may differ.
+/// Rule for the differences between a field's arrays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Rule {
-    /// In nothing.
+    /// No difference.
     #[default]
     Same,
-    /// In the first dimension, up to this one.
+    /// The first dimension varies, up to this maximum.
     UpTo(usize),
-    /// In all dimensions but their number; delivered as a vector of at most so many elements, and the shape beside it.
+    /// All dimensions vary, but not their number. Delivered as a vector of at most this many elements, with the shape
+    /// beside it.
     Flat(usize),
 }
 
 /// A field: one array from each of several files.
 pub(crate) struct Given {
     pub(crate) name: String,
-    /// Index of the first file among the sources; the others follow.
+    /// Index of the first file among the sources; the other files follow.
     pub(crate) base: usize,
     pub(crate) arrays: Vec<Array>,
     pub(crate) rule: Rule,
 }
 
-/// The samples.
+/// Dataset of the arrays.
 pub(crate) struct Arrays {
     sources: Arc<Sources>,
     schema: Vec<EncodedField>,
@@ -54,14 +56,14 @@ pub(crate) struct Arrays {
     len: u64,
     bytes_max: u64,
     largest: Option<u64>,
-    /// By sample and column, where the arrays' checksums are verified.
+    /// Checks by sample and column, if checksums are verified.
     checks: Option<Box<[Check]>>,
-    /// What a sample is, and the pattern of the files.
+    /// Description of a sample, and the pattern of the files.
     what: String,
     name: String,
 }
 
-/// An array with what the file has before it, and the CRC-32 of both.
+/// Check of an array: the header before it, and the CRC-32 of both.
 #[derive(Clone, Copy)]
 pub(crate) struct Check {
     /// Bytes before the data.
@@ -72,17 +74,17 @@ pub(crate) struct Check {
 struct Column {
     field: usize,
     base: usize,
-    /// Where rows are the samples.
+    /// Starts of each file, if rows are samples.
     starts: Option<Starts>,
-    /// For each file: where the data starts.
+    /// Start of the data in each file.
     offsets: Numbers,
-    /// Bytes of a sample: for each file, or the same for all.
+    /// Bytes of a sample, per file or the same for all.
     bytes: Numbers,
-    /// The shapes that go into the field after this one: so many bytes for each sample.
+    /// Shapes for the field after this one, and their bytes per sample.
     shapes: Option<(Box<[i64]>, usize)>,
 }
 
-/// Numbers of which most lists hold only one kind.
+/// List of numbers, compact if all are equal.
 enum Numbers {
     Same(u64),
     Each(Box<[u64]>),
@@ -109,9 +111,9 @@ impl Numbers {
 }
 
 impl Arrays {
-    /// The samples of files of this `format`, which are the files or else their rows.
+    /// Makes the samples of files of this `format`: the files, or their rows.
     ///
-    /// Errors: [`ErrorKind::Shape`] for arrays that do not fit each other; [`ErrorKind::Empty`] where there are no rows.
+    /// Errors: [`ErrorKind::Shape`] for incompatible arrays; [`ErrorKind::Empty`] for arrays without rows.
     pub(crate) fn of(sources: Sources, given: Vec<Given>, rows: bool, format: &str, pattern: &Path) -> Result<Self> {
         let arrays = if rows { Self::rows(sources, given)? } else { Self::samples(sources, given)? };
         if arrays.len == 0 {
@@ -121,7 +123,7 @@ impl Arrays {
         Ok(Self { what, name: pattern.display().to_string(), ..arrays })
     }
 
-    /// Every array that is read is verified. `checks`: those of the first file's arrays, then of the next one's.
+    /// Verifies every array on each read. `checks`: for the first file's arrays, then for the next file's.
     pub(crate) fn verified(mut self, checks: Vec<Check>) -> Self {
         let headers = |checks: &[Check]| checks.iter().map(|check| u64::from(check.header)).sum();
         let most = checks.chunks(self.columns.len()).map(headers).max().unwrap_or(0);
@@ -130,15 +132,16 @@ impl Arrays {
         self
     }
 
-    /// What an array is verified against, if it is.
+    /// Check of an array, if arrays are verified.
     fn check_of(&self, sample: u64, field: usize) -> Option<Check> {
         let column = self.columns.iter().position(|column| column.field == field)?;
         Some(self.checks.as_ref()?[sample as usize * self.columns.len() + column])
     }
 
-    /// Sample *k* is the arrays of the *k*-th files.
+    /// Makes sample *k* of the arrays in the *k*-th files.
     ///
-    /// Errors: [`ErrorKind::Shape`] for arrays that differ in what they may not, or fields of unequal many files.
+    /// Errors: [`ErrorKind::Shape`] for arrays that differ beyond their rule, or fields with different numbers of
+    /// files.
     fn samples(sources: Sources, given: Vec<Given>) -> Result<Self> {
         let len = given.first().map_or(0, |first| first.arrays.len());
         let (mut schema, mut columns) = (Vec::new(), Vec::new());
@@ -174,9 +177,10 @@ impl Arrays {
         Self { sources, schema, columns, len, bytes_max, largest, checks: None, what, name }
     }
 
-    /// Sample *k* is row *k* of all arrays of a field, the files one after the other.
+    /// Makes sample *k* of row *k* of each field, counted over its files in order.
     ///
-    /// Errors: [`ErrorKind::Shape`] for arrays without a first axis, of different rows, or fields of unequal many rows.
+    /// Errors: [`ErrorKind::Shape`] for arrays without a first axis, of different rows, or fields with different
+    /// numbers of rows.
     fn rows(sources: Sources, given: Vec<Given>) -> Result<Self> {
         let (mut schema, mut columns): (Vec<EncodedField>, Vec<Column>) = (Vec::new(), Vec::new());
         let (mut len, mut bytes_max) = (0, 0_u64);
@@ -201,7 +205,7 @@ impl Arrays {
         Ok(Self::new(sources, schema, columns, len, bytes_max, None))
     }
 
-    /// `x f32 [3, 4], y i64 []`.
+    /// Description such as `x f32 [3, 4], y i64 []`.
     fn describe_fields(&self) -> String {
         let one = |field: &EncodedField| match &field.encoding {
             Encoding::Raw { dtype, shape: Shape::Fixed(dims) } => format!("{} {dtype} {dims:?}", field.name),
@@ -294,7 +298,7 @@ impl Column {
         Extent { source: SourceId::at(self.base + file), offset: self.offsets.get(file) + row * len, len }
     }
 
-    /// Whether another field has the rows of this one: as many, and in the same files where they share them.
+    /// Checks that this field has the rows of the first field: as many, and in the same files if they share files.
     fn check_rows(&self, schema: &[EncodedField], sources: &Sources, given: &Given, starts: &Starts) -> Result<()> {
         let first = &schema[self.field].name;
         let (own, rows) = (self.starts.as_ref().map_or(&[][..], Starts::all), starts.len());
@@ -316,7 +320,7 @@ impl Column {
 }
 
 impl Array {
-    /// Bytes of the data; the parsers have checked that the file has them.
+    /// Bytes of the data; the parsers have checked them against the file.
     fn bytes(&self) -> u64 {
         self.dims_bytes(&self.shape)
     }
@@ -335,7 +339,7 @@ impl Array {
 }
 
 impl Given {
-    /// The fields of the batch: one, or two with the shape. `axes` leading dimensions count samples.
+    /// Fields of the batch: one, or two with the shape. The `axes` leading dimensions count samples.
     fn fields(&self, sources: &Sources, axes: usize) -> Result<Vec<EncodedField>> {
         let first = self.arrays.first().ok_or_else(|| Error::new(ErrorKind::Empty, Stage::Index, "no arrays"))?;
         for (file, array) in self.arrays.iter().enumerate() {
@@ -359,7 +363,7 @@ impl Given {
         Ok(fields)
     }
 
-    /// Whether an array may stand beside the first one.
+    /// Checks that an array is compatible with the first one.
     fn fits(&self, first: &Array, array: &Array, axes: usize) -> Result<(), String> {
         let (name, found) = (&self.name, array.described());
         if array.shape.len() < axes {
@@ -371,7 +375,7 @@ impl Given {
             Rule::Flat(_) => array.shape.len() == first.shape.len(),
         };
         if !alike || array.dtype != first.dtype || array.shape.len() != first.shape.len() {
-            // Which rule would take both.
+            // Rule that would accept both.
             let same_dims = array.dtype == first.dtype && array.shape.len() == first.shape.len();
             let hint = match self.rule {
                 Rule::Flat(_) => "",
@@ -386,14 +390,14 @@ impl Given {
         }
         let (count, max) = match self.rule {
             Rule::Same if axes == 0 && array.bytes() == 0 || axes == 1 && array.row_bytes() == 0 => {
-                return Err(format!("`{name}` is {found}: samples of no bytes"));
+                return Err(format!("`{name}` is {found}: its samples have no bytes"));
             }
             Rule::Same => return Ok(()),
             Rule::UpTo(_) if array.shape.is_empty() => {
                 return Err(format!("`{name}` is {found}: a scalar has no first dimension"));
             }
             Rule::UpTo(_) if array.row_bytes() == 0 => {
-                return Err(format!("`{name}` is {found}: a dimension behind the first is 0"));
+                return Err(format!("`{name}` is {found}: a dimension after the first is 0"));
             }
             Rule::Flat(_) if array.shape.is_empty() => {
                 return Err(format!("`{name}` is {found}: a scalar has no shape"));

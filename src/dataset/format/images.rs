@@ -1,9 +1,9 @@
-//! Images: a folder per class, or one flat folder. Names and sizes are read once, in parallel; pixels are not touched.
+//! Images: a folder per class, or one flat folder. Names and sizes are read once, in parallel; pixels are not read.
 //!
-//! What is taken: regular files whose name ends in one of `EXTENSIONS` (any case), also in folders below a class
-//! folder. What is left out, and counted by kind in [`Images::left_out`]: other endings and hidden files. What is an
-//! error: FIFOs, sockets and devices, links that lead out of the root or to a folder, a class without images, images
-//! beside class folders. So no picture disappears without a word.
+//! Taken: regular files with an ending of `EXTENSIONS` (any case), also in folders below a class folder. Left out, and
+//! counted by kind in [`Images::left_out`]: other endings and hidden files. Errors: FIFOs, sockets and devices, links
+//! to a folder or out of the root, a class without images, images beside class folders. So no picture is dropped
+//! silently.
 
 use crate::dataset::digest::Digest;
 use crate::dataset::parallel::parallel;
@@ -17,16 +17,16 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Endings (lower case) of the files that are taken for pictures.
+/// File endings (lower case) that mark a picture.
 pub const EXTENSIONS: [&str; 7] = ["jpg", "jpeg", "jfif", "png", "webp", "bmp", "gif"];
 
-/// Folders below a class folder are followed so deep.
+/// Maximum depth of folders below a class folder.
 const DEPTH_MAX: usize = 32;
-/// Names whose sizes one thread asks for at a time.
+/// Files per unit of work of a thread that reads sizes.
 const STAT_CHUNK: usize = 512;
 
-/// Pictures in folders. Fields: `image` (encoded) and, with class folders, `label` (`i64`, the class's index in
-/// [`Images::classes`]). Samples are in the order of class, folder and file name.
+/// Dataset of pictures in folders. Fields: `image` (encoded) and, with class folders, `label` (`i64`, the class's index
+/// in [`Images::classes`]). Samples are in the order of class, folder and file name.
 pub struct Images {
     sources: Arc<Sources>,
     schema: Vec<EncodedField>,
@@ -39,7 +39,7 @@ pub struct Images {
     root: PathBuf,
 }
 
-/// One folder's pictures.
+/// Pictures of one folder.
 struct Folder {
     path: PathBuf,
     class: usize,
@@ -51,8 +51,8 @@ struct Folder {
 impl Images {
     /// Indexes `root`: its subfolders are the classes; without subfolders it is one flat folder without labels.
     ///
-    /// Errors: FIFOs, sockets and devices, links that lead out of the root or to a folder, a class without images, images
-    /// beside class folders; each names the path.
+    /// Errors: FIFOs, sockets and devices, links to a folder or out of the root, a class without images, images beside
+    /// class folders; each with the path.
     pub fn open(root: impl AsRef<Path>) -> Result<Self> {
         let root = root.as_ref();
         let real = real_path(root)
@@ -110,12 +110,12 @@ impl Images {
         Ok(Self { sources, schema, classes, starts, labels, left_out, bytes_max, root })
     }
 
-    /// Names of the classes; a label is an index here. Empty for a flat folder.
+    /// Names of the classes; a label is an index into them. Empty for a flat folder.
     pub fn classes(&self) -> &[String] {
         &self.classes
     }
 
-    /// Files that were not taken for pictures: number by ending (`hidden` for names that start with a dot).
+    /// Counts of the files left out, by ending (`hidden` for names that start with a dot).
     pub fn left_out(&self) -> &BTreeMap<String, u64> {
         &self.left_out
     }
@@ -147,7 +147,7 @@ struct Listing {
     folders: Vec<PathBuf>,
 }
 
-/// What is in one folder, sorted by name; sizes are asked for later.
+/// Lists one folder, sorted by name; sizes are read later.
 fn list(path: &Path, class: usize, root: &Path) -> Result<Listing> {
     let mut folder =
         Folder { path: path.to_path_buf(), class, names: Vec::new(), sizes: Vec::new(), left_out: BTreeMap::new() };
@@ -159,7 +159,7 @@ fn list(path: &Path, class: usize, root: &Path) -> Result<Listing> {
         if name.as_encoded_bytes().starts_with(b".") {
             *folder.left_out.entry("hidden".into()).or_default() += 1;
         } else if kind == Kind::Folder && ending_of(&name).is_ok() {
-            // To look into it would find nothing, and lose a picture without a word.
+            // Descending would find nothing and drop a picture silently.
             return Err(not_a_file("a folder with the name of a picture", &name));
         } else if kind == Kind::Folder {
             folders.push(path.join(&name));
@@ -181,18 +181,18 @@ fn list(path: &Path, class: usize, root: &Path) -> Result<Listing> {
 
 /// Whether a link leads to a regular file below `root`.
 fn stays_inside(link: &Path, root: &Path) -> Result<bool> {
-    let target = real_path(link)
-        .map_err(|source| Error::os(Stage::Index, "a link that leads nowhere", source).with_path(link))?;
+    let target =
+        real_path(link).map_err(|source| Error::os(Stage::Index, "a link without a target", source).with_path(link))?;
     Ok(target.starts_with(root) && look(&target)?.kind == Kind::File)
 }
 
-/// `Ok` for a picture's ending, else the ending.
+/// `Ok` for a picture; `Err` with the ending for other files.
 fn ending_of(name: &std::ffi::OsStr) -> std::result::Result<(), String> {
     let ending = Path::new(name).extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
     if EXTENSIONS.contains(&ending.as_str()) { Ok(()) } else { Err(format!(".{ending}")) }
 }
 
-/// All folders of a class, parents before children.
+/// Lists all folders of a class, parents before children.
 fn walk(path: &Path, class: usize, root: &Path) -> Result<Vec<Folder>> {
     let mut out = Vec::new();
     let mut todo = vec![(path.to_path_buf(), 0)];
@@ -208,7 +208,7 @@ fn walk(path: &Path, class: usize, root: &Path) -> Result<Vec<Folder>> {
     Ok(out)
 }
 
-/// Asks for the size of every file.
+/// Reads the size of every file.
 fn measure(folders: &mut [Folder]) -> Result<()> {
     let chunks: Vec<(usize, std::ops::Range<usize>)> = folders
         .iter()

@@ -1,14 +1,14 @@
-//! Megatron's indexed token files: `prefix.bin` holds the tokens of all sequences, `prefix.idx` says where each ends.
+//! Megatron's indexed token files: `prefix.bin` holds the tokens of all sequences, `prefix.idx` the end of each.
 //!
 //! ```text
 //! idx: MMIDIDX\0\0 | version 1 | dtype | S | D | S lengths (i32) | S offsets (i64) | D document starts (i64, the last = S)
 //! bin: sequence 0 | sequence 1 | …           documents are runs of sequences
 //! ```
 //!
-//! Limits: one prefix (several are put together by [`Concat`](crate::dataset::Concat)); no multimodal indexes, which have a byte per
-//! sequence more. Invariants, checked while the index is read once in blocks: sequences follow each other without holes
-//! from the first byte of `.bin` to the last; documents are ascending and end with the last sequence; the index has
-//! exactly the bytes that its counts say. In memory stay 8 bytes for each document or sequence, and nothing for windows.
+//! Limits: one prefix ([`Concat`](crate::dataset::Concat) joins several); no multimodal indexes, which have one more
+//! byte per sequence. Invariants, checked while the index is read once in blocks: sequences follow each other without
+//! holes from the first byte of `.bin` to the last; documents are ascending and end with the last sequence; the index
+//! has exactly the bytes of its counts. In memory stay 8 bytes per document or sequence, and nothing for windows.
 
 use crate::dataset::digest::Digest;
 use crate::dataset::format::tokens::{Cut, Step, Windows, beside, cut_setters};
@@ -22,12 +22,12 @@ use std::sync::Arc;
 
 const MAGIC: &[u8] = b"MMIDIDX\0\0";
 const HEADER_BYTES: u64 = 34;
-/// Bytes of the index that are held at a time, for each of its three lists.
+/// Bytes of the index in memory at a time, for each of its three lists.
 const BLOCK: u64 = 64 << 10;
 
-/// Tokens indexed by Megatron-LM's tools: documents or sequences of up to a maximum, or windows over all of them.
+/// Dataset of Megatron-LM's indexed tokens. Samples are documents or sequences up to a maximum, or windows over all.
 ///
-/// Field: `tokens`, of the index's dtype; its length tells how many of a document's row are tokens.
+/// Field: `tokens`, of the index's dtype. For documents and sequences the row's length is the number of its tokens.
 ///
 /// ```no_run
 /// # use feedline::dataset::Megatron;
@@ -46,7 +46,7 @@ pub struct Megatron {
 }
 
 enum Samples {
-    /// Ends in tokens; the first entry is 0. `what` is `documents` or `sequences`.
+    /// Ends of the spans, in tokens; the first entry is 0. `what` is `documents` or `sequences`.
     Spans {
         ends: Box<[u64]>,
         max: u64,
@@ -61,7 +61,7 @@ enum Samples {
     },
 }
 
-/// What the index says there is.
+/// Counts of the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Counts {
     tokens: u64,
@@ -69,7 +69,7 @@ pub(crate) struct Counts {
     documents: u64,
 }
 
-/// What is taken for a sample; made by [`Megatron::builder`].
+/// Builder of [`Megatron`]: selects the samples. Made by [`Megatron::builder`].
 #[derive(Clone, Debug, Default)]
 pub struct MegatronBuilder {
     spans: Option<(Kind, usize)>,
@@ -77,7 +77,7 @@ pub struct MegatronBuilder {
     cut: Cut,
 }
 
-/// What ends are kept.
+/// Kind of the ends kept in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Documents,
@@ -86,28 +86,28 @@ pub(crate) enum Kind {
 }
 
 impl Megatron {
-    /// Settings: [`documents`](MegatronBuilder::documents), [`sequences`](MegatronBuilder::sequences) or
-    /// [`window`](MegatronBuilder::window) must follow.
+    /// Starts a builder; it needs one of [`documents`](MegatronBuilder::documents),
+    /// [`sequences`](MegatronBuilder::sequences) and [`window`](MegatronBuilder::window).
     pub fn builder() -> MegatronBuilder {
         MegatronBuilder::default()
     }
 
-    /// Tokens in `.bin`.
+    /// Number of tokens in `.bin`.
     pub fn tokens(&self) -> u64 {
         self.counts.tokens
     }
 
-    /// Sequences in the index.
+    /// Number of sequences in the index.
     pub fn sequences(&self) -> u64 {
         self.counts.sequences
     }
 
-    /// Documents in the index.
+    /// Number of documents in the index.
     pub fn documents(&self) -> u64 {
         self.counts.documents
     }
 
-    /// Tokens that are in no sample: what was cut off, or does not fill a window.
+    /// Number of tokens in no sample: cut off, or too few for a window.
     pub fn leftover_tokens(&self) -> u64 {
         match &self.samples {
             Samples::Spans { cut_tokens, .. } => *cut_tokens,
@@ -117,35 +117,35 @@ impl Megatron {
 }
 
 impl MegatronBuilder {
-    /// Each document is a sample, of at most `max` tokens.
+    /// Makes each document a sample, of at most `max` tokens.
     #[must_use]
     pub fn documents(mut self, max: usize) -> Self {
         self.spans = Some((Kind::Documents, max));
         self
     }
 
-    /// Each sequence is a sample, of at most `max` tokens.
+    /// Makes each sequence a sample, of at most `max` tokens.
     #[must_use]
     pub fn sequences(mut self, max: usize) -> Self {
         self.spans = Some((Kind::Sequences, max));
         self
     }
 
-    /// What is longer than the maximum loses its end, and is counted in [`Megatron::leftover_tokens`] and the report.
-    /// Default: it is an error when the files are opened.
+    /// `true` cuts documents or sequences down to the maximum; [`Megatron::leftover_tokens`] and the report count the
+    /// rest. Default: `false`, where a longer one is an error of `open`.
     #[must_use]
     pub fn cut(mut self, cut: bool) -> Self {
         self.cut_long = cut;
         self
     }
 
-    // Windows are cut from the tokens of all documents, one after the other.
+    // Windows are cut from the consecutive tokens of all documents.
     cut_setters!();
 
     /// Opens `prefix.idx` and `prefix.bin`; `prefix` may have either ending.
     ///
     /// Errors: not found, a cut file ([`ErrorKind::Truncated`]), an index that contradicts itself or `.bin`
-    /// ([`ErrorKind::Decode`]), a document over the maximum ([`ErrorKind::Shape`], naming the first), no sample at all
+    /// ([`ErrorKind::Decode`]), a document above the maximum ([`ErrorKind::Shape`], with the first), no sample at all
     /// ([`ErrorKind::Empty`]).
     pub fn open(self, prefix: impl AsRef<Path>) -> Result<Megatron> {
         let kind = self.kind()?;
@@ -183,15 +183,15 @@ impl MegatronBuilder {
         let bad = |message: &str| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         let windowed = self.cut.window > 0 || self.cut.step.is_some() || self.cut.next_token;
         match self.spans {
-            Some(_) if windowed => bad("samples are documents, sequences or windows, not two of them"),
-            Some((_, 0)) => bad("samples of at most 0 tokens"),
+            Some(_) if windowed => bad("samples are documents, sequences or windows: choose one"),
+            Some((_, 0)) => bad("samples of at most 0 tokens: give a maximum above 0"),
             Some((kind, _)) => Ok(kind),
             None if self.cut_long => bad("`cut` is for documents and sequences"),
             None => Ok(Kind::Windows),
         }
     }
 
-    /// The samples between ends. Errors: [`ErrorKind::Shape`] for what is too long, unless it is to be cut.
+    /// Makes the samples between ends. Errors: [`ErrorKind::Shape`] for a span above the maximum, unless `cut` is set.
     fn spans_of(&self, kind: Kind, max: u64, index: &Index) -> Result<Samples> {
         let what = if kind == Kind::Documents { "documents" } else { "sequences" };
         let (mut first, mut cut_tokens, mut cut_samples, mut empty) = (None, 0, 0, 0);
@@ -217,11 +217,11 @@ impl MegatronBuilder {
     }
 }
 
-/// The checked index.
+/// A checked index.
 pub(crate) struct Index {
     dtype: DType,
     counts: Counts,
-    /// 0, and where each document or sequence ends; empty for windows.
+    /// 0, then the end of each document or sequence; empty for windows.
     ends: Vec<u64>,
 }
 
@@ -254,7 +254,7 @@ pub(crate) fn read_index(input: &Blob, bin_len: u64, keep: Kind) -> Result<Index
         documents: List::new(HEADER_BYTES + sequences * 12, 8, starts),
     };
     let (tokens, ends) = walk.run(sequences, dtype.size() as u64, keep)?;
-    // Fits: the offsets, checked on the way, are 64-bit numbers of bytes.
+    // Cannot overflow: the checked offsets are 64-bit numbers of bytes.
     let bytes = tokens.checked_mul(dtype.size() as u64);
     if bytes != Some(bin_len) {
         let kind = if bytes.is_none_or(|bytes| bytes > bin_len) { ErrorKind::Truncated } else { ErrorKind::Decode };
@@ -277,7 +277,7 @@ fn dtype_of(code: u8) -> Result<DType, String> {
     }
 }
 
-/// A list of numbers in the index, read in blocks.
+/// Reader of a list of numbers in the index, block by block.
 struct List {
     at: u64,
     width: u64,
@@ -318,7 +318,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Tokens in all, and the ends that are wanted.
+    /// Gives the total number of tokens, and the wanted ends.
     fn run(&mut self, sequences: u64, size: u64, keep: Kind) -> Result<(u64, Vec<u64>)> {
         let (mut tokens, mut ends) = (0_u64, Vec::new());
         let mut document = self.documents.next(self.input)?;
@@ -331,7 +331,7 @@ impl Walk<'_> {
         }
         document = self.documents.next(self.input)?;
         for sequence in 0..=sequences {
-            // Documents of no sequences end where the one before does.
+            // A document without sequences ends where the document before it does.
             while let Some((end, _)) = document.filter(|(end, _)| *end == sequence) {
                 if keep == Kind::Documents {
                     ends.push(tokens);
@@ -354,7 +354,7 @@ impl Walk<'_> {
         Ok((tokens, ends))
     }
 
-    /// Tokens up to the end of the next sequence.
+    /// Number of tokens up to the end of the next sequence.
     fn sequence(&mut self, sequence: u64, tokens: u64, size: u64) -> Result<u64> {
         let (Some((len, len_at)), Some((offset, at))) =
             (self.lengths.next(self.input)?, self.offsets.next(self.input)?)
@@ -369,11 +369,11 @@ impl Walk<'_> {
             let message = format!("sequence {sequence} starts at {offset}, those before it end after {tokens} tokens");
             return Err(self.input.wrong(message, at, 8));
         }
-        // At most 2^31 for each of fewer than 2^61 entries of a file.
+        // At most 2^31 tokens for each of fewer than 2^61 entries of a file.
         tokens.checked_add(len).ok_or_else(|| self.input.wrong("more than 2^64 tokens", len_at, 4))
     }
 
-    /// The last document must end with the last sequence.
+    /// Checks that the last document ends with the last sequence.
     fn ended(&mut self, sequences: u64) -> Result<()> {
         let last = self.documents.at - 8;
         let end = number(&self.input.array::<8>(last, "the index")?);
@@ -424,7 +424,7 @@ impl Dataset for Megatron {
     fn identity(&self) -> u64 {
         let digest = Digest::new("megatron");
         match &self.samples {
-            // The ends are those of the index, which is no source.
+            // The ends come from the index, which is not a source.
             Samples::Spans { ends, .. } => digest.words(ends).end(),
             Samples::Windows { windows, .. } => digest.word(windows.window).word(windows.stride).end(),
         }

@@ -1,16 +1,16 @@
-//! Formats: one file or folder each. `arrays` is what the array formats share.
+//! Formats: one module each. The array formats share `arrays`.
 //!
-//! What all formats owe to files that may be anything at all:
+//! Every file is untrusted. Checks of each format:
 //!
-//! | read from a file | compared with, before memory is taken or a loop is run |
+//! | value from a file | compared with, before any allocation or loop |
 //! |---|---|
-//! | any file | opened without waiting, regular, and read up to the length that it had then |
+//! | any file | opened without blocking, must be regular, read up to its length at open |
 //! | index file `.fdx` | the file's length, the shard's length and ends, 8 MiB of ledger, its CRC |
 //! | checksums of `checked` | the file's length, the sources, its CRC |
 //! | tar: sizes, PAX, long names | the shard's end; 1 MiB and 64 KiB. Names are keys and endings, never paths |
-//! | TFRecord, `Example`: lengths | the shard's end; the record's; what the row holds |
-//! | MDS `index.json`: lengths, offsets | 64 MiB of JSON; each shard's own length. Names are opened beneath the folder |
-//! | zstd, Snappy, LZ4 | what index or footer promised; they write into a buffer of that size and stop |
+//! | TFRecord, `Example`: lengths | the ends of shard and record; the row's size |
+//! | MDS `index.json`: lengths, offsets | 64 MiB of JSON; each shard's length. Names are opened beneath the folder |
+//! | zstd, Snappy, LZ4 | the size in index or footer; they write into a buffer of that size and stop |
 //! | Parquet footer, pages | 256 MiB, 64 levels, 2^20 elements; the file's length; the footer. Columns in other files: refused |
 //! | npy, npz | 64 KiB of header, 64 MiB of directory; the file's length. Deflated members: refused |
 //! | safetensors | 100 MB of header; the file's length |
@@ -18,7 +18,7 @@
 //! | pictures | `decode::Limits`: bytes, pixels, heap, scans |
 //! | a loader's saved state | 64 KiB, its CRC |
 //!
-//! A panic of another crate's parser is an error; none of them runs a program or opens a connection.
+//! A panic of another crate's parser becomes an error; no parser runs a program or opens a connection.
 
 mod arrays;
 pub(crate) mod images;
@@ -35,7 +35,7 @@ pub(crate) mod tokens;
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 
-/// Refuses little-endian formats where numbers have the other byte order: their bytes go into batches as they stand.
+/// Refuses little-endian formats on big-endian machines: their bytes go into batches unchanged.
 pub(crate) fn little_endian(format: &str) -> Result<()> {
     if cfg!(target_endian = "little") {
         return Ok(());
@@ -44,7 +44,7 @@ pub(crate) fn little_endian(format: &str) -> Result<()> {
     Err(Error::new(ErrorKind::Config, Stage::Index, message))
 }
 
-/// A little-endian number of `bytes`, which are at most 8.
+/// Parses a little-endian number of at most 8 bytes.
 pub(crate) fn number(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }

@@ -1,4 +1,4 @@
-//! Records: one or many files of fixed-size records, with a file of labels or none.
+//! Records: one or many files of fixed-size records, with optional labels.
 
 use crate::dataset::digest::Digest;
 use crate::dataset::starts::Starts;
@@ -10,10 +10,10 @@ use crate::tensor::{DType, EncodedField, Field};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Fixed-size records, the samples of one file after those of the other.
+/// Dataset of fixed-size records in one or more files, in the order of the files.
 ///
-/// Fields: `record` (or the name, dtype and shape given), and `label` when there are labels. Record *k* of a file lies
-/// at `header + k × record_bytes`.
+/// Fields: `record` (or the given name, dtype and shape), and `label` if labels are given. Record *k* of a file lies at
+/// `header + k × record_bytes`.
 ///
 /// ```no_run
 /// # use feedline::{dataset::Records, tensor::DType};
@@ -38,16 +38,16 @@ struct LabelBytes {
     size: usize,
 }
 
-/// Where labels come from.
+/// Source of labels.
 #[derive(Clone, Debug)]
 pub enum Labels {
-    /// A file of one number per record, native byte order, nothing else. Held in memory.
+    /// A file with exactly one number per record, in native byte order. It is kept in memory.
     File(PathBuf, DType),
     /// One class per record.
     Classes(Vec<i64>),
 }
 
-/// How records are laid out; made by [`Records::builder`].
+/// Builder of [`Records`]: sets the layout of records. Made by [`Records::builder`].
 #[derive(Clone, Debug)]
 pub struct RecordsBuilder {
     record_bytes: u64,
@@ -57,7 +57,7 @@ pub struct RecordsBuilder {
 }
 
 impl Records {
-    /// Records of `record_bytes` bytes, a `u8` vector unless [`RecordsBuilder::field`] says otherwise.
+    /// Starts a builder for records of `record_bytes` bytes: a `u8` vector unless [`RecordsBuilder::field`] is set.
     pub fn builder(record_bytes: usize) -> RecordsBuilder {
         RecordsBuilder {
             record_bytes: record_bytes as u64,
@@ -69,21 +69,22 @@ impl Records {
 }
 
 impl RecordsBuilder {
-    /// Names the field and says what the bytes are: dtype and shape must have `record_bytes` bytes together.
+    /// Sets the field's name, dtype and shape, which must have `record_bytes` bytes in all.
     #[must_use]
     pub fn field(mut self, name: &str, dtype: DType, shape: impl Into<Vec<usize>>) -> Self {
         self.field = Field::fixed(name, dtype, shape);
         self
     }
 
-    /// Every file starts with `bytes` bytes that are not records.
+    /// Skips a header of `bytes` bytes at the start of every file.
     #[must_use]
     pub fn header(mut self, bytes: u64) -> Self {
         self.header_bytes = bytes;
         self
     }
 
-    /// Adds the field `label` (a scalar) from a file of one `dtype` per record. The file is read into memory.
+    /// Adds the field `label` (a scalar) from a file with one `dtype` number per record, in native byte order. The file
+    /// is read into memory.
     #[must_use]
     pub fn labels(mut self, path: impl Into<PathBuf>, dtype: DType) -> Self {
         self.labels = Some(Labels::File(path.into(), dtype));
@@ -97,10 +98,11 @@ impl RecordsBuilder {
         self
     }
 
-    /// Opens one file, or a folder: all its regular files in the order of their names (hidden ones left out).
+    /// Opens one file, or all regular files of a folder in the order of their names (hidden files left out).
     ///
-    /// Errors: not found, not a regular file, empty, or a length that is not a whole number of records
-    /// ([`ErrorKind::Truncated`], naming the bytes that are over).
+    /// Errors: not found; not a regular file; empty; a length that is not a whole number of records
+    /// ([`ErrorKind::Truncated`], with the extra bytes); a wrong number of labels ([`ErrorKind::Shape`]); a field that
+    /// does not have `record_bytes` bytes ([`ErrorKind::Config`]).
     pub fn open(self, path: impl AsRef<Path>) -> Result<Records> {
         let path = path.as_ref();
         let files = if look(path)?.kind == Kind::Folder { files_of(path, &[])? } else { vec![path.to_path_buf()] };
@@ -126,9 +128,9 @@ impl RecordsBuilder {
         self.finish(sources, counts, name)
     }
 
-    /// Records in memory of the process: no I/O at all.
+    /// Opens records that lie in memory: no I/O.
     ///
-    /// Errors: a length that is not a whole number of records.
+    /// Errors: as [`Self::open`], for the length of `bytes`.
     pub fn open_bytes(self, bytes: impl Into<Arc<[u8]>>) -> Result<Records> {
         self.check()?;
         let bytes = bytes.into();
@@ -196,7 +198,7 @@ impl Labels {
             Self::Classes(classes) if classes.len() as u64 != records => wrong(classes.len() as u64, None),
             Self::Classes(classes) => Ok((bytemuck::cast_slice(&classes).into(), DType::I64)),
             Self::File(path, dtype) => {
-                // The length first: a wrong file must not be read into memory to find out.
+                // Check the length first: a wrong file must not be read into memory.
                 let input = Blob::open(&path)?;
                 let len = input.len();
                 if Some(len) != records.checked_mul(dtype.size() as u64) {

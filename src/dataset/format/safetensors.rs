@@ -1,13 +1,13 @@
-//! safetensors: tensors of one first dimension, each row a sample.
+//! safetensors: tensors with the same first dimension; each row is a sample.
 //!
 //! ```text
 //! | length (u64) | {"x":{"dtype":"F32","shape":[100,3],"data_offsets":[0,1200]},…}  padding | data … |
 //! ```
 //!
-//! Limits: headers up to 100 MB, as upstream. Invariants, those of upstream and more: tensors lie one after the other, from
-//! the first byte of the data to the last, without holes or overlaps; dtype × shape is the length of each; no key of the
-//! header stands twice, and none is unknown. So a cut file, bytes over and a header that two readers would see differently are
-//! errors. The data itself has no checksum: a flipped bit in it cannot be seen.
+//! Limits: headers up to 100 MB, as upstream. Invariants, as upstream and stricter: tensors lie one after the other,
+//! from the first byte of the data to the last, without holes or overlaps; dtype × shape is the length of each; no key
+//! of the header is duplicate or unknown. So a cut file, extra bytes, and a header that two readers could read
+//! differently are errors. The data has no checksum: a flipped bit in it goes unnoticed.
 
 use crate::dataset::Dataset;
 use crate::dataset::format::arrays::{Array, Arrays, Given, Rule};
@@ -23,12 +23,12 @@ use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use std::path::Path;
 
-/// Bytes of a header at most.
+/// Maximum bytes of a header.
 const HEADER_MAX: u64 = 100_000_000;
-/// Dimensions at most; the format knows no limit.
+/// Maximum dimensions; the format has no limit.
 const DIMS_MAX: usize = 64;
 
-/// dtypes of the format, their bits, and what they are in a batch.
+/// Dtypes of the format, with their bits and their dtype in a batch.
 const DTYPES: [(&str, u64, Option<DType>); 22] = [
     ("BOOL", 8, Some(DType::U8)),
     ("U8", 8, Some(DType::U8)),
@@ -54,10 +54,10 @@ const DTYPES: [(&str, u64, Option<DType>); 22] = [
     ("C64", 64, None),
 ];
 
-/// Rows of tensors in safetensors files: sample *k* is row *k* of the first axis of every chosen tensor, a field each.
+/// Dataset of safetensors files: sample *k* is row *k* (first axis) of every chosen tensor. Each tensor is a field.
 ///
-/// `BOOL` and the 8-bit floats (`F8_…`) are delivered as `u8`, bit by bit; complex numbers and floats of fewer bits have
-/// no dtype here and are refused by name.
+/// `BOOL` and the 8-bit floats (`F8_…`) are delivered as `u8`, bit by bit. Complex numbers and floats of fewer bits
+/// have no dtype here and are refused by name.
 ///
 /// ```no_run
 /// # use feedline::dataset::SafeTensors;
@@ -66,39 +66,39 @@ const DTYPES: [(&str, u64, Option<DType>); 22] = [
 /// ```
 pub struct SafeTensors(Arrays);
 
-/// Which tensors are taken; made by [`SafeTensors::builder`].
+/// Builder of [`SafeTensors`]: selects tensors. Made by [`SafeTensors::builder`].
 #[derive(Clone, Debug, Default)]
 pub struct SafeTensorsBuilder {
     tensors: Option<Vec<String>>,
 }
 
 impl SafeTensors {
-    /// The files that `pattern` names, one after the other, with all their tensors.
+    /// Opens the files of `pattern`, one after the other, with all their tensors.
     ///
-    /// Errors: those of [`SafeTensorsBuilder::open`].
+    /// Errors: as [`SafeTensorsBuilder::open`].
     pub fn open(pattern: impl AsRef<Path>) -> Result<Self> {
         Self::builder().open(pattern)
     }
 
-    /// Settings; every call may be left out.
+    /// Starts a builder; every setting is optional.
     pub fn builder() -> SafeTensorsBuilder {
         SafeTensorsBuilder::default()
     }
 }
 
 impl SafeTensorsBuilder {
-    /// Only these tensors, in this order. Default: all, as they lie in the first file.
+    /// Takes only these tensors, in this order. Default: all, in the order of the first file's data.
     #[must_use]
     pub fn tensors<'n>(mut self, names: impl IntoIterator<Item = &'n str>) -> Self {
         self.tensors = Some(names.into_iter().map(String::from).collect());
         self
     }
 
-    /// Opens the files, reading their headers in parallel.
+    /// Opens the files and reads their headers in parallel.
     ///
-    /// Errors: not found, nothing found, a cut file ([`ErrorKind::Truncated`]), a header that is wrong, a tensor that is
-    /// missing or over ([`ErrorKind::Decode`]), tensors of other dtypes, shapes or first dimensions
-    /// ([`ErrorKind::Shape`]); each names the file.
+    /// Errors: not found, nothing found, a cut file ([`ErrorKind::Truncated`]), a malformed header, a missing or extra
+    /// tensor ([`ErrorKind::Decode`]), tensors of other dtypes, shapes or first dimensions ([`ErrorKind::Shape`]); each
+    /// names the file.
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<SafeTensors> {
         little_endian("safetensors")?;
         let files = expand(&pattern, &[".safetensors"])?;
@@ -124,7 +124,7 @@ impl SafeTensorsBuilder {
         Arrays::of(sources, given, true, "safetensors", pattern.as_ref()).map(SafeTensors)
     }
 
-    /// Those of a file's tensors that were asked for.
+    /// The requested tensors of a file.
     fn chosen(&self, mut tensors: Vec<Tensor>) -> Vec<Tensor> {
         if let Some(names) = &self.tensors {
             tensors.retain(|tensor| names.contains(&tensor.name));
@@ -152,22 +152,22 @@ fn take(given: &mut [Given], mut tensors: Vec<Tensor>) -> Result<()> {
     }
 }
 
-/// A tensor as the header has it.
+/// A tensor by its header entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tensor {
     name: String,
     dtype: (&'static str, u64, Option<DType>),
     shape: Vec<u64>,
-    /// First byte in the file, and the one behind the last.
+    /// Offset of the first byte in the file, and of the end.
     start: u64,
     end: u64,
 }
 
-/// Reads the header: the tensors in the order in which they lie in the file.
+/// Reads the header: the tensors in the order of their data.
 pub(crate) fn header(input: &Blob) -> Result<Vec<Tensor>> {
     let size = number(&input.array::<8>(0, "the header's length")?);
     if size > HEADER_MAX {
-        let message = format!("not safetensors, or damaged: a header of {size} bytes; {HEADER_MAX} are possible");
+        let message = format!("not safetensors, or damaged: a header of {size} bytes; the limit is {HEADER_MAX}");
         return Err(input.error(ErrorKind::Limit, message, 0, 8));
     }
     let text = input.read(8, size, "the header")?;
@@ -177,7 +177,7 @@ pub(crate) fn header(input: &Blob) -> Result<Vec<Tensor>> {
     Ok(tensors)
 }
 
-/// Checks that the tensors fill the data, which starts at `data`, and moves their offsets there.
+/// Checks that the tensors fill the data, which starts at `data`, and makes their offsets relative to the file.
 fn check(input: &Blob, tensors: &mut [Tensor], data: u64) -> Result<()> {
     let mut next = 0;
     for Tensor { name, dtype: (dtype, bits, _), shape, start, end } in &mut *tensors {
@@ -207,11 +207,11 @@ fn check(input: &Blob, tensors: &mut [Tensor], data: u64) -> Result<()> {
     }
 }
 
-/// What the header says, in its order: tensors by name. Neither a key that stands twice nor one that is unknown is passed over,
-/// and no tree is built.
+/// Parsed header: tensors by name, in the header's order. Duplicate and unknown keys are errors, and no JSON tree is
+/// built.
 struct Header(Vec<(String, Entry)>);
 
-/// By itself it would be read from a list, too: [`Entry`] is read from a map alone.
+/// The derived code would also accept a list: [`Entry`] accepts only a map.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Fields {
@@ -224,10 +224,10 @@ struct Entry(Fields);
 
 struct Dims(Vec<u64>);
 
-/// The values of `__metadata__`: strings, which nobody reads.
+/// The values of `__metadata__`: strings, checked and dropped.
 struct Strings;
 
-/// Reads what `visit` makes of a map or list.
+/// Implements `Deserialize` by a visitor of a map or list.
 macro_rules! visitor {
     ($name:ident, $by:ident, $visit:ident, $access:ident, $wanted:literal, |$input:ident| $read:block) => {
         impl<'de> Deserialize<'de> for $name {
@@ -281,7 +281,7 @@ visitor!(Header, deserialize_map, visit_map, MapAccess, "a map of tensors", |map
     Ok(Header(tensors))
 });
 
-/// The tensors of a header's text. Errors: what is wrong, and at which byte.
+/// Parses the tensors of a header's text. Errors: message and byte.
 fn tensors_of(text: &[u8]) -> Result<Vec<Tensor>, (String, usize)> {
     if text.first() != Some(&b'{') {
         return Err(("the header does not start with `{`".into(), 0));
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn tensors_come_in_the_order_in_which_they_lie() {
+    fn tensors_are_sorted_by_offset() {
         let text = r#"{"__metadata__":{"format":"pt"},"b\u0061":{"dtype":"F32","shape":[2,1],"data_offsets":[4,12]},
             "a":{"data_offsets":[0,4],"shape":[4],"dtype":"BOOL"},"none":{"dtype":"I64","shape":[0,9],"data_offsets":[12,12]}}   "#;
         let tensors = of(text, 12).unwrap();
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn malformed_headers_are_named() {
         let one = |dtype: &str, shape: &str, span: &str| {
             format!(r#"{{"x":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{span}}}}}"#)
         };
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_checked_before_memory_is_taken() {
+    fn lengths_are_checked_before_any_allocation() {
         let claim = |size: u64| header(&Blob::memory([&size.to_le_bytes()[..], b"{}"].concat().into())).unwrap_err();
         assert_eq!(claim(3).kind(), ErrorKind::Truncated);
         assert_eq!(claim(100_000_001).kind(), ErrorKind::Limit);
@@ -397,7 +397,7 @@ mod tests {
         assert_eq!(header(&Blob::memory(b"{}"[..].into())).unwrap_err().kind(), ErrorKind::Truncated);
     }
 
-    /// What a general JSON reader makes of the header.
+    /// The header as a general JSON reader parses it.
     fn by_serde(text: &str) -> Option<Vec<(String, Vec<u64>)>> {
         let value: serde_json::Value = serde_json::from_str(text).ok()?;
         let tensors = value.as_object()?.iter().filter(|(name, _)| *name != "__metadata__");
@@ -409,7 +409,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_header_is_an_answer_and_never_a_panic(text in "[{}\\[\\]\":,a-z0-9_\\\\ .-]{0,60}", data in 0_usize..9) {
+        fn no_header_makes_the_parser_panic(text in "[{}\\[\\]\":,a-z0-9_\\\\ .-]{0,60}", data in 0_usize..9) {
             if let Ok(tensors) = of(&format!("{{{text}"), data) {
                 let mut own: Vec<_> = tensors.into_iter().map(|tensor| (tensor.name, tensor.shape)).collect();
                 own.sort();

@@ -5,9 +5,9 @@
 //! windows:  k ─► header + k × stride                               (inputs are [..3], targets [1..])
 //! ```
 //!
-//! Limits: a window lies within one file; what does not fill one at a file's end is not delivered and counted in
-//! [`Tokens::leftover_tokens`]. Invariants: a file is a whole number of tokens; finding a window is arithmetic. Flat files
-//! have no checksum and, but for llm.c's, no count: one that was cut at a whole token cannot be told from a shorter one.
+//! Limits: a window lies within one file; tokens at a file's end that do not fill a window are left out and counted in
+//! [`Tokens::leftover_tokens`]. Invariants: a file is a whole number of tokens; finding a window is arithmetic. Flat
+//! files have no checksum and, except llm.c's, no count: a file cut after a whole token looks like a shorter file.
 
 use crate::dataset::digest::Digest;
 use crate::dataset::format::{little_endian, number};
@@ -20,17 +20,17 @@ use crate::tensor::{DType, EncodedField, Field};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Headers of llm.c's files: 256 `i32`, of which the first three are magic, version and the number of tokens.
+/// Headers of llm.c's files: 256 `i32`, the first three are magic, version and number of tokens.
 const LLM_C_BYTES: u64 = 1024;
-/// What llm.c writes: magic, version, dtype.
+/// Magic, version and dtype of llm.c's files.
 const LLM_C: [(u64, u64, DType); 2] = [(20_240_520, 1, DType::U16), (20_240_801, 7, DType::U32)];
 
-/// Windows of tokens. Field: `tokens`, of the dtype given and as long as a window. Windows are in the order of files and
-/// places.
+/// Dataset of windows over flat files of tokens. Field: `tokens`, of the given dtype and the window's length. Windows
+/// are in the order of files and offsets.
 ///
 /// ```no_run
 /// # use feedline::{dataset::Tokens, tensor::DType};
-/// // What nanoGPT's get_batch cuts, without its overlaps at random: 1,025 tokens each, 1,024 apart.
+/// // Windows as in nanoGPT's get_batch, but without random overlaps: 1,025 tokens each, 1,024 apart.
 /// let train = Tokens::builder(DType::U16).window(1024).next_token().open("openwebtext/train.bin")?;
 /// println!("{} tokens left over", train.leftover_tokens());
 /// # Ok::<(), feedline::Error>(())
@@ -47,7 +47,7 @@ pub struct Tokens {
     name: String,
 }
 
-/// How windows are cut; made by [`Tokens::builder`].
+/// Builder of [`Tokens`]: sets the windows. Made by [`Tokens::builder`].
 #[derive(Clone, Debug)]
 pub struct TokensBuilder {
     dtype: DType,
@@ -56,32 +56,32 @@ pub struct TokensBuilder {
     llm_c: bool,
 }
 
-/// How both builders of tokens cut windows.
+/// Setters for windows that both builders of tokens share.
 macro_rules! cut_setters {
     () => {
-        /// Tokens of a sample: each window over the tokens is one.
+        /// Sets the number of tokens of a window; each window is a sample.
         #[must_use]
         pub fn window(mut self, tokens: usize) -> Self {
             self.cut.window = tokens;
             self
         }
 
-        /// Tokens from the start of a window to that of the next. Default: the window's length.
+        /// Sets the number of tokens between the starts of two windows. Default: the window's length.
         #[must_use]
         pub fn stride(mut self, tokens: usize) -> Self {
             self.cut.step = Some(Step::Stride(tokens));
             self
         }
 
-        /// Tokens that a window shares with the next one. Instead of [`stride`](Self::stride).
+        /// Sets the number of tokens that consecutive windows share. Replaces [`stride`](Self::stride).
         #[must_use]
         pub fn overlap(mut self, tokens: usize) -> Self {
             self.cut.step = Some(Step::Overlap(tokens));
             self
         }
 
-        /// Windows get one token more, and start as far apart as before: the first tokens are the inputs, the last the
-        /// targets, and every token but the first is a target once.
+        /// Adds one token to each window, with unchanged distances: the first tokens are the inputs, the last the
+        /// targets, and every token except the first is a target once.
         #[must_use]
         pub fn next_token(mut self) -> Self {
             self.cut.next_token = true;
@@ -92,17 +92,18 @@ macro_rules! cut_setters {
 pub(super) use cut_setters;
 
 impl Tokens {
-    /// Files of tokens of this dtype, an integer one. [`TokensBuilder::window`] must follow.
+    /// Starts a builder for tokens of this integer dtype. It needs [`TokensBuilder::window`].
     pub fn builder(dtype: DType) -> TokensBuilder {
         TokensBuilder { dtype, cut: Cut::default(), header_bytes: 0, llm_c: false }
     }
 
-    /// Tokens in all files together.
+    /// Number of tokens in all files together.
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
 
-    /// Tokens that are in no window: at the ends of files and, where the stride is longer than the window, between.
+    /// Number of tokens in no window: at the ends of files and, with a stride above the window's length, between
+    /// windows.
     pub fn leftover_tokens(&self) -> u64 {
         self.leftover
     }
@@ -111,15 +112,15 @@ impl Tokens {
 impl TokensBuilder {
     cut_setters!();
 
-    /// Every file starts with `bytes` bytes that are not tokens.
+    /// Skips a header of `bytes` bytes at the start of every file.
     #[must_use]
     pub fn header(mut self, bytes: u64) -> Self {
         self.header_bytes = bytes;
         self
     }
 
-    /// The files are llm.c's: a header of 1,024 bytes whose magic, version and number of tokens are checked. It says
-    /// `u16` (GPT-2's tokens) or `u32` (Llama 3's), which must be the builder's dtype.
+    /// Reads llm.c's files: a header of 1,024 bytes whose magic, version and number of tokens are checked. Its version
+    /// gives `u16` (GPT-2's tokens) or `u32` (Llama 3's), which must be the builder's dtype.
     #[must_use]
     pub fn llm_c(mut self) -> Self {
         self.llm_c = true;
@@ -127,10 +128,10 @@ impl TokensBuilder {
         self
     }
 
-    /// Opens the files that `pattern` names: a file, a folder (its `.bin` files), `{000..127}`, `*`.
+    /// Opens the files of `pattern`: a file, a folder (its `.bin` files), `{000..127}`, `*`.
     ///
-    /// Errors: [`ErrorKind::Config`] for a window that cannot be, not found, nothing found, a file that is not a whole
-    /// number of tokens ([`ErrorKind::Truncated`], naming the bytes over), a header that is not llm.c's
+    /// Errors: [`ErrorKind::Config`] for an impossible window, not found, nothing found, a file that is not a whole
+    /// number of tokens ([`ErrorKind::Truncated`], with the extra bytes), a header that is not llm.c's
     /// ([`ErrorKind::Decode`]), no window at all ([`ErrorKind::Empty`]).
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<Tokens> {
         let mut tokens = self.open_files(&expand(&pattern, &[".bin"])?)?;
@@ -153,7 +154,7 @@ impl TokensBuilder {
         self.finish(sources, &counts, name)
     }
 
-    /// Tokens in memory of the process: no I/O at all.
+    /// Opens tokens that lie in memory: no I/O.
     ///
     /// Errors: as [`open`](Self::open).
     pub fn open_bytes(self, bytes: impl Into<Arc<[u8]>>) -> Result<Tokens> {
@@ -164,7 +165,7 @@ impl TokensBuilder {
         self.finish(sources, &[count], "<memory>".into())
     }
 
-    /// Tokens of a file.
+    /// Number of tokens in a file.
     fn tokens_of(&self, input: &Blob) -> Result<u64> {
         let Some(body) = input.len().checked_sub(self.header_bytes) else {
             let message = format!("{} bytes are less than the header of {}", input.len(), self.header_bytes);
@@ -217,7 +218,7 @@ impl TokensBuilder {
     }
 }
 
-/// What the user says of windows.
+/// The user's settings for windows.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cut {
     pub(crate) window: usize,
@@ -231,7 +232,7 @@ pub(crate) enum Step {
     Overlap(usize),
 }
 
-/// Windows as they are cut.
+/// Checked geometry of windows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Windows {
     pub(crate) window: u64,
@@ -239,7 +240,7 @@ pub(crate) struct Windows {
 }
 
 impl Cut {
-    /// Errors: [`ErrorKind::Config`] for windows that cannot be.
+    /// Errors: [`ErrorKind::Config`] for impossible windows.
     pub(crate) fn windows(&self, dtype: DType) -> Result<Windows> {
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         if matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64) {
@@ -247,7 +248,7 @@ impl Cut {
         }
         let window = (self.window as u64).saturating_add(u64::from(self.next_token));
         if self.window == 0 || window > 1 << 40 {
-            return bad(format!("a window of {} tokens: `.window` says how many a sample has", self.window));
+            return bad(format!("a window of {} tokens: set the number of tokens with `.window`", self.window));
         }
         let stride = match self.step {
             None => self.window as u64,
@@ -262,12 +263,12 @@ impl Cut {
 }
 
 impl Windows {
-    /// Windows in `tokens` tokens.
+    /// Number of windows in `tokens` tokens.
     pub(crate) fn count(&self, tokens: u64) -> u64 {
         tokens.checked_sub(self.window).map_or(0, |rest| rest / self.stride + 1)
     }
 
-    /// Tokens of them that are in no window.
+    /// Number of these tokens in no window.
     pub(crate) fn leftover(&self, tokens: u64) -> u64 {
         let count = self.count(tokens);
         let apart = self.stride.max(self.window) == self.stride;
@@ -279,7 +280,7 @@ impl Windows {
         tokens - covered
     }
 
-    /// `windows of 1025 u16 tokens, 1024 apart`.
+    /// Description such as `windows of 1025 u16 tokens, 1024 apart`.
     pub(crate) fn describe(&self, dtype: &str) -> String {
         format!("windows of {} {dtype} tokens, {} apart", self.window, self.stride)
     }
@@ -325,7 +326,7 @@ impl Dataset for Tokens {
     }
 }
 
-/// `prefix` with an ending put behind it; `prefix.idx` and `prefix.bin` are taken for `prefix`.
+/// Appends an ending to `prefix`; `prefix.idx` and `prefix.bin` count as `prefix`.
 pub(crate) fn beside(prefix: &Path, ending: &str) -> PathBuf {
     let bare = match prefix.extension() {
         Some(found) if found == "idx" || found == "bin" => prefix.with_extension(""),
@@ -346,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_are_what_was_said() {
+    fn windows_follow_the_settings() {
         let of = |windows: Windows| (windows.window, windows.stride);
         assert_eq!(of(cut(8, None, false).unwrap()), (8, 8));
         assert_eq!(of(cut(8, None, true).unwrap()), (9, 8));
@@ -360,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_may_be_given_with_either_ending() {
+    fn a_prefix_may_have_either_ending() {
         for prefix in ["a/b.c", "a/b.c.idx", "a/b.c.bin"] {
             assert_eq!(beside(Path::new(prefix), ".idx"), Path::new("a/b.c.idx"));
         }

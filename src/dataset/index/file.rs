@@ -1,4 +1,4 @@
-//! Index files: where they lie, for which shard they are right, what they hold.
+//! Index files: their paths, their validity for a shard, their content.
 
 use super::table::{Form, HEADER, Notes, Table};
 use super::{Cache, Settings};
@@ -11,17 +11,17 @@ use std::path::{Path, PathBuf};
 
 /// Ending of index files.
 pub(super) const ENDING: &str = ".fdx";
-/// First and last bytes of a shard that belong to its version.
+/// Bytes at each end of a shard that belong to its version.
 const ENDS: u64 = 4096;
-/// Bytes of the ledger in an index file: JSON, which takes many times its length while it is read. An index with more is not
-/// taken from its file.
+/// Maximum bytes of the ledger in an index file: JSON, which takes many times its length while it is parsed. A file
+/// with a larger ledger is ignored.
 pub(super) const NOTES_MAX: usize = 8 << 20;
 
-/// What tells one content of a shard from another without reading it.
+/// Version of a shard: detects changed content without reading all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Version {
     pub(super) len: u64,
-    /// What storage says of the version: for a file its modification time.
+    /// Version according to storage: a file's modification time.
     pub(super) modified: u64,
     /// CRC32C of the first and last bytes.
     pub(super) ends: u32,
@@ -40,7 +40,7 @@ impl Version {
     }
 }
 
-/// FNV-1a: the same in every build, unlike the standard library's.
+/// FNV-1a: the same in every build, unlike the standard library's hash.
 fn fnv(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
@@ -50,8 +50,8 @@ pub(super) fn purpose(settings: &Settings<'_>) -> u64 {
     fnv(format!("{format}\0{options}\0{fields}\0{checksums}").as_bytes())
 }
 
-/// The index file of a shard. Its name holds the options, so that two datasets of the same shards do not overwrite each
-/// other's; in a folder of its own also the shard's path.
+/// Path of a shard's index file. The name includes the options, so that two datasets of the same shards do not
+/// overwrite each other's files; in a separate folder it also includes the shard's path.
 pub(super) fn place(path: &Path, settings: &Settings<'_>, purpose: u64) -> Option<PathBuf> {
     use std::os::unix::ffi::OsStrExt;
     let mut name = path.file_name()?.to_os_string();
@@ -70,20 +70,21 @@ pub(super) fn place(path: &Path, settings: &Settings<'_>, purpose: u64) -> Optio
     }
 }
 
-/// Leaves out index files that a pattern such as `train-*` has found.
+/// Removes index files that a pattern such as `train-*` has matched.
 pub(crate) fn without_indexes(mut files: Vec<PathBuf>) -> Vec<PathBuf> {
     files.retain(|path| !path.as_os_str().as_encoded_bytes().ends_with(ENDING.as_bytes()));
     files
 }
 
-/// The word of the CRC. Words of the header: magic and version, purpose, the shard's length, time and ends, fields, form, rows, most bytes of
+/// Index of the header word with the CRC. Words of the header: magic and version, purpose, the shard's length, time and
+/// ends, fields, form, rows, most bytes of
 /// a sample, largest sample, bytes of notes, CRC32C of the file without this word.
 #[cfg(any(test, feature = "unstable"))]
 pub(super) const CRC: usize = HEADER - 1;
-/// "feedlix" and the version. In native order like everything else: a machine of the other order finds no index.
+/// "feedlix" and the version. In native order like all words: a machine of the other byte order finds no index.
 pub(super) const MAGIC: [u32; 2] = [u32::from_be_bytes(*b"feed"), u32::from_be_bytes(*b"lix1")];
 
-/// Makes the words a file: fills in the header.
+/// Completes the file: fills in the header.
 pub(super) fn seal(table: &mut Table, version: &Version, purpose: u64) {
     let [len, modified, purpose, bytes_max] = [version.len, version.modified, purpose, table.bytes_max].map(halves);
     let (ends, notes) = ([version.ends, table.fields as u32], [table.largest, table.notes_bytes as u32]);
@@ -91,7 +92,7 @@ pub(super) fn seal(table: &mut Table, version: &Version, purpose: u64) {
     seal_words(&mut table.words, [MAGIC, purpose, len, modified, ends, form, bytes_max, notes].as_flattened());
 }
 
-/// The table in an index file, or `None` when it is not right, or not for this shard as it is now.
+/// Reads the table of an index file; `None` if the file is damaged or belongs to another version of the shard.
 pub(super) fn load(file: &Blob, path: &Path, version: &Version, purpose: u64, fields: usize) -> Option<Table> {
     let mut head = [0_u32; HEADER];
     file.read_at(0, bytemuck::cast_slice_mut(&mut head)).ok()?;
@@ -104,7 +105,7 @@ pub(super) fn load(file: &Blob, path: &Path, version: &Version, purpose: u64, fi
     let (rows, bytes_max, largest, notes_bytes) = (head[11], wide(12), head[14], head[15] as usize);
     let entries = (rows as usize).checked_mul(fields)?.checked_mul(form.stride())?;
     let words = HEADER.checked_add(entries)?.checked_add(notes_bytes.div_ceil(4))?;
-    // A file's length may be made up, too (a sparse one takes no room): a shard has no more samples than bytes.
+    // A file's length may be forged, too (sparse files take no space): a shard has no more samples than bytes.
     if (largest >= rows && rows > 0) || u64::from(rows) > version.len || notes_bytes > NOTES_MAX {
         return None;
     }
@@ -114,8 +115,8 @@ pub(super) fn load(file: &Blob, path: &Path, version: &Version, purpose: u64, fi
     Some(Table { words: all, rows, fields, form, notes_bytes, bytes_max, largest, notes })
 }
 
-/// For the fuzz target: these bytes as an index file whose magic, purpose, shard and CRC are right, so that its numbers
-/// are believed; every entry is looked at. True when the file is taken.
+/// For the fuzz target: takes these bytes as an index file with correct magic, purpose, shard and CRC, so that its
+/// numbers count, and reads every entry. True if the file is accepted.
 #[cfg(feature = "unstable")]
 pub(crate) fn fuzz(bytes: &[u8]) -> bool {
     let mut words: Vec<u32> = bytes.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect();

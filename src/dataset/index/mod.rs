@@ -1,4 +1,4 @@
-//! The index of a dataset of shards: where the bytes of every field of every sample lie, and their CRC32C.
+//! Index of a sharded dataset: the place and CRC32C of every field of every sample.
 //!
 //! ```text
 //! shard ──scanned once, shards in parallel──► table: rows × fields of (offset, length, CRC32C) ──► SHARD.OPTIONS.fdx
@@ -6,17 +6,17 @@
 //!                  sample id ──starts──► (shard, row)        ◄──────── read as it stands, one CRC ─────┘
 //! ```
 //!
-//! A format gives [`Index::open_or_build`] its shards and a function that scans one of them. A table has 12 bytes per
-//! entry where all offsets of the shard are multiples of a power of two that makes them fit 32 bits, and no part is
-//! over 4 GiB; else 20. In a file it stands as in memory: opening is one read and one CRC32C per shard.
+//! A format gives [`Index::open_or_build`] its shards and a function that scans one shard. A table takes 12 bytes per
+//! entry if every part is below 4 GiB and all offsets of the shard fit 32 bits as multiples of a power of two; else 20.
+//! File and memory have the same layout: opening is one read and one CRC32C per shard.
 //!
 //! Limits: 2^32 - 1 rows and 16 fields per shard. Invariants:
-//! - An index file is used when its own CRC is right, it was made for the same format and options, and the shard still
-//!   has the same length, modification time and first and last 4 KiB. Otherwise the shard is scanned again. So a file
-//!   that is torn, cut or made up is never trusted for its length, and never an error.
-//! - Index files appear by a rename. A folder that cannot be written costs the cache, not the dataset: see
-//!   [`Index::unsaved`].
-//! - What is left out is in the ledger ([`Index::damage`], [`Index::left_out`]), also when the index comes from a file.
+//! - An index file is used if its own CRC is right, it was made for the same format and options, and the shard still
+//!   has the same length, modification time and first and last 4 KiB. Otherwise the shard is scanned again. So a torn,
+//!   cut or forged file is never trusted for its length, and never an error.
+//! - Index files appear by a rename. An unwritable folder costs the cache, not the dataset: see [`Index::unsaved`].
+//! - Everything left out is in the ledger ([`Index::damage`], [`Index::left_out`]), also if the index comes from a
+//! file.
 //!
 //! Scanning and opening run on threads that end before `open_or_build` returns.
 
@@ -46,25 +46,25 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What both builders of indexed formats say of index files and damage, and how they open files.
+/// Setters for index files and damage that both indexed formats share, and their `open_files`.
 macro_rules! index_setters {
     ($dataset:ident) => {
-        /// Keeps index files in this folder instead of beside the shards; it is made when missing.
+        /// Keeps index files in this folder instead of beside the shards. A missing folder is created.
         #[must_use]
         pub fn index_dir(mut self, dir: impl Into<PathBuf>) -> Self {
             self.cache = Cache::Folder(dir.into());
             self
         }
 
-        /// With `false` no index file is read or written: each `open` scans the shards.
+        /// `false` reads and writes no index file: each `open` scans the shards. Default: `true`.
         #[must_use]
         pub fn index(mut self, keep: bool) -> Self {
             self.cache.keep(keep);
             self
         }
 
-        /// What happens when a shard is damaged. With [`OnDamage::Skip`] what is left out is listed by `damage` of the dataset,
-        /// and the rest is delivered. Default: [`OnDamage::Fail`].
+        /// Sets the policy for damaged shards. [`OnDamage::Skip`] lists everything left out in the dataset's `damage`
+        /// and delivers the rest. Default: [`OnDamage::Fail`].
         #[must_use]
         pub fn on_damage(mut self, on_damage: OnDamage) -> Self {
             self.on_damage = on_damage;
@@ -80,20 +80,21 @@ macro_rules! index_setters {
     };
 }
 
-/// What both indexed formats tell of their index.
+/// Getters of the index that both indexed formats share.
 macro_rules! index_getters {
     () => {
-        /// Damage, in the order of the shards. Empty with [`OnDamage::Fail`].
+        /// Damage found, in the order of the shards. Empty with [`OnDamage::Fail`].
         pub fn damage(&self) -> &[Damage] {
             self.index.damage()
         }
 
-        /// Shards that were scanned by this call, since no index fitted; the others came from their index.
+        /// Number of shards that this `open` scanned for lack of a valid index file. The others came from their index
+        /// file.
         pub fn shards_scanned(&self) -> usize {
             self.index.scanned()
         }
 
-        /// Why indexes could not be saved (for the first shard), if so: the next `open` will scan again.
+        /// Reason why index files could not be saved (first such shard), if any. The next `open` then scans again.
         pub fn index_unsaved(&self) -> Option<&str> {
             self.index.unsaved()
         }
@@ -102,20 +103,20 @@ macro_rules! index_getters {
 
 pub(crate) use {index_getters, index_setters};
 
-/// Where index files are kept.
+/// Location of index files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Cache {
     /// Beside the shard.
     #[default]
     Beside,
-    /// In this folder, which is made when it is missing.
+    /// In this folder, which is created if missing.
     Folder(PathBuf),
     /// Nowhere: shards are scanned each time.
     Off,
 }
 
 impl Cache {
-    /// Turns index files off, or on again: a folder that was named stays.
+    /// Turns index files off or on again; keeps a folder set before.
     pub(crate) fn keep(&mut self, keep: bool) {
         match keep {
             false => *self = Self::Off,
@@ -125,11 +126,11 @@ impl Cache {
     }
 }
 
-/// What an index is made for.
+/// Settings that an index is made for.
 pub(crate) struct Settings<'a> {
-    /// The format and the version of its scan: another one makes another index.
+    /// Format and version of its scan; another value makes another index.
     pub(crate) format: &'a str,
-    /// Everything that changes what the scan puts into a table, as text.
+    /// All options that change the scan's table, as text.
     pub(crate) options: &'a str,
     /// Fields of a row.
     pub(crate) fields: usize,
@@ -139,7 +140,7 @@ pub(crate) struct Settings<'a> {
     pub(crate) on_damage: OnDamage,
 }
 
-/// The index of all shards.
+/// Index of all shards.
 pub(crate) struct Index {
     sources: Arc<Sources>,
     tables: Vec<Table>,
@@ -153,11 +154,11 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    /// The index of `files`: from its cache, or by `scan`, which gets a shard's bytes and fills its table. `scan` runs for
-    /// several shards at a time; damage goes to [`Rows::damage`], its errors are those of the machine (and mean: no
-    /// dataset).
+    /// Opens the index of `files`: from its cache, or by `scan`, which gets a shard's bytes and fills its table. `scan`
+    /// runs for several shards at once. It reports damage by [`Rows::damage`]; its errors come from the machine and
+    /// fail the dataset.
     ///
-    /// Errors: those of the file system; with [`OnDamage::Fail`] the first damage.
+    /// Errors: file system errors; with [`OnDamage::Fail`] the first damage.
     pub(crate) fn open_or_build(
         files: &[PathBuf],
         settings: &Settings<'_>,
@@ -172,7 +173,7 @@ impl Index {
         Self::of_shards(sources, shards, settings)
     }
 
-    /// The index of a shard that lies in memory; never cached.
+    /// Index of a shard in memory; never cached.
     pub(crate) fn of_bytes(
         bytes: Arc<[u8]>,
         settings: &Settings<'_>,
@@ -224,7 +225,7 @@ impl Index {
         &self.sources
     }
 
-    /// Errors: [`ErrorKind::Empty`] when there are no samples; `what` says so.
+    /// Errors: [`ErrorKind::Empty`] for an index without samples; `what` is the message.
     pub(crate) fn not_empty(&self, what: &str, name: &str) -> Result<()> {
         if self.len() > 0 {
             return Ok(());
@@ -248,22 +249,22 @@ impl Index {
         &self.damage
     }
 
-    /// What was left out by rule, with counts.
+    /// Counts of everything left out by rule.
     pub(crate) fn left_out(&self) -> &BTreeMap<String, u64> {
         &self.left_out
     }
 
-    /// Shards that were scanned, since no index file fitted.
+    /// Number of shards scanned for lack of a valid index file.
     pub(crate) fn scanned(&self) -> usize {
         self.scanned
     }
 
-    /// Why an index could not be saved, for the first shard where that failed.
+    /// Reason why an index could not be saved, for the first such shard.
     pub(crate) fn unsaved(&self) -> Option<&str> {
         self.unsaved.as_deref()
     }
 
-    /// Most bytes of all extents of one sample.
+    /// Maximum bytes of all extents of one sample.
     pub(crate) fn sample_bytes_max(&self) -> u64 {
         self.tables.iter().map(|table| table.bytes_max).max().unwrap_or(0)
     }
@@ -287,15 +288,15 @@ impl Index {
         (shard, row as usize)
     }
 
-    /// Where field `field` of a sample lies; `None` when the sample lacks it.
+    /// Place of field `field` of a sample; `None` if the sample lacks it.
     pub(crate) fn entry(&self, sample: u64, field: usize) -> Option<(SourceId, Entry)> {
         let (shard, row) = self.locate(sample);
         Some((SourceId::at(shard), self.tables[shard].entry(row, field)?))
     }
 
-    /// The parts of a sample: fields that lie close together share an extent, which is read once. A field that the
-    /// sample lacks has no bytes. Without checksums, fields in `plain` (a bit set) that have an extent of their own may
-    /// be read in place.
+    /// Gives the parts of a sample. Fields close together share an extent, which is read once. A field that the sample
+    /// lacks has no bytes. Without checksums, fields in `plain` (a bit set) with an extent of their own may be read in
+    /// place.
     pub(crate) fn extents<'a>(&'a self, sample: u64, plain: u32, parts: &mut Parts<'a>) {
         let (shard, row) = self.locate(sample);
         let table = &self.tables[shard];
@@ -315,11 +316,11 @@ impl Index {
                 }
             }
         }
-        // Last, since shared extents must follow each other.
+        // Missing fields come last, since shared extents must follow each other.
         (0..self.fields).filter(|field| table.entry(row, *field).is_none()).for_each(|field| parts.inline(field, &[]));
     }
 
-    /// A hash of where everything lies; some 10 ns for each entry, the shards in parallel.
+    /// Hash of all places; some 10 ns per entry, the shards in parallel.
     pub(crate) fn places(&self) -> u64 {
         let shard = |_: usize, table: &Table| {
             let mut digest = Digest::new("shard's table").word(u64::from(table.rows));
@@ -331,13 +332,13 @@ impl Index {
             }
             Ok(digest.end())
         };
-        // There is nothing that could fail.
+        // The closure never fails.
         Digest::new("tables").words(&parallel(&self.tables, shard).unwrap_or_default()).end()
     }
 
-    /// Cuts a field's bytes out of what was read for [`extents`](Self::extents) and verifies their CRC.
+    /// Cuts a field's bytes out of its extent from [`extents`](Self::extents) and verifies their CRC.
     ///
-    /// Errors: [`ErrorKind::Decode`] with both CRCs, [`ErrorKind::Truncated`]; both name path, offset and sample.
+    /// Errors: [`ErrorKind::Decode`] with both CRCs, [`ErrorKind::Truncated`]; both with path, offset and sample.
     pub(crate) fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8]) -> Result<&'a [u8]> {
         let (shard, row) = self.locate(sample);
         let table = &self.tables[shard];
@@ -368,7 +369,7 @@ impl Index {
     }
 }
 
-/// A shard as it was opened.
+/// An opened shard.
 struct Shard {
     len: u64,
     table: Table,
@@ -377,7 +378,7 @@ struct Shard {
 
 enum Origin {
     Cache,
-    /// Scanned, and why it could not be saved.
+    /// Scanned, with the reason if its index could not be saved.
     Scan(Option<String>),
 }
 
@@ -403,7 +404,7 @@ fn open_shard(
     let mut table = rows.finish(path)?;
     let unsaved = place.and_then(|place| {
         file::seal(&mut table, &version, purpose);
-        // Not synced: what a crash tears is found by its CRC.
+        // Not synced: the CRC detects a file torn by a crash.
         let failed = publish(&place, bytemuck::cast_slice(&table.words), false).err()?;
         Some(format!("{}: {failed}", place.display()))
     });

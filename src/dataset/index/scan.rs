@@ -1,13 +1,13 @@
-//! A shard's bytes for its scan.
+//! Reader of a shard's bytes for its scan.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::Blob;
 
-/// Bytes that a scan reads at a time when it reads everything, and when it only follows headers.
+/// Bytes per read of a scan that reads everything, and of a scan that only follows headers.
 const AHEAD_ALL: usize = 1 << 20;
 const AHEAD_HEADERS: usize = 4096;
 
-/// A shard's bytes for its scan: a window that moves forward, so that nothing is read twice.
+/// Reader of a shard: a window that moves forward, so that no byte is read twice.
 pub(crate) struct Scan<'a> {
     blob: &'a Blob,
     window: Vec<u8>,
@@ -26,9 +26,9 @@ impl<'a> Scan<'a> {
         self.blob.len()
     }
 
-    /// `len` bytes at `offset`. Check `len` against a limit first: that much is held in memory.
+    /// Gives `len` bytes at `offset`. Check `len` against a limit first: all of them are in memory.
     ///
-    /// Errors: [`ErrorKind::Truncated`] when the shard does not have them.
+    /// Errors: [`ErrorKind::Truncated`] if the shard does not have them.
     pub(crate) fn bytes(&mut self, offset: u64, len: usize) -> Result<&[u8]> {
         if offset.checked_add(len as u64).is_none_or(|end| end > self.len()) {
             let message = format!("{len} bytes expected, the shard has {}", self.len());
@@ -45,13 +45,13 @@ impl<'a> Scan<'a> {
         Ok(&self.window[start..start + len])
     }
 
-    /// CRC32C of `len` bytes at `offset`, any number of them. Errors: as [`bytes`](Self::bytes).
+    /// CRC32C of `len` bytes at `offset`, with no limit on `len`. Errors: as [`bytes`](Self::bytes).
     pub(crate) fn crc(&mut self, offset: u64, len: u64) -> Result<u32> {
         let mut crc = 0;
         let mut done = 0;
         while done < len {
             let at = offset.saturating_add(done);
-            // What the window holds already, or the next one.
+            // The rest of this window, or the next window.
             let held = (self.at + self.window.len() as u64).checked_sub(at).filter(|held| *held > 0 && at >= self.at);
             let step = (len - done).min(held.unwrap_or(self.ahead as u64));
             crc = crc32c::crc32c_append(crc, self.bytes(at, step as usize)?);
@@ -65,7 +65,7 @@ impl<'a> Scan<'a> {
         self.window.resize(len, 0);
         self.at = offset;
         self.blob.fill(offset, &mut self.window, "the shard").inspect_err(|_| {
-            // Nothing must be taken for bytes of the shard that was not read.
+            // Buffer content of a failed read must never count as bytes of the shard.
             self.window.clear();
         })
     }

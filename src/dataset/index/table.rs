@@ -1,4 +1,4 @@
-//! The table of one shard: rows × fields of (offset, length, CRC32C), packed; and its rows while the shard is scanned.
+//! Table of one shard: rows × fields of (offset, length, CRC32C), packed; and its rows during the scan.
 
 use crate::dataset::damage::{Damage, DamageKind};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -6,27 +6,27 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Words that come before the entries: the header of the index file, of which `file` knows what they say.
+/// Words before the entries: the header of the index file, defined in `file`.
 pub(super) const HEADER: usize = 17;
-/// Fields of a row.
+/// Maximum fields of a row.
 pub(crate) const FIELDS_MAX: usize = 16;
-/// Parts of a sample that lie together are read at once when the bytes between them are not more than this.
+/// Maximum bytes between two parts of a sample that share one read.
 const GAP_MAX: u64 = 16 << 10;
-/// Entries of one shard's ledger; what is over is added up in one more.
+/// Maximum entries of one shard's ledger; one more entry sums up the rest.
 const LEDGER_MAX: usize = 1000;
-/// Different reasons for leaving something out that are counted apart.
+/// Maximum reasons for leaving out that have a count of their own.
 const LEFT_OUT_MAX: usize = 64;
 
-/// Where the bytes of one field of one sample lie.
+/// Place of one field of one sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) offset: u64,
     pub(crate) len: u64,
-    /// CRC32C of the bytes; without meaning when the index has no checksums.
+    /// CRC32C of the bytes; meaningless in an index without checksums.
     pub(crate) crc: u32,
 }
 
-/// What is not in the table.
+/// Ledger of a shard: everything that is not in the table.
 #[derive(Default)]
 pub(super) struct Notes {
     pub(super) damage: Vec<Damage>,
@@ -62,12 +62,12 @@ impl Notes {
     }
 }
 
-/// The rows of one shard while it is scanned.
+/// Rows of one shard during its scan.
 pub(crate) struct Rows {
     fields: usize,
     entries: Vec<Option<Entry>>,
     notes: Notes,
-    /// Damage that found no entry of its own.
+    /// Number of damages without an entry of their own.
     surplus: u64,
 }
 
@@ -77,18 +77,18 @@ impl Rows {
         Self { fields, entries: Vec::new(), notes: Notes::default(), surplus: 0 }
     }
 
-    /// The next sample: one entry per field, `None` where it lacks the field.
+    /// Adds a sample: one entry per field, `None` for a missing field.
     pub(crate) fn push(&mut self, entries: &[Option<Entry>]) {
         assert_eq!(entries.len(), self.fields);
         self.entries.extend_from_slice(entries);
     }
 
-    /// Samples so far.
+    /// Number of samples so far.
     pub(crate) fn len(&self) -> usize {
         self.entries.len() / self.fields
     }
 
-    /// Writes an entry of the ledger.
+    /// Adds an entry to the ledger.
     pub(crate) fn damage(&mut self, damage: Damage) {
         let ledger = &mut self.notes.damage;
         match ledger.get_mut(LEDGER_MAX) {
@@ -102,7 +102,7 @@ impl Rows {
         }
     }
 
-    /// Counts something that is left out by rule: it is no damage, but the dataset says it.
+    /// Counts something left out by rule: not damage, but the dataset reports it.
     pub(crate) fn leave_out(&mut self, reason: &str) {
         match self.notes.left_out.get_mut(reason) {
             Some(count) => *count += 1,
@@ -141,7 +141,7 @@ impl Rows {
     }
 }
 
-/// How an entry is packed.
+/// Packed form of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     /// Offset in units of 2^shift bytes, length, CRC.
@@ -150,7 +150,7 @@ pub(super) enum Form {
     Wide,
 }
 
-/// The length of an entry that is not there.
+/// Length that marks a missing entry.
 const ABSENT: u32 = u32::MAX;
 const WIDE: u32 = 1 << 8;
 
@@ -216,12 +216,12 @@ impl Form {
     }
 }
 
-/// How the parts of a sample are read.
+/// Reads of a sample's parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Span {
-    /// All in one extent.
+    /// One read of one extent with all parts.
     Shared { offset: u64, len: u64 },
-    /// Each for itself; the bytes together.
+    /// One read per part; holds the sum of their bytes.
     Apart(u64),
 }
 
@@ -234,7 +234,7 @@ impl Span {
     }
 }
 
-/// The table of one shard: the words of its index file as they stand, header, entries, notes.
+/// Table of one shard: the words of its index file, unchanged: header, entries, notes.
 pub(super) struct Table {
     pub(super) words: Vec<u32>,
     pub(super) rows: u32,

@@ -1,4 +1,4 @@
-//! Index files: used, refused, made anew.
+//! Index files: used, refused, made again.
 
 use super::file::{CRC, ENDING, MAGIC, NOTES_MAX, load};
 use super::table::HEADER;
@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
 
 #[test]
-fn an_index_file_that_claims_more_samples_than_its_shard_has_bytes_takes_no_memory() {
+fn a_forged_count_of_samples_takes_no_memory() {
     let dir = Dir::new();
     let version = Version { len: 1 << 20, modified: 1, ends: 2 };
     let head = |rows: u32, notes: usize| {
@@ -25,7 +25,7 @@ fn an_index_file_that_claims_more_samples_than_its_shard_has_bytes_takes_no_memo
     let len = HEADER as u64 * 4 + u64::from(rows) * 24;
     File::options().write(true).open(&place).unwrap().set_len(len).unwrap();
     assert!(load(&Blob::open(&place).unwrap(), Path::new("shard"), &version, 7, 2).is_none());
-    // A right file but for the size of its ledger, which is taken up to the limit.
+    // A valid file except for the size of its ledger, which is accepted up to the limit.
     for (notes, taken) in [(NOTES_MAX, true), (NOTES_MAX + 4, false)] {
         let mut text = br#"{"damage":[],"left_out":{}}"#.to_vec();
         text.resize(notes, b' ');
@@ -69,7 +69,7 @@ fn settings(cache: Cache) -> Settings<'static> {
     Settings { format: "test 1", options: "", fields: 2, checksums: true, cache, on_damage: OnDamage::Skip }
 }
 
-/// A format: samples of 10 bytes, a field of 6 and one of 4, which is missing where its first byte is `-`.
+/// A test format: samples of 10 bytes with a field of 6 and a field of 4 bytes, missing if it starts with `-`.
 fn scan(input: &mut Scan<'_>, rows: &mut Rows) -> Result<()> {
     for start in (0..input.len() / 10 * 10).step_by(10) {
         let entry = |input: &mut Scan<'_>, offset, len| {
@@ -88,7 +88,7 @@ fn scan(input: &mut Scan<'_>, rows: &mut Rows) -> Result<()> {
     Ok(())
 }
 
-/// Every field of every sample, as a loader would get it.
+/// Every field of every sample, as a loader gets it.
 fn all(index: &Index, read: impl Fn(Extent) -> Vec<u8>) -> Result<Vec<Vec<Vec<u8>>>> {
     (0..index.len())
         .map(|sample| {
@@ -111,7 +111,7 @@ fn from(bytes: &[u8]) -> impl Fn(Extent) -> Vec<u8> + '_ {
 const SHARD: &[u8] = b"aaaaaabbbbccccccddddeeeeee----ffffffgggg---";
 
 #[test]
-fn samples_are_found_across_shards_and_come_from_the_cache_the_second_time() {
+fn a_second_open_finds_all_samples_in_the_cache() {
     let dir = Dir::new();
     let empty: &[u8] = b"";
     let shards = [empty, SHARD, empty, b"1234567890", empty];
@@ -138,7 +138,7 @@ fn samples_are_found_across_shards_and_come_from_the_cache_the_second_time() {
 }
 
 #[test]
-fn fields_that_lie_together_are_read_once_and_every_flipped_byte_is_named() {
+fn adjacent_fields_share_a_read_and_flips_are_named() {
     let index = Index::of_bytes(SHARD.into(), &settings(Cache::Off), scan).unwrap();
     let mut parts = Parts::new();
     index.extents(1, 0, &mut parts);
@@ -148,7 +148,7 @@ fn fields_that_lie_together_are_read_once_and_every_flipped_byte_is_named() {
         let mut bytes = SHARD.to_vec();
         bytes[at] ^= 1;
         let error = all(&index, from(&bytes));
-        // The missing field's bytes belong to nobody.
+        // The missing field's bytes belong to no sample.
         assert_eq!(error.is_ok(), (26..30).contains(&at), "byte {at}");
         if let Err(error) = error {
             assert_eq!(error.site().sample, Some(at as u64 / 10), "{error}");
@@ -157,7 +157,7 @@ fn fields_that_lie_together_are_read_once_and_every_flipped_byte_is_named() {
 }
 
 #[test]
-fn an_index_file_that_is_flipped_or_cut_anywhere_is_made_anew() {
+fn a_flipped_or_cut_index_file_is_made_again() {
     let dir = Dir::new();
     let file = dir.shard("s", SHARD);
     let files = [file];
@@ -185,7 +185,7 @@ fn an_index_file_that_is_flipped_or_cut_anywhere_is_made_anew() {
 }
 
 #[test]
-fn an_index_file_with_a_right_crc_and_wrong_numbers_takes_no_memory_and_never_panics() {
+fn a_forged_index_file_takes_no_memory_and_never_panics() {
     let dir = Dir::new();
     let files = [dir.shard("s", SHARD)];
     let open = || Index::open_or_build(&files, &settings(Cache::Beside), scan).unwrap();
@@ -204,7 +204,8 @@ fn an_index_file_with_a_right_crc_and_wrong_numbers_takes_no_memory_and_never_pa
                 let mut parts = Parts::new();
                 index.extents(sample, 0, &mut parts);
                 for (field, part) in parts.iter() {
-                    // Whether the extent lies in the shard is the pipeline's to check; here only that nothing falls over.
+                    // The pipeline checks that the extent lies in the shard; this test only needs the absence of
+                    // panics.
                     let _ = (part, index.open(sample, field, SHARD));
                 }
             }
@@ -227,14 +228,14 @@ fn a_shard_that_changed_is_scanned_again() {
     assert_eq!((open().scanned(), open().scanned()), (1, 0));
     restore();
     assert_eq!((open().scanned(), open().scanned()), (1, 0));
-    // Other bytes, the same time and length: found at the ends ...
+    // Other bytes, the same time and length: the ends detect it ...
     for at in [0, 4095, 15_904, 19_999] {
         long[at] ^= 1;
         std::fs::write(&files[0], &long).unwrap();
         restore();
         assert_eq!((open().scanned(), open().scanned()), (1, 0), "byte {at}");
     }
-    // ... and in the middle by the CRC of the sample.
+    // ... and in the middle the CRC of the sample detects it.
     long[10_000] ^= 1;
     std::fs::write(&files[0], &long).unwrap();
     restore();
@@ -244,7 +245,7 @@ fn a_shard_that_changed_is_scanned_again() {
 }
 
 #[test]
-fn other_options_have_other_files_and_folders_hold_shards_of_the_same_name() {
+fn options_and_shard_paths_have_index_files_of_their_own() {
     let (dir, cache) = (Dir::new(), Dir::new());
     std::fs::create_dir(dir.0.join("sub")).unwrap();
     let files = [dir.shard("s", SHARD), dir.shard("sub/s", b"aaaaaabbbb")];
@@ -264,7 +265,7 @@ fn other_options_have_other_files_and_folders_hold_shards_of_the_same_name() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_written_costs_the_cache_only() {
+fn an_unwritable_folder_costs_only_the_cache() {
     let dir = Dir::new();
     let files = [dir.shard("s", SHARD)];
     // Not even root can make a folder of a file.
@@ -275,7 +276,7 @@ fn a_folder_that_cannot_be_written_costs_the_cache_only() {
 }
 
 #[test]
-fn a_shard_that_fails_is_named_and_the_first_one_wins() {
+fn the_first_failing_shard_is_named() {
     let dir = Dir::new();
     let files: Vec<_> = (0..20).map(|k| dir.shard(&format!("s{k:02}"), SHARD)).collect();
     let fail = |input: &mut Scan<'_>, _: &mut Rows| input.bytes(40, 4).map(drop);
@@ -289,7 +290,7 @@ fn a_shard_that_fails_is_named_and_the_first_one_wins() {
 }
 
 #[test]
-fn two_fields_take_24_bytes_a_sample_and_40_at_most() {
+fn two_fields_take_24_bytes_a_sample_or_40() {
     for (unit, stride) in [(512, 24), (1, 40)] {
         let bytes = Arc::<[u8]>::from([0]);
         let index = Index::of_bytes(bytes, &settings(Cache::Off), |_, rows| {

@@ -1,12 +1,12 @@
-//! A dataset whose files are read into memory once, when it is opened: small ones that are read again and again.
+//! A dataset in memory: `open` reads all files once. For small datasets that are read many times.
 //!
 //! ```text
 //! files ──threads──► one region in huge pages ──► sources of the same ids ──► workers copy or decode from there
 //! ```
 //!
-//! No system call for a sample, and none of the page cache's bookkeeping: for samples of a few kilobytes that is most of
-//! what a sample costs. The memory is the dataset's, not part of a loader's budget, and is shared by all loaders of it.
-//! What is on disk may change or vanish afterwards.
+//! A sample costs no system call and none of the page cache's bookkeeping, which dominates for samples of a few
+//! kilobytes. The dataset owns the memory: it is not part of a loader's budget, and all its loaders share it. The files
+//! may change or vanish afterwards.
 
 use crate::dataset::forward::forward;
 use crate::dataset::parallel::parallel;
@@ -17,17 +17,17 @@ use crate::storage::{Blob, SourceId, Sources};
 use bytes::Bytes;
 use std::sync::Arc;
 
-/// Bytes that a thread reads at a time.
+/// Bytes per read of a thread.
 const STEP: usize = 16 << 20;
 
-/// A dataset that lies in memory; made by [`DatasetExt::in_memory`](crate::dataset::DatasetExt::in_memory).
+/// A dataset in memory; made by [`DatasetExt::in_memory`](crate::dataset::DatasetExt::in_memory).
 pub struct InMemory<D> {
     inner: D,
     sources: Arc<Sources>,
     bytes: usize,
 }
 
-/// The region as an owner of slices.
+/// Owner of the region, for slices of it.
 struct Owner(RegionBytes);
 
 impl AsRef<[u8]> for Owner {
@@ -36,7 +36,7 @@ impl AsRef<[u8]> for Owner {
     }
 }
 
-/// A part of a file, and where it goes.
+/// A part of a file with its target.
 struct Task<'a> {
     source: SourceId,
     offset: u64,
@@ -48,9 +48,9 @@ impl<D: Dataset> InMemory<D> {
         let table = inner.sources().clone();
         let file_len = |id| if table.bytes_of(id).is_some() { 0 } else { table.len_of(id) };
         let total = table.ids().try_fold(0_u64, |sum, id| sum.checked_add(file_len(id)));
-        let total = total
-            .and_then(|total| usize::try_from(total).ok())
-            .ok_or_else(|| Error::new(ErrorKind::Limit, Stage::Index, "more bytes than any memory has"))?;
+        let total = total.and_then(|total| usize::try_from(total).ok()).ok_or_else(|| {
+            Error::new(ErrorKind::Limit, Stage::Index, "the files have more bytes than memory can address")
+        })?;
         let mut region = RegionBytes::new(total, "a dataset in memory")?;
         read_all(&table, &mut region.as_mut_slice()[..total])?;
         let all = Bytes::from_owner(Owner(region));
@@ -67,7 +67,7 @@ impl<D: Dataset> InMemory<D> {
         Ok(Self { inner, sources, bytes: total })
     }
 
-    /// The dataset as it lies in storage.
+    /// The dataset in storage.
     pub fn inner(&self) -> &D {
         &self.inner
     }
@@ -78,7 +78,7 @@ impl<D: Dataset> InMemory<D> {
     }
 }
 
-/// Reads all files, one behind the other, on threads that end here.
+/// Reads all files into consecutive places, on threads that end before the call returns.
 fn read_all(table: &Sources, mut rest: &mut [u8]) -> Result<()> {
     let mut tasks = Vec::new();
     for source in table.ids().filter(|id| table.bytes_of(*id).is_none()) {
@@ -111,7 +111,7 @@ impl<D: Dataset> Dataset for InMemory<D> {
     }
 
     fn chunked(&self) -> Option<&dyn Chunked> {
-        // Its extents name the same sources, which are those of `self` when they are read.
+        // Its extents use the same source ids, which readers resolve in the sources of `self`.
         self.inner.chunked()
     }
 

@@ -1,4 +1,4 @@
-//! Datasets made of other datasets: a part, several, in memory, with checksums; and the pass that verifies one.
+//! Datasets made of other datasets: a part, several, in memory, with checksums; and a full verification.
 
 pub(crate) mod checked;
 pub(crate) mod memory;

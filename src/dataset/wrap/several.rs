@@ -7,8 +7,9 @@
 //!          (epoch × len + position)     (a table)                                            ──► keyed permutation ──► id
 //! ```
 //!
-//! Limits: parts have the same schema; at most 1,024 sources in a mix, each of at least 1/10,000 of the weight. Memory: for a
-//! mix a table of at most 10,000 places, whatever the datasets' lengths, and on each thread the permutations that it uses.
+//! Limits: parts have the same schema; a mix has at most 1,024 sources, each with at least 1/10,000 of the weight.
+//! Memory: a mix has a table of at most 10,000 places, whatever the datasets' lengths, and each thread keeps the
+//! permutations in use.
 
 use crate::dataset::digest::Digest;
 use crate::dataset::starts::Starts;
@@ -24,9 +25,9 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Datasets one after the other: the ids of the second follow those of the first.
+/// Concatenates datasets: the ids of the second follow the ids of the first.
 ///
-/// All must have the same fields. They may be of different kinds, as `Arc<dyn Dataset>`:
+/// All must have the same fields. Datasets of different types go in as `Arc<dyn Dataset>`:
 ///
 /// ```
 /// # use feedline::dataset::{Concat, Dataset, Records, Tokens};
@@ -47,28 +48,28 @@ pub struct Concat {
 
 struct Member {
     dataset: Arc<dyn Dataset>,
-    /// What its source ids are moved up by.
+    /// Offset of its source ids.
     base: usize,
 }
 
-/// Where the chunks of all parts start, if the parts deal in chunks.
+/// Chunks of all parts, if the parts have chunks.
 struct Chunks {
-    /// First sample of every chunk, and the number of all samples.
+    /// First sample of every chunk, then the total number of samples.
     starts: Vec<u64>,
-    /// Chunks before each part.
+    /// Number of chunks before each part.
     before: Vec<usize>,
 }
 
 impl Concat {
-    /// Puts `datasets` together in this order.
+    /// Concatenates `datasets` in this order.
     ///
-    /// Errors: [`ErrorKind::Config`] for no dataset, for parts of which some deal in chunks and some do not, and for
-    /// fields that differ, naming part and field.
+    /// Errors: [`ErrorKind::Config`] for no dataset, for a mixture of parts with and without chunks, and for fields
+    /// that differ, with part and field.
     pub fn new<D: Dataset>(datasets: impl IntoIterator<Item = D>) -> Result<Self> {
         let datasets: Vec<Arc<dyn Dataset>> = datasets.into_iter().map(|part| Arc::new(part) as _).collect();
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         let Some(first) = datasets.first().cloned() else {
-            return bad("no datasets to put together".into());
+            return bad("no datasets to concatenate".into());
         };
         let starts = Starts::of(datasets.iter().map(|part| part.len()))?;
         let (mut sources, mut parts) = (Sources::new(), Vec::new());
@@ -77,7 +78,7 @@ impl Concat {
                 return bad(format!("part {index} ({}) does not fit part 0: {message}", dataset.describe()));
             }
             if dataset.chunked().is_some() != first.chunked().is_some() {
-                return bad(format!("of part {index} and part 0 only one deals in chunks"));
+                return bad(format!("of part {index} and part 0 only one has chunks"));
             }
             let base = sources.append(dataset.sources())?;
             parts.push(Member { dataset, base });
@@ -86,7 +87,7 @@ impl Concat {
         Ok(Self { parts, starts, sources: Arc::new(sources), chunks })
     }
 
-    /// Part and id in the part of a sample, which must be below `len`.
+    /// Part of a sample, and its id in that part. `sample` must be below `len`.
     pub fn origin(&self, sample: u64) -> (usize, u64) {
         self.starts.locate(sample)
     }
@@ -109,7 +110,7 @@ impl Concat {
         self.parts.iter().map(|part| of(&*part.dataset)).max().unwrap_or(0)
     }
 
-    /// The part that a chunk belongs to, and its number there.
+    /// Part of a chunk, and the chunk's number in that part.
     fn chunk_of(&self, chunk: usize) -> Option<(&Member, &dyn Chunked, usize)> {
         let before = &self.chunks.as_ref()?.before;
         let part = before.partition_point(|before| *before <= chunk).checked_sub(1)?;
@@ -118,7 +119,7 @@ impl Concat {
     }
 }
 
-/// The first difference of two schemas.
+/// First difference between two schemas.
 fn unlike(first: &[EncodedField], other: &[EncodedField]) -> Option<String> {
     let names = |fields: &[EncodedField]| fields.iter().map(|field| field.name.clone()).collect::<Vec<_>>().join(", ");
     if names(first) != names(other) {
@@ -214,7 +215,7 @@ impl Dataset for Concat {
     }
 
     fn index_bytes(&self) -> usize {
-        // The parts keep their own tables of sources.
+        // The parts also keep their own tables of sources.
         let chunks = self.chunks.as_ref().map_or(0, |chunks| chunks.starts.capacity() * 8);
         self.sum(|part| part.index_bytes()) + self.sources.table_bytes() + chunks
     }
@@ -258,15 +259,15 @@ fn no_chunk(chunk: usize) -> Error {
     Error::new(ErrorKind::User, Stage::Read, format!("there is no chunk {chunk}"))
 }
 
-/// Weights are rounded to this part of their sum.
+/// Weights are rounded to this fraction of their sum.
 const PARTS_OF_WEIGHT: u64 = 10_000;
 const SOURCES_MAX: usize = 1024;
-/// Blocks start at one of so many places of the pattern.
+/// Number of places in the pattern at which a block may start.
 const PHASES: u64 = 64;
-/// Permutations that a thread keeps.
+/// Number of permutations that a thread keeps.
 const WALKS: usize = 256;
 
-/// Datasets mixed by weights: a [`Concat`] of them, and the order that draws from it.
+/// Mixes datasets by weights: a [`Concat`] of them, and the order that draws from it.
 ///
 /// ```
 /// # use feedline::dataset::{Mix, Records};
@@ -282,16 +283,16 @@ const WALKS: usize = 256;
 /// # Ok::<(), feedline::Error>(())
 /// ```
 ///
-/// What is delivered, exactly:
-/// - Weights are rounded to 10,000ths of their sum, by largest remainders, and cancelled down: 0.7 and 0.3 give a *block* of
-///   10 positions, 7 and 3 of the sources; no block is longer than 10,000. **Every block has exactly these counts**, counted
-///   from the first position of epoch 0 on; within it the sources are spread as evenly as they can be, so that any run of *n*
-///   consecutive positions has a source's share of *n*, give or take less than 4. Blocks start at different places of
-///   the pattern, so that no row of a batch and no rank always gets the same source.
-/// - Each source is walked **pass by pass**: every sample once in an order of (key, source, pass), then all again in another
-///   order. Passes go on from epoch to epoch: a source that is drawn 1,000 times an epoch and has 9,000 samples repeats none in
-///   nine epochs. Up to any position, the samples of a source came equally often, give or take one.
-/// - An epoch has as many positions as all datasets have samples, unless [`epoch_len`](Self::epoch_len),
+/// The exact rules:
+/// - Weights are rounded to 10,000ths of their sum, by largest remainders, and reduced: 0.7 and 0.3 give a *block* of
+/// 10 positions, 7 and 3 of the sources; a block has at most 10,000. **Every block has exactly these counts**, counted
+/// from the first position of epoch 0. Within a block the sources are spread evenly: any run of *n* consecutive
+/// positions has a source's share of *n*, with an error below 4. Blocks start at different places of the pattern, so no
+/// row of a batch and no rank always gets the same source.
+/// - Each source is walked **pass by pass**: every sample once in an order of (key, source, pass), then all again in
+///   another order. Passes continue across epochs: a source with 9,000 samples and 1,000 draws per epoch repeats none
+/// in nine epochs. At any position the samples of a source have come equally often, with a difference of at most one.
+/// - An epoch has one position per sample of all datasets, unless [`epoch_len`](Self::epoch_len),
 ///   [`until_first_ends`](Self::until_first_ends) or [`until_all_seen`](Self::until_all_seen) says otherwise.
 ///
 /// The id at a position depends on (key, weights, lengths, epoch length, epoch, position) alone.
@@ -303,36 +304,36 @@ pub struct Mix {
     seed: u64,
 }
 
-/// One block, and how blocks differ.
+/// The pattern of a block, and the starts that blocks may have.
 struct Pattern {
     key: Key,
-    /// Source at each place, and how often it came before in the block.
+    /// Source at each place, with its count of earlier places in the block.
     places: Vec<(u32, u32)>,
-    /// How often each source comes in a block.
+    /// Count of each source in a block.
     counts: Vec<u64>,
-    /// Places at which blocks may start, and how often each source comes before them.
+    /// Places at which blocks may start, with the count of each source before them.
     phases: Vec<(u64, Box<[u32]>)>,
-    /// Samples of each source, and its first id.
+    /// Number of samples and first id of each source.
     lens: Vec<u64>,
     firsts: Vec<u64>,
-    /// Tells the permutations of mixes apart.
+    /// Number of the mix: it separates the permutations of different mixes.
     number: u64,
 }
 
 impl Mix {
-    /// Mixes `datasets` by their weights, which need not add up to 1.
+    /// Mixes `datasets` by weights, whose sum need not be 1.
     ///
-    /// Errors: [`ErrorKind::Config`] for a weight that is not above 0 or under 1/10,000 of the sum, a dataset without
-    /// samples, one that deals in chunks (its samples cannot be drawn one by one), and those of [`Concat::new`].
+    /// Errors: [`ErrorKind::Config`] for a weight of 0 or less, or under 1/10,000 of the sum, for a dataset without
+    /// samples, for a dataset with chunks (its samples have no random access), and the errors of [`Concat::new`].
     pub fn new<D: Dataset>(datasets: impl IntoIterator<Item = (D, f64)>, key: u64) -> Result<Self> {
         let (datasets, weights): (Vec<D>, Vec<f64>) = datasets.into_iter().unzip();
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         if datasets.len() > SOURCES_MAX {
-            return bad(format!("{} datasets in a mix; {SOURCES_MAX} are possible", datasets.len()));
+            return bad(format!("{} datasets in a mix; the limit is {SOURCES_MAX}", datasets.len()));
         }
         let dataset = Concat::new(datasets)?;
         if dataset.chunked().is_some() {
-            return bad("datasets that deal in chunks cannot be mixed: their samples cannot be drawn one by one".into());
+            return bad("datasets with chunks cannot be mixed: their samples have no random access".into());
         }
         let counts = counts_of(&weights)?;
         let ids: Vec<_> = (0..dataset.parts()).map(|part| dataset.ids_of(part)).collect();
@@ -344,7 +345,7 @@ impl Mix {
         Ok(Self { dataset: Arc::new(dataset), pattern: Arc::new(pattern), len, seed: key })
     }
 
-    /// Positions of an epoch.
+    /// Sets the number of positions of an epoch.
     ///
     /// Errors: [`ErrorKind::Config`] for 0.
     pub fn epoch_len(mut self, positions: u64) -> Result<Self> {
@@ -355,32 +356,32 @@ impl Mix {
         Ok(self)
     }
 
-    /// An epoch has as many whole blocks as no source needs more than one pass for: in epoch 0 nothing comes twice. At
-    /// least one block.
+    /// Ends an epoch before any source repeats: it has as many whole blocks as fit one pass of every source, at least
+    /// one block. So no sample repeats in epoch 0.
     #[must_use]
     pub fn until_first_ends(mut self) -> Self {
         self.len = self.pattern.blocks(|len, count| len / count, u64::min);
         self
     }
 
-    /// An epoch has as many whole blocks as the source that takes longest needs for one pass: in epoch 0 everything comes.
+    /// Ends an epoch after the slowest source's first pass, in whole blocks: epoch 0 delivers every sample.
     #[must_use]
     pub fn until_all_seen(mut self) -> Self {
         self.len = self.pattern.blocks(|len, count| len.div_ceil(count), u64::max);
         self
     }
 
-    /// The datasets one after the other; [`Concat::origin`] says which one an id is from.
+    /// The concatenated datasets; [`Concat::origin`] gives the part of an id.
     pub fn dataset(&self) -> Arc<Concat> {
         self.dataset.clone()
     }
 
-    /// The order that mixes them, with the key as the seed of transforms. For this mix's dataset only.
+    /// The order that mixes them; its key also seeds transforms. Valid for this mix's dataset only.
     pub fn order(&self) -> Order {
         Order::sampler(self.clone()).with_seed(self.seed)
     }
 
-    /// How often each source comes in a block.
+    /// Count of each source in a block.
     pub fn block(&self) -> &[u64] {
         &self.pattern.counts
     }
@@ -408,18 +409,18 @@ impl std::fmt::Debug for Mix {
     }
 }
 
-/// Weights as whole numbers without a common divisor.
+/// Rounds weights to whole numbers without a common divisor.
 fn counts_of(weights: &[f64]) -> Result<Vec<u64>> {
     let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
     let legal = |weight: &f64| weight.is_finite() && *weight > 0.0;
     if let Some(index) = weights.iter().position(|weight| !legal(weight)) {
-        return bad(format!("weight {index} of the mix is {}: it must be above 0", weights[index]));
+        return bad(format!("weight {index} of the mix is {}: it must be finite and above 0", weights[index]));
     }
-    // The largest first, since the sum of finite numbers need not be finite.
+    // Divide by the largest first, since the sum of finite numbers need not be finite.
     let largest = weights.iter().copied().fold(0.0, f64::max);
     let sum: f64 = weights.iter().map(|weight| weight / largest).sum();
     let exact: Vec<f64> = weights.iter().map(|weight| weight / largest / sum * PARTS_OF_WEIGHT as f64).collect();
-    // 0.3 × 10,000 is 2,999.9999999999995.
+    // The 1e-6 absorbs rounding: 0.3 × 10,000 is 2,999.9999999999995.
     let mut counts: Vec<u64> = exact.iter().map(|exact| (exact + 1e-6).floor() as u64).collect();
     let mut order: Vec<usize> = (0..weights.len()).collect();
     order.sort_by(|a, b| (exact[*b] - counts[*b] as f64).total_cmp(&(exact[*a] - counts[*a] as f64)));
@@ -449,7 +450,7 @@ impl Pattern {
         Self { key, places, counts, phases, lens, firsts, number: NEXT.fetch_add(1, Ordering::Relaxed) }
     }
 
-    /// The id at a position of the whole run.
+    /// Sample id at a position of the whole run.
     fn id(&self, position: u128) -> u64 {
         let (source, drawn) = self.draw(position);
         let len = u128::from(self.lens[source]);
@@ -457,13 +458,13 @@ impl Pattern {
         self.firsts[source] + walked(self, source, pass, place)
     }
 
-    /// The source at a position, and how often it came before.
+    /// Source at a position, with its count of earlier positions.
     fn draw(&self, position: u128) -> (usize, u128) {
         let len = self.places.len() as u128;
         let (block, rest) = (position / len, (position % len) as u64);
         let draw = Draws::from_key(self.key.named("phase").derive(block as u64)).below(self.phases.len() as u64);
         let (start, before) = &self.phases[draw as usize];
-        // The block is the pattern from `start` on, and then its beginning.
+        // The block is the pattern from `start`, wrapped around.
         let place = (start + rest) % self.places.len() as u64;
         let (source, earlier) = self.places[place as usize];
         let (source, earlier) = (source as usize, u64::from(earlier));
@@ -473,15 +474,16 @@ impl Pattern {
         (source, block * u128::from(count) + u128::from(within))
     }
 
-    /// Positions of as many blocks as `of` (length, count in a block) asks for, by all sources.
+    /// Positions of the blocks that `of` (length, count in a block) asks for, over all sources.
     fn blocks(&self, of: impl Fn(u64, u64) -> u64, both: impl Fn(u64, u64) -> u64) -> u64 {
         let blocks = self.lens.iter().zip(&self.counts).map(|(len, count)| of(*len, *count)).reduce(both);
         blocks.unwrap_or(1).max(1).saturating_mul(self.places.len() as u64)
     }
 }
 
-/// A block in which source *s* comes `counts[s]` times, as evenly as can be: place *k* of a source lies between *k* and *k* + 1
-/// times its mean distance. Earliest deadline first finds such a place for all, since together they fill the block exactly.
+/// Spreads the sources of a block evenly: source *s* comes `counts[s]` times, its place *k* between *k* and *k* + 1
+/// times its mean distance. Earliest deadline first finds such places for all, since together they fill the block
+/// exactly.
 fn spread(counts: &[u64]) -> Vec<(u32, u32)> {
     let block: u64 = counts.iter().sum();
     let mut done = vec![0_u64; counts.len()];
@@ -498,7 +500,7 @@ fn spread(counts: &[u64]) -> Vec<(u32, u32)> {
     places
 }
 
-/// A permutation that a thread keeps, since one costs up to microseconds to make.
+/// A permutation kept by a thread, since making one takes up to microseconds.
 struct Walk {
     mix: u64,
     source: usize,
@@ -506,7 +508,7 @@ struct Walk {
     permutation: Permutation,
 }
 
-/// Entry `place` of the permutation of a pass. No lock, and no allocation but when a pass begins.
+/// Entry `place` of a pass's permutation. No lock, and no allocation except at the start of a pass.
 fn walked(pattern: &Pattern, source: usize, pass: u64, place: u64) -> u64 {
     thread_local!(static KEPT: RefCell<Vec<Option<Walk>>> = const { RefCell::new(Vec::new()) });
     KEPT.with_borrow_mut(|kept| {
@@ -548,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_spread_as_evenly_as_can_be() {
+    fn a_block_spreads_its_sources_evenly() {
         let sources = |counts: &[u64]| spread(counts).iter().map(|(source, _)| *source).collect::<Vec<_>>();
         assert_eq!(sources(&[1, 1]), [0, 1]);
         assert_eq!(sources(&[3, 1]), [0, 0, 0, 1]);
@@ -570,7 +572,7 @@ mod tests {
                 prop_assert_eq!(u64::from(before), done[source as usize]);
                 done[source as usize] += 1;
                 for (source, count) in counts.iter().enumerate() {
-                    // Less than one off: |done × block − (place + 1) × count| < block.
+                    // The error is less than one: |done × block − (place + 1) × count| < block.
                     let off = (done[source] * block).abs_diff((place as u64 + 1) * count);
                     prop_assert!(off < block, "{:?} at {}", counts, place);
                 }
@@ -630,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_of_any_length_do_not_overflow() {
+    fn positions_of_long_runs_do_not_overflow() {
         let pattern = pattern(&[1, 9999], &[3, u64::MAX / 2], 1);
         let id = pattern.id(u128::from(u64::MAX) * u128::from(u64::MAX));
         assert!(id < 3 + u64::MAX / 2);

@@ -1,4 +1,4 @@
-//! A part of a dataset: by a keyed split in no memory, or by a list of ids.
+//! A part of a dataset: by a keyed split, which needs no memory, or by a list of ids.
 
 use crate::dataset::digest::Digest;
 use crate::dataset::forward::forward;
@@ -8,7 +8,8 @@ use crate::order::Key;
 use crate::order::subset::{self, Part};
 use std::sync::Arc;
 
-/// Part of a dataset; of one in chunks it has no windowed order. Its ids count from 0; [`Subset::origin`] gives the id in the whole.
+/// Part of a dataset. Its ids count from 0; [`Subset::origin`] gives the id in the whole. A subset of a dataset with
+/// chunks has no windowed order.
 pub struct Subset<D> {
     whole: Arc<D>,
     choice: Choice,
@@ -39,7 +40,7 @@ impl<D: Dataset> Subset<D> {
         Ok(Self { whole, choice })
     }
 
-    /// The id that sample `sample` has in the whole dataset. `sample` is below `len`.
+    /// Id of `sample` in the whole dataset. `sample` must be below `len`.
     pub fn origin(&self, sample: u64) -> u64 {
         match &self.choice {
             Choice::Split { part, .. } => part.id(sample),
@@ -112,7 +113,7 @@ impl<D: Dataset> Subset<D> {
     }
 }
 
-/// The chunks of the whole, of which only some samples are used.
+/// The chunks of the whole; the subset uses some of their samples.
 impl<D: Dataset> Chunked for Subset<D> {
     forward!(self => self.chunks(); starts chunk_extents chunk_bytes open_chunk chunk_name);
 

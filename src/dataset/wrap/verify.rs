@@ -1,11 +1,11 @@
-//! Reads a whole dataset and names every sample that is damaged, where a loader would stop at the first.
+//! Reads a whole dataset and names every damaged sample; a loader would stop at the first.
 //!
 //! ```text
 //! samples, in blocks ──► threads: extents ──read──► open (checksums) ──► lengths, decoders ──► ledger
 //! ```
 //!
-//! Plain reads through the page cache, on threads of its own; no pipeline. What is found is what the format can tell:
-//! the guide [formats](crate::guide::formats) has a table of what each verifies.
+//! Plain reads through the page cache, on threads of its own; no pipeline. It finds the damage that the format can
+//! detect: the guide [formats](crate::guide::formats) has a table of each format's checks.
 
 use crate::dataset::sample::Plain;
 use crate::dataset::{Chunked, Dataset};
@@ -17,12 +17,12 @@ use std::ops::{ControlFlow, Range};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Samples that a thread takes at a time.
+/// Samples per unit of work of a thread.
 const BLOCK: u64 = 64;
-/// Damaged samples that are listed by default; more are counted.
+/// Default of [`Verify::listed`].
 const LISTED: usize = 10_000;
 
-/// Settings for reading all of a dataset.
+/// Builder of a full verification: reads every sample of a dataset and lists the damaged ones.
 #[derive(Clone)]
 #[must_use]
 pub struct Verify {
@@ -31,14 +31,14 @@ pub struct Verify {
     listed: usize,
 }
 
-/// How far it is.
+/// Counts of a verification, final or so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Verified {
-    /// Samples looked at.
+    /// Samples checked.
     pub samples: u64,
     /// Bytes read.
     pub bytes: u64,
-    /// Damaged ones among the samples.
+    /// Damaged samples.
     pub damaged: u64,
 }
 
@@ -49,7 +49,7 @@ impl Default for Verify {
 }
 
 impl Verify {
-    /// Every checksum, length and structure; no pictures are decoded.
+    /// Checks every checksum, length and structure; decodes no pictures.
     pub fn new() -> Self {
         let workers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self { decoders: Vec::new(), workers, listed: LISTED }
@@ -61,24 +61,25 @@ impl Verify {
         self
     }
 
-    /// Threads. Default: one per core that the process may use.
+    /// Sets the number of threads. Default: one per core that the process may use.
     pub fn workers(mut self, workers: usize) -> Self {
         self.workers = workers.max(1);
         self
     }
 
-    /// Damaged samples that are listed at most; all are counted. Default: 10,000.
+    /// Sets the maximum number of listed damaged samples; all are counted. Default: 10,000.
     pub fn listed(mut self, most: usize) -> Self {
         self.listed = most;
         self
     }
 
-    /// Reads everything. `progress` is called about once per thousand samples, from any thread; it may end the work.
+    /// Reads the whole dataset. `progress` is called about once per thousand samples, on any thread; it may stop the
+    /// work.
     ///
-    /// Gives the counts and the errors of damaged samples in the order of their ids, each with path, place and sample.
-    /// An error of a chunk stands for all of its samples.
+    /// Gives the counts, and the damaged samples' errors in the order of ids, each with path, place and sample. An
+    /// error of a chunk stands for all its samples.
     ///
-    /// Errors: a decoder for a field that the dataset has not; threads that cannot be started.
+    /// Errors: a decoder for a missing field; threads that cannot be started.
     pub fn run(
         &self,
         dataset: &dyn Dataset,
@@ -130,7 +131,7 @@ impl Verify {
             let decoder = self.decoders.iter().find(|(name, _)| *name == field.name);
             Ok(match (decoder, &field.encoding) {
                 (Some((_, decoder)), _) => {
-                    // Found now rather than for each sample.
+                    // Report a wrong decoder once, not for each sample.
                     decoder.outputs(field)?;
                     Check::Decode(field.clone(), decoder.clone())
                 }
@@ -142,7 +143,7 @@ impl Verify {
     }
 }
 
-/// What a field's bytes are held against.
+/// Check of a field's bytes.
 enum Check {
     Any,
     Raw(Field),
@@ -194,7 +195,7 @@ impl<P: Fn(Verified) -> ControlFlow<()> + Sync> Work<'_, P> {
             self.bytes.fetch_add(std::mem::take(&mut plain.read), Ordering::Relaxed);
             if let Err(error) = seen {
                 self.damage(error.with_sample(id), 1);
-                // Whatever a panic left half done is made anew.
+                // A panic may leave decoders half changed: make them again.
                 decoders.clear();
             }
         }

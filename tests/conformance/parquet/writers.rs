@@ -1,4 +1,4 @@
-//! Files of several writers, value by value against what pyarrow reads in them (`fixtures/make_parquet_writers.py`).
+//! Files of several writers, value by value against pyarrow's values (`fixtures/make_parquet_writers.py`).
 
 use super::fixture;
 use feedline::dataset::{Dataset, Nulls, Parquet, ParquetBuilder};
@@ -8,10 +8,10 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// What a column holds, or the words that its refusal must have.
+/// A column's expected content, or the words of its refusal.
 struct Column<'v> {
     name: &'v str,
-    /// How it is asked for.
+    /// The builder call for the column.
     asked: &'v Value,
     holds: Option<&'v Value>,
     refused: &'v str,
@@ -25,7 +25,7 @@ impl Column<'_> {
         }
     }
 
-    /// The most bytes that a value of a column of byte arrays has.
+    /// Maximum bytes of a value in a column of byte arrays.
     fn bytes(&self) -> Option<usize> {
         let bytes = self.asked["stored"] == "BYTE_ARRAY";
         self.asked["max"].as_u64().filter(|_| bytes).map(|max| max as usize)
@@ -52,7 +52,7 @@ fn read(builder: ParquetBuilder, path: &Path) -> Result<Vec<Vec<String>>> {
     read_decoded(builder, path, &[])
 }
 
-/// The same; byte arrays of any length that are fields by `.column(name)`, not by `.up_to(name, max)`, are decoded.
+/// The same; byte arrays taken by `.column(name)`, not by `.up_to(name, max)`, go through a decoder.
 fn read_decoded(builder: ParquetBuilder, path: &Path, decoded: &[(&str, usize)]) -> Result<Vec<Vec<String>>> {
     let dataset = builder.open(path)?;
     let mut columns = vec![Vec::new(); dataset.schema().len()];
@@ -74,7 +74,7 @@ fn read_decoded(builder: ParquetBuilder, path: &Path, decoded: &[(&str, usize)])
     Ok(columns)
 }
 
-/// The first row that is not what pyarrow read; a null is zeros or nothing.
+/// The first row that differs from pyarrow's; a null is zeros or nothing.
 fn difference(column: &Column<'_>, rows: &[String]) -> Option<String> {
     if rows.len() != column.rows() {
         return Some(format!("{} rows, pyarrow reads {}", rows.len(), column.rows()));
@@ -86,7 +86,7 @@ fn difference(column: &Column<'_>, rows: &[String]) -> Option<String> {
     })
 }
 
-/// What became of a column: read as pyarrow reads it, or refused for this reason; an error says what is wrong.
+/// Result for a column: read with pyarrow's values, or refused for this reason; `Err` describes a difference.
 type Outcome = std::result::Result<Option<String>, String>;
 
 fn judge(column: &Column<'_>, path: &Path) -> Outcome {
@@ -107,7 +107,7 @@ fn judge(column: &Column<'_>, path: &Path) -> Outcome {
     }
 }
 
-/// All columns of a file, those to be read also together.
+/// Reads all columns of a file one by one, and the supported ones together.
 fn judge_file(columns: &[Column<'_>], path: &Path) -> Vec<Outcome> {
     let mut outcomes: Vec<Outcome> = columns.iter().map(|column| judge(column, path)).collect();
     let readable: Vec<_> = columns.iter().filter(|column| column.holds.is_some()).collect();
@@ -118,7 +118,7 @@ fn judge_file(columns: &[Column<'_>], path: &Path) -> Vec<Outcome> {
         };
         let all = some.iter().fold(Parquet::builder().nulls(Nulls::Zero), add);
         let decoded: Vec<_> = some.iter().filter_map(|column| Some((column.name, column.bytes()?))).collect();
-        // In runs of rows, too, where there is an offset index.
+        // Also in runs of rows, if the file has an offset index.
         for chunk_bytes in [1 << 30, 1000] {
             outcomes.push(match read_decoded(all.clone().chunk_bytes(chunk_bytes), path, &decoded) {
                 Err(error) => Err(format!("together: {error}")),
@@ -132,8 +132,8 @@ fn judge_file(columns: &[Column<'_>], path: &Path) -> Vec<Outcome> {
     outcomes
 }
 
-/// Compares all files of `folder` that `expected` names; prints a table; gives what is wrong, and the counts of columns
-/// that were read and refused.
+/// Compares all files of `folder` that `expected` names and prints a table. Gives the differences, and the counts of
+/// columns that were read and refused.
 fn compare(folder: &Path, expected: &Path) -> (Vec<String>, usize, usize) {
     let expected: Value = serde_json::from_slice(&std::fs::read(expected).unwrap()).unwrap();
     let files: BTreeMap<String, BTreeMap<String, Value>> = serde_json::from_value(expected["files"].clone()).unwrap();
@@ -171,7 +171,7 @@ fn compare(folder: &Path, expected: &Path) -> (Vec<String>, usize, usize) {
     (wrong, equal, refused)
 }
 
-/// A file that pyarrow refuses: all of it is read, or there is an error.
+/// A file that pyarrow refuses: it is read completely, or it is an error.
 fn unreadable(path: &Path, words: &str) -> Outcome {
     match read(Parquet::builder().nulls(Nulls::Zero), path) {
         Err(error) if error.kind() == ErrorKind::Panicked || !error.to_string().contains(words) => {
@@ -189,7 +189,7 @@ fn every_writers_file_is_read_as_pyarrow_reads_it() {
     assert!(equal > 300 && refused > 10, "{equal} equal, {refused} refused");
 }
 
-/// `.ci/parquet` names the folder of any files, in which `expected.json` is what pyarrow reads.
+/// `.ci/parquet` sets a folder of arbitrary files whose `expected.json` has pyarrow's values.
 #[test]
 fn files_of_a_named_folder_are_read_as_pyarrow_reads_them() {
     let Some(folder) = std::env::var_os("FEEDLINE_PARQUET_FILES") else { return };
@@ -199,7 +199,7 @@ fn files_of_a_named_folder_are_read_as_pyarrow_reads_them() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// What reading a changed copy of a file of polars' says.
+/// Result of reading a changed copy of a polars file.
 fn refusal(change: impl FnOnce(&mut Vec<u8>)) -> String {
     let mut bytes = std::fs::read(fixture("writers/repeated-polars.parquet")).unwrap();
     change(&mut bytes);

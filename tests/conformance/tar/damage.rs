@@ -1,4 +1,5 @@
-//! Shards in memory whose bytes are flipped, cut off or zeroed anywhere: the right samples, an error, or an entry of the ledger.
+//! Shards in memory with bytes flipped, cut off or zeroed anywhere give the right samples, an error, or an entry of the
+//! ledger.
 //! By default every 7th byte and every 5th length.
 
 use crate::common::sweep::{self, places};
@@ -14,7 +15,7 @@ const SMALL: [(&str, &[u8]); 3] = [
     ("gnu", include_bytes!("../../fixtures/tar/small-gnu.tar")),
     ("pax", include_bytes!("../../fixtures/tar/small-pax.tar")),
 ];
-/// What a byte is changed by; then bytes that mean something in a header. (All 8 bits and 6 such bytes were run once.)
+/// Bits to flip in a byte, and bytes with a meaning in a header. (All 8 bits and 6 such bytes were run once.)
 const FLIPS: [u8; 4] = [0x01, 0x08, 0x20, 0xff];
 const INSTEAD: [u8; 2] = [0, b'/'];
 
@@ -22,12 +23,12 @@ fn builder() -> TarBuilder {
     Tar::builder().raw(Field::up_to("bin", DType::U8, 1000), "bin").class("cls").index(false)
 }
 
-/// Where the fields of every sample lie.
+/// Places of the fields of every sample.
 fn rows(tar: &Tar) -> Vec<Vec<Option<(u64, u64)>>> {
     (0..tar.len()).map(|sample| fuzzing::tar_places(tar, sample)).collect()
 }
 
-/// The fields of a sample when the shard's bytes are these now, as the pipeline would get them; `None` where they are cut off.
+/// Fields of a sample as the pipeline reads them if the shard now has these bytes; `None` for fields that are cut off.
 fn fields(tar: &Tar, sample: u64, bytes: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
     let (mut fields, extents) = (Vec::new(), fuzzing::extents(tar, sample)?);
     assert_eq!(extents.len(), tar.schema().len(), "one for each field, which may be shared");
@@ -44,7 +45,7 @@ fn all(tar: &Tar, bytes: &[u8]) -> Vec<Vec<Vec<u8>>> {
     (0..tar.len()).map(|sample| fields(tar, sample, bytes).unwrap().unwrap()).collect()
 }
 
-/// Every damaged version of a shard: what was done, and the bytes.
+/// Every damaged version of a shard: a description of the damage, and the bytes.
 fn damaged(shard: &[u8], mut see: impl FnMut(String, &[u8])) {
     let mut bytes = shard.to_vec();
     for at in places(0..shard.len(), 7) {
@@ -82,7 +83,7 @@ fn the_index_of_the_intact_shard_finds_all_damage() {
             for sample in 0..tar.len() {
                 match fields(&tar, sample, bytes) {
                     Ok(Some(fields)) => assert_eq!(fields, right[sample as usize], "{name}, sample {sample}: {what}"),
-                    // A reader finds that a file is shorter.
+                    // A reader detects a shorter file.
                     Ok(None) => found += 1,
                     Err(error) => {
                         assert!(matches!(error.kind(), ErrorKind::Decode | ErrorKind::Truncated), "{what}: {error}");
@@ -139,7 +140,7 @@ fn no_lost_sample_is_silent_without_an_index() {
     }
 }
 
-/// Opens a shard that is refused with a ledger: what is there is right, what is not there is named.
+/// Opens a refused shard with a ledger: present samples are right, missing samples are named.
 fn reported(right: &[Vec<Option<(u64, u64)>>], what: &str, bytes: &[u8]) {
     match builder().on_damage(OnDamage::Skip).open_bytes(bytes) {
         Ok(tar) => {
@@ -155,7 +156,7 @@ fn reported(right: &[Vec<Option<(u64, u64)>>], what: &str, bytes: &[u8]) {
     }
 }
 
-/// A header with a right checksum.
+/// A header with a correct checksum.
 fn header(name: &str, size: &[u8], flag: u8) -> Vec<u8> {
     let mut block = vec![0; 512];
     block[..name.len()].copy_from_slice(name.as_bytes());
@@ -208,7 +209,7 @@ fn open(parts: &[&[u8]], on_damage: OnDamage) -> Result<Tar> {
     Tar::builder().bytes("bin").class("cls").on_damage(on_damage).open_bytes(parts.concat())
 }
 
-/// Two good samples around `middle`; what the ledger says, and how many samples are left.
+/// Puts `middle` between two good samples; gives the ledger and the number of samples left.
 fn ledger(middle: &[&[u8]]) -> (Vec<(DamageKind, u64, u64)>, u64) {
     let before = [file("a.bin", "A"), file("a.cls", "1")].concat();
     let after = [file("z.bin", "Z"), file("z.cls", "26"), END.to_vec()].concat();
@@ -286,7 +287,7 @@ fn ambiguous_members_are_damage() {
         let (damage, left) = ledger(&middle);
         let &[(found, offset, samples)] = &damage[..] else { panic!("{what}: {damage:?}") };
         assert_eq!(found, kind, "{what}");
-        // The sample before is whole; behind it m and z are lost.
+        // The sample before is whole; m and z after it are lost.
         assert!(left == 1 && samples >= 1 && offset >= 2048, "{what}: {damage:?}, {left} left");
     }
 }
@@ -330,7 +331,7 @@ fn members_that_all_readers_see_alike_are_read() {
 }
 
 #[test]
-fn half_and_doubled_samples_cost_themselves_alone() {
+fn half_and_doubled_samples_cost_only_themselves() {
     use DamageKind::{Duplicate, Incomplete};
     let (bin, cls) = (file("m.bin", "M"), file("m.cls", "13"));
     let (n_bin, n_cls) = (file("n.bin", "N"), file("n.cls", "14"));
@@ -390,7 +391,7 @@ fn the_end_of_a_shard_is_checked() {
 }
 
 #[test]
-fn a_sample_before_damage_is_kept_only_when_it_can_lack_nothing() {
+fn a_sample_before_damage_is_kept_only_if_surely_whole() {
     let mut broken = file("a.txt", "x");
     broken[3] ^= 1;
     let shard = [file("a.bin", "A"), broken, END.to_vec()].concat();
@@ -437,7 +438,7 @@ fn impossible_settings_are_refused() {
     let shard = [file("a.jpg", "A"), file("a.png", "A"), END.to_vec()].concat();
     let raw = |name: &str| Field::fixed(name, DType::U8, [1]);
     let cases = [
-        (Tar::builder(), "cannot tell the fields from the first sample, which has jpg, png"),
+        (Tar::builder(), "cannot infer the fields from the first sample, which has jpg, png"),
         (Tar::builder().image("jpg").class("jpg"), "there twice"),
         (Tar::builder().image("jpg;"), "empty"),
         (Tar::builder().image("jpg").field(EncodedField::image("image"), "png"), "two fields are called"),
@@ -450,14 +451,14 @@ fn impossible_settings_are_refused() {
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
         assert!(error.to_string().contains(words), "{words}: {error}");
     }
-    // Which picture of two is meant cannot be told; one alone can be asked for.
+    // The choice between two pictures is ambiguous; a builder can name one.
     assert_eq!(Tar::builder().image("jpg;png").open_bytes(&*shard).unwrap_err().kind(), ErrorKind::Decode);
     let one = Tar::builder().image("jpg").open_bytes(&*shard).unwrap();
     assert_eq!(one.left_out().get(".png"), Some(&1));
     assert!(one.describe().ends_with("; left out: 1 .png"), "{}", one.describe());
     let zipped = Tar::builder().image("jpg").open_bytes(&b"\x1f\x8b\x08and so on"[..]).unwrap_err();
     assert!(zipped.to_string().contains("gzip"), "{zipped}");
-    // Without a word about the fields it is the file that is wrong, too, not the settings.
+    // Without named fields the error also blames the file, not the settings.
     for (bytes, words) in [(&b"\x1f\x8b\x08and so on"[..], "gzip"), (&[b'x'; 1024][..], "not a header")] {
         for on_damage in [OnDamage::Fail, OnDamage::Skip] {
             let error = Tar::builder().on_damage(on_damage).open_bytes(bytes).unwrap_err();
@@ -470,7 +471,7 @@ proptest! {
     #![proptest_config(sweep::cases(2000))]
 
     #[test]
-    fn headers_of_any_content_never_reach_out_of_the_shard(
+    fn no_header_reaches_outside_the_shard(
         shard in 0_usize..3,
         edits in prop::collection::vec((0_usize..9216, any::<u8>()), 1..6),
         digits in prop::collection::vec((0_usize..18, 124_usize..136, b'0'..=b'9'), 0..4),
@@ -485,7 +486,7 @@ proptest! {
             bytes[at] = digit;
         }
         for block in bytes.chunks_mut(512) {
-            // Whatever may be a header, and be believed.
+            // Every block that can pass as a header.
             if block[257..262] == *b"ustar" {
                 block.copy_from_slice(&sum(block.to_vec()));
             }

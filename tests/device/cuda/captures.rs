@@ -15,7 +15,7 @@ fn data() -> LoaderBuilder {
     Loader::builder(records).order(Order::shuffled(3)).batch_size(5)
 }
 
-/// A capture in the global mode, as `torch.cuda.graph` makes one.
+/// A capture in the global mode, as in `torch.cuda.graph`.
 struct Capture(Arc<CudaStream>);
 
 impl Capture {
@@ -74,7 +74,7 @@ fn a_capture_in_another_thread_stays_valid_beside_a_loader() {
 }
 
 #[test]
-fn a_loader_goes_on_where_a_capture_refuses_its_calls() {
+fn a_loader_continues_if_a_capture_refuses_its_calls() {
     case(config(), |session| {
         let (right, before) = (Got::epoch(&build(data()), 0), leaked());
         for symbol in

@@ -19,7 +19,7 @@ fn in_memory(count: usize, record: usize) -> Arc<dyn Dataset> {
     Arc::new(Records::builder(record).classes(classes).open_bytes(noise(count * record, 5)).unwrap())
 }
 
-/// Settings of a device that must not matter.
+/// Settings of a device that must not change batches.
 const SETTINGS: [fn(LoaderBuilder) -> LoaderBuilder; 5] = [
     |builder| builder,
     |builder| builder.slots(1).device_batches(2),
@@ -40,7 +40,7 @@ fn check_lens_there(session: &Session, batch: &feedline::Batch) {
     }
 }
 
-/// Of packed fields the offsets lie there, too, and as many bytes as they say.
+/// The offsets of packed fields lie there, too, with as many bytes as they say.
 fn check_offsets_there(session: &Session, batch: &feedline::Batch) {
     for field in batch.fields() {
         let there = field.device_offsets_ptr().unwrap();
@@ -52,7 +52,7 @@ fn check_offsets_there(session: &Session, batch: &feedline::Batch) {
     }
 }
 
-/// The batches of `pull` are the host's, whatever the settings, one and two held at a time.
+/// Checks that the batches of `pull` equal the host's for all settings, with one and two held at a time.
 fn conforms(
     session: &Session,
     what: &str,
@@ -79,7 +79,7 @@ fn conforms(
     }
 }
 
-/// The same with copies that are there at once and with late ones.
+/// The same with immediate and with late copies.
 fn conforms_late_or_not<M, P>(what: &'static str, make: M, pull: P)
 where
     M: Fn() -> LoaderBuilder + Clone + Send + 'static,
@@ -114,7 +114,7 @@ fn every_dtype(builder: LoaderBuilder) -> LoaderBuilder {
 }
 
 #[test]
-fn fields_of_every_dtype_fixed_or_ragged_are_those_of_the_host() {
+fn fields_of_every_dtype_equal_the_hosts() {
     let data = in_memory(21, 40);
     let make = move || every_dtype(Loader::builder(data.clone())).order(Order::shuffled(4)).batch_size(8);
     conforms_late_or_not("every dtype", make, epoch_2);
@@ -135,7 +135,7 @@ fn every_sample_of_any_size_reaches_the_device() {
 }
 
 #[test]
-fn the_last_batch_is_as_on_the_host() {
+fn the_last_batch_equals_the_hosts() {
     for last in ALL_LAST {
         // 53 = 6 × 8 + 5; arrays of many pages and of less than one.
         for record in [24, 9000] {
@@ -168,7 +168,7 @@ fn transforms_of_samples_and_batches_come_before_the_copy() {
 
 #[cfg(feature = "image")]
 #[test]
-fn decoded_pictures_are_those_of_the_host() {
+fn decoded_pictures_equal_the_hosts() {
     use feedline::{dataset::Images, decode::Image};
     for config in [config(), late()] {
         case(config, |session| {
@@ -192,7 +192,7 @@ fn decoded_pictures_are_those_of_the_host() {
 }
 
 #[test]
-fn tokens_tar_and_npy_are_those_of_the_host() {
+fn tokens_tar_and_npy_equal_the_hosts() {
     let tokens = || {
         Loader::builder(Tokens::builder(DType::U16).window(16).next_token().open(fixture("tokens/flat.bin")).unwrap())
     };
@@ -210,7 +210,7 @@ fn tokens_tar_and_npy_are_those_of_the_host() {
 }
 
 #[test]
-fn windows_of_chunks_are_those_of_the_host() {
+fn windows_of_chunks_equal_the_hosts() {
     for config in [config(), late()] {
         case(config, |session| {
             let dir = Dir::new();
@@ -224,7 +224,7 @@ fn windows_of_chunks_are_those_of_the_host() {
 }
 
 #[test]
-fn several_epochs_in_one_iterator_are_those_of_the_host() {
+fn several_epochs_in_one_iterator_equal_the_hosts() {
     let data = in_memory(31, 100);
     let make = move || Loader::builder(data.clone()).order(Order::shuffled(4)).batch_size(8);
     conforms_late_or_not("epochs", make.clone(), |loader: &Loader| loader.epochs(1..5).unwrap());
@@ -247,7 +247,7 @@ fn every_rank_gets_its_part() {
 }
 
 #[test]
-fn a_resumed_run_has_the_batches_of_the_host() {
+fn a_resumed_run_has_the_hosts_batches() {
     let data = in_memory(50, 32);
     let first = build(Loader::builder(data.clone()).order(Order::shuffled(4)).batch_size(7));
     for batch in first.epoch(0).unwrap().take(3) {
@@ -260,7 +260,7 @@ fn a_resumed_run_has_the_batches_of_the_host() {
 }
 
 #[test]
-fn the_state_of_a_loader_on_the_device_is_that_of_the_host() {
+fn the_state_of_a_device_loader_equals_the_hosts() {
     case(late(), |_| {
         let data = in_memory(50, 32);
         let make = || Loader::builder(data.clone()).order(Order::shuffled(4)).batch_size(7);
@@ -317,7 +317,7 @@ fn unused_fields_are_not_copied_to_the_device() {
                         .map(|array| array.bytes.len() + array.lens.as_ref().map_or(0, |lens| 8 * lens.len()))
                         .sum();
                     let bytes = loader.report().copies.unwrap().bytes as usize;
-                    // Between arrays that are copied together there is a page at most.
+                    // Arrays that are copied together are at most a page apart.
                     let between = arrays.count() * 2 * 4096;
                     assert!((kept..=kept + between).contains(&bytes), "{keep:?}: {bytes} of {kept}");
                 }

@@ -11,7 +11,7 @@ use feedline::{Device, ErrorKind, Loader, LoaderBuilder, Order, Stage};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use std::sync::Arc;
 
-/// The driver is opened once per process, so each way to be without one needs a process of its own.
+/// The driver is opened once per process, so each kind of missing driver needs a separate process.
 const CHILDREN: &[(&str, fn())] = &[
     ("no library", no_library),
     ("no driver", no_driver),
@@ -24,7 +24,7 @@ const CHILDREN: &[(&str, fn())] = &[
     ("auto unusable", auto_unusable),
 ];
 
-/// The entry of those processes; without the variable it is nobody.
+/// Entry point of those processes; it does nothing without the variable.
 #[test]
 #[ignore = "a part of other tests, which start it as a process of its own"]
 fn child() {
@@ -56,7 +56,7 @@ fn data() -> LoaderBuilder {
     Loader::builder(records).order(Order::shuffled(2)).batch_size(6)
 }
 
-/// There is no GPU, every way to ask for one says why in the same words, and a loader of `auto` works on the host.
+/// Checks the case without a GPU: every request for one gives the same reason, and `auto` works on the host.
 fn absent(kind: fn(&Absent) -> bool, words: &str) {
     let why = devices().unwrap_err();
     assert!(kind(&why) && why.to_string().contains(words), "{why:?}: {why}");
@@ -79,7 +79,7 @@ fn auto_is_the_host_without_a_driver_library() {
 }
 
 fn no_library() {
-    // SAFETY: a driver's initialisers are made for being run at any time.
+    // SAFETY: a driver's initialisers may run at any time.
     if ["libcuda.so.1", "libcuda.so"].iter().any(|name| unsafe { Library::new(*name) }.is_ok()) {
         return println!("this machine has a driver");
     }
@@ -152,7 +152,7 @@ fn auto_takes_the_device_of_the_local_rank() {
     torchrun("0", "0", "cuda:0 (Stand-in GPU, local rank 0, 3 devices are visible)");
     torchrun("7", "7", "cuda:1 (Stand-in GPU, local rank 7, 3 devices are visible)");
     alone("auto", &[("EXPECTED", "cuda:0 (Stand-in GPU, the first of 3)")]);
-    // What is no environment of a launcher is none, and is said.
+    // An invalid launcher environment is ignored, and reported.
     let why = "cuda:0 (Stand-in GPU, the first of 3; the launcher's variables are unusable: \
                RANK=\"many\" is not a whole number from 0 to 4294967295)";
     alone("auto", &[("RANK", "many"), ("LOCAL_RANK", "2"), ("EXPECTED", why)]);
@@ -312,7 +312,7 @@ fn two_devices_are_fed_by_two_loaders_in_one_process() {
     });
 }
 
-/// What is current on this thread.
+/// The current context of this thread.
 fn current() -> usize {
     result::ctx::get_current().unwrap().map_or(0, |context| context as usize)
 }
@@ -372,7 +372,7 @@ fn fewer_than_two_batches_on_a_device_are_refused() {
 #[test]
 fn a_small_gpu_is_a_budget_error_that_names_the_sizes() {
     let slot = build(data()).plan().slot_bytes as u64;
-    // A page more is taken of each batch, so that it starts at one.
+    // Each batch takes one page more for its alignment.
     let all_bytes = slot * 5 / 2 + 3 * 4096;
     let devices = vec![Gpu::new(all_bytes, "0000:3b:00.0"); 3];
     case(Config { devices, ..config() }, move |session| {

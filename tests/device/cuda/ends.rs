@@ -11,7 +11,7 @@ fn data() -> LoaderBuilder {
     Loader::builder(records).order(Order::shuffled(2)).batch_size(5)
 }
 
-/// Lets the device go on in a moment, from another thread, while `body` runs.
+/// Lets the device continue in a moment, from another thread, while `body` runs.
 fn released_soon<T>(session: &Session, body: impl FnOnce() -> T) -> T {
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -34,7 +34,7 @@ fn a_dropped_iterator_makes_room_for_the_next_epoch() {
         for (slots, buffers) in SIZES {
             let loader = build(data().device(gpu(0)).slots(slots).device_batches(buffers));
             for taken in 0..12 {
-                // The device stands still before the first batch, or from here on.
+                // The device is stopped before the first batch, or from here on.
                 for late in [false, true] {
                     session.hold(!late);
                     let can = if late { taken } else { taken.min(slots).min(buffers) };
@@ -95,7 +95,7 @@ fn a_loader_may_be_dropped_right_after_it_was_built() {
 }
 
 #[test]
-fn a_run_of_unfinished_epochs_has_the_right_batches() {
+fn unfinished_epochs_have_the_right_batches() {
     case(late(), |_| {
         let host = build(data());
         let loader = build(data().device(gpu(0)).slots(3));

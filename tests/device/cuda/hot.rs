@@ -21,7 +21,7 @@ fn all_pinned(loader: &Loader) {
 }
 
 #[test]
-fn slots_are_pinned_once_and_let_go_at_the_end() {
+fn slots_are_pinned_once_and_unpinned_at_the_end() {
     case(late(), |session| {
         let loader = build(data().device(gpu(0)).slots(5));
         all_pinned(&loader);
@@ -101,11 +101,11 @@ fn copies_have_the_highest_priority_and_events_spin() {
             let calls = trace.lines().filter_map(|line| line.split_once(&format!(" {symbol} ")));
             calls.map(|(_, rest)| rest.split(" = ").next().unwrap().to_string()).collect()
         };
-        // Non-blocking; the bells and the marks of questions have the default.
+        // Non-blocking; the streams of bells and of question marks have the default.
         let mut streams = made("cuStreamCreateWithPriority");
         streams.sort_unstable();
         assert_eq!(streams, ["1 -5", "1 0", "1 0", "1 0"]);
-        // Timed or not, never with the flag 1, which is for those that sleep.
+        // Timed or not, never with the flag 1 for sleeping waits.
         let events = made("cuEventCreate");
         assert!(!events.is_empty() && events.iter().all(|flags| flags == "0" || flags == "2"), "{events:?}");
     });
@@ -152,7 +152,7 @@ fn an_epoch_reserves_nothing_and_never_waits_for_the_device() {
                     batch.field("record").unwrap().device_ptr().unwrap();
                 }
             };
-            // The events of further streams are made when a buffer is first bound to so many.
+            // Events for further streams are made when a buffer is first bound to that many.
             epoch(0);
             let before = counts(session, &NEVER);
             epoch(1);
@@ -162,8 +162,8 @@ fn an_epoch_reserves_nothing_and_never_waits_for_the_device() {
     }
 }
 
-/// The calls from number `first` on, by thread: symbol and arguments without result; what makes a context current is left
-/// out, and questions whether a copy is done that were answered with no.
+/// The calls from number `first` on, by thread: symbol and arguments without the result. Calls that make a context
+/// current are left out, and so are queries of a copy's end with a negative answer.
 fn calls_of(standin: &Standin, first: u64) -> Vec<Vec<String>> {
     let mut threads: Vec<(String, Vec<String>)> = Vec::new();
     for line in standin.trace().lines() {
@@ -183,8 +183,8 @@ fn calls_of(standin: &Standin, first: u64) -> Vec<Vec<String>> {
     threads.into_iter().map(|(_, calls)| calls).collect()
 }
 
-/// Copies whose slots were let go: the thread that copies asks how long each took and, but for the first, how long after the
-/// one before it began.
+/// Copies with released slots: the copying thread has asked how long each took and, except for the first, how long
+/// after the copy before it began.
 pub(super) fn done(standin: &Standin) -> u64 {
     let trace = standin.trace();
     // The profiler asks for its own events on the caller's thread.
@@ -193,7 +193,7 @@ pub(super) fn done(standin: &Standin) -> u64 {
     (trace.lines().filter(|line| line.contains(&thread)).count() as u64).div_ceil(2)
 }
 
-/// Numbers of objects and offsets are not what this is about.
+/// Object numbers and offsets do not matter here.
 fn without_numbers(call: &str) -> String {
     let word = |word: &str| word.split(['#', '+']).next().unwrap().to_string();
     call.split(' ').map(word).collect::<Vec<_>>().join(" ")
@@ -207,7 +207,7 @@ fn a_batch_in_the_steady_state_takes_exactly_these_calls() {
         let loader = build(data().device(gpu(0)).stream(&stream).keep(["record"]));
         all_pinned(&loader);
         assert!(loader.epoch(0).unwrap().all(|batch| batch.is_ok()));
-        // All slots are back, so that nothing of this epoch is in the next one's calls.
+        // All slots are back, so that this epoch adds no calls to the next one.
         until("the slots are back", || done(session) == BATCHES);
         let first = session.calls();
         assert!(loader.epoch(1).unwrap().all(|batch| batch.is_ok()));
@@ -217,8 +217,8 @@ fn a_batch_in_the_steady_state_takes_exactly_these_calls() {
         threads.sort_by_key(|calls| !calls.iter().any(|call| call.starts_with("cuMemcpy")));
         let asks = |call: &&String| call.starts_with("cuEventQuery") || call.starts_with("cuEventElapsedTime");
         let (queries, copies): (Vec<_>, Vec<_>) = threads[0].iter().partition(asks);
-        // The thread that copies: one copy behind the consumer's last use of the buffer, with an event before that wait, one
-        // on each side of the copy, and the one that bound streams wait for; then a bell beside the copies.
+        // The copying thread: one copy after the consumer's last use of the buffer, with an event before that wait, one
+        // on each side of the copy, and one for the bound streams' wait; then a bell beside the copies.
         let copy = [
             "cuEventRecord event stream",
             "cuStreamWaitEvent stream event 0",
@@ -235,10 +235,10 @@ fn a_batch_in_the_steady_state_takes_exactly_these_calls() {
         // once each whether it was queued and whether it began.
         let asked = queries.len() as u64;
         assert!((3 * BATCHES..=5 * BATCHES).contains(&asked), "{asked} questions");
-        // The caller: it marks that it asks, and its stream waits for the copy and marks that it has it, in `next`; and marks
-        // twice when the batch is dropped, for who uses the memory next and for the profiler. That one asks for a step that
-        // is over how long its three stretches were; the first step does not count.
-        // Before each of these it asks whether the stream is captured, and once before it waits for the batch.
+        // The caller: in `next` it marks its question, its stream waits for the copy and marks the arrival. A dropped
+        // batch has two marks, for the next user of the memory and for the profiler. For a finished step the profiler
+        // asks the lengths of its three stretches; the first step does not count. Before each of these it asks whether
+        // the stream is captured, and once before it waits for the batch.
         let consumer = threads[1].iter().map(|call| without_numbers(call));
         let consumer = consumer.filter(|call| !call.starts_with("cuThreadExchangeStreamCaptureMode"));
         let (read, consumer): (Vec<_>, Vec<_>) =
@@ -252,8 +252,8 @@ fn a_batch_in_the_steady_state_takes_exactly_these_calls() {
         // Each wake (by a full slot, a bell, a buffer that came back) asks three events of one copy, at most.
         let nots = session.trace().lines().filter(|line| line.ends_with(" = 600")).count() as u64;
         assert!(nots < 30 * BATCHES, "{nots} questions too many");
-        // The thread that copies has its context and mode for life; the caller's are set and put back four times, to look at its
-        // streams, to ask, to take and to drop.
+        // The copying thread keeps its context and mode for life. The caller's are set and restored four times: to look
+        // at its streams, to ask, to take and to drop.
         let own = copy.len() as u64 + 5 + 5 + 6 + 4 * 4;
         assert!(session.calls() - first <= (own + 4) * BATCHES + nots);
     });

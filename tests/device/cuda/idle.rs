@@ -116,7 +116,7 @@ fn work_behind_a_dropped_bare_handle_is_not_starvation() {
             let gate = Gate::close();
             kernels.wait(&stream);
             drop(batch);
-            // Asked for while the stream still works on the step, and there before that ends.
+            // Requested while the stream still works on the step, and ready before the step ends.
             let next = batches.next().unwrap().unwrap();
             next.bind(bare(&stream)).unwrap();
             std::thread::sleep(STEP);
@@ -143,21 +143,21 @@ fn batches_dropped_unbound_are_counted_as_not_measured() {
 }
 
 #[test]
-fn a_refused_question_loses_the_steps_it_was_about_and_no_event() {
-    // Not one of those of captures, which are asked again.
+fn a_refused_question_loses_its_steps_but_no_event() {
+    // Not a query about captures, which is repeated.
     const INVALID_VALUE: u32 = 1;
     case(config(), |session| {
         let context = CudaContext::new(0).unwrap();
         let (kernels, stream) = (Kernels::new(&context), context.new_stream().unwrap());
         let loader = build(data().stream(&stream).slots(6).device_batches(6));
         loader.ready().unwrap();
-        // More of these than there are events for.
+        // More steps than events.
         for round in 1..=6 {
             let gate = Gate::close();
             kernels.wait(&stream);
             let mut batches = loader.steps(5).unwrap();
             (0..5).for_each(|_| drop(batches.next().unwrap().unwrap()));
-            // The thread that copies asks nothing any more.
+            // The copying thread asks nothing any more.
             until("all copies are done", || super::hot::done(session) == 5 * round);
             session.fail_named("cuEventQuery", session.count("cuEventQuery"), INVALID_VALUE, false);
             assert_eq!(idle(&loader).unmeasured.no_event, 4 * round);

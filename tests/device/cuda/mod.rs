@@ -1,29 +1,29 @@
-//! What a loader promises on a CUDA device, against the stand-in driver. The same loader on the host is the oracle.
+//! The promises of a loader on a CUDA device, against the stand-in driver. The same loader on the host is the oracle.
 #![cfg(feature = "cuda")]
 
-/// Bytes, shapes and numbers of batches are those of the host.
+/// Bytes, shapes and numbers of batches equal the host's.
 mod conformance;
 
-/// The consumer's streams: when it may read, and until when.
+/// The consumer's streams: begin and end of its reads.
 mod streams;
 
-/// CUDA graphs that are captured beside a loader, and of its streams.
+/// CUDA graphs captured beside a loader, and from its streams.
 mod captures;
 
-/// Which device, whose context, and why none.
+/// Choice of device and context, and reasons for having none.
 mod devices;
 
-/// What is reserved when, and what a batch costs.
+/// Reservations, and the driver calls of a batch.
 mod hot;
 
-/// When slots are free again, and what the copies do meanwhile.
+/// Release of slots, and the copies meanwhile.
 mod slots;
 
-/// How long the consumer's stream had nothing to do.
+/// Idle time of the consumer's stream.
 mod idle;
 
-/// Iterators and loaders that are dropped while the device works.
+/// Iterators and loaders dropped while the device works.
 mod ends;
 
-/// What does not answer, and what cannot be had.
+/// Stalled devices and streams, and bad samples.
 mod stalls;

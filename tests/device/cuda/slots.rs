@@ -19,7 +19,7 @@ fn copies(loader: &Loader) -> Copy {
     loader.snapshot().copy.unwrap()
 }
 
-/// The device gets three copies into two buffers, of which the third waits for a stream of the consumer that stands still.
+/// The device gets three copies into two buffers; the third waits for a stopped stream of the consumer.
 fn third_copy_waits(body: impl FnOnce(&Loader, &mut Epoch, Gate) + Send + 'static) {
     case(Config { latency: Duration::from_micros(200), ..config() }, |session| {
         let context = CudaContext::new(0).unwrap();
@@ -43,7 +43,7 @@ fn third_copy_waits(body: impl FnOnce(&Loader, &mut Epoch, Gate) + Send + 'stati
 #[test]
 fn a_slot_is_free_when_its_own_copy_is_done() {
     third_copy_waits(|loader, batches, gate| {
-        // The buffer of the first batch has its next copy behind it, which is not done.
+        // The first batch's buffer has its next copy queued, which is not done.
         until("two slots are free", || copies(loader).latency.count == 2);
         gate.open();
         assert_eq!(batches.filter(|batch| batch.is_ok()).count() as u64, BATCHES - 1);
@@ -59,7 +59,7 @@ fn a_copy_behind_the_consumers_stream_is_blocked_and_not_busy() {
         assert_eq!(copies(loader).busy_ns, before.busy_ns);
         gate.open();
         assert_eq!(batches.filter(|batch| batch.is_ok()).count() as u64, BATCHES - 1);
-        // Each of them took the latency of the device, one after the other; the last three may not be done.
+        // Each took the device's latency, one after the other; the last three may be unfinished.
         let copy = copies(loader);
         assert!(copy.busy_ns >= (BATCHES - 3) * 200_000 && copy.latency.p50_ns >= 190_000.0, "{copy:?}");
         assert!(copy.busy_ns + copy.blocked_ns + copy.starved_ns <= loader.snapshot().at_ns, "{copy:?}");

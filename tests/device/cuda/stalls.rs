@@ -1,4 +1,4 @@
-//! A device that does not answer, a consumer's stream that does not end, and samples that cannot be had on the way to a GPU.
+//! A device that does not answer, a consumer's stream that does not end, and bad samples on the way to a GPU.
 
 use crate::common::cuda::*;
 use crate::common::*;
@@ -26,7 +26,7 @@ fn a_device_that_finishes_no_copy_is_a_stall() {
         let right = Got::epoch(&build(data()), 1);
         let loader = build(data().device(gpu(0)).slots(2).device_batches(4));
         session.hold(true);
-        // As many batches as there are slots are handed out before their copies are done.
+        // One batch per slot is delivered before its copy is done.
         let error = loader.epoch(0).unwrap().find_map(|batch| batch.err()).unwrap();
         stalled(&error, "the device does not finish its copies");
         session.hold(false);
@@ -51,7 +51,7 @@ fn a_stopped_consumer_stream_is_no_stall() {
         opener.join().unwrap();
         stream.synchronize().unwrap();
         assert_eq!(received, 12);
-        // The stream stood still from before the first batch on.
+        // The stream was stopped before the first batch.
         let report = loader.report();
         assert!(report.copies.unwrap().blocked > 2 * DEADLINE, "{}", loader.report());
         assert!(loader.report().to_string().contains(" s by the consumer's use of the memory; "));
@@ -59,7 +59,7 @@ fn a_stopped_consumer_stream_is_no_stall() {
 }
 
 #[test]
-fn substitutes_are_the_same_on_a_device_and_so_is_the_ledger() {
+fn a_device_has_the_same_substitutes_and_ledger() {
     case(config(), |_| {
         let make = || {
             data().on_bad_sample(OnBadSample::Substitute { budget: 3 }).map(|_, ctx| match ctx.id() {

@@ -19,12 +19,12 @@ fn data() -> LoaderBuilder {
     Loader::builder(records).order(Order::shuffled(6)).batch_size(5)
 }
 
-/// Bytes of the field `record` of each batch, by the host.
+/// Bytes of the field `record` of each batch, as the host delivers it.
 fn right() -> Vec<Vec<u8>> {
     Got::epoch(&build(data()), 0).iter().map(|batch| batch.bytes("record").to_vec()).collect()
 }
 
-/// A consumer on GPU 0 that copies what it is given, when its stream gets there.
+/// A consumer on GPU 0 that copies its batches in the order of its stream.
 struct Consumer {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
@@ -48,7 +48,7 @@ impl Consumer {
         self.stream.alloc_zeros(len).unwrap()
     }
 
-    /// Has the stream read the field `record` of a batch that is bound to it.
+    /// Makes the stream read the field `record` of a batch that is bound to it.
     fn read(&mut self, batch: &Batch) {
         let field = batch.field("record").unwrap();
         let to = self.place(field.size_bytes());
@@ -56,7 +56,7 @@ impl Consumer {
         self.copies.push(to);
     }
 
-    /// The same by way of cudarc's slice, which binds.
+    /// The same through cudarc's slice, which binds.
     fn read_slice(&mut self, batch: &Batch) {
         let to = self.place(batch.field("record").unwrap().size_bytes());
         let slice = batch.field("record").unwrap().cuda_slice::<u8>(&self.stream).unwrap();
@@ -66,7 +66,7 @@ impl Consumer {
         self.copies.push(to);
     }
 
-    /// What it has read.
+    /// The bytes read.
     fn found(self) -> Vec<Vec<u8>> {
         let found = self.copies.iter().map(|copy| self.stream.clone_dtoh(copy).unwrap()).collect();
         self.stream.synchronize().unwrap();
@@ -108,7 +108,7 @@ fn a_bound_stream_reads_the_batches_of_the_host() {
                 };
                 reads(ahead, |_| on_gpu(), bind);
                 reads(ahead, |_| on_gpu(), Consumer::read_slice);
-                // Twice is once.
+                // Binding twice has no further effect.
                 reads(
                     ahead,
                     |consumer| on_gpu().stream(&consumer.stream).stream(&consumer.stream),
@@ -195,7 +195,7 @@ fn several_streams_may_read_the_same_batch() {
                 consumer.read_slice(&batch);
             }
             if number == 3 {
-                // Copies wait for the fourth stream, and batches for copies.
+                // The copies wait for the fourth stream, the batches for the copies.
                 consumers[3].stream.context().check_err().unwrap();
                 break;
             }
@@ -235,7 +235,7 @@ fn an_unbound_stream_that_reads_after_the_drop_is_found() {
         let gate = Gate::close();
         consumer.kernels.wait(&consumer.stream);
         let first = epoch.next().unwrap().unwrap();
-        // It waits for the copy, and nobody waits for it.
+        // It waits for the copy, but no copy waits for it.
         consumer.stream.join(&bound).unwrap();
         consumer.read(&first);
         drop(first);
@@ -249,7 +249,7 @@ fn an_unbound_stream_that_reads_after_the_drop_is_found() {
     });
 }
 
-/// Takes batches while the consumer's stream stands still, each dropped at once; then it goes on.
+/// Takes and drops batches while the consumer's stream is stopped; then the stream continues.
 fn reads_late(builder: LoaderBuilder, take: usize, read: impl Fn(&mut Consumer, &Batch)) {
     let mut consumer = Consumer::new();
     let loader = build(builder);
@@ -271,7 +271,7 @@ fn reads_late(builder: LoaderBuilder, take: usize, read: impl Fn(&mut Consumer, 
 fn a_dropped_batch_is_not_overwritten_under_its_readers() {
     for config in [config(), late()] {
         case(config, |_| {
-            // As many as there are buffers, and as there are slots for copies that wait for the consumer.
+            // One per buffer, and one per slot for copies that wait for the consumer.
             reads_late(on_gpu().device_batches(2).slots(4), 4, Consumer::read_slice);
             reads_late(on_gpu().device_batches(3).slots(2), 3, Consumer::read_slice);
             reads_late(on_gpu().device_batches(6), 6, Consumer::read_slice);
@@ -290,10 +290,10 @@ fn memory_waits_for_all_where_a_stream_cannot_record() {
             consumer.kernels.wait(&consumer.stream);
             let mut epoch = loader.epoch(0).unwrap();
             let first = epoch.next().unwrap().unwrap();
-            // The second stream needs an event that is not there yet.
+            // The second stream needs an event that does not exist yet.
             first.bind(Stream::from(&further)).unwrap();
             consumer.read_slice(&first);
-            // Nothing else is called meanwhile: the device has a batch for each of its buffers.
+            // No other call is made meanwhile: every buffer of the device has a batch.
             let second = epoch.next().unwrap().unwrap();
             until("nothing is in flight", || {
                 let calls = session.calls();
@@ -360,7 +360,7 @@ fn batches_outlive_the_iterator_the_loader_and_the_device() {
         let found: Vec<_> =
             batches.iter().map(|batch| batch.field("record").unwrap().to_vec::<u8>().unwrap()).collect();
         assert!(found == right()[..3]);
-        // Dropped with work of the consumer's that has not begun.
+        // Dropped before the consumer's work has begun.
         let gate = Gate::close();
         consumer.kernels.wait(&consumer.stream);
         batches.iter().for_each(|batch| consumer.read_slice(batch));
@@ -373,13 +373,13 @@ fn batches_outlive_the_iterator_the_loader_and_the_device() {
     });
 }
 
-/// A stream that orders nothing on GPU 0.
+/// Streams that order nothing on GPU 0.
 fn foreign_streams() -> Vec<(&'static str, Arc<CudaStream>)> {
     let (own, other) = (CudaContext::new(0).unwrap(), CudaContext::new(1).unwrap());
     vec![
         ("another context", other.new_stream().unwrap()),
         ("another context", other.default_stream()),
-        // It is another stream on every thread, and batches are dropped on any.
+        // It is another stream on every thread, and any thread may drop a batch.
         ("per-thread default stream", own.per_thread_stream()),
     ]
 }
@@ -481,7 +481,7 @@ fn slices_of_batches_on_a_device_say_where_the_bytes_are() {
 }
 
 #[test]
-fn the_device_of_a_batch_is_the_one_that_was_asked_for() {
+fn the_device_of_a_batch_is_the_requested_one() {
     case(config(), |_| {
         for ordinal in 0..3 {
             let loader = build(data().device(gpu(ordinal)));
@@ -501,7 +501,7 @@ fn every_step_of_the_first_stream_is_on_a_track() {
         let loader = build(on_gpu().stream(&consumer.stream));
         for batch in loader.epoch(0).unwrap() {
             consumer.read(&batch.unwrap());
-            // So that its events have been reached when the next batch is asked for.
+            // So that its events are complete when the next batch is requested.
             consumer.stream.synchronize().unwrap();
         }
         let (snapshot, timeline) = (loader.snapshot(), loader.timeline());
@@ -514,7 +514,7 @@ fn every_step_of_the_first_stream_is_on_a_track() {
         let of = |what: Work| {
             spans.iter().filter(|span| span.what == what).map(|span| span.end_ns - span.begin_ns).sum::<u64>()
         };
-        // A step that is placed anew may cut off the one before it.
+        // A step whose place is corrected may cut off the step before it.
         assert!(of(Work::Starved) <= idle.starved_ns && of(Work::HostLate) <= idle.host_late_ns, "{idle:?} {spans:?}");
         assert!(of(Work::Step) > 0, "{spans:?}");
         assert!(spans.windows(2).all(|pair| pair[0].end_ns <= pair[1].begin_ns), "{spans:?}");

@@ -1,5 +1,5 @@
-//! Reads, files, registrations and datasets that fail: the host brings what cuFile does not, or there is one error that says
-//! what, where and of which sample.
+//! Failing reads, files, registrations and datasets: the host reads instead of cuFile, or there is one error with
+//! cause, place and sample.
 
 use crate::common::cufile::{Register, Route, StandIn};
 use crate::common::doubles::*;
@@ -12,7 +12,7 @@ use feedline::{Error, ErrorKind, Gds, Loader, LoaderBuilder, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Rows of whole pages, and others; four of a batch are one read.
+/// Rows of whole pages, and others; four rows of a batch are one read.
 const RECORDS: [usize; 2] = [16_384, 20_000];
 const COUNT: usize = 12;
 const BATCH: usize = 4;
@@ -26,7 +26,7 @@ fn right(path: &Path, record: usize) -> Vec<Got> {
     Got::try_epoch(&build(plain(path, record)), 0).unwrap()
 }
 
-/// The file's place in the error, and what a run or row of it was.
+/// The file's place in the error, and the run or row there.
 #[track_caller]
 fn check_site(error: &Error, path: &Path, record: usize) {
     let site = error.site();
@@ -74,7 +74,7 @@ fn the_host_brings_rows_that_a_direct_read_does_not() {
             assert!(direct.why_host.as_ref().unwrap().contains(words), "{words}: {direct}");
             let report = loader.report().to_string();
             assert!(report.contains("; 4 rows by the host ("), "{report}");
-            // A file whose read failed once is read again.
+            // A file with one failed read is read again.
             same(&Got::try_epoch(&loader, 0).unwrap(), right, words);
             assert_eq!(loader.report().direct.unwrap().reads, 5);
         }
@@ -82,7 +82,7 @@ fn the_host_brings_rows_that_a_direct_read_does_not() {
 }
 
 #[test]
-fn rows_that_the_host_brings_are_tried_again() {
+fn the_hosts_reads_of_rows_are_retried() {
     on_machine(|machine| {
         for code in [5, 116] {
             let (dir, faulty) = (Dir::new(), Arc::new(Faulty::new()));
@@ -98,7 +98,7 @@ fn rows_that_the_host_brings_are_tried_again() {
 }
 
 #[test]
-fn the_surroundings_of_rows_need_not_be_there() {
+fn the_surroundings_of_rows_may_be_missing() {
     on_machine(|machine| {
         let dir = Dir::new();
         let (path, _) = records_file(&dir, COUNT, 20_000);
@@ -203,7 +203,7 @@ fn a_file_cut_while_open_fails_the_first_missing_sample() {
 }
 
 #[test]
-fn a_file_that_is_replaced_while_it_is_open_stays_what_it_was() {
+fn a_file_replaced_while_open_keeps_its_content() {
     on_machine(|machine| {
         let dir = Dir::new();
         let (path, _) = records_file(&dir, COUNT, 16_384);
@@ -217,7 +217,7 @@ fn a_file_that_is_replaced_while_it_is_open_stays_what_it_was() {
 }
 
 #[test]
-fn a_file_that_cufile_does_not_take_is_read_by_the_host() {
+fn a_file_refused_by_cufile_is_read_by_the_host() {
     on_machine(|machine| {
         let dir = Dir::new();
         for (index, name) in ["a", "b", "c"].into_iter().enumerate() {
@@ -227,7 +227,7 @@ fn a_file_that_cufile_does_not_take_is_read_by_the_host() {
         let right = right(&files, 16_384);
         for gds in [Gds::Auto, Gds::Require] {
             let loader = build(machine.on_gpu(plain(&files, 16_384), gds));
-            // The trial took one. Of the others, whichever comes first.
+            // The trial took one. The first of the others fails.
             machine.double.cufile.fail_register(Register::File, 5027);
             match gds {
                 Gds::Require => {
@@ -313,7 +313,7 @@ fn a_failed_launch_is_one_error_and_the_next_epoch_whole() {
         for (symbol, by_host) in [
             ("cuLaunchKernel", false),
             ("cuMemcpyHtoDAsync_v2", false),
-            // What the host brings is copied by itself.
+            // Rows read by the host have a copy of their own.
             ("cuMemcpyHtoDAsync_v2", true),
             ("cuStreamSynchronize", true),
         ] {
@@ -331,7 +331,7 @@ fn a_failed_launch_is_one_error_and_the_next_epoch_whole() {
     });
 }
 
-/// A dataset that says something else where it is asked for direct reads.
+/// A dataset with other answers when asked for direct reads.
 struct Liar {
     sources: Arc<Sources>,
     schema: Vec<EncodedField>,
@@ -339,7 +339,7 @@ struct Liar {
     memory: Vec<u8>,
 }
 
-/// What it says of sample 6.
+/// Its answer for sample 6.
 type Lie = fn(&Liar, &mut Vec<(usize, Said)>);
 
 enum Said {
@@ -439,7 +439,7 @@ fn a_dataset_may_name_another_place_of_the_same_bytes() {
         let lies: [(Lie, u64); 3] = [
             (|_, said| said.push((0, Said::At(0, 9 * 16_384, 16_384))), 9 * 16_384),
             (|_, said| said.push((0, Said::Inline(16_384))), u64::MAX),
-            // Not whole pages: by the host.
+            // Not whole pages: the host reads them.
             (|_, said| said.push((0, Said::At(0, 77, 16_384))), 77),
         ];
         for (lie, from) in lies {

@@ -1,4 +1,4 @@
-//! Whatever stands in files as it is: the same batches as on the host, in as few reads as there may be.
+//! Rows stored in files in their final form: the same batches as on the host, in as few reads as possible.
 
 use crate::common::doubles::*;
 use crate::common::numeric::fixture;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 type Any = Arc<dyn Dataset>;
 
-/// Two epochs are those of the host, and every row of a direct field was read by cuFile. The report of the loader.
+/// Checks that two epochs equal the host's and that cuFile read every row of a direct field. Gives the loader's report.
 fn check(machine: &Machine, what: &str, make: &dyn Fn() -> LoaderBuilder) -> Report {
     let (host, loader) = (build(make()), build(machine.direct(make())));
     assert_eq!(loader.spec(), host.spec(), "{what}");
@@ -79,7 +79,7 @@ fn safetensors(rows: usize, tensors: &[(&str, &str, usize, usize)], seed: u64) -
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &noise(end, seed)].concat()
 }
 
-/// A dataset, and its fields whose rows stand in files.
+/// A dataset, and its fields with rows in final form in files.
 type Format = (&'static str, Box<dyn Fn() -> Any>, Vec<&'static str>);
 
 fn formats(dir: &Dir) -> Vec<Format> {
@@ -133,7 +133,7 @@ fn formats(dir: &Dir) -> Vec<Format> {
 }
 
 #[test]
-fn every_format_whose_rows_stand_in_files_is_read_directly() {
+fn formats_with_rows_in_final_form_are_read_directly() {
     on_machine(|machine| {
         let dir = Dir::new();
         for (what, open, fields) in formats(&dir) {
@@ -178,7 +178,7 @@ fn direct_last_batches_of_every_rank_equal_the_hosts() {
 }
 
 #[test]
-fn direct_fields_keep_the_host_out_only_where_they_are_wanted() {
+fn direct_fields_bypass_the_host_only_where_wanted() {
     on_machine(|machine| {
         let dir = Dir::new();
         let tensors = [("x", "U8", 1, 6000), ("y", "F32", 4, 1024), ("label", "I64", 8, 1)];
@@ -196,7 +196,7 @@ fn direct_fields_keep_the_host_out_only_where_they_are_wanted() {
             keep.sort_unstable();
             assert_eq!(direct, keep);
         }
-        // Where the way of each field is left to the loader, small rows come by the host, in the same batches.
+        // If the loader chooses the route of each field, small rows go through the host, in the same batches.
         let wide = [("x", "U8", 1, 20_000), ("y", "F32", 4, 4096), ("label", "I64", 8, 1)];
         let path = dir.write("b.safetensors", &safetensors(20, &wide, 5));
         let make = || {
@@ -219,7 +219,7 @@ fn direct_fields_keep_the_host_out_only_where_they_are_wanted() {
 fn rows_of_any_length_are_one_read_each() {
     on_machine(|machine| {
         let dir = Dir::new();
-        // Beyond what reads are merged to, and beyond any buffer of the host.
+        // Above the size of merged reads, and above any buffer of the host.
         for (record, header) in [(17 << 20, 0), ((17 << 20) + 5, 3)] {
             let path = dir.write("large", &noise(header + 2 * record, 9));
             let before = machine.reads();
@@ -254,7 +254,7 @@ fn rows_that_follow_each_other_are_one_read() {
             let shuffled = check(machine, &format!("{record} × {count}"), &make(Order::shuffled(5)));
             assert!(shuffled.direct.unwrap().reads > 2 * reads, "others follow by chance only");
         }
-        // Two files, or rows that overlap, are never joined.
+        // Rows of two files and overlapping rows are never merged.
         dir.write("two/a", &noise(4 * 4096, 1));
         dir.write("two/b", &noise(4 * 4096, 2));
         let two = || Loader::builder(records(&dir.path("two"), 4096)).batch_size(8);
@@ -285,7 +285,7 @@ fn pictures_that_were_read_directly_are_finished_on_the_device() {
                 builder.last_batch(LastBatch::Mask).finish("image", finish.clone())
             });
             assert_eq!(direct_fields(&report), ["image"]);
-            // A label and a flip for each row, with an offset where rows are moved.
+            // A label and a flip for each row, with an offset if rows are moved.
             let offset = if record % 4096 == 0 { 0 } else { 8 };
             let least = 2 * 24 * (8 + 1 + offset) as u64;
             let copied = report.copies.unwrap().bytes;
@@ -295,7 +295,7 @@ fn pictures_that_were_read_directly_are_finished_on_the_device() {
 }
 
 #[test]
-fn rows_that_differ_from_the_first_come_by_the_host() {
+fn rows_unlike_the_first_go_through_the_host() {
     on_machine(|machine| {
         let dir = Dir::new();
         let (path, bytes) = records_file(&dir, 10, 16_384);
@@ -321,7 +321,7 @@ fn rows_that_differ_from_the_first_come_by_the_host() {
                         assert!(whole && direct.host_rows == 10 && direct.bytes == 10 * 16_384, "{direct}");
                         assert!(direct.why_host.as_ref().unwrap().contains(why), "{direct}");
                     }
-                    // A read that cuFile cannot do is an error where reads have to be direct.
+                    // A read that cuFile cannot do is an error if direct reads are required.
                     Err(error) => {
                         let error = error.to_string();
                         assert!(!whole && error.contains(why), "{error}");

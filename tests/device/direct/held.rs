@@ -1,5 +1,5 @@
-//! Reads that take their time, for ever if need be, and consumers that do: no memory is used that somebody else still uses,
-//! nobody waits in the driver, and everything ends.
+//! Slow or endless reads, and slow consumers: no memory is reused while in use, no thread waits in the driver, and
+//! everything ends.
 
 use crate::common::cufile::Route;
 use crate::common::doubles::*;
@@ -17,7 +17,7 @@ use std::time::Duration;
 const COUNT: usize = 48;
 const BATCH: usize = 4;
 
-/// Unaligned rows, so that there is a staging area; each batch some reads.
+/// Unaligned rows, so that there is a staging area; several reads per batch.
 const RECORD: usize = 5000;
 
 fn plain(path: &Path) -> LoaderBuilder {
@@ -32,7 +32,7 @@ fn right(path: &Path) -> [Vec<Got>; 2] {
     [0, 1].map(|epoch| Got::try_epoch(&host, epoch).unwrap())
 }
 
-/// With reads held within cuFile: an iterator of which some are on their way.
+/// An iterator with reads in flight, held within cuFile.
 fn begun(machine: &Machine, loader: &Loader) -> feedline::Epoch {
     machine.double.cufile.hold_reads(true);
     let batches = loader.epoch(0).unwrap();
@@ -55,7 +55,7 @@ fn an_epoch_dropped_under_its_reads_spares_the_next() {
             let (held, what) = (machine.double.cufile.held(), format!("{received}"));
             let mut batches = loader.epoch(1).unwrap();
             std::thread::scope(|scope| {
-                // The held reads have buffers that the next run wants.
+                // The held reads own buffers that the next run needs.
                 let first = scope.spawn(|| batches.next().unwrap().map(|batch| Got::of(&batch).unwrap()));
                 assert!(machine.double.cufile.held() >= held);
                 machine.double.cufile.hold_reads(false);
@@ -87,7 +87,7 @@ fn a_loader_that_is_dropped_under_its_reads_ends_when_they_do() {
                         drop(loader);
                     }
                 });
-                // It is on its way, and has to wait.
+                // It is in flight, and must wait.
                 std::thread::sleep(Duration::from_millis(30));
                 assert!(!dropped.is_finished() && machine.double.cufile.counts().buffers > 0);
                 machine.double.cufile.hold_reads(false);
@@ -101,7 +101,7 @@ fn a_loader_that_is_dropped_under_its_reads_ends_when_they_do() {
 
 #[test]
 fn a_read_that_never_returns_is_counted_with_its_memory() {
-    // It takes as long as a loader waits for its threads: meanwhile the other tests go on.
+    // It takes as long as a loader waits for its threads; meanwhile the other tests run.
     if !alone(&here!()) {
         return;
     }
@@ -114,13 +114,13 @@ fn a_read_that_never_returns_is_counted_with_its_memory() {
         let batches = begun(machine, &loader);
         assert_eq!(machine.double.cufile.held(), 1, "one read has all rows");
         drop((batches, loader));
-        // The thread in the read, the one that keeps the memory for it, and the worker that both can reach; a later loader
-        // says so.
+        // The thread in the read, the thread that keeps the memory for it, and the worker within reach of both; a later
+        // loader reports it.
         assert_eq!(leaked() - before, 3);
         assert_eq!(machine.double.cufile.counts().buffers, 3, "no memory is taken away from the read");
         assert!(machine.session.live().allocations >= 3);
         machine.double.cufile.hold_reads(false);
-        // Should it return after all, everything is given back.
+        // If it returns after all, everything is released.
         until("the threads have ended", || loader_threads().is_empty());
         assert_eq!(machine.session.live(), crate::common::standin::Live::default());
         assert_eq!(machine.double.cufile.counts().users, 0);
@@ -151,7 +151,7 @@ fn reads_begin_after_the_consumers_work_on_the_buffer() {
             }
             let bells = machine.session.count("cuLaunchHostFunc");
             drop(first);
-            // It was looked at, and has a bell tied to it.
+            // It was polled, and has a bell attached.
             until("the buffer is seen to be in use", || machine.session.count("cuLaunchHostFunc") > bells);
             let looks = machine.session.count("cuEventQuery");
             until("it is looked at again", || machine.session.count("cuEventQuery") > looks);
@@ -190,7 +190,7 @@ fn a_consumer_that_holds_every_batch_is_told_and_can_go_on() {
     });
 }
 
-/// Panics at its first sample where it is asked for direct reads.
+/// Panics at its first sample when asked for direct reads.
 struct Panics(Arc<Sources>, Vec<EncodedField>);
 
 impl Dataset for Panics {

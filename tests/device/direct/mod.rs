@@ -1,4 +1,4 @@
-//! Rows that go from files into device memory by cuFile, against the stand-ins. The same loader on the host is the oracle.
+//! Rows read from files into device memory by cuFile, against the stand-ins. The same loader on the host is the oracle.
 #![cfg(feature = "cuda")]
 
 mod failures;

@@ -1,4 +1,4 @@
-//! Which way a field takes and why, said before a batch is made; and what the bytes' way is called afterwards.
+//! The route of each field with its reason, known before the first batch; and the reported route afterwards.
 
 use crate::common::cufile::{Open, Register, Route, StandIn};
 use crate::common::doubles::*;
@@ -20,12 +20,12 @@ fn open(path: &Path) -> Records {
     Records::builder(RECORD).field("x", DType::U8, [RECORD]).open(path).unwrap()
 }
 
-/// Without the page cache, which has room for any dataset of a test.
+/// Without the page cache, which could hold any dataset of a test.
 fn uncached(dataset: impl Dataset) -> LoaderBuilder {
     Loader::builder(dataset).batch_size(4).reader(Mode::Pread)
 }
 
-/// The batches come by the host, which says why; where they had to be direct it is an error that says the same.
+/// Checks that the batches go through the host with this reason, and that requiring direct reads is an error with it.
 fn check_staged(machine: &Machine, make: &dyn Fn() -> LoaderBuilder, words: &str) {
     let right = Got::try_epoch(&build(make()), 0).unwrap();
     let loader = build(machine.on_gpu(make(), Gds::Auto));
@@ -129,7 +129,7 @@ fn a_loader_chooses_by_itself_and_can_be_told() {
                 "x staged (rows of 16383 bytes: the host's way is faster below 16384)",
             ),
             (plain(&small, RECORD - 1), Gds::Require, direct),
-            // It has, for so few bytes; unless it shall not be used.
+            // The page cache has room for so few bytes, unless it is bypassed.
             (whole(), Gds::Auto, "x staged (the page cache has room for the dataset)"),
             (whole().direct(Direct::On), Gds::Auto, direct),
             (whole(), Gds::Require, direct),
@@ -142,7 +142,7 @@ fn a_loader_chooses_by_itself_and_can_be_told() {
     });
 }
 
-/// A machine on which something about cuFile is not as it should be.
+/// A machine with a defect in its cuFile setup.
 fn changed(change: &dyn Fn(&CuFileMachine)) -> CuFileMachine {
     let double = CuFileMachine::new(Route::P2p);
     change(&double);
@@ -150,7 +150,7 @@ fn changed(change: &dyn Fn(&CuFileMachine)) -> CuFileMachine {
 }
 
 #[test]
-fn fields_are_staged_where_cufile_is_of_no_use() {
+fn fields_are_staged_where_cufile_is_useless() {
     type Change = &'static (dyn Fn(&CuFileMachine) + Sync);
     let cases: [(Change, &str); 11] = [
         (&|double| std::fs::remove_file(double.dir.path("proc/modules")).unwrap(), "proc/modules cannot be read"),
@@ -166,7 +166,7 @@ fn fields_are_staged_where_cufile_is_of_no_use() {
         (&|double| double.cufile.short_read(0, 0), "cuFileRead brought 0 of 16384 bytes"),
     ];
     for (change, words) in cases {
-        // Each is asked once where reads may be direct, and once where they must.
+        // Each is tried once with optional and once with required direct reads.
         for gds in [Gds::Auto, Gds::Require] {
             on_double(changed(change), move |machine| {
                 let dir = Dir::new();
@@ -199,14 +199,14 @@ fn cufile_is_not_opened_where_nothing_can_be_direct() {
         let why = loader.report().routes[0].why.clone();
         assert!(why.starts_with("cuFile would go through host memory: the kernel module nvidia-fs"), "{why}");
         assert_eq!(machine.double.cufile.counts().opens, 0);
-        // Who requires it gets what the library can do.
+        // A requirement gets the library's abilities.
         assert!(machine.direct(uncached(open(&path))).build().is_ok());
         assert_eq!(machine.double.cufile.counts().opens, 1);
     });
 }
 
 #[test]
-fn a_trial_that_says_no_leaves_no_context_on_other_gpus() {
+fn a_failed_trial_leaves_no_context_on_other_gpus() {
     if !alone(&here!()) {
         return;
     }
@@ -225,7 +225,7 @@ fn a_trial_that_says_no_leaves_no_context_on_other_gpus() {
             assert_eq!((counts.opens, counts.closes, counts.users), (1, 1, 0));
             assert_eq!(machine.session.live().retains, 1, "the loader's own");
             drop(loader);
-            // One that goes directly keeps the driver, and says what that costs.
+            // A direct route keeps the driver open and reports its cost.
             machine.double.cufile.route(0, Route::P2p);
             let loader = build(machine.on_gpu(uncached(open(&path)), Gds::Auto));
             let why = loader.report().routes[0].why.clone();
@@ -262,7 +262,7 @@ fn a_library_without_counters_is_used_only_if_required() {
         let cufile = StandIn::own_with(cfgs);
         cufile.version(version);
         if version == Some((2, 3)) {
-            // Counters that lie elsewhere than anybody knows.
+            // Counters at an unknown offset.
             cufile.gpus_at(1256);
         }
         on_double(CuFileMachine::of(cufile, Route::P2p), move |machine| {
@@ -299,11 +299,11 @@ fn the_report_counts_the_bytes_of_each_route() {
                 assert_eq!(how(), name);
                 let report = loader.report().to_string();
                 assert!(report.contains(&format!("3 reads by cuFile, 0.000 GB, {name}; not checksummed")), "{report}");
-                // From here on through the host, without a word of the library's.
+                // From here on through the host, silently.
                 machine.double.cufile.route(0, Route::Host);
                 Got::try_epoch(&loader, 1).unwrap();
                 assert_eq!(how(), "3 reads direct, 3 through host memory");
-                // Somebody switches the counters off.
+                // The counters are switched off.
                 machine.double.cufile.set_level(0);
                 assert_eq!(how(), "cuFile does not report the route");
             });
@@ -312,7 +312,7 @@ fn the_report_counts_the_bytes_of_each_route() {
 }
 
 #[test]
-fn a_way_that_ends_after_the_trial_is_not_called_direct() {
+fn a_route_that_ends_after_the_trial_is_not_direct() {
     on_machine(|machine| {
         let dir = Dir::new();
         let (path, _) = records_file(&dir, COUNT, RECORD);

@@ -1,22 +1,22 @@
-//! What a process must look like after every life: as before. And a watch on lives that do not end.
+//! After every life the process must be as before it; a watchdog ends lives that hang.
 
 use crate::common::{descriptors, loader_threads};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Most that a life may take.
+/// Maximum duration of a life.
 pub const DEADLINE: Duration = Duration::from_secs(20);
-/// Maps by which the allocator and the cache of thread stacks may be off.
+/// Maps that the allocator and the cache of thread stacks may add.
 const MAPS_SLACK: usize = 12;
 
-/// What a process has of the system.
+/// System resources of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct House {
     descriptors: Vec<String>,
-    /// 0 where the driver is a stand-in: it never gives memory of its devices back, so that who uses it then is found out.
+    /// 0 with a stand-in driver: it never returns device memory, to detect its use after free.
     maps: usize,
-    /// What is alive in the driver.
+    /// Live objects in the driver.
     driver: Option<String>,
     left_behind: u64,
 }
@@ -26,7 +26,7 @@ fn maps() -> usize {
 }
 
 impl House {
-    /// As it is, once no loader's thread runs any more.
+    /// Current resources, once no loader's thread runs.
     pub fn now(driver: Option<String>) -> Self {
         let started = Instant::now();
         while !loader_threads().is_empty() {
@@ -37,7 +37,7 @@ impl House {
         Self { descriptors: descriptors(), maps, driver, left_behind: feedline::unstable::leaked() }
     }
 
-    /// What is different afterwards, if anything.
+    /// Difference afterwards, if any.
     pub fn differs(&self, after: &Self) -> Option<String> {
         if self.descriptors != after.descriptors {
             return Some(format!("descriptors: {:?}, before {:?}", after.descriptors, self.descriptors));
@@ -51,18 +51,18 @@ impl House {
         (self.left_behind != after.left_behind).then(|| format!("{} buffers left behind", after.left_behind))
     }
 
-    /// The same with as many maps as there were at most: while a process warms up.
+    /// The same with the maximum number of maps so far, during warm-up.
     pub fn settled(self, other: Self) -> Self {
         Self { maps: self.maps.max(other.maps), ..self }
     }
 }
 
-/// What runs now, and since when.
+/// The current life and its start.
 static NOW: Mutex<Option<(Instant, String)>> = Mutex::new(None);
 /// Panics of any thread.
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
-/// Ends the process, with the name of what ran, when that takes longer than it may. Counts panics.
+/// Ends the process, with the name of the life, if a life takes too long. Counts panics.
 pub fn watch() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -80,7 +80,7 @@ pub fn watch() {
     std::thread::Builder::new().name("watch".into()).spawn(watch).unwrap();
 }
 
-/// Runs `life` under watch; says whether a thread panicked.
+/// Runs `life` under the watchdog; gives whether a thread panicked.
 pub fn watched<T>(what: impl FnOnce() -> String, life: impl FnOnce() -> T) -> (T, bool) {
     let before = PANICS.load(Ordering::Relaxed);
     *NOW.lock().unwrap() = Some((Instant::now(), what()));

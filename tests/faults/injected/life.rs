@@ -1,4 +1,4 @@
-//! The life of a loader with a fault in it, and what must be true of it.
+//! The life of a loader with a fault in it, and its invariants.
 //!
 //! ```text
 //! build ─► epoch: batches ─► perhaps one error, then the end ─► no faults any more: the same epoch, whole ─► drop
@@ -19,24 +19,24 @@ use std::sync::Arc;
 pub struct Setting {
     pub workload: &'static Workload,
     pub way: (Mode, Direct),
-    /// `None`: the host. The GPU is opened once: its context takes longer than a life.
+    /// `None`: the host. The GPU is opened once, since its context takes longer than a life.
     pub gpu: Option<Device>,
-    /// The policy: whether another sample stands in for one that cannot be had.
+    /// The policy: whether bad samples get substitutes.
     pub substitutes: bool,
     dataset: Arc<dyn Dataset>,
-    /// The epoch as it must be.
+    /// The expected epoch.
     right: Vec<Got>,
-    /// The samples for which an extent is read.
+    /// Samples with an extent to read.
     readers_of: BTreeMap<(usize, u64, u64), BTreeSet<u64>>,
-    /// What each sample is.
+    /// Expected content of each sample.
     content: BTreeMap<u64, Content>,
     paths: Vec<PathBuf>,
 }
 
-/// Of each field: bytes, and the length where it varies.
+/// Per field: bytes, and the length if it varies.
 type Content = Vec<(Vec<u8>, Option<u64>)>;
 
-/// A row that holds another sample than it should.
+/// A row with a wrong sample.
 struct Missing {
     batch: u64,
     row: usize,
@@ -44,7 +44,7 @@ struct Missing {
     substitute: u64,
 }
 
-/// What went wrong with a life: sentences.
+/// Complaints about a life.
 pub type Complaints = Vec<String>;
 
 fn key(extent: &Extent) -> (usize, u64, u64) {
@@ -93,7 +93,7 @@ impl Setting {
         }
     }
 
-    /// One life; what was wrong with it.
+    /// Runs one life; gives its complaints.
     pub fn live(&self, faulty: &Arc<Faulty>) -> Complaints {
         let mut complaints = Complaints::new();
         let loader = match self.builder().faulty(faulty.clone()).build() {
@@ -124,7 +124,7 @@ impl Setting {
         complaints
     }
 
-    /// Ids, order and bytes: rows are what they should be, but for substitutes where a fault was, and wrong bytes where a read was.
+    /// Checks ids, order and bytes: only a fault allows a substitute, and only a faulty read allows wrong bytes.
     fn check_rows(
         &self,
         found: &[Got],
@@ -156,7 +156,7 @@ impl Setting {
         }
         match self.workload.notices {
             Notices::EveryBit if missing.is_empty() => complaints.push("wrong bytes, and nobody noticed".into()),
-            // What the page cache had in part is read once more.
+            // An extent partly in the page cache is read once more.
             Notices::Nothing if self.way.0 != Mode::Auto && wrong != suspects => {
                 complaints.push(format!("samples {wrong:?} are wrong, and {suspects:?} had to be"));
             }
@@ -165,7 +165,7 @@ impl Setting {
         missing
     }
 
-    /// Samples of a batch that have other bytes than they should, and rows that hold another sample; all else must be the same.
+    /// Samples with wrong bytes, and rows with another sample; all other rows must be as expected.
     fn compare(
         &self,
         found: &Got,
@@ -196,7 +196,7 @@ impl Setting {
         }
     }
 
-    /// Substitutes are of samples that had a fault, and the ledger has each by name, with its cause.
+    /// Checks that only faulty samples have substitutes, and that the ledger names each with its cause.
     fn check_ledger(&self, ledger: &Ledger, hits: &[Hit], missing: &[Missing], complaints: &mut Complaints) {
         let of_source = |source: SourceId| {
             let all = self.readers_of.iter().filter(move |((own, ..), _)| *own == source.index());
@@ -221,7 +221,7 @@ impl Setting {
                 continue;
             };
             let place = (entry.batch, entry.row as usize, entry.substitute);
-            // An entry is as it was the first time, which may have been as a substitute that cannot be had either.
+            // An entry stays as first written, perhaps when the sample failed as a substitute.
             let as_itself = entry.times == 1 && entry.substitute.is_some();
             if as_itself && place != (*batch, *row, Some(*substitute)) {
                 complaints.push(format!("row {row} of batch {batch}: {entry:?}"));
@@ -235,7 +235,7 @@ impl Setting {
         }
     }
 
-    /// One typed error that names path, place, sample and code.
+    /// Checks for one typed error with path, place, sample and code.
     fn check_error(&self, error: &Error, hits: &[Hit], batch: usize, complaints: &mut Complaints) {
         let mut lacks = |what: &str| complaints.push(format!("{what}: {error}"));
         let site = error.site();
@@ -267,7 +267,7 @@ impl Setting {
         }
         let coded = |hit: &Hit| if let Fault::Error(code) = hit.fault { Some(code) } else { None };
         let mut codes: BTreeSet<i32> = hits.iter().filter_map(coded).collect();
-        // A page of a map that is not to be had is EFAULT to who copies it, and EIO to everybody else.
+        // An unreadable page of a map is EFAULT in a kernel copy, and EIO elsewhere.
         if self.way.0 == Mode::Mmap && codes.contains(&14) {
             codes.insert(5);
         }
@@ -277,7 +277,7 @@ impl Setting {
     }
 }
 
-/// The epoch, and the error that it ended with.
+/// The epoch's batches, and its final error.
 fn receive(loader: &Loader, complaints: &mut Complaints) -> (Vec<Got>, Option<Error>) {
     let mut found = Vec::new();
     let mut batches = match loader.epoch(0) {
@@ -298,7 +298,7 @@ fn receive(loader: &Loader, complaints: &mut Complaints) -> (Vec<Got>, Option<Er
     (found, None)
 }
 
-/// The bytes and lengths of a row, field by field.
+/// Bytes and lengths of a row, field by field.
 fn content(got: &Got, row: usize) -> Content {
     let field = |field: &Array| {
         let each = field.bytes.len() / got.len;

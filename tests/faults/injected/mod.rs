@@ -1,5 +1,6 @@
-//! Every operation of the readers fails, in every way: what comes out is right batches, in order, and then perhaps one typed error
-//! that names path, place, sample and code. Never a hang, a panic, a lost or doubled sample, a thread or descriptor that stays.
+//! Every operation of the readers fails, in every way. The result: right batches, in order, then at most one typed
+//! error with path, place, sample and code. Never a hang, a panic, a lost or doubled sample, a leaked thread or
+//! descriptor.
 //!
 //! ```text
 //! setting (format × reader × device) ── a life without faults: N operations
@@ -7,9 +8,9 @@
 //!                └─► batches against the right ones · the error · a second epoch without faults · the process as before
 //! ```
 //!
-//! By default each operation gets one fault, in turn; with `FEEDLINE_SWEEP=ci` each fault and some codes in turn; with `full` all
-//! of them, by every reader and on every device (hours of one core). A
-//! sweep is done by several processes, since much of its time is waiting; it prints how many lives there were and how many faults.
+//! By default each operation gets one fault, in turn; `FEEDLINE_SWEEP=ci` gives each fault and some codes in turn;
+//! `full` gives all of them, by every reader and on every device (hours of one core). Several processes share a sweep,
+//! since much of its time is waiting. Each sweep prints its numbers of lives and faults.
 
 mod house;
 mod life;
@@ -30,11 +31,11 @@ use workloads::WORKLOADS;
 
 /// Processes that share a sweep.
 const PARTS: usize = 2;
-/// Operations of a life at most: more mean that it does not end.
+/// Maximum operations of a life: more mean that it does not end.
 const OPERATIONS_MAX: u64 = 100_000;
 
 /// EIO, EINTR, EAGAIN, EINVAL, ENOENT, EACCES, EPERM, EMFILE, ENOMEM, ESTALE, ENOSYS, EOPNOTSUPP, EFAULT, ETIMEDOUT, ENXIO,
-/// ECANCELED, and one that no kernel knows yet.
+/// ECANCELED, and an errno unknown to every kernel.
 const CODES: [i32; 17] = [5, 4, 11, 22, 2, 13, 1, 24, 12, 116, 38, 95, 14, 110, 6, 125, 4000];
 /// All other faults.
 const KINDS: [Fault; 6] = [
@@ -46,12 +47,12 @@ const KINDS: [Fault; 6] = [
     Fault::Late(Duration::from_micros(200)),
 ];
 
-/// A fault, and how often from its operation on.
+/// A fault, and its number of repetitions from its operation on.
 type Planned = (Fault, u64);
 const EVER: u64 = u64::MAX;
 
-/// What operation `at` suffers, one life each: every fault once, and some of them, in turn, for ever. In a short sweep one of
-/// these, in turn.
+/// Faults for operation `at`, one life each: every fault once, and some of them endless, in turn. A short sweep takes
+/// one of these, in turn.
 fn faults(at: u64) -> Vec<Planned> {
     let at = at as usize;
     let (codes, kinds) = if sweep::is_full() { (CODES.len(), KINDS.len()) } else { (2, 2) };
@@ -62,12 +63,12 @@ fn faults(at: u64) -> Vec<Planned> {
     if sweep::is_short() { vec![all[at % all.len()]] } else { all }
 }
 
-/// What a part did.
+/// Result of a part.
 #[derive(Default)]
 struct Done {
     lives: u64,
     faults: u64,
-    /// Complaints without their numbers: how many, and the first.
+    /// Complaints without their numbers: their count, and the first.
     complaints: BTreeMap<String, (u64, String)>,
 }
 
@@ -106,7 +107,7 @@ impl Done {
         panic!("{}: no end", setting.name());
     }
 
-    /// One life; operations before the faults were healed.
+    /// Runs one life; gives its operations up to the end of the faults.
     fn live(&mut self, setting: &Setting, faulty: &Arc<Faulty>, what: &str) -> u64 {
         let title = format!("{}, {what}", setting.name());
         let (complaints, panicked) = watched(|| title.clone(), || setting.live(faulty));
@@ -127,12 +128,12 @@ fn name(fault: Fault) -> String {
     }
 }
 
-/// A sweep: to which device, and whether it substitutes.
+/// A sweep: its device, and its substitution policy.
 #[derive(Clone, Copy)]
 struct Sweep {
     gpu: bool,
     substitutes: bool,
-    /// Of so many readers one takes its turn with a workload, in a short sweep and otherwise, unless there is time.
+    /// Each workload gets one of this many readers in turn: in a short sweep, and in others except `full`.
     one_in: [usize; 2],
 }
 
@@ -143,14 +144,14 @@ const SWEEPS: [Sweep; 4] = [
     Sweep { gpu: true, substitutes: true, one_in: [19, 6] },
 ];
 
-/// The settings of a sweep: number of the workload, number of the reader.
+/// Settings of a sweep: numbers of workload and reader.
 fn settings(sweep: Sweep) -> Vec<(usize, usize)> {
     let all = (0..WORKLOADS.len()).flat_map(|workload| (0..READERS.len()).map(move |reader| (workload, reader)));
     let one_in = sweep::size(sweep.one_in[0], sweep.one_in[1], 1);
     all.filter(|(workload, reader)| (workload + reader) % one_in == 0).collect()
 }
 
-/// A stand-in for a GPU's driver, if one is wanted.
+/// The stand-in GPU driver, if the sweep needs it.
 struct Driver {
     #[cfg(feature = "cuda")]
     session: Option<standin::Session>,
@@ -175,7 +176,7 @@ impl Driver {
         None
     }
 
-    /// What is alive in it, in words.
+    /// Description of its live objects.
     fn alive(&self) -> Option<String> {
         #[cfg(feature = "cuda")]
         return self.session.as_ref().map(|session| format!("{:?}", session.live()));
@@ -204,7 +205,7 @@ fn sweep_part(sweep: Sweep, part: usize, parts: usize) -> Done {
     done
 }
 
-/// The entry of those processes; without the variable it is nobody.
+/// Entry point of those processes; it does nothing without the variable.
 #[test]
 #[ignore = "a part of the sweeps, which start it as a process of its own"]
 fn part() {
@@ -218,13 +219,13 @@ fn part() {
     assert!(done.complaints.is_empty(), "{} kinds of complaints", done.complaints.len());
 }
 
-/// Has all parts done by processes of their own.
+/// Runs all parts in separate processes.
 #[track_caller]
 fn run(sweep: usize) {
     let started = Instant::now();
     let parts: Vec<_> = (0..PARTS)
         .map(|part| {
-            // A low limit of descriptors, so that some datasets have more files than may stay open.
+            // A low limit of descriptors, so that some datasets exceed the number of open files.
             let mut command = Command::new("sh");
             command.args(["-c", "ulimit -S -n 48; exec \"$0\" \"$@\""]).arg(std::env::current_exe().unwrap());
             tell(&mut command, &beside!("part"), format!("{sweep} {part} {PARTS}")).env("MALLOC_ARENA_MAX", "1");
@@ -267,7 +268,7 @@ fn any_failing_read_leaves_right_rows_or_named_substitutes() {
 
 #[cfg(feature = "cuda")]
 #[test]
-fn any_failing_read_before_a_gpu_ends_the_same_ways() {
+fn any_failing_read_before_a_gpu_has_the_same_ends() {
     run(2);
     run(3);
 }

@@ -1,4 +1,4 @@
-//! What is swept: small datasets of every format, each with what it can notice by itself.
+//! Workloads of a sweep: small datasets of every format, each with its own detection of wrong bytes.
 
 use crate::common::formats::{tar_member, tf_record};
 use crate::common::{Dir, noise};
@@ -12,19 +12,19 @@ use feedline::{LoaderBuilder, Order};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What a format does about bytes that are wrong.
+/// Detection of wrong bytes by a format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notices {
-    /// Nothing: the rows of that read are wrong, and no others.
+    /// None: exactly the rows of that read are wrong.
     Nothing,
-    /// What it cannot make sense of is an error; else the rows of that read may be wrong, and no others.
+    /// Malformed bytes are an error; else at most the rows of that read are wrong.
     Nonsense,
     /// Every wrong bit is an error.
     EveryBit,
 }
 use Notices::*;
 
-/// A dataset, and how it is loaded.
+/// A dataset with its loader settings.
 pub struct Workload {
     pub name: &'static str,
     pub open: fn(&Dir) -> Arc<dyn Dataset>,
@@ -67,20 +67,20 @@ fn windowed(builder: LoaderBuilder) -> LoaderBuilder {
     builder.order(Order::windowed(3, 2))
 }
 
-/// Eleven records that no sector or page begins with, in three files.
+/// Eleven unaligned records in three files.
 fn records(dir: &Dir) -> Arc<dyn Dataset> {
     let paths =
         [(0, 5), (1, 2), (2, 4)].map(|(file, count)| dir.write(&format!("{file}.bin"), &noise(700 * count, file)));
     Arc::new(Records::builder(700).classes((0..11).collect()).open_files(&paths).unwrap())
 }
 
-/// Records that are read where they belong.
+/// Records that are read in place.
 fn pages(dir: &Dir) -> Arc<dyn Dataset> {
     let paths = [0, 1].map(|file| dir.write(&format!("{file}.bin"), &noise(8192 * 4, file)));
     Arc::new(Records::builder(8192).open_files(&paths).unwrap())
 }
 
-/// More files than may be open at once: each is opened for its read.
+/// More files than the limit of open files: each is opened for its read.
 #[cfg(feature = "image")]
 fn images(dir: &Dir) -> Arc<dyn Dataset> {
     for picture in 0..14 {
@@ -145,7 +145,7 @@ fn zip(members: &[(&str, Vec<u8>)]) -> Vec<u8> {
             (0..8).fold(crc ^ u32::from(*byte), |crc, _| crc >> 1 ^ if crc & 1 == 1 { 0xedb8_8320 } else { 0 })
         });
         let (size, offset) = ((bytes.len() as u32).to_le_bytes(), (out.len() as u32).to_le_bytes());
-        // Version 20, no flags, stored, no time; what both headers share.
+        // Version 20, no flags, stored, no time; the fields of both headers.
         let shared = [&[20, 0, 0, 0, 0, 0, 0, 0, 33, 0][..], &(!crc).to_le_bytes(), &size, &size].concat();
         let len = (name.len() as u16).to_le_bytes();
         out.extend([b"PK\x03\x04", &shared[..], &len, &[0, 0], name.as_bytes(), bytes].concat());
@@ -173,7 +173,7 @@ fn tokens(dir: &Dir) -> Arc<dyn Dataset> {
     Arc::new(Tokens::builder(DType::U16).window(99).next_token().open_files(&paths).unwrap())
 }
 
-/// Sequences of several pieces, documents cut where windows end.
+/// Sequences of several pieces, documents cut at the ends of windows.
 fn megatron(_: &Dir) -> Arc<dyn Dataset> {
     Arc::new(Megatron::builder().window(4).open(fixture("tokens/megatron-u16")).unwrap())
 }

@@ -1,4 +1,4 @@
-//! The process that meets the fault: this test binary started again, told what to be by one variable.
+//! The process under fault: this test binary started again, with its task in one variable.
 //!
 //! ```text
 //! test ── Task ──► child: prepares itself (limits, filter, capabilities) ─► loader ─► every batch against the oracle
@@ -25,20 +25,20 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-/// More than any child needs, since nothing takes so long unless a test fails.
+/// More than any child needs; only a failing test takes this long.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
-/// What a child is told.
+/// Task of a child.
 #[derive(Clone, Debug)]
 pub struct Task(Vec<(&'static str, String)>);
 
 impl Task {
-    /// To be this: a name of [`be`].
+    /// Role of the child: a name of [`be`].
     pub fn new(role: &str) -> Self {
         Self(vec![("role", role.to_string())])
     }
 
-    /// To pull this set by reader number `reader` of [`READERS`].
+    /// Pull this set by reader number `reader` of [`READERS`].
     pub fn pull(set: &Set, reader: usize) -> Self {
         Self::new("pull").with("set", set.to_text()).with("reader", reader)
     }
@@ -55,7 +55,7 @@ impl Task {
         command
     }
 
-    /// The same child behind these words of a command line.
+    /// The same child, started through this command line.
     pub fn behind(&self, words: &[String]) -> Command {
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).arg(std::env::current_exe().unwrap());
@@ -75,7 +75,7 @@ impl Task {
     }
 }
 
-/// A child under way; it and all that it started is killed when dropped.
+/// A running child; a drop kills it with all its children.
 pub struct Running {
     child: Child,
     lines: Receiver<String>,
@@ -95,7 +95,7 @@ impl Running {
         });
         let kept = Arc::new(Mutex::new(Vec::new()));
         let collected = kept.clone();
-        // Not joined: a child that the kernel does not let die keeps it open.
+        // Not joined: a child stuck in the kernel keeps the pipe open.
         std::thread::spawn(move || {
             let mut piece = [0; 4096];
             while let Ok(count @ 1..) = errors.read(&mut piece) {
@@ -109,14 +109,14 @@ impl Running {
         Pid::from_child(&self.child)
     }
 
-    /// Waits until the child says `key`; false when it ended before.
+    /// Waits until the child prints `key`; false if it ended before.
     #[track_caller]
     pub fn until(&mut self, key: &str) -> bool {
         loop {
             let left = DEADLINE.saturating_sub(self.begun.elapsed());
             match self.lines.recv_timeout(left) {
                 Ok(line) => {
-                    // The harness does not end the line before a test's own words.
+                    // The harness does not end its line before a test's own output.
                     let Some((_, words)) = line.split_once('@') else { continue };
                     let (name, value) = words.split_once(' ').unwrap_or((words, ""));
                     self.said.push((name.to_string(), value.to_string()));
@@ -134,7 +134,7 @@ impl Running {
         }
     }
 
-    /// Whether it has ended, or has had its time.
+    /// Whether it has ended, or its time is over.
     pub fn over(&mut self) -> bool {
         self.begun.elapsed() > DEADLINE || !matches!(self.child.try_wait(), Ok(None))
     }
@@ -168,7 +168,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
             self.kill();
-            // Where the kernel holds it, it is not waited for: its namespace and its parent's end free it.
+            // A child stuck in the kernel is not waited for: the end of its namespace and parent frees it.
             let begun = Instant::now();
             while matches!(self.child.try_wait(), Ok(None)) && begun.elapsed() < Duration::from_secs(5) {
                 std::thread::sleep(Duration::from_millis(5));
@@ -177,7 +177,7 @@ impl Drop for Running {
     }
 }
 
-/// What a child said, and how it ended.
+/// Output and end of a child.
 #[derive(Debug)]
 pub struct Ended {
     pub status: ExitStatus,
@@ -186,7 +186,7 @@ pub struct Ended {
     errors: String,
 }
 
-/// How a run came out, everything else being as it must.
+/// Result of a run without violations.
 #[derive(Debug)]
 pub enum Outcome {
     /// All batches.
@@ -226,7 +226,7 @@ impl Ended {
         self.said.iter().filter(move |(name, _)| name == key).map(|(_, value)| value.as_str())
     }
 
-    /// The key said last.
+    /// Last key printed.
     pub fn last(&self) -> Option<&str> {
         self.said.last().map(|(key, _)| key.as_str())
     }
@@ -237,20 +237,20 @@ impl Ended {
         value.parse().unwrap()
     }
 
-    /// A child that could not prepare itself says why.
+    /// Reason of a child that could not prepare itself.
     pub fn skipped(&self) -> Option<&str> {
         self.said("skipped")
     }
 
-    /// Checks what holds whatever happened: an orderly end, right batches in order, threads and descriptors given back,
-    /// `leaked` things left to the kernel.
+    /// Checks the invariants of every run: an orderly end, right batches in order, threads and descriptors closed, and
+    /// exactly `leaked` things left to the kernel.
     #[track_caller]
     pub fn outcome(&self, leaked: bool) -> Outcome {
         assert_eq!(self.said("leaked").is_some_and(|count| count != "0"), leaked, "leaked: {self:#?}");
         self.outcome_leaking()
     }
 
-    /// The same, where things may be left to the kernel or not.
+    /// The same, with any number of things left to the kernel.
     #[track_caller]
     pub fn outcome_leaking(&self) -> Outcome {
         assert!(self.status.success() && self.said("end").is_some(), "no orderly end: {self:#?}");
@@ -291,14 +291,14 @@ impl Ended {
     }
 }
 
-/// Says on standard error that a test was skipped, and why.
+/// Prints on standard error that a test was skipped, with the reason.
 pub fn skip(test: &str, why: impl Display) {
     eprintln!("skipped: {test}: {why}");
 }
 
 // The child.
 
-/// What this process was told, if it is a child.
+/// Task of this process, if it is a child.
 pub struct Given(HashMap<String, String>);
 
 impl Given {
@@ -339,14 +339,14 @@ impl Given {
 pub fn say(key: &str, value: impl Display) {
     use std::io::Write;
     let mut out = std::io::stdout().lock();
-    // Whoever listens may be gone.
+    // The receiver may be gone.
     let _ = writeln!(out, "@{key} {}", value.to_string().replace('\n', " | "));
     let _ = out.flush();
 }
 
-/// Is what the process was told to be.
+/// Plays the role of the task.
 pub fn be(given: &Given) {
-    // With its parent's thread it ends, too, however that ends.
+    // It ends with its parent's thread in any case.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
     if let Err(why) = prepare(given) {
         return say("skipped", why);
@@ -362,7 +362,7 @@ pub fn be(given: &Given) {
     }
 }
 
-/// What the process does to itself before anything else.
+/// Changes to the process itself, before anything else.
 fn prepare(given: &Given) -> Result<(), String> {
     if let Some(calls) = given.text("deny") {
         let numbers: Vec<u32> = calls.split(',').map(|number| number.parse().unwrap()).collect();
@@ -398,7 +398,7 @@ fn without_capabilities(gone: CapabilitySet) -> Result<(), String> {
     rustix::thread::set_capabilities(None, sets).map_err(|errno| format!("capset: {errno}"))
 }
 
-/// Pulls epochs and holds every batch against the oracle; `at` is called with the number of batches so far.
+/// Pulls epochs and compares every batch with the oracle; calls `at` with the number of batches so far.
 pub fn pull(given: &Given, mut at: impl FnMut(u64)) {
     let set = given.set();
     let before = descriptors();
@@ -425,10 +425,10 @@ pub fn pull(given: &Given, mut at: impl FnMut(u64)) {
     finish(&before);
 }
 
-/// Says what is left of a loader that was dropped.
+/// Prints the remains of a dropped loader.
 pub fn finish(before: &[String]) {
     let begun = Instant::now();
-    // A joined thread stands in /proc until the kernel has taken it off the list, a ring's descriptor a moment longer.
+    // A joined thread stays in /proc until the kernel removes it, a ring's descriptor slightly longer.
     while (!loader_threads().is_empty() || descriptors() != before) && begun.elapsed() < Duration::from_secs(3) {
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -439,7 +439,7 @@ pub fn finish(before: &[String]) {
     say("end", "");
 }
 
-/// Things that were left behind, in this process.
+/// Number of things left behind in this process.
 pub fn leaked() -> u64 {
     let records = feedline::dataset::Records::builder(1).open_bytes([1]).unwrap();
     let loader = Loader::builder(records).workers(1).slots(1).reader(feedline::storage::Mode::Pread);
@@ -452,7 +452,7 @@ fn epochs(given: &Given, set: &Set, kept: &mut Option<Loader>, at: &mut impl FnM
     let loader = kept.insert(builder.build()?);
     let epochs = given.number("epochs").unwrap_or(1);
     say("planned", epochs * loader.batches_per_epoch());
-    // Until the test has made its fault, where that must not come before.
+    // Waits until the test has made its fault, if that must come first.
     let go = given.text("go").map(PathBuf::from);
     while go.as_ref().is_some_and(|go| !go.exists()) {
         std::thread::sleep(Duration::from_millis(1));
@@ -495,7 +495,7 @@ fn epochs(given: &Given, set: &Set, kept: &mut Option<Loader>, at: &mut impl FnM
     Ok(())
 }
 
-/// Does this to all of them, some at a time: children mostly wait.
+/// Applies this to all of them, several at a time: children mostly wait.
 pub fn some_at_a_time<T: Sync>(cases: &[T], each: impl Fn(&T) + Sync) {
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
@@ -516,14 +516,14 @@ pub fn tool(name: &str) -> Option<PathBuf> {
     folders.into_iter().map(|folder| folder.join(name)).find(|path| path.is_file())
 }
 
-/// Runs a tool to its end; its words when it fails.
+/// Runs a tool to its end; gives its output if it fails.
 pub fn ran(tool: &Path, arguments: &[&str]) -> Result<(), String> {
     let output = Command::new(tool).args(arguments).stdin(Stdio::null()).output().map_err(|error| error.to_string())?;
     let words = String::from_utf8_lossy(&output.stderr).trim().to_string();
     if output.status.success() { Ok(()) } else { Err(format!("{} {arguments:?}: {words}", tool.display())) }
 }
 
-/// Makes the calling thread, and its children, alone with what they mount; why not, if so.
+/// Gives the calling thread and its children a mount namespace of their own; `Err` has the reason.
 pub fn alone_with_mounts() -> Result<(), String> {
     sys::private_mounts().map_err(|error| format!("no mounts of its own: {error}"))
 }

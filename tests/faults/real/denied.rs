@@ -1,4 +1,4 @@
-//! io_uring refused in every way a machine can refuse it: batches come all the same, and the report says why not by it.
+//! io_uring refused in every way a machine can refuse it: batches still come, and the report has the reason.
 
 use super::child::{Ended, Outcome, Task, skip};
 use super::seccomp::URING;
@@ -12,7 +12,7 @@ const AUTO: usize = 0;
 const URING_DIRECT: usize = 1;
 const URING_BUFFERED: usize = 2;
 
-/// Every call of io_uring, and each of them alone: a filter may let a ring be made and not be entered.
+/// Every call of io_uring, and each of them alone: a filter may allow creating a ring but not entering it.
 fn filters() -> Vec<(String, String)> {
     let all = URING.map(|(_, number)| number.to_string()).join(",");
     let each = URING.map(|(name, number)| (name.to_string(), number.to_string()));
@@ -46,7 +46,7 @@ fn a_seccomp_filter_without_io_uring_leaves_pread_threads() {
     }
 }
 
-/// Without the capability, and with the right to lock nothing, or less than the buffers: newer kernels then refuse the ring
+/// Without the capability, and with a memlock limit of zero or below the buffers: newer kernels then refuse the ring
 /// itself, or the registration of its buffers.
 #[test]
 fn too_little_lockable_memory_is_only_a_reason() {
@@ -79,7 +79,7 @@ fn too_little_lockable_memory_is_only_a_reason() {
     }
 }
 
-/// Whether io_uring was not to be had for another reason than the test's.
+/// Whether io_uring is missing for another reason than the test's.
 pub fn denied_here(ended: &Ended) -> bool {
     let texts = [ended.said("error"), ended.said("choice")];
     texts.into_iter().flatten().any(|text| text.contains("setup refused") && !text.contains("RLIMIT_MEMLOCK"))
@@ -94,7 +94,7 @@ struct Switch {
 
 impl Switch {
     fn off(before: &str) -> std::io::Result<Self> {
-        // It waits for the end of its input, which is the end of this process at the latest.
+        // It waits for the end of its input, at the latest the end of this process.
         let script = format!("trap '' HUP INT TERM; cat >/dev/null; echo {} >{SWITCH}", before.trim());
         let mut command = Command::new("/bin/sh");
         let restorer = command.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?;
@@ -112,7 +112,7 @@ impl Drop for Switch {
 }
 
 #[test]
-fn the_switch_of_the_kernel_that_turns_io_uring_off_is_named() {
+fn the_kernel_switch_against_io_uring_is_named() {
     if std::env::var_os("FEEDLINE_SYSCTL").is_none_or(|value| value != "1") {
         return skip(
             "kernel.io_uring_disabled",

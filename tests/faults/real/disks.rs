@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// A mount that is taken off when dropped.
+/// A mount that is removed on drop.
 struct Mount(PathBuf);
 
 impl Drop for Mount {
@@ -19,7 +19,7 @@ impl Drop for Mount {
     }
 }
 
-/// An ext4 in a file, with the set on it, of which the second half is then cut off.
+/// An ext4 in a file, with the set on it; its second half is then cut off.
 struct Cut {
     _mount: Mount,
     set: Set,
@@ -36,7 +36,7 @@ impl Cut {
         std::fs::create_dir(&at).map_err(|error| error.to_string())?;
         let text = |path: &Path| path.to_str().unwrap().to_string();
         ran(&mkfs, &["-q", "-F", "-O", "^has_journal", &text(&backing)])?;
-        // The loop device goes with the last mount of it.
+        // The loop device ends with its last mount.
         let attach = || ran(&mount, &["-o", "loop", &text(&backing), &text(&at)]);
         attach()?;
         let writing = Mount(at.clone());
@@ -47,7 +47,7 @@ impl Cut {
         }
         rustix::fs::syncfs(File::open(&at).map_err(|error| error.to_string())?).map_err(|errno| errno.to_string())?;
         drop(writing);
-        // Once more, so that nothing of it is in memory.
+        // Mounted again, so that none of it is in memory.
         attach()?;
         let mount = Mount(at);
         set.open().map_err(|error| error.to_string())?;
@@ -86,7 +86,7 @@ pub fn save(given: &Given) {
     let old = loader.state().unwrap();
     old.save(&path).unwrap();
     say("start", "");
-    // Until nothing more fits: bytes, or names.
+    // Until no more bytes or names fit.
     let mut count = 0;
     while std::fs::write(filler.join(format!("filler-{count}")), vec![0; 4096]).is_ok() && count < 10_000 {
         count += 1;
@@ -105,7 +105,7 @@ pub fn save(given: &Given) {
         let left: Vec<_> = left.filter(|entry| entry.path().extension().is_some_and(|end| end == "tmp")).collect();
         assert!(left.is_empty(), "{left:?}");
     }
-    // Room again: it goes on.
+    // With free space it continues.
     (0..count).for_each(|number| drop(std::fs::remove_file(filler.join(format!("filler-{number}")))));
     let _ = std::fs::remove_file(filler.join(format!("filler-{count}")));
     fresh.save(&path).unwrap();

@@ -1,5 +1,5 @@
-//! Files that change under a loader in the middle of an epoch: what is delivered is one version of a sample as a whole, or
-//! there is an error that names the file.
+//! Files that change under a loader in the middle of an epoch: each delivered sample is wholly of one version, or an
+//! error names the file.
 
 use super::child::{Given, Outcome, Task, pull, skip, some_at_a_time};
 use super::denied::denied_here;
@@ -9,7 +9,7 @@ use crate::common::{Dir, READERS};
 use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 
-/// Batches after which the files change.
+/// Number of batches before the change.
 const AFTER: u64 = 3;
 
 /// The role of a child: it pulls, and changes all files itself in between.
@@ -49,7 +49,7 @@ fn change_one(set: &Set, file: usize, how: &str) {
     }
 }
 
-/// What happens to the files, whether an epoch must fail of it, and what the error may be.
+/// A change of the files, whether an epoch must fail, and the allowed errors.
 const CHANGES: [(&str, bool, &[&str]); 9] = [
     ("truncate", true, &["truncated", "changed since it was indexed"]),
     ("empty", true, &["truncated", "changed since it was indexed"]),
@@ -62,8 +62,8 @@ const CHANGES: [(&str, bool, &[&str]); 9] = [
     ("become a folder", false, &["not a regular file", "not found"]),
 ];
 
-/// Every reader, with files that stay open (8 of them) and with files that are opened for each read (48, of which a limit of
-/// 64 descriptors keeps none); by default with one or the other.
+/// Every reader, with files that stay open (8) and with files opened for each read (48, more than a limit of 64
+/// descriptors keeps open); by default with one or the other.
 #[test]
 fn a_file_that_changes_gives_one_version_or_a_named_error() {
     some_at_a_time(&CHANGES, |(how, must_fail, kinds)| {
@@ -84,13 +84,13 @@ fn a_file_that_changes_gives_one_version_or_a_named_error() {
     });
 }
 
-/// What came of one run, in words; nothing when it was skipped.
+/// Description of one run; nothing if it was skipped.
 fn changed(how: &str, must_fail: bool, kinds: &[&str], reader: usize, files: usize, per_file: usize) -> Option<String> {
     let dir = Dir::new();
     let set = Set { files, per_file, ..Set::usual(dir.path("")) }.write_warm();
     let task = Task::new("change files").with("set", set.to_text()).with("reader", reader);
     let task = if files > 8 { task.with("nofile", 64) } else { task };
-    // Root may read what nobody may.
+    // Root may read files without permissions.
     let task = if how == "forbid" { task.with("plain", 1) } else { task };
     let ended = task.with("change", how).run();
     let what = format!("{how}, {:?}, {files} files", READERS[reader]);

@@ -1,4 +1,4 @@
-//! A file system that misbehaves on purpose: the kernel's FUSE protocol, spoken by a thread of the test.
+//! A file system that misbehaves on purpose: a thread of the test serves the kernel's FUSE protocol.
 //!
 //! ```text
 //! child: loader ─► kernel ─► /dev/fuse ─► thread of the test: LOOKUP, GETATTR, OPEN right; READ as the test says
@@ -6,8 +6,9 @@
 //!                     └── abort ◄────────────┘
 //! ```
 //!
-//! Who waits for an answer cannot be killed. So the file system is served by another process than reads it: its end, however
-//! it comes, closes `/dev/fuse`, which ends the connection and every wait. The mount is in a namespace of the test's thread.
+//! A process that waits for an answer cannot be killed. So another process than the reader serves the file system: its
+//! end always closes `/dev/fuse`, which ends the connection and every wait. The mount is in a namespace of the test's
+//! thread.
 
 use super::child::alone_with_mounts;
 use super::set::Set;
@@ -23,26 +24,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// What happens to reads of the second file from [`GOOD`] bytes on, once [`Fuse::begin`] was called: the dataset is opened, and
-/// its fingerprint taken, without a fault.
+/// Fault of reads of the second file from [`GOOD`] bytes on, after [`Fuse::begin`]: the dataset is opened, and its
+/// fingerprint taken, without a fault.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Reads {
     /// No answer, ever.
     Never,
-    /// The right answer after this time.
+    /// The right answer, after this time.
     Late(Duration),
-    /// Fewer bytes than asked for, though the file goes on.
+    /// Fewer bytes than requested, before the end of the file.
     Short,
     /// An error.
     Fails(Errno),
-    /// They are right, but the file is never opened.
+    /// Reads are right, but the file is never opened.
     NeverOpened,
 }
 
-/// Bytes of the second file that are read as they should be.
+/// Bytes of the second file that are read correctly.
 pub const GOOD: u64 = 64 << 10;
 
-/// The file system with the two files of a set; unmounted, and every wait in it ended, when dropped.
+/// The file system with the two files of a set; a drop unmounts it and ends every wait in it.
 pub struct Fuse {
     pub set: Set,
     at: PathBuf,
@@ -57,7 +58,7 @@ pub struct Fuse {
 impl Fuse {
     /// Mounts it at `at`.
     ///
-    /// Errors: why this machine has none.
+    /// Errors: the reason why this machine has no FUSE.
     pub fn new(at: &Path, reads: Reads) -> Result<Self, String> {
         alone_with_mounts()?;
         std::fs::create_dir_all(at).map_err(|error| error.to_string())?;
@@ -79,7 +80,7 @@ impl Fuse {
         Ok(fuse)
     }
 
-    /// From here on it misbehaves.
+    /// Starts the misbehaviour.
     pub fn begin(&self) {
         self.begun.store(true, Ordering::Release);
     }
@@ -91,10 +92,10 @@ impl Fuse {
     /// Ends every wait in it.
     pub fn abort(&mut self) {
         let control = Path::new("/sys/fs/fuse/connections");
-        // In a namespace of its own nobody has mounted this.
+        // Fails in another namespace, where this is not mounted.
         let _ = sys::mount_at("none", control, "fusectl", "");
         let _ = std::fs::write(control.join(self.connection.to_string()).join("abort"), "1");
-        // Without that the end of the device does it.
+        // Otherwise the end of the device does it.
         self.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -129,7 +130,7 @@ const ROOT: u64 = 1;
 const FIRST: u64 = 2;
 /// Bytes of the header of a request.
 const HEADER: usize = 40;
-/// Seconds that names and attributes hold.
+/// Validity of names and attributes, in seconds.
 const VALID: u64 = 3600;
 
 struct Server {
@@ -157,11 +158,11 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap())
 }
 
-/// A request's answer; `None` when it gets none now.
+/// Answer to a request; `None` for no answer now.
 type Answer = Option<Result<Vec<u8>, Errno>>;
 
 impl Server {
-    /// Until it is told to stop, or the mount is gone. Then the device is closed, which ends every wait.
+    /// Serves until it is told to stop, or the mount is gone. Then the device is closed, which ends every wait.
     fn serve(&mut self) {
         let mut buffer = vec![0; 1 << 20];
         while !self.stop.load(Ordering::Acquire) {
@@ -173,7 +174,7 @@ impl Server {
             }
             let len = match self.device.read(&mut buffer) {
                 Ok(len) => len,
-                // EAGAIN; ENOENT: a request that was interrupted before it was read.
+                // EAGAIN; ENOENT: a request interrupted before it was read.
                 Err(error) if matches!(error.raw_os_error(), Some(2 | 4 | 11)) => continue,
                 Err(_) => return,
             };
@@ -201,7 +202,7 @@ impl Server {
             code::OPEN | code::OPENDIR => Some(Ok(vec![0; 16])),
             code::READ => self.read(request),
             code::RELEASE | code::RELEASEDIR | code::FLUSH => Some(Ok(Vec::new())),
-            // Nobody waits for these; and whoever was interrupted goes on waiting for what it asked for.
+            // These need no answer; an interrupted process keeps waiting for its own request.
             code::FORGET | code::BATCH_FORGET | code::INTERRUPT => None,
             _ => Some(Err(Errno::NOSYS)),
         }
@@ -256,7 +257,7 @@ impl Server {
         message.extend(error.to_ne_bytes());
         message.extend(unique.to_ne_bytes());
         message.extend(body);
-        // Who asked may have gone.
+        // The asking process may be gone.
         let _ = self.device.write(&message);
     }
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// More descriptors than any of these loaders needs.
 const ENOUGH: u64 = 32;
 
-/// The role of a child: a loader and an epoch under every limit, from none but the standard streams upwards.
+/// The role of a child: a loader and an epoch under every limit, from the standard streams alone upwards.
 pub fn sweep_descriptors(given: &Given) {
     let set = given.set();
     let before = descriptors();
@@ -60,7 +60,7 @@ fn too_few_descriptors_are_an_error_that_names_the_limit() {
         assert_eq!((ended.said("threads"), ended.said("fds")), (Some(""), Some("")), "{way:?}: {ended:#?}");
         let limit = |text: &str| text.split(' ').next().unwrap().parse::<u64>().unwrap();
         let last = few.iter().map(|text| limit(text)).max();
-        // How many are open at a time is chance near the limit, but not for long.
+        // Near the limit the number of open files varies, but only in a small range.
         let last = last.unwrap_or_else(|| panic!("{way:?}: no limit was too low: {ended:#?}"));
         assert!(last < ENOUGH / 2, "{way:?}: {last} are too few: {ended:#?}");
         let first = ended.all("enough").map(limit).min().unwrap();
@@ -68,13 +68,13 @@ fn too_few_descriptors_are_an_error_that_names_the_limit() {
     }
 }
 
-/// A control group that limits memory; gone when dropped.
+/// A control group that limits memory; removed on drop.
 struct Group {
     dir: PathBuf,
 }
 
 impl Group {
-    /// Why there is none, if so.
+    /// Reason for a missing group.
     fn new(name: &str, limit: u64) -> Result<Self, String> {
         let groups = std::fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
         let name = format!("feedline-{name}-{}", std::process::id());
@@ -89,7 +89,7 @@ impl Group {
                 }
                 _ => continue,
             };
-            // In a container the path may be of the host's hierarchy.
+            // In a container the path may belong to the host's hierarchy.
             for parent in [Path::new(root).join(path.trim_start_matches('/')), root.into()] {
                 let dir = parent.join(&name);
                 if let Err(error) = std::fs::create_dir(&dir) {
@@ -116,7 +116,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Its last process may still be going.
+        // Its last process may still be ending.
         for _ in 0..200 {
             if std::fs::remove_dir(&self.dir).is_ok() || !self.dir.exists() {
                 return;
@@ -127,8 +127,8 @@ impl Drop for Group {
     }
 }
 
-/// What a process with a loader needs beside the loader's budget: the binary, stacks, page tables, and the page cache that the
-/// kernel cannot give back at once.
+/// Memory of a process with a loader beside the loader's budget: the binary, stacks, page tables, and page cache that
+/// the kernel cannot reclaim at once.
 const BESIDE: u64 = 24 << 20;
 
 #[test]

@@ -1,4 +1,4 @@
-//! What may happen to the whole process: it is stopped for a while, or it forks.
+//! Events of the whole process: it is stopped for a while, or it forks.
 
 use super::child::{Given, Running, Task, leaked, pull, say};
 use super::denied::denied_here;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 fn a_process_stopped_for_a_second_loses_nothing() {
     let dir = Dir::new();
     let set = Set::usual(dir.path("")).write();
-    // All readers at a time: they mostly sleep.
+    // All readers at once: they mostly sleep.
     std::thread::scope(|scope| {
         for (reader, way) in READERS.iter().enumerate() {
             let set = &set;
@@ -38,7 +38,8 @@ fn a_process_stopped_for_a_second_loses_nothing() {
     });
 }
 
-/// The role of a child: it forks in the middle of an epoch, as Python's `subprocess` and `multiprocessing` do, and goes on.
+/// The role of a child: it forks in the middle of an epoch, as Python's `subprocess` and `multiprocessing` do, and
+/// continues.
 pub fn fork_and_go_on(given: &Given) {
     let mut forks = 0;
     pull(given, |delivered| {
@@ -51,7 +52,7 @@ pub fn fork_and_go_on(given: &Given) {
     say("forks", forks);
 }
 
-/// The exit status of a forked process; `None` when it hangs, and is killed.
+/// Exit status of a forked process; `None` if it hangs and is killed.
 fn status_of(process: i32) -> Option<i32> {
     let begun = Instant::now();
     loop {
@@ -67,7 +68,8 @@ fn status_of(process: i32) -> Option<i32> {
     }
 }
 
-/// The role of a child: it forks in the middle of an epoch; the fork uses all that it has of the loader, then builds its own.
+/// The role of a child: it forks in the middle of an epoch; the fork uses every object of the loader, then builds its
+/// own.
 pub fn use_a_loader_in_a_fork(given: &Given) {
     let set = given.set();
     let loader = given.builder(&set).unwrap().build().unwrap();
@@ -105,7 +107,7 @@ pub fn use_a_loader_in_a_fork(given: &Given) {
     say("end", "");
 }
 
-/// Every call says that this process was forked; every drop returns.
+/// Checks that every call names the fork, and that every drop returns.
 fn check_that_a_fork_is_told(loader: Loader, mut epoch: Epoch, batch: Batch) {
     let told = |error: Error| {
         assert_eq!(error.kind(), ErrorKind::Forked, "{error}");
@@ -124,7 +126,7 @@ fn check_that_a_fork_is_told(loader: Loader, mut epoch: Epoch, batch: Batch) {
     drop(loader);
 }
 
-/// The rows of a batch, which hold the bytes of their samples.
+/// Ids of a batch's rows, after checking their bytes.
 fn check(batch: &Batch, given: &Given) -> usize {
     let set = given.set();
     let rows = rows(batch);

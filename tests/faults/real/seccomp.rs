@@ -46,16 +46,15 @@ struct Program {
     instructions: *const Instruction,
 }
 
-/// From here on this process, and what it starts, gets `errno` from the system calls with these numbers. There is no way
-/// back.
+/// From here on the listed system calls of this process and its children fail with `errno`. It cannot be undone.
 ///
-/// Errors: where the kernel has no filters, or the process may not install one.
+/// Errors: the kernel has no filters, or the process may not install one.
 pub fn deny(calls: &[u32], errno: i32) -> io::Result<()> {
     let step = |code, if_true, value| Instruction { code, if_true, if_false: 0, value };
     // The number of the system call is the first word of `struct seccomp_data`.
     let mut instructions = vec![step(LOAD, 0, 0)];
     for (at, call) in calls.iter().enumerate() {
-        // Over the other comparisons and the permission.
+        // Jump over the other comparisons and the permission.
         instructions.push(step(JUMP_IF_EQUAL, (calls.len() - at) as u8, *call));
     }
     instructions.push(step(RETURN, 0, ALLOW));

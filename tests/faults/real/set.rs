@@ -1,4 +1,4 @@
-//! The data: files of records that are known without reading them.
+//! The data: files of records with computable content.
 
 use feedline::Error;
 use feedline::dataset::Records;
@@ -42,7 +42,7 @@ impl Set {
         self
     }
 
-    /// Takes it out of the page cache, so that it is read from where it is.
+    /// Takes it out of the page cache, so that reads reach storage.
     pub fn cool(&self) {
         for file in 0..self.files {
             let Ok(file) = File::open(self.path(file)) else { continue };
@@ -67,13 +67,13 @@ impl Set {
         self.samples().div_ceil(self.batch) as u64
     }
 
-    /// What is in a file: of the first version, or of another one of the same length.
+    /// Content of a file: the first version, or another version of the same length.
     pub fn bytes(&self, file: usize, version: u64) -> Vec<u8> {
         let samples = (file * self.per_file) as u64..((file + 1) * self.per_file) as u64;
         samples.flat_map(|id| self.sample(id, version)).collect()
     }
 
-    /// Noise, of which each page begins with its number.
+    /// Noise; each page begins with its number.
     pub fn sample(&self, id: u64, version: u64) -> Vec<u8> {
         let page = noise(self.record.min(4096), 1 + id + (version << 32));
         let mut bytes: Vec<u8> = page.iter().copied().cycle().take(self.record).collect();
@@ -81,7 +81,8 @@ impl Set {
         bytes
     }
 
-    /// Whether these are a sample's bytes: all of the first version or, where files were replaced, all of the second.
+    /// Whether these are a sample's bytes: wholly of the first version or, if files were replaced, wholly of the
+    /// second.
     pub fn is_sample(&self, id: u64, bytes: &[u8]) -> bool {
         bytes == self.sample(id, 0) || (self.dir.join("replaced").exists() && bytes == self.sample(id, 1))
     }

@@ -1,4 +1,5 @@
-//! Storage that does not answer: waits end, what the kernel may still write to is left to it and counted, and nothing hangs.
+//! Storage that does not answer: waits end, memory that the kernel may still write to is leaked and counted, and
+//! nothing hangs.
 
 use super::child::{Ended, Outcome, Running, Task, skip};
 use super::denied::denied_here;
@@ -8,7 +9,7 @@ use crate::common::{Dir, READERS};
 use rustix::io::Errno;
 use std::time::Duration;
 
-/// Until the stall is reported, or the test gives up waiting: both end in a loader that is dropped over reads without an end.
+/// Ends when the stall is reported, or when the test stops waiting: both drop a loader over endless reads.
 #[test]
 fn storage_that_never_answers_does_not_block_the_drop() {
     std::thread::scope(|scope| {
@@ -37,7 +38,7 @@ fn never(reader: usize, reads: Reads, reported: bool) {
     }
     let came = child.until("end");
     let held = fuse.held();
-    // Now it can end: a process with a thread in such a read cannot, by any means.
+    // Only now the process can end: a thread in such a read prevents it.
     fuse.abort();
     let ended = child.end();
     if denied_here(&ended) && reader != 0 {
@@ -45,7 +46,7 @@ fn never(reader: usize, reads: Reads, reported: bool) {
     }
     assert!(came, "{what}: {ended:#?}");
     assert!(held > 0, "{what}: nothing was held: {ended:#?}");
-    // Of 32 batches those of the first file, but for what came with what was read ahead.
+    // The batches of the first file, plus any from read-ahead, of 32.
     assert!(ended.number("delivered") >= 8, "{what}: {ended:#?}");
     let (drop_ms, leaked) = (ended.number("drop_ms"), ended.number("leaked"));
     assert!(leaked > 0 && drop_ms < 30_000, "{what}: {ended:#?}");
@@ -60,7 +61,7 @@ fn never(reader: usize, reads: Reads, reported: bool) {
     eprintln!("{what}: {}; dropped in {drop_ms} ms, {leaked} left behind", fault.text);
 }
 
-/// Before anything is built: of what it finds out of the files, the loader can do without some, and says so of the rest.
+/// Before the build: the loader can do without some facts about the files, and reports the others as errors.
 #[test]
 fn storage_that_stops_before_build_is_an_error() {
     let stops = |reader: usize| {
@@ -100,8 +101,8 @@ fn storage_that_answers_short_is_an_error_with_its_place() {
         assert!(fault.is_placed() && fault.has_code(Errno::IO.raw_os_error()), "{way}: {fault:?}");
         eprintln!("{way}: {}", fault.text);
     });
-    // Past the page cache: in it the kernel takes a short answer for the end of the file, and shows zeros behind it once it
-    // has asked for the length again. Nobody can tell these from bytes of the file but by a checksum.
+    // Past the page cache: within it the kernel takes a short answer for the end of the file, and shows zeros after it
+    // once it has asked for the length again. Only a checksum can tell these from bytes of the file.
     each("storage that answers short", Reads::Short, |way, ended| {
         if way.contains("On)") {
             let fault = ended.failed();

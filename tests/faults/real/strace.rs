@@ -1,4 +1,4 @@
-//! System calls that fail, one or all from some moment on, injected by strace into a process with a real loader.
+//! Failing system calls, one or all from some moment on, injected by strace into a process with a real loader.
 
 use super::child::{Ended, Outcome, Running, Task, skip, some_at_a_time, tool};
 use super::denied::denied_here;
@@ -15,7 +15,7 @@ const PREAD: [usize; 2] = [3, 4];
 const MMAP: usize = 5;
 const ALL: [usize; 6] = [0, 1, 2, 3, 4, 5];
 
-/// A strace that may trace; why not, if so.
+/// Path of a strace that may trace; `Err` has the reason.
 fn strace() -> Result<PathBuf, String> {
     let strace = tool("strace").ok_or("no strace")?;
     let mut command = Command::new(&strace);
@@ -25,7 +25,8 @@ fn strace() -> Result<PathBuf, String> {
     if output.status.success() { Ok(strace) } else { Err(format!("strace cannot trace here: {}", words.trim())) }
 }
 
-/// One injection: what fails, how, and when (strace counts for each thread); `only_files` where the call counts that is about the data only.
+/// One injection: the call, its failure and its time (strace counts per thread); `only_files` counts only calls on the
+/// data.
 struct Injection<'a> {
     calls: &'a str,
     error: &'a str,
@@ -49,20 +50,20 @@ impl Injection<'_> {
         if *only_files {
             set.paths().iter().for_each(|path| words.extend(["-P".to_string(), path.display().to_string()]));
         }
-        // Only a ring that the kernel never serves is worth waiting for; a thousand tries under strace take long.
+        // Wait long only for a ring that the kernel never serves; a thousand tries under strace take long.
         let stall = if *calls == "io_uring_enter" { 1500 } else { 30_000 };
         Running::start(Task::pull(set, reader).with("stall_ms", stall).behind(&words)).end()
     }
 }
 
-/// What has to come of it.
+/// Required result.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Must {
-    /// Nobody notices.
+    /// All batches, without an error.
     Recover,
-    /// An error with everything there is to say.
+    /// An error with every detail.
     Fail,
-    /// One or the other.
+    /// Either result.
     Either,
 }
 
@@ -83,10 +84,10 @@ fn code(name: &str) -> i32 {
     table.iter().find(|(known, _)| *known == name).unwrap().1.raw_os_error()
 }
 
-/// Checks one run; returns what came of it, in words.
+/// Checks one run; gives its description.
 #[track_caller]
 fn judge(what: &str, ended: &Ended, error: &str, must: Must, placed: bool) -> String {
-    // An entry that the kernel does not take, and does not give back, is left to it.
+    // An entry that the kernel neither accepts nor returns is leaked.
     match ended.outcome_leaking() {
         Outcome::Whole => {
             assert!(must != Must::Fail, "{what}: nothing failed: {ended:#?}");
@@ -101,9 +102,9 @@ fn judge(what: &str, ended: &Ended, error: &str, must: Must, placed: bool) -> St
     }
 }
 
-/// System calls about the data, the reader that makes them, and what has to come of an error of one of them, and of all.
+/// System calls on the data, the reader that makes them, and the required result if one fails, and if all fail.
 const CALLS: &[(&str, &[usize], &str, Must, Must)] = &[
-    // For ever it does not exist, and whoever reads by the standard library waits for its end.
+    // EINTR for ever does not exist: the standard library would retry without end.
     ("pread64", &PREAD, "EINTR", Must::Recover, Must::Recover),
     ("pread64", &PREAD, "EAGAIN", Must::Recover, Must::Fail),
     ("pread64", &PREAD, "EIO", Must::Either, Must::Fail),
@@ -145,7 +146,7 @@ fn a_failed_system_call_is_recovered_or_named() {
     let cases: Vec<_> = cases.into_iter().step_by(sweep::size(2, 1, 1)).collect();
     some_at_a_time(&cases, |(injection, reader, must)| {
         let ended = injection.run(&strace, &set, *reader);
-        // Of indexing there is no sample yet.
+        // Errors of indexing have no sample.
         let placed = ended.said("planned").is_some();
         let what = injection.what(*reader);
         eprintln!("{what}: {}", judge(&what, &ended, injection.error, *must, placed));
@@ -181,7 +182,7 @@ fn a_failed_io_uring_call_is_recovered_or_named() {
             }
         }
     }
-    // No period of the loops above.
+    // Not a period of the loops above.
     let cases: Vec<_> = cases.into_iter().step_by(sweep::size(5, 1, 1)).collect();
     some_at_a_time(&cases, |(injection, reader, must)| {
         let ended = injection.run(&strace, &set, *reader);
@@ -190,7 +191,7 @@ fn a_failed_io_uring_call_is_recovered_or_named() {
     });
 }
 
-/// Each start of a thread fails in turn, until a run has none left to fail.
+/// Each start of a thread fails in turn, until a run has no more starts.
 #[test]
 fn a_thread_that_cannot_start_is_an_error_of_build() {
     let strace = match strace() {

@@ -40,8 +40,8 @@ fn text(words: impl AsRef<std::ffi::OsStr>) -> CString {
     CString::new(words.as_ref().as_bytes()).unwrap()
 }
 
-/// From here on what the calling thread, and processes that it starts, mount is seen by nobody else, and is gone with the
-/// last of them: whatever a test does, nothing stays mounted.
+/// From here on mounts of the calling thread and its children are private, and end with the last of them: no test
+/// leaves a mount behind.
 ///
 /// Errors: `EPERM` without `CAP_SYS_ADMIN`.
 pub fn private_mounts() -> io::Result<()> {
@@ -64,7 +64,7 @@ fn mounted(source: &str, target: &Path, kind: &str, flags: c_ulong, options: &st
     Ok(())
 }
 
-/// Takes it off, now or as soon as nobody uses it any more.
+/// Unmounts it, now or after its last use.
 pub fn unmount(target: &Path) -> io::Result<()> {
     let target = text(target);
     // SAFETY: a string with its NUL, which the kernel reads.
@@ -72,7 +72,7 @@ pub fn unmount(target: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What a forked process does, which may do very little: its other threads are gone, with the locks they held.
+/// Action of a forked process. It may do very little: its other threads are gone, with the locks they held.
 #[derive(Clone, Copy, Debug)]
 pub enum Forked {
     /// `_exit(0)`.
@@ -81,12 +81,12 @@ pub enum Forked {
     Becomes,
 }
 
-/// Forks a process that does so; returns its number.
+/// Forks a process with this action; returns its id.
 pub fn forked(what: Forked) -> io::Result<i32> {
     let path = c"/bin/true";
     let arguments = [path.as_ptr(), std::ptr::null()];
-    // SAFETY: what follows in the new process allocates nothing and takes no lock: two system calls, the strings of which
-    // were made before.
+    // SAFETY: the new process allocates nothing and takes no lock: two system calls, with strings that were made
+    // before.
     let process = checked(unsafe { fork() })?;
     if process > 0 {
         return Ok(process);
@@ -101,8 +101,8 @@ pub fn forked(what: Forked) -> io::Result<i32> {
     }
 }
 
-/// Forks a process that does `work` and exits with what that returns; returns its number. The caller has no other thread that
-/// may hold a lock which `work` takes.
+/// Forks a process that runs `work` and exits with its result; returns its id. The caller has no other thread that may
+/// hold a lock of `work`.
 pub fn forked_at_work(work: impl FnOnce() -> i32) -> io::Result<i32> {
     // SAFETY: the C library keeps its own locks usable in the new process, and the caller answers for all others.
     let process = checked(unsafe { fork() })?;
@@ -124,7 +124,7 @@ pub fn over(process: i32) -> io::Result<Option<i32>> {
 
 extern "C" fn nothing(_: c_int) {}
 
-/// From here on this signal does nothing but interrupt whatever system call it meets.
+/// From here on this signal only interrupts system calls.
 pub fn interrupted_by(number: i32) {
     // SAFETY: the handler does nothing, which is allowed everywhere.
     unsafe {
@@ -133,7 +133,7 @@ pub fn interrupted_by(number: i32) {
     }
 }
 
-/// Sends a signal to one thread; false when it is gone.
+/// Sends a signal to one thread; false if it is gone.
 pub fn interrupt(process: i32, thread: i32, number: i32) -> bool {
     // SAFETY: three integers; a thread that is gone is an error.
     unsafe { tgkill(process, thread, number) == 0 }

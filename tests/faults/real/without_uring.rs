@@ -1,4 +1,4 @@
-//! Runs a command that gets no io_uring, as in many containers: for the tests of a machine that has it.
+//! Runs a command without io_uring, as in many containers: for tests on a machine with io_uring.
 //!
 //! ```sh
 //! cargo build --example without_uring

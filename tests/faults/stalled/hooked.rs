@@ -1,4 +1,4 @@
-//! A dataset that may take its time in each of its functions.
+//! A dataset that can delay each of its functions.
 
 use feedline::Result;
 use feedline::dataset::{Dataset, Parts};
@@ -7,7 +7,7 @@ use feedline::tensor::{DType, EncodedField, Field};
 use std::path::Path;
 use std::sync::Arc;
 
-/// What is done with the number of a sample before the answer.
+/// Called with the sample id before the answer.
 type Hook = Box<dyn Fn(u64) + Send + Sync>;
 
 /// A hundred framed records of 4 bytes.

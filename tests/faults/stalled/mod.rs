@@ -1,15 +1,15 @@
-//! Whoever does not answer is named within the deadline, and the loader can be dropped all the same; whoever is merely
-//! slow is not stalled.
+//! A component that does not answer is named within the deadline, and the loader can still be dropped; a merely slow
+//! one is not stalled.
 
 mod hooked;
 
-/// Who is named, with what.
+/// Names and details in stall errors.
 mod named;
 
-/// What takes long and is no stall.
+/// Slow cases that are no stalls.
 mod patient;
 
-/// Storage that is asked anew: again, for a substitute, by way of the page cache.
+/// Storage that stalls in a second read: a retry, a substitute, the page cache.
 mod storage;
 
 use crate::common::gate::Gate;
@@ -20,7 +20,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 const DEADLINE: Duration = ms(400);
-/// No stall, drop or hang takes longer than that, whatever the machine does.
+/// No stall, drop or hang takes longer on any machine.
 const LATE: Duration = Duration::from_secs(60);
 const ALL: OnBadSample = OnBadSample::Substitute { budget: u64::MAX };
 
@@ -39,7 +39,7 @@ fn memory() -> LoaderBuilder {
     Loader::builder(Records::builder(64).open_bytes(vec![7; 64 * 400]).unwrap()).batch_size(4).workers(2)
 }
 
-/// The stall that an epoch must end with.
+/// Pulls an epoch that must end with a stall; gives the error.
 fn stall(loader: &Loader) -> Error {
     let error = loader.epoch(0).unwrap().find_map(Result::err).expect("it ended well");
     assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");

@@ -7,7 +7,7 @@ use feedline::storage::Mode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Pulls until the error, which must be the stall, and drops the loader. What was stalled goes on only then.
+/// Pulls until the stall error and drops the loader. Only then the stalled code continues.
 fn stalls(loader: Loader, gate: &Gate, stage: Stage, sample: Option<u64>) -> Error {
     let started = Instant::now();
     let mut epoch = loader.epoch(0).unwrap();
@@ -17,7 +17,7 @@ fn stalls(loader: Loader, gate: &Gate, stage: Stage, sample: Option<u64>) -> Err
     assert!(epoch.next().is_none());
     assert!(started.elapsed() < LATE);
     let before = loader.report().leaked;
-    // Somebody looks at what was left behind after the loader is gone.
+    // The abandoned code still uses the loader's data after the drop.
     let other = build(file(&Dir::new()).workers(1));
     drop(epoch);
     drop(loader);
@@ -60,8 +60,8 @@ fn a_hanging_transform_of_a_chunk_row_names_the_chunk() {
     assert!(error.message().starts_with("chunk 1: a transform"), "{error}");
 }
 
-/// The dataset is asked for the place of the sample; when it waits for the very transform that is stuck, the stall is said
-/// all the same.
+/// The stall report asks the dataset for the sample's place. The stall is reported even if the dataset waits for the
+/// stuck transform.
 #[test]
 fn a_transform_that_locks_the_dataset_is_named() {
     let (gate, held) = (Gate::default(), Arc::new(Mutex::new(())));
@@ -82,7 +82,7 @@ fn a_transform_that_locks_the_dataset_is_named() {
 }
 
 #[test]
-fn a_transform_of_batches_that_does_not_come_back_is_named() {
+fn a_hanging_transform_of_batches_is_named() {
     let (dir, gate) = (Dir::new(), Gate::default());
     let inside = gate.clone();
     let loader = build(file(&dir).map_batch(move |batch, _| {
@@ -106,13 +106,13 @@ fn a_dataset_that_hangs_in_extents_is_named_with_the_sample() {
         };
         let dataset = Hooked { extents: Box::new(wait), ..Hooked::in_file(&dir.write("records", &[7; 400])) };
         let builder = Loader::builder(dataset).batch_size(4).workers(2).reader(mode).stall_deadline(DEADLINE);
-        // The planner's, when the reader is asked at once; a worker's, when the page cache is asked first.
+        // The planner's thread if the read starts at once; a worker's if the page cache is probed first.
         let stage = if mode == Mode::Auto { Stage::Decode } else { Stage::Order };
         stalls(build(builder), &gate, stage, Some(30));
     }
 }
 
-/// Looking for a substitute is reading and decoding: what hangs is named by which of the two it is.
+/// A substitute is read and decoded: the error names the stage that hangs.
 #[test]
 fn a_decoder_that_hangs_on_a_substitute_is_named_as_one() {
     let (gate, armed) = (Gate::default(), Arc::new(AtomicBool::new(false)));
@@ -136,7 +136,7 @@ fn a_decoder_that_hangs_on_a_substitute_is_named_as_one() {
     assert_eq!(error.stage(), Stage::Decode, "{error}");
 }
 
-/// `Dataset::member` is asked about a sample like any other of the dataset's functions.
+/// `Dataset::member` has a deadline like the dataset's other functions.
 #[test]
 fn a_dataset_that_hangs_in_name_is_named_with_the_sample() {
     let gate = Gate::default();
@@ -153,8 +153,8 @@ fn a_dataset_that_hangs_in_name_is_named_with_the_sample() {
     assert_eq!(error.site().sample, Some(3), "{error}");
 }
 
-/// A transform that uses rayon may find other samples' work on its own thread, and goes on after it: when it hangs then,
-/// it is its own sample that is named.
+/// A transform that uses rayon may run other samples' work on its own thread, and then continue. If it hangs
+/// afterwards, its own sample is named.
 #[test]
 fn a_transform_that_hangs_after_good_samples_is_named() {
     let (gate, hung) = (Gate::default(), Arc::new(AtomicU64::new(u64::MAX)));

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
 use std::sync::Arc;
 
-/// Samples of an epoch that ends well.
+/// Samples of an epoch without an error.
 fn pulled(batches: impl Iterator<Item = Result<feedline::Batch>>) -> usize {
     batches.map(|batch| batch.unwrap_or_else(|error| panic!("{error}")).len()).sum()
 }
@@ -67,8 +67,7 @@ fn a_consumer_that_polls_rarely_sees_no_stall() {
     }
 }
 
-/// The deadline is of silence: a read that waits its turn behind hundreds of others, which are answered all the time, is
-/// in time.
+/// The deadline measures silence: a read that waits behind hundreds of others is in time as long as those complete.
 #[test]
 fn slow_storage_that_answers_is_not_stalled() {
     let dir = Dir::new();
@@ -79,8 +78,8 @@ fn slow_storage_that_answers_is_not_stalled() {
     assert_eq!(pulled(loader.epoch(0).unwrap()), 2000);
 }
 
-/// A transform that uses rayon may find other samples' work on its own thread, and have to wait for it: they are what is
-/// under way then, not the sample beneath.
+/// A transform that uses rayon may run other samples' work on its own thread, and wait for it: then that work is
+/// active, not the sample beneath.
 #[test]
 fn transforms_on_rayon_are_not_stalled() {
     for _ in 0..5 {

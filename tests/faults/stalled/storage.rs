@@ -4,14 +4,14 @@ use feedline::storage::{Direct, Mode};
 use feedline::unstable::{Fault, Faulty};
 use std::sync::Arc;
 
-/// It is storage that does not answer, and the error says where.
+/// Checks that the error blames storage and names the place.
 fn assert_placed(error: &Error, what: &dyn std::fmt::Debug) {
     let site = error.site();
     assert_eq!(error.stage(), Stage::Read, "{error}, {what:?}");
     assert!(site.path.is_some() && site.offset.is_some(), "{error}, {what:?}");
 }
 
-/// Records in a file, by plain calls.
+/// Records in a file, read by plain calls.
 fn plain(dir: &Dir) -> LoaderBuilder {
     let (path, _) = records_file(dir, 40, 64);
     let builder = Loader::builder(records(&path, 64)).batch_size(40).slots(2).workers(1).order(Order::sequential());

@@ -1,4 +1,4 @@
-//! Datasets whose samples or chunks come from several places, or need more than they get.
+//! Datasets with samples or chunks from several places, or with decoders that need more memory than they get.
 
 use crate::common::formats::tf_record;
 use crate::common::toys::Chunks;
@@ -12,7 +12,7 @@ use feedline::{Error, ErrorKind, Result, Row, Stage};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Chunks of samples of 8 bytes that hold their ids; the chunks `bad` cannot be opened.
+/// Chunks of 8-byte samples with their ids; the chunks `bad` cannot be opened.
 pub fn numbered(dir: &Dir, rows: &[u64], bad: &[usize]) -> Arc<Chunks> {
     let bytes: Vec<u8> = (0..rows.iter().sum()).flat_map(u64::to_ne_bytes).collect();
     let path = dir.write(&format!("numbers to {}", bytes.len()), &bytes);
@@ -21,7 +21,7 @@ pub fn numbered(dir: &Dir, rows: &[u64], bad: &[usize]) -> Arc<Chunks> {
     Arc::new(chunks)
 }
 
-/// The same, but that each chunk also needs a table, which lies in memory.
+/// The same, but each chunk also needs a table in memory.
 pub struct Mixed(Arc<Chunks>, Arc<Sources>);
 
 impl Mixed {
@@ -145,7 +145,7 @@ impl Dataset for Pictures {
     }
 }
 
-/// A decoder that says that it needs a lot, and needs it for one sample of ten.
+/// A decoder that reserves much memory and needs it for one sample in ten.
 pub struct Hungry;
 
 impl Decoder for Hungry {
@@ -163,7 +163,7 @@ impl Decoder for Hungry {
     }
 }
 
-/// A TFRecord file of `count` pictures of so many bytes, each with its label.
+/// A TFRecord file of `count` pictures of this size, each with its label.
 pub fn labelled_pictures(dir: &Dir, count: u8, picture: usize) -> PathBuf {
     let field = |number: u8, bytes: &[u8]| [&[number << 3 | 2][..], &varint(bytes.len()), bytes].concat();
     let feature = |name: &str, kind: u8, list: &[u8]| {

@@ -62,7 +62,7 @@ fn lanes(toy: &Arc<Chunks>) -> LoaderBuilder {
         .map(refuse(&[3, 30, 61, 90, 111, 140, 170, 171]))
 }
 
-/// The draw asks nobody which chunks are open, since that is up to the lanes that a rank visits.
+/// The draw ignores which chunks are open, since that depends on the lanes of a rank.
 #[test]
 fn substitutes_of_lanes_are_the_same_in_any_world() {
     let dir = Dir::new();
@@ -147,7 +147,7 @@ fn substitutes_of_chunks_do_not_depend_on_workers_or_resume() {
 #[test]
 fn chunks_of_subsets_have_whole_substitutes() {
     let dir = Dir::new();
-    // Samples 0 to 13, of which the last nine are in a bad chunk; then 14 to 35, of which the first is.
+    // Samples 0 to 13, the last nine in a bad chunk; then 14 to 35, the first in a bad chunk.
     let (a, b) = (numbered(&dir, &[5, 0, 9], &[2]), numbered(&dir, &[1, 20, 0, 1], &[0]));
     let both = Arc::new(Concat::new([a, b]).unwrap());
     let subset = Arc::new(both.clone().subset((0..36).filter(|id| id % 3 != 1).collect::<Vec<u64>>()).unwrap());
@@ -177,10 +177,10 @@ fn chunks_of_subsets_have_whole_substitutes() {
     }
 }
 
-/// A bad chunk that was drawn is remembered, and rows that need the same one are served together, also where those of
-/// several bad chunks are mixed. With one opening for each row it would be more than a thousand.
+/// A drawn bad chunk is remembered, and rows that need the same chunk are served together, even if rows of several bad
+/// chunks are mixed. One opening per row would be more than a thousand.
 #[test]
-fn chunks_that_stand_in_are_not_opened_again_for_every_row() {
+fn substitute_chunks_are_not_opened_for_every_row() {
     let dir = Dir::new();
     for workers in [1, 2, 8] {
         for order in [Order::sequential(), Order::windowed(5, 4)] {
@@ -194,8 +194,8 @@ fn chunks_that_stand_in_are_not_opened_again_for_every_row() {
     }
 }
 
-/// Two thirds of the samples are in a bad chunk, the others are open in memory. Were every draw a try, one row in
-/// hundreds would get none.
+/// Two thirds of the samples are in a bad chunk, the others are open in memory. If every draw counted as a try, one row
+/// in hundreds would get no substitute.
 #[test]
 fn draws_that_fall_on_a_chunk_known_to_be_bad_are_no_tries() {
     let dir = Dir::new();

@@ -6,7 +6,7 @@ use feedline::{ErrorKind, Loader, LoaderBuilder, Order};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Rows of chunks are done in long runs; between two rows it is asked whether anybody still wants them.
+/// Rows of chunks are filled in long runs; between two rows the worker checks for a cancelled epoch.
 #[test]
 fn dropping_an_epoch_does_not_wait_for_a_run_of_rows() {
     if !alone(&here!()) {
@@ -44,7 +44,7 @@ fn a_drop_waits_for_one_substitute_at_most() {
     assert!(took < Duration::from_secs(1), "one transform takes 0.2 s, the drop took {took:?}");
 }
 
-/// When the first row of a batch has failed for good, nothing is tried for the others: each try takes the pauses of its
+/// After the first row of a batch has failed for good, the other rows are not tried: each try takes the pauses of its
 /// retries.
 #[test]
 fn dead_storage_is_reported_after_the_tries_of_one_row() {
@@ -59,7 +59,7 @@ fn dead_storage_is_reported_after_the_tries_of_one_row() {
         loader.epoch(0).unwrap().next().unwrap().unwrap_err();
         operations.push(faulty.seen());
     }
-    // Beside its tries, the reads that were under way.
+    // Its tries, plus the reads in flight.
     assert!(operations[1] < operations[0] + 300, "operations until the error, Fail and Substitute: {operations:?}");
 }
 
@@ -72,13 +72,13 @@ fn an_epoch_of_bad_samples_ends_with_the_first_error() {
     assert_eq!(same.epoch(0).unwrap().next().unwrap().unwrap_err().kind(), ErrorKind::User);
 }
 
-/// Sample 4 of 20, the first of the second batch of 4, fails in a way of the user's that is itself broken.
+/// Sample 4 of 20, the first of the second batch of 4, fails with a user error that is itself broken.
 fn perverse(fail: fn() -> Result<()>) -> LoaderBuilder {
     let builder = Loader::builder(bytes(20)).batch_size(4).order(Order::sequential()).on_bad_sample(ALL);
     builder.map(move |_, ctx| if ctx.id() == 4 { fail() } else { Ok(()) })
 }
 
-/// In a process of its own, which a panic where none may be would end.
+/// In a separate process: a panic at a forbidden place would end it.
 #[test]
 fn an_error_whose_words_panic_ends_the_epoch_with_an_error() {
     #[derive(Debug)]
@@ -97,7 +97,7 @@ fn an_error_whose_words_panic_ends_the_epoch_with_an_error() {
     assert!(matches!(&ended[..], [Ok(0), Err(error)] if error.site().sample == Some(4)), "{}", ended.len());
 }
 
-/// In a process of its own, as above.
+/// In a separate process, as above.
 #[test]
 fn a_panic_with_a_panicking_payload_is_a_bad_sample() {
     struct Payload;

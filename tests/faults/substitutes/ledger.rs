@@ -19,7 +19,7 @@ fn an_error_over_the_budget_is_one_line() {
     assert!(!error.to_string().contains('\n') && error.to_string().contains("sample 4"), "{error}");
 }
 
-/// Names come out of files, which anybody may have written.
+/// Names come from untrusted files.
 #[test]
 fn an_entry_is_one_line_whatever_the_name_of_a_member() {
     let dir = Dir::new();
@@ -35,7 +35,7 @@ fn an_entry_is_one_line_whatever_the_name_of_a_member() {
     assert!(words.contains("all is well") && !words.contains('\n'), "{words}");
 }
 
-/// What was not delivered is not in the ledger.
+/// Rows that were not delivered are not in the ledger.
 #[test]
 fn the_ledger_counts_no_rows_of_the_batch_over_the_budget() {
     let dir = Dir::new();
@@ -77,14 +77,14 @@ fn two_loaders_may_write_one_ledger_while_others_look_at_it() {
     assert_eq!(text.lines().filter(|line| line.starts_with('{') && line.ends_with('}')).count(), 100);
 }
 
-/// Only the line that was cut is lost: the next, when there is room again, begins on a line of its own.
+/// Only the cut line is lost: once there is free space, the next entry begins on its own line.
 #[test]
 fn a_line_that_a_full_disk_cut_does_not_spoil_the_next() {
     if let Some(dir) = in_child() {
         return write_with_and_without_room(&dir.join("ledger"));
     }
     let dir = Dir::new();
-    // A limit of the process's stands for the disk's end. The signal, 25, would end it.
+    // A limit of the process imitates the full disk. Its signal, 25, would end the process.
     run(child(&here!(), &dir.path(""), "trap '' 25; ulimit -S -f 1"));
     let text = std::fs::read_to_string(dir.path("ledger")).unwrap();
     let wrong: Vec<_> = text.lines().filter(|line| serde_json::from_str::<serde_json::Value>(line).is_err()).collect();
@@ -104,10 +104,10 @@ fn write_with_and_without_room(path: &Path) {
     assert!(loader.ledger().not_written.is_some());
 }
 
-/// What is noted of bad samples is bound by the budget, also before the batch is whole.
+/// The budget bounds the records of bad samples, also before the batch is complete.
 #[test]
 fn memory_stays_near_the_plan_with_only_bad_samples() {
-    // In a process of its own: what others take counts, too.
+    // In a separate process: memory of other tests would count, too.
     if !alone(&here!()) {
         return;
     }

@@ -1,18 +1,18 @@
-//! Which samples stand in for those that cannot be had, what their rows hold, and what else goes on while they are
-//! looked for. What makes a sample bad, the budget and the ledger's entries are in `bad_samples.rs`.
+//! Substitutes for bad samples: their choice, the content of their rows, and other work during the search. The causes
+//! of bad samples, the budget and the ledger's entries are in `bad_samples.rs`.
 
 mod datasets;
 
-/// Which samples stand in, for every kind of dataset and order.
+/// Choice of substitutes, for every kind of dataset and order.
 mod draws;
 
-/// What the rows hold.
+/// Content of the rows.
 mod rows;
 
-/// The ledger, its file and its words.
+/// The ledger, its file and its messages.
 mod ledger;
 
-/// How long it may take, and how it ends.
+/// Duration and end of the search.
 mod ends;
 
 use crate::common::*;
@@ -22,7 +22,7 @@ use feedline::{Batch, Error, OnBadSample, Result, Row};
 
 const ALL: OnBadSample = OnBadSample::Substitute { budget: u64::MAX };
 
-/// A transform that has something against these samples.
+/// A transform that refuses these samples.
 fn refuse(bad: &[u64]) -> impl Fn(&mut Row<'_>, &mut Ctx<'_>) -> Result<()> + Send + Sync + 'static {
     let bad = bad.to_vec();
     move |_, ctx| if bad.contains(&ctx.id()) { Err(Error::user("refused")) } else { Ok(()) }
@@ -33,7 +33,7 @@ fn bytes(count: usize) -> Records {
     Records::builder(1).open_bytes(vec![7; count]).unwrap()
 }
 
-/// For each batch of samples that hold their ids: what was delivered, and its status.
+/// Delivered ids and status of each batch, for samples that hold their ids.
 fn delivered(batches: impl Iterator<Item = Result<Batch>>) -> Vec<Vec<(u64, u8)>> {
     let mut out = Vec::new();
     for batch in batches {
@@ -44,7 +44,7 @@ fn delivered(batches: impl Iterator<Item = Result<Batch>>) -> Vec<Vec<(u64, u8)>
     out
 }
 
-/// Samples of an epoch that ends well.
+/// Samples of an epoch without an error.
 fn pulled(batches: impl Iterator<Item = Result<Batch>>) -> usize {
     batches.map(|batch| batch.unwrap_or_else(|error| panic!("{error}")).len()).sum()
 }

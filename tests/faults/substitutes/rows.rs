@@ -97,8 +97,8 @@ fn padding_of_the_last_batch_stays_beside_a_substitute() {
     }
 }
 
-/// Which samples are trained on is not up to the memory that there is: a picture that is too large for what the budget
-/// leaves is the epoch's error.
+/// The choice of samples does not depend on the available memory: a picture too large for the rest of the budget is the
+/// epoch's error.
 #[test]
 fn no_sample_is_substituted_because_the_memory_budget_is_tight() {
     for (budget, end) in [(256 << 20, None), (80 << 20, Some(ErrorKind::Limit)), (32 << 20, Some(ErrorKind::Limit))] {
@@ -110,7 +110,7 @@ fn no_sample_is_substituted_because_the_memory_budget_is_tight() {
     }
 }
 
-/// A stream of numbers that all share.
+/// A shared stream of random numbers.
 #[derive(Clone)]
 struct Chance(Arc<AtomicU64>);
 
@@ -121,7 +121,7 @@ impl Chance {
         (word ^ (word >> 29)) % below
     }
 
-    /// Settings, faults and a transform by chance.
+    /// Random settings, faults and a transform.
     fn set(&self, builder: LoaderBuilder, life: u64) -> LoaderBuilder {
         let faulty = (0..20).fold(Faulty::new(), |faulty, _| faulty.once(self.below(600), Fault::Error(5)));
         let order = if self.below(2) == 0 { Order::sequential() } else { Order::shuffled(life) };
@@ -143,8 +143,8 @@ impl Chance {
     }
 }
 
-/// Everything at the same time, 150 lives: transforms that fail, panic or pass by chance, rayon inside, EIO now and
-/// then, drops anywhere.
+/// Everything at once, 150 lives: transforms that fail, panic or pass at random, rayon inside, occasional EIO, drops
+/// anywhere.
 #[test]
 fn random_faults_lose_double_or_reorder_nothing() {
     let dir = Dir::new();

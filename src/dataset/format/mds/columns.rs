@@ -1,31 +1,31 @@
-//! Columns of MDS: what an encoding's name means, and where a column's value lies in a sample. Pure.
+//! Columns of MDS: the meaning of encoding names, and the place of a column's value in a sample. Pure.
 //!
 //! ```text
 //! sample   | u32 size of each column without a fixed one | value of column 0 | value of column 1 | …
 //! ```
 //!
-//! Invariants: sizes add up to the sample's length, or it is an error; a value is cut within it.
+//! Invariants: the sizes must add up to the sample's length; every value lies within the sample.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::tensor::{DType, EncodedField, Field, Shape};
 use std::ops::Range;
 
-/// Axes of an array with a shape of its own: what the format's six bits hold.
+/// Maximum axes of an array that stores its shape: the format has six bits.
 const AXES_MAX: usize = 63;
 
-/// A column as the index describes it.
+/// A column by its index entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Column {
     pub(super) name: String,
     pub(super) encoding: String,
-    /// Bytes of a value, where all have the same.
+    /// Bytes of a value, if all have the same.
     pub(super) size: Option<u32>,
 }
 
-/// The columns of a sample, in their order.
+/// Columns of a sample, in order.
 pub(super) struct Columns {
     all: Vec<Column>,
-    /// Bytes of the sizes.
+    /// Bytes of the sizes at the sample's start.
     head: u64,
     /// Bytes of all fixed columns together.
     fixed: u64,
@@ -42,14 +42,14 @@ impl Columns {
         &self.all
     }
 
-    /// Whether a sample may have this many bytes.
+    /// Whether this is a possible length of a sample.
     pub(super) fn may_have(&self, bytes: u64) -> bool {
         let least = self.head + self.fixed;
         if self.head == 0 { bytes == least } else { bytes >= least }
     }
 
-    /// Where the value of `column` lies in a sample. Errors: [`ErrorKind::Decode`] when the sizes of all columns are not
-    /// those of the sample.
+    /// Place of the value of `column` in a sample. Errors: [`ErrorKind::Decode`] if the columns' sizes do not add up to
+    /// the sample's length.
     pub(super) fn find(&self, column: usize, sample: &[u8]) -> Result<Range<usize>> {
         let mut sizes = sample.chunks_exact(4);
         let mut at = self.head;
@@ -82,39 +82,39 @@ fn u32_of(bytes: &[u8]) -> u32 {
     u32::from_le_bytes(bytes.try_into().expect("4 bytes"))
 }
 
-/// A column that becomes a field.
+/// A column chosen as a field.
 pub(super) struct Chosen {
     pub(super) column: usize,
     pub(super) field: EncodedField,
     how: How,
 }
 
-/// What is done to a value.
+/// Conversion of a value.
 enum How {
-    /// Nothing.
+    /// None.
     AsIs,
-    /// An array with its dtype or shape before the values: cut off, when they are what the field says.
+    /// An array with dtype or shape before the values: compared with the field, then cut off.
     Headed {
         typed: bool,
         dtype: DType,
         shape: Shape,
     },
-    /// Digits of an integer or float become the number.
+    /// Parses the digits of an integer or float.
     Int,
     Float,
 }
 
-/// A field's bytes, made of a value.
+/// Bytes of a field, from a value.
 pub(super) enum Value {
-    /// This part of it.
+    /// This part of the value.
     Part(Range<usize>),
     Made([u8; 8]),
 }
 
 impl Chosen {
-    /// The field that `column` becomes; `raw` is what the user says it is.
+    /// Makes the field of `column`; `raw` is the user's declaration.
     ///
-    /// Errors: [`ErrorKind::Config`] for encodings that are not read, and arrays that cannot be in such a column.
+    /// Errors: [`ErrorKind::Config`] for unsupported encodings, and for arrays that such a column cannot hold.
     pub(super) fn new(index: usize, column: &Column, raw: Option<&Field>) -> Result<Self> {
         let bad = |message: String| {
             let message = format!("column `{}`: {message}", column.name);
@@ -159,12 +159,12 @@ impl Chosen {
         }
     }
 
-    /// Whether values are made anew, as numbers of 8 bytes.
+    /// Whether values are converted to numbers of 8 bytes.
     pub(super) fn makes(&self) -> bool {
         matches!(self.how, How::Int | How::Float)
     }
 
-    /// The field's bytes.
+    /// Converts a value to the field's bytes.
     pub(super) fn value(&self, bytes: &[u8]) -> Result<Value> {
         match &self.how {
             How::AsIs => Ok(Value::Part(0..bytes.len())),
@@ -196,7 +196,7 @@ fn bytes_or_any(size: Option<u64>) -> String {
     size.map_or("any number of bytes".to_string(), |size| format!("{size} bytes"))
 }
 
-/// Where the values of an array start that says its own shape, and perhaps its dtype.
+/// Offset of the values in an array that stores its shape, and perhaps its dtype.
 fn values_start(bytes: &[u8], typed: bool, dtype: DType, shape: &Shape) -> Result<usize, String> {
     let short = || format!("{} bytes are too few for an array's shape", bytes.len());
     let mut at = 0;
@@ -236,7 +236,7 @@ fn values_start(bytes: &[u8], typed: bool, dtype: DType, shape: &Shape) -> Resul
     Ok(at)
 }
 
-/// NumPy's name, code in arrays that say their dtype, dtype.
+/// NumPy's name, code in arrays that store their dtype, dtype.
 const DTYPES: [(&str, u8, DType); 11] = [
     ("uint8", 8, DType::U8),
     ("int8", 9, DType::I8),
@@ -255,7 +255,7 @@ fn dtype_of(name: &str) -> Option<DType> {
     DTYPES.iter().find(|(known, ..)| *known == name).map(|(.., dtype)| *dtype)
 }
 
-/// `uint8` or `uint8:3,4`.
+/// Parses `uint8` or `uint8:3,4`.
 fn array(text: &str) -> Option<Meaning> {
     let Some((name, dims)) = text.split_once(':') else {
         return Some(Meaning::Array { dtype: Some(dtype_of(text)?), shape: None });
@@ -265,7 +265,7 @@ fn array(text: &str) -> Option<Meaning> {
     Some(Meaning::Array { dtype: Some(dtype_of(name)?), shape: Some(shape) })
 }
 
-/// What the name of an encoding means here.
+/// Meaning of an encoding's name.
 #[derive(Debug, PartialEq, Eq)]
 enum Meaning {
     Bytes,
@@ -286,7 +286,9 @@ impl Meaning {
             "int" => Self::Scalar(DType::I64),
             "str_int" => Self::Int,
             "str_float" => Self::Float,
-            "pkl" => return Err("pickles (encoding `pkl`) are programs and not read".to_string()),
+            "pkl" => {
+                return Err("pickles (encoding `pkl`) are programs and never read: store another encoding".to_string());
+            }
             _ => match encoding.strip_prefix("ndarray").map(|rest| rest.strip_prefix(':').unwrap_or(rest)) {
                 Some("") => Self::Array { dtype: None, shape: None },
                 Some(rest) if encoding.starts_with("ndarray:") => array(rest).ok_or_else(unknown)?,
@@ -295,7 +297,7 @@ impl Meaning {
         })
     }
 
-    /// Bytes of each value, where all have the same; `u64::MAX` when they overflow.
+    /// Bytes of a value, if all have the same; `u64::MAX` on overflow.
     fn size(&self) -> Option<u64> {
         match self {
             Self::Scalar(dtype) => Some(dtype.size() as u64),

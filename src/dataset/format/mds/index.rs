@@ -1,38 +1,38 @@
-//! `index.json` of MDS: which shards there are, and what each says of itself. Untrusted.
+//! `index.json` of MDS: the list of shards with their descriptions. Untrusted.
 //!
-//! Limits: 64 MiB of JSON, nesting as deep as serde_json allows (128). Invariants: names of files stay within the folder;
-//! all shards have the same columns; numbers fit what the shard format holds (32 bits).
+//! Limits: 64 MiB of JSON, nesting as deep as serde_json allows (128). Invariants: file names stay within the folder;
+//! all shards have the same columns; numbers fit the shard format (32 bits).
 
 use super::columns::Column;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use serde_json::Value;
 use std::path::{Component, Path};
 
-/// Most bytes of an `index.json`: about 100,000 shards.
+/// Maximum bytes of an `index.json`: about 100,000 shards.
 pub(super) const INDEX_MAX: u64 = 64 << 20;
 
-/// A file as the index describes it.
+/// A file by its index entry.
 #[derive(Clone, Debug)]
 pub(super) struct FileInfo {
     pub(super) name: String,
     pub(super) bytes: u64,
 }
 
-/// A shard as the index describes it.
+/// A shard by its index entry.
 #[derive(Clone, Debug)]
 pub(super) struct ShardInfo {
     pub(super) samples: u32,
     pub(super) raw: FileInfo,
-    /// The compressed file, and by what it was compressed.
+    /// The compressed file, and its compression.
     pub(super) zip: Option<(FileInfo, String)>,
 }
 
-/// Reads an index. Errors: [`ErrorKind::Decode`] naming the shard and the entry; [`ErrorKind::Empty`].
+/// Reads an index. Errors: [`ErrorKind::Decode`] with the shard and the entry; [`ErrorKind::Empty`].
 pub(super) fn parse(text: &[u8]) -> Result<(Vec<Column>, Vec<ShardInfo>)> {
     let root: Value = serde_json::from_slice(text).map_err(|source| bad("not JSON".into()).with_source(source))?;
     let version = number(&root, "version").map_err(bad)?;
     if version != 2 {
-        return Err(bad(format!("version {version}, only 2 is known")));
+        return Err(bad(format!("version {version}, only 2 is supported")));
     }
     let list = entry(&root, "shards").map_err(bad)?.as_array().ok_or_else(|| bad("`shards` is no list".into()))?;
     let mut columns = None;
@@ -51,11 +51,11 @@ pub(super) fn parse(text: &[u8]) -> Result<(Vec<Column>, Vec<ShardInfo>)> {
     }
 }
 
-/// The columns of a shard, by its index entry or by the copy of it that the shard holds.
+/// Columns of a shard, by its index entry or the shard's copy of it.
 pub(super) fn columns_of(shard: &Value) -> Result<Vec<Column>, String> {
     let (version, format) = (number(shard, "version")?, text(shard, "format")?);
     if (version, format) != (2, "mds") {
-        return Err(format!("format `{format}` {version}, only `mds` 2 is known"));
+        return Err(format!("format `{format}` {version}, only `mds` 2 is supported"));
     }
     let list = |key: &str| entry(shard, key)?.as_array().ok_or_else(|| format!("`{key}` is no list"));
     let (names, encodings, sizes) = (list("column_names")?, list("column_encodings")?, list("column_sizes")?);
@@ -66,7 +66,7 @@ pub(super) fn columns_of(shard: &Value) -> Result<Vec<Column>, String> {
     let mut columns: Vec<Column> = Vec::with_capacity(names.len());
     for ((name, encoding), size) in names.iter().zip(encodings).zip(sizes) {
         let (Some(name), Some(encoding)) = (name.as_str(), encoding.as_str()) else {
-            return Err("a column whose name or encoding is no text".to_string());
+            return Err("the name or encoding of a column is not text".to_string());
         };
         let size = match size {
             Value::Null => None,
@@ -90,7 +90,7 @@ fn shard(value: &Value) -> Result<ShardInfo, String> {
     let samples = u32::try_from(samples).ok().filter(|samples| *samples > 0 && *samples < u32::MAX);
     let samples = samples.ok_or_else(|| format!("{} samples", value["samples"]))?;
     let raw = file(entry(value, "raw_data")?).map_err(|message| format!("raw_data: {message}"))?;
-    // Offsets within a shard have 32 bits.
+    // Offsets within a shard are 32-bit numbers.
     if raw.bytes > u64::from(u32::MAX) {
         return Err(format!("raw_data: {} bytes, a shard holds less than 4 GiB", raw.bytes));
     }
@@ -117,10 +117,10 @@ fn file(info: &Value) -> Result<FileInfo, String> {
     let path = Path::new(name);
     let mut parts = path.components();
     let plain = parts.all(|part| matches!(part, Component::Normal(_)));
-    // Components forget `.` and doubled or trailing separators.
+    // `components` drops `.` and doubled or trailing separators.
     let same = path.iter().map(|part| part.len() + 1).sum::<usize>() == name.len() + 1;
     if name.is_empty() || name.len() > 4096 || !plain || !same || name.contains(['\\', '\0']) {
-        return Err(format!("the name {:?} leads out of the folder or is none", clipped(name)));
+        return Err(format!("the file name {:?} is empty or escapes the dataset's folder", clipped(name)));
     }
     Ok(FileInfo { name: name.to_string(), bytes })
 }

@@ -7,15 +7,15 @@
 //! shard.zstd ── a chunk ──► decompressed in memory, then the same
 //! ```
 //!
-//! Opening reads `index.json` and the offsets of every raw shard (4 bytes a sample in memory). If a shard has to be
-//! decompressed, all shards are chunks: read whole, in windows that the order gives.
+//! Opening reads `index.json` and the offsets of every raw shard (4 bytes per sample in memory). If any shard must be
+//! decompressed, all shards are chunks: each is read whole, in windows of the order.
 //!
-//! Limits: shards under 4 GiB (the format's own); `zstd` is the only compression, and needs the feature of that name; no
-//! pickles. Invariants: `index.json`, file lengths, offsets, the columns that a shard names and the sizes of every sample
-//! agree, or it is an error; decompression ends at the length that the index promised.
+//! Limits: shards under 4 GiB (the format's limit); `zstd`, with the feature of that name, is the only compression; no
+//! pickles. Invariants: `index.json`, file lengths, offsets, each shard's columns and the sizes of every sample agree,
+//! else opening fails; decompression ends at the length that the index promises.
 //!
-//! What the format cannot tell: a flipped byte of a value. Raw shards have no checksums, Streaming's zstd frames have
-//! none, and the hashes that `index.json` may hold are not verified here.
+//! The format cannot detect a flipped byte of a value. Raw shards have no checksums, Streaming's zstd frames have
+//! none, and this reader does not verify the optional hashes of `index.json`.
 
 mod columns;
 mod index;
@@ -35,25 +35,25 @@ use bytes::Bytes;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Bytes of the columns that a shard holds as JSON, at most.
+/// Maximum bytes of a shard's own column description (JSON).
 const CONFIG_MAX: u64 = 1 << 20;
-/// Bytes of a zstd frame's header, at most.
+/// Maximum bytes of a zstd frame header.
 const FRAME_HEADER_MAX: u64 = 18;
-/// Heap that opening a chunk takes: zstd's context, the columns as JSON.
+/// Heap for opening a chunk: zstd's context and the columns as JSON.
 const SCRATCH: u64 = 1 << 20;
 
-/// Shards of MosaicML Streaming, the samples of one after those of the other.
+/// Dataset of MosaicML Streaming's shards, in the order of `index.json`.
 ///
-/// Fields are the columns, in the index's order (Streaming sorts them by name) or that of [`MdsBuilder::columns`]:
+/// Each column is a field, in the order of the index (Streaming sorts by name) or of [`MdsBuilder::columns`]:
 ///
 /// | encoding | field |
 /// |---|---|
 /// | `int`, `int8` … `uint64`, `float16` … `float64` | a scalar (`int` is `i64`) |
 /// | `ndarray:uint8:3,4` | an array of that dtype and shape |
 /// | `jpeg`, `png` | a picture |
-/// | `str_int`, `str_float` | an `i64` or `f64` scalar, read from its digits |
-/// | `ndarray`, `ndarray:uint8` | bytes as stored, or what [`MdsBuilder::raw`] says |
-/// | `bytes`, `str`, `json`, `str_decimal`, `pil`, lists | bytes as stored, or what [`MdsBuilder::raw`] says |
+/// | `str_int`, `str_float` | an `i64` or `f64` scalar, parsed from text |
+/// | `ndarray`, `ndarray:uint8` | bytes as stored, or as in [`MdsBuilder::raw`] |
+/// | `bytes`, `str`, `json`, `str_decimal`, `pil`, lists | bytes as stored, or as in [`MdsBuilder::raw`] |
 /// | `pkl` | refused |
 ///
 /// ```no_run
@@ -66,10 +66,10 @@ pub struct Mds {
     schema: Vec<EncodedField>,
     columns: Columns,
     chosen: Vec<Chosen>,
-    /// One per source.
+    /// One shard per source.
     shards: Vec<Shard>,
     starts: Starts,
-    /// Of every sample and the end, shard after shard; empty when the shards are chunks.
+    /// Offset of every sample and of the end, shard after shard; empty if the shards are chunks.
     offsets: Vec<u32>,
     chunks: bool,
     sample_bytes_max: u64,
@@ -79,12 +79,12 @@ pub struct Mds {
 
 struct Shard {
     samples: u32,
-    /// Length of the shard, decompressed.
+    /// Decompressed length of the shard.
     bytes: u32,
     compressed: bool,
 }
 
-/// Which columns, and what they are; made by [`Mds::builder`].
+/// Builder of [`Mds`]: selects columns and gives their dtypes. Made by [`Mds::builder`].
 #[derive(Clone, Debug, Default)]
 pub struct MdsBuilder {
     columns: Option<Vec<String>>,
@@ -100,50 +100,50 @@ impl Mds {
         Self::builder().open(dir)
     }
 
-    /// Says first which columns, and what they are.
+    /// Starts a builder.
     pub fn builder() -> MdsBuilder {
         MdsBuilder::default()
     }
 }
 
 impl MdsBuilder {
-    /// Only these columns, in this order.
+    /// Takes only these columns, in this order.
     #[must_use]
     pub fn columns<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         self.columns = Some(names.into_iter().map(Into::into).collect());
         self
     }
 
-    /// The column of the field's name holds arrays of its dtype and shape: `bytes` as they lie in memory
-    /// (little-endian), or `ndarray` whose own dtype and shape are compared and cut off.
+    /// Takes the column named like `field` as arrays of its dtype and shape. The column holds either `bytes` in the
+    /// memory layout (little-endian), or `ndarray`, whose own dtype and shape are compared and cut off.
     #[must_use]
     pub fn raw(mut self, field: Field) -> Self {
         self.raw.push(field);
         self
     }
 
-    /// Whether a shard may be a symbolic link that leads out of the folder, as in the caches of download tools; false by
-    /// default: the names of the shards come from `index.json`, and what it names lies beneath the folder or is an error.
+    /// Whether a shard may be a symbolic link out of the folder, as in the caches of download tools. Default: `false`.
+    /// The names of the shards come from `index.json`; each must lie beneath the folder, else opening fails.
     #[must_use]
     pub fn follow_links(mut self, follow: bool) -> Self {
         self.follow_links = follow;
         self
     }
 
-    /// Opens the folder that holds `index.json` and the shards. Where a compressed shard lies there decompressed, that
-    /// file is taken.
+    /// Opens the folder with `index.json` and the shards. If a compressed shard also lies there decompressed, the
+    /// decompressed file is read.
     ///
-    /// Errors: [`ErrorKind::NotFound`] for `index.json` or a shard; [`ErrorKind::NotAFile`] for a shard that a link leads
-    /// out of the folder; [`ErrorKind::Decode`] for an index or shard header
-    /// that is damaged; [`ErrorKind::Truncated`] or [`ErrorKind::Changed`] for a shard whose length is not the index's;
-    /// [`ErrorKind::Config`] for columns that are not there or not read, and for compression that is not built in.
+    /// Errors: [`ErrorKind::NotFound`] for `index.json` or a shard; [`ErrorKind::NotAFile`] for a shard that is a link
+    /// out of the folder; [`ErrorKind::Decode`] for a damaged index or shard header; [`ErrorKind::Truncated`] or
+    /// [`ErrorKind::Changed`] for a shard shorter or longer than in the index; [`ErrorKind::Config`] for missing or
+    /// unsupported columns, and for compression that is not built in.
     pub fn open(self, dir: impl AsRef<Path>) -> Result<Mds> {
         let dir = dir.as_ref();
         let path = dir.join("index.json");
         let input = Blob::open(&path)?;
         let len = input.len();
         if len > INDEX_MAX {
-            let message = format!("an index of {len} bytes, at most {INDEX_MAX} are read");
+            let message = format!("the index has {len} bytes, the limit is {INDEX_MAX}");
             return Err(Error::new(ErrorKind::Limit, Stage::Index, message).with_path(path));
         }
         let text = input.read(0, len, "the index")?;
@@ -151,7 +151,7 @@ impl MdsBuilder {
         self.assemble(&text, &home).map_err(|error| error.with_path(path))
     }
 
-    /// An index and one shard, in memory.
+    /// Opens an index and one shard in memory.
     #[cfg(feature = "unstable")]
     pub(crate) fn of_bytes(self, index: &[u8], shard: &Arc<[u8]>) -> Result<Mds> {
         self.assemble(index, &Home::Memory(shard))
@@ -165,7 +165,7 @@ impl MdsBuilder {
         let (all, infos) = index::parse(text)?;
         let chosen = self.choose(&all)?;
         let columns = Columns::new(all);
-        // First which file each shard is: one that must be decompressed makes all shards chunks.
+        // Finds each shard's file first: one compressed shard makes all shards chunks.
         let files = parallel(&infos, |_, info| home.find(info))?;
         let chunks = files.iter().any(|(_, compressed)| *compressed);
         let offsets = match chunks {
@@ -232,13 +232,13 @@ impl MdsBuilder {
     }
 }
 
-/// Where the files of a dataset are.
+/// Location of a dataset's files.
 enum Home<'a> {
     Folder {
         dir: &'a Path,
         follow: bool,
     },
-    /// One shard, for fuzz targets.
+    /// One shard in memory, for fuzz targets.
     #[cfg_attr(not(feature = "unstable"), allow(dead_code, reason = "for fuzz targets"))]
     Memory(&'a Arc<[u8]>),
 }
@@ -266,7 +266,7 @@ impl Home<'_> {
         }
     }
 
-    /// Length of a file, if it is there.
+    /// Length of a file, if it exists.
     fn len(&self, name: &str) -> Result<Option<u64>> {
         match self.open(name) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -274,7 +274,7 @@ impl Home<'_> {
         }
     }
 
-    /// The file to read for a shard, and whether it is the compressed one.
+    /// Finds the file of a shard, and whether it is compressed.
     fn find(&self, shard: &ShardInfo) -> Result<(FileInfo, bool)> {
         let zip = match (&shard.zip, self) {
             (None, _) => None,
@@ -304,12 +304,12 @@ impl Home<'_> {
         }
     }
 
-    /// Bytes of a file whose length was checked.
+    /// Reads bytes of a file whose length was checked.
     fn read(&self, name: &str, offset: u64, len: usize) -> Result<Vec<u8>> {
         self.open(name)?.read(offset, len as u64, "the shard")
     }
 
-    /// The table of all files.
+    /// Makes the table of all files.
     fn sources<'f>(&self, files: impl Iterator<Item = &'f FileInfo>) -> Result<Sources> {
         let mut sources = Sources::new();
         let root = match self {
@@ -338,7 +338,7 @@ fn supported(compression: &str) -> Result<()> {
     Ok(())
 }
 
-/// The offsets of a shard's samples and its end, checked against its length; `read` gives bytes within that.
+/// Reads the offsets of a shard's samples and of its end, and checks them against its length. `read` stays within it.
 fn offsets_of(
     samples: u32,
     bytes: u32,
@@ -346,7 +346,7 @@ fn offsets_of(
     read: impl Fn(u64, usize) -> Result<Vec<u8>>,
 ) -> Result<Vec<u32>> {
     let wrong = |message: String| Error::new(ErrorKind::Decode, Stage::Index, message);
-    // The count, an offset for each sample, and the end's.
+    // The count, one offset per sample, and the offset of the end.
     let table = 4 * (u64::from(samples) + 2);
     if table > u64::from(bytes) {
         let message = format!("{bytes} bytes are too few for the offsets of {samples} samples");
@@ -371,7 +371,7 @@ fn offsets_of(
         }
     }
     let len = u64::from(first) - table;
-    // Other writers may leave it out.
+    // Other writers may leave the description out.
     if len > 0 {
         let config = read(table, len as usize)?;
         let own = serde_json::from_slice(&config).map_err(|error| error.to_string());
@@ -399,16 +399,16 @@ impl Mds {
         }
     }
 
-    /// Where a sample lies. Shards are not chunks.
+    /// Extent of a sample, if shards are not chunks.
     fn extent(&self, sample: u64) -> Extent {
         let (shard, _) = self.starts.locate(sample);
-        // Each shard before this one has an offset more than samples.
+        // Every shard has one offset more than samples.
         let at = sample as usize + shard;
         let (start, end) = (self.offsets[at], self.offsets[at + 1]);
         Extent { source: SourceId::at(shard), offset: u64::from(start), len: u64::from(end - start) }
     }
 
-    /// Puts the rows of a shard, which lies at `shard` in the buffer, into their fields.
+    /// Copies the rows of a shard, at `shard` in the buffer, into their fields.
     fn place(&self, number: usize, shard: std::ops::Range<usize>, out: &mut ChunkBuf) -> Result<()> {
         let Shard { samples, bytes, .. } = self.shards[number];
         let part = |offset: u64, len: usize| Ok(out.bytes(shard.clone())[offset as usize..][..len].to_vec());
@@ -435,7 +435,11 @@ impl Mds {
         let Shard { bytes, compressed, .. } = self.shards[number];
         let bytes = bytes as usize;
         let [piece] = pieces else {
-            return Err(Error::new(ErrorKind::User, Stage::Decode, format!("{} pieces of one", pieces.len())));
+            return Err(Error::new(
+                ErrorKind::User,
+                Stage::Decode,
+                format!("a chunk is one piece, the reader gave {}", pieces.len()),
+            ));
         };
         let room = out.room(bytes)?;
         let target = out.bytes_mut(room.clone());
@@ -451,7 +455,7 @@ impl Mds {
     }
 }
 
-/// Refuses a frame that says itself that it decompresses to more than the index promised.
+/// Refuses a frame whose header promises more bytes than the index.
 #[cfg(feature = "zstd")]
 fn frame_fits(head: &[u8], bytes: u64) -> Result<()> {
     match zstd::zstd_safe::get_frame_content_size(head) {
@@ -469,12 +473,12 @@ fn frame_fits(_: &[u8], _: u64) -> Result<()> {
     supported("zstd")
 }
 
-/// Fills `target`, exactly.
+/// Fills `target` exactly.
 #[cfg(feature = "zstd")]
 fn decompress(piece: &[u8], target: &mut [u8], scratch: &mut Scratch) -> Result<()> {
     let expected = target.len();
     let wrong = |error: std::io::Error| {
-        let message = format!("zstd, {} bytes that should become {expected}", piece.len());
+        let message = format!("zstd cannot decompress {} bytes into {expected}", piece.len());
         Error::new(ErrorKind::Decode, Stage::Decode, message).with_source(error)
     };
     let context: &mut Option<zstd::bulk::Decompressor<'static>> = scratch.get();
@@ -493,7 +497,7 @@ fn decompress(piece: &[u8], target: &mut [u8], scratch: &mut Scratch) -> Result<
 
 #[cfg(not(feature = "zstd"))]
 fn decompress(_: &[u8], _: &mut [u8], _: &mut Scratch) -> Result<()> {
-    // Refused when the dataset was opened.
+    // Opening has refused such a shard already.
     supported("zstd")
 }
 
@@ -503,7 +507,7 @@ impl Dataset for Mds {
     }
 
     fn member(&self, _: u64) -> Option<String> {
-        // Shards name nothing that lies in them.
+        // A shard does not name its samples.
         None
     }
 
@@ -582,7 +586,7 @@ impl Chunked for Mds {
         let Shard { samples, bytes, .. } = self.shards[chunk];
         let samples = u64::from(samples);
         let made = 8 * samples * self.chosen.iter().filter(|chosen| chosen.makes()).count() as u64;
-        // The offsets, and where each row of each field lies.
+        // The offsets, and the place of each row of each field.
         let lists = samples * 8;
         let encoded = self.sources.len_of(SourceId::at(chunk));
         ChunkBytes { encoded, opened: u64::from(bytes) + made, scratch: SCRATCH + lists }

@@ -1,39 +1,39 @@
-//! The header of an `.npy` array: a Python dict literal of three keys, of which only what numpy itself writes is taken.
+//! The header of an `.npy` array: a Python dict literal of three keys, accepted only as numpy itself writes it.
 //!
 //! ```text
 //! \x93NUMPY | major minor | length (u16, from version 2 on u32) | {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }   \n
 //! ```
 //!
-//! Limits: headers up to 64 KiB, 64 dimensions. What is legal but refused, each by name: objects (they are pickles),
+//! Limits: headers up to 64 KiB, 64 dimensions. Legal but refused, each by name: objects (they are pickles),
 //! big-endian numbers, structured types, strings, dates, complex numbers, Fortran order of more than one dimension.
-//! Invariants: no byte of the header is skipped, and shape × dtype is exactly what follows it.
+//! Invariants: no byte of the header is skipped, and shape × dtype is exactly the length of the data after it.
 
 use crate::dataset::format::number;
 use crate::error::{ErrorKind, Result};
 use crate::storage::Blob;
 use crate::tensor::DType;
 
-/// Bytes of a header at most. Those of plain arrays have about a hundred.
+/// Maximum bytes of a header. Headers of plain arrays have about a hundred.
 const HEADER_MAX: u64 = 1 << 16;
-/// Dimensions at most, as in numpy 2.
+/// Maximum dimensions, as in numpy 2.
 const DIMS_MAX: usize = 64;
 const MAGIC: &[u8] = b"\x93NUMPY";
 
-/// What an array is, and where its data starts.
+/// Parsed header of an array.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) dtype: DType,
     pub(crate) shape: Vec<u64>,
-    /// Bytes of the header: the data starts behind it.
+    /// Bytes of the header; the data follows it.
     pub(crate) size: u64,
 }
 
 /// Reads the header of the array that fills `len` bytes from `start`.
 ///
-/// Errors: [`ErrorKind::Truncated`] when the array is cut, [`ErrorKind::Decode`] when bytes are over, or for a header
-/// that is wrong or refused.
+/// Errors: [`ErrorKind::Truncated`] for a cut array; [`ErrorKind::Decode`] for extra bytes, and for a malformed or
+/// refused header.
 pub(crate) fn read(input: &Blob, start: u64, len: u64) -> Result<Header> {
-    // Most headers have 128 bytes with everything: one read then.
+    // Most headers have 128 bytes in all, so one read is enough.
     let mut head = [0; 256];
     let known = head.len().min(len as usize);
     let head = &mut head[..known];
@@ -45,7 +45,7 @@ pub(crate) fn read(input: &Blob, start: u64, len: u64) -> Result<Header> {
         return Err(input.error(ErrorKind::Truncated, message, start, size));
     }
     if text_len > HEADER_MAX {
-        let message = format!("a header of {text_len} bytes; {HEADER_MAX} are possible");
+        let message = format!("a header of {text_len} bytes, the limit is {HEADER_MAX}");
         return Err(input.error(ErrorKind::Limit, message, start, size));
     }
     let dict = match head.get(text_start..size as usize) {
@@ -63,17 +63,17 @@ pub(crate) fn read(input: &Blob, start: u64, len: u64) -> Result<Header> {
     Err(input.error(kind, message, start, len))
 }
 
-/// Bytes of an array's data; `None` when they overflow.
+/// Bytes of an array's data; `None` on overflow.
 pub(crate) fn bytes_of(dtype: DType, shape: &[u64]) -> Option<u64> {
     shape.iter().try_fold(dtype.size() as u64, |bytes, dim| bytes.checked_mul(*dim))
 }
 
-/// `f32 [3, 4]`.
+/// Description such as `f32 [3, 4]`.
 pub(crate) fn described(dtype: DType, shape: &[u64]) -> String {
     format!("{dtype} {shape:?}")
 }
 
-/// Where the dict starts in `head`, and its length.
+/// Offset of the dict in `head`, and its length.
 fn preamble(input: &Blob, head: &[u8], start: u64) -> Result<(usize, u64)> {
     let wrong = |message: String, len| Err(input.wrong(message, start, len));
     let cut = || input.error(ErrorKind::Truncated, "cut within the header", start, head.len() as u64);
@@ -95,7 +95,7 @@ struct Dict {
     shape: Vec<u64>,
 }
 
-/// The dict literal and the padding behind it.
+/// Parses the dict literal and the padding after it.
 fn parse(text: &[u8]) -> Result<Dict, String> {
     let mut cursor = Cursor { text, at: 0 };
     let (mut descr, mut fortran, mut shape) = (None, None, None);
@@ -127,7 +127,7 @@ fn parse(text: &[u8]) -> Result<Dict, String> {
     Ok(Dict { dtype, shape })
 }
 
-/// The dtype that numpy calls `descr`.
+/// Parses numpy's `descr` into a dtype.
 fn dtype_of(descr: &str) -> Result<DType, String> {
     let (order, name) = match descr.as_bytes() {
         [order @ (b'<' | b'>' | b'=' | b'|'), ..] => (*order, &descr[1..]),
@@ -146,7 +146,7 @@ fn dtype_of(descr: &str) -> Result<DType, String> {
         "f4" => DType::F32,
         "f8" => DType::F64,
         _ if name.starts_with('O') => return Err("an array of objects is a pickle, which is never read".into()),
-        _ => return Err(format!("the dtype `{descr}` has no place in a batch: numbers and bool have")),
+        _ => return Err(format!("the dtype `{descr}` is not supported in a batch: use numbers or bool")),
     };
     let native = if cfg!(target_endian = "little") { b'<' } else { b'>' };
     match order {
@@ -158,7 +158,7 @@ fn dtype_of(descr: &str) -> Result<DType, String> {
     }
 }
 
-/// Walks over the literal. Whitespace between tokens is skipped, nothing else.
+/// Cursor over the literal. It skips whitespace between tokens and nothing else.
 struct Cursor<'a> {
     text: &'a [u8],
     at: usize,
@@ -194,7 +194,7 @@ impl<'a> Cursor<'a> {
         if self.peek().is_none() { Ok(()) } else { Err(self.unexpected("the end")) }
     }
 
-    /// A string without escapes, in either quotes.
+    /// Parses a string without escapes, in single or double quotes.
     fn string(&mut self) -> Result<&'a str, String> {
         let Some(quote @ (b'\'' | b'"')) = self.peek() else { return Err(self.unexpected("a string")) };
         let rest = &self.text[self.at + 1..];
@@ -209,7 +209,7 @@ impl<'a> Cursor<'a> {
 
     fn descr(&mut self) -> Result<DType, String> {
         if let Some(b'[' | b'(') = self.peek() {
-            return Err("structured arrays (several named columns in one) have no place in a batch".into());
+            return Err("structured arrays (several named columns in one) are not supported in a batch".into());
         }
         dtype_of(self.string()?)
     }
@@ -234,7 +234,7 @@ impl<'a> Cursor<'a> {
             }
             dims.push(self.integer()?);
             if !self.take(b',') {
-                // `(3)` is a number to Python, not a tuple.
+                // Python reads `(3)` as a number, not a tuple.
                 if dims.len() == 1 {
                     return Err(self.unexpected("`,`"));
                 }
@@ -249,14 +249,14 @@ impl<'a> Cursor<'a> {
         self.peek();
         let rest = &self.text[self.at..];
         let len = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
-        // As Python reads it: `03` is no number.
+        // As in Python, `03` is not a number.
         if len == 0 || (len > 1 && rest[0] == b'0') {
             return Err(self.unexpected("a dimension"));
         }
         let digits = std::str::from_utf8(&rest[..len]).unwrap_or_default();
         let value = digits.parse().map_err(|_| format!("the dimension {digits} does not fit 64 bits"))?;
         self.at += len;
-        // Python 2 wrote long integers so.
+        // Python 2 wrote this suffix after long integers.
         self.at += usize::from(self.text.get(self.at) == Some(&b'L'));
         Ok(value)
     }
@@ -267,7 +267,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// An npy file of version `major` with this dict and `data` bytes.
+    /// Makes an npy file of version `major` with this dict and `data` bytes.
     fn file(major: u8, dict: &str, data: usize) -> Vec<u8> {
         let mut out = [MAGIC, &[major, 0]].concat();
         match major {
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_numpy_and_others_write_is_read() {
+    fn headers_of_numpy_and_other_writers_are_read() {
         let cases: [(u8, &str, usize, DType, &[u64]); 9] = [
             (1, "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }   \n", 48, DType::F32, &[3, 4]),
             (2, "{'descr': '|b1', 'fortran_order': False, 'shape': (5,), }\n", 5, DType::U8, &[5]),
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_is_refused_by_name() {
+    fn unsupported_headers_are_refused_by_name() {
         let with = |descr: &str, shape: &str| format!("{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}");
         let cases = [
             (with("'|O'", "(1,)"), "pickle"),
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_checked_before_anything_is_read() {
+    fn lengths_are_checked_before_any_read() {
         let dict = "{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }\n";
         let cases = [
             (b"PK\x03\x04....".to_vec(), ErrorKind::Decode, "not an npy array"),
@@ -359,7 +359,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_dict_is_an_answer_and_never_a_panic(dict in "[ '\"{}(),:\\[\\]<>|A-Za-z0-9_\\\\\n]{0,80}", major in 1_u8..4) {
+        fn no_dict_makes_the_parser_panic(dict in "[ '\"{}(),:\\[\\]<>|A-Za-z0-9_\\\\\n]{0,80}", major in 1_u8..4) {
             let _ = of(&file(major, &dict, 3));
         }
 

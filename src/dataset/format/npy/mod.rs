@@ -4,30 +4,31 @@
 //! pattern ──► files ──headers, in parallel──► dtype, shape, where the data starts ──► extents, read in place
 //! ```
 //!
-//! What is taken: C order, versions 1 to 3, bool (as `u8`), integers and floats in the machine's byte order. What is
-//! refused, by name: pickles (arrays of objects), the other byte order, Fortran order of more than one dimension,
-//! structured and text dtypes. A file must be exactly as long as its header says, so a cut file and several arrays in one
-//! file are errors. The data itself has no checksum in `.npy`: a flipped bit in it cannot be seen.
+//! Supported: C order, versions 1 to 3, bool (as `u8`), integers and floats in the machine's byte order. Refused, by
+//! name: pickles (arrays of objects), the other byte order, Fortran order of more than one dimension, structured and
+//! text dtypes. A file must be exactly as long as its header says, so a cut file and several arrays in one file are
+//! errors. `.npy` has no checksum for the data: a flipped bit in it goes unnoticed.
 
-/// What both builders say of fields and rows.
+/// Setters for fields and rows that both builders share.
 macro_rules! rule_setters {
     () => {
-        /// Each row of the first axis is a sample, the files one after the other; else each file is.
+        /// Makes each row of the first axis a sample, file after file. Without it each file is a sample.
         #[must_use]
         pub fn rows(mut self) -> Self {
             self.rows = true;
             self
         }
 
-        /// The first dimension of `name` varies from file to file, up to `max`; see [`Shape::UpTo`](crate::tensor::Shape).
+        /// Lets the first dimension of `name` vary from file to file, up to `max`; see
+        /// [`Shape::UpTo`](crate::tensor::Shape).
         #[must_use]
         pub fn up_to(mut self, name: &str, max: usize) -> Self {
             self.rules.0.push((name.into(), Rule::UpTo(max)));
             self
         }
 
-        /// All dimensions of `name` vary from file to file: it is delivered as a vector of at most `max` elements, and its
-        /// shape as the field `name.shape` (`i64`).
+        /// Lets all dimensions of `name` vary from file to file: it becomes a vector of at most `max` elements, with
+        /// its shape in the field `name.shape` (`i64`).
         #[must_use]
         pub fn flat(mut self, name: &str, max: usize) -> Self {
             self.rules.0.push((name.into(), Rule::Flat(max)));
@@ -53,13 +54,13 @@ use crate::storage::listing::{expand, regular_len};
 use crate::storage::{Blob, Sources};
 use std::path::{Path, PathBuf};
 
-/// With [`NpyBuilder::uniform`], headers of so many files are read all the same.
+/// Number of headers read in spite of [`NpyBuilder::uniform`].
 const UNIFORM_LOOKS: usize = 64;
 
-/// Arrays in `.npy` files: each file a sample, or each row of the first axis.
+/// Dataset of `.npy` files: each file is a sample, or each row of the first axis.
 ///
-/// Taken: C order, bool (as `u8`), integers and floats in the machine's byte order. Refused, by name: pickles (arrays of
-/// objects), the other byte order, Fortran order of more than one dimension, structured and text dtypes.
+/// Supported: C order, bool (as `u8`), integers and floats in the machine's byte order. Refused, by name: pickles
+/// (arrays of objects), the other byte order, Fortran order of more than one dimension, structured and text dtypes.
 ///
 /// ```no_run
 /// # use feedline::dataset::Npy;
@@ -71,7 +72,7 @@ const UNIFORM_LOOKS: usize = 64;
 /// ```
 pub struct Npy(Arrays);
 
-/// Which files make which fields; made by [`Npy::builder`].
+/// Builder of [`Npy`]: maps files to fields. Made by [`Npy::builder`].
 #[derive(Clone, Debug, Default)]
 pub struct NpyBuilder {
     fields: Vec<(String, PathBuf)>,
@@ -80,7 +81,7 @@ pub struct NpyBuilder {
     uniform: bool,
 }
 
-/// What was said of fields by name.
+/// The user's rules for fields, by name.
 #[derive(Clone, Debug, Default)]
 struct Rules(Vec<(String, Rule)>);
 
@@ -89,7 +90,7 @@ impl Rules {
         self.0.iter().find(|(other, _)| other == name).map_or(Rule::Same, |(_, rule)| *rule)
     }
 
-    /// Errors: [`ErrorKind::Config`] for a rule about a field that is not there, or two about one.
+    /// Errors: [`ErrorKind::Config`] for a rule about a missing field, or two rules about one field.
     fn check(&self, names: &[&str]) -> Result<()> {
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         for (index, (name, rule)) in self.0.iter().enumerate() {
@@ -97,7 +98,7 @@ impl Rules {
                 return bad(format!("there is no field `{name}`; there are {}", names.join(", ")));
             }
             if self.0[..index].iter().any(|(other, _)| other == name) {
-                return bad(format!("`up_to` or `flat` was said of `{name}` twice"));
+                return bad(format!("`{name}` has two of the rules `up_to` and `flat`: give one"));
             }
             if matches!(rule, Rule::UpTo(0) | Rule::Flat(0)) {
                 return bad(format!("the maximum of `{name}` is 0"));
@@ -108,24 +109,25 @@ impl Rules {
 }
 
 impl Npy {
-    /// The files that `pattern` names (a file, a folder, `{000..127}`, `*`), each a sample with the field `array`.
+    /// Opens the files of `pattern` (a file, a folder, `{000..127}`, `*`), each a sample with the field `array`.
     ///
-    /// Errors: those of [`NpyBuilder::open`].
+    /// Errors: as [`NpyBuilder::open`].
     pub fn open(pattern: impl AsRef<Path>) -> Result<Self> {
         Self::builder().field("array", pattern).open()
     }
 
-    /// Fields by their files.
+    /// Starts a builder.
     pub fn builder() -> NpyBuilder {
         NpyBuilder::default()
     }
 }
 
 impl NpyBuilder {
-    /// Adds the field `name`: one array from each file that `pattern` names, in the order of the names.
+    /// Adds the field `name`: one array from each file of `pattern`, in the order of the file names.
     ///
-    /// Where several fields come from many files each, the names of files that belong together must differ in one and
-    /// the same place (`7_x.npy` and `7_y.npy`, or the folder), so that a missing file does not shift what follows it.
+    /// Where several fields come from many files each, the paths of files that belong together must differ at a single
+    /// place, the same for all pairs (`7_x.npy` and `7_y.npy`, or the folder). So a missing file does not shift the
+    /// files after it.
     #[must_use]
     pub fn field(mut self, name: &str, pattern: impl AsRef<Path>) -> Self {
         self.fields.push((name.into(), pattern.as_ref().to_path_buf()));
@@ -134,26 +136,27 @@ impl NpyBuilder {
 
     rule_setters!();
 
-    /// All files of a field have the same header: only those of 64 files, evenly spread, are read, and the lengths of
-    /// all. Opening many files is faster then; but a file of the same length with another header (a reshaped array, another
-    /// dtype of the same size) would go unnoticed. Default: every header is read and checked.
+    /// Declares that all files of a field have the same header: only the headers of 64 evenly spread files are read,
+    /// and the lengths of all. This opens many files faster, but misses a file of the same length with another header
+    /// (a reshaped array, another dtype of the same size). Default: every header is read and checked.
     #[must_use]
     pub fn uniform(mut self, uniform: bool) -> Self {
         self.uniform = uniform;
         self
     }
 
-    /// Opens the files, reading their headers in parallel.
+    /// Opens the files and reads their headers in parallel.
     ///
-    /// Errors: not found, nothing found, a header that is wrong or refused ([`ErrorKind::Decode`]), a cut file
-    /// ([`ErrorKind::Truncated`]), arrays that differ in what they may not ([`ErrorKind::Shape`]); each names the file.
+    /// Errors: not found, nothing found, a malformed or refused header ([`ErrorKind::Decode`]), a cut file
+    /// ([`ErrorKind::Truncated`]), arrays that differ in dtype or shape beyond their rule ([`ErrorKind::Shape`]); each
+    /// names the file.
     pub fn open(self) -> Result<Npy> {
         let bad = |message: &str| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         if self.fields.is_empty() {
             return bad("no field was named");
         }
         if self.uniform && !self.rules.0.is_empty() {
-            return bad("files whose shapes vary are not `uniform`");
+            return bad("fields with `up_to` or `flat` vary from file to file: leave out `uniform`");
         }
         let names: Vec<&str> = self.fields.iter().map(|(name, _)| name.as_str()).collect();
         self.rules.check(&names)?;
@@ -172,7 +175,7 @@ impl NpyBuilder {
         Arrays::of(sources, given, self.rows, "npy arrays", &self.fields[0].1).map(Npy)
     }
 
-    /// The array of each file, which is added to the sources.
+    /// Adds each file to the sources and gives its array.
     fn arrays(&self, files: &[PathBuf], sources: &mut Sources) -> Result<Vec<Array>> {
         let step = if self.uniform { files.len().div_ceil(UNIFORM_LOOKS) } else { 1 };
         let looked = parallel(files, |index, path| {
@@ -208,7 +211,7 @@ pub(crate) fn parse(input: &Blob) -> Result<()> {
     header::read(input, 0, input.len()).map(drop)
 }
 
-/// Whether `files` belong to `first` pair by pair: all pairs of names differ in the same words.
+/// Checks that `files` and `first` belong together pair by pair: all pairs of names differ in the same words.
 fn check_pairs(first: &[PathBuf], files: &[PathBuf], name: &str) -> Result<()> {
     if first.len() != files.len() {
         let message = format!("{} files for the field `{name}`, {} for the first", files.len(), first.len());
@@ -225,7 +228,7 @@ fn check_pairs(first: &[PathBuf], files: &[PathBuf], name: &str) -> Result<()> {
     Ok(())
 }
 
-/// What is left of two names without their common start and end.
+/// Two names without their common start and end.
 fn difference<'a>(a: &'a [u8], b: &'a [u8]) -> (&'a [u8], &'a [u8]) {
     let start = a.iter().zip(b).take_while(|(a, b)| a == b).count();
     let (a, b) = (&a[start..], &b[start..]);
@@ -242,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_belong_together_differ_in_one_place() {
+    fn paired_names_differ_in_one_place() {
         let paths = |names: &[&str]| names.iter().map(PathBuf::from).collect::<Vec<_>>();
         let cases: [(&[&str], &[&str], bool); 6] = [
             (&["a_x", "b_x"], &["a_y", "b_y"], true),

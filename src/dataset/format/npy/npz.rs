@@ -1,8 +1,8 @@
-//! `.npz` archives: the stored members of a zip, each an `.npy` array, read at random without unpacking.
+//! `.npz` archives: the stored members of a zip, each an `.npy` array, with random access and no unpacking.
 //!
-//! What is refused, by name: deflated members (`np.savez_compressed`), encrypted ones, archives whose directory and
-//! headers disagree. A member's CRC-32 is read by [`NpzBuilder::verify`] only: it costs a copy, since the bytes then
-//! cannot be read in place.
+//! Refused, by name: deflated members (`np.savez_compressed`), encrypted members, archives whose directory and headers
+//! disagree. Only [`NpzBuilder::verify`] checks a member's CRC-32: that costs a copy, since verified bytes cannot be
+//! read in place.
 
 use super::zip::{self, Member};
 use super::{Rules, header};
@@ -15,9 +15,10 @@ use crate::storage::listing::expand;
 use crate::storage::{Blob, Sources};
 use std::path::{Path, PathBuf};
 
-/// Archives of arrays: each archive a sample with a field per member, or each row of the members' first axis.
+/// Dataset of `.npz` archives: each archive is a sample with a field per member, or each row of the first axis.
 ///
-/// Members must be stored: archives of `np.savez`, not of `np.savez_compressed`. Arrays as [`Npy`](super::Npy) takes them.
+/// Members must be stored: archives of `np.savez`, not of `np.savez_compressed`. Supported arrays: as in
+/// [`Npy`](super::Npy).
 ///
 /// ```no_run
 /// # use feedline::dataset::Npz;
@@ -27,7 +28,7 @@ use std::path::{Path, PathBuf};
 /// ```
 pub struct Npz(Arrays);
 
-/// What is taken from the archives; made by [`Npz::builder`].
+/// Builder of [`Npz`]: selects members. Made by [`Npz::builder`].
 #[derive(Clone, Debug, Default)]
 pub struct NpzBuilder {
     fields: Option<Vec<String>>,
@@ -43,21 +44,21 @@ struct Archive {
 }
 
 impl Npz {
-    /// The archives that `pattern` names, each a sample with all its members as fields.
+    /// Opens the archives of `pattern`, each a sample with all its members as fields.
     ///
-    /// Errors: those of [`NpzBuilder::open`].
+    /// Errors: as [`NpzBuilder::open`].
     pub fn open(pattern: impl AsRef<Path>) -> Result<Self> {
         Self::builder().open(pattern)
     }
 
-    /// Settings; every call may be left out.
+    /// Starts a builder; every setting is optional.
     pub fn builder() -> NpzBuilder {
         NpzBuilder::default()
     }
 }
 
 impl NpzBuilder {
-    /// Only these members (named without `.npy`), in this order. Default: all, in the order of the first archive.
+    /// Takes only these members (named without `.npy`), in this order. Default: all, in the order of the first archive.
     #[must_use]
     pub fn fields<'n>(mut self, names: impl IntoIterator<Item = &'n str>) -> Self {
         self.fields = Some(names.into_iter().map(String::from).collect());
@@ -66,20 +67,21 @@ impl NpzBuilder {
 
     rule_setters!();
 
-    /// Checks the CRC-32 of every member that is read: a damaged one is an error of its sample ([`ErrorKind::Decode`]).
-    /// Costs a copy of each member and a pass over the bytes by table lookups. Not for [`rows`](Self::rows), which are parts of
-    /// members. Default: off.
+    /// Checks the CRC-32 of every member that is read: a damaged member is an error of its sample
+    /// ([`ErrorKind::Decode`]).
+    /// Costs a copy of each member and a pass over its bytes by table lookups. Excludes [`rows`](Self::rows), which
+    /// reads parts of members. Default: off.
     #[must_use]
     pub fn verify(mut self, verify: bool) -> Self {
         self.verify = verify;
         self
     }
 
-    /// Opens the archives, reading directories and headers in parallel.
+    /// Opens the archives and reads directories and headers in parallel.
     ///
-    /// Errors: not found, nothing found, a cut or broken archive, a member that is missing, over, packed or refused
-    /// ([`ErrorKind::Truncated`], [`ErrorKind::Decode`]), arrays that differ in what they may not ([`ErrorKind::Shape`]);
-    /// each names the file.
+    /// Errors: not found, nothing found, a cut or broken archive, a missing, extra, compressed or refused member
+    /// ([`ErrorKind::Truncated`], [`ErrorKind::Decode`]), arrays that differ in dtype or shape beyond their rule
+    /// ([`ErrorKind::Shape`]); each names the file.
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<Npz> {
         let bad = |message: &str| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         if self.rows && self.verify {
@@ -118,7 +120,7 @@ impl NpzBuilder {
     }
 }
 
-/// The members of an archive, without `.npy`.
+/// Names of all members of an archive, without `.npy`.
 fn all_names(path: &Path) -> Result<Vec<String>> {
     let members = zip::members(&Blob::open(path)?)?;
     if members.is_empty() {
@@ -132,7 +134,7 @@ fn field_name(member: &Member) -> &str {
 }
 
 impl Archive {
-    /// Finds the members called `names`; `all`: there must be no others.
+    /// Finds the members called `names`. `all` refuses any other member.
     fn open(input: &Blob, names: &[String], all: bool) -> Result<Self> {
         let members = zip::members(input)?;
         let wrong = |message: String| input.wrong(message, 0, input.len());
@@ -154,7 +156,7 @@ fn array_of(input: &Blob, member: &Member) -> Result<(Array, Check)> {
     let start = zip::data_of(input, member)?;
     let header = header::read(input, start, member.packed)?;
     let array = Array { dtype: header.dtype, shape: header.shape, offset: start + header.size };
-    // A header is of 64 KiB at most.
+    // A header has at most 64 KiB.
     Ok((array, Check { header: header.size as u32, crc: member.crc }))
 }
 

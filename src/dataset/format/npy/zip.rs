@@ -1,12 +1,12 @@
-//! The directory of a zip archive, as far as `.npz` needs it: stored members, found without reading them.
+//! The directory of a zip archive, as far as `.npz` needs it: finds stored members without reading them.
 //!
 //! ```text
 //! | local header, name, extra | data | … | central directory | (zip64 end, its locator) | end of central directory |
 //! ```
 //!
-//! Limits: a directory of 64 MiB, 65,536 members, one disk. Invariants: the directory ends where its end record starts and
-//! holds as many entries as that says; no two members overlap; what a member's local header says is what the directory
-//! says. So two readers, one of which looks here and one there, see the same archive.
+//! Limits: a directory of 64 MiB, 65,536 members, one disk. Invariants: the directory ends where its end record starts
+//! and has the end record's number of entries; no two members overlap; every local header agrees with the directory. So
+//! a reader of local headers and a reader of the directory see the same archive.
 
 use crate::dataset::format::number;
 use crate::error::{ErrorKind, Result};
@@ -25,33 +25,33 @@ const LOCAL_BYTES: u64 = 30;
 
 const DIRECTORY_MAX: u64 = 64 << 20;
 const MEMBERS_MAX: u64 = 1 << 16;
-/// A comment behind the end record has at most so many bytes.
+/// Maximum bytes of the comment after the end record.
 const COMMENT_MAX: u64 = u16::MAX as u64;
 
 const ENCRYPTED: u64 = 1;
-/// Sizes stand behind the data, the local header has zeros.
+/// Flag: the sizes follow the data, the local header has zeros.
 const STREAMED: u64 = 1 << 3;
-/// Anything else that changes what the data means: patches, strong encryption, masked headers.
+/// Other flags that change the meaning of the data: patches, strong encryption, masked headers.
 const STRANGE: u64 = 1 << 5 | 1 << 6 | 1 << 13;
 
-/// A file in the archive, as the directory has it.
+/// A member of the archive, by its directory entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
     pub(crate) name: String,
     pub(crate) method: u64,
     pub(crate) crc: u32,
-    /// Bytes as they lie in the archive, and as they are unpacked.
+    /// Bytes in the archive, and bytes when unpacked.
     pub(crate) packed: u64,
     pub(crate) unpacked: u64,
     flags: u64,
     local: u64,
-    /// Where the next member, or the directory, starts.
+    /// Start of the next member or of the directory.
     limit: u64,
 }
 
-/// The members in the order of the directory.
+/// Reads all members, in the order of the directory.
 ///
-/// Errors: [`ErrorKind::Truncated`] without an end record, [`ErrorKind::Decode`] for anything that does not fit together.
+/// Errors: [`ErrorKind::Truncated`] without an end record, [`ErrorKind::Decode`] for an inconsistent directory.
 pub(crate) fn members(input: &Blob) -> Result<Vec<Member>> {
     let directory = Directory::find(input)?;
     let bytes = input.read(directory.start, directory.size, "the central directory")?;
@@ -72,7 +72,7 @@ pub(crate) fn members(input: &Blob) -> Result<Vec<Member>> {
     Ok(members)
 }
 
-/// The offset of a stored member's data. Errors: [`ErrorKind::Decode`] when its local header is not as the directory says.
+/// Offset of a stored member's data. Errors: [`ErrorKind::Decode`] if its local header and the directory disagree.
 pub(crate) fn data_of(input: &Blob, member: &Member) -> Result<u64> {
     let name = &member.name;
     let wrong = |message: String| Err(input.wrong(message, member.local, LOCAL_BYTES));
@@ -85,7 +85,10 @@ pub(crate) fn data_of(input: &Blob, member: &Member) -> Result<u64> {
         return wrong(format!("`{name}` is encrypted or patched (flags {:#x})", member.flags));
     }
     if member.packed != member.unpacked {
-        return wrong(format!("`{name}` is stored, but {} bytes stand for {}", member.packed, member.unpacked));
+        return wrong(format!(
+            "`{name}` is stored, but has {} bytes in the archive and {} unpacked",
+            member.packed, member.unpacked
+        ));
     }
     let head: [u8; LOCAL_BYTES as usize] = input.array(member.local, "a local header")?;
     let field = |at: usize, bytes: usize| number(&head[at..at + bytes]);
@@ -160,9 +163,9 @@ impl Directory {
     }
 }
 
-/// Where the end record is, and its bytes: the last one whose comment reaches exactly to the end of the file.
+/// Finds the end record: the last one whose comment ends exactly at the end of the file. Gives offset and bytes.
 fn end_record(input: &Blob) -> Result<(u64, [u8; END_BYTES as usize])> {
-    // Hardly any archive has a comment.
+    // Few archives have a comment.
     for window in [END_BYTES, END_BYTES + COMMENT_MAX] {
         let len = window.min(input.len());
         let start = input.len() - len;
@@ -180,7 +183,7 @@ fn end_record(input: &Blob) -> Result<(u64, [u8; END_BYTES as usize])> {
     Err(input.error(ErrorKind::Truncated, message, 0, input.len()))
 }
 
-/// Where the zip64 end record is, and its bytes, if there is one.
+/// Offset and bytes of the zip64 end record, if any.
 fn end64_record(input: &Blob, end_at: u64) -> Result<Option<(u64, [u8; END64_BYTES as usize])>> {
     let Some(locator_at) = end_at.checked_sub(LOCATOR_BYTES) else { return Ok(None) };
     let locator: [u8; LOCATOR_BYTES as usize] = input.array(locator_at, "the zip64 locator")?;
@@ -200,7 +203,7 @@ fn end64_record(input: &Blob, end_at: u64) -> Result<Option<(u64, [u8; END64_BYT
     Ok(Some((at, end)))
 }
 
-/// The entry at the start of `rest`, which lies at `at`, and its length.
+/// Parses the directory entry at the start of `rest`, at offset `at`; gives it with its length.
 fn entry(input: &Blob, rest: &[u8], at: u64) -> Result<(Member, usize)> {
     let wrong = |message: String| Err(input.wrong(message, at, rest.len() as u64));
     let Some(head) = rest.get(..ENTRY_BYTES).filter(|head| &head[..4] == ENTRY) else {
@@ -215,7 +218,7 @@ fn entry(input: &Blob, rest: &[u8], at: u64) -> Result<(Member, usize)> {
     let Ok(name) = std::str::from_utf8(&tail[..name_len]) else {
         return wrong("a member's name is not UTF-8".into());
     };
-    // Unpacked, packed, offset: in the order in which the zip64 extra field has those that do not fit 32 bits.
+    // Unpacked, packed, offset: the order of the zip64 extra field, which has those over 32 bits.
     let mut wide = [field(24, 4), field(20, 4), field(42, 4)];
     if extend(&tail[name_len..name_len + extra_len], &mut wide).is_none() {
         return wrong(format!("the extra field of `{name}` is broken"));
@@ -228,7 +231,7 @@ fn entry(input: &Blob, rest: &[u8], at: u64) -> Result<(Member, usize)> {
     Ok((Member { name: name.into(), method, crc, packed, unpacked, flags, local, limit: 0 }, used))
 }
 
-/// Takes the values that are saturated from the zip64 part of an extra field; `None` when the field is broken.
+/// Replaces the saturated values from the zip64 part of an extra field; `None` if the field is broken.
 fn extend(mut extra: &[u8], values: &mut [u64]) -> Option<()> {
     let mut seen = false;
     while !extra.is_empty() {
@@ -250,7 +253,7 @@ fn extend(mut extra: &[u8], values: &mut [u64]) -> Option<()> {
     Some(())
 }
 
-/// Sets where each member must end at the latest. Errors: doubled names, members that start at the same place.
+/// Sets the latest end of each member. Errors: duplicate names, members with the same start.
 fn bound(input: &Blob, members: &mut [Member], directory: u64) -> Result<()> {
     let mut names: Vec<&str> = members.iter().map(|member| member.name.as_str()).collect();
     names.sort_unstable();
@@ -263,7 +266,8 @@ fn bound(input: &Blob, members: &mut [Member], directory: u64) -> Result<()> {
     for index in order.into_iter().rev() {
         let member = &mut members[index];
         if member.local >= limit {
-            let message = format!("`{}` starts at {}, where something else is", member.name, member.local);
+            let message =
+                format!("`{}` starts at {}, where another member or the directory starts", member.name, member.local);
             return Err(input.wrong(message, member.local, LOCAL_BYTES));
         }
         member.limit = limit;

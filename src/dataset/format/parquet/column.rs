@@ -1,13 +1,13 @@
-//! One column of one chunk: from pages to dense values, or to one row of bytes after the other.
+//! One column of one chunk: from pages to dense values, or to consecutive rows of bytes.
 //!
 //! ```text
 //! pages ─┬─ plain, nothing missing ──► slices of the file's own bytes (unpacked into scratch when compressed)
 //!        └─ dictionary, delta, nulls, lists ──► the parquet crate's column reader ──► values in scratch
 //! ```
 //!
-//! Limits: what is allocated is bounded by the sizes of the footer, which [`Pages`] has compared with the page headers
-//! before. Invariants: a column gives exactly the rows of its chunk or an error; a value that is missing is never made
-//! up unless the user said so.
+//! Limits: the sizes of the footer bound every allocation; [`Pages`] has compared them with the page headers before.
+//! Invariants: a column gives exactly the rows of its chunk, or an error; it never invents a missing value unless the
+//! user asked for zeros.
 
 use super::page::{Header, Kind, PLAIN, PLAIN_DICTIONARY, Page, Pages, RLE, RLE_DICTIONARY, all_defined};
 use super::unpack::{Codec, Unpacked};
@@ -23,55 +23,55 @@ use parquet::errors::ParquetError;
 use parquet::schema::types::ColumnDescPtr;
 use std::ops::Range;
 
-/// What becomes of a missing value.
+/// Policy for missing values (nulls).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Nulls {
-    /// An error of the chunk's samples that names the row.
+    /// The chunk's samples fail, with an error that names the row.
     #[default]
     Error,
-    /// 0, no bytes, an empty list.
+    /// A null becomes 0, no bytes or an empty list.
     Zero,
 }
 
-/// Where a column's bytes are, and what the footer says about them.
+/// Place of a column's bytes, with the footer's statements about them.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
-    /// The dictionary page when it does not lie before `data` in the same extent.
+    /// Offset and length of the dictionary page, unless it lies before `data` in the same extent.
     pub(super) dictionary: Option<(u64, u64)>,
     /// Offset and length of the pages.
     pub(super) data: (u64, u64),
     /// Whether a dictionary page is among the pages.
     pub(super) has_dictionary: bool,
-    /// What all pages but `dictionary` unpack to, at most.
+    /// Maximum unpacked bytes of all pages except `dictionary`.
     pub(super) uncompressed: u64,
-    /// What `dictionary` unpacks to, at most.
+    /// Maximum unpacked bytes of `dictionary`.
     pub(super) unpacked_dictionary: u64,
-    /// Bytes of the byte arrays in the pages, at most, where they may be more than the pages unpack to.
+    /// Maximum bytes of the byte arrays in the pages, if they may exceed the unpacked pages.
     pub(super) payload: Option<u64>,
-    /// Values, missing ones and empty lists included, that the pages hold at most.
+    /// Maximum values in the pages, including nulls and empty lists.
     pub(super) values: u64,
     pub(super) compression: Compression,
-    /// Row of the row group that the first page starts with, and rows that the pages hold.
+    /// First row of the first page, counted in the row group, and rows in the pages.
     pub(super) first_row: u64,
     pub(super) rows: u64,
 }
 
 impl Place {
-    /// Whether the data page at `offset` of the file is one of these.
+    /// Whether the pages include the data page at `offset` of the file.
     pub(super) fn holds(&self, offset: i64) -> bool {
         u64::try_from(offset).is_ok_and(|at| at >= self.data.0 && at - self.data.0 < self.data.1)
     }
 }
 
-/// Columns that are woven into rows together: with 4 bytes each they fill a cache line.
+/// Columns interleaved into rows at once: with 4 bytes each they fill a cache line.
 pub(super) const TOGETHER: usize = 16;
 
-/// A worker's memory between columns and chunks.
+/// Buffers that a worker reuses between columns and chunks.
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// Values of a column each, of as many as are woven into rows together.
+    /// Values, one arena for each column that is interleaved at once.
     pub(super) arenas: [Vec<u8>; TOGETHER],
-    /// A page.
+    /// An unpacked page.
     unpacked: Vec<u8>,
     codec: Codec,
 }
@@ -85,9 +85,9 @@ pub(super) struct Segment {
 
 #[derive(Debug)]
 pub(super) enum SegmentBytes {
-    /// In the piece.
+    /// Values in the chunk's piece, read in place.
     Piece(Bytes),
-    /// In the column's arena.
+    /// Values in the column's arena.
     Arena(Range<usize>),
 }
 
@@ -106,7 +106,7 @@ fn bad(message: impl Into<String>) -> Error {
 
 fn unread(error: ParquetError) -> Error {
     match error {
-        // One of ours, by way of the page reader.
+        // An error of this crate that came through the page reader.
         ParquetError::External(source) => match source.downcast::<Error>() {
             Ok(error) => *error,
             Err(source) => bad("the column cannot be read").with_source(source),
@@ -115,20 +115,20 @@ fn unread(error: ParquetError) -> Error {
     }
 }
 
-/// A column that is to be decoded.
+/// A column to decode.
 pub(super) struct Column<'a> {
     pub(super) descr: &'a ColumnDescPtr,
     pub(super) place: &'a Place,
-    /// The bytes of `place.dictionary` (empty if there is none) and of `place.data`.
+    /// Bytes of `place.dictionary` (empty without one) and of `place.data`.
     pub(super) dictionary: &'a Bytes,
     pub(super) data: &'a Bytes,
-    /// Rows of the row group that the chunk is.
+    /// The chunk's rows, counted in the row group.
     pub(super) rows: Range<u64>,
     pub(super) nulls: Nulls,
 }
 
 impl Column<'_> {
-    /// The pages of the dictionary, if they lie apart, and the others.
+    /// Pages of a separate dictionary, and all other pages.
     pub(super) fn parts(&self) -> [Pages; 2] {
         let size = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
         let place = self.place;
@@ -139,7 +139,7 @@ impl Column<'_> {
         ]
     }
 
-    /// Bytes of a value of fixed width as it is stored.
+    /// Stored bytes of a fixed-width value.
     fn width(&self) -> usize {
         match self.descr.physical_type() {
             Type::INT32 | Type::FLOAT => 4,
@@ -149,12 +149,12 @@ impl Column<'_> {
         }
     }
 
-    /// Rows of the chunk.
+    /// Number of rows in the chunk.
     fn len(&self) -> usize {
         (self.rows.end - self.rows.start) as usize
     }
 
-    /// Dense values of the chunk's rows (times `list` for lists of that length).
+    /// Decodes the chunk's rows to dense values (times `list` for lists of that length).
     pub(super) fn dense(&self, list: usize, scratch: &mut Scratch, arena: usize) -> Result<Vec<Segment>> {
         self.segments(list, scratch, arena).map_err(|error| self.named(error))
     }
@@ -183,16 +183,16 @@ impl Column<'_> {
         Ok(vec![Segment { rows: self.len(), bytes: SegmentBytes::Arena(0..arena.len()) }])
     }
 
-    /// The values where they lie, when every page is plain and nothing is missing.
+    /// The values in place, if every page is plain and no value is missing.
     fn plain(&self, scratch: &mut Scratch, arena: usize) -> Result<Option<Vec<Segment>>> {
         let width = self.width();
         let compressed = self.place.compression != Compression::UNCOMPRESSED;
         let (mut segments, mut fits) = (Vec::new(), true);
         let mut unpacked = std::mem::take(&mut scratch.arenas[arena]);
         unpacked.clear();
-        // Buffers that all start on a page would fight for the same ways of the first cache when sixteen are woven.
+        // Sixteen interleaved buffers that all start on a memory page would compete for the same L1 cache ways.
         unpacked.resize(if compressed { arena * 192 } else { 0 }, 0);
-        // Once, not page by page.
+        // One allocation, not one per page.
         unpacked.reserve(if compressed { self.len().saturating_mul(width) } else { 0 });
         let walked = self.each_plain(scratch, &mut |page| {
             let values = page.values.get(page.rows.start * width..page.rows.end * width);
@@ -225,7 +225,7 @@ impl Column<'_> {
         bad(format!("the pages hold {rows} of the chunk's {} rows", self.len()))
     }
 
-    /// Walks all pages, and calls `body` for each until one is not plain; whether all are.
+    /// Calls `body` for every page up to the first that is not plain. Gives whether all are plain.
     fn each_plain(&self, scratch: &mut Scratch, body: &mut dyn FnMut(PlainPage<'_>) -> Result<()>) -> Result<bool> {
         let mut plain = self.dictionary.is_empty() && self.descr.max_rep_level() == 0;
         let mut row = self.place.first_row;
@@ -240,7 +240,7 @@ impl Column<'_> {
         let result = (|| {
             while let Some(page) = pages.next()? {
                 if matches!(page.header.kind, Kind::Data | Kind::DataV2 { .. }) {
-                    // The reader's memory goes by this number.
+                    // The column reader allocates by this number.
                     values = values.checked_sub(page.header.values as u64).ok_or_else(|| {
                         let message =
                             format!("the pages hold more than the {} values of the footer", self.place.values);
@@ -280,7 +280,7 @@ impl Column<'_> {
         result
     }
 
-    /// The reader takes memory for as many values as a dictionary says that it has: they have bytes, too.
+    /// Refuses a dictionary with more values than bytes: the reader allocates by the number of values.
     fn check_dictionary(&self, page: &Page<'_>) -> Result<()> {
         let least = match self.descr.physical_type() {
             Type::BYTE_ARRAY => 4,
@@ -294,7 +294,7 @@ impl Column<'_> {
         Ok(())
     }
 
-    /// The values of a page, when it is plain and nothing is missing.
+    /// The values of a page, if it is plain and no value is missing.
     fn plain_values<'p>(
         &self,
         page: &Page<'p>,
@@ -326,7 +326,7 @@ impl Column<'_> {
         }
     }
 
-    /// `size` bytes from a compressed body; `size` was compared with the footer.
+    /// Unpacks a compressed body to `size` bytes; `size` was compared with the footer.
     fn unpack<'p>(&self, body: &'p [u8], size: usize, scratch: &mut Scratch, out: &'p mut Vec<u8>) -> Result<&'p [u8]> {
         if self.place.compression == Compression::UNCOMPRESSED {
             return Ok(body);
@@ -338,7 +338,7 @@ impl Column<'_> {
         Ok(&out[..size])
     }
 
-    /// The parquet crate's reader of this column, at the chunk's first row, and the dictionary.
+    /// Makes the parquet crate's reader of this column, at the chunk's first row, with the dictionary.
     fn reader<T: DataType>(&self) -> Result<(ColumnReaderImpl<T>, Option<Bytes>)> {
         let mut pages = Unpacked::new(self.parts(), self.place.compression);
         let dictionary = pages.dictionary()?;
@@ -350,11 +350,11 @@ impl Column<'_> {
         Ok((reader, dictionary))
     }
 
-    /// The values and levels of all rows.
+    /// Reads the values and levels of all rows.
     fn read<T: DataType>(&self) -> Result<Read<T::T>> {
         let (mut reader, dictionary) = self.reader::<T>()?;
         let mut read = Read { values: Vec::new(), def: Vec::new(), rep: Vec::new(), dictionary };
-        // Once, so that growing does not take twice as much: that is what the plan counts.
+        // One exact allocation, as the plan counts it: growing would take twice as much.
         let most = usize::try_from(self.place.values).unwrap_or(usize::MAX);
         let most = if self.descr.max_rep_level() == 0 { most.min(self.len()) } else { most };
         let levels = |is: bool| if is { most } else { 0 };
@@ -387,7 +387,7 @@ impl Column<'_> {
             return Err(bad("lists of lists are not supported"));
         }
         let levels = if max_def > 0 { read.def.len() } else { read.rep.len().max(read.values.len()) };
-        // The definition level from which on a list has an element.
+        // Lowest definition level at which a list has an element.
         let element = self.descr.repeated_ancestor_def_level();
         let (mut value, mut level, mut number) = (0, 0, 0);
         while level < levels {
@@ -397,12 +397,12 @@ impl Column<'_> {
                 match read.def.get(level) {
                     Some(def) if *def == max_def => (there, value) = (true, value + 1),
                     None => (there, value) = (true, value + 1),
-                    // An element is there, but it, or what of it is asked for, is null.
+                    // The element exists, but it or its selected part is null.
                     Some(def) if max_rep > 0 && *def >= element => {
                         let row = self.rows.start + number as u64;
                         return Err(bad(format!("a null within the list of row {row}")));
                     }
-                    // A list without elements.
+                    // An empty list.
                     Some(def) if max_rep > 0 && *def + 1 == element => there = true,
                     Some(_) => missing = true,
                 }
@@ -429,7 +429,7 @@ impl Column<'_> {
         bad(format!("row {row} of the row group is null (`.nulls(Nulls::Zero)` takes nulls as 0 or empty)"))
     }
 
-    /// All values by `put`, `list` to a row; one to a row when the column is no list.
+    /// Writes all values with `put`: `list` per row, or one per row for a column without lists.
     fn values<T: DataType>(&self, list: usize, out: &mut Vec<u8>, put: impl Fn(&T::T, &mut Vec<u8>)) -> Result<()> {
         let boolean = self.descr.physical_type() == Type::BOOLEAN;
         let row_bytes = list * if boolean { 1 } else { self.width() };
@@ -445,14 +445,14 @@ impl Column<'_> {
             if out.len() != end && !values.is_empty() {
                 return Err(bad(format!("a value is not of the column's {} bytes", self.width())));
             }
-            // What is missing, when nulls are zeros.
+            // Zeros in place of nulls.
             out.resize(end, 0);
             Ok(())
         })
     }
 
-    /// Rows of any length into field `field` of `out`: byte arrays, or lists of numbers of which the low `keep` bytes of
-    /// `width` are taken.
+    /// Copies rows of any length into field `field` of `out`: byte arrays, or lists of numbers. Of each number it takes
+    /// the low `keep` of `width` bytes.
     pub(super) fn ragged(
         &self,
         scratch: &mut Scratch,
@@ -503,14 +503,14 @@ impl Column<'_> {
     }
 
     fn byte_arrays(&self, scratch: &mut Scratch, out: &mut ChunkBuf, field: usize) -> Result<()> {
-        // A page that is not plain may come late, when rows were given already: look before.
+        // Check before the first row is given: a later page may not be plain.
         if self.descr.max_rep_level() == 0 && self.each_plain(scratch, &mut |_| Ok(()))? {
             return self.plain_byte_arrays(scratch, out, field);
         }
         let read = self.read::<ByteArrayType>()?;
         let dictionary = read.dictionary.clone().unwrap_or_default();
-        // Entries of the dictionary lie in the chunk once, however many rows have them: so the rows take no more than
-        // the pages.
+        // The chunk holds each dictionary entry once, however many rows have it. So the rows take no more
+        // bytes than the pages.
         let entries = out.room(dictionary.len())?;
         out.bytes_mut(entries.clone()).copy_from_slice(&dictionary);
         self.each_row_of(&read, |_, values| {
@@ -519,7 +519,7 @@ impl Column<'_> {
                 [value] => value.data(),
                 _ => return Err(bad("lists of byte arrays are not supported")),
             };
-            // Values of dictionary pages are slices of it.
+            // Values from dictionary pages are slices of the dictionary.
             match (value.as_ptr() as usize).checked_sub(dictionary.as_ptr() as usize) {
                 Some(at) if at + value.len() <= dictionary.len() && !value.is_empty() => {
                     let start = entries.start + at;
@@ -552,13 +552,13 @@ impl Column<'_> {
     }
 }
 
-/// Definition levels and values of an unpacked page of version 1 whose levels have a length.
+/// Splits an unpacked page of version 1, whose levels have a length, into definition levels and values.
 pub(super) fn levels_v1<'p>(header: &Header, page: &'p [u8]) -> Option<(&'p [u8], &'p [u8])> {
     let (len, rest) = (header.def_encoding == RLE).then(|| page.split_first_chunk::<4>()).flatten()?;
     rest.split_at_checked(u32::from_le_bytes(*len) as usize)
 }
 
-/// The rows of the chunk in a page that is plain.
+/// The chunk's rows in a plain page.
 struct PlainPage<'a> {
     values: &'a [u8],
     rows: Range<usize>,
@@ -568,6 +568,6 @@ struct Read<T> {
     values: Vec<T>,
     def: Vec<i16>,
     rep: Vec<i16>,
-    /// What values that come from it are slices of.
+    /// Buffer that holds the values of dictionary pages.
     dictionary: Option<Bytes>,
 }

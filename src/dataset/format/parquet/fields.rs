@@ -1,4 +1,4 @@
-//! Which columns make which fields, what is refused, and which row groups statistics leave out.
+//! Maps columns to fields, refuses unsupported columns, and prunes row groups by statistics.
 
 use super::footer::{Footer, Leaf, List, config};
 use super::{FieldKind, FieldPlan, How, Wanted};
@@ -9,7 +9,7 @@ use parquet::basic::Type;
 use parquet::file::statistics::Statistics;
 use parquet::schema::types::ColumnDescPtr;
 
-/// What the batch's fields are made of.
+/// Columns and plans of the batch's fields.
 pub(super) struct SchemaPlan {
     pub(super) schema: Vec<EncodedField>,
     pub(super) fields: Vec<FieldPlan>,
@@ -37,14 +37,14 @@ impl SchemaPlan {
     fn add(&mut self, wanted: &Wanted, footer: &Footer) -> Result<()> {
         let start = self.leaves.len();
         for column in &wanted.columns {
-            // Pictures of Hugging Face's datasets are a structure of `bytes` and `path`.
+            // Hugging Face's datasets store a picture as a structure of `bytes` and `path`.
             let nested = || footer.find(&format!("{column}.bytes")).ok().filter(|_| wanted.how == How::Image);
             let leaf = footer.find(column).or_else(|error| nested().ok_or(error))?;
             self.leaves.push(footer.leaves[leaf].clone());
         }
         let leaves = &self.leaves[start..];
         let Some(first) = leaves.first() else {
-            return Err(config(format!("field `{}` is made of no column", wanted.name)));
+            return Err(config(format!("field `{}` has no columns", wanted.name)));
         };
         if let Some(other) = leaves.iter().find(|leaf| leaf.arrow != first.arrow || leaf.list != first.list) {
             let message = format!(
@@ -63,7 +63,7 @@ impl SchemaPlan {
     }
 }
 
-/// A value's dtype, its bytes in the file, and those that are kept. A fixed-size byte array is a vector of bytes.
+/// A value's dtype, its bytes in the file, and the bytes to keep. A fixed-size byte array is a vector of bytes.
 fn number(leaf: &Leaf) -> Option<(DType, usize, usize)> {
     Some(match (&leaf.arrow, leaf.descr.physical_type()) {
         (DataType::Boolean, Type::BOOLEAN) => (DType::U8, 1, 1),
@@ -72,7 +72,7 @@ fn number(leaf: &Leaf) -> Option<(DType, usize, usize)> {
         (DataType::Int16, Type::INT32) => (DType::I16, 4, 2),
         (DataType::UInt16, Type::INT32) => (DType::U16, 4, 2),
         (DataType::UInt32, Type::INT32) => (DType::U32, 4, 4),
-        // Version 1 of the format had no unsigned numbers.
+        // Version 1 of the format has no unsigned numbers.
         (DataType::UInt32, Type::INT64) => (DType::U32, 8, 4),
         (DataType::Int32 | DataType::Date32 | DataType::Date64 | DataType::Time32(_), Type::INT32) => {
             (DType::I32, 4, 4)
@@ -94,17 +94,17 @@ fn is_decimal(of: &DataType) -> bool {
     matches!(of, Decimal32(..) | Decimal64(..) | Decimal128(..) | Decimal256(..))
 }
 
-/// Why a column cannot be a field as it was asked for.
+/// Reason why a column cannot be the requested field.
 fn refusal(leaf: &Leaf) -> String {
     let list = leaf.list != List::No;
     match (&leaf.arrow, leaf.descr.physical_type()) {
-        _ if leaf.descr.max_rep_level() > 1 => "lists within lists are not read".into(),
-        (of, _) if is_decimal(of) => "decimals are not read".into(),
-        (_, Type::INT96) => "timestamps of 96 bits are not read".into(),
-        (_, Type::BYTE_ARRAY) if list => "lists of byte arrays are not read".into(),
-        (DataType::FixedSizeBinary(_), _) if list => "lists of byte arrays are not read".into(),
+        _ if leaf.descr.max_rep_level() > 1 => "lists of lists are not supported".into(),
+        (of, _) if is_decimal(of) => "decimals are not supported".into(),
+        (_, Type::INT96) => "timestamps of 96 bits are not supported".into(),
+        (_, Type::BYTE_ARRAY) if list => "lists of byte arrays are not supported".into(),
+        (DataType::FixedSizeBinary(_), _) if list => "lists of byte arrays are not supported".into(),
         (_, Type::BYTE_ARRAY) => "byte arrays cannot be stacked".into(),
-        _ if number(leaf).is_none() => "values of this type are not read".into(),
+        _ if number(leaf).is_none() => "values of this type are not supported".into(),
         _ if list => "a list is a field by `.up_to(name, max)`, one of fixed size also by `.column(name)`".into(),
         _ => "a number is a field by `.column(name)`".into(),
     }
@@ -146,14 +146,14 @@ fn encoded_field(wanted: &Wanted, leaf: &Leaf, columns: usize) -> Result<(Encode
             Ok((EncodedField::raw(Field::up_to(name, dtype, max)), kind))
         }
         (Some(_), List::Any, How::Stored) => Err(config(format!(
-            "column `{}` holds lists of any length: say the largest with `.up_to(\"{}\", max)`",
+            "column `{}` holds lists of any length: give the maximum with `.up_to(\"{}\", max)`",
             leaf.name, leaf.name
         ))),
         _ => unsupported(),
     }
 }
 
-/// Where the chosen columns are in this file. Errors: one is missing, or of another type.
+/// Finds the chosen columns in this file. Errors: a column is missing or has another type.
 pub(super) fn same_columns(leaves: &[Leaf], footer: &Footer) -> Result<Vec<usize>> {
     let place = |leaf: &Leaf| {
         let path = leaf.descr.path().string();
@@ -187,11 +187,11 @@ pub(super) fn prune_columns(prune: &[(String, f64, f64)], footer: &Footer) -> Re
     prune.iter().map(place).collect()
 }
 
-/// Whether the statistics say that no value lies within `min ..= max`.
+/// Whether the statistics exclude all values within `min ..= max`.
 pub(super) fn outside(statistics: Option<&Statistics>, min: f64, max: f64) -> bool {
     let (low, high) = match statistics {
         Some(Statistics::Int32(s)) => (s.min_opt().map(|v| f64::from(*v)), s.max_opt().map(|v| f64::from(*v))),
-        // Beyond 2^53 a bound moves by rounding: widened, so that nothing is left out by it.
+        // Rounding moves bounds beyond 2^53. Widened bounds never prune a row group by mistake.
         Some(Statistics::Int64(s)) => {
             (s.min_opt().map(|v| (*v as f64).next_down()), s.max_opt().map(|v| (*v as f64).next_up()))
         }

@@ -1,4 +1,4 @@
-//! Footers: read through a blob, checked before they are believed; the columns that they name.
+//! Footers: read through a blob and checked before use, with their columns.
 
 use super::ParquetBuilder;
 use super::page;
@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// A footer of more bytes is refused, and an offset index of more is not looked at.
+/// Maximum bytes of a footer, which is refused above it, and of an offset index, which is ignored above it.
 const FOOTER_MAX: u64 = 256 << 20;
 
 /// A file's footer.
@@ -25,20 +25,20 @@ pub(super) struct Footer {
     pub(super) path: PathBuf,
     pub(super) len: u64,
     pub(super) meta: ParquetMetaData,
-    /// Every column, in the order of the file.
+    /// All leaf columns, in the order of the file.
     pub(super) leaves: Vec<Leaf>,
-    /// All of it, when it is in memory.
+    /// The whole file, if it is in memory.
     pub(super) bytes: Option<Arc<[u8]>>,
 }
 
-/// A column as the file has it.
+/// A leaf column of the file.
 #[derive(Clone)]
 pub(super) struct Leaf {
     pub(super) descr: ColumnDescPtr,
-    /// Arrow's type of its values.
+    /// Arrow type of the values.
     pub(super) arrow: DataType,
     pub(super) list: List,
-    /// The name under which it is a field: the top-level column's when that has no other.
+    /// Name of its field: the top-level column's name, if that column has no other leaf.
     pub(super) name: String,
 }
 
@@ -51,7 +51,7 @@ impl Leaf {
         }
     }
 
-    /// What two files may differ in.
+    /// Description of everything in which two files may differ.
     pub(super) fn words(&self) -> String {
         let (defined, repeated) = (self.descr.max_def_level(), self.descr.max_rep_level());
         let nulls = if defined == repeated { "never null" } else { "nullable" };
@@ -117,7 +117,7 @@ impl Footer {
         Ok(Self { path, len, meta, leaves, bytes })
     }
 
-    /// The file, for what is read of it beside the footer.
+    /// The file, for reads beside the footer.
     pub(super) fn blob(&self) -> Option<Blob> {
         match &self.bytes {
             Some(bytes) => Some(Blob::memory(Bytes::from_owner(bytes.clone()))),
@@ -134,7 +134,7 @@ impl Footer {
     }
 }
 
-/// The footer, its length checked against the file before it is read.
+/// Reads the footer after checking its length against the file.
 fn read_meta(blob: &Blob, builder: &ParquetBuilder) -> Result<ParquetMetaData> {
     let len = blob.len();
     let wrong = |kind, message: String| Err(Error::new(kind, Stage::Index, message));
@@ -144,7 +144,7 @@ fn read_meta(blob: &Blob, builder: &ParquetBuilder) -> Result<ParquetMetaData> {
     let [a, b, c, d, magic @ ..] = blob.array::<8>(len - 8, "the footer")?;
     match &magic {
         b"PAR1" => {}
-        b"PARE" => return wrong(ErrorKind::Decode, "an encrypted file, such files are not read".into()),
+        b"PARE" => return wrong(ErrorKind::Decode, "the file is encrypted, which is not supported".into()),
         _ => return wrong(ErrorKind::Decode, "not a Parquet file, or cut: it does not end in PAR1".into()),
     }
     let footer = u64::from(u32::from_le_bytes([a, b, c, d]));
@@ -159,7 +159,7 @@ fn read_meta(blob: &Blob, builder: &ParquetBuilder) -> Result<ParquetMetaData> {
     let meta = ParquetMetaDataReader::decode_metadata(clean.as_deref().unwrap_or(&bytes)).map_err(unread)?;
     drop(bytes);
     let counted = meta.row_groups().iter().fold(0_i64, |rows, group| rows.saturating_add(group.num_rows()));
-    // Some writers leave the number of all rows out.
+    // Some writers omit the total number of rows.
     if ![0, counted].contains(&meta.file_metadata().num_rows()) {
         let all = meta.file_metadata().num_rows();
         let message = format!(
@@ -168,19 +168,19 @@ fn read_meta(blob: &Blob, builder: &ParquetBuilder) -> Result<ParquetMetaData> {
         return Err(Error::new(ErrorKind::Decode, Stage::Index, message).with_range(start, footer));
     }
     if clean.is_some() {
-        // The offset index is looked for by the parquet crate's own reading of the footer.
+        // The parquet crate would find the offset index by its own parse of the footer, with the removed fields.
         return Ok(meta);
     }
     let large =
         |group: &RowGroupMetaData| u64::try_from(group.total_byte_size()).is_ok_and(|b| b > builder.chunk_bytes / 2);
-    // Where the pages lie matters only for row groups that may have to be cut.
+    // Page locations matter only for row groups that may have to be cut.
     if !meta.row_groups().iter().any(large) || offset_index_bytes(&meta) > FOOTER_MAX {
         return Ok(meta);
     }
     with_offset_index(blob, meta)
 }
 
-/// The same footer, with the places of the pages.
+/// Adds the page locations to the footer.
 fn with_offset_index(blob: &Blob, meta: ParquetMetaData) -> Result<ParquetMetaData> {
     let mut decoder = ParquetMetaDataPushDecoder::try_new_with_metadata(blob.len(), meta)
         .map_err(unread)?
@@ -199,7 +199,7 @@ fn with_offset_index(blob: &Blob, meta: ParquetMetaData) -> Result<ParquetMetaDa
     }
 }
 
-/// What is read at once for the offset indexes of all columns: from the first to the end of the last.
+/// Bytes of the one read for all columns' offset indexes: from the first index to the end of the last.
 fn offset_index_bytes(meta: &ParquetMetaData) -> u64 {
     let places = meta.row_groups().iter().flat_map(RowGroupMetaData::columns).filter_map(|column| {
         let start = u64::try_from(column.offset_index_offset()?).ok()?;
@@ -209,7 +209,7 @@ fn offset_index_bytes(meta: &ParquetMetaData) -> u64 {
     end.saturating_sub(start)
 }
 
-/// The types of the leaves below a column, in the order in which Parquet stores them.
+/// Types of the leaves below a column, in Parquet's storage order.
 fn leaf_types(of: &DataType, list: List, out: &mut Vec<(DataType, List)>) {
     let deeper = |more: List| if list == List::No { more } else { List::Any };
     let each = |fields: &Fields, out: &mut Vec<_>| {

@@ -1,4 +1,4 @@
-//! Row groups cut into chunks, and what opening a chunk takes.
+//! Cuts row groups into chunks and computes the memory for opening each.
 
 use super::column::{Place, TOGETHER};
 use super::footer::Footer;
@@ -13,7 +13,7 @@ use parquet::file::page_index::offset_index::{OffsetIndexMetaData, PageLocation}
 use parquet::file::statistics::Statistics;
 use std::ops::Range;
 
-/// A row group that is to be cut into chunks.
+/// A row group to cut into chunks.
 pub(super) struct Cut<'a> {
     pub(super) footer: &'a Footer,
     pub(super) group: &'a RowGroupMetaData,
@@ -37,7 +37,7 @@ impl Cut<'_> {
         self.group.column(self.columns[index])
     }
 
-    /// Where column `index` lies as a whole.
+    /// Place of the whole column `index`.
     fn whole(&self, index: usize) -> Result<Place> {
         let (meta, rows) = (self.column(index), self.rows()?);
         let name = meta.column_path().string();
@@ -46,7 +46,7 @@ impl Cut<'_> {
         };
         let mut start = number("as its offset", meta.data_page_offset())?;
         let dictionary = meta.dictionary_page_offset().map(|offset| number("as its dictionary's offset", offset));
-        // Some writers put 0 where there is none.
+        // Some writers put 0 for "no dictionary".
         let dictionary = dictionary.transpose()?.filter(|offset| *offset > 0 && *offset < start);
         if let Some(offset) = dictionary {
             start = offset;
@@ -70,7 +70,7 @@ impl Cut<'_> {
         if !Codec::knows(compression) {
             return Err(self.wrong(format!("column `{name}` is compressed by {compression}, which is not supported")));
         }
-        // Some writers name a dictionary nowhere but in the encodings.
+        // Some writers name a dictionary only in the encodings.
         let coded = |encoding| matches!(encoding, Encoding::PLAIN_DICTIONARY | Encoding::RLE_DICTIONARY);
         let has_dictionary = dictionary.is_some() || meta.encodings().any(coded);
         let mut place = Place {
@@ -92,7 +92,7 @@ impl Cut<'_> {
         Ok(place)
     }
 
-    /// Bytes of the dictionary's header that the footer leaves out of the sizes of a column, as parquet-mr before 1.2.9 did.
+    /// Bytes of the dictionary's header that the footer does not count, as with parquet-mr before 1.2.9.
     fn uncounted_header(&self, start: u64, len: u64) -> u64 {
         let writer = self.footer.meta.file_metadata().created_by().unwrap_or_default();
         let content = if leaves_out_headers(writer) { self.footer.blob() } else { None };
@@ -104,7 +104,7 @@ impl Cut<'_> {
     }
 }
 
-/// Whether files of this writer have PARQUET-816: `parquet-mr`, without a version or before 1.2.9.
+/// Whether this writer has the bug PARQUET-816: `parquet-mr` without a version or before 1.2.9.
 fn leaves_out_headers(writer: &str) -> bool {
     let Some(rest) = writer.strip_prefix("parquet-mr") else { return false };
     let version = rest.trim_start().strip_prefix("version ").unwrap_or("0");
@@ -142,7 +142,7 @@ impl Parquet {
         self.chunks.push(Chunk { file, group: cut.number as u32, rows, places, bytes });
     }
 
-    /// Runs of rows that need at most the limit, with the pages that hold them; `None` without an offset index.
+    /// Cuts the row group into runs of rows within the limit, with their pages; `None` without an offset index.
     #[allow(clippy::type_complexity, reason = "a list of runs, each with its columns")]
     fn runs(&self, cut: &Cut<'_>, whole: &[Place], rows: u64, opened: u64) -> Option<Vec<(Range<u64>, Box<[Place]>)>> {
         let index = cut.footer.meta.page_index_for_row_group(cut.number);
@@ -157,7 +157,7 @@ impl Parquet {
             }
         };
         let unpacked: Vec<u64> = whole.iter().enumerate().map(dictionary).collect::<Option<_>>()?;
-        // Every run unpacks the dictionaries anew: one that is smaller than they are costs more than it saves.
+        // Every run unpacks the dictionaries again, so a run smaller than them costs more than it saves.
         let limit = unpacked.iter().copied().fold(0, u64::saturating_add).max(cut.limit);
         let parts = opened.div_ceil(limit).clamp(1, rows);
         let step = rows.div_ceil(parts);
@@ -176,8 +176,9 @@ impl Parquet {
         Some(runs)
     }
 
-    /// What the pages of a run unpack to, at most. The offset index does not say it; values of fixed width, and byte
-    /// arrays whose sizes it has, cannot be more than themselves with their levels. Of others the page headers say it.
+    /// Sets the maximum unpacked bytes of a run's pages, which the offset index does not give. Fixed-width values, and
+    /// byte arrays with sizes in the index, take at most their own bytes and levels. For others the page headers are
+    /// read.
     fn size_run(&self, cut: &Cut<'_>, leaf: usize, run: &mut Place, pages: &OffsetIndexMetaData, content: &Blob) {
         let descr = &self.leaves[leaf];
         let here = || pages.page_locations().iter().filter(|page| run.holds(page.offset));
@@ -185,7 +186,7 @@ impl Parquet {
         let kind = self.fields.iter().find(|field| field.columns.contains(&leaf)).map(|field| field.kind);
         let (values, each) = match (descr.physical_type(), kind) {
             (Type::BYTE_ARRAY, _) => (payload.map(|_| run.rows), 4),
-            // How lists of any length share the values is not known.
+            // The number of values in these lists is unknown.
             (_, Some(FieldKind::Ragged { .. }) | None) => (None, 0),
             (of, Some(FieldKind::Array { list, .. })) => {
                 let each = if of == Type::FIXED_LEN_BYTE_ARRAY { descr.type_length().max(4) as u64 } else { 8 };
@@ -213,7 +214,7 @@ impl Parquet {
         }
     }
 
-    /// The sizes of a chunk with these pages.
+    /// Sizes of a chunk with these pages.
     fn bytes_of(&self, cut: &Cut<'_>, places: &[Place], rows: u64) -> ChunkBytes {
         let mut bytes = ChunkBytes::default();
         for place in places {
@@ -237,8 +238,8 @@ impl Parquet {
         bytes
     }
 
-    /// Heap that a worker takes while it opens a chunk: values of the columns that are woven together, and what reading
-    /// one of them takes.
+    /// Heap that a worker needs to open a chunk: the values of the columns interleaved at once, and the memory for
+    /// reading one column.
     fn scratch_of(&self, cut: &Cut<'_>, places: &[Place], rows: u64) -> u64 {
         let (mut together, mut reader) = (0, 0);
         for field in &self.fields {
@@ -261,14 +262,14 @@ impl Parquet {
     }
 }
 
-/// Bytes of the byte arrays in the pages of a run, if the index says it.
+/// Bytes of the byte arrays in a run's pages, if the index has them.
 fn payload(run: &Place, pages: &OffsetIndexMetaData) -> Option<u64> {
     let sizes = pages.page_locations().iter().zip(pages.unencoded_byte_array_data_bytes()?);
     let mut here = sizes.filter(|(page, _)| run.holds(page.offset)).map(|(_, bytes)| u64::try_from(*bytes).ok());
     here.try_fold(0_u64, |sum, bytes| sum.checked_add(bytes?))
 }
 
-/// Whether values may take more than the pages unpack to, though each dictionary entry is taken once.
+/// Whether values may exceed the unpacked pages, although each dictionary entry counts once.
 fn outgrows_pages(meta: &ColumnChunkMetaData) -> bool {
     meta.column_type() == Type::BYTE_ARRAY && is_prefix_coded(meta)
 }
@@ -277,7 +278,7 @@ fn is_prefix_coded(meta: &ColumnChunkMetaData) -> bool {
     meta.encodings().any(|encoding| encoding == Encoding::DELTA_BYTE_ARRAY)
 }
 
-/// What a column of byte arrays or lists takes when open.
+/// Open bytes of a column of byte arrays or lists.
 fn ragged_bytes(meta: &ColumnChunkMetaData, place: &Place, keep: u64) -> u64 {
     if meta.column_type() != Type::BYTE_ARRAY {
         return place.values.saturating_mul(keep);
@@ -285,7 +286,7 @@ fn ragged_bytes(meta: &ColumnChunkMetaData, place: &Place, keep: u64) -> u64 {
     place.uncompressed.saturating_add(place.unpacked_dictionary).saturating_add(place.payload.unwrap_or(0))
 }
 
-/// Whether every page can be copied from as it is, by what the footer says.
+/// Whether values can be copied straight from every page, according to the footer.
 fn is_plain(meta: &ColumnChunkMetaData) -> bool {
     let plain = |encoding| matches!(encoding, Encoding::PLAIN | Encoding::RLE);
     let descr = meta.column_descr();
@@ -293,7 +294,7 @@ fn is_plain(meta: &ColumnChunkMetaData) -> bool {
     descr.max_rep_level() == 0 && meta.column_type() != Type::BOOLEAN && defined && meta.encodings().all(plain)
 }
 
-/// Bytes of a value in the column reader's memory.
+/// Bytes per value in the column reader's memory.
 fn value_bytes(meta: &ColumnChunkMetaData) -> u64 {
     let bytes = match meta.column_type() {
         Type::BOOLEAN => 1,
@@ -304,7 +305,7 @@ fn value_bytes(meta: &ColumnChunkMetaData) -> u64 {
     bytes as u64
 }
 
-/// Heap for a column that goes through the column reader: a page packed out twice, dictionary, values, levels.
+/// Heap for a column that goes through the column reader: an unpacked page twice, dictionary, values, levels.
 fn reader_bytes(meta: &ColumnChunkMetaData, place: &Place, rows: u64) -> u64 {
     if is_plain(meta) {
         return if place.compression == Compression::UNCOMPRESSED { 0 } else { place.uncompressed };
@@ -312,9 +313,9 @@ fn reader_bytes(meta: &ColumnChunkMetaData, place: &Place, rows: u64) -> u64 {
     let values = if meta.column_descr().max_rep_level() == 0 { rows } else { place.values };
     let width = value_bytes(meta);
     let dictionary = if place.unpacked_dictionary > 0 { place.unpacked_dictionary } else { place.uncompressed };
-    // An entry of a dictionary is a value of some row, and has its length of four bytes before it.
+    // A dictionary entry is the value of some row and has a four-byte length before it.
     let entries = if place.has_dictionary { place.values.min(dictionary / 4) } else { 0 };
-    // Values that are stored in parts are put together one by one, each in heap of its own.
+    // A value stored in parts is assembled in its own heap allocation.
     let whole = if meta.column_type() == Type::BYTE_ARRAY {
         place.payload.unwrap_or(0)
     } else {
@@ -325,7 +326,7 @@ fn reader_bytes(meta: &ColumnChunkMetaData, place: &Place, rows: u64) -> u64 {
     pages.saturating_add(values.saturating_mul(width + 4)).saturating_add(entries.saturating_mul(width))
 }
 
-/// The part of a column that holds `range` of the row group's `rows`, by its pages. `None` when the index makes no sense.
+/// The part of a column with `range` of the row group's `rows`, by its pages. `None` if the index is inconsistent.
 fn pages_of(whole: &Place, pages: &[PageLocation], range: &Range<u64>, rows: u64, file_len: u64) -> Option<Place> {
     let first_row = |page: usize| pages.get(page).map_or(Some(rows), |page| u64::try_from(page.first_row_index).ok());
     let starts: Vec<u64> = (0..=pages.len()).map(first_row).collect::<Option<_>>()?;

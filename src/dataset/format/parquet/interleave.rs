@@ -1,9 +1,9 @@
-//! From columns to rows. Pure.
+//! Interleaves columns into rows. Pure.
 
 use super::column::TOGETHER;
 
-/// Writes values of `width` bytes (of which the low `keep` are wanted: 1, 2, 4, 8 or all) of up to 16 columns side by
-/// side into `rows`: row *r* of column *c* goes to `rows[r × row_bytes + at + c × keep]`.
+/// Writes up to 16 columns side by side into `rows`. Values have `width` bytes, of which the low `keep` are taken (1,
+/// 2, 4, 8 or all): row *r* of column *c* goes to `rows[r × row_bytes + at + c × keep]`.
 ///
 /// Every column has at least as many values as there are rows.
 pub(super) fn interleave(columns: &[&[u8]], width: usize, keep: usize, rows: &mut [u8], row_bytes: usize, at: usize) {
@@ -20,7 +20,7 @@ pub(super) fn interleave(columns: &[&[u8]], width: usize, keep: usize, rows: &mu
     }
 }
 
-/// Sixteen columns of `W` bytes: of constant size, so that the compiler unrolls it. (Turning blocks of sixteen rows in
+/// Sixteen columns of `W` bytes: constant sizes let the compiler unroll it. (Transposing blocks of sixteen rows in
 /// registers or on the stack was tried: slower by 8 and by 40 %.)
 fn lines<const W: usize>(columns: &[&[u8]], rows: &mut [u8], row_bytes: usize, at: usize) {
     let count = rows.len() / row_bytes;
@@ -42,7 +42,7 @@ fn each(columns: &[&[u8]], width: usize, keep: usize, rows: &mut [u8], row_bytes
     }
 }
 
-/// The same for lists of `elements` values, each of which is made narrower: rare, so one value at a time.
+/// The same for lists of `elements` values that are narrowed. It is rare, so it copies one value at a time.
 pub(super) fn narrow(
     columns: &[&[u8]],
     width: usize,

@@ -1,5 +1,5 @@
-//! Parquet shards: a row group, or a run of its rows, is a chunk; columns become rows of a batch without an object for
-//! each.
+//! Parquet shards: a chunk is a row group or a run of its rows; columns become rows of a batch without an object per
+//! row.
 //!
 //! ```text
 //! footer ──open──► chunks { file, row group, rows, where each chosen column lies }      (parquet crate, once)
@@ -7,16 +7,16 @@
 //!                                          └► bytes (pictures) ─────► one after the other ──► decoder
 //! ```
 //!
-//! A row group is opened as a whole by one worker, several at once by several. Rows cannot be had one by one, so a
+//! One worker opens a whole row group; several workers open several at once. Rows have no random access, so a
 //! shuffled order needs [`Order::windowed`](crate::Order::windowed), unless all row groups fit the memory budget.
 //!
-//! Limits: numbers of up to 64 bits, fixed-length bytes, byte arrays and strings, lists of numbers (not lists of lists,
-//! maps, decimals); pages without compression, by Snappy, gzip, LZ4, LZ4_RAW or zstd. A row group that takes more than
+//! Limits: numbers of up to 64 bits, fixed-length bytes, byte arrays and strings, lists of numbers (no lists of lists,
+//! maps, decimals); pages uncompressed or with Snappy, gzip, LZ4, LZ4_RAW or zstd. A row group above
 //! [`chunk_bytes`](ParquetBuilder::chunk_bytes) when open is cut into runs of rows, if the file has an offset index.
 //!
-//! Invariants: the footer's sizes are compared with the file's length before anything is read, and the pages' with the
-//! footer's before anything is allocated; pages that carry a CRC are checked; a chunk gives as many rows as the footer
-//! says, or an error.
+//! Invariants: the footer's sizes are compared with the file's length before any read, and the pages' sizes with the
+//! footer before any allocation; pages with a CRC are verified; a chunk gives as many rows as the footer says, or an
+//! error.
 
 mod column;
 mod fields;
@@ -47,17 +47,17 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Bytes of an open chunk above which a row group is cut into runs of rows.
+/// Default of [`ParquetBuilder::chunk_bytes`].
 const CHUNK_BYTES: u64 = 128 << 20;
 
-/// Parquet files, read by row groups.
+/// Dataset of Parquet files, read by row groups.
 ///
-/// Taken: numbers of up to 64 bits (booleans as `u8`, dates and times as integers), fixed-length bytes, byte arrays and
-/// strings, lists of numbers; nested columns by their dotted names (`image.bytes`); pages without compression, by Snappy,
-/// gzip, LZ4, LZ4_RAW or zstd. Refused, by name: lists of lists, maps, decimals, other compressions. Missing values are errors unless
-/// [`ParquetBuilder::nulls`] says otherwise.
+/// Supported: numbers of up to 64 bits (booleans as `u8`, dates and times as integers), fixed-length bytes, byte arrays
+/// and strings, lists of numbers; nested columns by their dotted names (`image.bytes`); pages uncompressed or with
+/// Snappy, gzip, LZ4, LZ4_RAW or zstd. Refused, with the column's name: lists of lists, maps, decimals, other
+/// compressions. A null is an error unless [`ParquetBuilder::nulls`] says otherwise.
 ///
-/// Rows cannot be had one by one: a row group is opened as a whole, so a shuffle needs
+/// Rows have no random access: a row group is opened as a whole. So a shuffle needs
 /// [`Order::windowed`](crate::Order::windowed), unless all row groups fit the memory budget.
 ///
 /// ```no_run
@@ -74,7 +74,7 @@ pub struct Parquet {
     sources: Arc<Sources>,
     schema: Vec<EncodedField>,
     fields: Vec<FieldPlan>,
-    /// The chosen columns, as the file's schema has them.
+    /// The chosen columns in the file's schema.
     leaves: Vec<ColumnDescPtr>,
     chunks: Vec<Chunk>,
     starts: Vec<u64>,
@@ -84,7 +84,7 @@ pub struct Parquet {
     name: String,
 }
 
-/// How a field is made of columns.
+/// Plan of a field: its columns and layout.
 struct FieldPlan {
     /// Indices in `leaves`.
     columns: Range<usize>,
@@ -93,22 +93,22 @@ struct FieldPlan {
 
 #[derive(Clone, Copy)]
 enum FieldKind {
-    /// `columns × list` values of `width` bytes, of which the low `keep` are taken.
+    /// `columns × list` values of `width` bytes, with the low `keep` taken of each.
     Array { width: usize, keep: usize, list: usize },
-    /// Any number of bytes; `width` and `keep` are those of list elements.
+    /// Any number of bytes; `width` and `keep` belong to list elements.
     Ragged { width: usize, keep: usize },
 }
 
 struct Chunk {
     file: u32,
     group: u32,
-    /// Of the row group.
+    /// Rows of the chunk, counted in the row group.
     rows: Range<u64>,
     places: Box<[Place]>,
     bytes: ChunkBytes,
 }
 
-/// Settings for [`Parquet`]; every call may be left out but [`open`](Self::open).
+/// Builder of [`Parquet`]; every call except [`open`](Self::open) is optional.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ParquetBuilder {
@@ -133,19 +133,19 @@ enum How {
 }
 
 impl Parquet {
-    /// All columns of the files that `pattern` names, each a field.
+    /// Opens the files of `pattern` with every column as a field.
     ///
     /// Errors: as [`ParquetBuilder::open`].
     pub fn open(pattern: impl AsRef<Path>) -> Result<Self> {
         Self::builder().open(pattern)
     }
 
-    /// Settings.
+    /// Starts a builder.
     pub fn builder() -> ParquetBuilder {
         ParquetBuilder { wanted: Vec::new(), nulls: Nulls::default(), chunk_bytes: CHUNK_BYTES, prune: Vec::new() }
     }
 
-    /// Row groups that [`ParquetBuilder::prune`] left out.
+    /// Number of row groups that [`ParquetBuilder::prune`] left out.
     pub fn groups_pruned(&self) -> usize {
         self.pruned
     }
@@ -157,59 +157,60 @@ impl ParquetBuilder {
         self
     }
 
-    /// Takes a column as the field of its name. Nested ones are named with dots (`image.bytes`); a list is named as
-    /// the column. Numbers become scalars, lists of fixed size vectors, byte arrays and strings encoded bytes.
+    /// Takes a column as the field of its name. Nested columns have dotted names (`image.bytes`); a list has the
+    /// column's name. Numbers become scalars, lists of fixed size become vectors, byte arrays and strings become
+    /// encoded bytes.
     ///
-    /// When no column is named, all are taken.
+    /// Without any named column all columns are taken.
     pub fn column(self, name: &str) -> Self {
         self.wants(name, vec![name.into()], How::Stored)
     }
 
-    /// Takes these columns, each as [`column`](Self::column).
+    /// Takes several columns, each as [`column`](Self::column) does.
     pub fn columns<'n>(self, names: impl IntoIterator<Item = &'n str>) -> Self {
         names.into_iter().fold(self, |builder, name| builder.column(name))
     }
 
-    /// Puts columns of one dtype side by side into one field `name` of shape `[columns]` (`[columns × n]` for lists of n).
+    /// Stacks columns of one dtype into the field `name` of shape `[columns]` (`[columns × n]` for lists of n).
     pub fn stack(self, name: &str, columns: &[impl AsRef<str>]) -> Self {
         self.wants(name, columns.iter().map(|column| column.as_ref().to_string()).collect(), How::Stored)
     }
 
-    /// Takes a column of encoded pictures as the field of its name; of a structure (Hugging Face's) its `bytes`.
+    /// Takes a column of encoded pictures as the field of its name. Of a structure (Hugging Face's) it takes `bytes`.
     pub fn image(self, name: &str) -> Self {
         self.wants(name, vec![name.into()], How::Image)
     }
 
-    /// Takes a column of lists of numbers, or of bytes, of at most `max` elements; shorter ones are padded with zeros.
+    /// Takes a column of lists of numbers, or of bytes, with at most `max` elements. Zeros pad shorter rows.
     pub fn up_to(self, name: &str, max: usize) -> Self {
         self.wants(name, vec![name.into()], How::UpTo(max))
     }
 
-    /// What becomes of missing values. Default: [`Nulls::Error`].
+    /// Sets the policy for nulls. Default: [`Nulls::Error`].
     pub fn nulls(mut self, nulls: Nulls) -> Self {
         self.nulls = nulls;
         self
     }
 
-    /// Bytes of an open chunk above which a row group is cut into runs of rows, where the file has an offset index.
-    /// Default: 128 MiB. Smaller chunks need less memory and shuffle better; pages are read whole.
+    /// Maximum bytes of an open chunk: a larger row group is cut into runs of rows, if the file has an offset index.
+    /// Default: 128 MiB. Smaller chunks need less memory and shuffle better; pages are always read whole.
     pub fn chunk_bytes(mut self, bytes: u64) -> Self {
         self.chunk_bytes = bytes.max(1);
         self
     }
 
-    /// Leaves out row groups whose statistics say that the number column `column` has no value within `min ..= max`.
-    /// Rows of the other row groups all come, whatever their values.
+    /// Leaves out row groups whose statistics exclude all values of number column `column` within `min ..= max`. All
+    /// rows of the other row groups are delivered, whatever their values.
     pub fn prune(mut self, column: &str, min: f64, max: f64) -> Self {
         self.prune.push((column.into(), min, max));
         self
     }
 
-    /// Opens the files that `pattern` names: one file, a folder (`*.parquet` in it), or a pattern with `*`, `{a,b}`,
-    /// `{000..127}`. Reads their footers, in parallel.
+    /// Opens the files of `pattern`: one file, a folder (`*.parquet` in it), or a pattern with `*`, `{a,b}`,
+    /// `{000..127}`. Reads their footers in parallel.
     ///
-    /// Errors: not Parquet, damaged, a column that is not there or of an unsupported type, files that differ in the
-    /// chosen columns; each names the file.
+    /// Errors: not Parquet; damage; a column that is missing or has an unsupported type; files whose chosen columns
+    /// differ. Each error names the file.
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<Parquet> {
         let files = expand(&pattern, &[".parquet"])?;
         let footers = parallel(files, |_, path| Footer::of_file(path, &self))?;
@@ -220,7 +221,7 @@ impl ParquetBuilder {
         self.finish(sources, &footers, pattern.as_ref().display().to_string())
     }
 
-    /// One file in memory of the process.
+    /// Opens one file that lies in memory.
     ///
     /// Errors: as [`open`](Self::open).
     pub fn open_bytes(self, bytes: impl Into<Arc<[u8]>>) -> Result<Parquet> {
@@ -316,13 +317,13 @@ fn interleave_columns<'c>(
     for (place, column) in columns.enumerate() {
         segments.push(column.dense(list, arenas, place)?);
     }
-    // A list is one wide value, unless its elements must be made narrower.
+    // A list is one wide value, unless its elements must be narrowed.
     let (width, keep) = if width == keep { (width * list, keep * list) } else { (width, keep) };
     let elements = if width == keep { 1 } else { list };
     let mut cursors: Vec<(usize, usize)> = vec![(0, 0); segments.len()];
     let (mut done, count) = (0, rows.len() / row_bytes);
     while done < count {
-        // As far as every column's segment goes.
+        // Rows until the first column's segment ends.
         let left = |(list, cursor): (&Vec<column::Segment>, &(usize, usize))| list[cursor.0].rows - cursor.1;
         let step = segments.iter().zip(&cursors).map(left).min().unwrap_or(0);
         let mut slices: [&[u8]; TOGETHER] = [&[]; TOGETHER];
@@ -364,7 +365,7 @@ impl Dataset for Parquet {
     }
 
     fn extents<'a>(&'a self, sample: u64, _: &mut Parts<'a>) -> Result<()> {
-        let message = "rows of a Parquet file come by the chunk";
+        let message = "rows of a Parquet file have no random access; read its chunks";
         Err(Error::new(ErrorKind::Config, Stage::Read, message).with_sample(sample))
     }
 

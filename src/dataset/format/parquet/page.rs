@@ -1,18 +1,18 @@
-//! The pages of a column chunk: headers read and checked before anything is allocated, checksums verified, plain
-//! values found where they lie.
+//! The pages of a column chunk: reads and checks headers before any allocation, verifies checksums, and finds plain
+//! values in place.
 //!
 //! ```text
 //! column chunk: │ header │ dictionary │ header │ levels, values │ header │ levels, values │ …
 //!                 └ thrift compact protocol: kind, sizes, CRC, encoding
 //! ```
 //!
-//! Invariants: every size in a header is compared with the bytes that are there and with what the footer says before
-//! it is believed; a page with a CRC is compared with it; the walk is linear in the bytes.
+//! Invariants: every size in a header is compared with the available bytes and with the footer before use; a page with
+//! a CRC is verified; the walk is linear in the bytes.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use bytes::Bytes;
 
-/// What a page is.
+/// Kind of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Data,
@@ -24,11 +24,11 @@ pub(super) enum Kind {
         compressed: bool,
     },
     Dictionary,
-    /// Index pages and what later versions may bring: no values.
+    /// A page without values: an index page, or a kind of a later version.
     Other,
 }
 
-/// A page's header, as far as it is needed.
+/// The needed fields of a page header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) kind: Kind,
@@ -37,9 +37,9 @@ pub(super) struct Header {
     pub(super) crc: Option<u32>,
     pub(super) values: usize,
     pub(super) encoding: i32,
-    /// How definition levels are encoded (version 1).
+    /// Encoding of the definition levels (version 1).
     pub(super) def_encoding: i32,
-    /// How repetition levels are encoded (version 1).
+    /// Encoding of the repetition levels (version 1).
     pub(super) rep_encoding: i32,
 }
 
@@ -50,18 +50,18 @@ pub(super) const RLE: i32 = 3;
 pub(super) const DELTA_BYTE_ARRAY: i32 = 7;
 pub(super) const RLE_DICTIONARY: i32 = 8;
 
-/// Nesting of structures in a header; the format needs 4.
+/// Maximum nesting of structures in a header; the format needs 4.
 const DEPTH_MAX: u32 = 16;
 
 fn bad(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Decode, Stage::Decode, message)
 }
 
-/// A reader of thrift's compact protocol, as far as page headers need it.
+/// Reader for the part of thrift's compact protocol that headers and footers use.
 pub(super) struct Thrift<'a> {
     bytes: &'a [u8],
     at: usize,
-    /// Where the field starts that is being read.
+    /// Start of the field being read.
     field_at: usize,
 }
 
@@ -70,7 +70,7 @@ impl<'a> Thrift<'a> {
         Self { bytes, at: 0, field_at: 0 }
     }
 
-    /// What is not read yet.
+    /// Bytes not read yet.
     pub(super) fn rest(&self) -> &'a [u8] {
         &self.bytes[self.at..]
     }
@@ -107,7 +107,7 @@ impl<'a> Thrift<'a> {
         Ok(())
     }
 
-    /// Calls `field` for each field of a structure with its id and type; it returns whether it took the value.
+    /// Calls `field` with the id and type of each field of a structure; it returns whether it read the value.
     fn fields(&mut self, depth: u32, mut field: impl FnMut(&mut Self, i64, u8) -> Result<bool>) -> Result<()> {
         if depth > DEPTH_MAX {
             return Err(bad("a page header is nested too deeply"));
@@ -130,7 +130,7 @@ impl<'a> Thrift<'a> {
         }
     }
 
-    /// The elements of a list, and their type.
+    /// Reads a list's header: number and type of the elements.
     fn list(&mut self) -> Result<(u64, u8)> {
         let byte = self.byte()?;
         let len = if byte >> 4 == 15 { self.varint()? } else { u64::from(byte >> 4) };
@@ -149,7 +149,7 @@ impl<'a> Thrift<'a> {
             }
             9 | 10 => {
                 let (len, kind) = self.list()?;
-                // Every element has at least a byte, but for booleans, which lists give one too.
+                // Every element has at least one byte; in lists, so do booleans.
                 (0..len).try_for_each(|_| self.skip_element(kind, depth))
             }
             12 => self.fields(depth + 1, |_, _, _| Ok(false)),
@@ -177,7 +177,7 @@ fn number(what: &str, value: i64) -> Result<usize> {
 }
 
 impl Header {
-    /// The header at the start of `bytes`, and its length.
+    /// Parses the header at the start of `bytes`; gives it with its length.
     pub(super) fn parse(bytes: &[u8]) -> Result<(Self, usize)> {
         let mut thrift = Thrift::new(bytes);
         let (mut kind, mut uncompressed, mut compressed, mut crc) = (None, None, None, None);
@@ -241,8 +241,8 @@ impl Header {
     }
 }
 
-/// Fields 1 to `count` of a structure; booleans are 0 or 1. Field 7, whether a page of version 2 is compressed, is by
-/// default.
+/// Reads fields 1 to `count` of a structure; booleans are 0 or 1. Field 7 (version 2: page is compressed) defaults to
+/// true.
 fn numbers(thrift: &mut Thrift<'_>, count: i64) -> Result<[i64; 7]> {
     let mut out = [0, 0, 0, 0, 0, 0, 1];
     thrift.fields(1, |thrift, id, of| {
@@ -260,19 +260,18 @@ fn numbers(thrift: &mut Thrift<'_>, count: i64) -> Result<[i64; 7]> {
     Ok(out)
 }
 
-/// Columns nested in each other, at most: the parquet crate follows them by recursion, whose stack a file must not choose.
+/// Maximum nesting of columns: the parquet crate recurses per level, and no file may choose the stack's depth.
 const NESTED_MAX: usize = 64;
-/// Elements of the schema, row groups, and notes of a footer, at most of each: room for all is taken at once.
+/// Maximum elements of the schema, row groups, and notes of a footer, each: memory for all is taken at once.
 const ELEMENTS_MAX: usize = 1 << 20;
 
-/// Types of the fields of a column's metadata from 1 on, as the format defines them.
+/// Types of a column's metadata fields, from field 1, as the format defines them.
 const METADATA: [u8; 17] = [5, 9, 9, 5, 6, 6, 6, 9, 6, 6, 6, 12, 9, 6, 5, 12, 12];
 
-/// Walks a footer before it is parsed: every list has its elements, and the schema is a tree of a depth that can be
-/// followed.
+/// Walks a footer before it is parsed: every list has all its elements, and the schema is a tree of bounded depth.
 ///
-/// Gives the footer without fields of column metadata that have another type than the format's, if there are any: readers
-/// are to pass over those (Dremio wrote some), but the parquet crate takes them for what their number says.
+/// Gives the footer without column metadata fields of another type than the format's, if it has any. The format tells
+/// readers to skip them (Dremio wrote some), but the parquet crate reads them by number alone.
 ///
 /// Errors: [`ErrorKind::Decode`], [`ErrorKind::Limit`].
 pub(super) fn check_footer(footer: &[u8]) -> Result<Option<Vec<u8>>> {
@@ -284,7 +283,7 @@ pub(super) fn check_footer(footer: &[u8]) -> Result<Option<Vec<u8>>> {
         }
         let (len, kind) = thrift.list()?;
         let len = usize::try_from(len).ok().filter(|len| *len <= ELEMENTS_MAX).ok_or_else(|| {
-            let message = format!("a footer with a list of {len} elements, at most {ELEMENTS_MAX} are read");
+            let message = format!("a footer with a list of {len} elements, the limit is {ELEMENTS_MAX}");
             Error::new(ErrorKind::Limit, Stage::Index, message)
         })?;
         match (id, kind) {
@@ -297,7 +296,7 @@ pub(super) fn check_footer(footer: &[u8]) -> Result<Option<Vec<u8>>> {
     without(footer, &foreign)
 }
 
-/// A field that is to be left out: where it lies, and the difference of its number to that of the field before it.
+/// A field to remove: its place, and its number minus the number of the field before it.
 struct Foreign {
     bytes: std::ops::Range<usize>,
     step: u8,
@@ -316,7 +315,7 @@ fn row_group(thrift: &mut Thrift<'_>, foreign: &mut Vec<Foreign>) -> Result<()> 
             }
             thrift.fields(2, |thrift, id, of| match (id, of) {
                 (3, 12) => column_metadata(thrift, foreign).map(|()| true),
-                (8, 12) => Err(bad("a column is encrypted, such files are not read")),
+                (8, 12) => Err(bad("a column is encrypted, which is not supported")),
                 _ => Ok(false),
             })?;
         }
@@ -338,7 +337,7 @@ fn column_metadata(thrift: &mut Thrift<'_>, foreign: &mut Vec<Foreign>) -> Resul
     })
 }
 
-/// The footer without these fields; fields count from the one before them, so the next one's step becomes longer.
+/// The footer without these fields. A field's number is relative to the one before, so the next field's step grows.
 fn without(footer: &[u8], foreign: &[Foreign]) -> Result<Option<Vec<u8>>> {
     if foreign.is_empty() {
         return Ok(None);
@@ -364,14 +363,14 @@ fn without(footer: &[u8], foreign: &[Foreign]) -> Result<Option<Vec<u8>>> {
     Ok(Some(out))
 }
 
-/// The elements of a schema, each group before its children.
+/// Walks the elements of a schema, each group before its children.
 fn schema(thrift: &mut Thrift<'_>, len: usize, kind: u8) -> Result<()> {
-    // Children to come of each open group.
+    // Children left in each open group.
     let mut open: Vec<usize> = Vec::new();
     for element in 0..len {
         let mut children = 0;
         if kind != 12 {
-            return Err(bad("a schema of other things than structures"));
+            return Err(bad("the schema has an element that is not a structure"));
         }
         thrift.fields(1, |thrift, id, of| match (id, of) {
             (5, 5) => {
@@ -402,7 +401,7 @@ fn schema(thrift: &mut Thrift<'_>, len: usize, kind: u8) -> Result<()> {
     Ok(())
 }
 
-/// A page and where its body starts.
+/// A page with the offset of its body.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Page<'a> {
     pub(super) header: Header,
@@ -421,13 +420,13 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    /// `uncompressed` is what the footer says that all pages, with their headers, unpack to; `base` is where `bytes` lie
-    /// in the file.
+    /// `uncompressed`: the footer's unpacked size of all pages with their headers. `base`: offset of `bytes` in the
+    /// file.
     pub(super) fn new(bytes: &Bytes, uncompressed: usize, base: u64) -> Self {
         Self { bytes: bytes.clone(), at: 0, base, room: uncompressed }
     }
 
-    /// The bytes that the pages lie in.
+    /// The bytes of all pages.
     pub(super) fn bytes(&self) -> &Bytes {
         &self.bytes
     }
@@ -440,13 +439,13 @@ impl Pages {
         error.with_range(self.base + self.at as u64, (self.bytes.len() - self.at) as u64)
     }
 
-    /// The header of the next page and its length; the page stays.
+    /// The next page's header and its length, without advancing.
     pub(super) fn head(&self) -> Result<Option<(Header, usize)>> {
         let rest = &self.bytes[self.at..];
         if rest.is_empty() { Ok(None) } else { Header::parse(rest).map(Some).map_err(|error| self.located(error)) }
     }
 
-    /// The next page, its sizes checked against what is there and its checksum, if it has one, verified.
+    /// The next page, after checking its sizes against the available bytes and its checksum, if any.
     pub(super) fn next(&mut self) -> Result<Option<Page<'_>>> {
         let Some((header, len)) = self.head()? else { return Ok(None) };
         let start = self.at + len;
@@ -462,7 +461,7 @@ impl Pages {
         if let Some(crc) = header.crc
             && crc32fast::hash(&self.bytes[start..end]) != crc
         {
-            let message = "a page is not what its checksum says";
+            let message = "a page does not match its checksum";
             return Err(bad(message).with_range(self.base + start as u64, header.compressed as u64));
         }
         (self.room, self.at) = (room, end);
@@ -470,7 +469,8 @@ impl Pages {
     }
 }
 
-/// Whether `count` levels in the RLE / bit-packed hybrid are all `max`: no value is missing. Wrong bytes say false.
+/// Whether `count` levels in the RLE / bit-packed hybrid are all `max`, so that no value is missing. False for
+/// malformed bytes.
 pub(super) fn all_defined(mut levels: &[u8], mut count: usize, max: i16) -> bool {
     let bits = 16 - (max as u16).leading_zeros() as usize;
     let width = bits.div_ceil(8);
@@ -487,7 +487,7 @@ pub(super) fn all_defined(mut levels: &[u8], mut count: usize, max: i16) -> bool
             }
             (levels, count) = (rest, count.saturating_sub(run));
         } else {
-            // Eight values to a group of `bits` bytes.
+            // A group of `bits` bytes holds eight values.
             let groups = usize::try_from(header >> 1).unwrap_or(usize::MAX);
             let here = count.min(groups.saturating_mul(8));
             let Some(bytes) = levels.get(..groups.saturating_mul(bits).min(levels.len())) else { return false };
@@ -526,7 +526,7 @@ pub(super) mod tests {
         varint(((value << 1) ^ (value >> 63)) as u64, out);
     }
 
-    /// A header of version 1 as writers write it.
+    /// A version 1 header as writers produce it.
     fn header(uncompressed: i32, compressed: i32, crc: Option<i32>, values: i32) -> Vec<u8> {
         let mut out = vec![0x15];
         zigzag(0, &mut out);
@@ -548,7 +548,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_header_says_what_was_written_and_where_it_ends() {
+    fn a_parsed_header_has_its_fields_and_length() {
         for crc in [None, Some(-5)] {
             let bytes = header(1000, 600, crc, 250);
             let (parsed, len) = Header::parse(&[&bytes[..], &[7; 9]].concat()).unwrap();
@@ -559,7 +559,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_header_cut_anywhere_is_an_error() {
+    fn a_header_cut_at_any_byte_is_an_error() {
         let bytes = header(1000, 600, Some(77), 250);
         for len in 0..bytes.len() {
             assert!(Header::parse(&bytes[..len]).is_err(), "{len}");
@@ -567,7 +567,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn sizes_are_compared_with_what_is_there_before_they_are_believed() {
+    fn page_sizes_are_checked_before_use() {
         let page = |uncompressed, compressed| {
             let mut bytes = header(uncompressed, compressed, None, 1);
             bytes.extend([0; 100]);
@@ -584,7 +584,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_checksum_that_does_not_fit_is_an_error() {
+    fn a_wrong_checksum_is_an_error() {
         for wrong in [0, 1] {
             let mut bytes = header(3, 3, Some((crc32fast::hash(b"abc") ^ wrong) as i32), 1);
             bytes.extend(b"abc");
@@ -592,7 +592,7 @@ pub(super) mod tests {
         }
     }
 
-    /// The naive oracle: all levels, one after the other.
+    /// The naive oracle: decodes all levels one after the other.
     fn levels(bytes: &[u8], bits: usize, count: usize) -> Option<Vec<u32>> {
         let (mut out, mut at) = (Vec::new(), 0);
         while out.len() < count {
@@ -640,7 +640,7 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn levels_are_all_defined_exactly_when_the_naive_reader_says_so(
+        fn all_defined_agrees_with_the_naive_reader(
             runs in prop::collection::vec((any::<bool>(), 1_usize..40, prop::bool::weighted(0.9)), 1..5), max in 1_i16..4
         ) {
             let bits = 16 - (max as u16).leading_zeros() as usize;

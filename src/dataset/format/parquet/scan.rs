@@ -1,8 +1,8 @@
-//! Sizes that neither the footer nor an index says, read from the pages themselves when a file is opened.
+//! Sizes that neither footer nor index has, read from the pages themselves when a file is opened.
 //!
-//! Only for columns whose values may take more than their pages unpack to (`DELTA_BYTE_ARRAY` stores the part of a value
-//! that differs from the one before), and for runs of pages of byte arrays and lists, where the writer left the sizes
-//! out. `None` says that the pages are not as they should be: opening the chunk names what is wrong.
+//! Used for columns whose values may exceed their unpacked pages (`DELTA_BYTE_ARRAY` stores only a value's difference
+//! to the value before), and for runs of pages of byte arrays and lists whose writer omitted the sizes. `None` means
+//! malformed pages: opening the chunk names the damage.
 
 use super::column::{Place, levels_v1};
 use super::page::{DELTA_BYTE_ARRAY, Header, Kind, Thrift};
@@ -11,7 +11,7 @@ use crate::storage::Blob;
 use parquet::basic::Compression;
 use parquet::schema::types::ColumnDescPtr;
 
-/// Bytes of a page header that are read at first; statistics of long strings may make it longer.
+/// Bytes of the first read of a page header; statistics of long strings may make the header longer.
 const HEAD: u64 = 512;
 const HEAD_MAX: u64 = 1 << 20;
 
@@ -23,7 +23,7 @@ fn read(blob: &Blob, offset: u64, out: &mut Vec<u8>, len: u64) -> Option<()> {
     blob.read_at(offset, out).ok()
 }
 
-/// The header, and its length, of the page at `offset`, behind which are at most `len` bytes.
+/// Reads the header at `offset`, with its length; at most `len` bytes follow `offset`.
 fn header(blob: &Blob, offset: u64, len: u64, buffer: &mut Vec<u8>) -> Option<(Header, u64)> {
     let mut most = HEAD;
     loop {
@@ -36,7 +36,7 @@ fn header(blob: &Blob, offset: u64, len: u64, buffer: &mut Vec<u8>) -> Option<(H
     }
 }
 
-/// The length of the dictionary's header, if the pages from `offset` on end that much behind `len`.
+/// Length of the dictionary's header, if the pages from `offset` end exactly that far after `len`.
 pub(super) fn uncounted_header(blob: &Blob, offset: u64, len: u64) -> Option<u64> {
     let mut buffer = Vec::new();
     let (dictionary, uncounted) = header(blob, offset, len, &mut buffer)?;
@@ -48,7 +48,7 @@ pub(super) fn uncounted_header(blob: &Blob, offset: u64, len: u64) -> Option<u64
     (dictionary.kind == Kind::Dictionary && end - len == uncounted).then_some(uncounted)
 }
 
-/// What the pages at these offsets and of these lengths unpack to, and their values.
+/// Unpacked bytes and values of the pages at these offsets, with these lengths.
 pub(super) fn page_sizes(blob: &Blob, mut pages: impl Iterator<Item = (u64, u64)>) -> Option<(u64, u64)> {
     let mut buffer = Vec::new();
     pages.try_fold((0_u64, 0_u64), |(bytes, values), (offset, len)| {
@@ -58,7 +58,7 @@ pub(super) fn page_sizes(blob: &Blob, mut pages: impl Iterator<Item = (u64, u64)
     })
 }
 
-/// Bytes that the byte arrays in the pages of `place` have at most, but for those that come from a dictionary.
+/// Maximum bytes of the byte arrays in the pages of `place`, without dictionary entries.
 pub(super) fn payload(blob: &Blob, descr: &ColumnDescPtr, place: &Place) -> Option<u64> {
     let (mut buffer, mut unpacked, mut codec) = (Vec::new(), Vec::new(), Codec::default());
     let (mut at, end) = (place.data.0, place.data.0.checked_add(place.data.1)?);
@@ -81,7 +81,7 @@ pub(super) fn payload(blob: &Blob, descr: &ColumnDescPtr, place: &Place) -> Opti
     Some(sum)
 }
 
-/// The part of a data page behind its levels, unpacked.
+/// The values of a data page, unpacked, without the levels.
 fn values_of<'p>(
     header: &Header,
     descr: &ColumnDescPtr,
@@ -115,8 +115,8 @@ fn values_of<'p>(
     }
 }
 
-/// The sum of the at most `most` numbers, none of them negative, at the start of `bytes` in `DELTA_BINARY_PACKED`: the
-/// lengths that values share with the ones before them.
+/// Sum of the at most `most` non-negative numbers at the start of `bytes` in `DELTA_BINARY_PACKED`: the lengths that
+/// values share with the values before them.
 fn delta_sum(bytes: &[u8], most: usize) -> Option<u64> {
     let mut thrift = Thrift::new(bytes);
     let mut word = || thrift.varint().ok().and_then(|word| usize::try_from(word).ok());
@@ -156,7 +156,7 @@ fn delta_sum(bytes: &[u8], most: usize) -> Option<u64> {
     Some(sum)
 }
 
-/// The number of `bits` bits at bit `at`.
+/// Extracts the number of `bits` bits at bit `at`.
 fn unpacked(packed: &[u8], at: usize, bits: usize) -> u64 {
     let end = (at + bits).div_ceil(8);
     let word = packed[at / 8..end].iter().rev().fold(0_u128, |word, byte| word << 8 | u128::from(*byte));
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// `DELTA_BINARY_PACKED` as the format defines it, in blocks of 128 numbers with 4 parts of 32.
+    /// Encodes `DELTA_BINARY_PACKED` as the format defines it: blocks of 128 numbers with 4 parts of 32.
     fn packed(numbers: &[i64]) -> Vec<u8> {
         let mut out = Vec::new();
         [128, 4, numbers.len() as u64].into_iter().for_each(|word| varint(word, &mut out));

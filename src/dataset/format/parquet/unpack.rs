@@ -1,7 +1,7 @@
-//! Pages unpacked: the codecs, and the pages of a column for the parquet crate's column reader.
+//! Unpacks pages: the codecs, and the page source for the parquet crate's column reader.
 //!
-//! Invariants: a page unpacks to exactly the bytes that its header says, or to an error; nothing is allocated for a
-//! page before [`Pages`] has compared its sizes with the footer.
+//! Invariants: a page unpacks to exactly the bytes of its header, or it is an error; [`Pages`] compares a page's sizes
+//! with the footer before any allocation for it.
 
 use super::page::{Header, Kind, Pages};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -15,23 +15,23 @@ fn bad(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Decode, Stage::Decode, message)
 }
 
-/// Unpacks page bodies; keeps what the codecs need between pages.
+/// Unpacks page bodies; keeps the codecs' state between pages.
 #[derive(Default)]
 pub(super) struct Codec {
     zstd: Option<zstd::bulk::Decompressor<'static>>,
 }
 
 impl Codec {
-    /// Whether pages of this compression can be read.
+    /// Whether this compression is supported.
     pub(super) fn knows(compression: Compression) -> bool {
         use Compression::{GZIP, LZ4, LZ4_RAW, SNAPPY, UNCOMPRESSED, ZSTD};
         matches!(compression, UNCOMPRESSED | SNAPPY | GZIP(_) | LZ4 | LZ4_RAW | ZSTD(_))
     }
 
-    /// Fills `out` with what `body` unpacks to. Errors: it is damaged, or of another length.
+    /// Unpacks `body` into `out`. Errors: damage, or another length.
     pub(super) fn unpack(&mut self, compression: Compression, body: &[u8], out: &mut [u8]) -> Result<()> {
         if out.is_empty() {
-            // Some writers leave out the body of a page that holds only nulls.
+            // Some writers omit the body of a page with only nulls.
             return Ok(());
         }
         let wrong =
@@ -50,7 +50,7 @@ impl Codec {
             Compression::LZ4_RAW => lz4_flex::block::decompress_into(body, out).map_err(|error| wrong(error.into()))?,
             Compression::LZ4 => match hadoop_lz4(body, out) {
                 Some(()) => out.len(),
-                // Writers of before LZ4_RAW was named differ in what they call LZ4.
+                // Writers from before LZ4_RAW use the name LZ4 for different encodings.
                 None => lz4_flex::block::decompress_into(body, out).map_err(|error| wrong(error.into()))?,
             },
             Compression::GZIP(_) => gzip(body, out).map_err(|error| wrong(error.into()))?,
@@ -63,8 +63,7 @@ impl Codec {
     }
 }
 
-/// Hadoop's frame: blocks, each with its unpacked and its packed length before it. `None` when `body` is not of that
-/// form.
+/// Decodes Hadoop's frame: blocks, each after its unpacked and its packed length. `None` if `body` has another form.
 fn hadoop_lz4(mut body: &[u8], mut out: &mut [u8]) -> Option<()> {
     while !body.is_empty() {
         let ([a, b, c, d, e, f, g, h], rest) = body.split_first_chunk::<8>()?;
@@ -79,7 +78,7 @@ fn hadoop_lz4(mut body: &[u8], mut out: &mut [u8]) -> Option<()> {
     out.is_empty().then_some(())
 }
 
-/// One or more gzip members; the bytes that they unpack to, `out.len() + 1` when there are more than fit.
+/// Unpacks one or more gzip members; gives their bytes, or `out.len() + 1` if they do not fit.
 fn gzip(body: &[u8], out: &mut [u8]) -> std::io::Result<usize> {
     let mut reader = flate2::read::MultiGzDecoder::new(body);
     let mut len = 0;
@@ -92,12 +91,12 @@ fn gzip(body: &[u8], out: &mut [u8]) -> std::io::Result<usize> {
     Ok(len + reader.read(&mut [0])?)
 }
 
-/// The pages of a column, the dictionary first, unpacked one after the other.
+/// Gives a column's unpacked pages one after the other, the dictionary first.
 pub(super) struct Unpacked {
     parts: [Pages; 2],
     compression: Compression,
     codec: Codec,
-    /// The dictionary page when it was looked at and not yet given.
+    /// The dictionary page, if it was peeked at but not yet given.
     dictionary: Option<Page>,
 }
 
@@ -106,7 +105,7 @@ impl Unpacked {
         Self { parts, compression, codec: Codec::default(), dictionary: None }
     }
 
-    /// The unpacked dictionary, which the values that refer to it are slices of.
+    /// The unpacked dictionary; values that refer to it are slices of it.
     pub(super) fn dictionary(&mut self) -> Result<Option<Bytes>> {
         if self.dictionary.is_none() && self.head()?.is_some_and(|header| header.kind == Kind::Dictionary) {
             self.dictionary = self.next_page()?;
@@ -114,13 +113,13 @@ impl Unpacked {
         Ok(self.dictionary.as_ref().map(|page| page.buffer().clone()))
     }
 
-    /// The part that the next page lies in.
+    /// The part with the next page.
     fn part(&mut self) -> &mut Pages {
         let [first, second] = &mut self.parts;
         if first.is_empty() { second } else { first }
     }
 
-    /// The header of the next page that has values.
+    /// Header of the next page with values.
     fn head(&mut self) -> Result<Option<Header>> {
         loop {
             match self.part().head()? {

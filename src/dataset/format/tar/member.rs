@@ -1,29 +1,29 @@
-//! Members of a tar file: one header block after the other, strictly.
+//! Strict parser of tar members, one header block after the other.
 //!
 //! ```text
 //! offset ──next──► Member { name, where its bytes lie, where the next header is } | End
 //!                     ▲ [x, g: PAX records] [L, K: GNU long names] header, padded bytes
 //! ```
 //!
-//! Read: v7, ustar (with prefix), GNU long names, PAX `path` and `size`, sizes in base 256. Every header's checksum is
-//! verified. Where two readers could see different members (a PAX size beside another header size, GNU and PAX names for
-//! one member, bytes behind a link, …) it is damage: one of the readers would lose its place or call a member
-//! otherwise. What follows an extension header has no checksum of its own in this format; so its records are parsed
+//! Supported: v7, ustar (with prefix), GNU long names, PAX `path` and `size`, sizes in base 256. Every header's
+//! checksum is verified. A shard that two readers could read differently is damaged: a PAX size beside another header
+//! size, GNU and PAX names for one member, bytes after a link, … One of the readers would lose its place or name the
+//! member otherwise. The format has no checksum for the bytes after an extension header, so their records are parsed
 //! without tolerance.
 
 use crate::dataset::damage::{Damage, DamageKind};
 use crate::dataset::index::Scan;
 use crate::error::Error;
 
-/// Everything in a tar file is a multiple of this.
+/// Block size: every header and padded payload is a multiple of it.
 pub(super) const BLOCK: u64 = 512;
-/// Bytes of one long name, and of one block of PAX records.
+/// Maximum bytes of a long name, and of a block of PAX records.
 const NAME_MAX: u64 = 64 << 10;
 const PAX_MAX: u64 = 1 << 20;
-/// Sizes from here on do not fit the octal digits of a header.
+/// First size that does not fit the octal digits of a header.
 const OCTAL_END: u64 = 1 << 33;
 
-/// Why the scan cannot go on.
+/// Reason why the scan stops.
 pub(super) enum Stop {
     Damage(Damage),
     Failed(Error),
@@ -41,34 +41,34 @@ fn damage<T>(kind: DamageKind, offset: u64, len: u64, message: impl Into<String>
     Err(Stop::Damage(Damage::new(kind, offset, len, 0, message)))
 }
 
-/// What lies at an offset.
+/// Content of the shard at an offset.
 pub(super) enum Step {
     Member(Member),
-    /// A block of zeroes where a header could be.
+    /// A block of zeros in place of a header.
     End,
 }
 
 /// One member.
 pub(super) struct Member {
     pub(super) name: Vec<u8>,
-    /// The name that its header alone gives, where an extension header gives another.
+    /// Name in the member's own header, if an extension header gives another.
     pub(super) short_name: Option<Vec<u8>>,
     pub(super) kind: Kind,
-    /// First byte of its data, and their number.
+    /// Offset and length of the data.
     pub(super) data: u64,
     pub(super) len: u64,
-    /// Where the next header is.
+    /// Offset of the next header.
     pub(super) next: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Regular,
-    /// Has no bytes of its own; the word for it.
+    /// A member without bytes of its own; holds the word for its kind.
     Other(&'static str),
 }
 
-/// The member whose first header (an extension's, if it has any) is at `start`.
+/// Parses the member at `start`: the offset of its first extension header, or of its own header.
 pub(super) fn next(scan: &mut Scan<'_>, start: u64) -> Result<Step> {
     let mut at = start;
     let mut long: Option<Vec<u8>> = None;
@@ -86,7 +86,7 @@ pub(super) fn next(scan: &mut Scan<'_>, start: u64) -> Result<Step> {
             Ok(header) => header,
             Err((kind, message)) => return damage(kind, at, BLOCK, message),
         };
-        let twice = |what: &str| damage(DamageKind::Ambiguous, at, BLOCK, format!("{what} for one member"));
+        let twice = |what: &str| damage(DamageKind::Ambiguous, at, BLOCK, format!("{what} for the same member"));
         match header.flag {
             b'L' | b'K' => {
                 let bytes = extension(scan, at, header.size, NAME_MAX)?;
@@ -125,12 +125,12 @@ pub(super) fn next(scan: &mut Scan<'_>, start: u64) -> Result<Step> {
             }
             _ => return member(scan.len(), at, header, long, pax.unwrap_or_default()).map(Step::Member),
         }
-        // `extension` has checked that it lies in the shard.
+        // `extension` has checked that the bytes lie in the shard.
         at += BLOCK + header.size.next_multiple_of(BLOCK);
     }
 }
 
-/// A block of a header.
+/// Reads one header block.
 fn block(scan: &mut Scan<'_>, start: u64, at: u64) -> Result<[u8; BLOCK as usize]> {
     let rest = scan.len() - at;
     if rest >= BLOCK {
@@ -143,14 +143,14 @@ fn block(scan: &mut Scan<'_>, start: u64, at: u64) -> Result<[u8; BLOCK as usize
             DamageKind::NoEnd,
             at,
             0,
-            "the shard ends without its end marker (1024 zero bytes): what may be lost behind it cannot be known",
+            "the shard ends without its end marker (1024 zero bytes): members after it may be lost",
         ),
         (0, false) => damage(DamageKind::Cut, start, at - start, "the shard ends behind an extension header"),
         _ => damage(DamageKind::Cut, at, rest, format!("the shard ends after {rest} bytes of a header of 512")),
     }
 }
 
-/// The bytes behind an extension header.
+/// Reads the payload of an extension header.
 fn extension<'s>(scan: &'s mut Scan<'_>, at: u64, size: u64, limit: u64) -> Result<&'s [u8]> {
     if size > limit {
         let message = format!("an extension header of {size} bytes, {limit} are the limit");
@@ -160,7 +160,7 @@ fn extension<'s>(scan: &'s mut Scan<'_>, at: u64, size: u64, limit: u64) -> Resu
     Ok(scan.bytes(at + BLOCK, size as usize)?)
 }
 
-/// Where the next header is; damage when the shard ends before. `at` is a header's offset.
+/// Offset of the header after the one at `at`; damage if the shard ends before it.
 fn room(shard: u64, at: u64, size: u64) -> Result<u64> {
     let next = size.checked_next_multiple_of(BLOCK).and_then(|padded| (at + BLOCK).checked_add(padded));
     match next.filter(|next| *next <= shard) {
@@ -199,7 +199,7 @@ fn member(shard: u64, at: u64, header: Header, long: Option<Vec<u8>>, pax: Pax) 
         return ambiguous("a GNU long name and a PAX path or size for one member".into());
     }
     let size = match pax.size {
-        // The one case in which they may differ: the number does not fit, and writers put 0.
+        // The only legal difference: the number does not fit, and the writer put 0.
         Some(size) if size != header.size && !(size >= OCTAL_END && header.size == 0) => {
             return ambiguous(format!("{size} bytes by the PAX header, {} by the header itself", header.size));
         }
@@ -213,7 +213,7 @@ fn member(shard: u64, at: u64, header: Header, long: Option<Vec<u8>>, pax: Pax) 
     if name.is_empty() {
         return damage(DamageKind::Header, at, BLOCK, "a member without a name");
     }
-    // How old writers mark a folder.
+    // Old writers mark folders this way.
     let kind = if name.ends_with(b"/") && kind == Kind::Regular { Kind::Other("folder") } else { kind };
     if let (Kind::Other(what), 1..) = (kind, size) {
         return ambiguous(format!("a {what} with {size} bytes: some readers skip them, others do not"));
@@ -221,7 +221,7 @@ fn member(shard: u64, at: u64, header: Header, long: Option<Vec<u8>>, pax: Pax) 
     Ok(Member { name, short_name, kind, data: at + BLOCK, len: size, next: room(shard, at, size)? })
 }
 
-/// What is read of a header block.
+/// Parsed fields of a header block.
 pub(super) struct Header {
     name: Vec<u8>,
     size: u64,
@@ -252,7 +252,7 @@ impl Header {
                     name = [prefix, b"/", &name].concat();
                 }
             }
-            // No prefix here; but some readers take one in any header.
+            // These formats have no prefix, but some readers take one from any header.
             b"ustar " | b"\0\0\0\0\0\0" if matches!(flag, b'0' | 0 | b'7') && !text(345..500).is_empty() => {
                 return Err((DamageKind::Ambiguous, "a header of GNU or v7 tar with a prefix".into()));
             }
@@ -262,13 +262,13 @@ impl Header {
         Ok(Self { name, size, flag })
     }
 
-    /// Whether it is that of a regular file, its name, and the bytes behind it: for estimates.
+    /// Name and payload length of a regular file, for estimates; `None` for other members.
     pub(super) fn regular(&self) -> Option<(&[u8], u64)> {
         matches!(self.flag, b'0' | 0 | b'7').then_some((&self.name, self.size))
     }
 }
 
-/// A number in octal digits (spaces before, spaces or NULs behind) or base 256.
+/// Parses a number in octal digits (leading spaces, trailing spaces or NULs) or in base 256.
 fn number(field: &[u8]) -> std::result::Result<u64, String> {
     let wrong = || format!("{:?}", String::from_utf8_lossy(field));
     if field[0] & 0x80 != 0 {
@@ -288,7 +288,7 @@ fn number(field: &[u8]) -> std::result::Result<u64, String> {
     Ok(field[start..start + digits].iter().fold(0, |number, digit| number << 3 | u64::from(digit - b'0')))
 }
 
-/// What is read of PAX records.
+/// Parsed PAX records.
 #[derive(Default)]
 struct Pax {
     path: Option<Vec<u8>>,
@@ -296,7 +296,7 @@ struct Pax {
     sparse: bool,
 }
 
-/// Keywords of the standard. Others hold a vendor's name in capitals, or are known.
+/// Keywords of the standard. All others must belong to a vendor, see [`vendor`].
 const KEYWORDS: [&[u8]; 13] = [
     b"atime",
     b"charset",
@@ -356,7 +356,7 @@ impl Pax {
     }
 }
 
-/// `VENDOR.keyword`, or one of the lower-case families.
+/// Whether a keyword is `VENDOR.keyword` or one of the lower-case families.
 fn vendor(keyword: &[u8]) -> bool {
     let Some(dot) = keyword.iter().position(|byte| *byte == b'.') else { return false };
     let name = &keyword[..dot];
@@ -364,7 +364,7 @@ fn vendor(keyword: &[u8]) -> bool {
     capitals || matches!(name, b"realtime" | b"security" | b"com")
 }
 
-/// `LENGTH KEY=VALUE\n` at the start of `bytes`: key, value, what follows.
+/// Parses `LENGTH KEY=VALUE\n` at the start of `bytes` into key, value and the remaining bytes.
 fn record(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let space = bytes.iter().take(8).position(|byte| *byte == b' ')?;
     let len = usize::try_from(decimal(&bytes[..space])?).ok()?;

@@ -1,21 +1,22 @@
-//! WebDataset shards: tar files in which the members of a sample follow each other and have one key.
+//! WebDataset shards: tar files whose consecutive members with one key form a sample.
 //!
 //! ```text
 //! n01/0001.jpg  n01/0001.cls  n01/0002.jpg  n01/0002.cls  end marker
 //! └─key──┘ └─ending─► field
 //! ```
 //!
-//! A sample is a run of members whose path up to the first dot behind the last slash is equal. Samples are had in any
-//! order, through an index that is made once (see [`Tar::open`]); the members of a sample are read at once where they lie together.
-//! Names are keys, never paths: nothing is ever written or looked up under them.
+//! A sample is a run of members with one key: the path up to the first dot after the last slash. An index, made once
+//! (see [`Tar::open`]), gives random access to samples. Adjacent members of a sample are read with one read.
+//! Names are keys, never paths: no file is written or looked up under them.
 //!
-//! What is left out, and counted in [`Tar::left_out`]: members of endings that no field asks for, members without ending,
-//! hidden ones (`._x.jpg`), WebDataset's notes (`__name__`), folders, links and devices. What is damage: everything by
-//! which samples would be fewer, mixed up, or others for another reader; see [`DamageKind`](crate::dataset::DamageKind).
+//! Left out, and counted in [`Tar::left_out`]: members with endings that no field asks for, members without ending,
+//! hidden members (`._x.jpg`), WebDataset's notes (`__name__`), folders, links and devices. Damage: everything that
+//! loses samples, mixes them up, or gives another reader other samples; see
+//! [`DamageKind`](crate::dataset::DamageKind).
 //!
-//! Limits: 16 fields; names of 64 KiB; plain tar (no gzip, no sparse files, no volumes). A shard that lost its end on a
-//! member's boundary *and* got a new end marker there looks whole, as does one of which less than 10 KiB at its very end
-//! were zeroed: only an index that was made before can tell.
+//! Limits: 16 fields; names of 64 KiB; plain tar (no gzip, no sparse files, no volumes). Two damaged shards look whole:
+//! one that lost its end on a member's boundary *and* got a new end marker there, and one with less than 10 KiB zeroed
+//! at its very end. Only an index made before the damage detects them.
 
 mod member;
 mod samples;
@@ -35,14 +36,15 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The format and the version of its scan.
+/// Format and version of the scan.
 const FORMAT: &str = "tar 1";
 
-/// Samples in tar shards.
+/// Dataset of tar shards in WebDataset's layout.
 ///
-/// A sample is a run of members whose path up to the first dot behind the last slash is equal (`n01/0001`); what follows
-/// that dot is the ending (`jpg`, `seg.png`) that a field asks for. Endings that no field asks for are left out and
-/// counted, see [`Tar::left_out`]. Samples are had in any order. Limits: 16 fields; plain tar, no gzip.
+/// A sample is a run of members with one key (`n01/0001`): the path up to the first dot after the last slash. The text
+/// after that dot is the ending (`jpg`, `seg.png`). A field asks for one or more endings; members with other endings
+/// are left out and counted, see [`Tar::left_out`]. Access is random, so every order is possible. Limits: 16 fields;
+/// plain tar, no gzip.
 ///
 /// ```no_run
 /// # use feedline::dataset::Tar;
@@ -53,15 +55,15 @@ const FORMAT: &str = "tar 1";
 pub struct Tar {
     index: Index,
     schema: Vec<EncodedField>,
-    /// Fields that hold a class as text (a bit set).
+    /// Bit set of the fields that hold a class as text.
     classes: u32,
-    /// Fields whose bytes may be read in place.
+    /// Bit set of the fields whose bytes may be read in place.
     plain: u32,
     endings: Vec<String>,
     name: String,
 }
 
-/// Which members become which fields, and what is checked; made by [`Tar::builder`].
+/// Builder of [`Tar`]: maps members to fields and selects the checks. Made by [`Tar::builder`].
 #[derive(Clone, Debug)]
 pub struct TarBuilder {
     fields: Vec<TarField>,
@@ -81,20 +83,20 @@ impl Tar {
     index_getters!();
 
     /// Opens shards: a file, a folder (its `.tar` files) or a pattern such as `train-{0000..0127}.tar` or `*.tar`.
-    /// Which members become fields is told from the first sample: a picture (an ending of [`Images`](crate::dataset::Images)) becomes
-    /// `image`, `cls` becomes `label` (`i64`). [`Tar::builder`] says it explicitly.
+    /// The first sample decides the fields: a picture (an ending of [`Images`](crate::dataset::Images)) becomes
+    /// `image`, `cls` becomes `label` (`i64`). [`Tar::builder`] names fields explicitly.
     ///
-    /// The first time, every shard is read once, as many at a time as there are cores, to make the index: where each
-    /// member lies, and its CRC32C. The index is kept beside each shard (`SHARD.….fdx`); from then on opening reads it
-    /// alone, every member is verified against it when it is read, and a shard that was written to is indexed anew.
+    /// The first `open` reads every shard once, in parallel on all cores, to make the index: each member's offset,
+    /// length and CRC32C. The index is saved beside each shard (`SHARD.….fdx`). Later calls read only the index. Every
+    /// read of a member is then verified against it, and a shard that was written to is indexed again.
     ///
-    /// Errors: not found, nothing found, no fields recognised ([`ErrorKind::Config`]), damage ([`ErrorKind::Decode`] or
-    /// [`ErrorKind::Truncated`], naming path and offset).
+    /// Errors: no file; no sample; no field recognised ([`ErrorKind::Config`]); damage ([`ErrorKind::Decode`] or
+    /// [`ErrorKind::Truncated`], with path and offset).
     pub fn open(pattern: impl AsRef<Path>) -> Result<Self> {
         Self::builder().open(pattern)
     }
 
-    /// Settings, before shards are opened.
+    /// Starts a builder.
     pub fn builder() -> TarBuilder {
         TarBuilder {
             fields: Vec::new(),
@@ -105,7 +107,7 @@ impl Tar {
         }
     }
 
-    /// Members that are left out by rule: endings that no field asks for (`.json`), other reasons, with counts.
+    /// Counts of the members left out, by ending that no field asks for (`.json`) or by other reason.
     pub fn left_out(&self) -> &BTreeMap<String, u64> {
         self.index.left_out()
     }
@@ -116,10 +118,10 @@ impl Tar {
         self.index.entry(sample, field).map(|(_, entry)| (entry.offset, entry.len))
     }
 
-    /// The name of a sample's member for field `field`, as its own header gives it (of a longer name the first 100
+    /// Name of the member that holds field `field` of a sample, as in its own header (of a longer name the first 100
     /// bytes). Reads 512 bytes of the shard.
     ///
-    /// Errors: those of the file system; [`ErrorKind::Empty`] when the sample lacks the field.
+    /// Errors: file system errors; [`ErrorKind::Empty`] if the sample lacks the field.
     pub fn member_name(&self, sample: u64, field: usize) -> Result<String> {
         let none = || Error::new(ErrorKind::Empty, Stage::Index, "no such member").with_sample(sample);
         if sample >= self.len() || field >= self.schema.len() {
@@ -138,9 +140,9 @@ impl Tar {
         Ok(String::from_utf8_lossy(name).into_owned())
     }
 
-    /// Says which member an error is about.
+    /// Adds the member's name to an error.
     fn named(&self, error: &Error, sample: u64, field: usize) -> Error {
-        // The way of an error: a small read more does no harm.
+        // This is the error path: one more small read is harmless.
         let member = match self.member_name(sample, field) {
             Ok(name) => format!("member {name:?}"),
             Err(_) => format!("the member that ends in {}", self.endings[field]),
@@ -157,40 +159,40 @@ impl Tar {
 impl TarBuilder {
     index_setters!(Tar);
 
-    /// Members with these endings are the field `image`, an encoded picture. Endings are the part of a name behind its
-    /// first dot, any case; alternatives are separated by `;`, and a sample has exactly one of them.
+    /// Members with these endings become the field `image`, an encoded picture. An ending is the part of a name after
+    /// its first dot, in any case. `;` separates alternatives; a sample must have exactly one of them.
     #[must_use]
     pub fn image(self, endings: &str) -> Self {
         self.field(EncodedField::image("image"), endings)
     }
 
-    /// Members with these endings are the field `label`: a whole number as text becomes a scalar `i64`.
+    /// Members with these endings become the field `label`, a scalar `i64` parsed from a whole number as text.
     #[must_use]
     pub fn class(self, endings: &str) -> Self {
         self.class_named("label", endings)
     }
 
-    /// As [`Self::class`], under another name.
+    /// As [`Self::class`], with a field name of your own.
     #[must_use]
     pub fn class_named(mut self, name: &str, endings: &str) -> Self {
         self.push(EncodedField::raw(Field::fixed(name, DType::I64, [])), endings, Len::Class);
         self
     }
 
-    /// Members with these endings are `field`, whose bytes they hold in native byte order, nothing else.
+    /// Members with these endings become `field`; they hold exactly its bytes, in native byte order.
     #[must_use]
     pub fn raw(self, field: Field, endings: &str) -> Self {
         self.field(EncodedField::raw(field), endings)
     }
 
-    /// Members with these endings are an opaque field for a decoder of yours, called as the first ending.
+    /// Members with these endings become opaque bytes for your own decoder. The first ending names the field.
     #[must_use]
     pub fn bytes(self, endings: &str) -> Self {
         let name = endings.split(';').next().unwrap_or_default().to_string();
         self.field(EncodedField::bytes(name), endings)
     }
 
-    /// Members with these endings are `field`.
+    /// Members with these endings become `field`.
     #[must_use]
     pub fn field(mut self, field: EncodedField, endings: &str) -> Self {
         let len = match &field.encoding {
@@ -216,8 +218,8 @@ impl TarBuilder {
         self.fields.push(TarField { field, rule: Rule { endings, required: true, len } });
     }
 
-    /// A sample may lack the last field named: it then has 0 bytes. Legal for opaque fields and for raw ones of
-    /// variable length.
+    /// Makes the field added last optional: a sample without it has 0 bytes there. Legal for opaque fields and for raw
+    /// fields of variable length.
     #[must_use]
     pub fn optional(mut self) -> Self {
         if let Some(field) = self.fields.last_mut() {
@@ -226,23 +228,23 @@ impl TarBuilder {
         self
     }
 
-    /// With `false` making the index reads headers alone, which is faster on large members; a payload that was changed
-    /// is then not noticed. All checks of structure stay. Default: `true`.
+    /// `false` makes the index from headers alone, which is faster for large members but does not detect a changed
+    /// payload. All checks of structure stay. Default: `true`.
     #[must_use]
     pub fn checksums(mut self, on: bool) -> Self {
         self.checksums = on;
         self
     }
 
-    /// Shards may be padded with zeroes to a multiple of `bytes` (`tar -b`). Always legal: no padding behind the end marker, and
-    /// to a multiple of 10,240. More zeroes than that are taken for a zeroed end.
+    /// Accepts zero padding to a multiple of `bytes` (`tar -b`). Always accepted: no padding after the end marker, and
+    /// padding to a multiple of 10,240. More zeros count as a zeroed end.
     #[must_use]
     pub fn padding(mut self, bytes: u64) -> Self {
         self.padding = bytes.max(1);
         self
     }
 
-    /// Opens shards as [`Tar::open`] does. Errors: as there.
+    /// Opens shards as [`Tar::open`] does, with the same errors.
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<Tar> {
         let pattern = pattern.as_ref();
         let files = without_indexes(listing::expand(pattern, &[".tar"])?);
@@ -250,7 +252,7 @@ impl TarBuilder {
         self.open_as(&files, name)
     }
 
-    /// Opens a shard in memory of the process: no I/O at all, and no index file. Errors: as [`Tar::open`].
+    /// Opens a shard that lies in memory: no I/O, no index file. Errors: as [`Tar::open`].
     pub fn open_bytes(mut self, bytes: impl Into<Arc<[u8]>>) -> Result<Tar> {
         let bytes = bytes.into();
         if self.fields.is_empty() {
@@ -287,7 +289,7 @@ impl TarBuilder {
         }
     }
 
-    /// The rules, and as text all that makes another index.
+    /// Checks the settings. Gives the rules, and a text of all settings that the index depends on.
     fn checked(&self) -> Result<(Vec<Rule>, String)> {
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         if self.fields.len() > FIELDS_MAX {
@@ -314,14 +316,14 @@ impl TarBuilder {
         if rules.iter().all(|rule| !rule.required) {
             return bad("every field is optional; one must tell that a sample is there".into());
         }
-        // Names and shapes are checked where a batch is: here only that no name is there twice.
+        // The batch checks names and shapes; here only duplicate names matter.
         let names = self.fields.iter().map(|own| Field::fixed(own.field.name.clone(), DType::U8, [1]));
         Spec::new(names.collect())?;
         let options = format!("{rules:?} {}", self.padding);
         Ok((rules, options))
     }
 
-    /// Fields from the first sample that there is.
+    /// Adds fields according to the first sample of the shards.
     fn infer_from(self, files: &[PathBuf]) -> Result<Self> {
         for file in files {
             let first = First::default();
@@ -329,7 +331,7 @@ impl TarBuilder {
             if !first.endings().is_empty() {
                 return self.infer(first, file);
             }
-            // An empty shard, or a damaged one.
+            // The shard is empty or damaged.
         }
         let file = files.first().map_or(Path::new(""), PathBuf::as_path);
         self.infer(First::default(), file)
@@ -338,7 +340,7 @@ impl TarBuilder {
     fn infer(mut self, first: First, path: &Path) -> Result<Self> {
         let endings = first.endings();
         if endings.is_empty() {
-            // There is no sample: the scan proper says why, whatever the fields.
+            // No sample: the full scan names the reason, whatever the fields.
             return Ok(self.image(&EXTENSIONS.join(";")));
         }
         let pictures: Vec<&String> = endings.iter().filter(|ending| EXTENSIONS.contains(&ending.as_str())).collect();
@@ -350,8 +352,9 @@ impl TarBuilder {
         }
         if self.fields.is_empty() || pictures.len() > 1 {
             let found = endings.join(", ");
-            let message =
-                format!("cannot tell the fields from the first sample, which has {found}: name them by `Tar::builder`");
+            let message = format!(
+                "cannot infer the fields from the first sample, which has {found}: name them with `Tar::builder`"
+            );
             return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(path));
         }
         Ok(self)
@@ -374,7 +377,7 @@ impl TarBuilder {
     }
 }
 
-/// Looks for the endings of the first sample, and no further.
+/// Collects the endings of the first sample, then stops.
 #[derive(Default)]
 struct First(Mutex<Vec<String>>);
 
@@ -402,7 +405,7 @@ impl First {
             let member = match member::next(input, at) {
                 Ok(member::Step::Member(member)) => member,
                 Err(member::Stop::Failed(error)) => return Err(error),
-                // What is wrong here is found again, and named, by the scan proper.
+                // The full scan finds the damage again and names it.
                 Ok(member::Step::End) | Err(member::Stop::Damage(_)) => return Ok(()),
             };
             at = member.next;
@@ -410,7 +413,7 @@ impl First {
             if member.kind != member::Kind::Regular {
                 continue;
             }
-            // More endings than fields do not help, and a sample may have any number of members.
+            // A sample may have any number of members, but more endings than fields are useless.
             if first.get_or_insert_with(|| key.to_vec()) != key || found.len() == 64 {
                 return Ok(());
             }
@@ -419,7 +422,7 @@ impl First {
     }
 }
 
-/// A class as text.
+/// Parses a class from text.
 fn class(text: &[u8]) -> Result<i64> {
     let number = std::str::from_utf8(text).ok().and_then(|text| text.trim_ascii().parse().ok());
     number.ok_or_else(|| {
@@ -431,7 +434,7 @@ fn class(text: &[u8]) -> Result<i64> {
 impl Dataset for Tar {
     forward!(self => self.index; len sources sample_bytes_max largest_sample);
 
-    /// The key and the first field's ending.
+    /// Key and ending of the first field's member.
     fn member(&self, sample: u64) -> Option<String> {
         self.member_name(sample, 0).ok()
     }
@@ -460,7 +463,7 @@ impl Dataset for Tar {
     }
 
     fn identity(&self) -> u64 {
-        // Where the members of all samples lie, not by which endings they were found: the default endings may grow.
+        // Hashes the members' places, not the endings that found them: the default endings may grow.
         Digest::new("tar").word(u64::from(self.classes)).word(self.index.places()).end()
     }
 

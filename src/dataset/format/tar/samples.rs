@@ -1,8 +1,8 @@
-//! Members become samples: those that follow each other and have the same key.
+//! From members to samples: a sample is a run of members with the same key.
 //!
-//! Invariant: every sample that the shard shows is a row or in the ledger, never both, and what the ledger names is not
-//! handed out. Behind damage after which the place of the next header is not certain nothing more is taken: bytes of a
-//! payload may look like a member, too.
+//! Invariant: every sample that the shard shows is either a row or in the ledger, never both; samples in the ledger
+//! are not handed out. Where damage makes the place of the next header uncertain, the scan takes nothing more: bytes
+//! of a payload may look like a member.
 
 use super::member::{self, BLOCK, Header, Kind, Member, Step, Stop};
 use crate::dataset::damage::{Damage, DamageKind};
@@ -10,29 +10,29 @@ use crate::dataset::index::{Entry, FIELDS_MAX, Rows, Scan};
 use crate::error::Result;
 use std::collections::HashMap;
 
-/// The end marker.
+/// Bytes of the end marker.
 const MARKER: u64 = 2 * BLOCK;
-/// Most tar writers pad shards to whole records of this size.
+/// Record size to which most tar writers pad shards.
 pub(super) const RECORD: u64 = 20 * BLOCK;
-/// No number that names a class is longer.
+/// Maximum bytes of a class's number.
 pub(super) const CLASS_BYTES_MAX: u64 = 32;
 
-/// Which member becomes which field.
+/// Maps members to one field.
 #[derive(Clone, Debug)]
 pub(super) struct Rule {
-    /// Endings (lower case), without the dot; any of them.
+    /// Accepted endings, in lower case, without the dot.
     pub(super) endings: Vec<String>,
     pub(super) required: bool,
     pub(super) len: Len,
 }
 
-/// What lengths a member may have.
+/// Legal lengths of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Len {
     Any,
     /// A class: a short text.
     Class,
-    /// Whole elements of that many bytes, up to so many bytes.
+    /// Whole elements of `unit` bytes, at most `max` bytes.
     UpTo {
         unit: u64,
         max: u64,
@@ -43,7 +43,9 @@ pub(super) enum Len {
 impl Len {
     fn wrong(self, len: u64) -> Option<String> {
         match self {
-            Self::Class if len == 0 || len > CLASS_BYTES_MAX => Some(format!("{len} bytes, which are no number")),
+            Self::Class if len == 0 || len > CLASS_BYTES_MAX => {
+                Some(format!("{len} bytes, a class has 1 to {CLASS_BYTES_MAX} bytes"))
+            }
             Self::UpTo { unit, max } if !len.is_multiple_of(unit) || len > max => {
                 Some(format!("{len} bytes, at most {max} and whole elements of {unit} expected"))
             }
@@ -53,11 +55,11 @@ impl Len {
     }
 }
 
-/// Key and ending of a member: its path up to the first dot behind the last slash, and the rest in lower case. `Err` is
-/// the rule by which such a name belongs to no sample.
+/// Splits a member's name into its key (the path up to the first dot after the last slash) and its ending (the rest, in
+/// lower case). `Err` is the rule that leaves the name out of all samples.
 pub(super) fn split(name: &[u8]) -> std::result::Result<(&[u8], Vec<u8>), &'static str> {
     let base = name.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
-    // WebDataset's own notes: `__name__`, or a folder of that name.
+    // WebDataset's notes: `__name__`, or a folder of that name.
     let first = name.split(|byte| *byte == b'/').next().unwrap_or_default();
     if first.len() >= 4 && first.starts_with(b"__") && first.ends_with(b"__") {
         return Err("notes");
@@ -69,7 +71,7 @@ pub(super) fn split(name: &[u8]) -> std::result::Result<(&[u8], Vec<u8>), &'stat
     }
 }
 
-/// A sample whose members come.
+/// The sample under construction.
 struct Sample {
     key: Vec<u8>,
     start: u64,
@@ -82,10 +84,10 @@ struct Sample {
 pub(super) struct Samples<'a> {
     pub(super) rules: &'a [Rule],
     pub(super) checksums: bool,
-    /// Shards may be padded to a multiple of this.
+    /// Shards may have zero padding to a multiple of this.
     pub(super) padding: u64,
     sample: Option<Sample>,
-    /// Keys and where they were.
+    /// Offset of every key.
     keys: HashMap<Vec<u8>, u64>,
 }
 
@@ -96,7 +98,7 @@ impl<'a> Samples<'a> {
 
     pub(super) fn scan(mut self, input: &mut Scan<'_>, rows: &mut Rows) -> Result<()> {
         if input.len() >= 2 && input.bytes(0, 2)? == [0x1f, 0x8b] {
-            let message = "a gzip file: samples of a compressed shard cannot be had one by one, unpack it first";
+            let message = "a gzip file: a compressed shard has no random access; unpack it first";
             rows.damage(Damage::new(DamageKind::Unsupported, 0, input.len(), 0, message));
             return Ok(());
         }
@@ -125,7 +127,7 @@ impl<'a> Samples<'a> {
         Ok(())
     }
 
-    /// Looks at what is behind the last member: the end marker, then zeroes up to the padding.
+    /// Checks the bytes after the last member: the end marker, then zeros up to the padding.
     fn tail(&self, input: &mut Scan<'_>, at: u64) -> std::result::Result<(), Stop> {
         let stop = |kind, offset, len, message: String| Err(Stop::Damage(Damage::new(kind, offset, len, 0, message)));
         let tail = input.len() - at;
@@ -137,10 +139,10 @@ impl<'a> Samples<'a> {
                 bytes.copy_from_slice(input.bytes(block, BLOCK as usize)?);
             }
             let what = match (offset - at < MARKER, whole && Header::parse(&bytes).is_ok()) {
-                (true, true) => "a zeroed header, then another member",
+                (true, true) => "a zeroed header before another member",
                 (true, false) => "half an end marker",
                 (false, true) => "an end marker or zeroed bytes, then another member (a second archive?)",
-                (false, false) => "bytes that are not zero behind the end marker",
+                (false, false) => "nonzero bytes after the end marker",
             };
             let kind = if offset - at < MARKER { DamageKind::Zeroed } else { DamageKind::Trailing };
             return stop(kind, offset, input.len() - offset, what.into());
@@ -174,7 +176,8 @@ impl<'a> Samples<'a> {
         }
         let (key, ending) = match split(&member.name) {
             Ok(split) => split,
-            // A name in an extension header has no checksum: what it takes out must be so by the header's own name.
+            // A name in an extension header has no checksum: it may leave a member out only if the header's own name
+            // agrees.
             Err(rule) if member.short_name.as_ref().is_none_or(|name| split(name).is_err()) => {
                 rows.leave_out(rule);
                 return Ok(());
@@ -226,7 +229,7 @@ impl<'a> Samples<'a> {
         Sample { key: key.to_vec(), start, end: start, entries: [None; FIELDS_MAX], wrong }
     }
 
-    /// The sample is over: a row, or an entry of the ledger.
+    /// Ends the sample: it becomes a row or an entry of the ledger.
     fn flush(&mut self, rows: &mut Rows) {
         let Some(sample) = self.sample.take() else { return };
         let lacks = |rule: &Rule, entry: &Option<Entry>| rule.required && entry.is_none();
@@ -245,7 +248,7 @@ impl<'a> Samples<'a> {
         }
     }
 
-    /// Nothing behind `at` can be trusted. The sample before it is kept when it cannot lack anything.
+    /// Ends the scan: no byte after `at` can be trusted. Keeps the sample before `at` if it is surely whole.
     fn stop(&mut self, input: &mut Scan<'_>, rows: &mut Rows, at: u64, mut damage: Damage) -> Result<()> {
         let mut key = Vec::new();
         if let Some(sample) = self.sample.take() {
@@ -271,7 +274,7 @@ impl<'a> Samples<'a> {
     }
 }
 
-/// The first byte from `at` on that is not zero.
+/// Offset of the first nonzero byte from `at` on.
 fn not_zero(input: &mut Scan<'_>, mut at: u64) -> Result<Option<u64>> {
     const ZEROES: [u8; BLOCK as usize] = [0; BLOCK as usize];
     while at < input.len() {
@@ -286,7 +289,7 @@ fn not_zero(input: &mut Scan<'_>, mut at: u64) -> Result<Option<u64>> {
     Ok(None)
 }
 
-/// How many samples seem to begin behind `at`; `key` is that of the sample before.
+/// Estimates how many samples begin after `at`; `key` belongs to the sample before.
 fn recognise(input: &mut Scan<'_>, at: u64, mut key: Vec<u8>) -> Result<u64> {
     let mut at = at / BLOCK * BLOCK;
     let mut found = 0;
@@ -308,7 +311,7 @@ fn recognise(input: &mut Scan<'_>, at: u64, mut key: Vec<u8>) -> Result<u64> {
     Ok(found)
 }
 
-/// An ending as it is shown.
+/// Shortens an ending for display.
 fn short(ending: &[u8]) -> String {
     String::from_utf8_lossy(&ending[..ending.len().min(32)]).into_owned()
 }
@@ -318,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_become_keys_and_endings_as_webdataset_has_them() {
+    fn names_split_into_keys_and_endings_like_webdataset() {
         type Split = std::result::Result<(&'static str, &'static str), &'static str>;
         let table: [(&str, Split); 11] = [
             ("a.jpg", Ok(("a", "jpg"))),

@@ -1,4 +1,4 @@
-//! `tf.train.Example`: as much of protobuf's wire format as that message needs.
+//! `tf.train.Example`: a parser for the part of protobuf's wire format that this message needs.
 //!
 //! ```text
 //! Example ─1─► Features ─1─► entry (one per name) ─1─► name
@@ -7,19 +7,18 @@
 //!                                                              └─3─► Int64List   ─1─► varint, … (packed or one by one)
 //! ```
 //!
-//! Limits: five levels, no recursion, no memory but the caller's buffer; time is linear in the bytes. Invariants: what
-//! protobuf says of repeated parts holds here (the last entry of a name wins; lists of one feature that come in several
-//! pieces are joined, unless a list of another kind stands between them); fields that the message does not have are
-//! skipped. Stricter than protobuf: a known field of the wrong wire type, a group, and a varint over 64 bits are
-//! errors, since damage looks like that.
+//! Limits: five levels, no recursion, no memory except the caller's buffer; time is linear in the bytes. Invariants:
+//! repeated parts follow protobuf: the last entry of a name wins; several pieces of one feature's list are joined,
+//! unless a list of another kind stands between them; unknown fields are skipped. Stricter than protobuf: a known
+//! field of the wrong wire type, a group, and a varint over 64 bits are errors, since damage looks like that.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 
-/// Names that an error lists when a feature is missing, and bytes of each.
+/// Limits for the error of a missing feature: number of names listed, and bytes of each.
 const NAMES_LISTED: usize = 12;
 const NAME_LISTED: usize = 48;
 
-/// What a feature holds.
+/// Kind of a feature's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Bytes,
@@ -44,11 +43,11 @@ pub(crate) struct Feature<'a> {
 }
 
 impl<'a> Feature<'a> {
-    /// Finds the feature called `name`, which must be of kind `kind`. With `context_only` the feature lists of a
-    /// `tf.train.SequenceExample` are skipped.
+    /// Finds the feature `name`, which must be of kind `kind`. `context_only` skips the feature lists of a
+    /// `tf.train.SequenceExample`.
     ///
-    /// Errors: [`ErrorKind::Decode`] for bytes that are no example, and for feature lists; [`ErrorKind::Shape`] when there is
-    /// no such feature or it is of another kind.
+    /// Errors: [`ErrorKind::Decode`] for malformed bytes, and for feature lists; [`ErrorKind::Shape`] if the feature is
+    /// missing or of another kind.
     pub(crate) fn find(example: &'a [u8], name: &str, kind: Kind, context_only: bool) -> Result<Self> {
         let mut last = None;
         let mut message = Wire::new(example, 0);
@@ -80,7 +79,7 @@ impl<'a> Feature<'a> {
         Ok(Self { lists })
     }
 
-    /// The only value of a bytes list. Errors: [`ErrorKind::Shape`] when there is not exactly one.
+    /// The only value of a bytes list. Errors: [`ErrorKind::Shape`] for none or several values.
     pub(crate) fn one_bytes(&self) -> Result<&'a [u8]> {
         let mut lists = self.lists.clone();
         let (mut count, mut value) = (0, None);
@@ -93,10 +92,10 @@ impl<'a> Feature<'a> {
         value.filter(|_| count == 1).ok_or_else(|| shape(format!("{count} values, expected 1")))
     }
 
-    /// The values of a float list as they lie in memory: in the example itself where they are one packed run, else in
-    /// `buffer`, of which at most `bytes_max` bytes are used.
+    /// The values of a float list in memory layout: in place if they are one packed run, else in `buffer`, of which at
+    /// most `bytes_max` bytes are used.
     ///
-    /// Errors: [`ErrorKind::Shape`] when there are more.
+    /// Errors: [`ErrorKind::Shape`] if there are more values.
     pub(crate) fn floats(&self, bytes_max: usize, buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         let (mut runs, mut len, mut only) = (0, 0_usize, None);
         self.each_floats(|run| {
@@ -137,16 +136,16 @@ impl<'a> Feature<'a> {
         Ok(())
     }
 
-    /// The values of an int64 list as they lie in memory, in `buffer`, of which at most `bytes_max` bytes are used.
+    /// The values of an int64 list in memory layout, in `buffer`, of which at most `bytes_max` bytes are used.
     ///
-    /// Errors: [`ErrorKind::Shape`] when there are more.
+    /// Errors: [`ErrorKind::Shape`] if there are more values.
     pub(crate) fn ints(&self, bytes_max: usize, buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         let mut lists = self.lists.clone();
         let mut encoded = 0_usize;
         while let Some((_, list)) = lists.next()? {
             encoded += list.bytes.len();
         }
-        // Once, and enough: a varint has at least one byte.
+        // One allocation is enough: a varint has at least one byte.
         buffer.reserve_exact(encoded.saturating_mul(8).min(bytes_max));
         let mut lists = self.lists.clone();
         while let Some((_, mut list)) = lists.next()? {
@@ -189,7 +188,7 @@ fn key(mut entry: Wire<'_>) -> Result<&[u8]> {
     Ok(name)
 }
 
-/// The lists of an entry, over all its values, in order.
+/// Iterator over the lists in all values of an entry.
 #[derive(Clone)]
 struct Lists<'a> {
     entry: Wire<'a>,
@@ -223,7 +222,7 @@ impl<'a> Lists<'a> {
     }
 }
 
-/// A message: fields one after the other. Positions in errors count from the example's first byte.
+/// Reader of a message's fields. Positions in errors count from the example's first byte.
 #[derive(Clone)]
 struct Wire<'a> {
     bytes: &'a [u8],
@@ -248,7 +247,7 @@ impl<'a> Wire<'a> {
         self.at == self.bytes.len()
     }
 
-    /// The next field that is a message (or bytes) with number `wanted`; others are skipped.
+    /// The next message (or bytes) field with number `wanted`; skips others.
     fn message(&mut self, wanted: u32, what: &str) -> Result<Option<Wire<'a>>> {
         while let Some((number, at, value)) = self.next()? {
             match value {
@@ -260,8 +259,8 @@ impl<'a> Wire<'a> {
         Ok(None)
     }
 
-    /// The next `features` of an example. A `tf.train.SequenceExample` has its context there, and its feature lists in
-    /// field 2, which an example does not have.
+    /// The next `features` of an example. In a `tf.train.SequenceExample` its place holds the context; feature lists
+    /// are in field 2, which an example does not have.
     fn features(&mut self, context_only: bool) -> Result<Option<Wire<'a>>> {
         while let Some((number, at, value)) = self.next()? {
             match (number, value) {
@@ -353,11 +352,11 @@ fn too_many(count: usize, max: usize) -> Error {
     shape(format!("{count} values or more, at most {max} expected"))
 }
 
-/// Names what is there instead.
+/// Error for a missing feature; lists the existing names.
 #[cold]
 fn missing(example: &[u8], name: &str) -> Error {
     let mut features = Wire::new(example, 0);
-    // The bytes were walked once without an error.
+    // A first walk over these bytes found no error.
     let messages = std::iter::from_fn(|| features.message(1, "").ok().flatten());
     let there = names(messages).map_or("there is none".to_string(), |names| format!("there are {names}"));
     shape(format!("no feature {}; {there}", listed(name.as_bytes())))
@@ -401,7 +400,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
-    /// What the oracle writes: a list message as runs, each packed or one by one.
+    /// A list message as the oracle writes it: runs of values, each packed or one by one.
     #[derive(Clone, Debug)]
     enum List {
         Bytes(Vec<Vec<u8>>),
@@ -409,7 +408,7 @@ mod tests {
         Ints(Vec<(bool, Vec<i64>)>),
     }
 
-    /// Name, and the lists of each of its values.
+    /// A name and the lists of each of its values.
     type Entry = (String, Vec<Vec<List>>);
     /// The entries of each `features` field.
     type Example = Vec<Vec<Entry>>;
@@ -432,7 +431,7 @@ mod tests {
         out.extend_from_slice(bytes);
     }
 
-    /// An entry of a map.
+    /// Encodes an entry of a map.
     fn entry(name: &[u8], value: &[u8]) -> Vec<u8> {
         let (mut entry, mut out) = (Vec::new(), Vec::new());
         field(1, name, &mut entry);
@@ -442,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_example_is_refused_unless_only_its_context_is_wanted() {
+    fn a_sequence_example_needs_context_only() {
         let (mut list, mut feature, mut steps) = (Vec::new(), Vec::new(), Vec::new());
         tag(1, 0, &mut list);
         varint(7, &mut list);
@@ -466,11 +465,11 @@ mod tests {
             let context = Feature::find(&sequence, "l", Kind::Ints, true).unwrap();
             assert_eq!(context.ints(8, &mut buffer).unwrap(), 7_u64.to_ne_bytes());
         }
-        // Nothing is lost where there is nothing.
+        // Empty feature lists lose no data, so they are no error.
         assert!(Feature::find(&[example, empty].concat(), "l", Kind::Ints, false).is_ok());
     }
 
-    /// A field that no message here has, of each wire type in turn.
+    /// Writes an unknown field, of each wire type in turn.
     fn unknown(noise: &mut u32, out: &mut Vec<u8>) {
         *noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         match *noise >> 24 {
@@ -556,7 +555,7 @@ mod tests {
         out
     }
 
-    /// What protobuf makes of it: maps insert, messages merge, a oneof of another kind starts anew.
+    /// The result by protobuf's rules: maps insert, messages merge, a oneof of another kind starts anew.
     #[derive(Clone, Debug, PartialEq)]
     enum Merged {
         Empty,
@@ -612,7 +611,7 @@ mod tests {
     }
 
     fn any_example() -> impl Strategy<Value = Example> {
-        // Few names, so that some come twice.
+        // Few names, so that some repeat.
         let name = prop_oneof![Just("a".to_string()), Just("image/encoded".to_string()), "[a-cé]{0,3}"];
         vec(vec((name, vec(vec(any_list(), 0..4), 0..3)), 0..5), 0..3)
     }
@@ -708,7 +707,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_example_is_an_error_that_says_where() {
+    fn malformed_examples_are_errors_with_an_offset() {
         let entry = |entry: &[u8]| {
             let (mut features, mut out) = (Vec::new(), Vec::new());
             field(1, entry, &mut features);
@@ -735,7 +734,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_feature_is_answered_with_a_short_list() {
+    fn a_missing_feature_error_lists_a_few_names() {
         let many = (0..1000).map(|k| (format!("{k:0>100}"), Vec::new())).collect();
         let error = found(&encode(&vec![many], 1), "x", Kind::Ints).unwrap_err().to_string();
         assert!(error.ends_with("… and 988 more") && error.len() < 1000, "{error}");

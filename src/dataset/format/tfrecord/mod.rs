@@ -1,17 +1,18 @@
-//! TFRecord: files of records, each with the CRC32C of its length and of its bytes; `tf.train.Example` by feature.
+//! TFRecord: files of records, each with the CRC32C of its length and of its bytes; features of `tf.train.Example` as
+//! fields.
 //!
 //! ```text
 //! record   | length: u64 | masked CRC32C of the length | payload | masked CRC32C of the payload |
 //!            └────────────────────── one extent, read once for all fields ───────────────────────┘
 //! ```
 //!
-//! Opening walks from length to length (each with its CRC) and never reads payloads for it; the index is 12 bytes a
-//! record (20 in files over 4 GiB) and is kept beside the file for the next time. Limits: not compressed; a record fits
-//! memory. Invariants: whatever a file holds, its records add up to its length; a record's bytes are handed out when
-//! length, CRC of the length and CRC of the payload are right.
+//! Opening walks from length to length (each with its CRC) without reading payloads. The index takes 12 bytes per
+//! record (20 in files over 4 GiB) and is saved beside the file. Limits: no compression; a record fits in memory.
+//! Invariants: the records add up to the file's length; a record's bytes are handed out only if its length, the CRC of
+//! the length and the CRC of the payload are right.
 //!
-//! What the format cannot tell: a file that was cut just between two records is a shorter file. The index of an earlier
-//! run does not help there, since a file of another length is walked again; [`TfRecordBuilder::records`] does.
+//! The format cannot detect a file cut exactly between two records. An earlier index does not help, since a file of
+//! another length is walked again; [`TfRecordBuilder::records`] does.
 
 pub(crate) mod example;
 
@@ -27,14 +28,14 @@ use crate::tensor::{DType, EncodedField, Encoding, Field, Shape, Spec};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Length and its CRC.
+/// Bytes of a record's length and its CRC.
 const HEAD: u64 = 12;
-/// Length, its CRC, and the payload's.
+/// Bytes of a record without its payload: length, its CRC, and the payload's CRC.
 const FRAME: u64 = 16;
 
-/// Records of TFRecord files, the samples of one file after those of the other.
+/// Dataset of TFRecord files, in the order of the files.
 ///
-/// TFRecord files (not compressed). Fields: `record`, the payload as it stands, or the features that the builder names.
+/// Files must be uncompressed. Fields: `record` (the payload as stored), or the features named in the builder.
 ///
 /// ```no_run
 /// # use feedline::{dataset::TfRecord, tensor::{DType, Field}};
@@ -46,8 +47,8 @@ const FRAME: u64 = 16;
 /// # Ok::<(), feedline::Error>(())
 /// ```
 ///
-/// Verified: the CRC of every length when the index is made and when a record is read; the CRC of the payload when it is
-/// read, unless [`TfRecordBuilder::checksums`] says otherwise.
+/// Verified: the CRC of every length, when the index is made and when a record is read; the CRC of a payload when it is
+/// read, unless [`TfRecordBuilder::checksums`] turns it off.
 pub struct TfRecord {
     index: Index,
     schema: Vec<EncodedField>,
@@ -58,13 +59,13 @@ pub struct TfRecord {
     name: String,
 }
 
-/// Which bytes of a record a field gets.
+/// Source of a field's bytes in a record.
 #[derive(Clone, Debug)]
 enum Take {
     Payload,
-    /// The only value of a bytes list, as it stands.
+    /// The only value of a bytes list, as stored.
     Bytes(String),
-    /// The values of a list: how many bytes the row has, and whether that many must be there.
+    /// The values of a list, with the row's bytes and whether the list must fill them.
     List {
         feature: String,
         kind: Kind,
@@ -73,7 +74,7 @@ enum Take {
     },
 }
 
-/// What records hold; made by [`TfRecord::builder`].
+/// Builder of [`TfRecord`]: describes the records' content. Made by [`TfRecord::builder`].
 #[derive(Clone, Debug)]
 pub struct TfRecordBuilder {
     record: EncodedField,
@@ -88,15 +89,15 @@ pub struct TfRecordBuilder {
 impl TfRecord {
     index_getters!();
 
-    /// Opens a file, a folder or a pattern (`train-{00000..00127}-of-00128`, `*.tfrecord`) with one field, `record`: the
-    /// payload.
+    /// Opens a file, a folder or a pattern (`train-{00000..00127}-of-00128`, `*.tfrecord`) with one field: `record`,
+    /// the payload.
     ///
     /// Errors: as [`TfRecordBuilder::open`].
     pub fn open(pattern: impl AsRef<Path>) -> Result<Self> {
         Self::builder().open(pattern)
     }
 
-    /// Says first what the records hold.
+    /// Starts a builder.
     pub fn builder() -> TfRecordBuilder {
         TfRecordBuilder {
             record: EncodedField::bytes("record"),
@@ -113,54 +114,54 @@ impl TfRecord {
 impl TfRecordBuilder {
     index_setters!(TfRecord);
 
-    /// What the payload is, when it is no example: a picture, an array of fixed shape (little-endian), bytes.
+    /// Declares the payload, if it is no example: a picture, an array of fixed shape (little-endian) or bytes.
     #[must_use]
     pub fn record(mut self, field: EncodedField) -> Self {
         self.record = field;
         self
     }
 
-    /// Field `image`: the encoded picture in the bytes feature `feature`.
+    /// Adds the field `image`: the encoded picture in the bytes feature `feature`.
     #[must_use]
     pub fn image(self, feature: &str) -> Self {
         self.field(EncodedField::image("image"), feature)
     }
 
-    /// A field of the feature's name: the only value of the bytes feature `feature`, for a decoder of yours.
+    /// Adds a field named like the feature: the only value of the bytes feature `feature`, for your own decoder.
     #[must_use]
     pub fn bytes(self, feature: &str) -> Self {
         self.field(EncodedField::bytes(feature), feature)
     }
 
-    /// The only value of the bytes feature `feature` is an array as it lies in memory (little-endian), of the dtype and
-    /// shape of `field`.
+    /// Adds an array field: the only value of the bytes feature `feature`, in memory layout (little-endian), with the
+    /// dtype and shape of `field`.
     #[must_use]
     pub fn raw_bytes(self, field: Field, feature: &str) -> Self {
         self.field(EncodedField::raw(field), feature)
     }
 
-    /// The only value of the bytes feature `feature` is what `field` says.
+    /// Adds `field`: the only value of the bytes feature `feature`.
     #[must_use]
     pub fn field(mut self, field: EncodedField, feature: &str) -> Self {
         self.fields.push((field, feature.to_string(), Kind::Bytes));
         self
     }
 
-    /// The values of the float list `feature`: as many as the shape of `field` says, of dtype `f32`.
+    /// Adds `field`, of dtype `f32`: the values of the float list `feature`, as many as its shape needs.
     #[must_use]
     pub fn floats(mut self, field: Field, feature: &str) -> Self {
         self.fields.push((EncodedField::raw(field), feature.to_string(), Kind::Floats));
         self
     }
 
-    /// The values of the int64 list `feature`: as many as the shape of `field` says, of dtype `i64`.
+    /// Adds `field`, of dtype `i64`: the values of the int64 list `feature`, as many as its shape needs.
     #[must_use]
     pub fn ints(mut self, field: Field, feature: &str) -> Self {
         self.fields.push((EncodedField::raw(field), feature.to_string(), Kind::Ints));
         self
     }
 
-    /// Whether the feature lists of `tf.train.SequenceExample` are skipped, and its context is read like the features of an
+    /// `true` skips the feature lists of a `tf.train.SequenceExample` and reads its context like the features of an
     /// example. By default a record with feature lists is an error that names them: they are not supported.
     #[must_use]
     pub fn context_only(mut self, context_only: bool) -> Self {
@@ -168,14 +169,14 @@ impl TfRecordBuilder {
         self
     }
 
-    /// Whether the payload's CRC is verified when a record is read (by default it is). The CRC of its length always is.
+    /// Whether each read verifies the payload's CRC. Default: `true`. The CRC of the length is always verified.
     #[must_use]
     pub fn checksums(mut self, verify: bool) -> Self {
         self.checksums = verify;
         self
     }
 
-    /// There must be this many records in all: without it, a file that was cut between two records just has fewer.
+    /// Requires this total number of records: otherwise a file cut between two records only has fewer.
     #[must_use]
     pub fn records(mut self, count: u64) -> Self {
         self.records = Some(count);
@@ -185,8 +186,8 @@ impl TfRecordBuilder {
     /// Opens a file, a folder (all its files) or a pattern.
     ///
     /// Errors: no such file; [`ErrorKind::Truncated`] for a file that ends within a record, [`ErrorKind::Decode`] for a
-    /// wrong length or a compressed file, both naming path and offset; [`ErrorKind::Shape`] when the number of records is
-    /// not [`records`](Self::records); [`ErrorKind::Config`] for fields that cannot be.
+    /// wrong length or a compressed file, both with path and offset; [`ErrorKind::Shape`] if the number of records is
+    /// not [`records`](Self::records); [`ErrorKind::Config`] for impossible fields.
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<TfRecord> {
         let pattern = pattern.as_ref();
         let files = without_indexes(listing::expand(pattern, &[])?);
@@ -202,7 +203,7 @@ impl TfRecordBuilder {
         self.finish(index, name)
     }
 
-    /// Records in memory: they are copied by the decode workers and never read.
+    /// Opens records that lie in memory: decode workers copy them, without I/O.
     ///
     /// Errors: as [`open`](Self::open).
     pub fn open_bytes(self, bytes: impl Into<Arc<[u8]>>) -> Result<TfRecord> {
@@ -223,7 +224,7 @@ impl TfRecordBuilder {
 
     fn finish(self, index: Index, name: String) -> Result<TfRecord> {
         if let Some(records) = self.records.filter(|records| *records != index.len()) {
-            let message = format!("{} records, there should be {records}", index.len());
+            let message = format!("{} records, {records} expected", index.len());
             return Err(Error::new(ErrorKind::Shape, Stage::Index, message).with_path(&name));
         }
         index.not_empty("there are no records", &name)?;
@@ -260,7 +261,7 @@ impl TfRecordBuilder {
     }
 }
 
-/// A list of numbers, whose dtype the format says.
+/// Adds a list of numbers; the format fixes its dtype.
 fn list(field: &EncodedField, feature: &str, kind: Kind, holds: DType) -> Result<Take> {
     let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
     let Encoding::Raw { dtype, shape } = &field.encoding else {
@@ -277,7 +278,7 @@ fn list(field: &EncodedField, feature: &str, kind: Kind, holds: DType) -> Result
     Ok(Take::List { feature: feature.to_string(), kind, row_bytes, fixed })
 }
 
-/// Walks from record to record.
+/// Walks from record to record and indexes each.
 fn walk(input: &mut Scan<'_>, rows: &mut Rows) -> Result<()> {
     let len = input.len();
     let mut at = 0;
@@ -292,7 +293,7 @@ fn walk(input: &mut Scan<'_>, rows: &mut Rows) -> Result<()> {
                 at += bytes;
             }
             Err(Walk::Damage(kind, message)) => {
-                // As many as there were, if the rest is like the start; at least the one that is damaged.
+                // Estimates the lost samples by the mean length so far; at least the damaged one is lost.
                 let samples = (left * rows.len() as u64).checked_div(at).unwrap_or(0).max(1);
                 rows.damage(Damage::new(kind, at, left, samples, message));
                 return Ok(());
@@ -308,7 +309,7 @@ enum Walk {
     Damage(DamageKind, String),
 }
 
-/// Bytes of the record at `at`, of at most `left`.
+/// Length of the record at `at`, at most `left`.
 fn record_at(input: &mut Scan<'_>, at: u64, left: u64) -> Result<u64, Walk> {
     if left < FRAME {
         return Err(Walk::Damage(DamageKind::Cut, format!("{left} bytes, a record has at least {FRAME}")));
@@ -321,7 +322,7 @@ fn record_at(input: &mut Scan<'_>, at: u64, left: u64) -> Result<u64, Walk> {
             let message = format!("a record of {payload} bytes, {} are left", left - FRAME);
             Err(Walk::Damage(DamageKind::Cut, message))
         }
-        // A length may begin like that, too; its CRC would be right then.
+        // A length may have these bytes too, but then its CRC is right.
         Err(_) if at == 0 && compressed(first) => {
             let message = "the file is compressed (gzip or zlib); only uncompressed TFRecord files are read";
             Err(Walk::Damage(DamageKind::Unsupported, message.to_string()))
@@ -330,13 +331,13 @@ fn record_at(input: &mut Scan<'_>, at: u64, left: u64) -> Result<u64, Walk> {
     }
 }
 
-/// The magic of gzip with deflate, or a zlib header.
+/// Whether the bytes are the magic of gzip with deflate, or a zlib header.
 fn compressed(first: [u8; 3]) -> bool {
     let zlib = first[0] & 0x8f == 0x08 && u16::from_be_bytes([first[0], first[1]]).is_multiple_of(31);
     first == [0x1f, 0x8b, 8] || zlib
 }
 
-/// The length of the payload, from the first bytes of a record (at least 12).
+/// Parses the payload's length from the first bytes of a record (at least 12).
 fn payload_len(head: &[u8]) -> Result<u64, String> {
     let found = masked_crc(&head[..8]);
     let stored = u32_at(head, 8);
@@ -351,7 +352,7 @@ pub(crate) fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// What lies between the checksums of a record.
+/// The payload: the bytes between a record's two checksums.
 fn payload_of(record: &[u8]) -> Result<&[u8]> {
     let end = record.len().checked_sub((FRAME - HEAD) as usize);
     end.and_then(|end| record.get(HEAD as usize..end)).ok_or_else(|| {
@@ -430,7 +431,7 @@ impl Dataset for TfRecord {
         let feature = |digest: Digest, take: &Take| match take {
             Take::Payload => digest.word(0),
             Take::Bytes(feature) => digest.word(1).bytes(feature.as_bytes()),
-            // Which list it is the field's dtype says.
+            // The field's dtype tells the kind of list.
             Take::List { feature, .. } => digest.word(2).bytes(feature.as_bytes()),
         };
         self.features.iter().fold(Digest::new("tfrecord"), feature).end()
@@ -441,7 +442,7 @@ impl Dataset for TfRecord {
     }
 }
 
-/// Names the feature.
+/// Adds the feature's name to an error.
 #[cold]
 fn of(feature: &str, error: Error) -> Error {
     error.within(format_args!("feature {feature:?}"))

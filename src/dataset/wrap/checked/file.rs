@@ -1,4 +1,4 @@
-//! The file of the checksums: a header that says what they are of, then a word for each.
+//! The checksum file: a header that identifies the dataset, then one word per checksum.
 
 use crate::dataset::digest::Digest;
 use crate::dataset::parallel::parallel;
@@ -12,26 +12,26 @@ use std::path::Path;
 
 /// "feedcrc" and the version, in native order.
 const MAGIC: [u32; 2] = [u32::from_be_bytes(*b"feed"), u32::from_be_bytes(*b"crc3")];
-/// Words of the header: magic, lengths and state of the sources, checksums (two each), fields, shape, CRC32C of the file
-/// without this word.
+/// Words of the header: magic, lengths and state of the sources, checksums (two each), fields, shape, CRC32C of the
+/// file without this word.
 pub(super) const HEADER: usize = 11;
 #[cfg(test)]
 pub(super) const CRC: usize = HEADER - 1;
-/// Sources that a thread takes at a time; part of the format, since hashes are of runs.
+/// Sources per unit of work of a thread. Part of the format, since each run is hashed.
 const RUN: u64 = 4096;
 
-/// What checksums are of.
+/// Identity of the data that has checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Head {
-    /// Of the sources' number and lengths: other data has others, a copy of the same data has the same.
+    /// Hash of the sources' number and lengths: the same for a copy, another for other data.
     pub(super) lengths: u64,
-    /// Of their paths and modification times, or of the bytes of memory.
+    /// Hash of the sources' paths and modification times, or of the bytes in memory.
     pub(super) state: u64,
-    /// Samples; for datasets in chunks, extents of chunks.
+    /// Number of samples; for datasets with chunks, of chunk extents.
     pub(super) count: u64,
-    /// Checksums for each of them.
+    /// Checksums per sample or extent.
     pub(super) fields: u32,
-    /// A CRC of the schema, of the places of all bytes, and of the bytes in the index.
+    /// CRC of the schema, of the places of all bytes, and of the bytes in the index.
     pub(super) shape: u32,
 }
 
@@ -41,7 +41,7 @@ impl Head {
         Self { lengths, state, count, fields: words[8], shape: words[9] }
     }
 
-    /// The header goes where `words` has room for it.
+    /// Writes the header into the space that `words` has for it.
     pub(super) fn seal(self, words: &mut [u32]) {
         let [lengths, state, count] = [self.lengths, self.state, self.count].map(halves);
         let numbers = [MAGIC, lengths, state, count, [self.fields, self.shape]];
@@ -53,12 +53,12 @@ impl Head {
     }
 }
 
-/// The numbers below `len`, in runs.
+/// Cuts the numbers below `len` into runs.
 pub(super) fn runs(len: u64) -> Vec<Range<u64>> {
     (0..len.div_ceil(RUN)).map(|run| run * RUN..((run + 1) * RUN).min(len)).collect()
 }
 
-/// Lengths and state of the sources, see [`Head`].
+/// Hashes of the sources' lengths and state, see [`Head`].
 pub(super) fn hashes(sources: &Sources) -> Result<[u64; 2]> {
     let runs = runs(sources.count() as u64);
     let start = Digest::new("sources").word(sources.count() as u64);
@@ -83,22 +83,22 @@ fn with_state(digest: Digest, sources: &Sources, id: SourceId) -> Result<Digest>
         let message = format!("{} bytes when it was indexed, {} now", sources.len_of(id), meta.len);
         return Err(Error::new(ErrorKind::Changed, Stage::Index, message).with_path(&path));
     }
-    // Opened from another folder it is the same file.
+    // A relative path from another working directory must give the same file.
     let path = std::path::absolute(&path).unwrap_or(path);
     Ok(digest.bytes(path.as_os_str().as_bytes()).word(meta.version))
 }
 
-/// What stands where the checksums are kept.
+/// Content found at the path of the checksum file.
 pub(super) enum Found {
     /// No file, or an empty one.
     Nothing,
     Whole(Head, Vec<u32>),
-    /// Checksums that cannot be used, and why.
+    /// Unusable checksums, with the reason.
     Useless(Error),
 }
 
-/// Looks at the file. Errors: it cannot be opened, or holds something else than checksums: a name mistaken for another must
-/// not cost the user's data.
+/// Reads the file. Errors: it cannot be opened, or is not a checksum file: a mistaken name must not cost the user's
+/// data.
 pub(super) fn load(place: &Path, lengths: u64) -> Result<Found> {
     let file = match Blob::open(place) {
         Ok(file) => file,
@@ -112,11 +112,11 @@ pub(super) fn load(place: &Path, lengths: u64) -> Result<Found> {
     let magic: [u8; 8] = bytemuck::cast(MAGIC);
     let like = |range: Range<usize>| start.get(range.clone()) == Some(&magic[range]);
     if !magic.starts_with(&start) && !like(0..4) && !like(4..8) {
-        let message = "a file that holds something else than checksums; it is not overwritten";
+        let message = "not a file of checksums; it is not overwritten: name another file";
         return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(place));
     }
     let useless = |kind, what: &str| {
-        let message = format!("{what}; where that is right, make the checksums anew (`checked_anew`)");
+        let message = format!("{what}; if the change is intended, make the checksums again (`checked_anew`)");
         Ok(Found::Useless(Error::new(kind, Stage::Index, message)))
     };
     let head: Vec<u32> = start.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect();
@@ -127,7 +127,7 @@ pub(super) fn load(place: &Path, lengths: u64) -> Result<Found> {
         Some((head, words)) if head.lengths == lengths => Ok(Found::Whole(head, words)),
         Some(_) => useless(
             ErrorKind::Changed,
-            "the sources do not have the lengths of when the checksums were made: a file was cut, extended, added, \
+            "the sources have other lengths than when the checksums were made: a file was cut, extended, added, \
              removed or renamed, or the checksums are of another dataset",
         ),
     }

@@ -4,22 +4,22 @@
 //! inner.extents ──► extents, all checked ──► readers ──► bytes ──CRC32C──► inner.check ──► inner.open, if framed there
 //! ```
 //!
-//! The first time everything is read once to make the file; what is on disk then is what is held to be right. From
-//! then on, a byte that differs is an error that names sample and place, whatever the format.
+//! The first `open` reads everything once to make the file and takes the bytes on disk as right. Later, a byte that
+//! differs is an error with sample and place, whatever the format.
 //!
-//! Datasets in chunks have one CRC32C for each extent of a chunk, verified before it is opened; one more tells when a
-//! file describes itself in another way than before.
+//! Datasets with chunks have one CRC32C per extent of a chunk, verified before the chunk is opened. One more CRC32C
+//! detects a file that describes itself differently than before.
 //!
-//! Costs: 4 bytes per field and sample (per extent, in chunks); rows are no longer read in place, since they are
-//! verified first. The schema, the places of all bytes, and bytes that lie in the inner dataset's index (labels) have one
-//! CRC32C together, verified when the dataset is opened.
+//! Costs: 4 bytes per field and sample (per extent, with chunks); rows are no longer read in place, since they are
+//! verified first. The schema, the places of all bytes, and bytes in the inner dataset's index (labels) share one
+//! CRC32C, verified when the dataset is opened.
 //!
-//! Invariants: an existing file is never replaced in silence. It is used when its own CRC is right and all sources have the
-//! same lengths, paths and modification times (memory: the same bytes). When only paths or times differ, as in a copy,
-//! everything is read and compared: the checksums stay, and a difference is an error. Other lengths are an error, and so is a
-//! damaged file; only [`checked_anew`](crate::dataset::DatasetExt::checked_anew) makes it anew, and [`Checked::built`] says
-//! so. A dataset that is another than then although its sources are not is an error: a header is damaged. It appears by a
-//! rename.
+//! Invariants: an existing file is never replaced silently. It is used if its own CRC is right and all sources have the
+//! same lengths, paths and modification times (memory: the same bytes). If only paths or times differ, as in a copy,
+//! everything is read and compared: the checksums stay, and a difference is an error. Other lengths and a damaged file
+//! are errors; only [`checked_anew`](crate::dataset::DatasetExt::checked_anew) makes the file again, and
+//! [`Checked::built`] reports it. A different dataset over unchanged sources is an error: a header is damaged. The file
+//! appears by a rename.
 
 mod file;
 mod outline;
@@ -36,30 +36,30 @@ use crate::storage::publish::publish;
 use bytes::Bytes;
 use std::path::{Path, PathBuf};
 
-/// A dataset whose every read is verified; made by [`DatasetExt::checked`](crate::dataset::DatasetExt::checked).
+/// A dataset that verifies every read; made by [`DatasetExt::checked`](crate::dataset::DatasetExt::checked).
 pub struct Checked<D> {
     inner: D,
-    /// The file as it stands: header, then CRCs by sample and field; 0 for fields in the index.
+    /// Content of the file: header, then CRCs by sample and field; 0 for fields in the index.
     words: Vec<u32>,
-    /// For datasets in chunks: where the CRCs of each chunk's extents start, and where they end.
+    /// For datasets with chunks: start of each chunk's extent CRCs, then the end of all.
     pieces: Vec<usize>,
     place: PathBuf,
     origin: Origin,
 }
 
-/// Where the checksums come from.
+/// Origin of the checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
-    /// What was on disk when the dataset was opened.
+    /// Made from the bytes on disk when the dataset was opened.
     Made,
-    /// Their file, with which all bytes were compared when the dataset was opened.
+    /// Read from their file; all bytes were compared with it when the dataset was opened.
     Compared,
-    /// Their file.
+    /// Read from their file.
     Kept,
 }
 
 impl<D: Dataset> Checked<D> {
-    /// With `anew` the checksums are made from what is on disk, whatever their file says.
+    /// `anew` makes the checksums from the bytes on disk, whatever their file says.
     pub(crate) fn open(inner: D, place: &Path, anew: bool) -> Result<Self> {
         let (hashes, outline) = (hashes(inner.sources())?, Outline::of(&inner)?);
         let Outline { count, fields, shape, .. } = outline;
@@ -91,7 +91,7 @@ impl<D: Dataset> Checked<D> {
         Ok(Self { inner, words, pieces: outline.pieces, place: place.to_path_buf(), origin })
     }
 
-    /// Whether the checksums were made by this call, from what was on disk then; else they came from their file.
+    /// Whether opening made the checksums from the bytes on disk; otherwise they came from their file.
     pub fn built(&self) -> bool {
         self.origin == Origin::Made
     }
@@ -112,9 +112,9 @@ impl<D: Dataset> Checked<D> {
     }
 }
 
-/// The lengths of all sources are those of then, so another dataset is damage.
+/// Error for a dataset that differs although all sources have the same lengths: that is damage.
 fn another(place: &Path) -> Error {
-    let message = "the sources have the lengths of when the checksums were made, but the dataset is another: a file \
+    let message = "the sources have the same lengths as when the checksums were made, but the dataset differs: a file \
                    that describes itself is damaged, or it is opened in another way (then use `checked_anew`)";
     Error::new(ErrorKind::Changed, Stage::Index, message).with_path(place)
 }

@@ -1,4 +1,4 @@
-//! What of a dataset has a checksum; its checksums made, and compared with others.
+//! The checksummed parts of a dataset; makes their checksums and compares them.
 
 use super::file::{HEADER, runs};
 use crate::dataset::parallel::parallel;
@@ -8,18 +8,18 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::Extent;
 use std::path::Path;
 
-/// Files that an error names.
+/// Maximum files named in an error.
 const LISTED: usize = 3;
 
-/// What of a dataset has a checksum, without the bytes.
+/// The checksummed parts of a dataset, without their bytes.
 pub(super) struct Outline {
-    /// Samples; for datasets in chunks, extents of chunks.
+    /// Number of samples; for datasets with chunks, of chunk extents.
     pub(super) count: u64,
-    /// Checksums of each.
+    /// Checksums per sample or extent.
     pub(super) fields: usize,
-    /// A CRC of the schema and of the places of all bytes.
+    /// CRC of the schema and of the places of all bytes.
     pub(super) shape: u32,
-    /// For datasets in chunks: their extents, and where the CRCs of each chunk's extents start and the last ones end.
+    /// For datasets with chunks: the extents of each chunk, start of its CRCs, and the end of all.
     extents: Vec<Vec<Extent>>,
     pub(super) pieces: Vec<usize>,
 }
@@ -34,11 +34,11 @@ impl Outline {
         let mut pieces = vec![HEADER];
         extents.iter().for_each(|extents| pieces.push(pieces[pieces.len() - 1] + extents.len()));
         let (count, shape) = ((pieces[pieces.len() - 1] - HEADER) as u64, chunk_shape(dataset, &extents));
-        // As if each extent were a sample of one field.
+        // Each extent counts as a sample of one field.
         Ok(Self { count, fields: 1, shape, extents, pieces })
     }
 
-    /// Reads everything once: header (still empty) and CRCs.
+    /// Reads everything once; gives the header (still empty) and the CRCs.
     pub(super) fn make(&self, dataset: &dyn Dataset) -> Result<Vec<u32>> {
         let crcs = match dataset.chunked() {
             Some(_) => parallel(&self.extents, |_, extents| {
@@ -60,7 +60,7 @@ impl Outline {
         Ok(words)
     }
 
-    /// The bytes that a CRC is of, and their sample where there is one.
+    /// Extent of a CRC, and its sample, if any.
     fn place(&self, dataset: &dyn Dataset, at: usize) -> Result<Option<(Extent, Option<u64>)>> {
         if !self.pieces.is_empty() {
             let chunk = self.pieces.partition_point(|start| *start <= at) - 1;
@@ -73,7 +73,7 @@ impl Outline {
         Ok(extent.map(|extent| (extent, Some(sample))))
     }
 
-    /// Errors: [`ErrorKind::Changed`], naming the files that differ and the first place in them.
+    /// Errors: [`ErrorKind::Changed`], with the differing files and the first place in each.
     pub(super) fn compare(&self, dataset: &dyn Dataset, then: &[u32], now: &[u32], place: &Path) -> Result<()> {
         let differ: Vec<usize> = (HEADER..now.len()).filter(|at| then.get(*at) != Some(&now[*at])).collect();
         let (mut first, mut files, mut seen) = (None, Vec::new(), std::collections::HashSet::new());
@@ -99,7 +99,7 @@ impl Outline {
     }
 }
 
-/// The extents of every chunk, each within its source.
+/// Extents of every chunk, each checked to lie within its source.
 fn chunk_extents(dataset: &dyn Dataset) -> Result<Vec<Vec<Extent>>> {
     let Some(chunks) = dataset.chunked() else { return Ok(Vec::new()) };
     let of = |chunk: usize| {
@@ -115,7 +115,7 @@ fn schema_crc(dataset: &dyn Dataset) -> u32 {
     crc32c::crc32c(format!("{:?}", dataset.schema()).as_bytes())
 }
 
-/// What the chunks are, as the files describe themselves.
+/// CRC of the chunks, as the files describe themselves.
 fn chunk_shape(dataset: &dyn Dataset, extents: &[Vec<Extent>]) -> u32 {
     let starts = dataset.chunked().map_or(&[][..], |chunks| chunks.starts());
     let crc = crc32c::crc32c_append(schema_crc(dataset), bytemuck::cast_slice(starts));
@@ -123,7 +123,7 @@ fn chunk_shape(dataset: &dyn Dataset, extents: &[Vec<Extent>]) -> u32 {
     extents.iter().flatten().fold(crc, append)
 }
 
-/// Asks for the parts of every sample: a CRC of what the dataset is: its schema, its samples' places, and all bytes that lie in
+/// Asks for the parts of every sample. Gives a CRC of the dataset: its schema, its samples' places, and all bytes in
 /// the index.
 fn survey(dataset: &dyn Dataset) -> Result<u32> {
     let found = parallel(&runs(dataset.len()), |_, run| {

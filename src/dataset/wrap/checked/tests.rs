@@ -1,4 +1,4 @@
-//! Checksums that are kept, compared, damaged and made anew.
+//! Checksum files: kept, compared, damaged and made again.
 
 use super::file::CRC;
 use super::*;
@@ -42,7 +42,7 @@ fn right(dataset: &impl Dataset) -> Vec<Vec<Vec<u8>>> {
 }
 
 #[test]
-fn every_flipped_byte_and_every_cut_of_records_is_an_error_with_the_right_sample() {
+fn every_flip_and_cut_of_records_names_its_sample() {
     let dir = Dir::new();
     let (path, place) = (dir.0.join("records"), dir.0.join("records.crc"));
     let shard = bytes(16 + 40 * 32);
@@ -77,7 +77,7 @@ fn every_flipped_byte_and_every_cut_of_records_is_an_error_with_the_right_sample
             assert_eq!(wrong, Vec::from_iter(at.checked_sub(16).map(|at| at / 32)), "byte {at}");
         }
     }
-    // Time and length are the same: what was indexed still counts.
+    // Time and length are the same: the index still applies.
     let again = open().unwrap();
     assert!(!again.built() && all(&again).iter().any(Result::is_err));
     for len in 0..shard.len() {
@@ -85,7 +85,7 @@ fn every_flipped_byte_and_every_cut_of_records_is_an_error_with_the_right_sample
         for (sample, found) in all(&checked).into_iter().enumerate() {
             assert_eq!(found.is_ok(), 16 + (sample + 1) * 32 <= len, "cut at {len}");
         }
-        // Opened anew, the source is refused, or honestly shorter and indexed anew.
+        // A new open refuses the source, or indexes it with its shorter length.
         match Records::builder(32).header(16).classes((0..40).collect()).open(&path) {
             Err(error) => {
                 assert!(matches!(error.kind(), ErrorKind::Truncated | ErrorKind::Shape | ErrorKind::Empty))
@@ -96,7 +96,7 @@ fn every_flipped_byte_and_every_cut_of_records_is_an_error_with_the_right_sample
 }
 
 #[test]
-fn damaged_checksums_are_refused_and_stay() {
+fn damaged_checksum_files_are_refused_and_kept() {
     let dir = Dir::new();
     let (path, place) = (dir.0.join("records"), dir.0.join("records.crc"));
     std::fs::write(&path, bytes(64)).unwrap();
@@ -110,7 +110,7 @@ fn damaged_checksums_are_refused_and_stay() {
             let mut bytes = whole.clone();
             bytes[at] ^= bits;
             hostile.push(bytes.clone());
-            // With a right CRC, too: only its own checksums make a file of another dataset legal.
+            // Even with a right CRC: another dataset's checksums are never accepted.
             let mut words: Vec<u32> = bytemuck::pod_collect_to_vec(&bytes);
             words[CRC] = crc(&words, CRC);
             if at / 4 != CRC && at < HEADER * 4 {
@@ -121,7 +121,7 @@ fn damaged_checksums_are_refused_and_stay() {
     for (case, bytes) in hostile.iter().enumerate() {
         std::fs::write(&place, bytes).unwrap();
         match open() {
-            // An empty file is none yet; of sealed ones, those with another state of the sources are compared.
+            // An empty file counts as missing; a sealed file with another state of the sources is compared.
             Ok(checked) => {
                 assert!(checked.built() == bytes.is_empty() && right(&checked) == expected, "case {case}");
             }
@@ -145,7 +145,7 @@ fn other_lengths_and_labels_are_refused_until_made_anew() {
     let open = |class| Records::builder(8).classes(vec![class; 8]).open(&path).unwrap().checked(&place);
     let built = |class| open(class).unwrap().built();
     assert_eq!([built(1), built(1)], [true, false]);
-    // The same file with other labels: damage, or another dataset. Never taken for what it was.
+    // The same file with other labels is damage or another dataset. It is never accepted.
     assert_eq!(open(2).unwrap_err().kind(), ErrorKind::Changed);
     File::options().append(true).open(&path).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
     assert_eq!(open(2).unwrap_err().kind(), ErrorKind::Changed);
@@ -159,7 +159,7 @@ fn other_lengths_and_labels_are_refused_until_made_anew() {
     assert_eq!(std::fs::read(&place).unwrap(), kept);
     let records = longer().checked_anew(&place).unwrap();
     assert!(records.built() && right(&records).len() == 5);
-    // A mistaken name does not cost a file.
+    // A mistaken name does not destroy a file.
     for other in [&path, &dir.0.join("other")] {
         std::fs::write(other, bytes(65)).unwrap();
         let error = Records::builder(13).open(&path).unwrap().checked(other).unwrap_err();
@@ -187,7 +187,7 @@ fn a_copy_is_compared_and_a_damaged_copy_is_refused() {
     write("copy", &shards);
     let copy = records("copy").checked(&place).unwrap();
     assert!(!copy.built() && copy.describe().contains("compared now with all bytes"), "{copy:?}");
-    // Once compared, it is not compared again.
+    // A compared copy is not compared again.
     assert!(records("copy").checked(&place).unwrap().describe().contains("CRC32Cs from"));
     let kept = std::fs::read(&place).unwrap();
     let mut damaged = shards.clone();
@@ -206,7 +206,7 @@ fn a_copy_is_compared_and_a_damaged_copy_is_refused() {
 }
 
 #[test]
-fn any_dataset_can_be_checked_also_one_that_opens_its_bytes_itself() {
+fn a_dataset_that_opens_its_bytes_can_be_checked() {
     let dir = Dir::new();
     for (name, len) in [("a/1.jpg", 100), ("a/2.jpg", 5000), ("b/1.jpg", 3_000_000)] {
         let path = dir.0.join("images").join(name);
@@ -227,13 +227,13 @@ fn any_dataset_can_be_checked_also_one_that_opens_its_bytes_itself() {
     };
     let checked = tar().checked(dir.0.join("tar.crc")).unwrap();
     assert_eq!(right(&checked), right(&tar()));
-    // A split keeps what the whole has.
+    // A split keeps the whole's checksums.
     let (first, _) = tar().checked(dir.0.join("tar.crc")).unwrap().split(0.5, 1).unwrap();
     assert!(all(&first).iter().all(Result::is_ok));
 }
 
 #[test]
-fn fields_framed_in_some_samples_only_are_asked_for() {
+fn fields_framed_in_only_some_samples_are_checked() {
     /// Sample 0 is raw, sample 1 framed, sample 2 inline; framed bytes are opened to their reverse.
     struct Mixed(Records);
     impl Dataset for Mixed {
