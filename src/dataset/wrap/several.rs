@@ -285,13 +285,13 @@ const WALKS: usize = 256;
 ///
 /// The exact rules:
 /// - Weights are rounded to 10,000ths of their sum, by largest remainders, and reduced: 0.7 and 0.3 give a *block* of
-/// 10 positions, 7 and 3 of the sources; a block has at most 10,000. **Every block has exactly these counts**, counted
-/// from the first position of epoch 0. Within a block the sources are spread evenly: any run of *n* consecutive
-/// positions has a source's share of *n*, with an error below 4. Blocks start at different places of the pattern, so no
-/// row of a batch and no rank always gets the same source.
+///   10 positions, 7 and 3 of the sources; a block has at most 10,000. **Every block has exactly these counts**, counted
+///   from the first position of epoch 0. Within a block the sources are spread evenly: any run of *n* consecutive
+///   positions has a source's share of *n*, with an error below 4. Blocks start at different places of the pattern, so no
+///   row of a batch and no rank always gets the same source.
 /// - Each source is walked **pass by pass**: every sample once in an order of (key, source, pass), then all again in
 ///   another order. Passes continue across epochs: a source with 9,000 samples and 1,000 draws per epoch repeats none
-/// in nine epochs. At any position the samples of a source have come equally often, with a difference of at most one.
+///   in nine epochs. At any position the samples of a source have come equally often, with a difference of at most one.
 /// - An epoch has one position per sample of all datasets, unless [`epoch_len`](Self::epoch_len),
 ///   [`until_first_ends`](Self::until_first_ends) or [`until_all_seen`](Self::until_all_seen) says otherwise.
 ///
