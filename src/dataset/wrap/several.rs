@@ -581,7 +581,7 @@ mod tests {
         }
 
         #[test]
-        fn any_run_has_the_shares_of_the_weights_and_blocks_have_them_exactly(
+        fn blocks_have_exact_shares_and_any_run_nearly(
             counts in prop::collection::vec(1_u64..30, 1..6), key in any::<u64>(), from in 0_u64..500, len in 1_u64..500,
         ) {
             let counts = { let divisor = counts.iter().copied().fold(0, gcd); counts.iter().map(|c| c / divisor).collect::<Vec<_>>() };
