@@ -440,7 +440,7 @@ fn any_state_is_below_a_kibibyte() {
     assert!((500..1024).contains(&bytes), "{bytes}");
 }
 
-/// A loader of the run that goes on from `state`.
+/// A loader that resumes the run from `state`.
 fn resumed(run: &Run, state: &State) -> Loader {
     build(run.builder().resume(state.clone()))
 }

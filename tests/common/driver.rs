@@ -380,7 +380,7 @@ impl Drop for DeviceBytes {
 
 fn copy_within(to: u64, from: u64, len: usize, stream: &CudaStream) -> Result<()> {
     stream.context().bind_to_thread().map_err(said("cuCtxSetCurrent"))?;
-    // SAFETY: both ranges lie in live allocations (checked by the callers); who frees them waits for the stream.
+    // SAFETY: both ranges lie in live allocations (checked by the callers); their owners wait for the stream before freeing them.
     unsafe { result::memcpy_dtod_async(to, from, len, stream.cu_stream()) }.map_err(said("cuMemcpyDtoDAsync"))
 }
 
@@ -448,7 +448,7 @@ pub fn h2d(lanes: &[Lane], len: usize, count: usize) -> Result<f64> {
     Ok((count * len) as f64 / started.elapsed().as_secs_f64() / 1e9)
 }
 
-/// The same for about so many seconds; the device is waited for about every 512 MiB. For 0 seconds: a few copies.
+/// The same for about this many seconds; the device is waited for about every 512 MiB. For 0 seconds: a few copies.
 pub fn h2d_for(lanes: &[Lane], len: usize, seconds: f64) -> Result<f64> {
     let most = if seconds > 0.0 { 1024 } else { 4 };
     let chunk = (512_usize << 20).div_ceil(len).min(most).max(2 * lanes.len());

@@ -16,7 +16,7 @@
 //!   cut or forged file is never trusted for its length, and never an error.
 //! - Index files appear by a rename. An unwritable folder costs the cache, not the dataset: see [`Index::unsaved`].
 //! - Everything left out is in the ledger ([`Index::damage`], [`Index::left_out`]), also if the index comes from a
-//! file.
+//!   file.
 //!
 //! Scanning and opening run on threads that end before `open_or_build` returns.
 

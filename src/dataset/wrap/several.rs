@@ -285,13 +285,13 @@ const WALKS: usize = 256;
 ///
 /// The exact rules:
 /// - Weights are rounded to 10,000ths of their sum, by largest remainders, and reduced: 0.7 and 0.3 give a *block* of
-/// 10 positions, 7 and 3 of the sources; a block has at most 10,000. **Every block has exactly these counts**, counted
-/// from the first position of epoch 0. Within a block the sources are spread evenly: any run of *n* consecutive
-/// positions has a source's share of *n*, with an error below 4. Blocks start at different places of the pattern, so no
-/// row of a batch and no rank always gets the same source.
+///   10 positions, 7 and 3 of the sources; a block has at most 10,000. **Every block has exactly these counts**,
+///   counted from the first position of epoch 0. Within a block the sources are spread evenly: any run of *n*
+///   consecutive positions has a source's share of *n*, with an error below 4. Blocks start at different places of the
+///   pattern, so no row of a batch and no rank always gets the same source.
 /// - Each source is walked **pass by pass**: every sample once in an order of (key, source, pass), then all again in
 ///   another order. Passes continue across epochs: a source with 9,000 samples and 1,000 draws per epoch repeats none
-/// in nine epochs. At any position the samples of a source have come equally often, with a difference of at most one.
+///   in nine epochs. At any position the samples of a source have come equally often, with a difference of at most one.
 /// - An epoch has one position per sample of all datasets, unless [`epoch_len`](Self::epoch_len),
 ///   [`until_first_ends`](Self::until_first_ends) or [`until_all_seen`](Self::until_all_seen) says otherwise.
 ///
@@ -598,7 +598,7 @@ mod tests {
         }
 
         #[test]
-        fn draws_of_a_source_are_counted_without_a_gap(
+        fn draws_of_a_source_have_no_gap(
             counts in prop::collection::vec(1_u64..30, 1..6), key in any::<u64>(),
         ) {
             let pattern = pattern(&counts, &vec![10; counts.len()], key);
@@ -611,7 +611,7 @@ mod tests {
         }
 
         #[test]
-        fn samples_of_a_source_come_equally_often_give_or_take_one(
+        fn samples_of_a_source_come_equally_often(
             sources in prop::collection::vec((1_u64..20, 1_u64..60), 1..5), key in any::<u64>(), positions in 1_u64..800,
         ) {
             let (counts, lens): (Vec<u64>, Vec<u64>) = sources.into_iter().unzip();
