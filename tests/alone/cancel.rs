@@ -10,9 +10,8 @@
 //! after each life nothing is left: threads, descriptors, memory (of a shared budget), memory that the kernel may still
 //! write to. Held batches keep their bytes, also while later loaders run.
 //!
-//! Some hundred points by default, 3,000 with `FEEDLINE_SWEEP=ci`, more than 100,000 with `full`; `FEEDLINE_ONLY=n` runs life *n*
-//! alone.
-//! One test function: threads and descriptors belong to the whole process.
+//! Some hundred points by default, 3,000 with `FEEDLINE_SWEEP=ci`, more than 100,000 with `full`; `FEEDLINE_ONLY=n`
+//! runs only life *n*. One test function: threads and descriptors belong to the whole process.
 
 use crate::common::runs::*;
 use crate::common::standin;

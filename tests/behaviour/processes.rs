@@ -12,7 +12,8 @@
 //! A step is logged before its all-reduce and the state is saved after it. So all ranks have logged every step of a
 //! saved state. Later steps in a log are repeated, and must have the same rows again.
 //!
-//! A process is killed 50 times by default, 1000 times with `FEEDLINE_SWEEP=ci`. Every wait has a deadline; ranks end with their parent.
+//! A process is killed 50 times by default, 1000 times with `FEEDLINE_SWEEP=ci`. Every wait has a deadline; ranks end
+//! with their parent.
 
 use crate::common::sweep;
 use crate::common::toys::Chunks;

@@ -1,9 +1,10 @@
 //! Resume: a run interrupted between any two batches and continued by other loaders, with another number of ranks and
 //! other settings, continues as if uninterrupted. The oracle is `common/runs.rs`.
 //!
-//! With `FEEDLINE_SWEEP=ci` the first four tests make 240 random runs. Each is resumed at every one of its batch boundaries, and once more in a chain of
-//! five at random ones: some 3,500 resumes by 8,000 loaders. 60 more runs are resumed 500 times with other batches. Each test
-//! prints its count (`-- --nocapture`). By default there is a tenth of the random runs, with `full` 1000 in each test.
+//! With `FEEDLINE_SWEEP=ci` the first four tests make 240 random runs. Each is resumed at every batch boundary, and
+//! again in a chain of five random boundaries: some 3,500 resumes by 8,000 loaders. 60 more runs are resumed 500 times
+//! with other batches. Each test prints its count (`-- --nocapture`). By default there is a tenth of the random runs;
+//! `full` makes 1000 in each test.
 
 use crate::common::runs::*;
 use crate::common::sweep;
@@ -440,7 +441,7 @@ fn any_state_is_below_a_kibibyte() {
     assert!((500..1024).contains(&bytes), "{bytes}");
 }
 
-/// A loader of the run that goes on from `state`.
+/// A loader that resumes the run from `state`.
 fn resumed(run: &Run, state: &State) -> Loader {
     build(run.builder().resume(state.clone()))
 }

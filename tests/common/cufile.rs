@@ -207,7 +207,7 @@ impl StandIn {
         (self.fail)(call, -i64::from(code), 0);
     }
 
-    /// Read number `call` (from 0) reads at most so many bytes.
+    /// Read number `call` (from 0) reads at most this many bytes.
     pub fn short_read(&self, call: u64, bytes: u64) {
         (self.fail)(call, bytes as i64, 0);
     }

@@ -130,8 +130,8 @@ impl Gpu {
     ) -> Result<()> {
         self.context.bind_to_thread().map_err(said("cuCtxSetCurrent"))?;
         let ([gx, gy, gz], [bx, by, bz]) = (grid, block);
-        // SAFETY: the parameters are those of the kernel, in order and of its types; what they point to lies in allocations
-        // whose owners wait for the device before they free them.
+        // SAFETY: the parameters are the kernel's, in order and of its types; they point into allocations whose owners
+        // wait for the device before they free them.
         unsafe { result::launch_kernel(function, (gx, gy, gz), (bx, by, bz), 0, stream.cu_stream(), params) }
             .map_err(said("cuLaunchKernel"))
     }
@@ -380,11 +380,12 @@ impl Drop for DeviceBytes {
 
 fn copy_within(to: u64, from: u64, len: usize, stream: &CudaStream) -> Result<()> {
     stream.context().bind_to_thread().map_err(said("cuCtxSetCurrent"))?;
-    // SAFETY: both ranges lie in live allocations (checked by the callers); who frees them waits for the stream.
+    // SAFETY: both ranges lie in live allocations (checked by the callers); their owners wait for the stream before
+    // freeing them.
     unsafe { result::memcpy_dtod_async(to, from, len, stream.cu_stream()) }.map_err(said("cuMemcpyDtoDAsync"))
 }
 
-/// `len` bytes at a device address, in the order of the legacy default stream: other streams are waited for by the caller.
+/// `len` bytes at a device address, in the order of the legacy default stream: the caller waits for other streams.
 /// The driver refuses memory that is not its own.
 pub fn read(context: &CudaContext, from: u64, len: usize) -> Result<Vec<u8>> {
     context.bind_to_thread().map_err(said("cuCtxSetCurrent"))?;
@@ -435,8 +436,8 @@ impl Lane {
     }
 }
 
-/// GB per second of `count` copies of `len` bytes by these lanes in turn, from the first call to the end of the last copy.
-/// As many copies are in flight as there are lanes.
+/// GB per second of `count` copies of `len` bytes by these lanes in turn, from the first call to the end of the last
+/// copy. One copy per lane is in flight.
 pub fn h2d(lanes: &[Lane], len: usize, count: usize) -> Result<f64> {
     let first = lanes.first().ok_or("no lane")?;
     first.stream.context().bind_to_thread().map_err(said("cuCtxSetCurrent"))?;
@@ -448,7 +449,7 @@ pub fn h2d(lanes: &[Lane], len: usize, count: usize) -> Result<f64> {
     Ok((count * len) as f64 / started.elapsed().as_secs_f64() / 1e9)
 }
 
-/// The same for about so many seconds; the device is waited for about every 512 MiB. For 0 seconds: a few copies.
+/// The same for about this many seconds; the device is waited for about every 512 MiB. For 0 seconds: a few copies.
 pub fn h2d_for(lanes: &[Lane], len: usize, seconds: f64) -> Result<f64> {
     let most = if seconds > 0.0 { 1024 } else { 4 };
     let chunk = (512_usize << 20).div_ceil(len).min(most).max(2 * lanes.len());

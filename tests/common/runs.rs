@@ -430,18 +430,18 @@ pub fn parts(batches: impl IntoIterator<Item = Result<Batch>>) -> Vec<Part> {
     batches.into_iter().map(|batch| part(&batch.unwrap())).collect()
 }
 
-/// How an epoch falls into batches.
+/// Division of an epoch into batches.
 #[derive(Clone, Copy, Debug)]
 pub struct Cut {
     pub global: u64,
     pub last: LastBatch,
     pub world: u32,
-    /// Where the epoch is begun: the position, and the number of the batch there.
+    /// Start in the epoch: the position, and the number of the batch there.
     pub start: u64,
     pub first: u64,
 }
 
-/// What a transform may know of a row, but for its bytes.
+/// Everything that a transform may know of a row, except its bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Spot {
     pub epoch: u64,
@@ -457,7 +457,7 @@ impl Cut {
         Self { global, last, world, start: 0, first: 0 }
     }
 
-    /// For each batch: its first position, and how many positions of the epoch are in it.
+    /// For each batch: its first position, and its number of positions of the epoch.
     fn batches(&self, len: u64) -> Vec<(u64, u64)> {
         let mut batches = Vec::new();
         let mut at = self.start;
@@ -475,12 +475,12 @@ impl Cut {
         self.batches(len).len() as u64
     }
 
-    /// What `rank` must get of the epoch whose ids are `ids`.
+    /// Expected batches of `rank` in the epoch with these `ids`.
     pub fn parts(&self, epoch: u64, ids: &[u64], rank: u32, content: impl Fn(Spot) -> Vec<u8>) -> Vec<Part> {
         let (len, world) = (ids.len() as u64, u64::from(self.world));
         let mut parts = Vec::new();
         for (number, (first, real)) in self.batches(len).into_iter().enumerate() {
-            // As many on every rank, but for the ranks that have one row less of a full batch.
+            // Equal on every rank, except that some ranks have one row less of a full batch.
             let size = match self.last {
                 LastBatch::Keep => (real.div_ceil(world) * world).min(self.global),
                 _ => self.global,
@@ -502,7 +502,7 @@ impl Cut {
     }
 }
 
-/// What the parts of all ranks, in order, are together; they must fit each other.
+/// Joins the parts of all ranks, in order; they must be consistent.
 pub fn union(ranks: &[Vec<Part>]) -> Vec<Global> {
     let count = ranks[0].len();
     assert!(ranks.iter().all(|parts| parts.len() == count), "not as many batches on every rank");
@@ -517,7 +517,7 @@ pub fn union(ranks: &[Vec<Part>]) -> Vec<Global> {
     (0..count).map(global).collect()
 }
 
-/// Fails with the first difference, and not with all that was delivered.
+/// Fails with the first difference only, not with all batches.
 #[track_caller]
 pub fn same<T: PartialEq + std::fmt::Debug>(found: &[T], right: &[T], what: &str) {
     if let Some(at) = (0..found.len().min(right.len())).find(|at| found[*at] != right[*at]) {
@@ -531,7 +531,7 @@ pub fn shards(world: u32) -> impl Iterator<Item = Shard> {
     (0..world).map(move |rank| Shard::new(rank, world).unwrap())
 }
 
-/// Settings that must not matter.
+/// Settings that must not change batches.
 pub fn any_settings(builder: LoaderBuilder, draws: &mut Draws) -> LoaderBuilder {
     let (mode, direct) = reader(draws.below(READERS.len() as u64) as usize);
     let builder = builder.workers(1 + draws.below(3) as usize).reader(mode).direct(direct);
@@ -542,7 +542,7 @@ pub fn any_settings(builder: LoaderBuilder, draws: &mut Draws) -> LoaderBuilder 
     }
 }
 
-/// Runs `body` on a thread of its own; fails when it takes longer than a minute.
+/// Runs `body` on its own thread; fails if it takes longer than a minute.
 #[track_caller]
 pub fn within_a_minute<T: Send + 'static>(what: &str, body: impl FnOnce() -> T + Send + 'static) -> T {
     let (send, done) = std::sync::mpsc::channel();

@@ -26,7 +26,7 @@ const SOURCE: &str = include_str!("../standin/cuda.rs");
 /// Code of a kernel: grid, block, and a pointer to each parameter.
 pub type KernelFn = extern "C" fn(grid: *const u32, block: *const u32, params: *const *const c_void);
 
-/// The loaded stand-in. What controls a session is on [`Session`].
+/// The loaded stand-in. [`Session`] has the controls of a session.
 pub struct Standin {
     library: Library,
 }
@@ -57,7 +57,7 @@ pub fn build(name: &str, source: &str, more: &[&str]) -> PathBuf {
     if path.exists() {
         return path;
     }
-    // A folder of our own, and a rename at the end: others see the whole file or none.
+    // A private folder, and a rename at the end: other processes see the whole file or none.
     let own = folder.join(format!("{name}-standin-{}", std::process::id()));
     std::fs::create_dir_all(&own).unwrap();
     let (text, made) = (own.join(format!("{name}.rs")), own.join("made.so"));
@@ -86,14 +86,14 @@ impl Gpu {
     }
 }
 
-/// What a session's driver and devices are like.
+/// Configuration of a session's driver and devices.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub devices: Vec<Gpu>,
     pub driver_version: i32,
-    /// Not 0: what `cuInit` returns (100 = no device).
+    /// Result of `cuInit`, if not 0 (100 = no device).
     pub init_error: u32,
-    /// Not 0: what `cuMemHostRegister` returns.
+    /// Result of `cuMemHostRegister`, if not 0.
     pub register_error: u32,
     /// Bytes per second of each copy; 0 = no delay.
     pub bandwidth: u64,
@@ -138,7 +138,7 @@ impl Config {
     }
 }
 
-/// What is alive in the driver, and what it leaked because the call that releases it failed.
+/// Live objects in the driver, and objects leaked because their release failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Live {
     pub retains: u64,
@@ -180,7 +180,7 @@ impl Drop for Session {
 }
 
 impl Session {
-    /// The violations so far; from now on the test says itself what it thinks of them.
+    /// The violations so far; from now on the test itself judges them.
     pub fn expect_violations(&mut self) -> Vec<String> {
         self.allowed = true;
         self.violations()
@@ -225,13 +225,13 @@ impl Standin {
                     bytes.truncate(len);
                     return String::from_utf8(bytes).unwrap();
                 }
-                // Others may add lines in between.
+                // Other threads may add lines in between.
                 room = len * 2 + 1;
             }
         })
     }
 
-    /// What a GPU would have got wrong silently.
+    /// Violations: silent errors on a GPU.
     pub fn violations(&self) -> Vec<String> {
         self.text("standin_violations").lines().map(str::to_string).collect()
     }
@@ -277,7 +277,7 @@ impl Standin {
         self.call::<extern "C" fn(u64, u32), _>("standin_fail_async", |fail| fail(nth, code));
     }
 
-    /// While held, no operation begins: what a copy reads and when becomes the test's choice.
+    /// While held, no operation begins: the test chooses when a copy reads.
     pub fn hold(&self, hold: bool) {
         self.call::<extern "C" fn(bool), _>("standin_hold", |function| function(hold));
     }
@@ -297,7 +297,7 @@ impl Standin {
         self.call::<extern "C" fn(u64, usize) -> usize, _>("standin_unobserved", |count| count(address, len))
     }
 
-    /// Where the bytes of a device pointer are; `None` if it belongs to no live allocation.
+    /// Host address of a device pointer; `None` if it belongs to no live allocation.
     pub fn host_address(&self, address: u64) -> Option<*mut u8> {
         let at = self.call::<extern "C" fn(u64) -> *mut u8, _>("standin_host_address", |find| find(address));
         (!at.is_null()).then_some(at)
@@ -344,7 +344,7 @@ impl Standin {
     }
 }
 
-/// Waits until `reached`, for some seconds at most: the assertion that follows says what is wrong.
+/// Waits until `reached`, for some seconds at most: the next assertion names the failure.
 pub fn soon(mut reached: impl FnMut() -> bool) {
     let started = std::time::Instant::now();
     while !reached() && started.elapsed() < std::time::Duration::from_secs(5) {
@@ -352,7 +352,7 @@ pub fn soon(mut reached: impl FnMut() -> bool) {
     }
 }
 
-/// More than any case needs, since nothing waits so long unless a test fails.
+/// More than any case needs; only a failing test waits this long.
 pub const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Waits until `reached`, for at most [`DEADLINE`].
@@ -373,7 +373,7 @@ pub fn in_session(config: Config, name: String, body: impl FnOnce(Session) + Sen
     let (send, done) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {
         let session = standin.session(config);
-        // Sessions wait for each other: from here on the time counts.
+        // Sessions wait for each other: the deadline starts here.
         send.send(()).unwrap();
         let shows = Shows(name);
         body(session);
@@ -399,7 +399,7 @@ impl Drop for Shows {
     }
 }
 
-/// The calls around the first that failed, and the last ones.
+/// The calls around the first failed one, and the last calls.
 fn tail(trace: &str) -> String {
     let lines: Vec<&str> = trace.lines().collect();
     let failed = lines.iter().position(|line| !line.ends_with(" = 0")).unwrap_or(0);

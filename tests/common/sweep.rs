@@ -1,4 +1,4 @@
-//! How much a test does that sweeps, repeats or draws: little by default, more by `FEEDLINE_SWEEP`.
+//! Size of sweeps, repetitions and random draws: small by default, larger by `FEEDLINE_SWEEP`.
 //!
 //! | `FEEDLINE_SWEEP` | what runs | where |
 //! |---|---|---|
@@ -11,7 +11,7 @@
 
 use proptest::test_runner::Config;
 
-/// The number, or whatever it is, for this run.
+/// The value for this run.
 pub fn size<T>(short: T, ci: T, full: T) -> T {
     match std::env::var("FEEDLINE_SWEEP").as_deref() {
         Err(_) => short,
@@ -39,12 +39,12 @@ pub fn cases(cases: u32) -> Config {
     Config { cases: size(cases.min(64), cases, cases), failure_persistence: None, ..Config::default() }
 }
 
-/// Words of `FEEDLINE_ONLY`; none where it is not set.
+/// Words of `FEEDLINE_ONLY`; none if it is not set.
 pub fn only() -> Option<String> {
     std::env::var("FEEDLINE_ONLY").ok()
 }
 
-/// Whether this case is wanted.
+/// Whether this case is selected.
 pub fn wanted(name: &str) -> bool {
     only().is_none_or(|words| words.split(',').any(|word| name.contains(word)))
 }

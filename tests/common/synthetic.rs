@@ -1,8 +1,8 @@
-//! Snapshots and timelines of loaders that never ran: a simulation of stages that take one batch after the other.
+//! Snapshots and timelines of loaders that never ran: a simulation of stages that handle one batch after the other.
 
 use feedline::profile::{BatchRecord, Copy, Gauges, GpuIdle, Latency, Snapshot, Timeline};
 
-/// What a simulated loader is like; times in microseconds per batch.
+/// Settings of a simulated loader; times in microseconds per batch.
 pub struct Machine {
     pub name: &'static str,
     pub read: u64,
@@ -19,7 +19,7 @@ pub const MACHINES: [Machine; 4] = [
     Machine { name: "GPU, starved by copies", read: 6_000, decode: 11_000, copy: Some(18_000), step: 14_000, slots: 6 },
 ];
 
-/// A small generator, so that times are not all the same.
+/// A small generator, so that times vary.
 struct Draws(u64);
 
 impl Draws {
@@ -28,7 +28,7 @@ impl Draws {
         (self.0 >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// About `us`, in nanoseconds; now and then much more.
+    /// About `us`, in nanoseconds; sometimes much more.
     fn about(&mut self, us: u64) -> u64 {
         let tail = if self.next() > 0.98 { 2.5 } else { 1.0 };
         (us as f64 * 1000.0 * (0.8 + 0.4 * self.next()) * tail) as u64
@@ -58,7 +58,7 @@ const ROWS: u32 = 256;
 const DEPTH: u32 = 32;
 const WORKERS: u32 = 4;
 
-/// What such a loader would have measured after `batches`.
+/// Measurements of such a loader after `batches`.
 pub fn measured(machine: &Machine, batches: usize) -> (Snapshot, Timeline) {
     let records = run(machine, batches);
     let mut draws = Draws(7);
@@ -144,7 +144,7 @@ fn run(machine: &Machine, batches: usize) -> Vec<BatchRecord> {
     records
 }
 
-/// How full everything is at a moment, from the records around it.
+/// Fill levels at a moment, from the records around it.
 fn gauges(machine: &Machine, records: &[BatchRecord], at_ns: u64, draws: &mut Draws) -> Gauges {
     let mut gauges = Gauges::default();
     gauges.at_ns = at_ns;

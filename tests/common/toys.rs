@@ -1,4 +1,4 @@
-//! A toy dataset of several test binaries.
+//! A toy dataset for several test binaries.
 
 use bytes::Bytes;
 use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Records one after the other in a file, in chunks of so many of them; its field is `x`.
+/// Consecutive records of a file, in chunks of this many records; its field is `x`.
 pub struct Chunks {
     sources: Arc<Sources>,
     schema: Vec<EncodedField>,
@@ -18,7 +18,7 @@ pub struct Chunks {
     record: usize,
     /// Chunks that cannot be opened.
     pub bad: Vec<usize>,
-    /// How many were opened, or tried to be.
+    /// Number of chunks opened, including failed attempts.
     pub opened: AtomicU64,
 }
 

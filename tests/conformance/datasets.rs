@@ -102,7 +102,7 @@ fn an_impossible_folder_is_an_error_that_names_the_path() {
             "a/2.jpg",
         ),
         (
-            "a link that leads nowhere",
+            "a link without a target",
             |dir, root| {
                 dir.write("set/a/1.jpg", b"x");
                 symlink("nowhere", root.join("a/2.jpg")).unwrap();

@@ -212,12 +212,12 @@ fn an_impossible_index_is_an_error_that_names_the_shard() {
         (
             |index| index["shards"][0]["raw_data"]["basename"] = json!(""),
             ErrorKind::Decode,
-            "escapes the dataset's folder",
+            "within the dataset's folder",
         ),
         (
             |index| index["shards"][0]["raw_data"]["basename"] = json!("."),
             ErrorKind::Decode,
-            "escapes the dataset's folder",
+            "within the dataset's folder",
         ),
         (|index| index["shards"][0]["raw_data"] = Value::Null, ErrorKind::Decode, "shard 0: raw_data"),
         (|index| *index = json!([1]), ErrorKind::Decode, "`version` is missing"),
@@ -269,7 +269,7 @@ fn names_in_the_index_stay_within_the_folder() {
     ];
     for name in names {
         let error = open(name).err().unwrap_or_else(|| panic!("{name:?} was accepted"));
-        assert!(error.to_string().contains("escapes the dataset's folder"), "{error}");
+        assert!(error.to_string().contains("within the dataset's folder"), "{error}");
         assert_eq!(error.kind(), ErrorKind::Decode);
     }
     assert_eq!(open("sub").err().unwrap().kind(), ErrorKind::NotAFile);

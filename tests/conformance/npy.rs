@@ -194,7 +194,7 @@ fn an_ambiguous_archive_is_refused() {
     let find = |needle: &[u8], nth: usize| {
         good.windows(needle.len()).enumerate().filter(|(_, window)| *window == needle).nth(nth).unwrap().0
     };
-    // The name stands in the local header and in the directory.
+    // The name is in the local header and in the directory.
     let (local, directory) = (find(b"label.npy", 0), find(b"label.npy", 1));
     let mut cases = Vec::new();
     for (what, at) in [("local name", local), ("name in the directory", directory)] {

@@ -84,7 +84,7 @@ fn samples(dir: &Path) -> Vec<(String, Vec<u8>, String)> {
 }
 
 #[test]
-fn every_picture_is_in_the_tars_once_in_the_order_of_the_folder() {
+fn the_tars_hold_every_picture_once_in_folder_order() {
     let dir = Dir::new();
     let (from, to) = (folder(&dir, 7), dir.path("out"));
     let summary = write(&Shards::new(Format::Tar).samples_per_shard(5), &from, &to).unwrap();
@@ -200,7 +200,7 @@ fn files_keep_their_tree_and_names() {
 }
 
 #[test]
-fn a_damaged_picture_ends_the_work_or_gets_a_line_of_the_ledger() {
+fn a_damaged_picture_ends_the_run_or_is_in_the_ledger() {
     for format in [Format::Tar, Format::Files] {
         let dir = Dir::new();
         let from = folder(&dir, 3);

@@ -78,7 +78,7 @@ fn deliver(loader: &Loader, epoch: u64) -> Result<Vec<Delivered>> {
     Ok(out)
 }
 
-/// Checks a delivery in which the samples `bad` are unreadable; gives the first violation.
+/// Checks a delivery in which the samples `bad` are unreadable; panics at the first violation.
 fn check(planned: &[u64], got: &[Delivered], bad: &BTreeSet<u64>, ledger: &[BadSample]) {
     assert_eq!(got.len(), planned.len());
     let mut times = BTreeMap::new();
@@ -220,7 +220,7 @@ fn a_dataset_without_good_samples_fails_with_the_first_row() {
 }
 
 #[test]
-fn a_substitute_comes_from_the_order_and_not_from_outside_of_it() {
+fn a_substitute_always_comes_from_the_order() {
     let dir = Dir::new();
     let dataset = Files::new(&dir, 60);
     for id in [0, 2, 4, 6] {
@@ -290,7 +290,7 @@ fn the_ledger_on_disk_has_every_substituted_row() {
 }
 
 #[test]
-fn the_plan_has_a_term_for_it_and_the_smallest_budget_works() {
+fn the_plan_counts_substitutes_and_the_minimum_works() {
     let dir = Dir::new();
     let dataset = Files::new(&dir, 64);
     std::fs::remove_file(&dataset.paths[63]).unwrap();

@@ -418,7 +418,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_written_is_what_a_general_reader_sees(
+        fn headers_equal_a_general_readers_result(
             names in prop::collection::btree_set("[a-z\"\\\\é\n]{0,6}", 0..5),
             dims in prop::collection::vec(prop::collection::vec(0_u64..5, 0..4), 5),
         ) {

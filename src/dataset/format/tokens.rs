@@ -369,7 +369,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn count_and_leftover_are_those_of_a_walk(tokens in 0_u64..200, window in 1_u64..40, stride in 1_u64..60) {
+        fn count_and_leftover_equal_a_naive_walk(tokens in 0_u64..200, window in 1_u64..40, stride in 1_u64..60) {
             let windows = Windows { window, stride };
             let mut covered = vec![false; tokens as usize];
             let (mut count, mut at) = (0, 0);

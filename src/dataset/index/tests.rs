@@ -309,7 +309,7 @@ fn two_fields_take_24_bytes_a_sample_or_40() {
 
 proptest! {
     #[test]
-    fn entries_come_back_as_they_went_in(
+    fn entries_survive_packing(
         entries in prop::collection::vec(prop::option::of((0_u64..1 << 60, 0_u64..1 << 60, any::<u32>())), 2..40),
         offset_shift in 0_u32..60,
         len_shift in 0_u32..60,
@@ -328,7 +328,7 @@ proptest! {
     }
 
     #[test]
-    fn a_scan_gives_the_shards_bytes_whatever_is_asked_for(
+    fn a_scan_gives_the_shards_bytes_for_any_request(
         asks in prop::collection::vec((0_u64..30_000, 0_usize..12_000), 1..30), all in any::<bool>(),
     ) {
         let dir = Dir::new();

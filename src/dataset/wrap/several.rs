@@ -581,7 +581,7 @@ mod tests {
         }
 
         #[test]
-        fn any_run_has_the_shares_of_the_weights_and_blocks_have_them_exactly(
+        fn blocks_have_exact_shares_and_any_run_nearly(
             counts in prop::collection::vec(1_u64..30, 1..6), key in any::<u64>(), from in 0_u64..500, len in 1_u64..500,
         ) {
             let counts = { let divisor = counts.iter().copied().fold(0, gcd); counts.iter().map(|c| c / divisor).collect::<Vec<_>>() };
@@ -598,7 +598,7 @@ mod tests {
         }
 
         #[test]
-        fn draws_of_a_source_are_counted_without_a_gap(
+        fn draws_of_a_source_have_no_gap(
             counts in prop::collection::vec(1_u64..30, 1..6), key in any::<u64>(),
         ) {
             let pattern = pattern(&counts, &vec![10; counts.len()], key);
@@ -611,7 +611,7 @@ mod tests {
         }
 
         #[test]
-        fn samples_of_a_source_come_equally_often_give_or_take_one(
+        fn samples_of_a_source_come_equally_often(
             sources in prop::collection::vec((1_u64..20, 1_u64..60), 1..5), key in any::<u64>(), positions in 1_u64..800,
         ) {
             let (counts, lens): (Vec<u64>, Vec<u64>) = sources.into_iter().unzip();

@@ -236,7 +236,7 @@ fn a_failed_trial_leaves_no_context_on_other_gpus() {
 }
 
 #[test]
-fn memory_that_the_trial_cannot_take_back_is_leaked_and_counted() {
+fn memory_the_trial_cannot_release_is_leaked_and_counted() {
     if !alone(&here!()) {
         return;
     }

@@ -126,7 +126,7 @@ fn check_that_a_fork_is_told(loader: Loader, mut epoch: Epoch, batch: Batch) {
     drop(loader);
 }
 
-/// Ids of a batch's rows, after checking their bytes.
+/// Checks that a batch's rows hold the bytes of their samples; gives the number of rows.
 fn check(batch: &Batch, given: &Given) -> usize {
     let set = given.set();
     let rows = rows(batch);

@@ -86,7 +86,7 @@ fn storage_that_stops_before_build_is_an_error() {
 }
 
 #[test]
-fn storage_that_answers_late_is_waited_for_and_nothing_is_lost() {
+fn slow_storage_is_waited_for_and_loses_nothing() {
     let time = Duration::from_millis(sweep::size(50, 200, 200));
     each("storage that answers late", Reads::Late(time), |way, ended| {
         eprintln!("{way}: whole");

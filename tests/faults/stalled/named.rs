@@ -17,7 +17,7 @@ fn stalls(loader: Loader, gate: &Gate, stage: Stage, sample: Option<u64>) -> Err
     assert!(epoch.next().is_none());
     assert!(started.elapsed() < LATE);
     let before = loader.report().leaked;
-    // The abandoned code still uses the loader's data after the drop.
+    // Another loader reads the leak count after this one is gone.
     let other = build(file(&Dir::new()).workers(1));
     drop(epoch);
     drop(loader);
@@ -138,7 +138,7 @@ fn a_decoder_that_hangs_on_a_substitute_is_named_as_one() {
 
 /// `Dataset::member` has a deadline like the dataset's other functions.
 #[test]
-fn a_dataset_that_hangs_in_name_is_named_with_the_sample() {
+fn a_dataset_that_hangs_in_member_is_named() {
     let gate = Gate::default();
     let inside = gate.clone();
     let dataset = Hooked { member: Box::new(move |_| inside.pass()), ..Hooked::in_memory() };

@@ -38,7 +38,7 @@ fn tfrecords_of_two_features_have_substitutes() {
 }
 
 #[test]
-fn chunks_that_lie_partly_in_memory_are_read() {
+fn chunks_partly_in_memory_are_read() {
     let dir = Dir::new();
     let dataset = Mixed::new(numbered(&dir, &[10; 6], &[]));
     let loader = build(Loader::builder(dataset).batch_size(6).on_bad_sample(ALL));
@@ -46,7 +46,7 @@ fn chunks_that_lie_partly_in_memory_are_read() {
 }
 
 #[test]
-fn chunks_that_lie_partly_in_memory_are_substitutes_like_others() {
+fn chunks_partly_in_memory_can_be_substitutes() {
     let dir = Dir::new();
     let dataset = Mixed::new(numbered(&dir, &[10; 6], &[0]));
     let loader = build(Loader::builder(dataset).batch_size(6).order(Order::sequential()).on_bad_sample(ALL));

@@ -120,7 +120,7 @@ fn file(info: &Value) -> Result<FileInfo, String> {
     // `components` drops `.` and doubled or trailing separators.
     let same = path.iter().map(|part| part.len() + 1).sum::<usize>() == name.len() + 1;
     if name.is_empty() || name.len() > 4096 || !plain || !same || name.contains(['\\', '\0']) {
-        return Err(format!("the file name {:?} is empty or escapes the dataset's folder", clipped(name)));
+        return Err(format!("the file name {:?} is not a plain path within the dataset's folder", clipped(name)));
     }
     Ok(FileInfo { name: name.to_string(), bytes })
 }

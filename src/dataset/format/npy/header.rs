@@ -364,7 +364,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_written_is_read_back(dims in prop::collection::vec(0_u64..9, 0..5), size in 0_usize..4) {
+        fn written_headers_are_read_back(dims in prop::collection::vec(0_u64..9, 0..5), size in 0_usize..4) {
             let (descr, dtype) = [("|u1", DType::U8), ("<f2", DType::F16), ("<i4", DType::I32), ("<f8", DType::F64)][size];
             let tuple: String = dims.iter().map(|dim| format!("{dim}, ")).collect();
             let dict = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({tuple}), }}\n");

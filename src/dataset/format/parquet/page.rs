@@ -666,7 +666,7 @@ pub(super) mod tests {
         }
 
         #[test]
-        fn any_bytes_end_in_an_answer(bytes in prop::collection::vec(any::<u8>(), 0..200), count in 0_usize..500, max in 1_i16..5) {
+        fn no_bytes_make_the_page_walker_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), count in 0_usize..500, max in 1_i16..5) {
             let _ = Header::parse(&bytes);
             let mut pages = Pages::new(&bytes.clone().into(), 1 << 20, 0);
             while let Ok(Some(_)) = pages.next() {}

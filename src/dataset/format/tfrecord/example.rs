@@ -631,7 +631,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
         #[test]
-        fn every_feature_of_any_example_is_what_protobuf_makes_of_it(example in any_example(), noise in any::<u32>()) {
+        fn every_feature_equals_protobufs_result(example in any_example(), noise in any::<u32>()) {
             let bytes = encode(&example, noise);
             for (name, right) in merged(&example) {
                 let kind = match &right {

@@ -138,7 +138,7 @@ fn damaged_checksum_files_are_refused_and_kept() {
 }
 
 #[test]
-fn other_lengths_and_labels_are_refused_until_made_anew() {
+fn other_lengths_and_labels_are_refused_until_made_again() {
     let dir = Dir::new();
     let (path, place) = (dir.0.join("records"), dir.0.join("sub/records.crc"));
     std::fs::write(&path, bytes(64)).unwrap();
