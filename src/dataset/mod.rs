@@ -7,8 +7,8 @@
 //! Data without random access to samples (Parquet row groups, compressed shards) comes in [chunks](Chunked).
 //!
 //! Limits: ids are 0 … len-1; a sample has at most one extent per field. Invariants: `extents` is arithmetic on an
-//! index (it runs once per sample, on the I/O thread or a decode worker); an opened dataset never changes; the files on
-//! disk may, and the readers detect it.
+//! index (it may run several times per sample, on any thread of the loader, with the same answer); an opened dataset
+//! never changes; the files on disk may, and the readers detect it.
 //!
 //! | data | dataset |
 //! |---|---|
@@ -199,10 +199,11 @@ pub trait Dataset: Send + Sync + 'static {
 
     /// Gives the place of the bytes of every field of the schema. `sample` is below `len`.
     ///
-    /// Arithmetic only, since it runs once per sample during an epoch. An error becomes the sample's error.
+    /// Arithmetic only, since it runs at least once per sample during an epoch: by a worker that asks the page cache, by the
+    /// I/O thread for a read, by a cuFile thread. Every call gives the same answer. An error becomes the sample's error.
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()>;
 
-    /// Verifies the bytes of a [framed](Parts::framed) extent before any field is opened. It runs on a decode worker,
+    /// Verifies the bytes of a [framed](Parts::framed) extent before any field is opened. It runs where [`open`](Self::open) does,
     /// once per read of an extent, however many fields share the extent: `field` is the first wanted one of them, not
     /// always field 0. In a [`Checked`] dataset it also runs for extents that are not framed. The default accepts all
     /// bytes.
@@ -213,7 +214,8 @@ pub trait Dataset: Send + Sync + 'static {
 
     /// Turns the bytes of a [framed](Parts::framed) extent into the field's bytes: checks the part of this field alone
     /// and cuts off a header. Bytes that must be unpacked or converted go into `buffer`, which is empty and belongs to
-    /// the worker. Runs on a decode worker; the bytes are untrusted. The default returns all bytes.
+    /// the worker. Runs on a decode worker, or on the I/O thread for samples of at most 64 KiB without a decoder or `.map`: it
+    /// must not wait. The bytes are untrusted. The default returns all bytes.
     ///
     /// Fields with the same framed extent share one read. Wanted fields are opened in the order given to [`Parts`];
     /// other fields are not opened.

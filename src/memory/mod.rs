@@ -90,6 +90,7 @@ impl IoBuf {
     }
 
     /// The span of the ring, if the memory is one.
+    #[cfg(feature = "unstable")]
     pub fn into_span(self) -> Option<RingSpan> {
         self.into_row().err()
     }

@@ -1,4 +1,4 @@
-//! The byte-counted ring for encoded bytes: reserved in plan order, freed in any order, reused in FIFO order.
+//! The byte-counted ring for encoded bytes: reserved by the planner alone, freed in any order, reused in FIFO order.
 //!
 //! A sample reserves only after it has everything else, and once for all of its bytes. So every span's holder can
 //! finish without more room, and room always comes back.

@@ -4,7 +4,7 @@
 //! push an item, then wake ──► fewer than `count` drains? ─► spawn one ─► take all items ─► look once more ─► end
 //! ```
 //!
-//! Both types know neither the pool nor the items, so that the loom models (`models.rs`) run this very code.
+//! `Drains` and `Turns` know neither the pool nor the items, so that the loom models (`models.rs`) run this very code.
 
 use super::queue::Queue;
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

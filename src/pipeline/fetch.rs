@@ -5,8 +5,8 @@
 //! Opening (one chunk) ──┘
 //! ```
 //!
-//! A fetch owns all facts about its row or chunk. So the dataset is asked once for the extents to read, and no code
-//! relies on a second answer.
+//! A fetch owns all facts about its row or chunk. From here on the dataset is not asked again for the extents to read, and
+//! no code relies on a second answer.
 
 use super::chunks::Opening;
 use super::task::{Place, Run, Sample};

@@ -33,7 +33,7 @@
 //! a fast path, many at a time. Planner, workers and substitutes know samples and tasks. They meet only in the
 //! [`exchange`].
 //!
-//! While the page cache counts as cold, one run of rows per batch still asks it. So the planner notices when it warms.
+//! While the page cache counts as cold, about one row in 16 still asks it. So the planner notices when it warms.
 //!
 //! # Why it cannot deadlock
 //!

@@ -5,7 +5,7 @@
 //! Direct   storage → device, by cuFile        stored rows of at least 16 KiB, where cuFile really bypasses the host
 //! ```
 //!
-//! The checks run in the order of their cost. cuFile is asked, and trial reads are made, only if a field could use
+//! The checks run in the order of their cost. cuFile is asked, and one trial read is made, only if a field could use
 //! them.
 
 use crate::error::{Error, ErrorKind, Result, Stage};

@@ -1,4 +1,4 @@
-//! The choice of a reader and its reasons: made once, when the dataset is opened, from the machine's features.
+//! The choice of a reader and its reasons: made once, by `build`, from the machine's features.
 
 use super::fault_hook::FaultHook;
 use super::files::{Files, Probe, probe, seen};
