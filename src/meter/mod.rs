@@ -324,12 +324,7 @@ impl Meters {
         let now = self.clock.now();
         let (waited_ns, user_ns) = (self.waited_ns(now), self.user_ns.get());
         let [_, busy_ns, no_slot_ns] = self.planner.read(now);
-        let [_, blocked_ns] = self.no_room.read(now);
-        let (in_flight_ns, reading_ns) = self.reading.read(now);
-        let (working_ns, starved_ns, ahead_ns) = self.pool.read(now);
-        let reads = self.reads();
         let slots = |stay| self.slots.total_ns(stay, now);
-        let (cpu_ns, delay_ns) = self.cpu(Role::Worker).unzip();
         Snapshot {
             at_ns: now,
             // The caller subtracts snapshots.
@@ -347,34 +342,8 @@ impl Meters {
                 gpu: None,
             },
             order: Order { busy_ns, cpu_ns: self.cpu(Role::Planner).map(|(cpu, _)| cpu), no_slot_ns },
-            storage: Storage {
-                reader: Some(ReaderInUse { name: settings.reader.to_string(), explicit: settings.explicit }),
-                busy_ns: reading_ns,
-                blocked_ns,
-                depth: settings.depth,
-                in_flight_ns,
-                reads: reads.ops,
-                bytes: reads.bytes_moved.max(reads.bytes_asked),
-                direct_bytes: (reads.bytes_moved.max(reads.bytes_asked) as f64 * reads.direct_share()) as u64,
-                cached_bytes: self.cached_bytes.get(),
-                in_place: self.read_in_place.get(),
-                retries: reads.retries + reads.short_reads,
-                fallbacks: reads.fallbacks,
-                recovered: 0,
-                latency: self.read_latency.read(),
-            },
-            decode: Decode {
-                workers: settings.workers,
-                cores: settings.cores,
-                busy_ns: working_ns,
-                cpu_ns,
-                delay_ns,
-                starved_ns,
-                ahead_ns,
-                queued_ns: self.queued.total_ns(now),
-                samples: self.worked.get(),
-                latency: self.work_latency.read(),
-            },
+            storage: self.storage(settings, now),
+            decode: self.decode(settings, now),
             copy: settings.buffers.map(|buffers| Copy {
                 cpu_ns: self.cpu(Role::Copier).map(|(cpu, _)| cpu),
                 ..self.device.snapshot(buffers, now)
@@ -386,6 +355,47 @@ impl Meters {
                 full_ns: slots(Stay::Full),
                 held_ns: slots(Stay::Held),
             },
+        }
+    }
+
+    /// Numbers of the reads.
+    fn storage(&self, settings: &Settings, now: u64) -> Storage {
+        let [_, blocked_ns] = self.no_room.read(now);
+        let (in_flight_ns, reading_ns) = self.reading.read(now);
+        let reads = self.reads();
+        Storage {
+            reader: Some(ReaderInUse { name: settings.reader.to_string(), explicit: settings.explicit }),
+            busy_ns: reading_ns,
+            blocked_ns,
+            depth: settings.depth,
+            in_flight_ns,
+            reads: reads.ops,
+            bytes: reads.bytes_moved.max(reads.bytes_asked),
+            direct_bytes: (reads.bytes_moved.max(reads.bytes_asked) as f64 * reads.direct_share()) as u64,
+            cached_bytes: self.cached_bytes.get(),
+            in_place: self.read_in_place.get(),
+            retries: reads.retries + reads.short_reads,
+            fallbacks: reads.fallbacks,
+            recovered: 0,
+            latency: self.read_latency.read(),
+        }
+    }
+
+    /// Numbers of the decode workers.
+    fn decode(&self, settings: &Settings, now: u64) -> Decode {
+        let (working_ns, starved_ns, ahead_ns) = self.pool.read(now);
+        let (cpu_ns, delay_ns) = self.cpu(Role::Worker).unzip();
+        Decode {
+            workers: settings.workers,
+            cores: settings.cores,
+            busy_ns: working_ns,
+            cpu_ns,
+            delay_ns,
+            starved_ns,
+            ahead_ns,
+            queued_ns: self.queued.total_ns(now),
+            samples: self.worked.get(),
+            latency: self.work_latency.read(),
         }
     }
 
