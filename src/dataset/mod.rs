@@ -438,10 +438,11 @@ impl<'a> Parts<'a> {
             seen |= 1 << field;
             part.extent().map_or(Ok(()), |extent| sources.check(&extent))?;
         }
-        match (0..fields).find(|field| seen & (1 << field) == 0) {
-            Some(field) => lie(format!("the dataset gave no bytes for field `{}`", name(field))),
-            None => Ok(()),
+        let missing = seen.trailing_ones() as usize;
+        if missing < fields {
+            return lie(format!("the dataset gave no bytes for field `{}`", name(missing)));
         }
+        Ok(())
     }
 
     /// As [`ask`](Self::ask), for all fields and sources of the dataset. Errors name the sample.
