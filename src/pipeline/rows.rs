@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::memory::Rows;
 use crate::storage::{Cached, Extent, may_pass};
 
-/// Number of rows copied from memory at a time; bounds the list of their ids.
+/// Number of rows copied at a time; bounds the list of their ids.
 const COPY_ROWS: u32 = 256;
 
 /// Fills rows from memory and the page cache, and sends the others to be read. Returns the number of filled or failed
@@ -22,11 +22,18 @@ const COPY_ROWS: u32 = 256;
 pub(super) fn look_up(core: &Core, mut run: Run, worker: &mut Worker) -> u32 {
     let samples = &core.samples;
     let (all, mut missed) = (run.len(), 0);
-    let mut plain = samples.recipe.effort() == Effort::Copy && samples.sources.total_bytes() == 0;
+    let mut plain = samples.recipe.effort() == Effort::Copy;
     let mut bytes = std::mem::take(&mut worker.bytes);
     while run.len() > 0 && !run.is_cancelled() {
         if plain {
-            plain = copy_from_memory(core, &mut run, worker) > 0;
+            match copy_rows(core, &mut run, worker) {
+                Copied::All => {}
+                Copied::Miss => {
+                    core.to_io.misses.push(run.take(1));
+                    missed += 1;
+                }
+                Copied::Unusual => plain = false,
+            }
             continue;
         }
         match look_up_one(core, &mut run, worker, &mut bytes) {
@@ -96,47 +103,89 @@ pub(super) fn note_cached(core: &Core, bytes: &mut u64) {
     }
 }
 
-/// The fast path: copies unchanged rows from memory sources, as many as possible, and returns their number. It
-/// avoids the costs per row of the usual way: a panic guard, marks, a decoder's context. The remaining rows take the
-/// usual way.
-fn copy_from_memory(core: &Core, run: &mut Run, worker: &mut Worker) -> usize {
+/// Why [`copy_rows`] ended.
+enum Copied {
+    /// [`COPY_ROWS`] or all rows are done.
+    All,
+    /// The first unfinished row must be read.
+    Miss,
+    /// The first unfinished row takes the usual way, which also names its error.
+    Unusual,
+}
+
+/// The fast path: copies unchanged rows from memory sources and the page cache, as many as possible. It avoids the
+/// costs per row of the usual way: a panic guard, a list of pieces, a decoder's context.
+fn copy_rows(core: &Core, run: &mut Run, worker: &mut Worker) -> Copied {
     let samples = &core.samples;
-    let count = run.len().min(COPY_ROWS);
-    let first = run.position();
+    let (count, first) = (run.len().min(COPY_ROWS), run.position());
     let mut ids = std::mem::take(&mut worker.ids);
     ids.clear();
-    worker.begins(samples, Doing::Decoding, None);
+    worker.begins(samples, Doing::Planning, None);
     // The dataset and the sampler are user code. A panic ends the run here, and the usual way reports it.
-    let _ = worker.guarded(|_| {
+    let copied = worker.guarded(|worker| {
         let mut parts = Parts::new();
         for row in 0..count {
             let id = run.job.order.id(first + u64::from(row) * run.job.batches.stride())?;
             samples.parts(id, &mut parts)?;
-            for (field, part) in parts.iter() {
-                let handler = &samples.recipe.handlers[field];
-                let bytes = match (part, &handler.how) {
-                    (_, How::Skip | How::Direct) => continue,
-                    (Part::Inline(bytes), _) => bytes,
-                    (Part::Extent(extent), _) => samples.memory_bytes(&extent)?,
-                    (Part::Checked(_) | Part::Framed(_), _) => return Ok(()),
-                };
-                let How::InPlace(row_bytes) = handler.how else { return Ok(()) };
-                if bytes.len() != row_bytes {
-                    return Ok(());
-                }
-                let out = run.rows.run_mut(handler.outputs.start, row + 1);
-                out[row as usize * row_bytes..].copy_from_slice(bytes);
+            match copy_row(core, &parts, (id, row), &mut run.rows, worker)? {
+                Copied::All => ids.push(id),
+                other => return Ok(other),
             }
-            ids.push(id);
         }
-        Ok(())
+        Ok(Copied::All)
     });
-    let done = ids.len();
-    if done > 0 {
+    if !ids.is_empty() {
+        // Counted first, so that the receiver of the batch finds these bytes in the report.
+        note_cached(core, &mut worker.cached);
         run.rows.finish_run(&ids);
     }
     worker.ids = ids;
-    done
+    copied.unwrap_or(Copied::Unusual)
+}
+
+/// Copies sample `id` into the unfinished row number `row`, if its bytes are there and need no other work.
+fn copy_row(
+    core: &Core,
+    parts: &Parts<'_>,
+    (id, row): (u64, u32),
+    rows: &mut Rows,
+    worker: &mut Worker,
+) -> Result<Copied> {
+    let samples = &core.samples;
+    let mut hits = 0;
+    for (field, part) in parts.iter() {
+        let handler = &samples.recipe.handlers[field];
+        let row_bytes = match handler.how {
+            How::Skip | How::Direct => continue,
+            How::InPlace(row_bytes) => row_bytes,
+            How::Copy | How::Decode(_) => return Ok(Copied::Unusual),
+        };
+        let out = &mut rows.run_mut(handler.outputs.start, row + 1)[row as usize * row_bytes..];
+        let bytes = match part {
+            Part::Inline(bytes) => bytes,
+            Part::Checked(_) | Part::Framed(_) => return Ok(Copied::Unusual),
+            Part::Extent(extent) if samples.is_memory(&extent) => samples.memory_bytes(&extent)?,
+            Part::Extent(extent) if extent.len != row_bytes as u64 => return Ok(Copied::Unusual),
+            Part::Extent(extent) => {
+                samples.watch.worker(worker.scratch.worker, |cell| cell.read(Some(id), &extent));
+                // This read does not block, as long as the file system honours the flag.
+                let found = cached(core, &extent, out);
+                worker.begins(samples, Doing::Planning, None);
+                match found {
+                    Cached::Hit => hits += extent.len,
+                    Cached::Miss => return Ok(Copied::Miss),
+                    Cached::Failed(_) => return Ok(Copied::Unusual),
+                }
+                continue;
+            }
+        };
+        if bytes.len() != row_bytes {
+            return Ok(Copied::Unusual);
+        }
+        out.copy_from_slice(bytes);
+    }
+    worker.cached += hits;
+    Ok(Copied::All)
 }
 
 /// Fills a row from bytes that storage brought; failed pieces are retried once.

@@ -2,7 +2,6 @@
 //! file that is not regular is never waited for.
 
 use crate::common::{Dir, build};
-use crate::common::{alone, here};
 use feedline::dataset::{Dataset, DatasetExt, Mds, Records, Tar, TfRecord, Verify};
 use feedline::unstable::Fingerprint;
 use feedline::{Error, ErrorKind, Loader, OnBadSample};
@@ -224,6 +223,7 @@ fn a_sparse_file_of_8_tib_is_read() {
 /// promised depth, ends the process. True in that process.
 #[cfg(feature = "parquet")]
 fn confined(test: &str) -> bool {
+    use crate::common::alone;
     use rustix::process::{Resource, Rlimit, setrlimit};
     if !alone(test) {
         return false;
@@ -236,6 +236,7 @@ fn confined(test: &str) -> bool {
 #[cfg(feature = "parquet")]
 mod parquet {
     use super::*;
+    use crate::common::here;
     use feedline::dataset::Parquet;
 
     /// A structure of thrift's compact protocol.
