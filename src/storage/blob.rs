@@ -2,20 +2,21 @@
 //! it.
 //!
 //! ```text
-//! path ──────────┐
+//! path, URL ─────┐
 //! name in a root ├─► Blob: len, version, read_at ──► indexes, footers, checksums, verification, listing of labels
 //! SourceId ──────┤    (bulk reads of samples go through the `Reader` of the source's kind)
 //! memory ────────┘
 //! ```
 //!
-//! Limits: regular files and memory.
+//! Limits: regular files, objects and memory.
 //!
 //! Invariants: opening never blocks (a FIFO is an error). [`Blob::fill`] reads nothing past the file's length at open.
 //! Memory is allocated only for bytes that the file has. Every error names the path, and the range if it concerns one.
 
 use super::files::{OPEN_FLAGS, check_regular, open, open_error, unopened, with_cstr};
 use super::listing::Meta;
-use super::{Extent, SourceId, Sources, resolve_beneath};
+use super::source::is_url;
+use super::{Extent, SourceId, Sources, remote, resolve_beneath};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use bytes::Bytes;
 use rustix::fd::{AsFd, OwnedFd};
@@ -34,15 +35,21 @@ pub(crate) struct Blob {
 enum Content {
     File(std::fs::File),
     Memory(Bytes),
+    Object(remote::Object, Meta),
 }
 
 impl Blob {
-    /// Opens the regular file at a path from the user or a listing. Links are followed.
+    /// Opens the regular file or object at a path or URL from the user or a listing. Links are followed.
     ///
     /// Errors: [`ErrorKind::NotFound`], [`ErrorKind::Permission`], [`ErrorKind::NotAFile`], [`ErrorKind::Limit`] for
-    /// too many open files.
+    /// too many open files; errors of the store.
     pub(crate) fn open(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
+        if is_url(&path) {
+            let meta = remote::look(&path)?;
+            let (object, len) = (remote::Object::at(&path, &meta)?, meta.len);
+            return Ok(Self { content: Content::Object(object, meta), path, len });
+        }
         let fd = rustix::fs::open(&path, OPEN_FLAGS, Mode::empty()).map_err(|errno| unopened(errno, false));
         Self::of_fd(fd, path)
     }
@@ -51,6 +58,10 @@ impl Blob {
     ///
     /// Errors: as [`open`](Self::open), and [`ErrorKind::NotAFile`] for a name that leads out of the root.
     pub(crate) fn open_beneath(root: &Path, name: &str) -> Result<Self> {
+        if is_url(root) {
+            // The key is one name in the bucket, so it cannot lead elsewhere.
+            return Self::open(root.join(name));
+        }
         let fd = || {
             if !resolve_beneath::is_plain(name.as_bytes()) {
                 return Err(Errno::XDEV);
@@ -72,6 +83,10 @@ impl Blob {
         if let Some(bytes) = sources.shared(&Extent { source: id, offset: 0, len }) {
             return Ok(Self { content: Content::Memory(bytes), path: sources.path(id), len });
         }
+        if sources.is_remote(id) {
+            let (object, meta) = (sources.object(id)?, sources.meta(id));
+            return Ok(Self { content: Content::Object(object, meta), path: sources.path(id), len });
+        }
         let fd = open(sources, id, OPEN_FLAGS).map_err(|errno| open_error(sources, id, errno));
         Self::of_fd(fd, sources.path(id))
     }
@@ -89,6 +104,11 @@ impl Blob {
         }
     }
 
+    /// Whether each read is a request to a store.
+    pub(crate) fn is_object(&self) -> bool {
+        matches!(self.content, Content::Object(..))
+    }
+
     /// Length in bytes at open.
     pub(crate) fn len(&self) -> u64 {
         self.len
@@ -104,7 +124,7 @@ impl Blob {
     pub(crate) fn in_memory(&self) -> Option<&Bytes> {
         match &self.content {
             Content::Memory(bytes) => Some(bytes),
-            Content::File(_) => None,
+            Content::File(_) | Content::Object(..) => None,
         }
     }
 
@@ -112,6 +132,8 @@ impl Blob {
     pub(crate) fn look(&self) -> Result<Meta> {
         match &self.content {
             Content::Memory(bytes) => Ok(Meta::of_memory(bytes.len())),
+            // Every read asks for the version that was opened.
+            Content::Object(_, meta) => Ok(meta.clone()),
             Content::File(file) => match file.metadata() {
                 Ok(meta) => Ok(Meta::of(&meta)),
                 Err(source) => {
@@ -123,9 +145,17 @@ impl Blob {
 
     /// Fills `out` from `offset` with the current content. Errors: the system's; [`ErrorKind::Truncated`].
     pub(crate) fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.read_as(Stage::Read, "", offset, out)
+    }
+
+    fn read_as(&self, stage: Stage, message: &str, offset: u64, out: &mut [u8]) -> Result<()> {
         let len = out.len() as u64;
-        self.read_os(offset, out)
-            .map_err(|source| Error::os(Stage::Read, "", source).with_path(&self.path).with_range(offset, len))
+        match &self.content {
+            Content::Object(object, _) => object.read(offset, out),
+            _ => self
+                .read_os(offset, out)
+                .map_err(|source| Error::os(stage, message, source).with_path(&self.path).with_range(offset, len)),
+        }
     }
 
     fn read_os(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
@@ -137,6 +167,7 @@ impl Blob {
                 out.copy_from_slice(found.ok_or(std::io::ErrorKind::UnexpectedEof)?);
                 Ok(())
             }
+            Content::Object(..) => Err(std::io::ErrorKind::Unsupported.into()),
         }
     }
 
@@ -144,11 +175,7 @@ impl Blob {
     /// short.
     pub(crate) fn fill(&self, offset: u64, out: &mut [u8], what: &str) -> Result<()> {
         self.has(offset, out.len() as u64, what)?;
-        let len = out.len() as u64;
-        self.read_os(offset, out).map_err(|source| {
-            let message = format!("cannot read {what}");
-            Error::os(Stage::Index, message, source).with_path(&self.path).with_range(offset, len)
-        })
+        self.read_as(Stage::Index, &format!("cannot read {what}"), offset, out)
     }
 
     /// Reads `len` bytes from `offset`. The caller has compared `len` with a limit. Errors: as [`fill`](Self::fill).

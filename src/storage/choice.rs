@@ -2,11 +2,12 @@
 
 use super::fault_hook::FaultHook;
 use super::files::{Files, Probe, probe, seen};
+use super::mixed::Mixed;
 use super::mmap::Mmap;
 use super::pread::Pread;
 use super::threads::Threaded;
 use super::uring::{Uring, refusal};
-use super::{Again, DEPTH_MAX, Direct, Mode, PageCache, Reader, ReaderOptions, Sources, THREADS_MAX};
+use super::{Again, DEPTH_MAX, Direct, Mode, PageCache, Reader, ReaderOptions, Sources, THREADS_MAX, Waker};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use rustix::io::Errno;
 use std::fmt;
@@ -75,6 +76,37 @@ impl fmt::Display for Choice {
 /// the file); and for [`Mode::Uring`] if io_uring is refused (says why).
 pub fn open(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
     check_limits(options)?;
+    match sources.kinds() {
+        (true, false) => open_objects(sources, options),
+        (true, true) => {
+            let mut opened = open_files(sources.clone(), options)?;
+            let objects = objects(&sources, options, Some(opened.reader.waker()))?;
+            opened.reader = Box::new(Mixed::new(sources, opened.reader, objects));
+            opened.choice.reader = opened.reader.name();
+            Ok(opened)
+        }
+        (false, _) => open_files(sources, options),
+    }
+}
+
+fn open_objects(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
+    let reader = objects(&sources, options, None)?;
+    let choice = Choice { reader: reader.name(), direct: false, cached_first: false, explicit: false, why: Vec::new() };
+    Ok(Opened { reader, cache: None, choice, again: Again::new(sources, options, None) })
+}
+
+#[cfg(feature = "remote")]
+fn objects(sources: &Arc<Sources>, options: &ReaderOptions, files: Option<Waker>) -> Result<Box<dyn Reader>> {
+    let depth = options.depth.unwrap_or(super::remote::DEPTH);
+    Ok(Box::new(super::remote::Remote::start(sources.clone(), depth as usize, files)?))
+}
+
+#[cfg(not(feature = "remote"))]
+fn objects(_: &Arc<Sources>, _: &ReaderOptions, _: Option<Waker>) -> Result<Box<dyn Reader>> {
+    Err(config("data in object stores needs the feature `remote`; build feedline with it".into()))
+}
+
+fn open_files(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
     let mut why = Vec::new();
     let align = choose_align(&sources, options, &mut why)?;
     let seen = seen(&sources, options.fds);

@@ -1,10 +1,13 @@
 //! The sources of a dataset: a file, a folder, or a pattern such as `train-{0000..0127}.tar` or `*.parquet`; lengths,
 //! versions.
 
+use super::remote;
+use super::source::is_url;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Limit of files that one pattern may name.
 const FILES_MAX: usize = 1 << 24;
@@ -19,6 +22,9 @@ const FILES_MAX: usize = 1 << 24;
 /// [`ErrorKind::NotAFile`] for a folder whose name ends like a file's.
 pub(crate) fn expand(pattern: impl AsRef<Path>, endings: &[&str]) -> Result<Vec<PathBuf>> {
     let pattern = pattern.as_ref();
+    if is_url(pattern) {
+        return expand_url(pattern, endings);
+    }
     if pattern.is_dir() {
         return files_of(pattern, endings);
     }
@@ -62,6 +68,21 @@ pub(crate) fn expand(pattern: impl AsRef<Path>, endings: &[&str]) -> Result<Vec<
     Ok(files)
 }
 
+/// As [`expand`]: a URL that ends in `/` is a folder.
+fn expand_url(pattern: &Path, endings: &[&str]) -> Result<Vec<PathBuf>> {
+    let text = pattern.to_string_lossy();
+    if text.ends_with('/') {
+        return files_of(pattern, endings);
+    }
+    let mut names = Vec::new();
+    braces(&text, &mut names)?;
+    let files = remote::expand(&names)?;
+    match files.is_empty() {
+        true => Err(Error::new(ErrorKind::Empty, Stage::Index, "no object matches the pattern").with_path(pattern)),
+        false => Ok(files),
+    }
+}
+
 /// The kind of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -85,43 +106,62 @@ impl Kind {
 }
 
 /// A source's entry in the folder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Meta {
     pub(crate) kind: Kind,
     pub(crate) len: u64,
     /// Differs if the bytes do: the modification time in nanoseconds, modulo 2^64. A copy that keeps the time keeps the
     /// version.
     pub(crate) version: u64,
+    /// The version of an object, as its store names it.
+    pub(crate) pin: Option<Arc<str>>,
 }
 
 impl Meta {
     pub(super) fn of(meta: &std::fs::Metadata) -> Self {
         let version = (meta.mtime() as u64).wrapping_mul(1_000_000_000).wrapping_add(meta.mtime_nsec() as u64);
-        Self { kind: Kind::of(meta.file_type()), len: meta.len(), version }
+        Self { kind: Kind::of(meta.file_type()), len: meta.len(), version, pin: None }
     }
 
     pub(super) fn of_memory(len: usize) -> Self {
-        Self { kind: Kind::File, len: len as u64, version: 0 }
+        Self { kind: Kind::File, len: len as u64, version: 0, pin: None }
+    }
+
+    /// An object of this version. FNV-1a: the number is saved in index files, so it is the same in every build.
+    pub(super) fn of_object(len: u64, pin: Option<Arc<str>>) -> Self {
+        let bytes = pin.iter().flat_map(|pin| pin.bytes());
+        let version = bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        Self { kind: Kind::File, len, version, pin }
     }
 }
 
 /// Reads the metadata of a path. Links are followed. Errors: the system's.
 pub(crate) fn look(path: &Path) -> Result<Meta> {
+    if is_url(path) {
+        // Stores have no folders; a URL means one if it ends so.
+        let folder = path.as_os_str().as_encoded_bytes().ends_with(b"/");
+        return if folder { Ok(Meta { kind: Kind::Folder, ..Meta::of_memory(0) }) } else { remote::look(path) };
+    }
     let meta = std::fs::metadata(path);
     let failed = |source| Error::os(Stage::Index, "cannot read the file's metadata", source).with_path(path);
     meta.map(|meta| Meta::of(&meta)).map_err(failed)
 }
 
-/// Length of a regular file.
-pub(crate) fn regular_len(path: &Path) -> Result<u64> {
+/// Metadata of a regular file or an object.
+pub(crate) fn regular(path: &Path) -> Result<Meta> {
     match look(path)? {
-        Meta { kind: Kind::File, len, .. } => Ok(len),
+        meta if meta.kind == Kind::File => Ok(meta),
         _ => Err(Error::new(ErrorKind::NotAFile, Stage::Index, "").with_path(path)),
     }
 }
 
 /// The names in a folder, in no order. Links are not followed.
 pub(crate) fn names_in(dir: &Path) -> Result<Vec<(OsString, Kind)>> {
+    if is_url(dir) {
+        return remote::children(dir);
+    }
     let failed = |source| Error::os(Stage::Index, "cannot list the folder", source).with_path(dir);
     let named = |entry: std::fs::DirEntry| Ok((entry.file_name(), Kind::of(entry.file_type()?)));
     std::fs::read_dir(dir).map_err(failed)?.map(|entry| entry.and_then(named).map_err(failed)).collect()
@@ -129,18 +169,20 @@ pub(crate) fn names_in(dir: &Path) -> Result<Vec<(OsString, Kind)>> {
 
 /// The path of a folder or file without links and `..`. Errors: the system's.
 pub(crate) fn real_path(path: &Path) -> std::io::Result<PathBuf> {
-    path.canonicalize()
+    if is_url(path) { Ok(path.to_path_buf()) } else { path.canonicalize() }
 }
 
 /// The regular files of a folder, sorted by name, without hidden ones.
 pub(crate) fn files_of(dir: &Path, endings: &[&str]) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
-    for (name, _) in names_in(dir)? {
+    for (name, kind) in names_in(dir)? {
         if !wanted(&name, endings) || name.as_encoded_bytes().starts_with(b".") {
             continue;
         }
+        // A link may lead to a folder.
+        let is_folder = |path: &Path| kind == Kind::Folder || (kind == Kind::Link && path.is_dir());
         match dir.join(&name) {
-            path if !path.is_dir() => files.push(path),
+            path if !is_folder(&path) => files.push(path),
             path if !endings.is_empty() => return Err(a_folder(&path)),
             _ => {}
         }

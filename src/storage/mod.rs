@@ -7,6 +7,7 @@
 //!                 uring  one ring, O_DIRECT where the file system allows it, registered buffers and files
 //!                 pread  its own threads
 //!                 mmap   its own threads, read-ahead by MADV_POPULATE_READ, fault-safe copies
+//!                 remote objects in stores (feature `remote`); `mixed` gives each read to the reader of its source
 //! ```
 //!
 //! Where to start reading: `progress` (pure: the next read, and how it continues), `files` (descriptors), `pread` (the
@@ -31,12 +32,15 @@ mod fault_hook;
 pub(crate) mod faulty;
 mod files;
 pub(crate) mod listing;
+mod mixed;
 mod mmap;
 pub(crate) mod page_cache;
 mod pread;
 mod progress;
 pub(crate) mod publish;
 pub(crate) mod reader;
+#[cfg(feature = "remote")]
+mod remote;
 mod resolve_beneath;
 mod retry;
 mod source;
@@ -45,6 +49,70 @@ mod threads;
 mod uring;
 pub(crate) mod waker;
 
+/// The stand-in for object stores in a build without the feature.
+#[cfg(not(feature = "remote"))]
+mod remote {
+    use super::listing::{Kind, Meta};
+    use crate::error::{Error, ErrorKind, Result, Stage};
+    use std::ffi::OsString;
+    use std::path::{Path, PathBuf};
+
+    pub(crate) enum Object {}
+
+    fn absent<T>(url: &Path) -> Result<T> {
+        let message = "data in object stores needs the feature `remote`; build feedline with it";
+        Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(url))
+    }
+
+    impl Object {
+        pub(crate) fn at(url: &Path, _: &Meta) -> Result<Self> {
+            absent(url)
+        }
+
+        pub(crate) fn read(&self, _: u64, _: &mut [u8]) -> Result<()> {
+            match *self {}
+        }
+    }
+
+    pub(crate) fn look(url: &Path) -> Result<Meta> {
+        absent(url)
+    }
+
+    pub(crate) fn children(url: &Path) -> Result<Vec<(OsString, Kind)>> {
+        absent(url)
+    }
+
+    pub(crate) fn expand(urls: &[String]) -> Result<Vec<PathBuf>> {
+        absent(Path::new(urls.first().map_or("", String::as_str)))
+    }
+
+    pub(crate) fn configure(store: &str, _: Vec<(String, String)>) -> Result<()> {
+        absent(Path::new(store))
+    }
+}
+
+/// Sets options of an object store, such as `s3://bucket`, in place of the environment's. Later opens and reads of the
+/// process use them; objects keep the version that was listed.
+///
+/// Names are those of the crate [`object_store`](https://docs.rs/object_store): for S3 `region`, `endpoint`,
+/// `access_key_id`, `secret_access_key`, `session_token`, `skip_signature`, `virtual_hosted_style_request`; for GCS
+/// `service_account_path`; for Azure `account_name`, `account_key`, `sas_token`.
+///
+/// Errors: [`ErrorKind::Config`](crate::ErrorKind) for an unknown option, a missing one, or a build without the feature
+/// `remote`. No message shows a value.
+///
+/// ```
+/// # #[cfg(feature = "remote")]
+/// feedline::storage::configure("s3://bucket", [("endpoint", "http://localhost:9000"), ("skip_signature", "true")])?;
+/// # Ok::<(), feedline::Error>(())
+/// ```
+pub fn configure(
+    store: &str,
+    options: impl IntoIterator<Item = (impl Into<String>, impl Into<String>)>,
+) -> crate::Result<()> {
+    remote::configure(store, options.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
+}
+
 pub(crate) use blob::Blob;
 pub(crate) use choice::{Choice, Opened, open};
 #[cfg(feature = "unstable")]
@@ -52,6 +120,7 @@ pub(crate) use faulty::Faulty;
 pub(crate) use files::{Files, descriptor_limit};
 pub(crate) use page_cache::{Cached, PageCache};
 pub(crate) use retry::{Again, exhausted, may_pass};
+pub(crate) use source::is_url;
 pub use source::{DirId, Extent, SourceId, Sources};
 pub(crate) use waker::Waker;
 

@@ -109,6 +109,7 @@ impl PageCache {
                 Ok(true)
             }
             None if dst.is_empty() => Ok(true),
+            None if self.files.sources().is_remote(extent.source) => Ok(false),
             None => self.look(extent, dst),
         }
     }

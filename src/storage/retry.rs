@@ -126,6 +126,9 @@ impl Again {
             buf[..extent.len as usize].copy_from_slice(&bytes[extent.offset as usize..][..extent.len as usize]);
             return Ok(());
         }
+        if checked.is_ok() && self.files.sources().is_remote(extent.source) {
+            return self.files.sources().object(extent.source)?.read(extent.offset, &mut buf[..extent.len as usize]);
+        }
         let read = checked.and_then(|()| match past_cache {
             true => self.past_cache(extent, buf),
             false => self.plainly(&self.files, extent, buf).map(drop),

@@ -1,6 +1,8 @@
-//! The places of bytes: files by path and expected length, or memory of the process. A table, not open descriptors.
+//! The places of bytes: files by path and expected length, objects by URL and version, or memory of the process. A
+//! table, not open descriptors.
 
-use super::resolve_beneath;
+use super::listing::Meta;
+use super::{remote, resolve_beneath};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use bytes::Bytes;
 use std::os::unix::ffi::OsStrExt;
@@ -44,6 +46,10 @@ pub struct Sources {
     dirs: Vec<PathBuf>,
     /// The folders that are roots, ascending; see [`Sources::root`].
     roots: Vec<u32>,
+    /// The folders that are in object stores, ascending.
+    stores: Vec<u32>,
+    /// The versions of objects, by ascending source.
+    pins: Vec<(u32, Arc<str>)>,
     names: Vec<u8>,
     entries: Vec<Entry>,
     memory: Vec<Bytes>,
@@ -63,6 +69,13 @@ struct Entry {
 
 const MEMORY: u32 = u32::MAX;
 
+/// Whether a path is a URL: letters and `://`.
+pub(crate) fn is_url(path: &Path) -> bool {
+    let bytes = path.as_os_str().as_bytes();
+    let scheme = bytes.iter().take_while(|byte| byte.is_ascii_alphanumeric()).count();
+    scheme > 0 && bytes[scheme..].starts_with(b"://")
+}
+
 impl Sources {
     /// An empty table.
     pub fn new() -> Self {
@@ -71,8 +84,12 @@ impl Sources {
 
     /// Adds a folder for [`Self::file_in`].
     pub fn dir(&mut self, path: impl Into<PathBuf>) -> DirId {
-        self.dirs.push(path.into());
-        DirId((self.dirs.len() - 1) as u32)
+        let (path, number) = (path.into(), self.dirs.len() as u32);
+        if is_url(&path) {
+            self.stores.push(number);
+        }
+        self.dirs.push(path);
+        DirId(number)
     }
 
     /// Adds a folder for [`Self::file_in`] with names that come *from a file*, such as an index or a manifest. Such a
@@ -91,19 +108,26 @@ impl Sources {
     /// Errors: [`ErrorKind::Limit`] for more than 2^32 sources or a name of 2^16 bytes; in a [root](Self::root)
     /// [`ErrorKind::NotAFile`] for a name that is absolute, or has `..`, `.`, an empty component or a NUL.
     pub fn file_in(&mut self, dir: DirId, name: impl AsRef<std::ffi::OsStr>, len: u64) -> Result<SourceId> {
-        let name = name.as_ref().as_bytes();
+        let name = name.as_ref();
+        if self.is_root(dir.0) && !resolve_beneath::is_plain(name.as_bytes()) {
+            let start: String = name.to_string_lossy().chars().take(100).collect();
+            let message = format!("file name {start:?} is empty or leads out of the dataset's folder");
+            let error = Error::new(ErrorKind::NotAFile, Stage::Index, message);
+            return Err(error.with_path(&self.dirs[dir.0 as usize]));
+        }
+        match self.stores.binary_search(&dir.0) {
+            Ok(_) => self.file(self.dirs[dir.0 as usize].join(name), len),
+            Err(_) => self.entry(dir, name.as_bytes(), len),
+        }
+    }
+
+    fn entry(&mut self, dir: DirId, name: &[u8], len: u64) -> Result<SourceId> {
         let limit = |what: &str| Err(Error::new(ErrorKind::Limit, Stage::Index, what));
         if name.len() >= 1 << 16 || self.names.len() >= 1 << 48 {
             return limit("a file name does not fit the source table");
         }
         if self.entries.len() >= MEMORY as usize {
             return limit("more than 2^32 sources");
-        }
-        if self.is_root(dir.0) && !resolve_beneath::is_plain(name) {
-            let start: String = String::from_utf8_lossy(name).chars().take(100).collect();
-            let message = format!("file name {start:?} is empty or leads out of the dataset's folder");
-            let error = Error::new(ErrorKind::NotAFile, Stage::Index, message);
-            return Err(error.with_path(&self.dirs[dir.0 as usize]));
         }
         let packed = (self.names.len() as u64) << 16 | name.len() as u64;
         self.names.extend_from_slice(name);
@@ -112,11 +136,34 @@ impl Sources {
         Ok(SourceId((self.entries.len() - 1) as u32))
     }
 
-    /// Adds a file by its path and length.
+    /// Adds a file by its path and length, or an object by its URL and length. The object is looked at once, and all
+    /// reads ask for that version.
     ///
-    /// Errors: as [`Self::file_in`], and [`ErrorKind::Config`] for a path without a file name.
+    /// Errors: as [`Self::file_in`], and [`ErrorKind::Config`] for a path without a file name; for an object
+    /// [`ErrorKind::Changed`] if it has another length, and errors of the store.
     pub fn file(&mut self, path: impl AsRef<Path>, len: u64) -> Result<SourceId> {
         let path = path.as_ref();
+        if !is_url(path) {
+            return self.add_named(path, len);
+        }
+        let meta = remote::look(path)?;
+        if meta.len != len {
+            let message = format!("the object has {} bytes now, {len} when it was indexed", meta.len);
+            return Err(Error::new(ErrorKind::Changed, Stage::Index, message).with_path(path));
+        }
+        self.add(path, &meta)
+    }
+
+    /// Adds a file or object as `meta` found it.
+    ///
+    /// Errors: as [`Self::file_in`], and [`ErrorKind::Config`] for a path without a file name.
+    pub(crate) fn add(&mut self, path: &Path, meta: &Meta) -> Result<SourceId> {
+        let id = self.add_named(path, meta.len)?;
+        self.pins.extend(meta.pin.clone().map(|pin| (id.0, pin)));
+        Ok(id)
+    }
+
+    fn add_named(&mut self, path: &Path, len: u64) -> Result<SourceId> {
         let Some(name) = path.file_name() else {
             return Err(Error::new(ErrorKind::Config, Stage::Index, "the path has no file name").with_path(path));
         };
@@ -125,7 +172,7 @@ impl Sources {
             Some(index) => DirId(index as u32),
             None => self.dir(parent),
         };
-        self.file_in(dir, name, len)
+        self.entry(dir, name.as_bytes(), len)
     }
 
     /// Adds bytes of the process itself. Decode workers copy samples from there; no reader reads them.
@@ -147,6 +194,8 @@ impl Sources {
         }
         self.dirs.extend_from_slice(&other.dirs);
         self.roots.extend(other.roots.iter().map(|root| root + dirs));
+        self.stores.extend(other.stores.iter().map(|store| store + dirs));
+        self.pins.extend(other.pins.iter().map(|(id, pin)| (id + base as u32, pin.clone())));
         self.names.extend_from_slice(&other.names);
         self.memory.extend_from_slice(&other.memory);
         let moved = |entry: &Entry| match entry.dir {
@@ -185,6 +234,28 @@ impl Sources {
     /// The bytes of a memory source.
     pub fn bytes_of(&self, id: SourceId) -> Option<&[u8]> {
         self.owned(id).map(|bytes| &bytes[..])
+    }
+
+    /// Whether the source lies in an object store.
+    pub(crate) fn is_remote(&self, id: SourceId) -> bool {
+        !self.stores.is_empty() && self.stores.binary_search(&self.entries[id.index()].dir).is_ok()
+    }
+
+    /// Whether there is a source in an object store, and whether there is a file.
+    pub(crate) fn kinds(&self) -> (bool, bool) {
+        let on_disk = |id: &SourceId| self.owned(*id).is_none() && !self.is_remote(*id);
+        (!self.stores.is_empty(), self.ids().any(|id| on_disk(&id)))
+    }
+
+    /// The object of a remote source, in the version that was listed.
+    pub(crate) fn object(&self, id: SourceId) -> Result<remote::Object> {
+        remote::Object::at(&self.path(id), &self.meta(id))
+    }
+
+    /// Length and version of a remote source.
+    pub(crate) fn meta(&self, id: SourceId) -> Meta {
+        let pin = self.pins.binary_search_by_key(&id.0, |(id, _)| *id).ok().map(|found| self.pins[found].1.clone());
+        Meta::of_object(self.len_of(id), pin)
     }
 
     /// Checks that the extent lies within a source.
@@ -237,6 +308,7 @@ impl Sources {
         let first = |(index, entry): &(usize, &Entry)| {
             self.owned(SourceId(*index as u32)).is_none()
                 && entry.dir != MEMORY
+                && !self.is_remote(SourceId(*index as u32))
                 && !std::mem::replace(&mut seen[entry.dir as usize], true)
         };
         let files = self.entries.iter().enumerate().filter(first);
@@ -293,6 +365,8 @@ impl Sources {
     /// Heap bytes of the table, without memory sources: a term of the loader's memory plan.
     pub fn table_bytes(&self) -> usize {
         let dirs: usize = self.dirs.iter().map(|dir| dir.as_os_str().len() + size_of::<PathBuf>()).sum();
-        self.entries.capacity() * size_of::<Entry>() + self.names.capacity() + self.roots.capacity() * 4 + dirs
+        let pins: usize = self.pins.iter().map(|(_, pin)| pin.len() + size_of::<(u32, Arc<str>)>() + 16).sum();
+        let numbers = (self.roots.capacity() + self.stores.capacity()) * 4;
+        self.entries.capacity() * size_of::<Entry>() + self.names.capacity() + numbers + dirs + pins
     }
 }

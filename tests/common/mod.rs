@@ -16,6 +16,8 @@ pub mod kernels;
 pub mod naive_jpeg;
 pub mod numeric;
 pub mod runs;
+#[cfg(feature = "remote")]
+pub mod server;
 #[cfg(feature = "cuda")]
 pub mod standin;
 pub mod sweep;

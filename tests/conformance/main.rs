@@ -13,6 +13,8 @@ mod npy;
 mod parquet;
 mod prepare;
 mod readers;
+#[cfg(feature = "remote")]
+mod remote;
 mod safetensors;
 mod several;
 mod shards;

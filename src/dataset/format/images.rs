@@ -9,7 +9,7 @@ use crate::dataset::digest::Digest;
 use crate::dataset::parallel::parallel;
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::listing::{Kind, look, names_in, real_path, regular_len};
+use crate::storage::listing::{Kind, look, names_in, real_path, regular};
 use crate::storage::{Extent, SourceId, Sources};
 use crate::tensor::{DType, EncodedField, Field};
 use std::collections::BTreeMap;
@@ -228,7 +228,7 @@ fn measure(folders: &mut [Folder]) -> Result<()> {
 }
 
 fn sizes_of(dir: &Path, names: &[OsString]) -> Result<Vec<u64>> {
-    names.iter().map(|name| regular_len(&dir.join(name))).collect()
+    names.iter().map(|name| Ok(regular(&dir.join(name))?.len)).collect()
 }
 
 impl Dataset for Images {

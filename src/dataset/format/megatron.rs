@@ -150,10 +150,11 @@ impl MegatronBuilder {
     pub fn open(self, prefix: impl AsRef<Path>) -> Result<Megatron> {
         let kind = self.kind()?;
         let (idx, bin) = (beside(prefix.as_ref(), ".idx"), beside(prefix.as_ref(), ".bin"));
-        let bin_len = Blob::open(&bin)?.len();
+        let bin_meta = Blob::open(&bin)?.look()?;
+        let bin_len = bin_meta.len;
         let index = read_index(&Blob::open(&idx)?, bin_len, kind)?;
         let mut sources = Sources::new();
-        sources.file(&bin, bin_len)?;
+        sources.add(&bin, &bin_meta)?;
         let name = prefix.as_ref().display().to_string();
         let samples = match self.spans {
             Some((kind, max)) => self.spans_of(kind, max as u64, &index).map_err(|error| error.with_path(&bin))?,

@@ -4,7 +4,7 @@ use crate::dataset::digest::Digest;
 use crate::dataset::starts::Starts;
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::listing::{Kind, files_of, look, regular_len};
+use crate::storage::listing::{Kind, files_of, look, regular};
 use crate::storage::{Blob, Extent, SourceId, Sources};
 use crate::tensor::{DType, EncodedField, Field};
 use std::path::{Path, PathBuf};
@@ -120,9 +120,9 @@ impl RecordsBuilder {
         let mut counts = Vec::with_capacity(paths.len());
         for path in paths {
             let path = path.as_ref();
-            let len = regular_len(path)?;
-            counts.push(self.records_in(len).map_err(|error| error.with_path(path))?);
-            sources.file(path, len)?;
+            let meta = regular(path)?;
+            counts.push(self.records_in(meta.len).map_err(|error| error.with_path(path))?);
+            sources.add(path, &meta)?;
         }
         let name = paths.first().map_or(String::new(), |path| path.as_ref().display().to_string());
         self.finish(sources, counts, name)

@@ -104,7 +104,7 @@ impl SafeTensorsBuilder {
         let files = expand(&pattern, &[".safetensors"])?;
         let headers = parallel(&files, |_, path| {
             let input = Blob::open(path)?;
-            Ok((input.len(), self.chosen(header(&input)?)))
+            Ok((input.look()?, self.chosen(header(&input)?)))
         })?;
         let first = headers.first().map(|(_, tensors)| tensors).filter(|tensors| !tensors.is_empty());
         let Some(first) = first else {
@@ -117,8 +117,8 @@ impl SafeTensorsBuilder {
         let mut sources = Sources::new();
         let mut given: Vec<Given> =
             names.into_iter().map(|name| Given { name, base: 0, arrays: Vec::new(), rule: Rule::Same }).collect();
-        for (path, (len, tensors)) in files.iter().zip(headers) {
-            sources.file(path, len)?;
+        for (path, (meta, tensors)) in files.iter().zip(headers) {
+            sources.add(path, &meta)?;
             take(&mut given, tensors).map_err(|error| error.with_path(path))?;
         }
         Arrays::of(sources, given, true, "safetensors", pattern.as_ref()).map(SafeTensors)

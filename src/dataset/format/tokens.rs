@@ -148,7 +148,7 @@ impl TokensBuilder {
         for path in paths {
             let input = Blob::open(path.as_ref())?;
             counts.push(self.tokens_of(&input)?);
-            sources.file(path, input.len())?;
+            sources.add(path.as_ref(), &input.look()?)?;
         }
         let name = paths.first().map_or(String::new(), |path| path.as_ref().display().to_string());
         self.finish(sources, &counts, name)

@@ -6,7 +6,7 @@ use super::{Cache, Settings};
 use crate::dataset::words::crc;
 use crate::dataset::words::{halves, load as load_words, seal as seal_words, wide};
 use crate::error::Result;
-use crate::storage::Blob;
+use crate::storage::{Blob, is_url};
 use std::path::{Path, PathBuf};
 
 /// Ending of index files.
@@ -30,6 +30,10 @@ pub(super) struct Version {
 impl Version {
     pub(super) fn of(shard: &Blob) -> Result<Self> {
         let meta = shard.look()?;
+        if meta.pin.is_some() {
+            // The store's version says more than the ends, and costs no request.
+            return Ok(Self { len: meta.len, modified: meta.version, ends: 0 });
+        }
         let mut bytes = [0; 2 * ENDS as usize];
         let first = meta.len.min(ENDS);
         let last = (meta.len - first).min(ENDS);
@@ -58,12 +62,14 @@ pub(super) fn place(path: &Path, settings: &Settings<'_>, purpose: u64) -> Optio
     let options = (purpose ^ purpose >> 32) as u32;
     match &settings.cache {
         Cache::Off => None,
+        // Nothing is written to a bucket.
+        Cache::Beside if is_url(path) => None,
         Cache::Beside => {
             name.push(format!(".{options:08x}{ENDING}"));
             Some(path.with_file_name(name))
         }
         Cache::Folder(dir) => {
-            let full = std::path::absolute(path).ok()?;
+            let full = if is_url(path) { path.to_path_buf() } else { std::path::absolute(path).ok()? };
             name.push(format!(".{:016x}.{options:08x}{ENDING}", fnv(full.as_os_str().as_bytes())));
             Some(dir.join(name))
         }

@@ -40,6 +40,7 @@ use super::digest::Digest;
 use super::parallel::parallel;
 use super::starts::Starts;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::storage::listing::Meta;
 use crate::storage::publish::publish;
 use crate::storage::{Blob, Extent, SourceId, Sources};
 use std::collections::BTreeMap;
@@ -168,7 +169,7 @@ impl Index {
             parallel(files, |_, path| open_shard(path, settings, &scan).map_err(|error| error.with_path(path)))?;
         let mut sources = Sources::new();
         for (path, shard) in files.iter().zip(&shards) {
-            sources.file(path, shard.len)?;
+            sources.add(path, &shard.meta)?;
         }
         Self::of_shards(sources, shards, settings)
     }
@@ -183,8 +184,7 @@ impl Index {
         let mut input = Scan::new(&blob, settings.checksums);
         let mut rows = Rows::new(settings.fields);
         scan(&mut input, &mut rows)?;
-        let shard =
-            Shard { len: bytes.len() as u64, table: rows.finish(Path::new("<memory>"))?, from: Origin::Scan(None) };
+        let shard = Shard { meta: blob.look()?, table: rows.finish(Path::new("<memory>"))?, from: Origin::Scan(None) };
         let mut sources = Sources::new();
         sources.memory(bytes);
         Self::of_shards(sources, vec![shard], settings)
@@ -371,7 +371,7 @@ impl Index {
 
 /// An opened shard.
 struct Shard {
-    len: u64,
+    meta: Meta,
     table: Table,
     from: Origin,
 }
@@ -388,12 +388,12 @@ fn open_shard(
     scan: impl Fn(&mut Scan<'_>, &mut Rows) -> Result<()>,
 ) -> Result<Shard> {
     let shard = Blob::open(path)?;
-    let version = Version::of(&shard)?;
+    let (meta, version) = (shard.look()?, Version::of(&shard)?);
     let purpose = file::purpose(settings);
     let place = file::place(path, settings, purpose);
     let kept = place.as_ref().and_then(|place| Blob::open(place).ok());
     if let Some(table) = kept.and_then(|kept| file::load(&kept, path, &version, purpose, settings.fields)) {
-        return Ok(Shard { len: version.len, table, from: Origin::Cache });
+        return Ok(Shard { meta, table, from: Origin::Cache });
     }
     let mut input = Scan::new(&shard, settings.checksums);
     let mut rows = Rows::new(settings.fields);
@@ -408,5 +408,5 @@ fn open_shard(
         let failed = publish(&place, bytemuck::cast_slice(&table.words), false).err()?;
         Some(format!("{}: {failed}", place.display()))
     });
-    Ok(Shard { len: version.len, table, from: Origin::Scan(unsaved) })
+    Ok(Shard { meta, table, from: Origin::Scan(unsaved) })
 }

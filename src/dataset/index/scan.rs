@@ -6,6 +6,8 @@ use crate::storage::Blob;
 /// Bytes per read of a scan that reads everything, and of a scan that only follows headers.
 const AHEAD_ALL: usize = 1 << 20;
 const AHEAD_HEADERS: usize = 4096;
+/// The same in an object: each read is a request.
+const AHEAD_OBJECT: usize = 4 << 20;
 
 /// Reader of a shard: a window that moves forward, so that no byte is read twice.
 pub(crate) struct Scan<'a> {
@@ -18,7 +20,12 @@ pub(crate) struct Scan<'a> {
 
 impl<'a> Scan<'a> {
     pub(super) fn new(blob: &'a Blob, all: bool) -> Self {
-        Self { blob, window: Vec::new(), at: 0, ahead: if all { AHEAD_ALL } else { AHEAD_HEADERS } }
+        let ahead = match all {
+            _ if blob.is_object() => AHEAD_OBJECT,
+            true => AHEAD_ALL,
+            false => AHEAD_HEADERS,
+        };
+        Self { blob, window: Vec::new(), at: 0, ahead }
     }
 
     /// Length of the shard.

@@ -50,7 +50,7 @@ use crate::dataset::format::arrays::{Array, Arrays, Given, Rule};
 use crate::dataset::forward::forward;
 use crate::dataset::parallel::parallel;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::listing::{expand, regular_len};
+use crate::storage::listing::{expand, regular};
 use crate::storage::{Blob, Sources};
 use std::path::{Path, PathBuf};
 
@@ -180,22 +180,22 @@ impl NpyBuilder {
         let step = if self.uniform { files.len().div_ceil(UNIFORM_LOOKS) } else { 1 };
         let looked = parallel(files, |index, path| {
             if index % step != 0 {
-                return Ok((regular_len(path)?, None));
+                return Ok((regular(path)?, None));
             }
             let input = Blob::open(path)?;
             let header = header::read(&input, 0, input.len())?;
-            Ok((input.len(), Some(Array { dtype: header.dtype, shape: header.shape, offset: header.size })))
+            Ok((input.look()?, Some(Array { dtype: header.dtype, shape: header.shape, offset: header.size })))
         })?;
-        let (first_len, first) = looked.first().cloned().unwrap_or_default();
+        let first = looked.first().cloned();
         let mut arrays = Vec::with_capacity(files.len());
-        for (path, (len, array)) in files.iter().zip(looked) {
-            sources.file(path, len)?;
+        for (path, (meta, array)) in files.iter().zip(looked) {
+            sources.add(path, &meta)?;
             let array = match (array, &first) {
                 (Some(array), _) => array,
-                (None, Some(first)) if len == first_len => first.clone(),
-                _ => {
-                    let message =
-                        format!("the file has {len} bytes, the first of files said to be uniform {first_len}");
+                (None, Some((first, Some(array)))) if first.len == meta.len => array.clone(),
+                (None, first) => {
+                    let (len, first) = (meta.len, first.as_ref().map_or(0, |(first, _)| first.len));
+                    let message = format!("the file has {len} bytes, the first of files said to be uniform {first}");
                     return Err(Error::new(ErrorKind::Shape, Stage::Index, message).with_path(path));
                 }
             };

@@ -11,7 +11,7 @@ use crate::dataset::format::arrays::{Array, Arrays, Check, Given, Rule};
 use crate::dataset::forward::forward;
 use crate::dataset::parallel::parallel;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::listing::expand;
+use crate::storage::listing::{Meta, expand};
 use crate::storage::{Blob, Sources};
 use std::path::{Path, PathBuf};
 
@@ -39,7 +39,7 @@ pub struct NpzBuilder {
 
 /// The chosen members of one archive, in the order of the fields.
 struct Archive {
-    len: u64,
+    meta: Meta,
     members: Vec<(Array, Check)>,
 }
 
@@ -109,7 +109,7 @@ impl NpzBuilder {
             .collect();
         let mut checks = Vec::new();
         for (path, archive) in files.iter().zip(archives) {
-            sources.file(path, archive.len)?;
+            sources.add(path, &archive.meta)?;
             for (given, (array, check)) in given.iter_mut().zip(archive.members) {
                 given.arrays.push(array);
                 checks.push(check);
@@ -148,7 +148,7 @@ impl Archive {
             };
             array_of(input, member)
         };
-        Ok(Self { len: input.len(), members: names.iter().map(find).collect::<Result<_>>()? })
+        Ok(Self { meta: input.look()?, members: names.iter().map(find).collect::<Result<_>>()? })
     }
 }
 

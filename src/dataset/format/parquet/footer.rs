@@ -4,6 +4,7 @@ use super::ParquetBuilder;
 use super::page;
 use crate::error::{Error, ErrorKind, Result, Stage, guarded};
 use crate::storage::Blob;
+use crate::storage::listing::Meta;
 use arrow_schema::{DataType, Fields};
 use bytes::Bytes;
 use parquet::DecodeResult;
@@ -24,6 +25,7 @@ const FOOTER_MAX: u64 = 256 << 20;
 pub(super) struct Footer {
     pub(super) path: PathBuf,
     pub(super) len: u64,
+    pub(super) version: Meta,
     pub(super) meta: ParquetMetaData,
     /// All leaf columns, in the order of the file.
     pub(super) leaves: Vec<Leaf>,
@@ -87,11 +89,11 @@ impl Footer {
     }
 
     fn of_blob(blob: &Blob, bytes: Option<Arc<[u8]>>, builder: &ParquetBuilder) -> Result<Self> {
-        let parse = || Self::new(blob.path().to_path_buf(), blob.len(), read_meta(blob, builder)?, bytes);
+        let parse = || Self::new(blob, read_meta(blob, builder)?, bytes);
         guarded("the footer", Stage::Index, parse)
     }
 
-    fn new(path: PathBuf, len: u64, meta: ParquetMetaData, bytes: Option<Arc<[u8]>>) -> Result<Self> {
+    fn new(blob: &Blob, meta: ParquetMetaData, bytes: Option<Arc<[u8]>>) -> Result<Self> {
         let file = meta.file_metadata();
         let descr = file.schema_descr_ptr();
         let arrow = parquet_to_arrow_schema(&descr, file.key_value_metadata()).map_err(unread)?;
@@ -114,7 +116,7 @@ impl Footer {
             Leaf { descr: descr.clone(), arrow, list, name }
         });
         let leaves = leaves.collect();
-        Ok(Self { path, len, meta, leaves, bytes })
+        Ok(Self { path: blob.path().to_path_buf(), len: blob.len(), version: blob.look()?, meta, leaves, bytes })
     }
 
     /// The file, for reads beside the footer.

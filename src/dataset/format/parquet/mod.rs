@@ -216,7 +216,7 @@ impl ParquetBuilder {
         let footers = parallel(files, |_, path| Footer::of_file(path, &self))?;
         let mut sources = Sources::new();
         for footer in &footers {
-            sources.file(&footer.path, footer.len)?;
+            sources.add(&footer.path, &footer.version)?;
         }
         self.finish(sources, &footers, pattern.as_ref().display().to_string())
     }

@@ -1,0 +1,177 @@
+//! One HTTP exchange: the client with its time limits, and the note of what a store answered.
+//!
+//! The client library reduces answers to a few error kinds. [`Note`] keeps what retries and messages need: status,
+//! request id, `Retry-After`, or why there was no answer.
+
+use crate::error::{Error, ErrorKind, Result, Stage};
+use object_store::client::{
+    ClientOptions, HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService,
+};
+use object_store::{Extensions, HeaderMap};
+use reqwest::redirect::Policy;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// Limit for name lookup, connection and TLS together.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// A connection that is idle for longer is closed. S3 closes after some 20 s itself.
+const IDLE: Duration = Duration::from_secs(15);
+
+/// The answer to one request.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Note(Arc<Mutex<Answer>>);
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Answer {
+    /// 0 without an answer.
+    pub(super) status: u16,
+    pub(super) request_id: Option<String>,
+    pub(super) retry_after: Option<Duration>,
+    /// Why there was no answer, without the URL.
+    pub(super) failure: Option<String>,
+}
+
+impl Note {
+    /// Extensions that carry the note to the exchange.
+    pub(super) fn extensions(&self) -> Extensions {
+        let mut extensions = Extensions::new();
+        extensions.insert(self.clone());
+        extensions
+    }
+
+    /// The last answer so far.
+    pub(super) fn answer(&self) -> Answer {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, answer: Answer) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = answer;
+    }
+}
+
+impl Answer {
+    fn of(response: &HttpResponse) -> Self {
+        let headers = response.headers();
+        let text = |name: &str| headers.get(name)?.to_str().ok().map(str::trim);
+        let id =
+            ["x-amz-request-id", "x-ms-request-id", "x-guploader-uploadid", "x-request-id"].into_iter().find_map(text);
+        Self {
+            status: response.status().as_u16(),
+            // A server may send anything here.
+            request_id: id.map(|id| id.chars().filter(|c| c.is_ascii_graphic()).take(64).collect()),
+            retry_after: text("retry-after").and_then(|text| text.parse().ok()).map(Duration::from_secs),
+            failure: None,
+        }
+    }
+
+    /// `answered 503 (request id 4442587FB7D0A2F9)`, or the failure.
+    pub(super) fn said(&self) -> String {
+        match (&self.failure, &self.request_id) {
+            (Some(failure), _) => failure.clone(),
+            (None, Some(id)) => format!("the store answered {} (request id {id})", self.status),
+            (None, None) => format!("the store answered {}", self.status),
+        }
+    }
+}
+
+/// The innermost cause of an error; outer ones may show the URL.
+pub(super) fn cause(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut last = error;
+    while let Some(source) = last.source() {
+        last = source;
+    }
+    last.to_string()
+}
+
+#[derive(Debug)]
+struct Service(reqwest::Client);
+
+#[async_trait::async_trait]
+impl HttpService for Service {
+    async fn call(&self, request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
+        let note = request.extensions().get::<Note>().cloned();
+        let asked = request.headers().get("range").and_then(|range| whole(range.to_str().ok()?));
+        let mut response = self.0.call(request).await;
+        if let Some(note) = note {
+            note.set(match &response {
+                Ok(response) => Answer::of(response),
+                Err(error) => Answer { failure: Some(cause(error)), ..Answer::default() },
+            });
+        }
+        if let (Ok(response), Some(len)) = (&mut response, asked) {
+            accept_whole(response, len);
+        }
+        response
+    }
+}
+
+/// Length of a range that starts at 0.
+fn whole(range: &str) -> Option<u64> {
+    let last: u64 = range.trim().strip_prefix("bytes=0-")?.parse().ok()?;
+    last.checked_add(1)
+}
+
+/// A server that ignores ranges answers 200 with the whole object. If that is the range asked for, its bytes are used;
+/// otherwise the client refuses them.
+fn accept_whole(response: &mut HttpResponse, len: u64) {
+    let headers: &HeaderMap = response.headers();
+    let has = headers.get("content-length").and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if response.status().as_u16() != 200 || has != Some(len) || headers.contains_key("content-range") {
+        return;
+    }
+    let Ok(value) = format!("bytes 0-{}/{len}", len - 1).parse() else { return };
+    response.headers_mut().insert("content-range", value);
+    if let Ok(partial) = 206.try_into() {
+        *response.status_mut() = partial;
+    }
+}
+
+/// Connects stores to the process's clients; a client shares its connections.
+#[derive(Debug)]
+pub(super) struct Connector {
+    /// Whether redirects are followed. A redirected request of a bucket would lack its signature.
+    pub(super) follow: bool,
+}
+
+impl HttpConnector for Connector {
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+        let client = client(self.follow)
+            .map_err(|error| object_store::Error::Generic { store: "HTTP", source: error.into() })?;
+        Ok(HttpClient::new(Service(client)))
+    }
+}
+
+fn client(follow: bool) -> Result<reqwest::Client> {
+    static CLIENTS: [OnceLock<reqwest::Client>; 2] = [OnceLock::new(), OnceLock::new()];
+    let shared = &CLIENTS[usize::from(follow)];
+    if let Some(client) = shared.get() {
+        return Ok(client.clone());
+    }
+    let built = reqwest::Client::builder()
+        // HTTP/2 puts all requests on one connection, which bounds the rate.
+        .http1_only()
+        .tls_backend_preconfigured(tls()?)
+        .connect_timeout(CONNECT)
+        .pool_idle_timeout(IDLE)
+        .pool_max_idle_per_host(super::limit::REQUESTS_MAX)
+        .redirect(if follow { Policy::limited(5) } else { Policy::none() })
+        .user_agent(concat!("feedline/", env!("CARGO_PKG_VERSION")))
+        .build();
+    let client = built.map_err(|error| unusable("no HTTP client").with_source(error))?;
+    Ok(shared.get_or_init(|| client).clone())
+}
+
+fn tls() -> Result<rustls::ClientConfig> {
+    let mut roots = rustls::RootCertStore::empty();
+    // `SSL_CERT_FILE` and `SSL_CERT_DIR` are honoured. Without certificates, plain HTTP still works.
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let config = config.map_err(|error| unusable("no TLS").with_source(error))?;
+    Ok(config.with_root_certificates(roots).with_no_client_auth())
+}
+
+fn unusable(message: &str) -> Error {
+    Error::new(ErrorKind::Config, Stage::Index, message)
+}

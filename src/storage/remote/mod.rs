@@ -1,0 +1,34 @@
+//! Objects in S3, GCS and Azure buckets and on HTTP servers: listing, single reads, and the reader for samples.
+//!
+//! ```text
+//! s3://bucket/train-{0000..1023}.tar ──listing──► Meta: length, pin (etag) ──► Sources
+//!                                                                                │ extents
+//! Reader::wait ──reads that lie close──► one ranged GET, If-Match ──► limit ──► body ──copy──► rows, ring
+//!                                            ▲                                   │ cut, reset, 503, stall
+//!                                            └────── the rest, signed anew ◄─────┘
+//! ```
+//!
+//! An object's address is its URL, and travels as a path. Where to start reading: `url`, `store` (clients and
+//! listings), `fetch` (one range, with retries), `reader`.
+//!
+//! Limits: requests in flight per store (`limit`, additive increase and multiplicative decrease); [`fetch::TRIES`] tries
+//! in a row without progress; [`fetch::PATIENCE`] without a byte ends a try; one body chunk in memory per request.
+//!
+//! Invariants:
+//! * Every byte comes from the version that was listed. Each request asks for it (`If-Match`), and each answer is
+//!   compared: the range, the object's length, the etag. So a server that ignores the condition is noticed.
+//! * A body that is too short is continued; one that is too long is refused.
+//! * Each request is signed when it is sent.
+//! * Messages name store, key, range, status and request id. They never hold a query, a header or a credential.
+//!
+//! Threads: a runtime of two threads for all loaders of the process (`feedline-net`). A forked child gets an error.
+
+mod fetch;
+mod http;
+mod limit;
+mod reader;
+mod store;
+mod url;
+
+pub(crate) use reader::{DEPTH, Remote};
+pub(crate) use store::{Object, children, configure, expand, look};

@@ -1,0 +1,311 @@
+//! The reader of objects: reads that lie close in one object share a request.
+//!
+//! ```text
+//! submit ──► pending ──wait: sorted by object and offset──► runs of at most RUN bytes ──► one task each ──► done
+//! ```
+//!
+//! Limits: `depth` reads in flight; gaps of at most [`GAP`] are read and dropped. A task owns the buffers of its reads. An
+//! aborted task ends at its next chunk, and its reads complete as cancelled.
+
+use super::fetch::fetch;
+use super::store::runtime;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::memory::Region;
+use crate::storage::waker::Bell;
+use crate::storage::{
+    Completion, Counters, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, Sealed, SourceId, Sources,
+    Waker, add, count_leaked,
+};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+
+/// Reads in flight by default: at 8 MiB a run or less, enough to keep the default number of connections at work.
+pub(crate) const DEPTH: u32 = 256;
+
+/// Bytes of one request that serves several reads. At 100 MB/s per connection it takes about the time to the first byte.
+const RUN: u64 = 2 << 20;
+
+/// Bytes between two reads of one request. They cost less than another request.
+const GAP: u64 = 64 << 10;
+
+/// Reads extents of objects. Files and memory are others' work.
+pub(crate) struct Remote {
+    shared: Arc<Shared>,
+    pending: Vec<ReadOp>,
+    in_flight: usize,
+    depth: usize,
+}
+
+struct Shared {
+    sources: Arc<Sources>,
+    counters: Counters,
+    done: Mutex<Vec<Completion>>,
+    /// The reader's own, and the one of the reader of files that the driver sleeps in.
+    bell: Arc<Bell>,
+    files: Option<Waker>,
+    /// Number of cancellations; a task of an earlier number ends.
+    cancels: AtomicU64,
+    cancelled: Notify,
+}
+
+impl Remote {
+    /// A reader for the objects of `sources`. `files`: wakes the driver, which sleeps in another reader.
+    ///
+    /// Errors: [`ErrorKind::Forked`]; [`ErrorKind::Io`] if the system refuses threads.
+    pub(crate) fn start(sources: Arc<Sources>, depth: usize, files: Option<Waker>) -> Result<Self> {
+        runtime()?;
+        let shared = Shared {
+            sources,
+            counters: Counters::default(),
+            done: Mutex::new(Vec::with_capacity(depth)),
+            bell: Bell::futex(),
+            files,
+            cancels: AtomicU64::new(0),
+            cancelled: Notify::new(),
+        };
+        Ok(Self { shared: Arc::new(shared), pending: Vec::with_capacity(depth), in_flight: 0, depth })
+    }
+
+    /// Starts a task for each run of pending reads.
+    pub(crate) fn send(&mut self) {
+        self.pending.sort_by_key(|op| (op.extent.source, op.extent.offset));
+        let mut run: Vec<ReadOp> = Vec::new();
+        for op in std::mem::take(&mut self.pending) {
+            let Some(op) = self.shared.needs_request(op) else { continue };
+            if !run.is_empty() && !joins(&run, &op.extent) {
+                self.shared.begin(std::mem::take(&mut run));
+            }
+            run.push(op);
+        }
+        if !run.is_empty() {
+            self.shared.begin(run);
+        }
+    }
+
+    /// Moves completions to `out`; true if there were some.
+    pub(crate) fn collect(&mut self, out: &mut Vec<Completion>) -> bool {
+        let mut done = self.shared.done();
+        self.in_flight -= done.len();
+        let some = !done.is_empty();
+        out.append(&mut done);
+        some
+    }
+}
+
+/// Whether a read belongs to the run of sorted reads before it.
+fn joins(run: &[ReadOp], next: &Extent) -> bool {
+    let (Some(first), Some(end)) = (run.first(), run.iter().map(|op| end_of(&op.extent)).max()) else { return false };
+    first.extent.source == next.source
+        && next.offset <= end.saturating_add(GAP)
+        && end_of(next).saturating_sub(first.extent.offset) <= RUN
+}
+
+fn end_of(extent: &Extent) -> u64 {
+    extent.offset.saturating_add(extent.len)
+}
+
+impl Shared {
+    fn done(&self) -> MutexGuard<'_, Vec<Completion>> {
+        self.done.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Completes reads that cannot work or need no request.
+    fn needs_request(&self, mut op: ReadOp) -> Option<ReadOp> {
+        let (extent, room) = (op.extent, op.buf.len() as u64);
+        let checked = self.sources.check(&extent).and_then(|()| match room < extent.len {
+            true => {
+                let message = format!("the buffer has {room} bytes, but the read needs {}", extent.len);
+                Err(Error::new(ErrorKind::Config, Stage::Read, message))
+            }
+            false => Ok(()),
+        });
+        match (checked, self.sources.shared(&extent)) {
+            (Err(error), _) => self.complete(op, Err(error)),
+            (Ok(()), Some(bytes)) => {
+                op.buf.as_mut_slice()[..bytes.len()].copy_from_slice(&bytes);
+                self.complete(op, Ok(0));
+            }
+            (Ok(()), None) if extent.len == 0 => self.complete(op, Ok(0)),
+            (Ok(()), None) => return Some(op),
+        }
+        None
+    }
+
+    fn begin(self: &Arc<Self>, run: Vec<ReadOp>) {
+        let (shared, cancels) = (self.clone(), self.cancels.load(Ordering::Acquire));
+        match runtime() {
+            Ok(runtime) => drop(runtime.spawn(async move { shared.run(run, cancels).await })),
+            Err(error) => run.into_iter().for_each(|op| self.complete(op, Err(error.clone_lossy()))),
+        }
+    }
+
+    fn complete(&self, op: ReadOp, result: Result<usize>) {
+        add(&self.counters.ops, 1);
+        add(&self.counters.bytes_asked, op.extent.len);
+        add(&self.counters.failed, u64::from(result.is_err()));
+        let result = result.map_err(|error| self.sources.at(error, &op.extent));
+        self.done().push(Completion { tag: op.tag, buf: op.buf, result });
+        self.bell.nudge();
+        if let Some(files) = &self.files {
+            files.wake();
+        }
+    }
+
+    async fn run(&self, run: Vec<ReadOp>, cancels: u64) {
+        let mut reads = Reads::new(run);
+        let mut cancel = std::pin::pin!(self.cancelled.notified());
+        // Listens before it looks, so that no cancellation is missed.
+        cancel.as_mut().enable();
+        let brought = match self.cancels.load(Ordering::Acquire) == cancels {
+            false => Err(cancelled()),
+            true => tokio::select! {
+                brought = self.bring(&mut reads) => brought,
+                () = cancel => Err(cancelled()),
+            },
+        };
+        add(&self.counters.bytes_moved, reads.at - reads.start);
+        for op in reads.ops {
+            // What came before a failure is whole.
+            let whole = end_of(&op.extent) <= reads.at;
+            let result = if whole { Ok(0) } else { brought.as_ref().map(|()| 0).map_err(Error::clone_lossy) };
+            self.complete(op, result);
+        }
+    }
+
+    async fn bring(&self, reads: &mut Reads) -> Result<()> {
+        let object = self.sources.object(reads.source)?;
+        let range = reads.start..reads.end;
+        fetch(&object, range, &mut |chunk| reads.take(chunk)).await
+    }
+}
+
+fn cancelled() -> Error {
+    Error::new(ErrorKind::Cancelled, Stage::Read, "")
+}
+
+/// The reads of one request, sorted by offset; none is empty.
+struct Reads {
+    ops: Vec<ReadOp>,
+    source: SourceId,
+    start: u64,
+    end: u64,
+    /// Offset in the object of the next chunk.
+    at: u64,
+    /// All reads before this one are whole.
+    first: usize,
+}
+
+impl Reads {
+    fn new(ops: Vec<ReadOp>) -> Self {
+        let Extent { source, offset: start, .. } = ops[0].extent;
+        let end = ops.iter().map(|op| end_of(&op.extent)).max().unwrap_or(start);
+        Self { ops, source, start, end, at: start, first: 0 }
+    }
+
+    /// Copies a chunk into every read that it belongs to.
+    fn take(&mut self, chunk: &[u8]) {
+        let end = self.at + chunk.len() as u64;
+        while self.ops.get(self.first).is_some_and(|op| end_of(&op.extent) <= self.at) {
+            self.first += 1;
+        }
+        for op in &mut self.ops[self.first..] {
+            let Extent { offset, len, .. } = op.extent;
+            if offset >= end {
+                break;
+            }
+            let (from, to) = (offset.max(self.at), (offset + len).min(end));
+            if from < to {
+                let piece = &chunk[(from - self.at) as usize..(to - self.at) as usize];
+                op.buf.as_mut_slice()[(from - offset) as usize..][..piece.len()].copy_from_slice(piece);
+            }
+        }
+        self.at = end;
+    }
+}
+
+impl Sealed for Remote {
+    fn register(&mut self, _: &[Arc<Region>]) -> Option<String> {
+        Some("a socket does not register memory".into())
+    }
+}
+
+impl Reader for Remote {
+    fn name(&self) -> &'static str {
+        "network"
+    }
+
+    fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn footprint(&self, extent: &Extent) -> Footprint {
+        Footprint { bytes: usize::try_from(extent.len).unwrap_or(usize::MAX), in_place: true }
+    }
+
+    fn mem_align(&self) -> usize {
+        1
+    }
+
+    fn submit(&mut self, op: ReadOp) -> std::result::Result<(), ReadOp> {
+        if self.in_flight == self.depth {
+            return Err(op);
+        }
+        self.in_flight += 1;
+        self.pending.push(op);
+        Ok(())
+    }
+
+    fn wait(&mut self, out: &mut Vec<Completion>, timeout: Option<Duration>) {
+        self.send();
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        while !self.collect(out) && timeout != Some(Duration::ZERO) {
+            let bell = self.shared.bell.clone();
+            match bell.doze() {
+                Err(woken) if woken => return,
+                // A completion came after `collect` looked.
+                Err(_) => continue,
+                Ok(()) => bell.sleep(deadline),
+            }
+            if bell.rise() || deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                self.collect(out);
+                return;
+            }
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn cancel(&mut self) {
+        for op in std::mem::take(&mut self.pending) {
+            self.shared.complete(op, Err(cancelled()));
+        }
+        self.shared.cancels.fetch_add(1, Ordering::AcqRel);
+        self.shared.cancelled.notify_waiters();
+    }
+
+    fn waker(&self) -> Waker {
+        self.shared.bell.waker()
+    }
+
+    fn stats(&self) -> ReadStats {
+        self.shared.counters.snapshot()
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        self.cancel();
+        let (deadline, mut out) = (Instant::now() + DROP_DEADLINE, Vec::new());
+        while self.in_flight > 0 && Instant::now() < deadline {
+            self.wait(&mut out, Some(deadline - Instant::now()));
+        }
+        if self.in_flight > 0 {
+            // The network threads own these buffers.
+            count_leaked(self.in_flight);
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! URLs of objects: `s3://bucket/key`, `gs://bucket/key`, `az://container/key`, `https://host/key`.
+
+use crate::error::{Error, ErrorKind, Result, Stage};
+use object_store::path::Path as Key;
+use std::path::Path;
+
+/// A store and a key in it.
+#[derive(Debug)]
+pub(super) struct Url {
+    pub(super) scheme: Scheme,
+    /// Bucket, container, or host with port.
+    pub(super) bucket: String,
+    /// Key as written: percent-encoded for HTTP.
+    pub(super) key: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Scheme {
+    S3,
+    Gcs,
+    Azure,
+    Http,
+    Https,
+}
+
+const SCHEMES: [(&str, Scheme); 5] = [
+    ("s3://", Scheme::S3),
+    ("gs://", Scheme::Gcs),
+    ("az://", Scheme::Azure),
+    ("http://", Scheme::Http),
+    ("https://", Scheme::Https),
+];
+
+impl Scheme {
+    fn text(self) -> &'static str {
+        SCHEMES.iter().find(|(_, scheme)| *scheme == self).map_or("", |(text, _)| text)
+    }
+
+    pub(super) fn is_http(self) -> bool {
+        matches!(self, Self::Http | Self::Https)
+    }
+}
+
+impl Url {
+    /// Errors: [`ErrorKind::Config`] for another scheme, a missing bucket, or a query or user name, which may be a
+    /// secret.
+    pub(super) fn parse(path: &Path) -> Result<Self> {
+        let bad = |message: &str| Err(Error::new(ErrorKind::Config, Stage::Index, message));
+        let Some(text) = path.to_str() else {
+            return bad("the URL is not UTF-8").map_err(|e: Error| e.with_path(path));
+        };
+        let Some((scheme, rest)) =
+            SCHEMES.iter().find_map(|(start, scheme)| Some((*scheme, text.strip_prefix(start)?)))
+        else {
+            return bad("not a URL of an object; use s3://, gs://, az://, http:// or https://")
+                .map_err(|e: Error| e.with_path(path));
+        };
+        let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
+        if scheme.is_http() && (key.contains(['?', '#']) || bucket.contains(['@', '?', '#'])) {
+            // The URL itself may hold a secret, so no message shows it.
+            return bad("a URL with a query, a fragment or a user name; use the plain URL of the object");
+        }
+        if bucket.is_empty() {
+            return bad("the URL names no bucket or host").map_err(|e: Error| e.with_path(path));
+        }
+        Ok(Self { scheme, bucket: bucket.into(), key: key.into() })
+    }
+
+    /// The store: all before the key.
+    pub(super) fn store(&self) -> String {
+        format!("{}{}", self.scheme.text(), self.bucket)
+    }
+
+    /// The key as the client wants it. Errors: [`ErrorKind::Config`] for an empty key, or empty or relative parts.
+    pub(super) fn object(&self) -> Result<Key> {
+        let key = match self.scheme.is_http() {
+            true => Key::from_url_path(&self.key),
+            false => Key::parse(&self.key),
+        };
+        let named = |error: Error| error.with_path(format!("{}/{}", self.store(), self.key));
+        match key {
+            Ok(key) if !key.as_ref().is_empty() => Ok(key),
+            Ok(_) => Err(named(Error::new(ErrorKind::Config, Stage::Index, "the URL names no object"))),
+            Err(error) => {
+                let message = "the key has an empty or relative part";
+                Err(named(Error::new(ErrorKind::Config, Stage::Index, message).with_source(error)))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_is_a_store_and_a_key() {
+        let table = [
+            ("s3://b/a/b.tar", "s3://b", "a/b.tar"),
+            ("gs://b/k", "gs://b", "k"),
+            ("az://c/k", "az://c", "k"),
+            ("https://h:8/x/y%20z", "https://h:8", "x/y z"),
+        ];
+        for (text, store, key) in table {
+            let url = Url::parse(Path::new(text)).unwrap();
+            assert_eq!((url.store().as_str(), url.object().unwrap().as_ref()), (store, key));
+        }
+    }
+
+    #[test]
+    fn urls_that_hide_secrets_or_name_nothing_are_refused() {
+        for text in ["ftp://b/k", "s3:///k", "https://h/k?X-Amz-Signature=secret", "https://user:secret@h/k"] {
+            let error = Url::parse(Path::new(text)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+            assert!(!error.to_string().contains("secret"), "{error}");
+        }
+        for text in ["s3://b", "s3://b/", "s3://b/a//b", "s3://b/../c"] {
+            assert_eq!(Url::parse(Path::new(text)).unwrap().object().unwrap_err().kind(), ErrorKind::Config, "{text}");
+        }
+    }
+}

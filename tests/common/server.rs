@@ -1,0 +1,378 @@
+//! A server on loopback for tests: HTTP with ranges, and listings as of S3. It follows a script of faults.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// What a server does in place of a right answer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fault {
+    /// Closes the connection without an answer.
+    Close,
+    /// Resets the connection after this many bytes of the body.
+    Reset(usize),
+    /// Promises the whole range, sends this many bytes of it, and closes.
+    Cut(usize),
+    /// Sends this many bytes with a matching `Content-Length`, for a `Content-Range` of all.
+    Short(usize),
+    /// Sends the range and more, in chunks without a length.
+    Long,
+    /// Sends the bytes of another range, and says so.
+    OtherRange,
+    /// Answers 200 with the whole object.
+    Whole,
+    /// Sends nothing more after this many bytes of the body.
+    Stall(usize),
+    /// This status, with a `Retry-After` in seconds and a code of S3.
+    Status(u16, Option<u64>, &'static str),
+    /// An answer that names another version.
+    OtherVersion,
+    /// Sends one byte at a time.
+    Trickle,
+}
+
+/// One request.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Number of requests before.
+    pub number: u64,
+    pub method: String,
+    pub path: String,
+    pub range: Option<(u64, u64)>,
+}
+
+type Script = Box<dyn FnMut(&Request) -> Option<Fault> + Send>;
+
+#[derive(Default)]
+struct Inner {
+    objects: Mutex<BTreeMap<String, (Arc<Vec<u8>>, u64)>>,
+    script: Mutex<Option<Script>>,
+    requests: AtomicU64,
+    log: Mutex<Vec<Request>>,
+    stop: AtomicBool,
+}
+
+/// A running server; it stops when dropped.
+pub struct Server {
+    inner: Arc<Inner>,
+    port: u16,
+}
+
+impl Server {
+    pub fn new() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let inner = Arc::new(Inner::default());
+        let shared = inner.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                if shared.stop.load(Ordering::Relaxed) {
+                    return;
+                }
+                let shared = shared.clone();
+                std::thread::spawn(move || drop(shared.serve(stream)));
+            }
+        });
+        Self { inner, port }
+    }
+
+    /// A server with the files of a folder, and of its folders, under `bucket/`.
+    pub fn of(folder: &Path) -> Self {
+        let server = Self::new();
+        server.add_folder(folder, "bucket");
+        server
+    }
+
+    fn add_folder(&self, folder: &Path, name: &str) {
+        for entry in std::fs::read_dir(folder).unwrap().flatten() {
+            let name = format!("{name}/{}", entry.file_name().to_str().unwrap());
+            match entry.path().is_dir() {
+                true => self.add_folder(&entry.path(), &name),
+                false => self.put(&name, std::fs::read(entry.path()).unwrap()),
+            }
+        }
+    }
+
+    /// Adds or replaces an object.
+    pub fn put(&self, name: &str, bytes: Vec<u8>) {
+        let mut objects = self.inner.objects.lock().unwrap();
+        let version = objects.get(name).map_or(1, |(_, version)| version + 1);
+        objects.insert(name.into(), (Arc::new(bytes), version));
+    }
+
+    pub fn remove(&self, name: &str) {
+        self.inner.objects.lock().unwrap().remove(name);
+    }
+
+    /// `http://127.0.0.1:PORT/bucket/name`.
+    pub fn http(&self, name: &str) -> String {
+        format!("http://127.0.0.1:{}/bucket/{name}", self.port)
+    }
+
+    /// `s3://bucket-PORT/name`, configured for this server. The bucket is one of its own, since stores belong to the
+    /// process.
+    pub fn s3(&self, name: &str) -> String {
+        let bucket = format!("s3://bucket-{}", self.port);
+        let endpoint = format!("http://127.0.0.1:{}", self.port);
+        let options = [
+            ("endpoint", endpoint.as_str()),
+            ("access_key_id", "key"),
+            ("secret_access_key", "do-not-show-me"),
+            ("region", "here"),
+        ];
+        feedline::storage::configure(&bucket, options).unwrap();
+        format!("{bucket}/{name}")
+    }
+
+    /// Sets the faults of later requests.
+    pub fn script(&self, script: impl FnMut(&Request) -> Option<Fault> + Send + 'static) {
+        *self.inner.script.lock().unwrap() = Some(Box::new(script));
+    }
+
+    /// Number of requests so far.
+    pub fn requests(&self) -> u64 {
+        self.inner.requests.load(Ordering::Relaxed)
+    }
+
+    /// Requests so far, and forgets them.
+    pub fn take_log(&self) -> Vec<Request> {
+        std::mem::take(&mut *self.inner.log.lock().unwrap())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.inner.stop.store(true, Ordering::Relaxed);
+        let _ = TcpStream::connect(("127.0.0.1", self.port));
+    }
+}
+
+struct Head {
+    method: String,
+    path: String,
+    query: String,
+    headers: BTreeMap<String, String>,
+}
+
+fn head_of(reader: &mut impl BufRead) -> std::io::Result<Option<Head>> {
+    let mut line = String::new();
+    if reader.read_line(&mut line)? == 0 {
+        return Ok(None);
+    }
+    let mut words = line.split_whitespace();
+    let (method, target) = (words.next().unwrap_or("").to_string(), words.next().unwrap_or("").to_string());
+    let (path, query) = target.split_once('?').unwrap_or((&target, ""));
+    let mut headers = BTreeMap::new();
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line)?;
+        let Some((name, value)) = line.trim().split_once(':') else { break };
+        headers.insert(name.to_ascii_lowercase(), value.trim().to_string());
+    }
+    Ok(Some(Head { method, path: decoded(path), query: query.into(), headers }))
+}
+
+fn decoded(text: &str) -> String {
+    let (mut out, mut bytes) = (Vec::new(), text.bytes());
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'%' => {
+                let digits = [bytes.next().unwrap_or(b'0'), bytes.next().unwrap_or(b'0')];
+                out.push(u8::from_str_radix(std::str::from_utf8(&digits).unwrap(), 16).unwrap());
+            }
+            byte => out.push(byte),
+        }
+    }
+    String::from_utf8(out).unwrap()
+}
+
+impl Inner {
+    fn serve(&self, stream: TcpStream) -> std::io::Result<()> {
+        stream.set_nodelay(true)?;
+        let (mut reader, mut out) = (BufReader::new(stream.try_clone()?), stream);
+        while let Some(head) = head_of(&mut reader)? {
+            if self.stop.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            let range = head.headers.get("range").and_then(|range| {
+                let (first, last) = range.strip_prefix("bytes=")?.split_once('-')?;
+                Some((first.parse().ok()?, last.parse::<u64>().ok()? + 1))
+            });
+            let number = self.requests.fetch_add(1, Ordering::Relaxed);
+            let request = Request { number, method: head.method.clone(), path: head.path.clone(), range };
+            let fault = self.script.lock().unwrap().as_mut().and_then(|script| script(&request));
+            self.log.lock().unwrap().push(request);
+            if !self.answer(&head, range, fault, &mut out)? {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers one request; false if the connection ends.
+    fn answer(
+        &self,
+        head: &Head,
+        range: Option<(u64, u64)>,
+        fault: Option<Fault>,
+        out: &mut TcpStream,
+    ) -> std::io::Result<bool> {
+        let id = "x-amz-request-id: REQ-1\r\n";
+        match fault {
+            Some(Fault::Close) => return Ok(false),
+            Some(Fault::Status(status, retry_after, code)) => {
+                let body = format!("<Error><Code>{code}</Code><Message>m</Message></Error>");
+                let after = retry_after.map_or(String::new(), |after| format!("retry-after: {after}\r\n"));
+                let len = body.len();
+                let body = if head.method == "HEAD" { "" } else { &body };
+                write!(out, "HTTP/1.1 {status} X\r\n{id}{after}content-length: {len}\r\n\r\n{body}")?;
+                return Ok(true);
+            }
+            _ => {}
+        }
+        if head.query.contains("list-type=2") {
+            let body = self.listing(head);
+            write!(out, "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len())?;
+            return Ok(true);
+        }
+        let name = head.path.trim_start_matches('/');
+        // A bucket of S3 has the port in its name.
+        let name = match name.split_once('/') {
+            Some((bucket, key)) if bucket.starts_with("bucket-") => format!("bucket/{key}"),
+            _ => name.to_string(),
+        };
+        let found = self.objects.lock().unwrap().get(&name).cloned();
+        let Some((bytes, mut version)) = found else {
+            write!(out, "HTTP/1.1 404 Not Found\r\n{id}content-length: 0\r\n\r\n")?;
+            return Ok(true);
+        };
+        if head.headers.get("if-match").is_some_and(|etag| *etag != format!("\"v{version}\"")) {
+            write!(out, "HTTP/1.1 412 Precondition Failed\r\n{id}content-length: 0\r\n\r\n")?;
+            return Ok(true);
+        }
+        if fault == Some(Fault::OtherVersion) {
+            version += 1;
+        }
+        let common = format!("{id}etag: \"v{version}\"\r\nlast-modified: Mon, 01 Jan 2024 00:00:00 GMT\r\n");
+        let total = bytes.len() as u64;
+        if head.method == "HEAD" {
+            write!(out, "HTTP/1.1 200 OK\r\n{common}content-length: {total}\r\n\r\n")?;
+            return Ok(true);
+        }
+        let Some((first, last)) = range.filter(|_| fault != Some(Fault::Whole)) else {
+            write!(out, "HTTP/1.1 200 OK\r\n{common}content-length: {total}\r\n\r\n")?;
+            out.write_all(&bytes)?;
+            return Ok(true);
+        };
+        if first >= total {
+            write!(out, "HTTP/1.1 416 Range Not Satisfiable\r\n{id}content-length: 0\r\n\r\n")?;
+            return Ok(true);
+        }
+        let last = last.min(total);
+        let body = &bytes[first as usize..last as usize];
+        let said = match fault {
+            Some(Fault::OtherRange) => format!("bytes {}-{}/{total}", first + 1, last),
+            _ => format!("bytes {first}-{}/{total}", last - 1),
+        };
+        let start = format!("HTTP/1.1 206 Partial Content\r\n{common}content-range: {said}\r\n");
+        let sent = |count: usize| &body[..count.min(body.len())];
+        match fault {
+            Some(Fault::Reset(count)) => {
+                write!(out, "{start}content-length: {}\r\n\r\n", body.len())?;
+                out.write_all(sent(count))?;
+                // Unread bytes and a zero linger make the kernel send RST.
+                rustix::net::sockopt::set_socket_linger(&*out, Some(Duration::ZERO))?;
+                Ok(false)
+            }
+            Some(Fault::Cut(count)) => {
+                write!(out, "{start}content-length: {}\r\n\r\n", body.len())?;
+                out.write_all(sent(count))?;
+                Ok(false)
+            }
+            Some(Fault::Short(count)) => {
+                write!(out, "{start}content-length: {}\r\n\r\n", sent(count).len())?;
+                out.write_all(sent(count))?;
+                Ok(true)
+            }
+            Some(Fault::Long) => {
+                write!(out, "{start}transfer-encoding: chunked\r\n\r\n{:x}\r\n", body.len() + 7)?;
+                out.write_all(body)?;
+                out.write_all(b"garbage\r\n0\r\n\r\n")?;
+                Ok(true)
+            }
+            Some(Fault::Stall(count)) => {
+                write!(out, "{start}content-length: {}\r\n\r\n", body.len())?;
+                out.write_all(sent(count))?;
+                // Until the client gives up.
+                let _ = out.read(&mut [0]);
+                Ok(false)
+            }
+            Some(Fault::Trickle) => {
+                write!(out, "{start}content-length: {}\r\n\r\n", body.len())?;
+                body.chunks(1.max(body.len() / 50)).try_for_each(|piece| {
+                    std::thread::sleep(Duration::from_millis(2));
+                    out.write_all(piece)
+                })?;
+                Ok(true)
+            }
+            _ => {
+                write!(out, "{start}content-length: {}\r\n\r\n", body.len())?;
+                out.write_all(body)?;
+                Ok(true)
+            }
+        }
+    }
+
+    /// A page of at most 1,000 keys.
+    fn listing(&self, head: &Head) -> String {
+        let value = |name: &str| {
+            let found = head.query.split('&').find_map(|pair| pair.strip_prefix(&format!("{name}=")));
+            found.map(|text| decoded(&text.replace('+', " ")))
+        };
+        let (prefix, after) = (value("prefix").unwrap_or_default(), value("continuation-token").unwrap_or_default());
+        let delimiter = value("delimiter").unwrap_or_default();
+        let (mut keys, mut folders, mut next) = (String::new(), Vec::new(), None);
+        let objects = self.objects.lock().unwrap();
+        let mut count = 0;
+        for (name, (bytes, version)) in objects.iter() {
+            let Some(key) = name.strip_prefix("bucket/").filter(|key| key.starts_with(&prefix)) else { continue };
+            if key <= after.as_str() {
+                continue;
+            }
+            if !delimiter.is_empty() && key[prefix.len()..].contains(&delimiter) {
+                let folder = &key[..prefix.len() + key[prefix.len()..].find(&delimiter).unwrap() + 1];
+                if folders.last().is_none_or(|last| last != folder) {
+                    folders.push(folder.to_string());
+                }
+                continue;
+            }
+            if count == 1000 {
+                break;
+            }
+            count += 1;
+            next = Some(key.to_string());
+            keys += &format!(
+                "<Contents><Key>{key}</Key><LastModified>2024-01-01T00:00:00.000Z</LastModified><ETag>&quot;v{version}\
+                 &quot;</ETag><Size>{}</Size></Contents>",
+                bytes.len()
+            );
+        }
+        let more = if count == 1000 {
+            format!("<NextContinuationToken>{}</NextContinuationToken>", next.unwrap_or_default())
+        } else {
+            String::new()
+        };
+        let folders: String = folders
+            .iter()
+            .map(|folder| format!("<CommonPrefixes><Prefix>{folder}</Prefix></CommonPrefixes>"))
+            .collect();
+        format!(
+            "<ListBucketResult><IsTruncated>{}</IsTruncated>{keys}{folders}{more}</ListBucketResult>",
+            count == 1000
+        )
+    }
+}

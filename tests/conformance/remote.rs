@@ -1,0 +1,186 @@
+//! Objects: every format gives the same batches from files, over HTTP and from a bucket; listings and errors are as of
+//! folders.
+
+use crate::common::got::Got;
+use crate::common::server::{Fault, Server};
+use crate::common::{Dir, noise};
+use feedline::dataset::{Dataset, Images, Mds, Megatron, Npy, Npz, Records, SafeTensors, Tar, TfRecord, Tokens};
+use feedline::tensor::{DType, Encoding};
+use feedline::{ErrorKind, Loader, Order, Result, decode};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
+}
+
+/// Opens a dataset of the fixtures below this folder or URL.
+type Open = fn(&str) -> Result<Arc<dyn Dataset>>;
+
+fn arc<D: Dataset>(dataset: Result<D>) -> Result<Arc<dyn Dataset>> {
+    Ok(Arc::new(dataset?))
+}
+
+const FORMATS: [(&str, Open); 13] = [
+    ("records", |at| arc(Records::builder(4).open(format!("{at}/npy/same-0.npy")))),
+    ("tokens", |at| arc(Tokens::builder(DType::U16).window(8).open(format!("{at}/tokens/flat.bin")))),
+    ("tokens of shards", |at| arc(Tokens::builder(DType::U16).window(4).open(format!("{at}/tokens/llmc-gpt2.bin")))),
+    ("megatron", |at| arc(Megatron::builder().documents(13).open(format!("{at}/tokens/megatron-u16")))),
+    ("npy", |at| arc(Npy::open(format!("{at}/npy/same-{{0..3}}.npy")))),
+    ("npy by pattern", |at| arc(Npy::open(format!("{at}/npy/same-?.npy")))),
+    ("npz", |at| arc(Npz::open(format!("{at}/npy/unet-{{0..3}}.npz")))),
+    ("safetensors", |at| arc(SafeTensors::open(format!("{at}/safetensors/torch-{{0,1}}.safetensors")))),
+    ("tar", |at| arc(Tar::builder().index(false).open(format!("{at}/tar/webdataset.tar")))),
+    ("tfrecord", |at| arc(TfRecord::builder().index(false).open(format!("{at}/tfrecord/plain.tfrecord")))),
+    ("mds", |at| arc(Mds::open(format!("{at}/mds/raw")))),
+    ("images", |at| arc(Images::open(format!("{at}/jpeg/")))),
+    ("images of classes", |at| arc(Images::open(format!("{at}/classes/")))),
+];
+
+/// All batches of two epochs in a shuffled order; encoded fields as they are.
+fn batches(dataset: Arc<dyn Dataset>) -> Vec<Got> {
+    let encoded = |field: &feedline::tensor::EncodedField| !matches!(field.encoding, Encoding::Raw { .. });
+    let names: Vec<String> = dataset.schema().iter().filter(|field| encoded(field)).map(|f| f.name.clone()).collect();
+    let mut builder = Loader::builder(dataset).order(Order::shuffled(3)).batch_size(3);
+    for name in names {
+        builder = builder.decode_field(&name, decode::Bytes::up_to(1 << 20));
+    }
+    let loader = builder.build().unwrap();
+    (0..2).flat_map(|epoch| Got::epoch(&loader, epoch)).collect()
+}
+
+/// The fixtures with a folder of two classes beside them.
+fn folder(dir: &Dir) -> PathBuf {
+    for (class, name) in [("cat", "420.jpg"), ("cat", "422.jpg"), ("dog", "444.jpg")] {
+        let bytes = std::fs::read(fixtures().join("images").join(name)).unwrap();
+        dir.write(&format!("classes/{class}/{name}"), &bytes);
+    }
+    for name in ["npy", "tokens", "safetensors", "tar", "tfrecord", "mds", "jpeg", "parquet"] {
+        std::os::unix::fs::symlink(fixtures().join(name), dir.path(name)).unwrap();
+    }
+    dir.path("")
+}
+
+#[test]
+fn every_format_is_the_same_from_files_http_and_a_bucket() {
+    let dir = Dir::new();
+    let files = folder(&dir);
+    let server = Server::of(&files);
+    let (files, http, s3) = (files.display().to_string(), server.http(""), server.s3(""));
+    let (files, http, s3) = (files.trim_end_matches('/'), http.trim_end_matches('/'), s3.trim_end_matches('/'));
+    for (name, open) in FORMATS {
+        let expected = batches(open(files).unwrap_or_else(|error| panic!("{name}: {error}")));
+        assert!(batches(open(s3).unwrap_or_else(|error| panic!("{name} of s3: {error}"))) == expected, "{name} of s3");
+        // A plain HTTP server has no listing.
+        if name.contains("images") || name.contains("pattern") {
+            let error = open(http).err().unwrap();
+            assert_eq!(error.kind(), ErrorKind::Config, "{name}: {error}");
+            let said = error.to_string();
+            assert!(said.contains("has no listing") || said.contains("a query"), "{said}");
+            continue;
+        }
+        let over_http = open(http).unwrap_or_else(|error| panic!("{name} of http: {error}"));
+        assert!(batches(over_http) == expected, "{name} of http");
+    }
+}
+
+#[cfg(feature = "parquet")]
+#[test]
+fn parquet_is_the_same_from_files_and_a_bucket() {
+    use feedline::dataset::Parquet;
+    let server = Server::of(&fixtures());
+    for name in ["plain", "default", "lists", "zstd_v2", "uneven"] {
+        let files = format!("{}/parquet/{name}.parquet", fixtures().display());
+        let expected = batches(arc(Parquet::open(files)).unwrap());
+        let got = batches(arc(Parquet::open(server.s3(&format!("parquet/{name}.parquet")))).unwrap());
+        assert!(got == expected, "{name}");
+    }
+}
+
+#[test]
+fn a_dataset_may_mix_files_and_objects() {
+    let dir = Dir::new();
+    let (server, bytes) = (Server::new(), noise(64 * 100, 1));
+    let path = dir.write("0.bin", &bytes[..3200]);
+    server.put("bucket/1.bin", bytes[3200..].to_vec());
+    let paths = [path, PathBuf::from(server.s3("1.bin"))];
+    let mixed = Records::builder(64).open_files(&paths).unwrap();
+    let loader = Loader::builder(mixed).order(Order::shuffled(1)).batch_size(8).build().unwrap();
+    let mut seen = 0;
+    for batch in Got::epoch(&loader, 0) {
+        for (id, record) in batch.ids.iter().zip(batch.fields[0].bytes.chunks(64)).take(batch.valid) {
+            assert_eq!(record, &bytes[*id as usize * 64..][..64]);
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, 100);
+}
+
+#[test]
+fn a_pattern_of_a_thousand_shards_opens_with_two_requests() {
+    let server = Server::new();
+    for shard in 0..1001 {
+        server.put(&format!("bucket/set/train-{shard:04}.bin"), vec![7; 64]);
+    }
+    server.take_log();
+    let names = server.s3("set/train-{0000..1000}.bin");
+    let records = Records::builder(64).open_files(&expanded(&names)).unwrap();
+    assert_eq!(records.len(), 1001);
+    let tokens = Tokens::builder(DType::U16).window(32).open(&names).unwrap();
+    assert_eq!(tokens.len(), 1001);
+    let log = server.take_log();
+    let count = |method: &str| log.iter().filter(|request| request.method == method).count();
+    // Objects named one by one are looked at once each; a pattern is listed by pages of 1,000.
+    assert_eq!((count("GET"), count("HEAD")), (2, 1001), "{:?}", &log[..5]);
+}
+
+fn expanded(names: &str) -> Vec<String> {
+    (0..=1000).map(|shard| names.replace("{0000..1000}", &format!("{shard:04}"))).collect()
+}
+
+#[test]
+fn missing_objects_and_wrong_urls_are_typed_errors() {
+    let server = Server::new();
+    server.put("bucket/a.bin", vec![1; 64]);
+    let open = |url: &str| Tokens::builder(DType::U16).window(4).open(url).err().unwrap();
+    for (url, kind, words) in [
+        (server.s3("gone.bin"), ErrorKind::NotFound, "gone.bin"),
+        (server.http("gone.bin"), ErrorKind::NotFound, "gone.bin"),
+        (server.s3("*.tar"), ErrorKind::Empty, "no object matches"),
+        (server.s3("none/"), ErrorKind::Empty, "no files that end in .bin"),
+        ("ftp://host/a.bin".into(), ErrorKind::Config, "use s3://, gs://, az://"),
+        (format!("{}?secret=1", server.http("a.bin")), ErrorKind::Config, "plain URL"),
+    ] {
+        let error = open(&url);
+        assert_eq!(error.kind(), kind, "{error}");
+        assert!(error.to_string().contains(words) && !error.to_string().contains("secret"), "{error}");
+    }
+    let error = feedline::storage::configure("s3://b", [("no_such", "secret")]).unwrap_err();
+    assert!(error.kind() == ErrorKind::Config && !error.to_string().contains("secret"), "{error}");
+}
+
+#[test]
+fn an_object_replaced_in_mid_run_is_an_error_that_names_it() {
+    let server = Server::new();
+    server.put("bucket/a.bin", noise(6400, 1));
+    let tokens = Tokens::builder(DType::U16).window(32).open(server.s3("a.bin")).unwrap();
+    let loader = Loader::builder(tokens).batch_size(10).build().unwrap();
+    assert_eq!(Got::epoch(&loader, 0).len(), 10);
+    server.put("bucket/a.bin", noise(6400, 2));
+    let error = Got::try_epoch(&loader, 1).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
+    assert!(error.to_string().contains("a.bin") && error.to_string().contains("replaced"), "{error}");
+    assert!(error.site().sample.is_some());
+}
+
+#[test]
+fn a_server_that_ignores_conditions_cannot_slip_in_another_version() {
+    let server = Server::new();
+    server.put("bucket/a.bin", noise(640, 1));
+    let tokens = Tokens::builder(DType::U16).window(32).open(server.s3("a.bin")).unwrap();
+    server.script(|request| (request.method == "GET").then_some(Fault::OtherVersion));
+    let loader = Loader::builder(tokens).batch_size(10).build().unwrap();
+    let error = Got::try_epoch(&loader, 0).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
+    assert!(error.to_string().contains("version v2 now, v1 when it was listed"), "{error}");
+}
