@@ -208,7 +208,9 @@ impl LoaderBuilder {
         if let Some(opened) = self.opened.take() {
             return Ok(opened);
         }
-        let (sources, options) = (self.dataset.sources().clone(), self.reader.clone());
+        let (sources, mut options) = (self.dataset.sources().clone(), self.reader.clone());
+        // All tries of a request fit the deadline, so that the request's own error comes before the stall's.
+        options.patience = Some(self.faults.stall_deadline / 12);
         let (deadline, open) = (self.faults.stall_deadline, move || storage::open(sources, &options));
         on_node(place, || runtime::within(deadline, "the storage of the dataset's files", open))??
     }

@@ -16,7 +16,7 @@ use crate::dataset::{Chunked, Dataset, Part, Parts};
 use crate::decode::{Ctx, Scratch};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::memory::{ChunkBuf, Rows};
-use crate::storage::{Cached, Extent, Sources, exhausted};
+use crate::storage::{Cached, Extent, Sources, exhausted, out_of_reach};
 use std::sync::Arc;
 
 /// Everything that turns samples into rows; shared by all threads.
@@ -386,8 +386,8 @@ impl Samples {
 
 fn is_the_samples(error: &Error) -> bool {
     use ErrorKind as K;
-    // Descriptors and memory are short for every sample.
-    if exhausted(error) {
+    // Descriptors and memory are short for every sample, and a store is out of reach for every sample.
+    if exhausted(error) || out_of_reach(error) {
         return false;
     }
     matches!(

@@ -97,8 +97,7 @@ fn open_objects(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened
 
 #[cfg(feature = "remote")]
 fn objects(sources: &Arc<Sources>, options: &ReaderOptions, files: Option<Waker>) -> Result<Box<dyn Reader>> {
-    let depth = options.depth.unwrap_or(super::remote::DEPTH);
-    Ok(Box::new(super::remote::Remote::start(sources.clone(), depth as usize, files)?))
+    Ok(Box::new(super::remote::Remote::start(sources.clone(), options, files)?))
 }
 
 #[cfg(not(feature = "remote"))]

@@ -119,7 +119,7 @@ pub(crate) use choice::{Choice, Opened, open};
 pub(crate) use faulty::Faulty;
 pub(crate) use files::{Files, descriptor_limit};
 pub(crate) use page_cache::{Cached, PageCache};
-pub(crate) use retry::{Again, exhausted, may_pass};
+pub(crate) use retry::{Again, exhausted, may_pass, out_of_reach};
 pub(crate) use source::is_url;
 pub use source::{DirId, Extent, SourceId, Sources};
 pub(crate) use waker::Waker;

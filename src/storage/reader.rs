@@ -37,6 +37,8 @@ pub struct ReaderOptions {
     pub fds: Option<u32>,
     /// Whether io_uring registers files and buffers. Default true; false only to measure the gain.
     pub registered: bool,
+    /// Limit of a request to a store without a byte.
+    pub(crate) patience: Option<std::time::Duration>,
     /// For tests: the errno with which the setup of io_uring fails.
     #[doc(hidden)]
     pub deny_uring: Option<i32>,
@@ -54,6 +56,7 @@ impl Default for ReaderOptions {
             threads: 0,
             fds: None,
             registered: true,
+            patience: None,
             deny_uring: None,
             #[cfg(feature = "unstable")]
             faulty: None,

@@ -13,8 +13,8 @@
 
 use super::fault_hook::FaultHook;
 use super::files::{Files, Seen, probe};
-use super::{Counters, Extent, ReaderOptions, Sources, add, pread};
-use crate::error::{Error, Result};
+use super::{Counters, Extent, ReaderOptions, Sources, add, is_url, pread};
+use crate::error::{Error, ErrorKind, Result};
 use crate::memory::RegionBytes;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -39,6 +39,12 @@ pub(crate) struct Again {
 pub(crate) fn exhausted(error: &Error) -> bool {
     use Errno as E;
     matches!(code(error), Some(E::NOMEM | E::MFILE | E::NFILE | E::NOBUFS))
+}
+
+/// Whether a store failed, not one of its objects. An object itself is gone, or has changed.
+pub(crate) fn out_of_reach(error: &Error) -> bool {
+    let of_store = matches!(error.kind(), ErrorKind::Io | ErrorKind::Permission);
+    of_store && error.site().path.as_deref().is_some_and(is_url)
 }
 
 /// Whether a retry of a failed read may work: a resource is short, or storage or network is in trouble. Only this
@@ -166,7 +172,7 @@ impl Again {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::{ErrorKind, Stage};
+    use crate::error::Stage;
 
     #[test]
     fn every_error_is_classified_as_transient_and_as_shortage() {

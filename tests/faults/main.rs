@@ -7,6 +7,8 @@ mod bad_samples;
 mod hostile;
 mod injected;
 mod real;
+#[cfg(feature = "remote")]
+mod remote;
 mod stalled;
 mod substitutes;
 mod torture;

@@ -21,8 +21,8 @@ use std::time::Duration;
 /// Tries in a row that bring nothing.
 pub(super) const TRIES: u32 = 6;
 
-/// A try ends after this time without a byte.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+/// A try ends after this time without a byte, or after the share of the stall deadline that leaves time for all tries.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Pause before the second try; it doubles with each.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -103,23 +103,43 @@ pub(super) async fn asked<'s, T>(
                 return Ok(answer);
             }
             Ok(Err(error)) => failed(&error, &note.answer()),
-            Err(_) => silent(&note.answer()),
+            Err(_) => silent(&note.answer(), PATIENCE),
         };
         tries.after(failure, permit).await.map_err(|error| error.with_path(store.url(key)))?;
     }
 }
 
-/// Brings `range`, which is not empty, of an object: `sink` gets its bytes in order, each once. If it fails, `sink` has got a
-/// correct beginning.
+/// The destination of a range.
+pub(super) trait Sink: Send {
+    /// The next bytes.
+    fn take(&mut self, chunk: &[u8]);
+
+    /// The rest is asked for again.
+    fn retried(&mut self) {}
+}
+
+impl Sink for Vec<u8> {
+    fn take(&mut self, chunk: &[u8]) {
+        self.extend_from_slice(chunk);
+    }
+}
+
+/// Brings `range`, which is not empty, of an object: `sink` gets its bytes in order, each once. If it fails, `sink` has
+/// got a correct beginning. A try ends after `patience` without a byte.
 ///
 /// Errors name the object and the range: [`ErrorKind::Changed`] for another version, [`ErrorKind::NotFound`],
 /// [`ErrorKind::Permission`], [`ErrorKind::Stalled`] for a silent store, [`ErrorKind::Io`].
-pub(super) async fn fetch(object: &Object, range: Range<u64>, sink: &mut (dyn FnMut(&[u8]) + Send)) -> Result<()> {
+pub(super) async fn fetch(
+    object: &Object,
+    range: Range<u64>,
+    patience: Duration,
+    sink: &mut impl Sink,
+) -> Result<()> {
     let (mut at, mut tries) = (range.start, Tries { failed: 0, refused: false });
     loop {
         let permit = object.store.limit.enter().await;
         let (begin, note) = (at, Note::default());
-        match attempt(object, &mut at, range.end, &note, sink).await {
+        match attempt(object, &mut at, range.end, (&note, patience), sink).await {
             Ok(()) => {
                 permit.done();
                 return Ok(());
@@ -132,6 +152,7 @@ pub(super) async fn fetch(object: &Object, range: Range<u64>, sink: &mut (dyn Fn
                     error.with_path(object.store.url(&object.key)).with_range(range.start, range.end - range.start)
                 };
                 tries.after(failure, permit).await.map_err(site)?;
+                sink.retried();
             }
         }
     }
@@ -142,8 +163,8 @@ async fn attempt(
     object: &Object,
     at: &mut u64,
     end: u64,
-    note: &Note,
-    sink: &mut (dyn FnMut(&[u8]) + Send),
+    (note, patience): (&Note, Duration),
+    sink: &mut impl Sink,
 ) -> std::result::Result<(), Failed> {
     let options = GetOptions {
         range: Some(GetRange::Bounded(*at..end)),
@@ -151,19 +172,19 @@ async fn attempt(
         extensions: note.extensions(),
         ..GetOptions::default()
     };
-    let got = tokio::time::timeout(PATIENCE, object.store.client.get_opts(&object.key, options)).await;
-    let got = got.map_err(|_| silent(&note.answer()))?.map_err(|error| failed(&error, &note.answer()))?;
+    let got = tokio::time::timeout(patience, object.store.client.get_opts(&object.key, options)).await;
+    let got = got.map_err(|_| silent(&note.answer(), patience))?.map_err(|error| failed(&error, &note.answer()))?;
     same(object, &got, *at..end)?;
     let mut body = got.into_stream();
     loop {
-        let next = tokio::time::timeout(PATIENCE, body.next()).await;
-        match next.map_err(|_| silent(&note.answer()))? {
+        let next = tokio::time::timeout(patience, body.next()).await;
+        match next.map_err(|_| silent(&note.answer(), patience))? {
             Some(Ok(chunk)) => {
                 if chunk.len() as u64 > end - *at {
                     let message = "the store sent more bytes than the range has";
                     return Err(Failed::new(Class::Passing, ErrorKind::Io, message));
                 }
-                sink(&chunk);
+                sink.take(&chunk);
                 *at += chunk.len() as u64;
             }
             Some(Err(error)) => {
@@ -196,11 +217,9 @@ fn same(object: &Object, got: &GetResult, range: Range<u64>) -> std::result::Res
     Ok(())
 }
 
-fn silent(answer: &Answer) -> Failed {
-    let message = match answer.status {
-        0 => format!("no answer within {} s", PATIENCE.as_secs()),
-        _ => format!("no byte within {} s", PATIENCE.as_secs()),
-    };
+fn silent(answer: &Answer, patience: Duration) -> Failed {
+    let what = if answer.status == 0 { "answer" } else { "byte" };
+    let message = format!("the store sent no {what} for {patience:?}");
     Failed::new(Class::Passing, ErrorKind::Stalled, message)
 }
 
@@ -226,6 +245,8 @@ fn failed(error: &object_store::Error, answer: &Answer) -> Failed {
         429 | 503 => (Class::Throttled(answer.retry_after), ErrorKind::Io, said),
         408 | 500..=599 => (Class::Passing, ErrorKind::Io, said),
         300..=399 => (Class::Lasting, ErrorKind::Config, format!("{said}; check region and endpoint")),
+        // Another range than asked for, or a malformed one.
+        206 => (Class::Passing, ErrorKind::Io, format!("{said}: {}", cause(error))),
         200..=299 => (Class::Lasting, ErrorKind::Io, format!("{said} to a request for a range: {}", cause(error))),
         _ => (Class::Lasting, ErrorKind::Io, said),
     };

@@ -102,6 +102,9 @@ impl HttpService for Service {
         if let (Ok(response), Some(len)) = (&mut response, asked) {
             accept_whole(response, len);
         }
+        if let Ok(response) = &mut response {
+            add_length(response);
+        }
         response
     }
 }
@@ -124,6 +127,18 @@ fn accept_whole(response: &mut HttpResponse, len: u64) {
     response.headers_mut().insert("content-range", value);
     if let Ok(partial) = 206.try_into() {
         *response.status_mut() = partial;
+    }
+}
+
+/// The client wants a length, which a body in chunks does not have. The range says it; the body is counted later.
+fn add_length(response: &mut HttpResponse) {
+    let headers: &HeaderMap = response.headers();
+    let range = headers.get("content-range").and_then(|value| value.to_str().ok()?.strip_prefix("bytes "));
+    let ends = range.and_then(|range| range.split_once('/')?.0.split_once('-'));
+    let ends = ends.and_then(|(first, last)| Some((first.parse::<u64>().ok()?, last.parse::<u64>().ok()?)));
+    let len = ends.and_then(|(first, last)| last.checked_sub(first)?.checked_add(1));
+    if let (false, Some(len)) = (headers.contains_key("content-length"), len) {
+        response.headers_mut().insert("content-length", len.into());
     }
 }
 

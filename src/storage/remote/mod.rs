@@ -30,5 +30,5 @@ mod reader;
 mod store;
 mod url;
 
-pub(crate) use reader::{DEPTH, Remote};
+pub(crate) use reader::Remote;
 pub(crate) use store::{Object, children, configure, expand, look};

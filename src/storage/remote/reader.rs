@@ -7,13 +7,13 @@
 //! Limits: `depth` reads in flight; gaps of at most [`GAP`] are read and dropped. A task owns the buffers of its reads. An
 //! aborted task ends at its next chunk, and its reads complete as cancelled.
 
-use super::fetch::fetch;
+use super::fetch::{PATIENCE, Sink, fetch};
 use super::store::runtime;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::Region;
 use crate::storage::waker::Bell;
 use crate::storage::{
-    Completion, Counters, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, Sealed, SourceId, Sources,
+    Completion, Counters, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, ReaderOptions, Sealed, SourceId, Sources,
     Waker, add, count_leaked,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 /// Reads in flight by default: at 8 MiB a run or less, enough to keep the default number of connections at work.
-pub(crate) const DEPTH: u32 = 256;
+const DEPTH: u32 = 256;
 
 /// Bytes of one request that serves several reads. At 100 MB/s per connection it takes about the time to the first byte.
 const RUN: u64 = 2 << 20;
@@ -45,6 +45,7 @@ struct Shared {
     /// The reader's own, and the one of the reader of files that the driver sleeps in.
     bell: Arc<Bell>,
     files: Option<Waker>,
+    patience: Duration,
     /// Number of cancellations; a task of an earlier number ends.
     cancels: AtomicU64,
     cancelled: Notify,
@@ -54,14 +55,16 @@ impl Remote {
     /// A reader for the objects of `sources`. `files`: wakes the driver, which sleeps in another reader.
     ///
     /// Errors: [`ErrorKind::Forked`]; [`ErrorKind::Io`] if the system refuses threads.
-    pub(crate) fn start(sources: Arc<Sources>, depth: usize, files: Option<Waker>) -> Result<Self> {
+    pub(crate) fn start(sources: Arc<Sources>, options: &ReaderOptions, files: Option<Waker>) -> Result<Self> {
         runtime()?;
+        let depth = options.depth.unwrap_or(DEPTH) as usize;
         let shared = Shared {
             sources,
             counters: Counters::default(),
             done: Mutex::new(Vec::with_capacity(depth)),
             bell: Bell::futex(),
             files,
+            patience: options.patience.map_or(PATIENCE, |patience| patience.min(PATIENCE)),
             cancels: AtomicU64::new(0),
             cancelled: Notify::new(),
         };
@@ -166,6 +169,7 @@ impl Shared {
             },
         };
         add(&self.counters.bytes_moved, reads.at - reads.start);
+        add(&self.counters.retries, reads.retries);
         for op in reads.ops {
             // What came before a failure is whole.
             let whole = end_of(&op.extent) <= reads.at;
@@ -177,7 +181,7 @@ impl Shared {
     async fn bring(&self, reads: &mut Reads) -> Result<()> {
         let object = self.sources.object(reads.source)?;
         let range = reads.start..reads.end;
-        fetch(&object, range, &mut |chunk| reads.take(chunk)).await
+        fetch(&object, range, self.patience, reads).await
     }
 }
 
@@ -195,15 +199,19 @@ struct Reads {
     at: u64,
     /// All reads before this one are whole.
     first: usize,
+    retries: u64,
 }
 
 impl Reads {
     fn new(ops: Vec<ReadOp>) -> Self {
         let Extent { source, offset: start, .. } = ops[0].extent;
         let end = ops.iter().map(|op| end_of(&op.extent)).max().unwrap_or(start);
-        Self { ops, source, start, end, at: start, first: 0 }
+        Self { ops, source, start, end, at: start, first: 0, retries: 0 }
     }
 
+}
+
+impl Sink for Reads {
     /// Copies a chunk into every read that it belongs to.
     fn take(&mut self, chunk: &[u8]) {
         let end = self.at + chunk.len() as u64;
@@ -222,6 +230,10 @@ impl Reads {
             }
         }
         self.at = end;
+    }
+
+    fn retried(&mut self) {
+        self.retries += 1;
     }
 }
 

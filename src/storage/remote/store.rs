@@ -242,7 +242,7 @@ impl Object {
         let (object, range) = (self.clone(), offset..offset + out.len() as u64);
         let bytes = wait(async move {
             let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
-            fetch::fetch(&object, range, &mut |chunk| bytes.extend_from_slice(chunk)).await?;
+            fetch::fetch(&object, range, fetch::PATIENCE, &mut bytes).await?;
             Ok(bytes)
         })?;
         out.copy_from_slice(&bytes);

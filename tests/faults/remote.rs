@@ -1,0 +1,172 @@
+//! Faults of object stores: each is recovered, or one typed error that names the object; no byte is wrong.
+
+use crate::common::got::Got;
+use crate::common::server::{Fault, Request, Server};
+use crate::common::{noise, sweep};
+use feedline::dataset::Records;
+use feedline::{ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, Result, Status};
+use std::time::{Duration, Instant};
+
+const RECORD: usize = 50;
+const COUNT: usize = 24;
+
+fn server() -> (Server, Vec<u8>) {
+    let (server, bytes) = (Server::new(), noise(RECORD * COUNT, 9));
+    server.put("bucket/a.bin", bytes.clone());
+    (server, bytes)
+}
+
+/// Few reads in flight, so that an epoch is several requests.
+fn loader(server: &Server) -> LoaderBuilder {
+    let records = Records::builder(RECORD).open(server.s3("a.bin")).unwrap();
+    let builder = Loader::builder(records).order(Order::shuffled(5)).batch_size(4).depth(4);
+    builder.stall_deadline(Duration::from_secs(4))
+}
+
+/// An epoch, compared with the object; the ids that were substituted.
+fn epoch(loader: &Loader, bytes: &[u8]) -> Result<usize> {
+    let (mut seen, mut substitutes) = (vec![0; COUNT], 0);
+    for batch in Got::try_epoch(loader, 0)? {
+        for (row, record) in batch.fields[0].bytes.chunks(RECORD).enumerate().take(batch.valid) {
+            let id = batch.ids[row] as usize;
+            assert_eq!(record, &bytes[id * RECORD..][..RECORD], "sample {id}");
+            seen[id] += 1;
+            substitutes += usize::from(batch.status[row] == Status::Substitute as u8);
+        }
+    }
+    assert_eq!(seen.iter().sum::<usize>(), COUNT);
+    assert!(substitutes > 0 || seen.iter().all(|times| *times == 1), "{seen:?}");
+    Ok(substitutes)
+}
+
+fn is_read(request: &Request) -> bool {
+    request.method == "GET" && request.range.is_some()
+}
+
+/// Gives the fault to the read with this number, counted from 0.
+fn once(fault: Fault, at: usize) -> impl FnMut(&Request) -> Option<Fault> + Send {
+    let mut reads = 0;
+    move |request| {
+        reads += usize::from(is_read(request));
+        (is_read(request) && reads == at + 1).then(|| fault.clone())
+    }
+}
+
+#[test]
+fn a_fault_of_any_read_that_may_pass_is_recovered() {
+    let (server, bytes) = server();
+    let mut faults = vec![
+        Fault::Close,
+        Fault::Long,
+        Fault::OtherRange,
+        Fault::Trickle,
+        Fault::Status(408, None, ""),
+        Fault::Status(429, None, "SlowDown"),
+        Fault::Status(500, None, "InternalError"),
+        Fault::Status(502, None, ""),
+        Fault::Status(503, Some(0), "SlowDown"),
+        Fault::Status(503, None, "SlowDown"),
+        Fault::Status(403, None, "ExpiredToken"),
+        Fault::Status(400, None, "ExpiredToken"),
+    ];
+    faults.extend([0, 1, 60].map(Fault::Stall));
+    let mut recovered = 0;
+    for fault in &faults {
+        for at in [0, 1, 3] {
+            let loader = loader(&server).build().unwrap();
+            server.script(once(fault.clone(), at));
+            epoch(&loader, &bytes).unwrap_or_else(|error| panic!("{fault:?} at {at}: {error}"));
+            recovered += loader.report().reads.retries;
+        }
+    }
+    // A trickle is slow, and no fault.
+    assert!(recovered as usize >= 3 * (faults.len() - 1), "{recovered}");
+}
+
+#[test]
+fn a_body_cut_after_any_byte_is_continued() {
+    let (server, bytes) = server();
+    let kinds: [fn(usize) -> Fault; 3] = [Fault::Reset, Fault::Cut, Fault::Short];
+    for kind in kinds {
+        for at in sweep::places(0..RECORD, 7) {
+            let loader = loader(&server).build().unwrap();
+            server.script(once(kind(at), 1));
+            epoch(&loader, &bytes).unwrap_or_else(|error| panic!("{:?}: {error}", kind(at)));
+            assert!(loader.report().reads.retries > 0, "{:?}", kind(at));
+        }
+    }
+}
+
+#[test]
+fn a_fault_that_stays_is_one_error_that_names_the_object() {
+    let (server, bytes) = server();
+    for (fault, kind, words) in [
+        (Fault::Close, ErrorKind::Io, "tried 6 times"),
+        (Fault::Cut(0), ErrorKind::Io, "the body was cut"),
+        (Fault::Short(0), ErrorKind::Io, "bytes too early"),
+        (Fault::OtherRange, ErrorKind::Io, "Requested"),
+        (Fault::Stall(0), ErrorKind::Stalled, "no byte for 333"),
+        (Fault::Whole, ErrorKind::Io, "200"),
+        (Fault::OtherVersion, ErrorKind::Changed, "version v2 now, v1 when it was listed"),
+        (Fault::Status(301, None, "PermanentRedirect"), ErrorKind::Config, "check region and endpoint"),
+        (Fault::Status(403, None, "AccessDenied"), ErrorKind::Permission, "403 (request id REQ-1) AccessDenied"),
+        (Fault::Status(404, None, "NoSuchKey"), ErrorKind::NotFound, "404 (request id REQ-1) NoSuchKey"),
+        (Fault::Status(412, None, ""), ErrorKind::Changed, "replaced since it was listed"),
+        (Fault::Status(416, None, ""), ErrorKind::Changed, "shorter than when it was listed"),
+        (Fault::Status(503, None, "SlowDown"), ErrorKind::Io, "503 (request id REQ-1) SlowDown"),
+    ] {
+        let loader = loader(&server).build().unwrap();
+        let one = fault.clone();
+        server.script(move |request| is_read(request).then(|| one.clone()));
+        let started = Instant::now();
+        let error = epoch(&loader, &bytes).expect_err(&format!("{fault:?}"));
+        let said = error.to_string();
+        assert!(error.kind() == kind && said.contains(words), "{fault:?}: {said}");
+        assert!(said.contains("s3://bucket-") && said.contains("a.bin"), "{said}");
+        assert!(error.site().sample.is_some() && error.site().offset.is_some(), "{said}");
+        assert!(!said.contains("do-not-show-me") && !format!("{error:?}").contains("do-not-show-me"), "{said}");
+        assert!(started.elapsed() < Duration::from_secs(60), "{fault:?} took {:?}", started.elapsed());
+        // The loader goes on once the store does.
+        server.script(|_| None);
+        epoch(&loader, &bytes).unwrap();
+    }
+}
+
+#[test]
+fn an_object_that_is_gone_is_substituted_by_policy() {
+    let (server, bytes) = (Server::new(), noise(RECORD * COUNT, 9));
+    let half = RECORD * COUNT / 2;
+    server.put("bucket/a.bin", bytes[..half].to_vec());
+    server.put("bucket/b.bin", bytes[half..].to_vec());
+    let records = Records::builder(RECORD).open_files(&[server.s3("a.bin"), server.s3("b.bin")]).unwrap();
+    let builder = Loader::builder(records).order(Order::shuffled(5)).batch_size(4).depth(4);
+    let loader = builder.on_bad_sample(OnBadSample::Substitute { budget: 100 }).build().unwrap();
+    server.remove("bucket/b.bin");
+    assert_eq!(epoch(&loader, &bytes).unwrap(), COUNT / 2);
+    assert_eq!(loader.ledger().samples.len(), COUNT / 2);
+}
+
+#[test]
+fn a_store_out_of_reach_is_no_samples_fault() {
+    let (server, bytes) = server();
+    let builder = loader(&server).on_bad_sample(OnBadSample::Substitute { budget: 100 });
+    let loader = builder.build().unwrap();
+    server.script(|request| is_read(request).then_some(Fault::Close));
+    let error = epoch(&loader, &bytes).unwrap_err();
+    // Stalled, if the machine is too busy for an answer.
+    assert!(matches!(error.kind(), ErrorKind::Io | ErrorKind::Stalled), "{error}");
+    assert!(error.to_string().contains("tried 6 times"), "{error}");
+}
+
+#[test]
+fn a_dropped_loader_ends_its_requests() {
+    let (server, _) = server();
+    let loader = loader(&server).stall_deadline(Duration::from_secs(60)).build().unwrap();
+    server.script(|request| is_read(request).then_some(Fault::Stall(0)));
+    let mut batches = loader.epoch(0).unwrap();
+    assert!(batches.next_within(Duration::from_millis(50)).is_pending());
+    let started = Instant::now();
+    drop(batches);
+    drop(loader);
+    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+}
