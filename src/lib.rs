@@ -41,7 +41,7 @@
 //! * [`device`]: host or GPU. `device::cuda` has examples for cudarc, candle, burn and PyTorch; `examples/pytorch` is a
 //!   Python package.
 //!
-//! [`guide`] has a page per topic: GPUs, ranks, formats, faults, profiling, the architecture, the tests. The module
+//! [`guide`] has a page per topic: GPUs, ranks, formats, object stores, faults, profiling, the architecture, the tests. The module
 //! docs of `pipeline` in the source explain how the parts fit, and why they cannot deadlock.
 //!
 //! # Many ranks, and interrupted runs
@@ -246,6 +246,8 @@ pub mod guide {
     pub mod profiling {}
     #[doc = include_str!("guide/ranks.md")]
     pub mod ranks {}
+    #[doc = include_str!("guide/stores.md")]
+    pub mod stores {}
     #[doc = include_str!("guide/testing.md")]
     pub mod testing {}
 }
