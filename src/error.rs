@@ -303,10 +303,10 @@ impl Error {
         self
     }
 
-    /// Appends advice to the message.
-    #[cfg(feature = "image")]
-    pub(crate) fn with_advice(mut self, advice: &str) -> Self {
-        self.0.message += &format!("; {advice}");
+    /// Appends a note, such as advice, to the message.
+    #[cfg(any(feature = "image", feature = "remote"))]
+    pub(crate) fn with_note(mut self, note: &str) -> Self {
+        self.0.message += &format!("; {note}");
         self
     }
 

@@ -1,13 +1,12 @@
 //! The sources of a dataset: a file, a folder, or a pattern such as `train-{0000..0127}.tar` or `*.parquet`; lengths,
 //! versions.
 
+use super::meta::is_url;
+pub(crate) use super::meta::{Kind, Meta};
 use super::remote;
-use super::source::is_url;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::ffi::OsString;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// Limit of files that one pattern may name.
 const FILES_MAX: usize = 1 << 24;
@@ -80,60 +79,6 @@ fn expand_url(pattern: &Path, endings: &[&str]) -> Result<Vec<PathBuf>> {
     match files.is_empty() {
         true => Err(Error::new(ErrorKind::Empty, Stage::Index, "no object matches the pattern").with_path(pattern)),
         false => Ok(files),
-    }
-}
-
-/// The kind of a name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    File,
-    Folder,
-    /// A symbolic link, which was not followed.
-    Link,
-    /// FIFO, socket, device.
-    Other,
-}
-
-impl Kind {
-    fn of(kind: std::fs::FileType) -> Self {
-        match kind {
-            kind if kind.is_file() => Self::File,
-            kind if kind.is_dir() => Self::Folder,
-            kind if kind.is_symlink() => Self::Link,
-            _ => Self::Other,
-        }
-    }
-}
-
-/// A source's entry in the folder.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Meta {
-    pub(crate) kind: Kind,
-    pub(crate) len: u64,
-    /// Differs if the bytes do: the modification time in nanoseconds, modulo 2^64. A copy that keeps the time keeps the
-    /// version.
-    pub(crate) version: u64,
-    /// The version of an object, as its store names it.
-    pub(crate) pin: Option<Arc<str>>,
-}
-
-impl Meta {
-    pub(super) fn of(meta: &std::fs::Metadata) -> Self {
-        let version = (meta.mtime() as u64).wrapping_mul(1_000_000_000).wrapping_add(meta.mtime_nsec() as u64);
-        Self { kind: Kind::of(meta.file_type()), len: meta.len(), version, pin: None }
-    }
-
-    pub(super) fn of_memory(len: usize) -> Self {
-        Self { kind: Kind::File, len: len as u64, version: 0, pin: None }
-    }
-
-    /// An object of this version. FNV-1a: the number is saved in index files, so it is the same in every build.
-    pub(super) fn of_object(len: u64, pin: Option<Arc<str>>) -> Self {
-        let bytes = pin.iter().flat_map(|pin| pin.bytes());
-        let version = bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
-        Self { kind: Kind::File, len, version, pin }
     }
 }
 

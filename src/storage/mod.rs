@@ -32,6 +32,7 @@ mod fault_hook;
 pub(crate) mod faulty;
 mod files;
 pub(crate) mod listing;
+mod meta;
 mod mixed;
 mod mmap;
 pub(crate) mod page_cache;
@@ -52,7 +53,7 @@ pub(crate) mod waker;
 /// The stand-in for object stores in a build without the feature.
 #[cfg(not(feature = "remote"))]
 mod remote {
-    use super::listing::{Kind, Meta};
+    use super::meta::{Kind, Meta};
     use crate::error::{Error, ErrorKind, Result, Stage};
     use std::ffi::OsString;
     use std::path::{Path, PathBuf};
@@ -118,9 +119,9 @@ pub(crate) use choice::{Choice, Opened, open};
 #[cfg(feature = "unstable")]
 pub(crate) use faulty::Faulty;
 pub(crate) use files::{Files, descriptor_limit};
+pub(crate) use meta::is_url;
 pub(crate) use page_cache::{Cached, PageCache};
 pub(crate) use retry::{Again, exhausted, may_pass, out_of_reach};
-pub(crate) use source::is_url;
 pub use source::{DirId, Extent, SourceId, Sources};
 pub(crate) use waker::Waker;
 

@@ -1,7 +1,7 @@
 //! The places of bytes: files by path and expected length, objects by URL and version, or memory of the process. A
 //! table, not open descriptors.
 
-use super::listing::Meta;
+use super::meta::{Meta, is_url};
 use super::{remote, resolve_beneath};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use bytes::Bytes;
@@ -68,13 +68,6 @@ struct Entry {
 }
 
 const MEMORY: u32 = u32::MAX;
-
-/// Whether a path is a URL: letters and `://`.
-pub(crate) fn is_url(path: &Path) -> bool {
-    let bytes = path.as_os_str().as_bytes();
-    let scheme = bytes.iter().take_while(|byte| byte.is_ascii_alphanumeric()).count();
-    scheme > 0 && bytes[scheme..].starts_with(b"://")
-}
 
 impl Sources {
     /// An empty table.

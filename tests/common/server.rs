@@ -47,9 +47,12 @@ pub struct Request {
 
 type Script = Box<dyn FnMut(&Request) -> Option<Fault> + Send>;
 
+/// Bytes and version.
+type Object = (Arc<Vec<u8>>, u64);
+
 #[derive(Default)]
 struct Inner {
-    objects: Mutex<BTreeMap<String, (Arc<Vec<u8>>, u64)>>,
+    objects: Mutex<BTreeMap<String, Object>>,
     script: Mutex<Option<Script>>,
     requests: AtomicU64,
     log: Mutex<Vec<Request>>,

@@ -172,7 +172,7 @@ impl Header {
             return error;
         }
         if count == 0 {
-            return error.with_advice("`strict(false)` takes what can be decoded");
+            return error.with_note("`strict(false)` takes what can be decoded");
         }
         let message = format!(
             "JPEG with {count} stray bytes between the segments of its header, at byte {at}; `strict(false)` skips them"

@@ -76,7 +76,7 @@ impl Tries {
             _ => drop(permit),
         }
         if last {
-            return Err(if class == Class::Lasting { error } else { error.with_advice(&tried(self.failed)) });
+            return Err(if class == Class::Lasting { error } else { error.with_note(&tried(self.failed)) });
         }
         tokio::time::sleep(PAUSE * 2_u32.pow(self.failed - 1)).await;
         Ok(())
@@ -129,12 +129,7 @@ impl Sink for Vec<u8> {
 ///
 /// Errors name the object and the range: [`ErrorKind::Changed`] for another version, [`ErrorKind::NotFound`],
 /// [`ErrorKind::Permission`], [`ErrorKind::Stalled`] for a silent store, [`ErrorKind::Io`].
-pub(super) async fn fetch(
-    object: &Object,
-    range: Range<u64>,
-    patience: Duration,
-    sink: &mut impl Sink,
-) -> Result<()> {
+pub(super) async fn fetch(object: &Object, range: Range<u64>, patience: Duration, sink: &mut impl Sink) -> Result<()> {
     let (mut at, mut tries) = (range.start, Tries { failed: 0, refused: false });
     loop {
         let permit = object.store.limit.enter().await;

@@ -13,8 +13,8 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::Region;
 use crate::storage::waker::Bell;
 use crate::storage::{
-    Completion, Counters, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, ReaderOptions, Sealed, SourceId, Sources,
-    Waker, add, count_leaked,
+    Completion, Counters, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, ReaderOptions, Sealed, SourceId,
+    Sources, Waker, add, count_leaked,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -208,7 +208,6 @@ impl Reads {
         let end = ops.iter().map(|op| end_of(&op.extent)).max().unwrap_or(start);
         Self { ops, source, start, end, at: start, first: 0, retries: 0 }
     }
-
 }
 
 impl Sink for Reads {
