@@ -183,13 +183,13 @@ fn chunks_of_subsets_have_whole_substitutes() {
 fn substitute_chunks_are_not_opened_for_every_row() {
     let dir = Dir::new();
     for workers in [1, 2, 8] {
-        for order in [Order::sequential(), Order::windowed(5, 4)] {
-            let toy = numbered(&dir, &[300; 6], &[0, 1, 2, 3]);
+        for order in [Order::sequential(), Order::windowed(5, 6)] {
+            let toy = numbered(&dir, &[300; 12], &[0, 1, 2, 3, 4, 5]);
             let loader =
                 build(Loader::builder(toy.clone()).batch_size(300).workers(workers).order(order).on_bad_sample(ALL));
-            assert_eq!(loader.epoch(0).unwrap().filter(Result::is_ok).count(), 6);
+            assert_eq!(loader.epoch(0).unwrap().filter(Result::is_ok).count(), 12);
             let opened = toy.opened.load(Ordering::SeqCst);
-            assert!(opened < 6 + 4 * 16, "{opened} chunks were opened for 6 batches by {workers} workers");
+            assert!(opened < 12 + 6 * 16, "{opened} chunks were opened for 12 batches by {workers} workers");
         }
     }
 }
