@@ -141,7 +141,7 @@ const SWEEPS: [Sweep; 4] = [
     Sweep { gpu: false, substitutes: false, one_in: [6, 4] },
     Sweep { gpu: false, substitutes: true, one_in: [7, 4] },
     Sweep { gpu: true, substitutes: false, one_in: [17, 6] },
-    Sweep { gpu: true, substitutes: true, one_in: [19, 6] },
+    Sweep { gpu: true, substitutes: true, one_in: [19, 12] },
 ];
 
 /// Settings of a sweep: numbers of workload and reader.
