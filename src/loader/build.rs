@@ -211,6 +211,7 @@ impl LoaderBuilder {
         let (sources, mut options) = (self.dataset.sources().clone(), self.reader.clone());
         // All tries of a request fit the deadline, so that the request's own error comes before the stall's.
         options.patience = Some(self.faults.stall_deadline / 12);
+        options.connections = self.memory.budget.map(|budget| budget / 4);
         let (deadline, open) = (self.faults.stall_deadline, move || storage::open(sources, &options));
         on_node(place, || runtime::within(deadline, "the storage of the dataset's files", open))??
     }
@@ -352,6 +353,7 @@ fn demand(dataset: &dyn Dataset, fields: &Fields, opened: &Opened, workers: usiz
         slot_bytes: crate::memory::Region::size_for(fields.slot.bytes()),
         workers,
         depth: opened.reader.depth(),
+        reader_bytes: opened.reader.bytes_beside(),
         encoded_max,
         // Rows read in place need the ring only for files with unaligned offsets.
         encoded_mean: if in_place { 0 } else { mean.min(encoded_max) },

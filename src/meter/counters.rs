@@ -467,6 +467,17 @@ mod tests {
     }
 
     #[test]
+    fn sums_before_the_writer_added_its_time_are_not_whole() {
+        let pool = Pool::new(3);
+        let look = || (pool.word.load(Ordering::Acquire), [&pool.busy, &pool.starved, &pool.ahead].map(Counter::get));
+        pool.change(1, true, 100);
+        let (word, sums) = look();
+        assert!(pool.is_whole(word, sums));
+        pool.change(0, true, 150);
+        assert!(!pool.is_whole(look().0, sums) && pool.is_whole(look().0, look().1));
+    }
+
+    #[test]
     fn a_pool_counts_the_most_workers_that_build_allows() {
         let pool = Pool::new(1024);
         (0..1024).for_each(|_| pool.change(1, true, 100));

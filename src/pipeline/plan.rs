@@ -55,6 +55,8 @@ pub(crate) struct Demand {
     pub(crate) device_bytes: usize,
     /// Threads that read directly into device memory.
     pub(crate) direct_threads: usize,
+    /// Bytes of the reader beside the destinations of its reads.
+    pub(crate) reader_bytes: usize,
     /// Bytes to read and open one sample or chunk as a substitute; 0 without substitution.
     pub(crate) substitute: usize,
 }
@@ -116,6 +118,8 @@ pub struct MemoryPlan {
     pub device_bytes: usize,
     /// Bounce buffers of the threads that read directly into device memory.
     pub bounce_bytes: usize,
+    /// Buffers of connections to object stores.
+    pub network_bytes: usize,
     /// For one substitute sample or chunk; allocated at the first substitution.
     pub substitute_bytes: usize,
     /// The limit of `memory_budget`, if set, or the share of the `shared_budget`, if smaller.
@@ -130,7 +134,7 @@ impl MemoryPlan {
         self.terms().iter().fold(0_usize, |sum, (_, bytes, _)| sum.saturating_add(*bytes))
     }
 
-    fn terms(&self) -> [(&'static str, usize, String); 10] {
+    fn terms(&self) -> [(&'static str, usize, String); 11] {
         let Self { slots, slot_bytes, workers, cached_bytes, scratch_bytes, opened_bytes, chunks, chunk_bytes, .. } =
             self;
         [
@@ -158,6 +162,7 @@ impl MemoryPlan {
                 if *chunks > 0 { "samples in flight, order of chunks" } else { "samples in flight" }.into(),
             ),
             ("bounce", self.bounce_bytes, "for rows that cannot be read directly into device memory".into()),
+            ("network", self.network_bytes, "connections with a request in flight".into()),
             (
                 "substitutes",
                 self.substitute_bytes,
@@ -211,6 +216,7 @@ impl MemoryPlan {
             device_batches: demand.device_batches,
             device_bytes: demand.device_bytes,
             bounce_bytes: demand.direct_threads.saturating_mul(DIRECT_BOUNCE),
+            network_bytes: demand.reader_bytes,
             substitute_bytes: demand.substitute,
             budget: demand.allowed(),
             part: demand.part,

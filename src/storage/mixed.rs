@@ -48,6 +48,10 @@ impl Reader for Mixed {
         }
     }
 
+    fn bytes_beside(&self) -> usize {
+        self.files.bytes_beside() + self.objects.bytes_beside()
+    }
+
     fn mem_align(&self) -> usize {
         self.files.mem_align()
     }

@@ -39,6 +39,8 @@ pub struct ReaderOptions {
     pub registered: bool,
     /// Limit of a request to a store without a byte.
     pub(crate) patience: Option<std::time::Duration>,
+    /// Limit of memory for connections, which bounds the default depth.
+    pub(crate) connections: Option<usize>,
     /// For tests: the errno with which the setup of io_uring fails.
     #[doc(hidden)]
     pub deny_uring: Option<i32>,
@@ -57,6 +59,7 @@ impl Default for ReaderOptions {
             fds: None,
             registered: true,
             patience: None,
+            connections: None,
             deny_uring: None,
             #[cfg(feature = "unstable")]
             faulty: None,
@@ -120,6 +123,11 @@ pub trait Reader: Sealed + Send {
 
     /// The requirements of a read of `extent`.
     fn footprint(&self, extent: &Extent) -> Footprint;
+
+    /// Bytes of memory that reads in flight need beside their buffers.
+    fn bytes_beside(&self) -> usize {
+        0
+    }
 
     /// Alignment in bytes of every buffer within its region; a power of two, 1 for none.
     fn mem_align(&self) -> usize;

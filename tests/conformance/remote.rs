@@ -183,3 +183,20 @@ fn a_server_that_ignores_conditions_cannot_slip_in_another_version() {
     assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
     assert!(error.to_string().contains("version v2 now, v1 when it was listed"), "{error}");
 }
+
+#[test]
+fn connections_are_a_line_of_the_memory_plan() {
+    let server = Server::new();
+    server.put("bucket/a.bin", noise(6400, 1));
+    let tokens = || Tokens::builder(DType::U16).window(32).open(server.s3("a.bin")).unwrap();
+    let plan = |budget: Option<usize>| {
+        let builder = Loader::builder(tokens()).batch_size(10).workers(1);
+        let builder = budget.into_iter().fold(builder, |builder, budget| builder.memory_budget(budget));
+        let loader = builder.build().unwrap();
+        assert_eq!(Got::epoch(&loader, 0).len(), 10);
+        loader.plan().clone()
+    };
+    let (all, little) = (plan(None), plan(Some(16 << 20)));
+    assert!(all.network_bytes > 90 << 20 && all.to_string().contains("connections"), "{all}");
+    assert!(little.network_bytes <= 4 << 20 && little.total() <= 16 << 20, "{little}");
+}

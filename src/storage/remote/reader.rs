@@ -8,6 +8,7 @@
 //! aborted task ends at its next chunk, and its reads complete as cancelled.
 
 use super::fetch::{PATIENCE, Sink, fetch};
+use super::limit::REQUESTS_MAX;
 use super::store::runtime;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::Region;
@@ -21,8 +22,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// Reads in flight by default: at 8 MiB a run or less, enough to keep the default number of connections at work.
+/// Reads in flight by default: single reads of a shuffled order need many at a time, for each waits for its first byte.
 const DEPTH: u32 = 256;
+
+/// Read buffer of a connection at its largest, by the HTTP client's default.
+const CONNECTION: usize = (8 << 10) + 100 * (4 << 10);
 
 /// Bytes of one request that serves several reads. At 100 MB/s per connection it takes about the time to the first byte.
 const RUN: u64 = 2 << 20;
@@ -57,7 +61,8 @@ impl Remote {
     /// Errors: [`ErrorKind::Forked`]; [`ErrorKind::Io`] if the system refuses threads.
     pub(crate) fn start(sources: Arc<Sources>, options: &ReaderOptions, files: Option<Waker>) -> Result<Self> {
         runtime()?;
-        let depth = options.depth.unwrap_or(DEPTH) as usize;
+        let fits = |bytes: usize| ((bytes / CONNECTION) as u32).clamp(4, DEPTH);
+        let depth = options.depth.unwrap_or_else(|| options.connections.map_or(DEPTH, fits)) as usize;
         let shared = Shared {
             sources,
             counters: Counters::default(),
@@ -253,6 +258,10 @@ impl Reader for Remote {
 
     fn footprint(&self, extent: &Extent) -> Footprint {
         Footprint { bytes: usize::try_from(extent.len).unwrap_or(usize::MAX), in_place: true }
+    }
+
+    fn bytes_beside(&self) -> usize {
+        self.depth.min(REQUESTS_MAX) * CONNECTION
     }
 
     fn mem_align(&self) -> usize {
