@@ -5,7 +5,7 @@ use super::http::{Connector, Note};
 use super::limit::Limit;
 use super::url::{Scheme, Url};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::listing::{Kind, Meta};
+use crate::storage::meta::{Kind, Meta};
 use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use object_store::path::Path as Key;
 use object_store::{ClientOptions, GetOptions, ObjectMeta, ObjectStore, RetryConfig};
