@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// Requests in flight of a store without trouble: some 100 Gb/s at 0.4 Gb/s per connection.
+/// Requests in flight of a store without trouble. By AWS's rule of 0.4 Gb/s per connection that is some 100 Gb/s.
 pub(super) const REQUESTS_MAX: usize = 256;
 
 const CUT: f64 = 0.7;

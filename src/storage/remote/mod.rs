@@ -8,8 +8,8 @@
 //!                                            └────── the rest, signed anew ◄─────┘
 //! ```
 //!
-//! An object's address is its URL, and travels as a path. Where to start reading: `url`, `store` (clients and
-//! listings), `fetch` (one range, with retries), `reader`.
+//! An object's address is its URL, and travels as a path. Where to start reading: `url`, `store`
+//! (clients), `lookup` (listings), `fetch` (one range, with retries), `reader`.
 //!
 //! Limits: requests in flight per store (`limit`, additive increase and multiplicative decrease); [`fetch::TRIES`] tries
 //! in a row without progress; [`fetch::PATIENCE`] without a byte ends a try; one body chunk in memory per request.
@@ -26,9 +26,11 @@
 mod fetch;
 mod http;
 mod limit;
+mod lookup;
 mod reader;
 mod store;
 mod url;
 
+pub(crate) use lookup::{children, expand, look};
 pub(crate) use reader::Remote;
-pub(crate) use store::{Object, children, configure, expand, look};
+pub(crate) use store::{Object, configure};

@@ -1,0 +1,192 @@
+//! Questions to a store: single reads, looks, listings, patterns.
+
+use super::fetch;
+use super::http::Note;
+use super::store::{Object, Store, lock, pin_of, store, wait};
+use super::url::Url;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::storage::meta::{Kind, Meta};
+use object_store::list::PaginatedListOptions;
+use object_store::path::Path as Key;
+use object_store::{GetOptions, ObjectMeta};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A listing's answer about an object counts for so long. Opening a dataset lists its shards, then opens each.
+const FRESH: Duration = Duration::from_secs(60);
+
+/// Requests for metadata at a time.
+const LOOKS: usize = 64;
+
+impl Store {
+    fn remember(&self, meta: &ObjectMeta) -> Meta {
+        let found = Meta::of_object(meta.size, Some(pin_of(meta).into()));
+        lock(&self.found).insert(meta.location.to_string(), (found.clone(), Instant::now()));
+        found
+    }
+
+    fn remembered(&self, key: &Key) -> Option<Meta> {
+        let found = lock(&self.found);
+        let (meta, when) = found.get(key.as_ref())?;
+        (when.elapsed() < FRESH).then(|| meta.clone())
+    }
+
+    async fn head(self: Arc<Self>, key: Key) -> Result<Meta> {
+        if let Some(meta) = self.remembered(&key) {
+            return Ok(meta);
+        }
+        let asked = fetch::asked(&self, &key, |note: Note| {
+            let (client, key) = (self.client.clone(), key.clone());
+            Box::pin(async move {
+                let options = GetOptions { head: true, extensions: note.extensions(), ..GetOptions::default() };
+                client.get_opts(&key, options).await.map(|got| got.meta)
+            })
+        });
+        let meta = asked.await?;
+        Ok(self.remember(&meta))
+    }
+
+    /// Every object whose key starts with `prefix`; only those of one folder if `folder`, with the folders in it.
+    async fn list(self: Arc<Self>, prefix: String, folder: bool) -> Result<(Vec<(Key, Meta)>, Vec<Key>)> {
+        let Some(lists) = self.lists.clone() else {
+            let message = "an HTTP server has no listing; name the objects, for example by braces: x-{000..127}.tar";
+            return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(&self.name));
+        };
+        let (mut objects, mut folders, mut page_token) = (Vec::new(), Vec::new(), None);
+        let shown = Key::from(prefix.as_str());
+        loop {
+            let page = fetch::asked(&self, &shown, |note: Note| {
+                let (lists, prefix) = (lists.clone(), Some(prefix.clone()).filter(|prefix| !prefix.is_empty()));
+                let options = PaginatedListOptions {
+                    delimiter: folder.then_some("/".into()),
+                    page_token: page_token.clone(),
+                    extensions: note.extensions(),
+                    ..PaginatedListOptions::default()
+                };
+                Box::pin(async move { lists.list_paginated(prefix.as_deref(), options).await })
+            });
+            let page = page.await?;
+            objects.extend(page.result.objects.iter().map(|meta| (meta.location.clone(), self.remember(meta))));
+            folders.extend(page.result.common_prefixes);
+            page_token = page.page_token;
+            if page_token.is_none() {
+                return Ok((objects, folders));
+            }
+        }
+    }
+}
+
+impl Object {
+    /// Fills `out` from `offset`, on the network threads. Errors: as a reader's completions.
+    pub(crate) fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        if out.is_empty() {
+            return Ok(());
+        }
+        let (object, range) = (self.clone(), offset..offset + out.len() as u64);
+        let bytes = wait(async move {
+            let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
+            fetch::fetch(&object, range, fetch::PATIENCE, &mut bytes).await?;
+            Ok(bytes)
+        })?;
+        out.copy_from_slice(&bytes);
+        Ok(())
+    }
+}
+
+/// Length and version of the object at a URL, lately listed or asked for now.
+pub(crate) fn look(path: &Path) -> Result<Meta> {
+    let url = Url::parse(path)?;
+    let (store, key) = (store(&url)?, url.object()?);
+    wait(store.head(key)).map_err(|error| error.with_path(path))
+}
+
+/// The objects and folders in a folder of a bucket.
+pub(crate) fn children(path: &Path) -> Result<Vec<(OsString, Kind)>> {
+    let url = Url::parse(path)?;
+    let folder = url.key.trim_end_matches('/');
+    let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
+    let (objects, folders) = wait(store(&url)?.list(prefix, true))?;
+    let name = |key: &Key| OsString::from(key.filename().unwrap_or_default());
+    let objects = objects.iter().map(|(key, _)| (name(key), Kind::File));
+    Ok(objects.chain(folders.iter().map(|key| (name(key), Kind::Folder))).collect())
+}
+
+/// The objects that `names` stand for, in that order: each a URL, or a pattern with `*`, `?` or `[…]`. Names without a
+/// pattern are looked at in parallel, or found by one listing of what they have in common.
+///
+/// Errors: [`ErrorKind::NotFound`] for a missing object.
+pub(crate) fn expand(names: &[String]) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    if names.iter().all(|name| !is_pattern(name)) {
+        find_all(names)?;
+        return Ok(names.iter().map(PathBuf::from).collect());
+    }
+    for name in names {
+        match is_pattern(name) {
+            true => files.extend(matches(name)?),
+            false => {
+                look(Path::new(name))?;
+                files.push(name.into());
+            }
+        }
+    }
+    Ok(files)
+}
+
+fn is_pattern(name: &str) -> bool {
+    name.contains(['*', '?', '['])
+}
+
+/// Looks at every object, so that opening it asks no more.
+fn find_all(names: &[String]) -> Result<()> {
+    let Some(first) = names.first() else { return Ok(()) };
+    let url = Url::parse(Path::new(first))?;
+    let store_of_all = store(&url)?;
+    let listed = names.len() > 2 && store_of_all.lists.is_some();
+    if listed {
+        let start = format!("{}/", store_of_all.name);
+        let common = names.iter().fold(first.as_str(), |common, name| {
+            let same = common.chars().zip(name.chars()).take_while(|(a, b)| a == b);
+            &common[..same.map(|(char, _)| char.len_utf8()).sum()]
+        });
+        if let Some(prefix) = common.strip_prefix(&start) {
+            wait(store_of_all.list(prefix.into(), false))?;
+        }
+    }
+    // What the listing has found costs no request here.
+    let objects = names.iter().map(|name| {
+        let url = Url::parse(Path::new(name))?;
+        Ok((name.clone(), store(&url)?, url.object()?))
+    });
+    let objects: Vec<_> = objects.collect::<Result<_>>()?;
+    wait(async move {
+        use futures_util::{StreamExt, TryStreamExt};
+        let looks = objects.into_iter().map(|(name, store, key)| async move {
+            store.head(key).await.map(drop).map_err(|error| error.with_path(name))
+        });
+        futures_util::stream::iter(looks).buffered(LOOKS).try_collect::<()>().await
+    })
+}
+
+/// The objects that match a pattern, sorted by key.
+fn matches(name: &str) -> Result<Vec<PathBuf>> {
+    let url = Url::parse(Path::new(name))?;
+    let bad = |error: glob::PatternError| {
+        Error::new(ErrorKind::Config, Stage::Index, "not a valid pattern").with_source(error).with_path(name)
+    };
+    let pattern = glob::Pattern::new(&url.key).map_err(bad)?;
+    let fixed = url.key.find(['*', '?', '[']).unwrap_or(url.key.len());
+    let store = store(&url)?;
+    let (objects, _) = wait(store.clone().list(url.key[..fixed].into(), false))?;
+    let options = glob::MatchOptions {
+        require_literal_separator: true,
+        require_literal_leading_dot: true,
+        ..glob::MatchOptions::new()
+    };
+    let mut keys: Vec<_> =
+        objects.into_iter().map(|(key, _)| key).filter(|key| pattern.matches_with(key.as_ref(), options)).collect();
+    keys.sort();
+    Ok(keys.iter().map(|key| store.url(key)).collect())
+}
