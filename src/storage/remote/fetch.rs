@@ -230,7 +230,10 @@ fn failed(error: &object_store::Error, answer: &Answer) -> Failed {
         code.as_deref().is_some_and(|code| matches!(code, "ExpiredToken" | "RequestExpired" | "InvalidToken"));
     let (class, kind, message) = match answer.status {
         // The client itself failed, for example for lack of credentials.
-        0 if answer.failure.is_none() => (Class::Passing, ErrorKind::Io, cause(error)),
+        0 if answer.failure.is_none() => {
+            let message = format!("no request could be made: {}; check the credentials", cause(error));
+            (Class::Passing, ErrorKind::Io, message)
+        }
         0 => (Class::Passing, ErrorKind::Io, said),
         404 | 410 => (Class::Lasting, ErrorKind::NotFound, said),
         412 => (Class::Lasting, ErrorKind::Changed, "the object was replaced since it was listed".into()),

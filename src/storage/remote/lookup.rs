@@ -99,7 +99,10 @@ impl Object {
 pub(crate) fn look(path: &Path) -> Result<Meta> {
     let url = Url::parse(path)?;
     let (store, key) = (store(&url)?, url.object()?);
-    wait(store.head(key)).map_err(|error| error.with_path(path))
+    wait(store.head(key)).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => error.with_note("a folder's URL ends in `/`").with_path(path),
+        _ => error.with_path(path),
+    })
 }
 
 /// The objects and folders in a folder of a bucket.
