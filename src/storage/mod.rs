@@ -27,6 +27,7 @@
 pub(crate) mod attempt;
 mod blob;
 pub(crate) mod choice;
+mod done;
 mod fault_hook;
 #[cfg(feature = "unstable")]
 pub(crate) mod faulty;

@@ -3,10 +3,10 @@
 //! buffer. The threads inherit the CPUs of the thread that opens the reader, so open it on a NUMA node to place them
 //! there.
 
+use super::done::Done;
 use super::{
-    Completion, Counters, DROP_DEADLINE, Footprint, ReadOp, ReadStats, Reader, Sealed, Waker, add, count_leaked,
+    Completion, Counters, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, Sealed, Waker, add, count_leaked,
 };
-use super::{Extent, waker::Bell};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::Region;
 use std::collections::VecDeque;
@@ -47,8 +47,7 @@ struct Shared<W> {
     queue: Mutex<Queue>,
     /// A job came, or the reader ends.
     changed: Condvar,
-    done: Mutex<Vec<Completion>>,
-    bell: Arc<Bell>,
+    done: Done,
 }
 
 struct Queue {
@@ -71,8 +70,7 @@ impl<W: Work> Threaded<W> {
             counters: Counters::default(),
             queue: Mutex::new(queue),
             changed: Condvar::new(),
-            done: Mutex::new(Vec::with_capacity(depth)),
-            bell: Bell::futex(),
+            done: Done::new(depth, None),
         });
         let mut reader = Self {
             shared,
@@ -111,14 +109,6 @@ impl<W: Work> Threaded<W> {
         drop(queue);
         (0..wanted).for_each(|_| self.shared.changed.notify_one());
     }
-
-    fn collect(&mut self, out: &mut Vec<Completion>) -> bool {
-        let mut done = lock(&self.shared.done);
-        self.in_flight -= done.len();
-        let some = !done.is_empty();
-        out.append(&mut done);
-        some
-    }
 }
 
 impl<W: Work> Sealed for Threaded<W> {
@@ -155,19 +145,7 @@ impl<W: Work> Reader for Threaded<W> {
 
     fn wait(&mut self, out: &mut Vec<Completion>, timeout: Option<Duration>) {
         self.send();
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        while !self.collect(out) && timeout != Some(Duration::ZERO) {
-            match self.shared.bell.doze() {
-                Err(woken) if woken => return,
-                // A completion came after `collect` looked.
-                Err(_) => continue,
-                Ok(()) => self.shared.bell.sleep(deadline),
-            }
-            if self.shared.bell.rise() || deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-                self.collect(out);
-                return;
-            }
-        }
+        self.in_flight -= self.shared.done.wait(out, timeout);
     }
 
     fn in_flight(&self) -> usize {
@@ -180,12 +158,11 @@ impl<W: Work> Reader for Threaded<W> {
             let error = Error::new(ErrorKind::Cancelled, Stage::Read, "").with_range(op.extent.offset, op.extent.len);
             Completion { tag: op.tag, buf: op.buf, result: Err(error) }
         });
-        lock(&self.shared.done).extend(cancelled);
-        self.shared.bell.nudge();
+        self.shared.done.extend(cancelled);
     }
 
     fn waker(&self) -> Waker {
-        self.shared.bell.waker()
+        self.shared.done.waker()
     }
 
     fn stats(&self) -> ReadStats {
@@ -199,8 +176,7 @@ impl<W: Work> Shared<W> {
     fn run(&self) {
         while let Some(op) = self.next() {
             let completion = self.finish(op);
-            lock(&self.done).push(completion);
-            self.bell.nudge();
+            self.done.extend([completion]);
         }
         let mut queue = lock(&self.queue);
         queue.alive -= 1;
@@ -255,7 +231,7 @@ impl<W> Drop for Threaded<W> {
         drop(queue);
         if alive > 0 {
             // Abandoned threads own `shared` and their buffers, so none of that is freed.
-            count_leaked(self.in_flight - lock(&self.shared.done).len());
+            count_leaked(self.in_flight - self.shared.done.len());
             return;
         }
         self.threads.drain(..).for_each(|thread| drop(thread.join()));

@@ -34,7 +34,11 @@ const PROGRESS: u64 = 64 << 10;
 struct Failed {
     class: Class,
     error: Error,
+    /// The try brought at least [`PROGRESS`] bytes.
+    progress: bool,
 }
+
+type Tried<T> = std::result::Result<T, Failed>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
@@ -50,11 +54,12 @@ enum Class {
 
 impl Failed {
     fn new(class: Class, kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { class, error: Error::new(kind, Stage::Read, message) }
+        Self { class, error: Error::new(kind, Stage::Read, message), progress: false }
     }
 }
 
 /// Counts failed tries.
+#[derive(Default)]
 struct Tries {
     failed: u32,
     refused: bool,
@@ -63,10 +68,10 @@ struct Tries {
 impl Tries {
     /// Pauses before the next try. Errors: the failure, if it is the last one.
     async fn after(&mut self, failure: Failed, permit: Permit<'_>) -> Result<()> {
-        let Failed { class, error } = failure;
-        self.failed += 1;
+        let Failed { class, error, progress } = failure;
+        self.failed = if progress { 1 } else { self.failed + 1 };
         let last = match class {
-            Class::Lasting => true,
+            Class::Lasting => return Err(error),
             Class::Refused => std::mem::replace(&mut self.refused, true),
             Class::Passing | Class::Throttled(_) => self.failed >= TRIES,
         };
@@ -76,27 +81,22 @@ impl Tries {
             _ => drop(permit),
         }
         if last {
-            return Err(if class == Class::Lasting { error } else { error.with_note(&tried(self.failed)) });
+            return Err(error.with_note(&format!("tried {} times", self.failed)));
         }
         tokio::time::sleep(PAUSE * 2_u32.pow(self.failed - 1)).await;
         Ok(())
     }
 }
 
-fn tried(times: u32) -> String {
-    format!("tried {times} times")
-}
-
 /// A request without a body, such as a look or a page of a listing.
-pub(super) async fn asked<'s, T>(
-    store: &'s Store,
+pub(super) async fn asked<T>(
+    store: &Store,
     key: &Key,
-    mut ask: impl FnMut(Note) -> BoxFuture<'s, object_store::Result<T>>,
+    mut ask: impl FnMut(Note) -> BoxFuture<'static, object_store::Result<T>>,
 ) -> Result<T> {
-    let mut tries = Tries { failed: 0, refused: false };
+    let mut tries = Tries::default();
     loop {
-        let permit = store.limit.enter().await;
-        let note = Note::default();
+        let (permit, note) = (store.limit.enter().await, Note::default());
         let failure = match tokio::time::timeout(PATIENCE, ask(note.clone())).await {
             Ok(Ok(answer)) => {
                 permit.done();
@@ -130,26 +130,17 @@ impl Sink for Vec<u8> {
 /// Errors name the object and the range: [`ErrorKind::Changed`] for another version, [`ErrorKind::NotFound`],
 /// [`ErrorKind::Permission`], [`ErrorKind::Stalled`] for a silent store, [`ErrorKind::Io`].
 pub(super) async fn fetch(object: &Object, range: Range<u64>, patience: Duration, sink: &mut impl Sink) -> Result<()> {
-    let (mut at, mut tries) = (range.start, Tries { failed: 0, refused: false });
+    let (mut at, mut tries) = (range.start, Tries::default());
     loop {
-        let permit = object.store.limit.enter().await;
-        let (begin, note) = (at, Note::default());
-        match attempt(object, &mut at, range.end, (&note, patience), sink).await {
-            Ok(()) => {
-                permit.done();
-                return Ok(());
-            }
-            Err(failure) => {
-                if at - begin >= PROGRESS {
-                    tries.failed = 0;
-                }
-                let site = |error: Error| {
-                    error.with_path(object.store.url(&object.key)).with_range(range.start, range.end - range.start)
-                };
-                tries.after(failure, permit).await.map_err(site)?;
-                sink.retried();
-            }
-        }
+        let (permit, begin) = (object.store.limit.enter().await, at);
+        let Err(failure) = attempt(object, &mut at, range.end, patience, sink).await else {
+            permit.done();
+            return Ok(());
+        };
+        let site = |error: Error| error.with_path(object.url()).with_range(range.start, range.end - range.start);
+        let failure = Failed { progress: at - begin >= PROGRESS, ..failure };
+        tries.after(failure, permit).await.map_err(site)?;
+        sink.retried();
     }
 }
 
@@ -158,9 +149,10 @@ async fn attempt(
     object: &Object,
     at: &mut u64,
     end: u64,
-    (note, patience): (&Note, Duration),
+    patience: Duration,
     sink: &mut impl Sink,
-) -> std::result::Result<(), Failed> {
+) -> Tried<()> {
+    let note = Note::default();
     let options = GetOptions {
         range: Some(GetRange::Bounded(*at..end)),
         if_match: object.condition(),
@@ -196,7 +188,7 @@ async fn attempt(
 }
 
 /// Compares an answer with the request and the listing.
-fn same(object: &Object, got: &GetResult, range: Range<u64>) -> std::result::Result<(), Failed> {
+fn same(object: &Object, got: &GetResult, range: Range<u64>) -> Tried<()> {
     let changed = |message: String| Err(Failed::new(Class::Lasting, ErrorKind::Changed, message));
     let pin = pin_of(&got.meta);
     if got.meta.size != object.len {

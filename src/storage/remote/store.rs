@@ -163,6 +163,10 @@ pub(super) fn pin_of(meta: &ObjectMeta) -> String {
 }
 
 impl Object {
+    pub(super) fn url(&self) -> PathBuf {
+        self.store.url(&self.key)
+    }
+
     /// The object at a URL, in the version that `meta` found.
     pub(crate) fn at(path: &Path, meta: &Meta) -> Result<Self> {
         let url = Url::parse(path)?;
