@@ -252,7 +252,7 @@ fn ends_of(sources: &Sources, id: SourceId) -> Result<u64> {
         return Ok(digest.bytes(&bytes[..first as usize]).bytes(&bytes[bytes.len() - last as usize..]).end());
     }
     if sources.is_remote(id) {
-        return Ok(digest.word(sources.meta(id).version).end());
+        return Ok(digest.bytes(sources.pin(id).unwrap_or_default().as_bytes()).end());
     }
     let path = sources.path(id);
     let (input, len) = (Blob::of_source(sources, id)?, sources.len_of(id));

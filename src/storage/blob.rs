@@ -46,7 +46,7 @@ impl Blob {
         let path = path.into();
         if is_url(&path) {
             let meta = remote::look(&path)?;
-            let (object, len) = (remote::Object::at(&path, &meta)?, meta.len);
+            let (object, len) = (remote::Object::at(&path, meta.len, meta.pin.clone())?, meta.len);
             return Ok(Self { content: Content::Object(object, meta), path, len });
         }
         let fd = rustix::fs::open(&path, OPEN_FLAGS, Mode::empty()).map_err(|errno| unopened(errno, false));
@@ -83,7 +83,7 @@ impl Blob {
             return Ok(Self { content: Content::Memory(bytes), path: sources.path(id), len });
         }
         if sources.is_remote(id) {
-            let (object, meta) = (sources.object(id)?, sources.meta(id));
+            let (object, meta) = (sources.object(id)?, Meta::of_object(len, sources.pin(id)));
             return Ok(Self { content: Content::Object(object, meta), path: sources.path(id), len });
         }
         let fd = open(sources, id, OPEN_FLAGS).map_err(|errno| open_error(sources, id, errno));
@@ -149,25 +149,16 @@ impl Blob {
 
     fn read_as(&self, stage: Stage, message: &str, offset: u64, out: &mut [u8]) -> Result<()> {
         let len = out.len() as u64;
-        match &self.content {
-            Content::Object(object, _) => object.read(offset, out),
-            _ => self
-                .read_os(offset, out)
-                .map_err(|source| Error::os(stage, message, source).with_path(&self.path).with_range(offset, len)),
-        }
-    }
-
-    fn read_os(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
-        match &self.content {
+        let read = match &self.content {
+            Content::Object(object, _) => return object.read(offset, out),
             Content::File(file) => file.read_exact_at(out, offset),
             Content::Memory(bytes) => {
                 let start = usize::try_from(offset).ok();
                 let found = start.and_then(|start| bytes.get(start..start.checked_add(out.len())?));
-                out.copy_from_slice(found.ok_or(std::io::ErrorKind::UnexpectedEof)?);
-                Ok(())
+                found.map(|found| out.copy_from_slice(found)).ok_or(std::io::ErrorKind::UnexpectedEof.into())
             }
-            Content::Object(..) => Err(std::io::ErrorKind::Unsupported.into()),
-        }
+        };
+        read.map_err(|source| Error::os(stage, message, source).with_path(&self.path).with_range(offset, len))
     }
 
     /// Fills `out` from `offset` for an index. Errors: [`ErrorKind::Truncated`] naming `what` if the source is too

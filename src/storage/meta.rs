@@ -56,12 +56,13 @@ impl Meta {
         Self { kind: Kind::File, len: len as u64, version: 0, pin: None }
     }
 
-    /// An object of this version. FNV-1a: the number is saved in index files, so it is the same in every build.
+    /// An object of this version.
     pub(super) fn of_object(len: u64, pin: Option<Arc<str>>) -> Self {
-        let bytes = pin.iter().flat_map(|pin| pin.bytes());
-        let version = bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
-        Self { kind: Kind::File, len, version, pin }
+        Self { kind: Kind::File, len, version: fnv(pin.as_deref().unwrap_or_default().as_bytes()), pin }
     }
+}
+
+/// FNV-1a, for numbers in files: the same in every build, unlike the standard library's hash.
+pub(crate) fn fnv(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }

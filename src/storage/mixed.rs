@@ -19,6 +19,11 @@ impl Mixed {
     pub(super) fn new(sources: Arc<Sources>, files: Box<dyn Reader>, objects: Box<dyn Reader>) -> Self {
         Self { sources, files, objects }
     }
+
+    /// A source that the table lacks goes to the reader of files, which refuses it by name.
+    fn is_object(&self, extent: &Extent) -> bool {
+        extent.source.index() < self.sources.count() && self.sources.is_remote(extent.source)
+    }
 }
 
 impl Sealed for Mixed {
@@ -42,7 +47,7 @@ impl Reader for Mixed {
     }
 
     fn footprint(&self, extent: &Extent) -> Footprint {
-        match extent.source.index() < self.sources.count() && self.sources.is_remote(extent.source) {
+        match self.is_object(extent) {
             true => self.objects.footprint(extent),
             false => self.files.footprint(extent),
         }
@@ -60,7 +65,7 @@ impl Reader for Mixed {
         if self.in_flight() == self.depth() {
             return Err(op);
         }
-        match op.extent.source.index() < self.sources.count() && self.sources.is_remote(op.extent.source) {
+        match self.is_object(&op.extent) {
             true => self.objects.submit(op),
             false => self.files.submit(op),
         }
@@ -93,6 +98,7 @@ impl Reader for Mixed {
         all.failed += objects.failed;
         all.bytes_asked += objects.bytes_asked;
         all.bytes_moved += objects.bytes_moved;
+        all.retries += objects.retries;
         all
     }
 

@@ -58,6 +58,7 @@ mod remote {
     use crate::error::{Error, ErrorKind, Result, Stage};
     use std::ffi::OsString;
     use std::path::{Path, PathBuf};
+    use std::sync::Arc;
 
     pub(crate) enum Object {}
 
@@ -67,7 +68,7 @@ mod remote {
     }
 
     impl Object {
-        pub(crate) fn at(url: &Path, _: &Meta) -> Result<Self> {
+        pub(crate) fn at(url: &Path, _: u64, _: Option<Arc<str>>) -> Result<Self> {
             absent(url)
         }
 
@@ -120,7 +121,7 @@ pub(crate) use choice::{Choice, Opened, open};
 #[cfg(feature = "unstable")]
 pub(crate) use faulty::Faulty;
 pub(crate) use files::{Files, descriptor_limit};
-pub(crate) use meta::is_url;
+pub(crate) use meta::{fnv, is_url};
 pub(crate) use page_cache::{Cached, PageCache};
 pub(crate) use retry::{Again, exhausted, may_pass, out_of_reach};
 pub use source::{DirId, Extent, SourceId, Sources};

@@ -242,13 +242,12 @@ impl Sources {
 
     /// The object of a remote source, in the version that was listed.
     pub(crate) fn object(&self, id: SourceId) -> Result<remote::Object> {
-        remote::Object::at(&self.path(id), &self.meta(id))
+        remote::Object::at(&self.path(id), self.len_of(id), self.pin(id))
     }
 
-    /// Length and version of a remote source.
-    pub(crate) fn meta(&self, id: SourceId) -> Meta {
-        let pin = self.pins.binary_search_by_key(&id.0, |(id, _)| *id).ok().map(|found| self.pins[found].1.clone());
-        Meta::of_object(self.len_of(id), pin)
+    /// The listed version of a remote source, as its store names it.
+    pub(crate) fn pin(&self, id: SourceId) -> Option<Arc<str>> {
+        self.pins.binary_search_by_key(&id.0, |(id, _)| *id).ok().map(|found| self.pins[found].1.clone())
     }
 
     /// Checks that the extent lies within a source.

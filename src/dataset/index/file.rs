@@ -6,7 +6,7 @@ use super::{Cache, Settings};
 use crate::dataset::words::crc;
 use crate::dataset::words::{halves, load as load_words, seal as seal_words, wide};
 use crate::error::Result;
-use crate::storage::{Blob, is_url};
+use crate::storage::{Blob, fnv, is_url};
 use std::path::{Path, PathBuf};
 
 /// Ending of index files.
@@ -42,11 +42,6 @@ impl Version {
         shard.read_at(0, head).and_then(|()| shard.read_at(meta.len - last, tail))?;
         Ok(Self { len: meta.len, modified: meta.version, ends: crc32c::crc32c(bytes) })
     }
-}
-
-/// FNV-1a: the same in every build, unlike the standard library's hash.
-fn fnv(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
 pub(super) fn purpose(settings: &Settings<'_>) -> u64 {

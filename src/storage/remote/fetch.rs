@@ -145,13 +145,7 @@ pub(super) async fn fetch(object: &Object, range: Range<u64>, patience: Duration
 }
 
 /// One try. `at` moves with the bytes that came.
-async fn attempt(
-    object: &Object,
-    at: &mut u64,
-    end: u64,
-    patience: Duration,
-    sink: &mut impl Sink,
-) -> Tried<()> {
+async fn attempt(object: &Object, at: &mut u64, end: u64, patience: Duration, sink: &mut impl Sink) -> Tried<()> {
     let note = Note::default();
     let options = GetOptions {
         range: Some(GetRange::Bounded(*at..end)),

@@ -49,7 +49,7 @@ impl Store {
     }
 
     /// Every object whose key starts with `prefix`; only those of one folder if `folder`, with the folders in it.
-    async fn list(self: Arc<Self>, prefix: String, folder: bool) -> Result<(Vec<(Key, Meta)>, Vec<Key>)> {
+    async fn list(self: Arc<Self>, prefix: String, folder: bool) -> Result<(Vec<Key>, Vec<Key>)> {
         let Some(lists) = self.lists.clone() else {
             let message = "an HTTP server has no listing; name the objects, for example by braces: x-{000..127}.tar";
             return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(&self.name));
@@ -68,7 +68,8 @@ impl Store {
                 Box::pin(async move { lists.list_paginated(prefix.as_deref(), options).await })
             });
             let page = page.await?;
-            objects.extend(page.result.objects.iter().map(|meta| (meta.location.clone(), self.remember(meta))));
+            page.result.objects.iter().for_each(|meta| drop(self.remember(meta)));
+            objects.extend(page.result.objects.into_iter().map(|meta| meta.location));
             folders.extend(page.result.common_prefixes);
             page_token = page.page_token;
             if page_token.is_none() {
@@ -85,6 +86,7 @@ impl Object {
             return Ok(());
         }
         let (object, range) = (self.clone(), offset..offset + out.len() as u64);
+        // A task of the network threads cannot borrow `out`. Metadata is small, so it may be copied.
         let bytes = wait(async move {
             let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
             fetch::fetch(&object, range, fetch::PATIENCE, &mut bytes).await?;
@@ -112,7 +114,7 @@ pub(crate) fn children(path: &Path) -> Result<Vec<(OsString, Kind)>> {
     let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
     let (objects, folders) = wait(store(&url)?.list(prefix, true))?;
     let name = |key: &Key| OsString::from(key.filename().unwrap_or_default());
-    let objects = objects.iter().map(|(key, _)| (name(key), Kind::File));
+    let objects = objects.iter().map(|key| (name(key), Kind::File));
     Ok(objects.chain(folders.iter().map(|key| (name(key), Kind::Folder))).collect())
 }
 
@@ -121,18 +123,13 @@ pub(crate) fn children(path: &Path) -> Result<Vec<(OsString, Kind)>> {
 ///
 /// Errors: [`ErrorKind::NotFound`] for a missing object.
 pub(crate) fn expand(names: &[String]) -> Result<Vec<PathBuf>> {
+    let plain: Vec<_> = names.iter().filter(|name| !is_pattern(name)).cloned().collect();
+    find_all(&plain)?;
     let mut files = Vec::new();
-    if names.iter().all(|name| !is_pattern(name)) {
-        find_all(names)?;
-        return Ok(names.iter().map(PathBuf::from).collect());
-    }
     for name in names {
         match is_pattern(name) {
             true => files.extend(matches(name)?),
-            false => {
-                look(Path::new(name))?;
-                files.push(name.into());
-            }
+            false => files.push(name.into()),
         }
     }
     Ok(files)
@@ -182,14 +179,13 @@ fn matches(name: &str) -> Result<Vec<PathBuf>> {
     let pattern = glob::Pattern::new(&url.key).map_err(bad)?;
     let fixed = url.key.find(['*', '?', '[']).unwrap_or(url.key.len());
     let store = store(&url)?;
-    let (objects, _) = wait(store.clone().list(url.key[..fixed].into(), false))?;
+    let (mut keys, _) = wait(store.clone().list(url.key[..fixed].into(), false))?;
     let options = glob::MatchOptions {
         require_literal_separator: true,
         require_literal_leading_dot: true,
         ..glob::MatchOptions::new()
     };
-    let mut keys: Vec<_> =
-        objects.into_iter().map(|(key, _)| key).filter(|key| pattern.matches_with(key.as_ref(), options)).collect();
+    keys.retain(|key| pattern.matches_with(key.as_ref(), options));
     keys.sort();
     Ok(keys.iter().map(|key| store.url(key)).collect())
 }

@@ -167,11 +167,10 @@ impl Object {
         self.store.url(&self.key)
     }
 
-    /// The object at a URL, in the version that `meta` found.
-    pub(crate) fn at(path: &Path, meta: &Meta) -> Result<Self> {
+    /// The object at a URL, in the listed version.
+    pub(crate) fn at(path: &Path, len: u64, pin: Option<Arc<str>>) -> Result<Self> {
         let url = Url::parse(path)?;
-        let pin = meta.pin.clone().unwrap_or_default();
-        Ok(Self { store: store(&url)?, key: url.object()?, len: meta.len, pin })
+        Ok(Self { store: store(&url)?, key: url.object()?, len, pin: pin.unwrap_or_default() })
     }
 
     /// The condition of each request; weak etags and times cannot be one, they are only compared.

@@ -14,7 +14,7 @@ pub(super) struct Url {
     pub(super) key: String,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scheme {
     S3,
     Gcs,
@@ -45,23 +45,23 @@ impl Url {
     /// Errors: [`ErrorKind::Config`] for another scheme, a missing bucket, or a query or user name, which may be a
     /// secret.
     pub(super) fn parse(path: &Path) -> Result<Self> {
-        let bad = |message: &str| Err(Error::new(ErrorKind::Config, Stage::Index, message));
+        let bad = |message: &str| Error::new(ErrorKind::Config, Stage::Index, message);
         let Some(text) = path.to_str() else {
-            return bad("the URL is not UTF-8").map_err(|e: Error| e.with_path(path));
+            return Err(bad("the URL is not UTF-8").with_path(path));
         };
         let Some((scheme, rest)) =
             SCHEMES.iter().find_map(|(start, scheme)| Some((*scheme, text.strip_prefix(start)?)))
         else {
-            return bad("not a URL of an object; use s3://, gs://, az://, http:// or https://")
-                .map_err(|e: Error| e.with_path(path));
+            let message = "not a URL of an object; use s3://, gs://, az://, http:// or https://";
+            return Err(bad(message).with_path(path));
         };
         let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
         if scheme.is_http() && (key.contains(['?', '#']) || bucket.contains(['@', '?', '#'])) {
             // The URL itself may hold a secret, so no message shows it.
-            return bad("a URL with a query, a fragment or a user name; use the plain URL of the object");
+            return Err(bad("a URL with a query, a fragment or a user name; use the plain URL of the object"));
         }
         if bucket.is_empty() {
-            return bad("the URL names no bucket or host").map_err(|e: Error| e.with_path(path));
+            return Err(bad("the URL names no bucket or host").with_path(path));
         }
         Ok(Self { scheme, bucket: bucket.into(), key: key.into() })
     }

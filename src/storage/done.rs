@@ -1,0 +1,83 @@
+//! Completions that other threads bring, and the bell of the driver that waits for them.
+
+use super::waker::Bell;
+use super::{Completion, Waker};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The end of every operation of a reader whose threads do the reads.
+pub(super) struct Done {
+    completions: Mutex<Vec<Completion>>,
+    bell: Arc<Bell>,
+    /// The reader that the driver sleeps in, if it is another one.
+    other: Option<Waker>,
+}
+
+impl Done {
+    /// Room for `depth` completions. `other`: wakes the driver, which may sleep in another reader.
+    pub(super) fn new(depth: usize, other: Option<Waker>) -> Self {
+        Self { completions: Mutex::new(Vec::with_capacity(depth)), bell: Bell::futex(), other }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Completion>> {
+        self.completions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Number of completions that nobody has collected.
+    pub(super) fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Adds completions: one lock and one wake for all of them.
+    pub(super) fn extend(&self, completions: impl IntoIterator<Item = Completion>) {
+        self.add(completions);
+        self.announce();
+    }
+
+    /// Adds completions, which the driver meets at the next [`announce`](Self::announce); gives the number of
+    /// completions that wait.
+    pub(super) fn add(&self, completions: impl IntoIterator<Item = Completion>) -> usize {
+        let mut waiting = self.lock();
+        waiting.extend(completions);
+        waiting.len()
+    }
+
+    /// Wakes the driver if it sleeps.
+    pub(super) fn announce(&self) {
+        self.bell.nudge();
+        if let Some(other) = &self.other {
+            other.wake();
+        }
+    }
+
+    /// As [`Reader::wait`](super::Reader::wait); gives the number of completions.
+    pub(super) fn wait(&self, out: &mut Vec<Completion>, timeout: Option<Duration>) -> usize {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            let found = self.collect(out);
+            if found > 0 || timeout == Some(Duration::ZERO) {
+                return found;
+            }
+            match self.bell.doze() {
+                Err(woken) if woken => return 0,
+                // A completion came after `collect` looked.
+                Err(_) => continue,
+                Ok(()) => self.bell.sleep(deadline),
+            }
+            if self.bell.rise() || deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                return self.collect(out);
+            }
+        }
+    }
+
+    fn collect(&self, out: &mut Vec<Completion>) -> usize {
+        let mut completions = self.lock();
+        let found = completions.len();
+        out.append(&mut completions);
+        found
+    }
+
+    pub(super) fn waker(&self) -> Waker {
+        self.bell.waker()
+    }
+}
