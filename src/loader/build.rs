@@ -212,6 +212,7 @@ impl LoaderBuilder {
         // All tries of a request fit the deadline, so that the request's own error comes before the stall's.
         options.patience = Some(self.faults.stall_deadline / 12);
         options.connections = self.memory.budget.map(|budget| budget / 4);
+        options.dense = self.run.order.is_dense();
         let (deadline, open) = (self.faults.stall_deadline, move || storage::open(sources, &options));
         on_node(place, || runtime::within(deadline, "the storage of the dataset's files", open))??
     }
@@ -424,7 +425,8 @@ impl Assembly {
             buffers: (plan.device_batches > 0).then_some(plan.device_batches as u32),
         };
         let planned_amplification = first.order.amplification(&first.batches);
-        Facts { choice, numa, plan, routes, direct, planned_amplification, before, settings }
+        let local = self.opened.local.clone();
+        Facts { choice, local, numa, plan, routes, direct, planned_amplification, before, settings }
     }
 
     fn start(mut self, workers: WorkerThreads, pinning: Sender<Infallible>) -> Result<Started> {

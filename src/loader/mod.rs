@@ -160,6 +160,7 @@ struct Shared {
 /// Decisions of `build`, for reports.
 struct Facts {
     choice: Choice,
+    local: Option<storage::LocalCache>,
     /// Placement of threads and memory.
     numa: Option<String>,
     plan: MemoryPlan,
@@ -487,6 +488,7 @@ impl Shared {
             chunk_samples: meters.chunk_rows.get(),
             planned_amplification: self.facts.planned_amplification,
             reads: meters.reads(),
+            local_cache: self.facts.local.as_ref().map(|counts| counts()),
             cache: core.cache.as_deref().map(|cache: &PageCache| (cache.hits(), cache.misses())),
             copies: (self.facts.plan.device_batches > 0).then(|| meters.device.copies(now)),
             routes: self.facts.routes.clone(),

@@ -2,7 +2,7 @@
 
 use super::origin::Origin;
 use crate::ledger::Ledger;
-use crate::meter::{Copies, DirectReads, ReadStats};
+use crate::meter::{CacheReads, Copies, DirectReads, ReadStats};
 use crate::pipeline::{FieldRoute, MemoryPlan};
 use crate::report::{Cause, Verdict};
 use crate::storage::Choice;
@@ -45,6 +45,8 @@ pub struct Report {
     pub reads: ReadStats,
     /// Page cache lookups before reads, in extents: hits and misses.
     pub cache: Option<(u64, u64)>,
+    /// The local cache of objects; see [`storage::Cache`](crate::storage).
+    pub local_cache: Option<CacheReads>,
     /// For datasets in chunks: number of chunk opens, and number of chunks.
     pub chunks: Option<(u64, u64)>,
     /// Samples of opened chunks; a chunk opened twice counts twice.
@@ -194,6 +196,9 @@ impl fmt::Display for Report {
         if let Some((hits, misses)) = self.cache {
             let lookups = hits + misses;
             writeln!(f, "cache     {hits} of {lookups} lookups before a read found its bytes in the page cache")?;
+        }
+        if let Some(local) = &self.local_cache {
+            writeln!(f, "local     {local}")?;
         }
         self.chunks_opened(f)?;
         for (index, route) in self.routes.iter().enumerate() {

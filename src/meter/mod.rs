@@ -22,7 +22,7 @@ pub(crate) use clock::Clock;
 pub use counters::Latency;
 pub(crate) use counters::{Area, Counter, Flow, Histogram, Lone, Pool, States};
 pub(crate) use cpu::{Role, Threads};
-pub use reads::{Copies, DirectReads, ReadStats};
+pub use reads::{CacheReads, Copies, DirectReads, ReadStats};
 pub use snapshot::{Consumer, Copy, Decode, GpuIdle, Handed, Order, ReaderInUse, Slots, Snapshot, Storage, Unmeasured};
 pub(crate) use timeline::Recorder;
 pub use timeline::{BatchRecord, Gauges, Timeline};

@@ -40,6 +40,41 @@ impl ReadStats {
     }
 }
 
+/// Counts of a loader's local cache of objects.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CacheReads {
+    /// Reads from the local disk.
+    pub hits: u64,
+    /// Reads from the network.
+    pub misses: u64,
+    /// Blocks that were downloaded and written.
+    pub blocks: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Blocks, objects or waiting reads that a full, slow or failing disk did not keep.
+    pub not_kept: u64,
+    /// Objects of other runs that were removed for room.
+    pub removed: u64,
+    /// The last reason why something was not kept.
+    pub why: Option<String>,
+}
+
+impl fmt::Display for CacheReads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (share, gb) = (100.0 * self.hits as f64 / (self.hits + self.misses).max(1) as f64, self.bytes as f64 / 1e9);
+        write!(f, "{share:.1} % of {} reads from the local disk; ", self.hits + self.misses)?;
+        write!(f, "{} blocks kept, {gb:.3} GB", self.blocks)?;
+        if self.removed > 0 {
+            write!(f, "; {} objects of other runs removed", self.removed)?;
+        }
+        match &self.why {
+            Some(why) => write!(f, "; {} times not kept ({why})", self.not_kept),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Counts of a loader's copies to its device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -127,6 +127,11 @@ impl Order {
         Self { source: Source::Dataset, seed: 0, shuffled: false, window: None, lanes: 1 }
     }
 
+    /// Whether samples that follow each other mostly lie side by side in the dataset.
+    pub(crate) fn is_dense(&self) -> bool {
+        !self.shuffled && matches!(self.source, Source::Dataset)
+    }
+
     /// Every sample once per epoch, each epoch in another random order.
     pub fn shuffled(seed: u64) -> Self {
         Self::sequential().then_shuffled(seed)

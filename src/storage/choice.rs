@@ -2,13 +2,13 @@
 
 use super::fault_hook::FaultHook;
 use super::files::{Files, Probe, probe, seen};
-use super::mixed::Mixed;
 use super::mmap::Mmap;
 use super::pread::Pread;
 use super::threads::Threaded;
 use super::uring::{Uring, refusal};
-use super::{Again, DEPTH_MAX, Direct, Mode, PageCache, Reader, ReaderOptions, Sources, THREADS_MAX, Waker};
+use super::{Again, DEPTH_MAX, Direct, Mode, PageCache, Reader, ReaderOptions, Sources, THREADS_MAX};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::meter::CacheReads;
 use rustix::io::Errno;
 use std::fmt;
 use std::path::Path;
@@ -35,7 +35,12 @@ pub struct Opened {
     pub choice: Choice,
     /// Retries of failed reads.
     pub(crate) again: Again,
+    /// Counts of the local cache of objects.
+    pub(crate) local: Option<LocalCache>,
 }
+
+/// Asks a local cache for its counts.
+pub(crate) type LocalCache = Arc<dyn Fn() -> CacheReads + Send + Sync>;
 
 /// The choice and its reasons, for the report.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,31 +82,43 @@ impl fmt::Display for Choice {
 pub fn open(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
     check_limits(options)?;
     match sources.kinds() {
-        (true, false) => open_objects(sources, options),
-        (true, true) => {
-            let mut opened = open_files(sources.clone(), options)?;
-            let objects = objects(&sources, options, Some(opened.reader.waker()))?;
-            opened.reader = Box::new(Mixed::new(sources, opened.reader, objects));
-            opened.choice.reader = opened.reader.name();
-            Ok(opened)
-        }
+        (true, files) => open_objects(sources, files, options),
         (false, _) => open_files(sources, options),
     }
 }
 
-fn open_objects(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
-    let reader = objects(&sources, options, None)?;
-    let choice = Choice { reader: reader.name(), direct: false, cached_first: false, explicit: false, why: Vec::new() };
-    Ok(Opened { reader, cache: None, choice, again: Again::new(sources, options, None) })
-}
-
+/// `files`: some sources are files.
 #[cfg(feature = "remote")]
-fn objects(sources: &Arc<Sources>, options: &ReaderOptions, files: Option<Waker>) -> Result<Box<dyn Reader>> {
-    Ok(Box::new(super::remote::Remote::start(sources.clone(), options, files)?))
+fn open_objects(sources: Arc<Sources>, files: bool, options: &ReaderOptions) -> Result<Opened> {
+    use super::{cache::Fill, mixed::Mixed, remote::Remote};
+    let Some(cache) = &options.cache else {
+        if !files {
+            let reader = Box::new(Remote::start(sources.clone(), options, None)?);
+            let (name, why) = (reader.name(), Vec::new());
+            let choice = Choice { reader: name, direct: false, cached_first: false, explicit: false, why };
+            return Ok(Opened { reader, cache: None, choice, again: Again::new(sources, options, None), local: None });
+        }
+        let mut opened = open_files(sources.clone(), options)?;
+        let objects = Box::new(Remote::start(sources.clone(), options, Some(opened.reader.waker()))?);
+        opened.reader = Box::new(Mixed::new(sources, opened.reader, objects, None));
+        opened.choice.reader = opened.reader.name();
+        return Ok(opened);
+    };
+    let kept = Fill::table(&sources, cache);
+    let mut opened = open_files(Arc::new(sources.with_cache(kept.clone())), options)?;
+    let waker = opened.reader.waker();
+    let fill = Fill::start((sources.clone(), kept.clone()), options, cache, waker.clone())?;
+    let objects = Box::new(Remote::start(sources.clone(), options, Some(waker))?);
+    opened.reader = Box::new(Mixed::new(sources.clone(), opened.reader, objects, Some(fill)));
+    opened.choice.reader = opened.reader.name();
+    // Retries read the objects themselves.
+    opened.again = Again::new(sources, options, None);
+    opened.local = Some(Arc::new(move || kept.counts()));
+    Ok(opened)
 }
 
 #[cfg(not(feature = "remote"))]
-fn objects(_: &Arc<Sources>, _: &ReaderOptions, _: Option<Waker>) -> Result<Box<dyn Reader>> {
+fn open_objects(_: Arc<Sources>, _: bool, _: &ReaderOptions) -> Result<Opened> {
     Err(config("data in object stores needs the feature `remote`; build feedline with it".into()))
 }
 
@@ -130,7 +147,7 @@ fn open_files(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> 
     let explicit = options.mode != Mode::Auto;
     let choice = Choice { reader: reader.name(), direct: align > 1, cached_first: cache.is_some(), explicit, why };
     let again = Again::new(sources.clone(), options, seen.clone());
-    Ok(Opened { reader, cache, choice, again })
+    Ok(Opened { reader, cache, choice, again, local: None })
 }
 
 fn config(message: String) -> Error {

@@ -1,10 +1,20 @@
-//! A reader for files and objects together: each read goes to the reader of its source.
+//! A reader for files and objects together: each read goes to the reader of its source. With a cache, what it holds is
+//! read as a file.
 //!
-//! The driver sleeps in the reader of files; completions from the network wake it there.
+//! ```text
+//! submit ─┬─ file ──────────────────────────► reader of files ─────────────────┬─► wait
+//!         └─ object ─► cache ─┬─ here ──────►    ▲ │ failed: gone              │
+//!                             ├─ waits ─► ready ─┘ ▼                           │
+//!                             └─ missing ───────► reader of objects ───────────┘
+//! ```
+//!
+//! The driver sleeps in the reader of files; completions from network and cache wake it there.
 
+use super::cache::{Fill, Route};
 use super::{Completion, Extent, Footprint, ReadOp, ReadStats, Reader, Sealed, Sources, Waker};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::memory::Region;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,17 +22,93 @@ pub(super) struct Mixed {
     sources: Arc<Sources>,
     files: Box<dyn Reader>,
     objects: Box<dyn Reader>,
+    cached: Option<Cached>,
+}
+
+/// A cache's part of the reader.
+struct Cached {
+    fill: Fill,
+    /// Reads that the cache holds back.
+    waiting: usize,
+    /// Reads of its files, which the network serves if they fail.
+    on_disk: HashMap<u64, Extent>,
+    ready: Vec<(ReadOp, bool)>,
 }
 
 impl Mixed {
-    /// `objects` wakes the driver of `files` for each completion.
-    pub(super) fn new(sources: Arc<Sources>, files: Box<dyn Reader>, objects: Box<dyn Reader>) -> Self {
-        Self { sources, files, objects }
+    /// `objects` and `fill` wake the driver of `files`.
+    pub(super) fn new(
+        sources: Arc<Sources>,
+        files: Box<dyn Reader>,
+        objects: Box<dyn Reader>,
+        fill: Option<Fill>,
+    ) -> Self {
+        let room = files.depth();
+        let on_disk = HashMap::with_capacity(room);
+        let cached = fill.map(|fill| Cached { fill, waiting: 0, on_disk, ready: Vec::with_capacity(room) });
+        Self { sources, files, objects, cached }
     }
 
     /// A source that the table lacks goes to the reader of files, which refuses it by name.
     fn is_object(&self, extent: &Extent) -> bool {
         extent.source.index() < self.sources.count() && self.sources.is_remote(extent.source)
+    }
+
+    /// Sends a read of an object. There is room: neither reader has less than the depth of both.
+    fn send(&mut self, op: ReadOp, to_network: bool) -> Result<(), ReadOp> {
+        let Some(cached) = self.cached.as_mut().filter(|_| !to_network) else { return self.objects.submit(op) };
+        match cached.fill.route(op) {
+            Route::Network(op) => {
+                cached.fill.kept().miss(1);
+                self.objects.submit(op)
+            }
+            Route::Disk(op) => {
+                cached.fill.kept().hit();
+                cached.on_disk.insert(op.tag, op.extent);
+                self.files.submit(op)
+            }
+            Route::Waits => {
+                cached.waiting += 1;
+                Ok(())
+            }
+        }
+    }
+
+    /// Sends on the reads that waited for the cache, and moves their completions to `out`.
+    fn take_waiting(&mut self, out: &mut Vec<Completion>) {
+        let Some(cached) = &mut self.cached else { return };
+        cached.waiting -= cached.fill.collect(out);
+        let mut ready = std::mem::take(&mut cached.ready);
+        cached.fill.take_ready(&mut ready);
+        cached.waiting -= ready.len();
+        for (op, to_network) in ready.drain(..) {
+            if let (true, Some(cached)) = (to_network, &self.cached) {
+                cached.fill.kept().miss(1);
+            }
+            let sent = self.send(op, to_network);
+            debug_assert!(sent.is_ok(), "a read that waited has its place in the depth");
+        }
+        if let Some(cached) = &mut self.cached {
+            cached.ready = ready;
+        }
+    }
+
+    /// Sends failed reads of the cache's files to the network. `from`: the first completion of the reader of files.
+    fn read_again(&mut self, out: &mut Vec<Completion>, from: usize) {
+        let mut at = from;
+        while at < out.len() {
+            let Some(cached) = &mut self.cached else { return };
+            let failed = out[at].result.as_ref().is_err_and(|error| error.kind() != ErrorKind::Cancelled);
+            match cached.on_disk.remove(&out[at].tag) {
+                Some(extent) if failed => {
+                    cached.fill.kept().lose(extent.source.index());
+                    let Completion { tag, buf, .. } = out.swap_remove(at);
+                    let sent = self.send(ReadOp { tag, extent, buf }, true);
+                    debug_assert!(sent.is_ok(), "the read has its place in the depth");
+                }
+                _ => at += 1,
+            }
+        }
     }
 }
 
@@ -34,10 +120,13 @@ impl Sealed for Mixed {
 
 impl Reader for Mixed {
     fn name(&self) -> &'static str {
-        match self.files.name() {
-            "io_uring" => "io_uring and network",
-            "mmap" => "mmap and network",
-            _ => "pread and network",
+        match (self.cached.is_some(), self.files.name()) {
+            (false, "io_uring") => "io_uring and network",
+            (false, "mmap") => "mmap and network",
+            (false, _) => "pread and network",
+            (true, "io_uring") => "local cache by io_uring, and network",
+            (true, "mmap") => "local cache by mmap, and network",
+            (true, _) => "local cache by pread, and network",
         }
     }
 
@@ -47,43 +136,52 @@ impl Reader for Mixed {
     }
 
     fn footprint(&self, extent: &Extent) -> Footprint {
-        match self.is_object(extent) {
+        match self.is_object(extent) && self.cached.is_none() {
             true => self.objects.footprint(extent),
+            // The network needs no more than the file.
             false => self.files.footprint(extent),
         }
     }
 
     fn bytes_beside(&self) -> usize {
-        self.files.bytes_beside() + self.objects.bytes_beside()
+        let cached = self.cached.as_ref().map_or(0, |cached| cached.fill.bytes());
+        self.files.bytes_beside() + self.objects.bytes_beside() + cached
     }
 
     fn mem_align(&self) -> usize {
         self.files.mem_align()
     }
 
-    fn submit(&mut self, op: ReadOp) -> std::result::Result<(), ReadOp> {
+    fn submit(&mut self, op: ReadOp) -> Result<(), ReadOp> {
         if self.in_flight() == self.depth() {
             return Err(op);
         }
         match self.is_object(&op.extent) {
-            true => self.objects.submit(op),
+            true => self.send(op, false),
             false => self.files.submit(op),
         }
     }
 
     fn wait(&mut self, out: &mut Vec<Completion>, timeout: Option<Duration>) {
         let before = out.len();
+        self.take_waiting(out);
         self.objects.wait(out, Some(Duration::ZERO));
         let timeout = if out.len() > before { Some(Duration::ZERO) } else { timeout };
+        let from = out.len();
         self.files.wait(out, timeout);
+        self.read_again(out, from);
+        self.take_waiting(out);
         self.objects.wait(out, Some(Duration::ZERO));
     }
 
     fn in_flight(&self) -> usize {
-        self.files.in_flight() + self.objects.in_flight()
+        self.files.in_flight() + self.objects.in_flight() + self.cached.as_ref().map_or(0, |cached| cached.waiting)
     }
 
     fn cancel(&mut self) {
+        if let Some(cached) = &self.cached {
+            cached.fill.cancel();
+        }
         self.files.cancel();
         self.objects.cancel();
     }

@@ -26,6 +26,8 @@
 
 pub(crate) mod attempt;
 mod blob;
+#[cfg(feature = "remote")]
+mod cache;
 pub(crate) mod choice;
 mod done;
 mod fault_hook;
@@ -34,6 +36,7 @@ pub(crate) mod faulty;
 mod files;
 pub(crate) mod listing;
 mod meta;
+#[cfg(feature = "remote")]
 mod mixed;
 mod mmap;
 pub(crate) mod page_cache;
@@ -117,7 +120,9 @@ pub fn configure(
 }
 
 pub(crate) use blob::Blob;
-pub(crate) use choice::{Choice, Opened, open};
+#[cfg(feature = "remote")]
+pub use cache::Cache;
+pub(crate) use choice::{Choice, LocalCache, Opened, open};
 #[cfg(feature = "unstable")]
 pub(crate) use faulty::Faulty;
 pub(crate) use files::{Files, descriptor_limit};

@@ -109,7 +109,11 @@ impl PageCache {
                 Ok(true)
             }
             None if dst.is_empty() => Ok(true),
-            None if self.files.sources().is_remote(extent.source) => Ok(false),
+            // If the cache's file cannot be read, the network has the bytes.
+            None if self.files.sources().is_remote(extent.source) => {
+                let sources = self.files.sources().clone();
+                Ok(sources.read_cached(extent, || self.look(extent, dst).unwrap_or(false)))
+            }
             None => self.look(extent, dst),
         }
     }

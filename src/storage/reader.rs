@@ -41,6 +41,11 @@ pub struct ReaderOptions {
     pub(crate) patience: Option<std::time::Duration>,
     /// Limit of memory for connections, which bounds the default depth.
     pub(crate) connections: Option<usize>,
+    /// The cache of objects.
+    #[cfg(feature = "remote")]
+    pub(crate) cache: Option<super::Cache>,
+    /// Samples follow each other in their sources.
+    pub(crate) dense: bool,
     /// For tests: the errno with which the setup of io_uring fails.
     #[doc(hidden)]
     pub deny_uring: Option<i32>,
@@ -60,6 +65,9 @@ impl Default for ReaderOptions {
             registered: true,
             patience: None,
             connections: None,
+            #[cfg(feature = "remote")]
+            cache: None,
+            dense: false,
             deny_uring: None,
             #[cfg(feature = "unstable")]
             faulty: None,

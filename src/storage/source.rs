@@ -1,6 +1,8 @@
 //! The places of bytes: files by path and expected length, objects by URL and version, or memory of the process. A
 //! table, not open descriptors.
 
+#[cfg(feature = "remote")]
+use super::cache::Kept;
 use super::meta::{Meta, is_url};
 use super::{remote, resolve_beneath};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -56,6 +58,9 @@ pub struct Sources {
     /// The bytes of each source, in a table whose files were read into memory.
     resident: Vec<Option<Bytes>>,
     bytes: u64,
+    /// The files of a cache, in the table of its reader.
+    #[cfg(feature = "remote")]
+    kept: Option<Arc<Kept>>,
 }
 
 #[derive(Clone, Copy)]
@@ -294,6 +299,26 @@ impl Sources {
         Self { resident: bytes.into_iter().map(Some).collect(), bytes: 0, ..self.clone() }
     }
 
+    /// The same table for a reader of files: what a cache holds has the path of the cache's file.
+    #[cfg(feature = "remote")]
+    pub(crate) fn with_cache(&self, kept: Arc<Kept>) -> Self {
+        Self { kept: Some(kept), ..self.clone() }
+    }
+
+    /// Reads an object's bytes by `read` if a cache holds them all; true if that succeeds.
+    pub(crate) fn read_cached(&self, extent: &Extent, read: impl FnOnce() -> bool) -> bool {
+        #[cfg(feature = "remote")]
+        if let Some(kept) = &self.kept {
+            let hit = kept.has(extent.source.index(), extent.offset, extent.len) && read();
+            if hit {
+                kept.hit();
+            }
+            return hit;
+        }
+        let _ = (extent, read);
+        false
+    }
+
     /// The first file of each folder, for at most `dirs_max` folders.
     pub(crate) fn first_of_dirs(&self, dirs_max: usize) -> Vec<SourceId> {
         let mut seen = vec![false; self.dirs.len()];
@@ -341,6 +366,10 @@ impl Sources {
     /// enough.
     pub fn path_into(&self, id: SourceId, out: &mut Vec<u8>) {
         out.clear();
+        #[cfg(feature = "remote")]
+        if let Some(path) = self.kept.as_ref().and_then(|kept| kept.path(id.index())) {
+            return out.extend_from_slice(path.as_os_str().as_bytes());
+        }
         let entry = self.entries[id.index()];
         if entry.dir == MEMORY {
             return out.extend_from_slice(b"<memory>");

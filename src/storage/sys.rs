@@ -1,4 +1,5 @@
-//! The system call that no safe crate wraps: `cachestat`, which counts the cached pages of a file without reading it.
+//! The system calls that no safe crate wraps: `cachestat`, which counts the cached pages of a file without reading it,
+//! and `fcntl` for locks on a range that belong to an open file.
 
 #![allow(unsafe_code)]
 
@@ -8,8 +9,42 @@ use std::ffi::{c_int, c_long, c_uint};
 /// The same number on all architectures (Linux 6.5).
 const SYS_CACHESTAT: c_long = 451;
 
+/// `F_OFD_SETLK`.
+#[cfg(feature = "remote")]
+const SETLK: c_int = 37;
+
 unsafe extern "C" {
     fn syscall(number: c_long, ...) -> c_long;
+    #[cfg(feature = "remote")]
+    fn fcntl(fd: c_int, command: c_int, ...) -> c_int;
+}
+
+/// `struct flock` of systems with 64 bits.
+#[cfg(feature = "remote")]
+#[repr(C)]
+struct Flock {
+    kind: i16,
+    whence: i16,
+    start: i64,
+    len: i64,
+    pid: i32,
+}
+
+/// Locks a range of a file for this open file alone, until it is closed. False if another one holds it.
+///
+/// Errors: the system's, such as `EINVAL` on a file system without such locks.
+#[cfg(feature = "remote")]
+pub(crate) fn lock_range(fd: BorrowedFd<'_>, start: u64, len: u64) -> std::io::Result<bool> {
+    // F_WRLCK and SEEK_SET.
+    let lock = Flock { kind: 1, whence: 0, start: start as i64, len: len as i64, pid: 0 };
+    // SAFETY: the descriptor is borrowed, and the pointer points to a live local of the kernel's layout, which the kernel
+    // reads only during the call.
+    let result = unsafe { fcntl(fd.as_raw_fd(), SETLK, &raw const lock) };
+    match std::io::Error::last_os_error() {
+        _ if result == 0 => Ok(true),
+        error if error.kind() == std::io::ErrorKind::WouldBlock => Ok(false),
+        error => Err(error),
+    }
 }
 
 /// `struct cachestat_range`.

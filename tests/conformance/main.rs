@@ -4,6 +4,8 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+#[cfg(feature = "remote")]
+mod cache;
 mod checked;
 mod datasets;
 mod decoders;

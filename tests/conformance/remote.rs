@@ -5,8 +5,9 @@ use crate::common::got::Got;
 use crate::common::server::{Fault, Server};
 use crate::common::{Dir, noise};
 use feedline::dataset::{Dataset, Images, Mds, Megatron, Npy, Npz, Records, SafeTensors, Tar, TfRecord, Tokens};
+use feedline::storage::Cache;
 use feedline::tensor::{DType, Encoding};
-use feedline::{ErrorKind, Loader, Order, Result, decode};
+use feedline::{ErrorKind, Loader, LoaderBuilder, Order, Result, decode};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -39,14 +40,34 @@ const FORMATS: [(&str, Open); 13] = [
 
 /// All batches of two epochs in a shuffled order; encoded fields as they are.
 fn batches(dataset: Arc<dyn Dataset>) -> Vec<Got> {
+    batches_by(dataset, |builder| builder)
+}
+
+fn batches_by(dataset: Arc<dyn Dataset>, set: impl FnOnce(LoaderBuilder) -> LoaderBuilder) -> Vec<Got> {
     let encoded = |field: &feedline::tensor::EncodedField| !matches!(field.encoding, Encoding::Raw { .. });
     let names: Vec<String> = dataset.schema().iter().filter(|field| encoded(field)).map(|f| f.name.clone()).collect();
     let mut builder = Loader::builder(dataset).order(Order::shuffled(3)).batch_size(3);
     for name in names {
         builder = builder.decode_field(&name, decode::Bytes::up_to(1 << 20));
     }
-    let loader = builder.build().unwrap();
+    let loader = set(builder).build().unwrap();
     (0..2).flat_map(|epoch| Got::epoch(&loader, epoch)).collect()
+}
+
+#[test]
+fn every_format_is_the_same_from_a_cache() {
+    let (dir, caches) = (Dir::new(), Dir::new());
+    let files = folder(&dir);
+    let server = Server::of(&files);
+    let s3 = server.s3("");
+    for (name, open) in FORMATS {
+        let expected = batches(open(files.to_str().unwrap().trim_end_matches('/')).unwrap());
+        for state in ["cold", "warm"] {
+            let cache = Cache::at(caches.path(name)).block_bytes(4096);
+            let found = batches_by(open(s3.trim_end_matches('/')).unwrap(), |builder| builder.cache(cache));
+            assert!(found == expected, "{name}, {state}");
+        }
+    }
 }
 
 /// The fixtures with a folder of two classes beside them.

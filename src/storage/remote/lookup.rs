@@ -2,7 +2,7 @@
 
 use super::fetch;
 use super::http::Note;
-use super::store::{Object, Store, lock, pin_of, store, wait};
+use super::store::{Object, Store, lock, pin_of, runtime, store, wait};
 use super::url::Url;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::meta::{Kind, Meta};
@@ -10,12 +10,18 @@ use object_store::list::PaginatedListOptions;
 use object_store::path::Path as Key;
 use object_store::{GetOptions, ObjectMeta};
 use std::ffi::OsString;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 /// A listing's answer about an object counts for so long. Opening a dataset lists its shards, then opens each.
 const FRESH: Duration = Duration::from_secs(60);
+
+/// A download looks so often whether its loader ends.
+const STOP: Duration = Duration::from_millis(50);
 
 /// Requests for metadata at a time.
 const LOOKS: usize = 64;
@@ -94,6 +100,34 @@ impl Object {
         })?;
         out.copy_from_slice(&bytes);
         Ok(())
+    }
+
+    /// Brings a range into `buffer` on the network threads; `None` if that failed, or `stop` was set meanwhile.
+    pub(crate) fn bring(
+        self,
+        range: Range<u64>,
+        patience: Option<Duration>,
+        mut buffer: Vec<u8>,
+        stop: &AtomicBool,
+    ) -> Option<Vec<u8>> {
+        let (send, receive) = mpsc::sync_channel(1);
+        buffer.clear();
+        buffer.reserve_exact((range.end - range.start) as usize);
+        let patience = patience.map_or(fetch::PATIENCE, |patience| patience.min(fetch::PATIENCE));
+        let task = runtime().ok()?.spawn(async move {
+            let done = fetch::fetch(&self, range, patience, &mut buffer).await;
+            let _ = send.send(done.map(|()| buffer));
+        });
+        loop {
+            match receive.recv_timeout(STOP) {
+                Ok(done) => return done.ok(),
+                Err(RecvTimeoutError::Timeout) if !stop.load(Ordering::Relaxed) => {}
+                Err(_) => {
+                    task.abort();
+                    return None;
+                }
+            }
+        }
     }
 }
 

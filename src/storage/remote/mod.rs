@@ -33,4 +33,5 @@ mod url;
 
 pub(crate) use lookup::{children, expand, look};
 pub(crate) use reader::Remote;
-pub(crate) use store::{Object, configure};
+pub(crate) use store::{Object, configure, spawn};
+pub(crate) use tokio::time::sleep;

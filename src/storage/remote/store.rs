@@ -69,6 +69,11 @@ pub(super) fn wait<T: Send + 'static>(future: impl Future<Output = Result<T>> + 
     receive.recv().map_err(lost)?
 }
 
+/// Starts a task of the network threads.
+pub(crate) fn spawn(future: impl Future<Output = ()> + Send + 'static) -> Result<()> {
+    runtime().map(|runtime| drop(runtime.spawn(future)))
+}
+
 /// Settings beside those of the environment: names and values.
 pub(super) type Options = Vec<(String, String)>;
 

@@ -1,0 +1,53 @@
+//! Where a cache lies, and its limits.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Bytes of a block: a request of this size costs little more than its bytes.
+pub(super) const BLOCK: u64 = 8 << 20;
+
+/// Share of the file system that stays free: 1 / 20.
+pub(super) const FREE: u64 = 20;
+
+/// A read waits so long for a disk, or for another process's download.
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A folder on a local disk that keeps what is read from object stores. Processes may share it.
+///
+/// A cached block is read like a file. Until the cache is full, sequential and windowed orders download whole blocks of
+/// 8 MiB, each once per machine; a global shuffle reads what it misses as single ranges, while blocks fill in the
+/// background. A full cache keeps what it has, except for data that no process reads.
+///
+/// ```no_run
+/// # fn main() -> feedline::Result<()> {
+/// use feedline::{Loader, dataset, storage::Cache};
+/// let tar = dataset::Tar::open("s3://bucket/train-{0000..1023}.tar")?;
+/// let loader = Loader::builder(tar).cache(Cache::at("/nvme/feedline").capacity(2 << 40)).build()?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cache {
+    pub(super) dir: PathBuf,
+    pub(super) capacity: u64,
+    pub(super) block: u64,
+}
+
+impl Cache {
+    /// A cache in this folder, which is made if it is missing. Everyone who may write to it is trusted.
+    pub fn at(dir: impl Into<PathBuf>) -> Self {
+        Self { dir: dir.into(), capacity: u64::MAX, block: BLOCK }
+    }
+
+    /// Limit of bytes of the whole folder, for all processes. By default, and in any case, 5 % of the file system stay
+    /// free.
+    pub fn capacity(self, bytes: u64) -> Self {
+        Self { capacity: bytes, ..self }
+    }
+
+    /// For tests: the size of a block, a multiple of 4 KiB.
+    #[cfg(feature = "unstable")]
+    #[doc(hidden)]
+    pub fn block_bytes(self, bytes: u64) -> Self {
+        Self { block: bytes.next_multiple_of(4096).max(4096), ..self }
+    }
+}

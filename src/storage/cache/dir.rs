@@ -1,0 +1,234 @@
+//! The folder of a cache: who reads which share of it, and how many bytes it holds.
+
+use super::super::fnv;
+use super::config::{Cache, FREE};
+use super::entry::{is_data_name, is_map, link_name, map_of};
+use rustix::fs::{FlockOperation, flock, statvfs};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+/// Shares of the folders. A process protects the shares that it reads from removal.
+const SHARES: usize = 64;
+
+/// Limit of the wait for another process's lock.
+const LOCK: Duration = Duration::from_secs(1);
+
+/// After a search for files to remove that found too few, none is begun for so long.
+const CALM: Duration = Duration::from_secs(10);
+
+/// Files without a link are removed at this age. Younger ones may be about to get it.
+const ORPHAN: Duration = Duration::from_secs(3600);
+
+pub(super) struct Dir {
+    root: PathBuf,
+    capacity: u64,
+    room: Mutex<Room>,
+    /// Shared locks, held for the life of the loader.
+    leases: Mutex<Vec<Option<File>>>,
+}
+
+struct Room {
+    used: File,
+    /// Shared by all loaders of the machine. Whoever gets it alone may count the files.
+    loaders: File,
+    /// Bytes of blocks on their way to the disk.
+    booked: u64,
+    searched: Option<Instant>,
+}
+
+/// An entry that may be removed.
+struct Old {
+    used: SystemTime,
+    data: PathBuf,
+    link: Option<PathBuf>,
+    bytes: u64,
+    share: usize,
+}
+
+impl Dir {
+    /// Errors: the system's.
+    pub(super) fn open(cache: &Cache) -> io::Result<Self> {
+        let root = std::path::absolute(&cache.dir)?.join("v1");
+        std::fs::create_dir_all(root.join("in-use"))?;
+        std::fs::create_dir_all(root.join("objects"))?;
+        // Programs for backups leave such folders out.
+        let tag = "Signature: 8a477f597d28d172789f06886806bc55\n# A cache of feedline; it may be deleted.\n";
+        if let Ok(file) = OpenOptions::new().write(true).create_new(true).open(root.join("CACHEDIR.TAG")) {
+            file.write_all_at(tag.as_bytes(), 0)?;
+        }
+        let (used, loaders) = (open_lock(&root.join("used"))?, open_lock(&root.join("loaders"))?);
+        take(&loaders, FlockOperation::NonBlockingLockShared)?;
+        let room = Mutex::new(Room { used, loaders, booked: 0, searched: None });
+        let leases = Mutex::new((0..SHARES).map(|_| None).collect());
+        Ok(Self { root, capacity: cache.capacity, room, leases })
+    }
+
+    /// The folder for the objects of a store's folder, which nobody empties from now on.
+    pub(super) fn folder(&self, url: &Path) -> io::Result<PathBuf> {
+        let share = fnv(url.parent().unwrap_or(url).as_os_str().as_encoded_bytes()) as usize % SHARES;
+        let mut leases = lock(&self.leases);
+        if leases[share].is_none() {
+            let file = open_lock(&self.lease(share))?;
+            take(&file, FlockOperation::NonBlockingLockShared)?;
+            leases[share] = Some(file);
+        }
+        Ok(self.share(share))
+    }
+
+    fn lease(&self, share: usize) -> PathBuf {
+        self.root.join("in-use").join(format!("{share:02x}"))
+    }
+
+    fn share(&self, share: usize) -> PathBuf {
+        self.root.join("objects").join(format!("{share:02x}"))
+    }
+
+    /// Books `bytes` more, and removes entries that nobody reads if there is no room; gives their number.
+    ///
+    /// Errors: the system's; `StorageFull`.
+    pub(super) fn reserve(&self, bytes: u64) -> io::Result<u64> {
+        let mut room = lock(&self.room);
+        take(&room.used, FlockOperation::NonBlockingLockExclusive)?;
+        let done = self.reserve_locked(&mut room, bytes);
+        let _ = flock(&room.used, FlockOperation::Unlock);
+        done
+    }
+
+    /// What [`reserve`](Self::reserve) booked is on the disk.
+    pub(super) fn written(&self, bytes: u64) {
+        lock(&self.room).booked -= bytes;
+    }
+
+    /// Gives back what [`reserve`](Self::reserve) booked.
+    pub(super) fn release(&self, bytes: u64) {
+        let mut room = lock(&self.room);
+        room.booked -= bytes;
+        if take(&room.used, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            let _ = read_number(&room.used).and_then(|used| write_number(&room.used, used.saturating_sub(bytes)));
+            let _ = flock(&room.used, FlockOperation::Unlock);
+        }
+    }
+
+    fn reserve_locked(&self, room: &mut Room, bytes: u64) -> io::Result<u64> {
+        let used = read_number(&room.used)?;
+        if self.fits(used, bytes)? {
+            room.booked += bytes;
+            return write_number(&room.used, used + bytes).map(|()| 0);
+        }
+        let full = || io::Error::new(io::ErrorKind::StorageFull, "the cache is full");
+        if room.searched.is_some_and(|when| when.elapsed() < CALM) {
+            return Err(full());
+        }
+        let mut found = Vec::new();
+        let total =
+            (0..SHARES).try_fold(0, |total, share| Ok::<_, io::Error>(total + self.look(share, &mut found)?))?;
+        // Killed processes leave the number too high. Others may have booked bytes that no file shows.
+        let alone = flock(&room.loaders, FlockOperation::NonBlockingLockExclusive).is_ok();
+        let _ = flock(&room.loaders, FlockOperation::NonBlockingLockShared);
+        let mut used = if alone { total + room.booked } else { used };
+        let removed = self.make_room(&mut used, bytes, found)?;
+        let fits = self.fits(used, bytes)?;
+        if fits {
+            used += bytes;
+            room.booked += bytes;
+        }
+        write_number(&room.used, used)?;
+        room.searched = (!fits).then(Instant::now);
+        if fits { Ok(removed) } else { Err(full()) }
+    }
+
+    fn fits(&self, used: u64, bytes: u64) -> io::Result<bool> {
+        let disk = statvfs(&self.root)?;
+        let (free, all) = (disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize);
+        Ok(used.saturating_add(bytes) <= self.capacity && free.saturating_sub(bytes) >= all / FREE)
+    }
+
+    /// Removes entries that nobody reads until `bytes` fit, the longest unused first; gives their number.
+    fn make_room(&self, used: &mut u64, bytes: u64, mut found: Vec<Old>) -> io::Result<u64> {
+        found.sort_unstable_by_key(|old| old.used);
+        let (mut removed, mut held) = (0, Vec::new());
+        held.resize_with(SHARES, || None);
+        for old in found {
+            if self.fits(*used, bytes)? {
+                break;
+            }
+            let idle = held[old.share].get_or_insert_with(|| {
+                let file = open_lock(&self.lease(old.share)).ok()?;
+                flock(&file, FlockOperation::NonBlockingLockExclusive).ok().map(|()| file)
+            });
+            if idle.is_some() && is_map(&map_of(&old.data)) {
+                // The link first: without it, nobody finds the rest.
+                let _ = old.link.map(std::fs::remove_file);
+                let gone = std::fs::remove_file(&old.data).is_ok();
+                let _ = std::fs::remove_file(map_of(&old.data));
+                *used = used.saturating_sub(if gone { old.bytes } else { 0 });
+                removed += u64::from(gone);
+            }
+        }
+        Ok(removed)
+    }
+
+    /// Lists the entries of a share; gives their bytes.
+    fn look(&self, share: usize, found: &mut Vec<Old>) -> io::Result<u64> {
+        let folder = self.share(share);
+        let names = match std::fs::read_dir(&folder) {
+            Ok(names) => names,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+            Err(error) => return Err(error),
+        };
+        let mut total = 0;
+        for name in names.flatten() {
+            let name = name.file_name();
+            let Some(name) = name.to_str().filter(|name| is_data_name(name)) else { continue };
+            let data = folder.join(name);
+            let (Ok(meta), Ok(map)) = (data.symlink_metadata(), map_of(&data).symlink_metadata()) else { continue };
+            let bytes = (meta.blocks() + map.blocks()) * 512;
+            total += bytes;
+            let link = folder.join(&name[..link_name(0).len()]);
+            let linked = std::fs::read_link(&link).is_ok_and(|to| to.as_os_str() == name);
+            let used = map.modified()?;
+            if linked || used.elapsed().is_ok_and(|age| age > ORPHAN) {
+                found.push(Old { used, data, link: linked.then_some(link), bytes, share });
+            }
+        }
+        Ok(total)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn open_lock(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
+}
+
+/// Waits for a lock, but no longer than [`LOCK`].
+fn take(file: &File, operation: FlockOperation) -> io::Result<()> {
+    let deadline = Instant::now() + LOCK;
+    loop {
+        match flock(file, operation) {
+            Ok(()) => return Ok(()),
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+fn read_number(file: &File) -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    match file.read_exact_at(&mut bytes, 0) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(0),
+        read => read.map(|()| u64::from_le_bytes(bytes)),
+    }
+}
+
+fn write_number(file: &File, number: u64) -> io::Result<()> {
+    file.write_all_at(&number.to_le_bytes(), 0)
+}

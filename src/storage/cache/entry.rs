@@ -1,0 +1,231 @@
+//! The two files of a cached object: its bytes, and the map that says which blocks are whole.
+//!
+//! ```text
+//! HASH.INC      [ block 0 ][ hole ][ block 2 ]…      as long as the object
+//! HASH.INC.map  [ header: 4 KiB ][ 32 bytes ][ 0 ][ 32 bytes ]…
+//! header  magic 8, length 8, block size 8, length of URL 4, of version 4, URL, version, CRC32C of all before
+//! record  boot 8, hash of the header 8, length of the block 4, CRC32C of the block 4, 0 4, CRC32C of all before 4
+//! ```
+//!
+//! A record of this boot counts as it is: the page cache shows what was written before it. After a crash of the system
+//! the block itself is compared.
+
+use super::super::{fnv, sys};
+use rustix::fd::AsFd;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const MAGIC: &[u8; 8] = b"FDLCACH1";
+const HEADER: usize = 4096;
+const RECORD: usize = 32;
+
+/// Hash of this boot's id. 0 if it is not known: then every block is compared.
+static BOOT: LazyLock<u64> = LazyLock::new(|| {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    if id.is_empty() { 0 } else { fnv(id.trim().as_bytes()).max(1) }
+});
+
+/// Header of an object's map: URL, version, length and block size.
+pub(super) struct Identity {
+    header: Vec<u8>,
+    /// Name of the object's link.
+    pub(super) hash: u64,
+    pub(super) len: u64,
+    pub(super) block: u64,
+}
+
+impl Identity {
+    /// `None` for a URL that does not fit the header.
+    pub(super) fn new(url: &[u8], pin: &str, len: u64, block: u64) -> Option<Self> {
+        let mut header = Vec::with_capacity(HEADER);
+        header.extend_from_slice(MAGIC);
+        header.extend([len, block].iter().flat_map(|number| number.to_le_bytes()));
+        header.extend([url.len(), pin.len()].iter().flat_map(|len| (*len as u32).to_le_bytes()));
+        header.extend_from_slice(url);
+        header.extend_from_slice(pin.as_bytes());
+        header.extend_from_slice(&crc32c::crc32c(&header).to_le_bytes());
+        (header.len() <= HEADER).then(|| {
+            header.resize(HEADER, 0);
+            Self { hash: fnv(&header), header, len, block }
+        })
+    }
+
+    /// Length of a block.
+    pub(super) fn block_len(&self, block: u64) -> u64 {
+        self.block.min(self.len - block * self.block)
+    }
+}
+
+/// The state of a block.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Missing,
+    /// Written in an earlier boot, with this CRC32C.
+    Unproven(u32),
+    Whole,
+}
+
+/// The open files of an object.
+pub(super) struct Entry {
+    data: File,
+    map: File,
+}
+
+impl Entry {
+    /// The entry that a link in `folder` names; `None` if there is none. Errors: the system's; `InvalidData` for
+    /// foreign files.
+    pub(super) fn find(folder: &Path, identity: &Identity) -> io::Result<Option<(Self, PathBuf)>> {
+        let link = folder.join(link_name(identity.hash));
+        let name = match std::fs::read_link(&link) {
+            Ok(name) => name,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        if !name.to_str().is_some_and(|name| is_data_name(name) && name.starts_with(&link_name(identity.hash))) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a link that leads elsewhere"));
+        }
+        let path = folder.join(name);
+        let open = |path: &Path| OpenOptions::new().read(true).write(true).custom_flags(NOFOLLOW).open(path);
+        let (data, map) = match (open(&path), open(&map_of(&path))) {
+            (Ok(data), Ok(map)) => (data, map),
+            (Err(error), _) | (_, Err(error)) if error.kind() == io::ErrorKind::NotFound => {
+                // Another process removes the entry, or ended between its files and the link.
+                let _ = std::fs::remove_file(&link);
+                return Ok(None);
+            }
+            (Err(error), _) | (_, Err(error)) => return Err(error),
+        };
+        let mut header = vec![0; HEADER];
+        map.read_exact_at(&mut header, 0)?;
+        if header != identity.header || data.metadata()?.len() != identity.len {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "another object of the same name"));
+        }
+        Ok(Some((Self { data, map }, path)))
+    }
+
+    /// Makes the files and the link. Another process may be faster; then its entry is the one.
+    pub(super) fn make(folder: &Path, identity: &Identity) -> io::Result<(Self, PathBuf)> {
+        static MADE: AtomicU64 = AtomicU64::new(0);
+        std::fs::create_dir_all(folder)?;
+        let now = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
+        let number = format!("{} {now:?} {}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
+        let link = link_name(identity.hash);
+        let name = format!("{link}.{:08x}", fnv(number.as_bytes()) as u32);
+        let path = folder.join(&name);
+        let new = |path: &Path| OpenOptions::new().read(true).write(true).create_new(true).open(path);
+        let made = new(&path).and_then(|data| {
+            let map = new(&map_of(&path))?;
+            map.write_all_at(&identity.header, 0)?;
+            data.set_len(identity.len)?;
+            std::os::unix::fs::symlink(&name, folder.join(&link))?;
+            Ok(Self { data, map })
+        });
+        match made {
+            Ok(entry) => Ok((entry, path)),
+            Err(error) => {
+                let _ = std::fs::remove_file(&path);
+                let _ = std::fs::remove_file(map_of(&path));
+                match error.kind() {
+                    io::ErrorKind::AlreadyExists => Self::find(folder, identity)?.ok_or(error),
+                    _ => Err(error),
+                }
+            }
+        }
+    }
+
+    /// Takes the right to download a block; false if another process has it. It ends with this entry, also by a kill.
+    pub(super) fn claim(&self, block: u64) -> bool {
+        // A file system without such locks allows two downloads of one block.
+        sys::lock_range(self.map.as_fd(), place_of(block), RECORD as u64).unwrap_or(true)
+    }
+
+    pub(super) fn state(&self, identity: &Identity, block: u64) -> io::Result<State> {
+        let mut record = [0; RECORD];
+        match self.map.read_exact_at(&mut record, place_of(block)) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(State::Missing),
+            read => read?,
+        }
+        let crc = u32::from_le_bytes([record[20], record[21], record[22], record[23]]);
+        Ok(match record {
+            record if record == record_of(identity, block, crc, *BOOT) && *BOOT != 0 => State::Whole,
+            record if record[8..] == record_of(identity, block, crc, boot_of(&record))[8..] => State::Unproven(crc),
+            _ => State::Missing,
+        })
+    }
+
+    /// Compares a block with its checksum, and renews its record if it is right.
+    pub(super) fn prove(&self, identity: &Identity, block: u64, crc: u32) -> io::Result<Option<Vec<u8>>> {
+        let mut bytes = vec![0; identity.block_len(block) as usize];
+        self.data.read_exact_at(&mut bytes, block * identity.block)?;
+        if crc32c::crc32c(&bytes) != crc {
+            return Ok(None);
+        }
+        self.record(identity, block, crc)?;
+        Ok(Some(bytes))
+    }
+
+    /// Writes a block, waits for the disk, and writes the record.
+    pub(super) fn keep(&self, identity: &Identity, block: u64, bytes: &[u8]) -> io::Result<()> {
+        self.data.write_all_at(bytes, block * identity.block)?;
+        self.data.sync_data()?;
+        self.record(identity, block, crc32c::crc32c(bytes))
+    }
+
+    fn record(&self, identity: &Identity, block: u64, crc: u32) -> io::Result<()> {
+        self.map.write_all_at(&record_of(identity, block, crc, *BOOT), place_of(block))
+    }
+
+    /// Marks the entry as used now. Those that nobody used for longest are removed first.
+    pub(super) fn touch(&self) {
+        let _ = self.map.set_modified(std::time::SystemTime::now());
+    }
+}
+
+const NOFOLLOW: i32 = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
+
+fn place_of(block: u64) -> u64 {
+    HEADER as u64 + block * RECORD as u64
+}
+
+fn record_of(identity: &Identity, block: u64, crc: u32, boot: u64) -> [u8; RECORD] {
+    let mut record = [0; RECORD];
+    record[..8].copy_from_slice(&boot.to_le_bytes());
+    record[8..16].copy_from_slice(&identity.hash.to_le_bytes());
+    record[16..20].copy_from_slice(&(identity.block_len(block) as u32).to_le_bytes());
+    record[20..24].copy_from_slice(&crc.to_le_bytes());
+    let sum = crc32c::crc32c(&record[..28]);
+    record[28..].copy_from_slice(&sum.to_le_bytes());
+    record
+}
+
+fn boot_of(record: &[u8; RECORD]) -> u64 {
+    let mut boot = [0; 8];
+    boot.copy_from_slice(&record[..8]);
+    u64::from_le_bytes(boot)
+}
+
+pub(super) fn link_name(hash: u64) -> String {
+    format!("{hash:016x}")
+}
+
+/// Whether a name is one of a data file: 16 digits, a dot, 8 digits.
+pub(super) fn is_data_name(name: &str) -> bool {
+    let hex = |text: &str, len: usize| text.len() == len && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    name.split_once('.').is_some_and(|(hash, number)| hex(hash, 16) && hex(number, 8))
+}
+
+pub(super) fn map_of(path: &Path) -> PathBuf {
+    let mut map = path.as_os_str().to_owned();
+    map.push(".map");
+    map.into()
+}
+
+/// Whether a file is the map of an entry.
+pub(super) fn is_map(path: &Path) -> bool {
+    let mut magic = [0; 8];
+    File::open(path).is_ok_and(|file| file.read_exact_at(&mut magic, 0).is_ok() && magic == *MAGIC)
+}

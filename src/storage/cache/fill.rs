@@ -1,0 +1,469 @@
+//! Fills a cache: the queue of blocks, the reads that wait for them, and the threads that download.
+//!
+//! ```text
+//! route ─┬─ first read of an object ────────────────► waits ──► a thread looks the object up ──► route again
+//!        ├─ missing block, and most of it is wanted ► waits ──► download ──► completed from memory ──► kept
+//!        └─ missing block, and little of it is wanted ► network; the block is downloaded when no read waits
+//! ```
+//!
+//! Limits: a thread holds one block in memory. A read waits at most [`PATIENCE`] for disks and other processes; then it
+//! goes to the network.
+
+use super::config::{Cache, PATIENCE};
+use super::dir::Dir;
+use super::entry::{Entry, Identity, State};
+use super::kept::{Kept, Object};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::storage::done::Done;
+use crate::storage::{Completion, DROP_DEADLINE, Extent, ReadOp, ReaderOptions, SourceId, Sources, Waker, remote};
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Downloads at a time, without a limit of memory.
+const THREADS: usize = 8;
+
+/// After a block was not kept, none is asked for for so long.
+const REST: Duration = Duration::from_secs(10);
+
+/// Pause between two looks at another process's download.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// The place that a read goes to.
+pub(crate) enum Route {
+    Disk(ReadOp),
+    Network(ReadOp),
+    /// It comes back as a completion, or from [`Fill::take_ready`].
+    Waits,
+}
+
+/// A cache's side of a loader.
+pub(crate) struct Fill {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+type Job = (SourceId, u64);
+
+struct Shared {
+    sources: Arc<Sources>,
+    kept: Arc<Kept>,
+    dir: Dir,
+    /// Samples follow each other in their objects, so that whole blocks are soon used.
+    dense: bool,
+    patience: Option<Duration>,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    done: Done,
+    /// Reads that waited, and whether they go to the network in any case.
+    ready: Mutex<Vec<(ReadOp, bool)>>,
+    waker: Waker,
+    stop: AtomicBool,
+    /// When blocks may be asked for again, in milliseconds from the start.
+    rests_until: AtomicU64,
+    started: Instant,
+}
+
+#[derive(Default)]
+struct Queue {
+    urgent: VecDeque<Job>,
+    later: VecDeque<Job>,
+    waiting: HashMap<Job, Waiting>,
+}
+
+struct Waiting {
+    ops: Vec<ReadOp>,
+    /// Since when a disk or another process is waited for. A download has limits of its own.
+    since: Option<Instant>,
+}
+
+impl Fill {
+    /// The table for what a cache holds of `sources`.
+    pub(crate) fn table(sources: &Sources, cache: &Cache) -> Arc<Kept> {
+        Arc::new(Kept::new(sources.count(), cache.block))
+    }
+
+    /// The cache of `sources`, with their table. `waker`: wakes the driver.
+    ///
+    /// Errors: [`ErrorKind::Config`] for a folder that cannot be used.
+    pub(crate) fn start(
+        (sources, kept): (Arc<Sources>, Arc<Kept>),
+        options: &ReaderOptions,
+        cache: &Cache,
+        waker: Waker,
+    ) -> Result<Self> {
+        let dir = Dir::open(cache).map_err(|error| {
+            let message = format!("the folder cannot be a cache: {error}");
+            Error::new(ErrorKind::Config, Stage::Build, message).with_path(&cache.dir)
+        })?;
+        let fits = |bytes: usize| (bytes as u64 / cache.block).clamp(1, THREADS as u64) as usize;
+        let count = options.connections.map_or(THREADS, fits);
+        let shared = Arc::new(Shared {
+            kept,
+            sources,
+            dir,
+            dense: options.dense,
+            patience: options.patience,
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+            done: Done::new(0, Some(waker.clone())),
+            ready: Mutex::default(),
+            waker,
+            stop: AtomicBool::new(false),
+            rests_until: AtomicU64::new(0),
+            started: Instant::now(),
+        });
+        let mut fill = Self { shared, threads: Vec::new() };
+        for number in 0..count {
+            let shared = fill.shared.clone();
+            let thread = std::thread::Builder::new().name(format!("feedline-fill-{number}"));
+            let started = thread.spawn(move || shared.work());
+            fill.threads
+                .push(started.map_err(|error| Error::os(Stage::Build, "cannot start a thread of the cache", error))?);
+        }
+        let watched = Arc::downgrade(&fill.shared);
+        remote::spawn(async move {
+            loop {
+                remote::sleep(PATIENCE / 4).await;
+                match watched.upgrade() {
+                    Some(shared) if !shared.stop.load(Ordering::Relaxed) => shared.sweep(),
+                    _ => return,
+                }
+            }
+        })?;
+        Ok(fill)
+    }
+
+    /// What is on the disk.
+    pub(crate) fn kept(&self) -> &Arc<Kept> {
+        &self.shared.kept
+    }
+
+    /// The place for a read of an object.
+    pub(crate) fn route(&self, op: ReadOp) -> Route {
+        self.shared.route(op)
+    }
+
+    /// Moves the completions of reads that waited to `out`; gives their number.
+    pub(crate) fn collect(&self, out: &mut Vec<Completion>) -> usize {
+        self.shared.done.wait(out, Some(Duration::ZERO))
+    }
+
+    /// Reads that waited, and whether they go to the network in any case.
+    pub(crate) fn take_ready(&self, out: &mut Vec<(ReadOp, bool)>) {
+        out.append(&mut lock(&self.shared.ready));
+    }
+
+    /// Completes the reads that wait as cancelled. Downloads go on.
+    pub(crate) fn cancel(&self) {
+        let waiting: Vec<_> = lock(&self.shared.queue).waiting.drain().collect();
+        let ready: Vec<_> = lock(&self.shared.ready).drain(..).map(|(op, _)| op).collect();
+        let ops = waiting.into_iter().flat_map(|(_, waiting)| waiting.ops).chain(ready);
+        self.shared.done.extend(ops.map(|op| {
+            let error = Error::new(ErrorKind::Cancelled, Stage::Read, "").with_range(op.extent.offset, op.extent.len);
+            Completion { tag: op.tag, buf: op.buf, result: Err(error) }
+        }));
+    }
+
+    /// Bytes of blocks in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        self.threads.len() * self.shared.kept.block() as usize + self.shared.kept.table_bytes()
+    }
+}
+
+impl Drop for Fill {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        // Between a thread's look at `stop` and its sleep lies the lock.
+        drop(lock(&self.shared.queue));
+        self.shared.changed.notify_all();
+        let deadline = Instant::now() + DROP_DEADLINE;
+        for thread in self.threads.drain(..) {
+            while !thread.is_finished() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            // A thread that hangs in a disk has no buffer of a read, and is left behind.
+            if thread.is_finished() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    fn route(&self, op: ReadOp) -> Route {
+        let extent = op.extent;
+        if extent.len == 0 || self.sources.check(&extent).is_err() {
+            return Route::Network(op);
+        }
+        let mut blocks = self.kept.blocks(extent.offset, extent.len);
+        let object = match self.kept.object(extent.source.index()) {
+            Some(Some(object)) => object,
+            Some(None) => return Route::Network(op),
+            None => return self.wait_for(op, *blocks.start()),
+        };
+        let Some(first) = blocks.find(|block| !object.has(*block)) else { return Route::Disk(op) };
+        if self.rests() {
+            return Route::Network(op);
+        }
+        let rest = blocks.filter(|block| !object.has(*block));
+        match self.dense || self.is_most(&extent, first) {
+            true => {
+                self.ask(object, extent.source, rest);
+                self.wait_for(op, first)
+            }
+            false => {
+                self.ask(object, extent.source, std::iter::once(first).chain(rest));
+                Route::Network(op)
+            }
+        }
+    }
+
+    /// Whether a read wants so much of a block that its download costs little more.
+    fn is_most(&self, extent: &Extent, block: u64) -> bool {
+        let len = self.sources.len_of(extent.source);
+        let block_len = self.kept.block().min(len - block * self.kept.block());
+        extent.len >= block_len / 4
+    }
+
+    /// Queues blocks that no read waits for.
+    fn ask(&self, object: &Object, source: SourceId, blocks: impl Iterator<Item = u64>) {
+        for block in blocks.filter(|block| object.ask(*block)) {
+            lock(&self.queue).later.push_back((source, block));
+            self.changed.notify_one();
+        }
+    }
+
+    fn wait_for(&self, op: ReadOp, block: u64) -> Route {
+        let job = (op.extent.source, block);
+        let mut queue = lock(&self.queue);
+        if let Some(waiting) = queue.waiting.get_mut(&job) {
+            waiting.ops.push(op);
+            return Route::Waits;
+        }
+        queue.waiting.insert(job, Waiting { ops: vec![op], since: Some(Instant::now()) });
+        queue.urgent.push_back(job);
+        drop(queue);
+        self.changed.notify_one();
+        Route::Waits
+    }
+
+    fn rests(&self) -> bool {
+        (self.started.elapsed().as_millis() as u64) < self.rests_until.load(Ordering::Relaxed)
+    }
+
+    /// The block is not kept. Nothing else is asked of the disk for a while.
+    fn rest(&self, why: &str, error: &io::Error) {
+        self.kept.dropped(format!("{why}: {error}"));
+        let until = self.started.elapsed() + REST;
+        self.rests_until.store(until.as_millis() as u64, Ordering::Relaxed);
+    }
+
+    fn work(&self) {
+        let mut buffer = Vec::new();
+        while let Some(job) = self.next() {
+            self.run(job, &mut buffer);
+        }
+    }
+
+    fn next(&self) -> Option<Job> {
+        let mut queue = lock(&self.queue);
+        loop {
+            if self.stop.load(Ordering::Acquire) {
+                return None;
+            }
+            if let Some(job) = queue.urgent.pop_front().or_else(|| queue.later.pop_front()) {
+                return Some(job);
+            }
+            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn run(&self, job: Job, buffer: &mut Vec<u8>) {
+        let (source, block) = job;
+        let Some(identity) = self.identity(source) else {
+            self.kept.set(source.index(), None, 0);
+            return self.release(job, false);
+        };
+        let Some(known) = self.kept.object(source.index()) else {
+            self.look_up(source, &identity);
+            return self.release(job, false);
+        };
+        let Some(object) = known else { return self.release(job, true) };
+        let mut fill = || {
+            let folder = object.path.parent().unwrap_or(&object.path);
+            match Entry::find(folder, &identity)? {
+                Some((entry, path)) if path == object.path => self.fill(job, &entry, &identity, buffer),
+                _ => Err(io::ErrorKind::NotFound.into()),
+            }
+        };
+        match fill() {
+            Ok(true) => {
+                object.set(block);
+                self.release(job, false);
+            }
+            Ok(false) => {
+                object.forget(block);
+                self.release(job, true);
+            }
+            Err(error) => {
+                if error.kind() == io::ErrorKind::NotFound {
+                    self.kept.lose(source.index());
+                }
+                self.rest("a block cannot be written", &error);
+                object.forget(block);
+                self.release(job, true);
+            }
+        }
+    }
+
+    fn identity(&self, source: SourceId) -> Option<Identity> {
+        let pin = self.sources.pin(source)?;
+        let (mut url, len) = (Vec::new(), self.sources.len_of(source));
+        self.sources.path_into(source, &mut url);
+        Identity::new(&url, &pin, len, self.kept.block())
+    }
+
+    /// Finds or makes the files of an object, and what they hold.
+    fn look_up(&self, source: SourceId, identity: &Identity) {
+        let found = || -> io::Result<(Entry, PathBuf)> {
+            let folder = self.dir.folder(&self.sources.path(source))?;
+            match Entry::find(&folder, identity)? {
+                Some(found) => Ok(found),
+                None => Entry::make(&folder, identity),
+            }
+        };
+        match found() {
+            Ok((entry, path)) => {
+                entry.touch();
+                let blocks = identity.len.div_ceil(identity.block);
+                let whole = (0..blocks).filter(|block| matches!(entry.state(identity, *block), Ok(State::Whole)));
+                let whole: Vec<_> = whole.collect();
+                if let Some(object) = self.kept.set(source.index(), Some(path), identity.len) {
+                    whole.into_iter().for_each(|block| object.set(block));
+                }
+            }
+            Err(error) => {
+                self.kept.set(source.index(), None, 0);
+                self.kept.dropped(format!("an object has no file: {error}"));
+            }
+        }
+    }
+
+    /// Brings one block to the disk. False: another process downloads it, or the network failed.
+    fn fill(&self, job: Job, entry: &Entry, identity: &Identity, buffer: &mut Vec<u8>) -> io::Result<bool> {
+        let block = job.1;
+        let started = Instant::now();
+        while !entry.claim(block) {
+            if entry.state(identity, block)? == State::Whole {
+                return Ok(true);
+            }
+            let waits = lock(&self.queue).waiting.contains_key(&job);
+            if !waits || started.elapsed() > PATIENCE || self.stop.load(Ordering::Relaxed) {
+                return Ok(false);
+            }
+            std::thread::sleep(LOOK);
+        }
+        match entry.state(identity, block)? {
+            State::Whole => return Ok(true),
+            // Its room is booked already.
+            State::Unproven(crc) => {
+                if let Some(bytes) = entry.prove(identity, block, crc)? {
+                    self.serve(job, &bytes);
+                    return Ok(true);
+                }
+            }
+            State::Missing => {}
+        }
+        let len = identity.block_len(block);
+        let removed = self.dir.reserve(len)?;
+        self.kept.removed(removed);
+        if !self.download(job, len, buffer) {
+            self.dir.release(len);
+            return Ok(false);
+        }
+        self.serve(job, buffer);
+        entry.keep(identity, block, buffer).inspect_err(|_| self.dir.release(len))?;
+        self.dir.written(len);
+        self.kept.wrote(len);
+        Ok(true)
+    }
+
+    /// False if the network failed: the read's own request says why.
+    fn download(&self, (source, block): Job, len: u64, buffer: &mut Vec<u8>) -> bool {
+        if let Some(waiting) = lock(&self.queue).waiting.get_mut(&(source, block)) {
+            waiting.since = None;
+        }
+        let Ok(object) = self.sources.object(source) else { return false };
+        let start = block * self.kept.block();
+        let bytes = object.bring(start..start + len, self.patience, std::mem::take(buffer), &self.stop);
+        match bytes {
+            Some(bytes) => *buffer = bytes,
+            None => return false,
+        }
+        true
+    }
+
+    /// Completes the reads that wait for a block and need no other one.
+    fn serve(&self, job: Job, bytes: &[u8]) {
+        let Some(waiting) = lock(&self.queue).waiting.remove(&job) else { return };
+        let start = job.1 * self.kept.block();
+        let within =
+            |op: &ReadOp| op.extent.offset >= start && op.extent.offset + op.extent.len <= start + bytes.len() as u64;
+        let (here, others): (Vec<_>, Vec<_>) = waiting.ops.into_iter().partition(within);
+        self.kept.miss(here.len() as u64);
+        self.done.extend(here.into_iter().map(|mut op| {
+            let piece = &bytes[(op.extent.offset - start) as usize..][..op.extent.len as usize];
+            let room = op.buf.as_mut_slice();
+            let result = match room.len() >= piece.len() {
+                true => {
+                    room[..piece.len()].copy_from_slice(piece);
+                    Ok(0)
+                }
+                false => {
+                    let message = format!("the buffer has {} bytes, but the read needs {}", room.len(), piece.len());
+                    Err(self.sources.at(Error::new(ErrorKind::Config, Stage::Read, message), &op.extent))
+                }
+            };
+            Completion { tag: op.tag, buf: op.buf, result }
+        }));
+        // Those need more blocks, and find this one on the disk.
+        if !others.is_empty() {
+            let mut queue = lock(&self.queue);
+            let again = queue.waiting.entry(job).or_insert(Waiting { ops: Vec::new(), since: Some(Instant::now()) });
+            again.ops.extend(others);
+        }
+    }
+
+    /// Gives the reads that wait for a block back to the driver.
+    fn release(&self, job: Job, to_network: bool) {
+        let Some(waiting) = lock(&self.queue).waiting.remove(&job) else { return };
+        self.give_back(waiting.ops, to_network);
+    }
+
+    fn give_back(&self, ops: Vec<ReadOp>, to_network: bool) {
+        lock(&self.ready).extend(ops.into_iter().map(|op| (op, to_network)));
+        self.waker.wake();
+    }
+
+    /// Sends reads to the network whose disk or process does not answer.
+    fn sweep(&self) {
+        let late = |waiting: &Waiting| waiting.since.is_some_and(|since| since.elapsed() > PATIENCE);
+        let mut queue = lock(&self.queue);
+        let late: Vec<_> = queue.waiting.iter().filter(|(_, waiting)| late(waiting)).map(|(job, _)| *job).collect();
+        let ops: Vec<_> = late.iter().filter_map(|job| queue.waiting.remove(job)).flat_map(|late| late.ops).collect();
+        drop(queue);
+        if !ops.is_empty() {
+            self.kept.dropped(format!("the disk did not answer for {PATIENCE:?}"));
+            self.give_back(ops, true);
+        }
+    }
+}

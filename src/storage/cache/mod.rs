@@ -1,0 +1,40 @@
+//! A cache of objects on local disks, shared by the processes of a machine.
+//!
+//! ```text
+//! read of an object ──► route ─┬─ all blocks are here ─► reader of files (page cache, io_uring, O_DIRECT)
+//!                              ├─ dense order, or most of a block ─► waits ─┐
+//!                              └─ else ─► network, at once;  block ─────────┤ queue
+//!                                                                           ▼
+//!             feedline-fill threads: claim ─► room ─► download a block ─► waiting reads ─► write, sync ─► record
+//! ```
+//!
+//! Where to start reading: `dir` (folders, names, room), `entry` (the two files of an object), `kept` (blocks that this
+//! process knows), `fill` (queue and threads). `storage::mixed` asks [`Fill::route`].
+//!
+//! ```text
+//! DIR/v1/used                 bytes of all files, under a lock
+//! DIR/v1/in-use/00 … 3f       shared locks of the processes that read this share of the folders
+//! DIR/v1/objects/2a/HASH      link to the file: a name for one URL, version, length and block size
+//! DIR/v1/objects/2a/HASH.INC      the bytes at the object's own offsets, with holes for missing blocks
+//! DIR/v1/objects/2a/HASH.INC.map  URL and version, then a record of 32 bytes for each block that is whole
+//! ```
+//!
+//! Limits: [`BLOCK`](config::BLOCK) bytes per download and thread; one download per block and machine, as a rule; [`FREE`](config::FREE) of the file
+//! system stays free.
+//!
+//! Invariants:
+//! * A file's name is never used again, and its blocks only come. So a reader may close and open it at any time.
+//! * A record follows the block's synced bytes. A record of an earlier boot counts after its checksum was compared.
+//! * A failing, full, slow or read-only disk never fails a read: it goes to the network, and is counted.
+//! * No read waits for a lock or disk for longer than [`PATIENCE`](config::PATIENCE).
+//! * Only files with this name and header are removed, and only of folders that no process reads.
+
+mod config;
+mod dir;
+mod entry;
+mod fill;
+mod kept;
+
+pub use config::Cache;
+pub(crate) use fill::{Fill, Route};
+pub(crate) use kept::Kept;

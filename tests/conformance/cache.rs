@@ -1,0 +1,283 @@
+//! The local cache of objects: the same bytes as from the store, whatever the cache holds, loses or cannot keep.
+
+use crate::common::got::{Got, same};
+use crate::common::server::{Fault, Request, Server};
+use crate::common::{Dir, noise};
+use feedline::dataset::Records;
+use feedline::profile::CacheReads;
+use feedline::storage::{Cache, Direct, Mode};
+use feedline::{Loader, Order};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+const RECORD: usize = 1000;
+const COUNT: usize = 300;
+const BLOCK: u64 = 16 << 10;
+/// Blocks of both objects.
+const BLOCKS: u64 = 2 * (RECORD as u64 * COUNT as u64 / 2).div_ceil(BLOCK);
+
+/// A bucket of two objects, and their batches.
+struct Bucket {
+    server: Server,
+    dir: Dir,
+}
+
+impl Bucket {
+    fn new() -> Self {
+        let (server, bytes) = (Server::new(), noise(RECORD * COUNT, 21));
+        server.put("bucket/a.bin", bytes[..bytes.len() / 2].to_vec());
+        server.put("bucket/b.bin", bytes[bytes.len() / 2..].to_vec());
+        Self { server, dir: Dir::new() }
+    }
+
+    fn records(&self) -> Records {
+        Records::builder(RECORD).open_files(&[self.server.s3("a.bin"), self.server.s3("b.bin")]).unwrap()
+    }
+
+    fn cache(&self) -> Cache {
+        Cache::at(self.dir.path("cache")).block_bytes(BLOCK)
+    }
+
+    fn loader(&self, order: Order, cache: Cache) -> Loader {
+        self.reader(order, cache, Mode::Auto)
+    }
+
+    fn reader(&self, order: Order, cache: Cache, mode: Mode) -> Loader {
+        Loader::builder(self.records()).order(order).batch_size(7).reader(mode).cache(cache).build().unwrap()
+    }
+
+    fn expected(&self, order: Order) -> Vec<Got> {
+        let loader = Loader::builder(self.records()).order(order).batch_size(7).build().unwrap();
+        Got::epoch(&loader, 0)
+    }
+
+    /// Requests for data since the last call.
+    fn downloads(&self) -> usize {
+        self.server.take_log().iter().filter(|request| is_read(request)).count()
+    }
+
+    /// The files in the cache whose names have this ending, after 25 characters of hash and number.
+    fn files(&self, ending: &str) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        for share in std::fs::read_dir(self.dir.path("cache/v1/objects")).into_iter().flatten().flatten() {
+            for file in std::fs::read_dir(share.path()).into_iter().flatten().flatten() {
+                let name = file.file_name().into_string().unwrap();
+                if name.len() == 25 + ending.len() && name.ends_with(ending) {
+                    found.push(file.path());
+                }
+            }
+        }
+        found.sort();
+        found
+    }
+}
+
+fn is_read(request: &Request) -> bool {
+    request.range.is_some()
+}
+
+fn counts(loader: &Loader) -> CacheReads {
+    loader.report().local_cache.unwrap()
+}
+
+/// Epochs until all blocks are there.
+fn fill(loader: &Loader) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while counts(loader).blocks < BLOCKS {
+        assert!(Instant::now() < deadline, "{}", counts(loader));
+        Got::epoch(loader, 0);
+    }
+}
+
+#[test]
+fn a_full_cache_needs_no_store() {
+    for mode in [Mode::Auto, Mode::Uring, Mode::Pread, Mode::Mmap] {
+        for order in [Order::sequential(), Order::shuffled(4)] {
+            let bucket = Bucket::new();
+            let expected = bucket.expected(order.clone());
+            let loader = bucket.reader(order.clone(), bucket.cache(), mode);
+            same(&Got::epoch(&loader, 0), &expected, "cold");
+            fill(&loader);
+            bucket.server.script(|request| is_read(request).then_some(Fault::Close));
+            same(&Got::epoch(&loader, 0), &expected, "full");
+            let other = bucket.reader(order, bucket.cache(), mode);
+            same(&Got::epoch(&other, 0), &expected, "full, by another loader");
+            assert_eq!((counts(&other).misses, counts(&other).blocks), (0, 0), "{mode:?}: {}", counts(&other));
+            let said = other.report().to_string();
+            assert!(
+                said.contains("local cache by") && said.contains("100.0 % of 300 reads from the local disk"),
+                "{said}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_sequential_epoch_downloads_each_block_once() {
+    let bucket = Bucket::new();
+    let loader = bucket.loader(Order::sequential(), bucket.cache());
+    bucket.downloads();
+    same(&Got::epoch(&loader, 0), &bucket.expected(Order::sequential()), "cold");
+    let log = bucket.server.take_log();
+    let blocks = log.iter().filter(|request| request.range.is_some_and(|(first, _)| first % BLOCK == 0)).count();
+    assert!(blocks >= BLOCKS as usize, "{blocks}");
+    assert_eq!(counts(&loader).blocks, BLOCKS);
+}
+
+#[test]
+fn loaders_that_share_a_cache_download_each_block_once() {
+    let bucket = Bucket::new();
+    let expected = bucket.expected(Order::sequential());
+    bucket.downloads();
+    let loaders: Vec<_> = (0..4).map(|_| bucket.loader(Order::sequential(), bucket.cache())).collect();
+    std::thread::scope(|scope| {
+        for loader in &loaders {
+            scope.spawn(|| same(&Got::epoch(loader, 0), &expected, "shared"));
+        }
+    });
+    let blocks: u64 = loaders.iter().map(|loader| counts(loader).blocks).sum();
+    assert_eq!((blocks, bucket.downloads()), (BLOCKS, BLOCKS as usize));
+}
+
+#[test]
+fn a_cache_without_room_keeps_what_fits_and_fails_nothing() {
+    for capacity in [0, BLOCK, 3 * BLOCK + 1] {
+        for order in [Order::sequential(), Order::shuffled(8)] {
+            let bucket = Bucket::new();
+            let loader = bucket.loader(order.clone(), bucket.cache().capacity(capacity));
+            let expected = bucket.expected(order);
+            for round in 0..3 {
+                same(&Got::epoch(&loader, 0), &expected, &format!("capacity {capacity}, round {round}"));
+            }
+            let counts = counts(&loader);
+            assert!(counts.bytes <= capacity && counts.not_kept > 0, "{counts}");
+            assert!(counts.why.as_ref().is_some_and(|why| why.contains("the cache is full")), "{counts}");
+        }
+    }
+}
+
+#[test]
+fn a_cache_may_shrink_and_lose_its_files_under_a_loader() {
+    let bucket = Bucket::new();
+    let expected = bucket.expected(Order::sequential());
+    let loader = bucket.loader(Order::sequential(), bucket.cache());
+    fill(&loader);
+    let smaller = bucket.loader(Order::shuffled(1), bucket.cache().capacity(BLOCK));
+    same(&Got::epoch(&smaller, 0), &bucket.expected(Order::shuffled(1)), "smaller");
+    assert_eq!(bucket.files("").len(), 2, "what a loader reads stays");
+    std::fs::remove_dir_all(bucket.dir.path("cache")).unwrap();
+    same(&Got::epoch(&loader, 0), &expected, "without its files");
+    same(&Got::epoch(&bucket.loader(Order::sequential(), bucket.cache()), 0), &expected, "made anew");
+}
+
+#[test]
+fn objects_of_ended_runs_make_room_and_foreign_files_stay() {
+    let bucket = Bucket::new();
+    fill(&bucket.loader(Order::sequential(), bucket.cache()));
+    let share = bucket.files("")[0].parent().unwrap().to_path_buf();
+    let foreign =
+        ["mine.txt", "0123456789abcdef.01234567", "0123456789abcdef.01234567.map"].map(|name| share.join(name));
+    foreign.iter().for_each(|path| std::fs::write(path, vec![7; 100_000]).unwrap());
+    let (other, bytes) = (Server::new(), noise(RECORD * 100, 3));
+    other.put("bucket/c.bin", bytes.clone());
+    let records = Records::builder(RECORD).open_files(&[other.s3("c.bin")]).unwrap();
+    let builder = Loader::builder(records).order(Order::sequential()).batch_size(10);
+    let loader = builder.cache(bucket.cache().capacity(250_000)).build().unwrap();
+    let got: Vec<u8> = Got::epoch(&loader, 0).iter().flat_map(|got| got.fields[0].bytes.clone()).collect();
+    assert!(got == bytes);
+    assert!(counts(&loader).removed > 0 && counts(&loader).blocks > 0, "{}", counts(&loader));
+    assert!(foreign.iter().all(|path| path.exists()));
+}
+
+/// Changes the records of all maps: the boot's number, and the checksum after it.
+fn reboot(bucket: &Bucket) {
+    for map in bucket.files(".map") {
+        let mut bytes = std::fs::read(&map).unwrap();
+        for record in bytes[4096..].chunks_mut(32).filter(|record| record.iter().any(|byte| *byte != 0)) {
+            record[0] ^= 1;
+            let sum = crc32c::crc32c(&record[..28]);
+            record[28..].copy_from_slice(&sum.to_le_bytes());
+        }
+        std::fs::write(&map, bytes).unwrap();
+    }
+}
+
+#[test]
+fn blocks_of_an_earlier_boot_count_once_they_are_proven() {
+    let bucket = Bucket::new();
+    let expected = bucket.expected(Order::sequential());
+    fill(&bucket.loader(Order::sequential(), bucket.cache()));
+    reboot(&bucket);
+    let data = std::fs::OpenOptions::new().write(true).open(&bucket.files("")[0]).unwrap();
+    data.write_all_at(&[0; 512], 2 * BLOCK + 5000).unwrap();
+    bucket.downloads();
+    let loader = bucket.loader(Order::sequential(), bucket.cache());
+    same(&Got::epoch(&loader, 0), &expected, "after the crash");
+    assert_eq!((counts(&loader).blocks, bucket.downloads()), (1, 1), "the torn block alone is fetched");
+}
+
+#[test]
+fn damaged_maps_and_foreign_links_are_not_believed() {
+    for damage in 0..4 {
+        let bucket = Bucket::new();
+        let expected = bucket.expected(Order::sequential());
+        fill(&bucket.loader(Order::sequential(), bucket.cache()));
+        let map = bucket.files(".map")[0].clone();
+        let mut bytes = std::fs::read(&map).unwrap();
+        match damage {
+            0 => bytes[4096 + 20] ^= 1,
+            1 => bytes[40] ^= 1,
+            2 => bytes.truncate(4096 + 40),
+            _ => {
+                let link = map.with_extension("").with_extension("");
+                std::fs::remove_file(&link).unwrap();
+                std::os::unix::fs::symlink("/etc/passwd", &link).unwrap();
+            }
+        }
+        std::fs::write(&map, bytes).unwrap();
+        let loader = bucket.loader(Order::sequential(), bucket.cache());
+        same(&Got::epoch(&loader, 0), &expected, &format!("damage {damage}"));
+        assert!(counts(&loader).blocks > 0 || counts(&loader).not_kept > 0, "{}", counts(&loader));
+    }
+}
+
+#[test]
+fn a_new_version_of_an_object_is_another_entry() {
+    let bucket = Bucket::new();
+    fill(&bucket.loader(Order::sequential(), bucket.cache()));
+    let bytes = noise(RECORD * COUNT / 2, 99);
+    bucket.server.put("bucket/a.bin", bytes.clone());
+    // The listing of before counts for a minute; a store of another name has none.
+    let records = Records::builder(RECORD).open_files(&[bucket.server.http("a.bin")]).unwrap();
+    let builder = Loader::builder(records).order(Order::sequential()).batch_size(10).cache(bucket.cache());
+    let got = Got::epoch(&builder.build().unwrap(), 0);
+    assert!(got.iter().flat_map(|got| got.fields[0].bytes.clone()).collect::<Vec<_>>() == bytes);
+}
+
+#[test]
+fn a_folder_that_cannot_be_a_cache_is_refused_by_name() {
+    let bucket = Bucket::new();
+    let file = bucket.dir.write("file", b"x");
+    let builder = Loader::builder(bucket.records()).batch_size(7).cache(Cache::at(&file));
+    let error = builder.build().err().unwrap().to_string();
+    assert!(error.contains("the folder cannot be a cache") && error.contains("file"), "{error}");
+    // It becomes unusable later: nothing is kept, and nothing fails.
+    std::fs::create_dir_all(bucket.dir.path("cache/v1")).unwrap();
+    let loader = bucket.loader(Order::sequential(), bucket.cache());
+    std::fs::remove_dir(bucket.dir.path("cache/v1/objects")).unwrap();
+    std::fs::write(bucket.dir.path("cache/v1/objects"), b"x").unwrap();
+    same(&Got::epoch(&loader, 0), &bucket.expected(Order::sequential()), "no folder");
+    assert!(counts(&loader).why.is_some_and(|why| why.contains("an object has no file")));
+}
+
+#[test]
+fn o_direct_reads_what_the_cache_wrote() {
+    let bucket = Bucket::new();
+    let expected = bucket.expected(Order::shuffled(2));
+    let builder = Loader::builder(bucket.records()).order(Order::shuffled(2)).batch_size(7);
+    let loader = builder.reader(Mode::Uring).direct(Direct::On).cache(bucket.cache()).build().unwrap();
+    fill(&loader);
+    bucket.server.script(|request| is_read(request).then_some(Fault::Close));
+    same(&Got::epoch(&loader, 0), &expected, "O_DIRECT");
+}
