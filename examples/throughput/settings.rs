@@ -55,6 +55,14 @@ pub struct Settings {
     /// Memory budget in MiB [default: the need of the other settings]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub budget_mib: Option<u32>,
+    /// Objects: keep them in this folder on a local disk
+    #[cfg(feature = "remote")]
+    #[arg(long)]
+    pub cache: Option<std::path::PathBuf>,
+    /// Objects: limit of the folder in GiB [default: 95 % of the disk]
+    #[cfg(feature = "remote")]
+    #[arg(long, requires = "cache")]
+    pub cache_gib: Option<u64>,
     /// Drop the files from the page cache first
     #[arg(long)]
     pub cold: bool,
@@ -161,6 +169,21 @@ impl Settings {
         if let Some(mib) = self.budget_mib {
             builder = builder.memory_budget((mib as usize) << 20);
         }
+        self.keep(builder)
+    }
+
+    #[cfg(feature = "remote")]
+    fn keep(&self, builder: LoaderBuilder) -> LoaderBuilder {
+        let Some(dir) = &self.cache else { return builder };
+        let cache = feedline::storage::Cache::at(dir);
+        builder.cache(match self.cache_gib {
+            Some(gib) => cache.capacity(gib << 30),
+            None => cache,
+        })
+    }
+
+    #[cfg(not(feature = "remote"))]
+    fn keep(&self, builder: LoaderBuilder) -> LoaderBuilder {
         builder
     }
 }
@@ -183,6 +206,11 @@ pub fn drop_from_cache(dataset: &impl Dataset) -> Result<(), Box<dyn Error>> {
     let sources = dataset.sources();
     for id in sources.ids().filter(|id| sources.bytes_of(*id).is_none()) {
         let path = sources.path(id);
+        if path.as_os_str().as_encoded_bytes().windows(3).any(|three| three == b"://") {
+            return Err(
+                format!("{}: an object has no pages in the page cache; leave out --cold", path.display()).into()
+            );
+        }
         let file = std::fs::File::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         // Unwritten pages cannot be dropped. Read-only media refuse to sync, and have none.
         let _ = file.sync_data();

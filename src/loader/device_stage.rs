@@ -65,7 +65,9 @@ impl Routes {
         let context = RouteContext { transforms: draft.transforms, ..self.context.clone() };
         let trial = self.firsts.iter().flatten().next().map(|extent| self.trial(*extent));
         let lane = &mut self.lane;
+        let remote = self.sources.kinds().0;
         let routes = route::choose(self.settings.gds, &candidates, &context, || match (lane, trial) {
+            _ if remote => Err("cuFile reads files, not objects of a store".into()),
             (Some(lane), Some(trial)) => lane.open_direct(trial),
             _ => Err("no file to read".into()),
         })?;

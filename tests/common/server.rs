@@ -33,6 +33,8 @@ pub enum Fault {
     OtherVersion,
     /// Sends one byte at a time.
     Trickle,
+    /// The right answer, later.
+    Delay(Duration),
 }
 
 /// One request.
@@ -227,6 +229,7 @@ impl Inner {
         let id = "x-amz-request-id: REQ-1\r\n";
         match fault {
             Some(Fault::Close) => return Ok(false),
+            Some(Fault::Delay(delay)) => std::thread::sleep(delay),
             Some(Fault::Status(status, retry_after, code)) => {
                 let body = format!("<Error><Code>{code}</Code><Message>m</Message></Error>");
                 let after = retry_after.map_or(String::new(), |after| format!("retry-after: {after}\r\n"));

@@ -2,13 +2,14 @@
 
 use crate::common::got::{Got, same};
 use crate::common::server::{Fault, Request, Server};
-use crate::common::{Dir, noise};
+use crate::common::{Dir, noise, sweep};
 use feedline::dataset::Records;
 use feedline::profile::CacheReads;
 use feedline::storage::{Cache, Direct, Mode};
 use feedline::{Loader, Order};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const RECORD: usize = 1000;
@@ -280,4 +281,62 @@ fn o_direct_reads_what_the_cache_wrote() {
     fill(&loader);
     bucket.server.script(|request| is_read(request).then_some(Fault::Close));
     same(&Got::epoch(&loader, 0), &expected, "O_DIRECT");
+}
+
+/// Another process that reads the bucket through the cache: `once`, or until it is killed.
+fn child(bucket: &Bucket, once: bool) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "cache::part", "--ignored", "--nocapture"]).stdout(Stdio::null());
+    command.env("CACHE_URL", bucket.server.http("")).env("CACHE_DIR", bucket.dir.path("cache"));
+    command.env("CACHE_ONCE", once.to_string()).spawn().unwrap()
+}
+
+#[test]
+#[ignore = "a part of other tests, which start it as a process of its own"]
+fn part() {
+    let (url, dir) = (std::env::var("CACHE_URL").unwrap(), std::env::var("CACHE_DIR").unwrap());
+    let records = Records::builder(RECORD).open_files(&["a.bin", "b.bin"].map(|name| format!("{url}{name}"))).unwrap();
+    let cache = Cache::at(dir).block_bytes(BLOCK);
+    let loader = Loader::builder(records).order(Order::sequential()).batch_size(7).cache(cache).build().unwrap();
+    let expected = noise(RECORD * COUNT, 21);
+    loop {
+        let bytes: Vec<u8> = Got::epoch(&loader, 0).into_iter().flat_map(|got| got.fields[0].bytes.clone()).collect();
+        assert!(bytes[..expected.len()] == expected);
+        if std::env::var("CACHE_ONCE").unwrap() == "true" {
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_kill_while_blocks_are_written_leaves_no_wrong_byte() {
+    let bucket = Bucket::new();
+    let records = || {
+        let urls = ["a.bin", "b.bin"].map(|name| bucket.server.http(name));
+        Records::builder(RECORD).open_files(&urls).unwrap()
+    };
+    let expected = Got::epoch(&Loader::builder(records()).batch_size(7).build().unwrap(), 0);
+    // Long enough that most kills meet a cache that fills.
+    bucket.server.script(|request| is_read(request).then_some(Fault::Delay(Duration::from_millis(3))));
+    for kill in 0..sweep::size(20, 100, 1000) {
+        if kill % 4 == 0 {
+            let _ = std::fs::remove_dir_all(bucket.dir.path("cache"));
+        }
+        let mut child = child(&bucket, false);
+        std::thread::sleep(Duration::from_micros(20_000 + 977 * (kill * 37 % 60)));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let builder = Loader::builder(records()).batch_size(7).cache(bucket.cache());
+        same(&Got::epoch(&builder.build().unwrap(), 0), &expected, &format!("kill {kill}"));
+    }
+}
+
+#[test]
+fn eight_processes_on_one_cache_download_each_block_once() {
+    let bucket = Bucket::new();
+    bucket.downloads();
+    let children: Vec<_> = (0..8).map(|_| child(&bucket, true)).collect();
+    children.into_iter().for_each(|mut child| assert!(child.wait().unwrap().success()));
+    let downloads = bucket.downloads() as u64;
+    assert!((BLOCKS..=BLOCKS + BLOCKS / 20 + 1).contains(&downloads), "{downloads} downloads of {BLOCKS} blocks");
 }

@@ -65,11 +65,15 @@ struct Shared {
     stop: AtomicBool,
     /// When blocks may be asked for again, in milliseconds from the start.
     rests_until: AtomicU64,
+    /// When a job ended last, in milliseconds from the start.
+    moved: AtomicU64,
     started: Instant,
 }
 
 #[derive(Default)]
 struct Queue {
+    /// For objects that were not looked up yet. One thread does nothing else, so that no download delays them.
+    lookups: VecDeque<Job>,
     urgent: VecDeque<Job>,
     later: VecDeque<Job>,
     waiting: HashMap<Job, Waiting>,
@@ -115,13 +119,14 @@ impl Fill {
             waker,
             stop: AtomicBool::new(false),
             rests_until: AtomicU64::new(0),
+            moved: AtomicU64::new(0),
             started: Instant::now(),
         });
         let mut fill = Self { shared, threads: Vec::new() };
-        for number in 0..count {
+        for number in 0..=count {
             let shared = fill.shared.clone();
             let thread = std::thread::Builder::new().name(format!("feedline-fill-{number}"));
-            let started = thread.spawn(move || shared.work());
+            let started = thread.spawn(move || shared.work(number > 0));
             fill.threads
                 .push(started.map_err(|error| Error::os(Stage::Build, "cannot start a thread of the cache", error))?);
         }
@@ -171,7 +176,7 @@ impl Fill {
 
     /// Bytes of blocks in memory.
     pub(crate) fn bytes(&self) -> usize {
-        self.threads.len() * self.shared.kept.block() as usize + self.shared.kept.table_bytes()
+        (self.threads.len() - 1) * self.shared.kept.block() as usize + self.shared.kept.table_bytes()
     }
 }
 
@@ -238,7 +243,7 @@ impl Shared {
     fn ask(&self, object: &Object, source: SourceId, blocks: impl Iterator<Item = u64>) {
         for block in blocks.filter(|block| object.ask(*block)) {
             lock(&self.queue).later.push_back((source, block));
-            self.changed.notify_one();
+            self.changed.notify_all();
         }
     }
 
@@ -250,9 +255,13 @@ impl Shared {
             return Route::Waits;
         }
         queue.waiting.insert(job, Waiting { ops: vec![op], since: Some(Instant::now()) });
-        queue.urgent.push_back(job);
+        match self.kept.object(job.0.index()) {
+            None => queue.lookups.push_back(job),
+            Some(_) => queue.urgent.push_back(job),
+        }
         drop(queue);
-        self.changed.notify_one();
+        // One alone might be the thread that does not want this job.
+        self.changed.notify_all();
         Route::Waits
     }
 
@@ -267,20 +276,30 @@ impl Shared {
         self.rests_until.store(until.as_millis() as u64, Ordering::Relaxed);
     }
 
-    fn work(&self) {
+    fn work(&self, downloads: bool) {
         let mut buffer = Vec::new();
-        while let Some(job) = self.next() {
+        while let Some(job) = self.next(downloads) {
             self.run(job, &mut buffer);
+            self.progress();
         }
     }
 
-    fn next(&self) -> Option<Job> {
+    /// Threads and downloads move, so reads in the queue may wait.
+    fn progress(&self) {
+        self.moved.store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
+    }
+
+    fn next(&self, downloads: bool) -> Option<Job> {
         let mut queue = lock(&self.queue);
         loop {
             if self.stop.load(Ordering::Acquire) {
                 return None;
             }
-            if let Some(job) = queue.urgent.pop_front().or_else(|| queue.later.pop_front()) {
+            let lookup = queue.lookups.pop_front();
+            if let Some(job) = lookup {
+                return Some(job);
+            }
+            if downloads && let Some(job) = queue.urgent.pop_front().or_else(|| queue.later.pop_front()) {
                 return Some(job);
             }
             queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
@@ -386,8 +405,9 @@ impl Shared {
         let len = identity.block_len(block);
         let removed = self.dir.reserve(len)?;
         self.kept.removed(removed);
-        if !self.download(job, len, buffer) {
+        if let Err(error) = self.download(job, len, buffer) {
             self.dir.release(len);
+            self.fail(job, &error);
             return Ok(false);
         }
         self.serve(job, buffer);
@@ -397,19 +417,28 @@ impl Shared {
         Ok(true)
     }
 
-    /// False if the network failed: the read's own request says why.
-    fn download(&self, (source, block): Job, len: u64, buffer: &mut Vec<u8>) -> bool {
+    fn download(&self, (source, block): Job, len: u64, buffer: &mut Vec<u8>) -> Result<()> {
         if let Some(waiting) = lock(&self.queue).waiting.get_mut(&(source, block)) {
             waiting.since = None;
         }
-        let Ok(object) = self.sources.object(source) else { return false };
         let start = block * self.kept.block();
-        let bytes = object.bring(start..start + len, self.patience, std::mem::take(buffer), &self.stop);
-        match bytes {
-            Some(bytes) => *buffer = bytes,
-            None => return false,
+        // The reads' own requests follow if this one brings nothing: both fit the stall deadline.
+        let patience = self.patience.map(|patience| patience / 2);
+        let object = self.sources.object(source)?;
+        *buffer = object.bring(start..start + len, patience, std::mem::take(buffer), &self.stop)?;
+        Ok(())
+    }
+
+    /// Completes the reads that wait for an object that cannot be read at all. Others try it themselves.
+    fn fail(&self, job: Job, error: &Error) {
+        if matches!(error.kind(), ErrorKind::Io | ErrorKind::Stalled) {
+            return;
         }
-        true
+        let Some(waiting) = lock(&self.queue).waiting.remove(&job) else { return };
+        self.done.extend(waiting.ops.into_iter().map(|op| {
+            let result = Err(self.sources.at(error.clone_lossy(), &op.extent));
+            Completion { tag: op.tag, buf: op.buf, result }
+        }));
     }
 
     /// Completes the reads that wait for a block and need no other one.
@@ -456,7 +485,8 @@ impl Shared {
 
     /// Sends reads to the network whose disk or process does not answer.
     fn sweep(&self) {
-        let late = |waiting: &Waiting| waiting.since.is_some_and(|since| since.elapsed() > PATIENCE);
+        let moved = self.started + Duration::from_millis(self.moved.load(Ordering::Relaxed));
+        let late = |waiting: &Waiting| waiting.since.is_some_and(|since| since.max(moved).elapsed() > PATIENCE);
         let mut queue = lock(&self.queue);
         let late: Vec<_> = queue.waiting.iter().filter(|(_, waiting)| late(waiting)).map(|(job, _)| *job).collect();
         let ops: Vec<_> = late.iter().filter_map(|job| queue.waiting.remove(job)).flat_map(|late| late.ops).collect();

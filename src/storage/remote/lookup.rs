@@ -102,29 +102,31 @@ impl Object {
         Ok(())
     }
 
-    /// Brings a range into `buffer` on the network threads; `None` if that failed, or `stop` was set meanwhile.
+    /// Brings a range into `buffer` on the network threads.
+    ///
+    /// Errors: as a reader's completions; [`ErrorKind::Cancelled`] if `stop` was set meanwhile.
     pub(crate) fn bring(
         self,
         range: Range<u64>,
         patience: Option<Duration>,
         mut buffer: Vec<u8>,
         stop: &AtomicBool,
-    ) -> Option<Vec<u8>> {
+    ) -> Result<Vec<u8>> {
         let (send, receive) = mpsc::sync_channel(1);
         buffer.clear();
         buffer.reserve_exact((range.end - range.start) as usize);
         let patience = patience.map_or(fetch::PATIENCE, |patience| patience.min(fetch::PATIENCE));
-        let task = runtime().ok()?.spawn(async move {
+        let task = runtime()?.spawn(async move {
             let done = fetch::fetch(&self, range, patience, &mut buffer).await;
             let _ = send.send(done.map(|()| buffer));
         });
         loop {
             match receive.recv_timeout(STOP) {
-                Ok(done) => return done.ok(),
+                Ok(done) => return done,
                 Err(RecvTimeoutError::Timeout) if !stop.load(Ordering::Relaxed) => {}
                 Err(_) => {
                     task.abort();
-                    return None;
+                    return Err(Error::new(ErrorKind::Cancelled, Stage::Read, ""));
                 }
             }
         }
