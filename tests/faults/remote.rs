@@ -2,8 +2,9 @@
 
 use crate::common::got::Got;
 use crate::common::server::{Fault, Request, Server};
-use crate::common::{noise, sweep};
+use crate::common::{Dir, noise, sweep};
 use feedline::dataset::Records;
+use feedline::storage::Cache;
 use feedline::{ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, Result, Status};
 use std::time::{Duration, Instant};
 
@@ -52,9 +53,8 @@ fn once(fault: Fault, at: usize) -> impl FnMut(&Request) -> Option<Fault> + Send
     }
 }
 
-#[test]
-fn a_fault_of_any_read_that_may_pass_is_recovered() {
-    let (server, bytes) = server();
+/// Faults after which the same request works.
+fn passing() -> Vec<Fault> {
     let mut faults = vec![
         Fault::Close,
         Fault::Long,
@@ -70,7 +70,12 @@ fn a_fault_of_any_read_that_may_pass_is_recovered() {
         Fault::Status(400, None, "ExpiredToken"),
     ];
     faults.extend([0, 1, 60].map(Fault::Stall));
-    let mut recovered = 0;
+    faults
+}
+
+#[test]
+fn a_fault_of_any_read_that_may_pass_is_recovered() {
+    let ((server, bytes), faults, mut recovered) = (server(), passing(), 0);
     for fault in &faults {
         for at in [0, 1, 3] {
             let loader = loader(&server).build().unwrap();
@@ -81,6 +86,49 @@ fn a_fault_of_any_read_that_may_pass_is_recovered() {
     }
     // A trickle is slow, and no fault.
     assert!(recovered as usize >= 3 * (faults.len() - 1), "{recovered}");
+}
+
+#[test]
+fn a_fault_while_a_cache_fills_is_recovered_or_one_typed_error() {
+    let (server, bytes) = server();
+    let cached = |dir: &Dir| loader(&server).cache(Cache::at(dir.path("cache"))).build().unwrap();
+    for fault in passing() {
+        let (dir, said) = (Dir::new(), format!("{fault:?}"));
+        let loader = cached(&dir);
+        server.script(once(fault, 0));
+        epoch(&loader, &bytes).unwrap_or_else(|error| panic!("{said}: {error}"));
+    }
+    for (fault, kinds) in [
+        (Fault::Status(404, None, "NoSuchKey"), [ErrorKind::NotFound; 2]),
+        (Fault::Status(412, None, ""), [ErrorKind::Changed; 2]),
+        (Fault::Status(403, None, "AccessDenied"), [ErrorKind::Permission; 2]),
+        (Fault::OtherVersion, [ErrorKind::Changed; 2]),
+        // Stalled, if the machine is too busy for all tries.
+        (Fault::Close, [ErrorKind::Io, ErrorKind::Stalled]),
+    ] {
+        let dir = Dir::new();
+        let loader = cached(&dir);
+        let one = fault.clone();
+        server.script(move |request| is_read(request).then(|| one.clone()));
+        let error = epoch(&loader, &bytes).expect_err(&format!("{fault:?}"));
+        assert!(kinds.contains(&error.kind()) && error.to_string().contains("a.bin"), "{fault:?}: {error}");
+        server.script(|_| None);
+        epoch(&loader, &bytes).unwrap();
+    }
+}
+
+#[test]
+fn a_dropped_loader_ends_the_downloads_of_its_cache() {
+    let ((server, _), dir) = (server(), Dir::new());
+    let builder = loader(&server).stall_deadline(Duration::from_secs(60));
+    let loader = builder.cache(Cache::at(dir.path("cache"))).build().unwrap();
+    server.script(|request| is_read(request).then_some(Fault::Stall(0)));
+    let mut batches = loader.epoch(0).unwrap();
+    assert!(batches.next_within(Duration::from_millis(50)).is_pending());
+    let started = Instant::now();
+    drop(batches);
+    drop(loader);
+    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
 }
 
 #[test]
