@@ -19,7 +19,7 @@ use crate::storage::{Completion, DROP_DEADLINE, Extent, ReadOp, ReaderOptions, S
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -47,7 +47,11 @@ pub(crate) struct Fill {
     threads: Vec<JoinHandle<()>>,
 }
 
+/// A block, or [`LOOKUP`] of an object.
 type Job = (SourceId, u64);
+
+/// In place of a block: find or make the object's files.
+const LOOKUP: u64 = u64::MAX;
 
 struct Shared {
     sources: Arc<Sources>,
@@ -63,6 +67,9 @@ struct Shared {
     ready: Mutex<Vec<(ReadOp, bool)>>,
     waker: Waker,
     stop: AtomicBool,
+    /// Threads that download, and those of them that write a block.
+    downloads: usize,
+    writers: AtomicUsize,
     /// When blocks may be asked for again, in milliseconds from the start.
     rests_until: AtomicU64,
     /// When a job ended last, in milliseconds from the start.
@@ -118,6 +125,8 @@ impl Fill {
             ready: Mutex::default(),
             waker,
             stop: AtomicBool::new(false),
+            downloads: count,
+            writers: AtomicUsize::new(0),
             rests_until: AtomicU64::new(0),
             moved: AtomicU64::new(0),
             started: Instant::now(),
@@ -213,10 +222,14 @@ impl Shared {
         let object = match self.kept.object(extent.source.index()) {
             Some(Some(object)) => object,
             Some(None) => return Route::Network(op),
-            None => return self.wait_for(op, *blocks.start()),
+            None => return self.wait_for(op, LOOKUP),
         };
         let Some(first) = blocks.find(|block| !object.has(*block)) else { return Route::Disk(op) };
         if self.rests() {
+            return Route::Network(op);
+        }
+        if self.is_disk_slow() {
+            // Another epoch may find the time.
             return Route::Network(op);
         }
         let rest = blocks.filter(|block| !object.has(*block));
@@ -255,14 +268,19 @@ impl Shared {
             return Route::Waits;
         }
         queue.waiting.insert(job, Waiting { ops: vec![op], since: Some(Instant::now()) });
-        match self.kept.object(job.0.index()) {
-            None => queue.lookups.push_back(job),
-            Some(_) => queue.urgent.push_back(job),
+        match block {
+            LOOKUP => queue.lookups.push_back(job),
+            _ => queue.urgent.push_back(job),
         }
         drop(queue);
         // One alone might be the thread that does not want this job.
         self.changed.notify_all();
         Route::Waits
+    }
+
+    /// Whether most downloads wait for the disk, so that the network is faster.
+    fn is_disk_slow(&self) -> bool {
+        2 * self.writers.load(Ordering::Relaxed) > self.downloads
     }
 
     fn rests(&self) -> bool {
@@ -308,15 +326,17 @@ impl Shared {
 
     fn run(&self, job: Job, buffer: &mut Vec<u8>) {
         let (source, block) = job;
-        let Some(identity) = self.identity(source) else {
-            self.kept.set(source.index(), None, 0);
+        let identity = self.identity(source);
+        if block == LOOKUP {
+            match identity {
+                Some(identity) => self.look_up(source, &identity),
+                None => drop(self.kept.set(source.index(), None, 0)),
+            }
             return self.release(job, false);
+        }
+        let (Some(identity), Some(Some(object))) = (identity, self.kept.object(source.index())) else {
+            return self.release(job, true);
         };
-        let Some(known) = self.kept.object(source.index()) else {
-            self.look_up(source, &identity);
-            return self.release(job, false);
-        };
-        let Some(object) = known else { return self.release(job, true) };
         let mut fill = || {
             let folder = object.path.parent().unwrap_or(&object.path);
             match Entry::find(folder, &identity)? {
@@ -411,7 +431,10 @@ impl Shared {
             return Ok(false);
         }
         self.serve(job, buffer);
-        entry.keep(identity, block, buffer).inspect_err(|_| self.dir.release(len))?;
+        self.writers.fetch_add(1, Ordering::Relaxed);
+        let kept = entry.keep(identity, block, buffer);
+        self.writers.fetch_sub(1, Ordering::Relaxed);
+        kept.inspect_err(|_| self.dir.release(len))?;
         self.dir.written(len);
         self.kept.wrote(len);
         Ok(true)
