@@ -1,8 +1,12 @@
 //! Parallel work while a dataset is opened.
 
 use crate::error::Result;
+use crate::storage::is_url;
 use crate::sync::Hold;
+use std::path::PathBuf;
 use std::sync::Mutex;
+
+const THREADS_MAX: usize = 32;
 
 /// Applies `f` to every item, on threads that end before the call returns. The first error (in order) wins; no item is
 /// begun after an error.
@@ -11,7 +15,25 @@ where
     I: IntoIterator<IntoIter: Send>,
 {
     // Indexing waits for storage more than it computes.
-    let threads = std::thread::available_parallelism().map_or(4, usize::from).saturating_mul(2).clamp(1, 32);
+    let threads = std::thread::available_parallelism().map_or(4, usize::from).saturating_mul(2);
+    by_threads(threads.clamp(1, THREADS_MAX), items, f)
+}
+
+/// As [`parallel`], for files or objects. Objects are asked for by many threads, since each answer takes long.
+pub(super) fn parallel_paths<R: Send>(
+    paths: &[PathBuf],
+    f: impl Fn(usize, &PathBuf) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    match paths.iter().any(|path| is_url(path)) {
+        true => by_threads(THREADS_MAX, paths, f),
+        false => parallel(paths, f),
+    }
+}
+
+fn by_threads<I, R: Send>(threads: usize, items: I, f: impl Fn(usize, I::Item) -> Result<R> + Sync) -> Result<Vec<R>>
+where
+    I: IntoIterator<IntoIter: Send>,
+{
     let items = items.into_iter();
     let threads = threads.min(items.size_hint().0);
     // Items are taken in order, so all items before a failed one have been begun.

@@ -1,6 +1,7 @@
 //! Objects: every format gives the same batches from files, over HTTP and from a bucket; listings and errors are as of
 //! folders.
 
+use crate::common::formats::tar_member;
 use crate::common::got::Got;
 use crate::common::server::{Fault, Server};
 use crate::common::{Dir, noise};
@@ -152,6 +153,54 @@ fn a_pattern_of_a_thousand_shards_opens_with_two_requests() {
     let count = |method: &str| log.iter().filter(|request| request.method == method).count();
     // Objects named one by one are looked at once each; a pattern is listed by pages of 1,000.
     assert_eq!((count("GET"), count("HEAD")), (2, 1001), "{:?}", &log[..5]);
+}
+
+/// A shard of two members.
+fn shard(number: u8) -> Vec<u8> {
+    let members = ["a.bin", "b.bin"].map(|name| tar_member(name, &[number; 100]));
+    [members.concat(), vec![0; 1024]].concat()
+}
+
+#[test]
+fn one_index_file_opens_a_bucket_of_a_thousand_shards_with_a_few_requests() {
+    let (server, dir) = (Server::new(), Dir::new());
+    (0..1000).for_each(|number| server.put(&format!("bucket/set/{number:04}.tar"), shard(number as u8)));
+    let (file, pattern) = (dir.path("set.index"), "set/*.tar");
+    let open = |index: &Path, pattern: &str| Tar::builder().bytes("bin").index_file(index).open(server.s3(pattern));
+    let first = open(&file, pattern).unwrap();
+    assert_eq!((first.shards_scanned(), first.index_unsaved()), (1000, None));
+    assert_eq!(open(&file, pattern).unwrap().shards_scanned(), 0, "from the local file");
+    let missing = open(Path::new(&server.s3("set/index")), pattern).err().unwrap().to_string();
+    assert!(missing.contains("make the index file on a local disk first"), "{missing}");
+
+    let good = std::fs::read(&file).unwrap();
+    server.put("bucket/set/index", good.clone());
+    server.take_log();
+    let tar = open(Path::new(&server.s3("set/index")), pattern).unwrap();
+    assert_eq!((tar.shards_scanned(), tar.len()), (0, 2000));
+    let loader = Loader::builder(tar).order(Order::shuffled(1)).batch_size(8).slots(2).depth(4);
+    let loader = loader.decode_field("bin", decode::Bytes::up_to(100)).build().unwrap();
+    let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
+    let log = server.take_log();
+    let reads = log.iter().filter(|request| request.path.ends_with(".tar")).count();
+    assert!(log.len() - reads <= 5, "{:?}", &log[..6]);
+    assert!(reads <= 8 * 4, "{reads} reads for the first batch and those ahead of it");
+    drop(batch);
+
+    // A replaced shard is scanned; nothing is written to the store.
+    server.put("bucket/set/0007.tar", shard(200));
+    let tar = open(Path::new(&server.s3("set/index")), pattern).unwrap();
+    assert_eq!(tar.shards_scanned(), 1);
+    assert!(tar.index_unsaved().unwrap().contains("nothing is written to a store"));
+    for damage in [0, 8, 20, 16 + 24 * 1000] {
+        let mut bytes = good.clone();
+        bytes[damage] ^= 1;
+        server.put("bucket/set/index", bytes.clone());
+        let said = open(Path::new(&server.s3("set/index")), pattern).err().unwrap().to_string();
+        assert!(said.contains("not an index file of shards"), "{damage}: {said}");
+        std::fs::write(&file, bytes).unwrap();
+        assert_eq!(open(&file, "set/000?.tar").unwrap().shards_scanned(), 10, "a local one is made anew");
+    }
 }
 
 fn expanded(names: &str) -> Vec<String> {

@@ -13,7 +13,7 @@ use crate::dataset::Dataset;
 use crate::dataset::format::arrays::{Array, Arrays, Given, Rule};
 use crate::dataset::format::{little_endian, number};
 use crate::dataset::forward::forward;
-use crate::dataset::parallel::parallel;
+use crate::dataset::parallel::parallel_paths;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::listing::expand;
 use crate::storage::{Blob, Sources};
@@ -102,7 +102,7 @@ impl SafeTensorsBuilder {
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<SafeTensors> {
         little_endian("safetensors")?;
         let files = expand(&pattern, &[".safetensors"])?;
-        let headers = parallel(&files, |_, path| {
+        let headers = parallel_paths(&files, |_, path| {
             let input = Blob::open(path)?;
             Ok((input.look()?, self.chosen(header(&input)?)))
         })?;

@@ -1,5 +1,6 @@
 //! Index files: their paths, their validity for a shard, their content.
 
+use super::pack::hash_of;
 use super::table::{Form, HEADER, Notes, Table};
 use super::{Cache, Settings};
 #[cfg(feature = "unstable")]
@@ -52,11 +53,10 @@ pub(super) fn purpose(settings: &Settings<'_>) -> u64 {
 /// Path of a shard's index file. The name includes the options, so that two datasets of the same shards do not
 /// overwrite each other's files; in a separate folder it also includes the shard's path.
 pub(super) fn place(path: &Path, settings: &Settings<'_>, purpose: u64) -> Option<PathBuf> {
-    use std::os::unix::ffi::OsStrExt;
     let mut name = path.file_name()?.to_os_string();
     let options = (purpose ^ purpose >> 32) as u32;
     match &settings.cache {
-        Cache::Off => None,
+        Cache::Off | Cache::File(_) => None,
         // Nothing is written to a bucket.
         Cache::Beside if is_url(path) => None,
         Cache::Beside => {
@@ -64,8 +64,7 @@ pub(super) fn place(path: &Path, settings: &Settings<'_>, purpose: u64) -> Optio
             Some(path.with_file_name(name))
         }
         Cache::Folder(dir) => {
-            let full = if is_url(path) { path.to_path_buf() } else { std::path::absolute(path).ok()? };
-            name.push(format!(".{:016x}.{options:08x}{ENDING}", fnv(full.as_os_str().as_bytes())));
+            name.push(format!(".{:016x}.{options:08x}{ENDING}", hash_of(path)?));
             Some(dir.join(name))
         }
     }

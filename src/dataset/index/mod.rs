@@ -14,6 +14,7 @@
 //! - An index file is used if its own CRC is right, it was made for the same format and options, and the shard still
 //!   has the same length, modification time and first and last 4 KiB. Otherwise the shard is scanned again. So a torn,
 //!   cut or forged file is never trusted for its length, and never an error.
+//! - One file may hold the indexes of all shards (`pack`); then a bucket needs no scan.
 //! - Index files appear by a rename. An unwritable folder costs the cache, not the dataset: see [`Index::unsaved`].
 //! - Everything left out is in the ledger ([`Index::damage`], [`Index::left_out`]), also if the index comes from a
 //!   file.
@@ -21,6 +22,7 @@
 //! Scanning and opening run on threads that end before `open_or_build` returns.
 
 mod file;
+mod pack;
 mod scan;
 mod table;
 #[cfg(test)]
@@ -33,11 +35,12 @@ pub(crate) use scan::Scan;
 pub(crate) use table::{Entry, FIELDS_MAX, Rows};
 
 use self::file::Version;
+use self::pack::Pack;
 use self::table::{Span, Table};
 use super::Parts;
 use super::damage::{Damage, OnDamage};
 use super::digest::Digest;
-use super::parallel::parallel;
+use super::parallel::{parallel, parallel_paths};
 use super::starts::Starts;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::listing::Meta;
@@ -54,6 +57,17 @@ macro_rules! index_setters {
         #[must_use]
         pub fn index_dir(mut self, dir: impl Into<PathBuf>) -> Self {
             self.cache = Cache::Folder(dir.into());
+            self
+        }
+
+        /// Keeps the index of all shards in one file. It may be a URL of an object, which is only read: make the file on
+        /// a local disk, by opening the same URLs, and upload it. Then a bucket of any number of shards opens with a few
+        /// requests.
+        ///
+        /// `open` fails if the object is missing or damaged. Shards that it lacks are scanned.
+        #[must_use]
+        pub fn index_file(mut self, path: impl Into<PathBuf>) -> Self {
+            self.cache = Cache::File(path.into());
             self
         }
 
@@ -112,6 +126,8 @@ pub(crate) enum Cache {
     Beside,
     /// In this folder, which is created if missing.
     Folder(PathBuf),
+    /// For all shards in this file.
+    File(PathBuf),
     /// Nowhere: shards are scanned each time.
     Off,
 }
@@ -165,8 +181,19 @@ impl Index {
         settings: &Settings<'_>,
         scan: impl Fn(&mut Scan<'_>, &mut Rows) -> Result<()> + Sync,
     ) -> Result<Self> {
-        let shards =
-            parallel(files, |_, path| open_shard(path, settings, &scan).map_err(|error| error.with_path(path)))?;
+        let pack = match &settings.cache {
+            Cache::File(path) => Pack::open(path)?,
+            _ => None,
+        };
+        let open = |_: usize, path: &PathBuf| {
+            open_shard(path, settings, pack.as_ref(), &scan).map_err(|error| error.with_path(path))
+        };
+        let mut shards = parallel_paths(files, open)?;
+        if let (Cache::File(target), Some(scanned)) = (&settings.cache, first_scanned(&shards)) {
+            let parts = shards.iter().map(|shard| &shard.table);
+            let failed = Pack::write(target, files.iter().zip(parts)).err();
+            shards[scanned].from = Origin::Scan(failed.map(|error| format!("{}: {error}", target.display())));
+        }
         let mut sources = Sources::new();
         for (path, shard) in files.iter().zip(&shards) {
             sources.add(path, &shard.meta)?;
@@ -382,16 +409,25 @@ enum Origin {
     Scan(Option<String>),
 }
 
+/// The first shard that was scanned.
+fn first_scanned(shards: &[Shard]) -> Option<usize> {
+    shards.iter().position(|shard| matches!(shard.from, Origin::Scan(_)))
+}
+
 fn open_shard(
     path: &Path,
     settings: &Settings<'_>,
+    pack: Option<&Pack>,
     scan: impl Fn(&mut Scan<'_>, &mut Rows) -> Result<()>,
 ) -> Result<Shard> {
     let shard = Blob::open(path)?;
     let (meta, version) = (shard.look()?, Version::of(&shard)?);
     let purpose = file::purpose(settings);
     let place = file::place(path, settings, purpose);
-    let kept = place.as_ref().and_then(|place| Blob::open(place).ok());
+    let kept = match pack {
+        Some(pack) => pack.part(path),
+        None => place.as_ref().and_then(|place| Blob::open(place).ok()),
+    };
     if let Some(table) = kept.and_then(|kept| file::load(&kept, path, &version, purpose, settings.fields)) {
         return Ok(Shard { meta, table, from: Origin::Cache });
     }
@@ -402,8 +438,8 @@ fn open_shard(
         return Err(Error::new(ErrorKind::Changed, Stage::Index, "the shard was written to while it was indexed"));
     }
     let mut table = rows.finish(path)?;
+    file::seal(&mut table, &version, purpose);
     let unsaved = place.and_then(|place| {
-        file::seal(&mut table, &version, purpose);
         // Not synced: the CRC detects a file torn by a crash.
         let failed = publish(&place, bytemuck::cast_slice(&table.words), false).err()?;
         Some(format!("{}: {failed}", place.display()))

@@ -48,7 +48,7 @@ pub use npz::{Npz, NpzBuilder};
 use crate::dataset::Dataset;
 use crate::dataset::format::arrays::{Array, Arrays, Given, Rule};
 use crate::dataset::forward::forward;
-use crate::dataset::parallel::parallel;
+use crate::dataset::parallel::parallel_paths;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::listing::{expand, regular};
 use crate::storage::{Blob, Sources};
@@ -178,7 +178,7 @@ impl NpyBuilder {
     /// Adds each file to the sources and gives its array.
     fn arrays(&self, files: &[PathBuf], sources: &mut Sources) -> Result<Vec<Array>> {
         let step = if self.uniform { files.len().div_ceil(UNIFORM_LOOKS) } else { 1 };
-        let looked = parallel(files, |index, path| {
+        let looked = parallel_paths(files, |index, path| {
             if index % step != 0 {
                 return Ok((regular(path)?, None));
             }

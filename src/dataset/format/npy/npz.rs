@@ -9,7 +9,7 @@ use super::{Rules, header};
 use crate::dataset::Dataset;
 use crate::dataset::format::arrays::{Array, Arrays, Check, Given, Rule};
 use crate::dataset::forward::forward;
-use crate::dataset::parallel::parallel;
+use crate::dataset::parallel::parallel_paths;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::listing::{Meta, expand};
 use crate::storage::{Blob, Sources};
@@ -97,7 +97,7 @@ impl NpzBuilder {
         }
         self.rules.check(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
         let all = self.fields.is_none();
-        let archives = parallel(&files, |_, path| Archive::open(&Blob::open(path)?, &names, all))?;
+        let archives = parallel_paths(&files, |_, path| Archive::open(&Blob::open(path)?, &names, all))?;
         self.finish(&files, names, archives, pattern.as_ref())
     }
 

@@ -34,7 +34,7 @@ use self::fields::{SchemaPlan, outside, prune_columns, same_columns};
 use self::footer::Footer;
 use self::groups::Cut;
 use crate::dataset::digest::Digest;
-use crate::dataset::parallel::parallel;
+use crate::dataset::parallel::parallel_paths;
 use crate::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -213,7 +213,7 @@ impl ParquetBuilder {
     /// differ. Each error names the file.
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<Parquet> {
         let files = expand(&pattern, &[".parquet"])?;
-        let footers = parallel(files, |_, path| Footer::of_file(path, &self))?;
+        let footers = parallel_paths(&files, |_, path| Footer::of_file(path.clone(), &self))?;
         let mut sources = Sources::new();
         for footer in &footers {
             sources.add(&footer.path, &footer.version)?;
