@@ -167,10 +167,14 @@ impl Case<'_> {
         let cached = self.model.with(&Change { cached: true, ..Change::default() });
         if self.gains(&cached) {
             let (rate, next) = (self.rate(&cached), self.next(&cached));
-            all.push(format!(
-                "Faster storage (local NVMe), fewer bytes for each sample (`prepare`), or memory for the page cache: with all of \
-                 it cached, {rate}{next}."
-            ));
+            let reader = storage.reader.as_ref().map_or("", |reader| &reader.name);
+            let how = match reader.contains("network") && !reader.contains("local cache") {
+                true => "`cache(Cache::at(…))` keeps objects on a local disk from the first epoch on",
+                false => {
+                    "Faster storage (local NVMe), fewer bytes for each sample (`prepare`), or memory for the page cache"
+                }
+            };
+            all.push(format!("{how}: with all of it cached, {rate}{next}."));
         }
         if filled && loads.headroom == Headroom::Unknown {
             all.extend(self.deeper("which helps unless the device is at its limit, and latencies do not tell"));

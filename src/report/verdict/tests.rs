@@ -347,6 +347,19 @@ fn an_explicit_slow_reader_is_the_first_advice() {
 }
 
 #[test]
+fn a_cache_is_advised_for_objects_without_one() {
+    let reading = |name: &'static str| {
+        said(move |s| {
+            (s.decode.busy_ns, s.decode.cpu_ns) = (8_000_000_000, None);
+            (s.storage.busy_ns, s.storage.in_flight_ns) = (9_900_000_000, 310_000_000_000);
+            s.storage.reader = Some(ReaderInUse { name: name.into(), explicit: false });
+        })
+    };
+    assert_said(Cause::Storage, "`cache(Cache::at(…))` keeps objects on a local disk", reading("network"));
+    assert_said(Cause::Storage, "Faster storage (local NVMe)", reading("local cache by io_uring, and network"));
+}
+
+#[test]
 fn room_that_lacks_is_named_where_it_lacks() {
     let idle = |change: fn(&mut Snapshot)| {
         said(move |s| {
