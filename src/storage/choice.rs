@@ -112,7 +112,7 @@ fn open_objects(sources: Arc<Sources>, files: bool, options: &ReaderOptions) -> 
     opened.reader = Box::new(Mixed::new(sources.clone(), opened.reader, objects, Some(fill)));
     opened.choice.reader = opened.reader.name();
     // Retries read the objects themselves.
-    opened.again = Again::new(sources, options, None);
+    opened.again = Again::new(sources, options, opened.again.seen());
     opened.local = Some(Arc::new(move || kept.counts()));
     Ok(opened)
 }

@@ -400,7 +400,8 @@ pub(crate) struct Probe {
 /// Probes the first file of each folder, in at most [`PROBES_MAX`] folders. A file that cannot be opened is skipped:
 /// its error belongs to the read that needs it.
 pub(crate) fn probe(sources: &Sources) -> Probe {
-    let mut probe = Probe { align: 512, refused: None };
+    // The files of a cache do not exist yet.
+    let mut probe = Probe { align: if sources.has_cache() { ALIGN_UNKNOWN } else { 512 }, refused: None };
     for id in sources.first_of_dirs(PROBES_MAX) {
         match open(sources, id, OPEN_FLAGS | OFlags::DIRECT).and_then(|fd| direct_align(&fd)) {
             Ok(align) => probe.align = probe.align.max(align),

@@ -12,7 +12,7 @@
 
 use super::cache::{Fill, Route};
 use super::{Completion, Extent, Footprint, ReadOp, ReadStats, Reader, Sealed, Sources, Waker};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Stage};
 use crate::memory::Region;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -33,6 +33,8 @@ struct Cached {
     /// Reads of its files, which the network serves if they fail.
     on_disk: HashMap<u64, Extent>,
     ready: Vec<(ReadOp, bool)>,
+    /// Reads that come back from the cache end. Until the next read after the last of them.
+    cancelled: bool,
 }
 
 impl Mixed {
@@ -45,7 +47,8 @@ impl Mixed {
     ) -> Self {
         let room = files.depth();
         let on_disk = HashMap::with_capacity(room);
-        let cached = fill.map(|fill| Cached { fill, waiting: 0, on_disk, ready: Vec::with_capacity(room) });
+        let cached =
+            fill.map(|fill| Cached { fill, waiting: 0, on_disk, ready: Vec::with_capacity(room), cancelled: false });
         Self { sources, files, objects, cached }
     }
 
@@ -63,7 +66,7 @@ impl Mixed {
                 self.objects.submit(op)
             }
             Route::Disk(op) => {
-                cached.fill.kept().hit();
+                cached.fill.kept().hit(1);
                 cached.on_disk.insert(op.tag, op.extent);
                 self.files.submit(op)
             }
@@ -81,7 +84,13 @@ impl Mixed {
         let mut ready = std::mem::take(&mut cached.ready);
         cached.fill.take_ready(&mut ready);
         cached.waiting -= ready.len();
+        let cancelled = cached.cancelled;
         for (op, to_network) in ready.drain(..) {
+            if cancelled {
+                let error = Error::new(ErrorKind::Cancelled, Stage::Read, "");
+                out.push(Completion { tag: op.tag, buf: op.buf, result: Err(error) });
+                continue;
+            }
             if let (true, Some(cached)) = (to_network, &self.cached) {
                 cached.fill.kept().miss(1);
             }
@@ -98,10 +107,12 @@ impl Mixed {
         let mut at = from;
         while at < out.len() {
             let Some(cached) = &mut self.cached else { return };
-            let failed = out[at].result.as_ref().is_err_and(|error| error.kind() != ErrorKind::Cancelled);
-            match cached.on_disk.remove(&out[at].tag) {
-                Some(extent) if failed => {
-                    cached.fill.kept().lose(extent.source.index());
+            let failed = out[at].result.as_ref().err().map(Error::kind).filter(|kind| *kind != ErrorKind::Cancelled);
+            match (cached.on_disk.remove(&out[at].tag), failed) {
+                (Some(extent), Some(kind)) if !cached.cancelled => {
+                    if matches!(kind, ErrorKind::NotFound | ErrorKind::Changed | ErrorKind::Truncated | ErrorKind::Io) {
+                        cached.fill.kept().lose(extent.source.index());
+                    }
                     let Completion { tag, buf, .. } = out.swap_remove(at);
                     let sent = self.send(ReadOp { tag, extent, buf }, true);
                     debug_assert!(sent.is_ok(), "the read has its place in the depth");
@@ -156,6 +167,11 @@ impl Reader for Mixed {
         if self.in_flight() == self.depth() {
             return Err(op);
         }
+        if self.in_flight() == 0
+            && let Some(cached) = &mut self.cached
+        {
+            cached.cancelled = false;
+        }
         match self.is_object(&op.extent) {
             true => self.send(op, false),
             false => self.files.submit(op),
@@ -179,7 +195,8 @@ impl Reader for Mixed {
     }
 
     fn cancel(&mut self) {
-        if let Some(cached) = &self.cached {
+        if let Some(cached) = &mut self.cached {
+            cached.cancelled = true;
             cached.fill.cancel();
         }
         self.files.cancel();

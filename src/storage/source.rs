@@ -305,13 +305,21 @@ impl Sources {
         Self { kept: Some(kept), ..self.clone() }
     }
 
+    /// Whether objects may have files in a cache.
+    pub(crate) fn has_cache(&self) -> bool {
+        #[cfg(feature = "remote")]
+        return self.kept.is_some();
+        #[cfg(not(feature = "remote"))]
+        false
+    }
+
     /// Reads an object's bytes by `read` if a cache holds them all; true if that succeeds.
     pub(crate) fn read_cached(&self, extent: &Extent, read: impl FnOnce() -> bool) -> bool {
         #[cfg(feature = "remote")]
         if let Some(kept) = &self.kept {
             let hit = kept.has(extent.source.index(), extent.offset, extent.len) && read();
             if hit {
-                kept.hit();
+                kept.hit(1);
             }
             return hit;
         }

@@ -30,13 +30,24 @@ struct Flock {
     pid: i32,
 }
 
-/// Locks a range of a file for this open file alone, until it is closed. False if another one holds it.
+/// Locks a range of a file for this open file alone, until it is closed or unlocked. False if another one holds it.
 ///
 /// Errors: the system's, such as `EINVAL` on a file system without such locks.
 #[cfg(feature = "remote")]
 pub(crate) fn lock_range(fd: BorrowedFd<'_>, start: u64, len: u64) -> std::io::Result<bool> {
-    // F_WRLCK and SEEK_SET.
-    let lock = Flock { kind: 1, whence: 0, start: start as i64, len: len as i64, pid: 0 };
+    set_lock(fd, 1, start, len)
+}
+
+/// Ends all locks of an open file, also of a forked child that shares it.
+#[cfg(feature = "remote")]
+pub(crate) fn unlock(fd: BorrowedFd<'_>) {
+    let _ = set_lock(fd, 2, 0, 0);
+}
+
+/// `kind`: F_WRLCK is 1, F_UNLCK is 2. A length of 0 is the whole file.
+#[cfg(feature = "remote")]
+fn set_lock(fd: BorrowedFd<'_>, kind: i16, start: u64, len: u64) -> std::io::Result<bool> {
+    let lock = Flock { kind, whence: 0, start: start as i64, len: len as i64, pid: 0 };
     // SAFETY: the descriptor is borrowed, and the pointer points to a live local of the kernel's layout, which the kernel
     // reads only during the call.
     let result = unsafe { fcntl(fd.as_raw_fd(), SETLK, &raw const lock) };

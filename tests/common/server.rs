@@ -31,6 +31,8 @@ pub enum Fault {
     Status(u16, Option<u64>, &'static str),
     /// An answer that names another version.
     OtherVersion,
+    /// An answer that names no version.
+    NoVersion,
     /// Sends one byte at a time.
     Trickle,
     /// The right answer, later.
@@ -263,7 +265,10 @@ impl Inner {
         if fault == Some(Fault::OtherVersion) {
             version += 1;
         }
-        let common = format!("{id}etag: \"v{version}\"\r\nlast-modified: Mon, 01 Jan 2024 00:00:00 GMT\r\n");
+        let common = match fault {
+            Some(Fault::NoVersion) => id.to_string(),
+            _ => format!("{id}etag: \"v{version}\"\r\nlast-modified: Mon, 01 Jan 2024 00:00:00 GMT\r\n"),
+        };
         let total = bytes.len() as u64;
         if head.method == "HEAD" {
             write!(out, "HTTP/1.1 200 OK\r\n{common}content-length: {total}\r\n\r\n")?;

@@ -17,8 +17,8 @@ const SHARES: usize = 64;
 /// Limit of the wait for another process's lock.
 const LOCK: Duration = Duration::from_secs(1);
 
-/// After a search for files to remove that found too few, none is begun for so long.
-const CALM: Duration = Duration::from_secs(10);
+/// After a search for files to remove that found too few, no process begins one for so many seconds.
+const CALM: u64 = 60;
 
 /// Files without a link are removed at this age. Younger ones may be about to get it.
 const ORPHAN: Duration = Duration::from_secs(3600);
@@ -37,7 +37,6 @@ struct Room {
     loaders: File,
     /// Bytes of blocks on their way to the disk.
     booked: u64,
-    searched: Option<Instant>,
 }
 
 /// An entry that may be removed.
@@ -58,11 +57,11 @@ impl Dir {
         // Programs for backups leave such folders out.
         let tag = "Signature: 8a477f597d28d172789f06886806bc55\n# A cache of feedline; it may be deleted.\n";
         if let Ok(file) = OpenOptions::new().write(true).create_new(true).open(root.join("CACHEDIR.TAG")) {
-            file.write_all_at(tag.as_bytes(), 0)?;
+            let _ = file.write_all_at(tag.as_bytes(), 0);
         }
         let (used, loaders) = (open_lock(&root.join("used"))?, open_lock(&root.join("loaders"))?);
         take(&loaders, FlockOperation::NonBlockingLockShared)?;
-        let room = Mutex::new(Room { used, loaders, booked: 0, searched: None });
+        let room = Mutex::new(Room { used, loaders, booked: 0 });
         let leases = Mutex::new((0..SHARES).map(|_| None).collect());
         Ok(Self { root, capacity: cache.capacity, room, leases })
     }
@@ -108,19 +107,25 @@ impl Dir {
         let mut room = lock(&self.room);
         room.booked -= bytes;
         if take(&room.used, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            let _ = read_number(&room.used).and_then(|used| write_number(&room.used, used.saturating_sub(bytes)));
+            let used = read_number(&room.used, USED);
+            let _ = used.and_then(|used| write_number(&room.used, USED, used.saturating_sub(bytes)));
             let _ = flock(&room.used, FlockOperation::Unlock);
         }
     }
 
     fn reserve_locked(&self, room: &mut Room, bytes: u64) -> io::Result<u64> {
-        let used = read_number(&room.used)?;
-        if self.fits(used, bytes)? {
+        if std::fs::metadata(self.root.join("used"))?.ino() != room.used.metadata()?.ino() {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the folder was replaced"));
+        }
+        let used = read_number(&room.used, USED)?;
+        if self.fits(used, bytes, 0)? {
+            write_number(&room.used, USED, used.saturating_add(bytes))?;
             room.booked += bytes;
-            return write_number(&room.used, used + bytes).map(|()| 0);
+            return Ok(0);
         }
         let full = || io::Error::new(io::ErrorKind::StorageFull, "the cache is full");
-        if room.searched.is_some_and(|when| when.elapsed() < CALM) {
+        let now = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
+        if now.abs_diff(read_number(&room.used, SEARCHED)?) < CALM {
             return Err(full());
         }
         let mut found = Vec::new();
@@ -130,30 +135,37 @@ impl Dir {
         let alone = flock(&room.loaders, FlockOperation::NonBlockingLockExclusive).is_ok();
         let _ = flock(&room.loaders, FlockOperation::NonBlockingLockShared);
         let mut used = if alone { total + room.booked } else { used };
-        let removed = self.make_room(&mut used, bytes, found)?;
-        let fits = self.fits(used, bytes)?;
-        if fits {
-            used += bytes;
-            room.booked += bytes;
+        let (removed, freed) = self.make_room(used, bytes, found)?;
+        used = used.saturating_sub(freed);
+        let fits = self.fits(used, bytes, freed)?;
+        write_number(&room.used, USED, if fits { used.saturating_add(bytes) } else { used })?;
+        if !fits {
+            write_number(&room.used, SEARCHED, now)?;
+            return Err(full());
         }
-        write_number(&room.used, used)?;
-        room.searched = (!fits).then(Instant::now);
-        if fits { Ok(removed) } else { Err(full()) }
+        room.booked += bytes;
+        Ok(removed)
     }
 
-    fn fits(&self, used: u64, bytes: u64) -> io::Result<bool> {
+    /// `freed`: bytes that were just removed. Some file systems free them later.
+    fn fits(&self, used: u64, bytes: u64, freed: u64) -> io::Result<bool> {
         let disk = statvfs(&self.root)?;
         let (free, all) = (disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize);
+        let free = free.saturating_add(freed).min(all);
         Ok(used.saturating_add(bytes) <= self.capacity && free.saturating_sub(bytes) >= all / FREE)
     }
 
-    /// Removes entries that nobody reads until `bytes` fit, the longest unused first; gives their number.
-    fn make_room(&self, used: &mut u64, bytes: u64, mut found: Vec<Old>) -> io::Result<u64> {
+    /// Removes entries that nobody reads until `bytes` fit, the longest unused first; gives their number and bytes.
+    fn make_room(&self, used: u64, bytes: u64, mut found: Vec<Old>) -> io::Result<(u64, u64)> {
+        let all = found.iter().map(|old| old.bytes).sum();
+        if !self.fits(used.saturating_sub(all), bytes, all)? {
+            return Ok((0, 0));
+        }
         found.sort_unstable_by_key(|old| old.used);
-        let (mut removed, mut held) = (0, Vec::new());
+        let (mut removed, mut freed, mut held) = (0, 0, Vec::new());
         held.resize_with(SHARES, || None);
         for old in found {
-            if self.fits(*used, bytes)? {
+            if self.fits(used.saturating_sub(freed), bytes, freed)? {
                 break;
             }
             let idle = held[old.share].get_or_insert_with(|| {
@@ -165,11 +177,11 @@ impl Dir {
                 let _ = old.link.map(std::fs::remove_file);
                 let gone = std::fs::remove_file(&old.data).is_ok();
                 let _ = std::fs::remove_file(map_of(&old.data));
-                *used = used.saturating_sub(if gone { old.bytes } else { 0 });
+                freed += if gone { old.bytes } else { 0 };
                 removed += u64::from(gone);
             }
         }
-        Ok(removed)
+        Ok((removed, freed))
     }
 
     /// Lists the entries of a share; gives their bytes.
@@ -199,6 +211,17 @@ impl Dir {
     }
 }
 
+impl Drop for Dir {
+    /// A forked child may share the files, and with them the locks.
+    fn drop(&mut self) {
+        let leases = lock(&self.leases);
+        for lease in leases.iter().flatten() {
+            let _ = flock(lease, FlockOperation::Unlock);
+        }
+        let _ = flock(&lock(&self.room).loaders, FlockOperation::Unlock);
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -221,14 +244,18 @@ fn take(file: &File, operation: FlockOperation) -> io::Result<()> {
     }
 }
 
-fn read_number(file: &File) -> io::Result<u64> {
+/// Places of numbers in the file `used`: bytes of all files; time of the last search that found too few, in seconds.
+const USED: u64 = 0;
+const SEARCHED: u64 = 8;
+
+fn read_number(file: &File, at: u64) -> io::Result<u64> {
     let mut bytes = [0; 8];
-    match file.read_exact_at(&mut bytes, 0) {
+    match file.read_exact_at(&mut bytes, at) {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(0),
         read => read.map(|()| u64::from_le_bytes(bytes)),
     }
 }
 
-fn write_number(file: &File, number: u64) -> io::Result<()> {
-    file.write_all_at(&number.to_le_bytes(), 0)
+fn write_number(file: &File, at: u64, number: u64) -> io::Result<()> {
+    file.write_all_at(&number.to_le_bytes(), at)
 }

@@ -4,17 +4,17 @@
 //! HASH.INC      [ block 0 ][ hole ][ block 2 ]…      as long as the object
 //! HASH.INC.map  [ header: 4 KiB ][ 32 bytes ][ 0 ][ 32 bytes ]…
 //! header  magic 8, length 8, block size 8, length of URL 4, of version 4, URL, version, CRC32C of all before
-//! record  boot 8, hash of the header 8, length of the block 4, CRC32C of the block 4, 0 4, CRC32C of all before 4
+//! record  stamp 8, hash of the header 8, length of the block 4, CRC32C of the block 4, 0 4, CRC32C of all before 4
 //! ```
 //!
-//! A record of this boot counts as it is: the page cache shows what was written before it. After a crash of the system
-//! the block itself is compared.
+//! The stamp is a hash of this boot and the inode of the data. Such a record counts as it is: the page cache shows what was
+//! written before it. After a boot, and in a copy of the folder, the block itself is compared.
 
 use super::super::{fnv, sys};
 use rustix::fd::AsFd;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,11 +23,9 @@ const MAGIC: &[u8; 8] = b"FDLCACH1";
 const HEADER: usize = 4096;
 const RECORD: usize = 32;
 
-/// Hash of this boot's id. 0 if it is not known: then every block is compared.
-static BOOT: LazyLock<u64> = LazyLock::new(|| {
-    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    if id.is_empty() { 0 } else { fnv(id.trim().as_bytes()).max(1) }
-});
+/// This boot's id. Empty if it is not known: then every block is compared.
+static BOOT: LazyLock<String> =
+    LazyLock::new(|| std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default());
 
 /// Header of an object's map: URL, version, length and block size.
 pub(super) struct Identity {
@@ -54,6 +52,11 @@ impl Identity {
         })
     }
 
+    /// Bytes of the map on the disk.
+    pub(super) fn map_bytes(&self) -> u64 {
+        (HEADER as u64 + self.len.div_ceil(self.block) * RECORD as u64).next_multiple_of(4096)
+    }
+
     /// Length of a block.
     pub(super) fn block_len(&self, block: u64) -> u64 {
         self.block.min(self.len - block * self.block)
@@ -73,9 +76,25 @@ pub(super) enum State {
 pub(super) struct Entry {
     data: File,
     map: File,
+    /// Of the data.
+    pub(super) inode: u64,
+    stamp: u64,
+}
+
+impl Drop for Entry {
+    /// A forked child may share the files, and with them the claims.
+    fn drop(&mut self) {
+        sys::unlock(self.map.as_fd());
+    }
 }
 
 impl Entry {
+    fn of(data: File, map: File) -> io::Result<Self> {
+        let inode = data.metadata()?.ino();
+        let stamp = fnv(format!("{} {inode}", BOOT.trim()).as_bytes());
+        Ok(Self { data, map, inode, stamp })
+    }
+
     /// The entry that a link in `folder` names; `None` if there is none. Errors: the system's; `InvalidData` for
     /// foreign files.
     pub(super) fn find(folder: &Path, identity: &Identity) -> io::Result<Option<(Self, PathBuf)>> {
@@ -100,11 +119,15 @@ impl Entry {
             (Err(error), _) | (_, Err(error)) => return Err(error),
         };
         let mut header = vec![0; HEADER];
+        if is_blank(&map) {
+            let _ = std::fs::remove_file(&link);
+            return Ok(None);
+        }
         map.read_exact_at(&mut header, 0)?;
         if header != identity.header || data.metadata()?.len() != identity.len {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "another object of the same name"));
         }
-        Ok(Some((Self { data, map }, path)))
+        Ok(Some((Self::of(data, map)?, path)))
     }
 
     /// Makes the files and the link. Another process may be faster; then its entry is the one.
@@ -122,7 +145,7 @@ impl Entry {
             map.write_all_at(&identity.header, 0)?;
             data.set_len(identity.len)?;
             std::os::unix::fs::symlink(&name, folder.join(&link))?;
-            Ok(Self { data, map })
+            Self::of(data, map)
         });
         match made {
             Ok(entry) => Ok((entry, path)),
@@ -146,26 +169,41 @@ impl Entry {
     pub(super) fn state(&self, identity: &Identity, block: u64) -> io::Result<State> {
         let mut record = [0; RECORD];
         match self.map.read_exact_at(&mut record, place_of(block)) {
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(State::Missing),
-            read => read?,
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(State::Missing),
+            read => read.map(|()| self.state_of(identity, block, &record)),
         }
-        let crc = u32::from_le_bytes([record[20], record[21], record[22], record[23]]);
-        Ok(match record {
-            record if record == record_of(identity, block, crc, *BOOT) && *BOOT != 0 => State::Whole,
-            record if record[8..] == record_of(identity, block, crc, boot_of(&record))[8..] => State::Unproven(crc),
-            _ => State::Missing,
-        })
     }
 
-    /// Compares a block with its checksum, and renews its record if it is right.
-    pub(super) fn prove(&self, identity: &Identity, block: u64, crc: u32) -> io::Result<Option<Vec<u8>>> {
-        let mut bytes = vec![0; identity.block_len(block) as usize];
-        self.data.read_exact_at(&mut bytes, block * identity.block)?;
-        if crc32c::crc32c(&bytes) != crc {
-            return Ok(None);
+    /// The states of all blocks that have a record, by one read.
+    pub(super) fn states(&self, identity: &Identity) -> io::Result<Vec<State>> {
+        let records = self.map.metadata()?.len().saturating_sub(HEADER as u64) / RECORD as u64;
+        let records = records.min(identity.len.div_ceil(identity.block));
+        let mut bytes = vec![0; records as usize * RECORD];
+        self.map.read_exact_at(&mut bytes, HEADER as u64)?;
+        let (records, _) = bytes.as_chunks::<RECORD>();
+        Ok(records.iter().zip(0..).map(|(record, block)| self.state_of(identity, block, record)).collect())
+    }
+
+    fn state_of(&self, identity: &Identity, block: u64, record: &[u8; RECORD]) -> State {
+        let crc = u32::from_le_bytes([record[20], record[21], record[22], record[23]]);
+        let mut stamp = [0; 8];
+        stamp.copy_from_slice(&record[..8]);
+        let stamp = u64::from_le_bytes(stamp);
+        match *record == record_of(identity, block, crc, stamp) {
+            true if stamp == self.stamp && !BOOT.is_empty() => State::Whole,
+            true => State::Unproven(crc),
+            false => State::Missing,
         }
-        self.record(identity, block, crc)?;
-        Ok(Some(bytes))
+    }
+
+    /// Reads a block, compares it with its checksum, and renews its record if it is right. False if it is not, or cannot
+    /// be read.
+    pub(super) fn prove(&self, identity: &Identity, block: u64, crc: u32, bytes: &mut Vec<u8>) -> io::Result<bool> {
+        bytes.resize(identity.block_len(block) as usize, 0);
+        if self.data.read_exact_at(bytes, block * identity.block).is_err() || crc32c::crc32c(bytes) != crc {
+            return Ok(false);
+        }
+        self.record(identity, block, crc).map(|()| true)
     }
 
     /// Writes a block, waits for the disk, and writes the record.
@@ -176,7 +214,7 @@ impl Entry {
     }
 
     fn record(&self, identity: &Identity, block: u64, crc: u32) -> io::Result<()> {
-        self.map.write_all_at(&record_of(identity, block, crc, *BOOT), place_of(block))
+        self.map.write_all_at(&record_of(identity, block, crc, self.stamp), place_of(block))
     }
 
     /// Marks the entry as used now. Those that nobody used for longest are removed first.
@@ -191,21 +229,15 @@ fn place_of(block: u64) -> u64 {
     HEADER as u64 + block * RECORD as u64
 }
 
-fn record_of(identity: &Identity, block: u64, crc: u32, boot: u64) -> [u8; RECORD] {
+fn record_of(identity: &Identity, block: u64, crc: u32, stamp: u64) -> [u8; RECORD] {
     let mut record = [0; RECORD];
-    record[..8].copy_from_slice(&boot.to_le_bytes());
+    record[..8].copy_from_slice(&stamp.to_le_bytes());
     record[8..16].copy_from_slice(&identity.hash.to_le_bytes());
     record[16..20].copy_from_slice(&(identity.block_len(block) as u32).to_le_bytes());
     record[20..24].copy_from_slice(&crc.to_le_bytes());
     let sum = crc32c::crc32c(&record[..28]);
     record[28..].copy_from_slice(&sum.to_le_bytes());
     record
-}
-
-fn boot_of(record: &[u8; RECORD]) -> u64 {
-    let mut boot = [0; 8];
-    boot.copy_from_slice(&record[..8]);
-    u64::from_le_bytes(boot)
 }
 
 pub(super) fn link_name(hash: u64) -> String {
@@ -224,8 +256,17 @@ pub(super) fn map_of(path: &Path) -> PathBuf {
     map.into()
 }
 
-/// Whether a file is the map of an entry.
+/// Whether a file is the map of an entry, or was one before a crash of the system.
 pub(super) fn is_map(path: &Path) -> bool {
     let mut magic = [0; 8];
-    File::open(path).is_ok_and(|file| file.read_exact_at(&mut magic, 0).is_ok() && magic == *MAGIC)
+    File::open(path).is_ok_and(|file| is_blank(&file) || (file.read_exact_at(&mut magic, 0).is_ok() && magic == *MAGIC))
+}
+
+/// Whether a map lost its header: the system crashed before the disk had it.
+fn is_blank(map: &File) -> bool {
+    let mut header = [0; HEADER];
+    match map.read_exact_at(&mut header, 0) {
+        Ok(()) => header.iter().all(|byte| *byte == 0),
+        Err(error) => error.kind() == io::ErrorKind::UnexpectedEof,
+    }
 }

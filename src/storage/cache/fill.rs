@@ -18,6 +18,7 @@ use crate::storage::done::Done;
 use crate::storage::{Completion, DROP_DEADLINE, Extent, ReadOp, ReaderOptions, SourceId, Sources, Waker, remote};
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -67,8 +68,9 @@ struct Shared {
     ready: Mutex<Vec<(ReadOp, bool)>>,
     waker: Waker,
     stop: AtomicBool,
-    /// Threads that download, and those of them that write a block.
+    /// Threads that download; those of them that have a block; those that write one.
     downloads: usize,
+    busy: AtomicUsize,
     writers: AtomicUsize,
     /// When blocks may be asked for again, in milliseconds from the start.
     rests_until: AtomicU64,
@@ -126,6 +128,7 @@ impl Fill {
             waker,
             stop: AtomicBool::new(false),
             downloads: count,
+            busy: AtomicUsize::new(0),
             writers: AtomicUsize::new(0),
             rests_until: AtomicU64::new(0),
             moved: AtomicU64::new(0),
@@ -192,6 +195,9 @@ impl Fill {
 impl Drop for Fill {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
+        // A thread that hangs in a disk keeps no buffer of a read.
+        self.cancel();
+        self.collect(&mut Vec::new());
         // Between a thread's look at `stop` and its sleep lies the lock.
         drop(lock(&self.shared.queue));
         self.shared.changed.notify_all();
@@ -200,7 +206,6 @@ impl Drop for Fill {
             while !thread.is_finished() && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            // A thread that hangs in a disk has no buffer of a read, and is left behind.
             if thread.is_finished() {
                 let _ = thread.join();
             }
@@ -218,22 +223,26 @@ impl Shared {
         if extent.len == 0 || self.sources.check(&extent).is_err() {
             return Route::Network(op);
         }
+        let passes = self.rests() || self.is_disk_slow();
         let mut blocks = self.kept.blocks(extent.offset, extent.len);
         let object = match self.kept.object(extent.source.index()) {
             Some(Some(object)) => object,
             Some(None) => return Route::Network(op),
+            None if passes => return Route::Network(op),
             None => return self.wait_for(op, LOOKUP),
         };
         let Some(first) = blocks.find(|block| !object.has(*block)) else { return Route::Disk(op) };
-        if self.rests() {
-            return Route::Network(op);
-        }
-        if self.is_disk_slow() {
-            // Another epoch may find the time.
+        // What a slow disk does not take now, another epoch may bring.
+        if passes {
             return Route::Network(op);
         }
         let rest = blocks.filter(|block| !object.has(*block));
-        match self.dense || self.is_most(&extent, first) {
+        let is_most = self.is_most(&extent, first);
+        if is_most && !object.is_unproven(first) && self.busy.load(Ordering::Relaxed) >= self.downloads {
+            // The network is as fast as a download here, and has more requests to give.
+            return Route::Network(op);
+        }
+        match self.dense || is_most || object.is_unproven(first) {
             true => {
                 self.ask(object, extent.source, rest);
                 self.wait_for(op, first)
@@ -291,13 +300,19 @@ impl Shared {
     fn rest(&self, why: &str, error: &io::Error) {
         self.kept.dropped(format!("{why}: {error}"));
         let until = self.started.elapsed() + REST;
-        self.rests_until.store(until.as_millis() as u64, Ordering::Relaxed);
+        self.rests_until.fetch_max(until.as_millis() as u64, Ordering::Relaxed);
     }
 
     fn work(&self, downloads: bool) {
         let mut buffer = Vec::new();
         while let Some(job) = self.next(downloads) {
-            self.run(job, &mut buffer);
+            self.busy.fetch_add(1, Ordering::Relaxed);
+            if catch_unwind(AssertUnwindSafe(|| self.run(job, &mut buffer))).is_err() {
+                // A bug of this crate. It must not cost a read; nothing more is kept.
+                self.rests_until.store(u64::MAX, Ordering::Relaxed);
+                self.release(job, true);
+            }
+            self.busy.fetch_sub(1, Ordering::Relaxed);
             self.progress();
         }
     }
@@ -330,9 +345,12 @@ impl Shared {
         if block == LOOKUP {
             match identity {
                 Some(identity) => self.look_up(source, &identity),
-                None => drop(self.kept.set(source.index(), None, 0)),
+                None => {
+                    self.kept.dropped("the store names no version, or the URL is too long".into());
+                    self.kept.set(source.index(), None, 0);
+                }
             }
-            return self.release(job, false);
+            return self.release(job, self.kept.object(source.index()).is_none());
         }
         let (Some(identity), Some(Some(object))) = (identity, self.kept.object(source.index())) else {
             return self.release(job, true);
@@ -340,7 +358,9 @@ impl Shared {
         let mut fill = || {
             let folder = object.path.parent().unwrap_or(&object.path);
             match Entry::find(folder, &identity)? {
-                Some((entry, path)) if path == object.path => self.fill(job, &entry, &identity, buffer),
+                Some((entry, path)) if path == object.path && entry.inode == object.inode => {
+                    self.fill(job, &entry, &identity, buffer)
+                }
                 _ => Err(io::ErrorKind::NotFound.into()),
             }
         };
@@ -365,7 +385,7 @@ impl Shared {
     }
 
     fn identity(&self, source: SourceId) -> Option<Identity> {
-        let pin = self.sources.pin(source)?;
+        let pin = self.sources.pin(source).filter(|_| self.sources.object(source).is_ok_and(|it| it.is_pinned()))?;
         let (mut url, len) = (Vec::new(), self.sources.len_of(source));
         self.sources.path_into(source, &mut url);
         Identity::new(&url, &pin, len, self.kept.block())
@@ -373,27 +393,40 @@ impl Shared {
 
     /// Finds or makes the files of an object, and what they hold.
     fn look_up(&self, source: SourceId, identity: &Identity) {
-        let found = || -> io::Result<(Entry, PathBuf)> {
+        let found = || -> io::Result<(Entry, PathBuf, Vec<State>)> {
             let folder = self.dir.folder(&self.sources.path(source))?;
-            match Entry::find(&folder, identity)? {
-                Some(found) => Ok(found),
-                None => Entry::make(&folder, identity),
-            }
+            let (entry, path) = match Entry::find(&folder, identity)? {
+                Some(found) => found,
+                None => {
+                    let removed = self.dir.reserve(identity.map_bytes())?;
+                    self.kept.removed(removed);
+                    self.dir.written(identity.map_bytes());
+                    Entry::make(&folder, identity)?
+                }
+            };
+            entry.touch();
+            let states = entry.states(identity)?;
+            Ok((entry, path, states))
         };
         match found() {
-            Ok((entry, path)) => {
-                entry.touch();
-                let blocks = identity.len.div_ceil(identity.block);
-                let whole = (0..blocks).filter(|block| matches!(entry.state(identity, *block), Ok(State::Whole)));
-                let whole: Vec<_> = whole.collect();
-                if let Some(object) = self.kept.set(source.index(), Some(path), identity.len) {
-                    whole.into_iter().for_each(|block| object.set(block));
+            Ok((entry, path, states)) => {
+                let object = self.kept.set(source.index(), Some((path, entry.inode)), identity.len);
+                // Another lookup may have been faster, and found another file.
+                let Some(object) = object.filter(|object| object.inode == entry.inode) else { return };
+                for (state, block) in states.iter().zip(0..) {
+                    match state {
+                        State::Whole => object.set(block),
+                        State::Unproven(_) => object.doubt(block),
+                        State::Missing => {}
+                    }
                 }
             }
-            Err(error) => {
-                self.kept.set(source.index(), None, 0);
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 self.kept.dropped(format!("an object has no file: {error}"));
+                self.kept.set(source.index(), None, 0);
             }
+            // It may pass: the next read after the rest looks again.
+            Err(error) => self.rest("an object has no file", &error),
         }
     }
 
@@ -411,31 +444,33 @@ impl Shared {
             }
             std::thread::sleep(LOOK);
         }
-        match entry.state(identity, block)? {
+        let state = entry.state(identity, block)?;
+        match state {
             State::Whole => return Ok(true),
-            // Its room is booked already.
-            State::Unproven(crc) => {
-                if let Some(bytes) = entry.prove(identity, block, crc)? {
-                    self.serve(job, &bytes);
-                    return Ok(true);
-                }
+            State::Unproven(crc) if entry.prove(identity, block, crc, buffer)? => {
+                let reads = self.serve(job, buffer);
+                self.kept.hit(reads);
+                return Ok(true);
             }
-            State::Missing => {}
+            State::Unproven(_) | State::Missing => {}
         }
+        // A block that was wrong has its room.
         let len = identity.block_len(block);
-        let removed = self.dir.reserve(len)?;
+        let room = if state == State::Missing { len.next_multiple_of(4096) } else { 0 };
+        let removed = self.dir.reserve(room)?;
         self.kept.removed(removed);
         if let Err(error) = self.download(job, len, buffer) {
-            self.dir.release(len);
+            self.dir.release(room);
             self.fail(job, &error);
             return Ok(false);
         }
-        self.serve(job, buffer);
+        let reads = self.serve(job, buffer);
+        self.kept.miss(reads);
         self.writers.fetch_add(1, Ordering::Relaxed);
         let kept = entry.keep(identity, block, buffer);
         self.writers.fetch_sub(1, Ordering::Relaxed);
-        kept.inspect_err(|_| self.dir.release(len))?;
-        self.dir.written(len);
+        kept.inspect_err(|_| self.dir.release(room))?;
+        self.dir.written(room);
         self.kept.wrote(len);
         Ok(true)
     }
@@ -464,14 +499,14 @@ impl Shared {
         }));
     }
 
-    /// Completes the reads that wait for a block and need no other one.
-    fn serve(&self, job: Job, bytes: &[u8]) {
-        let Some(waiting) = lock(&self.queue).waiting.remove(&job) else { return };
+    /// Completes the reads that wait for a block and need no other one; gives their number.
+    fn serve(&self, job: Job, bytes: &[u8]) -> u64 {
+        let Some(waiting) = lock(&self.queue).waiting.remove(&job) else { return 0 };
         let start = job.1 * self.kept.block();
         let within =
             |op: &ReadOp| op.extent.offset >= start && op.extent.offset + op.extent.len <= start + bytes.len() as u64;
         let (here, others): (Vec<_>, Vec<_>) = waiting.ops.into_iter().partition(within);
-        self.kept.miss(here.len() as u64);
+        let count = here.len() as u64;
         self.done.extend(here.into_iter().map(|mut op| {
             let piece = &bytes[(op.extent.offset - start) as usize..][..op.extent.len as usize];
             let room = op.buf.as_mut_slice();
@@ -493,6 +528,7 @@ impl Shared {
             let again = queue.waiting.entry(job).or_insert(Waiting { ops: Vec::new(), since: Some(Instant::now()) });
             again.ops.extend(others);
         }
+        count
     }
 
     /// Gives the reads that wait for a block back to the driver.
@@ -509,13 +545,16 @@ impl Shared {
     /// Sends reads to the network whose disk or process does not answer.
     fn sweep(&self) {
         let moved = self.started + Duration::from_millis(self.moved.load(Ordering::Relaxed));
-        let late = |waiting: &Waiting| waiting.since.is_some_and(|since| since.max(moved).elapsed() > PATIENCE);
+        let late = |waiting: &Waiting| {
+            let since = |since: Instant| since.max(moved).elapsed() > PATIENCE || since.elapsed() > 4 * PATIENCE;
+            waiting.since.is_some_and(since)
+        };
         let mut queue = lock(&self.queue);
         let late: Vec<_> = queue.waiting.iter().filter(|(_, waiting)| late(waiting)).map(|(job, _)| *job).collect();
         let ops: Vec<_> = late.iter().filter_map(|job| queue.waiting.remove(job)).flat_map(|late| late.ops).collect();
         drop(queue);
         if !ops.is_empty() {
-            self.kept.dropped(format!("the disk did not answer for {PATIENCE:?}"));
+            self.rest("a read waited too long", &io::ErrorKind::TimedOut.into());
             self.give_back(ops, true);
         }
     }

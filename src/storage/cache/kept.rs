@@ -29,7 +29,11 @@ struct Counts {
 /// A cached object.
 pub(super) struct Object {
     pub(super) path: PathBuf,
+    /// The file's inode: blocks of another file of this name do not count.
+    pub(super) inode: u64,
     whole: Bits,
+    /// Written in an earlier boot, and not compared since.
+    unproven: Bits,
     asked: Bits,
     /// The file is gone or unreadable.
     lost: AtomicBool,
@@ -60,12 +64,14 @@ impl Kept {
         Some(found.filter(|object| !object.lost.load(Ordering::Relaxed)))
     }
 
-    /// Sets what a lookup found: a file for an object of `len` bytes, or nothing.
-    pub(super) fn set(&self, source: usize, path: Option<PathBuf>, len: u64) -> Option<&Object> {
+    /// Sets what a lookup found: path and inode of a file for an object of `len` bytes, or nothing.
+    pub(super) fn set(&self, source: usize, file: Option<(PathBuf, u64)>, len: u64) -> Option<&Object> {
         let blocks = len.div_ceil(self.block);
-        let object = path.map(|path| Object {
+        let object = file.map(|(path, inode)| Object {
             path,
+            inode,
             whole: Bits::new(blocks),
+            unproven: Bits::new(blocks),
             asked: Bits::new(blocks),
             lost: AtomicBool::new(false),
         });
@@ -85,9 +91,9 @@ impl Kept {
         len > 0 && self.blocks(offset, len).all(|block| object.has(block))
     }
 
-    /// A read from the cache's disk.
-    pub(crate) fn hit(&self) {
-        self.counts.hits.fetch_add(1, Ordering::Relaxed);
+    /// Reads from the cache's disk.
+    pub(crate) fn hit(&self, reads: u64) {
+        self.counts.hits.fetch_add(reads, Ordering::Relaxed);
     }
 
     /// Reads from the network.
@@ -143,6 +149,16 @@ impl Object {
         self.whole.set(block);
     }
 
+    /// A block of an earlier boot.
+    pub(super) fn doubt(&self, block: u64) {
+        self.unproven.set(block);
+    }
+
+    /// Whether a look at the disk may bring the block.
+    pub(super) fn is_unproven(&self, block: u64) -> bool {
+        self.unproven.get(block)
+    }
+
     /// True for the first one who asks for a block.
     pub(super) fn ask(&self, block: u64) -> bool {
         self.asked.set(block)
@@ -151,6 +167,7 @@ impl Object {
     /// The block was not kept; it may be asked for again.
     pub(super) fn forget(&self, block: u64) {
         self.asked.clear(block);
+        self.unproven.clear(block);
     }
 }
 
@@ -184,7 +201,7 @@ mod tests {
     fn an_extent_is_here_once_all_of_its_blocks_are() {
         let kept = Kept::new(1, 4096);
         assert!(!kept.has(0, 0, 1), "before the lookup");
-        let object = kept.set(0, Some("/f".into()), 70 * 4096).unwrap();
+        let object = kept.set(0, Some(("/f".into(), 1)), 70 * 4096).unwrap();
         assert!(object.ask(65) && !object.ask(65));
         object.forget(65);
         assert!(object.ask(65));

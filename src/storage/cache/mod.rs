@@ -24,9 +24,10 @@
 //!
 //! Invariants:
 //! * A file's name is never used again, and its blocks only come. So a reader may close and open it at any time.
-//! * A record follows the block's synced bytes. A record of an earlier boot counts after its checksum was compared.
+//! * A record follows the block's synced bytes. A record of an earlier boot, or of another inode, counts after the block's
+//!   checksum was compared.
 //! * A failing, full, slow or read-only disk never fails a read: it goes to the network, and is counted.
-//! * No read waits for a lock or disk for longer than [`PATIENCE`](config::PATIENCE).
+//! * No read waits for a lock, a lookup or another process for longer than 4 × [`PATIENCE`](config::PATIENCE).
 //! * Only files with this name and header are removed, and only of folders that no process reads.
 
 mod config;

@@ -62,8 +62,9 @@ impl Limit {
             };
             match pause {
                 Some(until) => tokio::time::sleep_until(until).await,
-                // A permit that is given back meanwhile leaves its notice here.
-                None => self.changed.notified().await,
+                // A permit that is given back meanwhile leaves its notice here. A task that took it may have ended in its
+                // pause, so nobody relies on notices alone.
+                None => drop(tokio::time::timeout(CALM, self.changed.notified()).await),
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use super::fetch;
 use super::http::Note;
-use super::store::{Object, Store, lock, pin_of, runtime, store, wait};
+use super::store::{Object, Store, lock, lost, pin_of, runtime, store, wait};
 use super::url::Url;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::meta::{Kind, Meta};
@@ -124,10 +124,11 @@ impl Object {
             match receive.recv_timeout(STOP) {
                 Ok(done) => return done,
                 Err(RecvTimeoutError::Timeout) if !stop.load(Ordering::Relaxed) => {}
-                Err(_) => {
+                Err(RecvTimeoutError::Timeout) => {
                     task.abort();
                     return Err(Error::new(ErrorKind::Cancelled, Stage::Read, ""));
                 }
+                Err(RecvTimeoutError::Disconnected) => return Err(lost()),
             }
         }
     }

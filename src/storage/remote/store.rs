@@ -65,8 +65,12 @@ pub(super) fn wait<T: Send + 'static>(future: impl Future<Output = Result<T>> + 
     runtime()?.spawn(async move {
         let _ = send.send(future.await);
     });
-    let lost = |_| Error::new(ErrorKind::Panicked, Stage::Read, "a network thread panicked");
-    receive.recv().map_err(lost)?
+    receive.recv().map_err(|_| lost())?
+}
+
+/// The error of a task that ended without an answer.
+pub(super) fn lost() -> Error {
+    Error::new(ErrorKind::Panicked, Stage::Read, "a network thread panicked")
 }
 
 /// Starts a task of the network threads.
@@ -176,6 +180,11 @@ impl Object {
     pub(crate) fn at(path: &Path, len: u64, pin: Option<Arc<str>>) -> Result<Self> {
         let url = Url::parse(path)?;
         Ok(Self { store: store(&url)?, key: url.object()?, len, pin: pin.unwrap_or_default() })
+    }
+
+    /// Whether each request names the version, so that bytes may be kept for later runs.
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.condition().is_some()
     }
 
     /// The condition of each request; weak etags and times cannot be one, they are only compared.
